@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+"""The kernel's initramfs format: cpio "newc"."""
+
+import os
+import stat
+from pathlib import Path
+
+
+class Cpio:
+    """An archive in the making; folders on the way to a file are added by themselves."""
+
+    def __init__(self) -> None:
+        self._data = bytearray()
+        self._inode = 0
+        self._folders: set[str] = set()
+
+    def _entry(self, name: str, mode: int, content: bytes = b"", device: int = 0) -> None:
+        self._inode += 1
+        fields = [
+            self._inode, mode, 0, 0, 1, 0, len(content), 0, 0,
+            os.major(device), os.minor(device), len(name.encode()) + 1, 0,
+        ]  # fmt: skip
+        self._data += b"070701" + b"".join(b"%08X" % value for value in fields)
+        self._data += name.encode() + b"\0"
+        self._pad()
+        self._data += content
+        self._pad()
+
+    def _pad(self) -> None:
+        self._data += b"\0" * (-len(self._data) % 4)
+
+    def _parents(self, name: str) -> None:
+        for parent in reversed(Path(name).parents[:-1]):
+            self.folder(str(parent))
+
+    def folder(self, name: str) -> None:
+        """A folder; adding one twice does no harm."""
+        name = name.strip("/")
+        if name not in self._folders:
+            self._parents(name)
+            self._folders.add(name)
+            self._entry(name, stat.S_IFDIR | 0o755)
+
+    def file(self, name: str, content: bytes, mode: int = 0o644) -> None:
+        """A file with the content given."""
+        name = name.strip("/")
+        self._parents(name)
+        self._entry(name, stat.S_IFREG | mode, content)
+
+    def link(self, name: str, target: str) -> None:
+        """A symbolic link."""
+        name = name.strip("/")
+        self._parents(name)
+        self._entry(name, stat.S_IFLNK | 0o777, target.encode())
+
+    def character_device(self, name: str, major: int, minor: int) -> None:
+        """A device node; the kernel needs /dev/console before init can make one."""
+        self._parents(name)
+        self._entry(name, stat.S_IFCHR | 0o600, device=os.makedev(major, minor))
+
+    def finish(self) -> bytes:
+        """The whole archive."""
+        self._inode = 0
+        self._entry("TRAILER!!!", 0)
+        return bytes(self._data) + b"\0" * (-len(self._data) % 512)

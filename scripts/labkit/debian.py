@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+"""Debian's own cloud kernels, unpacked and not installed."""
+
+import re
+import subprocess
+from pathlib import Path
+from typing import Any
+
+from .apt import Archive
+from .errors import LabError
+from .progress import doing
+from .run import run
+
+
+def newest_release(names: set[str], series: str) -> str:
+    """The newest `uname -r` of a series that has debug info and an image to boot."""
+    pattern = re.compile(rf"linux-image-({re.escape(series)}\..*-cloud-amd64)-dbg$")
+    found = [match[1] for name in names if (match := pattern.match(name))]
+    bootable = [release for release in found if image_packages(names, release)]
+    if not bootable:
+        raise LabError(f"Debian's archive has no cloud kernel {series} with debug info now")
+    return max(bootable, key=lambda release: [int(n) for n in re.findall(r"\d+", release)])
+
+
+def image_packages(names: set[str], release: str) -> list[str]:
+    """The packages that hold kernel, modules and config of a release; [] if not there."""
+    for wanted in (
+        [f"linux-image-{release}-unsigned"],
+        [f"linux-binary-unsigned-{release}", f"linux-modules-{release}", f"linux-base-{release}"],
+        [f"linux-binary-{release}", f"linux-modules-{release}", f"linux-base-{release}"],
+    ):
+        if names.issuperset(wanted):
+            return wanted
+    return []
+
+
+def fetch(series: str, folder: Path) -> dict[str, Any]:
+    """Fill `folder` with the newest kernel of `series`; returns what was taken."""
+    archive = Archive()
+    names = archive.names("linux-")
+    release = newest_release(names, series)
+    packages = image_packages(names, release)
+    debug = f"linux-image-{release}-dbg"
+    versions = {package: archive.version(package) for package in [*packages, debug]}
+    parts = folder / "unpacked"
+    parts.mkdir()
+    for package in packages:
+        deb = archive.download(package, folder)
+        run(["dpkg-deb", "-x", deb, parts], what=f"unpacking {package}")
+        deb.unlink()
+    deb = archive.download(debug, folder)
+    _extract_vmlinux(deb, release, folder / "vmlinux")
+    deb.unlink()
+    newer = f"usr/lib/modules/{release}"
+    image = [f"boot/vmlinuz-{release}", f"{newer}/vmlinuz.unsigned", f"{newer}/vmlinuz"]
+    _take(parts, image, folder / "bzImage")
+    _take(parts, [f"boot/config-{release}", f"{newer}/config"], folder / "config")
+    _take(parts, [f"lib/modules/{release}", newer], folder / "modules")
+    run(["rm", "-rf", parts], what="cleaning up")
+    (folder / "release").write_text(release + "\n")
+    return {"release": release, "packages": versions}
+
+
+def _take(parts: Path, candidates: list[str], target: Path) -> None:
+    for name in candidates:
+        if (parts / name).exists():
+            (parts / name).rename(target)
+            return
+    raise LabError(f"Debian's packages hold none of {', '.join(candidates)}")
+
+
+def _extract_vmlinux(deb: Path, release: str, target: Path) -> None:
+    # straight from the package's stream: unpacked whole, it takes gigabytes
+    wanted = [
+        f"./usr/lib/debug/lib/modules/{release}/vmlinux",
+        f"./usr/lib/debug/boot/vmlinux-{release}",
+    ]
+    with doing(f"taking vmlinux {release} out of its package"), open(target, "wb") as out:
+        data = subprocess.Popen(["dpkg-deb", "--fsys-tarfile", deb], stdout=subprocess.PIPE)
+        # its status only says that one of the two names was not there
+        subprocess.run(
+            ["tar", "-xO", "--ignore-failed-read", *wanted],
+            stdin=data.stdout, stdout=out, stderr=subprocess.DEVNULL, check=False,
+        )  # fmt: skip
+        assert data.stdout is not None
+        data.stdout.close()
+        data.wait()
+    if target.stat().st_size == 0:
+        raise LabError(f"{deb.name} holds no vmlinux in a place the lab knows")

@@ -1,0 +1,170 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+"""Speaking with the guest's init over its three ports: ctl, out and err.
+
+The host sends one line on ctl: a word that marks the end, and a shell script in
+base64. Init runs it with its output on out and err, writes the word there when it is
+over, and says on ctl with which status it ended.
+"""
+
+import base64
+import re
+import secrets
+import selectors
+import socket
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from .errors import GuestError
+from .qemu import Qemu
+
+PORTS = ("ctl", "out", "err")
+_TROUBLE = re.compile(r"Kernel panic - not syncing|\bOops\b|BUG: |general protection fault")
+
+
+@dataclass
+class Answer:
+    """How a script in the guest ended."""
+
+    status: int
+    out: bytes
+    err: bytes
+
+
+def console_tail(text: str, lines: int = 30) -> str:
+    """The end of the console, from the first sign of trouble when there is one."""
+    clean = text.replace("\r", "").splitlines()
+    for number, line in enumerate(clean):
+        if _TROUBLE.search(line):
+            clean = clean[max(0, number - 5) : number + 60]
+            break
+    else:
+        clean = clean[-lines:]
+    return "\n".join(f"  {line}" for line in clean) or "  (nothing was written to the console)"
+
+
+class Guest:
+    """A guest whose init answers."""
+
+    def __init__(self, qemu: Qemu, *, timeout: float = 120.0) -> None:
+        self.qemu = qemu
+        self._ports: dict[str, socket.socket] = qemu.ports
+        self._control = b""
+        for port in self._ports.values():
+            port.setblocking(False)
+        self._wait_line("up", timeout, "boot")
+
+    def fail(self, what: str) -> GuestError:
+        """An error with the end of the console."""
+        tail = console_tail(self.qemu.console())
+        return GuestError(f"{what}; the guest's console:\n{tail}")
+
+    def check(self, what: str) -> None:
+        """Raise when the guest is gone or its kernel is in trouble."""
+        if self.qemu.process.poll() is not None:
+            raise self.fail(f"the guest ended during: {what}")
+        if _TROUBLE.search(self.qemu.console()):
+            # let the rest of the report reach the console
+            time.sleep(1)
+            raise self.fail(f"the guest's kernel failed during: {what}")
+
+    def _wait_line(self, word: str, timeout: float, what: str) -> str:
+        lines: list[str] = []
+
+        def take(name: str, data: bytes) -> bool:
+            if name == "ctl":
+                self._control += data
+            while b"\n" in self._control:
+                line, self._control = self._control.split(b"\n", 1)
+                if line.decode(errors="replace").startswith(word):
+                    lines.append(line.decode(errors="replace"))
+            return bool(lines)
+
+        self.pump(take, timeout, what)
+        return lines[0]
+
+    def pump(self, take: Callable[[str, bytes], bool], timeout: float | None, what: str) -> None:
+        """Hand over what comes through the ports until `take` says it is enough."""
+        end = None if timeout is None else time.monotonic() + timeout
+        with selectors.DefaultSelector() as selector:
+            for name, port in self._ports.items():
+                selector.register(port, selectors.EVENT_READ, name)
+            while True:
+                ready = selector.select(1.0)
+                for key, _ in ready:
+                    try:
+                        data = self._ports[key.data].recv(1 << 20)
+                    except (BlockingIOError, ConnectionResetError):
+                        data = b""
+                    if not data:
+                        self.check(what)
+                        time.sleep(0.05)
+                    elif take(key.data, data):
+                        return
+                if not ready:
+                    self.check(what)
+                if end is not None and time.monotonic() > end:
+                    raise self.fail(f"no answer from the guest in {timeout:.0f} s during: {what}")
+
+    def sh(
+        self,
+        script: str,
+        *,
+        what: str,
+        timeout: float | None = 120.0,
+        sink: Callable[[str, bytes], None] | None = None,
+    ) -> Answer:
+        """Run a shell script as a task of the root cgroup.
+
+        With `sink`, output goes there as it comes, as (port, bytes).
+        """
+        token = secrets.token_hex(8)
+        pending = {"out": b"", "err": b""}
+        kept = {"out": bytearray(), "err": bytearray()}
+        ended: set[str] = set()
+        status: list[int] = []
+        mark = token.encode()
+
+        def emit(name: str, data: bytes) -> None:
+            if data:
+                (kept[name].extend if sink is None else lambda d: sink(name, d))(data)
+
+        def take(name: str, data: bytes) -> bool:
+            if name == "ctl":
+                self._control += data
+                while b"\n" in self._control:
+                    line, self._control = self._control.split(b"\n", 1)
+                    words = line.decode(errors="replace").split()
+                    if words[:2] == ["done", token]:
+                        status.append(int(words[2]))
+            elif name not in ended:
+                whole = pending[name] + data
+                at = whole.find(mark)
+                if at >= 0:
+                    emit(name, whole[:at])
+                    ended.add(name)
+                else:
+                    # the mark may come in two pieces
+                    cut = max(0, len(whole) - len(mark) + 1)
+                    emit(name, whole[:cut])
+                    pending[name] = whole[cut:]
+            return bool(status) and len(ended) == 2
+
+        self.send(f"{token} {base64.b64encode(script.encode()).decode()}\n".encode())
+        self.pump(take, timeout, what)
+        return Answer(status[0], bytes(kept["out"]), bytes(kept["err"]))
+
+    def send(self, line: bytes) -> None:
+        """Write to the guest's ctl port."""
+        port = self._ports["ctl"]
+        port.setblocking(True)
+        port.sendall(line)
+        port.setblocking(False)
+
+    def must(self, script: str, *, what: str, timeout: float | None = 120.0) -> bytes:
+        """sh(), but an error when the script fails; returns its stdout."""
+        answer = self.sh(script, what=what, timeout=timeout)
+        if answer.status:
+            said = (answer.err + answer.out).decode(errors="replace").strip()
+            raise self.fail(f"{what} failed in the guest with status {answer.status}: {said}")
+        return answer.out

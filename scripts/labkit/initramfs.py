@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+"""The guest's first and only filesystem."""
+
+from pathlib import Path
+
+from .cpio import Cpio
+from .kernels import Kernel
+from .kmodules import in_order
+from .programs import GUEST, compiled
+from .run import find, need
+
+# what the lab's own channels, disks and shares need where it is not built in
+_DRIVERS = ["virtio_pci", "virtio_console", "virtio_blk", "qemu_fw_cfg"]
+_SHARES = ["virtiofs", "9p", "9pnet_virtio"]
+
+
+def base(kernel: Kernel, *, init: str, drivers: list[str]) -> Cpio:
+    """busybox, an init and the kernel's own modules that it loads first."""
+    need("busybox")
+    busybox = find("busybox")
+    assert busybox is not None
+    archive = Cpio()
+    for name in ("proc", "sys", "dev", "tmp", "run", "root"):
+        archive.folder(name)
+    archive.character_device("dev/console", 5, 1)
+    archive.file("bin/busybox", Path(busybox).read_bytes(), 0o755)
+    archive.file("init", (GUEST / init).read_bytes(), 0o755)
+    order = []
+    for number, (name, data) in enumerate(in_order(kernel, drivers).items()):
+        order.append(f"{number:02}-{name}.ko")
+        archive.file(f"lab/drivers/{order[-1]}", data)
+    archive.folder("lab/drivers")
+    return archive
+
+
+def guest(
+    kernel: Kernel,
+    *,
+    programs: dict[str, bytes],
+    modules: list[Path],
+    extra: dict[str, bytes],
+    shares: bool,
+) -> bytes:
+    """The initramfs of an ordinary guest."""
+    drivers = _DRIVERS + (_SHARES if shares else [])
+    archive = base(kernel, init="init", drivers=drivers)
+    archive.file("lab/bin/record", compiled(GUEST / "record.c"), 0o755)
+    for name, data in programs.items():
+        archive.file(f"lab/workloads/{name}", data, 0o755)
+    for module in modules:
+        archive.file(f"lab/modules/{module.name}", module.read_bytes())
+    for name, data in extra.items():
+        archive.file(name, data, 0o755)
+    return archive.finish()

@@ -1,0 +1,165 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+"""The kernels that the lab knows, and how each one is made ready."""
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from . import build, debian
+from .errors import LabError
+from .paths import FIXTURES, cache_folder
+from .store import fresh_folder, locked, read_stamp, write_stamp
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How a kernel comes to be: fetched from Debian, or built here."""
+
+    series: str
+    fragment: str | None = None
+    localversion: str = ""
+    # lines of the fragment that this series does not know
+    optional: frozenset[str] = frozenset()
+    # folders under fixtures/patches/, applied in this order
+    patches: tuple[str, ...] = ()
+    # the kernel whose build tree a patched one starts from
+    base: str | None = None
+
+
+# names that came or went between 6.12 and 7.3
+_NOT_IN_6_12 = frozenset({"CONFIG_SYSCTL"})
+
+RECIPES: dict[str, Recipe] = {
+    "6.1": Recipe("6.1"),
+    "6.12": Recipe("6.12"),
+    "7.2": Recipe("7.2"),
+    "7.3": Recipe("7.3"),
+    "6.12-lab": Recipe("6.12", fragment="lab", localversion="lab", optional=_NOT_IN_6_12),
+    "7.3-lab": Recipe("7.3", fragment="lab", localversion="lab"),
+}
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A kernel that is ready: its folder, and what it was made from."""
+
+    name: str
+    folder: Path
+    facts: dict[str, Any] = field(repr=False)
+
+    @property
+    def release(self) -> str:
+        """What `uname -r` says in a guest that runs it."""
+        return str(self.facts["release"])
+
+    @property
+    def vmlinux(self) -> Path:
+        """The kernel with its debug info."""
+        return self.folder / "vmlinux"
+
+    @property
+    def bzimage(self) -> Path:
+        """The kernel to boot."""
+        return self.folder / "bzImage"
+
+    @property
+    def build_tree(self) -> Path | None:
+        """Where modules can be built against it; None for Debian's kernels."""
+        return cache_folder("build") / self.name if RECIPES[self.name].fragment else None
+
+    @functools.cached_property
+    def config(self) -> dict[str, str]:
+        """Its configuration: CONFIG_X -> value; what is not set is not in it."""
+        lines = (self.folder / "config").read_text().splitlines()
+        return dict(line.split("=", 1) for line in lines if line.startswith("CONFIG_"))
+
+
+def _patch_files(recipe: Recipe) -> list[Path]:
+    found: list[Path] = []
+    for name in recipe.patches:
+        folder = FIXTURES / "patches" / name
+        files = sorted(folder.glob("*.patch")) if folder.is_dir() else [folder.with_suffix(".patch")]
+        if not files:
+            raise LabError(f"no patches in {folder}")
+        found += files
+    return found
+
+
+def _current(recipe: Recipe, facts: dict[str, Any] | None) -> bool:
+    """Whether a kernel in the cache is still what its recipe would make."""
+    if facts is None:
+        return False
+    if recipe.fragment is None:
+        return True
+    version = facts["packages"][f"linux-source-{recipe.series}"]
+    text = build.fragment_text(recipe.fragment, recipe.localversion)
+    return bool(facts["inputs"] == build.inputs(version, text, _patch_files(recipe)))
+
+
+def _make(name: str, recipe: Recipe, folder: Path, refresh: bool) -> dict[str, Any]:
+    if recipe.fragment is None:
+        return debian.fetch(recipe.series, folder)
+    if recipe.base:
+        kernel(recipe.base)
+    return build.build(
+        name,
+        recipe.series,
+        folder,
+        fragment=recipe.fragment,
+        localversion=recipe.localversion,
+        optional=recipe.optional,
+        patches=_patch_files(recipe),
+        base=recipe.base,
+        refresh=refresh,
+    )
+
+
+def recipe(name: str) -> Recipe:
+    """The recipe of a kernel's name."""
+    if name not in RECIPES:
+        raise LabError(f"no kernel {name!r}; there are: {', '.join(RECIPES)}")
+    return RECIPES[name]
+
+
+def cached(name: str) -> Kernel | None:
+    """The kernel if it is in the cache, whole and up to date; nothing is made."""
+    folder = cache_folder("kernels") / name
+    facts = read_stamp(folder)
+    return Kernel(name, folder, facts) if facts and _current(recipe(name), facts) else None
+
+
+@functools.cache
+def _ready(name: str) -> Kernel:
+    return cached(name) or _renew(name, refresh=False)
+
+
+def _renew(name: str, *, refresh: bool) -> Kernel:
+    target = cache_folder("kernels") / name
+    with locked(f"kernel-{name}"):
+        # another process may have made it while this one waited for the lock
+        if not refresh and (found := cached(name)):
+            return found
+        with fresh_folder(target) as made:
+            facts = _make(name, recipe(name), made, refresh)
+            write_stamp(made, facts)
+    return Kernel(name, target, facts)
+
+
+def kernel(name: str, *, refresh: bool = False) -> Kernel:
+    """A kernel made ready; from the cache, unless it is missing or `refresh` is set."""
+    recipe(name)
+    if refresh:
+        _ready.cache_clear()
+        return _renew(name, refresh=True)
+    return _ready(name)
+
+
+def names(built_here: bool | None = None) -> Sequence[str]:
+    """The names of all kernels, or of those that are (or are not) built here."""
+    return [
+        name
+        for name, how in RECIPES.items()
+        if built_here is None or built_here == (how.fragment is not None)
+    ]

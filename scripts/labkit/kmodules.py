@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+"""Kernel modules: which ones a guest needs in which order, and building our own."""
+
+import lzma
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+from .errors import LabError
+from .kernels import Kernel
+from .paths import cache_folder
+from .run import BUILD_TOOLS, need, run, tool
+from .store import fresh_folder, read_stamp, text_hash, tree_hash, write_stamp
+
+
+def plain_name(file: str) -> str:
+    """A module's name as the kernel spells it, from a file name."""
+    return re.sub(r"\.ko(\.\w+)?$", "", file.rsplit("/", 1)[-1]).replace("-", "_")
+
+
+def read_module(path: Path) -> bytes:
+    """A module's ELF file, unpacked."""
+    data = path.read_bytes()
+    if path.suffix == ".xz":
+        return lzma.decompress(data)
+    if path.suffix == ".zst":
+        return subprocess.run([tool("zstd"), "-dcq", path], capture_output=True, check=True).stdout
+    return data
+
+
+def depends(module: bytes) -> list[str]:
+    """The modules that a module says it needs (its .modinfo section)."""
+    match = re.search(rb"(?:^|\0)depends=([^\0]*)\0", module)
+    words = match[1].decode().split(",") if match else []
+    return [word.replace("-", "_") for word in words if word]
+
+
+def in_order(kernel: Kernel, wanted: list[str]) -> dict[str, bytes]:
+    """The wanted modules with all they depend on, in the order to load them.
+
+    What is built into the kernel, or what this kernel does not have, is left out.
+    """
+    folder = kernel.folder / "modules"
+    files = {plain_name(str(path)): path for path in folder.rglob("*.ko*")}
+    order: dict[str, bytes] = {}
+
+    def visit(name: str) -> None:
+        if name in order or name not in files:
+            return
+        data = read_module(files[name])
+        for other in depends(data):
+            visit(other)
+        order[name] = data
+
+    for name in wanted:
+        visit(name)
+    return order
+
+
+def build_module(kernel: Kernel, folder: Path) -> Path:
+    """Build an out-of-tree module (a folder with a Kbuild); returns the .ko file."""
+    tree = kernel.build_tree
+    if tree is None or not (tree / "Module.symvers").exists():
+        raise LabError(
+            f"--module: kernel {kernel.name} was not built here; Debian's headers want another "
+            "compiler, so test modules need a kernel like 7.3-lab"
+        )
+    if not (folder / "Kbuild").exists() and not (folder / "Makefile").exists():
+        raise LabError(f"--module: {folder} has no Kbuild")
+    need(*BUILD_TOOLS)
+    key = text_hash([kernel.facts["inputs"], tree_hash(folder), folder.name])[:16]
+    built = cache_folder("modules") / f"{folder.name}-{kernel.name}-{key}"
+    if read_stamp(built) is None:
+        with fresh_folder(built) as made:
+            # built in a copy: the project's own folders stay clean
+            work = made / "work"
+            shutil.copytree(folder, work)
+            make = ["make", "-C", tree, f"M={work}", "ARCH=x86_64", "modules"]
+            run(make, what=f"building module {folder.name} for {kernel.name}")
+            results = list(work.glob("*.ko"))
+            if len(results) != 1:
+                raise LabError(f"--module: {folder} makes {len(results)} modules, not one")
+            results[0].rename(made / results[0].name)
+            shutil.rmtree(work)
+            write_stamp(made, {"module": results[0].name})
+    (result,) = built.glob("*.ko")
+    return result

@@ -1,0 +1,164 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+"""A machine as asked for on the command line: booted, set up, its workload started."""
+
+import contextlib
+import random
+import shlex
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from . import initramfs, kmodules, topology
+from .errors import LabError
+from .guest import PORTS, Guest
+from .kernels import Kernel, kernel
+from .programs import workload_parts, workload_programs
+from .progress import doing
+from .qemu import Qemu
+
+_COMMAND_LINE = "console=ttyS0 loglevel=5 oops=panic panic=-1 rdinit=/init"
+_SWAP_SIZE = 1 << 30
+
+
+@dataclass(frozen=True)
+class Options:
+    """Everything that decides what a guest is and does."""
+
+    kernel: str
+    nodes: str = "1"
+    cpus: int | None = None
+    memory: str | None = None
+    append: str = ""
+    cgroup: str = "v2"
+    workload: str = "idle"
+    # (folder of the module, its arguments)
+    modules: tuple[tuple[str, str], ...] = ()
+    # a shell script that runs in the guest once the workload rests
+    run: str | None = None
+
+    @property
+    def topology(self) -> topology.Topology:
+        """The topology asked for."""
+        memory = None if self.memory is None else topology.parse_size(self.memory)
+        return topology.parse(self.nodes, self.cpus, memory)
+
+    def facts(self) -> dict[str, Any]:
+        """The options as plain data."""
+        facts = asdict(self)
+        facts["modules"] = [[Path(folder).name, args] for folder, args in self.modules]
+        return facts
+
+
+def check(options: Options) -> Kernel:
+    """Find mistakes in the options before anything slow begins."""
+    workload_parts(options.workload)
+    _ = options.topology
+    ready = kernel(options.kernel)
+    if options.cgroup not in ("v1", "v2"):
+        raise LabError(f"--cgroup is v1 or v2, not {options.cgroup}")
+    if options.cgroup == "v1" and options.kernel not in ("6.1",):
+        if "CONFIG_MEMCG_V1" not in ready.config:
+            raise LabError(f"kernel {options.kernel} has no cgroup v1 memory controller")
+    if options.run is not None and not Path(options.run).is_file():
+        raise LabError(f"--run: no such file: {options.run}")
+    return ready
+
+
+class Machine:
+    """A booted guest; leave the with block to end it."""
+
+    def __init__(self, options: Options, ready: Kernel, qemu: Qemu, guest: Guest) -> None:
+        self.options = options
+        self.kernel = ready
+        self.qemu = qemu
+        self.guest = guest
+        self.times: dict[str, float] = {}
+
+    @contextlib.contextmanager
+    def timed(self, name: str, what: str) -> Iterator[None]:
+        """Tell about a step while it lasts, and remember how long it took."""
+        began = time.monotonic()
+        with doing(what):
+            yield
+        self.times[name] = round(time.monotonic() - began, 2)
+
+    def load_modules(self) -> None:
+        """Load the test modules."""
+        for folder, args in self.options.modules:
+            name = kmodules.build_module(self.kernel, Path(folder)).name
+            self.guest.must(f"insmod /lab/modules/{name} {args}", what=f"loading {name}")
+
+    def start_workload(self) -> None:
+        """Start the workload, and return when it rests (or, for churn, runs)."""
+        with self.timed("workload", f"workload {self.options.workload}"):
+            for part in workload_parts(self.options.workload):
+                script = f"exec /lab/workloads/{part}"
+                self.guest.must(script, what=f"workload {part}", timeout=300)
+
+    def run_script(self) -> None:
+        """Run the script asked for in the guest's root cgroup."""
+        if self.options.run is not None:
+            with self.timed("run", f"running {self.options.run} in the guest"):
+                script = Path(self.options.run).read_text()
+                self.guest.must(script, what=self.options.run, timeout=300)
+
+
+@contextlib.contextmanager
+def booted(
+    options: Options,
+    *,
+    ready: Kernel | None = None,
+    shares: list[str] | None = None,
+    shared_memory: bool = False,
+    extra_files: dict[str, bytes] | None = None,
+    extra_args: list[str] | None = None,
+    append: str = "",
+    timeout: float = 180.0,
+) -> Iterator[Machine]:
+    """Boot a guest as `options` say, up to its init; no workload yet."""
+    ready = ready or check(options)
+    with tempfile.TemporaryDirectory(prefix="lab.") as folder:
+        initrd = Path(folder) / "initrd"
+        initrd.write_bytes(
+            initramfs.guest(
+                ready,
+                programs=workload_programs(options.workload),
+                modules=[kmodules.build_module(ready, Path(p)) for p, _ in options.modules],
+                extra=extra_files or {},
+                shares=shares is not None,
+            )
+        )
+        disk = Path(folder) / "swap"
+        with open(disk, "wb") as file:
+            file.truncate(_SWAP_SIZE)
+        line = f"{_COMMAND_LINE} lab.cgroup={options.cgroup} {append} {options.append}".strip()
+        args = [
+            "-kernel", str(ready.bzimage), "-initrd", str(initrd), "-append", line,
+            *options.topology.qemu_args(shared=shared_memory),
+            "-drive", f"file={disk},format=raw,if=virtio,cache=unsafe",
+            *(shares or []), *(extra_args or []),
+        ]  # fmt: skip
+        began = time.monotonic()
+        with doing(f"booting {ready.release} with {options.nodes} nodes"):
+            qemu = Qemu(args, PORTS)
+        try:
+            with doing(f"booting {ready.release} with {options.nodes} nodes"):
+                guest = Guest(qemu, timeout=timeout)
+            machine = Machine(options, ready, qemu, guest)
+            machine.times["boot"] = round(time.monotonic() - began, 2)
+            yield machine
+        finally:
+            qemu.close()
+
+
+def random_moment(seed: int | None) -> float:
+    """How long a busy guest runs before it is stopped, in seconds."""
+    return random.Random(seed).uniform(0.5, 2.0)
+
+
+def quoted(words: list[str]) -> str:
+    """Words as one shell command."""
+    return shlex.join(words)

@@ -1,0 +1,50 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+"""The C programs that run in the guest: compiled static, kept by content."""
+
+from pathlib import Path
+
+from .errors import LabError
+from .paths import FIXTURES, cache_folder
+from .run import need, run
+from .store import fresh_folder, read_stamp, text_hash, tree_hash, write_stamp
+
+WORKLOADS = FIXTURES / "workloads"
+GUEST = FIXTURES / "guest"
+_FLAGS = ["-static", "-O2", "-g0", "-std=gnu11", "-Wall", "-Wextra", "-Werror", "-pthread"]
+
+
+def compiled(source: Path, *with_files: Path) -> bytes:
+    """A static program from `source` and what is compiled in with it."""
+    need("gcc", "/usr/include/stdio.h")
+    key = text_hash([_FLAGS, [tree_hash(path) for path in (source, *with_files)]])[:16]
+    folder = cache_folder("programs") / f"{source.stem}-{key}"
+    if read_stamp(folder) is None:
+        units = [source, *(path for path in with_files if path.suffix == ".c")]
+        with fresh_folder(folder) as made:
+            command = ["gcc", *_FLAGS, "-o", made / "program", *units]
+            run(command, what=f"compiling {source.name}")
+            write_stamp(made, {"source": source.name})
+    return (folder / "program").read_bytes()
+
+
+def workload_names() -> list[str]:
+    """All workloads there are."""
+    names = {path.stem for path in WORKLOADS.glob("*.c")} - {"common"}
+    return sorted(names | {path.stem for path in WORKLOADS.glob("*.list")})
+
+
+def workload_parts(name: str) -> list[str]:
+    """The programs of a workload; a `.list` file names several."""
+    together = WORKLOADS / f"{name}.list"
+    if together.exists():
+        lines = together.read_text().splitlines()
+        return [line.strip() for line in lines if line.strip() and not line.startswith("#")]
+    if name == "common" or not (WORKLOADS / f"{name}.c").exists():
+        raise LabError(f"no workload {name!r}; there are: {', '.join(workload_names())}")
+    return [name]
+
+
+def workload_programs(name: str) -> dict[str, bytes]:
+    """The compiled programs of a workload, by name."""
+    common = (WORKLOADS / "common.c", WORKLOADS / "common.h")
+    return {part: compiled(WORKLOADS / f"{part}.c", *common) for part in workload_parts(name)}

@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+"""One line on stderr about whatever takes longer than two seconds."""
+
+import contextlib
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from types import TracebackType
+
+_FIRST_AFTER = 2.0
+_PLAIN_EVERY = 30.0
+
+
+class Progress:
+    """Tell what is being done, and for how long, until the block is left.
+
+    On a terminal the line is redrawn each second and wiped at the end. Elsewhere
+    (a log, CI) a plain line is written when it starts to take long, then rarely,
+    and once at the end.
+    """
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+        self._detail = ""
+        self._done = threading.Event()
+        self._began = time.monotonic()
+        self._shown = False
+        self._tty = sys.stderr.isatty()
+        self._thread = threading.Thread(target=self._tell, daemon=True)
+
+    def __enter__(self) -> "Progress":
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._done.set()
+        self._thread.join()
+        if not self._shown:
+            return
+        if self._tty:
+            sys.stderr.write("\r\x1b[K")
+            sys.stderr.flush()
+        else:
+            end = "failed" if kind else "done"
+            print(f"lab: {self._what}: {end} ({self._elapsed()})", file=sys.stderr, flush=True)
+
+    def detail(self, text: str) -> None:
+        """What exactly is under way now; shown from the next second on."""
+        self._detail = text
+
+    def _elapsed(self) -> str:
+        seconds = int(time.monotonic() - self._began)
+        return f"{seconds // 60}m{seconds % 60:02}s" if seconds >= 60 else f"{seconds}s"
+
+    def _tell(self) -> None:
+        if self._done.wait(_FIRST_AFTER):
+            return
+        pause = 1.0 if self._tty else _PLAIN_EVERY
+        while True:
+            self._shown = True
+            text = f"lab: {self._what} ({self._elapsed()})"
+            if self._detail:
+                text += f" {self._detail}"
+            if self._tty:
+                sys.stderr.write(f"\r{text[:118]}\x1b[K")
+            else:
+                sys.stderr.write(text + "\n")
+            sys.stderr.flush()
+            if self._done.wait(pause):
+                return
+
+
+_current: list[Progress] = []
+
+
+@contextlib.contextmanager
+def doing(what: str) -> Iterator[Progress]:
+    """Progress about `what`; inside another one, only that one's detail changes."""
+    if _current:
+        _current[-1].detail(f"- {what}")
+        yield _current[-1]
+        return
+    with Progress(what) as progress:
+        _current.append(progress)
+        try:
+            yield progress
+        finally:
+            _current.pop()

@@ -1,0 +1,163 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+"""One QEMU process and its monitor."""
+
+import json
+import socket
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from .errors import GuestError, LabError
+from .run import tool
+
+
+class Monitor:
+    """A QMP connection."""
+
+    def __init__(self, path: Path, *, timeout: float = 120.0) -> None:
+        self._socket = socket.socket(socket.AF_UNIX)
+        self._socket.settimeout(timeout)
+        self._socket.connect(str(path))
+        self._file = self._socket.makefile("rwb")
+        self._read()
+        self.call("qmp_capabilities")
+
+    def _read(self) -> dict[str, Any]:
+        line = self._file.readline()
+        if not line:
+            raise GuestError("QEMU closed its monitor")
+        message: dict[str, Any] = json.loads(line)
+        return message
+
+    def call(self, command: str, **arguments: Any) -> Any:
+        """Run one command and return what it answers."""
+        request: dict[str, Any] = {"execute": command}
+        if arguments:
+            request["arguments"] = arguments
+        self._file.write(json.dumps(request).encode() + b"\n")
+        self._file.flush()
+        while True:
+            message = self._read()
+            if "return" in message:
+                return message["return"]
+            if "error" in message:
+                raise LabError(f"QEMU refused {command}: {message['error']['desc']}")
+
+    def human(self, command: str) -> str:
+        """Run one command of the human monitor."""
+        return str(self.call("human-monitor-command", **{"command-line": command}))
+
+    def halted(self) -> bool:
+        """Whether every CPU of the (stopped) machine sits in its idle loop's halt."""
+        text = self.human("info registers -a")
+        states = [word for word in text.split() if word.startswith("HLT=")]
+        return bool(states) and all(state == "HLT=1" for state in states)
+
+    def close(self) -> None:
+        """Let go of the connection."""
+        self._file.close()
+        self._socket.close()
+
+
+class Ports:
+    """The host's ends of the guest's virtio-serial ports, made before QEMU starts."""
+
+    def __init__(self, folder: Path, names: tuple[str, ...]) -> None:
+        self.names = names
+        self._listeners = {}
+        for name in names:
+            listener = socket.socket(socket.AF_UNIX)
+            listener.bind(str(folder / f"{name}.sock"))
+            listener.listen(1)
+            self._listeners[name] = listener
+        self._folder = folder
+
+    def qemu_args(self) -> list[str]:
+        """The options that give the guest these ports."""
+        args = ["-device", "virtio-serial-pci,max_ports=8"]
+        for name in self.names:
+            args += ["-chardev", f"socket,id={name},path={self._folder / name}.sock"]
+            args += ["-device", f"virtserialport,chardev={name},name=lab.{name}"]
+        return args
+
+    def accept(self, process: "subprocess.Popen[bytes]") -> dict[str, socket.socket]:
+        """Take QEMU's connections."""
+        found = {}
+        for name, listener in self._listeners.items():
+            listener.settimeout(0.2)
+            while name not in found:
+                try:
+                    found[name] = listener.accept()[0]
+                except TimeoutError:
+                    if process.poll() is not None:
+                        raise GuestError("QEMU ended at once") from None
+            listener.close()
+        return found
+
+
+class Qemu:
+    """A QEMU process; closing it ends it, by its own pid."""
+
+    def __init__(self, args: list[str], ports: tuple[str, ...]) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix="lab.")
+        self.folder = Path(self._folder.name)
+        made = Ports(self.folder, ports)
+        self.console_path = self.folder / "console"
+        self._errors = self.folder / "qemu.err"
+        monitor = self.folder / "qmp.sock"
+        command = [
+            tool("qemu-system-x86_64"), "-no-user-config", "-nodefaults", "-display", "none",
+            "-accel", "tcg,thread=multi", "-cpu", "max", "-no-reboot", "-device", "vmcoreinfo",
+            "-serial", f"file:{self.console_path}", "-qmp", f"unix:{monitor},server=on,wait=off",
+            *made.qemu_args(), *args,
+        ]  # fmt: skip
+        with open(self._errors, "wb") as errors:
+            # a group of its own: Ctrl-C goes to the lab, which ends QEMU itself
+            self.process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=errors, stderr=errors,
+                start_new_session=True,
+            )  # fmt: skip
+        try:
+            self.ports = made.accept(self.process)
+            self.monitor = self._connect(monitor)
+        except GuestError as error:
+            shown = self._errors.read_text(errors="replace").strip()
+            self.close()
+            raise GuestError(f"{error}: {shown}") from None
+        except BaseException:
+            self.close()
+            raise
+
+    def _connect(self, path: Path) -> Monitor:
+        end = time.monotonic() + 30
+        while True:
+            try:
+                return Monitor(path)
+            except (FileNotFoundError, ConnectionRefusedError):
+                if self.process.poll() is not None or time.monotonic() > end:
+                    raise GuestError("QEMU gives no monitor") from None
+                time.sleep(0.02)
+
+    def console(self) -> str:
+        """All that the guest has written to its console."""
+        try:
+            return self.console_path.read_text(errors="replace")
+        except FileNotFoundError:
+            return ""
+
+    def close(self) -> None:
+        """End QEMU and remove what it left."""
+        if self.process.poll() is None:
+            self.process.terminate()
+            try:
+                self.process.wait(5)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+                self.process.wait()
+        for port in getattr(self, "ports", {}).values():
+            port.close()
+        if hasattr(self, "monitor"):
+            self.monitor.close()
+        self._folder.cleanup()

@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+"""Running the programs of the machine, and naming those that are missing."""
+
+import os
+import shutil
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from .errors import LabError
+from .progress import doing
+
+# program or header the lab needs -> Debian package that has it
+PACKAGES = {
+    "apt-get": "apt",
+    "bc": "bc",
+    "bison": "bison",
+    "busybox": "busybox-static",
+    "cpio": "cpio",
+    "dpkg-deb": "dpkg",
+    "flex": "flex",
+    "gcc": "gcc",
+    "make": "make",
+    "makedumpfile": "makedumpfile",
+    "pahole": "dwarves",
+    "patch": "patch",
+    "qemu-system-x86_64": "qemu-system-x86",
+    "virtiofsd": "virtiofsd",
+    "xz": "xz-utils",
+    "zstd": "zstd",
+    "/usr/include/gelf.h": "libelf-dev",
+    "/usr/include/openssl/ssl.h": "libssl-dev",
+    "/usr/include/stdio.h": "libc6-dev",
+}
+
+# programs that their package keeps out of PATH, which names of packages differ by release
+_ELSEWHERE = {"virtiofsd": ("/usr/libexec/virtiofsd", "/usr/lib/qemu/virtiofsd")}
+
+BUILD_TOOLS = (
+    "gcc", "make", "flex", "bison", "bc", "pahole", "xz", "zstd",
+    "/usr/include/gelf.h", "/usr/include/openssl/ssl.h", "/usr/include/stdio.h",
+)  # fmt: skip
+
+
+def find(tool: str) -> str | None:
+    """The path of a program (looked for in the sbin folders also) or of a file."""
+    if tool.startswith("/"):
+        return tool if os.path.exists(tool) else None
+    for place in _ELSEWHERE.get(tool, ()):
+        if os.access(place, os.X_OK):
+            return place
+    path = os.environ.get("PATH", os.defpath) + ":/usr/sbin:/sbin:/usr/bin:/bin"
+    return shutil.which(tool, path=path)
+
+
+def need(*tools: str) -> None:
+    """Raise one error that names everything missing and the command to install it."""
+    missing = [tool for tool in tools if not find(tool)]
+    if not missing:
+        return
+    packages = sorted({PACKAGES[tool] for tool in missing})
+    raise LabError(
+        f"missing on this machine: {', '.join(missing)}\n"
+        f"install with: sudo apt-get install -y {' '.join(packages)}"
+    )
+
+
+def tool(name: str) -> str:
+    """The path of a program that must be there."""
+    need(name)
+    path = find(name)
+    assert path is not None
+    return path
+
+
+def run(
+    command: Sequence[str | Path],
+    *,
+    what: str,
+    cwd: Path | None = None,
+    env: Mapping[str, str] | None = None,
+    log: Path | None = None,
+) -> str:
+    """Run to the end and return stdout; an error shows the command's last lines.
+
+    With `log`, all output goes to that file instead, and "" is returned.
+    """
+    words = [str(word) for word in command]
+    with doing(what):
+        if log is None:
+            done = subprocess.run(
+                words, cwd=cwd, env=env, capture_output=True, text=True, errors="replace",
+                stdin=subprocess.DEVNULL, check=False,
+            )  # fmt: skip
+            output, shown = done.stdout, done.stderr + done.stdout
+        else:
+            with open(log, "wb") as out:
+                done_log = subprocess.run(
+                    words, cwd=cwd, env=env, stdout=out, stderr=subprocess.STDOUT,
+                    stdin=subprocess.DEVNULL, check=False,
+                )  # fmt: skip
+            output, shown = "", log.read_text(errors="replace")
+            if done_log.returncode:
+                raise LabError(_failure(what, words, done_log.returncode, shown, log))
+            return output
+    if done.returncode:
+        raise LabError(_failure(what, words, done.returncode, shown, None))
+    return output
+
+
+def _failure(what: str, words: Sequence[str], status: int, shown: str, log: Path | None) -> str:
+    tail = "\n".join(f"  {line}" for line in shown.strip().splitlines()[-25:])
+    where = f"\nall of it: {log}" if log else ""
+    return f"{what}: {words[0]} failed with status {status}:\n{tail}{where}"

@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+"""Keeping things in the cache so that an interrupted run leaves no half of one.
+
+A thing is made under a temporary name and renamed into place; a folder is only
+believed when it holds a stamp, written last, whose hashes its files still have.
+"""
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from .paths import cache_folder
+from .progress import doing
+
+STAMP = "stamp.json"
+
+
+@contextlib.contextmanager
+def locked(name: str) -> Iterator[None]:
+    """Only one process at a time does what `name` stands for."""
+    path = cache_folder("locks") / name.replace("/", "_")
+    with open(path, "w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            with doing(f"waiting for another lab that makes {name}"):
+                fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+@contextlib.contextmanager
+def fresh_folder(target: Path) -> Iterator[Path]:
+    """A new folder that takes the place of `target` when the block succeeds."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    made = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
+    try:
+        made.chmod(0o755)
+        yield made
+        if target.exists():
+            old = Path(tempfile.mkdtemp(prefix=f".{target.name}.old.", dir=target.parent))
+            target.rename(old / target.name)
+            made.rename(target)
+            shutil.rmtree(old, ignore_errors=True)
+        else:
+            made.rename(target)
+    finally:
+        shutil.rmtree(made, ignore_errors=True)
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """Put `data` into `path`: all of it or nothing, also after a power cut."""
+    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    try:
+        with os.fdopen(handle, "wb") as out:
+            out.write(data)
+            out.flush()
+            os.fsync(out.fileno())
+        os.chmod(name, 0o644)
+        os.replace(name, path)
+    except BaseException:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(name)
+        raise
+
+
+def file_hash(path: Path) -> str:
+    """SHA-256 of a file's content."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest() if hasattr(
+            hashlib, "file_digest"
+        ) else _slow_hash(path)
+
+
+def _slow_hash(path: Path) -> str:
+    # Python 3.10 has no hashlib.file_digest
+    digest = hashlib.sha256()
+    with open(path, "rb") as file:
+        while piece := file.read(1 << 20):
+            digest.update(piece)
+    return digest.hexdigest()
+
+
+def tree_hash(*roots: Path) -> str:
+    """One hash over names and contents of files, and of all files under folders."""
+    digest = hashlib.sha256()
+    for root in roots:
+        paths = [root] if root.is_file() else sorted(p for p in root.rglob("*") if p.is_file())
+        for path in paths:
+            name = path.name if path == root else str(path.relative_to(root))
+            digest.update(f"{name}\0{file_hash(path)}\n".encode())
+    return digest.hexdigest()
+
+
+def text_hash(value: object) -> str:
+    """A hash of plain data, the same in every process."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+
+
+def write_stamp(folder: Path, facts: Mapping[str, Any]) -> None:
+    """Declare `folder` complete: its facts, and every file with size and hash."""
+    files = {
+        str(path.relative_to(folder)): [path.stat().st_size, file_hash(path)]
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and path.name != STAMP
+    }
+    stamp = {"facts": dict(facts), "files": files}
+    write_atomically(folder / STAMP, json.dumps(stamp, indent=1).encode())
+
+
+def read_stamp(folder: Path) -> dict[str, Any] | None:
+    """The facts of a complete folder; None when anything of it is missing or changed."""
+    try:
+        stamp = json.loads((folder / STAMP).read_bytes())
+        for name, (size, digest) in stamp["files"].items():
+            path = folder / name
+            if path.stat().st_size != size or file_hash(path) != digest:
+                return None
+        facts = stamp["facts"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return facts if isinstance(facts, dict) else None

@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+"""NUMA topologies: `4` or `2cpu+6mem` into QEMU's options."""
+
+import re
+from dataclasses import dataclass
+
+from .errors import LabError
+
+MIB = 1 << 20
+_LEAST_A_NODE = 128 * MIB
+_UNITS = {"": MIB, "M": MIB, "G": 1024 * MIB}
+
+
+def parse_size(text: str) -> int:
+    """`512M`, `2G`, `512` (MiB) in bytes."""
+    match = re.fullmatch(r"(\d+)([MG]?)", text.upper())
+    if not match:
+        raise LabError(f"not a memory size: {text!r} (like 512M or 2G)")
+    return int(match[1]) * _UNITS[match[2]]
+
+
+@dataclass(frozen=True)
+class Topology:
+    """Which node has which CPUs, and how much memory."""
+
+    spec: str
+    # for each node: its CPUs (empty: memory only) and its bytes
+    nodes: tuple[tuple[tuple[int, ...], int], ...]
+
+    @property
+    def cpus(self) -> int:
+        """How many CPUs the machine has."""
+        return sum(len(cpus) for cpus, _ in self.nodes)
+
+    @property
+    def memory(self) -> int:
+        """All memory, in bytes."""
+        return sum(size for _, size in self.nodes)
+
+    def qemu_args(self, *, shared: bool = False) -> list[str]:
+        """QEMU's options; `shared` memory is what vhost-user devices need."""
+        with_cpus = sum(1 for cpus, _ in self.nodes if cpus)
+        # nodes that split a package make the kernel warn, so none does
+        sockets = with_cpus if self.cpus % with_cpus == 0 else self.cpus
+        smp = f"{self.cpus},sockets={sockets},cores={self.cpus // sockets},threads=1"
+        args = ["-m", f"{self.memory // MIB}M", "-smp", smp]
+        kind = "memory-backend-memfd,share=on" if shared else "memory-backend-ram"
+        for nid, (cpus, size) in enumerate(self.nodes):
+            args += ["-object", f"{kind},id=m{nid},size={size // MIB}M"]
+            numa = f"node,nodeid={nid},memdev=m{nid}"
+            if cpus:
+                numa += f",cpus={cpus[0]}-{cpus[-1]}"
+            args += ["-numa", numa]
+        return args
+
+
+def parse(spec: str, cpus: int | None = None, memory: int | None = None) -> Topology:
+    """A topology from `N` (N nodes with CPUs) or `AcpuXmem` like `2cpu+6mem`."""
+    match = re.fullmatch(r"(\d+)(?:cpu(?:\+(\d+)mem)?)?", spec)
+    if not match or int(match[1]) == 0:
+        raise LabError(f"not a topology: {spec!r} (like 4, or 2cpu+6mem)")
+    with_cpus, without = int(match[1]), int(match[2] or 0)
+    count = with_cpus + without
+    cpus = max(2, with_cpus) if cpus is None else cpus
+    if cpus < with_cpus:
+        raise LabError(f"{spec}: {with_cpus} nodes with CPUs need at least {with_cpus} CPUs")
+    if memory is None:
+        memory = max(1024 * MIB, count * 192 * MIB)
+    size = memory // count // (2 * MIB) * (2 * MIB)
+    if size < _LEAST_A_NODE:
+        raise LabError(f"{spec}: {memory // MIB}M is less than 128M for each node")
+    nodes = []
+    first = 0
+    for nid in range(count):
+        share = 0
+        if nid < with_cpus:
+            share = cpus // with_cpus + (1 if nid < cpus % with_cpus else 0)
+        nodes.append((tuple(range(first, first + share)), size))
+        first += share
+    return Topology(spec, tuple(nodes))
