@@ -14,7 +14,7 @@ from .progress import doing
 from .run import BUILD_TOOLS, need, run
 from .store import fresh_folder, locked, text_hash, tree_hash, write_atomically
 
-_STAMP = ".lab-source.json"
+_STAMP = ".lab-source"
 
 
 def source(series: str, *, refresh: bool = False) -> tuple[Path, str]:
@@ -43,7 +43,8 @@ def _unpack(archive: Archive, package: str, folder: Path) -> None:
     deb.unlink()
     (tarball,) = (folder / "deb" / "usr" / "src").glob(f"{package}.tar.*")
     need("xz")
-    run(["tar", "-x", "--strip-components=1", "-C", folder, "-f", tarball], what=f"unpacking {tarball.name}")
+    untar = ["tar", "-x", "--strip-components=1", "-C", folder, "-f", tarball]
+    run(untar, what=f"unpacking {tarball.name}")
     shutil.rmtree(folder / "deb")
 
 
@@ -191,7 +192,8 @@ def _keep_times(old: Path, new: Path, touched: set[str]) -> None:
 
 def _copy_build(base: Path, output: Path, tree: Path) -> None:
     with fresh_folder(output) as made:
-        run(["cp", "-a", "--reflink=auto", f"{base}/.", made], what=f"copying the build of {base.name}")
+        copy = ["cp", "-a", "--reflink=auto", f"{base}/.", made]
+        run(copy, what=f"copying the build of {base.name}")
         link = made / "source"
         link.unlink(missing_ok=True)
         link.symlink_to(tree)

@@ -80,7 +80,7 @@ def _patch_files(recipe: Recipe) -> list[Path]:
     found: list[Path] = []
     for name in recipe.patches:
         folder = FIXTURES / "patches" / name
-        files = sorted(folder.glob("*.patch")) if folder.is_dir() else [folder.with_suffix(".patch")]
+        files = sorted(folder.glob("*.patch"))
         if not files:
             raise LabError(f"no patches in {folder}")
         found += files

@@ -59,9 +59,9 @@ def check(options: Options) -> Kernel:
     ready = kernel(options.kernel)
     if options.cgroup not in ("v1", "v2"):
         raise LabError(f"--cgroup is v1 or v2, not {options.cgroup}")
-    if options.cgroup == "v1" and options.kernel not in ("6.1",):
-        if "CONFIG_MEMCG_V1" not in ready.config:
-            raise LabError(f"kernel {options.kernel} has no cgroup v1 memory controller")
+    # before MEMCG_V1 could be left out, every kernel had it
+    if options.cgroup == "v1" and not {"CONFIG_MEMCG_V1", "CONFIG_MEMCG_KMEM"} & set(ready.config):
+        raise LabError(f"kernel {options.kernel} has no cgroup v1 memory controller")
     if options.run is not None and not Path(options.run).is_file():
         raise LabError(f"--run: no such file: {options.run}")
     return ready
