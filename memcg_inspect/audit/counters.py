@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+"""
+What the counters claim
+-----------------------
+
+A folded counter includes a memcg's descendants, removed ones too: what a removed memcg
+had booked stays in it, and later changes are booked on its parent. So what a memcg claims
+for itself is its hierarchical value less those of its nearest descendants that are alive:
+
+    H(m)   = state(m) + sum over m and all its descendants d of (pending(d) + percpu(d))
+    own(m) = H(m) - sum of H(c) over the nearest live descendants c
+
+Freed memcgs were folded into their parents first, so nothing is lost. Non-hierarchical
+values (``state_local``) cannot serve: they are wrong as soon as a memcg was removed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from memcg_inspect.model import Memcg, Stat
+
+__all__ = ("Claim", "Counters")
+
+Stats = Mapping[str, Stat]
+
+
+class Claim(NamedTuple):
+    """
+    A value in two parts.
+
+    :ivar folded: the part that readers of the kernel's files see
+    :ivar pending: the part that waits in per-CPU or per-memcg deltas
+    """
+
+    folded: int
+    pending: int
+
+    def minus(self, other: Claim) -> Claim:
+        """Return the difference, part by part."""
+        return Claim(self.folded - other.folded, self.pending - other.pending)
+
+
+class Counters:
+    """
+    The counters of all memcgs.
+
+    :param memcgs: all memcgs, parents first
+    :param memcg_stats: counters of memcgs; missing where they could not be read
+    :param lruvec_stats: counters by (memcg, nid), likewise
+    """
+
+    def __init__(
+        self,
+        memcgs: Mapping[int, Memcg],
+        memcg_stats: Mapping[int, Stats],
+        lruvec_stats: Mapping[tuple[int, int], Stats],
+    ) -> None:
+        self.memcgs = memcgs
+        self._memcg_stats = memcg_stats
+        self._lruvec_stats = lruvec_stats
+        self._children: dict[int, list[int]] = {}  # nearest live descendants
+        for memcg in memcgs.values():
+            if memcg.parent is not None and memcg.payer == memcg.address:
+                self._children.setdefault(memcgs[memcg.parent].payer, []).append(memcg.address)
+        self._whole: dict[tuple[str, int | None], dict[int, Claim | None]] = {}
+
+    def stat(self, memcg: int, item: str, nid: int | None = None) -> Stat | None:
+        """Return a counter as it stands; ``None`` if it was not read or does not exist."""
+        if nid is None:
+            return self._memcg_stats.get(memcg, {}).get(item)
+        return self._lruvec_stats.get((memcg, nid), {}).get(item)
+
+    def hierarchical(self, memcg: int, item: str, nid: int | None = None) -> Claim | None:
+        """Return H of a memcg: what it and all its descendants claim, flushed or not."""
+        return self._hierarchical(item, nid).get(memcg)
+
+    def own(self, memcg: int, item: str, nid: int | None = None) -> Claim | None:
+        """Return what a live memcg, and the removed ones below it, claim for themselves."""
+        whole = self._hierarchical(item, nid)
+        claim = whole.get(memcg)
+        for child in self._children.get(memcg, ()):
+            part = whole.get(child)
+            if claim is None or part is None:
+                return None
+            claim = claim.minus(part)
+        return claim
+
+    def _hierarchical(self, item: str, nid: int | None) -> dict[int, Claim | None]:
+        known = self._whole.get((item, nid))
+        if known is not None:
+            return known
+        waiting: dict[int, int | None] = dict.fromkeys(self.memcgs, 0)
+        whole: dict[int, Claim | None] = {}
+        for memcg in reversed(self.memcgs.values()):  # children first
+            stat, below = self.stat(memcg.address, item, nid), waiting[memcg.address]
+            if stat is None or below is None:
+                total, whole[memcg.address] = None, None
+            else:
+                total = below + stat.pending + stat.percpu
+                whole[memcg.address] = Claim(stat.state, total)
+            if memcg.parent is not None:
+                above = waiting[memcg.parent]
+                waiting[memcg.parent] = None if above is None or total is None else above + total
+        self._whole[item, nid] = whole
+        return whole

@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+"""All charges of one image, added up by who pays, what for, and which node backs it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Literal, NamedTuple
+
+__all__ = ("Amount", "Entry", "Kind", "Ledger")
+
+Kind = Literal["slab", "percpu", "kmem", "zswap", "lru", "sock"]
+
+
+class Entry(NamedTuple):
+    """
+    What amounts are added up by.
+
+    :ivar payer: address of the obj_cgroup, or of the memcg where it is charged itself
+    :ivar detail: which part of the kind, e.g. ``reclaimable`` slab objects
+    :ivar nid: backing node
+    """
+
+    payer: int
+    kind: Kind
+    detail: str
+    nid: int
+
+
+class Amount(NamedTuple):
+    """Bytes, and how many charges they come from."""
+
+    bytes: int
+    count: int
+
+
+class Ledger:
+    """The truth, as far as it could be read."""
+
+    def __init__(self) -> None:
+        self._amounts: dict[Entry, Amount] = {}
+        self._gaps: set[tuple[Kind, str | None, int | None]] = set()
+
+    def add(self, entry: Entry, size: int, count: int) -> None:
+        """Add *count* charges of *size* bytes in all."""
+        before = self._amounts.get(entry)
+        if before is not None:
+            size += before.bytes
+            count += before.count
+        self._amounts[entry] = Amount(size, count)
+
+    def gap(self, kind: Kind, detail: str | None = None, nid: int | None = None) -> None:
+        """Note that charges of this kind may be missing; ``None`` stands for any."""
+        self._gaps.add((kind, detail, nid))
+
+    def has_gap(self, kind: Kind, detail: str | None = None, nid: int | None = None) -> bool:
+        """Return whether charges that match may be missing; ``None`` stands for any."""
+        return any(
+            kind == gap_kind
+            and (detail is None or gap_detail is None or detail == gap_detail)
+            and (nid is None or gap_nid is None or nid == gap_nid)
+            for gap_kind, gap_detail, gap_nid in self._gaps
+        )
+
+    def __iter__(self) -> Iterator[tuple[Entry, Amount]]:
+        return iter(self._amounts.items())
+
+    def __len__(self) -> int:
+        return len(self._amounts)

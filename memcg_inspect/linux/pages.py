@@ -1,0 +1,370 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+"""
+One pass over all page frames
+-----------------------------
+
+Mirrors :linux:`include/linux/mm_types.h`, :linux:`include/linux/page-flags.h`
+and the ``memcg_data`` word of :linux:`include/linux/memcontrol.h`.
+
+Reads the ``struct page`` of every valid page frame in large pieces, and takes out
+of each piece, by byte columns, the few pages that matter: slabs, pages charged as
+kernel memory, and (only counted) pages charged as user memory.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from itertools import compress
+from typing import NamedTuple
+
+from drgn import Program, offsetof
+
+from memcg_inspect.linux.layout import constant, has_member, per_program
+from memcg_inspect.linux.memory import Memory, memory_of
+from memcg_inspect.linux.mmzone import MemMap, mem_map, page_ranges
+from memcg_inspect.model import ImageError
+
+__all__ = (
+    "KmemPage",
+    "LruPages",
+    "Marker",
+    "PageLayout",
+    "PagePiece",
+    "SlabPage",
+    "page_layout",
+    "scan_pages",
+)
+
+#: ``__NR_MEMCG_DATA_FLAGS`` less one: all flag bits that any version has used.
+MEMCG_DATA_FLAGS = 7
+#: ``MEMCG_DATA_OBJEXTS``, before 6.10 ``MEMCG_DATA_OBJCGS``.
+MEMCG_DATA_OBJEXTS = 1
+MEMCG_DATA_KMEM = 2
+
+
+class Marker(NamedTuple):
+    """A test of one byte of ``struct page``: ``(byte & mask) == value``."""
+
+    offset: int
+    mask: int
+    value: int
+
+    def column(self, data: bytes, size: int) -> int:
+        """Return the test's outcome for each page, as an integer of 0x01 and 0x00 bytes."""
+        table = bytes((byte & self.mask) == self.value for byte in range(256))
+        return int.from_bytes(data[self.offset :: size].translate(table), "little")
+
+
+class PageLayout(NamedTuple):
+    """
+    What to look for in a ``struct page``.
+
+    :ivar info: offset of ``compound_info`` (before 7.1 ``compound_head``)
+    :ivar memcg_data: offset of ``memcg_data``
+    :ivar page_type: offset of ``page_type``
+    :ivar order: where in ``page[1]`` the order of a compound page is, one byte
+    :ivar head: marks heads of compound pages (and fake heads of optimized hugetlb)
+    :ivar tail: marks tails of compound pages
+    :ivar slab: marks slabs, on their first page only
+    :ivar kmem: marks pages with ``MEMCG_DATA_KMEM``
+    :ivar lru: marks pages whose ``memcg_data`` has no flag
+    :ivar types: page types worth a name, by ``page_type >> 24`` (6.12 and newer)
+    :ivar table_bit: ``PG_table`` where page types are inverted bits (6.11 and older)
+    """
+
+    info: int
+    memcg_data: int
+    page_type: int
+    order: int
+    head: Marker
+    tail: Marker
+    slab: tuple[Marker, ...]
+    kmem: Marker
+    lru: Marker
+    types: dict[int, str]
+    table_bit: int | None
+
+
+class SlabPage(NamedTuple):
+    """
+    The first page of a slab.
+
+    :ivar page: its ``struct page *`` (and ``struct slab *``)
+    :ivar raw: the bytes of that structure
+    """
+
+    page: int
+    nid: int
+    order: int
+    raw: bytes
+
+
+class KmemPage(NamedTuple):
+    """
+    A page, or compound page, with ``MEMCG_DATA_KMEM``.
+
+    :ivar page: ``struct page *``
+    :ivar compound: whether ``order`` is written in the page; a non-compound block
+        of higher order is charged through its first page and looks like one page
+    :ivar type: ``"table"``, ``"large_kmalloc"`` or ``""``
+    """
+
+    page: int
+    nid: int
+    order: int
+    compound: bool
+    type: str
+    objcg: int
+
+
+class LruPages(NamedTuple):
+    """
+    User pages and page cache of one payer on one node.
+
+    :ivar payer: ``struct obj_cgroup *``, before 7.2 ``struct mem_cgroup *``
+    """
+
+    nid: int
+    payer: int
+    folios: int
+    pages: int
+
+
+class PagePiece(NamedTuple):
+    """
+    What one piece of the memory map holds.
+
+    :ivar unreadable: address of the piece if it is not in the image
+    """
+
+    pages: int
+    slabs: list[SlabPage]
+    kmem: list[KmemPage]
+    lru: list[LruPages]
+    unreadable: int | None
+
+
+@per_program
+def page_layout(prog: Program) -> PageLayout:
+    """
+    Find the layout of ``struct page``.
+
+    :raises ImageError: if pages of this kernel carry no memcg
+    """
+    memory, page = memory_of(prog), prog.type("struct page")
+    if not page.has_member("memcg_data"):
+        raise ImageError("struct page has no memcg_data: this kernel does not account to memcgs")
+    flags, memcg_data = offsetof(page, "flags"), offsetof(page, "memcg_data")
+    page_type = offsetof(page, "page_type") if page.has_member("page_type") else None
+    if page_type is None:
+        raise ImageError("struct page has no page_type: this kernel is too old to be read")
+    # Commit d50569612c29 ("mm: rename the 'compound_head' field in the 'struct page' to
+    # 'compound_info'") (in v7.1). Bit 0 marks a tail in both.
+    info = offsetof(
+        page, "compound_info" if page.has_member("compound_info") else "compound_head"
+    )
+    low = memory.byte_of_word(memcg_data, 0)
+    return PageLayout(
+        info=info,
+        memcg_data=memcg_data,
+        page_type=page_type,
+        order=_order_offset(prog, memory, flags),
+        head=_flag(prog, memory, flags, "PG_head"),
+        tail=Marker(memory.byte_of_word(info, 0), 1, 1),
+        slab=_slab_markers(prog, memory, flags, page_type),
+        kmem=Marker(low, MEMCG_DATA_KMEM, MEMCG_DATA_KMEM),
+        lru=Marker(low, MEMCG_DATA_FLAGS, 0),
+        types=_type_names(prog),
+        # PG_table was a macro until commit ff202303c398 ("mm: convert page type macros to
+        # enum") (in v6.10); the bit is clear when the type is set.
+        table_bit=None if constant(prog, "PGTY_slab") is not None else 0x200,
+    )
+
+
+def _flag(prog: Program, memory: Memory, flags: int, name: str) -> Marker:
+    bit = constant(prog, name)
+    if bit is None:
+        raise ImageError(f"enum pageflags has no {name}: this kernel cannot be read")
+    return Marker(memory.byte_of_word(flags, bit // 8), 1 << bit % 8, 1 << bit % 8)
+
+
+def _slab_markers(
+    prog: Program, memory: Memory, flags: int, page_type: int
+) -> tuple[Marker, ...]:
+    top = page_type + (3 if memory.order == "little" else 0)
+    value = constant(prog, "PGTY_slab")
+    if value is not None:
+        # Commit 4ffca5a96678 ("mm: support only one page_type per page") (in v6.12).
+        return (Marker(top, 0xFF, value),)
+    bit = constant(prog, "PG_slab")
+    if bit is not None and bit > 63:
+        # Commit 46df8e73a4a3 ("mm: free up PG_slab") (in v6.10): an inverted bit.
+        at = bit.bit_length() - 1
+        byte = page_type + (at // 8 if memory.order == "little" else 3 - at // 8)
+        return (Marker(top, 0xF0, 0xF0), Marker(byte, 1 << at % 8, 0))
+    return (_flag(prog, memory, flags, "PG_slab"),)
+
+
+def _order_offset(prog: Program, memory: Memory, flags: int) -> int:
+    # Commit ebc1baf5c9b4 ("mm: free up a word in the first tail page") (in v6.6) moved the
+    # order into the low byte of page[1].flags.
+    if has_member(prog, "struct page", "compound_order"):
+        return offsetof(prog.type("struct page"), "compound_order")
+    if has_member(prog, "struct folio", "_folio_order"):
+        folio = prog.type("struct folio")
+        return offsetof(folio, "_folio_order") % (prog.type("struct page").size or 64)
+    return memory.byte_of_word(flags, 0)
+
+
+def _type_names(prog: Program) -> dict[int, str]:
+    names = {}
+    for enumerator, name in (("PGTY_table", "table"), ("PGTY_large_kmalloc", "large_kmalloc")):
+        value = constant(prog, enumerator)
+        if value is not None:
+            names[value] = name
+    return names
+
+
+def scan_pages(prog: Program) -> Iterator[PagePiece]:
+    """
+    Walk every valid page frame once.
+
+    Pages that cannot be read are told by a piece whose ``unreadable`` is set.
+    """
+    memory, frames, layout = memory_of(prog), mem_map(prog), page_layout(prog)
+    scan = _Scan(memory, frames, layout)
+    for start, end in page_ranges(prog):
+        base = frames.page(start)
+        size = (end - start) * frames.size
+        # Two pages are one unit: the order of a compound page is in its second page.
+        for offset, data in memory.pieces(base, size, 2 * frames.size):
+            if data is None:
+                yield PagePiece(0, [], [], [], base + offset)
+            else:
+                yield scan.piece(base + offset, data)
+
+
+class _Scan:
+    """Takes pieces of the memory map apart; remembers how far the last compound page reaches."""
+
+    def __init__(self, memory: Memory, frames: MemMap, layout: PageLayout) -> None:
+        self.memory = memory
+        self.frames = frames
+        self.layout = layout
+        self._covered = 0  # address of the first struct page behind the last compound page
+
+    def piece(self, address: int, data: bytes) -> PagePiece:
+        size, layout = self.frames.size, self.layout
+        count = len(data) // size
+        everything = int.from_bytes(b"\1" * count, "little")
+        nids = self._nids(data)
+        head = layout.head.column(data, size)
+        alone = everything & ~layout.tail.column(data, size)
+        slab = everything
+        for marker in layout.slab:
+            slab &= marker.column(data, size)
+        slab &= alone
+        kmem = layout.kmem.column(data, size) & alone & ~slab
+        user = layout.lru.column(data, size) & alone & ~slab
+        orders = self._orders(address, data, head & alone, count)
+        slabs = [
+            SlabPage(
+                address + i * size, _at(nids, i), orders.get(i, 0), data[i * size : (i + 1) * size]
+            )
+            for i in _positions(slab, count)
+        ]
+        charged = [self._kmem(address, data, i, _at(nids, i), orders) for i in _positions(kmem, count)]
+        lru = list(self._lru(data, user & ~head, user & head, orders, nids, count))
+        return PagePiece(count, slabs, charged, lru, None)
+
+    def _orders(self, address: int, data: bytes, heads: int, count: int) -> dict[int, int]:
+        # With optimized hugetlb vmemmap, before 7.1, some tails look like heads: whatever lies
+        # inside a compound page that began earlier is none.
+        size, orders = self.frames.size, {}
+        for i in _positions(heads, count):
+            page = address + i * size
+            if page < self._covered:
+                continue
+            order = data[(i + 1) * size + self.layout.order]
+            orders[i] = order
+            self._covered = page + (size << order)
+        return orders
+
+    def _nids(self, data: bytes) -> int | list[int]:
+        """The node of all pages of a piece; one for each where they differ."""
+        frames = self.frames
+        if not frames.node_mask:
+            return 0
+        first = frames.nid(self.memory.word_at(data, frames.flags))
+        low, size = frames.node_shift, self.memory.word_size
+        for n in range(low // 8, size):
+            mask = 0xFF if 8 * n >= low else 0xFF << low % 8 & 0xFF
+            column = data[self.memory.byte_of_word(frames.flags, n) :: frames.size]
+            table = bytes(byte & mask for byte in range(256))
+            if len(set(column.translate(table))) > 1:
+                flags = self.memory.words(data, frames.flags, frames.size)
+                return [frames.nid(word) for word in flags]
+        return first
+
+    def _kmem(
+        self, address: int, data: bytes, i: int, nid: int, orders: dict[int, int]
+    ) -> KmemPage:
+        size, layout = self.frames.size, self.layout
+        raw = data[i * size : (i + 1) * size]
+        word = self.memory.word_at(raw, layout.memcg_data)
+        kind = int.from_bytes(raw[layout.page_type : layout.page_type + 4], self.memory.order)
+        if layout.table_bit is None:
+            name = layout.types.get(kind >> 24, "")
+        else:
+            is_type = kind & 0xF0000000 == 0xF0000000
+            name = "table" if is_type and not kind & layout.table_bit else ""
+        return KmemPage(
+            page=address + i * size,
+            nid=nid,
+            order=orders.get(i, 0),
+            compound=i in orders,
+            type=name,
+            objcg=word & ~MEMCG_DATA_FLAGS,
+        )
+
+    def _lru(
+        self,
+        data: bytes,
+        single: int,
+        compound: int,
+        orders: dict[int, int],
+        nids: int | list[int],
+        count: int,
+    ) -> Iterator[LruPages]:
+        words = self.memory.words(data, self.layout.memcg_data, self.frames.size)
+        found: Counter[tuple[int, int, int]] = Counter()
+        selected = single.to_bytes(count, "little")
+        if isinstance(nids, int):
+            for word, times in Counter(compress(words, selected)).items():
+                found[nids, word, 0] += times
+        else:
+            pairs: Iterable[tuple[int, int]] = zip(nids, words, strict=True)
+            for (nid, word), times in Counter(compress(pairs, selected)).items():
+                found[nid, word, 0] += times
+        for i in _positions(compound, count):
+            if i in orders:
+                found[_at(nids, i), words[i], orders[i]] += 1
+        for (nid, word, order), folios in found.items():
+            if word:
+                yield LruPages(nid, word, folios, folios << order)
+
+
+def _at(nids: int | list[int], i: int) -> int:
+    return nids if isinstance(nids, int) else nids[i]
+
+
+def _positions(column: int, count: int) -> Iterator[int]:
+    """Indexes of the bytes that are 1 in a column."""
+    if not column:
+        return
+    data = column.to_bytes(count, "little")
+    at = data.find(1)
+    while at >= 0:
+        yield at
+        at = data.find(1, at + 1)

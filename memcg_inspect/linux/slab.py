@@ -1,0 +1,317 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+"""
+Slabs and the objcgs beside their objects
+-----------------------------------------
+
+Mirrors :linux:`mm/slab.h` and :linux:`mm/slub.c`. Where the ``obj_cgroup`` pointer
+of an object lies has changed often; :class:`SlabReader` knows all the ways:
+
+* 6.1: a separate array of ``struct obj_cgroup *``.
+* 6.10: a separate array of ``struct slabobj_ext`` (commit 21c690a349ba, "mm: introduce
+  slabobj_ext to support slab object extensions").
+* 7.2: as before, or in the slab's leftover space, or inside each object; the distance of
+  two elements is in ``slab->stride``.
+* 7.3: ``struct slabobj_ext`` is one word, an objcg or a codetag; an object owns none, one
+  or two of them, told by ``slab->obj_exts_needs_objcg`` and by whether allocation
+  profiling has tags at all.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+from drgn import FaultError, Object, Program, offsetof, sizeof
+from drgn.helpers.linux.list import list_for_each_entry
+from drgn.helpers.linux.mm import page_to_virt
+
+from memcg_inspect.linux.layout import BitField, bit_field, constant, has_member, per_program
+from memcg_inspect.linux.memory import memory_of
+from memcg_inspect.linux.pages import MEMCG_DATA_FLAGS, SlabPage
+from memcg_inspect.model import Coverage, ImageError
+
+__all__ = (
+    "ChargedObject",
+    "Slab",
+    "SlabCache",
+    "SlabLayout",
+    "SlabReader",
+    "Vector",
+    "slab_layout",
+)
+
+#: ``SLAB_RECLAIM_ACCOUNT`` while it was a macro, before commit cc61eb851461 ("mm, slab: use
+#: an enum to define SLAB_ cache creation flags") (in v6.9).
+SLAB_RECLAIM_ACCOUNT = 0x00020000
+
+
+class SlabCache(NamedTuple):
+    """
+    What accounting needs of a ``struct kmem_cache``.
+
+    :ivar size: bytes from one object to the next, metadata included
+    :ivar object_size: bytes the user of the cache asked for
+    :ivar reclaimable: whether its objects count as ``NR_SLAB_RECLAIMABLE_B``
+    :ivar charge: bytes charged for one object, ``obj_full_size()``
+    """
+
+    address: int
+    name: str
+    size: int
+    object_size: int
+    red_left_pad: int
+    reclaimable: bool
+    charge: int
+
+
+class Vector(NamedTuple):
+    """
+    Where the objcgs of a slab's objects are.
+
+    :ivar address: address of the first ``struct obj_cgroup *``
+    :ivar stride: bytes from one to the next
+    """
+
+    address: int
+    stride: int
+
+
+class Slab(NamedTuple):
+    """
+    One slab.
+
+    :ivar page: ``struct slab *``
+    :ivar objects: number of objects it has room for
+    :ivar inuse: number of objects its allocator counts as taken; includes those that
+        wait in per-CPU caches
+    :ivar vector: ``None`` where no object has ever been charged
+    :ivar charged: number of charged objects by ``struct obj_cgroup *``; ``None`` if the
+        vector could not be read
+    """
+
+    page: int
+    nid: int
+    order: int
+    cache: SlabCache
+    objects: int
+    inuse: int
+    vector: Vector | None
+    charged: Mapping[int, int] | None
+
+
+class ChargedObject(NamedTuple):
+    """A slab object with an objcg."""
+
+    address: int
+    index: int
+    slab: Slab
+    objcg: int
+    element: int
+
+
+class SlabLayout(NamedTuple):
+    """
+    Where things are in a ``struct slab``.
+
+    :ivar exts: offset of ``obj_exts``, before 6.10 ``memcg_data``
+    :ivar element: ``sizeof(struct slabobj_ext)``, before 6.10 of a pointer
+    :ivar objcg: offset of the objcg in an element
+    :ivar stride: 7.2: the distance of two elements
+    :ivar in_object, needs_objcg: 7.3: the flags that tell it
+    :ivar has_codetag: 7.3: elements are followed by one for the codetag
+    """
+
+    cache: int
+    exts: int
+    objects: BitField
+    inuse: BitField
+    element: int
+    objcg: int
+    stride: BitField | None
+    in_object: BitField | None
+    needs_objcg: BitField | None
+    has_codetag: bool
+
+
+@per_program
+def slab_layout(prog: Program) -> SlabLayout:
+    """
+    Find the layout of ``struct slab`` and its object extensions.
+
+    :raises ImageError: if slab objects of this kernel carry no objcg
+    """
+
+    def optional(member: str) -> BitField | None:
+        return bit_field(prog, "struct slab", member) if slab.has_member(member) else None
+
+    try:
+        slab = prog.type("struct slab")
+    except LookupError:
+        raise ImageError("there is no struct slab: this kernel is older than 5.17") from None
+    if slab.has_member("obj_exts"):
+        exts = offsetof(slab, "obj_exts")
+        ext = prog.type("struct slabobj_ext")
+        element = sizeof(ext)
+        # Renamed when the codetag moved into an element of its own (7.3).
+        objcg = offsetof(ext, "_objcg" if ext.has_member("_objcg") else "objcg")
+    elif slab.has_member("memcg_data"):
+        exts, element, objcg = offsetof(slab, "memcg_data"), memory_of(prog).word_size, 0
+    else:
+        raise ImageError("struct slab has no obj_exts: slab objects are not charged to memcgs")
+    return SlabLayout(
+        cache=offsetof(slab, "slab_cache"),
+        exts=exts,
+        objects=bit_field(prog, "struct slab", "objects"),
+        inuse=bit_field(prog, "struct slab", "inuse"),
+        element=element,
+        objcg=objcg,
+        stride=optional("stride"),
+        in_object=optional("obj_exts_in_object"),
+        needs_objcg=optional("obj_exts_needs_objcg"),
+        has_codetag=_key_is_on(prog, "slab_obj_ext_has_codetag_key"),
+    )
+
+
+def _key_is_on(prog: Program, name: str) -> bool:
+    """Whether a static key (``struct static_key_true`` or ``_false``) is enabled."""
+    try:
+        return int(prog[name].key.enabled.counter) > 0
+    except KeyError:
+        return False
+
+
+class SlabReader:
+    """
+    Reads slabs and what their objects are charged to.
+
+    :ivar caches: the caches met so far, by ``struct kmem_cache *``
+    :ivar coverage: slabs read and slabs whose objcgs could not be read
+    """
+
+    def __init__(self, prog: Program) -> None:
+        self.prog = prog
+        self.memory = memory_of(prog)
+        self.layout = slab_layout(prog)
+        self.caches: dict[int, SlabCache] = {}
+        self.coverage = Coverage()
+        self._type = prog.type("struct kmem_cache *")
+        bit = constant(prog, "_SLAB_RECLAIM_ACCOUNT")
+        self._reclaimable = SLAB_RECLAIM_ACCOUNT if bit is None else 1 << bit
+        self._has_pad = has_member(prog, "struct kmem_cache", "red_left_pad")
+
+    def load_caches(self) -> None:
+        """Read every cache on ``slab_caches``."""
+        head = self.prog["slab_caches"].address_of_()
+        for cache in list_for_each_entry("struct kmem_cache", head, "list"):
+            self.cache(cache.value_())
+
+    def cache(self, address: int) -> SlabCache:
+        """
+        Return a cache.
+
+        :param address: ``struct kmem_cache *``
+        :raises drgn.FaultError: if it cannot be read
+        """
+        found = self.caches.get(address)
+        if found is None:
+            cache = Object(self.prog, self._type, address)[0].read_()
+            size = int(cache.size)
+            try:
+                name = cache.name.string_().decode(errors="backslashreplace")
+            except FaultError:
+                name = f"kmem_cache {address:#x}"
+            found = self.caches[address] = SlabCache(
+                address=address,
+                name=name,
+                size=size,
+                object_size=int(cache.object_size),
+                red_left_pad=int(cache.red_left_pad) if self._has_pad else 0,
+                reclaimable=bool(int(cache.flags) & self._reclaimable),
+                # A constant: charged also where the vector costs nothing, and no more
+                # where elements are longer.
+                charge=size + self.memory.word_size,
+            )
+        return found
+
+    def slab(self, found: SlabPage) -> Slab | None:
+        """
+        Read a slab and count its charged objects.
+
+        :return: ``None`` if not even its cache can be read; the failure is counted
+        """
+        raw, layout = found.raw, self.layout
+        cache_address, exts = self.memory.word_at(raw, layout.cache), self._exts(raw)
+        try:
+            cache = self.cache(cache_address)
+        except FaultError as error:
+            self.coverage.miss("kmem_cache of a slab", found.page, str(error))
+            return None
+        objects, inuse = layout.objects.get(raw), layout.inuse.get(raw)
+        vector = self._vector(raw, exts, cache)
+        charged: Mapping[int, int] | None = {}
+        if vector is not None and objects:
+            try:
+                charged = self._count(vector, objects)
+            except FaultError as error:
+                self.coverage.miss(f"objcgs of a {cache.name} slab", vector.address, str(error))
+                charged = None
+        if charged is not None:
+            self.coverage.read += 1
+        return Slab(
+            found.page, found.nid, found.order, cache, objects, inuse, vector, charged
+        )
+
+    def charged_objects(self, slab: Slab) -> Iterator[ChargedObject]:
+        """
+        Walk the charged objects of a slab.
+
+        :raises drgn.FaultError: if the vector cannot be read
+        """
+        if slab.vector is None or not slab.objects:
+            return
+        first = self._first_object(slab)
+        for index, objcg in enumerate(self._objcgs(slab.vector, slab.objects)):
+            if objcg:
+                yield ChargedObject(
+                    address=first + index * slab.cache.size,
+                    index=index,
+                    slab=slab,
+                    objcg=objcg,
+                    element=slab.vector.address + index * slab.vector.stride,
+                )
+
+    def _first_object(self, slab: Slab) -> int:
+        page = Object(self.prog, "struct page *", slab.page)
+        return int(page_to_virt(page).value_()) + slab.cache.red_left_pad
+
+    def _exts(self, raw: bytes) -> int:
+        # Masked first, tested for NULL afterwards: that handles OBJEXTS_ALLOC_FAIL in all
+        # its versions.
+        return self.memory.word_at(raw, self.layout.exts) & ~MEMCG_DATA_FLAGS
+
+    def _vector(self, raw: bytes, exts: int, cache: SlabCache) -> Vector | None:
+        layout = self.layout
+        if not exts:
+            return None
+        if layout.needs_objcg is not None:
+            if not layout.needs_objcg.get(raw):
+                return None  # the elements are codetags
+            if layout.in_object is not None and layout.in_object.get(raw):
+                return Vector(exts + layout.objcg, cache.size)
+            return Vector(exts + layout.objcg, layout.element * (1 + layout.has_codetag))
+        if layout.stride is not None:
+            # 0 on slabs of kfence, which hold one object.
+            stride = layout.stride.get(raw) or layout.element
+            return Vector(exts + layout.objcg, stride)
+        return Vector(exts + layout.objcg, layout.element)
+
+    def _objcgs(self, vector: Vector, objects: int) -> list[int]:
+        word = self.memory.word_size
+        data = self.memory.read(vector.address, vector.stride * (objects - 1) + word)
+        return [v & ~MEMCG_DATA_FLAGS for v in self.memory.words(data, 0, vector.stride)]
+
+    def _count(self, vector: Vector, objects: int) -> Mapping[int, int]:
+        counts = Counter(self._objcgs(vector, objects))
+        counts.pop(0, None)
+        return counts

@@ -1,0 +1,260 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+"""
+The nouns of the project
+------------------------
+
+Plain, frozen records that every floor shares, and the errors. Nothing here
+knows drgn, a kernel or a terminal. Addresses are unsigned integers, amounts are
+signed integers in the unit that the record names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
+
+__all__ = (
+    "Accounting",
+    "Coverage",
+    "Evidence",
+    "Finding",
+    "Identity",
+    "ImageError",
+    "ImageInfo",
+    "Memcg",
+    "MemcgInspectError",
+    "ObjStock",
+    "Objcg",
+    "Report",
+    "Row",
+    "Skew",
+    "Stat",
+    "Unreadable",
+)
+
+Accounting = Literal["memcg", "objcg-per-node", "kmem-per-node"]
+RowStatus = Literal["exact", "differs", "in-flight", "moving", "unverifiable"]
+IdentityStatus = Literal["exact", "findings", "unverifiable", "not-kept", "moving"]
+Verdict = Literal["exact", "findings", "incomplete", "moving"]
+Unit = Literal["bytes", "pages", "KiB", "references"]
+
+
+class MemcgInspectError(Exception):
+    """Anything the user can be told in one line."""
+
+
+class ImageError(MemcgInspectError):
+    """The image cannot be opened or is not one this toolkit can read."""
+
+
+@dataclass(frozen=True)
+class ImageInfo:
+    """What was looked at."""
+
+    release: str
+    source: Literal["vmcore", "live", "qemu"]
+    nodes: tuple[int, ...]
+    cpus: int
+    page_size: int
+    accounting: Accounting
+
+
+@dataclass(frozen=True)
+class Memcg:
+    """
+    One ``struct mem_cgroup``.
+
+    :ivar payer: address of the memcg whose own counters hold this one's charges
+        today: itself, or its nearest ancestor that is not dying.
+    """
+
+    address: int
+    path: str
+    cgroup_id: int
+    state: Literal["online", "dying"]
+    parent: int | None
+    payer: int
+
+
+@dataclass(frozen=True)
+class Objcg:
+    """
+    One ``struct obj_cgroup``.
+
+    :ivar memcg: ``objcg->memcg`` as it stands.
+    :ivar nid: node whose ``mem_cgroup_per_node`` holds it; ``None`` where the
+        kernel keeps one objcg for all nodes.
+    :ivar nr_charged_bytes: bytes charged, not used and in no CPU's stock.
+    """
+
+    address: int
+    memcg: int
+    nid: int | None
+    is_root: bool
+    nr_charged_bytes: int
+
+
+class Stat(NamedTuple):
+    """
+    One counter, in the unit of its item.
+
+    :ivar state: what a reader sees: folded, descendants included
+    :ivar pending: what children handed up and the memcg has not added yet
+    :ivar percpu: what its own CPUs have not folded yet
+    """
+
+    state: int
+    pending: int
+    percpu: int
+
+
+class ObjStock(NamedTuple):
+    """
+    What a CPU's object stock holds for one objcg.
+
+    :ivar objcg: ``struct obj_cgroup *``
+    :ivar nr_bytes: bytes of charged pages not handed out
+    :ivar nid: node of the slab bytes; ``None`` if this slot has none
+    :ivar reclaimable: bytes not yet booked as ``NR_SLAB_RECLAIMABLE_B`` of that node
+    :ivar unreclaimable: bytes not yet booked as ``NR_SLAB_UNRECLAIMABLE_B`` of that node
+    :ivar locked: whether the CPU was in the middle of using its stock
+    """
+
+    cpu: int
+    slot: int
+    objcg: int
+    nr_bytes: int
+    nid: int | None
+    reclaimable: int
+    unreclaimable: int
+    locked: bool
+
+
+@dataclass(frozen=True)
+class Row:
+    """
+    One equation of one identity.
+
+    :ivar found: what the walk of the objects added up to, by source.
+    :ivar claimed: what the kernel's counters say, by place; ``None`` where it
+        could not be read.
+    :ivar hierarchy: the counter as userspace reads it, descendants included
+        (folded), where the row is about such a counter.
+    """
+
+    identity: str
+    memcg: int | None
+    objcg: int | None
+    nid: int | None
+    item: str
+    unit: Unit
+    status: RowStatus
+    found: Mapping[str, int]
+    claimed: Mapping[str, int] | None
+    reason: str | None = None
+    hierarchy: int | None = None
+
+    @property
+    def difference(self) -> int | None:
+        """``claimed`` less ``found``, in :attr:`unit`."""
+        if self.claimed is None:
+            return None
+        return sum(self.claimed.values()) - sum(self.found.values())
+
+
+@dataclass(frozen=True)
+class Identity:
+    """The outcome of one identity over the whole image."""
+
+    name: str
+    status: IdentityStatus
+    rows: int
+    differing: int
+    reason: str | None = None
+
+
+@dataclass(frozen=True)
+class Skew:
+    """Charges of one memcg and kind, by charged node and backing node."""
+
+    memcg: int
+    kind: str
+    charged_nid: int | None
+    backing_nid: int
+    bytes: int
+    count: int
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """One object that shows, or may be the cause of, a finding."""
+
+    address: int
+    kind: str
+    nid: int | None = None
+    bytes: int | None = None
+    cache: str | None = None
+    page: int | None = None
+    objcg: int | None = None
+    memcg: int | None = None
+    note: str | None = None
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One place where an identity fails or the kernel's own rule is broken."""
+
+    identity: str
+    kind: str
+    memcg: int | None
+    objcg: int | None
+    nid: int | None
+    item: str
+    unit: Unit
+    difference: int | None
+    what: str
+    evidence_is: Literal["proof", "candidates"]
+    evidence: tuple[Evidence, ...] = ()
+
+
+@dataclass(frozen=True)
+class Unreadable:
+    """One thing that should have been read and could not be."""
+
+    what: str
+    address: int
+    reason: str
+
+
+@dataclass
+class Coverage:
+    """How much of one kind of thing could be read."""
+
+    read: int = 0
+    unreadable: int = 0
+    examples: list[Unreadable] = field(default_factory=list)
+
+    #: Examples kept; the number of failures is always exact.
+    KEEP = 10
+
+    def miss(self, what: str, address: int, reason: str) -> None:
+        """Count one thing that could not be read."""
+        self.unreadable += 1
+        if len(self.examples) < self.KEEP:
+            self.examples.append(Unreadable(what, address, reason))
+
+
+@dataclass(frozen=True)
+class Report:
+    """Everything one audit says."""
+
+    image: ImageInfo
+    verdict: Verdict
+    memcgs: tuple[Memcg, ...]
+    identities: tuple[Identity, ...]
+    rows: tuple[Row, ...]
+    skew: tuple[Skew, ...]
+    findings: tuple[Finding, ...]
+    coverage: Mapping[str, Coverage]
+    timings: Mapping[str, float]
