@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from . import freeze, machine
+from . import crash, freeze, kdump, machine
 from .errors import LabError
 from .kernels import Kernel
 from .machine import Machine, Options
@@ -98,22 +98,54 @@ def _meta(options: Options, image: Image, ready: Kernel, times: dict[str, float]
     }
 
 
+def _at_work(running: Machine) -> None:
+    running.load_modules()
+    running.start_workload()
+    running.run_script()
+
+
+def _frozen(
+    options: Options, image: Image, ready: Kernel, made: Path, told: Path
+) -> dict[str, float]:
+    """The memory of a guest that QEMU stopped."""
+    with machine.booted(options, ready=ready) as running:
+        _at_work(running)
+        if image.freeze == "settled":
+            freeze.settled(running, told)
+        else:
+            freeze.busy(running, image.seed)
+        elf = made.with_name("elf") if image.format == "kdump" else made
+        write_elf(running, elf)
+        (told / "console").write_text(running.qemu.console())
+    if image.format == "kdump":
+        with running.timed("makedumpfile", f"makedumpfile at level {image.level}"):
+            kdump.convert(elf, made, image.level)
+        elf.unlink()
+    return running.times
+
+
+def _crashed(
+    options: Options, image: Image, ready: Kernel, made: Path, told: Path
+) -> dict[str, float]:
+    """The memory of a guest that crashed, as its crash kernel saved it."""
+    files = crash.files(ready)
+    with machine.booted(options, ready=ready, extra_files=files, append=crash.APPEND) as running:
+        crash.load(running, image.format, image.level)
+        _at_work(running)
+        freeze.let_run(image.seed)
+        flattened = image.format == "kdump" or image.level > 0
+        crash.crash(running, made, flattened=flattened)
+        (told / "console").write_text(running.qemu.console())
+    return running.times
+
+
 def dump(options: Options, image: Image, out: Path) -> None:
     """Boot, work, freeze, and write `out` and `out`.guest/."""
     check(image)
     ready = machine.check(options)
     with _replacing(out) as (made, told):
-        with machine.booted(options, ready=ready) as running:
-            running.load_modules()
-            running.start_workload()
-            running.run_script()
-            if image.freeze == "settled":
-                freeze.settled(running, told)
-            else:
-                freeze.busy(running, image.seed)
-            write_elf(running, made)
-            (told / "console").write_text(running.qemu.console())
-            times = running.times
+        take = _crashed if image.freeze == "panic" else _frozen
+        times = take(options, image, ready, made, told)
         (told / "vmlinux").symlink_to(ready.vmlinux)
         meta = _meta(options, image, ready, times)
         write_atomically(told / "meta.json", json.dumps(meta, indent=1).encode() + b"\n")

@@ -2,12 +2,13 @@
 """Stopping a guest: where it rests, or in full flight."""
 
 import io
+import random
 import tarfile
 import time
 from pathlib import Path
 
 from .errors import LabError
-from .machine import Machine, random_moment
+from .machine import Machine
 
 _APART = 3.0
 _QUIET_TRIES = 200
@@ -48,8 +49,13 @@ def settled(machine: Machine, told: Path) -> None:
     raise machine.guest.fail("the guest did not come to rest")
 
 
+def let_run(seed: int | None) -> None:
+    """Wait for a random moment, half a second to two seconds away."""
+    time.sleep(random.Random(seed).uniform(0.5, 2.0))
+
+
 def busy(machine: Machine, seed: int | None) -> None:
     """Stop the guest at some moment, whatever it is doing."""
     with machine.timed("busy", "letting the guest run"):
-        time.sleep(random_moment(seed))
+        let_run(seed)
         machine.qemu.monitor.call("stop")

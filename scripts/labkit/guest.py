@@ -50,6 +50,7 @@ class Guest:
         self.qemu = qemu
         self._ports: dict[str, socket.socket] = qemu.ports
         self._control = b""
+        self._crashing = False
         for port in self._ports.values():
             port.setblocking(False)
         self._wait_line("up", timeout, "boot")
@@ -63,7 +64,7 @@ class Guest:
         """Raise when the guest is gone or its kernel is in trouble."""
         if self.qemu.process.poll() is not None:
             raise self.fail(f"the guest ended during: {what}")
-        if _TROUBLE.search(self.qemu.console()):
+        if not self._crashing and _TROUBLE.search(self.qemu.console()):
             # let the rest of the report reach the console
             time.sleep(1)
             raise self.fail(f"the guest's kernel failed during: {what}")
@@ -168,3 +169,39 @@ class Guest:
             said = (answer.err + answer.out).decode(errors="replace").strip()
             raise self.fail(f"{what} failed in the guest with status {answer.status}: {said}")
         return answer.out
+
+    def crash(self) -> None:
+        """Make the guest's kernel crash; only receive() makes sense after this."""
+        self._crashing = True
+        script = base64.b64encode(b"echo c >/proc/sysrq-trigger").decode()
+        self.send(f"crash {script}\n".encode())
+
+    def receive(self, feed: Callable[[bytes], None], *, timeout: float, what: str) -> int:
+        """Take what a crash kernel sends on out; returns its status."""
+        token = secrets.token_hex(8)
+        pending = b""
+        ended = False
+        status: list[int] = []
+
+        def take(name: str, data: bytes) -> bool:
+            nonlocal pending, ended
+            if name == "ctl":
+                self._control += data
+                while b"\n" in self._control:
+                    line, self._control = self._control.split(b"\n", 1)
+                    words = line.decode(errors="replace").split()
+                    if words[:1] == ["crashed"]:
+                        self.send(f"{token}\n".encode())
+                    elif words[:1] == ["saved"]:
+                        status.append(int(words[1]))
+            elif name == "out":
+                whole = pending + data
+                at = whole.find(token.encode())
+                ended = ended or at >= 0
+                cut = at if at >= 0 else max(0, len(whole) - len(token) + 1)
+                feed(whole[:cut])
+                pending = b"" if at >= 0 else whole[cut:]
+            return bool(status) and ended
+
+        self.pump(take, timeout, what)
+        return status[0]

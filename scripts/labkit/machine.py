@@ -2,8 +2,6 @@
 """A machine as asked for on the command line: booted, set up, its workload started."""
 
 import contextlib
-import random
-import shlex
 import tempfile
 import time
 from collections.abc import Iterator
@@ -152,13 +150,3 @@ def booted(
             yield machine
         finally:
             qemu.close()
-
-
-def random_moment(seed: int | None) -> float:
-    """How long a busy guest runs before it is stopped, in seconds."""
-    return random.Random(seed).uniform(0.5, 2.0)
-
-
-def quoted(words: list[str]) -> str:
-    """Words as one shell command."""
-    return shlex.join(words)
