@@ -144,15 +144,11 @@ def _add_piece(piece: PagePiece, ledger: Ledger, slabs: SlabReader, coverage: Co
             ledger.gap("slab", None, page.nid)
         else:
             _add_slab(slab, ledger)
-    page_size = slabs_page_size(slabs)
+    page_size = mem_map(slabs.prog).page_size
     for kmem in piece.kmem:
         detail = kmem.type or "other"
         entry = Entry(kmem.objcg, "kmem", detail, kmem.nid)
         ledger.add(entry, page_size << kmem.order, 1)
-
-
-def slabs_page_size(slabs: SlabReader) -> int:
-    return mem_map(slabs.prog).page_size
 
 
 def _add_slab(slab: Slab, ledger: Ledger) -> None:

@@ -93,7 +93,7 @@ class Counters:
             return known
         waiting: dict[int, int | None] = dict.fromkeys(self.memcgs, 0)
         whole: dict[int, Claim | None] = {}
-        for memcg in reversed(self.memcgs.values()):  # children first
+        for memcg in reversed(list(self.memcgs.values())):  # children first
             stat, below = self.stat(memcg.address, item, nid), waiting[memcg.address]
             if stat is None or below is None:
                 total, whole[memcg.address] = None, None

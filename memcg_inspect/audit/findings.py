@@ -85,9 +85,7 @@ def _offsets(row: Row, other: Row) -> bool:
     )
 
 
-def _suspect(
-    snapshot: Snapshot, row: Row, partner: Row | None, difference: int
-) -> Suspect | None:
+def _suspect(snapshot: Snapshot, row: Row, partner: Row | None, difference: int) -> Suspect | None:
     """The objects that may be charged where they should not be."""
     if row.identity != "slab":
         return None
@@ -118,14 +116,16 @@ def _sentence(snapshot: Snapshot, row: Row, partner: Row | None, difference: int
     if partner is None or partner.memcg is None or row.memcg is None:
         return text
     memcg, other = snapshot.memcgs[row.memcg], snapshot.memcgs[partner.memcg]
-    if snapshot.memcgs.get(memcg.parent or 0) is not None and _owner(snapshot, memcg.parent) == other.address:
-        return (
-            f"{text}; its parent is off by as much the other way: the folded counter of this "
-            "memcg alone, or the owner of an object, is wrong"
+    if _owner(snapshot, memcg.parent) == other.address:
+        why = (
+            "its parent is off by as much the other way: the folded counter of this memcg alone, "
+            "or the owner of an object, is wrong"
         )
-    if _owner(snapshot, other.parent) == memcg.address:
-        return f"{text}; a child is off by as much the other way, whose counter this one's share is taken from"
-    return f"{text}; another memcg is off by as much the other way: charges may have changed owner"
+    elif _owner(snapshot, other.parent) == memcg.address:
+        why = "a child, whose counter this one's share is taken from, is off the other way"
+    else:
+        why = "another memcg is off the other way: charges may have changed owner"
+    return f"{text}; {why}"
 
 
 def _owner(snapshot: Snapshot, memcg: int | None) -> int | None:

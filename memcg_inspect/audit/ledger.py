@@ -30,7 +30,7 @@ class Amount(NamedTuple):
     """Bytes, and how many charges they come from."""
 
     bytes: int
-    count: int
+    charges: int
 
 
 class Ledger:
@@ -45,7 +45,7 @@ class Ledger:
         before = self._amounts.get(entry)
         if before is not None:
             size += before.bytes
-            count += before.count
+            count += before.charges
         self._amounts[entry] = Amount(size, count)
 
     def gap(self, kind: Kind, detail: str | None = None, nid: int | None = None) -> None:

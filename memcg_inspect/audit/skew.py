@@ -25,8 +25,8 @@ def skew_matrix(snapshot: Snapshot) -> list[Skew]:
             continue
         key = (payer, entry.kind, objcg.nid if objcg is not None else None, entry.nid)
         before = cells.get(key, Amount(0, 0))
-        cells[key] = Amount(before.bytes + amount.bytes, before.count + amount.count)
+        cells[key] = Amount(before.bytes + amount.bytes, before.charges + amount.charges)
     return [
-        Skew(memcg, kind, charged, backing, amount.bytes, amount.count)
+        Skew(memcg, kind, charged, backing, amount.bytes, amount.charges)
         for (memcg, kind, charged, backing), amount in cells.items()
     ]

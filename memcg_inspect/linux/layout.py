@@ -13,7 +13,7 @@ import functools
 from collections.abc import Callable
 from typing import NamedTuple, TypeVar
 
-from drgn import ObjectNotFoundError, Program, Type, TypeKind, TypeMember
+from drgn import ObjectNotFoundError, Program, Type, TypeKind, TypeMember, sizeof
 
 __all__ = (
     "BitField",
@@ -101,7 +101,7 @@ def bit_field(prog: Program, type_name: str, member: str) -> BitField:
     if found is None:
         raise LookupError(f"{type_name} has no member {member}")
     bit, found_member = found
-    width = found_member.bit_field_size or 8 * _size(found_member.type)
+    width = found_member.bit_field_size or 8 * sizeof(found_member.type)
     little = _is_little_endian(prog)
     first, last = bit // 8, (bit + width - 1) // 8
     size = last - first + 1
@@ -119,13 +119,6 @@ def _find(type_: Type, name: str, base: int) -> tuple[int, TypeMember] | None:
             if found is not None:
                 return found
     return None
-
-
-def _size(type_: Type) -> int:
-    size = type_.unaliased().size
-    if size is None:
-        raise ValueError(f"{type_} has no size")
-    return size
 
 
 def _is_little_endian(prog: Program) -> bool:

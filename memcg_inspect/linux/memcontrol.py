@@ -69,9 +69,7 @@ def root_memcg(prog: Program) -> Object:
             "CONFIG_MEMCG is off)"
         ) from None
     if not root:
-        raise ImageError(
-            "the memory controller is disabled in this kernel (cgroup_disable=memory)"
-        )
+        raise ImageError("the memory controller is disabled in this kernel (cgroup_disable=memory)")
     return root
 
 
@@ -215,9 +213,7 @@ def _objcgs_of(holder: Object, is_root: bool) -> Iterator[Object]:
     # The list of an offlined memcg was spliced into its parent's and its own head left
     # dangling: walking it never ends. The root of 6.x has a list and no objcg.
     if current or is_root:
-        yield from list_for_each_entry(
-            "struct obj_cgroup", holder.objcg_list.address_of_(), "list"
-        )
+        yield from list_for_each_entry("struct obj_cgroup", holder.objcg_list.address_of_(), "list")
 
 
 def _objcg(objcg: Object, nid: int | None) -> Objcg:

@@ -45,7 +45,7 @@ class Memory:
         little = bool(prog.platform.flags & PlatformFlags.IS_LITTLE_ENDIAN)
         self.order: Literal["little", "big"] = "little" if little else "big"
         self.word_size = 8 if prog.platform.flags & PlatformFlags.IS_64_BIT else 4
-        self._code = "Q" if self.word_size == 8 else "I"
+        self._code: Literal["Q", "I"] = "Q" if self.word_size == 8 else "I"
         self._native = self.order == sys.byteorder
         self._limit = 1 << 8 * self.word_size
         self.reads = 0
@@ -63,7 +63,8 @@ class Memory:
         address %= self._limit
         if address + size > self._limit:
             raise FaultError("address is past the end of memory", address)
-        return self.prog.read(address, size)
+        data: bytes = self.prog.read(address, size)
+        return data
 
     def word(self, address: int) -> int:
         """Read one ``unsigned long``."""
@@ -94,7 +95,8 @@ class Memory:
             ]
         if self._native:
             view = memoryview(data)[:usable].cast(self._code)
-            return view[start // size :: stride // size].tolist()
+            column: list[int] = view[start // size :: stride // size].tolist()
+            return column
         swapped = array(self._code, data[:usable])
         swapped.byteswap()
         return swapped[start // size :: stride // size].tolist()

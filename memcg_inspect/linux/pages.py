@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator
 from itertools import compress
 from typing import NamedTuple
 
-from drgn import Program, offsetof
+from drgn import Program, offsetof, sizeof
 
 from memcg_inspect.linux.layout import constant, has_member, per_program
 from memcg_inspect.linux.memory import Memory, memory_of
@@ -161,9 +161,7 @@ def page_layout(prog: Program) -> PageLayout:
         raise ImageError("struct page has no page_type: this kernel is too old to be read")
     # Commit d50569612c29 ("mm: rename the 'compound_head' field in the 'struct page' to
     # 'compound_info'") (in v7.1). Bit 0 marks a tail in both.
-    info = offsetof(
-        page, "compound_info" if page.has_member("compound_info") else "compound_head"
-    )
+    info = offsetof(page, "compound_info" if page.has_member("compound_info") else "compound_head")
     low = memory.byte_of_word(memcg_data, 0)
     return PageLayout(
         info=info,
@@ -189,9 +187,7 @@ def _flag(prog: Program, memory: Memory, flags: int, name: str) -> Marker:
     return Marker(memory.byte_of_word(flags, bit // 8), 1 << bit % 8, 1 << bit % 8)
 
 
-def _slab_markers(
-    prog: Program, memory: Memory, flags: int, page_type: int
-) -> tuple[Marker, ...]:
+def _slab_markers(prog: Program, memory: Memory, flags: int, page_type: int) -> tuple[Marker, ...]:
     top = page_type + (3 if memory.order == "little" else 0)
     value = constant(prog, "PGTY_slab")
     if value is not None:
@@ -210,10 +206,10 @@ def _order_offset(prog: Program, memory: Memory, flags: int) -> int:
     # Commit ebc1baf5c9b4 ("mm: free up a word in the first tail page") (in v6.6) moved the
     # order into the low byte of page[1].flags.
     if has_member(prog, "struct page", "compound_order"):
-        return offsetof(prog.type("struct page"), "compound_order")
+        return int(offsetof(prog.type("struct page"), "compound_order"))
     if has_member(prog, "struct folio", "_folio_order"):
         folio = prog.type("struct folio")
-        return offsetof(folio, "_folio_order") % (prog.type("struct page").size or 64)
+        return int(offsetof(folio, "_folio_order") % sizeof(prog.type("struct page")))
     return memory.byte_of_word(flags, 0)
 
 
@@ -274,7 +270,9 @@ class _Scan:
             )
             for i in _positions(slab, count)
         ]
-        charged = [self._kmem(address, data, i, _at(nids, i), orders) for i in _positions(kmem, count)]
+        charged = [
+            self._kmem(address, data, i, _at(nids, i), orders) for i in _positions(kmem, count)
+        ]
         lru = list(self._lru(data, user & ~head, user & head, orders, nids, count))
         return PagePiece(count, slabs, charged, lru, None)
 

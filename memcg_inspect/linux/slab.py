@@ -101,10 +101,15 @@ class Slab(NamedTuple):
 
 
 class ChargedObject(NamedTuple):
-    """A slab object with an objcg."""
+    """
+    A slab object with an objcg.
+
+    :ivar number: its index in the slab
+    :ivar element: address of its ``struct obj_cgroup *``
+    """
 
     address: int
-    index: int
+    number: int
     slab: Slab
     objcg: int
     element: int
@@ -258,9 +263,7 @@ class SlabReader:
                 charged = None
         if charged is not None:
             self.coverage.read += 1
-        return Slab(
-            found.page, found.nid, found.order, cache, objects, inuse, vector, charged
-        )
+        return Slab(found.page, found.nid, found.order, cache, objects, inuse, vector, charged)
 
     def charged_objects(self, slab: Slab) -> Iterator[ChargedObject]:
         """
@@ -275,7 +278,7 @@ class SlabReader:
             if objcg:
                 yield ChargedObject(
                     address=first + index * slab.cache.size,
-                    index=index,
+                    number=index,
                     slab=slab,
                     objcg=objcg,
                     element=slab.vector.address + index * slab.vector.stride,

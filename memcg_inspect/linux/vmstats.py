@@ -115,9 +115,7 @@ class StatReader:
         :param memcg: ``struct mem_cgroup *``
         :raises drgn.FaultError: if any part of them cannot be read
         """
-        stats = self._read(
-            memcg.vmstats.value_(), memcg.vmstats_percpu.value_(), self._memcg
-        )
+        stats = self._read(memcg.vmstats.value_(), memcg.vmstats_percpu.value_(), self._memcg)
         if self._nmi_memcg:
             _add(stats, "MEMCG_KMEM", int(memcg.kmem_stat.counter))
         return stats

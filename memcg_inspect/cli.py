@@ -1,0 +1,157 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+"""The command line. Holds no logic: it opens, asks, renders, and knows exit statuses."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+
+from drgn import Architecture
+
+from memcg_inspect.model import MemcgInspectError, Report
+
+__all__ = ("entry", "main")
+
+EXIT_EXACT = 0
+EXIT_FINDINGS = 1
+EXIT_UNUSABLE = 2
+EXIT_INCOMPLETE = 3
+EXIT_FAULT = 70
+EXIT_INTERRUPTED = 130
+
+
+def entry() -> None:
+    """Run as a program."""
+    sys.exit(main(sys.argv[1:]))
+
+
+def main(argv: Sequence[str]) -> int:
+    """
+    Run one command.
+
+    :return: exit status
+    """
+    try:
+        args = _parser().parse_args(argv)
+        return _run(args)
+    except MemcgInspectError as error:
+        print(f"memcg-inspect: {error}", file=sys.stderr)
+        return EXIT_UNUSABLE
+    except KeyboardInterrupt:
+        print("memcg-inspect: interrupted", file=sys.stderr)
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        # Whoever read our output has enough of it; keep Python from saying so on exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_FAULT
+    except Exception:
+        traceback.print_exc()
+        print(
+            "memcg-inspect: this is a fault of the program itself: please report it with the "
+            "lines above and the kernel's release to the project's issue tracker",
+            file=sys.stderr,
+        )
+        return EXIT_FAULT
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="memcg-inspect",
+        description="Hold the memory that Linux memory cgroups are charged for against the "
+        "kernel's counters, to the byte, in a vmcore or a running kernel.",
+    )
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    audit = commands.add_parser(
+        "audit",
+        help="check every identity between charges and counters",
+        description="Exit status: 0 all exact, 1 at least one finding, 2 the command could not "
+        "be run, 3 nothing found but something could not be read or was still moving, "
+        "130 interrupted, 70 a fault of the program itself.",
+    )
+    _add_image_options(audit)
+    audit.add_argument("--json", action="store_true", help="print one JSON document")
+    audit.add_argument("--all", action="store_true", help="print rows that are all zero, too")
+    return parser
+
+
+def _add_image_options(parser: argparse.ArgumentParser) -> None:
+    image = parser.add_argument_group("image").add_mutually_exclusive_group()
+    image.add_argument("-c", "--core", metavar="IMAGE", help="a vmcore; default: running kernel")
+    image.add_argument("--qemu", metavar="QMP_SOCKET", help="a guest of QEMU")
+    types = parser.add_argument_group("debug info (as in drgn)")
+    types.add_argument(
+        "-s",
+        "--symbols",
+        metavar="VMLINUX",
+        action="append",
+        default=[],
+        help="file with debug info; may be given more than once",
+    )
+    types.add_argument(
+        "--debug-directory",
+        metavar="PATH",
+        action="append",
+        default=[],
+        help="look for debug info there, too; may be given more than once",
+    )
+    types.add_argument(
+        "--no-default-symbols",
+        action="store_true",
+        help="use no debug info but that given with -s",
+    )
+    types.add_argument(
+        "--architecture",
+        metavar="ARCH",
+        type=str.upper,
+        choices=[a.name for a in Architecture],
+        help="the image's architecture, in case it cannot be told from it",
+    )
+    types.add_argument("--vmcoreinfo", metavar="PATH", help="use this VMCOREINFO note")
+    types.add_argument(
+        "--log-level",
+        choices=["debug", "info", "warning", "error", "critical", "none"],
+        default="error",
+        help="drgn's messages of at least this level go to standard error (default: error)",
+    )
+
+
+def _run(args: argparse.Namespace) -> int:
+    from memcg_inspect.collect import audit
+    from memcg_inspect.linux.program import ImageSource, open_image
+    from memcg_inspect.render.json_report import to_json
+    from memcg_inspect.render.terminal import make_console, print_report
+
+    level = logging.CRITICAL + 1 if args.log_level == "none" else args.log_level.upper()
+    logging.basicConfig(format="%(name)s: %(message)s")
+    logging.getLogger("drgn").setLevel(level)
+    prog = open_image(
+        ImageSource(
+            core=args.core,
+            qemu=args.qemu,
+            symbols=tuple(args.symbols),
+            default_symbols=not args.no_default_symbols,
+            debug_directories=tuple(args.debug_directory),
+            architecture=args.architecture,
+            vmcoreinfo=args.vmcoreinfo,
+        )
+    )
+    report = audit(prog)
+    if args.json:
+        print(to_json(report))
+    else:
+        print_report(report, make_console(), show_zero=args.all)
+    sys.stdout.flush()
+    return _exit_status(report)
+
+
+def _exit_status(report: Report) -> int:
+    return {
+        "exact": EXIT_EXACT,
+        "findings": EXIT_FINDINGS,
+        "incomplete": EXIT_INCOMPLETE,
+        "moving": EXIT_INCOMPLETE,
+    }[report.verdict]

@@ -1,0 +1,153 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+"""
+Reports as JSON
+---------------
+
+One document with a ``schema`` number. Addresses are hex strings, amounts are integers in
+the unit named beside them; what could not be read is ``null`` with a reason. Within a
+schema number fields may be added, and none changes its meaning.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from memcg_inspect.model import Coverage, Evidence, Finding, Identity, Memcg, Report, Row, Skew
+
+__all__ = ("SCHEMA", "report_document", "to_json")
+
+SCHEMA = 1
+
+
+def to_json(report: Report) -> str:
+    """Write a report as one JSON document."""
+    return json.dumps(report_document(report), indent=1)
+
+
+def report_document(report: Report) -> dict[str, Any]:
+    """Return a report as plain lists, dicts, strings and numbers."""
+    image = report.image
+    return {
+        "schema": SCHEMA,
+        "image": {
+            "release": image.release,
+            "source": image.source,
+            "nodes": list(image.nodes),
+            "cpus": image.cpus,
+            "page_size": image.page_size,
+            "accounting": image.accounting,
+        },
+        "verdict": report.verdict,
+        "memcgs": [_memcg(memcg) for memcg in report.memcgs],
+        "identities": [_identity(identity) for identity in report.identities],
+        "rows": [_row(row) for row in report.rows if not is_zero(row)],
+        "skew": [_skew(cell) for cell in report.skew],
+        "findings": [_finding(finding) for finding in report.findings],
+        "coverage": {name: _coverage(c) for name, c in report.coverage.items()},
+        "timings": {name: round(seconds, 6) for name, seconds in report.timings.items()},
+    }
+
+
+def is_zero(row: Row) -> bool:
+    """Return whether a row says nothing but that there is nothing."""
+    return (
+        row.status == "exact"
+        and not any(row.found.values())
+        and not any((row.claimed or {}).values())
+    )
+
+
+def _hex(address: int | None) -> str | None:
+    return None if address is None else f"{address:#x}"
+
+
+def _memcg(memcg: Memcg) -> dict[str, Any]:
+    return {
+        "address": _hex(memcg.address),
+        "path": memcg.path,
+        "cgroup_id": memcg.cgroup_id,
+        "state": memcg.state,
+        "parent": _hex(memcg.parent),
+    }
+
+
+def _identity(identity: Identity) -> dict[str, Any]:
+    return {
+        "name": identity.name,
+        "status": identity.status,
+        "rows": identity.rows,
+        "differing": identity.differing,
+        "reason": identity.reason,
+    }
+
+
+def _row(row: Row) -> dict[str, Any]:
+    return {
+        "identity": row.identity,
+        "memcg": _hex(row.memcg),
+        "objcg": _hex(row.objcg),
+        "nid": row.nid,
+        "item": row.item,
+        "unit": row.unit,
+        "status": row.status,
+        "reason": row.reason,
+        "found": dict(row.found),
+        "claimed": None if row.claimed is None else dict(row.claimed),
+        "difference": row.difference,
+        "hierarchy": row.hierarchy,
+    }
+
+
+def _skew(cell: Skew) -> dict[str, Any]:
+    return {
+        "memcg": _hex(cell.memcg),
+        "kind": cell.kind,
+        "charged_nid": cell.charged_nid,
+        "backing_nid": cell.backing_nid,
+        "bytes": cell.bytes,
+        "count": cell.count,
+    }
+
+
+def _finding(finding: Finding) -> dict[str, Any]:
+    return {
+        "identity": finding.identity,
+        "kind": finding.kind,
+        "memcg": _hex(finding.memcg),
+        "objcg": _hex(finding.objcg),
+        "nid": finding.nid,
+        "item": finding.item,
+        "unit": finding.unit,
+        "difference": finding.difference,
+        "what": finding.what,
+        "evidence_is": finding.evidence_is,
+        "evidence": [_evidence(e) for e in finding.evidence],
+    }
+
+
+def _evidence(evidence: Evidence) -> dict[str, Any]:
+    fields: Mapping[str, Any] = {
+        "address": _hex(evidence.address),
+        "kind": evidence.kind,
+        "nid": evidence.nid,
+        "bytes": evidence.bytes,
+        "cache": evidence.cache,
+        "page": _hex(evidence.page),
+        "objcg": _hex(evidence.objcg),
+        "memcg": _hex(evidence.memcg),
+        "note": evidence.note,
+    }
+    return {name: value for name, value in fields.items() if value is not None}
+
+
+def _coverage(coverage: Coverage) -> dict[str, Any]:
+    return {
+        "read": coverage.read,
+        "unreadable": coverage.unreadable,
+        "examples": [
+            {"what": e.what, "address": _hex(e.address), "reason": e.reason}
+            for e in coverage.examples
+        ],
+    }
