@@ -3,13 +3,15 @@
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from . import dump, kernels
+from . import dump, images, kernels, live, poke, updown
 from .errors import LabError
 from .machine import Options
 from .programs import workload_names
+
+Parser = argparse.ArgumentParser
 
 
 def _kernel(args: argparse.Namespace) -> int:
@@ -48,6 +50,48 @@ def _dump(args: argparse.Namespace) -> int:
     return 0
 
 
+def _cached_image(args: argparse.Namespace) -> int:
+    print(images.cached(_options(args), _image(args)))
+    return 0
+
+
+def _live(args: argparse.Namespace) -> int:
+    command = args.words[1:] if args.words[:1] == ["--"] else args.words
+    if not command:
+        raise LabError("live: no command given after --")
+    return live.live(_options(args), command, timeout=args.timeout)
+
+
+def _up(args: argparse.Namespace) -> int:
+    print(updown.up(_options(args), args.freeze, args.state))
+    return 0
+
+
+def _exec(args: argparse.Namespace) -> int:
+    status, out, err = updown.execute(args.state, Path(args.script).read_text(), args.timeout)
+    sys.stdout.buffer.write(out)
+    sys.stdout.flush()
+    sys.stderr.buffer.write(err)
+    return status
+
+
+def _down(args: argparse.Namespace) -> int:
+    updown.down(args.state)
+    return 0
+
+
+def _poke(args: argparse.Namespace) -> int:
+    changes = []
+    for change in args.change:
+        what, sign, value = change.rpartition("=")
+        if not sign:
+            raise LabError(f"{change!r} is not WHAT=VALUE")
+        changes.append((what, value))
+    for address, data in poke.poke(args.image, args.out, args.symbols, changes):
+        print(f"{address:#x} {data[::-1].hex()}")
+    return 0
+
+
 def _guest_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument("--kernel", required=True, metavar="NAME")
     command.add_argument("--nodes", default="1", metavar="SPEC", help="like 4, or 2cpu+6mem")
@@ -70,17 +114,52 @@ def _image_arguments(command: argparse.ArgumentParser) -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="lab", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="lab", description="Real kernels, real machines, real images of their memory."
+    )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    command = commands.add_parser("kernel", help="make a kernel ready and print its folder")
+
+    def add(name: str, call: Callable[[argparse.Namespace], int], help: str) -> Parser:
+        command = commands.add_parser(name, help=help, description=help)
+        command.set_defaults(call=call)
+        return command
+
+    command = add("kernel", _kernel, "make a kernel ready and print its folder")
     command.add_argument("name", metavar="NAME", help=", ".join(kernels.RECIPES))
     command.add_argument("--refresh", action="store_true", help="look for a newer one")
-    command.set_defaults(call=_kernel)
-    command = commands.add_parser("dump", help="boot, work, freeze, and write the memory")
+
+    command = add("dump", _dump, "boot, work, freeze, and write the memory")
     _guest_arguments(command)
     _image_arguments(command)
     command.add_argument("--out", required=True, type=Path, metavar="FILE")
-    command.set_defaults(call=_dump)
+
+    command = add("image", _cached_image, "like dump, but kept in the cache; print its path")
+    _guest_arguments(command)
+    _image_arguments(command)
+
+    command = add("live", _live, "run a command of this machine inside a guest")
+    _guest_arguments(command)
+    command.add_argument("--timeout", type=float, metavar="SECONDS")
+    command.add_argument("words", nargs=argparse.REMAINDER, metavar="-- COMMAND...")
+
+    command = add("up", _up, "keep a guest running; print its QMP socket")
+    _guest_arguments(command)
+    command.add_argument("--freeze", default="none", choices=["settled", "busy", "none"])
+    command.add_argument("--state", required=True, type=Path, metavar="DIR")
+
+    command = add("exec", _exec, "run a shell script in a guest that is up")
+    command.add_argument("state", type=Path, metavar="DIR")
+    command.add_argument("script", metavar="SCRIPT")
+    command.add_argument("--timeout", type=float, default=60.0, metavar="SECONDS")
+
+    command = add("down", _down, "end a guest that is up")
+    command.add_argument("state", type=Path, metavar="DIR|SOCKET")
+
+    command = add("poke", _poke, "copy an ELF image and change words in it")
+    command.add_argument("-s", "--symbols", type=Path, metavar="VMLINUX")
+    command.add_argument("image", type=Path, metavar="IMAGE")
+    command.add_argument("out", type=Path, metavar="OUT")
+    command.add_argument("change", nargs="+", metavar="WHAT=VALUE")
     return parser
 
 

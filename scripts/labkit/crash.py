@@ -52,10 +52,13 @@ def load(machine: Machine, format: str, level: int) -> None:
 def crash(machine: Machine, out: Path, *, flattened: bool) -> None:
     """Crash the guest, and write to `out` what its crash kernel sends."""
     guest = machine.guest
-    sink = kdump.Flattened(out) if flattened else kdump.Plain(out)
-    with machine.timed("crash", "crashing the guest and saving its memory"):
+    what = "crashing the guest and saving its memory"
+    with machine.timed("crash", what), open(out, "wb") as file:
+        sink = kdump.Flattened(file) if flattened else kdump.Plain(file)
         guest.crash()
         status = guest.receive(sink.feed, timeout=_TIMEOUT, what="saving the crashed memory")
-        sink.close()
+        # an error of makedumpfile's tells more than the stream it cut short
+        if status == 0:
+            sink.finish()
     if status != 0:
         raise guest.fail(f"saving the crashed memory failed with status {status}")

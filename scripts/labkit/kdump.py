@@ -5,6 +5,7 @@ import re
 import struct
 import subprocess
 from pathlib import Path
+from typing import BinaryIO
 
 from .elf import program_headers_first
 from .errors import LabError
@@ -27,8 +28,8 @@ def convert(elf: Path, out: Path, level: int) -> None:
 class Flattened:
     """Puts makedumpfile's stream (-F) in place while it comes."""
 
-    def __init__(self, path: Path) -> None:
-        self._file = open(path, "wb")
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
         self._data = bytearray()
         self._begun = False
         self.ended = False
@@ -57,9 +58,8 @@ class Flattened:
             at += size
         del self._data[:at]
 
-    def close(self) -> None:
+    def finish(self) -> None:
         """No more is to come."""
-        self._file.close()
         if not self.ended:
             raise LabError("the stream of makedumpfile ended early")
 
@@ -69,8 +69,8 @@ class Plain:
 
     _PIECE = 1 << 16
 
-    def __init__(self, path: Path) -> None:
-        self._file = open(path, "wb")
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
         self._data = bytearray()
         self._zeros = bytes(self._PIECE)
 
@@ -86,11 +86,10 @@ class Plain:
                 self._file.write(piece)
         del self._data[:whole]
 
-    def close(self) -> None:
+    def finish(self) -> None:
         """No more is to come."""
         self._file.write(self._data)
         self._file.truncate()
-        self._file.close()
 
 
 def program_and_libraries() -> dict[str, bytes]:

@@ -74,7 +74,7 @@ def tool(name: str) -> str:
 
 
 def run(
-    command: Sequence[str | Path],
+    command: Sequence[object],
     *,
     what: str,
     cwd: Path | None = None,

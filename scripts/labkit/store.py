@@ -73,9 +73,11 @@ def write_atomically(path: Path, data: bytes) -> None:
 def file_hash(path: Path) -> str:
     """SHA-256 of a file's content."""
     with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest() if hasattr(
-            hashlib, "file_digest"
-        ) else _slow_hash(path)
+        return (
+            hashlib.file_digest(file, "sha256").hexdigest()
+            if hasattr(hashlib, "file_digest")
+            else _slow_hash(path)
+        )
 
 
 def _slow_hash(path: Path) -> str:
@@ -108,7 +110,7 @@ def write_stamp(folder: Path, facts: Mapping[str, Any]) -> None:
     files = {
         str(path.relative_to(folder)): [path.stat().st_size, file_hash(path)]
         for path in sorted(folder.rglob("*"))
-        if path.is_file() and path.name != STAMP
+        if path.is_file() and not path.is_symlink() and path.name != STAMP
     }
     stamp = {"facts": dict(facts), "files": files}
     write_atomically(folder / STAMP, json.dumps(stamp, indent=1).encode())

@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+"""Images made once and kept, for tests.
+
+The key is a hash of everything that went in, so a change of a workload, of the
+guest's init, of the kernel or of the lab's own way of freezing makes a new image.
+"""
+
+import functools
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+from . import dump
+from .kernels import Kernel
+from .machine import Options, check
+from .paths import cache_folder
+from .programs import GUEST, WORKLOADS, workload_parts
+from .store import file_hash, fresh_folder, locked, read_stamp, text_hash, tree_hash, write_stamp
+
+NAME = "vmcore"
+_MOST_BYTES = 20 << 30
+# what of the lab itself shapes an image
+_SHAPING = ("crash", "dump", "elf", "freeze", "initramfs", "kdump", "machine", "topology")
+
+
+@functools.cache
+def _lab_hash() -> str:
+    here = Path(__file__).parent
+    return text_hash([file_hash(here / f"{name}.py") for name in _SHAPING] + [tree_hash(GUEST)])
+
+
+def key(options: Options, image: dump.Image, kernel: Kernel) -> str:
+    """The name of an image in the cache."""
+    sources = [WORKLOADS / f"{part}.c" for part in workload_parts(options.workload)]
+    sources += [WORKLOADS / "common.c", WORKLOADS / "common.h"]
+    return text_hash(
+        {
+            "options": options.facts(),
+            "image": [image.freeze, image.format, image.level, image.seed],
+            "kernel": kernel.facts,
+            "workload": tree_hash(*sources),
+            "modules": [tree_hash(Path(folder)) for folder, _ in options.modules],
+            "run": None if options.run is None else file_hash(Path(options.run)),
+            "lab": _lab_hash(),
+        }
+    )[:24]
+
+
+def _size(folder: Path) -> int:
+    return sum(path.lstat().st_blocks * 512 for path in folder.rglob("*"))
+
+
+def trim(keep: Path, most: int = _MOST_BYTES) -> None:
+    """Drop the images used longest ago until the rest takes no more than `most` bytes."""
+    folders = [path for path in cache_folder("images").iterdir() if not path.name.startswith(".")]
+    sizes = {folder: _size(folder) for folder in folders}
+    total = sum(sizes.values())
+    for folder in sorted(folders, key=lambda path: path.stat().st_mtime):
+        if total <= most:
+            break
+        if folder != keep:
+            shutil.rmtree(folder, ignore_errors=True)
+            total -= sizes[folder]
+
+
+@functools.cache
+def _image(options: Options, image: dump.Image) -> Path:
+    dump.check(image)
+    kernel = check(options)
+    name = key(options, image, kernel)
+    folder = cache_folder("images") / name
+    with locked(f"image-{name}"):
+        if read_stamp(folder) is None:
+            with fresh_folder(folder) as made:
+                dump.dump(options, image, made / NAME)
+                write_stamp(made, {"kernel": kernel.name})
+            trim(folder)
+        # its age counts from its last use
+        os.utime(folder)
+    return folder / NAME
+
+
+def image(
+    kernel: str,
+    nodes: str = "1",
+    workload: str = "idle",
+    freeze: str = "settled",
+    *,
+    format: str = "elf",
+    level: int = 0,
+    seed: int | None = None,
+    **more: Any,
+) -> Path:
+    """An image as `lab dump` makes it, from the cache when it is there.
+
+    More options are those of :class:`labkit.machine.Options`.
+    """
+    return cached(Options(kernel, nodes, workload=workload, **more),
+                  dump.Image(freeze, format, level, seed))  # fmt: skip
+
+
+def cached(options: Options, how: dump.Image) -> Path:
+    """The same, from options put together already."""
+    return _image(options, how)

@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+"""Running a command of this machine inside a guest."""
+
+import os
+import shlex
+import sys
+from pathlib import Path
+
+from . import machine
+from .machine import Options
+from .share import shared
+
+# what a command sees of the caller's environment
+_KEPT = ("PATH", "HOME", "LANG", "LC_ALL", "TERM", "VIRTUAL_ENV", "PYTHONPATH", "PYTHONUNBUFFERED")
+
+
+def _script(command: list[str], mount: str) -> str:
+    """Mount this machine's files, put the guest's own on top, and run the command."""
+    kept = {name: os.environ[name] for name in _KEPT if name in os.environ}
+    kept["MEMCG_INSPECT_CACHE"] = os.environ.get("MEMCG_INSPECT_CACHE", "")
+    assignments = [f"{name}={value}" for name, value in kept.items() if value]
+    # the folder may be gone in the guest's view only when it is under /tmp or /run
+    inner = f"cd {shlex.quote(os.getcwd())} 2>/dev/null || cd /; exec {shlex.join(command)}"
+    words = shlex.join(["env", "-i", *assignments, "sh", "-c", inner])
+    mounts = "\n".join(
+        f"mount --bind {place} /host{place}"
+        for place in ("/proc", "/sys", "/dev", "/tmp", "/run", "/dev/shm")
+    )
+    return f"set -e\nmkdir -p /host\n{mount}\n{mounts}\nset +e\nexec chroot /host {words}\n"
+
+
+def _forward(name: str, data: bytes) -> None:
+    stream = sys.stdout if name == "out" else sys.stderr
+    stream.buffer.write(data)
+    stream.buffer.flush()
+
+
+def live(options: Options, command: list[str], *, timeout: float | None = None) -> int:
+    """Run `command` as root in a guest; returns its exit status."""
+    ready = machine.check(options)
+    with (
+        shared(ready) as share,
+        machine.booted(
+            options, ready=ready, shares=share.args, shared_memory=share.shared_memory
+        ) as running,
+    ):
+        running.load_modules()
+        running.start_workload()
+        running.run_script()
+        sys.stdout.flush()
+        answer = running.guest.sh(
+            _script(command, share.mount), what=Path(command[0]).name, timeout=timeout,
+            sink=_forward,
+        )  # fmt: skip
+        return answer.status

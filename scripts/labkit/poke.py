@@ -1,0 +1,194 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+"""Faults planted into copies of ELF images.
+
+Addresses are translated by drgn itself and then looked up in the file's own program
+headers; the written image is opened again to see that drgn reads the new value.
+"""
+
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from . import elf
+from .errors import LabError
+from .run import find
+
+_WORD = re.compile(r"(?s)([us])(8|16|32|64):(.*)")
+_PAGE = 4096
+
+
+def _drgn() -> Any:
+    try:
+        import drgn
+    except ImportError:
+        raise LabError("poke needs drgn: pip install drgn") from None
+    return drgn
+
+
+def open_image(image: Path, vmlinux: Path) -> Any:
+    """A drgn program for an image."""
+    drgn = _drgn()
+    program = drgn.Program()
+    try:
+        program.set_core_dump(str(image))
+        program.load_debug_info([str(vmlinux)])
+    except Exception as error:
+        raise LabError(f"drgn cannot open {image} with {vmlinux}: {error}") from error
+    return program
+
+
+def vmlinux_of(image: Path) -> Path:
+    """The vmlinux that `lab dump` noted beside an image."""
+    noted = image.with_name(image.name + ".guest") / "vmlinux"
+    if not noted.exists():
+        raise LabError(f"no vmlinux is noted beside {image}; give one with -s")
+    return noted
+
+
+def names(program: Any) -> dict[str, Any]:
+    """What expressions can use: drgn, its Linux helpers, `prog`, and the kernel's symbols."""
+    import drgn.helpers.linux
+
+    found: dict[str, Any] = {"drgn": drgn, "prog": program}
+    for name in drgn.helpers.linux.__all__:
+        found[name] = getattr(drgn.helpers.linux, name)
+    for name in ("cast", "container_of", "reinterpret", "sizeof", "offsetof", "Object", "NULL"):
+        found[name] = getattr(drgn, name)
+    return found
+
+
+def _evaluate(program: Any, scope: Mapping[str, Any], expression: str, **more: Any) -> Any:
+    class Names(dict[str, Any]):
+        def __missing__(self, name: str) -> Any:
+            # a kernel variable can be written plainly
+            return program[name]
+
+    # so that helpers can be called without prog, as at drgn's prompt
+    _drgn().set_default_prog(program)
+    try:
+        return eval(expression, {"__builtins__": __builtins__}, Names(scope, **more))
+    except Exception as error:
+        raise LabError(f"{expression!r}: {type(error).__name__}: {error}") from error
+    finally:
+        _drgn().set_default_prog(None)
+
+
+def _place(program: Any, scope: Mapping[str, Any], what: str) -> tuple[int, int, bool]:
+    """Address, size and signedness of the word that `what` names."""
+    drgn = _drgn()
+    if match := _WORD.fullmatch(what):
+        address = _evaluate(program, scope, match[3])
+        return int(address), int(match[2]) // 8, match[1] == "s"
+    thing = _evaluate(program, scope, what)
+    if not isinstance(thing, drgn.Object) or thing.address_ is None:
+        raise LabError(f"{what!r} is not an object in memory; give u64:ADDRESS for an address")
+    if thing.bit_field_size_ is not None:
+        raise LabError(f"{what!r} is a bit field; give the word that holds it")
+    kind = thing.type_
+    while kind.kind == drgn.TypeKind.TYPEDEF:
+        kind = kind.type
+    if kind.kind == drgn.TypeKind.STRUCT and len(kind.members) == 1:
+        # atomic_t and its like: the one word inside
+        return _place(program, {**scope, "_thing": thing}, f"_thing.{kind.members[0].name}")
+    if kind.kind not in (drgn.TypeKind.INT, drgn.TypeKind.POINTER, drgn.TypeKind.BOOL,
+                         drgn.TypeKind.ENUM):  # fmt: skip
+        raise LabError(f"{what!r} is a {thing.type_.type_name()}, not a word")
+    signed = kind.kind == drgn.TypeKind.INT and kind.is_signed
+    return thing.address_, drgn.sizeof(thing), signed
+
+
+def physical(program: Any, address: int) -> int:
+    """The physical address behind a virtual one."""
+    from drgn.helpers.linux.mm import follow_phys
+
+    try:
+        return int(follow_phys(program["init_mm"].address_of_(), address).value_())
+    except Exception as error:
+        raise LabError(f"{address:#x} is not mapped: {error}") from error
+
+
+def copy(image: Path, out: Path) -> None:
+    """Copy an image, holes and all, cheaply where the filesystem can."""
+    if image.resolve() == out.resolve():
+        raise LabError("OUT is IMAGE itself; the lab never alters an image in place")
+    if find("cp"):
+        command = ["cp", "--reflink=auto", "--sparse=always", str(image), str(out)]
+        subprocess.run(command, check=True)
+    else:
+        shutil.copyfile(image, out)
+
+
+def _changes(
+    program: Any, changes: Sequence[tuple[str | int, str | int | bytes]]
+) -> list[tuple[int, bytes]]:
+    scope = names(program)
+    found = []
+    for what, value in changes:
+        if isinstance(value, bytes):
+            address = what if isinstance(what, int) else _place(program, scope, what)[0]
+            found.append((address, value))
+            continue
+        if isinstance(what, int):
+            what = f"u64:{what:#x}"
+        address, size, signed = _place(program, scope, what)
+        old = int.from_bytes(program.read(address, size), "little", signed=signed)
+        new = _evaluate(program, scope, value, old=old) if isinstance(value, str) else value
+        bits = 8 * size
+        number = int(new)
+        if not -(1 << bits - 1) <= number < 1 << bits:
+            raise LabError(f"{what} holds {bits} bits; {number} does not fit")
+        found.append((address, (number & (1 << bits) - 1).to_bytes(size, "little")))
+    return found
+
+
+def poke(
+    image: Path,
+    out: Path,
+    vmlinux: Path | None,
+    changes: Sequence[tuple[str | int, str | int | bytes]],
+) -> list[tuple[int, bytes]]:
+    """Copy `image` to `out` with words changed; returns (address, bytes) as written.
+
+    Each change is (what, value). What is an expression for a kernel object, or
+    ``u64:ADDRESS`` (u8 to u64, s8 to s64), or an address. Value is an expression
+    that may use ``old``, a number, or the bytes themselves.
+    """
+    vmlinux = vmlinux or vmlinux_of(image)
+    table = elf.segments(image)
+    program = open_image(image, vmlinux)
+    writes = _changes(program, changes)
+    pieces = []
+    for address, data in writes:
+        # each page of a longer piece may be somewhere else
+        at = 0
+        while at < len(data):
+            size = min(len(data) - at, _PAGE - (address + at) % _PAGE)
+            where = elf.file_offset(table, physical(program, address + at), size)
+            pieces.append((where, data[at : at + size]))
+            at += size
+    temporary = out.with_name(f".{out.name}.poking")
+    try:
+        copy(image, temporary)
+        with open(temporary, "r+b") as file:
+            for where, data in pieces:
+                file.seek(where)
+                file.write(data)
+        # later changes win over earlier ones: compare with the last state of each byte
+        wanted = {address + i: byte for address, data in writes for i, byte in enumerate(data)}
+        changed = open_image(temporary, vmlinux)
+        for address, byte in wanted.items():
+            if changed.read_u8(address) != byte:
+                raise LabError(f"drgn reads another value at {address:#x} than was written")
+        os.replace(temporary, out)
+    finally:
+        temporary.unlink(missing_ok=True)
+    note = out.with_name(out.name + ".guest")
+    note.mkdir(exist_ok=True)
+    link = note / "vmlinux"
+    link.unlink(missing_ok=True)
+    link.symlink_to(vmlinux.resolve())
+    return writes
