@@ -48,9 +48,10 @@ def _unpack(archive: Archive, package: str, folder: Path) -> None:
     shutil.rmtree(folder / "deb")
 
 
-def fragment_text(fragment: str, localversion: str) -> str:
-    """The config fragment of a kernel, with the version suffix that tells it apart."""
-    text = (FIXTURES / "kernels" / f"{fragment}.config").read_text()
+def fragment_text(fragments: tuple[str, ...], localversion: str) -> str:
+    """The config fragments of a kernel, with the version suffix that tells it apart."""
+    paths = [FIXTURES / "kernels" / f"{name}.config" for name in fragments]
+    text = "".join(path.read_text() for path in paths)
     return text + f'CONFIG_LOCALVERSION="-{localversion}"\n'
 
 
@@ -121,7 +122,7 @@ def build(
     series: str,
     folder: Path,
     *,
-    fragment: str,
+    fragments: tuple[str, ...],
     localversion: str,
     optional: frozenset[str],
     patches: list[Path],
@@ -136,7 +137,7 @@ def build(
     """
     need(*BUILD_TOOLS)
     tree, version = source(series, refresh=refresh)
-    text = fragment_text(fragment, localversion)
+    text = fragment_text(fragments, localversion)
     output = cache_folder("build") / name
     if patches:
         tree = _patched(name, tree, version, patches)

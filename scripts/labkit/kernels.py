@@ -18,7 +18,8 @@ class Recipe:
     """How a kernel comes to be: fetched from Debian, or built here."""
 
     series: str
-    fragment: str | None = None
+    # config fragments under fixtures/kernels/, the later ones winning
+    fragments: tuple[str, ...] = ()
     localversion: str = ""
     # lines of the fragment that this series does not know
     optional: frozenset[str] = frozenset()
@@ -36,8 +37,10 @@ RECIPES: dict[str, Recipe] = {
     "6.12": Recipe("6.12"),
     "7.2": Recipe("7.2"),
     "7.3": Recipe("7.3"),
-    "6.12-lab": Recipe("6.12", fragment="lab", localversion="lab", optional=_NOT_IN_6_12),
-    "7.3-lab": Recipe("7.3", fragment="lab", localversion="lab"),
+    "6.12-lab": Recipe(
+        "6.12", fragments=("lab", "lab-6.12"), localversion="lab", optional=_NOT_IN_6_12
+    ),
+    "7.3-lab": Recipe("7.3", fragments=("lab",), localversion="lab"),
 }
 
 
@@ -67,7 +70,7 @@ class Kernel:
     @property
     def build_tree(self) -> Path | None:
         """Where modules can be built against it; None for Debian's kernels."""
-        return cache_folder("build") / self.name if RECIPES[self.name].fragment else None
+        return cache_folder("build") / self.name if RECIPES[self.name].fragments else None
 
     @functools.cached_property
     def config(self) -> dict[str, str]:
@@ -91,15 +94,15 @@ def _current(recipe: Recipe, facts: dict[str, Any] | None) -> bool:
     """Whether a kernel in the cache is still what its recipe would make."""
     if facts is None:
         return False
-    if recipe.fragment is None:
+    if not recipe.fragments:
         return True
     version = facts["packages"][f"linux-source-{recipe.series}"]
-    text = build.fragment_text(recipe.fragment, recipe.localversion)
+    text = build.fragment_text(recipe.fragments, recipe.localversion)
     return bool(facts["inputs"] == build.inputs(version, text, _patch_files(recipe)))
 
 
 def _make(name: str, recipe: Recipe, folder: Path, refresh: bool) -> dict[str, Any]:
-    if recipe.fragment is None:
+    if not recipe.fragments:
         return debian.fetch(recipe.series, folder)
     if recipe.base:
         kernel(recipe.base)
@@ -107,7 +110,7 @@ def _make(name: str, recipe: Recipe, folder: Path, refresh: bool) -> dict[str, A
         name,
         recipe.series,
         folder,
-        fragment=recipe.fragment,
+        fragments=recipe.fragments,
         localversion=recipe.localversion,
         optional=recipe.optional,
         patches=_patch_files(recipe),
@@ -161,5 +164,5 @@ def names(built_here: bool | None = None) -> Sequence[str]:
     return [
         name
         for name, how in RECIPES.items()
-        if built_here is None or built_here == (how.fragment is not None)
+        if built_here is None or built_here == (bool(how.fragments))
     ]

@@ -5,6 +5,7 @@ Addresses are translated by drgn itself and then looked up in the file's own pro
 headers; the written image is opened again to see that drgn reads the new value.
 """
 
+import builtins
 import os
 import re
 import shutil
@@ -62,15 +63,18 @@ def names(program: Any) -> dict[str, Any]:
 
 
 def _evaluate(program: Any, scope: Mapping[str, Any], expression: str, **more: Any) -> Any:
-    class Names(dict[str, Any]):
+    class Symbols(dict[str, Any]):
         def __missing__(self, name: str) -> Any:
-            # a kernel variable can be written plainly
+            # a kernel variable can be written plainly; helpers and builtins come first
+            if name in known or hasattr(builtins, name):
+                raise KeyError(name)
             return program[name]
 
+    known = {**scope, **more}
     # so that helpers can be called without prog, as at drgn's prompt
     _drgn().set_default_prog(program)
     try:
-        return eval(expression, {"__builtins__": __builtins__}, Names(scope, **more))
+        return eval(expression, known, Symbols())
     except Exception as error:
         raise LabError(f"{expression!r}: {type(error).__name__}: {error}") from error
     finally:
