@@ -19,7 +19,7 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "scripts"))
 
-from labkit import images, kernels  # noqa: E402
+from labkit import images, kernels, poke  # noqa: E402
 
 from memcg_inspect.collect import audit  # noqa: E402
 from memcg_inspect.linux.program import ImageSource, open_image  # noqa: E402
@@ -103,3 +103,28 @@ class Lab:
 @pytest.fixture(scope="session")
 def lab() -> Iterator[Lab]:
     yield Lab()
+
+
+class Plant:
+    """Plants faults into copies of images; the copies go when the test is over."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.made: list[Path] = []
+
+    def __call__(self, image: Image, *changes: tuple[str | int, str | int | bytes]) -> Report:
+        out = self.folder / f"{len(self.made)}.core"
+        self.made.append(out)
+        poke.poke(image.core, out, image.vmlinux, changes)
+        return audit(open_image(ImageSource(core=str(out), symbols=(str(image.vmlinux),))))
+
+    def remove(self) -> None:
+        for path in self.made:
+            path.unlink(missing_ok=True)
+
+
+@pytest.fixture
+def plant(tmp_path: Path) -> Iterator[Plant]:
+    plant = Plant(tmp_path)
+    yield plant
+    plant.remove()
