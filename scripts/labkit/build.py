@@ -1,5 +1,11 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
-"""Kernels built here, from Debian's linux-source and the project's config fragments."""
+"""Kernels built here, from Debian's linux-source and the project's config fragments.
+
+Kbuild writes the source's path into every command it compares, so a build tree is
+only good for a source at the same path. A patched kernel is therefore built with its
+source mounted over the shared one, in a mount namespace of its own: its build tree
+starts as a copy of the unpatched kernel's, and only what the patches touch is built.
+"""
 
 import os
 import re
@@ -7,45 +13,12 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from .apt import Archive
+from . import source
 from .errors import LabError
 from .paths import FIXTURES, cache_folder
 from .progress import doing
 from .run import BUILD_TOOLS, need, run
-from .store import fresh_folder, locked, text_hash, tree_hash, write_atomically
-
-_STAMP = ".lab-source"
-
-
-def source(series: str, *, refresh: bool = False) -> tuple[Path, str]:
-    """The unpacked linux-source of a series, and the package's version."""
-    package = f"linux-source-{series}"
-    folder = cache_folder("src") / package
-    marker = folder / _STAMP
-    with locked(package):
-        if marker.exists() and not refresh:
-            return folder, marker.read_text().strip()
-        archive = Archive()
-        if package not in archive.names(package):
-            raise LabError(f"Debian's archive has no {package} now")
-        version = archive.version(package)
-        if marker.exists() and marker.read_text().strip() == version:
-            return folder, version
-        with fresh_folder(folder) as made:
-            _unpack(archive, package, made)
-            write_atomically(made / _STAMP, version.encode() + b"\n")
-        return folder, version
-
-
-def _unpack(archive: Archive, package: str, folder: Path) -> None:
-    deb = archive.download(package, folder)
-    run(["dpkg-deb", "-x", deb, folder / "deb"], what=f"unpacking {package}")
-    deb.unlink()
-    (tarball,) = (folder / "deb" / "usr" / "src").glob(f"{package}.tar.*")
-    need("xz")
-    untar = ["tar", "-x", "--strip-components=1", "-C", folder, "-f", tarball]
-    run(untar, what=f"unpacking {tarball.name}")
-    shutil.rmtree(folder / "deb")
+from .store import fresh_folder, text_hash, tree_hash
 
 
 def fragment_text(fragments: tuple[str, ...], localversion: str) -> str:
@@ -70,7 +43,25 @@ def check_config(fragment: str, config: str, allowed: frozenset[str] = frozenset
     return missed
 
 
-def configure(tree: Path, output: Path, text: str, *, optional: frozenset[str]) -> None:
+def make_command(tree: Path, over: Path | None) -> list[str]:
+    """How to call make on a source; `over` is a patched one to be mounted over it."""
+    command = ["make", "-C", str(tree), "ARCH=x86_64"]
+    if over is None:
+        return command
+    root = [] if os.geteuid() == 0 else ["--map-root-user"]
+    script = 'mount --bind "$0" "$1" && shift && exec "$@"'
+    mount = ["unshare", "--mount", *root, "sh", "-c", script, str(over), str(tree)]
+    return [*mount, *command]
+
+
+def module_command(name: str, series: str, patched: bool) -> list[str]:
+    """How to call make for an out-of-tree module of a kernel built here."""
+    tree = cache_folder("src") / f"linux-source-{series}"
+    command = make_command(tree, source.patched_folder(name) if patched else None)
+    return [*command, f"O={cache_folder('build') / name}"]
+
+
+def configure(make: list[str], output: Path, text: str, *, optional: frozenset[str]) -> None:
     """Write .config from the fragment, when the fragment is another than last time."""
     output.mkdir(parents=True, exist_ok=True)
     written = output / ".lab-fragment"
@@ -78,20 +69,20 @@ def configure(tree: Path, output: Path, text: str, *, optional: frozenset[str]) 
         return
     given = output / ".lab-fragment.new"
     given.write_text(text)
-    make = ["make", "-C", tree, f"O={output}", "ARCH=x86_64", f"KCONFIG_ALLCONFIG={given}"]
-    run([*make, "allnoconfig"], what="configuring the kernel")
+    target = [f"O={output}", f"KCONFIG_ALLCONFIG={given}", "allnoconfig"]
+    run([*make, *target], what="configuring the kernel")
     missed = check_config(text, (output / ".config").read_text(), optional)
     if missed:
         raise LabError("the kernel's configuration refused: " + ", ".join(missed))
     given.rename(written)
 
 
-def compile_kernel(tree: Path, output: Path, name: str) -> None:
+def compile_kernel(make: list[str], output: Path, name: str) -> None:
     """Build vmlinux, bzImage and modules, going on from what is built already."""
     log = cache_folder("logs") / f"build-{name}.log"
     jobs = max(2, len(os.sched_getaffinity(0)) + 1)
-    make = ["make", "-C", tree, f"O={output}", "ARCH=x86_64", f"-j{jobs}"]
-    run([*make, "vmlinux", "bzImage", "modules"], what=f"building kernel {name}", log=log)
+    targets = [f"O={output}", f"-j{jobs}", "vmlinux", "bzImage", "modules"]
+    run([*make, *targets], what=f"building kernel {name}", log=log)
 
 
 def collect(output: Path, folder: Path) -> str:
@@ -136,15 +127,18 @@ def build(
     copy of `base`'s.
     """
     need(*BUILD_TOOLS)
-    tree, version = source(series, refresh=refresh)
+    tree, version = source.source(series, refresh=refresh)
     text = fragment_text(fragments, localversion)
     output = cache_folder("build") / name
+    over = None
     if patches:
-        tree = _patched(name, tree, version, patches)
-        if base and not output.exists():
-            _copy_build(cache_folder("build") / base, output, tree)
-    configure(tree, output, text, optional=optional)
-    compile_kernel(tree, output, name)
+        # without the source it was built from, a build tree cannot be trusted
+        if base and not (output.exists() and source.patched_folder(name).exists()):
+            _copy_build(cache_folder("build") / base, output)
+        over = source.patched(name, tree, version, patches)
+    make = make_command(tree, over)
+    configure(make, output, text, optional=optional)
+    compile_kernel(make, output, name)
     release = collect(output, folder)
     return {
         "release": release,
@@ -153,48 +147,7 @@ def build(
     }
 
 
-def _patched(name: str, tree: Path, version: str, patches: list[Path]) -> Path:
-    """A copy of the source, patched; files that the patches leave alone are hard links.
-
-    Every file that a patch names becomes a copy first, so that nothing can be
-    written through a link into the shared source.
-    """
-    need("patch")
-    target = cache_folder("src") / name
-    marker = target / _STAMP
-    wanted = inputs(version, "", patches) + "\n"
-    if marker.exists() and marker.read_text() == wanted:
-        return target
-    touched = set()
-    for patch in patches:
-        touched |= set(re.findall(r"(?m)^(?:---|\+\+\+) [ab]/(\S+)", patch.read_text()))
-    with fresh_folder(target) as made:
-        run(["cp", "-al", f"{tree}/.", made], what=f"copying the source for {name}")
-        (made / _STAMP).unlink(missing_ok=True)
-        for path in touched:
-            if (made / path).exists():
-                (made / path).unlink()
-                shutil.copy2(tree / path, made / path)
-        for patch in patches:
-            run(["patch", "-p1", "-s", "-d", made, "-i", patch], what=f"applying {patch.name}")
-        _keep_times(target, made, touched)
-        write_atomically(made / _STAMP, wanted.encode())
-    return target
-
-
-def _keep_times(old: Path, new: Path, touched: set[str]) -> None:
-    # make goes by times: a file that comes out as before must not look new
-    for path in touched:
-        before, after = old / path, new / path
-        if before.exists() and after.exists() and before.read_bytes() == after.read_bytes():
-            stat = before.stat()
-            os.utime(after, ns=(stat.st_atime_ns, stat.st_mtime_ns))
-
-
-def _copy_build(base: Path, output: Path, tree: Path) -> None:
+def _copy_build(base: Path, output: Path) -> None:
     with fresh_folder(output) as made:
         copy = ["cp", "-a", "--reflink=auto", f"{base}/.", made]
         run(copy, what=f"copying the build of {base.name}")
-        link = made / "source"
-        link.unlink(missing_ok=True)
-        link.symlink_to(tree)

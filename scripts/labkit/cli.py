@@ -2,6 +2,7 @@
 """The commands of `scripts/lab`."""
 
 import argparse
+import signal
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -166,6 +167,8 @@ def _parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit status."""
     args = _parser().parse_args(argv)
+    # as for Ctrl-C: guests are ended and temporary files removed on the way out
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         status: int = args.call(args)
     except LabError as error:

@@ -8,6 +8,7 @@ from . import initramfs, kdump
 from .kernels import Kernel
 from .machine import Machine
 from .programs import GUEST, compiled
+from .topology import Topology
 
 # reserved by the crashing kernel
 APPEND = "crashkernel=192M"
@@ -30,6 +31,11 @@ def files(kernel: Kernel) -> dict[str, bytes]:
         "lab/crash/bzImage": kernel.bzimage.read_bytes(),
         "lab/crash/initrd": archive.finish(),
     }
+
+
+def enough_memory(topology: Topology) -> str:
+    """A memory size with which a node has room for what is reserved."""
+    return f"{max(1024, 384 * len(topology.nodes))}M"
 
 
 def _save_command(format: str, level: int) -> str:

@@ -7,7 +7,7 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from . import crash, freeze, kdump, machine
 from .errors import LabError
 from .kernels import Kernel
 from .machine import Machine, Options
+from .programs import ENDLESS, workload_parts
 from .run import find
 from .store import write_atomically
 
@@ -29,8 +30,10 @@ class Image:
     seed: int | None = None
 
 
-def check(image: Image) -> None:
+def check(options: Options, image: Image) -> None:
     """Find mistakes in what was asked for."""
+    if image.freeze == "settled" and ENDLESS & set(workload_parts(options.workload)):
+        raise LabError(f"{options.workload} never rests: --freeze busy or panic")
     if image.freeze not in ("settled", "busy", "panic"):
         raise LabError(f"--freeze is settled, busy or panic, not {image.freeze}")
     if image.format not in ("elf", "kdump"):
@@ -141,8 +144,10 @@ def _crashed(
 
 def dump(options: Options, image: Image, out: Path) -> None:
     """Boot, work, freeze, and write `out` and `out`.guest/."""
-    check(image)
+    check(options, image)
     ready = machine.check(options)
+    if image.freeze == "panic" and options.memory is None:
+        options = replace(options, memory=crash.enough_memory(options.topology))
     with _replacing(out) as (made, told):
         take = _crashed if image.freeze == "panic" else _frozen
         times = take(options, image, ready, made, told)

@@ -66,7 +66,7 @@ def trim(keep: Path, most: int = _MOST_BYTES) -> None:
 
 @functools.cache
 def _image(options: Options, image: dump.Image) -> Path:
-    dump.check(image)
+    dump.check(options, image)
     kernel = check(options)
     name = key(options, image, kernel)
     folder = cache_folder("images") / name

@@ -23,7 +23,7 @@ class Recipe:
     localversion: str = ""
     # lines of the fragment that this series does not know
     optional: frozenset[str] = frozenset()
-    # folders under fixtures/patches/, applied in this order
+    # patches, or folders of them, under fixtures/patches/, applied in this order
     patches: tuple[str, ...] = ()
     # the kernel whose build tree a patched one starts from
     base: str | None = None
@@ -68,9 +68,12 @@ class Kernel:
         return self.folder / "bzImage"
 
     @property
-    def build_tree(self) -> Path | None:
-        """Where modules can be built against it; None for Debian's kernels."""
-        return cache_folder("build") / self.name if RECIPES[self.name].fragments else None
+    def module_command(self) -> list[str] | None:
+        """How to call make for a module of it; None for Debian's kernels."""
+        how = RECIPES[self.name]
+        if not how.fragments:
+            return None
+        return build.module_command(self.name, how.series, bool(how.patches))
 
     @functools.cached_property
     def config(self) -> dict[str, str]:
@@ -82,10 +85,10 @@ class Kernel:
 def _patch_files(recipe: Recipe) -> list[Path]:
     found: list[Path] = []
     for name in recipe.patches:
-        folder = FIXTURES / "patches" / name
-        files = sorted(folder.glob("*.patch"))
+        place = FIXTURES / "patches" / name
+        files = [place] if place.is_file() else sorted(place.glob("*.patch"))
         if not files:
-            raise LabError(f"no patches in {folder}")
+            raise LabError(f"no patches in {place}")
         found += files
     return found
 

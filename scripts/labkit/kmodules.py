@@ -11,7 +11,7 @@ from .errors import LabError
 from .kernels import Kernel
 from .paths import cache_folder
 from .run import BUILD_TOOLS, need, run, tool
-from .store import fresh_folder, read_stamp, text_hash, tree_hash, write_stamp
+from .store import fresh_folder, locked, read_stamp, text_hash, tree_hash, write_stamp
 
 
 def plain_name(file: str) -> str:
@@ -60,8 +60,8 @@ def in_order(kernel: Kernel, wanted: list[str]) -> dict[str, bytes]:
 
 def build_module(kernel: Kernel, folder: Path) -> Path:
     """Build an out-of-tree module (a folder with a Kbuild); returns the .ko file."""
-    tree = kernel.build_tree
-    if tree is None or not (tree / "Module.symvers").exists():
+    command = kernel.module_command
+    if command is None:
         raise LabError(
             f"--module: kernel {kernel.name} was not built here; Debian's headers want another "
             "compiler, so test modules need a kernel like 7.3-lab"
@@ -70,19 +70,25 @@ def build_module(kernel: Kernel, folder: Path) -> Path:
         raise LabError(f"--module: {folder} has no Kbuild")
     need(*BUILD_TOOLS)
     key = text_hash([kernel.facts["inputs"], tree_hash(folder), folder.name])[:16]
-    built = cache_folder("modules") / f"{folder.name}-{kernel.name}-{key}"
-    if read_stamp(built) is None:
-        with fresh_folder(built) as made:
-            # built in a copy: the project's own folders stay clean
-            work = made / "work"
-            shutil.copytree(folder, work)
-            make = ["make", "-C", tree, f"M={work}", "ARCH=x86_64", "modules"]
-            run(make, what=f"building module {folder.name} for {kernel.name}")
-            results = list(work.glob("*.ko"))
-            if len(results) != 1:
-                raise LabError(f"--module: {folder} makes {len(results)} modules, not one")
-            results[0].rename(made / results[0].name)
-            shutil.rmtree(work)
-            write_stamp(made, {"module": results[0].name})
+    name = f"{folder.name}-{kernel.name}-{key}"
+    built = cache_folder("modules") / name
+    with locked(f"module-{name}"):
+        if read_stamp(built) is None:
+            with fresh_folder(built) as made:
+                _make_module(command, folder, made, kernel.name)
+                write_stamp(made, {"kernel": kernel.name})
     (result,) = built.glob("*.ko")
     return result
+
+
+def _make_module(command: list[str], folder: Path, made: Path, kernel: str) -> None:
+    # in a copy: the project's own folders stay clean
+    work = made / "work"
+    shutil.copytree(folder, work)
+    what = f"building module {folder.name} for {kernel}"
+    run([*command, f"M={work}", "modules"], what=what)
+    results = list(work.glob("*.ko"))
+    if len(results) != 1:
+        raise LabError(f"--module: {folder} makes {len(results)} modules, not one")
+    results[0].rename(made / results[0].name)
+    shutil.rmtree(work)

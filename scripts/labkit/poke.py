@@ -71,14 +71,19 @@ def _evaluate(program: Any, scope: Mapping[str, Any], expression: str, **more: A
             return program[name]
 
     known = {**scope, **more}
+    drgn = _drgn()
+    try:
+        before = drgn.get_default_prog()
+    except drgn.NoDefaultProgramError:
+        before = None
     # so that helpers can be called without prog, as at drgn's prompt
-    _drgn().set_default_prog(program)
+    drgn.set_default_prog(program)
     try:
         return eval(expression, known, Symbols())
     except Exception as error:
         raise LabError(f"{expression!r}: {type(error).__name__}: {error}") from error
     finally:
-        _drgn().set_default_prog(None)
+        drgn.set_default_prog(before)
 
 
 def _place(program: Any, scope: Mapping[str, Any], what: str) -> tuple[int, int, bool]:

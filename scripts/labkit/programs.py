@@ -6,10 +6,12 @@ from pathlib import Path
 from .errors import LabError
 from .paths import FIXTURES, cache_folder
 from .run import need, run
-from .store import fresh_folder, read_stamp, text_hash, tree_hash, write_stamp
+from .store import fresh_folder, locked, read_stamp, text_hash, tree_hash, write_stamp
 
 WORKLOADS = FIXTURES / "workloads"
 GUEST = FIXTURES / "guest"
+# workloads that never come to rest
+ENDLESS = frozenset({"churn"})
 _FLAGS = ["-static", "-O2", "-g0", "-std=gnu11", "-Wall", "-Wextra", "-Werror", "-pthread"]
 
 
@@ -18,12 +20,13 @@ def compiled(source: Path, *with_files: Path) -> bytes:
     need("gcc", "/usr/include/stdio.h")
     key = text_hash([_FLAGS, [tree_hash(path) for path in (source, *with_files)]])[:16]
     folder = cache_folder("programs") / f"{source.stem}-{key}"
-    if read_stamp(folder) is None:
-        units = [source, *(path for path in with_files if path.suffix == ".c")]
-        with fresh_folder(folder) as made:
-            command = ["gcc", *_FLAGS, "-o", made / "program", *units]
-            run(command, what=f"compiling {source.name}")
-            write_stamp(made, {"source": source.name})
+    with locked(f"program-{folder.name}"):
+        if read_stamp(folder) is None:
+            units = [source, *(path for path in with_files if path.suffix == ".c")]
+            with fresh_folder(folder) as made:
+                command = ["gcc", *_FLAGS, "-o", made / "program", *units]
+                run(command, what=f"compiling {source.name}")
+                write_stamp(made, {"source": source.name})
     return (folder / "program").read_bytes()
 
 

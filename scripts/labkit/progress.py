@@ -50,9 +50,9 @@ class Progress:
             end = "failed" if kind else "done"
             print(f"lab: {self._what}: {end} ({self._elapsed()})", file=sys.stderr, flush=True)
 
-    def detail(self, text: str) -> None:
+    def step(self, what: str) -> None:
         """What exactly is under way now; shown from the next second on."""
-        self._detail = text
+        self._detail = "" if what == self._what else f"- {what}"
 
     def _elapsed(self) -> str:
         seconds = int(time.monotonic() - self._began)
@@ -83,7 +83,7 @@ _current: list[Progress] = []
 def doing(what: str) -> Iterator[Progress]:
     """Progress about `what`; inside another one, only that one's detail changes."""
     if _current:
-        _current[-1].detail(f"- {what}")
+        _current[-1].step(what)
         yield _current[-1]
         return
     with Progress(what) as progress:

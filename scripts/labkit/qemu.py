@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from .errors import GuestError, LabError
-from .run import tool
+from .run import dies_with_lab, tool
 
 
 class Monitor:
@@ -118,6 +118,7 @@ class Qemu:
             self.process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=errors, stderr=errors,
                 start_new_session=True,
+                preexec_fn=dies_with_lab,
             )  # fmt: skip
         try:
             self.ports = made.accept(self.process)

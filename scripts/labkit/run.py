@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 """Running the programs of the machine, and naming those that are missing."""
 
+import ctypes
 import os
 import shutil
+import signal
 import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -25,6 +27,7 @@ PACKAGES = {
     "pahole": "dwarves",
     "patch": "patch",
     "qemu-system-x86_64": "qemu-system-x86",
+    "unshare": "util-linux",
     "virtiofsd": "virtiofsd",
     "xz": "xz-utils",
     "zstd": "zstd",
@@ -35,6 +38,8 @@ PACKAGES = {
 
 # programs that their package keeps out of PATH, which names of packages differ by release
 _ELSEWHERE = {"virtiofsd": ("/usr/libexec/virtiofsd", "/usr/lib/qemu/virtiofsd")}
+
+_PR_SET_PDEATHSIG = 1
 
 BUILD_TOOLS = (
     "gcc", "make", "flex", "bison", "bc", "pahole", "xz", "zstd",
@@ -71,6 +76,14 @@ def tool(name: str) -> str:
     path = find(name)
     assert path is not None
     return path
+
+
+def dies_with_lab() -> None:
+    """For a child before it becomes QEMU: end, too, when the lab is killed.
+
+    What the lab can do itself when it ends, it does; this is for SIGKILL.
+    """
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def run(

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from .errors import LabError
 from .kernels import Kernel
-from .run import find, need
+from .run import dies_with_lab, find, need
 
 _MOUNT_9P = (
     "mount -t 9p -o trans=virtio,version=9p2000.L,ro,msize=512000,cache=loose,access=any host /host"
@@ -62,7 +62,12 @@ def _virtiofsd(folder: Path) -> Iterator[Path]:
         command += ["--sandbox", "chroot"]
     with open(folder / "log", "wb") as log:
         process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+            preexec_fn=dies_with_lab,
         )
     try:
         for _ in range(200):

@@ -7,6 +7,7 @@ believed when it holds a stamp, written last, whose hashes its files still have.
 
 import contextlib
 import fcntl
+import glob
 import hashlib
 import json
 import os
@@ -37,8 +38,14 @@ def locked(name: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def fresh_folder(target: Path) -> Iterator[Path]:
-    """A new folder that takes the place of `target` when the block succeeds."""
+    """A new folder that takes the place of `target` when the block succeeds.
+
+    Whoever calls this for a target holds its lock, so what is left beside it under
+    temporary names is from runs that were killed.
+    """
     target.parent.mkdir(parents=True, exist_ok=True)
+    for left in target.parent.glob(f".{glob.escape(target.name)}.*"):
+        shutil.rmtree(left, ignore_errors=True)
     made = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
     try:
         made.chmod(0o755)

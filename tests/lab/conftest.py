@@ -1,0 +1,18 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+"""The lab's own tests: pure pieces purely, and a few real boots."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+PROJECT = Path(__file__).resolve().parent.parent.parent
+sys.path.insert(0, str(PROJECT / "scripts"))
+
+
+@pytest.fixture
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty cache, so that a test neither uses nor alters the real one."""
+    folder = tmp_path / "cache"
+    monkeypatch.setenv("MEMCG_INSPECT_CACHE", str(folder))
+    return folder
