@@ -29,7 +29,15 @@ from memcg_inspect.linux.pages import PagePiece, scan_pages
 from memcg_inspect.linux.slab import Slab, SlabReader
 from memcg_inspect.linux.stock import read_obj_stocks
 from memcg_inspect.linux.vmstats import StatReader
-from memcg_inspect.model import Coverage, Evidence, ImageInfo, Memcg, Report, Stat
+from memcg_inspect.model import (
+    Coverage,
+    Evidence,
+    ImageError,
+    ImageInfo,
+    Memcg,
+    Report,
+    Stat,
+)
 
 __all__ = ("audit", "collect")
 
@@ -79,8 +87,27 @@ def audit(prog: Program) -> Report:
 
 
 def collect(prog: Program, clock: Clock | None = None) -> Snapshot:
-    """Read everything that is to be judged."""
-    clock = clock or Clock()
+    """
+    Read everything that is to be judged.
+
+    :raises ImageError: as :func:`audit` does
+    """
+    try:
+        return _collect(prog, clock or Clock())
+    except FaultError as error:
+        raise ImageError(
+            "the image lacks memory that nothing can be read without "
+            f"({error}): it is truncated, or filtered too far"
+        ) from error
+    except (LookupError, AttributeError) as error:
+        if isinstance(error, AttributeError) and "no member" not in str(error):
+            raise
+        raise ImageError(
+            f"this kernel is not known here, or its debug info is not whole: {error}"
+        ) from error
+
+
+def _collect(prog: Program, clock: Clock) -> Snapshot:
     coverage: defaultdict[str, Coverage] = defaultdict(Coverage)
     with clock.measure("memcgs"):
         image = _image(prog)

@@ -23,6 +23,7 @@ __all__ = (
     "has_member",
     "has_type",
     "per_program",
+    "static_key_enabled",
 )
 
 T = TypeVar("T")
@@ -65,6 +66,19 @@ def constant(prog: Program, *names: str) -> int | None:
         except (KeyError, ObjectNotFoundError):
             continue
     return None
+
+
+def static_key_enabled(prog: Program, name: str) -> bool | None:
+    """
+    Return whether a static key is enabled.
+
+    :param name: of a ``struct static_key_true`` or ``struct static_key_false``
+    :return: ``None`` if there is no such key
+    """
+    try:
+        return int(prog[name].key.enabled.counter) > 0
+    except KeyError:
+        return None
 
 
 def array_length(type_: Type) -> int:

@@ -16,7 +16,7 @@ from drgn import FaultError, Object, Program, container_of
 from drgn.helpers.linux.cgroup import cgroup_name
 from drgn.helpers.linux.list import list_for_each_entry
 
-from memcg_inspect.linux.layout import constant, has_member, per_program
+from memcg_inspect.linux.layout import constant, has_member, per_program, static_key_enabled
 from memcg_inspect.linux.mmzone import possible_nodes
 from memcg_inspect.model import Accounting, Coverage, ImageError, Memcg, Objcg
 
@@ -68,7 +68,8 @@ def root_memcg(prog: Program) -> Object:
             "this kernel has no memory controller (there is no root_mem_cgroup: "
             "CONFIG_MEMCG is off)"
         ) from None
-    if not root:
+    # The controller's key is there in every kernel that has cgroups: SUBSYS(memory).
+    if not root or static_key_enabled(prog, "memory_cgrp_subsys_enabled_key") is False:
         raise ImageError("the memory controller is disabled in this kernel (cgroup_disable=memory)")
     return root
 

@@ -85,6 +85,11 @@ class PageLayout(NamedTuple):
     types: dict[int, str]
     table_bit: int | None
 
+    @property
+    def has_large_kmalloc(self) -> bool:
+        """Whether large kmallocs have a page type of their own."""
+        return "large_kmalloc" in self.types.values()
+
 
 class SlabPage(NamedTuple):
     """
@@ -312,11 +317,11 @@ class _Scan:
         raw = data[i * size : (i + 1) * size]
         word = self.memory.word_at(raw, layout.memcg_data)
         kind = int.from_bytes(raw[layout.page_type : layout.page_type + 4], self.memory.order)
-        if layout.table_bit is None:
-            name = layout.types.get(kind >> 24, "")
-        else:
-            is_type = kind & 0xF0000000 == 0xF0000000
-            name = "table" if is_type and not kind & layout.table_bit else ""
+        name = self._type_name(kind)
+        if not name and i in orders and not layout.has_large_kmalloc:
+            # Nothing tells a large kmalloc apart from other compound pages there; no other
+            # user of such pages is known.
+            name = "large_kmalloc"
         return KmemPage(
             page=address + i * size,
             nid=nid,
@@ -325,6 +330,13 @@ class _Scan:
             type=name,
             objcg=word & ~MEMCG_DATA_FLAGS,
         )
+
+    def _type_name(self, page_type: int) -> str:
+        bit = self.layout.table_bit
+        if bit is None:
+            return self.layout.types.get(page_type >> 24, "")
+        is_type = page_type & 0xF0000000 == 0xF0000000
+        return "table" if is_type and not page_type & bit else ""
 
     def _lru(
         self,

@@ -26,7 +26,14 @@ from drgn import FaultError, Object, Program, offsetof, sizeof
 from drgn.helpers.linux.list import list_for_each_entry
 from drgn.helpers.linux.mm import page_to_virt
 
-from memcg_inspect.linux.layout import BitField, bit_field, constant, has_member, per_program
+from memcg_inspect.linux.layout import (
+    BitField,
+    bit_field,
+    constant,
+    has_member,
+    per_program,
+    static_key_enabled,
+)
 from memcg_inspect.linux.memory import memory_of
 from memcg_inspect.linux.pages import MEMCG_DATA_FLAGS, SlabPage
 from memcg_inspect.model import Coverage, ImageError
@@ -174,16 +181,8 @@ def slab_layout(prog: Program) -> SlabLayout:
         stride=optional("stride"),
         in_object=optional("obj_exts_in_object"),
         needs_objcg=optional("obj_exts_needs_objcg"),
-        has_codetag=_key_is_on(prog, "slab_obj_ext_has_codetag_key"),
+        has_codetag=bool(static_key_enabled(prog, "slab_obj_ext_has_codetag_key")),
     )
-
-
-def _key_is_on(prog: Program, name: str) -> bool:
-    """Whether a static key (``struct static_key_true`` or ``_false``) is enabled."""
-    try:
-        return int(prog[name].key.enabled.counter) > 0
-    except KeyError:
-        return False
 
 
 class SlabReader:

@@ -1,0 +1,278 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+"""
+From BTF to drgn's types
+------------------------
+
+Makes a :class:`drgn.Type` of a type in BTF when it is first asked for. The members of a
+structure get theirs when they are first looked at, so that a type costs what is used of it.
+
+drgn trusts its types: a structure that contains itself would send it into a recursion
+without end. So whatever a type drags in is checked for loops before it is made, and a member
+that reaches past its structure is refused.
+"""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from collections.abc import Iterator
+
+from drgn import (
+    FaultError,
+    Object,
+    Program,
+    Qualifiers,
+    Type,
+    TypeEnumerator,
+    TypeKind,
+    TypeKindSet,
+    TypeMember,
+    TypeParameter,
+    sizeof,
+)
+
+from memcg_inspect.linux.btf.parse import SIZE_LIMIT, Btf, Kind
+
+__all__ = ("TypeMaker",)
+
+#: Types inside types inside types: no kernel comes near.
+DEPTH_LIMIT = 128
+
+_QUALIFIERS = {
+    Kind.CONST: Qualifiers.CONST,
+    Kind.VOLATILE: Qualifiers.VOLATILE,
+    Kind.RESTRICT: Qualifiers.RESTRICT,
+    Kind.TYPE_TAG: Qualifiers.NONE,
+}
+
+#: Kinds of BTF that answer to a kind of drgn's.
+_KINDS = {
+    TypeKind.INT: (Kind.INT,),
+    TypeKind.BOOL: (Kind.INT,),
+    TypeKind.FLOAT: (Kind.FLOAT,),
+    TypeKind.STRUCT: (Kind.STRUCT,),
+    TypeKind.UNION: (Kind.UNION,),
+    TypeKind.ENUM: (Kind.ENUM, Kind.ENUM64),
+    TypeKind.TYPEDEF: (Kind.TYPEDEF,),
+}
+
+# BTF does not keep the integer type of an enumeration, only its size and sign.
+_ENUM_TYPES = {
+    1: ("unsigned char", "signed char"),
+    2: ("unsigned short", "short"),
+    4: ("unsigned int", "int"),
+    8: ("unsigned long", "long"),
+}
+
+# How a type is reached: as a part of another, through a pointer, or through a pointer and a
+# name that hides what is behind it.
+_PART, _POINTED, _HIDDEN = range(3)
+
+
+class TypeMaker:
+    """
+    Makes the types of one BTF for one program.
+
+    :param base: makes the types of the BTF that this one continues
+    """
+
+    def __init__(self, prog: Program, btf: Btf, base: TypeMaker | None = None) -> None:
+        self.btf = btf
+        self.base = base
+        # The program keeps this object: a reference back would keep both alive for ever.
+        self._prog = weakref.ref(prog)
+        self._types: dict[int, Type] = {}
+        self._sound: set[tuple[int, int]] = set()
+
+    @property
+    def prog(self) -> Program:
+        """The program the types belong to."""
+        prog = self._prog()
+        if prog is None:
+            raise ReferenceError("the program of these types is gone")
+        return prog
+
+    def find(self, kinds: TypeKindSet, name: str) -> Type | None:
+        """Return the first type of its own of a name, whichever of *kinds* it is."""
+        wanted = [kind for of_drgn in kinds for kind in _KINDS.get(of_drgn, ())]
+        for number in self.btf.find(name, *wanted):
+            found = self.type(number)
+            if found.kind in kinds:
+                return found
+        return None
+
+    def type(self, number: int) -> Type:
+        """
+        Return a type by its id.
+
+        :raises BtfError: if it, or anything it drags in, is damaged
+        """
+        if self.base is not None and number < self.btf.first:
+            return self.base.type(number)
+        found = self._types.get(number)
+        if found is None:
+            self._check(number)
+            try:
+                found = self._make(number)
+            except (ValueError, OverflowError) as error:
+                raise self.btf.error(f"is damaged: type {number}: {error}") from None
+            self._types[number] = found
+        return found
+
+    def _make(self, number: int) -> Type:
+        btf, prog = self.btf, self.prog
+        kind = btf.kind(number)
+        if kind in _QUALIFIERS:
+            inner = self.type(btf.target(number))
+            return inner.qualified(inner.qualifiers | _QUALIFIERS[kind])
+        if kind == Kind.VOID:
+            return prog.void_type()
+        if kind == Kind.INT:
+            return self._int(number)
+        if kind == Kind.PTR:
+            return prog.pointer_type(self.type(btf.target(number)))
+        if kind == Kind.ARRAY:
+            return self._array(number, is_last=False)
+        if kind in (Kind.STRUCT, Kind.UNION):
+            make = prog.struct_type if kind == Kind.STRUCT else prog.union_type
+            size = btf.size(number)
+            return make(btf.name_of(number) or None, size, tuple(self._members(number, size)))
+        if kind in (Kind.ENUM, Kind.ENUM64):
+            return self._enum(number)
+        if kind == Kind.FWD:
+            return self._forward(number)
+        if kind == Kind.TYPEDEF:
+            return prog.typedef_type(btf.name_of(number), self.type(btf.target(number)))
+        if kind == Kind.FLOAT:
+            return prog.float_type(btf.name_of(number), btf.size(number))
+        if kind == Kind.FUNC_PROTO:
+            return self._prototype(number)
+        if kind in (Kind.FUNC, Kind.VAR):
+            return self.type(btf.target(number))
+        raise btf.error(f"is damaged: type {number} is a {kind.name}, not a type")
+
+    def _int(self, number: int) -> Type:
+        name, size = self.btf.name_of(number), self.btf.size(number)
+        encoding = self.btf.encoding(number)
+        if encoding.is_bool:
+            return self.prog.bool_type(name, size)
+        return self.prog.int_type(name, size, encoding.is_signed)
+
+    def _array(self, number: int, is_last: bool) -> Type:
+        element, length = self.btf.array(number)
+        type_ = self.type(element)
+        if length and length * sizeof(type_) > SIZE_LIMIT:
+            raise self.btf.error(f"is damaged: type {number} is an array of {length} {type_}")
+        # BTF writes "[]" and "[0]" alike; the former is what ends a structure.
+        return self.prog.array_type(type_, length or (None if is_last else 0))
+
+    def _enum(self, number: int) -> Type:
+        size = self.btf.size(number)
+        if size not in _ENUM_TYPES:
+            raise self.btf.error(f"is damaged: type {number} is an enum of {size} bytes")
+        is_signed = self.btf.flag(number)
+        values = tuple(TypeEnumerator(*pair) for pair in self.btf.enumerators(number))
+        type_ = self.prog.int_type(_ENUM_TYPES[size][is_signed], size, is_signed)
+        return self.prog.enum_type(self.btf.name_of(number) or None, type_, values)
+
+    def _forward(self, number: int) -> Type:
+        # A declaration stands for the definition if there is no doubt which.
+        btf, name = self.btf, self.btf.name_of(number)
+        kind = Kind.UNION if btf.flag(number) else Kind.STRUCT
+        maker: TypeMaker | None = self
+        while maker is not None:
+            found = maker.btf.find(name, kind)
+            if len(found) == 1:
+                return maker.type(found[0])
+            maker = maker.base if not found else None
+        make = self.prog.struct_type if kind == Kind.STRUCT else self.prog.union_type
+        return make(name)
+
+    def _prototype(self, number: int) -> Type:
+        parameters = self.btf.parameters(number)
+        # What ends a list of parameters and has no type is an ellipsis.
+        is_variadic = bool(parameters) and parameters[-1][1] == 0
+        if is_variadic:
+            parameters.pop()
+        made = [
+            TypeParameter(functools.partial(_of, weakref.ref(self), type_), name or None)
+            for name, type_ in parameters
+        ]
+        return self.prog.function_type(self.type(self.btf.target(number)), made, is_variadic)
+
+    # Members
+
+    def _members(self, number: int, size: int) -> Iterator[TypeMember]:
+        me, last = weakref.ref(self), None
+        for member in self.btf.members(number):
+            last = member
+            yield TypeMember(
+                functools.partial(_member, me, member.type, member.bits, member.bit_offset, size),
+                member.name or None,
+                member.bit_offset,
+            )
+        del last
+
+    def member(self, number: int, bits: int, bit_offset: int, size: int) -> Object | Type:
+        """
+        Return the type of a member of a structure, or an absent object if it is a bit field.
+
+        :param number: id of the type
+        :param bits: size of a bit field, else 0
+        :param size: of the structure, in bytes
+        :raises BtfError: if the member reaches past the structure
+        """
+        raise NotImplementedError
+
+    # Loops
+
+    def _check(self, number: int) -> None:
+        """
+        Check that nothing a type drags in leads back to it.
+
+        A named structure behind a pointer drags nothing in, nor does a nameless one behind a
+        pointer and a typedef: drgn prints such a name and does not look behind it.
+        """
+        btf = self.btf
+        start = (number, _PART)
+        if start in self._sound:
+            return
+        path, todo = {start: None}, [(start, self._inside(*start))]
+        while todo:
+            place, inside = todo[-1]
+            step = next(inside, None)
+            if step is None:
+                todo.pop()
+                del path[place]
+                self._sound.add(place)
+            elif step in path:
+                raise btf.error(f"is damaged: type {step[0]} contains itself")
+            elif step not in self._sound:
+                if len(todo) > DEPTH_LIMIT:
+                    raise btf.error(f"is damaged: type {number} has no end")
+                path[step] = None
+                todo.append((step, self._inside(*step)))
+
+    def _inside(self, number: int, how: int) -> Iterator[tuple[int, int]]:
+        btf = self.btf.owner(number)
+        kind = btf.kind(number)
+        targets: list[int] = []
+        if kind in _QUALIFIERS or kind in (Kind.FUNC, Kind.VAR):
+            targets.append(btf.target(number))
+        elif kind == Kind.ARRAY:
+            targets.append(btf.array(number)[0])
+        elif kind == Kind.PTR:
+            how = max(how, _POINTED)
+            targets.append(btf.target(number))
+        elif kind == Kind.TYPEDEF:
+            how = _HIDDEN if how else _PART
+            targets.append(btf.target(number))
+        elif kind == Kind.FUNC_PROTO:
+            how = max(how, _POINTED)
+            targets += [btf.target(number), *(type_ for _, type_ in btf.parameters(number))]
+        elif kind in (Kind.STRUCT, Kind.UNION) and (
+            how == _PART or (how == _POINTED and not btf.is_named(number))
+        ):
+            how = _PART
+            targets += btf.member_types(number)
+        return iter([(target, how) for target in targets])

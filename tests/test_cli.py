@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+"""The command line as its users meet it: as a process."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import Lab
+
+CLI = [sys.executable, "-m", "memcg_inspect"]
+
+
+def run(*args: object, **more: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*CLI, *map(str, args)], capture_output=True, text=True, check=False, **more
+    )
+
+
+def refused(*args: object) -> str:
+    """Run what cannot be run; return the one line that says why."""
+    done = run(*args)
+    assert done.returncode == 2, done.stderr
+    assert done.stdout == ""
+    lines = done.stderr.splitlines()
+    assert len(lines) == 1, done.stderr
+    assert lines[0].startswith("memcg-inspect: ")
+    return lines[0]
+
+
+def test_no_such_file() -> None:
+    assert "No such file" in refused("audit", "-c", "/no/such/vmcore")
+
+
+def test_folder() -> None:
+    assert "directory" in refused("audit", "-c", "/")
+
+
+def test_not_a_vmcore(tmp_path: Path) -> None:
+    for content in (b"", b"\x7fELF", b"KDUMP   " + bytes(5000), os.urandom(100_000)):
+        (tmp_path / "file").write_bytes(content)
+        assert str(tmp_path / "file") in refused("audit", "-c", tmp_path / "file")
+
+
+def test_program_instead_of_vmcore() -> None:
+    assert "core" in refused("audit", "-c", sys.executable)
+
+
+def test_no_qemu_there() -> None:
+    assert "No such file" in refused("audit", "--qemu", "/no/such/socket")
+
+
+@pytest.mark.image
+def test_truncated_vmcore(lab: Lab, tmp_path: Path) -> None:
+    image = lab.image("7.3", "1")
+    for size in (70, 4096, 100_000):
+        (tmp_path / "short").write_bytes(image.core.read_bytes()[:size])
+        refused("audit", "-c", tmp_path / "short", "-s", image.vmlinux)
+
+
+@pytest.mark.image
+def test_vmlinux_of_another_kernel(lab: Lab) -> None:
+    image, other = lab.image("7.3", "1"), lab.image("6.1", "1")
+    line = refused("audit", "-c", image.core, "-s", other.vmlinux)
+    assert "another kernel" in line
+    assert "build ID" in line
+
+
+@pytest.mark.image
+def test_vmlinux_that_is_none(lab: Lab) -> None:
+    image = lab.image("7.3", "1")
+    assert "not an ELF file" in refused("audit", "-c", image.core, "-s", __file__)
+    assert "No such file" in refused("audit", "-c", image.core, "-s", "/no/such/vmlinux")
+
+
+@pytest.mark.image
+def test_kernel_without_memcg(lab: Lab) -> None:
+    image = lab.image("7.3", "1", "idle", append="cgroup_disable=memory")
+    assert "memory controller is disabled" in refused("audit", "-c", image.core, "-s", image.vmlinux)
+
+
+@pytest.mark.image
+def test_json_is_one_document_by_the_contract(lab: Lab) -> None:
+    image = lab.image("7.3", "4")
+    done = run("audit", "-c", image.core, "-s", image.vmlinux, "--json")
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    document = json.loads(done.stdout)
+    assert document["schema"] == 1
+    assert document["verdict"] == "exact"
+    assert document["image"]["source"] == "vmcore"
+    assert document["image"]["nodes"] == [0, 1, 2, 3]
+    assert document["image"]["cpus"] == 4
+    assert document["image"]["accounting"] == "objcg-per-node"
+    memcgs = {memcg["address"]: memcg for memcg in document["memcgs"]}
+    assert all(address.startswith("0xff") for address in memcgs)
+    assert [m["path"] for m in memcgs.values() if m["parent"] is None] == ["/"]
+    assert {m["state"] for m in memcgs.values()} == {"online", "dying"}
+    assert all(m["parent"] in memcgs for m in memcgs.values() if m["parent"] is not None)
+    for row in document["rows"]:
+        assert row["memcg"] in memcgs
+        assert row["difference"] == sum(row["claimed"].values()) - sum(row["found"].values()) == 0
+        assert {"folded", "pending_cpu", "stock"} <= set(row["claimed"]) or row["identity"] != "slab"
+    for cell in document["skew"]:
+        assert cell["bytes"] > 0 < cell["count"]
+        assert cell["backing_nid"] in (0, 1, 2, 3)
+    assert document["findings"] == []
+    assert all(c["unreadable"] == 0 < c["read"] for c in document["coverage"].values() if c["read"])
+
+
+@pytest.mark.image
+def test_cgroup_ids_and_paths_are_the_guests(lab: Lab) -> None:
+    image = lab.image("7.3", "4")
+    document = json.loads(run("audit", "-c", image.core, "-s", image.vmlinux, "--json").stdout)
+    folders = {
+        "/" + str(file.parent.relative_to(image.guest / "2/cgroup")).removeprefix(".")
+        for file in (image.guest / "2/cgroup").rglob("memory.stat")
+    }
+    online = {m["path"] for m in document["memcgs"] if m["state"] == "online"}
+    assert online == folders
+
+
+@pytest.mark.image
+def test_text_says_the_verdict_first(lab: Lab) -> None:
+    image = lab.image("7.3", "4")
+    done = run("audit", "-c", image.core, "-s", image.vmlinux)
+    assert done.returncode == 0
+    assert done.stdout.startswith("EXACT")
+    assert "/files/web" in done.stdout
+    assert "\x1b" not in done.stdout  # no colours in a pipe
+
+
+@pytest.mark.image
+def test_closed_pipe_is_no_traceback(lab: Lab) -> None:
+    image = lab.image("7.3", "4")
+    command = " ".join([*CLI, "audit", "-c", str(image.core), "-s", str(image.vmlinux), "--all"])
+    done = subprocess.run(
+        ["sh", "-c", f"{command} --json | head -c 1"], capture_output=True, text=True, check=False
+    )
+    assert done.stderr == ""
