@@ -1,15 +1,18 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 """Kernels built here, from Debian's linux-source and the project's config fragments.
 
-Kbuild writes the source's path into every command it compares, so a build tree is
-only good for a source at the same path. A patched kernel is therefore built with its
-source mounted over the shared one, in a mount namespace of its own: its build tree
-starts as a copy of the unpatched kernel's, and only what the patches touch is built.
+Kbuild writes absolute paths into the commands it compares, those of the source and
+of the build tree, so a build tree is only good at its place for a source at its place.
+A patched kernel is therefore built where the unpatched one was: in a mount namespace
+of its own, its source and its copy of the build tree lie over the other's, and only
+what the patches touch is built.
 """
 
 import os
 import re
+import shlex
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -43,22 +46,24 @@ def check_config(fragment: str, config: str, allowed: frozenset[str] = frozenset
     return missed
 
 
-def make_command(tree: Path, over: Path | None) -> list[str]:
-    """How to call make on a source; `over` is a patched one to be mounted over it."""
-    command = ["make", "-C", str(tree), "ARCH=x86_64"]
-    if over is None:
+def make_command(tree: Path, output: Path, over: Sequence[tuple[Path, Path]] = ()) -> list[str]:
+    """How to call make on a source; `over` are (folder, where it is to be mounted)."""
+    command = ["make", "-C", str(tree), f"O={output}", "ARCH=x86_64"]
+    if not over:
         return command
     root = [] if os.geteuid() == 0 else ["--map-root-user"]
-    script = 'mount --bind "$0" "$1" && shift && exec "$@"'
-    mount = ["unshare", "--mount", *root, "sh", "-c", script, str(over), str(tree)]
-    return [*mount, *command]
+    mounts = [f"mount --bind {shlex.quote(str(a))} {shlex.quote(str(b))}" for a, b in over]
+    script = " && ".join([*mounts, 'exec "$@"'])
+    return ["unshare", "--mount", *root, "sh", "-c", script, "sh", *command]
 
 
-def module_command(name: str, series: str, patched: bool) -> list[str]:
-    """How to call make for an out-of-tree module of a kernel built here."""
-    tree = cache_folder("src") / f"linux-source-{series}"
-    command = make_command(tree, source.patched_folder(name) if patched else None)
-    return [*command, f"O={cache_folder('build') / name}"]
+def kernel_command(name: str, series: str, base: str | None) -> list[str]:
+    """How to call make for a kernel built here, also for a module of it."""
+    tree, trees = source.folder(series), cache_folder("build")
+    if base is None:
+        return make_command(tree, trees / name)
+    over = [(source.patched_folder(name), tree), (trees / name, trees / base)]
+    return make_command(tree, trees / base, over)
 
 
 def configure(make: list[str], output: Path, text: str, *, optional: frozenset[str]) -> None:
@@ -69,7 +74,7 @@ def configure(make: list[str], output: Path, text: str, *, optional: frozenset[s
         return
     given = output / ".lab-fragment.new"
     given.write_text(text)
-    target = [f"O={output}", f"KCONFIG_ALLCONFIG={given}", "allnoconfig"]
+    target = [f"KCONFIG_ALLCONFIG={given}", "allnoconfig"]
     run([*make, *target], what="configuring the kernel")
     missed = check_config(text, (output / ".config").read_text(), optional)
     if missed:
@@ -77,11 +82,11 @@ def configure(make: list[str], output: Path, text: str, *, optional: frozenset[s
     given.rename(written)
 
 
-def compile_kernel(make: list[str], output: Path, name: str) -> None:
+def compile_kernel(make: list[str], name: str) -> None:
     """Build vmlinux, bzImage and modules, going on from what is built already."""
     log = cache_folder("logs") / f"build-{name}.log"
     jobs = max(2, len(os.sched_getaffinity(0)) + 1)
-    targets = [f"O={output}", f"-j{jobs}", "vmlinux", "bzImage", "modules"]
+    targets = [f"-j{jobs}", "vmlinux", "bzImage", "modules"]
     run([*make, *targets], what=f"building kernel {name}", log=log)
 
 
@@ -124,21 +129,20 @@ def build(
 
     The build tree stays in the cache, so the next build only makes what changed.
     With patches, the source is a patched copy, and the build tree starts as a
-    copy of `base`'s.
+    copy of that of `base`, the same kernel without them.
     """
     need(*BUILD_TOOLS)
     tree, version = source.source(series, refresh=refresh)
     text = fragment_text(fragments, localversion)
     output = cache_folder("build") / name
-    over = None
-    if patches:
+    if base is not None:
         # without the source it was built from, a build tree cannot be trusted
-        if base and not (output.exists() and source.patched_folder(name).exists()):
+        if not (output.exists() and source.patched_folder(name).exists()):
             _copy_build(cache_folder("build") / base, output)
-        over = source.patched(name, tree, version, patches)
-    make = make_command(tree, over)
+        source.patched(name, tree, version, patches)
+    make = kernel_command(name, series, base)
     configure(make, output, text, optional=optional)
-    compile_kernel(make, output, name)
+    compile_kernel(make, name)
     release = collect(output, folder)
     return {
         "release": release,

@@ -25,7 +25,7 @@ class Recipe:
     optional: frozenset[str] = frozenset()
     # patches, or folders of them, under fixtures/patches/, applied in this order
     patches: tuple[str, ...] = ()
-    # the kernel whose build tree a patched one starts from
+    # for a patched one: the kernel without the patches, where its build starts
     base: str | None = None
 
 
@@ -73,7 +73,7 @@ class Kernel:
         how = RECIPES[self.name]
         if not how.fragments:
             return None
-        return build.module_command(self.name, how.series, bool(how.patches))
+        return build.kernel_command(self.name, how.series, how.base)
 
     @functools.cached_property
     def config(self) -> dict[str, str]:

@@ -20,22 +20,22 @@ _STAMP = ".lab-source"
 
 def source(series: str, *, refresh: bool = False) -> tuple[Path, str]:
     """The unpacked linux-source of a series, and the package's version."""
-    package = f"linux-source-{series}"
-    folder = cache_folder("src") / package
-    marker = folder / _STAMP
+    target = folder(series)
+    package = target.name
+    marker = target / _STAMP
     with locked(package):
         if marker.exists() and not refresh:
-            return folder, marker.read_text().strip()
+            return target, marker.read_text().strip()
         archive = Archive()
         if package not in archive.names(package):
             raise LabError(f"Debian's archive has no {package} now")
         version = archive.version(package)
         if marker.exists() and marker.read_text().strip() == version:
-            return folder, version
-        with fresh_folder(folder) as made:
+            return target, version
+        with fresh_folder(target) as made:
             _unpack(archive, package, made)
             write_atomically(made / _STAMP, version.encode() + b"\n")
-        return folder, version
+        return target, version
 
 
 def _unpack(archive: Archive, package: str, folder: Path) -> None:
@@ -48,6 +48,11 @@ def _unpack(archive: Archive, package: str, folder: Path) -> None:
     untar = ["tar", "-xm", "--strip-components=1", "-C", folder, "-f", tarball]
     run(untar, what=f"unpacking {tarball.name}")
     shutil.rmtree(folder / "deb")
+
+
+def folder(series: str) -> Path:
+    """Where the source of a series is kept."""
+    return cache_folder("src") / f"linux-source-{series}"
 
 
 def patched_folder(name: str) -> Path:

@@ -9,6 +9,7 @@ import base64
 import contextlib
 import json
 import os
+import shutil
 import signal
 import socket
 import sys
@@ -58,6 +59,7 @@ def up(options: Options, how: str, folder: Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     for name in ("qmp", "ctl", _STATE):
         (folder / name).unlink(missing_ok=True)
+    shutil.rmtree(folder / "guest", ignore_errors=True)
     receiver, sender = os.pipe()
     pid = os.fork()
     if pid == 0:

@@ -2,6 +2,7 @@
 """Small pieces of the lab that need no guest."""
 
 import io
+import os
 import struct
 import subprocess
 import sys
@@ -9,7 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
-from labkit import build, elf, guest, kdump, kmodules, progress, run, store, topology
+from labkit import build, elf, guest, images, kdump, kmodules, progress, run, store, topology
 from labkit.cpio import Cpio
 from labkit.errors import LabError
 
@@ -193,6 +194,18 @@ def test_program_headers_move_to_the_front(tmp_path: Path) -> None:
     assert after[304:] == before[304:]
     elf.program_headers_first(path)
     assert path.read_bytes() == after
+
+
+def test_images_used_longest_ago_go_first(own_cache: Path) -> None:
+    folders = []
+    for age in range(4):
+        folder = own_cache / "images" / f"image-{age}"
+        folder.mkdir(parents=True)
+        (folder / "vmcore").write_bytes(b"x" * 65536)
+        os.utime(folder, (1000 - age, 1000 - age))
+        folders.append(folder)
+    images.trim(folders[3], most=2 * 65536 + 20000)
+    assert [folder.exists() for folder in folders] == [True, False, False, True]
 
 
 def test_not_an_elf_image(tmp_path: Path) -> None:
