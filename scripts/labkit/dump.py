@@ -145,11 +145,13 @@ def _crashed(
 def dump(options: Options, image: Image, out: Path) -> None:
     """Boot, work, freeze, and write `out` and `out`.guest/."""
     check(options, image)
-    ready = machine.check(options)
-    if image.freeze == "panic" and options.memory is None:
+    crashing = image.freeze == "panic"
+    also = ["makedumpfile"] if crashing or image.format == "kdump" else []
+    ready = machine.check(options, *also)
+    if crashing and options.memory is None:
         options = replace(options, memory=crash.enough_memory(options.topology))
     with _replacing(out) as (made, told):
-        take = _crashed if image.freeze == "panic" else _frozen
+        take = _crashed if crashing else _frozen
         times = take(options, image, ready, made, told)
         (told / "vmlinux").symlink_to(ready.vmlinux)
         meta = _meta(options, image, ready, times)

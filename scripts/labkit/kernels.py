@@ -10,7 +10,8 @@ from typing import Any
 from . import build, debian
 from .errors import LabError
 from .paths import FIXTURES, cache_folder
-from .store import fresh_folder, locked, read_stamp, write_stamp
+from .run import BUILD_TOOLS, FETCH_TOOLS, need
+from .store import STAMP, fresh_folder, locked, read_stamp, write_stamp
 
 
 @dataclass(frozen=True)
@@ -104,6 +105,14 @@ def _current(recipe: Recipe, facts: dict[str, Any] | None) -> bool:
     return bool(facts["inputs"] == build.inputs(version, text, _patch_files(recipe)))
 
 
+def tools(name: str) -> tuple[str, ...]:
+    """What the machine must have to make a kernel ready; nothing when it is in the cache."""
+    how = recipe(name)
+    if (cache_folder("kernels") / name / STAMP).exists():
+        return ()
+    return FETCH_TOOLS + (BUILD_TOOLS if how.fragments else ())
+
+
 def _make(name: str, recipe: Recipe, folder: Path, refresh: bool) -> dict[str, Any]:
     if not recipe.fragments:
         return debian.fetch(recipe.series, folder)
@@ -155,7 +164,7 @@ def _renew(name: str, *, refresh: bool) -> Kernel:
 
 def kernel(name: str, *, refresh: bool = False) -> Kernel:
     """A kernel made ready; from the cache, unless it is missing or `refresh` is set."""
-    recipe(name)
+    need(*(FETCH_TOOLS if refresh else ()), *tools(name))
     if refresh:
         _ready.cache_clear()
         return _renew(name, refresh=True)

@@ -12,10 +12,11 @@ from typing import Any
 from . import initramfs, kmodules, topology
 from .errors import LabError
 from .guest import PORTS, Guest
-from .kernels import Kernel, kernel
+from .kernels import Kernel, kernel, tools
 from .programs import workload_parts, workload_programs
 from .progress import doing
 from .qemu import Qemu
+from .run import BUILD_TOOLS, GUEST_TOOLS, need
 
 _COMMAND_LINE = "console=ttyS0 loglevel=5 oops=panic panic=-1 rdinit=/init"
 _SWAP_SIZE = 1 << 30
@@ -50,10 +51,12 @@ class Options:
         return facts
 
 
-def check(options: Options) -> Kernel:
-    """Find mistakes in the options before anything slow begins."""
+def check(options: Options, *also: str) -> Kernel:
+    """Find mistakes in the options, and all that is missing, before anything slow begins."""
     workload_parts(options.workload)
     _ = options.topology
+    build = BUILD_TOOLS if options.modules else ()
+    need(*GUEST_TOOLS, *tools(options.kernel), *build, *also)
     ready = kernel(options.kernel)
     if options.cgroup not in ("v1", "v2"):
         raise LabError(f"--cgroup is v1 or v2, not {options.cgroup}")

@@ -18,10 +18,10 @@ PACKAGES = {
     "bc": "bc",
     "bison": "bison",
     "busybox": "busybox-static",
-    "cpio": "cpio",
     "dpkg-deb": "dpkg",
     "flex": "flex",
     "gcc": "gcc",
+    "lz4": "lz4",
     "make": "make",
     "makedumpfile": "makedumpfile",
     "pahole": "dwarves",
@@ -41,8 +41,10 @@ _ELSEWHERE = {"virtiofsd": ("/usr/libexec/virtiofsd", "/usr/lib/qemu/virtiofsd")
 
 _PR_SET_PDEATHSIG = 1
 
+GUEST_TOOLS = ("qemu-system-x86_64", "busybox", "gcc", "/usr/include/stdio.h")
+FETCH_TOOLS = ("apt-get", "dpkg-deb", "xz")
 BUILD_TOOLS = (
-    "gcc", "make", "flex", "bison", "bc", "pahole", "xz", "zstd",
+    "gcc", "make", "flex", "bison", "bc", "lz4", "pahole", "patch", "unshare",
     "/usr/include/gelf.h", "/usr/include/openssl/ssl.h", "/usr/include/stdio.h",
 )  # fmt: skip
 
