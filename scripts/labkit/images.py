@@ -36,7 +36,8 @@ def key(options: Options, image: dump.Image, kernel: Kernel) -> str:
     sources += [WORKLOADS / "common.c", WORKLOADS / "common.h"]
     return text_hash(
         {
-            "options": options.facts(),
+            # a script counts by its content, below, wherever it is
+            "options": {**options.facts(), "run": None},
             "image": [image.freeze, image.format, image.level, image.seed],
             "kernel": kernel.facts,
             "workload": tree_hash(*sources),
