@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+"""Small snapshots made by hand, for tests of pure functions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from memcg_inspect.audit.counters import Counters
+from memcg_inspect.audit.ledger import Entry, Ledger
+from memcg_inspect.audit.snapshot import Snapshot
+from memcg_inspect.model import Accounting, Coverage, ImageInfo, Memcg, Objcg, ObjStock, Stat
+
+RECLAIMABLE = "NR_SLAB_RECLAIMABLE_B"
+UNRECLAIMABLE = "NR_SLAB_UNRECLAIMABLE_B"
+
+#: Memcgs and objcgs of :func:`family`.
+ROOT, A, B, DEAD = 0x1000, 0x2000, 0x3000, 0x4000
+OBJCG_A, OBJCG_B, OBJCG_DEAD = 0xA0, 0xB0, 0xD0
+
+
+def tree(*memcgs: Memcg) -> dict[int, Memcg]:
+    """Memcgs by address."""
+    return {memcg.address: memcg for memcg in memcgs}
+
+
+def family() -> dict[int, Memcg]:
+    """``/``, its child ``/a``, and below that ``/a/b`` and the removed ``/a/dead``."""
+    return tree(
+        Memcg(ROOT, "/", 1, "online", None, ROOT),
+        Memcg(A, "/a", 2, "online", ROOT, A),
+        Memcg(B, "/a/b", 3, "online", A, B),
+        Memcg(DEAD, "/a/dead", 4, "dying", A, A),
+    )
+
+
+def family_objcgs() -> dict[int, Objcg]:
+    """One objcg of each; that of the removed memcg was handed to ``/a``."""
+    return {
+        OBJCG_A: Objcg(OBJCG_A, A, 0, False, 0),
+        OBJCG_B: Objcg(OBJCG_B, B, 0, False, 0),
+        OBJCG_DEAD: Objcg(OBJCG_DEAD, A, 0, False, 0),
+    }
+
+
+def zero(memcgs: Iterable[int], nodes: Sequence[int]) -> dict[tuple[int, int], dict[str, Stat]]:
+    """Lruvec counters that are all 0."""
+    return {
+        (memcg, nid): {RECLAIMABLE: Stat(0, 0, 0), UNRECLAIMABLE: Stat(0, 0, 0)}
+        for memcg in memcgs
+        for nid in nodes
+    }
+
+
+def ledger(charges: Mapping[tuple[int, Any, str, int], tuple[int, int]]) -> Ledger:
+    """A ledger of (payer, kind, detail, nid) -> (bytes, charges)."""
+    made = Ledger()
+    for key, (size, count) in charges.items():
+        made.add(Entry(*key), size, count)
+    return made
+
+
+def snapshot(
+    *,
+    memcgs: Mapping[int, Memcg] | None = None,
+    objcgs: Mapping[int, Objcg] | None = None,
+    charges: Ledger | None = None,
+    memcg_stats: Mapping[int, Mapping[str, Stat]] | None = None,
+    lruvec_stats: Mapping[tuple[int, int], Mapping[str, Stat]] | None = None,
+    stocks: Sequence[ObjStock] = (),
+    nodes: tuple[int, ...] = (0, 1),
+    coverage: Mapping[str, Coverage] | None = None,
+    accounting: Accounting = "objcg-per-node",
+) -> Snapshot:
+    """A snapshot of :func:`family` unless told otherwise."""
+    memcgs = family() if memcgs is None else memcgs
+    lruvec_stats = zero(memcgs, nodes) if lruvec_stats is None else lruvec_stats
+    return Snapshot(
+        image=ImageInfo("7.3.0", "vmcore", nodes, 2, 4096, accounting),
+        memcgs=memcgs,
+        objcgs=family_objcgs() if objcgs is None else objcgs,
+        ledger=Ledger() if charges is None else charges,
+        counters=Counters(memcgs, memcg_stats or {}, lruvec_stats),
+        stocks=stocks,
+        coverage=coverage or {},
+    )
