@@ -190,8 +190,7 @@ class Btf:
             chain.append(0)
             number = 1
         at = 0
-        # vlen had 16 bits and kind 5 before commit "bpf: Extend BTF UAPI vlen, kinds to use
-        # unused bits" (in v7.1); the bits added were 0.
+        # In older kernels vlen has 16 bits and kind 5; the others are 0 there.
         while at + 2 < end:
             name, info = words[at], words[at + 1]
             starts.append(at)
@@ -363,6 +362,18 @@ class Btf:
         for index, at in enumerate(self._starts):
             if words[at + 1] >> 24 & 0x7F in wanted and index + self.first:
                 yield index + self.first
+
+    def complete(self, number: int) -> int | None:
+        """Return the definition that a FWD stands for, if there is no doubt which."""
+        name = self.name_of(number)
+        kind = Kind.UNION if self.flag(number) else Kind.STRUCT
+        btf: Btf | None = self
+        while btf is not None:
+            found = btf.find(name, kind)
+            if found:
+                return found[0] if len(found) == 1 else None
+            btf = btf.base
+        return None
 
     def enumerator(self, name: str) -> int | None:
         """Return the id of the first ENUM or ENUM64 of its own with an enumerator of a name."""

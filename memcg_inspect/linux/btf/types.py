@@ -18,7 +18,6 @@ import weakref
 from collections.abc import Iterator
 
 from drgn import (
-    FaultError,
     Object,
     Program,
     Qualifiers,
@@ -31,7 +30,7 @@ from drgn import (
     sizeof,
 )
 
-from memcg_inspect.linux.btf.parse import SIZE_LIMIT, Btf, Kind
+from memcg_inspect.linux.btf.parse import SIZE_LIMIT, Btf, Kind, Member
 
 __all__ = ("TypeMaker",)
 
@@ -63,6 +62,7 @@ _ENUM_TYPES = {
     4: ("unsigned int", "int"),
     8: ("unsigned long", "long"),
 }
+_LONG_ENUM_TYPE = ("unsigned long long", "long long")
 
 # How a type is reached: as a part of another, through a pointer, or through a pointer and a
 # name that hides what is behind it.
@@ -79,18 +79,9 @@ class TypeMaker:
     def __init__(self, prog: Program, btf: Btf, base: TypeMaker | None = None) -> None:
         self.btf = btf
         self.base = base
-        # The program keeps this object: a reference back would keep both alive for ever.
-        self._prog = weakref.ref(prog)
+        self.prog = prog
         self._types: dict[int, Type] = {}
         self._sound: set[tuple[int, int]] = set()
-
-    @property
-    def prog(self) -> Program:
-        """The program the types belong to."""
-        prog = self._prog()
-        if prog is None:
-            raise ReferenceError("the program of these types is gone")
-        return prog
 
     def find(self, kinds: TypeKindSet, name: str) -> Type | None:
         """Return the first type of its own of a name, whichever of *kinds* it is."""
@@ -132,11 +123,10 @@ class TypeMaker:
         if kind == Kind.PTR:
             return prog.pointer_type(self.type(btf.target(number)))
         if kind == Kind.ARRAY:
-            return self._array(number, is_last=False)
+            return self._array(number)
         if kind in (Kind.STRUCT, Kind.UNION):
             make = prog.struct_type if kind == Kind.STRUCT else prog.union_type
-            size = btf.size(number)
-            return make(btf.name_of(number) or None, size, tuple(self._members(number, size)))
+            return make(btf.name_of(number) or None, btf.size(number), self._members(number))
         if kind in (Kind.ENUM, Kind.ENUM64):
             return self._enum(number)
         if kind == Kind.FWD:
@@ -158,13 +148,12 @@ class TypeMaker:
             return self.prog.bool_type(name, size)
         return self.prog.int_type(name, size, encoding.is_signed)
 
-    def _array(self, number: int, is_last: bool) -> Type:
+    def _array(self, number: int) -> Type:
         element, length = self.btf.array(number)
         type_ = self.type(element)
         if length and length * sizeof(type_) > SIZE_LIMIT:
             raise self.btf.error(f"is damaged: type {number} is an array of {length} {type_}")
-        # BTF writes "[]" and "[0]" alike; the former is what ends a structure.
-        return self.prog.array_type(type_, length or (None if is_last else 0))
+        return self.prog.array_type(type_, length)
 
     def _enum(self, number: int) -> Type:
         size = self.btf.size(number)
@@ -172,21 +161,18 @@ class TypeMaker:
             raise self.btf.error(f"is damaged: type {number} is an enum of {size} bytes")
         is_signed = self.btf.flag(number)
         values = tuple(TypeEnumerator(*pair) for pair in self.btf.enumerators(number))
-        type_ = self.prog.int_type(_ENUM_TYPES[size][is_signed], size, is_signed)
+        names = _ENUM_TYPES[size]
+        if size == 8 and sizeof(self.prog.type("long")) != 8:
+            names = _LONG_ENUM_TYPE
+        type_ = self.prog.int_type(names[is_signed], size, is_signed)
         return self.prog.enum_type(self.btf.name_of(number) or None, type_, values)
 
     def _forward(self, number: int) -> Type:
-        # A declaration stands for the definition if there is no doubt which.
-        btf, name = self.btf, self.btf.name_of(number)
-        kind = Kind.UNION if btf.flag(number) else Kind.STRUCT
-        maker: TypeMaker | None = self
-        while maker is not None:
-            found = maker.btf.find(name, kind)
-            if len(found) == 1:
-                return maker.type(found[0])
-            maker = maker.base if not found else None
-        make = self.prog.struct_type if kind == Kind.STRUCT else self.prog.union_type
-        return make(name)
+        definition = self.btf.complete(number)
+        if definition is not None:
+            return self.type(definition)
+        make = self.prog.union_type if self.btf.flag(number) else self.prog.struct_type
+        return make(self.btf.name_of(number))
 
     def _prototype(self, number: int) -> Type:
         parameters = self.btf.parameters(number)
@@ -202,27 +188,39 @@ class TypeMaker:
 
     # Members
 
-    def _members(self, number: int, size: int) -> Iterator[TypeMember]:
-        me, last = weakref.ref(self), None
-        for member in self.btf.members(number):
-            last = member
-            yield TypeMember(
-                functools.partial(_member, me, member.type, member.bits, member.bit_offset, size),
+    def _members(self, number: int) -> list[TypeMember]:
+        btf, me = self.btf, weakref.ref(self)
+        size, members = btf.size(number), list(btf.members(number))
+        # BTF writes "[]" and "[0]" alike; the former may only end a structure.
+        ends = {len(members) - 1} if btf.kind(number) == Kind.STRUCT else range(len(members))
+        return [
+            TypeMember(
+                functools.partial(_member, me, member, size, index in ends),
                 member.name or None,
                 member.bit_offset,
             )
-        del last
+            for index, member in enumerate(members)
+        ]
 
-    def member(self, number: int, bits: int, bit_offset: int, size: int) -> Object | Type:
+    def member(self, member: Member, size: int, may_be_open: bool) -> Object | Type:
         """
         Return the type of a member of a structure, or an absent object if it is a bit field.
 
-        :param number: id of the type
-        :param bits: size of a bit field, else 0
         :param size: of the structure, in bytes
+        :param may_be_open: whether an array without elements is one without a bound
         :raises BtfError: if the member reaches past the structure
         """
-        raise NotImplementedError
+        type_ = self.type(member.type)
+        btf = self.btf.owner(member.type)
+        if may_be_open and btf.kind(member.type) == Kind.ARRAY and not btf.array(member.type)[1]:
+            return self.prog.array_type(type_.type)
+        try:
+            bits = member.bits or 8 * sizeof(type_)
+            if member.bit_offset + bits > 8 * size:
+                raise ValueError("reaches past its structure")
+            return Object(self.prog, type_, bit_field_size=member.bits) if member.bits else type_
+        except (TypeError, ValueError) as error:
+            raise self.btf.error(f"is damaged: member {member.name!r}: {error}") from None
 
     # Loops
 
@@ -259,6 +257,8 @@ class TypeMaker:
         targets: list[int] = []
         if kind in _QUALIFIERS or kind in (Kind.FUNC, Kind.VAR):
             targets.append(btf.target(number))
+        elif kind == Kind.FWD:
+            targets += filter(None, [btf.complete(number)])
         elif kind == Kind.ARRAY:
             targets.append(btf.array(number)[0])
         elif kind == Kind.PTR:
@@ -276,3 +276,20 @@ class TypeMaker:
             how = _PART
             targets += btf.member_types(number)
         return iter([(target, how) for target in targets])
+
+
+def _of(maker: weakref.ref[TypeMaker], number: int) -> Type:
+    return _alive(maker).type(number)
+
+
+def _member(
+    maker: weakref.ref[TypeMaker], member: Member, size: int, may_be_open: bool
+) -> Object | Type:
+    return _alive(maker).member(member, size, may_be_open)
+
+
+def _alive(maker: weakref.ref[TypeMaker]) -> TypeMaker:
+    found = maker()
+    if found is None:
+        raise ReferenceError("the program of this type is gone")
+    return found
