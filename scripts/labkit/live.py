@@ -8,7 +8,6 @@ from pathlib import Path
 
 from . import machine
 from .machine import Options
-from .share import shared
 
 # what a command sees of the caller's environment
 _KEPT = ("PATH", "HOME", "LANG", "LC_ALL", "TERM", "VIRTUAL_ENV", "PYTHONPATH", "PYTHONUNBUFFERED")
@@ -37,19 +36,12 @@ def _forward(name: str, data: bytes) -> None:
 
 def live(options: Options, command: list[str], *, timeout: float | None = None) -> int:
     """Run `command` as root in a guest; returns its exit status."""
-    ready = machine.check(options)
-    with (
-        shared(ready) as share,
-        machine.booted(
-            options, ready=ready, shares=share.args, shared_memory=share.shared_memory
-        ) as running,
-    ):
+    with machine.booted(options, host_files=True) as running:
+        assert running.share is not None
         running.load_modules()
         running.start_workload()
         running.run_script()
         sys.stdout.flush()
-        answer = running.guest.sh(
-            _script(command, share.mount), what=Path(command[0]).name, timeout=timeout,
-            sink=_forward,
-        )  # fmt: skip
-        return answer.status
+        script = _script(command, running.share.mount)
+        what = Path(command[0]).name
+        return running.guest.sh(script, what=what, timeout=timeout, sink=_forward).status

@@ -2,24 +2,28 @@
 """A machine as asked for on the command line: booted, set up, its workload started."""
 
 import contextlib
+import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from . import initramfs, kmodules, topology
-from .errors import LabError
+from .errors import LabError, NoAnswerError
 from .guest import PORTS, Guest
 from .kernels import Kernel, kernel, tools
 from .programs import workload_parts, workload_programs
 from .progress import doing
 from .qemu import Qemu
 from .run import BUILD_TOOLS, GUEST_TOOLS, need
+from .share import Share, shared
 
 _COMMAND_LINE = "console=ttyS0 loglevel=5 oops=panic panic=-1 rdinit=/init"
 _SWAP_SIZE = 1 << 30
+# how long to wait for a guest to boot, in seconds: the first, second and last time
+_PATIENCE = (60.0, 90.0, 180.0)
 
 
 @dataclass(frozen=True)
@@ -71,8 +75,12 @@ def check(options: Options, *also: str) -> Kernel:
 class Machine:
     """A booted guest; leave the with block to end it."""
 
-    def __init__(self, options: Options, ready: Kernel, qemu: Qemu, guest: Guest) -> None:
+    def __init__(
+        self, options: Options, ready: Kernel, qemu: Qemu, guest: Guest, share: Share | None
+    ) -> None:
         self.options = options
+        # this machine's files, when the guest can mount them
+        self.share = share
         self.kernel = ready
         self.qemu = qemu
         self.guest = guest
@@ -112,44 +120,57 @@ def booted(
     options: Options,
     *,
     ready: Kernel | None = None,
-    shares: list[str] | None = None,
-    shared_memory: bool = False,
+    host_files: bool = False,
     extra_files: dict[str, bytes] | None = None,
-    extra_args: list[str] | None = None,
+    extra_args: Sequence[str] = (),
     append: str = "",
-    timeout: float = 180.0,
 ) -> Iterator[Machine]:
     """Boot a guest as `options` say, up to its init; no workload yet."""
     ready = ready or check(options)
-    with tempfile.TemporaryDirectory(prefix="lab.") as folder:
-        initrd = Path(folder) / "initrd"
-        initrd.write_bytes(
+    what = f"booting {ready.release} with {options.nodes} nodes"
+    with tempfile.TemporaryDirectory(prefix="lab.") as name, contextlib.ExitStack() as stack:
+        folder = Path(name)
+        (folder / "initrd").write_bytes(
             initramfs.guest(
                 ready,
                 programs=workload_programs(options.workload),
                 modules=[kmodules.build_module(ready, Path(p)) for p, _ in options.modules],
                 extra=extra_files or {},
-                shares=shares is not None,
+                shares=host_files,
             )
         )
-        disk = Path(folder) / "swap"
-        with open(disk, "wb") as file:
+        with open(folder / "swap", "wb") as file:
             file.truncate(_SWAP_SIZE)
         line = f"{_COMMAND_LINE} lab.cgroup={options.cgroup} {append} {options.append}".strip()
-        args = [
-            "-kernel", str(ready.bzimage), "-initrd", str(initrd), "-append", line,
-            *options.topology.qemu_args(shared=shared_memory),
-            "-drive", f"file={disk},format=raw,if=virtio,cache=unsafe",
-            *(shares or []), *(extra_args or []),
-        ]  # fmt: skip
-        began = time.monotonic()
-        with doing(f"booting {ready.release} with {options.nodes} nodes"):
-            qemu = Qemu(args, PORTS)
-        try:
-            with doing(f"booting {ready.release} with {options.nodes} nodes"):
-                guest = Guest(qemu, timeout=timeout)
-            machine = Machine(options, ready, qemu, guest)
-            machine.times["boot"] = round(time.monotonic() - began, 2)
-            yield machine
-        finally:
-            qemu.close()
+        for patience in _PATIENCE:
+            began = time.monotonic()
+            attempt = stack.enter_context(contextlib.ExitStack())
+            share = attempt.enter_context(shared(ready)) if host_files else None
+            args = [*_devices(options, ready, folder, line, share), *extra_args]
+            try:
+                with doing(what):
+                    qemu = attempt.enter_context(contextlib.closing(Qemu(args, PORTS)))
+                    guest = Guest(qemu, timeout=patience)
+                break
+            except NoAnswerError as error:
+                # emulated machines hang now and then before they are up; it was no one's
+                # work that is lost, so the next attempt is as good as the first
+                attempt.close()
+                if patience == _PATIENCE[-1]:
+                    raise
+                print(f"lab: booting again: {error}", file=sys.stderr)
+        machine = Machine(options, ready, qemu, guest, share)
+        machine.times["boot"] = round(time.monotonic() - began, 2)
+        yield machine
+
+
+def _devices(
+    options: Options, ready: Kernel, folder: Path, line: str, share: Share | None
+) -> list[str]:
+    """QEMU's options for a guest."""
+    return [
+        "-kernel", str(ready.bzimage), "-initrd", str(folder / "initrd"), "-append", line,
+        *options.topology.qemu_args(shared=share is not None and share.shared_memory),
+        "-drive", f"file={folder / 'swap'},format=raw,if=virtio,cache=unsafe",
+        *(share.args if share else []),
+    ]  # fmt: skip
