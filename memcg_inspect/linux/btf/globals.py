@@ -39,9 +39,14 @@ class Variable(Protocol):
     :ivar room: bytes to the next symbol, if known
     """
 
-    prog: Program
-    address: int
-    room: int | None
+    @property
+    def prog(self) -> Program: ...
+
+    @property
+    def address(self) -> int: ...
+
+    @property
+    def room(self) -> int | None: ...
 
 
 Entry = str | Callable[[Variable], str]
@@ -280,12 +285,12 @@ def _length(variable: Variable, text: str, element: Type | None = None) -> int:
         return _max_numnodes(prog)
     if text == "NR_CPUS":
         bits = 8 * sizeof(prog.type("struct cpumask"))
-        return min(bits, (variable.room or 8 * bits) // sizeof(prog.type("unsigned long")))
+        return int(min(bits, (variable.room or 8 * bits) // sizeof(prog.type("unsigned long"))))
     if text not in ("*", "+"):
         return int(prog.constant(text).value_())
     if element is None or variable.room is None:
         raise LookupError("how long the array is, is not known")
-    size = sizeof(element)
+    size = int(sizeof(element))
     length = variable.room // size
     if text == "+":
         data = prog.read(variable.address, length * size)
@@ -302,5 +307,5 @@ def _max_numnodes(prog: Program) -> int:
     ):
         for found in prog.type(name).members or ():
             if found.name == member and found.type.length:
-                return found.type.length
+                return int(found.type.length)
     raise LookupError("MAX_NUMNODES is not known")

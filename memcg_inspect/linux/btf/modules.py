@@ -138,8 +138,9 @@ def _symbols(prog: Program, module: Object) -> list[Symbol]:
 def _strings(prog: Program, address: int, last: int) -> bytes:
     if last > LIMIT:
         raise ValueError("its string table is damaged")
-    data = prog.read(address, last)
-    return data + prog.read_c_string(address + last, max_size=NAME_LIMIT) + b"\0"
+    data: bytes = prog.read(address, last)
+    name: bytes = prog.read_c_string(address + last, max_size=NAME_LIMIT)
+    return data + name + b"\0"
 
 
 def _sort(info: int) -> tuple[SymbolBinding, SymbolKind]:

@@ -62,7 +62,7 @@ class Kind(IntEnum):
 
 
 # Words behind the three that every type has: always, and for each of its vlen elements.
-_WORDS = {kind: (0, 0) for kind in Kind} | {
+_WORDS = dict.fromkeys(map(int, Kind), (0, 0)) | {
     Kind.INT: (1, 0),
     Kind.ARRAY: (3, 0),
     Kind.STRUCT: (0, 3),
@@ -136,12 +136,13 @@ class Btf:
         if len(types) % 4:
             raise self.error("is damaged: its types are no whole number of words")
         self._words = _words(types, self._order)
-        self._string_base = base.string_end if base else 0
-        self.string_end = self._string_base + len(self._strings)
+        self._string_base: int = base.string_end if base else 0
+        self.string_end: int = self._string_base + len(self._strings)
         self._starts: array[int] = array("I")
         self._chain: array[int] = array("I")
         self._heads: dict[int, int] = {}
         self._found: dict[str, tuple[int, ...]] = {}
+        self._places: dict[str, tuple[int, ...]] = {}
         self._enumerators: dict[int, int] | None = None
         self._sections: dict[int, Section] | None = None
 
@@ -166,7 +167,7 @@ class Btf:
             start = length + offset
             if length < 24 or start + size > len(data):
                 raise self.error(
-                    f"is truncated or damaged: its {what} reach to byte {start + size} of {len(data)}"
+                    f"is truncated or damaged: its {what} end at byte {start + size} of {len(data)}"
                 )
             found.append(data[start : start + size])
         # Split BTF has no empty string of its own to begin with.
@@ -324,15 +325,18 @@ class Btf:
             raise self.error(f"is damaged: it has no string at {offset} of {self.string_end}")
         return self._strings[start:end].decode(errors="backslashreplace")
 
-    def _offsets(self, name: str) -> list[int]:
+    def _offsets(self, name: str) -> tuple[int, ...]:
         """Where a string is; each exists once, and no string shares its end with another."""
-        raw = name.encode(errors="surrogateescape") + b"\0"
-        found = self.base._offsets(name) if self.base else []
-        if self._strings.startswith(raw):
-            found.append(self._string_base)
-        at = self._strings.find(b"\0" + raw)
-        if at >= 0:
-            found.append(self._string_base + at + 1)
+        found = self._places.get(name)
+        if found is None:
+            raw = name.encode(errors="surrogateescape") + b"\0"
+            found = self.base._offsets(name) if self.base else ()
+            at = self._strings.find(b"\0" + raw)
+            if self._strings.startswith(raw):
+                found += (self._string_base,)
+            elif at >= 0:
+                found += (self._string_base + at + 1,)
+            self._places[name] = found
         return found
 
     def find(self, name: str, *kinds: Kind) -> list[int]:
@@ -343,10 +347,9 @@ class Btf:
         return [number for number in ids if self.kind(number) in kinds] if ids else []
 
     def _find(self, name: str) -> list[int]:
-        offsets = self._offsets(name)
+        offsets, ids = self._offsets(name), list[int]()
         if not offsets or not self.end:
             return []
-        ids = []
         for offset in offsets:
             number = self._heads.get(offset, 0)
             while number:

@@ -12,14 +12,15 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from typing import NamedTuple, cast
 
 from drgn import (
-    FaultError,
     FindObjectFlags,
     ModuleFileStatus,
     Object,
     Program,
+    ProgramFlags,
     Symbol,
     SymbolIndex,
     Type,
@@ -29,9 +30,9 @@ from drgn import (
 
 from memcg_inspect.linux.btf import globals as table
 from memcg_inspect.linux.btf.modules import module_btfs, module_symbols
-from memcg_inspect.linux.btf.parse import Btf, BtfError, Kind
+from memcg_inspect.linux.btf.parse import Btf, Kind
 from memcg_inspect.linux.btf.source import Source, from_image
-from memcg_inspect.linux.btf.symbols import Symbols, load_symbols
+from memcg_inspect.linux.btf.symbols import Symbols, SymbolTable, load_symbols
 from memcg_inspect.linux.btf.types import TypeMaker
 from memcg_inspect.model import ImageError
 
@@ -65,6 +66,8 @@ class Session:
         self._makers: list[TypeMaker] = []
         self._has_modules = False
         self._module_symbols: SymbolIndex | None = None
+        self._types: dict[tuple[str, TypeKindSet], Type | None] = {}
+        self._objects: dict[tuple[str, FindObjectFlags], Object | None] = {}
         self._is_busy = False
         self._is_lenient = False
         self._has_failed = False
@@ -90,7 +93,9 @@ class Session:
         :raises ImageError: if they cannot be read
         """
         if self._symbols is None:
-            self._symbols = load_symbols(self.prog)
+            is_kernel = self.prog.flags & ProgramFlags.IS_LINUX_KERNEL
+            nothing = SymbolTable(self.prog, SymbolIndex([]))
+            self._symbols = load_symbols(self.prog) if is_kernel else nothing
         return self._symbols
 
     @property
@@ -118,7 +123,8 @@ class Session:
         if not self._has_modules:
             # Set first: to find modules takes types, which may not be there.
             self._has_modules = True
-            if self._symbols is not None or self.source.name == "BTF of the image":
+            # Without symbols there are no modules to be found.
+            with suppress(ImageError):
                 for btf in module_btfs(self.prog, self.kernel.btf):
                     self._makers.append(TypeMaker(self.prog, btf, self.kernel))
         yield from self._makers[1:]
@@ -143,22 +149,25 @@ class Session:
 
     def type(self, kinds: TypeKindSet, name: str) -> Type | None:
         """Return the type of a name."""
-        for maker in self._all():
-            found = maker.find(kinds, name)
-            if found is not None:
-                return found
-        return None
+        key = name, kinds
+        if key not in self._types:
+            found = (maker.find(kinds, name) for maker in self._all())
+            self._types[key] = next(filter(None, found), None)
+        return self._types[key]
 
     def object(self, name: str, flags: FindObjectFlags) -> Object | None:
         """Return the enumerator, function or variable of a name."""
-        found = None
-        if flags & FindObjectFlags.CONSTANT:
-            found = self._enumerator(name)
-        if found is None and flags & FindObjectFlags.VARIABLE:
-            found = self._variable(name)
-        if found is None and flags & FindObjectFlags.FUNCTION:
-            found = self._function(name)
-        return found
+        key = name, flags
+        if key not in self._objects:
+            found = None
+            if flags & FindObjectFlags.CONSTANT:
+                found = self._enumerator(name)
+            if found is None and flags & FindObjectFlags.VARIABLE:
+                found = self._variable(name)
+            if found is None and flags & FindObjectFlags.FUNCTION:
+                found = self._function(name)
+            self._objects[key] = found
+        return self._objects[key]
 
     def _enumerator(self, name: str) -> Object | None:
         for maker in self._all():
@@ -203,9 +212,9 @@ class Session:
             # Exact even where several static variables share a name.
             start = self.symbols.named("__per_cpu_start")
             if start:
-                return start[0].address + section.offset
+                return int(start[0].address) + section.offset
         symbols = self.find_symbols(name)
-        return symbols[0].address if symbols else None
+        return int(symbols[0].address) if symbols else None
 
     def find_symbols(self, name: str | None = None, address: int | None = None) -> list[Symbol]:
         """Return symbols by name, by an address in them, or by both; all without either."""
@@ -229,7 +238,7 @@ class Session:
 def has_debug_info(prog: Program) -> bool:
     """Return whether drgn has debug info for the kernel itself."""
     try:
-        return prog.main_module().debug_file_status == ModuleFileStatus.HAVE
+        return bool(prog.main_module().debug_file_status == ModuleFileStatus.HAVE)
     except LookupError:
         return False
 

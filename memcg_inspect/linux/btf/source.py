@@ -47,7 +47,7 @@ class Source(NamedTuple):
 def is_running_kernel(prog: Program) -> bool:
     """Return whether the program is the kernel that this runs on."""
     running = ProgramFlags.IS_LIVE | ProgramFlags.IS_LOCAL | ProgramFlags.IS_LINUX_KERNEL
-    return prog.flags & running == running
+    return bool(prog.flags & running == running)
 
 
 def from_image(prog: Program, symbols: Symbols) -> Source:

@@ -61,7 +61,11 @@ class SymbolTable:
         prog: Program,
         find: Callable[[Program, str | None, int | None, bool], Sequence[Symbol]],
     ) -> None:
-        self._find = lambda name, address: list(find(prog, name, address, False))
+        self._prog = prog
+        self._index = find
+
+    def _find(self, name: str | None, address: int | None) -> list[Symbol]:
+        return list(self._index(self._prog, name, address, False))
 
     def named(self, name: str) -> list[Symbol]:
         """Return all symbols of a name."""
