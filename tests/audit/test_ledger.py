@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+"""The ledger: sums, and what is known to be missing from them."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from memcg_inspect.audit.ledger import Amount, Entry, Ledger
+
+
+def test_adds_up_by_entry() -> None:
+    ledger = Ledger()
+    ledger.add(Entry(0xA0, "slab", "reclaimable", 0), 3 * 200, 3)
+    ledger.add(Entry(0xA0, "slab", "reclaimable", 0), 2 * 104, 2)
+    ledger.add(Entry(0xA0, "slab", "reclaimable", 1), 200, 1)
+    ledger.add(Entry(0xA0, "slab", "unreclaimable", 0), 72, 1)
+    ledger.add(Entry(0xB0, "slab", "reclaimable", 0), 8, 1)
+    assert dict(ledger) == {
+        Entry(0xA0, "slab", "reclaimable", 0): Amount(808, 5),
+        Entry(0xA0, "slab", "reclaimable", 1): Amount(200, 1),
+        Entry(0xA0, "slab", "unreclaimable", 0): Amount(72, 1),
+        Entry(0xB0, "slab", "reclaimable", 0): Amount(8, 1),
+    }
+    assert len(ledger) == 4
+
+
+def test_gap_covers_what_it_may_hide() -> None:
+    ledger = Ledger()
+    ledger.gap("slab", "reclaimable", 2)
+    assert ledger.has_gap("slab", "reclaimable", 2)
+    # a question about any detail or node includes this one
+    assert ledger.has_gap("slab", None, 2)
+    assert ledger.has_gap("slab", "reclaimable")
+    assert ledger.has_gap("slab")
+    assert not ledger.has_gap("slab", "unreclaimable", 2)
+    assert not ledger.has_gap("slab", "reclaimable", 1)
+    assert not ledger.has_gap("kmem")
+
+
+def test_gap_of_unknown_detail_or_node_hides_any() -> None:
+    ledger = Ledger()
+    ledger.gap("slab", None, 0)
+    assert ledger.has_gap("slab", "reclaimable", 0)
+    assert ledger.has_gap("slab", "unreclaimable", 0)
+    assert not ledger.has_gap("slab", "unreclaimable", 1)
+    ledger.gap("kmem")
+    assert ledger.has_gap("kmem", "large_kmalloc", 7)
+    assert not ledger.has_gap("percpu")
+
+
+def test_new_ledger_has_no_gap() -> None:
+    assert not Ledger().has_gap("slab")
+    assert len(Ledger()) == 0
+
+
+entries = st.builds(
+    Entry,
+    st.integers(0, 3),
+    st.sampled_from(["slab", "kmem"]),
+    st.sampled_from(["reclaimable", "other"]),
+    st.integers(0, 2),
+)
+
+
+@given(st.lists(st.tuples(entries, st.integers(0, 10**12), st.integers(0, 10**6))))
+def test_order_of_charges_does_not_matter(
+    charges: list[tuple[Entry, int, int]],
+) -> None:
+    forward, backward = Ledger(), Ledger()
+    for charge in charges:
+        forward.add(*charge)
+    for charge in reversed(charges):
+        backward.add(*charge)
+    assert dict(forward) == dict(backward)
+    assert sum(amount.bytes for _, amount in forward) == sum(size for _, size, _ in charges)
+    assert sum(amount.charges for _, amount in forward) == sum(count for *_, count in charges)

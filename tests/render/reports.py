@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+"""Reports made by hand, for tests of renderers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from memcg_inspect.model import (
+    Coverage,
+    Evidence,
+    Finding,
+    Identity,
+    ImageInfo,
+    Memcg,
+    Report,
+    Row,
+    Skew,
+)
+
+ROOT, WEB, GONE = 0xFFFF888000001000, 0xFFFF888000002000, 0xFFFF888000003000
+OBJCG = 0xFFFF88800000A000
+ITEM = "NR_SLAB_RECLAIMABLE_B"
+
+
+def row(memcg: int, found: int, folded: int | None, status: str = "exact", nid: int = 0) -> Row:
+    """A row of the slab identity."""
+    return Row(
+        identity="slab",
+        memcg=memcg,
+        objcg=None,
+        nid=nid,
+        item=ITEM,
+        unit="bytes",
+        status=status,  # type: ignore[arg-type]
+        found={"slab": found},
+        claimed=None if folded is None else {"folded": folded, "pending_cpu": 0, "stock": 0},
+        reason="the counter could not be read" if folded is None else None,
+        hierarchy=folded,
+    )
+
+
+def report(path: str = "/web", name: str = "dentry", note: str = "a note") -> Report:
+    """A report with everything in it; the parameters are names as an image may hold them."""
+    return Report(
+        image=ImageInfo("7.3.0", "vmcore", (0, 1), 2, 4096, "objcg-per-node"),
+        verdict="findings",
+        memcgs=(
+            Memcg(ROOT, "/", 1, "online", None, ROOT),
+            Memcg(WEB, path, 31, "online", ROOT, WEB),
+            Memcg(GONE, path, 30, "dying", ROOT, ROOT),
+        ),
+        identities=(Identity("slab", "findings", 4, 1),),
+        rows=(
+            row(ROOT, 0, 0),
+            row(ROOT, 0, 0, nid=1),
+            row(WEB, 4000, 5064, "differs"),
+            row(WEB, 700, None, "unverifiable", nid=1),
+        ),
+        skew=(Skew(WEB, "slab", 0, 0, 4000, 20), Skew(WEB, "slab", 0, 1, 700, 3)),
+        findings=(
+            Finding(
+                identity="slab",
+                kind="counter-above-objects",
+                memcg=WEB,
+                objcg=OBJCG,
+                nid=0,
+                item=ITEM,
+                unit="bytes",
+                difference=1064,
+                what=f"{ITEM} on node 0 claims 1,064 bytes more than the objects found",
+                evidence_is="candidates",
+                evidence=(
+                    Evidence(
+                        address=0xFFFF888000F00000,
+                        kind="slab",
+                        nid=0,
+                        bytes=200,
+                        cache=name,
+                        page=0xFFFFEA0000001000,
+                        objcg=OBJCG,
+                        memcg=WEB,
+                        note=note,
+                    ),
+                    Evidence(address=0xFFFFFFFFFFFFFFF8, kind="slab"),
+                ),
+            ),
+        ),
+        coverage={"slab": _coverage(path), "pages": Coverage(262144)},
+        timings={"pages": 0.0312345678},
+    )
+
+
+def clean() -> Report:
+    """One with nothing wrong in it, of a machine with one node and nothing charged."""
+    whole = report()
+    return replace(
+        whole,
+        verdict="exact",
+        image=replace(whole.image, nodes=(0,)),
+        identities=(Identity("slab", "exact", 1, 0),),
+        rows=(row(ROOT, 0, 0),),
+        skew=(),
+        findings=(),
+        coverage={"pages": Coverage(1024)},
+    )
+
+
+def _coverage(reason: str) -> Coverage:
+    coverage = Coverage(read=2511)
+    coverage.miss("objcg vector", 0xFFFF888000E00000, f"not in the image: {reason}")
+    return coverage

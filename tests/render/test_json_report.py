@@ -1,0 +1,161 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+"""Reports as JSON: one valid document, addresses as strings, and null where nothing is known."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from reports import GONE, OBJCG, ROOT, WEB, clean, report
+
+from memcg_inspect.model import Report
+from memcg_inspect.render.json_report import SCHEMA, to_json
+
+#: Fields that hold an address wherever they are.
+ADDRESSES = {"address", "memcg", "objcg", "parent", "page"}
+
+
+def document(made: Report) -> dict[str, Any]:
+    """What a strict reader makes of it."""
+
+    def refuse(constant: str) -> None:
+        raise AssertionError(f"{constant} is not JSON")
+
+    loaded: dict[str, Any] = json.loads(to_json(made), parse_constant=refuse)
+    return loaded
+
+
+def fields(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    """Every (name, value) of a document, at any depth."""
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            yield from fields(inner, key)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from fields(inner, name)
+    else:
+        yield name, value
+
+
+def test_top_level_is_the_contract() -> None:
+    assert SCHEMA == 1
+    made = document(report())
+    assert made["schema"] == 1
+    assert {
+        "schema",
+        "image",
+        "verdict",
+        "memcgs",
+        "identities",
+        "rows",
+        "skew",
+        "findings",
+        "coverage",
+        "timings",
+    } <= set(made)
+
+
+def test_addresses_are_hex_strings() -> None:
+    seen = set()
+    for name, value in fields(document(report())):
+        if name in ADDRESSES and value is not None:
+            seen.add(name)
+            assert re.fullmatch(r"0x[0-9a-f]+", value), (name, value)
+    assert seen == ADDRESSES
+
+
+def test_no_integer_loses_precision_elsewhere() -> None:
+    # what a reader with 64-bit floats still tells apart
+    for name, value in fields(document(report())):
+        if isinstance(value, int):
+            assert abs(value) < 2**53, name
+
+
+def test_amounts_are_integers() -> None:
+    for made in document(report())["rows"]:
+        amounts = [*made["found"].values(), *(made["claimed"] or {}).values()]
+        assert all(type(value) is int for value in amounts)
+
+
+def test_what_could_not_be_read_is_null_with_a_reason() -> None:
+    [unread] = [r for r in document(report())["rows"] if r["status"] == "unverifiable"]
+    assert unread["claimed"] is None
+    assert unread["difference"] is None
+    assert unread["hierarchy"] is None
+    assert unread["reason"] == "the counter could not be read"
+    # what was found is there all the same
+    assert unread["found"] == {"slab": 700}
+
+
+def test_difference_is_claimed_less_found() -> None:
+    [row] = [r for r in document(report())["rows"] if r["status"] == "differs"]
+    assert row["found"] == {"slab": 4000}
+    assert row["claimed"] == {"folded": 5064, "pending_cpu": 0, "stock": 0}
+    assert row["difference"] == 1064
+
+
+def test_rows_that_are_all_zero_are_left_out_and_counted() -> None:
+    made = document(clean())
+    assert made["rows"] == []
+    assert made["identities"][0]["rows"] == 1
+
+
+def test_removed_memcgs_share_paths_and_not_addresses() -> None:
+    memcgs = {memcg["address"]: memcg for memcg in document(report())["memcgs"]}
+    assert memcgs[f"{WEB:#x}"]["path"] == memcgs[f"{GONE:#x}"]["path"] == "/web"
+    assert memcgs[f"{WEB:#x}"]["state"] == "online"
+    assert memcgs[f"{GONE:#x}"]["state"] == "dying"
+    assert memcgs[f"{ROOT:#x}"]["parent"] is None
+    assert memcgs[f"{WEB:#x}"]["parent"] == f"{ROOT:#x}"
+
+
+def test_finding() -> None:
+    [finding] = document(report())["findings"]
+    assert finding["memcg"] == f"{WEB:#x}"
+    assert finding["objcg"] == f"{OBJCG:#x}"
+    assert finding["difference"] == 1064
+    assert finding["evidence_is"] == "candidates"
+    first, second = finding["evidence"]
+    assert first["cache"] == "dentry"
+    assert first["address"] == "0xffff888000f00000"
+    # What is not known of a piece of evidence is left out.
+    assert second == {"address": "0xfffffffffffffff8", "kind": "slab"}
+
+
+def test_coverage() -> None:
+    coverage = document(report())["coverage"]
+    assert coverage["pages"]["read"] == 262144
+    assert coverage["pages"]["unreadable"] == 0
+    assert coverage["slab"]["unreadable"] == 1
+    assert coverage["slab"]["examples"][0]["address"] == "0xffff888000e00000"
+
+
+def test_report_is_one_document() -> None:
+    written = to_json(report())
+    decoded, end = json.JSONDecoder().raw_decode(written)
+    assert decoded["schema"] == 1
+    assert written[end:].strip() == ""
+
+
+@pytest.mark.parametrize(
+    "name", ['"', "\\", "\n", "\x00", "\x1b[31m", "\u202e", "\u2028", "\udcff"]
+)
+def test_hostile_names_stay_inside_their_strings(name: str) -> None:
+    written = to_json(report(path="/" + name, name=name))
+    # plain ASCII: no terminal that shows it can be told anything
+    assert written.isascii()
+    assert all(char.isprintable() or char == "\n" for char in written)
+    made = json.loads(written)
+    assert made["memcgs"][1]["path"] == "/" + name
+    assert made["findings"][0]["evidence"][0]["cache"] == name
+
+
+@settings(deadline=None)
+@given(st.text(st.characters()))
+def test_any_name_comes_back_as_it_was(name: str) -> None:
+    assert json.loads(to_json(report(path=name)))["memcgs"][1]["path"] == name

@@ -1,0 +1,145 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+"""Reports in a terminal: what is said, and that no name from an image can say anything else."""
+
+from __future__ import annotations
+
+import io
+import unicodedata
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from reports import clean, report
+from rich.cells import cell_len
+from rich.console import Console
+
+from memcg_inspect.model import Report
+from memcg_inspect.render.terminal import print_report
+from memcg_inspect.render.text import amount, printable, signed
+
+
+def text(made: Report, width: int = 200, show_zero: bool = False, colour: bool = False) -> str:
+    """What is printed."""
+    out = io.StringIO()
+    console = Console(
+        file=out, width=width, highlight=False, force_terminal=colour, legacy_windows=False
+    )
+    print_report(made, console, show_zero=show_zero)
+    return out.getvalue()
+
+
+#: So wide that no line is folded.
+WIDE = 2000
+
+
+def alike(name: str) -> Report:
+    """A report with harmless names that take as much room as this one."""
+    harmless = "x" * cell_len(printable(name))
+    return report(path=harmless, name=harmless)
+
+
+def test_verdict_comes_first() -> None:
+    assert text(report()).startswith("FINDINGS: ")
+    assert text(clean()).startswith("EXACT: ")
+
+
+def test_rows_that_are_all_zero_are_folded_away() -> None:
+    short, whole = text(report()), text(report(), show_zero=True)
+    assert "4,000" in short
+    assert "4,000" in whole
+    assert len(whole.splitlines()) == len(short.splitlines()) + 2
+
+
+def test_what_could_not_be_read_is_no_number() -> None:
+    [line] = [line for line in text(report()).splitlines() if "? (" in line]
+    assert line.split()[:5] == ["/web", "1", "NR_SLAB_RECLAIMABLE_B", "bytes", "700"]
+    assert line.split()[5:] == ["-", "-", "-", "?", "(-)"]
+    assert "the counter could not be read" in text(report())
+
+
+def test_difference_has_a_sign() -> None:
+    assert "+1,064" in text(report())
+
+
+def test_finding_shows_its_evidence() -> None:
+    shown = text(report())
+    assert "Finding 1: /web: NR_SLAB_RECLAIMABLE_B on node 0 claims 1,064 bytes more" in shown
+    assert "candidates:" in shown
+    assert "0xffff888000f00000, dentry object, 200 bytes, charged to /web" in shown
+
+
+def test_what_is_missing_is_counted_and_shown() -> None:
+    assert "Not read: 1 of slab" in text(report())
+    assert "0xffff888000e00000" in text(report())
+    assert "Not read" not in text(clean())
+
+
+def test_no_colours_unless_it_is_a_terminal() -> None:
+    assert "\x1b" not in text(report())
+    assert "\x1b[" in text(report(), colour=True)
+
+
+HOSTILE = [
+    "/\x1b[2J\x1b[1;1Hfake",
+    "/\x1b]0;title\x07",
+    "/\x9b31m",
+    "/a\nEXACT: every identity holds",
+    "/a\r/b",
+    "/a\x00b",
+    "/a\x08\x08b",
+    "/\u202egpj.exe",
+    "/\u2066a\u2069",
+    "/a\u2028b\u2029c",
+    "/\u200b\ufeff",
+    "/\udcff\udc80",
+    "/\U000e0041",
+]
+
+
+@pytest.mark.parametrize("name", HOSTILE, ids=ascii)
+def test_hostile_names_are_escaped(name: str) -> None:
+    hostile = text(report(path=name, name=name), width=WIDE)
+    plain = text(alike(name), width=WIDE)
+    # It says the same number of things, none of them a control or an invisible character.
+    assert len(hostile.splitlines()) == len(plain.splitlines())
+    assert printable(name) in hostile
+    for char in hostile:
+        assert char == "\n" or unicodedata.category(char) not in ("Cc", "Cf", "Cs", "Zl", "Zp")
+    hostile.encode()
+
+
+def test_very_long_names_are_shown_in_full() -> None:
+    name = "/" + "abcdefghi-" * 200
+    shown = text(report(path=name, name=name), width=120)
+    assert max(len(line) for line in shown.splitlines()) <= 120
+    assert shown.replace("\n", "").replace(" ", "").count("abcdefghi-") >= 200
+
+
+# Markup ("[", ":") is a matter of its own.
+@given(st.text(st.characters(exclude_characters="[:"), max_size=20))
+@settings(deadline=None)
+def test_no_name_changes_the_shape(name: str) -> None:
+    shown = text(report(path=name, name=name), width=WIDE)
+    assert len(shown.splitlines()) == len(text(alike(name), width=WIDE).splitlines())
+    assert all(char == "\n" or char.isprintable() for char in shown)
+
+
+@given(st.text(st.characters()))
+def test_printable_is_one_printable_line(name: str) -> None:
+    assert printable(name).isprintable()
+    assert printable(name).isascii() or not name.isascii()
+
+
+@given(st.text(st.characters(categories=["L", "N", "P", "S"])))
+def test_printable_leaves_ordinary_names_alone(name: str) -> None:
+    assert printable(name) == name
+
+
+def test_numbers() -> None:
+    assert [amount(None), amount(0), amount(1234567), amount(-4096)] == [
+        "-",
+        "0",
+        "1,234,567",
+        "-4,096",
+    ]
+    assert [signed(None), signed(0), signed(64), signed(-1234)] == ["-", "0", "+64", "-1,234"]

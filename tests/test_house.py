@@ -1,0 +1,351 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+"""The rules of the house (CONTRIBUTING.md), held to by reading the source."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+MOST_LINES_OF_A_FILE = 700
+MOST_LINES_OF_A_FUNCTION = 80
+
+#: Floors of the package; a module imports its own floor and those it is allowed.
+FLOORS: dict[str, frozenset[str]] = {
+    "model": frozenset(),
+    "linux": frozenset({"model"}),
+    "audit": frozenset({"model"}),
+    "collect": frozenset({"model", "linux", "audit"}),
+    "render": frozenset({"model"}),
+    "faces": frozenset({"model", "linux", "audit", "collect", "render"}),
+}
+FLOOR_OF = {
+    "model": "model",
+    "linux": "linux",
+    "audit": "audit",
+    "collect": "collect",
+    "views": "collect",
+    "render": "render",
+    "cli": "faces",
+    "commands": "faces",
+    "__init__": "faces",
+    "__main__": "faces",
+}
+#: Which floors may import what of other people's.
+MAY_IMPORT = {
+    "drgn": {"linux", "collect", "faces"},
+    "rich": {"render", "faces"},
+}
+#: Underscored names that are no private ones: NamedTuple's.
+PUBLIC_ALL_THE_SAME = {"_asdict", "_fields", "_make", "_replace"}
+
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+def _files(*folders: str) -> list[Path]:
+    """Every file of the project in these folders, but what tools leave there."""
+    return sorted(
+        path
+        for folder in folders
+        for path in (ROOT / folder).rglob("*")
+        if path.is_file()
+        and path.suffix != ".pyc"
+        and not any(part.startswith(".") for part in path.relative_to(ROOT / folder).parts)
+    )
+
+
+def _is_python(path: Path) -> bool:
+    if path.suffix:
+        return path.suffix == ".py"
+    return path.read_bytes()[:60].startswith(b"#!/usr/bin/env python3")
+
+
+CODE = _files("memcg_inspect", "scripts", "tests", "fixtures", ".ci")
+PYTHON = [path for path in CODE if _is_python(path)]
+PACKAGE = [path for path in PYTHON if path.is_relative_to(ROOT / "memcg_inspect")]
+TESTS = [path for path in PYTHON if path.is_relative_to(ROOT / "tests")]
+
+
+@cache
+def _parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
+def _functions(node: ast.AST) -> Iterator[Function]:
+    for inner in ast.walk(node):
+        if isinstance(inner, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield inner
+
+
+def _imported(tree: ast.Module) -> Iterator[tuple[str, str | None]]:
+    """Every (module, name) that is imported, also inside functions."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield alias.name, None
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, "the package imports by full names"
+            for alias in node.names:
+                yield node.module or "", alias.name
+
+
+def _floor(path: Path) -> str:
+    first = path.relative_to(ROOT / "memcg_inspect").parts[0].removesuffix(".py")
+    return FLOOR_OF[first]
+
+
+def _where(path: Path, node: ast.AST) -> str:
+    return f"{path.relative_to(ROOT)}:{getattr(node, 'lineno', 0)}"
+
+
+def _own_import(module: str, name: str | None) -> str | None:
+    """The floor that an import reaches, if it is of the package."""
+    parts = module.split(".")
+    if parts[0] != "memcg_inspect":
+        return None
+    below = parts[1] if len(parts) > 1 else name
+    return FLOOR_OF.get(below or "__init__", "faces")
+
+
+@pytest.mark.parametrize("path", PACKAGE, ids=lambda p: str(p.relative_to(ROOT)))
+def test_imports_go_down(path: Path) -> None:
+    floor = _floor(path)
+    allowed = FLOORS[floor] | {floor}
+    for module, name in _imported(_parsed(path)):
+        reached = _own_import(module, name)
+        assert reached is None or reached in allowed, f"{floor} imports {module}"
+        for package, floors in MAY_IMPORT.items():
+            if module.split(".")[0] == package:
+                assert floor in floors, f"{floor} imports {package}"
+
+
+def test_nothing_private_of_others() -> None:
+    for path in PACKAGE:
+        for module, name in _imported(_parsed(path)):
+            for part in (*module.split("."), name or ""):
+                dunder = part.startswith("__") and part.endswith("__")
+                assert dunder or not part.startswith("_"), f"{path}: {module} {name}"
+            assert not module.startswith("drgn.internal"), path
+
+
+def test_no_private_attributes_of_others() -> None:
+    wrong = []
+    for path in PACKAGE:
+        tree = _parsed(path)
+        # A class may look into another of its own kind, and a module into its own classes.
+        own = {
+            target.attr
+            for node in ast.walk(tree)
+            for target in (node.targets if isinstance(node, ast.Assign) else [])
+            if isinstance(target, ast.Attribute)
+        } | {function.name for function in _functions(tree)}
+        for node in ast.walk(tree):
+            if (
+                isinstance(node, ast.Attribute)
+                and re.match(r"_(?!_)", node.attr)
+                and not (isinstance(node.value, ast.Name) and node.value.id in ("self", "cls"))
+                and node.attr not in PUBLIC_ALL_THE_SAME | own
+            ):
+                wrong.append(f"{_where(path, node)}: {node.attr}")
+    assert wrong == []
+
+
+def test_every_code_file_says_its_licence() -> None:
+    no_comments = {"py.typed", "mixed.list"}
+    for path in CODE:
+        if path.name in no_comments or not path.read_bytes().strip():
+            continue
+        head = path.read_bytes()[:400].decode(errors="replace")
+        assert "SPDX-License-Identifier: " in head, path
+        licence = head.split("SPDX-License-Identifier: ")[1].split()[0]
+        assert (ROOT / "LICENSES" / f"{licence}.txt").exists(), f"{path}: {licence}"
+        if path in PACKAGE:
+            assert licence == "LGPL-2.1-or-later", path
+        if any(part in ("modules", "patches") for part in path.relative_to(ROOT).parts):
+            assert licence == "GPL-2.0-only", path
+
+
+def test_files_are_short() -> None:
+    lengths = {path: len(path.read_text().splitlines()) for path in PYTHON}
+    assert {p: n for p, n in lengths.items() if n >= MOST_LINES_OF_A_FILE} == {}
+
+
+def test_functions_are_short() -> None:
+    long = [
+        f"{_where(path, function)}: {function.name}"
+        for path in PYTHON
+        for function in _functions(_parsed(path))
+        if (function.end_lineno or 0) - function.lineno >= MOST_LINES_OF_A_FUNCTION
+    ]
+    assert long == []
+
+
+def _public(tree: ast.Module) -> Iterator[Function | ast.ClassDef]:
+    for node in tree.body:
+        if isinstance(node, ast.ClassDef | ast.FunctionDef) and not node.name.startswith("_"):
+            yield node
+            if isinstance(node, ast.ClassDef):
+                told = ast.get_docstring(node) or ""
+                for inner in node.body:
+                    if (
+                        isinstance(inner, ast.FunctionDef)
+                        and not inner.name.startswith("_")
+                        and f":ivar {inner.name}:" not in told  # a property, told of there
+                    ):
+                        yield inner
+
+
+def test_what_is_public_is_explained() -> None:
+    silent = [str(path) for path in PACKAGE if not ast.get_docstring(_parsed(path))]
+    silent += [
+        f"{_where(path, node)}: {node.name}"
+        for path in PACKAGE
+        for node in _public(_parsed(path))
+        if not ast.get_docstring(node)
+    ]
+    assert silent == []
+
+
+def _all(tree: ast.Module) -> list[str] | None:
+    for node in tree.body:
+        if isinstance(node, ast.Assign) and any(
+            isinstance(t, ast.Name) and t.id == "__all__" for t in node.targets
+        ):
+            names: list[str] = list(ast.literal_eval(node.value))
+            return names
+    return None
+
+
+def test_all_names_what_is_there() -> None:
+    for path in PACKAGE:
+        names = _all(_parsed(path))
+        if names is None:
+            continue
+        assert len(names) == len(set(names)), path
+        defined = {
+            name.id
+            for node in _parsed(path).body
+            for name in ast.walk(node)
+            if isinstance(name, ast.Name)
+        } | {
+            node.name
+            for node in _parsed(path).body
+            if isinstance(node, ast.ClassDef | ast.FunctionDef)
+        }
+        imported = {name for _, name in _imported(_parsed(path))}
+        assert set(names) <= defined | imported, path
+
+
+def _called(function: Function) -> set[str]:
+    return {
+        node.func.attr if isinstance(node.func, ast.Attribute) else node.func.id
+        for node in ast.walk(function)
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute | ast.Name)
+    }
+
+
+def _asserts(function: Function, helpers: dict[str, list[Function]], depth: int = 4) -> bool:
+    called = _called(function)
+    if any(isinstance(n, ast.Assert) for n in ast.walk(function)) or "raises" in called:
+        return True
+    return depth > 0 and any(
+        _asserts(helper, helpers, depth - 1) for name in called for helper in helpers.get(name, [])
+    )
+
+
+def test_every_test_asserts_something() -> None:
+    helpers: dict[str, list[Function]] = {}
+    for path in TESTS:
+        for function in _functions(_parsed(path)):
+            helpers.setdefault(function.name, []).append(function)
+    idle = [
+        f"{_where(path, function)}: {function.name}"
+        for path in TESTS
+        for function in _functions(_parsed(path))
+        if function.name.startswith("test_") and not _asserts(function, helpers)
+    ]
+    assert idle == []
+
+
+def test_no_test_is_skipped() -> None:
+    forbidden = {"skip", "skipif", "xfail", "importorskip", "skipTest", "skipUnless"}
+    for path in TESTS:
+        tree = _parsed(path)
+        # The lab's own tests say so where a kernel is not in the cache.
+        may = {n for f in _functions(tree) if f.name == "built_here" for n in ast.walk(f)}
+        for node in ast.walk(tree):
+            name = node.attr if isinstance(node, ast.Attribute) else getattr(node, "id", "")
+            assert node in may or name not in forbidden, f"{_where(path, node)}: {name}"
+
+
+#: What belongs to one machine and not to the project. Put together here, so that this file
+#: does not hold what it looks for.
+ELSEWHERE = re.compile(
+    "|".join(
+        (
+            "/" + r"work/",
+            "/" + r"home/\w",
+            "/" + r"root/\w",
+            "/" + r"Users/\w",
+            r"bash" + r"_jobs",
+            r"pypi" + r"\.org",
+            r"python" + r"hosted\.org",
+        )
+    )
+)
+
+
+def test_no_path_of_one_machine() -> None:
+    top = [path for path in ROOT.iterdir() if path.is_file() and path.name != ".git"]
+    for path in [*CODE, *_files("docs"), *top]:
+        text = path.read_bytes().decode(errors="replace")
+        assert not (found := ELSEWHERE.search(text)), f"{path}: {found}"
+
+
+def test_nothing_is_left_to_do() -> None:
+    words = re.compile(r"\b(" + "|".join(("TO" + "DO", "FIX" + "ME", "X" + "XX")) + r")\b")
+    for path in [*CODE, *_files("docs")]:
+        assert not words.search(path.read_bytes().decode(errors="replace")), path
+
+
+#: Runs a few cases of the pure tests where neither drgn nor the readers can be imported.
+WITHOUT_DRGN = """
+import sys
+for name in ("drgn", "_drgn", "memcg_inspect.linux", "memcg_inspect.collect"):
+    sys.modules[name] = None
+from hypothesis import settings
+settings.register_profile("few", max_examples=3, deadline=None, database=None)
+settings.load_profile("few")
+import pytest
+sys.exit(pytest.main(["--noconftest", "-q", "-p", "no:cacheprovider", *sys.argv[1:]]))
+"""
+
+
+def test_judging_and_rendering_need_no_drgn() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_DRGN, "tests/audit", "tests/render"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert re.search(r"\b\d{2,} passed", done.stdout)
+
+
+def test_judging_needs_no_terminal_library() -> None:
+    script = (
+        "import sys; sys.modules['rich'] = sys.modules['drgn'] = None; "
+        "import memcg_inspect.audit.judge, memcg_inspect.render.json_report"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
