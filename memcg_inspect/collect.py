@@ -10,36 +10,73 @@ Drives the readers of :mod:`memcg_inspect.linux` and fills the ledger and the co
 from __future__ import annotations
 
 import time
-from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Literal
 
 from drgn import FaultError, Object, Program, ProgramFlags
 
 from memcg_inspect.audit.counters import Counters
-from memcg_inspect.audit.findings import MOST_EVIDENCE, Suspect, attach
+from memcg_inspect.audit.findings import attach
 from memcg_inspect.audit.judge import judge, verdict
 from memcg_inspect.audit.ledger import Entry, Ledger
-from memcg_inspect.audit.slab import ITEMS
 from memcg_inspect.audit.snapshot import Snapshot
-from memcg_inspect.linux.memcontrol import accounting, nodeinfo, read_memcgs, read_objcgs
+from memcg_inspect.linux.bpf import bpf_objcgs
+from memcg_inspect.linux.compound import other_compound_pages
+from memcg_inspect.linux.layout import has_type
+from memcg_inspect.linux.memcontrol import (
+    accounting,
+    has_node_objcgs,
+    memory_usage,
+    nodeinfo,
+    on_default_hierarchy,
+    read_memcgs,
+    read_objcgs,
+)
 from memcg_inspect.linux.mmzone import mem_map, online_nodes, possible_cpus
-from memcg_inspect.linux.pages import PagePiece, scan_pages
+from memcg_inspect.linux.pages import KmemPage, PagePiece, page_layout, scan_pages
+from memcg_inspect.linux.percpu import PercpuReader
+from memcg_inspect.linux.pgtable import hidden_pgd_pages
+from memcg_inspect.linux.sched import caches_objcg, read_tasks
 from memcg_inspect.linux.slab import Slab, SlabReader
-from memcg_inspect.linux.stock import read_obj_stocks
+from memcg_inspect.linux.sock import SockReader
+from memcg_inspect.linux.stock import read_charge_stocks, read_obj_stocks
+from memcg_inspect.linux.vmalloc import stack_blocks, thread_size, vm_areas
 from memcg_inspect.linux.vmstats import StatReader
+from memcg_inspect.linux.zswap import ZswapReader
 from memcg_inspect.model import (
+    NUMA_NO_NODE,
     Coverage,
-    Evidence,
+    Features,
     ImageError,
     ImageInfo,
     Memcg,
+    Objcg,
     Report,
     Stat,
+    TaskCharge,
+    Vectors,
 )
+from memcg_inspect.views.evidence import find_evidence
 
-__all__ = ("audit", "collect")
+__all__ = ("Clock", "audit", "collect")
+
+#: The counters that identities are about.
+ITEMS = (
+    "NR_SLAB_RECLAIMABLE_B",
+    "NR_SLAB_UNRECLAIMABLE_B",
+    "NR_KERNEL_STACK_KB",
+    "NR_PAGETABLE",
+    "NR_VMALLOC",
+    "MEMCG_KMEM",
+    "MEMCG_PERCPU_B",
+    "MEMCG_VMALLOC",
+    "MEMCG_ZSWAP_B",
+    "MEMCG_ZSWAPPED",
+    "MEMCG_ZSWAP_INCOMP",
+    "MEMCG_SOCK",
+)
 
 
 class Clock:
@@ -71,7 +108,7 @@ def audit(prog: Program) -> Report:
         judged = judge(snapshot)
     with clock.measure("evidence"):
         suspects = {lead.suspect for lead in judged.leads if lead.suspect is not None}
-        evidence = _evidence(prog, snapshot, suspects) if suspects else {}
+        evidence = find_evidence(prog, snapshot, suspects) if suspects else {}
         findings = tuple(attach(lead, evidence) for lead in judged.leads)
     return Report(
         image=snapshot.image,
@@ -93,7 +130,7 @@ def collect(prog: Program, clock: Clock | None = None) -> Snapshot:
     :raises ImageError: as :func:`audit` does
     """
     try:
-        return _collect(prog, clock or Clock())
+        return _Collector(prog, clock or Clock()).collect()
     except FaultError as error:
         raise ImageError(
             "the image lacks memory that nothing can be read without "
@@ -107,21 +144,202 @@ def collect(prog: Program, clock: Clock | None = None) -> Snapshot:
         ) from error
 
 
-def _collect(prog: Program, clock: Clock) -> Snapshot:
-    coverage: defaultdict[str, Coverage] = defaultdict(Coverage)
-    with clock.measure("memcgs"):
-        image = _image(prog)
-        memcgs = read_memcgs(prog, coverage["memcgs"])
-        objcgs = read_objcgs(prog, memcgs, coverage["objcgs"])
-    with clock.measure("counters"):
-        counters = _counters(prog, memcgs, coverage["counters"])
-        stocks = read_obj_stocks(prog, coverage["stock"])
-    ledger, slabs = Ledger(), SlabReader(prog)
-    with clock.measure("pages"):
-        for piece in scan_pages(prog):
-            _add_piece(piece, ledger, slabs, coverage["pages"])
-    coverage["slab"] = slabs.coverage
-    return Snapshot(image, memcgs, objcgs, ledger, counters, stocks, dict(coverage))
+class _Collector:
+    """Fills one snapshot."""
+
+    def __init__(self, prog: Program, clock: Clock) -> None:
+        self.prog = prog
+        self.clock = clock
+        self.coverage: defaultdict[str, Coverage] = defaultdict(Coverage)
+        self.ledger = Ledger()
+        # Where nothing marks large kmallocs, they are the compound pages of no other user.
+        self.large_kmalloc_type = page_layout(prog).has_large_kmalloc
+        self.references: dict[str, Counter[int]] = {}
+        self.vectors: dict[int, tuple[int, list[tuple[int, int, int]]]] = {}
+
+    def collect(self) -> Snapshot:
+        prog, coverage, measure = self.prog, self.coverage, self.clock.measure
+        with measure("memcgs"):
+            image = _image(prog)
+            memcgs = read_memcgs(prog, coverage["memcgs"])
+            objcgs = read_objcgs(prog, memcgs, coverage["objcgs"])
+        with measure("counters"):
+            reader = StatReader(prog, ITEMS)
+            counters = self._counters(reader, memcgs)
+            usage = self._usage(memcgs)
+            stocks = read_obj_stocks(prog, coverage["stock"])
+            charge_stocks = read_charge_stocks(prog, coverage["charge_stock"])
+        with measure("tasks"):
+            tasks = self._tasks()
+            self.references["bpf"] = Counter(bpf_objcgs(prog, coverage["bpf"]))
+        with measure("vmalloc"):
+            details = self._page_details()
+        with measure("pages"):
+            self._pages(details, memcgs)
+        with measure("percpu"):
+            self._percpu()
+        with measure("zswap"):
+            self._zswap(objcgs)
+        return Snapshot(
+            image=image,
+            features=_features(prog, reader),
+            memcgs=memcgs,
+            objcgs=objcgs,
+            ledger=self.ledger,
+            counters=counters,
+            stocks=stocks,
+            charge_stocks=charge_stocks,
+            usage=usage,
+            references=self.references,
+            tasks=tasks,
+            vectors={
+                nid: Vectors(total, tuple(elsewhere))
+                for nid, (total, elsewhere) in self.vectors.items()
+            },
+            coverage=dict(coverage),
+        )
+
+    def _counters(self, reader: StatReader, memcgs: dict[int, Memcg]) -> Counters:
+        coverage = self.coverage["counters"]
+        memcg_stats: dict[int, dict[str, Stat]] = {}
+        lruvec_stats: dict[tuple[int, int], dict[str, Stat]] = {}
+        for address in memcgs:
+            memcg = Object(self.prog, "struct mem_cgroup *", address)
+            try:
+                memcg_stats[address] = reader.memcg(memcg)
+                coverage.read += 1
+            except FaultError as error:
+                coverage.miss("counters of a memcg", error.address, str(error))
+            try:
+                for nid, pn in nodeinfo(memcg):
+                    lruvec_stats[address, nid] = reader.lruvec(pn)
+                    coverage.read += 1
+            except FaultError as error:
+                coverage.miss("counters of a memcg on a node", error.address, str(error))
+        return Counters(memcgs, memcg_stats, lruvec_stats)
+
+    def _usage(self, memcgs: dict[int, Memcg]) -> dict[int, int]:
+        usage = {}
+        for address in memcgs:
+            try:
+                usage[address] = memory_usage(Object(self.prog, "struct mem_cgroup *", address))
+            except FaultError as error:
+                self.coverage["counters"].miss("page counter", error.address, str(error))
+        return usage
+
+    def _tasks(self) -> list[TaskCharge]:
+        tasks = list(read_tasks(self.prog, self.coverage["tasks"]))
+        self.references["task"] = Counter(o for task in tasks for o in task.objcgs if o)
+        return tasks
+
+    def _page_details(self) -> dict[int, tuple[str, int]]:
+        """
+        Find out what charged pages are used for where the pages themselves do not tell.
+
+        :return: by ``struct page *``: the use, and how many more pages it stands for
+        """
+        prog, coverage = self.prog, self.coverage["vmalloc"]
+        details: dict[int, tuple[str, int]] = {}
+        for area in vm_areas(prog, coverage):
+            details |= dict.fromkeys(area.pages, ("stack" if area.is_stack else "vmalloc", 0))
+        blocks = stack_blocks(prog, coverage)
+        if blocks:
+            hidden = (thread_size(prog) >> mem_map(prog).page_shift) - 1
+            details |= dict.fromkeys(blocks, ("stack", hidden))
+        details |= dict.fromkeys(hidden_pgd_pages(prog, coverage), ("other", 1))
+        if not self.large_kmalloc_type:
+            owners = self.coverage["compound"]
+            details |= dict.fromkeys(other_compound_pages(prog, owners), ("other", 0))
+        return details
+
+    def _pages(self, details: dict[int, tuple[str, int]], memcgs: dict[int, Memcg]) -> None:
+        slabs = SlabReader(self.prog)
+        socks = SockReader(self.prog, slabs)
+        slabs.load_caches()
+        for piece in scan_pages(self.prog):
+            self._piece(piece)
+            for page in piece.slabs:
+                slab = slabs.slab(page)
+                if slab is None:
+                    self.ledger.gap("slab", None, page.nid)
+                    continue
+                self._slab(slab, slabs)
+                for sock in socks.read(slab, memcgs):
+                    entry = Entry(sock.memcg, "sock", slab.cache.name, NUMA_NO_NODE)
+                    self.ledger.add(entry, sock.charged, 1)
+            for kmem in piece.kmem:
+                self._kmem(kmem, details)
+            for lru in piece.lru:
+                size = lru.pages * mem_map(self.prog).page_size
+                self.ledger.add(Entry(lru.payer, "lru", "lru", lru.nid), size, lru.folios)
+        self.coverage["slab"], self.coverage["sock"] = slabs.coverage, socks.coverage
+        if socks.coverage.unreadable:
+            self.ledger.gap("sock")
+
+    def _piece(self, piece: PagePiece) -> None:
+        self.coverage["pages"].read += piece.pages
+        if piece.unreadable is not None:
+            self.coverage["pages"].miss("struct pages", piece.unreadable, "not in the image")
+            for kind in ("slab", "kmem", "lru", "sock"):
+                self.ledger.gap(kind)  # type: ignore[arg-type]
+
+    def _slab(self, slab: Slab, slabs: SlabReader) -> None:
+        detail = "reclaimable" if slab.cache.reclaimable else "unreclaimable"
+        if slab.charged is None:
+            self.ledger.gap("slab", detail, slab.nid)
+            return
+        for objcg, count in slab.charged.items():
+            entry = Entry(objcg, "slab", detail, slab.nid)
+            self.ledger.add(entry, count * slab.cache.charge, count)
+        page = slabs.vector_page(slab)
+        if page is not None and slab.vector is not None:
+            total, elsewhere = self.vectors.get(slab.nid, (0, []))
+            nid = slabs.page_nid(page)
+            if nid not in (slab.nid, NUMA_NO_NODE):
+                elsewhere.append((slab.vector.address, nid, slab.page))
+            self.vectors[slab.nid] = total + 1, elsewhere
+
+    def _kmem(self, kmem: KmemPage, details: dict[int, tuple[str, int]]) -> None:
+        unknown = "large_kmalloc" if kmem.compound and not self.large_kmalloc_type else "other"
+        detail, hidden = details.get(kmem.page, (unknown, 0))
+        size = (1 << kmem.order) + hidden
+        entry = Entry(kmem.objcg, "kmem", kmem.type or detail, kmem.nid)
+        self.ledger.add(entry, size * mem_map(self.prog).page_size, 1)
+
+    def _percpu(self) -> None:
+        reader = PercpuReader(self.prog)
+        for chunk in reader.chunks():
+            for alloc in reader.charged(chunk):
+                # One charge, told by where its parts are.
+                charges = 1
+                for nid, size in reader.data_nodes(alloc).items():
+                    self.ledger.add(Entry(alloc.objcg, "percpu", "data", nid), size, charges)
+                    charges = 0
+                for nid, size in reader.metadata_nodes(alloc).items():
+                    self.ledger.add(Entry(alloc.objcg, "percpu", "metadata", nid), size, 0)
+        self.coverage["percpu"] = reader.coverage
+        self.coverage["percpu_nodes"] = reader.placement
+        if reader.coverage.unreadable:
+            self.ledger.gap("percpu")
+
+    def _zswap(self, objcgs: dict[int, Objcg]) -> None:
+        reader = ZswapReader(self.prog)
+        page_size = mem_map(self.prog).page_size
+        charged = on_default_hierarchy(self.prog)
+        for entry in reader.entries():
+            objcg = objcgs.get(entry.objcg)
+            if not entry.objcg or (objcg is not None and objcg.is_root):
+                continue
+            detail = "incompressible" if entry.length == page_size else "compressed"
+            charges = 1
+            for nid, size in (reader.nodes(entry) or {NUMA_NO_NODE: 0}).items():
+                key = Entry(entry.objcg, "zswap", detail, nid)
+                # On cgroup v1 an entry holds its obj_cgroup but charges nothing.
+                self.ledger.add(key, size if charged else 0, charges)
+                charges = 0
+        self.coverage["zswap"], self.coverage["zswap_nodes"] = reader.coverage, reader.placement
+        if reader.coverage.unreadable:
+            self.ledger.gap("zswap")
 
 
 def _image(prog: Program) -> ImageInfo:
@@ -138,105 +356,13 @@ def _image(prog: Program) -> ImageInfo:
     )
 
 
-def _counters(prog: Program, memcgs: dict[int, Memcg], coverage: Coverage) -> Counters:
-    reader = StatReader(prog, ITEMS.values())
-    memcg_stats: dict[int, dict[str, Stat]] = {}
-    lruvec_stats: dict[tuple[int, int], dict[str, Stat]] = {}
-    for address in memcgs:
-        memcg = Object(prog, "struct mem_cgroup *", address)
-        try:
-            memcg_stats[address] = reader.memcg(memcg)
-            coverage.read += 1
-        except FaultError as error:
-            coverage.miss("counters of a memcg", error.address, str(error))
-        try:
-            for nid, pn in nodeinfo(memcg):
-                lruvec_stats[address, nid] = reader.lruvec(pn)
-                coverage.read += 1
-        except FaultError as error:
-            coverage.miss("counters of a memcg on a node", error.address, str(error))
-    return Counters(memcgs, memcg_stats, lruvec_stats)
-
-
-def _add_piece(piece: PagePiece, ledger: Ledger, slabs: SlabReader, coverage: Coverage) -> None:
-    coverage.read += piece.pages
-    if piece.unreadable is not None:
-        coverage.miss("struct pages", piece.unreadable, "not in the image")
-        ledger.gap("slab")
-        ledger.gap("kmem")
-        ledger.gap("lru")
-    for page in piece.slabs:
-        slab = slabs.slab(page)
-        if slab is None:
-            ledger.gap("slab", None, page.nid)
-        else:
-            _add_slab(slab, ledger)
-    page_size = mem_map(slabs.prog).page_size
-    for kmem in piece.kmem:
-        detail = kmem.type or "other"
-        entry = Entry(kmem.objcg, "kmem", detail, kmem.nid)
-        ledger.add(entry, page_size << kmem.order, 1)
-
-
-def _add_slab(slab: Slab, ledger: Ledger) -> None:
-    detail = "reclaimable" if slab.cache.reclaimable else "unreclaimable"
-    if slab.charged is None:
-        ledger.gap("slab", detail, slab.nid)
-        return
-    for objcg, count in slab.charged.items():
-        ledger.add(Entry(objcg, "slab", detail, slab.nid), count * slab.cache.charge, count)
-
-
-def _evidence(
-    prog: Program, snapshot: Snapshot, suspects: Iterable[Suspect]
-) -> dict[Suspect, Sequence[Evidence]]:
-    """Look at the pages again for the charges that findings ask for."""
-    suspects = list(suspects)
-    ranked: dict[Suspect, list[tuple[int, Evidence]]] = {s: [] for s in suspects}
-    slabs = SlabReader(prog)
-    for piece in scan_pages(prog):
-        for page in piece.slabs:
-            slab = slabs.slab(page)
-            for suspect in suspects:
-                if slab is not None and _may_hold(slab, suspect):
-                    ranked[suspect] += _ranked(slabs, slab, suspect, snapshot)
-        for suspect in suspects:
-            ranked[suspect] = sorted(ranked[suspect], key=lambda r: -r[0])[:MOST_EVIDENCE]
-    return {s: [evidence for _, evidence in found] for s, found in ranked.items()}
-
-
-def _may_hold(slab: Slab, suspect: Suspect) -> bool:
-    detail = "reclaimable" if slab.cache.reclaimable else "unreclaimable"
-    return (
-        suspect.kind == "slab"
-        and bool(slab.charged)
-        and suspect.detail in (None, detail)
-        and suspect.nid in (None, slab.nid)
-        and suspect.divides % slab.cache.charge == 0
-        and not suspect.payers.isdisjoint(slab.charged or ())
+def _features(prog: Program, reader: StatReader) -> Features:
+    return Features(
+        items=frozenset(reader.slots),
+        # User pages were given obj_cgroups together with the obj_cgroups of nodes (7.2).
+        lru_holds_objcg=has_node_objcgs(prog),
+        default_hierarchy=on_default_hierarchy(prog),
+        caches_objcg=caches_objcg(prog),
+        large_kmalloc_type=page_layout(prog).has_large_kmalloc,
+        zswap=has_type(prog, "struct zswap_entry"),
     )
-
-
-def _ranked(
-    slabs: SlabReader, slab: Slab, suspect: Suspect, snapshot: Snapshot
-) -> Iterator[tuple[int, Evidence]]:
-    charged = slab.charged or {}
-    neighbours = sum(n for objcg, n in charged.items() if objcg in suspect.neighbours)
-    # The fewer objects it would take, and the more neighbours, the likelier.
-    alike = suspect.divides == slab.cache.charge
-    for thing in slabs.charged_objects(slab):
-        if thing.objcg in suspect.payers:
-            yield (
-                2 * neighbours + alike,
-                Evidence(
-                    address=thing.address,
-                    kind="slab",
-                    nid=slab.nid,
-                    bytes=slab.cache.charge,
-                    cache=slab.cache.name,
-                    page=slab.page,
-                    objcg=thing.objcg,
-                    memcg=snapshot.payer(thing.objcg),
-                    note=f"objcg at {thing.element:#x}",
-                ),
-            )

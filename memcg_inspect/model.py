@@ -16,22 +16,30 @@ from typing import Literal, NamedTuple
 
 __all__ = (
     "Accounting",
+    "ChargeStock",
     "Coverage",
     "Evidence",
+    "Features",
     "Finding",
     "Identity",
     "ImageError",
     "ImageInfo",
     "Memcg",
     "MemcgInspectError",
+    "NUMA_NO_NODE",
     "ObjStock",
     "Objcg",
     "Report",
     "Row",
     "Skew",
     "Stat",
+    "TaskCharge",
     "Unreadable",
+    "Vectors",
 )
+
+#: A node that is not known, or a charge that has none; the kernel's own name for it.
+NUMA_NO_NODE = -1
 
 Accounting = Literal["memcg", "objcg-per-node", "kmem-per-node"]
 RowStatus = Literal["exact", "differs", "in-flight", "moving", "unverifiable"]
@@ -86,6 +94,8 @@ class Objcg:
     :ivar nid: node whose ``mem_cgroup_per_node`` holds it; ``None`` where the
         kernel keeps one objcg for all nodes.
     :ivar nr_charged_bytes: bytes charged, not used and in no CPU's stock.
+    :ivar refs: references held, ``refcnt`` summed over CPUs; ``None`` if not read
+    :ivar memcg_refs: how many of them are the memcg's own
     """
 
     address: int
@@ -93,6 +103,8 @@ class Objcg:
     nid: int | None
     is_root: bool
     nr_charged_bytes: int
+    refs: int | None = None
+    memcg_refs: int = 0
 
 
 class Stat(NamedTuple):
@@ -129,6 +141,71 @@ class ObjStock(NamedTuple):
     reclaimable: int
     unreclaimable: int
     locked: bool
+
+
+class ChargeStock(NamedTuple):
+    """
+    Pages that a CPU has charged to a memcg in advance.
+
+    :ivar memcg: ``struct mem_cgroup *``
+    """
+
+    cpu: int
+    memcg: int
+    nr_pages: int
+
+
+@dataclass(frozen=True)
+class Features:
+    """
+    What a kernel keeps, found from its types.
+
+    :ivar items: counters that it keeps, of those that identities ask for
+    :ivar lru_holds_objcg: whether user pages hold a reference to an obj_cgroup (7.2); to the
+        memcg itself before
+    :ivar default_hierarchy: whether the memory controller is on cgroup v2
+    :ivar caches_objcg: whether tasks cache an obj_cgroup (6.8)
+    :ivar large_kmalloc_type: whether large kmallocs can be told from other compound pages
+    :ivar zswap: whether the kernel has zswap
+    """
+
+    items: frozenset[str]
+    lru_holds_objcg: bool
+    default_hierarchy: bool
+    caches_objcg: bool
+    large_kmalloc_type: bool
+    zswap: bool
+
+
+class Vectors(NamedTuple):
+    """
+    Vectors of obj_cgroups that lie outside their slabs, for the slabs of one node.
+
+    :ivar total: how many there are
+    :ivar elsewhere: (vector, its node, ``struct slab *``) of those on another node
+    """
+
+    total: int
+    elsewhere: tuple[tuple[int, int, int], ...]
+
+
+class TaskCharge(NamedTuple):
+    """
+    Which memcg a task is in, and what it has cached.
+
+    :ivar memcg: ``struct mem_cgroup *``
+    :ivar objcgs: cached ``struct obj_cgroup *``: one, or one for each node
+    :ivar stale: whether the update flag is set
+    :ivar is_user: whether it has an address space of its own
+    """
+
+    address: int
+    pid: int
+    comm: str
+    memcg: int
+    objcgs: tuple[int, ...]
+    stale: bool
+    is_user: bool
 
 
 @dataclass(frozen=True)

@@ -7,18 +7,67 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from memcg_inspect.audit.findings import Lead, row_findings, skew_findings, stray_findings
+from memcg_inspect.audit.hierarchy import hierarchy_rows, level_rows
+from memcg_inspect.audit.kmem import kmem_rows, pagetable_rows, stack_rows, vmalloc_rows
+from memcg_inspect.audit.objcg import objcg_rows, reference_rows
+from memcg_inspect.audit.percpu import percpu_rows
 from memcg_inspect.audit.rows import summarize
+from memcg_inspect.audit.rules import placement_rows, task_rows
 from memcg_inspect.audit.skew import skew_matrix
 from memcg_inspect.audit.slab import slab_rows
 from memcg_inspect.audit.snapshot import Snapshot
+from memcg_inspect.audit.usage import sock_rows, usage_rows
+from memcg_inspect.audit.zswap import zswap_rows
 from memcg_inspect.model import Coverage, Finding, Identity, Row, Skew, Verdict
 
-__all__ = ("IDENTITIES", "Judgement", "judge", "verdict")
+__all__ = ("Judgement", "judge", "verdict")
+
+
+class Rule(NamedTuple):
+    """
+    One identity.
+
+    :ivar items: counters, any of which the kernel must keep
+    :ivar kept: returns why a kernel does not keep it, if it does not
+    """
+
+    name: str
+    rows: Callable[[Snapshot], list[Row]]
+    items: tuple[str, ...] = ()
+    kept: Callable[[Snapshot], str | None] = lambda snapshot: None
+
+
+def _on_v2(snapshot: Snapshot) -> str | None:
+    if snapshot.features.default_hierarchy:
+        return None
+    return "cgroup v1 does not charge this to memcgs' memory"
+
+
+def _has_zswap(snapshot: Snapshot) -> str | None:
+    return _on_v2(snapshot) if snapshot.features.zswap else "this kernel was built without zswap"
+
+
+def _caches(snapshot: Snapshot) -> str | None:
+    return None if snapshot.features.caches_objcg else "tasks of this kernel cache no obj_cgroup"
+
 
 #: Every identity, in the order of the report.
-IDENTITIES: dict[str, Callable[[Snapshot], list[Row]]] = {
-    "slab": slab_rows,
-}
+RULES = (
+    Rule("slab", slab_rows, ("NR_SLAB_RECLAIMABLE_B",)),
+    Rule("percpu", percpu_rows, ("MEMCG_PERCPU_B",)),
+    Rule("kernel_stack", stack_rows, ("NR_KERNEL_STACK_KB",)),
+    Rule("pagetable", pagetable_rows, ("NR_PAGETABLE",)),
+    Rule("vmalloc", vmalloc_rows, ("NR_VMALLOC", "MEMCG_VMALLOC")),
+    Rule("kmem", kmem_rows, ("MEMCG_KMEM",)),
+    Rule("objcg_bytes", objcg_rows),
+    Rule("zswap", zswap_rows, ("MEMCG_ZSWAP_B",), _has_zswap),
+    Rule("sock", sock_rows, ("MEMCG_SOCK",), _on_v2),
+    Rule("usage", usage_rows),
+    Rule("levels", level_rows, ("NR_SLAB_RECLAIMABLE_B",)),
+    Rule("references", reference_rows),
+    Rule("placement", placement_rows),
+    Rule("task_objcg", task_rows, (), _caches),
+)
 
 
 class Judgement(NamedTuple):
@@ -32,14 +81,28 @@ class Judgement(NamedTuple):
 
 def judge(snapshot: Snapshot) -> Judgement:
     """Check every identity."""
-    identities, rows = [], []
-    for name, make_rows in IDENTITIES.items():
-        some = make_rows(snapshot)
-        identities.append(summarize(name, some))
+    identities: list[Identity] = []
+    rows: list[Row] = []
+    for rule in RULES:
+        reason = _why_not(rule, snapshot)
+        if reason is not None:
+            identities.append(Identity(rule.name, "not-kept", 0, 0, reason))
+            continue
+        some = rule.rows(snapshot)
+        identities.append(summarize(rule.name, some))
         rows += some
+    some = hierarchy_rows(snapshot, rows)
+    identities.append(summarize("hierarchy", some))
+    rows += some
     skew = skew_matrix(snapshot)
     leads = stray_findings(snapshot) + row_findings(snapshot, rows) + skew_findings(snapshot, skew)
     return Judgement(identities, rows, skew, leads)
+
+
+def _why_not(rule: Rule, snapshot: Snapshot) -> str | None:
+    if rule.items and not snapshot.features.items.intersection(rule.items):
+        return f"this kernel does not keep {' or '.join(rule.items)}"
+    return rule.kept(snapshot)
 
 
 def verdict(

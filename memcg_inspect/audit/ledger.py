@@ -32,6 +32,10 @@ class Amount(NamedTuple):
     bytes: int
     charges: int
 
+    def plus(self, other: Amount) -> Amount:
+        """Return the sum."""
+        return Amount(self.bytes + other.bytes, self.charges + other.charges)
+
 
 class Ledger:
     """The truth, as far as it could be read."""
@@ -42,11 +46,8 @@ class Ledger:
 
     def add(self, entry: Entry, size: int, count: int) -> None:
         """Add *count* charges of *size* bytes in all."""
-        before = self._amounts.get(entry)
-        if before is not None:
-            size += before.bytes
-            count += before.charges
-        self._amounts[entry] = Amount(size, count)
+        before = self._amounts.get(entry, Amount(0, 0))
+        self._amounts[entry] = before.plus(Amount(size, count))
 
     def gap(self, kind: Kind, detail: str | None = None, nid: int | None = None) -> None:
         """Note that charges of this kind may be missing; ``None`` stands for any."""

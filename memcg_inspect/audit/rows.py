@@ -21,6 +21,7 @@ def make_row(
     claimed: Mapping[str, int] | None,
     objcg: int | None = None,
     gap: str | None = None,
+    gap_hides_both: bool = False,
     unread: str | None = None,
     hierarchy: int | None = None,
 ) -> Row:
@@ -29,6 +30,7 @@ def make_row(
 
     :param gap: why charges may be missing from *found*, if they may. What is missing can
         only add to *found*, so more than is claimed is a finding all the same.
+    :param gap_hides_both: what is missing may turn the difference either way
     :param unread: why *claimed* is ``None``
     """
     status: RowStatus
@@ -37,7 +39,7 @@ def make_row(
         status, reason = "unverifiable", unread or "the counter could not be read"
     else:
         difference = sum(claimed.values()) - sum(found.values())
-        if gap is not None and difference >= 0:
+        if gap is not None and (difference >= 0 or gap_hides_both):
             status, reason = "unverifiable", gap
         else:
             status = "differs" if difference else "exact"

@@ -3,12 +3,23 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from memcg_inspect.audit.counters import Counters
-from memcg_inspect.audit.ledger import Ledger
-from memcg_inspect.model import Coverage, ImageInfo, Memcg, Objcg, ObjStock
+from memcg_inspect.audit.counters import Claim, Counters
+from memcg_inspect.audit.ledger import Amount, Kind, Ledger
+from memcg_inspect.model import (
+    ChargeStock,
+    Coverage,
+    Features,
+    ImageInfo,
+    Memcg,
+    Objcg,
+    ObjStock,
+    TaskCharge,
+    Vectors,
+)
 
 __all__ = ("Snapshot",)
 
@@ -18,16 +29,25 @@ class Snapshot:
     """
     One image, collected.
 
-    :ivar coverage: what could be read, by subject; see :attr:`complete`
+    :ivar usage: page counters by memcg, in pages, descendants included
+    :ivar references: references to obj_cgroups that are no charges, by holder and obj_cgroup
+    :ivar vectors: where the vectors of slabs are, by node of the slab
+    :ivar coverage: what could be read, by subject
     """
 
     image: ImageInfo
+    features: Features
     memcgs: Mapping[int, Memcg]
     objcgs: Mapping[int, Objcg]
     ledger: Ledger
     counters: Counters
-    stocks: Sequence[ObjStock]
-    coverage: Mapping[str, Coverage]
+    stocks: Sequence[ObjStock] = ()
+    charge_stocks: Sequence[ChargeStock] = ()
+    usage: Mapping[int, int] = field(default_factory=dict)
+    references: Mapping[str, Mapping[int, int]] = field(default_factory=dict)
+    tasks: Sequence[TaskCharge] = ()
+    vectors: Mapping[int, Vectors] = field(default_factory=dict)
+    coverage: Mapping[str, Coverage] = field(default_factory=dict)
 
     def complete(self, *subjects: str) -> bool:
         """Return whether everything on these subjects could be read."""
@@ -47,3 +67,35 @@ class Snapshot:
     def live(self) -> list[Memcg]:
         """Return the memcgs that pay for themselves, parents first."""
         return [m for m in self.memcgs.values() if m.payer == m.address]
+
+    def by_memcg(self, kind: Kind, detail: str | None = None) -> Mapping[int, Amount]:
+        """Return what was found of a kind, by live memcg."""
+        found: defaultdict[int, Amount] = defaultdict(lambda: Amount(0, 0))
+        for (memcg, _), amount in self.by_node(kind, detail).items():
+            found[memcg] = found[memcg].plus(amount)
+        return found
+
+    def by_node(self, kind: Kind, detail: str | None = None) -> Mapping[tuple[int, int], Amount]:
+        """Return what was found of a kind, by live memcg and backing node."""
+        found: defaultdict[tuple[int, int], Amount] = defaultdict(lambda: Amount(0, 0))
+        for entry, amount in self.ledger:
+            if entry.kind == kind and detail in (None, entry.detail):
+                payer = self.payer(entry.payer)
+                if payer is not None:
+                    found[payer, entry.nid] = found[payer, entry.nid].plus(amount)
+        return found
+
+    def own(self, memcg: int, item: str, nid: int | None = None) -> dict[str, int] | None:
+        """Return what a live memcg claims for itself, in the two parts that rows show."""
+        claim = self.counters.own(memcg, item, nid)
+        return None if claim is None else split(claim)
+
+    def folded(self, memcg: int, item: str, nid: int | None = None) -> int | None:
+        """Return a counter as its readers see it, descendants included."""
+        stat = self.counters.stat(memcg, item, nid)
+        return None if stat is None else stat.state
+
+
+def split(claim: Claim) -> dict[str, int]:
+    """Name the parts of a claim as rows do."""
+    return {"folded": claim.folded, "pending_cpu": claim.pending}

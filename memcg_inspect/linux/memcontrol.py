@@ -11,6 +11,7 @@ of :linux:`include/linux/memcontrol.h`, and the tree of
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 from drgn import FaultError, Object, Program, container_of
 from drgn.helpers.linux.cgroup import cgroup_name
@@ -18,13 +19,16 @@ from drgn.helpers.linux.list import list_for_each_entry
 
 from memcg_inspect.linux.layout import constant, has_member, per_program, static_key_enabled
 from memcg_inspect.linux.mmzone import possible_nodes
+from memcg_inspect.linux.percpu_refcount import percpu_ref_count
 from memcg_inspect.model import Accounting, Coverage, ImageError, Memcg, Objcg
 
 __all__ = (
     "accounting",
     "for_each_memcg",
     "has_node_objcgs",
+    "memory_usage",
     "nodeinfo",
+    "on_default_hierarchy",
     "read_memcgs",
     "read_objcgs",
     "root_memcg",
@@ -166,6 +170,22 @@ def _cgroup_id(css: Object) -> int:
         return 0
 
 
+@per_program
+def on_default_hierarchy(prog: Program) -> bool:
+    """Whether the memory controller is on the cgroup v2 hierarchy."""
+    root = prog["memory_cgrp_subsys"].root.value_()
+    return bool(root == prog["cgrp_dfl_root"].address_)
+
+
+def memory_usage(memcg: Object) -> int:
+    """
+    Return a memcg's page counter, ``memory.usage``, in pages.
+
+    :param memcg: ``struct mem_cgroup *``
+    """
+    return int(memcg.memory.usage.counter)
+
+
 def nodeinfo(memcg: Object) -> Iterator[tuple[int, Object]]:
     """
     Walk the nodes of a memcg.
@@ -193,31 +213,36 @@ def read_objcgs(prog: Program, memcgs: dict[int, Memcg], coverage: Coverage) -> 
         holders = nodeinfo(memcg) if has_node_objcgs(prog) else iter([(None, memcg)])
         for nid, holder in holders:
             try:
-                for objcg in _objcgs_of(holder, memcgs[address].parent is None):
-                    if objcg.value_() not in objcgs:
-                        objcgs[objcg.value_()] = _objcg(objcg, nid)
+                for objcg, held in _objcgs_of(holder, memcgs[address].parent is None):
+                    known = objcgs.get(objcg.value_())
+                    if known is None:
+                        known = _objcg(objcg, nid, coverage)
                         coverage.read += 1
+                    objcgs[known.address] = replace(known, memcg_refs=known.memcg_refs + held)
             except FaultError as error:
                 coverage.miss("objcgs of a memcg", error.address, str(error))
     return objcgs
 
 
-def _objcgs_of(holder: Object, is_root: bool) -> Iterator[Object]:
+def _objcgs_of(holder: Object, is_root: bool) -> Iterator[tuple[Object, bool]]:
+    """Objcgs, and whether the pointer to them comes with a reference."""
     current = holder.objcg.read_()
     if current:
-        yield current
+        yield current, True
     # 6.8 and newer keep a pointer and a reference to the first objcg until the memcg is freed.
     if holder.type_.type.has_member("orig_objcg"):
         original = holder.orig_objcg.read_()
         if original:
-            yield original
+            yield original, True
     # The list of an offlined memcg was spliced into its parent's and its own head left
     # dangling: walking it never ends. The root of 6.x has a list and no objcg.
     if current or is_root:
-        yield from list_for_each_entry("struct obj_cgroup", holder.objcg_list.address_of_(), "list")
+        head = holder.objcg_list.address_of_()
+        for objcg in list_for_each_entry("struct obj_cgroup", head, "list"):
+            yield objcg, False
 
 
-def _objcg(objcg: Object, nid: int | None) -> Objcg:
+def _objcg(objcg: Object, nid: int | None, coverage: Coverage) -> Objcg:
     value = objcg[0].read_()
     members = value.type_
     if members.has_member("nid"):
@@ -228,4 +253,13 @@ def _objcg(objcg: Object, nid: int | None) -> Objcg:
         nid=nid,
         is_root=bool(value.is_root) if members.has_member("is_root") else False,
         nr_charged_bytes=int(value.nr_charged_bytes.counter),
+        refs=_refs(objcg.refcnt.address_of_(), coverage),
     )
+
+
+def _refs(ref: Object, coverage: Coverage) -> int | None:
+    try:
+        return percpu_ref_count(ref)
+    except FaultError as error:
+        coverage.miss("references of an objcg", error.address, str(error))
+        return None

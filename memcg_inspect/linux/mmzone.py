@@ -11,9 +11,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from drgn import FaultError, Program, offsetof, sizeof
+from drgn import FaultError, Object, Program, offsetof, sizeof
 from drgn.helpers.linux.cpumask import for_each_possible_cpu
-from drgn.helpers.linux.mm import for_each_valid_page_range
+from drgn.helpers.linux.mm import for_each_valid_page_range, page_to_virt
 from drgn.helpers.linux.mmzone import for_each_online_pgdat
 from drgn.helpers.linux.nodemask import for_each_node_state, nr_node_ids
 
@@ -43,6 +43,7 @@ class MemMap(NamedTuple):
     :ivar flags: offset of the flags word in ``struct page``
     :ivar node_shift: bits below the node id in the flags word
     :ivar node_mask: ``NODES_MASK``; 0 where the kernel has one node only
+    :ivar direct_map: address of page frame 0 in the direct map, which is linear
     """
 
     base: int
@@ -51,6 +52,7 @@ class MemMap(NamedTuple):
     flags: int
     node_shift: int
     node_mask: int
+    direct_map: int
 
     @property
     def page_size(self) -> int:
@@ -64,6 +66,14 @@ class MemMap(NamedTuple):
     def pfn(self, page: int) -> int:
         """Return the page frame number of a ``struct page *``."""
         return (page - self.base) // self.size
+
+    def virt(self, page: int) -> int:
+        """Return the address of a page's memory in the direct map, ``page_to_virt()``."""
+        return self.direct_map + (self.pfn(page) << self.page_shift)
+
+    def virt_to_page(self, address: int) -> int:
+        """Return the ``struct page *`` of an address in the direct map."""
+        return self.page(address - self.direct_map >> self.page_shift)
 
     def nid(self, flags: int) -> int:
         """Return the node in a flags word, ``page_to_nid()``."""
@@ -111,6 +121,7 @@ def mem_map(prog: Program) -> MemMap:
         flags=offsetof(page, "flags"),
         node_shift=8 * memory.word_size - width,
         node_mask=(1 << width) - 1,
+        direct_map=int(page_to_virt(Object(prog, "struct page *", base)).value_()),
     )
     _check_node_bits(prog, found)
     return found

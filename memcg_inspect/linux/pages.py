@@ -318,10 +318,6 @@ class _Scan:
         word = self.memory.word_at(raw, layout.memcg_data)
         kind = int.from_bytes(raw[layout.page_type : layout.page_type + 4], self.memory.order)
         name = self._type_name(kind)
-        if not name and i in orders and not layout.has_large_kmalloc:
-            # Nothing tells a large kmalloc apart from other compound pages there; no other
-            # user of such pages is known.
-            name = "large_kmalloc"
         return KmemPage(
             page=address + i * size,
             nid=nid,

@@ -3,22 +3,233 @@
 Per-CPU memory
 --------------
 
-Mirrors :linux:`mm/percpu.c` and :linux:`include/linux/percpu-defs.h`.
+Mirrors :linux:`mm/percpu.c`, :linux:`mm/percpu-internal.h` and
+:linux:`mm/percpu-vm.c`.
+
+A chunk serves one unit of memory to each possible CPU. An allocation is a run of
+``PCPU_MIN_ALLOC_SIZE`` units in all of them; its obj_cgroup stands in the chunk's vector at
+its first unit only.
 """
 
 from __future__ import annotations
 
-from drgn import NULL, Program
-from drgn.helpers.linux.percpu import per_cpu_ptr
+from collections import Counter
+from collections.abc import Iterator
+from itertools import compress
+from typing import NamedTuple
 
-from memcg_inspect.linux.layout import per_program
-from memcg_inspect.linux.mmzone import possible_cpus
+from drgn import FaultError, Object, Program, offsetof, sizeof
+from drgn.helpers.linux.list import list_for_each_entry
+from drgn.helpers.linux.mm import follow_page
 
-__all__ = ("percpu_offsets",)
+from memcg_inspect.linux.layout import has_member
+from memcg_inspect.linux.memcontrol import accounting
+from memcg_inspect.linux.memory import Memory, memory_of
+from memcg_inspect.linux.mmzone import mem_map, possible_cpus
+from memcg_inspect.linux.pages import MEMCG_DATA_FLAGS
+from memcg_inspect.model import NUMA_NO_NODE, Coverage
+
+__all__ = ("PcpuAlloc", "PcpuChunk", "PercpuReader")
+
+#: ``PCPU_MIN_ALLOC_SIZE``, in bytes.
+MIN_ALLOC_SIZE = 4
 
 
-@per_program
-def percpu_offsets(prog: Program) -> dict[int, int]:
-    """Return what to add to a ``__percpu`` pointer, for each possible CPU."""
-    null = NULL(prog, "void *")
-    return {cpu: int(per_cpu_ptr(null, cpu).value_()) for cpu in possible_cpus(prog)}
+class PcpuChunk(NamedTuple):
+    """
+    One ``struct pcpu_chunk``.
+
+    :ivar base: ``base_addr``
+    :ivar nr_pages: pages in each unit
+    :ivar vector: address of the vector of obj_cgroups; 0 where there is none, as in the
+        first chunk and in the reserved one: nothing in them is charged
+    :ivar alloc_map, bound_map: the bitmaps, as integers
+    """
+
+    address: int
+    base: int
+    nr_pages: int
+    vector: int
+    alloc_map: int
+    bound_map: int
+
+
+class PcpuAlloc(NamedTuple):
+    """
+    One percpu allocation.
+
+    :ivar offset: bytes into each unit
+    :ivar size: bytes for one CPU
+    :ivar objcg: 0 if no memcg pays
+    :ivar element: address of its ``struct obj_cgroup *``
+    """
+
+    chunk: PcpuChunk
+    offset: int
+    size: int
+    objcg: int
+    element: int
+
+
+class PercpuReader:
+    """
+    Reads percpu chunks and what their allocations are charged to.
+
+    :ivar coverage: chunks read and chunks whose vector could not be read
+    :ivar placement: pages whose node was found, and pages whose node was not
+    """
+
+    def __init__(self, prog: Program) -> None:
+        self.prog = prog
+        self.memory: Memory = memory_of(prog)
+        self.coverage = Coverage()
+        self.placement = Coverage()
+        # Named obj_cgroups, an array of pointers, until commit 24e44cc22aa3 ("mm: percpu:
+        # enable per-cpu allocation tagging") (in v6.10).
+        if has_member(prog, "struct pcpu_chunk", "obj_exts"):
+            ext = prog.type("struct pcpuobj_ext")
+            self._vector, self.element = "obj_exts", sizeof(ext)
+            self._objcg = offsetof(ext, "cgroup")
+        else:
+            self._vector, self.element, self._objcg = "obj_cgroups", self.memory.word_size, 0
+        # The size of a pointer is charged for each unit, even where an element is longer;
+        # the per-node series charges what is allocated.
+        per_node = accounting(prog) == "kmem-per-node"
+        self.metadata = self.element if per_node else self.memory.word_size
+        self._unit_offsets = self._read_unit_offsets()
+        self._page_nids: dict[int, int] = {}
+        self._unit_pages: dict[tuple[int, int], Counter[int]] = {}
+
+    def _read_unit_offsets(self) -> list[int]:
+        offsets = self.prog["pcpu_unit_offsets"].read_()
+        return [int(offsets[cpu]) for cpu in possible_cpus(self.prog)]
+
+    def chunks(self) -> Iterator[PcpuChunk]:
+        """Walk all chunks; those whose maps cannot be read are counted and left out."""
+        lists = self.prog["pcpu_chunk_lists"].read_()
+        for slot in range(int(self.prog["pcpu_nr_slots"])):
+            try:
+                for chunk in list_for_each_entry(
+                    "struct pcpu_chunk", lists[slot].address_of_(), "list"
+                ):
+                    yield self._chunk(chunk)
+            except FaultError as error:
+                self.coverage.miss("percpu chunks", error.address, str(error))
+
+    def _chunk(self, chunk: Object) -> PcpuChunk:
+        nr_pages = int(chunk.nr_pages)
+        bits = (nr_pages << mem_map(self.prog).page_shift) // MIN_ALLOC_SIZE
+        vector = 0
+        if chunk.type_.type.has_member(self._vector):
+            vector = int(chunk.member_(self._vector).value_())
+        return PcpuChunk(
+            address=chunk.value_(),
+            base=chunk.base_addr.value_(),
+            nr_pages=nr_pages,
+            vector=vector,
+            alloc_map=self._bitmap(chunk.alloc_map.value_(), bits),
+            bound_map=self._bitmap(chunk.bound_map.value_(), bits + 1),
+        )
+
+    def _bitmap(self, address: int, bits: int) -> int:
+        word = self.memory.word_size
+        size = (bits + 8 * word - 1) // (8 * word) * word
+        data = self.memory.read(address, size)
+        if self.memory.order == "big":
+            words = self.memory.words(data)
+            data = b"".join(w.to_bytes(word, "little") for w in words)
+        return int.from_bytes(data, "little") & (1 << bits) - 1
+
+    def charged(self, chunk: PcpuChunk) -> list[PcpuAlloc]:
+        """
+        Return the charged allocations of a chunk.
+
+        A part of the vector that cannot be read is counted.
+        """
+        if not chunk.vector:
+            return []
+        found: list[PcpuAlloc] = []
+        units = (chunk.nr_pages << mem_map(self.prog).page_shift) // MIN_ALLOC_SIZE
+        length = units * self.element
+        whole = True
+        for offset, data in self.memory.pieces(chunk.vector, length, self.element):
+            if data is None:
+                whole = False
+                continue
+            words = self.memory.words(data, self._objcg, self.element)
+            first = offset // self.element
+            for unit in compress(range(first, first + len(words)), words):
+                objcg = words[unit - first] & ~MEMCG_DATA_FLAGS
+                if objcg:
+                    found.append(self._alloc(chunk, unit, objcg))
+        if whole:
+            self.coverage.read += 1
+        else:
+            self.coverage.miss("objcgs of a percpu chunk", chunk.vector, "not in the image")
+        return found
+
+    def _alloc(self, chunk: PcpuChunk, unit: int, objcg: int) -> PcpuAlloc:
+        rest = chunk.bound_map >> unit + 1
+        units = (rest & -rest).bit_length() if rest else 0
+        return PcpuAlloc(
+            chunk=chunk,
+            offset=unit * MIN_ALLOC_SIZE,
+            size=units * MIN_ALLOC_SIZE,
+            objcg=objcg,
+            element=chunk.vector + unit * self.element + self._objcg,
+        )
+
+    def charge(self, alloc: PcpuAlloc) -> int:
+        """Return the bytes charged for an allocation, ``pcpu_obj_full_size()``."""
+        cpus = len(self._unit_offsets)
+        return alloc.size * cpus + alloc.size // MIN_ALLOC_SIZE * self.metadata
+
+    def data_nodes(self, alloc: PcpuAlloc) -> Counter[int]:
+        """Return the bytes of an allocation, on all CPUs, by the node that backs them."""
+        shift = mem_map(self.prog).page_shift
+        nodes: Counter[int] = Counter()
+        at, end = alloc.offset, alloc.offset + alloc.size
+        while at < end:
+            page = at >> shift
+            upto = min(end, page + 1 << shift)
+            for nid, cpus in self._unit_page(alloc.chunk, page).items():
+                nodes[nid] += (upto - at) * cpus
+            at = upto
+        return nodes
+
+    def metadata_nodes(self, alloc: PcpuAlloc) -> Counter[int]:
+        """Return the charged bytes of an allocation's vector slice by the node of its pages."""
+        nodes: Counter[int] = Counter()
+        shift = mem_map(self.prog).page_shift
+        start = alloc.chunk.vector + alloc.offset // MIN_ALLOC_SIZE * self.element
+        end = start + alloc.size // MIN_ALLOC_SIZE * self.element
+        while start < end:
+            upto = min(end, (start >> shift) + 1 << shift)
+            nodes[self._nid(start)] += (upto - start) // self.element * self.metadata
+            start = upto
+        return nodes
+
+    def _unit_page(self, chunk: PcpuChunk, page: int) -> Counter[int]:
+        """On which nodes the same page of all units is, by number of CPUs."""
+        key = (chunk.address, page)
+        nodes = self._unit_pages.get(key)
+        if nodes is None:
+            address = chunk.base + (page << mem_map(self.prog).page_shift)
+            nodes = Counter(self._nid(address + offset) for offset in self._unit_offsets)
+            self._unit_pages[key] = nodes
+        return nodes
+
+    def _nid(self, address: int) -> int:
+        frames = mem_map(self.prog)
+        number = address % (1 << 8 * self.memory.word_size) >> frames.page_shift
+        nid = self._page_nids.get(number)
+        if nid is None:
+            try:
+                page = follow_page(self.prog["init_mm"].address_of_(), number << frames.page_shift)
+                nid = frames.nid(self.memory.word(page.value_() + frames.flags))
+                self.placement.read += 1
+            except (FaultError, NotImplementedError, ValueError) as error:
+                nid = NUMA_NO_NODE
+                self.placement.miss("node of a percpu page", address, str(error))
+            self._page_nids[number] = nid
+        return nid

@@ -24,7 +24,6 @@ from typing import NamedTuple
 
 from drgn import FaultError, Object, Program, offsetof, sizeof
 from drgn.helpers.linux.list import list_for_each_entry
-from drgn.helpers.linux.mm import page_to_virt
 
 from memcg_inspect.linux.layout import (
     BitField,
@@ -35,8 +34,9 @@ from memcg_inspect.linux.layout import (
     static_key_enabled,
 )
 from memcg_inspect.linux.memory import memory_of
+from memcg_inspect.linux.mmzone import mem_map
 from memcg_inspect.linux.pages import MEMCG_DATA_FLAGS, SlabPage
-from memcg_inspect.model import Coverage, ImageError
+from memcg_inspect.model import NUMA_NO_NODE, Coverage, ImageError
 
 __all__ = (
     "ChargedObject",
@@ -196,6 +196,7 @@ class SlabReader:
     def __init__(self, prog: Program) -> None:
         self.prog = prog
         self.memory = memory_of(prog)
+        self.frames = mem_map(prog)
         self.layout = slab_layout(prog)
         self.caches: dict[int, SlabCache] = {}
         self.coverage = Coverage()
@@ -283,9 +284,37 @@ class SlabReader:
                     element=slab.vector.address + index * slab.vector.stride,
                 )
 
+    def objects(self, slab: Slab) -> Iterator[int]:
+        """Return the addresses of all objects of a slab, taken or free."""
+        first = self._first_object(slab)
+        for number in range(slab.objects):
+            yield first + number * slab.cache.size
+
     def _first_object(self, slab: Slab) -> int:
-        page = Object(self.prog, "struct page *", slab.page)
-        return int(page_to_virt(page).value_()) + slab.cache.red_left_pad
+        return self.frames.virt(slab.page) + slab.cache.red_left_pad
+
+    def vector_page(self, slab: Slab) -> int | None:
+        """
+        Return the page that a slab's vector begins on.
+
+        :return: ``struct page *``; ``None`` if the vector is inside the slab itself
+        """
+        if slab.vector is None:
+            return None
+        page = self.frames.virt_to_page(slab.vector.address)
+        inside = slab.page <= page < slab.page + (self.frames.size << slab.order)
+        return None if inside else page
+
+    def page_nid(self, page: int) -> int:
+        """
+        Return the node of a page, or ``NUMA_NO_NODE`` if it cannot be told.
+
+        :param page: ``struct page *``
+        """
+        try:
+            return self.frames.nid(self.memory.word(page + self.frames.flags))
+        except FaultError:
+            return NUMA_NO_NODE
 
     def _exts(self, raw: bytes) -> int:
         # Masked first, tested for NULL afterwards: that handles OBJEXTS_ALLOC_FAIL in all

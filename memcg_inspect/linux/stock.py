@@ -17,9 +17,9 @@ from drgn.helpers.linux.percpu import per_cpu
 
 from memcg_inspect.linux.layout import per_program
 from memcg_inspect.linux.mmzone import possible_cpus
-from memcg_inspect.model import Coverage, ObjStock
+from memcg_inspect.model import ChargeStock, Coverage, ObjStock
 
-__all__ = ("read_obj_stocks",)
+__all__ = ("read_charge_stocks", "read_obj_stocks")
 
 
 @per_program
@@ -94,3 +94,21 @@ def _single(stock: Object, cpu: int) -> Iterator[ObjStock]:
         unreclaimable=int(stock.nr_slab_unreclaimable_b),
         locked=_locked(stock),
     )
+
+
+def read_charge_stocks(prog: Program, coverage: Coverage) -> list[ChargeStock]:
+    """Read the pages that all possible CPUs have charged in advance."""
+    stocks: list[ChargeStock] = []
+    for cpu in possible_cpus(prog):
+        try:
+            stock = per_cpu(prog["memcg_stock"], cpu).read_()
+        except FaultError as error:
+            coverage.miss(f"charge stock of CPU {cpu}", error.address, str(error))
+            continue
+        coverage.read += 1
+        if stock.cached.type_.unaliased_kind() == TypeKind.ARRAY:  # since 6.16
+            pairs = list(zip(stock.cached, stock.nr_pages, strict=True))
+        else:
+            pairs = [(stock.cached, stock.nr_pages)]
+        stocks += [ChargeStock(cpu, m.value_(), int(n)) for m, n in pairs if m and n]
+    return stocks

@@ -20,7 +20,7 @@ from drgn import FaultError, Object, Program, Type, TypeKind, offsetof, sizeof
 
 from memcg_inspect.linux.layout import array_length, constant, has_member, per_program
 from memcg_inspect.linux.memory import memory_of
-from memcg_inspect.linux.percpu import percpu_offsets
+from memcg_inspect.linux.percpu_defs import percpu_offsets
 from memcg_inspect.model import Stat
 
 __all__ = ("StatBlock", "StatReader", "stat_index")

@@ -105,7 +105,7 @@ class TypeMaker:
             self._check(number)
             try:
                 found = self._make(number)
-            except (ValueError, OverflowError) as error:
+            except (TypeError, ValueError, OverflowError) as error:
                 raise self.btf.error(f"is damaged: type {number}: {error}") from None
             self._types[number] = found
         return found
@@ -218,6 +218,8 @@ class TypeMaker:
             bits = member.bits or 8 * sizeof(type_)
             if member.bit_offset + bits > 8 * size:
                 raise ValueError("reaches past its structure")
+            if member.bit_offset % 8 and not member.bits:
+                raise ValueError("does not start at a byte")
             return Object(self.prog, type_, bit_field_size=member.bits) if member.bits else type_
         except (TypeError, ValueError) as error:
             raise self.btf.error(f"is damaged: member {member.name!r}: {error}") from None

@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+"""
+Identities of kernel pages
+--------------------------
+
+``kernel_stack``, ``pagetable`` and ``vmalloc`` hold pages with ``MEMCG_DATA_KMEM`` against the
+counters of what they are used for; ``kmem`` holds all of them, and the bytes of objects,
+against ``MEMCG_KMEM``:
+
+    own(m, MEMCG_KMEM) = kmem pages + (slab + percpu + zswap + stock + nr_charged_bytes) / PAGE_SIZE
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+
+from memcg_inspect.audit.ledger import Amount
+from memcg_inspect.audit.objcg import objcg_bytes
+from memcg_inspect.audit.rows import make_row
+from memcg_inspect.audit.snapshot import Snapshot
+from memcg_inspect.model import Row, Unit
+
+__all__ = ("kmem_pages", "kmem_rows", "pagetable_rows", "stack_rows", "vmalloc_rows")
+
+_GAP = "struct pages are not in the image"
+
+
+def stack_rows(snapshot: Snapshot) -> list[Row]:
+    """Hold the pages of kernel stacks against ``NR_KERNEL_STACK_KB``, by memcg and node."""
+    return list(
+        _by_node(snapshot, "kernel_stack", "stack", "NR_KERNEL_STACK_KB", "KiB", 1024, "vmalloc")
+    )
+
+
+def pagetable_rows(snapshot: Snapshot) -> list[Row]:
+    """Hold the pages of page tables against ``NR_PAGETABLE``, by memcg and node."""
+    page_size = snapshot.image.page_size
+    return list(_by_node(snapshot, "pagetable", "table", "NR_PAGETABLE", "pages", page_size))
+
+
+def vmalloc_rows(snapshot: Snapshot) -> list[Row]:
+    """
+    Hold the pages of vmalloc areas, kernel stacks aside, against their counter: by memcg and
+    node where that is ``NR_VMALLOC`` (7.2), by memcg where it is ``MEMCG_VMALLOC``.
+    """
+    page_size = snapshot.image.page_size
+    if "NR_VMALLOC" in snapshot.features.items:
+        return list(
+            _by_node(snapshot, "vmalloc", "vmalloc", "NR_VMALLOC", "pages", page_size, "vmalloc")
+        )
+    found = snapshot.by_memcg("kmem", "vmalloc")
+    return [
+        make_row(
+            "vmalloc",
+            memcg=memcg.address,
+            nid=None,
+            item="MEMCG_VMALLOC",
+            unit="pages",
+            found={"vmalloc": found[memcg.address].bytes // page_size},
+            claimed=snapshot.own(memcg.address, "MEMCG_VMALLOC"),
+            gap=_gap(snapshot, "vmalloc"),
+            hierarchy=snapshot.folded(memcg.address, "MEMCG_VMALLOC"),
+        )
+        for memcg in snapshot.live()
+    ]
+
+
+def _by_node(
+    snapshot: Snapshot, name: str, detail: str, item: str, unit: Unit, size: int, *subjects: str
+) -> Iterator[Row]:
+    found = snapshot.by_node("kmem", detail)
+    for memcg in snapshot.live():
+        for nid in snapshot.image.nodes:
+            amount = found.get((memcg.address, nid), Amount(0, 0))
+            yield make_row(
+                name,
+                memcg=memcg.address,
+                nid=nid,
+                item=item,
+                unit=unit,
+                found={detail: amount.bytes // size},
+                claimed=snapshot.own(memcg.address, item, nid),
+                gap=_gap(snapshot, *subjects),
+                hierarchy=snapshot.folded(memcg.address, item, nid),
+            )
+
+
+def _gap(snapshot: Snapshot, *subjects: str) -> str | None:
+    if snapshot.ledger.has_gap("kmem"):
+        return _GAP
+    if not snapshot.complete(*subjects):
+        return "some vmalloc areas are not in the image"
+    return None
+
+
+def kmem_pages(snapshot: Snapshot) -> Mapping[int, dict[str, int]]:
+    """
+    Return all kernel memory found, in pages, by memcg: pages as they are, and the bytes of
+    objects and their left-over as the whole pages that they were taken from.
+    """
+    page_size = snapshot.image.page_size
+    objects: defaultdict[int, int] = defaultdict(int)
+    for address in snapshot.objcgs:
+        payer = snapshot.payer(address)
+        if payer is not None:
+            objects[payer] += sum(objcg_bytes(snapshot)[address].values())
+    pages = snapshot.by_memcg("kmem")
+    return {
+        memcg.address: {
+            "kmem_pages": pages[memcg.address].bytes // page_size,
+            # Not whole only if the identity of an objcg's bytes fails, which names it.
+            "objects": round(objects[memcg.address] / page_size),
+        }
+        for memcg in snapshot.live()
+    }
+
+
+def kmem_rows(snapshot: Snapshot) -> list[Row]:
+    """Hold all kernel memory against ``MEMCG_KMEM``, by memcg."""
+    found = kmem_pages(snapshot)
+    gap = None
+    for kind in ("kmem", "slab", "percpu", "zswap"):
+        if snapshot.ledger.has_gap(kind):  # type: ignore[arg-type]
+            gap = f"{kind} memory is not all in the image"
+    return [
+        make_row(
+            "kmem",
+            memcg=memcg.address,
+            nid=None,
+            item="MEMCG_KMEM",
+            unit="pages",
+            found=found[memcg.address],
+            claimed=snapshot.own(memcg.address, "MEMCG_KMEM"),
+            gap=gap,
+            hierarchy=snapshot.folded(memcg.address, "MEMCG_KMEM"),
+        )
+        for memcg in snapshot.live()
+    ]

@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+"""
+Identities that are rules
+-------------------------
+
+``placement``: a vector of obj_cgroups lies on the node of its slab.
+
+``task_objcg``: what a task has cached belongs to the memcg it is in, unless it carries the
+update flag.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from memcg_inspect.audit.rows import make_row
+from memcg_inspect.audit.snapshot import Snapshot
+from memcg_inspect.model import Row, TaskCharge
+
+__all__ = ("is_task_wrong", "placement_rows", "task_rows")
+
+
+def placement_rows(snapshot: Snapshot) -> list[Row]:
+    """Count the vectors outside their slabs that are on the slab's node."""
+    gap = "struct pages are not in the image" if snapshot.ledger.has_gap("slab") else None
+    rows = []
+    for nid, vectors in sorted(snapshot.vectors.items()):
+        rows.append(
+            make_row(
+                "placement",
+                memcg=None,
+                nid=nid,
+                item="obj_exts",
+                unit="references",
+                found={"on_node": vectors.total - len(vectors.elsewhere)},
+                claimed={"vectors": vectors.total},
+            )
+        )
+        if gap is not None and rows[-1].status == "exact":
+            rows[-1] = _unverifiable(rows[-1], gap)
+    return rows
+
+
+def _unverifiable(row: Row, reason: str) -> Row:
+    return Row(**{**vars(row), "status": "unverifiable", "reason": reason})
+
+
+def task_rows(snapshot: Snapshot) -> list[Row]:
+    """Count the tasks of each memcg whose cached obj_cgroups are those of the memcg."""
+    total: dict[int, int] = {}
+    right: dict[int, int] = {}
+    for task in snapshot.tasks:
+        payer = snapshot.payer(task.memcg)
+        if payer is not None:
+            total[payer] = total.get(payer, 0) + 1
+            right[payer] = right.get(payer, 0) + (not is_task_wrong(snapshot, task))
+    return list(_task_rows(snapshot, total, right))
+
+
+def _task_rows(snapshot: Snapshot, total: dict[int, int], right: dict[int, int]) -> Iterator[Row]:
+    gap = None if snapshot.complete("tasks") else "tasks could not all be read"
+    for memcg, number in total.items():
+        row = make_row(
+            "task_objcg",
+            memcg=memcg,
+            nid=None,
+            item="task->objcg",
+            unit="references",
+            found={"tasks": right[memcg]},
+            claimed={"tasks": number},
+        )
+        yield _unverifiable(row, gap) if gap is not None and row.status == "exact" else row
+
+
+def is_task_wrong(snapshot: Snapshot, task: TaskCharge) -> bool:
+    """Return whether a task would charge a memcg that it is not in."""
+    if task.stale:
+        return False
+    payer = snapshot.payer(task.memcg)
+    root = next(iter(snapshot.memcgs))
+    for objcg in task.objcgs:
+        if objcg:
+            if snapshot.payer(objcg) != payer or objcg not in snapshot.objcgs:
+                return True
+        elif task.is_user and payer != root:
+            return True
+    return False

@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+"""
+Percpu reference counts
+-----------------------
+
+Mirrors :linux:`include/linux/percpu-refcount.h` and :linux:`lib/percpu-refcount.c`.
+"""
+
+from __future__ import annotations
+
+from drgn import Object
+
+from memcg_inspect.linux.memory import memory_of
+from memcg_inspect.linux.percpu_defs import percpu_offsets
+
+__all__ = ("percpu_ref_count", "percpu_ref_is_dying")
+
+_PERCPU_REF_ATOMIC = 1
+_PERCPU_REF_DEAD = 2
+_FLAGS = _PERCPU_REF_ATOMIC | _PERCPU_REF_DEAD
+
+
+def percpu_ref_count(ref: Object) -> int:
+    """
+    Return the references held on a ``struct percpu_ref``.
+
+    In percpu mode the atomic count carries a bias of half its range, to which the CPUs'
+    counts are added; while a switch to atomic mode is under way, too.
+
+    :param ref: ``struct percpu_ref *``
+    :raises drgn.FaultError: if any part cannot be read
+    """
+    prog = ref.prog_
+    memory = memory_of(prog)
+    limit = 1 << 8 * memory.word_size
+    bias = limit >> 1
+    pointer, data = ref.percpu_count_ptr.value_(), ref.data.read_()
+    count = int(data.count.counter) % limit if data else pointer >> 2
+    if not pointer & _PERCPU_REF_ATOMIC or count & bias:
+        base = pointer & ~_FLAGS
+        count += sum(memory.word(base + offset) for offset in percpu_offsets(prog).values())
+        count -= bias
+    return count % limit
+
+
+def percpu_ref_is_dying(ref: Object) -> bool:
+    """
+    Return whether a reference count was killed: its first reference is gone.
+
+    :param ref: ``struct percpu_ref *``
+    """
+    return bool(ref.percpu_count_ptr.value_() & _PERCPU_REF_DEAD)

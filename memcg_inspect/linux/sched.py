@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+"""
+Tasks and the obj_cgroups they have cached
+------------------------------------------
+
+Mirrors ``task_struct`` of :linux:`include/linux/sched.h`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from drgn import FaultError, Object, Program, container_of
+from drgn.helpers.linux.pid import for_each_task
+
+from memcg_inspect.linux.layout import constant, has_member, per_program
+from memcg_inspect.linux.mmzone import possible_nodes
+from memcg_inspect.model import Coverage, TaskCharge
+
+__all__ = ("caches_objcg", "read_tasks")
+
+#: ``CURRENT_OBJCG_UPDATE_FLAG``: what is cached is stale, but may hold a reference.
+OBJCG_UPDATE_FLAG = 1
+#: ``PF_KTHREAD``.
+PF_KTHREAD = 0x00200000
+
+
+@per_program
+def caches_objcg(prog: Program) -> bool:
+    """
+    Whether tasks cache an obj_cgroup (6.8), or one for each node (the per-node series).
+    """
+    return has_member(prog, "struct task_struct", "objcg") or has_member(
+        prog, "struct task_struct", "objcgs"
+    )
+
+
+def read_tasks(prog: Program, coverage: Coverage) -> Iterator[TaskCharge]:
+    """Walk all tasks."""
+    subsys = constant(prog, "memory_cgrp_id") or 0
+    for task in for_each_task(prog):
+        try:
+            yield _task(task, subsys)
+            coverage.read += 1
+        except FaultError as error:
+            coverage.miss("task", error.address, str(error))
+
+
+def _task(task: Object, subsys: int) -> TaskCharge:
+    css = task.cgroups.subsys[subsys].read_()
+    objcgs, stale = _objcgs(task)
+    return TaskCharge(
+        address=task.value_(),
+        pid=int(task.pid),
+        comm=task.comm.string_().decode(errors="backslashreplace"),
+        memcg=container_of(css, "struct mem_cgroup", "css").value_(),
+        objcgs=objcgs,
+        stale=stale,
+        is_user=bool(task.mm) and not int(task.flags) & PF_KTHREAD,
+    )
+
+
+def _objcgs(task: Object) -> tuple[tuple[int, ...], bool]:
+    members = task.type_.type
+    if members.has_member("objcgs"):
+        value = task.objcgs.value_()
+        array = value & ~OBJCG_UPDATE_FLAG
+        stale = bool(value & OBJCG_UPDATE_FLAG)
+        if not array:
+            return (), stale
+        prog = task.prog_
+        objcgs = Object(prog, "struct obj_cgroup **", array)
+        return tuple(int(objcgs[nid].value_()) for nid in possible_nodes(prog)), stale
+    if members.has_member("objcg"):
+        value = task.objcg.value_()
+        return (value & ~OBJCG_UPDATE_FLAG,), bool(value & OBJCG_UPDATE_FLAG)
+    return (), False

@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+"""
+Sockets
+-------
+
+Mirrors ``struct sock`` and ``struct proto`` of :linux:`include/net/sock.h`, and the pages
+behind ``struct sk_buff``.
+
+Sockets are taken from the slabs of their protocols' caches, so that those without a file
+(orphans, sockets that wait to be accepted) are found, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterator
+from typing import NamedTuple
+
+from drgn import FaultError, Program, offsetof
+from drgn.helpers.linux.list import list_for_each_entry
+
+from memcg_inspect.linux.layout import per_program
+from memcg_inspect.linux.memory import memory_of
+from memcg_inspect.linux.slab import Slab, SlabReader
+from memcg_inspect.model import Coverage
+
+__all__ = ("Sock", "SockReader", "socket_caches")
+
+
+class Sock(NamedTuple):
+    """
+    One ``struct sock`` that a memcg pays for, or that holds on to one.
+
+    :ivar memcg: ``sk_memcg``
+    :ivar charged: bytes charged: ``sk_forward_alloc``, ``sk_rmem_alloc`` and
+        ``sk_wmem_queued``; 0 for protocols without memory accounting
+    """
+
+    address: int
+    memcg: int
+    charged: int
+
+
+class Protocol(NamedTuple):
+    """A ``struct proto``: its name and whether it accounts memory."""
+
+    name: str
+    accounts: bool
+
+
+@per_program
+def socket_caches(prog: Program) -> dict[int, Protocol]:
+    """
+    Return the protocols of sockets.
+
+    :return: by ``struct kmem_cache *``
+    """
+    found: dict[int, Protocol] = {}
+    try:
+        head = prog["proto_list"].address_of_()
+    except KeyError:
+        return found  # CONFIG_NET=n
+    for proto in list_for_each_entry("struct proto", head, "node"):
+        cache = proto.slab.value_()
+        if not cache:
+            continue
+        accounts = bool(proto.memory_allocated)
+        # Caches of equal size are merged: one protocol that accounts makes the cache count.
+        if cache not in found or accounts:
+            name = proto.name.string_().decode(errors="backslashreplace")
+            found[cache] = Protocol(name, accounts)
+    return found
+
+
+class SockReader:
+    """
+    Reads sockets out of slabs.
+
+    :ivar coverage: sockets read, and slabs of sockets that could not be read
+    """
+
+    def __init__(self, prog: Program, slabs: SlabReader) -> None:
+        self.prog = prog
+        self.memory = memory_of(prog)
+        self.slabs = slabs
+        self.coverage = Coverage()
+        self.caches = socket_caches(prog)
+        sock = prog.type("struct sock")
+        self._memcg = offsetof(sock, "sk_memcg")
+        self._refs = offsetof(sock, "__sk_common.skc_refcnt")
+        self._amounts = [
+            offsetof(sock, name)
+            for name in ("sk_forward_alloc", "sk_backlog.rmem_alloc", "sk_wmem_queued")
+        ]
+        self._proto = offsetof(sock, "__sk_common.skc_prot")
+        last = max(self._memcg, self._refs, self._proto, *self._amounts)
+        self._size = last + self.memory.word_size
+
+    def read(self, slab: Slab, memcgs: Container[int]) -> Iterator[Sock]:
+        """
+        Return the sockets in a slab that belong to one of some memcgs.
+
+        A slot that is free holds what its last socket left behind, but no reference, or
+        never held one: then a ``sk_memcg`` that is a memcg is as good as impossible.
+        """
+        protocol = self.caches.get(slab.cache.address)
+        if protocol is None:
+            return
+        for address in self.slabs.objects(slab):
+            try:
+                data = self.memory.read(address, self._size)
+            except FaultError as error:
+                self.coverage.miss("socket", address, str(error))
+                continue
+            memcg = self.memory.word_at(data, self._memcg)
+            if memcg in memcgs and self._int(data, self._refs) > 0:
+                self.coverage.read += 1
+                charged = sum(self._int(data, at) for at in self._amounts)
+                yield Sock(address, memcg, charged if protocol.accounts else 0)
+
+    def _int(self, data: bytes, offset: int) -> int:
+        return int.from_bytes(data[offset : offset + 4], self.memory.order, signed=True)

@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+"""
+Vmalloc areas and kernel stacks
+-------------------------------
+
+Mirrors ``struct vm_struct`` of :linux:`include/linux/vmalloc.h`, and the stacks that
+:linux:`kernel/fork.c` allocates.
+
+Stacks are taken from their areas rather than from the task list: the stack of a task that
+is just being forked, or has just exited, is charged while no list has the task.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from drgn import FaultError, Object, Program, offsetof, sizeof
+from drgn.helpers.linux.mm import for_each_vmap_area, virt_to_page
+from drgn.helpers.linux.pid import for_each_task
+
+from memcg_inspect.linux.layout import has_member, per_program
+from memcg_inspect.linux.memory import memory_of
+from memcg_inspect.model import Coverage
+
+__all__ = ("VmArea", "stack_blocks", "thread_size", "vm_areas")
+
+#: ``VM_ALLOC``, of :linux:`include/linux/vmalloc.h`.
+VM_ALLOC = 0x2
+
+
+class VmArea(NamedTuple):
+    """
+    One ``struct vm_struct`` with pages.
+
+    :ivar address: first virtual address
+    :ivar pages: its ``struct page *``, one for each page
+    :ivar is_stack: whether it is a kernel stack
+    """
+
+    address: int
+    pages: list[int]
+    is_stack: bool
+
+
+@per_program
+def thread_size(prog: Program) -> int:
+    """
+    Return ``THREAD_SIZE``, in bytes: the size of the first task's stack.
+
+    :raises LookupError: if its symbols are missing
+    """
+    # Renamed in commit 8f69cba096b5 ("x86: Rename __{start,end}_init_task to
+    # __{start,end}_init_stack") (in v6.10).
+    for name in ("stack", "task"):
+        try:
+            start = prog.symbol(f"__start_init_{name}").address
+            return int(prog.symbol(f"__end_init_{name}").address - start)
+        except LookupError:
+            continue
+    raise LookupError("there is no __start_init_stack")
+
+
+def vm_areas(prog: Program, coverage: Coverage) -> Iterator[VmArea]:
+    """Walk the areas made by vmalloc, kernel stacks among them."""
+    memory = memory_of(prog)
+    vm_type = prog.type("struct vm_struct")
+    at = {name: offsetof(vm_type, name) for name in ("addr", "flags", "pages", "nr_pages")}
+    caller, size, word = offsetof(vm_type, "caller"), sizeof(vm_type), memory.word_size
+    stacks = _stacks(prog, coverage)
+    for area in for_each_vmap_area(prog):
+        try:
+            vm = area.vm.value_()
+            if not vm:
+                continue
+            data = memory.read(vm, size)
+            pages = memory.word_at(data, at["pages"])
+            count = int.from_bytes(data[at["nr_pages"] : at["nr_pages"] + 4], memory.order)
+            if not memory.word_at(data, at["flags"]) & VM_ALLOC or not pages or not count:
+                continue
+            yield VmArea(
+                address=memory.word_at(data, at["addr"]),
+                pages=memory.words(memory.read(pages, count * word)),
+                is_stack=(memory.word_at(data, caller), count) in stacks,
+            )
+            coverage.read += 1
+        except FaultError as error:
+            coverage.miss("vmalloc area", error.address, str(error))
+
+
+def _stacks(prog: Program, coverage: Coverage) -> set[tuple[int, int]]:
+    """From where in the kernel's text, and with how many pages, tasks' stacks were made."""
+    stacks: set[tuple[int, int]] = set()
+    if not has_member(prog, "struct task_struct", "stack_vm_area"):
+        return stacks
+    for task in for_each_task(prog):
+        try:
+            area = task.stack_vm_area.read_()
+            if area:
+                stacks.add((area.caller.value_(), area.nr_pages.value_()))
+        except FaultError as error:
+            coverage.miss("stack of a task", error.address, str(error))
+    return stacks
+
+
+def stack_blocks(prog: Program, coverage: Coverage) -> set[int]:
+    """
+    Return the first pages of kernel stacks that are blocks of pages, not vmalloc areas
+    (``CONFIG_VMAP_STACK=n``). Such a block is charged whole, through its first page.
+
+    :return: ``struct page *`` addresses; empty where stacks are vmalloc areas
+    """
+    pages: set[int] = set()
+    if has_member(prog, "struct task_struct", "stack_vm_area"):
+        return pages
+    for task in for_each_task(prog):
+        try:
+            pages.add(virt_to_page(Object(prog, "void *", task.stack.value_())).value_())
+        except FaultError as error:
+            coverage.miss("stack of a task", error.address, str(error))
+    return pages

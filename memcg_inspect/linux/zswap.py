@@ -1,0 +1,205 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+"""
+Compressed pages in zswap
+-------------------------
+
+Mirrors :linux:`mm/zswap.c` and, for the node that holds the data, :linux:`mm/zsmalloc.c`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from drgn import FaultError, Object, Program, offsetof, sizeof
+from drgn.helpers.linux.rbtree import rbtree_inorder_for_each_entry
+
+from memcg_inspect.linux.layout import bit_field, has_member, has_type
+from memcg_inspect.linux.memory import memory_of
+from memcg_inspect.linux.mmzone import mem_map
+from memcg_inspect.linux.pages import MEMCG_DATA_FLAGS
+from memcg_inspect.linux.xarray import xa_entries
+from memcg_inspect.model import NUMA_NO_NODE, Coverage
+
+__all__ = ("ZswapEntry", "ZswapReader")
+
+#: Physical address bits that zsmalloc's object locations have room for on 64-bit machines,
+#: ``MAX_POSSIBLE_PHYSMEM_BITS``; a macro, the same for x86-64 and arm64.
+MAX_POSSIBLE_PHYSMEM_BITS = 52
+#: ``OBJ_ALLOCATED_TAG`` in the handle that stands before each object.
+OBJ_ALLOCATED_TAG = 1
+
+
+class ZswapEntry(NamedTuple):
+    """
+    One ``struct zswap_entry``.
+
+    :ivar length: bytes of compressed data, which is what is charged
+    :ivar objcg: 0 if no memcg pays
+    """
+
+    address: int
+    length: int
+    handle: int
+    objcg: int
+
+
+class ZswapReader:
+    """
+    Reads the entries of all swap devices.
+
+    :ivar coverage: entries read, and parts of the trees that could not be read
+    :ivar placement: entries whose data was found on pages, and those whose was not
+    """
+
+    def __init__(self, prog: Program) -> None:
+        self.prog = prog
+        self.memory = memory_of(prog)
+        self.coverage = Coverage()
+        self.placement = Coverage()
+        self.has_zswap = has_type(prog, "struct zswap_entry")
+        if not self.has_zswap:
+            return
+        entry = prog.type("struct zswap_entry")
+        self._entry_size = sizeof(entry)
+        self._length = offsetof(entry, "length")
+        self._handle = offsetof(entry, "handle")
+        self._objcg = offsetof(entry, "objcg")
+        self._locations = _Locations(prog)
+
+    def entries(self) -> Iterator[ZswapEntry]:
+        """Walk all entries."""
+        if not self.has_zswap:
+            return
+        for address in self._addresses():
+            try:
+                data = self.memory.read(address, self._entry_size)
+            except FaultError as error:
+                self.coverage.miss("zswap entry", address, str(error))
+                continue
+            self.coverage.read += 1
+            yield ZswapEntry(
+                address=address,
+                length=int.from_bytes(data[self._length : self._length + 4], self.memory.order),
+                handle=self.memory.word_at(data, self._handle),
+                objcg=self.memory.word_at(data, self._objcg) & ~MEMCG_DATA_FLAGS,
+            )
+
+    def _addresses(self) -> Iterator[int]:
+        def missed(error: FaultError) -> None:
+            self.coverage.miss("tree of zswap entries", error.address, str(error))
+
+        try:
+            trees = self.prog["zswap_trees"].read_()
+        except KeyError:
+            return
+        for swap_type, tree in enumerate(trees):
+            if not tree:
+                continue
+            try:
+                if tree.type_.type.unaliased().type_name() == "struct xarray":
+                    # Commit 796c2c23e14e ("zswap: replace RB tree with xarray") (in v6.10).
+                    for i in range(int(self.prog["nr_zswap_trees"][swap_type])):
+                        yield from xa_entries(tree[i], missed)
+                else:
+                    for entry in rbtree_inorder_for_each_entry(
+                        "struct zswap_entry", tree.rbroot.address_of_(), "rbnode"
+                    ):
+                        yield entry.value_()
+            except FaultError as error:
+                missed(error)
+
+    def nodes(self, entry: ZswapEntry) -> dict[int, int]:
+        """Return the bytes of an entry's data by the node of the page that holds them."""
+        if not entry.length:
+            return {}
+        try:
+            nodes = self._locations.nodes(entry)
+            self.placement.read += 1
+        except (FaultError, LookupError, ValueError) as error:
+            self.placement.miss("data of a zswap entry", entry.address, str(error))
+            nodes = {NUMA_NO_NODE: entry.length}
+        return nodes
+
+
+class _Locations:
+    """Finds the pages behind zsmalloc handles."""
+
+    def __init__(self, prog: Program) -> None:
+        self.prog = prog
+        self.memory = memory_of(prog)
+        self.frames = mem_map(prog)
+        # A location is a page frame number above an index; what is in the lower bits changed
+        # twice, their number did not.
+        self._shift = 64 - (MAX_POSSIBLE_PHYSMEM_BITS - self.frames.page_shift)
+        page = prog.type("struct page")
+        # struct zpdesc overlays struct page since 6.14; the members have kept their places.
+        if has_type(prog, "struct zpdesc"):
+            desc = prog.type("struct zpdesc")
+            self._zspage, self._next = offsetof(desc, "zspage"), offsetof(desc, "next")
+        else:
+            self._zspage, self._next = offsetof(page, "private"), offsetof(page, "index")
+        self._class = bit_field(prog, "struct zspage", "class")
+        self._first = (
+            "first_zpdesc" if has_member(prog, "struct zspage", "first_zpdesc") else ("first_page")
+        )
+        self._zspages: dict[int, tuple[int, list[int]]] = {}
+
+    def nodes(self, entry: ZswapEntry) -> dict[int, int]:
+        """:raises ValueError: if the handle leads to no zsmalloc object"""
+        location = self.memory.word(entry.handle)
+        page = self.frames.page(location >> self._shift)
+        size, pages = self._pages_of(page)
+        offset = self._offset(location, entry, page, size, pages)
+        nodes: dict[int, int] = {}
+        at, end, page_size = offset, offset + entry.length, self.frames.page_size
+        while at < end:
+            upto = min(end, (at // page_size + 1) * page_size)
+            flags = self.memory.word(pages[at // page_size] + self.frames.flags)
+            nid = self.frames.nid(flags)
+            nodes[nid] = nodes.get(nid, 0) + upto - at
+            at = upto
+        return nodes
+
+    def _pages_of(self, page: int) -> tuple[int, list[int]]:
+        """Size of the objects, and the pages, of the zspage that a page belongs to."""
+        address = self.memory.word(page + self._zspage)
+        known = self._zspages.get(address)
+        if known is not None:
+            return known
+        zspage = Object(self.prog, "struct zspage *", address)
+        raw = self.memory.read(address, sizeof(self.prog.type("struct zspage")))
+        size_class = zspage.pool.size_class[self._class.get(raw)]
+        pages = [zspage.member_(self._first).value_()]
+        for _ in range(int(size_class.pages_per_zspage) - 1):
+            pages.append(self.memory.word(pages[-1] + self._next))
+        known = self._zspages[address] = (int(size_class.size), pages)
+        return known
+
+    def _offset(
+        self, location: int, entry: ZswapEntry, page: int, size: int, pages: list[int]
+    ) -> int:
+        """
+        Where the data begins in the zspage.
+
+        The index in the location has been shifted by a tag (6.1), alone (6.12, 7.2) and below
+        the size class (7.3); the right one is the one at which the object's header names the
+        handle. Objects of one whole page have no header.
+        """
+        if len(pages) == 1 and size == self.frames.page_size:
+            return 0
+        low = location & (1 << self._shift) - 1
+        first = pages.index(page) * self.frames.page_size
+        for index in (low, low >> 1, low & 0x7FFF):
+            offset = index * size
+            if offset // self.frames.page_size != first // self.frames.page_size:
+                continue
+            header = self._word_at(page, offset % self.frames.page_size)
+            if header & ~OBJ_ALLOCATED_TAG == entry.handle:
+                return offset + self.memory.word_size
+        raise ValueError("the object does not name its handle")
+
+    def _word_at(self, page: int, offset: int) -> int:
+        pfn = self.frames.pfn(page)
+        data = self.prog.read((pfn << self.frames.page_shift) + offset, 8, True)
+        return int.from_bytes(data, self.memory.order)

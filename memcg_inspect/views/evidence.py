@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+"""Which charges make up an amount? A second look at the pages, for findings only."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from drgn import Program
+
+from memcg_inspect.audit.findings import MOST_EVIDENCE, Suspect
+from memcg_inspect.audit.snapshot import Snapshot
+from memcg_inspect.linux.mmzone import mem_map
+from memcg_inspect.linux.pages import KmemPage, PagePiece, scan_pages
+from memcg_inspect.linux.percpu import PercpuReader
+from memcg_inspect.linux.slab import Slab, SlabReader
+from memcg_inspect.linux.zswap import ZswapReader
+from memcg_inspect.model import Evidence
+
+__all__ = ("find_evidence",)
+
+#: Evidence, and how likely it is the cause.
+Ranked = tuple[int, Evidence]
+
+
+def find_evidence(
+    prog: Program, snapshot: Snapshot, suspects: Iterable[Suspect]
+) -> dict[Suspect, Sequence[Evidence]]:
+    """Look at the image again for the charges that findings ask for."""
+    suspects = list(suspects)
+    ranked: dict[Suspect, list[Ranked]] = {s: [] for s in suspects}
+
+    def add(suspect: Suspect, found: Iterable[Ranked]) -> None:
+        best = sorted([*ranked[suspect], *found], key=lambda r: -r[0])
+        ranked[suspect] = best[:MOST_EVIDENCE]
+
+    slabs = SlabReader(prog)
+    if any(s.kind in ("slab", "kmem", "lru") for s in suspects):
+        for piece in scan_pages(prog):
+            read = [slabs.slab(page) for page in piece.slabs]
+            for suspect in suspects:
+                if suspect.kind == "slab":
+                    for slab in read:
+                        if slab is not None and _may_hold(slab, suspect):
+                            add(suspect, _slab_objects(slabs, slab, suspect, snapshot))
+                else:
+                    add(suspect, _pages(prog, piece, suspect, snapshot))
+    for suspect in suspects:
+        if suspect.kind == "percpu":
+            add(suspect, _percpu(prog, suspect, snapshot))
+        elif suspect.kind == "zswap":
+            add(suspect, _zswap(prog, suspect, snapshot))
+    return {s: [evidence for _, evidence in found] for s, found in ranked.items()}
+
+
+def _may_hold(slab: Slab, suspect: Suspect) -> bool:
+    detail = "reclaimable" if slab.cache.reclaimable else "unreclaimable"
+    return (
+        bool(slab.charged)
+        and suspect.detail in (None, detail)
+        and suspect.nid in (None, slab.nid)
+        and suspect.divides % slab.cache.charge == 0
+        and not suspect.payers.isdisjoint(slab.charged or ())
+    )
+
+
+def _slab_objects(
+    slabs: SlabReader, slab: Slab, suspect: Suspect, snapshot: Snapshot
+) -> Iterator[Ranked]:
+    charged = slab.charged or {}
+    neighbours = sum(n for objcg, n in charged.items() if objcg in suspect.neighbours)
+    # The fewer objects it would take, and the more neighbours, the likelier.
+    alike = suspect.divides == slab.cache.charge
+    for thing in slabs.charged_objects(slab):
+        if thing.objcg in suspect.payers:
+            yield (
+                2 * neighbours + alike,
+                Evidence(
+                    address=thing.address,
+                    kind="slab",
+                    nid=slab.nid,
+                    bytes=slab.cache.charge,
+                    cache=slab.cache.name,
+                    page=slab.page,
+                    objcg=thing.objcg,
+                    memcg=snapshot.payer(thing.objcg),
+                    note=f"objcg at {thing.element:#x}",
+                ),
+            )
+
+
+def _pages(
+    prog: Program, piece: PagePiece, suspect: Suspect, snapshot: Snapshot
+) -> Iterator[Ranked]:
+    if suspect.kind != "kmem":
+        return
+    frames = mem_map(prog)
+    for page in piece.kmem:
+        size = frames.page_size << page.order
+        if page.objcg not in suspect.payers or suspect.nid not in (None, page.nid):
+            continue
+        if suspect.divides % size:
+            continue
+        yield int(suspect.divides == size), _page(page, size, frames.virt(page.page), snapshot)
+
+
+def _page(page: KmemPage, size: int, address: int, snapshot: Snapshot) -> Evidence:
+    return Evidence(
+        address=address,
+        kind="kmem",
+        nid=page.nid,
+        bytes=size,
+        page=page.page,
+        objcg=page.objcg,
+        memcg=snapshot.payer(page.objcg),
+        note=page.type or None,
+    )
+
+
+def _percpu(prog: Program, suspect: Suspect, snapshot: Snapshot) -> Iterator[Ranked]:
+    reader = PercpuReader(prog)
+    for chunk in reader.chunks():
+        for alloc in reader.charged(chunk):
+            size = reader.charge(alloc)
+            if alloc.objcg in suspect.payers and suspect.divides % size == 0:
+                yield (
+                    int(suspect.divides == size),
+                    Evidence(
+                        address=chunk.base + alloc.offset,
+                        kind="percpu",
+                        bytes=size,
+                        objcg=alloc.objcg,
+                        memcg=snapshot.payer(alloc.objcg),
+                        note=f"{alloc.size} bytes for each CPU, objcg at {alloc.element:#x}",
+                    ),
+                )
+
+
+def _zswap(prog: Program, suspect: Suspect, snapshot: Snapshot) -> Iterator[Ranked]:
+    for entry in ZswapReader(prog).entries():
+        if entry.objcg in suspect.payers and suspect.divides in (0, entry.length):
+            yield (
+                1,
+                Evidence(
+                    address=entry.address,
+                    kind="zswap",
+                    bytes=entry.length,
+                    objcg=entry.objcg,
+                    memcg=snapshot.payer(entry.objcg),
+                ),
+            )
