@@ -120,7 +120,6 @@ _READERS: dict[str, Entry | tuple[Entry, ...]] = {
     "zswap_list_lru": "struct list_lru",
     "zswap_pools": "struct list_head",
     "zswap_pools_count": "atomic_t",
-    "zswap_stored_pages": "atomic_long_t",
     # A red-black tree, in a structure of its own, before it was an xarray.
     "zswap_trees": ("struct zswap_tree *[*]", "struct xarray *[*]"),
     # alloc_tag, page_ext
@@ -137,7 +136,10 @@ _READERS: dict[str, Entry | tuple[Entry, ...]] = {
     # kfence
     "__kfence_pool": "char *",
     "kfence_metadata": "struct kfence_metadata *",
+    # pgtable
+    "pgd_list": "struct list_head",
     # sockets
+    "proto_list": "struct list_head",
     "raw_v4_hashinfo": "struct raw_hashinfo",
     "tcp_hashinfo": "struct inet_hashinfo",
     "tcp_prot": "struct proto",

@@ -150,7 +150,7 @@ class TypeMaker:
 
     def _array(self, number: int) -> Type:
         element, length = self.btf.array(number)
-        type_ = self.type(element)
+        type_ = self.part(element)
         if length and length * sizeof(type_) > SIZE_LIMIT:
             raise self.btf.error(f"is damaged: type {number} is an array of {length} {type_}")
         return self.prog.array_type(type_, length)
@@ -181,10 +181,20 @@ class TypeMaker:
         if is_variadic:
             parameters.pop()
         made = [
-            TypeParameter(functools.partial(_of, weakref.ref(self), type_), name or None)
+            TypeParameter(functools.partial(_parameter, weakref.ref(self), type_), name or None)
             for name, type_ in parameters
         ]
-        return self.prog.function_type(self.type(self.btf.target(number)), made, is_variadic)
+        returns = self.type(self.btf.target(number))
+        if returns.unaliased().kind in (TypeKind.FUNCTION, TypeKind.ARRAY):
+            raise ValueError(f"a function cannot return {returns}")
+        return self.prog.function_type(returns, made, is_variadic)
+
+    def part(self, number: int) -> Type:
+        """Return a type that is an element or a parameter."""
+        type_ = self.type(number)
+        if type_.unaliased().kind in (TypeKind.FUNCTION, TypeKind.VOID):
+            raise self.btf.error(f"is damaged: type {number} cannot be a part of another")
+        return type_
 
     # Members
 
@@ -280,8 +290,8 @@ class TypeMaker:
         return iter([(target, how) for target in targets])
 
 
-def _of(maker: weakref.ref[TypeMaker], number: int) -> Type:
-    return _alive(maker).type(number)
+def _parameter(maker: weakref.ref[TypeMaker], number: int) -> Type:
+    return _alive(maker).part(number)
 
 
 def _member(

@@ -1,0 +1,152 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+"""BTF and kallsyms against DWARF and ELF, on images of every kernel of the lab."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+import time
+
+import pytest
+from conftest import BUILT_KERNELS, DEBIAN_KERNELS, Image, Lab
+from drgn import FindObjectFlags, Object, Program, Symbol
+from drgn.helpers.linux.kallsyms import load_vmlinux_kallsyms
+from spell import layout
+
+from memcg_inspect.collect import audit
+from memcg_inspect.linux.btf import debug_info_source, load_btf
+from memcg_inspect.linux.btf.globals import VARIABLES
+from memcg_inspect.linux.btf.parse import Kind
+from memcg_inspect.linux.btf.session import session_of
+from memcg_inspect.linux.btf.symbols import Kallsyms
+
+pytestmark = pytest.mark.image
+KERNELS = (*DEBIAN_KERNELS, *BUILT_KERNELS)
+
+#: Arrays whose length is found by the next symbol, which leaves room for alignment.
+ROOMY = {name for name, entry in VARIABLES.items() if "[*]" in str(entry)}
+#: Variables that no kernel of the lab has: without CONFIG_NUMA or CONFIG_SPARSEMEM.
+ELSEWHERE = {"contig_page_data", "crashing_cpu", "max_mapnr", "mem_map"}
+
+
+@pytest.fixture(scope="session", params=KERNELS)
+def image(request: pytest.FixtureRequest, lab: Lab) -> Image:
+    return lab.image(request.param)
+
+
+@pytest.fixture
+def btf(image: Image) -> Program:
+    prog = Program()
+    prog.set_core_dump(image.core)
+    load_btf(prog)
+    return prog
+
+
+def _variable(prog: Program, name: str) -> Object | None:
+    try:
+        return prog.object(name, FindObjectFlags.VARIABLE)
+    except LookupError:
+        return None
+
+
+_checked: set[str] = set()
+
+
+def test_the_table_of_variables(image: Image, btf: Program) -> None:
+    dwarf = image.program()
+    for name in VARIABLES:
+        wanted, have = _variable(dwarf, name), _variable(btf, name)
+        assert (wanted is None) == (have is None), name
+        if wanted is None or have is None:
+            continue
+        _checked.add(name)
+        assert have.address_ == wanted.address_, name
+        if name in ROOMY and wanted.type_.length != have.type_.length:
+            assert 0 < (have.type_.length - wanted.type_.length) * 4 < 64, name
+            assert layout(have.type_.type) == layout(wanted.type_.type), name
+        else:
+            assert layout(have.type_) == layout(wanted.type_), name
+
+
+def test_every_entry_of_the_table_was_checked() -> None:
+    assert set(VARIABLES) - _checked <= ELSEWHERE
+
+
+def test_per_cpu_variables(image: Image, btf: Program) -> None:
+    dwarf, session = image.program(), session_of(btf)
+    assert session is not None
+    names = [session.kernel.btf.name_of(v) for v in session.kernel.btf.of_kind(Kind.VAR)]
+    seen = 0
+    for name in names:
+        wanted, have = _variable(dwarf, name), _variable(btf, name)
+        # Aliases of the linker's, and what the compiler gave a number, have no DWARF.
+        if wanted is not None and wanted.address_ is not None and names.count(name) == 1:
+            seen += 1
+            assert have is not None
+            assert have.address_ == wanted.address_, name
+            assert layout(have.type_) == layout(wanted.type_), name
+    assert seen > 200
+
+
+def test_symbols_are_those_that_drgn_unpacks(btf: Program) -> None:
+    ours, theirs = Kallsyms(btf), load_vmlinux_kallsyms(btf)
+
+    def key(symbol: Symbol) -> tuple[object, ...]:
+        return symbol.name, symbol.address, symbol.size, symbol.binding, symbol.kind
+
+    every = sorted((key(s) for s in theirs(btf, None, None, False)), key=str)
+    assert sorted((key(s) for s in ours.everything()), key=str) == every
+    for name, address, *_ in random.Random(4).sample(every, 1000):
+        assert sorted(map(key, ours.named(str(name))), key=str) == sorted(
+            map(key, theirs(btf, str(name), None, False)), key=str
+        )
+        for at in (int(str(address)), int(str(address)) + 3):
+            assert list(map(key, ours.containing(at))) == list(
+                map(key, theirs(btf, None, at, False))
+            )
+    assert ours.named("no_such_symbol") == []
+    assert ours.containing(1 << 40) == []
+
+
+def test_set_up_is_quick(image: Image) -> None:
+    def seconds() -> float:
+        prog = Program()
+        prog.set_core_dump(image.core)
+        start = time.process_time()
+        load_btf(prog)
+        prog.type("struct page")
+        _ = prog["init_task"]
+        return time.process_time() - start
+
+    assert min(seconds() for _ in range(3)) < 0.5
+
+
+def test_debug_info_comes_first(image: Image, btf: Program) -> None:
+    assert debug_info_source(btf) == "BTF of the image"
+    session = session_of(btf)
+    assert session is not None
+    assert not session.is_silent()
+    btf.load_debug_info([image.vmlinux])
+    assert session.is_silent()
+    assert debug_info_source(btf) == f"DWARF: {image.vmlinux}"
+    assert btf.type("struct page").members
+    assert btf.enabled_type_finders()[-1] == "btf"
+
+
+def test_the_audit_says_the_same(image: Image, btf: Program) -> None:
+    wanted, have = image.report(), audit(btf)
+    assert dataclasses.replace(have, timings={}) == dataclasses.replace(wanted, timings={})
+
+
+def test_types_and_symbols_of_modules(image: Image, btf: Program) -> None:
+    session = session_of(btf)
+    assert session is not None
+    try:
+        virtio = btf.type("struct virtio_blk")
+    except LookupError:
+        pytest.skip("no module with BTF is loaded in this guest")
+    assert virtio.has_member("vdev")
+    assert session.find_symbols("virtblk_probe")
+    symbol = btf.symbol("virtblk_probe")
+    assert btf.symbol(symbol.address + 1).name == "virtblk_probe"
+    assert "virtblk_probe" in str(btf.function("virtblk_probe").type_) or symbol
