@@ -9,7 +9,7 @@ from typing import Any
 from memcg_inspect.audit.counters import Counters
 from memcg_inspect.audit.ledger import Entry, Ledger
 from memcg_inspect.audit.snapshot import Snapshot
-from memcg_inspect.model import Accounting, Coverage, ImageInfo, Memcg, Objcg, ObjStock, Stat
+from memcg_inspect.model import Accounting, Coverage, Features, ImageInfo, Memcg, Objcg, Stat
 
 RECLAIMABLE = "NR_SLAB_RECLAIMABLE_B"
 UNRECLAIMABLE = "NR_SLAB_UNRECLAIMABLE_B"
@@ -60,6 +60,19 @@ def ledger(charges: Mapping[tuple[int, Any, str, int], tuple[int, int]]) -> Ledg
     return made
 
 
+def features(*items: str, **other: bool) -> Features:
+    """A kernel that keeps these counters, and those of slabs, on cgroup v2."""
+    flags = {
+        "lru_holds_objcg": True,
+        "default_hierarchy": True,
+        "caches_objcg": True,
+        "large_kmalloc_type": True,
+        "zswap": True,
+        **other,
+    }
+    return Features(items=frozenset({RECLAIMABLE, UNRECLAIMABLE, *items}), **flags)
+
+
 def snapshot(
     *,
     memcgs: Mapping[int, Memcg] | None = None,
@@ -67,20 +80,21 @@ def snapshot(
     charges: Ledger | None = None,
     memcg_stats: Mapping[int, Mapping[str, Stat]] | None = None,
     lruvec_stats: Mapping[tuple[int, int], Mapping[str, Stat]] | None = None,
-    stocks: Sequence[ObjStock] = (),
     nodes: tuple[int, ...] = (0, 1),
     coverage: Mapping[str, Coverage] | None = None,
     accounting: Accounting = "objcg-per-node",
+    **more: Any,
 ) -> Snapshot:
     """A snapshot of :func:`family` unless told otherwise."""
     memcgs = family() if memcgs is None else memcgs
     lruvec_stats = zero(memcgs, nodes) if lruvec_stats is None else lruvec_stats
+    more.setdefault("features", features())
     return Snapshot(
         image=ImageInfo("7.3.0", "vmcore", nodes, 2, 4096, accounting),
         memcgs=memcgs,
         objcgs=family_objcgs() if objcgs is None else objcgs,
         ledger=Ledger() if charges is None else charges,
         counters=Counters(memcgs, memcg_stats or {}, lruvec_stats),
-        stocks=stocks,
         coverage=coverage or {},
+        **more,
     )

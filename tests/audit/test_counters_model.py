@@ -80,8 +80,12 @@ def image(kernel: Kernel) -> Snapshot:
     )
 
 
+def rows_of(taken: Snapshot, *identities: str) -> list[Row]:
+    return [row for row in judge(taken).rows if row.identity in identities]
+
+
 def slab_rows(taken: Snapshot) -> list[Row]:
-    return [row for row in judge(taken).rows if row.identity == "slab"]
+    return rows_of(taken, "slab")
 
 
 def subtree(group: Group) -> list[Group]:
@@ -168,6 +172,34 @@ def test_the_slab_identity_is_exact(kernel: Kernel) -> None:
     rows = slab_rows(image(kernel))
     assert {row.status for row in rows} == {"exact"}
     assert len(rows) == 2 * kernel.nodes * sum(not group.dying for group in kernel.groups)
+
+
+@settings(deadline=None)
+@given(histories())
+def test_every_level_and_every_ancestor_is_exact(kernel: Kernel) -> None:
+    rows = rows_of(image(kernel), "levels", "hierarchy")
+    assert {row.status for row in rows} == {"exact"}
+    parents = {kernel.payer(g.parent) for g in kernel.groups if g.parent and not g.dying}
+    compared = {row.memcg for row in rows if row.identity == "hierarchy"}
+    assert compared == {group.address for group in parents}
+
+
+@settings(deadline=None)
+@given(histories(), numbers, st.integers(1, 10**6))
+def test_hierarchy_tells_whose_folded_counter_is_wrong(
+    kernel: Kernel, which: int, amount: int
+) -> None:
+    live = [group for group in kernel.groups if not group.dying]
+    group = live[which % len(live)]
+    group.state[ITEMS["reclaimable"], 0] += amount
+    rows = [row for row in rows_of(image(kernel), "hierarchy") if row.nid is not None]
+    compared = {row.memcg for row in rows}
+    wrong = {
+        (row.memcg, row.nid, row.item, row.difference) for row in rows if row.status == "differs"
+    }
+    # Its ancestors say what their subtrees hold: the fault is in no counter of theirs.
+    expected = {(group.address, 0, ITEMS["reclaimable"], amount)}
+    assert wrong == (expected if group.address in compared else set())
 
 
 @settings(deadline=None)
