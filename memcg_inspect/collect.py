@@ -281,7 +281,7 @@ class _Collector:
         if piece.unreadable is not None:
             self.coverage["pages"].miss("struct pages", piece.unreadable, "not in the image")
             for kind in ("slab", "kmem", "lru", "sock"):
-                self.ledger.gap(kind)  # type: ignore[arg-type]
+                self.ledger.gap(kind)
 
     def _slab(self, slab: Slab, slabs: SlabReader) -> None:
         detail = "reclaimable" if slab.cache.reclaimable else "unreclaimable"

@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from typing import Literal, NamedTuple
 
 from memcg_inspect.audit.ledger import Entry, Kind
+from memcg_inspect.audit.rules import is_task_wrong
 from memcg_inspect.audit.slab import ITEMS
 from memcg_inspect.audit.snapshot import Snapshot
 from memcg_inspect.model import Evidence, Finding, Row, Skew
@@ -55,53 +56,134 @@ class Lead(NamedTuple):
 def row_findings(snapshot: Snapshot, rows: Sequence[Row]) -> list[Lead]:
     """Make a finding of each row that differs."""
     differing = [row for row in rows if row.status == "differs"]
-    return [_from_row(snapshot, row, differing) for row in differing]
+    leads = []
+    for row in differing:
+        if row.identity == "placement":
+            leads.append(_misplaced(snapshot, row))
+        elif row.identity == "task_objcg":
+            leads.append(_wrong_tasks(snapshot, row))
+        else:
+            partner = next((other for other in differing if _offsets(row, other)), None)
+            leads.append(_from_row(snapshot, row, partner))
+    return leads
 
 
-def _from_row(snapshot: Snapshot, row: Row, differing: Sequence[Row]) -> Lead:
+def _from_row(snapshot: Snapshot, row: Row, partner: Row | None) -> Lead:
     difference = row.difference or 0
-    partner = next((other for other in differing if _offsets(row, other)), None)
-    suspect = _suspect(snapshot, row, partner, difference)
-    finding = Finding(
+    finding = _finding(
+        row,
+        kind=_kind(row, difference),
+        what=_sentence(snapshot, row, partner, difference),
+    )
+    return Lead(finding, _suspect(snapshot, row, partner, difference))
+
+
+def _finding(
+    row: Row,
+    kind: str,
+    what: str,
+    evidence_is: Literal["proof", "candidates"] = "candidates",
+    evidence: tuple[Evidence, ...] = (),
+) -> Finding:
+    return Finding(
         identity=row.identity,
-        kind="counter-above-objects" if difference > 0 else "counter-below-objects",
+        kind=kind,
         memcg=row.memcg,
         objcg=row.objcg,
         nid=row.nid,
         item=row.item,
         unit=row.unit,
-        difference=difference,
-        what=_sentence(snapshot, row, partner, difference),
-        evidence_is="candidates",
+        difference=row.difference,
+        what=what,
+        evidence_is=evidence_is,
+        evidence=evidence,
     )
-    return Lead(finding, suspect)
+
+
+def _kind(row: Row, difference: int) -> str:
+    if row.identity == "references":
+        return "unknown-references" if difference > 0 else "missing-references"
+    return "counter-above-objects" if difference > 0 else "counter-below-objects"
+
+
+def _misplaced(snapshot: Snapshot, row: Row) -> Lead:
+    vectors = snapshot.vectors[row.nid if row.nid is not None else 0]
+    number = len(vectors.elsewhere)
+    evidence = tuple(
+        Evidence(
+            address=vector, kind="obj_exts", nid=nid, page=slab, note=f"slab on node {row.nid}"
+        )
+        for vector, nid, slab in vectors.elsewhere[:MOST_EVIDENCE]
+    )
+    what = f"{number:,} vectors of slabs on node {row.nid} lie on another node"
+    return Lead(_finding(row, "misplaced-vector", what, "proof", evidence), None)
+
+
+def _wrong_tasks(snapshot: Snapshot, row: Row) -> Lead:
+    wrong = [
+        task
+        for task in snapshot.tasks
+        if snapshot.payer(task.memcg) == row.memcg and is_task_wrong(snapshot, task)
+    ]
+    evidence = tuple(
+        Evidence(
+            address=task.address,
+            kind="task",
+            objcg=next((o for o in task.objcgs if o), None),
+            memcg=row.memcg,
+            note=f"{task.comm} ({task.pid})",
+        )
+        for task in wrong[:MOST_EVIDENCE]
+    )
+    what = f"{len(wrong):,} tasks have cached an obj_cgroup that is not of the memcg they are in"
+    return Lead(_finding(row, "stale-task-objcg", what, "proof", evidence), None)
 
 
 def _offsets(row: Row, other: Row) -> bool:
     return (
-        (row.identity, row.nid, row.item) == (other.identity, other.nid, other.item)
-        and row.memcg != other.memcg
+        (row.identity, row.item) == (other.identity, other.item)
+        # obj_cgroups have a node, but one can be off against another of any node
+        and (row.nid == other.nid or row.objcg is not None)
+        and (row.memcg, row.objcg) != (other.memcg, other.objcg)
         and (row.difference or 0) + (other.difference or 0) == 0
     )
 
 
+#: What charges the rows of an identity are made of, and the bytes of the row's unit.
+_CHARGES: dict[str, Kind] = {
+    "slab": "slab",
+    "objcg_bytes": "slab",
+    "percpu": "percpu",
+    "zswap": "zswap",
+    "kernel_stack": "kmem",
+    "pagetable": "kmem",
+    "vmalloc": "kmem",
+}
+
+
 def _suspect(snapshot: Snapshot, row: Row, partner: Row | None, difference: int) -> Suspect | None:
-    """The objects that may be charged where they should not be."""
-    if row.identity != "slab":
-        return None
-    # Objects found beyond the counter are this memcg's; those missing from it may be
+    """The charges that may have an owner that they should not have."""
+    kind = _CHARGES.get(row.identity)
+    # Charges found beyond the counter are this memcg's; those missing from it may be
     # charged to the one that has as much too much.
     holder, other = (row, partner) if difference < 0 else (partner, row)
-    if holder is None:
+    if kind is None or holder is None:
         return None
+    size = {"bytes": 1, "KiB": 1024, "pages": snapshot.image.page_size}.get(row.unit, 1)
     return Suspect(
-        kind="slab",
-        payers=_objcgs_of(snapshot, holder.memcg),
-        detail=_DETAIL[row.item],
-        nid=row.nid,
-        divides=abs(difference),
-        neighbours=_objcgs_of(snapshot, other.memcg) if other is not None else frozenset(),
+        kind=kind,
+        payers=_payers(snapshot, holder),
+        detail=_DETAIL.get(row.item),
+        nid=None if row.objcg is not None else row.nid,
+        divides=abs(difference) * size,
+        neighbours=_payers(snapshot, other) if other is not None else frozenset(),
     )
+
+
+def _payers(snapshot: Snapshot, row: Row) -> frozenset[int]:
+    if row.objcg is not None:
+        return frozenset({row.objcg})
+    return _objcgs_of(snapshot, row.memcg)
 
 
 def _objcgs_of(snapshot: Snapshot, memcg: int | None) -> frozenset[int]:
@@ -109,23 +191,39 @@ def _objcgs_of(snapshot: Snapshot, memcg: int | None) -> frozenset[int]:
 
 
 def _sentence(snapshot: Snapshot, row: Row, partner: Row | None, difference: int) -> str:
-    where = "" if row.nid is None else f" on node {row.nid}"
     amount = f"{abs(difference):,} {row.unit}"
     more = "more" if difference > 0 else "less"
-    text = f"{row.item}{where} claims {amount} {more} than the objects found"
+    if row.identity == "references":
+        rest = (
+            "a leak, or a holder that is not known here"
+            if difference > 0
+            else ("something uses it without a reference")
+        )
+        return f"the refcount of obj_cgroup {row.objcg:#x} is {amount} {more} than found: {rest}"
+    if row.identity == "objcg_bytes":
+        return (
+            f"the bytes charged to obj_cgroup {row.objcg:#x} are {abs(difference):,} "
+            f"{'short of' if difference > 0 else 'beyond'} whole pages"
+        )
+    where = "" if row.nid is None else f" on node {row.nid}"
+    text = f"{row.item}{where} claims {amount} {more} than was found"
+    if row.identity == "hierarchy":
+        text += " in all of its subtree"
     if partner is None or partner.memcg is None or row.memcg is None:
         return text
-    memcg, other = snapshot.memcgs[row.memcg], snapshot.memcgs[partner.memcg]
+    return f"{text}; {_relation(snapshot, row.memcg, partner.memcg)}"
+
+
+def _relation(snapshot: Snapshot, row: int, partner: int) -> str:
+    memcg, other = snapshot.memcgs[row], snapshot.memcgs[partner]
     if _owner(snapshot, memcg.parent) == other.address:
-        why = (
+        return (
             "its parent is off by as much the other way: the folded counter of this memcg alone, "
-            "or the owner of an object, is wrong"
+            "or the owner of a charge, is wrong"
         )
-    elif _owner(snapshot, other.parent) == memcg.address:
-        why = "a child, whose counter this one's share is taken from, is off the other way"
-    else:
-        why = "another memcg is off the other way: charges may have changed owner"
-    return f"{text}; {why}"
+    if _owner(snapshot, other.parent) == memcg.address:
+        return "a child, whose counter this one's share is taken from, is off the other way"
+    return "another memcg is off the other way: charges may have changed owner"
 
 
 def _owner(snapshot: Snapshot, memcg: int | None) -> int | None:

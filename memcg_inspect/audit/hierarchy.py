@@ -35,6 +35,8 @@ def hierarchy_rows(snapshot: Snapshot, rows: Iterable[Row]) -> list[Row]:
     for row in rows:
         if row.memcg is None or row.claimed is None or "folded" not in row.claimed:
             continue
+        if row.identity == "levels":
+            continue  # what it found are counters themselves
         models[row.memcg, row.nid, row.item] = row
         memcg: int | None = row.memcg
         amount = sum(row.found.values()) - row.claimed.get("stock", 0)

@@ -121,7 +121,7 @@ def kmem_rows(snapshot: Snapshot) -> list[Row]:
     found = kmem_pages(snapshot)
     gap = None
     for kind in ("kmem", "slab", "percpu", "zswap"):
-        if snapshot.ledger.has_gap(kind):  # type: ignore[arg-type]
+        if snapshot.ledger.has_gap(kind):
             gap = f"{kind} memory is not all in the image"
     return [
         make_row(

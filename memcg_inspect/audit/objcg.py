@@ -52,7 +52,7 @@ def objcg_rows(snapshot: Snapshot) -> list[Row]:
     """Check that the bytes of each obj_cgroup add up to whole pages."""
     gap = None
     for kind in ("slab", "percpu", "zswap"):
-        if snapshot.ledger.has_gap(kind):  # type: ignore[arg-type]
+        if snapshot.ledger.has_gap(kind):
             gap = f"{kind} memory is not all in the image"
     if not snapshot.complete("stock"):
         gap = "object stocks are not all in the image"
@@ -112,7 +112,7 @@ def reference_rows(snapshot: Snapshot) -> list[Row]:
 
 def _reference_gap(snapshot: Snapshot) -> str | None:
     for kind in ("kmem", "slab", "percpu", "zswap", "lru"):
-        if snapshot.ledger.has_gap(kind):  # type: ignore[arg-type]
+        if snapshot.ledger.has_gap(kind):
             return f"{kind} memory is not all in the image"
     for subject in ("stock", "tasks", "bpf"):
         if not snapshot.complete(subject):

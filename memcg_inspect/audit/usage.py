@@ -91,6 +91,6 @@ def _own_usage(snapshot: Snapshot) -> dict[int, int | None]:
 
 def _gap(snapshot: Snapshot) -> str | None:
     for kind in ("kmem", "slab", "percpu", "zswap", "lru", "sock"):
-        if snapshot.ledger.has_gap(kind):  # type: ignore[arg-type]
+        if snapshot.ledger.has_gap(kind):
             return f"{kind} memory is not all in the image"
     return None if snapshot.complete("charge_stock") else "charge stocks could not all be read"

@@ -198,10 +198,12 @@ _DRGN: dict[str, Entry | tuple[Entry, ...]] = {
     "userspace_init_fs": "struct fs_struct *",
     # irq, printk, timekeeping
     "ioport_resource": "struct resource",
+    "irq_desc_tree": "struct xarray",
     "jiffies_64": "u64",
     "nr_irqs": "int",
     "prb": "struct printk_ringbuffer *",
     "sparse_irqs": "struct maple_tree",
+    "timekeeper_data": "struct tk_data [TIMEKEEPERS_MAX]",
     "total_nr_irqs": "unsigned int",
     # mm, mmzone, vmstat, swap, hugetlb
     "__highest_present_section_nr": "unsigned long",
@@ -249,6 +251,7 @@ _DRGN: dict[str, Entry | tuple[Entry, ...]] = {
     "tainted_mask": "unsigned long",
     "task_state_array": "const char *[+]",
     "task_struct_cachep": "struct kmem_cache *",
+    "workqueues": "struct list_head",
 }
 
 VARIABLES = _READERS | _DRGN

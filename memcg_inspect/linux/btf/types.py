@@ -144,6 +144,8 @@ class TypeMaker:
     def _int(self, number: int) -> Type:
         name, size = self.btf.name_of(number), self.btf.size(number)
         encoding = self.btf.encoding(number)
+        if not 0 < size <= 16:
+            raise self.btf.error(f"is damaged: type {number} is an integer of {size} bytes")
         if encoding.is_bool:
             return self.prog.bool_type(name, size)
         return self.prog.int_type(name, size, encoding.is_signed)
