@@ -139,8 +139,8 @@ class Btf:
         self._string_base: int = base.string_end if base else 0
         self.string_end: int = self._string_base + len(self._strings)
         self._starts: array[int] = array("I")
-        self._chain: array[int] = array("I")
-        self._heads: dict[int, int] = {}
+        self._kinds = b""
+        self._names = b""
         self._found: dict[str, tuple[int, ...]] = {}
         self._places: dict[str, tuple[int, ...]] = {}
         self._enumerators: dict[int, int] | None = None
@@ -178,39 +178,35 @@ class Btf:
     # Index
 
     def _index(self) -> None:
-        """Find the start of each type, and chain types that have the same name."""
+        """Find the start and the kind of each type."""
         words, end = self._words, len(self._words)
         fixed, each = [_BAD] * 128, [0] * 128
         for kind, (always, element) in _WORDS.items():
             fixed[kind], each[kind] = 3 + always, element
+        starts: list[int] = []
+        kinds = bytearray()
+        begin, sort = starts.append, kinds.append
+        if not self.base:
+            begin(0)
+            sort(Kind.VOID)
         fixed[Kind.VOID] = _BAD
-        starts, chain, heads = array("I"), array("I"), self._heads
-        number = self.first
-        if not number:
-            starts.append(0)
-            chain.append(0)
-            number = 1
         at = 0
         # In older kernels vlen has 16 bits and kind 5; the others are 0 there.
         while at + 2 < end:
-            name, info = words[at], words[at + 1]
-            starts.append(at)
-            if name:
-                chain.append(heads.get(name, 0))
-                heads[name] = number
-            else:
-                chain.append(0)
-            number += 1
+            info = words[at + 1]
             kind = info >> 24 & 0x7F
+            begin(at)
+            sort(kind)
             at += fixed[kind] + each[kind] * (info & 0xFFFFFF)
         if at != end:
-            last = number - 1
-            kind = words[starts[-1] + 1] >> 24 & 0x7F if len(starts) > 1 else 0
-            self._heads = {}
-            if fixed[kind] == _BAD:
+            last, kind = self.first + len(starts) - 1, kinds[-1] if kinds else 0
+            if fixed[kind] == _BAD and last:
                 raise self.error(f"has a type ({last}) of kind {kind}, which is not known")
             raise self.error(f"is damaged: type {last} reaches past its end")
-        self._starts, self._chain = starts, chain
+        names = array("I", [words[at] for at in starts])
+        if not self.base:
+            names[0] = 0
+        self._starts, self._kinds, self._names = array("I", starts), bytes(kinds), names.tobytes()
 
     @property
     def first(self) -> int:
@@ -243,7 +239,8 @@ class Btf:
 
     def kind(self, number: int) -> Kind:
         """Return what a type is."""
-        return Kind(self._words[self._at(number) + 1] >> 24 & 0x7F) if number else Kind.VOID
+        self._at(number)
+        return _BY_NUMBER[self._kinds[number - self.first]]
 
     def flag(self, number: int) -> bool:
         """Return its ``kind_flag``."""
@@ -347,24 +344,30 @@ class Btf:
         return [number for number in ids if self.kind(number) in kinds] if ids else []
 
     def _find(self, name: str) -> list[int]:
-        offsets, ids = self._offsets(name), list[int]()
+        offsets = self._offsets(name)
         if not offsets or not self.end:
             return []
+        ids = []
         for offset in offsets:
-            number = self._heads.get(offset, 0)
-            while number:
-                ids.append(number)
-                number = self._chain[number - self.first]
+            raw = array("I", [offset]).tobytes()
+            at = self._names.find(raw)
+            while at >= 0:
+                # Four bytes may be found between two names.
+                if at % 4 == 0:
+                    ids.append(self.first + at // 4)
+                at = self._names.find(raw, at + 1)
         return sorted(ids)
 
     def of_kind(self, *kinds: Kind) -> Iterator[int]:
         """Walk the ids of all types of its own that are of some kinds."""
-        wanted = frozenset(int(kind) for kind in kinds)
         self.end  # noqa: B018  (indexes)
-        words = self._words
-        for index, at in enumerate(self._starts):
-            if words[at + 1] >> 24 & 0x7F in wanted and index + self.first:
-                yield index + self.first
+        found = []
+        for kind in kinds:
+            at = self._kinds.find(kind)
+            while at >= 0:
+                found.append(at + self.first)
+                at = self._kinds.find(kind, at + 1)
+        yield from sorted(found)
 
     def complete(self, number: int) -> int | None:
         """Return the definition that a FWD stands for, if there is no doubt which."""
@@ -385,10 +388,12 @@ class Btf:
             return None
         if self._enumerators is None:
             self._enumerators = {}
+            words = self._words
             for number in self.of_kind(Kind.ENUM, Kind.ENUM64):
-                size = 2 if self.kind(number) == Kind.ENUM else 3
-                for element in self._elements(number, size):
-                    self._enumerators.setdefault(element[0], number)
+                at, size = self._at(number), 2 if self.kind(number) == Kind.ENUM else 3
+                end = at + 3 + size * (words[at + 1] & 0xFFFFFF)
+                for text in words[at + 3 : end : size].tolist():
+                    self._enumerators.setdefault(text, number)
         for offset in offsets:
             if offset in self._enumerators:
                 return self._enumerators[offset]
@@ -404,6 +409,8 @@ class Btf:
             }
         return self._sections.get(number)
 
+
+_BY_NUMBER = tuple(Kind)
 
 #: An advance that leaves no doubt that the pass went wrong.
 _BAD = 1 << 40
