@@ -203,9 +203,9 @@ class Btf:
             if fixed[kind] == _BAD and last:
                 raise self.error(f"has a type ({last}) of kind {kind}, which is not known")
             raise self.error(f"is damaged: type {last} reaches past its end")
-        names = array("I", [words[at] for at in starts])
-        if not self.base:
-            names[0] = 0
+        # void has no name, and no words at all.
+        void = [] if self.base else [0]
+        names = array("I", [*void, *[words[at] for at in starts[len(void) :]]])
         self._starts, self._kinds, self._names = array("I", starts), bytes(kinds), names.tobytes()
 
     @property
