@@ -10,10 +10,20 @@ from typing import Any
 import drgn
 import pytest
 from btf_builder import Builder, Order
-from drgn import Architecture, Platform, PlatformFlags, Program, TypeKind
+from drgn import (
+    Architecture,
+    Platform,
+    PlatformFlags,
+    Program,
+    Symbol,
+    SymbolBinding,
+    SymbolKind,
+    TypeKind,
+)
 
 from memcg_inspect.linux.btf import BtfError, debug_info_source, load_btf
 from memcg_inspect.linux.btf.parse import Btf, Kind
+from memcg_inspect.linux.btf.source import from_image
 from memcg_inspect.linux.btf.types import TypeMaker
 from memcg_inspect.model import ImageError
 
@@ -290,6 +300,36 @@ def test_elf_files(tmp_path: Path) -> None:
         load_btf(program(), str(path))
     with pytest.raises(ImageError, match="No such file"):
         load_btf(program(), str(tmp_path / "missing"))
+
+
+class Said:
+    """Symbols that are what a test says."""
+
+    def __init__(self, **addresses: int) -> None:
+        self.addresses = addresses
+
+    def named(self, name: str) -> list[Symbol]:
+        address = self.addresses.get(name)
+        unknown = SymbolBinding.UNKNOWN, SymbolKind.UNKNOWN
+        return [] if address is None else [Symbol(name, address, 0, *unknown)]
+
+
+def test_what_an_image_lacks_is_told_in_one_line() -> None:
+    prog = program()
+    data = everything().data()
+    prog.add_memory_segment(0x1000, len(data), lambda _, n, at, __: data[at : at + n])
+    ends = {"__start_BTF": 0x1000, "__stop_BTF": 0x1000 + len(data)}
+    assert from_image(prog, Said(**ends)).data == data  # type: ignore[arg-type]
+    for said, what in (
+        ({}, "built without CONFIG_DEBUG_INFO_BTF"),
+        ({"__start_BTF": 0x1000, "__stop_BTF": 0x1000}, "cannot have 0 bytes"),
+        ({"__start_BTF": 0x1000, "__stop_BTF": 1 << 40}, "cannot have"),
+        ({"__start_BTF": 0x800, "__stop_BTF": 0x1100}, "not all in the image"),
+    ):
+        with pytest.raises(BtfError, match=what) as caught:
+            from_image(prog, Said(**said))  # type: ignore[arg-type]
+        assert "vmlinux" in str(caught.value)
+        assert "\n" not in str(caught.value)
 
 
 def _elf(data: bytes, wide: bool, order: str, name: bytes = b".BTF") -> bytes:
