@@ -28,10 +28,22 @@ from memcg_inspect.audit.findings import (
     skew_findings,
     stray_findings,
 )
+from memcg_inspect.audit.judge import judge
 from memcg_inspect.audit.skew import skew_matrix
 from memcg_inspect.audit.slab import slab_rows
 from memcg_inspect.audit.snapshot import Snapshot
-from memcg_inspect.model import Accounting, Coverage, Evidence, Memcg, Objcg, Skew, Stat
+from memcg_inspect.model import (
+    Accounting,
+    Coverage,
+    Evidence,
+    Finding,
+    Memcg,
+    Objcg,
+    Skew,
+    Stat,
+    TaskCharge,
+    Vectors,
+)
 
 SIBLING = 0x6000
 
@@ -204,3 +216,40 @@ def test_at_most_ten_pieces_of_evidence() -> None:
     assert finding.evidence == tuple(many[:MOST_EVIDENCE])
     assert MOST_EVIDENCE == 10
     assert attach(lead, {}).evidence == ()
+
+
+def rows(taken: Snapshot, identity: str) -> list[Finding]:
+    """Findings of one identity."""
+    return [lead.finding for lead in judge(taken).leads if lead.finding.identity == identity]
+
+
+def test_misplaced_vector_is_proof() -> None:
+    elsewhere = tuple((0xF00 + n, 1, 0xE00 + n) for n in range(12))
+    [finding] = rows(snapshot(vectors={0: Vectors(20, elsewhere)}), "placement")
+    assert (finding.kind, finding.evidence_is) == ("misplaced-vector", "proof")
+    assert (finding.nid, finding.difference) == (0, 12)
+    assert len(finding.evidence) == MOST_EVIDENCE
+    first = finding.evidence[0]
+    assert (first.address, first.nid, first.page) == (0xF00, 1, 0xE00)
+
+
+def test_task_with_another_memcgs_objcg_is_proof() -> None:
+    tasks = [
+        TaskCharge(0x7000, 7, "good", A, (OBJCG_A,), False, True),
+        TaskCharge(0x8000, 8, "bad", A, (OBJCG_B,), False, True),
+    ]
+    [finding] = rows(snapshot(tasks=tasks), "task_objcg")
+    assert (finding.kind, finding.evidence_is) == ("stale-task-objcg", "proof")
+    assert (finding.memcg, finding.difference) == (A, 1)
+    [evidence] = finding.evidence
+    assert (evidence.address, evidence.objcg, evidence.memcg) == (0x8000, OBJCG_B, A)
+    assert evidence.note == "bad (8)"
+
+
+@pytest.mark.parametrize(("refs", "kind"), [(5, "unknown-references"), (1, "missing-references")])
+def test_references_that_do_not_add_up(refs: int, kind: str) -> None:
+    objcgs = {OBJCG_B: Objcg(OBJCG_B, B, 0, False, 0, refs=refs, memcg_refs=1)}
+    charges = ledger({(OBJCG_B, "slab", "reclaimable", 0): (16, 2)})
+    [finding] = rows(snapshot(objcgs=objcgs, charges=charges), "references")
+    assert (finding.kind, finding.memcg, finding.objcg) == (kind, B, OBJCG_B)
+    assert finding.difference == refs - 3

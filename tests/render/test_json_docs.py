@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+"""docs/json.md names every field that the document has, and no other."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from reports import report
+
+from memcg_inspect.audit.judge import RULES
+from memcg_inspect.render.json_report import report_document
+
+TEXT = (Path(__file__).resolve().parents[2] / "docs/json.md").read_text()
+DOCUMENT = report_document(report())
+
+
+def described(title: str) -> set[str]:
+    """The fields in the first table below a heading."""
+    section = TEXT.split(f"\n### {title}\n")[1].split("| --- | --- | --- |\n")[1].split("\n\n")[0]
+    return set(re.findall(r"^\| `(\w+)` \|", section, re.MULTILINE))
+
+
+@pytest.mark.parametrize(
+    ("title", "example"),
+    [
+        ("Top", DOCUMENT),
+        ("`image`", DOCUMENT["image"]),
+        ("`memcgs[]`", DOCUMENT["memcgs"][0]),
+        ("`identities[]`", DOCUMENT["identities"][0]),
+        ("`rows[]`", DOCUMENT["rows"][0]),
+        ("`skew[]`", DOCUMENT["skew"][0]),
+        ("`findings[]`", DOCUMENT["findings"][0]),
+        ("`findings[].evidence[]`", DOCUMENT["findings"][0]["evidence"][0]),
+        ("`coverage`", DOCUMENT["coverage"]["slab"]),
+    ],
+)
+def test_fields_are_described(title: str, example: dict[str, Any]) -> None:
+    assert described(title) == set(example)
+
+
+def test_schema_number_is_named() -> None:
+    assert f"| `schema` | integer | {DOCUMENT['schema']} |" in TEXT
+
+
+def test_parts_of_every_identity_are_described() -> None:
+    section = TEXT.split("| identity | `found` | `claimed` |")[1].split("\n\n")[0]
+    rows = dict(re.findall(r"^\| `(\w+)` \| (.*) \|$", section, re.MULTILINE))
+    assert set(rows) == {*(rule.name for rule in RULES), "hierarchy"}
+    output = (Path(__file__).resolve().parents[2] / "docs/output.md").read_text()
+    assert all(f"| `{name}` |" in output for name in rows)
