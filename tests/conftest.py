@@ -55,7 +55,8 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     if NOT_BUILT:
         terminalreporter.section("kernels not tested")
         terminalreporter.line(
-            f"not in the cache, so not tested: {', '.join(NOT_BUILT)} (scripts/test --all builds them)"
+            f"not in the cache, so not tested: {', '.join(NOT_BUILT)} "
+            "(scripts/test --all builds them)"
         )
 
 

@@ -58,7 +58,11 @@ def object_objcg(slab: Object, cache: Object, index: int) -> int:
     prog = slab.prog_
     if hasattr(slab, "memcg_data"):  # 6.1
         vector = slab.memcg_data.value_() & ~7
-        return Object(prog, "struct obj_cgroup *", address=vector + 8 * index).value_() if vector else 0
+        return (
+            Object(prog, "struct obj_cgroup *", address=vector + 8 * index).value_()
+            if vector
+            else 0
+        )
     vector = slab.obj_exts.value_() & ~7
     if not vector:
         return 0

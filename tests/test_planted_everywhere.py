@@ -185,9 +185,7 @@ def parents_counter(subject: Subject) -> Fault:
     path, item = "/files", "NR_SLAB_RECLAIMABLE_B"
     slot = StatReader(subject.prog, [item]).slots[item]
     stats = f"{subject.memcg(path)}.nodeinfo[0].lruvec_stats"
-    return Fault(
-        [(f"{stats}.state[{slot}]", "old + 96")], (path,), {(path, 0, item, 96)}
-    )
+    return Fault([(f"{stats}.state[{slot}]", "old + 96")], (path,), {(path, 0, item, 96)})
 
 
 def task_cache(subject: Subject) -> Fault:
@@ -195,7 +193,10 @@ def task_cache(subject: Subject) -> Fault:
     task = next(
         t
         for t in subject.snapshot.tasks
-        if t.is_user and not t.stale and any(t.objcgs) and t.memcg != root
+        if t.is_user
+        and not t.stale
+        and any(t.objcgs)
+        and t.memcg != root
         and subject.path(t.memcg) not in ("/files/db",)
     )
     path, thief = subject.path(task.memcg), "/files/db"
@@ -214,7 +215,9 @@ def misplaced_vector(subject: Subject) -> Fault:
         s
         for piece in scan_pages(prog)
         for s in map(slabs.slab, piece.slabs)
-        if s.charged and slabs.vector_page(s) is not None and s.objects <= 64
+        if s.charged
+        and slabs.vector_page(s) is not None
+        and s.objects <= 64
         and s.vector.stride in (8, 16)
     )
     offset = slabs.layout.exts
@@ -242,9 +245,7 @@ def free_page(prog: drgn.Program, other_than: int) -> int:
                 continue  # its lists were never made
             for area in zone.free_area:
                 for head in area.free_list:
-                    for page in list_for_each_entry(
-                        "struct page", head.address_of_(), "lru"
-                    ):
+                    for page in list_for_each_entry("struct page", head.address_of_(), "lru"):
                         return page.value_()
     raise AssertionError("no free page on another node")
 
