@@ -42,6 +42,13 @@ RECIPES: dict[str, Recipe] = {
         "6.12", fragments=("lab", "lab-6.12"), localversion="lab", optional=_NOT_IN_6_12
     ),
     "7.3-lab": Recipe("7.3", fragments=("lab",), localversion="lab"),
+    "7.3-pernode": Recipe(
+        "7.3",
+        fragments=("lab",),
+        localversion="lab",
+        patches=("7.3-pernode",),
+        base="7.3-lab",
+    ),
 }
 
 
