@@ -38,6 +38,8 @@ from memcg_inspect.linux.mmzone import mem_map, online_nodes, possible_cpus
 from memcg_inspect.linux.pages import KmemPage, PagePiece, page_layout, scan_pages
 from memcg_inspect.linux.percpu import PercpuReader
 from memcg_inspect.linux.pgtable import hidden_pgd_pages
+from memcg_inspect.linux.released import ReleasedReader
+from memcg_inspect.linux.running import read_running
 from memcg_inspect.linux.sched import caches_objcg, read_tasks
 from memcg_inspect.linux.slab import Slab, SlabReader
 from memcg_inspect.linux.sock import SockReader
@@ -56,6 +58,7 @@ from memcg_inspect.model import (
     Report,
     Stat,
     TaskCharge,
+    Transient,
     Vectors,
 )
 from memcg_inspect.views.evidence import find_evidence
@@ -155,6 +158,7 @@ class _Collector:
         # Where nothing marks large kmallocs, they are the compound pages of no other user.
         self.large_kmalloc_type = page_layout(prog).has_large_kmalloc
         self.references: dict[str, Counter[int]] = {}
+        self.transients: defaultdict[int, list[Transient]] = defaultdict(list)
         self.vectors: dict[int, tuple[int, list[tuple[int, int, int]]]] = {}
 
     def collect(self) -> Snapshot:
@@ -191,6 +195,8 @@ class _Collector:
             charge_stocks=charge_stocks,
             usage=usage,
             references=self.references,
+            transients=dict(self.transients),
+            running=read_running(prog),
             tasks=tasks,
             vectors={
                 nid: Vectors(total, tuple(elsewhere))
@@ -255,6 +261,7 @@ class _Collector:
     def _pages(self, details: dict[int, tuple[str, int]], memcgs: dict[int, Memcg]) -> None:
         slabs = SlabReader(self.prog)
         socks = SockReader(self.prog, slabs)
+        released = ReleasedReader(self.prog, slabs, memcgs)
         slabs.load_caches()
         for piece in scan_pages(self.prog):
             self._piece(piece)
@@ -264,6 +271,8 @@ class _Collector:
                     self.ledger.gap("slab", None, page.nid)
                     continue
                 self._slab(slab, slabs)
+                for objcg, transient in released.read(slab):
+                    self.transients[objcg].append(transient)
                 for sock in socks.read(slab, memcgs):
                     entry = Entry(sock.memcg, "sock", slab.cache.name, NUMA_NO_NODE)
                     self.ledger.add(entry, sock.charged, 1)
@@ -302,6 +311,8 @@ class _Collector:
     def _kmem(self, kmem: KmemPage, details: dict[int, tuple[str, int]]) -> None:
         unknown = "large_kmalloc" if kmem.compound and not self.large_kmalloc_type else "other"
         detail, hidden = details.get(kmem.page, (unknown, 0))
+        if kmem.type or kmem.compound:
+            hidden = 0  # the page tells its order itself
         size = (1 << kmem.order) + hidden
         entry = Entry(kmem.objcg, "kmem", kmem.type or detail, kmem.nid)
         self.ledger.add(entry, size * mem_map(self.prog).page_size, 1)

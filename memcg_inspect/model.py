@@ -31,9 +31,11 @@ __all__ = (
     "Objcg",
     "Report",
     "Row",
+    "Running",
     "Skew",
     "Stat",
     "TaskCharge",
+    "Transient",
     "Unreadable",
     "Vectors",
 )
@@ -187,6 +189,31 @@ class Vectors(NamedTuple):
 
     total: int
     elsewhere: tuple[tuple[int, int, int], ...]
+
+
+class Running(NamedTuple):
+    """
+    What a CPU was doing when it stopped.
+
+    :ivar functions: on its stack, innermost first; empty in user mode
+    :ivar busy: whether it was in the kernel, and may have left something half done
+    """
+
+    cpu: int
+    pid: int
+    comm: str
+    functions: tuple[str, ...]
+    busy: bool
+
+
+class Transient(NamedTuple):
+    """
+    Something that is being freed, and may still hold a reference to an obj_cgroup, or not
+    any more.
+    """
+
+    what: str
+    address: int
 
 
 class TaskCharge(NamedTuple):

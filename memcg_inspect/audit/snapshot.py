@@ -17,7 +17,9 @@ from memcg_inspect.model import (
     Memcg,
     Objcg,
     ObjStock,
+    Running,
     TaskCharge,
+    Transient,
     Vectors,
 )
 
@@ -31,6 +33,8 @@ class Snapshot:
 
     :ivar usage: page counters by memcg, in pages, descendants included
     :ivar references: references to obj_cgroups that are no charges, by holder and obj_cgroup
+    :ivar transients: what is being freed and may hold a reference, by obj_cgroup
+    :ivar running: what each CPU was doing
     :ivar vectors: where the vectors of slabs are, by node of the slab
     :ivar coverage: what could be read, by subject
     """
@@ -45,6 +49,8 @@ class Snapshot:
     charge_stocks: Sequence[ChargeStock] = ()
     usage: Mapping[int, int] = field(default_factory=dict)
     references: Mapping[str, Mapping[int, int]] = field(default_factory=dict)
+    transients: Mapping[int, Sequence[Transient]] = field(default_factory=dict)
+    running: Sequence[Running] = ()
     tasks: Sequence[TaskCharge] = ()
     vectors: Mapping[int, Vectors] = field(default_factory=dict)
     coverage: Mapping[str, Coverage] = field(default_factory=dict)

@@ -15,11 +15,11 @@ from drgn import FaultError, Object, Program, cast, container_of
 from drgn.helpers.linux.bpf import bpf_map_for_each
 from drgn.helpers.linux.percpu import per_cpu_ptr
 
-from memcg_inspect.linux.layout import constant, has_member, has_type
+from memcg_inspect.linux.layout import constant, has_member, has_type, per_program
 from memcg_inspect.linux.mmzone import possible_cpus
 from memcg_inspect.model import Coverage
 
-__all__ = ("bpf_objcgs",)
+__all__ = ("bpf_objcgs", "map_objcgs")
 
 #: Which structure a map of a type is, and which allocators it has.
 _ALLOCATORS = {
@@ -50,23 +50,31 @@ def bpf_objcgs(prog: Program, coverage: Coverage) -> Iterator[int]:
     """Return the ``struct obj_cgroup *`` of each reference that BPF maps hold."""
     if not has_type(prog, "struct bpf_map"):
         return
-    structures = _structures(prog)
     try:
         for bpf_map in bpf_map_for_each(prog):
             coverage.read += 1
-            if has_member(prog, "struct bpf_map", "objcg") and bpf_map.objcg:
-                yield bpf_map.objcg.value_()
-            structure = structures.get(int(bpf_map.map_type))
-            if structure is None:
-                continue
-            name, members = structure
-            whole = container_of(bpf_map, name, "map")
-            for member in members:
-                yield from _allocator(whole.member_(member))
+            yield from map_objcgs(bpf_map)
     except FaultError as error:
         coverage.miss("bpf maps", error.address, str(error))
 
 
+def map_objcgs(bpf_map: Object) -> Iterator[int]:
+    """
+    Return the ``struct obj_cgroup *`` of each reference that a map holds.
+
+    :param bpf_map: ``struct bpf_map *``
+    """
+    if bpf_map.type_.type.has_member("objcg") and bpf_map.objcg:
+        yield bpf_map.objcg.value_()
+    structure = _structures(bpf_map.prog_).get(int(bpf_map.map_type))
+    if structure is not None:
+        name, members = structure
+        whole = container_of(bpf_map, name, "map")
+        for member in members:
+            yield from _allocator(whole.member_(member))
+
+
+@per_program
 def _structures(prog: Program) -> dict[int, tuple[str, list[str]]]:
     found = {}
     for name, (members, types) in _ALLOCATORS.items():

@@ -25,7 +25,8 @@ def percpu_ref_count(ref: Object) -> int:
     Return the references held on a ``struct percpu_ref``.
 
     In percpu mode the atomic count carries a bias of half its range, to which the CPUs'
-    counts are added; while a switch to atomic mode is under way, too.
+    counts are added. While a switch to atomic mode is under way, too, and the switch holds a
+    reference itself, which is not counted here.
 
     :param ref: ``struct percpu_ref *``
     :raises drgn.FaultError: if any part cannot be read
@@ -36,10 +37,13 @@ def percpu_ref_count(ref: Object) -> int:
     bias = limit >> 1
     pointer, data = ref.percpu_count_ptr.value_(), ref.data.read_()
     count = int(data.count.counter) % limit if data else pointer >> 2
-    if not pointer & _PERCPU_REF_ATOMIC or count & bias:
+    is_percpu = not pointer & _PERCPU_REF_ATOMIC
+    # What CPUs hold may be negative in sum, so a biased count may be below the bias.
+    is_switching = not is_percpu and count > bias >> 1
+    if is_percpu or is_switching:
         base = pointer & ~_FLAGS
         count += sum(memory.word(base + offset) for offset in percpu_offsets(prog).values())
-        count -= bias
+        count -= bias + is_switching
     return count % limit
 
 

@@ -21,9 +21,9 @@ def hidden_pgd_pages(prog: Program, coverage: Coverage) -> set[int]:
     """
     Return the first pages of PGDs whose second page no field records.
 
-    On x86 a kernel built with page-table isolation allocates PGDs as blocks of two pages,
-    whether the CPU needs it or not. They became compound pages, which tell their order, in
-    commit 2b4a6b3c4ae4 (in v6.14).
+    On x86 a kernel built with page-table isolation allocated PGDs as blocks of two pages,
+    whether the CPU needs it or not. Newer kernels take a second page only if it does, and
+    give PGDs a page type and, as compound pages, their order: such pages tell it themselves.
 
     :return: ``struct page *`` addresses
     """

@@ -21,6 +21,8 @@ __all__ = ("caches_objcg", "read_tasks")
 
 #: ``CURRENT_OBJCG_UPDATE_FLAG``: what is cached is stale, but may hold a reference.
 OBJCG_UPDATE_FLAG = 1
+#: ``TASK_NEW``: forked, not yet run.
+TASK_NEW = 0x800
 #: ``PF_KTHREAD``.
 PF_KTHREAD = 0x00200000
 
@@ -49,6 +51,9 @@ def read_tasks(prog: Program, coverage: Coverage) -> Iterator[TaskCharge]:
 def _task(task: Object, subsys: int) -> TaskCharge:
     css = task.cgroups.subsys[subsys].read_()
     objcgs, stale = _objcgs(task)
+    if int(task.member_("__state")) & TASK_NEW:
+        # Until cgroup_post_fork() it has its parent's pointer, without a reference.
+        objcgs, stale = (), True
     return TaskCharge(
         address=task.value_(),
         pid=int(task.pid),
