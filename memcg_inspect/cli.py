@@ -143,7 +143,7 @@ def _run(args: argparse.Namespace) -> int:
     if args.json:
         print(to_json(report))
     else:
-        print_report(report, make_console(), show_zero=args.all)
+        print_report(report, make_console(), show_all=args.all)
     sys.stdout.flush()
     return _exit_status(report)
 

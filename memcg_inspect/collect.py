@@ -23,6 +23,7 @@ from memcg_inspect.audit.judge import judge, verdict
 from memcg_inspect.audit.ledger import Entry, Ledger
 from memcg_inspect.audit.snapshot import Snapshot
 from memcg_inspect.linux.bpf import bpf_objcgs
+from memcg_inspect.linux.btf import debug_info_source
 from memcg_inspect.linux.compound import other_compound_pages
 from memcg_inspect.linux.layout import has_type
 from memcg_inspect.linux.memcontrol import (
@@ -364,6 +365,7 @@ def _image(prog: Program) -> ImageInfo:
         cpus=len(possible_cpus(prog)),
         page_size=mem_map(prog).page_size,
         accounting=accounting(prog),
+        debug_info=debug_info_source(prog),
     )
 
 

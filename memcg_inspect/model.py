@@ -60,7 +60,11 @@ class ImageError(MemcgInspectError):
 
 @dataclass(frozen=True)
 class ImageInfo:
-    """What was looked at."""
+    """
+    What was looked at.
+
+    :ivar debug_info: where its types come from, in words
+    """
 
     release: str
     source: Literal["vmcore", "live", "qemu"]
@@ -68,6 +72,7 @@ class ImageInfo:
     cpus: int
     page_size: int
     accounting: Accounting
+    debug_info: str = ""
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,17 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from memcg_inspect.model import Coverage, Evidence, Finding, Identity, Memcg, Report, Row, Skew
+from memcg_inspect.model import (
+    NUMA_NO_NODE,
+    Coverage,
+    Evidence,
+    Finding,
+    Identity,
+    Memcg,
+    Report,
+    Row,
+    Skew,
+)
 
 __all__ = ("SCHEMA", "report_document", "to_json")
 
@@ -38,6 +48,7 @@ def report_document(report: Report) -> dict[str, Any]:
             "cpus": image.cpus,
             "page_size": image.page_size,
             "accounting": image.accounting,
+            "debug_info": image.debug_info,
         },
         "verdict": report.verdict,
         "memcgs": [_memcg(memcg) for memcg in report.memcgs],
@@ -61,6 +72,16 @@ def is_zero(row: Row) -> bool:
 
 def _hex(address: int | None) -> str | None:
     return None if address is None else f"{address:#x}"
+
+
+def _nid(nid: int | None) -> int | None:
+    return None if nid == NUMA_NO_NODE else nid
+
+
+def _no_node(kind: str) -> str:
+    if kind == "sock":
+        return "what a socket has charged is a number of pages, of no node"
+    return "the node is not known: the page could not be read"
 
 
 def _memcg(memcg: Memcg) -> dict[str, Any]:
@@ -105,7 +126,8 @@ def _skew(cell: Skew) -> dict[str, Any]:
         "memcg": _hex(cell.memcg),
         "kind": cell.kind,
         "charged_nid": cell.charged_nid,
-        "backing_nid": cell.backing_nid,
+        "backing_nid": _nid(cell.backing_nid),
+        "reason": _no_node(cell.kind) if cell.backing_nid == NUMA_NO_NODE else None,
         "bytes": cell.bytes,
         "count": cell.count,
     }
@@ -117,7 +139,7 @@ def _finding(finding: Finding) -> dict[str, Any]:
         "kind": finding.kind,
         "memcg": _hex(finding.memcg),
         "objcg": _hex(finding.objcg),
-        "nid": finding.nid,
+        "nid": _nid(finding.nid),
         "item": finding.item,
         "unit": finding.unit,
         "difference": finding.difference,
@@ -139,7 +161,10 @@ def _evidence(evidence: Evidence) -> dict[str, Any]:
         "memcg": _hex(evidence.memcg),
         "note": evidence.note,
     }
-    return {name: value for name, value in fields.items() if value is not None}
+    document = {name: value for name, value in fields.items() if value is not None}
+    if evidence.nid == NUMA_NO_NODE:
+        document |= {"nid": None, "reason": _no_node(evidence.kind)}
+    return document
 
 
 def _coverage(coverage: Coverage) -> dict[str, Any]:

@@ -10,9 +10,19 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from memcg_inspect.model import Evidence, Finding, Memcg, Report, Row, Skew
+from memcg_inspect.model import (
+    NUMA_NO_NODE,
+    Evidence,
+    Finding,
+    Identity,
+    ImageInfo,
+    Memcg,
+    Report,
+    Row,
+    Skew,
+)
 from memcg_inspect.render.json_report import is_zero
-from memcg_inspect.render.text import amount, printable, signed
+from memcg_inspect.render.text import amount, counted, printable, signed
 
 __all__ = ("make_console", "print_report")
 
@@ -27,7 +37,10 @@ _ACCOUNTING = {
     "objcg-per-node": "one obj_cgroup per memcg and node",
     "kmem-per-node": "kernel memory counted per memcg and node",
 }
-_STYLES = {"exact": "green", "differs": "bold red", "unverifiable": "yellow"}
+_STYLES = {"exact": "green", "differs": "bold red", "findings": "bold red"}
+
+#: The identity whose rows are always shown: it is the one with nodes.
+_ALWAYS = "slab"
 
 #: Columns of a console that is no terminal: nothing is folded or cut there.
 _PIPE_WIDTH = 200
@@ -35,51 +48,67 @@ _PIPE_WIDTH = 200
 
 def make_console() -> Console:
     """Return a console for standard output."""
-    console = Console(highlight=False, soft_wrap=False)
-    return console if console.is_terminal else Console(highlight=False, width=_PIPE_WIDTH)
+    # Names are no markup.
+    console = Console(highlight=False, markup=False, emoji=False)
+    if not console.is_terminal:
+        console.width = _PIPE_WIDTH
+    return console
 
 
-def print_report(report: Report, console: Console, show_zero: bool = False) -> None:
+def print_report(report: Report, console: Console, show_all: bool = False) -> None:
     """
-    Print a report: the verdict, the rows, skew, findings, and how much was read.
+    Print a report: the verdict, the identities and rows, skew, findings, what was read.
 
-    :param show_zero: print rows in which everything is 0, too
+    :param show_all: print every row of every identity, also those in which everything is 0
     """
     names = {memcg.address: memcg for memcg in report.memcgs}
     _print_verdict(report, console)
+    _print_identities(report.identities, console)
     for identity in report.identities:
-        rows = [
-            row
-            for row in report.rows
-            if row.identity == identity.name and (show_zero or not is_zero(row))
-        ]
-        _print_rows(identity.name, identity.status, rows, names, console)
+        rows = [row for row in report.rows if row.identity == identity.name]
+        _print_rows(identity, rows, names, console, show_all)
     _print_skew(report, names, console)
     _print_findings(report.findings, names, console)
     _print_coverage(report, console)
 
 
+def _say(console: Console, text: str, style: str = "") -> None:
+    """Print one line, whatever is in it."""
+    console.print(_cell(text, style))
+
+
+def _cell(text: str, style: str = "") -> Text:
+    """Names from the image are in many texts, and are neither markup nor control sequences."""
+    return Text(printable(text), style)
+
+
 def _print_verdict(report: Report, console: Console) -> None:
     style, meaning = _VERDICTS[report.verdict]
-    image = report.image
     console.print(Text.assemble((report.verdict.upper(), style), f": {meaning}"))
-    nodes, memcgs = len(image.nodes), report.memcgs
+    _say(console, _looked_at(report.image, report.memcgs))
+    if report.image.debug_info:
+        _say(console, f"Types and symbols: {report.image.debug_info}")
+
+
+def _looked_at(image: ImageInfo, memcgs: Sequence[Memcg]) -> str:
     dying = sum(memcg.state == "dying" for memcg in memcgs)
-    console.print(
-        Text(
-            f"Linux {printable(image.release)} ({image.source}), {nodes} node{'s' * (nodes > 1)}, "
-            f"{image.cpus} CPUs, {len(memcgs)} memcgs ({dying} removed); "
-            f"accounting: {_ACCOUNTING[image.accounting]}"
-        )
+    return (
+        f"Linux {image.release} ({image.source}), {counted(len(image.nodes), 'node')}, "
+        f"{counted(image.cpus, 'CPU')}, {counted(len(memcgs), 'memcg')} ({dying} removed); "
+        f"accounting: {_ACCOUNTING[image.accounting]}"
     )
 
 
-def _table(title: str, left: Sequence[str], right: Sequence[str]) -> Table:
-    table = Table(title=Text(title), title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+def _table(
+    title: str, left: Sequence[str], right: Sequence[str], last: Sequence[str] = ()
+) -> Table:
+    table = Table(title=_cell(title), title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
     for name in left:
-        table.add_column(name, overflow="fold")
+        table.add_column(_cell(name), overflow="fold")
     for name in right:
-        table.add_column(name, justify="right", no_wrap=True)
+        table.add_column(_cell(name), justify="right", no_wrap=True)
+    for name in last:
+        table.add_column(_cell(name), overflow="fold")
     return table
 
 
@@ -87,38 +116,75 @@ def _name(names: dict[int, Memcg], address: int | None) -> str:
     if address is None:
         return "-"
     memcg = names.get(address)
-    return printable(memcg.path) if memcg is not None else f"{address:#x}"
+    return memcg.path if memcg is not None else f"{address:#x}"
+
+
+def _print_identities(identities: Sequence[Identity], console: Console) -> None:
+    table = _table("identities", ["name", "status"], ["rows", "differing"], ["reason"])
+    for identity in identities:
+        style = "" if identity.status == "not-kept" else _STYLES.get(identity.status, "yellow")
+        table.add_row(
+            _cell(identity.name),
+            _cell(identity.status, style),
+            _cell(amount(identity.rows)),
+            _cell(amount(identity.differing)),
+            _cell(identity.reason or ""),
+        )
+    console.print()
+    console.print(table)
 
 
 def _print_rows(
-    name: str, status: str, rows: Sequence[Row], names: dict[int, Memcg], console: Console
+    identity: Identity,
+    rows: Sequence[Row],
+    names: dict[int, Memcg],
+    console: Console,
+    show_all: bool,
 ) -> None:
-    if not rows:
-        console.print(Text(f"\n{name}: {status}, nothing charged"))
-        return
+    """Unless all are wanted, those that are not as they should be."""
+    if show_all:
+        shown = list(rows)
+    elif identity.name == _ALWAYS:
+        shown = [row for row in rows if not is_zero(row)]
+    else:
+        shown = [row for row in rows if row.status != "exact"]
+    if shown:
+        title = f"{identity.name}: {identity.status}"
+        if identity.name != _ALWAYS and len(shown) < len(rows):
+            title += f" ({len(shown):,} of {counted(len(rows), 'row')})"
+        _print_table(title, shown, names, console)
+    elif rows and identity.name == _ALWAYS:
+        _say(console, f"{identity.name}: {identity.status}, nothing charged")
+
+
+def _print_table(
+    title: str, rows: Sequence[Row], names: dict[int, Memcg], console: Console
+) -> None:
     parts = _parts(rows)
-    table = _table(
-        f"{name}: {status}",
-        ["memcg", "node", "item", "unit"],
-        ["found", *parts, "difference"],
-    )
+    table = _table(title, ["memcg", "node", "item", "unit"], ["found", *parts, "difference"])
     for row in rows:
-        table.add_row(
+        claimed = row.claimed
+        cells = (
             _name(names, row.memcg),
             "-" if row.nid is None else str(row.nid),
             row.item,
             row.unit,
             amount(sum(row.found.values())),
-            *(amount(None if row.claimed is None else row.claimed.get(p, 0)) for p in parts),
-            signed(row.difference)
-            if row.status != "unverifiable"
-            else f"? ({signed(row.difference)})",
-            style=_STYLES[row.status] if row.status != "exact" else None,
+            *(amount(None if claimed is None else claimed.get(part, 0)) for part in parts),
+            _difference(row),
         )
-    console.print()
+        style = None if row.status == "exact" else _STYLES.get(row.status, "yellow")
+        table.add_row(*map(_cell, cells), style=style)
     console.print(table)
     for reason in sorted({row.reason for row in rows if row.reason}):
-        console.print(Text(f"  ? {reason}", style="yellow"))
+        _say(console, f"  ? {reason}", "yellow")
+
+
+def _difference(row: Row) -> str:
+    shown = signed(row.difference)
+    if row.status == "unverifiable":
+        return f"? ({shown})"
+    return shown if row.status in ("exact", "differs") else f"{row.status} ({shown})"
 
 
 def _parts(rows: Iterable[Row]) -> list[str]:
@@ -129,18 +195,20 @@ def _parts(rows: Iterable[Row]) -> list[str]:
 
 
 def _print_skew(report: Report, names: dict[int, Memcg], console: Console) -> None:
-    nodes = sorted({s.backing_nid for s in report.skew})
     if not report.skew or len(report.image.nodes) < 2:
         return
+    # What has no node comes last.
+    nodes = sorted({s.backing_nid for s in report.skew}, key=lambda n: (n == NUMA_NO_NODE, n))
     if all(s.charged_nid is None for s in report.skew):
         title = "bytes by backing node (this kernel's obj_cgroups have no node)"
     else:
         title = "skew: bytes by charged node and backing node (off the diagonal is skewed)"
-    table = _table(title, ["memcg", "kind", "charged"], [f"on {nid}" for nid in nodes])
+    columns = ["no node" if nid == NUMA_NO_NODE else f"on {nid}" for nid in nodes]
+    table = _table(title, ["memcg", "kind", "charged"], columns)
     _add_skew(table, "whole machine", report.skew, nodes)
     for memcg in names.values():
         cells = [cell for cell in report.skew if cell.memcg == memcg.address]
-        _add_skew(table, printable(memcg.path), cells, nodes)
+        _add_skew(table, memcg.path, cells, nodes)
     console.print(table)
 
 
@@ -156,40 +224,37 @@ def _add_skew(
         row[cell.backing_nid] += cell.bytes
     for (kind, charged), row in sorted(cells.items(), key=lambda c: (c[0][0], c[0][1] or 0)):
         table.add_row(
-            name,
-            kind,
-            "-" if charged is None else f"node {charged}",
-            *(amount(row[nid]) if row[nid] else "." for nid in nodes),
+            _cell(name),
+            _cell(kind),
+            _cell("-" if charged is None else f"node {charged}"),
+            *(_cell(amount(row[nid]) if row[nid] else ".") for nid in nodes),
         )
 
 
 def _print_findings(findings: Sequence[Finding], names: dict[int, Memcg], console: Console) -> None:
     for number, finding in enumerate(findings, 1):
-        console.print(
-            Text.assemble(
-                (f"\nFinding {number}: ", "bold red"),
-                (f"{_name(names, finding.memcg)}: {finding.what}"),
-            )
-        )
+        about = _cell(f"{_name(names, finding.memcg)}: {finding.what}")
+        console.print()
+        console.print(Text.assemble((f"Finding {number}: ", "bold red"), about))
         if finding.evidence:
             label = "proof" if finding.evidence_is == "proof" else "candidates"
-            console.print(Text(f"  {label}:"))
+            _say(console, f"  {label}:")
         for evidence in finding.evidence:
-            console.print(Text("    " + _evidence(evidence, names)))
+            _say(console, "    " + _evidence(evidence, names))
 
 
 def _evidence(evidence: Evidence, names: dict[int, Memcg]) -> str:
     parts = [f"{evidence.address:#x}"]
     if evidence.cache is not None:
-        parts.append(f"{printable(evidence.cache)} object")
+        parts.append(f"{evidence.cache} object")
     if evidence.bytes is not None:
-        parts.append(f"{evidence.bytes:,} bytes")
+        parts.append(counted(evidence.bytes, "byte"))
     if evidence.objcg is not None:
         parts.append(f"charged to {_name(names, evidence.memcg)} (objcg {evidence.objcg:#x})")
     if evidence.page is not None:
         parts.append(f"page {evidence.page:#x}")
     if evidence.nid is not None:
-        parts.append(f"node {evidence.nid}")
+        parts.append("no node" if evidence.nid == NUMA_NO_NODE else f"node {evidence.nid}")
     if evidence.note is not None:
         parts.append(evidence.note)
     return ", ".join(parts)
@@ -198,13 +263,10 @@ def _evidence(evidence: Evidence, names: dict[int, Memcg]) -> str:
 def _print_coverage(report: Report, console: Console) -> None:
     read = ", ".join(f"{c.read:,} {name}" for name, c in report.coverage.items() if c.read)
     seconds = sum(report.timings.values())
-    console.print(Text(f"\nRead {read} in {seconds:.2f} s."))
+    console.print()
+    _say(console, f"Read {read} in {seconds:.2f} s.")
     for name, coverage in report.coverage.items():
         if coverage.unreadable:
-            console.print(
-                Text(f"Not read: {coverage.unreadable:,} of {name}, e.g.", style="yellow")
-            )
+            _say(console, f"Not read: {coverage.unreadable:,} of {name}, e.g.", "yellow")
             for example in coverage.examples[:3]:
-                console.print(
-                    Text(f"  {example.what} at {example.address:#x}: {printable(example.reason)}")
-                )
+                _say(console, f"  {example.what} at {example.address:#x}: {example.reason}")

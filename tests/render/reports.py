@@ -6,6 +6,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from memcg_inspect.model import (
+    NUMA_NO_NODE,
     Coverage,
     Evidence,
     Finding,
@@ -87,6 +88,30 @@ def report(path: str = "/web", name: str = "dentry", note: str = "a note") -> Re
         ),
         coverage={"slab": _coverage(path), "pages": Coverage(262144)},
         timings={"pages": 0.0312345678},
+    )
+
+
+def more() -> Report:
+    """One with what a report may have besides: other identities, and charges of no node."""
+    whole = report()
+    pages = replace(row(ROOT, 3, 3), identity="kmem", item="MEMCG_KMEM", unit="pages", nid=None)
+    nowhere = Evidence(0xFFFF888000F00008, "sock", nid=NUMA_NO_NODE)
+    return replace(
+        whole,
+        image=replace(whole.image, debug_info="BTF of the image"),
+        identities=(
+            *whole.identities,
+            Identity("kmem", "findings", 3, 1),
+            Identity("zswap", "not-kept", 0, 0, "this kernel has no zswap"),
+        ),
+        rows=(
+            *whole.rows,
+            pages,
+            replace(pages, memcg=WEB, claimed={"folded": 2}, status="differs"),
+            replace(pages, memcg=WEB, claimed={"folded": 4}, status="in-flight"),
+        ),
+        skew=(*whole.skew, Skew(WEB, "sock", None, NUMA_NO_NODE, 4096, 1)),
+        findings=(replace(whole.findings[0], nid=NUMA_NO_NODE, evidence=(nowhere,)),),
     )
 
 

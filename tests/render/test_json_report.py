@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from reports import GONE, OBJCG, ROOT, WEB, clean, report
+from reports import GONE, OBJCG, ROOT, WEB, clean, more, report
 
 from memcg_inspect.model import Report
 from memcg_inspect.render.json_report import SCHEMA, to_json
@@ -125,6 +125,21 @@ def test_finding() -> None:
     assert first["address"] == "0xffff888000f00000"
     # What is not known of a piece of evidence is left out.
     assert second == {"address": "0xfffffffffffffff8", "kind": "slab"}
+
+
+def test_no_node_is_null_with_a_reason() -> None:
+    made = document(more())
+    assert [cell["backing_nid"] for cell in made["skew"]] == [0, 1, None]
+    assert [bool(cell["reason"]) for cell in made["skew"]] == [False, False, True]
+    [finding] = made["findings"]
+    assert finding["nid"] is None
+    [evidence] = finding["evidence"]
+    assert evidence["nid"] is None
+    assert evidence["reason"]
+
+
+def test_image_says_where_types_come_from() -> None:
+    assert document(more())["image"]["debug_info"] == "BTF of the image"
 
 
 def test_coverage() -> None:
