@@ -92,6 +92,13 @@ def _add_image_options(parser: argparse.ArgumentParser) -> None:
         help="file with debug info; may be given more than once",
     )
     types.add_argument(
+        "--debuginfo",
+        choices=["auto", "dwarf", "btf"],
+        default="auto",
+        help="where types come from: debug info (dwarf) or the kernel's own BTF; auto (the "
+        "default) takes BTF where there is no debug info",
+    )
+    types.add_argument(
         "--debug-directory",
         metavar="PATH",
         action="append",
@@ -137,6 +144,7 @@ def _run(args: argparse.Namespace) -> int:
             debug_directories=tuple(args.debug_directory),
             architecture=args.architecture,
             vmcoreinfo=args.vmcoreinfo,
+            debuginfo=args.debuginfo,
         )
     )
     report = audit(prog)

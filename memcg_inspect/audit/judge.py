@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from memcg_inspect.audit.findings import Lead, row_findings, skew_findings, stray_findings
 from memcg_inspect.audit.hierarchy import hierarchy_rows, level_rows
+from memcg_inspect.audit.inflight import mark_in_flight
 from memcg_inspect.audit.kmem import kmem_rows, pagetable_rows, stack_rows, vmalloc_rows
 from memcg_inspect.audit.objcg import objcg_rows, reference_rows
 from memcg_inspect.audit.percpu import percpu_rows
@@ -88,10 +89,10 @@ def judge(snapshot: Snapshot) -> Judgement:
         if reason is not None:
             identities.append(Identity(rule.name, "not-kept", 0, 0, reason))
             continue
-        some = rule.rows(snapshot)
+        some = mark_in_flight(snapshot, rule.rows(snapshot))
         identities.append(summarize(rule.name, some))
         rows += some
-    some = hierarchy_rows(snapshot, rows)
+    some = mark_in_flight(snapshot, hierarchy_rows(snapshot, rows))
     identities.append(summarize("hierarchy", some))
     rows += some
     skew = skew_matrix(snapshot)

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 from drgn import (
     Architecture,
@@ -22,9 +23,12 @@ from drgn import (
     ProgramFlags,
 )
 
+from memcg_inspect.linux.btf import load_btf
 from memcg_inspect.model import ImageError
 
-__all__ = ("ImageSource", "open_image")
+__all__ = ("DebugInfo", "ImageSource", "open_image")
+
+DebugInfo = Literal["auto", "dwarf", "btf"]
 
 
 @dataclass(frozen=True)
@@ -39,6 +43,8 @@ class ImageSource:
     :ivar debug_directories: folders to look in, before drgn's own
     :ivar architecture: name of a :class:`drgn.Architecture`, for dumps that do not tell
     :ivar vmcoreinfo: path of a VMCOREINFO note, in place of the image's
+    :ivar debuginfo: ``dwarf`` or ``btf`` for nothing else; ``auto`` for the debug info that is
+        given, else what is found, else BTF
     """
 
     core: str | None = None
@@ -48,6 +54,7 @@ class ImageSource:
     debug_directories: Sequence[str] = field(default=())
     architecture: str | None = None
     vmcoreinfo: str | None = None
+    debuginfo: DebugInfo = "auto"
 
     @property
     def name(self) -> str:
@@ -111,6 +118,26 @@ def _attach(prog: Program, source: ImageSource) -> None:
 
 
 def _load_types(prog: Program, source: ImageSource) -> None:
+    if source.debuginfo == "btf":
+        if source.symbols:
+            raise ImageError(f"{source.symbols[0]}: a file with debug info, and only BTF is wanted")
+        load_btf(prog)
+        return
+    main, missing = _load_dwarf(prog, source)
+    if main is not None and not main.wants_debug_file():
+        return
+    if source.debuginfo == "auto" and not source.symbols:
+        load_btf(prog)
+        return
+    if main is None:
+        raise ImageError(f"{source.name}: its kernel cannot be identified")
+    _explain_missing(main, source, missing)
+
+
+def _load_dwarf(
+    prog: Program, source: ImageSource
+) -> tuple[MainModule | None, MissingDebugInfoError | None]:
+    """Return the kernel itself, if it is known which it is, and what drgn misses."""
     if source.debug_directories:
         options = prog.debug_info_options
         options.directories = (*source.debug_directories, *options.directories)
@@ -122,11 +149,9 @@ def _load_types(prog: Program, source: ImageSource) -> None:
     except Exception as error:
         raise ImageError(f"debug info cannot be loaded: {_one_line(error)}") from None
     try:
-        main = prog.main_module()
+        return prog.main_module(), missing
     except LookupError:
-        raise ImageError(f"{source.name}: its kernel cannot be identified") from None
-    if main.wants_debug_file():
-        _explain_missing(main, source, missing)
+        return None, missing
 
 
 def _explain_missing(

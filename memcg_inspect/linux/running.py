@@ -56,7 +56,7 @@ def _functions(prog: Program, task: Object) -> tuple[str, ...] | None:
         trace = prog.stack_trace(task)
     except (FaultError, LookupError, ValueError):
         return None
-    names = []
+    names: list[str] = []
     for frame in list(trace)[:_MOST_FRAMES]:
         name = frame.name
         if name is None or name.startswith("0x"):
