@@ -26,6 +26,7 @@ from memcg_inspect.linux.bpf import bpf_objcgs
 from memcg_inspect.linux.btf import debug_info_source
 from memcg_inspect.linux.compound import other_compound_pages
 from memcg_inspect.linux.layout import has_type
+from memcg_inspect.linux.lru import LruReader
 from memcg_inspect.linux.memcontrol import (
     accounting,
     has_node_objcgs,
@@ -34,6 +35,7 @@ from memcg_inspect.linux.memcontrol import (
     on_default_hierarchy,
     read_memcgs,
     read_objcgs,
+    recover_objcgs,
 )
 from memcg_inspect.linux.mmzone import mem_map, online_nodes, possible_cpus
 from memcg_inspect.linux.pages import KmemPage, PagePiece, page_layout, scan_pages
@@ -47,14 +49,16 @@ from memcg_inspect.linux.sock import SockReader
 from memcg_inspect.linux.stock import read_charge_stocks, read_obj_stocks
 from memcg_inspect.linux.vmalloc import stack_blocks, thread_size, vm_areas
 from memcg_inspect.linux.vmstats import StatReader
-from memcg_inspect.linux.zswap import ZswapReader
+from memcg_inspect.linux.zswap import ZswapEntry, ZswapReader
 from memcg_inspect.model import (
     NUMA_NO_NODE,
     Coverage,
     Features,
     ImageError,
     ImageInfo,
+    LruLists,
     Memcg,
+    Misplaced,
     Objcg,
     Report,
     Stat,
@@ -62,6 +66,7 @@ from memcg_inspect.model import (
     Transient,
     Vectors,
 )
+from memcg_inspect.percpu_charges import add_percpu, add_percpu_by_node
 from memcg_inspect.views.evidence import find_evidence
 
 __all__ = ("Clock", "audit", "collect")
@@ -74,6 +79,7 @@ ITEMS = (
     "NR_PAGETABLE",
     "NR_VMALLOC",
     "MEMCG_KMEM",
+    "NR_KMEM",
     "MEMCG_PERCPU_B",
     "MEMCG_VMALLOC",
     "MEMCG_ZSWAP_B",
@@ -161,17 +167,21 @@ class _Collector:
         self.references: dict[str, Counter[int]] = {}
         self.transients: defaultdict[int, list[Transient]] = defaultdict(list)
         self.vectors: dict[int, tuple[int, list[tuple[int, int, int]]]] = {}
+        self.posted: dict[tuple[int, int], int] = {}
+        self.misplaced: list[Misplaced] = []
 
     def collect(self) -> Snapshot:
         prog, coverage, measure = self.prog, self.coverage, self.clock.measure
         with measure("memcgs"):
             image = _image(prog)
-            memcgs = read_memcgs(prog, coverage["memcgs"])
+            memcgs = read_memcgs(prog, coverage["memcgs"], coverage["names"])
             objcgs = read_objcgs(prog, memcgs, coverage["objcgs"])
         with measure("counters"):
             reader = StatReader(prog, ITEMS)
             counters = self._counters(reader, memcgs)
             usage = self._usage(memcgs)
+            lists = LruReader(prog, coverage["lru"])
+            sizes = lists.sizes(self._lruvecs(memcgs))
             stocks = read_obj_stocks(prog, coverage["stock"])
             charge_stocks = read_charge_stocks(prog, coverage["charge_stock"])
         with measure("tasks"):
@@ -180,11 +190,14 @@ class _Collector:
         with measure("vmalloc"):
             details = self._page_details()
         with measure("pages"):
-            self._pages(details, memcgs)
+            pages = self._pages(details, memcgs, lists)
         with measure("percpu"):
-            self._percpu()
+            self._percpu(objcgs)
         with measure("zswap"):
             self._zswap(objcgs)
+        if coverage["memcgs"].unreadable or coverage["objcgs"].unreadable:
+            with measure("memcgs"):
+                objcgs |= self._recover(memcgs, objcgs, [stock.objcg for stock in stocks])
         return Snapshot(
             image=image,
             features=_features(prog, reader),
@@ -197,19 +210,37 @@ class _Collector:
             usage=usage,
             references=self.references,
             transients=dict(self.transients),
+            posted=self.posted,
+            misplaced=self.misplaced,
             running=read_running(prog),
             tasks=tasks,
             vectors={
                 nid: Vectors(total, tuple(elsewhere))
                 for nid, (total, elsewhere) in self.vectors.items()
             },
+            lru=LruLists(pages, sizes, lists.by_generation),
             coverage=dict(coverage),
         )
+
+    def _recover(
+        self, memcgs: dict[int, Memcg], objcgs: dict[int, Objcg], stocks: list[int]
+    ) -> dict[int, Objcg]:
+        """Read the obj_cgroups that only charges lead to, because lists are broken."""
+        on_lru = has_node_objcgs(self.prog)
+        known = {0, *memcgs, *objcgs}
+        not_objcgs = ("sock",) if on_lru else ("sock", "lru")
+        wanted = {entry.payer for entry, _ in self.ledger if entry.kind not in not_objcgs}
+        wanted |= {*stocks, *(o for held in self.references.values() for o in held)}
+        return recover_objcgs(self.prog, memcgs, wanted - known, self.coverage["objcgs"])
 
     def _counters(self, reader: StatReader, memcgs: dict[int, Memcg]) -> Counters:
         coverage = self.coverage["counters"]
         memcg_stats: dict[int, dict[str, Stat]] = {}
         lruvec_stats: dict[tuple[int, int], dict[str, Stat]] = {}
+
+        def missed(error: FaultError) -> None:
+            coverage.miss("counters of a memcg on a node", error.address, str(error))
+
         for address in memcgs:
             memcg = Object(self.prog, "struct mem_cgroup *", address)
             try:
@@ -217,13 +248,25 @@ class _Collector:
                 coverage.read += 1
             except FaultError as error:
                 coverage.miss("counters of a memcg", error.address, str(error))
-            try:
-                for nid, pn in nodeinfo(memcg):
+            for nid, pn in nodeinfo(memcg, missed):
+                try:
                     lruvec_stats[address, nid] = reader.lruvec(pn)
                     coverage.read += 1
-            except FaultError as error:
-                coverage.miss("counters of a memcg on a node", error.address, str(error))
+                except FaultError as error:
+                    missed(error)
         return Counters(memcgs, memcg_stats, lruvec_stats)
+
+    def _lruvecs(self, memcgs: dict[int, Memcg]) -> dict[tuple[int, int], Object]:
+        lruvecs = {}
+
+        def missed(error: FaultError) -> None:
+            self.coverage["lru"].miss("nodes of a memcg", error.address, str(error))
+
+        for address in memcgs:
+            memcg = Object(self.prog, "struct mem_cgroup *", address)
+            for nid, pn in nodeinfo(memcg, missed):
+                lruvecs[address, nid] = pn
+        return lruvecs
 
     def _usage(self, memcgs: dict[int, Memcg]) -> dict[int, int]:
         usage = {}
@@ -245,31 +288,43 @@ class _Collector:
 
         :return: by ``struct page *``: the use, and how many more pages it stands for
         """
-        prog, coverage = self.prog, self.coverage["vmalloc"]
+        prog, coverage = self.prog, self.coverage
         details: dict[int, tuple[str, int]] = {}
-        for area in vm_areas(prog, coverage):
+        for area in vm_areas(prog, coverage["vmalloc"], coverage["stacks"]):
             details |= dict.fromkeys(area.pages, ("stack" if area.is_stack else "vmalloc", 0))
-        blocks = stack_blocks(prog, coverage)
+        blocks = stack_blocks(prog, coverage["stacks"])
         if blocks:
             hidden = (thread_size(prog) >> mem_map(prog).page_shift) - 1
             details |= dict.fromkeys(blocks, ("stack", hidden))
-        details |= dict.fromkeys(hidden_pgd_pages(prog, coverage), ("other", 1))
+            if coverage["stacks"].unreadable:
+                self.ledger.gap("kmem", "stack")
+        details |= dict.fromkeys(hidden_pgd_pages(prog, coverage["page_tables"]), ("other", 1))
+        if coverage["page_tables"].unreadable:
+            self.ledger.gap("kmem", "other")
         if not self.large_kmalloc_type:
-            owners = self.coverage["compound"]
-            details |= dict.fromkeys(other_compound_pages(prog, owners), ("other", 0))
+            pages = other_compound_pages(prog, coverage["compound"])
+            details |= dict.fromkeys(pages, ("other", 0))
         return details
 
-    def _pages(self, details: dict[int, tuple[str, int]], memcgs: dict[int, Memcg]) -> None:
+    def _pages(
+        self, details: dict[int, tuple[str, int]], memcgs: dict[int, Memcg], lists: LruReader
+    ) -> Counter[tuple[int, int, str]]:
+        """
+        Go over all pages.
+
+        :return: pages on LRU lists, by payer, node and list
+        """
+        on_lists: Counter[tuple[int, int, str]] = Counter()
         slabs = SlabReader(self.prog)
         socks = SockReader(self.prog, slabs)
         released = ReleasedReader(self.prog, slabs, memcgs)
-        slabs.load_caches()
         for piece in scan_pages(self.prog):
             self._piece(piece)
             for page in piece.slabs:
                 slab = slabs.slab(page)
                 if slab is None:
                     self.ledger.gap("slab", None, page.nid)
+                    self.ledger.gap("sock")  # it may be one of sockets
                     continue
                 self._slab(slab, slabs)
                 for objcg, transient in released.read(slab):
@@ -281,10 +336,14 @@ class _Collector:
                 self._kmem(kmem, details)
             for lru in piece.lru:
                 size = lru.pages * mem_map(self.prog).page_size
-                self.ledger.add(Entry(lru.payer, "lru", "lru", lru.nid), size, lru.folios)
+                if lru.payer:
+                    self.ledger.add(Entry(lru.payer, "lru", "lru", lru.nid), size, lru.folios)
+                if lru.flags.on_list:
+                    on_lists[lru.payer, lru.nid, lists.item(lru.zone, lru.flags)] += lru.pages
         self.coverage["slab"], self.coverage["sock"] = slabs.coverage, socks.coverage
         if socks.coverage.unreadable:
             self.ledger.gap("sock")
+        return on_lists
 
     def _piece(self, piece: PagePiece) -> None:
         self.coverage["pages"].read += piece.pages
@@ -318,17 +377,12 @@ class _Collector:
         entry = Entry(kmem.objcg, "kmem", kmem.type or detail, kmem.nid)
         self.ledger.add(entry, size * mem_map(self.prog).page_size, 1)
 
-    def _percpu(self) -> None:
+    def _percpu(self, objcgs: dict[int, Objcg]) -> None:
         reader = PercpuReader(self.prog)
-        for chunk in reader.chunks():
-            for alloc in reader.charged(chunk):
-                # One charge, told by where its parts are.
-                charges = 1
-                for nid, size in reader.data_nodes(alloc).items():
-                    self.ledger.add(Entry(alloc.objcg, "percpu", "data", nid), size, charges)
-                    charges = 0
-                for nid, size in reader.metadata_nodes(alloc).items():
-                    self.ledger.add(Entry(alloc.objcg, "percpu", "metadata", nid), size, 0)
+        if accounting(self.prog) == "kmem-per-node":
+            self.posted = add_percpu_by_node(self.ledger, reader, objcgs)
+        else:
+            add_percpu(self.ledger, reader)
         self.coverage["percpu"] = reader.coverage
         self.coverage["percpu_nodes"] = reader.placement
         if reader.coverage.unreadable:
@@ -344,7 +398,9 @@ class _Collector:
                 continue
             detail = "incompressible" if entry.length == page_size else "compressed"
             charges = 1
-            for nid, size in (reader.nodes(entry) or {NUMA_NO_NODE: 0}).items():
+            nodes = reader.nodes(entry) or {NUMA_NO_NODE: 0}
+            self._check_zswap(entry, objcg, next(iter(nodes)))
+            for nid, size in nodes.items():
                 key = Entry(entry.objcg, "zswap", detail, nid)
                 # On cgroup v1 an entry holds its obj_cgroup but charges nothing.
                 self.ledger.add(key, size if charged else 0, charges)
@@ -352,6 +408,15 @@ class _Collector:
         self.coverage["zswap"], self.coverage["zswap_nodes"] = reader.coverage, reader.placement
         if reader.coverage.unreadable:
             self.ledger.gap("zswap")
+
+    def _check_zswap(self, entry: ZswapEntry, objcg: Objcg | None, nid: int) -> None:
+        """Where accounting is by node, an entry is charged where its data begins."""
+        if accounting(self.prog) != "kmem-per-node" or objcg is None or nid == NUMA_NO_NODE:
+            return
+        if objcg.nid != nid:
+            self.misplaced.append(
+                Misplaced("zswap", entry.address, objcg.address, objcg.nid, nid, entry.length)
+            )
 
 
 def _image(prog: Program) -> ImageInfo:

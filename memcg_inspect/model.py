@@ -24,9 +24,11 @@ __all__ = (
     "Identity",
     "ImageError",
     "ImageInfo",
+    "LruLists",
     "Memcg",
     "MemcgInspectError",
     "NUMA_NO_NODE",
+    "Misplaced",
     "ObjStock",
     "Objcg",
     "Report",
@@ -82,14 +84,17 @@ class Memcg:
 
     :ivar payer: address of the memcg whose own counters hold this one's charges
         today: itself, or its nearest ancestor that is not dying.
+    :ivar cgroup_id: ``None`` if it could not be read
+    :ivar whole: whether all its children could be read
     """
 
     address: int
     path: str
-    cgroup_id: int
+    cgroup_id: int | None
     state: Literal["online", "dying"]
     parent: int | None
     payer: int
+    whole: bool = True
 
 
 @dataclass(frozen=True)
@@ -103,6 +108,7 @@ class Objcg:
     :ivar nr_charged_bytes: bytes charged, not used and in no CPU's stock.
     :ivar refs: references held, ``refcnt`` summed over CPUs; ``None`` if not read
     :ivar memcg_refs: how many of them are the memcg's own
+    :ivar siblings: the objcgs that were made with it, by node, where the kernel keeps them
     """
 
     address: int
@@ -112,6 +118,7 @@ class Objcg:
     nr_charged_bytes: int
     refs: int | None = None
     memcg_refs: int = 0
+    siblings: tuple[int, ...] = ()
 
 
 class Stat(NamedTuple):
@@ -184,6 +191,21 @@ class Features:
     zswap: bool
 
 
+class LruLists(NamedTuple):
+    """
+    Pages on LRU lists.
+
+    :ivar pages: found, by payer (0 for nobody), node and the name of the list's counter
+    :ivar sizes: claimed, by memcg and node, then by counter, then by place; counters of 0 are
+        left out, and memcgs and nodes whose counters could not be read
+    :ivar by_generation: whether folios of the multi-gen LRU are told apart by generation
+    """
+
+    pages: Mapping[tuple[int, int, str], int]
+    sizes: Mapping[tuple[int, int], Mapping[str, Mapping[str, int]]]
+    by_generation: bool
+
+
 class Vectors(NamedTuple):
     """
     Vectors of obj_cgroups that lie outside their slabs, for the slabs of one node.
@@ -194,6 +216,22 @@ class Vectors(NamedTuple):
 
     total: int
     elsewhere: tuple[tuple[int, int, int], ...]
+
+
+class Misplaced(NamedTuple):
+    """
+    A charge whose obj_cgroup is of another node than the memory.
+
+    :ivar charged_nid: node of the obj_cgroup
+    :ivar backing_nid: node of the memory
+    """
+
+    kind: str
+    address: int
+    objcg: int
+    charged_nid: int | None
+    backing_nid: int
+    bytes: int
 
 
 class Running(NamedTuple):

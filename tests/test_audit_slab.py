@@ -57,7 +57,6 @@ def test_one_read_for_each_vector(lab: Lab, kernel: str) -> None:
 
     prog = lab.image(kernel, "4").program()
     memory, slabs = memory_of(prog), SlabReader(prog)
-    slabs.load_caches()
     before = memory.reads
     pieces = list(scan_pages(prog))
     pages = sum(piece.pages for piece in pieces)

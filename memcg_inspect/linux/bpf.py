@@ -12,10 +12,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from drgn import FaultError, Object, Program, cast, container_of
-from drgn.helpers.linux.bpf import bpf_map_for_each
 from drgn.helpers.linux.percpu import per_cpu_ptr
 
 from memcg_inspect.linux.layout import constant, has_member, has_type, per_program
+from memcg_inspect.linux.list import idr_entries
 from memcg_inspect.linux.mmzone import possible_cpus
 from memcg_inspect.model import Coverage
 
@@ -50,12 +50,16 @@ def bpf_objcgs(prog: Program, coverage: Coverage) -> Iterator[int]:
     """Return the ``struct obj_cgroup *`` of each reference that BPF maps hold."""
     if not has_type(prog, "struct bpf_map"):
         return
-    try:
-        for bpf_map in bpf_map_for_each(prog):
-            coverage.read += 1
+
+    def missed(error: FaultError) -> None:
+        coverage.miss("BPF map", error.address, str(error))
+
+    for bpf_map in idr_entries("struct bpf_map", prog["map_idr"], missed):
+        try:
             yield from map_objcgs(bpf_map)
-    except FaultError as error:
-        coverage.miss("bpf maps", error.address, str(error))
+            coverage.read += 1
+        except FaultError as error:
+            missed(error)
 
 
 def map_objcgs(bpf_map: Object) -> Iterator[int]:

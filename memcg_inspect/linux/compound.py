@@ -17,10 +17,10 @@ from drgn import FaultError, Object, Program, cast
 from drgn.helpers.linux.fs import for_each_file
 from drgn.helpers.linux.list import hlist_for_each_entry
 from drgn.helpers.linux.net import for_each_net
-from drgn.helpers.linux.pid import for_each_task
 
 from memcg_inspect.linux.layout import has_member, has_type
 from memcg_inspect.linux.mmzone import mem_map
+from memcg_inspect.linux.sched import find_tasks
 from memcg_inspect.model import Coverage
 
 __all__ = ("other_compound_pages",)
@@ -47,7 +47,11 @@ def _io_uring(prog: Program, coverage: Coverage) -> Iterator[int]:
     except LookupError:
         return
     frames, seen = mem_map(prog), set()
-    for task in for_each_task(prog):
+
+    def missed(error: FaultError) -> None:
+        coverage.miss("files of a task", error.address, str(error))
+
+    for task in find_tasks(prog, missed):
         try:
             files = task.files.value_()
             if not files or files in seen:
@@ -61,7 +65,7 @@ def _io_uring(prog: Program, coverage: Coverage) -> Iterator[int]:
                     if area:
                         yield frames.virt_to_page(area.value_())
         except FaultError as error:
-            coverage.miss("files of a task", error.address, str(error))
+            missed(error)
 
 
 def _unix_sockets(prog: Program, coverage: Coverage) -> Iterator[int]:
@@ -72,10 +76,13 @@ def _unix_sockets(prog: Program, coverage: Coverage) -> Iterator[int]:
             return
         table = net.unx.table
         for i in range(int(table.mask) + 1 if table.type_.has_member("mask") else 256):
-            for sock in hlist_for_each_entry(
-                "struct sock", table.buckets[i].address_of_(), "__sk_common.skc_node"
-            ):
-                yield from _queue(sock.sk_receive_queue)
+            try:
+                for sock in hlist_for_each_entry(
+                    "struct sock", table.buckets[i].address_of_(), "__sk_common.skc_node"
+                ):
+                    yield from _queue(sock.sk_receive_queue)
+            except FaultError as error:
+                coverage.miss("AF_UNIX sockets", error.address, str(error))
 
 
 def _queue(queue: Object) -> Iterator[int]:

@@ -10,27 +10,27 @@ of :linux:`include/linux/memcontrol.h`, and the tree of
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from dataclasses import replace
 
 from drgn import FaultError, Object, Program, container_of
 from drgn.helpers.linux.cgroup import cgroup_name
-from drgn.helpers.linux.list import list_for_each_entry
 
 from memcg_inspect.linux.layout import constant, has_member, per_program, static_key_enabled
+from memcg_inspect.linux.list import OnFault, idr_entries, list_entries
 from memcg_inspect.linux.mmzone import possible_nodes
 from memcg_inspect.linux.percpu_refcount import percpu_ref_count
 from memcg_inspect.model import Accounting, Coverage, ImageError, Memcg, Objcg
 
 __all__ = (
     "accounting",
-    "for_each_memcg",
     "has_node_objcgs",
     "memory_usage",
     "nodeinfo",
     "on_default_hierarchy",
     "read_memcgs",
     "read_objcgs",
+    "recover_objcgs",
     "root_memcg",
 )
 
@@ -78,96 +78,125 @@ def root_memcg(prog: Program) -> Object:
     return root
 
 
-def for_each_memcg(
-    prog: Program, on_fault: Callable[[FaultError], None] | None = None
-) -> Iterator[Object]:
+def read_memcgs(
+    prog: Program, coverage: Coverage, names: Coverage | None = None
+) -> dict[int, Memcg]:
     """
-    Walk all memcgs, parents first, removed ones included until they are released.
+    Read the tree of memcgs, removed ones included until they are released.
 
-    :param on_fault: called where the children of a memcg cannot be read, and the walk goes
-        on; without it the error is raised
-    :return: ``struct mem_cgroup *`` objects
+    :param names: names that were read, and those that could not be
+    :return: memcgs by ``struct mem_cgroup *``, parents first
+    :raises drgn.FaultError: if not even the root can be read
     """
+    tree = _Tree(prog, coverage, names if names is not None else Coverage())
     todo = [root_memcg(prog)]
-    seen = {todo[0].value_()}
+    tree.add(todo[0])
     while todo:
         memcg = todo.pop()
-        yield memcg
-        found: list[Object] = []
-        try:
-            for child in _children(memcg):
-                if child.value_() in seen:
-                    raise FaultError("the list of a memcg's children is broken", child.value_())
-                seen.add(child.value_())
-                found.append(child)
-        except FaultError as error:
-            if on_fault is None:
-                raise
-            on_fault(error)
+        found = [child for child in tree.children(memcg) if tree.try_to_add(child, memcg)]
         todo.extend(reversed(found))
+    if tree.partial:
+        tree.add_unlinked()
+    for address in tree.partial:
+        tree.memcgs[address] = replace(tree.memcgs[address], whole=False)
+    return tree.memcgs
 
 
-def _children(memcg: Object) -> Iterator[Object]:
-    head = memcg.css.children.address_of_()
-    for css in list_for_each_entry("struct cgroup_subsys_state", head, "sibling"):
-        yield container_of(css, "struct mem_cgroup", "css")
-
-
-def read_memcgs(prog: Program, coverage: Coverage) -> dict[int, Memcg]:
+class _Tree:
     """
-    Read the tree of memcgs.
+    The memcgs met so far.
 
-    :return: memcgs by ``struct mem_cgroup *``, parents first
+    :ivar partial: memcgs some of whose children could not be read
     """
-    dying = constant(prog, "CSS_DYING") or CSS_DYING
-    memcgs: dict[int, Memcg] = {}
 
-    def missed(error: FaultError) -> None:
-        coverage.miss("children of a memcg", error.address, str(error))
+    def __init__(self, prog: Program, coverage: Coverage, names: Coverage) -> None:
+        self.prog = prog
+        self.coverage = coverage
+        self.names = names
+        self.memcgs: dict[int, Memcg] = {}
+        self.partial: set[int] = set()
+        self._dying = constant(prog, "CSS_DYING") or CSS_DYING
 
-    for memcg in for_each_memcg(prog, missed):
+    def children(self, memcg: Object) -> Iterator[Object]:
+        def missed(error: FaultError) -> None:
+            self.partial.add(memcg.value_())
+            self.coverage.miss("children of a memcg", error.address, str(error))
+
+        head = memcg.css.children.address_of_()
+        for css in list_entries("struct cgroup_subsys_state", head, "sibling", missed):
+            yield container_of(css, "struct mem_cgroup", "css")
+
+    def try_to_add(self, memcg: Object, parent: Object) -> bool:
+        if memcg.value_() in self.memcgs:
+            error = FaultError("the list of a memcg's children is broken", memcg.value_())
+        else:
+            try:
+                self.add(memcg)
+                return True
+            except FaultError as fault:
+                error = fault
+        self.partial.add(parent.value_())
+        self.coverage.miss("memcg", error.address, str(error))
+        return False
+
+    def add(self, memcg: Object) -> None:
+        address, css = memcg.value_(), memcg.css
+        parent_css, above = css.parent.read_(), None
+        if parent_css:
+            parent = container_of(parent_css, "struct mem_cgroup", "css").value_()
+            above = self.memcgs.get(parent)
+            if above is None:
+                raise FaultError("the parent of a memcg could not be read", parent)
+        # kill_css() sets the flag on every kernel here; the root is never removed.
+        is_dying = bool(int(css.flags) & self._dying) and above is not None
+        self.memcgs[address] = Memcg(
+            address=address,
+            path=self._path(memcg, above),
+            cgroup_id=_cgroup_id(css),
+            state="dying" if is_dying else "online",
+            parent=None if above is None else above.address,
+            payer=above.payer if is_dying and above is not None else address,
+        )
+        self.coverage.read += 1
+
+    def add_unlinked(self) -> None:
+        """Find those that the broken lists no longer lead to by their ids."""
+        idr = self.prog["memory_cgrp_subsys"].css_idr
+        left = [
+            container_of(css, "struct mem_cgroup", "css")
+            for css in idr_entries("struct cgroup_subsys_state", idr, lambda error: None)
+        ]
+        before = -1
+        while len(left) != before:  # parents first
+            before = len(left)
+            left = [memcg for memcg in left if not self._is_added(memcg)]
+
+    def _is_added(self, memcg: Object) -> bool:
         try:
-            _add_memcg(memcgs, memcg, dying, coverage)
+            if memcg.value_() not in self.memcgs:
+                self.add(memcg)
+        except FaultError:
+            return False  # counted already, as a child or with its parent
+        return True
+
+    def _path(self, memcg: Object, parent: Memcg | None) -> str:
+        if parent is None:
+            return "/"
+        try:
+            name = cgroup_name(memcg.css.cgroup).decode(errors="backslashreplace")
+            self.names.read += 1
         except FaultError as error:
-            missed(error)
-    return memcgs
+            self.names.miss("name of a cgroup", error.address, str(error))
+            name = f"<memcg {memcg.value_():#x}>"
+        return f"{parent.path.rstrip('/')}/{name}"
 
 
-def _add_memcg(memcgs: dict[int, Memcg], memcg: Object, dying: int, coverage: Coverage) -> None:
-    address, css = memcg.value_(), memcg.css
-    parent_css = css.parent.read_()
-    parent = container_of(parent_css, "struct mem_cgroup", "css").value_() if parent_css else None
-    above = memcgs.get(parent) if parent is not None else None
-    # kill_css() sets the flag on every kernel here; the root is never removed.
-    is_dying = bool(int(css.flags) & dying) and above is not None
-    memcgs[address] = Memcg(
-        address=address,
-        path=_path(css, above, coverage),
-        cgroup_id=_cgroup_id(css),
-        state="dying" if is_dying else "online",
-        parent=parent,
-        payer=above.payer if is_dying and above is not None else address,
-    )
-    coverage.read += 1
-
-
-def _path(css: Object, parent: Memcg | None, coverage: Coverage) -> str:
-    if parent is None:
-        return "/"
-    try:
-        name = cgroup_name(css.cgroup).decode(errors="backslashreplace")
-    except FaultError as error:
-        coverage.miss("name of a cgroup", error.address, str(error))
-        name = f"<cgroup {css.cgroup.value_():#x}>"
-    return f"{parent.path.rstrip('/')}/{name}"
-
-
-def _cgroup_id(css: Object) -> int:
+def _cgroup_id(css: Object) -> int | None:
     # cgroup_id(): the inode number of its folder.
     try:
         return int(css.cgroup.kn.id)
     except FaultError:
-        return 0
+        return None
 
 
 @per_program
@@ -186,15 +215,22 @@ def memory_usage(memcg: Object) -> int:
     return int(memcg.memory.usage.counter)
 
 
-def nodeinfo(memcg: Object) -> Iterator[tuple[int, Object]]:
+def nodeinfo(memcg: Object, on_fault: OnFault | None = None) -> Iterator[tuple[int, Object]]:
     """
     Walk the nodes of a memcg.
 
     :param memcg: ``struct mem_cgroup *``
+    :param on_fault: called for each node that cannot be read; without it the error is raised
     :return: (nid, ``struct mem_cgroup_per_node *``)
     """
     for nid in possible_nodes(memcg.prog_):
-        pn = memcg.nodeinfo[nid].read_()
+        try:
+            pn = memcg.nodeinfo[nid].read_()
+        except FaultError as error:
+            if on_fault is None:
+                raise
+            on_fault(error)
+            continue
         if pn:
             yield nid, pn
 
@@ -207,38 +243,69 @@ def read_objcgs(prog: Program, memcgs: dict[int, Memcg], coverage: Coverage) -> 
     :return: objcgs by ``struct obj_cgroup *``
     """
     objcgs: dict[int, Objcg] = {}
+
+    def missed(error: FaultError) -> None:
+        coverage.miss("objcgs of a memcg", error.address, str(error))
+
     for address in memcgs:
         memcg = Object(prog, "struct mem_cgroup *", address)
-        holders: Iterator[tuple[int | None, Object]]
-        holders = nodeinfo(memcg) if has_node_objcgs(prog) else iter([(None, memcg)])
+        holders: Iterable[tuple[int | None, Object]] = [(None, memcg)]
+        if has_node_objcgs(prog):
+            holders = nodeinfo(memcg, missed)
         for nid, holder in holders:
-            try:
-                for objcg, held in _objcgs_of(holder, memcgs[address].parent is None):
-                    known = objcgs.get(objcg.value_())
-                    if known is None:
-                        known = _objcg(objcg, nid, coverage)
-                        coverage.read += 1
-                    objcgs[known.address] = replace(known, memcg_refs=known.memcg_refs + held)
-            except FaultError as error:
-                coverage.miss("objcgs of a memcg", error.address, str(error))
+            for objcg, held in _objcgs_of(holder, memcgs[address].parent is None, missed):
+                try:
+                    known = objcgs.get(objcg.value_()) or _objcg(objcg, nid, coverage)
+                except FaultError as error:
+                    missed(error)
+                    continue
+                objcgs[known.address] = replace(known, memcg_refs=known.memcg_refs + held)
+    coverage.read += len(objcgs)
     return objcgs
 
 
-def _objcgs_of(holder: Object, is_root: bool) -> Iterator[tuple[Object, bool]]:
+def recover_objcgs(
+    prog: Program, memcgs: Container[int], addresses: Iterable[int], coverage: Coverage
+) -> dict[int, Objcg]:
+    """
+    Read objcgs that charges point to, but that no list leads to any more.
+
+    :param addresses: what charges point to
+    :return: those that belong to a memcg; how many references the memcg has is not known
+    """
+    objcgs: dict[int, Objcg] = {}
+    for address in addresses:
+        try:
+            found = _objcg(Object(prog, "struct obj_cgroup *", address), None, coverage)
+        except FaultError as error:
+            coverage.miss("objcg", error.address, str(error))
+            continue
+        if found.memcg in memcgs:
+            objcgs[address] = replace(found, refs=None)
+    coverage.read += len(objcgs)
+    return objcgs
+
+
+def _objcgs_of(holder: Object, is_root: bool, on_fault: OnFault) -> Iterator[tuple[Object, bool]]:
     """Objcgs, and whether the pointer to them comes with a reference."""
-    current = holder.objcg.read_()
-    if current:
-        yield current, True
-    # 6.8 and newer keep a pointer and a reference to the first objcg until the memcg is freed.
-    if holder.type_.type.has_member("orig_objcg"):
-        original = holder.orig_objcg.read_()
-        if original:
-            yield original, True
+    try:
+        current = holder.objcg.read_()
+        if current:
+            yield current, True
+        # 6.8 and newer keep a pointer and a reference to the first objcg until the memcg is
+        # freed.
+        if holder.type_.type.has_member("orig_objcg"):
+            original = holder.orig_objcg.read_()
+            if original:
+                yield original, True
+    except FaultError as error:
+        on_fault(error)
+        return
     # The list of an offlined memcg was spliced into its parent's and its own head left
     # dangling: walking it never ends. The root of 6.x has a list and no objcg.
     if current or is_root:
         head = holder.objcg_list.address_of_()
-        for objcg in list_for_each_entry("struct obj_cgroup", head, "list"):
+        for objcg in list_entries("struct obj_cgroup", head, "list", on_fault):
             yield objcg, False
 
 
@@ -254,7 +321,20 @@ def _objcg(objcg: Object, nid: int | None, coverage: Coverage) -> Objcg:
         is_root=bool(value.is_root) if members.has_member("is_root") else False,
         nr_charged_bytes=int(value.nr_charged_bytes.counter),
         refs=_refs(objcg.refcnt.address_of_(), coverage),
+        siblings=_siblings(value, coverage),
     )
+
+
+def _siblings(objcg: Object, coverage: Coverage) -> tuple[int, ...]:
+    # Kernels that account percpu memory by node find the obj_cgroups of other nodes so.
+    if not objcg.type_.has_member("set"):
+        return ()
+    prog = objcg.prog_
+    try:
+        return tuple(objcg.set.objcgs[nid].value_() for nid in possible_nodes(prog))
+    except FaultError as error:
+        coverage.miss("siblings of an objcg", error.address, str(error))
+        return ()
 
 
 def _refs(ref: Object, coverage: Coverage) -> int | None:

@@ -19,10 +19,10 @@ from itertools import compress
 from typing import NamedTuple
 
 from drgn import FaultError, Object, Program, offsetof, sizeof
-from drgn.helpers.linux.list import list_for_each_entry
 from drgn.helpers.linux.mm import follow_page
 
 from memcg_inspect.linux.layout import has_member
+from memcg_inspect.linux.list import list_entries
 from memcg_inspect.linux.memcontrol import accounting
 from memcg_inspect.linux.memory import Memory, memory_of
 from memcg_inspect.linux.mmzone import mem_map, possible_cpus
@@ -106,15 +106,20 @@ class PercpuReader:
 
     def chunks(self) -> Iterator[PcpuChunk]:
         """Walk all chunks; those whose maps cannot be read are counted and left out."""
+
+        def missed(error: FaultError) -> None:
+            self.coverage.miss("percpu chunk", error.address, str(error))
+
         lists = self.prog["pcpu_chunk_lists"].read_()
         for slot in range(int(self.prog["pcpu_nr_slots"])):
-            try:
-                for chunk in list_for_each_entry(
-                    "struct pcpu_chunk", lists[slot].address_of_(), "list"
-                ):
-                    yield self._chunk(chunk)
-            except FaultError as error:
-                self.coverage.miss("percpu chunks", error.address, str(error))
+            head = lists[slot].address_of_()
+            for chunk in list_entries("struct pcpu_chunk", head, "list", missed):
+                try:
+                    found = self._chunk(chunk)
+                except FaultError as error:
+                    missed(error)
+                    continue
+                yield found
 
     def _chunk(self, chunk: Object) -> PcpuChunk:
         nr_pages = int(chunk.nr_pages)
@@ -195,6 +200,20 @@ class PercpuReader:
             for nid, cpus in self._unit_page(alloc.chunk, page).items():
                 nodes[nid] += (upto - at) * cpus
             at = upto
+        return nodes
+
+    def posted_nodes(self, alloc: PcpuAlloc) -> Counter[int]:
+        """
+        Return the bytes of an allocation by node as the posted series of per-node accounting
+        would: it slices the size, not the range, so that an allocation that begins inside
+        a page is booked to the first pages only.
+        """
+        shift = mem_map(self.prog).page_shift
+        nodes: Counter[int] = Counter()
+        for page, at in enumerate(range(0, alloc.size, 1 << shift), alloc.offset >> shift):
+            part = min(1 << shift, alloc.size - at)
+            for nid, cpus in self._unit_page(alloc.chunk, page).items():
+                nodes[nid] += part * cpus
         return nodes
 
     def metadata_nodes(self, alloc: PcpuAlloc) -> Counter[int]:

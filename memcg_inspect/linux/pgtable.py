@@ -9,9 +9,9 @@ Mirrors :linux:`arch/x86/mm/pgtable.c`.
 from __future__ import annotations
 
 from drgn import FaultError, Program
-from drgn.helpers.linux.list import list_for_each_entry
 
 from memcg_inspect.linux.layout import has_type
+from memcg_inspect.linux.list import list_entries
 from memcg_inspect.model import Coverage
 
 __all__ = ("hidden_pgd_pages",)
@@ -38,10 +38,11 @@ def hidden_pgd_pages(prog: Program, coverage: Coverage) -> set[int]:
         link = ("struct ptdesc", "pt_list")
     else:
         link = ("struct page", "lru")
-    try:
-        for page in list_for_each_entry(link[0], head, link[1]):
-            pages.add(page.value_())
-            coverage.read += 1
-    except FaultError as error:
-        coverage.miss("PGDs", error.address, str(error))
+
+    def missed(error: FaultError) -> None:
+        coverage.miss("list of page tables", error.address, str(error))
+
+    for page in list_entries(link[0], head, link[1], missed):
+        pages.add(page.value_())
+        coverage.read += 1
     return pages

@@ -11,13 +11,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from drgn import FaultError, Object, Program, container_of
-from drgn.helpers.linux.pid import for_each_task
+from drgn.helpers.linux.pid import pid_task
 
 from memcg_inspect.linux.layout import constant, has_member, per_program
+from memcg_inspect.linux.list import OnFault, idr_entries, list_entries
 from memcg_inspect.linux.mmzone import possible_nodes
 from memcg_inspect.model import Coverage, TaskCharge
 
-__all__ = ("caches_objcg", "read_tasks")
+__all__ = ("caches_objcg", "find_tasks", "read_tasks")
 
 #: ``CURRENT_OBJCG_UPDATE_FLAG``: what is cached is stale, but may hold a reference.
 OBJCG_UPDATE_FLAG = 1
@@ -37,10 +38,53 @@ def caches_objcg(prog: Program) -> bool:
     )
 
 
+def find_tasks(prog: Program, on_fault: OnFault) -> list[Object]:
+    """
+    Find all tasks, by their ids; where that is broken, by the list of processes, too.
+
+    :param on_fault: called for each part of either that cannot be read, if both are broken
+    :return: ``struct task_struct *`` objects
+    """
+    faults: list[FaultError] = []
+    tasks: dict[int, Object] = {}
+    kind = int(prog["PIDTYPE_PID"].value_())
+    for pid in idr_entries("struct pid", prog["init_pid_ns"].idr, faults.append):
+        try:
+            task = pid_task(pid, kind)
+        except FaultError as error:
+            faults.append(error)
+            continue
+        if task:
+            tasks[task.value_()] = task
+    if faults:
+        more: list[FaultError] = []
+        for task in _processes(prog, more.append):
+            tasks.setdefault(task.value_(), task)
+        for fault in faults if more else []:
+            on_fault(fault)
+    return list(tasks.values())
+
+
+def _processes(prog: Program, on_fault: OnFault) -> Iterator[Object]:
+    head = prog["init_task"].tasks.address_of_()
+    for leader in list_entries("struct task_struct", head, "tasks", on_fault):
+        yield leader
+        try:
+            threads = leader.signal.thread_head.address_of_()
+        except FaultError as error:
+            on_fault(error)
+            continue
+        yield from list_entries("struct task_struct", threads, "thread_node", on_fault)
+
+
 def read_tasks(prog: Program, coverage: Coverage) -> Iterator[TaskCharge]:
     """Walk all tasks."""
     subsys = constant(prog, "memory_cgrp_id") or 0
-    for task in for_each_task(prog):
+
+    def missed(error: FaultError) -> None:
+        coverage.miss("task", error.address, str(error))
+
+    for task in find_tasks(prog, missed):
         try:
             yield _task(task, subsys)
             coverage.read += 1

@@ -23,7 +23,6 @@ from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from drgn import FaultError, Object, Program, offsetof, sizeof
-from drgn.helpers.linux.list import list_for_each_entry
 
 from memcg_inspect.linux.layout import (
     BitField,
@@ -205,12 +204,6 @@ class SlabReader:
         self._reclaimable = SLAB_RECLAIM_ACCOUNT if bit is None else 1 << bit
         self._has_pad = has_member(prog, "struct kmem_cache", "red_left_pad")
 
-    def load_caches(self) -> None:
-        """Read every cache on ``slab_caches``."""
-        head = self.prog["slab_caches"].address_of_()
-        for cache in list_for_each_entry("struct kmem_cache", head, "list"):
-            self.cache(cache.value_())
-
     def cache(self, address: int) -> SlabCache:
         """
         Return a cache.
@@ -220,7 +213,8 @@ class SlabReader:
         """
         found = self.caches.get(address)
         if found is None:
-            cache = Object(self.prog, self._type, address)[0].read_()
+            # Never read whole: it is as long as there are nodes, its type as long as there may be.
+            cache = Object(self.prog, self._type, address)
             size = int(cache.size)
             try:
                 name = cache.name.string_().decode(errors="backslashreplace")

@@ -16,9 +16,8 @@ from collections.abc import Container, Iterator
 from typing import NamedTuple
 
 from drgn import FaultError, Program, offsetof
-from drgn.helpers.linux.list import list_for_each_entry
 
-from memcg_inspect.linux.layout import per_program
+from memcg_inspect.linux.list import list_entries
 from memcg_inspect.linux.memory import memory_of
 from memcg_inspect.linux.slab import Slab, SlabReader
 from memcg_inspect.model import Coverage
@@ -47,11 +46,11 @@ class Protocol(NamedTuple):
     accounts: bool
 
 
-@per_program
-def socket_caches(prog: Program) -> dict[int, Protocol]:
+def socket_caches(prog: Program, coverage: Coverage) -> dict[int, Protocol]:
     """
     Return the protocols of sockets.
 
+    :param coverage: counts those that cannot be read
     :return: by ``struct kmem_cache *``
     """
     found: dict[int, Protocol] = {}
@@ -59,15 +58,22 @@ def socket_caches(prog: Program) -> dict[int, Protocol]:
         head = prog["proto_list"].address_of_()
     except KeyError:
         return found  # CONFIG_NET=n
-    for proto in list_for_each_entry("struct proto", head, "node"):
-        cache = proto.slab.value_()
-        if not cache:
-            continue
-        accounts = bool(proto.memory_allocated)
-        # Caches of equal size are merged: one protocol that accounts makes the cache count.
-        if cache not in found or accounts:
-            name = proto.name.string_().decode(errors="backslashreplace")
-            found[cache] = Protocol(name, accounts)
+
+    def missed(error: FaultError) -> None:
+        coverage.miss("protocol of sockets", error.address, str(error))
+
+    for proto in list_entries("struct proto", head, "node", missed):
+        try:
+            cache = proto.slab.value_()
+            if not cache:
+                continue
+            accounts = bool(proto.memory_allocated)
+            # Caches of equal size are merged: one protocol that accounts makes the cache count.
+            if cache not in found or accounts:
+                name = proto.name.string_().decode(errors="backslashreplace")
+                found[cache] = Protocol(name, accounts)
+        except FaultError as error:
+            missed(error)
     return found
 
 
@@ -83,7 +89,7 @@ class SockReader:
         self.memory = memory_of(prog)
         self.slabs = slabs
         self.coverage = Coverage()
-        self.caches = socket_caches(prog)
+        self.caches = socket_caches(prog, self.coverage)
         sock = prog.type("struct sock")
         self._memcg = offsetof(sock, "sk_memcg")
         self._refs = offsetof(sock, "__sk_common.skc_refcnt")

@@ -15,12 +15,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from drgn import FaultError, Object, Program, offsetof, sizeof
-from drgn.helpers.linux.mm import for_each_vmap_area, virt_to_page
-from drgn.helpers.linux.pid import for_each_task
+from drgn import FaultError, Object, ObjectAbsentError, Program, offsetof, sizeof
+from drgn.helpers.linux.mm import virt_to_page
 
 from memcg_inspect.linux.layout import has_member, per_program
+from memcg_inspect.linux.list import OnFault, list_entries
 from memcg_inspect.linux.memory import memory_of
+from memcg_inspect.linux.sched import find_tasks
 from memcg_inspect.model import Coverage
 
 __all__ = ("VmArea", "stack_blocks", "thread_size", "vm_areas")
@@ -61,14 +62,22 @@ def thread_size(prog: Program) -> int:
     raise LookupError("there is no __start_init_stack")
 
 
-def vm_areas(prog: Program, coverage: Coverage) -> Iterator[VmArea]:
-    """Walk the areas made by vmalloc, kernel stacks among them."""
+def vm_areas(prog: Program, coverage: Coverage, stack_coverage: Coverage) -> Iterator[VmArea]:
+    """
+    Walk the areas made by vmalloc, kernel stacks among them.
+
+    :param stack_coverage: tasks whose stacks tell which areas are stacks
+    """
     memory = memory_of(prog)
     vm_type = prog.type("struct vm_struct")
     at = {name: offsetof(vm_type, name) for name in ("addr", "flags", "pages", "nr_pages")}
     caller, size, word = offsetof(vm_type, "caller"), sizeof(vm_type), memory.word_size
-    stacks = _stacks(prog, coverage)
-    for area in for_each_vmap_area(prog):
+    stacks = _stacks(prog, stack_coverage)
+
+    def missed(error: FaultError) -> None:
+        coverage.miss("list of vmalloc areas", error.address, str(error))
+
+    for area in _vmap_areas(prog, missed):
         try:
             vm = area.vm.value_()
             if not vm:
@@ -88,18 +97,45 @@ def vm_areas(prog: Program, coverage: Coverage) -> Iterator[VmArea]:
             coverage.miss("vmalloc area", error.address, str(error))
 
 
+def _vmap_areas(prog: Program, on_fault: OnFault) -> Iterator[Object]:
+    # Commit d093602919ad ("mm: vmalloc: remove global vmap_area_root rb-tree") (in v6.9) split
+    # the list up.
+    try:
+        nodes = prog["vmap_nodes"]
+    except KeyError:
+        heads = [prog["vmap_area_list"].address_of_()]
+    else:
+        # Compilers optimize the pointer away where there is but one.
+        try:
+            nodes = nodes.read_()
+        except ObjectAbsentError:
+            nodes = prog.variable("single", "mm/vmalloc.c").address_of_()
+        try:
+            number = int(prog["nr_vmap_nodes"].value_())
+        except ObjectAbsentError:
+            number = 1
+        heads = [nodes[i].busy.head.address_of_() for i in range(number)]
+    for head in heads:
+        yield from list_entries("struct vmap_area", head, "list", on_fault)
+
+
 def _stacks(prog: Program, coverage: Coverage) -> set[tuple[int, int]]:
     """From where in the kernel's text, and with how many pages, tasks' stacks were made."""
     stacks: set[tuple[int, int]] = set()
     if not has_member(prog, "struct task_struct", "stack_vm_area"):
         return stacks
-    for task in for_each_task(prog):
+
+    def missed(error: FaultError) -> None:
+        coverage.miss("stack of a task", error.address, str(error))
+
+    for task in find_tasks(prog, missed):
         try:
             area = task.stack_vm_area.read_()
             if area:
                 stacks.add((area.caller.value_(), area.nr_pages.value_()))
+                coverage.read += 1
         except FaultError as error:
-            coverage.miss("stack of a task", error.address, str(error))
+            missed(error)
     return stacks
 
 
@@ -113,9 +149,14 @@ def stack_blocks(prog: Program, coverage: Coverage) -> set[int]:
     pages: set[int] = set()
     if has_member(prog, "struct task_struct", "stack_vm_area"):
         return pages
-    for task in for_each_task(prog):
+
+    def missed(error: FaultError) -> None:
+        coverage.miss("stack of a task", error.address, str(error))
+
+    for task in find_tasks(prog, missed):
         try:
             pages.add(virt_to_page(Object(prog, "void *", task.stack.value_())).value_())
+            coverage.read += 1
         except FaultError as error:
-            coverage.miss("stack of a task", error.address, str(error))
+            missed(error)
     return pages

@@ -12,9 +12,9 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from drgn import FaultError, Object, Program, offsetof, sizeof
-from drgn.helpers.linux.rbtree import rbtree_inorder_for_each_entry
 
 from memcg_inspect.linux.layout import bit_field, has_member, has_type
+from memcg_inspect.linux.list import rbtree_entries
 from memcg_inspect.linux.memory import memory_of
 from memcg_inspect.linux.mmzone import mem_map
 from memcg_inspect.linux.pages import MEMCG_DATA_FLAGS
@@ -100,10 +100,13 @@ class ZswapReader:
                 if tree.type_.type.unaliased().type_name() == "struct xarray":
                     # Commit 796c2c23e14e ("zswap: replace RB tree with xarray") (in v6.10).
                     for i in range(int(self.prog["nr_zswap_trees"][swap_type])):
-                        yield from xa_entries(tree[i], missed)
+                        try:
+                            yield from xa_entries(tree[i], missed)
+                        except FaultError as error:
+                            missed(error)
                 else:
-                    for entry in rbtree_inorder_for_each_entry(
-                        "struct zswap_entry", tree.rbroot.address_of_(), "rbnode"
+                    for entry in rbtree_entries(
+                        "struct zswap_entry", tree.rbroot.address_of_(), "rbnode", missed
                     ):
                         yield entry.value_()
             except FaultError as error:
