@@ -44,10 +44,6 @@ def main(argv: Sequence[str]) -> int:
     except KeyboardInterrupt:
         print("memcg-inspect: interrupted", file=sys.stderr)
         return EXIT_INTERRUPTED
-    except BrokenPipeError:
-        # Whoever read our output has enough of it; keep Python from saying so on exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return EXIT_FAULT
     except Exception:
         traceback.print_exc()
         print(
@@ -148,11 +144,15 @@ def _run(args: argparse.Namespace) -> int:
         )
     )
     report = audit(prog)
-    if args.json:
-        print(to_json(report))
-    else:
-        print_report(report, make_console(), show_all=args.all)
-    sys.stdout.flush()
+    try:
+        if args.json:
+            print(to_json(report))
+        else:
+            print_report(report, make_console(), show_all=args.all)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # Whoever read the report has enough of it; keep Python from saying so on exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return _exit_status(report)
 
 

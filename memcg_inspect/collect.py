@@ -130,6 +130,7 @@ def audit(prog: Program) -> Report:
         findings=findings,
         coverage=snapshot.coverage,
         timings=clock.seconds,
+        follows=judged.follows,
     )
 
 
@@ -182,6 +183,7 @@ class _Collector:
             usage = self._usage(memcgs)
             lists = LruReader(prog, coverage["lru"])
             sizes = lists.sizes(self._lruvecs(memcgs))
+            coverage["lru_walks"] = lists.walks
             stocks = read_obj_stocks(prog, coverage["stock"])
             charge_stocks = read_charge_stocks(prog, coverage["charge_stock"])
         with measure("tasks"):

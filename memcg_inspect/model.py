@@ -49,6 +49,7 @@ Accounting = Literal["memcg", "objcg-per-node", "kmem-per-node"]
 RowStatus = Literal["exact", "differs", "in-flight", "moving", "unverifiable"]
 IdentityStatus = Literal["exact", "findings", "unverifiable", "not-kept", "moving"]
 Verdict = Literal["exact", "findings", "incomplete", "moving"]
+Follows = Literal["physical", "posted", "both", "neither"]
 Unit = Literal["bytes", "pages", "KiB", "references"]
 
 
@@ -394,7 +395,12 @@ class Coverage:
 
 @dataclass(frozen=True)
 class Report:
-    """Everything one audit says."""
+    """
+    Everything one audit says.
+
+    :ivar follows: which rule of per-node accounting the counters follow; ``None`` on kernels
+        without it
+    """
 
     image: ImageInfo
     verdict: Verdict
@@ -405,3 +411,4 @@ class Report:
     findings: tuple[Finding, ...]
     coverage: Mapping[str, Coverage]
     timings: Mapping[str, float]
+    follows: Follows | None = None

@@ -9,6 +9,8 @@ for itself is its hierarchical value less those of its nearest descendants that 
 
     H(m)   = state(m) + sum over m and all its descendants d of (pending(d) + percpu(d))
     own(m) = H(m) - sum of H(c) over the nearest live descendants c
+           = state(m) - sum of state(c) + sum over m and the removed memcgs d that it pays
+             for of (pending(d) + percpu(d))
 
 Freed memcgs were folded into their parents first, so nothing is lost. Non-hierarchical
 values (``state_local``) cannot serve: they are wrong as soon as a memcg was removed.
@@ -61,9 +63,14 @@ class Counters:
         self._memcg_stats = memcg_stats
         self._lruvec_stats = lruvec_stats
         self._children: dict[int, list[int]] = {}  # nearest live descendants
+        self._removed: dict[int, list[int]] = {}  # those that a memcg pays for
         for memcg in memcgs.values():
-            if memcg.parent is not None and memcg.payer == memcg.address:
+            if memcg.payer != memcg.address:
+                self._removed.setdefault(memcg.payer, []).append(memcg.address)
+            elif memcg.parent is not None:
                 self._children.setdefault(memcgs[memcg.parent].payer, []).append(memcg.address)
+        # What is lost of a memcg's children is in its counters all the same.
+        self.partial = frozenset(m.payer for m in memcgs.values() if not m.whole)
         self._whole: dict[tuple[str, int | None], dict[int, Claim | None]] = {}
 
     def stat(self, memcg: int, item: str, nid: int | None = None) -> Stat | None:
@@ -77,15 +84,26 @@ class Counters:
         return self._hierarchical(item, nid).get(memcg)
 
     def own(self, memcg: int, item: str, nid: int | None = None) -> Claim | None:
-        """Return what a live memcg, and the removed ones below it, claim for themselves."""
-        whole = self._hierarchical(item, nid)
-        claim = whole.get(memcg)
+        """
+        Return what a live memcg, and the removed ones below it, claim for themselves.
+
+        :return: ``None`` if a counter, or the memcg that has one, could not be read
+        """
+        stat = self.stat(memcg, item, nid)
+        if stat is None or memcg in self.partial:
+            return None
+        folded, pending = stat.state, stat.pending + stat.percpu
         for child in self._children.get(memcg, ()):
-            part = whole.get(child)
-            if claim is None or part is None:
+            part = self.stat(child, item, nid)
+            if part is None:
                 return None
-            claim = claim.minus(part)
-        return claim
+            folded -= part.state
+        for removed in self._removed.get(memcg, ()):
+            part = self.stat(removed, item, nid)
+            if part is None:
+                return None
+            pending += part.pending + part.percpu
+        return Claim(folded, pending)
 
     def _hierarchical(self, item: str, nid: int | None) -> dict[int, Claim | None]:
         known = self._whole.get((item, nid))
@@ -95,7 +113,7 @@ class Counters:
         whole: dict[int, Claim | None] = {}
         for memcg in reversed(list(self.memcgs.values())):  # children first
             stat, below = self.stat(memcg.address, item, nid), waiting[memcg.address]
-            if stat is None or below is None:
+            if stat is None or below is None or not memcg.whole:
                 total, whole[memcg.address] = None, None
             else:
                 total = below + stat.pending + stat.percpu

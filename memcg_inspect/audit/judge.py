@@ -10,8 +10,15 @@ from memcg_inspect.audit.findings import Lead, row_findings, skew_findings, stra
 from memcg_inspect.audit.hierarchy import hierarchy_rows, level_rows
 from memcg_inspect.audit.inflight import mark_in_flight
 from memcg_inspect.audit.kmem import kmem_rows, pagetable_rows, stack_rows, vmalloc_rows
+from memcg_inspect.audit.lru import lru_rows
 from memcg_inspect.audit.objcg import objcg_rows, reference_rows
 from memcg_inspect.audit.percpu import percpu_rows
+from memcg_inspect.audit.pernode import (
+    counters_follow,
+    is_by_rule,
+    misplaced_findings,
+    rule_findings,
+)
 from memcg_inspect.audit.rows import summarize
 from memcg_inspect.audit.rules import placement_rows, task_rows
 from memcg_inspect.audit.skew import skew_matrix
@@ -19,7 +26,7 @@ from memcg_inspect.audit.slab import slab_rows
 from memcg_inspect.audit.snapshot import Snapshot
 from memcg_inspect.audit.usage import sock_rows, usage_rows
 from memcg_inspect.audit.zswap import zswap_rows
-from memcg_inspect.model import Coverage, Finding, Identity, Row, Skew, Verdict
+from memcg_inspect.model import Coverage, Finding, Follows, Identity, Row, Skew, Verdict
 
 __all__ = ("Judgement", "judge", "verdict")
 
@@ -59,11 +66,12 @@ RULES = (
     Rule("kernel_stack", stack_rows, ("NR_KERNEL_STACK_KB",)),
     Rule("pagetable", pagetable_rows, ("NR_PAGETABLE",)),
     Rule("vmalloc", vmalloc_rows, ("NR_VMALLOC", "MEMCG_VMALLOC")),
-    Rule("kmem", kmem_rows, ("MEMCG_KMEM",)),
+    Rule("kmem", kmem_rows, ("MEMCG_KMEM", "NR_KMEM")),
     Rule("objcg_bytes", objcg_rows),
     Rule("zswap", zswap_rows, ("MEMCG_ZSWAP_B",), _has_zswap),
     Rule("sock", sock_rows, ("MEMCG_SOCK",), _on_v2),
     Rule("usage", usage_rows),
+    Rule("lru", lru_rows),
     Rule("levels", level_rows, ("NR_SLAB_RECLAIMABLE_B",)),
     Rule("references", reference_rows),
     Rule("placement", placement_rows),
@@ -78,6 +86,7 @@ class Judgement(NamedTuple):
     rows: list[Row]
     skew: list[Skew]
     leads: list[Lead]
+    follows: Follows | None
 
 
 def judge(snapshot: Snapshot) -> Judgement:
@@ -96,8 +105,14 @@ def judge(snapshot: Snapshot) -> Judgement:
     identities.append(summarize("hierarchy", some))
     rows += some
     skew = skew_matrix(snapshot)
-    leads = stray_findings(snapshot) + row_findings(snapshot, rows) + skew_findings(snapshot, skew)
-    return Judgement(identities, rows, skew, leads)
+    follows = counters_follow(snapshot, rows)
+    leads = stray_findings(snapshot) + misplaced_findings(snapshot)
+    if follows == "posted":
+        leads += rule_findings(snapshot, rows)
+        leads += row_findings(snapshot, [row for row in rows if not is_by_rule(row)])
+    else:
+        leads += row_findings(snapshot, rows)
+    return Judgement(identities, rows, skew, leads + skew_findings(snapshot, skew), follows)
 
 
 def _why_not(rule: Rule, snapshot: Snapshot) -> str | None:

@@ -21,7 +21,7 @@ from memcg_inspect.audit.rows import make_row
 from memcg_inspect.audit.snapshot import Snapshot
 from memcg_inspect.model import Row, Unit
 
-__all__ = ("kmem_pages", "kmem_rows", "pagetable_rows", "stack_rows", "vmalloc_rows")
+__all__ = ("kmem_gap", "kmem_pages", "kmem_rows", "pagetable_rows", "stack_rows", "vmalloc_rows")
 
 _GAP = "struct pages are not in the image"
 
@@ -116,24 +116,70 @@ def kmem_pages(snapshot: Snapshot) -> Mapping[int, dict[str, int]]:
     }
 
 
-def kmem_rows(snapshot: Snapshot) -> list[Row]:
-    """Hold all kernel memory against ``MEMCG_KMEM``, by memcg."""
-    found = kmem_pages(snapshot)
-    gap = None
+def kmem_gap(snapshot: Snapshot) -> str | None:
+    """Return why kernel memory may be missing from what was found, if it may."""
     for kind in ("kmem", "slab", "percpu", "zswap"):
         if snapshot.ledger.has_gap(kind):
-            gap = f"{kind} memory is not all in the image"
+            return f"{kind} memory is not all in the image"
+    return None if snapshot.complete("stock") else "object stocks are not all in the image"
+
+
+def kmem_rows(snapshot: Snapshot) -> list[Row]:
+    """
+    Hold all kernel memory against its counter: ``MEMCG_KMEM`` by memcg, or ``NR_KMEM`` by
+    memcg and node where the kernel accounts by node.
+    """
+    gap = kmem_gap(snapshot)
+    if "NR_KMEM" in snapshot.features.items:
+        return [
+            _kmem_row(snapshot, memcg.address, nid, "NR_KMEM", found, gap)
+            for memcg in snapshot.live()
+            for nid, found in _pages_by_node(snapshot, memcg.address).items()
+        ]
+    pages = kmem_pages(snapshot)
     return [
-        make_row(
-            "kmem",
-            memcg=memcg.address,
-            nid=None,
-            item="MEMCG_KMEM",
-            unit="pages",
-            found=found[memcg.address],
-            claimed=snapshot.own(memcg.address, "MEMCG_KMEM"),
-            gap=gap,
-            hierarchy=snapshot.folded(memcg.address, "MEMCG_KMEM"),
-        )
+        _kmem_row(snapshot, memcg.address, None, "MEMCG_KMEM", pages[memcg.address], gap)
         for memcg in snapshot.live()
     ]
+
+
+def _kmem_row(
+    snapshot: Snapshot,
+    memcg: int,
+    nid: int | None,
+    item: str,
+    found: Mapping[str, int],
+    gap: str | None,
+) -> Row:
+    return make_row(
+        "kmem",
+        memcg=memcg,
+        nid=nid,
+        item=item,
+        unit="pages",
+        found=found,
+        claimed=snapshot.own(memcg, item, nid),
+        gap=gap,
+        hierarchy=snapshot.folded(memcg, item, nid),
+    )
+
+
+def _pages_by_node(snapshot: Snapshot, memcg: int) -> dict[int, dict[str, int]]:
+    """
+    Kernel memory of a memcg by the node of the obj_cgroups that pay, which on such kernels
+    is that of the memory; of pages, and of percpu memory, the node is told by the memory.
+    """
+    page_size = snapshot.image.page_size
+    pages = snapshot.by_node("kmem")
+    objects: defaultdict[int, int] = defaultdict(int)
+    for address, found in objcg_bytes(snapshot).items():
+        nid = snapshot.objcgs[address].nid
+        if nid is not None and snapshot.payer(address) == memcg:
+            objects[nid] += sum(found.values())
+    return {
+        nid: {
+            "kmem_pages": pages.get((memcg, nid), Amount(0, 0)).bytes // page_size,
+            "objects": round(objects[nid] / page_size),
+        }
+        for nid in snapshot.image.nodes
+    }

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from memcg_inspect.audit.ledger import Amount
 from memcg_inspect.audit.snapshot import Snapshot
-from memcg_inspect.model import Skew
+from memcg_inspect.model import NUMA_NO_NODE, Skew
 
 __all__ = ("skew_matrix",)
 
@@ -15,13 +15,13 @@ def skew_matrix(snapshot: Snapshot) -> list[Skew]:
     Add the ledger up by memcg, kind, charged node and backing node.
 
     The charged node is that of the obj_cgroup that pays; kernels with one obj_cgroup for all
-    nodes have none.
+    nodes have none. Charges of no node, and those whose node could not be read, are left out.
     """
     cells: dict[tuple[int, str, int | None, int], Amount] = {}
     for entry, amount in snapshot.ledger:
         payer = snapshot.payer(entry.payer)
         objcg = snapshot.objcgs.get(entry.payer)
-        if payer is None:
+        if payer is None or entry.nid == NUMA_NO_NODE:
             continue
         key = (payer, entry.kind, objcg.nid if objcg is not None else None, entry.nid)
         before = cells.get(key, Amount(0, 0))

@@ -29,11 +29,16 @@ ITEMS = {
     "unreclaimable": "NR_SLAB_UNRECLAIMABLE_B",
 }
 
+_OWNERS = "owners of compound pages, which may be large kmallocs or not, are not in the image"
+
 Cell = tuple[int, int, str]
 
 
 def slab_rows(snapshot: Snapshot) -> list[Row]:
     """Hold the slab objects against the slab counters, by memcg, node and kind."""
+    # What marks no large kmallocs lets other compound pages pass for them.
+    guessed = not snapshot.features.large_kmalloc_type and not snapshot.complete("compound")
+    unread = None if snapshot.complete("stock") else "object stocks could not all be read"
     found, stock = _found(snapshot), _in_stock(snapshot)
     rows = []
     for memcg in snapshot.live():
@@ -57,7 +62,11 @@ def slab_rows(snapshot: Snapshot) -> list[Row]:
                             "pending_cpu": claim.pending,
                             "stock": stock.get(cell, 0),
                         },
-                        gap=_gap(snapshot, detail, nid),
+                        gap=_OWNERS
+                        if guessed and detail == "unreclaimable"
+                        else _gap(snapshot, detail, nid),
+                        gap_hides_both=guessed and detail == "unreclaimable",
+                        unread=unread,
                         hierarchy=stat.state if stat is not None else None,
                     )
                 )
@@ -89,9 +98,9 @@ def _in_stock(snapshot: Snapshot) -> Mapping[Cell, int]:
 
 
 def _gap(snapshot: Snapshot, detail: str, nid: int) -> str | None:
-    ledger = snapshot.ledger
-    if ledger.has_gap("slab", detail, nid):
+    if snapshot.ledger.has_gap("slab", detail, nid):
         return "objcgs of slabs on this node are not in the image"
-    if detail == "unreclaimable" and ledger.has_gap("kmem", "large_kmalloc", nid):
-        return "struct pages are not in the image"
-    return None
+    gap = snapshot.gap("slab", detail, nid)
+    if gap is None and detail == "unreclaimable":
+        gap = snapshot.gap("kmem", "large_kmalloc", nid)
+    return gap

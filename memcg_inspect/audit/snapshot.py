@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from memcg_inspect.audit.counters import Claim, Counters
 from memcg_inspect.audit.ledger import Amount, Kind, Ledger
@@ -14,7 +15,9 @@ from memcg_inspect.model import (
     Coverage,
     Features,
     ImageInfo,
+    LruLists,
     Memcg,
+    Misplaced,
     Objcg,
     ObjStock,
     Running,
@@ -23,7 +26,10 @@ from memcg_inspect.model import (
     Vectors,
 )
 
-__all__ = ("Snapshot",)
+__all__ = ("OBJECTS", "Snapshot")
+
+#: Kinds of charges that are bytes, not pages.
+OBJECTS: tuple[Kind, ...] = ("slab", "percpu", "zswap")
 
 
 @dataclass(frozen=True)
@@ -35,7 +41,11 @@ class Snapshot:
     :ivar references: references to obj_cgroups that are no charges, by holder and obj_cgroup
     :ivar transients: what is being freed and may hold a reference, by obj_cgroup
     :ivar running: what each CPU was doing
+    :ivar posted: percpu bytes more than are there, by obj_cgroup and node, that the posted
+        rule of per-node accounting would book; see :mod:`memcg_inspect.audit.kmem`
+    :ivar misplaced: charges on another node than their obj_cgroup, found one by one
     :ivar vectors: where the vectors of slabs are, by node of the slab
+    :ivar lru: folios on LRU lists, and how many there are said to be
     :ivar coverage: what could be read, by subject
     """
 
@@ -51,9 +61,45 @@ class Snapshot:
     references: Mapping[str, Mapping[int, int]] = field(default_factory=dict)
     transients: Mapping[int, Sequence[Transient]] = field(default_factory=dict)
     running: Sequence[Running] = ()
+    posted: Mapping[tuple[int, int], int] = field(default_factory=dict)
+    misplaced: Sequence[Misplaced] = ()
     tasks: Sequence[TaskCharge] = ()
     vectors: Mapping[int, Vectors] = field(default_factory=dict)
+    lru: LruLists | None = None
     coverage: Mapping[str, Coverage] = field(default_factory=dict)
+
+    @cached_property
+    def _strays(self) -> frozenset[tuple[Kind, str, int]]:
+        # Charges of obj_cgroups and memcgs that could not be read may be anybody's.
+        if self.complete("memcgs", "objcgs"):
+            return frozenset()
+        payers = {entry.payer for entry, _ in self.ledger}
+        unknown = {payer for payer in payers if self.payer(payer) is None}
+        return frozenset((e.kind, e.detail, e.nid) for e, _ in self.ledger if e.payer in unknown)
+
+    def gap(self, kind: Kind, detail: str | None = None, nid: int | None = None) -> str | None:
+        """
+        Return why charges of a kind may be missing from what was found of a memcg.
+
+        :param detail: ``None`` for any
+        :param nid: ``None`` for any
+        """
+        if self.ledger.has_gap(kind, detail, nid):
+            return f"{kind} memory is not all in the image"
+        for stray_kind, stray_detail, stray_nid in self._strays:
+            if kind == stray_kind and detail in (None, stray_detail) and nid in (None, stray_nid):
+                return f"{kind} memory is charged to obj_cgroups or memcgs that are not in the image"
+        return None
+
+    def objcg_gap(self) -> str | None:
+        """Return why bytes of objects may be missing from what was found of a memcg."""
+        for kind in OBJECTS:
+            gap = self.gap(kind)
+            if gap is not None:
+                return gap
+        if not self.complete("stock"):
+            return "object stocks are not all in the image"
+        return None if self.complete("objcgs") else "obj_cgroups are not all in the image"
 
     def complete(self, *subjects: str) -> bool:
         """Return whether everything on these subjects could be read."""

@@ -22,6 +22,7 @@ __all__ = (
     "constant",
     "has_member",
     "has_type",
+    "member_type",
     "per_program",
     "static_key_enabled",
 )
@@ -87,6 +88,18 @@ def array_length(type_: Type) -> int:
     if type_.kind != TypeKind.ARRAY:
         raise ValueError(f"not an array: {type_}")
     return type_.length or 0
+
+
+def member_type(type_: Type, name: str) -> Type:
+    """
+    Return the type of a member of a structure, those of anonymous members included.
+
+    :raises LookupError: if there is no such member
+    """
+    found = _find(type_.unaliased(), name, 0)
+    if found is None:
+        raise LookupError(f"{type_.type_name()} has no member {name}")
+    return found[1].type
 
 
 class BitField(NamedTuple):

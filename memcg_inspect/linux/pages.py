@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from itertools import compress
+from itertools import compress, repeat
 from typing import NamedTuple
 
 from drgn import Program, offsetof, sizeof
@@ -23,10 +23,13 @@ from drgn import Program, offsetof, sizeof
 from memcg_inspect.linux.layout import constant, has_member, per_program
 from memcg_inspect.linux.memory import Memory, memory_of
 from memcg_inspect.linux.mmzone import MemMap, mem_map, page_ranges
+from memcg_inspect.linux.page_flags import FlagBits, page_flags
 from memcg_inspect.model import ImageError
 
 __all__ = (
+    "FlagColumn",
     "KmemPage",
+    "LruFlags",
     "LruPages",
     "Marker",
     "PageLayout",
@@ -56,6 +59,38 @@ class Marker(NamedTuple):
         return int.from_bytes(data[self.offset :: size].translate(table), "little")
 
 
+class FlagColumn(NamedTuple):
+    """
+    Some bits of the flags word, moved together into one byte.
+
+    :ivar tables: by offset in ``struct page``, what a byte there contributes
+    """
+
+    tables: tuple[tuple[int, bytes], ...]
+
+    def column(self, data: bytes, size: int) -> bytes:
+        """Return the byte of each page."""
+        total = 0
+        for offset, table in self.tables:
+            total |= int.from_bytes(data[offset::size].translate(table), "little")
+        return total.to_bytes(len(data) // size, "little")
+
+
+class LruFlags(NamedTuple):
+    """
+    What the flags of a folio say about LRU lists.
+
+    :ivar on_list: ``PG_lru``
+    :ivar generation: one more than its generation if it is on a list of the multi-gen LRU
+    """
+
+    on_list: bool
+    active: bool
+    unevictable: bool
+    swapbacked: bool
+    generation: int
+
+
 class PageLayout(NamedTuple):
     """
     What to look for in a ``struct page``.
@@ -69,6 +104,8 @@ class PageLayout(NamedTuple):
     :ivar slab: marks slabs, on their first page only
     :ivar kmem: marks pages with ``MEMCG_DATA_KMEM``
     :ivar lru: marks pages whose ``memcg_data`` has no flag
+    :ivar lru_flags: what makes a :class:`LruFlags`
+    :ivar zone: the zone
     :ivar types: page types worth a name, by ``page_type >> 24`` (6.12 and newer)
     :ivar table_bit: ``PG_table`` where page types are inverted bits (6.11 and older)
     """
@@ -82,6 +119,8 @@ class PageLayout(NamedTuple):
     slab: tuple[Marker, ...]
     kmem: Marker
     lru: Marker
+    lru_flags: FlagColumn
+    zone: FlagColumn
     types: dict[int, str]
     table_bit: int | None
 
@@ -125,13 +164,16 @@ class KmemPage(NamedTuple):
 
 class LruPages(NamedTuple):
     """
-    User pages and page cache of one payer on one node.
+    User pages and page cache of one payer on one node, alike in where they belong.
 
-    :ivar payer: ``struct obj_cgroup *``, before 7.2 ``struct mem_cgroup *``
+    :ivar payer: ``struct obj_cgroup *``, before 7.2 ``struct mem_cgroup *``; 0 for pages on
+        LRU lists that are charged to nobody
     """
 
     nid: int
     payer: int
+    zone: int
+    flags: LruFlags
     folios: int
     pages: int
 
@@ -168,6 +210,10 @@ def page_layout(prog: Program) -> PageLayout:
     # 'compound_info'") (in v7.1). Bit 0 marks a tail in both.
     info = offsetof(page, "compound_info" if page.has_member("compound_info") else "compound_head")
     low = memory.byte_of_word(memcg_data, 0)
+    bits = page_flags(prog)
+    listed = [bits.lru, bits.active, bits.unevictable, bits.swapbacked]
+    if bits.generation is not None:
+        listed.append(bits.generation)
     return PageLayout(
         info=info,
         memcg_data=memcg_data,
@@ -178,6 +224,8 @@ def page_layout(prog: Program) -> PageLayout:
         slab=_slab_markers(prog, memory, flags, page_type),
         kmem=Marker(low, MEMCG_DATA_KMEM, MEMCG_DATA_KMEM),
         lru=Marker(low, MEMCG_DATA_FLAGS, 0),
+        lru_flags=_flag_column(memory, flags, listed),
+        zone=_flag_column(memory, flags, [bits.zone]),
         types=_type_names(prog),
         # PG_table was a macro until commit ff202303c398 ("mm: convert page type macros to
         # enum") (in v6.10); the bit is clear when the type is set.
@@ -190,6 +238,25 @@ def _flag(prog: Program, memory: Memory, flags: int, name: str) -> Marker:
     if bit is None:
         raise ImageError(f"enum pageflags has no {name}: this kernel cannot be read")
     return Marker(memory.byte_of_word(flags, bit // 8), 1 << bit % 8, 1 << bit % 8)
+
+
+def _flag_column(memory: Memory, flags: int, parts: Iterable[FlagBits]) -> FlagColumn:
+    # The parts lie side by side in the byte, the first one lowest.
+    tables = [bytearray(256) for _ in range(memory.word_size)]
+    at = 0
+    for part in parts:
+        for bit in range(part.shift, part.shift + part.width):
+            for byte in range(256):
+                tables[bit // 8][byte] |= (byte >> bit % 8 & 1) << at
+            at += 1
+    used = ((memory.byte_of_word(flags, n), bytes(t)) for n, t in enumerate(tables) if any(t))
+    return FlagColumn(tuple(used))
+
+
+#: What each byte of the column of LRU flags means.
+_LRU_FLAGS = tuple(
+    LruFlags(bool(b & 1), bool(b & 2), bool(b & 4), bool(b & 8), b >> 4) for b in range(256)
+)
 
 
 def _slab_markers(prog: Program, memory: Memory, flags: int, page_type: int) -> tuple[Marker, ...]:
@@ -343,22 +410,20 @@ class _Scan:
         nids: int | list[int],
         count: int,
     ) -> Iterator[LruPages]:
-        words = self.memory.words(data, self.layout.memcg_data, self.frames.size)
-        found: Counter[tuple[int, int, int]] = Counter()
+        size, layout = self.frames.size, self.layout
+        words = self.memory.words(data, layout.memcg_data, size)
+        flags, zones = layout.lru_flags.column(data, size), layout.zone.column(data, size)
         selected = single.to_bytes(count, "little")
-        if isinstance(nids, int):
-            for word, times in Counter(compress(words, selected)).items():
-                found[nids, word, 0] += times
-        else:
-            pairs: Iterable[tuple[int, int]] = zip(nids, words, strict=True)
-            for (nid, word), times in Counter(compress(pairs, selected)).items():
-                found[nid, word, 0] += times
+        nodes = repeat(nids) if isinstance(nids, int) else compress(nids, selected)
+        columns = (compress(column, selected) for column in (words, flags, zones))
+        found = Counter(zip(*columns, nodes, repeat(0)))  # noqa: B905
         for i in _positions(compound, count):
             if i in orders:
-                found[_at(nids, i), words[i], orders[i]] += 1
-        for (nid, word, order), folios in found.items():
-            if word:
-                yield LruPages(nid, word, folios, folios << order)
+                found[words[i], flags[i], zones[i], _at(nids, i), orders[i]] += 1
+        for (word, flag, zone, nid, order), folios in found.items():
+            known = _LRU_FLAGS[flag]
+            if word or known.on_list:
+                yield LruPages(nid, word, zone, known, folios, folios << order)
 
 
 def _at(nids: int | list[int], i: int) -> int:

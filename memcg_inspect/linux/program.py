@@ -10,6 +10,7 @@ types to read it by, or says in one line why that cannot be done.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -123,41 +124,33 @@ def _load_types(prog: Program, source: ImageSource) -> None:
             raise ImageError(f"{source.symbols[0]}: a file with debug info, and only BTF is wanted")
         load_btf(prog)
         return
-    main, missing = _load_dwarf(prog, source)
+    main = _load_dwarf(prog, source)
     if main is not None and not main.wants_debug_file():
         return
     if source.debuginfo == "auto" and not source.symbols:
         load_btf(prog)
         return
-    if main is None:
-        raise ImageError(f"{source.name}: its kernel cannot be identified")
-    _explain_missing(main, source, missing)
+    _explain_missing(main, source)
 
 
-def _load_dwarf(
-    prog: Program, source: ImageSource
-) -> tuple[MainModule | None, MissingDebugInfoError | None]:
-    """Return the kernel itself, if it is known which it is, and what drgn misses."""
+# Returns the kernel itself, if it is known which it is: it may still want debug info.
+def _load_dwarf(prog: Program, source: ImageSource) -> MainModule | None:
     if source.debug_directories:
         options = prog.debug_info_options
         options.directories = (*source.debug_directories, *options.directories)
-    missing = None
     try:
-        prog.load_debug_info(source.symbols, main=source.default_symbols)
-    except MissingDebugInfoError as error:
-        missing = error
+        with suppress(MissingDebugInfoError):
+            prog.load_debug_info(source.symbols, main=source.default_symbols)
     except Exception as error:
         raise ImageError(f"debug info cannot be loaded: {_one_line(error)}") from None
     try:
-        return prog.main_module(), missing
+        return prog.main_module()
     except LookupError:
-        return None, missing
+        return None
 
 
-def _explain_missing(
-    main: MainModule, source: ImageSource, missing: MissingDebugInfoError | None
-) -> None:
-    image = main.build_id.hex() if main.build_id else "unknown"
+def _explain_missing(main: MainModule | None, source: ImageSource) -> None:
+    image = main.build_id.hex() if main is not None and main.build_id else "unknown"
     for path in source.symbols:
         given = _build_id(path)
         if given == image:

@@ -51,6 +51,7 @@ def report_document(report: Report) -> dict[str, Any]:
             "debug_info": image.debug_info,
         },
         "verdict": report.verdict,
+        "counters_follow": report.follows,
         "memcgs": [_memcg(memcg) for memcg in report.memcgs],
         "identities": [_identity(identity) for identity in report.identities],
         "rows": [_row(row) for row in report.rows if not is_zero(row)],

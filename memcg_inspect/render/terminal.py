@@ -46,10 +46,17 @@ _ALWAYS = "slab"
 _PIPE_WIDTH = 200
 
 
+class _Console(Console):
+    """One that leaves the exit status to the program: rich's own says 1."""
+
+    def on_broken_pipe(self) -> None:
+        raise BrokenPipeError
+
+
 def make_console() -> Console:
     """Return a console for standard output."""
     # Names are no markup.
-    console = Console(highlight=False, markup=False, emoji=False)
+    console = _Console(highlight=False, markup=False, emoji=False)
     if not console.is_terminal:
         console.width = _PIPE_WIDTH
     return console

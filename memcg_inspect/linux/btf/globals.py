@@ -88,7 +88,10 @@ _READERS: dict[str, Entry | tuple[Entry, ...]] = {
     "memcg_list_lrus": "struct list_head",
     "memcg_sockets_enabled_key": "struct static_key_false",
     "memory_cgrp_subsys": "struct cgroup_subsys",
+    "memory_cgrp_subsys_enabled_key": "struct static_key_true",
     "root_mem_cgroup": "struct mem_cgroup *",
+    # released
+    "bpf_map_types": "const struct bpf_map_ops * const [*]",
     # slab
     "slab_caches": "struct list_head",
     "slab_obj_ext_has_codetag_key": "struct static_key_false",
