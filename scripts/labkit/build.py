@@ -13,6 +13,7 @@ import re
 import shlex
 import shutil
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from .errors import LabError
 from .paths import FIXTURES, cache_folder
 from .progress import doing
 from .run import BUILD_TOOLS, need, run
-from .store import fresh_folder, text_hash, tree_hash
+from .store import fresh_folder, locked, text_hash, tree_hash
 
 
 def fragment_text(fragments: tuple[str, ...], localversion: str) -> str:
@@ -57,13 +58,17 @@ def make_command(tree: Path, output: Path, over: Sequence[tuple[Path, Path]] = (
     return ["unshare", "--mount", *root, "sh", "-c", script, "sh", *command]
 
 
-def kernel_command(name: str, series: str, base: str | None) -> list[str]:
-    """How to call make for a kernel built here, also for a module of it."""
+def kernel_command(place: str, series: str, root: str | None) -> list[str]:
+    """How to call make for a kernel built here, also for a module of it.
+
+    `place` names its build tree, and its source when that is patched; `root` is the
+    kernel without any patches then, behind whose paths both are mounted.
+    """
     tree, trees = source.folder(series), cache_folder("build")
-    if base is None:
-        return make_command(tree, trees / name)
-    over = [(source.patched_folder(name), tree), (trees / name, trees / base)]
-    return make_command(tree, trees / base, over)
+    if root is None:
+        return make_command(tree, trees / place)
+    over = [(source.patched_folder(place), tree), (trees / place, trees / root)]
+    return make_command(tree, trees / root, over)
 
 
 def configure(make: list[str], output: Path, text: str, *, optional: frozenset[str]) -> None:
@@ -113,6 +118,18 @@ def inputs(series_version: str, text: str, patches: list[Path]) -> str:
     return text_hash([series_version, text, [tree_hash(patch) for patch in patches]])
 
 
+@dataclass(frozen=True)
+class Base:
+    """Where the build of a patched kernel starts: another one without these patches."""
+
+    # the place of its build tree, and of its source when it is patched, too
+    place: str
+    # the kernel without any patches behind it, perhaps itself
+    root: str
+    # what decided how it came out
+    inputs: str
+
+
 def build(
     name: str,
     series: str,
@@ -121,37 +138,47 @@ def build(
     fragments: tuple[str, ...],
     localversion: str,
     optional: frozenset[str],
-    patches: list[Path],
-    base: str | None,
     refresh: bool,
+    place: str,
+    patches: list[Path],
+    all_patches: list[Path],
+    base: Base | None,
 ) -> dict[str, Any]:
     """Fill `folder` with a kernel built here; returns what it was built from.
 
     The build tree stays in the cache, so the next build only makes what changed.
-    With patches, the source is a patched copy, and the build tree starts as a
-    copy of that of `base`, the same kernel without them.
+    With patches, the source is a patched copy of that of `base`, and the build tree
+    starts as a copy of its; `all_patches` are these and those of the base.
     """
     need(*BUILD_TOOLS)
     tree, version = source.source(series, refresh=refresh)
     text = fragment_text(fragments, localversion)
-    output = cache_folder("build") / name
-    if base is not None:
-        # without the source it was built from, a build tree cannot be trusted
-        if not (output.exists() and source.patched_folder(name).exists()):
-            _copy_build(cache_folder("build") / base, output)
-        source.patched(name, tree, version, patches)
-    make = kernel_command(name, series, base)
-    configure(make, output, text, optional=optional)
-    compile_kernel(make, name)
-    release = collect(output, folder)
+    output = cache_folder("build") / place
+    with locked(f"build-{place}"):
+        if base is not None:
+            _start_from(base, output, place)
+            below = tree if base.place == base.root else source.patched_folder(base.place)
+            source.patched(place, below, f"{version} {base.inputs}", patches)
+        make = kernel_command(place, series, base.root if base else None)
+        configure(make, output, text, optional=optional)
+        compile_kernel(make, name)
+        release = collect(output, folder)
     return {
         "release": release,
         "packages": {f"linux-source-{series}": version},
-        "inputs": inputs(version, text, patches),
+        "inputs": inputs(version, text, all_patches),
     }
 
 
-def _copy_build(base: Path, output: Path) -> None:
+def _start_from(base: Base, output: Path, place: str) -> None:
+    # a build tree is as good as the source it was built from, and as its base is current
+    mark, patched = output / ".lab-base", source.patched_folder(place)
+    if mark.exists() and mark.read_text() == base.inputs and patched.exists():
+        return
+    # so that all that is patched looks newer than what is copied
+    if patched.exists():
+        shutil.rmtree(patched)
     with fresh_folder(output) as made:
-        copy = ["cp", "-a", "--reflink=auto", f"{base}/.", made]
-        run(copy, what=f"copying the build of {base.name}")
+        copy = ["cp", "-a", "--reflink=auto", f"{cache_folder('build') / base.place}/.", made]
+        run(copy, what=f"copying the build of {base.place}")
+        (made / ".lab-base").write_text(base.inputs)

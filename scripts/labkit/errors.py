@@ -8,7 +8,3 @@ class LabError(Exception):
 
 class GuestError(LabError):
     """The guest did not do what was asked of it; the message shows its console."""
-
-
-class NoAnswerError(GuestError):
-    """The guest neither answers nor shows why."""

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from .errors import GuestError, NoAnswerError
+from .errors import GuestError
 from .qemu import Qemu
 
 PORTS = ("ctl", "out", "err")
@@ -60,12 +60,12 @@ class Guest:
         tail = console_tail(self.qemu.console())
         return GuestError(f"{what}; the guest's console:\n{tail}")
 
-    def _no_answer(self, timeout: float | None, what: str) -> NoAnswerError:
+    def _no_answer(self, timeout: float | None, what: str) -> GuestError:
         # where its CPUs are tells a guest that waits from one that hangs
         registers = self.qemu.monitor.human("info registers -a")
         places = ", ".join(re.findall(r"RIP=(\w+)", registers))
         text = f"no answer from the guest in {timeout:.0f} s during: {what} (CPUs at {places})"
-        return NoAnswerError(str(self.fail(text)))
+        return self.fail(text)
 
     def check(self, what: str) -> None:
         """Raise when the guest is gone or its kernel is in trouble."""

@@ -28,6 +28,8 @@ class Recipe:
     patches: tuple[str, ...] = ()
     # for a patched one: the kernel without the patches, where its build starts
     base: str | None = None
+    # for small differences: a build tree that they share, made one after the other
+    place: str | None = None
 
 
 # names that came or went between 6.12 and 7.3
@@ -43,12 +45,31 @@ RECIPES: dict[str, Recipe] = {
     ),
     "7.3-lab": Recipe("7.3", fragments=("lab",), localversion="lab"),
     "7.3-pernode": Recipe(
+        "7.3", fragments=("lab",), localversion="lab", patches=("7.3-pernode",), base="7.3-lab"
+    ),
+    "7.3-pernode-debug": Recipe(
         "7.3",
-        fragments=("lab",),
+        fragments=("lab", "lab-debug"),
         localversion="lab",
         patches=("7.3-pernode",),
         base="7.3-lab",
     ),
+}
+
+# 7.3-pernode with one mistake each, by the name of the patch that makes it
+BROKEN = tuple(
+    sorted(path.stem for path in (FIXTURES / "patches" / "7.3-pernode-broken").glob("*.patch"))
+)
+RECIPES |= {
+    f"7.3-pernode-broken-{mistake}": Recipe(
+        "7.3",
+        fragments=("lab",),
+        localversion="lab",
+        patches=(f"7.3-pernode-broken/{mistake}.patch",),
+        base="7.3-pernode",
+        place="7.3-pernode-broken",
+    )
+    for mistake in BROKEN
 }
 
 
@@ -81,7 +102,10 @@ class Kernel:
         how = RECIPES[self.name]
         if not how.fragments:
             return None
-        return build.kernel_command(self.name, how.series, how.base)
+        # in a shared place another one may stand, but for modules its base is as good
+        name = how.base if how.place and how.base else self.name
+        root = _root(name)
+        return build.kernel_command(name, how.series, None if root == name else root)
 
     @functools.cached_property
     def config(self) -> dict[str, str]:
@@ -101,6 +125,17 @@ def _patch_files(recipe: Recipe) -> list[Path]:
     return found
 
 
+def _root(name: str) -> str:
+    """The kernel without patches that a kernel comes from, perhaps itself."""
+    base = recipe(name).base
+    return name if base is None else _root(base)
+
+
+def _all_patches(recipe: Recipe) -> list[Path]:
+    below = _all_patches(RECIPES[recipe.base]) if recipe.base else []
+    return below + _patch_files(recipe)
+
+
 def _current(recipe: Recipe, facts: dict[str, Any] | None) -> bool:
     """Whether a kernel in the cache is still what its recipe would make."""
     if facts is None:
@@ -109,7 +144,7 @@ def _current(recipe: Recipe, facts: dict[str, Any] | None) -> bool:
         return True
     version = facts["packages"][f"linux-source-{recipe.series}"]
     text = build.fragment_text(recipe.fragments, recipe.localversion)
-    return bool(facts["inputs"] == build.inputs(version, text, _patch_files(recipe)))
+    return bool(facts["inputs"] == build.inputs(version, text, _all_patches(recipe)))
 
 
 def tools(name: str) -> tuple[str, ...]:
@@ -123,8 +158,10 @@ def tools(name: str) -> tuple[str, ...]:
 def _make(name: str, recipe: Recipe, folder: Path, refresh: bool) -> dict[str, Any]:
     if not recipe.fragments:
         return debian.fetch(recipe.series, folder)
+    base = None
     if recipe.base:
-        kernel(recipe.base)
+        below = kernel(recipe.base)
+        base = build.Base(recipe.base, _root(recipe.base), below.facts["inputs"])
     return build.build(
         name,
         recipe.series,
@@ -132,9 +169,11 @@ def _make(name: str, recipe: Recipe, folder: Path, refresh: bool) -> dict[str, A
         fragments=recipe.fragments,
         localversion=recipe.localversion,
         optional=recipe.optional,
-        patches=_patch_files(recipe),
-        base=recipe.base,
         refresh=refresh,
+        place=recipe.place or name,
+        patches=_patch_files(recipe),
+        all_patches=_all_patches(recipe),
+        base=base,
     )
 
 

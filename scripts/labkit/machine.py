@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from . import initramfs, kmodules, topology
-from .errors import LabError, NoAnswerError
+from .errors import GuestError, LabError
 from .guest import PORTS, Guest
 from .kernels import Kernel, kernel, tools
 from .programs import workload_parts, workload_programs
@@ -152,9 +152,10 @@ def booted(
                     qemu = attempt.enter_context(contextlib.closing(Qemu(args, PORTS)))
                     guest = Guest(qemu, timeout=patience)
                 break
-            except NoAnswerError as error:
-                # emulated machines hang now and then before they are up; it was no one's
-                # work that is lost, so the next attempt is as good as the first
+            except GuestError as error:
+                # emulated machines hang now and then before they are up, or trip over code
+                # that another CPU just patched; it was no one's work that is lost, so the
+                # next attempt is as good as the first
                 attempt.close()
                 if patience == _PATIENCE[-1]:
                     raise
