@@ -233,7 +233,8 @@ class _Collector:
         not_objcgs = ("sock",) if on_lru else ("sock", "lru")
         wanted = {entry.payer for entry, _ in self.ledger if entry.kind not in not_objcgs}
         wanted |= {*stocks, *(o for held in self.references.values() for o in held)}
-        return recover_objcgs(self.prog, memcgs, wanted - known, self.coverage["objcgs"])
+        is_whole = not self.coverage["memcgs"].unreadable
+        return recover_objcgs(self.prog, memcgs, is_whole, wanted - known, self.coverage["objcgs"])
 
     def _counters(self, reader: StatReader, memcgs: dict[int, Memcg]) -> Counters:
         coverage = self.coverage["counters"]
@@ -358,8 +359,7 @@ class _Collector:
         detail = "reclaimable" if slab.cache.reclaimable else "unreclaimable"
         if slab.charged is None:
             self.ledger.gap("slab", detail, slab.nid)
-            return
-        for objcg, count in slab.charged.items():
+        for objcg, count in (slab.charged or {}).items():
             entry = Entry(objcg, "slab", detail, slab.nid)
             self.ledger.add(entry, count * slab.cache.charge, count)
         page = slabs.vector_page(slab)

@@ -23,14 +23,10 @@ from memcg_inspect.model import Row, Unit
 
 __all__ = ("kmem_gap", "kmem_pages", "kmem_rows", "pagetable_rows", "stack_rows", "vmalloc_rows")
 
-_GAP = "struct pages are not in the image"
-
 
 def stack_rows(snapshot: Snapshot) -> list[Row]:
     """Hold the pages of kernel stacks against ``NR_KERNEL_STACK_KB``, by memcg and node."""
-    return list(
-        _by_node(snapshot, "kernel_stack", "stack", "NR_KERNEL_STACK_KB", "KiB", 1024, "vmalloc")
-    )
+    return list(_by_node(snapshot, "kernel_stack", "stack", "NR_KERNEL_STACK_KB", "KiB", 1024))
 
 
 def pagetable_rows(snapshot: Snapshot) -> list[Row]:
@@ -46,9 +42,7 @@ def vmalloc_rows(snapshot: Snapshot) -> list[Row]:
     """
     page_size = snapshot.image.page_size
     if "NR_VMALLOC" in snapshot.features.items:
-        return list(
-            _by_node(snapshot, "vmalloc", "vmalloc", "NR_VMALLOC", "pages", page_size, "vmalloc")
-        )
+        return list(_by_node(snapshot, "vmalloc", "vmalloc", "NR_VMALLOC", "pages", page_size))
     found = snapshot.by_memcg("kmem", "vmalloc")
     return [
         make_row(
@@ -59,7 +53,8 @@ def vmalloc_rows(snapshot: Snapshot) -> list[Row]:
             unit="pages",
             found={"vmalloc": found[memcg.address].bytes // page_size},
             claimed=snapshot.own(memcg.address, "MEMCG_VMALLOC"),
-            gap=_gap(snapshot, "vmalloc"),
+            gap=_gap(snapshot, "vmalloc", None),
+            gap_hides_both=not snapshot.complete("stacks"),
             hierarchy=snapshot.folded(memcg.address, "MEMCG_VMALLOC"),
         )
         for memcg in snapshot.live()
@@ -67,7 +62,7 @@ def vmalloc_rows(snapshot: Snapshot) -> list[Row]:
 
 
 def _by_node(
-    snapshot: Snapshot, name: str, detail: str, item: str, unit: Unit, size: int, *subjects: str
+    snapshot: Snapshot, name: str, detail: str, item: str, unit: Unit, size: int
 ) -> Iterator[Row]:
     found = snapshot.by_node("kmem", detail)
     for memcg in snapshot.live():
@@ -81,17 +76,20 @@ def _by_node(
                 unit=unit,
                 found={detail: amount.bytes // size},
                 claimed=snapshot.own(memcg.address, item, nid),
-                gap=_gap(snapshot, *subjects),
+                gap=_gap(snapshot, detail, nid),
+                # Stacks that are not known to be some pass for other areas.
+                gap_hides_both=detail == "vmalloc" and not snapshot.complete("stacks"),
                 hierarchy=snapshot.folded(memcg.address, item, nid),
             )
 
 
-def _gap(snapshot: Snapshot, *subjects: str) -> str | None:
-    if snapshot.ledger.has_gap("kmem"):
-        return _GAP
-    if not snapshot.complete(*subjects):
-        return "some vmalloc areas are not in the image"
-    return None
+def _gap(snapshot: Snapshot, detail: str, nid: int | None) -> str | None:
+    if detail in ("stack", "vmalloc"):
+        if not snapshot.complete("vmalloc"):
+            return "vmalloc areas are not all in the image"
+        if not snapshot.complete("stacks"):
+            return "tasks, whose stacks are told from other vmalloc areas, are not all in the image"
+    return snapshot.gap("kmem", detail, nid)
 
 
 def kmem_pages(snapshot: Snapshot) -> Mapping[int, dict[str, int]]:
@@ -118,10 +116,7 @@ def kmem_pages(snapshot: Snapshot) -> Mapping[int, dict[str, int]]:
 
 def kmem_gap(snapshot: Snapshot) -> str | None:
     """Return why kernel memory may be missing from what was found, if it may."""
-    for kind in ("kmem", "slab", "percpu", "zswap"):
-        if snapshot.ledger.has_gap(kind):
-            return f"{kind} memory is not all in the image"
-    return None if snapshot.complete("stock") else "object stocks are not all in the image"
+    return snapshot.gap("kmem") or snapshot.objcg_gap()
 
 
 def kmem_rows(snapshot: Snapshot) -> list[Row]:

@@ -17,12 +17,19 @@ from collections.abc import Mapping
 from weakref import WeakKeyDictionary
 
 from memcg_inspect.audit.rows import make_row
-from memcg_inspect.audit.snapshot import Snapshot
+from memcg_inspect.audit.snapshot import OBJECTS, Snapshot
 from memcg_inspect.model import Row
 
 __all__ = ("objcg_bytes", "objcg_rows", "reference_rows")
 
-_BYTES = ("slab", "percpu", "zswap")
+#: What holds references and is no charge, by subject of the coverage.
+_HOLDERS = {
+    "memcgs": "memcgs",
+    "objcgs": "pointers of memcgs to their obj_cgroups",
+    "stock": "object stocks",
+    "tasks": "tasks",
+    "bpf": "BPF maps",
+}
 
 
 def objcg_bytes(snapshot: Snapshot) -> Mapping[int, dict[str, int]]:
@@ -31,11 +38,11 @@ def objcg_bytes(snapshot: Snapshot) -> Mapping[int, dict[str, int]]:
     if known is not None:
         return known
     found: dict[int, dict[str, int]] = {
-        a: dict.fromkeys(_BYTES, 0) | {"stock": 0, "nr_charged_bytes": o.nr_charged_bytes}
+        a: dict.fromkeys(OBJECTS, 0) | {"stock": 0, "nr_charged_bytes": o.nr_charged_bytes}
         for a, o in snapshot.objcgs.items()
     }
     for entry, amount in snapshot.ledger:
-        if entry.kind in _BYTES and entry.payer in found:
+        if entry.kind in OBJECTS and entry.payer in found:
             found[entry.payer][entry.kind] += amount.bytes
     for stock in snapshot.stocks:
         if stock.objcg in found:
@@ -51,7 +58,7 @@ _KNOWN: WeakKeyDictionary[object, Mapping[int, dict[str, int]]] = WeakKeyDiction
 def objcg_rows(snapshot: Snapshot) -> list[Row]:
     """Check that the bytes of each obj_cgroup add up to whole pages."""
     gap = None
-    for kind in ("slab", "percpu", "zswap"):
+    for kind in OBJECTS:
         if snapshot.ledger.has_gap(kind):
             gap = f"{kind} memory is not all in the image"
     if not snapshot.complete("stock"):
@@ -114,7 +121,7 @@ def _reference_gap(snapshot: Snapshot) -> str | None:
     for kind in ("kmem", "slab", "percpu", "zswap", "lru"):
         if snapshot.ledger.has_gap(kind):
             return f"{kind} memory is not all in the image"
-    for subject in ("stock", "tasks", "bpf"):
+    for subject, what in _HOLDERS.items():
         if not snapshot.complete(subject):
-            return f"{subject} could not all be read"
+            return f"{what} are not all in the image"
     return None

@@ -22,9 +22,7 @@ def percpu_rows(snapshot: Snapshot) -> list[Row]:
     """Hold percpu allocations against their counter, by memcg."""
     data = snapshot.by_memcg("percpu", "data")
     metadata = snapshot.by_memcg("percpu", "metadata")
-    gap = (
-        "parts of percpu chunks are not in the image" if snapshot.ledger.has_gap("percpu") else None
-    )
+    gap = snapshot.gap("percpu")
     return [
         make_row(
             "percpu",

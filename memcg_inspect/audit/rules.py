@@ -22,7 +22,6 @@ __all__ = ("is_task_wrong", "placement_rows", "task_rows")
 
 def placement_rows(snapshot: Snapshot) -> list[Row]:
     """Count the vectors outside their slabs that are on the slab's node."""
-    gap = "struct pages are not in the image" if snapshot.ledger.has_gap("slab") else None
     rows = []
     for nid, vectors in sorted(snapshot.vectors.items()):
         rows.append(
@@ -36,8 +35,8 @@ def placement_rows(snapshot: Snapshot) -> list[Row]:
                 claimed={"vectors": vectors.total},
             )
         )
-        if gap is not None and rows[-1].status == "exact":
-            rows[-1] = _unverifiable(rows[-1], gap)
+        if rows[-1].status == "exact" and snapshot.ledger.has_gap("slab", None, nid):
+            rows[-1] = _unverifiable(rows[-1], "slabs on this node are not all in the image")
     return rows
 
 
@@ -58,7 +57,9 @@ def task_rows(snapshot: Snapshot) -> list[Row]:
 
 
 def _task_rows(snapshot: Snapshot, total: dict[int, int], right: dict[int, int]) -> Iterator[Row]:
-    gap = None if snapshot.complete("tasks") else "tasks could not all be read"
+    gap = None if snapshot.complete("tasks") else "tasks are not all in the image"
+    if not snapshot.complete("memcgs", "objcgs"):
+        gap = "memcgs and their obj_cgroups are not all in the image"
     for memcg, number in total.items():
         row = make_row(
             "task_objcg",
@@ -80,7 +81,9 @@ def is_task_wrong(snapshot: Snapshot, task: TaskCharge) -> bool:
     root = next(iter(snapshot.memcgs))
     for objcg in task.objcgs:
         if objcg:
-            if snapshot.payer(objcg) != payer or objcg not in snapshot.objcgs:
+            if objcg not in snapshot.objcgs:
+                return snapshot.complete("memcgs", "objcgs")  # or else it may be any
+            if snapshot.payer(objcg) != payer:
                 return True
         elif task.is_user and payer != root:
             return True

@@ -70,12 +70,16 @@ class Snapshot:
 
     @cached_property
     def _strays(self) -> frozenset[tuple[Kind, str, int]]:
-        # Charges of obj_cgroups and memcgs that could not be read may be anybody's.
+        # Charges of an obj_cgroup that could not be read may be anybody's. What is charged to a
+        # memcg itself is not: if that could not be read, its parent is known to be partial.
         if self.complete("memcgs", "objcgs"):
             return frozenset()
-        payers = {entry.payer for entry, _ in self.ledger}
-        unknown = {payer for payer in payers if self.payer(payer) is None}
-        return frozenset((e.kind, e.detail, e.nid) for e, _ in self.ledger if e.payer in unknown)
+        to_memcgs = ("sock",) if self.features.lru_holds_objcg else ("sock", "lru")
+        return frozenset(
+            (entry.kind, entry.detail, entry.nid)
+            for entry, _ in self.ledger
+            if entry.payer not in self.objcgs and entry.kind not in to_memcgs
+        )
 
     def gap(self, kind: Kind, detail: str | None = None, nid: int | None = None) -> str | None:
         """
@@ -88,7 +92,7 @@ class Snapshot:
             return f"{kind} memory is not all in the image"
         for stray_kind, stray_detail, stray_nid in self._strays:
             if kind == stray_kind and detail in (None, stray_detail) and nid in (None, stray_nid):
-                return f"{kind} memory is charged to obj_cgroups or memcgs that are not in the image"
+                return f"{kind} memory is charged to obj_cgroups that are not in the image"
         return None
 
     def objcg_gap(self) -> str | None:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from memcg_inspect.audit.kmem import kmem_pages
+from memcg_inspect.audit.kmem import kmem_gap, kmem_pages
 from memcg_inspect.audit.rows import make_row
 from memcg_inspect.audit.snapshot import Snapshot
 from memcg_inspect.model import Row
@@ -25,7 +25,7 @@ __all__ = ("sock_rows", "usage_rows")
 def sock_rows(snapshot: Snapshot) -> list[Row]:
     """Hold the memory of sockets against ``MEMCG_SOCK``, by memcg."""
     found = snapshot.by_memcg("sock")
-    gap = "sockets are not all in the image" if snapshot.ledger.has_gap("sock") else None
+    gap = snapshot.gap("sock")
     return [
         make_row(
             "sock",
@@ -44,7 +44,7 @@ def sock_rows(snapshot: Snapshot) -> list[Row]:
 
 def usage_rows(snapshot: Snapshot) -> list[Row]:
     """Hold everything a memcg is charged for against its page counter."""
-    page_size = snapshot.image.page_size
+    page_size, has_sock = snapshot.image.page_size, snapshot.features.default_hierarchy
     lru, sock = snapshot.by_memcg("lru"), snapshot.by_memcg("sock")
     kmem, own = kmem_pages(snapshot), _own_usage(snapshot)
     stock: Counter[int] = Counter()
@@ -67,7 +67,8 @@ def usage_rows(snapshot: Snapshot) -> list[Row]:
                 found={
                     "lru": lru[memcg.address].bytes // page_size,
                     "kmem": sum(kmem[memcg.address].values()),
-                    "sock": -(-sock[memcg.address].bytes // page_size),
+                    # cgroup v1 has a page counter for sockets alone
+                    **({"sock": -(-sock[memcg.address].bytes // page_size)} if has_sock else {}),
                     "stock": stock[memcg.address],
                 },
                 claimed=None if usage is None else {"page_counter": usage},
@@ -86,11 +87,13 @@ def _own_usage(snapshot: Snapshot) -> dict[int, int | None]:
         above, usage = snapshot.memcgs[memcg.parent].payer, snapshot.usage.get(memcg.address)
         whole = own[above]
         own[above] = None if whole is None or usage is None else whole - usage
-    return own
+    return own | dict.fromkeys(snapshot.counters.partial)
 
 
 def _gap(snapshot: Snapshot) -> str | None:
-    for kind in ("kmem", "slab", "percpu", "zswap", "lru", "sock"):
-        if snapshot.ledger.has_gap(kind):
-            return f"{kind} memory is not all in the image"
-    return None if snapshot.complete("charge_stock") else "charge stocks could not all be read"
+    gap = kmem_gap(snapshot) or snapshot.gap("lru")
+    if gap is None and snapshot.features.default_hierarchy:
+        gap = snapshot.gap("sock")
+    if gap is None and not snapshot.complete("charge_stock"):
+        gap = "charge stocks are not all in the image"
+    return gap

@@ -23,11 +23,7 @@ def zswap_rows(snapshot: Snapshot) -> list[Row]:
     """Hold zswap entries against their counters, by memcg."""
     entries = snapshot.by_memcg("zswap")
     whole = snapshot.by_memcg("zswap", "incompressible")
-    gap = (
-        "parts of the zswap trees are not in the image"
-        if snapshot.ledger.has_gap("zswap")
-        else None
-    )
+    gap = snapshot.gap("zswap")
     rows = []
     sums: list[tuple[str, Unit, Callable[[int], int]]] = [
         ("MEMCG_ZSWAP_B", "bytes", lambda m: _of(entries, m).bytes),

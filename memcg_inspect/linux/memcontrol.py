@@ -265,12 +265,17 @@ def read_objcgs(prog: Program, memcgs: dict[int, Memcg], coverage: Coverage) -> 
 
 
 def recover_objcgs(
-    prog: Program, memcgs: Container[int], addresses: Iterable[int], coverage: Coverage
+    prog: Program,
+    memcgs: Container[int],
+    is_whole: bool,
+    addresses: Iterable[int],
+    coverage: Coverage,
 ) -> dict[int, Objcg]:
     """
     Read objcgs that charges point to, but that no list leads to any more.
 
     :param addresses: what charges point to
+    :param is_whole: whether all memcgs were read, so that any other is none
     :return: those that belong to a memcg; how many references the memcg has is not known
     """
     objcgs: dict[int, Objcg] = {}
@@ -280,7 +285,7 @@ def recover_objcgs(
         except FaultError as error:
             coverage.miss("objcg", error.address, str(error))
             continue
-        if found.memcg in memcgs:
+        if found.memcg in memcgs or not is_whole:
             objcgs[address] = replace(found, refs=None)
     coverage.read += len(objcgs)
     return objcgs
