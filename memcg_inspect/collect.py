@@ -25,6 +25,7 @@ from memcg_inspect.audit.snapshot import Snapshot
 from memcg_inspect.linux.bpf import bpf_objcgs
 from memcg_inspect.linux.btf import debug_info_source
 from memcg_inspect.linux.compound import other_compound_pages
+from memcg_inspect.linux.filtered import why_faults, why_missing
 from memcg_inspect.linux.layout import has_type
 from memcg_inspect.linux.lru import LruReader
 from memcg_inspect.linux.memcontrol import (
@@ -131,6 +132,7 @@ def audit(prog: Program) -> Report:
         coverage=snapshot.coverage,
         timings=clock.seconds,
         follows=judged.follows,
+        notes=why_missing(prog, snapshot.coverage.values()),
     )
 
 
@@ -145,7 +147,7 @@ def collect(prog: Program, clock: Clock | None = None) -> Snapshot:
     except FaultError as error:
         raise ImageError(
             "the image lacks memory that nothing can be read without "
-            f"({error}): it is truncated, or filtered too far"
+            f"({error}). {' '.join(why_faults([str(error)]))}".rstrip()
         ) from error
     except (LookupError, AttributeError) as error:
         if isinstance(error, AttributeError) and "no member" not in str(error):

@@ -400,6 +400,7 @@ class Report:
 
     :ivar follows: which rule of per-node accounting the counters follow; ``None`` on kernels
         without it
+    :ivar notes: why parts of the image could not be read, and what to do about it
     """
 
     image: ImageInfo
@@ -412,3 +413,4 @@ class Report:
     coverage: Mapping[str, Coverage]
     timings: Mapping[str, float]
     follows: Follows | None = None
+    notes: tuple[str, ...] = ()

@@ -67,6 +67,7 @@ def _row(snapshot: Snapshot, model: Row, found: int, gap: str | None) -> Row:
         claimed=None if claim is None else split(claim),
         gap=gap,
         gap_hides_both=True,
+        unread="counters of its subtree are not all in the image",
         hierarchy=model.hierarchy,
     )
 
@@ -88,6 +89,7 @@ def level_rows(snapshot: Snapshot) -> list[Row]:
                     unit="bytes",
                     found={"nodes": sum(sum(part) for part in parts if part is not None)},
                     claimed=split(claim) if claim is not None and known else None,
+                    unread=snapshot.unread(memcg.address),
                     hierarchy=snapshot.folded(memcg.address, item),
                 )
             )

@@ -55,6 +55,7 @@ def vmalloc_rows(snapshot: Snapshot) -> list[Row]:
             claimed=snapshot.own(memcg.address, "MEMCG_VMALLOC"),
             gap=_gap(snapshot, "vmalloc", None),
             gap_hides_both=not snapshot.complete("stacks"),
+            unread=snapshot.unread(memcg.address),
             hierarchy=snapshot.folded(memcg.address, "MEMCG_VMALLOC"),
         )
         for memcg in snapshot.live()
@@ -79,6 +80,7 @@ def _by_node(
                 gap=_gap(snapshot, detail, nid),
                 # Stacks that are not known to be some pass for other areas.
                 gap_hides_both=detail == "vmalloc" and not snapshot.complete("stacks"),
+                unread=snapshot.unread(memcg.address),
                 hierarchy=snapshot.folded(memcg.address, item, nid),
             )
 
@@ -155,6 +157,7 @@ def _kmem_row(
         found=found,
         claimed=snapshot.own(memcg, item, nid),
         gap=gap,
+        unread=snapshot.unread(memcg),
         hierarchy=snapshot.folded(memcg, item, nid),
     )
 

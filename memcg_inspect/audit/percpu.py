@@ -36,6 +36,7 @@ def percpu_rows(snapshot: Snapshot) -> list[Row]:
             },
             claimed=snapshot.own(memcg.address, ITEM),
             gap=gap,
+            unread=snapshot.unread(memcg.address),
             hierarchy=snapshot.folded(memcg.address, ITEM),
         )
         for memcg in snapshot.live()

@@ -38,7 +38,7 @@ def slab_rows(snapshot: Snapshot) -> list[Row]:
     """Hold the slab objects against the slab counters, by memcg, node and kind."""
     # What marks no large kmallocs lets other compound pages pass for them.
     guessed = not snapshot.features.large_kmalloc_type and not snapshot.complete("compound")
-    unread = None if snapshot.complete("stock") else "object stocks could not all be read"
+    no_stock = None if snapshot.complete("stock") else "object stocks are not all in the image"
     found, stock = _found(snapshot), _in_stock(snapshot)
     rows = []
     for memcg in snapshot.live():
@@ -66,7 +66,7 @@ def slab_rows(snapshot: Snapshot) -> list[Row]:
                         if guessed and detail == "unreclaimable"
                         else _gap(snapshot, detail, nid),
                         gap_hides_both=guessed and detail == "unreclaimable",
-                        unread=unread,
+                        unread=no_stock or snapshot.unread(memcg.address),
                         hierarchy=stat.state if stat is not None else None,
                     )
                 )

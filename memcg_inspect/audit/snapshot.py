@@ -105,6 +105,12 @@ class Snapshot:
             return "object stocks are not all in the image"
         return None if self.complete("objcgs") else "obj_cgroups are not all in the image"
 
+    def unread(self, memcg: int) -> str:
+        """Return why what a memcg claims for itself is not known, if it is not."""
+        if memcg in self.counters.partial:
+            return "memcgs below this one, whose share is not its own, are not all in the image"
+        return "its counter, or that of a memcg below it, is not in the image"
+
     def complete(self, *subjects: str) -> bool:
         """Return whether everything on these subjects could be read."""
         return not any(self.coverage[s].unreadable for s in subjects if s in self.coverage)

@@ -36,6 +36,7 @@ def sock_rows(snapshot: Snapshot) -> list[Row]:
             found={"sock": -(-found[memcg.address].bytes // snapshot.image.page_size)},
             claimed=snapshot.own(memcg.address, "MEMCG_SOCK"),
             gap=gap,
+            unread=snapshot.unread(memcg.address),
             hierarchy=snapshot.folded(memcg.address, "MEMCG_SOCK"),
         )
         for memcg in snapshot.live()
@@ -73,6 +74,7 @@ def usage_rows(snapshot: Snapshot) -> list[Row]:
                 },
                 claimed=None if usage is None else {"page_counter": usage},
                 gap=_gap(snapshot),
+                unread=snapshot.unread(memcg.address),
                 hierarchy=snapshot.usage.get(memcg.address),
             )
         )

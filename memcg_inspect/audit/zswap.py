@@ -43,6 +43,7 @@ def zswap_rows(snapshot: Snapshot) -> list[Row]:
                 found={"zswap": value(memcg.address)},
                 claimed=snapshot.own(memcg.address, item),
                 gap=gap,
+                unread=snapshot.unread(memcg.address),
                 hierarchy=snapshot.folded(memcg.address, item),
             )
             for memcg in snapshot.live()

@@ -57,6 +57,7 @@ def report_document(report: Report) -> dict[str, Any]:
         "rows": [_row(row) for row in report.rows if not is_zero(row)],
         "skew": [_skew(cell) for cell in report.skew],
         "findings": [_finding(finding) for finding in report.findings],
+        "notes": list(report.notes),
         "coverage": {name: _coverage(c) for name, c in report.coverage.items()},
         "timings": {name: round(seconds, 6) for name, seconds in report.timings.items()},
     }

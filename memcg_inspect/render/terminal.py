@@ -277,3 +277,6 @@ def _print_coverage(report: Report, console: Console) -> None:
             _say(console, f"Not read: {coverage.unreadable:,} of {name}, e.g.", "yellow")
             for example in coverage.examples[:3]:
                 _say(console, f"  {example.what} at {example.address:#x}: {example.reason}")
+    for note in report.notes:
+        console.print()
+        _say(console, note, "bold yellow")
