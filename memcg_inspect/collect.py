@@ -178,7 +178,8 @@ class _Collector:
         with measure("memcgs"):
             image = _image(prog)
             memcgs = read_memcgs(prog, coverage["memcgs"], coverage["names"])
-            objcgs = read_objcgs(prog, memcgs, coverage["objcgs"])
+            lost: set[int] = set()
+            objcgs = read_objcgs(prog, memcgs, coverage["objcgs"], lost)
         with measure("counters"):
             reader = StatReader(prog, ITEMS)
             counters = self._counters(reader, memcgs)
@@ -224,6 +225,7 @@ class _Collector:
             },
             lru=LruLists(pages, sizes, lists.by_generation),
             coverage=dict(coverage),
+            lost=frozenset(memcgs[memcg].payer for memcg in lost),
         )
 
     def _recover(

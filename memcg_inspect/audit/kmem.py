@@ -116,9 +116,9 @@ def kmem_pages(snapshot: Snapshot) -> Mapping[int, dict[str, int]]:
     }
 
 
-def kmem_gap(snapshot: Snapshot) -> str | None:
-    """Return why kernel memory may be missing from what was found, if it may."""
-    return snapshot.gap("kmem") or snapshot.objcg_gap()
+def kmem_gap(snapshot: Snapshot, memcg: int) -> str | None:
+    """Return why kernel memory may be missing from what was found of a memcg, if it may."""
+    return snapshot.gap("kmem") or snapshot.objcg_gap(memcg)
 
 
 def kmem_rows(snapshot: Snapshot) -> list[Row]:
@@ -126,16 +126,15 @@ def kmem_rows(snapshot: Snapshot) -> list[Row]:
     Hold all kernel memory against its counter: ``MEMCG_KMEM`` by memcg, or ``NR_KMEM`` by
     memcg and node where the kernel accounts by node.
     """
-    gap = kmem_gap(snapshot)
     if "NR_KMEM" in snapshot.features.items:
         return [
-            _kmem_row(snapshot, memcg.address, nid, "NR_KMEM", found, gap)
+            _kmem_row(snapshot, memcg.address, nid, "NR_KMEM", found)
             for memcg in snapshot.live()
             for nid, found in _pages_by_node(snapshot, memcg.address).items()
         ]
     pages = kmem_pages(snapshot)
     return [
-        _kmem_row(snapshot, memcg.address, None, "MEMCG_KMEM", pages[memcg.address], gap)
+        _kmem_row(snapshot, memcg.address, None, "MEMCG_KMEM", pages[memcg.address])
         for memcg in snapshot.live()
     ]
 
@@ -146,7 +145,6 @@ def _kmem_row(
     nid: int | None,
     item: str,
     found: Mapping[str, int],
-    gap: str | None,
 ) -> Row:
     return make_row(
         "kmem",
@@ -156,7 +154,7 @@ def _kmem_row(
         unit="pages",
         found=found,
         claimed=snapshot.own(memcg, item, nid),
-        gap=gap,
+        gap=kmem_gap(snapshot, memcg),
         unread=snapshot.unread(memcg),
         hierarchy=snapshot.folded(memcg, item, nid),
     )

@@ -24,12 +24,13 @@ __all__ = ("objcg_bytes", "objcg_rows", "reference_rows")
 
 #: What holds references and is no charge, by subject of the coverage.
 _HOLDERS = {
-    "memcgs": "memcgs",
-    "objcgs": "pointers of memcgs to their obj_cgroups",
     "stock": "object stocks",
     "tasks": "tasks",
     "bpf": "BPF maps",
 }
+
+
+_MEMCGS = "memcgs, which hold references to their obj_cgroups, are not all in the image"
 
 
 def objcg_bytes(snapshot: Snapshot) -> Mapping[int, dict[str, int]]:
@@ -100,6 +101,7 @@ def reference_rows(snapshot: Snapshot) -> list[Row]:
     for stock in snapshot.stocks:
         found[stock.objcg]["stock"] += 1
     gap = _reference_gap(snapshot)
+    unsure = snapshot.lost | snapshot.counters.partial
     return [
         make_row(
             "references",
@@ -110,7 +112,7 @@ def reference_rows(snapshot: Snapshot) -> list[Row]:
             unit="references",
             found={"memcg": objcg.memcg_refs, **found[address]},
             claimed=None if objcg.refs is None else {"refcnt": objcg.refs},
-            gap=gap,
+            gap=_MEMCGS if gap is None and snapshot.payer(address) in unsure else gap,
         )
         for address, objcg in snapshot.objcgs.items()
         if not objcg.is_root  # they are not counted at all

@@ -48,18 +48,21 @@ def task_rows(snapshot: Snapshot) -> list[Row]:
     """Count the tasks of each memcg whose cached obj_cgroups are those of the memcg."""
     total: dict[int, int] = {}
     right: dict[int, int] = {}
+    unknown: set[int] = set()
     for task in snapshot.tasks:
         payer = snapshot.payer(task.memcg)
         if payer is not None:
             total[payer] = total.get(payer, 0) + 1
             right[payer] = right.get(payer, 0) + (not is_task_wrong(snapshot, task))
-    return list(_task_rows(snapshot, total, right))
+            if any(objcg and objcg not in snapshot.objcgs for objcg in task.objcgs):
+                unknown.add(payer)
+    return list(_task_rows(snapshot, total, right, unknown))
 
 
-def _task_rows(snapshot: Snapshot, total: dict[int, int], right: dict[int, int]) -> Iterator[Row]:
+def _task_rows(
+    snapshot: Snapshot, total: dict[int, int], right: dict[int, int], unknown: set[int]
+) -> Iterator[Row]:
     gap = None if snapshot.complete("tasks") else "tasks are not all in the image"
-    if not snapshot.complete("memcgs", "objcgs"):
-        gap = "memcgs and their obj_cgroups are not all in the image"
     for memcg, number in total.items():
         row = make_row(
             "task_objcg",
@@ -70,7 +73,8 @@ def _task_rows(snapshot: Snapshot, total: dict[int, int], right: dict[int, int])
             found={"tasks": right[memcg]},
             claimed={"tasks": number},
         )
-        yield _unverifiable(row, gap) if gap is not None and row.status == "exact" else row
+        reason = gap or ("obj_cgroups are not all in the image" if memcg in unknown else None)
+        yield _unverifiable(row, reason) if reason and row.status == "exact" else row
 
 
 def is_task_wrong(snapshot: Snapshot, task: TaskCharge) -> bool:

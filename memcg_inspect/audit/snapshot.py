@@ -47,6 +47,8 @@ class Snapshot:
     :ivar vectors: where the vectors of slabs are, by node of the slab
     :ivar lru: folios on LRU lists, and how many there are said to be
     :ivar coverage: what could be read, by subject
+    :ivar lost: live memcgs some of whose obj_cgroups, or those of the removed memcgs that
+        they pay for, could not be read
     """
 
     image: ImageInfo
@@ -67,6 +69,7 @@ class Snapshot:
     vectors: Mapping[int, Vectors] = field(default_factory=dict)
     lru: LruLists | None = None
     coverage: Mapping[str, Coverage] = field(default_factory=dict)
+    lost: frozenset[int] = frozenset()
 
     @cached_property
     def _strays(self) -> frozenset[tuple[Kind, str, int]]:
@@ -95,7 +98,7 @@ class Snapshot:
                 return f"{kind} memory is charged to obj_cgroups that are not in the image"
         return None
 
-    def objcg_gap(self) -> str | None:
+    def objcg_gap(self, memcg: int) -> str | None:
         """Return why bytes of objects may be missing from what was found of a memcg."""
         for kind in OBJECTS:
             gap = self.gap(kind)
@@ -103,7 +106,7 @@ class Snapshot:
                 return gap
         if not self.complete("stock"):
             return "object stocks are not all in the image"
-        return None if self.complete("objcgs") else "obj_cgroups are not all in the image"
+        return "its obj_cgroups are not all in the image" if memcg in self.lost else None
 
     def unread(self, memcg: int) -> str:
         """Return why what a memcg claims for itself is not known, if it is not."""

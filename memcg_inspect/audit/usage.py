@@ -73,7 +73,7 @@ def usage_rows(snapshot: Snapshot) -> list[Row]:
                     "stock": stock[memcg.address],
                 },
                 claimed=None if usage is None else {"page_counter": usage},
-                gap=_gap(snapshot),
+                gap=_gap(snapshot, memcg.address),
                 unread=snapshot.unread(memcg.address),
                 hierarchy=snapshot.usage.get(memcg.address),
             )
@@ -92,8 +92,8 @@ def _own_usage(snapshot: Snapshot) -> dict[int, int | None]:
     return own | dict.fromkeys(snapshot.counters.partial)
 
 
-def _gap(snapshot: Snapshot) -> str | None:
-    gap = kmem_gap(snapshot) or snapshot.gap("lru")
+def _gap(snapshot: Snapshot, memcg: int) -> str | None:
+    gap = kmem_gap(snapshot, memcg) or snapshot.gap("lru")
     if gap is None and snapshot.features.default_hierarchy:
         gap = snapshot.gap("sock")
     if gap is None and not snapshot.complete("charge_stock"):

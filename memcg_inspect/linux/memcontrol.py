@@ -235,17 +235,21 @@ def nodeinfo(memcg: Object, on_fault: OnFault | None = None) -> Iterator[tuple[i
             yield nid, pn
 
 
-def read_objcgs(prog: Program, memcgs: dict[int, Memcg], coverage: Coverage) -> dict[int, Objcg]:
+def read_objcgs(
+    prog: Program, memcgs: dict[int, Memcg], coverage: Coverage, lost: set[int]
+) -> dict[int, Objcg]:
     """
     Read every objcg there is, from the memcgs: those in use, and those that removed
     memcgs left to their parents.
 
+    :param lost: the memcgs some of whose objcgs cannot be read are added to these
     :return: objcgs by ``struct obj_cgroup *``
     """
     objcgs: dict[int, Objcg] = {}
 
     def missed(error: FaultError) -> None:
         coverage.miss("objcgs of a memcg", error.address, str(error))
+        lost.add(address)
 
     for address in memcgs:
         memcg = Object(prog, "struct mem_cgroup *", address)
