@@ -71,21 +71,24 @@ class Image:
     def __repr__(self) -> str:
         return f"Image({self.core})"
 
-    def program(self) -> drgn.Program:
-        return _program(self.core, self.vmlinux)
+    def program(self, dwarf: bool = False) -> drgn.Program:
+        """With types from BTF, unless debug info is what a test is about."""
+        return _program(self.core, self.vmlinux if dwarf else None)
 
-    def report(self) -> Report:
-        return _report(self.core, self.vmlinux)
+    def report(self, dwarf: bool = False) -> Report:
+        return _report(self.core, self.vmlinux if dwarf else None)
 
 
-# Types of one kernel take hundreds of megabytes: few programs are kept open.
+# Debug info of one kernel takes hundreds of megabytes: few programs are kept open.
 @lru_cache(maxsize=3)
-def _program(core: Path, vmlinux: Path) -> drgn.Program:
+def _program(core: Path, vmlinux: Path | None) -> drgn.Program:
+    if vmlinux is None:
+        return open_image(ImageSource(core=str(core), debuginfo="btf"))
     return open_image(ImageSource(core=str(core), symbols=(str(vmlinux),)))
 
 
 @lru_cache(maxsize=200)
-def _report(core: Path, vmlinux: Path) -> Report:
+def _report(core: Path, vmlinux: Path | None) -> Report:
     return audit(_program(core, vmlinux))
 
 
@@ -117,7 +120,7 @@ class Plant:
         out = self.folder / f"{len(self.made)}.core"
         self.made.append(out)
         poke.poke(image.core, out, image.vmlinux, changes)
-        return audit(open_image(ImageSource(core=str(out), symbols=(str(image.vmlinux),))))
+        return audit(open_image(ImageSource(core=str(out), debuginfo="btf")))
 
     def remove(self) -> None:
         for path in self.made:

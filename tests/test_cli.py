@@ -8,9 +8,10 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
-from conftest import Lab
+from conftest import BUILT_KERNELS, DEBIAN_KERNELS, Lab
 
 CLI = [sys.executable, "-m", "memcg_inspect"]
 
@@ -59,7 +60,7 @@ def test_truncated_vmcore(lab: Lab, tmp_path: Path) -> None:
     image = lab.image("7.3", "1")
     for size in (70, 4096, 100_000):
         (tmp_path / "short").write_bytes(image.core.read_bytes()[:size])
-        refused("audit", "-c", tmp_path / "short", "-s", image.vmlinux)
+        refused("audit", "-c", tmp_path / "short")
 
 
 @pytest.mark.image
@@ -80,14 +81,14 @@ def test_vmlinux_that_is_none(lab: Lab) -> None:
 @pytest.mark.image
 def test_kernel_without_memcg(lab: Lab) -> None:
     image = lab.image("7.3", "1", "idle", append="cgroup_disable=memory")
-    line = refused("audit", "-c", image.core, "-s", image.vmlinux)
+    line = refused("audit", "-c", image.core)
     assert "memory controller is disabled" in line
 
 
 @pytest.mark.image
 def test_json_is_one_document_by_the_contract(lab: Lab) -> None:
     image = lab.image("7.3", "4")
-    done = run("audit", "-c", image.core, "-s", image.vmlinux, "--json")
+    done = run("audit", "-c", image.core, "--json")
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
     document = json.loads(done.stdout)
@@ -103,7 +104,7 @@ def test_json_is_one_document_by_the_contract(lab: Lab) -> None:
     assert {m["state"] for m in memcgs.values()} == {"online", "dying"}
     assert all(m["parent"] in memcgs for m in memcgs.values() if m["parent"] is not None)
     for row in document["rows"]:
-        assert row["memcg"] in memcgs
+        assert row["memcg"] in memcgs or row["identity"] == "placement"
         assert row["difference"] == sum(row["claimed"].values()) - sum(row["found"].values()) == 0
         if row["identity"] == "slab":
             assert {"folded", "pending_cpu", "stock"} <= set(row["claimed"])
@@ -117,7 +118,7 @@ def test_json_is_one_document_by_the_contract(lab: Lab) -> None:
 @pytest.mark.image
 def test_cgroup_ids_and_paths_are_the_guests(lab: Lab) -> None:
     image = lab.image("7.3", "4")
-    document = json.loads(run("audit", "-c", image.core, "-s", image.vmlinux, "--json").stdout)
+    document = json.loads(run("audit", "-c", image.core, "--json").stdout)
     folders = {
         "/" + str(file.parent.relative_to(image.guest / "2/cgroup")).removeprefix(".")
         for file in (image.guest / "2/cgroup").rglob("memory.stat")
@@ -129,7 +130,7 @@ def test_cgroup_ids_and_paths_are_the_guests(lab: Lab) -> None:
 @pytest.mark.image
 def test_text_says_the_verdict_first(lab: Lab) -> None:
     image = lab.image("7.3", "4")
-    done = run("audit", "-c", image.core, "-s", image.vmlinux)
+    done = run("audit", "-c", image.core)
     assert done.returncode == 0
     assert done.stdout.startswith("EXACT")
     assert "/files/web" in done.stdout
@@ -137,10 +138,57 @@ def test_text_says_the_verdict_first(lab: Lab) -> None:
 
 
 @pytest.mark.image
-def test_closed_pipe_is_no_traceback(lab: Lab) -> None:
+@pytest.mark.parametrize("more", [(), ("--json",)])
+def test_closed_pipe_is_no_fault(lab: Lab, more: tuple[str, ...]) -> None:
+    command = [*CLI, "audit", "-c", str(lab.image("7.3", "4").core), "--all", *more]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.close()
+        assert process.stderr.read() == b""
+    assert process.returncode == 0
+
+
+@pytest.mark.image
+def test_choice_of_debug_info(lab: Lab, tmp_path: Path) -> None:
     image = lab.image("7.3", "4")
-    command = " ".join([*CLI, "audit", "-c", str(image.core), "-s", str(image.vmlinux), "--all"])
-    done = subprocess.run(
-        ["sh", "-c", f"{command} --json | head -c 1"], capture_output=True, text=True, check=False
-    )
-    assert done.stderr == ""
+    nowhere = ("audit", "-c", image.core, "--no-default-symbols")
+    for args, used in (
+        ((), "BTF of the image"),
+        (("--debuginfo", "btf"), "BTF of the image"),
+        (("-s", image.vmlinux), f"DWARF: {image.vmlinux}"),
+        (("-s", image.vmlinux, "--debuginfo", "dwarf"), f"DWARF: {image.vmlinux}"),
+    ):
+        done = run(*nowhere, *args)
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.splitlines()[2] == f"Types and symbols: {used}"
+    assert "no debug info" in refused(*nowhere, "--debuginfo", "dwarf")
+    assert "only BTF" in refused(*nowhere, "--debuginfo", "btf", "-s", image.vmlinux)
+
+
+def document(*args: object) -> dict[str, Any]:
+    """The JSON document of an audit, without what differs from run to run."""
+    done = run("audit", *args, "--json")
+    assert done.returncode in (0, 1, 3), done.stderr
+    made: dict[str, Any] = json.loads(done.stdout)
+    del made["timings"]
+    return made
+
+
+#: Kernel, and the format and level of its image.
+ALIKE = [
+    *((kernel, "elf", 0) for kernel in (*DEBIAN_KERNELS, *BUILT_KERNELS) if "broken" not in kernel),
+    *((kernel, "kdump", 23) for kernel in ("7.3", "6.1")),
+]
+
+
+@pytest.mark.image
+@pytest.mark.parametrize(("kernel", "format", "level"), ALIKE)
+def test_btf_and_dwarf_say_the_same(lab: Lab, kernel: str, format: str, level: int) -> None:
+    image = lab.image(kernel, "4", "mixed", format=format, level=level)
+    btf = document("-c", image.core, "--debuginfo", "btf")
+    dwarf = document("-c", image.core, "-s", image.vmlinux)
+    assert btf["image"].pop("debug_info") == "BTF of the image"
+    assert dwarf["image"].pop("debug_info") == f"DWARF: {image.vmlinux}"
+    assert len(btf["rows"]) > 100
+    assert btf == dwarf

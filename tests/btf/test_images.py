@@ -53,7 +53,7 @@ _checked: set[str] = set()
 
 
 def test_the_table_of_variables(image: Image, btf: Program) -> None:
-    dwarf = image.program()
+    dwarf = image.program(dwarf=True)
     for name in VARIABLES:
         wanted, have = _variable(dwarf, name), _variable(btf, name)
         assert (wanted is None) == (have is None), name
@@ -73,7 +73,7 @@ def test_every_entry_of_the_table_was_checked() -> None:
 
 
 def test_per_cpu_variables(image: Image, btf: Program) -> None:
-    dwarf, session = image.program(), session_of(btf)
+    dwarf, session = image.program(dwarf=True), session_of(btf)
     assert session is not None
     names = [session.kernel.btf.name_of(v) for v in session.kernel.btf.of_kind(Kind.VAR)]
     seen = 0
@@ -134,8 +134,10 @@ def test_debug_info_comes_first(image: Image, btf: Program) -> None:
 
 
 def test_the_audit_says_the_same(image: Image, btf: Program) -> None:
-    wanted, have = image.report(), audit(btf)
-    assert dataclasses.replace(have, timings={}) == dataclasses.replace(wanted, timings={})
+    wanted, have = image.report(dwarf=True), audit(btf)
+    assert wanted.image.debug_info.startswith("DWARF: ")
+    assert have.image.debug_info == "BTF of the image"
+    assert dataclasses.replace(have, image=wanted.image, timings=wanted.timings) == wanted
 
 
 def test_types_and_symbols_of_modules(image: Image, btf: Program) -> None:

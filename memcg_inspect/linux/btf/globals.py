@@ -67,6 +67,14 @@ def _stats_index(variable: Variable) -> str:
     return f"{'u8' if has_none else 's8'} [{length}]"
 
 
+def _map_types(variable: Variable) -> str:
+    # Up to the last type that is configured, which no enumerator tells.
+    types = variable.prog.type("enum bpf_map_type").enumerators or ()
+    known = [e.value for e in types if e.name != "__MAX_BPF_MAP_TYPE"]
+    length = min(max(known) + 1, (variable.room or 1 << 16) // sizeof(variable.prog.type("long")))
+    return f"const struct bpf_map_ops * const [{length}]"
+
+
 def _stack_pools(variable: Variable) -> str:
     # An array until its length could be set on the kernel's command line.
     return "void *[8192]" if variable.room is None or variable.room > 4096 else "void **"
@@ -91,7 +99,7 @@ _READERS: dict[str, Entry | tuple[Entry, ...]] = {
     "memory_cgrp_subsys_enabled_key": "struct static_key_true",
     "root_mem_cgroup": "struct mem_cgroup *",
     # released
-    "bpf_map_types": "const struct bpf_map_ops * const [*]",
+    "bpf_map_types": _map_types,
     # slab
     "slab_caches": "struct list_head",
     "slab_obj_ext_has_codetag_key": "struct static_key_false",

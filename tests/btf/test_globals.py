@@ -1,0 +1,40 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+"""Every variable that a reader asks for is one that can be had without debug info."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+from memcg_inspect.linux.btf.globals import VARIABLES
+
+PACKAGE = Path(__file__).resolve().parents[2] / "memcg_inspect"
+
+#: What drgn itself knows of every kernel.
+OF_DRGN = {"PAGE_SHIFT", "UTS_RELEASE", "VMCOREINFO", "vmemmap"}
+#: Enumerators and per-CPU variables, which BTF describes.
+IN_BTF = {"N_MEMORY", "PIDTYPE_PID", "memcg_stock"}
+
+
+def asked_for(path: Path) -> Iterator[str]:
+    """The names in ``prog["name"]`` and ``static_key_enabled(prog, "name")``."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        named: ast.expr | None = None
+        if isinstance(node, ast.Subscript) and ast.unparse(node.value).endswith("prog"):
+            named = node.slice
+        elif isinstance(node, ast.Call) and ast.unparse(node.func) == "static_key_enabled":
+            named = node.args[-1]
+        if isinstance(named, ast.Constant) and isinstance(named.value, str):
+            yield named.value
+
+
+def test_variables_that_readers_ask_for_are_in_the_table() -> None:
+    asked = {
+        (name, path.name)
+        for path in PACKAGE.rglob("*.py")
+        if path.parent.name != "btf"
+        for name in asked_for(path)
+    }
+    assert len(asked) > 20
+    assert {a for a in asked if a[0] not in VARIABLES | dict.fromkeys(OF_DRGN | IN_BTF)} == set()
