@@ -87,6 +87,7 @@ class Memcg:
         today: itself, or its nearest ancestor that is not dying.
     :ivar cgroup_id: ``None`` if it could not be read
     :ivar whole: whether all its children could be read
+    :ivar offline: whether it was taken offline: what it was charged for is its parent's
     """
 
     address: int
@@ -96,6 +97,7 @@ class Memcg:
     parent: int | None
     payer: int
     whole: bool = True
+    offline: bool = False
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from typing import Literal, NamedTuple
 
 from memcg_inspect.audit.ledger import Entry, Kind
-from memcg_inspect.audit.rules import is_task_wrong
+from memcg_inspect.audit.rules import is_task_wrong, left_behind
 from memcg_inspect.audit.slab import ITEMS
 from memcg_inspect.audit.snapshot import Snapshot
 from memcg_inspect.model import Evidence, Finding, Row, Skew
@@ -60,6 +60,8 @@ def row_findings(snapshot: Snapshot, rows: Sequence[Row]) -> list[Lead]:
     for row in differing:
         if row.identity == "placement":
             leads.append(_misplaced(snapshot, row))
+        elif row.identity == "reparenting":
+            leads.append(_left_behind(snapshot, row))
         elif row.identity == "task_objcg":
             leads.append(_wrong_tasks(snapshot, row))
         else:
@@ -117,6 +119,19 @@ def _misplaced(snapshot: Snapshot, row: Row) -> Lead:
     )
     what = f"{number:,} vectors of slabs on node {row.nid} lie on another node"
     return Lead(_finding(row, "misplaced-vector", what, "proof", evidence), None)
+
+
+def _left_behind(snapshot: Snapshot, row: Row) -> Lead:
+    objcgs = [o for o in left_behind(snapshot, row.memcg or 0) if o.nid == row.nid]
+    evidence = tuple(
+        Evidence(address=o.address, kind="obj_cgroup", nid=o.nid, objcg=o.address)
+        for o in objcgs[:MOST_EVIDENCE]
+    )
+    where = "" if row.nid is None else f" of node {row.nid}"
+    what = (
+        f"the memcg is offline, and {len(objcgs):,} obj_cgroups{where} were not left to its parent"
+    )
+    return Lead(_finding(row, "not-reparented", what, "proof", evidence), None)
 
 
 def _wrong_tasks(snapshot: Snapshot, row: Row) -> Lead:

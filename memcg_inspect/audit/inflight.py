@@ -81,6 +81,7 @@ _CHARGES: dict[str, Charge] = {
     "references": Charge(
         _pattern(_SLAB, _PAGES, _STACK, _VMALLOC, _LRU, _CGROUP), lambda s: _FOLIO_BATCH + 1
     ),
+    "reparenting": Charge(_pattern(_CGROUP), lambda s: 1),
     "task_objcg": Charge(_pattern(_CGROUP), lambda s: 1),
     "lru": Charge(_pattern(_LRU, r"folio_batch|pagevec"), lambda s: _FOLIO_BATCH * _HUGE),
 }

@@ -20,7 +20,7 @@ from memcg_inspect.audit.pernode import (
     rule_findings,
 )
 from memcg_inspect.audit.rows import summarize
-from memcg_inspect.audit.rules import placement_rows, task_rows
+from memcg_inspect.audit.rules import placement_rows, reparent_rows, task_rows
 from memcg_inspect.audit.skew import skew_matrix
 from memcg_inspect.audit.slab import slab_rows
 from memcg_inspect.audit.snapshot import Snapshot
@@ -55,6 +55,10 @@ def _has_zswap(snapshot: Snapshot) -> str | None:
     return _on_v2(snapshot) if snapshot.features.zswap else "this kernel was built without zswap"
 
 
+def _has_lru(snapshot: Snapshot) -> str | None:
+    return "the sizes of LRU lists are not known here" if snapshot.lru is None else None
+
+
 def _caches(snapshot: Snapshot) -> str | None:
     return None if snapshot.features.caches_objcg else "tasks of this kernel cache no obj_cgroup"
 
@@ -71,10 +75,11 @@ RULES = (
     Rule("zswap", zswap_rows, ("MEMCG_ZSWAP_B",), _has_zswap),
     Rule("sock", sock_rows, ("MEMCG_SOCK",), _on_v2),
     Rule("usage", usage_rows),
-    Rule("lru", lru_rows),
+    Rule("lru", lru_rows, (), _has_lru),
     Rule("levels", level_rows, ("NR_SLAB_RECLAIMABLE_B",)),
     Rule("references", reference_rows),
     Rule("placement", placement_rows),
+    Rule("reparenting", reparent_rows),
     Rule("task_objcg", task_rows, (), _caches),
 )
 

@@ -16,12 +16,20 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import replace
 
 from memcg_inspect.audit.rows import make_row
 from memcg_inspect.audit.snapshot import Snapshot
 from memcg_inspect.model import Row
 
 __all__ = ("lru_rows",)
+
+#: Names of the counters that a walk of page tables changes.
+_BY_GENERATION = "lrugen."
+#: Why folios may be of another generation than their list.
+_WALKS = "tasks, whose walks of page tables move folios, are not all in the image"
+#: Why lists are taken together.
+_BY_TYPE = "the generation of a folio is not where it was expected: lists are compared by type"
 
 Cell = tuple[int, int, str]
 
@@ -38,23 +46,26 @@ def lru_rows(snapshot: Snapshot) -> list[Row]:
     rows = []
     for cell in sorted(cells):
         memcg, nid, item = cell
-        sizes = lru.sizes.get((memcg, nid))
-        place = "nr_pages" if item.startswith("lrugen.") else "lru_zone_size"
-        rows.append(
-            make_row(
-                "lru",
-                memcg=memcg,
-                nid=nid,
-                item=item,
-                unit="pages",
-                found={"lru": found.get(cell, 0)},
-                claimed=None if sizes is None else sizes.get(item, {place: 0}),
-                gap="struct pages are not in the image"
-                if snapshot.ledger.has_gap("lru", None, nid)
-                else None,
-                unread="the sizes of the LRU lists could not be read",
-            )
+        places = lru.sizes.get((memcg, nid))
+        by_generation = item.startswith(_BY_GENERATION)
+        empty = "nr_pages" if by_generation else "lru_zone_size"
+        # What walks of page tables hand in later moves folios from one generation to another.
+        walks = by_generation and not snapshot.complete("lru_walks")
+        row = make_row(
+            "lru",
+            memcg=memcg,
+            nid=nid,
+            item=item,
+            unit="pages",
+            found={"lru": found.get(cell, 0)},
+            claimed=None if places is None else places.get(item, {empty: 0}),
+            gap=_WALKS if walks else snapshot.gap("lru", None, nid),
+            gap_hides_both=walks,
+            unread="the sizes of the LRU lists could not be read",
         )
+        if row.reason is None and not lru.by_generation:
+            row = replace(row, reason=_BY_TYPE)
+        rows.append(row)
     return rows
 
 

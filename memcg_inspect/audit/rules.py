@@ -5,6 +5,8 @@ Identities that are rules
 
 ``placement``: a vector of obj_cgroups lies on the node of its slab.
 
+``reparenting``: a memcg that was taken offline has left all its obj_cgroups to its parent.
+
 ``task_objcg``: what a task has cached belongs to the memcg it is in, unless it carries the
 update flag.
 """
@@ -15,9 +17,9 @@ from collections.abc import Iterator
 
 from memcg_inspect.audit.rows import make_row
 from memcg_inspect.audit.snapshot import Snapshot
-from memcg_inspect.model import Row, TaskCharge
+from memcg_inspect.model import Objcg, Row, TaskCharge
 
-__all__ = ("is_task_wrong", "placement_rows", "task_rows")
+__all__ = ("is_task_wrong", "left_behind", "placement_rows", "reparent_rows", "task_rows")
 
 
 def placement_rows(snapshot: Snapshot) -> list[Row]:
@@ -42,6 +44,33 @@ def placement_rows(snapshot: Snapshot) -> list[Row]:
 
 def _unverifiable(row: Row, reason: str) -> Row:
     return Row(**{**vars(row), "status": "unverifiable", "reason": reason})
+
+
+def left_behind(snapshot: Snapshot, memcg: int) -> list[Objcg]:
+    """Return the obj_cgroups that still belong to a memcg."""
+    return [objcg for objcg in snapshot.objcgs.values() if objcg.memcg == memcg]
+
+
+def reparent_rows(snapshot: Snapshot) -> list[Row]:
+    """Count the obj_cgroups that memcgs taken offline still have: none."""
+    rows = []
+    for memcg in snapshot.memcgs.values():
+        if not memcg.offline:
+            continue
+        nodes = [objcg.nid for objcg in left_behind(snapshot, memcg.address)]
+        for nid in dict.fromkeys(nodes) or [None]:
+            rows.append(
+                make_row(
+                    "reparenting",
+                    memcg=memcg.address,
+                    nid=nid,
+                    item="objcg->memcg",
+                    unit="references",
+                    found={"left_behind": nodes.count(nid) if nodes else 0},
+                    claimed={"allowed": 0},
+                )
+            )
+    return rows
 
 
 def task_rows(snapshot: Snapshot) -> list[Row]:

@@ -21,12 +21,12 @@ from functools import lru_cache
 
 from drgn import FaultError, Object, Program, Type, offsetof, sizeof
 
-from memcg_inspect.linux.layout import array_length, has_member, member_type
+from memcg_inspect.linux.layout import has_member, member_type
 from memcg_inspect.linux.memory import memory_of
 from memcg_inspect.linux.mmzone import mem_map
-from memcg_inspect.linux.sched import find_tasks
 from memcg_inspect.linux.page_flags import lru_generations, page_flags
 from memcg_inspect.linux.pages import LruFlags
+from memcg_inspect.linux.sched import find_tasks
 from memcg_inspect.model import Coverage
 
 __all__ = ("LruReader",)

@@ -34,7 +34,8 @@ __all__ = (
     "root_memcg",
 )
 
-#: ``CSS_DYING``, should the anonymous enum be missing from the types.
+#: ``CSS_ONLINE`` and ``CSS_DYING``, should the anonymous enum be missing from the types.
+CSS_ONLINE = 2
 CSS_DYING = 16
 
 
@@ -116,6 +117,7 @@ class _Tree:
         self.memcgs: dict[int, Memcg] = {}
         self.partial: set[int] = set()
         self._dying = constant(prog, "CSS_DYING") or CSS_DYING
+        self._online = constant(prog, "CSS_ONLINE") or CSS_ONLINE
 
     def children(self, memcg: Object) -> Iterator[Object]:
         def missed(error: FaultError) -> None:
@@ -148,7 +150,8 @@ class _Tree:
             if above is None:
                 raise FaultError("the parent of a memcg could not be read", parent)
         # kill_css() sets the flag on every kernel here; the root is never removed.
-        is_dying = bool(int(css.flags) & self._dying) and above is not None
+        flags = int(css.flags)
+        is_dying = bool(flags & self._dying) and above is not None
         self.memcgs[address] = Memcg(
             address=address,
             path=self._path(memcg, above),
@@ -156,6 +159,8 @@ class _Tree:
             state="dying" if is_dying else "online",
             parent=None if above is None else above.address,
             payer=above.payer if is_dying and above is not None else address,
+            # offline_css() clears the flag when the controller is done.
+            offline=is_dying and not flags & self._online,
         )
         self.coverage.read += 1
 
