@@ -8,6 +8,7 @@ was not touched; ancestors are touched by what happens below them.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from functools import lru_cache
 from typing import NamedTuple
@@ -17,6 +18,7 @@ import pytest
 from conftest import BUILT_KERNELS, DEBIAN_KERNELS, Image, Lab, Plant
 from test_planted_faults import by_path, named, touched
 
+from memcg_inspect.audit.lru import lru_rows
 from memcg_inspect.audit.snapshot import Snapshot
 from memcg_inspect.collect import collect
 from memcg_inspect.linux.memory import memory_of
@@ -174,6 +176,24 @@ def page_counter(subject: Subject) -> Fault:
     )
 
 
+def lru_size(subject: Subject) -> Fault:
+    """The size of the longest list of a memcg, under the name that the row gives it."""
+    rows = [r for r in lru_rows(subject.snapshot) if r.memcg in set(subject.paths.values())]
+    row = max((r for r in rows if r.memcg != subject.paths["/"]), key=lambda r: r.found["lru"])
+    assert row.found["lru"] > 100
+    path, prog = subject.path(row.memcg or 0), subject.prog
+    constants = {"LRU_GEN_ANON": 0, "LRU_GEN_FILE": 1, **enumerators(prog, "enum lru_list")}
+    constants |= enumerators(prog, "enum zone_type")
+    field = re.sub(r"\b(LRU|ZONE)_\w+", lambda m: str(constants[m[0]]), row.item)
+    field = field.replace("lrugen.", "lruvec.lrugen.")
+    change = (f"{subject.memcg(path)}.nodeinfo[{row.nid}].{field}", "old + 3")
+    return Fault([change], (path,), {(path, row.nid, row.item, 3)})
+
+
+def enumerators(prog: drgn.Program, name: str) -> dict[str, int]:
+    return {e.name: e.value for e in prog.type(name).enumerators}
+
+
 def memcg_level(subject: Subject) -> Fault:
     path, item = "/files/db", "NR_SLAB_RECLAIMABLE_B"
     change = (subject.percpu_state(path, item, cpu=1), "old - 200")
@@ -268,6 +288,7 @@ FAULTS: dict[str, tuple[str, Callable[[Subject], Fault]]] = {
     "length of a zswap entry": ("zswap", zswap_length),
     "memory of a socket": ("sock", socket_memory),
     "page counter": ("usage", page_counter),
+    "size of an LRU list": ("lru", lru_size),
     "counter of one level": ("levels", memcg_level),
     "counter of a parent": ("hierarchy", parents_counter),
     "cache of a task": ("task_objcg", task_cache),

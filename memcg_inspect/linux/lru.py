@@ -197,9 +197,13 @@ class LruReader:
                 walk = state.mm_walk.read_() if state else None
                 if not walk or walk.lruvec.value_() not in lruvecs:
                     continue
-                batch = walk.nr_pages.read_()
-                for generation, is_file, zone in self._each_list():
-                    pages = int(batch[generation][is_file][zone])
+                batch, lists = walk.nr_pages.to_bytes_(), list(self._each_list())
+                size = len(batch) // len(lists)
+                for at, (generation, is_file, zone) in zip(
+                    range(0, len(batch), size), lists, strict=True
+                ):
+                    number = batch[at : at + size]
+                    pages = int.from_bytes(number, self.memory.order, signed=True)
                     if pages:
                         item = self._generation_item(generation, is_file, zone)
                         _add(sizes[lruvecs[walk.lruvec.value_()]], item, "mm_walk", pages)
