@@ -89,9 +89,10 @@ def page_flags(prog: Program) -> PageFlags:
 
 
 def lru_generations(prog: Program) -> int:
-    """Return ``MAX_NR_GENS``, the first dimension of ``lrugen.nr_pages``."""
+    """Return ``MAX_NR_GENS``, the length of ``lrugen.timestamps``."""
     lrugen = member_type(prog.type("struct lruvec"), "lrugen")
-    return array_length(member_type(lrugen, "nr_pages"))
+    # BTF does not keep the dimensions of nr_pages apart.
+    return array_length(member_type(lrugen, "timestamps"))
 
 
 def _bit(prog: Program, name: str) -> FlagBits:
