@@ -46,9 +46,11 @@ from memcg_inspect.linux.released import ReleasedReader
 from memcg_inspect.linux.running import read_running
 from memcg_inspect.linux.sched import caches_objcg, read_tasks
 from memcg_inspect.linux.slab import Slab, SlabReader
+from memcg_inspect.linux.slab_usage import SlabTally
 from memcg_inspect.linux.sock import SockReader
 from memcg_inspect.linux.stock import read_charge_stocks, read_obj_stocks
 from memcg_inspect.linux.vmalloc import stack_blocks, thread_size, vm_areas
+from memcg_inspect.linux.vmstat import read_node_stats
 from memcg_inspect.linux.vmstats import StatReader
 from memcg_inspect.linux.zswap import ZswapEntry, ZswapReader
 from memcg_inspect.model import (
@@ -61,13 +63,14 @@ from memcg_inspect.model import (
     Memcg,
     Misplaced,
     Objcg,
+    PercpuUsage,
     Report,
     Stat,
     TaskCharge,
     Transient,
     Vectors,
 )
-from memcg_inspect.percpu_charges import add_percpu, add_percpu_by_node
+from memcg_inspect.percpu_charges import add_percpu, add_percpu_by_node, percpu_usage
 from memcg_inspect.views.evidence import find_evidence
 
 __all__ = ("Clock", "audit", "collect")
@@ -88,6 +91,9 @@ ITEMS = (
     "MEMCG_ZSWAP_INCOMP",
     "MEMCG_SOCK",
 )
+
+#: The counters of nodes that identities are about.
+NODE_ITEMS = ("NR_SLAB_RECLAIMABLE_B", "NR_SLAB_UNRECLAIMABLE_B")
 
 
 class Clock:
@@ -131,6 +137,8 @@ def audit(prog: Program) -> Report:
         findings=findings,
         coverage=snapshot.coverage,
         timings=clock.seconds,
+        slab_usage=snapshot.slab_usage,
+        percpu_usage=snapshot.percpu_usage,
         follows=judged.follows,
         notes=why_missing(prog, snapshot.coverage.values()),
     )
@@ -170,6 +178,9 @@ class _Collector:
         self.references: dict[str, Counter[int]] = {}
         self.transients: defaultdict[int, list[Transient]] = defaultdict(list)
         self.vectors: dict[int, tuple[int, list[tuple[int, int, int]]]] = {}
+        self.slab_usage = SlabTally(prog)
+        self.percpu_usage: tuple[PercpuUsage, ...] = ()
+        self.large_kmalloc: Counter[int] = Counter()
         self.posted: dict[tuple[int, int], int] = {}
         self.misplaced: list[Misplaced] = []
 
@@ -187,6 +198,7 @@ class _Collector:
             lists = LruReader(prog, coverage["lru"])
             sizes = lists.sizes(self._lruvecs(memcgs))
             coverage["lru_walks"] = lists.walks
+            node_stats = read_node_stats(prog, NODE_ITEMS, coverage["node_stats"])
             stocks = read_obj_stocks(prog, coverage["stock"])
             charge_stocks = read_charge_stocks(prog, coverage["charge_stock"])
         with measure("tasks"):
@@ -223,6 +235,10 @@ class _Collector:
                 nid: Vectors(total, tuple(elsewhere))
                 for nid, (total, elsewhere) in self.vectors.items()
             },
+            slab_usage=self.slab_usage.usage(),
+            percpu_usage=self.percpu_usage,
+            large_kmalloc=self.large_kmalloc,
+            node_stats=node_stats,
             lru=LruLists(pages, sizes, lists.by_generation),
             coverage=dict(coverage),
             lost=frozenset(memcgs[memcg].payer for memcg in lost),
@@ -330,10 +346,12 @@ class _Collector:
             for page in piece.slabs:
                 slab = slabs.slab(page)
                 if slab is None:
+                    self.coverage["slab_pages"].miss("slab", page.page, "its cache is not known")
                     self.ledger.gap("slab", None, page.nid)
                     self.ledger.gap("sock")  # it may be one of sockets
                     continue
                 self._slab(slab, slabs)
+                self.slab_usage.add(slab)
                 for objcg, transient in released.read(slab):
                     self.transients[objcg].append(transient)
                 for sock in socks.read(slab, memcgs):
@@ -354,6 +372,7 @@ class _Collector:
 
     def _piece(self, piece: PagePiece) -> None:
         self.coverage["pages"].read += piece.pages
+        self.large_kmalloc += piece.large_kmalloc
         if piece.unreadable is not None:
             self.coverage["pages"].miss("struct pages", piece.unreadable, "not in the image")
             for kind in ("slab", "kmem", "lru", "sock"):
@@ -389,6 +408,7 @@ class _Collector:
             self.posted = add_percpu_by_node(self.ledger, reader, objcgs)
         else:
             add_percpu(self.ledger, reader)
+        self.percpu_usage = percpu_usage(self.ledger, reader)
         self.coverage["percpu"] = reader.coverage
         self.coverage["percpu_nodes"] = reader.placement
         if reader.coverage.unreadable:

@@ -29,12 +29,15 @@ __all__ = (
     "MemcgInspectError",
     "NUMA_NO_NODE",
     "Misplaced",
+    "NodeStat",
     "ObjStock",
+    "PercpuUsage",
     "Objcg",
     "Report",
     "Row",
     "Running",
     "Skew",
+    "SlabUsage",
     "Stat",
     "TaskCharge",
     "Transient",
@@ -192,6 +195,59 @@ class Features:
     caches_objcg: bool
     large_kmalloc_type: bool
     zswap: bool
+
+
+class NodeStat(NamedTuple):
+    """
+    A counter of a node, in pages.
+
+    :ivar cpus: what CPUs have not folded yet
+    """
+
+    folded: int
+    cpus: int
+
+
+class SlabUsage(NamedTuple):
+    """
+    The slabs of one cache on one node, whoever pays.
+
+    :ivar address: ``struct kmem_cache *``
+    :ivar kfence: whether these are pages of kfence, which no counter of slabs knows
+    :ivar size: bytes that an object takes
+    :ivar charge: bytes that are charged for an object, if they are
+    :ivar objects: how many objects there is room for
+    :ivar inuse: how many are taken, those in per-CPU caches included
+    :ivar charged: how many are charged to a memcg; ``None`` if that could not be read
+    """
+
+    nid: int
+    cache: str
+    address: int
+    reclaimable: bool
+    kfence: bool
+    size: int
+    charge: int
+    slabs: int
+    pages: int
+    objects: int
+    inuse: int
+    charged: int | None
+
+
+class PercpuUsage(NamedTuple):
+    """
+    The percpu chunks' memory on one node, whoever pays.
+
+    :ivar pages: pages that back units of possible CPUs
+    :ivar allocated: bytes of them that are allocated
+    :ivar charged: bytes of them that a memcg pays for
+    """
+
+    nid: int
+    pages: int
+    allocated: int
+    charged: int
 
 
 class LruLists(NamedTuple):
@@ -402,6 +458,8 @@ class Report:
 
     :ivar follows: which rule of per-node accounting the counters follow; ``None`` on kernels
         without it
+    :ivar slab_usage: slab memory by node and cache, whoever pays
+    :ivar percpu_usage: percpu memory by node, whoever pays
     :ivar notes: why parts of the image could not be read, and what to do about it
     """
 
@@ -416,3 +474,5 @@ class Report:
     timings: Mapping[str, float]
     follows: Follows | None = None
     notes: tuple[str, ...] = ()
+    slab_usage: tuple[SlabUsage, ...] = ()
+    percpu_usage: tuple[PercpuUsage, ...] = ()

@@ -8,9 +8,9 @@ from collections.abc import Mapping
 
 from memcg_inspect.audit.ledger import Entry, Ledger
 from memcg_inspect.linux.percpu import PercpuReader
-from memcg_inspect.model import Objcg
+from memcg_inspect.model import Objcg, PercpuUsage
 
-__all__ = ("add_percpu", "add_percpu_by_node")
+__all__ = ("add_percpu", "add_percpu_by_node", "percpu_usage")
 
 
 def add_percpu(ledger: Ledger, reader: PercpuReader) -> None:
@@ -55,6 +55,23 @@ def add_percpu_by_node(
             for nid, size in data.items():
                 posted[payers.of(alloc.objcg, nid), nid] -= size
     return {key: size for key, size in posted.items() if size}
+
+
+def percpu_usage(ledger: Ledger, reader: PercpuReader) -> tuple[PercpuUsage, ...]:
+    """
+    Return the memory of percpu chunks by node, and how much of it memcgs pay for.
+
+    :param ledger: that the allocations have been added to
+    :param reader: that has walked the chunks
+    """
+    charged: Counter[int] = Counter()
+    for entry, amount in ledger:
+        if entry.kind == "percpu" and entry.detail == "data":
+            charged[entry.nid] += amount.bytes
+    return tuple(
+        PercpuUsage(nid, reader.pages[nid], reader.allocated[nid], charged[nid])
+        for nid in sorted(reader.pages | charged)
+    )
 
 
 class _Payers:

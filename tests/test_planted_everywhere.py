@@ -208,6 +208,12 @@ def parents_counter(subject: Subject) -> Fault:
     return Fault([(f"{stats}.state[{slot}]", "old + 96")], (path,), {(path, 0, item, 96)})
 
 
+def node_counter(subject: Subject) -> Fault:
+    item = "NR_SLAB_RECLAIMABLE_B"
+    counter = f"prog['node_data'][1].vm_stat[prog['{item}'].value_()].counter"
+    return Fault([(counter, "old - 2")], (), {("?", 1, item, -2)})
+
+
 def task_cache(subject: Subject) -> Fault:
     root = next(iter(subject.snapshot.memcgs))
     task = next(
@@ -291,6 +297,7 @@ FAULTS: dict[str, tuple[str, Callable[[Subject], Fault]]] = {
     "size of an LRU list": ("lru", lru_size),
     "counter of one level": ("levels", memcg_level),
     "counter of a parent": ("hierarchy", parents_counter),
+    "counter of a node": ("node_slab", node_counter),
     "cache of a task": ("task_objcg", task_cache),
     "misplaced vector": ("placement", misplaced_vector),
 }

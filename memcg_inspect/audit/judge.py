@@ -11,6 +11,7 @@ from memcg_inspect.audit.hierarchy import hierarchy_rows, level_rows
 from memcg_inspect.audit.inflight import mark_in_flight
 from memcg_inspect.audit.kmem import kmem_rows, pagetable_rows, stack_rows, vmalloc_rows
 from memcg_inspect.audit.lru import lru_rows
+from memcg_inspect.audit.node_slab import node_slab_rows
 from memcg_inspect.audit.objcg import objcg_rows, reference_rows
 from memcg_inspect.audit.percpu import percpu_rows
 from memcg_inspect.audit.pernode import (
@@ -55,6 +56,10 @@ def _has_zswap(snapshot: Snapshot) -> str | None:
     return _on_v2(snapshot) if snapshot.features.zswap else "this kernel was built without zswap"
 
 
+def _has_node_stats(snapshot: Snapshot) -> str | None:
+    return None if snapshot.node_stats else "the counters of nodes are not known here"
+
+
 def _has_lru(snapshot: Snapshot) -> str | None:
     return "the sizes of LRU lists are not known here" if snapshot.lru is None else None
 
@@ -78,6 +83,7 @@ RULES = (
     Rule("lru", lru_rows, (), _has_lru),
     Rule("levels", level_rows, ("NR_SLAB_RECLAIMABLE_B",)),
     Rule("references", reference_rows),
+    Rule("node_slab", node_slab_rows, (), _has_node_stats),
     Rule("placement", placement_rows),
     Rule("reparenting", reparent_rows),
     Rule("task_objcg", task_rows, (), _caches),

@@ -18,9 +18,12 @@ from memcg_inspect.model import (
     LruLists,
     Memcg,
     Misplaced,
+    NodeStat,
     Objcg,
     ObjStock,
+    PercpuUsage,
     Running,
+    SlabUsage,
     TaskCharge,
     Transient,
     Vectors,
@@ -45,6 +48,10 @@ class Snapshot:
         rule of per-node accounting would book; see :mod:`memcg_inspect.audit.kmem`
     :ivar misplaced: charges on another node than their obj_cgroup, found one by one
     :ivar vectors: where the vectors of slabs are, by node of the slab
+    :ivar slab_usage: slab memory by node and cache, whoever pays
+    :ivar percpu_usage: percpu memory by node, whoever pays
+    :ivar large_kmalloc: pages of large kmallocs by node, whoever pays
+    :ivar node_stats: counters of nodes, by node and item
     :ivar lru: folios on LRU lists, and how many there are said to be
     :ivar coverage: what could be read, by subject
     :ivar lost: live memcgs some of whose obj_cgroups, or those of the removed memcgs that
@@ -68,6 +75,10 @@ class Snapshot:
     tasks: Sequence[TaskCharge] = ()
     vectors: Mapping[int, Vectors] = field(default_factory=dict)
     lru: LruLists | None = None
+    slab_usage: tuple[SlabUsage, ...] = ()
+    percpu_usage: tuple[PercpuUsage, ...] = ()
+    large_kmalloc: Mapping[int, int] = field(default_factory=dict)
+    node_stats: Mapping[tuple[int, str], NodeStat] = field(default_factory=dict)
     coverage: Mapping[str, Coverage] = field(default_factory=dict)
     lost: frozenset[int] = frozenset()
 

@@ -104,6 +104,7 @@ class PageLayout(NamedTuple):
     :ivar slab: marks slabs, on their first page only
     :ivar kmem: marks pages with ``MEMCG_DATA_KMEM``
     :ivar lru: marks pages whose ``memcg_data`` has no flag
+    :ivar large_kmalloc: marks large kmallocs, on their first page only
     :ivar lru_flags: what makes a :class:`LruFlags`
     :ivar zone: the zone
     :ivar types: page types worth a name, by ``page_type >> 24`` (6.12 and newer)
@@ -119,6 +120,7 @@ class PageLayout(NamedTuple):
     slab: tuple[Marker, ...]
     kmem: Marker
     lru: Marker
+    large_kmalloc: Marker | None
     lru_flags: FlagColumn
     zone: FlagColumn
     types: dict[int, str]
@@ -182,6 +184,7 @@ class PagePiece(NamedTuple):
     """
     What one piece of the memory map holds.
 
+    :ivar large_kmalloc: pages of large kmallocs by node, charged or not, where they are marked
     :ivar unreadable: address of the piece if it is not in the image
     """
 
@@ -189,6 +192,7 @@ class PagePiece(NamedTuple):
     slabs: list[SlabPage]
     kmem: list[KmemPage]
     lru: list[LruPages]
+    large_kmalloc: Counter[int]
     unreadable: int | None
 
 
@@ -224,6 +228,7 @@ def page_layout(prog: Program) -> PageLayout:
         slab=_slab_markers(prog, memory, flags, page_type),
         kmem=Marker(low, MEMCG_DATA_KMEM, MEMCG_DATA_KMEM),
         lru=Marker(low, MEMCG_DATA_FLAGS, 0),
+        large_kmalloc=_large_kmalloc_marker(prog, memory, page_type),
         lru_flags=_flag_column(memory, flags, listed),
         zone=_flag_column(memory, flags, [bits.zone]),
         types=_type_names(prog),
@@ -274,6 +279,12 @@ def _slab_markers(prog: Program, memory: Memory, flags: int, page_type: int) -> 
     return (_flag(prog, memory, flags, "PG_slab"),)
 
 
+def _large_kmalloc_marker(prog: Program, memory: Memory, page_type: int) -> Marker | None:
+    value = constant(prog, "PGTY_large_kmalloc")
+    top = page_type + (3 if memory.order == "little" else 0)
+    return None if value is None else Marker(top, 0xFF, value)
+
+
 def _order_offset(prog: Program, memory: Memory, flags: int) -> int:
     # Commit ebc1baf5c9b4 ("mm: free up a word in the first tail page") (in v6.6) moved the
     # order into the low byte of page[1].flags.
@@ -308,7 +319,7 @@ def scan_pages(prog: Program) -> Iterator[PagePiece]:
         # Two pages are one unit: the order of a compound page is in its second page.
         for offset, data in memory.pieces(base, size, 2 * frames.size):
             if data is None:
-                yield PagePiece(0, [], [], [], base + offset)
+                yield PagePiece(0, [], [], [], Counter(), base + offset)
             else:
                 yield scan.piece(base + offset, data)
 
@@ -346,7 +357,11 @@ class _Scan:
             self._kmem(address, data, i, _at(nids, i), orders) for i in _positions(kmem, count)
         ]
         lru = list(self._lru(data, user & ~head, user & head, orders, nids, count))
-        return PagePiece(count, slabs, charged, lru, None)
+        large: Counter[int] = Counter()
+        if layout.large_kmalloc is not None:
+            for i in _positions(layout.large_kmalloc.column(data, size) & alone, count):
+                large[_at(nids, i)] += 1 << orders.get(i, 0)
+        return PagePiece(count, slabs, charged, lru, large, None)
 
     def _orders(self, address: int, data: bytes, heads: int, count: int) -> dict[int, int]:
         # With optimized hugetlb vmemmap, before 7.1, some tails look like heads: whatever lies

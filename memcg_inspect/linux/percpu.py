@@ -76,6 +76,8 @@ class PercpuReader:
     Reads percpu chunks and what their allocations are charged to.
 
     :ivar coverage: chunks read and chunks whose vector could not be read
+    :ivar pages: pages behind the units of all possible CPUs, by node, of the chunks walked
+    :ivar allocated: bytes of them that are allocated
     :ivar placement: pages whose node was found, and pages whose node was not
     """
 
@@ -84,6 +86,8 @@ class PercpuReader:
         self.memory: Memory = memory_of(prog)
         self.coverage = Coverage()
         self.placement = Coverage()
+        self.pages: Counter[int] = Counter()
+        self.allocated: Counter[int] = Counter()
         # Named obj_cgroups, an array of pointers, until commit 24e44cc22aa3 ("mm: percpu:
         # enable per-cpu allocation tagging") (in v6.10).
         if has_member(prog, "struct pcpu_chunk", "obj_exts"):
@@ -116,6 +120,7 @@ class PercpuReader:
             for chunk in list_entries("struct pcpu_chunk", head, "list", missed):
                 try:
                     found = self._chunk(chunk)
+                    self._count(found, chunk)
                 except FaultError as error:
                     missed(error)
                     continue
@@ -135,6 +140,18 @@ class PercpuReader:
             alloc_map=self._bitmap(chunk.alloc_map.value_(), bits),
             bound_map=self._bitmap(chunk.bound_map.value_(), bits + 1),
         )
+
+    def _count(self, found: PcpuChunk, chunk: Object) -> None:
+        """Add up what backs a chunk, and how much of that is allocated."""
+        units = (1 << mem_map(self.prog).page_shift) // MIN_ALLOC_SIZE
+        populated = self._bitmap(chunk.populated.address_ or 0, found.nr_pages)
+        for page in range(found.nr_pages):
+            if not populated >> page & 1:
+                continue
+            taken = found.alloc_map >> page * units & (1 << units) - 1
+            for nid, cpus in self._unit_page(found, page).items():
+                self.pages[nid] += cpus
+                self.allocated[nid] += taken.bit_count() * MIN_ALLOC_SIZE * cpus
 
     def _bitmap(self, address: int, bits: int) -> int:
         word = self.memory.word_size

@@ -21,9 +21,11 @@ from memcg_inspect.model import (
     Finding,
     Identity,
     Memcg,
+    PercpuUsage,
     Report,
     Row,
     Skew,
+    SlabUsage,
 )
 
 __all__ = ("SCHEMA", "report_document", "to_json")
@@ -56,6 +58,8 @@ def report_document(report: Report) -> dict[str, Any]:
         "identities": [_identity(identity) for identity in report.identities],
         "rows": [_row(row) for row in report.rows if not is_zero(row)],
         "skew": [_skew(cell) for cell in report.skew],
+        "slabs": [_slab_usage(usage) for usage in report.slab_usage],
+        "percpu": [_percpu_usage(usage) for usage in report.percpu_usage],
         "findings": [_finding(finding) for finding in report.findings],
         "notes": list(report.notes),
         "coverage": {name: _coverage(c) for name, c in report.coverage.items()},
@@ -132,6 +136,32 @@ def _skew(cell: Skew) -> dict[str, Any]:
         "reason": _no_node(cell.kind) if cell.backing_nid == NUMA_NO_NODE else None,
         "bytes": cell.bytes,
         "count": cell.count,
+    }
+
+
+def _slab_usage(usage: SlabUsage) -> dict[str, Any]:
+    return {
+        "nid": usage.nid,
+        "cache": usage.cache,
+        "address": _hex(usage.address),
+        "reclaimable": usage.reclaimable,
+        "kfence": usage.kfence,
+        "size": usage.size,
+        "slabs": usage.slabs,
+        "pages": usage.pages,
+        "objects": usage.objects,
+        "inuse": usage.inuse,
+        "charged": usage.charged,
+        "charged_bytes": None if usage.charged is None else usage.charged * usage.charge,
+    }
+
+
+def _percpu_usage(usage: PercpuUsage) -> dict[str, Any]:
+    return {
+        "nid": _nid(usage.nid),
+        "pages": usage.pages,
+        "allocated": usage.allocated,
+        "charged": usage.charged,
     }
 
 

@@ -13,9 +13,11 @@ from memcg_inspect.model import (
     Identity,
     ImageInfo,
     Memcg,
+    PercpuUsage,
     Report,
     Row,
     Skew,
+    SlabUsage,
 )
 
 ROOT, WEB, GONE = 0xFFFF888000001000, 0xFFFF888000002000, 0xFFFF888000003000
@@ -88,6 +90,11 @@ def report(path: str = "/web", name: str = "dentry", note: str = "a note") -> Re
         ),
         coverage={"slab": _coverage(path), "pages": Coverage(262144)},
         timings={"pages": 0.0312345678},
+        slab_usage=(
+            SlabUsage(0, name, 0xFFFF888000700000, True, False, 192, 200, 2, 4, 42, 40, 20),
+            SlabUsage(1, name, 0xFFFF888000700000, True, True, 192, 200, 1, 1, 1, 1, None),
+        ),
+        percpu_usage=(PercpuUsage(0, 3, 9000, 8000), PercpuUsage(NUMA_NO_NODE, 1, 100, 0)),
     )
 
 

@@ -33,6 +33,8 @@ def described(title: str) -> set[str]:
         ("`identities[]`", DOCUMENT["identities"][0]),
         ("`rows[]`", DOCUMENT["rows"][0]),
         ("`skew[]`", DOCUMENT["skew"][0]),
+        ("`slabs[]`", DOCUMENT["slabs"][0]),
+        ("`percpu[]`", DOCUMENT["percpu"][0]),
         ("`findings[]`", DOCUMENT["findings"][0]),
         ("`findings[].evidence[]`", DOCUMENT["findings"][0]["evidence"][0] | NO_NODE),
         ("`coverage`", DOCUMENT["coverage"]["slab"]),

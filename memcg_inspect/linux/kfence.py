@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+"""
+The pool of kfence
+------------------
+
+Mirrors :linux:`mm/kfence/core.c`. Each object page of the pool is made to look like a slab of
+one object, but is in no counter of slabs.
+"""
+
+from __future__ import annotations
+
+from drgn import FaultError, Program, TypeKind, offsetof, sizeof
+
+from memcg_inspect.linux.layout import per_program
+from memcg_inspect.linux.memory import memory_of
+from memcg_inspect.linux.mmzone import mem_map
+
+__all__ = ("kfence_pages",)
+
+#: More objects than any pool has: CONFIG_KFENCE_NUM_OBJECTS is at most 65535.
+_MOST_OBJECTS = 65535
+
+
+@per_program
+def kfence_pages(prog: Program) -> range:
+    """
+    Return the pages of the pool.
+
+    Its length is a macro, but each object's metadata holds the address of its page, every
+    second one.
+
+    :return: ``struct page *`` addresses; empty if there is no pool
+    """
+    try:
+        pool = int(prog["__kfence_pool"].value_())
+        metadata = prog["kfence_metadata"]
+        type_ = prog.type("struct kfence_metadata")
+    except LookupError:
+        return range(0)
+    # An array until commit cabdf74e6b31 ("mm: kfence: allocate kfence_metadata at runtime")
+    # (in v6.6).
+    is_pointer = metadata.type_.unaliased_kind() == TypeKind.POINTER
+    address = metadata.value_() if is_pointer else metadata.address_
+    if not pool or not address:
+        return range(0)
+    memory, frames = memory_of(prog), mem_map(prog)
+    size, addr, count = sizeof(type_), offsetof(type_, "addr"), 0
+    try:
+        while count < _MOST_OBJECTS:
+            page = memory.word(address + count * size + addr) & ~(frames.page_size - 1)
+            if page != pool + 2 * (count + 1) * frames.page_size:
+                break
+            count += 1
+    except FaultError:
+        pass  # the end of the array
+    first = frames.virt_to_page(pool)
+    return range(first, first + 2 * (count + 1) * frames.size, frames.size)
