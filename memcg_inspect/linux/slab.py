@@ -202,6 +202,9 @@ class SlabReader:
         self._type = prog.type("struct kmem_cache *")
         bit = constant(prog, "_SLAB_RECLAIM_ACCOUNT")
         self._reclaimable = SLAB_RECLAIM_ACCOUNT if bit is None else 1 << bit
+        # A page of kfence that was never used has no objects, and something else stands where
+        # its cache would.
+        self._no_cache = SlabCache(0, "(no cache)", 0, 0, 0, False, self.memory.word_size)
         self._has_pad = has_member(prog, "struct kmem_cache", "red_left_pad")
 
     def cache(self, address: int) -> SlabCache:
@@ -240,13 +243,13 @@ class SlabReader:
         :return: ``None`` if not even its cache can be read; the failure is counted
         """
         raw, layout = found.raw, self.layout
+        objects, inuse = layout.objects.get(raw), layout.inuse.get(raw)
         cache_address, exts = self.memory.word_at(raw, layout.cache), self._exts(raw)
         try:
-            cache = self.cache(cache_address)
+            cache = self.cache(cache_address) if objects else self._no_cache
         except FaultError as error:
             self.coverage.miss("kmem_cache of a slab", found.page, str(error))
             return None
-        objects, inuse = layout.objects.get(raw), layout.inuse.get(raw)
         vector = self._vector(raw, exts, cache)
         charged: Mapping[int, int] | None = {}
         if vector is not None and objects:
