@@ -31,7 +31,6 @@ FLOOR_OF = {
     "linux": "linux",
     "audit": "audit",
     "collect": "collect",
-    "views": "collect",
     "render": "render",
     "cli": "faces",
     "commands": "faces",

@@ -18,14 +18,13 @@ from typing import Literal
 from drgn import FaultError, Object, Program, ProgramFlags
 
 from memcg_inspect.audit.counters import Counters
-from memcg_inspect.audit.findings import attach
-from memcg_inspect.audit.judge import judge, verdict
 from memcg_inspect.audit.ledger import Entry, Ledger
 from memcg_inspect.audit.snapshot import Snapshot
+from memcg_inspect.collect.percpu import add_percpu, add_percpu_by_node, percpu_usage
 from memcg_inspect.linux.bpf import bpf_objcgs
 from memcg_inspect.linux.btf import debug_info_source
 from memcg_inspect.linux.compound import other_compound_pages
-from memcg_inspect.linux.filtered import why_faults, why_missing
+from memcg_inspect.linux.filtered import why_faults
 from memcg_inspect.linux.layout import has_type
 from memcg_inspect.linux.lru import LruReader
 from memcg_inspect.linux.memcontrol import (
@@ -64,16 +63,13 @@ from memcg_inspect.model import (
     Misplaced,
     Objcg,
     PercpuUsage,
-    Report,
     Stat,
     TaskCharge,
     Transient,
     Vectors,
 )
-from memcg_inspect.percpu_charges import add_percpu, add_percpu_by_node, percpu_usage
-from memcg_inspect.views.evidence import find_evidence
 
-__all__ = ("Clock", "audit", "collect")
+__all__ = ("Clock", "collect")
 
 #: The counters that identities are about.
 ITEMS = (
@@ -112,43 +108,12 @@ class Clock:
             self.seconds[what] = self.seconds.get(what, 0.0) + time.perf_counter() - start
 
 
-def audit(prog: Program) -> Report:
-    """
-    Hold what memcgs are charged for against their counters.
-
-    :raises ImageError: if this kernel does not charge kernel memory to memcgs, or keeps its
-        charges in a way that is not known here
-    """
-    clock = Clock()
-    snapshot = collect(prog, clock)
-    with clock.measure("judge"):
-        judged = judge(snapshot)
-    with clock.measure("evidence"):
-        suspects = {lead.suspect for lead in judged.leads if lead.suspect is not None}
-        evidence = find_evidence(prog, snapshot, suspects) if suspects else {}
-        findings = tuple(attach(lead, evidence) for lead in judged.leads)
-    return Report(
-        image=snapshot.image,
-        verdict=verdict(judged.identities, findings, snapshot.coverage),
-        memcgs=tuple(snapshot.memcgs.values()),
-        identities=tuple(judged.identities),
-        rows=tuple(judged.rows),
-        skew=tuple(judged.skew),
-        findings=findings,
-        coverage=snapshot.coverage,
-        timings=clock.seconds,
-        slab_usage=snapshot.slab_usage,
-        percpu_usage=snapshot.percpu_usage,
-        follows=judged.follows,
-        notes=why_missing(prog, snapshot.coverage.values()),
-    )
-
-
 def collect(prog: Program, clock: Clock | None = None) -> Snapshot:
     """
     Read everything that is to be judged.
 
-    :raises ImageError: as :func:`audit` does
+    :raises ImageError: if this kernel does not charge kernel memory to memcgs, or keeps its
+        charges in a way that is not known here
     """
     try:
         return _Collector(prog, clock or Clock()).collect()
