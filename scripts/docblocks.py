@@ -44,11 +44,17 @@ def fenced(body: str) -> str:
     return "```text\n" + "\n".join(line.rstrip() for line in body.strip("\n").split("\n")) + "\n```"
 
 
-def shortened(output: str, tables: Container[str], most_rows: int = MOST_ROWS) -> str:
+def shortened(
+    output: str,
+    tables: Container[str],
+    most_rows: int = MOST_ROWS,
+    whole: Container[str] = (),
+) -> str:
     """
     Leave out tables, and the later rows of long ones, and say so.
 
     :param tables: names, the first word of a title, of the tables to show
+    :param whole: those of which no row is left out
     """
     parts: list[str] = []
     for part in re.split(r"\n(?:[ \t]*\n)+", output.strip("\n")):
@@ -61,7 +67,7 @@ def shortened(output: str, tables: Container[str], most_rows: int = MOST_ROWS) -
         if parts and parts[-1].split(":")[0] not in tables:
             parts[-1] += f" [{_rows(len(rows))}]"
             continue
-        if len(rows) > most_rows:
+        if len(rows) > most_rows and not (parts and parts[-1].split(":")[0] in whole):
             rows[most_rows:] = [f" [{_rows(len(rows) - most_rows)} more]"]
         parts.append("\n".join([*lines[: rule + 1], *rows]))
     return "\n\n".join(parts) + "\n"
