@@ -16,3 +16,17 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "cache"
     monkeypatch.setenv("MEMCG_INSPECT_CACHE", str(folder))
     return folder
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    # also declared above this folder, where the option --all is, too
+    config.addinivalue_line("markers", "long: runs only with --all")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("--all", default=False):
+        return
+    long = [item for item in items if item.get_closest_marker("long")]
+    if long:
+        config.hook.pytest_deselected(items=long)
+        items[:] = [item for item in items if item not in long]

@@ -5,8 +5,9 @@ import os
 from pathlib import Path
 
 import pytest
-from labkit import build, source
+from labkit import build, kernels, source
 from labkit.errors import LabError
+from labkit.paths import FIXTURES
 
 PATCH = """\
 --- a/mm/{name}.c
@@ -79,3 +80,42 @@ def test_a_patched_kernel_is_built_where_its_base_was(own_cache: Path) -> None:
     mounts = patched[patched.index("-c") + 1]
     assert f"{own_cache}/src/9.9-x {own_cache}/src/linux-source-9.9" in mounts
     assert f"{own_cache}/build/9.9-x {own_cache}/build/9.9-lab" in mounts
+
+
+def test_a_kernel_on_a_patched_one_starts_from_it(own_cache: Path) -> None:
+    plain = build.kernel_command("9.9-lab", "9.9", None)
+    broken = build.kernel_command("9.9-broken", "9.9", "9.9-lab")
+    assert broken[-len(plain) :] == plain
+    assert f"{own_cache}/src/9.9-broken {own_cache}/src/linux-source-9.9" in " ".join(broken)
+
+
+def test_a_build_starts_anew_when_its_base_is_another(own_cache: Path) -> None:
+    base, output = own_cache / "build" / "base", own_cache / "build" / "x"
+    base.mkdir(parents=True)
+    (base / "a.o").write_text("1")
+    start = build.Base("base", "base", "first")
+    build._start_from(start, output, "x")
+    source.patched_folder("x").mkdir(parents=True)
+    (output / "a.o").write_text("made since")
+    build._start_from(start, output, "x")
+    assert (output / "a.o").read_text() == "made since"
+    # with the source, so that what is patched looks new
+    build._start_from(build.Base("base", "base", "second"), output, "x")
+    assert (output / "a.o").read_text() == "1"
+    assert not source.patched_folder("x").exists()
+
+
+def test_each_patch_of_the_project_says_why() -> None:
+    folder = FIXTURES / "patches"
+    patches = sorted(folder.rglob("*.patch"))
+    assert len([path for path in patches if path.parent.name == "7.3-pernode"]) == 9
+    assert len(kernels.BROKEN) >= 8
+    for path in patches:
+        text = path.read_text()
+        message = text.split("\n---\n")[0].splitlines()
+        assert message[0] == "SPDX-License-Identifier: GPL-2.0-only", path.name
+        assert message[1].startswith("Subject: ") and len("\n".join(message[2:])) > 100, path.name
+    for name in kernels.BROKEN:
+        recipe = kernels.RECIPES[f"7.3-pernode-broken-{name}"]
+        assert kernels._all_patches(recipe)[-1] == folder / "7.3-pernode-broken" / f"{name}.patch"
+        assert len(kernels._all_patches(recipe)) == 10

@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+"""The kernel that keeps kernel memory by node, as its own files tell; the audit is elsewhere."""
+
+from pathlib import Path
+
+import pytest
+from labkit import images, kernels
+
+PROJECT = Path(__file__).resolve().parent.parent.parent
+SELFTEST = (str(PROJECT / "fixtures" / "modules" / "pernode_selftest"), "")
+MAKE = "/sys/kernel/debug/pernode_selftest/do"
+
+
+def in_cache(name: str) -> str:
+    """A kernel built here, or skip: tests do not wait for a build."""
+    if kernels.cached(name) is None:
+        pytest.skip(f"{name} is not in the cache (scripts/lab kernel {name} builds it)")
+    return name
+
+
+def told(image: Path) -> Path:
+    return image.with_name(image.name + ".guest") / "2"
+
+
+def by_node(folder: Path, key: str) -> dict[int, int]:
+    """A line of memory.numa_stat."""
+    lines = (folder / "memory.numa_stat").read_text().splitlines()
+    cells = next(line.split()[1:] for line in lines if line.split()[0] == key)
+    return {int(n[1:]): int(size) for n, size in (cell.split("=") for cell in cells)}
+
+
+def complaints(image: Path) -> list[str]:
+    words = ("WARNING:", " BUG:", "INFO:", "suspicious RCU", "underflow")
+    lines = (told(image) / "dmesg").read_text().splitlines()
+    return [line for line in lines if any(word in line for word in words)]
+
+
+@pytest.mark.parametrize("nodes", ["1", "2", "4", "8", "2cpu+6mem"])
+def test_the_nodes_are_the_whole(nodes: str) -> None:
+    image = images.image(in_cache("7.3-pernode"), nodes, "mixed")
+    assert complaints(image) == []
+    checked = 0
+    for numa in (told(image) / "cgroup").rglob("memory.numa_stat"):
+        folder = numa.parent
+        stat = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
+        assert sum(by_node(folder, "kernel").values()) == int(stat["kernel"]), folder
+        checked += 1
+    assert checked > 20
+
+
+def test_interleaved_memory_is_on_nodes_without_cpus() -> None:
+    image = images.image(in_cache("7.3-pernode"), "2cpu+6mem", "interleave")
+    assert complaints(image) == []
+    kernel = by_node(told(image) / "cgroup" / "interleave" / "tree", "kernel")
+    assert all(kernel[nid] > 0 for nid in range(8))
+
+
+@pytest.mark.parametrize("kernel", ["7.3-lab", "7.3-pernode"])
+def test_what_must_hold_does(kernel: str) -> None:
+    # the workload fails when it does not
+    image = images.image(in_cache(kernel), "2cpu+6mem", "kmem")
+    assert complaints(image) == []
+
+
+def selftest(tmp_path: Path, kernel: str, name: str, script: str) -> Path:
+    path = tmp_path / name
+    path.write_text(
+        "set -e\ncd /sys/fs/cgroup\necho +memory +cpuset >cgroup.subtree_control\n"
+        f"mkdir self self/here\necho +memory >self/cgroup.subtree_control\nMAKE={MAKE}\n{script}"
+    )
+    return images.image(
+        in_cache(kernel), "2cpu+6mem", modules=(SELFTEST,), run=str(path), append="nokaslr"
+    )
+
+
+@pytest.mark.parametrize("kernel", ["7.3-lab", "7.3-pernode"])
+def test_one_of_everything(kernel: str, tmp_path: Path) -> None:
+    image = selftest(tmp_path, kernel, "all", "(echo 0 >self/here/cgroup.procs; echo all >$MAKE)\n")
+    lines = (told(image) / "sys/kernel/debug/pernode_selftest/held").read_text().splitlines()
+    kinds = [line.split()[1] for line in lines]
+    assert {kind: kinds.count(kind) for kind in set(kinds)} == {
+        "percpu": 7 * 3, "slab": 8 * 5, "pages": 8 * 5, "vmalloc": 3,
+    }  # fmt: skip
+    for line in lines:
+        _, kind, size, _, _, *nodes = line.split()
+        held = sum(int(cell.split(":")[1]) for cell in nodes)
+        whole = {"percpu": 2 * int(size), "pages": 4096 << int(size)}.get(kind, int(size))
+        assert held == whole, line
+
+
+def test_after_the_teardown_nothing_is_charged(tmp_path: Path) -> None:
+    make = "(echo 0 >self/here/cgroup.procs; echo all >$MAKE; echo free odd >$MAKE)\n"
+    image = selftest(tmp_path, "7.3-pernode", "gone", f"{make}echo free all >$MAKE\nsleep 3\n")
+    # what is left over of pages waits in the stocks of CPUs: a page for each node and CPU
+    left = by_node(told(image) / "cgroup" / "self" / "here", "kernel")
+    assert max(left.values()) <= 2 * 4096
+    # and goes with the memcg
+    image = selftest(
+        tmp_path, "7.3-pernode", "removed",
+        f"{make}rmdir self/here\necho free all >$MAKE\nsleep 3\n",
+    )  # fmt: skip
+    left = by_node(told(image) / "cgroup" / "self", "kernel")
+    assert max(left.values()) <= 2 * 4096
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("nodes", ["2", "2cpu+6mem"])
+def test_stress(nodes: str) -> None:
+    image = images.image(in_cache("7.3-pernode"), nodes, "stress")
+    assert complaints(image) == []
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("mistake", kernels.BROKEN)
+def test_each_broken_kernel_boots_and_works(mistake: str) -> None:
+    image = images.image(f"7.3-pernode-broken-{mistake}", "2cpu+6mem", "interleave")
+    assert (told(image) / "cgroup" / "interleave" / "tree").exists()
