@@ -217,7 +217,7 @@ class SlabUsage(NamedTuple):
     :ivar size: bytes that an object takes
     :ivar charge: bytes that are charged for an object, if they are
     :ivar objects: how many objects there is room for
-    :ivar inuse: how many are taken, those in per-CPU caches included
+    :ivar inuse: how many are taken, those in per-CPU caches included; pages of kfence say 0
     :ivar charged: how many are charged to a memcg; ``None`` if that could not be read
     """
 

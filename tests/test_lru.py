@@ -3,20 +3,23 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
+from pathlib import Path
 
 import drgn
 import pytest
-from conftest import BUILT_KERNELS, DEBIAN_KERNELS, Image, Lab
-from drgn import Object, Program
+from conftest import BUILT_KERNELS, DEBIAN_KERNELS, Image, Lab, Plant
+from drgn import Object, Program, sizeof
 from drgn.helpers.linux.list import list_for_each_entry
 from drgn.helpers.linux.mm import compound_order
-from test_guest_says import numa_stat
+from test_planted_everywhere import free_page
 
 from memcg_inspect.audit.lru import lru_rows
 from memcg_inspect.collect import collect
 from memcg_inspect.linux.lru import LruReader
 from memcg_inspect.linux.memcontrol import nodeinfo
+from memcg_inspect.linux.mmzone import mem_map
 from memcg_inspect.linux.page_flags import FlagBits, page_flags
 from memcg_inspect.linux.pages import LruFlags
 from memcg_inspect.model import Coverage, Row
@@ -26,6 +29,19 @@ KERNELS = (*DEBIAN_KERNELS, *BUILT_KERNELS)
 KINDS = {"anon": ("ANON]", "_ANON]"), "file": ("FILE]", "_FILE]")}
 
 pytestmark = pytest.mark.image
+
+
+def numa_stat(folder: Path) -> dict[tuple[str, str, int], int]:
+    """memory.numa_stat of every memcg, by path, name and node."""
+    values = {}
+    for file in folder.rglob("memory.numa_stat"):
+        path = "/" + str(file.parent.relative_to(folder)).removeprefix(".")
+        for line in file.read_text().splitlines():
+            name, *nodes = line.split()
+            for node in nodes:
+                nid, value = node.removeprefix("N").split("=")
+                values[path, name, int(nid)] = int(value)
+    return values
 
 
 def lists(pn: Object) -> list[tuple[str, Object]]:
@@ -70,7 +86,7 @@ def name_of_list(item: str) -> str:
 @pytest.mark.parametrize("workload", ["mixed", "dying"])
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_folios_are_on_the_lists_they_say(lab: Lab, kernel: str, workload: str) -> None:
-    prog = lab.image(kernel, "4", workload).program()
+    prog = lab.image(kernel, "4", workload).program(dwarf=True)
     snapshot = collect(prog)
     assert snapshot.lru is not None and snapshot.lru.by_generation
     found: Counter[tuple[int, int, str]] = Counter()
@@ -110,7 +126,7 @@ def test_folios_in_another_zone(lab: Lab, kernel: str) -> None:
 @pytest.mark.parametrize("kernel", DEBIAN_KERNELS)
 def test_generation_is_where_it_was_derived(lab: Lab, kernel: str) -> None:
     """No other place in the flags agrees with the lists as well as the one from the types."""
-    prog = lab.image(kernel, "4", "mixed").program()
+    prog = lab.image(kernel, "4", "mixed").program(dwarf=True)
     root = prog["root_mem_cgroup"]
     gen = root.nodeinfo[0].lruvec.lrugen
     enabled = bool(gen.enabled)
@@ -135,13 +151,8 @@ def test_generation_is_where_it_was_derived(lab: Lab, kernel: str) -> None:
 
 
 def flags_word(page: Object) -> int:
-    flags = page.flags
-    return (
-        flags.f.value_()
-        if isinstance(flags.type_.unaliased_kind(), drgn.TypeKind)
-        and (flags.type_.unaliased_kind() == drgn.TypeKind.STRUCT)
-        else flags.value_()
-    )
+    is_struct = page.flags.type_.unaliased_kind() == drgn.TypeKind.STRUCT  # 7.x
+    return page.flags.f.value_() if is_struct else page.flags.value_()
 
 
 def children(memcg: Object) -> list[Object]:
@@ -243,3 +254,42 @@ def test_wrong_place_of_the_generation_is_noticed(
     assert reader.item(1, LruFlags(True, False, False, True, 2)) == (
         "all lists of LRU_GEN_ANON in ZONE_DMA32"
     )
+
+
+def test_promotions_not_handed_in_yet_are_counted(lab: Lab, plant: Plant) -> None:
+    """A walk of page tables by a task, made of a free page, has 5 pages to add to a list."""
+    image = lab.image("7.3", "4", "mixed")
+    prog = image.program(dwarf=True)
+    row = max((r for r in image.report().rows if r.identity == "lru"), key=lambda r: r.found["lru"])
+    match = re.fullmatch(r"lrugen.nr_pages\[(\d)\]\[LRU_GEN_ANON\]\[(ZONE_\w+)\]", row.item)
+    assert match
+    generation, zone = int(match[1]), prog[match[2]].value_()
+    page = mem_map(prog).virt(free_page(prog, other_than=0))
+    walk, state = prog.type("struct lru_gen_mm_walk"), prog.type("struct reclaim_state")
+    pn = f"Object(prog, 'struct mem_cgroup *', {row.memcg:#x}).nodeinfo[{row.nid}]"
+    at = page + sizeof(state)
+    blank = [(f"u64:{page + 8 * n:#x}", 0) for n in range((sizeof(state) + sizeof(walk)) // 8)]
+    report = plant(
+        image,
+        *blank,
+        ("prog['init_task'].reclaim_state", page),
+        (f"Object(prog, 'struct reclaim_state *', {page:#x}).mm_walk", at),
+        (f"Object(prog, 'struct lru_gen_mm_walk *', {at:#x}).lruvec", lruvec_of(prog, row)),
+        (
+            f"Object(prog, 'struct lru_gen_mm_walk *', {at:#x}).nr_pages[{generation}][0][{zone}]",
+            5,
+        ),
+        (f"{pn}.lruvec.lrugen.nr_pages[{generation}][0][{zone}]", "old - 5"),
+    )
+    (same,) = (
+        r
+        for r in report.rows
+        if (r.identity, r.memcg, r.nid, r.item) == ("lru", row.memcg, row.nid, row.item)
+    )
+    assert same.claimed == {"nr_pages": row.found["lru"] - 5, "mm_walk": 5}
+    assert same.status == "exact"
+
+
+def lruvec_of(prog: Program, row: Row) -> int:
+    memcg = Object(prog, "struct mem_cgroup *", row.memcg)
+    return memcg.nodeinfo[row.nid].lruvec.address_of_().value_()

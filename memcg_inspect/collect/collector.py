@@ -25,6 +25,7 @@ from memcg_inspect.linux.bpf import bpf_objcgs
 from memcg_inspect.linux.btf import debug_info_source
 from memcg_inspect.linux.compound import other_compound_pages
 from memcg_inspect.linux.filtered import why_faults
+from memcg_inspect.linux.kfence import kfence_pages
 from memcg_inspect.linux.layout import has_type
 from memcg_inspect.linux.lru import LruReader
 from memcg_inspect.linux.memcontrol import (
@@ -354,7 +355,8 @@ class _Collector:
         if page is not None and slab.vector is not None:
             total, elsewhere = self.vectors.get(slab.nid, (0, []))
             nid = slabs.page_nid(page)
-            if nid not in (slab.nid, NUMA_NO_NODE):
+            # A vector is an object, and kfence may have given it out, from whatever node.
+            if nid not in (slab.nid, NUMA_NO_NODE) and page not in kfence_pages(self.prog):
                 elsewhere.append((slab.vector.address, nid, slab.page))
             self.vectors[slab.nid] = total + 1, elsewhere
 
@@ -370,7 +372,10 @@ class _Collector:
     def _percpu(self, objcgs: dict[int, Objcg]) -> None:
         reader = PercpuReader(self.prog)
         if accounting(self.prog) == "kmem-per-node":
-            self.posted = add_percpu_by_node(self.ledger, reader, objcgs)
+            is_whole = not self.coverage["objcgs"].unreadable
+            if not is_whole:
+                self._recover_for_percpu(objcgs)
+            self.posted = add_percpu_by_node(self.ledger, reader, objcgs, is_whole)
         else:
             add_percpu(self.ledger, reader)
         self.percpu_usage = percpu_usage(self.ledger, reader)
@@ -378,6 +383,14 @@ class _Collector:
         self.coverage["percpu_nodes"] = reader.placement
         if reader.coverage.unreadable:
             self.ledger.gap("percpu")
+
+    def _recover_for_percpu(self, objcgs: dict[int, Objcg]) -> None:
+        """Find the obj_cgroups of allocations, which tell those of other nodes, beforehand."""
+        reader = PercpuReader(self.prog)
+        found = (a.objcg for chunk in reader.chunks() for a in reader.charged(chunk))
+        wanted = set(found) - objcgs.keys()
+        memcgs = {objcg.memcg for objcg in objcgs.values()}
+        objcgs |= recover_objcgs(self.prog, memcgs, False, wanted, self.coverage["objcgs"])
 
     def _zswap(self, objcgs: dict[int, Objcg]) -> None:
         reader = ZswapReader(self.prog)

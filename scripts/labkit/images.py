@@ -49,7 +49,17 @@ def key(options: Options, image: dump.Image, kernel: Kernel) -> str:
 
 
 def _size(folder: Path) -> int:
-    return sum(path.lstat().st_blocks * 512 for path in folder.rglob("*"))
+    try:
+        return sum(path.lstat().st_blocks * 512 for path in folder.rglob("*"))
+    except FileNotFoundError:  # another process dropped it
+        return 0
+
+
+def _last_use(folder: Path) -> float:
+    try:
+        return folder.stat().st_mtime
+    except FileNotFoundError:
+        return 0.0
 
 
 def trim(keep: Path, most: int = _MOST_BYTES) -> None:
@@ -57,7 +67,7 @@ def trim(keep: Path, most: int = _MOST_BYTES) -> None:
     folders = [path for path in cache_folder("images").iterdir() if not path.name.startswith(".")]
     sizes = {folder: _size(folder) for folder in folders}
     total = sum(sizes.values())
-    for folder in sorted(folders, key=lambda path: path.stat().st_mtime):
+    for folder in sorted(folders, key=_last_use):
         if total <= most:
             break
         if folder != keep:
