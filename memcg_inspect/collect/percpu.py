@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 from memcg_inspect.audit.ledger import Entry, Ledger
 from memcg_inspect.linux.percpu import PercpuReader
-from memcg_inspect.model import Objcg, PercpuUsage
+from memcg_inspect.model import NUMA_NO_NODE, Objcg, PercpuUsage
 
 __all__ = ("add_percpu", "add_percpu_by_node", "percpu_usage")
 
@@ -27,20 +27,24 @@ def add_percpu(ledger: Ledger, reader: PercpuReader) -> None:
 
 
 def add_percpu_by_node(
-    ledger: Ledger, reader: PercpuReader, objcgs: Mapping[int, Objcg]
+    ledger: Ledger, reader: PercpuReader, objcgs: Mapping[int, Objcg], is_whole: bool
 ) -> dict[tuple[int, int], int]:
     """
     Add the allocations of a kernel that charges each to the obj_cgroups of its nodes.
 
+    :param is_whole: whether all obj_cgroups were read; else some parts have no known payer
     :return: bytes that the posted rule would book beyond those that are there, by obj_cgroup
         and node
     """
     posted: Counter[tuple[int, int]] = Counter()
-    payers = _Payers(objcgs)
+    payers = _Payers(objcgs, is_whole)
     for chunk in reader.chunks():
         for alloc in reader.charged(chunk):
             data, metadata = reader.data_nodes(alloc), reader.metadata_nodes(alloc)
             for nid in data.keys() | metadata.keys():
+                if nid == NUMA_NO_NODE:
+                    ledger.gap("percpu")
+                    continue
                 payer = payers.of(alloc.objcg, nid)
                 # An obj_cgroup is held once, whatever it pays for.
                 for detail, sizes, charges in (
@@ -77,8 +81,9 @@ def percpu_usage(ledger: Ledger, reader: PercpuReader) -> tuple[PercpuUsage, ...
 class _Payers:
     """Finds the obj_cgroup of another node that pays for a part of an allocation."""
 
-    def __init__(self, objcgs: Mapping[int, Objcg]) -> None:
+    def __init__(self, objcgs: Mapping[int, Objcg], is_whole: bool) -> None:
         self._objcgs = objcgs
+        self._is_whole = is_whole
         # Without siblings, a part is paid for by the obj_cgroup in use now.
         self._current = {(o.memcg, o.nid): o.address for o in objcgs.values() if o.memcg_refs}
 
@@ -88,4 +93,4 @@ class _Payers:
             return objcg
         if 0 <= nid < len(known.siblings) and known.siblings[nid]:
             return known.siblings[nid]
-        return self._current.get((known.memcg, nid), objcg)
+        return self._current.get((known.memcg, nid), objcg if self._is_whole else 0)

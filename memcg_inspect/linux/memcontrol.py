@@ -87,11 +87,10 @@ def read_memcgs(
 
     :param names: names that were read, and those that could not be
     :return: memcgs by ``struct mem_cgroup *``, parents first
-    :raises drgn.FaultError: if not even the root can be read
     """
     tree = _Tree(prog, coverage, names if names is not None else Coverage())
     todo = [root_memcg(prog)]
-    tree.add(todo[0])
+    tree.add_root(todo[0])
     while todo:
         memcg = todo.pop()
         found = [child for child in tree.children(memcg) if tree.try_to_add(child, memcg)]
@@ -127,6 +126,16 @@ class _Tree:
         head = memcg.css.children.address_of_()
         for css in list_entries("struct cgroup_subsys_state", head, "sibling", missed):
             yield container_of(css, "struct mem_cgroup", "css")
+
+    def add_root(self, memcg: Object) -> None:
+        try:
+            self.add(memcg)
+        except FaultError as error:
+            self.coverage.miss("memcg", error.address, str(error))
+            address = memcg.value_()
+            # All that it is for is known without reading it.
+            self.memcgs[address] = Memcg(address, "/", None, "online", None, address)
+            self.partial.add(address)
 
     def try_to_add(self, memcg: Object, parent: Object) -> bool:
         if memcg.value_() in self.memcgs:
