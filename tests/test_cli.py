@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import BUILT_KERNELS, DEBIAN_KERNELS, Lab
+from guests import BUILT_KERNELS, DEBIAN_KERNELS, Lab
 
 CLI = [sys.executable, "-m", "memcg_inspect"]
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import drgn
 import pytest
-from conftest import BUILT_KERNELS, DEBIAN_KERNELS, Image, Lab
+from guests import BUILT_KERNELS, DEBIAN_KERNELS, Image, Lab
 from labkit import kdump, poke
 
 from memcg_inspect.audit.slab import ITEMS

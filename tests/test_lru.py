@@ -9,10 +9,10 @@ from pathlib import Path
 
 import drgn
 import pytest
-from conftest import BUILT_KERNELS, DEBIAN_KERNELS, Image, Lab, Plant
 from drgn import Object, Program, sizeof
 from drgn.helpers.linux.list import list_for_each_entry
 from drgn.helpers.linux.mm import compound_order
+from guests import BUILT_KERNELS, DEBIAN_KERNELS, Image, Lab, Plant
 from test_planted_everywhere import free_page
 
 from memcg_inspect.audit.lru import lru_rows
@@ -272,7 +272,7 @@ def test_promotions_not_handed_in_yet_are_counted(lab: Lab, plant: Plant) -> Non
     report = plant(
         image,
         *blank,
-        ("prog['init_task'].reclaim_state", page),
+        ("find_task(prog, 1).reclaim_state", page),
         (f"Object(prog, 'struct reclaim_state *', {page:#x}).mm_walk", at),
         (f"Object(prog, 'struct lru_gen_mm_walk *', {at:#x}).lruvec", lruvec_of(prog, row)),
         (

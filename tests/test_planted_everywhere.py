@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import drgn
 import pytest
-from conftest import BUILT_KERNELS, DEBIAN_KERNELS, Image, Lab, Plant
+from guests import BUILT_KERNELS, DEBIAN_KERNELS, Image, Lab, Plant
 from test_planted_faults import by_path, named, touched
 
 from memcg_inspect.audit.lru import lru_rows

@@ -4,8 +4,8 @@
 from __future__ import annotations
 
 import pytest
-from conftest import BUILT_KERNELS, DEBIAN_KERNELS, Lab, Plant
 from drgn import Object
+from guests import BUILT_KERNELS, DEBIAN_KERNELS, Lab, Plant
 
 from memcg_inspect.collect import collect
 from memcg_inspect.linux.pages import scan_pages

@@ -8,7 +8,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from conftest import BUILT_KERNELS, DEBIAN_KERNELS, Image, Lab
+from guests import BUILT_KERNELS, DEBIAN_KERNELS, Image, Lab
 
 from memcg_inspect.linux.kfence import kfence_pages
 from memcg_inspect.linux.mmzone import mem_map

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import pytest
-from conftest import BUILT_KERNELS, DEBIAN_KERNELS, Lab, Plant
+from guests import BUILT_KERNELS, DEBIAN_KERNELS, Lab, Plant
 from test_planted_faults import by_path, named
 
 from memcg_inspect.linux.vmstats import StatReader

@@ -8,8 +8,8 @@ from functools import lru_cache
 from pathlib import Path
 
 import pytest
-from conftest import BUILT_KERNELS, DEBIAN_KERNELS
 from drgn import Architecture, Module, Platform, Program, SymbolKind
+from guests import BUILT_KERNELS, DEBIAN_KERNELS
 from labkit import kernels
 from spell import definition
 

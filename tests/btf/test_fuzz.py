@@ -19,8 +19,8 @@ from pathlib import Path
 import drgn
 import pytest
 from btf_builder import Builder, Order, subset
-from conftest import DEBIAN_KERNELS
 from drgn import Architecture, Platform, PlatformFlags, Program, TypeKind
+from guests import DEBIAN_KERNELS
 from labkit import kernels
 
 from memcg_inspect.linux.btf import load_btf

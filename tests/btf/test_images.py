@@ -8,9 +8,9 @@ import random
 import time
 
 import pytest
-from conftest import BUILT_KERNELS, DEBIAN_KERNELS, Image, Lab
 from drgn import FindObjectFlags, Object, Program, Symbol
 from drgn.helpers.linux.kallsyms import load_vmlinux_kallsyms
+from guests import BUILT_KERNELS, DEBIAN_KERNELS, Image, Lab
 from spell import layout
 
 from memcg_inspect.collect import audit

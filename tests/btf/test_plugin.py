@@ -8,8 +8,8 @@ import subprocess
 import sys
 
 import pytest
-from conftest import DEBIAN_KERNELS, Lab
 from drgn import Architecture, Platform, Program
+from guests import DEBIAN_KERNELS, Lab
 
 from memcg_inspect.linux.btf import debug_info_source
 from memcg_inspect.linux.btf.plugin import drgn_prog_set
