@@ -24,16 +24,30 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "image: needs an image of a real kernel")
     config.addinivalue_line("markers", "long: runs only with --all")
+    config.addinivalue_line(
+        "markers",
+        "each_kernel: runs on the oldest and the newest kernel, on four nodes, and on all kernels "
+        "and topologies with --all",
+    )
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     # Not run at all, rather than skipped: a skipped test looks like a passed one.
     if config.getoption("--all"):
         return
-    long = [item for item in items if item.get_closest_marker("long")]
+    long = [item for item in items if item.get_closest_marker("long") or _is_one_more(item)]
     if long:
         config.hook.pytest_deselected(items=long)
         items[:] = [item for item in items if item not in long]
+
+
+def _is_one_more(item: pytest.Item) -> bool:
+    """Whether a test of each kernel is one that runs only with --all."""
+    if not item.get_closest_marker("each_kernel"):
+        return False
+    params = getattr(item, "callspec", None)
+    given = {} if params is None else params.params
+    return given.get("kernel", "7.3") not in ("6.1", "7.3") or given.get("nodes", "4") != "4"
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -27,7 +27,7 @@ from memcg_inspect.linux.program import ImageSource, open_image
 from memcg_inspect.linux.vmstats import StatReader
 from memcg_inspect.model import ImageError, Report, Row
 
-pytestmark = pytest.mark.image
+pytestmark = [pytest.mark.image, pytest.mark.each_kernel]
 
 #: Those with mistakes of their own have findings anyway.
 KERNELS = (*DEBIAN_KERNELS, *(kernel for kernel in BUILT_KERNELS if "-broken-" not in kernel))

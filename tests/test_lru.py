@@ -28,7 +28,7 @@ KERNELS = (*DEBIAN_KERNELS, *BUILT_KERNELS)
 #: What memory.numa_stat counts in pages of these lists.
 KINDS = {"anon": ("ANON]", "_ANON]"), "file": ("FILE]", "_FILE]")}
 
-pytestmark = pytest.mark.image
+pytestmark = [pytest.mark.image, pytest.mark.each_kernel]
 
 
 def numa_stat(folder: Path) -> dict[tuple[str, str, int], int]:

@@ -32,7 +32,7 @@ from memcg_inspect.linux.zswap import ZswapReader
 
 KERNELS = (*DEBIAN_KERNELS, *BUILT_KERNELS)
 
-pytestmark = pytest.mark.image
+pytestmark = [pytest.mark.image, pytest.mark.each_kernel]
 
 Change = tuple[str, str | int]
 Named = tuple[str, int | None, str, int | None]

@@ -18,7 +18,7 @@ KERNELS = (*DEBIAN_KERNELS, *BUILT_KERNELS)
 
 RECLAIMABLE, UNRECLAIMABLE = "NR_SLAB_RECLAIMABLE_B", "NR_SLAB_UNRECLAIMABLE_B"
 
-pytestmark = pytest.mark.image
+pytestmark = [pytest.mark.image, pytest.mark.each_kernel]
 
 
 def slabinfo(folder: Path) -> dict[str, tuple[int, int]]:

@@ -81,6 +81,7 @@ def test_a_settled_guest_stands_still() -> None:
         assert (told(image, "1") / path).read_text() == (told(image, "2") / path).read_text()
 
 
+@pytest.mark.each_kernel
 @pytest.mark.parametrize("kernel", ["6.1", "6.12", "7.2", "7.3", "7.3-lab"])
 def test_mixed_has_every_kind(kernel: str) -> None:
     if kernel.endswith("-lab"):

@@ -11,11 +11,8 @@ SELFTEST = (str(PROJECT / "fixtures" / "modules" / "pernode_selftest"), "")
 MAKE = "/sys/kernel/debug/pernode_selftest/do"
 
 
-def in_cache(name: str) -> str:
-    """A kernel built here, or skip: tests do not wait for a build."""
-    if kernels.cached(name) is None:
-        pytest.skip(f"{name} is not in the cache (scripts/lab kernel {name} builds it)")
-    return name
+#: Run with --all only, which builds the kernel first.
+pytestmark = pytest.mark.long
 
 
 def told(image: Path) -> Path:
@@ -37,7 +34,7 @@ def complaints(image: Path) -> list[str]:
 
 @pytest.mark.parametrize("nodes", ["1", "2", "4", "8", "2cpu+6mem"])
 def test_the_nodes_are_the_whole(nodes: str) -> None:
-    image = images.image(in_cache("7.3-pernode"), nodes, "mixed")
+    image = images.image("7.3-pernode", nodes, "mixed")
     assert complaints(image) == []
     checked = 0
     for numa in (told(image) / "cgroup").rglob("memory.numa_stat"):
@@ -49,7 +46,7 @@ def test_the_nodes_are_the_whole(nodes: str) -> None:
 
 
 def test_interleaved_memory_is_on_nodes_without_cpus() -> None:
-    image = images.image(in_cache("7.3-pernode"), "2cpu+6mem", "interleave")
+    image = images.image("7.3-pernode", "2cpu+6mem", "interleave")
     assert complaints(image) == []
     kernel = by_node(told(image) / "cgroup" / "interleave" / "tree", "kernel")
     assert all(kernel[nid] > 0 for nid in range(8))
@@ -58,7 +55,7 @@ def test_interleaved_memory_is_on_nodes_without_cpus() -> None:
 @pytest.mark.parametrize("kernel", ["7.3-lab", "7.3-pernode"])
 def test_what_must_hold_does(kernel: str) -> None:
     # the workload fails when it does not
-    image = images.image(in_cache(kernel), "2cpu+6mem", "kmem")
+    image = images.image(kernel, "2cpu+6mem", "kmem")
     assert complaints(image) == []
 
 
@@ -68,9 +65,7 @@ def selftest(tmp_path: Path, kernel: str, name: str, script: str) -> Path:
         "set -e\ncd /sys/fs/cgroup\necho +memory +cpuset >cgroup.subtree_control\n"
         f"mkdir self self/here\necho +memory >self/cgroup.subtree_control\nMAKE={MAKE}\n{script}"
     )
-    return images.image(
-        in_cache(kernel), "2cpu+6mem", modules=(SELFTEST,), run=str(path), append="nokaslr"
-    )
+    return images.image(kernel, "2cpu+6mem", modules=(SELFTEST,), run=str(path), append="nokaslr")
 
 
 @pytest.mark.parametrize("kernel", ["7.3-lab", "7.3-pernode"])
@@ -103,14 +98,12 @@ def test_after_the_teardown_nothing_is_charged(tmp_path: Path) -> None:
     assert max(left.values()) <= 2 * 4096
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("nodes", ["2", "2cpu+6mem"])
 def test_stress(nodes: str) -> None:
-    image = images.image(in_cache("7.3-pernode"), nodes, "stress")
+    image = images.image("7.3-pernode", nodes, "stress")
     assert complaints(image) == []
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("mistake", kernels.BROKEN)
 def test_each_broken_kernel_boots_and_works(mistake: str) -> None:
     image = images.image(f"7.3-pernode-broken-{mistake}", "2cpu+6mem", "interleave")

@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+"""The kernel that accounts by node: exact where it is honest, found out where it is not."""
+
+from __future__ import annotations
+
+import pytest
+from guests import PERNODE_KERNELS, Lab
+from labkit import kernels
+
+from memcg_inspect.model import Report
+
+pytestmark = pytest.mark.image
+
+#: What gives each mistake away: the workload, and (identity, kind) of a finding that must be
+#: among those on its memcgs.
+MISTAKES = {
+    "kmem-high-order": ("interleave", {("kmem", "skew")}),
+    "percpu-current-node": ("interleave", {("kmem", "counter-above-objects")}),
+    "percpu-forgotten-node": ("interleave", {("kmem", "counter-above-objects")}),
+    "percpu-metadata-one-node": ("interleave", {("objcg_bytes", "counter-above-objects")}),
+    "percpu-metadata-size": ("interleave", {("percpu", "counter-below-objects")}),
+    "percpu-page-offset": ("interleave", {("objcg_bytes", "rule")}),
+    "percpu-short-precharge": ("interleave", {("usage", "counter-below-objects")}),
+    "reparent-forgotten-node": ("interleave", {("reparenting", "not-reparented")}),
+    "task-not-updated": ("interleave", {("task_objcg", "stale-task-objcg")}),
+    "zswap-storing-node": ("mixed", {("zswap", "skew")}),
+}
+
+
+def check_honest(report: Report) -> None:
+    assert report.image.accounting == "kmem-per-node"
+    assert report.findings == ()
+    assert report.verdict == "exact"
+    assert report.follows in ("physical", "both")
+    kmem = [row for row in report.rows if row.identity == "kmem"]
+    assert {row.item for row in kmem} == {"NR_KMEM"}
+    # memory of each node is charged to obj_cgroups of that node, on every node
+    assert {row.nid for row in kmem if sum(row.found.values())} == set(report.image.nodes)
+    for cell in report.skew:
+        if cell.kind in ("slab", "kmem", "percpu") and cell.bytes:
+            assert cell.charged_nid == cell.backing_nid
+
+
+@pytest.mark.parametrize("kernel", PERNODE_KERNELS)
+def test_honest_on_four_nodes(lab: Lab, kernel: str) -> None:
+    check_honest(lab.image(kernel, "4", "mixed").report())
+
+
+@pytest.mark.parametrize("kernel", PERNODE_KERNELS)
+def test_honest_where_memory_has_no_cpus(lab: Lab, kernel: str) -> None:
+    report = lab.image(kernel, "2cpu+6mem", "interleave").report()
+    check_honest(report)
+    # an allocation that the posted rule would book elsewhere is among them
+    assert report.follows == "physical"
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("nodes", ["1", "2", "8", "2cpu+6mem"])
+def test_honest_on_more(lab: Lab, nodes: str) -> None:
+    check_honest(lab.image("7.3-pernode", nodes, "mixed").report())
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("mistake", kernels.BROKEN)
+def test_each_mistake_is_found(lab: Lab, mistake: str) -> None:
+    workload, expected = MISTAKES[mistake]
+    report = lab.image(f"7.3-pernode-broken-{mistake}", "2cpu+6mem", workload).report()
+    assert report.verdict == "findings"
+    paths = {memcg.address: memcg.path for memcg in report.memcgs}
+    named = {
+        (f.identity, f.kind)
+        for f in report.findings
+        if paths.get(f.memcg or 0, "").startswith(
+            "/" + ("zswap" if workload == "mixed" else workload)
+        )
+    }
+    assert expected <= named
+    if mistake == "percpu-page-offset":
+        assert report.follows == "posted"
