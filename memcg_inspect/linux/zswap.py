@@ -24,8 +24,9 @@ from memcg_inspect.model import NUMA_NO_NODE, Coverage
 __all__ = ("ZswapEntry", "ZswapReader")
 
 #: Physical address bits that zsmalloc's object locations have room for on 64-bit machines,
-#: ``MAX_POSSIBLE_PHYSMEM_BITS``; a macro, the same for x86-64 and arm64.
-MAX_POSSIBLE_PHYSMEM_BITS = 52
+#: ``MAX_POSSIBLE_PHYSMEM_BITS``: x86-64 and arm64; x86-64 without 5-level page tables (before
+#: they were always built, in 6.17); arm64 with 48 bits.
+MAX_POSSIBLE_PHYSMEM_BITS = (52, 46, 48)
 #: ``OBJ_ALLOCATED_TAG`` in the handle that stands before each object.
 OBJ_ALLOCATED_TAG = 1
 
@@ -132,9 +133,11 @@ class _Locations:
         self.prog = prog
         self.memory = memory_of(prog)
         self.frames = mem_map(prog)
-        # A location is a page frame number above an index; what is in the lower bits changed
-        # twice, their number did not.
-        self._shift = 64 - (MAX_POSSIBLE_PHYSMEM_BITS - self.frames.page_shift)
+        # A location is a page frame number above an index. Where it begins follows from
+        # MAX_POSSIBLE_PHYSMEM_BITS, a macro; the first object that names its handle tells.
+        shifts = [64 - (bits - self.frames.page_shift) for bits in MAX_POSSIBLE_PHYSMEM_BITS]
+        self._shifts = tuple(shifts)
+        self._shift = shifts[0]
         page = prog.type("struct page")
         # struct zpdesc overlays struct page since 6.14; the members have kept their places.
         if has_type(prog, "struct zpdesc"):
@@ -150,6 +153,18 @@ class _Locations:
 
     def nodes(self, entry: ZswapEntry) -> dict[int, int]:
         """:raises ValueError: if the handle leads to no zsmalloc object"""
+        for self._shift in self._shifts:
+            try:
+                nodes = self._nodes(entry)
+            except (FaultError, LookupError, ValueError):
+                if self._shift == self._shifts[-1]:
+                    raise
+                continue
+            self._shifts = (self._shift,)  # known from now on
+            return nodes
+        raise ValueError("no object is there")
+
+    def _nodes(self, entry: ZswapEntry) -> dict[int, int]:
         location = self.memory.word(entry.handle)
         page = self.frames.page(location >> self._shift)
         size, pages = self._pages_of(page)
