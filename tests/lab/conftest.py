@@ -21,6 +21,7 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def pytest_configure(config: pytest.Config) -> None:
     # also declared above this folder, where the option --all is, too
     config.addinivalue_line("markers", "long: runs only with --all")
+    config.addinivalue_line("markers", "each_kernel: on fewer kernels without --all")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
