@@ -153,14 +153,15 @@ class _Locations:
 
     def nodes(self, entry: ZswapEntry) -> dict[int, int]:
         """:raises ValueError: if the handle leads to no zsmalloc object"""
-        for self._shift in self._shifts:
+        for shift in self._shifts:
+            self._shift = shift
             try:
                 nodes = self._nodes(entry)
             except (FaultError, LookupError, ValueError):
-                if self._shift == self._shifts[-1]:
+                if shift == self._shifts[-1]:
                     raise
                 continue
-            self._shifts = (self._shift,)  # known from now on
+            self._shifts = (shift,)  # known from now on
             return nodes
         raise ValueError("no object is there")
 
