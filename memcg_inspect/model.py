@@ -237,9 +237,9 @@ class SlabUsage(NamedTuple):
 
 class PercpuUsage(NamedTuple):
     """
-    The percpu chunks' memory on one node, whoever pays.
+    Percpu memory on one node, whoever pays.
 
-    :ivar pages: pages that back units of possible CPUs
+    :ivar pages: pages that back units of possible CPUs, static ones included
     :ivar allocated: bytes of them that are allocated
     :ivar charged: bytes of them that a memcg pays for
     """

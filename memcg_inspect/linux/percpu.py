@@ -76,7 +76,7 @@ class PercpuReader:
     Reads percpu chunks and what their allocations are charged to.
 
     :ivar coverage: chunks read and chunks whose vector could not be read
-    :ivar pages: pages behind the units of all possible CPUs, by node, of the chunks walked
+    :ivar pages: pages behind the units of all possible CPUs, by node, static ones included
     :ivar allocated: bytes of them that are allocated
     :ivar placement: pages whose node was found, and pages whose node was not
     """
@@ -114,6 +114,10 @@ class PercpuReader:
         def missed(error: FaultError) -> None:
             self.coverage.miss("percpu chunk", error.address, str(error))
 
+        try:
+            self._count_static()
+        except FaultError as error:
+            missed(error)
         lists = self.prog["pcpu_chunk_lists"].read_()
         for slot in range(int(self.prog["pcpu_nr_slots"])):
             head = lists[slot].address_of_()
@@ -140,6 +144,17 @@ class PercpuReader:
             alloc_map=self._bitmap(chunk.alloc_map.value_(), bits),
             bound_map=self._bitmap(chunk.bound_map.value_(), bits + 1),
         )
+
+    def _count_static(self) -> None:
+        """Add what lies before the first chunk: static and reserved percpu memory."""
+        size = mem_map(self.prog).page_size
+        start = self.prog["pcpu_base_addr"].value_()
+        end = self.prog["pcpu_first_chunk"].base_addr.value_()
+        for address in range(start, end - size + 1, size):
+            for offset in self._unit_offsets:
+                nid = self._nid(address + offset)
+                self.pages[nid] += 1
+                self.allocated[nid] += size
 
     def _count(self, found: PcpuChunk, chunk: Object) -> None:
         """Add up what backs a chunk, and how much of that is allocated."""
