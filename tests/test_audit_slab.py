@@ -1,11 +1,16 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
-"""The slab identity on images of real kernels."""
+"""
+The slab identity on images of real kernels, with every layout of vectors that there is:
+pointers (6.1), pointers with tags (6.12), a stride of bytes (7.2), one word or two for each
+object (7.3 without and with allocation profiling), and objects of kfence.
+"""
 
 from __future__ import annotations
 
 import pytest
-from conftest import BUILT_KERNELS, DEBIAN_KERNELS, Lab
+from guests import BUILT_KERNELS, DEBIAN_KERNELS, Lab
 from reference import charged_slab_objects
+from test_matrix import KERNELS as ALL_KERNELS
 
 from memcg_inspect.collect import collect
 from memcg_inspect.model import Report
@@ -35,9 +40,17 @@ def test_every_cell_is_exact(lab: Lab, kernel: str, nodes: str) -> None:
     assert any(memcg.state == "dying" for memcg in report.memcgs)
 
 
-@pytest.mark.parametrize("kernel", KERNELS)
-def test_ledger_equals_the_plain_walk(lab: Lab, kernel: str) -> None:
-    prog = lab.image(kernel, "4").program()
+#: Kernel and its options.
+LAYOUTS = [
+    *((kernel, "") for kernel in ALL_KERNELS),
+    *((k, "sysctl.vm.mem_profiling=1") for k in BUILT_KERNELS if k == "7.3-lab"),
+    ("7.2", "kfence.sample_interval=1"),
+]
+
+
+@pytest.mark.parametrize(("kernel", "append"), LAYOUTS)
+def test_ledger_equals_the_plain_walk(lab: Lab, kernel: str, append: str) -> None:
+    prog = lab.image(kernel, "4", "mixed", append=append).program(dwarf=True)
     size, number = charged_slab_objects(prog)
     assert sum(number.values()) > 10_000
     found = {
@@ -55,7 +68,7 @@ def test_one_read_for_each_vector(lab: Lab, kernel: str) -> None:
     from memcg_inspect.linux.pages import scan_pages
     from memcg_inspect.linux.slab import SlabReader
 
-    prog = lab.image(kernel, "4").program()
+    prog = lab.image(kernel, "4").program(dwarf=True)
     memory, slabs = memory_of(prog), SlabReader(prog)
     before = memory.reads
     pieces = list(scan_pages(prog))
