@@ -130,7 +130,8 @@ def _run(args: argparse.Namespace) -> int:
 
     level = logging.CRITICAL + 1 if args.log_level == "none" else args.log_level.upper()
     logging.basicConfig(format="%(name)s: %(message)s")
-    logging.getLogger("drgn").setLevel(level)
+    for name in ("drgn", "memcg_inspect"):
+        logging.getLogger(name).setLevel(level)
     prog = open_image(
         ImageSource(
             core=args.core,

@@ -233,6 +233,22 @@ def task_cache(subject: Subject) -> Fault:
     return Fault([change], (path, thief), {(path, None, "task->objcg", 1)})
 
 
+def left_behind(subject: Subject) -> Fault:
+    """An obj_cgroup that a removed memcg left to its parent belongs to it again."""
+    memcgs, objcgs = subject.snapshot.memcgs, subject.snapshot.objcgs
+    objcg, memcg = next(
+        (objcg, memcg)
+        for memcg in memcgs.values()
+        if memcg.offline
+        for objcg in objcgs.values()
+        if objcg.memcg == memcg.payer and objcg.memcg != memcg.address
+        if not objcg.is_root and memcgs[memcg.payer].parent is not None
+    )
+    change = (f"Object(prog, 'struct obj_cgroup *', {objcg.address:#x}).memcg", memcg.address)
+    expected = {(memcg.path, objcg.nid, "objcg->memcg", -1)}
+    return Fault([change], (memcg.path,), expected)
+
+
 def misplaced_vector(subject: Subject) -> Fault:
     """A copy of a vector in a page of another node, which its slab points to instead."""
     prog, memory, frames = subject.prog, memory_of(subject.prog), mem_map(subject.prog)
@@ -299,6 +315,7 @@ FAULTS: dict[str, tuple[str, Callable[[Subject], Fault]]] = {
     "counter of a parent": ("hierarchy", parents_counter),
     "counter of a node": ("node_slab", node_counter),
     "cache of a task": ("task_objcg", task_cache),
+    "obj_cgroup left behind": ("reparenting", left_behind),
     "misplaced vector": ("placement", misplaced_vector),
 }
 

@@ -47,7 +47,7 @@ _STACK = (
 _VMALLOC = r"vmalloc|vfree|vm_area|vmap"
 _LRU = r"folio|lru|_charge|_uncharge|do_anonymous_page|wp_page_copy|unmap|tlb_"
 _SOCK = r"sk_|skb|tcp_|udp_|sock_|inet_|unix_"
-_CGROUP = r"cgroup|css_|copy_process|do_exit|mem_cgroup|bpf_m|percpu_ref|rcu_"
+_CGROUP = r"cgroup|css_|copy_process|do_exit|mem_cgroup|bpf_|map_create|map_alloc|percpu_ref|rcu_"
 #: A flush moves counters from one place to the next, one at a time.
 _FLUSH = r"rstat_flush|flush_memcg_stats|stat_aggregate"
 
@@ -87,6 +87,10 @@ _CHARGES: dict[str, Charge] = {
 }
 
 
+#: Frames that a stack has at least if it was unwound: nothing starts in a leaf.
+_UNWOUND = 3
+
+
 def mark_in_flight(snapshot: Snapshot, rows: Sequence[Row]) -> list[Row]:
     """Turn rows that differ, but by no more than was half done, into ``in-flight`` ones."""
     marked = [_freed(snapshot, row) for row in rows]
@@ -118,8 +122,9 @@ def _half_done(snapshot: Snapshot, row: Row, busy: Sequence[Running], left: Coun
     if row.status != "differs" or charge is None:
         return row
     cpus = [cpu for cpu in busy if any(map(charge.functions.search, cpu.functions))]
-    # Registers that are not known may have been anywhere.
-    cpus += [cpu for cpu in busy if not cpu.functions]
+    # Where registers are not known, or the stack cannot be unwound (as without debug info),
+    # it may have been anywhere.
+    cpus += [cpu for cpu in busy if len(cpu.functions) < _UNWOUND and cpu not in cpus]
     most = charge.most(snapshot) * (
         snapshot.image.page_size if row.unit == "bytes" and identity == "kmem" else 1
     )
@@ -134,7 +139,8 @@ def _half_done(snapshot: Snapshot, row: Row, busy: Sequence[Running], left: Coun
 
 
 def _where(cpu: Running, functions: re.Pattern[str]) -> str:
-    name = next((f for f in cpu.functions if functions.search(f)), "an unknown place")
+    known = [f for f in cpu.functions if functions.search(f)] or [*cpu.functions, "unknown place"]
+    name = known[0]
     return f"CPU {cpu.cpu} ({cpu.comm}, {cpu.pid}) was in {name}"
 
 
