@@ -13,7 +13,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from guests import BUILT_KERNELS, Image, Lab
+from guests import Image, Lab
 from test_matrix import KERNELS
 
 from memcg_inspect.audit.snapshot import Snapshot
@@ -22,7 +22,6 @@ from memcg_inspect.collect import collect
 IMAGES = [
     *((kernel, "4", "mixed") for kernel in KERNELS),
     *((k, nodes, "mixed") for k in KERNELS if k.startswith("7.3") for nodes in ("1", "2cpu+6mem")),
-    *((kernel, "4", "mixed") for kernel in BUILT_KERNELS if kernel == "6.12-lab"),
     ("6.1", "4", "dying"),
     ("7.3", "4", "dying"),
 ]
