@@ -128,9 +128,8 @@ def kmem_rows(snapshot: Snapshot) -> list[Row]:
     """
     if "NR_KMEM" in snapshot.features.items:
         return [
-            _kmem_row(snapshot, memcg.address, nid, "NR_KMEM", found)
-            for memcg in snapshot.live()
-            for nid, found in _pages_by_node(snapshot, memcg.address).items()
+            _kmem_row(snapshot, memcg, nid, "NR_KMEM", found)
+            for (memcg, nid), found in _pages_by_node(snapshot).items()
         ]
     pages = kmem_pages(snapshot)
     return [
@@ -160,22 +159,23 @@ def _kmem_row(
     )
 
 
-def _pages_by_node(snapshot: Snapshot, memcg: int) -> dict[int, dict[str, int]]:
+def _pages_by_node(snapshot: Snapshot) -> dict[tuple[int, int], dict[str, int]]:
     """
-    Kernel memory of a memcg by the node of the obj_cgroups that pay, which on such kernels
-    is that of the memory; of pages, and of percpu memory, the node is told by the memory.
+    Kernel memory by memcg and the node of the obj_cgroups that pay, which on such kernels is
+    that of the memory; of pages, and of percpu memory, the node is told by the memory.
     """
     page_size = snapshot.image.page_size
     pages = snapshot.by_node("kmem")
-    objects: defaultdict[int, int] = defaultdict(int)
+    objects: defaultdict[tuple[int, int], int] = defaultdict(int)
     for address, found in objcg_bytes(snapshot).items():
-        nid = snapshot.objcgs[address].nid
-        if nid is not None and snapshot.payer(address) == memcg:
-            objects[nid] += sum(found.values())
+        payer, nid = snapshot.payer(address), snapshot.objcgs[address].nid
+        if nid is not None and payer is not None:
+            objects[payer, nid] += sum(found.values())
+    cells = [(m.address, nid) for m in snapshot.live() for nid in snapshot.image.nodes]
     return {
-        nid: {
-            "kmem_pages": pages.get((memcg, nid), Amount(0, 0)).bytes // page_size,
-            "objects": round(objects[nid] / page_size),
+        cell: {
+            "kmem_pages": pages.get(cell, Amount(0, 0)).bytes // page_size,
+            "objects": round(objects[cell] / page_size),
         }
-        for nid in snapshot.image.nodes
+        for cell in cells
     }

@@ -15,7 +15,7 @@ from drgn import FaultError, Object, Program, offsetof, sizeof
 from drgn.helpers.linux.cpumask import for_each_possible_cpu
 from drgn.helpers.linux.mm import for_each_valid_page_range, page_to_virt
 from drgn.helpers.linux.mmzone import for_each_online_pgdat
-from drgn.helpers.linux.nodemask import for_each_node_state, nr_node_ids
+from drgn.helpers.linux.nodemask import nr_node_ids
 
 from memcg_inspect.linux.layout import array_length, per_program
 from memcg_inspect.linux.memory import memory_of
@@ -25,7 +25,6 @@ __all__ = (
     "MemMap",
     "PageRange",
     "mem_map",
-    "memory_nodes",
     "online_nodes",
     "page_ranges",
     "possible_cpus",
@@ -160,15 +159,6 @@ def possible_nodes(prog: Program) -> range:
 def online_nodes(prog: Program) -> tuple[int, ...]:
     """Return the nodes that are online."""
     return tuple(int(pgdat.node_id) for pgdat in for_each_online_pgdat(prog))
-
-
-@per_program
-def memory_nodes(prog: Program) -> tuple[int, ...]:
-    """Return the nodes in ``N_MEMORY``: those that a flush of counters visits."""
-    try:
-        return tuple(for_each_node_state(prog, prog["N_MEMORY"]))
-    except KeyError:
-        return (0,)
 
 
 @per_program

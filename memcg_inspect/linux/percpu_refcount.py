@@ -13,7 +13,7 @@ from drgn import Object
 from memcg_inspect.linux.memory import memory_of
 from memcg_inspect.linux.percpu_defs import percpu_offsets
 
-__all__ = ("percpu_ref_count", "percpu_ref_is_dying")
+__all__ = ("percpu_ref_count",)
 
 _PERCPU_REF_ATOMIC = 1
 _PERCPU_REF_DEAD = 2
@@ -45,12 +45,3 @@ def percpu_ref_count(ref: Object) -> int:
         count += sum(memory.word(base + offset) for offset in percpu_offsets(prog).values())
         count -= bias + is_switching
     return count % limit
-
-
-def percpu_ref_is_dying(ref: Object) -> bool:
-    """
-    Return whether a reference count was killed: its first reference is gone.
-
-    :param ref: ``struct percpu_ref *``
-    """
-    return bool(ref.percpu_count_ptr.value_() & _PERCPU_REF_DEAD)
