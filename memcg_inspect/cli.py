@@ -9,17 +9,17 @@ import os
 import sys
 import traceback
 from collections.abc import Sequence
+from typing import Any
 
 from drgn import Architecture
 
-from memcg_inspect.model import MemcgInspectError, Report
+from memcg_inspect.model import MemcgInspectError
+from memcg_inspect.subcommands import add_subcommands, exit_status, run_subcommand
+from memcg_inspect.tables import UsageError
 
 __all__ = ("entry", "main")
 
-EXIT_EXACT = 0
-EXIT_FINDINGS = 1
 EXIT_UNUSABLE = 2
-EXIT_INCOMPLETE = 3
 EXIT_FAULT = 70
 EXIT_INTERRUPTED = 130
 
@@ -60,21 +60,28 @@ def _parser() -> argparse.ArgumentParser:
         description="Hold the memory that Linux memory cgroups are charged for against the "
         "kernel's counters, to the byte, in a vmcore or a running kernel.",
     )
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    audit = commands.add_parser(
-        "audit",
-        help="check every identity between charges and counters",
-        description="Exit status: 0 all exact, 1 at least one finding, 2 the command could not "
-        "be run, 3 nothing found but something could not be read or was still moving, "
-        "130 interrupted, 70 a fault of the program itself.",
-    )
-    _add_image_options(audit)
-    audit.add_argument("--json", action="store_true", help="print one JSON document")
-    audit.add_argument("--all", action="store_true", help="print rows that are all zero, too")
+    _add_image_options(parser)
+    parser.set_defaults(**_DEFAULTS)
+    add_subcommands(parser, _add_image_options)
     return parser
 
 
+#: Of options that may stand before and behind the command: neither takes the other's back.
+_DEFAULTS: dict[str, Any] = {
+    "core": None,
+    "qemu": None,
+    "symbols": [],
+    "debuginfo": "auto",
+    "debug_directory": [],
+    "no_default_symbols": False,
+    "architecture": None,
+    "vmcoreinfo": None,
+    "log_level": "error",
+}
+
+
 def _add_image_options(parser: argparse.ArgumentParser) -> None:
+    parser.argument_default = argparse.SUPPRESS  # groups take it over from here
     image = parser.add_argument_group("image").add_mutually_exclusive_group()
     image.add_argument("-c", "--core", metavar="IMAGE", help="a vmcore; default: running kernel")
     image.add_argument("--qemu", metavar="QMP_SOCKET", help="a guest of QEMU")
@@ -84,13 +91,11 @@ def _add_image_options(parser: argparse.ArgumentParser) -> None:
         "--symbols",
         metavar="VMLINUX",
         action="append",
-        default=[],
         help="file with debug info; may be given more than once",
     )
     types.add_argument(
         "--debuginfo",
         choices=["auto", "dwarf", "btf"],
-        default="auto",
         help="where types come from: debug info (dwarf) or the kernel's own BTF; auto (the "
         "default) takes BTF where there is no debug info",
     )
@@ -98,12 +103,12 @@ def _add_image_options(parser: argparse.ArgumentParser) -> None:
         "--debug-directory",
         metavar="PATH",
         action="append",
-        default=[],
         help="look for debug info there, too; may be given more than once",
     )
     types.add_argument(
         "--no-default-symbols",
-        action="store_true",
+        action="store_const",
+        const=True,
         help="use no debug info but that given with -s",
     )
     types.add_argument(
@@ -117,17 +122,16 @@ def _add_image_options(parser: argparse.ArgumentParser) -> None:
     types.add_argument(
         "--log-level",
         choices=["debug", "info", "warning", "error", "critical", "none"],
-        default="error",
         help="drgn's messages of at least this level go to standard error (default: error)",
     )
+    parser.argument_default = None
 
 
 def _run(args: argparse.Namespace) -> int:
-    from memcg_inspect.collect import audit
     from memcg_inspect.linux.program import ImageSource, open_image
-    from memcg_inspect.render.json_report import to_json
-    from memcg_inspect.render.terminal import make_console, print_report
 
+    if args.core is not None and args.qemu is not None:
+        raise UsageError("-c and --qemu are two images, and one can be looked at")
     level = logging.CRITICAL + 1 if args.log_level == "none" else args.log_level.upper()
     logging.basicConfig(format="%(name)s: %(message)s")
     for name in ("drgn", "memcg_inspect"):
@@ -144,23 +148,9 @@ def _run(args: argparse.Namespace) -> int:
             debuginfo=args.debuginfo,
         )
     )
-    report = audit(prog)
     try:
-        if args.json:
-            print(to_json(report))
-        else:
-            print_report(report, make_console(), show_all=args.all)
-        sys.stdout.flush()
+        return exit_status(run_subcommand(prog, args))
     except BrokenPipeError:
         # Whoever read the report has enough of it; keep Python from saying so on exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    return _exit_status(report)
-
-
-def _exit_status(report: Report) -> int:
-    return {
-        "exact": EXIT_EXACT,
-        "findings": EXIT_FINDINGS,
-        "incomplete": EXIT_INCOMPLETE,
-        "moving": EXIT_INCOMPLETE,
-    }[report.verdict]
+        return 0

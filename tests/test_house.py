@@ -23,23 +23,27 @@ FLOORS: dict[str, frozenset[str]] = {
     "linux": frozenset({"model"}),
     "audit": frozenset({"model"}),
     "collect": frozenset({"model", "linux", "audit"}),
+    "views": frozenset({"model", "linux", "audit", "collect"}),
     "render": frozenset({"model"}),
-    "faces": frozenset({"model", "linux", "audit", "collect", "render"}),
+    "faces": frozenset({"model", "linux", "audit", "collect", "views", "render"}),
 }
 FLOOR_OF = {
     "model": "model",
+    "tables": "model",
     "linux": "linux",
     "audit": "audit",
     "collect": "collect",
+    "views": "views",
     "render": "render",
     "cli": "faces",
     "commands": "faces",
+    "subcommands": "faces",
     "__init__": "faces",
     "__main__": "faces",
 }
 #: Which floors may import what of other people's.
 MAY_IMPORT = {
-    "drgn": {"linux", "collect", "faces"},
+    "drgn": {"linux", "collect", "views", "faces"},
     "rich": {"render", "faces"},
 }
 #: Underscored names that are no private ones: NamedTuple's.

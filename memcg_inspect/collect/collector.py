@@ -13,18 +13,17 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Literal
 
-from drgn import FaultError, Object, Program, ProgramFlags
+from drgn import FaultError, Object, Program
 
 from memcg_inspect.audit.counters import Counters
 from memcg_inspect.audit.ledger import Entry, Ledger
 from memcg_inspect.audit.snapshot import Snapshot
 from memcg_inspect.collect.percpu import add_percpu, add_percpu_by_node, percpu_usage
 from memcg_inspect.linux.bpf import bpf_objcgs
-from memcg_inspect.linux.btf import debug_info_source
 from memcg_inspect.linux.compound import other_compound_pages
 from memcg_inspect.linux.filtered import why_faults
+from memcg_inspect.linux.image import image_info
 from memcg_inspect.linux.kfence import kfence_pages
 from memcg_inspect.linux.layout import has_type
 from memcg_inspect.linux.lru import LruReader
@@ -38,7 +37,7 @@ from memcg_inspect.linux.memcontrol import (
     read_objcgs,
     recover_objcgs,
 )
-from memcg_inspect.linux.mmzone import mem_map, online_nodes, possible_cpus
+from memcg_inspect.linux.mmzone import mem_map
 from memcg_inspect.linux.pages import KmemPage, PagePiece, page_layout, scan_pages
 from memcg_inspect.linux.percpu import PercpuReader
 from memcg_inspect.linux.pgtable import hidden_pgd_pages
@@ -58,7 +57,6 @@ from memcg_inspect.model import (
     Coverage,
     Features,
     ImageError,
-    ImageInfo,
     LruLists,
     Memcg,
     Misplaced,
@@ -153,7 +151,7 @@ class _Collector:
     def collect(self) -> Snapshot:
         prog, coverage, measure = self.prog, self.coverage, self.clock.measure
         with measure("memcgs"):
-            image = _image(prog)
+            image = image_info(prog)
             memcgs = read_memcgs(prog, coverage["memcgs"], coverage["names"])
             lost: set[int] = set()
             objcgs = read_objcgs(prog, memcgs, coverage["objcgs"], lost)
@@ -421,21 +419,6 @@ class _Collector:
             self.misplaced.append(
                 Misplaced("zswap", entry.address, objcg.address, objcg.nid, nid, entry.length)
             )
-
-
-def _image(prog: Program) -> ImageInfo:
-    source: Literal["vmcore", "live", "qemu"] = "vmcore"
-    if prog.flags & ProgramFlags.IS_LIVE:
-        source = "live" if prog.flags & ProgramFlags.IS_LOCAL else "qemu"
-    return ImageInfo(
-        release=prog["UTS_RELEASE"].string_().decode(errors="backslashreplace"),
-        source=source,
-        nodes=online_nodes(prog),
-        cpus=len(possible_cpus(prog)),
-        page_size=mem_map(prog).page_size,
-        accounting=accounting(prog),
-        debug_info=debug_info_source(prog),
-    )
 
 
 def _features(prog: Program, reader: StatReader) -> Features:

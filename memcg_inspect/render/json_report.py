@@ -20,6 +20,7 @@ from memcg_inspect.model import (
     Evidence,
     Finding,
     Identity,
+    ImageInfo,
     Memcg,
     PercpuUsage,
     Report,
@@ -28,7 +29,7 @@ from memcg_inspect.model import (
     SlabUsage,
 )
 
-__all__ = ("SCHEMA", "report_document", "to_json")
+__all__ = ("SCHEMA", "coverage_document", "image_document", "report_document", "to_json")
 
 SCHEMA = 1
 
@@ -40,18 +41,9 @@ def to_json(report: Report) -> str:
 
 def report_document(report: Report) -> dict[str, Any]:
     """Return a report as plain lists, dicts, strings and numbers."""
-    image = report.image
     return {
         "schema": SCHEMA,
-        "image": {
-            "release": image.release,
-            "source": image.source,
-            "nodes": list(image.nodes),
-            "cpus": image.cpus,
-            "page_size": image.page_size,
-            "accounting": image.accounting,
-            "debug_info": image.debug_info,
-        },
+        "image": image_document(report.image),
         "verdict": report.verdict,
         "counters_follow": report.follows,
         "memcgs": [_memcg(memcg) for memcg in report.memcgs],
@@ -62,8 +54,21 @@ def report_document(report: Report) -> dict[str, Any]:
         "percpu": [_percpu_usage(usage) for usage in report.percpu_usage],
         "findings": [_finding(finding) for finding in report.findings],
         "notes": list(report.notes),
-        "coverage": {name: _coverage(c) for name, c in report.coverage.items()},
+        "coverage": {name: coverage_document(c) for name, c in report.coverage.items()},
         "timings": {name: round(seconds, 6) for name, seconds in report.timings.items()},
+    }
+
+
+def image_document(image: ImageInfo) -> dict[str, Any]:
+    """Return what was looked at, for JSON."""
+    return {
+        "release": image.release,
+        "source": image.source,
+        "nodes": list(image.nodes),
+        "cpus": image.cpus,
+        "page_size": image.page_size,
+        "accounting": image.accounting,
+        "debug_info": image.debug_info,
     }
 
 
@@ -199,7 +204,8 @@ def _evidence(evidence: Evidence) -> dict[str, Any]:
     return document
 
 
-def _coverage(coverage: Coverage) -> dict[str, Any]:
+def coverage_document(coverage: Coverage) -> dict[str, Any]:
+    """Return how much could be read, for JSON."""
     return {
         "read": coverage.read,
         "unreadable": coverage.unreadable,

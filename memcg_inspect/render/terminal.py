@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from rich import box
 from rich.console import Console
@@ -12,6 +12,7 @@ from rich.text import Text
 
 from memcg_inspect.model import (
     NUMA_NO_NODE,
+    Coverage,
     Evidence,
     Finding,
     Identity,
@@ -24,7 +25,7 @@ from memcg_inspect.model import (
 from memcg_inspect.render.json_report import is_zero
 from memcg_inspect.render.text import amount, counted, printable, signed
 
-__all__ = ("make_console", "print_report")
+__all__ = ("box_style", "make_console", "print_coverage", "print_report", "say")
 
 _VERDICTS = {
     "exact": ("bold green", "every identity that this kernel keeps was read in full and holds"),
@@ -76,10 +77,10 @@ def print_report(report: Report, console: Console, show_all: bool = False) -> No
         _print_rows(identity, rows, names, console, show_all)
     _print_skew(report, names, console)
     _print_findings(report.findings, names, console)
-    _print_coverage(report, console)
+    _print_read(report, console)
 
 
-def _say(console: Console, text: str, style: str = "") -> None:
+def say(console: Console, text: str, style: str = "") -> None:
     """Print one line, whatever is in it."""
     console.print(_cell(text, style))
 
@@ -92,9 +93,9 @@ def _cell(text: str, style: str = "") -> Text:
 def _print_verdict(report: Report, console: Console) -> None:
     style, meaning = _VERDICTS[report.verdict]
     console.print(Text.assemble((report.verdict.upper(), style), f": {meaning}"))
-    _say(console, _looked_at(report.image, report.memcgs))
+    say(console, _looked_at(report.image, report.memcgs))
     if report.image.debug_info:
-        _say(console, f"Types and symbols: {report.image.debug_info}")
+        say(console, f"Types and symbols: {report.image.debug_info}")
 
 
 def _looked_at(image: ImageInfo, memcgs: Sequence[Memcg]) -> str:
@@ -106,10 +107,15 @@ def _looked_at(image: ImageInfo, memcgs: Sequence[Memcg]) -> str:
     )
 
 
+def box_style() -> box.Box:
+    """Return how tables are drawn."""
+    return box.SIMPLE_HEAD
+
+
 def _table(
     title: str, left: Sequence[str], right: Sequence[str], last: Sequence[str] = ()
 ) -> Table:
-    table = Table(title=_cell(title), title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    table = Table(title=_cell(title), title_justify="left", box=box_style(), pad_edge=False)
     for name in left:
         table.add_column(_cell(name), overflow="fold")
     for name in right:
@@ -161,7 +167,7 @@ def _print_rows(
             title += f" ({len(shown):,} of {counted(len(rows), 'row')})"
         _print_table(title, shown, names, console)
     elif rows and identity.name == _ALWAYS:
-        _say(console, f"{identity.name}: {identity.status}, nothing charged")
+        say(console, f"{identity.name}: {identity.status}, nothing charged")
 
 
 def _print_table(
@@ -184,7 +190,7 @@ def _print_table(
         table.add_row(*map(_cell, cells), style=style)
     console.print(table)
     for reason in sorted({row.reason for row in rows if row.reason}):
-        _say(console, f"  ? {reason}", "yellow")
+        say(console, f"  ? {reason}", "yellow")
 
 
 def _difference(row: Row) -> str:
@@ -245,9 +251,9 @@ def _print_findings(findings: Sequence[Finding], names: dict[int, Memcg], consol
         console.print(Text.assemble((f"Finding {number}: ", "bold red"), about))
         if finding.evidence:
             label = "proof" if finding.evidence_is == "proof" else "candidates"
-            _say(console, f"  {label}:")
+            say(console, f"  {label}:")
         for evidence in finding.evidence:
-            _say(console, "    " + _evidence(evidence, names))
+            say(console, "    " + _evidence(evidence, names))
 
 
 def _evidence(evidence: Evidence, names: dict[int, Memcg]) -> str:
@@ -267,16 +273,21 @@ def _evidence(evidence: Evidence, names: dict[int, Memcg]) -> str:
     return ", ".join(parts)
 
 
-def _print_coverage(report: Report, console: Console) -> None:
+def _print_read(report: Report, console: Console) -> None:
     read = ", ".join(f"{c.read:,} {name}" for name, c in report.coverage.items() if c.read)
     seconds = sum(report.timings.values())
     console.print()
-    _say(console, f"Read {read} in {seconds:.2f} s.")
-    for name, coverage in report.coverage.items():
-        if coverage.unreadable:
-            _say(console, f"Not read: {coverage.unreadable:,} of {name}, e.g.", "yellow")
-            for example in coverage.examples[:3]:
-                _say(console, f"  {example.what} at {example.address:#x}: {example.reason}")
+    say(console, f"Read {read} in {seconds:.2f} s.")
+    print_coverage(report.coverage, console)
     for note in report.notes:
         console.print()
-        _say(console, note, "bold yellow")
+        say(console, note, "bold yellow")
+
+
+def print_coverage(coverage: Mapping[str, Coverage], console: Console) -> None:
+    """Say what could not be read, if anything."""
+    for name, part in coverage.items():
+        if part.unreadable:
+            say(console, f"Not read: {part.unreadable:,} of {name}, e.g.", "yellow")
+            for example in part.examples[:3]:
+                say(console, f"  {example.what} at {example.address:#x}: {example.reason}")

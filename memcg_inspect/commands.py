@@ -1,0 +1,46 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+"""
+drgn commands
+-------------
+
+drgn loads this by its entry point for plugins, and every session has ``%memcg``. Nothing but
+the name is made known then; the rest is imported when a command runs.
+"""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+from drgn import Program
+from drgn.commands import CommandArgumentError, CommandError, parse_shell_command
+from drgn.commands.linux import linux_kernel_custom_command
+
+__all__ = ()
+
+
+class _Parser(ArgumentParser):
+    """Leaves the session running, whatever the arguments are."""
+
+    def exit(self, status: int = 0, message: str | None = None) -> NoReturn:
+        raise CommandArgumentError(*([message.rstrip()] if message else []))
+
+
+@linux_kernel_custom_command(  # type: ignore[untyped-decorator]
+    description="memory cgroups: audit their kernel memory, and find out what uses it",
+    usage="**memcg** *COMMAND* [*ARGUMENT* ...]",
+    long_description="Commands are those of memcg-inspect. %memcg --help lists them, and "
+    "%memcg COMMAND --help tells what one of them takes.",
+    parse=parse_shell_command,
+)
+def _cmd_memcg(prog: Program, name: str, args: Sequence[str], **kwargs: Any) -> Any:
+    from memcg_inspect.model import MemcgInspectError
+    from memcg_inspect.subcommands import add_subcommands, run_subcommand
+
+    parser = _Parser(prog=f"%{name}")
+    add_subcommands(parser)
+    try:
+        return run_subcommand(prog, parser.parse_args(args))
+    except MemcgInspectError as error:
+        raise CommandError(str(error)) from None

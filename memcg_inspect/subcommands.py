@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+"""
+Subcommands
+-----------
+
+The audit and the views, as subcommands of whatever parses arguments: the command line, and
+``%memcg`` in drgn. Both parse and run them here, so that they are the same.
+"""
+
+from __future__ import annotations
+
+import sys
+from argparse import ArgumentParser, Namespace
+from collections.abc import Callable
+
+from drgn import Program
+
+from memcg_inspect.model import Report
+from memcg_inspect.tables import Answer, Choice, choose
+from memcg_inspect.views import views
+from memcg_inspect.views.view import View
+
+__all__ = ("add_subcommands", "exit_status", "run_subcommand")
+
+_STATUS = {"exact": 0, "findings": 1, "incomplete": 3, "moving": 3}
+_INCOMPLETE = 3
+_INTERRUPTED = 130
+
+#: What each choice of a view adds to its parser.
+_CHOICES: dict[str, tuple[str, dict[str, object]]] = {
+    "memcg": (
+        "--memcg",
+        {"metavar": "PATH", "help": "only this memcg: a path, a pattern for paths, an address"},
+    ),
+    "node": ("--node", {"metavar": "NID", "type": int, "help": "only this NUMA node"}),
+    "sort": (
+        "--sort",
+        {"metavar": "FIELD", "help": "sort by it; FIELD:asc or FIELD:desc says which way"},
+    ),
+    "fields": (
+        "--fields",
+        {"metavar": "FIELD,...", "help": "show these fields; all for every field"},
+    ),
+}
+
+
+def add_subcommands(
+    parser: ArgumentParser, add_options: Callable[[ArgumentParser], None] = lambda parser: None
+) -> None:
+    """
+    Add the audit and all views to a parser.
+
+    :param add_options: adds what every subcommand has of this face's own
+    """
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    audit = commands.add_parser(
+        "audit",
+        help="check every identity between charges and counters",
+        description="Exit status: 0 all exact, 1 at least one finding, 2 the command could not "
+        "be run, 3 nothing found but something could not be read or was still moving, "
+        "130 interrupted, 70 a fault of the program itself.",
+    )
+    add_options(audit)
+    audit.add_argument("--json", action="store_true", help="print one JSON document")
+    audit.add_argument("--all", action="store_true", help="print rows that are all zero, too")
+    audit.set_defaults(view=None)
+    for view in views():
+        added = commands.add_parser(
+            view.name,
+            help=view.help,
+            description=f"{view.description} Exit status: 0 done, 2 the command could not be run, "
+            "3 something could not be read, 130 interrupted.",
+        )
+        add_options(added)
+        _add_view(added, view)
+
+
+def _add_view(parser: ArgumentParser, view: View) -> None:
+    for argument in view.arguments:
+        parser.add_argument(*argument.flags, **argument.options)
+    for name in view.choices:
+        flag, options = _CHOICES[name]
+        parser.add_argument(flag, **options)  # type: ignore[arg-type]
+    how = parser.add_mutually_exclusive_group()
+    how.add_argument("--json", action="store_true", help="print one JSON document")
+    how.add_argument(
+        "--scripted", action="store_true", help="print exact values separated by tabs, no headings"
+    )
+    parser.set_defaults(view=view)
+
+
+def run_subcommand(prog: Program, args: Namespace) -> Report | Answer:
+    """
+    Answer, and print the answer to standard output.
+
+    :raises MemcgInspectError: if it cannot be answered
+    :raises BrokenPipeError: if nobody reads it
+    """
+    result = _audit(prog, args) if args.view is None else _view(prog, args)
+    sys.stdout.flush()
+    return result
+
+
+def _audit(prog: Program, args: Namespace) -> Report:
+    from memcg_inspect.collect import audit
+    from memcg_inspect.render.json_report import to_json
+    from memcg_inspect.render.terminal import make_console, print_report
+
+    report = audit(prog)
+    if args.json:
+        print(to_json(report))
+    else:
+        print_report(report, make_console(), show_all=args.all)
+    return report
+
+
+def _view(prog: Program, args: Namespace) -> Answer:
+    from memcg_inspect.render.tables import answer_to_json, print_answer, print_scripted
+    from memcg_inspect.render.terminal import make_console
+
+    answer = args.view.run(prog, args)
+    # Programs get all fields, people those that fit on a screen.
+    wanted = getattr(args, "fields", None) or ("all" if args.json else None)
+    answer = choose(
+        answer,
+        Choice(
+            memcg=getattr(args, "memcg", None),
+            node=getattr(args, "node", None),
+            sort=getattr(args, "sort", None),
+            fields=None if wanted is None else [name.strip() for name in wanted.split(",")],
+        ),
+    )
+    if args.json:
+        print(answer_to_json(answer))
+    elif args.scripted:
+        print_scripted(answer, make_console())
+    elif answer.text is not None:
+        sys.stdout.write(answer.text)
+    else:
+        print_answer(answer, make_console())
+    return answer
+
+
+def exit_status(result: Report | Answer) -> int:
+    """Return the exit status that says how it went."""
+    if isinstance(result, Report):
+        return _STATUS[result.verdict]
+    if result.interrupted:
+        return _INTERRUPTED
+    return 0 if result.is_whole else _INCOMPLETE

@@ -1,0 +1,227 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+"""
+Tables
+------
+
+What a view answers with: columns that are declared once, with their unit, and rows. Choosing
+rows and columns is done here, and not by each view.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
+from typing import Literal, NamedTuple
+
+from memcg_inspect.model import Coverage, ImageInfo, MemcgInspectError
+
+__all__ = (
+    "AMOUNTS",
+    "Answer",
+    "Choice",
+    "Column",
+    "Kind",
+    "NotRead",
+    "Table",
+    "UsageError",
+    "Value",
+    "choose",
+)
+
+#: What a column holds. ``bytes``, ``pages``, ``KiB`` and ``count`` are amounts; ``number`` is
+#: no amount (a CPU, an index); ``memcg`` is a path, and the column ``memcg_address`` beside it
+#: tells removed memcgs of one path apart.
+Kind = Literal[
+    "text", "memcg", "node", "address", "number", "bytes", "pages", "KiB", "count", "share", "flag"
+]
+
+AMOUNTS: frozenset[Kind] = frozenset({"bytes", "pages", "KiB", "count", "share"})
+
+
+class UsageError(MemcgInspectError):
+    """The user asked for something that is not there."""
+
+
+@dataclass(frozen=True)
+class NotRead:
+    """In place of a value that could not be read."""
+
+    reason: str
+
+
+#: ``None`` where a column does not apply to a row.
+Value = int | float | str | NotRead | None
+
+
+@dataclass(frozen=True)
+class Column:
+    """
+    One column.
+
+    :ivar name: heading, field in JSON, and what ``--fields`` and ``--sort`` take
+    :ivar shown: whether it is shown if nobody says which are wanted
+    :ivar total: whether its sum over the rows means something
+    """
+
+    name: str
+    kind: Kind
+    help: str
+    shown: bool = True
+    total: bool = False
+
+
+@dataclass(frozen=True)
+class Table:
+    """
+    Rows of values, one for each column.
+
+    :ivar name: for JSON
+    :ivar title: for people
+    :ivar totals: sums of the columns that have one, over all chosen rows
+    :ivar empty: what to say if there are no rows
+    """
+
+    name: str
+    title: str
+    columns: tuple[Column, ...]
+    rows: Sequence[tuple[Value, ...]]
+    totals: Mapping[str, Value] | None = None
+    empty: str = "nothing found"
+
+    def index(self, name: str) -> int:
+        """
+        Return the position of a column.
+
+        :raises UsageError: if there is none of that name
+        """
+        for i, column in enumerate(self.columns):
+            if column.name == name:
+                return i
+        names = ", ".join(c.name for c in self.columns)
+        raise UsageError(f"there is no field {name}; there are: {names}")
+
+    def has(self, name: str) -> bool:
+        """Return whether there is a column of a name."""
+        return any(column.name == name for column in self.columns)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """
+    What a view says.
+
+    :ivar tables: choosing of fields and order concerns the first that has them
+    :ivar text: to be printed as it is, in place of tables
+    :ivar interrupted: whether it was cut short
+    """
+
+    command: str
+    image: ImageInfo
+    tables: tuple[Table, ...]
+    coverage: Mapping[str, Coverage] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+    text: str | None = None
+    interrupted: bool = False
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether everything that should have been read was."""
+        return not self.interrupted and not any(c.unreadable for c in self.coverage.values())
+
+
+class Choice(NamedTuple):
+    """
+    Which rows and columns are wanted.
+
+    :ivar memcg: a path, a pattern of the shell for paths, or an address; rows of others go
+    :ivar node: rows of other nodes go
+    :ivar sort: a field; amounts largest first, others in order; ``:asc`` or ``:desc`` behind it
+        says otherwise
+    :ivar fields: in this order; ``all`` for all of them
+    :ivar limit: this many rows at most
+    """
+
+    memcg: str | None = None
+    node: int | None = None
+    sort: str | None = None
+    fields: Sequence[str] | None = None
+    limit: int | None = None
+
+
+def choose(answer: Answer, choice: Choice) -> Answer:
+    """
+    Choose rows and columns of all tables of an answer.
+
+    :raises UsageError: if no table has such a field
+    """
+    for name in (*(choice.fields or ()), *([choice.sort] if choice.sort else ())):
+        name = name.partition(":")[0]
+        if name != "all" and not any(table.has(name) for table in answer.tables):
+            answer.tables[0].index(name)  # raises
+    return replace(answer, tables=tuple(_choose(table, choice) for table in answer.tables))
+
+
+def _choose(table: Table, choice: Choice) -> Table:
+    rows = list(table.rows)
+    if choice.memcg is not None and table.has("memcg"):
+        rows = [row for row in rows if _is_of(table, row, choice.memcg)]
+    if choice.node is not None and table.has("node"):
+        at = table.index("node")
+        rows = [row for row in rows if row[at] == choice.node]
+    if choice.sort is not None and table.has(choice.sort.partition(":")[0]):
+        rows = _sorted(table, rows, choice.sort)
+    totals = _totals(table, rows)
+    if choice.limit is not None:
+        rows = rows[: choice.limit]
+    columns = _columns(table, choice.fields)
+    at_columns = [table.index(column.name) for column in columns]
+    return replace(
+        table,
+        columns=columns,
+        rows=[tuple(row[i] for i in at_columns) for row in rows],
+        totals=totals,
+    )
+
+
+def _is_of(table: Table, row: tuple[Value, ...], wanted: str) -> bool:
+    path = row[table.index("memcg")]
+    if path == wanted:
+        return True
+    if wanted.startswith("0x") and table.has("memcg_address"):
+        address = row[table.index("memcg_address")]
+        return isinstance(address, int) and f"{address:#x}" == wanted.lower()
+    return isinstance(path, str) and fnmatchcase(path, wanted)
+
+
+def _sorted(table: Table, rows: list[tuple[Value, ...]], wanted: str) -> list[tuple[Value, ...]]:
+    name, _, way = wanted.partition(":")
+    if way not in ("", "asc", "desc"):
+        raise UsageError(f"{wanted}: rows are sorted :asc or :desc")
+    at = table.index(name)
+    down = way == "desc" or (not way and table.columns[at].kind in AMOUNTS)
+    # What has no value comes last, either way.
+    known = [row for row in rows if isinstance(row[at], (int, float, str))]
+    other = [row for row in rows if not isinstance(row[at], (int, float, str))]
+    return sorted(known, key=lambda row: row[at], reverse=down) + other  # type: ignore[arg-type,return-value]
+
+
+def _totals(table: Table, rows: Sequence[tuple[Value, ...]]) -> dict[str, Value] | None:
+    totals: dict[str, Value] = {}
+    for i, column in enumerate(table.columns):
+        if not column.total:
+            continue
+        values = [row[i] for row in rows]
+        missing = next((v for v in values if isinstance(v, NotRead)), None)
+        totals[column.name] = missing or sum(v for v in values if isinstance(v, (int, float)))
+    return totals or None
+
+
+def _columns(table: Table, fields: Sequence[str] | None) -> tuple[Column, ...]:
+    if fields is None:
+        return tuple(column for column in table.columns if column.shown)
+    if list(fields) == ["all"]:
+        return table.columns
+    chosen = tuple(table.columns[table.index(name)] for name in fields if table.has(name))
+    # A second table may have none of the fields of the first.
+    return chosen or tuple(column for column in table.columns if column.shown)

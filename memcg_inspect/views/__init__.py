@@ -1,0 +1,27 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+"""
+The questions people ask
+------------------------
+
+Each module answers one, with tables. ``VIEW`` in it says how it is asked. The faces make
+subcommands and drgn commands of :data:`NAMES`.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+
+from memcg_inspect.views.view import View
+
+__all__ = ("NAMES", "views")
+
+#: Modules of this package, in the order in which they are listed for people.
+NAMES = ("stock",)
+
+
+def views() -> tuple[View, ...]:
+    """Return all views."""
+    found: list[View] = []
+    for name in NAMES:
+        found.append(import_module(f"{__name__}.{name}").VIEW)
+    return tuple(found)

@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+"""Who pays: from obj_cgroups to memcgs and their names."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+
+from drgn import Program
+
+from memcg_inspect.linux.memcontrol import read_memcgs, read_objcgs, recover_objcgs
+from memcg_inspect.model import Coverage, Memcg, Objcg
+from memcg_inspect.tables import NotRead, UsageError, Value
+
+__all__ = ("Payers",)
+
+
+class Payers:
+    """
+    All memcgs of an image and their obj_cgroups.
+
+    :ivar memcgs: by ``struct mem_cgroup *``, parents first
+    :ivar coverage: what could be read of them, and, under names of their own, whatever else a
+        view reads
+    """
+
+    def __init__(self, prog: Program) -> None:
+        self.prog = prog
+        self.coverage: defaultdict[str, Coverage] = defaultdict(Coverage)
+        self.memcgs: Mapping[int, Memcg] = read_memcgs(
+            prog, self.coverage["memcgs"], self.coverage["names"]
+        )
+        self._objcgs = read_objcgs(prog, dict(self.memcgs), self.coverage["objcgs"], set())
+
+    def objcg(self, address: int) -> Objcg | None:
+        """
+        Return an obj_cgroup.
+
+        :param address: ``struct obj_cgroup *``
+        :return: ``None`` if there is none there
+        """
+        if address not in self._objcgs:
+            self._objcgs |= recover_objcgs(
+                self.prog, self.memcgs, True, [address], self.coverage["objcgs"]
+            )
+        return self._objcgs.get(address)
+
+    def objcgs(self) -> Mapping[int, Objcg]:
+        """Return the obj_cgroups known so far."""
+        return self._objcgs
+
+    def payer(self, address: int) -> int | None:
+        """
+        Return the memcg that a charge counts for today, ``struct mem_cgroup *``.
+
+        :param address: ``struct obj_cgroup *`` or ``struct mem_cgroup *``
+        :return: ``None`` if there is no such thing
+        """
+        memcg = self.memcgs.get(address)
+        if memcg is None:
+            objcg = self.objcg(address)
+            memcg = None if objcg is None else self.memcgs.get(objcg.memcg)
+        return None if memcg is None else memcg.payer
+
+    def path(self, memcg: int | None) -> Value:
+        """
+        Return the path of a memcg.
+
+        :param memcg: ``struct mem_cgroup *``; ``None`` for nobody
+        """
+        if memcg is None:
+            return None
+        known = self.memcgs.get(memcg)
+        return known.path if known is not None else NotRead(f"there is no memcg at {memcg:#x}")
+
+    def find(self, wanted: str) -> list[Memcg]:
+        """
+        Return the memcgs of a path (removed ones share theirs), or that at an address.
+
+        :raises UsageError: if there is none
+        """
+        found = [
+            memcg
+            for memcg in self.memcgs.values()
+            if memcg.path == wanted or f"{memcg.address:#x}" == wanted.lower()
+        ]
+        if not found:
+            some = ", ".join(sorted({memcg.path for memcg in self.memcgs.values()})[:12])
+            raise UsageError(f"there is no memcg {wanted}; there are, for example: {some}")
+        return found
