@@ -6,13 +6,18 @@ from __future__ import annotations
 import argparse
 import logging
 import os
+import signal
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
+from types import FrameType
 from typing import Any
 
-from drgn import Architecture
+from drgn import Architecture, Program
 
+from memcg_inspect.linux.program import ImageSource, open_image
+from memcg_inspect.linux.qmp import Monitor
 from memcg_inspect.model import MemcgInspectError
 from memcg_inspect.subcommands import add_subcommands, exit_status, run_subcommand
 from memcg_inspect.tables import UsageError
@@ -70,6 +75,7 @@ def _parser() -> argparse.ArgumentParser:
 _DEFAULTS: dict[str, Any] = {
     "core": None,
     "qemu": None,
+    "pause": False,
     "symbols": [],
     "debuginfo": "auto",
     "debug_directory": [],
@@ -85,6 +91,12 @@ def _add_image_options(parser: argparse.ArgumentParser) -> None:
     image = parser.add_argument_group("image").add_mutually_exclusive_group()
     image.add_argument("-c", "--core", metavar="IMAGE", help="a vmcore; default: running kernel")
     image.add_argument("--qemu", metavar="QMP_SOCKET", help="a guest of QEMU")
+    parser.add_argument(
+        "--pause",
+        action="store_const",
+        const=True,
+        help="with --qemu: stop the guest while it is read, and let it go on afterwards",
+    )
     types = parser.add_argument_group("debug info (as in drgn)")
     types.add_argument(
         "-s",
@@ -128,26 +140,56 @@ def _add_image_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(args: argparse.Namespace) -> int:
-    from memcg_inspect.linux.program import ImageSource, open_image
-
     if args.core is not None and args.qemu is not None:
         raise UsageError("-c and --qemu are two images, and one can be looked at")
     level = logging.CRITICAL + 1 if args.log_level == "none" else args.log_level.upper()
     logging.basicConfig(format="%(name)s: %(message)s")
     for name in ("drgn", "memcg_inspect"):
         logging.getLogger(name).setLevel(level)
-    prog = open_image(
-        ImageSource(
-            core=args.core,
-            qemu=args.qemu,
-            symbols=tuple(args.symbols),
-            default_symbols=not args.no_default_symbols,
-            debug_directories=tuple(args.debug_directory),
-            architecture=args.architecture,
-            vmcoreinfo=args.vmcoreinfo,
-            debuginfo=args.debuginfo,
-        )
+    if args.pause and args.qemu is None:
+        raise UsageError("--pause stops a guest of QEMU: say which with --qemu")
+    with ExitStack() as guest:
+        monitor = None
+        if args.pause:
+            monitor = guest.enter_context(closing(Monitor(args.qemu)))
+        prog = open_image(_source(args, monitor))
+        if monitor is not None:
+            guest.enter_context(_ended_in_order())
+            guest.enter_context(monitor.paused())
+        return _answer(prog, args)
+
+
+def _source(args: argparse.Namespace, monitor: Monitor | None) -> ImageSource:
+    return ImageSource(
+        core=args.core,
+        qemu=args.qemu,
+        qemu_descriptor=None if monitor is None else monitor.descriptor(),
+        symbols=tuple(args.symbols),
+        default_symbols=not args.no_default_symbols,
+        debug_directories=tuple(args.debug_directory),
+        architecture=args.architecture,
+        vmcoreinfo=args.vmcoreinfo,
+        debuginfo=args.debuginfo,
     )
+
+
+@contextmanager
+def _ended_in_order() -> Iterator[None]:
+    """Have what asks a program to end go through every ``finally``, as Ctrl-C does."""
+
+    def end(number: int, frame: FrameType | None) -> None:
+        raise SystemExit(128 + number)
+
+    signals = (signal.SIGTERM, signal.SIGHUP)
+    before = [signal.signal(number, end) for number in signals]
+    try:
+        yield
+    finally:
+        for number, handler in zip(signals, before, strict=True):
+            signal.signal(number, handler)
+
+
+def _answer(prog: Program, args: argparse.Namespace) -> int:
     try:
         return exit_status(run_subcommand(prog, args))
     except BrokenPipeError:

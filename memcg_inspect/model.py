@@ -461,6 +461,8 @@ class Report:
     :ivar slab_usage: slab memory by node and cache, whoever pays
     :ivar percpu_usage: percpu memory by node, whoever pays
     :ivar notes: why parts of the image could not be read, and what to do about it
+    :ivar looks: how often it was looked at; what holds still, once
+    :ivar interrupted: whether it was cut short
     """
 
     image: ImageInfo
@@ -476,3 +478,5 @@ class Report:
     notes: tuple[str, ...] = ()
     slab_usage: tuple[SlabUsage, ...] = ()
     percpu_usage: tuple[PercpuUsage, ...] = ()
+    looks: int = 1
+    interrupted: bool = False

@@ -9,12 +9,18 @@ The audit and the views, as subcommands of whatever parses arguments: the comman
 
 from __future__ import annotations
 
+import signal
 import sys
+import threading
 from argparse import ArgumentParser, Namespace
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from types import FrameType
 
 from drgn import Program
 
+from memcg_inspect.linux.attention import attention_of
 from memcg_inspect.model import Report
 from memcg_inspect.tables import Answer, Choice, choose
 from memcg_inspect.views import views
@@ -101,12 +107,39 @@ def run_subcommand(prog: Program, args: Namespace) -> Report | Answer:
     return result
 
 
+@contextmanager
+def _attended(prog: Program) -> Iterator[None]:
+    """Show how far the work is; the first Ctrl-C ends it with what there is, a second at once."""
+    from memcg_inspect.render.progress import progress_bar
+
+    attention = attention_of(prog)
+    attention.stop = False
+    is_main = threading.current_thread() is threading.main_thread()
+    before = signal.getsignal(signal.SIGINT)
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        attention.stop = True
+        signal.signal(signal.SIGINT, before)
+
+    if is_main:
+        signal.signal(signal.SIGINT, stop)
+    nobody = attention.tell
+    try:
+        with progress_bar() as attention.tell:
+            yield
+    finally:
+        attention.tell = nobody
+        if is_main:
+            signal.signal(signal.SIGINT, before)
+
+
 def _audit(prog: Program, args: Namespace) -> Report:
     from memcg_inspect.collect import audit
     from memcg_inspect.render.json_report import to_json
     from memcg_inspect.render.terminal import make_console, print_report
 
-    report = audit(prog)
+    with _attended(prog):
+        report = audit(prog, frozen=True if getattr(args, "pause", False) else None)
     if args.json:
         print(to_json(report))
     else:
@@ -118,7 +151,9 @@ def _view(prog: Program, args: Namespace) -> Answer:
     from memcg_inspect.render.tables import answer_to_json, print_answer, print_scripted
     from memcg_inspect.render.terminal import make_console
 
-    answer = args.view.run(prog, args)
+    with _attended(prog):
+        answer = args.view.run(prog, args)
+    answer = replace(answer, interrupted=answer.interrupted or attention_of(prog).stop)
     # Programs get all fields, people those that fit on a screen.
     wanted = getattr(args, "fields", None) or ("all" if args.json else None)
     answer = choose(
@@ -143,8 +178,8 @@ def _view(prog: Program, args: Namespace) -> Answer:
 
 def exit_status(result: Report | Answer) -> int:
     """Return the exit status that says how it went."""
-    if isinstance(result, Report):
-        return _STATUS[result.verdict]
     if result.interrupted:
         return _INTERRUPTED
+    if isinstance(result, Report):
+        return _STATUS[result.verdict]
     return 0 if result.is_whole else _INCOMPLETE

@@ -10,45 +10,106 @@ for evidence.
 
 from __future__ import annotations
 
-from drgn import Program
+import random
+import time
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from drgn import Program, ProgramFlags
 
 from memcg_inspect.audit.findings import attach
-from memcg_inspect.audit.judge import judge, verdict
+from memcg_inspect.audit.judge import Judgement, judge, verdict
+from memcg_inspect.audit.looks import STILL, is_settled, settle
+from memcg_inspect.audit.snapshot import Snapshot
 from memcg_inspect.collect.collector import Clock, collect
 from memcg_inspect.collect.evidence import find_evidence
+from memcg_inspect.linux.attention import attention_of
 from memcg_inspect.linux.filtered import why_missing
-from memcg_inspect.model import Report
+from memcg_inspect.model import Coverage, ImageError, Report
 
 __all__ = ("Clock", "audit", "collect")
 
+#: Times that a look at a running kernel is begun again.
+_MOST_TRIES = 3
 
-def audit(prog: Program) -> Report:
+
+def audit(prog: Program, frozen: bool | None = None) -> Report:
     """
     Hold what memcgs are charged for against their counters.
 
+    What runs is looked at several times where there are differences; see
+    :mod:`memcg_inspect.audit.looks`.
+
+    :param frozen: whether the image holds still; that of a running kernel does not, unless
+        whoever asks has stopped it
     :raises ImageError: if this kernel does not charge kernel memory to memcgs, or keeps its
         charges in a way that is not known here
     """
-    clock = Clock()
-    snapshot = collect(prog, clock)
+    if frozen is None:
+        frozen = not prog.flags & ProgramFlags.IS_LIVE
+    clock = Clock(attention_of(prog))
+    looks = [_look(prog, clock, frozen)]
+    while not frozen and not _is_enough(looks) and not clock.attention.stop:
+        # Not in step with whatever goes round and round there.
+        time.sleep(random.uniform(0.02, 0.2))
+        looks.append(_look(prog, clock, frozen))
+    return _report(prog, clock, looks)
+
+
+class _Look(NamedTuple):
+    snapshot: Snapshot
+    judged: Judgement
+
+
+def _look(prog: Program, clock: Clock, frozen: bool) -> _Look:
+    for tries in range(_MOST_TRIES):
+        try:
+            snapshot = collect(prog, clock, frozen)
+            break
+        except ImageError:
+            # What was being read may have gone meanwhile.
+            if frozen or tries == _MOST_TRIES - 1:
+                raise
     with clock.measure("judge"):
-        judged = judge(snapshot)
+        return _Look(snapshot, judge(snapshot))
+
+
+def _is_enough(looks: Sequence[_Look]) -> bool:
+    if not is_settled([look.judged for look in looks]):
+        return False
+    missed = min(sum(c.unreadable for c in look.snapshot.coverage.values()) for look in looks)
+    return not missed or len(looks) >= STILL
+
+
+def _report(prog: Program, clock: Clock, looks: Sequence[_Look]) -> Report:
+    snapshot = looks[-1].snapshot
+    judged = settle([look.judged for look in looks]) if len(looks) > 1 else looks[0].judged
+    # What one look met gone and another did not was not unreadable.
+    coverage = {
+        name: min(
+            (look.snapshot.coverage.get(name, Coverage()) for look in looks),
+            key=lambda c: c.unreadable,
+        )
+        for name in snapshot.coverage
+    }
     with clock.measure("evidence"):
         suspects = {lead.suspect for lead in judged.leads if lead.suspect is not None}
         evidence = find_evidence(prog, snapshot, suspects) if suspects else {}
         findings = tuple(attach(lead, evidence) for lead in judged.leads)
     return Report(
         image=snapshot.image,
-        verdict=verdict(judged.identities, findings, snapshot.coverage),
+        verdict=verdict(judged.identities, findings, coverage),
         memcgs=tuple(snapshot.memcgs.values()),
         identities=tuple(judged.identities),
         rows=tuple(judged.rows),
         skew=tuple(judged.skew),
         findings=findings,
-        coverage=snapshot.coverage,
+        coverage=coverage,
         timings=clock.seconds,
         slab_usage=snapshot.slab_usage,
         percpu_usage=snapshot.percpu_usage,
         follows=judged.follows,
-        notes=why_missing(prog, snapshot.coverage.values()),
+        notes=why_missing(prog, coverage.values()),
+        looks=len(looks),
+        interrupted=clock.attention.stop,
     )

@@ -20,6 +20,7 @@ from memcg_inspect.audit.counters import Counters
 from memcg_inspect.audit.ledger import Entry, Ledger
 from memcg_inspect.audit.snapshot import Snapshot
 from memcg_inspect.collect.percpu import add_percpu, add_percpu_by_node, percpu_usage
+from memcg_inspect.linux.attention import STOPPED, Attention
 from memcg_inspect.linux.bpf import bpf_objcgs
 from memcg_inspect.linux.compound import other_compound_pages
 from memcg_inspect.linux.filtered import why_faults
@@ -92,30 +93,37 @@ NODE_ITEMS = ("NR_SLAB_RECLAIMABLE_B", "NR_SLAB_UNRECLAIMABLE_B")
 
 
 class Clock:
-    """Seconds spent, by what they were spent on."""
+    """
+    Seconds spent, by what they were spent on.
 
-    def __init__(self) -> None:
+    :ivar attention: who is told what is done now
+    """
+
+    def __init__(self, attention: Attention | None = None) -> None:
         self.seconds: dict[str, float] = {}
+        self.attention = attention or Attention()
 
     @contextmanager
     def measure(self, what: str) -> Iterator[None]:
         """Add the time of a block."""
         start = time.perf_counter()
+        self.attention.tell(what, 0.0)
         try:
             yield
         finally:
             self.seconds[what] = self.seconds.get(what, 0.0) + time.perf_counter() - start
 
 
-def collect(prog: Program, clock: Clock | None = None) -> Snapshot:
+def collect(prog: Program, clock: Clock | None = None, frozen: bool = True) -> Snapshot:
     """
     Read everything that is to be judged.
 
+    :param frozen: whether the image holds still, so that what CPUs were doing tells something
     :raises ImageError: if this kernel does not charge kernel memory to memcgs, or keeps its
         charges in a way that is not known here
     """
     try:
-        return _Collector(prog, clock or Clock()).collect()
+        return _Collector(prog, clock or Clock()).collect(frozen)
     except FaultError as error:
         raise ImageError(
             "the image lacks memory that nothing can be read without "
@@ -148,7 +156,7 @@ class _Collector:
         self.posted: dict[tuple[int, int], int] = {}
         self.misplaced: list[Misplaced] = []
 
-    def collect(self) -> Snapshot:
+    def collect(self, frozen: bool) -> Snapshot:
         prog, coverage, measure = self.prog, self.coverage, self.clock.measure
         with measure("memcgs"):
             image = image_info(prog)
@@ -193,7 +201,7 @@ class _Collector:
             transients=dict(self.transients),
             posted=self.posted,
             misplaced=self.misplaced,
-            running=read_running(prog),
+            running=read_running(prog) if frozen else [],
             tasks=tasks,
             vectors={
                 nid: Vectors(total, tuple(elsewhere))
@@ -338,7 +346,8 @@ class _Collector:
         self.coverage["pages"].read += piece.pages
         self.large_kmalloc += piece.large_kmalloc
         if piece.unreadable is not None:
-            self.coverage["pages"].miss("struct pages", piece.unreadable, "not in the image")
+            why = STOPPED if self.clock.attention.stop else "not in the image"
+            self.coverage["pages"].miss("struct pages", piece.unreadable, why)
             for kind in ("slab", "kmem", "lru", "sock"):
                 self.ledger.gap(kind)
 

@@ -20,6 +20,7 @@ from typing import NamedTuple
 
 from drgn import Program, offsetof, sizeof
 
+from memcg_inspect.linux.attention import attention_of
 from memcg_inspect.linux.layout import constant, has_member, per_program
 from memcg_inspect.linux.memory import Memory, memory_of
 from memcg_inspect.linux.mmzone import MemMap, mem_map, page_ranges
@@ -309,19 +310,27 @@ def scan_pages(prog: Program) -> Iterator[PagePiece]:
     """
     Walk every valid page frame once.
 
-    Pages that cannot be read are told by a piece whose ``unreadable`` is set.
+    Pages that cannot be read are told by a piece whose ``unreadable`` is set; so are those that
+    are left when somebody ends the walk.
     """
     memory, frames, layout = memory_of(prog), mem_map(prog), page_layout(prog)
-    scan = _Scan(memory, frames, layout)
-    for start, end in page_ranges(prog):
+    scan, attention = _Scan(memory, frames, layout), attention_of(prog)
+    ranges = page_ranges(prog)
+    total, done = sum(end - start for start, end in ranges) or 1, 0
+    for start, end in ranges:
         base = frames.page(start)
         size = (end - start) * frames.size
         # Two pages are one unit: the order of a compound page is in its second page.
         for offset, data in memory.pieces(base, size, 2 * frames.size):
+            attention.tell("pages", (done + offset // frames.size) / total)
+            if attention.stop:
+                yield PagePiece(0, [], [], [], Counter(), base + offset)
+                return
             if data is None:
                 yield PagePiece(0, [], [], [], Counter(), base + offset)
             else:
                 yield scan.piece(base + offset, data)
+        done += end - start
 
 
 class _Scan:

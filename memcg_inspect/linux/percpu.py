@@ -21,6 +21,7 @@ from typing import NamedTuple
 from drgn import FaultError, Object, Program, offsetof, sizeof
 from drgn.helpers.linux.mm import follow_page
 
+from memcg_inspect.linux.attention import STOPPED, attention_of
 from memcg_inspect.linux.layout import has_member
 from memcg_inspect.linux.list import list_entries
 from memcg_inspect.linux.memcontrol import accounting
@@ -128,6 +129,9 @@ class PercpuReader:
                 except FaultError as error:
                     missed(error)
                     continue
+                if attention_of(self.prog).stop:
+                    self.coverage.miss("percpu chunk", found.address, STOPPED)
+                    return
                 yield found
 
     def _chunk(self, chunk: Object) -> PcpuChunk:

@@ -39,6 +39,7 @@ class ImageSource:
 
     :ivar core: path of a vmcore
     :ivar qemu: address of a QMP socket; without both, the running kernel
+    :ivar qemu_descriptor: an open connection to it, which drgn then closes
     :ivar symbols: files with debug info, ``vmlinux`` and modules
     :ivar default_symbols: whether to look for debug info on this system, too
     :ivar debug_directories: folders to look in, before drgn's own
@@ -50,6 +51,7 @@ class ImageSource:
 
     core: str | None = None
     qemu: str | None = None
+    qemu_descriptor: int | None = None
     symbols: Sequence[str] = field(default=())
     default_symbols: bool = True
     debug_directories: Sequence[str] = field(default=())
@@ -101,7 +103,8 @@ def _attach(prog: Program, source: ImageSource) -> None:
         if source.core is not None:
             prog.set_core_dump(source.core)
         elif source.qemu is not None:
-            prog.set_qemu_qmp(source.qemu)
+            descriptor = source.qemu_descriptor
+            prog.set_qemu_qmp(source.qemu if descriptor is None else descriptor)
         else:
             prog.set_kernel()
     except PermissionError as error:

@@ -15,6 +15,9 @@ from labkit import images, kernels, poke
 PROJECT = Path(__file__).resolve().parent.parent.parent
 LAB = PROJECT / "scripts" / "lab"
 
+#: Tests do not wait for a build.
+BUILT_HERE = ["7.3-lab"] if kernels.cached("7.3-lab") else []
+
 
 def lab(*words: object, status: int = 0) -> subprocess.CompletedProcess[str]:
     """Run a command of the lab."""
@@ -22,13 +25,6 @@ def lab(*words: object, status: int = 0) -> subprocess.CompletedProcess[str]:
     done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == status, done.stderr
     return done
-
-
-def built_here() -> str:
-    """A kernel built here, or skip: tests do not wait for a build."""
-    if kernels.cached("7.3-lab") is None:
-        pytest.skip("7.3-lab is not in the cache (scripts/lab kernel 7.3-lab builds it)")
-    return "7.3-lab"
 
 
 def told(image: Path, which: str = "2") -> Path:
@@ -82,10 +78,8 @@ def test_a_settled_guest_stands_still() -> None:
 
 
 @pytest.mark.each_kernel
-@pytest.mark.parametrize("kernel", ["6.1", "6.12", "7.2", "7.3", "7.3-lab"])
+@pytest.mark.parametrize("kernel", ["6.1", "6.12", "7.2", "7.3", *BUILT_HERE])
 def test_mixed_has_every_kind(kernel: str) -> None:
-    if kernel.endswith("-lab"):
-        built_here()
     image = images.image(kernel, "2cpu+6mem", "mixed")
     root = numbers(told(image) / "cgroup" / "memory.stat")
     kinds = ["slab_reclaimable", "slab_unreclaimable", "percpu", "sock", "kernel_stack",
@@ -244,7 +238,8 @@ def test_a_busy_guest_is_stopped_in_full_flight() -> None:
     assert program["nr_threads"].value_() > 4
 
 
-def test_planted_charges_on_chosen_nodes(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kernel", BUILT_HERE)
+def test_planted_charges_on_chosen_nodes(kernel: str, tmp_path: Path) -> None:
     script = tmp_path / "plant"
     script.write_text(
         "set -e\ncd /sys/fs/cgroup\necho +memory >cgroup.subtree_control\nmkdir planted\n"
@@ -253,7 +248,7 @@ def test_planted_charges_on_chosen_nodes(tmp_path: Path) -> None:
         "'vmalloc -1 100000 2'; do echo $line >/sys/kernel/debug/charge/make; done)\n"
     )
     module = (str(PROJECT / "fixtures" / "modules" / "charge"), "")
-    image = images.image(built_here(), "2", modules=(module,), run=str(script))
+    image = images.image(kernel, "2", modules=(module,), run=str(script))
     folder = told(image) / "cgroup" / "planted"
     assert numbers(folder / "memory.stat")["percpu"] == 2 * 4096 * (2 + 2)
     text = (folder / "memory.numa_stat").read_text()

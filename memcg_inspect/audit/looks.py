@@ -1,0 +1,164 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+"""
+Several looks at what moves
+---------------------------
+
+A running kernel changes while it is read: charges are walked after the counters were read, and
+a difference may be a change in between. So one look at it proves that rows are exact, but not
+that they differ. What is exact in one look is exact. What differs is a finding if the same
+difference is there in look after look; else it is ``moving``.
+
+A row whose two sides stand still needs :data:`STILL` looks. Where they move and the difference
+does not, a coincidence is likelier (a busy machine has the same thing half done every time one
+looks), and :data:`MOVING` looks are needed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+from memcg_inspect.audit.findings import Lead
+from memcg_inspect.audit.judge import Judgement
+from memcg_inspect.audit.rows import summarize
+from memcg_inspect.model import Finding, Row
+
+__all__ = ("MOVING", "STILL", "is_settled", "settle")
+
+STILL = 3
+MOVING = 5
+
+#: What makes two rows the same one.
+Key = tuple[str, int | None, int | None, int | None, str]
+
+
+class _History(NamedTuple):
+    """The same row in those looks that have it."""
+
+    rows: list[Row]
+    looks: int
+
+
+def is_settled(looks: Sequence[Judgement]) -> bool:
+    """Return whether another look cannot turn a row that differs into one that does not."""
+    if len(looks) >= MOVING:
+        return True
+    stubborn = [h for h in _histories(looks).values() if _is_stubborn(h)]
+    leads = _common_leads(looks)
+    if not stubborn and not leads:
+        return True
+    return len(looks) >= STILL and all(map(_stands_still, stubborn))
+
+
+def settle(looks: Sequence[Judgement]) -> Judgement:
+    """
+    Make one judgement of several.
+
+    :param looks: at least one, the last of which shows what was found last
+    """
+    last = looks[-1]
+    rows = [_settled(history) for history in _histories(looks).values()]
+    identities = []
+    for identity in last.identities:
+        if identity.status == "not-kept":
+            identities.append(identity)
+        else:
+            some = [row for row in rows if row.identity == identity.name]
+            identities.append(summarize(identity.name, some))
+    differing = {_key(row) for row in rows if row.status == "differs"}
+    known = {_key(row) for row in rows}
+    leads = [
+        lead
+        for lead in _common_leads(looks)
+        if _finding_key(lead.finding) in differing or _finding_key(lead.finding) not in known
+    ]
+    return last._replace(identities=identities, rows=rows, leads=leads)
+
+
+def _histories(looks: Sequence[Judgement]) -> dict[Key, _History]:
+    # The last look says which rows there are: what has gone needs no judgement.
+    histories = {_key(row): _History([], len(looks)) for row in looks[-1].rows}
+    for look in looks:
+        for row in look.rows:
+            if _key(row) in histories:
+                histories[_key(row)].rows.append(row)
+    return histories
+
+
+def _key(row: Row) -> Key:
+    return row.identity, row.memcg, row.objcg, row.nid, row.item
+
+
+def _finding_key(finding: Finding) -> Key:
+    return finding.identity, finding.memcg, finding.objcg, finding.nid, finding.item
+
+
+def _is_stubborn(history: _History) -> bool:
+    """Whether it was seen in every look, and always off by the same."""
+    rows = history.rows
+    return (
+        len(rows) == history.looks
+        and all(row.status == "differs" for row in rows)
+        and len({row.difference for row in rows}) == 1
+    )
+
+
+def _stands_still(history: _History) -> bool:
+    first = history.rows[0]
+    return all(
+        dict(row.found) == dict(first.found) and row.claimed == first.claimed
+        for row in history.rows
+    )
+
+
+def _settled(history: _History) -> Row:
+    rows = history.rows
+    for row in reversed(rows):
+        if row.status in ("exact", "in-flight"):
+            return row
+    last = rows[-1]
+    if last.status == "unverifiable":
+        return next((row for row in rows if row.status == "unverifiable"), last)
+    needed = STILL if _stands_still(history) else MOVING
+    if _is_stubborn(history) and history.looks >= needed:
+        return last
+    return replace(last, status="moving", reason=_how_far(history))
+
+
+def _how_far(history: _History) -> str:
+    rows, looks = history.rows, history.looks
+    found = [sum(row.found.values()) for row in rows]
+    claimed = [sum(row.claimed.values()) for row in rows if row.claimed is not None]
+    off = sorted({row.difference or 0 for row in rows})
+    unit = rows[-1].unit
+    return (
+        f"in {len(rows)} of {looks} looks; found moved by {max(found) - min(found):,} {unit}, "
+        f"claimed by {max(claimed, default=0) - min(claimed, default=0):,} {unit}, "
+        f"differences from {off[0]:+,} to {off[-1]:+,}"
+    )
+
+
+def _common_leads(looks: Sequence[Judgement]) -> list[Lead]:
+    """Leads that every look has, with the evidence that all of them have."""
+    common: list[Lead] = []
+    for lead in looks[-1].leads:
+        others = [_same(lead, look) for look in looks[:-1]]
+        if any(other is None for other in others):
+            continue
+        evidence = lead.finding.evidence
+        for other in others:
+            seen = set() if other is None else {e.address for e in other.finding.evidence}
+            evidence = tuple(e for e in evidence if e.address in seen)
+        if lead.finding.evidence and not evidence:
+            continue  # always something, but never the same thing
+        common.append(lead._replace(finding=replace(lead.finding, evidence=evidence)))
+    return common
+
+
+def _same(lead: Lead, look: Judgement) -> Lead | None:
+    wanted = (_finding_key(lead.finding), lead.finding.kind)
+    for other in look.leads:
+        if (_finding_key(other.finding), other.finding.kind) == wanted:
+            return other
+    return None
