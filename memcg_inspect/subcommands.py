@@ -21,6 +21,7 @@ from types import FrameType
 from drgn import Program
 
 from memcg_inspect.linux.attention import attention_of
+from memcg_inspect.linux.filtered import needing_all
 from memcg_inspect.model import Report
 from memcg_inspect.tables import Answer, Choice, choose
 from memcg_inspect.views import views
@@ -151,7 +152,7 @@ def _view(prog: Program, args: Namespace) -> Answer:
     from memcg_inspect.render.tables import answer_to_json, print_answer, print_scripted
     from memcg_inspect.render.terminal import make_console
 
-    with _attended(prog):
+    with _attended(prog), needing_all():
         answer = args.view.run(prog, args)
     answer = replace(answer, interrupted=answer.interrupted or attention_of(prog).stop)
     # Programs get all fields, people those that fit on a screen.

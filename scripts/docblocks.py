@@ -11,7 +11,8 @@ A block stands between two comments of HTML, which a reader of the page does not
 from __future__ import annotations
 
 import re
-from collections.abc import Container
+from collections.abc import Container, Iterable
+from typing import Any
 
 #: Rows shown of one table; the rest is counted.
 MOST_ROWS = 6
@@ -44,16 +45,32 @@ def fenced(body: str) -> str:
     return "```text\n" + "\n".join(line.rstrip() for line in body.strip("\n").split("\n")) + "\n```"
 
 
+def fields(columns: Iterable[Any]) -> str:
+    """
+    List the fields of a view.
+
+    :param columns: ``memcg_inspect.tables.Column`` of all its tables
+    """
+    listed = {column.name: column for column in columns}
+    names, kinds = max(map(len, listed)), max(len(c.kind) for c in listed.values())
+    return fenced(
+        "\n".join(
+            f"{name:{names}}  {c.kind:{kinds}}  {c.help}{'' if c.shown else ' (if asked for)'}"
+            for name, c in listed.items()
+        )
+    )
+
+
 def shortened(
     output: str,
-    tables: Container[str],
+    tables: Container[str] | None,
     most_rows: int = MOST_ROWS,
     whole: Container[str] = (),
 ) -> str:
     """
     Leave out tables, and the later rows of long ones, and say so.
 
-    :param tables: names, the first word of a title, of the tables to show
+    :param tables: names, the first word of a title, of the tables to show; ``None`` for all
     :param whole: those of which no row is left out
     """
     parts: list[str] = []
@@ -64,7 +81,7 @@ def shortened(
             parts.append("\n".join(lines))
             continue
         rows = lines[rule + 1 :]
-        if parts and parts[-1].split(":")[0] not in tables:
+        if parts and tables is not None and parts[-1].split(":")[0] not in tables:
             parts[-1] += f" [{_rows(len(rows))}]"
             continue
         if len(rows) > most_rows and not (parts and parts[-1].split(":")[0] in whole):

@@ -16,9 +16,11 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "scripts"))
 
-from docblocks import begin, end, fenced, replace, shortened  # noqa: E402
+from docblocks import begin, end, fenced, fields, replace, shortened  # noqa: E402
 
-DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
+from memcg_inspect.views import NAMES, columns  # noqa: E402
+
+DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 
 
 def blocks() -> dict[str, str]:
@@ -54,6 +56,16 @@ def test_every_mark_is_of_a_known_block() -> None:
     for document in DOCUMENTS:
         for kind, name in re.findall(r"<!-- (begin|end) (\w+)", document.read_text()):
             assert blocks().get(name) == str(document.relative_to(ROOT)), (kind, name)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_command_has_a_page_that_shows_it_and_names_its_fields(name: str) -> None:
+    page = f"docs/commands/{name}.md"
+    text = (ROOT / page).read_text()
+    assert {block for block, where in blocks().items() if where == page} >= {name, f"{name}_fields"}
+    assert f"$ memcg-inspect {name} " in text
+    assert fields(columns(name)) in text  # written by scripts/update-docs, and not changed since
+    assert "## Exit status" in text
 
 
 DOCUMENT = f"before\n{begin('one')}\nold\n{end('one')}\nbetween\n{begin('two')}\n{end('two')}\n"

@@ -16,14 +16,14 @@ from contextlib import contextmanager
 
 from drgn import FaultError, Object, Program
 
-from memcg_inspect.audit.counters import Counters
 from memcg_inspect.audit.ledger import Entry, Ledger
 from memcg_inspect.audit.snapshot import Snapshot
+from memcg_inspect.collect.counters import read_counters
 from memcg_inspect.collect.percpu import add_percpu, add_percpu_by_node, percpu_usage
 from memcg_inspect.linux.attention import STOPPED, Attention
 from memcg_inspect.linux.bpf import bpf_objcgs
 from memcg_inspect.linux.compound import other_compound_pages
-from memcg_inspect.linux.filtered import why_faults
+from memcg_inspect.linux.filtered import needing_all
 from memcg_inspect.linux.image import image_info
 from memcg_inspect.linux.kfence import kfence_pages
 from memcg_inspect.linux.layout import has_type
@@ -57,13 +57,11 @@ from memcg_inspect.model import (
     NUMA_NO_NODE,
     Coverage,
     Features,
-    ImageError,
     LruLists,
     Memcg,
     Misplaced,
     Objcg,
     PercpuUsage,
-    Stat,
     TaskCharge,
     Transient,
     Vectors,
@@ -122,19 +120,8 @@ def collect(prog: Program, clock: Clock | None = None, frozen: bool = True) -> S
     :raises ImageError: if this kernel does not charge kernel memory to memcgs, or keeps its
         charges in a way that is not known here
     """
-    try:
+    with needing_all():
         return _Collector(prog, clock or Clock()).collect(frozen)
-    except FaultError as error:
-        raise ImageError(
-            "the image lacks memory that nothing can be read without "
-            f"({error}). {' '.join(why_faults([str(error)]))}".rstrip()
-        ) from error
-    except (LookupError, AttributeError) as error:
-        if isinstance(error, AttributeError) and "no member" not in str(error):
-            raise
-        raise ImageError(
-            f"this kernel is not known here, or its debug info is not whole: {error}"
-        ) from error
 
 
 class _Collector:
@@ -165,7 +152,7 @@ class _Collector:
             objcgs = read_objcgs(prog, memcgs, coverage["objcgs"], lost)
         with measure("counters"):
             reader = StatReader(prog, ITEMS)
-            counters = self._counters(reader, memcgs)
+            counters = read_counters(prog, reader, memcgs, coverage["counters"])
             usage = self._usage(memcgs)
             lists = LruReader(prog, coverage["lru"])
             sizes = lists.sizes(self._lruvecs(memcgs))
@@ -227,29 +214,6 @@ class _Collector:
         wanted |= {*stocks, *(o for held in self.references.values() for o in held)}
         is_whole = not self.coverage["memcgs"].unreadable
         return recover_objcgs(self.prog, memcgs, is_whole, wanted - known, self.coverage["objcgs"])
-
-    def _counters(self, reader: StatReader, memcgs: dict[int, Memcg]) -> Counters:
-        coverage = self.coverage["counters"]
-        memcg_stats: dict[int, dict[str, Stat]] = {}
-        lruvec_stats: dict[tuple[int, int], dict[str, Stat]] = {}
-
-        def missed(error: FaultError) -> None:
-            coverage.miss("counters of a memcg on a node", error.address, str(error))
-
-        for address in memcgs:
-            memcg = Object(self.prog, "struct mem_cgroup *", address)
-            try:
-                memcg_stats[address] = reader.memcg(memcg)
-                coverage.read += 1
-            except FaultError as error:
-                coverage.miss("counters of a memcg", error.address, str(error))
-            for nid, pn in nodeinfo(memcg, missed):
-                try:
-                    lruvec_stats[address, nid] = reader.lruvec(pn)
-                    coverage.read += 1
-                except FaultError as error:
-                    missed(error)
-        return Counters(memcgs, memcg_stats, lruvec_stats)
 
     def _lruvecs(self, memcgs: dict[int, Memcg]) -> dict[tuple[int, int], Object]:
         lruvecs = {}

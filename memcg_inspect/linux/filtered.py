@@ -9,13 +9,14 @@ need.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
-from drgn import Program, ProgramFlags
+from drgn import FaultError, Program, ProgramFlags
 
-from memcg_inspect.model import Coverage
+from memcg_inspect.model import Coverage, ImageError
 
-__all__ = ("why_faults", "why_missing")
+__all__ = ("needing_all", "why_faults", "why_missing")
 
 #: How libkdumpfile calls a page that a dump does not have.
 _EXCLUDED = "Excluded page"
@@ -53,3 +54,25 @@ def why_faults(reasons: Iterable[str]) -> tuple[str, ...]:
         return (_MAKEDUMPFILE,)
     # Guard pages are not mapped on purpose: nothing is missing there.
     return (_OTHER,) if any(_UNMAPPED not in reason for reason in reasons) else ()
+
+
+@contextmanager
+def needing_all() -> Iterator[None]:
+    """
+    Tell what is raised where nothing can be done without what is missing.
+
+    :raises ImageError: for memory that is not there, and for types and symbols that are not
+    """
+    try:
+        yield
+    except FaultError as error:
+        raise ImageError(
+            "the image lacks memory that nothing can be read without "
+            f"({error}). {' '.join(why_faults([str(error)]))}".rstrip()
+        ) from error
+    except (LookupError, AttributeError) as error:
+        if isinstance(error, AttributeError) and "no member" not in str(error):
+            raise
+        raise ImageError(
+            f"this kernel is not known here, or its debug info is not whole: {error}"
+        ) from error

@@ -13,12 +13,18 @@ A per-CPU ``state`` only grows and is never reset; what was folded of it is in
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from drgn import FaultError, Object, Program, Type, TypeKind, offsetof, sizeof
 
-from memcg_inspect.linux.layout import array_length, constant, has_member, per_program
+from memcg_inspect.linux.layout import (
+    array_length,
+    constant,
+    has_member,
+    member_type,
+    per_program,
+)
 from memcg_inspect.linux.memory import memory_of
 from memcg_inspect.linux.percpu_defs import percpu_offsets
 from memcg_inspect.model import Stat
@@ -62,16 +68,15 @@ def stat_index(prog: Program) -> dict[int, int] | None:
     return {item: slot for item, slot in enumerate(values) if slot != 0xFF}
 
 
-def _block(stats: Type, percpu: Type) -> StatBlock:
-    state = next(m for m in percpu.unaliased().members or () if m.name == "state")
+def _block(stats: Type, percpu: Type, array: str = "state") -> StatBlock:
     return StatBlock(
         size=sizeof(stats),
-        state=offsetof(stats, "state"),
-        pending=offsetof(stats, "state_pending"),
+        state=offsetof(stats, array),
+        pending=offsetof(stats, f"{array}_pending"),
         percpu_size=sizeof(percpu),
-        percpu_state=offsetof(percpu, "state"),
-        percpu_prev=offsetof(percpu, "state_prev"),
-        length=array_length(state.type),
+        percpu_state=offsetof(percpu, array),
+        percpu_prev=offsetof(percpu, f"{array}_prev"),
+        length=array_length(member_type(percpu, array)),
     )
 
 
@@ -81,9 +86,12 @@ class StatReader:
 
     :param items: enumerators of ``enum memcg_stat_item`` or ``enum node_stat_item``;
         those that the kernel does not have, or does not keep, are left out
+    :param events: enumerators of ``enum vm_event_item``, by their slots
     """
 
-    def __init__(self, prog: Program, items: Iterable[str]) -> None:
+    def __init__(
+        self, prog: Program, items: Iterable[str], events: Mapping[str, int] | None = None
+    ) -> None:
         self.prog = prog
         self.memory = memory_of(prog)
         self.slots: dict[str, int] = {}
@@ -93,16 +101,16 @@ class StatReader:
             slot = item if item is None or index is None else index.get(item)
             if slot is not None:
                 self.slots[name] = slot
-        self._memcg = _block(
-            prog.type("struct memcg_vmstats"), prog.type("struct memcg_vmstats_percpu")
-        )
+        self._event_slots = events or {}
+        vmstats = prog.type("struct memcg_vmstats"), prog.type("struct memcg_vmstats_percpu")
+        self._memcg = _block(*vmstats)
+        self._events = _block(*vmstats, "events") if events else None
         self._lruvec = _block(
             prog.type("struct lruvec_stats"), prog.type("struct lruvec_stats_percpu")
         )
         # 6.1 embeds the lruvec's in mem_cgroup_per_node, later kernels point to it.
-        pn = prog.type("struct mem_cgroup_per_node")
-        member = next(m for m in pn.members or () if m.name == "lruvec_stats")
-        self._embedded = member.type.unaliased_kind() != TypeKind.POINTER
+        pointer = member_type(prog.type("struct mem_cgroup_per_node"), "lruvec_stats")
+        self._embedded = pointer.unaliased_kind() != TypeKind.POINTER
         # Counters that an NMI may change stand apart on some architectures
         # (CONFIG_MEMCG_NMI_SAFETY_REQUIRES_ATOMIC, 6.16).
         self._nmi_memcg = has_member(prog, "struct mem_cgroup", "kmem_stat")
@@ -115,7 +123,10 @@ class StatReader:
         :param memcg: ``struct mem_cgroup *``
         :raises drgn.FaultError: if any part of them cannot be read
         """
-        stats = self._read(memcg.vmstats.value_(), memcg.vmstats_percpu.value_(), self._memcg)
+        places = memcg.vmstats.value_(), memcg.vmstats_percpu.value_()
+        stats = self._read(*places, self._memcg, self.slots)
+        if self._events is not None:
+            stats |= self._read(*places, self._events, self._event_slots)
         if self._nmi_memcg:
             _add(stats, "MEMCG_KMEM", int(memcg.kmem_stat.counter))
         return stats
@@ -131,16 +142,19 @@ class StatReader:
         address = aggregated.address_ if self._embedded else aggregated.value_()
         if address is None:
             raise FaultError("counters of a lruvec have no address", 0)
-        stats = self._read(address, pn.lruvec_stats_percpu.value_(), self._lruvec)
+        percpu = pn.lruvec_stats_percpu.value_()
+        stats = self._read(address, percpu, self._lruvec, self.slots)
         if self._nmi_lruvec:
             _add(stats, "NR_SLAB_RECLAIMABLE_B", int(pn.slab_reclaimable.counter))
             _add(stats, "NR_SLAB_UNRECLAIMABLE_B", int(pn.slab_unreclaimable.counter))
         return stats
 
-    def _read(self, address: int, percpu: int, block: StatBlock) -> dict[str, Stat]:
+    def _read(
+        self, address: int, percpu: int, block: StatBlock, slots: Mapping[str, int]
+    ) -> dict[str, Stat]:
         memory = self.memory
         word = memory.word_size
-        slots = {name: slot for name, slot in self.slots.items() if slot < block.length}
+        slots = {name: slot for name, slot in slots.items() if slot < block.length}
         data = memory.read(address, block.size)
         deltas = dict.fromkeys(slots, 0)
         length = block.length * word

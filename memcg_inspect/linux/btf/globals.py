@@ -95,6 +95,8 @@ _READERS: dict[str, Entry | tuple[Entry, ...]] = {
     "memcg_kmem_online_key": "struct static_key_false",
     "memcg_list_lrus": "struct list_head",
     "memcg_sockets_enabled_key": "struct static_key_false",
+    "memcg_vm_event_stat": "const unsigned int [+]",
+    "memory_stats": "const struct memory_stat [+]",
     "memory_cgrp_subsys": "struct cgroup_subsys",
     "memory_cgrp_subsys_enabled_key": "struct static_key_true",
     "root_mem_cgroup": "struct mem_cgroup *",

@@ -1,0 +1,51 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+"""Counters of memcgs, read into what works out who claims how much."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from drgn import FaultError, Object, Program
+
+from memcg_inspect.audit.counters import Counters
+from memcg_inspect.linux.memcontrol import nodeinfo
+from memcg_inspect.linux.vmstats import StatReader
+from memcg_inspect.model import Coverage, Memcg, Stat
+
+__all__ = ("read_counters",)
+
+
+def read_counters(
+    prog: Program,
+    reader: StatReader,
+    memcgs: Mapping[int, Memcg],
+    coverage: Coverage,
+    only: Iterable[int] | None = None,
+) -> Counters:
+    """
+    Read the counters of memcgs, for each as a whole and for each node.
+
+    :param memcgs: all of them, parents first
+    :param only: read those of these ``struct mem_cgroup *``; what is known of the others is
+        then that they were not read
+    """
+    memcg_stats: dict[int, dict[str, Stat]] = {}
+    lruvec_stats: dict[tuple[int, int], dict[str, Stat]] = {}
+
+    def missed(error: FaultError) -> None:
+        coverage.miss("counters of a memcg on a node", error.address, str(error))
+
+    for address in memcgs if only is None else only:
+        memcg = Object(prog, "struct mem_cgroup *", address)
+        try:
+            memcg_stats[address] = reader.memcg(memcg)
+            coverage.read += 1
+        except FaultError as error:
+            coverage.miss("counters of a memcg", error.address, str(error))
+        for nid, pn in nodeinfo(memcg, missed):
+            try:
+                lruvec_stats[address, nid] = reader.lruvec(pn)
+                coverage.read += 1
+            except FaultError as error:
+                missed(error)
+    return Counters(memcgs, memcg_stats, lruvec_stats)
