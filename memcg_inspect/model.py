@@ -16,6 +16,7 @@ from typing import Literal, NamedTuple
 
 __all__ = (
     "Accounting",
+    "CallSite",
     "ChargeStock",
     "Coverage",
     "Evidence",
@@ -173,6 +174,34 @@ class ChargeStock(NamedTuple):
     cpu: int
     memcg: int
     nr_pages: int
+
+
+class CallSite(NamedTuple):
+    """
+    A place in the code that allocates memory, ``struct alloc_tag``.
+
+    :ivar address: ``struct codetag *``
+    :ivar module: ``None`` for the kernel itself
+    :ivar accurate: whether the kernel could refer to it from all that was allocated there
+    :ivar counters: its ``struct alloc_tag_counters __percpu *``; 0 for none
+    :ivar bytes: what was allocated there and not freed yet; ``None`` if it was not read
+    :ivar calls: how many allocations that is
+    """
+
+    address: int
+    file: str
+    line: int
+    module: str | None
+    function: str
+    accurate: bool
+    counters: int
+    bytes: int | None
+    calls: int | None
+
+    @property
+    def site(self) -> str:
+        """File and line."""
+        return f"{self.file}:{self.line}"
 
 
 @dataclass(frozen=True)

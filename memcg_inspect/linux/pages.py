@@ -35,8 +35,10 @@ __all__ = (
     "Marker",
     "PageLayout",
     "PagePiece",
+    "RawPiece",
     "SlabPage",
     "page_layout",
+    "positions",
     "scan_pages",
 )
 
@@ -181,12 +183,32 @@ class LruPages(NamedTuple):
     pages: int
 
 
+class RawPiece(NamedTuple):
+    """
+    The bytes of one piece of the memory map, for who wants to know more of its pages.
+
+    :ivar page: its first ``struct page *``
+    :ivar nids: the node of all of its pages, or of each
+    :ivar orders: orders of compound pages, by the index of their first page
+    """
+
+    page: int
+    data: bytes
+    nids: int | list[int]
+    orders: dict[int, int]
+
+    def nid(self, i: int) -> int:
+        """Return the node of a page, by its index."""
+        return _at(self.nids, i)
+
+
 class PagePiece(NamedTuple):
     """
     What one piece of the memory map holds.
 
     :ivar large_kmalloc: pages of large kmallocs by node, charged or not, where they are marked
     :ivar unreadable: address of the piece if it is not in the image
+    :ivar raw: ``None`` if it is not in the image
     """
 
     pages: int
@@ -195,6 +217,7 @@ class PagePiece(NamedTuple):
     lru: list[LruPages]
     large_kmalloc: Counter[int]
     unreadable: int | None
+    raw: RawPiece | None = None
 
 
 @per_program
@@ -360,23 +383,24 @@ class _Scan:
             SlabPage(
                 address + i * size, _at(nids, i), orders.get(i, 0), data[i * size : (i + 1) * size]
             )
-            for i in _positions(slab, count)
+            for i in positions(slab, count)
         ]
         charged = [
-            self._kmem(address, data, i, _at(nids, i), orders) for i in _positions(kmem, count)
+            self._kmem(address, data, i, _at(nids, i), orders) for i in positions(kmem, count)
         ]
         lru = list(self._lru(data, user & ~head, user & head, orders, nids, count))
         large: Counter[int] = Counter()
         if layout.large_kmalloc is not None:
-            for i in _positions(layout.large_kmalloc.column(data, size) & alone, count):
+            for i in positions(layout.large_kmalloc.column(data, size) & alone, count):
                 large[_at(nids, i)] += 1 << orders.get(i, 0)
-        return PagePiece(count, slabs, charged, lru, large, None)
+        raw = RawPiece(address, data, nids, orders)
+        return PagePiece(count, slabs, charged, lru, large, None, raw)
 
     def _orders(self, address: int, data: bytes, heads: int, count: int) -> dict[int, int]:
         # With optimized hugetlb vmemmap, before 7.1, some tails look like heads: whatever lies
         # inside a compound page that began earlier is none.
         size, orders = self.frames.size, {}
-        for i in _positions(heads, count):
+        for i in positions(heads, count):
             page = address + i * size
             if page < self._covered:
                 continue
@@ -441,7 +465,7 @@ class _Scan:
         nodes = repeat(nids) if isinstance(nids, int) else compress(nids, selected)
         columns = (compress(column, selected) for column in (words, flags, zones))
         found = Counter(zip(*columns, nodes, repeat(0)))  # noqa: B905
-        for i in _positions(compound, count):
+        for i in positions(compound, count):
             if i in orders:
                 found[words[i], flags[i], zones[i], _at(nids, i), orders[i]] += 1
         for (word, flag, zone, nid, order), folios in found.items():
@@ -454,8 +478,8 @@ def _at(nids: int | list[int], i: int) -> int:
     return nids if isinstance(nids, int) else nids[i]
 
 
-def _positions(column: int, count: int) -> Iterator[int]:
-    """Indexes of the bytes that are 1 in a column."""
+def positions(column: int, count: int) -> Iterator[int]:
+    """Return the indexes of the bytes that are 1 in a column."""
     if not column:
         return
     data = column.to_bytes(count, "little")

@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from itertools import compress
+from operator import or_
 from typing import NamedTuple
 
 from drgn import FaultError, Object, Program, offsetof, sizeof
@@ -63,6 +64,7 @@ class PcpuAlloc(NamedTuple):
     :ivar size: bytes for one CPU
     :ivar objcg: 0 if no memcg pays
     :ivar element: address of its ``struct obj_cgroup *``
+    :ivar codetag: of its call site, ``struct codetag *``; 0 if there is none
     """
 
     chunk: PcpuChunk
@@ -70,6 +72,7 @@ class PcpuAlloc(NamedTuple):
     size: int
     objcg: int
     element: int
+    codetag: int = 0
 
 
 class PercpuReader:
@@ -95,8 +98,10 @@ class PercpuReader:
             ext = prog.type("struct pcpuobj_ext")
             self._vector, self.element = "obj_exts", sizeof(ext)
             self._objcg = offsetof(ext, "cgroup")
+            self._codetag = offsetof(ext, "tag") if ext.has_member("tag") else None
         else:
             self._vector, self.element, self._objcg = "obj_cgroups", self.memory.word_size, 0
+            self._codetag = None
         # The size of a pointer is charged for each unit, even where an element is longer;
         # the per-node series charges what is allocated.
         per_node = accounting(prog) == "kmem-per-node"
@@ -187,6 +192,14 @@ class PercpuReader:
 
         A part of the vector that cannot be read is counted.
         """
+        return [alloc for alloc in self.recorded(chunk) if alloc.objcg]
+
+    def recorded(self, chunk: PcpuChunk) -> list[PcpuAlloc]:
+        """
+        Return the allocations of a chunk that are charged, or refer to their call site.
+
+        A part of the vector that cannot be read is counted.
+        """
         if not chunk.vector:
             return []
         found: list[PcpuAlloc] = []
@@ -199,25 +212,30 @@ class PercpuReader:
                 continue
             words = self.memory.words(data, self._objcg, self.element)
             first = offset // self.element
-            for unit in compress(range(first, first + len(words)), words):
-                objcg = words[unit - first] & ~MEMCG_DATA_FLAGS
-                if objcg:
-                    found.append(self._alloc(chunk, unit, objcg))
+            units_here = range(first, first + len(words))
+            if self._codetag is None:
+                for unit in compress(units_here, words):
+                    found.append(self._alloc(chunk, unit, words[unit - first], 0))
+                continue
+            tags = self.memory.words(data, self._codetag, self.element)
+            for unit in compress(units_here, map(or_, words, tags)):
+                found.append(self._alloc(chunk, unit, words[unit - first], tags[unit - first]))
         if whole:
             self.coverage.read += 1
         else:
             self.coverage.miss("objcgs of a percpu chunk", chunk.vector, "not in the image")
         return found
 
-    def _alloc(self, chunk: PcpuChunk, unit: int, objcg: int) -> PcpuAlloc:
+    def _alloc(self, chunk: PcpuChunk, unit: int, objcg: int, codetag: int) -> PcpuAlloc:
         rest = chunk.bound_map >> unit + 1
         units = (rest & -rest).bit_length() if rest else 0
         return PcpuAlloc(
             chunk=chunk,
             offset=unit * MIN_ALLOC_SIZE,
             size=units * MIN_ALLOC_SIZE,
-            objcg=objcg,
+            objcg=objcg & ~MEMCG_DATA_FLAGS,
             element=chunk.vector + unit * self.element + self._objcg,
+            codetag=codetag,
         )
 
     def charge(self, alloc: PcpuAlloc) -> int:

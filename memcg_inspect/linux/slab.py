@@ -38,6 +38,7 @@ from memcg_inspect.linux.pages import MEMCG_DATA_FLAGS, SlabPage
 from memcg_inspect.model import NUMA_NO_NODE, Coverage, ImageError
 
 __all__ = (
+    "CODETAG_EMPTY",
     "ChargedObject",
     "Slab",
     "SlabCache",
@@ -50,6 +51,8 @@ __all__ = (
 #: ``SLAB_RECLAIM_ACCOUNT`` while it was a macro, before commit cc61eb851461 ("mm, slab: use
 #: an enum to define SLAB_ cache creation flags") (in v6.9).
 SLAB_RECLAIM_ACCOUNT = 0x00020000
+#: In place of a codetag, where there is none on purpose.
+CODETAG_EMPTY = 1
 
 
 class SlabCache(NamedTuple):
@@ -92,6 +95,7 @@ class Slab(NamedTuple):
     :ivar inuse: number of objects its allocator counts as taken; includes those that
         wait in per-CPU caches
     :ivar vector: ``None`` where no object has ever been charged
+    :ivar codetags: where the tags of the objects' call sites are; ``None`` where there are none
     :ivar charged: number of charged objects by ``struct obj_cgroup *``; ``None`` if the
         vector could not be read
     """
@@ -103,6 +107,7 @@ class Slab(NamedTuple):
     objects: int
     inuse: int
     vector: Vector | None
+    codetags: Vector | None
     charged: Mapping[int, int] | None
 
 
@@ -128,6 +133,8 @@ class SlabLayout(NamedTuple):
     :ivar exts: offset of ``obj_exts``, before 6.10 ``memcg_data``
     :ivar element: ``sizeof(struct slabobj_ext)``, before 6.10 of a pointer
     :ivar objcg: offset of the objcg in an element
+    :ivar codetag: offset of the codetag in an element of an object that has no objcg; ``None``
+        where there are none
     :ivar stride: 7.2: the distance of two elements
     :ivar in_object, needs_objcg: 7.3: the flags that tell it
     :ivar has_codetag: 7.3: elements are followed by one for the codetag
@@ -139,6 +146,7 @@ class SlabLayout(NamedTuple):
     inuse: BitField
     element: int
     objcg: int
+    codetag: int | None
     stride: BitField | None
     in_object: BitField | None
     needs_objcg: BitField | None
@@ -160,12 +168,15 @@ def slab_layout(prog: Program) -> SlabLayout:
         slab = prog.type("struct slab")
     except LookupError:
         raise ImageError("there is no struct slab: this kernel is older than 5.17") from None
+    codetag = None
     if slab.has_member("obj_exts"):
         exts = offsetof(slab, "obj_exts")
         ext = prog.type("struct slabobj_ext")
         element = sizeof(ext)
         # Renamed when the codetag moved into an element of its own (7.3).
         objcg = offsetof(ext, "_objcg" if ext.has_member("_objcg") else "objcg")
+        tag = "_ctref" if ext.has_member("_ctref") else "ref"
+        codetag = offsetof(ext, tag) if ext.has_member(tag) else None
     elif slab.has_member("memcg_data"):
         exts, element, objcg = offsetof(slab, "memcg_data"), memory_of(prog).word_size, 0
     else:
@@ -177,6 +188,7 @@ def slab_layout(prog: Program) -> SlabLayout:
         inuse=bit_field(prog, "struct slab", "inuse"),
         element=element,
         objcg=objcg,
+        codetag=codetag,
         stride=optional("stride"),
         in_object=optional("obj_exts_in_object"),
         needs_objcg=optional("obj_exts_needs_objcg"),
@@ -250,7 +262,7 @@ class SlabReader:
         except FaultError as error:
             self.coverage.miss("kmem_cache of a slab", found.page, str(error))
             return None
-        vector = self._vector(raw, exts, cache)
+        vector, codetags = self._vector(raw, exts, cache), self._codetags(raw, exts, cache)
         charged: Mapping[int, int] | None = {}
         if vector is not None and objects:
             try:
@@ -260,7 +272,37 @@ class SlabReader:
                 charged = None
         if charged is not None:
             self.coverage.read += 1
-        return Slab(found.page, found.nid, found.order, cache, objects, inuse, vector, charged)
+        return Slab(
+            found.page, found.nid, found.order, cache, objects, inuse, vector, codetags, charged
+        )
+
+    def codetag(self, slab: Slab, number: int) -> int:
+        """
+        Return the call site of an object.
+
+        :param number: its index in the slab
+        :return: ``struct codetag *``; 0 if it refers to none
+        :raises drgn.FaultError: if that cannot be read
+        """
+        if slab.codetags is None:
+            return 0
+        codetag = self.memory.word(slab.codetags.address + number * slab.codetags.stride)
+        return codetag if codetag > CODETAG_EMPTY else 0
+
+    def tagged(self, slab: Slab) -> Mapping[tuple[int, int], int]:
+        """
+        Count the objects of a slab that refer to a call site.
+
+        :return: by ``struct codetag *`` and ``struct obj_cgroup *``, 0 if no memcg pays
+        :raises drgn.FaultError: if the tags cannot be read
+        """
+        if slab.codetags is None or not slab.objects:
+            return {}
+        tags = self._elements(slab.codetags, slab.objects)
+        payers = [0] * len(tags)
+        if slab.vector is not None:
+            payers = self._objcgs(slab.vector, slab.objects)
+        return Counter(pair for pair in zip(tags, payers, strict=True) if pair[0] > CODETAG_EMPTY)
 
     def charged_objects(self, slab: Slab) -> Iterator[ChargedObject]:
         """
@@ -334,10 +376,29 @@ class SlabReader:
             return Vector(exts + layout.objcg, stride)
         return Vector(exts + layout.objcg, layout.element)
 
+    def _codetags(self, raw: bytes, exts: int, cache: SlabCache) -> Vector | None:
+        layout = self.layout
+        if not exts or layout.codetag is None:
+            return None
+        if layout.needs_objcg is None:
+            vector = self._vector(raw, exts, cache)
+            assert vector is not None
+            return Vector(vector.address - layout.objcg + layout.codetag, vector.stride)
+        if not layout.has_codetag:
+            return None
+        # The tag is in the element behind the objcg's, if there is one.
+        needs_objcg = layout.needs_objcg.get(raw)
+        in_object = layout.in_object is not None and layout.in_object.get(raw)
+        stride = cache.size if in_object else layout.element * (1 + needs_objcg)
+        return Vector(exts + layout.codetag + layout.element * needs_objcg, stride)
+
     def _objcgs(self, vector: Vector, objects: int) -> list[int]:
+        return [word & ~MEMCG_DATA_FLAGS for word in self._elements(vector, objects)]
+
+    def _elements(self, vector: Vector, objects: int) -> list[int]:
         word = self.memory.word_size
         data = self.memory.read(vector.address, vector.stride * (objects - 1) + word)
-        return [v & ~MEMCG_DATA_FLAGS for v in self.memory.words(data, 0, vector.stride)]
+        return self.memory.words(data, 0, vector.stride)
 
     def _count(self, vector: Vector, objects: int) -> Mapping[int, int]:
         counts = Counter(self._objcgs(vector, objects))

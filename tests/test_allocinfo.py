@@ -1,0 +1,47 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+"""Call sites and their counters, against what the guest said itself."""
+
+from __future__ import annotations
+
+import pytest
+from allocinfo import GUESTS, RECORDER, Line, image_of, said
+from guests import Lab
+
+from memcg_inspect.linux.alloc_tag import read_call_sites
+from memcg_inspect.model import Coverage
+
+pytestmark = pytest.mark.image
+
+
+def check_against_guest(found: list[Line], first: list[Line], second: list[Line]) -> None:
+    """
+    Every line that stood still between the two times is the same at the freeze, but for those
+    of the task that read the file.
+    """
+    assert [line[2:6] for line in found] == [line[2:6] for line in second]
+    equal = 0
+    for line, before, last in zip(found, first, second, strict=True):
+        if before == last and line.function not in RECORDER:
+            assert line == last
+            equal += line.calls > 0
+    assert equal >= 400
+
+
+@pytest.mark.parametrize(("kernel", "append"), GUESTS)
+def test_counters_are_what_the_guest_said(lab: Lab, kernel: str, append: str) -> None:
+    image = image_of(lab, kernel, append)
+    coverage = Coverage()
+    sites = read_call_sites(image.program(), coverage)
+    found = [
+        Line(s.bytes or 0, s.calls or 0, s.file, s.line, s.module, s.function, s.accurate)
+        for s in sites.values()
+    ]
+    assert coverage.unreadable == 0
+    check_against_guest(found, said(image, 1)[1], said(image, 2)[1])
+    # Some lines of the reader did change: else the list of them would explain nothing.
+    moved = {
+        line.function
+        for line, last in zip(found, said(image, 2)[1], strict=True)
+        if line[:2] != last[:2]
+    }
+    assert moved & RECORDER
