@@ -174,6 +174,7 @@ class ChargeStock(NamedTuple):
     cpu: int
     memcg: int
     nr_pages: int
+    slot: int = 0
 
 
 class CallSite(NamedTuple):

@@ -31,10 +31,19 @@ from memcg_inspect.linux.mmzone import mem_map, possible_cpus
 from memcg_inspect.linux.pages import MEMCG_DATA_FLAGS
 from memcg_inspect.model import NUMA_NO_NODE, Coverage
 
-__all__ = ("PcpuAlloc", "PcpuChunk", "PercpuReader")
+__all__ = ("PcpuAlloc", "PcpuChunk", "PercpuReader", "largest_percpu_charge")
 
 #: ``PCPU_MIN_ALLOC_SIZE``, in bytes.
 MIN_ALLOC_SIZE = 4
+#: ``PCPU_MIN_UNIT_SIZE``, in bytes, before it is rounded to pages: nothing larger is given out.
+MIN_UNIT_SIZE = 32 << 10
+
+
+def largest_percpu_charge(prog: Program) -> int:
+    """Return the bytes that are charged for the largest allocation that there can be."""
+    size = max(MIN_UNIT_SIZE, mem_map(prog).page_size)
+    pointers = size // MIN_ALLOC_SIZE * memory_of(prog).word_size
+    return size * len(possible_cpus(prog)) + pointers
 
 
 class PcpuChunk(NamedTuple):

@@ -19,7 +19,7 @@ from memcg_inspect.linux.layout import per_program
 from memcg_inspect.linux.mmzone import possible_cpus
 from memcg_inspect.model import ChargeStock, Coverage, ObjStock
 
-__all__ = ("read_charge_stocks", "read_obj_stocks")
+__all__ = ("obj_stock_name", "read_charge_stocks", "read_obj_stocks")
 
 
 @per_program
@@ -36,6 +36,11 @@ def _stock(prog: Program) -> tuple[str, bool]:
             member = next(m for m in type_.unaliased().members or () if m.name == "cached")
             return name, member.type.unaliased_kind() == TypeKind.ARRAY
     raise LookupError("there is no object stock in this kernel")
+
+
+def obj_stock_name(prog: Program) -> str:
+    """Return the name of the per-CPU variable that is the object stock."""
+    return _stock(prog)[0]
 
 
 def read_obj_stocks(prog: Program, coverage: Coverage) -> list[ObjStock]:
@@ -110,5 +115,9 @@ def read_charge_stocks(prog: Program, coverage: Coverage) -> list[ChargeStock]:
             pairs = list(zip(stock.cached, stock.nr_pages, strict=True))
         else:
             pairs = [(stock.cached, stock.nr_pages)]
-        stocks += [ChargeStock(cpu, m.value_(), int(n)) for m, n in pairs if m and n]
+        stocks += [
+            ChargeStock(cpu, memcg.value_(), int(nr_pages), slot)
+            for slot, (memcg, nr_pages) in enumerate(pairs)
+            if memcg and nr_pages
+        ]
     return stocks

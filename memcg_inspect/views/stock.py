@@ -4,14 +4,20 @@
 from __future__ import annotations
 
 from argparse import Namespace
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from drgn import Program
 
 from memcg_inspect.linux.image import image_info
-from memcg_inspect.linux.mmzone import mem_map
+from memcg_inspect.linux.mmzone import mem_map, possible_cpus
 from memcg_inspect.linux.stock import read_charge_stocks, read_obj_stocks
-from memcg_inspect.tables import Answer, Column, Table, Value
+from memcg_inspect.linux.stock_bounds import (
+    charge_stock_bound,
+    objcg_bytes_bound,
+    slab_bytes_bound,
+)
+from memcg_inspect.model import ChargeStock, ObjStock
+from memcg_inspect.tables import Answer, Column, NotRead, Table, Value
 from memcg_inspect.views.payers import Payers
 from memcg_inspect.views.view import View
 
@@ -32,31 +38,77 @@ COLUMNS = (
 )
 
 
+BOUND_COLUMNS = (
+    Column("counter", "text", "the file, or the line of memory.stat, that is off"),
+    Column("error", "text", "what is shown, held against what is used"),
+    Column("slots", "count", "how many amounts a CPU can hold back; a memcg may have each of them"),
+    Column("each", "bytes", "one of them, at the most"),
+    Column("cpu_bound", "bytes", "the most that one CPU can hold back"),
+    Column("bound", "bytes", "the most that all possible CPUs can hold back"),
+    Column("held", "bytes", "what they do hold back, without signs"),
+    Column("rule", "text", "where the limit is from"),
+)
+
+
 def stock(prog: Program) -> Answer:
-    """Return what the stocks of all possible CPUs hold."""
+    """Return what the stocks of all possible CPUs hold, and how much they can."""
     payers = Payers(prog)
+    charges = read_charge_stocks(prog, payers.coverage["charge_stock"])
+    objects = read_obj_stocks(prog, payers.coverage["stock"])
     rows = sorted(
-        [*_charge_stocks(prog, payers), *_obj_stocks(prog, payers)],
+        [*_charge_stocks(prog, payers, charges), *_obj_stocks(payers, objects)],
         key=lambda row: (row[0], row[1], row[2]),
     )
-    table = Table("stock", "stocks of CPUs", COLUMNS, rows, empty="all stocks are empty")
-    return Answer("stock", image_info(prog), (table,), dict(payers.coverage))
+    tables = (
+        Table("stock", "stocks of CPUs", COLUMNS, rows, empty="all stocks are empty"),
+        Table(
+            "bounds",
+            "how far counters can be off",
+            BOUND_COLUMNS,
+            list(_bounds(prog, payers, charges, objects)),
+        ),
+    )
+    return Answer("stock", image_info(prog), tables, dict(payers.coverage))
 
 
-def _charge_stocks(prog: Program, payers: Payers) -> Iterator[tuple[Value, ...]]:
+def _bounds(
+    prog: Program, payers: Payers, charges: Sequence[ChargeStock], objects: Sequence[ObjStock]
+) -> Iterator[tuple[Value, ...]]:
+    coverage, cpus = payers.coverage["slab_caches"], len(possible_cpus(prog))
+    page_size = mem_map(prog).page_size
+    slab = slab_bytes_bound(prog, coverage)
+    reclaimable = sum(abs(held.reclaimable) for held in objects)
+    unreclaimable = sum(abs(held.unreclaimable) for held in objects)
+    for counter, error, bound, held in (
+        ("memory.current", "too much", charge_stock_bound(prog),
+         page_size * sum(held.nr_pages for held in charges)),
+        ("kernel", "too much", objcg_bytes_bound(prog, coverage),
+         sum(held.nr_bytes for held in objects)),
+        ("slab_reclaimable", "either way", slab, reclaimable),
+        ("slab_unreclaimable", "either way", slab, unreclaimable),
+    ):  # fmt: skip
+        each: Value = NotRead("the largest slab cache is not known")
+        on_cpu = everywhere = each
+        if bound.each is not None:
+            each, on_cpu = bound.each, bound.slots * bound.each
+            everywhere = cpus * on_cpu
+        yield (counter, error, bound.slots, each, on_cpu, everywhere, held, bound.rule)
+
+
+def _charge_stocks(
+    prog: Program, payers: Payers, stocks: Sequence[ChargeStock]
+) -> Iterator[tuple[Value, ...]]:
     size = mem_map(prog).page_size
-    slots: dict[int, int] = {}
-    for held in read_charge_stocks(prog, payers.coverage["charge_stock"]):
-        slot = slots[held.cpu] = slots.get(held.cpu, -1) + 1
+    for held in stocks:
         charged = held.nr_pages * size
         yield (
-            held.cpu, "charge", slot, payers.path(held.memcg), held.memcg, None, None,
+            held.cpu, "charge", held.slot, payers.path(held.memcg), held.memcg, None, None,
             charged, None, None, None,
         )  # fmt: skip
 
 
-def _obj_stocks(prog: Program, payers: Payers) -> Iterator[tuple[Value, ...]]:
-    for held in read_obj_stocks(prog, payers.coverage["stock"]):
+def _obj_stocks(payers: Payers, stocks: Sequence[ObjStock]) -> Iterator[tuple[Value, ...]]:
+    for held in stocks:
         memcg = payers.payer(held.objcg)
         yield (
             held.cpu, "object", held.slot, payers.path(memcg), memcg, held.objcg, held.nid,
@@ -71,6 +123,7 @@ def _run(prog: Program, args: Namespace) -> Answer:
 VIEW = View(
     name="stock",
     help="what CPUs have charged in advance, for whom and for which node",
-    description="Lists the charge stock and the object stock of every CPU.",
+    description="Lists the charge stock and the object stock of every CPU, and how far they "
+    "can let counters be off at the most.",
     run=_run,
 )
