@@ -356,6 +356,7 @@ class TaskCharge(NamedTuple):
     :ivar objcgs: cached ``struct obj_cgroup *``: one, or one for each node
     :ivar stale: whether the update flag is set
     :ivar is_user: whether it has an address space of its own
+    :ivar tgid: process that it is a thread of
     """
 
     address: int
@@ -365,6 +366,7 @@ class TaskCharge(NamedTuple):
     objcgs: tuple[int, ...]
     stale: bool
     is_user: bool
+    tgid: int = 0
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,14 @@ from memcg_inspect.audit.rows import make_row
 from memcg_inspect.audit.snapshot import Snapshot
 from memcg_inspect.model import Objcg, Row, TaskCharge
 
-__all__ = ("is_task_wrong", "left_behind", "placement_rows", "reparent_rows", "task_rows")
+__all__ = (
+    "is_task_wrong",
+    "left_behind",
+    "may_be_cached",
+    "placement_rows",
+    "reparent_rows",
+    "task_rows",
+)
 
 
 def placement_rows(snapshot: Snapshot) -> list[Row]:
@@ -108,16 +115,26 @@ def _task_rows(
 
 def is_task_wrong(snapshot: Snapshot, task: TaskCharge) -> bool:
     """Return whether a task would charge a memcg that it is not in."""
-    if task.stale:
-        return False
     payer = snapshot.payer(task.memcg)
     root = next(iter(snapshot.memcgs))
     for objcg in task.objcgs:
-        if objcg:
-            if objcg not in snapshot.objcgs:
-                return snapshot.complete("memcgs", "objcgs")  # or else it may be any
-            if snapshot.payer(objcg) != payer:
-                return True
-        elif task.is_user and payer != root:
+        if objcg and objcg not in snapshot.objcgs and not task.stale:
+            return snapshot.complete("memcgs", "objcgs")  # or else it may be any
+        if not may_be_cached(task, payer, snapshot.payer(objcg) if objcg else None, root):
             return True
     return False
+
+
+def may_be_cached(task: TaskCharge, payer: int | None, cached: int | None, root: int) -> bool:
+    """
+    Return whether a task may have cached an obj_cgroup.
+
+    :param payer: ``struct mem_cgroup *`` that pays for the memcg that the task is in
+    :param cached: that which pays for the cached obj_cgroup; ``None`` if none is cached
+    :param root: the root's
+    """
+    if task.stale:
+        return True  # looked up anew before it is used
+    if cached is None:
+        return not task.is_user or payer == root
+    return cached == payer

@@ -106,6 +106,7 @@ def _task(task: Object, subsys: int) -> TaskCharge:
         objcgs=objcgs,
         stale=stale,
         is_user=bool(task.mm) and not int(task.flags) & PF_KTHREAD,
+        tgid=int(task.tgid),
     )
 
 
