@@ -39,10 +39,15 @@ class Image:
     def __init__(self, core: Path, vmlinux: Path | None = None) -> None:
         self.core = core
         self.guest = core.with_name(core.name + ".guest")
-        self.vmlinux = vmlinux or (self.guest / "vmlinux").resolve()
+        self._vmlinux = vmlinux
 
     def __repr__(self) -> str:
         return f"Image({self.core})"
+
+    @property
+    def vmlinux(self) -> Path:
+        """Its debug info, which is fetched when a test first asks for it."""
+        return self._vmlinux or poke.vmlinux_of(self.core)
 
     def program(self, dwarf: bool = False) -> drgn.Program:
         """With types from BTF, unless debug info is what a test is about."""
@@ -73,8 +78,7 @@ class Lab:
     def image(
         self, kernel: str, nodes: str = "4", workload: str = "files", **more: object
     ) -> Image:
-        path = images.image(kernel, nodes, workload, **more)  # type: ignore[arg-type]
-        return Image(path, kernels.kernel(kernel).vmlinux)
+        return Image(images.image(kernel, nodes, workload, **more))  # type: ignore[arg-type]
 
 
 class Plant:

@@ -17,6 +17,7 @@ Parser = argparse.ArgumentParser
 
 def _kernel(args: argparse.Namespace) -> int:
     ready = kernels.kernel(args.name, refresh=args.refresh)
+    kernels.debug_info(args.name)
     print(ready.folder)
     for package, version in ready.facts["packages"].items():
         print(f"lab: {args.name} is {package} {version}", file=sys.stderr)

@@ -2,7 +2,10 @@
 """Debian's own cloud kernels, unpacked and not installed."""
 
 import re
+import shutil
 import subprocess
+import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +16,19 @@ from .run import run
 
 
 def newest_release(names: set[str], series: str) -> str:
-    """The newest `uname -r` of a series that has debug info and an image to boot."""
-    pattern = re.compile(rf"linux-image-({re.escape(series)}\..*-cloud-amd64)-dbg$")
-    found = [match[1] for name in names if (match := pattern.match(name))]
+    """The newest `uname -r` of a series that can be booted, if possible with debug info."""
+    pattern = re.compile(
+        rf"linux-(?:image|binary-unsigned|binary)-({re.escape(series)}\..*-cloud-amd64)"
+        r"(?:-unsigned)?$"
+    )
+    found = {match[1] for name in names if (match := pattern.match(name))}
     bootable = [release for release in found if image_packages(names, release)]
     if not bootable:
-        raise LabError(f"Debian's archive has no cloud kernel {series} with debug info now")
-    return max(bootable, key=lambda release: [int(n) for n in re.findall(r"\d+", release)])
+        raise LabError(f"Debian's archive has no cloud kernel {series} now")
+    described = [release for release in bootable if debug_package(release) in names]
+    return max(
+        described or bootable, key=lambda release: [int(n) for n in re.findall(r"\d+", release)]
+    )
 
 
 def image_packages(names: set[str], release: str) -> list[str]:
@@ -34,23 +43,27 @@ def image_packages(names: set[str], release: str) -> list[str]:
     return []
 
 
+def debug_package(release: str) -> str:
+    """The package that holds the debug info of a release, hundreds of megabytes."""
+    return f"linux-image-{release}-dbg"
+
+
 def fetch(series: str, folder: Path) -> dict[str, Any]:
-    """Fill `folder` with the newest kernel of `series`; returns what was taken."""
+    """Fill `folder` with the newest kernel of `series`; returns what was taken.
+
+    Its debug info is left out: see fetch_vmlinux().
+    """
     archive = Archive()
     names = archive.names("linux-")
     release = newest_release(names, series)
     packages = image_packages(names, release)
-    debug = f"linux-image-{release}-dbg"
-    versions = {package: archive.version(package) for package in [*packages, debug]}
+    versions = {package: archive.version(package) for package in packages}
     parts = folder / "unpacked"
     parts.mkdir()
     for package in packages:
         deb = archive.download(package, folder)
         run(["dpkg-deb", "-x", deb, parts], what=f"unpacking {package}")
         deb.unlink()
-    deb = archive.download(debug, folder)
-    _extract_vmlinux(deb, release, folder / "vmlinux")
-    deb.unlink()
     newer = f"usr/lib/modules/{release}"
     image = [f"boot/vmlinuz-{release}", f"{newer}/vmlinuz.unsigned", f"{newer}/vmlinuz"]
     _take(parts, image, folder / "bzImage")
@@ -59,6 +72,28 @@ def fetch(series: str, folder: Path) -> dict[str, Any]:
     run(["rm", "-rf", parts], what="cleaning up")
     (folder / "release").write_text(release + "\n")
     return {"release": release, "packages": versions}
+
+
+def fetch_vmlinux(facts: Mapping[str, Any], target: Path) -> None:
+    """Fetch the kernel with debug info that belongs to what fetch() took."""
+    release = facts["release"]
+    package = debug_package(release)
+    # all packages of one build of Debian's have one version
+    wanted = next(iter(facts["packages"].values()))
+    archive = Archive()
+    if archive.version(package) != wanted:
+        raise LabError(
+            f"Debian's archive has no {package} {wanted} any more; "
+            "take a newer kernel with: lab kernel --refresh"
+        )
+    # whoever calls this holds the kernel's lock, so what is left is from runs that were killed
+    for left in target.parent.glob(".vmlinux.*"):
+        shutil.rmtree(left, ignore_errors=True)
+    with tempfile.TemporaryDirectory(prefix=".vmlinux.", dir=target.parent) as folder:
+        deb = archive.download(package, Path(folder))
+        made = Path(folder) / "vmlinux"
+        _extract_vmlinux(deb, release, made)
+        made.replace(target)
 
 
 def _take(parts: Path, candidates: list[str], target: Path) -> None:
@@ -84,6 +119,7 @@ def _extract_vmlinux(deb: Path, release: str, target: Path) -> None:
         )  # fmt: skip
         assert data.stdout is not None
         data.stdout.close()
-        data.wait()
+        if data.wait():
+            raise LabError(f"dpkg-deb cannot unpack {deb.name}")
     if target.stat().st_size == 0:
         raise LabError(f"{deb.name} holds no vmlinux in a place the lab knows")

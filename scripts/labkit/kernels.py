@@ -88,7 +88,7 @@ class Kernel:
 
     @property
     def vmlinux(self) -> Path:
-        """The kernel with its debug info."""
+        """The kernel with its debug info; of Debian's, there after debug_info() only."""
         return self.folder / "vmlinux"
 
     @property
@@ -215,6 +215,21 @@ def kernel(name: str, *, refresh: bool = False) -> Kernel:
         _ready.cache_clear()
         return _renew(name, refresh=True)
     return _ready(name)
+
+
+def debug_info(name: str) -> Path:
+    """The kernel with its debug info, made ready; of Debian's it is fetched when first asked for.
+
+    It is hundreds of megabytes, and nobody needs it to boot, or to read an image with BTF.
+    """
+    ready = kernel(name)
+    if not ready.vmlinux.exists():
+        need(*FETCH_TOOLS)
+        with locked(f"kernel-{name}"):
+            # another process may have fetched it while this one waited for the lock
+            if not ready.vmlinux.exists():
+                debian.fetch_vmlinux(ready.facts, ready.vmlinux)
+    return ready.vmlinux
 
 
 def names(built_here: bool | None = None) -> Sequence[str]:

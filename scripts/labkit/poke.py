@@ -6,6 +6,8 @@ headers; the written image is opened again to see that drgn reads the new value.
 """
 
 import builtins
+import contextlib
+import json
 import os
 import re
 import shutil
@@ -14,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from . import elf
+from . import elf, kernels
 from .errors import LabError
 from .run import find
 
@@ -43,11 +45,16 @@ def open_image(image: Path, vmlinux: Path) -> Any:
 
 
 def vmlinux_of(image: Path) -> Path:
-    """The vmlinux that `lab dump` noted beside an image."""
-    noted = image.with_name(image.name + ".guest") / "vmlinux"
+    """The vmlinux that `lab dump` noted beside an image; fetched if it is one of the lab's."""
+    beside = image.with_name(image.name + ".guest")
+    noted = beside / "vmlinux"
     if not noted.exists():
+        with contextlib.suppress(OSError, ValueError, KeyError):
+            name = json.loads((beside / "meta.json").read_bytes())["kernel"]
+            if name in kernels.RECIPES and kernels.kernel(name).vmlinux == noted.readlink():
+                return kernels.debug_info(name)
         raise LabError(f"no vmlinux is noted beside {image}; give one with -s")
-    return noted
+    return noted.resolve()
 
 
 def names(program: Any) -> dict[str, Any]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from functools import lru_cache
-from pathlib import Path
 
 import pytest
 from drgn import Architecture, Module, Platform, Program, SymbolKind
@@ -41,7 +40,7 @@ HIDDEN = {"struct irq_info", "struct pci_root_info"}
 
 @lru_cache(maxsize=1)
 def _both(name: str) -> tuple[Program, TypeMaker, dict[str, list[int]]]:
-    vmlinux = Path(kernels.kernel(name).vmlinux)
+    vmlinux = kernels.debug_info(name)
     dwarf = Program(Platform(Architecture.X86_64))
     module = dwarf.extra_module("vmlinux", create=True)
     found = module if isinstance(module, Module) else module[0]

@@ -123,7 +123,7 @@ def _child(
 
 def test_damage(request: pytest.FixtureRequest) -> None:
     cases = 10_000 if request.config.getoption("--fuzz", default=False) else 500
-    builder = whole(kernels.kernel(DEBIAN_KERNELS[0]).vmlinux)
+    builder = whole(kernels.debug_info(DEBIAN_KERNELS[0]))
     images: dict[Order, bytes] = {o: builder.data(o) for o in ("little", "big")}
     assert len(images["little"]) <= 64 << 10
     btf = Btf(images["little"])

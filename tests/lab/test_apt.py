@@ -91,8 +91,9 @@ NAMES = {
     "linux-image-6.1.0-9-cloud-amd64-unsigned",
     "linux-image-6.1.0-56-cloud-amd64-dbg",
     "linux-image-6.1.0-56-cloud-amd64-unsigned",
-    # no image to boot for this one
+    # no image to boot for this one, and debug info of this other not yet there
     "linux-image-6.1.0-57-cloud-amd64-dbg",
+    "linux-image-6.1.0-58-cloud-amd64-unsigned",
     "linux-image-6.12.117+deb12-cloud-amd64-dbg",
     "linux-image-6.12.117+deb12-cloud-amd64-unsigned",
     "linux-image-6.12.117+deb13-cloud-amd64-dbg",
@@ -102,6 +103,8 @@ NAMES = {
     "linux-binary-unsigned-7.3.4+deb13-cloud-amd64",
     "linux-modules-7.3.4+deb13-cloud-amd64",
     "linux-base-7.3.4+deb13-cloud-amd64",
+    "linux-image-6.6.2-cloud-amd64-unsigned",
+    "linux-image-6.6.10-cloud-amd64-unsigned",
 }
 
 
@@ -111,6 +114,8 @@ NAMES = {
         ("6.1", "6.1.0-56-cloud-amd64"),
         ("6.12", "6.12.117+deb13-cloud-amd64"),
         ("7.3", "7.3.4+deb13-cloud-amd64"),
+        # debug info is not needed to boot
+        ("6.6", "6.6.10-cloud-amd64"),
     ],
 )
 def test_the_newest_release_that_can_be_booted(series: str, release: str) -> None:
