@@ -488,8 +488,8 @@ class Report:
     """
     Everything one audit says.
 
-    :ivar follows: which rule of per-node accounting the counters follow; ``None`` on kernels
-        without it
+    :ivar follows: which rule of per-node accounting the counters follow, by kind of memory;
+        ``None`` on kernels without it
     :ivar slab_usage: slab memory by node and cache, whoever pays
     :ivar percpu_usage: percpu memory by node, whoever pays
     :ivar notes: why parts of the image could not be read, and what to do about it
@@ -506,7 +506,7 @@ class Report:
     findings: tuple[Finding, ...]
     coverage: Mapping[str, Coverage]
     timings: Mapping[str, float]
-    follows: Follows | None = None
+    follows: Mapping[str, Follows] | None = None
     notes: tuple[str, ...] = ()
     slab_usage: tuple[SlabUsage, ...] = ()
     percpu_usage: tuple[PercpuUsage, ...] = ()

@@ -97,7 +97,7 @@ class Judgement(NamedTuple):
     rows: list[Row]
     skew: list[Skew]
     leads: list[Lead]
-    follows: Follows | None
+    follows: Mapping[str, Follows] | None
 
 
 def judge(snapshot: Snapshot) -> Judgement:
@@ -118,11 +118,9 @@ def judge(snapshot: Snapshot) -> Judgement:
     skew = skew_matrix(snapshot)
     follows = counters_follow(snapshot, rows)
     leads = stray_findings(snapshot) + misplaced_findings(snapshot)
-    if follows == "posted":
-        leads += rule_findings(snapshot, rows)
-        leads += row_findings(snapshot, [row for row in rows if not is_by_rule(row)])
-    else:
-        leads += row_findings(snapshot, rows)
+    by_rule = rule_findings(snapshot, rows, follows or {})
+    leads += by_rule
+    leads += row_findings(snapshot, [row for row in rows if not (by_rule and is_by_rule(row))])
     return Judgement(identities, rows, skew, leads + skew_findings(snapshot, skew), follows)
 
 

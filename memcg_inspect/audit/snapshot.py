@@ -44,8 +44,9 @@ class Snapshot:
     :ivar references: references to obj_cgroups that are no charges, by holder and obj_cgroup
     :ivar transients: what is being freed and may hold a reference, by obj_cgroup
     :ivar running: what each CPU was doing
-    :ivar posted: percpu bytes more than are there, by obj_cgroup and node, that the posted
-        rule of per-node accounting would book; see :mod:`memcg_inspect.audit.kmem`
+    :ivar posted: bytes more than are there, by kind, obj_cgroup and node, that the posted rule
+        of per-node accounting would book; see :mod:`memcg_inspect.audit.pernode`
+    :ivar straddling: the charges that this comes from
     :ivar misplaced: charges on another node than their obj_cgroup, found one by one
     :ivar vectors: where the vectors of slabs are, by node of the slab
     :ivar slab_usage: slab memory by node and cache, whoever pays
@@ -70,7 +71,8 @@ class Snapshot:
     references: Mapping[str, Mapping[int, int]] = field(default_factory=dict)
     transients: Mapping[int, Sequence[Transient]] = field(default_factory=dict)
     running: Sequence[Running] = ()
-    posted: Mapping[tuple[int, int], int] = field(default_factory=dict)
+    posted: Mapping[Kind, Mapping[tuple[int, int], int]] = field(default_factory=dict)
+    straddling: Sequence[Misplaced] = ()
     misplaced: Sequence[Misplaced] = ()
     tasks: Sequence[TaskCharge] = ()
     vectors: Mapping[int, Vectors] = field(default_factory=dict)

@@ -18,8 +18,10 @@ from drgn import FaultError, Object, Program
 
 from memcg_inspect.audit.ledger import Entry, Ledger
 from memcg_inspect.audit.snapshot import Snapshot
+from memcg_inspect.collect.bynode import ByNode
 from memcg_inspect.collect.counters import read_counters
 from memcg_inspect.collect.percpu import add_percpu, add_percpu_by_node, percpu_usage
+from memcg_inspect.collect.zswap import add_zswap
 from memcg_inspect.linux.attention import STOPPED, Attention
 from memcg_inspect.linux.bpf import bpf_objcgs
 from memcg_inspect.linux.compound import other_compound_pages
@@ -52,14 +54,13 @@ from memcg_inspect.linux.stock import read_charge_stocks, read_obj_stocks
 from memcg_inspect.linux.vmalloc import stack_blocks, thread_size, vm_areas
 from memcg_inspect.linux.vmstat import read_node_stats
 from memcg_inspect.linux.vmstats import StatReader
-from memcg_inspect.linux.zswap import ZswapEntry, ZswapReader
+from memcg_inspect.linux.zswap import ZswapReader
 from memcg_inspect.model import (
     NUMA_NO_NODE,
     Coverage,
     Features,
     LruLists,
     Memcg,
-    Misplaced,
     Objcg,
     PercpuUsage,
     TaskCharge,
@@ -140,8 +141,7 @@ class _Collector:
         self.slab_usage = SlabTally(prog)
         self.percpu_usage: tuple[PercpuUsage, ...] = ()
         self.large_kmalloc: Counter[int] = Counter()
-        self.posted: dict[tuple[int, int], int] = {}
-        self.misplaced: list[Misplaced] = []
+        self.by_node: ByNode | None = None
 
     def collect(self, frozen: bool) -> Snapshot:
         prog, coverage, measure = self.prog, self.coverage, self.clock.measure
@@ -174,6 +174,7 @@ class _Collector:
         if coverage["memcgs"].unreadable or coverage["objcgs"].unreadable:
             with measure("memcgs"):
                 objcgs |= self._recover(memcgs, objcgs, [stock.objcg for stock in stocks])
+        by_node = self.by_node
         return Snapshot(
             image=image,
             features=_features(prog, reader),
@@ -186,8 +187,9 @@ class _Collector:
             usage=usage,
             references=self.references,
             transients=dict(self.transients),
-            posted=self.posted,
-            misplaced=self.misplaced,
+            posted={} if by_node is None else by_node.posted,
+            straddling=() if by_node is None else by_node.straddling,
+            misplaced=() if by_node is None else by_node.misplaced,
             running=read_running(prog) if frozen else [],
             tasks=tasks,
             vectors={
@@ -346,7 +348,8 @@ class _Collector:
             is_whole = not self.coverage["objcgs"].unreadable
             if not is_whole:
                 self._recover_for_percpu(objcgs)
-            self.posted = add_percpu_by_node(self.ledger, reader, objcgs, is_whole)
+            self.by_node = ByNode(objcgs, is_whole)
+            add_percpu_by_node(self.ledger, reader, self.by_node)
         else:
             add_percpu(self.ledger, reader)
         self.percpu_usage = percpu_usage(self.ledger, reader)
@@ -365,33 +368,11 @@ class _Collector:
 
     def _zswap(self, objcgs: dict[int, Objcg]) -> None:
         reader = ZswapReader(self.prog)
-        page_size = mem_map(self.prog).page_size
         charged = on_default_hierarchy(self.prog)
-        for entry in reader.entries():
-            objcg = objcgs.get(entry.objcg)
-            if not entry.objcg or (objcg is not None and objcg.is_root):
-                continue
-            detail = "incompressible" if entry.length == page_size else "compressed"
-            charges = 1
-            nodes = reader.nodes(entry) or {NUMA_NO_NODE: 0}
-            self._check_zswap(entry, objcg, next(iter(nodes)))
-            for nid, size in nodes.items():
-                key = Entry(entry.objcg, "zswap", detail, nid)
-                # On cgroup v1 an entry holds its obj_cgroup but charges nothing.
-                self.ledger.add(key, size if charged else 0, charges)
-                charges = 0
+        add_zswap(self.ledger, reader, objcgs, self.by_node, charged)
         self.coverage["zswap"], self.coverage["zswap_nodes"] = reader.coverage, reader.placement
         if reader.coverage.unreadable:
             self.ledger.gap("zswap")
-
-    def _check_zswap(self, entry: ZswapEntry, objcg: Objcg | None, nid: int) -> None:
-        """Where accounting is by node, an entry is charged where its data begins."""
-        if accounting(self.prog) != "kmem-per-node" or objcg is None or nid == NUMA_NO_NODE:
-            return
-        if objcg.nid != nid:
-            self.misplaced.append(
-                Misplaced("zswap", entry.address, objcg.address, objcg.nid, nid, entry.length)
-            )
 
 
 def _features(prog: Program, reader: StatReader) -> Features:

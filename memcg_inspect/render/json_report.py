@@ -45,7 +45,7 @@ def report_document(report: Report) -> dict[str, Any]:
         "schema": SCHEMA,
         "image": image_document(report.image),
         "verdict": report.verdict,
-        "counters_follow": report.follows,
+        "counters_follow": None if report.follows is None else dict(report.follows),
         "memcgs": [_memcg(memcg) for memcg in report.memcgs],
         "identities": [_identity(identity) for identity in report.identities],
         "rows": [_row(row) for row in report.rows if not is_zero(row)],

@@ -1,0 +1,163 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+"""
+Zswap entries on two nodes, on the kernel that accounts by node: which rule they are booked by.
+
+They come to be when an allocation of zsmalloc falls back in the middle, which no workload makes
+happen. So a page of zsmalloc in which no entry begins is put on another node, in a copy.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from functools import lru_cache
+from typing import NamedTuple
+
+import pytest
+from drgn import Program, cast
+from drgn.helpers.linux.mm import pfn_to_page
+from guests import PERNODE_KERNELS, Lab, Plant
+
+from memcg_inspect.collect import collect
+from memcg_inspect.linux.mmzone import mem_map
+from memcg_inspect.linux.zswap import ZswapReader
+from memcg_inspect.model import Objcg, Report
+
+pytestmark = [pytest.mark.image, pytest.mark.parametrize("kernel", PERNODE_KERNELS)]
+
+#: Bits of an object's location in 7.3 on x86-64: the page frame number begins above 24 bits
+#: (``MAX_POSSIBLE_PHYSMEM_BITS`` is 52), the index is the lowest 15 of them.
+PFN_SHIFT, INDEX_BITS = 24, 15
+WORD = 8
+
+
+class Straddler(NamedTuple):
+    """An entry that ends in a page in which none begins."""
+
+    entry: int
+    objcg: Objcg
+    page: int
+    nid: int
+    beyond: int
+
+
+def placed(prog: Program, handle: int) -> tuple[tuple[int, ...], int]:
+    """The pages of an entry's zspage, and where in them it begins, by plain walking."""
+    location = prog.read_u64(handle)
+    zpdesc = cast("struct zpdesc *", pfn_to_page(prog, location >> PFN_SHIFT))
+    zspage = zpdesc.zspage
+    size_class = zspage.pool.size_class[zspage.member_("class")]
+    pages, at = [], zspage.first_zpdesc
+    for _ in range(size_class.pages_per_zspage.value_()):
+        pages.append(at.value_())
+        at = at.next
+    return tuple(pages), (location & (1 << INDEX_BITS) - 1) * size_class.size.value_()
+
+
+def straddlers(prog: Program, objcgs: dict[int, Objcg]) -> Iterator[Straddler]:
+    """Entries alone in the last page that they reach."""
+    frames = mem_map(prog)
+    inside = defaultdict(list)
+    for entry in ZswapReader(prog).entries():
+        if entry.length == frames.page_size:
+            continue  # in a page of its own, without a header
+        pages, start = placed(prog, entry.handle)
+        end = start + WORD + entry.length
+        for number in range(start // frames.page_size, (end - 1) // frames.page_size + 1):
+            inside[pages[number]].append((entry, start - number * frames.page_size, end, number))
+    for page, entries in inside.items():
+        [(entry, start, end, number), *others] = entries
+        beyond = end - number * frames.page_size
+        objcg = objcgs.get(entry.objcg)
+        if not others and objcg and start < -WORD and beyond <= frames.page_size:
+            nid = frames.nid(prog.read_u64(page + frames.flags))
+            yield Straddler(entry.address, objcg, page, nid, beyond)
+
+
+class Moved(NamedTuple):
+    """One of them, the change that puts its second page elsewhere, and who should pay there."""
+
+    who: Straddler
+    change: tuple[str, int]
+    payer: Objcg
+
+    @property
+    def booked(self) -> tuple[tuple[str, str], tuple[str, str]]:
+        """What a kernel that follows the physical rule would have booked instead."""
+        left = "Object(prog, 'struct obj_cgroup *', {:#x}).nr_charged_bytes"
+        return (
+            (left.format(self.who.objcg.address), f"old + {self.who.beyond}"),
+            (left.format(self.payer.address), f"old - {self.who.beyond}"),
+        )
+
+
+def moved(prog: Program) -> Moved:
+    objcgs = dict(collect(prog).objcgs)
+    frames = mem_map(prog)
+    # where page_to_nid() finds the node
+    shift = next(
+        bit for bit in range(64)
+        if all(
+            frames.nid(1 << bit << n) == 1 << n and frames.nid(0) == 0 for n in range(2)
+        )
+    )  # fmt: skip
+    for who in straddlers(prog, objcgs):
+        for address in who.objcg.siblings:
+            payer = objcgs[address]
+            # as much is left over of its pages, so that no page changes hands
+            if payer.nid not in (None, who.nid) and payer.nr_charged_bytes >= who.beyond:
+                place = who.page + frames.flags
+                flags = prog.read_u64(place)
+                flags = flags & ~(who.nid << shift) | payer.nid << shift
+                assert frames.nid(flags) == payer.nid
+                return Moved(who, (f"u64:{place:#x}", flags), payer)
+    raise AssertionError("no entry of this image can be moved")
+
+
+@lru_cache(maxsize=1)
+def take(lab: Lab, kernel: str) -> tuple[Lab.Image, Moved]:
+    image = lab.image(kernel, "4", "mixed")
+    return image, moved(image.program())
+
+
+def follows(report: Report) -> str:
+    assert report.follows is not None
+    # what is booked by one rule does not cast doubt on the other kind
+    assert report.follows["percpu"] in ("physical", "both")
+    return report.follows["zswap"]
+
+
+def test_the_lab_kernel_books_them_as_posted(lab: Lab, plant: Plant, kernel: str) -> None:
+    image, (who, change, payer) = take(lab, kernel)
+    assert follows(image.report()) == "both"
+    report = plant(image, change)
+    assert follows(report) == "posted"
+    assert {f.kind for f in report.findings} == {"rule"}
+    assert {f.nid for f in report.findings} == {who.nid, payer.nid}
+    assert len({f.memcg for f in report.findings}) == 1
+    for finding in report.findings:
+        assert finding.what.startswith("zswap entries are booked by the posted rule")
+        [evidence] = finding.evidence
+        assert (evidence.address, evidence.bytes) == (who.entry, who.beyond)
+        assert (evidence.nid, evidence.objcg) == (payer.nid, who.objcg.address)
+    # the kernel is off by the same amount on both nodes
+    assert {f.difference % 4096 for f in report.findings if f.identity == "objcg_bytes"} == {
+        who.beyond, 4096 - who.beyond,
+    }  # fmt: skip
+
+
+def test_a_kernel_that_books_them_by_their_pages(lab: Lab, plant: Plant, kernel: str) -> None:
+    image, found = take(lab, kernel)
+    report = plant(image, found.change, *found.booked)
+    assert follows(report) == "physical"
+    assert (report.findings, report.verdict) == ((), "exact")
+
+
+def test_bytes_that_neither_rule_explains(lab: Lab, plant: Plant, kernel: str) -> None:
+    image, found = take(lab, kernel)
+    more = (found.booked[0][0], "old + 8")
+    report = plant(image, found.change, more)
+    assert report.follows == {"percpu": "neither", "zswap": "neither"}
+    assert "rule" not in {f.kind for f in report.findings}
+    named = {(f.objcg, f.identity) for f in report.findings}
+    assert (found.who.objcg.address, "objcg_bytes") in named
