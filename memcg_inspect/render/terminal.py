@@ -38,6 +38,12 @@ _ACCOUNTING = {
     "objcg-per-node": "one obj_cgroup per memcg and node",
     "kmem-per-node": "kernel memory counted per memcg and node",
 }
+_FOLLOWS = {
+    "physical": "by the physical rule",
+    "posted": "by the posted rule",
+    "both": "by either rule",
+    "neither": "by no known rule",
+}
 _STYLES = {"exact": "green", "differs": "bold red", "findings": "bold red"}
 
 #: The identity whose rows are always shown: it is the one with nodes.
@@ -92,18 +98,23 @@ def _cell(text: str, style: str = "") -> Text:
 
 def _print_verdict(report: Report, console: Console) -> None:
     style, meaning = _VERDICTS[report.verdict]
-    console.print(Text.assemble((report.verdict.upper(), style), f": {meaning}"))
+    said = f": {meaning}; accounting: {_accounting(report)}"
+    console.print(Text.assemble((report.verdict.upper(), style), said))
     say(console, _looked_at(report.image, report.memcgs))
     if report.image.debug_info:
         say(console, f"Types and symbols: {report.image.debug_info}")
+
+
+def _accounting(report: Report) -> str:
+    rules = [f"{kind} {_FOLLOWS[rule]}" for kind, rule in (report.follows or {}).items()]
+    return ", ".join([_ACCOUNTING[report.image.accounting], *rules])
 
 
 def _looked_at(image: ImageInfo, memcgs: Sequence[Memcg]) -> str:
     dying = sum(memcg.state == "dying" for memcg in memcgs)
     return (
         f"Linux {image.release} ({image.source}), {counted(len(image.nodes), 'node')}, "
-        f"{counted(image.cpus, 'CPU')}, {counted(len(memcgs), 'memcg')} ({dying} removed); "
-        f"accounting: {_ACCOUNTING[image.accounting]}"
+        f"{counted(image.cpus, 'CPU')}, {counted(len(memcgs), 'memcg')} ({dying} removed)"
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import io
 import unicodedata
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -13,7 +14,7 @@ from reports import clean, more, report
 from rich.cells import cell_len
 from rich.console import Console
 
-from memcg_inspect.model import Report
+from memcg_inspect.model import Follows, Report
 from memcg_inspect.render.terminal import print_report
 from memcg_inspect.render.text import amount, counted, printable, signed
 
@@ -41,6 +42,19 @@ def alike(name: str) -> Report:
 def test_verdict_comes_first() -> None:
     assert text(report()).startswith("FINDINGS: ")
     assert text(clean()).startswith("EXACT: ")
+
+
+def test_the_first_line_names_the_accounting() -> None:
+    first = text(clean()).splitlines()[0]
+    assert first.endswith("; accounting: one obj_cgroup per memcg and node")
+    image = replace(clean().image, accounting="kmem-per-node")
+    follows: dict[str, Follows] = {"percpu": "physical", "zswap": "both"}
+    first = text(replace(clean(), image=image, follows=follows)).splitlines()[0]
+    assert first.startswith("EXACT: ")
+    assert first.endswith(
+        "; accounting: kernel memory counted per memcg and node, "
+        "percpu by the physical rule, zswap by either rule"
+    )
 
 
 def test_rows_that_are_all_zero_are_folded_away() -> None:
