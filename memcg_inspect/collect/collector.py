@@ -20,11 +20,11 @@ from memcg_inspect.audit.ledger import Entry, Ledger
 from memcg_inspect.audit.snapshot import Snapshot
 from memcg_inspect.collect.bynode import ByNode
 from memcg_inspect.collect.counters import read_counters
+from memcg_inspect.collect.page_uses import PageUses
 from memcg_inspect.collect.percpu import add_percpu, add_percpu_by_node, percpu_usage
 from memcg_inspect.collect.zswap import add_zswap
 from memcg_inspect.linux.attention import STOPPED, Attention
 from memcg_inspect.linux.bpf import bpf_objcgs
-from memcg_inspect.linux.compound import other_compound_pages
 from memcg_inspect.linux.filtered import needing_all
 from memcg_inspect.linux.image import image_info
 from memcg_inspect.linux.kfence import kfence_pages
@@ -43,7 +43,6 @@ from memcg_inspect.linux.memcontrol import (
 from memcg_inspect.linux.mmzone import mem_map
 from memcg_inspect.linux.pages import KmemPage, PagePiece, page_layout, scan_pages
 from memcg_inspect.linux.percpu import PercpuReader
-from memcg_inspect.linux.pgtable import hidden_pgd_pages
 from memcg_inspect.linux.released import ReleasedReader
 from memcg_inspect.linux.running import read_running
 from memcg_inspect.linux.sched import caches_objcg, read_tasks
@@ -51,7 +50,6 @@ from memcg_inspect.linux.slab import Slab, SlabReader
 from memcg_inspect.linux.slab_usage import SlabTally
 from memcg_inspect.linux.sock import SockReader
 from memcg_inspect.linux.stock import read_charge_stocks, read_obj_stocks
-from memcg_inspect.linux.vmalloc import stack_blocks, thread_size, vm_areas
 from memcg_inspect.linux.vmstat import read_node_stats
 from memcg_inspect.linux.vmstats import StatReader
 from memcg_inspect.linux.zswap import ZswapReader
@@ -133,8 +131,6 @@ class _Collector:
         self.clock = clock
         self.coverage: defaultdict[str, Coverage] = defaultdict(Coverage)
         self.ledger = Ledger()
-        # Where nothing marks large kmallocs, they are the compound pages of no other user.
-        self.large_kmalloc_type = page_layout(prog).has_large_kmalloc
         self.references: dict[str, Counter[int]] = {}
         self.transients: defaultdict[int, list[Transient]] = defaultdict(list)
         self.vectors: dict[int, tuple[int, list[tuple[int, int, int]]]] = {}
@@ -164,9 +160,9 @@ class _Collector:
             tasks = self._tasks()
             self.references["bpf"] = Counter(bpf_objcgs(prog, coverage["bpf"]))
         with measure("vmalloc"):
-            details = self._page_details()
+            uses = self._page_uses()
         with measure("pages"):
-            pages = self._pages(details, memcgs, lists)
+            pages = self._pages(uses, memcgs, lists)
         with measure("percpu"):
             self._percpu(objcgs)
         with measure("zswap"):
@@ -243,32 +239,16 @@ class _Collector:
         self.references["task"] = Counter(o for task in tasks for o in task.objcgs if o)
         return tasks
 
-    def _page_details(self) -> dict[int, tuple[str, int]]:
-        """
-        Find out what charged pages are used for where the pages themselves do not tell.
-
-        :return: by ``struct page *``: the use, and how many more pages it stands for
-        """
-        prog, coverage = self.prog, self.coverage
-        details: dict[int, tuple[str, int]] = {}
-        for area in vm_areas(prog, coverage["vmalloc"], coverage["stacks"]):
-            details |= dict.fromkeys(area.pages, ("stack" if area.is_stack else "vmalloc", 0))
-        blocks = stack_blocks(prog, coverage["stacks"])
-        if blocks:
-            hidden = (thread_size(prog) >> mem_map(prog).page_shift) - 1
-            details |= dict.fromkeys(blocks, ("stack", hidden))
-            if coverage["stacks"].unreadable:
-                self.ledger.gap("kmem", "stack")
-        details |= dict.fromkeys(hidden_pgd_pages(prog, coverage["page_tables"]), ("other", 1))
-        if coverage["page_tables"].unreadable:
+    def _page_uses(self) -> PageUses:
+        uses = PageUses(self.prog, self.coverage)
+        if uses.are_blocks and self.coverage["stacks"].unreadable:
+            self.ledger.gap("kmem", "stack")
+        if self.coverage["page_tables"].unreadable:
             self.ledger.gap("kmem", "other")
-        if not self.large_kmalloc_type:
-            pages = other_compound_pages(prog, coverage["compound"])
-            details |= dict.fromkeys(pages, ("other", 0))
-        return details
+        return uses
 
     def _pages(
-        self, details: dict[int, tuple[str, int]], memcgs: dict[int, Memcg], lists: LruReader
+        self, uses: PageUses, memcgs: dict[int, Memcg], lists: LruReader
     ) -> Counter[tuple[int, int, str]]:
         """
         Go over all pages.
@@ -296,7 +276,7 @@ class _Collector:
                     entry = Entry(sock.memcg, "sock", slab.cache.name, NUMA_NO_NODE)
                     self.ledger.add(entry, sock.charged, 1)
             for kmem in piece.kmem:
-                self._kmem(kmem, details)
+                self._kmem(kmem, uses)
             for lru in piece.lru:
                 size = lru.pages * mem_map(self.prog).page_size
                 if lru.payer:
@@ -333,14 +313,10 @@ class _Collector:
                 elsewhere.append((slab.vector.address, nid, slab.page))
             self.vectors[slab.nid] = total + 1, elsewhere
 
-    def _kmem(self, kmem: KmemPage, details: dict[int, tuple[str, int]]) -> None:
-        unknown = "large_kmalloc" if kmem.compound and not self.large_kmalloc_type else "other"
-        detail, hidden = details.get(kmem.page, (unknown, 0))
-        if kmem.type or kmem.compound:
-            hidden = 0  # the page tells its order itself
-        size = (1 << kmem.order) + hidden
-        entry = Entry(kmem.objcg, "kmem", kmem.type or detail, kmem.nid)
-        self.ledger.add(entry, size * mem_map(self.prog).page_size, 1)
+    def _kmem(self, kmem: KmemPage, uses: PageUses) -> None:
+        detail, pages = uses.of(kmem)
+        entry = Entry(kmem.objcg, "kmem", detail, kmem.nid)
+        self.ledger.add(entry, pages * mem_map(self.prog).page_size, 1)
 
     def _percpu(self, objcgs: dict[int, Objcg]) -> None:
         reader = PercpuReader(self.prog)

@@ -25,8 +25,10 @@ from memcg_inspect.model import Accounting, Coverage, ImageError, Memcg, Objcg
 __all__ = (
     "accounting",
     "has_node_objcgs",
+    "keeps_original_objcgs",
     "memory_usage",
     "nodeinfo",
+    "objcg_owners",
     "on_default_hierarchy",
     "read_memcgs",
     "read_objcgs",
@@ -282,6 +284,36 @@ def read_objcgs(
     return objcgs
 
 
+def objcg_owners(prog: Program, memcgs: Iterable[int], coverage: Coverage) -> dict[int, int]:
+    """
+    Return for whom obj_cgroups were made, as far as memcgs still tell: a removed one does since
+    6.8, until it is freed.
+
+    :param memcgs: ``struct mem_cgroup *``
+    :return: ``struct mem_cgroup *`` by ``struct obj_cgroup *``
+    """
+    owners: dict[int, int] = {}
+
+    def missed(error: FaultError) -> None:
+        coverage.miss("objcgs of a memcg", error.address, str(error))
+
+    for address in memcgs:
+        memcg = Object(prog, "struct mem_cgroup *", address)
+        holders: Iterable[tuple[int | None, Object]] = [(None, memcg)]
+        if has_node_objcgs(prog):
+            holders = nodeinfo(memcg, missed)
+        for _, holder in holders:
+            for objcg in _held(holder, missed):
+                owners[objcg.value_()] = address
+    return owners
+
+
+def keeps_original_objcgs(prog: Program) -> bool:
+    """Whether removed memcgs tell which obj_cgroups they had (6.8)."""
+    holder = "mem_cgroup_per_node" if has_node_objcgs(prog) else "mem_cgroup"
+    return has_member(prog, f"struct {holder}", "orig_objcg")
+
+
 def recover_objcgs(
     prog: Program,
     memcgs: Container[int],
@@ -311,25 +343,34 @@ def recover_objcgs(
 
 def _objcgs_of(holder: Object, is_root: bool, on_fault: OnFault) -> Iterator[tuple[Object, bool]]:
     """Objcgs, and whether the pointer to them comes with a reference."""
+    faults: list[FaultError] = []
+    for objcg in _held(holder, faults.append):
+        yield objcg, True
+    if faults:
+        on_fault(faults[0])
+        return
+    # The list of an offlined memcg was spliced into its parent's and its own head left
+    # dangling: walking it never ends. The root of 6.x has a list and no objcg.
+    if holder.objcg or is_root:
+        head = holder.objcg_list.address_of_()
+        for objcg in list_entries("struct obj_cgroup", head, "list", on_fault):
+            yield objcg, False
+
+
+def _held(holder: Object, on_fault: OnFault) -> Iterator[Object]:
+    """Objcgs that a memcg, or its part of a node, holds a reference to."""
     try:
         current = holder.objcg.read_()
         if current:
-            yield current, True
+            yield current
         # 6.8 and newer keep a pointer and a reference to the first objcg until the memcg is
         # freed.
         if holder.type_.type.has_member("orig_objcg"):
             original = holder.orig_objcg.read_()
             if original:
-                yield original, True
+                yield original
     except FaultError as error:
         on_fault(error)
-        return
-    # The list of an offlined memcg was spliced into its parent's and its own head left
-    # dangling: walking it never ends. The root of 6.x has a list and no objcg.
-    if current or is_root:
-        head = holder.objcg_list.address_of_()
-        for objcg in list_entries("struct obj_cgroup", head, "list", on_fault):
-            yield objcg, False
 
 
 def _objcg(objcg: Object, nid: int | None, coverage: Coverage) -> Objcg:

@@ -61,6 +61,10 @@ class Marker(NamedTuple):
         table = bytes((byte & self.mask) == self.value for byte in range(256))
         return int.from_bytes(data[self.offset :: size].translate(table), "little")
 
+    def is_set(self, raw: bytes) -> bool:
+        """Return the test's outcome for one page."""
+        return raw[self.offset] & self.mask == self.value
+
 
 class FlagColumn(NamedTuple):
     """

@@ -24,14 +24,15 @@ from drgn.helpers.linux.mm import follow_page
 
 from memcg_inspect.linux.attention import STOPPED, attention_of
 from memcg_inspect.linux.layout import has_member
-from memcg_inspect.linux.list import list_entries
+from memcg_inspect.linux.list import OnFault, list_entries
 from memcg_inspect.linux.memcontrol import accounting
 from memcg_inspect.linux.memory import Memory, memory_of
 from memcg_inspect.linux.mmzone import mem_map, possible_cpus
 from memcg_inspect.linux.pages import MEMCG_DATA_FLAGS
+from memcg_inspect.linux.percpu_defs import percpu_offsets
 from memcg_inspect.model import NUMA_NO_NODE, Coverage
 
-__all__ = ("PcpuAlloc", "PcpuChunk", "PercpuReader", "largest_percpu_charge")
+__all__ = ("PcpuAlloc", "PcpuChunk", "PcpuPlace", "PercpuReader", "largest_percpu_charge")
 
 #: ``PCPU_MIN_ALLOC_SIZE``, in bytes.
 MIN_ALLOC_SIZE = 4
@@ -84,6 +85,22 @@ class PcpuAlloc(NamedTuple):
     codetag: int = 0
 
 
+class PcpuPlace(NamedTuple):
+    """
+    Where in percpu memory an address is.
+
+    :ivar chunk: ``None`` in the kernel's static percpu variables
+    :ivar offset: bytes into each unit, from the start of the chunk or of the static variables
+    :ivar cpu: whose copy it is in; ``None`` if it is a ``__percpu`` pointer
+    :ivar pointer: ``__percpu`` pointer to the same place
+    """
+
+    chunk: PcpuChunk | None
+    offset: int
+    cpu: int | None
+    pointer: int
+
+
 class PercpuReader:
     """
     Reads percpu chunks and what their allocations are charged to.
@@ -133,20 +150,99 @@ class PercpuReader:
             self._count_static()
         except FaultError as error:
             missed(error)
+        for chunk in self._listed(missed):
+            try:
+                found = self._chunk(chunk)
+                self._count(found, chunk)
+            except FaultError as error:
+                missed(error)
+                continue
+            if attention_of(self.prog).stop:
+                self.coverage.miss("percpu chunk", found.address, STOPPED)
+                return
+            yield found
+
+    def _listed(self, on_fault: OnFault) -> Iterator[Object]:
         lists = self.prog["pcpu_chunk_lists"].read_()
         for slot in range(int(self.prog["pcpu_nr_slots"])):
             head = lists[slot].address_of_()
-            for chunk in list_entries("struct pcpu_chunk", head, "list", missed):
+            yield from list_entries("struct pcpu_chunk", head, "list", on_fault)
+
+    def find(self, address: int) -> list[PcpuPlace]:
+        """
+        Find an address in percpu memory: in the copy of a CPU, or as a ``__percpu`` pointer,
+        the same number of which may mean both. Only the chunk that has it is read.
+        """
+
+        def missed(error: FaultError) -> None:
+            self.coverage.miss("percpu chunk", error.address, str(error))
+
+        limit = 1 << 8 * self.memory.word_size
+        places: list[PcpuPlace] = []
+        cpus: list[int | None] = [*possible_cpus(self.prog), None]
+        shifts = [*self._unit_offsets, -self._to_base]
+        for start, size, chunk in self._ranges(missed):
+            for cpu, shift in zip(cpus, shifts, strict=True):
+                offset = (address - shift - start) % limit
+                if offset >= size:
+                    continue
                 try:
-                    found = self._chunk(chunk)
-                    self._count(found, chunk)
+                    found = None if chunk is None else self._chunk(chunk)
                 except FaultError as error:
                     missed(error)
                     continue
-                if attention_of(self.prog).stop:
-                    self.coverage.miss("percpu chunk", found.address, STOPPED)
-                    return
-                yield found
+                pointer = (start + offset - self._to_base) % limit
+                places.append(PcpuPlace(found, offset, cpu, pointer))
+        return places
+
+    def _ranges(self, on_fault: OnFault) -> Iterator[tuple[int, int, Object | None]]:
+        """Start and size of the first unit of all chunks, and of the static variables."""
+        shift = mem_map(self.prog).page_shift
+        try:
+            start = self.prog["pcpu_base_addr"].value_()
+            yield start, self.prog["pcpu_first_chunk"].base_addr.value_() - start, None
+        except FaultError as error:
+            on_fault(error)
+        for chunk in self._listed(on_fault):
+            try:
+                yield chunk.base_addr.value_(), int(chunk.nr_pages) << shift, chunk
+            except FaultError as error:
+                on_fault(error)
+
+    @property
+    def _to_base(self) -> int:
+        # __pcpu_ptr_to_addr(): from a percpu pointer to the address in the first unit.
+        cpu = possible_cpus(self.prog)[0]
+        return percpu_offsets(self.prog)[cpu] - self._unit_offsets[0]
+
+    def pointer(self, alloc: PcpuAlloc) -> int:
+        """Return the ``__percpu`` pointer of an allocation."""
+        address = alloc.chunk.base + alloc.offset - self._to_base
+        return address % (1 << 8 * self.memory.word_size)
+
+    def address(self, alloc: PcpuAlloc, cpu: int) -> int:
+        """Return the address of a CPU's copy of an allocation."""
+        unit = self._unit_offsets[possible_cpus(self.prog).index(cpu)]
+        return (alloc.chunk.base + alloc.offset + unit) % (1 << 8 * self.memory.word_size)
+
+    def alloc_at(self, chunk: PcpuChunk, offset: int) -> PcpuAlloc | None:
+        """
+        Return the allocation at an offset of a chunk, charged or not.
+
+        :return: ``None`` where nothing is allocated
+        :raises drgn.FaultError: if its obj_cgroup cannot be read
+        """
+        before = chunk.bound_map & (2 << offset // MIN_ALLOC_SIZE) - 1
+        unit = before.bit_length() - 1
+        if unit < 0 or not chunk.alloc_map >> unit & 1:
+            return None
+        objcg = codetag = 0
+        if chunk.vector:
+            data = self.memory.read(chunk.vector + unit * self.element, self.element)
+            objcg = self.memory.word_at(data, self._objcg)
+            if self._codetag is not None:
+                codetag = self.memory.word_at(data, self._codetag)
+        return self._alloc(chunk, unit, objcg, codetag)
 
     def _chunk(self, chunk: Object) -> PcpuChunk:
         nr_pages = int(chunk.nr_pages)

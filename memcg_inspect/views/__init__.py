@@ -17,7 +17,7 @@ from memcg_inspect.views.view import View
 __all__ = ("NAMES", "columns", "views")
 
 #: Modules of this package, in the order in which they are listed for people.
-NAMES = ("stat", "stock", "tasks")
+NAMES = ("stat", "stock", "tasks", "dying")
 
 
 def views() -> tuple[View, ...]:

@@ -1,0 +1,146 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+"""Examples of the charges of some payers: a second look, for few payers only."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Set
+from dataclasses import dataclass, field
+
+from drgn import Program
+
+from memcg_inspect.audit.ledger import Entry, Kind
+from memcg_inspect.collect.page_uses import PageUses
+from memcg_inspect.linux.folios import Folio, folios_of
+from memcg_inspect.linux.mmzone import mem_map
+from memcg_inspect.linux.pages import scan_pages
+from memcg_inspect.linux.percpu import PercpuReader
+from memcg_inspect.linux.slab import Slab, SlabReader
+from memcg_inspect.linux.sock import SockReader
+from memcg_inspect.linux.zswap import ZswapReader
+from memcg_inspect.model import NUMA_NO_NODE, Coverage
+
+__all__ = ("FolioGroup", "Samples", "find_samples")
+
+#: Addresses kept of each sort.
+MOST = 3
+
+
+@dataclass
+class FolioGroup:
+    """User pages alike in payer, node and what they belong to."""
+
+    folios: int = 0
+    pages: int = 0
+    addresses: list[int] = field(default_factory=list)
+
+
+@dataclass
+class Samples:
+    """
+    What was found.
+
+    :ivar addresses: a few virtual addresses, by what the ledger adds up by; percpu memory without
+        detail
+    :ivar folios: all user pages, by payer, node, ``page->mapping``, and whether they are in the
+        swap cache
+    """
+
+    addresses: defaultdict[Entry, list[int]] = field(default_factory=lambda: defaultdict(list))
+    folios: defaultdict[tuple[int, int, int, bool], FolioGroup] = field(
+        default_factory=lambda: defaultdict(FolioGroup)
+    )
+
+
+def find_samples(
+    prog: Program,
+    objcgs: Set[int],
+    memcgs: Set[int],
+    kinds: Set[Kind],
+    coverage: defaultdict[str, Coverage],
+) -> Samples:
+    """
+    Find examples of the charges of some payers, and all of their user pages by mapping.
+
+    :param objcgs: ``struct obj_cgroup *``
+    :param memcgs: ``struct mem_cgroup *``
+    :param kinds: which are asked for
+    :param coverage: counts what is read, by subject
+    """
+    samples = Samples()
+    found: list[Iterable[tuple[Entry, int]]] = []
+    if not kinds.isdisjoint({"lru", "slab", "kmem", "sock"}):
+        found.append(_pages(prog, objcgs, memcgs, samples, coverage))
+    if "percpu" in kinds:
+        found.append(_percpu(prog, objcgs))
+    if "zswap" in kinds:
+        found.append(_zswap(prog, objcgs))
+    for some in found:
+        for entry, address in some:
+            if len(samples.addresses[entry]) < MOST:
+                samples.addresses[entry].append(address)
+    return samples
+
+
+def _pages(
+    prog: Program,
+    objcgs: Set[int],
+    memcgs: Set[int],
+    samples: Samples,
+    coverage: defaultdict[str, Coverage],
+) -> Iterator[tuple[Entry, int]]:
+    slabs, frames, uses = SlabReader(prog), mem_map(prog), PageUses(prog, coverage)
+    socks, payers = SockReader(prog, slabs), objcgs | memcgs
+    for piece in scan_pages(prog):
+        if piece.raw is None:
+            coverage["folios"].miss("struct pages", piece.unreadable or 0, "not in the image")
+            continue
+        coverage["folios"].read += piece.pages
+        for folio in folios_of(prog, piece.raw, payers):
+            _add(samples, folio, frames.virt(folio.page))
+        for page in piece.slabs:
+            slab = slabs.slab(page)
+            if slab is None:
+                continue  # counted by the first look
+            yield from _objects(slabs, slab, objcgs)
+            for sock in socks.read(slab, memcgs):
+                yield Entry(sock.memcg, "sock", slab.cache.name, NUMA_NO_NODE), sock.address
+        for kmem in piece.kmem:
+            if kmem.objcg in objcgs:
+                detail, _ = uses.of(kmem)
+                yield Entry(kmem.objcg, "kmem", detail, kmem.nid), frames.virt(kmem.page)
+
+
+def _add(samples: Samples, folio: Folio, address: int) -> None:
+    group = samples.folios[folio.payer, folio.nid, folio.mapping, folio.swap_cache]
+    group.folios += 1
+    group.pages += 1 << folio.order
+    if len(group.addresses) < MOST:
+        group.addresses.append(address)
+
+
+def _objects(slabs: SlabReader, slab: Slab, objcgs: Set[int]) -> Iterator[tuple[Entry, int]]:
+    if not slab.charged or objcgs.isdisjoint(slab.charged):
+        return
+    detail = "reclaimable" if slab.cache.reclaimable else "unreclaimable"
+    for thing in slabs.charged_objects(slab):
+        if thing.objcg in objcgs:
+            yield Entry(thing.objcg, "slab", detail, slab.nid), thing.address
+
+
+def _percpu(prog: Program, objcgs: Set[int]) -> Iterator[tuple[Entry, int]]:
+    reader = PercpuReader(prog)
+    for chunk in reader.chunks():
+        for alloc in reader.charged(chunk):
+            if alloc.objcg in objcgs:
+                for nid in reader.data_nodes(alloc):
+                    yield Entry(alloc.objcg, "percpu", "", nid), reader.pointer(alloc)
+
+
+def _zswap(prog: Program, objcgs: Set[int]) -> Iterator[tuple[Entry, int]]:
+    reader, page_size = ZswapReader(prog), mem_map(prog).page_size
+    for entry in reader.entries():
+        if entry.objcg in objcgs:
+            detail = "incompressible" if entry.length == page_size else "compressed"
+            for nid in reader.nodes(entry):
+                yield Entry(entry.objcg, "zswap", detail, nid), entry.address

@@ -1,0 +1,392 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+"""Removed memcgs: what keeps each alive, and what removed ones have left behind."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from typing import NamedTuple
+
+from drgn import FaultError, Object, Program
+
+from memcg_inspect.audit.ledger import Amount, Entry, Kind
+from memcg_inspect.audit.snapshot import Snapshot
+from memcg_inspect.collect import collect
+from memcg_inspect.collect.samples import Samples, find_samples
+from memcg_inspect.linux.css import CssHolders, read_css_holders
+from memcg_inspect.linux.filtered import why_missing
+from memcg_inspect.linux.fs import mapping_name
+from memcg_inspect.linux.memcontrol import keeps_original_objcgs, objcg_owners
+from memcg_inspect.model import NUMA_NO_NODE, Coverage, Memcg
+from memcg_inspect.tables import Answer, Column, NotRead, Table, Value
+from memcg_inspect.views.view import Argument, View
+
+__all__ = ("COLUMNS", "DETAIL_COLUMNS", "VIEW", "dying")
+
+#: Files told by name for each memcg; the others are counted.
+MOST_FILES = 5
+
+#: ``page->mapping``, and whether pages are in the swap cache.
+File = tuple[int, bool]
+
+KINDS: tuple[Kind, ...] = ("lru", "kmem", "slab", "percpu", "zswap", "sock")
+#: In the order in which rows are listed.
+KIND_ORDER = ("removal", "child", "task", "mm", "stock", "swap", *KINDS)
+
+COLUMNS = (
+    Column("memcg", "memcg", "the path it had"),
+    Column("memcg_address", "address", "struct mem_cgroup *", shown=False),
+    Column("cgroup_id", "number", "in the order in which they were made"),
+    Column("offline", "flag", "whether it was taken offline already", shown=False),
+    Column("paid_by", "memcg", "whose counters hold what it left behind"),
+    Column("references", "count", "that keep it alive: css.refcnt"),
+    Column("explained", "count", "references whose holders were found"),
+    Column("unexplained", "count", "references that nothing explains"),
+    *(
+        Column(kind, "bytes", f"bytes it was charged for that are still there: {what}", total=True)
+        for kind, what in (
+            ("lru", "user pages and page cache"),
+            ("kmem", "kernel pages"),
+            ("slab", "slab objects"),
+            ("percpu", "percpu memory"),
+            ("zswap", "compressed pages"),
+            ("sock", "memory of sockets"),
+        )
+    ),
+    Column("swap", "bytes", "swap space that its id is kept for", total=True),
+)
+
+DETAIL_COLUMNS = (
+    Column("memcg", "memcg", "the removed memcg; - if it is freed already, or nothing tells"),
+    Column("memcg_address", "address", "struct mem_cgroup *", shown=False),
+    Column(
+        "kind",
+        "text",
+        "what is left: lru, kmem, slab, percpu, zswap, sock: charges; swap: swap entries; child: "
+        "memcgs below it; stock: charged in advance by a CPU; task: sets of tasks that were in "
+        "it; mm: address spaces on its list; removal: it is just being removed",
+    ),
+    Column("pins", "flag", "whether it keeps the memcg alive"),
+    Column("node", "node", "backing node"),
+    Column("charged_node", "node", "node of the obj_cgroup that is charged"),
+    Column("references", "count", "references to the memcg that this is", total=True),
+    Column("count", "count", "how many there are; percpu memory is counted on one node"),
+    Column("bytes", "bytes", "bytes in all", total=True),
+    Column("detail", "text", "the file of user pages; which sort of the kind", shown=True),
+    Column("objcg", "address", "struct obj_cgroup * that is charged", shown=False),
+    Column("paid_by", "memcg", "whose counters hold it", shown=False),
+    Column("examples", "text", "addresses of some"),
+)
+
+
+class Holder(NamedTuple):
+    """Something that is left of a memcg: one row of the second table."""
+
+    memcg: int | None
+    kind: str
+    nid: int
+    references: int
+    number: int
+    bytes: int | None
+    detail: Value
+    payer: int | None
+    objcg: int | None
+    examples: tuple[int, ...]
+
+
+def dying(prog: Program, most_files: int = MOST_FILES) -> Answer:
+    """
+    Return the removed memcgs that still exist, and what is left of any.
+
+    :param most_files: files told by name for each memcg
+    """
+    view = _Dying(prog, most_files)
+    snapshot = view.snapshot
+    holders = list(view.holders())
+    tables = (
+        Table(
+            "dying",
+            "removed memcgs that still exist",
+            COLUMNS,
+            [view.row(memcg, holders) for memcg in view.removed.values()],
+            empty="there are none",
+        ),
+        Table(
+            "left",
+            "what keeps them alive, and what removed memcgs have left behind",
+            DETAIL_COLUMNS,
+            [view.detail_row(holder) for holder in holders],
+            empty="nothing",
+        ),
+    )
+    coverage = dict(snapshot.coverage) | dict(view.coverage)
+    return Answer(
+        "dying",
+        snapshot.image,
+        tables,
+        coverage,
+        notes=(*view.notes(holders), *why_missing(prog, coverage.values())),
+    )
+
+
+class _Dying:
+    """
+    One image.
+
+    :ivar removed: removed memcgs by address, in the order in which they were made
+    :ivar owners: for whom obj_cgroups were made, where anything tells
+    :ivar left: obj_cgroups that no memcg in use has any more
+    """
+
+    def __init__(self, prog: Program, most_files: int) -> None:
+        self.prog = prog
+        self.most_files = most_files
+        # The amounts are those of the audit, so that they add up with it.
+        self.snapshot: Snapshot = collect(prog)
+        self.coverage: defaultdict[str, Coverage] = defaultdict(Coverage)
+        memcgs = self.snapshot.memcgs
+        self.removed: dict[int, Memcg] = {
+            memcg.address: memcg
+            for memcg in sorted(memcgs.values(), key=lambda m: m.cgroup_id or 0)
+            if memcg.state == "dying"
+        }
+        self.owners = objcg_owners(prog, memcgs, self.coverage["owners"])
+        # An obj_cgroup that no memcg has was left behind, unless its memcg was not read.
+        self.is_whole = self.snapshot.complete("memcgs", "objcgs") and not (
+            self.coverage["owners"].unreadable
+        )
+        self.left = {
+            address
+            for address, objcg in self.snapshot.objcgs.items()
+            if not objcg.is_root
+            and (self.owners[address] in self.removed if address in self.owners else self.is_whole)
+        }
+        self.css: dict[int, CssHolders | None] = {
+            address: read_css_holders(
+                Object(prog, "struct mem_cgroup *", address), memcg.offline, self.coverage["refs"]
+            )
+            for address, memcg in self.removed.items()
+        }
+        self.entries = [
+            (entry, amount)
+            for entry, amount in self.snapshot.ledger
+            if entry.payer in self.removed or entry.payer in self.left
+        ]
+        kinds = {entry.kind for entry, _ in self.entries}
+        self.samples = Samples()
+        if kinds:
+            self.samples = find_samples(prog, self.left, self.removed.keys(), kinds, self.coverage)
+
+    def holders(self) -> Iterator[Holder]:
+        """Everything that is left, by memcg."""
+        by_memcg: defaultdict[int | None, list[Holder]] = defaultdict(list)
+        for holder in (*self._references(), *self._charges()):
+            by_memcg[holder.memcg].append(holder)
+        for memcg in (*self.removed, None):
+            yield from sorted(
+                by_memcg[memcg],
+                key=lambda h: (not h.references, KIND_ORDER.index(h.kind), -(h.bytes or 0)),
+            )
+
+    def _references(self) -> Iterator[Holder]:
+        page_size, memcgs = self.snapshot.image.page_size, self.snapshot.memcgs
+        for address in self.removed:
+            children = tuple(m.address for m in memcgs.values() if m.parent == address)
+            yield from self._held(address, "child", children)
+            for stock in self.snapshot.charge_stocks:
+                if stock.memcg == address:
+                    charged = stock.nr_pages * page_size
+                    yield self._holder(address, "stock", 1, 1, charged, f"CPU {stock.cpu}")
+            css = self.css[address]
+            if css is None:
+                continue
+            yield from self._held(address, "task", css.css_sets)
+            yield from self._held(address, "mm", css.mms)
+            if css.swap_entries > 0:
+                swap = css.swap_entries * page_size
+                yield self._holder(address, "swap", 1, css.swap_entries, swap, None)
+            if css.removal:
+                yield self._holder(address, "removal", 2, 1, None, None)
+
+    def _held(self, memcg: int, kind: str, holders: tuple[int, ...]) -> Iterator[Holder]:
+        if holders:
+            count = len(holders)
+            yield self._holder(memcg, kind, count, count, None, None, holders[:3])
+
+    def _holder(
+        self,
+        memcg: int,
+        kind: str,
+        references: int,
+        count: int,
+        size: int | None,
+        detail: str | None,
+        examples: tuple[int, ...] = (),
+    ) -> Holder:
+        payer = self.removed[memcg].payer
+        return Holder(
+            memcg, kind, NUMA_NO_NODE, references, count, size, detail, payer, None, examples
+        )
+
+    def _charges(self) -> Iterator[Holder]:
+        sums: defaultdict[Entry, Amount] = defaultdict(lambda: Amount(0, 0))
+        for entry, amount in self.entries:
+            # Percpu memory has two parts, of which one has the address.
+            detail = "" if entry.kind == "percpu" else entry.detail
+            key = entry._replace(detail=detail)
+            sums[key] = sums[key].plus(amount)
+        for entry, amount in sums.items():
+            if entry.kind == "lru":
+                continue
+            examples = self.samples.addresses.get(entry, [])
+            yield self._charge(entry, amount, entry.detail or None, tuple(examples))
+        yield from self._user_pages()
+
+    def _charge(
+        self, entry: Entry, amount: Amount, detail: Value, examples: tuple[int, ...]
+    ) -> Holder:
+        memcg = self._memcg(entry.payer)
+        objcg = entry.payer if entry.payer in self.left else None
+        # A charge to the memcg itself is a reference to it; one to an obj_cgroup is not.
+        references = amount.charges if objcg is None else 0
+        payer = self.snapshot.payer(entry.payer)
+        return Holder(
+            memcg, entry.kind, entry.nid, references, amount.charges, amount.bytes, detail, payer,
+            objcg, examples,
+        )  # fmt: skip
+
+    def _user_pages(self) -> Iterator[Holder]:
+        """User pages by file; of each memcg, the files with the most pages."""
+        pages: defaultdict[int | None, Counter[File]] = defaultdict(Counter)
+        for (payer, _, mapping, swap_cache), group in self.samples.folios.items():
+            pages[self._memcg(payer)][mapping, swap_cache] += group.pages
+        names: dict[int | None, dict[File, Value]] = {
+            memcg: {file: self._name(file) for file, _ in files.most_common(self.most_files)}
+            for memcg, files in pages.items()
+        }
+        page_size = self.snapshot.image.page_size
+        rest: defaultdict[Entry, Amount] = defaultdict(lambda: Amount(0, 0))
+        files: Counter[Entry] = Counter()
+        for (payer, nid, mapping, swap_cache), group in self.samples.folios.items():
+            entry = Entry(payer, "lru", "lru", nid)
+            amount = Amount(group.pages * page_size, group.folios)
+            known = names[self._memcg(payer)]
+            if (mapping, swap_cache) in known:
+                name = known[mapping, swap_cache]
+                yield self._charge(entry, amount, name, tuple(group.addresses))
+            else:
+                rest[entry] = rest[entry].plus(amount)
+                files[entry] += 1
+        for entry, amount in rest.items():
+            more = f"({files[entry]} more {'file' if files[entry] == 1 else 'files'})"
+            yield self._charge(entry, amount, more, ())
+
+    def _memcg(self, payer: int) -> int | None:
+        """The removed memcg that a charge was made for."""
+        return payer if payer in self.removed else self.owners.get(payer)
+
+    def _name(self, file: File) -> Value:
+        try:
+            name = mapping_name(self.prog, *file)
+            self.coverage["files"].read += 1
+            return name
+        except FaultError as error:
+            self.coverage["files"].miss("file of user pages", error.address, str(error))
+            return NotRead("the file could not be read")
+
+    def row(self, memcg: Memcg, holders: Iterable[Holder]) -> tuple[Value, ...]:
+        """A row of the first table."""
+        css = self.css[memcg.address]
+        mine = [holder for holder in holders if holder.memcg == memcg.address]
+        explained = sum(holder.references for holder in mine)
+        total: Counter[str] = Counter()
+        for holder in mine:
+            total[holder.kind] += holder.bytes or 0
+        refs: tuple[Value, ...] = (css.refs, explained, css.refs - explained) if css else (
+            (NotRead("references to the memcg could not be read"),) * 3
+        )  # fmt: skip
+        return (
+            memcg.path,
+            memcg.address,
+            memcg.cgroup_id
+            if memcg.cgroup_id is not None
+            else NotRead("the cgroup could not be read"),
+            memcg.offline,
+            self._path(memcg.payer),
+            *refs,
+            *(self._bytes(kind, total) for kind in KINDS),
+            total["swap"] if css else NotRead("references to the memcg could not be read"),
+        )
+
+    def _bytes(self, kind: Kind, total: Mapping[str, int]) -> Value:
+        to_memcg = kind == "sock" or (kind == "lru" and not self.snapshot.features.lru_holds_objcg)
+        if not to_memcg and not keeps_original_objcgs(self.prog):
+            return NotRead(
+                "a removed memcg of this kernel does not tell which obj_cgroups were its own; "
+                "what they are still charged for is listed below, without a memcg"
+            )
+        if self.snapshot.ledger.has_gap(kind):
+            return NotRead(f"{kind} memory is not all in the image")
+        return total[kind]
+
+    def detail_row(self, holder: Holder) -> tuple[Value, ...]:
+        """A row of the second table."""
+        return (
+            self._path(holder.memcg),
+            holder.memcg,
+            holder.kind,
+            holder.references > 0,
+            holder.nid,
+            self._charged_node(holder.objcg),
+            holder.references,
+            holder.number,
+            holder.bytes,
+            holder.detail,
+            holder.objcg,
+            self._path(holder.payer),
+            " ".join(f"{address:#x}" for address in holder.examples) or None,
+        )
+
+    def _charged_node(self, objcg: int | None) -> int | None:
+        return None if objcg is None else self.snapshot.objcgs[objcg].nid
+
+    def _path(self, memcg: int | None) -> Value:
+        return None if memcg is None else self.snapshot.memcgs[memcg].path
+
+    def notes(self, holders: Iterable[Holder]) -> Iterator[str]:
+        """What a reader should know."""
+        explained = Counter[int | None]()
+        for holder in holders:
+            explained[holder.memcg] += holder.references
+        if any(css and css.refs > explained[memcg] for memcg, css in self.css.items()):
+            yield (
+                "Unexplained references may be leaked, or held by what is not searched: "
+                "writeback, inotify and fanotify groups, memcgs that are just being freed."
+            )
+        if not self.is_whole:
+            yield "Not all memcgs could be read, so what freed ones have left behind is not told."
+
+
+def _run(prog: Program, args: Namespace) -> Answer:
+    return dying(prog, args.files)
+
+
+VIEW = View(
+    name="dying",
+    help="removed memcgs that still exist, and what keeps each alive",
+    description="Lists memcgs that were removed and not freed, with all references to each and "
+    "what holds them, and what removed memcgs have left behind for others to pay.",
+    run=_run,
+    arguments=(
+        Argument(
+            ("--files",),
+            {
+                "metavar": "N",
+                "type": int,
+                "default": MOST_FILES,
+                "help": f"name this many files of each memcg (default: {MOST_FILES})",
+            },
+        ),
+    ),
+)
