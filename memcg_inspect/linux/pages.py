@@ -360,6 +360,44 @@ def scan_pages(prog: Program) -> Iterator[PagePiece]:
         done += end - start
 
 
+def page_nids(memory: Memory, frames: MemMap, data: bytes) -> int | list[int]:
+    """Return the node of all pages of a piece of the memory map; one for each where they differ."""
+    if not frames.node_mask:
+        return 0
+    first = frames.nid(memory.word_at(data, frames.flags))
+    low, size = frames.node_shift, memory.word_size
+    for n in range(low // 8, size):
+        mask = 0xFF if 8 * n >= low else 0xFF << low % 8 & 0xFF
+        column = data[memory.byte_of_word(frames.flags, n) :: frames.size]
+        table = bytes(byte & mask for byte in range(256))
+        if len(set(column.translate(table))) > 1:
+            flags = memory.words(data, frames.flags, frames.size)
+            return [frames.nid(word) for word in flags]
+    return first
+
+
+def compound_orders(
+    layout: PageLayout, size: int, data: bytes, heads: int, covered: int = 0
+) -> Iterator[tuple[int, int]]:
+    """
+    Walk the compound pages of a piece of the memory map.
+
+    With optimized hugetlb vmemmap, before 7.1, some tails look like heads: whatever lies inside
+    a compound page that began earlier is none.
+
+    :param size: ``sizeof(struct page)``
+    :param heads: column of pages that may be heads
+    :param covered: index of the first page that no compound page before the piece reaches
+    :return: index of the head, order
+    """
+    for i in positions(heads, len(data) // size):
+        if i < covered:
+            continue
+        order = data[(i + 1) * size + layout.order]
+        covered = i + (1 << order)
+        yield i, order
+
+
 class _Scan:
     """Takes pieces of the memory map apart; remembers how far the last compound page reaches."""
 
@@ -373,7 +411,7 @@ class _Scan:
         size, layout = self.frames.size, self.layout
         count = len(data) // size
         everything = int.from_bytes(b"\1" * count, "little")
-        nids = self._nids(data)
+        nids = page_nids(self.memory, self.frames, data)
         head = layout.head.column(data, size)
         alone = everything & ~layout.tail.column(data, size)
         slab = everything
@@ -382,7 +420,7 @@ class _Scan:
         slab &= alone
         kmem = layout.kmem.column(data, size) & alone & ~slab
         user = layout.lru.column(data, size) & alone & ~slab
-        orders = self._orders(address, data, head & alone, count)
+        orders = self._orders(address, data, head & alone)
         slabs = [
             SlabPage(
                 address + i * size, _at(nids, i), orders.get(i, 0), data[i * size : (i + 1) * size]
@@ -400,34 +438,13 @@ class _Scan:
         raw = RawPiece(address, data, nids, orders)
         return PagePiece(count, slabs, charged, lru, large, None, raw)
 
-    def _orders(self, address: int, data: bytes, heads: int, count: int) -> dict[int, int]:
-        # With optimized hugetlb vmemmap, before 7.1, some tails look like heads: whatever lies
-        # inside a compound page that began earlier is none.
-        size, orders = self.frames.size, {}
-        for i in positions(heads, count):
-            page = address + i * size
-            if page < self._covered:
-                continue
-            order = data[(i + 1) * size + self.layout.order]
-            orders[i] = order
-            self._covered = page + (size << order)
+    def _orders(self, address: int, data: bytes, heads: int) -> dict[int, int]:
+        size = self.frames.size
+        covered = max(0, (self._covered - address) // size)
+        orders = dict(compound_orders(self.layout, size, data, heads, covered))
+        for i, order in orders.items():
+            self._covered = address + (i * size) + (size << order)
         return orders
-
-    def _nids(self, data: bytes) -> int | list[int]:
-        """The node of all pages of a piece; one for each where they differ."""
-        frames = self.frames
-        if not frames.node_mask:
-            return 0
-        first = frames.nid(self.memory.word_at(data, frames.flags))
-        low, size = frames.node_shift, self.memory.word_size
-        for n in range(low // 8, size):
-            mask = 0xFF if 8 * n >= low else 0xFF << low % 8 & 0xFF
-            column = data[self.memory.byte_of_word(frames.flags, n) :: frames.size]
-            table = bytes(byte & mask for byte in range(256))
-            if len(set(column.translate(table))) > 1:
-                flags = self.memory.words(data, frames.flags, frames.size)
-                return [frames.nid(word) for word in flags]
-        return first
 
     def _kmem(
         self, address: int, data: bytes, i: int, nid: int, orders: dict[int, int]

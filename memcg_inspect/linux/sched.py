@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 """
-Tasks and the obj_cgroups they have cached
-------------------------------------------
+Tasks, and the obj_cgroups they have cached
+-------------------------------------------
 
 Mirrors ``task_struct`` of :linux:`include/linux/sched.h`.
 """
@@ -9,16 +9,18 @@ Mirrors ``task_struct`` of :linux:`include/linux/sched.h`.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import NamedTuple
 
-from drgn import FaultError, Object, Program, container_of
+from drgn import FaultError, Object, Program, container_of, offsetof, sizeof
 from drgn.helpers.linux.pid import pid_task
 
-from memcg_inspect.linux.layout import constant, has_member, per_program
+from memcg_inspect.linux.layout import array_length, constant, has_member, member_type, per_program
 from memcg_inspect.linux.list import OnFault, idr_entries, list_entries
+from memcg_inspect.linux.memory import memory_of
 from memcg_inspect.linux.mmzone import possible_nodes
 from memcg_inspect.model import Coverage, TaskCharge
 
-__all__ = ("caches_objcg", "find_tasks", "read_tasks")
+__all__ = ("Thread", "caches_objcg", "find_tasks", "read_tasks", "read_threads")
 
 #: ``CURRENT_OBJCG_UPDATE_FLAG``: what is cached is stale, but may hold a reference.
 OBJCG_UPDATE_FLAG = 1
@@ -125,3 +127,109 @@ def _objcgs(task: Object) -> tuple[tuple[int, ...], bool]:
         value = task.objcg.value_()
         return (value & ~OBJCG_UPDATE_FLAG,), bool(value & OBJCG_UPDATE_FLAG)
     return (), False
+
+
+class Thread(NamedTuple):
+    """
+    A task, as far as all of them are read at once.
+
+    :ivar address: ``struct task_struct *``
+    :ivar tgid: of its process
+    :ivar mm: ``struct mm_struct *`` of what it has mapped, 0 for none
+    :ivar of_kernel: whether it is a thread of the kernel: those have an ``mm`` only for a while
+    :ivar memcg: ``struct mem_cgroup *``; ``None`` if it could not be read
+    :ivar rss: what it has counted for its ``mm`` and not handed in (6.1 and older)
+    """
+
+    address: int
+    pid: int
+    tgid: int
+    comm: str
+    mm: int
+    of_kernel: bool
+    memcg: int | None
+    rss: tuple[int, ...]
+
+
+def read_threads(prog: Program, coverage: Coverage) -> list[Thread]:
+    """Read all tasks, with one read for each."""
+    layout, threads, memcgs = _ThreadLayout(prog), [], _CssSets(prog, coverage)
+
+    def missed(error: FaultError) -> None:
+        coverage.miss("task", error.address, str(error))
+
+    for task in find_tasks(prog, missed):
+        try:
+            threads.append(layout.read(task.value_(), memcgs))
+            coverage.read += 1
+        except FaultError as error:
+            missed(error)
+    return threads
+
+
+class _ThreadLayout:
+    """Where the members are that make a :class:`Thread`."""
+
+    def __init__(self, prog: Program) -> None:
+        type_ = prog.type("struct task_struct")
+        names = ["pid", "tgid", "flags", "comm", "mm", "cgroups"]
+        # SPLIT_RSS_COUNTING, until commit f1a7941243c1 ("mm: convert mm's rss stats into
+        # percpu_counter") (in v6.2).
+        self._has_rss = type_.has_member("rss_stat")
+        if self._has_rss:
+            names.append("rss_stat")
+            cached = member_type(type_, "rss_stat")
+            self._rss = offsetof(cached, "count")
+            self._counters = array_length(member_type(cached, "count"))
+        at = {name: offsetof(type_, name) for name in names}
+        self._start = min(at.values())
+        ends = (at[name] + sizeof(member_type(type_, name)) for name in names)
+        self._size = max(ends) - self._start
+        self._at = {name: offset - self._start for name, offset in at.items()}
+        self._comm = sizeof(member_type(type_, "comm"))
+        self._memory = memory_of(prog)
+
+    def read(self, task: int, memcgs: _CssSets) -> Thread:
+        memory, at = self._memory, self._at
+        data = memory.read(task + self._start, self._size)
+
+        def integer(offset: int) -> int:
+            return int.from_bytes(data[offset : offset + 4], memory.order, signed=True)
+
+        rss: tuple[int, ...] = ()
+        if self._has_rss:
+            first = at["rss_stat"] + self._rss
+            rss = tuple(integer(first + 4 * i) for i in range(self._counters))
+        name = data[at["comm"] : at["comm"] + self._comm].split(b"\0")[0]
+        return Thread(
+            address=task,
+            pid=integer(at["pid"]),
+            tgid=integer(at["tgid"]),
+            comm=name.decode(errors="backslashreplace"),
+            mm=memory.word_at(data, at["mm"]),
+            of_kernel=bool(integer(at["flags"]) & PF_KTHREAD),
+            memcg=memcgs.memcg(memory.word_at(data, at["cgroups"])),
+            rss=rss,
+        )
+
+
+class _CssSets:
+    """The memcgs of ``struct css_set``, of which there are fewer than tasks."""
+
+    def __init__(self, prog: Program, coverage: Coverage) -> None:
+        self._prog = prog
+        self._coverage = coverage
+        self._subsys = constant(prog, "memory_cgrp_id") or 0
+        self._found: dict[int, int | None] = {}
+
+    def memcg(self, css_set: int) -> int | None:
+        if css_set not in self._found:
+            try:
+                subsys = Object(self._prog, "struct css_set *", css_set).subsys
+                css = subsys[self._subsys].read_()
+                memcg = container_of(css, "struct mem_cgroup", "css").value_()
+            except FaultError as error:
+                self._coverage.miss("memcg of a task", error.address, str(error))
+                memcg = None
+            self._found[css_set] = memcg
+        return self._found[css_set]

@@ -149,7 +149,10 @@ _READERS: dict[str, Entry | tuple[Entry, ...]] = {
     # kfence
     "__kfence_pool": "char *",
     "kfence_metadata": "struct kfence_metadata *",
-    # pgtable
+    # pgtable, rss
+    "fault_around_bytes": "unsigned long",
+    "huge_zero_pfn": "unsigned long",
+    "percpu_counter_batch": "int",
     "pgd_list": "struct list_head",
     # sockets
     "proto_list": "struct list_head",
