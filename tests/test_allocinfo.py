@@ -5,12 +5,16 @@ from __future__ import annotations
 
 import pytest
 from allocinfo import GUESTS, RECORDER, Line, image_of, said
-from guests import Lab
+from guests import Lab, Plant
 
 from memcg_inspect.linux.alloc_tag import read_call_sites
 from memcg_inspect.model import Coverage
 
 pytestmark = pytest.mark.image
+
+
+#: By how much a planted counter is too high: bytes at offset 0, calls at offset 8.
+MORE = ((0, 72), (8, 1))
 
 
 def check_against_guest(found: list[Line], first: list[Line], second: list[Line]) -> None:
@@ -45,3 +49,26 @@ def test_counters_are_what_the_guest_said(lab: Lab, kernel: str, append: str) ->
         if line[:2] != last[:2]
     }
     assert moved & RECORDER
+
+
+@pytest.mark.parametrize(("kernel", "append"), GUESTS)
+def test_a_wrong_counter_is_named(lab: Lab, plant: Plant, kernel: str, append: str) -> None:
+    """On any CPU; and nothing else differs."""
+    image = image_of(lab, kernel, append)
+    sites = read_call_sites(image.program(), Coverage()).values()
+    site = next(s for s in sites if s.function == "alloc_pid" and s.bytes)
+    per_cpu = image.program()["__per_cpu_offset"][2].value_()
+    counter = (site.counters + per_cpu) % 2**64
+    # Bytes, then calls; what one CPU counts may be below zero.
+    old = image.program().read(counter, 16)
+    new = [(int.from_bytes(old[at : at + 8], "little") + more) % 2**64 for at, more in MORE]
+    change = (counter, b"".join(value.to_bytes(8, "little") for value in new))
+    report = plant(image, change)
+    name = f"{site.site} func:alloc_pid"
+    assert report.verdict == "findings"
+    assert [(f.identity, f.item, f.unit, f.difference) for f in report.findings] == [
+        ("alloc_tags", name, "bytes", 72),
+        ("alloc_tags", name, "references", 1),
+    ]
+    assert "alloc_pid claims 72 bytes more than was found" in report.findings[0].what
+    assert {i.name for i in report.identities if i.status == "findings"} == {"alloc_tags"}

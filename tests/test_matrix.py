@@ -37,7 +37,7 @@ SHORT = {
 IDENTITIES = {
     "slab", "percpu", "kernel_stack", "pagetable", "vmalloc", "kmem", "objcg_bytes", "zswap",
     "sock", "usage", "lru", "levels", "references", "placement", "reparenting", "task_objcg",
-    "hierarchy",
+    "alloc_tags", "hierarchy",
 }  # fmt: skip
 
 pytestmark = pytest.mark.image
@@ -46,7 +46,10 @@ pytestmark = pytest.mark.image
 def not_kept(kernel: str) -> set[str]:
     """What a kernel cannot have, from how it was configured."""
     config = kernels.kernel(kernel).config
-    missing = {"zswap"} if config.get("CONFIG_ZSWAP") != "y" else set()
+    # Allocation profiling is on only where a guest was booted with it.
+    missing = {"alloc_tags"}
+    if config.get("CONFIG_ZSWAP") != "y":
+        missing.add("zswap")
     if kernel == "6.1":
         # Commit 1aacbd354313 ("mm: kmem: add direct objcg pointer to task_struct") (in v6.8).
         missing.add("task_objcg")

@@ -84,9 +84,16 @@ _CHARGES: dict[str, Charge] = {
     "reparenting": Charge(_pattern(_CGROUP), lambda s: 1),
     "task_objcg": Charge(_pattern(_CGROUP), lambda s: 1),
     "lru": Charge(_pattern(_LRU, r"folio_batch|pagevec"), lambda s: _FOLIO_BATCH * _HUGE),
+    # A huge page that is split up has as many references; without a reference it is as large.
+    "alloc_tags": Charge(
+        _pattern(_SLAB, _PAGES, _STACK, _VMALLOC, _LRU, r"pcpu_|percpu|alloc|free|split"),
+        lambda s: _HUGE,
+    ),
 }
 
 
+#: Where the largest charge is pages even if rows are bytes.
+_IN_PAGES = ("kmem", "alloc_tags")
 #: Frames that a stack has at least if it was unwound: nothing starts in a leaf.
 _UNWOUND = 3
 
@@ -126,7 +133,7 @@ def _half_done(snapshot: Snapshot, row: Row, busy: Sequence[Running], left: Coun
     # it may have been anywhere.
     cpus += [cpu for cpu in busy if len(cpu.functions) < _UNWOUND and cpu not in cpus]
     most = charge.most(snapshot) * (
-        snapshot.image.page_size if row.unit == "bytes" and identity == "kmem" else 1
+        snapshot.image.page_size if row.unit == "bytes" and identity in _IN_PAGES else 1
     )
     # One charge touches its own memcg, and, by what is taken from it, the parent's share.
     if left[row.identity] > 2 * len(cpus) and row.identity not in ("hierarchy", "references"):

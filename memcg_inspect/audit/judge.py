@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
+from memcg_inspect.audit.alloc_tags import alloc_tag_rows
 from memcg_inspect.audit.findings import Lead, row_findings, skew_findings, stray_findings
 from memcg_inspect.audit.hierarchy import hierarchy_rows, level_rows
 from memcg_inspect.audit.inflight import mark_in_flight
@@ -68,6 +69,12 @@ def _caches(snapshot: Snapshot) -> str | None:
     return None if snapshot.features.caches_objcg else "tasks of this kernel cache no obj_cgroup"
 
 
+def _profiles(snapshot: Snapshot) -> str | None:
+    if snapshot.profile is None:
+        return "call sites were not looked at"
+    return snapshot.profile.why_not
+
+
 #: Every identity, in the order of the report.
 RULES = (
     Rule("slab", slab_rows, ("NR_SLAB_RECLAIMABLE_B",)),
@@ -87,6 +94,7 @@ RULES = (
     Rule("placement", placement_rows),
     Rule("reparenting", reparent_rows),
     Rule("task_objcg", task_rows, (), _caches),
+    Rule("alloc_tags", alloc_tag_rows, (), _profiles),
 )
 
 

@@ -10,6 +10,7 @@ from functools import cached_property
 
 from memcg_inspect.audit.counters import Claim, Counters
 from memcg_inspect.audit.ledger import Amount, Kind, Ledger
+from memcg_inspect.audit.profile import Profile
 from memcg_inspect.model import (
     ChargeStock,
     Coverage,
@@ -54,6 +55,7 @@ class Snapshot:
     :ivar large_kmalloc: pages of large kmallocs by node, whoever pays
     :ivar node_stats: counters of nodes, by node and item
     :ivar lru: folios on LRU lists, and how many there are said to be
+    :ivar profile: what refers to call sites; ``None`` if that was not asked for
     :ivar coverage: what could be read, by subject
     :ivar lost: live memcgs some of whose obj_cgroups, or those of the removed memcgs that
         they pay for, could not be read
@@ -81,6 +83,7 @@ class Snapshot:
     percpu_usage: tuple[PercpuUsage, ...] = ()
     large_kmalloc: Mapping[int, int] = field(default_factory=dict)
     node_stats: Mapping[tuple[int, str], NodeStat] = field(default_factory=dict)
+    profile: Profile | None = None
     coverage: Mapping[str, Coverage] = field(default_factory=dict)
     lost: frozenset[int] = frozenset()
 

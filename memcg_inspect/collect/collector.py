@@ -17,12 +17,15 @@ from contextlib import contextmanager
 from drgn import FaultError, Object, Program
 
 from memcg_inspect.audit.ledger import Entry, Ledger
+from memcg_inspect.audit.profile import Profile
 from memcg_inspect.audit.snapshot import Snapshot
 from memcg_inspect.collect.bynode import ByNode
+from memcg_inspect.collect.call_sites import CallSites
 from memcg_inspect.collect.counters import read_counters
 from memcg_inspect.collect.page_uses import PageUses
 from memcg_inspect.collect.percpu import add_percpu, add_percpu_by_node, percpu_usage
 from memcg_inspect.collect.zswap import add_zswap
+from memcg_inspect.linux.alloc_tag import why_not_profiled
 from memcg_inspect.linux.attention import STOPPED, Attention
 from memcg_inspect.linux.bpf import bpf_objcgs
 from memcg_inspect.linux.filtered import needing_all
@@ -111,22 +114,25 @@ class Clock:
             self.seconds[what] = self.seconds.get(what, 0.0) + time.perf_counter() - start
 
 
-def collect(prog: Program, clock: Clock | None = None, frozen: bool = True) -> Snapshot:
+def collect(
+    prog: Program, clock: Clock | None = None, frozen: bool = True, call_sites: bool = True
+) -> Snapshot:
     """
     Read everything that is to be judged.
 
     :param frozen: whether the image holds still, so that what CPUs were doing tells something
+    :param call_sites: whether to look at what refers to call sites, if anything does
     :raises ImageError: if this kernel does not charge kernel memory to memcgs, or keeps its
         charges in a way that is not known here
     """
     with needing_all():
-        return _Collector(prog, clock or Clock()).collect(frozen)
+        return _Collector(prog, clock or Clock(), call_sites).collect(frozen)
 
 
 class _Collector:
     """Fills one snapshot."""
 
-    def __init__(self, prog: Program, clock: Clock) -> None:
+    def __init__(self, prog: Program, clock: Clock, call_sites: bool) -> None:
         self.prog = prog
         self.clock = clock
         self.coverage: defaultdict[str, Coverage] = defaultdict(Coverage)
@@ -138,6 +144,10 @@ class _Collector:
         self.percpu_usage: tuple[PercpuUsage, ...] = ()
         self.large_kmalloc: Counter[int] = Counter()
         self.by_node: ByNode | None = None
+        self.profile = Profile(why_not_profiled(prog)) if call_sites else None
+        self.call_sites: CallSites | None = None
+        if self.profile is not None and self.profile.why_not is None:
+            self.call_sites = CallSites(prog, self.profile, self.coverage)
 
     def collect(self, frozen: bool) -> Snapshot:
         prog, coverage, measure = self.prog, self.coverage, self.clock.measure
@@ -171,6 +181,8 @@ class _Collector:
             with measure("memcgs"):
                 objcgs |= self._recover(memcgs, objcgs, [stock.objcg for stock in stocks])
         by_node = self.by_node
+        if self.call_sites:
+            self.call_sites.finish(coverage)
         return Snapshot(
             image=image,
             features=_features(prog, reader),
@@ -197,6 +209,7 @@ class _Collector:
             large_kmalloc=self.large_kmalloc,
             node_stats=node_stats,
             lru=LruLists(pages, sizes, lists.by_generation),
+            profile=self.profile,
             coverage=dict(coverage),
             lost=frozenset(memcgs[memcg].payer for memcg in lost),
         )
@@ -259,8 +272,11 @@ class _Collector:
         slabs = SlabReader(self.prog)
         socks = SockReader(self.prog, slabs)
         released = ReleasedReader(self.prog, slabs, memcgs)
+        sites = self.call_sites
         for piece in scan_pages(self.prog):
             self._piece(piece)
+            if sites:
+                sites.piece(piece)
             for page in piece.slabs:
                 slab = slabs.slab(page)
                 if slab is None:
@@ -270,6 +286,8 @@ class _Collector:
                     continue
                 self._slab(slab, slabs)
                 self.slab_usage.add(slab)
+                if sites:
+                    sites.slab(slab, slabs)
                 for objcg, transient in released.read(slab):
                     self.transients[objcg].append(transient)
                 for sock in socks.read(slab, memcgs):
@@ -320,14 +338,15 @@ class _Collector:
 
     def _percpu(self, objcgs: dict[int, Objcg]) -> None:
         reader = PercpuReader(self.prog)
+        seen = self.call_sites.percpu(reader) if self.call_sites else None
         if accounting(self.prog) == "kmem-per-node":
             is_whole = not self.coverage["objcgs"].unreadable
             if not is_whole:
                 self._recover_for_percpu(objcgs)
             self.by_node = ByNode(objcgs, is_whole)
-            add_percpu_by_node(self.ledger, reader, self.by_node)
+            add_percpu_by_node(self.ledger, reader, self.by_node, seen)
         else:
-            add_percpu(self.ledger, reader)
+            add_percpu(self.ledger, reader, seen)
         self.percpu_usage = percpu_usage(self.ledger, reader)
         self.coverage["percpu"] = reader.coverage
         self.coverage["percpu_nodes"] = reader.placement

@@ -4,19 +4,24 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable, Iterator
 
 from memcg_inspect.audit.ledger import Entry, Ledger
 from memcg_inspect.collect.bynode import ByNode
-from memcg_inspect.linux.percpu import PercpuReader
+from memcg_inspect.linux.percpu import PcpuAlloc, PcpuChunk, PercpuReader
 from memcg_inspect.model import NUMA_NO_NODE, PercpuUsage
 
 __all__ = ("add_percpu", "add_percpu_by_node", "percpu_usage")
 
 
-def add_percpu(ledger: Ledger, reader: PercpuReader) -> None:
+#: Is shown every allocation, whoever pays, that is recorded.
+Seen = Callable[[PcpuAlloc], None]
+
+
+def add_percpu(ledger: Ledger, reader: PercpuReader, seen: Seen | None = None) -> None:
     """Add the allocations of a kernel that charges each to one obj_cgroup."""
     for chunk in reader.chunks():
-        for alloc in reader.charged(chunk):
+        for alloc in _charged(reader, chunk, seen):
             # One charge, told by where its parts are.
             charges = 1
             for nid, size in reader.data_nodes(alloc).items():
@@ -26,10 +31,12 @@ def add_percpu(ledger: Ledger, reader: PercpuReader) -> None:
                 ledger.add(Entry(alloc.objcg, "percpu", "metadata", nid), size, 0)
 
 
-def add_percpu_by_node(ledger: Ledger, reader: PercpuReader, by_node: ByNode) -> None:
+def add_percpu_by_node(
+    ledger: Ledger, reader: PercpuReader, by_node: ByNode, seen: Seen | None = None
+) -> None:
     """Add the allocations of a kernel that charges each to the obj_cgroups of its nodes."""
     for chunk in reader.chunks():
-        for alloc in reader.charged(chunk):
+        for alloc in _charged(reader, chunk, seen):
             data, metadata = reader.data_nodes(alloc), reader.metadata_nodes(alloc)
             posted = reader.posted_nodes(alloc)
             payers = {n: by_node.payer(alloc.objcg, n) for n in {*data, *metadata, *posted}}
@@ -51,6 +58,14 @@ def add_percpu_by_node(ledger: Ledger, reader: PercpuReader, by_node: ByNode) ->
                 {(payers[nid], nid): size for nid, size in data.items()},
                 {(payers[nid], nid): size for nid, size in posted.items()},
             )
+
+
+def _charged(reader: PercpuReader, chunk: PcpuChunk, seen: Seen | None) -> Iterator[PcpuAlloc]:
+    for alloc in reader.recorded(chunk):
+        if seen is not None:
+            seen(alloc)
+        if alloc.objcg:
+            yield alloc
 
 
 def percpu_usage(ledger: Ledger, reader: PercpuReader) -> tuple[PercpuUsage, ...]:

@@ -11,12 +11,12 @@ number of what was allocated there and not freed yet. Whatever is allocated refe
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from drgn import FaultError, Program, offsetof, sizeof
 
-from memcg_inspect.linux.layout import has_member, per_program, static_key_enabled
+from memcg_inspect.linux.layout import per_program, static_key_enabled
 from memcg_inspect.linux.list import idr_entries
 from memcg_inspect.linux.memory import Memory, memory_of
 from memcg_inspect.linux.percpu_defs import percpu_offsets
@@ -28,6 +28,7 @@ __all__ = (
     "alloc_tag_size",
     "read_call_site",
     "read_call_sites",
+    "read_left_behind",
     "tag_ranges",
     "why_not_profiled",
 )
@@ -56,13 +57,15 @@ def why_not_profiled(prog: Program) -> str | None:
 
     :return: ``None`` if they do
     """
-    if not has_member(prog, "struct alloc_tag", "counters"):
+    # The type may be there without the option, too.
+    try:
+        registered = int(prog["alloc_tag_cttype"].value_())
+    except KeyError:
         return "this kernel was built without CONFIG_MEM_ALLOC_PROFILING"
     # An error pointer if registering failed.
-    registered = int(prog["alloc_tag_cttype"].value_())
     word = 8 * memory_of(prog).word_size
     if not registered or registered >= (1 << word) - 4095:
-        return "this kernel was not booted with allocation profiling (sysctl.vm.mem_profiling=1)"
+        return "this kernel was not booted with allocation profiling (sysctl.vm.mem_profiling)"
     if not static_key_enabled(prog, "mem_alloc_profiling_key"):
         return "allocation profiling was off (sysctl vm.mem_profiling)"
     return None
@@ -128,6 +131,42 @@ def read_call_site(prog: Program, address: int, coverage: Coverage) -> CallSite 
     return next(reader.sites(address, data, coverage))
 
 
+def read_left_behind(
+    prog: Program, addresses: Iterable[int], coverage: Coverage
+) -> dict[int, CallSite]:
+    """
+    Read call sites of modules that are gone while what they allocated is not.
+
+    Since v6.13 ("alloc_tag: load module tags into separate contiguous memory") their tags stay;
+    their names went with the module.
+
+    :param addresses: ``struct codetag *`` of what may be such call sites
+    :return: those that are
+    """
+    sites: dict[int, CallSite] = {}
+    try:
+        area = prog["module_tags"]
+        start, size = int(area.start_addr), int(area.size)
+    except KeyError:
+        return sites
+    reader = _Reader(prog)
+    for address in sorted(addresses):
+        if not start <= address < start + size:
+            continue
+        try:
+            data = reader.memory.read(address, reader.size)
+        except FaultError as error:
+            coverage.miss("call site", address, str(error))
+            continue
+        (raw,) = reader.raws(address, data)
+        size_, calls = reader.counters([raw]).get(raw.counters, (None, None))
+        accurate = not raw.flags & _INACCURATE
+        sites[address] = CallSite(
+            address, "?", raw.line, "?", "?", accurate, raw.counters, size_, calls
+        )
+    return sites
+
+
 class _Raw(NamedTuple):
     """One ``struct alloc_tag``, its pointers not yet followed."""
 
@@ -155,10 +194,18 @@ class _Reader:
         self._names = {m: base + offsetof(codetag, m) for m in ("modname", "function", "filename")}
         self._sums = _Counters(prog)
 
+    def raws(self, address: int, data: bytes) -> list[_Raw]:
+        """Take *data* apart, which was read at *address*."""
+        return [self._raw(address + at, data, at) for at in range(0, len(data), self.size)]
+
+    def counters(self, raws: Sequence[_Raw]) -> dict[int, tuple[int, int]]:
+        """Add the counters of tags up, where they can be read."""
+        return self._sums.read([raw.counters for raw in raws if raw.counters])
+
     def sites(self, address: int, data: bytes, coverage: Coverage) -> Iterator[CallSite]:
         """Return the call sites in *data*, which was read at *address*."""
-        raws = [self._raw(address + at, data, at) for at in range(0, len(data), self.size)]
-        counters = self._sums.read([raw.counters for raw in raws if raw.counters])
+        raws = self.raws(address, data)
+        counters = self.counters(raws)
         for raw in raws:
             size, calls = counters.get(raw.counters, (None, None))
             try:

@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+"""What refers to call sites, on kernels that profile allocations."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, MutableMapping
+
+from drgn import FaultError, Program
+
+from memcg_inspect.audit.profile import Profile, Use
+from memcg_inspect.linux.alloc_tag import read_call_sites, read_left_behind
+from memcg_inspect.linux.mmzone import mem_map
+from memcg_inspect.linux.page_tag import PageTagReader
+from memcg_inspect.linux.pages import PagePiece
+from memcg_inspect.linux.percpu import PcpuAlloc, PercpuReader
+from memcg_inspect.linux.slab import CODETAG_EMPTY, Slab, SlabReader
+from memcg_inspect.model import Coverage
+
+__all__ = ("CallSites",)
+
+
+class CallSites:
+    """Is shown what a pass over the image meets, and adds it up by call site."""
+
+    def __init__(
+        self, prog: Program, profile: Profile, coverage: MutableMapping[str, Coverage]
+    ) -> None:
+        self._prog, self._profile = prog, profile
+        self._page_size = mem_map(prog).page_size
+        self._sites = coverage["call_sites"] = Coverage()
+        self._slabs = coverage["slab_tags"] = Coverage()
+        profile.sites = read_call_sites(prog, self._sites)
+        self._pages = PageTagReader(prog)
+        coverage["page_tags"], coverage["free_pages"] = self._pages.coverage, self._pages.free
+
+    def piece(self, piece: PagePiece) -> None:
+        """Add the pages of a piece of the memory map."""
+        for found in self._pages.read(piece):
+            use = Use(found.codetag, found.kind, found.payer, found.nid)
+            self._profile.add(use, found.pages * self._page_size, found.calls)
+
+    def slab(self, slab: Slab, slabs: SlabReader) -> None:
+        """Add the objects of a slab."""
+        try:
+            tagged = slabs.tagged(slab)
+        except FaultError as error:
+            self._slabs.miss(f"codetags of a {slab.cache.name} slab", slab.page, str(error))
+            return
+        self._slabs.read += bool(slab.codetags)
+        for (codetag, objcg), count in tagged.items():
+            use = Use(codetag, "slab", objcg, slab.nid)
+            self._profile.add(use, count * slab.cache.size, count)
+
+    def percpu(self, reader: PercpuReader) -> Callable[[PcpuAlloc], None]:
+        """Return what adds percpu allocations that a reader finds."""
+
+        def seen(alloc: PcpuAlloc) -> None:
+            if alloc.codetag <= CODETAG_EMPTY:
+                return
+            calls = 1  # one, told by where its parts are
+            nodes = reader.data_nodes(alloc) + reader.metadata_nodes(alloc)
+            for nid, size in nodes.items():
+                self._profile.add(Use(alloc.codetag, "percpu", alloc.objcg, nid), size, calls)
+                calls = 0
+            self._profile.one_cpu[alloc.codetag] += alloc.size
+
+        return seen
+
+    def finish(self, coverage: Mapping[str, Coverage]) -> None:
+        """Complete the profile when the pass is over."""
+        unknown = self._profile.codetags() - self._profile.sites.keys()
+        self._profile.sites |= read_left_behind(self._prog, unknown, self._sites)
+        subjects = (
+            "pages", "slab_pages", "slab", "percpu", "call_sites", "slab_tags", "page_tags",
+            "free_pages",
+        )  # fmt: skip
+        if any(coverage[name].unreadable for name in subjects if name in coverage):
+            self._profile.gap = "what refers to call sites is not all in the image"
