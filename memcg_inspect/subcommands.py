@@ -21,7 +21,7 @@ from types import FrameType
 from drgn import Program
 
 from memcg_inspect.linux.attention import attention_of
-from memcg_inspect.linux.filtered import needing_all
+from memcg_inspect.linux.filtered import needing_all, why_missing
 from memcg_inspect.model import Report
 from memcg_inspect.tables import Answer, Choice, choose
 from memcg_inspect.views import views
@@ -154,7 +154,11 @@ def _view(prog: Program, args: Namespace) -> Answer:
 
     with _attended(prog), needing_all():
         answer = args.view.run(prog, args)
-    answer = replace(answer, interrupted=answer.interrupted or attention_of(prog).stop)
+    answer = replace(
+        answer,
+        interrupted=answer.interrupted or attention_of(prog).stop,
+        notes=answer.notes + why_missing(prog, answer.coverage.values()),
+    )
     # Programs get all fields, people those that fit on a screen.
     wanted = getattr(args, "fields", None) or ("all" if args.json else None)
     answer = choose(
