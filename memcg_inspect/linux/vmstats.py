@@ -29,7 +29,10 @@ from memcg_inspect.linux.memory import memory_of
 from memcg_inspect.linux.percpu_defs import percpu_offsets
 from memcg_inspect.model import Stat
 
-__all__ = ("StatBlock", "StatReader", "stat_index")
+__all__ = ("ByCpu", "StatBlock", "StatReader", "stat_index")
+
+#: By CPU and item, what is not folded; zeros are left out.
+ByCpu = dict[int, dict[str, int]]
 
 
 class StatBlock(NamedTuple):
@@ -116,17 +119,18 @@ class StatReader:
         self._nmi_memcg = has_member(prog, "struct mem_cgroup", "kmem_stat")
         self._nmi_lruvec = has_member(prog, "struct mem_cgroup_per_node", "slab_reclaimable")
 
-    def memcg(self, memcg: Object) -> dict[str, Stat]:
+    def memcg(self, memcg: Object, by_cpu: ByCpu | None = None) -> dict[str, Stat]:
         """
         Read a memcg's counters.
 
         :param memcg: ``struct mem_cgroup *``
+        :param by_cpu: what CPUs have not folded is put into it
         :raises drgn.FaultError: if any part of them cannot be read
         """
         places = memcg.vmstats.value_(), memcg.vmstats_percpu.value_()
-        stats = self._read(*places, self._memcg, self.slots)
+        stats = self._read(*places, self._memcg, self.slots, by_cpu)
         if self._events is not None:
-            stats |= self._read(*places, self._events, self._event_slots)
+            stats |= self._read(*places, self._events, self._event_slots, by_cpu)
         if self._nmi_memcg:
             _add(stats, "MEMCG_KMEM", int(memcg.kmem_stat.counter))
         return stats
@@ -150,7 +154,12 @@ class StatReader:
         return stats
 
     def _read(
-        self, address: int, percpu: int, block: StatBlock, slots: Mapping[str, int]
+        self,
+        address: int,
+        percpu: int,
+        block: StatBlock,
+        slots: Mapping[str, int],
+        by_cpu: ByCpu | None = None,
     ) -> dict[str, Stat]:
         memory = self.memory
         word = memory.word_size
@@ -158,7 +167,7 @@ class StatReader:
         data = memory.read(address, block.size)
         deltas = dict.fromkeys(slots, 0)
         length = block.length * word
-        for offset in percpu_offsets(self.prog).values():
+        for cpu, offset in percpu_offsets(self.prog).items():
             local = memory.read(percpu + offset, block.percpu_size)
             state = local[block.percpu_state : block.percpu_state + length]
             prev = local[block.percpu_prev : block.percpu_prev + length]
@@ -166,7 +175,10 @@ class StatReader:
                 continue
             for name, slot in slots.items():
                 at = slot * word
-                deltas[name] += memory.signed_at(state, at) - memory.signed_at(prev, at)
+                delta = memory.signed_at(state, at) - memory.signed_at(prev, at)
+                deltas[name] += delta
+                if delta and by_cpu is not None:
+                    by_cpu.setdefault(cpu, {})[name] = delta
         return {
             name: Stat(
                 state=memory.signed_at(data, block.state + slot * word),

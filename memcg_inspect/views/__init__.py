@@ -17,14 +17,7 @@ from memcg_inspect.views.view import View
 __all__ = ("NAMES", "columns", "views")
 
 #: Modules of this package, in the order in which they are listed for people.
-NAMES = (
-    "slabinfo",
-    "stat",
-    "stock",
-    "tasks",
-    "dying",
-    "rss",
-)
+NAMES = ("slabinfo", "stat", "stock", "tasks", "dying", "rss", "drift")
 
 
 def views() -> tuple[View, ...]:

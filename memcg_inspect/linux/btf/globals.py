@@ -100,6 +100,7 @@ _READERS: dict[str, Entry | tuple[Entry, ...]] = {
     "memory_cgrp_subsys": "struct cgroup_subsys",
     "memory_cgrp_subsys_enabled_key": "struct static_key_true",
     "root_mem_cgroup": "struct mem_cgroup *",
+    "stats_flush_threshold": "atomic_t",
     # released
     "bpf_map_types": _map_types,
     # slab
