@@ -22,9 +22,9 @@ from typing import NamedTuple
 from memcg_inspect.audit.findings import Lead
 from memcg_inspect.audit.judge import Judgement
 from memcg_inspect.audit.rows import summarize
-from memcg_inspect.model import Finding, Row
+from memcg_inspect.model import Coverage, Finding, Row
 
-__all__ = ("MOVING", "STILL", "is_settled", "settle")
+__all__ = ("MOVING", "STILL", "common_coverage", "is_settled", "settle")
 
 STILL = 3
 MOVING = 5
@@ -76,6 +76,21 @@ def settle(looks: Sequence[Judgement]) -> Judgement:
     return last._replace(identities=identities, rows=rows, leads=leads)
 
 
+def common_coverage(looks: Sequence[Coverage]) -> Coverage:
+    """
+    Return what no look could read.
+
+    What only some could not read was gone at that moment, and so was what every look missed
+    elsewhere.
+    """
+    least = min(looks, key=lambda coverage: coverage.unreadable)
+    if not least.unreadable or any(c.unreadable > len(c.examples) for c in looks):
+        return least
+    missed = [{(e.what, e.address) for e in coverage.examples} for coverage in looks]
+    examples = [e for e in least.examples if all((e.what, e.address) in m for m in missed)]
+    return Coverage(least.read, len(examples), examples)
+
+
 def _histories(looks: Sequence[Judgement]) -> dict[Key, _History]:
     # The last look says which rows there are: what has gone needs no judgement.
     histories = {_key(row): _History([], len(looks)) for row in looks[-1].rows}
@@ -118,8 +133,8 @@ def _settled(history: _History) -> Row:
         if row.status in ("exact", "in-flight"):
             return row
     last = rows[-1]
-    if last.status == "unverifiable":
-        return next((row for row in rows if row.status == "unverifiable"), last)
+    if all(row.status == "unverifiable" for row in rows):
+        return last
     needed = STILL if _stands_still(history) else MOVING
     if _is_stubborn(history) and history.looks >= needed:
         return last

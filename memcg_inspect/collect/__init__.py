@@ -19,13 +19,13 @@ from drgn import Program, ProgramFlags
 
 from memcg_inspect.audit.findings import attach
 from memcg_inspect.audit.judge import Judgement, judge, verdict
-from memcg_inspect.audit.looks import STILL, is_settled, settle
+from memcg_inspect.audit.looks import STILL, common_coverage, is_settled, settle
 from memcg_inspect.audit.snapshot import Snapshot
 from memcg_inspect.collect.collector import Clock, collect
 from memcg_inspect.collect.evidence import find_evidence
 from memcg_inspect.linux.attention import attention_of
 from memcg_inspect.linux.filtered import why_missing
-from memcg_inspect.model import Coverage, ImageError, Report
+from memcg_inspect.model import Coverage, Report
 
 __all__ = ("Clock", "audit", "collect")
 
@@ -66,8 +66,8 @@ def _look(prog: Program, clock: Clock, frozen: bool) -> _Look:
         try:
             snapshot = collect(prog, clock, frozen)
             break
-        except ImageError:
-            # What was being read may have gone meanwhile.
+        except Exception:
+            # What was being read may have gone meanwhile, and be anything now.
             if frozen or tries == _MOST_TRIES - 1:
                 raise
     with clock.measure("judge"):
@@ -77,19 +77,15 @@ def _look(prog: Program, clock: Clock, frozen: bool) -> _Look:
 def _is_enough(looks: Sequence[_Look]) -> bool:
     if not is_settled([look.judged for look in looks]):
         return False
-    missed = min(sum(c.unreadable for c in look.snapshot.coverage.values()) for look in looks)
-    return not missed or len(looks) >= STILL
+    missed = [sum(c.unreadable for c in look.snapshot.coverage.values()) for look in looks]
+    return not all(missed) or len(looks) >= STILL
 
 
 def _report(prog: Program, clock: Clock, looks: Sequence[_Look]) -> Report:
     snapshot = looks[-1].snapshot
     judged = settle([look.judged for look in looks]) if len(looks) > 1 else looks[0].judged
-    # What one look met gone and another did not was not unreadable.
     coverage = {
-        name: min(
-            (look.snapshot.coverage.get(name, Coverage()) for look in looks),
-            key=lambda c: c.unreadable,
-        )
+        name: common_coverage([look.snapshot.coverage.get(name, Coverage()) for look in looks])
         for name in snapshot.coverage
     }
     with clock.measure("evidence"):

@@ -28,6 +28,10 @@ PIECE = 2 << 20
 SMALLEST_PAGE = 4096
 
 
+#: Nothing that is read at once is larger, whatever a damaged length says.
+LARGEST = 1 << 30
+
+
 class Memory:
     """
     The memory of one program.
@@ -63,6 +67,9 @@ class Memory:
         address %= self._limit
         if address + size > self._limit:
             raise FaultError("address is past the end of memory", address)
+        if not 0 <= size <= LARGEST:
+            # Made of a length that changed while it was read, or is damaged.
+            raise FaultError(f"{size} bytes cannot be one thing", address)
         data: bytes = self.prog.read(address, size)
         return data
 

@@ -45,6 +45,8 @@ def report_document(report: Report) -> dict[str, Any]:
         "schema": SCHEMA,
         "image": image_document(report.image),
         "verdict": report.verdict,
+        "looks": report.looks,
+        "interrupted": report.interrupted,
         "counters_follow": None if report.follows is None else dict(report.follows),
         "memcgs": [_memcg(memcg) for memcg in report.memcgs],
         "identities": [_identity(identity) for identity in report.identities],

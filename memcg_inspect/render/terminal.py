@@ -101,6 +101,10 @@ def _print_verdict(report: Report, console: Console) -> None:
     said = f": {meaning}; accounting: {_accounting(report)}"
     console.print(Text.assemble((report.verdict.upper(), style), said))
     say(console, _looked_at(report.image, report.memcgs))
+    if report.interrupted:
+        say(console, "Interrupted: this is what was found so far", "bold yellow")
+    if report.looks > 1:
+        say(console, f"Looked at {report.looks} times, since it moves while it is read")
     if report.image.debug_info:
         say(console, f"Types and symbols: {report.image.debug_info}")
 

@@ -1,0 +1,194 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+"""Kernels that run while they are audited: under load, with a fault, and held still."""
+
+from __future__ import annotations
+
+import os
+import pty
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from guest import execute, from_inside, from_outside, kept
+from guests import BUILT_KERNELS, DEBIAN_KERNELS, ROOT, kernels
+
+pytestmark = pytest.mark.image
+
+NEWEST = DEBIAN_KERNELS[-1]
+LAB_KERNEL = ["7.3-lab"] if "7.3-lab" in BUILT_KERNELS else []
+CHURN = ("--nodes", "4", "--workload", "churn", "--freeze", "none")
+#: Pages of one block that the module makes forget who pays for it.
+LOST = 4
+
+
+def check_found_nothing(audited: dict[str, Any], source: str) -> int:
+    """No finding, no traceback; returns how many rows were marked as moving."""
+    report = audited["report"]
+    assert report is not None, audited["said"]
+    assert "Traceback" not in audited["said"]
+    assert report["findings"] == []
+    assert report["image"]["source"] == source
+    assert (audited["status"], report["verdict"]) in ((0, "exact"), (3, "moving"))
+    moving = [row for row in report["rows"] if row["status"] == "moving"]
+    for row in moving:
+        assert f"of {report['looks']} looks" in row["reason"]
+    assert {row["status"] for row in report["rows"]} <= {"exact", "in-flight", "moving"}
+    assert (audited["status"] == 3) == bool(moving)
+    assert report["looks"] > 1 or not moving
+    # it was not empty
+    assert sum(row["status"] == "exact" for row in report["rows"]) > 50
+    return len(moving)
+
+
+def churned(folder: Path, kernel: str, audits: int) -> None:
+    with kept(folder, kernel, *CHURN) as qmp:
+        moved = [check_found_nothing(from_outside(qmp), "qemu") for _ in range(audits)]
+    assert sum(map(bool, moved)) > audits // 2
+
+
+def test_under_churn_from_outside(tmp_path: Path) -> None:
+    churned(tmp_path, NEWEST, 8)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kernel", [*DEBIAN_KERNELS, *LAB_KERNEL])
+def test_under_churn_from_outside_for_long(tmp_path: Path, kernel: str) -> None:
+    churned(tmp_path, kernel, 20)
+
+
+#: Few CPUs: they are emulated, and the audit runs on them, too.
+SMALL = ("--nodes", "2", "--cpus", "2", "--memory", "384M", "--workload", "churn")
+
+
+@pytest.mark.parametrize("kernel", LAB_KERNEL)
+def test_under_churn_from_inside(kernel: str) -> None:
+    *audited, unprivileged = from_inside(kernel, 2, *SMALL)
+    assert len(audited) == 2
+    for one in audited:
+        check_found_nothing(one, "live")
+    # whoever may not read it is told in one line what to do
+    assert (unprivileged["status"], unprivileged["report"]) == (2, None)
+    (line,) = unprivileged["said"].splitlines()
+    assert "no permission to read /proc/kcore: run as root (sudo)" in line
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kernel", [NEWEST, *LAB_KERNEL])
+def test_under_churn_from_inside_for_long(kernel: str) -> None:
+    for one in from_inside(kernel, 15, *SMALL)[:-1]:
+        check_found_nothing(one, "live")
+
+
+def lose(folder: Path) -> None:
+    """Have the module charge a block of pages to a memcg that rests, and forget who pays."""
+    execute(
+        folder,
+        "set -e\ncd /sys/fs/cgroup\necho +memory >cgroup.subtree_control\nmkdir -p planted\n"
+        "charge=/sys/kernel/debug/charge\n"
+        "sh -c 'echo 0 >planted/cgroup.procs; echo pages 1 2 1 >'$charge/make\n"
+        "id=$(tail -n 1 $charge/held | cut -d' ' -f1)\necho lose $id >$charge/make\n",
+    )
+
+
+def check_found_lost(audited: dict[str, Any], blocks: int) -> None:
+    report = audited["report"]
+    assert (audited["status"], report["verdict"]) == (1, "findings")
+    planted = {m["address"] for m in report["memcgs"] if m["path"] == "/planted"}
+    assert {finding["memcg"] for finding in report["findings"]} <= planted
+    found = {f["identity"]: f for f in report["findings"] if f["objcg"] is None}
+    assert found["kmem"]["difference"] == blocks * LOST
+    assert found["kmem"]["item"] == "MEMCG_KMEM"
+    # each block held a reference, to the obj_cgroup of the node that the task was on
+    references = [f for f in report["findings"] if f["identity"] == "references"]
+    assert sum(f["difference"] for f in references) == blocks
+
+
+def faults(folder: Path, kernel: str, runs: int) -> None:
+    module = ROOT / "fixtures" / "modules" / "charge"
+    with kept(folder, kernel, *CHURN, "--module", str(module)) as qmp:
+        for run in range(runs):
+            lose(folder)
+            check_found_lost(from_outside(qmp), run + 1)
+
+
+@pytest.mark.parametrize("kernel", LAB_KERNEL)
+def test_a_fault_is_found_in_the_churn(tmp_path: Path, kernel: str) -> None:
+    faults(tmp_path, kernel, 3)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kernel", LAB_KERNEL)
+def test_a_fault_is_found_in_the_churn_for_long(tmp_path: Path, kernel: str) -> None:
+    faults(tmp_path, kernel, 20)
+
+
+def is_running(folder: Path) -> bool:
+    before = execute(folder, "cat /proc/uptime")
+    time.sleep(0.1)
+    return execute(folder, "cat /proc/uptime") != before
+
+
+@pytest.mark.parametrize("kernel", [NEWEST])
+def test_held_still(tmp_path: Path, kernel: str) -> None:
+    vmlinux = str(kernels.kernel(kernel).vmlinux)
+    with kept(tmp_path, kernel, *CHURN) as qmp:
+        for types in (["--debuginfo", "btf"], ["-s", vmlinux, "--no-default-symbols"]) * 2:
+            audited = from_outside(qmp, "--pause", *types)
+            assert check_found_nothing(audited, "qemu") == 0
+            assert (audited["status"], audited["report"]["looks"]) == (0, 1)
+            assert is_running(tmp_path)
+
+
+def interrupted(qmp: Path, number: int) -> int:
+    """Begin a paused audit, and end it while the guest stands still."""
+    command = [sys.executable, "-m", "memcg_inspect", "--qemu", str(qmp), "--pause", "audit"]
+    hook = "import memcg_inspect.collect.collector as c, time\n" + (
+        "c.read_memcgs = lambda *a, f=c.read_memcgs: (print('reading', flush=True), "
+        "time.sleep(5), f(*a))[-1]\n"
+    )
+    code = (
+        f"{hook}import sys; from memcg_inspect.cli import entry; sys.argv={command[2:]!r}; entry()"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "reading\n"
+        process.send_signal(number)
+        process.stdout.read()
+        return process.wait(timeout=60)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_let_go_in_any_case(tmp_path: Path, number: signal.Signals) -> None:
+    with kept(tmp_path, NEWEST, "--nodes", "1", "--freeze", "none") as qmp:
+        status = interrupted(qmp, number)
+        assert status == (130 if number == signal.SIGINT else 128 + number)
+        assert is_running(tmp_path)
+
+
+def test_progress_on_a_terminal_only(lab: Any) -> None:
+    image = str(lab.image(NEWEST).core)
+    command = [sys.executable, "-m", "memcg_inspect", "audit", "-c", image, "--debuginfo", "btf"]
+    piped = subprocess.run(command, capture_output=True, timeout=120, check=True)
+    assert piped.stderr == b""
+    ours, theirs = pty.openpty()
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=theirs) as process:
+        os.close(theirs)
+        shown = b""
+        while True:
+            try:
+                data = os.read(ours, 4096)
+            except OSError:  # how a terminal says that nobody is left
+                break
+            if not data:
+                break
+            shown += data
+        assert process.wait(timeout=60) == 0
+    os.close(ours)
+    assert b"reading" in shown
+    assert b"%" in shown
