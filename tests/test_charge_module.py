@@ -34,7 +34,9 @@ GUESTS = [
     for kernel, append in (
         ("6.12-lab", ""),
         ("7.3-lab", ""),
+        ("6.12-lab", "sysctl.vm.mem_profiling=1"),
         ("7.3-lab", "sysctl.vm.mem_profiling=1"),
+        ("7.3-lab", "sysctl.vm.mem_profiling=1,compressed"),
     )
     if kernel in BUILT_KERNELS
 ]

@@ -11,6 +11,7 @@ number of what was allocated there and not freed yet. Whatever is allocated refe
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
@@ -29,7 +30,9 @@ __all__ = (
     "read_call_site",
     "read_call_sites",
     "read_left_behind",
+    "proc_version",
     "tag_ranges",
+    "why_no_call_sites",
     "why_not_profiled",
 )
 
@@ -51,11 +54,11 @@ class TagRange(NamedTuple):
 
 
 @per_program
-def why_not_profiled(prog: Program) -> str | None:
+def why_no_call_sites(prog: Program) -> str | None:
     """
-    Return why allocations do not refer to their call sites.
+    Return why the kernel has no call sites.
 
-    :return: ``None`` if they do
+    :return: ``None`` if it has
     """
     # The type may be there without the option, too.
     try:
@@ -66,9 +69,20 @@ def why_not_profiled(prog: Program) -> str | None:
     word = 8 * memory_of(prog).word_size
     if not registered or registered >= (1 << word) - 4095:
         return "this kernel was not booted with allocation profiling (sysctl.vm.mem_profiling)"
-    if not static_key_enabled(prog, "mem_alloc_profiling_key"):
-        return "allocation profiling was off (sysctl vm.mem_profiling)"
     return None
+
+
+@per_program
+def why_not_profiled(prog: Program) -> str | None:
+    """
+    Return why allocations do not refer to their call sites.
+
+    :return: ``None`` if they do
+    """
+    reason = why_no_call_sites(prog)
+    if reason is None and not static_key_enabled(prog, "mem_alloc_profiling_key"):
+        reason = "allocation profiling was off (sysctl vm.mem_profiling)"
+    return reason
 
 
 @per_program
@@ -165,6 +179,31 @@ def read_left_behind(
             address, "?", raw.line, "?", "?", accurate, raw.counters, size_, calls
         )
     return sites
+
+
+def proc_version(prog: Program) -> str | None:
+    """
+    Return the version that the kernel writes into ``/proc/allocinfo``.
+
+    No type tells it, but the text is among the kernel's constants.
+
+    :return: ``None`` if it is not found
+    """
+    memory, head = memory_of(prog), b"allocinfo - version: "
+    try:
+        start = prog.symbol("__start_rodata").address
+        end = prog.symbol("__end_rodata").address
+    except LookupError:
+        return None
+    before = b""
+    for _, data in memory.pieces(start, end - start, memory.word_size):
+        # It may begin in one piece and end in the next.
+        text = before + (data or b"")
+        found = re.search(re.escape(head) + rb"([0-9.]{1,16})\n", text)
+        if found is not None:
+            return found[1].decode()
+        before = text[-64:] if data else b""
+    return None
 
 
 class _Raw(NamedTuple):

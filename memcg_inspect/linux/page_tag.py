@@ -36,10 +36,10 @@ from memcg_inspect.linux.pages import (
 from memcg_inspect.linux.slab import CODETAG_EMPTY
 from memcg_inspect.model import Coverage, ImageError
 
-__all__ = ("PageTagReader", "TaggedPages", "page_ext_bytes")
+__all__ = ("PAGE_EXT_INVALID", "PageTagReader", "TaggedPages", "page_ext_bytes")
 
 #: ``PAGE_EXT_INVALID``.
-_PAGE_EXT_INVALID = 1
+PAGE_EXT_INVALID = 1
 #: ``CODETAG_ID_FIRST``: indexes below it stand for no tag.
 _FIRST_INDEX = 2
 #: What is in the type of a page that has none.
@@ -87,7 +87,7 @@ class _Sections:
             number = pfn_to_section_nr(self._prog, start)
             upto = min(end, int(section_nr_to_pfn(self._prog, number + 1)))
             base = int(pfn_to_section(self._prog, start).page_ext.value_())
-            has_none = not base or base & _PAGE_EXT_INVALID
+            has_none = not base or base & PAGE_EXT_INVALID
             yield start, upto, 0 if has_none else base + self.offset
             start = upto
 

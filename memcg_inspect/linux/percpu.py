@@ -291,6 +291,10 @@ class PercpuReader:
             data = b"".join(w.to_bytes(word, "little") for w in words)
         return int.from_bytes(data, "little") & (1 << bits) - 1
 
+    def units(self, chunk: PcpuChunk) -> int:
+        """Return how many elements the vector of a chunk has."""
+        return (chunk.nr_pages << mem_map(self.prog).page_shift) // MIN_ALLOC_SIZE
+
     def charged(self, chunk: PcpuChunk) -> list[PcpuAlloc]:
         """
         Return the charged allocations of a chunk.
@@ -308,8 +312,7 @@ class PercpuReader:
         if not chunk.vector:
             return []
         found: list[PcpuAlloc] = []
-        units = (chunk.nr_pages << mem_map(self.prog).page_shift) // MIN_ALLOC_SIZE
-        length = units * self.element
+        length = self.units(chunk) * self.element
         whole = True
         for offset, data in self.memory.pieces(chunk.vector, length, self.element):
             if data is None:

@@ -338,9 +338,15 @@ class SlabReader:
 
         :return: ``struct page *``; ``None`` if the vector is inside the slab itself
         """
-        if slab.vector is None:
-            return None
-        page = self.frames.virt_to_page(slab.vector.address)
+        return None if slab.vector is None else self.page_of(slab, slab.vector)
+
+    def page_of(self, slab: Slab, vector: Vector) -> int | None:
+        """
+        Return the page that a vector of a slab begins on.
+
+        :return: ``struct page *``; ``None`` if it is inside the slab itself
+        """
+        page = self.frames.virt_to_page(vector.address)
         inside = slab.page <= page < slab.page + (self.frames.size << slab.order)
         return None if inside else page
 
