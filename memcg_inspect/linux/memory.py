@@ -19,7 +19,7 @@ from drgn import FaultError, PlatformFlags, Program
 
 from memcg_inspect.linux.layout import per_program
 
-__all__ = ("PIECE", "Memory", "memory_of")
+__all__ = ("PIECE", "SMALLEST_PAGE", "Memory", "memory_of")
 
 #: Bytes of one bulk read: the size at which reads of a dump are fastest.
 PIECE = 2 << 20

@@ -26,7 +26,7 @@ from memcg_inspect.linux.attention import STOPPED, attention_of
 from memcg_inspect.linux.layout import has_member
 from memcg_inspect.linux.list import OnFault, list_entries
 from memcg_inspect.linux.memcontrol import accounting
-from memcg_inspect.linux.memory import Memory, memory_of
+from memcg_inspect.linux.memory import SMALLEST_PAGE, Memory, memory_of
 from memcg_inspect.linux.mmzone import mem_map, possible_cpus
 from memcg_inspect.linux.pages import MEMCG_DATA_FLAGS
 from memcg_inspect.linux.percpu_defs import percpu_offsets
@@ -56,6 +56,8 @@ class PcpuChunk(NamedTuple):
     :ivar vector: address of the vector of obj_cgroups; 0 where there is none, as in the
         first chunk and in the reserved one: nothing in them is charged
     :ivar alloc_map, bound_map: the bitmaps, as integers
+    :ivar start, end: bytes into each unit that its allocations lie between; what the first chunk
+        has beyond them belongs to the static variables, and is marked as allocated
     """
 
     address: int
@@ -64,6 +66,8 @@ class PcpuChunk(NamedTuple):
     vector: int
     alloc_map: int
     bound_map: int
+    start: int
+    end: int
 
 
 class PcpuAlloc(NamedTuple):
@@ -109,6 +113,8 @@ class PercpuReader:
     :ivar pages: pages behind the units of all possible CPUs, by node, static ones included
     :ivar allocated: bytes of them that are allocated
     :ivar placement: pages whose node was found, and pages whose node was not
+    :ivar static_size: bytes of each unit before those of the first chunk, static and reserved;
+        ``None`` until chunks were walked, or if that could not be read
     """
 
     def __init__(self, prog: Program) -> None:
@@ -118,6 +124,7 @@ class PercpuReader:
         self.placement = Coverage()
         self.pages: Counter[int] = Counter()
         self.allocated: Counter[int] = Counter()
+        self.static_size: int | None = None
         # Named obj_cgroups, an array of pointers, until commit 24e44cc22aa3 ("mm: percpu:
         # enable per-cpu allocation tagging") (in v6.10).
         if has_member(prog, "struct pcpu_chunk", "obj_exts"):
@@ -246,7 +253,8 @@ class PercpuReader:
 
     def _chunk(self, chunk: Object) -> PcpuChunk:
         nr_pages = int(chunk.nr_pages)
-        bits = (nr_pages << mem_map(self.prog).page_shift) // MIN_ALLOC_SIZE
+        size = nr_pages << mem_map(self.prog).page_shift
+        bits = size // MIN_ALLOC_SIZE
         vector = 0
         if chunk.type_.type.has_member(self._vector):
             vector = int(chunk.member_(self._vector).value_())
@@ -257,13 +265,17 @@ class PercpuReader:
             vector=vector,
             alloc_map=self._bitmap(chunk.alloc_map.value_(), bits),
             bound_map=self._bitmap(chunk.bound_map.value_(), bits + 1),
+            start=int(chunk.start_offset),
+            end=size - int(chunk.end_offset),
         )
 
     def _count_static(self) -> None:
         """Add what lies before the first chunk: static and reserved percpu memory."""
         size = mem_map(self.prog).page_size
         start = self.prog["pcpu_base_addr"].value_()
-        end = self.prog["pcpu_first_chunk"].base_addr.value_()
+        first = self.prog["pcpu_first_chunk"]
+        end = first.base_addr.value_()
+        self.static_size = end - start + int(first.start_offset)
         for address in range(start, end - size + 1, size):
             for offset in self._unit_offsets:
                 nid = self._nid(address + offset)
@@ -309,17 +321,43 @@ class PercpuReader:
 
         A part of the vector that cannot be read is counted.
         """
+        return self._recorded(chunk, [])
+
+    def allocations(self, chunk: PcpuChunk) -> Iterator[PcpuAlloc]:
+        """
+        Walk all allocations of a chunk, whoever pays.
+
+        Those that a part of the vector is about that cannot be read are left out; the part is
+        counted.
+        """
+        lost: list[range] = []
+        recorded = {alloc.offset: alloc for alloc in self._recorded(chunk, lost)}
+        bounds, taken = (f"{bits:b}"[::-1] for bits in (chunk.bound_map, chunk.alloc_map))
+        unit = bounds.find("1")
+        while unit >= 0:
+            end, offset = bounds.find("1", unit + 1), unit * MIN_ALLOC_SIZE
+            if (
+                taken[unit : unit + 1] == "1"
+                and chunk.start <= offset < chunk.end
+                and not any(unit in units for units in lost)
+            ):
+                yield recorded.get(offset) or self._alloc(chunk, unit, 0, 0)
+            unit = end
+
+    def _recorded(self, chunk: PcpuChunk, lost: list[range]) -> list[PcpuAlloc]:
         if not chunk.vector:
             return []
         found: list[PcpuAlloc] = []
-        length = self.units(chunk) * self.element
-        whole = True
+        units = self.units(chunk)
+        length = units * self.element
         for offset, data in self.memory.pieces(chunk.vector, length, self.element):
+            first = offset // self.element
             if data is None:
-                whole = False
+                # A part is a page of the vector, or the end of it.
+                page = SMALLEST_PAGE // self.element
+                lost.append(range(first, min(first + page, units)))
                 continue
             words = self.memory.words(data, self._objcg, self.element)
-            first = offset // self.element
             units_here = range(first, first + len(words))
             if self._codetag is None:
                 for unit in compress(units_here, words):
@@ -328,10 +366,10 @@ class PercpuReader:
             tags = self.memory.words(data, self._codetag, self.element)
             for unit in compress(units_here, map(or_, words, tags)):
                 found.append(self._alloc(chunk, unit, words[unit - first], tags[unit - first]))
-        if whole:
-            self.coverage.read += 1
-        else:
+        if lost:
             self.coverage.miss("objcgs of a percpu chunk", chunk.vector, "not in the image")
+        else:
+            self.coverage.read += 1
         return found
 
     def _alloc(self, chunk: PcpuChunk, unit: int, objcg: int, codetag: int) -> PcpuAlloc:

@@ -17,7 +17,17 @@ from memcg_inspect.views.view import View
 __all__ = ("NAMES", "columns", "views")
 
 #: Modules of this package, in the order in which they are listed for people.
-NAMES = ("slabinfo", "stat", "stock", "tasks", "dying", "rss", "drift", "allocinfo")
+NAMES = (
+    "slabinfo",
+    "percpu",
+    "stat",
+    "stock",
+    "tasks",
+    "dying",
+    "rss",
+    "drift",
+    "allocinfo",
+)
 
 
 def views() -> tuple[View, ...]:
