@@ -51,14 +51,15 @@ def is_settled(looks: Sequence[Judgement]) -> bool:
     return len(looks) >= STILL and all(map(_stands_still, stubborn))
 
 
-def settle(looks: Sequence[Judgement]) -> Judgement:
+def settle(looks: Sequence[Judgement], is_whole: bool) -> Judgement:
     """
     Make one judgement of several.
 
     :param looks: at least one, the last of which shows what was found last
+    :param is_whole: whether everything could be read, in one look or another
     """
     last = looks[-1]
-    rows = [_settled(history) for history in _histories(looks).values()]
+    rows = [_settled(history, is_whole) for history in _histories(looks).values()]
     identities = []
     for identity in last.identities:
         if identity.status == "not-kept":
@@ -127,14 +128,18 @@ def _stands_still(history: _History) -> bool:
     )
 
 
-def _settled(history: _History) -> Row:
+def _settled(history: _History, is_whole: bool) -> Row:
     rows = history.rows
     for row in reversed(rows):
         if row.status in ("exact", "in-flight"):
             return row
     last = rows[-1]
     if all(row.status == "unverifiable" for row in rows):
-        return last
+        if not is_whole:
+            return last
+        return replace(
+            last, status="moving", reason=f"something else was gone in each of {len(rows)} looks"
+        )
     needed = STILL if _stands_still(history) else MOVING
     if _is_stubborn(history) and history.looks >= needed:
         return last

@@ -83,11 +83,13 @@ def _is_enough(looks: Sequence[_Look]) -> bool:
 
 def _report(prog: Program, clock: Clock, looks: Sequence[_Look]) -> Report:
     snapshot = looks[-1].snapshot
-    judged = settle([look.judged for look in looks]) if len(looks) > 1 else looks[0].judged
     coverage = {
         name: common_coverage([look.snapshot.coverage.get(name, Coverage()) for look in looks])
         for name in snapshot.coverage
     }
+    is_whole = not any(c.unreadable for c in coverage.values())
+    every = [look.judged for look in looks]
+    judged = settle(every, is_whole) if len(looks) > 1 else every[0]
     with clock.measure("evidence"):
         suspects = {lead.suspect for lead in judged.leads if lead.suspect is not None}
         evidence = find_evidence(prog, snapshot, suspects) if suspects else {}

@@ -35,7 +35,7 @@ def check_found_nothing(audited: dict[str, Any], source: str) -> int:
     assert (audited["status"], report["verdict"]) in ((0, "exact"), (3, "moving"))
     moving = [row for row in report["rows"] if row["status"] == "moving"]
     for row in moving:
-        assert f"of {report['looks']} looks" in row["reason"]
+        assert f"{report['looks']} looks" in row["reason"]
     assert {row["status"] for row in report["rows"]} <= {"exact", "in-flight", "moving"}
     assert (audited["status"] == 3) == bool(moving)
     assert report["looks"] > 1 or not moving
