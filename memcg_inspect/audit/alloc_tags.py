@@ -76,9 +76,13 @@ def _rows(
     found: tuple[Mapping[str, int], Mapping[str, int]],
     is_shared: bool,
 ) -> Iterator[Row]:
-    # A reference to what is no call site is in no counter.
-    counted = (0, 0) if site is None else (site.bytes, site.calls)
     gap = profile.gap
+    counted: tuple[int | None, int | None] = (None, None)
+    if site is not None:
+        counted = site.bytes, site.calls
+    elif gap is None:
+        # A reference to what is no call site is in no counter. With a gap it may be missing.
+        counted = (0, 0)
     if is_shared:
         gap = "several call sites share one counter"
     for unit, sizes, counter in zip(("bytes", "references"), found, counted, strict=True):

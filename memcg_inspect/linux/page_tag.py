@@ -237,8 +237,9 @@ class PageTagReader:
                 self.coverage.miss("page_ext of pages", base + first * size + offset, "missing")
                 tags += [0] * parts
             else:
-                tags += self.memory.words(data, 0, size)
-        self.coverage.read += end - first
+                words = self.memory.words(data, 0, size)
+                tags += words
+                self.coverage.read += len(words)
         return [tag if tag > CODETAG_EMPTY else 0 for tag in tags]
 
     def _blocks(self, raw: RawPiece, tags: list[int]) -> dict[int, int]:
@@ -269,15 +270,19 @@ class PageTagReader:
 
     def _order(self, first: int) -> int:
         pfn, order = self.frames.pfn(first), 0
+        # Where not all free pages are known, a free one would be taken for a part of the block.
+        cached = self._cached
+        if self.free.unreadable:
+            return 0
         while not pfn >> order & 1:
-            if self._begins(first + (self.frames.size << order)):
+            if self._begins(first + (self.frames.size << order), cached):
                 break
             order += 1
         return order
 
-    def _begins(self, page: int) -> bool:
+    def _begins(self, page: int, cached: set[int]) -> bool:
         """Whether a page is the first of some block."""
-        if page in self._cached:
+        if page in cached:
             return True
         try:
             raw = self.memory.read(page, self.frames.size)
