@@ -53,20 +53,21 @@ def mapping_name(prog: Program, mapping: int, swap_cache: bool) -> str:
     return path if int(inode.i_nlink) else f"{path} (deleted)"
 
 
-def dentry_name(dentry: Object) -> str:
+def dentry_name(dentry: Object, mount: Object | None = None) -> str:
     """
-    Return the path of a dentry, through any mount of its file system.
+    Return the path of a dentry.
 
     :param dentry: ``struct dentry *``
+    :param mount: ``struct vfsmount *`` through which it is seen; any, if it is not given
     :raises drgn.FaultError: if it cannot be read
     """
     try:
         operations = dentry.d_op.read_()
-        # Such files have names without folders: memfd:NAME, socket:[1].
-        has_own_name = bool(operations and operations.d_dname)
-        path = dentry_path(dentry) if has_own_name else d_path(dentry)
-        if has_own_name and not path:
-            path = dentry.d_name.name.string_()
+        if operations and operations.d_dname:
+            # Such files have names without folders: memfd:NAME.
+            path = dentry_path(dentry) or dentry.d_name.name.string_()
+        else:
+            path = d_path(dentry) if mount is None else d_path(mount, dentry)
     except ValueError as error:  # mounted nowhere
         raise FaultError(str(error), dentry.value_()) from None
-    return path.decode(errors="backslashreplace")
+    return str(path.decode(errors="backslashreplace"))

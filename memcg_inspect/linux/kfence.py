@@ -9,16 +9,48 @@ one object, but is in no counter of slabs.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from drgn import FaultError, Program, TypeKind, offsetof, sizeof
 
 from memcg_inspect.linux.layout import per_program
 from memcg_inspect.linux.memory import memory_of
 from memcg_inspect.linux.mmzone import mem_map
 
-__all__ = ("kfence_pages",)
+__all__ = ("KfenceObject", "kfence_object", "kfence_pages")
 
 #: More objects than any pool has: CONFIG_KFENCE_NUM_OBJECTS is at most 65535.
 _MOST_OBJECTS = 65535
+
+
+class KfenceObject(NamedTuple):
+    """
+    The one object of a page of the pool.
+
+    :ivar state: of ``enum kfence_object_state``, without its prefix
+    """
+
+    address: int
+    size: int
+    state: str
+
+
+def kfence_object(prog: Program, page: int) -> KfenceObject | None:
+    """
+    Return the object of a page of the pool; it begins wherever it suits kfence.
+
+    :param page: ``struct page *``
+    :return: ``None`` for guard pages
+    :raises drgn.FaultError: if it cannot be read
+    """
+    number, is_guard = divmod(kfence_pages(prog).index(page) - 2, 2)
+    if number < 0 or is_guard:
+        return None
+    metadata = prog["kfence_metadata"][number].read_()
+    state = str(metadata.state.format_(type_name=False))
+    return KfenceObject(
+        int(metadata.addr), int(metadata.size), state.removeprefix("KFENCE_OBJECT_").lower()
+    )
 
 
 @per_program

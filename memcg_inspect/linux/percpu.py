@@ -232,6 +232,12 @@ class PercpuReader:
         unit = self._unit_offsets[possible_cpus(self.prog).index(cpu)]
         return (alloc.chunk.base + alloc.offset + unit) % (1 << 8 * self.memory.word_size)
 
+    def node(self, place: PcpuPlace) -> int:
+        """Return the node that backs a CPU's copy; ``NUMA_NO_NODE`` for a pointer."""
+        if place.cpu is None:
+            return NUMA_NO_NODE
+        return self._nid(place.pointer + percpu_offsets(self.prog)[place.cpu])
+
     def alloc_at(self, chunk: PcpuChunk, offset: int) -> PcpuAlloc | None:
         """
         Return the allocation at an offset of a chunk, charged or not.

@@ -20,7 +20,15 @@ from memcg_inspect.linux.memory import memory_of
 from memcg_inspect.linux.mmzone import possible_nodes
 from memcg_inspect.model import Coverage, TaskCharge
 
-__all__ = ("Thread", "caches_objcg", "find_tasks", "read_tasks", "read_threads")
+__all__ = (
+    "Thread",
+    "caches_objcg",
+    "find_tasks",
+    "read_task",
+    "read_tasks",
+    "read_threads",
+    "task_of_stack",
+)
 
 #: ``CURRENT_OBJCG_UPDATE_FLAG``: what is cached is stale, but may hold a reference.
 OBJCG_UPDATE_FLAG = 1
@@ -92,6 +100,38 @@ def read_tasks(prog: Program, coverage: Coverage) -> Iterator[TaskCharge]:
             coverage.read += 1
         except FaultError as error:
             coverage.miss("task", error.address, str(error))
+
+
+def read_task(prog: Program, address: int) -> TaskCharge:
+    """
+    Read one task.
+
+    :param address: ``struct task_struct *``
+    :raises drgn.FaultError: if it cannot be read
+    """
+    task = Object(prog, "struct task_struct *", address)
+    return _task(task, constant(prog, "memory_cgrp_id") or 0)
+
+
+def task_of_stack(prog: Program, address: int, coverage: Coverage) -> int | None:
+    """
+    Return the task that has a stack. Walks all tasks.
+
+    :param address: of the lowest byte of the stack
+    :return: ``struct task_struct *``; ``None`` if none has it
+    """
+
+    def missed(error: FaultError) -> None:
+        coverage.miss("task", error.address, str(error))
+
+    for task in find_tasks(prog, missed):
+        try:
+            if task.stack.value_() == address:
+                return int(task.value_())
+            coverage.read += 1
+        except FaultError as error:
+            missed(error)
+    return None
 
 
 def _task(task: Object, subsys: int) -> TaskCharge:

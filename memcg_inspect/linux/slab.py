@@ -329,6 +329,30 @@ class SlabReader:
         for number in range(slab.objects):
             yield first + number * slab.cache.size
 
+    def number(self, slab: Slab, address: int) -> int | None:
+        """Return the index of the object at an address; ``None`` if it is in none of them."""
+        if not slab.cache.size:
+            return None
+        number = (address - self._first_object(slab)) // slab.cache.size
+        return number if 0 <= number < slab.objects else None
+
+    def address(self, slab: Slab, number: int) -> int:
+        """Return the address of an object, by its index."""
+        return self._first_object(slab) + number * slab.cache.size
+
+    def objcg(self, slab: Slab, number: int) -> int:
+        """
+        Return whom an object is charged to.
+
+        :param number: its index in the slab
+        :return: ``struct obj_cgroup *``; 0 for nobody
+        :raises drgn.FaultError: if that cannot be read
+        """
+        if slab.vector is None:
+            return 0
+        word = self.memory.word(slab.vector.address + number * slab.vector.stride)
+        return word & ~MEMCG_DATA_FLAGS
+
     def _first_object(self, slab: Slab) -> int:
         return self.frames.virt(slab.page) + slab.cache.red_left_pad
 

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from drgn import FaultError, Object, ObjectAbsentError, Program, offsetof, sizeof
-from drgn.helpers.linux.mm import virt_to_page
+from drgn.helpers.linux.mm import find_vmap_area, virt_to_page
 
 from memcg_inspect.linux.layout import has_member, per_program
 from memcg_inspect.linux.list import OnFault, list_entries
@@ -24,7 +24,7 @@ from memcg_inspect.linux.memory import memory_of
 from memcg_inspect.linux.sched import find_tasks
 from memcg_inspect.model import Coverage
 
-__all__ = ("VmArea", "stack_blocks", "thread_size", "vm_areas")
+__all__ = ("VmArea", "VmMapping", "find_mapping", "stack_blocks", "thread_size", "vm_areas")
 
 #: ``VM_ALLOC``, of :linux:`include/linux/vmalloc.h`.
 VM_ALLOC = 0x2
@@ -42,6 +42,55 @@ class VmArea(NamedTuple):
     address: int
     pages: list[int]
     is_stack: bool
+
+
+#: Flags in ``vm_struct.flags``, of the same file; they are macros.
+_VM_FLAGS = {
+    0x1: "ioremap",
+    VM_ALLOC: "vmalloc",
+    0x4: "vmap",
+    0x8: "mapped to user space",
+    0x10: "coherent DMA",
+    0x1000: "percpu or other sparse area",
+}
+
+
+class VmMapping(NamedTuple):
+    """
+    The area that an address is in.
+
+    :ivar start, end: addresses, the guard page included in it
+    :ivar uses: what its flags say
+    :ivar caller: address in the code that asked for it
+    :ivar pages: its ``struct page *``, one for each page; empty where it keeps no list of them
+    """
+
+    start: int
+    end: int
+    uses: tuple[str, ...]
+    caller: int
+    pages: list[int]
+
+
+def find_mapping(prog: Program, address: int) -> VmMapping | None:
+    """
+    Find the area that an address is in, through the kernel's tree.
+
+    :raises drgn.FaultError: if it cannot be read
+    """
+    area = find_vmap_area(prog, address)
+    vm = area.vm.read_() if area else None
+    if not vm:
+        return None
+    flags, memory = int(vm.flags), memory_of(prog)
+    pages, count = vm.pages.value_(), int(vm.nr_pages)
+    return VmMapping(
+        start=int(area.va_start),
+        end=int(area.va_end),
+        uses=tuple(name for bit, name in _VM_FLAGS.items() if flags & bit),
+        caller=vm.caller.value_(),
+        pages=memory.words(memory.read(pages, count * memory.word_size)) if pages else [],
+    )
 
 
 @per_program

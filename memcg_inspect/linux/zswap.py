@@ -21,7 +21,7 @@ from memcg_inspect.linux.pages import MEMCG_DATA_FLAGS
 from memcg_inspect.linux.xarray import xa_entries
 from memcg_inspect.model import NUMA_NO_NODE, Coverage
 
-__all__ = ("ZswapEntry", "ZswapReader")
+__all__ = ("ZswapEntry", "ZswapPart", "ZswapReader")
 
 #: Physical address bits that zsmalloc's object locations have room for on 64-bit machines,
 #: ``MAX_POSSIBLE_PHYSMEM_BITS``: x86-64 and arm64; x86-64 without 5-level page tables (before
@@ -45,11 +45,26 @@ class ZswapEntry(NamedTuple):
     objcg: int
 
 
+class ZswapPart(NamedTuple):
+    """
+    A part of an entry's data, on one page.
+
+    :ivar page: ``struct page *``
+    :ivar offset: bytes into the page
+    """
+
+    page: int
+    nid: int
+    offset: int
+    length: int
+
+
 class ZswapReader:
     """
     Reads the entries of all swap devices.
 
     :ivar coverage: entries read, and parts of the trees that could not be read
+    :ivar entry_size: ``sizeof(struct zswap_entry)``, 0 in kernels without zswap
     :ivar placement: entries whose data was found on pages, and those whose was not
     """
 
@@ -59,10 +74,11 @@ class ZswapReader:
         self.coverage = Coverage()
         self.placement = Coverage()
         self.has_zswap = has_type(prog, "struct zswap_entry")
+        self.entry_size = 0
         if not self.has_zswap:
             return
         entry = prog.type("struct zswap_entry")
-        self._entry_size = sizeof(entry)
+        self.entry_size = sizeof(entry)
         self._length = offsetof(entry, "length")
         self._handle = offsetof(entry, "handle")
         self._objcg = offsetof(entry, "objcg")
@@ -72,21 +88,32 @@ class ZswapReader:
         """Walk all entries."""
         if not self.has_zswap:
             return
-        for address in self._addresses():
+        for address in self.addresses():
             try:
-                data = self.memory.read(address, self._entry_size)
+                yield self.entry(address)
             except FaultError as error:
                 self.coverage.miss("zswap entry", address, str(error))
                 continue
             self.coverage.read += 1
-            yield ZswapEntry(
-                address=address,
-                length=int.from_bytes(data[self._length : self._length + 4], self.memory.order),
-                handle=self.memory.word_at(data, self._handle),
-                objcg=self.memory.word_at(data, self._objcg) & ~MEMCG_DATA_FLAGS,
-            )
 
-    def _addresses(self) -> Iterator[int]:
+    def entry(self, address: int) -> ZswapEntry:
+        """
+        Read one entry, on a kernel that has zswap.
+
+        :param address: ``struct zswap_entry *``
+        :raises drgn.FaultError: if it cannot be read
+        """
+        data = self.memory.read(address, self.entry_size)
+        return ZswapEntry(
+            address=address,
+            length=int.from_bytes(data[self._length : self._length + 4], self.memory.order),
+            handle=self.memory.word_at(data, self._handle),
+            objcg=self.memory.word_at(data, self._objcg) & ~MEMCG_DATA_FLAGS,
+        )
+
+    def addresses(self) -> Iterator[int]:
+        """Walk the addresses of all entries, ``struct zswap_entry *``."""
+
         def missed(error: FaultError) -> None:
             self.coverage.miss("tree of zswap entries", error.address, str(error))
 
@@ -117,13 +144,37 @@ class ZswapReader:
         """Return the bytes of an entry's data by the node of the page that holds them."""
         if not entry.length:
             return {}
+        parts = self.parts(entry)
+        if parts is None:
+            return {NUMA_NO_NODE: entry.length}
+        nodes: dict[int, int] = {}
+        for part in parts:
+            nodes[part.nid] = nodes.get(part.nid, 0) + part.length
+        return nodes
+
+    def parts(self, entry: ZswapEntry) -> list[ZswapPart] | None:
+        """Return where an entry's data is; ``None`` if it was not found, which is counted."""
         try:
-            nodes = self._locations.nodes(entry)
+            parts = self._locations.parts(entry)
             self.placement.read += 1
+            return parts
         except (FaultError, LookupError, ValueError) as error:
             self.placement.miss("data of a zswap entry", entry.address, str(error))
-            nodes = {NUMA_NO_NODE: entry.length}
-        return nodes
+            return None
+
+    def owner(self, page: int, offset: int) -> ZswapEntry | None:
+        """
+        Find the entry whose data is at a place. Walks all entries: nothing leads from the data
+        to what it is of.
+
+        :param page: ``struct page *``
+        :param offset: bytes into the page
+        """
+        for entry in self.entries():
+            for part in self.parts(entry) or () if entry.length else ():
+                if part.page == page and part.offset <= offset < part.offset + part.length:
+                    return entry
+        return None
 
 
 class _Locations:
@@ -151,34 +202,34 @@ class _Locations:
         )
         self._zspages: dict[int, tuple[int, list[int]]] = {}
 
-    def nodes(self, entry: ZswapEntry) -> dict[int, int]:
+    def parts(self, entry: ZswapEntry) -> list[ZswapPart]:
         """:raises ValueError: if the handle leads to no zsmalloc object"""
         for shift in self._shifts:
             self._shift = shift
             try:
-                nodes = self._nodes(entry)
+                parts = self._parts(entry)
             except (FaultError, LookupError, ValueError):
                 if shift == self._shifts[-1]:
                     raise
                 continue
             self._shifts = (shift,)  # known from now on
-            return nodes
+            return parts
         raise ValueError("no object is there")
 
-    def _nodes(self, entry: ZswapEntry) -> dict[int, int]:
+    def _parts(self, entry: ZswapEntry) -> list[ZswapPart]:
         location = self.memory.word(entry.handle)
         page = self.frames.page(location >> self._shift)
         size, pages = self._pages_of(page)
         offset = self._offset(location, entry, page, size, pages)
-        nodes: dict[int, int] = {}
+        parts: list[ZswapPart] = []
         at, end, page_size = offset, offset + entry.length, self.frames.page_size
         while at < end:
             upto = min(end, (at // page_size + 1) * page_size)
-            flags = self.memory.word(pages[at // page_size] + self.frames.flags)
-            nid = self.frames.nid(flags)
-            nodes[nid] = nodes.get(nid, 0) + upto - at
+            held = pages[at // page_size]
+            nid = self.frames.nid(self.memory.word(held + self.frames.flags))
+            parts.append(ZswapPart(held, nid, at % page_size, upto - at))
             at = upto
-        return nodes
+        return parts
 
     def _pages_of(self, page: int) -> tuple[int, list[int]]:
         """Size of the objects, and the pages, of the zspage that a page belongs to."""

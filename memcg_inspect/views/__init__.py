@@ -27,6 +27,7 @@ NAMES = (
     "rss",
     "drift",
     "allocinfo",
+    "who",
 )
 
 

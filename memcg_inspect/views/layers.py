@@ -1,0 +1,368 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+"""
+What is at an address, layer by layer
+-------------------------------------
+
+From the page, or the area, to the object in it and what that is for. Only what leads there is
+read; where nothing leads back from a thing to its owner, all owners are gone over, and the
+method says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from functools import cached_property
+
+from drgn import FaultError, Program
+from drgn.helpers.linux.slab import slab_object_info
+
+from memcg_inspect.linux.fs import mapping_name
+from memcg_inspect.linux.kfence import kfence_object, kfence_pages
+from memcg_inspect.linux.layout import has_member
+from memcg_inspect.linux.memcontrol import accounting
+from memcg_inspect.linux.mmzone import mem_map
+from memcg_inspect.linux.page_info import (
+    PageInfo,
+    count_payers,
+    page_at,
+    page_behind,
+    read_page,
+)
+from memcg_inspect.linux.percpu import PcpuAlloc, PcpuPlace, PercpuReader
+from memcg_inspect.linux.sched import read_task, task_of_stack
+from memcg_inspect.linux.site import SiteFinder
+from memcg_inspect.linux.slab import Slab, SlabReader
+from memcg_inspect.linux.vmalloc import find_mapping, thread_size
+from memcg_inspect.model import CallSite
+from memcg_inspect.tables import NotRead, Value
+from memcg_inspect.views.payers import Payers
+from memcg_inspect.views.things import Layer, Things
+
+__all__ = ("Layers",)
+
+#: How page types are told to people, where their names alone do not tell.
+_TYPES = {
+    "buddy": "free",
+    "table": "page table",
+    "large_kmalloc": "large kmalloc",
+    "zsmalloc": "compressed pages (zsmalloc)",
+}
+
+
+class Layers:
+    """Finds the layers of addresses."""
+
+    def __init__(self, prog: Program, payers: Payers) -> None:
+        self.prog = prog
+        self.payers = payers
+        self.coverage = payers.coverage
+        self.frames = mem_map(prog)
+        self.slabs = SlabReader(prog)
+        self.sites = SiteFinder(prog)
+        self.coverage["slab"], self.coverage["sites"] = self.slabs.coverage, self.sites.coverage
+        self.things = Things(prog, payers, self.slabs)
+
+    def of(self, address: int) -> list[Layer]:
+        """Return the layers of an address, the outermost first; empty if it is of nothing."""
+        finders: tuple[Callable[[int], Iterable[Layer]], ...] = (
+            self._symbol,
+            self._struct_page,
+            self._mapping,
+            self._direct_map,
+            self._percpu,
+        )
+        layers: list[Layer] = []
+        for find in finders:
+            try:
+                # One at a time: what comes before a fault is known all the same.
+                for layer in find(address):
+                    layers.append(layer)
+            except FaultError as error:
+                self.coverage["layers"].miss("layer of an address", error.address, str(error))
+        self.coverage["layers"].read += len(layers)
+        return layers
+
+    def _symbol(self, address: int) -> Iterator[Layer]:
+        try:
+            symbol = self.prog.symbol(address)
+        except LookupError:
+            return
+        yield Layer("symbol", symbol.name, symbol.address, address - symbol.address, symbol.size)
+
+    def _struct_page(self, address: int) -> Iterator[Layer]:
+        page = page_at(self.prog, address)
+        if page is not None:
+            pfn = self.frames.pfn(page)
+            what = f"of page frame {pfn:#x}"
+            yield Layer("struct page", what, page, address - page, self.frames.size)
+            yield from self._page(read_page(self.prog, page), None)
+
+    def _direct_map(self, address: int) -> Iterator[Layer]:
+        page = page_behind(self.prog, address)
+        if page is not None:
+            yield from self._page(read_page(self.prog, page), address)
+
+    def _page(self, info: PageInfo, address: int | None) -> Iterator[Layer]:
+        """
+        A page and all that it is used for.
+
+        :param address: in the direct map; ``None`` if the page as a whole is meant
+        """
+        start, size = self.frames.virt(info.head), self.frames.page_size << info.order
+        at = self.frames.virt(info.page) if address is None else address
+        yield Layer(
+            "page",
+            f"{_use(info)}; page frame {info.pfn:#x}",
+            start,
+            at - start,
+            size,
+            info.nid,
+            *((None, None) if info.slab else (info.payer, self._charge(info.payer, size))),
+        )
+        if info.slab is not None:
+            yield from self._slab(info, address)
+        elif info.payer and not info.is_kmem:
+            yield self._file(info)
+        elif address is not None and self._may_be_zsmalloc(info):
+            yield from self._zswap(info, address)
+        # Slabs, large kmallocs and page tables of 7.x are in use, and not counted as held.
+        is_used = info.type or info.payer or info.refs > 0
+        if is_used and info.slab is None and info.type != "buddy":
+            yield from self._code(self.sites.of_page(info.head))
+        if address is not None and not info.type and not info.order:
+            yield from self._stack_block(address)
+
+    def _charge(self, payer: int, size: int) -> int:
+        """What is charged for something: nothing to the root."""
+        if not payer:
+            return 0
+        objcg = self.payers.objcg(payer) if payer not in self.payers.memcgs else None
+        memcg = self.payers.memcgs.get(payer)
+        is_root = objcg.is_root if objcg else memcg is not None and memcg.parent is None
+        return 0 if is_root else size
+
+    def _file(self, info: PageInfo) -> Layer:
+        offset = info.pgoff * self.frames.page_size
+        try:
+            name: Value = mapping_name(self.prog, info.mapping, info.swap_cache)
+        except FaultError as error:
+            self.coverage["files"].miss("file of a user page", error.address, str(error))
+            name = NotRead("the file could not be read")
+        is_file = bool(info.mapping) and not info.mapping & 3
+        return Layer("file", name, offset=offset if is_file else None)
+
+    def _code(self, site: CallSite | None) -> Iterator[Layer]:
+        if site is not None:
+            module = f" [{site.module}]" if site.module else ""
+            yield Layer("allocated at", f"{site.site}{module} {site.function}()", site.address)
+
+    def _slab(self, info: PageInfo, address: int | None) -> Iterator[Layer]:
+        assert info.slab is not None
+        slab = self.slabs.slab(info.slab)
+        if slab is None:
+            return  # counted
+        start = self.frames.virt(slab.page)
+        is_kfence = slab.page in kfence_pages(self.prog)
+        yield Layer(
+            "slab",
+            f"{slab.cache.name}: "
+            + ("kfence" if is_kfence else f"{slab.inuse} of {slab.objects} objects taken"),
+            start,
+            None if address is None else address - start,
+            self.frames.page_size << slab.order,
+            slab.nid,
+        )
+        if address is None:
+            return
+        if is_kfence:
+            yield from self._kfence(slab, address)
+            return
+        number = self.slabs.number(slab, address)
+        if number is None:
+            yield Layer("object", "none: what is beside the objects of a slab")
+            return
+        objcg = self.slabs.objcg(slab, number)
+        is_free = self._is_free(address)
+        state = {None: "state not known", True: "free", False: "allocated"}[is_free]
+        if is_free and objcg:
+            state = "freed, and charged until RCU lets go of it"
+        yield from self._object(slab, number, address, objcg, state)
+        if is_free is not True:
+            yield from self.things.of(slab, self.slabs.address(slab, number), address)
+
+    def _object(
+        self, slab: Slab, number: int, address: int, objcg: int, state: str
+    ) -> Iterator[Layer]:
+        start = self.slabs.address(slab, number)
+        yield Layer(
+            "object",
+            f"{slab.cache.name} [{number}], {state}",
+            start,
+            address - start,
+            slab.cache.size,
+            slab.nid,
+            objcg,
+            self._charge(objcg, slab.cache.charge),
+        )
+        yield from self._code(self.sites.of_slab_object(slab, number))
+
+    def _is_free(self, address: int) -> bool | None:
+        """Whether an object is free, those that CPUs keep included."""
+        try:
+            info = slab_object_info(self.prog, address)
+        except Exception as error:  # whatever the lists of a cache look like
+            self.coverage["states"].miss("state of a slab object", address, str(error))
+            return None
+        return None if info is None or info.allocated is None else not info.allocated
+
+    def _kfence(self, slab: Slab, address: int) -> Iterator[Layer]:
+        thing = kfence_object(self.prog, slab.page)
+        if thing is None:
+            return
+        objcg = self.slabs.objcg(slab, 0)
+        yield Layer(
+            "object",
+            f"{slab.cache.name}, {thing.state}, kept apart by kfence",
+            thing.address,
+            address - thing.address,
+            thing.size,
+            slab.nid,
+            objcg,
+            self._charge(objcg, slab.cache.charge),
+        )
+        if thing.state == "allocated":
+            yield from self.things.of(slab, thing.address, address)
+
+    def _may_be_zsmalloc(self, info: PageInfo) -> bool:
+        # Before 6.12 such pages have no type: only the owners of data tell.
+        has_type = info.type == "zsmalloc"
+        return has_type or (not info.type and not info.payer and bool(info.mapping & 2))
+
+    def _zswap(self, info: PageInfo, address: int) -> Iterator[Layer]:
+        # All entries of zswap are gone over.
+        entry = self.things.zswap.owner(info.page, address % self.frames.page_size)
+        if entry is not None:
+            yield from self.things.zswap_entry(entry)
+
+    def _mapping(self, address: int) -> Iterator[Layer]:
+        mapping = find_mapping(self.prog, address)
+        if mapping is None:
+            return
+        yield Layer(
+            "vmalloc area",
+            f"{', '.join(mapping.uses) or 'no use is told'}, by {self._code_at(mapping.caller)}",
+            mapping.start,
+            address - mapping.start,
+            mapping.end - mapping.start,
+        )
+        if not mapping.pages:
+            return
+        for (payer, nid), count in count_payers(
+            self.prog, mapping.pages, self.coverage["pages"]
+        ).items():
+            size = count * self.frames.page_size
+            what = f"{count} {'page' if count == 1 else 'pages'}"
+            charged = self._charge(payer, size)
+            yield Layer("pages", what, size=size, nid=nid, payer=payer, charged=charged)
+        yield from self._stack(mapping.start, address)
+        number = (address - mapping.start) // self.frames.page_size
+        if number >= len(mapping.pages):
+            yield Layer("guard page", "nothing is mapped here")
+            return
+        page = mapping.pages[number]
+        inside = self.frames.virt(page) + address % self.frames.page_size
+        yield from self._page(read_page(self.prog, page), inside)
+
+    def _code_at(self, address: int) -> str:
+        try:
+            symbol = self.prog.symbol(address)
+        except LookupError:
+            return f"{address:#x}"
+        return f"{symbol.name}+{address - symbol.address:#x}"
+
+    def _stack(self, start: int, address: int) -> Iterator[Layer]:
+        # All tasks are gone over: a stack does not tell whose it is.
+        found = task_of_stack(self.prog, start, self.coverage["tasks"])
+        if found is not None:
+            task = read_task(self.prog, found)
+            what = f"of task {task.pid} ({task.comm})"
+            size = thread_size(self.prog)
+            yield Layer("kernel stack", what, start, address - start, size)
+
+    def _stack_block(self, address: int) -> Iterator[Layer]:
+        """Stacks that are blocks of pages; the first one is charged for all."""
+        if has_member(self.prog, "struct task_struct", "stack_vm_area"):
+            return
+        size = thread_size(self.prog)
+        start = address - address % size
+        for layer in self._stack(start, address):
+            first = read_page(self.prog, self.frames.virt_to_page(start))
+            charged = self._charge(first.payer, size)
+            yield layer._replace(nid=first.nid, payer=first.payer, charged=charged)
+
+    @cached_property
+    def _percpu_reader(self) -> PercpuReader:
+        reader = PercpuReader(self.prog)
+        self.coverage["percpu"], self.coverage["percpu_nodes"] = reader.coverage, reader.placement
+        return reader
+
+    def _percpu(self, address: int) -> Iterator[Layer]:
+        reader = self._percpu_reader
+        for place in reader.find(address):
+            copy = "__percpu pointer" if place.cpu is None else f"copy of CPU {place.cpu}"
+            nid = None if place.cpu is None else reader.node(place)
+            alloc = None
+            if place.chunk is not None:
+                alloc = reader.alloc_at(place.chunk, place.offset)
+            if alloc is not None:
+                yield from self._percpu_alloc(place, alloc, copy, nid, address)
+            elif place.chunk is not None:
+                yield Layer("percpu", f"{copy}: nothing is allocated here", nid=nid)
+            else:
+                what = f"{copy}: static variable {self._code_at(place.pointer)}"
+                yield Layer("percpu", what, nid=nid)
+
+    def _percpu_alloc(
+        self, place: PcpuPlace, alloc: PcpuAlloc, copy: str, nid: int | None, address: int
+    ) -> Iterator[Layer]:
+        reader, into = self._percpu_reader, place.offset - alloc.offset
+        pointer = reader.pointer(alloc)
+        charge = self._charge(alloc.objcg, reader.charge(alloc))
+        yield Layer(
+            "percpu",
+            copy if place.cpu is None else f"{copy} of __percpu pointer {pointer:#x}",
+            address - into,
+            into,
+            alloc.size,
+            nid,
+            alloc.objcg,
+            charge,
+        )
+        data, metadata = reader.data_nodes(alloc), reader.metadata_nodes(alloc)
+        is_by_node = accounting(self.prog) == "kmem-per-node" and alloc.objcg
+        for node in sorted(data):
+            layer = Layer("copies", "of all CPUs", size=data[node], nid=node)
+            if is_by_node:
+                payer = self._sibling(alloc.objcg, node)
+                charged = self._charge(payer, data[node] + metadata[node])
+                layer = layer._replace(payer=payer, charged=charged)
+            yield layer
+        yield from self._code(self.sites.of_percpu(alloc))
+
+    def _sibling(self, address: int, nid: int) -> int:
+        """Where accounting is by node, each part is charged to the obj_cgroup of its node."""
+        objcg = self.payers.objcg(address)
+        siblings = () if objcg is None else objcg.siblings
+        return siblings[nid] if 0 <= nid < len(siblings) else address
+
+
+def _use(info: PageInfo) -> str:
+    if info.type:
+        return _TYPES.get(info.type, info.type)
+    if info.reserved:
+        return "reserved"
+    if info.is_kmem:
+        return "kernel memory"
+    if info.payer:
+        return "user page"
+    return "kernel memory" if info.refs > 0 else "not held: free, or inside a larger block"

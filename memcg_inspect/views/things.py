@@ -1,0 +1,174 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+"""What a slab object is, where its cache or its address tells."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import cached_property
+from typing import NamedTuple
+
+from drgn import FaultError, Object, Program
+
+from memcg_inspect.linux.fs import dentry_name
+from memcg_inspect.linux.memcontrol import objcg_owners, on_default_hierarchy
+from memcg_inspect.linux.mmzone import mem_map
+from memcg_inspect.linux.percpu_refcount import percpu_ref_count
+from memcg_inspect.linux.sched import read_task
+from memcg_inspect.linux.slab import Slab, SlabReader
+from memcg_inspect.linux.sock import SockReader
+from memcg_inspect.linux.zswap import ZswapEntry, ZswapReader
+from memcg_inspect.tables import Value
+from memcg_inspect.views.payers import Payers
+
+__all__ = ("Layer", "Things")
+
+
+class Layer(NamedTuple):
+    """
+    One layer of what is at an address.
+
+    :ivar start: address of the thing
+    :ivar offset: how far into it the address is
+    :ivar size: of the thing
+    :ivar nid: node that backs it
+    :ivar payer: ``struct obj_cgroup *`` or ``struct mem_cgroup *`` that pays for it, or that it
+        belongs to; 0 for nobody
+    :ivar charged: bytes that are charged for it
+    """
+
+    layer: str
+    what: Value
+    start: int | None = None
+    offset: int | None = None
+    size: int | None = None
+    nid: int | None = None
+    payer: int | None = None
+    charged: int | None = None
+
+
+class Things:
+    """Tells what slab objects are."""
+
+    def __init__(self, prog: Program, payers: Payers, slabs: SlabReader) -> None:
+        self.prog = prog
+        self.payers = payers
+        self.slabs = slabs
+        self.coverage = payers.coverage
+        self._caches: dict[str, Callable[[int], Iterator[Layer]]] = {
+            "task_struct": self._task,
+            "dentry": self._dentry,
+            "filp": self._file,
+        }
+
+    def of(self, slab: Slab, start: int, address: int) -> Iterator[Layer]:
+        """
+        Return what an object is; nothing if it is not known.
+
+        :param start: of the object
+        :param address: in the object
+        """
+        found: Iterator[Layer]
+        if start in self.payers.memcgs:
+            found = self._memcg(start)
+        elif start in self.payers.objcgs():
+            found = self._objcg(start)
+        elif slab.cache.address in self._socks.caches:
+            found = self._sock(slab, start)
+        elif slab.cache.name in self._caches:
+            found = self._caches[slab.cache.name](start)
+        elif self._is_zswap_entry(slab, start):
+            found = self.zswap_entry(self.zswap.entry(start))
+        else:
+            return
+        try:
+            for layer in found:
+                is_first = layer.start == start
+                yield layer._replace(offset=address - start) if is_first else layer
+        except FaultError as error:
+            self.coverage["things"].miss("what an object is", error.address, str(error))
+
+    def _memcg(self, address: int) -> Iterator[Layer]:
+        memcg = self.payers.memcgs[address]
+        refcnt = Object(self.prog, "struct mem_cgroup *", address).css.refcnt.address_of_()
+        # The root's are not counted.
+        refs = "" if memcg.parent is None else f", {percpu_ref_count(refcnt)} references"
+        state = "removed" if memcg.state == "dying" else "in use"
+        yield Layer("mem_cgroup", f"{memcg.path}, {state}{refs}", address, payer=address)
+
+    @cached_property
+    def made_for(self) -> dict[int, int]:
+        """For which memcg obj_cgroups were made, where anything tells: addresses of both."""
+        return objcg_owners(self.prog, self.payers.memcgs, self.coverage["owners"])
+
+    def _objcg(self, address: int) -> Iterator[Layer]:
+        objcg = self.payers.objcgs()[address]
+        refs = "unknown" if objcg.refs is None else str(objcg.refs)
+        what = [f"{refs} references" if not objcg.is_root else "of the root, not counted"]
+        what.append(f"{objcg.nr_charged_bytes} bytes left over")
+        made_for = self.made_for.get(address)
+        if made_for is None:
+            what.append("left behind by a memcg that is gone or does not tell")
+        elif made_for != objcg.memcg:
+            what.append(f"left behind by {self.payers.memcgs[made_for].path} at {made_for:#x}")
+        yield Layer("obj_cgroup", ", ".join(what), address, payer=address)
+
+    def _task(self, address: int) -> Iterator[Layer]:
+        task = read_task(self.prog, address)
+        yield Layer("task", f"{task.pid} ({task.comm})", address, payer=task.memcg)
+        for objcg in task.objcgs:
+            if objcg:
+                stale = "stale" if task.stale else "fresh"
+                yield Layer("cached", f"obj_cgroup of the task, {stale}", objcg, payer=objcg)
+
+    @cached_property
+    def _socks(self) -> SockReader:
+        reader = SockReader(self.prog, self.slabs)
+        self.coverage["sock"] = reader.coverage
+        return reader
+
+    def _sock(self, slab: Slab, start: int) -> Iterator[Layer]:
+        name = self._socks.caches[slab.cache.address].name
+        # All sockets of the slab are read.
+        for sock in self._socks.read(slab, self.payers.memcgs):
+            if sock.address == start:
+                yield Layer("socket", name, start, payer=sock.memcg, charged=sock.charged)
+
+    @cached_property
+    def zswap(self) -> ZswapReader:
+        """What reads entries of zswap."""
+        reader = ZswapReader(self.prog)
+        self.coverage["zswap"], self.coverage["zswap_nodes"] = reader.coverage, reader.placement
+        return reader
+
+    def _is_zswap_entry(self, slab: Slab, address: int) -> bool:
+        # Their cache is merged with others of the size, so the trees of entries are gone over.
+        return slab.cache.object_size == self.zswap.entry_size and any(
+            entry == address for entry in self.zswap.addresses()
+        )
+
+    def zswap_entry(self, entry: ZswapEntry) -> Iterator[Layer]:
+        """Return an entry of zswap, and where its data is."""
+        frames = mem_map(self.prog)
+        parts = self.zswap.parts(entry) or []
+        # On cgroup v1 an entry holds its obj_cgroup but charges nothing.
+        charged = entry.length if entry.objcg and on_default_hierarchy(self.prog) else 0
+        objcg = self.payers.objcg(entry.objcg) if entry.objcg else None
+        yield Layer(
+            "zswap entry",
+            f"a page in {entry.length} bytes",
+            entry.address,
+            nid=parts[0].nid if parts else None,
+            payer=entry.objcg,
+            charged=0 if objcg is not None and objcg.is_root else charged,
+        )
+        for part in parts:
+            start = frames.virt(part.page) + part.offset
+            what = f"page frame {frames.pfn(part.page):#x}"
+            yield Layer("zswap data", what, start, size=part.length, nid=part.nid)
+
+    def _dentry(self, address: int) -> Iterator[Layer]:
+        yield Layer("dentry", dentry_name(Object(self.prog, "struct dentry *", address)), address)
+
+    def _file(self, address: int) -> Iterator[Layer]:
+        path = Object(self.prog, "struct file *", address).f_path.read_()
+        yield Layer("open file", dentry_name(path.dentry, path.mnt), address)
