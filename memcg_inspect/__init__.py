@@ -5,6 +5,65 @@ memcg_inspect
 
 Holds the kernel memory charged to Linux memory cgroups against the kernel's counters, to
 the byte, in a vmcore or a running kernel.
+
+In a drgn session, ``import memcg_inspect`` gives :func:`audit` and the helpers of
+:mod:`memcg_inspect.helpers`. They are imported when they are asked for: drgn loads this package
+in every session.
 """
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from memcg_inspect.collect import audit
+    from memcg_inspect.helpers import (
+        ChargedSlabObject,
+        CounterValue,
+        PcpuAllocation,
+        find_memcg,
+        for_each_charged_slab_object,
+        for_each_memcg,
+        for_each_pcpu_alloc,
+        memcg_counter,
+        memcg_path,
+        objcg_memcg,
+        objcg_nid,
+        page_to_nid,
+        slab_objcg,
+    )
+
 __version__ = "0.1.0"
+
+__all__ = (
+    "ChargedSlabObject",
+    "CounterValue",
+    "PcpuAllocation",
+    "audit",
+    "find_memcg",
+    "for_each_charged_slab_object",
+    "for_each_memcg",
+    "for_each_pcpu_alloc",
+    "memcg_counter",
+    "memcg_path",
+    "objcg_memcg",
+    "objcg_nid",
+    "page_to_nid",
+    "slab_objcg",
+)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name == "audit":
+        from memcg_inspect.collect import audit
+
+        return audit
+    from memcg_inspect import helpers
+
+    return getattr(helpers, name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

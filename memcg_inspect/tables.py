@@ -159,7 +159,13 @@ def choose(answer: Answer, choice: Choice) -> Answer:
         name = name.partition(":")[0]
         if name != "all" and not any(table.has(name) for table in answer.tables):
             answer.tables[0].index(name)  # raises
-    return replace(answer, tables=tuple(_choose(table, choice) for table in answer.tables))
+    fields = choice.fields
+    tables = [t for t in answer.tables if not fields or _has_any(t, fields)]
+    return replace(answer, tables=tuple(_choose(table, choice) for table in tables))
+
+
+def _has_any(table: Table, fields: Sequence[str]) -> bool:
+    return list(fields) == ["all"] or any(map(table.has, fields))
 
 
 def _choose(table: Table, choice: Choice) -> Table:
@@ -222,6 +228,4 @@ def _columns(table: Table, fields: Sequence[str] | None) -> tuple[Column, ...]:
         return tuple(column for column in table.columns if column.shown)
     if list(fields) == ["all"]:
         return table.columns
-    chosen = tuple(table.columns[table.index(name)] for name in fields if table.has(name))
-    # A second table may have none of the fields of the first.
-    return chosen or tuple(column for column in table.columns if column.shown)
+    return tuple(table.columns[table.index(name)] for name in fields if table.has(name))

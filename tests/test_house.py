@@ -34,6 +34,7 @@ FLOOR_OF = {
     "audit": "audit",
     "collect": "collect",
     "views": "views",
+    "helpers": "views",
     "render": "render",
     "cli": "faces",
     "commands": "faces",
