@@ -44,8 +44,10 @@ def is_settled(looks: Sequence[Judgement]) -> bool:
     """Return whether another look cannot turn a row that differs into one that does not."""
     if len(looks) >= MOVING:
         return True
-    stubborn = [h for h in _histories(looks).values() if _is_stubborn(h)]
-    leads = _common_leads(looks)
+    histories = _histories(looks)
+    stubborn = [h for h in histories.values() if _is_stubborn(h)]
+    # Those of rows go with their rows.
+    leads = [x for x in _common_leads(looks) if _finding_key(x.finding) not in histories]
     if not stubborn and not leads:
         return True
     return len(looks) >= STILL and all(map(_stands_still, stubborn))

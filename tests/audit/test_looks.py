@@ -1,0 +1,151 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+"""What several looks at a running kernel prove, and what they do not."""
+
+from __future__ import annotations
+
+import pytest
+
+from memcg_inspect.audit.findings import Lead
+from memcg_inspect.audit.judge import Judgement
+from memcg_inspect.audit.looks import MOVING, STILL, common_coverage, is_settled, settle
+from memcg_inspect.audit.rows import make_row, summarize
+from memcg_inspect.model import Coverage, Evidence, Finding, Row
+
+WEB, DB = 0x1000, 0x2000
+
+
+def row(found: int, claimed: int | None, memcg: int = WEB, gap: str | None = None) -> Row:
+    return make_row(
+        "slab",
+        memcg=memcg,
+        nid=0,
+        item="BYTES",
+        unit="bytes",
+        found={"slab": found},
+        claimed=None if claimed is None else {"folded": claimed},
+        gap=gap,
+        gap_hides_both=gap is not None,
+    )
+
+
+def lead(of: Row, *addresses: int) -> Lead:
+    return Lead(
+        Finding(
+            identity=of.identity,
+            kind="counter-above-objects",
+            memcg=of.memcg,
+            objcg=None,
+            nid=of.nid,
+            item=of.item,
+            unit=of.unit,
+            difference=of.difference,
+            what="off",
+            evidence_is="proof" if addresses else "candidates",
+            evidence=tuple(Evidence(address, "slab") for address in addresses),
+        ),
+        None,
+    )
+
+
+def look(*rows: Row, leads: tuple[Lead, ...] | None = None) -> Judgement:
+    """One look; what differs is a finding in it, unless told otherwise."""
+    if leads is None:
+        leads = tuple(lead(r) for r in rows if r.status == "differs")
+    return Judgement([summarize("slab", rows)], list(rows), [], list(leads), None)
+
+
+def outcome(*looks: Judgement, is_whole: bool = True) -> tuple[str, str, int]:
+    """Status of the first row, of the identity, and the number of findings."""
+    settled = settle(looks, is_whole)
+    return settled.rows[0].status, settled.identities[0].status, len(settled.leads)
+
+
+def test_one_exact_look_is_enough() -> None:
+    assert is_settled([look(row(5, 5))])
+    assert not is_settled([look(row(5, 6))])
+    assert outcome(look(row(5, 6)), look(row(7, 7))) == ("exact", "exact", 0)
+    assert outcome(look(row(5, 5)), look(row(7, 9))) == ("exact", "exact", 0)
+
+
+def test_the_same_difference_again_and_again_is_a_finding() -> None:
+    looks = [look(row(5, 6))] * STILL
+    assert not is_settled(looks[:-1])
+    assert is_settled(looks)
+    assert outcome(*looks) == ("differs", "findings", 1)
+    assert outcome(*looks[:-1]) == ("moving", "moving", 0)
+
+
+def test_what_moves_needs_more_looks() -> None:
+    looks = [look(row(n, n + 1)) for n in range(MOVING)]
+    assert not is_settled(looks[:STILL])
+    assert outcome(*looks[:STILL]) == ("moving", "moving", 0)
+    assert is_settled(looks)
+    assert outcome(*looks) == ("differs", "findings", 1)
+
+
+def test_another_difference_each_time_is_none() -> None:
+    looks = [look(row(5, 6)), look(row(5, 7))]
+    assert is_settled(looks)
+    settled = settle(looks, True)
+    assert settled.rows[0].status == "moving"
+    assert settled.rows[0].reason == (
+        "in 2 of 2 looks; found moved by 0 bytes, claimed by 1 bytes, differences from +1 to +2"
+    )
+    assert settled.leads == []
+
+
+def test_rows_that_stand_still_are_told_from_those_that_do_not() -> None:
+    looks = [look(row(5, 6), row(n, 2 * n, DB)) for n in range(1, STILL + 1)]
+    settled = settle(looks, True)
+    assert [r.status for r in settled.rows] == ["differs", "moving"]
+    assert [found.finding.memcg for found in settled.leads] == [WEB]
+    assert settled.identities[0].status == "findings"
+
+
+def test_memcgs_that_went_are_not_judged_and_new_ones_are() -> None:
+    settled = settle([look(row(5, 6), row(1, 1, DB)), look(row(9, 9, 0x3000))], True)
+    assert [(r.memcg, r.status) for r in settled.rows] == [(0x3000, "exact")]
+    looks = [look(), look(row(5, 6)), look(row(5, 6))]
+    assert outcome(*looks) == ("moving", "moving", 0)
+
+
+def test_unreadable_in_every_look() -> None:
+    hidden = look(row(5, 6, gap="not there"))
+    assert outcome(hidden, hidden, is_whole=False) == ("unverifiable", "unverifiable", 0)
+    # what could not be read was something else each time
+    assert outcome(hidden, hidden) == ("moving", "moving", 0)
+    assert outcome(hidden, look(row(5, 5)), is_whole=False)[0] == "exact"
+
+
+@pytest.mark.parametrize(
+    ("seen", "left"),
+    [(((1, 2), (2, 3), (2,)), (2,)), (((1,), (2,), (3,)), None), (((1,), (), (1,)), None)],
+)
+def test_a_proof_must_be_the_same_one(
+    seen: tuple[tuple[int, ...], ...], left: tuple[int, ...] | None
+) -> None:
+    """For what no row says: a pointer that leads nowhere."""
+    same = row(5, 5)
+    looks = [
+        look(same, leads=(lead(row(1, 2, DB), *addresses),)) for addresses in seen if addresses
+    ]
+    looks += [look(same, leads=()) for addresses in seen if not addresses]
+    found = [tuple(e.address for e in made.finding.evidence) for made in settle(looks, True).leads]
+    assert found == ([] if left is None else [left])
+
+
+def coverage(*addresses: int, more: int = 0) -> Coverage:
+    made = Coverage(read=10)
+    for address in addresses:
+        made.miss("task", address, "gone")
+    made.unreadable += more
+    return made
+
+
+def test_what_only_some_looks_missed_was_there() -> None:
+    assert common_coverage([coverage(1, 2), coverage()]).unreadable == 0
+    assert common_coverage([coverage(1, 2), coverage(3)]).unreadable == 0
+    both = common_coverage([coverage(1, 2), coverage(2, 3), coverage(2)])
+    assert (both.unreadable, [e.address for e in both.examples]) == (1, [2])
+    # more than there are examples of: nobody knows whether they are the same
+    assert common_coverage([coverage(1, more=5), coverage(2, more=9)]).unreadable == 6

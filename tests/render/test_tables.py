@@ -1,0 +1,178 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+"""Choosing rows and columns, and showing what is left, in three ways."""
+
+from __future__ import annotations
+
+import io
+import json
+
+import pytest
+from rich.console import Console
+
+from memcg_inspect.model import NUMA_NO_NODE, Coverage, ImageInfo
+from memcg_inspect.render.tables import answer_to_json, print_answer, print_scripted
+from memcg_inspect.tables import (
+    Answer,
+    Choice,
+    Column,
+    NotRead,
+    Table,
+    UsageError,
+    Value,
+    choose,
+)
+
+COLUMNS = (
+    Column("memcg", "memcg", "who pays"),
+    Column("memcg_address", "address", "struct mem_cgroup *", shown=False),
+    Column("node", "node", "where"),
+    Column("bytes", "bytes", "how much", total=True),
+    Column("part", "share", "of the whole"),
+    Column("stale", "flag", "whether it is"),
+)
+ROWS: tuple[tuple[Value, ...], ...] = (
+    ("/a", 0xFFFF888000001000, 0, 1000, 0.25, True),
+    ("/b", 0xFFFF888000002000, 1, 3000, 0.75, False),
+    ("/b/c", 0xFFFF888000003000, 1, NotRead("the page is gone"), None, False),
+    ("/b", 0xFFFF888000004000, NUMA_NO_NODE, 0, 0.0, False),
+    (None, None, None, 5, None, None),
+)
+
+
+def answer(rows: tuple[tuple[Value, ...], ...] = ROWS, **more: object) -> Answer:
+    table = Table("charges", "charges", COLUMNS, rows)
+    image = ImageInfo("7.3.0", "vmcore", (0, 1), 2, 4096, "objcg-per-node")
+    return Answer("test", image, (table,), **more)  # type: ignore[arg-type]
+
+
+def rows(choice: Choice) -> list[tuple[Value, ...]]:
+    return list(choose(answer(), choice).tables[0].rows)
+
+
+def shown(made: Answer) -> str:
+    out = io.StringIO()
+    print_answer(made, Console(file=out, width=120))
+    return out.getvalue()
+
+
+def scripted(made: Answer) -> list[list[str]]:
+    out = io.StringIO()
+    print_scripted(made, Console(file=out, width=20))
+    return [line.split("\t") for line in out.getvalue().splitlines()]
+
+
+ALL = Choice(fields=["all"])
+
+
+@pytest.mark.parametrize(
+    ("choice", "left"),
+    [
+        (ALL, [0, 1, 2, 3, 4]),
+        (ALL._replace(memcg="/b"), [1, 3]),
+        (ALL._replace(memcg="/b*"), [1, 2, 3]),
+        (ALL._replace(memcg="0xFFFF888000004000"), [3]),
+        (ALL._replace(memcg="/nowhere"), []),
+        (ALL._replace(node=1), [1, 2]),
+        (ALL._replace(node=1, memcg="/b"), [1]),
+        # amounts: largest first; what has none, last
+        (ALL._replace(sort="bytes"), [1, 0, 4, 3, 2]),
+        (ALL._replace(sort="bytes:asc"), [3, 4, 0, 1, 2]),
+        (ALL._replace(sort="memcg:desc"), [2, 1, 3, 0, 4]),
+        (ALL._replace(limit=2), [0, 1]),
+    ],
+)
+def test_rows_are_chosen(choice: Choice, left: list[int]) -> None:
+    assert rows(choice) == [ROWS[i] for i in left]
+
+
+def test_columns_are_chosen() -> None:
+    assert rows(Choice(fields=["bytes", "memcg"], node=0)) == [(1000, "/a")]
+    default = choose(answer(), Choice()).tables[0]
+    assert [column.name for column in default.columns] == [
+        "memcg",
+        "node",
+        "bytes",
+        "part",
+        "stale",
+    ]
+
+
+@pytest.mark.parametrize(
+    "choice", [Choice(fields=["size"]), Choice(sort="size"), Choice(sort="bytes:up")]
+)
+def test_what_is_not_there_cannot_be_chosen(choice: Choice) -> None:
+    with pytest.raises(UsageError) as error:
+        choose(answer(), choice)
+    assert "size; there are: memcg, memcg_address" in str(error.value) or ":asc" in str(error.value)
+
+
+def test_tables_without_the_fields_are_left_out() -> None:
+    other = Table("other", "other", (Column("cpu", "number", "CPU"),), ((1,),))
+    made = answer()
+    both = Answer(made.command, made.image, (*made.tables, other))
+    assert [t.name for t in choose(both, Choice(fields=["bytes"])).tables] == ["charges"]
+    assert [t.name for t in choose(both, Choice(fields=["cpu"])).tables] == ["other"]
+    assert len(choose(both, Choice()).tables) == 2
+
+
+def test_totals_are_of_the_chosen_rows() -> None:
+    made = choose(answer(), Choice(memcg="/b", limit=1)).tables[0]
+    assert (len(made.rows), made.totals) == (1, {"bytes": 3000})
+    # a sum of which a part is not known is not known
+    assert choose(answer(), Choice()).tables[0].totals == {"bytes": NotRead("the page is gone")}
+
+
+def test_for_people() -> None:
+    text = shown(choose(answer(), ALL))
+    assert "25.0%" in text
+    assert "3,000" in text
+    assert "0xffff888000004000" in text
+    line = next(line for line in text.splitlines() if "/b/c" in line)
+    assert line.split() == ["/b/c", "0xffff888000003000", "1", "?", "-", "no"]
+    assert "? the page is gone" in text
+    assert [word for word in text.splitlines() if "total" in word][0].split() == ["total", "?"]
+    assert "charges: nothing found" in shown(answer(()))
+
+
+def test_for_scripts() -> None:
+    assert scripted(choose(answer(), ALL)) == [
+        ["/a", "0xffff888000001000", "0", "1000", "0.25", "yes"],
+        ["/b", "0xffff888000002000", "1", "3000", "0.75", "no"],
+        ["/b/c", "0xffff888000003000", "1", "?", "-", "no"],
+        ["/b", "0xffff888000004000", "-", "0", "0.0", "no"],
+        ["-", "-", "-", "5", "-", "-"],
+    ]
+
+
+def test_for_programs() -> None:
+    missed = Coverage(read=3)
+    missed.miss("page", 0x10, "gone")
+    document = json.loads(answer_to_json(choose(answer(coverage={"pages": missed}), ALL)))
+    assert (document["schema"], document["command"], document["whole"]) == (1, "test", False)
+    (table,) = document["tables"]
+    assert table["columns"][3] == {"name": "bytes", "kind": "bytes", "help": "how much"}
+    assert table["totals"] == {"bytes": None}
+    assert table["rows"][2] == {
+        "memcg": "/b/c",
+        "memcg_address": "0xffff888000003000",
+        "node": 1,
+        "bytes": None,
+        "part": None,
+        "stale": False,
+        "not_read": {"bytes": "the page is gone"},
+    }
+    assert table["rows"][3]["node"] is None
+    assert document["coverage"]["pages"]["unreadable"] == 1
+
+
+@pytest.mark.parametrize("name", ["/\x1b[31mred", "/[bold]x", "/a\tb\nc", "/\u202eevil"])
+def test_names_cannot_do_anything(name: str) -> None:
+    row = (name, 1, 0, 1, 0.5, False)
+    made = choose(answer((row,)), ALL)
+    (cells,) = scripted(made)
+    assert len(cells) == len(COLUMNS)
+    for text in (shown(made), "".join(cells)):
+        assert not set(text) & set("\x1b\t\u202e")
+    assert json.loads(answer_to_json(made))["tables"][0]["rows"][0]["memcg"] == name
+    if name.startswith("/[bold]"):
+        assert name in shown(made)
