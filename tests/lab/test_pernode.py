@@ -5,11 +5,7 @@ from pathlib import Path
 
 import pytest
 from labkit import images, kernels
-
-PROJECT = Path(__file__).resolve().parent.parent.parent
-SELFTEST = (str(PROJECT / "fixtures" / "modules" / "pernode_selftest"), "")
-MAKE = "/sys/kernel/debug/pernode_selftest/do"
-
+from selftest import held, selftest
 
 #: Run with --all only, which builds the kernel first.
 pytestmark = pytest.mark.long
@@ -59,42 +55,24 @@ def test_what_must_hold_does(kernel: str) -> None:
     assert complaints(image) == []
 
 
-def selftest(tmp_path: Path, kernel: str, name: str, script: str) -> Path:
-    path = tmp_path / name
-    path.write_text(
-        "set -e\ncd /sys/fs/cgroup\necho +memory +cpuset >cgroup.subtree_control\n"
-        f"mkdir self self/here\necho +memory >self/cgroup.subtree_control\nMAKE={MAKE}\n{script}"
-    )
-    return images.image(kernel, "2cpu+6mem", modules=(SELFTEST,), run=str(path), append="nokaslr")
-
-
 @pytest.mark.parametrize("kernel", ["7.3-lab", "7.3-pernode"])
 def test_one_of_everything(kernel: str, tmp_path: Path) -> None:
-    image = selftest(tmp_path, kernel, "all", "(echo 0 >self/here/cgroup.procs; echo all >$MAKE)\n")
-    lines = (told(image) / "sys/kernel/debug/pernode_selftest/held").read_text().splitlines()
-    kinds = [line.split()[1] for line in lines]
+    pieces = held(selftest(tmp_path, kernel, "all"))
+    kinds = [kind for kind, _, _ in pieces]
     assert {kind: kinds.count(kind) for kind in set(kinds)} == {
         "percpu": 7 * 3, "slab": 8 * 5, "pages": 8 * 5, "vmalloc": 3,
     }  # fmt: skip
-    for line in lines:
-        _, kind, size, _, _, *nodes = line.split()
-        held = sum(int(cell.split(":")[1]) for cell in nodes)
-        whole = {"percpu": 2 * int(size), "pages": 4096 << int(size)}.get(kind, int(size))
-        assert held == whole, line
+    for kind, size, nodes in pieces:
+        whole = {"percpu": 2 * size, "pages": 4096 << size}.get(kind, size)
+        assert sum(nodes.values()) == whole, (kind, size, nodes)
 
 
-def test_after_the_teardown_nothing_is_charged(tmp_path: Path) -> None:
-    make = "(echo 0 >self/here/cgroup.procs; echo all >$MAKE; echo free odd >$MAKE)\n"
-    image = selftest(tmp_path, "7.3-pernode", "gone", f"{make}echo free all >$MAKE\nsleep 3\n")
-    # what is left over of pages waits in the stocks of CPUs: a page for each node and CPU
-    left = by_node(told(image) / "cgroup" / "self" / "here", "kernel")
-    assert max(left.values()) <= 2 * 4096
+@pytest.mark.parametrize(("stage", "memcg"), [("gone", "self/here"), ("removed", "self")])
+def test_after_the_teardown_nothing_is_charged(stage: str, memcg: str, tmp_path: Path) -> None:
+    image = selftest(tmp_path, "7.3-pernode", stage)
+    # what is left over of pages waits in the stocks of CPUs: a page for each node and CPU;
     # and goes with the memcg
-    image = selftest(
-        tmp_path, "7.3-pernode", "removed",
-        f"{make}rmdir self/here\necho free all >$MAKE\nsleep 3\n",
-    )  # fmt: skip
-    left = by_node(told(image) / "cgroup" / "self", "kernel")
+    left = by_node(told(image) / "cgroup" / memcg, "kernel")
     assert max(left.values()) <= 2 * 4096
 
 
