@@ -107,9 +107,11 @@ class Qemu:
         self.console_path = self.folder / "console"
         self._errors = self.folder / "qemu.err"
         monitor = self.folder / "qmp.sock"
+        # instructions can be counted in one thread only
+        threads = "single" if "-icount" in args else "multi"
         command = [
             tool("qemu-system-x86_64"), "-no-user-config", "-nodefaults", "-display", "none",
-            "-accel", "tcg,thread=multi", "-cpu", "max", "-no-reboot", "-device", "vmcoreinfo",
+            "-accel", f"tcg,thread={threads}", "-cpu", "max", "-no-reboot", "-device", "vmcoreinfo",
             "-serial", f"file:{self.console_path}", "-qmp", f"unix:{monitor},server=on,wait=off",
             *made.qemu_args(), *args,
         ]  # fmt: skip
