@@ -8,6 +8,9 @@ a difference may be a change in between. So one look at it proves that rows are 
 that they differ. What is exact in one look is exact. What differs is a finding if the same
 difference is there in look after look; else it is ``moving``.
 
+What the program allocates while it reads is charged to the memcg that it runs in, look after
+look the same: what differs there proves nothing.
+
 A row whose two sides stand still needs :data:`STILL` looks. Where they move and the difference
 does not, a coincidence is likelier (a busy machine has the same thing half done every time one
 looks), and :data:`MOVING` looks are needed.
@@ -53,15 +56,17 @@ def is_settled(looks: Sequence[Judgement]) -> bool:
     return len(looks) >= STILL and all(map(_stands_still, stubborn))
 
 
-def settle(looks: Sequence[Judgement], is_whole: bool) -> Judgement:
+def settle(looks: Sequence[Judgement], is_whole: bool, around: Sequence[int] = ()) -> Judgement:
     """
     Make one judgement of several.
 
     :param looks: at least one, the last of which shows what was found last
     :param is_whole: whether everything could be read, in one look or another
+    :param around: the memcg that this program itself runs in, and its ancestors
     """
     last = looks[-1]
     rows = [_settled(history, is_whole) for history in _histories(looks).values()]
+    rows = [_by_ourselves(row) if _is_around(row, around) else row for row in rows]
     identities = []
     for identity in last.identities:
         if identity.status == "not-kept":
@@ -146,6 +151,20 @@ def _settled(history: _History, is_whole: bool) -> Row:
     if _is_stubborn(history) and history.looks >= needed:
         return last
     return replace(last, status="moving", reason=_how_far(history))
+
+
+#: Identities whose rows are about a whole subtree.
+_OF_SUBTREES = ("hierarchy", "usage")
+
+
+def _is_around(row: Row, around: Sequence[int]) -> bool:
+    concerned = around if row.identity in _OF_SUBTREES else around[:1]
+    return row.status == "differs" and row.memcg in concerned
+
+
+def _by_ourselves(row: Row) -> Row:
+    reason = "this program runs in this memcg, or below it, and changes it while it reads"
+    return replace(row, status="moving", reason=reason)
 
 
 def _how_far(history: _History) -> str:

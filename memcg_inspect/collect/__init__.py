@@ -10,6 +10,7 @@ for evidence.
 
 from __future__ import annotations
 
+import os
 import random
 import time
 from collections.abc import Sequence
@@ -81,6 +82,18 @@ def _is_enough(looks: Sequence[_Look]) -> bool:
     return not all(missed) or len(looks) >= STILL
 
 
+def _around(snapshot: Snapshot) -> list[int]:
+    """Return the memcg that this program itself runs in, and its ancestors."""
+    if snapshot.image.source != "live":
+        return []
+    own = next((task.memcg for task in snapshot.tasks if task.pid == os.getpid()), None)
+    around: list[int] = []
+    while own is not None and own in snapshot.memcgs:
+        around.append(own)
+        own = snapshot.memcgs[own].parent
+    return around
+
+
 def _report(prog: Program, clock: Clock, looks: Sequence[_Look]) -> Report:
     snapshot = looks[-1].snapshot
     coverage = {
@@ -89,7 +102,7 @@ def _report(prog: Program, clock: Clock, looks: Sequence[_Look]) -> Report:
     }
     is_whole = not any(c.unreadable for c in coverage.values())
     every = [look.judged for look in looks]
-    judged = settle(every, is_whole) if len(looks) > 1 else every[0]
+    judged = settle(every, is_whole, _around(snapshot)) if len(looks) > 1 else every[0]
     with clock.measure("evidence"):
         suspects = {lead.suspect for lead in judged.leads if lead.suspect is not None}
         evidence = find_evidence(prog, snapshot, suspects) if suspects else {}

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from memcg_inspect.audit.findings import Lead
@@ -73,6 +75,17 @@ def test_the_same_difference_again_and_again_is_a_finding() -> None:
     assert is_settled(looks)
     assert outcome(*looks) == ("differs", "findings", 1)
     assert outcome(*looks[:-1]) == ("moving", "moving", 0)
+
+
+def test_what_the_program_itself_changes_proves_nothing() -> None:
+    looks = [look(row(5, 6), row(5, 6, DB))] * STILL
+    settled = settle(looks, True, [WEB, DB])
+    assert [r.status for r in settled.rows] == ["moving", "differs"]
+    assert [found.finding.memcg for found in settled.leads] == [DB]
+    # what is about a subtree concerns its ancestors, too
+    whole = [look(replace(row(5, 6, DB), identity="hierarchy"))] * STILL
+    assert settle(whole, True, [WEB, DB]).rows[0].status == "moving"
+    assert settle(whole, True, [WEB]).rows[0].status == "differs"
 
 
 def test_what_moves_needs_more_looks() -> None:
