@@ -92,3 +92,20 @@ def shortened(
 
 def _rows(number: int) -> str:
     return f"{number} row{'s' * (number != 1)}"
+
+
+def with_few_candidates(output: str, most: int = 2) -> str:
+    """Leave out the later candidates of findings, and say so."""
+    lines: list[str] = []
+    listed = 0
+    for line in [*output.split("\n"), ""]:
+        if line.startswith("    0x"):
+            listed += 1
+            if listed <= most:
+                lines.append(line)
+            continue
+        if listed > most:
+            lines.append(f"    [{listed - most} more]")
+        listed = 0
+        lines.append(line)
+    return "\n".join(lines[:-1])

@@ -16,7 +16,15 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "scripts"))
 
-from docblocks import begin, end, fenced, fields, replace, shortened  # noqa: E402
+from docblocks import (  # noqa: E402
+    begin,
+    end,
+    fenced,
+    fields,
+    replace,
+    shortened,
+    with_few_candidates,
+)
 
 from memcg_inspect.views import NAMES, columns  # noqa: E402
 
@@ -122,6 +130,13 @@ def test_what_is_no_table_is_left_alone() -> None:
     output = "EXACT: yes\nLinux\n\nsock: exact, nothing charged\n\nRead 7 memcgs.\n"
     assert shortened(output, ()) == output
     assert shortened(shortened(output, ()), ()) == output
+
+
+def test_later_candidates_are_left_out_and_it_says_so() -> None:
+    finding = ["Finding 1: bad", "  candidates:", *(f"    0xff{n}, object" for n in range(4)), ""]
+    few = [*finding[:4], "    [2 more]", ""]
+    assert with_few_candidates("\n".join([*finding, *finding])).split("\n") == [*few, *few]
+    assert with_few_candidates("\n".join(finding[:4])).split("\n") == finding[:4]
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda p: p.name)

@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+"""
+The dump that docs/postmortem.md looks at.
+
+Two services use objects of one driver, the test module charge; the kernel profiles
+allocations. In a copy of the guest's image one object of ``/shop/batch`` is charged to
+``/shop/web``: so it would look if the driver had overwritten the pointer.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+from drgn import Object
+from labkit import images, kernels
+from labkit.poke import poke
+
+from memcg_inspect.collect import collect
+from memcg_inspect.linux.pages import scan_pages
+from memcg_inspect.linux.program import ImageSource, open_image
+from memcg_inspect.linux.slab import SlabReader
+
+ROOT = Path(__file__).resolve().parent.parent
+KERNEL = "7.3-lab"
+#: kfence would take an object out of its slab now and then.
+_OPTIONS = "kfence.sample_interval=0 sysctl.vm.mem_profiling=1"
+
+
+class Scene(NamedTuple):
+    """
+    What is in the dump.
+
+    :ivar victim: address of the object that is charged to another memcg
+    :ivar neighbour: address of the one behind it, with which nothing is wrong
+    :ivar element: address of the pointer that is wrong
+    """
+
+    victim: int
+    neighbour: int
+    element: int
+
+
+def whole() -> Path:
+    """The image before anything is wrong."""
+    return images.image(
+        KERNEL,
+        "4",
+        "idle",
+        modules=((str(ROOT / "fixtures/modules/charge"), ""),),
+        run=str(ROOT / "fixtures/scenes/postmortem.sh"),
+        append=_OPTIONS,
+    )
+
+
+def broken(out: Path) -> Scene:
+    """Write the dump."""
+    image = whole()
+    prog = open_image(ImageSource(core=str(image), debuginfo="btf"))
+    snapshot, slabs = collect(prog), SlabReader(prog)
+    memcgs = {m.path: m.address for m in snapshot.memcgs.values() if m.state == "online"}
+    objects = (
+        thing
+        for piece in scan_pages(prog)
+        for page in piece.slabs
+        if (slab := slabs.slab(page)) is not None and slab.cache.name == "charge_test"
+        for thing in slabs.charged_objects(slab)
+    )
+    victims = [v for v in objects if snapshot.payer(v.objcg) == memcgs["/shop/batch"]]
+    victim = victims[len(victims) // 2]
+    thief = Object(prog, "struct mem_cgroup *", memcgs["/shop/web"]).nodeinfo[1].objcg
+    change = (f"u64:{victim.element:#x}", thief.value_())
+    poke(image, out, kernels.debug_info(KERNEL), [change])
+    return Scene(victim.address, victim.address + victim.slab.cache.size, victim.element)
