@@ -81,14 +81,21 @@ class PageKinds:
         return next(iter(self.count([pfn])))
 
     def _read(self, number: int) -> list[int]:
-        size, count = self._frames.size, 1 << _SHIFT
-        classes: list[int] = []
-        base = self._frames.page(number << _SHIFT)
-        for offset, data in self._memory.pieces(base, count * size, 2 * size):
-            if data is not None:
-                classes += [_MISSING] * (offset // size - len(classes))
-                classes += self._classes(data)
-        return classes + [_MISSING] * (count - len(classes))
+        size, length = self._frames.size, self._frames.size << _SHIFT
+        # A compound page reaches across what is missing: all is looked at together.
+        data, missing, end = bytearray(length), [], 0
+        for offset, part in self._memory.pieces(
+            self._frames.page(number << _SHIFT), length, 2 * size
+        ):
+            if part is not None:
+                data[offset : offset + len(part)] = part
+                missing.append((end // size, offset // size))
+                end = offset + len(part)
+        missing.append((end // size, 1 << _SHIFT))
+        classes = self._classes(bytes(data))
+        for first, last in missing:
+            classes[first:last] = [_MISSING] * (last - first)
+        return classes
 
     def _classes(self, data: bytes) -> list[int]:
         size, layout = self._frames.size, self._layout
@@ -97,8 +104,10 @@ class PageKinds:
         shmem = self._swapbacked.column(data, size) & ~anon
         zones = layout.zone.column(data, size).translate(self._device)
         kinds = anon * _ANON | shmem * _SHMEM | int.from_bytes(zones, "little")
-        column = bytearray(kinds.to_bytes(count, "little"))
-        heads = layout.head.column(data, size) & ~layout.tail.column(data, size)
+        # A tail is what its head is.
+        tails = layout.tail.column(data, size)
+        column = bytearray((kinds | tails * _MISSING).to_bytes(count, "little"))
+        heads = layout.head.column(data, size) & ~tails
         for i, order in compound_orders(layout, size, data, heads):
             end = min(i + (1 << order), count)
             column[i:end] = bytes([column[i]]) * (end - i)

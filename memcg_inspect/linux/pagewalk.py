@@ -17,6 +17,7 @@ from typing import NamedTuple
 from drgn import FaultError, Object, Program, offsetof
 from drgn.helpers.linux.mm import for_each_vma
 
+from memcg_inspect.linux.attention import STOPPED, attention_of
 from memcg_inspect.linux.layout import constant
 from memcg_inspect.linux.memory import memory_of
 from memcg_inspect.linux.mmzone import mem_map
@@ -59,6 +60,7 @@ class PageTableReader:
     def __init__(self, prog: Program, coverage: Coverage) -> None:
         self.prog = prog
         self.coverage = coverage
+        self._attention = attention_of(prog)
         self._geometry = page_table_geometry(prog)
         self._memory, self._frames = memory_of(prog), mem_map(prog)
         self._kinds = PageKinds(prog)
@@ -97,6 +99,9 @@ class PageTableReader:
         :param table: address of a table
         :param start: address that its first entry is for
         """
+        if self._attention.stop:
+            self._missed("page table", table, STOPPED)
+            return
         if (table, level) in self._seen:
             self._missed("page table", table, "it is in the same tree twice")
             return

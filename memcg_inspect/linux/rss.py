@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from drgn import FaultError, Program, TypeKind, offsetof, sizeof
+from drgn import FaultError, Object, Program, TypeKind, offsetof, sizeof
 
 from memcg_inspect.linux.layout import constant, has_member, member_type, per_program
 from memcg_inspect.linux.memory import memory_of
@@ -22,7 +22,14 @@ from memcg_inspect.linux.percpu_counter import percpu_counter_bound, percpu_coun
 from memcg_inspect.linux.sched import Thread
 from memcg_inspect.model import Coverage, ImageError
 
-__all__ = ("ITEMS", "RssCounter", "per_node_bound", "read_rss", "rss_bounds")
+__all__ = (
+    "ITEMS",
+    "RssCounter",
+    "counts_by_task",
+    "per_node_bound",
+    "read_rss",
+    "rss_bounds",
+)
 
 #: Enumerators, and what ``/proc/PID/status`` calls them.
 ITEMS = {
@@ -79,6 +86,12 @@ def _slots(prog: Program) -> dict[str, int]:
     return {item: slot for item, slot in slots.items() if slot is not None}
 
 
+@per_program
+def counts_by_task(prog: Program) -> bool:
+    """Whether tasks keep parts of the counters (``SPLIT_RSS_COUNTING``, 6.1 and older)."""
+    return has_member(prog, "struct task_struct", "rss_stat")
+
+
 def rss_bounds(prog: Program, threads: int) -> dict[str, int | None]:
     """
     Return how far the cheap value may be from the exact one, in pages, by item.
@@ -95,8 +108,8 @@ def rss_bounds(prog: Program, threads: int) -> dict[str, int | None]:
             return dict.fromkeys(ITEMS.values(), percpu_counter_bound(prog))
         except LookupError:
             return dict.fromkeys(ITEMS.values(), None)
-    if not has_member(prog, "struct task_struct", "rss_stat"):
-        return dict.fromkeys(ITEMS.values(), 0)  # without SPLIT_RSS_COUNTING
+    if not counts_by_task(prog):
+        return dict.fromkeys(ITEMS.values(), 0)
     try:
         around = int(prog["fault_around_bytes"].value_())
     except (LookupError, FaultError):
@@ -112,12 +125,13 @@ def per_node_bound(nodes: int) -> int:
 
 
 def read_rss(
-    prog: Program, threads: Iterable[Thread], coverage: Coverage
+    prog: Program, threads: Iterable[Thread], coverage: Coverage, is_all: bool = True
 ) -> dict[int, dict[str, RssCounter]]:
     """
     Read the counters of all processes.
 
     :param threads: all tasks
+    :param is_all: whether none is missing
     :return: by ``struct mm_struct *`` and item; those that cannot be read are left out
     """
     members = prog.type("struct mm_struct")
@@ -134,7 +148,23 @@ def read_rss(
             coverage.read += 1
         except FaultError as error:
             coverage.miss("counters of a process", error.address, str(error))
-    return _percpu(prog, data, coverage) if _is_percpu(prog) else _atomic(prog, data, held)
+    if _is_percpu(prog):
+        return _percpu(prog, data, coverage)
+    if not is_all:
+        _drop_partial(prog, held)
+    return _atomic(prog, data, held)
+
+
+def _drop_partial(prog: Program, held: dict[int, list[Sequence[int]]]) -> None:
+    # A task that could not be read may hold a part of any counter, unless there are as many as
+    # use the mm_struct.
+    for mm, parts in held.items():
+        try:
+            users = int(Object(prog, "struct mm_struct *", mm).mm_users.counter)
+        except FaultError:
+            users = -1
+        if users != len(parts):
+            parts.clear()
 
 
 def _percpu(
@@ -171,7 +201,7 @@ def _atomic(
         mm: {
             item: RssCounter(
                 memory.signed_at(raw, slot * memory.word_size),
-                sum(rss[slot] for rss in held[mm] if rss),
+                sum(rss[slot] for rss in held[mm] if rss) if held[mm] else None,
             )
             for item, slot in slots.items()
         }

@@ -9,9 +9,17 @@ from typing import NamedTuple
 
 from drgn import Program
 
+from memcg_inspect.linux.attention import STOPPED, attention_of
 from memcg_inspect.linux.image import image_info
 from memcg_inspect.linux.pagewalk import Mapped, PageTableReader
-from memcg_inspect.linux.rss import ITEMS, RssCounter, per_node_bound, read_rss, rss_bounds
+from memcg_inspect.linux.rss import (
+    ITEMS,
+    RssCounter,
+    counts_by_task,
+    per_node_bound,
+    read_rss,
+    rss_bounds,
+)
 from memcg_inspect.linux.running import read_running
 from memcg_inspect.linux.sched import Thread, read_threads
 from memcg_inspect.model import ImageInfo
@@ -63,23 +71,26 @@ def rss(prog: Program, check: bool = False) -> Answer:
     :param check: whether to hold them against the page tables
     :raises ImageError: if they are to be checked and the page tables of the machine are unknown
     """
-    payers, image = Payers(prog), image_info(prog)
+    payers, image, attention = Payers(prog), image_info(prog), attention_of(prog)
     walker = PageTableReader(prog, payers.coverage["page_tables"]) if check else None
     threads = read_threads(prog, payers.coverage["tasks"])
-    counters = read_rss(prog, threads, payers.coverage["rss"])
-    rows = _Rows(prog, payers, image, _users(threads))
+    is_all = not payers.coverage["tasks"].unreadable
+    counters = read_rss(prog, threads, payers.coverage["rss"], is_all)
+    rows = _Rows(prog, payers, image, _users(threads), is_all)
     found: list[tuple[Value, ...]] = []
     is_moving = check and _is_moving(prog, image)
     mapped: dict[int, Mapped] = {}
-    for process in sorted(_processes(threads)):
+    processes = sorted(_processes(threads))
+    for number, process in enumerate(processes):
         if walker is not None and process.mm not in mapped:
+            attention.tell("page tables", number / len(processes))
             mapped[process.mm] = walker.walk(process.mm)
         for item in ITEMS.values():
             counter = counters.get(process.mm, {}).get(item)
             row = rows.row(process, item, counter)
             pages = mapped.get(process.mm)
             if pages is not None:
-                row += _checked(image, item, counter, pages, is_moving)
+                row += _checked(image, item, counter, pages, is_moving, attention.stop)
             if _is_anything(row, pages, item):
                 found.append(row)
     columns: tuple[Column, ...] = COLUMNS
@@ -117,23 +128,34 @@ class _Rows:
     """What all rows have in common."""
 
     def __init__(
-        self, prog: Program, payers: Payers, image: ImageInfo, users: Mapping[int, int]
+        self,
+        prog: Program,
+        payers: Payers,
+        image: ImageInfo,
+        users: Mapping[int, int],
+        is_all: bool,
     ) -> None:
         self._prog = prog
         self._payers = payers
         self._image = image
         self._users = users
+        self._is_all = is_all
 
     def row(self, process: _Process, item: str, counter: RssCounter | None) -> tuple[Value, ...]:
         size = self._image.page_size
-        bound = rss_bounds(self._prog, self._users[process.mm])[item]
+        not_all = NotRead("not all tasks could be read")
+        bound: Value = rss_bounds(self._prog, self._users[process.mm])[item]
+        if bound is None:
+            bound = NotRead("percpu_counter_batch is not known")
+        elif not self._is_all and counts_by_task(self._prog):
+            bound = not_all
         approximate: Value = NotRead("the counters of the process are not in the image")
         exact, error = approximate, approximate
         if counter is not None:
             approximate = counter.approximate
             exact = counter.exact
             if exact is None:
-                exact = error = NotRead("what CPUs hold of a counter is not in the image")
+                exact = error = NotRead("what CPUs or tasks hold of a counter is not in the image")
             else:
                 error = approximate - exact
         memcg: Value = process.memcg
@@ -142,8 +164,8 @@ class _Rows:
         return (
             process.pid, process.comm,
             self._payers.path(process.memcg) if process.memcg else memcg, memcg,
-            process.mm, process.threads, item, approximate, exact, error,
-            NotRead("percpu_counter_batch is not known") if bound is None else bound,
+            process.mm, process.threads if self._is_all else not_all,
+            item, approximate, exact, error, bound,
             per_node_bound(len(self._image.nodes)),
             _times(exact, size), _times(error, size),
         )  # fmt: skip
@@ -158,14 +180,20 @@ def _is_moving(prog: Program, image: ImageInfo) -> bool:
 
 
 def _checked(
-    image: ImageInfo, item: str, counter: RssCounter | None, pages: Mapped, is_moving: bool
+    image: ImageInfo,
+    item: str,
+    counter: RssCounter | None,
+    pages: Mapped,
+    is_moving: bool,
+    is_stopped: bool,
 ) -> tuple[Value, ...]:
     on_nodes: tuple[Value, ...] = tuple(pages.pages[item, nid] for nid in image.nodes)
     if item == "swapents":
         on_nodes = (None,) * len(image.nodes)
     mapped, exact = pages.total(item), None if counter is None else counter.exact
     if pages.missing:
-        reason = NotRead("part of the page tables, or of the pages in them, is not in the image")
+        lost = "part of the page tables, or of the pages in them, is not in the image"
+        reason = NotRead(STOPPED if is_stopped else lost)
         return (reason, reason, None, *(None if n is None else reason for n in on_nodes))
     if exact is None:
         return (mapped, NotRead("the exact number of pages is not known"), None, *on_nodes)
