@@ -482,6 +482,12 @@ class Coverage:
         if len(self.examples) < self.KEEP:
             self.examples.append(Unreadable(what, address, reason))
 
+    def add(self, other: Coverage) -> None:
+        """Count what another one has counted."""
+        self.read += other.read
+        self.unreadable += other.unreadable
+        self.examples += other.examples[: self.KEEP - len(self.examples)]
+
 
 @dataclass(frozen=True)
 class Report:

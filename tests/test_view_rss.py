@@ -10,6 +10,7 @@ console.
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 
@@ -22,8 +23,10 @@ from guests import PERNODE_KERNELS, Image, Lab
 from labkit import poke
 from test_matrix import KERNELS
 
+from memcg_inspect.linux.image import image_info
 from memcg_inspect.linux.memory import Memory
 from memcg_inspect.linux.program import ImageSource, open_image
+from memcg_inspect.linux.sched import has_mm
 from memcg_inspect.tables import Answer, NotRead, Value
 from memcg_inspect.views.rss import rss
 
@@ -288,3 +291,34 @@ def test_what_is_not_in_the_image_is_no_zero(
             assert gone >= {"approximate", "exact", "error", "difference"}
         else:
             assert (gone, values) == (set(), before[pid, item])
+
+
+@pytest.mark.parametrize("kernel", ["6.1", "7.3"])
+def test_processes_that_end_are_left_out(
+    lab: Lab, kernel: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a live kernel: read one by one, and what belonged to one that has ended is nothing."""
+    image = image_of(lab, kernel)
+    prog, before = image.program(), checked(image)
+    first, second, *_ = sorted(said(image))
+    pgd = find_task(prog, first).mm.pgd.value_()
+    read, info = Memory.read, image_info(prog)
+
+    def freed(self: Memory, address: int, size: int) -> bytes:
+        if address == pgd:
+            raise FaultError("not there", address)
+        return read(self, address, size)
+
+    def is_there(prog: Program, task: int, mm: int) -> bool:
+        return has_mm(prog, task, mm) and mm != before[first, "anon"]["mm"]
+
+    assert not has_mm(prog, find_task(prog, first).value_(), number(before[second, "anon"], "mm"))
+    monkeypatch.setattr(Memory, "read", freed)
+    monkeypatch.setattr(
+        "memcg_inspect.views.rss.image_info", lambda _: replace(info, source="live")
+    )
+    monkeypatch.setattr("memcg_inspect.views.rss.has_mm", is_there)
+    answer = rss(prog, check=True)
+    assert answer.notes == ("1 process ended before all of it was read.",)
+    assert answer.is_whole
+    assert rows_of(answer) == {key: row for key, row in before.items() if key[0] != first}

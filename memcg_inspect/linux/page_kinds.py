@@ -9,6 +9,7 @@ counts for a page and its node are found for a piece of the memory map in one go
 
 from __future__ import annotations
 
+from array import array
 from collections import Counter
 from collections.abc import Iterable
 from typing import NamedTuple
@@ -25,9 +26,9 @@ __all__ = ("PageKind", "PageKinds")
 
 #: ``FOLIO_MAPPING_ANON`` (before 6.16 ``PAGE_MAPPING_ANON``).
 _MAPPING_ANON = 1
-#: Page frames looked at together: the memory map of so many is read in one or two reads, and
-#: no compound page but a gigantic one of hugetlb, which nobody asks for, is larger.
-_SHIFT = 15
+#: Page frames looked at together, so many that no compound page reaches beyond them on a machine
+#: with pages of 4 KiB (``MAX_PAGE_ORDER``); gigantic ones of hugetlb do, which nobody asks for.
+_SHIFT = 10
 _FILE, _ANON, _SHMEM, _MISSING = range(4)
 _ITEMS = {_FILE: "file", _ANON: "anon", _SHMEM: "shmem", _MISSING: None}
 #: Bits of a class below the node: the kind, and whether the page is a device's.
@@ -60,7 +61,11 @@ class PageKinds:
         device = constant(prog, "ZONE_DEVICE")
         self._device = bytes((byte == device) * _DEVICE for byte in range(256))
         self._end = max((end for _, end in page_ranges(prog)), default=0)
-        self._pieces: dict[int, list[int]] = {}
+        self._pieces: dict[int, array[int]] = {}
+
+    def forget(self) -> None:
+        """Look at every page again: on a live kernel it becomes another one."""
+        self._pieces.clear()
 
     def count(self, pfns: Iterable[int]) -> Counter[PageKind]:
         """Count page frames by kind."""
@@ -80,7 +85,7 @@ class PageKinds:
         """Return the kind of one page frame."""
         return next(iter(self.count([pfn])))
 
-    def _read(self, number: int) -> list[int]:
+    def _read(self, number: int) -> array[int]:
         size, length = self._frames.size, self._frames.size << _SHIFT
         # A compound page reaches across what is missing: all is looked at together.
         data, missing, end = bytearray(length), [], 0
@@ -95,7 +100,7 @@ class PageKinds:
         classes = self._classes(bytes(data))
         for first, last in missing:
             classes[first:last] = [_MISSING] * (last - first)
-        return classes
+        return array("H", classes)
 
     def _classes(self, data: bytes) -> list[int]:
         size, layout = self._frames.size, self._layout

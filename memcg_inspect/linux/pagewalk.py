@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from drgn import FaultError, Object, Program, offsetof
+from drgn import FaultError, Object, Program, ProgramFlags, offsetof
 from drgn.helpers.linux.mm import for_each_vma
 
 from memcg_inspect.linux.attention import STOPPED, attention_of
@@ -57,9 +57,8 @@ class PageTableReader:
     :raises ImageError: where the page tables of the machine are not known
     """
 
-    def __init__(self, prog: Program, coverage: Coverage) -> None:
+    def __init__(self, prog: Program) -> None:
         self.prog = prog
-        self.coverage = coverage
         self._attention = attention_of(prog)
         self._geometry = page_table_geometry(prog)
         self._memory, self._frames = memory_of(prog), mem_map(prog)
@@ -70,13 +69,16 @@ class PageTableReader:
         self._huge_zero_pfn = _number(prog, "huge_zero_pfn", -1)
         self._hwpoison = constant(prog, "PG_hwpoison")  # CONFIG_MEMORY_FAILURE
 
-    def walk(self, mm: int) -> Mapped:
+    def walk(self, mm: int, coverage: Coverage) -> Mapped:
         """
         Return what is mapped.
 
         :param mm: ``struct mm_struct *``
         """
+        if self.prog.flags & ProgramFlags.IS_LIVE:
+            self._kinds.forget()
         self._mm = mm
+        self._coverage = coverage
         self._pages: Counter[tuple[str, int | None]] = Counter()
         self._missing = 0
         self._seen: set[tuple[int, int]] = set()
@@ -87,12 +89,12 @@ class PageTableReader:
             self._missed("mm_struct", error.address, str(error))
         else:
             self._table(pgd, self._geometry.levels, 0)
-            self.coverage.read += 1
+            self._coverage.read += 1
         return Mapped(self._pages, self._missing)
 
     def _missed(self, what: str, address: int, reason: str) -> None:
         self._missing += 1
-        self.coverage.miss(what, address, reason)
+        self._coverage.miss(what, address, reason)
 
     def _table(self, table: int, level: int, start: int) -> None:
         """
@@ -181,7 +183,7 @@ class PageTableReader:
                 )
             except FaultError as error:
                 self._areas = []
-                self.coverage.miss("memory areas of a process", error.address, str(error))
+                self._coverage.miss("memory areas of a process", error.address, str(error))
         i = bisect_right(self._areas, (address, 1 << 64, 0)) - 1
         if i < 0 or address >= self._areas[i][1]:
             self._missed("huge page", address, "it is in no memory area")

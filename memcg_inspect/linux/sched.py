@@ -24,6 +24,7 @@ __all__ = (
     "Thread",
     "caches_objcg",
     "find_tasks",
+    "has_mm",
     "read_task",
     "read_tasks",
     "read_threads",
@@ -205,6 +206,19 @@ def read_threads(prog: Program, coverage: Coverage) -> list[Thread]:
         except FaultError as error:
             missed(error)
     return threads
+
+
+def has_mm(prog: Program, task: int, mm: int) -> bool:
+    """
+    Return whether a task still has its ``mm``; on a live kernel it may have ended.
+
+    :param task: ``struct task_struct *``
+    :param mm: ``struct mm_struct *``
+    """
+    try:
+        return memory_of(prog).word(task + offsetof(prog.type("struct task_struct"), "mm")) == mm
+    except FaultError:
+        return False
 
 
 class _ThreadLayout:

@@ -21,8 +21,8 @@ from memcg_inspect.linux.rss import (
     rss_bounds,
 )
 from memcg_inspect.linux.running import read_running
-from memcg_inspect.linux.sched import Thread, read_threads
-from memcg_inspect.model import ImageInfo
+from memcg_inspect.linux.sched import Thread, has_mm, read_threads
+from memcg_inspect.model import Coverage, ImageInfo
 from memcg_inspect.tables import Answer, Column, NotRead, Table, Value
 from memcg_inspect.views.payers import Payers
 from memcg_inspect.views.view import Argument, View
@@ -62,6 +62,7 @@ class _Process(NamedTuple):
     memcg: int | None
     mm: int
     threads: int
+    user: int
 
 
 def rss(prog: Program, check: bool = False) -> Answer:
@@ -71,44 +72,75 @@ def rss(prog: Program, check: bool = False) -> Answer:
     :param check: whether to hold them against the page tables
     :raises ImageError: if they are to be checked and the page tables of the machine are unknown
     """
-    payers, image, attention = Payers(prog), image_info(prog), attention_of(prog)
-    walker = PageTableReader(prog, payers.coverage["page_tables"]) if check else None
-    threads = read_threads(prog, payers.coverage["tasks"])
-    is_all = not payers.coverage["tasks"].unreadable
-    counters = read_rss(prog, threads, payers.coverage["rss"], is_all)
-    rows = _Rows(prog, payers, image, _users(threads), is_all)
-    found: list[tuple[Value, ...]] = []
-    is_moving = check and _is_moving(prog, image)
-    mapped: dict[int, Mapped] = {}
-    processes = sorted(_processes(threads))
+    image = image_info(prog)
+    reader = _Reader(prog, image, Payers(prog), check)
+    rows = _Rows(prog, reader, image, check and _is_moving(prog, image))
+    processes = sorted(_processes(reader.threads))
+    attention, found, ended = attention_of(prog), [], 0
     for number, process in enumerate(processes):
-        if walker is not None and process.mm not in mapped:
+        if check:
             attention.tell("page tables", number / len(processes))
-            mapped[process.mm] = walker.walk(process.mm)
-        for item in ITEMS.values():
-            counter = counters.get(process.mm, {}).get(item)
-            row = rows.row(process, item, counter)
-            pages = mapped.get(process.mm)
-            if pages is not None:
-                row += _checked(image, item, counter, pages, is_moving, attention.stop)
-            if _is_anything(row, pages, item):
-                found.append(row)
+        read = reader.read(process)
+        if read is None:
+            ended += 1
+            continue
+        found += list(rows.of(process, *read))
     columns: tuple[Column, ...] = COLUMNS
     if check:
         columns += CHECK_COLUMNS + tuple(
             Column(f"node_{nid}", "pages", f"of those in page tables, on node {nid}")
             for nid in image.nodes
         )
+    plural = "es" if ended > 1 else ""
+    notes = (f"{ended} process{plural} ended before all of it was read.",) if ended else ()
     table = Table("rss", "pages mapped by processes", columns, found, empty="no process has any")
-    return Answer("rss", image, (table,), dict(payers.coverage))
+    return Answer("rss", image, (table,), dict(reader.payers.coverage), notes)
 
 
-def _users(threads: Iterable[Thread]) -> dict[int, int]:
-    """How many tasks use each mm."""
-    users: dict[int, int] = {}
-    for thread in threads:
-        users[thread.mm] = users.get(thread.mm, 0) + 1
-    return users
+_Counters = Mapping[str, RssCounter]
+
+
+class _Reader:
+    """
+    Reads what is to be shown of processes: all at once, or, of those that come and go, of one
+    after the other, so that counters and page tables are of about the same time.
+
+    :ivar is_all: whether no task is missing
+    """
+
+    def __init__(self, prog: Program, image: ImageInfo, payers: Payers, check: bool) -> None:
+        self.payers = payers
+        self._prog = prog
+        self._is_live = image.source != "vmcore"
+        self._walker = PageTableReader(prog) if check else None
+        self.threads = read_threads(prog, payers.coverage["tasks"])
+        self.is_all = not payers.coverage["tasks"].unreadable
+        self._users: dict[int, list[Thread]] = {}
+        for thread in self.threads:
+            self._users.setdefault(thread.mm, []).append(thread)
+        self._mapped: dict[int, Mapped] = {}
+        self._counters: dict[int, dict[str, RssCounter]] = {}
+        if not self._is_live:
+            coverage = payers.coverage["rss"]
+            self._counters = read_rss(prog, self.threads, coverage, self.is_all)
+
+    def users(self, mm: int) -> int:
+        """How many tasks use an mm."""
+        return len(self._users[mm])
+
+    def read(self, process: _Process) -> tuple[_Counters, Mapped | None] | None:
+        """Return counters and, if they are looked at, page tables; ``None`` if it has ended."""
+        counters, tables, mm = Coverage(), Coverage(), process.mm
+        if self._is_live:
+            self._counters |= read_rss(self._prog, self._users[mm], counters, self.is_all)
+        if self._walker is not None and (self._is_live or mm not in self._mapped):
+            self._mapped[mm] = self._walker.walk(mm, tables)
+        if self._is_live and not has_mm(self._prog, process.user, mm):
+            return None
+        self.payers.coverage["rss"].add(counters)
+        if self._walker is not None:
+            self.payers.coverage["page_tables"].add(tables)
+        return self._counters.get(mm, {}), self._mapped.get(mm)
 
 
 def _processes(threads: Iterable[Thread]) -> Iterator[_Process]:
@@ -121,41 +153,42 @@ def _processes(threads: Iterable[Thread]) -> Iterator[_Process]:
         leader = next((t for t in group if t.pid == tgid), group[0])
         user = next((t for t in (leader, *group) if t.mm), None)
         if user is not None:
-            yield _Process(tgid, leader.comm, leader.memcg, user.mm, len(group))
+            yield _Process(tgid, leader.comm, leader.memcg, user.mm, len(group), user.address)
 
 
 class _Rows:
-    """What all rows have in common."""
+    """Makes the rows of processes."""
 
-    def __init__(
-        self,
-        prog: Program,
-        payers: Payers,
-        image: ImageInfo,
-        users: Mapping[int, int],
-        is_all: bool,
-    ) -> None:
+    def __init__(self, prog: Program, reader: _Reader, image: ImageInfo, is_moving: bool) -> None:
         self._prog = prog
-        self._payers = payers
+        self._reader = reader
         self._image = image
-        self._users = users
-        self._is_all = is_all
+        self._is_moving = is_moving
 
-    def row(self, process: _Process, item: str, counter: RssCounter | None) -> tuple[Value, ...]:
-        size = self._image.page_size
-        not_all = NotRead("not all tasks could be read")
-        bound: Value = rss_bounds(self._prog, self._users[process.mm])[item]
-        if bound is None:
-            bound = NotRead("percpu_counter_batch is not known")
-        elif not self._is_all and counts_by_task(self._prog):
-            bound = not_all
+    def of(
+        self, process: _Process, counters: _Counters, mapped: Mapped | None
+    ) -> Iterator[tuple[Value, ...]]:
+        """The rows of a process, but those in which all is 0."""
+        for item in ITEMS.values():
+            counter = counters.get(item)
+            row = self._counted(process, item, counter)
+            if mapped is not None:
+                row += self._checked(item, counter, mapped)
+            if any(row[at] != 0 for at in _COUNTED) or (mapped and mapped.total(item)):
+                yield row
+
+    def _counted(
+        self, process: _Process, item: str, counter: RssCounter | None
+    ) -> tuple[Value, ...]:
+        size, payers = self._image.page_size, self._reader.payers
         approximate: Value = NotRead("the counters of the process are not in the image")
         exact, error = approximate, approximate
         if counter is not None:
             approximate = counter.approximate
             exact = counter.exact
             if exact is None:
-                exact = error = NotRead("what CPUs or tasks hold of a counter is not in the image")
+                lost = "what CPUs or tasks hold of a counter is not in the image"
+                exact = error = NotRead(lost)
             else:
                 error = approximate - exact
         memcg: Value = process.memcg
@@ -163,12 +196,38 @@ class _Rows:
             memcg = NotRead("the memcg of the task could not be read")
         return (
             process.pid, process.comm,
-            self._payers.path(process.memcg) if process.memcg else memcg, memcg,
-            process.mm, process.threads if self._is_all else not_all,
-            item, approximate, exact, error, bound,
+            payers.path(process.memcg) if process.memcg else memcg, memcg,
+            process.mm, process.threads if self._reader.is_all else _NOT_ALL,
+            item, approximate, exact, error, self._bound(process, item),
             per_node_bound(len(self._image.nodes)),
             _times(exact, size), _times(error, size),
         )  # fmt: skip
+
+    def _bound(self, process: _Process, item: str) -> Value:
+        if counts_by_task(self._prog) and not self._reader.is_all:
+            return _NOT_ALL
+        bound = rss_bounds(self._prog, self._reader.users(process.mm))[item]
+        return NotRead("percpu_counter_batch is not known") if bound is None else bound
+
+    def _checked(self, item: str, counter: RssCounter | None, pages: Mapped) -> tuple[Value, ...]:
+        nodes = self._image.nodes
+        on_nodes: tuple[Value, ...] = tuple(pages.pages[item, nid] for nid in nodes)
+        if item == "swapents":
+            on_nodes = (None,) * len(nodes)
+        mapped, exact = pages.total(item), None if counter is None else counter.exact
+        if pages.missing:
+            lost = "part of the page tables, or of the pages in them, is not in the image"
+            reason = NotRead(STOPPED if attention_of(self._prog).stop else lost)
+            return (reason, reason, None, *(None if n is None else reason for n in on_nodes))
+        if exact is None:
+            return (mapped, NotRead("the exact number of pages is not known"), None, *on_nodes)
+        difference = exact - mapped
+        status = "exact" if not difference else "moving" if self._is_moving else "differs"
+        return (mapped, difference, status, *on_nodes)
+
+
+_COUNTED = [i for i, c in enumerate(COLUMNS) if c.name in ("approximate", "exact")]
+_NOT_ALL = NotRead("not all tasks could be read")
 
 
 def _times(pages: Value, size: int) -> Value:
@@ -177,34 +236,6 @@ def _times(pages: Value, size: int) -> Value:
 
 def _is_moving(prog: Program, image: ImageInfo) -> bool:
     return image.source != "vmcore" or any(cpu.busy for cpu in read_running(prog))
-
-
-def _checked(
-    image: ImageInfo,
-    item: str,
-    counter: RssCounter | None,
-    pages: Mapped,
-    is_moving: bool,
-    is_stopped: bool,
-) -> tuple[Value, ...]:
-    on_nodes: tuple[Value, ...] = tuple(pages.pages[item, nid] for nid in image.nodes)
-    if item == "swapents":
-        on_nodes = (None,) * len(image.nodes)
-    mapped, exact = pages.total(item), None if counter is None else counter.exact
-    if pages.missing:
-        lost = "part of the page tables, or of the pages in them, is not in the image"
-        reason = NotRead(STOPPED if is_stopped else lost)
-        return (reason, reason, None, *(None if n is None else reason for n in on_nodes))
-    if exact is None:
-        return (mapped, NotRead("the exact number of pages is not known"), None, *on_nodes)
-    difference = exact - mapped
-    status = "exact" if not difference else "moving" if is_moving else "differs"
-    return (mapped, difference, status, *on_nodes)
-
-
-def _is_anything(row: tuple[Value, ...], pages: Mapped | None, item: str) -> bool:
-    at = [i for i, column in enumerate(COLUMNS) if column.name in ("approximate", "exact")]
-    return any(row[i] != 0 for i in at) or (pages is not None and bool(pages.total(item)))
 
 
 def _run(prog: Program, args: Namespace) -> Answer:
