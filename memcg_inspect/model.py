@@ -30,6 +30,7 @@ __all__ = (
     "MemcgInspectError",
     "NUMA_NO_NODE",
     "Misplaced",
+    "Moved",
     "NodeStat",
     "ObjStock",
     "PercpuUsage",
@@ -369,6 +370,23 @@ class TaskCharge(NamedTuple):
     tgid: int = 0
 
 
+class Moved(NamedTuple):
+    """
+    How far a row moved between the looks that had it, in its unit.
+
+    :ivar looks: how many looks had it
+    :ivar found: most that was found less the least
+    :ivar claimed: most that was claimed less the least
+    :ivar least, most: range of the differences
+    """
+
+    looks: int
+    found: int
+    claimed: int
+    least: int
+    most: int
+
+
 @dataclass(frozen=True)
 class Row:
     """
@@ -379,6 +397,7 @@ class Row:
         could not be read.
     :ivar hierarchy: the counter as userspace reads it, descendants included
         (folded), where the row is about such a counter.
+    :ivar moved: how far it moved between looks, where its status is ``moving``
     """
 
     identity: str
@@ -392,6 +411,7 @@ class Row:
     claimed: Mapping[str, int] | None
     reason: str | None = None
     hierarchy: int | None = None
+    moved: Moved | None = None
 
     @property
     def difference(self) -> int | None:

@@ -25,7 +25,7 @@ from typing import NamedTuple
 from memcg_inspect.audit.findings import Lead
 from memcg_inspect.audit.judge import Judgement
 from memcg_inspect.audit.rows import summarize
-from memcg_inspect.model import Coverage, Finding, Row
+from memcg_inspect.model import Coverage, Finding, Moved, Row
 
 __all__ = ("MOVING", "STILL", "common_coverage", "is_settled", "settle")
 
@@ -150,7 +150,8 @@ def _settled(history: _History, is_whole: bool) -> Row:
     needed = STILL if _stands_still(history) else MOVING
     if _is_stubborn(history) and history.looks >= needed:
         return last
-    return replace(last, status="moving", reason=_how_far(history))
+    reason = f"did not stand still in {history.looks} looks"
+    return replace(last, status="moving", reason=reason, moved=_how_far(history))
 
 
 #: Identities whose rows are about a whole subtree.
@@ -167,16 +168,17 @@ def _by_ourselves(row: Row) -> Row:
     return replace(row, status="moving", reason=reason)
 
 
-def _how_far(history: _History) -> str:
-    rows, looks = history.rows, history.looks
+def _how_far(history: _History) -> Moved:
+    rows = history.rows
     found = [sum(row.found.values()) for row in rows]
     claimed = [sum(row.claimed.values()) for row in rows if row.claimed is not None]
-    off = sorted({row.difference or 0 for row in rows})
-    unit = rows[-1].unit
-    return (
-        f"in {len(rows)} of {looks} looks; found moved by {max(found) - min(found):,} {unit}, "
-        f"claimed by {max(claimed, default=0) - min(claimed, default=0):,} {unit}, "
-        f"differences from {off[0]:+,} to {off[-1]:+,}"
+    off = [row.difference for row in rows if row.difference is not None]
+    return Moved(
+        looks=len(rows),
+        found=max(found) - min(found),
+        claimed=max(claimed, default=0) - min(claimed, default=0),
+        least=min(off, default=0),
+        most=max(off, default=0),
     )
 
 

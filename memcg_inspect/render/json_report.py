@@ -131,6 +131,7 @@ def _row(row: Row) -> dict[str, Any]:
         "claimed": None if row.claimed is None else dict(row.claimed),
         "difference": row.difference,
         "hierarchy": row.hierarchy,
+        "moved": None if row.moved is None else row.moved._asdict(),
     }
 
 

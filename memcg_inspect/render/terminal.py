@@ -189,7 +189,9 @@ def _print_table(
     title: str, rows: Sequence[Row], names: dict[int, Memcg], console: Console
 ) -> None:
     parts = _parts(rows)
-    table = _table(title, ["memcg", "node", "item", "unit"], ["found", *parts, "difference"])
+    moved = ["found moved", "claimed moved"] if any(row.moved for row in rows) else []
+    columns = ["found", *parts, "difference", *moved]
+    table = _table(title, ["memcg", "node", "item", "unit"], columns)
     for row in rows:
         claimed = row.claimed
         cells = (
@@ -200,12 +202,20 @@ def _print_table(
             amount(sum(row.found.values())),
             *(amount(None if claimed is None else claimed.get(part, 0)) for part in parts),
             _difference(row),
+            *(_moved(row) if moved else ()),
         )
         style = None if row.status == "exact" else _STYLES.get(row.status, "yellow")
         table.add_row(*map(_cell, cells), style=style)
     console.print(table)
-    for reason in sorted({row.reason for row in rows if row.reason}):
+    reasons = sorted({row.reason for row in rows if row.reason})
+    for reason in reasons:
         say(console, f"  ? {reason}", "yellow")
+    if reasons:
+        console.print()
+
+
+def _moved(row: Row) -> tuple[str, str]:
+    return ("", "") if row.moved is None else (amount(row.moved.found), amount(row.moved.claimed))
 
 
 def _difference(row: Row) -> str:

@@ -11,7 +11,7 @@ from memcg_inspect.audit.findings import Lead
 from memcg_inspect.audit.judge import Judgement
 from memcg_inspect.audit.looks import MOVING, STILL, common_coverage, is_settled, settle
 from memcg_inspect.audit.rows import make_row, summarize
-from memcg_inspect.model import Coverage, Evidence, Finding, Row
+from memcg_inspect.model import Coverage, Evidence, Finding, Moved, Row
 
 WEB, DB = 0x1000, 0x2000
 
@@ -101,9 +101,8 @@ def test_another_difference_each_time_is_none() -> None:
     assert is_settled(looks)
     settled = settle(looks, True)
     assert settled.rows[0].status == "moving"
-    assert settled.rows[0].reason == (
-        "in 2 of 2 looks; found moved by 0 bytes, claimed by 1 bytes, differences from +1 to +2"
-    )
+    assert settled.rows[0].reason == "did not stand still in 2 looks"
+    assert settled.rows[0].moved == Moved(looks=2, found=0, claimed=1, least=1, most=2)
     assert settled.leads == []
 
 

@@ -14,7 +14,7 @@ from reports import clean, more, report
 from rich.cells import cell_len
 from rich.console import Console
 
-from memcg_inspect.model import Follows, Report
+from memcg_inspect.model import Follows, Moved, Report
 from memcg_inspect.render.terminal import print_report
 from memcg_inspect.render.text import amount, counted, printable, signed
 
@@ -199,3 +199,26 @@ def test_numbers() -> None:
         "-4,096",
     ]
     assert [signed(None), signed(0), signed(64), signed(-1234)] == ["-", "0", "+64", "-1,234"]
+
+
+def test_how_far_rows_moved() -> None:
+    made = report()
+    moving = replace(
+        made.rows[-1],
+        status="moving",
+        reason="did not stand still in 3 looks",
+        moved=Moved(looks=3, found=4096, claimed=12288, least=-5, most=7),
+    )
+    shown = text(replace(made, rows=(*made.rows[:-1], moving), looks=3), WIDE)
+    assert "Looked at 3 times" in shown
+    title = next(line for line in shown.splitlines() if "claimed moved" in line)
+    assert title.split()[-4:] == ["found", "moved", "claimed", "moved"]
+    row = next(line for line in shown.splitlines() if "12,288" in line)
+    assert row.split()[-2:] == ["4,096", "12,288"]
+    assert "did not stand still in 3 looks" in shown
+    assert "claimed moved" not in text(made)
+
+
+def test_a_report_that_was_cut_short_says_so() -> None:
+    assert "Interrupted: this is what was found so far" in text(replace(report(), interrupted=True))
+    assert "Interrupted" not in text(report())
