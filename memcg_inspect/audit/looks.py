@@ -33,7 +33,7 @@ STILL = 3
 MOVING = 5
 
 #: What makes two rows the same one.
-Key = tuple[str, int | None, int | None, int | None, str]
+Key = tuple[str, int | None, int | None, int | None, str, str]
 
 
 class _History(NamedTuple):
@@ -110,11 +110,12 @@ def _histories(looks: Sequence[Judgement]) -> dict[Key, _History]:
 
 
 def _key(row: Row) -> Key:
-    return row.identity, row.memcg, row.objcg, row.nid, row.item
+    return row.identity, row.memcg, row.objcg, row.nid, row.item, row.unit
 
 
 def _finding_key(finding: Finding) -> Key:
-    return finding.identity, finding.memcg, finding.objcg, finding.nid, finding.item
+    f = finding
+    return f.identity, f.memcg, f.objcg, f.nid, f.item, f.unit
 
 
 def _is_stubborn(history: _History) -> bool:

@@ -9,6 +9,7 @@ from made import OBJCG_A, snapshot
 
 from memcg_inspect.audit.alloc_tags import alloc_tag_rows, counts_one_cpu
 from memcg_inspect.audit.judge import judge
+from memcg_inspect.audit.looks import settle
 from memcg_inspect.audit.profile import Profile, Use
 from memcg_inspect.audit.snapshot import Snapshot
 from memcg_inspect.model import CallSite, Row, Running
@@ -131,6 +132,19 @@ def test_an_allocation_half_done_is_in_flight() -> None:
     image = snapshot(profile=made, running=[cpu])
     statuses = [row.status for row in judge(image).rows if row.identity == "alloc_tags"]
     assert statuses == ["in-flight", "in-flight", "exact", "exact"]
+
+
+def test_bytes_and_calls_of_a_site_are_not_taken_for_each_other() -> None:
+    """In several looks at what runs, where calls come right and a wrong number of bytes stays."""
+    looks = [
+        judge(snapshot(profile=profile(site(KMALLOC, 256, calls), site(PERCPU, 32, 1))))
+        for calls in (3, 4, 3, 5)
+    ]
+    settled = settle(looks, True)
+    statuses = {row.unit: row.status for row in settled.rows if row.item == "mm/a.c:256 func:f"}
+    assert statuses == {"bytes": "differs", "references": "exact"}
+    found = [lead.finding for lead in settled.leads if lead.finding.identity == "alloc_tags"]
+    assert [(f.unit, f.difference) for f in found] == [("bytes", 64)]
 
 
 def test_not_kept_without_profiling() -> None:

@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+"""Which call site made one object, one percpu allocation, one block of pages."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from guests import Lab
+from test_charge_module import GUESTS as CHARGED
+from test_charge_module import Held, held, image_of
+from test_view_allocinfo import call_sites
+
+from memcg_inspect.linux.mmzone import mem_map
+from memcg_inspect.linux.pages import scan_pages
+from memcg_inspect.linux.percpu import PercpuReader
+from memcg_inspect.linux.site import SiteFinder
+from memcg_inspect.linux.slab import SlabReader
+
+pytestmark = pytest.mark.image
+
+
+@pytest.mark.parametrize(("kernel", "append"), CHARGED)
+def test_of_what_a_module_holds(lab: Lab, kernel: str, append: str, tmp_path: Path) -> None:
+    """The module says where each thing is, and its source where it allocates it."""
+    image = image_of(lab, kernel, append, tmp_path)
+    prog = image.program(dwarf=True)
+    finder, frames = SiteFinder(prog), mem_map(prog)
+    slabs, objects = SlabReader(prog), {}
+    for piece in scan_pages(prog):
+        for slab in map(slabs.slab, piece.slabs):
+            assert slab is not None
+            objects |= {at: (slab, number) for number, at in enumerate(slabs.objects(slab))}
+    reader = PercpuReader(prog)
+    first = prog["pcpu_unit_offsets"][0].value_() - prog["__per_cpu_offset"][0].value_()
+    percpu = {
+        (chunk.base + alloc.offset + first) % 2**64: alloc
+        for chunk in reader.chunks()
+        for alloc in reader.recorded(chunk)
+    }
+
+    def site_of(thing: Held) -> str | None:
+        if thing.kind == "percpu":
+            site = finder.of_percpu(percpu[thing.address])
+        elif thing.address in objects:
+            site = finder.of_slab_object(*objects[thing.address])
+        else:
+            site = finder.of_page(frames.virt_to_page(thing.address))
+        return None if site is None else Path(site.site).name
+
+    things = [thing for thing in held(image) if thing.kind != "vmalloc"]
+    assert len(things) > 180
+    profiled = "profiling" in append
+    assert (finder.why_not is None) == profiled
+    for thing in things:
+        assert (thing, site_of(thing)) == (thing, call_sites()[thing.kind] if profiled else None)
+    assert finder.coverage.unreadable == 0
