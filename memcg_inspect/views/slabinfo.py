@@ -61,6 +61,7 @@ NODE_COLUMNS = (
 
 _STRAY = NotRead("charged to an obj_cgroup that is not there, or not in the image")
 _UNKNOWN = NotRead("the obj_cgroups of some slabs are not in the image")
+_OTHERS = NotRead("what else uses compound pages is not all in the image")
 #: For whom a charge counts whose obj_cgroup is not known; no address is 0.
 _NOBODY_KNOWN = 0
 
@@ -167,6 +168,14 @@ class _Tally:
         cell.room += 1
         self._node(kmem.nid, LARGE_KMALLOC)["paid"] += pages * self._page_size
 
+    @property
+    def may_be_others(self) -> bool:
+        """Whether pages of others may have been taken for large kmallocs."""
+        if page_layout(self.payers.prog).has_large_kmalloc:
+            return False
+        owners = ("compound", "vmalloc", "stacks", "page_tables")
+        return any(self.payers.coverage[owner].unreadable for owner in owners)
+
     def all_large(self, piece: PagePiece) -> None:
         """Add the pages of all large kmallocs, where these are marked."""
         for nid, pages in piece.large_kmalloc.items():
@@ -236,10 +245,13 @@ def _rows(tally: _Tally) -> Iterator[tuple[Value, ...]]:
         if key.payer is None:
             is_known = (key.cache, key.nid) not in tally.unknown
             counts = (objects, objects * size, 0) if is_known else (_UNKNOWN, _UNKNOWN, 0)
+        counts += (cell.slabs, cell.pages * page_size)
+        if cache is None and tally.may_be_others:
+            counts = (_OTHERS,) * len(counts)
         yield (
             _STRAY if key.payer == _NOBODY_KNOWN else tally.payers.path(key.payer),
             key.payer or None, *what, size, *counts,
-            cell.slabs, cell.pages * page_size, cell.shared, len(cell.others - {key.payer, None}),
+            cell.shared, len(cell.others - {key.payer, None}),
             cell.objects / cell.room if cell.room else None,
         )  # fmt: skip
     for (nid, kind), found in tally.nodes.items():
@@ -265,6 +277,8 @@ def _node_rows(tally: _Tally) -> Iterator[tuple[Value, ...]]:
         parts: tuple[Value, ...] = (size, paid, found["unpaid"], size - paid - found["unpaid"])
         if kind == LARGE_KMALLOC:
             parts = (size, paid, size - paid, 0) if marked else (paid, paid, None, None)
+            if tally.may_be_others:
+                parts = (_OTHERS, _OTHERS, None, None)
         if found["unknown"]:
             parts = (size, _UNKNOWN, _UNKNOWN, _UNKNOWN)
         yield (nid, kind, *parts)

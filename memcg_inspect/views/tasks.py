@@ -61,11 +61,12 @@ def _rows(payers: Payers, task: TaskCharge) -> Iterator[tuple[Value, ...]]:
         objcg = payers.objcg(address) if address else None
         cached = payers.payer(address) if address else None
         whose: Value = payers.path(cached)
+        nid: Value = None if objcg is None else objcg.nid
         if address and objcg is None:
-            whose = NotRead("there is no obj_cgroup there, or it is not in the image")
+            whose = nid = NotRead("there is no obj_cgroup there, or it is not in the image")
         yield (
-            *where, address or None, whose, None if objcg is None else objcg.nid,
-            _state(payers, task, own, address, cached), task.address,
+            *where, address or None, whose, nid, _state(payers, task, own, address, cached),
+            task.address,
         )  # fmt: skip
 
 
