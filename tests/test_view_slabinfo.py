@@ -13,12 +13,13 @@ import pytest
 from drgn import FaultError, Program, cast
 from drgn.helpers.linux.mm import PageSlab, for_each_page, page_to_pfn, virt_to_pfn
 from drgn.helpers.linux.percpu import per_cpu_ptr
-from guests import BUILT_KERNELS, PERNODE_KERNELS, Lab
+from guests import BUILT_KERNELS, PERNODE_KERNELS, Image, Lab
 from reference import node_spans, object_objcg
 from test_charge_module import PAGE, image_of
 from test_guest_says import still
 from test_matrix import KERNELS
 
+from memcg_inspect.linux.kfence import kfence_pages
 from memcg_inspect.linux.memory import Memory
 from memcg_inspect.linux.pages import scan_pages
 from memcg_inspect.linux.slab import SlabReader
@@ -51,8 +52,11 @@ def is_below(path: str, top: str) -> bool:
 
 @pytest.mark.parametrize("kernel", ALL)
 def test_sums_are_what_the_guest_read(lab: Lab, kernel: str) -> None:
-    """Counters lack what the stocks hold back, so that is added to what the guest read."""
-    image = lab.image(kernel, "4", "mixed")
+    check_sums(lab.image(kernel, "4", "mixed"))
+
+
+def check_sums(image: Image) -> None:
+    """Counters lack what the stocks hold back, so that is taken from what was found."""
     prog = image.program()
     charged: Counter[tuple[str, bool, int | None]] = Counter()
     for row in rows(slabinfo(prog, by_node=True)):
@@ -75,6 +79,31 @@ def test_sums_are_what_the_guest_read(lab: Lab, kernel: str) -> None:
             assert (path, name, nid, found) == (path, name, nid, value)
             compared += value > 0
     assert compared > 60
+
+
+@pytest.mark.parametrize("kernel", ["7.2"])
+def test_objects_of_kfence_are_charged_all_the_same(lab: Lab, kernel: str) -> None:
+    image = lab.image(kernel, "4", "mixed", append="kfence.sample_interval=1")
+    check_sums(image)
+    prog = image.program()
+    pool, slabs, given = kfence_pages(prog), SlabReader(prog), Counter[str]()
+    for piece in scan_pages(prog):
+        for page in piece.slabs:
+            slab = slabs.slab(page)
+            if slab is not None and slab.page in pool and slab.charged:
+                given[slab.cache.name] += sum(slab.charged.values())
+    assert given
+    # They are in no slab of their cache: there are more objects than room in its slabs tells.
+    with_them = [
+        row
+        for row in rows(slabinfo(prog))
+        if row["cache"] in given and row["utilisation"] is not None
+    ]
+    apart = 0
+    for row in with_them:
+        room = number(row, "slab_bytes") // number(row, "size")
+        apart += number(row, "objects") > round(float(str(row["utilisation"])) * room)
+    assert apart
 
 
 def proc_slabinfo(folder: Path) -> dict[str, tuple[int, int]]:

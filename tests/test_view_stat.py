@@ -11,7 +11,7 @@ from contextlib import suppress
 
 import pytest
 from drgn import FaultError, Object, Program
-from guests import PERNODE_KERNELS, Lab
+from guests import BUILT_KERNELS, PERNODE_KERNELS, Lab
 from test_guest_says import numbers, still
 from test_matrix import KERNELS
 
@@ -109,6 +109,22 @@ def test_folded_and_pending_are_what_stands_there(lab: Lab, kernel: str) -> None
                 assert rows[name, nid] == found
                 waiting += bool(found[1])
     assert waiting
+
+
+@pytest.mark.parametrize("kernel", [k for k in BUILT_KERNELS if k in ("6.12-lab", "7.3-lab")])
+def test_cgroup_v1(lab: Lab, kernel: str) -> None:
+    """There the file has other lines, and those with the memcgs below are called total."""
+    image = lab.image(kernel, "4", "mixed", cgroup="v1")
+    said, compared = still(image, "memory.stat"), 0
+    for path in {path for path, _, _ in said} - {"/"}:
+        answer = stat(image.program(), path, True)
+        assert "cgroup v1" in answer.notes[-1]
+        for item, nid, exact in columns(answer, "item", "node", "exact"):
+            value = said.get((path, f"total_{item}", None))
+            if nid is None and value is not None:
+                assert (path, item, exact) == (path, item, value)
+                compared += value > 0
+    assert compared > 60
 
 
 def test_choice_of_memcg(lab: Lab) -> None:

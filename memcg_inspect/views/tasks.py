@@ -10,6 +10,7 @@ from drgn import Program
 
 from memcg_inspect.audit.rules import may_be_cached
 from memcg_inspect.linux.image import image_info
+from memcg_inspect.linux.memcontrol import has_node_objcgs
 from memcg_inspect.linux.sched import caches_objcg, read_tasks
 from memcg_inspect.model import TaskCharge
 from memcg_inspect.tables import Answer, Column, NotRead, Table, Value
@@ -64,6 +65,8 @@ def _rows(payers: Payers, task: TaskCharge) -> Iterator[tuple[Value, ...]]:
         nid: Value = None if objcg is None else objcg.nid
         if address and objcg is None:
             whose = nid = NotRead("there is no obj_cgroup there, or it is not in the image")
+        elif objcg is not None and nid is None and has_node_objcgs(payers.prog):
+            nid = NotRead("the list that tells its node is not all in the image")
         yield (
             *where, address or None, whose, nid, _state(payers, task, own, address, cached),
             task.address,
