@@ -27,7 +27,7 @@ from memcg_inspect.audit.judge import Judgement
 from memcg_inspect.audit.rows import summarize
 from memcg_inspect.model import Coverage, Finding, Moved, Row
 
-__all__ = ("MOVING", "STILL", "common_coverage", "is_settled", "settle")
+__all__ = ("MOVING", "STILL", "common_coverage", "is_settled", "settle", "without_rows")
 
 STILL = 3
 MOVING = 5
@@ -82,6 +82,12 @@ def settle(looks: Sequence[Judgement], is_whole: bool, around: Sequence[int] = (
         if _finding_key(lead.finding) in differing or _finding_key(lead.finding) not in known
     ]
     return last._replace(identities=identities, rows=rows, leads=leads)
+
+
+def without_rows(judged: Judgement) -> list[Lead]:
+    """Return the findings that no row says: their evidence alone proves them."""
+    known = {_key(row) for row in judged.rows}
+    return [lead for lead in judged.leads if _finding_key(lead.finding) not in known]
 
 
 def common_coverage(looks: Sequence[Coverage]) -> Coverage:
@@ -186,6 +192,7 @@ def _how_far(history: _History) -> Moved:
 def _common_leads(looks: Sequence[Judgement]) -> list[Lead]:
     """Leads that every look has, with the evidence that all of them have."""
     common: list[Lead] = []
+    alone = without_rows(looks[-1])
     for lead in looks[-1].leads:
         others = [_same(lead, look) for look in looks[:-1]]
         if any(other is None for other in others):
@@ -194,7 +201,7 @@ def _common_leads(looks: Sequence[Judgement]) -> list[Lead]:
         for other in others:
             seen = set() if other is None else {e.address for e in other.finding.evidence}
             evidence = tuple(e for e in evidence if e.address in seen)
-        if lead.finding.evidence and not evidence:
+        if not evidence and (lead.finding.evidence or lead in alone):
             continue  # always something, but never the same thing
         common.append(lead._replace(finding=replace(lead.finding, evidence=evidence)))
     return common

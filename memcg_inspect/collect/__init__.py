@@ -20,7 +20,7 @@ from drgn import Program, ProgramFlags
 
 from memcg_inspect.audit.findings import attach
 from memcg_inspect.audit.judge import Judgement, judge, verdict
-from memcg_inspect.audit.looks import STILL, common_coverage, is_settled, settle
+from memcg_inspect.audit.looks import STILL, common_coverage, is_settled, settle, without_rows
 from memcg_inspect.audit.snapshot import Snapshot
 from memcg_inspect.collect.collector import Clock, collect
 from memcg_inspect.collect.evidence import find_evidence
@@ -72,7 +72,25 @@ def _look(prog: Program, clock: Clock, frozen: bool) -> _Look:
             if frozen or tries == _MOST_TRIES - 1:
                 raise
     with clock.measure("judge"):
-        return _Look(snapshot, judge(snapshot))
+        judged = judge(snapshot)
+    if not frozen:
+        with clock.measure("evidence"):
+            judged = _with_proofs(prog, snapshot, judged)
+    return _Look(snapshot, judged)
+
+
+def _with_proofs(prog: Program, snapshot: Snapshot, judged: Judgement) -> Judgement:
+    """Find at once what proves a finding that no row says: later it may be something else."""
+    leads = without_rows(judged)
+    suspects = {lead.suspect for lead in leads if lead.suspect is not None}
+    if not suspects:
+        return judged
+    evidence = find_evidence(prog, snapshot, suspects)
+    proved = [
+        lead._replace(finding=attach(lead, evidence), suspect=None) if lead in leads else lead
+        for lead in judged.leads
+    ]
+    return judged._replace(leads=proved)
 
 
 def _is_enough(looks: Sequence[_Look]) -> bool:
