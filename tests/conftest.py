@@ -17,6 +17,7 @@ from guests import NOT_BUILT, Lab, Plant
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--all", action="store_true", help="run the long tests, too")
+    parser.addoption("--soak", action="store_true", help="run nothing but the soak")
     parser.addoption("--fuzz", action="store_true", help="many more generated cases")
     parser.addoption("--write-docs", action="store_true", help="write what docs/ say of runs")
 
@@ -24,6 +25,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "image: needs an image of a real kernel")
     config.addinivalue_line("markers", "long: runs only with --all")
+    config.addinivalue_line("markers", "soak: runs only with --soak")
     config.addinivalue_line(
         "markers",
         "each_kernel: runs on the oldest and the newest kernel, on four nodes, and on all kernels "
@@ -34,6 +36,8 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     # Not run at all, rather than skipped: a skipped test looks like a passed one.
     left = [item for item in items if _has_no_kernel(item)]
+    soak = bool(config.getoption("--soak"))
+    left += [item for item in items if soak != bool(item.get_closest_marker("soak"))]
     if not config.getoption("--all"):
         left += [item for item in items if item.get_closest_marker("long") or _is_one_more(item)]
     if left:

@@ -81,6 +81,13 @@ class Lab:
         return Image(images.image(kernel, nodes, workload, **more))  # type: ignore[arg-type]
 
 
+def complaints(core: Path) -> list[str]:
+    """What the guest's kernel complained about before the image was taken."""
+    words = ("WARNING:", " BUG:", "INFO:", "suspicious RCU", "underflow")
+    lines = (core.with_name(core.name + ".guest") / "2" / "dmesg").read_text().splitlines()
+    return [line for line in lines if any(word in line for word in words)]
+
+
 class Plant:
     """Plants faults into copies of images; the copies go when the test is over."""
 

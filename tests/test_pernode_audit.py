@@ -75,7 +75,7 @@ def test_each_mistake_is_found(lab: Lab, mistake: str) -> None:
     assert identity in ("usage", "percpu", "task_objcg") or all(f.nid is not None for f in found)
     if mistake == "percpu-page-offset":
         assert report.follows == {"percpu": "posted", "zswap": "both"}
-        # with allocations that cross into the node, or out of it
-        assert all(
-            any(found.nid == e.nid for e in found.evidence) or found.evidence for found in found
-        )
+        # each with allocations that lie across the node's pages
+        for finding in found:
+            assert {e.kind for e in finding.evidence} == {"percpu"}
+            assert all(e.memcg == finding.memcg for e in finding.evidence)

@@ -4,6 +4,7 @@
 from pathlib import Path
 
 import pytest
+from guests import complaints
 from labkit import images, kernels
 from selftest import held, selftest
 
@@ -20,12 +21,6 @@ def by_node(folder: Path, key: str) -> dict[int, int]:
     lines = (folder / "memory.numa_stat").read_text().splitlines()
     cells = next(line.split()[1:] for line in lines if line.split()[0] == key)
     return {int(n[1:]): int(size) for n, size in (cell.split("=") for cell in cells)}
-
-
-def complaints(image: Path) -> list[str]:
-    words = ("WARNING:", " BUG:", "INFO:", "suspicious RCU", "underflow")
-    lines = (told(image) / "dmesg").read_text().splitlines()
-    return [line for line in lines if any(word in line for word in words)]
 
 
 @pytest.mark.parametrize("nodes", ["1", "2", "4", "8", "2cpu+6mem"])

@@ -141,7 +141,7 @@ def is_running(folder: Path) -> bool:
 
 @pytest.mark.parametrize("kernel", [NEWEST])
 def test_held_still(tmp_path: Path, kernel: str) -> None:
-    vmlinux = str(kernels.kernel(kernel).vmlinux)
+    vmlinux = str(kernels.debug_info(kernel))
     with kept(tmp_path, kernel, *CHURN) as qmp:
         for types in (["--debuginfo", "btf"], ["-s", vmlinux, "--no-default-symbols"]) * 2:
             audited = from_outside(qmp, "--pause", *types)

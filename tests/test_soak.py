@@ -1,0 +1,30 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+"""
+The kernel that accounts by node, built to look for its own mistakes, under stress: CPUs go and
+come, tasks move between memcgs while they charge, memcgs are made and removed.
+"""
+
+from __future__ import annotations
+
+import pytest
+from guests import Lab, complaints
+
+KERNEL = "7.3-pernode-debug"
+SECONDS = 200
+LOCKDEP_OFF = "turning off the locking correctness validator"
+
+pytestmark = [pytest.mark.image, pytest.mark.soak]
+
+
+@pytest.mark.parametrize("nodes", ["2", "2cpu+6mem"])
+def test_stress_under_lockdep(lab: Lab, nodes: str) -> None:
+    image = lab.image(KERNEL, nodes, "stress", append=f"lab.seconds={SECONDS}")
+    assert complaints(image.core) == []
+    assert LOCKDEP_OFF not in (image.guest / "2" / "dmesg").read_text()
+    prog = image.program(dwarf=True)
+    # lockdep was at work, and at the end still was
+    assert prog["debug_locks"].value_() == 1
+    assert prog["nr_lock_classes"].value_() > 500
+    report = image.report()
+    assert report.image.accounting == "kmem-per-node"
+    assert (report.findings, report.verdict) == ((), "exact")
