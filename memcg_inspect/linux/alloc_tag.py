@@ -12,7 +12,7 @@ number of what was allocated there and not freed yet. Whatever is allocated refe
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from drgn import FaultError, Program, offsetof, sizeof
@@ -151,33 +151,32 @@ def read_left_behind(
     """
     Read call sites of modules that are gone while what they allocated is not.
 
-    Since v6.13 ("alloc_tag: load module tags into separate contiguous memory") their tags stay;
-    their names went with the module.
-
     :param addresses: ``struct codetag *`` of what may be such call sites
     :return: those that are
     """
     sites: dict[int, CallSite] = {}
+    reader = _Reader(prog)
+    find: Callable[[int], CallSite | None]
     try:
+        # Since v6.13 ("alloc_tag: load module tags into separate contiguous memory") tags have an
+        # area of their own, and stay there; their names go with the module.
         area = prog["module_tags"]
         start, size = int(area.start_addr), int(area.size)
+        find = reader.nameless
     except KeyError:
-        return sites
-    reader = _Reader(prog)
+        # Before, the module's data stays, its tags and names with it, anywhere.
+        start, size = 0, 1 << 8 * reader.memory.word_size
+        find = reader.plausible
     for address in sorted(addresses):
         if not start <= address < start + size:
             continue
         try:
-            data = reader.memory.read(address, reader.size)
+            site = find(address)
         except FaultError as error:
             coverage.miss("call site", address, str(error))
             continue
-        (raw,) = reader.raws(address, data)
-        size_, calls = reader.counters([raw]).get(raw.counters, (None, None))
-        accurate = not raw.flags & _INACCURATE
-        sites[address] = CallSite(
-            address, "?", raw.line, "?", "?", accurate, raw.counters, size_, calls
-        )
+        if site is not None:
+            sites[address] = site
     return sites
 
 
@@ -268,6 +267,22 @@ class _Reader:
                 bytes=size,
                 calls=calls,
             )
+
+    def nameless(self, address: int) -> CallSite:
+        """Read a call site whose names are gone."""
+        raw = self._raw(address, self.memory.read(address, self.size), 0)
+        size, calls = self.counters([raw]).get(raw.counters, (None, None))
+        accurate = not raw.flags & _INACCURATE
+        return CallSite(address, "?", raw.line, "?", "?", accurate, raw.counters, size, calls)
+
+    def plausible(self, address: int) -> CallSite | None:
+        """Read what may be the call site of a module; ``None`` if it cannot be one."""
+        missed = Coverage()
+        data = self.memory.read(address, self.size)
+        (site,) = self.sites(address, data, missed)
+        names = (site.file, site.function, site.module or "")
+        is_text = all(name.isascii() and name.isprintable() and name for name in names)
+        return site if is_text and not missed.unreadable else None
 
     def _raw(self, address: int, data: bytes, at: int) -> _Raw:
         flags, line = (
