@@ -35,14 +35,19 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     # Not run at all, rather than skipped: a skipped test looks like a passed one.
-    left = [item for item in items if _has_no_kernel(item)]
-    soak = bool(config.getoption("--soak"))
-    left += [item for item in items if soak != bool(item.get_closest_marker("soak"))]
-    if not config.getoption("--all"):
-        left += [item for item in items if item.get_closest_marker("long") or _is_one_more(item)]
+    left = [item for item in items if not _is_wanted(config, item)]
     if left:
         config.hook.pytest_deselected(items=left)
-        items[:] = [item for item in items if item not in left]
+        items[:] = [item for item in items if _is_wanted(config, item)]
+
+
+def _is_wanted(config: pytest.Config, item: pytest.Item) -> bool:
+    if _has_no_kernel(item):
+        return False
+    if bool(config.getoption("--soak")) != bool(item.get_closest_marker("soak")):
+        return False
+    long = item.get_closest_marker("long") or _is_one_more(item)
+    return bool(config.getoption("--all")) or not long
 
 
 def _has_no_kernel(item: pytest.Item) -> bool:
