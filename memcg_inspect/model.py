@@ -45,6 +45,7 @@ __all__ = (
     "Transient",
     "Unreadable",
     "Vectors",
+    "counted",
 )
 
 #: A node that is not known, or a charge that has none; the kernel's own name for it.
@@ -56,6 +57,16 @@ IdentityStatus = Literal["exact", "findings", "unverifiable", "not-kept", "movin
 Verdict = Literal["exact", "findings", "incomplete", "moving"]
 Follows = Literal["physical", "posted", "both", "neither"]
 Unit = Literal["bytes", "pages", "KiB", "references"]
+
+
+def counted(number: int, what: str) -> str:
+    """
+    Write a number of things: ``1 page``, ``2 pages``, ``1 KiB``.
+
+    :param what: in the plural, as units are
+    """
+    singular = what[:-1] if abs(number) == 1 and what.endswith("s") else what
+    return f"{number:,} {singular}"
 
 
 class MemcgInspectError(Exception):

@@ -39,10 +39,6 @@ class Claim(NamedTuple):
     folded: int
     pending: int
 
-    def minus(self, other: Claim) -> Claim:
-        """Return the difference, part by part."""
-        return Claim(self.folded - other.folded, self.pending - other.pending)
-
 
 class Counters:
     """

@@ -17,7 +17,7 @@ from memcg_inspect.audit.ledger import Entry, Kind
 from memcg_inspect.audit.rules import is_task_wrong, left_behind
 from memcg_inspect.audit.slab import ITEMS
 from memcg_inspect.audit.snapshot import Snapshot
-from memcg_inspect.model import Evidence, Finding, Row, Skew
+from memcg_inspect.model import Evidence, Finding, Row, Skew, counted
 
 __all__ = ("MOST_EVIDENCE", "Suspect", "row_findings", "skew_findings", "stray_findings")
 
@@ -117,7 +117,7 @@ def _misplaced(snapshot: Snapshot, row: Row) -> Lead:
         )
         for vector, nid, slab in vectors.elsewhere[:MOST_EVIDENCE]
     )
-    what = f"{number:,} vectors of slabs on node {row.nid} lie on another node"
+    what = f"{counted(number, 'vectors')} of slabs on node {row.nid} on another node"
     return Lead(_finding(row, "misplaced-vector", what, "proof", evidence), None)
 
 
@@ -129,7 +129,8 @@ def _left_behind(snapshot: Snapshot, row: Row) -> Lead:
     )
     where = "" if row.nid is None else f" of node {row.nid}"
     what = (
-        f"the memcg is offline, and {len(objcgs):,} obj_cgroups{where} were not left to its parent"
+        "the memcg is offline, and was not left to its parent with all it has: "
+        f"{counted(len(objcgs), 'obj_cgroups')}{where}"
     )
     return Lead(_finding(row, "not-reparented", what, "proof", evidence), None)
 
@@ -150,7 +151,7 @@ def _wrong_tasks(snapshot: Snapshot, row: Row) -> Lead:
         )
         for task in wrong[:MOST_EVIDENCE]
     )
-    what = f"{len(wrong):,} tasks have cached an obj_cgroup that is not of the memcg they are in"
+    what = f"{counted(len(wrong), 'tasks')} with a cached obj_cgroup of another memcg than its own"
     return Lead(_finding(row, "stale-task-objcg", what, "proof", evidence), None)
 
 
@@ -206,7 +207,7 @@ def _objcgs_of(snapshot: Snapshot, memcg: int | None) -> frozenset[int]:
 
 
 def _sentence(snapshot: Snapshot, row: Row, partner: Row | None, difference: int) -> str:
-    amount = f"{abs(difference):,} {row.unit}"
+    amount = counted(abs(difference), row.unit)
     more = "more" if difference > 0 else "less"
     if row.identity == "references":
         rest = (

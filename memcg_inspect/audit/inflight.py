@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from memcg_inspect.audit.snapshot import Snapshot
-from memcg_inspect.model import Row, Running
+from memcg_inspect.model import Row, Running, counted
 
 __all__ = ("mark_in_flight",)
 
@@ -118,7 +118,7 @@ def _freed(snapshot: Snapshot, row: Row) -> Row:
         return row
     what = ", ".join(sorted({f"{t.what} ({t.address:#x})" for t in transients}))
     return _in_flight(
-        row, f"at most {len(transients)} references are held by what is being freed: {what}"
+        row, f"what is being freed holds at most {counted(len(transients), 'references')}: {what}"
     )
 
 
@@ -141,7 +141,7 @@ def _half_done(snapshot: Snapshot, row: Row, busy: Sequence[Running], left: Coun
     if not cpus or abs(row.difference or 0) > most * len(cpus):
         return row
     where = "; ".join(_where(cpu, charge.functions) for cpu in cpus)
-    bound = f"at most {most:,} {row.unit} for each CPU"
+    bound = f"at most {counted(most, row.unit)} for each CPU"
     return _in_flight(row, f"{bound}: {where}")
 
 

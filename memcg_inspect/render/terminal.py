@@ -21,9 +21,10 @@ from memcg_inspect.model import (
     Report,
     Row,
     Skew,
+    counted,
 )
 from memcg_inspect.render.json_report import is_zero
-from memcg_inspect.render.text import amount, counted, printable, signed
+from memcg_inspect.render.text import amount, printable, signed
 
 __all__ = ("box_style", "make_console", "print_coverage", "print_report", "say")
 
@@ -117,8 +118,8 @@ def _accounting(report: Report) -> str:
 def _looked_at(image: ImageInfo, memcgs: Sequence[Memcg]) -> str:
     dying = sum(memcg.state == "dying" for memcg in memcgs)
     return (
-        f"Linux {image.release} ({image.source}), {counted(len(image.nodes), 'node')}, "
-        f"{counted(image.cpus, 'CPU')}, {counted(len(memcgs), 'memcg')} ({dying} removed)"
+        f"Linux {image.release} ({image.source}), {counted(len(image.nodes), 'nodes')}, "
+        f"{counted(image.cpus, 'CPUs')}, {counted(len(memcgs), 'memcgs')} ({dying} removed)"
     )
 
 
@@ -179,7 +180,7 @@ def _print_rows(
     if shown:
         title = f"{identity.name}: {identity.status}"
         if identity.name != _ALWAYS and len(shown) < len(rows):
-            title += f" ({len(shown):,} of {counted(len(rows), 'row')})"
+            title += f" ({len(shown):,} of {counted(len(rows), 'rows')})"
         _print_table(title, shown, names, console)
     elif rows and identity.name == _ALWAYS:
         say(console, f"{identity.name}: {identity.status}, nothing charged")
@@ -286,7 +287,7 @@ def _evidence(evidence: Evidence, names: dict[int, Memcg]) -> str:
     if evidence.cache is not None:
         parts.append(f"{evidence.cache} object")
     if evidence.bytes is not None:
-        parts.append(counted(evidence.bytes, "byte"))
+        parts.append(counted(evidence.bytes, "bytes"))
     if evidence.objcg is not None:
         parts.append(f"charged to {_name(names, evidence.memcg)} (objcg {evidence.objcg:#x})")
     if evidence.page is not None:

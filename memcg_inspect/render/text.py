@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-__all__ = ("amount", "counted", "printable", "signed")
+__all__ = ("amount", "printable", "signed")
 
 
 def printable(text: str) -> str:
@@ -26,11 +26,6 @@ def _escaped(char: str) -> str:
 def amount(value: int | None) -> str:
     """Write an amount with thousands set apart; what was not read is a dash."""
     return "-" if value is None else f"{value:,}"
-
-
-def counted(number: int, what: str) -> str:
-    """Write a number of things: ``1 page``, ``2 pages``."""
-    return f"{number:,} {what}{'' if number == 1 else 's'}"
 
 
 def signed(value: int | None) -> str:

@@ -14,9 +14,9 @@ from reports import clean, more, report
 from rich.cells import cell_len
 from rich.console import Console
 
-from memcg_inspect.model import Follows, Moved, Report
+from memcg_inspect.model import Follows, Moved, Report, counted
 from memcg_inspect.render.terminal import print_report
-from memcg_inspect.render.text import amount, counted, printable, signed
+from memcg_inspect.render.text import amount, printable, signed
 
 
 def text(made: Report, width: int = 200, show_all: bool = False, colour: bool = False) -> str:
@@ -99,7 +99,7 @@ def test_types_are_told_of() -> None:
 
 def test_one_thing_is_no_plural() -> None:
     assert "1 node, 2 CPUs, 3 memcgs (1 removed)" in text(clean())
-    assert [counted(n, "page") for n in (0, 1, 2, 1000)] == [
+    assert [counted(n, "pages") for n in (0, 1, 2, 1000)] == [
         "0 pages",
         "1 page",
         "2 pages",
