@@ -149,7 +149,12 @@ def _audit(prog: Program, args: Namespace) -> Report:
 
 
 def _view(prog: Program, args: Namespace) -> Answer:
-    from memcg_inspect.render.tables import answer_to_json, print_answer, print_scripted
+    from memcg_inspect.render.tables import (
+        answer_to_json,
+        print_answer,
+        print_scripted,
+        print_text,
+    )
     from memcg_inspect.render.terminal import make_console
 
     with _attended(prog), needing_all():
@@ -175,7 +180,7 @@ def _view(prog: Program, args: Namespace) -> Answer:
     elif args.scripted:
         print_scripted(answer, make_console())
     elif answer.text is not None:
-        sys.stdout.write(answer.text)
+        print_text(answer, make_console())
     else:
         print_answer(answer, make_console())
     return answer

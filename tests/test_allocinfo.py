@@ -5,9 +5,16 @@ from __future__ import annotations
 
 import pytest
 from allocinfo import GUESTS, RECORDER, Line, image_of, said
+from drgn.helpers.linux.mmzone import pfn_to_section
 from guests import Lab, Plant
 
+from memcg_inspect.audit.alloc_tags import site_name
+from memcg_inspect.collect import collect
 from memcg_inspect.linux.alloc_tag import read_call_sites
+from memcg_inspect.linux.mmzone import mem_map
+from memcg_inspect.linux.page_tag import PageTagReader
+from memcg_inspect.linux.pages import scan_pages
+from memcg_inspect.linux.slab import SlabReader
 from memcg_inspect.model import Coverage
 
 pytestmark = pytest.mark.image
@@ -72,3 +79,62 @@ def test_a_wrong_counter_is_named(lab: Lab, plant: Plant, kernel: str, append: s
     ]
     assert "alloc_pid claims 72 bytes more than was found" in report.findings[0].what
     assert {i.name for i in report.identities if i.status == "findings"} == {"alloc_tags"}
+
+
+@pytest.mark.parametrize(("kernel", "append"), GUESTS)
+def test_a_reference_to_another_site_is_named(
+    lab: Lab, plant: Plant, kernel: str, append: str
+) -> None:
+    """One object is taken for another's: a site has too little, the other as much too much."""
+    image = image_of(lab, kernel, append)
+    prog = image.program()
+    profile = collect(prog).profile
+    assert profile is not None
+    victim, thief = (
+        next(site for site in profile.sites.values() if site.function == name and site.calls)
+        for name in ("alloc_pid", "prepare_creds")
+    )
+    slabs = SlabReader(prog)
+    element, size = next(
+        (vector.address + number * vector.stride, slab.cache.size)
+        for piece in scan_pages(prog)
+        for slab in filter(None, map(slabs.slab, piece.slabs))
+        if (vector := slab.codetags) is not None
+        for number in range(slab.objects)
+        if slabs.codetag(slab, number) == victim.address
+    )
+    report = plant(image, (element, thief.address.to_bytes(8, "little")))
+    assert {(f.item, f.unit, f.difference) for f in report.findings} == {
+        (site_name(victim), "bytes", size),
+        (site_name(victim), "references", 1),
+        (site_name(thief), "bytes", -size),
+        (site_name(thief), "references", -1),
+    }
+
+
+@pytest.mark.parametrize(("kernel", "append"), GUESTS)
+def test_a_page_of_no_site_is_named(lab: Lab, plant: Plant, kernel: str, append: str) -> None:
+    """A page in use loses its reference, in its flags or in its page_ext."""
+    image = image_of(lab, kernel, append)
+    prog = image.program()
+    reader, frames = PageTagReader(prog), mem_map(prog)
+    page = next(
+        raw.page + i * frames.size
+        for piece in scan_pages(prog)
+        if (raw := piece.raw) is not None
+        for i in range(len(raw.data) // frames.size)
+        if i not in raw.orders and reader.codetag(raw.page + i * frames.size)
+    )
+    site = read_call_sites(prog, Coverage())[reader.codetag(page)]
+    if "compressed" in append:
+        shift, mask = (int(prog[f"alloc_tag_ref_{name}"]) for name in ("offs", "mask"))
+        address = page + frames.flags
+        word = int.from_bytes(prog.read(address, 8), "little") & ~(mask << shift)
+    else:
+        pfn = frames.pfn(page)
+        address = pfn_to_section(prog, pfn).page_ext.value_() + 8 * pfn
+        word = 0
+    report = plant(image, (address % 2**64, word.to_bytes(8, "little")))
+    assert report.findings
+    assert {f.item for f in report.findings} == {site_name(site)}
+    assert {(f.unit, f.difference) for f in report.findings} >= {("references", 1)}

@@ -14,6 +14,7 @@ from drgn import Object, Program, TypeKind
 from drgn.helpers.linux.list import list_for_each_entry
 from drgn.helpers.linux.mm import for_each_page, page_to_virt
 from guests import BUILT_KERNELS, DEBIAN_KERNELS, ROOT, Image, Lab
+from labkit import poke
 from test_allocinfo import check_against_guest
 from test_charge_module import CPUS, PAGE, groups, held
 from test_charge_module import GUESTS as CHARGED
@@ -290,3 +291,25 @@ def test_what_does_not_go_together_is_refused(
         status = int(ended.code or 0)
     assert status == 2
     assert capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("kernel", "append"), GUESTS[:1])
+def test_names_are_escaped(
+    lab: Lab, kernel: str, append: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A name that would rewrite the line before it."""
+    image = image_of(lab, kernel, append)
+    prog = image.program()
+    tag = next(row for row in dicts(allocinfo(prog)) if row["function"] == "alloc_pid")["codetag"]
+    name = prog.read(tag + prog.type("struct codetag").member("function").offset, 8)
+    core = tmp_path / "core"
+    change = (int.from_bytes(name, "little"), b"\x1b[A\nx")
+    poke.poke(image.core, core, image.vmlinux, [change])
+    outputs = []
+    for options in (["--format", "proc"], ["--by", "site"], ["--scripted"], ["--json"]):
+        assert main(["allocinfo", "-c", str(core), "--debuginfo", "btf", *options]) == 0
+        outputs.append(capsys.readouterr().out)
+    core.unlink()
+    assert not any("\x1b" in output for output in outputs)
+    assert all("[A" in output for output in outputs)
+    assert len(outputs[0].splitlines()) == len(allocinfo(prog, True).tables[0].rows) + 2

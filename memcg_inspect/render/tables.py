@@ -16,7 +16,7 @@ from memcg_inspect.render.terminal import box_style, print_coverage, say
 from memcg_inspect.render.text import amount, printable
 from memcg_inspect.tables import AMOUNTS, Answer, Column, NotRead, Table, Value
 
-__all__ = ("answer_to_json", "print_answer", "print_scripted")
+__all__ = ("answer_to_json", "print_answer", "print_scripted", "print_text")
 
 _RIGHT = AMOUNTS | {"number", "node"}
 #: In place of values that do not apply, and of those that could not be read.
@@ -42,6 +42,12 @@ def print_scripted(answer: Answer, console: Console) -> None:
         for row in table.rows:
             cells = (_exact(c, v) for c, v in zip(table.columns, row, strict=True))
             console.file.write("\t".join(cells) + "\n")
+
+
+def print_text(answer: Answer, console: Console) -> None:
+    """Print the text of an answer that has one, line by line."""
+    for line in (answer.text or "").splitlines():
+        console.file.write(printable(line) + "\n")
 
 
 def answer_to_json(answer: Answer) -> str:

@@ -108,7 +108,9 @@ def allocinfo_proc(prog: Program) -> Answer:
     for site in sites.values():
         # Marked since version 2.0; before, nothing was marked as inaccurate either.
         mark = "" if site.accurate else " accurate:no"
-        lines.append(f"{site.bytes or 0:12d} {site.calls or 0:8d} {site_name(site)}{mark} ")
+        # A line stays one, whatever the image has for names.
+        name = "\\n".join(site_name(site).splitlines())
+        lines.append(f"{site.bytes or 0:12d} {site.calls or 0:8d} {name}{mark} ")
     return Answer(
         "allocinfo",
         image_info(prog),
