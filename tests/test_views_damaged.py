@@ -8,6 +8,7 @@ import random
 from argparse import ArgumentParser
 from collections import Counter
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 
@@ -44,9 +45,18 @@ def ask(prog: drgn.Program, *arguments: str) -> Answer:
 
 @lru_cache(maxsize=20)
 def whole(core: Path, *arguments: str) -> Answer:
-    answer = ask(opened(core), *arguments)
+    answer = ask(Image(core).program(), *arguments)
     assert answer.is_whole
     return answer
+
+
+def shown(answer: Answer) -> Answer:
+    """Some rows of each table, those with something that was not read first."""
+    tables = (
+        replace(t, rows=sorted(t.rows, key=lambda r: not any(isinstance(v, NotRead) for v in r)))
+        for t in answer.tables
+    )
+    return replace(answer, tables=tuple(replace(t, rows=t.rows[:30]) for t in tables))
 
 
 def keyed(table: Table, *key: str) -> dict[tuple[Value, ...], Row]:
@@ -103,7 +113,7 @@ def check(prog: drgn.Program, image: Image, arguments: tuple[str, ...]) -> bool 
         assert "nothing can be read without" in str(error)
         return None
     document = json.loads(answer_to_json(answer))
-    print_answer(answer, make_console())
+    print_answer(shown(answer), make_console())
     truth = whole(image.core, *arguments)
     if answer.is_whole:
         assert [t.rows for t in answer.tables] == [t.rows for t in truth.tables]
@@ -121,7 +131,7 @@ def check_all(image: Image, pages: Iterable[int]) -> Counter[bool | None]:
     return Counter(check(prog, image, arguments) for arguments in VIEWS)
 
 
-@pytest.mark.parametrize("share", [0.0005, 0.02])
+@pytest.mark.parametrize("share", [0.02, pytest.param(0.0005, marks=LONG)])
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_any_pages_of_slabs_may_be_missing(lab: Lab, kernel: str, share: float) -> None:
     image, chance = lab.image(kernel, "4", "mixed"), random.Random(1)
@@ -132,7 +142,7 @@ def test_any_pages_of_slabs_may_be_missing(lab: Lab, kernel: str, share: float) 
     assert ended[False] >= 4 or share < 0.01  # of few pages, none may matter
 
 
-@pytest.mark.parametrize("seed", [*range(2), *(pytest.param(n, marks=LONG) for n in range(2, 8))])
+@pytest.mark.parametrize("seed", [0, *(pytest.param(n, marks=LONG) for n in range(1, 8))])
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_any_pages_at_all_may_be_missing(lab: Lab, kernel: str, seed: int) -> None:
     image = lab.image(kernel, "4", "mixed")

@@ -21,6 +21,8 @@ __all__ = ("KfenceObject", "kfence_object", "kfence_pages")
 
 #: More objects than any pool has: CONFIG_KFENCE_NUM_OBJECTS is at most 65535.
 _MOST_OBJECTS = 65535
+#: Bytes of the array that may be missing from a dump at one place.
+_GAP = 1 << 16
 
 
 class KfenceObject(NamedTuple):
@@ -77,13 +79,15 @@ def kfence_pages(prog: Program) -> range:
         return range(0)
     memory, frames = memory_of(prog), mem_map(prog)
     size, addr, count = sizeof(type_), offsetof(type_, "addr"), 0
-    try:
-        while count < _MOST_OBJECTS:
-            page = memory.word(address + count * size + addr) & ~(frames.page_size - 1)
-            if page != pool + 2 * (count + 1) * frames.page_size:
-                break
-            count += 1
-    except FaultError:
-        pass  # the end of the array
+    for number in range(_MOST_OBJECTS):
+        if (number - count) * size > _GAP:
+            break
+        try:
+            page = memory.word(address + number * size + addr) & ~(frames.page_size - 1)
+        except FaultError:
+            continue  # the end of the array, or part of it is not in the image
+        if page != pool + 2 * (number + 1) * frames.page_size:
+            break
+        count = number + 1
     first = frames.virt_to_page(pool)
     return range(first, first + 2 * (count + 1) * frames.size, frames.size)
