@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from drgn import Object
+from drgn.helpers.linux.slab import slab_object_info
 from guests import DEBIAN_KERNELS, Image, Lab
 from labkit import poke
 from test_matrix import KERNELS
@@ -235,6 +236,34 @@ def test_references_that_cannot_be_read_are_not_0(
     assert (row["references"], row["unexplained"], row["swap"]) == (None, None, None)
     assert {"references", "unexplained", "swap"} <= set(row["not_read"])
     assert document["coverage"]["refs"]["unreadable"] == 1
+    path.unlink()
+
+
+@each_kernel
+def test_what_may_hold_more_is_not_unexplained(
+    lab: Lab, kernel: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A slab of sockets that cannot be read may hold what is missing."""
+    image = lab.image(kernel, "4", "dying")
+    row = next(
+        row
+        for row in rows(answer_of(image), "left")
+        if (row["kind"], row["detail"]) == ("sock", "TCP") and row["examples"]
+    )
+    sock = int(str(row["examples"]).split()[0], 0)
+    info = slab_object_info(image.program(), sock)
+    assert info is not None
+    path = poked(image, tmp_path, info.slab.slab_cache, 0xDEAD000000000000)
+    status, document = run(capsys, "-c", path)
+    (found,) = [
+        other
+        for other in document["tables"][0]["rows"]
+        if other["memcg_address"] == f"{row['memcg_address']:#x}"
+    ]
+    assert status == 3
+    assert (found["sock"], found["unexplained"]) == (None, None)
+    assert found["references"] > found["explained"]
+    assert not any("leaked" in note for note in document["notes"])
     path.unlink()
 
 

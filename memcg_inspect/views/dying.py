@@ -15,7 +15,6 @@ from memcg_inspect.audit.snapshot import Snapshot
 from memcg_inspect.collect import collect
 from memcg_inspect.collect.samples import Samples, find_samples
 from memcg_inspect.linux.css import CssHolders, read_css_holders
-from memcg_inspect.linux.filtered import why_missing
 from memcg_inspect.linux.fs import mapping_name
 from memcg_inspect.linux.memcontrol import keeps_original_objcgs, objcg_owners
 from memcg_inspect.model import NUMA_NO_NODE, Coverage, Memcg
@@ -34,6 +33,12 @@ KINDS: tuple[Kind, ...] = ("lru", "kmem", "slab", "percpu", "zswap", "sock")
 #: In the order in which rows are listed.
 KIND_ORDER = ("removal", "child", "task", "mm", "stock", "swap", *KINDS)
 
+#: Charges that hold a reference to their memcg; since 7.2 user pages hold an obj_cgroup.
+_HOLDERS: tuple[Kind, ...] = ("sock",)
+_HOLDERS_BEFORE_7_2: tuple[Kind, ...] = ("sock", "lru")
+
+_NO_REFS = NotRead("references to the memcg could not be read")
+
 COLUMNS = (
     Column("memcg", "memcg", "the path it had"),
     Column("memcg_address", "address", "struct mem_cgroup *", shown=False),
@@ -41,8 +46,8 @@ COLUMNS = (
     Column("offline", "flag", "whether it was taken offline already", shown=False),
     Column("paid_by", "memcg", "whose counters hold what it left behind"),
     Column("references", "count", "that keep it alive: css.refcnt"),
-    Column("explained", "count", "references whose holders were found"),
-    Column("unexplained", "count", "references that nothing explains"),
+    Column("explained", "count", "those of them whose holders were found"),
+    Column("unexplained", "count", "the others"),
     *(
         Column(kind, "bytes", f"bytes it was charged for that are still there: {what}", total=True)
         for kind, what in (
@@ -121,13 +126,7 @@ def dying(prog: Program, most_files: int = MOST_FILES) -> Answer:
         ),
     )
     coverage = dict(snapshot.coverage) | dict(view.coverage)
-    return Answer(
-        "dying",
-        snapshot.image,
-        tables,
-        coverage,
-        notes=(*view.notes(holders), *why_missing(prog, coverage.values())),
-    )
+    return Answer("dying", snapshot.image, tables, coverage, tuple(view.notes(holders)))
 
 
 class _Dying:
@@ -303,9 +302,11 @@ class _Dying:
         total: Counter[str] = Counter()
         for holder in mine:
             total[holder.kind] += holder.bytes or 0
-        refs: tuple[Value, ...] = (css.refs, explained, css.refs - explained) if css else (
-            (NotRead("references to the memcg could not be read"),) * 3
-        )  # fmt: skip
+        gap = self._gap()
+        refs: tuple[Value, ...] = (_NO_REFS, explained, _NO_REFS)
+        if css is not None:
+            left: Value = css.refs - explained
+            refs = css.refs, explained, left if gap is None else NotRead(gap)
         return (
             memcg.path,
             memcg.address,
@@ -316,11 +317,24 @@ class _Dying:
             self._path(memcg.payer),
             *refs,
             *(self._bytes(kind, total) for kind in KINDS),
-            total["swap"] if css else NotRead("references to the memcg could not be read"),
+            total["swap"] if css else _NO_REFS,
         )
 
+    def _gap(self) -> str | None:
+        """Why holders of references may be missing."""
+        for kind in _HOLDERS_BEFORE_7_2 if not self._has_objcgs_on_lru else _HOLDERS:
+            if self.snapshot.ledger.has_gap(kind):
+                return f"{kind} memory, which holds references, is not all in the image"
+        if not self.snapshot.complete("memcgs", "charge_stock"):
+            return "memcgs or stocks, which hold references, are not all in the image"
+        return None
+
+    @property
+    def _has_objcgs_on_lru(self) -> bool:
+        return self.snapshot.features.lru_holds_objcg
+
     def _bytes(self, kind: Kind, total: Mapping[str, int]) -> Value:
-        to_memcg = kind == "sock" or (kind == "lru" and not self.snapshot.features.lru_holds_objcg)
+        to_memcg = kind == "sock" or (kind == "lru" and not self._has_objcgs_on_lru)
         if not to_memcg and not keeps_original_objcgs(self.prog):
             return NotRead(
                 "a removed memcg of this kernel does not tell which obj_cgroups were its own; "
@@ -359,7 +373,8 @@ class _Dying:
         explained = Counter[int | None]()
         for holder in holders:
             explained[holder.memcg] += holder.references
-        if any(css and css.refs > explained[memcg] for memcg, css in self.css.items()):
+        unexplained = any(css and css.refs > explained[memcg] for memcg, css in self.css.items())
+        if unexplained and self._gap() is None:
             yield (
                 "Unexplained references may be leaked, or held by what is not searched: "
                 "writeback, inotify and fanotify groups, memcgs that are just being freed."

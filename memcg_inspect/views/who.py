@@ -8,7 +8,6 @@ from collections.abc import Sequence
 
 from drgn import Program
 
-from memcg_inspect.linux.filtered import needing_all, why_missing
 from memcg_inspect.linux.image import image_info
 from memcg_inspect.tables import Answer, Column, NotRead, Table, UsageError, Value
 from memcg_inspect.views.layers import Layers
@@ -42,16 +41,14 @@ def who(prog: Program, addresses: Sequence[int]) -> Answer:
 
     :raises UsageError: if one is of nothing that is known, in an image that lacks nothing
     """
-    with needing_all():
-        payers = Payers(prog)
-        layers = Layers(prog, payers)
-        tables = tuple(_table(layers, address) for address in addresses)
+    payers = Payers(prog)
+    layers = Layers(prog, payers)
+    tables = tuple(_table(layers, address) for address in addresses)
     coverage = dict(payers.coverage)
     for address, table in zip(addresses, tables, strict=True):
         if not table.rows and not any(c.unreadable for c in coverage.values()):
             raise UsageError(f"{address:#x} is no address of anything that is known")
-    notes = why_missing(prog, coverage.values())
-    return Answer("who", image_info(prog), tables, coverage, notes)
+    return Answer("who", image_info(prog), tables, coverage)
 
 
 def _table(layers: Layers, address: int) -> Table:
