@@ -267,6 +267,17 @@ def test_what_may_hold_more_is_not_unexplained(
     path.unlink()
 
 
+@pytest.mark.long
+def test_leak_of_a_broken_kernel(lab: Lab) -> None:
+    """fixtures/patches/7.3-pernode-broken: one reference is taken at each removal, for ever."""
+    kernel = "7.3-pernode-broken-reparent-forgotten-node"
+    answer = answer_of(lab.image(kernel, "2cpu+6mem", "interleave"))
+    removed = rows(answer, "dying")
+    assert len(removed) > 10
+    assert {row["unexplained"] for row in removed} == {1}
+    assert any("leaked" in note for note in answer.notes)
+
+
 @pytest.mark.parametrize("kernel", DEBIAN_KERNELS)
 def test_no_removed_memcg(lab: Lab, kernel: str, capsys: pytest.CaptureFixture[str]) -> None:
     status, document = run(capsys, "-c", lab.image(kernel, "4", "pages").core)
