@@ -138,9 +138,14 @@ def test_choice_of_memcg(lab: Lab) -> None:
     values = columns(everything, "item", "folded", "pending", "exact")
     assert hidden == {i for i, *_ in values} - {i for i, *v in values if any(v)}
     # Removed memcgs are still there, under an address if another one has their path.
-    removed = next(m for m in Payers(prog).memcgs.values() if m.state == "dying")
+    memcgs = Payers(prog).memcgs.values()
+    online = {m.path: m.address for m in memcgs if m.state == "online"}
+    removed = next(m for m in memcgs if m.state == "dying" and m.path in online)
     (address,) = {a for (a,) in columns(stat(prog, f"{removed.address:#x}", True), "memcg_address")}
     assert address == removed.address
+    answer = stat(prog, removed.path, True)
+    assert {a for (a,) in columns(answer, "memcg_address")} == {online[removed.path]}
+    assert f"{removed.address:#x}" in answer.notes[0]
 
 
 def test_what_is_not_in_the_image_is_no_zero(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
