@@ -34,7 +34,7 @@ from drgn.helpers.linux.mmzone import for_each_online_pgdat
 from drgn.helpers.linux.percpu import per_cpu_ptr
 from drgn.helpers.linux.pid import for_each_task
 from drgn.helpers.linux.slab import find_containing_slab_cache
-from guests import Image, Lab
+from guests import PERNODE_KERNELS, Image, Lab
 from labkit import poke
 from test_charge_module import CPUS, GUESTS, ROOT, Group, groups, held, image_of
 from test_charge_module import owners as planted_owners
@@ -44,6 +44,7 @@ from memcg_inspect.cli import main
 from memcg_inspect.linux.kfence import kfence_object, kfence_pages
 from memcg_inspect.linux.memory import memory_of
 from memcg_inspect.linux.mmzone import page_ranges
+from memcg_inspect.linux.percpu import PercpuReader
 from memcg_inspect.linux.zswap import ZswapReader
 from memcg_inspect.tables import UsageError, Value
 from memcg_inspect.views.who import parse_address, who
@@ -167,6 +168,21 @@ def check_percpu(
         assert (row["start"], row["offset"]) == (address - offset, offset)
         assert charge_of(row) == (path, False, cpu, charged)
         assert row["what"] == f"copy of CPU {cpu} of __percpu pointer {pointer:#x}"
+
+
+@pytest.mark.parametrize("kernel", PERNODE_KERNELS)
+def test_percpu_memory_is_charged_by_node(lab: Lab, kernel: str) -> None:
+    """Where accounting is by node, each part to the obj_cgroup of its node."""
+    prog = lab.image(kernel, "4", "mixed").program()
+    reader = PercpuReader(prog)
+    allocs = [a for chunk in reader.chunks() for a in reader.charged(chunk)][::40]
+    tables = rows_of(prog, *map(reader.pointer, allocs))
+    for alloc, rows in zip(allocs, tables, strict=True):
+        copies = [row for row in rows if row["layer"] == "copies"]
+        assert [row["charged_node"] for row in copies] == [row["node"] for row in copies]
+        assert sum(int(str(row["charged"])) for row in copies) == reader.charge(alloc)
+        assert layer(rows, "percpu")["charged"] is None
+    assert len(allocs) > 5
 
 
 # What drgn makes of it

@@ -227,11 +227,6 @@ class PercpuReader:
         address = alloc.chunk.base + alloc.offset - self._to_base
         return address % (1 << 8 * self.memory.word_size)
 
-    def address(self, alloc: PcpuAlloc, cpu: int) -> int:
-        """Return the address of a CPU's copy of an allocation."""
-        unit = self._unit_offsets[possible_cpus(self.prog).index(cpu)]
-        return (alloc.chunk.base + alloc.offset + unit) % (1 << 8 * self.memory.word_size)
-
     def node(self, place: PcpuPlace) -> int:
         """Return the node that backs a CPU's copy; ``NUMA_NO_NODE`` for a pointer."""
         if place.cpu is None:

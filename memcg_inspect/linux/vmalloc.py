@@ -18,7 +18,7 @@ from typing import NamedTuple
 from drgn import FaultError, Object, ObjectAbsentError, Program, offsetof, sizeof
 from drgn.helpers.linux.mm import find_vmap_area, virt_to_page
 
-from memcg_inspect.linux.layout import has_member, per_program
+from memcg_inspect.linux.layout import has_member, member_type, per_program
 from memcg_inspect.linux.list import OnFault, list_entries
 from memcg_inspect.linux.memory import memory_of
 from memcg_inspect.linux.sched import find_tasks
@@ -120,6 +120,8 @@ def vm_areas(prog: Program, coverage: Coverage, stack_coverage: Coverage) -> Ite
     memory = memory_of(prog)
     vm_type = prog.type("struct vm_struct")
     at = {name: offsetof(vm_type, name) for name in ("addr", "flags", "pages", "nr_pages")}
+    # An unsigned long since 7.2, an unsigned int before.
+    count_size = sizeof(member_type(vm_type, "nr_pages"))
     caller, size, word = offsetof(vm_type, "caller"), sizeof(vm_type), memory.word_size
     stacks = _stacks(prog, stack_coverage)
 
@@ -133,7 +135,7 @@ def vm_areas(prog: Program, coverage: Coverage, stack_coverage: Coverage) -> Ite
                 continue
             data = memory.read(vm, size)
             pages = memory.word_at(data, at["pages"])
-            count = int.from_bytes(data[at["nr_pages"] : at["nr_pages"] + 4], memory.order)
+            count = int.from_bytes(data[at["nr_pages"] :][:count_size], memory.order)
             if not memory.word_at(data, at["flags"]) & VM_ALLOC or not pages or not count:
                 continue
             yield VmArea(

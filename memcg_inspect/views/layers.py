@@ -327,7 +327,8 @@ class Layers:
     ) -> Iterator[Layer]:
         reader, into = self._percpu_reader, place.offset - alloc.offset
         pointer = reader.pointer(alloc)
-        charge = self._charge(alloc.objcg, reader.charge(alloc))
+        is_by_node = accounting(self.prog) == "kmem-per-node" and alloc.objcg
+        charge = None if is_by_node else self._charge(alloc.objcg, reader.charge(alloc))
         yield Layer(
             "percpu",
             copy if place.cpu is None else f"{copy} of __percpu pointer {pointer:#x}",
@@ -339,7 +340,6 @@ class Layers:
             charge,
         )
         data, metadata = reader.data_nodes(alloc), reader.metadata_nodes(alloc)
-        is_by_node = accounting(self.prog) == "kmem-per-node" and alloc.objcg
         for node in sorted(data):
             layer = Layer("copies", "of all CPUs", size=data[node], nid=node)
             if is_by_node:
