@@ -5,15 +5,13 @@ Several looks at what moves
 
 A running kernel changes while it is read: charges are walked after the counters were read, and
 a difference may be a change in between. So one look at it proves that rows are exact, but not
-that they differ. What is exact in one look is exact. What differs is a finding if the same
-difference is there in look after look; else it is ``moving``.
+that they differ. What is exact in one look is exact. What differs is a finding only if it is
+there again, with both its sides the same, in :data:`LOOKS` looks; else it is ``moving``. So many,
+because a busy machine has the same thing half done many times, and because there are many rows:
+a coincidence in one of a thousand would be one in every audit.
 
 What the program allocates while it reads is charged to the memcg that it runs in, look after
 look the same: what differs there proves nothing.
-
-A row whose two sides stand still needs :data:`STILL` looks. Where they move and the difference
-does not, a coincidence is likelier (a busy machine has the same thing half done every time one
-looks), and :data:`MOVING` looks are needed.
 """
 
 from __future__ import annotations
@@ -27,10 +25,10 @@ from memcg_inspect.audit.judge import Judgement
 from memcg_inspect.audit.rows import summarize
 from memcg_inspect.model import Coverage, Finding, Moved, Row
 
-__all__ = ("MOVING", "STILL", "common_coverage", "is_settled", "settle", "without_rows")
+__all__ = ("LOOKS", "common_coverage", "is_settled", "settle", "without_rows")
 
-STILL = 3
-MOVING = 5
+#: Looks that a finding must have stood through.
+LOOKS = 6
 
 #: What makes two rows the same one.
 Key = tuple[str, int | None, int | None, int | None, str, str]
@@ -45,15 +43,12 @@ class _History(NamedTuple):
 
 def is_settled(looks: Sequence[Judgement]) -> bool:
     """Return whether another look cannot turn a row that differs into one that does not."""
-    if len(looks) >= MOVING:
+    if len(looks) >= LOOKS:
         return True
     histories = _histories(looks)
-    stubborn = [h for h in histories.values() if _is_stubborn(h)]
     # Those of rows go with their rows.
     leads = [x for x in _common_leads(looks) if _finding_key(x.finding) not in histories]
-    if not stubborn and not leads:
-        return True
-    return len(looks) >= STILL and all(map(_stands_still, stubborn))
+    return not leads and not any(map(_is_stubborn, histories.values()))
 
 
 def settle(looks: Sequence[Judgement], is_whole: bool, around: Sequence[int] = ()) -> Judgement:
@@ -125,20 +120,14 @@ def _finding_key(finding: Finding) -> Key:
 
 
 def _is_stubborn(history: _History) -> bool:
-    """Whether it was seen in every look, and always off by the same."""
-    rows = history.rows
-    return (
-        len(rows) == history.looks
-        and all(row.status == "differs" for row in rows)
-        and len({row.difference for row in rows}) == 1
-    )
-
-
-def _stands_still(history: _History) -> bool:
-    first = history.rows[0]
-    return all(
-        dict(row.found) == dict(first.found) and row.claimed == first.claimed
-        for row in history.rows
+    """Whether every look had it, and all the same difference."""
+    rows, first = history.rows, history.rows[0]
+    return len(rows) == history.looks and all(
+        row.status == "differs"
+        and dict(row.found) == dict(first.found)
+        # Folding moves a counter's parts about, and not their sum.
+        and row.difference == first.difference
+        for row in rows
     )
 
 
@@ -154,8 +143,7 @@ def _settled(history: _History, is_whole: bool) -> Row:
         return replace(
             last, status="moving", reason=f"something else was gone in each of {len(rows)} looks"
         )
-    needed = STILL if _stands_still(history) else MOVING
-    if _is_stubborn(history) and history.looks >= needed:
+    if _is_stubborn(history) and history.looks >= LOOKS:
         return last
     reason = f"did not stand still in {history.looks} looks"
     return replace(last, status="moving", reason=reason, moved=_how_far(history))

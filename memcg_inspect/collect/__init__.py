@@ -20,7 +20,7 @@ from drgn import Program, ProgramFlags
 
 from memcg_inspect.audit.findings import attach
 from memcg_inspect.audit.judge import Judgement, judge, verdict
-from memcg_inspect.audit.looks import STILL, common_coverage, is_settled, settle, without_rows
+from memcg_inspect.audit.looks import common_coverage, is_settled, settle, without_rows
 from memcg_inspect.audit.snapshot import Snapshot
 from memcg_inspect.collect.collector import Clock, collect
 from memcg_inspect.collect.evidence import find_evidence
@@ -30,7 +30,7 @@ from memcg_inspect.model import Coverage, Report
 
 __all__ = ("Clock", "audit", "collect")
 
-#: Times that a look at a running kernel is begun again.
+#: Times that a look at a running kernel is begun again, and looks for what could not be read.
 _MOST_TRIES = 3
 
 
@@ -97,7 +97,7 @@ def _is_enough(looks: Sequence[_Look]) -> bool:
     if not is_settled([look.judged for look in looks]):
         return False
     missed = [sum(c.unreadable for c in look.snapshot.coverage.values()) for look in looks]
-    return not all(missed) or len(looks) >= STILL
+    return not all(missed) or len(looks) >= _MOST_TRIES
 
 
 def _around(snapshot: Snapshot) -> list[int]:

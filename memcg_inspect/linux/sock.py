@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 from drgn import FaultError, Program, offsetof
 
+from memcg_inspect.linux.kfence import kfence_pages
 from memcg_inspect.linux.list import list_entries
 from memcg_inspect.linux.memory import memory_of
 from memcg_inspect.linux.slab import Slab, SlabReader
@@ -90,6 +91,7 @@ class SockReader:
         self.slabs = slabs
         self.coverage = Coverage()
         self.caches = socket_caches(prog, self.coverage)
+        self._kfence = kfence_pages(prog)
         sock = prog.type("struct sock")
         self._memcg = offsetof(sock, "sk_memcg")
         self._refs = offsetof(sock, "__sk_common.skc_refcnt")
@@ -115,7 +117,9 @@ class SockReader:
             try:
                 data = self.memory.read(address, self._size)
             except FaultError as error:
-                self.coverage.miss("socket", address, str(error))
+                # kfence_protect() takes the page of a freed object out of the page tables.
+                if slab.page not in self._kfence:
+                    self.coverage.miss("socket", address, str(error))
                 continue
             memcg = self.memory.word_at(data, self._memcg)
             if memcg in memcgs and self._int(data, self._refs) > 0:
