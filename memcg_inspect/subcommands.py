@@ -23,8 +23,9 @@ from drgn import Program
 from memcg_inspect.linux.attention import attention_of
 from memcg_inspect.linux.filtered import needing_all, why_missing
 from memcg_inspect.model import Report
-from memcg_inspect.tables import Answer, Choice, choose
-from memcg_inspect.views import views
+from memcg_inspect.tables import Answer, Choice, check_fields, choose
+from memcg_inspect.views import columns, views
+from memcg_inspect.views.payers import check_choice
 from memcg_inspect.views.view import View
 
 __all__ = ("add_subcommands", "exit_status", "run_subcommand")
@@ -91,7 +92,9 @@ def _add_view(parser: ArgumentParser, view: View) -> None:
     how = parser.add_mutually_exclusive_group()
     how.add_argument("--json", action="store_true", help="print one JSON document")
     how.add_argument(
-        "--scripted", action="store_true", help="print exact values separated by tabs, no headings"
+        "--scripted",
+        action="store_true",
+        help="print exact values separated by tabs, no headings; an empty line between tables",
     )
     parser.set_defaults(view=view)
 
@@ -157,24 +160,26 @@ def _view(prog: Program, args: Namespace) -> Answer:
     )
     from memcg_inspect.render.terminal import make_console
 
+    # Programs get all fields, people those that fit on a screen.
+    wanted = getattr(args, "fields", None) or ("all" if args.json else None)
+    choice = Choice(
+        memcg=getattr(args, "memcg", None),
+        node=getattr(args, "node", None),
+        sort=getattr(args, "sort", None),
+        fields=None if wanted is None else [name.strip() for name in wanted.split(",")],
+    )
+    # Before the work, which may be long.
+    check_fields(columns(args.view.name), choice)
     with _attended(prog), needing_all():
+        check_choice(prog, choice)
         answer = args.view.run(prog, args)
+    missing = why_missing(prog, answer.coverage.values())
     answer = replace(
         answer,
         interrupted=answer.interrupted or attention_of(prog).stop,
-        notes=answer.notes + why_missing(prog, answer.coverage.values()),
+        notes=answer.notes + tuple(note for note in missing if note not in answer.notes),
     )
-    # Programs get all fields, people those that fit on a screen.
-    wanted = getattr(args, "fields", None) or ("all" if args.json else None)
-    answer = choose(
-        answer,
-        Choice(
-            memcg=getattr(args, "memcg", None),
-            node=getattr(args, "node", None),
-            sort=getattr(args, "sort", None),
-            fields=None if wanted is None else [name.strip() for name in wanted.split(",")],
-        ),
-    )
+    answer = choose(answer, choice)
     if args.json:
         print(answer_to_json(answer))
     elif args.scripted:

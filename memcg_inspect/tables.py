@@ -26,7 +26,9 @@ __all__ = (
     "Table",
     "UsageError",
     "Value",
+    "check_fields",
     "choose",
+    "matches",
 )
 
 #: What a column holds. ``bytes``, ``pages``, ``KiB`` and ``count`` are amounts; ``number`` is
@@ -135,18 +137,39 @@ class Choice(NamedTuple):
     Which rows and columns are wanted.
 
     :ivar memcg: a path, a pattern of the shell for paths, or an address; rows of others go
-    :ivar node: rows of other nodes go
-    :ivar sort: a field; amounts largest first, others in order; ``:asc`` or ``:desc`` behind it
-        says otherwise
+    :ivar node: rows that have nothing on it go
+    :ivar sort: a field; amounts largest first, whatever their signs, others in order; ``:asc``
+        or ``:desc`` behind it says otherwise, and minds signs
     :ivar fields: in this order; ``all`` for all of them
-    :ivar limit: this many rows at most
     """
 
     memcg: str | None = None
     node: int | None = None
     sort: str | None = None
     fields: Sequence[str] | None = None
-    limit: int | None = None
+
+    @property
+    def whose(self) -> str:
+        """Which rows are wanted, in words."""
+        memcg = "" if self.memcg is None else f"memcg {self.memcg}"
+        node = "" if self.node is None else f"node {self.node}"
+        return " on ".join(filter(None, (memcg, node)))
+
+
+def check_fields(columns: Sequence[Column], choice: Choice) -> None:
+    """
+    Refuse fields that no table of a view has, and orders that there are none of.
+
+    :param columns: of the view; those of nodes are not known before it has run
+    :raises UsageError: if there is no such field
+    """
+    table = Table("", "", tuple(columns), ())
+    for name in (*(choice.fields or ()), *([choice.sort] if choice.sort else ())):
+        name = name.partition(":")[0]
+        if name != "all" and not name.startswith("node_"):
+            table.index(name)  # raises
+    if choice.sort is not None:
+        _direction(choice.sort)
 
 
 def choose(answer: Answer, choice: Choice) -> Answer:
@@ -172,14 +195,11 @@ def _choose(table: Table, choice: Choice) -> Table:
     rows = list(table.rows)
     if choice.memcg is not None and table.has("memcg"):
         rows = [row for row in rows if _is_of(table, row, choice.memcg)]
-    if choice.node is not None and table.has("node"):
-        at = table.index("node")
-        rows = [row for row in rows if row[at] == choice.node]
+    if choice.node is not None:
+        rows = [row for row in rows if _is_on(table, row, choice.node)]
     if choice.sort is not None and table.has(choice.sort.partition(":")[0]):
         rows = _sorted(table, rows, choice.sort)
     totals = _totals(table, rows)
-    if choice.limit is not None:
-        rows = rows[: choice.limit]
     columns = _columns(table, choice.fields)
     at_columns = [table.index(column.name) for column in columns]
     return replace(
@@ -187,29 +207,60 @@ def _choose(table: Table, choice: Choice) -> Table:
         columns=columns,
         rows=[tuple(row[i] for i in at_columns) for row in rows],
         totals=totals,
+        # What is said where there are no rows at all would be wrong where others have some.
+        empty=f"nothing of {choice.whose}" if table.rows and not rows else table.empty,
     )
 
 
-def _is_of(table: Table, row: tuple[Value, ...], wanted: str) -> bool:
-    path = row[table.index("memcg")]
+def matches(wanted: str, path: object, address: object) -> bool:
+    """
+    Return whether a memcg is one that is wanted.
+
+    :param wanted: a path, a pattern of the shell for paths, or an address
+    :param path: of the memcg
+    :param address: ``struct mem_cgroup *``
+    """
     if path == wanted:
         return True
-    if wanted.startswith("0x") and table.has("memcg_address"):
-        address = row[table.index("memcg_address")]
+    if wanted.lower().startswith("0x"):
         return isinstance(address, int) and f"{address:#x}" == wanted.lower()
     return isinstance(path, str) and fnmatchcase(path, wanted)
 
 
+def _is_of(table: Table, row: tuple[Value, ...], wanted: str) -> bool:
+    address = row[table.index("memcg_address")] if table.has("memcg_address") else None
+    return matches(wanted, row[table.index("memcg")], address)
+
+
+def _is_on(table: Table, row: tuple[Value, ...], nid: int) -> bool:
+    """Whether a row is of a node, or has a part on it."""
+    if table.has("node"):
+        return row[table.index("node")] == nid
+    part = f"node_{nid}"
+    return not table.has(part) or row[table.index(part)] not in (0, None)
+
+
 def _sorted(table: Table, rows: list[tuple[Value, ...]], wanted: str) -> list[tuple[Value, ...]]:
-    name, _, way = wanted.partition(":")
-    if way not in ("", "asc", "desc"):
-        raise UsageError(f"{wanted}: rows are sorted :asc or :desc")
-    at = table.index(name)
+    way = _direction(wanted)
+    at = table.index(wanted.partition(":")[0])
     down = way == "desc" or (not way and table.columns[at].kind in AMOUNTS)
     # What has no value comes last, either way.
     known = [row for row in rows if isinstance(row[at], (int, float, str))]
     other = [row for row in rows if not isinstance(row[at], (int, float, str))]
-    return sorted(known, key=lambda row: row[at], reverse=down) + other  # type: ignore[arg-type,return-value]
+
+    def size(row: tuple[Value, ...]) -> Value:
+        value = row[at]
+        # Errors and differences are large whichever way they go.
+        return abs(value) if not way and isinstance(value, (int, float)) and down else value
+
+    return sorted(known, key=size, reverse=down) + other  # type: ignore[arg-type]
+
+
+def _direction(wanted: str) -> str:
+    way = wanted.partition(":")[2]
+    if way not in ("", "asc", "desc"):
+        raise UsageError(f"{wanted}: rows are sorted :asc or :desc")
+    return way
 
 
 def _totals(table: Table, rows: Sequence[tuple[Value, ...]]) -> dict[str, Value] | None:

@@ -86,6 +86,31 @@ def test_kernel_without_memcg(lab: Lab) -> None:
 
 
 @pytest.mark.image
+@pytest.mark.parametrize(
+    ("args", "why"),
+    [
+        (("stock", "--memcg", "/no/such"), "no memcg /no/such; there are, for example: /, "),
+        (("drift", "--memcg", "0x10"), "no memcg 0x10; there are"),
+        (("dying", "--memcg", "/nope*"), "no memcg /nope*; there are"),
+        (("slabinfo", "--node", "99"), "no node 99; there are: 0, 1, 2, 3"),
+        (("percpu", "--sort", "size:up"), ":asc or :desc"),
+        (("tasks", "--fields", "pid,name"), "no field name; there are: pid, "),
+        (("who", "-1"), "-1 is no address"),
+        (("who", "ff", "10000000000000000"), "10000000000000000 is no address"),
+    ],
+)
+def test_what_is_not_there_is_refused(lab: Lab, args: tuple[str, ...], why: str) -> None:
+    assert why in refused(*args, "-c", lab.image("7.3", "4").core)
+
+
+@pytest.mark.image
+def test_memcgs_without_rows_are_no_mistake(lab: Lab) -> None:
+    done = run("dying", "--memcg", "/files/web", "-c", lab.image("7.3", "4").core)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "nothing of memcg /files/web" in done.stdout
+
+
+@pytest.mark.image
 def test_json_is_one_document_by_the_contract(lab: Lab) -> None:
     image = lab.image("7.3", "4")
     done = run("audit", "-c", image.core, "--json")

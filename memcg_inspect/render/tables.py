@@ -37,8 +37,14 @@ def print_answer(answer: Answer, console: Console) -> None:
 
 
 def print_scripted(answer: Answer, console: Console) -> None:
-    """Print rows for scripts: no headings, values exact, separated by tabs."""
-    for table in answer.tables:
+    """
+    Print rows for scripts: no headings, values exact, separated by tabs.
+
+    Tables have columns of their own: an empty line is between two, whether they have rows or not.
+    """
+    for number, table in enumerate(answer.tables):
+        if number:
+            console.file.write("\n")
         for row in table.rows:
             cells = (_exact(c, v) for c, v in zip(table.columns, row, strict=True))
             console.file.write("\t".join(cells) + "\n")

@@ -4,15 +4,41 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from drgn import Program
 
 from memcg_inspect.linux.memcontrol import read_memcgs, read_objcgs, recover_objcgs
+from memcg_inspect.linux.mmzone import online_nodes
 from memcg_inspect.model import Coverage, Memcg, Objcg
-from memcg_inspect.tables import NotRead, UsageError, Value
+from memcg_inspect.tables import Choice, NotRead, UsageError, Value, matches
 
-__all__ = ("Payers",)
+__all__ = ("Payers", "check_choice")
+
+
+def check_choice(prog: Program, choice: Choice) -> None:
+    """
+    Refuse a memcg or a node that is not there: no rows would look as if it had nothing.
+
+    :raises UsageError: if there is none
+    """
+    nodes = online_nodes(prog)
+    if choice.node is not None and choice.node not in nodes:
+        some = ", ".join(map(str, nodes))
+        raise UsageError(f"there is no node {choice.node}; there are: {some}")
+    if choice.memcg is None:
+        return
+    coverage = Coverage()
+    memcgs = read_memcgs(prog, coverage, coverage).values()
+    if not coverage.unreadable and not any(
+        matches(choice.memcg, memcg.path, memcg.address) for memcg in memcgs
+    ):
+        raise _no_memcg(choice.memcg, memcgs)
+
+
+def _no_memcg(wanted: str, memcgs: Iterable[Memcg]) -> UsageError:
+    some = ", ".join(sorted({memcg.path for memcg in memcgs})[:12])
+    return UsageError(f"there is no memcg {wanted}; there are, for example: {some}")
 
 
 class Payers:
@@ -85,6 +111,5 @@ class Payers:
             if memcg.path == wanted or f"{memcg.address:#x}" == wanted.lower()
         ]
         if not found:
-            some = ", ".join(sorted({memcg.path for memcg in self.memcgs.values()})[:12])
-            raise UsageError(f"there is no memcg {wanted}; there are, for example: {some}")
+            raise _no_memcg(wanted, self.memcgs.values())
         return found

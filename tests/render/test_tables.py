@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import io
 import json
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
@@ -19,6 +20,7 @@ from memcg_inspect.tables import (
     Table,
     UsageError,
     Value,
+    check_fields,
     choose,
 )
 
@@ -78,7 +80,6 @@ ALL = Choice(fields=["all"])
         (ALL._replace(sort="bytes"), [1, 0, 4, 3, 2]),
         (ALL._replace(sort="bytes:asc"), [3, 4, 0, 1, 2]),
         (ALL._replace(sort="memcg:desc"), [2, 1, 3, 0, 4]),
-        (ALL._replace(limit=2), [0, 1]),
     ],
 )
 def test_rows_are_chosen(choice: Choice, left: list[int]) -> None:
@@ -101,9 +102,43 @@ def test_columns_are_chosen() -> None:
     "choice", [Choice(fields=["size"]), Choice(sort="size"), Choice(sort="bytes:up")]
 )
 def test_what_is_not_there_cannot_be_chosen(choice: Choice) -> None:
-    with pytest.raises(UsageError) as error:
+    # both before and after the work
+    for refuse in (lambda: check_fields(COLUMNS, choice), lambda: choose(answer(), choice)):
+        with pytest.raises(UsageError) as error:
+            refuse()
+        said = str(error.value)
+        assert "size; there are: memcg, memcg_address" in said or ":asc" in said
+
+
+def test_what_may_be_there_is_refused_afterwards() -> None:
+    choice = Choice(fields=["memcg", "node_1"], sort="node_1")
+    check_fields(COLUMNS, choice)
+    with pytest.raises(UsageError):
         choose(answer(), choice)
-    assert "size; there are: memcg, memcg_address" in str(error.value) or ":asc" in str(error.value)
+
+
+def test_errors_are_sorted_by_how_large_they_are() -> None:
+    column = (Column("error", "bytes", "how far off"),)
+    table = Table("errors", "errors", column, tuple((n,) for n in (3, -31, 0, 7)))
+    made = Answer("test", answer().image, (table,))
+    for sort, left in (("error", [-31, 7, 3, 0]), ("error:desc", [7, 3, 0, -31])):
+        assert [row[0] for row in choose(made, Choice(sort=sort)).tables[0].rows] == left
+
+
+def test_parts_on_nodes_are_chosen() -> None:
+    columns = (Column("size", "bytes", ""), Column("node_0", "bytes", ""))
+    rows = ((8, 0), (16, 64), (24, NotRead("the page is gone")), (32, None))
+    made = Answer("test", answer().image, (Table("parts", "parts", columns, rows),))
+    assert [row[0] for row in choose(made, Choice(node=0)).tables[0].rows] == [16, 24]
+
+
+def test_no_rows_of_some_memcg_are_not_no_rows() -> None:
+    empty = Table("stock", "stocks", COLUMNS, (), empty="all stocks are empty")
+    full = replace(empty, rows=ROWS)
+    made = replace(answer(), tables=(empty, full))
+    one, other = choose(made, Choice(memcg="/idle", node=3)).tables
+    assert (one.empty, other.rows) == ("all stocks are empty", [])
+    assert "stocks: nothing of memcg /idle on node 3" in shown(replace(made, tables=(other,)))
 
 
 def test_tables_without_the_fields_are_left_out() -> None:
@@ -116,8 +151,8 @@ def test_tables_without_the_fields_are_left_out() -> None:
 
 
 def test_totals_are_of_the_chosen_rows() -> None:
-    made = choose(answer(), Choice(memcg="/b", limit=1)).tables[0]
-    assert (len(made.rows), made.totals) == (1, {"bytes": 3000})
+    made = choose(answer(), Choice(memcg="/b")).tables[0]
+    assert (len(made.rows), made.totals) == (2, {"bytes": 3000})
     # a sum of which a part is not known is not known
     assert choose(answer(), Choice()).tables[0].totals == {"bytes": NotRead("the page is gone")}
 
@@ -142,6 +177,14 @@ def test_for_scripts() -> None:
         ["/b", "0xffff888000004000", "-", "0", "0.0", "no"],
         ["-", "-", "-", "5", "-", "-"],
     ]
+
+
+def test_tables_for_scripts_are_told_apart() -> None:
+    made = choose(answer(), Choice(fields=["node"], memcg="/b"))
+    (table,) = made.tables
+    empty = replace(table, rows=())
+    made = replace(made, tables=(table, empty, table))
+    assert scripted(made) == [["1"], ["-"], [""], [""], ["1"], ["-"]]
 
 
 def test_for_programs() -> None:
