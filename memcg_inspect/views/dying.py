@@ -379,6 +379,11 @@ class _Dying:
                 "Unexplained references may be leaked, or held by what is not searched: "
                 "writeback, inotify and fanotify groups, memcgs that are just being freed."
             )
+        if self.removed and self.snapshot.image.source != "vmcore":
+            yield (
+                "References and their holders were read one after the other: if memcgs come and go "
+                "meanwhile, they may not add up. Look again, or with --pause."
+            )
         if not self.is_whole:
             yield "Not all memcgs could be read, so what freed ones have left behind is not told."
 
