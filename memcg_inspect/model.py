@@ -163,7 +163,8 @@ class ObjStock(NamedTuple):
     :ivar nid: node of the slab bytes; ``None`` if this slot has none
     :ivar reclaimable: bytes not yet booked as ``NR_SLAB_RECLAIMABLE_B`` of that node
     :ivar unreclaimable: bytes not yet booked as ``NR_SLAB_UNRECLAIMABLE_B`` of that node
-    :ivar locked: whether the CPU was in the middle of using its stock
+    :ivar locked: whether the CPU was in the middle of using its stock; ``None`` if its lock does
+        not tell
     """
 
     cpu: int
@@ -173,7 +174,7 @@ class ObjStock(NamedTuple):
     nid: int | None
     reclaimable: int
     unreclaimable: int
-    locked: bool
+    locked: bool | None
 
 
 class ChargeStock(NamedTuple):

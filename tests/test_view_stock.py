@@ -89,6 +89,19 @@ def test_stocks_are_those_of_the_cpus(lab: Lab, kernel: str, how: dict[str, obje
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
+def test_locks_that_do_not_tell_are_not_free(lab: Lab, kernel: str) -> None:
+    prog = lab.image(kernel, "4", **BUSY).program()  # type: ignore[arg-type]
+    of_objects = [row for row in rows(stock(prog), 0) if row["stock"] == "object"]
+    assert of_objects
+    for row in of_objects:
+        if kernel.startswith("6."):
+            assert isinstance(row["locked"], NotRead)
+        else:
+            lock = per_cpu(prog["obj_stock"], row["cpu"]).lock  # type: ignore[arg-type]
+            assert row["locked"] is bool(lock.acquired)
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
 def test_who_it_is_for(lab: Lab, kernel: str) -> None:
     prog = lab.image(kernel, "4", "mixed").program()
     for row in rows(stock(prog), 0):

@@ -57,14 +57,14 @@ def read_obj_stocks(prog: Program, coverage: Coverage) -> list[ObjStock]:
     return stocks
 
 
-def _locked(stock: Object) -> bool:
-    # local_trylock_t says whether it is held (6.14); a local_lock_t says nothing.
+def _locked(stock: Object) -> bool | None:
+    # local_trylock_t says whether it is held (6.15); a local_lock_t says nothing.
     for member in ("lock", "stock_lock"):
         try:
             return bool(stock.member_(member).acquired)
         except (AttributeError, LookupError):
             continue
-    return False
+    return None
 
 
 def _slots(stock: Object, cpu: int) -> Iterator[ObjStock]:

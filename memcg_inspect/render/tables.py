@@ -62,6 +62,7 @@ def answer_to_json(answer: Answer) -> str:
         "schema": SCHEMA,
         "command": answer.command,
         "image": image_document(answer.image),
+        "interrupted": answer.interrupted,
         "whole": answer.is_whole,
         "tables": [_table_document(table) for table in answer.tables],
         "notes": list(answer.notes),

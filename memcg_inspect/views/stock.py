@@ -50,6 +50,9 @@ BOUND_COLUMNS = (
 )
 
 
+_LOCK_SAYS_NOTHING = NotRead("the lock of this kernel's stocks does not tell whether it is held")
+
+
 def stock(prog: Program) -> Answer:
     """Return what the stocks of all possible CPUs hold, and how much they can."""
     payers = Payers(prog)
@@ -112,7 +115,8 @@ def _obj_stocks(payers: Payers, stocks: Sequence[ObjStock]) -> Iterator[tuple[Va
         memcg = payers.payer(held.objcg)
         yield (
             held.cpu, "object", held.slot, payers.path(memcg), memcg, held.objcg, held.nid,
-            held.nr_bytes, held.reclaimable, held.unreclaimable, held.locked,
+            held.nr_bytes, held.reclaimable, held.unreclaimable,
+            _LOCK_SAYS_NOTHING if held.locked is None else held.locked,
         )  # fmt: skip
 
 
