@@ -75,9 +75,9 @@ def _print_table(table: Table, console: Console) -> None:
     if not table.rows:
         say(console, f"{table.title}: {table.empty}")
         return
+    # A title of the table itself would be wrapped to the width of that.
+    say(console, table.title, "italic")
     shown = RichTable(
-        title=Text(printable(table.title)),
-        title_justify="left",
         box=box_style(),
         pad_edge=False,
         show_footer=table.totals is not None,

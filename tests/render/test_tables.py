@@ -169,6 +169,12 @@ def test_for_people() -> None:
     assert "charges: nothing found" in shown(answer(()))
 
 
+def test_titles_are_not_wrapped_to_narrow_tables() -> None:
+    made = choose(answer(), Choice(fields=["node"]))
+    table = replace(made.tables[0], title="charges of all memcgs by node")
+    assert "charges of all memcgs by node\n" in shown(replace(made, tables=(table,)))
+
+
 def test_for_scripts() -> None:
     assert scripted(choose(answer(), ALL)) == [
         ["/a", "0xffff888000001000", "0", "1000", "0.25", "yes"],
