@@ -21,6 +21,8 @@ from labkit import kdump, poke
 
 from memcg_inspect.audit.slab import ITEMS
 from memcg_inspect.collect import audit
+from memcg_inspect.linux.attention import STOPPED
+from memcg_inspect.linux.filtered import why_faults
 from memcg_inspect.linux.mmzone import mem_map
 from memcg_inspect.linux.pages import scan_pages
 from memcg_inspect.linux.program import ImageSource, open_image
@@ -196,3 +198,8 @@ def test_guard_pages_are_nothing_missing(lab: Lab, kernel: str) -> None:
     """kfence unmaps pages beside its objects: what is read beyond an object may fault."""
     report = lab.image(kernel, "4", "churn", freeze="busy", seed=1).report()
     assert not any(coverage.unreadable for coverage in report.coverage.values())
+
+
+def test_an_interrupted_walk_lacks_nothing() -> None:
+    assert why_faults([STOPPED]) == ()
+    assert len(why_faults([STOPPED, "short read from memory file"])) == 1

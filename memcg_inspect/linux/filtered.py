@@ -14,6 +14,7 @@ from contextlib import contextmanager
 
 from drgn import FaultError, Program, ProgramFlags
 
+from memcg_inspect.linux.attention import STOPPED
 from memcg_inspect.model import Coverage, ImageError
 
 __all__ = ("needing_all", "why_faults", "why_missing")
@@ -49,7 +50,8 @@ def why_faults(reasons: Iterable[str]) -> tuple[str, ...]:
 
     :param reasons: what :class:`drgn.FaultError` says
     """
-    reasons = list(reasons)
+    # What somebody did not wait for is there.
+    reasons = [reason for reason in reasons if reason != STOPPED]
     if any(_EXCLUDED in reason for reason in reasons):
         return (_MAKEDUMPFILE,)
     # Guard pages are not mapped on purpose: nothing is missing there.
