@@ -58,7 +58,8 @@ def _io_uring(prog: Program, coverage: Coverage) -> Iterator[int]:
                 continue
             seen.add(files)
             for _, file in for_each_file(task):
-                if file.f_op.value_() != operations:
+                # Between get_unused_fd_flags() and fd_install() there is a number, and no file.
+                if not file or file.f_op.value_() != operations:
                     continue
                 context = cast("struct io_ring_ctx *", file.private_data)
                 for area in (context.rings, context.sq_sqes):
