@@ -14,12 +14,13 @@ from contextlib import ExitStack, closing, contextmanager
 from types import FrameType
 from typing import Any
 
-from drgn import Architecture, Program
+from drgn import Architecture
 
+from memcg_inspect.linux.attention import attention_of
 from memcg_inspect.linux.program import ImageSource, open_image
 from memcg_inspect.linux.qmp import Monitor
 from memcg_inspect.model import MemcgInspectError
-from memcg_inspect.subcommands import add_subcommands, exit_status, run_subcommand
+from memcg_inspect.subcommands import add_subcommands, answer, exit_status, show
 from memcg_inspect.tables import UsageError
 
 __all__ = ("entry", "main")
@@ -156,7 +157,15 @@ def _run(args: argparse.Namespace) -> int:
         if monitor is not None:
             guest.enter_context(_ended_in_order())
             guest.enter_context(monitor.paused())
-        return _answer(prog, args)
+            attention_of(prog).held_still = True
+        result = answer(prog, args)
+    # A guest does not wait for whoever reads.
+    try:
+        show(result, args)
+    except BrokenPipeError:
+        # They have enough of it; keep Python from saying so on exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return exit_status(result)
 
 
 def _source(args: argparse.Namespace, monitor: Monitor | None) -> ImageSource:
@@ -187,12 +196,3 @@ def _ended_in_order() -> Iterator[None]:
     finally:
         for number, handler in zip(signals, before, strict=True):
             signal.signal(number, handler)
-
-
-def _answer(prog: Program, args: argparse.Namespace) -> int:
-    try:
-        return exit_status(run_subcommand(prog, args))
-    except BrokenPipeError:
-        # Whoever read the report has enough of it; keep Python from saying so on exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0

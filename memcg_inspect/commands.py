@@ -36,11 +36,14 @@ class _Parser(ArgumentParser):
 )
 def _cmd_memcg(prog: Program, name: str, args: Sequence[str], **kwargs: Any) -> Any:
     from memcg_inspect.model import MemcgInspectError
-    from memcg_inspect.subcommands import add_subcommands, run_subcommand
+    from memcg_inspect.subcommands import add_subcommands, answer, show
 
     parser = _Parser(prog=f"%{name}")
     add_subcommands(parser)
+    parsed = parser.parse_args(args)
     try:
-        return run_subcommand(prog, parser.parse_args(args))
+        result = answer(prog, parsed)
     except MemcgInspectError as error:
         raise CommandError(str(error)) from None
+    show(result, parsed)
+    return result

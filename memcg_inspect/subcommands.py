@@ -28,7 +28,7 @@ from memcg_inspect.views import columns, views
 from memcg_inspect.views.payers import check_choice
 from memcg_inspect.views.view import View
 
-__all__ = ("add_subcommands", "exit_status", "run_subcommand")
+__all__ = ("add_subcommands", "answer", "exit_status", "show")
 
 _STATUS = {"exact": 0, "findings": 1, "incomplete": 3, "moving": 3}
 _INCOMPLETE = 3
@@ -99,16 +99,31 @@ def _add_view(parser: ArgumentParser, view: View) -> None:
     parser.set_defaults(view=view)
 
 
-def run_subcommand(prog: Program, args: Namespace) -> Report | Answer:
+def answer(prog: Program, args: Namespace) -> Report | Answer:
     """
-    Answer, and print the answer to standard output.
+    Find out what is asked for.
 
     :raises MemcgInspectError: if it cannot be answered
+    """
+    if args.view is not None:
+        return _view(prog, args)
+    from memcg_inspect.collect import audit
+
+    with _attended(prog):
+        return audit(prog)
+
+
+def show(result: Report | Answer, args: Namespace) -> None:
+    """
+    Print an answer to standard output.
+
     :raises BrokenPipeError: if nobody reads it
     """
-    result = _audit(prog, args) if args.view is None else _view(prog, args)
+    if isinstance(result, Report):
+        _show_report(result, args)
+    else:
+        _show_answer(result, args)
     sys.stdout.flush()
-    return result
 
 
 @contextmanager
@@ -137,29 +152,17 @@ def _attended(prog: Program) -> Iterator[None]:
             signal.signal(signal.SIGINT, before)
 
 
-def _audit(prog: Program, args: Namespace) -> Report:
-    from memcg_inspect.collect import audit
+def _show_report(report: Report, args: Namespace) -> None:
     from memcg_inspect.render.json_report import to_json
     from memcg_inspect.render.terminal import make_console, print_report
 
-    with _attended(prog):
-        report = audit(prog, frozen=True if getattr(args, "pause", False) else None)
     if args.json:
         print(to_json(report))
     else:
         print_report(report, make_console(), show_all=args.all)
-    return report
 
 
 def _view(prog: Program, args: Namespace) -> Answer:
-    from memcg_inspect.render.tables import (
-        answer_to_json,
-        print_answer,
-        print_scripted,
-        print_text,
-    )
-    from memcg_inspect.render.terminal import make_console
-
     # Programs get all fields, people those that fit on a screen.
     wanted = getattr(args, "fields", None) or ("all" if args.json else None)
     choice = Choice(
@@ -172,14 +175,25 @@ def _view(prog: Program, args: Namespace) -> Answer:
     check_fields(columns(args.view.name), choice)
     with _attended(prog), needing_all():
         check_choice(prog, choice)
-        answer = args.view.run(prog, args)
-    missing = why_missing(prog, answer.coverage.values())
-    answer = replace(
-        answer,
-        interrupted=answer.interrupted or attention_of(prog).stop,
-        notes=answer.notes + tuple(note for note in missing if note not in answer.notes),
+        found = args.view.run(prog, args)
+    missing = why_missing(prog, found.coverage.values())
+    found = replace(
+        found,
+        interrupted=found.interrupted or attention_of(prog).stop,
+        notes=found.notes + tuple(note for note in missing if note not in found.notes),
     )
-    answer = choose(answer, choice)
+    return choose(found, choice)
+
+
+def _show_answer(answer: Answer, args: Namespace) -> None:
+    from memcg_inspect.render.tables import (
+        answer_to_json,
+        print_answer,
+        print_scripted,
+        print_text,
+    )
+    from memcg_inspect.render.terminal import make_console
+
     if args.json:
         print(answer_to_json(answer))
     elif args.scripted:
@@ -188,7 +202,6 @@ def _view(prog: Program, args: Namespace) -> Answer:
         print_text(answer, make_console())
     else:
         print_answer(answer, make_console())
-    return answer
 
 
 def exit_status(result: Report | Answer) -> int:

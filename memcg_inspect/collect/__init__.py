@@ -16,7 +16,7 @@ import time
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from drgn import Program, ProgramFlags
+from drgn import Program
 
 from memcg_inspect.audit.findings import attach
 from memcg_inspect.audit.judge import Judgement, judge, verdict
@@ -24,7 +24,7 @@ from memcg_inspect.audit.looks import common_coverage, is_settled, settle, witho
 from memcg_inspect.audit.snapshot import Snapshot
 from memcg_inspect.collect.collector import Clock, collect
 from memcg_inspect.collect.evidence import find_evidence
-from memcg_inspect.linux.attention import attention_of
+from memcg_inspect.linux.attention import attention_of, is_moving
 from memcg_inspect.linux.filtered import why_missing
 from memcg_inspect.model import Coverage, Report
 
@@ -34,20 +34,17 @@ __all__ = ("Clock", "audit", "collect")
 _MOST_TRIES = 3
 
 
-def audit(prog: Program, frozen: bool | None = None) -> Report:
+def audit(prog: Program) -> Report:
     """
     Hold what memcgs are charged for against their counters.
 
     What runs is looked at several times where there are differences; see
     :mod:`memcg_inspect.audit.looks`.
 
-    :param frozen: whether the image holds still; that of a running kernel does not, unless
-        whoever asks has stopped it
     :raises ImageError: if this kernel does not charge kernel memory to memcgs, or keeps its
         charges in a way that is not known here
     """
-    if frozen is None:
-        frozen = not prog.flags & ProgramFlags.IS_LIVE
+    frozen = not is_moving(prog)
     clock = Clock(attention_of(prog))
     looks = [_look(prog, clock, frozen)]
     while not frozen and not _is_enough(looks) and not clock.attention.stop:

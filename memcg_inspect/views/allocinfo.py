@@ -81,7 +81,7 @@ def allocinfo(prog: Program, everything: bool = False) -> Answer:
     sites = _sites(prog, coverage)
     columns = _columns("bytes", "calls", *DIMENSIONS["site"])
     rows = [
-        (_counter(site.bytes), _counter(site.calls), *_site_values(site))
+        (_counter(site, site.bytes), _counter(site, site.calls), *_site_values(site))
         for site in sites.values()
         if everything or site.bytes != 0 or site.calls != 0
     ]
@@ -190,8 +190,10 @@ def _largest_first(rows: Sequence[tuple[Value, ...]]) -> list[tuple[Value, ...]]
     return sorted(rows, key=order)
 
 
-def _counter(value: int | None) -> Value:
-    return NotRead("the counters of a call site are not in the image") if value is None else value
+def _counter(site: CallSite, value: int | None) -> Value:
+    if value is not None or not site.counters:
+        return value  # those of a module that is gone may have been freed
+    return NotRead("the counters of a call site are not in the image")
 
 
 def _site_values(site: CallSite) -> tuple[Value, ...]:

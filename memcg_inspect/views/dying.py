@@ -14,6 +14,7 @@ from memcg_inspect.audit.ledger import Amount, Entry, Kind
 from memcg_inspect.audit.snapshot import Snapshot
 from memcg_inspect.collect import collect
 from memcg_inspect.collect.samples import Samples, find_samples
+from memcg_inspect.linux.attention import is_moving
 from memcg_inspect.linux.css import CssHolders, read_css_holders
 from memcg_inspect.linux.fs import mapping_name
 from memcg_inspect.linux.memcontrol import keeps_original_objcgs, objcg_owners
@@ -379,7 +380,7 @@ class _Dying:
                 "Unexplained references may be leaked, or held by what is not searched: "
                 "writeback, inotify and fanotify groups, memcgs that are just being freed."
             )
-        if self.removed and self.snapshot.image.source != "vmcore":
+        if self.removed and is_moving(self.prog):
             yield (
                 "References and their holders were read one after the other: if memcgs come and go "
                 "meanwhile, they may not add up. Look again, or with --pause."

@@ -30,7 +30,10 @@ _WHAT = (
     Column("nodes", "text", "nodes of the pages behind it"),
     Column("bytes", "bytes", "bytes for all possible CPUs", total=True),
     Column(
-        "charged", "bytes", "bytes charged: a pointer more for each four of one CPU", total=True
+        "charged",
+        "bytes",
+        "charged, with what says who pays for each four bytes of a CPU",
+        total=True,
     ),
 )
 GROUP_COLUMNS = (

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from drgn import Program
 
-from memcg_inspect.linux.attention import STOPPED, attention_of
+from memcg_inspect.linux.attention import STOPPED, attention_of, is_moving
 from memcg_inspect.linux.image import image_info
 from memcg_inspect.linux.pagewalk import Mapped, PageTableReader
 from memcg_inspect.linux.rss import (
@@ -73,8 +73,8 @@ def rss(prog: Program, check: bool = False) -> Answer:
     :raises ImageError: if they are to be checked and the page tables of the machine are unknown
     """
     image = image_info(prog)
-    reader = _Reader(prog, image, Payers(prog), check)
-    rows = _Rows(prog, reader, image, check and _is_moving(prog, image))
+    reader = _Reader(prog, Payers(prog), check)
+    rows = _Rows(prog, reader, image, check and _may_differ(prog))
     processes = sorted(_processes(reader.threads))
     attention, found, ended = attention_of(prog), [], 0
     for number, process in enumerate(processes):
@@ -108,10 +108,10 @@ class _Reader:
     :ivar is_all: whether no task is missing
     """
 
-    def __init__(self, prog: Program, image: ImageInfo, payers: Payers, check: bool) -> None:
+    def __init__(self, prog: Program, payers: Payers, check: bool) -> None:
         self.payers = payers
         self._prog = prog
-        self._is_live = image.source != "vmcore"
+        self._is_live = is_moving(prog)
         self._walker = PageTableReader(prog) if check else None
         self.threads = read_threads(prog, payers.coverage["tasks"])
         self.is_all = not payers.coverage["tasks"].unreadable
@@ -234,8 +234,8 @@ def _times(pages: Value, size: int) -> Value:
     return pages * size if isinstance(pages, int) else pages
 
 
-def _is_moving(prog: Program, image: ImageInfo) -> bool:
-    return image.source != "vmcore" or any(cpu.busy for cpu in read_running(prog))
+def _may_differ(prog: Program) -> bool:
+    return is_moving(prog) or any(cpu.busy for cpu in read_running(prog))
 
 
 def _run(prog: Program, args: Namespace) -> Answer:
