@@ -18,12 +18,11 @@ def _script(command: list[str], mount: str) -> str:
     kept = {name: os.environ[name] for name in _KEPT if name in os.environ}
     kept["MEMCG_INSPECT_CACHE"] = os.environ.get("MEMCG_INSPECT_CACHE", "")
     assignments = [f"{name}={value}" for name, value in kept.items() if value]
-    # the folder may be gone in the guest's view only when it is under /tmp or /run
-    inner = f"cd {shlex.quote(os.getcwd())} 2>/dev/null || cd /; exec {shlex.join(command)}"
+    inner = f"cd {shlex.quote(os.getcwd())}; exec {shlex.join(command)}"
     words = shlex.join(["env", "-i", *assignments, "sh", "-c", inner])
     mounts = "\n".join(
         f"mount --bind {place} /host{place}"
-        for place in ("/proc", "/sys", "/dev", "/tmp", "/run", "/dev/shm")
+        for place in ("/proc", "/sys", "/dev", *_own_places(command), "/dev/shm")
     )
     # the ports take 32 KiB of a write, and say that they took all of it
     pipes = "\n".join(
@@ -31,6 +30,16 @@ def _script(command: list[str], mount: str) -> str:
     )
     run = f"chroot /host {words} >/run/live.1 2>/run/live.2\nstatus=$?\nwait\nexit $status\n"
     return f"set -e\nmkdir -p /host\n{mount}\n{mounts}\n{pipes}\nset +e\n{run}"
+
+
+def _own_places(command: list[str]) -> list[str]:
+    """Folders that the guest has of its own, where the command does not come from there."""
+    needed = [os.getcwd(), *command]
+    return [
+        place
+        for place in ("/tmp", "/run")
+        if not any(word.startswith(f"{place}/") for word in needed)
+    ]
 
 
 def _forward(name: str, data: bytes) -> None:
