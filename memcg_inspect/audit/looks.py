@@ -140,9 +140,8 @@ def _settled(history: _History, is_whole: bool) -> Row:
     if all(row.status == "unverifiable" for row in rows):
         if not is_whole:
             return last
-        return replace(
-            last, status="moving", reason=f"something else was gone in each of {len(rows)} looks"
-        )
+        reason = f"something else was gone in {len(rows)} of {history.looks} looks"
+        return replace(last, status="moving", reason=reason)
     if _is_stubborn(history) and history.looks >= LOOKS:
         return last
     reason = f"did not stand still in {history.looks} looks"
