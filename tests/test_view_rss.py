@@ -10,7 +10,6 @@ console.
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 
@@ -23,7 +22,6 @@ from guests import PERNODE_KERNELS, Image, Lab
 from labkit import poke
 from test_matrix import KERNELS
 
-from memcg_inspect.linux.image import image_info
 from memcg_inspect.linux.memory import Memory
 from memcg_inspect.linux.program import ImageSource, open_image
 from memcg_inspect.linux.sched import has_mm
@@ -304,7 +302,7 @@ def test_processes_that_end_are_left_out(
     prog, before = image.program(), checked(image)
     first, second, *_ = sorted(said(image))
     pgd = find_task(prog, first).mm.pgd.value_()
-    read, info = Memory.read, image_info(prog)
+    read = Memory.read
 
     def freed(self: Memory, address: int, size: int) -> bytes:
         if address == pgd:
@@ -316,9 +314,7 @@ def test_processes_that_end_are_left_out(
 
     assert not has_mm(prog, find_task(prog, first).value_(), number(before[second, "anon"], "mm"))
     monkeypatch.setattr(Memory, "read", freed)
-    monkeypatch.setattr(
-        "memcg_inspect.views.rss.image_info", lambda _: replace(info, source="live")
-    )
+    monkeypatch.setattr("memcg_inspect.views.rss.is_moving", lambda _: True)
     monkeypatch.setattr("memcg_inspect.views.rss.has_mm", is_there)
     answer = rss(prog, check=True)
     assert answer.notes == ("1 process ended before all of it was read.",)

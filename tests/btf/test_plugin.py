@@ -44,6 +44,8 @@ def test_a_kernel_without_btf_gives_one_warning(
         raise BtfError("this kernel has no BTF")
 
     monkeypatch.setattr(session, "from_image", nothing)
+    # whatever the command line has set in another test
+    caplog.set_level("WARNING", logger="memcg_inspect")
     prog = Program()
     prog.set_core_dump(lab.image(DEBIAN_KERNELS[-1]).core)
     drgn_prog_set(prog)
