@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from drgn import FaultError, Program, ProgramFlags
 
 from memcg_inspect.linux.attention import STOPPED
+from memcg_inspect.linux.elf_holes import LEFT_OUT
 from memcg_inspect.model import Coverage, ImageError
 
 __all__ = ("needing_all", "why_faults", "why_missing")
@@ -52,7 +53,7 @@ def why_faults(reasons: Iterable[str]) -> tuple[str, ...]:
     """
     # What somebody did not wait for is there.
     reasons = [reason for reason in reasons if reason != STOPPED]
-    if any(_EXCLUDED in reason for reason in reasons):
+    if any(_EXCLUDED in reason or LEFT_OUT in reason for reason in reasons):
         return (_MAKEDUMPFILE,)
     # Guard pages are not mapped on purpose: nothing is missing there.
     return (_OTHER,) if any(_UNMAPPED not in reason for reason in reasons) else ()

@@ -25,6 +25,7 @@ from drgn import (
 )
 
 from memcg_inspect.linux.btf import load_btf
+from memcg_inspect.linux.elf_holes import hide_holes
 from memcg_inspect.model import ImageError
 
 __all__ = ("DebugInfo", "ImageSource", "open_image")
@@ -102,6 +103,7 @@ def _attach(prog: Program, source: ImageSource) -> None:
     try:
         if source.core is not None:
             prog.set_core_dump(source.core)
+            hide_holes(prog, source.core)
         elif source.qemu is not None:
             descriptor = source.qemu_descriptor
             prog.set_qemu_qmp(source.qemu if descriptor is None else descriptor)
