@@ -33,9 +33,10 @@ pytestmark = [pytest.mark.image, pytest.mark.each_kernel]
 
 #: Those with mistakes of their own have findings anyway.
 KERNELS = (*DEBIAN_KERNELS, *(kernel for kernel in BUILT_KERNELS if "-broken-" not in kernel))
-#: What makedumpfile still takes apart rightly at level 31.
+#: What makedumpfile still takes apart rightly at level 31. Of 6.12 it leaves out tail pages, but
+#: none that matter of the lab's small one, which leaves nothing to test there.
 WHOLE = ("6.1",)
-LACKING = tuple(kernel for kernel in KERNELS if kernel not in WHOLE)
+LACKING = tuple(kernel for kernel in KERNELS if kernel not in (*WHOLE, "6.12-lab"))
 
 Filter = Callable[[Image, int], Report]
 

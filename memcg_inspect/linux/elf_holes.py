@@ -18,13 +18,16 @@ from typing import NamedTuple
 
 from drgn import FaultError, Program
 
-__all__ = ("LEFT_OUT", "hide_holes")
+__all__ = ("LEFT_OUT", "has_holes", "hide_holes")
 
 #: What the fault says.
 LEFT_OUT = "left out of the ELF dump"
 
 _MAGIC, _CLASS_64, _LITTLE = b"\x7fELF", 2, 1
 _PT_LOAD, _PN_XNUM = 1, 0xFFFF
+
+
+_CACHE = ("memcg_inspect", "elf_holes")
 
 
 class _Segment(NamedTuple):
@@ -52,9 +55,15 @@ def hide_holes(prog: Program, path: str) -> None:
         size = segment.in_memory - segment.in_file
         if segment.kind != _PT_LOAD or size <= 0:
             continue
+        prog.cache[_CACHE] = True
         prog.add_memory_segment(segment.physical + segment.in_file, size, read, True)
         if segment.virtual:
             prog.add_memory_segment(segment.virtual + segment.in_file, size, read, False)
+
+
+def has_holes(prog: Program) -> bool:
+    """Return whether an ELF dump leaves something out."""
+    return _CACHE in prog.cache
 
 
 def _segments(path: Path) -> Iterator[_Segment]:

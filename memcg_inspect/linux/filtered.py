@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from drgn import FaultError, Program, ProgramFlags
 
 from memcg_inspect.linux.attention import STOPPED
-from memcg_inspect.linux.elf_holes import LEFT_OUT
+from memcg_inspect.linux.elf_holes import LEFT_OUT, has_holes
 from memcg_inspect.model import Coverage, ImageError
 
 __all__ = ("needing_all", "why_faults", "why_missing")
@@ -42,7 +42,10 @@ def why_missing(prog: Program, coverage: Iterable[Coverage]) -> tuple[str, ...]:
     """Return what a user should know where parts of a dump could not be read."""
     if prog.flags & ProgramFlags.IS_LIVE:
         return ()
-    return why_faults(example.reason for c in coverage for example in c.examples)
+    reasons = [example.reason for c in coverage for example in c.examples]
+    if reasons and has_holes(prog):
+        reasons.append(LEFT_OUT)
+    return why_faults(reasons)
 
 
 def why_faults(reasons: Iterable[str]) -> tuple[str, ...]:
