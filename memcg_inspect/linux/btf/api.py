@@ -23,7 +23,9 @@ def load_btf(prog: Program, path: str | None = None) -> None:
     :raises ImageError: if there is no BTF, or it is damaged; one line says what is missing and
         where debug info is to be had
     """
-    session = Session(prog, None if path is None else from_file(path))
+    session = session_of(prog)
+    if session is None or path is not None:  # else the plugin's, which may have read it all
+        session = Session(prog, None if path is None else from_file(path))
     session.kernel  # noqa: B018  (reads it, and raises)
     start(session)
 
