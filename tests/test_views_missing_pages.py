@@ -85,4 +85,5 @@ def test_any_pages_may_be_missing(lab: Lab, kernel: str, share: float) -> None:
                 else:  # one that is left out if it is known to be 0
                     assert len(known) < len(row)
     assert answered >= 3
-    assert incomplete
+    # Of few pages that are missing, none may be one that is looked at.
+    assert incomplete or share < 0.001

@@ -261,11 +261,16 @@ def _dimensions(text: str) -> list[str]:
 
 def _run(prog: Program, args: Namespace) -> Answer:
     of = [name for name in ("memcg", "node") if getattr(args, name, None) is not None]
-    if args.format == "proc" or args.overhead:
-        if args.by or of or (args.overhead and args.format == "proc"):
+    as_proc = args.format == "proc"
+    if as_proc or args.overhead:
+        if args.by or of or args.all or (args.overhead and as_proc):
             raise UsageError("--format proc and --overhead go with no other choice of rows")
+        if as_proc and (args.fields or args.sort):
+            raise UsageError("--format proc is what the kernel prints: no --fields, no --sort")
         return allocinfo_overhead(prog) if args.overhead else allocinfo_proc(prog)
     if args.by or of:
+        if args.all:
+            raise UsageError("--all lists sites: it does not go with --by, --memcg or --node")
         return allocinfo_by(prog, [*(args.by or ["site"]), *of])
     return allocinfo(prog, args.all)
 
