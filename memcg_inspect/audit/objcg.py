@@ -13,9 +13,10 @@ left over is a leak or a holder that is not known here.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from weakref import WeakKeyDictionary
 
+from memcg_inspect.audit.ledger import Kind
 from memcg_inspect.audit.rows import make_row
 from memcg_inspect.audit.snapshot import OBJECTS, Snapshot
 from memcg_inspect.model import Row
@@ -58,12 +59,7 @@ _KNOWN: WeakKeyDictionary[object, Mapping[int, dict[str, int]]] = WeakKeyDiction
 
 def objcg_rows(snapshot: Snapshot) -> list[Row]:
     """Check that the bytes of each obj_cgroup add up to whole pages."""
-    gap = None
-    for kind in OBJECTS:
-        if snapshot.ledger.has_gap(kind):
-            gap = f"{kind} memory is not all in the image"
-    if not snapshot.complete("stock"):
-        gap = "object stocks are not all in the image"
+    gap = _gap(snapshot, OBJECTS, ("stock",))
     page = snapshot.image.page_size
     rows = []
     for address, found in objcg_bytes(snapshot).items():
@@ -100,7 +96,7 @@ def reference_rows(snapshot: Snapshot) -> list[Row]:
             found[address][holder] += number
     for stock in snapshot.stocks:
         found[stock.objcg]["stock"] += 1
-    gap = _reference_gap(snapshot)
+    gap = _gap(snapshot, ("kmem", "lru", *OBJECTS), _HOLDERS)
     unsure = snapshot.lost | snapshot.counters.partial
     return [
         make_row(
@@ -119,11 +115,12 @@ def reference_rows(snapshot: Snapshot) -> list[Row]:
     ]
 
 
-def _reference_gap(snapshot: Snapshot) -> str | None:
-    for kind in ("kmem", "slab", "percpu", "zswap", "lru"):
+def _gap(snapshot: Snapshot, kinds: Iterable[Kind], holders: Iterable[str]) -> str | None:
+    """Return why charges of these kinds, or what else holds obj_cgroups, may be missing."""
+    for kind in kinds:
         if snapshot.ledger.has_gap(kind):
             return f"{kind} memory is not all in the image"
-    for subject, what in _HOLDERS.items():
+    for subject in holders:
         if not snapshot.complete(subject):
-            return f"{what} are not all in the image"
+            return f"{_HOLDERS[subject]} are not all in the image"
     return None
