@@ -23,6 +23,7 @@ MISTAKES = {
     "percpu-short-precharge": ("interleave", "usage", OFF),
     "reparent-forgotten-node": ("interleave", "reparenting", {"not-reparented"}),
     "task-not-updated": ("interleave", "task_objcg", {"stale-task-objcg"}),
+    "zswap-first-page": ("straddle", "objcg_bytes", {"rule"}),
     "zswap-storing-node": ("zswap", "zswap", {"skew"}),
 }
 
@@ -73,9 +74,10 @@ def test_each_mistake_is_found(lab: Lab, mistake: str) -> None:
     # a memcg, and, but for the page counter, which has none, a node
     assert all(f.memcg is not None for f in found)
     assert identity in ("usage", "percpu", "task_objcg") or all(f.nid is not None for f in found)
-    if mistake == "percpu-page-offset":
-        assert report.follows == {"percpu": "posted", "zswap": "both"}
-        # each with allocations that lie across the node's pages
+    if kinds == {"rule"}:
+        kind = mistake.split("-")[0]
+        assert report.follows == {"percpu": "both", "zswap": "both"} | {kind: "posted"}
+        # each with charges that lie across the node's pages
         for finding in found:
-            assert {e.kind for e in finding.evidence} == {"percpu"}
+            assert {e.kind for e in finding.evidence} == {kind}
             assert all(e.memcg == finding.memcg for e in finding.evidence)

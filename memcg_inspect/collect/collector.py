@@ -364,7 +364,7 @@ class _Collector:
     def _zswap(self, objcgs: dict[int, Objcg]) -> None:
         reader = ZswapReader(self.prog)
         charged = on_default_hierarchy(self.prog)
-        add_zswap(self.ledger, reader, objcgs, self.by_node, charged)
+        self.references["zswap"] = add_zswap(self.ledger, reader, objcgs, self.by_node, charged)
         self.coverage["zswap"], self.coverage["zswap_nodes"] = reader.coverage, reader.placement
         if reader.coverage.unreadable:
             self.ledger.gap("zswap")

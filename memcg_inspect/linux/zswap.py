@@ -37,12 +37,16 @@ class ZswapEntry(NamedTuple):
 
     :ivar length: bytes of compressed data, which is what is charged
     :ivar objcg: 0 if no memcg pays
+    :ivar beyond: bytes at the end of the data that the obj_cgroup of another node pays for
+    :ivar beyond_nid: of which node
     """
 
     address: int
     length: int
     handle: int
     objcg: int
+    beyond: int = 0
+    beyond_nid: int = NUMA_NO_NODE
 
 
 class ZswapPart(NamedTuple):
@@ -82,6 +86,12 @@ class ZswapReader:
         self._length = offsetof(entry, "length")
         self._handle = offsetof(entry, "handle")
         self._objcg = offsetof(entry, "objcg")
+        # The project's own fixtures/patches/7.3-pernode/0009: an entry may be on two nodes.
+        self._split = [
+            bit_field(prog, "struct zswap_entry", member)
+            for member in ("beyond", "beyond_nid")
+            if entry.has_member(member)
+        ]
         self._locations = _Locations(prog)
 
     def entries(self) -> Iterator[ZswapEntry]:
@@ -104,12 +114,13 @@ class ZswapReader:
         :raises drgn.FaultError: if it cannot be read
         """
         data = self.memory.read(address, self.entry_size)
-        return ZswapEntry(
-            address=address,
-            length=int.from_bytes(data[self._length : self._length + 4], self.memory.order),
-            handle=self.memory.word_at(data, self._handle),
-            objcg=self.memory.word_at(data, self._objcg) & ~MEMCG_DATA_FLAGS,
-        )
+        length = int.from_bytes(data[self._length : self._length + 4], self.memory.order)
+        split = [field.get(data) for field in self._split]
+        if not split or not 0 < split[0] < length:
+            split = []
+        handle = self.memory.word_at(data, self._handle)
+        objcg = self.memory.word_at(data, self._objcg) & ~MEMCG_DATA_FLAGS
+        return ZswapEntry(address, length, handle, objcg, *split)
 
     def addresses(self) -> Iterator[int]:
         """Walk the addresses of all entries, ``struct zswap_entry *``."""

@@ -17,8 +17,7 @@ COUNTING = ("-icount", "shift=0,sleep=off")
 _APPEND = "nokaslr maxcpus=1 noapictimer"
 KERNELS = ("7.3-lab", "7.3-pernode")
 NODES = (1, 2)
-#: The lab's kernels are built for no more than 16.
-CPUS = (4, 16)
+CPUS = (4, 64)
 _PAIRS = 16
 
 #: Instructions for a pair of allocating and freeing, by bytes and whether accounted.
