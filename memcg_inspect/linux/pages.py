@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from functools import cache
 from itertools import compress, repeat
 from typing import NamedTuple
 
@@ -49,6 +50,11 @@ MEMCG_DATA_OBJEXTS = 1
 MEMCG_DATA_KMEM = 2
 
 
+@cache
+def _table(mask: int, value: int) -> bytes:
+    return bytes((byte & mask) == value for byte in range(256))
+
+
 class Marker(NamedTuple):
     """A test of one byte of ``struct page``: ``(byte & mask) == value``."""
 
@@ -58,7 +64,7 @@ class Marker(NamedTuple):
 
     def column(self, data: bytes, size: int) -> int:
         """Return the test's outcome for each page, as an integer of 0x01 and 0x00 bytes."""
-        table = bytes((byte & self.mask) == self.value for byte in range(256))
+        table = _table(self.mask, self.value)
         return int.from_bytes(data[self.offset :: size].translate(table), "little")
 
     def is_set(self, raw: bytes) -> bool:
@@ -112,6 +118,7 @@ class PageLayout(NamedTuple):
     :ivar kmem: marks pages with ``MEMCG_DATA_KMEM``
     :ivar lru: marks pages whose ``memcg_data`` has no flag
     :ivar large_kmalloc: marks large kmallocs, on their first page only
+    :ivar on_lru: marks pages on LRU lists
     :ivar lru_flags: what makes a :class:`LruFlags`
     :ivar zone: the zone
     :ivar types: page types worth a name, by ``page_type >> 24`` (6.12 and newer)
@@ -128,6 +135,7 @@ class PageLayout(NamedTuple):
     kmem: Marker
     lru: Marker
     large_kmalloc: Marker | None
+    on_lru: Marker
     lru_flags: FlagColumn
     zone: FlagColumn
     types: dict[int, str]
@@ -257,6 +265,7 @@ def page_layout(prog: Program) -> PageLayout:
         kmem=Marker(low, MEMCG_DATA_KMEM, MEMCG_DATA_KMEM),
         lru=Marker(low, MEMCG_DATA_FLAGS, 0),
         large_kmalloc=_large_kmalloc_marker(prog, memory, page_type),
+        on_lru=_flag(prog, memory, flags, "PG_lru"),
         lru_flags=_flag_column(memory, flags, listed),
         zone=_flag_column(memory, flags, [bits.zone]),
         types=_type_names(prog),
@@ -285,6 +294,8 @@ def _flag_column(memory: Memory, flags: int, parts: Iterable[FlagBits]) -> FlagC
     used = ((memory.byte_of_word(flags, n), bytes(t)) for n, t in enumerate(tables) if any(t))
     return FlagColumn(tuple(used))
 
+
+_NOT_ZERO = b"\0" + b"\1" * 255
 
 #: What each byte of the column of LRU flags means.
 _LRU_FLAGS = tuple(
@@ -369,8 +380,9 @@ def page_nids(memory: Memory, frames: MemMap, data: bytes) -> int | list[int]:
     for n in range(low // 8, size):
         mask = 0xFF if 8 * n >= low else 0xFF << low % 8 & 0xFF
         column = data[memory.byte_of_word(frames.flags, n) :: frames.size]
-        table = bytes(byte & mask for byte in range(256))
-        if len(set(column.translate(table))) > 1:
+        if mask != 0xFF:
+            column = column.translate(bytes(byte & mask for byte in range(256)))
+        if column != column[:1] * len(column):
             flags = memory.words(data, frames.flags, frames.size)
             return [frames.nid(word) for word in flags]
     return first
@@ -430,7 +442,7 @@ class _Scan:
         charged = [
             self._kmem(address, data, i, _at(nids, i), orders) for i in positions(kmem, count)
         ]
-        lru = list(self._lru(data, user & ~head, user & head, orders, nids, count))
+        lru = list(self._lru(data, user, head, orders, count))
         large: Counter[int] = Counter()
         if layout.large_kmalloc is not None:
             for i in positions(layout.large_kmalloc.column(data, size) & alone, count):
@@ -471,28 +483,41 @@ class _Scan:
         return "table" if is_type and not page_type & bit else ""
 
     def _lru(
-        self,
-        data: bytes,
-        single: int,
-        compound: int,
-        orders: dict[int, int],
-        nids: int | list[int],
-        count: int,
+        self, data: bytes, user: int, head: int, orders: dict[int, int], count: int
     ) -> Iterator[LruPages]:
-        size, layout = self.frames.size, self.layout
-        words = self.memory.words(data, layout.memcg_data, size)
-        flags, zones = layout.lru_flags.column(data, size), layout.zone.column(data, size)
-        selected = single.to_bytes(count, "little")
-        nodes = repeat(nids) if isinstance(nids, int) else compress(nids, selected)
-        columns = (compress(column, selected) for column in (words, flags, zones))
-        found = Counter(zip(*columns, nodes, repeat(0)))  # noqa: B905
-        for i in positions(compound, count):
-            if i in orders:
-                found[words[i], flags[i], zones[i], _at(nids, i), orders[i]] += 1
-        for (word, flag, zone, nid, order), folios in found.items():
+        # Most of what looks like user pages is free.
+        user &= self._charged(data, count) | self.layout.on_lru.column(data, self.frames.size)
+        single = user & ~head
+        if single.bit_count() < count // 8:
+            places = self._places(self._take(data, positions(single, count)))
+        else:
+            places = compress(self._places(data), single.to_bytes(count, "little"))
+        found = Counter(zip(places, repeat(0)))  # noqa: B905
+        compound = [i for i in positions(user & head, count) if i in orders]
+        places = self._places(self._take(data, compound))
+        found.update(zip(places, map(orders.__getitem__, compound), strict=True))
+        for ((word, flag, zone, nid), order), folios in found.items():
             known = _LRU_FLAGS[flag]
             if word or known.on_list:
                 yield LruPages(nid, word, zone, known, folios, folios << order)
+
+    def _charged(self, data: bytes, count: int) -> int:
+        first, words = self.layout.memcg_data, 0
+        for offset in range(first, first + self.memory.word_size):
+            words |= int.from_bytes(data[offset :: self.frames.size], "little")
+        return int.from_bytes(words.to_bytes(count, "little").translate(_NOT_ZERO), "little")
+
+    def _take(self, data: bytes, pages: Iterable[int]) -> bytes:
+        size = self.frames.size
+        return b"".join([data[i * size : (i + 1) * size] for i in pages])
+
+    def _places(self, data: bytes) -> Iterator[tuple[int, int, int, int]]:
+        """Return the payer, the flags, the zone and the node of each page."""
+        size, layout = self.frames.size, self.layout
+        words = self.memory.words(data, layout.memcg_data, size)
+        flags, zones = layout.lru_flags.column(data, size), layout.zone.column(data, size)
+        nids = page_nids(self.memory, self.frames, data)
+        return zip(words, flags, zones, repeat(nids) if isinstance(nids, int) else nids)  # noqa: B905
 
 
 def _at(nids: int | list[int], i: int) -> int:
