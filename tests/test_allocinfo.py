@@ -99,7 +99,7 @@ def test_a_reference_to_another_site_is_named(
         (vector.address + number * vector.stride, slab.cache.size)
         for piece in scan_pages(prog)
         for slab in filter(None, map(slabs.slab, piece.slabs))
-        if (vector := slab.codetags) is not None
+        if (vector := slabs.codetags(slab)) is not None
         for number in range(slab.objects)
         if slabs.codetag(slab, number) == victim.address
     )

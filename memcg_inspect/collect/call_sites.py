@@ -46,7 +46,7 @@ class CallSites:
         except FaultError as error:
             self._slabs.miss(f"codetags of a {slab.cache.name} slab", slab.page, str(error))
             return
-        self._slabs.read += bool(slab.codetags)
+        self._slabs.read += slabs.codetags(slab) is not None
         for (codetag, objcg), count in tagged.items():
             use = Use(codetag, "slab", objcg, slab.nid)
             self._profile.add(use, count * slab.cache.size, count)

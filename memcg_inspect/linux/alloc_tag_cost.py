@@ -82,8 +82,9 @@ def _exts(prog: Program, coverage: dict[str, Coverage]) -> list[Cost]:
         if piece.unreadable is not None:
             pages.miss("struct pages", piece.unreadable, "not in the image")
         for slab in filter(None, map(slabs.slab, piece.slabs)):
-            if slab.codetags is not None:
-                is_inside = slabs.page_of(slab, slab.codetags) is None
+            vector = slabs.codetags(slab)
+            if vector is not None:
+                is_inside = slabs.page_of(slab, vector) is None
                 inside += slab.objects if is_inside else 0
                 apart += 0 if is_inside else slab.objects
     percpu = PercpuReader(prog)

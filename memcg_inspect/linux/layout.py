@@ -10,13 +10,14 @@ out of the types of a :class:`drgn.Program`, and keep what they found.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, TypeVar
 
 from drgn import ObjectNotFoundError, Program, Type, TypeKind, TypeMember, sizeof
 
 __all__ = (
     "BitField",
+    "WordField",
     "array_length",
     "bit_field",
     "constant",
@@ -25,6 +26,7 @@ __all__ = (
     "member_type",
     "per_program",
     "static_key_enabled",
+    "word_field",
 )
 
 T = TypeVar("T")
@@ -116,6 +118,33 @@ class BitField(NamedTuple):
         start = base + self.offset
         word = int.from_bytes(data[start : start + self.size], self.order)  # type: ignore[arg-type]
         return word >> self.shift & self.mask
+
+
+class WordField(NamedTuple):
+    """Where a bit field lies in a structure that was unpacked into words."""
+
+    word: int
+    shift: int
+    mask: int
+
+    def get(self, words: Sequence[int]) -> int:
+        """Take the value out of the words of the structure."""
+        return words[self.word] >> self.shift & self.mask
+
+
+def word_field(prog: Program, type_name: str, member: str) -> WordField:
+    """
+    Find a bit field, or a pointer, of a structure that is read word by word.
+
+    :raises LookupError: if there is no such member
+    """
+    from memcg_inspect.linux.memory import memory_of
+
+    size = memory_of(prog).word_size
+    field = bit_field(prog, type_name, member)
+    word, byte = divmod(field.offset, size)
+    below = byte if field.order == "little" else size - byte - field.size
+    return WordField(word, field.shift + 8 * below, field.mask)
 
 
 def bit_field(prog: Program, type_name: str, member: str) -> BitField:

@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import sys
 from array import array
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from struct import Struct
 from typing import Literal
 
 from drgn import FaultError, PlatformFlags, Program
@@ -107,6 +108,11 @@ class Memory:
         swapped = array(self._code, data[:usable])
         swapped.byteswap()
         return swapped[start // size :: stride // size].tolist()
+
+    def unpacker(self, words: int) -> Callable[[bytes], tuple[int, ...]]:
+        """Return what takes the first words of a small structure apart, faster than a column."""
+        order = "<" if self.order == "little" else ">"
+        return Struct(f"{order}{words}{self._code}").unpack_from
 
     def byte_of_word(self, offset: int, n: int) -> int:
         """Return the offset of the *n*-th least significant byte of the word at *offset*."""

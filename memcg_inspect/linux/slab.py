@@ -19,22 +19,23 @@ of an object lies has changed often; :class:`SlabReader` knows all the ways:
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from drgn import FaultError, Object, Program, offsetof, sizeof
+from drgn import FaultError, Program, offsetof, sizeof
 
 from memcg_inspect.linux.layout import (
-    BitField,
-    bit_field,
+    WordField,
     constant,
     has_member,
     per_program,
     static_key_enabled,
+    word_field,
 )
 from memcg_inspect.linux.memory import memory_of
 from memcg_inspect.linux.mmzone import mem_map
 from memcg_inspect.linux.pages import MEMCG_DATA_FLAGS, SlabPage
+from memcg_inspect.linux.strings import Strings
 from memcg_inspect.model import NUMA_NO_NODE, Coverage, ImageError
 
 __all__ = (
@@ -74,6 +75,30 @@ class SlabCache(NamedTuple):
     charge: int
 
 
+class _CacheMembers(NamedTuple):
+    """Where things are in a ``struct kmem_cache``."""
+
+    name: WordField
+    size: WordField
+    object_size: WordField
+    flags: WordField
+    red_left_pad: WordField | None
+
+    @classmethod
+    def of(cls, prog: Program) -> _CacheMembers:
+        def field(member: str) -> WordField:
+            return word_field(prog, "struct kmem_cache", member)
+
+        pad = "red_left_pad"
+        return cls(
+            name=field("name"),
+            size=field("size"),
+            object_size=field("object_size"),
+            flags=field("flags"),
+            red_left_pad=field(pad) if has_member(prog, "struct kmem_cache", pad) else None,
+        )
+
+
 class Vector(NamedTuple):
     """
     Where the objcgs of a slab's objects are.
@@ -95,9 +120,9 @@ class Slab(NamedTuple):
     :ivar inuse: number of objects its allocator counts as taken; includes those that
         wait in per-CPU caches
     :ivar vector: ``None`` where no object has ever been charged
-    :ivar codetags: where the tags of the objects' call sites are; ``None`` where there are none
     :ivar charged: number of charged objects by ``struct obj_cgroup *``; ``None`` if the
         vector could not be read
+    :ivar raw: the bytes of its ``struct slab``
     """
 
     page: int
@@ -107,8 +132,8 @@ class Slab(NamedTuple):
     objects: int
     inuse: int
     vector: Vector | None
-    codetags: Vector | None
     charged: Mapping[int, int] | None
+    raw: bytes
 
 
 class ChargedObject(NamedTuple):
@@ -130,7 +155,7 @@ class SlabLayout(NamedTuple):
     """
     Where things are in a ``struct slab``.
 
-    :ivar exts: offset of ``obj_exts``, before 6.10 ``memcg_data``
+    :ivar exts: ``obj_exts``, before 6.10 ``memcg_data``
     :ivar element: ``sizeof(struct slabobj_ext)``, before 6.10 of a pointer
     :ivar objcg: offset of the objcg in an element
     :ivar codetag: offset of the codetag in an element of an object that has no objcg; ``None``
@@ -140,16 +165,16 @@ class SlabLayout(NamedTuple):
     :ivar has_codetag: 7.3: elements are followed by one for the codetag
     """
 
-    cache: int
-    exts: int
-    objects: BitField
-    inuse: BitField
+    cache: WordField
+    exts: WordField
+    objects: WordField
+    inuse: WordField
     element: int
     objcg: int
     codetag: int | None
-    stride: BitField | None
-    in_object: BitField | None
-    needs_objcg: BitField | None
+    stride: WordField | None
+    in_object: WordField | None
+    needs_objcg: WordField | None
     has_codetag: bool
 
 
@@ -161,8 +186,11 @@ def slab_layout(prog: Program) -> SlabLayout:
     :raises ImageError: if slab objects of this kernel carry no objcg
     """
 
-    def optional(member: str) -> BitField | None:
-        return bit_field(prog, "struct slab", member) if slab.has_member(member) else None
+    def field(member: str) -> WordField:
+        return word_field(prog, "struct slab", member)
+
+    def optional(member: str) -> WordField | None:
+        return field(member) if slab.has_member(member) else None
 
     try:
         slab = prog.type("struct slab")
@@ -170,7 +198,7 @@ def slab_layout(prog: Program) -> SlabLayout:
         raise ImageError("there is no struct slab: this kernel is older than 5.17") from None
     codetag = None
     if slab.has_member("obj_exts"):
-        exts = offsetof(slab, "obj_exts")
+        exts = field("obj_exts")
         ext = prog.type("struct slabobj_ext")
         element = sizeof(ext)
         # Renamed when the codetag moved into an element of its own (7.3).
@@ -178,14 +206,14 @@ def slab_layout(prog: Program) -> SlabLayout:
         tag = "_ctref" if ext.has_member("_ctref") else "ref"
         codetag = offsetof(ext, tag) if ext.has_member(tag) else None
     elif slab.has_member("memcg_data"):
-        exts, element, objcg = offsetof(slab, "memcg_data"), memory_of(prog).word_size, 0
+        exts, element, objcg = field("memcg_data"), memory_of(prog).word_size, 0
     else:
         raise ImageError("struct slab has no obj_exts: slab objects are not charged to memcgs")
     return SlabLayout(
-        cache=offsetof(slab, "slab_cache"),
+        cache=field("slab_cache"),
         exts=exts,
-        objects=bit_field(prog, "struct slab", "objects"),
-        inuse=bit_field(prog, "struct slab", "inuse"),
+        objects=field("objects"),
+        inuse=field("inuse"),
         element=element,
         objcg=objcg,
         codetag=codetag,
@@ -209,15 +237,21 @@ class SlabReader:
         self.memory = memory_of(prog)
         self.frames = mem_map(prog)
         self.layout = slab_layout(prog)
+        self._words = self.memory.unpacker(
+            sizeof(prog.type("struct slab")) // self.memory.word_size
+        )
         self.caches: dict[int, SlabCache] = {}
         self.coverage = Coverage()
-        self._type = prog.type("struct kmem_cache *")
+        self._members = _CacheMembers.of(prog)
+        # Never read whole: it is as long as there are nodes, its type as long as there may be.
+        self._cache_words = max(f.word for f in self._members if f is not None) + 1
+        self._unpack_cache = self.memory.unpacker(self._cache_words)
+        self._names = Strings(self.memory)
         bit = constant(prog, "_SLAB_RECLAIM_ACCOUNT")
         self._reclaimable = SLAB_RECLAIM_ACCOUNT if bit is None else 1 << bit
         # A page of kfence that was never used has no objects, and something else stands where
         # its cache would.
         self._no_cache = SlabCache(0, "(no cache)", 0, 0, 0, False, self.memory.word_size)
-        self._has_pad = has_member(prog, "struct kmem_cache", "red_left_pad")
 
     def cache(self, address: int) -> SlabCache:
         """
@@ -228,20 +262,22 @@ class SlabReader:
         """
         found = self.caches.get(address)
         if found is None:
-            # Never read whole: it is as long as there are nodes, its type as long as there may be.
-            cache = Object(self.prog, self._type, address)
-            size = int(cache.size)
+            members = self._members
+            words = self._unpack_cache(
+                self.memory.read(address, self._cache_words * self.memory.word_size)
+            )
+            size, pad = members.size.get(words), members.red_left_pad
             try:
-                name = cache.name.string_().decode(errors="backslashreplace")
+                name = self._names.at(members.name.get(words))
             except FaultError:
                 name = f"kmem_cache {address:#x}"
             found = self.caches[address] = SlabCache(
                 address=address,
                 name=name,
                 size=size,
-                object_size=int(cache.object_size),
-                red_left_pad=int(cache.red_left_pad) if self._has_pad else 0,
-                reclaimable=bool(int(cache.flags) & self._reclaimable),
+                object_size=members.object_size.get(words),
+                red_left_pad=0 if pad is None else pad.get(words),
+                reclaimable=bool(members.flags.get(words) & self._reclaimable),
                 # A constant: charged also where the vector costs nothing, and no more
                 # where elements are longer.
                 charge=size + self.memory.word_size,
@@ -254,15 +290,14 @@ class SlabReader:
 
         :return: ``None`` if not even its cache can be read; the failure is counted
         """
-        raw, layout = found.raw, self.layout
-        objects, inuse = layout.objects.get(raw), layout.inuse.get(raw)
-        cache_address, exts = self.memory.word_at(raw, layout.cache), self._exts(raw)
+        layout, words = self.layout, self._words(found.raw)
+        objects = layout.objects.get(words)
         try:
-            cache = self.cache(cache_address) if objects else self._no_cache
+            cache = self.cache(layout.cache.get(words)) if objects else self._no_cache
         except FaultError as error:
             self.coverage.miss("kmem_cache of a slab", found.page, str(error))
             return None
-        vector, codetags = self._vector(raw, exts, cache), self._codetags(raw, exts, cache)
+        vector = self._vector(words, cache)
         charged: Mapping[int, int] | None = {}
         if vector is not None and objects:
             try:
@@ -272,9 +307,30 @@ class SlabReader:
                 charged = None
         if charged is not None:
             self.coverage.read += 1
-        return Slab(
-            found.page, found.nid, found.order, cache, objects, inuse, vector, codetags, charged
-        )
+        page, nid, order, raw = found
+        inuse = layout.inuse.get(words)
+        return Slab(page, nid, order, cache, objects, inuse, vector, charged, raw)
+
+    def codetags(self, slab: Slab) -> Vector | None:
+        """Return where the tags of the objects' call sites are; ``None`` where there are none."""
+        layout = self.layout
+        if layout.codetag is None:
+            return None
+        words = self._words(slab.raw)
+        exts = self._exts(words)
+        if not exts:
+            return None
+        if layout.needs_objcg is None:
+            vector = self._vector(words, slab.cache)
+            assert vector is not None
+            return Vector(vector.address - layout.objcg + layout.codetag, vector.stride)
+        if not layout.has_codetag:
+            return None
+        # The tag is in the element behind the objcg's, if there is one.
+        needs_objcg = layout.needs_objcg.get(words)
+        in_object = layout.in_object is not None and layout.in_object.get(words)
+        stride = slab.cache.size if in_object else layout.element * (1 + needs_objcg)
+        return Vector(exts + layout.codetag + layout.element * needs_objcg, stride)
 
     def codetag(self, slab: Slab, number: int) -> int:
         """
@@ -284,9 +340,10 @@ class SlabReader:
         :return: ``struct codetag *``; 0 if it refers to none
         :raises drgn.FaultError: if that cannot be read
         """
-        if slab.codetags is None:
+        vector = self.codetags(slab)
+        if vector is None:
             return 0
-        codetag = self.memory.word(slab.codetags.address + number * slab.codetags.stride)
+        codetag = self.memory.word(vector.address + number * vector.stride)
         return codetag if codetag > CODETAG_EMPTY else 0
 
     def tagged(self, slab: Slab) -> Mapping[tuple[int, int], int]:
@@ -296,9 +353,10 @@ class SlabReader:
         :return: by ``struct codetag *`` and ``struct obj_cgroup *``, 0 if no memcg pays
         :raises drgn.FaultError: if the tags cannot be read
         """
-        if slab.codetags is None or not slab.objects:
+        vector = self.codetags(slab)
+        if vector is None or not slab.objects:
             return {}
-        tags = self._elements(slab.codetags, slab.objects)
+        tags = self._elements(vector, slab.objects)
         payers = [0] * len(tags)
         if slab.vector is not None:
             payers = self._objcgs(slab.vector, slab.objects)
@@ -385,42 +443,26 @@ class SlabReader:
         except FaultError:
             return NUMA_NO_NODE
 
-    def _exts(self, raw: bytes) -> int:
+    def _exts(self, words: Sequence[int]) -> int:
         # Masked first, tested for NULL afterwards: that handles OBJEXTS_ALLOC_FAIL in all
         # its versions.
-        return self.memory.word_at(raw, self.layout.exts) & ~MEMCG_DATA_FLAGS
+        return self.layout.exts.get(words) & ~MEMCG_DATA_FLAGS
 
-    def _vector(self, raw: bytes, exts: int, cache: SlabCache) -> Vector | None:
-        layout = self.layout
+    def _vector(self, words: Sequence[int], cache: SlabCache) -> Vector | None:
+        layout, exts = self.layout, self._exts(words)
         if not exts:
             return None
         if layout.needs_objcg is not None:
-            if not layout.needs_objcg.get(raw):
+            if not layout.needs_objcg.get(words):
                 return None  # the elements are codetags
-            if layout.in_object is not None and layout.in_object.get(raw):
+            if layout.in_object is not None and layout.in_object.get(words):
                 return Vector(exts + layout.objcg, cache.size)
             return Vector(exts + layout.objcg, layout.element * (1 + layout.has_codetag))
         if layout.stride is not None:
             # 0 on slabs of kfence, which hold one object.
-            stride = layout.stride.get(raw) or layout.element
+            stride = layout.stride.get(words) or layout.element
             return Vector(exts + layout.objcg, stride)
         return Vector(exts + layout.objcg, layout.element)
-
-    def _codetags(self, raw: bytes, exts: int, cache: SlabCache) -> Vector | None:
-        layout = self.layout
-        if not exts or layout.codetag is None:
-            return None
-        if layout.needs_objcg is None:
-            vector = self._vector(raw, exts, cache)
-            assert vector is not None
-            return Vector(vector.address - layout.objcg + layout.codetag, vector.stride)
-        if not layout.has_codetag:
-            return None
-        # The tag is in the element behind the objcg's, if there is one.
-        needs_objcg = layout.needs_objcg.get(raw)
-        in_object = layout.in_object is not None and layout.in_object.get(raw)
-        stride = cache.size if in_object else layout.element * (1 + needs_objcg)
-        return Vector(exts + layout.codetag + layout.element * needs_objcg, stride)
 
     def _objcgs(self, vector: Vector, objects: int) -> list[int]:
         return [word & ~MEMCG_DATA_FLAGS for word in self._elements(vector, objects)]
@@ -431,6 +473,8 @@ class SlabReader:
         return self.memory.words(data, 0, vector.stride)
 
     def _count(self, vector: Vector, objects: int) -> Mapping[int, int]:
-        counts = Counter(self._objcgs(vector, objects))
+        counts = Counter(self._elements(vector, objects))
+        if any(word & MEMCG_DATA_FLAGS for word in counts):
+            counts = Counter(word & ~MEMCG_DATA_FLAGS for word in counts.elements())
         counts.pop(0, None)
         return counts
