@@ -44,7 +44,7 @@ class Snapshot:
     :ivar usage: page counters by memcg, in pages, descendants included
     :ivar references: references to obj_cgroups that are no charges, by holder and obj_cgroup
     :ivar transients: what is being freed and may hold a reference, by obj_cgroup
-    :ivar running: what each CPU was doing
+    :ivar running: what each CPU was doing; empty until a row differs, and while it moves
     :ivar posted: bytes more than are there, by kind, obj_cgroup and node, that the posted rule
         of per-node accounting would book; see :mod:`memcg_inspect.audit.pernode`
     :ivar straddling: the charges that this comes from

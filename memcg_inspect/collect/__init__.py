@@ -14,6 +14,7 @@ import os
 import random
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 from drgn import Program
@@ -26,6 +27,7 @@ from memcg_inspect.collect.collector import Clock, collect
 from memcg_inspect.collect.evidence import find_evidence
 from memcg_inspect.linux.attention import attention_of, is_moving
 from memcg_inspect.linux.filtered import why_missing
+from memcg_inspect.linux.running import read_running
 from memcg_inspect.model import Coverage, Report
 
 __all__ = ("Clock", "audit", "collect")
@@ -62,7 +64,7 @@ class _Look(NamedTuple):
 def _look(prog: Program, clock: Clock, frozen: bool) -> _Look:
     for tries in range(_MOST_TRIES):
         try:
-            snapshot = collect(prog, clock, frozen)
+            snapshot = collect(prog, clock)
             break
         except Exception:
             # What was being read may have gone meanwhile, and be anything now.
@@ -70,6 +72,11 @@ def _look(prog: Program, clock: Clock, frozen: bool) -> _Look:
                 raise
     with clock.measure("judge"):
         judged = judge(snapshot)
+    if frozen and any(row.status == "differs" for row in judged.rows):
+        # What CPUs were doing may explain it; stacks take as long to unwind as all slabs to read.
+        with clock.measure("running"):
+            snapshot = replace(snapshot, running=read_running(prog))
+            judged = judge(snapshot)
     if not frozen:
         with clock.measure("evidence"):
             judged = _with_proofs(prog, snapshot, judged)

@@ -47,7 +47,6 @@ from memcg_inspect.linux.mmzone import mem_map
 from memcg_inspect.linux.pages import KmemPage, PagePiece, page_layout, scan_pages
 from memcg_inspect.linux.percpu import PercpuReader
 from memcg_inspect.linux.released import ReleasedReader
-from memcg_inspect.linux.running import read_running
 from memcg_inspect.linux.sched import caches_objcg, read_tasks
 from memcg_inspect.linux.slab import Slab, SlabReader
 from memcg_inspect.linux.slab_usage import SlabTally
@@ -114,19 +113,16 @@ class Clock:
             self.seconds[what] = self.seconds.get(what, 0.0) + time.perf_counter() - start
 
 
-def collect(
-    prog: Program, clock: Clock | None = None, frozen: bool = True, call_sites: bool = True
-) -> Snapshot:
+def collect(prog: Program, clock: Clock | None = None, call_sites: bool = True) -> Snapshot:
     """
-    Read everything that is to be judged.
+    Read everything that is to be judged, but what CPUs were doing.
 
-    :param frozen: whether the image holds still, so that what CPUs were doing tells something
     :param call_sites: whether to look at what refers to call sites, if anything does
     :raises ImageError: if this kernel does not charge kernel memory to memcgs, or keeps its
         charges in a way that is not known here
     """
     with needing_all():
-        return _Collector(prog, clock or Clock(), call_sites).collect(frozen)
+        return _Collector(prog, clock or Clock(), call_sites).collect()
 
 
 class _Collector:
@@ -149,7 +145,7 @@ class _Collector:
         if self.profile is not None and self.profile.why_not is None:
             self.call_sites = CallSites(prog, self.profile, self.coverage)
 
-    def collect(self, frozen: bool) -> Snapshot:
+    def collect(self) -> Snapshot:
         prog, coverage, measure = self.prog, self.coverage, self.clock.measure
         with measure("memcgs"):
             image = image_info(prog)
@@ -198,7 +194,6 @@ class _Collector:
             posted={} if by_node is None else by_node.posted,
             straddling=() if by_node is None else by_node.straddling,
             misplaced=() if by_node is None else by_node.misplaced,
-            running=read_running(prog) if frozen else [],
             tasks=tasks,
             vectors={
                 nid: Vectors(total, tuple(elsewhere))

@@ -20,7 +20,7 @@ from drgn import FaultError, PlatformFlags, Program
 
 from memcg_inspect.linux.layout import per_program
 
-__all__ = ("PIECE", "SMALLEST_PAGE", "Memory", "memory_of")
+__all__ = ("PIECE", "SMALLEST_PAGE", "Memory", "filled", "memory_of")
 
 #: Bytes of one bulk read: the size at which reads of a dump are fastest.
 PIECE = 2 << 20
@@ -146,6 +146,21 @@ class Memory:
                 yield at, self.read(address + at, part)
             except FaultError:
                 yield at, None
+
+
+def filled(data: bytes, unit: int) -> Iterator[tuple[int, bytes]]:
+    """
+    Walk the parts of *data*, a page each, that are not all 0.
+
+    :param unit: size of an element: no part splits one
+    :return: (offset, the part)
+    """
+    step = max(SMALLEST_PAGE - SMALLEST_PAGE % unit, unit)
+    empty = bytes(step)
+    for offset in range(0, len(data), step):
+        part = data[offset : offset + step]
+        if part != empty[: len(part)]:
+            yield offset, part
 
 
 @per_program

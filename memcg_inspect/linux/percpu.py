@@ -26,7 +26,7 @@ from memcg_inspect.linux.attention import STOPPED, attention_of
 from memcg_inspect.linux.layout import has_member
 from memcg_inspect.linux.list import OnFault, list_entries
 from memcg_inspect.linux.memcontrol import accounting
-from memcg_inspect.linux.memory import SMALLEST_PAGE, Memory, memory_of
+from memcg_inspect.linux.memory import SMALLEST_PAGE, Memory, filled, memory_of
 from memcg_inspect.linux.mmzone import mem_map, possible_cpus
 from memcg_inspect.linux.pages import MEMCG_DATA_FLAGS
 from memcg_inspect.linux.percpu_defs import percpu_offsets
@@ -358,20 +358,24 @@ class PercpuReader:
                 page = SMALLEST_PAGE // self.element
                 lost.append(range(first, min(first + page, units)))
                 continue
-            words = self.memory.words(data, self._objcg, self.element)
-            units_here = range(first, first + len(words))
-            if self._codetag is None:
-                for unit in compress(units_here, words):
-                    found.append(self._alloc(chunk, unit, words[unit - first], 0))
-                continue
-            tags = self.memory.words(data, self._codetag, self.element)
-            for unit in compress(units_here, map(or_, words, tags)):
-                found.append(self._alloc(chunk, unit, words[unit - first], tags[unit - first]))
+            for at, part in filled(data, self.element):
+                for unit, objcg, codetag in self._elements(part):
+                    unit += first + at // self.element
+                    found.append(self._alloc(chunk, unit, objcg, codetag))
         if lost:
             self.coverage.miss("objcgs of a percpu chunk", chunk.vector, "not in the image")
         else:
             self.coverage.read += 1
         return found
+
+    def _elements(self, data: bytes) -> Iterator[tuple[int, int, int]]:
+        """Return the elements of a part of a vector that are not 0: number, objcg, codetag."""
+        words = self.memory.words(data, self._objcg, self.element)
+        tags = [0] * len(words)
+        if self._codetag is not None:
+            tags = self.memory.words(data, self._codetag, self.element)
+        for number in compress(range(len(words)), map(or_, words, tags)):
+            yield number, words[number], tags[number]
 
     def _alloc(self, chunk: PcpuChunk, unit: int, objcg: int, codetag: int) -> PcpuAlloc:
         rest = chunk.bound_map >> unit + 1
