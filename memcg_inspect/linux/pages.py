@@ -13,7 +13,7 @@ kernel memory, and (only counted) pages charged as user memory.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from functools import cache
 from itertools import compress, repeat
@@ -492,14 +492,13 @@ class _Scan:
             places = self._places(self._take(data, positions(single, count)))
         else:
             places = compress(self._places(data), single.to_bytes(count, "little"))
-        found = Counter(zip(places, repeat(0)))  # noqa: B905
-        compound = [i for i in positions(user & head, count) if i in orders]
-        places = self._places(self._take(data, compound))
-        found.update(zip(places, map(orders.__getitem__, compound), strict=True))
-        for ((word, flag, zone, nid), order), folios in found.items():
-            known = _LRU_FLAGS[flag]
-            if word or known.on_list:
-                yield LruPages(nid, word, zone, known, folios, folios << order)
+        yield from _alike(places, 0)
+        heads: defaultdict[int, list[int]] = defaultdict(list)
+        for i in positions(user & head, count):
+            if i in orders:
+                heads[orders[i]].append(i)
+        for order, some in heads.items():
+            yield from _alike(self._places(self._take(data, some)), order)
 
     def _charged(self, data: bytes, count: int) -> int:
         first, words = self.layout.memcg_data, 0
@@ -518,6 +517,11 @@ class _Scan:
         flags, zones = layout.lru_flags.column(data, size), layout.zone.column(data, size)
         nids = page_nids(self.memory, self.frames, data)
         return zip(words, flags, zones, repeat(nids) if isinstance(nids, int) else nids)  # noqa: B905
+
+
+def _alike(places: Iterable[tuple[int, int, int, int]], order: int) -> Iterator[LruPages]:
+    for (word, flag, zone, nid), folios in Counter(places).items():
+        yield LruPages(nid, word, zone, _LRU_FLAGS[flag], folios, folios << order)
 
 
 def _at(nids: int | list[int], i: int) -> int:

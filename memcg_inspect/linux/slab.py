@@ -242,6 +242,7 @@ class SlabReader:
         )
         self.caches: dict[int, SlabCache] = {}
         self.coverage = Coverage()
+        self._nids: dict[int, int] = {}
         self._members = _CacheMembers.of(prog)
         # Never read whole: it is as long as there are nodes, its type as long as there may be.
         self._cache_words = max(f.word for f in self._members if f is not None) + 1
@@ -438,10 +439,14 @@ class SlabReader:
 
         :param page: ``struct page *``
         """
-        try:
-            return self.frames.nid(self.memory.word(page + self.frames.flags))
-        except FaultError:
-            return NUMA_NO_NODE
+        nid = self._nids.get(page)
+        if nid is None:
+            try:
+                nid = self.frames.nid(self.memory.word(page + self.frames.flags))
+            except FaultError:
+                nid = NUMA_NO_NODE
+            self._nids[page] = nid
+        return nid
 
     def _exts(self, words: Sequence[int]) -> int:
         # Masked first, tested for NULL afterwards: that handles OBJEXTS_ALLOC_FAIL in all

@@ -3,9 +3,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from typing import NamedTuple
-
 from drgn import Program
 
 from memcg_inspect.linux.kfence import kfence_pages
@@ -15,18 +12,13 @@ from memcg_inspect.model import SlabUsage
 __all__ = ("SlabTally",)
 
 
-class _Key(NamedTuple):
-    nid: int
-    cache: SlabCache
-    kfence: bool
-
-
 class _Sum:
-    """What slabs of one key amount to."""
+    """What the slabs of a cache on a node amount to; those in the pool of kfence apart."""
 
-    __slots__ = ("charged", "inuse", "objects", "pages", "slabs")
+    __slots__ = ("cache", "charged", "inuse", "objects", "pages", "slabs")
 
-    def __init__(self) -> None:
+    def __init__(self, cache: SlabCache) -> None:
+        self.cache = cache
         self.slabs = self.pages = self.objects = self.inuse = 0
         self.charged: int | None = 0
 
@@ -36,11 +28,14 @@ class SlabTally:
 
     def __init__(self, prog: Program) -> None:
         self._kfence = kfence_pages(prog)
-        self._sums: defaultdict[_Key, _Sum] = defaultdict(_Sum)
+        self._sums: dict[tuple[int, int, bool], _Sum] = {}
 
     def add(self, slab: Slab) -> None:
         """Add a slab."""
-        found = self._sums[_Key(slab.nid, slab.cache, slab.page in self._kfence)]
+        key = slab.nid, slab.cache.address, slab.page in self._kfence
+        found = self._sums.get(key)
+        if found is None:
+            found = self._sums[key] = _Sum(slab.cache)
         found.slabs += 1
         found.pages += 1 << slab.order
         found.objects += slab.objects
@@ -55,18 +50,18 @@ class SlabTally:
         usage = [
             SlabUsage(
                 nid=nid,
-                cache=cache.name,
-                address=cache.address,
-                reclaimable=cache.reclaimable,
+                cache=found.cache.name,
+                address=address,
+                reclaimable=found.cache.reclaimable,
                 kfence=kfence,
-                size=cache.size,
-                charge=cache.charge,
+                size=found.cache.size,
+                charge=found.cache.charge,
                 slabs=found.slabs,
                 pages=found.pages,
                 objects=found.objects,
                 inuse=found.inuse,
                 charged=found.charged,
             )
-            for (nid, cache, kfence), found in self._sums.items()
+            for (nid, address, kfence), found in self._sums.items()
         ]
         return tuple(sorted(usage, key=lambda u: (u.nid, u.cache, u.address)))

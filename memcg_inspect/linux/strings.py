@@ -5,10 +5,15 @@ from __future__ import annotations
 
 from memcg_inspect.linux.memory import SMALLEST_PAGE, Memory
 
-__all__ = ("Strings",)
+__all__ = ("Strings", "text")
 
 #: No name in the kernel is longer; what is not ended by then is none.
 _LONGEST = 2 * SMALLEST_PAGE
+
+
+def text(data: bytes) -> str:
+    """Return the string that some bytes begin with, its bytes that are no text escaped."""
+    return data.partition(b"\0")[0].decode(errors="backslashreplace")
 
 
 class Strings:
@@ -29,7 +34,7 @@ class Strings:
         while b"\0" not in found and len(found) < _LONGEST:
             at = address + len(found)
             found += self._page(at - at % SMALLEST_PAGE)[at % SMALLEST_PAGE :]
-        return found.partition(b"\0")[0].decode(errors="backslashreplace")
+        return text(found)
 
     def _page(self, address: int) -> bytes:
         page = self._pages.get(address)
