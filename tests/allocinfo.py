@@ -70,3 +70,6 @@ RECORDER = {
     "mt_alloc_one", "vm_area_alloc", "vm_area_dup", "vma_lock_alloc",
     "__p4d_alloc", "__pmd_alloc", "__pud_alloc", "folio_prealloc", "pte_alloc_one",
 }  # fmt: skip
+#: Of the guest's init, which writes each command to a file in tmpfs and truncates it: the page
+#: of the one before may wait in a CPU's batch for a while.
+OF_INIT = {"shmem_alloc_folio": 2}
