@@ -8,17 +8,20 @@ Mirrors :linux:`kernel/kallsyms.c` and the tables that :linux:`scripts/kallsyms.
 drgn's own helper reads each symbol's length on its own and unpacks all of them, half a second
 for 200,000. Here a name is found by bisection in the kernel's list of symbols by name, of
 which some twenty are unpacked, and everything is checked against the address of ``_stext``
-that VMCOREINFO tells. Where a kernel has no such list it is made; where its tables cannot be
-read or understood, drgn's helper has the last word.
+that VMCOREINFO tells. Where a kernel has no such list, symbols are told apart by the tokens they
+begin and end with; where its tables cannot be read or understood, drgn's helper has the last word.
 """
 
 from __future__ import annotations
 
 import re
 import struct
+from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Protocol
 
 from drgn import FaultError, Program, Symbol, SymbolBinding, SymbolKind
@@ -102,7 +105,7 @@ class Kallsyms:
         self._names = self._memory.read(names, tokens - names)
         self._tokens = self._read_tokens(tokens, told["kallsyms_token_index"])
         self._markers = self._find_markers()
-        self._order: Sequence[int] = ()
+        self._indexes: Callable[[bytes], list[int]] = lambda name: []
         self._addresses = self._find_addresses(told)
 
     def _ints(self, address: int, count: int, code: str) -> tuple[int, ...]:
@@ -178,16 +181,16 @@ class Kallsyms:
 
     def _find_addresses(self, told: dict[str, int]) -> Callable[[int], int]:
         stext = told["_stext"]
-        for order in self._orders(told):
-            self._order = order
-            for index in self._indexes("_stext"):
+        for indexes in self._ways(told):
+            self._indexes = indexes
+            for index in indexes(b"_stext"):
                 for address in self._encodings(told):
                     if address(index) == stext:
                         return address
         raise LookupError("the addresses of kallsyms are not understood")
 
-    def _orders(self, told: dict[str, int]) -> Iterable[Sequence[int]]:
-        """Ways to have the symbols by name: the kernel's list (6.2 and newer), or our own."""
+    def _ways(self, told: dict[str, int]) -> Iterable[Callable[[bytes], list[int]]]:
+        """Ways to find symbols by name: in the kernel's list (6.2 and newer), or by tokens."""
         if "kallsyms_offsets" in told:
             # It is the last table since 6.5.
             after = told["kallsyms_offsets"] + 4 * self.count
@@ -195,9 +198,9 @@ class Kallsyms:
                 after = told["kallsyms_relative_base"] + self._memory.word_size
             for start in {after, -(-after // 8) * 8}:
                 with suppress(FaultError):
-                    yield _Triples(self._memory.read(start, 3 * self.count), self.count)
-        names = [raw[1:] for raw in self._unpack()]
-        yield sorted(range(self.count), key=names.__getitem__)
+                    order = _Triples(self._memory.read(start, 3 * self.count), self.count)
+                    yield partial(self._in_order, order)
+        yield _Ends(self._names, self._tokens, self.count).indexes
 
     def _encodings(self, told: dict[str, int]) -> Iterable[Callable[[int], int]]:
         """Ways to understand what is kept for a symbol."""
@@ -219,13 +222,12 @@ class Kallsyms:
 
     # Lookups
 
-    def _indexes(self, name: str) -> list[int]:
-        wanted = name.encode(errors="surrogateescape")
-        first = bisect_left(self._order, wanted, key=self._by_name)
+    def _in_order(self, order: Sequence[int], wanted: bytes) -> list[int]:
+        first = bisect_left(order, wanted, key=self._by_name)
         last = first
-        while last < self.count and self._by_name(self._order[last]) == wanted:
+        while last < self.count and self._by_name(order[last]) == wanted:
             last += 1
-        return [self._order[i] for i in range(first, last)]
+        return [order[i] for i in range(first, last)]
 
     def _symbol(self, index: int, raw: bytes | None = None) -> Symbol:
         raw = self._raw(index) if raw is None else raw
@@ -242,7 +244,8 @@ class Kallsyms:
 
     def named(self, name: str) -> list[Symbol]:
         """Return all symbols of a name."""
-        return [self._symbol(index) for index in self._indexes(name)]
+        wanted = name.encode(errors="surrogateescape")
+        return [self._symbol(index) for index in self._indexes(wanted)]
 
     def containing(self, address: int) -> list[Symbol]:
         """Return all symbols that an address lies in."""
@@ -260,6 +263,75 @@ class Kallsyms:
     def everything(self) -> list[Symbol]:
         """Return all symbols."""
         return [self._symbol(index, raw) for index, raw in enumerate(self._unpack())]
+
+
+class _Ends:
+    """
+    Finds symbols by name where the kernel has no list by name, and unpacks hardly any: few end
+    with the two tokens that a name may end with.
+    """
+
+    def __init__(self, names: bytes, tokens: list[bytes], count: int) -> None:
+        self._names, self._tokens = names, tokens
+        starts, ends, at = array("I"), array("I"), 0
+        begin, end = starts.append, ends.append
+        limit = len(names) - 1
+        for _ in range(count):
+            if at >= limit:
+                break
+            length = names[at]
+            at += 1
+            if length >= 0x80:
+                length = length & 0x7F | names[at] << 7
+                at += 1
+            begin(at)
+            at += length
+            end(at)
+        self._starts, self._ends = starts, ends
+        # Of a name that is cut off, as of one of a single token, they match what they may.
+        last = names.ljust(at, b"\0").__getitem__
+        tails = bytearray(2 * len(ends))
+        tails[::2] = bytes([last(at - 2) for at in ends])
+        tails[1::2] = bytes([last(at - 1) for at in ends])
+        self._tails = bytes(tails)
+        self._codes: defaultdict[bytes, list[int]] = defaultdict(list)
+        for code, token in enumerate(tokens):
+            self._codes[token].append(code)
+
+    def indexes(self, wanted: bytes) -> list[int]:
+        """Return the indexes of all symbols of a name, lowest first."""
+        found = []
+        for tail in set(self._ways_to_end(wanted)):
+            at = self._tails.find(tail)
+            while at >= 0:
+                # Two bytes may be found between two tails.
+                if at % 2 == 0 and self._is(at // 2, wanted):
+                    found.append(at // 2)
+                at = self._tails.find(tail, at + 1)
+        return sorted(found)
+
+    def _ways_to_end(self, wanted: bytes) -> Iterator[bytes]:
+        """Return the pairs of bytes, tokens but for a length, that a name may end with."""
+        for code, token in enumerate(self._tokens):
+            if token[1:] == wanted:  # with the letter of nm(1): all there is, behind its length
+                yield bytes([1, code])
+            if not token or not wanted.endswith(token):
+                continue
+            rest = wanted[: len(wanted) - len(token)]
+            for start in range(len(rest)):
+                for before in self._codes.get(rest[start:], ()):
+                    yield bytes([before, code])
+            for before, whole in enumerate(self._tokens):
+                if whole[1:] == rest and whole:
+                    yield bytes([before, code])
+
+    def _is(self, index: int, wanted: bytes) -> bool:
+        first, *rest = self._names[self._starts[index] : self._ends[index]] or b"\0"
+        # Most do not even begin like that.
+        begin = self._tokens[first][1:]
+        return wanted.startswith(begin) and wanted == b"".join(
+            [begin, *[self._tokens[byte] for byte in rest]]
+        )
 
 
 class _Triples(Sequence[int]):
