@@ -17,6 +17,7 @@ import sys
 from array import array
 from collections.abc import Iterator
 from enum import IntEnum
+from itertools import accumulate
 from typing import Literal, NamedTuple
 
 from memcg_inspect.model import ImageError
@@ -140,9 +141,11 @@ class Btf:
         self.string_end: int = self._string_base + len(self._strings)
         self._starts: array[int] = array("I")
         self._kinds = b""
-        self._names = b""
+        # by offset of a name: the first type that has it, and all others
+        self._ids: dict[int, int] = {}
+        self._more: list[tuple[int, int]] = []
         self._found: dict[str, tuple[int, ...]] = {}
-        self._places: dict[str, tuple[int, ...]] = {}
+        self._places: dict[bytes, int] | None = None
         self._enumerators: dict[int, int] | None = None
         self._sections: dict[int, Section] | None = None
 
@@ -203,10 +206,16 @@ class Btf:
             if fixed[kind] == _BAD and last:
                 raise self.error(f"has a type ({last}) of kind {kind}, which is not known")
             raise self.error(f"is damaged: type {last} reaches past its end")
+        self._starts, self._kinds = array("I", starts), bytes(kinds)
         # void has no name, and no words at all.
-        void = [] if self.base else [0]
-        names = array("I", [*void, *[words[at] for at in starts[len(void) :]]])
-        self._starts, self._kinds, self._names = array("I", starts), bytes(kinds), names.tobytes()
+        first = 0 if self.base else 1
+        ids, more = self._ids, self._more
+        for number, at in enumerate(starts[first:], self.first + first):
+            name = words[at]
+            if name not in ids:
+                ids[name] = number
+            elif name:
+                more.append((name, number))
 
     @property
     def first(self) -> int:
@@ -324,17 +333,14 @@ class Btf:
 
     def _offsets(self, name: str) -> tuple[int, ...]:
         """Where a string is; each exists once, and no string shares its end with another."""
-        found = self._places.get(name)
-        if found is None:
-            raw = name.encode(errors="surrogateescape") + b"\0"
-            found = self.base._offsets(name) if self.base else ()
-            at = self._strings.find(b"\0" + raw)
-            if self._strings.startswith(raw):
-                found += (self._string_base,)
-            elif at >= 0:
-                found += (self._string_base + at + 1,)
-            self._places[name] = found
-        return found
+        if self._places is None:
+            strings = self._strings.split(b"\0")
+            ends = accumulate([len(string) + 1 for string in strings], initial=self._string_base)
+            # Of equal ones in damaged BTF, the first.
+            self._places = dict(zip(reversed(strings), reversed([*ends][:-1]), strict=True))
+        found = self.base._offsets(name) if self.base else ()
+        at = self._places.get(name.encode(errors="surrogateescape"))
+        return found if at is None else (*found, at)
 
     def find(self, name: str, *kinds: Kind) -> list[int]:
         """Return the ids of types of its own with a name, lowest first."""
@@ -347,16 +353,10 @@ class Btf:
         offsets = self._offsets(name)
         if not offsets or not self.end:
             return []
-        ids = []
-        for offset in offsets:
-            raw = array("I", [offset]).tobytes()
-            at = self._names.find(raw)
-            while at >= 0:
-                # Four bytes may be found between two names.
-                if at % 4 == 0:
-                    ids.append(self.first + at // 4)
-                at = self._names.find(raw, at + 1)
-        return sorted(ids)
+        found = [self._ids[offset] for offset in offsets if offset in self._ids]
+        if found:
+            found += [number for name, number in self._more if name in offsets]
+        return sorted(found)
 
     def of_kind(self, *kinds: Kind) -> Iterator[int]:
         """Walk the ids of all types of its own that are of some kinds."""
