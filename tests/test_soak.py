@@ -16,9 +16,11 @@ LOCKDEP_OFF = "turning off the locking correctness validator"
 pytestmark = [pytest.mark.image, pytest.mark.soak]
 
 
-@pytest.mark.parametrize("nodes", ["2", "2cpu+6mem"])
-def test_stress_under_lockdep(lab: Lab, nodes: str) -> None:
-    image = lab.image(KERNEL, nodes, "stress", append=f"lab.seconds={SECONDS}")
+@pytest.mark.parametrize(
+    ("nodes", "workload"), [("2", "stress"), ("2cpu+6mem", "stress"), ("4", "straddle")]
+)
+def test_under_lockdep(lab: Lab, nodes: str, workload: str) -> None:
+    image = lab.image(KERNEL, nodes, workload, append=f"lab.seconds={SECONDS}")
     assert complaints(image.core) == []
     assert LOCKDEP_OFF not in (image.guest / "2" / "dmesg").read_text()
     prog = image.program(dwarf=True)
@@ -28,3 +30,6 @@ def test_stress_under_lockdep(lab: Lab, nodes: str) -> None:
     report = image.report()
     assert report.image.accounting == "kmem-per-node"
     assert (report.findings, report.verdict) == ((), "exact")
+    if workload == "straddle":
+        assert report.follows is not None
+        assert report.follows["zswap"] == "physical"
