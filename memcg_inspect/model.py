@@ -340,8 +340,10 @@ class Running(NamedTuple):
     """
     What a CPU was doing when it stopped.
 
-    :ivar functions: on its stack, innermost first; empty in user mode
+    :ivar functions: on its stack, innermost first; empty in user mode. Where the stack could not
+        be unwound, all that have an address on it
     :ivar busy: whether it was in the kernel, and may have left something half done
+    :ivar pages: of all folios that its stack and its registers point to; ``None`` if not known
     """
 
     cpu: int
@@ -349,6 +351,7 @@ class Running(NamedTuple):
     comm: str
     functions: tuple[str, ...]
     busy: bool
+    pages: int | None = None
 
 
 class Transient(NamedTuple):

@@ -84,3 +84,19 @@ def test_fault_in_full_flight_is_found(lab: Lab, plant: Plant, kernel: str) -> N
     assert (path, 0, item, 1_000_000) in {
         (p, n, i, round(d, -5)) for p, n, i, d in named(report) if d is not None
     }
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_a_page_counter_that_is_off_in_full_flight_is_found(
+    lab: Lab, plant: Plant, kernel: str
+) -> None:
+    """Pages are half done only as far as CPUs have them on their stacks; a thousand are not."""
+    image = lab.image(kernel, "4", "churn", freeze="busy", seed=1)
+    path, address = next(
+        (path, address) for path, address in by_path(image.report()).items() if "group" in path
+    )
+    usage = f"Object(prog, 'struct mem_cgroup *', {address:#x}).memory.usage"
+    report = plant(image, (usage, "old + 1000"))
+    assert report.verdict == "findings"
+    found = [f for f in report.findings if f.identity == "usage" and f.memcg == address]
+    assert [abs((f.difference or 0) - 1000) < 200 for f in found] == [True]

@@ -31,10 +31,18 @@ class Charge(NamedTuple):
 
     :ivar functions: where a CPU that makes one is
     :ivar most: the largest one, in the unit of the identity's rows
+    :ivar folios: whether, beyond that, all pages may be in it that the CPU's stack points to
     """
 
     functions: re.Pattern[str]
     most: Callable[[Snapshot], int]
+    folios: bool = False
+
+    def largest(self, snapshot: Snapshot, cpu: Running) -> int:
+        """Return the most that a CPU may have left half done."""
+        if not self.folios:
+            return self.most(snapshot)
+        return self.most(snapshot) + (_FOLIO_BATCH * _HUGE if cpu.pages is None else cpu.pages)
 
 
 _SLAB = r"slab|kmem_cache|kmalloc|kfree|kvfree|obj_cgroup|objcg|sheaf|obj_stock"
@@ -75,7 +83,9 @@ _CHARGES: dict[str, Charge] = {
     "sock": Charge(_pattern(_SOCK, _FLUSH), lambda s: _CHARGE_BATCH),
     "usage": Charge(
         _pattern(_SLAB, _PAGES, _STACK, _VMALLOC, _LRU, _SOCK),
-        lambda s: _CHARGE_BATCH + _FOLIO_BATCH * _HUGE,
+        # What one goes over the batch, and single pages of a batch that is no longer a stack's.
+        lambda s: _CHARGE_BATCH + _FOLIO_BATCH,
+        folios=True,
     ),
     "levels": Charge(_pattern(_SLAB, _FLUSH), lambda s: 2 * s.image.page_size + 8),
     "references": Charge(
@@ -83,7 +93,8 @@ _CHARGES: dict[str, Charge] = {
     ),
     "reparenting": Charge(_pattern(_CGROUP), lambda s: 1),
     "task_objcg": Charge(_pattern(_CGROUP), lambda s: 1),
-    "lru": Charge(_pattern(_LRU, r"folio_batch|pagevec"), lambda s: _FOLIO_BATCH * _HUGE),
+    # SWAP_CLUSTER_MAX are taken off a list together.
+    "lru": Charge(_pattern(_LRU, r"folio_batch|pagevec"), lambda s: _FOLIO_BATCH + 1, folios=True),
     # A huge page that is split up has as many references; without a reference it is as large.
     "alloc_tags": Charge(
         _pattern(_SLAB, _PAGES, _STACK, _VMALLOC, _LRU, r"pcpu_|percpu|alloc|free|split"),
@@ -129,26 +140,25 @@ def _half_done(snapshot: Snapshot, row: Row, busy: Sequence[Running], left: Coun
     if row.status != "differs" or charge is None:
         return row
     cpus = [cpu for cpu in busy if any(map(charge.functions.search, cpu.functions))]
-    # Where registers are not known, or the stack cannot be unwound (as without debug info),
-    # it may have been anywhere.
+    # Where registers are not known, or the stack is not in the image, it may have been anywhere.
     cpus += [cpu for cpu in busy if len(cpu.functions) < _UNWOUND and cpu not in cpus]
-    most = charge.most(snapshot) * (
-        snapshot.image.page_size if row.unit == "bytes" and identity in _IN_PAGES else 1
-    )
+    unit = snapshot.image.page_size if row.unit == "bytes" and identity in _IN_PAGES else 1
+    most = [charge.largest(snapshot, cpu) * unit for cpu in cpus]
     # One charge touches its own memcg, and, by what is taken from it, the parent's share.
     if left[row.identity] > 2 * len(cpus) and row.identity not in ("hierarchy", "references"):
         return row
-    if not cpus or abs(row.difference or 0) > most * len(cpus):
+    if not cpus or abs(row.difference or 0) > sum(most):
         return row
-    where = "; ".join(_where(cpu, charge.functions) for cpu in cpus)
-    bound = f"at most {counted(most, row.unit)} for each CPU"
-    return _in_flight(row, f"{bound}: {where}")
+    where = "; ".join(
+        f"at most {counted(n, row.unit)} of {_where(cpu, charge.functions)}"
+        for n, cpu in zip(most, cpus, strict=True)
+    )
+    return _in_flight(row, where)
 
 
 def _where(cpu: Running, functions: re.Pattern[str]) -> str:
     known = [f for f in cpu.functions if functions.search(f)] or [*cpu.functions, "unknown place"]
-    name = known[0]
-    return f"CPU {cpu.cpu} ({cpu.comm}, {cpu.pid}) was in {name}"
+    return f"CPU {cpu.cpu} ({cpu.comm}, {cpu.pid}), in {known[0]}"
 
 
 def _in_flight(row: Row, reason: str) -> Row:

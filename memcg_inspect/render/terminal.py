@@ -99,6 +99,9 @@ def _cell(text: str, style: str = "") -> Text:
 
 def _print_verdict(report: Report, console: Console) -> None:
     style, meaning = _VERDICTS[report.verdict]
+    in_flight = sum(row.status == "in-flight" for row in report.rows)
+    if in_flight:
+        meaning += f", but for {counted(in_flight, 'rows')} in flight when it stopped"
     said = f": {meaning}; accounting: {_accounting(report)}"
     console.print(Text.assemble((report.verdict.upper(), style), said))
     say(console, _looked_at(report.image, report.memcgs))

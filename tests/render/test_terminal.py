@@ -44,6 +44,14 @@ def test_verdict_comes_first() -> None:
     assert text(clean()).startswith("EXACT: ")
 
 
+def test_the_verdict_counts_what_was_in_flight() -> None:
+    made = clean()
+    rows = (replace(made.rows[0], status="in-flight", reason="at most 8 bytes of CPU 0"),)
+    first = text(replace(made, rows=rows + made.rows[1:])).splitlines()[0]
+    assert "holds, but for 1 row in flight when it stopped; " in first
+    assert "in flight" not in text(made)
+
+
 def test_the_first_line_names_the_accounting() -> None:
     first = text(clean()).splitlines()[0]
     assert first.endswith("; accounting: one obj_cgroup per memcg and node")
