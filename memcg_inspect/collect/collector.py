@@ -264,7 +264,7 @@ class _Collector:
         :return: pages on LRU lists, by payer, node and list
         """
         on_lists: Counter[tuple[int, int, str]] = Counter()
-        slabs = SlabReader(self.prog)
+        slabs = SlabReader(self.prog, self.coverage["names"])
         socks = SockReader(self.prog, slabs)
         released = ReleasedReader(self.prog, slabs, memcgs)
         sites = self.call_sites

@@ -230,10 +230,13 @@ class SlabReader:
 
     :ivar caches: the caches met so far, by ``struct kmem_cache *``
     :ivar coverage: slabs read and slabs whose objcgs could not be read
+    :ivar names: names of caches that could not be read; their addresses are told instead
     """
 
-    def __init__(self, prog: Program) -> None:
+    def __init__(self, prog: Program, names: Coverage | None = None) -> None:
+        """:param names: to be used as :attr:`names`"""
         self.prog = prog
+        self.names = Coverage() if names is None else names
         self.memory = memory_of(prog)
         self.frames = mem_map(prog)
         self.layout = slab_layout(prog)
@@ -270,7 +273,8 @@ class SlabReader:
             size, pad = members.size.get(words), members.red_left_pad
             try:
                 name = self._names.at(members.name.get(words))
-            except FaultError:
+            except FaultError as error:
+                self.names.miss("name of a kmem_cache", address, str(error))
                 name = f"kmem_cache {address:#x}"
             found = self.caches[address] = SlabCache(
                 address=address,

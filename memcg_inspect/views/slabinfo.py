@@ -190,7 +190,8 @@ def slabinfo(prog: Program, by_node: bool = False) -> Answer:
     """
     payers = Payers(prog)
     coverage = payers.coverage
-    uses, slabs, tally = PageUses(prog, coverage), SlabReader(prog), _Tally(payers, by_node)
+    uses, tally = PageUses(prog, coverage), _Tally(payers, by_node)
+    slabs = SlabReader(prog, coverage["names"])
     for piece in scan_pages(prog):
         coverage["pages"].read += piece.pages
         if piece.unreadable is not None:
