@@ -7,6 +7,7 @@ import json
 from typing import Any
 
 from rich.console import Console
+from rich.measure import Measurement
 from rich.table import Table as RichTable
 from rich.text import Text
 
@@ -21,6 +22,8 @@ __all__ = ("answer_to_json", "print_answer", "print_scripted", "print_text")
 _RIGHT = AMOUNTS | {"number", "node"}
 #: In place of values that do not apply, and of those that could not be read.
 _NONE, _NOT_READ = "-", "?"
+#: Wider than any table.
+_UNBOUNDED = 1 << 20
 
 
 def print_answer(answer: Answer, console: Console) -> None:
@@ -95,10 +98,21 @@ def _print_table(table: Table, console: Console) -> None:
     for row in table.rows:
         cells = (_cell(c, v) for c, v in zip(table.columns, row, strict=True))
         shown.add_row(*map(Text, cells))
-    console.print(shown)
+    _print_whole(shown, console)
     reasons = {v.reason for row in table.rows for v in row if isinstance(v, NotRead)}
     for reason in sorted(reasons):
         say(console, f"  {_NOT_READ} {reason}", "yellow")
+
+
+def _print_whole(table: RichTable, console: Console) -> None:
+    """Print a table that may be wider than the console, which would cut values where it ends."""
+    before = console.width
+    natural = Measurement.get(console, console.options.update_width(_UNBOUNDED), table).maximum
+    console.width = max(before, natural)
+    try:
+        console.print(table, crop=False)
+    finally:
+        console.width = before
 
 
 def _total(column: Column, totals: Any, is_first: bool) -> str:

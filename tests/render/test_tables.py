@@ -57,6 +57,24 @@ def shown(made: Answer) -> str:
     return out.getvalue()
 
 
+@pytest.mark.parametrize("width", [200, 80, 60, 20])
+def test_no_value_is_cut_where_the_terminal_ends(width: int) -> None:
+    columns = (
+        Column("memcg", "memcg", ""),
+        Column("memcg_address", "address", ""),
+        *(Column(f"node_{nid}", "bytes", "", total=True) for nid in range(6)),
+        Column("detail", "text", ""),
+    )
+    row = ("/files/web", 0xFFFF888000001000, *(10**9 + nid for nid in range(6)), "a name " * 9)
+    out = io.StringIO()
+    made = replace(answer(), tables=(Table("charges", "charges", columns, (row,)),))
+    print_answer(choose(made, ALL), Console(file=out, width=width))
+    cells = ["/files/web", "0xffff888000001000", ("a name " * 9).strip()]
+    for cell in (*cells, *(f"1,000,000,00{nid}" for nid in range(6))):
+        assert cell in out.getvalue()
+    assert out.getvalue().count("1,000,000,005") == 2  # the total, too
+
+
 def scripted(made: Answer) -> list[list[str]]:
     out = io.StringIO()
     print_scripted(made, Console(file=out, width=20))
