@@ -18,6 +18,7 @@ from drgn.helpers.linux.slab import slab_object_info
 from guests import DEBIAN_KERNELS, Image, Lab
 from labkit import poke
 from test_matrix import KERNELS
+from test_who import protocol_of
 
 from memcg_inspect.cli import main
 from memcg_inspect.tables import Answer, NotRead, Value
@@ -180,7 +181,9 @@ def test_examples_are_charged_to_it(lab: Lab, kernel: str) -> None:
             seen[row["kind"]] += 1
             address, memcg = int(word, 0), row["memcg_address"]
             if row["kind"] == "sock":
-                assert Object(prog, "struct sock *", address).sk_memcg.value_() == memcg
+                sock = Object(prog, "struct sock *", address)
+                assert sock.sk_memcg.value_() == memcg
+                assert row["detail"] == protocol_of(sock)
             elif row["kind"] == "zswap":
                 entry = Object(prog, "struct zswap_entry *", address)
                 assert entry.objcg.value_() == row["objcg"]

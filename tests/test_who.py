@@ -328,6 +328,18 @@ def test_memcgs_and_their_obj_cgroups(lab: Lab, kernel: str) -> None:
     assert left_behind == 0 if kernel == "6.1" else left_behind >= 11
 
 
+#: Names of protocols, by what user space asks socket() for: AF_UNIX, AF_INET, AF_INET6.
+PROTOCOLS = {
+    (1, 1): "UNIX-STREAM", (1, 2): "UNIX", (1, 5): "UNIX",
+    (2, 1): "TCP", (2, 2): "UDP", (10, 1): "TCPv6", (10, 2): "UDPv6",
+}  # fmt: skip
+
+
+def protocol_of(sock: Object) -> str:
+    """Caches of protocols are merged with others of the size: a socket's own family tells."""
+    return PROTOCOLS[sock.__sk_common.skc_family.value_(), sock.sk_type.value_()]
+
+
 @each_kernel
 def test_open_files_and_sockets(lab: Lab, kernel: str) -> None:
     """Those of tasks, by their descriptors."""
@@ -346,6 +358,10 @@ def test_open_files_and_sockets(lab: Lab, kernel: str) -> None:
     for (_, memcg), rows in zip(owners.items(), rows_of(prog, *owners), strict=True):
         found = [row["memcg_address"] for row in rows if row["layer"] == "socket"]
         assert found == ([memcg] if memcg else [])
+    for address, rows in zip(owners, rows_of(prog, *owners), strict=True):
+        for row in rows:
+            if row["layer"] == "socket":
+                assert row["what"] == protocol_of(Object(prog, "struct sock *", address))
     assert len(names) > 10
     assert sum(map(bool, owners.values())) > 20
 

@@ -286,7 +286,7 @@ class _Collector:
                 for objcg, transient in released.read(slab):
                     self.transients[objcg].append(transient)
                 for sock in socks.read(slab, memcgs):
-                    entry = Entry(sock.memcg, "sock", slab.cache.name, NUMA_NO_NODE)
+                    entry = Entry(sock.memcg, "sock", sock.protocol, NUMA_NO_NODE)
                     self.ledger.add(entry, sock.charged, 1)
             for kmem in piece.kmem:
                 self._kmem(kmem, uses)

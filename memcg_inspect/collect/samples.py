@@ -104,7 +104,7 @@ def _pages(
                 continue  # counted by the first look
             yield from _objects(slabs, slab, objcgs)
             for sock in socks.read(slab, memcgs):
-                yield Entry(sock.memcg, "sock", slab.cache.name, NUMA_NO_NODE), sock.address
+                yield Entry(sock.memcg, "sock", sock.protocol, NUMA_NO_NODE), sock.address
         for kmem in piece.kmem:
             if kmem.objcg in objcgs:
                 detail, _ = uses.of(kmem)

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Container, Iterator
 from typing import NamedTuple
 
-from drgn import FaultError, Program, offsetof
+from drgn import FaultError, Object, Program, offsetof
 
 from memcg_inspect.linux.kfence import kfence_pages
 from memcg_inspect.linux.list import list_entries
@@ -33,11 +33,13 @@ class Sock(NamedTuple):
     :ivar memcg: ``sk_memcg``
     :ivar charged: bytes charged: ``sk_forward_alloc``, ``sk_rmem_alloc`` and
         ``sk_wmem_queued``; 0 for protocols without memory accounting
+    :ivar protocol: name of its ``struct proto``
     """
 
     address: int
     memcg: int
     charged: int
+    protocol: str
 
 
 class Protocol(NamedTuple):
@@ -68,14 +70,18 @@ def socket_caches(prog: Program, coverage: Coverage) -> dict[int, Protocol]:
             cache = proto.slab.value_()
             if not cache:
                 continue
-            accounts = bool(proto.memory_allocated)
+            read = _protocol(proto)
             # Caches of equal size are merged: one protocol that accounts makes the cache count.
-            if cache not in found or accounts:
-                name = proto.name.string_().decode(errors="backslashreplace")
-                found[cache] = Protocol(name, accounts)
+            if cache not in found or read.accounts:
+                found[cache] = read
         except FaultError as error:
             missed(error)
     return found
+
+
+def _protocol(proto: Object) -> Protocol:
+    name = proto.name.string_().decode(errors="backslashreplace")
+    return Protocol(name, bool(proto.memory_allocated))
 
 
 class SockReader:
@@ -91,6 +97,7 @@ class SockReader:
         self.slabs = slabs
         self.coverage = Coverage()
         self.caches = socket_caches(prog, self.coverage)
+        self._protocols: dict[int, Protocol] = {}
         self._kfence = kfence_pages(prog)
         sock = prog.type("struct sock")
         self._memcg = offsetof(sock, "sk_memcg")
@@ -110,8 +117,8 @@ class SockReader:
         A slot that is free holds what its last socket left behind, but no reference, or
         never held one: then a ``sk_memcg`` that is a memcg is as good as impossible.
         """
-        protocol = self.caches.get(slab.cache.address)
-        if protocol is None:
+        of_cache = self.caches.get(slab.cache.address)
+        if of_cache is None:
             return
         for address in self.slabs.objects(slab):
             try:
@@ -124,8 +131,25 @@ class SockReader:
             memcg = self.memory.word_at(data, self._memcg)
             if memcg in memcgs and self._int(data, self._refs) > 0:
                 self.coverage.read += 1
+                proto = self.memory.word_at(data, self._proto)
+                protocol = self._protocol_at(proto) or of_cache
                 charged = sum(self._int(data, at) for at in self._amounts)
-                yield Sock(address, memcg, charged if protocol.accounts else 0)
+                yield Sock(address, memcg, charged if protocol.accounts else 0, protocol.name)
+
+    def _protocol_at(self, address: int) -> Protocol | None:
+        """
+        The protocol of a socket itself: caches are merged, also with those of other protocols.
+
+        Not every one is on the list: kTLS, sockmaps and MPTCP give sockets copies.
+        """
+        if address not in self._protocols:
+            try:
+                proto = Object(self.prog, "struct proto *", address)
+                self._protocols[address] = _protocol(proto)
+            except FaultError as error:
+                self.coverage.miss("protocol of a socket", address, str(error))
+                return None
+        return self._protocols[address]
 
     def _int(self, data: bytes, offset: int) -> int:
         return int.from_bytes(data[offset : offset + 4], self.memory.order, signed=True)

@@ -127,11 +127,10 @@ class Things:
         return reader
 
     def _sock(self, slab: Slab, start: int) -> Iterator[Layer]:
-        name = self._socks.caches[slab.cache.address].name
         # All sockets of the slab are read.
         for sock in self._socks.read(slab, self.payers.memcgs):
             if sock.address == start:
-                yield Layer("socket", name, start, payer=sock.memcg, charged=sock.charged)
+                yield Layer("socket", sock.protocol, start, payer=sock.memcg, charged=sock.charged)
 
     @cached_property
     def zswap(self) -> ZswapReader:
