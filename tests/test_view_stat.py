@@ -17,6 +17,7 @@ from test_matrix import KERNELS
 
 from memcg_inspect.linux.memory import Memory
 from memcg_inspect.tables import Answer, NotRead, UsageError
+from memcg_inspect.views.dying import dying
 from memcg_inspect.views.payers import Payers
 from memcg_inspect.views.stat import stat
 
@@ -143,9 +144,38 @@ def test_choice_of_memcg(lab: Lab) -> None:
     removed = next(m for m in memcgs if m.state == "dying" and m.path in online)
     (address,) = {a for (a,) in columns(stat(prog, f"{removed.address:#x}", True), "memcg_address")}
     assert address == removed.address
+    answer = stat(prog, f"{removed.address:#x}", True)
+    assert any("not kept up" in note for note in answer.notes)
     answer = stat(prog, removed.path, True)
+    assert not any("not kept up" in note for note in answer.notes)
     assert {a for (a,) in columns(answer, "memcg_address")} == {online[removed.path]}
     assert f"{removed.address:#x}" in answer.notes[0]
+
+
+@pytest.mark.parametrize("kernel", ["6.1", "7.3"])
+def test_removed_memcgs_are_not_kept_up(lab: Lab, kernel: str) -> None:
+    """Held against what dying finds to be left of them, thing by thing."""
+    prog = lab.image(kernel, "4", "dying").program()
+    removed = [m for m in Payers(prog).memcgs.values() if m.state == "dying"]
+    table = dying(prog).tables[0]
+    below, compared = {m.parent for m in removed}, 0
+    for memcg in removed:
+        if memcg.address in below:
+            continue  # its counters hold those of others
+        (row,) = [row for row in table.rows if row[table.index("memcg_address")] == memcg.address]
+        left = dict(zip([column.name for column in table.columns], row, strict=True))
+        answer = stat(prog, f"{memcg.address:#x}", True)
+        (note,) = [note for note in answer.notes if "not kept up" in note]
+        values = {i: v for i, nid, v in columns(answer, "item", "node", "exact") if nid is None}
+        if kernel == "6.1":
+            assert "user pages, page cache and sockets still count here" in note
+            assert left["lru"] == sum(int(str(values[i])) for i in ("anon", "file", "swapcached"))
+            assert left["sock"] == values["sock"]
+        else:
+            assert "still count" not in note
+            assert left["slab"] != values["slab"] == 0
+        compared += 1
+    assert compared == 9
 
 
 def test_what_is_not_in_the_image_is_no_zero(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:

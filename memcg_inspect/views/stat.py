@@ -11,7 +11,7 @@ from drgn import Program
 from memcg_inspect.audit.counters import Claim, Counters
 from memcg_inspect.collect.counters import read_counters
 from memcg_inspect.linux.image import image_info
-from memcg_inspect.linux.memcontrol import on_default_hierarchy
+from memcg_inspect.linux.memcontrol import has_node_objcgs, on_default_hierarchy
 from memcg_inspect.linux.memory_stat import StatLine, event_slots, stat_lines
 from memcg_inspect.linux.vmstats import StatReader
 from memcg_inspect.model import Memcg
@@ -52,12 +52,27 @@ def stat(prog: Program, memcg: str, show_all: bool = False) -> Answer:
             rows += found
         else:
             hidden += 1
+    if chosen.state == "dying":
+        notes.append(_removed(prog, payers, chosen))
     if hidden:
         notes.append(f"{hidden} items that are 0 everywhere are left out; --all shows them.")
     if not on_default_hierarchy(prog):
         notes.append("This is cgroup v1: names and items are those that v2 would show.")
     table = Table("stat", f"memory.stat of {chosen.path}", COLUMNS, rows)
     return Answer("stat", image, (table,), dict(payers.coverage), tuple(notes))
+
+
+def _removed(prog: Program, payers: Payers, memcg: Memcg) -> str:
+    """What the kernel still keeps of the counters of a removed memcg."""
+    payer = payers.memcgs[memcg.payer].path if memcg.payer in payers.memcgs else "its parent"
+    # Since 7.2 user pages hold an obj_cgroup, and go to the parent with it.
+    kept = "" if has_node_objcgs(prog) else "; user pages, page cache and sockets still count here"
+    what = "what" if has_node_objcgs(prog) else "kernel memory"
+    return (
+        f"This memcg was removed, and these counters are not kept up: {what} it was charged for "
+        f"counts for {payer} since, whether what was booked here was moved there or stayed{kept}. "
+        "dying shows what is left."
+    )
 
 
 def _choose(payers: Payers, wanted: str) -> tuple[Memcg, list[str]]:
