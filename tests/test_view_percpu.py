@@ -82,6 +82,7 @@ def test_pages_are_those_of_meminfo(lab: Lab, kernel: str) -> None:
     assert found + CPUS * int(static.replace(",", "")) == sum(
         number(row, "allocated") for row in nodes
     )
+    assert "part of what is allocated" in answer.notes[0]
     for row in nodes:
         paid = sum(number(r, f"node_{row['node']}") for r in rows(answer) if r["memcg"] is not None)
         assert row["paid"] == paid

@@ -140,7 +140,8 @@ def _notes(reader: PercpuReader) -> tuple[str, ...]:
     if reader.static_size is not None:
         notes.append(
             "The kernel's static percpu variables, and what is reserved for those of modules, "
-            f"take {reader.static_size:,} bytes of each CPU more."
+            f"take {reader.static_size:,} bytes of each CPU: they are no allocations, but are "
+            "part of what is allocated of each node."
         )
     if reader.coverage.unreadable:
         notes.append("Allocations whose chunk or obj_cgroup is not in the image are missing here.")
