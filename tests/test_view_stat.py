@@ -8,10 +8,12 @@ Reading these files flushes, so what they say is the exact value of whatever sto
 from __future__ import annotations
 
 from contextlib import suppress
+from pathlib import Path
 
 import pytest
 from drgn import FaultError, Object, Program
-from guests import BUILT_KERNELS, PERNODE_KERNELS, Lab
+from guests import BUILT_KERNELS, PERNODE_KERNELS, Image, Lab
+from labkit import poke
 from test_guest_says import numbers, still
 from test_matrix import KERNELS
 
@@ -50,9 +52,6 @@ def test_exact_is_what_the_guest_read(lab: Lab, kernel: str) -> None:
     nodes = 0
     for path in {path for path, _, _ in said}:
         rows = columns(stat(image.program(), path, True), "item", "node", "exact")
-        if ("hugetlb", None) not in {key[1:] for key in said}:
-            # not a line of memory.stat unless it was mounted so, but one of memory.numa_stat
-            rows = [row for row in rows if row[:2] != ("hugetlb", None)]
         assert {(item, nid) for item, nid, _ in rows} == {
             (item, nid) for where, item, nid in said if where == path
         }
@@ -70,6 +69,23 @@ def test_exact_is_what_the_guest_read(lab: Lab, kernel: str) -> None:
         "slab", "slab_reclaimable", "slab_unreclaimable", "pgfault",
     }  # fmt: skip
     assert nodes > 200
+
+
+def test_hugetlb_is_a_line_where_it_is_accounted(lab: Lab, tmp_path: Path) -> None:
+    """The kernel prints it if cgroup2 was mounted with memory_hugetlb_accounting."""
+    image, path = lab.image("7.3", "4", "mixed"), tmp_path / "mounted.core"
+    flags = image.program()["cgrp_dfl_root"].flags
+    accounting = 1 << 19  # CGRP_ROOT_MEMORY_HUGETLB_ACCOUNTING
+    poke.poke(
+        image.core, path, image.vmlinux,
+        [(f"u32:{flags.address_:#x}", flags.value_() | accounting)],
+    )  # fmt: skip
+    shown = {}
+    for core in (image.core, path):
+        rows = columns(stat(Image(core).program(), "/files", True), "item", "node")
+        shown[core] = [nid for item, nid in rows if item == "hugetlb"]
+    assert shown == {image.core: [0, 1, 2, 3], path: [None, 0, 1, 2, 3]}
+    path.unlink()
 
 
 def plain_value(prog: Program, address: int, item: str, nid: int | None) -> tuple[int, int]:

@@ -34,7 +34,8 @@ class StatLine(NamedTuple):
 
     :ivar items: enumerators of the items that it is the sum of
     :ivar scale: what an item is multiplied with to be in ``unit``
-    :ivar by_node: whether ``memory.numa_stat`` has it, too
+    :ivar by_node: whether ``memory.numa_stat`` has it
+    :ivar in_stat: whether ``memory.stat`` has it
     """
 
     name: str
@@ -42,13 +43,13 @@ class StatLine(NamedTuple):
     unit: Literal["bytes", "events"]
     scale: int
     by_node: bool
+    in_stat: bool = True
 
 
 @per_program
 def stat_lines(prog: Program) -> tuple[StatLine, ...]:
     """
-    Return the lines of ``memory.stat`` on cgroup v2, in their order. (``hugetlb`` is kept, and
-    shown by node, but its line is left out there unless cgroup2 is mounted with the option.)
+    Return the lines of ``memory.stat`` and ``memory.numa_stat`` on cgroup v2, in their order.
 
     :raises drgn.FaultError: if the kernel's tables are not in the image
     """
@@ -60,7 +61,8 @@ def stat_lines(prog: Program) -> tuple[StatLine, ...]:
         item = names[number]
         unit, scale = _unit(item, mem_map(prog).page_size)
         name = entry.name.string_().decode(errors="backslashreplace")
-        lines.append(StatLine(name, (item,), unit, scale, number < node_items))
+        in_stat = item != "NR_HUGETLB" or _accounts_hugetlb(prog)
+        lines.append(StatLine(name, (item,), unit, scale, number < node_items, in_stat))
         if item == "NR_SLAB_UNRECLAIMABLE_B":
             slab = ("NR_SLAB_RECLAIMABLE_B", item)
             lines.append(StatLine("slab", slab, unit, scale, False))
@@ -76,6 +78,13 @@ def stat_lines(prog: Program) -> tuple[StatLine, ...]:
             name = _EVENT_NAMES.get(event, event.lower())
             lines.append(StatLine(name, (event,), "events", 1, False))
     return tuple(lines)
+
+
+# cgroup2 is mounted with memory_hugetlb_accounting, or has no such option (until 6.7, commit
+# 8cba9576df60): then there is no such item either. memory.numa_stat does not ask.
+def _accounts_hugetlb(prog: Program) -> bool:
+    flag = constant(prog, "CGRP_ROOT_MEMORY_HUGETLB_ACCOUNTING")
+    return flag is None or bool(prog["cgrp_dfl_root"].flags & flag)
 
 
 def _item_names(prog: Program) -> dict[int, str]:

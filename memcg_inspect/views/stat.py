@@ -102,7 +102,7 @@ def _subtree(payers: Payers, top: Memcg) -> Collection[int]:
 def _rows(
     line: StatLine, memcg: Memcg, counters: Counters, nodes: tuple[int, ...]
 ) -> Iterator[tuple[Value, ...]]:
-    for nid in (None, *(nodes if line.by_node else ())):
+    for nid in (*((None,) if line.in_stat else ()), *(nodes if line.by_node else ())):
         claim = _claim(line, memcg, counters, nid)
         values: tuple[Value, ...]
         if claim is None:
