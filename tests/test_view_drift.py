@@ -155,6 +155,23 @@ def test_exact_is_what_the_guest_read(lab: Lab, kernel: str) -> None:
     assert equal > 200
 
 
+def test_exact_counters_are_counted_of_the_memcgs_that_are_asked_for(lab: Lab) -> None:
+    prog = lab.image("7.3", "4", "mixed").program()
+    every = Counter[str]()
+    exact = Counter[str]()
+    for row in rows_of(drift(prog, True)).values():
+        every[str(row["memcg"])] += 1
+        exact[str(row["memcg"])] += row["error"] == 0
+    some = {path for path in every if path.startswith("/files/")}
+    assert len(every) > len(some) > 2
+    for pattern, paths in (("/files/web", {"/files/web"}), ("/files/*", some)):
+        answer = drift(prog, memcg=pattern)
+        number = sum(exact[path] for path in paths)
+        assert answer.notes == (f"{number} counters are exact; --all shows them.",)
+        assert len(answer.tables[0].rows) == sum(every[path] for path in paths) - number
+    assert drift(prog).notes == (f"{exact.total()} counters are exact; --all shows them.",)
+
+
 @pytest.mark.parametrize("kernel", ["6.1", "7.3"])
 def test_a_change_planted_on_one_cpu(lab: Lab, kernel: str, tmp_path: Path) -> None:
     image = lab.image(kernel, "4", "mixed")

@@ -15,7 +15,7 @@ from memcg_inspect.linux.image import image_info
 from memcg_inspect.linux.memory_stat import StatLine, event_slots, stat_lines
 from memcg_inspect.linux.vmstats import ByCpu, StatReader
 from memcg_inspect.model import Memcg, Stat
-from memcg_inspect.tables import Answer, Column, NotRead, Table, Value
+from memcg_inspect.tables import Answer, Column, NotRead, Table, Value, matches
 from memcg_inspect.views.payers import Payers
 from memcg_inspect.views.view import Argument, View
 
@@ -39,19 +39,22 @@ COLUMNS = (
 _MOST_CPUS = 8
 
 
-def drift(prog: Program, show_all: bool = False) -> Answer:
+def drift(prog: Program, show_all: bool = False, memcg: str | None = None) -> Answer:
     """
-    Return the errors of the counters of all memcgs.
+    Return the errors of the counters of memcgs.
 
     :param show_all: counters without an error, too
+    :param memcg: a path, a pattern of the shell for paths, or an address; ``None`` for all
     """
     image, payers = image_info(prog), Payers(prog)
     view = _Drift(prog, payers)
     rows: list[tuple[Value, ...]] = []
     same = 0
-    lines = [line for line in stat_lines(prog) if len(line.items) == 1]
-    for memcg in payers.memcgs.values():
-        for row in view.rows(memcg, lines):
+    lines = [line for line in stat_lines(prog) if line.in_stat and len(line.items) == 1]
+    for one in payers.memcgs.values():
+        if memcg is not None and not matches(memcg, one.path, one.address):
+            continue
+        for row in view.rows(one, lines):
             if show_all or row[_ERROR] != 0:
                 rows.append(row)
             else:
@@ -136,7 +139,7 @@ def _flag(due: bool | None) -> Value:
 
 
 def _run(prog: Program, args: Namespace) -> Answer:
-    return drift(prog, args.all)
+    return drift(prog, args.all, args.memcg)
 
 
 VIEW = View(
