@@ -269,6 +269,9 @@ def _totals(table: Table, rows: Sequence[tuple[Value, ...]]) -> dict[str, Value]
         if not column.total:
             continue
         values = [row[i] for row in rows]
+        if rows and all(value is None for value in values):
+            totals[column.name] = None  # it applies to none of them
+            continue
         missing = next((v for v in values if isinstance(v, NotRead)), None)
         totals[column.name] = missing or sum(v for v in values if isinstance(v, (int, float)))
     return totals or None

@@ -337,10 +337,7 @@ class _Dying:
     def _bytes(self, kind: Kind, total: Mapping[str, int]) -> Value:
         to_memcg = kind == "sock" or (kind == "lru" and not self._has_objcgs_on_lru)
         if not to_memcg and not keeps_original_objcgs(self.prog):
-            return NotRead(
-                "a removed memcg of this kernel does not tell which obj_cgroups were its own; "
-                "what they are still charged for is listed below, without a memcg"
-            )
+            return None  # the kernel does not tell; a note says so
         if self.snapshot.ledger.has_gap(kind):
             return NotRead(f"{kind} memory is not all in the image")
         return total[kind]
@@ -384,6 +381,11 @@ class _Dying:
             yield (
                 "References and their holders were read one after the other: if memcgs come and go "
                 "meanwhile, they may not add up. Look again, or with --pause."
+            )
+        if self.removed and not keeps_original_objcgs(self.prog):
+            yield (
+                "A removed memcg of this kernel does not tell which obj_cgroups were its own: what "
+                "they are still charged for is listed without a memcg."
             )
         if not self.is_whole:
             yield "Not all memcgs could be read, so what freed ones have left behind is not told."

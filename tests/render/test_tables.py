@@ -104,6 +104,13 @@ def test_rows_are_chosen(choice: Choice, left: list[int]) -> None:
     assert rows(choice) == [ROWS[i] for i in left]
 
 
+def test_total_of_what_does_not_apply_is_none() -> None:
+    made = tuple((*row[:3], None, *row[4:]) for row in ROWS)
+    assert choose(answer(made), ALL).tables[0].totals == {"bytes": None}
+    mixed = (*made[:1], ROWS[0])
+    assert choose(answer(mixed), ALL).tables[0].totals == {"bytes": 1000}
+
+
 def test_columns_are_chosen() -> None:
     assert rows(Choice(fields=["bytes", "memcg"], node=0)) == [(1000, "/a")]
     default = choose(answer(), Choice()).tables[0]
