@@ -45,5 +45,10 @@ def _cmd_memcg(prog: Program, name: str, args: Sequence[str], **kwargs: Any) -> 
         result = answer(prog, parsed)
     except MemcgInspectError as error:
         raise CommandError(str(error)) from None
-    show(result, parsed)
+    try:
+        show(result, parsed)
+    except BrokenPipeError:
+        pass  # head has seen enough; who goes on with the result has not
+    except OSError as error:
+        raise CommandError(f"output cannot be written: {error.strerror}") from None
     return result
