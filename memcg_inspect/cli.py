@@ -30,6 +30,10 @@ EXIT_FAULT = 70
 EXIT_INTERRUPTED = 130
 
 
+class OutputError(MemcgInspectError):
+    """Nobody can be told what was found."""
+
+
 def entry() -> None:
     """Run as a program."""
     sys.exit(main(sys.argv[1:]))
@@ -149,6 +153,9 @@ def _run(args: argparse.Namespace) -> int:
         logging.getLogger(name).setLevel(level)
     if args.pause and args.qemu is None:
         raise UsageError("--pause stops a guest of QEMU: say which with --qemu")
+    # Before the work, which may be long.
+    if sys.stdout is None:
+        raise OutputError("output cannot be written: standard output is closed")
     with ExitStack() as guest:
         monitor = None
         if args.pause:
@@ -163,9 +170,16 @@ def _run(args: argparse.Namespace) -> int:
     try:
         show(result, args)
     except BrokenPipeError:
-        # They have enough of it; keep Python from saying so on exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _give_up_output()  # they have enough of it
+    except OSError as error:
+        _give_up_output()
+        raise OutputError(f"output cannot be written: {error.strerror}") from None
     return exit_status(result)
+
+
+def _give_up_output() -> None:
+    """Keep Python from writing the rest on exit, and from saying that it cannot."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _source(args: argparse.Namespace, monitor: Monitor | None) -> ImageSource:

@@ -179,6 +179,25 @@ def test_closed_pipe_is_no_fault(lab: Lab, more: tuple[str, ...]) -> None:
 
 
 @pytest.mark.image
+@pytest.mark.parametrize("args", [("audit",), ("audit", "--json"), ("tasks",), ("who", "0x10")])
+def test_output_that_cannot_be_written(lab: Lab, args: tuple[str, ...]) -> None:
+    core = lab.image("7.3", "4").core
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [*CLI, *args, "-c", str(core)], stdout=full, stderr=subprocess.PIPE, text=True,
+            check=False,
+        )  # fmt: skip
+    expected = "memcg-inspect: output cannot be written: No space left on device\n"
+    if args[0] == "who":  # refused before there is anything to write
+        expected = "memcg-inspect: 0x10 is no address of anything that is known\n"
+    assert (done.returncode, done.stderr) == (2, expected)
+    closed = ["sh", "-c", 'exec "$@" >&-', "sh", *CLI, *args, "-c", str(core)]
+    done = subprocess.run(closed, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "memcg-inspect: output cannot be written: standard output is closed\n"
+
+
+@pytest.mark.image
 def test_choice_of_debug_info(lab: Lab, tmp_path: Path) -> None:
     image = lab.image("7.3", "4")
     nowhere = ("audit", "-c", image.core, "--no-default-symbols")
