@@ -87,16 +87,22 @@ def test_fault_in_full_flight_is_found(lab: Lab, plant: Plant, kernel: str) -> N
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
-def test_a_page_counter_that_is_off_in_full_flight_is_found(
-    lab: Lab, plant: Plant, kernel: str
-) -> None:
+def test_pages_that_are_off_in_full_flight_are_found(lab: Lab, plant: Plant, kernel: str) -> None:
     """Pages are half done only as far as CPUs have them on their stacks; a thousand are not."""
     image = lab.image(kernel, "4", "churn", freeze="busy", seed=1)
     path, address = next(
         (path, address) for path, address in by_path(image.report()).items() if "group" in path
     )
-    usage = f"Object(prog, 'struct mem_cgroup *', {address:#x}).memory.usage"
-    report = plant(image, (usage, "old + 1000"))
-    assert report.verdict == "findings"
-    found = [f for f in report.findings if f.identity == "usage" and f.memcg == address]
-    assert [abs((f.difference or 0) - 1000) < 200 for f in found] == [True]
+    memcg = f"Object(prog, 'struct mem_cgroup *', {address:#x})"
+    slots = StatReader(image.program(), ["MEMCG_KMEM", "NR_KMEM"]).slots
+    [(item, slot)] = slots.items()
+    state = f"per_cpu_ptr({memcg}.vmstats_percpu, 0).state[{slot}]"
+    if item == "NR_KMEM":
+        state = f"per_cpu_ptr({memcg}.nodeinfo[0].lruvec_stats_percpu, 0).state[{slot}]"
+    planted = ((f"{memcg}.memory.usage", 1000, "usage"), (state, 3000, "kmem"))
+    for place, pages, identity in planted:
+        report = plant(image, (place, f"old + {pages}"))
+        assert report.verdict == "findings"
+        found = [f for f in report.findings if f.identity == identity and f.memcg == address]
+        size = {"pages": 1, "bytes": 4096}
+        assert [abs((f.difference or 0) / size[f.unit] - pages) < 200 for f in found] == [True]

@@ -31,18 +31,24 @@ class Charge(NamedTuple):
 
     :ivar functions: where a CPU that makes one is
     :ivar most: the largest one, in the unit of the identity's rows
-    :ivar folios: whether, beyond that, all pages may be in it that the CPU's stack points to
+    :ivar folios: if, beyond that, all pages may be in it that the CPU's stack points to: how many
+        where that is not known; else 0
     """
 
     functions: re.Pattern[str]
     most: Callable[[Snapshot], int]
-    folios: bool = False
+    folios: int = 0
 
     def largest(self, snapshot: Snapshot, cpu: Running) -> int:
         """Return the most that a CPU may have left half done."""
+        most = self.most(snapshot)
         if not self.folios:
-            return self.most(snapshot)
-        return self.most(snapshot) + (_FOLIO_BATCH * _HUGE if cpu.pages is None else cpu.pages)
+            return most
+        if cpu.pages is None:
+            return most + self.folios
+        # vmalloc()'s huge pages are charged before they are split, and tell no order.
+        in_vmalloc = any(map(_IN_VMALLOC.search, cpu.functions))
+        return most + cpu.pages + (_HUGE if in_vmalloc else 0)
 
 
 _SLAB = r"slab|kmem_cache|kmalloc|kfree|kvfree|obj_cgroup|objcg|sheaf|obj_stock"
@@ -53,6 +59,7 @@ _STACK = (
     r"dup_task_struct|copy_process|thread_stack|release_task_stack|put_task_stack|vfree|vmalloc"
 )
 _VMALLOC = r"vmalloc|vfree|vm_area|vmap"
+_IN_VMALLOC = re.compile(r"vmalloc|vm_area_alloc_pages")
 _LRU = r"folio|lru|_charge|_uncharge|do_anonymous_page|wp_page_copy|unmap|tlb_"
 _SOCK = r"sk_|skb|tcp_|udp_|sock_|inet_|unix_"
 _CGROUP = r"cgroup|css_|copy_process|do_exit|mem_cgroup|bpf_|map_create|map_alloc|percpu_ref|rcu_"
@@ -66,8 +73,8 @@ def _pattern(*parts: str) -> re.Pattern[str]:
 
 #: ``MEMCG_CHARGE_BATCH``, and the folios of a batch that are uncharged together.
 _CHARGE_BATCH, _FOLIO_BATCH = 64, 31
-#: Pages of a huge page, the largest that goes through a batch.
-_HUGE = 512
+#: Pages of a huge page, the largest that goes through a batch; and of a stack, twice.
+_HUGE, _BLOCK = 512, 8
 
 _CHARGES: dict[str, Charge] = {
     # Larger objects than two pages are no slab objects.
@@ -78,14 +85,17 @@ _CHARGES: dict[str, Charge] = {
     "kernel_stack": Charge(_pattern(_STACK, _FLUSH), lambda s: 64),
     "pagetable": Charge(_pattern(_PAGES, r"exit_mm|mmput|tlb_", _FLUSH), lambda s: 2),
     "vmalloc": Charge(_pattern(_VMALLOC, _FLUSH), lambda s: 2 * _HUGE),
-    "kmem": Charge(_pattern(_SLAB, _PAGES, _STACK, _VMALLOC, _FLUSH), lambda s: 2 * _HUGE),
+    # Small blocks may tell no order, either: stacks without CONFIG_VMAP_STACK, PGDs.
+    "kmem": Charge(
+        _pattern(_SLAB, _PAGES, _STACK, _VMALLOC, _FLUSH), lambda s: _BLOCK, folios=2 * _HUGE
+    ),
     "zswap": Charge(_pattern(r"zswap|zs_|swap_", _FLUSH), lambda s: s.image.page_size),
     "sock": Charge(_pattern(_SOCK, _FLUSH), lambda s: _CHARGE_BATCH),
     "usage": Charge(
         _pattern(_SLAB, _PAGES, _STACK, _VMALLOC, _LRU, _SOCK),
         # What one goes over the batch, and single pages of a batch that is no longer a stack's.
         lambda s: _CHARGE_BATCH + _FOLIO_BATCH,
-        folios=True,
+        folios=_FOLIO_BATCH * _HUGE,
     ),
     "levels": Charge(_pattern(_SLAB, _FLUSH), lambda s: 2 * s.image.page_size + 8),
     "references": Charge(
@@ -94,7 +104,11 @@ _CHARGES: dict[str, Charge] = {
     "reparenting": Charge(_pattern(_CGROUP), lambda s: 1),
     "task_objcg": Charge(_pattern(_CGROUP), lambda s: 1),
     # SWAP_CLUSTER_MAX are taken off a list together.
-    "lru": Charge(_pattern(_LRU, r"folio_batch|pagevec"), lambda s: _FOLIO_BATCH + 1, folios=True),
+    "lru": Charge(
+        _pattern(_LRU, r"folio_batch|pagevec"),
+        lambda s: _FOLIO_BATCH + 1,
+        folios=_FOLIO_BATCH * _HUGE,
+    ),
     # A huge page that is split up has as many references; without a reference it is as large.
     "alloc_tags": Charge(
         _pattern(_SLAB, _PAGES, _STACK, _VMALLOC, _LRU, r"pcpu_|percpu|alloc|free|split"),
