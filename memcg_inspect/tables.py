@@ -9,12 +9,12 @@ rows and columns is done here, and not by each view.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from typing import Literal, NamedTuple
 
-from memcg_inspect.model import Coverage, ImageInfo, MemcgInspectError
+from memcg_inspect.model import NUMA_NO_NODE, Coverage, ImageInfo, MemcgInspectError, counted
 
 __all__ = (
     "AMOUNTS",
@@ -184,7 +184,46 @@ def choose(answer: Answer, choice: Choice) -> Answer:
             answer.tables[0].index(name)  # raises
     fields = choice.fields
     tables = [t for t in answer.tables if not fields or _has_any(t, fields)]
-    return replace(answer, tables=tuple(_choose(table, choice) for table in tables))
+    return replace(
+        answer,
+        tables=tuple(_choose(table, choice) for table in tables),
+        notes=answer.notes + tuple(_not_chosen(tables, choice)),
+    )
+
+
+def _not_chosen(tables: Sequence[Table], choice: Choice) -> Iterator[str]:
+    """What a choice of rows has no say in, and what it leaves out unasked."""
+    tables = [table for table in tables if table.rows]
+    if choice.memcg is not None:
+        whole = [table.title for table in tables if not table.has("memcg")]
+        yield from _whole(whole, "of the whole machine", "--memcg")
+    if choice.node is None:
+        return
+    part = f"node_{choice.node}"
+    whole = [table.title for table in tables if not (table.has("node") or table.has(part))]
+    yield from _whole(whole, "of all nodes", "--node")
+    nowhere = 0
+    for table in tables:
+        if table.has("node"):
+            rows = _of(table, table.rows, choice.memcg)
+            nowhere += sum(_is_nowhere(row[table.index("node")]) for row in rows)
+    if nowhere:
+        is_one = nowhere == 1
+        yield (
+            f"{counted(nowhere, 'rows')} that {'belongs' if is_one else 'belong'} to no node "
+            f"{'is' if is_one else 'are'} left out."
+        )
+
+
+def _whole(titles: Sequence[str], what: str, option: str) -> Iterator[str]:
+    if titles:
+        verb, them = ("is", "it") if len(titles) == 1 else ("are", "them")
+        named = " and ".join(f'"{title}"' for title in titles)
+        yield f"{named} {verb} {what}: {option} does not choose from {them}."
+
+
+def _is_nowhere(node: Value) -> bool:
+    return not isinstance(node, int) or node == NUMA_NO_NODE
 
 
 def _has_any(table: Table, fields: Sequence[str]) -> bool:
@@ -192,9 +231,7 @@ def _has_any(table: Table, fields: Sequence[str]) -> bool:
 
 
 def _choose(table: Table, choice: Choice) -> Table:
-    rows = list(table.rows)
-    if choice.memcg is not None and table.has("memcg"):
-        rows = [row for row in rows if _is_of(table, row, choice.memcg)]
+    rows = _of(table, table.rows, choice.memcg)
     if choice.node is not None:
         rows = [row for row in rows if _is_on(table, row, choice.node)]
     if choice.sort is not None and table.has(choice.sort.partition(":")[0]):
@@ -225,6 +262,15 @@ def matches(wanted: str, path: object, address: object) -> bool:
     if wanted.lower().startswith("0x"):
         return isinstance(address, int) and f"{address:#x}" == wanted.lower()
     return isinstance(path, str) and fnmatchcase(path, wanted)
+
+
+def _of(
+    table: Table, rows: Sequence[tuple[Value, ...]], memcg: str | None
+) -> list[tuple[Value, ...]]:
+    """Rows of a memcg; all if none is wanted, or the table has no such column."""
+    if memcg is None or not table.has("memcg"):
+        return list(rows)
+    return [row for row in rows if _is_of(table, row, memcg)]
 
 
 def _is_of(table: Table, row: tuple[Value, ...], wanted: str) -> bool:

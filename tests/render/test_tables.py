@@ -104,6 +104,34 @@ def test_rows_are_chosen(choice: Choice, left: list[int]) -> None:
     assert rows(choice) == [ROWS[i] for i in left]
 
 
+def test_what_a_choice_has_no_say_in_is_told() -> None:
+    table = answer().tables[0]
+    machine = Table("m", "of nodes", (Column("node", "node", ""),), [(0,), (1,)])
+    removed = Table("r", "removed", (Column("memcg", "memcg", ""),), [("/a",)])
+    plain = Table("p", "parts", (Column("part", "text", ""),), [("x",)])
+    parts = Table("n", "by part", (Column("node_1", "bytes", ""),), [(5,)])
+    empty = replace(plain, rows=())
+    made = replace(answer(), tables=(table, machine, removed, plain, parts, empty), notes=("said",))
+    assert choose(made, Choice()).notes == ("said",)
+    assert choose(made, Choice(memcg="/a")).notes == (
+        "said",
+        '"of nodes" and "parts" and "by part" are of the whole machine: --memcg does not choose '
+        "from them.",
+    )
+    # Two rows of the first table are on no node, one of them of /b.
+    assert choose(made, Choice(node=1)).notes == (
+        "said",
+        '"removed" and "parts" are of all nodes: --node does not choose from them.',
+        "2 rows that belong to no node are left out.",
+    )
+    made = replace(made, tables=(table, removed))
+    assert choose(made, Choice(node=1, memcg="/b")).notes == (
+        "said",
+        '"removed" is of all nodes: --node does not choose from it.',
+        "1 row that belongs to no node is left out.",
+    )
+
+
 def test_total_of_what_does_not_apply_is_none() -> None:
     made = tuple((*row[:3], None, *row[4:]) for row in ROWS)
     assert choose(answer(made), ALL).tables[0].totals == {"bytes": None}
