@@ -116,6 +116,7 @@ class Answer:
     :ivar tables: choosing of fields and order concerns the first that has them
     :ivar text: to be printed as it is, in place of tables
     :ivar interrupted: whether it was cut short
+    :ivar unanswered: whether some of several questions has no answer; a note says why
     """
 
     command: str
@@ -125,11 +126,14 @@ class Answer:
     notes: tuple[str, ...] = ()
     text: str | None = None
     interrupted: bool = False
+    unanswered: bool = False
 
     @property
     def is_whole(self) -> bool:
         """Whether everything that should have been read was."""
-        return not self.interrupted and not any(c.unreadable for c in self.coverage.values())
+        if self.interrupted or self.unanswered:
+            return False
+        return not any(c.unreadable for c in self.coverage.values())
 
 
 class Choice(NamedTuple):

@@ -104,6 +104,30 @@ def test_what_is_not_there_is_refused(lab: Lab, args: tuple[str, ...], why: str)
 
 
 @pytest.mark.image
+def test_addresses_of_nothing_leave_the_others_their_answers(lab: Lab) -> None:
+    """The address of a memcg, as another command gives it, between two of nothing."""
+    core = lab.image("7.3", "4").core
+    memcg = next(m["address"] for m in audit_of(core)["memcgs"] if m["path"] == "/files/web")
+    done = run("who", "0x10", memcg, "0x20", "--json", "-c", core)
+    assert (done.returncode, done.stderr) == (3, "")
+    found = json.loads(done.stdout)
+    assert [bool(table["rows"]) for table in found["tables"]] == [False, True, False]
+    assert found["whole"] is False
+    note = "0x10, 0x20 are no addresses of anything that is known"
+    assert found["notes"] == [f"{note}."]
+    done = run("who", "0x10", memcg, "-c", core)
+    assert done.returncode == 3
+    assert "0x10: nothing that is known" in done.stdout
+    assert "/files/web, in use" in done.stdout
+    assert note in refused("who", "0x10", "0x20", "-c", core)
+
+
+def audit_of(core: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(run("audit", "-c", core, "--json").stdout)
+    return found
+
+
+@pytest.mark.image
 def test_memcgs_without_rows_are_no_mistake(lab: Lab) -> None:
     done = run("dying", "--memcg", "/files/web", "-c", lab.image("7.3", "4").core)
     assert (done.returncode, done.stderr) == (0, "")

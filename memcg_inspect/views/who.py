@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from argparse import Namespace
 from collections.abc import Sequence
+from dataclasses import replace
 
 from drgn import Program
 
@@ -34,21 +35,34 @@ COLUMNS = (
     Column("left_by", "memcg", "the removed memcg that it was charged for, if one still tells"),
 )
 
+_UNKNOWN = "nothing that is known"
+
 
 def who(prog: Program, addresses: Sequence[int]) -> Answer:
     """
-    Return what is at each address.
+    Return what is at each address, or a note that there is nothing.
 
-    :raises UsageError: if one is of nothing that is known, in an image that lacks nothing
+    :raises UsageError: if none is of anything that is known, in an image that lacks nothing
     """
     payers = Payers(prog)
     layers = Layers(prog, payers)
     tables = tuple(_table(layers, address) for address in addresses)
     coverage = dict(payers.coverage)
-    for address, table in zip(addresses, tables, strict=True):
-        if not table.rows and not any(c.unreadable for c in coverage.values()):
-            raise UsageError(f"{address:#x} is no address of anything that is known")
-    return Answer("who", image_info(prog), tables, coverage)
+    unknown: list[str] = []
+    # Where something could not be read, it may be there.
+    if not any(c.unreadable for c in coverage.values()):
+        unknown = [table.title for table in tables if not table.rows]
+    if not unknown:
+        return Answer("who", image_info(prog), tables, coverage)
+    is_one = len(unknown) == 1
+    note = (
+        f"{', '.join(unknown)} {'is no address' if is_one else 'are no addresses'} of anything "
+        "that is known"
+    )
+    if len(unknown) == len(tables):
+        raise UsageError(note)
+    tables = tuple(table if table.rows else replace(table, empty=_UNKNOWN) for table in tables)
+    return Answer("who", image_info(prog), tables, coverage, (f"{note}.",), unanswered=True)
 
 
 def _table(layers: Layers, address: int) -> Table:
