@@ -24,7 +24,7 @@ from memcg_inspect.linux.percpu import PercpuReader
 from memcg_inspect.linux.slab import SlabReader
 from memcg_inspect.linux.vmstats import StatReader
 from memcg_inspect.model import Coverage, Memcg
-from memcg_inspect.tables import UsageError
+from memcg_inspect.tables import UsageError, as_path
 
 __all__ = (
     "ChargedSlabObject",
@@ -122,6 +122,7 @@ def find_memcg(prog: Program, path: str) -> Object:
     :return: ``struct mem_cgroup *``
     :raises UsageError: if there is none
     """
+    path = as_path(path)
     found = [memcg for memcg in _memcgs(prog).values() if memcg.path == path]
     if not found:
         raise UsageError(f"there is no memcg {path}")

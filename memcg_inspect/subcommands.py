@@ -23,7 +23,7 @@ from drgn import Program
 from memcg_inspect.linux.attention import attention_of
 from memcg_inspect.linux.filtered import needing_all, why_missing
 from memcg_inspect.model import Report
-from memcg_inspect.tables import Answer, Choice, check_fields, choose
+from memcg_inspect.tables import Answer, Choice, UsageError, as_path, check_fields, choose
 from memcg_inspect.views import columns, views
 from memcg_inspect.views.payers import check_choice
 from memcg_inspect.views.view import View
@@ -38,7 +38,11 @@ _INTERRUPTED = 130
 _CHOICES: dict[str, tuple[str, dict[str, object]]] = {
     "memcg": (
         "--memcg",
-        {"metavar": "PATH", "help": "only this memcg: a path, a pattern for paths, an address"},
+        {
+            "metavar": "PATH",
+            "type": as_path,
+            "help": "only this memcg: a path, a pattern for paths, an address",
+        },
     ),
     "node": ("--node", {"metavar": "NID", "type": int, "help": "only this NUMA node"}),
     "sort": (
@@ -164,12 +168,12 @@ def _show_report(report: Report, args: Namespace) -> None:
 
 def _view(prog: Program, args: Namespace) -> Answer:
     # Programs get all fields, people those that fit on a screen.
-    wanted = getattr(args, "fields", None) or ("all" if args.json else None)
+    fields = _fields(getattr(args, "fields", None))
     choice = Choice(
         memcg=getattr(args, "memcg", None),
         node=getattr(args, "node", None),
         sort=getattr(args, "sort", None),
-        fields=None if wanted is None else [name.strip() for name in wanted.split(",")],
+        fields=["all"] if fields is None and args.json else fields,
     )
     # Before the work, which may be long.
     check_fields(columns(args.view.name), choice)
@@ -183,6 +187,15 @@ def _view(prog: Program, args: Namespace) -> Answer:
         notes=found.notes + tuple(note for note in missing if note not in found.notes),
     )
     return choose(found, choice)
+
+
+def _fields(wanted: str | None) -> list[str] | None:
+    if wanted is None:
+        return None
+    names = [name.strip() for name in wanted.split(",")]
+    if not any(names):
+        raise UsageError("--fields takes names of fields, or all")
+    return [name for name in names if name]
 
 
 def _show_answer(answer: Answer, args: Namespace) -> None:

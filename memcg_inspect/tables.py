@@ -9,6 +9,7 @@ rows and columns is done here, and not by each view.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
@@ -26,6 +27,7 @@ __all__ = (
     "Table",
     "UsageError",
     "Value",
+    "as_path",
     "check_fields",
     "choose",
     "matches",
@@ -39,6 +41,9 @@ Kind = Literal[
 ]
 
 AMOUNTS: frozenset[Kind] = frozenset({"bytes", "pages", "KiB", "count", "share"})
+
+
+_NO_NAME = "''"
 
 
 class UsageError(MemcgInspectError):
@@ -100,8 +105,9 @@ class Table:
         for i, column in enumerate(self.columns):
             if column.name == name:
                 return i
-        names = ", ".join(c.name for c in self.columns)
-        raise UsageError(f"there is no field {name}; there are: {names}")
+        # Columns of several tables may have one name.
+        names = ", ".join(dict.fromkeys(column.name for column in self.columns))
+        raise UsageError(f"there is no field {name or _NO_NAME}; there are: {names}")
 
     def has(self, name: str) -> bool:
         """Return whether there is a column of a name."""
@@ -168,7 +174,7 @@ def check_fields(columns: Sequence[Column], choice: Choice) -> None:
     :raises UsageError: if there is no such field
     """
     table = Table("", "", tuple(columns), ())
-    for name in (*(choice.fields or ()), *([choice.sort] if choice.sort else ())):
+    for name in (*(choice.fields or ()), *(() if choice.sort is None else [choice.sort])):
         name = name.partition(":")[0]
         if name != "all" and not name.startswith("node_"):
             table.index(name)  # raises
@@ -251,6 +257,19 @@ def _choose(table: Table, choice: Choice) -> Table:
         # What is said where there are no rows at all would be wrong where others have some.
         empty=f"nothing of {choice.whose}" if table.rows and not rows else table.empty,
     )
+
+
+def as_path(wanted: str) -> str:
+    """
+    Return what names a memcg, with its path as the kernel has it: ``web/`` is ``/web``.
+
+    :param wanted: a path, a pattern of the shell for paths, or an address
+    """
+    if not wanted or wanted.lower().startswith("0x"):
+        return wanted
+    # A pattern may begin with what stands for the slash.
+    path = wanted if wanted[0] in "*?[" else f"/{wanted}"
+    return re.sub("/+", "/", path).rstrip("/") or "/"
 
 
 def matches(wanted: str, path: object, address: object) -> bool:

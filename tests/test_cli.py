@@ -95,12 +95,47 @@ def test_kernel_without_memcg(lab: Lab) -> None:
         (("slabinfo", "--node", "99"), "no node 99; there are: 0, 1, 2, 3"),
         (("percpu", "--sort", "size:up"), ":asc or :desc"),
         (("tasks", "--fields", "pid,name"), "no field name; there are: pid, "),
+        (("tasks", "--fields", ""), "--fields takes names of fields"),
+        (("tasks", "--fields", " ,"), "--fields takes names of fields"),
+        (("tasks", "--sort", ""), "no field ''; there are: pid, "),
+        (("tasks", "--memcg", ""), "no memcg ''; there are, for example: /, "),
+        (("dying", "--files", "-1"), "--files -1: it takes a number"),
+        (("drift", "--memcg", "/files/wbe"), "for example: /files/web, "),
+        (("stat", "files/dbs/"), "no memcg /files/dbs; there are, for example: /files/db, "),
         (("who", "-1"), "-1 is no address"),
         (("who", "ff", "10000000000000000"), "10000000000000000 is no address"),
     ],
 )
 def test_what_is_not_there_is_refused(lab: Lab, args: tuple[str, ...], why: str) -> None:
     assert why in refused(*args, "-c", lab.image("7.3", "4").core)
+
+
+@pytest.mark.image
+def test_known_fields_are_named_once(lab: Lab) -> None:
+    line = refused("slabinfo", "--fields", "nope", "-c", lab.image("7.3", "4").core)
+    names = line.partition("there are: ")[2].split(", ")
+    assert {"node", "slab_bytes"} <= set(names)
+    assert len(names) == len(set(names))
+
+
+@pytest.mark.image
+def test_paths_as_people_write_them(lab: Lab) -> None:
+    core = lab.image("7.3", "4").core
+    slabinfo = ("slabinfo", "--scripted", "--fields", "memcg,bytes", "-c", core, "--memcg")
+    stat = ("stat", "--scripted", "-c", core)
+    for command, pattern in ((slabinfo, "*web"), (stat, None)):
+        plain = run(*command, "/files/web").stdout
+        assert plain
+        for path in ("/files/web/", "files/web", "files//web//", pattern or "/files/web"):
+            assert run(*command, path).stdout == plain
+
+
+@pytest.mark.image
+def test_comma_behind_the_last_field(lab: Lab) -> None:
+    core = lab.image("7.3", "4").core
+    lines = run("tasks", "--fields", "pid,memcg,", "--scripted", "-c", core).stdout.splitlines()
+    assert len(lines) > 10
+    assert {line.count("\t") for line in lines} == {1}
 
 
 @pytest.mark.image

@@ -287,6 +287,8 @@ def test_profiling_that_is_off(lab: Lab, kernel: str) -> None:
         ["--format", "proc", "--by", "site"],
         ["--format", "proc", "--fields", "bytes"],
         ["--format", "proc", "--sort", "bytes"],
+        ["--format", "proc", "--json"],
+        ["--format", "proc", "--scripted"],
         ["--format", "proc", "--all"],
         ["--overhead", "--all"],
         ["--by", "site", "--all"],

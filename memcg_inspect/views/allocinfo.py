@@ -265,8 +265,11 @@ def _run(prog: Program, args: Namespace) -> Answer:
     if as_proc or args.overhead:
         if args.by or of or args.all or (args.overhead and as_proc):
             raise UsageError("--format proc and --overhead go with no other choice of rows")
-        if as_proc and (args.fields or args.sort):
-            raise UsageError("--format proc is what the kernel prints: no --fields, no --sort")
+        if as_proc and (args.fields or args.sort or args.json or args.scripted):
+            raise UsageError(
+                "--format proc is what the kernel prints: no --fields, no --sort, no --json, no "
+                "--scripted"
+            )
         return allocinfo_overhead(prog) if args.overhead else allocinfo_proc(prog)
     if args.by or of:
         if args.all:

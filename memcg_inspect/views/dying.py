@@ -19,7 +19,7 @@ from memcg_inspect.linux.css import CssHolders, read_css_holders
 from memcg_inspect.linux.fs import mapping_name
 from memcg_inspect.linux.memcontrol import keeps_original_objcgs, objcg_owners
 from memcg_inspect.model import NUMA_NO_NODE, Coverage, Memcg
-from memcg_inspect.tables import Answer, Column, NotRead, Table, Value
+from memcg_inspect.tables import Answer, Column, NotRead, Table, UsageError, Value
 from memcg_inspect.views.view import Argument, View
 
 __all__ = ("COLUMNS", "DETAIL_COLUMNS", "VIEW", "dying")
@@ -392,6 +392,8 @@ class _Dying:
 
 
 def _run(prog: Program, args: Namespace) -> Answer:
+    if args.files < 0:
+        raise UsageError(f"--files {args.files}: it takes a number of files")
     return dying(prog, args.files)
 
 

@@ -5,15 +5,20 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
+from difflib import get_close_matches
 
 from drgn import Program
 
 from memcg_inspect.linux.memcontrol import read_memcgs, read_objcgs, recover_objcgs
 from memcg_inspect.linux.mmzone import online_nodes
 from memcg_inspect.model import Coverage, Memcg, Objcg
-from memcg_inspect.tables import Choice, NotRead, UsageError, Value, matches
+from memcg_inspect.tables import Choice, NotRead, UsageError, Value, as_path, matches
 
 __all__ = ("Payers", "check_choice")
+
+
+_MOST_EXAMPLES = 12
+_NO_NAME = "''"
 
 
 def check_choice(prog: Program, choice: Choice) -> None:
@@ -37,8 +42,10 @@ def check_choice(prog: Program, choice: Choice) -> None:
 
 
 def _no_memcg(wanted: str, memcgs: Iterable[Memcg]) -> UsageError:
-    some = ", ".join(sorted({memcg.path for memcg in memcgs})[:12])
-    return UsageError(f"there is no memcg {wanted}; there are, for example: {some}")
+    paths = sorted({memcg.path for memcg in memcgs})
+    near = get_close_matches(wanted, paths, n=_MOST_EXAMPLES)
+    some = ", ".join([*near, *(path for path in paths if path not in near)][:_MOST_EXAMPLES])
+    return UsageError(f"there is no memcg {wanted or _NO_NAME}; there are, for example: {some}")
 
 
 class Payers:
@@ -105,6 +112,7 @@ class Payers:
 
         :raises UsageError: if there is none
         """
+        wanted = as_path(wanted)
         found = [
             memcg
             for memcg in self.memcgs.values()

@@ -20,6 +20,7 @@ from memcg_inspect.tables import (
     Table,
     UsageError,
     Value,
+    as_path,
     check_fields,
     choose,
 )
@@ -130,6 +131,18 @@ def test_what_a_choice_has_no_say_in_is_told() -> None:
         '"removed" is of all nodes: --node does not choose from it.',
         "1 row that belongs to no node is left out.",
     )
+
+
+@pytest.mark.parametrize(
+    ("written", "path"),
+    [
+        *((same, same) for same in ("/", "/a/b", "/a*", "*b", "0xFFFF888000001000", "")),
+        *((other, "/a/b") for other in ("a/b", "/a/b/", "a//b//", "//a/b")),
+        *((root, "/") for root in ("//", "///")),
+    ],
+)
+def test_paths_of_memcgs(written: str, path: str) -> None:
+    assert as_path(written) == path
 
 
 def test_total_of_what_does_not_apply_is_none() -> None:
