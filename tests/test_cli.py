@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -58,9 +59,17 @@ def test_no_qemu_there() -> None:
 @pytest.mark.image
 def test_truncated_vmcore(lab: Lab, tmp_path: Path) -> None:
     image = lab.image("7.3", "1")
-    for size in (70, 4096, 100_000):
-        (tmp_path / "short").write_bytes(image.core.read_bytes()[:size])
-        refused("audit", "-c", tmp_path / "short")
+    whole = image.core.stat().st_size
+    for size in (70, 4096, 100_000, 5_000_000):
+        with image.core.open("rb") as file:
+            (tmp_path / "short").write_bytes(file.read(size))
+        for kind in ("auto", "btf"):
+            line = refused("audit", "-c", tmp_path / "short", "--debuginfo", kind)
+            if size >= 4096:  # else its table of segments is not there either
+                said = re.search(r"the file is truncated: it has ([\d,]+) bytes of ([\d,]+)", line)
+                assert said is not None, line
+                assert int(said[1].replace(",", "")) == size
+                assert whole - 4096 <= int(said[2].replace(",", "")) <= whole
 
 
 @pytest.mark.image

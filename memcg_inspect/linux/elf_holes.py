@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from drgn import FaultError, Program
 
-__all__ = ("LEFT_OUT", "has_holes", "hide_holes")
+__all__ = ("LEFT_OUT", "cut_short", "has_holes", "hide_holes")
 
 #: What the fault says.
 LEFT_OUT = "left out of the ELF dump"
@@ -64,6 +64,23 @@ def hide_holes(prog: Program, path: str) -> None:
 def has_holes(prog: Program) -> bool:
     """Return whether an ELF dump leaves something out."""
     return _CACHE in prog.cache
+
+
+def cut_short(path: str) -> str | None:
+    """
+    Return what is wrong with an ELF dump that ends before its last segment does.
+
+    :param path: of the dump
+    :return: ``None`` if nothing is, or it is no 64-bit ELF file
+    """
+    try:
+        size = Path(path).stat().st_size
+        end = max((s.offset + s.in_file for s in _segments(Path(path))), default=0)
+    except OSError:
+        return None
+    if end <= size:
+        return None
+    return f"the file is truncated: it has {size:,} bytes of {end:,}"
 
 
 def _segments(path: Path) -> Iterator[_Segment]:

@@ -25,7 +25,7 @@ from drgn import (
 )
 
 from memcg_inspect.linux.btf import load_btf
-from memcg_inspect.linux.elf_holes import hide_holes
+from memcg_inspect.linux.elf_holes import cut_short, hide_holes
 from memcg_inspect.model import ImageError
 
 __all__ = ("DebugInfo", "ImageSource", "open_image")
@@ -79,6 +79,17 @@ def open_image(source: ImageSource) -> Program:
         platform = Platform(Architecture[source.architecture.upper()])
     vmcoreinfo = Path(source.vmcoreinfo).read_bytes() if source.vmcoreinfo else None
     prog = Program(platform=platform, vmcoreinfo=vmcoreinfo)
+    try:
+        _open(prog, source)
+    except ImageError as error:
+        why = None if source.core is None else cut_short(source.core)
+        if why is None:
+            raise
+        raise ImageError(f"{error} ({why})") from None
+    return prog
+
+
+def _open(prog: Program, source: ImageSource) -> None:
     _attach(prog, source)
     if not prog.flags & ProgramFlags.IS_LINUX_KERNEL:
         raise ImageError(
@@ -86,7 +97,6 @@ def open_image(source: ImageSource) -> Program:
             "--vmcoreinfo gives one)"
         )
     _load_types(prog, source)
-    return prog
 
 
 def _check_readable(path: str) -> None:
