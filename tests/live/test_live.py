@@ -97,7 +97,11 @@ def lose(folder: Path) -> None:
         "set -e\ncd /sys/fs/cgroup\necho +memory >cgroup.subtree_control\nmkdir -p planted\n"
         "charge=/sys/kernel/debug/charge\n"
         "sh -c 'echo 0 >planted/cgroup.procs; echo pages 1 2 1 >'$charge/make\n"
-        "id=$(tail -n 1 $charge/held | cut -d' ' -f1)\necho lose $id >$charge/make\n",
+        "id=$(tail -n 1 $charge/held | cut -d' ' -f1)\necho lose $id >$charge/make\n"
+        # what the shell left behind is freed later: all of it has gone when nothing changes
+        "said() { cat planted/memory.current; grep -E '^(slab|kernel) ' planted/memory.stat; }\n"
+        "was=; same=0\nwhile [ $same -lt 4 ]; do\n sleep 0.5; now=$(said)\n"
+        ' [ "$now" = "$was" ] && same=$((same + 1)) || same=0\n was=$now\ndone\n',
     )
 
 
