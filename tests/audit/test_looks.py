@@ -104,6 +104,18 @@ def test_folding_moves_nothing() -> None:
     assert outcome(*looks) == ("differs", "findings", 1)
 
 
+def test_draining_a_stock_moves_nothing() -> None:
+    """On a busy machine stocks are drained all the time, also those of memcgs that rest."""
+    shares = [(0, 700), (700, 0), (300, 400), (0, 700), (100, 600), (0, 700)]
+    looks = [
+        look(replace(row(100, 900), found={"slab": 100, "stock": s, "nr_charged_bytes": n}))
+        for s, n in shares
+    ]
+    assert outcome(*looks) == ("differs", "findings", 1)
+    other = replace(row(100, 900), found={"slab": 101, "stock": 0, "nr_charged_bytes": 699})
+    assert outcome(*looks[:-1], look(other))[0] == "moving"
+
+
 def test_another_difference_each_time_is_none() -> None:
     looks = [look(row(5, 6)), look(row(5, 7))]
     assert is_settled(looks)

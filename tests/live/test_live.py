@@ -111,6 +111,8 @@ def check_found_lost(audited: dict[str, Any], blocks: int) -> None:
     planted = {m["address"] for m in report["memcgs"] if m["path"] == "/planted"}
     assert {finding["memcg"] for finding in report["findings"]} <= planted
     found = {f["identity"]: f for f in report["findings"] if f["objcg"] is None}
+    rows = [r for r in report["rows"] if r["identity"] == "kmem" and r["memcg"] in planted]
+    assert "kmem" in found, rows
     assert found["kmem"]["difference"] == blocks * LOST
     assert found["kmem"]["item"] == "MEMCG_KMEM"
     # each block held a reference, to the obj_cgroup of the node that the task was on
