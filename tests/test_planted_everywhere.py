@@ -262,7 +262,7 @@ def misplaced_vector(subject: Subject) -> Fault:
         and s.objects <= 64
         and s.vector.stride in (8, 16)
     )
-    offset = slabs.layout.exts
+    offset = slabs.layout.exts.word * memory.word_size
     vector = memory.read(slab.vector.address, slab.vector.stride * slab.objects)
     target = frames.virt(free_page(prog, other_than=slab.nid))
     changes = [

@@ -30,6 +30,8 @@ __all__ = ("LOOKS", "common_coverage", "is_settled", "settle", "without_rows")
 
 #: Looks that a finding must have stood through.
 LOOKS = 6
+#: In some looks a row cannot be verified, as what is read just goes; others take their place.
+_MOST_LOOKS = 2 * LOOKS
 
 #: What makes two rows the same one.
 Key = tuple[str, int | None, int | None, int | None, str, str]
@@ -44,12 +46,14 @@ class _History(NamedTuple):
 
 def is_settled(looks: Sequence[Judgement]) -> bool:
     """Return whether another look cannot turn a row that differs into one that does not."""
-    if len(looks) >= LOOKS:
+    if len(looks) >= _MOST_LOOKS:
         return True
     histories = _histories(looks)
+    if any(_is_stubborn(h) and len(_verified(h)) < LOOKS for h in histories.values()):
+        return False
     # Those of rows go with their rows.
     leads = [x for x in _common_leads(looks) if _finding_key(x.finding) not in histories]
-    return not leads and not any(map(_is_stubborn, histories.values()))
+    return len(looks) >= LOOKS or not leads
 
 
 def settle(looks: Sequence[Judgement], is_whole: bool, around: Sequence[int] = ()) -> Judgement:
@@ -121,15 +125,22 @@ def _finding_key(finding: Finding) -> Key:
 
 
 def _is_stubborn(history: _History) -> bool:
-    """Whether every look had it, and all the same difference."""
-    rows, first = history.rows, history.rows[0]
-    return len(rows) == history.looks and all(
+    """Whether every look had it, and all that could verify it the same difference."""
+    rows = _verified(history)
+    if not rows or len(history.rows) != history.looks:
+        return False
+    first = rows[0]
+    return all(
         row.status == "differs"
         and _parts(row) == _parts(first)
         # Folding moves a counter's parts about, and not their sum.
         and row.difference == first.difference
         for row in rows
     )
+
+
+def _verified(history: _History) -> list[Row]:
+    return [row for row in history.rows if row.status != "unverifiable"]
 
 
 def _parts(row: Row) -> Counter[str]:
@@ -151,8 +162,8 @@ def _settled(history: _History, is_whole: bool) -> Row:
             return last
         reason = f"something else was gone in {len(rows)} of {history.looks} looks"
         return replace(last, status="moving", reason=reason)
-    if _is_stubborn(history) and history.looks >= LOOKS:
-        return last
+    if _is_stubborn(history) and len(_verified(history)) >= LOOKS:
+        return _verified(history)[-1]
     reason = f"did not stand still in {history.looks} looks"
     return replace(last, status="moving", reason=reason, moved=_how_far(history))
 
@@ -186,18 +197,30 @@ def _how_far(history: _History) -> Moved:
 
 
 def _common_leads(looks: Sequence[Judgement]) -> list[Lead]:
-    """Leads that every look has, with the evidence that all of them have."""
+    """
+    Leads that every look has, with the evidence that all of them have; but for those looks that
+    could not verify the row that it is of.
+    """
+    known = {_key(row) for row in looks[-1].rows}
+    unverified = [{_key(r) for r in look.rows if r.status == "unverifiable"} for look in looks]
+    newest: dict[tuple[Key, str], Lead] = {}
+    for look in reversed(looks):
+        for lead in look.leads:
+            newest.setdefault((_finding_key(lead.finding), lead.finding.kind), lead)
     common: list[Lead] = []
-    alone = without_rows(looks[-1])
-    for lead in looks[-1].leads:
-        others = [_same(lead, look) for look in looks[:-1]]
+    for (key, _), lead in newest.items():
+        others = [
+            _same(lead, look)
+            for look, gaps in zip(looks, unverified, strict=True)
+            if key not in gaps
+        ]
         if any(other is None for other in others):
             continue
         evidence = lead.finding.evidence
         for other in others:
             seen = set() if other is None else {e.address for e in other.finding.evidence}
             evidence = tuple(e for e in evidence if e.address in seen)
-        if not evidence and (lead.finding.evidence or lead in alone):
+        if not evidence and (lead.finding.evidence or key not in known):
             continue  # always something, but never the same thing
         common.append(lead._replace(finding=replace(lead.finding, evidence=evidence)))
     return common

@@ -104,6 +104,21 @@ def test_folding_moves_nothing() -> None:
     assert outcome(*looks) == ("differs", "findings", 1)
 
 
+def test_a_look_that_cannot_tell_is_made_good_by_another() -> None:
+    off, unknown = look(row(5, 6)), look(row(5, None, gap="gone"))
+    looks = [off, unknown, off, off, off, off]
+    assert not is_settled(looks)
+    assert outcome(*looks) == ("moving", "moving", 0)
+    for enough in ([*looks, off], [*looks, off, unknown]):
+        assert is_settled(enough)
+        assert outcome(*enough) == ("differs", "findings", 1)
+    # not for ever
+    assert is_settled([off, unknown] * LOOKS)
+    assert not is_settled([off, *[unknown] * LOOKS])
+    # one that can tell, and tells otherwise, settles it
+    assert outcome(*looks, look(row(6, 6)))[0] == "exact"
+
+
 def test_draining_a_stock_moves_nothing() -> None:
     """On a busy machine stocks are drained all the time, also those of memcgs that rest."""
     shares = [(0, 700), (700, 0), (300, 400), (0, 700), (100, 600), (0, 700)]
