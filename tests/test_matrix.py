@@ -133,9 +133,8 @@ def kinds_of(image: Image) -> set[tuple[str, str]]:
     if "\nzswap_incomp " in stat:  # before, such pages were not taken
         kinds.add(("zswap", "incompressible"))
     for protocol in ("tcp_prot", "udp_prot"):
-        # under its own name, or that of another cache that it shares
-        name = image.program(dwarf=True)[protocol].slab.name.string_().decode()
-        kinds.add(("sock", name))
+        # under its own name, whatever cache it shares
+        kinds.add(("sock", image.program(dwarf=True)[protocol].name.string_().decode()))
     return kinds
 
 
