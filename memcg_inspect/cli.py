@@ -16,9 +16,9 @@ from typing import Any
 
 from drgn import Architecture
 
-from memcg_inspect.linux.attention import attention_of
-from memcg_inspect.linux.program import ImageSource, open_image
-from memcg_inspect.linux.qmp import Monitor
+from memcg_inspect.image.program import ImageSource, open_image
+from memcg_inspect.image.progress import attention_of
+from memcg_inspect.image.qmp import Monitor
 from memcg_inspect.model import MemcgInspectError
 from memcg_inspect.subcommands import add_subcommands, answer, exit_status, show
 from memcg_inspect.tables import UsageError

@@ -17,12 +17,12 @@ from drgn import NULL, Object, Program
 from drgn.helpers.common.prog import takes_program_or_default
 
 from memcg_inspect.collect.counters import read_counters
-from memcg_inspect.linux.memcontrol import read_memcgs
-from memcg_inspect.linux.mmzone import mem_map
-from memcg_inspect.linux.pages import SlabPage, scan_pages
-from memcg_inspect.linux.percpu import PercpuReader
-from memcg_inspect.linux.slab import SlabReader
-from memcg_inspect.linux.vmstats import StatReader
+from memcg_inspect.linux.mm.memcontrol import read_memcgs
+from memcg_inspect.linux.mm.memcontrol_vmstats import StatReader
+from memcg_inspect.linux.mm.mm_types import SlabPage, scan_pages
+from memcg_inspect.linux.mm.mmzone import mem_map
+from memcg_inspect.linux.mm.percpu import PercpuReader
+from memcg_inspect.linux.mm.slab import SlabReader
 from memcg_inspect.model import Coverage, Memcg
 from memcg_inspect.tables import UsageError, as_path
 
@@ -172,7 +172,7 @@ def objcg_nid(objcg: Object) -> int | None:
     :return: ``None`` on kernels whose memcgs have one obj_cgroup for all nodes (before 7.2), and
         for one that no memcg knows
     """
-    from memcg_inspect.linux.memcontrol import has_node_objcgs, read_objcgs
+    from memcg_inspect.linux.mm.memcontrol import has_node_objcgs, read_objcgs
 
     prog = objcg.prog_
     if not has_node_objcgs(prog):

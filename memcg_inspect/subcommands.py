@@ -20,8 +20,8 @@ from types import FrameType
 
 from drgn import Program
 
-from memcg_inspect.linux.attention import attention_of
-from memcg_inspect.linux.filtered import needing_all, why_missing
+from memcg_inspect.image.missing import needing_all, why_missing
+from memcg_inspect.image.progress import attention_of
 from memcg_inspect.model import Report
 from memcg_inspect.tables import Answer, Choice, UsageError, as_path, check_fields, choose
 from memcg_inspect.views import columns, views

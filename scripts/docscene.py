@@ -17,9 +17,9 @@ from labkit import images, kernels
 from labkit.poke import poke
 
 from memcg_inspect.collect import collect
-from memcg_inspect.linux.pages import scan_pages
-from memcg_inspect.linux.program import ImageSource, open_image
-from memcg_inspect.linux.slab import SlabReader
+from memcg_inspect.image.program import ImageSource, open_image
+from memcg_inspect.linux.mm.mm_types import scan_pages
+from memcg_inspect.linux.mm.slab import SlabReader
 
 ROOT = Path(__file__).resolve().parent.parent
 KERNEL = "7.3-lab"

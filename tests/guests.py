@@ -19,7 +19,7 @@ sys.path.insert(0, str(ROOT / "scripts"))
 from labkit import images, kernels, poke  # noqa: E402
 
 from memcg_inspect.collect import audit  # noqa: E402
-from memcg_inspect.linux.program import ImageSource, open_image  # noqa: E402
+from memcg_inspect.image.program import ImageSource, open_image  # noqa: E402
 from memcg_inspect.model import Report  # noqa: E402
 
 DEBIAN_KERNELS = tuple(kernels.names(built_here=False))

@@ -8,13 +8,13 @@ from allocinfo import GUESTS, OF_INIT, RECORDER, Line, image_of, said
 from drgn.helpers.linux.mmzone import pfn_to_section
 from guests import Lab, Plant
 
-from memcg_inspect.audit.alloc_tags import site_name
+from memcg_inspect.checks.alloc_tags import site_name
 from memcg_inspect.collect import collect
-from memcg_inspect.linux.alloc_tag import read_call_sites
-from memcg_inspect.linux.mmzone import mem_map
-from memcg_inspect.linux.page_tag import PageTagReader
-from memcg_inspect.linux.pages import scan_pages
-from memcg_inspect.linux.slab import SlabReader
+from memcg_inspect.linux.mm.alloc_tag import read_call_sites
+from memcg_inspect.linux.mm.mm_types import scan_pages
+from memcg_inspect.linux.mm.mmzone import mem_map
+from memcg_inspect.linux.mm.pgalloc_tag import PageTagReader
+from memcg_inspect.linux.mm.slab import SlabReader
 from memcg_inspect.model import Coverage
 
 pytestmark = pytest.mark.image

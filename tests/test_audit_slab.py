@@ -64,9 +64,9 @@ def test_ledger_equals_the_plain_walk(lab: Lab, kernel: str, append: str) -> Non
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_one_read_for_each_vector(lab: Lab, kernel: str) -> None:
     """The shape that makes it fast: pieces of the page map, and one read for each vector."""
-    from memcg_inspect.linux.memory import memory_of
-    from memcg_inspect.linux.pages import scan_pages
-    from memcg_inspect.linux.slab import SlabReader
+    from memcg_inspect.image.memory import memory_of
+    from memcg_inspect.linux.mm.mm_types import scan_pages
+    from memcg_inspect.linux.mm.slab import SlabReader
 
     prog = lab.image(kernel, "4").program(dwarf=True)
     memory, slabs = memory_of(prog), SlabReader(prog)

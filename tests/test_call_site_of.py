@@ -16,11 +16,11 @@ from test_charge_module import Held, held, image_of
 from test_view_allocinfo import call_sites
 
 from memcg_inspect.collect import collect
-from memcg_inspect.linux.mmzone import mem_map
-from memcg_inspect.linux.pages import scan_pages
-from memcg_inspect.linux.percpu import PercpuReader
-from memcg_inspect.linux.site import SiteFinder
-from memcg_inspect.linux.slab import SlabReader
+from memcg_inspect.collect.site import SiteFinder
+from memcg_inspect.linux.mm.mm_types import scan_pages
+from memcg_inspect.linux.mm.mmzone import mem_map
+from memcg_inspect.linux.mm.percpu import PercpuReader
+from memcg_inspect.linux.mm.slab import SlabReader
 
 pytestmark = pytest.mark.image
 

@@ -18,13 +18,13 @@ from typing import NamedTuple
 import pytest
 from guests import BUILT_KERNELS, ROOT, Image, Lab
 
-from memcg_inspect.audit.snapshot import Snapshot
+from memcg_inspect.checks.snapshot import Snapshot
 from memcg_inspect.collect import collect
-from memcg_inspect.linux.mmzone import mem_map
-from memcg_inspect.linux.pages import scan_pages
-from memcg_inspect.linux.percpu import PercpuReader
-from memcg_inspect.linux.slab import SlabReader
-from memcg_inspect.linux.vmalloc import vm_areas
+from memcg_inspect.linux.mm.mm_types import scan_pages
+from memcg_inspect.linux.mm.mmzone import mem_map
+from memcg_inspect.linux.mm.percpu import PercpuReader
+from memcg_inspect.linux.mm.slab import SlabReader
+from memcg_inspect.linux.mm.vmalloc import vm_areas
 from memcg_inspect.model import Coverage
 
 MODULE = (str(ROOT / "fixtures" / "modules" / "charge"), "")

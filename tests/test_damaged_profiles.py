@@ -12,9 +12,9 @@ from allocinfo import GUESTS, image_of
 from guests import Image, Lab
 
 from memcg_inspect.collect import audit
-from memcg_inspect.linux.alloc_tag import read_call_sites, tag_ranges
-from memcg_inspect.linux.mmzone import mem_map
-from memcg_inspect.linux.program import ImageSource, open_image
+from memcg_inspect.image.program import ImageSource, open_image
+from memcg_inspect.linux.mm.alloc_tag import read_call_sites, tag_ranges
+from memcg_inspect.linux.mm.mmzone import mem_map
 from memcg_inspect.model import Coverage, ImageError, Report
 from memcg_inspect.tables import Answer, NotRead
 from memcg_inspect.views.allocinfo import (

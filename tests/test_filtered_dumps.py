@@ -19,14 +19,14 @@ import pytest
 from guests import BUILT_KERNELS, DEBIAN_KERNELS, Image, Lab
 from labkit import kdump, poke
 
-from memcg_inspect.audit.slab import ITEMS
+from memcg_inspect.checks.slab import ITEMS
 from memcg_inspect.collect import audit
-from memcg_inspect.linux.attention import STOPPED
-from memcg_inspect.linux.filtered import why_faults
-from memcg_inspect.linux.mmzone import mem_map
-from memcg_inspect.linux.pages import scan_pages
-from memcg_inspect.linux.program import ImageSource, open_image
-from memcg_inspect.linux.vmstats import StatReader
+from memcg_inspect.image.missing import why_faults
+from memcg_inspect.image.program import ImageSource, open_image
+from memcg_inspect.image.progress import STOPPED
+from memcg_inspect.linux.mm.memcontrol_vmstats import StatReader
+from memcg_inspect.linux.mm.mm_types import scan_pages
+from memcg_inspect.linux.mm.mmzone import mem_map
 from memcg_inspect.model import ImageError, Report, Row
 
 pytestmark = [pytest.mark.image, pytest.mark.each_kernel]

@@ -16,7 +16,7 @@ import pytest
 from guests import Image, Lab
 from test_matrix import KERNELS
 
-from memcg_inspect.audit.snapshot import Snapshot
+from memcg_inspect.checks.snapshot import Snapshot
 from memcg_inspect.collect import collect
 
 IMAGES = [

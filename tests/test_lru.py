@@ -15,13 +15,13 @@ from drgn.helpers.linux.mm import compound_order
 from guests import BUILT_KERNELS, DEBIAN_KERNELS, Image, Lab, Plant
 from test_planted_everywhere import free_page
 
-from memcg_inspect.audit.lru import lru_rows
+from memcg_inspect.checks.lru import lru_rows
 from memcg_inspect.collect import collect
-from memcg_inspect.linux.lru import LruReader
-from memcg_inspect.linux.memcontrol import nodeinfo
-from memcg_inspect.linux.mmzone import mem_map
-from memcg_inspect.linux.page_flags import FlagBits, page_flags
-from memcg_inspect.linux.pages import LruFlags
+from memcg_inspect.linux.mm.memcontrol import nodeinfo
+from memcg_inspect.linux.mm.mm_inline import LruReader
+from memcg_inspect.linux.mm.mm_types import LruFlags
+from memcg_inspect.linux.mm.mmzone import mem_map
+from memcg_inspect.linux.mm.page_flags import FlagBits, page_flags
 from memcg_inspect.model import Coverage, Row
 
 KERNELS = (*DEBIAN_KERNELS, *BUILT_KERNELS)
@@ -242,7 +242,7 @@ def test_wrong_place_of_the_generation_is_noticed(
     flags = page_flags(prog)
     assert flags.generation is not None
     wrong = flags._replace(generation=flags.generation._replace(shift=flags.generation.shift + 1))
-    monkeypatch.setattr("memcg_inspect.linux.lru.page_flags", lambda prog: wrong)
+    monkeypatch.setattr("memcg_inspect.linux.mm.mm_inline.page_flags", lambda prog: wrong)
     lruvecs = {
         (child.value_(), nid): pn
         for child in children(prog["root_mem_cgroup"])

@@ -17,7 +17,7 @@ import pytest
 from guests import BUILT_KERNELS, DEBIAN_KERNELS, ROOT, Image, Lab
 from labkit import kernels, topology
 
-from memcg_inspect.audit.snapshot import Snapshot
+from memcg_inspect.checks.snapshot import Snapshot
 from memcg_inspect.collect import collect
 from memcg_inspect.model import Report
 

@@ -18,17 +18,17 @@ import pytest
 from guests import BUILT_KERNELS, DEBIAN_KERNELS, Image, Lab, Plant
 from test_planted_faults import by_path, named, touched
 
-from memcg_inspect.audit.lru import lru_rows
-from memcg_inspect.audit.snapshot import Snapshot
+from memcg_inspect.checks.lru import lru_rows
+from memcg_inspect.checks.snapshot import Snapshot
 from memcg_inspect.collect import collect
-from memcg_inspect.linux.memory import memory_of
-from memcg_inspect.linux.mmzone import mem_map
-from memcg_inspect.linux.pages import scan_pages
-from memcg_inspect.linux.percpu import PercpuReader
-from memcg_inspect.linux.slab import SlabReader
-from memcg_inspect.linux.sock import SockReader
-from memcg_inspect.linux.vmstats import StatReader
-from memcg_inspect.linux.zswap import ZswapReader
+from memcg_inspect.image.memory import memory_of
+from memcg_inspect.linux.mm.memcontrol_vmstats import StatReader
+from memcg_inspect.linux.mm.mm_types import scan_pages
+from memcg_inspect.linux.mm.mmzone import mem_map
+from memcg_inspect.linux.mm.percpu import PercpuReader
+from memcg_inspect.linux.mm.slab import SlabReader
+from memcg_inspect.linux.mm.zswap import ZswapReader
+from memcg_inspect.linux.net.sock import SockReader
 
 KERNELS = (*DEBIAN_KERNELS, *BUILT_KERNELS)
 

@@ -8,9 +8,9 @@ from drgn import Object
 from guests import BUILT_KERNELS, DEBIAN_KERNELS, Lab, Plant
 
 from memcg_inspect.collect import collect
-from memcg_inspect.linux.pages import scan_pages
-from memcg_inspect.linux.slab import ChargedObject, SlabReader
-from memcg_inspect.linux.vmstats import StatReader
+from memcg_inspect.linux.mm.memcontrol_vmstats import StatReader
+from memcg_inspect.linux.mm.mm_types import scan_pages
+from memcg_inspect.linux.mm.slab import ChargedObject, SlabReader
 from memcg_inspect.model import Finding, Report
 
 KERNELS = [k for k in (*DEBIAN_KERNELS, *BUILT_KERNELS) if k.startswith("7.3")]

@@ -14,9 +14,9 @@ import pytest
 from guests import BUILT_KERNELS, PERNODE_KERNELS, Image
 from selftest import MEMCG, held, selftest
 
-from memcg_inspect.audit.snapshot import Snapshot
+from memcg_inspect.checks.snapshot import Snapshot
 from memcg_inspect.collect import collect
-from memcg_inspect.linux.percpu import PercpuReader
+from memcg_inspect.linux.mm.percpu import PercpuReader
 from memcg_inspect.model import Report
 
 # Images of these guests take half a minute each.

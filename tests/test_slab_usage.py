@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from guests import BUILT_KERNELS, DEBIAN_KERNELS, Image, Lab
 
-from memcg_inspect.linux.kfence import kfence_pages
-from memcg_inspect.linux.mmzone import mem_map
+from memcg_inspect.linux.mm.kfence import kfence_pages
+from memcg_inspect.linux.mm.mmzone import mem_map
 from memcg_inspect.model import Report
 
 KERNELS = (*DEBIAN_KERNELS, *BUILT_KERNELS)

@@ -7,7 +7,7 @@ import pytest
 from guests import BUILT_KERNELS, DEBIAN_KERNELS, Lab, Plant
 from test_planted_faults import by_path, named
 
-from memcg_inspect.linux.vmstats import StatReader
+from memcg_inspect.linux.mm.memcontrol_vmstats import StatReader
 from memcg_inspect.model import Report
 
 KERNELS = [*DEBIAN_KERNELS, *(k for k in BUILT_KERNELS if k.endswith("-lab"))]

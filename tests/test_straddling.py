@@ -20,8 +20,8 @@ from drgn.helpers.linux.mm import pfn_to_page
 from guests import PERNODE_KERNELS, Lab, Plant
 
 from memcg_inspect.collect import collect
-from memcg_inspect.linux.mmzone import MemMap, mem_map
-from memcg_inspect.linux.zswap import ZswapReader
+from memcg_inspect.linux.mm.mmzone import MemMap, mem_map
+from memcg_inspect.linux.mm.zswap import ZswapReader
 from memcg_inspect.model import Objcg, Report
 
 pytestmark = [pytest.mark.image, pytest.mark.parametrize("kernel", PERNODE_KERNELS)]

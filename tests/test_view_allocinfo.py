@@ -20,7 +20,7 @@ from test_charge_module import CPUS, PAGE, groups, held
 from test_charge_module import GUESTS as CHARGED
 from test_charge_module import image_of as charged_image
 
-from memcg_inspect.audit.alloc_tags import alloc_tag_rows
+from memcg_inspect.checks.alloc_tags import alloc_tag_rows
 from memcg_inspect.cli import main
 from memcg_inspect.collect import collect
 from memcg_inspect.model import ImageError

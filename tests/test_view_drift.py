@@ -21,8 +21,8 @@ from test_guest_says import numbers, still
 from test_matrix import KERNELS
 from test_view_stat import MOVES_IN_ROOT
 
-from memcg_inspect.linux.memory import Memory
-from memcg_inspect.linux.program import ImageSource, open_image
+from memcg_inspect.image.memory import Memory
+from memcg_inspect.image.program import ImageSource, open_image
 from memcg_inspect.tables import Answer, NotRead, Value
 from memcg_inspect.views.drift import drift
 from memcg_inspect.views.payers import Payers

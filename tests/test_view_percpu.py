@@ -21,8 +21,8 @@ from test_charge_module import CPUS, PAGE, held, image_of
 from test_guest_says import still
 from test_matrix import KERNELS
 
-from memcg_inspect.linux.memory import Memory
-from memcg_inspect.linux.percpu import PercpuReader
+from memcg_inspect.image.memory import Memory
+from memcg_inspect.linux.mm.percpu import PercpuReader
 from memcg_inspect.tables import Answer
 from memcg_inspect.views.percpu import percpu
 

@@ -22,9 +22,9 @@ from guests import PERNODE_KERNELS, Image, Lab
 from labkit import poke
 from test_matrix import KERNELS
 
-from memcg_inspect.linux.memory import Memory
-from memcg_inspect.linux.program import ImageSource, open_image
-from memcg_inspect.linux.sched import has_mm
+from memcg_inspect.image.memory import Memory
+from memcg_inspect.image.program import ImageSource, open_image
+from memcg_inspect.linux.kernel.sched import has_mm
 from memcg_inspect.tables import Answer, NotRead, Value
 from memcg_inspect.views.rss import rss
 

@@ -19,11 +19,11 @@ from test_charge_module import PAGE, image_of
 from test_guest_says import still
 from test_matrix import KERNELS
 
-from memcg_inspect.linux.kfence import kfence_pages
-from memcg_inspect.linux.memory import Memory
-from memcg_inspect.linux.pages import scan_pages
-from memcg_inspect.linux.slab import SlabReader
-from memcg_inspect.linux.stock import read_obj_stocks
+from memcg_inspect.image.memory import Memory
+from memcg_inspect.linux.mm.kfence import kfence_pages
+from memcg_inspect.linux.mm.memcontrol_stock import read_obj_stocks
+from memcg_inspect.linux.mm.mm_types import scan_pages
+from memcg_inspect.linux.mm.slab import SlabReader
 from memcg_inspect.model import Coverage
 from memcg_inspect.tables import Answer, Choice, NotRead, choose
 from memcg_inspect.views.payers import Payers

@@ -17,7 +17,7 @@ from labkit import poke
 from test_guest_says import numbers, still
 from test_matrix import KERNELS
 
-from memcg_inspect.linux.memory import Memory
+from memcg_inspect.image.memory import Memory
 from memcg_inspect.tables import Answer, NotRead, UsageError
 from memcg_inspect.views.dying import dying
 from memcg_inspect.views.payers import Payers

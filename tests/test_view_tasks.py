@@ -14,7 +14,7 @@ from guests import PERNODE_KERNELS, Image, Lab, Plant
 from test_guest_says import path_of
 from test_matrix import KERNELS
 
-from memcg_inspect.linux.program import ImageSource, open_image
+from memcg_inspect.image.program import ImageSource, open_image
 from memcg_inspect.views.payers import Payers
 from memcg_inspect.views.tasks import tasks
 

@@ -20,8 +20,8 @@ from test_filtered_dumps import _excluded as excluded
 from test_filtered_dumps import _opened as opened
 from test_filtered_dumps import _slab_pages as slab_pages
 
-from memcg_inspect.linux.filtered import needing_all
-from memcg_inspect.linux.mmzone import mem_map
+from memcg_inspect.image.missing import needing_all
+from memcg_inspect.linux.mm.mmzone import mem_map
 from memcg_inspect.model import ImageError
 from memcg_inspect.render.tables import answer_to_json, print_answer
 from memcg_inspect.render.terminal import make_console

@@ -16,9 +16,9 @@ from drgn.helpers.linux.mm import follow_phys
 from guests import Lab
 from test_matrix import KERNELS
 
-from memcg_inspect.linux.filtered import needing_all
-from memcg_inspect.linux.mmzone import mem_map, page_ranges
-from memcg_inspect.linux.program import ImageSource, open_image
+from memcg_inspect.image.missing import needing_all
+from memcg_inspect.image.program import ImageSource, open_image
+from memcg_inspect.linux.mm.mmzone import mem_map, page_ranges
 from memcg_inspect.model import ImageError
 from memcg_inspect.tables import Answer, NotRead, Value
 from memcg_inspect.views.drift import drift

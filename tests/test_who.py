@@ -41,11 +41,11 @@ from test_charge_module import owners as planted_owners
 from test_matrix import KERNELS
 
 from memcg_inspect.cli import main
-from memcg_inspect.linux.kfence import kfence_object, kfence_pages
-from memcg_inspect.linux.memory import memory_of
-from memcg_inspect.linux.mmzone import page_ranges
-from memcg_inspect.linux.percpu import PercpuReader
-from memcg_inspect.linux.zswap import ZswapReader
+from memcg_inspect.image.memory import memory_of
+from memcg_inspect.linux.mm.kfence import kfence_object, kfence_pages
+from memcg_inspect.linux.mm.mmzone import page_ranges
+from memcg_inspect.linux.mm.percpu import PercpuReader
+from memcg_inspect.linux.mm.zswap import ZswapReader
 from memcg_inspect.tables import UsageError, Value
 from memcg_inspect.views.who import parse_address, who
 

@@ -6,8 +6,8 @@ from __future__ import annotations
 import pytest
 from drgn import Architecture, Object, Platform, PlatformFlags, Program, TypeKind, TypeMember
 
-from memcg_inspect.linux.layout import word_field
-from memcg_inspect.linux.memory import SMALLEST_PAGE, filled, memory_of
+from memcg_inspect.image.layout import word_field
+from memcg_inspect.image.memory import SMALLEST_PAGE, filled, memory_of
 
 BIG = PlatformFlags.IS_64_BIT
 LITTLE = BIG | PlatformFlags.IS_LITTLE_ENDIAN

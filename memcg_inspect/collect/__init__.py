@@ -19,15 +19,15 @@ from typing import NamedTuple
 
 from drgn import Program
 
-from memcg_inspect.audit.findings import attach
-from memcg_inspect.audit.judge import Judgement, judge, verdict
-from memcg_inspect.audit.looks import common_coverage, is_settled, settle, without_rows
-from memcg_inspect.audit.snapshot import Snapshot
+from memcg_inspect.checks.findings import attach
+from memcg_inspect.checks.judge import Judgement, judge, verdict
+from memcg_inspect.checks.looks import common_coverage, is_settled, settle, without_rows
+from memcg_inspect.checks.snapshot import Snapshot
 from memcg_inspect.collect.collector import Clock, collect
 from memcg_inspect.collect.evidence import find_evidence
-from memcg_inspect.linux.attention import attention_of, is_moving
-from memcg_inspect.linux.filtered import why_missing
-from memcg_inspect.linux.running import read_running
+from memcg_inspect.image.missing import why_missing
+from memcg_inspect.image.progress import attention_of, is_moving
+from memcg_inspect.linux.kernel.stacktrace import read_running
 from memcg_inspect.model import Coverage, Report
 
 __all__ = ("Clock", "audit", "collect")
@@ -41,7 +41,7 @@ def audit(prog: Program) -> Report:
     Hold what memcgs are charged for against their counters.
 
     What runs is looked at several times where there are differences; see
-    :mod:`memcg_inspect.audit.looks`.
+    :mod:`memcg_inspect.checks.looks`.
 
     :raises ImageError: if this kernel does not charge kernel memory to memcgs, or keeps its
         charges in a way that is not known here

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 """
 Who pays on kernels that account by node, and what each rule of doing so says; see
-:mod:`memcg_inspect.audit.pernode`.
+:mod:`memcg_inspect.checks.pernode`.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 
-from memcg_inspect.audit.ledger import Kind
+from memcg_inspect.checks.ledger import Kind
 from memcg_inspect.model import Misplaced, Objcg
 
 __all__ = ("ByNode",)

@@ -7,13 +7,13 @@ from collections.abc import Callable, Mapping, MutableMapping
 
 from drgn import FaultError, Program
 
-from memcg_inspect.audit.profile import Profile, Use
-from memcg_inspect.linux.alloc_tag import read_call_sites, read_left_behind
-from memcg_inspect.linux.mmzone import mem_map
-from memcg_inspect.linux.page_tag import PageTagReader
-from memcg_inspect.linux.pages import PagePiece
-from memcg_inspect.linux.percpu import PcpuAlloc, PercpuReader
-from memcg_inspect.linux.slab import CODETAG_EMPTY, Slab, SlabReader
+from memcg_inspect.checks.profile import Profile, Use
+from memcg_inspect.linux.mm.alloc_tag import read_call_sites, read_left_behind
+from memcg_inspect.linux.mm.mm_types import PagePiece
+from memcg_inspect.linux.mm.mmzone import mem_map
+from memcg_inspect.linux.mm.percpu import PcpuAlloc, PercpuReader
+from memcg_inspect.linux.mm.pgalloc_tag import PageTagReader
+from memcg_inspect.linux.mm.slab import CODETAG_EMPTY, Slab, SlabReader
 from memcg_inspect.model import Coverage
 
 __all__ = ("CallSites",)

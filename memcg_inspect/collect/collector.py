@@ -4,7 +4,7 @@ One pass over an image
 ----------------------
 
 Drives the readers of :mod:`memcg_inspect.linux` and fills the ledger and the counters of
-:mod:`memcg_inspect.audit`; then has them judged.
+:mod:`memcg_inspect.checks`; then has them judged.
 """
 
 from __future__ import annotations
@@ -16,24 +16,25 @@ from contextlib import contextmanager
 
 from drgn import FaultError, Object, Program
 
-from memcg_inspect.audit.ledger import Entry, Ledger
-from memcg_inspect.audit.profile import Profile
-from memcg_inspect.audit.snapshot import Snapshot
+from memcg_inspect.checks.ledger import Entry, Ledger
+from memcg_inspect.checks.profile import Profile
+from memcg_inspect.checks.snapshot import Snapshot
 from memcg_inspect.collect.bynode import ByNode
 from memcg_inspect.collect.call_sites import CallSites
 from memcg_inspect.collect.counters import read_counters
+from memcg_inspect.collect.image_info import image_info
 from memcg_inspect.collect.page_uses import PageUses
 from memcg_inspect.collect.percpu import add_percpu, add_percpu_by_node, percpu_usage
+from memcg_inspect.collect.released import ReleasedReader
 from memcg_inspect.collect.zswap import add_zswap
-from memcg_inspect.linux.alloc_tag import why_not_profiled
-from memcg_inspect.linux.attention import STOPPED, Attention
-from memcg_inspect.linux.bpf import bpf_objcgs
-from memcg_inspect.linux.filtered import needing_all
-from memcg_inspect.linux.image import image_info
-from memcg_inspect.linux.kfence import kfence_pages
-from memcg_inspect.linux.layout import has_type
-from memcg_inspect.linux.lru import LruReader
-from memcg_inspect.linux.memcontrol import (
+from memcg_inspect.image.layout import has_type
+from memcg_inspect.image.missing import needing_all
+from memcg_inspect.image.progress import STOPPED, Attention
+from memcg_inspect.linux.kernel.bpf import bpf_objcgs
+from memcg_inspect.linux.kernel.sched import caches_objcg, read_tasks
+from memcg_inspect.linux.mm.alloc_tag import why_not_profiled
+from memcg_inspect.linux.mm.kfence import kfence_pages
+from memcg_inspect.linux.mm.memcontrol import (
     accounting,
     has_node_objcgs,
     memory_usage,
@@ -43,18 +44,17 @@ from memcg_inspect.linux.memcontrol import (
     read_objcgs,
     recover_objcgs,
 )
-from memcg_inspect.linux.mmzone import mem_map
-from memcg_inspect.linux.pages import KmemPage, PagePiece, page_layout, scan_pages
-from memcg_inspect.linux.percpu import PercpuReader
-from memcg_inspect.linux.released import ReleasedReader
-from memcg_inspect.linux.sched import caches_objcg, read_tasks
-from memcg_inspect.linux.slab import Slab, SlabReader
-from memcg_inspect.linux.slab_usage import SlabTally
-from memcg_inspect.linux.sock import SockReader
-from memcg_inspect.linux.stock import read_charge_stocks, read_obj_stocks
-from memcg_inspect.linux.vmstat import read_node_stats
-from memcg_inspect.linux.vmstats import StatReader
-from memcg_inspect.linux.zswap import ZswapReader
+from memcg_inspect.linux.mm.memcontrol_stock import read_charge_stocks, read_obj_stocks
+from memcg_inspect.linux.mm.memcontrol_vmstats import StatReader
+from memcg_inspect.linux.mm.mm_inline import LruReader
+from memcg_inspect.linux.mm.mm_types import KmemPage, PagePiece, page_layout, scan_pages
+from memcg_inspect.linux.mm.mmzone import mem_map
+from memcg_inspect.linux.mm.percpu import PercpuReader
+from memcg_inspect.linux.mm.slab import Slab, SlabReader
+from memcg_inspect.linux.mm.slab import SlabTally
+from memcg_inspect.linux.mm.vmstat import read_node_stats
+from memcg_inspect.linux.mm.zswap import ZswapReader
+from memcg_inspect.linux.net.sock import SockReader
 from memcg_inspect.model import (
     NUMA_NO_NODE,
     Coverage,

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Mapping
 
 from drgn import FaultError, Object, Program
 
-from memcg_inspect.audit.counters import Counters
-from memcg_inspect.linux.memcontrol import nodeinfo
-from memcg_inspect.linux.vmstats import StatReader
+from memcg_inspect.checks.counters import Counters
+from memcg_inspect.linux.mm.memcontrol import nodeinfo
+from memcg_inspect.linux.mm.memcontrol_vmstats import StatReader
 from memcg_inspect.model import Coverage, Memcg, Stat
 
 __all__ = ("read_counters",)

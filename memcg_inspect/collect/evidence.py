@@ -7,13 +7,13 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from drgn import Program
 
-from memcg_inspect.audit.findings import MOST_EVIDENCE, Suspect
-from memcg_inspect.audit.snapshot import Snapshot
-from memcg_inspect.linux.mmzone import mem_map
-from memcg_inspect.linux.pages import KmemPage, PagePiece, scan_pages
-from memcg_inspect.linux.percpu import PercpuReader
-from memcg_inspect.linux.slab import Slab, SlabReader
-from memcg_inspect.linux.zswap import ZswapReader
+from memcg_inspect.checks.findings import MOST_EVIDENCE, Suspect
+from memcg_inspect.checks.snapshot import Snapshot
+from memcg_inspect.linux.mm.mm_types import KmemPage, PagePiece, scan_pages
+from memcg_inspect.linux.mm.mmzone import mem_map
+from memcg_inspect.linux.mm.percpu import PercpuReader
+from memcg_inspect.linux.mm.slab import Slab, SlabReader
+from memcg_inspect.linux.mm.zswap import ZswapReader
 from memcg_inspect.model import Evidence
 
 __all__ = ("find_evidence",)

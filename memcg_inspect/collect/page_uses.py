@@ -7,11 +7,11 @@ from collections import defaultdict
 
 from drgn import Program
 
-from memcg_inspect.linux.compound import other_compound_pages
-from memcg_inspect.linux.mmzone import mem_map
-from memcg_inspect.linux.pages import KmemPage, page_layout
-from memcg_inspect.linux.pgtable import hidden_pgd_pages
-from memcg_inspect.linux.vmalloc import stack_blocks, thread_size, vm_areas
+from memcg_inspect.linux.arch.x86 import hidden_pgd_pages
+from memcg_inspect.linux.mm.mm_types import KmemPage, page_layout
+from memcg_inspect.linux.mm.mmzone import mem_map
+from memcg_inspect.linux.mm.vmalloc import stack_blocks, thread_size, vm_areas
+from memcg_inspect.linux.net.compound import other_compound_pages
 from memcg_inspect.model import Coverage
 
 __all__ = ("PageUses",)

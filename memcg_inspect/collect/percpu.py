@@ -6,9 +6,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator
 
-from memcg_inspect.audit.ledger import Entry, Ledger
+from memcg_inspect.checks.ledger import Entry, Ledger
 from memcg_inspect.collect.bynode import ByNode
-from memcg_inspect.linux.percpu import PcpuAlloc, PcpuChunk, PercpuReader
+from memcg_inspect.linux.mm.percpu import PcpuAlloc, PcpuChunk, PercpuReader
 from memcg_inspect.model import NUMA_NO_NODE, PercpuUsage
 
 __all__ = ("add_percpu", "add_percpu_by_node", "percpu_usage")

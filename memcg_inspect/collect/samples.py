@@ -9,15 +9,15 @@ from dataclasses import dataclass, field
 
 from drgn import Program
 
-from memcg_inspect.audit.ledger import Entry, Kind
+from memcg_inspect.checks.ledger import Entry, Kind
 from memcg_inspect.collect.page_uses import PageUses
-from memcg_inspect.linux.folios import Folio, folios_of
-from memcg_inspect.linux.mmzone import mem_map
-from memcg_inspect.linux.pages import scan_pages
-from memcg_inspect.linux.percpu import PercpuReader
-from memcg_inspect.linux.slab import Slab, SlabReader
-from memcg_inspect.linux.sock import SockReader
-from memcg_inspect.linux.zswap import ZswapReader
+from memcg_inspect.linux.mm.debug import Folio, folios_of
+from memcg_inspect.linux.mm.mm_types import scan_pages
+from memcg_inspect.linux.mm.mmzone import mem_map
+from memcg_inspect.linux.mm.percpu import PercpuReader
+from memcg_inspect.linux.mm.slab import Slab, SlabReader
+from memcg_inspect.linux.mm.zswap import ZswapReader
+from memcg_inspect.linux.net.sock import SockReader
 from memcg_inspect.model import NUMA_NO_NODE, Coverage
 
 __all__ = ("FolioGroup", "Samples", "find_samples")

@@ -7,10 +7,10 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
-from memcg_inspect.audit.ledger import Entry, Ledger
+from memcg_inspect.checks.ledger import Entry, Ledger
 from memcg_inspect.collect.bynode import ByNode
-from memcg_inspect.linux.mmzone import mem_map
-from memcg_inspect.linux.zswap import ZswapEntry, ZswapReader
+from memcg_inspect.linux.mm.mmzone import mem_map
+from memcg_inspect.linux.mm.zswap import ZswapEntry, ZswapReader
 from memcg_inspect.model import NUMA_NO_NODE, Misplaced, Objcg
 
 __all__ = ("add_zswap",)

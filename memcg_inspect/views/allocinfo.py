@@ -9,18 +9,18 @@ from typing import NamedTuple
 
 from drgn import Program
 
-from memcg_inspect.audit.alloc_tags import site_name
-from memcg_inspect.audit.profile import Profile, Use
-from memcg_inspect.audit.snapshot import Snapshot
+from memcg_inspect.checks.alloc_tags import site_name
+from memcg_inspect.checks.profile import Profile, Use
+from memcg_inspect.checks.snapshot import Snapshot
 from memcg_inspect.collect import collect
-from memcg_inspect.linux.alloc_tag import (
+from memcg_inspect.collect.alloc_tag_cost import read_costs, total_memory
+from memcg_inspect.collect.image_info import image_info
+from memcg_inspect.linux.mm.alloc_tag import (
     proc_version,
     read_call_sites,
     why_no_call_sites,
     why_not_profiled,
 )
-from memcg_inspect.linux.alloc_tag_cost import read_costs, total_memory
-from memcg_inspect.linux.image import image_info
 from memcg_inspect.model import CallSite, Coverage, ImageError
 from memcg_inspect.tables import Answer, Column, NotRead, Table, UsageError, Value
 from memcg_inspect.views.view import Argument, View

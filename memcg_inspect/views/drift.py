@@ -9,11 +9,11 @@ from collections.abc import Iterator
 
 from drgn import FaultError, Object, Program
 
-from memcg_inspect.audit.counters import Counters
-from memcg_inspect.linux.flush import FlushRule
-from memcg_inspect.linux.image import image_info
-from memcg_inspect.linux.memory_stat import StatLine, event_slots, stat_lines
-from memcg_inspect.linux.vmstats import ByCpu, StatReader
+from memcg_inspect.checks.counters import Counters
+from memcg_inspect.collect.image_info import image_info
+from memcg_inspect.linux.mm.memcontrol_vmstats import FlushRule
+from memcg_inspect.linux.mm.memcontrol_vmstats import StatLine, event_slots, stat_lines
+from memcg_inspect.linux.mm.memcontrol_vmstats import ByCpu, StatReader
 from memcg_inspect.model import Memcg, Stat
 from memcg_inspect.tables import Answer, Column, NotRead, Table, Value, matches
 from memcg_inspect.views.payers import Payers

@@ -10,14 +10,14 @@ from typing import NamedTuple
 
 from drgn import FaultError, Object, Program
 
-from memcg_inspect.audit.ledger import Amount, Entry, Kind
-from memcg_inspect.audit.snapshot import Snapshot
+from memcg_inspect.checks.ledger import Amount, Entry, Kind
+from memcg_inspect.checks.snapshot import Snapshot
 from memcg_inspect.collect import collect
 from memcg_inspect.collect.samples import Samples, find_samples
-from memcg_inspect.linux.attention import is_moving
-from memcg_inspect.linux.css import CssHolders, read_css_holders
-from memcg_inspect.linux.fs import mapping_name
-from memcg_inspect.linux.memcontrol import keeps_original_objcgs, objcg_owners
+from memcg_inspect.image.progress import is_moving
+from memcg_inspect.linux.fs.inode import mapping_name
+from memcg_inspect.linux.kernel.cgroup import CssHolders, read_css_holders
+from memcg_inspect.linux.mm.memcontrol import keeps_original_objcgs, objcg_owners
 from memcg_inspect.model import NUMA_NO_NODE, Coverage, Memcg
 from memcg_inspect.tables import Answer, Column, NotRead, Table, UsageError, Value
 from memcg_inspect.views.view import Argument, View

@@ -16,23 +16,23 @@ from functools import cached_property
 from drgn import FaultError, Program
 from drgn.helpers.linux.slab import slab_object_info
 
-from memcg_inspect.linux.fs import mapping_name
-from memcg_inspect.linux.kfence import kfence_object, kfence_pages
-from memcg_inspect.linux.layout import has_member
-from memcg_inspect.linux.memcontrol import accounting
-from memcg_inspect.linux.mmzone import mem_map
-from memcg_inspect.linux.page_info import (
+from memcg_inspect.collect.site import SiteFinder
+from memcg_inspect.image.layout import has_member
+from memcg_inspect.linux.fs.inode import mapping_name
+from memcg_inspect.linux.kernel.sched import read_task, task_of_stack
+from memcg_inspect.linux.mm.debug import (
     PageInfo,
     count_payers,
     page_at,
     page_behind,
     read_page,
 )
-from memcg_inspect.linux.percpu import PcpuAlloc, PcpuPlace, PercpuReader
-from memcg_inspect.linux.sched import read_task, task_of_stack
-from memcg_inspect.linux.site import SiteFinder
-from memcg_inspect.linux.slab import Slab, SlabReader
-from memcg_inspect.linux.vmalloc import find_mapping, thread_size
+from memcg_inspect.linux.mm.kfence import kfence_object, kfence_pages
+from memcg_inspect.linux.mm.memcontrol import accounting
+from memcg_inspect.linux.mm.mmzone import mem_map
+from memcg_inspect.linux.mm.percpu import PcpuAlloc, PcpuPlace, PercpuReader
+from memcg_inspect.linux.mm.slab import Slab, SlabReader
+from memcg_inspect.linux.mm.vmalloc import find_mapping, thread_size
 from memcg_inspect.model import CallSite
 from memcg_inspect.tables import NotRead, Value
 from memcg_inspect.views.payers import Payers

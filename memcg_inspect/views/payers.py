@@ -9,8 +9,8 @@ from difflib import get_close_matches
 
 from drgn import Program
 
-from memcg_inspect.linux.memcontrol import read_memcgs, read_objcgs, recover_objcgs
-from memcg_inspect.linux.mmzone import online_nodes
+from memcg_inspect.linux.mm.memcontrol import read_memcgs, read_objcgs, recover_objcgs
+from memcg_inspect.linux.mm.mmzone import online_nodes
 from memcg_inspect.model import Coverage, Memcg, Objcg
 from memcg_inspect.tables import Choice, NotRead, UsageError, Value, as_path, matches
 

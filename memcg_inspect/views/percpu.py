@@ -10,10 +10,10 @@ from typing import NamedTuple
 
 from drgn import Program
 
-from memcg_inspect.linux.alloc_tag import read_call_sites, read_left_behind, why_not_profiled
-from memcg_inspect.linux.image import image_info
-from memcg_inspect.linux.mmzone import mem_map
-from memcg_inspect.linux.percpu import PcpuAlloc, PercpuReader
+from memcg_inspect.collect.image_info import image_info
+from memcg_inspect.linux.mm.alloc_tag import read_call_sites, read_left_behind, why_not_profiled
+from memcg_inspect.linux.mm.mmzone import mem_map
+from memcg_inspect.linux.mm.percpu import PcpuAlloc, PercpuReader
 from memcg_inspect.model import NUMA_NO_NODE, CallSite
 from memcg_inspect.tables import Answer, Column, NotRead, Table, Value
 from memcg_inspect.views.payers import Payers

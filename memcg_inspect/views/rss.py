@@ -9,10 +9,12 @@ from typing import NamedTuple
 
 from drgn import Program
 
-from memcg_inspect.linux.attention import STOPPED, attention_of, is_moving
-from memcg_inspect.linux.image import image_info
-from memcg_inspect.linux.pagewalk import Mapped, PageTableReader
-from memcg_inspect.linux.rss import (
+from memcg_inspect.collect.image_info import image_info
+from memcg_inspect.image.progress import STOPPED, attention_of, is_moving
+from memcg_inspect.linux.kernel.sched import Thread, has_mm, read_threads
+from memcg_inspect.linux.kernel.stacktrace import read_running
+from memcg_inspect.linux.mm.pagewalk import Mapped, PageTableReader
+from memcg_inspect.linux.mm.rss_stat import (
     ITEMS,
     RssCounter,
     counts_by_task,
@@ -20,8 +22,6 @@ from memcg_inspect.linux.rss import (
     read_rss,
     rss_bounds,
 )
-from memcg_inspect.linux.running import read_running
-from memcg_inspect.linux.sched import Thread, has_mm, read_threads
 from memcg_inspect.model import Coverage, ImageInfo
 from memcg_inspect.tables import Answer, Column, NotRead, Table, Value
 from memcg_inspect.views.payers import Payers

@@ -11,13 +11,13 @@ from typing import NamedTuple
 
 from drgn import Program
 
+from memcg_inspect.collect.image_info import image_info
 from memcg_inspect.collect.page_uses import PageUses
-from memcg_inspect.linux.attention import STOPPED, attention_of
-from memcg_inspect.linux.image import image_info
-from memcg_inspect.linux.kfence import kfence_pages
-from memcg_inspect.linux.mmzone import mem_map
-from memcg_inspect.linux.pages import KmemPage, PagePiece, page_layout, scan_pages
-from memcg_inspect.linux.slab import Slab, SlabCache, SlabReader
+from memcg_inspect.image.progress import STOPPED, attention_of
+from memcg_inspect.linux.mm.kfence import kfence_pages
+from memcg_inspect.linux.mm.mm_types import KmemPage, PagePiece, page_layout, scan_pages
+from memcg_inspect.linux.mm.mmzone import mem_map
+from memcg_inspect.linux.mm.slab import Slab, SlabCache, SlabReader
 from memcg_inspect.tables import Answer, Column, NotRead, Table, Value
 from memcg_inspect.views.payers import Payers
 from memcg_inspect.views.view import Argument, View

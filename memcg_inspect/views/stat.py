@@ -8,12 +8,12 @@ from collections.abc import Collection, Iterator
 
 from drgn import Program
 
-from memcg_inspect.audit.counters import Claim, Counters
+from memcg_inspect.checks.counters import Claim, Counters
 from memcg_inspect.collect.counters import read_counters
-from memcg_inspect.linux.image import image_info
-from memcg_inspect.linux.memcontrol import has_node_objcgs, on_default_hierarchy
-from memcg_inspect.linux.memory_stat import StatLine, event_slots, stat_lines
-from memcg_inspect.linux.vmstats import StatReader
+from memcg_inspect.collect.image_info import image_info
+from memcg_inspect.linux.mm.memcontrol import has_node_objcgs, on_default_hierarchy
+from memcg_inspect.linux.mm.memcontrol_vmstats import StatLine, event_slots, stat_lines
+from memcg_inspect.linux.mm.memcontrol_vmstats import StatReader
 from memcg_inspect.model import Memcg
 from memcg_inspect.tables import Answer, Column, NotRead, Table, Value
 from memcg_inspect.views.payers import Payers

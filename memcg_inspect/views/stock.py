@@ -8,14 +8,14 @@ from collections.abc import Iterator, Sequence
 
 from drgn import Program
 
-from memcg_inspect.linux.image import image_info
-from memcg_inspect.linux.mmzone import mem_map, possible_cpus
-from memcg_inspect.linux.stock import read_charge_stocks, read_obj_stocks
-from memcg_inspect.linux.stock_bounds import (
+from memcg_inspect.collect.image_info import image_info
+from memcg_inspect.linux.mm.memcontrol_stock import read_charge_stocks, read_obj_stocks
+from memcg_inspect.linux.mm.memcontrol_stock import (
     charge_stock_bound,
     objcg_bytes_bound,
     slab_bytes_bound,
 )
+from memcg_inspect.linux.mm.mmzone import mem_map, possible_cpus
 from memcg_inspect.model import ChargeStock, ObjStock
 from memcg_inspect.tables import Answer, Column, NotRead, Table, Value
 from memcg_inspect.views.payers import Payers

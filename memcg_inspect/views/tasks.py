@@ -8,10 +8,10 @@ from collections.abc import Iterator
 
 from drgn import Program
 
-from memcg_inspect.audit.rules import may_be_cached
-from memcg_inspect.linux.image import image_info
-from memcg_inspect.linux.memcontrol import has_node_objcgs
-from memcg_inspect.linux.sched import caches_objcg, read_tasks
+from memcg_inspect.checks.rules import may_be_cached
+from memcg_inspect.collect.image_info import image_info
+from memcg_inspect.linux.kernel.sched import caches_objcg, read_tasks
+from memcg_inspect.linux.mm.memcontrol import has_node_objcgs
 from memcg_inspect.model import TaskCharge
 from memcg_inspect.tables import Answer, Column, NotRead, Table, Value
 from memcg_inspect.views.payers import Payers

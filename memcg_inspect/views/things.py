@@ -9,14 +9,14 @@ from typing import NamedTuple
 
 from drgn import FaultError, Object, Program
 
-from memcg_inspect.linux.fs import dentry_name
-from memcg_inspect.linux.memcontrol import objcg_owners, on_default_hierarchy
-from memcg_inspect.linux.mmzone import mem_map
-from memcg_inspect.linux.percpu_refcount import percpu_ref_count
-from memcg_inspect.linux.sched import read_task
-from memcg_inspect.linux.slab import Slab, SlabReader
-from memcg_inspect.linux.sock import SockReader
-from memcg_inspect.linux.zswap import ZswapEntry, ZswapReader
+from memcg_inspect.linux.fs.inode import dentry_name
+from memcg_inspect.linux.kernel.sched import read_task
+from memcg_inspect.linux.lib.percpu_refcount import percpu_ref_count
+from memcg_inspect.linux.mm.memcontrol import objcg_owners, on_default_hierarchy
+from memcg_inspect.linux.mm.mmzone import mem_map
+from memcg_inspect.linux.mm.slab import Slab, SlabReader
+from memcg_inspect.linux.mm.zswap import ZswapEntry, ZswapReader
+from memcg_inspect.linux.net.sock import SockReader
 from memcg_inspect.tables import Value
 from memcg_inspect.views.payers import Payers
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from drgn import Program
 
-from memcg_inspect.linux.image import image_info
+from memcg_inspect.collect.image_info import image_info
 from memcg_inspect.tables import Answer, Column, NotRead, Table, UsageError, Value
 from memcg_inspect.views.layers import Layers
 from memcg_inspect.views.payers import Payers

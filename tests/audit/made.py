@@ -6,9 +6,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from memcg_inspect.audit.counters import Counters
-from memcg_inspect.audit.ledger import Entry, Ledger
-from memcg_inspect.audit.snapshot import Snapshot
+from memcg_inspect.checks.counters import Counters
+from memcg_inspect.checks.ledger import Entry, Ledger
+from memcg_inspect.checks.snapshot import Snapshot
 from memcg_inspect.model import Accounting, Coverage, Features, ImageInfo, Memcg, Objcg, Stat
 
 RECLAIMABLE = "NR_SLAB_RECLAIMABLE_B"

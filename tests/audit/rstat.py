@@ -18,8 +18,8 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 
-from memcg_inspect.audit.counters import Counters
-from memcg_inspect.audit.ledger import Entry, Ledger
+from memcg_inspect.checks.counters import Counters
+from memcg_inspect.checks.ledger import Entry, Ledger
 from memcg_inspect.model import Memcg, Objcg, ObjStock, Stat
 
 #: What objects are of, and the counter they are booked in.

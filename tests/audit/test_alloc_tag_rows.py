@@ -7,11 +7,11 @@ from typing import Any
 
 from made import OBJCG_A, snapshot
 
-from memcg_inspect.audit.alloc_tags import alloc_tag_rows, counts_one_cpu
-from memcg_inspect.audit.judge import judge
-from memcg_inspect.audit.looks import settle
-from memcg_inspect.audit.profile import Profile, Use
-from memcg_inspect.audit.snapshot import Snapshot
+from memcg_inspect.checks.alloc_tags import alloc_tag_rows, counts_one_cpu
+from memcg_inspect.checks.judge import judge
+from memcg_inspect.checks.looks import settle
+from memcg_inspect.checks.profile import Profile, Use
+from memcg_inspect.checks.snapshot import Snapshot
 from memcg_inspect.model import CallSite, Row, Running
 
 KMALLOC, PERCPU, IDLE, MODULE = 0x100, 0x200, 0x300, 0x400

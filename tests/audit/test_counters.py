@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from made import DEAD, ROOT, A, B, family, tree
 
-from memcg_inspect.audit.counters import Claim, Counters
+from memcg_inspect.checks.counters import Claim, Counters
 from memcg_inspect.model import Memcg, Stat
 
 ITEM = "MEMCG_KMEM"

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from made import snapshot
 from rstat import ITEMS, Group, Kernel
 
-from memcg_inspect.audit.judge import judge
-from memcg_inspect.audit.snapshot import Snapshot
+from memcg_inspect.checks.judge import judge
+from memcg_inspect.checks.snapshot import Snapshot
 from memcg_inspect.model import Row
 
 STEPS = ("mkdir", "rmdir", "reparent", "release", "allocate", "free", "flush", "drain")

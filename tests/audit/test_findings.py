@@ -20,7 +20,7 @@ from made import (
     zero,
 )
 
-from memcg_inspect.audit.findings import (
+from memcg_inspect.checks.findings import (
     MOST_EVIDENCE,
     Lead,
     attach,
@@ -28,10 +28,10 @@ from memcg_inspect.audit.findings import (
     skew_findings,
     stray_findings,
 )
-from memcg_inspect.audit.judge import judge
-from memcg_inspect.audit.skew import skew_matrix
-from memcg_inspect.audit.slab import slab_rows
-from memcg_inspect.audit.snapshot import Snapshot
+from memcg_inspect.checks.judge import judge
+from memcg_inspect.checks.skew import skew_matrix
+from memcg_inspect.checks.slab import slab_rows
+from memcg_inspect.checks.snapshot import Snapshot
 from memcg_inspect.model import (
     Accounting,
     Coverage,

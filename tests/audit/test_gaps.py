@@ -21,12 +21,12 @@ from made import (
 )
 from test_identities import image
 
-from memcg_inspect.audit.hierarchy import hierarchy_rows
-from memcg_inspect.audit.kmem import kmem_rows
-from memcg_inspect.audit.skew import skew_matrix
-from memcg_inspect.audit.slab import slab_rows
-from memcg_inspect.audit.snapshot import Snapshot
-from memcg_inspect.audit.usage import usage_rows
+from memcg_inspect.checks.hierarchy import hierarchy_rows
+from memcg_inspect.checks.kmem import kmem_rows
+from memcg_inspect.checks.skew import skew_matrix
+from memcg_inspect.checks.slab import slab_rows
+from memcg_inspect.checks.snapshot import Snapshot
+from memcg_inspect.checks.usage import usage_rows
 from memcg_inspect.model import Coverage, Objcg, Row, Stat
 
 

@@ -22,16 +22,16 @@ from made import (
     snapshot,
 )
 
-from memcg_inspect.audit.hierarchy import hierarchy_rows, level_rows
-from memcg_inspect.audit.judge import judge
-from memcg_inspect.audit.kmem import kmem_rows, pagetable_rows, stack_rows, vmalloc_rows
-from memcg_inspect.audit.ledger import Kind
-from memcg_inspect.audit.objcg import objcg_rows, reference_rows
-from memcg_inspect.audit.percpu import percpu_rows
-from memcg_inspect.audit.rules import placement_rows, task_rows
-from memcg_inspect.audit.snapshot import Snapshot
-from memcg_inspect.audit.usage import sock_rows, usage_rows
-from memcg_inspect.audit.zswap import zswap_rows
+from memcg_inspect.checks.hierarchy import hierarchy_rows, level_rows
+from memcg_inspect.checks.judge import judge
+from memcg_inspect.checks.kmem import kmem_rows, pagetable_rows, stack_rows, vmalloc_rows
+from memcg_inspect.checks.ledger import Kind
+from memcg_inspect.checks.objcg import objcg_rows, reference_rows
+from memcg_inspect.checks.percpu import percpu_rows
+from memcg_inspect.checks.rules import placement_rows, task_rows
+from memcg_inspect.checks.snapshot import Snapshot
+from memcg_inspect.checks.usage import sock_rows, usage_rows
+from memcg_inspect.checks.zswap import zswap_rows
 from memcg_inspect.model import (
     ChargeStock,
     Coverage,

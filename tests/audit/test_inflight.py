@@ -9,8 +9,8 @@ import pytest
 from made import A
 from test_identities import image
 
-from memcg_inspect.audit.inflight import mark_in_flight
-from memcg_inspect.audit.usage import usage_rows
+from memcg_inspect.checks.inflight import mark_in_flight
+from memcg_inspect.checks.usage import usage_rows
 from memcg_inspect.model import Row, Running
 
 FREEING = ("lru_gen_add_folio", "folio_batch_move_lru", "exit_mmap")

@@ -6,7 +6,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memcg_inspect.audit.ledger import Amount, Entry, Ledger
+from memcg_inspect.checks.ledger import Amount, Entry, Ledger
 
 
 def test_adds_up_by_entry() -> None:

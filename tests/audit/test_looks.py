@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import pytest
 
-from memcg_inspect.audit.findings import Lead
-from memcg_inspect.audit.judge import Judgement
-from memcg_inspect.audit.looks import LOOKS, common_coverage, is_settled, settle
-from memcg_inspect.audit.rows import make_row, summarize
+from memcg_inspect.checks.findings import Lead
+from memcg_inspect.checks.judge import Judgement
+from memcg_inspect.checks.looks import LOOKS, common_coverage, is_settled, settle
+from memcg_inspect.checks.rows import make_row, summarize
 from memcg_inspect.model import Coverage, Evidence, Finding, Moved, Row
 
 WEB, DB = 0x1000, 0x2000

@@ -7,10 +7,10 @@ from typing import Any
 
 from made import DEAD, OBJCG_A, OBJCG_DEAD, ROOT, A, B, snapshot
 
-from memcg_inspect.audit.judge import judge
-from memcg_inspect.audit.ledger import Ledger
-from memcg_inspect.audit.lru import lru_rows
-from memcg_inspect.audit.snapshot import Snapshot
+from memcg_inspect.checks.judge import judge
+from memcg_inspect.checks.ledger import Ledger
+from memcg_inspect.checks.lru import lru_rows
+from memcg_inspect.checks.snapshot import Snapshot
 from memcg_inspect.model import Coverage, LruLists, Row
 
 ACTIVE = "lru_zone_size[ZONE_NORMAL][LRU_ACTIVE_ANON]"

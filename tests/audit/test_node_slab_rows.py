@@ -7,9 +7,9 @@ from typing import Any
 
 from made import RECLAIMABLE, UNRECLAIMABLE, features, snapshot
 
-from memcg_inspect.audit.judge import judge
-from memcg_inspect.audit.node_slab import node_slab_rows
-from memcg_inspect.audit.snapshot import Snapshot
+from memcg_inspect.checks.judge import judge
+from memcg_inspect.checks.node_slab import node_slab_rows
+from memcg_inspect.checks.snapshot import Snapshot
 from memcg_inspect.model import Coverage, NodeStat, SlabUsage
 
 

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memcg_inspect.audit.judge import verdict
-from memcg_inspect.audit.rows import make_row, summarize
+from memcg_inspect.checks.judge import verdict
+from memcg_inspect.checks.rows import make_row, summarize
 from memcg_inspect.model import Coverage, Finding, Identity, Row
 
 

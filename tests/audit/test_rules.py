@@ -6,10 +6,10 @@ from __future__ import annotations
 import pytest
 from made import A, ledger, snapshot
 
-from memcg_inspect.audit.judge import judge
-from memcg_inspect.audit.objcg import objcg_rows
-from memcg_inspect.audit.pernode import counters_follow
-from memcg_inspect.audit.snapshot import Snapshot
+from memcg_inspect.checks.judge import judge
+from memcg_inspect.checks.objcg import objcg_rows
+from memcg_inspect.checks.pernode import counters_follow
+from memcg_inspect.checks.snapshot import Snapshot
 from memcg_inspect.model import Accounting, Follows, Misplaced, Objcg
 
 #: Objcgs of /a on nodes 0 and 1.

@@ -19,8 +19,8 @@ from made import (
     zero,
 )
 
-from memcg_inspect.audit.slab import slab_rows
-from memcg_inspect.audit.snapshot import Snapshot
+from memcg_inspect.checks.slab import slab_rows
+from memcg_inspect.checks.snapshot import Snapshot
 from memcg_inspect.model import Coverage, Objcg, ObjStock, Row, Stat
 
 CHARGES = {

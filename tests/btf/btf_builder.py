@@ -7,7 +7,7 @@ import struct
 from collections.abc import Iterable, Sequence
 from typing import Literal
 
-from memcg_inspect.linux.btf.parse import Btf, Kind
+from memcg_inspect.btf.parse import Btf, Kind
 
 Order = Literal["little", "big"]
 

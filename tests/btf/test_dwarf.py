@@ -12,9 +12,9 @@ from guests import BUILT_KERNELS, DEBIAN_KERNELS
 from labkit import kernels
 from spell import definition
 
-from memcg_inspect.linux.btf.parse import Btf, Kind
-from memcg_inspect.linux.btf.source import from_file
-from memcg_inspect.linux.btf.types import TypeMaker
+from memcg_inspect.btf.parse import Btf, Kind
+from memcg_inspect.btf.source import from_file
+from memcg_inspect.btf.types import TypeMaker
 
 KERNELS = (*DEBIAN_KERNELS, *BUILT_KERNELS)
 SPELLED = {

@@ -23,9 +23,9 @@ from drgn import Architecture, Platform, PlatformFlags, Program, TypeKind
 from guests import DEBIAN_KERNELS
 from labkit import kernels
 
-from memcg_inspect.linux.btf import load_btf
-from memcg_inspect.linux.btf.parse import Btf, Kind
-from memcg_inspect.linux.btf.source import from_file
+from memcg_inspect.btf import load_btf
+from memcg_inspect.btf.parse import Btf, Kind
+from memcg_inspect.btf.source import from_file
 from memcg_inspect.model import ImageError
 
 SIZE = 40 << 10

@@ -7,7 +7,7 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
-from memcg_inspect.linux.btf.globals import VARIABLES
+from memcg_inspect.btf.globals import VARIABLES
 
 PACKAGE = Path(__file__).resolve().parents[2] / "memcg_inspect"
 

@@ -13,12 +13,12 @@ from drgn.helpers.linux.kallsyms import load_vmlinux_kallsyms
 from guests import BUILT_KERNELS, DEBIAN_KERNELS, NOT_BUILT, Image, Lab
 from spell import layout
 
+from memcg_inspect.btf import debug_info_source, load_btf
+from memcg_inspect.btf.globals import VARIABLES
+from memcg_inspect.btf.parse import Kind
+from memcg_inspect.btf.session import session_of
+from memcg_inspect.btf.symbols import Kallsyms
 from memcg_inspect.collect import audit
-from memcg_inspect.linux.btf import debug_info_source, load_btf
-from memcg_inspect.linux.btf.globals import VARIABLES
-from memcg_inspect.linux.btf.parse import Kind
-from memcg_inspect.linux.btf.session import session_of
-from memcg_inspect.linux.btf.symbols import Kallsyms
 
 pytestmark = pytest.mark.image
 KERNELS = (*DEBIAN_KERNELS, *BUILT_KERNELS)

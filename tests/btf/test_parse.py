@@ -21,10 +21,10 @@ from drgn import (
     TypeKind,
 )
 
-from memcg_inspect.linux.btf import BtfError, debug_info_source, load_btf
-from memcg_inspect.linux.btf.parse import Btf, Kind
-from memcg_inspect.linux.btf.source import from_image
-from memcg_inspect.linux.btf.types import TypeMaker
+from memcg_inspect.btf import BtfError, debug_info_source, load_btf
+from memcg_inspect.btf.parse import Btf, Kind
+from memcg_inspect.btf.source import from_image
+from memcg_inspect.btf.types import TypeMaker
 from memcg_inspect.model import ImageError
 
 ORDERS: list[Order] = ["little", "big"]

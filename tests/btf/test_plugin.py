@@ -11,9 +11,9 @@ import pytest
 from drgn import Architecture, Platform, Program
 from guests import DEBIAN_KERNELS, Lab
 
-from memcg_inspect.linux.btf import debug_info_source
-from memcg_inspect.linux.btf.plugin import drgn_prog_set
-from memcg_inspect.linux.btf.session import session_of
+from memcg_inspect.btf import debug_info_source
+from memcg_inspect.btf.plugin import drgn_prog_set
+from memcg_inspect.btf.session import session_of
 
 
 def test_other_programs_are_left_alone() -> None:
@@ -37,8 +37,8 @@ def test_nothing_is_read_until_asked(lab: Lab) -> None:
 def test_a_kernel_without_btf_gives_one_warning(
     lab: Lab, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from memcg_inspect.linux.btf import session
-    from memcg_inspect.linux.btf.parse import BtfError
+    from memcg_inspect.btf import session
+    from memcg_inspect.btf.parse import BtfError
 
     def nothing(*_: object) -> None:
         raise BtfError("this kernel has no BTF")
@@ -60,7 +60,7 @@ def test_a_kernel_without_btf_gives_one_warning(
 def test_in_drgn_itself(lab: Lab) -> None:
     image = lab.image(DEBIAN_KERNELS[-1])
     environment = os.environ | {
-        "DRGN_PLUGINS": "btf=memcg_inspect.linux.btf.plugin",
+        "DRGN_PLUGINS": "btf=memcg_inspect.btf.plugin",
         "DRGN_DISABLE_PLUGINS": "*",
     }
     done = subprocess.run(

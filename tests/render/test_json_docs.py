@@ -11,7 +11,7 @@ from typing import Any, get_args
 import pytest
 from reports import more, report
 
-from memcg_inspect.audit.judge import RULES
+from memcg_inspect.checks.judge import RULES
 from memcg_inspect.render.json_report import report_document
 from memcg_inspect.render.tables import answer_to_json
 from memcg_inspect.tables import Answer, Column, Kind, Table

@@ -1,0 +1,386 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+"""
+Symbols from kallsyms
+---------------------
+
+Mirrors :linux:`kernel/kallsyms.c` and the tables that :linux:`scripts/kallsyms.c` writes.
+
+drgn's own helper reads each symbol's length on its own and unpacks all of them, half a second
+for 200,000. Here a name is found by bisection in the kernel's list of symbols by name, of
+which some twenty are unpacked, and everything is checked against the address of ``_stext``
+that VMCOREINFO tells. Where a kernel has no such list, symbols are told apart by the tokens they
+begin and end with; where its tables cannot be read or understood, drgn's helper has the last word.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from array import array
+from bisect import bisect_left, bisect_right
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import Protocol
+
+from drgn import FaultError, Program, Symbol, SymbolBinding, SymbolKind
+from drgn.helpers.linux.kallsyms import load_vmlinux_kallsyms
+
+from memcg_inspect.image.memory import memory_of
+from memcg_inspect.model import ImageError
+
+__all__ = ("Kallsyms", "SymbolTable", "Symbols", "load_symbols")
+
+#: Symbols for which kallsyms has one marker in the names.
+GROUP = 256
+#: No kernel's names take more.
+NAMES_LIMIT = 64 << 20
+#: kallsyms has no sizes; gaps larger than this are gaps, not symbols.
+SIZE_LIMIT = 0x10000
+
+
+class Symbols(Protocol):
+    """What finds symbols: :class:`Kallsyms`, :class:`SymbolTable`."""
+
+    def named(self, name: str) -> list[Symbol]:
+        """Return all symbols of a name."""
+
+    def containing(self, address: int) -> list[Symbol]:
+        """Return all symbols that an address lies in."""
+
+    def room(self, symbol: Symbol) -> int | None:
+        """Return the distance to the next symbol, if known."""
+
+    def everything(self) -> list[Symbol]:
+        """Return all symbols."""
+
+
+class SymbolTable:
+    """Symbols found by a function of drgn's symbol finder interface, e.g. a ``SymbolIndex``."""
+
+    def __init__(
+        self,
+        prog: Program,
+        find: Callable[[Program, str | None, int | None, bool], Sequence[Symbol]],
+    ) -> None:
+        self._prog = prog
+        self._index = find
+
+    def _find(self, name: str | None, address: int | None) -> list[Symbol]:
+        return list(self._index(self._prog, name, address, False))
+
+    def named(self, name: str) -> list[Symbol]:
+        """Return all symbols of a name."""
+        return self._find(name, None)
+
+    def containing(self, address: int) -> list[Symbol]:
+        """Return all symbols that an address lies in."""
+        return self._find(None, address)
+
+    def room(self, symbol: Symbol) -> int | None:
+        """Return the distance to the next symbol, if known."""
+        return symbol.size or None
+
+    def everything(self) -> list[Symbol]:
+        """Return all symbols."""
+        return self._find(None, None)
+
+
+class Kallsyms:
+    """
+    The symbols of a kernel, from its own tables.
+
+    :raises LookupError: if VMCOREINFO does not tell where they are, or they are not understood
+    :raises FaultError: if they are not in the image
+    """
+
+    def __init__(self, prog: Program) -> None:
+        self._memory = memory_of(prog)
+        told = _vmcoreinfo_symbols(prog)
+        names, tokens = told["kallsyms_names"], told["kallsyms_token_table"]
+        self.count = self._ints(told["kallsyms_num_syms"], 1, "I")[0]
+        if not 0 < tokens - names < NAMES_LIMIT or not 0 < self.count < tokens - names:
+            raise LookupError("the tables of kallsyms are not where they are expected")
+        self._names = self._memory.read(names, tokens - names)
+        self._tokens = self._read_tokens(tokens, told["kallsyms_token_index"])
+        self._markers = self._find_markers()
+        self._indexes: Callable[[bytes], list[int]] = lambda name: []
+        self._addresses = self._find_addresses(told)
+
+    def _ints(self, address: int, count: int, code: str) -> tuple[int, ...]:
+        data = self._memory.read(address, count * struct.calcsize(f"={code}"))
+        return struct.unpack(f"{'<' if self._memory.order == 'little' else '>'}{count}{code}", data)
+
+    def _read_tokens(self, table: int, index: int) -> list[bytes]:
+        starts = self._ints(index, 256, "H")
+        # The table is followed by its index.
+        size = max(starts) + 128 if not 0 < index - table <= 1 << 16 else index - table
+        data = self._memory.read(table, size)
+        return [data[start : data.find(b"\0", start)] for start in starts]
+
+    # Names
+
+    def _find_markers(self) -> list[int]:
+        """Return where each 256th name starts; the kernel's table precedes that of the tokens."""
+        groups = -(-self.count // GROUP)
+        size = 4 * groups
+        order = "<" if self._memory.order == "little" else ">"
+        for start in range((len(self._names) - size) & ~3, len(self._names) - size - 16, -4):
+            if start <= 0:
+                break
+            markers = list(struct.unpack_from(f"{order}{groups}I", self._names, start))
+            if markers[0] == 0 and all(
+                self._skip(markers[i], GROUP) == markers[i + 1]
+                for i in {0, groups // 2, groups - 2}
+                if 0 <= i < groups - 1
+            ):
+                return markers
+        markers, at = [], 0
+        for _ in range(groups):
+            markers.append(at)
+            at = self._skip(at, GROUP)
+        return markers
+
+    def _skip(self, at: int, count: int) -> int:
+        names, end = self._names, len(self._names)
+        for _ in range(count):
+            if at >= end - 1:
+                return end
+            length = names[at]
+            # Two bytes since commit 73bbb94466fd ("kallsyms: support "big" kernel symbols")
+            # (in v6.1); before, names did not get that long.
+            at += 1 + length if length < 0x80 else 2 + (length & 0x7F | names[at + 1] << 7)
+        return at
+
+    def _raw(self, index: int) -> bytes:
+        """Return the letter of :manpage:`nm(1)` and the name of a symbol."""
+        at = self._skip(self._markers[index // GROUP], index % GROUP)
+        if at >= len(self._names) - 1:
+            return b""
+        end, start = self._skip(at, 1), at + 1 + (self._names[at] >> 7)
+        return b"".join([self._tokens[byte] for byte in self._names[start:end]])
+
+    def _unpack(self) -> list[bytes]:
+        """Return what :meth:`_raw` does, for all symbols."""
+        names, token, at, found = self._names, self._tokens.__getitem__, 0, []
+        for _ in range(self.count):
+            length = names[at] if at < len(names) - 1 else 0
+            at += 1
+            if length >= 0x80:
+                length = length & 0x7F | names[at] << 7
+                at += 1
+            found.append(b"".join(map(token, names[at : at + length])))
+            at += length
+        return found
+
+    def _by_name(self, index: int) -> bytes:
+        return self._raw(index)[1:]
+
+    # Addresses
+
+    def _find_addresses(self, told: dict[str, int]) -> Callable[[int], int]:
+        stext = told["_stext"]
+        for indexes in self._ways(told):
+            self._indexes = indexes
+            for index in indexes(b"_stext"):
+                for address in self._encodings(told):
+                    if address(index) == stext:
+                        return address
+        raise LookupError("the addresses of kallsyms are not understood")
+
+    def _ways(self, told: dict[str, int]) -> Iterable[Callable[[bytes], list[int]]]:
+        """Ways to find symbols by name: in the kernel's list (6.2 and newer), or by tokens."""
+        if "kallsyms_offsets" in told:
+            # It is the last table since 6.5.
+            after = told["kallsyms_offsets"] + 4 * self.count
+            if "kallsyms_relative_base" in told:
+                after = told["kallsyms_relative_base"] + self._memory.word_size
+            for start in {after, -(-after // 8) * 8}:
+                with suppress(FaultError):
+                    order = _Triples(self._memory.read(start, 3 * self.count), self.count)
+                    yield partial(self._in_order, order)
+        yield _Ends(self._names, self._tokens, self.count).indexes
+
+    def _encodings(self, told: dict[str, int]) -> Iterable[Callable[[int], int]]:
+        """Ways to understand what is kept for a symbol."""
+        if "kallsyms_addresses" in told:
+            code = "Q" if self._memory.word_size == 8 else "I"
+            yield self._ints(told["kallsyms_addresses"], self.count, code).__getitem__
+            return
+        place, mask = told["kallsyms_offsets"], (1 << 8 * self._memory.word_size) - 1
+        offsets = self._ints(place, self.count, "i")
+        if "kallsyms_relative_base" in told:
+            base = self._memory.word(told["kallsyms_relative_base"])
+            # CONFIG_KALLSYMS_ABSOLUTE_PERCPU, until commit 01157ddc58dc ("kallsyms: Remove
+            # KALLSYMS_ABSOLUTE_PERCPU") (in v6.15).
+            yield lambda i: base - 1 - offsets[i] & mask if offsets[i] < 0 else offsets[i]
+            yield lambda i: base + (offsets[i] & 0xFFFFFFFF) & mask
+        # Commit a081b5789255 ("kallsyms: Get rid of kallsyms relative base") (in v7.0).
+        yield lambda i: place + 4 * i + offsets[i] & mask
+        yield lambda i: offsets[i] & mask
+
+    # Lookups
+
+    def _in_order(self, order: Sequence[int], wanted: bytes) -> list[int]:
+        first = bisect_left(order, wanted, key=self._by_name)
+        last = first
+        while last < self.count and self._by_name(order[last]) == wanted:
+            last += 1
+        return [order[i] for i in range(first, last)]
+
+    def _symbol(self, index: int, raw: bytes | None = None) -> Symbol:
+        raw = self._raw(index) if raw is None else raw
+        address, size = self._addresses(index), 0
+        if index + 1 < self.count:
+            size = self._addresses(index + 1) - address
+        return Symbol(
+            raw[1:].decode(errors="backslashreplace"),
+            address,
+            size if 0 <= size < SIZE_LIMIT else 0,
+            _binding(raw[:1]),
+            _kind(raw[:1]),
+        )
+
+    def named(self, name: str) -> list[Symbol]:
+        """Return all symbols of a name."""
+        wanted = name.encode(errors="surrogateescape")
+        return [self._symbol(index) for index in self._indexes(wanted)]
+
+    def containing(self, address: int) -> list[Symbol]:
+        """Return all symbols that an address lies in."""
+        index = bisect_right(range(self.count), address, key=self._addresses) - 1
+        if index < 0:
+            return []
+        symbol = self._symbol(index)
+        return [symbol] if address - symbol.address < symbol.size else []
+
+    def room(self, symbol: Symbol) -> int | None:
+        """Return the distance to the next symbol, if known."""
+        index = bisect_right(range(self.count), symbol.address, key=self._addresses)
+        return self._addresses(index) - symbol.address if index < self.count else None
+
+    def everything(self) -> list[Symbol]:
+        """Return all symbols."""
+        return [self._symbol(index, raw) for index, raw in enumerate(self._unpack())]
+
+
+class _Ends:
+    """
+    Finds symbols by name where the kernel has no list by name, and unpacks hardly any: few end
+    with the two tokens that a name may end with.
+    """
+
+    def __init__(self, names: bytes, tokens: list[bytes], count: int) -> None:
+        self._names, self._tokens = names, tokens
+        starts, ends, at = array("I"), array("I"), 0
+        begin, end = starts.append, ends.append
+        limit = len(names) - 1
+        for _ in range(count):
+            if at >= limit:
+                break
+            length = names[at]
+            at += 1
+            if length >= 0x80:
+                length = length & 0x7F | names[at] << 7
+                at += 1
+            begin(at)
+            at += length
+            end(at)
+        self._starts, self._ends = starts, ends
+        # Of a name that is cut off, as of one of a single token, they match what they may.
+        last = names.ljust(at, b"\0").__getitem__
+        tails = bytearray(2 * len(ends))
+        tails[::2] = bytes([last(at - 2) for at in ends])
+        tails[1::2] = bytes([last(at - 1) for at in ends])
+        self._tails = bytes(tails)
+        self._codes: defaultdict[bytes, list[int]] = defaultdict(list)
+        for code, token in enumerate(tokens):
+            self._codes[token].append(code)
+
+    def indexes(self, wanted: bytes) -> list[int]:
+        """Return the indexes of all symbols of a name, lowest first."""
+        found = []
+        for tail in set(self._ways_to_end(wanted)):
+            at = self._tails.find(tail)
+            while at >= 0:
+                # Two bytes may be found between two tails.
+                if at % 2 == 0 and self._is(at // 2, wanted):
+                    found.append(at // 2)
+                at = self._tails.find(tail, at + 1)
+        return sorted(found)
+
+    def _ways_to_end(self, wanted: bytes) -> Iterator[bytes]:
+        """Return the pairs of bytes, tokens but for a length, that a name may end with."""
+        for code, token in enumerate(self._tokens):
+            if token[1:] == wanted:  # with the letter of nm(1): all there is, behind its length
+                yield bytes([1, code])
+            if not token or not wanted.endswith(token):
+                continue
+            rest = wanted[: len(wanted) - len(token)]
+            for start in range(len(rest)):
+                for before in self._codes.get(rest[start:], ()):
+                    yield bytes([before, code])
+            for before, whole in enumerate(self._tokens):
+                if whole[1:] == rest and whole:
+                    yield bytes([before, code])
+
+    def _is(self, index: int, wanted: bytes) -> bool:
+        first, *rest = self._names[self._starts[index] : self._ends[index]] or b"\0"
+        # Most do not even begin like that.
+        begin = self._tokens[first][1:]
+        return wanted.startswith(begin) and wanted == b"".join(
+            [begin, *[self._tokens[byte] for byte in rest]]
+        )
+
+
+class _Triples(Sequence[int]):
+    """Numbers of three bytes each, most significant first whatever the machine."""
+
+    def __init__(self, data: bytes, count: int) -> None:
+        self._data = data
+        self._count = count
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, index: int) -> int:  # type: ignore[override]
+        number = int.from_bytes(self._data[3 * index : 3 * index + 3], "big")
+        return number if number < self._count else 0
+
+
+def _vmcoreinfo_symbols(prog: Program) -> dict[str, int]:
+    text = prog["VMCOREINFO"].string_().decode(errors="replace")
+    found = re.findall(r"^SYMBOL\((\w+)\)=([0-9A-Fa-f]+)$", text, re.MULTILINE)
+    return {name: int(address, 16) for name, address in found}
+
+
+def _binding(letter: bytes) -> SymbolBinding:
+    if letter in b"vVwW":
+        return SymbolBinding.WEAK
+    if letter == b"u":
+        return SymbolBinding.UNIQUE
+    return SymbolBinding.GLOBAL if letter.isupper() else SymbolBinding.UNKNOWN
+
+
+def _kind(letter: bytes) -> SymbolKind:
+    if letter in b"tT":
+        return SymbolKind.FUNC
+    return SymbolKind.OBJECT if letter in b"bBcCdDgGrRvV" else SymbolKind.UNKNOWN
+
+
+def load_symbols(prog: Program) -> Symbols:
+    """
+    Find the symbols of a kernel.
+
+    :raises ImageError: if it tells of none (``CONFIG_KALLSYMS`` and Linux 6.0 are needed)
+    """
+    try:
+        return Kallsyms(prog)
+    except (LookupError, FaultError, ValueError):
+        pass
+    try:
+        return SymbolTable(prog, load_vmlinux_kallsyms(prog))
+    except Exception as error:  # drgn raises plain exceptions for what it does not understand
+        reason = " ".join(str(error).split())
+        raise ImageError(f"the kernel's own symbols cannot be read: {reason}") from None

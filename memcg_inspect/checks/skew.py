@@ -1,0 +1,32 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+"""Charged node against backing node, for each memcg and kind."""
+
+from __future__ import annotations
+
+from memcg_inspect.checks.ledger import Amount
+from memcg_inspect.checks.snapshot import Snapshot
+from memcg_inspect.model import NUMA_NO_NODE, Skew
+
+__all__ = ("skew_matrix",)
+
+
+def skew_matrix(snapshot: Snapshot) -> list[Skew]:
+    """
+    Add the ledger up by memcg, kind, charged node and backing node.
+
+    The charged node is that of the obj_cgroup that pays; kernels with one obj_cgroup for all
+    nodes have none. Charges of no node, and those whose node could not be read, are left out.
+    """
+    cells: dict[tuple[int, str, int | None, int], Amount] = {}
+    for entry, amount in snapshot.ledger:
+        payer = snapshot.payer(entry.payer)
+        objcg = snapshot.objcgs.get(entry.payer)
+        if payer is None or entry.nid == NUMA_NO_NODE:
+            continue
+        key = (payer, entry.kind, objcg.nid if objcg is not None else None, entry.nid)
+        before = cells.get(key, Amount(0, 0))
+        cells[key] = Amount(before.bytes + amount.bytes, before.charges + amount.charges)
+    return [
+        Skew(memcg, kind, charged, backing, amount.bytes, amount.charges)
+        for (memcg, kind, charged, backing), amount in cells.items()
+    ]

@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+"""What profiling of allocations takes of the memory that it profiles."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from drgn import FaultError, Program, sizeof
+from drgn.helpers.linux.mm import totalram_pages
+from drgn.helpers.linux.mmzone import for_each_present_section, section_nr_to_pfn
+
+from memcg_inspect.image.memory import memory_of
+from memcg_inspect.linux.mm.alloc_tag import read_call_sites, tag_ranges
+from memcg_inspect.linux.mm.mm_types import scan_pages
+from memcg_inspect.linux.mm.mmzone import mem_map, possible_cpus
+from memcg_inspect.linux.mm.percpu import PercpuReader
+from memcg_inspect.linux.mm.pgalloc_tag import PAGE_EXT_INVALID, page_ext_bytes
+from memcg_inspect.linux.mm.slab import SlabReader
+from memcg_inspect.model import Coverage
+
+__all__ = ("Cost", "read_costs", "total_memory")
+
+
+class Cost(NamedTuple):
+    """
+    One part of the cost.
+
+    :ivar number: how many of them there are
+    :ivar bytes: what they take all together
+    """
+
+    what: str
+    number: int
+    bytes: int
+
+
+def total_memory(prog: Program) -> int:
+    """Return the memory that the kernel manages, ``MemTotal``, in bytes."""
+    return int(totalram_pages(prog)) << mem_map(prog).page_shift
+
+
+def read_costs(prog: Program, coverage: dict[str, Coverage]) -> list[Cost]:
+    """Return all parts of what profiling costs, those that are nothing, too."""
+    return [*_tags(prog, coverage), _page_ext(prog, coverage), *_exts(prog, coverage)]
+
+
+def _tags(prog: Program, coverage: dict[str, Coverage]) -> list[Cost]:
+    listed = coverage["call_sites"] = Coverage()
+    sites = read_call_sites(prog, listed)
+    counters = {site.counters for site in sites.values() if site.counters}
+    size = sizeof(prog.type("struct alloc_tag_counters")) * len(possible_cpus(prog))
+    tags = sum(stop - start for start, stop in tag_ranges(prog, Coverage()))
+    return [
+        Cost("tags", len(sites), tags),
+        Cost("counters", len(counters), size * len(counters)),
+    ]
+
+
+def _page_ext(prog: Program, coverage: dict[str, Coverage]) -> Cost:
+    sections = coverage["sections"] = Coverage()
+    size, pages = page_ext_bytes(prog), 0
+    if size:
+        each = int(section_nr_to_pfn(prog, 1))
+        for _, section in for_each_present_section(prog):
+            try:
+                base = int(section.page_ext.value_())
+                sections.read += 1
+            except FaultError as error:
+                sections.miss("section of page frames", error.address, str(error))
+                continue
+            pages += each if base and not base & PAGE_EXT_INVALID else 0
+    return Cost("page_ext", pages, pages * size)
+
+
+def _exts(prog: Program, coverage: dict[str, Coverage]) -> list[Cost]:
+    """What stands beside slab objects and percpu allocations."""
+    word, slabs = memory_of(prog).word_size, SlabReader(prog)
+    apart = inside = 0
+    pages = coverage["pages"] = Coverage()
+    for piece in scan_pages(prog):
+        pages.read += piece.pages
+        if piece.unreadable is not None:
+            pages.miss("struct pages", piece.unreadable, "not in the image")
+        for slab in filter(None, map(slabs.slab, piece.slabs)):
+            vector = slabs.codetags(slab)
+            if vector is not None:
+                is_inside = slabs.page_of(slab, vector) is None
+                inside += slab.objects if is_inside else 0
+                apart += 0 if is_inside else slab.objects
+    percpu = PercpuReader(prog)
+    units = sum(percpu.units(chunk) for chunk in percpu.chunks() if chunk.vector)
+    coverage["slab"], coverage["percpu"] = slabs.coverage, percpu.coverage
+    return [
+        Cost("slab_exts", apart, apart * word),
+        # Of 7.2 and later; it would be unused otherwise, or makes objects larger.
+        Cost("slab_exts_inside", inside, inside * word),
+        Cost("percpu_exts", units, units * word),
+    ]

@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+"""
+Memcgs and BPF maps that are being freed
+----------------------------------------
+
+A memcg that was released is in no list any more, and a BPF map whose id was given back in no
+idr, until a worker gets to free them; until then they may hold references to obj_cgroups.
+They are found among the objects of the slabs that they can be in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterator
+
+from drgn import FaultError, Object, Program, cast, offsetof, sizeof
+from drgn.helpers.linux.slab import slab_object_info
+
+from memcg_inspect.image.layout import has_type
+from memcg_inspect.image.memory import memory_of
+from memcg_inspect.linux.kernel.bpf import map_objcgs
+from memcg_inspect.linux.mm.memcontrol import has_node_objcgs, nodeinfo
+from memcg_inspect.linux.mm.mmzone import possible_nodes
+from memcg_inspect.linux.mm.slab import Slab, SlabReader
+from memcg_inspect.model import Transient
+
+__all__ = ("ReleasedReader",)
+
+
+class ReleasedReader:
+    """Looks through slabs for what is being freed."""
+
+    def __init__(self, prog: Program, slabs: SlabReader, memcgs: Container[int]) -> None:
+        self.prog = prog
+        self.memory = memory_of(prog)
+        self.slabs = slabs
+        self.memcgs = memcgs
+        memcg = prog.type("struct mem_cgroup")
+        self._memcg_size = sizeof(memcg) + len(possible_nodes(prog)) * self.memory.word_size
+        self._subsys = offsetof(memcg, "css.ss")
+        self._memory_subsys = prog["memory_cgrp_subsys"].address_
+        self._map_ops = _map_operations(prog)
+        self._maps = self._live_maps()
+
+    def _live_maps(self) -> set[int]:
+        from drgn.helpers.linux.bpf import bpf_map_for_each
+
+        if not self._map_ops:
+            return set()
+        try:
+            return {bpf_map.value_() for bpf_map in bpf_map_for_each(self.prog)}
+        except FaultError:
+            return set()
+
+    def read(self, slab: Slab) -> Iterator[tuple[int, Transient]]:
+        """Return obj_cgroups that objects of a slab may hold while they are being freed."""
+        name, size = slab.cache.name, slab.cache.object_size
+        is_general = name.startswith("kmalloc-cg-")
+        try:
+            if name == "mem_cgroup" or (
+                is_general and self._memcg_size <= size < 2 * self._memcg_size
+            ):
+                yield from self._released_memcgs(slab)
+            if is_general and self._map_ops and slab.charged:
+                yield from self._dying_maps(slab)
+        except FaultError:
+            return  # what cannot be read explains nothing
+
+    def _released_memcgs(self, slab: Slab) -> Iterator[tuple[int, Transient]]:
+        for address in self.slabs.objects(slab):
+            if address in self.memcgs:
+                continue
+            if self.memory.word(address + self._subsys) != self._memory_subsys:
+                continue
+            if not self._is_allocated(address):
+                continue
+            memcg = Object(self.prog, "struct mem_cgroup *", address)
+            for objcg in self._original_objcgs(memcg):
+                yield objcg, Transient("memcg that was released", address)
+
+    def _original_objcgs(self, memcg: Object) -> Iterator[int]:
+        holders = [pn for _, pn in nodeinfo(memcg)] if has_node_objcgs(self.prog) else [memcg]
+        for holder in holders:
+            if holder.type_.type.has_member("orig_objcg") and holder.orig_objcg:
+                yield holder.orig_objcg.value_()
+
+    def _is_allocated(self, address: int) -> bool:
+        # A slot that is free keeps what its last memcg left behind.
+        try:
+            info = slab_object_info(self.prog, address)
+        except Exception:  # a freelist that changes hands is as good as broken
+            return False
+        return info is not None and info.allocated is True
+
+    def _dying_maps(self, slab: Slab) -> Iterator[tuple[int, Transient]]:
+        for thing in self.slabs.charged_objects(slab):
+            if thing.address in self._maps:
+                continue
+            if self.memory.word(thing.address) in self._map_ops:
+                bpf_map = cast("struct bpf_map *", Object(self.prog, "void *", thing.address))
+                for objcg in map_objcgs(bpf_map):
+                    yield objcg, Transient("BPF map that is being freed", thing.address)
+
+
+def _map_operations(prog: Program) -> frozenset[int]:
+    """Addresses of all ``struct bpf_map_ops``: the first word of a map is one of them."""
+    if not has_type(prog, "struct bpf_map"):
+        return frozenset()
+    try:
+        return frozenset(ops.value_() for ops in prog["bpf_map_types"] if ops)
+    except (LookupError, FaultError):
+        return frozenset()

@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+"""Where in the code one object, percpu allocation or page was allocated."""
+
+from __future__ import annotations
+
+from drgn import FaultError, Program
+
+from memcg_inspect.linux.mm.alloc_tag import read_call_site, why_not_profiled
+from memcg_inspect.linux.mm.percpu import PcpuAlloc
+from memcg_inspect.linux.mm.pgalloc_tag import PageTagReader
+from memcg_inspect.linux.mm.slab import CODETAG_EMPTY, Slab, SlabReader
+from memcg_inspect.model import CallSite, Coverage
+
+__all__ = ("SiteFinder",)
+
+
+class SiteFinder:
+    """
+    Finds call sites of single things, on kernels that profile allocations.
+
+    :ivar why_not: why there are none to be found; ``None`` if there are
+    :ivar coverage: call sites read, and those that could not be
+    """
+
+    def __init__(self, prog: Program) -> None:
+        self.why_not = why_not_profiled(prog)
+        self.coverage = Coverage()
+        self._prog = prog
+        self._slabs: SlabReader | None = None
+        self._pages: PageTagReader | None = None
+        self._known: dict[int, CallSite | None] = {}
+
+    def of_slab_object(self, slab: Slab, number: int) -> CallSite | None:
+        """
+        Return where an object of a slab was allocated.
+
+        :param number: its index in the slab
+        :return: ``None`` if that is not known
+        """
+        if self.why_not:
+            return None
+        self._slabs = self._slabs or SlabReader(self._prog)
+        try:
+            return self._at(self._slabs.codetag(slab, number))
+        except FaultError as error:
+            self.coverage.miss("codetag of a slab object", error.address, str(error))
+            return None
+
+    def of_percpu(self, alloc: PcpuAlloc) -> CallSite | None:
+        """Return where a percpu allocation was made; ``None`` if that is not known."""
+        return None if self.why_not else self._at(alloc.codetag)
+
+    def of_page(self, page: int) -> CallSite | None:
+        """
+        Return where a block of pages was allocated.
+
+        :param page: its first ``struct page *``
+        :return: ``None`` if that is not known
+        """
+        if self.why_not:
+            return None
+        self._pages = self._pages or PageTagReader(self._prog)
+        try:
+            return self._at(self._pages.codetag(page))
+        except FaultError as error:
+            self.coverage.miss("codetag of a page", error.address, str(error))
+            return None
+
+    def _at(self, codetag: int) -> CallSite | None:
+        if codetag <= CODETAG_EMPTY:
+            return None
+        if codetag not in self._known:
+            self._known[codetag] = read_call_site(self._prog, codetag, self.coverage)
+        return self._known[codetag]

@@ -1,0 +1,183 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+"""
+Layouts, found once
+-------------------
+
+Small helpers with which the readers take offsets, bit fields and enumerators
+out of the types of a :class:`drgn.Program`, and keep what they found.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, TypeVar
+
+from drgn import ObjectNotFoundError, Program, Type, TypeKind, TypeMember, sizeof
+
+__all__ = (
+    "BitField",
+    "WordField",
+    "array_length",
+    "bit_field",
+    "constant",
+    "has_member",
+    "has_type",
+    "member_type",
+    "per_program",
+    "static_key_enabled",
+    "word_field",
+)
+
+T = TypeVar("T")
+
+
+def per_program(function: Callable[[Program], T]) -> Callable[[Program], T]:
+    """Make *function* run once for each program and keep its result there."""
+    key = ("memcg_inspect", function.__module__, function.__qualname__)
+
+    @functools.wraps(function)
+    def once(prog: Program) -> T:
+        try:
+            return prog.cache[key]  # type: ignore[no-any-return]
+        except KeyError:
+            value = prog.cache[key] = function(prog)
+            return value
+
+    return once
+
+
+def has_type(prog: Program, name: str) -> bool:
+    """Return whether the program has a type of this name, e.g. ``struct slab``."""
+    try:
+        prog.type(name)
+    except LookupError:
+        return False
+    return True
+
+
+def has_member(prog: Program, type_name: str, member: str) -> bool:
+    """Return whether a structure exists and has a member, anonymous ones searched."""
+    return has_type(prog, type_name) and prog.type(type_name).has_member(member)
+
+
+def constant(prog: Program, *names: str) -> int | None:
+    """Return the first enumerator (or macro) among *names* that exists."""
+    for name in names:
+        try:
+            return int(prog[name].value_())
+        except (KeyError, ObjectNotFoundError):
+            continue
+    return None
+
+
+def static_key_enabled(prog: Program, name: str) -> bool | None:
+    """
+    Return whether a static key is enabled.
+
+    :param name: of a ``struct static_key_true`` or ``struct static_key_false``
+    :return: ``None`` if there is no such key
+    """
+    try:
+        return int(prog[name].key.enabled.counter) > 0
+    except KeyError:
+        return None
+
+
+def array_length(type_: Type) -> int:
+    """Return the number of elements of an array type, 0 where it has no bound."""
+    type_ = type_.unaliased()
+    if type_.kind != TypeKind.ARRAY:
+        raise ValueError(f"not an array: {type_}")
+    return type_.length or 0
+
+
+def member_type(type_: Type, name: str) -> Type:
+    """
+    Return the type of a member of a structure, those of anonymous members included.
+
+    :raises LookupError: if there is no such member
+    """
+    found = _find(type_.unaliased(), name, 0)
+    if found is None:
+        raise LookupError(f"{type_.type_name()} has no member {name}")
+    return found[1].type
+
+
+class BitField(NamedTuple):
+    """Where a bit field lies: a byte range, and a shift and a mask in its integer."""
+
+    offset: int
+    size: int
+    shift: int
+    mask: int
+    order: str
+
+    def get(self, data: bytes, base: int = 0) -> int:
+        """Take the value out of *data*, in which the structure starts at *base*."""
+        start = base + self.offset
+        word = int.from_bytes(data[start : start + self.size], self.order)  # type: ignore[arg-type]
+        return word >> self.shift & self.mask
+
+
+class WordField(NamedTuple):
+    """Where a bit field lies in a structure that was unpacked into words."""
+
+    word: int
+    shift: int
+    mask: int
+
+    def get(self, words: Sequence[int]) -> int:
+        """Take the value out of the words of the structure."""
+        return words[self.word] >> self.shift & self.mask
+
+
+def word_field(prog: Program, type_name: str, member: str) -> WordField:
+    """
+    Find a bit field, or a pointer, of a structure that is read word by word.
+
+    :raises LookupError: if there is no such member
+    """
+    from memcg_inspect.image.memory import memory_of
+
+    size = memory_of(prog).word_size
+    field = bit_field(prog, type_name, member)
+    word, byte = divmod(field.offset, size)
+    below = byte if field.order == "little" else size - byte - field.size
+    return WordField(word, field.shift + 8 * below, field.mask)
+
+
+def bit_field(prog: Program, type_name: str, member: str) -> BitField:
+    """
+    Find a bit field of a structure, inside anonymous members too.
+
+    :raises LookupError: if there is no such member
+    """
+    found = _find(prog.type(type_name).unaliased(), member, 0)
+    if found is None:
+        raise LookupError(f"{type_name} has no member {member}")
+    bit, found_member = found
+    width = found_member.bit_field_size or 8 * sizeof(found_member.type)
+    little = _is_little_endian(prog)
+    first, last = bit // 8, (bit + width - 1) // 8
+    size = last - first + 1
+    shift = bit % 8 if little else 8 * size - bit % 8 - width
+    return BitField(first, size, shift, (1 << width) - 1, "little" if little else "big")
+
+
+def _find(type_: Type, name: str, base: int) -> tuple[int, TypeMember] | None:
+    for member in type_.members or ():
+        if member.name == name:
+            return base + member.bit_offset, member
+        inner = member.type.unaliased()
+        if member.name is None and inner.kind in (TypeKind.STRUCT, TypeKind.UNION):
+            found = _find(inner, name, base + member.bit_offset)
+            if found is not None:
+                return found
+    return None
+
+
+def _is_little_endian(prog: Program) -> bool:
+    from memcg_inspect.image.memory import memory_of
+
+    return memory_of(prog).order == "little"

@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+"""
+Obj_cgroups that BPF maps hold
+------------------------------
+
+Mirrors :linux:`kernel/bpf/syscall.c`, :linux:`kernel/bpf/memalloc.c` and the maps that have
+an allocator of their own. A map holds one reference, and each ``bpf_mem_alloc`` another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from drgn import FaultError, Object, Program, cast, container_of
+from drgn.helpers.linux.percpu import per_cpu_ptr
+
+from memcg_inspect.image.layout import constant, has_member, has_type, per_program
+from memcg_inspect.linux.lib.list import idr_entries
+from memcg_inspect.linux.mm.mmzone import possible_cpus
+from memcg_inspect.model import Coverage
+
+__all__ = ("bpf_objcgs", "map_objcgs")
+
+#: Which structure a map of a type is, and which allocators it has.
+_ALLOCATORS = {
+    "struct bpf_htab": (
+        ("ma", "pcpu_ma"),
+        (
+            "BPF_MAP_TYPE_HASH",
+            "BPF_MAP_TYPE_PERCPU_HASH",
+            "BPF_MAP_TYPE_LRU_HASH",
+            "BPF_MAP_TYPE_LRU_PERCPU_HASH",
+            "BPF_MAP_TYPE_HASH_OF_MAPS",
+        ),
+    ),
+    "struct lpm_trie": (("ma",), ("BPF_MAP_TYPE_LPM_TRIE",)),
+    "struct bpf_local_storage_map": (
+        ("selem_ma", "storage_ma"),
+        (
+            "BPF_MAP_TYPE_SK_STORAGE",
+            "BPF_MAP_TYPE_INODE_STORAGE",
+            "BPF_MAP_TYPE_TASK_STORAGE",
+            "BPF_MAP_TYPE_CGRP_STORAGE",
+        ),
+    ),
+}
+
+
+def bpf_objcgs(prog: Program, coverage: Coverage) -> Iterator[int]:
+    """Return the ``struct obj_cgroup *`` of each reference that BPF maps hold."""
+    if not has_type(prog, "struct bpf_map"):
+        return
+
+    def missed(error: FaultError) -> None:
+        coverage.miss("BPF map", error.address, str(error))
+
+    for bpf_map in idr_entries("struct bpf_map", prog["map_idr"], missed):
+        try:
+            yield from map_objcgs(bpf_map)
+            coverage.read += 1
+        except FaultError as error:
+            missed(error)
+
+
+def map_objcgs(bpf_map: Object) -> Iterator[int]:
+    """
+    Return the ``struct obj_cgroup *`` of each reference that a map holds.
+
+    :param bpf_map: ``struct bpf_map *``
+    """
+    if bpf_map.type_.type.has_member("objcg") and bpf_map.objcg:
+        yield bpf_map.objcg.value_()
+    structure = _structures(bpf_map.prog_).get(int(bpf_map.map_type))
+    if structure is not None:
+        name, members = structure
+        whole = container_of(bpf_map, name, "map")
+        for member in members:
+            yield from _allocator(whole.member_(member))
+
+
+@per_program
+def _structures(prog: Program) -> dict[int, tuple[str, list[str]]]:
+    found = {}
+    for name, (members, types) in _ALLOCATORS.items():
+        present = [member for member in members if has_member(prog, name, member)]
+        for map_type in (constant(prog, t) for t in types):
+            if map_type is not None and present:
+                found[map_type] = (name, present)
+    return found
+
+
+def _allocator(ma: Object) -> Iterator[int]:
+    # ``struct bpf_mem_alloc``: of one size class (cache) or of all (caches). Kernels before
+    # 6.6 keep the obj_cgroup in the caches, the same in those of all CPUs.
+    if not ma.cache and not ma.caches:
+        return
+    if ma.type_.has_member("objcg"):
+        objcg = ma.objcg
+    else:
+        cpu = possible_cpus(ma.prog_)[0]
+        if ma.cache:
+            cache = per_cpu_ptr(ma.cache, cpu)
+        else:
+            caches = per_cpu_ptr(ma.caches, cpu)
+            cache = caches.cache[0].address_of_()
+        objcg = cast("struct bpf_mem_cache *", cache).objcg
+    if objcg:
+        yield objcg.value_()

@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+"""
+Counters with a part on each CPU
+--------------------------------
+
+Mirrors :linux:`lib/percpu_counter.c`. A CPU keeps what it adds for itself until that would
+reach ``percpu_counter_batch``; then all of it goes into ``count``. So ``count`` alone is cheap
+to read and off by less than a batch for each CPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from drgn import FaultError, Program
+from drgn.helpers.linux.cpumask import for_each_online_cpu
+
+from memcg_inspect.image.memory import memory_of
+from memcg_inspect.linux.mm.percpu_defs import percpu_offsets
+
+__all__ = ("percpu_counter_bound", "percpu_counter_parts")
+
+#: ``sizeof(s32)``: the part of a CPU.
+PART = 4
+#: Parts that lie this close to each other are read at once, up to the second number of bytes.
+_GAP, _MOST = 256, 64 << 10
+
+
+def percpu_counter_bound(prog: Program) -> int:
+    """
+    Return how far ``count`` may be from the sum: a part is always less than a batch. CPUs that
+    went offline handed theirs in.
+
+    :raises LookupError: if the batch is not known
+    """
+    batch = int(prog["percpu_counter_batch"].value_())
+    return (batch - 1) * sum(1 for _ in for_each_online_cpu(prog))
+
+
+def percpu_counter_parts(prog: Program, pointers: Iterable[int]) -> dict[int, int]:
+    """
+    Add up the parts of many counters, on all possible CPUs, with few reads.
+
+    :param pointers: their ``counters``, ``s32 __percpu *``
+    :return: sums by pointer; those that cannot be read are left out
+    """
+    memory = memory_of(prog)
+    sums: dict[int, int] = {}
+    for run in _runs(sorted(set(pointers))):
+        first, length = run[0], run[-1] - run[0] + PART
+        found = dict.fromkeys(run, 0)
+        lost: set[int] = set()
+        for offset in percpu_offsets(prog).values():
+            try:
+                data = memory.read(first + offset, length)
+            except FaultError:
+                lost |= _add_one_by_one(prog, found, offset)
+                continue
+            for at in run:
+                part = data[at - first : at - first + PART]
+                found[at] += int.from_bytes(part, memory.order, signed=True)
+        sums |= {at: value for at, value in found.items() if at not in lost}
+    return sums
+
+
+def _runs(pointers: Sequence[int]) -> Iterator[list[int]]:
+    run: list[int] = []
+    for at in pointers:
+        if run and (at - run[-1] > _GAP or at - run[0] > _MOST):
+            yield run
+            run = []
+        run.append(at)
+    if run:
+        yield run
+
+
+def _add_one_by_one(prog: Program, found: dict[int, int], offset: int) -> set[int]:
+    memory, lost = memory_of(prog), set()
+    for at in found:
+        try:
+            part = memory.read(at + offset, PART)
+        except FaultError:
+            lost.add(at)
+            continue
+        found[at] += int.from_bytes(part, memory.order, signed=True)
+    return lost

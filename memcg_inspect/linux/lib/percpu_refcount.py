@@ -1,0 +1,47 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+"""
+Percpu reference counts
+-----------------------
+
+Mirrors :linux:`include/linux/percpu-refcount.h` and :linux:`lib/percpu-refcount.c`.
+"""
+
+from __future__ import annotations
+
+from drgn import Object
+
+from memcg_inspect.image.memory import memory_of
+from memcg_inspect.linux.mm.percpu_defs import percpu_offsets
+
+__all__ = ("percpu_ref_count",)
+
+_PERCPU_REF_ATOMIC = 1
+_PERCPU_REF_DEAD = 2
+_FLAGS = _PERCPU_REF_ATOMIC | _PERCPU_REF_DEAD
+
+
+def percpu_ref_count(ref: Object) -> int:
+    """
+    Return the references held on a ``struct percpu_ref``.
+
+    In percpu mode the atomic count carries a bias of half its range, to which the CPUs'
+    counts are added. While a switch to atomic mode is under way, too, and the switch holds a
+    reference itself, which is not counted here.
+
+    :param ref: ``struct percpu_ref *``
+    :raises drgn.FaultError: if any part cannot be read
+    """
+    prog = ref.prog_
+    memory = memory_of(prog)
+    limit = 1 << 8 * memory.word_size
+    bias = limit >> 1
+    pointer, data = ref.percpu_count_ptr.value_(), ref.data.read_()
+    count = int(data.count.counter) % limit if data else pointer >> 2
+    is_percpu = not pointer & _PERCPU_REF_ATOMIC
+    # What CPUs hold may be negative in sum, so a biased count may be below the bias.
+    is_switching = not is_percpu and count > bias >> 1
+    if is_percpu or is_switching:
+        base = pointer & ~_FLAGS
+        count += sum(memory.word(base + offset) for offset in percpu_offsets(prog).values())
+        count -= bias + is_switching
+    return count % limit

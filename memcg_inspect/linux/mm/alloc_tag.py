@@ -1,0 +1,362 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+"""
+Call sites of allocations, and their counters
+---------------------------------------------
+
+Mirrors :linux:`lib/alloc_tag.c` and :linux:`lib/codetag.c` (since 7.3 in ``mm``). With
+``CONFIG_MEM_ALLOC_PROFILING`` every place in the code that allocates has a ``struct
+alloc_tag``, which begins with a ``struct codetag`` and counts, on each CPU, the bytes and the
+number of what was allocated there and not freed yet. Whatever is allocated refers to it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+from drgn import FaultError, Program, offsetof, sizeof
+
+from memcg_inspect.image.layout import per_program, static_key_enabled
+from memcg_inspect.image.memory import Memory, memory_of
+from memcg_inspect.image.strings import Strings
+from memcg_inspect.linux.lib.list import idr_entries
+from memcg_inspect.linux.mm.percpu_defs import percpu_offsets
+from memcg_inspect.model import CallSite, Coverage
+
+__all__ = (
+    "TagRange",
+    "alloc_tag_size",
+    "read_call_site",
+    "read_call_sites",
+    "read_left_behind",
+    "proc_version",
+    "tag_ranges",
+    "why_no_call_sites",
+    "why_not_profiled",
+)
+
+#: ``CODETAG_FLAG_INACCURATE``; before it was there, flags were never set.
+_INACCURATE = 1
+#: Counters that lie so close are read together.
+_GAP = 4096
+
+
+class TagRange(NamedTuple):
+    """
+    The tags of the kernel itself or of a module.
+
+    :ivar start, stop: ``struct codetag *``
+    """
+
+    start: int
+    stop: int
+
+
+@per_program
+def why_no_call_sites(prog: Program) -> str | None:
+    """
+    Return why the kernel has no call sites.
+
+    :return: ``None`` if it has
+    """
+    # The type may be there without the option, too.
+    try:
+        registered = int(prog["alloc_tag_cttype"].value_())
+    except KeyError:
+        return "this kernel was built without CONFIG_MEM_ALLOC_PROFILING"
+    # An error pointer if registering failed.
+    word = 8 * memory_of(prog).word_size
+    if not registered or registered >= (1 << word) - 4095:
+        return "this kernel was not booted with allocation profiling (sysctl.vm.mem_profiling)"
+    return None
+
+
+@per_program
+def why_not_profiled(prog: Program) -> str | None:
+    """
+    Return why allocations do not refer to their call sites.
+
+    :return: ``None`` if they do
+    """
+    reason = why_no_call_sites(prog)
+    if reason is None and not static_key_enabled(prog, "mem_alloc_profiling_key"):
+        reason = "allocation profiling was off (sysctl vm.mem_profiling)"
+    return reason
+
+
+@per_program
+def alloc_tag_size(prog: Program) -> int:
+    """Return ``sizeof(struct alloc_tag)``."""
+    return int(sizeof(prog.type("struct alloc_tag")))
+
+
+def tag_ranges(prog: Program, coverage: Coverage) -> list[TagRange]:
+    """Return where tags are, in the kernel's own order: its own, then those of modules."""
+
+    def missed(error: FaultError) -> None:
+        coverage.miss("list of modules with call sites", error.address, str(error))
+
+    ranges = []
+    idr = prog["alloc_tag_cttype"].mod_idr
+    for module in idr_entries("struct codetag_module", idr, missed):
+        try:
+            found = module.range.read_()
+            ranges.append(TagRange(int(found.start.value_()), int(found.stop.value_())))
+        except FaultError as error:
+            missed(error)
+    return ranges
+
+
+def read_call_sites(prog: Program, coverage: Coverage) -> dict[int, CallSite]:
+    """
+    Read all call sites and add their counters up.
+
+    :return: by ``struct codetag *``, in the order of ``/proc/allocinfo``
+    """
+    reader, sites = _Reader(prog), {}
+    for start, stop in tag_ranges(prog, coverage):
+        size = stop - start - (stop - start) % reader.size
+        if size <= 0:
+            continue
+        # A piece that is missing hides only the tags in it.
+        for offset, data in reader.memory.pieces(start, size, reader.size):
+            if data is None:
+                coverage.miss("call sites", start + offset, "not in the image")
+                continue
+            for site in reader.sites(start + offset, data, coverage):
+                sites[site.address] = site
+    return sites
+
+
+def read_call_site(prog: Program, address: int, coverage: Coverage) -> CallSite | None:
+    """
+    Read one call site.
+
+    :param address: ``struct codetag *``
+    :return: ``None`` if it cannot be read
+    """
+    reader = _Reader(prog)
+    try:
+        data = reader.memory.read(address, reader.size)
+    except FaultError as error:
+        coverage.miss("call site", address, str(error))
+        return None
+    return next(reader.sites(address, data, coverage))
+
+
+def read_left_behind(
+    prog: Program, addresses: Iterable[int], coverage: Coverage
+) -> dict[int, CallSite]:
+    """
+    Read call sites of modules that are gone while what they allocated is not.
+
+    :param addresses: ``struct codetag *`` of what may be such call sites
+    :return: those that are
+    """
+    sites: dict[int, CallSite] = {}
+    reader = _Reader(prog)
+    find: Callable[[int], CallSite | None]
+    try:
+        # Since v6.13 ("alloc_tag: load module tags into separate contiguous memory") tags have an
+        # area of their own, and stay there; their names go with the module.
+        area = prog["module_tags"]
+        start, size = int(area.start_addr), int(area.size)
+        find = reader.nameless
+    except KeyError:
+        # Before, the module's data stays, its tags and names with it, anywhere.
+        start, size = 0, 1 << 8 * reader.memory.word_size
+        find = reader.plausible
+    for address in sorted(addresses):
+        if not start <= address < start + size:
+            continue
+        try:
+            site = find(address)
+        except FaultError as error:
+            coverage.miss("call site", address, str(error))
+            continue
+        if site is not None:
+            sites[address] = site
+    return sites
+
+
+def proc_version(prog: Program) -> str | None:
+    """
+    Return the version that the kernel writes into ``/proc/allocinfo``.
+
+    No type tells it, but the text is among the kernel's constants.
+
+    :return: ``None`` if it is not found
+    """
+    memory, head = memory_of(prog), b"allocinfo - version: "
+    try:
+        start = prog.symbol("__start_rodata").address
+        end = prog.symbol("__end_rodata").address
+    except LookupError:
+        return None
+    before = b""
+    for _, data in memory.pieces(start, end - start, memory.word_size):
+        # It may begin in one piece and end in the next.
+        text = before + (data or b"")
+        found = re.search(re.escape(head) + rb"([0-9.]{1,16})\n", text)
+        if found is not None:
+            return found[1].decode()
+        before = text[-64:] if data else b""
+    return None
+
+
+class _Raw(NamedTuple):
+    """One ``struct alloc_tag``, its pointers not yet followed."""
+
+    address: int
+    flags: int
+    line: int
+    module: int
+    function: int
+    file: int
+    counters: int
+
+
+class _Reader:
+    """Takes tags apart."""
+
+    def __init__(self, prog: Program) -> None:
+        self.prog = prog
+        self.memory: Memory = memory_of(prog)
+        self.size = alloc_tag_size(prog)
+        self._strings = Strings(self.memory)
+        tag, codetag = prog.type("struct alloc_tag"), prog.type("struct codetag")
+        base = offsetof(tag, "ct")
+        self._counters = offsetof(tag, "counters")
+        self._at = {m: base + offsetof(codetag, m) for m in ("flags", "lineno")}
+        self._names = {m: base + offsetof(codetag, m) for m in ("modname", "function", "filename")}
+        self._sums = _Counters(prog)
+
+    def raws(self, address: int, data: bytes) -> list[_Raw]:
+        """Take *data* apart, which was read at *address*."""
+        return [self._raw(address + at, data, at) for at in range(0, len(data), self.size)]
+
+    def counters(self, raws: Sequence[_Raw]) -> dict[int, tuple[int, int]]:
+        """Add the counters of tags up, where they can be read."""
+        return self._sums.read([raw.counters for raw in raws if raw.counters])
+
+    def sites(self, address: int, data: bytes, coverage: Coverage) -> Iterator[CallSite]:
+        """Return the call sites in *data*, which was read at *address*."""
+        raws = self.raws(address, data)
+        counters = self.counters(raws)
+        for raw in raws:
+            size, calls = counters.get(raw.counters, (None, None))
+            try:
+                module = self._strings.at(raw.module) if raw.module else None
+                function, file = self._strings.at(raw.function), self._strings.at(raw.file)
+            except FaultError as error:
+                coverage.miss("name of a call site", raw.address, str(error))
+                module, function, file = None, "?", f"{raw.address:#x}"
+            if size is None and raw.counters:
+                coverage.miss("counters of a call site", raw.counters, "not in the image")
+            else:
+                coverage.read += 1
+            yield CallSite(
+                address=raw.address,
+                file=file,
+                line=raw.line,
+                module=module,
+                function=function,
+                accurate=not raw.flags & _INACCURATE,
+                counters=raw.counters,
+                bytes=size,
+                calls=calls,
+            )
+
+    def nameless(self, address: int) -> CallSite:
+        """Read a call site whose names are gone."""
+        raw = self._raw(address, self.memory.read(address, self.size), 0)
+        size, calls = self.counters([raw]).get(raw.counters, (None, None))
+        accurate = not raw.flags & _INACCURATE
+        return CallSite(address, "?", raw.line, "?", "?", accurate, raw.counters, size, calls)
+
+    def plausible(self, address: int) -> CallSite | None:
+        """Read what may be the call site of a module; ``None`` if it cannot be one."""
+        missed = Coverage()
+        data = self.memory.read(address, self.size)
+        (site,) = self.sites(address, data, missed)
+        names = (site.file, site.function, site.module or "")
+        is_text = all(name.isascii() and name.isprintable() and name for name in names)
+        return site if is_text and not missed.unreadable else None
+
+    def _raw(self, address: int, data: bytes, at: int) -> _Raw:
+        flags, line = (
+            int.from_bytes(data[at + offset : at + offset + 4], self.memory.order)
+            for offset in self._at.values()
+        )
+        module, function, file = (
+            self.memory.word_at(data, at + offset) for offset in self._names.values()
+        )
+        counters = self.memory.word_at(data, at + self._counters)
+        return _Raw(address, flags, line, module, function, file, counters)
+
+
+class _Counters:
+    """Adds ``struct alloc_tag_counters`` up over all possible CPUs."""
+
+    def __init__(self, prog: Program) -> None:
+        type_ = prog.type("struct alloc_tag_counters")
+        self.memory = memory_of(prog)
+        self._size = sizeof(type_)
+        self._bytes, self._calls = offsetof(type_, "bytes"), offsetof(type_, "calls")
+        self._cpus = percpu_offsets(prog)
+
+    def read(self, pointers: Sequence[int]) -> dict[int, tuple[int, int]]:
+        """
+        Return bytes, signed, and calls, as the kernel adds them up.
+
+        :param pointers: ``struct alloc_tag_counters __percpu *``
+        :return: those that could be read, on all CPUs
+        """
+        sums: dict[int, tuple[int, int]] = {}
+        for group in _groups(sorted(set(pointers)), _GAP):
+            try:
+                sums |= self._read(group)
+            except FaultError:
+                sums |= self._one_by_one(group)
+        return {pointer: (_signed(size), calls % 2**64) for pointer, (size, calls) in sums.items()}
+
+    def _one_by_one(self, group: Sequence[int]) -> dict[int, tuple[int, int]]:
+        sums: dict[int, tuple[int, int]] = {}
+        for pointer in group:
+            try:
+                sums |= self._read([pointer])
+            except FaultError:
+                continue
+        return sums
+
+    def _read(self, group: Sequence[int]) -> dict[int, tuple[int, int]]:
+        first, length = group[0], group[-1] - group[0] + self._size
+        sums = dict.fromkeys(group, (0, 0))
+        for offset in self._cpus.values():
+            data = self.memory.read(first + offset, length)
+            for pointer, (size, calls) in sums.items():
+                at = pointer - first
+                sums[pointer] = (
+                    size + self._u64(data, at + self._bytes),
+                    calls + self._u64(data, at + self._calls),
+                )
+        return sums
+
+    def _u64(self, data: bytes, at: int) -> int:
+        return int.from_bytes(data[at : at + 8], self.memory.order)
+
+
+def _groups(pointers: Sequence[int], gap: int) -> Iterator[list[int]]:
+    group: list[int] = []
+    for pointer in pointers:
+        if group and pointer - group[-1] > gap:
+            yield group
+            group = []
+        group.append(pointer)
+    if group:
+        yield group
+
+
+def _signed(value: int) -> int:
+    return (value + 2**63) % 2**64 - 2**63

@@ -1,0 +1,221 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+"""
+Sizes of LRU lists
+------------------
+
+Mirrors :linux:`include/linux/mm_inline.h` and ``struct lruvec`` of
+:linux:`include/linux/mmzone.h`.
+
+A folio with ``PG_lru`` is on a list of the lruvec of its memcg and node. Either that is one
+of ``lruvec->lists``, whose pages ``mem_cgroup_per_node.lru_zone_size`` counts by zone and
+list; or, on the multi-gen LRU (6.1), one of ``lrugen->folios``, whose pages
+``lrugen->nr_pages`` counts by generation, type and zone. Which one is in the flags of the
+folio. Both are kept exactly, under the lock of the lruvec, but for promotions found in page
+tables: the flags change at once, and ``nr_pages`` when the walk hands in its batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from functools import lru_cache
+
+from drgn import FaultError, Object, Program, Type, offsetof, sizeof
+
+from memcg_inspect.image.layout import has_member, member_type
+from memcg_inspect.image.memory import memory_of
+from memcg_inspect.linux.kernel.sched import find_tasks
+from memcg_inspect.linux.mm.mm_types import LruFlags
+from memcg_inspect.linux.mm.mmzone import mem_map
+from memcg_inspect.linux.mm.page_flags import lru_generations, page_flags
+from memcg_inspect.model import Coverage
+
+__all__ = ("LruReader",)
+
+#: ``LRU_GEN_ANON`` and ``LRU_GEN_FILE``.
+_TYPES = ("LRU_GEN_ANON", "LRU_GEN_FILE")
+#: Lists whose first folio is looked at to see that generations are read from the right place.
+_MOST_SAMPLES = 256
+
+#: Pages by place, for each list that is named.
+Sizes = dict[str, dict[str, int]]
+
+
+class LruReader:
+    """
+    Reads the sizes of LRU lists, and names the list that a folio is on.
+
+    :ivar walks: walks of page tables whose batches could not be read
+    :ivar by_generation: whether the generation of a folio can be told; else a folio of the
+        multi-gen LRU is known by type and zone only
+    """
+
+    def __init__(self, prog: Program, coverage: Coverage) -> None:
+        self.prog = prog
+        self.memory = memory_of(prog)
+        self.coverage = coverage
+        self.walks = Coverage()
+        self.by_generation = True
+        self._has_generations = page_flags(prog).generation is not None
+        self._zones = _names(prog.type("enum zone_type"), "__MAX_NR_ZONES")
+        self._lists = _names(prog.type("enum lru_list"), "NR_LRU_LISTS")
+        pn = prog.type("struct mem_cgroup_per_node")
+        self._size = sizeof(pn)
+        self._lruvec = offsetof(pn, "lruvec")
+        self._zone_size = offsetof(pn, "lru_zone_size")
+        if self._has_generations:
+            self._generations = lru_generations(prog)
+            lrugen = member_type(prog.type("struct lruvec"), "lrugen")
+            # Commit 6df1b2212950 ("mm: multi-gen LRU: rename lrugen->lists[] to
+            # lrugen->folios[]") (in v6.3).
+            lists = "folios" if lrugen.has_member("folios") else "lists"
+            start = self._lruvec + offsetof(prog.type("struct lruvec"), "lrugen")
+            self._nr_pages = start + offsetof(lrugen, "nr_pages")
+            self._folios = start + offsetof(lrugen, lists)
+        self.item = lru_cache(maxsize=None)(self._item)
+
+    def _item(self, zone: int, flags: LruFlags) -> str:
+        """Name the counter of a folio that is on a list."""
+        kind = "ANON" if flags.swapbacked else "FILE"
+        if not self.by_generation and not flags.unevictable:
+            return self._type_item(zone, kind == "FILE")
+        if flags.generation:
+            return self._generation_item(flags.generation - 1, kind == "FILE", zone)
+        # folio_lru_list()
+        if flags.unevictable:
+            return self._list_item(zone, "LRU_UNEVICTABLE")
+        return self._list_item(zone, f"LRU_{'ACTIVE' if flags.active else 'INACTIVE'}_{kind}")
+
+    def _list_item(self, zone: int, name: str) -> str:
+        return f"lru_zone_size[{self._zone(zone)}][{name}]"
+
+    def _generation_item(self, generation: int, is_file: bool, zone: int) -> str:
+        return f"lrugen.nr_pages[{generation}][{_TYPES[is_file]}][{self._zone(zone)}]"
+
+    def _type_item(self, zone: int, is_file: bool) -> str:
+        return f"all lists of {_TYPES[is_file]} in {self._zone(zone)}"
+
+    def _zone(self, zone: int) -> str:
+        return self._zones.get(zone, str(zone))
+
+    def sizes(self, lruvecs: Mapping[tuple[int, int], Object]) -> dict[tuple[int, int], Sizes]:
+        """
+        Read the sizes of all lists that are not empty.
+
+        :param lruvecs: ``struct mem_cgroup_per_node *`` by memcg and node
+        :return: by memcg and node; those that cannot be read are left out
+        """
+        raw: dict[tuple[int, int], tuple[int, bytes]] = {}
+        for key, pn in lruvecs.items():
+            try:
+                raw[key] = pn.value_(), self.memory.read(pn.value_(), self._size)
+                self.coverage.read += 1
+            except FaultError as error:
+                self.coverage.miss("sizes of LRU lists", error.address, str(error))
+        sizes: dict[tuple[int, int], Sizes] = {key: {} for key in raw}
+        if self._has_generations:
+            self.by_generation = self._are_generations_there(raw.values())
+            for key, (_, data) in raw.items():
+                for item, pages in self._nr_pages_of(data):
+                    _add(sizes[key], item, "nr_pages", pages)
+            if any(sizes.values()) and self.by_generation:
+                self._add_batches(sizes, {pn + self._lruvec: key for key, (pn, _) in raw.items()})
+        for key, (_, data) in raw.items():
+            for item, pages in self._zone_sizes(data):
+                _add(sizes[key], item, "lru_zone_size", pages)
+        return sizes
+
+    def _zone_sizes(self, data: bytes) -> Iterator[tuple[str, int]]:
+        word, at = self.memory.word_size, self._zone_size
+        for zone in range(len(self._zones)):
+            for number, name in self._lists.items():
+                pages = self.memory.signed_at(data, at + number * word)
+                if not pages:
+                    continue
+                if self.by_generation or name == "LRU_UNEVICTABLE":
+                    yield self._list_item(zone, name), pages
+                else:
+                    yield self._type_item(zone, name.endswith("FILE")), pages
+            at += len(self._lists) * word
+
+    def _nr_pages_of(self, data: bytes) -> Iterator[tuple[str, int]]:
+        word, at = self.memory.word_size, self._nr_pages
+        for generation, is_file, zone in self._each_list():
+            pages = self.memory.signed_at(data, at)
+            at += word
+            if pages and self.by_generation:
+                yield self._generation_item(generation, is_file, zone), pages
+            elif pages:
+                yield self._type_item(zone, is_file), pages
+
+    def _each_list(self) -> Iterator[tuple[int, bool, int]]:
+        """Generation, type and zone, in the order of the arrays."""
+        for generation in range(self._generations):
+            for is_file in (False, True):
+                for zone in range(len(self._zones)):
+                    yield generation, is_file, zone
+
+    def _are_generations_there(self, lruvecs: Iterable[tuple[int, bytes]]) -> bool:
+        # The first folio of each list must have a generation, and most have that of their
+        # list: a folio that was found to be in use gets a newer one and is moved later.
+        alike = total = 0
+        for pn, data in lruvecs:
+            for generation, found in self._first_folios(pn, data):
+                if not 1 <= found <= self._generations:
+                    return False
+                alike += found == generation + 1
+                total += 1
+            if total >= _MOST_SAMPLES:
+                break
+        return 2 * alike >= total
+
+    def _first_folios(self, pn: int, data: bytes) -> Iterator[tuple[int, int]]:
+        word, at = self.memory.word_size, self._folios
+        bits, lru = page_flags(self.prog).generation, offsetof(self.prog.type("struct page"), "lru")
+        flags = mem_map(self.prog).flags
+        for generation, _, _ in self._each_list():
+            first = self.memory.word_at(data, at)
+            if bits is not None and first not in (0, pn + at):
+                try:
+                    yield generation, bits.get(self.memory.word(first - lru + flags))
+                except FaultError as error:
+                    self.coverage.miss("first folio of an LRU list", error.address, str(error))
+            at += 2 * word  # struct list_head
+
+    def _add_batches(
+        self, sizes: dict[tuple[int, int], Sizes], lruvecs: Mapping[int, tuple[int, int]]
+    ) -> None:
+        """Add the promotions that walks of page tables have not handed in yet."""
+        if not has_member(self.prog, "struct reclaim_state", "mm_walk"):
+            return
+
+        def missed(error: FaultError) -> None:
+            self.walks.miss("walk of page tables", error.address, str(error))
+
+        for task in find_tasks(self.prog, missed):
+            try:
+                state = task.reclaim_state.read_()
+                walk = state.mm_walk.read_() if state else None
+                if not walk or walk.lruvec.value_() not in lruvecs:
+                    continue
+                batch, lists = walk.nr_pages.to_bytes_(), list(self._each_list())
+                size = len(batch) // len(lists)
+                for at, (generation, is_file, zone) in zip(
+                    range(0, len(batch), size), lists, strict=True
+                ):
+                    number = batch[at : at + size]
+                    pages = int.from_bytes(number, self.memory.order, signed=True)
+                    if pages:
+                        item = self._generation_item(generation, is_file, zone)
+                        _add(sizes[lruvecs[walk.lruvec.value_()]], item, "mm_walk", pages)
+            except FaultError as error:
+                missed(error)
+
+
+def _add(sizes: Sizes, item: str, place: str, pages: int) -> None:
+    places = sizes.setdefault(item, {})
+    places[place] = places.get(place, 0) + pages
+
+
+def _names(type_: Type, end: str) -> dict[int, str]:
+    values = {e.name: e.value for e in type_.enumerators or ()}
+    return {value: name for name, value in values.items() if 0 <= value < values[end]}

@@ -1,0 +1,539 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+"""
+One pass over all page frames
+-----------------------------
+
+Mirrors :linux:`include/linux/mm_types.h`, :linux:`include/linux/page-flags.h`
+and the ``memcg_data`` word of :linux:`include/linux/memcontrol.h`.
+
+Reads the ``struct page`` of every valid page frame in large pieces, and takes out
+of each piece, by byte columns, the few pages that matter: slabs, pages charged as
+kernel memory, and (only counted) pages charged as user memory.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator
+from functools import cache
+from itertools import compress, repeat
+from typing import NamedTuple
+
+from drgn import Program, offsetof, sizeof
+
+from memcg_inspect.image.layout import constant, has_member, per_program
+from memcg_inspect.image.memory import Memory, memory_of
+from memcg_inspect.image.progress import attention_of
+from memcg_inspect.linux.mm.mmzone import MemMap, mem_map, page_ranges
+from memcg_inspect.linux.mm.page_flags import FlagBits, page_flags
+from memcg_inspect.model import ImageError
+
+__all__ = (
+    "FlagColumn",
+    "KmemPage",
+    "LruFlags",
+    "LruPages",
+    "Marker",
+    "PageLayout",
+    "PagePiece",
+    "RawPiece",
+    "SlabPage",
+    "page_layout",
+    "positions",
+    "scan_pages",
+)
+
+#: ``__NR_MEMCG_DATA_FLAGS`` less one: all flag bits that any version has used.
+MEMCG_DATA_FLAGS = 7
+#: ``MEMCG_DATA_OBJEXTS``, before 6.10 ``MEMCG_DATA_OBJCGS``.
+MEMCG_DATA_OBJEXTS = 1
+MEMCG_DATA_KMEM = 2
+
+
+@cache
+def _table(mask: int, value: int) -> bytes:
+    return bytes((byte & mask) == value for byte in range(256))
+
+
+class Marker(NamedTuple):
+    """A test of one byte of ``struct page``: ``(byte & mask) == value``."""
+
+    offset: int
+    mask: int
+    value: int
+
+    def column(self, data: bytes, size: int) -> int:
+        """Return the test's outcome for each page, as an integer of 0x01 and 0x00 bytes."""
+        table = _table(self.mask, self.value)
+        return int.from_bytes(data[self.offset :: size].translate(table), "little")
+
+    def is_set(self, raw: bytes) -> bool:
+        """Return the test's outcome for one page."""
+        return raw[self.offset] & self.mask == self.value
+
+
+class FlagColumn(NamedTuple):
+    """
+    Some bits of the flags word, moved together into one byte.
+
+    :ivar tables: by offset in ``struct page``, what a byte there contributes
+    """
+
+    tables: tuple[tuple[int, bytes], ...]
+
+    def column(self, data: bytes, size: int) -> bytes:
+        """Return the byte of each page."""
+        total = 0
+        for offset, table in self.tables:
+            total |= int.from_bytes(data[offset::size].translate(table), "little")
+        return total.to_bytes(len(data) // size, "little")
+
+
+class LruFlags(NamedTuple):
+    """
+    What the flags of a folio say about LRU lists.
+
+    :ivar on_list: ``PG_lru``
+    :ivar generation: one more than its generation if it is on a list of the multi-gen LRU
+    """
+
+    on_list: bool
+    active: bool
+    unevictable: bool
+    swapbacked: bool
+    generation: int
+
+
+class PageLayout(NamedTuple):
+    """
+    What to look for in a ``struct page``.
+
+    :ivar info: offset of ``compound_info`` (before 7.1 ``compound_head``)
+    :ivar memcg_data: offset of ``memcg_data``
+    :ivar page_type: offset of ``page_type``
+    :ivar order: where in ``page[1]`` the order of a compound page is, one byte
+    :ivar head: marks heads of compound pages (and fake heads of optimized hugetlb)
+    :ivar tail: marks tails of compound pages
+    :ivar slab: marks slabs, on their first page only
+    :ivar kmem: marks pages with ``MEMCG_DATA_KMEM``
+    :ivar lru: marks pages whose ``memcg_data`` has no flag
+    :ivar large_kmalloc: marks large kmallocs, on their first page only
+    :ivar on_lru: marks pages on LRU lists
+    :ivar lru_flags: what makes a :class:`LruFlags`
+    :ivar zone: the zone
+    :ivar types: page types worth a name, by ``page_type >> 24`` (6.12 and newer)
+    :ivar table_bit: ``PG_table`` where page types are inverted bits (6.11 and older)
+    """
+
+    info: int
+    memcg_data: int
+    page_type: int
+    order: int
+    head: Marker
+    tail: Marker
+    slab: tuple[Marker, ...]
+    kmem: Marker
+    lru: Marker
+    large_kmalloc: Marker | None
+    on_lru: Marker
+    lru_flags: FlagColumn
+    zone: FlagColumn
+    types: dict[int, str]
+    table_bit: int | None
+
+    @property
+    def has_large_kmalloc(self) -> bool:
+        """Whether large kmallocs have a page type of their own."""
+        return "large_kmalloc" in self.types.values()
+
+
+class SlabPage(NamedTuple):
+    """
+    The first page of a slab.
+
+    :ivar page: its ``struct page *`` (and ``struct slab *``)
+    :ivar raw: the bytes of that structure
+    """
+
+    page: int
+    nid: int
+    order: int
+    raw: bytes
+
+
+class KmemPage(NamedTuple):
+    """
+    A page, or compound page, with ``MEMCG_DATA_KMEM``.
+
+    :ivar page: ``struct page *``
+    :ivar compound: whether ``order`` is written in the page; a non-compound block
+        of higher order is charged through its first page and looks like one page
+    :ivar type: ``"table"``, ``"large_kmalloc"`` or ``""``
+    """
+
+    page: int
+    nid: int
+    order: int
+    compound: bool
+    type: str
+    objcg: int
+
+
+class LruPages(NamedTuple):
+    """
+    User pages and page cache of one payer on one node, alike in where they belong.
+
+    :ivar payer: ``struct obj_cgroup *``, before 7.2 ``struct mem_cgroup *``; 0 for pages on
+        LRU lists that are charged to nobody
+    """
+
+    nid: int
+    payer: int
+    zone: int
+    flags: LruFlags
+    folios: int
+    pages: int
+
+
+class RawPiece(NamedTuple):
+    """
+    The bytes of one piece of the memory map, for who wants to know more of its pages.
+
+    :ivar page: its first ``struct page *``
+    :ivar nids: the node of all of its pages, or of each
+    :ivar orders: orders of compound pages, by the index of their first page
+    """
+
+    page: int
+    data: bytes
+    nids: int | list[int]
+    orders: dict[int, int]
+
+    def nid(self, i: int) -> int:
+        """Return the node of a page, by its index."""
+        return _at(self.nids, i)
+
+
+class PagePiece(NamedTuple):
+    """
+    What one piece of the memory map holds.
+
+    :ivar large_kmalloc: pages of large kmallocs by node, charged or not, where they are marked
+    :ivar unreadable: address of the piece if it is not in the image
+    :ivar raw: ``None`` if it is not in the image
+    """
+
+    pages: int
+    slabs: list[SlabPage]
+    kmem: list[KmemPage]
+    lru: list[LruPages]
+    large_kmalloc: Counter[int]
+    unreadable: int | None
+    raw: RawPiece | None = None
+
+
+@per_program
+def page_layout(prog: Program) -> PageLayout:
+    """
+    Find the layout of ``struct page``.
+
+    :raises ImageError: if pages of this kernel carry no memcg
+    """
+    memory, page = memory_of(prog), prog.type("struct page")
+    if not page.has_member("memcg_data"):
+        raise ImageError("struct page has no memcg_data: this kernel does not account to memcgs")
+    flags, memcg_data = offsetof(page, "flags"), offsetof(page, "memcg_data")
+    page_type = offsetof(page, "page_type") if page.has_member("page_type") else None
+    if page_type is None:
+        raise ImageError("struct page has no page_type: this kernel is too old to be read")
+    # Commit d50569612c29 ("mm: rename the 'compound_head' field in the 'struct page' to
+    # 'compound_info'") (in v7.1). Bit 0 marks a tail in both.
+    info = offsetof(page, "compound_info" if page.has_member("compound_info") else "compound_head")
+    low = memory.byte_of_word(memcg_data, 0)
+    bits = page_flags(prog)
+    listed = [bits.lru, bits.active, bits.unevictable, bits.swapbacked]
+    if bits.generation is not None:
+        listed.append(bits.generation)
+    return PageLayout(
+        info=info,
+        memcg_data=memcg_data,
+        page_type=page_type,
+        order=_order_offset(prog, memory, flags),
+        head=_flag(prog, memory, flags, "PG_head"),
+        tail=Marker(memory.byte_of_word(info, 0), 1, 1),
+        slab=_slab_markers(prog, memory, flags, page_type),
+        kmem=Marker(low, MEMCG_DATA_KMEM, MEMCG_DATA_KMEM),
+        lru=Marker(low, MEMCG_DATA_FLAGS, 0),
+        large_kmalloc=_large_kmalloc_marker(prog, memory, page_type),
+        on_lru=_flag(prog, memory, flags, "PG_lru"),
+        lru_flags=_flag_column(memory, flags, listed),
+        zone=_flag_column(memory, flags, [bits.zone]),
+        types=_type_names(prog),
+        # PG_table was a macro until commit ff202303c398 ("mm: convert page type macros to
+        # enum") (in v6.10); the bit is clear when the type is set.
+        table_bit=None if constant(prog, "PGTY_slab") is not None else 0x200,
+    )
+
+
+def _flag(prog: Program, memory: Memory, flags: int, name: str) -> Marker:
+    bit = constant(prog, name)
+    if bit is None:
+        raise ImageError(f"enum pageflags has no {name}: this kernel cannot be read")
+    return Marker(memory.byte_of_word(flags, bit // 8), 1 << bit % 8, 1 << bit % 8)
+
+
+def _flag_column(memory: Memory, flags: int, parts: Iterable[FlagBits]) -> FlagColumn:
+    # The parts lie side by side in the byte, the first one lowest.
+    tables = [bytearray(256) for _ in range(memory.word_size)]
+    at = 0
+    for part in parts:
+        for bit in range(part.shift, part.shift + part.width):
+            for byte in range(256):
+                tables[bit // 8][byte] |= (byte >> bit % 8 & 1) << at
+            at += 1
+    used = ((memory.byte_of_word(flags, n), bytes(t)) for n, t in enumerate(tables) if any(t))
+    return FlagColumn(tuple(used))
+
+
+_NOT_ZERO = b"\0" + b"\1" * 255
+
+#: What each byte of the column of LRU flags means.
+_LRU_FLAGS = tuple(
+    LruFlags(bool(b & 1), bool(b & 2), bool(b & 4), bool(b & 8), b >> 4) for b in range(256)
+)
+
+
+def _slab_markers(prog: Program, memory: Memory, flags: int, page_type: int) -> tuple[Marker, ...]:
+    top = page_type + (3 if memory.order == "little" else 0)
+    value = constant(prog, "PGTY_slab")
+    if value is not None:
+        # Commit 4ffca5a96678 ("mm: support only one page_type per page") (in v6.12).
+        return (Marker(top, 0xFF, value),)
+    bit = constant(prog, "PG_slab")
+    if bit is not None and bit > 63:
+        # Commit 46df8e73a4a3 ("mm: free up PG_slab") (in v6.10): an inverted bit.
+        at = bit.bit_length() - 1
+        byte = page_type + (at // 8 if memory.order == "little" else 3 - at // 8)
+        return (Marker(top, 0xF0, 0xF0), Marker(byte, 1 << at % 8, 0))
+    return (_flag(prog, memory, flags, "PG_slab"),)
+
+
+def _large_kmalloc_marker(prog: Program, memory: Memory, page_type: int) -> Marker | None:
+    value = constant(prog, "PGTY_large_kmalloc")
+    top = page_type + (3 if memory.order == "little" else 0)
+    return None if value is None else Marker(top, 0xFF, value)
+
+
+def _order_offset(prog: Program, memory: Memory, flags: int) -> int:
+    # Commit ebc1baf5c9b4 ("mm: free up a word in the first tail page") (in v6.6) moved the
+    # order into the low byte of page[1].flags.
+    if has_member(prog, "struct page", "compound_order"):
+        return int(offsetof(prog.type("struct page"), "compound_order"))
+    if has_member(prog, "struct folio", "_folio_order"):
+        folio = prog.type("struct folio")
+        return int(offsetof(folio, "_folio_order") % sizeof(prog.type("struct page")))
+    return memory.byte_of_word(flags, 0)
+
+
+def _type_names(prog: Program) -> dict[int, str]:
+    names = {}
+    for enumerator, name in (("PGTY_table", "table"), ("PGTY_large_kmalloc", "large_kmalloc")):
+        value = constant(prog, enumerator)
+        if value is not None:
+            names[value] = name
+    return names
+
+
+def scan_pages(prog: Program) -> Iterator[PagePiece]:
+    """
+    Walk every valid page frame once.
+
+    Pages that cannot be read are told by a piece whose ``unreadable`` is set; so are those that
+    are left when somebody ends the walk.
+    """
+    memory, frames, layout = memory_of(prog), mem_map(prog), page_layout(prog)
+    scan, attention = _Scan(memory, frames, layout), attention_of(prog)
+    ranges = page_ranges(prog)
+    total, done = sum(end - start for start, end in ranges) or 1, 0
+    for start, end in ranges:
+        base = frames.page(start)
+        size = (end - start) * frames.size
+        # Two pages are one unit: the order of a compound page is in its second page.
+        for offset, data in memory.pieces(base, size, 2 * frames.size):
+            attention.tell("pages", (done + offset // frames.size) / total)
+            if attention.stop:
+                yield PagePiece(0, [], [], [], Counter(), base + offset)
+                return
+            if data is None:
+                yield PagePiece(0, [], [], [], Counter(), base + offset)
+            else:
+                yield scan.piece(base + offset, data)
+        done += end - start
+
+
+def page_nids(memory: Memory, frames: MemMap, data: bytes) -> int | list[int]:
+    """Return the node of all pages of a piece of the memory map; one for each where they differ."""
+    if not frames.node_mask:
+        return 0
+    first = frames.nid(memory.word_at(data, frames.flags))
+    low, size = frames.node_shift, memory.word_size
+    for n in range(low // 8, size):
+        mask = 0xFF if 8 * n >= low else 0xFF << low % 8 & 0xFF
+        column = data[memory.byte_of_word(frames.flags, n) :: frames.size]
+        if mask != 0xFF:
+            column = column.translate(bytes(byte & mask for byte in range(256)))
+        if column != column[:1] * len(column):
+            flags = memory.words(data, frames.flags, frames.size)
+            return [frames.nid(word) for word in flags]
+    return first
+
+
+def compound_orders(
+    layout: PageLayout, size: int, data: bytes, heads: int, covered: int = 0
+) -> Iterator[tuple[int, int]]:
+    """
+    Walk the compound pages of a piece of the memory map.
+
+    With optimized hugetlb vmemmap, before 7.1, some tails look like heads: whatever lies inside
+    a compound page that began earlier is none.
+
+    :param size: ``sizeof(struct page)``
+    :param heads: column of pages that may be heads
+    :param covered: index of the first page that no compound page before the piece reaches
+    :return: index of the head, order
+    """
+    for i in positions(heads, len(data) // size):
+        if i < covered:
+            continue
+        order = data[(i + 1) * size + layout.order]
+        covered = i + (1 << order)
+        yield i, order
+
+
+class _Scan:
+    """Takes pieces of the memory map apart; remembers how far the last compound page reaches."""
+
+    def __init__(self, memory: Memory, frames: MemMap, layout: PageLayout) -> None:
+        self.memory = memory
+        self.frames = frames
+        self.layout = layout
+        self._covered = 0  # address of the first struct page behind the last compound page
+
+    def piece(self, address: int, data: bytes) -> PagePiece:
+        size, layout = self.frames.size, self.layout
+        count = len(data) // size
+        everything = int.from_bytes(b"\1" * count, "little")
+        nids = page_nids(self.memory, self.frames, data)
+        head = layout.head.column(data, size)
+        alone = everything & ~layout.tail.column(data, size)
+        slab = everything
+        for marker in layout.slab:
+            slab &= marker.column(data, size)
+        slab &= alone
+        kmem = layout.kmem.column(data, size) & alone & ~slab
+        user = layout.lru.column(data, size) & alone & ~slab
+        orders = self._orders(address, data, head & alone)
+        slabs = [
+            SlabPage(
+                address + i * size, _at(nids, i), orders.get(i, 0), data[i * size : (i + 1) * size]
+            )
+            for i in positions(slab, count)
+        ]
+        charged = [
+            self._kmem(address, data, i, _at(nids, i), orders) for i in positions(kmem, count)
+        ]
+        lru = list(self._lru(data, user, head, orders, count))
+        large: Counter[int] = Counter()
+        if layout.large_kmalloc is not None:
+            for i in positions(layout.large_kmalloc.column(data, size) & alone, count):
+                large[_at(nids, i)] += 1 << orders.get(i, 0)
+        raw = RawPiece(address, data, nids, orders)
+        return PagePiece(count, slabs, charged, lru, large, None, raw)
+
+    def _orders(self, address: int, data: bytes, heads: int) -> dict[int, int]:
+        size = self.frames.size
+        covered = max(0, (self._covered - address) // size)
+        orders = dict(compound_orders(self.layout, size, data, heads, covered))
+        for i, order in orders.items():
+            self._covered = address + (i * size) + (size << order)
+        return orders
+
+    def _kmem(
+        self, address: int, data: bytes, i: int, nid: int, orders: dict[int, int]
+    ) -> KmemPage:
+        size, layout = self.frames.size, self.layout
+        raw = data[i * size : (i + 1) * size]
+        word = self.memory.word_at(raw, layout.memcg_data)
+        kind = int.from_bytes(raw[layout.page_type : layout.page_type + 4], self.memory.order)
+        name = self._type_name(kind)
+        return KmemPage(
+            page=address + i * size,
+            nid=nid,
+            order=orders.get(i, 0),
+            compound=i in orders,
+            type=name,
+            objcg=word & ~MEMCG_DATA_FLAGS,
+        )
+
+    def _type_name(self, page_type: int) -> str:
+        bit = self.layout.table_bit
+        if bit is None:
+            return self.layout.types.get(page_type >> 24, "")
+        is_type = page_type & 0xF0000000 == 0xF0000000
+        return "table" if is_type and not page_type & bit else ""
+
+    def _lru(
+        self, data: bytes, user: int, head: int, orders: dict[int, int], count: int
+    ) -> Iterator[LruPages]:
+        # Most of what looks like user pages is free.
+        user &= self._charged(data, count) | self.layout.on_lru.column(data, self.frames.size)
+        single = user & ~head
+        if single.bit_count() < count // 8:
+            places = self._places(self._take(data, positions(single, count)))
+        else:
+            places = compress(self._places(data), single.to_bytes(count, "little"))
+        yield from _alike(places, 0)
+        heads: defaultdict[int, list[int]] = defaultdict(list)
+        for i in positions(user & head, count):
+            if i in orders:
+                heads[orders[i]].append(i)
+        for order, some in heads.items():
+            yield from _alike(self._places(self._take(data, some)), order)
+
+    def _charged(self, data: bytes, count: int) -> int:
+        first, words = self.layout.memcg_data, 0
+        for offset in range(first, first + self.memory.word_size):
+            words |= int.from_bytes(data[offset :: self.frames.size], "little")
+        return int.from_bytes(words.to_bytes(count, "little").translate(_NOT_ZERO), "little")
+
+    def _take(self, data: bytes, pages: Iterable[int]) -> bytes:
+        size = self.frames.size
+        return b"".join([data[i * size : (i + 1) * size] for i in pages])
+
+    def _places(self, data: bytes) -> Iterator[tuple[int, int, int, int]]:
+        """Return the payer, the flags, the zone and the node of each page."""
+        size, layout = self.frames.size, self.layout
+        words = self.memory.words(data, layout.memcg_data, size)
+        flags, zones = layout.lru_flags.column(data, size), layout.zone.column(data, size)
+        nids = page_nids(self.memory, self.frames, data)
+        return zip(words, flags, zones, repeat(nids) if isinstance(nids, int) else nids)  # noqa: B905
+
+
+def _alike(places: Iterable[tuple[int, int, int, int]], order: int) -> Iterator[LruPages]:
+    for (word, flag, zone, nid), folios in Counter(places).items():
+        yield LruPages(nid, word, zone, _LRU_FLAGS[flag], folios, folios << order)
+
+
+def _at(nids: int | list[int], i: int) -> int:
+    return nids if isinstance(nids, int) else nids[i]
+
+
+def positions(column: int, count: int) -> Iterator[int]:
+    """Return the indexes of the bytes that are 1 in a column."""
+    if not column:
+        return
+    data = column.to_bytes(count, "little")
+    at = data.find(1)
+    while at >= 0:
+        yield at
+        at = data.find(1, at + 1)

@@ -1,0 +1,167 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+"""
+Nodes, sections and page frames
+-------------------------------
+
+Mirrors :linux:`include/linux/mmzone.h` and the node part of the page flags
+(:linux:`include/linux/page-flags-layout.h`).
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from drgn import FaultError, Object, Program, offsetof, sizeof
+from drgn.helpers.linux.cpumask import for_each_possible_cpu
+from drgn.helpers.linux.mm import for_each_valid_page_range, page_to_virt
+from drgn.helpers.linux.mmzone import for_each_online_pgdat
+from drgn.helpers.linux.nodemask import nr_node_ids
+
+from memcg_inspect.image.layout import array_length, per_program
+from memcg_inspect.image.memory import memory_of
+from memcg_inspect.model import ImageError
+
+__all__ = (
+    "MemMap",
+    "PageRange",
+    "mem_map",
+    "online_nodes",
+    "page_ranges",
+    "possible_cpus",
+    "possible_nodes",
+)
+
+
+class MemMap(NamedTuple):
+    """
+    How page frames, ``struct page`` and nodes belong together.
+
+    :ivar base: address of the ``struct page`` of page frame 0
+    :ivar size: ``sizeof(struct page)``
+    :ivar page_shift: ``PAGE_SHIFT``
+    :ivar flags: offset of the flags word in ``struct page``
+    :ivar node_shift: bits below the node id in the flags word
+    :ivar node_mask: ``NODES_MASK``; 0 where the kernel has one node only
+    :ivar direct_map: address of page frame 0 in the direct map, which is linear
+    """
+
+    base: int
+    size: int
+    page_shift: int
+    flags: int
+    node_shift: int
+    node_mask: int
+    direct_map: int
+
+    @property
+    def page_size(self) -> int:
+        """``PAGE_SIZE``, in bytes."""
+        return 1 << self.page_shift
+
+    def page(self, pfn: int) -> int:
+        """Return the address of the ``struct page`` of a page frame."""
+        return self.base + pfn * self.size
+
+    def pfn(self, page: int) -> int:
+        """Return the page frame number of a ``struct page *``."""
+        return (page - self.base) // self.size
+
+    def virt(self, page: int) -> int:
+        """Return the address of a page's memory in the direct map, ``page_to_virt()``."""
+        return self.direct_map + (self.pfn(page) << self.page_shift)
+
+    def virt_to_page(self, address: int) -> int:
+        """Return the ``struct page *`` of an address in the direct map."""
+        return self.page(address - self.direct_map >> self.page_shift)
+
+    def nid(self, flags: int) -> int:
+        """Return the node in a flags word, ``page_to_nid()``."""
+        return flags >> self.node_shift & self.node_mask
+
+
+class PageRange(NamedTuple):
+    """Page frames ``[start, end)`` whose ``struct page`` lie side by side."""
+
+    start: int
+    end: int
+
+
+@per_program
+def mem_map(prog: Program) -> MemMap:
+    """
+    Find out how page frames, ``struct page`` and nodes belong together.
+
+    ``NODES_SHIFT`` is a macro; it is the logarithm of the length of ``node_data``.
+    With ``CONFIG_SPARSEMEM_VMEMMAP`` no section number lies above the node id.
+
+    :raises ImageError: if the memory model is not a virtually mapped one
+    """
+    memory = memory_of(prog)
+    page = prog.type("struct page")
+    try:
+        base = int(prog["vmemmap"].value_())
+    except KeyError:
+        try:
+            base = int(prog["mem_map"].value_())
+        except KeyError:
+            raise ImageError(
+                "this kernel has neither vmemmap nor mem_map (SPARSEMEM without "
+                "CONFIG_SPARSEMEM_VMEMMAP); its page frames cannot be walked"
+            ) from None
+    try:
+        nodes = array_length(prog["node_data"].type_)
+    except KeyError:
+        nodes = 1  # CONFIG_NUMA=n
+    width = max(nodes - 1, 0).bit_length()
+    found = MemMap(
+        base=base,
+        size=sizeof(page),
+        page_shift=int(prog["PAGE_SHIFT"].value_()),
+        flags=offsetof(page, "flags"),
+        node_shift=8 * memory.word_size - width,
+        node_mask=(1 << width) - 1,
+        direct_map=int(page_to_virt(Object(prog, "struct page *", base)).value_()),
+    )
+    _check_node_bits(prog, found)
+    return found
+
+
+def _check_node_bits(prog: Program, found: MemMap) -> None:
+    # A node's first page frame belongs to it: a wrong shift shows at once.
+    memory = memory_of(prog)
+    for pgdat in for_each_online_pgdat(prog):
+        pfn, present = int(pgdat.node_start_pfn), int(pgdat.node_present_pages)
+        if not present:
+            continue
+        try:
+            flags = memory.word(found.page(pfn) + found.flags)
+        except FaultError:
+            continue
+        if found.nid(flags) != int(pgdat.node_id):
+            raise ImageError(
+                f"the page flags of page frame {pfn:#x} name node {found.nid(flags)}, its "
+                f"pglist_data node {int(pgdat.node_id)}: this layout of page flags is not known"
+            )
+
+
+def page_ranges(prog: Program) -> list[PageRange]:
+    """Return the valid page frames, hot-added sections by sub-section."""
+    return [PageRange(start, end) for start, end, _ in for_each_valid_page_range(prog)]
+
+
+@per_program
+def possible_nodes(prog: Program) -> range:
+    """Return ``[0, nr_node_ids)``, the length of ``memcg->nodeinfo``."""
+    return range(nr_node_ids(prog))
+
+
+@per_program
+def online_nodes(prog: Program) -> tuple[int, ...]:
+    """Return the nodes that are online."""
+    return tuple(int(pgdat.node_id) for pgdat in for_each_online_pgdat(prog))
+
+
+@per_program
+def possible_cpus(prog: Program) -> tuple[int, ...]:
+    """Return the CPUs in ``cpu_possible_mask``."""
+    return tuple(for_each_possible_cpu(prog))

@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+"""
+Where things are in the flags of a page
+---------------------------------------
+
+Mirrors :linux:`include/linux/page-flags-layout.h`. Above the flags themselves, from the top:
+the node, the zone, the last CPU and task that touched the page (NUMA balancing), the tag of
+KASAN, and the generation of the multi-gen LRU. All widths are macros; they follow from
+types.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from drgn import Program, sizeof
+
+from memcg_inspect.image.layout import (
+    array_length,
+    constant,
+    has_member,
+    member_type,
+    per_program,
+)
+from memcg_inspect.linux.mm.mmzone import mem_map
+from memcg_inspect.model import ImageError
+
+__all__ = ("FlagBits", "PageFlags", "page_flags")
+
+#: ``LAST__PID_SHIFT``.
+LAST_PID_SHIFT = 8
+#: ``KASAN_TAG_WIDTH`` where pages have one.
+KASAN_TAG_WIDTH = 8
+
+
+class FlagBits(NamedTuple):
+    """A number in the flags word: ``flags >> shift & ((1 << width) - 1)``."""
+
+    shift: int
+    width: int
+
+    def get(self, flags: int) -> int:
+        """Take the number out of a flags word."""
+        return flags >> self.shift & ((1 << self.width) - 1)
+
+
+class PageFlags(NamedTuple):
+    """
+    What the LRU lists keep in the flags of a page.
+
+    :ivar zone: ``page_zonenum()``
+    :ivar generation: one more than the generation of a folio on a list of the multi-gen LRU,
+        0 for any other; ``None`` where the kernel has none
+    """
+
+    lru: FlagBits
+    active: FlagBits
+    unevictable: FlagBits
+    swapbacked: FlagBits
+    zone: FlagBits
+    generation: FlagBits | None
+
+
+@per_program
+def page_flags(prog: Program) -> PageFlags:
+    """
+    Find what the LRU lists keep in the flags of a page.
+
+    :raises ImageError: if there are no such flags
+    """
+    zones = constant(prog, "__MAX_NR_ZONES")
+    if zones is None:
+        raise ImageError("enum zone_type has no __MAX_NR_ZONES: this kernel cannot be read")
+    width = _order_base_2(zones)
+    zone = FlagBits(mem_map(prog).node_shift - width, width)
+    generation = None
+    if has_member(prog, "struct lruvec", "lrugen"):  # CONFIG_LRU_GEN, 6.1
+        width = _order_base_2(lru_generations(prog) + 1)
+        below = _last_cpupid_width(prog) + _kasan_tag_width(prog)
+        generation = FlagBits(zone.shift - below - width, width)
+    return PageFlags(
+        lru=_bit(prog, "PG_lru"),
+        active=_bit(prog, "PG_active"),
+        unevictable=_bit(prog, "PG_unevictable"),
+        swapbacked=_bit(prog, "PG_swapbacked"),
+        zone=zone,
+        generation=generation,
+    )
+
+
+def lru_generations(prog: Program) -> int:
+    """Return ``MAX_NR_GENS``, the length of ``lrugen.timestamps``."""
+    lrugen = member_type(prog.type("struct lruvec"), "lrugen")
+    # BTF does not keep the dimensions of nr_pages apart.
+    return array_length(member_type(lrugen, "timestamps"))
+
+
+def _bit(prog: Program, name: str) -> FlagBits:
+    bit = constant(prog, name)
+    if bit is None:
+        raise ImageError(f"enum pageflags has no {name}: this kernel cannot be read")
+    return FlagBits(bit, 1)
+
+
+def _order_base_2(number: int) -> int:
+    return max(number - 1, 0).bit_length()
+
+
+def _last_cpupid_width(prog: Program) -> int:
+    # LAST_CPUPID_WIDTH: nothing without CONFIG_NUMA_BALANCING, or where it found no room and
+    # has a member of its own.
+    if not has_member(prog, "struct task_struct", "numa_faults"):
+        return 0
+    if has_member(prog, "struct page", "_last_cpupid"):
+        return 0
+    try:
+        cpus = array_length(prog["__per_cpu_offset"].type_)
+    except KeyError:
+        cpus = 8 * sizeof(prog.type("struct cpumask"))
+    return LAST_PID_SHIFT + _order_base_2(cpus)
+
+
+def _kasan_tag_width(prog: Program) -> int:
+    # CONFIG_KASAN_HW_TAGS and CONFIG_KASAN_SW_TAGS.
+    for name in ("kasan_flag_enabled", "__hwasan_tag_memory"):
+        try:
+            prog.symbol(name)
+        except LookupError:
+            continue
+        return KASAN_TAG_WIDTH
+    return 0

@@ -1,0 +1,319 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+"""
+What the page tables of a process map
+-------------------------------------
+
+Mirrors :linux:`mm/pagewalk.c`, and ``vm_normal_page()`` and ``zap_pte_range()`` of
+:linux:`mm/memory.c` in what counts for ``rss_stat``. Every table is one read.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from drgn import FaultError, Object, Program, ProgramFlags, offsetof
+from drgn.helpers.linux.mm import for_each_vma
+
+from memcg_inspect.image.layout import constant
+from memcg_inspect.image.memory import memory_of
+from memcg_inspect.image.progress import STOPPED, attention_of
+from memcg_inspect.linux.arch.x86 import ENTRIES, Entry, page_table_geometry
+from memcg_inspect.linux.mm.mmzone import mem_map
+from memcg_inspect.model import Coverage
+
+
+
+from array import array
+from collections import Counter
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from drgn import Program, offsetof
+
+from memcg_inspect.image.layout import constant
+from memcg_inspect.image.memory import memory_of
+from memcg_inspect.linux.mm.mm_types import Marker, compound_orders, page_layout, page_nids
+from memcg_inspect.linux.mm.mmzone import mem_map, page_ranges
+from memcg_inspect.linux.mm.page_flags import page_flags
+
+__all__ = (
+    "Mapped",
+    "PageKind",
+    "PageKinds",
+    "PageTableReader",
+)
+
+#: Huge pages of these are not counted: they are counted elsewhere, or nobody's.
+_VM_PFNMAP, _VM_HUGETLB = 0x400, 0x400000
+#: No page frame below this is ever mapped: such an offset is the mark of an entry that is no
+#: page (``PTE_MARKER_MASK``).
+_MARKERS = 16
+
+
+class Mapped(NamedTuple):
+    """
+    What is mapped.
+
+    :ivar pages: by item and node, which is ``None`` for what is in swap
+    :ivar missing: tables and pages that could not be read, so that more may be mapped
+    """
+
+    pages: Counter[tuple[str, int | None]]
+    missing: int
+
+    def total(self, item: str) -> int:
+        """Return the pages of an item on all nodes."""
+        return sum(pages for (name, _), pages in self.pages.items() if name == item)
+
+
+class PageTableReader:
+    """
+    Walks page tables of processes.
+
+    :raises ImageError: where the page tables of the machine are not known
+    """
+
+    def __init__(self, prog: Program) -> None:
+        self.prog = prog
+        self._attention = attention_of(prog)
+        self._geometry = page_table_geometry(prog)
+        self._memory, self._frames = memory_of(prog), mem_map(prog)
+        self._kinds = PageKinds(prog)
+        self._pgd = offsetof(prog.type("struct mm_struct"), "pgd")
+        # Without CONFIG_SWAP there are no swap files, without huge pages no huge zero page.
+        self._swapfiles = _number(prog, "nr_swapfiles", 0)
+        self._huge_zero_pfn = _number(prog, "huge_zero_pfn", -1)
+        self._hwpoison = constant(prog, "PG_hwpoison")  # CONFIG_MEMORY_FAILURE
+
+    def walk(self, mm: int, coverage: Coverage) -> Mapped:
+        """
+        Return what is mapped.
+
+        :param mm: ``struct mm_struct *``
+        """
+        if self.prog.flags & ProgramFlags.IS_LIVE:
+            self._kinds.forget()
+        self._mm = mm
+        self._coverage = coverage
+        self._pages: Counter[tuple[str, int | None]] = Counter()
+        self._missing = 0
+        self._seen: set[tuple[int, int]] = set()
+        self._areas: list[tuple[int, int, int]] | None = None
+        try:
+            pgd = self._memory.word(mm + self._pgd)
+        except FaultError as error:
+            self._missed("mm_struct", error.address, str(error))
+        else:
+            self._table(pgd, self._geometry.levels, 0)
+            self._coverage.read += 1
+        return Mapped(self._pages, self._missing)
+
+    def _missed(self, what: str, address: int, reason: str) -> None:
+        self._missing += 1
+        self._coverage.miss(what, address, reason)
+
+    def _table(self, table: int, level: int, start: int) -> None:
+        """
+        :param table: address of a table
+        :param start: address that its first entry is for
+        """
+        if self._attention.stop:
+            self._missed("page table", table, STOPPED)
+            return
+        if (table, level) in self._seen:
+            self._missed("page table", table, "it is in the same tree twice")
+            return
+        self._seen.add((table, level))
+        memory, geometry = self._memory, self._geometry
+        # The second half of the top-most table is the kernel's.
+        number = ENTRIES // 2 if level == geometry.levels else ENTRIES
+        try:
+            entries = memory.words(memory.read(table, number * memory.word_size))
+        except FaultError as error:
+            self._missed("page table", error.address, str(error))
+            return
+        if level == 1:
+            self._add(geometry.plain_pfns(entries), 1)
+            for other in geometry.other_entries(entries):
+                self._other(other, 1)
+            return
+        size = geometry.pages_of(level) << self._frames.page_shift
+        for i, word in enumerate(entries):
+            entry = geometry.entry(word, level) if word else None
+            if entry is None:
+                continue
+            address = start + i * size
+            if entry.kind == "table":
+                self._table(self._frames.virt(self._frames.page(entry.pfn)), level - 1, address)
+            else:
+                self._huge(entry, geometry.pages_of(level), address)
+
+    def _add(self, pfns: Iterable[int], pages: int) -> None:
+        for kind, number in self._kinds.count(pfns).items():
+            if kind.item is None:
+                self._missed("page", 0, f"{number} page frames have no struct page in the image")
+            else:
+                self._pages[kind.item, kind.nid] += number * pages
+
+    def _other(self, entry: Entry, pages: int) -> None:
+        if entry.kind == "page":
+            self._add([entry.pfn], pages)
+        elif entry.kind == "swap" and entry.type < self._swapfiles:
+            self._pages["swapents", None] += pages
+        elif entry.kind == "swap" and entry.offset >= _MARKERS:
+            # A page on its way to another place, or in the memory of a device, is counted as
+            # if it were there; a broken one is not.
+            pfn = entry.offset & self._geometry.swap_pfn_mask
+            if not self._is_broken(pfn):
+                self._add([pfn], pages)
+
+    def _huge(self, entry: Entry, pages: int, address: int) -> None:
+        flags = self._vm_flags(address)
+        if flags is None or flags & (_VM_PFNMAP | _VM_HUGETLB):
+            return
+        if entry.kind == "page" and self._huge_zero_pfn == entry.pfn:
+            return
+        if entry.kind == "page" and self._kinds.of(entry.pfn).device:
+            # Newer kernels count them, and nothing in the entry tells whether this one does.
+            self._missed("huge page of a device", address, "whether it is counted is not known")
+            return
+        self._other(entry, pages)
+
+    def _is_broken(self, pfn: int) -> bool:
+        if self._hwpoison is None:
+            return False
+        try:
+            flags = self._memory.word(self._frames.page(pfn) + self._frames.flags)
+        except FaultError:
+            return False  # told when it is looked at
+        return bool(flags >> self._hwpoison & 1)
+
+    def _vm_flags(self, address: int) -> int | None:
+        """``vm_flags`` of the area around an address; ``None`` if they cannot be read."""
+        if self._areas is None:
+            mm = Object(self.prog, "struct mm_struct *", self._mm)
+            try:
+                self._areas = sorted(
+                    (int(vma.vm_start), int(vma.vm_end), int(vma.vm_flags))
+                    for vma in for_each_vma(mm)
+                )
+            except FaultError as error:
+                self._areas = []
+                self._coverage.miss("memory areas of a process", error.address, str(error))
+        i = bisect_right(self._areas, (address, 1 << 64, 0)) - 1
+        if i < 0 or address >= self._areas[i][1]:
+            self._missed("huge page", address, "it is in no memory area")
+            return None
+        return self._areas[i][2]
+
+
+def _number(prog: Program, name: str, missing: int) -> int:
+    try:
+        return int(prog[name].value_())
+    except LookupError:
+        return missing
+
+
+#: ``FOLIO_MAPPING_ANON`` (before 6.16 ``PAGE_MAPPING_ANON``).
+_MAPPING_ANON = 1
+#: Page frames looked at together, so many that no compound page reaches beyond them on a machine
+#: with pages of 4 KiB (``MAX_PAGE_ORDER``); gigantic ones of hugetlb do, which nobody asks for.
+_SHIFT = 10
+_FILE, _ANON, _SHMEM, _MISSING = range(4)
+_ITEMS = {_FILE: "file", _ANON: "anon", _SHMEM: "shmem", _MISSING: None}
+#: Bits of a class below the node: the kind, and whether the page is a device's.
+_DEVICE, _NODE = 4, 3
+
+
+class PageKind(NamedTuple):
+    """
+    :ivar item: as in :data:`memcg_inspect.linux.mm.rss_stat.ITEMS`; ``None`` if there is no
+        ``struct page`` in the image
+    :ivar device: whether the page is memory of a device (``ZONE_DEVICE``)
+    """
+
+    item: str | None
+    nid: int
+    device: bool
+
+
+class PageKinds:
+    """Tells the kinds of page frames."""
+
+    def __init__(self, prog: Program) -> None:
+        self._memory, self._frames, self._layout = memory_of(prog), mem_map(prog), page_layout(prog)
+        mapping = offsetof(prog.type("struct page"), "mapping")
+        byte = self._memory.byte_of_word(mapping, 0)
+        self._anon = Marker(byte, _MAPPING_ANON, _MAPPING_ANON)
+        bit = page_flags(prog).swapbacked.shift
+        byte = self._memory.byte_of_word(self._frames.flags, bit // 8)
+        self._swapbacked = Marker(byte, 1 << bit % 8, 1 << bit % 8)
+        device = constant(prog, "ZONE_DEVICE")
+        self._device = bytes((byte == device) * _DEVICE for byte in range(256))
+        self._end = max((end for _, end in page_ranges(prog)), default=0)
+        self._pieces: dict[int, array[int]] = {}
+
+    def forget(self) -> None:
+        """Look at every page again: on a live kernel it becomes another one."""
+        self._pieces.clear()
+
+    def count(self, pfns: Iterable[int]) -> Counter[PageKind]:
+        """Count page frames by kind."""
+        found: Counter[int] = Counter()
+        pieces, low = self._pieces, (1 << _SHIFT) - 1
+        for pfn in pfns:
+            piece = pieces.get(pfn >> _SHIFT)
+            if piece is None:
+                if pfn >= self._end:
+                    found[_MISSING] += 1
+                    continue
+                piece = pieces[pfn >> _SHIFT] = self._read(pfn >> _SHIFT)
+            found[piece[pfn & low]] += 1
+        return Counter({_kind(class_): number for class_, number in found.items()})
+
+    def of(self, pfn: int) -> PageKind:
+        """Return the kind of one page frame."""
+        return next(iter(self.count([pfn])))
+
+    def _read(self, number: int) -> array[int]:
+        size, length = self._frames.size, self._frames.size << _SHIFT
+        # A compound page reaches across what is missing: all is looked at together.
+        data, missing, end = bytearray(length), [], 0
+        for offset, part in self._memory.pieces(
+            self._frames.page(number << _SHIFT), length, 2 * size
+        ):
+            if part is not None:
+                data[offset : offset + len(part)] = part
+                missing.append((end // size, offset // size))
+                end = offset + len(part)
+        missing.append((end // size, 1 << _SHIFT))
+        classes = self._classes(bytes(data))
+        for first, last in missing:
+            classes[first:last] = [_MISSING] * (last - first)
+        return array("H", classes)
+
+    def _classes(self, data: bytes) -> list[int]:
+        size, layout = self._frames.size, self._layout
+        count = len(data) // size
+        anon = self._anon.column(data, size)
+        shmem = self._swapbacked.column(data, size) & ~anon
+        zones = layout.zone.column(data, size).translate(self._device)
+        kinds = anon * _ANON | shmem * _SHMEM | int.from_bytes(zones, "little")
+        # A tail is what its head is.
+        tails = layout.tail.column(data, size)
+        column = bytearray((kinds | tails * _MISSING).to_bytes(count, "little"))
+        heads = layout.head.column(data, size) & ~tails
+        for i, order in compound_orders(layout, size, data, heads):
+            end = min(i + (1 << order), count)
+            column[i:end] = bytes([column[i]]) * (end - i)
+        nids = page_nids(self._memory, self._frames, data)
+        if isinstance(nids, int):
+            return [kind | nids << _NODE for kind in column]
+        return [kind | nid << _NODE for kind, nid in zip(column, nids, strict=True)]
+
+
+def _kind(class_: int) -> PageKind:
+    return PageKind(_ITEMS[class_ & 3], class_ >> _NODE, bool(class_ & _DEVICE))

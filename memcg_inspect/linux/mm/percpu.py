@@ -1,0 +1,459 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+"""
+Per-CPU memory
+--------------
+
+Mirrors :linux:`mm/percpu.c`, :linux:`mm/percpu-internal.h` and
+:linux:`mm/percpu-vm.c`.
+
+A chunk serves one unit of memory to each possible CPU. An allocation is a run of
+``PCPU_MIN_ALLOC_SIZE`` units in all of them; its obj_cgroup stands in the chunk's vector at
+its first unit only.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from itertools import compress
+from operator import or_
+from typing import NamedTuple
+
+from drgn import FaultError, Object, Program, offsetof, sizeof
+from drgn.helpers.linux.mm import follow_page
+
+from memcg_inspect.image.layout import has_member
+from memcg_inspect.image.memory import SMALLEST_PAGE, Memory, filled, memory_of
+from memcg_inspect.image.progress import STOPPED, attention_of
+from memcg_inspect.linux.lib.list import OnFault, list_entries
+from memcg_inspect.linux.mm.memcontrol import accounting
+from memcg_inspect.linux.mm.mm_types import MEMCG_DATA_FLAGS
+from memcg_inspect.linux.mm.mmzone import mem_map, possible_cpus
+from memcg_inspect.linux.mm.percpu_defs import percpu_offsets
+from memcg_inspect.model import NUMA_NO_NODE, Coverage
+
+__all__ = ("PcpuAlloc", "PcpuChunk", "PcpuPlace", "PercpuReader", "largest_percpu_charge")
+
+#: ``PCPU_MIN_ALLOC_SIZE``, in bytes.
+MIN_ALLOC_SIZE = 4
+#: ``PCPU_MIN_UNIT_SIZE``, in bytes, before it is rounded to pages: nothing larger is given out.
+MIN_UNIT_SIZE = 32 << 10
+
+
+def largest_percpu_charge(prog: Program) -> int:
+    """Return the bytes that are charged for the largest allocation that there can be."""
+    size = max(MIN_UNIT_SIZE, mem_map(prog).page_size)
+    pointers = size // MIN_ALLOC_SIZE * memory_of(prog).word_size
+    return size * len(possible_cpus(prog)) + pointers
+
+
+class PcpuChunk(NamedTuple):
+    """
+    One ``struct pcpu_chunk``.
+
+    :ivar base: ``base_addr``
+    :ivar nr_pages: pages in each unit
+    :ivar vector: address of the vector of obj_cgroups; 0 where there is none, as in the
+        first chunk and in the reserved one: nothing in them is charged
+    :ivar alloc_map, bound_map: the bitmaps, as integers
+    :ivar start, end: bytes into each unit that its allocations lie between; what the first chunk
+        has beyond them belongs to the static variables, and is marked as allocated
+    """
+
+    address: int
+    base: int
+    nr_pages: int
+    vector: int
+    alloc_map: int
+    bound_map: int
+    start: int
+    end: int
+
+
+class PcpuAlloc(NamedTuple):
+    """
+    One percpu allocation.
+
+    :ivar offset: bytes into each unit
+    :ivar size: bytes for one CPU
+    :ivar objcg: 0 if no memcg pays
+    :ivar element: address of its ``struct obj_cgroup *``
+    :ivar codetag: of its call site, ``struct codetag *``; 0 if there is none
+    """
+
+    chunk: PcpuChunk
+    offset: int
+    size: int
+    objcg: int
+    element: int
+    codetag: int = 0
+
+
+class PcpuPlace(NamedTuple):
+    """
+    Where in percpu memory an address is.
+
+    :ivar chunk: ``None`` in the kernel's static percpu variables
+    :ivar offset: bytes into each unit, from the start of the chunk or of the static variables
+    :ivar cpu: whose copy it is in; ``None`` if it is a ``__percpu`` pointer
+    :ivar pointer: ``__percpu`` pointer to the same place
+    """
+
+    chunk: PcpuChunk | None
+    offset: int
+    cpu: int | None
+    pointer: int
+
+
+class PercpuReader:
+    """
+    Reads percpu chunks and what their allocations are charged to.
+
+    :ivar coverage: chunks read and chunks whose vector could not be read
+    :ivar pages: pages behind the units of all possible CPUs, by node, static ones included
+    :ivar allocated: bytes of them that are allocated
+    :ivar placement: pages whose node was found, and pages whose node was not
+    :ivar static_size: bytes of each unit before those of the first chunk, static and reserved;
+        ``None`` until chunks were walked, or if that could not be read
+    """
+
+    def __init__(self, prog: Program) -> None:
+        self.prog = prog
+        self.memory: Memory = memory_of(prog)
+        self.coverage = Coverage()
+        self.placement = Coverage()
+        self.pages: Counter[int] = Counter()
+        self.allocated: Counter[int] = Counter()
+        self.static_size: int | None = None
+        # Named obj_cgroups, an array of pointers, until commit 24e44cc22aa3 ("mm: percpu:
+        # enable per-cpu allocation tagging") (in v6.10).
+        if has_member(prog, "struct pcpu_chunk", "obj_exts"):
+            ext = prog.type("struct pcpuobj_ext")
+            self._vector, self.element = "obj_exts", sizeof(ext)
+            self._objcg = offsetof(ext, "cgroup")
+            self._codetag = offsetof(ext, "tag") if ext.has_member("tag") else None
+        else:
+            self._vector, self.element, self._objcg = "obj_cgroups", self.memory.word_size, 0
+            self._codetag = None
+        # The size of a pointer is charged for each unit, even where an element is longer;
+        # the per-node series charges what is allocated.
+        per_node = accounting(prog) == "kmem-per-node"
+        self.metadata = self.element if per_node else self.memory.word_size
+        self._unit_offsets = self._read_unit_offsets()
+        self._page_nids: dict[int, int] = {}
+        self._unit_pages: dict[tuple[int, int], Counter[int]] = {}
+
+    def _read_unit_offsets(self) -> list[int]:
+        offsets = self.prog["pcpu_unit_offsets"].read_()
+        return [int(offsets[cpu]) for cpu in possible_cpus(self.prog)]
+
+    def chunks(self) -> Iterator[PcpuChunk]:
+        """Walk all chunks; those whose maps cannot be read are counted and left out."""
+
+        def missed(error: FaultError) -> None:
+            self.coverage.miss("percpu chunk", error.address, str(error))
+
+        try:
+            self._count_static()
+        except FaultError as error:
+            missed(error)
+        for chunk in self._listed(missed):
+            try:
+                found = self._chunk(chunk)
+                self._count(found, chunk)
+            except FaultError as error:
+                missed(error)
+                continue
+            if attention_of(self.prog).stop:
+                self.coverage.miss("percpu chunk", found.address, STOPPED)
+                return
+            yield found
+
+    def _listed(self, on_fault: OnFault) -> Iterator[Object]:
+        lists = self.prog["pcpu_chunk_lists"].read_()
+        for slot in range(int(self.prog["pcpu_nr_slots"])):
+            head = lists[slot].address_of_()
+            yield from list_entries("struct pcpu_chunk", head, "list", on_fault)
+
+    def find(self, address: int) -> list[PcpuPlace]:
+        """
+        Find an address in percpu memory: in the copy of a CPU, or as a ``__percpu`` pointer,
+        the same number of which may mean both. Only the chunk that has it is read.
+        """
+
+        def missed(error: FaultError) -> None:
+            self.coverage.miss("percpu chunk", error.address, str(error))
+
+        limit = 1 << 8 * self.memory.word_size
+        places: list[PcpuPlace] = []
+        cpus: list[int | None] = [*possible_cpus(self.prog), None]
+        shifts = [*self._unit_offsets, -self._to_base]
+        for start, size, chunk in self._ranges(missed):
+            for cpu, shift in zip(cpus, shifts, strict=True):
+                offset = (address - shift - start) % limit
+                if offset >= size:
+                    continue
+                try:
+                    found = None if chunk is None else self._chunk(chunk)
+                except FaultError as error:
+                    missed(error)
+                    continue
+                pointer = (start + offset - self._to_base) % limit
+                places.append(PcpuPlace(found, offset, cpu, pointer))
+        return places
+
+    def _ranges(self, on_fault: OnFault) -> Iterator[tuple[int, int, Object | None]]:
+        """Start and size of the first unit of all chunks, and of the static variables."""
+        shift = mem_map(self.prog).page_shift
+        try:
+            start = self.prog["pcpu_base_addr"].value_()
+            yield start, self.prog["pcpu_first_chunk"].base_addr.value_() - start, None
+        except FaultError as error:
+            on_fault(error)
+        for chunk in self._listed(on_fault):
+            try:
+                yield chunk.base_addr.value_(), int(chunk.nr_pages) << shift, chunk
+            except FaultError as error:
+                on_fault(error)
+
+    @property
+    def _to_base(self) -> int:
+        # __pcpu_ptr_to_addr(): from a percpu pointer to the address in the first unit.
+        cpu = possible_cpus(self.prog)[0]
+        return percpu_offsets(self.prog)[cpu] - self._unit_offsets[0]
+
+    def pointer(self, alloc: PcpuAlloc) -> int:
+        """Return the ``__percpu`` pointer of an allocation."""
+        address = alloc.chunk.base + alloc.offset - self._to_base
+        return address % (1 << 8 * self.memory.word_size)
+
+    def node(self, place: PcpuPlace) -> int:
+        """Return the node that backs a CPU's copy; ``NUMA_NO_NODE`` for a pointer."""
+        if place.cpu is None:
+            return NUMA_NO_NODE
+        return self._nid(place.pointer + percpu_offsets(self.prog)[place.cpu])
+
+    def alloc_at(self, chunk: PcpuChunk, offset: int) -> PcpuAlloc | None:
+        """
+        Return the allocation at an offset of a chunk, charged or not.
+
+        :return: ``None`` where nothing is allocated
+        :raises drgn.FaultError: if its obj_cgroup cannot be read
+        """
+        before = chunk.bound_map & (2 << offset // MIN_ALLOC_SIZE) - 1
+        unit = before.bit_length() - 1
+        if unit < 0 or not chunk.alloc_map >> unit & 1:
+            return None
+        objcg = codetag = 0
+        if chunk.vector:
+            data = self.memory.read(chunk.vector + unit * self.element, self.element)
+            objcg = self.memory.word_at(data, self._objcg)
+            if self._codetag is not None:
+                codetag = self.memory.word_at(data, self._codetag)
+        return self._alloc(chunk, unit, objcg, codetag)
+
+    def _chunk(self, chunk: Object) -> PcpuChunk:
+        nr_pages = int(chunk.nr_pages)
+        size = nr_pages << mem_map(self.prog).page_shift
+        bits = size // MIN_ALLOC_SIZE
+        vector = 0
+        if chunk.type_.type.has_member(self._vector):
+            vector = int(chunk.member_(self._vector).value_())
+        return PcpuChunk(
+            address=chunk.value_(),
+            base=chunk.base_addr.value_(),
+            nr_pages=nr_pages,
+            vector=vector,
+            alloc_map=self._bitmap(chunk.alloc_map.value_(), bits),
+            bound_map=self._bitmap(chunk.bound_map.value_(), bits + 1),
+            start=int(chunk.start_offset),
+            end=size - int(chunk.end_offset),
+        )
+
+    def _count_static(self) -> None:
+        """Add what lies before the first chunk: static and reserved percpu memory."""
+        size = mem_map(self.prog).page_size
+        start = self.prog["pcpu_base_addr"].value_()
+        first = self.prog["pcpu_first_chunk"]
+        end = first.base_addr.value_()
+        self.static_size = end - start + int(first.start_offset)
+        for address in range(start, end - size + 1, size):
+            for offset in self._unit_offsets:
+                nid = self._nid(address + offset)
+                self.pages[nid] += 1
+                self.allocated[nid] += size
+
+    def _count(self, found: PcpuChunk, chunk: Object) -> None:
+        """Add up what backs a chunk, and how much of that is allocated."""
+        units = (1 << mem_map(self.prog).page_shift) // MIN_ALLOC_SIZE
+        populated = self._bitmap(chunk.populated.address_ or 0, found.nr_pages)
+        for page in range(found.nr_pages):
+            if not populated >> page & 1:
+                continue
+            taken = found.alloc_map >> page * units & (1 << units) - 1
+            for nid, cpus in self._unit_page(found, page).items():
+                self.pages[nid] += cpus
+                self.allocated[nid] += taken.bit_count() * MIN_ALLOC_SIZE * cpus
+
+    def _bitmap(self, address: int, bits: int) -> int:
+        word = self.memory.word_size
+        size = (bits + 8 * word - 1) // (8 * word) * word
+        data = self.memory.read(address, size)
+        if self.memory.order == "big":
+            words = self.memory.words(data)
+            data = b"".join(w.to_bytes(word, "little") for w in words)
+        return int.from_bytes(data, "little") & (1 << bits) - 1
+
+    def units(self, chunk: PcpuChunk) -> int:
+        """Return how many elements the vector of a chunk has."""
+        return (chunk.nr_pages << mem_map(self.prog).page_shift) // MIN_ALLOC_SIZE
+
+    def charged(self, chunk: PcpuChunk) -> list[PcpuAlloc]:
+        """
+        Return the charged allocations of a chunk.
+
+        A part of the vector that cannot be read is counted.
+        """
+        return [alloc for alloc in self.recorded(chunk) if alloc.objcg]
+
+    def recorded(self, chunk: PcpuChunk) -> list[PcpuAlloc]:
+        """
+        Return the allocations of a chunk that are charged, or refer to their call site.
+
+        A part of the vector that cannot be read is counted.
+        """
+        return self._recorded(chunk, [])
+
+    def allocations(self, chunk: PcpuChunk) -> Iterator[PcpuAlloc]:
+        """
+        Walk all allocations of a chunk, whoever pays.
+
+        Those that a part of the vector is about that cannot be read are left out; the part is
+        counted.
+        """
+        lost: list[range] = []
+        recorded = {alloc.offset: alloc for alloc in self._recorded(chunk, lost)}
+        bounds, taken = (f"{bits:b}"[::-1] for bits in (chunk.bound_map, chunk.alloc_map))
+        unit = bounds.find("1")
+        while unit >= 0:
+            end, offset = bounds.find("1", unit + 1), unit * MIN_ALLOC_SIZE
+            if (
+                taken[unit : unit + 1] == "1"
+                and chunk.start <= offset < chunk.end
+                and not any(unit in units for units in lost)
+            ):
+                yield recorded.get(offset) or self._alloc(chunk, unit, 0, 0)
+            unit = end
+
+    def _recorded(self, chunk: PcpuChunk, lost: list[range]) -> list[PcpuAlloc]:
+        if not chunk.vector:
+            return []
+        found: list[PcpuAlloc] = []
+        units = self.units(chunk)
+        length = units * self.element
+        for offset, data in self.memory.pieces(chunk.vector, length, self.element):
+            first = offset // self.element
+            if data is None:
+                # A part is a page of the vector, or the end of it.
+                page = SMALLEST_PAGE // self.element
+                lost.append(range(first, min(first + page, units)))
+                continue
+            for at, part in filled(data, self.element):
+                for unit, objcg, codetag in self._elements(part):
+                    unit += first + at // self.element
+                    found.append(self._alloc(chunk, unit, objcg, codetag))
+        if lost:
+            self.coverage.miss("objcgs of a percpu chunk", chunk.vector, "not in the image")
+        else:
+            self.coverage.read += 1
+        return found
+
+    def _elements(self, data: bytes) -> Iterator[tuple[int, int, int]]:
+        """Return the elements of a part of a vector that are not 0: number, objcg, codetag."""
+        words = self.memory.words(data, self._objcg, self.element)
+        tags = [0] * len(words)
+        if self._codetag is not None:
+            tags = self.memory.words(data, self._codetag, self.element)
+        for number in compress(range(len(words)), map(or_, words, tags)):
+            yield number, words[number], tags[number]
+
+    def _alloc(self, chunk: PcpuChunk, unit: int, objcg: int, codetag: int) -> PcpuAlloc:
+        rest = chunk.bound_map >> unit + 1
+        units = (rest & -rest).bit_length() if rest else 0
+        return PcpuAlloc(
+            chunk=chunk,
+            offset=unit * MIN_ALLOC_SIZE,
+            size=units * MIN_ALLOC_SIZE,
+            objcg=objcg & ~MEMCG_DATA_FLAGS,
+            element=chunk.vector + unit * self.element + self._objcg,
+            codetag=codetag,
+        )
+
+    def charge(self, alloc: PcpuAlloc) -> int:
+        """Return the bytes charged for an allocation, ``pcpu_obj_full_size()``."""
+        cpus = len(self._unit_offsets)
+        return alloc.size * cpus + alloc.size // MIN_ALLOC_SIZE * self.metadata
+
+    def data_nodes(self, alloc: PcpuAlloc) -> Counter[int]:
+        """Return the bytes of an allocation, on all CPUs, by the node that backs them."""
+        shift = mem_map(self.prog).page_shift
+        nodes: Counter[int] = Counter()
+        at, end = alloc.offset, alloc.offset + alloc.size
+        while at < end:
+            page = at >> shift
+            upto = min(end, page + 1 << shift)
+            for nid, cpus in self._unit_page(alloc.chunk, page).items():
+                nodes[nid] += (upto - at) * cpus
+            at = upto
+        return nodes
+
+    def posted_nodes(self, alloc: PcpuAlloc) -> Counter[int]:
+        """
+        Return the bytes of an allocation by node as the posted series of per-node accounting
+        would: it slices the size, not the range, so that an allocation that begins inside
+        a page is booked to the first pages only.
+        """
+        shift = mem_map(self.prog).page_shift
+        nodes: Counter[int] = Counter()
+        for page, at in enumerate(range(0, alloc.size, 1 << shift), alloc.offset >> shift):
+            part = min(1 << shift, alloc.size - at)
+            for nid, cpus in self._unit_page(alloc.chunk, page).items():
+                nodes[nid] += part * cpus
+        return nodes
+
+    def metadata_nodes(self, alloc: PcpuAlloc) -> Counter[int]:
+        """Return the charged bytes of an allocation's vector slice by the node of its pages."""
+        nodes: Counter[int] = Counter()
+        shift = mem_map(self.prog).page_shift
+        start = alloc.chunk.vector + alloc.offset // MIN_ALLOC_SIZE * self.element
+        end = start + alloc.size // MIN_ALLOC_SIZE * self.element
+        while start < end:
+            upto = min(end, (start >> shift) + 1 << shift)
+            nodes[self._nid(start)] += (upto - start) // self.element * self.metadata
+            start = upto
+        return nodes
+
+    def _unit_page(self, chunk: PcpuChunk, page: int) -> Counter[int]:
+        """On which nodes the same page of all units is, by number of CPUs."""
+        key = (chunk.address, page)
+        nodes = self._unit_pages.get(key)
+        if nodes is None:
+            address = chunk.base + (page << mem_map(self.prog).page_shift)
+            nodes = Counter(self._nid(address + offset) for offset in self._unit_offsets)
+            self._unit_pages[key] = nodes
+        return nodes
+
+    def _nid(self, address: int) -> int:
+        frames = mem_map(self.prog)
+        number = address % (1 << 8 * self.memory.word_size) >> frames.page_shift
+        nid = self._page_nids.get(number)
+        if nid is None:
+            try:
+                page = follow_page(self.prog["init_mm"].address_of_(), number << frames.page_shift)
+                nid = frames.nid(self.memory.word(page.value_() + frames.flags))
+                self.placement.read += 1
+            except (FaultError, NotImplementedError, ValueError) as error:
+                nid = NUMA_NO_NODE
+                self.placement.miss("node of a percpu page", address, str(error))
+            self._page_nids[number] = nid
+        return nid

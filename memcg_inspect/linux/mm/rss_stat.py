@@ -1,0 +1,209 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+"""
+What processes have mapped, as they count it
+--------------------------------------------
+
+Mirrors ``rss_stat`` of ``struct mm_struct`` in :linux:`include/linux/mm_types.h` and
+``get_mm_counter()`` of :linux:`include/linux/mm.h`. A counter is a number that is cheap to
+read, and parts that CPUs or threads have not added to it yet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from drgn import FaultError, Object, Program, TypeKind, offsetof, sizeof
+
+from memcg_inspect.image.layout import constant, has_member, member_type, per_program
+from memcg_inspect.image.memory import memory_of
+from memcg_inspect.linux.kernel.sched import Thread
+from memcg_inspect.linux.lib.percpu_counter import percpu_counter_bound, percpu_counter_parts
+from memcg_inspect.linux.mm.mmzone import mem_map
+from memcg_inspect.model import Coverage, ImageError
+
+__all__ = (
+    "ITEMS",
+    "RssCounter",
+    "counts_by_task",
+    "per_node_bound",
+    "read_rss",
+    "rss_bounds",
+)
+
+#: Enumerators, and what ``/proc/PID/status`` calls them.
+ITEMS = {
+    "MM_FILEPAGES": "file",
+    "MM_ANONPAGES": "anon",
+    "MM_SWAPENTS": "swapents",
+    "MM_SHMEMPAGES": "shmem",
+}
+
+#: ``TASK_RSS_EVENTS_THRESH`` (6.1 and older). A thread hands in what it counted when a fault
+#: finds more than so many faults counted before it, and goes on to count itself: two more.
+_FAULTS = 64 + 2
+#: ``fault_around_bytes``, where it is a constant (without debugfs).
+_FAULT_AROUND_BYTES = 65536
+#: The batch of a counter for each node, as proposed for large machines (2025, not merged).
+_NODE_BATCH = 32
+
+
+class RssCounter(NamedTuple):
+    """
+    One counter of an ``mm_struct``, in pages.
+
+    :ivar folded: what is cheap to read; may be negative
+    :ivar parts: what CPUs or threads have not added to it; ``None`` if it cannot be read
+    """
+
+    folded: int
+    parts: int | None
+
+    @property
+    def approximate(self) -> int:
+        """``get_mm_counter()``: what is cheap to read, and never less than 0."""
+        return max(self.folded, 0)
+
+    @property
+    def exact(self) -> int | None:
+        """The sum; of a counter that is right it is never negative."""
+        return None if self.parts is None else self.folded + self.parts
+
+
+@per_program
+def _is_percpu(prog: Program) -> bool:
+    # Commit f1a7941243c1 ("mm: convert mm's rss stats into percpu_counter") (in v6.2).
+    type_ = member_type(prog.type("struct mm_struct"), "rss_stat").unaliased()
+    return bool(type_.kind == TypeKind.ARRAY)
+
+
+@per_program
+def _slots(prog: Program) -> dict[str, int]:
+    slots = {item: constant(prog, name) for name, item in ITEMS.items()}
+    missing = [item for item, slot in slots.items() if slot is None]
+    if missing:
+        raise ImageError(f"this kernel does not count {missing[0]} pages of processes")
+    return {item: slot for item, slot in slots.items() if slot is not None}
+
+
+@per_program
+def counts_by_task(prog: Program) -> bool:
+    """Whether tasks keep parts of the counters (``SPLIT_RSS_COUNTING``, 6.1 and older)."""
+    return has_member(prog, "struct task_struct", "rss_stat")
+
+
+def rss_bounds(prog: Program, threads: int) -> dict[str, int | None]:
+    """
+    Return how far the cheap value may be from the exact one, in pages, by item.
+
+    A CPU never holds back a batch (6.2 and newer). Before, a thread held back what a number
+    of faults changed: one page each, or as many as a fault on a file maps around it. (Drivers
+    that map pages by themselves, outside of faults, were not bound by it.)
+
+    :param threads: tasks that use the ``mm_struct``
+    :return: ``None`` where it is not known
+    """
+    if _is_percpu(prog):
+        try:
+            return dict.fromkeys(ITEMS.values(), percpu_counter_bound(prog))
+        except LookupError:
+            return dict.fromkeys(ITEMS.values(), None)
+    if not counts_by_task(prog):
+        return dict.fromkeys(ITEMS.values(), 0)
+    try:
+        around = int(prog["fault_around_bytes"].value_())
+    except (LookupError, FaultError):
+        around = _FAULT_AROUND_BYTES
+    of_files = _FAULTS * max(around >> mem_map(prog).page_shift, 1) * threads
+    bounds: dict[str, int | None] = dict.fromkeys(ITEMS.values(), _FAULTS * threads)
+    return bounds | {"file": of_files, "shmem": of_files}
+
+
+def per_node_bound(nodes: int) -> int:
+    """Return how far the cheap value might be if each node had an atomic counter, in pages."""
+    return _NODE_BATCH * nodes
+
+
+def read_rss(
+    prog: Program, threads: Iterable[Thread], coverage: Coverage, is_all: bool = True
+) -> dict[int, dict[str, RssCounter]]:
+    """
+    Read the counters of all processes.
+
+    :param threads: all tasks
+    :param is_all: whether none is missing
+    :return: by ``struct mm_struct *`` and item; those that cannot be read are left out
+    """
+    members = prog.type("struct mm_struct")
+    offset = offsetof(members, "rss_stat")
+    size = sizeof(member_type(members, "rss_stat"))
+    memory, data = memory_of(prog), {}
+    held: dict[int, list[Sequence[int]]] = {}
+    for thread in threads:
+        if thread.mm:
+            held.setdefault(thread.mm, []).append(thread.rss)
+    for mm in held:
+        try:
+            data[mm] = memory.read(mm + offset, size)
+            coverage.read += 1
+        except FaultError as error:
+            coverage.miss("counters of a process", error.address, str(error))
+    if _is_percpu(prog):
+        return _percpu(prog, data, coverage)
+    if not is_all:
+        _drop_partial(prog, held)
+    return _atomic(prog, data, held)
+
+
+def _drop_partial(prog: Program, held: dict[int, list[Sequence[int]]]) -> None:
+    # A task that could not be read may hold a part of any counter, unless there are as many as
+    # use the mm_struct.
+    for mm, parts in held.items():
+        try:
+            users = int(Object(prog, "struct mm_struct *", mm).mm_users.counter)
+        except FaultError:
+            users = -1
+        if users != len(parts):
+            parts.clear()
+
+
+def _percpu(
+    prog: Program, data: Mapping[int, bytes], coverage: Coverage
+) -> dict[int, dict[str, RssCounter]]:
+    counter, memory = prog.type("struct percpu_counter"), memory_of(prog)
+    size, count = sizeof(counter), offsetof(counter, "count")
+    # Without CONFIG_SMP there are no parts.
+    has_parts = counter.has_member("counters")
+    at = offsetof(counter, "counters") if has_parts else 0
+    slots = _slots(prog)
+    pointers = {
+        (mm, item): memory.word_at(raw, slot * size + at)
+        for mm, raw in data.items()
+        for item, slot in slots.items()
+    }
+    parts = percpu_counter_parts(prog, pointers.values()) if has_parts else {}
+    found: dict[int, dict[str, RssCounter]] = {mm: {} for mm in data}
+    for (mm, item), pointer in pointers.items():
+        start = slots[item] * size + count
+        value = int.from_bytes(data[mm][start : start + 8], memory.order, signed=True)
+        part = parts.get(pointer) if has_parts else 0
+        if part is None:
+            coverage.miss("per-CPU counters of a process", pointer, "not in the image")
+        found[mm][item] = RssCounter(value, part)
+    return found
+
+
+def _atomic(
+    prog: Program, data: Mapping[int, bytes], held: Mapping[int, Sequence[Sequence[int]]]
+) -> dict[int, dict[str, RssCounter]]:
+    memory, slots = memory_of(prog), _slots(prog)
+    return {
+        mm: {
+            item: RssCounter(
+                memory.signed_at(raw, slot * memory.word_size),
+                sum(rss[slot] for rss in held[mm] if rss) if held[mm] else None,
+            )
+            for item, slot in slots.items()
+        }
+        for mm, raw in data.items()
+    }
