@@ -16,11 +16,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from memcg_inspect.collect import audit
     from memcg_inspect.helpers import (
         ChargedSlabObject,
         CounterValue,
         PcpuAllocation,
+        audit,
         find_memcg,
         for_each_charged_slab_object,
         for_each_memcg,
@@ -57,8 +57,6 @@ def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     if name == "audit":
-        from memcg_inspect.collect import audit
-
         return audit
     from memcg_inspect import helpers
 

@@ -16,8 +16,8 @@ from typing import Any
 
 from drgn import Architecture
 
-from memcg_inspect.image.program import ImageSource, open_image
-from memcg_inspect.image.progress import attention_of
+from memcg_inspect.image.image import image_of
+from memcg_inspect.image.program import ImageSource, open_program
 from memcg_inspect.image.qmp import Monitor
 from memcg_inspect.model import MemcgInspectError
 from memcg_inspect.subcommands import add_subcommands, answer, exit_status, show
@@ -160,12 +160,12 @@ def _run(args: argparse.Namespace) -> int:
         monitor = None
         if args.pause:
             monitor = guest.enter_context(closing(Monitor(args.qemu)))
-        prog = open_image(_source(args, monitor))
+        image = image_of(open_program(_source(args, monitor)))
         if monitor is not None:
             guest.enter_context(_ended_in_order())
             guest.enter_context(monitor.paused())
-            attention_of(prog).held_still = True
-        result = answer(prog, args)
+            image.stopped = True
+        result = answer(image, args)
     # A guest does not wait for whoever reads.
     try:
         show(result, args)

@@ -35,6 +35,7 @@ class _Parser(ArgumentParser):
     parse=parse_shell_command,
 )
 def _cmd_memcg(prog: Program, name: str, args: Sequence[str], **kwargs: Any) -> Any:
+    from memcg_inspect.image.image import image_of
     from memcg_inspect.model import MemcgInspectError
     from memcg_inspect.subcommands import add_subcommands, answer, show
 
@@ -42,7 +43,7 @@ def _cmd_memcg(prog: Program, name: str, args: Sequence[str], **kwargs: Any) -> 
     add_subcommands(parser)
     parsed = parser.parse_args(args)
     try:
-        result = answer(prog, parsed)
+        result = answer(image_of(prog), parsed)
     except MemcgInspectError as error:
         raise CommandError(str(error)) from None
     try:

@@ -17,19 +17,21 @@ from drgn import NULL, Object, Program
 from drgn.helpers.common.prog import takes_program_or_default
 
 from memcg_inspect.collect.counters import read_counters
+from memcg_inspect.image.image import image_of
 from memcg_inspect.linux.mm.memcontrol import read_memcgs
 from memcg_inspect.linux.mm.memcontrol_vmstats import StatReader
 from memcg_inspect.linux.mm.mm_types import SlabPage, scan_pages
 from memcg_inspect.linux.mm.mmzone import mem_map
 from memcg_inspect.linux.mm.percpu import PercpuReader
 from memcg_inspect.linux.mm.slab import SlabReader
-from memcg_inspect.model import Coverage, Memcg
+from memcg_inspect.model import Coverage, Memcg, Report
 from memcg_inspect.tables import UsageError, as_path
 
 __all__ = (
     "ChargedSlabObject",
     "CounterValue",
     "PcpuAllocation",
+    "audit",
     "find_memcg",
     "for_each_charged_slab_object",
     "for_each_memcg",
@@ -91,8 +93,22 @@ class CounterValue(NamedTuple):
         return self.folded + self.pending
 
 
+@takes_program_or_default
+def audit(prog: Program) -> Report:
+    """
+    Compare what memcgs are charged for with their counters.
+
+    :return: the report that ``memcg-inspect audit --json`` prints
+    :raises ImageError: if this kernel does not charge kernel memory to memcgs, or keeps its
+        charges in a way that is not known here
+    """
+    from memcg_inspect import collect
+
+    return collect.audit(image_of(prog))
+
+
 def _memcgs(prog: Program) -> dict[int, Memcg]:
-    return read_memcgs(prog, Coverage())
+    return read_memcgs(image_of(prog), Coverage())
 
 
 def _address(memcg: Object | str | None, prog: Program) -> int | None:
@@ -150,7 +166,7 @@ def page_to_nid(page: Object) -> int:
     :param page: ``struct page *`` (or ``struct slab *``, ``struct folio *``)
     """
     prog = page.prog_
-    frames = mem_map(prog)
+    frames = mem_map(image_of(prog))
     return frames.nid(prog.read_word(page.value_() + frames.flags))
 
 
@@ -175,9 +191,9 @@ def objcg_nid(objcg: Object) -> int | None:
     from memcg_inspect.linux.mm.memcontrol import has_node_objcgs, read_objcgs
 
     prog = objcg.prog_
-    if not has_node_objcgs(prog):
+    if not has_node_objcgs(image_of(prog)):
         return None
-    known = read_objcgs(prog, _memcgs(prog), Coverage(), set()).get(objcg.value_())
+    known = read_objcgs(image_of(prog), _memcgs(prog), Coverage(), set()).get(objcg.value_())
     return None if known is None else known.nid
 
 
@@ -191,8 +207,8 @@ def slab_objcg(slab: Object, index: int) -> Object:
     :raises drgn.FaultError: if the slab, or the vector of its obj_cgroups, cannot be read
     """
     prog = slab.prog_
-    frames, page = mem_map(prog), slab.value_()
-    reader = SlabReader(prog)
+    frames, page = mem_map(image_of(prog)), slab.value_()
+    reader = SlabReader(image_of(prog))
     raw = prog.read(page, frames.size)
     found = reader.slab(SlabPage(page, frames.nid(prog.read_word(page + frames.flags)), 0, raw))
     objcg = 0
@@ -214,8 +230,8 @@ def for_each_charged_slab_object(
     :param memcg: ``struct mem_cgroup *``, or a path: only those that are charged to it today
     :param nid: only those on this node
     """
-    wanted, reader, payers = _address(memcg, prog), SlabReader(prog), _PayersOf(prog)
-    for piece in scan_pages(prog):
+    wanted, reader, payers = _address(memcg, prog), SlabReader(image_of(prog)), _PayersOf(prog)
+    for piece in scan_pages(image_of(prog)):
         for page in piece.slabs:
             if nid not in (None, page.nid):
                 continue
@@ -261,7 +277,7 @@ def for_each_pcpu_alloc(
 
     :param memcg: ``struct mem_cgroup *``, or a path: only those that are charged to it today
     """
-    wanted, reader, payers = _address(memcg, prog), PercpuReader(prog), _PayersOf(prog)
+    wanted, reader, payers = _address(memcg, prog), PercpuReader(image_of(prog)), _PayersOf(prog)
     for chunk in reader.chunks():
         for alloc in reader.charged(chunk):
             objcg = Object(prog, "struct obj_cgroup *", alloc.objcg)
@@ -286,11 +302,11 @@ def memcg_counter(memcg: Object, item: str, nid: int | None = None) -> CounterVa
     :raises drgn.FaultError: if it cannot be read
     """
     prog = memcg.prog_
-    reader = StatReader(prog, [item])
+    reader = StatReader(image_of(prog), [item])
     if item not in reader.slots:
         raise UsageError(f"this kernel keeps no {item} for memcgs")
     coverage = Coverage()
-    counters = read_counters(prog, reader, _memcgs(prog), coverage)
+    counters = read_counters(image_of(prog), reader, _memcgs(prog), coverage)
     claim = counters.hierarchical(memcg.value_(), item, nid)
     if claim is None:
         why = coverage.examples[0].reason if coverage.examples else f"it is not kept on node {nid}"

@@ -18,10 +18,8 @@ from contextlib import contextmanager
 from dataclasses import replace
 from types import FrameType
 
-from drgn import Program
-
+from memcg_inspect.image.image import Image
 from memcg_inspect.image.missing import needing_all, why_missing
-from memcg_inspect.image.progress import attention_of
 from memcg_inspect.model import Report
 from memcg_inspect.tables import Answer, Choice, UsageError, as_path, check_fields, choose
 from memcg_inspect.views import columns, views
@@ -103,18 +101,18 @@ def _add_view(parser: ArgumentParser, view: View) -> None:
     parser.set_defaults(view=view)
 
 
-def answer(prog: Program, args: Namespace) -> Report | Answer:
+def answer(image: Image, args: Namespace) -> Report | Answer:
     """
     Find out what is asked for.
 
     :raises MemcgInspectError: if it cannot be answered
     """
     if args.view is not None:
-        return _view(prog, args)
+        return _view(image, args)
     from memcg_inspect.collect import audit
 
-    with _attended(prog):
-        return audit(prog)
+    with _attended(image):
+        return audit(image)
 
 
 def show(result: Report | Answer, args: Namespace) -> None:
@@ -131,27 +129,27 @@ def show(result: Report | Answer, args: Namespace) -> None:
 
 
 @contextmanager
-def _attended(prog: Program) -> Iterator[None]:
+def _attended(image: Image) -> Iterator[None]:
     """Show how far the work is; the first Ctrl-C ends it with what there is, a second at once."""
     from memcg_inspect.render.progress import progress_bar
 
-    attention = attention_of(prog)
-    attention.stop = False
+    progress = image.progress
+    progress.stop = False
     is_main = threading.current_thread() is threading.main_thread()
     before = signal.getsignal(signal.SIGINT)
 
     def stop(number: int, frame: FrameType | None) -> None:
-        attention.stop = True
+        progress.stop = True
         signal.signal(signal.SIGINT, before)
 
     if is_main:
         signal.signal(signal.SIGINT, stop)
-    nobody = attention.tell
+    nobody = progress.tell
     try:
-        with progress_bar() as attention.tell:
+        with progress_bar() as progress.tell:
             yield
     finally:
-        attention.tell = nobody
+        progress.tell = nobody
         if is_main:
             signal.signal(signal.SIGINT, before)
 
@@ -166,7 +164,7 @@ def _show_report(report: Report, args: Namespace) -> None:
         print_report(report, make_console(), show_all=args.all)
 
 
-def _view(prog: Program, args: Namespace) -> Answer:
+def _view(image: Image, args: Namespace) -> Answer:
     # Programs get all fields, people those that fit on a screen.
     fields = _fields(getattr(args, "fields", None))
     choice = Choice(
@@ -177,13 +175,13 @@ def _view(prog: Program, args: Namespace) -> Answer:
     )
     # Before the work, which may be long.
     check_fields(columns(args.view.name), choice)
-    with _attended(prog), needing_all():
-        check_choice(prog, choice)
-        found = args.view.run(prog, args)
-    missing = why_missing(prog, found.coverage.values())
+    with _attended(image), needing_all():
+        check_choice(image, choice)
+        found = args.view.run(image, args)
+    missing = why_missing(image, found.coverage.values())
     found = replace(
         found,
-        interrupted=found.interrupted or attention_of(prog).stop,
+        interrupted=found.interrupted or image.progress.stop,
         notes=found.notes + tuple(note for note in missing if note not in found.notes),
     )
     return choose(found, choice)

@@ -17,7 +17,8 @@ from labkit import images, kernels
 from labkit.poke import poke
 
 from memcg_inspect.collect import collect
-from memcg_inspect.image.program import ImageSource, open_image
+from memcg_inspect.image.image import image_of
+from memcg_inspect.image.program import ImageSource, open_program
 from memcg_inspect.linux.mm.mm_types import scan_pages
 from memcg_inspect.linux.mm.slab import SlabReader
 
@@ -56,12 +57,12 @@ def whole() -> Path:
 def broken(out: Path) -> Scene:
     """Write the dump."""
     image = whole()
-    prog = open_image(ImageSource(core=str(image), debuginfo="btf"))
-    snapshot, slabs = collect(prog), SlabReader(prog)
+    prog = open_program(ImageSource(core=str(image), debuginfo="btf"))
+    snapshot, slabs = collect(image_of(prog)), SlabReader(image_of(prog))
     memcgs = {m.path: m.address for m in snapshot.memcgs.values() if m.state == "online"}
     objects = (
         thing
-        for piece in scan_pages(prog)
+        for piece in scan_pages(image_of(prog))
         for page in piece.slabs
         if (slab := slabs.slab(page)) is not None and slab.cache.name == "charge_test"
         for thing in slabs.charged_objects(slab)

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from guests import NOT_BUILT, Lab, Plant
+from support.guests import NOT_BUILT, Lab, Plant
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from guests import BUILT_KERNELS, DEBIAN_KERNELS, Lab
+from support.guests import BUILT_KERNELS, DEBIAN_KERNELS, Lab
 
 CLI = [sys.executable, "-m", "memcg_inspect"]
 

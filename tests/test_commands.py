@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 import pytest
-from guests import DEBIAN_KERNELS, Lab
+from support.guests import DEBIAN_KERNELS, Lab
 
 
 @pytest.mark.image

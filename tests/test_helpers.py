@@ -17,7 +17,7 @@ from drgn.helpers.linux.cgroup import cgroup_path
 from drgn.helpers.linux.mm import for_each_page
 from drgn.helpers.linux.percpu import per_cpu_ptr
 from drgn.helpers.linux.slab import slab_object_info
-from guests import BUILT_KERNELS, DEBIAN_KERNELS, Image, Lab
+from support.guests import BUILT_KERNELS, DEBIAN_KERNELS, Image, Lab
 from test_guest_says import numbers, path_of
 
 import memcg_inspect

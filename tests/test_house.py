@@ -17,35 +17,39 @@ ROOT = Path(__file__).resolve().parent.parent
 MOST_LINES_OF_A_FILE = 700
 MOST_LINES_OF_A_FUNCTION = 80
 
-#: Floors of the package; a module imports its own floor and those it is allowed.
-FLOORS: dict[str, frozenset[str]] = {
+#: Layers of the package, the lowest first, and what each may import besides itself.
+LAYERS: dict[str, frozenset[str]] = {
     "model": frozenset(),
-    "linux": frozenset({"model"}),
-    "audit": frozenset({"model"}),
-    "collect": frozenset({"model", "linux", "audit"}),
-    "views": frozenset({"model", "linux", "audit", "collect"}),
+    "btf": frozenset({"model"}),
+    "image": frozenset({"model", "btf"}),
+    "linux": frozenset({"model", "btf", "image"}),
+    "checks": frozenset({"model"}),
+    "collect": frozenset({"model", "btf", "image", "linux", "checks"}),
+    "views": frozenset({"model", "image", "linux", "checks", "collect"}),
     "render": frozenset({"model"}),
-    "faces": frozenset({"model", "linux", "audit", "collect", "views", "render"}),
+    "front ends": frozenset({"model", "image", "checks", "collect", "views", "render"}),
 }
-FLOOR_OF = {
+LAYER_OF = {
     "model": "model",
     "tables": "model",
+    "btf": "btf",
+    "image": "image",
     "linux": "linux",
-    "audit": "audit",
+    "checks": "checks",
     "collect": "collect",
     "views": "views",
     "helpers": "views",
     "render": "render",
-    "cli": "faces",
-    "commands": "faces",
-    "subcommands": "faces",
-    "__init__": "faces",
-    "__main__": "faces",
+    "cli": "front ends",
+    "commands": "front ends",
+    "subcommands": "front ends",
+    "__init__": "front ends",
+    "__main__": "front ends",
 }
-#: Which floors may import what of other people's.
+#: Which layers may import what of other people's.
 MAY_IMPORT = {
-    "drgn": {"linux", "collect", "views", "faces"},
-    "rich": {"render", "faces"},
+    "drgn": {"btf", "image", "linux", "collect", "views", "front ends"},
+    "rich": {"render", "front ends"},
 }
 #: Underscored names that are no private ones: NamedTuple's.
 PUBLIC_ALL_THE_SAME = {"_asdict", "_fields", "_make", "_replace"}
@@ -100,9 +104,9 @@ def _imported(tree: ast.Module) -> Iterator[tuple[str, str | None]]:
                 yield node.module or "", alias.name
 
 
-def _floor(path: Path) -> str:
+def _layer(path: Path) -> str:
     first = path.relative_to(ROOT / "memcg_inspect").parts[0].removesuffix(".py")
-    return FLOOR_OF[first]
+    return LAYER_OF[first]
 
 
 def _where(path: Path, node: ast.AST) -> str:
@@ -110,24 +114,24 @@ def _where(path: Path, node: ast.AST) -> str:
 
 
 def _own_import(module: str, name: str | None) -> str | None:
-    """The floor that an import reaches, if it is of the package."""
+    """The layer that an import reaches, if it is of the package."""
     parts = module.split(".")
     if parts[0] != "memcg_inspect":
         return None
     below = parts[1] if len(parts) > 1 else name
-    return FLOOR_OF.get(below or "__init__", "faces")
+    return LAYER_OF.get(below or "__init__", "front ends")
 
 
 @pytest.mark.parametrize("path", PACKAGE, ids=lambda p: str(p.relative_to(ROOT)))
 def test_imports_go_down(path: Path) -> None:
-    floor = _floor(path)
-    allowed = FLOORS[floor] | {floor}
+    layer = _layer(path)
+    allowed = LAYERS[layer] | {layer}
     for module, name in _imported(_parsed(path)):
         reached = _own_import(module, name)
-        assert reached is None or reached in allowed, f"{floor} imports {module}"
-        for package, floors in MAY_IMPORT.items():
+        assert reached is None or reached in allowed, f"{layer} imports {module}"
+        for package, layers in MAY_IMPORT.items():
             if module.split(".")[0] == package:
-                assert floor in floors, f"{floor} imports {package}"
+                assert layer in layers, f"{layer} imports {package}"
 
 
 def test_nothing_private_of_others() -> None:
@@ -320,7 +324,7 @@ def test_nothing_is_left_to_do() -> None:
 #: Runs a few cases of the pure tests where neither drgn nor the readers can be imported.
 WITHOUT_DRGN = """
 import sys
-for name in ("drgn", "_drgn", "memcg_inspect.linux", "memcg_inspect.collect"):
+for name in ("drgn", "_drgn", *(f"memcg_inspect.{n}" for n in ("linux", "image", "collect"))):
     sys.modules[name] = None
 from hypothesis import settings
 settings.register_profile("few", max_examples=3, deadline=None, database=None)
@@ -332,7 +336,7 @@ sys.exit(pytest.main(["--noconftest", "-q", "-p", "no:cacheprovider", *sys.argv[
 
 def test_judging_and_rendering_need_no_drgn() -> None:
     done = subprocess.run(
-        [sys.executable, "-c", WITHOUT_DRGN, "tests/audit", "tests/render"],
+        [sys.executable, "-c", WITHOUT_DRGN, "tests/checks", "tests/render"],
         cwd=ROOT,
         capture_output=True,
         text=True,

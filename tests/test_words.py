@@ -6,8 +6,9 @@ from __future__ import annotations
 import pytest
 from drgn import Architecture, Object, Platform, PlatformFlags, Program, TypeKind, TypeMember
 
+from memcg_inspect.image.image import image_of
 from memcg_inspect.image.layout import word_field
-from memcg_inspect.image.memory import SMALLEST_PAGE, filled, memory_of
+from memcg_inspect.image.memory import SMALLEST_PAGE, filled
 
 BIG = PlatformFlags.IS_64_BIT
 LITTLE = BIG | PlatformFlags.IS_LITTLE_ENDIAN
@@ -46,9 +47,9 @@ def program(flags: PlatformFlags) -> Program:
 )
 def test_word_by_word(flags: PlatformFlags, data: str) -> None:
     prog = program(flags)
-    words = memory_of(prog).unpacker(2)(bytes.fromhex(data))
+    words = image_of(prog).memory.unpacker(2)(bytes.fromhex(data))
     found = {
-        name: word_field(prog, "struct slab", name).get(words)
+        name: word_field(image_of(prog), "struct slab", name).get(words)
         for name in ("slab_cache", "inuse", "objects", "frozen", "order")
     }
     assert found == {

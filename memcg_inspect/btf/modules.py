@@ -21,6 +21,7 @@ from collections.abc import Iterator
 from drgn import (
     FaultError,
     Object,
+    PlatformFlags,
     Program,
     Symbol,
     SymbolBinding,
@@ -32,7 +33,6 @@ from drgn import (
 
 from memcg_inspect.btf.parse import NAME_LIMIT, Btf, BtfError
 from memcg_inspect.btf.source import LIMIT, SYS, from_file, is_running_kernel
-from memcg_inspect.image.memory import memory_of
 
 __all__ = ("module_btfs", "module_symbols")
 
@@ -110,15 +110,16 @@ def module_symbols(prog: Program) -> SymbolIndex:
 
 
 def _symbols(prog: Program, module: Object) -> list[Symbol]:
-    memory, tables = memory_of(prog), module.kallsyms.read_()
+    tables = module.kallsyms.read_()
     count = int(tables.num_symtab)
     if not 0 < count < SYMBOLS_LIMIT:
         return []
     # Elf64_Sym and Elf32_Sym have the same members in another order.
     wide = sizeof(tables.symtab.type_.type) == 24
-    order = "<" if memory.order == "little" else ">"
+    is_little = prog.platform is not None and prog.platform.flags & PlatformFlags.IS_LITTLE_ENDIAN
+    order = "<" if is_little else ">"
     form = struct.Struct(f"{order}IBBHQQ" if wide else f"{order}IIIBBH")
-    table = list(form.iter_unpack(memory.read(tables.symtab.value_(), count * form.size)))
+    table = list(form.iter_unpack(prog.read(tables.symtab.value_(), count * form.size)))
     strings = _strings(prog, tables.strtab.value_(), max(entry[0] for entry in table))
     symbols = []
     for entry in table:

@@ -22,12 +22,11 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Protocol
+from typing import Literal, Protocol
 
-from drgn import FaultError, Program, Symbol, SymbolBinding, SymbolKind
+from drgn import FaultError, PlatformFlags, Program, Symbol, SymbolBinding, SymbolKind
 from drgn.helpers.linux.kallsyms import load_vmlinux_kallsyms
 
-from memcg_inspect.image.memory import memory_of
 from memcg_inspect.model import ImageError
 
 __all__ = ("Kallsyms", "SymbolTable", "Symbols", "load_symbols")
@@ -96,27 +95,34 @@ class Kallsyms:
     """
 
     def __init__(self, prog: Program) -> None:
-        self._memory = memory_of(prog)
+        if prog.platform is None:
+            raise LookupError("the program has no platform")
+        self._prog = prog
+        flags = prog.platform.flags
+        self._order: Literal["little", "big"] = (
+            "little" if flags & PlatformFlags.IS_LITTLE_ENDIAN else "big"
+        )
+        self._word_size = 8 if flags & PlatformFlags.IS_64_BIT else 4
         told = _vmcoreinfo_symbols(prog)
         names, tokens = told["kallsyms_names"], told["kallsyms_token_table"]
         self.count = self._ints(told["kallsyms_num_syms"], 1, "I")[0]
         if not 0 < tokens - names < NAMES_LIMIT or not 0 < self.count < tokens - names:
             raise LookupError("the tables of kallsyms are not where they are expected")
-        self._names = self._memory.read(names, tokens - names)
+        self._names = self._prog.read(names, tokens - names)
         self._tokens = self._read_tokens(tokens, told["kallsyms_token_index"])
         self._markers = self._find_markers()
         self._indexes: Callable[[bytes], list[int]] = lambda name: []
         self._addresses = self._find_addresses(told)
 
     def _ints(self, address: int, count: int, code: str) -> tuple[int, ...]:
-        data = self._memory.read(address, count * struct.calcsize(f"={code}"))
-        return struct.unpack(f"{'<' if self._memory.order == 'little' else '>'}{count}{code}", data)
+        data = self._prog.read(address, count * struct.calcsize(f"={code}"))
+        return struct.unpack(f"{'<' if self._order == 'little' else '>'}{count}{code}", data)
 
     def _read_tokens(self, table: int, index: int) -> list[bytes]:
         starts = self._ints(index, 256, "H")
         # The table is followed by its index.
         size = max(starts) + 128 if not 0 < index - table <= 1 << 16 else index - table
-        data = self._memory.read(table, size)
+        data = self._prog.read(table, size)
         return [data[start : data.find(b"\0", start)] for start in starts]
 
     # Names
@@ -125,7 +131,7 @@ class Kallsyms:
         """Return where each 256th name starts; the kernel's table precedes that of the tokens."""
         groups = -(-self.count // GROUP)
         size = 4 * groups
-        order = "<" if self._memory.order == "little" else ">"
+        order = "<" if self._order == "little" else ">"
         for start in range((len(self._names) - size) & ~3, len(self._names) - size - 16, -4):
             if start <= 0:
                 break
@@ -195,23 +201,24 @@ class Kallsyms:
             # It is the last table since 6.5.
             after = told["kallsyms_offsets"] + 4 * self.count
             if "kallsyms_relative_base" in told:
-                after = told["kallsyms_relative_base"] + self._memory.word_size
+                after = told["kallsyms_relative_base"] + self._word_size
             for start in {after, -(-after // 8) * 8}:
                 with suppress(FaultError):
-                    order = _Triples(self._memory.read(start, 3 * self.count), self.count)
+                    order = _Triples(self._prog.read(start, 3 * self.count), self.count)
                     yield partial(self._in_order, order)
         yield _Ends(self._names, self._tokens, self.count).indexes
 
     def _encodings(self, told: dict[str, int]) -> Iterable[Callable[[int], int]]:
         """Ways to understand what is kept for a symbol."""
         if "kallsyms_addresses" in told:
-            code = "Q" if self._memory.word_size == 8 else "I"
+            code = "Q" if self._word_size == 8 else "I"
             yield self._ints(told["kallsyms_addresses"], self.count, code).__getitem__
             return
-        place, mask = told["kallsyms_offsets"], (1 << 8 * self._memory.word_size) - 1
+        place, mask = told["kallsyms_offsets"], (1 << 8 * self._word_size) - 1
         offsets = self._ints(place, self.count, "i")
         if "kallsyms_relative_base" in told:
-            base = self._memory.word(told["kallsyms_relative_base"])
+            code = "Q" if self._word_size == 8 else "I"
+            base = self._ints(told["kallsyms_relative_base"], 1, code)[0]
             # CONFIG_KALLSYMS_ABSOLUTE_PERCPU, until commit 01157ddc58dc ("kallsyms: Remove
             # KALLSYMS_ABSOLUTE_PERCPU") (in v6.15).
             yield lambda i: base - 1 - offsets[i] & mask if offsets[i] < 0 else offsets[i]

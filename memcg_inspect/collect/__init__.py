@@ -17,16 +17,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from drgn import Program
-
 from memcg_inspect.checks.findings import attach
 from memcg_inspect.checks.judge import Judgement, judge, verdict
 from memcg_inspect.checks.looks import common_coverage, is_settled, settle, without_rows
 from memcg_inspect.checks.snapshot import Snapshot
 from memcg_inspect.collect.collector import Clock, collect
 from memcg_inspect.collect.evidence import find_evidence
+from memcg_inspect.image.image import Image
 from memcg_inspect.image.missing import why_missing
-from memcg_inspect.image.progress import attention_of, is_moving
 from memcg_inspect.linux.kernel.stacktrace import read_running
 from memcg_inspect.model import Coverage, Report
 
@@ -36,7 +34,7 @@ __all__ = ("Clock", "audit", "collect")
 _MOST_TRIES = 3
 
 
-def audit(prog: Program) -> Report:
+def audit(image: Image) -> Report:
     """
     Hold what memcgs are charged for against their counters.
 
@@ -46,14 +44,14 @@ def audit(prog: Program) -> Report:
     :raises ImageError: if this kernel does not charge kernel memory to memcgs, or keeps its
         charges in a way that is not known here
     """
-    frozen = not is_moving(prog)
-    clock = Clock(attention_of(prog))
-    looks = [_look(prog, clock, frozen)]
-    while not frozen and not _is_enough(looks) and not clock.attention.stop:
+    frozen = not image.is_moving
+    clock = Clock(image.progress)
+    looks = [_look(image, clock, frozen)]
+    while not frozen and not _is_enough(looks) and not clock.progress.stop:
         # Not in step with whatever goes round and round there.
         time.sleep(random.uniform(0.02, 0.2))
-        looks.append(_look(prog, clock, frozen))
-    return _report(prog, clock, looks)
+        looks.append(_look(image, clock, frozen))
+    return _report(image, clock, looks)
 
 
 class _Look(NamedTuple):
@@ -61,10 +59,10 @@ class _Look(NamedTuple):
     judged: Judgement
 
 
-def _look(prog: Program, clock: Clock, frozen: bool) -> _Look:
+def _look(image: Image, clock: Clock, frozen: bool) -> _Look:
     for tries in range(_MOST_TRIES):
         try:
-            snapshot = collect(prog, clock)
+            snapshot = collect(image, clock)
             break
         except Exception:
             # What was being read may have gone meanwhile, and be anything now.
@@ -75,21 +73,21 @@ def _look(prog: Program, clock: Clock, frozen: bool) -> _Look:
     if frozen and any(row.status == "differs" for row in judged.rows):
         # What CPUs were doing may explain it; stacks take as long to unwind as all slabs to read.
         with clock.measure("running"):
-            snapshot = replace(snapshot, running=read_running(prog))
+            snapshot = replace(snapshot, running=read_running(image))
             judged = judge(snapshot)
     if not frozen:
         with clock.measure("evidence"):
-            judged = _with_proofs(prog, snapshot, judged)
+            judged = _with_proofs(image, snapshot, judged)
     return _Look(snapshot, judged)
 
 
-def _with_proofs(prog: Program, snapshot: Snapshot, judged: Judgement) -> Judgement:
+def _with_proofs(image: Image, snapshot: Snapshot, judged: Judgement) -> Judgement:
     """Find at once what proves a finding that no row says: later it may be something else."""
     leads = without_rows(judged)
     suspects = {lead.suspect for lead in leads if lead.suspect is not None}
     if not suspects:
         return judged
-    evidence = find_evidence(prog, snapshot, suspects)
+    evidence = find_evidence(image, snapshot, suspects)
     proved = [
         lead._replace(finding=attach(lead, evidence), suspect=None) if lead in leads else lead
         for lead in judged.leads
@@ -116,7 +114,7 @@ def _around(snapshot: Snapshot) -> list[int]:
     return around
 
 
-def _report(prog: Program, clock: Clock, looks: Sequence[_Look]) -> Report:
+def _report(image: Image, clock: Clock, looks: Sequence[_Look]) -> Report:
     snapshot = looks[-1].snapshot
     coverage = {
         name: common_coverage([look.snapshot.coverage.get(name, Coverage()) for look in looks])
@@ -127,7 +125,7 @@ def _report(prog: Program, clock: Clock, looks: Sequence[_Look]) -> Report:
     judged = settle(every, is_whole, _around(snapshot)) if len(looks) > 1 else every[0]
     with clock.measure("evidence"):
         suspects = {lead.suspect for lead in judged.leads if lead.suspect is not None}
-        evidence = find_evidence(prog, snapshot, suspects) if suspects else {}
+        evidence = find_evidence(image, snapshot, suspects) if suspects else {}
         findings = tuple(attach(lead, evidence) for lead in judged.leads)
     return Report(
         image=snapshot.image,
@@ -142,7 +140,7 @@ def _report(prog: Program, clock: Clock, looks: Sequence[_Look]) -> Report:
         slab_usage=snapshot.slab_usage,
         percpu_usage=snapshot.percpu_usage,
         follows=judged.follows,
-        notes=why_missing(prog, coverage.values()),
+        notes=why_missing(image, coverage.values()),
         looks=len(looks),
-        interrupted=clock.attention.stop,
+        interrupted=clock.progress.stop,
     )

@@ -5,11 +5,11 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from drgn import FaultError, Program, sizeof
+from drgn import FaultError, sizeof
 from drgn.helpers.linux.mm import totalram_pages
 from drgn.helpers.linux.mmzone import for_each_present_section, section_nr_to_pfn
 
-from memcg_inspect.image.memory import memory_of
+from memcg_inspect.image.image import Image
 from memcg_inspect.linux.mm.alloc_tag import read_call_sites, tag_ranges
 from memcg_inspect.linux.mm.mm_types import scan_pages
 from memcg_inspect.linux.mm.mmzone import mem_map, possible_cpus
@@ -34,34 +34,34 @@ class Cost(NamedTuple):
     bytes: int
 
 
-def total_memory(prog: Program) -> int:
+def total_memory(image: Image) -> int:
     """Return the memory that the kernel manages, ``MemTotal``, in bytes."""
-    return int(totalram_pages(prog)) << mem_map(prog).page_shift
+    return int(totalram_pages(image.prog)) << mem_map(image).page_shift
 
 
-def read_costs(prog: Program, coverage: dict[str, Coverage]) -> list[Cost]:
+def read_costs(image: Image, coverage: dict[str, Coverage]) -> list[Cost]:
     """Return all parts of what profiling costs, those that are nothing, too."""
-    return [*_tags(prog, coverage), _page_ext(prog, coverage), *_exts(prog, coverage)]
+    return [*_tags(image, coverage), _page_ext(image, coverage), *_exts(image, coverage)]
 
 
-def _tags(prog: Program, coverage: dict[str, Coverage]) -> list[Cost]:
+def _tags(image: Image, coverage: dict[str, Coverage]) -> list[Cost]:
     listed = coverage["call_sites"] = Coverage()
-    sites = read_call_sites(prog, listed)
+    sites = read_call_sites(image, listed)
     counters = {site.counters for site in sites.values() if site.counters}
-    size = sizeof(prog.type("struct alloc_tag_counters")) * len(possible_cpus(prog))
-    tags = sum(stop - start for start, stop in tag_ranges(prog, Coverage()))
+    size = sizeof(image.prog.type("struct alloc_tag_counters")) * len(possible_cpus(image))
+    tags = sum(stop - start for start, stop in tag_ranges(image, Coverage()))
     return [
         Cost("tags", len(sites), tags),
         Cost("counters", len(counters), size * len(counters)),
     ]
 
 
-def _page_ext(prog: Program, coverage: dict[str, Coverage]) -> Cost:
+def _page_ext(image: Image, coverage: dict[str, Coverage]) -> Cost:
     sections = coverage["sections"] = Coverage()
-    size, pages = page_ext_bytes(prog), 0
+    size, pages = page_ext_bytes(image), 0
     if size:
-        each = int(section_nr_to_pfn(prog, 1))
-        for _, section in for_each_present_section(prog):
+        each = int(section_nr_to_pfn(image.prog, 1))
+        for _, section in for_each_present_section(image.prog):
             try:
                 base = int(section.page_ext.value_())
                 sections.read += 1
@@ -72,12 +72,12 @@ def _page_ext(prog: Program, coverage: dict[str, Coverage]) -> Cost:
     return Cost("page_ext", pages, pages * size)
 
 
-def _exts(prog: Program, coverage: dict[str, Coverage]) -> list[Cost]:
+def _exts(image: Image, coverage: dict[str, Coverage]) -> list[Cost]:
     """What stands beside slab objects and percpu allocations."""
-    word, slabs = memory_of(prog).word_size, SlabReader(prog)
+    word, slabs = image.memory.word_size, SlabReader(image)
     apart = inside = 0
     pages = coverage["pages"] = Coverage()
-    for piece in scan_pages(prog):
+    for piece in scan_pages(image):
         pages.read += piece.pages
         if piece.unreadable is not None:
             pages.miss("struct pages", piece.unreadable, "not in the image")
@@ -87,7 +87,7 @@ def _exts(prog: Program, coverage: dict[str, Coverage]) -> list[Cost]:
                 is_inside = slabs.page_of(slab, vector) is None
                 inside += slab.objects if is_inside else 0
                 apart += 0 if is_inside else slab.objects
-    percpu = PercpuReader(prog)
+    percpu = PercpuReader(image)
     units = sum(percpu.units(chunk) for chunk in percpu.chunks() if chunk.vector)
     coverage["slab"], coverage["percpu"] = slabs.coverage, percpu.coverage
     return [

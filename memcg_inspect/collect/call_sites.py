@@ -5,9 +5,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, MutableMapping
 
-from drgn import FaultError, Program
+from drgn import FaultError
 
 from memcg_inspect.checks.profile import Profile, Use
+from memcg_inspect.image.image import Image
 from memcg_inspect.linux.mm.alloc_tag import read_call_sites, read_left_behind
 from memcg_inspect.linux.mm.mm_types import PagePiece
 from memcg_inspect.linux.mm.mmzone import mem_map
@@ -23,14 +24,14 @@ class CallSites:
     """Is shown what a pass over the image meets, and adds it up by call site."""
 
     def __init__(
-        self, prog: Program, profile: Profile, coverage: MutableMapping[str, Coverage]
+        self, image: Image, profile: Profile, coverage: MutableMapping[str, Coverage]
     ) -> None:
-        self._prog, self._profile = prog, profile
-        self._page_size = mem_map(prog).page_size
+        self._image, self._profile = image, profile
+        self._page_size = mem_map(image).page_size
         self._sites = coverage["call_sites"] = Coverage()
         self._slabs = coverage["slab_tags"] = Coverage()
-        profile.sites = read_call_sites(prog, self._sites)
-        self._pages = PageTagReader(prog)
+        profile.sites = read_call_sites(image, self._sites)
+        self._pages = PageTagReader(image)
         coverage["page_tags"], coverage["free_pages"] = self._pages.coverage, self._pages.free
 
     def piece(self, piece: PagePiece) -> None:
@@ -69,7 +70,7 @@ class CallSites:
     def finish(self, coverage: Mapping[str, Coverage]) -> None:
         """Complete the profile when the pass is over."""
         unknown = self._profile.codetags() - self._profile.sites.keys()
-        self._profile.sites |= read_left_behind(self._prog, unknown, self._sites)
+        self._profile.sites |= read_left_behind(self._image, unknown, self._sites)
         subjects = (
             "pages", "slab_pages", "slab", "percpu", "call_sites", "slab_tags", "page_tags",
             "free_pages",

@@ -14,7 +14,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from drgn import FaultError, Object, Program
+from drgn import FaultError, Object
 
 from memcg_inspect.checks.ledger import Entry, Ledger
 from memcg_inspect.checks.profile import Profile
@@ -27,9 +27,10 @@ from memcg_inspect.collect.page_uses import PageUses
 from memcg_inspect.collect.percpu import add_percpu, add_percpu_by_node, percpu_usage
 from memcg_inspect.collect.released import ReleasedReader
 from memcg_inspect.collect.zswap import add_zswap
+from memcg_inspect.image.image import Image
 from memcg_inspect.image.layout import has_type
 from memcg_inspect.image.missing import needing_all
-from memcg_inspect.image.progress import STOPPED, Attention
+from memcg_inspect.image.progress import STOPPED, Progress
 from memcg_inspect.linux.kernel.bpf import bpf_objcgs
 from memcg_inspect.linux.kernel.sched import caches_objcg, read_tasks
 from memcg_inspect.linux.mm.alloc_tag import why_not_profiled
@@ -50,8 +51,7 @@ from memcg_inspect.linux.mm.mm_inline import LruReader
 from memcg_inspect.linux.mm.mm_types import KmemPage, PagePiece, page_layout, scan_pages
 from memcg_inspect.linux.mm.mmzone import mem_map
 from memcg_inspect.linux.mm.percpu import PercpuReader
-from memcg_inspect.linux.mm.slab import Slab, SlabReader
-from memcg_inspect.linux.mm.slab import SlabTally
+from memcg_inspect.linux.mm.slab import Slab, SlabReader, SlabTally
 from memcg_inspect.linux.mm.vmstat import read_node_stats
 from memcg_inspect.linux.mm.zswap import ZswapReader
 from memcg_inspect.linux.net.sock import SockReader
@@ -95,25 +95,25 @@ class Clock:
     """
     Seconds spent, by what they were spent on.
 
-    :ivar attention: who is told what is done now
+    :ivar progress: who is told what is done now
     """
 
-    def __init__(self, attention: Attention | None = None) -> None:
+    def __init__(self, progress: Progress | None = None) -> None:
         self.seconds: dict[str, float] = {}
-        self.attention = attention or Attention()
+        self.progress = progress or Progress()
 
     @contextmanager
     def measure(self, what: str) -> Iterator[None]:
         """Add the time of a block."""
         start = time.perf_counter()
-        self.attention.tell(what, 0.0)
+        self.progress.tell(what, 0.0)
         try:
             yield
         finally:
             self.seconds[what] = self.seconds.get(what, 0.0) + time.perf_counter() - start
 
 
-def collect(prog: Program, clock: Clock | None = None, call_sites: bool = True) -> Snapshot:
+def collect(image: Image, clock: Clock | None = None, call_sites: bool = True) -> Snapshot:
     """
     Read everything that is to be judged, but what CPUs were doing.
 
@@ -122,49 +122,49 @@ def collect(prog: Program, clock: Clock | None = None, call_sites: bool = True) 
         charges in a way that is not known here
     """
     with needing_all():
-        return _Collector(prog, clock or Clock(), call_sites).collect()
+        return _Collector(image, clock or Clock(), call_sites).collect()
 
 
 class _Collector:
     """Fills one snapshot."""
 
-    def __init__(self, prog: Program, clock: Clock, call_sites: bool) -> None:
-        self.prog = prog
+    def __init__(self, image: Image, clock: Clock, call_sites: bool) -> None:
+        self.image = image
         self.clock = clock
         self.coverage: defaultdict[str, Coverage] = defaultdict(Coverage)
         self.ledger = Ledger()
         self.references: dict[str, Counter[int]] = {}
         self.transients: defaultdict[int, list[Transient]] = defaultdict(list)
         self.vectors: dict[int, tuple[int, list[tuple[int, int, int]]]] = {}
-        self.slab_usage = SlabTally(prog)
+        self.slab_usage = SlabTally(image)
         self.percpu_usage: tuple[PercpuUsage, ...] = ()
         self.large_kmalloc: Counter[int] = Counter()
         self.by_node: ByNode | None = None
-        self.profile = Profile(why_not_profiled(prog)) if call_sites else None
+        self.profile = Profile(why_not_profiled(image)) if call_sites else None
         self.call_sites: CallSites | None = None
         if self.profile is not None and self.profile.why_not is None:
-            self.call_sites = CallSites(prog, self.profile, self.coverage)
+            self.call_sites = CallSites(image, self.profile, self.coverage)
 
     def collect(self) -> Snapshot:
-        prog, coverage, measure = self.prog, self.coverage, self.clock.measure
+        image, coverage, measure = self.image, self.coverage, self.clock.measure
         with measure("memcgs"):
-            image = image_info(prog)
-            memcgs = read_memcgs(prog, coverage["memcgs"], coverage["names"])
+            info = image_info(image)
+            memcgs = read_memcgs(image, coverage["memcgs"], coverage["names"])
             lost: set[int] = set()
-            objcgs = read_objcgs(prog, memcgs, coverage["objcgs"], lost)
+            objcgs = read_objcgs(image, memcgs, coverage["objcgs"], lost)
         with measure("counters"):
-            reader = StatReader(prog, ITEMS)
-            counters = read_counters(prog, reader, memcgs, coverage["counters"])
+            reader = StatReader(image, ITEMS)
+            counters = read_counters(image, reader, memcgs, coverage["counters"])
             usage = self._usage(memcgs)
-            lists = LruReader(prog, coverage["lru"])
+            lists = LruReader(image, coverage["lru"])
             sizes = lists.sizes(self._lruvecs(memcgs))
             coverage["lru_walks"] = lists.walks
-            node_stats = read_node_stats(prog, NODE_ITEMS, coverage["node_stats"])
-            stocks = read_obj_stocks(prog, coverage["stock"])
-            charge_stocks = read_charge_stocks(prog, coverage["charge_stock"])
+            node_stats = read_node_stats(image, NODE_ITEMS, coverage["node_stats"])
+            stocks = read_obj_stocks(image, coverage["stock"])
+            charge_stocks = read_charge_stocks(image, coverage["charge_stock"])
         with measure("tasks"):
             tasks = self._tasks()
-            self.references["bpf"] = Counter(bpf_objcgs(prog, coverage["bpf"]))
+            self.references["bpf"] = Counter(bpf_objcgs(image, coverage["bpf"]))
         with measure("vmalloc"):
             uses = self._page_uses()
         with measure("pages"):
@@ -180,8 +180,8 @@ class _Collector:
         if self.call_sites:
             self.call_sites.finish(coverage)
         return Snapshot(
-            image=image,
-            features=_features(prog, reader),
+            image=info,
+            features=_features(image, reader),
             memcgs=memcgs,
             objcgs=objcgs,
             ledger=self.ledger,
@@ -213,13 +213,13 @@ class _Collector:
         self, memcgs: dict[int, Memcg], objcgs: dict[int, Objcg], stocks: list[int]
     ) -> dict[int, Objcg]:
         """Read the obj_cgroups that only charges lead to, because lists are broken."""
-        on_lru = has_node_objcgs(self.prog)
+        on_lru = has_node_objcgs(self.image)
         known = {0, *memcgs, *objcgs}
         not_objcgs = ("sock",) if on_lru else ("sock", "lru")
         wanted = {entry.payer for entry, _ in self.ledger if entry.kind not in not_objcgs}
         wanted |= {*stocks, *(o for held in self.references.values() for o in held)}
         is_whole = not self.coverage["memcgs"].unreadable
-        return recover_objcgs(self.prog, memcgs, is_whole, wanted - known, self.coverage["objcgs"])
+        return recover_objcgs(self.image, memcgs, is_whole, wanted - known, self.coverage["objcgs"])
 
     def _lruvecs(self, memcgs: dict[int, Memcg]) -> dict[tuple[int, int], Object]:
         lruvecs = {}
@@ -228,7 +228,7 @@ class _Collector:
             self.coverage["lru"].miss("nodes of a memcg", error.address, str(error))
 
         for address in memcgs:
-            memcg = Object(self.prog, "struct mem_cgroup *", address)
+            memcg = Object(self.image.prog, "struct mem_cgroup *", address)
             for nid, pn in nodeinfo(memcg, missed):
                 lruvecs[address, nid] = pn
         return lruvecs
@@ -237,18 +237,19 @@ class _Collector:
         usage = {}
         for address in memcgs:
             try:
-                usage[address] = memory_usage(Object(self.prog, "struct mem_cgroup *", address))
+                memcg = Object(self.image.prog, "struct mem_cgroup *", address)
+                usage[address] = memory_usage(memcg)
             except FaultError as error:
                 self.coverage["counters"].miss("page counter", error.address, str(error))
         return usage
 
     def _tasks(self) -> list[TaskCharge]:
-        tasks = list(read_tasks(self.prog, self.coverage["tasks"]))
+        tasks = list(read_tasks(self.image, self.coverage["tasks"]))
         self.references["task"] = Counter(o for task in tasks for o in task.objcgs if o)
         return tasks
 
     def _page_uses(self) -> PageUses:
-        uses = PageUses(self.prog, self.coverage)
+        uses = PageUses(self.image, self.coverage)
         if uses.are_blocks and self.coverage["stacks"].unreadable:
             self.ledger.gap("kmem", "stack")
         if self.coverage["page_tables"].unreadable:
@@ -264,11 +265,11 @@ class _Collector:
         :return: pages on LRU lists, by payer, node and list
         """
         on_lists: Counter[tuple[int, int, str]] = Counter()
-        slabs = SlabReader(self.prog, self.coverage["names"])
-        socks = SockReader(self.prog, slabs)
-        released = ReleasedReader(self.prog, slabs, memcgs)
+        slabs = SlabReader(self.image, self.coverage["names"])
+        socks = SockReader(self.image, slabs)
+        released = ReleasedReader(self.image, slabs, memcgs)
         sites = self.call_sites
-        for piece in scan_pages(self.prog):
+        for piece in scan_pages(self.image):
             self._piece(piece)
             if sites:
                 sites.piece(piece)
@@ -291,7 +292,7 @@ class _Collector:
             for kmem in piece.kmem:
                 self._kmem(kmem, uses)
             for lru in piece.lru:
-                size = lru.pages * mem_map(self.prog).page_size
+                size = lru.pages * mem_map(self.image).page_size
                 if lru.payer:
                     self.ledger.add(Entry(lru.payer, "lru", "lru", lru.nid), size, lru.folios)
                 if lru.flags.on_list:
@@ -305,7 +306,7 @@ class _Collector:
         self.coverage["pages"].read += piece.pages
         self.large_kmalloc += piece.large_kmalloc
         if piece.unreadable is not None:
-            why = STOPPED if self.clock.attention.stop else "not in the image"
+            why = STOPPED if self.clock.progress.stop else "not in the image"
             self.coverage["pages"].miss("struct pages", piece.unreadable, why)
             for kind in ("slab", "kmem", "lru", "sock"):
                 self.ledger.gap(kind)
@@ -322,19 +323,19 @@ class _Collector:
             total, elsewhere = self.vectors.get(slab.nid, (0, []))
             nid = slabs.page_nid(page)
             # A vector is an object, and kfence may have given it out, from whatever node.
-            if nid not in (slab.nid, NUMA_NO_NODE) and page not in kfence_pages(self.prog):
+            if nid not in (slab.nid, NUMA_NO_NODE) and page not in kfence_pages(self.image):
                 elsewhere.append((slab.vector.address, nid, slab.page))
             self.vectors[slab.nid] = total + 1, elsewhere
 
     def _kmem(self, kmem: KmemPage, uses: PageUses) -> None:
         detail, pages = uses.of(kmem)
         entry = Entry(kmem.objcg, "kmem", detail, kmem.nid)
-        self.ledger.add(entry, pages * mem_map(self.prog).page_size, 1)
+        self.ledger.add(entry, pages * mem_map(self.image).page_size, 1)
 
     def _percpu(self, objcgs: dict[int, Objcg]) -> None:
-        reader = PercpuReader(self.prog)
+        reader = PercpuReader(self.image)
         seen = self.call_sites.percpu(reader) if self.call_sites else None
-        if accounting(self.prog) == "kmem-per-node":
+        if accounting(self.image) == "kmem-per-node":
             is_whole = not self.coverage["objcgs"].unreadable
             if not is_whole:
                 self._recover_for_percpu(objcgs)
@@ -350,28 +351,28 @@ class _Collector:
 
     def _recover_for_percpu(self, objcgs: dict[int, Objcg]) -> None:
         """Find the obj_cgroups of allocations, which tell those of other nodes, beforehand."""
-        reader = PercpuReader(self.prog)
+        reader = PercpuReader(self.image)
         found = (a.objcg for chunk in reader.chunks() for a in reader.charged(chunk))
         wanted = set(found) - objcgs.keys()
         memcgs = {objcg.memcg for objcg in objcgs.values()}
-        objcgs |= recover_objcgs(self.prog, memcgs, False, wanted, self.coverage["objcgs"])
+        objcgs |= recover_objcgs(self.image, memcgs, False, wanted, self.coverage["objcgs"])
 
     def _zswap(self, objcgs: dict[int, Objcg]) -> None:
-        reader = ZswapReader(self.prog)
-        charged = on_default_hierarchy(self.prog)
+        reader = ZswapReader(self.image)
+        charged = on_default_hierarchy(self.image)
         self.references["zswap"] = add_zswap(self.ledger, reader, objcgs, self.by_node, charged)
         self.coverage["zswap"], self.coverage["zswap_nodes"] = reader.coverage, reader.placement
         if reader.coverage.unreadable:
             self.ledger.gap("zswap")
 
 
-def _features(prog: Program, reader: StatReader) -> Features:
+def _features(image: Image, reader: StatReader) -> Features:
     return Features(
         items=frozenset(reader.slots),
         # User pages were given obj_cgroups together with the obj_cgroups of nodes (7.2).
-        lru_holds_objcg=has_node_objcgs(prog),
-        default_hierarchy=on_default_hierarchy(prog),
-        caches_objcg=caches_objcg(prog),
-        large_kmalloc_type=page_layout(prog).has_large_kmalloc,
-        zswap=has_type(prog, "struct zswap_entry"),
+        lru_holds_objcg=has_node_objcgs(image),
+        default_hierarchy=on_default_hierarchy(image),
+        caches_objcg=caches_objcg(image),
+        large_kmalloc_type=page_layout(image).has_large_kmalloc,
+        zswap=has_type(image, "struct zswap_entry"),
     )

@@ -5,9 +5,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from drgn import FaultError, Object, Program
+from drgn import FaultError, Object
 
 from memcg_inspect.checks.counters import Counters
+from memcg_inspect.image.image import Image
 from memcg_inspect.linux.mm.memcontrol import nodeinfo
 from memcg_inspect.linux.mm.memcontrol_vmstats import StatReader
 from memcg_inspect.model import Coverage, Memcg, Stat
@@ -16,7 +17,7 @@ __all__ = ("read_counters",)
 
 
 def read_counters(
-    prog: Program,
+    image: Image,
     reader: StatReader,
     memcgs: Mapping[int, Memcg],
     coverage: Coverage,
@@ -36,7 +37,7 @@ def read_counters(
         coverage.miss("counters of a memcg on a node", error.address, str(error))
 
     for address in memcgs if only is None else only:
-        memcg = Object(prog, "struct mem_cgroup *", address)
+        memcg = Object(image.prog, "struct mem_cgroup *", address)
         try:
             memcg_stats[address] = reader.memcg(memcg)
             coverage.read += 1

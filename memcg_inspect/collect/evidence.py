@@ -5,10 +5,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from drgn import Program
-
 from memcg_inspect.checks.findings import MOST_EVIDENCE, Suspect
 from memcg_inspect.checks.snapshot import Snapshot
+from memcg_inspect.image.image import Image
 from memcg_inspect.linux.mm.mm_types import KmemPage, PagePiece, scan_pages
 from memcg_inspect.linux.mm.mmzone import mem_map
 from memcg_inspect.linux.mm.percpu import PercpuReader
@@ -23,7 +22,7 @@ Ranked = tuple[int, Evidence]
 
 
 def find_evidence(
-    prog: Program, snapshot: Snapshot, suspects: Iterable[Suspect]
+    image: Image, snapshot: Snapshot, suspects: Iterable[Suspect]
 ) -> dict[Suspect, Sequence[Evidence]]:
     """Look at the image again for the charges that findings ask for."""
     suspects = list(suspects)
@@ -33,9 +32,9 @@ def find_evidence(
         best = sorted([*ranked[suspect], *found], key=lambda r: -r[0])
         ranked[suspect] = best[:MOST_EVIDENCE]
 
-    slabs = SlabReader(prog)
+    slabs = SlabReader(image)
     if any(s.kind in ("slab", "kmem", "lru") for s in suspects):
-        for piece in scan_pages(prog):
+        for piece in scan_pages(image):
             read = [slabs.slab(page) for page in piece.slabs]
             for suspect in suspects:
                 if suspect.kind == "slab":
@@ -43,12 +42,12 @@ def find_evidence(
                         if slab is not None and _may_hold(slab, suspect):
                             add(suspect, _slab_objects(slabs, slab, suspect, snapshot))
                 else:
-                    add(suspect, _pages(prog, piece, suspect, snapshot))
+                    add(suspect, _pages(image, piece, suspect, snapshot))
     for suspect in suspects:
         if suspect.kind == "percpu":
-            add(suspect, _percpu(prog, suspect, snapshot))
+            add(suspect, _percpu(image, suspect, snapshot))
         elif suspect.kind == "zswap":
-            add(suspect, _zswap(prog, suspect, snapshot))
+            add(suspect, _zswap(image, suspect, snapshot))
     return {s: [evidence for _, evidence in found] for s, found in ranked.items()}
 
 
@@ -89,11 +88,11 @@ def _slab_objects(
 
 
 def _pages(
-    prog: Program, piece: PagePiece, suspect: Suspect, snapshot: Snapshot
+    image: Image, piece: PagePiece, suspect: Suspect, snapshot: Snapshot
 ) -> Iterator[Ranked]:
     if suspect.kind != "kmem":
         return
-    frames = mem_map(prog)
+    frames = mem_map(image)
     for page in piece.kmem:
         size = frames.page_size << page.order
         if page.objcg not in suspect.payers or suspect.nid not in (None, page.nid):
@@ -116,8 +115,8 @@ def _page(page: KmemPage, size: int, address: int, snapshot: Snapshot) -> Eviden
     )
 
 
-def _percpu(prog: Program, suspect: Suspect, snapshot: Snapshot) -> Iterator[Ranked]:
-    reader = PercpuReader(prog)
+def _percpu(image: Image, suspect: Suspect, snapshot: Snapshot) -> Iterator[Ranked]:
+    reader = PercpuReader(image)
     for chunk in reader.chunks():
         for alloc in reader.charged(chunk):
             size = reader.charge(alloc)
@@ -135,8 +134,8 @@ def _percpu(prog: Program, suspect: Suspect, snapshot: Snapshot) -> Iterator[Ran
                 )
 
 
-def _zswap(prog: Program, suspect: Suspect, snapshot: Snapshot) -> Iterator[Ranked]:
-    for entry in ZswapReader(prog).entries():
+def _zswap(image: Image, suspect: Suspect, snapshot: Snapshot) -> Iterator[Ranked]:
+    for entry in ZswapReader(image).entries():
         if entry.objcg in suspect.payers and suspect.divides in (0, entry.length):
             yield (
                 1,

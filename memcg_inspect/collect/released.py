@@ -12,11 +12,11 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterator
 
-from drgn import FaultError, Object, Program, cast, offsetof, sizeof
+from drgn import FaultError, Object, cast, offsetof, sizeof
 from drgn.helpers.linux.slab import slab_object_info
 
+from memcg_inspect.image.image import Image
 from memcg_inspect.image.layout import has_type
-from memcg_inspect.image.memory import memory_of
 from memcg_inspect.linux.kernel.bpf import map_objcgs
 from memcg_inspect.linux.mm.memcontrol import has_node_objcgs, nodeinfo
 from memcg_inspect.linux.mm.mmzone import possible_nodes
@@ -29,16 +29,16 @@ __all__ = ("ReleasedReader",)
 class ReleasedReader:
     """Looks through slabs for what is being freed."""
 
-    def __init__(self, prog: Program, slabs: SlabReader, memcgs: Container[int]) -> None:
-        self.prog = prog
-        self.memory = memory_of(prog)
+    def __init__(self, image: Image, slabs: SlabReader, memcgs: Container[int]) -> None:
+        self.image = image
+        self.memory = image.memory
         self.slabs = slabs
         self.memcgs = memcgs
-        memcg = prog.type("struct mem_cgroup")
-        self._memcg_size = sizeof(memcg) + len(possible_nodes(prog)) * self.memory.word_size
+        memcg = image.prog.type("struct mem_cgroup")
+        self._memcg_size = sizeof(memcg) + len(possible_nodes(image)) * self.memory.word_size
         self._subsys = offsetof(memcg, "css.ss")
-        self._memory_subsys = prog["memory_cgrp_subsys"].address_
-        self._map_ops = _map_operations(prog)
+        self._memory_subsys = image.prog["memory_cgrp_subsys"].address_
+        self._map_ops = _map_operations(image)
         self._maps = self._live_maps()
 
     def _live_maps(self) -> set[int]:
@@ -47,7 +47,7 @@ class ReleasedReader:
         if not self._map_ops:
             return set()
         try:
-            return {bpf_map.value_() for bpf_map in bpf_map_for_each(self.prog)}
+            return {bpf_map.value_() for bpf_map in bpf_map_for_each(self.image.prog)}
         except FaultError:
             return set()
 
@@ -73,12 +73,12 @@ class ReleasedReader:
                 continue
             if not self._is_allocated(address):
                 continue
-            memcg = Object(self.prog, "struct mem_cgroup *", address)
+            memcg = Object(self.image.prog, "struct mem_cgroup *", address)
             for objcg in self._original_objcgs(memcg):
                 yield objcg, Transient("memcg that was released", address)
 
     def _original_objcgs(self, memcg: Object) -> Iterator[int]:
-        holders = [pn for _, pn in nodeinfo(memcg)] if has_node_objcgs(self.prog) else [memcg]
+        holders = [pn for _, pn in nodeinfo(memcg)] if has_node_objcgs(self.image) else [memcg]
         for holder in holders:
             if holder.type_.type.has_member("orig_objcg") and holder.orig_objcg:
                 yield holder.orig_objcg.value_()
@@ -86,7 +86,7 @@ class ReleasedReader:
     def _is_allocated(self, address: int) -> bool:
         # A slot that is free keeps what its last memcg left behind.
         try:
-            info = slab_object_info(self.prog, address)
+            info = slab_object_info(self.image.prog, address)
         except Exception:  # a freelist that changes hands is as good as broken
             return False
         return info is not None and info.allocated is True
@@ -96,16 +96,16 @@ class ReleasedReader:
             if thing.address in self._maps:
                 continue
             if self.memory.word(thing.address) in self._map_ops:
-                bpf_map = cast("struct bpf_map *", Object(self.prog, "void *", thing.address))
+                bpf_map = cast("struct bpf_map *", Object(self.image.prog, "void *", thing.address))
                 for objcg in map_objcgs(bpf_map):
                     yield objcg, Transient("BPF map that is being freed", thing.address)
 
 
-def _map_operations(prog: Program) -> frozenset[int]:
+def _map_operations(image: Image) -> frozenset[int]:
     """Addresses of all ``struct bpf_map_ops``: the first word of a map is one of them."""
-    if not has_type(prog, "struct bpf_map"):
+    if not has_type(image, "struct bpf_map"):
         return frozenset()
     try:
-        return frozenset(ops.value_() for ops in prog["bpf_map_types"] if ops)
+        return frozenset(ops.value_() for ops in image.prog["bpf_map_types"] if ops)
     except (LookupError, FaultError):
         return frozenset()

@@ -7,10 +7,9 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Set
 from dataclasses import dataclass, field
 
-from drgn import Program
-
 from memcg_inspect.checks.ledger import Entry, Kind
 from memcg_inspect.collect.page_uses import PageUses
+from memcg_inspect.image.image import Image
 from memcg_inspect.linux.mm.debug import Folio, folios_of
 from memcg_inspect.linux.mm.mm_types import scan_pages
 from memcg_inspect.linux.mm.mmzone import mem_map
@@ -53,7 +52,7 @@ class Samples:
 
 
 def find_samples(
-    prog: Program,
+    image: Image,
     objcgs: Set[int],
     memcgs: Set[int],
     kinds: Set[Kind],
@@ -70,11 +69,11 @@ def find_samples(
     samples = Samples()
     found: list[Iterable[tuple[Entry, int]]] = []
     if not kinds.isdisjoint({"lru", "slab", "kmem", "sock"}):
-        found.append(_pages(prog, objcgs, memcgs, samples, coverage))
+        found.append(_pages(image, objcgs, memcgs, samples, coverage))
     if "percpu" in kinds:
-        found.append(_percpu(prog, objcgs))
+        found.append(_percpu(image, objcgs))
     if "zswap" in kinds:
-        found.append(_zswap(prog, objcgs))
+        found.append(_zswap(image, objcgs))
     for some in found:
         for entry, address in some:
             if len(samples.addresses[entry]) < MOST:
@@ -83,20 +82,20 @@ def find_samples(
 
 
 def _pages(
-    prog: Program,
+    image: Image,
     objcgs: Set[int],
     memcgs: Set[int],
     samples: Samples,
     coverage: defaultdict[str, Coverage],
 ) -> Iterator[tuple[Entry, int]]:
-    slabs, frames, uses = SlabReader(prog), mem_map(prog), PageUses(prog, coverage)
-    socks, payers = SockReader(prog, slabs), objcgs | memcgs
-    for piece in scan_pages(prog):
+    slabs, frames, uses = SlabReader(image), mem_map(image), PageUses(image, coverage)
+    socks, payers = SockReader(image, slabs), objcgs | memcgs
+    for piece in scan_pages(image):
         if piece.raw is None:
             coverage["folios"].miss("struct pages", piece.unreadable or 0, "not in the image")
             continue
         coverage["folios"].read += piece.pages
-        for folio in folios_of(prog, piece.raw, payers):
+        for folio in folios_of(image, piece.raw, payers):
             _add(samples, folio, frames.virt(folio.page))
         for page in piece.slabs:
             slab = slabs.slab(page)
@@ -128,8 +127,8 @@ def _objects(slabs: SlabReader, slab: Slab, objcgs: Set[int]) -> Iterator[tuple[
             yield Entry(thing.objcg, "slab", detail, slab.nid), thing.address
 
 
-def _percpu(prog: Program, objcgs: Set[int]) -> Iterator[tuple[Entry, int]]:
-    reader = PercpuReader(prog)
+def _percpu(image: Image, objcgs: Set[int]) -> Iterator[tuple[Entry, int]]:
+    reader = PercpuReader(image)
     for chunk in reader.chunks():
         for alloc in reader.charged(chunk):
             if alloc.objcg in objcgs:
@@ -137,8 +136,8 @@ def _percpu(prog: Program, objcgs: Set[int]) -> Iterator[tuple[Entry, int]]:
                     yield Entry(alloc.objcg, "percpu", "", nid), reader.pointer(alloc)
 
 
-def _zswap(prog: Program, objcgs: Set[int]) -> Iterator[tuple[Entry, int]]:
-    reader, page_size = ZswapReader(prog), mem_map(prog).page_size
+def _zswap(image: Image, objcgs: Set[int]) -> Iterator[tuple[Entry, int]]:
+    reader, page_size = ZswapReader(image), mem_map(image).page_size
     for entry in reader.entries():
         if entry.objcg in objcgs:
             detail = "incompressible" if entry.length == page_size else "compressed"

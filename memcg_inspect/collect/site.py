@@ -3,8 +3,9 @@
 
 from __future__ import annotations
 
-from drgn import FaultError, Program
+from drgn import FaultError
 
+from memcg_inspect.image.image import Image
 from memcg_inspect.linux.mm.alloc_tag import read_call_site, why_not_profiled
 from memcg_inspect.linux.mm.percpu import PcpuAlloc
 from memcg_inspect.linux.mm.pgalloc_tag import PageTagReader
@@ -22,10 +23,10 @@ class SiteFinder:
     :ivar coverage: call sites read, and those that could not be
     """
 
-    def __init__(self, prog: Program) -> None:
-        self.why_not = why_not_profiled(prog)
+    def __init__(self, image: Image) -> None:
+        self.why_not = why_not_profiled(image)
         self.coverage = Coverage()
-        self._prog = prog
+        self._image = image
         self._slabs: SlabReader | None = None
         self._pages: PageTagReader | None = None
         self._known: dict[int, CallSite | None] = {}
@@ -39,7 +40,7 @@ class SiteFinder:
         """
         if self.why_not:
             return None
-        self._slabs = self._slabs or SlabReader(self._prog)
+        self._slabs = self._slabs or SlabReader(self._image)
         try:
             return self._at(self._slabs.codetag(slab, number))
         except FaultError as error:
@@ -59,7 +60,7 @@ class SiteFinder:
         """
         if self.why_not:
             return None
-        self._pages = self._pages or PageTagReader(self._prog)
+        self._pages = self._pages or PageTagReader(self._image)
         try:
             return self._at(self._pages.codetag(page))
         except FaultError as error:
@@ -70,5 +71,5 @@ class SiteFinder:
         if codetag <= CODETAG_EMPTY:
             return None
         if codetag not in self._known:
-            self._known[codetag] = read_call_site(self._prog, codetag, self.coverage)
+            self._known[codetag] = read_call_site(self._image, codetag, self.coverage)
         return self._known[codetag]

@@ -39,7 +39,7 @@ def add_zswap(
         obj_cgroup
     :return: references beyond the one that each entry has on the obj_cgroup it names
     """
-    page_size = mem_map(reader.prog).page_size
+    page_size = mem_map(reader.image).page_size
     references: Counter[int] = Counter()
     for entry in reader.entries():
         objcg = objcgs.get(entry.objcg)

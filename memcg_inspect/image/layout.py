@@ -9,11 +9,12 @@ out of the types of a :class:`drgn.Program`, and keep what they found.
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Sequence
-from typing import NamedTuple, TypeVar
+from collections.abc import Sequence
+from typing import NamedTuple
 
-from drgn import ObjectNotFoundError, Program, Type, TypeKind, TypeMember, sizeof
+from drgn import ObjectNotFoundError, Type, TypeKind, TypeMember, sizeof
+
+from memcg_inspect.image.image import Image
 
 __all__ = (
     "BitField",
@@ -24,54 +25,36 @@ __all__ = (
     "has_member",
     "has_type",
     "member_type",
-    "per_program",
     "static_key_enabled",
     "word_field",
 )
 
-T = TypeVar("T")
 
-
-def per_program(function: Callable[[Program], T]) -> Callable[[Program], T]:
-    """Make *function* run once for each program and keep its result there."""
-    key = ("memcg_inspect", function.__module__, function.__qualname__)
-
-    @functools.wraps(function)
-    def once(prog: Program) -> T:
-        try:
-            return prog.cache[key]  # type: ignore[no-any-return]
-        except KeyError:
-            value = prog.cache[key] = function(prog)
-            return value
-
-    return once
-
-
-def has_type(prog: Program, name: str) -> bool:
+def has_type(image: Image, name: str) -> bool:
     """Return whether the program has a type of this name, e.g. ``struct slab``."""
     try:
-        prog.type(name)
+        image.prog.type(name)
     except LookupError:
         return False
     return True
 
 
-def has_member(prog: Program, type_name: str, member: str) -> bool:
+def has_member(image: Image, type_name: str, member: str) -> bool:
     """Return whether a structure exists and has a member, anonymous ones searched."""
-    return has_type(prog, type_name) and prog.type(type_name).has_member(member)
+    return has_type(image, type_name) and image.prog.type(type_name).has_member(member)
 
 
-def constant(prog: Program, *names: str) -> int | None:
+def constant(image: Image, *names: str) -> int | None:
     """Return the first enumerator (or macro) among *names* that exists."""
     for name in names:
         try:
-            return int(prog[name].value_())
+            return int(image.prog[name].value_())
         except (KeyError, ObjectNotFoundError):
             continue
     return None
 
 
-def static_key_enabled(prog: Program, name: str) -> bool | None:
+def static_key_enabled(image: Image, name: str) -> bool | None:
     """
     Return whether a static key is enabled.
 
@@ -79,7 +62,7 @@ def static_key_enabled(prog: Program, name: str) -> bool | None:
     :return: ``None`` if there is no such key
     """
     try:
-        return int(prog[name].key.enabled.counter) > 0
+        return int(image.prog[name].key.enabled.counter) > 0
     except KeyError:
         return None
 
@@ -132,33 +115,32 @@ class WordField(NamedTuple):
         return words[self.word] >> self.shift & self.mask
 
 
-def word_field(prog: Program, type_name: str, member: str) -> WordField:
+def word_field(image: Image, type_name: str, member: str) -> WordField:
     """
     Find a bit field, or a pointer, of a structure that is read word by word.
 
     :raises LookupError: if there is no such member
     """
-    from memcg_inspect.image.memory import memory_of
 
-    size = memory_of(prog).word_size
-    field = bit_field(prog, type_name, member)
+    size = image.memory.word_size
+    field = bit_field(image, type_name, member)
     word, byte = divmod(field.offset, size)
     below = byte if field.order == "little" else size - byte - field.size
     return WordField(word, field.shift + 8 * below, field.mask)
 
 
-def bit_field(prog: Program, type_name: str, member: str) -> BitField:
+def bit_field(image: Image, type_name: str, member: str) -> BitField:
     """
     Find a bit field of a structure, inside anonymous members too.
 
     :raises LookupError: if there is no such member
     """
-    found = _find(prog.type(type_name).unaliased(), member, 0)
+    found = _find(image.prog.type(type_name).unaliased(), member, 0)
     if found is None:
         raise LookupError(f"{type_name} has no member {member}")
     bit, found_member = found
     width = found_member.bit_field_size or 8 * sizeof(found_member.type)
-    little = _is_little_endian(prog)
+    little = image.memory.order == "little"
     first, last = bit // 8, (bit + width - 1) // 8
     size = last - first + 1
     shift = bit % 8 if little else 8 * size - bit % 8 - width
@@ -177,7 +159,6 @@ def _find(type_: Type, name: str, base: int) -> tuple[int, TypeMember] | None:
     return None
 
 
-def _is_little_endian(prog: Program) -> bool:
-    from memcg_inspect.image.memory import memory_of
+def _is_little_endian(image: Image) -> bool:
 
-    return memory_of(prog).order == "little"
+    return image.memory.order == "little"

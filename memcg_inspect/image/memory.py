@@ -18,9 +18,7 @@ from typing import Literal
 
 from drgn import FaultError, PlatformFlags, Program
 
-from memcg_inspect.image.layout import per_program
-
-__all__ = ("PIECE", "SMALLEST_PAGE", "Memory", "filled", "memory_of")
+__all__ = ("PIECE", "SMALLEST_PAGE", "Memory", "filled")
 
 #: Bytes of one bulk read: the size at which reads of a dump are fastest.
 PIECE = 2 << 20
@@ -161,9 +159,3 @@ def filled(data: bytes, unit: int) -> Iterator[tuple[int, bytes]]:
         part = data[offset : offset + step]
         if part != empty[: len(part)]:
             yield offset, part
-
-
-@per_program
-def memory_of(prog: Program) -> Memory:
-    """Return the one :class:`Memory` of a program."""
-    return Memory(prog)

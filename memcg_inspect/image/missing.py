@@ -12,9 +12,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
-from drgn import FaultError, Program, ProgramFlags
+from drgn import FaultError, ProgramFlags
 
 from memcg_inspect.image.elf import LEFT_OUT, has_holes
+from memcg_inspect.image.image import Image
 from memcg_inspect.image.progress import STOPPED
 from memcg_inspect.model import Coverage, ImageError
 
@@ -38,12 +39,12 @@ _OTHER = (
 )
 
 
-def why_missing(prog: Program, coverage: Iterable[Coverage]) -> tuple[str, ...]:
+def why_missing(image: Image, coverage: Iterable[Coverage]) -> tuple[str, ...]:
     """Return what a user should know where parts of a dump could not be read."""
-    if prog.flags & ProgramFlags.IS_LIVE:
+    if image.prog.flags & ProgramFlags.IS_LIVE:
         return ()
     reasons = [example.reason for c in coverage for example in c.examples]
-    if reasons and has_holes(prog):
+    if reasons and has_holes(image.prog):
         reasons.append(LEFT_OUT)
     return why_faults(reasons)
 

@@ -28,7 +28,7 @@ from memcg_inspect.btf import load_btf
 from memcg_inspect.image.elf import cut_short, hide_holes
 from memcg_inspect.model import ImageError
 
-__all__ = ("DebugInfo", "ImageSource", "open_image")
+__all__ = ("DebugInfo", "ImageSource", "open_program")
 
 DebugInfo = Literal["auto", "dwarf", "btf"]
 
@@ -66,7 +66,7 @@ class ImageSource:
         return self.core or self.qemu or "the running kernel"
 
 
-def open_image(source: ImageSource) -> Program:
+def open_program(source: ImageSource) -> Program:
     """
     Open an image and load its types.
 

@@ -7,14 +7,13 @@ from argparse import ArgumentTypeError, Namespace
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from drgn import Program
-
 from memcg_inspect.checks.alloc_tags import site_name
 from memcg_inspect.checks.profile import Profile, Use
 from memcg_inspect.checks.snapshot import Snapshot
 from memcg_inspect.collect import collect
 from memcg_inspect.collect.alloc_tag_cost import read_costs, total_memory
 from memcg_inspect.collect.image_info import image_info
+from memcg_inspect.image.image import Image
 from memcg_inspect.linux.mm.alloc_tag import (
     proc_version,
     read_call_sites,
@@ -70,7 +69,7 @@ _TWICE = (
 )
 
 
-def allocinfo(prog: Program, everything: bool = False) -> Answer:
+def allocinfo(image: Image, everything: bool = False) -> Answer:
     """
     Return what ``/proc/allocinfo`` says, largest first.
 
@@ -78,28 +77,28 @@ def allocinfo(prog: Program, everything: bool = False) -> Answer:
     :raises ImageError: if the kernel has no call sites
     """
     coverage = Coverage()
-    sites = _sites(prog, coverage)
+    sites = _sites(image, coverage)
     columns = _columns("bytes", "calls", *DIMENSIONS["site"])
     rows = [
         (_counter(site, site.bytes), _counter(site, site.calls), *_site_values(site))
         for site in sites.values()
         if everything or site.bytes != 0 or site.calls != 0
     ]
-    off = why_not_profiled(prog)
+    off = why_not_profiled(image)
     notes = (_TWICE,) if off is None else (f"{off}: this was counted before.", _TWICE)
     table = Table("allocinfo", "call sites", columns, _largest_first(rows), empty="nothing counted")
-    return Answer("allocinfo", image_info(prog), (table,), {"call_sites": coverage}, notes)
+    return Answer("allocinfo", image_info(image), (table,), {"call_sites": coverage}, notes)
 
 
-def allocinfo_proc(prog: Program) -> Answer:
+def allocinfo_proc(image: Image) -> Answer:
     """
     Return the text of ``/proc/allocinfo`` as the kernel would write it.
 
     :raises ImageError: if the kernel has no call sites, or something of them cannot be read
     """
     coverage = Coverage()
-    sites = _sites(prog, coverage)
-    version = proc_version(prog)
+    sites = _sites(image, coverage)
+    version = proc_version(image)
     if version is None:
         raise ImageError("what this kernel writes at the head of /proc/allocinfo is not known")
     if coverage.unreadable:
@@ -113,14 +112,14 @@ def allocinfo_proc(prog: Program) -> Answer:
         lines.append(f"{site.bytes or 0:12d} {site.calls or 0:8d} {name}{mark} ")
     return Answer(
         "allocinfo",
-        image_info(prog),
-        allocinfo(prog, everything=True).tables,
+        image_info(image),
+        allocinfo(image, everything=True).tables,
         {"call_sites": coverage},
         text="".join(f"{line}\n" for line in lines),
     )
 
 
-def allocinfo_by(prog: Program, by: Iterable[str]) -> Answer:
+def allocinfo_by(image: Image, by: Iterable[str]) -> Answer:
     """
     Return what was allocated, added up by any of :data:`DIMENSIONS`, largest first.
 
@@ -128,10 +127,10 @@ def allocinfo_by(prog: Program, by: Iterable[str]) -> Answer:
     :raises UsageError: if there is no such dimension
     """
     wanted = [name for name in DIMENSIONS if name in set(by)]
-    reason = why_not_profiled(prog)
+    reason = why_not_profiled(image)
     if reason is not None:
         raise ImageError(reason)
-    snapshot = collect(prog)
+    snapshot = collect(image)
     assert snapshot.profile is not None
     keys = [_keys(snapshot)[name] for name in wanted]
     found: dict[tuple[object, ...], tuple[int, int]] = {}
@@ -152,30 +151,30 @@ def allocinfo_by(prog: Program, by: Iterable[str]) -> Answer:
     return Answer("allocinfo", snapshot.image, (table,), coverage, notes)
 
 
-def allocinfo_overhead(prog: Program) -> Answer:
+def allocinfo_overhead(image: Image) -> Answer:
     """
     Return what profiling itself takes of the memory.
 
     :raises ImageError: if nothing refers to call sites
     """
-    reason = why_not_profiled(prog)
+    reason = why_not_profiled(image)
     if reason is not None:
         raise ImageError(reason)
     coverage: dict[str, Coverage] = {}
-    total = total_memory(prog)
+    total = total_memory(image)
     rows = [
         (cost.what, cost.number, cost.bytes, cost.bytes / total)
-        for cost in read_costs(prog, coverage)
+        for cost in read_costs(image, coverage)
     ]
     table = Table("overhead", "memory that profiling takes", OVERHEAD_COLUMNS, rows)
-    return Answer("allocinfo", image_info(prog), (table,), coverage)
+    return Answer("allocinfo", image_info(image), (table,), coverage)
 
 
-def _sites(prog: Program, coverage: Coverage) -> dict[int, CallSite]:
-    reason = why_no_call_sites(prog)
+def _sites(image: Image, coverage: Coverage) -> dict[int, CallSite]:
+    reason = why_no_call_sites(image)
     if reason is not None:
         raise ImageError(reason)
-    return read_call_sites(prog, coverage)
+    return read_call_sites(image, coverage)
 
 
 def _columns(*names: str) -> tuple[Column, ...]:
@@ -259,7 +258,7 @@ def _dimensions(text: str) -> list[str]:
     return names
 
 
-def _run(prog: Program, args: Namespace) -> Answer:
+def _run(image: Image, args: Namespace) -> Answer:
     of = [name for name in ("memcg", "node") if getattr(args, name, None) is not None]
     as_proc = args.format == "proc"
     if as_proc or args.overhead:
@@ -270,12 +269,12 @@ def _run(prog: Program, args: Namespace) -> Answer:
                 "--format proc is what the kernel prints: no --fields, no --sort, no --json, no "
                 "--scripted"
             )
-        return allocinfo_overhead(prog) if args.overhead else allocinfo_proc(prog)
+        return allocinfo_overhead(image) if args.overhead else allocinfo_proc(image)
     if args.by or of:
         if args.all:
             raise UsageError("--all lists sites: it does not go with --by, --memcg or --node")
-        return allocinfo_by(prog, [*(args.by or ["site"]), *of])
-    return allocinfo(prog, args.all)
+        return allocinfo_by(image, [*(args.by or ["site"]), *of])
+    return allocinfo(image, args.all)
 
 
 VIEW = View(

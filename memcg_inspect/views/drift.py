@@ -7,13 +7,19 @@ from argparse import Namespace
 from collections import Counter
 from collections.abc import Iterator
 
-from drgn import FaultError, Object, Program
+from drgn import FaultError, Object
 
 from memcg_inspect.checks.counters import Counters
 from memcg_inspect.collect.image_info import image_info
-from memcg_inspect.linux.mm.memcontrol_vmstats import FlushRule
-from memcg_inspect.linux.mm.memcontrol_vmstats import StatLine, event_slots, stat_lines
-from memcg_inspect.linux.mm.memcontrol_vmstats import ByCpu, StatReader
+from memcg_inspect.image.image import Image
+from memcg_inspect.linux.mm.memcontrol_vmstats import (
+    ByCpu,
+    FlushRule,
+    StatLine,
+    StatReader,
+    event_slots,
+    stat_lines,
+)
 from memcg_inspect.model import Memcg, Stat
 from memcg_inspect.tables import Answer, Column, NotRead, Table, Value, matches
 from memcg_inspect.views.payers import Payers
@@ -39,18 +45,18 @@ COLUMNS = (
 _MOST_CPUS = 8
 
 
-def drift(prog: Program, show_all: bool = False, memcg: str | None = None) -> Answer:
+def drift(image: Image, show_all: bool = False, memcg: str | None = None) -> Answer:
     """
     Return the errors of the counters of memcgs.
 
     :param show_all: counters without an error, too
     :param memcg: a path, a pattern of the shell for paths, or an address; ``None`` for all
     """
-    image, payers = image_info(prog), Payers(prog)
-    view = _Drift(prog, payers)
+    info, payers = image_info(image), Payers(image)
+    view = _Drift(image, payers)
     rows: list[tuple[Value, ...]] = []
     same = 0
-    lines = [line for line in stat_lines(prog) if line.in_stat and len(line.items) == 1]
+    lines = [line for line in stat_lines(image) if line.in_stat and len(line.items) == 1]
     for one in payers.memcgs.values():
         if memcg is not None and not matches(memcg, one.path, one.address):
             continue
@@ -61,7 +67,7 @@ def drift(prog: Program, show_all: bool = False, memcg: str | None = None) -> An
                 same += 1
     notes = (f"{same} counters are exact; --all shows them.",) if same else ()
     table = Table("drift", "counters that are not folded", COLUMNS, rows, empty="all are folded")
-    return Answer("drift", image, (table,), dict(payers.coverage), notes)
+    return Answer("drift", info, (table,), dict(payers.coverage), notes)
 
 
 _ERROR = next(i for i, column in enumerate(COLUMNS) if column.name == "error")
@@ -70,11 +76,11 @@ _ERROR = next(i for i, column in enumerate(COLUMNS) if column.name == "error")
 class _Drift:
     """The counters of all memcgs, and what CPUs hold of each, and of those below it."""
 
-    def __init__(self, prog: Program, payers: Payers) -> None:
-        self._prog = prog
-        self._rule = FlushRule(prog)
-        items = {item for line in stat_lines(prog) for item in line.items}
-        reader = StatReader(prog, items, event_slots(prog))
+    def __init__(self, image: Image, payers: Payers) -> None:
+        self._image = image
+        self._rule = FlushRule(image)
+        items = {item for line in stat_lines(image) for item in line.items}
+        reader = StatReader(image, items, event_slots(image))
         stats: dict[int, dict[str, Stat]] = {}
         self._held: dict[int, Counter[tuple[str, int]]] = {}
         self._handed_up: dict[int, Counter[str]] = {}
@@ -84,7 +90,8 @@ class _Drift:
             held = self._held.setdefault(memcg.address, Counter())
             handed_up = self._handed_up.setdefault(memcg.address, Counter())
             try:
-                found = reader.memcg(Object(prog, "struct mem_cgroup *", memcg.address), by_cpu)
+                pointer = Object(image.prog, "struct mem_cgroup *", memcg.address)
+                found = reader.memcg(pointer, by_cpu)
                 stats[memcg.address] = found
                 coverage.read += 1
             except FaultError as error:
@@ -103,7 +110,7 @@ class _Drift:
 
     def rows(self, memcg: Memcg, lines: list[StatLine]) -> Iterator[tuple[Value, ...]]:
         """One row for each line of ``memory.stat``."""
-        due = self._rule.is_due(Object(self._prog, "struct mem_cgroup *", memcg.address))
+        due = self._rule.is_due(Object(self._image.prog, "struct mem_cgroup *", memcg.address))
         held = self._largest(memcg.address)
         for line in lines:
             (item,) = line.items
@@ -138,8 +145,8 @@ def _flag(due: bool | None) -> Value:
     return NotRead("the number of changes is not in the image") if due is None else due
 
 
-def _run(prog: Program, args: Namespace) -> Answer:
-    return drift(prog, args.all, args.memcg)
+def _run(image: Image, args: Namespace) -> Answer:
+    return drift(image, args.all, args.memcg)
 
 
 VIEW = View(

@@ -8,13 +8,13 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
-from drgn import FaultError, Object, Program
+from drgn import FaultError, Object
 
 from memcg_inspect.checks.ledger import Amount, Entry, Kind
 from memcg_inspect.checks.snapshot import Snapshot
 from memcg_inspect.collect import collect
 from memcg_inspect.collect.samples import Samples, find_samples
-from memcg_inspect.image.progress import is_moving
+from memcg_inspect.image.image import Image
 from memcg_inspect.linux.fs.inode import mapping_name
 from memcg_inspect.linux.kernel.cgroup import CssHolders, read_css_holders
 from memcg_inspect.linux.mm.memcontrol import keeps_original_objcgs, objcg_owners
@@ -101,13 +101,13 @@ class Holder(NamedTuple):
     examples: tuple[int, ...]
 
 
-def dying(prog: Program, most_files: int = MOST_FILES) -> Answer:
+def dying(image: Image, most_files: int = MOST_FILES) -> Answer:
     """
     Return the removed memcgs that still exist, and what is left of any.
 
     :param most_files: files told by name for each memcg
     """
-    view = _Dying(prog, most_files)
+    view = _Dying(image, most_files)
     snapshot = view.snapshot
     holders = list(view.holders())
     tables = (
@@ -139,11 +139,11 @@ class _Dying:
     :ivar left: obj_cgroups that no memcg in use has any more
     """
 
-    def __init__(self, prog: Program, most_files: int) -> None:
-        self.prog = prog
+    def __init__(self, image: Image, most_files: int) -> None:
+        self.image = image
         self.most_files = most_files
         # The amounts are those of the audit, so that they add up with it.
-        self.snapshot: Snapshot = collect(prog)
+        self.snapshot: Snapshot = collect(image)
         self.coverage: defaultdict[str, Coverage] = defaultdict(Coverage)
         memcgs = self.snapshot.memcgs
         self.removed: dict[int, Memcg] = {
@@ -151,7 +151,7 @@ class _Dying:
             for memcg in sorted(memcgs.values(), key=lambda m: m.cgroup_id or 0)
             if memcg.state == "dying"
         }
-        self.owners = objcg_owners(prog, memcgs, self.coverage["owners"])
+        self.owners = objcg_owners(image, memcgs, self.coverage["owners"])
         # An obj_cgroup that no memcg has was left behind, unless its memcg was not read.
         self.is_whole = self.snapshot.complete("memcgs", "objcgs") and not (
             self.coverage["owners"].unreadable
@@ -164,7 +164,9 @@ class _Dying:
         }
         self.css: dict[int, CssHolders | None] = {
             address: read_css_holders(
-                Object(prog, "struct mem_cgroup *", address), memcg.offline, self.coverage["refs"]
+                Object(image.prog, "struct mem_cgroup *", address),
+                memcg.offline,
+                self.coverage["refs"],
             )
             for address, memcg in self.removed.items()
         }
@@ -176,7 +178,7 @@ class _Dying:
         kinds = {entry.kind for entry, _ in self.entries}
         self.samples = Samples()
         if kinds:
-            self.samples = find_samples(prog, self.left, self.removed.keys(), kinds, self.coverage)
+            self.samples = find_samples(image, self.left, self.removed.keys(), kinds, self.coverage)
 
     def holders(self) -> Iterator[Holder]:
         """Everything that is left, by memcg."""
@@ -288,7 +290,7 @@ class _Dying:
 
     def _name(self, file: File) -> Value:
         try:
-            name = mapping_name(self.prog, *file)
+            name = mapping_name(self.image, *file)
             self.coverage["files"].read += 1
             return name
         except FaultError as error:
@@ -336,7 +338,7 @@ class _Dying:
 
     def _bytes(self, kind: Kind, total: Mapping[str, int]) -> Value:
         to_memcg = kind == "sock" or (kind == "lru" and not self._has_objcgs_on_lru)
-        if not to_memcg and not keeps_original_objcgs(self.prog):
+        if not to_memcg and not keeps_original_objcgs(self.image):
             return None  # the kernel does not tell; a note says so
         if self.snapshot.ledger.has_gap(kind):
             return NotRead(f"{kind} memory is not all in the image")
@@ -377,12 +379,12 @@ class _Dying:
                 "Unexplained references may be leaked, or held by what is not searched: "
                 "writeback, inotify and fanotify groups, memcgs that are just being freed."
             )
-        if self.removed and is_moving(self.prog):
+        if self.removed and self.image.is_moving:
             yield (
                 "References and their holders were read one after the other: if memcgs come and go "
                 "meanwhile, they may not add up. Look again, or with --pause."
             )
-        if self.removed and not keeps_original_objcgs(self.prog):
+        if self.removed and not keeps_original_objcgs(self.image):
             yield (
                 "A removed memcg of this kernel does not tell which obj_cgroups were its own: what "
                 "they are still charged for is listed without a memcg."
@@ -391,10 +393,10 @@ class _Dying:
             yield "Not all memcgs could be read, so what freed ones have left behind is not told."
 
 
-def _run(prog: Program, args: Namespace) -> Answer:
+def _run(image: Image, args: Namespace) -> Answer:
     if args.files < 0:
         raise UsageError(f"--files {args.files}: it takes a number of files")
-    return dying(prog, args.files)
+    return dying(image, args.files)
 
 
 VIEW = View(

@@ -13,10 +13,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property
 
-from drgn import FaultError, Program
+from drgn import FaultError
 from drgn.helpers.linux.slab import slab_object_info
 
 from memcg_inspect.collect.site import SiteFinder
+from memcg_inspect.image.image import Image
 from memcg_inspect.image.layout import has_member
 from memcg_inspect.linux.fs.inode import mapping_name
 from memcg_inspect.linux.kernel.sched import read_task, task_of_stack
@@ -52,15 +53,15 @@ _TYPES = {
 class Layers:
     """Finds the layers of addresses."""
 
-    def __init__(self, prog: Program, payers: Payers) -> None:
-        self.prog = prog
+    def __init__(self, image: Image, payers: Payers) -> None:
+        self.image = image
         self.payers = payers
         self.coverage = payers.coverage
-        self.frames = mem_map(prog)
-        self.slabs = SlabReader(prog)
-        self.sites = SiteFinder(prog)
+        self.frames = mem_map(image)
+        self.slabs = SlabReader(image)
+        self.sites = SiteFinder(image)
         self.coverage["slab"], self.coverage["sites"] = self.slabs.coverage, self.sites.coverage
-        self.things = Things(prog, payers, self.slabs)
+        self.things = Things(image, payers, self.slabs)
 
     def of(self, address: int) -> list[Layer]:
         """Return the layers of an address, the outermost first; empty if it is of nothing."""
@@ -84,23 +85,23 @@ class Layers:
 
     def _symbol(self, address: int) -> Iterator[Layer]:
         try:
-            symbol = self.prog.symbol(address)
+            symbol = self.image.prog.symbol(address)
         except LookupError:
             return
         yield Layer("symbol", symbol.name, symbol.address, address - symbol.address, symbol.size)
 
     def _struct_page(self, address: int) -> Iterator[Layer]:
-        page = page_at(self.prog, address)
+        page = page_at(self.image, address)
         if page is not None:
             pfn = self.frames.pfn(page)
             what = f"of page frame {pfn:#x}"
             yield Layer("struct page", what, page, address - page, self.frames.size)
-            yield from self._page(read_page(self.prog, page), None)
+            yield from self._page(read_page(self.image, page), None)
 
     def _direct_map(self, address: int) -> Iterator[Layer]:
-        page = page_behind(self.prog, address)
+        page = page_behind(self.image, address)
         if page is not None:
-            yield from self._page(read_page(self.prog, page), address)
+            yield from self._page(read_page(self.image, page), address)
 
     def _page(self, info: PageInfo, address: int | None) -> Iterator[Layer]:
         """
@@ -144,7 +145,7 @@ class Layers:
     def _file(self, info: PageInfo) -> Layer:
         offset = info.pgoff * self.frames.page_size
         try:
-            name: Value = mapping_name(self.prog, info.mapping, info.swap_cache)
+            name: Value = mapping_name(self.image, info.mapping, info.swap_cache)
         except FaultError as error:
             self.coverage["files"].miss("file of a user page", error.address, str(error))
             name = NotRead("the file could not be read")
@@ -162,7 +163,7 @@ class Layers:
         if slab is None:
             return  # counted
         start = self.frames.virt(slab.page)
-        is_kfence = slab.page in kfence_pages(self.prog)
+        is_kfence = slab.page in kfence_pages(self.image)
         yield Layer(
             "slab",
             f"{slab.cache.name}: "
@@ -209,14 +210,14 @@ class Layers:
     def _is_free(self, address: int) -> bool | None:
         """Whether an object is free, those that CPUs keep included."""
         try:
-            info = slab_object_info(self.prog, address)
+            info = slab_object_info(self.image.prog, address)
         except Exception as error:  # whatever the lists of a cache look like
             self.coverage["states"].miss("state of a slab object", address, str(error))
             return None
         return None if info is None or info.allocated is None else not info.allocated
 
     def _kfence(self, slab: Slab, address: int) -> Iterator[Layer]:
-        thing = kfence_object(self.prog, slab.page)
+        thing = kfence_object(self.image, slab.page)
         if thing is None:
             return
         objcg = self.slabs.objcg(slab, 0)
@@ -245,7 +246,7 @@ class Layers:
             yield from self.things.zswap_entry(entry)
 
     def _mapping(self, address: int) -> Iterator[Layer]:
-        mapping = find_mapping(self.prog, address)
+        mapping = find_mapping(self.image, address)
         if mapping is None:
             return
         yield Layer(
@@ -258,7 +259,7 @@ class Layers:
         if not mapping.pages:
             return
         for (payer, nid), count in count_payers(
-            self.prog, mapping.pages, self.coverage["pages"]
+            self.image, mapping.pages, self.coverage["pages"]
         ).items():
             size = count * self.frames.page_size
             what = f"{count} {'page' if count == 1 else 'pages'}"
@@ -271,38 +272,38 @@ class Layers:
             return
         page = mapping.pages[number]
         inside = self.frames.virt(page) + address % self.frames.page_size
-        yield from self._page(read_page(self.prog, page), inside)
+        yield from self._page(read_page(self.image, page), inside)
 
     def _code_at(self, address: int) -> str:
         try:
-            symbol = self.prog.symbol(address)
+            symbol = self.image.prog.symbol(address)
         except LookupError:
             return f"{address:#x}"
         return f"{symbol.name}+{address - symbol.address:#x}"
 
     def _stack(self, start: int, address: int) -> Iterator[Layer]:
         # All tasks are gone over: a stack does not tell whose it is.
-        found = task_of_stack(self.prog, start, self.coverage["tasks"])
+        found = task_of_stack(self.image, start, self.coverage["tasks"])
         if found is not None:
-            task = read_task(self.prog, found)
+            task = read_task(self.image, found)
             what = f"of task {task.pid} ({task.comm})"
-            size = thread_size(self.prog)
+            size = thread_size(self.image)
             yield Layer("kernel stack", what, start, address - start, size)
 
     def _stack_block(self, address: int) -> Iterator[Layer]:
         """Stacks that are blocks of pages; the first one is charged for all."""
-        if has_member(self.prog, "struct task_struct", "stack_vm_area"):
+        if has_member(self.image, "struct task_struct", "stack_vm_area"):
             return
-        size = thread_size(self.prog)
+        size = thread_size(self.image)
         start = address - address % size
         for layer in self._stack(start, address):
-            first = read_page(self.prog, self.frames.virt_to_page(start))
+            first = read_page(self.image, self.frames.virt_to_page(start))
             charged = self._charge(first.payer, size)
             yield layer._replace(nid=first.nid, payer=first.payer, charged=charged)
 
     @cached_property
     def _percpu_reader(self) -> PercpuReader:
-        reader = PercpuReader(self.prog)
+        reader = PercpuReader(self.image)
         self.coverage["percpu"], self.coverage["percpu_nodes"] = reader.coverage, reader.placement
         return reader
 
@@ -327,7 +328,7 @@ class Layers:
     ) -> Iterator[Layer]:
         reader, into = self._percpu_reader, place.offset - alloc.offset
         pointer = reader.pointer(alloc)
-        is_by_node = accounting(self.prog) == "kmem-per-node" and alloc.objcg
+        is_by_node = accounting(self.image) == "kmem-per-node" and alloc.objcg
         charge = None if is_by_node else self._charge(alloc.objcg, reader.charge(alloc))
         yield Layer(
             "percpu",

@@ -7,8 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 
-from drgn import Program
-
+from memcg_inspect.image.image import Image
 from memcg_inspect.linux.mm.memcontrol import read_memcgs, read_objcgs, recover_objcgs
 from memcg_inspect.linux.mm.mmzone import online_nodes
 from memcg_inspect.model import Coverage, Memcg, Objcg
@@ -21,20 +20,20 @@ _MOST_EXAMPLES = 12
 _NO_NAME = "''"
 
 
-def check_choice(prog: Program, choice: Choice) -> None:
+def check_choice(image: Image, choice: Choice) -> None:
     """
     Refuse a memcg or a node that is not there: no rows would look as if it had nothing.
 
     :raises UsageError: if there is none
     """
-    nodes = online_nodes(prog)
+    nodes = online_nodes(image)
     if choice.node is not None and choice.node not in nodes:
         some = ", ".join(map(str, nodes))
         raise UsageError(f"there is no node {choice.node}; there are: {some}")
     if choice.memcg is None:
         return
     coverage = Coverage()
-    memcgs = read_memcgs(prog, coverage, coverage).values()
+    memcgs = read_memcgs(image, coverage, coverage).values()
     if not coverage.unreadable and not any(
         matches(choice.memcg, memcg.path, memcg.address) for memcg in memcgs
     ):
@@ -57,13 +56,13 @@ class Payers:
         view reads
     """
 
-    def __init__(self, prog: Program) -> None:
-        self.prog = prog
+    def __init__(self, image: Image) -> None:
+        self.image = image
         self.coverage: defaultdict[str, Coverage] = defaultdict(Coverage)
         self.memcgs: Mapping[int, Memcg] = read_memcgs(
-            prog, self.coverage["memcgs"], self.coverage["names"]
+            image, self.coverage["memcgs"], self.coverage["names"]
         )
-        self._objcgs = read_objcgs(prog, dict(self.memcgs), self.coverage["objcgs"], set())
+        self._objcgs = read_objcgs(image, dict(self.memcgs), self.coverage["objcgs"], set())
 
     def objcg(self, address: int) -> Objcg | None:
         """
@@ -74,7 +73,7 @@ class Payers:
         """
         if address not in self._objcgs:
             self._objcgs |= recover_objcgs(
-                self.prog, self.memcgs, True, [address], self.coverage["objcgs"]
+                self.image, self.memcgs, True, [address], self.coverage["objcgs"]
             )
         return self._objcgs.get(address)
 

@@ -8,9 +8,8 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
-from drgn import Program
-
 from memcg_inspect.collect.image_info import image_info
+from memcg_inspect.image.image import Image
 from memcg_inspect.linux.mm.alloc_tag import read_call_sites, read_left_behind, why_not_profiled
 from memcg_inspect.linux.mm.mmzone import mem_map
 from memcg_inspect.linux.mm.percpu import PcpuAlloc, PercpuReader
@@ -83,22 +82,22 @@ class _Found(NamedTuple):
     pointer: int
 
 
-def percpu(prog: Program, each: bool = False) -> Answer:
+def percpu(image: Image, each: bool = False) -> Answer:
     """
     Return percpu allocations by the memcg that pays, size, nodes, and call site if known.
 
     :param each: list every one, with its address
     """
-    payers, reader, image = Payers(prog), PercpuReader(prog), image_info(prog)
+    payers, reader, info = Payers(image), PercpuReader(image), image_info(image)
     found = list(_found(payers, reader))
     payers.coverage["percpu"], payers.coverage["percpu_nodes"] = reader.coverage, reader.placement
-    made = _made_at(prog, payers, found)
+    made = _made_at(image, payers, found)
     columns = EACH_COLUMNS if each else GROUP_COLUMNS
     nodes = tuple(
         Column(f"node_{nid}", "bytes", f"of the bytes, those on node {nid}", total=True)
-        for nid in image.nodes
+        for nid in info.nodes
     )
-    rows = sorted((_each if each else _groups)(payers, found, made, image.nodes), key=_order)
+    rows = sorted((_each if each else _groups)(payers, found, made, info.nodes), key=_order)
     if made is None:
         rows = [row[:-1] for row in rows]
     table = Table(
@@ -108,7 +107,7 @@ def percpu(prog: Program, each: bool = False) -> Answer:
         rows,
     )
     by_node = Table("nodes", "percpu memory of nodes", NODE_COLUMNS, list(_nodes(reader, found)))
-    return Answer("percpu", image, (table, by_node), dict(payers.coverage), _notes(reader))
+    return Answer("percpu", info, (table, by_node), dict(payers.coverage), _notes(reader))
 
 
 def _found(payers: Payers, reader: PercpuReader) -> Iterator[_Found]:
@@ -125,14 +124,14 @@ def _found(payers: Payers, reader: PercpuReader) -> Iterator[_Found]:
 
 
 def _made_at(
-    prog: Program, payers: Payers, found: Iterable[_Found]
+    image: Image, payers: Payers, found: Iterable[_Found]
 ) -> Mapping[int, CallSite] | None:
     """Return the call sites by ``struct codetag *``; ``None`` if allocations have none."""
-    if why_not_profiled(prog) is not None:
+    if why_not_profiled(image) is not None:
         return None
-    sites = read_call_sites(prog, payers.coverage["call_sites"])
+    sites = read_call_sites(image, payers.coverage["call_sites"])
     unknown = {f.alloc.codetag for f in found} - sites.keys()
-    return sites | read_left_behind(prog, unknown, payers.coverage["call_sites"])
+    return sites | read_left_behind(image, unknown, payers.coverage["call_sites"])
 
 
 def _notes(reader: PercpuReader) -> tuple[str, ...]:
@@ -214,12 +213,12 @@ def _nodes(reader: PercpuReader, found: Iterable[_Found]) -> Iterator[tuple[Valu
         if one.payer is not None:
             paid.update(one.nodes)
     for nid in sorted(reader.pages):
-        backing = reader.pages[nid] * mem_map(reader.prog).page_size
+        backing = reader.pages[nid] * mem_map(reader.image).page_size
         yield (nid, backing, reader.allocated[nid], paid[nid])
 
 
-def _run(prog: Program, args: Namespace) -> Answer:
-    return percpu(prog, args.each)
+def _run(image: Image, args: Namespace) -> Answer:
+    return percpu(image, args.each)
 
 
 VIEW = View(

@@ -7,10 +7,9 @@ from argparse import Namespace
 from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
-from drgn import Program
-
 from memcg_inspect.collect.image_info import image_info
-from memcg_inspect.image.progress import STOPPED, attention_of, is_moving
+from memcg_inspect.image.image import Image
+from memcg_inspect.image.progress import STOPPED
 from memcg_inspect.linux.kernel.sched import Thread, has_mm, read_threads
 from memcg_inspect.linux.kernel.stacktrace import read_running
 from memcg_inspect.linux.mm.pagewalk import Mapped, PageTableReader
@@ -65,21 +64,21 @@ class _Process(NamedTuple):
     user: int
 
 
-def rss(prog: Program, check: bool = False) -> Answer:
+def rss(image: Image, check: bool = False) -> Answer:
     """
     Return the counters of mapped pages of all processes.
 
     :param check: whether to hold them against the page tables
     :raises ImageError: if they are to be checked and the page tables of the machine are unknown
     """
-    image = image_info(prog)
-    reader = _Reader(prog, Payers(prog), check)
-    rows = _Rows(prog, reader, image, check and _may_differ(prog))
+    info = image_info(image)
+    reader = _Reader(image, Payers(image), check)
+    rows = _Rows(image, reader, info, check and _may_differ(image))
     processes = sorted(_processes(reader.threads))
-    attention, found, ended = attention_of(prog), [], 0
+    progress, found, ended = image.progress, [], 0
     for number, process in enumerate(processes):
         if check:
-            attention.tell("page tables", number / len(processes))
+            progress.tell("page tables", number / len(processes))
         read = reader.read(process)
         if read is None:
             ended += 1
@@ -89,12 +88,12 @@ def rss(prog: Program, check: bool = False) -> Answer:
     if check:
         columns += CHECK_COLUMNS + tuple(
             Column(f"node_{nid}", "pages", f"of those in page tables, on node {nid}")
-            for nid in image.nodes
+            for nid in info.nodes
         )
     plural = "es" if ended > 1 else ""
     notes = (f"{ended} process{plural} ended before all of it was read.",) if ended else ()
     table = Table("rss", "pages mapped by processes", columns, found, empty="no process has any")
-    return Answer("rss", image, (table,), dict(reader.payers.coverage), notes)
+    return Answer("rss", info, (table,), dict(reader.payers.coverage), notes)
 
 
 _Counters = Mapping[str, RssCounter]
@@ -108,12 +107,12 @@ class _Reader:
     :ivar is_all: whether no task is missing
     """
 
-    def __init__(self, prog: Program, payers: Payers, check: bool) -> None:
+    def __init__(self, image: Image, payers: Payers, check: bool) -> None:
         self.payers = payers
-        self._prog = prog
-        self._is_live = is_moving(prog)
-        self._walker = PageTableReader(prog) if check else None
-        self.threads = read_threads(prog, payers.coverage["tasks"])
+        self._image = image
+        self._is_live = image.is_moving
+        self._walker = PageTableReader(image) if check else None
+        self.threads = read_threads(image, payers.coverage["tasks"])
         self.is_all = not payers.coverage["tasks"].unreadable
         self._users: dict[int, list[Thread]] = {}
         for thread in self.threads:
@@ -122,7 +121,7 @@ class _Reader:
         self._counters: dict[int, dict[str, RssCounter]] = {}
         if not self._is_live:
             coverage = payers.coverage["rss"]
-            self._counters = read_rss(prog, self.threads, coverage, self.is_all)
+            self._counters = read_rss(image, self.threads, coverage, self.is_all)
 
     def users(self, mm: int) -> int:
         """How many tasks use an mm."""
@@ -132,10 +131,10 @@ class _Reader:
         """Return counters and, if they are looked at, page tables; ``None`` if it has ended."""
         counters, tables, mm = Coverage(), Coverage(), process.mm
         if self._is_live:
-            self._counters |= read_rss(self._prog, self._users[mm], counters, self.is_all)
+            self._counters |= read_rss(self._image, self._users[mm], counters, self.is_all)
         if self._walker is not None and (self._is_live or mm not in self._mapped):
             self._mapped[mm] = self._walker.walk(mm, tables)
-        if self._is_live and not has_mm(self._prog, process.user, mm):
+        if self._is_live and not has_mm(self._image, process.user, mm):
             return None
         self.payers.coverage["rss"].add(counters)
         if self._walker is not None:
@@ -159,10 +158,10 @@ def _processes(threads: Iterable[Thread]) -> Iterator[_Process]:
 class _Rows:
     """Makes the rows of processes."""
 
-    def __init__(self, prog: Program, reader: _Reader, image: ImageInfo, is_moving: bool) -> None:
-        self._prog = prog
-        self._reader = reader
+    def __init__(self, image: Image, reader: _Reader, info: ImageInfo, is_moving: bool) -> None:
         self._image = image
+        self._reader = reader
+        self._info = info
         self._is_moving = is_moving
 
     def of(
@@ -180,7 +179,7 @@ class _Rows:
     def _counted(
         self, process: _Process, item: str, counter: RssCounter | None
     ) -> tuple[Value, ...]:
-        size, payers = self._image.page_size, self._reader.payers
+        size, payers = self._info.page_size, self._reader.payers
         approximate: Value = NotRead("the counters of the process are not in the image")
         exact, error = approximate, approximate
         if counter is not None:
@@ -199,25 +198,25 @@ class _Rows:
             payers.path(process.memcg) if process.memcg else memcg, memcg,
             process.mm, process.threads if self._reader.is_all else _NOT_ALL,
             item, approximate, exact, error, self._bound(process, item),
-            per_node_bound(len(self._image.nodes)),
+            per_node_bound(len(self._info.nodes)),
             _times(exact, size), _times(error, size),
         )  # fmt: skip
 
     def _bound(self, process: _Process, item: str) -> Value:
-        if counts_by_task(self._prog) and not self._reader.is_all:
+        if counts_by_task(self._image) and not self._reader.is_all:
             return _NOT_ALL
-        bound = rss_bounds(self._prog, self._reader.users(process.mm))[item]
+        bound = rss_bounds(self._image, self._reader.users(process.mm))[item]
         return NotRead("percpu_counter_batch is not known") if bound is None else bound
 
     def _checked(self, item: str, counter: RssCounter | None, pages: Mapped) -> tuple[Value, ...]:
-        nodes = self._image.nodes
+        nodes = self._info.nodes
         on_nodes: tuple[Value, ...] = tuple(pages.pages[item, nid] for nid in nodes)
         if item == "swapents":
             on_nodes = (None,) * len(nodes)
         mapped, exact = pages.total(item), None if counter is None else counter.exact
         if pages.missing:
             lost = "part of the page tables, or of the pages in them, is not in the image"
-            reason = NotRead(STOPPED if attention_of(self._prog).stop else lost)
+            reason = NotRead(STOPPED if self._image.progress.stop else lost)
             return (reason, reason, None, *(None if n is None else reason for n in on_nodes))
         if exact is None:
             return (mapped, NotRead("the exact number of pages is not known"), None, *on_nodes)
@@ -234,12 +233,12 @@ def _times(pages: Value, size: int) -> Value:
     return pages * size if isinstance(pages, int) else pages
 
 
-def _may_differ(prog: Program) -> bool:
-    return is_moving(prog) or any(cpu.busy for cpu in read_running(prog))
+def _may_differ(image: Image) -> bool:
+    return image.is_moving or any(cpu.busy for cpu in read_running(image))
 
 
-def _run(prog: Program, args: Namespace) -> Answer:
-    return rss(prog, args.check)
+def _run(image: Image, args: Namespace) -> Answer:
+    return rss(image, args.check)
 
 
 VIEW = View(

@@ -9,11 +9,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from drgn import Program
-
 from memcg_inspect.collect.image_info import image_info
 from memcg_inspect.collect.page_uses import PageUses
-from memcg_inspect.image.progress import STOPPED, attention_of
+from memcg_inspect.image.image import Image
+from memcg_inspect.image.progress import STOPPED
 from memcg_inspect.linux.mm.kfence import kfence_pages
 from memcg_inspect.linux.mm.mm_types import KmemPage, PagePiece, page_layout, scan_pages
 from memcg_inspect.linux.mm.mmzone import mem_map
@@ -108,8 +107,8 @@ class _Tally:
         #: Caches and nodes of slabs whose owners could not be read.
         self.unknown: set[tuple[int, int | None]] = set()
         self.caches: dict[int, SlabCache] = {}
-        self._kfence = kfence_pages(payers.prog)
-        self._page_size = mem_map(payers.prog).page_size
+        self._kfence = kfence_pages(payers.image)
+        self._page_size = mem_map(payers.image).page_size
         self._payers: dict[int, int] = {}
 
     def _payer(self, objcg: int) -> int:
@@ -171,7 +170,7 @@ class _Tally:
     @property
     def may_be_others(self) -> bool:
         """Whether pages of others may have been taken for large kmallocs."""
-        if page_layout(self.payers.prog).has_large_kmalloc:
+        if page_layout(self.payers.image).has_large_kmalloc:
             return False
         owners = ("compound", "vmalloc", "stacks", "page_tables")
         return any(self.payers.coverage[owner].unreadable for owner in owners)
@@ -182,20 +181,20 @@ class _Tally:
             self._node(nid, LARGE_KMALLOC)["slab_bytes"] += pages * self._page_size
 
 
-def slabinfo(prog: Program, by_node: bool = False) -> Answer:
+def slabinfo(image: Image, by_node: bool = False) -> Answer:
     """
     Return slab objects by the memcg that pays and by cache.
 
     :param by_node: by node, too, and with the objects that no memcg pays for
     """
-    payers = Payers(prog)
+    payers = Payers(image)
     coverage = payers.coverage
-    uses, tally = PageUses(prog, coverage), _Tally(payers, by_node)
-    slabs = SlabReader(prog, coverage["names"])
-    for piece in scan_pages(prog):
+    uses, tally = PageUses(image, coverage), _Tally(payers, by_node)
+    slabs = SlabReader(image, coverage["names"])
+    for piece in scan_pages(image):
         coverage["pages"].read += piece.pages
         if piece.unreadable is not None:
-            why = STOPPED if attention_of(prog).stop else "not in the image"
+            why = STOPPED if image.progress.stop else "not in the image"
             coverage["pages"].miss("struct pages", piece.unreadable, why)
         for page in piece.slabs:
             slab = slabs.slab(page)
@@ -217,12 +216,12 @@ def slabinfo(prog: Program, by_node: bool = False) -> Answer:
         columns = COLUMNS[:at] + COLUMNS[at + 1 :]
         rows = [row[:at] + row[at + 1 :] for row in rows if row[0] is not None]
     first = Table("slabinfo", "slab objects by memcg and cache", columns, rows)
-    return Answer("slabinfo", image_info(prog), (first, *tables), dict(coverage), _notes(tally))
+    return Answer("slabinfo", image_info(image), (first, *tables), dict(coverage), _notes(tally))
 
 
 def _notes(tally: _Tally) -> tuple[str, ...]:
     notes = []
-    if not page_layout(tally.payers.prog).has_large_kmalloc:
+    if not page_layout(tally.payers.image).has_large_kmalloc:
         notes.append(
             "This kernel does not mark large kmallocs: compound pages that are charged, and that "
             "nothing else is known to use, are taken for them; those that no memcg pays for are "
@@ -234,7 +233,7 @@ def _notes(tally: _Tally) -> tuple[str, ...]:
 
 
 def _rows(tally: _Tally) -> Iterator[tuple[Value, ...]]:
-    page_size = mem_map(tally.payers.prog).page_size
+    page_size = mem_map(tally.payers.image).page_size
     for key, cell in tally.cells.items():
         cache, objects = tally.caches.get(key.cache), cell.objects + cell.apart
         what: tuple[Value, ...] = (LARGE_KMALLOC, None, key.nid, False)
@@ -272,7 +271,7 @@ def _order(row: tuple[Value, ...]) -> tuple[object, ...]:
 
 
 def _node_rows(tally: _Tally) -> Iterator[tuple[Value, ...]]:
-    marked = page_layout(tally.payers.prog).has_large_kmalloc
+    marked = page_layout(tally.payers.image).has_large_kmalloc
     for (nid, kind), found in sorted(tally.nodes.items()):
         size, paid = found["slab_bytes"], found["paid"]
         parts: tuple[Value, ...] = (size, paid, found["unpaid"], size - paid - found["unpaid"])
@@ -285,8 +284,8 @@ def _node_rows(tally: _Tally) -> Iterator[tuple[Value, ...]]:
         yield (nid, kind, *parts)
 
 
-def _run(prog: Program, args: Namespace) -> Answer:
-    return slabinfo(prog, args.by_node or args.node is not None)
+def _run(image: Image, args: Namespace) -> Answer:
+    return slabinfo(image, args.by_node or args.node is not None)
 
 
 VIEW = View(

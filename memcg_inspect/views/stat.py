@@ -6,14 +6,12 @@ from __future__ import annotations
 from argparse import Namespace
 from collections.abc import Collection, Iterator
 
-from drgn import Program
-
 from memcg_inspect.checks.counters import Claim, Counters
 from memcg_inspect.collect.counters import read_counters
 from memcg_inspect.collect.image_info import image_info
+from memcg_inspect.image.image import Image
 from memcg_inspect.linux.mm.memcontrol import has_node_objcgs, on_default_hierarchy
-from memcg_inspect.linux.mm.memcontrol_vmstats import StatLine, event_slots, stat_lines
-from memcg_inspect.linux.mm.memcontrol_vmstats import StatReader
+from memcg_inspect.linux.mm.memcontrol_vmstats import StatLine, StatReader, event_slots, stat_lines
 from memcg_inspect.model import Memcg
 from memcg_inspect.tables import Answer, Column, NotRead, Table, Value
 from memcg_inspect.views.payers import Payers
@@ -33,7 +31,7 @@ COLUMNS = (
 )
 
 
-def stat(prog: Program, memcg: str, show_all: bool = False) -> Answer:
+def stat(image: Image, memcg: str, show_all: bool = False) -> Answer:
     """
     Return the counters of a memcg, those below it included.
 
@@ -41,33 +39,33 @@ def stat(prog: Program, memcg: str, show_all: bool = False) -> Answer:
     :param show_all: items that are 0 everywhere, too
     :raises UsageError: if there is no such memcg
     """
-    image, payers = image_info(prog), Payers(prog)
+    info, payers = image_info(image), Payers(image)
     chosen, notes = _choose(payers, memcg)
-    counters = _read(prog, payers, chosen)
+    counters = _read(image, payers, chosen)
     rows: list[tuple[Value, ...]] = []
     hidden = 0
-    for line in stat_lines(prog):
-        found = list(_rows(line, chosen, counters, image.nodes))
+    for line in stat_lines(image):
+        found = list(_rows(line, chosen, counters, info.nodes))
         if show_all or any(value for row in found for value in row[-3:]):
             rows += found
         else:
             hidden += 1
     if chosen.state == "dying":
-        notes.append(_removed(prog, payers, chosen))
+        notes.append(_removed(image, payers, chosen))
     if hidden:
         notes.append(f"{hidden} items that are 0 everywhere are left out; --all shows them.")
-    if not on_default_hierarchy(prog):
+    if not on_default_hierarchy(image):
         notes.append("This is cgroup v1: names and items are those that v2 would show.")
     table = Table("stat", f"memory.stat of {chosen.path}", COLUMNS, rows)
-    return Answer("stat", image, (table,), dict(payers.coverage), tuple(notes))
+    return Answer("stat", info, (table,), dict(payers.coverage), tuple(notes))
 
 
-def _removed(prog: Program, payers: Payers, memcg: Memcg) -> str:
+def _removed(image: Image, payers: Payers, memcg: Memcg) -> str:
     """What the kernel still keeps of the counters of a removed memcg."""
     payer = payers.memcgs[memcg.payer].path if memcg.payer in payers.memcgs else "its parent"
     # Since 7.2 user pages hold an obj_cgroup, and go to the parent with it.
-    kept = "" if has_node_objcgs(prog) else "; user pages, page cache and sockets still count here"
-    what = "what" if has_node_objcgs(prog) else "kernel memory"
+    kept = "" if has_node_objcgs(image) else "; user pages, page cache and sockets still count here"
+    what = "what" if has_node_objcgs(image) else "kernel memory"
     return (
         f"This memcg was removed, and these counters are not kept up: {what} it was charged for "
         f"counts for {payer} since, whether what was booked here was moved there or stayed{kept}. "
@@ -82,13 +80,13 @@ def _choose(payers: Payers, wanted: str) -> tuple[Memcg, list[str]]:
     return found[0], [f"Other memcgs of this path, which were removed: {rest}."] if rest else []
 
 
-def _read(prog: Program, payers: Payers, chosen: Memcg) -> Counters:
+def _read(image: Image, payers: Payers, chosen: Memcg) -> Counters:
     """Read the counters of a memcg and of all below it; no others are needed."""
     reader = StatReader(
-        prog, {item for line in stat_lines(prog) for item in line.items}, event_slots(prog)
+        image, {item for line in stat_lines(image) for item in line.items}, event_slots(image)
     )
     coverage = payers.coverage["counters"]
-    return read_counters(prog, reader, payers.memcgs, coverage, _subtree(payers, chosen))
+    return read_counters(image, reader, payers.memcgs, coverage, _subtree(payers, chosen))
 
 
 def _subtree(payers: Payers, top: Memcg) -> Collection[int]:
@@ -123,8 +121,8 @@ def _claim(line: StatLine, memcg: Memcg, counters: Counters, nid: int | None) ->
     return Claim(folded, pending)
 
 
-def _run(prog: Program, args: Namespace) -> Answer:
-    return stat(prog, args.memcg_path, args.all)
+def _run(image: Image, args: Namespace) -> Answer:
+    return stat(image, args.memcg_path, args.all)
 
 
 VIEW = View(

@@ -6,13 +6,13 @@ from __future__ import annotations
 from argparse import Namespace
 from collections.abc import Iterator, Sequence
 
-from drgn import Program
-
 from memcg_inspect.collect.image_info import image_info
-from memcg_inspect.linux.mm.memcontrol_stock import read_charge_stocks, read_obj_stocks
+from memcg_inspect.image.image import Image
 from memcg_inspect.linux.mm.memcontrol_stock import (
     charge_stock_bound,
     objcg_bytes_bound,
+    read_charge_stocks,
+    read_obj_stocks,
     slab_bytes_bound,
 )
 from memcg_inspect.linux.mm.mmzone import mem_map, possible_cpus
@@ -53,13 +53,13 @@ BOUND_COLUMNS = (
 _LOCK_SAYS_NOTHING = NotRead("the lock of this kernel's stocks does not tell whether it is held")
 
 
-def stock(prog: Program) -> Answer:
+def stock(image: Image) -> Answer:
     """Return what the stocks of all possible CPUs hold, and how much they can."""
-    payers = Payers(prog)
-    charges = read_charge_stocks(prog, payers.coverage["charge_stock"])
-    objects = read_obj_stocks(prog, payers.coverage["stock"])
+    payers = Payers(image)
+    charges = read_charge_stocks(image, payers.coverage["charge_stock"])
+    objects = read_obj_stocks(image, payers.coverage["stock"])
     rows = sorted(
-        [*_charge_stocks(prog, payers, charges), *_obj_stocks(payers, objects)],
+        [*_charge_stocks(image, payers, charges), *_obj_stocks(payers, objects)],
         key=lambda row: (row[0], row[1], row[2]),
     )
     tables = (
@@ -68,24 +68,24 @@ def stock(prog: Program) -> Answer:
             "bounds",
             "how far counters can be off",
             BOUND_COLUMNS,
-            list(_bounds(prog, payers, charges, objects)),
+            list(_bounds(image, payers, charges, objects)),
         ),
     )
-    return Answer("stock", image_info(prog), tables, dict(payers.coverage))
+    return Answer("stock", image_info(image), tables, dict(payers.coverage))
 
 
 def _bounds(
-    prog: Program, payers: Payers, charges: Sequence[ChargeStock], objects: Sequence[ObjStock]
+    image: Image, payers: Payers, charges: Sequence[ChargeStock], objects: Sequence[ObjStock]
 ) -> Iterator[tuple[Value, ...]]:
-    coverage, cpus = payers.coverage["slab_caches"], len(possible_cpus(prog))
-    page_size = mem_map(prog).page_size
-    slab = slab_bytes_bound(prog, coverage)
+    coverage, cpus = payers.coverage["slab_caches"], len(possible_cpus(image))
+    page_size = mem_map(image).page_size
+    slab = slab_bytes_bound(image, coverage)
     reclaimable = sum(abs(held.reclaimable) for held in objects)
     unreclaimable = sum(abs(held.unreclaimable) for held in objects)
     for counter, error, bound, held in (
-        ("memory.current", "too much", charge_stock_bound(prog),
+        ("memory.current", "too much", charge_stock_bound(image),
          page_size * sum(held.nr_pages for held in charges)),
-        ("kernel", "too much", objcg_bytes_bound(prog, coverage),
+        ("kernel", "too much", objcg_bytes_bound(image, coverage),
          sum(held.nr_bytes for held in objects)),
         ("slab_reclaimable", "either way", slab, reclaimable),
         ("slab_unreclaimable", "either way", slab, unreclaimable),
@@ -99,9 +99,9 @@ def _bounds(
 
 
 def _charge_stocks(
-    prog: Program, payers: Payers, stocks: Sequence[ChargeStock]
+    image: Image, payers: Payers, stocks: Sequence[ChargeStock]
 ) -> Iterator[tuple[Value, ...]]:
-    size = mem_map(prog).page_size
+    size = mem_map(image).page_size
     for held in stocks:
         charged = held.nr_pages * size
         yield (
@@ -120,8 +120,8 @@ def _obj_stocks(payers: Payers, stocks: Sequence[ObjStock]) -> Iterator[tuple[Va
         )  # fmt: skip
 
 
-def _run(prog: Program, args: Namespace) -> Answer:
-    return stock(prog)
+def _run(image: Image, args: Namespace) -> Answer:
+    return stock(image)
 
 
 VIEW = View(

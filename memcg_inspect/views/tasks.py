@@ -6,10 +6,9 @@ from __future__ import annotations
 from argparse import Namespace
 from collections.abc import Iterator
 
-from drgn import Program
-
 from memcg_inspect.checks.rules import may_be_cached
 from memcg_inspect.collect.image_info import image_info
+from memcg_inspect.image.image import Image
 from memcg_inspect.linux.kernel.sched import caches_objcg, read_tasks
 from memcg_inspect.linux.mm.memcontrol import has_node_objcgs
 from memcg_inspect.model import TaskCharge
@@ -38,23 +37,23 @@ COLUMNS = (
 )
 
 
-def tasks(prog: Program) -> Answer:
+def tasks(image: Image) -> Answer:
     """Return all tasks, and the obj_cgroups they have cached."""
-    payers = Payers(prog)
+    payers = Payers(image)
     rows = [
         row
-        for task in sorted(read_tasks(prog, payers.coverage["tasks"]), key=lambda t: t.pid)
+        for task in sorted(read_tasks(image, payers.coverage["tasks"]), key=lambda t: t.pid)
         for row in _rows(payers, task)
     ]
-    notes = () if caches_objcg(prog) else ("Tasks of this kernel cache no obj_cgroup (6.8 does).",)
+    notes = () if caches_objcg(image) else ("Tasks of this kernel cache no obj_cgroup (6.8 does).",)
     table = Table("tasks", "tasks and the obj_cgroups they have cached", COLUMNS, rows)
-    return Answer("tasks", image_info(prog), (table,), dict(payers.coverage), notes)
+    return Answer("tasks", image_info(image), (table,), dict(payers.coverage), notes)
 
 
 def _rows(payers: Payers, task: TaskCharge) -> Iterator[tuple[Value, ...]]:
     own = payers.payer(task.memcg)
     where = (task.pid, task.tgid, task.comm, payers.path(task.memcg), task.memcg)
-    if not caches_objcg(payers.prog):
+    if not caches_objcg(payers.image):
         yield (*where, None, None, None, None, task.address)
         return
     # A task that is new, or whose array was given up, has none at all.
@@ -65,7 +64,7 @@ def _rows(payers: Payers, task: TaskCharge) -> Iterator[tuple[Value, ...]]:
         nid: Value = None if objcg is None else objcg.nid
         if address and objcg is None:
             whose = nid = NotRead("there is no obj_cgroup there, or it is not in the image")
-        elif objcg is not None and nid is None and has_node_objcgs(payers.prog):
+        elif objcg is not None and nid is None and has_node_objcgs(payers.image):
             nid = NotRead("the list that tells its node is not all in the image")
         yield (
             *where, address or None, whose, nid, _state(payers, task, own, address, cached),
@@ -84,8 +83,8 @@ def _state(
     return "fresh" if may_be_cached(task, own, cached, next(iter(payers.memcgs))) else "WRONG"
 
 
-def _run(prog: Program, args: Namespace) -> Answer:
-    return tasks(prog)
+def _run(image: Image, args: Namespace) -> Answer:
+    return tasks(image)
 
 
 VIEW = View(

@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterator
 from functools import cached_property
 from typing import NamedTuple
 
-from drgn import FaultError, Object, Program
+from drgn import FaultError, Object
 
+from memcg_inspect.image.image import Image
 from memcg_inspect.linux.fs.inode import dentry_name
 from memcg_inspect.linux.kernel.sched import read_task
 from memcg_inspect.linux.lib.percpu_refcount import percpu_ref_count
@@ -49,8 +50,8 @@ class Layer(NamedTuple):
 class Things:
     """Tells what slab objects are."""
 
-    def __init__(self, prog: Program, payers: Payers, slabs: SlabReader) -> None:
-        self.prog = prog
+    def __init__(self, image: Image, payers: Payers, slabs: SlabReader) -> None:
+        self.image = image
         self.payers = payers
         self.slabs = slabs
         self.coverage = payers.coverage
@@ -89,7 +90,7 @@ class Things:
 
     def _memcg(self, address: int) -> Iterator[Layer]:
         memcg = self.payers.memcgs[address]
-        refcnt = Object(self.prog, "struct mem_cgroup *", address).css.refcnt.address_of_()
+        refcnt = Object(self.image.prog, "struct mem_cgroup *", address).css.refcnt.address_of_()
         # The root's are not counted.
         refs = "" if memcg.parent is None else f", {percpu_ref_count(refcnt)} references"
         state = "removed" if memcg.state == "dying" else "in use"
@@ -98,7 +99,7 @@ class Things:
     @cached_property
     def made_for(self) -> dict[int, int]:
         """For which memcg obj_cgroups were made, where anything tells: addresses of both."""
-        return objcg_owners(self.prog, self.payers.memcgs, self.coverage["owners"])
+        return objcg_owners(self.image, self.payers.memcgs, self.coverage["owners"])
 
     def _objcg(self, address: int) -> Iterator[Layer]:
         objcg = self.payers.objcgs()[address]
@@ -113,7 +114,7 @@ class Things:
         yield Layer("obj_cgroup", ", ".join(what), address, payer=address)
 
     def _task(self, address: int) -> Iterator[Layer]:
-        task = read_task(self.prog, address)
+        task = read_task(self.image, address)
         yield Layer("task", f"{task.pid} ({task.comm})", address, payer=task.memcg)
         for objcg in task.objcgs:
             if objcg:
@@ -122,7 +123,7 @@ class Things:
 
     @cached_property
     def _socks(self) -> SockReader:
-        reader = SockReader(self.prog, self.slabs)
+        reader = SockReader(self.image, self.slabs)
         self.coverage["sock"] = reader.coverage
         return reader
 
@@ -135,7 +136,7 @@ class Things:
     @cached_property
     def zswap(self) -> ZswapReader:
         """What reads entries of zswap."""
-        reader = ZswapReader(self.prog)
+        reader = ZswapReader(self.image)
         self.coverage["zswap"], self.coverage["zswap_nodes"] = reader.coverage, reader.placement
         return reader
 
@@ -147,10 +148,10 @@ class Things:
 
     def zswap_entry(self, entry: ZswapEntry) -> Iterator[Layer]:
         """Return an entry of zswap, and where its data is."""
-        frames = mem_map(self.prog)
+        frames = mem_map(self.image)
         parts = self.zswap.parts(entry) or []
         # On cgroup v1 an entry holds its obj_cgroup but charges nothing.
-        charged = entry.length if entry.objcg and on_default_hierarchy(self.prog) else 0
+        charged = entry.length if entry.objcg and on_default_hierarchy(self.image) else 0
         objcg = self.payers.objcg(entry.objcg) if entry.objcg else None
         yield Layer(
             "zswap entry",
@@ -166,8 +167,9 @@ class Things:
             yield Layer("zswap data", what, start, size=part.length, nid=part.nid)
 
     def _dentry(self, address: int) -> Iterator[Layer]:
-        yield Layer("dentry", dentry_name(Object(self.prog, "struct dentry *", address)), address)
+        dentry = Object(self.image.prog, "struct dentry *", address)
+        yield Layer("dentry", dentry_name(dentry), address)
 
     def _file(self, address: int) -> Iterator[Layer]:
-        path = Object(self.prog, "struct file *", address).f_path.read_()
+        path = Object(self.image.prog, "struct file *", address).f_path.read_()
         yield Layer("open file", dentry_name(path.dentry, path.mnt), address)

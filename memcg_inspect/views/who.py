@@ -7,9 +7,8 @@ from argparse import Namespace
 from collections.abc import Sequence
 from dataclasses import replace
 
-from drgn import Program
-
 from memcg_inspect.collect.image_info import image_info
+from memcg_inspect.image.image import Image
 from memcg_inspect.tables import Answer, Column, NotRead, Table, UsageError, Value
 from memcg_inspect.views.layers import Layers
 from memcg_inspect.views.payers import Payers
@@ -38,14 +37,14 @@ COLUMNS = (
 _UNKNOWN = "nothing that is known"
 
 
-def who(prog: Program, addresses: Sequence[int]) -> Answer:
+def who(image: Image, addresses: Sequence[int]) -> Answer:
     """
     Return what is at each address, or a note that there is nothing.
 
     :raises UsageError: if none is of anything that is known, in an image that lacks nothing
     """
-    payers = Payers(prog)
-    layers = Layers(prog, payers)
+    payers = Payers(image)
+    layers = Layers(image, payers)
     tables = tuple(_table(layers, address) for address in addresses)
     coverage = dict(payers.coverage)
     unknown: list[str] = []
@@ -53,7 +52,7 @@ def who(prog: Program, addresses: Sequence[int]) -> Answer:
     if not any(c.unreadable for c in coverage.values()):
         unknown = [table.title for table in tables if not table.rows]
     if not unknown:
-        return Answer("who", image_info(prog), tables, coverage)
+        return Answer("who", image_info(image), tables, coverage)
     is_one = len(unknown) == 1
     note = (
         f"{', '.join(unknown)} {'is no address' if is_one else 'are no addresses'} of anything "
@@ -62,7 +61,7 @@ def who(prog: Program, addresses: Sequence[int]) -> Answer:
     if len(unknown) == len(tables):
         raise UsageError(note)
     tables = tuple(table if table.rows else replace(table, empty=_UNKNOWN) for table in tables)
-    return Answer("who", image_info(prog), tables, coverage, (f"{note}.",), unanswered=True)
+    return Answer("who", image_info(image), tables, coverage, (f"{note}.",), unanswered=True)
 
 
 def _table(layers: Layers, address: int) -> Table:
@@ -107,8 +106,8 @@ def parse_address(word: str) -> int:
     return address
 
 
-def _run(prog: Program, args: Namespace) -> Answer:
-    return who(prog, [parse_address(word) for word in args.address])
+def _run(image: Image, args: Namespace) -> Answer:
+    return who(image, [parse_address(word) for word in args.address])
 
 
 VIEW = View(

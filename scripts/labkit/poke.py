@@ -32,7 +32,7 @@ def _drgn() -> Any:
     return drgn
 
 
-def open_image(image: Path, vmlinux: Path) -> Any:
+def open_program(image: Path, vmlinux: Path) -> Any:
     """A drgn program for an image."""
     drgn = _drgn()
     program = drgn.Program()
@@ -175,7 +175,7 @@ def poke(
     """
     vmlinux = vmlinux or vmlinux_of(image)
     table = elf.segments(image)
-    program = open_image(image, vmlinux)
+    program = open_program(image, vmlinux)
     writes = _changes(program, changes)
     pieces = []
     for address, data in writes:
@@ -195,7 +195,7 @@ def poke(
                 file.write(data)
         # later changes win over earlier ones: compare with the last state of each byte
         wanted = {address + i: byte for address, data in writes for i, byte in enumerate(data)}
-        changed = open_image(temporary, vmlinux)
+        changed = open_program(temporary, vmlinux)
         for address, byte in wanted.items():
             if changed.read_u8(address) != byte:
                 raise LabError(f"drgn reads another value at {address:#x} than was written")

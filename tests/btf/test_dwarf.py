@@ -8,9 +8,9 @@ from functools import lru_cache
 
 import pytest
 from drgn import Architecture, Module, Platform, Program, SymbolKind
-from guests import BUILT_KERNELS, DEBIAN_KERNELS
 from labkit import kernels
-from spell import definition
+from support.guests import BUILT_KERNELS, DEBIAN_KERNELS
+from support.spell import definition
 
 from memcg_inspect.btf.parse import Btf, Kind
 from memcg_inspect.btf.source import from_file

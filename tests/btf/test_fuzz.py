@@ -18,10 +18,10 @@ from pathlib import Path
 
 import drgn
 import pytest
-from btf_builder import Builder, Order, subset
 from drgn import Architecture, Platform, PlatformFlags, Program, TypeKind
-from guests import DEBIAN_KERNELS
 from labkit import kernels
+from support.btf_builder import Builder, Order, subset
+from support.guests import DEBIAN_KERNELS
 
 from memcg_inspect.btf import load_btf
 from memcg_inspect.btf.parse import Btf, Kind

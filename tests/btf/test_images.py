@@ -10,8 +10,8 @@ import time
 import pytest
 from drgn import FindObjectFlags, Object, Program, Symbol
 from drgn.helpers.linux.kallsyms import load_vmlinux_kallsyms
-from guests import BUILT_KERNELS, DEBIAN_KERNELS, NOT_BUILT, Image, Lab
-from spell import layout
+from support.guests import BUILT_KERNELS, DEBIAN_KERNELS, NOT_BUILT, Image, Lab
+from support.spell import layout
 
 from memcg_inspect.btf import debug_info_source, load_btf
 from memcg_inspect.btf.globals import VARIABLES
@@ -19,6 +19,7 @@ from memcg_inspect.btf.parse import Kind
 from memcg_inspect.btf.session import session_of
 from memcg_inspect.btf.symbols import Kallsyms
 from memcg_inspect.collect import audit
+from memcg_inspect.image.image import image_of
 
 pytestmark = pytest.mark.image
 KERNELS = (*DEBIAN_KERNELS, *BUILT_KERNELS)
@@ -139,7 +140,7 @@ def test_debug_info_comes_first(image: Image, btf: Program) -> None:
 
 
 def test_the_audit_says_the_same(image: Image, btf: Program) -> None:
-    wanted, have = image.report(dwarf=True), audit(btf)
+    wanted, have = image.report(dwarf=True), audit(image_of(btf))
     assert wanted.image.debug_info.startswith("DWARF: ")
     assert have.image.debug_info == "BTF of the image"
     assert dataclasses.replace(have, image=wanted.image, timings=wanted.timings) == wanted

@@ -9,7 +9,6 @@ from typing import Any
 
 import drgn
 import pytest
-from btf_builder import Builder, Order
 from drgn import (
     Architecture,
     Platform,
@@ -20,6 +19,7 @@ from drgn import (
     SymbolKind,
     TypeKind,
 )
+from support.btf_builder import Builder, Order
 
 from memcg_inspect.btf import BtfError, debug_info_source, load_btf
 from memcg_inspect.btf.parse import Btf, Kind

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 from drgn import Architecture, Platform, Program
-from guests import DEBIAN_KERNELS, Lab
+from support.guests import DEBIAN_KERNELS, Lab
 
 from memcg_inspect.btf import debug_info_source
 from memcg_inspect.btf.plugin import drgn_prog_set

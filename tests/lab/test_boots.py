@@ -108,8 +108,8 @@ def test_poke_changes_what_was_named_and_nothing_else(tmp_path: Path) -> None:
     (first, second) = poke.poke(
         image, out, None, [(page, "old + 4096"), ("u64:root_mem_cgroup.vmstats.value_()", "-1")]
     )
-    before = poke.open_image(image, poke.vmlinux_of(image))
-    after = poke.open_image(out, poke.vmlinux_of(out))
+    before = poke.open_program(image, poke.vmlinux_of(image))
+    after = poke.open_program(out, poke.vmlinux_of(out))
     usage = before["root_mem_cgroup"].memory.usage.counter.value_()
     assert after["root_mem_cgroup"].memory.usage.counter.value_() == usage + 4096
     assert after.read_u64(second[0]) == (1 << 64) - 1
@@ -231,19 +231,19 @@ def test_mistakes_get_one_line(words: list[str], message: str, tmp_path: Path) -
 @pytest.mark.parametrize("level", [0, 23])
 def test_a_crash_saved_by_the_crash_kernel(level: int) -> None:
     image = images.image("7.3", "2", "churn", "panic", format="kdump", level=level, seed=level)
-    program = poke.open_image(image, poke.vmlinux_of(image))
+    program = poke.open_program(image, poke.vmlinux_of(image))
     assert program["panic_cpu"].counter.value_() >= 0
 
 
 def test_makedumpfile_on_the_host() -> None:
     image = images.image("7.3", "2", "idle", format="kdump", level=23)
     assert image.read_bytes()[:8] == b"KDUMP   "
-    poke.open_image(image, poke.vmlinux_of(image))
+    poke.open_program(image, poke.vmlinux_of(image))
 
 
 def test_a_busy_guest_is_stopped_in_full_flight() -> None:
     image = images.image("7.3", "2", "churn", "busy", seed=1)
-    program = poke.open_image(image, poke.vmlinux_of(image))
+    program = poke.open_program(image, poke.vmlinux_of(image))
     assert program["nr_threads"].value_() > 4
 
 

@@ -4,9 +4,9 @@
 from pathlib import Path
 
 import pytest
-from guests import complaints
 from labkit import images, kernels
-from selftest import held, selftest
+from support.guests import complaints
+from support.selftest import held, selftest
 
 #: Run with --all only, which builds the kernel first.
 pytestmark = pytest.mark.long

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from guest import execute, from_inside, from_outside, kept
-from guests import BUILT_KERNELS, DEBIAN_KERNELS, ROOT, kernels
+from support.guests import BUILT_KERNELS, DEBIAN_KERNELS, ROOT, kernels
+from support.live_guest import execute, from_inside, from_outside, kept
 
 pytestmark = pytest.mark.image
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 import pytest
-from reports import more, report
+from support.reports import more, report
 
 from memcg_inspect.checks.judge import RULES
 from memcg_inspect.render.json_report import report_document

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from reports import GONE, OBJCG, ROOT, WEB, clean, more, report
+from support.reports import GONE, OBJCG, ROOT, WEB, clean, more, report
 
 from memcg_inspect.model import Report
 from memcg_inspect.render.json_report import SCHEMA, to_json

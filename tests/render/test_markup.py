@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 import pytest
-from reports import report
+from support.reports import report
 from test_terminal import WIDE, text
 
 

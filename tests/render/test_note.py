@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
-from reports import report
+from support.reports import report
 from test_terminal import text
 
 

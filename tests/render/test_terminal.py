@@ -10,9 +10,9 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from reports import clean, more, report
 from rich.cells import cell_len
 from rich.console import Console
+from support.reports import clean, more, report
 
 from memcg_inspect.model import Follows, Moved, Report, counted
 from memcg_inspect.render.terminal import print_report

@@ -12,18 +12,12 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from drgn import Architecture, Program
+from drgn import Architecture, FaultError
 
-from memcg_inspect.image.layout import per_program
-from memcg_inspect.model import ImageError
-
-
-
-from drgn import FaultError, Program
-
+from memcg_inspect.image.image import Image, per_image
 from memcg_inspect.image.layout import has_type
 from memcg_inspect.linux.lib.list import list_entries
-from memcg_inspect.model import Coverage
+from memcg_inspect.model import Coverage, ImageError
 
 __all__ = (
     "ENTRIES",
@@ -129,20 +123,20 @@ class Geometry(NamedTuple):
         return Entry("special" if entry & _SPECIAL else "page", pfn)
 
 
-@per_program
-def page_table_geometry(prog: Program) -> Geometry:
+@per_image
+def page_table_geometry(image: Image) -> Geometry:
     """
     Find the geometry of page tables.
 
     :raises ImageError: if they are not those of x86-64
     """
-    platform = prog.platform
+    platform = image.prog.platform
     if platform is None or platform.arch != Architecture.X86_64:
         name = "unknown" if platform is None else platform.arch.name
         raise ImageError(f"page tables are read on x86-64 only, and this machine is {name}")
     numbers = dict(
         re.findall(
-            r"^NUMBER\((\w+)\)=(-?\w+)$", prog["VMCOREINFO"].string_().decode(), re.MULTILINE
+            r"^NUMBER\((\w+)\)=(-?\w+)$", image.prog["VMCOREINFO"].string_().decode(), re.MULTILINE
         )
     )
     # The bit that marks encrypted memory is no part of an address.
@@ -151,7 +145,7 @@ def page_table_geometry(prog: Program) -> Geometry:
     return Geometry(5 if int(numbers.get("pgtable_l5_enabled", "0"), 0) else 4, mask & ~encrypted)
 
 
-def hidden_pgd_pages(prog: Program, coverage: Coverage) -> set[int]:
+def hidden_pgd_pages(image: Image, coverage: Coverage) -> set[int]:
     """
     Return the first pages of PGDs whose second page no field records.
 
@@ -163,12 +157,12 @@ def hidden_pgd_pages(prog: Program, coverage: Coverage) -> set[int]:
     """
     pages: set[int] = set()
     try:
-        head = prog["pgd_list"].address_of_()  # x86 has it, no other architecture does
-        prog.symbol("__pti_set_user_pgtbl")  # built with page-table isolation
+        head = image.prog["pgd_list"].address_of_()  # x86 has it, no other architecture does
+        image.prog.symbol("__pti_set_user_pgtbl")  # built with page-table isolation
     except LookupError:
         return pages
     # struct ptdesc overlays struct page since 6.6.
-    if has_type(prog, "struct ptdesc"):
+    if has_type(image, "struct ptdesc"):
         link = ("struct ptdesc", "pt_list")
     else:
         link = ("struct page", "lru")

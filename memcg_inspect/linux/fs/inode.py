@@ -9,10 +9,11 @@ flags in ``page->mapping`` of :linux:`include/linux/page-flags.h`.
 
 from __future__ import annotations
 
-from drgn import FaultError, Object, Program, container_of
+from drgn import FaultError, Object, container_of
 from drgn.helpers.linux.fs import d_path, dentry_path
 
-from memcg_inspect.image.layout import has_member, per_program
+from memcg_inspect.image.image import Image, per_image
+from memcg_inspect.image.layout import has_member
 
 __all__ = ("dentry_name", "mapping_name")
 
@@ -21,14 +22,14 @@ _ANON = 1
 _FLAGS = 3
 
 
-@per_program
-def _alias(prog: Program) -> str:
+@per_image
+def _alias(image: Image) -> str:
     # In a union without a name since commit 3b7d764a37d0 ("struct dentry: make ->d_u anonymous")
     # (in v7.1).
-    return "d_alias" if has_member(prog, "struct dentry", "d_alias") else "d_u.d_alias"
+    return "d_alias" if has_member(image, "struct dentry", "d_alias") else "d_u.d_alias"
 
 
-def mapping_name(prog: Program, mapping: int, swap_cache: bool) -> str:
+def mapping_name(image: Image, mapping: int, swap_cache: bool) -> str:
     """
     Name what a user page belongs to: the path of its file, or what else it is.
 
@@ -41,7 +42,7 @@ def mapping_name(prog: Program, mapping: int, swap_cache: bool) -> str:
         return "(swap cache)" if swap_cache else "(no file)"
     if mapping & _FLAGS:
         return "(anonymous)" if mapping & _ANON else "(movable)"
-    inode = Object(prog, "struct address_space *", mapping).host.read_()
+    inode = Object(image.prog, "struct address_space *", mapping).host.read_()
     if not inode:
         return "(no file)"
     first = inode.i_dentry.first.read_()
@@ -49,7 +50,7 @@ def mapping_name(prog: Program, mapping: int, swap_cache: bool) -> str:
         name = inode.i_sb.s_type.name.string_().decode(errors="backslashreplace")
         device = inode.i_sb.s_id.string_().decode(errors="backslashreplace")
         return f"(inode {int(inode.i_ino)} of {name} {device})"
-    path = dentry_name(container_of(first, "struct dentry", _alias(prog)))
+    path = dentry_name(container_of(first, "struct dentry", _alias(image)))
     return path if int(inode.i_nlink) else f"{path} (deleted)"
 
 

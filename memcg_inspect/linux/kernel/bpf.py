@@ -11,10 +11,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from drgn import FaultError, Object, Program, cast, container_of
+from drgn import FaultError, Object, cast, container_of
 from drgn.helpers.linux.percpu import per_cpu_ptr
 
-from memcg_inspect.image.layout import constant, has_member, has_type, per_program
+from memcg_inspect.image.image import Image, image_of, per_image
+from memcg_inspect.image.layout import constant, has_member, has_type
 from memcg_inspect.linux.lib.list import idr_entries
 from memcg_inspect.linux.mm.mmzone import possible_cpus
 from memcg_inspect.model import Coverage
@@ -46,15 +47,15 @@ _ALLOCATORS = {
 }
 
 
-def bpf_objcgs(prog: Program, coverage: Coverage) -> Iterator[int]:
+def bpf_objcgs(image: Image, coverage: Coverage) -> Iterator[int]:
     """Return the ``struct obj_cgroup *`` of each reference that BPF maps hold."""
-    if not has_type(prog, "struct bpf_map"):
+    if not has_type(image, "struct bpf_map"):
         return
 
     def missed(error: FaultError) -> None:
         coverage.miss("BPF map", error.address, str(error))
 
-    for bpf_map in idr_entries("struct bpf_map", prog["map_idr"], missed):
+    for bpf_map in idr_entries("struct bpf_map", image.prog["map_idr"], missed):
         try:
             yield from map_objcgs(bpf_map)
             coverage.read += 1
@@ -70,7 +71,7 @@ def map_objcgs(bpf_map: Object) -> Iterator[int]:
     """
     if bpf_map.type_.type.has_member("objcg") and bpf_map.objcg:
         yield bpf_map.objcg.value_()
-    structure = _structures(bpf_map.prog_).get(int(bpf_map.map_type))
+    structure = _structures(image_of(bpf_map.prog_)).get(int(bpf_map.map_type))
     if structure is not None:
         name, members = structure
         whole = container_of(bpf_map, name, "map")
@@ -78,12 +79,12 @@ def map_objcgs(bpf_map: Object) -> Iterator[int]:
             yield from _allocator(whole.member_(member))
 
 
-@per_program
-def _structures(prog: Program) -> dict[int, tuple[str, list[str]]]:
+@per_image
+def _structures(image: Image) -> dict[int, tuple[str, list[str]]]:
     found = {}
     for name, (members, types) in _ALLOCATORS.items():
-        present = [member for member in members if has_member(prog, name, member)]
-        for map_type in (constant(prog, t) for t in types):
+        present = [member for member in members if has_member(image, name, member)]
+        for map_type in (constant(image, t) for t in types):
             if map_type is not None and present:
                 found[map_type] = (name, present)
     return found
@@ -97,7 +98,7 @@ def _allocator(ma: Object) -> Iterator[int]:
     if ma.type_.has_member("objcg"):
         objcg = ma.objcg
     else:
-        cpu = possible_cpus(ma.prog_)[0]
+        cpu = possible_cpus(image_of(ma.prog_))[0]
         if ma.cache:
             cache = per_cpu_ptr(ma.cache, cpu)
         else:

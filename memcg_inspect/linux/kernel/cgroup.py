@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from drgn import FaultError, Object
 
+from memcg_inspect.image.image import image_of
 from memcg_inspect.image.layout import constant
 from memcg_inspect.linux.lib.list import list_entries
 from memcg_inspect.linux.lib.percpu_refcount import percpu_ref_count
@@ -67,7 +68,7 @@ def read_css_holders(memcg: Object, is_offline: bool, coverage: Coverage) -> Css
 
 def _css_sets(memcg: Object, faults: list[FaultError]) -> tuple[int, ...]:
     # find_css_set() takes a reference; it goes with the last task, when that is freed.
-    subsys = constant(memcg.prog_, "memory_cgrp_id") or 0
+    subsys = constant(image_of(memcg.prog_), "memory_cgrp_id") or 0
     head = memcg.css.cgroup.e_csets[subsys].address_of_()
     sets = list_entries("struct css_set", head, f"e_cset_node[{subsys}]", faults.append)
     return tuple(css_set.value_() for css_set in sets)

@@ -11,11 +11,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from drgn import FaultError, Object, Program, container_of, offsetof, sizeof
+from drgn import FaultError, Object, container_of, offsetof, sizeof
 from drgn.helpers.linux.pid import pid_task
 
-from memcg_inspect.image.layout import array_length, constant, has_member, member_type, per_program
-from memcg_inspect.image.memory import memory_of
+from memcg_inspect.image.image import Image, image_of, per_image
+from memcg_inspect.image.layout import array_length, constant, has_member, member_type
 from memcg_inspect.image.strings import text
 from memcg_inspect.linux.lib.list import OnFault, idr_entries, list_entries
 from memcg_inspect.linux.mm.mmzone import possible_nodes
@@ -40,17 +40,17 @@ TASK_NEW = 0x800
 PF_KTHREAD = 0x00200000
 
 
-@per_program
-def caches_objcg(prog: Program) -> bool:
+@per_image
+def caches_objcg(image: Image) -> bool:
     """
     Whether tasks cache an obj_cgroup (6.8), or one for each node (the per-node series).
     """
-    return has_member(prog, "struct task_struct", "objcg") or has_member(
-        prog, "struct task_struct", "objcgs"
+    return has_member(image, "struct task_struct", "objcg") or has_member(
+        image, "struct task_struct", "objcgs"
     )
 
 
-def find_tasks(prog: Program, on_fault: OnFault) -> list[Object]:
+def find_tasks(image: Image, on_fault: OnFault) -> list[Object]:
     """
     Find all tasks, by their ids; where that is broken, by the list of processes, too.
 
@@ -59,8 +59,8 @@ def find_tasks(prog: Program, on_fault: OnFault) -> list[Object]:
     """
     faults: list[FaultError] = []
     tasks: dict[int, Object] = {}
-    kind = int(prog["PIDTYPE_PID"].value_())
-    for pid in idr_entries("struct pid", prog["init_pid_ns"].idr, faults.append):
+    kind = int(image.prog["PIDTYPE_PID"].value_())
+    for pid in idr_entries("struct pid", image.prog["init_pid_ns"].idr, faults.append):
         try:
             task = pid_task(pid, kind)
         except FaultError as error:
@@ -70,15 +70,15 @@ def find_tasks(prog: Program, on_fault: OnFault) -> list[Object]:
             tasks[task.value_()] = task
     if faults:
         more: list[FaultError] = []
-        for task in _processes(prog, more.append):
+        for task in _processes(image, more.append):
             tasks.setdefault(task.value_(), task)
         for fault in faults if more else []:
             on_fault(fault)
     return list(tasks.values())
 
 
-def _processes(prog: Program, on_fault: OnFault) -> Iterator[Object]:
-    head = prog["init_task"].tasks.address_of_()
+def _processes(image: Image, on_fault: OnFault) -> Iterator[Object]:
+    head = image.prog["init_task"].tasks.address_of_()
     for leader in list_entries("struct task_struct", head, "tasks", on_fault):
         yield leader
         try:
@@ -89,14 +89,14 @@ def _processes(prog: Program, on_fault: OnFault) -> Iterator[Object]:
         yield from list_entries("struct task_struct", threads, "thread_node", on_fault)
 
 
-def read_tasks(prog: Program, coverage: Coverage) -> Iterator[TaskCharge]:
+def read_tasks(image: Image, coverage: Coverage) -> Iterator[TaskCharge]:
     """Walk all tasks."""
-    subsys = constant(prog, "memory_cgrp_id") or 0
+    subsys = constant(image, "memory_cgrp_id") or 0
 
     def missed(error: FaultError) -> None:
         coverage.miss("task", error.address, str(error))
 
-    for task in find_tasks(prog, missed):
+    for task in find_tasks(image, missed):
         try:
             yield _task(task, subsys)
             coverage.read += 1
@@ -104,18 +104,18 @@ def read_tasks(prog: Program, coverage: Coverage) -> Iterator[TaskCharge]:
             coverage.miss("task", error.address, str(error))
 
 
-def read_task(prog: Program, address: int) -> TaskCharge:
+def read_task(image: Image, address: int) -> TaskCharge:
     """
     Read one task.
 
     :param address: ``struct task_struct *``
     :raises drgn.FaultError: if it cannot be read
     """
-    task = Object(prog, "struct task_struct *", address)
-    return _task(task, constant(prog, "memory_cgrp_id") or 0)
+    task = Object(image.prog, "struct task_struct *", address)
+    return _task(task, constant(image, "memory_cgrp_id") or 0)
 
 
-def task_of_stack(prog: Program, address: int, coverage: Coverage) -> int | None:
+def task_of_stack(image: Image, address: int, coverage: Coverage) -> int | None:
     """
     Return the task that has a stack. Walks all tasks.
 
@@ -126,7 +126,7 @@ def task_of_stack(prog: Program, address: int, coverage: Coverage) -> int | None
     def missed(error: FaultError) -> None:
         coverage.miss("task", error.address, str(error))
 
-    for task in find_tasks(prog, missed):
+    for task in find_tasks(image, missed):
         try:
             if task.stack.value_() == address:
                 return int(task.value_())
@@ -163,9 +163,9 @@ def _objcgs(task: Object) -> tuple[tuple[int, ...], bool]:
         stale = bool(value & OBJCG_UPDATE_FLAG)
         if not array:
             return (), stale
-        prog = task.prog_
-        objcgs = Object(prog, "struct obj_cgroup **", array)
-        return tuple(int(objcgs[nid].value_()) for nid in possible_nodes(prog)), stale
+        objcgs = Object(task.prog_, "struct obj_cgroup **", array)
+        nids = possible_nodes(image_of(task.prog_))
+        return tuple(int(objcgs[nid].value_()) for nid in nids), stale
     if members.has_member("objcg"):
         value = task.objcg.value_()
         return (value & ~OBJCG_UPDATE_FLAG,), bool(value & OBJCG_UPDATE_FLAG)
@@ -194,14 +194,14 @@ class Thread(NamedTuple):
     rss: tuple[int, ...]
 
 
-def read_threads(prog: Program, coverage: Coverage) -> list[Thread]:
+def read_threads(image: Image, coverage: Coverage) -> list[Thread]:
     """Read all tasks, with one read for each."""
-    layout, threads, memcgs = _ThreadLayout(prog), [], _CssSets(prog, coverage)
+    layout, threads, memcgs = _ThreadLayout(image), [], _CssSets(image, coverage)
 
     def missed(error: FaultError) -> None:
         coverage.miss("task", error.address, str(error))
 
-    for task in find_tasks(prog, missed):
+    for task in find_tasks(image, missed):
         try:
             threads.append(layout.read(task.value_(), memcgs))
             coverage.read += 1
@@ -210,7 +210,7 @@ def read_threads(prog: Program, coverage: Coverage) -> list[Thread]:
     return threads
 
 
-def has_mm(prog: Program, task: int, mm: int) -> bool:
+def has_mm(image: Image, task: int, mm: int) -> bool:
     """
     Return whether a task still has its ``mm``; on a live kernel it may have ended.
 
@@ -218,7 +218,7 @@ def has_mm(prog: Program, task: int, mm: int) -> bool:
     :param mm: ``struct mm_struct *``
     """
     try:
-        return memory_of(prog).word(task + offsetof(prog.type("struct task_struct"), "mm")) == mm
+        return image.memory.word(task + offsetof(image.prog.type("struct task_struct"), "mm")) == mm
     except FaultError:
         return False
 
@@ -226,8 +226,8 @@ def has_mm(prog: Program, task: int, mm: int) -> bool:
 class _ThreadLayout:
     """Where the members are that make a :class:`Thread`."""
 
-    def __init__(self, prog: Program) -> None:
-        type_ = prog.type("struct task_struct")
+    def __init__(self, image: Image) -> None:
+        type_ = image.prog.type("struct task_struct")
         names = ["pid", "tgid", "flags", "comm", "mm", "cgroups"]
         # SPLIT_RSS_COUNTING, until commit f1a7941243c1 ("mm: convert mm's rss stats into
         # percpu_counter") (in v6.2).
@@ -243,7 +243,7 @@ class _ThreadLayout:
         self._size = max(ends) - self._start
         self._at = {name: offset - self._start for name, offset in at.items()}
         self._comm = sizeof(member_type(type_, "comm"))
-        self._memory = memory_of(prog)
+        self._memory = image.memory
 
     def read(self, task: int, memcgs: _CssSets) -> Thread:
         memory, at = self._memory, self._at
@@ -272,16 +272,16 @@ class _ThreadLayout:
 class _CssSets:
     """The memcgs of ``struct css_set``, of which there are fewer than tasks."""
 
-    def __init__(self, prog: Program, coverage: Coverage) -> None:
-        self._prog = prog
+    def __init__(self, image: Image, coverage: Coverage) -> None:
+        self._image = image
         self._coverage = coverage
-        self._subsys = constant(prog, "memory_cgrp_id") or 0
+        self._subsys = constant(image, "memory_cgrp_id") or 0
         self._found: dict[int, int | None] = {}
 
     def memcg(self, css_set: int) -> int | None:
         if css_set not in self._found:
             try:
-                subsys = Object(self._prog, "struct css_set *", css_set).subsys
+                subsys = Object(self._image.prog, "struct css_set *", css_set).subsys
                 css = subsys[self._subsys].read_()
                 memcg = container_of(css, "struct mem_cgroup", "css").value_()
             except FaultError as error:

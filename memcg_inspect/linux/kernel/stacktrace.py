@@ -10,26 +10,19 @@ dump.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import suppress
-
-from drgn import FaultError, Program, StackTrace
-from drgn.helpers.linux.cpumask import for_each_online_cpu
-from drgn.helpers.linux.sched import cpu_curr
-
-from memcg_inspect.model import Running
-
-
-
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 
-from drgn import FaultError, Object, Program, StackTrace, SymbolKind, sizeof
+from drgn import FaultError, Object, StackTrace, SymbolKind, sizeof
+from drgn.helpers.linux.cpumask import for_each_online_cpu
+from drgn.helpers.linux.sched import cpu_curr
 
+from memcg_inspect.image.image import Image
 from memcg_inspect.image.layout import has_member, has_type
-from memcg_inspect.image.memory import SMALLEST_PAGE, memory_of
+from memcg_inspect.image.memory import SMALLEST_PAGE
 from memcg_inspect.linux.mm.debug import page_at, read_page
 from memcg_inspect.linux.mm.mmzone import mem_map
+from memcg_inspect.model import Running
 
 __all__ = (
     "folio_pages",
@@ -45,48 +38,48 @@ _MOST_FRAMES = 24
 _UNWOUND = 3
 
 
-def read_running(prog: Program) -> list[Running]:
+def read_running(image: Image) -> list[Running]:
     """
     Return what was running on each online CPU.
 
     A CPU whose registers are not known is taken to have been in the kernel.
     """
-    return list(_running(prog))
+    return list(_running(image))
 
 
-def _running(prog: Program) -> Iterator[Running]:
-    for cpu in for_each_online_cpu(prog):
+def _running(image: Image) -> Iterator[Running]:
+    for cpu in for_each_online_cpu(image.prog):
         try:
-            task = cpu_curr(prog, cpu)
+            task = cpu_curr(image.prog, cpu)
             pid, comm = int(task.pid), task.comm.string_().decode(errors="backslashreplace")
         except (FaultError, LookupError):
             yield Running(cpu, -1, "?", (), True)
             continue
         try:
-            trace = prog.stack_trace(task)
+            trace = image.prog.stack_trace(task)
         except (FaultError, LookupError, ValueError):
             yield Running(cpu, pid, comm, (), True)
             continue
-        functions, pages = _functions(prog, trace), None
+        functions, pages = _functions(image, trace), None
         # Halted in the idle loop and in no interrupt: nothing is half done.
         is_idle = pid == 0 and bool(functions) and _is_idle(functions[0])
         busy = bool(functions) and not is_idle
         if busy:
             with suppress(FaultError, LookupError):
-                words = stack_words(prog, task, trace)
-                pages = folio_pages(prog, words)
+                words = stack_words(image, task, trace)
+                pages = folio_pages(image, words)
                 if len(functions) < _UNWOUND:
-                    functions = tuple(dict.fromkeys((*functions, *functions_on(prog, words))))
+                    functions = tuple(dict.fromkeys((*functions, *functions_on(image, words))))
         yield Running(cpu, pid, comm, functions, busy, pages)
 
 
-def _functions(prog: Program, trace: StackTrace) -> tuple[str, ...]:
+def _functions(image: Image, trace: StackTrace) -> tuple[str, ...]:
     """Names of the functions on a CPU's stack, innermost first; empty in user mode."""
     names: list[str] = []
     for frame in list(trace)[:_MOST_FRAMES]:
         name = frame.name
         if name is None or name.startswith("0x"):
-            name = function_at(prog, frame.pc)
+            name = function_at(image, frame.pc)
             if name is None and not names:
                 return ()  # no function of the kernel: in user mode
         if name is not None:
@@ -104,7 +97,7 @@ _UNKNOWN_PAGES = 4
 _MAX_ORDER = 30
 
 
-def stack_words(prog: Program, task: Object, trace: StackTrace) -> list[int]:
+def stack_words(image: Image, task: Object, trace: StackTrace) -> list[int]:
     """
     Return the words on the kernel stack of a task that runs, and those in its registers.
 
@@ -112,33 +105,33 @@ def stack_words(prog: Program, task: Object, trace: StackTrace) -> list[int]:
     :raises FaultError: if its stack is not in the image
     :raises LookupError: if it is not known how far it reached
     """
-    memory = memory_of(prog)
+    memory = image.memory
     frame = trace[0]
     words = list(frame.registers().values())
-    start, size = _stack(prog, task)
+    start, size = _stack(image, task)
     inside = start <= frame.sp < start + size
     begin = frame.sp if inside else start
     begin -= begin % memory.word_size
     words += memory.words(memory.read(begin, start + size - begin), 0, memory.word_size)
     if not inside:
-        words += _other_stack(prog, frame.sp - frame.sp % memory.word_size)
+        words += _other_stack(image, frame.sp - frame.sp % memory.word_size)
     return words
 
 
-def _stack(prog: Program, task: Object) -> tuple[int, int]:
+def _stack(image: Image, task: Object) -> tuple[int, int]:
     """Return where a task's stack begins, and its size in bytes."""
     size = _UNKNOWN_PAGES * SMALLEST_PAGE
-    if has_type(prog, "union thread_union"):
-        size = sizeof(prog.type("union thread_union"))
+    if has_type(image, "union thread_union"):
+        size = sizeof(image.prog.type("union thread_union"))
     # CONFIG_VMAP_STACK
-    if has_member(prog, "struct task_struct", "stack_vm_area") and task.stack_vm_area:
-        size = int(task.stack_vm_area.nr_pages) << mem_map(prog).page_shift
+    if has_member(image, "struct task_struct", "stack_vm_area") and task.stack_vm_area:
+        size = int(task.stack_vm_area.nr_pages) << mem_map(image).page_shift
     return task.stack.value_(), size
 
 
-def _other_stack(prog: Program, sp: int) -> Iterator[int]:
+def _other_stack(image: Image, sp: int) -> Iterator[int]:
     """Walk what is on the stack of an interrupt, as far as it can be read."""
-    memory, at = memory_of(prog), sp
+    memory, at = image.memory, sp
     for _ in range(_UNKNOWN_PAGES):
         end = at - at % SMALLEST_PAGE + SMALLEST_PAGE
         try:
@@ -148,33 +141,33 @@ def _other_stack(prog: Program, sp: int) -> Iterator[int]:
         at = end
 
 
-def function_at(prog: Program, address: int) -> str | None:
+def function_at(image: Image, address: int) -> str | None:
     """Return the name of the function of the kernel that an address is in."""
     try:
-        symbol = prog.symbol(address)
+        symbol = image.prog.symbol(address)
     except LookupError:
         return None
     # Assembly has no kind. The percpu section begins at 0: there, what is no address is found.
-    start, end = prog.symbol("_stext").address, prog.symbol("_etext").address
+    start, end = image.prog.symbol("_stext").address, image.prog.symbol("_etext").address
     return symbol.name if symbol.kind == SymbolKind.FUNC or start <= address < end else None
 
 
-def functions_on(prog: Program, words: Iterable[int]) -> tuple[str, ...]:
+def functions_on(image: Image, words: Iterable[int]) -> tuple[str, ...]:
     """Return the functions that words are addresses in: of those it was in, and maybe others."""
-    start, end = prog.symbol("_stext").address, prog.symbol("_etext").address
-    found = (function_at(prog, word) for word in words if start <= word < end)
+    start, end = image.prog.symbol("_stext").address, image.prog.symbol("_etext").address
+    found = (function_at(image, word) for word in words if start <= word < end)
     return tuple(dict.fromkeys(filter(None, found)))
 
 
-def folio_pages(prog: Program, words: Iterable[int]) -> int:
+def folio_pages(image: Image, words: Iterable[int]) -> int:
     """Return how many pages the folios have that words point to; of free ones, none."""
     folios: dict[int, int] = {}
     for word in set(words):
-        page = page_at(prog, word)
+        page = page_at(image, word)
         if page is None:
             continue
         with suppress(FaultError):
-            found = read_page(prog, page)
+            found = read_page(image, page)
             if found.type != "buddy" and found.slab is None and found.order <= _MAX_ORDER:
                 folios[found.head] = 1 << found.order
     return sum(folios.values())

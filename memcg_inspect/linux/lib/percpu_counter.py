@@ -12,10 +12,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from drgn import FaultError, Program
+from drgn import FaultError
 from drgn.helpers.linux.cpumask import for_each_online_cpu
 
-from memcg_inspect.image.memory import memory_of
+from memcg_inspect.image.image import Image
 from memcg_inspect.linux.mm.percpu_defs import percpu_offsets
 
 __all__ = ("percpu_counter_bound", "percpu_counter_parts")
@@ -26,35 +26,35 @@ PART = 4
 _GAP, _MOST = 256, 64 << 10
 
 
-def percpu_counter_bound(prog: Program) -> int:
+def percpu_counter_bound(image: Image) -> int:
     """
     Return how far ``count`` may be from the sum: a part is always less than a batch. CPUs that
     went offline handed theirs in.
 
     :raises LookupError: if the batch is not known
     """
-    batch = int(prog["percpu_counter_batch"].value_())
-    return (batch - 1) * sum(1 for _ in for_each_online_cpu(prog))
+    batch = int(image.prog["percpu_counter_batch"].value_())
+    return (batch - 1) * sum(1 for _ in for_each_online_cpu(image.prog))
 
 
-def percpu_counter_parts(prog: Program, pointers: Iterable[int]) -> dict[int, int]:
+def percpu_counter_parts(image: Image, pointers: Iterable[int]) -> dict[int, int]:
     """
     Add up the parts of many counters, on all possible CPUs, with few reads.
 
     :param pointers: their ``counters``, ``s32 __percpu *``
     :return: sums by pointer; those that cannot be read are left out
     """
-    memory = memory_of(prog)
+    memory = image.memory
     sums: dict[int, int] = {}
     for run in _runs(sorted(set(pointers))):
         first, length = run[0], run[-1] - run[0] + PART
         found = dict.fromkeys(run, 0)
         lost: set[int] = set()
-        for offset in percpu_offsets(prog).values():
+        for offset in percpu_offsets(image).values():
             try:
                 data = memory.read(first + offset, length)
             except FaultError:
-                lost |= _add_one_by_one(prog, found, offset)
+                lost |= _add_one_by_one(image, found, offset)
                 continue
             for at in run:
                 part = data[at - first : at - first + PART]
@@ -74,8 +74,8 @@ def _runs(pointers: Sequence[int]) -> Iterator[list[int]]:
         yield run
 
 
-def _add_one_by_one(prog: Program, found: dict[int, int], offset: int) -> set[int]:
-    memory, lost = memory_of(prog), set()
+def _add_one_by_one(image: Image, found: dict[int, int], offset: int) -> set[int]:
+    memory, lost = image.memory, set()
     for at in found:
         try:
             part = memory.read(at + offset, PART)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from drgn import Object
 
-from memcg_inspect.image.memory import memory_of
+from memcg_inspect.image.image import image_of
 from memcg_inspect.linux.mm.percpu_defs import percpu_offsets
 
 __all__ = ("percpu_ref_count",)
@@ -31,8 +31,8 @@ def percpu_ref_count(ref: Object) -> int:
     :param ref: ``struct percpu_ref *``
     :raises drgn.FaultError: if any part cannot be read
     """
-    prog = ref.prog_
-    memory = memory_of(prog)
+    image = image_of(ref.prog_)
+    memory = image.memory
     limit = 1 << 8 * memory.word_size
     bias = limit >> 1
     pointer, data = ref.percpu_count_ptr.value_(), ref.data.read_()
@@ -42,6 +42,6 @@ def percpu_ref_count(ref: Object) -> int:
     is_switching = not is_percpu and count > bias >> 1
     if is_percpu or is_switching:
         base = pointer & ~_FLAGS
-        count += sum(memory.word(base + offset) for offset in percpu_offsets(prog).values())
+        count += sum(memory.word(base + offset) for offset in percpu_offsets(image).values())
         count -= bias + is_switching
     return count % limit

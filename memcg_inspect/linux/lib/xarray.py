@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator
 
 from drgn import FaultError, Object, offsetof
 
+from memcg_inspect.image.image import image_of
 from memcg_inspect.image.layout import array_length
-from memcg_inspect.image.memory import memory_of
 
 __all__ = ("xa_entries",)
 
@@ -26,8 +26,8 @@ def xa_entries(xa: Object, on_fault: Callable[[FaultError], None] | None = None)
     :param on_fault: called where a node cannot be read, and the walk goes on; without it
         the error is raised
     """
-    prog = xa.prog_
-    memory, node_type = memory_of(prog), prog.type("struct xa_node")
+    image = image_of(xa.prog_)
+    memory, node_type = image.memory, image.prog.type("struct xa_node")
     slots = offsetof(node_type, "slots")
     length = array_length(next(m for m in node_type.members or () if m.name == "slots").type)
     todo = [xa.xa_head.value_()]

@@ -15,10 +15,11 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from drgn import FaultError, Program, offsetof, sizeof
+from drgn import FaultError, offsetof, sizeof
 
-from memcg_inspect.image.layout import per_program, static_key_enabled
-from memcg_inspect.image.memory import Memory, memory_of
+from memcg_inspect.image.image import Image, per_image
+from memcg_inspect.image.layout import static_key_enabled
+from memcg_inspect.image.memory import Memory
 from memcg_inspect.image.strings import Strings
 from memcg_inspect.linux.lib.list import idr_entries
 from memcg_inspect.linux.mm.percpu_defs import percpu_offsets
@@ -53,8 +54,8 @@ class TagRange(NamedTuple):
     stop: int
 
 
-@per_program
-def why_no_call_sites(prog: Program) -> str | None:
+@per_image
+def why_no_call_sites(image: Image) -> str | None:
     """
     Return why the kernel has no call sites.
 
@@ -62,43 +63,43 @@ def why_no_call_sites(prog: Program) -> str | None:
     """
     # The type may be there without the option, too.
     try:
-        registered = int(prog["alloc_tag_cttype"].value_())
+        registered = int(image.prog["alloc_tag_cttype"].value_())
     except KeyError:
         return "this kernel was built without CONFIG_MEM_ALLOC_PROFILING"
     # An error pointer if registering failed.
-    word = 8 * memory_of(prog).word_size
+    word = 8 * image.memory.word_size
     if not registered or registered >= (1 << word) - 4095:
         return "this kernel was not booted with allocation profiling (sysctl.vm.mem_profiling)"
     return None
 
 
-@per_program
-def why_not_profiled(prog: Program) -> str | None:
+@per_image
+def why_not_profiled(image: Image) -> str | None:
     """
     Return why allocations do not refer to their call sites.
 
     :return: ``None`` if they do
     """
-    reason = why_no_call_sites(prog)
-    if reason is None and not static_key_enabled(prog, "mem_alloc_profiling_key"):
+    reason = why_no_call_sites(image)
+    if reason is None and not static_key_enabled(image, "mem_alloc_profiling_key"):
         reason = "allocation profiling was off (sysctl vm.mem_profiling)"
     return reason
 
 
-@per_program
-def alloc_tag_size(prog: Program) -> int:
+@per_image
+def alloc_tag_size(image: Image) -> int:
     """Return ``sizeof(struct alloc_tag)``."""
-    return int(sizeof(prog.type("struct alloc_tag")))
+    return int(sizeof(image.prog.type("struct alloc_tag")))
 
 
-def tag_ranges(prog: Program, coverage: Coverage) -> list[TagRange]:
+def tag_ranges(image: Image, coverage: Coverage) -> list[TagRange]:
     """Return where tags are, in the kernel's own order: its own, then those of modules."""
 
     def missed(error: FaultError) -> None:
         coverage.miss("list of modules with call sites", error.address, str(error))
 
     ranges = []
-    idr = prog["alloc_tag_cttype"].mod_idr
+    idr = image.prog["alloc_tag_cttype"].mod_idr
     for module in idr_entries("struct codetag_module", idr, missed):
         try:
             found = module.range.read_()
@@ -108,14 +109,14 @@ def tag_ranges(prog: Program, coverage: Coverage) -> list[TagRange]:
     return ranges
 
 
-def read_call_sites(prog: Program, coverage: Coverage) -> dict[int, CallSite]:
+def read_call_sites(image: Image, coverage: Coverage) -> dict[int, CallSite]:
     """
     Read all call sites and add their counters up.
 
     :return: by ``struct codetag *``, in the order of ``/proc/allocinfo``
     """
-    reader, sites = _Reader(prog), {}
-    for start, stop in tag_ranges(prog, coverage):
+    reader, sites = _Reader(image), {}
+    for start, stop in tag_ranges(image, coverage):
         size = stop - start - (stop - start) % reader.size
         if size <= 0:
             continue
@@ -129,14 +130,14 @@ def read_call_sites(prog: Program, coverage: Coverage) -> dict[int, CallSite]:
     return sites
 
 
-def read_call_site(prog: Program, address: int, coverage: Coverage) -> CallSite | None:
+def read_call_site(image: Image, address: int, coverage: Coverage) -> CallSite | None:
     """
     Read one call site.
 
     :param address: ``struct codetag *``
     :return: ``None`` if it cannot be read
     """
-    reader = _Reader(prog)
+    reader = _Reader(image)
     try:
         data = reader.memory.read(address, reader.size)
     except FaultError as error:
@@ -146,7 +147,7 @@ def read_call_site(prog: Program, address: int, coverage: Coverage) -> CallSite 
 
 
 def read_left_behind(
-    prog: Program, addresses: Iterable[int], coverage: Coverage
+    image: Image, addresses: Iterable[int], coverage: Coverage
 ) -> dict[int, CallSite]:
     """
     Read call sites of modules that are gone while what they allocated is not.
@@ -155,12 +156,12 @@ def read_left_behind(
     :return: those that are
     """
     sites: dict[int, CallSite] = {}
-    reader = _Reader(prog)
+    reader = _Reader(image)
     find: Callable[[int], CallSite | None]
     try:
         # Since v6.13 ("alloc_tag: load module tags into separate contiguous memory") tags have an
         # area of their own, and stay there; their names go with the module.
-        area = prog["module_tags"]
+        area = image.prog["module_tags"]
         start, size = int(area.start_addr), int(area.size)
         find = reader.nameless
     except KeyError:
@@ -180,7 +181,7 @@ def read_left_behind(
     return sites
 
 
-def proc_version(prog: Program) -> str | None:
+def proc_version(image: Image) -> str | None:
     """
     Return the version that the kernel writes into ``/proc/allocinfo``.
 
@@ -188,10 +189,10 @@ def proc_version(prog: Program) -> str | None:
 
     :return: ``None`` if it is not found
     """
-    memory, head = memory_of(prog), b"allocinfo - version: "
+    memory, head = image.memory, b"allocinfo - version: "
     try:
-        start = prog.symbol("__start_rodata").address
-        end = prog.symbol("__end_rodata").address
+        start = image.prog.symbol("__start_rodata").address
+        end = image.prog.symbol("__end_rodata").address
     except LookupError:
         return None
     before = b""
@@ -220,17 +221,17 @@ class _Raw(NamedTuple):
 class _Reader:
     """Takes tags apart."""
 
-    def __init__(self, prog: Program) -> None:
-        self.prog = prog
-        self.memory: Memory = memory_of(prog)
-        self.size = alloc_tag_size(prog)
+    def __init__(self, image: Image) -> None:
+        self.image = image
+        self.memory: Memory = image.memory
+        self.size = alloc_tag_size(image)
         self._strings = Strings(self.memory)
-        tag, codetag = prog.type("struct alloc_tag"), prog.type("struct codetag")
+        tag, codetag = image.prog.type("struct alloc_tag"), image.prog.type("struct codetag")
         base = offsetof(tag, "ct")
         self._counters = offsetof(tag, "counters")
         self._at = {m: base + offsetof(codetag, m) for m in ("flags", "lineno")}
         self._names = {m: base + offsetof(codetag, m) for m in ("modname", "function", "filename")}
-        self._sums = _Counters(prog)
+        self._sums = _Counters(image)
 
     def raws(self, address: int, data: bytes) -> list[_Raw]:
         """Take *data* apart, which was read at *address*."""
@@ -299,12 +300,12 @@ class _Reader:
 class _Counters:
     """Adds ``struct alloc_tag_counters`` up over all possible CPUs."""
 
-    def __init__(self, prog: Program) -> None:
-        type_ = prog.type("struct alloc_tag_counters")
-        self.memory = memory_of(prog)
+    def __init__(self, image: Image) -> None:
+        type_ = image.prog.type("struct alloc_tag_counters")
+        self.memory = image.memory
         self._size = sizeof(type_)
         self._bytes, self._calls = offsetof(type_, "bytes"), offsetof(type_, "calls")
-        self._cpus = percpu_offsets(prog)
+        self._cpus = percpu_offsets(image)
 
     def read(self, pointers: Sequence[int]) -> dict[int, tuple[int, int]]:
         """

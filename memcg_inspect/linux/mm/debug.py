@@ -10,30 +10,24 @@ The pass over all pages takes columns out of many; this looks at a single one.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
-from typing import NamedTuple
-
-from drgn import FaultError, Object, Program, offsetof
-from drgn.helpers.linux.mm import compound_head, in_direct_map
-
-from memcg_inspect.image.layout import array_length, constant, has_type, member_type, per_program
-from memcg_inspect.image.memory import memory_of
-from memcg_inspect.linux.mm.mm_types import MEMCG_DATA_FLAGS, MEMCG_DATA_KMEM, SlabPage, page_layout
-from memcg_inspect.linux.mm.mmzone import mem_map, page_ranges
-from memcg_inspect.model import Coverage
-
-
-
 from collections.abc import Iterator, Set
 from typing import NamedTuple
 
-from drgn import Program, offsetof
+from drgn import FaultError, Object, offsetof
+from drgn.helpers.linux.mm import compound_head, in_direct_map
 
-from memcg_inspect.image.layout import constant, per_program
-from memcg_inspect.image.memory import memory_of
-from memcg_inspect.linux.mm.mm_types import RawPiece, page_layout
-from memcg_inspect.linux.mm.mmzone import mem_map
+from memcg_inspect.image.image import Image, per_image
+from memcg_inspect.image.layout import array_length, constant, has_type, member_type
+from memcg_inspect.linux.mm.mm_types import (
+    MEMCG_DATA_FLAGS,
+    MEMCG_DATA_KMEM,
+    RawPiece,
+    SlabPage,
+    page_layout,
+)
+from memcg_inspect.linux.mm.mmzone import mem_map, page_ranges
 from memcg_inspect.linux.mm.page_flags import page_flags
+from memcg_inspect.model import Coverage
 
 __all__ = (
     "Folio",
@@ -86,53 +80,53 @@ class PageInfo(NamedTuple):
     slab: SlabPage | None
 
 
-def page_behind(prog: Program, address: int) -> int | None:
+def page_behind(image: Image, address: int) -> int | None:
     """
     Return the page that an address in the direct map is on.
 
     :return: ``struct page *``; ``None`` if there is none
     """
-    if not in_direct_map(prog, address):
+    if not in_direct_map(image.prog, address):
         return None
-    page = mem_map(prog).virt_to_page(address)
-    return page if _is_valid(prog, page) else None
+    page = mem_map(image).virt_to_page(address)
+    return page if _is_valid(image, page) else None
 
 
-def page_at(prog: Program, address: int) -> int | None:
+def page_at(image: Image, address: int) -> int | None:
     """
     Return the ``struct page *`` that an address is in.
 
     :return: ``None`` if it is not in the memory map
     """
-    frames = mem_map(prog)
+    frames = mem_map(image)
     page = address - (address - frames.base) % frames.size
-    return page if address >= frames.base and _is_valid(prog, page) else None
+    return page if address >= frames.base and _is_valid(image, page) else None
 
 
-def _is_valid(prog: Program, page: int) -> bool:
-    pfn = mem_map(prog).pfn(page)
-    return any(start <= pfn < end for start, end in page_ranges(prog))
+def _is_valid(image: Image, page: int) -> bool:
+    pfn = mem_map(image).pfn(page)
+    return any(start <= pfn < end for start, end in page_ranges(image))
 
 
-def read_page(prog: Program, page: int) -> PageInfo:
+def read_page(image: Image, page: int) -> PageInfo:
     """
     Read a page.
 
     :param page: ``struct page *``
     :raises drgn.FaultError: if it cannot be read
     """
-    memory, frames, layout = memory_of(prog), mem_map(prog), page_layout(prog)
-    head = compound_head(Object(prog, "struct page *", page)).value_()
+    memory, frames, layout = image.memory, mem_map(image), page_layout(image)
+    head = compound_head(Object(image.prog, "struct page *", page)).value_()
     raw, order = memory.read(head, frames.size), 0
     if layout.head.is_set(raw):
         order = memory.read(head + frames.size + layout.order, 1)[0]
-    free = _free_block(prog, page)
+    free = _free_block(image, page)
     if free is not None:
         head, order = free
         raw = memory.read(head, frames.size)
     flags, data = memory.word_at(raw, frames.flags), memory.word_at(raw, layout.memcg_data)
-    struct, nid = prog.type("struct page"), frames.nid(memory.word_at(raw, frames.flags))
-    is_slab, bits = all(marker.is_set(raw) for marker in layout.slab), swap_cache_bits(prog)
+    struct, nid = image.prog.type("struct page"), frames.nid(memory.word_at(raw, frames.flags))
+    is_slab, bits = all(marker.is_set(raw) for marker in layout.slab), swap_cache_bits(image)
     count = offsetof(struct, "_refcount")
     return PageInfo(
         page=page,
@@ -140,32 +134,32 @@ def read_page(prog: Program, page: int) -> PageInfo:
         nid=nid,
         head=head,
         order=order,
-        type="slab" if is_slab else _type_of(prog, raw),
-        reserved=bool(flags >> (constant(prog, "PG_reserved") or 0) & 1),
+        type="slab" if is_slab else _type_of(image, raw),
+        reserved=bool(flags >> (constant(image, "PG_reserved") or 0) & 1),
         refs=int.from_bytes(raw[count : count + 4], memory.order, signed=True),
         is_kmem=data & MEMCG_DATA_FLAGS == MEMCG_DATA_KMEM and not is_slab,
         payer=0 if is_slab else data & ~MEMCG_DATA_FLAGS,
         mapping=memory.word_at(raw, offsetof(struct, "mapping")),
-        pgoff=memory.word_at(raw, _index_offset(prog)) + (page - head) // frames.size,
+        pgoff=memory.word_at(raw, _index_offset(image)) + (page - head) // frames.size,
         swap_cache=flags & bits == bits,
         slab=SlabPage(head, nid, order, raw) if is_slab else None,
     )
 
 
-def _index_offset(prog: Program) -> int:
-    page = prog.type("struct page")
+def _index_offset(image: Image) -> int:
+    page = image.prog.type("struct page")
     # Renamed in commit acc53a0b4c15 ("mm: rename page->index to page->__folio_index") (in v6.16).
     return int(offsetof(page, "index" if page.has_member("index") else "__folio_index"))
 
 
-def count_payers(prog: Program, pages: list[int], coverage: Coverage) -> Counter[tuple[int, int]]:
+def count_payers(image: Image, pages: list[int], coverage: Coverage) -> Counter[tuple[int, int]]:
     """
     Count kernel pages by ``struct obj_cgroup *``, 0 for nobody, and node.
 
     :param pages: ``struct page *``
     :param coverage: counts those that could be read, and those that could not
     """
-    memory, frames, layout = memory_of(prog), mem_map(prog), page_layout(prog)
+    memory, frames, layout = image.memory, mem_map(image), page_layout(image)
     found: Counter[tuple[int, int]] = Counter()
     for first, count in _runs(sorted(pages), frames.size):
         for offset, data in memory.pieces(first, count * frames.size, frames.size):
@@ -194,12 +188,12 @@ def _runs(pages: list[int], size: int) -> Iterator[tuple[int, int]]:
             start = i
 
 
-@per_program
-def _types(prog: Program) -> tuple[dict[int, str], dict[int, str]]:
+@per_image
+def _types(image: Image) -> tuple[dict[int, str], dict[int, str]]:
     """Names of page types: by the highest byte, and by the bit that is clear."""
     names = {}
-    if has_type(prog, "enum pagetype"):
-        names = {e.value: e.name for e in prog.type("enum pagetype").enumerators or ()}
+    if has_type(image, "enum pagetype"):
+        names = {e.value: e.name for e in image.prog.type("enum pagetype").enumerators or ()}
     if any(name.startswith("PGTY_") for name in names.values()):
         # Commit 4ffca5a96678 ("mm: support only one page_type per page") (in v6.12).
         named = {value: name[5:].lower() for value, name in names.items()}
@@ -209,9 +203,9 @@ def _types(prog: Program) -> tuple[dict[int, str], dict[int, str]]:
     return {}, {bit: name for name, bit in _MACROS.items()}
 
 
-def _type_of(prog: Program, raw: bytes) -> str:
-    at, (bytes_, bits) = page_layout(prog).page_type, _types(prog)
-    word = int.from_bytes(raw[at : at + 4], memory_of(prog).order)
+def _type_of(image: Image, raw: bytes) -> str:
+    at, (bytes_, bits) = page_layout(image).page_type, _types(image)
+    word = int.from_bytes(raw[at : at + 4], image.memory.order)
     if bytes_:
         return bytes_.get(word >> 24, "")
     if word & _BASE != _BASE:
@@ -219,18 +213,18 @@ def _type_of(prog: Program, raw: bytes) -> str:
     return next((name for bit, name in bits.items() if not word & bit), "")
 
 
-def _free_block(prog: Program, page: int) -> tuple[int, int] | None:
+def _free_block(image: Image, page: int) -> tuple[int, int] | None:
     """The free block that a page is in, and its order: only the first page of one is marked."""
-    memory, frames = memory_of(prog), mem_map(prog)
-    private = offsetof(prog.type("struct page"), "private")
+    memory, frames = image.memory, mem_map(image)
+    private = offsetof(image.prog.type("struct page"), "private")
     pfn = frames.pfn(page)
-    for order in range(array_length(member_type(prog.type("struct zone"), "free_area"))):
+    for order in range(array_length(member_type(image.prog.type("struct zone"), "free_area"))):
         first = frames.page(pfn >> order << order)
         try:
             raw = memory.read(first, frames.size)
         except FaultError:
             return None
-        if _type_of(prog, raw) == "buddy" and memory.word_at(raw, private) >= order:
+        if _type_of(image, raw) == "buddy" and memory.word_at(raw, private) >= order:
             return first, memory.word_at(raw, private)
     return None
 
@@ -253,26 +247,26 @@ class Folio(NamedTuple):
     swap_cache: bool
 
 
-@per_program
-def swap_cache_bits(prog: Program) -> int:
+@per_image
+def swap_cache_bits(image: Image) -> int:
     """Return the flags that a page of the swap cache has, all of them."""
     # PG_swapcache means something else to pages without PG_swapbacked.
-    bit = constant(prog, "PG_swapcache") or 0
-    return 1 << bit | 1 << page_flags(prog).swapbacked.shift
+    bit = constant(image, "PG_swapcache") or 0
+    return 1 << bit | 1 << page_flags(image).swapbacked.shift
 
 
-def folios_of(prog: Program, piece: RawPiece, payers: Set[int]) -> Iterator[Folio]:
+def folios_of(image: Image, piece: RawPiece, payers: Set[int]) -> Iterator[Folio]:
     """
     Return the user pages in a piece of the memory map that are charged to some payers.
 
     :param payers: ``struct obj_cgroup *``, before 7.2 ``struct mem_cgroup *``
     """
-    memory, frames, layout = memory_of(prog), mem_map(prog), page_layout(prog)
-    size, bits = frames.size, swap_cache_bits(prog)
+    memory, frames, layout = image.memory, mem_map(image), page_layout(image)
+    size, bits = frames.size, swap_cache_bits(image)
     words = memory.words(piece.data, layout.memcg_data, size)
     if payers.isdisjoint(words):
         return
-    mapping = offsetof(prog.type("struct page"), "mapping")
+    mapping = offsetof(image.prog.type("struct page"), "mapping")
     for i, word in enumerate(words):
         if word not in payers or layout.tail.is_set(raw := piece.data[i * size : (i + 1) * size]):
             continue

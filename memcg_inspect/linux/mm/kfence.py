@@ -11,10 +11,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from drgn import FaultError, Program, TypeKind, offsetof, sizeof
+from drgn import FaultError, TypeKind, offsetof, sizeof
 
-from memcg_inspect.image.layout import per_program
-from memcg_inspect.image.memory import memory_of
+from memcg_inspect.image.image import Image, per_image
 from memcg_inspect.linux.mm.mmzone import mem_map
 
 __all__ = ("KfenceObject", "kfence_object", "kfence_pages")
@@ -37,7 +36,7 @@ class KfenceObject(NamedTuple):
     state: str
 
 
-def kfence_object(prog: Program, page: int) -> KfenceObject | None:
+def kfence_object(image: Image, page: int) -> KfenceObject | None:
     """
     Return the object of a page of the pool; it begins wherever it suits kfence.
 
@@ -45,18 +44,18 @@ def kfence_object(prog: Program, page: int) -> KfenceObject | None:
     :return: ``None`` for guard pages
     :raises drgn.FaultError: if it cannot be read
     """
-    number, is_guard = divmod(kfence_pages(prog).index(page) - 2, 2)
+    number, is_guard = divmod(kfence_pages(image).index(page) - 2, 2)
     if number < 0 or is_guard:
         return None
-    metadata = prog["kfence_metadata"][number].read_()
+    metadata = image.prog["kfence_metadata"][number].read_()
     state = str(metadata.state.format_(type_name=False))
     return KfenceObject(
         int(metadata.addr), int(metadata.size), state.removeprefix("KFENCE_OBJECT_").lower()
     )
 
 
-@per_program
-def kfence_pages(prog: Program) -> range:
+@per_image
+def kfence_pages(image: Image) -> range:
     """
     Return the pages of the pool.
 
@@ -66,9 +65,9 @@ def kfence_pages(prog: Program) -> range:
     :return: ``struct page *`` addresses; empty if there is no pool
     """
     try:
-        pool = int(prog["__kfence_pool"].value_())
-        metadata = prog["kfence_metadata"]
-        type_ = prog.type("struct kfence_metadata")
+        pool = int(image.prog["__kfence_pool"].value_())
+        metadata = image.prog["kfence_metadata"]
+        type_ = image.prog.type("struct kfence_metadata")
     except LookupError:
         return range(0)
     # An array until commit cabdf74e6b31 ("mm: kfence: allocate kfence_metadata at runtime")
@@ -77,7 +76,7 @@ def kfence_pages(prog: Program) -> range:
     address = metadata.value_() if is_pointer else metadata.address_
     if not pool or not address:
         return range(0)
-    memory, frames = memory_of(prog), mem_map(prog)
+    memory, frames = image.memory, mem_map(image)
     size, addr, count = sizeof(type_), offsetof(type_, "addr"), 0
     for number in range(_MOST_OBJECTS):
         if (number - count) * size > _GAP:

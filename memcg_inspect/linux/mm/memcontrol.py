@@ -13,10 +13,11 @@ from __future__ import annotations
 from collections.abc import Container, Iterable, Iterator
 from dataclasses import replace
 
-from drgn import FaultError, Object, Program, container_of
+from drgn import FaultError, Object, container_of
 from drgn.helpers.linux.cgroup import cgroup_name
 
-from memcg_inspect.image.layout import constant, has_member, per_program, static_key_enabled
+from memcg_inspect.image.image import Image, image_of, per_image
+from memcg_inspect.image.layout import constant, has_member, static_key_enabled
 from memcg_inspect.linux.lib.list import OnFault, idr_entries, list_entries
 from memcg_inspect.linux.lib.percpu_refcount import percpu_ref_count
 from memcg_inspect.linux.mm.mmzone import possible_nodes
@@ -41,8 +42,8 @@ CSS_ONLINE = 2
 CSS_DYING = 16
 
 
-@per_program
-def accounting(prog: Program) -> Accounting:
+@per_image
+def accounting(image: Image) -> Accounting:
     """
     Tell what the kernel's accounting of kernel memory is kept by.
 
@@ -50,18 +51,18 @@ def accounting(prog: Program) -> Accounting:
     node (7.2), or also a counter of kernel memory for each memcg and node (the
     per-memcg-per-node series).
     """
-    if constant(prog, "NR_KMEM") is not None and has_member(prog, "struct obj_cgroup", "nid"):
+    if constant(image, "NR_KMEM") is not None and has_member(image, "struct obj_cgroup", "nid"):
         return "kmem-per-node"
-    return "objcg-per-node" if has_node_objcgs(prog) else "memcg"
+    return "objcg-per-node" if has_node_objcgs(image) else "memcg"
 
 
-@per_program
-def has_node_objcgs(prog: Program) -> bool:
+@per_image
+def has_node_objcgs(image: Image) -> bool:
     """Whether ``mem_cgroup_per_node`` holds the objcgs; else ``mem_cgroup`` does."""
-    return has_member(prog, "struct mem_cgroup_per_node", "objcg")
+    return has_member(image, "struct mem_cgroup_per_node", "objcg")
 
 
-def root_memcg(prog: Program) -> Object:
+def root_memcg(image: Image) -> Object:
     """
     Return the root of the tree.
 
@@ -69,20 +70,20 @@ def root_memcg(prog: Program) -> Object:
     :raises ImageError: if the kernel has no memory controller, or it is disabled
     """
     try:
-        root = prog["root_mem_cgroup"].read_()
+        root = image.prog["root_mem_cgroup"].read_()
     except KeyError:
         raise ImageError(
             "this kernel has no memory controller (there is no root_mem_cgroup: "
             "CONFIG_MEMCG is off)"
         ) from None
     # The controller's key is there in every kernel that has cgroups: SUBSYS(memory).
-    if not root or static_key_enabled(prog, "memory_cgrp_subsys_enabled_key") is False:
+    if not root or static_key_enabled(image, "memory_cgrp_subsys_enabled_key") is False:
         raise ImageError("the memory controller is disabled in this kernel (cgroup_disable=memory)")
     return root
 
 
 def read_memcgs(
-    prog: Program, coverage: Coverage, names: Coverage | None = None
+    image: Image, coverage: Coverage, names: Coverage | None = None
 ) -> dict[int, Memcg]:
     """
     Read the tree of memcgs, removed ones included until they are released.
@@ -90,8 +91,8 @@ def read_memcgs(
     :param names: names that were read, and those that could not be
     :return: memcgs by ``struct mem_cgroup *``, parents first
     """
-    tree = _Tree(prog, coverage, names if names is not None else Coverage())
-    todo = [root_memcg(prog)]
+    tree = _Tree(image, coverage, names if names is not None else Coverage())
+    todo = [root_memcg(image)]
     tree.add_root(todo[0])
     while todo:
         memcg = todo.pop()
@@ -111,14 +112,14 @@ class _Tree:
     :ivar partial: memcgs some of whose children could not be read
     """
 
-    def __init__(self, prog: Program, coverage: Coverage, names: Coverage) -> None:
-        self.prog = prog
+    def __init__(self, image: Image, coverage: Coverage, names: Coverage) -> None:
+        self.image = image
         self.coverage = coverage
         self.names = names
         self.memcgs: dict[int, Memcg] = {}
         self.partial: set[int] = set()
-        self._dying = constant(prog, "CSS_DYING") or CSS_DYING
-        self._online = constant(prog, "CSS_ONLINE") or CSS_ONLINE
+        self._dying = constant(image, "CSS_DYING") or CSS_DYING
+        self._online = constant(image, "CSS_ONLINE") or CSS_ONLINE
 
     def children(self, memcg: Object) -> Iterator[Object]:
         def missed(error: FaultError) -> None:
@@ -177,7 +178,7 @@ class _Tree:
 
     def add_unlinked(self) -> None:
         """Find those that the broken lists no longer lead to by their ids."""
-        idr = self.prog["memory_cgrp_subsys"].css_idr
+        idr = self.image.prog["memory_cgrp_subsys"].css_idr
         left = [
             container_of(css, "struct mem_cgroup", "css")
             for css in idr_entries("struct cgroup_subsys_state", idr, lambda error: None)
@@ -215,11 +216,11 @@ def _cgroup_id(css: Object) -> int | None:
         return None
 
 
-@per_program
-def on_default_hierarchy(prog: Program) -> bool:
+@per_image
+def on_default_hierarchy(image: Image) -> bool:
     """Whether the memory controller is on the cgroup v2 hierarchy."""
-    root = prog["memory_cgrp_subsys"].root.value_()
-    return bool(root == prog["cgrp_dfl_root"].address_)
+    root = image.prog["memory_cgrp_subsys"].root.value_()
+    return bool(root == image.prog["cgrp_dfl_root"].address_)
 
 
 def memory_usage(memcg: Object) -> int:
@@ -239,7 +240,7 @@ def nodeinfo(memcg: Object, on_fault: OnFault | None = None) -> Iterator[tuple[i
     :param on_fault: called for each node that cannot be read; without it the error is raised
     :return: (nid, ``struct mem_cgroup_per_node *``)
     """
-    for nid in possible_nodes(memcg.prog_):
+    for nid in possible_nodes(image_of(memcg.prog_)):
         try:
             pn = memcg.nodeinfo[nid].read_()
         except FaultError as error:
@@ -252,7 +253,7 @@ def nodeinfo(memcg: Object, on_fault: OnFault | None = None) -> Iterator[tuple[i
 
 
 def read_objcgs(
-    prog: Program, memcgs: dict[int, Memcg], coverage: Coverage, lost: set[int]
+    image: Image, memcgs: dict[int, Memcg], coverage: Coverage, lost: set[int]
 ) -> dict[int, Objcg]:
     """
     Read every objcg there is, from the memcgs: those in use, and those that removed
@@ -268,9 +269,9 @@ def read_objcgs(
         lost.add(address)
 
     for address in memcgs:
-        memcg = Object(prog, "struct mem_cgroup *", address)
+        memcg = Object(image.prog, "struct mem_cgroup *", address)
         holders: Iterable[tuple[int | None, Object]] = [(None, memcg)]
-        if has_node_objcgs(prog):
+        if has_node_objcgs(image):
             holders = nodeinfo(memcg, missed)
         for nid, holder in holders:
             for objcg, held in _objcgs_of(holder, memcgs[address].parent is None, missed):
@@ -284,7 +285,7 @@ def read_objcgs(
     return objcgs
 
 
-def objcg_owners(prog: Program, memcgs: Iterable[int], coverage: Coverage) -> dict[int, int]:
+def objcg_owners(image: Image, memcgs: Iterable[int], coverage: Coverage) -> dict[int, int]:
     """
     Return for whom obj_cgroups were made, as far as memcgs still tell: a removed one does since
     6.8, until it is freed.
@@ -298,9 +299,9 @@ def objcg_owners(prog: Program, memcgs: Iterable[int], coverage: Coverage) -> di
         coverage.miss("objcgs of a memcg", error.address, str(error))
 
     for address in memcgs:
-        memcg = Object(prog, "struct mem_cgroup *", address)
+        memcg = Object(image.prog, "struct mem_cgroup *", address)
         holders: Iterable[tuple[int | None, Object]] = [(None, memcg)]
-        if has_node_objcgs(prog):
+        if has_node_objcgs(image):
             holders = nodeinfo(memcg, missed)
         for _, holder in holders:
             for objcg in _held(holder, missed):
@@ -308,14 +309,14 @@ def objcg_owners(prog: Program, memcgs: Iterable[int], coverage: Coverage) -> di
     return owners
 
 
-def keeps_original_objcgs(prog: Program) -> bool:
+def keeps_original_objcgs(image: Image) -> bool:
     """Whether removed memcgs tell which obj_cgroups they had (6.8)."""
-    holder = "mem_cgroup_per_node" if has_node_objcgs(prog) else "mem_cgroup"
-    return has_member(prog, f"struct {holder}", "orig_objcg")
+    holder = "mem_cgroup_per_node" if has_node_objcgs(image) else "mem_cgroup"
+    return has_member(image, f"struct {holder}", "orig_objcg")
 
 
 def recover_objcgs(
-    prog: Program,
+    image: Image,
     memcgs: Container[int],
     is_whole: bool,
     addresses: Iterable[int],
@@ -331,7 +332,7 @@ def recover_objcgs(
     objcgs: dict[int, Objcg] = {}
     for address in addresses:
         try:
-            found = _objcg(Object(prog, "struct obj_cgroup *", address), None, coverage)
+            found = _objcg(Object(image.prog, "struct obj_cgroup *", address), None, coverage)
         except FaultError as error:
             coverage.miss("objcg", error.address, str(error))
             continue
@@ -393,9 +394,9 @@ def _siblings(objcg: Object, coverage: Coverage) -> tuple[int, ...]:
     # Kernels that account percpu memory by node find the obj_cgroups of other nodes so.
     if not objcg.type_.has_member("set"):
         return ()
-    prog = objcg.prog_
+    image = image_of(objcg.prog_)
     try:
-        return tuple(objcg.set.objcgs[nid].value_() for nid in possible_nodes(prog))
+        return tuple(objcg.set.objcgs[nid].value_() for nid in possible_nodes(image))
     except FaultError as error:
         coverage.miss("siblings of an objcg", error.address, str(error))
         return ()

@@ -11,26 +11,17 @@ changes of the slab counters that were not booked yet.
 from __future__ import annotations
 
 from collections.abc import Iterator
-
-from drgn import FaultError, Object, Program, TypeKind
-from drgn.helpers.linux.percpu import per_cpu
-
-from memcg_inspect.image.layout import per_program
-from memcg_inspect.linux.mm.mmzone import possible_cpus
-from memcg_inspect.model import ChargeStock, Coverage, ObjStock
-
-
-
 from typing import NamedTuple
 
-from drgn import FaultError, Program, Type, TypeKind, sizeof
+from drgn import FaultError, Object, Type, TypeKind, sizeof
+from drgn.helpers.linux.percpu import per_cpu
 
+from memcg_inspect.image.image import Image, per_image
 from memcg_inspect.image.layout import array_length, member_type
-from memcg_inspect.image.memory import memory_of
 from memcg_inspect.linux.lib.list import list_entries
-from memcg_inspect.linux.mm.mmzone import mem_map
+from memcg_inspect.linux.mm.mmzone import mem_map, possible_cpus
 from memcg_inspect.linux.mm.percpu import largest_percpu_charge
-from memcg_inspect.model import Coverage
+from memcg_inspect.model import ChargeStock, Coverage, ObjStock
 
 __all__ = (
     "Bound",
@@ -43,12 +34,12 @@ __all__ = (
 )
 
 
-@per_program
-def _stock(prog: Program) -> tuple[str, bool]:
+@per_image
+def _stock(image: Image) -> tuple[str, bool]:
     # The object stock moved out of memcg_stock_pcp in 6.16, and got several slots in 7.2.
     for name in ("obj_stock", "memcg_stock"):
         try:
-            type_ = prog[name].type_
+            type_ = image.prog[name].type_
         except KeyError:
             continue
         if type_.has_member("cached_objcg"):
@@ -59,18 +50,18 @@ def _stock(prog: Program) -> tuple[str, bool]:
     raise LookupError("there is no object stock in this kernel")
 
 
-def obj_stock_name(prog: Program) -> str:
+def obj_stock_name(image: Image) -> str:
     """Return the name of the per-CPU variable that is the object stock."""
-    return _stock(prog)[0]
+    return _stock(image)[0]
 
 
-def read_obj_stocks(prog: Program, coverage: Coverage) -> list[ObjStock]:
+def read_obj_stocks(image: Image, coverage: Coverage) -> list[ObjStock]:
     """Read the object stocks of all possible CPUs, slots without an objcg left out."""
-    name, has_slots = _stock(prog)
+    name, has_slots = _stock(image)
     stocks: list[ObjStock] = []
-    for cpu in possible_cpus(prog):
+    for cpu in possible_cpus(image):
         try:
-            stock = per_cpu(prog[name], cpu).read_()
+            stock = per_cpu(image.prog[name], cpu).read_()
             stocks += _slots(stock, cpu) if has_slots else _single(stock, cpu)
             coverage.read += 1
         except FaultError as error:
@@ -122,12 +113,12 @@ def _single(stock: Object, cpu: int) -> Iterator[ObjStock]:
     )
 
 
-def read_charge_stocks(prog: Program, coverage: Coverage) -> list[ChargeStock]:
+def read_charge_stocks(image: Image, coverage: Coverage) -> list[ChargeStock]:
     """Read the pages that all possible CPUs have charged in advance."""
     stocks: list[ChargeStock] = []
-    for cpu in possible_cpus(prog):
+    for cpu in possible_cpus(image):
         try:
-            stock = per_cpu(prog["memcg_stock"], cpu).read_()
+            stock = per_cpu(image.prog["memcg_stock"], cpu).read_()
         except FaultError as error:
             coverage.miss(f"charge stock of CPU {cpu}", error.address, str(error))
             continue
@@ -167,42 +158,42 @@ def _places(type_: Type) -> tuple[int, Type]:
     return (array_length(type_), type_.type) if type_.kind == TypeKind.ARRAY else (1, type_)
 
 
-def charge_stock_bound(prog: Program) -> Bound:
+def charge_stock_bound(image: Image) -> Bound:
     """Return how much a CPU can have charged in advance: what goes beyond is given back."""
     # Several slots since 6.16.
-    slots, _ = _places(member_type(prog["memcg_stock"].type_, "cached"))
-    each = MEMCG_CHARGE_BATCH * mem_map(prog).page_size
+    slots, _ = _places(member_type(image.prog["memcg_stock"].type_, "cached"))
+    each = MEMCG_CHARGE_BATCH * mem_map(image).page_size
     return Bound(slots, each, f"{MEMCG_CHARGE_BATCH} pages: MEMCG_CHARGE_BATCH")
 
 
-def objcg_bytes_bound(prog: Program, coverage: Coverage) -> Bound:
+def objcg_bytes_bound(image: Image, coverage: Coverage) -> Bound:
     """Return how many bytes of charged pages a CPU can have that are not handed out."""
-    slots, type_ = _places(member_type(prog[obj_stock_name(prog)].type_, "nr_bytes"))
-    page_size = mem_map(prog).page_size
+    slots, type_ = _places(member_type(image.prog[obj_stock_name(image)].type_, "nr_bytes"))
+    page_size = mem_map(image).page_size
     if sizeof(type_) == 2 or slots > 1:
         # 7.2: what does not fit into 16 bits is given back, also where the type is wider
         # since pages are.
         return Bound(slots, max(0xFFFF, page_size), "nr_bytes has 16 bits")
     # Before, what is left of the pages charged for an object is added to what was not enough
     # for it.
-    largest = _largest_slab_charge(prog, coverage)
+    largest = _largest_slab_charge(image, coverage)
     each = None
     if largest is not None:
-        each = max(largest, largest_percpu_charge(prog)) + page_size - 2
+        each = max(largest, largest_percpu_charge(image)) + page_size - 2
     return Bound(slots, each, "a page and the largest object, which may be a percpu one")
 
 
-def slab_bytes_bound(prog: Program, coverage: Coverage) -> Bound:
+def slab_bytes_bound(image: Image, coverage: Coverage) -> Bound:
     """Return how many bytes a CPU can have that are in no counter of slab memory, each way."""
-    type_ = member_type(prog[obj_stock_name(prog)].type_, "nr_slab_reclaimable_b")
+    type_ = member_type(image.prog[obj_stock_name(image)].type_, "nr_slab_reclaimable_b")
     if sizeof(type_) == 2:  # 7.2
         return Bound(1, 0x7FFF, "nr_slab_*_b have 16 bits, one of them for the sign")
-    largest = _largest_slab_charge(prog, coverage)
-    each = None if largest is None else max(largest, mem_map(prog).page_size)
+    largest = _largest_slab_charge(image, coverage)
+    each = None if largest is None else max(largest, mem_map(image).page_size)
     return Bound(1, each, "a page, or the largest object: that is held back once")
 
 
-def _largest_slab_charge(prog: Program, coverage: Coverage) -> int | None:
+def _largest_slab_charge(image: Image, coverage: Coverage) -> int | None:
     """The bytes charged for an object of the cache with the largest; ``None`` if not known."""
     largest, known = 0, True
 
@@ -211,11 +202,11 @@ def _largest_slab_charge(prog: Program, coverage: Coverage) -> int | None:
         known = False
         coverage.miss("list of slab caches", error.address, str(error))
 
-    head = prog["slab_caches"].address_of_()
+    head = image.prog["slab_caches"].address_of_()
     for cache in list_entries("struct kmem_cache", head, "list", missed):
         try:
             largest = max(largest, int(cache.size))
             coverage.read += 1
         except FaultError as error:
             missed(error)
-    return largest + memory_of(prog).word_size if known else None
+    return largest + image.memory.word_size if known else None

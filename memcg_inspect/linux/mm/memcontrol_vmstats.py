@@ -13,39 +13,23 @@ A per-CPU ``state`` only grows and is never reset; what was folded of it is in
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
-from drgn import FaultError, Object, Program, Type, TypeKind, offsetof, sizeof
+from drgn import FaultError, Object, Type, TypeKind, offsetof, sizeof
+from drgn.helpers.linux.cpumask import for_each_online_cpu
 
+from memcg_inspect.image.image import Image, per_image
 from memcg_inspect.image.layout import (
     array_length,
     constant,
     has_member,
     member_type,
-    per_program,
 )
-from memcg_inspect.image.memory import memory_of
+from memcg_inspect.linux.mm.mmzone import mem_map, possible_cpus
 from memcg_inspect.linux.mm.percpu_defs import percpu_offsets
 from memcg_inspect.model import Stat
-
-
-
-from drgn import FaultError, Object, Program
-from drgn.helpers.linux.cpumask import for_each_online_cpu
-
-from memcg_inspect.image.layout import has_member
-from memcg_inspect.linux.mm.mmzone import mem_map, possible_cpus
-
-
-
-import re
-from typing import Literal, NamedTuple
-
-from drgn import Program
-
-from memcg_inspect.image.layout import array_length, constant, member_type, per_program
-from memcg_inspect.linux.mm.mmzone import mem_map
 
 __all__ = (
     "ByCpu",
@@ -80,15 +64,15 @@ class StatBlock(NamedTuple):
     length: int
 
 
-@per_program
-def stat_index(prog: Program) -> dict[int, int] | None:
+@per_image
+def stat_index(image: Image) -> dict[int, int] | None:
     """
     Return the slot of each item.
 
     :return: ``None`` where an item is its own slot (6.9 and older)
     """
     try:
-        table = prog["mem_cgroup_stats_index"]
+        table = image.prog["mem_cgroup_stats_index"]
     except KeyError:
         return None
     values = [int(v) for v in table.read_()]
@@ -120,31 +104,32 @@ class StatReader:
     """
 
     def __init__(
-        self, prog: Program, items: Iterable[str], events: Mapping[str, int] | None = None
+        self, image: Image, items: Iterable[str], events: Mapping[str, int] | None = None
     ) -> None:
-        self.prog = prog
-        self.memory = memory_of(prog)
+        self.image = image
+        self.memory = image.memory
         self.slots: dict[str, int] = {}
-        index = stat_index(prog)
+        index = stat_index(image)
         for name in items:
-            item = constant(prog, name)
+            item = constant(image, name)
             slot = item if item is None or index is None else index.get(item)
             if slot is not None:
                 self.slots[name] = slot
         self._event_slots = events or {}
+        prog = image.prog
         vmstats = prog.type("struct memcg_vmstats"), prog.type("struct memcg_vmstats_percpu")
         self._memcg = _block(*vmstats)
         self._events = _block(*vmstats, "events") if events else None
         self._lruvec = _block(
-            prog.type("struct lruvec_stats"), prog.type("struct lruvec_stats_percpu")
+            image.prog.type("struct lruvec_stats"), image.prog.type("struct lruvec_stats_percpu")
         )
         # 6.1 embeds the lruvec's in mem_cgroup_per_node, later kernels point to it.
-        pointer = member_type(prog.type("struct mem_cgroup_per_node"), "lruvec_stats")
+        pointer = member_type(image.prog.type("struct mem_cgroup_per_node"), "lruvec_stats")
         self._embedded = pointer.unaliased_kind() != TypeKind.POINTER
         # Counters that an NMI may change stand apart on some architectures
         # (CONFIG_MEMCG_NMI_SAFETY_REQUIRES_ATOMIC, 6.16).
-        self._nmi_memcg = has_member(prog, "struct mem_cgroup", "kmem_stat")
-        self._nmi_lruvec = has_member(prog, "struct mem_cgroup_per_node", "slab_reclaimable")
+        self._nmi_memcg = has_member(image, "struct mem_cgroup", "kmem_stat")
+        self._nmi_lruvec = has_member(image, "struct mem_cgroup_per_node", "slab_reclaimable")
 
     def memcg(self, memcg: Object, by_cpu: ByCpu | None = None) -> dict[str, Stat]:
         """
@@ -194,7 +179,7 @@ class StatReader:
         data = memory.read(address, block.size)
         deltas = dict.fromkeys(slots, 0)
         length = block.length * word
-        for cpu, offset in percpu_offsets(self.prog).items():
+        for cpu, offset in percpu_offsets(self.image).items():
             local = memory.read(percpu + offset, block.percpu_size)
             state = local[block.percpu_state : block.percpu_state + length]
             prev = local[block.percpu_prev : block.percpu_prev + length]
@@ -232,12 +217,12 @@ class FlushRule:
     :ivar most_changes: changes that may be there without a reader folding them
     """
 
-    def __init__(self, prog: Program) -> None:
-        self._prog = prog
-        self._online = sum(1 for _ in for_each_online_cpu(prog))
-        cpus = len(possible_cpus(prog))
+    def __init__(self, image: Image) -> None:
+        self._image = image
+        self._online = sum(1 for _ in for_each_online_cpu(image.prog))
+        cpus = len(possible_cpus(image))
         # Commit 8d59d2214c23 ("mm: memcg: make stats flushing threshold per-memcg") (in v6.8).
-        self._is_own = has_member(prog, "struct memcg_vmstats", "stats_updates")
+        self._is_own = has_member(image, "struct memcg_vmstats", "stats_updates")
         if self._is_own:
             # In the memcg's own number, and what CPUs have not added to that.
             self.most_changes = _BATCH * self._online + (_BATCH - 1) * cpus
@@ -257,7 +242,7 @@ class FlushRule:
             if self._is_own:
                 changes = int(memcg.vmstats.stats_updates.counter)
                 return changes > _BATCH * self._online
-            return int(self._prog["stats_flush_threshold"].counter) > self._online
+            return int(self._image.prog["stats_flush_threshold"].counter) > self._online
         except (FaultError, LookupError):
             return None
 
@@ -272,9 +257,9 @@ class FlushRule:
         :return: in the unit of the item
         """
         if item.endswith("_B"):
-            return self.most_changes * 2 * mem_map(self._prog).page_size
+            return self.most_changes * 2 * mem_map(self._image).page_size
         if item.endswith("_KB"):
-            return self.most_changes * 2 * mem_map(self._prog).page_size // 1024
+            return self.most_changes * 2 * mem_map(self._image).page_size // 1024
         return self.most_changes
 
 
@@ -304,27 +289,27 @@ class StatLine(NamedTuple):
     in_stat: bool = True
 
 
-@per_program
-def stat_lines(prog: Program) -> tuple[StatLine, ...]:
+@per_image
+def stat_lines(image: Image) -> tuple[StatLine, ...]:
     """
     Return the lines of ``memory.stat`` and ``memory.numa_stat`` on cgroup v2, in their order.
 
     :raises drgn.FaultError: if the kernel's tables are not in the image
     """
-    names = _item_names(prog)
-    node_items = constant(prog, "NR_VM_NODE_STAT_ITEMS") or 0
+    names = _item_names(image)
+    node_items = constant(image, "NR_VM_NODE_STAT_ITEMS") or 0
     lines: list[StatLine] = []
-    for entry in prog["memory_stats"].read_():
+    for entry in image.prog["memory_stats"].read_():
         number = int(entry.idx)
         item = names[number]
-        unit, scale = _unit(item, mem_map(prog).page_size)
+        unit, scale = _unit(item, mem_map(image).page_size)
         name = entry.name.string_().decode(errors="backslashreplace")
-        in_stat = item != "NR_HUGETLB" or _accounts_hugetlb(prog)
+        in_stat = item != "NR_HUGETLB" or _accounts_hugetlb(image)
         lines.append(StatLine(name, (item,), unit, scale, number < node_items, in_stat))
         if item == "NR_SLAB_UNRECLAIMABLE_B":
             slab = ("NR_SLAB_RECLAIMABLE_B", item)
             lines.append(StatLine("slab", slab, unit, scale, False))
-    events = event_slots(prog)
+    events = event_slots(image)
     known = {*names.values(), *events}
     for what in ("PGSCAN", "PGSTEAL"):
         # Those by the kind of page are the same pages told apart otherwise.
@@ -340,16 +325,16 @@ def stat_lines(prog: Program) -> tuple[StatLine, ...]:
 
 # cgroup2 is mounted with memory_hugetlb_accounting, or has no such option (until 6.7, commit
 # 8cba9576df60): then there is no such item either. memory.numa_stat does not ask.
-def _accounts_hugetlb(prog: Program) -> bool:
-    flag = constant(prog, "CGRP_ROOT_MEMORY_HUGETLB_ACCOUNTING")
-    return flag is None or bool(prog["cgrp_dfl_root"].flags & flag)
+def _accounts_hugetlb(image: Image) -> bool:
+    flag = constant(image, "CGRP_ROOT_MEMORY_HUGETLB_ACCOUNTING")
+    return flag is None or bool(image.prog["cgrp_dfl_root"].flags & flag)
 
 
-def _item_names(prog: Program) -> dict[int, str]:
+def _item_names(image: Image) -> dict[int, str]:
     names: dict[int, str] = {}
     # Items of memcgs are numbered after those of nodes, beginning with the number of the latter.
     for enum in ("enum node_stat_item", "enum memcg_stat_item"):
-        names |= {e.value: e.name for e in prog.type(enum).enumerators or ()}
+        names |= {e.value: e.name for e in image.prog.type(enum).enumerators or ()}
     return names
 
 
@@ -361,15 +346,15 @@ def _unit(item: str, page_size: int) -> tuple[Literal["bytes", "events"], int]:
     return "bytes", 1024 if item.endswith("_KB") else page_size
 
 
-@per_program
-def event_slots(prog: Program) -> dict[str, int]:
+@per_image
+def event_slots(image: Image) -> dict[str, int]:
     """
     Return the events that the kernel counts for memcgs, enumerators of
     ``enum vm_event_item``, and their slots in the arrays of events.
 
     :raises drgn.FaultError: if the kernel's table is not in the image
     """
-    names = {e.value: e.name for e in prog.type("enum vm_event_item").enumerators or ()}
-    table = prog["memcg_vm_event_stat"].read_()
-    length = array_length(member_type(prog.type("struct memcg_vmstats"), "events"))
+    names = {e.value: e.name for e in image.prog.type("enum vm_event_item").enumerators or ()}
+    table = image.prog["memcg_vm_event_stat"].read_()
+    length = array_length(member_type(image.prog.type("struct memcg_vmstats"), "events"))
     return {names[int(table[slot])]: slot for slot in range(length)}

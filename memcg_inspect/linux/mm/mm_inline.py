@@ -19,10 +19,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
 
-from drgn import FaultError, Object, Program, Type, offsetof, sizeof
+from drgn import FaultError, Object, Type, offsetof, sizeof
 
+from memcg_inspect.image.image import Image
 from memcg_inspect.image.layout import has_member, member_type
-from memcg_inspect.image.memory import memory_of
 from memcg_inspect.linux.kernel.sched import find_tasks
 from memcg_inspect.linux.mm.mm_types import LruFlags
 from memcg_inspect.linux.mm.mmzone import mem_map
@@ -49,26 +49,26 @@ class LruReader:
         multi-gen LRU is known by type and zone only
     """
 
-    def __init__(self, prog: Program, coverage: Coverage) -> None:
-        self.prog = prog
-        self.memory = memory_of(prog)
+    def __init__(self, image: Image, coverage: Coverage) -> None:
+        self.image = image
+        self.memory = image.memory
         self.coverage = coverage
         self.walks = Coverage()
         self.by_generation = True
-        self._has_generations = page_flags(prog).generation is not None
-        self._zones = _names(prog.type("enum zone_type"), "__MAX_NR_ZONES")
-        self._lists = _names(prog.type("enum lru_list"), "NR_LRU_LISTS")
-        pn = prog.type("struct mem_cgroup_per_node")
+        self._has_generations = page_flags(image).generation is not None
+        self._zones = _names(image.prog.type("enum zone_type"), "__MAX_NR_ZONES")
+        self._lists = _names(image.prog.type("enum lru_list"), "NR_LRU_LISTS")
+        pn = image.prog.type("struct mem_cgroup_per_node")
         self._size = sizeof(pn)
         self._lruvec = offsetof(pn, "lruvec")
         self._zone_size = offsetof(pn, "lru_zone_size")
         if self._has_generations:
-            self._generations = lru_generations(prog)
-            lrugen = member_type(prog.type("struct lruvec"), "lrugen")
+            self._generations = lru_generations(image)
+            lrugen = member_type(image.prog.type("struct lruvec"), "lrugen")
             # Commit 6df1b2212950 ("mm: multi-gen LRU: rename lrugen->lists[] to
             # lrugen->folios[]") (in v6.3).
             lists = "folios" if lrugen.has_member("folios") else "lists"
-            start = self._lruvec + offsetof(prog.type("struct lruvec"), "lrugen")
+            start = self._lruvec + offsetof(image.prog.type("struct lruvec"), "lrugen")
             self._nr_pages = start + offsetof(lrugen, "nr_pages")
             self._folios = start + offsetof(lrugen, lists)
         self.item = lru_cache(maxsize=None)(self._item)
@@ -170,8 +170,9 @@ class LruReader:
 
     def _first_folios(self, pn: int, data: bytes) -> Iterator[tuple[int, int]]:
         word, at = self.memory.word_size, self._folios
-        bits, lru = page_flags(self.prog).generation, offsetof(self.prog.type("struct page"), "lru")
-        flags = mem_map(self.prog).flags
+        bits = page_flags(self.image).generation
+        lru = offsetof(self.image.prog.type("struct page"), "lru")
+        flags = mem_map(self.image).flags
         for generation, _, _ in self._each_list():
             first = self.memory.word_at(data, at)
             if bits is not None and first not in (0, pn + at):
@@ -185,13 +186,13 @@ class LruReader:
         self, sizes: dict[tuple[int, int], Sizes], lruvecs: Mapping[int, tuple[int, int]]
     ) -> None:
         """Add the promotions that walks of page tables have not handed in yet."""
-        if not has_member(self.prog, "struct reclaim_state", "mm_walk"):
+        if not has_member(self.image, "struct reclaim_state", "mm_walk"):
             return
 
         def missed(error: FaultError) -> None:
             self.walks.miss("walk of page tables", error.address, str(error))
 
-        for task in find_tasks(self.prog, missed):
+        for task in find_tasks(self.image, missed):
             try:
                 state = task.reclaim_state.read_()
                 walk = state.mm_walk.read_() if state else None

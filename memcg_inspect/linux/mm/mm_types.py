@@ -19,11 +19,11 @@ from functools import cache
 from itertools import compress, repeat
 from typing import NamedTuple
 
-from drgn import Program, offsetof, sizeof
+from drgn import offsetof, sizeof
 
-from memcg_inspect.image.layout import constant, has_member, per_program
-from memcg_inspect.image.memory import Memory, memory_of
-from memcg_inspect.image.progress import attention_of
+from memcg_inspect.image.image import Image, per_image
+from memcg_inspect.image.layout import constant, has_member
+from memcg_inspect.image.memory import Memory
 from memcg_inspect.linux.mm.mmzone import MemMap, mem_map, page_ranges
 from memcg_inspect.linux.mm.page_flags import FlagBits, page_flags
 from memcg_inspect.model import ImageError
@@ -232,14 +232,14 @@ class PagePiece(NamedTuple):
     raw: RawPiece | None = None
 
 
-@per_program
-def page_layout(prog: Program) -> PageLayout:
+@per_image
+def page_layout(image: Image) -> PageLayout:
     """
     Find the layout of ``struct page``.
 
     :raises ImageError: if pages of this kernel carry no memcg
     """
-    memory, page = memory_of(prog), prog.type("struct page")
+    memory, page = image.memory, image.prog.type("struct page")
     if not page.has_member("memcg_data"):
         raise ImageError("struct page has no memcg_data: this kernel does not account to memcgs")
     flags, memcg_data = offsetof(page, "flags"), offsetof(page, "memcg_data")
@@ -250,7 +250,7 @@ def page_layout(prog: Program) -> PageLayout:
     # 'compound_info'") (in v7.1). Bit 0 marks a tail in both.
     info = offsetof(page, "compound_info" if page.has_member("compound_info") else "compound_head")
     low = memory.byte_of_word(memcg_data, 0)
-    bits = page_flags(prog)
+    bits = page_flags(image)
     listed = [bits.lru, bits.active, bits.unevictable, bits.swapbacked]
     if bits.generation is not None:
         listed.append(bits.generation)
@@ -258,25 +258,25 @@ def page_layout(prog: Program) -> PageLayout:
         info=info,
         memcg_data=memcg_data,
         page_type=page_type,
-        order=_order_offset(prog, memory, flags),
-        head=_flag(prog, memory, flags, "PG_head"),
+        order=_order_offset(image, memory, flags),
+        head=_flag(image, memory, flags, "PG_head"),
         tail=Marker(memory.byte_of_word(info, 0), 1, 1),
-        slab=_slab_markers(prog, memory, flags, page_type),
+        slab=_slab_markers(image, memory, flags, page_type),
         kmem=Marker(low, MEMCG_DATA_KMEM, MEMCG_DATA_KMEM),
         lru=Marker(low, MEMCG_DATA_FLAGS, 0),
-        large_kmalloc=_large_kmalloc_marker(prog, memory, page_type),
-        on_lru=_flag(prog, memory, flags, "PG_lru"),
+        large_kmalloc=_large_kmalloc_marker(image, memory, page_type),
+        on_lru=_flag(image, memory, flags, "PG_lru"),
         lru_flags=_flag_column(memory, flags, listed),
         zone=_flag_column(memory, flags, [bits.zone]),
-        types=_type_names(prog),
+        types=_type_names(image),
         # PG_table was a macro until commit ff202303c398 ("mm: convert page type macros to
         # enum") (in v6.10); the bit is clear when the type is set.
-        table_bit=None if constant(prog, "PGTY_slab") is not None else 0x200,
+        table_bit=None if constant(image, "PGTY_slab") is not None else 0x200,
     )
 
 
-def _flag(prog: Program, memory: Memory, flags: int, name: str) -> Marker:
-    bit = constant(prog, name)
+def _flag(image: Image, memory: Memory, flags: int, name: str) -> Marker:
+    bit = constant(image, name)
     if bit is None:
         raise ImageError(f"enum pageflags has no {name}: this kernel cannot be read")
     return Marker(memory.byte_of_word(flags, bit // 8), 1 << bit % 8, 1 << bit % 8)
@@ -303,65 +303,65 @@ _LRU_FLAGS = tuple(
 )
 
 
-def _slab_markers(prog: Program, memory: Memory, flags: int, page_type: int) -> tuple[Marker, ...]:
+def _slab_markers(image: Image, memory: Memory, flags: int, page_type: int) -> tuple[Marker, ...]:
     top = page_type + (3 if memory.order == "little" else 0)
-    value = constant(prog, "PGTY_slab")
+    value = constant(image, "PGTY_slab")
     if value is not None:
         # Commit 4ffca5a96678 ("mm: support only one page_type per page") (in v6.12).
         return (Marker(top, 0xFF, value),)
-    bit = constant(prog, "PG_slab")
+    bit = constant(image, "PG_slab")
     if bit is not None and bit > 63:
         # Commit 46df8e73a4a3 ("mm: free up PG_slab") (in v6.10): an inverted bit.
         at = bit.bit_length() - 1
         byte = page_type + (at // 8 if memory.order == "little" else 3 - at // 8)
         return (Marker(top, 0xF0, 0xF0), Marker(byte, 1 << at % 8, 0))
-    return (_flag(prog, memory, flags, "PG_slab"),)
+    return (_flag(image, memory, flags, "PG_slab"),)
 
 
-def _large_kmalloc_marker(prog: Program, memory: Memory, page_type: int) -> Marker | None:
-    value = constant(prog, "PGTY_large_kmalloc")
+def _large_kmalloc_marker(image: Image, memory: Memory, page_type: int) -> Marker | None:
+    value = constant(image, "PGTY_large_kmalloc")
     top = page_type + (3 if memory.order == "little" else 0)
     return None if value is None else Marker(top, 0xFF, value)
 
 
-def _order_offset(prog: Program, memory: Memory, flags: int) -> int:
+def _order_offset(image: Image, memory: Memory, flags: int) -> int:
     # Commit ebc1baf5c9b4 ("mm: free up a word in the first tail page") (in v6.6) moved the
     # order into the low byte of page[1].flags.
-    if has_member(prog, "struct page", "compound_order"):
-        return int(offsetof(prog.type("struct page"), "compound_order"))
-    if has_member(prog, "struct folio", "_folio_order"):
-        folio = prog.type("struct folio")
-        return int(offsetof(folio, "_folio_order") % sizeof(prog.type("struct page")))
+    if has_member(image, "struct page", "compound_order"):
+        return int(offsetof(image.prog.type("struct page"), "compound_order"))
+    if has_member(image, "struct folio", "_folio_order"):
+        folio = image.prog.type("struct folio")
+        return int(offsetof(folio, "_folio_order") % sizeof(image.prog.type("struct page")))
     return memory.byte_of_word(flags, 0)
 
 
-def _type_names(prog: Program) -> dict[int, str]:
+def _type_names(image: Image) -> dict[int, str]:
     names = {}
     for enumerator, name in (("PGTY_table", "table"), ("PGTY_large_kmalloc", "large_kmalloc")):
-        value = constant(prog, enumerator)
+        value = constant(image, enumerator)
         if value is not None:
             names[value] = name
     return names
 
 
-def scan_pages(prog: Program) -> Iterator[PagePiece]:
+def scan_pages(image: Image) -> Iterator[PagePiece]:
     """
     Walk every valid page frame once.
 
     Pages that cannot be read are told by a piece whose ``unreadable`` is set; so are those that
     are left when somebody ends the walk.
     """
-    memory, frames, layout = memory_of(prog), mem_map(prog), page_layout(prog)
-    scan, attention = _Scan(memory, frames, layout), attention_of(prog)
-    ranges = page_ranges(prog)
+    memory, frames, layout = image.memory, mem_map(image), page_layout(image)
+    scan, progress = _Scan(memory, frames, layout), image.progress
+    ranges = page_ranges(image)
     total, done = sum(end - start for start, end in ranges) or 1, 0
     for start, end in ranges:
         base = frames.page(start)
         size = (end - start) * frames.size
         # Two pages are one unit: the order of a compound page is in its second page.
         for offset, data in memory.pieces(base, size, 2 * frames.size):
-            attention.tell("pages", (done + offset // frames.size) / total)
-            if attention.stop:
+            progress.tell("pages", (done + offset // frames.size) / total)
+            if progress.stop:
                 yield PagePiece(0, [], [], [], Counter(), base + offset)
                 return
             if data is None:

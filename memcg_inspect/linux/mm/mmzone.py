@@ -11,14 +11,14 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from drgn import FaultError, Object, Program, offsetof, sizeof
+from drgn import FaultError, Object, offsetof, sizeof
 from drgn.helpers.linux.cpumask import for_each_possible_cpu
 from drgn.helpers.linux.mm import for_each_valid_page_range, page_to_virt
 from drgn.helpers.linux.mmzone import for_each_online_pgdat
 from drgn.helpers.linux.nodemask import nr_node_ids
 
-from memcg_inspect.image.layout import array_length, per_program
-from memcg_inspect.image.memory import memory_of
+from memcg_inspect.image.image import Image, per_image
+from memcg_inspect.image.layout import array_length
 from memcg_inspect.model import ImageError
 
 __all__ = (
@@ -86,8 +86,8 @@ class PageRange(NamedTuple):
     end: int
 
 
-@per_program
-def mem_map(prog: Program) -> MemMap:
+@per_image
+def mem_map(image: Image) -> MemMap:
     """
     Find out how page frames, ``struct page`` and nodes belong together.
 
@@ -96,40 +96,40 @@ def mem_map(prog: Program) -> MemMap:
 
     :raises ImageError: if the memory model is not a virtually mapped one
     """
-    memory = memory_of(prog)
-    page = prog.type("struct page")
+    memory = image.memory
+    page = image.prog.type("struct page")
     try:
-        base = int(prog["vmemmap"].value_())
+        base = int(image.prog["vmemmap"].value_())
     except KeyError:
         try:
-            base = int(prog["mem_map"].value_())
+            base = int(image.prog["mem_map"].value_())
         except KeyError:
             raise ImageError(
                 "this kernel has neither vmemmap nor mem_map (SPARSEMEM without "
                 "CONFIG_SPARSEMEM_VMEMMAP); its page frames cannot be walked"
             ) from None
     try:
-        nodes = array_length(prog["node_data"].type_)
+        nodes = array_length(image.prog["node_data"].type_)
     except KeyError:
         nodes = 1  # CONFIG_NUMA=n
     width = max(nodes - 1, 0).bit_length()
     found = MemMap(
         base=base,
         size=sizeof(page),
-        page_shift=int(prog["PAGE_SHIFT"].value_()),
+        page_shift=int(image.prog["PAGE_SHIFT"].value_()),
         flags=offsetof(page, "flags"),
         node_shift=8 * memory.word_size - width,
         node_mask=(1 << width) - 1,
-        direct_map=int(page_to_virt(Object(prog, "struct page *", base)).value_()),
+        direct_map=int(page_to_virt(Object(image.prog, "struct page *", base)).value_()),
     )
-    _check_node_bits(prog, found)
+    _check_node_bits(image, found)
     return found
 
 
-def _check_node_bits(prog: Program, found: MemMap) -> None:
+def _check_node_bits(image: Image, found: MemMap) -> None:
     # A node's first page frame belongs to it: a wrong shift shows at once.
-    memory = memory_of(prog)
-    for pgdat in for_each_online_pgdat(prog):
+    memory = image.memory
+    for pgdat in for_each_online_pgdat(image.prog):
         pfn, present = int(pgdat.node_start_pfn), int(pgdat.node_present_pages)
         if not present:
             continue
@@ -144,24 +144,24 @@ def _check_node_bits(prog: Program, found: MemMap) -> None:
             )
 
 
-def page_ranges(prog: Program) -> list[PageRange]:
+def page_ranges(image: Image) -> list[PageRange]:
     """Return the valid page frames, hot-added sections by sub-section."""
-    return [PageRange(start, end) for start, end, _ in for_each_valid_page_range(prog)]
+    return [PageRange(start, end) for start, end, _ in for_each_valid_page_range(image.prog)]
 
 
-@per_program
-def possible_nodes(prog: Program) -> range:
+@per_image
+def possible_nodes(image: Image) -> range:
     """Return ``[0, nr_node_ids)``, the length of ``memcg->nodeinfo``."""
-    return range(nr_node_ids(prog))
+    return range(nr_node_ids(image.prog))
 
 
-@per_program
-def online_nodes(prog: Program) -> tuple[int, ...]:
+@per_image
+def online_nodes(image: Image) -> tuple[int, ...]:
     """Return the nodes that are online."""
-    return tuple(int(pgdat.node_id) for pgdat in for_each_online_pgdat(prog))
+    return tuple(int(pgdat.node_id) for pgdat in for_each_online_pgdat(image.prog))
 
 
-@per_program
-def possible_cpus(prog: Program) -> tuple[int, ...]:
+@per_image
+def possible_cpus(image: Image) -> tuple[int, ...]:
     """Return the CPUs in ``cpu_possible_mask``."""
-    return tuple(for_each_possible_cpu(prog))
+    return tuple(for_each_possible_cpu(image.prog))

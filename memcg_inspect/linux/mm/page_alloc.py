@@ -11,25 +11,26 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from drgn import FaultError, Object, Program, offsetof
+from drgn import FaultError, Object, offsetof
 from drgn.helpers.linux.mmzone import for_each_online_pgdat
 from drgn.helpers.linux.percpu import per_cpu_ptr
 
+from memcg_inspect.image.image import Image, image_of
 from memcg_inspect.image.layout import array_length, has_member
-from memcg_inspect.image.memory import Memory, memory_of
+from memcg_inspect.image.memory import Memory
 from memcg_inspect.linux.mm.mmzone import possible_cpus
 from memcg_inspect.model import Coverage
 
 __all__ = ("cached_free_pages",)
 
 
-def cached_free_pages(prog: Program, coverage: Coverage) -> set[int]:
+def cached_free_pages(image: Image, coverage: Coverage) -> set[int]:
     """Return the first pages, ``struct page *``, of free blocks that are in no buddy list."""
-    memory, page = memory_of(prog), prog.type("struct page")
+    memory, page = image.memory, image.prog.type("struct page")
     # Commit bf75f200569d ("mm/page_alloc: add page->buddy_list and page->pcp_list") (in v6.0).
     link = offsetof(page, "pcp_list" if page.has_member("pcp_list") else "lru")
     links: set[int] = set()
-    for zone in _zones(prog):
+    for zone in _zones(image):
         try:
             heads = list(_heads(zone))
         except FaultError as error:
@@ -61,8 +62,8 @@ def _walk(
             coverage.miss("free pages of a CPU", link, reason)
 
 
-def _zones(prog: Program) -> Iterator[Object]:
-    for pgdat in for_each_online_pgdat(prog):
+def _zones(image: Image) -> Iterator[Object]:
+    for pgdat in for_each_online_pgdat(image.prog):
         zones = pgdat.node_zones
         for i in range(array_length(zones.type_)):
             yield zones[i]
@@ -70,14 +71,14 @@ def _zones(prog: Program) -> Iterator[Object]:
 
 def _heads(zone: Object) -> Iterator[tuple[int, tuple[int, ...]]]:
     """Addresses of lists, and the offsets of the links by which they can be walked."""
-    prog = zone.prog_
-    ends = tuple(offsetof(prog.type("struct list_head"), way) for way in ("next", "prev"))
+    image = image_of(zone.prog_)
+    ends = tuple(offsetof(image.prog.type("struct list_head"), way) for way in ("next", "prev"))
     if zone.per_cpu_pageset:
-        for cpu in possible_cpus(prog):
+        for cpu in possible_cpus(image):
             lists = per_cpu_ptr(zone.per_cpu_pageset, cpu).lists
             for i in range(array_length(lists.type_)):
                 yield int(lists[i].address_ or 0), ends
     # Commit 8c57b687e833 ("mm, bpf: Introduce free_pages_nolock()") (in v6.15). These pages are
     # linked by pcp_llist, which is where pcp_list is.
-    if has_member(prog, "struct zone", "trylock_free_pages"):
+    if has_member(image, "struct zone", "trylock_free_pages"):
         yield int(zone.trylock_free_pages.address_ or 0), (0,)

@@ -13,14 +13,14 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from drgn import Program, sizeof
+from drgn import sizeof
 
+from memcg_inspect.image.image import Image, per_image
 from memcg_inspect.image.layout import (
     array_length,
     constant,
     has_member,
     member_type,
-    per_program,
 )
 from memcg_inspect.linux.mm.mmzone import mem_map
 from memcg_inspect.model import ImageError
@@ -61,42 +61,42 @@ class PageFlags(NamedTuple):
     generation: FlagBits | None
 
 
-@per_program
-def page_flags(prog: Program) -> PageFlags:
+@per_image
+def page_flags(image: Image) -> PageFlags:
     """
     Find what the LRU lists keep in the flags of a page.
 
     :raises ImageError: if there are no such flags
     """
-    zones = constant(prog, "__MAX_NR_ZONES")
+    zones = constant(image, "__MAX_NR_ZONES")
     if zones is None:
         raise ImageError("enum zone_type has no __MAX_NR_ZONES: this kernel cannot be read")
     width = _order_base_2(zones)
-    zone = FlagBits(mem_map(prog).node_shift - width, width)
+    zone = FlagBits(mem_map(image).node_shift - width, width)
     generation = None
-    if has_member(prog, "struct lruvec", "lrugen"):  # CONFIG_LRU_GEN, 6.1
-        width = _order_base_2(lru_generations(prog) + 1)
-        below = _last_cpupid_width(prog) + _kasan_tag_width(prog)
+    if has_member(image, "struct lruvec", "lrugen"):  # CONFIG_LRU_GEN, 6.1
+        width = _order_base_2(lru_generations(image) + 1)
+        below = _last_cpupid_width(image) + _kasan_tag_width(image)
         generation = FlagBits(zone.shift - below - width, width)
     return PageFlags(
-        lru=_bit(prog, "PG_lru"),
-        active=_bit(prog, "PG_active"),
-        unevictable=_bit(prog, "PG_unevictable"),
-        swapbacked=_bit(prog, "PG_swapbacked"),
+        lru=_bit(image, "PG_lru"),
+        active=_bit(image, "PG_active"),
+        unevictable=_bit(image, "PG_unevictable"),
+        swapbacked=_bit(image, "PG_swapbacked"),
         zone=zone,
         generation=generation,
     )
 
 
-def lru_generations(prog: Program) -> int:
+def lru_generations(image: Image) -> int:
     """Return ``MAX_NR_GENS``, the length of ``lrugen.timestamps``."""
-    lrugen = member_type(prog.type("struct lruvec"), "lrugen")
+    lrugen = member_type(image.prog.type("struct lruvec"), "lrugen")
     # BTF does not keep the dimensions of nr_pages apart.
     return array_length(member_type(lrugen, "timestamps"))
 
 
-def _bit(prog: Program, name: str) -> FlagBits:
-    bit = constant(prog, name)
+def _bit(image: Image, name: str) -> FlagBits:
+    bit = constant(image, name)
     if bit is None:
         raise ImageError(f"enum pageflags has no {name}: this kernel cannot be read")
     return FlagBits(bit, 1)
@@ -106,25 +106,25 @@ def _order_base_2(number: int) -> int:
     return max(number - 1, 0).bit_length()
 
 
-def _last_cpupid_width(prog: Program) -> int:
+def _last_cpupid_width(image: Image) -> int:
     # LAST_CPUPID_WIDTH: nothing without CONFIG_NUMA_BALANCING, or where it found no room and
     # has a member of its own.
-    if not has_member(prog, "struct task_struct", "numa_faults"):
+    if not has_member(image, "struct task_struct", "numa_faults"):
         return 0
-    if has_member(prog, "struct page", "_last_cpupid"):
+    if has_member(image, "struct page", "_last_cpupid"):
         return 0
     try:
-        cpus = array_length(prog["__per_cpu_offset"].type_)
+        cpus = array_length(image.prog["__per_cpu_offset"].type_)
     except KeyError:
-        cpus = 8 * sizeof(prog.type("struct cpumask"))
+        cpus = 8 * sizeof(image.prog.type("struct cpumask"))
     return LAST_PID_SHIFT + _order_base_2(cpus)
 
 
-def _kasan_tag_width(prog: Program) -> int:
+def _kasan_tag_width(image: Image) -> int:
     # CONFIG_KASAN_HW_TAGS and CONFIG_KASAN_SW_TAGS.
     for name in ("kasan_flag_enabled", "__hwasan_tag_memory"):
         try:
-            prog.symbol(name)
+            image.prog.symbol(name)
         except LookupError:
             continue
         return KASAN_TAG_WIDTH

@@ -9,35 +9,23 @@ Mirrors :linux:`mm/pagewalk.c`, and ``vm_normal_page()`` and ``zap_pte_range()``
 
 from __future__ import annotations
 
+from array import array
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from drgn import FaultError, Object, Program, ProgramFlags, offsetof
+from drgn import FaultError, Object, ProgramFlags, offsetof
 from drgn.helpers.linux.mm import for_each_vma
 
+from memcg_inspect.image.image import Image
 from memcg_inspect.image.layout import constant
-from memcg_inspect.image.memory import memory_of
-from memcg_inspect.image.progress import STOPPED, attention_of
+from memcg_inspect.image.progress import STOPPED
 from memcg_inspect.linux.arch.x86 import ENTRIES, Entry, page_table_geometry
-from memcg_inspect.linux.mm.mmzone import mem_map
-from memcg_inspect.model import Coverage
-
-
-
-from array import array
-from collections import Counter
-from collections.abc import Iterable
-from typing import NamedTuple
-
-from drgn import Program, offsetof
-
-from memcg_inspect.image.layout import constant
-from memcg_inspect.image.memory import memory_of
 from memcg_inspect.linux.mm.mm_types import Marker, compound_orders, page_layout, page_nids
 from memcg_inspect.linux.mm.mmzone import mem_map, page_ranges
 from memcg_inspect.linux.mm.page_flags import page_flags
+from memcg_inspect.model import Coverage
 
 __all__ = (
     "Mapped",
@@ -76,17 +64,17 @@ class PageTableReader:
     :raises ImageError: where the page tables of the machine are not known
     """
 
-    def __init__(self, prog: Program) -> None:
-        self.prog = prog
-        self._attention = attention_of(prog)
-        self._geometry = page_table_geometry(prog)
-        self._memory, self._frames = memory_of(prog), mem_map(prog)
-        self._kinds = PageKinds(prog)
-        self._pgd = offsetof(prog.type("struct mm_struct"), "pgd")
+    def __init__(self, image: Image) -> None:
+        self.image = image
+        self._progress = image.progress
+        self._geometry = page_table_geometry(image)
+        self._memory, self._frames = image.memory, mem_map(image)
+        self._kinds = PageKinds(image)
+        self._pgd = offsetof(image.prog.type("struct mm_struct"), "pgd")
         # Without CONFIG_SWAP there are no swap files, without huge pages no huge zero page.
-        self._swapfiles = _number(prog, "nr_swapfiles", 0)
-        self._huge_zero_pfn = _number(prog, "huge_zero_pfn", -1)
-        self._hwpoison = constant(prog, "PG_hwpoison")  # CONFIG_MEMORY_FAILURE
+        self._swapfiles = _number(image, "nr_swapfiles", 0)
+        self._huge_zero_pfn = _number(image, "huge_zero_pfn", -1)
+        self._hwpoison = constant(image, "PG_hwpoison")  # CONFIG_MEMORY_FAILURE
 
     def walk(self, mm: int, coverage: Coverage) -> Mapped:
         """
@@ -94,7 +82,7 @@ class PageTableReader:
 
         :param mm: ``struct mm_struct *``
         """
-        if self.prog.flags & ProgramFlags.IS_LIVE:
+        if self.image.prog.flags & ProgramFlags.IS_LIVE:
             self._kinds.forget()
         self._mm = mm
         self._coverage = coverage
@@ -120,7 +108,7 @@ class PageTableReader:
         :param table: address of a table
         :param start: address that its first entry is for
         """
-        if self._attention.stop:
+        if self._progress.stop:
             self._missed("page table", table, STOPPED)
             return
         if (table, level) in self._seen:
@@ -194,7 +182,7 @@ class PageTableReader:
     def _vm_flags(self, address: int) -> int | None:
         """``vm_flags`` of the area around an address; ``None`` if they cannot be read."""
         if self._areas is None:
-            mm = Object(self.prog, "struct mm_struct *", self._mm)
+            mm = Object(self.image.prog, "struct mm_struct *", self._mm)
             try:
                 self._areas = sorted(
                     (int(vma.vm_start), int(vma.vm_end), int(vma.vm_flags))
@@ -210,9 +198,9 @@ class PageTableReader:
         return self._areas[i][2]
 
 
-def _number(prog: Program, name: str, missing: int) -> int:
+def _number(image: Image, name: str, missing: int) -> int:
     try:
-        return int(prog[name].value_())
+        return int(image.prog[name].value_())
     except LookupError:
         return missing
 
@@ -243,17 +231,17 @@ class PageKind(NamedTuple):
 class PageKinds:
     """Tells the kinds of page frames."""
 
-    def __init__(self, prog: Program) -> None:
-        self._memory, self._frames, self._layout = memory_of(prog), mem_map(prog), page_layout(prog)
-        mapping = offsetof(prog.type("struct page"), "mapping")
+    def __init__(self, image: Image) -> None:
+        self._memory, self._frames, self._layout = image.memory, mem_map(image), page_layout(image)
+        mapping = offsetof(image.prog.type("struct page"), "mapping")
         byte = self._memory.byte_of_word(mapping, 0)
         self._anon = Marker(byte, _MAPPING_ANON, _MAPPING_ANON)
-        bit = page_flags(prog).swapbacked.shift
+        bit = page_flags(image).swapbacked.shift
         byte = self._memory.byte_of_word(self._frames.flags, bit // 8)
         self._swapbacked = Marker(byte, 1 << bit % 8, 1 << bit % 8)
-        device = constant(prog, "ZONE_DEVICE")
+        device = constant(image, "ZONE_DEVICE")
         self._device = bytes((byte == device) * _DEVICE for byte in range(256))
-        self._end = max((end for _, end in page_ranges(prog)), default=0)
+        self._end = max((end for _, end in page_ranges(image)), default=0)
         self._pieces: dict[int, array[int]] = {}
 
     def forget(self) -> None:

@@ -19,12 +19,13 @@ from itertools import compress
 from operator import or_
 from typing import NamedTuple
 
-from drgn import FaultError, Object, Program, offsetof, sizeof
+from drgn import FaultError, Object, offsetof, sizeof
 from drgn.helpers.linux.mm import follow_page
 
+from memcg_inspect.image.image import Image
 from memcg_inspect.image.layout import has_member
-from memcg_inspect.image.memory import SMALLEST_PAGE, Memory, filled, memory_of
-from memcg_inspect.image.progress import STOPPED, attention_of
+from memcg_inspect.image.memory import SMALLEST_PAGE, Memory, filled
+from memcg_inspect.image.progress import STOPPED
 from memcg_inspect.linux.lib.list import OnFault, list_entries
 from memcg_inspect.linux.mm.memcontrol import accounting
 from memcg_inspect.linux.mm.mm_types import MEMCG_DATA_FLAGS
@@ -40,11 +41,11 @@ MIN_ALLOC_SIZE = 4
 MIN_UNIT_SIZE = 32 << 10
 
 
-def largest_percpu_charge(prog: Program) -> int:
+def largest_percpu_charge(image: Image) -> int:
     """Return the bytes that are charged for the largest allocation that there can be."""
-    size = max(MIN_UNIT_SIZE, mem_map(prog).page_size)
-    pointers = size // MIN_ALLOC_SIZE * memory_of(prog).word_size
-    return size * len(possible_cpus(prog)) + pointers
+    size = max(MIN_UNIT_SIZE, mem_map(image).page_size)
+    pointers = size // MIN_ALLOC_SIZE * image.memory.word_size
+    return size * len(possible_cpus(image)) + pointers
 
 
 class PcpuChunk(NamedTuple):
@@ -117,9 +118,9 @@ class PercpuReader:
         ``None`` until chunks were walked, or if that could not be read
     """
 
-    def __init__(self, prog: Program) -> None:
-        self.prog = prog
-        self.memory: Memory = memory_of(prog)
+    def __init__(self, image: Image) -> None:
+        self.image = image
+        self.memory: Memory = image.memory
         self.coverage = Coverage()
         self.placement = Coverage()
         self.pages: Counter[int] = Counter()
@@ -127,8 +128,8 @@ class PercpuReader:
         self.static_size: int | None = None
         # Named obj_cgroups, an array of pointers, until commit 24e44cc22aa3 ("mm: percpu:
         # enable per-cpu allocation tagging") (in v6.10).
-        if has_member(prog, "struct pcpu_chunk", "obj_exts"):
-            ext = prog.type("struct pcpuobj_ext")
+        if has_member(image, "struct pcpu_chunk", "obj_exts"):
+            ext = image.prog.type("struct pcpuobj_ext")
             self._vector, self.element = "obj_exts", sizeof(ext)
             self._objcg = offsetof(ext, "cgroup")
             self._codetag = offsetof(ext, "tag") if ext.has_member("tag") else None
@@ -137,15 +138,15 @@ class PercpuReader:
             self._codetag = None
         # The size of a pointer is charged for each unit, even where an element is longer;
         # the per-node series charges what is allocated.
-        per_node = accounting(prog) == "kmem-per-node"
+        per_node = accounting(image) == "kmem-per-node"
         self.metadata = self.element if per_node else self.memory.word_size
         self._unit_offsets = self._read_unit_offsets()
         self._page_nids: dict[int, int] = {}
         self._unit_pages: dict[tuple[int, int], Counter[int]] = {}
 
     def _read_unit_offsets(self) -> list[int]:
-        offsets = self.prog["pcpu_unit_offsets"].read_()
-        return [int(offsets[cpu]) for cpu in possible_cpus(self.prog)]
+        offsets = self.image.prog["pcpu_unit_offsets"].read_()
+        return [int(offsets[cpu]) for cpu in possible_cpus(self.image)]
 
     def chunks(self) -> Iterator[PcpuChunk]:
         """Walk all chunks; those whose maps cannot be read are counted and left out."""
@@ -164,14 +165,14 @@ class PercpuReader:
             except FaultError as error:
                 missed(error)
                 continue
-            if attention_of(self.prog).stop:
+            if self.image.progress.stop:
                 self.coverage.miss("percpu chunk", found.address, STOPPED)
                 return
             yield found
 
     def _listed(self, on_fault: OnFault) -> Iterator[Object]:
-        lists = self.prog["pcpu_chunk_lists"].read_()
-        for slot in range(int(self.prog["pcpu_nr_slots"])):
+        lists = self.image.prog["pcpu_chunk_lists"].read_()
+        for slot in range(int(self.image.prog["pcpu_nr_slots"])):
             head = lists[slot].address_of_()
             yield from list_entries("struct pcpu_chunk", head, "list", on_fault)
 
@@ -186,7 +187,7 @@ class PercpuReader:
 
         limit = 1 << 8 * self.memory.word_size
         places: list[PcpuPlace] = []
-        cpus: list[int | None] = [*possible_cpus(self.prog), None]
+        cpus: list[int | None] = [*possible_cpus(self.image), None]
         shifts = [*self._unit_offsets, -self._to_base]
         for start, size, chunk in self._ranges(missed):
             for cpu, shift in zip(cpus, shifts, strict=True):
@@ -204,10 +205,10 @@ class PercpuReader:
 
     def _ranges(self, on_fault: OnFault) -> Iterator[tuple[int, int, Object | None]]:
         """Start and size of the first unit of all chunks, and of the static variables."""
-        shift = mem_map(self.prog).page_shift
+        shift = mem_map(self.image).page_shift
         try:
-            start = self.prog["pcpu_base_addr"].value_()
-            yield start, self.prog["pcpu_first_chunk"].base_addr.value_() - start, None
+            start = self.image.prog["pcpu_base_addr"].value_()
+            yield start, self.image.prog["pcpu_first_chunk"].base_addr.value_() - start, None
         except FaultError as error:
             on_fault(error)
         for chunk in self._listed(on_fault):
@@ -219,8 +220,8 @@ class PercpuReader:
     @property
     def _to_base(self) -> int:
         # __pcpu_ptr_to_addr(): from a percpu pointer to the address in the first unit.
-        cpu = possible_cpus(self.prog)[0]
-        return percpu_offsets(self.prog)[cpu] - self._unit_offsets[0]
+        cpu = possible_cpus(self.image)[0]
+        return percpu_offsets(self.image)[cpu] - self._unit_offsets[0]
 
     def pointer(self, alloc: PcpuAlloc) -> int:
         """Return the ``__percpu`` pointer of an allocation."""
@@ -231,7 +232,7 @@ class PercpuReader:
         """Return the node that backs a CPU's copy; ``NUMA_NO_NODE`` for a pointer."""
         if place.cpu is None:
             return NUMA_NO_NODE
-        return self._nid(place.pointer + percpu_offsets(self.prog)[place.cpu])
+        return self._nid(place.pointer + percpu_offsets(self.image)[place.cpu])
 
     def alloc_at(self, chunk: PcpuChunk, offset: int) -> PcpuAlloc | None:
         """
@@ -254,7 +255,7 @@ class PercpuReader:
 
     def _chunk(self, chunk: Object) -> PcpuChunk:
         nr_pages = int(chunk.nr_pages)
-        size = nr_pages << mem_map(self.prog).page_shift
+        size = nr_pages << mem_map(self.image).page_shift
         bits = size // MIN_ALLOC_SIZE
         vector = 0
         if chunk.type_.type.has_member(self._vector):
@@ -272,9 +273,9 @@ class PercpuReader:
 
     def _count_static(self) -> None:
         """Add what lies before the first chunk: static and reserved percpu memory."""
-        size = mem_map(self.prog).page_size
-        start = self.prog["pcpu_base_addr"].value_()
-        first = self.prog["pcpu_first_chunk"]
+        size = mem_map(self.image).page_size
+        start = self.image.prog["pcpu_base_addr"].value_()
+        first = self.image.prog["pcpu_first_chunk"]
         end = first.base_addr.value_()
         self.static_size = end - start + int(first.start_offset)
         for address in range(start, end - size + 1, size):
@@ -285,7 +286,7 @@ class PercpuReader:
 
     def _count(self, found: PcpuChunk, chunk: Object) -> None:
         """Add up what backs a chunk, and how much of that is allocated."""
-        units = (1 << mem_map(self.prog).page_shift) // MIN_ALLOC_SIZE
+        units = (1 << mem_map(self.image).page_shift) // MIN_ALLOC_SIZE
         populated = self._bitmap(chunk.populated.address_ or 0, found.nr_pages)
         for page in range(found.nr_pages):
             if not populated >> page & 1:
@@ -306,7 +307,7 @@ class PercpuReader:
 
     def units(self, chunk: PcpuChunk) -> int:
         """Return how many elements the vector of a chunk has."""
-        return (chunk.nr_pages << mem_map(self.prog).page_shift) // MIN_ALLOC_SIZE
+        return (chunk.nr_pages << mem_map(self.image).page_shift) // MIN_ALLOC_SIZE
 
     def charged(self, chunk: PcpuChunk) -> list[PcpuAlloc]:
         """
@@ -396,7 +397,7 @@ class PercpuReader:
 
     def data_nodes(self, alloc: PcpuAlloc) -> Counter[int]:
         """Return the bytes of an allocation, on all CPUs, by the node that backs them."""
-        shift = mem_map(self.prog).page_shift
+        shift = mem_map(self.image).page_shift
         nodes: Counter[int] = Counter()
         at, end = alloc.offset, alloc.offset + alloc.size
         while at < end:
@@ -413,7 +414,7 @@ class PercpuReader:
         would: it slices the size, not the range, so that an allocation that begins inside
         a page is booked to the first pages only.
         """
-        shift = mem_map(self.prog).page_shift
+        shift = mem_map(self.image).page_shift
         nodes: Counter[int] = Counter()
         for page, at in enumerate(range(0, alloc.size, 1 << shift), alloc.offset >> shift):
             part = min(1 << shift, alloc.size - at)
@@ -424,7 +425,7 @@ class PercpuReader:
     def metadata_nodes(self, alloc: PcpuAlloc) -> Counter[int]:
         """Return the charged bytes of an allocation's vector slice by the node of its pages."""
         nodes: Counter[int] = Counter()
-        shift = mem_map(self.prog).page_shift
+        shift = mem_map(self.image).page_shift
         start = alloc.chunk.vector + alloc.offset // MIN_ALLOC_SIZE * self.element
         end = start + alloc.size // MIN_ALLOC_SIZE * self.element
         while start < end:
@@ -438,18 +439,19 @@ class PercpuReader:
         key = (chunk.address, page)
         nodes = self._unit_pages.get(key)
         if nodes is None:
-            address = chunk.base + (page << mem_map(self.prog).page_shift)
+            address = chunk.base + (page << mem_map(self.image).page_shift)
             nodes = Counter(self._nid(address + offset) for offset in self._unit_offsets)
             self._unit_pages[key] = nodes
         return nodes
 
     def _nid(self, address: int) -> int:
-        frames = mem_map(self.prog)
+        frames = mem_map(self.image)
         number = address % (1 << 8 * self.memory.word_size) >> frames.page_shift
         nid = self._page_nids.get(number)
         if nid is None:
             try:
-                page = follow_page(self.prog["init_mm"].address_of_(), number << frames.page_shift)
+                init_mm = self.image.prog["init_mm"].address_of_()
+                page = follow_page(init_mm, number << frames.page_shift)
                 nid = frames.nid(self.memory.word(page.value_() + frames.flags))
                 self.placement.read += 1
             except (FaultError, NotImplementedError, ValueError) as error:

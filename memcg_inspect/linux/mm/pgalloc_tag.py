@@ -16,11 +16,11 @@ from functools import cached_property
 from itertools import compress, repeat
 from typing import NamedTuple
 
-from drgn import FaultError, Program, offsetof
+from drgn import FaultError, offsetof
 from drgn.helpers.linux.mmzone import pfn_to_section, pfn_to_section_nr, section_nr_to_pfn
 
-from memcg_inspect.image.layout import has_type, per_program, static_key_enabled
-from memcg_inspect.image.memory import memory_of
+from memcg_inspect.image.image import Image, per_image
+from memcg_inspect.image.layout import has_type, static_key_enabled
 from memcg_inspect.linux.mm.alloc_tag import alloc_tag_size
 from memcg_inspect.linux.mm.mm_types import (
     MEMCG_DATA_FLAGS,
@@ -69,11 +69,11 @@ class TaggedPages(NamedTuple):
 class _Sections:
     """Finds the ``page_ext`` of page frames."""
 
-    def __init__(self, prog: Program) -> None:
-        self._prog = prog
-        self.size = int(prog["page_ext_size"])
-        self.offset = int(prog["page_alloc_tagging_ops"].offset)
-        if not has_type(prog, "struct mem_section"):
+    def __init__(self, image: Image) -> None:
+        self._image = image
+        self.size = int(image.prog["page_ext_size"])
+        self.offset = int(image.prog["page_alloc_tagging_ops"].offset)
+        if not has_type(image, "struct mem_section"):
             raise ImageError("page_ext is known here with CONFIG_SPARSEMEM only")
 
     def runs(self, start: int, end: int) -> Iterator[tuple[int, int, int]]:
@@ -84,9 +84,9 @@ class _Sections:
             would be, 0 if the section has none
         """
         while start < end:
-            number = pfn_to_section_nr(self._prog, start)
-            upto = min(end, int(section_nr_to_pfn(self._prog, number + 1)))
-            base = int(pfn_to_section(self._prog, start).page_ext.value_())
+            number = pfn_to_section_nr(self._image.prog, start)
+            upto = min(end, int(section_nr_to_pfn(self._image.prog, number + 1)))
+            base = int(pfn_to_section(self._image.prog, start).page_ext.value_())
             has_none = not base or base & PAGE_EXT_INVALID
             yield start, upto, 0 if has_none else base + self.offset
             start = upto
@@ -99,14 +99,14 @@ class _Indexes:
     Since v6.13 ("alloc_tag: support for page allocation tag compression").
     """
 
-    def __init__(self, prog: Program) -> None:
-        self.shift = int(prog["alloc_tag_ref_offs"])
-        self.mask = int(prog["alloc_tag_ref_mask"])
-        self._size = alloc_tag_size(prog)
-        self._kernel = int(prog["kernel_tags"].first_tag.value_())
-        self._count = int(prog["kernel_tags"].count)
+    def __init__(self, image: Image) -> None:
+        self.shift = int(image.prog["alloc_tag_ref_offs"])
+        self.mask = int(image.prog["alloc_tag_ref_mask"])
+        self._size = alloc_tag_size(image)
+        self._kernel = int(image.prog["kernel_tags"].first_tag.value_())
+        self._count = int(image.prog["kernel_tags"].count)
         try:
-            self._modules = int(prog["module_tags"].first_tag.value_())
+            self._modules = int(image.prog["module_tags"].first_tag.value_())
         except KeyError:
             self._modules = 0  # CONFIG_MODULES=n
 
@@ -120,14 +120,14 @@ class _Indexes:
         return self._modules + (index - self._count) * self._size
 
 
-@per_program
-def _indexes(prog: Program) -> _Indexes | None:
-    return _Indexes(prog) if static_key_enabled(prog, "mem_profiling_compressed") else None
+@per_image
+def _indexes(image: Image) -> _Indexes | None:
+    return _Indexes(image) if static_key_enabled(image, "mem_profiling_compressed") else None
 
 
-def page_ext_bytes(prog: Program) -> int:
+def page_ext_bytes(image: Image) -> int:
     """Return the bytes that each page has for its tag, beside its ``struct page``."""
-    return 0 if _indexes(prog) else int(prog["page_alloc_tagging_ops"].size)
+    return 0 if _indexes(image) else int(image.prog["page_alloc_tagging_ops"].size)
 
 
 class PageTagReader:
@@ -138,14 +138,14 @@ class PageTagReader:
     :ivar free: lists of free pages, which tell where blocks end that are not compound
     """
 
-    def __init__(self, prog: Program) -> None:
-        self.prog = prog
+    def __init__(self, image: Image) -> None:
+        self.image = image
         self.coverage = Coverage()
         self.free = Coverage()
-        self.memory, self.frames, self.layout = memory_of(prog), mem_map(prog), page_layout(prog)
-        self._indexes = _indexes(prog)
-        self._sections = None if self._indexes else _Sections(prog)
-        count = offsetof(prog.type("struct page"), "_refcount")
+        self.memory, self.frames, self.layout = image.memory, mem_map(image), page_layout(image)
+        self._indexes = _indexes(image)
+        self._sections = None if self._indexes else _Sections(image)
+        count = offsetof(image.prog.type("struct page"), "_refcount")
         #: Pages that nobody holds, and that have no type: free ones, and all but the first one
         #: of blocks that are not compound.
         self._bare = [
@@ -155,7 +155,7 @@ class PageTagReader:
 
     @cached_property
     def _cached(self) -> set[int]:
-        return cached_free_pages(self.prog, self.free)
+        return cached_free_pages(self.image, self.free)
 
     def codetag(self, page: int) -> int:
         """

@@ -13,10 +13,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from drgn import FaultError, Object, Program, TypeKind, offsetof, sizeof
+from drgn import FaultError, Object, TypeKind, offsetof, sizeof
 
-from memcg_inspect.image.layout import constant, has_member, member_type, per_program
-from memcg_inspect.image.memory import memory_of
+from memcg_inspect.image.image import Image, per_image
+from memcg_inspect.image.layout import constant, has_member, member_type
 from memcg_inspect.linux.kernel.sched import Thread
 from memcg_inspect.linux.lib.percpu_counter import percpu_counter_bound, percpu_counter_parts
 from memcg_inspect.linux.mm.mmzone import mem_map
@@ -70,29 +70,29 @@ class RssCounter(NamedTuple):
         return None if self.parts is None else self.folded + self.parts
 
 
-@per_program
-def _is_percpu(prog: Program) -> bool:
+@per_image
+def _is_percpu(image: Image) -> bool:
     # Commit f1a7941243c1 ("mm: convert mm's rss stats into percpu_counter") (in v6.2).
-    type_ = member_type(prog.type("struct mm_struct"), "rss_stat").unaliased()
+    type_ = member_type(image.prog.type("struct mm_struct"), "rss_stat").unaliased()
     return bool(type_.kind == TypeKind.ARRAY)
 
 
-@per_program
-def _slots(prog: Program) -> dict[str, int]:
-    slots = {item: constant(prog, name) for name, item in ITEMS.items()}
+@per_image
+def _slots(image: Image) -> dict[str, int]:
+    slots = {item: constant(image, name) for name, item in ITEMS.items()}
     missing = [item for item, slot in slots.items() if slot is None]
     if missing:
         raise ImageError(f"this kernel does not count {missing[0]} pages of processes")
     return {item: slot for item, slot in slots.items() if slot is not None}
 
 
-@per_program
-def counts_by_task(prog: Program) -> bool:
+@per_image
+def counts_by_task(image: Image) -> bool:
     """Whether tasks keep parts of the counters (``SPLIT_RSS_COUNTING``, 6.1 and older)."""
-    return has_member(prog, "struct task_struct", "rss_stat")
+    return has_member(image, "struct task_struct", "rss_stat")
 
 
-def rss_bounds(prog: Program, threads: int) -> dict[str, int | None]:
+def rss_bounds(image: Image, threads: int) -> dict[str, int | None]:
     """
     Return how far the cheap value may be from the exact one, in pages, by item.
 
@@ -103,18 +103,18 @@ def rss_bounds(prog: Program, threads: int) -> dict[str, int | None]:
     :param threads: tasks that use the ``mm_struct``
     :return: ``None`` where it is not known
     """
-    if _is_percpu(prog):
+    if _is_percpu(image):
         try:
-            return dict.fromkeys(ITEMS.values(), percpu_counter_bound(prog))
+            return dict.fromkeys(ITEMS.values(), percpu_counter_bound(image))
         except LookupError:
             return dict.fromkeys(ITEMS.values(), None)
-    if not counts_by_task(prog):
+    if not counts_by_task(image):
         return dict.fromkeys(ITEMS.values(), 0)
     try:
-        around = int(prog["fault_around_bytes"].value_())
+        around = int(image.prog["fault_around_bytes"].value_())
     except (LookupError, FaultError):
         around = _FAULT_AROUND_BYTES
-    of_files = _FAULTS * max(around >> mem_map(prog).page_shift, 1) * threads
+    of_files = _FAULTS * max(around >> mem_map(image).page_shift, 1) * threads
     bounds: dict[str, int | None] = dict.fromkeys(ITEMS.values(), _FAULTS * threads)
     return bounds | {"file": of_files, "shmem": of_files}
 
@@ -125,7 +125,7 @@ def per_node_bound(nodes: int) -> int:
 
 
 def read_rss(
-    prog: Program, threads: Iterable[Thread], coverage: Coverage, is_all: bool = True
+    image: Image, threads: Iterable[Thread], coverage: Coverage, is_all: bool = True
 ) -> dict[int, dict[str, RssCounter]]:
     """
     Read the counters of all processes.
@@ -134,10 +134,10 @@ def read_rss(
     :param is_all: whether none is missing
     :return: by ``struct mm_struct *`` and item; those that cannot be read are left out
     """
-    members = prog.type("struct mm_struct")
+    members = image.prog.type("struct mm_struct")
     offset = offsetof(members, "rss_stat")
     size = sizeof(member_type(members, "rss_stat"))
-    memory, data = memory_of(prog), {}
+    memory, data = image.memory, {}
     held: dict[int, list[Sequence[int]]] = {}
     for thread in threads:
         if thread.mm:
@@ -148,19 +148,19 @@ def read_rss(
             coverage.read += 1
         except FaultError as error:
             coverage.miss("counters of a process", error.address, str(error))
-    if _is_percpu(prog):
-        return _percpu(prog, data, coverage)
+    if _is_percpu(image):
+        return _percpu(image, data, coverage)
     if not is_all:
-        _drop_partial(prog, held)
-    return _atomic(prog, data, held)
+        _drop_partial(image, held)
+    return _atomic(image, data, held)
 
 
-def _drop_partial(prog: Program, held: dict[int, list[Sequence[int]]]) -> None:
+def _drop_partial(image: Image, held: dict[int, list[Sequence[int]]]) -> None:
     # A task that could not be read may hold a part of any counter, unless there are as many as
     # use the mm_struct.
     for mm, parts in held.items():
         try:
-            users = int(Object(prog, "struct mm_struct *", mm).mm_users.counter)
+            users = int(Object(image.prog, "struct mm_struct *", mm).mm_users.counter)
         except FaultError:
             users = -1
         if users != len(parts):
@@ -168,20 +168,20 @@ def _drop_partial(prog: Program, held: dict[int, list[Sequence[int]]]) -> None:
 
 
 def _percpu(
-    prog: Program, data: Mapping[int, bytes], coverage: Coverage
+    image: Image, data: Mapping[int, bytes], coverage: Coverage
 ) -> dict[int, dict[str, RssCounter]]:
-    counter, memory = prog.type("struct percpu_counter"), memory_of(prog)
+    counter, memory = image.prog.type("struct percpu_counter"), image.memory
     size, count = sizeof(counter), offsetof(counter, "count")
     # Without CONFIG_SMP there are no parts.
     has_parts = counter.has_member("counters")
     at = offsetof(counter, "counters") if has_parts else 0
-    slots = _slots(prog)
+    slots = _slots(image)
     pointers = {
         (mm, item): memory.word_at(raw, slot * size + at)
         for mm, raw in data.items()
         for item, slot in slots.items()
     }
-    parts = percpu_counter_parts(prog, pointers.values()) if has_parts else {}
+    parts = percpu_counter_parts(image, pointers.values()) if has_parts else {}
     found: dict[int, dict[str, RssCounter]] = {mm: {} for mm in data}
     for (mm, item), pointer in pointers.items():
         start = slots[item] * size + count
@@ -194,9 +194,9 @@ def _percpu(
 
 
 def _atomic(
-    prog: Program, data: Mapping[int, bytes], held: Mapping[int, Sequence[Sequence[int]]]
+    image: Image, data: Mapping[int, bytes], held: Mapping[int, Sequence[Sequence[int]]]
 ) -> dict[int, dict[str, RssCounter]]:
-    memory, slots = memory_of(prog), _slots(prog)
+    memory, slots = image.memory, _slots(image)
     return {
         mm: {
             item: RssCounter(

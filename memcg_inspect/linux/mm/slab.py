@@ -22,28 +22,21 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from drgn import FaultError, Program, offsetof, sizeof
+from drgn import FaultError, offsetof, sizeof
 
+from memcg_inspect.image.image import Image, per_image
 from memcg_inspect.image.layout import (
     WordField,
     constant,
     has_member,
-    per_program,
     static_key_enabled,
     word_field,
 )
-from memcg_inspect.image.memory import memory_of
 from memcg_inspect.image.strings import Strings
+from memcg_inspect.linux.mm.kfence import kfence_pages
 from memcg_inspect.linux.mm.mm_types import MEMCG_DATA_FLAGS, SlabPage
 from memcg_inspect.linux.mm.mmzone import mem_map
-from memcg_inspect.model import NUMA_NO_NODE, Coverage, ImageError
-
-
-
-from drgn import Program
-
-from memcg_inspect.linux.mm.kfence import kfence_pages
-from memcg_inspect.model import SlabUsage
+from memcg_inspect.model import NUMA_NO_NODE, Coverage, ImageError, SlabUsage
 
 __all__ = (
     "CODETAG_EMPTY",
@@ -93,9 +86,9 @@ class _CacheMembers(NamedTuple):
     red_left_pad: WordField | None
 
     @classmethod
-    def of(cls, prog: Program) -> _CacheMembers:
+    def of(cls, image: Image) -> _CacheMembers:
         def field(member: str) -> WordField:
-            return word_field(prog, "struct kmem_cache", member)
+            return word_field(image, "struct kmem_cache", member)
 
         pad = "red_left_pad"
         return cls(
@@ -103,7 +96,7 @@ class _CacheMembers(NamedTuple):
             size=field("size"),
             object_size=field("object_size"),
             flags=field("flags"),
-            red_left_pad=field(pad) if has_member(prog, "struct kmem_cache", pad) else None,
+            red_left_pad=field(pad) if has_member(image, "struct kmem_cache", pad) else None,
         )
 
 
@@ -186,8 +179,8 @@ class SlabLayout(NamedTuple):
     has_codetag: bool
 
 
-@per_program
-def slab_layout(prog: Program) -> SlabLayout:
+@per_image
+def slab_layout(image: Image) -> SlabLayout:
     """
     Find the layout of ``struct slab`` and its object extensions.
 
@@ -195,26 +188,26 @@ def slab_layout(prog: Program) -> SlabLayout:
     """
 
     def field(member: str) -> WordField:
-        return word_field(prog, "struct slab", member)
+        return word_field(image, "struct slab", member)
 
     def optional(member: str) -> WordField | None:
         return field(member) if slab.has_member(member) else None
 
     try:
-        slab = prog.type("struct slab")
+        slab = image.prog.type("struct slab")
     except LookupError:
         raise ImageError("there is no struct slab: this kernel is older than 5.17") from None
     codetag = None
     if slab.has_member("obj_exts"):
         exts = field("obj_exts")
-        ext = prog.type("struct slabobj_ext")
+        ext = image.prog.type("struct slabobj_ext")
         element = sizeof(ext)
         # Renamed when the codetag moved into an element of its own (7.3).
         objcg = offsetof(ext, "_objcg" if ext.has_member("_objcg") else "objcg")
         tag = "_ctref" if ext.has_member("_ctref") else "ref"
         codetag = offsetof(ext, tag) if ext.has_member(tag) else None
     elif slab.has_member("memcg_data"):
-        exts, element, objcg = field("memcg_data"), memory_of(prog).word_size, 0
+        exts, element, objcg = field("memcg_data"), image.memory.word_size, 0
     else:
         raise ImageError("struct slab has no obj_exts: slab objects are not charged to memcgs")
     return SlabLayout(
@@ -228,7 +221,7 @@ def slab_layout(prog: Program) -> SlabLayout:
         stride=optional("stride"),
         in_object=optional("obj_exts_in_object"),
         needs_objcg=optional("obj_exts_needs_objcg"),
-        has_codetag=bool(static_key_enabled(prog, "slab_obj_ext_has_codetag_key")),
+        has_codetag=bool(static_key_enabled(image, "slab_obj_ext_has_codetag_key")),
     )
 
 
@@ -241,25 +234,25 @@ class SlabReader:
     :ivar names: names of caches that could not be read; their addresses are told instead
     """
 
-    def __init__(self, prog: Program, names: Coverage | None = None) -> None:
+    def __init__(self, image: Image, names: Coverage | None = None) -> None:
         """:param names: to be used as :attr:`names`"""
-        self.prog = prog
+        self.image = image
         self.names = Coverage() if names is None else names
-        self.memory = memory_of(prog)
-        self.frames = mem_map(prog)
-        self.layout = slab_layout(prog)
+        self.memory = image.memory
+        self.frames = mem_map(image)
+        self.layout = slab_layout(image)
         self._words = self.memory.unpacker(
-            sizeof(prog.type("struct slab")) // self.memory.word_size
+            sizeof(image.prog.type("struct slab")) // self.memory.word_size
         )
         self.caches: dict[int, SlabCache] = {}
         self.coverage = Coverage()
         self._nids: dict[int, int] = {}
-        self._members = _CacheMembers.of(prog)
+        self._members = _CacheMembers.of(image)
         # Never read whole: it is as long as there are nodes, its type as long as there may be.
         self._cache_words = max(f.word for f in self._members if f is not None) + 1
         self._unpack_cache = self.memory.unpacker(self._cache_words)
         self._names = Strings(self.memory)
-        bit = constant(prog, "_SLAB_RECLAIM_ACCOUNT")
+        bit = constant(image, "_SLAB_RECLAIM_ACCOUNT")
         self._reclaimable = SLAB_RECLAIM_ACCOUNT if bit is None else 1 << bit
         # A page of kfence that was never used has no objects, and something else stands where
         # its cache would.
@@ -511,8 +504,8 @@ class _Sum:
 class SlabTally:
     """Adds slabs up by node and cache."""
 
-    def __init__(self, prog: Program) -> None:
-        self._kfence = kfence_pages(prog)
+    def __init__(self, image: Image) -> None:
+        self._kfence = kfence_pages(image)
         self._sums: dict[tuple[int, int, bool], _Sum] = {}
 
     def add(self, slab: Slab) -> None:

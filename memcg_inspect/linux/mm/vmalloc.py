@@ -15,11 +15,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from drgn import FaultError, Object, ObjectAbsentError, Program, offsetof, sizeof
+from drgn import FaultError, Object, ObjectAbsentError, offsetof, sizeof
 from drgn.helpers.linux.mm import find_vmap_area, virt_to_page
 
-from memcg_inspect.image.layout import has_member, member_type, per_program
-from memcg_inspect.image.memory import memory_of
+from memcg_inspect.image.image import Image, per_image
+from memcg_inspect.image.layout import has_member, member_type
 from memcg_inspect.linux.kernel.sched import find_tasks
 from memcg_inspect.linux.lib.list import OnFault, list_entries
 from memcg_inspect.model import Coverage
@@ -72,17 +72,17 @@ class VmMapping(NamedTuple):
     pages: list[int]
 
 
-def find_mapping(prog: Program, address: int) -> VmMapping | None:
+def find_mapping(image: Image, address: int) -> VmMapping | None:
     """
     Find the area that an address is in, through the kernel's tree.
 
     :raises drgn.FaultError: if it cannot be read
     """
-    area = find_vmap_area(prog, address)
+    area = find_vmap_area(image.prog, address)
     vm = area.vm.read_() if area else None
     if not vm:
         return None
-    flags, memory = int(vm.flags), memory_of(prog)
+    flags, memory = int(vm.flags), image.memory
     pages, count = vm.pages.value_(), int(vm.nr_pages)
     return VmMapping(
         start=int(area.va_start),
@@ -93,8 +93,8 @@ def find_mapping(prog: Program, address: int) -> VmMapping | None:
     )
 
 
-@per_program
-def thread_size(prog: Program) -> int:
+@per_image
+def thread_size(image: Image) -> int:
     """
     Return ``THREAD_SIZE``, in bytes: the size of the first task's stack.
 
@@ -104,31 +104,31 @@ def thread_size(prog: Program) -> int:
     # __{start,end}_init_stack") (in v6.10).
     for name in ("stack", "task"):
         try:
-            start = prog.symbol(f"__start_init_{name}").address
-            return int(prog.symbol(f"__end_init_{name}").address - start)
+            start = image.prog.symbol(f"__start_init_{name}").address
+            return int(image.prog.symbol(f"__end_init_{name}").address - start)
         except LookupError:
             continue
     raise LookupError("there is no __start_init_stack")
 
 
-def vm_areas(prog: Program, coverage: Coverage, stack_coverage: Coverage) -> Iterator[VmArea]:
+def vm_areas(image: Image, coverage: Coverage, stack_coverage: Coverage) -> Iterator[VmArea]:
     """
     Walk the areas made by vmalloc, kernel stacks among them.
 
     :param stack_coverage: tasks whose stacks tell which areas are stacks
     """
-    memory = memory_of(prog)
-    vm_type = prog.type("struct vm_struct")
+    memory = image.memory
+    vm_type = image.prog.type("struct vm_struct")
     at = {name: offsetof(vm_type, name) for name in ("addr", "flags", "pages", "nr_pages")}
     # An unsigned long since 7.2, an unsigned int before.
     count_size = sizeof(member_type(vm_type, "nr_pages"))
     caller, size, word = offsetof(vm_type, "caller"), sizeof(vm_type), memory.word_size
-    stacks = _stacks(prog, stack_coverage)
+    stacks = _stacks(image, stack_coverage)
 
     def missed(error: FaultError) -> None:
         coverage.miss("list of vmalloc areas", error.address, str(error))
 
-    for area in _vmap_areas(prog, missed):
+    for area in _vmap_areas(image, missed):
         try:
             vm = area.vm.value_()
             if not vm:
@@ -148,21 +148,21 @@ def vm_areas(prog: Program, coverage: Coverage, stack_coverage: Coverage) -> Ite
             coverage.miss("vmalloc area", error.address, str(error))
 
 
-def _vmap_areas(prog: Program, on_fault: OnFault) -> Iterator[Object]:
+def _vmap_areas(image: Image, on_fault: OnFault) -> Iterator[Object]:
     # Commit d093602919ad ("mm: vmalloc: remove global vmap_area_root rb-tree") (in v6.9) split
     # the list up.
     try:
-        nodes = prog["vmap_nodes"]
+        nodes = image.prog["vmap_nodes"]
     except KeyError:
-        heads = [prog["vmap_area_list"].address_of_()]
+        heads = [image.prog["vmap_area_list"].address_of_()]
     else:
         # Compilers optimize the pointer away where there is but one.
         try:
             nodes = nodes.read_()
         except ObjectAbsentError:
-            nodes = prog.variable("single", "mm/vmalloc.c").address_of_()
+            nodes = image.prog.variable("single", "mm/vmalloc.c").address_of_()
         try:
-            number = int(prog["nr_vmap_nodes"].value_())
+            number = int(image.prog["nr_vmap_nodes"].value_())
         except ObjectAbsentError:
             number = 1
         heads = [nodes[i].busy.head.address_of_() for i in range(number)]
@@ -170,16 +170,16 @@ def _vmap_areas(prog: Program, on_fault: OnFault) -> Iterator[Object]:
         yield from list_entries("struct vmap_area", head, "list", on_fault)
 
 
-def _stacks(prog: Program, coverage: Coverage) -> set[tuple[int, int]]:
+def _stacks(image: Image, coverage: Coverage) -> set[tuple[int, int]]:
     """From where in the kernel's text, and with how many pages, tasks' stacks were made."""
     stacks: set[tuple[int, int]] = set()
-    if not has_member(prog, "struct task_struct", "stack_vm_area"):
+    if not has_member(image, "struct task_struct", "stack_vm_area"):
         return stacks
 
     def missed(error: FaultError) -> None:
         coverage.miss("stack of a task", error.address, str(error))
 
-    for task in find_tasks(prog, missed):
+    for task in find_tasks(image, missed):
         try:
             area = task.stack_vm_area.read_()
             if area:
@@ -190,7 +190,7 @@ def _stacks(prog: Program, coverage: Coverage) -> set[tuple[int, int]]:
     return stacks
 
 
-def stack_blocks(prog: Program, coverage: Coverage) -> set[int]:
+def stack_blocks(image: Image, coverage: Coverage) -> set[int]:
     """
     Return the first pages of kernel stacks that are blocks of pages, not vmalloc areas
     (``CONFIG_VMAP_STACK=n``). Such a block is charged whole, through its first page.
@@ -198,15 +198,15 @@ def stack_blocks(prog: Program, coverage: Coverage) -> set[int]:
     :return: ``struct page *`` addresses; empty where stacks are vmalloc areas
     """
     pages: set[int] = set()
-    if has_member(prog, "struct task_struct", "stack_vm_area"):
+    if has_member(image, "struct task_struct", "stack_vm_area"):
         return pages
 
     def missed(error: FaultError) -> None:
         coverage.miss("stack of a task", error.address, str(error))
 
-    for task in find_tasks(prog, missed):
+    for task in find_tasks(image, missed):
         try:
-            pages.add(virt_to_page(Object(prog, "void *", task.stack.value_())).value_())
+            pages.add(virt_to_page(Object(image.prog, "void *", task.stack.value_())).value_())
             coverage.read += 1
         except FaultError as error:
             missed(error)

@@ -11,11 +11,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from drgn import FaultError, Program, offsetof
+from drgn import FaultError, offsetof
 from drgn.helpers.linux.mmzone import for_each_online_pgdat
 
+from memcg_inspect.image.image import Image
 from memcg_inspect.image.layout import constant
-from memcg_inspect.image.memory import memory_of
 from memcg_inspect.linux.mm.percpu_defs import percpu_offsets
 from memcg_inspect.model import Coverage, NodeStat
 
@@ -23,7 +23,7 @@ __all__ = ("read_node_stats",)
 
 
 def read_node_stats(
-    prog: Program, items: Iterable[str], coverage: Coverage
+    image: Image, items: Iterable[str], coverage: Coverage
 ) -> dict[tuple[int, str], NodeStat]:
     """
     Read counters of all online nodes.
@@ -31,15 +31,15 @@ def read_node_stats(
     :param items: enumerators of ``enum node_stat_item``
     :return: by node and item, in pages also where the item is named after bytes
     """
-    slots = {name: slot for name in items if (slot := constant(prog, name)) is not None}
-    memory, stats = memory_of(prog), {}
-    diffs = offsetof(prog.type("struct per_cpu_nodestat"), "vm_node_stat_diff")
-    for pgdat in for_each_online_pgdat(prog):
+    slots = {name: slot for name in items if (slot := constant(image, name)) is not None}
+    memory, stats = image.memory, {}
+    diffs = offsetof(image.prog.type("struct per_cpu_nodestat"), "vm_node_stat_diff")
+    for pgdat in for_each_online_pgdat(image.prog):
         try:
             percpu = pgdat.per_cpu_nodestats.value_() + diffs
             for name, slot in slots.items():
                 pending = 0
-                for offset in percpu_offsets(prog).values():
+                for offset in percpu_offsets(image).values():
                     (byte,) = memory.read(percpu + offset + slot, 1)  # s8
                     pending += byte - 256 if byte > 127 else byte
                 folded = int(pgdat.vm_stat[slot].counter)

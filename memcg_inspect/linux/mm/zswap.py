@@ -11,10 +11,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from drgn import FaultError, Object, Program, offsetof, sizeof
+from drgn import FaultError, Object, offsetof, sizeof
 
+from memcg_inspect.image.image import Image
 from memcg_inspect.image.layout import bit_field, has_member, has_type
-from memcg_inspect.image.memory import memory_of
 from memcg_inspect.linux.lib.list import rbtree_entries
 from memcg_inspect.linux.lib.xarray import xa_entries
 from memcg_inspect.linux.mm.mm_types import MEMCG_DATA_FLAGS
@@ -72,27 +72,27 @@ class ZswapReader:
     :ivar placement: entries whose data was found on pages, and those whose was not
     """
 
-    def __init__(self, prog: Program) -> None:
-        self.prog = prog
-        self.memory = memory_of(prog)
+    def __init__(self, image: Image) -> None:
+        self.image = image
+        self.memory = image.memory
         self.coverage = Coverage()
         self.placement = Coverage()
-        self.has_zswap = has_type(prog, "struct zswap_entry")
+        self.has_zswap = has_type(image, "struct zswap_entry")
         self.entry_size = 0
         if not self.has_zswap:
             return
-        entry = prog.type("struct zswap_entry")
+        entry = image.prog.type("struct zswap_entry")
         self.entry_size = sizeof(entry)
         self._length = offsetof(entry, "length")
         self._handle = offsetof(entry, "handle")
         self._objcg = offsetof(entry, "objcg")
         # The project's own fixtures/patches/7.3-pernode/0009: an entry may be on two nodes.
         self._split = [
-            bit_field(prog, "struct zswap_entry", member)
+            bit_field(image, "struct zswap_entry", member)
             for member in ("beyond", "beyond_nid")
             if entry.has_member(member)
         ]
-        self._locations = _Locations(prog)
+        self._locations = _Locations(image)
 
     def entries(self) -> Iterator[ZswapEntry]:
         """Walk all entries."""
@@ -129,7 +129,7 @@ class ZswapReader:
             self.coverage.miss("tree of zswap entries", error.address, str(error))
 
         try:
-            trees = self.prog["zswap_trees"].read_()
+            trees = self.image.prog["zswap_trees"].read_()
         except KeyError:
             return
         for swap_type, tree in enumerate(trees):
@@ -138,7 +138,7 @@ class ZswapReader:
             try:
                 if tree.type_.type.unaliased().type_name() == "struct xarray":
                     # Commit 796c2c23e14e ("zswap: replace RB tree with xarray") (in v6.10).
-                    for i in range(int(self.prog["nr_zswap_trees"][swap_type])):
+                    for i in range(int(self.image.prog["nr_zswap_trees"][swap_type])):
                         try:
                             yield from xa_entries(tree[i], missed)
                         except FaultError as error:
@@ -191,25 +191,25 @@ class ZswapReader:
 class _Locations:
     """Finds the pages behind zsmalloc handles."""
 
-    def __init__(self, prog: Program) -> None:
-        self.prog = prog
-        self.memory = memory_of(prog)
-        self.frames = mem_map(prog)
+    def __init__(self, image: Image) -> None:
+        self.image = image
+        self.memory = image.memory
+        self.frames = mem_map(image)
         # A location is a page frame number above an index. Where it begins follows from
         # MAX_POSSIBLE_PHYSMEM_BITS, a macro; the first object that names its handle tells.
         shifts = [64 - (bits - self.frames.page_shift) for bits in MAX_POSSIBLE_PHYSMEM_BITS]
         self._shifts = tuple(shifts)
         self._shift = shifts[0]
-        page = prog.type("struct page")
+        page = image.prog.type("struct page")
         # struct zpdesc overlays struct page since 6.14; the members have kept their places.
-        if has_type(prog, "struct zpdesc"):
-            desc = prog.type("struct zpdesc")
+        if has_type(image, "struct zpdesc"):
+            desc = image.prog.type("struct zpdesc")
             self._zspage, self._next = offsetof(desc, "zspage"), offsetof(desc, "next")
         else:
             self._zspage, self._next = offsetof(page, "private"), offsetof(page, "index")
-        self._class = bit_field(prog, "struct zspage", "class")
+        self._class = bit_field(image, "struct zspage", "class")
         self._first = (
-            "first_zpdesc" if has_member(prog, "struct zspage", "first_zpdesc") else ("first_page")
+            "first_zpdesc" if has_member(image, "struct zspage", "first_zpdesc") else ("first_page")
         )
         self._zspages: dict[int, tuple[int, list[int]]] = {}
 
@@ -248,8 +248,8 @@ class _Locations:
         known = self._zspages.get(address)
         if known is not None:
             return known
-        zspage = Object(self.prog, "struct zspage *", address)
-        raw = self.memory.read(address, sizeof(self.prog.type("struct zspage")))
+        zspage = Object(self.image.prog, "struct zspage *", address)
+        raw = self.memory.read(address, sizeof(self.image.prog.type("struct zspage")))
         size_class = zspage.pool.size_class[self._class.get(raw)]
         pages = [zspage.member_(self._first).value_()]
         for _ in range(int(size_class.pages_per_zspage) - 1):
@@ -282,5 +282,5 @@ class _Locations:
 
     def _word_at(self, page: int, offset: int) -> int:
         pfn = self.frames.pfn(page)
-        data = self.prog.read((pfn << self.frames.page_shift) + offset, 8, True)
+        data = self.image.prog.read((pfn << self.frames.page_shift) + offset, 8, True)
         return int.from_bytes(data, self.memory.order)

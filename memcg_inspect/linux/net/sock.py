@@ -15,9 +15,9 @@ from __future__ import annotations
 from collections.abc import Container, Iterator
 from typing import NamedTuple
 
-from drgn import FaultError, Object, Program, offsetof
+from drgn import FaultError, Object, offsetof
 
-from memcg_inspect.image.memory import memory_of
+from memcg_inspect.image.image import Image
 from memcg_inspect.linux.lib.list import list_entries
 from memcg_inspect.linux.mm.kfence import kfence_pages
 from memcg_inspect.linux.mm.slab import Slab, SlabReader
@@ -49,7 +49,7 @@ class Protocol(NamedTuple):
     accounts: bool
 
 
-def socket_caches(prog: Program, coverage: Coverage) -> dict[int, Protocol]:
+def socket_caches(image: Image, coverage: Coverage) -> dict[int, Protocol]:
     """
     Return the protocols of sockets.
 
@@ -58,7 +58,7 @@ def socket_caches(prog: Program, coverage: Coverage) -> dict[int, Protocol]:
     """
     found: dict[int, Protocol] = {}
     try:
-        head = prog["proto_list"].address_of_()
+        head = image.prog["proto_list"].address_of_()
     except KeyError:
         return found  # CONFIG_NET=n
 
@@ -91,15 +91,15 @@ class SockReader:
     :ivar coverage: sockets read, and slabs of sockets that could not be read
     """
 
-    def __init__(self, prog: Program, slabs: SlabReader) -> None:
-        self.prog = prog
-        self.memory = memory_of(prog)
+    def __init__(self, image: Image, slabs: SlabReader) -> None:
+        self.image = image
+        self.memory = image.memory
         self.slabs = slabs
         self.coverage = Coverage()
-        self.caches = socket_caches(prog, self.coverage)
+        self.caches = socket_caches(image, self.coverage)
         self._protocols: dict[int, Protocol] = {}
-        self._kfence = kfence_pages(prog)
-        sock = prog.type("struct sock")
+        self._kfence = kfence_pages(image)
+        sock = image.prog.type("struct sock")
         self._memcg = offsetof(sock, "sk_memcg")
         self._refs = offsetof(sock, "__sk_common.skc_refcnt")
         self._amounts = [
@@ -144,7 +144,7 @@ class SockReader:
         """
         if address not in self._protocols:
             try:
-                proto = Object(self.prog, "struct proto *", address)
+                proto = Object(self.image.prog, "struct proto *", address)
                 self._protocols[address] = _protocol(proto)
             except FaultError as error:
                 self.coverage.miss("protocol of a socket", address, str(error))

@@ -1,0 +1,157 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+"""The identity ``alloc_tags``, by hand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from support.made import OBJCG_A, snapshot
+
+from memcg_inspect.checks.alloc_tags import alloc_tag_rows, counts_one_cpu
+from memcg_inspect.checks.judge import judge
+from memcg_inspect.checks.looks import settle
+from memcg_inspect.checks.profile import Profile, Use
+from memcg_inspect.checks.snapshot import Snapshot
+from memcg_inspect.model import CallSite, Row, Running
+
+KMALLOC, PERCPU, IDLE, MODULE = 0x100, 0x200, 0x300, 0x400
+
+
+def site(tag: int, size: int | None, calls: int | None, **more: Any) -> CallSite:
+    given = {"file": "mm/a.c", "line": tag, "module": None, "function": "f", **more}
+    return CallSite(
+        address=tag,
+        accurate=True,
+        counters=given.pop("counters", tag + 8),
+        bytes=size,
+        calls=calls,
+        **given,
+    )
+
+
+def profile(*sites: CallSite, gap: str | None = None) -> Profile:
+    """Three objects of 64 bytes on two nodes, one of them charged; percpu memory of two CPUs."""
+    made = Profile(None, {s.address: s for s in sites}, gap=gap)
+    made.add(Use(KMALLOC, "slab", 0, 0), 128, 2)
+    made.add(Use(KMALLOC, "slab", OBJCG_A, 1), 64, 1)
+    made.add(Use(PERCPU, "percpu", 0, 0), 8, 1)
+    made.add(Use(PERCPU, "percpu", 0, 1), 8 + 16, 0)
+    made.one_cpu[PERCPU] = 8
+    return made
+
+
+def whole() -> tuple[CallSite, ...]:
+    return site(KMALLOC, 192, 3), site(PERCPU, 32, 1), site(IDLE, 0, 0)
+
+
+def rows(made: Profile) -> dict[tuple[str, str], Row]:
+    return {(r.item, r.unit): r for r in alloc_tag_rows(snapshot(profile=made))}
+
+
+def test_sites_are_what_refers_to_them() -> None:
+    found = rows(profile(*whole()))
+    # Where nothing was allocated there is no row.
+    assert set(found) == {
+        (f"mm/a.c:{tag} func:f", unit)
+        for tag in (KMALLOC, PERCPU)
+        for unit in ("bytes", "references")
+    }
+    assert {row.status for row in found.values()} == {"exact"}
+    assert found["mm/a.c:256 func:f", "bytes"].found == {"slab": 192}
+    assert found["mm/a.c:512 func:f", "references"].found == {"percpu": 1}
+
+
+def test_some_kernels_count_one_cpu() -> None:
+    made = profile(site(KMALLOC, 192, 3), site(PERCPU, 8, 1))
+    assert counts_one_cpu(made)
+    assert not counts_one_cpu(profile(*whole()))
+    assert {row.status for row in rows(made).values()} == {"exact"}
+
+
+def test_neither_rule_fits() -> None:
+    found = rows(profile(site(KMALLOC, 192, 3), site(PERCPU, 9, 1)))
+    row = found["mm/a.c:512 func:f", "bytes"]
+    assert (row.status, row.difference) == ("differs", 9 - 32)
+
+
+def test_a_wrong_counter_is_named() -> None:
+    made = profile(site(KMALLOC, 256, 4, module="mod"), site(PERCPU, 32, 1), site(IDLE, 0, 1))
+    found = {key: row.difference for key, row in rows(made).items() if row.status == "differs"}
+    assert found == {
+        ("mm/a.c:256 [mod] func:f", "bytes"): 64,
+        ("mm/a.c:256 [mod] func:f", "references"): 1,
+        ("mm/a.c:768 func:f", "references"): 1,
+    }
+    leads = [lead.finding for lead in judge(snapshot(profile=made)).leads]
+    said = {f.what for f in leads}
+    assert "mm/a.c:256 [mod] func:f claims 64 bytes more than was found" in said
+    assert {(f.identity, f.item, f.difference) for f in leads if f.identity == "alloc_tags"} == {
+        ("alloc_tags", item, difference) for (item, _), difference in found.items()
+    }
+
+
+def test_a_reference_to_no_call_site() -> None:
+    made = profile(*whole())
+    made.add(Use(0xBAD, "page", 0, 0), 4096, 1)
+    row = rows(made)["no call site at 0xbad", "references"]
+    assert (row.status, row.difference) == ("differs", -1)
+    made.gap = "call sites are missing"  # that may be one of them
+    row = rows(made)["no call site at 0xbad", "references"]
+    assert (row.status, row.claimed) == ("unverifiable", None)
+
+
+def test_what_could_not_be_read() -> None:
+    made = profile(site(KMALLOC, None, None), site(PERCPU, 32, 1))
+    unread = rows(made)["mm/a.c:256 func:f", "bytes"]
+    assert (unread.status, unread.claimed) == ("unverifiable", None)
+    # A reference that is missing can only make found too small.
+    made = profile(site(KMALLOC, 128, 3), site(PERCPU, 40, 1), gap="pages are missing")
+    found = {key: row.status for key, row in rows(made).items()}
+    assert found == {
+        ("mm/a.c:256 func:f", "bytes"): "differs",
+        ("mm/a.c:256 func:f", "references"): "unverifiable",
+        ("mm/a.c:512 func:f", "bytes"): "unverifiable",
+        ("mm/a.c:512 func:f", "references"): "unverifiable",
+    }
+
+
+def test_a_counter_of_several_sites_cannot_be_divided() -> None:
+    shared = {"counters": 0x8}
+    made = profile(site(KMALLOC, 224, 4, **shared), site(PERCPU, 224, 4, **shared))
+    assert {row.status for row in rows(made).values()} == {"unverifiable"}
+
+
+def test_sites_of_one_line_are_told_apart() -> None:
+    made = profile(site(KMALLOC, 192, 3, line=1), site(PERCPU, 32, 1, line=1))
+    assert {item for item, _ in rows(made)} == {"mm/a.c:1 func:f", "mm/a.c:1 func:f (2)"}
+
+
+def test_an_allocation_half_done_is_in_flight() -> None:
+    made = profile(site(KMALLOC, 256, 4), site(PERCPU, 32, 1))
+    cpu = Running(0, 7, "sh", ("kmalloc", "do_fork", "entry"), True)
+    image = snapshot(profile=made, running=[cpu])
+    statuses = [row.status for row in judge(image).rows if row.identity == "alloc_tags"]
+    assert statuses == ["in-flight", "in-flight", "exact", "exact"]
+
+
+def test_bytes_and_calls_of_a_site_are_not_taken_for_each_other() -> None:
+    """In several looks at what runs, where calls come right and a wrong number of bytes stays."""
+    looks = [
+        judge(snapshot(profile=profile(site(KMALLOC, 256, calls), site(PERCPU, 32, 1))))
+        for calls in (3, 4, 3, 5, 3, 4)
+    ]
+    settled = settle(looks, True)
+    statuses = {row.unit: row.status for row in settled.rows if row.item == "mm/a.c:256 func:f"}
+    assert statuses == {"bytes": "differs", "references": "exact"}
+    found = [lead.finding for lead in settled.leads if lead.finding.identity == "alloc_tags"]
+    assert [(f.unit, f.difference) for f in found] == [("bytes", 64)]
+
+
+def test_not_kept_without_profiling() -> None:
+    def reason(image: Snapshot) -> str | None:
+        (identity,) = (i for i in judge(image).identities if i.name == "alloc_tags")
+        assert identity.status == "not-kept"
+        return identity.reason
+
+    assert reason(snapshot(profile=Profile("built without it"))) == "built without it"
+    assert reason(snapshot()) == "call sites were not looked at"

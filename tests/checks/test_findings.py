@@ -1,0 +1,255 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+"""What findings say, whom they name beside the memcg, and what evidence they ask for."""
+
+from __future__ import annotations
+
+import pytest
+from support.made import (
+    OBJCG_A,
+    OBJCG_B,
+    OBJCG_DEAD,
+    RECLAIMABLE,
+    ROOT,
+    UNRECLAIMABLE,
+    A,
+    B,
+    family,
+    family_objcgs,
+    ledger,
+    snapshot,
+    zero,
+)
+
+from memcg_inspect.checks.findings import (
+    MOST_EVIDENCE,
+    Lead,
+    attach,
+    row_findings,
+    skew_findings,
+    stray_findings,
+)
+from memcg_inspect.checks.judge import judge
+from memcg_inspect.checks.skew import skew_matrix
+from memcg_inspect.checks.slab import slab_rows
+from memcg_inspect.checks.snapshot import Snapshot
+from memcg_inspect.model import (
+    Accounting,
+    Coverage,
+    Evidence,
+    Finding,
+    Memcg,
+    Objcg,
+    Skew,
+    Stat,
+    TaskCharge,
+    Vectors,
+)
+
+SIBLING = 0x6000
+
+
+def slab_leads(taken: Snapshot) -> list[Lead]:
+    """Findings of the slab identity alone."""
+    return row_findings(taken, slab_rows(taken))
+
+
+def off(*amounts: tuple[int, int]) -> Snapshot:
+    """An empty image in which own values of NR_SLAB_RECLAIMABLE_B on node 0 are wrong."""
+    memcgs = {**family(), SIBLING: Memcg(SIBLING, "/c", 6, "online", ROOT, SIBLING)}
+    stats = zero(memcgs, (0, 1))
+    for address, amount in amounts:
+        before = stats[address, 0][RECLAIMABLE]
+        stats[address, 0] = {
+            RECLAIMABLE: before._replace(percpu=before.percpu + amount),
+            UNRECLAIMABLE: Stat(0, 0, 0),
+        }
+    return snapshot(memcgs=memcgs, lruvec_stats=stats)
+
+
+def test_a_difference_alone() -> None:
+    [lead] = slab_leads(off((B, 1064)))
+    finding = lead.finding
+    assert (finding.memcg, finding.nid, finding.item) == (B, 0, RECLAIMABLE)
+    assert finding.difference == 1064
+    assert finding.kind == "counter-above-objects"
+    assert finding.what.startswith("NR_SLAB_RECLAIMABLE_B on node 0 claims 1,064 bytes more than")
+    assert finding.evidence_is == "candidates"
+    # No object explains a claim that is too large, and nobody has too much: none is listed.
+    assert lead.suspect is None
+
+
+def test_too_many_objects_are_the_candidates() -> None:
+    [lead] = slab_leads(off((A, -504)))
+    assert lead.finding.kind == "counter-below-objects"
+    assert lead.finding.what.startswith(
+        "NR_SLAB_RECLAIMABLE_B on node 0 claims 504 bytes less than"
+    )
+    assert lead.suspect is not None
+    # what the removed memcg left is /a's, too
+    assert lead.suspect.payers == {OBJCG_A, OBJCG_DEAD}
+    assert (lead.suspect.kind, lead.suspect.detail, lead.suspect.nid) == ("slab", "reclaimable", 0)
+    assert lead.suspect.divides == 504
+    assert lead.suspect.neighbours == frozenset()
+
+
+def test_parent_and_child_that_offset_each_other() -> None:
+    leads = {lead.finding.memcg: lead for lead in slab_leads(off((B, 8), (A, -8)))}
+    assert set(leads) == {A, B}
+    assert "its parent is off by as much the other way" in leads[B].finding.what
+    assert "a child" in leads[A].finding.what
+    # Candidates for both are the objects of the one that has too many.
+    for lead in leads.values():
+        assert lead.suspect is not None
+        assert lead.suspect.payers == {OBJCG_A, OBJCG_DEAD}
+        assert lead.suspect.neighbours == {OBJCG_B}
+
+
+def test_strangers_that_offset_each_other() -> None:
+    leads = {lead.finding.memcg: lead for lead in slab_leads(off((B, 8), (SIBLING, -8)))}
+    assert set(leads) == {B, SIBLING}
+    for lead in leads.values():
+        assert lead.finding.what.endswith(
+            "another memcg is off the other way: charges may have changed owner"
+        )
+
+
+def test_no_partner_unless_amount_and_place_agree() -> None:
+    leads = slab_leads(off((B, 8), (SIBLING, -16)))
+    assert len(leads) == 2
+    assert all(";" not in lead.finding.what for lead in leads)
+
+
+def test_rows_that_do_not_differ_make_no_finding() -> None:
+    taken = snapshot(coverage={"stock": Coverage(0, 1)})
+    rows = slab_rows(taken)
+    assert {row.status for row in rows} == {"unverifiable"}
+    assert row_findings(taken, rows) == []
+
+
+def test_stray_pointer_is_proof() -> None:
+    taken = snapshot(
+        charges=ledger(
+            {
+                (0xBAD, "slab", "reclaimable", 1): (512, 1),
+                (OBJCG_B, "slab", "reclaimable", 1): (0, 0),
+            }
+        )
+    )
+    [lead] = stray_findings(taken)
+    finding = lead.finding
+    assert (finding.kind, finding.evidence_is) == ("unknown-objcg", "proof")
+    assert (finding.memcg, finding.objcg, finding.nid) == (None, 0xBAD, 1)
+    assert finding.difference is None
+    assert "0xbad" in finding.what
+    assert lead.suspect is not None
+    assert lead.suspect.payers == {0xBAD}
+
+
+def test_stray_pointer_on_several_nodes_names_none() -> None:
+    charges = ledger(
+        {
+            (0xBAD, "slab", "reclaimable", 0): (512, 1),
+            (0xBAD, "slab", "unreclaimable", 1): (64, 1),
+        }
+    )
+    [lead] = stray_findings(snapshot(charges=charges))
+    assert lead.finding.nid is None
+
+
+@pytest.mark.parametrize("subject", ["objcgs", "memcgs"])
+def test_stray_pointer_may_be_to_what_could_not_be_read(subject: str) -> None:
+    taken = snapshot(
+        charges=ledger({(0xBAD, "slab", "reclaimable", 0): (512, 1)}),
+        coverage={subject: Coverage(3, 1)},
+    )
+    assert stray_findings(taken) == []
+
+
+def skewed(accounting: Accounting) -> Snapshot:
+    """/a's objcg of node 0 pays for 300 bytes there and 200 on node 1."""
+    return snapshot(
+        charges=ledger(
+            {
+                (OBJCG_A, "slab", "reclaimable", 0): (300, 3),
+                (OBJCG_A, "slab", "reclaimable", 1): (120, 1),
+                (OBJCG_A, "slab", "unreclaimable", 1): (80, 1),
+                (OBJCG_DEAD, "slab", "reclaimable", 0): (40, 1),
+            }
+        ),
+        accounting=accounting,
+    )
+
+
+def test_skew_matrix_adds_up_by_charged_and_backing_node() -> None:
+    assert set(skew_matrix(skewed("objcg-per-node"))) == {
+        # 300 of /a and 40 that the removed memcg left to it
+        Skew(A, "slab", 0, 0, 340, 4),
+        Skew(A, "slab", 0, 1, 200, 2),
+    }
+
+
+def test_skew_matrix_has_no_charged_node_where_objcgs_have_none() -> None:
+    objcgs = {a: Objcg(a, o.memcg, None, False, 0) for a, o in family_objcgs().items()}
+    taken = snapshot(objcgs=objcgs, charges=ledger({(OBJCG_B, "slab", "reclaimable", 1): (8, 1)}))
+    assert skew_matrix(taken) == [Skew(B, "slab", None, 1, 8, 1)]
+
+
+def test_skew_is_a_fault_only_where_memory_is_counted_per_node() -> None:
+    for accounting in ("memcg", "objcg-per-node"):
+        taken = skewed(accounting)  # type: ignore[arg-type]
+        assert skew_findings(taken, skew_matrix(taken)) == []
+    taken = skewed("kmem-per-node")
+    [lead] = skew_findings(taken, skew_matrix(taken))
+    finding = lead.finding
+    assert (finding.memcg, finding.nid, finding.difference) == (A, 1, 200)
+    assert (finding.kind, finding.evidence_is) == ("skew", "proof")
+    assert finding.what == "200 bytes of slab memory on node 1 are charged to node 0"
+    assert lead.suspect is not None
+    assert lead.suspect.nid == 1
+
+
+def test_at_most_ten_pieces_of_evidence() -> None:
+    [lead] = slab_leads(off((A, -504)))
+    assert lead.suspect is not None
+    many = [Evidence(address, "slab") for address in range(50)]
+    finding = attach(lead, {lead.suspect: many})
+    assert finding.evidence == tuple(many[:MOST_EVIDENCE])
+    assert MOST_EVIDENCE == 10
+    assert attach(lead, {}).evidence == ()
+
+
+def rows(taken: Snapshot, identity: str) -> list[Finding]:
+    """Findings of one identity."""
+    return [lead.finding for lead in judge(taken).leads if lead.finding.identity == identity]
+
+
+def test_misplaced_vector_is_proof() -> None:
+    elsewhere = tuple((0xF00 + n, 1, 0xE00 + n) for n in range(12))
+    [finding] = rows(snapshot(vectors={0: Vectors(20, elsewhere)}), "placement")
+    assert (finding.kind, finding.evidence_is) == ("misplaced-vector", "proof")
+    assert (finding.nid, finding.difference) == (0, 12)
+    assert len(finding.evidence) == MOST_EVIDENCE
+    first = finding.evidence[0]
+    assert (first.address, first.nid, first.page) == (0xF00, 1, 0xE00)
+
+
+def test_task_with_another_memcgs_objcg_is_proof() -> None:
+    tasks = [
+        TaskCharge(0x7000, 7, "good", A, (OBJCG_A,), False, True),
+        TaskCharge(0x8000, 8, "bad", A, (OBJCG_B,), False, True),
+    ]
+    [finding] = rows(snapshot(tasks=tasks), "task_objcg")
+    assert (finding.kind, finding.evidence_is) == ("stale-task-objcg", "proof")
+    assert (finding.memcg, finding.difference) == (A, 1)
+    [evidence] = finding.evidence
+    assert (evidence.address, evidence.objcg, evidence.memcg) == (0x8000, OBJCG_B, A)
+    assert evidence.note == "bad (8)"
+
+
+@pytest.mark.parametrize(("refs", "kind"), [(5, "unknown-references"), (1, "missing-references")])
+def test_references_that_do_not_add_up(refs: int, kind: str) -> None:
+    objcgs = {OBJCG_B: Objcg(OBJCG_B, B, 0, False, 0, refs=refs, memcg_refs=1)}
+    charges = ledger({(OBJCG_B, "slab", "reclaimable", 0): (16, 2)})
+    [finding] = rows(snapshot(objcgs=objcgs, charges=charges), "references")
+    assert (finding.kind, finding.memcg, finding.objcg) == (kind, B, OBJCG_B)
+    assert finding.difference == refs - 3

@@ -1,0 +1,452 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+"""The identities beside slab's, by hand: pages, percpu, zswap, sockets, usage, references."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from support.made import (
+    DEAD,
+    OBJCG_A,
+    OBJCG_B,
+    OBJCG_DEAD,
+    ROOT,
+    A,
+    B,
+    family,
+    family_objcgs,
+    features,
+    ledger,
+    snapshot,
+)
+
+from memcg_inspect.checks.hierarchy import hierarchy_rows, level_rows
+from memcg_inspect.checks.judge import judge
+from memcg_inspect.checks.kmem import kmem_rows, pagetable_rows, stack_rows, vmalloc_rows
+from memcg_inspect.checks.ledger import Kind
+from memcg_inspect.checks.objcg import objcg_rows, reference_rows
+from memcg_inspect.checks.percpu import percpu_rows
+from memcg_inspect.checks.rules import placement_rows, task_rows
+from memcg_inspect.checks.snapshot import Snapshot
+from memcg_inspect.checks.usage import sock_rows, usage_rows
+from memcg_inspect.checks.zswap import zswap_rows
+from memcg_inspect.model import (
+    ChargeStock,
+    Coverage,
+    Objcg,
+    ObjStock,
+    Row,
+    Stat,
+    TaskCharge,
+    Vectors,
+)
+
+PAGE = 4096
+
+CHARGES = {
+    # 3 stacks of 4 pages on node 0, 1 on node 1; a page table; 5 pages of vmalloc; 2 others
+    (OBJCG_A, "kmem", "stack", 0): (12 * PAGE, 12),
+    (OBJCG_A, "kmem", "stack", 1): (4 * PAGE, 4),
+    (OBJCG_A, "kmem", "table", 1): (PAGE, 1),
+    (OBJCG_A, "kmem", "vmalloc", 0): (5 * PAGE, 5),
+    (OBJCG_DEAD, "kmem", "other", 0): (2 * PAGE, 1),
+    # 1000 + 500 + 200 bytes, 300 in a stock and 2096 left over: 4096, one page
+    (OBJCG_A, "slab", "reclaimable", 0): (1000, 5),
+    (OBJCG_A, "percpu", "data", 0): (400, 1),
+    (OBJCG_A, "percpu", "metadata", 1): (100, 0),
+    (OBJCG_A, "zswap", "compressed", 1): (200, 1),
+    # two entries, one of which did not compress: 4096 + 1096, and 3000 left over: two pages
+    (OBJCG_B, "zswap", "compressed", 0): (1096, 1),
+    (OBJCG_B, "zswap", "incompressible", 0): (PAGE, 1),
+    # user pages
+    (OBJCG_B, "lru", "lru", 0): (10 * PAGE, 7),
+    (OBJCG_DEAD, "lru", "lru", 1): (3 * PAGE, 3),
+    # sockets are charged to memcgs
+    (B, "sock", "TCP", -1): (6 * PAGE, 2),
+    (DEAD, "sock", "UDP", -1): (PAGE, 1),
+}
+
+OBJCGS = {
+    # 12 + 4 + 1 + 5 pages, 5 objects, 1 percpu allocation, 1 entry, 1 stock, 2 tasks, 1 of the
+    # memcg's own
+    OBJCG_A: Objcg(OBJCG_A, A, 0, False, 2096, refs=33, memcg_refs=1),
+    # 2 entries, 7 folios, 1 of the memcg's own
+    OBJCG_B: Objcg(OBJCG_B, B, 0, False, 3000, refs=10, memcg_refs=1),
+    # 1 compound page, 3 folios
+    OBJCG_DEAD: Objcg(OBJCG_DEAD, A, 0, False, 0, refs=4, memcg_refs=0),
+}
+
+STOCKS = [ObjStock(0, 0, OBJCG_A, 300, None, 0, 0, False)]
+
+
+def own(**values: int) -> dict[str, Stat]:
+    """Counters, as if they had just been folded."""
+    return {name: Stat(value, 0, 0) for name, value in values.items()}
+
+
+MEMCG_STATS = {
+    # /a: 22 pages and 2 of the removed memcg, 1 page of objects; /a/b: 2 pages of objects
+    ROOT: own(
+        MEMCG_KMEM=27,
+        MEMCG_PERCPU_B=500,
+        MEMCG_ZSWAP_B=5392,
+        MEMCG_ZSWAPPED=3,
+        MEMCG_ZSWAP_INCOMP=1,
+        MEMCG_SOCK=7,
+        MEMCG_VMALLOC=5,
+    ),
+    A: own(
+        MEMCG_KMEM=27,
+        MEMCG_PERCPU_B=500,
+        MEMCG_ZSWAP_B=5392,
+        MEMCG_ZSWAPPED=3,
+        MEMCG_ZSWAP_INCOMP=1,
+        MEMCG_SOCK=7,
+        MEMCG_VMALLOC=5,
+    ),
+    B: own(
+        MEMCG_KMEM=2,
+        MEMCG_PERCPU_B=0,
+        MEMCG_ZSWAP_B=5192,
+        MEMCG_ZSWAPPED=2,
+        MEMCG_ZSWAP_INCOMP=1,
+        MEMCG_SOCK=6,
+        MEMCG_VMALLOC=0,
+    ),
+}
+MEMCG_STATS[DEAD] = dict.fromkeys(MEMCG_STATS[B], Stat(0, 0, 0))
+
+NODE_ITEMS = ("NR_KERNEL_STACK_KB", "NR_PAGETABLE", "NR_VMALLOC")
+
+
+def lruvec_stats() -> dict[tuple[int, int], dict[str, Stat]]:
+    """Node counters of those charges: all are /a's, so they are in / as well."""
+    made = {
+        (memcg, nid): dict.fromkeys(NODE_ITEMS, Stat(0, 0, 0))
+        for memcg in family()
+        for nid in (0, 1)
+    }
+    for memcg in (ROOT, A):
+        # 12 pages of 4 KiB; 4 pages
+        made[memcg, 0] = own(NR_KERNEL_STACK_KB=48, NR_PAGETABLE=0, NR_VMALLOC=5)
+        made[memcg, 1] = own(NR_KERNEL_STACK_KB=16, NR_PAGETABLE=1, NR_VMALLOC=0)
+    return made
+
+
+def image(**other: Any) -> Snapshot:
+    what: dict[str, Any] = {
+        "charges": ledger(CHARGES),
+        "objcgs": OBJCGS,
+        "memcg_stats": MEMCG_STATS,
+        "lruvec_stats": lruvec_stats(),
+        "stocks": STOCKS,
+        "references": {"task": {OBJCG_A: 2}},
+        "features": features(*MEMCG_STATS[B], *NODE_ITEMS),
+        # /a: 3 user pages, 25 of kernel memory, 1 of sockets, 8 in stock. /a/b: 10, 2, 6, 0.
+        "usage": {ROOT: 999, A: 3 + 25 + 1 + 8 + 18, B: 10 + 2 + 6, DEAD: 12345},
+        "charge_stocks": [ChargeStock(0, A, 5), ChargeStock(1, DEAD, 3), ChargeStock(1, 0xBAD, 9)],
+        **other,
+    }
+    return snapshot(**what)
+
+
+RULES = [
+    stack_rows,
+    pagetable_rows,
+    vmalloc_rows,
+    kmem_rows,
+    percpu_rows,
+    objcg_rows,
+    zswap_rows,
+    sock_rows,
+    usage_rows,
+    reference_rows,
+]
+
+
+def the(rows: list[Row], memcg: int, nid: int | None = None, item: str | None = None) -> Row:
+    [row] = [
+        row
+        for row in rows
+        if (row.memcg, row.nid) == (memcg, nid) and (item is None or row.item == item)
+    ]
+    return row
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
+def test_charges_and_counters_agree(rule: Callable[[Snapshot], list[Row]]) -> None:
+    rows = rule(image())
+    assert rows
+    assert {row.status for row in rows} == {"exact"}, [r for r in rows if r.difference]
+    assert any(sum(row.found.values()) for row in rows)
+
+
+def test_stacks_are_in_kib_by_node() -> None:
+    rows = stack_rows(image())
+    assert len(rows) == 3 * 2
+    assert the(rows, A, 0).found == {"stack": 48}
+    assert the(rows, A, 1).found == {"stack": 16}
+    assert {row.unit for row in rows} == {"KiB"}
+
+
+def test_stacks_on_larger_pages() -> None:
+    # one page of 16 KiB
+    taken = image(charges=ledger({(OBJCG_A, "kmem", "stack", 0): (16384, 1)}))
+    assert the(stack_rows(taken), A, 0).found == {"stack": 16}
+
+
+def test_page_tables_are_in_pages_by_node() -> None:
+    row = the(pagetable_rows(image()), A, 1)
+    assert (row.found, row.unit, row.item) == ({"table": 1}, "pages", "NR_PAGETABLE")
+
+
+def test_vmalloc_by_node_or_by_memcg_as_the_kernel_keeps_it() -> None:
+    assert the(vmalloc_rows(image()), A, 0).item == "NR_VMALLOC"
+    older = image(features=features("MEMCG_VMALLOC"))
+    row = the(vmalloc_rows(older), A)
+    assert (row.item, row.found, row.status) == ("MEMCG_VMALLOC", {"vmalloc": 5}, "exact")
+
+
+def test_kmem_is_pages_and_whole_pages_of_objects() -> None:
+    rows = kmem_rows(image())
+    # 12 + 4 + 1 + 5 of its own and 2 of the removed memcg
+    assert the(rows, A).found == {"kmem_pages": 24, "objects": 1}
+    assert the(rows, B).found == {"kmem_pages": 0, "objects": 2}
+    assert the(rows, ROOT).found == {"kmem_pages": 0, "objects": 0}
+
+
+def test_percpu_is_data_and_metadata() -> None:
+    assert the(percpu_rows(image()), A).found == {"percpu": 400, "metadata": 100}
+
+
+def test_zswap_is_bytes_entries_and_what_did_not_compress() -> None:
+    rows = zswap_rows(image())
+    assert the(rows, B, item="MEMCG_ZSWAP_B").found == {"zswap": 1096 + 4096}
+    assert the(rows, B, item="MEMCG_ZSWAPPED").found == {"zswap": 2}
+    assert the(rows, B, item="MEMCG_ZSWAP_INCOMP").found == {"zswap": 1}
+
+
+def test_zswap_items_that_a_kernel_lacks_have_no_rows() -> None:
+    rows = zswap_rows(image(features=features("MEMCG_ZSWAP_B", "MEMCG_ZSWAPPED")))
+    assert {row.item for row in rows} == {"MEMCG_ZSWAP_B", "MEMCG_ZSWAPPED"}
+
+
+def test_sockets_of_removed_memcgs_are_their_payers() -> None:
+    rows = sock_rows(image())
+    assert the(rows, A).found == {"sock": 1}
+    assert the(rows, B).found == {"sock": 6}
+
+
+def test_usage_is_everything() -> None:
+    rows = usage_rows(image())
+    row = the(rows, A)
+    assert row.found == {"lru": 3, "kmem": 25, "sock": 1, "stock": 8}
+    # A page counter includes descendants; a removed memcg's is stale and does not count.
+    assert row.claimed == {"page_counter": 55 - 18}
+    assert row.hierarchy == 55
+    assert the(rows, B).claimed == {"page_counter": 18}
+    assert all(row.memcg != ROOT for row in rows)
+
+
+def test_usage_that_was_not_read_leaves_parent_and_child_unverified() -> None:
+    rows = usage_rows(image(usage={ROOT: 999, A: 55, DEAD: 1}))
+    assert the(rows, B).status == "unverifiable"
+    assert the(rows, A).status == "unverifiable"
+    assert the(rows, A).claimed is None
+
+
+def test_bytes_of_an_objcg_are_whole_pages() -> None:
+    rows = {row.objcg: row for row in objcg_rows(image())}
+    assert rows[OBJCG_A].found == {
+        "slab": 1000,
+        "percpu": 500,
+        "zswap": 200,
+        "stock": 300,
+        "nr_charged_bytes": 2096,
+    }
+    assert rows[OBJCG_A].claimed == {"whole_pages": 4096}
+    assert rows[OBJCG_B].claimed == {"whole_pages": 8192}
+    assert rows[OBJCG_DEAD].claimed == {"whole_pages": 0}
+
+
+@pytest.mark.parametrize(("lost", "difference"), [(200, 200), (-64, -64), (8, 8)])
+def test_lost_bytes_of_an_objcg_show_exactly(lost: int, difference: int) -> None:
+    charges = {**CHARGES, (OBJCG_A, "slab", "reclaimable", 0): (1000 - lost, 5)}
+    rows = {row.objcg: row for row in objcg_rows(image(charges=ledger(charges)))}
+    assert rows[OBJCG_A].status == "differs"
+    assert rows[OBJCG_A].difference == difference
+    assert {row.status for objcg, row in rows.items() if objcg != OBJCG_A} == {"exact"}
+
+
+def test_references_are_counted_by_holder() -> None:
+    rows = {row.objcg: row for row in reference_rows(image())}
+    assert rows[OBJCG_A].found == {
+        "memcg": 1,
+        "kmem": 22,
+        "slab": 5,
+        "percpu": 1,
+        "zswap": 1,
+        "task": 2,
+        "stock": 1,
+    }
+    assert sum(rows[OBJCG_A].found.values()) == 33
+    assert rows[OBJCG_B].found == {"memcg": 1, "zswap": 2, "lru": 7}
+
+
+def test_leaked_reference_shows() -> None:
+    leaky = {**OBJCGS, OBJCG_B: Objcg(OBJCG_B, B, 0, False, 3000, refs=11, memcg_refs=1)}
+    rows = {row.objcg: row for row in reference_rows(image(objcgs=leaky))}
+    assert (rows[OBJCG_B].status, rows[OBJCG_B].difference) == ("differs", 1)
+    assert rows[OBJCG_A].status == "exact"
+
+
+def test_user_pages_hold_no_objcg_on_older_kernels() -> None:
+    older = image(features=features(lru_holds_objcg=False))
+    rows = {row.objcg: row for row in reference_rows(older)}
+    assert "lru" not in rows[OBJCG_B].found
+
+
+def test_count_that_was_not_read_is_no_count() -> None:
+    rows = reference_rows(image(objcgs=family_objcgs()))
+    assert {row.status for row in rows} == {"unverifiable"}
+
+
+def test_objcgs_of_the_root_are_not_counted() -> None:
+    objcgs = {**OBJCGS, 0xE0: Objcg(0xE0, ROOT, 0, True, 17, refs=5)}
+    taken = image(objcgs=objcgs)
+    assert all(row.objcg != 0xE0 for row in reference_rows(taken) + objcg_rows(taken))
+
+
+def gap(kind: Kind) -> Snapshot:
+    charges = ledger(CHARGES)
+    charges.gap(kind)
+    return image(charges=charges)
+
+
+@pytest.mark.parametrize(
+    ("kind", "rules"),
+    [
+        ("kmem", [stack_rows, pagetable_rows, vmalloc_rows, kmem_rows, usage_rows, reference_rows]),
+        ("slab", [kmem_rows, objcg_rows, usage_rows, reference_rows]),
+        ("percpu", [percpu_rows, kmem_rows, objcg_rows, usage_rows, reference_rows]),
+        ("zswap", [zswap_rows, kmem_rows, objcg_rows, usage_rows, reference_rows]),
+        ("lru", [usage_rows, reference_rows]),
+        ("sock", [sock_rows, usage_rows]),
+    ],
+)
+def test_gap_touches_what_needs_the_kind_and_nothing_else(
+    kind: Kind, rules: list[Callable[[Snapshot], list[Row]]]
+) -> None:
+    for rule in RULES:
+        expected = {"unverifiable"} if rule in rules else {"exact"}
+        assert {row.status for row in rule(gap(kind))} == expected, rule.__name__
+
+
+@pytest.mark.parametrize(
+    ("subject", "rules"),
+    [
+        ("vmalloc", [stack_rows, vmalloc_rows]),
+        ("charge_stock", [usage_rows]),
+        ("tasks", [reference_rows]),
+        ("bpf", [reference_rows]),
+    ],
+)
+def test_what_else_could_not_be_read(
+    subject: str, rules: list[Callable[[Snapshot], list[Row]]]
+) -> None:
+    for rule in RULES:
+        expected = {"unverifiable"} if rule in rules else {"exact"}
+        rows = rule(image(coverage={subject: Coverage(5, 1)}))
+        assert {row.status for row in rows} == expected, rule.__name__
+
+
+def test_levels() -> None:
+    nodes = {
+        (memcg, nid): own(NR_SLAB_RECLAIMABLE_B=100 * nid + 8, NR_SLAB_UNRECLAIMABLE_B=0)
+        for memcg in (ROOT, A, B)
+        for nid in (0, 1)
+    }
+    nodes |= {
+        (DEAD, nid): own(NR_SLAB_RECLAIMABLE_B=0, NR_SLAB_UNRECLAIMABLE_B=0) for nid in (0, 1)
+    }
+    # 8 + 108 in each; all of it is /a/b's
+    whole = {m: own(NR_SLAB_RECLAIMABLE_B=116, NR_SLAB_UNRECLAIMABLE_B=0) for m in (ROOT, A, B)}
+    whole[DEAD] = own(NR_SLAB_RECLAIMABLE_B=0, NR_SLAB_UNRECLAIMABLE_B=0)
+    rows = level_rows(snapshot(lruvec_stats=nodes, memcg_stats=whole))
+    assert {row.status for row in rows} == {"exact"}
+    assert the(rows, B, item="NR_SLAB_RECLAIMABLE_B").found == {"nodes": 116}
+    whole[B] = own(NR_SLAB_RECLAIMABLE_B=117, NR_SLAB_UNRECLAIMABLE_B=0)
+    rows = level_rows(snapshot(lruvec_stats=nodes, memcg_stats=whole))
+    differing = {(row.memcg, row.difference) for row in rows if row.status == "differs"}
+    assert differing == {(B, 1), (A, -1)}
+
+
+def test_hierarchy_is_what_the_subtree_holds() -> None:
+    taken = image()
+    rows = hierarchy_rows(taken, kmem_rows(taken) + sock_rows(taken))
+    # only memcgs with live children
+    assert {row.memcg for row in rows} == {ROOT, A}
+    assert {row.status for row in rows} == {"exact"}
+    assert the(rows, A, item="MEMCG_KMEM").found == {"subtree": 27}
+    assert the(rows, ROOT, item="MEMCG_SOCK").found == {"subtree": 7}
+
+
+def test_vector_on_another_node_shows() -> None:
+    vectors = {0: Vectors(5, ()), 1: Vectors(3, ((0xF00, 0, 0xE00),))}
+    rows = placement_rows(image(vectors=vectors))
+    assert [(row.nid, row.status, row.difference) for row in rows] == [
+        (0, "exact", 0),
+        (1, "differs", 1),
+    ]
+
+
+def task(memcg: int, *objcgs: int, stale: bool = False, is_user: bool = True) -> TaskCharge:
+    return TaskCharge(0x7000, 7, "sh", memcg, objcgs, stale, is_user)
+
+
+@pytest.mark.parametrize(
+    ("cached", "right"),
+    [
+        (task(A, OBJCG_A), True),
+        # the removed memcg's objcg is /a's now, and so is a task that is still in it
+        (task(A, OBJCG_DEAD), True),
+        (task(DEAD, OBJCG_A), True),
+        (task(A, OBJCG_B), False),
+        (task(A, OBJCG_B, stale=True), True),
+        (task(A, 0), False),
+        (task(A, 0, is_user=False), True),
+        (task(ROOT, 0), True),
+        (task(A, 0xBAD), False),
+        (task(A, OBJCG_A, OBJCG_A), True),
+        (task(A, OBJCG_A, OBJCG_B), False),
+    ],
+)
+def test_task_charges_the_memcg_it_is_in(cached: TaskCharge, right: bool) -> None:
+    [row] = task_rows(image(tasks=[cached]))
+    assert row.status == ("exact" if right else "differs")
+
+
+def outcome(taken: Snapshot) -> dict[str, tuple[str, str | None]]:
+    return {i.name: (i.status, i.reason) for i in judge(taken).identities}
+
+
+def test_what_a_kernel_does_not_keep_is_said_and_not_passed_over() -> None:
+    bare = outcome(image(features=features(caches_objcg=False)))
+    for name in ("percpu", "kernel_stack", "pagetable", "vmalloc", "kmem", "sock", "task_objcg"):
+        status, reason = bare[name]
+        assert status == "not-kept", name
+        assert reason, name
+    assert "MEMCG_PERCPU_B" in (bare["percpu"][1] or "")
+
+
+def test_cgroup_v1_charges_neither_zswap_nor_sockets() -> None:
+    v1 = outcome(image(features=features(*MEMCG_STATS[B], *NODE_ITEMS, default_hierarchy=False)))
+    assert v1["zswap"][0] == v1["sock"][0] == "not-kept"
+    assert v1["kmem"][0] == "exact"
+
+
+def test_kernel_without_zswap() -> None:
+    status, reason = outcome(image(features=features("MEMCG_ZSWAP_B", zswap=False)))["zswap"]
+    assert (status, reason) == ("not-kept", "this kernel was built without zswap")

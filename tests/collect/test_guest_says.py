@@ -1,0 +1,210 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+"""
+What was read is held against what the guest's own files said before it was frozen.
+
+They were read twice, three seconds apart; only what stood still in between is compared. The
+kernel's files show folded counters after a flush, so they are folded plus pending here; what
+the object stocks hold they omit.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from support.guests import Image, Lab
+from test_matrix import KERNELS
+
+from memcg_inspect.checks.snapshot import Snapshot
+from memcg_inspect.collect import collect
+from memcg_inspect.image.image import image_of
+
+IMAGES = [
+    *((kernel, "4", "mixed") for kernel in KERNELS),
+    *((k, nodes, "mixed") for k in KERNELS if k.startswith("7.3") for nodes in ("1", "2cpu+6mem")),
+    ("6.1", "4", "dying"),
+    ("7.3", "4", "dying"),
+]
+PAGE = 4096
+
+#: Names in memory.stat and memory.numa_stat: the counter, any of those it has been, and the
+#: bytes of its unit.
+STATS: dict[str, tuple[tuple[str, ...], int]] = {
+    "slab_reclaimable": (("NR_SLAB_RECLAIMABLE_B",), 1),
+    "slab_unreclaimable": (("NR_SLAB_UNRECLAIMABLE_B",), 1),
+    "percpu": (("MEMCG_PERCPU_B",), 1),
+    "kernel": (("MEMCG_KMEM",), PAGE),
+    "kernel_stack": (("NR_KERNEL_STACK_KB",), 1024),
+    "pagetables": (("NR_PAGETABLE",), PAGE),
+    "vmalloc": (("NR_VMALLOC", "MEMCG_VMALLOC"), PAGE),
+    "zswap": (("MEMCG_ZSWAP_B",), 1),
+    "zswapped": (("MEMCG_ZSWAPPED",), PAGE),
+    "zswap_incomp": (("MEMCG_ZSWAP_INCOMP",), PAGE),
+    "sock": (("MEMCG_SOCK",), PAGE),
+}
+
+pytestmark = pytest.mark.image
+
+Said = dict[tuple[str, str, int | None], int]  # (path, name, node)
+
+
+def path_of(file: Path, folder: Path) -> str:
+    return "/" + str(file.parent.relative_to(folder)).removeprefix(".")
+
+
+def numbers(folder: Path, name: str) -> Said:
+    """A file of lines like ``name value`` or ``name N0=value N1=value``, of every memcg."""
+    values: Said = {}
+    for file in folder.rglob(name):
+        path = path_of(file, folder)
+        for line in file.read_text().splitlines():
+            item, *words = line.split()
+            for word in words:
+                node, _, value = word.rpartition("=")
+                nid = int(node.removeprefix("N")) if node else None
+                values[path, item, nid] = int(value)
+    return values
+
+
+def still(image: Image, name: str) -> Said:
+    """What the guest said twice."""
+    first, second = (numbers(image.guest / which / "cgroup", name) for which in "12")
+    return {key: value for key, value in second.items() if first.get(key) == value}
+
+
+def online(snapshot: Snapshot) -> dict[str, int]:
+    return {m.path: m.address for m in snapshot.memcgs.values() if m.state == "online"}
+
+
+def ancestors(snapshot: Snapshot, memcg: int | None) -> list[int]:
+    found = []
+    while memcg is not None:
+        memcg = snapshot.memcgs[memcg].parent
+        if memcg is not None:
+            found.append(memcg)
+    return found
+
+
+def hierarchical(snapshot: Snapshot, memcg: int, name: str, nid: int | None) -> int:
+    items, unit = STATS[name]
+    item = next(i for i in items if i in snapshot.features.items)
+    claim = snapshot.counters.hierarchical(memcg, item, nid)
+    assert claim is not None
+    return sum(claim) * unit
+
+
+def check_stats(image: Image, file: str) -> Counter[str]:
+    """Compare one file of all memcgs; how many values over zero there were, by name."""
+    snapshot = collect(image_of(image.program()))
+    paths, over_zero = online(snapshot), Counter[str]()
+    for (path, name, nid), value in still(image, file).items():
+        if name in STATS:
+            found = hierarchical(snapshot, paths[path], name, nid)
+            assert (path, name, nid, found) == (path, name, nid, value)
+            over_zero[name] += value > 0
+    return over_zero
+
+
+#: What every kernel's file has, and every workload some of.
+ALWAYS = {"slab_reclaimable", "slab_unreclaimable", "percpu", "kernel", "vmalloc", "sock"}
+#: What no task holds once its memcg is removed.
+NEEDS_TASKS = {"kernel_stack", "pagetables", "zswap_incomp"}
+
+
+def check_compared(image: Image, file: str, over_zero: Counter[str], workload: str) -> None:
+    """It did not agree for want of anything to compare."""
+    said = {name for _, name, _ in numbers(image.guest / "2/cgroup", file)}
+    assert set(over_zero) == said & set(STATS)
+    full = set(over_zero) - (NEEDS_TASKS if workload == "dying" else set())
+    assert min(over_zero[name] for name in full) >= 2, over_zero
+    assert over_zero.total() >= (20 if workload == "dying" else 60)
+
+
+@pytest.mark.parametrize(("kernel", "nodes", "workload"), IMAGES)
+def test_memory_stat(lab: Lab, kernel: str, nodes: str, workload: str) -> None:
+    image = lab.image(kernel, nodes, workload)
+    over_zero = check_stats(image, "memory.stat")
+    check_compared(image, "memory.stat", over_zero, workload)
+    assert set(over_zero) >= ALWAYS | {"kernel_stack", "pagetables"}
+
+
+@pytest.mark.parametrize(("kernel", "nodes", "workload"), IMAGES)
+def test_memory_numa_stat(lab: Lab, kernel: str, nodes: str, workload: str) -> None:
+    image = lab.image(kernel, nodes, workload)
+    over_zero = check_stats(image, "memory.numa_stat")
+    check_compared(image, "memory.numa_stat", over_zero, workload)
+    assert set(over_zero) >= {
+        "slab_reclaimable",
+        "slab_unreclaimable",
+        "kernel_stack",
+        "pagetables",
+    }
+
+
+#: The lists that user pages and page cache are on.
+LISTS = ("inactive_anon", "active_anon", "inactive_file", "active_file", "unevictable")
+
+
+@pytest.mark.parametrize(("kernel", "nodes", "workload"), IMAGES)
+def test_memory_current(lab: Lab, kernel: str, nodes: str, workload: str) -> None:
+    """
+    The page counter, which needs no flush.
+
+    It contains what CPUs have charged in advance, and a CPU gives that back whenever it needs
+    the room. So where it moved after the second reading, what is charged for something
+    must be what the guest said, to the page.
+    """
+    image = lab.image(kernel, nodes, workload)
+    snapshot = collect(image_of(image.program()))
+    paths = online(snapshot)
+    first, second = (
+        {path_of(f, folder): int(f.read_text()) for f in folder.rglob("memory.current")}
+        for folder in (image.guest / "1/cgroup", image.guest / "2/cgroup")
+    )
+    assert set(second) == set(paths) - {"/"}  # the root has no such file
+    stat, equal = still(image, "memory.stat"), 0
+    for path, value in second.items():
+        usage = snapshot.usage[paths[path]] * PAGE
+        if first.get(path) != value:
+            continue
+        if usage == value:
+            equal += value > 0
+            continue
+        charged = sum(stat[path, name, None] for name in ("kernel", "sock", *LISTS))
+        assert (path, usage - in_advance(snapshot, paths[path])) == (path, charged)
+    assert equal >= (2 if workload == "dying" else 30)
+
+
+def in_advance(snapshot: Snapshot, memcg: int) -> int:
+    """What CPUs have charged to a memcg, or to one below it, and not used."""
+    return PAGE * sum(
+        stock.nr_pages
+        for stock in snapshot.charge_stocks
+        if memcg in (stock.memcg, *ancestors(snapshot, stock.memcg))
+    )
+
+
+@pytest.mark.parametrize(("kernel", "nodes", "workload"), IMAGES)
+def test_cgroups(lab: Lab, kernel: str, nodes: str, workload: str) -> None:
+    """Ids are inode numbers, and removed memcgs are counted by their ancestors."""
+    image = lab.image(kernel, nodes, workload)
+    snapshot = collect(image_of(image.program()))
+    lines = (image.guest / "2/cgroups").read_text().splitlines()
+    inodes = {path: int(inode) for inode, path in (line.split(" ", 1) for line in lines)}
+    paths = online(snapshot)
+    assert {path: snapshot.memcgs[address].cgroup_id for path, address in paths.items()} == inodes
+    below: Counter[tuple[str, str]] = Counter()
+    for memcg in snapshot.memcgs.values():
+        for above in ancestors(snapshot, memcg.address):
+            if snapshot.memcgs[above].state == "online":
+                below[snapshot.memcgs[above].path, memcg.state] += 1
+    said = still(image, "cgroup.stat")
+    for path in paths:
+        assert below[path, "online"] == said[path, "nr_descendants", None], path
+        dying = said.get((path, "nr_dying_subsys_memory", None))  # since 6.12
+        if dying is None:
+            dying = said[path, "nr_dying_descendants", None]
+        assert below[path, "dying"] == dying, path
+    assert below["/", "dying"] >= 2
+    assert below["/", "online"] >= 4

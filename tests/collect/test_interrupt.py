@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+"""Ctrl-C in the middle of a long walk: what was found so far, marked as that."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.guests import DEBIAN_KERNELS, Lab
+
+pytestmark = pytest.mark.image
+
+#: Makes the walk wait for the signal at its second piece, and then go on.
+WAITING = """
+import signal, sys
+from memcg_inspect.linux.mm import mm_types
+found, number = mm_types._Scan.piece, 0
+def piece(*args):
+    global number
+    number += 1
+    if number == 2:
+        print("walking", file=sys.stderr, flush=True)
+        signal.sigtimedwait([], 1)
+    return found(*args)
+mm_types._Scan.piece = piece
+from memcg_inspect.cli import main
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def interrupted(core: Path, *words: str) -> tuple[int, str, str]:
+    """Exit status, output, and what was said."""
+    command = [sys.executable, "-c", WAITING, "-c", str(core), "--debuginfo", "btf", *words]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stderr is not None
+        assert process.stderr.readline() == "walking\n"
+        process.send_signal(signal.SIGINT)
+        out, said = process.communicate(timeout=60)
+    assert "Traceback" not in said
+    return process.returncode, out, said
+
+
+def statuses(report: dict[str, Any], identity: str) -> set[str]:
+    return {row["status"] for row in report["rows"] if row["identity"] == identity}
+
+
+def test_an_audit(lab: Lab) -> None:
+    core = lab.image(DEBIAN_KERNELS[-1], workload="mixed").core
+    status, out, _ = interrupted(core, "audit", "--json")
+    report = json.loads(out)
+    assert (status, report["verdict"], report["interrupted"]) == (130, "incomplete", True)
+    assert report["findings"] == []
+    assert report["memcgs"]
+    assert 0 < report["coverage"]["pages"]["read"] < 262_144
+    reasons = {e["reason"] for e in report["coverage"]["pages"]["examples"]}
+    assert reasons == {"interrupted before it was read"}
+    # what needs pages cannot be told, what does not can
+    assert "unverifiable" in statuses(report, "slab")
+    assert "exact" in statuses(report, "task_objcg")
+    assert all(r["reason"] for r in report["rows"] if r["status"] == "unverifiable")
+
+
+def test_an_audit_for_people(lab: Lab) -> None:
+    core = lab.image(DEBIAN_KERNELS[-1], workload="mixed").core
+    status, out, _ = interrupted(core, "audit")
+    assert status == 130
+    assert out.startswith("INCOMPLETE")
+    assert "Interrupted: this is what was found so far" in out
+
+
+@pytest.mark.parametrize("view", ["slabinfo", "dying"])
+def test_a_view(lab: Lab, view: str) -> None:
+    core = lab.image(DEBIAN_KERNELS[-1], workload="mixed").core
+    status, out, _ = interrupted(core, view, "--json")
+    answer = json.loads(out)
+    assert (status, answer["whole"]) == (130, False)
+    assert any(table["rows"] for table in answer["tables"])

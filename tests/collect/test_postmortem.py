@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+"""What docs/postmortem.md walks through can be walked."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import docscene
+import pytest
+from support.guests import BUILT_KERNELS, ROOT, Image
+
+from memcg_inspect.cli import main
+
+pytestmark = [
+    pytest.mark.image,
+    pytest.mark.parametrize("kernel", {docscene.KERNEL} & set(BUILT_KERNELS)),
+]
+
+#: An object of the driver, and the pointer beside it.
+CHARGE = 200 + 8
+
+
+@pytest.fixture
+def dump(kernel: str, tmp_path: Path) -> Iterator[tuple[Image, docscene.Scene]]:
+    out = tmp_path / "vmcore"
+    scene = docscene.broken(out)
+    yield Image(out), scene
+    out.unlink()
+
+
+def run(capsys: pytest.CaptureFixture[str], image: Image, *words: str) -> tuple[int, Any]:
+    status = main([*words, "--json", "-c", str(image.core), "--debuginfo", "btf"])
+    return status, json.loads(capsys.readouterr().out)
+
+
+def line_of(call: str) -> int:
+    source = (ROOT / "fixtures/modules/charge/charge.c").read_text().splitlines()
+    (line,) = [n for n, text in enumerate(source, 1) if call in text]
+    return line
+
+
+def test_from_the_dump_to_the_line(
+    dump: tuple[Image, docscene.Scene], capsys: pytest.CaptureFixture[str]
+) -> None:
+    image, scene = dump
+    status, audit = run(capsys, image, "audit")
+    assert (status, audit["verdict"]) == (1, "findings")
+    paths = {memcg["address"]: memcg["path"] for memcg in audit["memcgs"]}
+    found = {(f["identity"], paths[f["memcg"]]): f for f in audit["findings"]}
+    assert {key: finding["difference"] for key, finding in found.items()} == {
+        ("slab", "/shop/web"): -CHARGE,
+        ("slab", "/shop/batch"): CHARGE,
+        ("objcg_bytes", "/shop/web"): -CHARGE,
+        ("objcg_bytes", "/shop/batch"): CHARGE,
+        ("references", "/shop/web"): -1,
+        ("references", "/shop/batch"): 1,
+    }
+    for (identity, _), finding in found.items():
+        if identity != "references":
+            assert finding["evidence"][0]["address"] == f"{scene.victim:#x}"
+            assert f"{scene.element:#x}" in finding["evidence"][0]["note"]
+
+    status, answer = run(capsys, image, "who", *(f"{address:x}" for address in scene))
+    assert status == 0
+    victim, neighbour, pointer = (
+        {row["layer"]: row for row in table["rows"]} for table in answer["tables"]
+    )
+    assert victim["slab"] == neighbour["slab"] | {
+        "address": f"{scene.victim:#x}",
+        "offset": victim["slab"]["offset"],
+    }
+    assert [thing["object"]["memcg"] for thing in (victim, neighbour)] == [
+        "/shop/web",
+        "/shop/batch",
+    ]
+    line = line_of("kmem_cache_alloc_node(cache")
+    for thing in (victim, neighbour):
+        assert thing["object"]["charged"] == CHARGE
+        where = f"charge.c:{line} [charge] allocate()"
+        assert thing["allocated at"]["what"].endswith(where)
+    assert re.search(r"mm/slub.c:\d+ alloc_slab_obj_exts", pointer["allocated at"]["what"])
+
+    status, answer = run(capsys, image, "allocinfo", "--by", "memcg,site", "--memcg", "/shop/*")
+    calls = {
+        row["memcg"]: row["calls"]
+        for row in answer["tables"][0]["rows"]
+        if row["site"].endswith(f"charge.c:{line}")
+    }
+    assert calls == {"/shop/web": 61, "/shop/batch": 20}
+
+
+def test_before_that_nothing_is_wrong(kernel: str) -> None:
+    assert Image(docscene.whole()).report().verdict == "exact"

@@ -1,0 +1,233 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+"""
+Zswap entries on two nodes, on the kernel that accounts by node: which rule they are booked by.
+
+They come to be when an allocation of zsmalloc falls back in the middle, which the workload
+``straddle`` makes happen. Besides, a page of zsmalloc in which no entry begins is put on another
+node, in a copy of an image: that entry is booked as in the posted series.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from functools import lru_cache
+from typing import NamedTuple
+
+import pytest
+from drgn import Object, Program, cast
+from drgn.helpers.linux.mm import pfn_to_page
+from support.guests import PERNODE_KERNELS, Lab, Plant
+
+from memcg_inspect.collect import collect
+from memcg_inspect.image.image import image_of
+from memcg_inspect.linux.mm.mmzone import MemMap, mem_map
+from memcg_inspect.linux.mm.zswap import ZswapReader
+from memcg_inspect.model import Objcg, Report
+
+pytestmark = [pytest.mark.image, pytest.mark.parametrize("kernel", PERNODE_KERNELS)]
+
+#: Bits of an object's location in 7.3 on x86-64: the page frame number begins above 24 bits
+#: (``MAX_POSSIBLE_PHYSMEM_BITS`` is 52), the index is the lowest 15 of them.
+PFN_SHIFT, INDEX_BITS = 24, 15
+WORD = 8
+
+
+class Straddler(NamedTuple):
+    """An entry that ends in a page in which none begins."""
+
+    entry: int
+    objcg: Objcg
+    page: int
+    nid: int
+    beyond: int
+
+
+def placed(prog: Program, handle: int) -> tuple[tuple[int, ...], int]:
+    """The pages of an entry's zspage, and where in them it begins, by plain walking."""
+    location = prog.read_u64(handle)
+    zpdesc = cast("struct zpdesc *", pfn_to_page(prog, location >> PFN_SHIFT))
+    zspage = zpdesc.zspage
+    size_class = zspage.pool.size_class[zspage.member_("class")]
+    pages, at = [], zspage.first_zpdesc
+    for _ in range(size_class.pages_per_zspage.value_()):
+        pages.append(at.value_())
+        at = at.next
+    return tuple(pages), (location & (1 << INDEX_BITS) - 1) * size_class.size.value_()
+
+
+def straddlers(prog: Program, objcgs: dict[int, Objcg]) -> Iterator[Straddler]:
+    """Entries alone in the last page that they reach."""
+    frames = mem_map(image_of(prog))
+    inside = defaultdict(list)
+    for entry in ZswapReader(image_of(prog)).entries():
+        if entry.length == frames.page_size:
+            continue  # in a page of its own, without a header
+        pages, start = placed(prog, entry.handle)
+        end = start + WORD + entry.length
+        for number in range(start // frames.page_size, (end - 1) // frames.page_size + 1):
+            inside[pages[number]].append((entry, start - number * frames.page_size, end, number))
+    for page, entries in inside.items():
+        [(entry, start, end, number), *others] = entries
+        beyond = end - number * frames.page_size
+        objcg = objcgs.get(entry.objcg)
+        if not others and objcg and start < -WORD and beyond <= frames.page_size:
+            nid = frames.nid(prog.read_u64(page + frames.flags))
+            yield Straddler(entry.address, objcg, page, nid, beyond)
+
+
+class Moved(NamedTuple):
+    """One of them, the change that puts its second page elsewhere, and who should pay there."""
+
+    who: Straddler
+    change: tuple[str, int]
+    payer: Objcg
+
+    @property
+    def booked(self) -> tuple[tuple[str, str], tuple[str, str]]:
+        """What a kernel that follows the physical rule would have booked instead."""
+        left = "Object(prog, 'struct obj_cgroup *', {:#x}).nr_charged_bytes"
+        return (
+            (left.format(self.who.objcg.address), f"old + {self.who.beyond}"),
+            (left.format(self.payer.address), f"old - {self.who.beyond}"),
+        )
+
+
+def node_shift(frames: MemMap) -> int:
+    """Where page_to_nid() finds the node."""
+    return next(
+        bit for bit in range(64)
+        if all(
+            frames.nid(1 << bit << n) == 1 << n and frames.nid(0) == 0 for n in range(2)
+        )
+    )  # fmt: skip
+
+
+def moved(prog: Program) -> Moved:
+    objcgs = dict(collect(image_of(prog)).objcgs)
+    frames = mem_map(image_of(prog))
+    shift = node_shift(frames)
+    for who in straddlers(prog, objcgs):
+        for address in who.objcg.siblings:
+            payer = objcgs[address]
+            # as much is left over of its pages, so that no page changes hands
+            if payer.nid not in (None, who.nid) and payer.nr_charged_bytes >= who.beyond:
+                place = who.page + frames.flags
+                flags = prog.read_u64(place)
+                flags = flags & ~(who.nid << shift) | payer.nid << shift
+                assert frames.nid(flags) == payer.nid
+                return Moved(who, (f"u64:{place:#x}", flags), payer)
+    raise AssertionError("no entry of this image can be moved")
+
+
+@lru_cache(maxsize=1)
+def take(lab: Lab, kernel: str) -> tuple[Lab.Image, Moved]:
+    image = lab.image(kernel, "4", "mixed")
+    return image, moved(image.program())
+
+
+def follows(report: Report) -> str:
+    assert report.follows is not None
+    # what is booked by one rule does not cast doubt on the other kind
+    assert report.follows["percpu"] in ("physical", "both")
+    return report.follows["zswap"]
+
+
+def on_two_nodes(prog: Program) -> dict[int, tuple[int, int, int]]:
+    """
+    Where entries of memcgs below the root that are on two nodes begin and end, and how many
+    bytes are at the end: by walking.
+    """
+    frames, found = mem_map(image_of(prog)), {}
+    for entry in ZswapReader(image_of(prog)).entries():
+        root = Object(prog, "struct obj_cgroup *", entry.objcg).is_root
+        if entry.length == frames.page_size or root:
+            continue
+        pages, start = placed(prog, entry.handle)
+        number = start // frames.page_size
+        beyond = start + WORD + entry.length - (number + 1) * frames.page_size
+        if beyond > 0:
+            begins, ends = (
+                frames.nid(prog.read_u64(pages[n] + frames.flags)) for n in (number, number + 1)
+            )
+            if begins != ends:
+                found[entry.address] = begins, ends, beyond
+    return found
+
+
+def test_the_lab_kernel_books_each_part_where_it_is(lab: Lab, kernel: str) -> None:
+    image = lab.image(kernel, "4", "straddle")
+    prog, report = image.program(), image.report()
+    assert follows(report) == "physical"
+    assert (report.findings, report.verdict) == ((), "exact")
+    straddling = on_two_nodes(prog)
+    # each memcg has pushed out memory of one node
+    assert len({begins for begins, _, _ in straddling.values()}) > 1
+    for address, (begins, ends, beyond) in straddling.items():
+        entry = Object(prog, "struct zswap_entry *", address)
+        assert (entry.beyond.value_(), entry.beyond_nid.value_()) == (beyond, ends)
+        assert entry.objcg.nid.value_() == begins
+    for found in ZswapReader(image_of(prog)).entries():
+        objcg = Object(prog, "struct obj_cgroup *", found.objcg)
+        assert bool(found.beyond) == (found.address in straddling) or objcg.is_root
+
+
+def test_data_that_was_moved_is_paid_for_as_before(lab: Lab, plant: Plant, kernel: str) -> None:
+    """The first page of a zspage on another node, as after a migration: bytes stay charged."""
+    image = lab.image(kernel, "4", "straddle")
+    prog, frames, pages = image.program(), mem_map(image_of(image.program())), {}
+    for address in on_two_nodes(prog):
+        entry = ZswapReader(image_of(prog)).entry(address)
+        (first, *_), start = placed(prog, entry.handle)
+        if start < frames.page_size:
+            pages[first] = entry
+    assert pages
+    page, entry = next(iter(pages.items()))
+    free = min({0, 1, 2, 3} - set(on_two_nodes(prog)[entry.address][:2]))
+    place = page + frames.flags
+    flags = prog.read_u64(place)
+    begins = frames.nid(flags)
+    moved_to = flags & ~(begins << node_shift(frames)) | free << node_shift(frames)
+    report = plant(image, (f"u64:{place:#x}", moved_to))
+    assert follows(report) == "physical"
+    assert {(f.kind, f.identity) for f in report.findings} == {("skew", "zswap")}
+    moved = {e.address: e.bytes for f in report.findings for e in f.evidence}
+    assert moved[entry.address] == entry.length - entry.beyond
+    assert {f.nid for f in report.findings} == {free}
+    assert not [row for row in report.rows if row.status == "differs"]
+
+
+def test_booked_as_posted(lab: Lab, plant: Plant, kernel: str) -> None:
+    image, (who, change, payer) = take(lab, kernel)
+    assert follows(image.report()) == "both"
+    report = plant(image, change)
+    assert follows(report) == "posted"
+    assert {f.kind for f in report.findings} == {"rule"}
+    assert {f.nid for f in report.findings} == {who.nid, payer.nid}
+    assert len({f.memcg for f in report.findings}) == 1
+    for finding in report.findings:
+        assert finding.what.startswith("zswap entries are booked by the posted rule")
+        [evidence] = finding.evidence
+        assert (evidence.address, evidence.bytes) == (who.entry, who.beyond)
+        assert (evidence.nid, evidence.objcg) == (payer.nid, who.objcg.address)
+    # the kernel is off by the same amount on both nodes
+    assert {f.difference % 4096 for f in report.findings if f.identity == "objcg_bytes"} == {
+        who.beyond, 4096 - who.beyond,
+    }  # fmt: skip
+
+
+def test_a_kernel_that_books_them_by_their_pages(lab: Lab, plant: Plant, kernel: str) -> None:
+    image, found = take(lab, kernel)
+    report = plant(image, found.change, *found.booked)
+    assert follows(report) == "physical"
+    assert (report.findings, report.verdict) == ((), "exact")
+
+
+def test_bytes_that_neither_rule_explains(lab: Lab, plant: Plant, kernel: str) -> None:
+    image, found = take(lab, kernel)
+    more = (found.booked[0][0], "old + 8")
+    report = plant(image, found.change, more)
+    assert report.follows == {"percpu": "neither", "zswap": "neither"}
+    assert "rule" not in {f.kind for f in report.findings}
+    named = {(f.objcg, f.identity) for f in report.findings}
+    assert (found.who.objcg.address, "objcg_bytes") in named

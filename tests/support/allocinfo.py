@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+"""What tests of call sites share: images of kernels that profile, and what the guest said."""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+from support.guests import BUILT_KERNELS, Image, Lab
+
+#: Kernel, and what it was booted with.
+GUESTS = [
+    (kernel, append)
+    for kernel, append in (
+        ("7.3-lab", "sysctl.vm.mem_profiling=1"),
+        ("7.3-lab", "sysctl.vm.mem_profiling=1,compressed"),
+        ("6.12-lab", "sysctl.vm.mem_profiling=1"),
+    )
+    if kernel in BUILT_KERNELS
+]
+
+
+def guest_image(lab: Lab, kernel: str, append: str) -> Image:
+    return lab.image(kernel, "4", "mixed", append=append)
+
+
+class Line(NamedTuple):
+    """One line of ``/proc/allocinfo``."""
+
+    bytes: int
+    calls: int
+    file: str
+    line: int
+    module: str | None
+    function: str
+    accurate: bool
+
+
+_LINE = re.compile(r" *(-?\d+) +(\d+) ([^ ]+):(\d+) (?:\[([^ ]+)\] )?func:([^ ]+)( accurate:no)? ")
+
+
+def parse(text: str) -> tuple[str, list[Line]]:
+    """The version that the file says it has, and its lines."""
+    first, second, *rest = text.splitlines()
+    assert second == "#     <size>  <calls> <tag info>"
+    lines = []
+    for text_line in rest:
+        found = _LINE.fullmatch(text_line)
+        assert found is not None, text_line
+        size, calls, file, line, module, function, mark = found.groups()
+        lines.append(Line(int(size), int(calls), file, int(line), module, function, not mark))
+    return first.removeprefix("allocinfo - version: "), lines
+
+
+def said(image: Image, when: int) -> tuple[str, list[Line]]:
+    """What the guest's own file said; it was read twice."""
+    return parse((image.guest / f"{when}/proc/allocinfo").read_text())
+
+
+#: Functions that allocate for the task that read the file in the guest. It was there both
+#: times and is gone at the freeze: the task, its stack, credentials and signals; its open
+#: files, that of allocinfo among them with its buffer; its address space and page tables.
+RECORDER = {
+    "alloc_pid", "alloc_task_exec_state", "alloc_task_struct_node", "alloc_thread_stack_node",
+    "copy_fs_struct", "copy_sighand", "copy_signal", "dup_fd", "prepare_creds",
+    "__get_vm_area_node", "__alloc_empty_sheaf",
+    "alloc_empty_file", "allocinfo_start", "proc_reg_open", "__seq_open_private",
+    "seq_buf_alloc", "seq_open",
+    "anon_vma_alloc", "anon_vma_chain_alloc", "dup_mm", "mm_alloc", "mt_alloc_bulk",
+    "mt_alloc_one", "vm_area_alloc", "vm_area_dup", "vma_lock_alloc",
+    "__p4d_alloc", "__pmd_alloc", "__pud_alloc", "folio_prealloc", "pte_alloc_one",
+}  # fmt: skip
+#: Of the guest's init, which writes each command to a file in tmpfs and truncates it: the page
+#: of the one before may wait in a CPU's batch for a while.
+OF_INIT = {"shmem_alloc_folio": 2}

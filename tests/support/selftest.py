@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+"""Images of the module that puts known charges on every node, at each stage of its work."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from labkit import images
+
+MODULE = Path(__file__).resolve().parent.parent.parent / "fixtures" / "modules" / "pernode_selftest"
+FOLDER = "/sys/kernel/debug/pernode_selftest"
+
+#: The memcg that pays.
+MEMCG = "/self/here"
+
+_SETUP = """\
+set -e
+cd /sys/fs/cgroup
+echo +memory +cpuset >cgroup.subtree_control
+mkdir self self/here
+echo +memory >self/cgroup.subtree_control
+MAKE={folder}/do
+"""
+_ALL = "(echo 0 >self/here/cgroup.procs; echo all >$MAKE{more})\n"
+
+#: What was done when the image was taken. Two nodes have CPUs, six have memory only.
+STAGES = {
+    "before": "",
+    "all": _ALL.format(more=""),
+    "half": _ALL.format(more="; echo free odd >$MAKE"),
+    # new percpu chunks, made by a task that may use a node without CPUs alone
+    "cpuless": (
+        "echo +cpuset >self/cgroup.subtree_control\necho 5 >self/here/cpuset.mems\n"
+        "(echo 0 >self/here/cgroup.procs; echo percpu 32768 100 >$MAKE)\n"
+    ),
+    "gone": _ALL.format(more="; echo free odd >$MAKE") + "echo free all >$MAKE\nsleep 3\n",
+    "removed": _ALL.format(more="; echo free odd >$MAKE")
+    + "rmdir self/here\necho free all >$MAKE\nsleep 3\n",
+}
+
+
+def selftest(tmp_path: Path, kernel: str, stage: str) -> Path:
+    """An image of eight nodes, taken at a stage."""
+    script = tmp_path / stage
+    script.write_text(_SETUP.format(folder=FOLDER) + STAGES[stage])
+    return images.image(
+        kernel, "2cpu+6mem", modules=((str(MODULE), ""),), run=str(script), append="nokaslr"
+    )
+
+
+def held(image: Path) -> list[tuple[str, int, dict[int, int]]]:
+    """What the module itself says it holds: kind, size or order, and bytes by node."""
+    folder = image.with_name(image.name + ".guest") / "2"
+    lines = (folder / FOLDER.lstrip("/") / "held").read_text().splitlines()
+    found = []
+    for _, kind, size, _, _, *cells in map(str.split, lines):
+        nodes = {int(n): int(b) for n, b in (cell.split(":") for cell in cells)}
+        found.append((kind, int(size), nodes))
+    return found

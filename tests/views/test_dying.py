@@ -1,0 +1,293 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+"""
+Removed memcgs, held against what the guest says of itself, what its workload is known to have
+done, and the kernel's own count of references.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter, defaultdict
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+from drgn import Object
+from drgn.helpers.linux.slab import slab_object_info
+from labkit import poke
+from support.guests import DEBIAN_KERNELS, Image, Lab
+from test_matrix import KERNELS
+from test_who import protocol_of
+
+from memcg_inspect.cli import main
+from memcg_inspect.image.image import image_of
+from memcg_inspect.tables import Answer, NotRead, Value
+from memcg_inspect.views.dying import dying
+
+pytestmark = [pytest.mark.image, pytest.mark.each_kernel]
+
+each_kernel = pytest.mark.parametrize("kernel", KERNELS)
+each_image = pytest.mark.parametrize(
+    ("kernel", "workload"), [(k, w) for k in KERNELS for w in ("dying", "mixed")]
+)
+
+PAGE = 4096
+#: Victims of fixtures/workloads/dying.c, by the number in their files' names; the last lives.
+VICTIMS = [
+    *("chain/middle/inner", "chain/middle/second", "chain/last"),
+    *("family/a", "family/b", "family/c", "family/d", "again", "again"),
+]
+#: Of 150 files, every eighth is written to.
+WRITTEN = range(0, 150, 8)
+
+Row = dict[str, Value]
+
+
+def answer_of(image: Image) -> Answer:
+    return _answer(image.core)
+
+
+@lru_cache(maxsize=2 * len(KERNELS))
+def _answer(core: Path) -> Answer:
+    return dying(image_of(Image(core).program()), most_files=1000)
+
+
+def rows(answer: Answer, name: str) -> list[Row]:
+    table = next(table for table in answer.tables if table.name == name)
+    names = [column.name for column in table.columns]
+    return [dict(zip(names, row, strict=True)) for row in table.rows]
+
+
+def numbers(*values: Value) -> list[int]:
+    assert all(isinstance(value, int) for value in values), values
+    return [value for value in values if isinstance(value, int)]
+
+
+def total(values: list[Value]) -> int:
+    return sum(numbers(*values))
+
+
+@each_image
+def test_as_many_as_the_guest_counts(lab: Lab, kernel: str, workload: str) -> None:
+    image = lab.image(kernel, "4", workload)
+    paths = [str(row["memcg"]) for row in rows(answer_of(image), "dying")]
+    folder = image.guest / "2/cgroup"
+    counted = 0
+    for file in folder.rglob("cgroup.stat"):
+        said = dict(line.split() for line in file.read_text().splitlines())
+        # A removed memcg counts at all those above it, whose paths its own begins with.
+        above = f"/{file.parent.relative_to(folder)}/".replace("/./", "/")
+        found = sum(path.startswith(above) for path in paths)
+        assert (above, found) == (above, int(said["nr_dying_descendants"]))
+        counted += found
+    assert counted > 2 * len(paths) > 20
+
+
+@each_image
+def test_every_reference_is_explained(lab: Lab, kernel: str, workload: str) -> None:
+    answer = answer_of(lab.image(kernel, "4", workload))
+    assert answer.is_whole
+    removed = rows(answer, "dying")
+    assert len(removed) == (11 if workload == "dying" else 12)
+    explained: Counter[Value] = Counter()
+    kinds = set()
+    for row in rows(answer, "left"):
+        explained[row["memcg_address"]] += numbers(row["references"])[0]
+        assert row["pins"] is (row["references"] != 0)
+        if row["pins"]:
+            kinds.add(row["kind"])
+    for row in removed:
+        assert (row["memcg"], row["unexplained"]) == (row["memcg"], 0)
+        assert row["references"] == row["explained"] == explained[row["memcg_address"]]
+        assert total([row["references"]]) > 0
+    # Since 7.2 user pages hold an obj_cgroup, which is the parent's by now.
+    user_pages = {"lru"} if kernel.startswith("6.") else set()
+    assert kinds == {"child", "swap", "sock"} | user_pages
+    # Before 6.8 the kernel does not tell: nothing is missing in the image.
+    assert bool(answer.notes) is (kernel == "6.1")
+    assert all("which obj_cgroups were its own" in note for note in answer.notes)
+    values = [v for table in answer.tables for row in table.rows for v in row]
+    assert not any(isinstance(value, NotRead) for value in values)
+
+
+@each_image
+def test_files_are_those_that_were_written(lab: Lab, kernel: str, workload: str) -> None:
+    found: defaultdict[str, Counter[str]] = defaultdict(Counter)
+    nodes: defaultdict[str, set[int]] = defaultdict(set)
+    for row in rows(answer_of(lab.image(kernel, "4", workload)), "left"):
+        if row["kind"] == "lru" and str(row["memcg"]).startswith("/dying/"):
+            found[str(row["memcg"])][str(row["detail"])] += numbers(row["bytes"])[0]
+            nodes[str(row["detail"])] |= set(numbers(row["node"]))
+    assert set(found) == {f"/dying/{victim}" for victim in VICTIMS}
+    for number, victim in enumerate(VICTIMS):
+        files = found[f"/dying/{victim}"]
+        for i in WRITTEN:
+            file = f"/tmp/dying/{number}-{i}"
+            # on the node that memory was bound to
+            assert (file, files.pop(file), nodes[file]) == (file, PAGE, {(number + i // 16) % 4})
+    for files in found.values():
+        # Half of the shared memory was pushed out; the way out leads through the swap cache.
+        assert files.pop("memfd:dying (deleted)") % (128 << 10) == 0
+        # Pages of a process that is gone may still wait in a CPU's batch.
+        assert set(files) <= {"(swap cache)", "(anonymous)"}
+
+
+@each_image
+def test_what_was_charged_is_still_told_apart(lab: Lab, kernel: str, workload: str) -> None:
+    """A BPF array of 100000 bytes on a node of its own, and half of 256 KiB in zswap and swap."""
+    answer = answer_of(lab.image(kernel, "4", workload))
+    arrays: defaultdict[Value, list[tuple[Value, Value]]] = defaultdict(list)
+    for row in rows(answer, "left"):
+        if (row["kind"], row["detail"]) == ("kmem", "vmalloc"):
+            arrays[row["memcg"]].append((row["node"], row["count"]))
+    # Before 6.8 nothing tells whose they were: they are listed, for nobody.
+    if kernel == "6.1":
+        assert set(arrays) == {None}
+        nodes = Counter(node for node, count in arrays[None] for _ in range(total([count]) // 25))
+        assert nodes == Counter((number + 1) % 4 for number in range(len(VICTIMS)))
+    else:
+        expected: defaultdict[str, list[tuple[int, int]]] = defaultdict(list)
+        for number, victim in enumerate(VICTIMS):
+            expected[f"/dying/{victim}"].append(((number + 1) % 4, 25))
+        assert {p: sorted(map(tuple, a)) for p, a in arrays.items()} == {
+            p: sorted(a) for p, a in expected.items()
+        }
+    for row in rows(answer, "dying"):
+        if str(row["memcg"]).removeprefix("/dying/") in VICTIMS:
+            assert row["swap"] == 32 * PAGE
+            kept = [row["slab"], row["kmem"], row["percpu"]]
+            if kernel == "6.1":
+                assert [*kept, row["zswap"]] == [None] * 4
+            else:
+                assert min(numbers(*kept)) > 0
+
+
+@each_kernel
+def test_totals_are_those_of_the_rows(lab: Lab, kernel: str) -> None:
+    answer = answer_of(lab.image(kernel, "4", "mixed"))
+    sums: Counter[tuple[Value, Value]] = Counter()
+    for row in rows(answer, "left"):
+        sums[row["memcg_address"], row["kind"]] += total([row["bytes"] or 0])
+    for row in rows(answer, "dying"):
+        for kind in ("lru", "kmem", "slab", "percpu", "zswap", "sock", "swap"):
+            if row[kind] is not None:
+                assert row[kind] == sums[row["memcg_address"], kind], (row["memcg"], kind)
+
+
+@each_kernel
+def test_examples_are_charged_to_it(lab: Lab, kernel: str) -> None:
+    """Read one by one, with nothing but the types."""
+    image = lab.image(kernel, "4", "mixed")
+    prog = image.program()
+    seen: Counter[Value] = Counter()
+    for row in rows(answer_of(image), "left"):
+        for word in str(row["examples"] or "").split():
+            seen[row["kind"]] += 1
+            address, memcg = int(word, 0), row["memcg_address"]
+            if row["kind"] == "sock":
+                sock = Object(prog, "struct sock *", address)
+                assert sock.sk_memcg.value_() == memcg
+                assert row["detail"] == protocol_of(sock)
+            elif row["kind"] == "zswap":
+                entry = Object(prog, "struct zswap_entry *", address)
+                assert entry.objcg.value_() == row["objcg"]
+            elif row["kind"] == "child":
+                assert Object(prog, "struct mem_cgroup *", address).css.parent.value_() == memcg
+    # 6.x still has in the swap cache what was pushed out.
+    kinds = {"sock", "child", "slab", "kmem", "lru"} | ({"zswap"} if kernel[0] == "7" else set())
+    assert min(seen[kind] for kind in kinds) > 2
+
+
+def poked(image: Image, folder: Path, place: Object, value: int) -> Path:
+    out = folder / "poked.core"
+    poke.poke(image.core, out, image.vmlinux, [(f"u64:{place.address_:#x}", value)])
+    return out
+
+
+def run(capsys: pytest.CaptureFixture[str], *args: object) -> tuple[int, Any]:
+    status = main(["dying", "--json", "--debuginfo", "btf", *map(str, args)])
+    return status, json.loads(capsys.readouterr().out)
+
+
+def first_removed(image: Image, path: str) -> Object:
+    row = next(row for row in rows(answer_of(image), "dying") if row["memcg"] == path)
+    return Object(image.program(), "struct mem_cgroup *", total([row["memcg_address"]]))
+
+
+@each_kernel
+def test_leaked_reference_is_unexplained(
+    lab: Lab, kernel: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    image = lab.image(kernel, "4", "dying")
+    memcg = first_removed(image, "/dying/family/a")
+    count = memcg.css.refcnt.data.count.counter
+    path = poked(image, tmp_path, count, count.value_() + 3)
+    status, document = run(capsys, "-c", path)
+    left = {row["memcg"]: row["unexplained"] for row in document["tables"][0]["rows"]}
+    assert status == 0
+    assert {memcg: n for memcg, n in left.items() if n} == {"/dying/family/a": 3}
+    assert any("leaked" in note for note in document["notes"])
+    path.unlink()
+
+
+@each_kernel
+def test_references_that_cannot_be_read_are_not_0(
+    lab: Lab, kernel: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    image = lab.image(kernel, "4", "dying")
+    memcg = first_removed(image, "/dying/family/b")
+    path = poked(image, tmp_path, memcg.css.refcnt.data, 0xDEAD000000000000)
+    status, document = run(capsys, "-c", path, "--memcg", "/dying/family/b")
+    (row,) = document["tables"][0]["rows"]
+    assert status == 3
+    assert (row["references"], row["unexplained"], row["swap"]) == (None, None, None)
+    assert {"references", "unexplained", "swap"} <= set(row["not_read"])
+    assert document["coverage"]["refs"]["unreadable"] == 1
+    path.unlink()
+
+
+@each_kernel
+def test_what_may_hold_more_is_not_unexplained(
+    lab: Lab, kernel: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A slab of sockets that cannot be read may hold what is missing."""
+    image = lab.image(kernel, "4", "dying")
+    row = next(
+        row
+        for row in rows(answer_of(image), "left")
+        if (row["kind"], row["detail"]) == ("sock", "TCP") and row["examples"]
+    )
+    sock = int(str(row["examples"]).split()[0], 0)
+    info = slab_object_info(image.program(), sock)
+    assert info is not None
+    path = poked(image, tmp_path, info.slab.slab_cache, 0xDEAD000000000000)
+    status, document = run(capsys, "-c", path)
+    (found,) = [
+        other
+        for other in document["tables"][0]["rows"]
+        if other["memcg_address"] == f"{row['memcg_address']:#x}"
+    ]
+    assert status == 3
+    assert (found["sock"], found["unexplained"]) == (None, None)
+    assert found["references"] > found["explained"]
+    assert not any("leaked" in note for note in document["notes"])
+    path.unlink()
+
+
+@pytest.mark.long
+def test_leak_of_a_broken_kernel(lab: Lab) -> None:
+    """fixtures/patches/7.3-pernode-broken: one reference is taken at each removal, for ever."""
+    kernel = "7.3-pernode-broken-reparent-forgotten-node"
+    answer = answer_of(lab.image(kernel, "2cpu+6mem", "interleave"))
+    removed = rows(answer, "dying")
+    assert len(removed) > 10
+    assert {row["unexplained"] for row in removed} == {1}
+    assert any("leaked" in note for note in answer.notes)
+
+
+@pytest.mark.parametrize("kernel", DEBIAN_KERNELS)
+def test_no_removed_memcg(lab: Lab, kernel: str, capsys: pytest.CaptureFixture[str]) -> None:
+    status, document = run(capsys, "-c", lab.image(kernel, "4", "pages").core)
+    assert status == 0
+    assert [table["rows"] for table in document["tables"]] == [[], []]

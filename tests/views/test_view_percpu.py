@@ -1,0 +1,241 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+"""
+``percpu`` against the guest's own memory.stat and /proc/meminfo, against a walker that looks at
+one bit at a time, and against what a module planted.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from drgn import FaultError, Object, Program, cast
+from drgn.helpers.linux.list import list_for_each_entry
+from drgn.helpers.linux.mm import follow_page, page_to_pfn
+from drgn.helpers.linux.percpu import per_cpu_ptr
+from support.guests import BUILT_KERNELS, PERNODE_KERNELS, Lab
+from support.reference import node_spans
+from test_charge_module import CPUS, PAGE, guest_image, held
+from test_guest_says import still
+from test_matrix import KERNELS
+
+from memcg_inspect.image.image import image_of
+from memcg_inspect.image.memory import Memory
+from memcg_inspect.linux.mm.percpu import PercpuReader
+from memcg_inspect.tables import Answer
+from memcg_inspect.views.percpu import percpu
+
+pytestmark = [pytest.mark.image, pytest.mark.each_kernel]
+
+ALL = (*KERNELS, *PERNODE_KERNELS)
+Row = dict[str, object]
+
+
+def rows(answer: Answer, table: int = 0) -> list[Row]:
+    names = [column.name for column in answer.tables[table].columns]
+    return [dict(zip(names, row, strict=True)) for row in answer.tables[table].rows]
+
+
+def number(row: Row, field: str) -> int:
+    value = row[field]
+    assert isinstance(value, int), (field, value)
+    return value
+
+
+@pytest.mark.parametrize("kernel", ALL)
+def test_sums_are_what_the_guest_read(lab: Lab, kernel: str) -> None:
+    image = lab.image(kernel, "4", "mixed")
+    answer = percpu(image_of(image.program()))
+    charged: Counter[str] = Counter()
+    for row in rows(answer):
+        if row["memcg"] is not None:
+            charged[str(row["memcg"])] += number(row, "charged")
+        else:
+            assert row["charged"] == 0
+    compared = 0
+    for (path, name, _), value in still(image, "memory.stat").items():
+        if name == "percpu":
+            below = path.rstrip("/") + "/"
+            found = sum(s for where, s in charged.items() if f"{where}/".startswith(below))
+            assert (path, found) == (path, value)
+            compared += value > 0
+    assert compared >= 10
+
+
+@pytest.mark.parametrize("kernel", ALL)
+def test_pages_are_those_of_meminfo(lab: Lab, kernel: str) -> None:
+    image = lab.image(kernel, "4", "mixed")
+    answer = percpu(image_of(image.program()))
+    said = [
+        re.findall(r"^Percpu: +(\d+) kB$", (image.guest / n / "proc/meminfo").read_text(), re.M)
+        for n in "12"
+    ]
+    assert said[0] == said[1]
+    nodes = rows(answer, 1)
+    assert sum(number(row, "backing") for row in nodes) == int(said[0][0]) * 1024
+    for row in nodes:
+        assert 0 < number(row, "paid") < number(row, "allocated") < number(row, "backing")
+    # What is allocated is told apart: static variables (in a note), and rows.
+    (static,) = re.findall(r"([\d,]+) bytes of each CPU", answer.notes[0])
+    found = sum(number(row, "bytes") for row in rows(answer))
+    assert found + CPUS * int(static.replace(",", "")) == sum(
+        number(row, "allocated") for row in nodes
+    )
+    assert "part of what is allocated" in answer.notes[0]
+    for row in nodes:
+        paid = sum(number(r, f"node_{row['node']}") for r in rows(answer) if r["memcg"] is not None)
+        assert row["paid"] == paid
+
+
+def bit(word: Object, index: int) -> bool:
+    return bool(word[index // 64].value_() >> index % 64 & 1)
+
+
+def plain(prog: Program) -> dict[tuple[int, int], tuple[int, int]]:
+    """Size and obj_cgroup of each allocation, by chunk and offset, one bit at a time."""
+    found: dict[tuple[int, int], tuple[int, int]] = {}
+    for slot in range(prog["pcpu_nr_slots"].value_()):
+        head = prog["pcpu_chunk_lists"][slot].address_of_()
+        for chunk in list_for_each_entry("struct pcpu_chunk", head, "list"):
+            units = chunk.nr_pages.value_() * PAGE // 4
+            bounds = [unit for unit in range(units + 1) if bit(chunk.bound_map, unit)]
+            for start, end in zip(bounds, bounds[1:], strict=False):
+                if not bit(chunk.alloc_map, start):
+                    continue
+                if start * 4 < chunk.start_offset.value_():
+                    continue
+                if start * 4 >= units * 4 - chunk.end_offset.value_():
+                    continue
+                objcg = 0
+                if hasattr(chunk, "obj_exts") and chunk.obj_exts:
+                    objcg = chunk.obj_exts[start].cgroup.value_()
+                elif hasattr(chunk, "obj_cgroups") and chunk.obj_cgroups:
+                    objcg = chunk.obj_cgroups[start].value_()
+                found[chunk.value_(), start * 4] = (end - start) * 4, objcg
+    return found
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_each_is_what_the_plain_walk_finds(lab: Lab, kernel: str) -> None:
+    prog = lab.image(kernel, "4", "mixed").program()
+    expected = plain(prog)
+    found: dict[tuple[int, int], tuple[int, int]] = {}
+    offsets = [prog["pcpu_unit_offsets"][cpu].value_() for cpu in range(CPUS)]
+    spans = node_spans(prog)
+    some = 0
+    for number_of_row, row in enumerate(rows(percpu(image_of(prog), each=True))):
+        chunk = Object(prog, "struct pcpu_chunk *", number(row, "chunk"))
+        pointer = Object(prog, "void *", number(row, "pointer"))
+        addresses = [per_cpu_ptr(pointer, cpu).value_() for cpu in range(CPUS)]
+        base = chunk.base_addr.value_()
+        (offset,) = {a - base - o for a, o in zip(addresses, offsets, strict=True)}
+        objcg = row["objcg"] or 0
+        assert isinstance(objcg, int)
+        found[chunk.value_(), offset] = number(row, "size"), objcg
+        if number_of_row % 40 == 0:
+            # where each CPU's copy is, byte by byte
+            nodes: Counter[int] = Counter()
+            for address in addresses:
+                for at in range(address, address + number(row, "size"), 4):
+                    nodes[nid_of(prog, spans, at)] += 4
+            assert [row[f"node_{nid}"] for nid in range(4)] == [nodes[nid] for nid in range(4)]
+            some += 1
+    assert found == expected
+    assert len(found) > 2000
+    assert some > 50
+
+
+def nid_of(prog: Program, spans: list[tuple[int, int, int]], address: int) -> int:
+    page = address // PAGE
+    known = prog.cache.setdefault("nids of the test", {})
+    if page not in known:
+        pfn = page_to_pfn(follow_page(prog["init_mm"].address_of_(), page * PAGE)).value_()
+        known[page] = next(nid for start, end, nid in spans if start <= pfn < end)
+    return int(known[page])
+
+
+@pytest.mark.parametrize("kernel", ALL)
+def test_groups_are_sums(lab: Lab, kernel: str) -> None:
+    prog = lab.image(kernel, "4", "mixed").program()
+    total: Counter[tuple[object, ...]] = Counter()
+    fields = ("bytes", "charged", "node_0", "node_1", "node_2", "node_3")
+    for row in rows(percpu(image_of(prog), each=True)):
+        key = row["memcg_address"], row["size"], row["nodes"]
+        total[(*key, "count")] += 1
+        for field in fields:
+            total[(*key, field)] += number(row, field)
+    grouped = {
+        (row["memcg_address"], row["size"], row["nodes"], field): row[field]
+        for row in rows(percpu(image_of(prog)))
+        for field in ("count", *fields)
+    }
+    assert grouped == total
+    assert {row["nodes"] for row in rows(percpu(image_of(prog)))} == {"0,1,2,3"}
+
+
+@pytest.mark.parametrize("kernel", [k for k in BUILT_KERNELS if k in ("6.12-lab", "7.3-lab")])
+def test_what_a_module_planted(lab: Lab, kernel: str, tmp_path: Path) -> None:
+    image = guest_image(lab, kernel, "", tmp_path)
+    found = {
+        row["pointer"]: (row["memcg"], row["size"], row["charged"])
+        for row in rows(percpu(image_of(image.program()), each=True))
+        if row["memcg"] in ("/many", "/few")
+    }
+    planted = [thing.address for thing in held(image) if thing.kind == "percpu"]
+    assert len(planted) == 4
+    assert {found[address] for address in planted} == {
+        ("/many", 4096, 4096 * CPUS + 4096 // 4 * 8),
+        ("/many", 8192, 8192 * CPUS + 8192 // 4 * 8),
+        ("/few", 4096, 4096 * CPUS + 4096 // 4 * 8),
+    }
+    assert sum(size in (4096, 8192) for _, size, _ in found.values()) == 4
+
+
+@pytest.mark.parametrize("kernel", [k for k in BUILT_KERNELS if k == "7.3-lab"])
+def test_call_sites_where_they_are_known(lab: Lab, kernel: str) -> None:
+    prog = lab.image(kernel, "4", "mixed", append="sysctl.vm.mem_profiling=1").program()
+    sites: Counter[tuple[object, object]] = Counter()
+    unknown = 0
+    for row in rows(percpu(image_of(prog))):
+        sites[row["memcg"], row["site"]] += number(row, "count")
+        unknown += number(row, "count") if row["site"] is None else 0
+    places = {str(site) for _, site in sites if site is not None}
+    assert any(re.match(r"kernel/bpf/\S+:\d+ \w+$", place) for place in places), places
+    assert any("mm/memcontrol.c" in place for place in places)
+    assert unknown < sum(sites.values()) // 2
+    # elsewhere there is no such field
+    other = percpu(image_of(lab.image(kernel, "4", "mixed").program()))
+    assert "site" not in {column.name for column in other.tables[0].columns}
+
+
+def test_what_is_not_in_the_image_is_missing_and_said_so(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prog = lab.image("7.3", "4", "mixed").program()
+    whole = rows(percpu(image_of(prog), each=True))
+    chunk = max(PercpuReader(image_of(prog)).chunks(), key=lambda c: bool(c.vector))
+    lost = range(chunk.vector + 4096, chunk.vector + 3 * 4096)  # of 8 bytes for each 4
+    read = Memory.read
+
+    def damaged(self: Memory, address: int, size: int) -> bytes:
+        if address < lost.stop and lost.start < address + size:
+            raise FaultError("not there", address)
+        return read(self, address, size)
+
+    monkeypatch.setattr(Memory, "read", damaged)
+    answer = percpu(image_of(prog), each=True)
+    assert not answer.is_whole
+    assert "missing" in answer.notes[-1]
+    base = cast("unsigned long", Object(prog, "struct pcpu_chunk *", chunk.address).base_addr)
+    first = per_cpu_ptr(Object(prog, "void *", 0), 0).value_() - prog["pcpu_unit_offsets"][0]
+    gone = {
+        row["pointer"]
+        for row in whole
+        if row["chunk"] == chunk.address
+        and 2048 <= (number(row, "pointer") + first - base).value_() % 2**64 < 3 * 2048
+    }
+    assert gone
+    left = {row["pointer"] for row in rows(answer)}
+    assert left == {row["pointer"] for row in whole} - gone

@@ -1,0 +1,151 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+"""Views of dumps that lack pages: nothing is made up, and nothing is lost without a word."""
+
+from __future__ import annotations
+
+import json
+import random
+from argparse import ArgumentParser
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from functools import lru_cache
+from pathlib import Path
+
+import drgn
+import pytest
+from support.guests import Image, Lab
+from test_filtered_dumps import KERNELS
+from test_filtered_dumps import _excluded as excluded
+from test_filtered_dumps import _opened as opened
+from test_filtered_dumps import _slab_pages as slab_pages
+
+from memcg_inspect.image.image import image_of
+from memcg_inspect.image.missing import needing_all
+from memcg_inspect.linux.mm.mmzone import mem_map
+from memcg_inspect.model import ImageError
+from memcg_inspect.render.tables import answer_to_json, print_answer
+from memcg_inspect.render.terminal import make_console
+from memcg_inspect.subcommands import add_subcommands
+from memcg_inspect.tables import Answer, NotRead, Table, Value
+
+pytestmark = [pytest.mark.image, pytest.mark.each_kernel]
+
+LONG = pytest.mark.long
+Row = dict[str, Value]
+
+
+def ask(prog: drgn.Program, *arguments: str) -> Answer:
+    parser = ArgumentParser()
+    add_subcommands(parser)
+    args = parser.parse_args(arguments)
+    with needing_all():
+        answer: Answer = args.view.run(prog, args)
+    return answer
+
+
+@lru_cache(maxsize=20)
+def whole(core: Path, *arguments: str) -> Answer:
+    answer = ask(Image(core).program(), *arguments)
+    assert answer.is_whole
+    return answer
+
+
+def shown(answer: Answer) -> Answer:
+    """Some rows of each table, those with something that was not read first."""
+    tables = (
+        replace(t, rows=sorted(t.rows, key=lambda r: not any(isinstance(v, NotRead) for v in r)))
+        for t in answer.tables
+    )
+    return replace(answer, tables=tuple(replace(t, rows=t.rows[:30]) for t in tables))
+
+
+def keyed(table: Table, *key: str) -> dict[tuple[Value, ...], Row]:
+    names = [column.name for column in table.columns]
+    rows = [dict(zip(names, row, strict=True)) for row in table.rows]
+    return {tuple(row[name] for name in key): row for row in rows}
+
+
+def same(found: Answer, truth: Answer, *key: str) -> None:
+    """Every row is there in the truth, with the same values but for those not read."""
+    rows = keyed(truth.tables[0], *key)
+    for row in keyed(found.tables[0], *key).values():
+        other = rows[tuple(row[name] for name in key)]
+        for name, value in row.items():
+            # The name of a memcg is lost with it, and who it is that pays.
+            assert value == other[name] or isinstance(value, NotRead) or (
+                name in ("memcg", "objcg_memcg", "memcg_address", "comm", "cache")
+                or (name == "nodes" and "?" in str(value))
+            ), (name, row, other)  # fmt: skip
+
+
+def same_stat(found: Answer, truth: Answer) -> None:
+    same(found, truth, "item", "node")
+    assert len(found.tables[0].rows) >= len(truth.tables[0].rows) - 3
+
+
+def no_more(found: Answer, truth: Answer) -> None:
+    """Of slabs, what is missing is missing from sums."""
+    rows = keyed(truth.tables[0], "memcg_address", "cache_address", "size", "node")
+    for key, row in keyed(
+        found.tables[0], "memcg_address", "cache_address", "size", "node"
+    ).items():
+        if row["memcg"] is None or isinstance(row["memcg"], NotRead) or key not in rows:
+            continue
+        for name in ("objects", "bytes", "charged", "slabs", "slab_bytes"):
+            value, most = row[name], rows[key][name]
+            assert isinstance(value, NotRead) or value is None or value <= most, (name, row)  # type: ignore[operator]
+
+
+VIEWS: dict[tuple[str, ...], Callable[[Answer, Answer], None]] = {
+    ("slabinfo", "--by-node"): no_more,
+    ("percpu", "--each"): lambda found, truth: same(found, truth, "pointer"),
+    ("stat", "/", "--all"): same_stat,
+    ("stock",): lambda found, truth: same(found, truth, "cpu", "stock", "slot"),
+    ("tasks",): lambda found, truth: same(found, truth, "task", "objcg"),
+}
+
+
+def check(prog: drgn.Program, image: Image, arguments: tuple[str, ...]) -> bool | None:
+    """Whether the answer is whole; ``None`` if there is none."""
+    try:
+        answer = ask(prog, *arguments)
+    except ImageError as error:
+        assert "nothing can be read without" in str(error)
+        return None
+    document = json.loads(answer_to_json(answer))
+    print_answer(shown(answer), make_console())
+    truth = whole(image.core, *arguments)
+    if answer.is_whole:
+        assert [t.rows for t in answer.tables] == [t.rows for t in truth.tables]
+    else:
+        assert document["whole"] is False
+        VIEWS[arguments](answer, truth)
+    return answer.is_whole
+
+
+def check_all(image: Image, pages: Iterable[int]) -> Counter[bool | None]:
+    """Ask everything of an image without some pages; how it ended."""
+    prog, frames = opened(image.core), mem_map(image_of(image.program()))
+    for pfn in pages:
+        prog.add_memory_segment(pfn << frames.page_shift, frames.page_size, excluded, True)
+    return Counter(check(prog, image, arguments) for arguments in VIEWS)
+
+
+@pytest.mark.parametrize("share", [0.02, pytest.param(0.0005, marks=LONG)])
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_any_pages_of_slabs_may_be_missing(lab: Lab, kernel: str, share: float) -> None:
+    image, chance = lab.image(kernel, "4", "mixed"), random.Random(1)
+    ended = check_all(
+        image, [pfn for pfn in slab_pages(image.program()) if chance.random() < share]
+    )
+    assert ended.total() == len(VIEWS)
+    assert ended[False] >= 4 or share < 0.01  # of few pages, none may matter
+
+
+@pytest.mark.parametrize("seed", [0, *(pytest.param(n, marks=LONG) for n in range(1, 8))])
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_any_pages_at_all_may_be_missing(lab: Lab, kernel: str, seed: int) -> None:
+    image = lab.image(kernel, "4", "mixed")
+    ended = check_all(image, random.Random(seed).sample(range(1 << 18), 300))
+    assert ended.total() == len(VIEWS)

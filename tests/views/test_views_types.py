@@ -1,0 +1,23 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+"""Views say the same, wherever the types come from."""
+
+from __future__ import annotations
+
+import pytest
+from support.guests import Lab
+from test_filtered_dumps import KERNELS
+from test_views_damaged import VIEWS, ask
+
+
+@pytest.mark.image
+@pytest.mark.each_kernel
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_btf_and_dwarf_say_the_same(lab: Lab, kernel: str) -> None:
+    image = lab.image(kernel, "4", "mixed")
+    for arguments in VIEWS:
+        btf, dwarf = (ask(image.program(dwarf), *arguments) for dwarf in (False, True))
+        assert [table.rows for table in btf.tables] == [table.rows for table in dwarf.tables]
+        assert all(table.rows for table in btf.tables)
+        assert btf.notes == dwarf.notes
+        assert btf.is_whole
+        assert dwarf.is_whole
