@@ -16,6 +16,7 @@ from typing import NamedTuple
 from drgn import NULL, Object, Program
 from drgn.helpers.common.prog import takes_program_or_default
 
+from memcg_inspect.checks.counters import CounterValue
 from memcg_inspect.collect.counters import read_counters
 from memcg_inspect.image.image import image_of
 from memcg_inspect.linux.mm.memcontrol import read_memcgs
@@ -77,20 +78,6 @@ class PcpuAllocation(NamedTuple):
     """Bytes by the node of the page that holds them."""
     objcg: Object
     """``struct obj_cgroup *``"""
-
-
-class CounterValue(NamedTuple):
-    """A counter of a memcg and all its descendants, in the unit of its item."""
-
-    folded: int
-    """What readers see who do not flush before."""
-    pending: int
-    """What is not folded yet."""
-
-    @property
-    def exact(self) -> int:
-        """What readers see after a flush."""
-        return self.folded + self.pending
 
 
 @takes_program_or_default

@@ -76,15 +76,16 @@ def _rows(
     found: tuple[Mapping[str, int], Mapping[str, int]],
     is_shared: bool,
 ) -> Iterator[Row]:
-    gap = profile.gap
+    missing = profile.missing
     counted: tuple[int | None, int | None] = (None, None)
     if site is not None:
         counted = site.bytes, site.calls
-    elif gap is None:
-        # A reference to what is no call site is in no counter. With a gap it may be missing.
+    elif missing is None:
+        # No counter counts a reference to an address that is no call site. If references may be
+        # missing, so may one of these.
         counted = (0, 0)
     if is_shared:
-        gap = "several call sites share one counter"
+        missing = "several call sites share one counter"
     for unit, sizes, counter in zip(("bytes", "references"), found, counted, strict=True):
         yield make_row(
             "alloc_tags",
@@ -94,8 +95,8 @@ def _rows(
             unit="bytes" if unit == "bytes" else "references",
             found=sizes,
             claimed=None if counter is None else {"counter": counter},
-            gap=gap,
-            gap_hides_both=is_shared,
+            missing=missing,
+            missing_hides_both=is_shared,
             unread="the counters of the call site are not in the image",
         )
 

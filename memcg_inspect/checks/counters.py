@@ -23,21 +23,23 @@ from typing import NamedTuple
 
 from memcg_inspect.model import Memcg, Stat
 
-__all__ = ("Claim", "Counters")
+__all__ = ("CounterValue", "Counters")
 
 Stats = Mapping[str, Stat]
 
 
-class Claim(NamedTuple):
-    """
-    A value in two parts.
-
-    :ivar folded: the part that readers of the kernel's files see
-    :ivar pending: the part that waits in per-CPU or per-memcg deltas
-    """
+class CounterValue(NamedTuple):
+    """A counter of a memcg, in the unit of its item."""
 
     folded: int
+    """The part that a reader of ``memory.stat`` sees without a flush."""
     pending: int
+    """The part in per-CPU and per-memcg deltas that are not folded yet."""
+
+    @property
+    def exact(self) -> int:
+        """Return what a reader sees after a flush."""
+        return self.folded + self.pending
 
 
 class Counters:
@@ -67,7 +69,7 @@ class Counters:
                 self._children.setdefault(memcgs[memcg.parent].payer, []).append(memcg.address)
         # What is lost of a memcg's children is in its counters all the same.
         self.partial = frozenset(m.payer for m in memcgs.values() if not m.whole)
-        self._whole: dict[tuple[str, int | None], dict[int, Claim | None]] = {}
+        self._whole: dict[tuple[str, int | None], dict[int, CounterValue | None]] = {}
 
     def stat(self, memcg: int, item: str, nid: int | None = None) -> Stat | None:
         """Return a counter as it stands; ``None`` if it was not read or does not exist."""
@@ -75,11 +77,11 @@ class Counters:
             return self._memcg_stats.get(memcg, {}).get(item)
         return self._lruvec_stats.get((memcg, nid), {}).get(item)
 
-    def hierarchical(self, memcg: int, item: str, nid: int | None = None) -> Claim | None:
+    def hierarchical(self, memcg: int, item: str, nid: int | None = None) -> CounterValue | None:
         """Return H of a memcg: what it and all its descendants claim, flushed or not."""
         return self._hierarchical(item, nid).get(memcg)
 
-    def own(self, memcg: int, item: str, nid: int | None = None) -> Claim | None:
+    def own(self, memcg: int, item: str, nid: int | None = None) -> CounterValue | None:
         """
         Return what a live memcg, and the removed ones below it, claim for themselves.
 
@@ -99,21 +101,21 @@ class Counters:
             if part is None:
                 return None
             pending += part.pending + part.percpu
-        return Claim(folded, pending)
+        return CounterValue(folded, pending)
 
-    def _hierarchical(self, item: str, nid: int | None) -> dict[int, Claim | None]:
+    def _hierarchical(self, item: str, nid: int | None) -> dict[int, CounterValue | None]:
         known = self._whole.get((item, nid))
         if known is not None:
             return known
         waiting: dict[int, int | None] = dict.fromkeys(self.memcgs, 0)
-        whole: dict[int, Claim | None] = {}
+        whole: dict[int, CounterValue | None] = {}
         for memcg in reversed(list(self.memcgs.values())):  # children first
             stat, below = self.stat(memcg.address, item, nid), waiting[memcg.address]
             if stat is None or below is None or not memcg.whole:
                 total, whole[memcg.address] = None, None
             else:
                 total = below + stat.pending + stat.percpu
-                whole[memcg.address] = Claim(stat.state, total)
+                whole[memcg.address] = CounterValue(stat.state, total)
             if memcg.parent is not None:
                 above = waiting[memcg.parent]
                 waiting[memcg.parent] = None if above is None or total is None else above + total

@@ -13,13 +13,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Literal, NamedTuple
 
-from memcg_inspect.checks.ledger import Entry, Kind
+from memcg_inspect.checks.ledger import ChargeKind, Entry
 from memcg_inspect.checks.rules import is_task_wrong, left_behind
 from memcg_inspect.checks.slab import ITEMS
 from memcg_inspect.checks.snapshot import Snapshot
 from memcg_inspect.model import Evidence, Finding, Row, Skew, counted
 
-__all__ = ("MOST_EVIDENCE", "Suspect", "row_findings", "skew_findings", "stray_findings")
+__all__ = ("MOST_EVIDENCE", "Suspect", "row_findings", "skew_findings", "orphan_findings")
 
 #: Pieces of evidence listed with one finding.
 MOST_EVIDENCE = 10
@@ -38,7 +38,7 @@ class Suspect(NamedTuple):
     :ivar neighbours: obj_cgroups; charges among many of these in one slab come first
     """
 
-    kind: Kind
+    kind: ChargeKind
     payers: frozenset[int]
     detail: str | None = None
     nid: int | None = None
@@ -166,7 +166,7 @@ def _offsets(row: Row, other: Row) -> bool:
 
 
 #: What charges the rows of an identity are made of, and the bytes of the row's unit.
-_CHARGES: dict[str, Kind] = {
+_CHARGES: dict[str, ChargeKind] = {
     "slab": "slab",
     "objcg_bytes": "slab",
     "percpu": "percpu",
@@ -246,14 +246,14 @@ def _owner(snapshot: Snapshot, memcg: int | None) -> int | None:
     return None if memcg is None else snapshot.memcgs[memcg].payer
 
 
-def stray_findings(snapshot: Snapshot) -> list[Lead]:
+def orphan_findings(snapshot: Snapshot) -> list[Lead]:
     """Find charges whose payer is no obj_cgroup (or memcg) at all: an address proves it."""
     if not snapshot.complete("objcgs", "memcgs"):
         return []  # it may be one that could not be read
-    strays: dict[tuple[Kind, int], list[Entry]] = {}
+    orphans: dict[tuple[ChargeKind, int], list[Entry]] = {}
     for entry, _ in snapshot.ledger:
         if snapshot.payer(entry.payer) is None:
-            strays.setdefault((entry.kind, entry.payer), []).append(entry)
+            orphans.setdefault((entry.kind, entry.payer), []).append(entry)
     return [
         Lead(
             Finding(
@@ -270,7 +270,7 @@ def stray_findings(snapshot: Snapshot) -> list[Lead]:
             ),
             Suspect(kind=kind, payers=frozenset({payer})),
         )
-        for (kind, payer), entries in strays.items()
+        for (kind, payer), entries in orphans.items()
     ]
 
 

@@ -31,7 +31,7 @@ def hierarchy_rows(snapshot: Snapshot, rows: Iterable[Row]) -> list[Row]:
     """
     found: defaultdict[tuple[int, int | None, str], int] = defaultdict(int)
     models: dict[tuple[int, int | None, str], Row] = {}
-    gaps: dict[tuple[int, int | None, str], str] = {}
+    missing: dict[tuple[int, int | None, str], str] = {}
     parents = {snapshot.memcgs[m.parent].payer for m in snapshot.live() if m.parent is not None}
     for row in rows:
         if row.memcg is None or row.claimed is None or "folded" not in row.claimed:
@@ -44,17 +44,17 @@ def hierarchy_rows(snapshot: Snapshot, rows: Iterable[Row]) -> list[Row]:
         while memcg is not None:
             found[memcg, row.nid, row.item] += amount
             if row.status == "unverifiable":
-                gaps.setdefault((memcg, row.nid, row.item), row.reason or "")
+                missing.setdefault((memcg, row.nid, row.item), row.reason or "")
             above = snapshot.memcgs[memcg].parent
             memcg = None if above is None else snapshot.memcgs[above].payer
     return [
-        _row(snapshot, model, found[key], gaps.get(key))
+        _row(snapshot, model, found[key], missing.get(key))
         for key, model in models.items()
         if model.memcg in parents
     ]
 
 
-def _row(snapshot: Snapshot, model: Row, found: int, gap: str | None) -> Row:
+def _row(snapshot: Snapshot, model: Row, found: int, missing: str | None) -> Row:
     memcg = model.memcg or 0
     claim = snapshot.counters.hierarchical(memcg, model.item, model.nid)
     return make_row(
@@ -65,8 +65,8 @@ def _row(snapshot: Snapshot, model: Row, found: int, gap: str | None) -> Row:
         unit=model.unit,
         found={"subtree": found},
         claimed=None if claim is None else split(claim),
-        gap=gap,
-        gap_hides_both=True,
+        missing=missing,
+        missing_hides_both=True,
         unread="counters of its subtree are not all in the image",
         hierarchy=model.hierarchy,
     )

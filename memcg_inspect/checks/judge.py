@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from memcg_inspect.checks.alloc_tags import alloc_tag_rows
-from memcg_inspect.checks.findings import Lead, row_findings, skew_findings, stray_findings
+from memcg_inspect.checks.findings import Lead, orphan_findings, row_findings, skew_findings
 from memcg_inspect.checks.hierarchy import hierarchy_rows, level_rows
 from memcg_inspect.checks.inflight import mark_in_flight
 from memcg_inspect.checks.kmem import kmem_rows, pagetable_rows, stack_rows, vmalloc_rows
@@ -125,7 +125,7 @@ def judge(snapshot: Snapshot) -> Judgement:
     rows += some
     skew = skew_matrix(snapshot)
     follows = counters_follow(snapshot, rows)
-    leads = stray_findings(snapshot) + misplaced_findings(snapshot)
+    leads = orphan_findings(snapshot) + misplaced_findings(snapshot)
     by_rule = rule_findings(snapshot, rows, follows or {})
     leads += by_rule
     leads += row_findings(snapshot, [row for row in rows if not (by_rule and is_by_rule(row))])

@@ -21,7 +21,14 @@ from memcg_inspect.checks.rows import make_row
 from memcg_inspect.checks.snapshot import Snapshot
 from memcg_inspect.model import Row, Unit
 
-__all__ = ("kmem_gap", "kmem_pages", "kmem_rows", "pagetable_rows", "stack_rows", "vmalloc_rows")
+__all__ = (
+    "why_kmem_missing",
+    "kmem_pages",
+    "kmem_rows",
+    "pagetable_rows",
+    "stack_rows",
+    "vmalloc_rows",
+)
 
 
 def stack_rows(snapshot: Snapshot) -> list[Row]:
@@ -53,8 +60,8 @@ def vmalloc_rows(snapshot: Snapshot) -> list[Row]:
             unit="pages",
             found={"vmalloc": found[memcg.address].bytes // page_size},
             claimed=snapshot.own(memcg.address, "MEMCG_VMALLOC"),
-            gap=_gap(snapshot, "vmalloc", None),
-            gap_hides_both=not snapshot.complete("stacks"),
+            missing=_why_missing(snapshot, "vmalloc", None),
+            missing_hides_both=not snapshot.complete("stacks"),
             unread=snapshot.unread(memcg.address),
             hierarchy=snapshot.folded(memcg.address, "MEMCG_VMALLOC"),
         )
@@ -77,21 +84,21 @@ def _by_node(
                 unit=unit,
                 found={detail: amount.bytes // size},
                 claimed=snapshot.own(memcg.address, item, nid),
-                gap=_gap(snapshot, detail, nid),
+                missing=_why_missing(snapshot, detail, nid),
                 # Stacks that are not known to be some pass for other areas.
-                gap_hides_both=detail == "vmalloc" and not snapshot.complete("stacks"),
+                missing_hides_both=detail == "vmalloc" and not snapshot.complete("stacks"),
                 unread=snapshot.unread(memcg.address),
                 hierarchy=snapshot.folded(memcg.address, item, nid),
             )
 
 
-def _gap(snapshot: Snapshot, detail: str, nid: int | None) -> str | None:
+def _why_missing(snapshot: Snapshot, detail: str, nid: int | None) -> str | None:
     if detail in ("stack", "vmalloc"):
         if not snapshot.complete("vmalloc"):
             return "vmalloc areas are not all in the image"
         if not snapshot.complete("stacks"):
             return "tasks, whose stacks are told from other vmalloc areas, are not all in the image"
-    return snapshot.gap("kmem", detail, nid)
+    return snapshot.why_missing("kmem", detail, nid)
 
 
 def kmem_pages(snapshot: Snapshot) -> Mapping[int, dict[str, int]]:
@@ -116,9 +123,9 @@ def kmem_pages(snapshot: Snapshot) -> Mapping[int, dict[str, int]]:
     }
 
 
-def kmem_gap(snapshot: Snapshot, memcg: int) -> str | None:
+def why_kmem_missing(snapshot: Snapshot, memcg: int) -> str | None:
     """Return why kernel memory may be missing from what was found of a memcg, if it may."""
-    return snapshot.gap("kmem") or snapshot.objcg_gap(memcg)
+    return snapshot.why_missing("kmem") or snapshot.why_objects_missing(memcg)
 
 
 def kmem_rows(snapshot: Snapshot) -> list[Row]:
@@ -153,7 +160,7 @@ def _kmem_row(
         unit="pages",
         found=found,
         claimed=snapshot.own(memcg, item, nid),
-        gap=kmem_gap(snapshot, memcg),
+        missing=why_kmem_missing(snapshot, memcg),
         unread=snapshot.unread(memcg),
         hierarchy=snapshot.folded(memcg, item, nid),
     )

@@ -6,9 +6,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Literal, NamedTuple
 
-__all__ = ("Amount", "Entry", "Kind", "Ledger")
+__all__ = ("Amount", "ChargeKind", "Entry", "Ledger")
 
-Kind = Literal["slab", "percpu", "kmem", "zswap", "lru", "sock"]
+ChargeKind = Literal["slab", "percpu", "kmem", "zswap", "lru", "sock"]
 
 
 class Entry(NamedTuple):
@@ -21,7 +21,7 @@ class Entry(NamedTuple):
     """
 
     payer: int
-    kind: Kind
+    kind: ChargeKind
     detail: str
     nid: int
 
@@ -42,24 +42,26 @@ class Ledger:
 
     def __init__(self) -> None:
         self._amounts: dict[Entry, Amount] = {}
-        self._gaps: set[tuple[Kind, str | None, int | None]] = set()
+        self._missing: set[tuple[ChargeKind, str | None, int | None]] = set()
 
     def add(self, entry: Entry, size: int, count: int) -> None:
         """Add *count* charges of *size* bytes in all."""
         before = self._amounts.get(entry, Amount(0, 0))
         self._amounts[entry] = before.plus(Amount(size, count))
 
-    def gap(self, kind: Kind, detail: str | None = None, nid: int | None = None) -> None:
+    def note_missing(
+        self, kind: ChargeKind, detail: str | None = None, nid: int | None = None
+    ) -> None:
         """Note that charges of this kind may be missing; ``None`` stands for any."""
-        self._gaps.add((kind, detail, nid))
+        self._missing.add((kind, detail, nid))
 
-    def has_gap(self, kind: Kind, detail: str | None = None, nid: int | None = None) -> bool:
+    def may_miss(self, kind: ChargeKind, detail: str | None = None, nid: int | None = None) -> bool:
         """Return whether charges that match may be missing; ``None`` stands for any."""
         return any(
-            kind == gap_kind
-            and (detail is None or gap_detail is None or detail == gap_detail)
-            and (nid is None or gap_nid is None or nid == gap_nid)
-            for gap_kind, gap_detail, gap_nid in self._gaps
+            kind == missing_kind
+            and (detail is None or missing_detail is None or detail == missing_detail)
+            and (nid is None or missing_nid is None or nid == missing_nid)
+            for missing_kind, missing_detail, missing_nid in self._missing
         )
 
     def __iter__(self) -> Iterator[tuple[Entry, Amount]]:

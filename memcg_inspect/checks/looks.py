@@ -211,8 +211,8 @@ def _common_leads(looks: Sequence[Judgement]) -> list[Lead]:
     for (key, _), lead in newest.items():
         others = [
             _same(lead, look)
-            for look, gaps in zip(looks, unverified, strict=True)
-            if key not in gaps
+            for look, missing in zip(looks, unverified, strict=True)
+            if key not in missing
         ]
         if any(other is None for other in others):
             continue

@@ -59,8 +59,8 @@ def lru_rows(snapshot: Snapshot) -> list[Row]:
             unit="pages",
             found={"lru": found.get(cell, 0)},
             claimed=None if places is None else places.get(item, {empty: 0}),
-            gap=_WALKS if walks else snapshot.gap("lru", None, nid),
-            gap_hides_both=walks,
+            missing=_WALKS if walks else snapshot.why_missing("lru", None, nid),
+            missing_hides_both=walks,
             unread="the sizes of the LRU lists could not be read",
         )
         if row.reason is None and not lru.by_generation:

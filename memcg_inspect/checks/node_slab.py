@@ -48,7 +48,9 @@ def node_slab_rows(snapshot: Snapshot) -> list[Row]:
                     unit="pages",
                     found=found,
                     claimed=None if stat is None else {"vm_stat": stat.folded, "cpu": stat.cpus},
-                    gap=None if whole else "struct pages, or caches of slabs, are not in the image",
+                    missing=None
+                    if whole
+                    else "struct pages, or caches of slabs, are not in the image",
                 )
             )
     return rows

@@ -16,7 +16,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from weakref import WeakKeyDictionary
 
-from memcg_inspect.checks.ledger import Kind
+from memcg_inspect.checks.ledger import ChargeKind
 from memcg_inspect.checks.rows import make_row
 from memcg_inspect.checks.snapshot import OBJECTS, Snapshot
 from memcg_inspect.model import Row
@@ -59,7 +59,7 @@ _KNOWN: WeakKeyDictionary[object, Mapping[int, dict[str, int]]] = WeakKeyDiction
 
 def objcg_rows(snapshot: Snapshot) -> list[Row]:
     """Check that the bytes of each obj_cgroup add up to whole pages."""
-    gap = _gap(snapshot, OBJECTS, ("stock",))
+    missing = _why_missing(snapshot, OBJECTS, ("stock",))
     page = snapshot.image.page_size
     rows = []
     for address, found in objcg_bytes(snapshot).items():
@@ -78,8 +78,8 @@ def objcg_rows(snapshot: Snapshot) -> list[Row]:
                 found=found,
                 # The nearest whole number of pages: a byte lost or counted twice shows as such.
                 claimed={"whole_pages": (total + page // 2) // page * page},
-                gap=gap,
-                gap_hides_both=True,
+                missing=missing,
+                missing_hides_both=True,
             )
         )
     return rows
@@ -96,8 +96,8 @@ def reference_rows(snapshot: Snapshot) -> list[Row]:
             found[address][holder] += number
     for stock in snapshot.stocks:
         found[stock.objcg]["stock"] += 1
-    gap = _gap(snapshot, ("kmem", "lru", *OBJECTS), _HOLDERS)
-    unsure = snapshot.lost | snapshot.counters.partial
+    missing = _why_missing(snapshot, ("kmem", "lru", *OBJECTS), _HOLDERS)
+    unsure = snapshot.unreadable | snapshot.counters.partial
     return [
         make_row(
             "references",
@@ -108,17 +108,19 @@ def reference_rows(snapshot: Snapshot) -> list[Row]:
             unit="references",
             found={"memcg": objcg.memcg_refs, **found[address]},
             claimed=None if objcg.refs is None else {"refcnt": objcg.refs},
-            gap=_MEMCGS if gap is None and snapshot.payer(address) in unsure else gap,
+            missing=_MEMCGS if missing is None and snapshot.payer(address) in unsure else missing,
         )
         for address, objcg in snapshot.objcgs.items()
         if not objcg.is_root  # they are not counted at all
     ]
 
 
-def _gap(snapshot: Snapshot, kinds: Iterable[Kind], holders: Iterable[str]) -> str | None:
+def _why_missing(
+    snapshot: Snapshot, kinds: Iterable[ChargeKind], holders: Iterable[str]
+) -> str | None:
     """Return why charges of these kinds, or what else holds obj_cgroups, may be missing."""
     for kind in kinds:
-        if snapshot.ledger.has_gap(kind):
+        if snapshot.ledger.may_miss(kind):
             return f"{kind} memory is not all in the image"
     for subject in holders:
         if not snapshot.complete(subject):

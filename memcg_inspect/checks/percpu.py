@@ -22,7 +22,7 @@ def percpu_rows(snapshot: Snapshot) -> list[Row]:
     """Hold percpu allocations against their counter, by memcg."""
     data = snapshot.by_memcg("percpu", "data")
     metadata = snapshot.by_memcg("percpu", "metadata")
-    gap = snapshot.gap("percpu")
+    missing = snapshot.why_missing("percpu")
     return [
         make_row(
             "percpu",
@@ -35,7 +35,7 @@ def percpu_rows(snapshot: Snapshot) -> list[Row]:
                 "metadata": metadata[memcg.address].bytes,
             },
             claimed=snapshot.own(memcg.address, ITEM),
-            gap=gap,
+            missing=missing,
             unread=snapshot.unread(memcg.address),
             hierarchy=snapshot.folded(memcg.address, ITEM),
         )

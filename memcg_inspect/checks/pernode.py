@@ -22,7 +22,7 @@ from itertools import chain, combinations
 from memcg_inspect.checks.findings import MOST_EVIDENCE, Lead
 from memcg_inspect.checks.inflight import mark_in_flight
 from memcg_inspect.checks.kmem import kmem_rows
-from memcg_inspect.checks.ledger import Entry, Kind, Ledger
+from memcg_inspect.checks.ledger import ChargeKind, Entry, Ledger
 from memcg_inspect.checks.objcg import objcg_rows
 from memcg_inspect.checks.snapshot import Snapshot
 from memcg_inspect.model import Evidence, Finding, Follows, Misplaced, Row
@@ -60,7 +60,7 @@ def counters_follow(snapshot: Snapshot, rows: Sequence[Row]) -> dict[str, Follow
     return {kind: _follows(kind in kinds, kind, fitting) for kind in snapshot.posted}
 
 
-def _follows(differ: bool, kind: Kind, fitting: Sequence[Collection[Kind]]) -> Follows:
+def _follows(differ: bool, kind: ChargeKind, fitting: Sequence[Collection[ChargeKind]]) -> Follows:
     """:param fitting: kinds by the posted rule, of each choice at which all adds up"""
     physical = any(kind not in posted for posted in fitting)
     posted = any(kind in posted for posted in fitting)
@@ -69,7 +69,7 @@ def _follows(differ: bool, kind: Kind, fitting: Sequence[Collection[Kind]]) -> F
     return "physical" if physical else "posted" if posted else "neither"
 
 
-def _fits(snapshot: Snapshot, rows: Sequence[Row], posted: Collection[Kind]) -> bool:
+def _fits(snapshot: Snapshot, rows: Sequence[Row], posted: Collection[ChargeKind]) -> bool:
     """Whether all adds up if these kinds are booked by the posted rule, and others are not."""
     if posted:
         ledger = Ledger()
@@ -107,7 +107,7 @@ def rule_findings(
     return leads
 
 
-def _by_rule(snapshot: Snapshot, kind: Kind, row: Row) -> Finding:
+def _by_rule(snapshot: Snapshot, kind: ChargeKind, row: Row) -> Finding:
     charges = [
         charge
         for charge in snapshot.straddling

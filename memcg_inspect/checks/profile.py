@@ -41,13 +41,13 @@ class Profile:
         gone
     :ivar one_cpu: by call site, bytes of percpu memory as one CPU has it: what some kernels
         count
-    :ivar gap: why references may be missing; ``None`` if none is
+    :ivar missing: why references may be missing; ``None`` if none is
     """
 
     why_not: str | None = None
     sites: dict[int, CallSite] = field(default_factory=dict)
     one_cpu: Counter[int] = field(default_factory=Counter)
-    gap: str | None = None
+    missing: str | None = None
     _uses: dict[Use, Amount] = field(default_factory=dict)
 
     def add(self, use: Use, size: int, calls: int) -> None:

@@ -20,17 +20,17 @@ def make_row(
     found: Mapping[str, int],
     claimed: Mapping[str, int] | None,
     objcg: int | None = None,
-    gap: str | None = None,
-    gap_hides_both: bool = False,
+    missing: str | None = None,
+    missing_hides_both: bool = False,
     unread: str | None = None,
     hierarchy: int | None = None,
 ) -> Row:
     """
     Judge one equation.
 
-    :param gap: why charges may be missing from *found*, if they may. What is missing can
+    :param missing: why charges may be missing from *found*, if they may. What is missing can
         only add to *found*, so more than is claimed is a finding all the same.
-    :param gap_hides_both: what is missing may turn the difference either way
+    :param missing_hides_both: what is missing may turn the difference either way
     :param unread: why *claimed* is ``None``
     """
     status: RowStatus
@@ -39,8 +39,8 @@ def make_row(
         status, reason = "unverifiable", unread or "the counter could not be read"
     else:
         difference = sum(claimed.values()) - sum(found.values())
-        if gap is not None and (difference >= 0 or gap_hides_both):
-            status, reason = "unverifiable", gap
+        if missing is not None and (difference >= 0 or missing_hides_both):
+            status, reason = "unverifiable", missing
         else:
             status = "differs" if difference else "exact"
     return Row(

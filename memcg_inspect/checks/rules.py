@@ -44,7 +44,7 @@ def placement_rows(snapshot: Snapshot) -> list[Row]:
                 claimed={"vectors": vectors.total},
             )
         )
-        if rows[-1].status == "exact" and snapshot.ledger.has_gap("slab", None, nid):
+        if rows[-1].status == "exact" and snapshot.ledger.may_miss("slab", None, nid):
             rows[-1] = _unverifiable(rows[-1], "slabs on this node are not all in the image")
     return rows
 
@@ -98,7 +98,7 @@ def task_rows(snapshot: Snapshot) -> list[Row]:
 def _task_rows(
     snapshot: Snapshot, total: dict[int, int], right: dict[int, int], unknown: set[int]
 ) -> Iterator[Row]:
-    gap = None if snapshot.complete("tasks") else "tasks are not all in the image"
+    missing = None if snapshot.complete("tasks") else "tasks are not all in the image"
     for memcg, number in total.items():
         row = make_row(
             "task_objcg",
@@ -109,7 +109,7 @@ def _task_rows(
             found={"tasks": right[memcg]},
             claimed={"tasks": number},
         )
-        reason = gap or ("obj_cgroups are not all in the image" if memcg in unknown else None)
+        reason = missing or ("obj_cgroups are not all in the image" if memcg in unknown else None)
         yield _unverifiable(row, reason) if reason and row.status == "exact" else row
 
 

@@ -62,10 +62,10 @@ def slab_rows(snapshot: Snapshot) -> list[Row]:
                             "pending_cpu": claim.pending,
                             "stock": stock.get(cell, 0),
                         },
-                        gap=_OWNERS
+                        missing=_OWNERS
                         if guessed and detail == "unreclaimable"
-                        else _gap(snapshot, detail, nid),
-                        gap_hides_both=guessed and detail == "unreclaimable",
+                        else _why_missing(snapshot, detail, nid),
+                        missing_hides_both=guessed and detail == "unreclaimable",
                         unread=no_stock or snapshot.unread(memcg.address),
                         hierarchy=stat.state if stat is not None else None,
                     )
@@ -97,10 +97,10 @@ def _in_stock(snapshot: Snapshot) -> Mapping[Cell, int]:
     return cells
 
 
-def _gap(snapshot: Snapshot, detail: str, nid: int) -> str | None:
-    if snapshot.ledger.has_gap("slab", detail, nid):
+def _why_missing(snapshot: Snapshot, detail: str, nid: int) -> str | None:
+    if snapshot.ledger.may_miss("slab", detail, nid):
         return "objcgs of slabs on this node are not in the image"
-    gap = snapshot.gap("slab", detail, nid)
-    if gap is None and detail == "unreclaimable":
-        gap = snapshot.gap("kmem", "large_kmalloc", nid)
-    return gap
+    missing = snapshot.why_missing("slab", detail, nid)
+    if missing is None and detail == "unreclaimable":
+        missing = snapshot.why_missing("kmem", "large_kmalloc", nid)
+    return missing

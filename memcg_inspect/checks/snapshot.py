@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from memcg_inspect.checks.counters import Claim, Counters
-from memcg_inspect.checks.ledger import Amount, Kind, Ledger
+from memcg_inspect.checks.counters import Counters, CounterValue
+from memcg_inspect.checks.ledger import Amount, ChargeKind, Ledger
 from memcg_inspect.checks.profile import Profile
 from memcg_inspect.model import (
     ChargeStock,
@@ -33,7 +33,7 @@ from memcg_inspect.model import (
 __all__ = ("OBJECTS", "Snapshot")
 
 #: Kinds of charges that are bytes, not pages.
-OBJECTS: tuple[Kind, ...] = ("slab", "percpu", "zswap")
+OBJECTS: tuple[ChargeKind, ...] = ("slab", "percpu", "zswap")
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class Snapshot:
     :ivar lru: folios on LRU lists, and how many there are said to be
     :ivar profile: what refers to call sites; ``None`` if that was not asked for
     :ivar coverage: what could be read, by subject
-    :ivar lost: live memcgs some of whose obj_cgroups, or those of the removed memcgs that
+    :ivar unreadable: live memcgs some of whose obj_cgroups, or those of the removed memcgs that
         they pay for, could not be read
     """
 
@@ -73,7 +73,7 @@ class Snapshot:
     references: Mapping[str, Mapping[int, int]] = field(default_factory=dict)
     transients: Mapping[int, Sequence[Transient]] = field(default_factory=dict)
     running: Sequence[Running] = ()
-    posted: Mapping[Kind, Mapping[tuple[int, int], int]] = field(default_factory=dict)
+    posted: Mapping[ChargeKind, Mapping[tuple[int, int], int]] = field(default_factory=dict)
     straddling: Sequence[Misplaced] = ()
     misplaced: Sequence[Misplaced] = ()
     tasks: Sequence[TaskCharge] = ()
@@ -85,10 +85,10 @@ class Snapshot:
     node_stats: Mapping[tuple[int, str], NodeStat] = field(default_factory=dict)
     profile: Profile | None = None
     coverage: Mapping[str, Coverage] = field(default_factory=dict)
-    lost: frozenset[int] = frozenset()
+    unreadable: frozenset[int] = frozenset()
 
     @cached_property
-    def _strays(self) -> frozenset[tuple[Kind, str, int]]:
+    def _orphans(self) -> frozenset[tuple[ChargeKind, str, int]]:
         # Charges of an obj_cgroup that could not be read may be anybody's. What is charged to a
         # memcg itself is not: if that could not be read, its parent is known to be partial.
         if self.complete("memcgs", "objcgs"):
@@ -100,29 +100,35 @@ class Snapshot:
             if entry.payer not in self.objcgs and entry.kind not in to_memcgs
         )
 
-    def gap(self, kind: Kind, detail: str | None = None, nid: int | None = None) -> str | None:
+    def why_missing(
+        self, kind: ChargeKind, detail: str | None = None, nid: int | None = None
+    ) -> str | None:
         """
         Return why charges of a kind may be missing from what was found of a memcg.
 
         :param detail: ``None`` for any
         :param nid: ``None`` for any
         """
-        if self.ledger.has_gap(kind, detail, nid):
+        if self.ledger.may_miss(kind, detail, nid):
             return f"{kind} memory is not all in the image"
-        for stray_kind, stray_detail, stray_nid in self._strays:
-            if kind == stray_kind and detail in (None, stray_detail) and nid in (None, stray_nid):
+        for orphan_kind, orphan_detail, orphan_nid in self._orphans:
+            if (
+                kind == orphan_kind
+                and detail in (None, orphan_detail)
+                and nid in (None, orphan_nid)
+            ):
                 return f"{kind} memory is charged to obj_cgroups that are not in the image"
         return None
 
-    def objcg_gap(self, memcg: int) -> str | None:
+    def why_objects_missing(self, memcg: int) -> str | None:
         """Return why bytes of objects may be missing from what was found of a memcg."""
         for kind in OBJECTS:
-            gap = self.gap(kind)
-            if gap is not None:
-                return gap
+            missing = self.why_missing(kind)
+            if missing is not None:
+                return missing
         if not self.complete("stock"):
             return "object stocks are not all in the image"
-        return "its obj_cgroups are not all in the image" if memcg in self.lost else None
+        return "its obj_cgroups are not all in the image" if memcg in self.unreadable else None
 
     def unread(self, memcg: int) -> str:
         """Return why what a memcg claims for itself is not known, if it is not."""
@@ -149,14 +155,16 @@ class Snapshot:
         """Return the memcgs that pay for themselves, parents first."""
         return [m for m in self.memcgs.values() if m.payer == m.address]
 
-    def by_memcg(self, kind: Kind, detail: str | None = None) -> Mapping[int, Amount]:
+    def by_memcg(self, kind: ChargeKind, detail: str | None = None) -> Mapping[int, Amount]:
         """Return what was found of a kind, by live memcg."""
         found: defaultdict[int, Amount] = defaultdict(lambda: Amount(0, 0))
         for (memcg, _), amount in self.by_node(kind, detail).items():
             found[memcg] = found[memcg].plus(amount)
         return found
 
-    def by_node(self, kind: Kind, detail: str | None = None) -> Mapping[tuple[int, int], Amount]:
+    def by_node(
+        self, kind: ChargeKind, detail: str | None = None
+    ) -> Mapping[tuple[int, int], Amount]:
         """Return what was found of a kind, by live memcg and backing node."""
         found: defaultdict[tuple[int, int], Amount] = defaultdict(lambda: Amount(0, 0))
         for entry, amount in self.ledger:
@@ -177,6 +185,6 @@ class Snapshot:
         return None if stat is None else stat.state
 
 
-def split(claim: Claim) -> dict[str, int]:
+def split(claim: CounterValue) -> dict[str, int]:
     """Name the parts of a claim as rows do."""
     return {"folded": claim.folded, "pending_cpu": claim.pending}

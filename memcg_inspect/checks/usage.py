@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from memcg_inspect.checks.kmem import kmem_gap, kmem_pages
+from memcg_inspect.checks.kmem import kmem_pages, why_kmem_missing
 from memcg_inspect.checks.rows import make_row
 from memcg_inspect.checks.snapshot import Snapshot
 from memcg_inspect.model import Row
@@ -25,7 +25,7 @@ __all__ = ("sock_rows", "usage_rows")
 def sock_rows(snapshot: Snapshot) -> list[Row]:
     """Hold the memory of sockets against ``MEMCG_SOCK``, by memcg."""
     found = snapshot.by_memcg("sock")
-    gap = snapshot.gap("sock")
+    missing = snapshot.why_missing("sock")
     return [
         make_row(
             "sock",
@@ -35,7 +35,7 @@ def sock_rows(snapshot: Snapshot) -> list[Row]:
             unit="pages",
             found={"sock": -(-found[memcg.address].bytes // snapshot.image.page_size)},
             claimed=snapshot.own(memcg.address, "MEMCG_SOCK"),
-            gap=gap,
+            missing=missing,
             unread=snapshot.unread(memcg.address),
             hierarchy=snapshot.folded(memcg.address, "MEMCG_SOCK"),
         )
@@ -73,7 +73,7 @@ def usage_rows(snapshot: Snapshot) -> list[Row]:
                     "stock": stock[memcg.address],
                 },
                 claimed=None if usage is None else {"page_counter": usage},
-                gap=_gap(snapshot, memcg.address),
+                missing=_why_missing(snapshot, memcg.address),
                 unread=snapshot.unread(memcg.address),
                 hierarchy=snapshot.usage.get(memcg.address),
             )
@@ -92,10 +92,10 @@ def _own_usage(snapshot: Snapshot) -> dict[int, int | None]:
     return own | dict.fromkeys(snapshot.counters.partial)
 
 
-def _gap(snapshot: Snapshot, memcg: int) -> str | None:
-    gap = kmem_gap(snapshot, memcg) or snapshot.gap("lru")
-    if gap is None and snapshot.features.default_hierarchy:
-        gap = snapshot.gap("sock")
-    if gap is None and not snapshot.complete("charge_stock"):
-        gap = "charge stocks are not all in the image"
-    return gap
+def _why_missing(snapshot: Snapshot, memcg: int) -> str | None:
+    missing = why_kmem_missing(snapshot, memcg) or snapshot.why_missing("lru")
+    if missing is None and snapshot.features.default_hierarchy:
+        missing = snapshot.why_missing("sock")
+    if missing is None and not snapshot.complete("charge_stock"):
+        missing = "charge stocks are not all in the image"
+    return missing

@@ -23,7 +23,7 @@ def zswap_rows(snapshot: Snapshot) -> list[Row]:
     """Hold zswap entries against their counters, by memcg."""
     entries = snapshot.by_memcg("zswap")
     whole = snapshot.by_memcg("zswap", "incompressible")
-    gap = snapshot.gap("zswap")
+    missing = snapshot.why_missing("zswap")
     rows = []
     sums: list[tuple[str, Unit, Callable[[int], int]]] = [
         ("MEMCG_ZSWAP_B", "bytes", lambda m: _of(entries, m).bytes),
@@ -42,7 +42,7 @@ def zswap_rows(snapshot: Snapshot) -> list[Row]:
                 unit=unit,
                 found={"zswap": value(memcg.address)},
                 claimed=snapshot.own(memcg.address, item),
-                gap=gap,
+                missing=missing,
                 unread=snapshot.unread(memcg.address),
                 hierarchy=snapshot.folded(memcg.address, item),
             )

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 
-from memcg_inspect.checks.ledger import Kind
+from memcg_inspect.checks.ledger import ChargeKind
 from memcg_inspect.model import Misplaced, Objcg
 
 __all__ = ("ByNode",)
@@ -30,7 +30,7 @@ class ByNode:
     def __init__(self, objcgs: Mapping[int, Objcg], is_whole: bool) -> None:
         """:param is_whole: whether all obj_cgroups were read; else some parts have no payer"""
         self.objcgs = objcgs
-        self.posted: dict[Kind, Counter[tuple[int, int]]] = {
+        self.posted: dict[ChargeKind, Counter[tuple[int, int]]] = {
             "percpu": Counter(),
             "zswap": Counter(),
         }
@@ -49,7 +49,7 @@ class ByNode:
             return known.siblings[nid]
         return self._current.get((known.memcg, nid), objcg if self._is_whole else 0)
 
-    def compare(self, kind: Kind, address: int, physical: Booked, posted: Booked) -> None:
+    def compare(self, kind: ChargeKind, address: int, physical: Booked, posted: Booked) -> None:
         """
         Note where the posted rule books other bytes of a charge than are there.
 

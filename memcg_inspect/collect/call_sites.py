@@ -12,7 +12,7 @@ from memcg_inspect.image.image import Image
 from memcg_inspect.linux.mm.alloc_tag import read_call_sites, read_left_behind
 from memcg_inspect.linux.mm.mm_types import PagePiece
 from memcg_inspect.linux.mm.mmzone import mem_map
-from memcg_inspect.linux.mm.percpu import PcpuAlloc, PercpuReader
+from memcg_inspect.linux.mm.percpu import PcpuArea, PercpuReader
 from memcg_inspect.linux.mm.pgalloc_tag import PageTagReader
 from memcg_inspect.linux.mm.slab import CODETAG_EMPTY, Slab, SlabReader
 from memcg_inspect.model import Coverage
@@ -52,10 +52,10 @@ class CallSites:
             use = Use(codetag, "slab", objcg, slab.nid)
             self._profile.add(use, count * slab.cache.size, count)
 
-    def percpu(self, reader: PercpuReader) -> Callable[[PcpuAlloc], None]:
+    def percpu(self, reader: PercpuReader) -> Callable[[PcpuArea], None]:
         """Return what adds percpu allocations that a reader finds."""
 
-        def seen(alloc: PcpuAlloc) -> None:
+        def seen(alloc: PcpuArea) -> None:
             if alloc.codetag <= CODETAG_EMPTY:
                 return
             calls = 1  # one, told by where its parts are
@@ -76,4 +76,4 @@ class CallSites:
             "free_pages",
         )  # fmt: skip
         if any(coverage[name].unreadable for name in subjects if name in coverage):
-            self._profile.gap = "what refers to call sites is not all in the image"
+            self._profile.missing = "what refers to call sites is not all in the image"

@@ -150,8 +150,8 @@ class _Collector:
         with measure("memcgs"):
             info = image_info(image)
             memcgs = read_memcgs(image, coverage["memcgs"], coverage["names"])
-            lost: set[int] = set()
-            objcgs = read_objcgs(image, memcgs, coverage["objcgs"], lost)
+            unreadable: set[int] = set()
+            objcgs = read_objcgs(image, memcgs, coverage["objcgs"], unreadable)
         with measure("counters"):
             reader = StatReader(image, ITEMS)
             counters = read_counters(image, reader, memcgs, coverage["counters"])
@@ -206,7 +206,7 @@ class _Collector:
             lru=LruLists(pages, sizes, lists.by_generation),
             profile=self.profile,
             coverage=dict(coverage),
-            lost=frozenset(memcgs[memcg].payer for memcg in lost),
+            unreadable=frozenset(memcgs[memcg].payer for memcg in unreadable),
         )
 
     def _recover(
@@ -251,9 +251,9 @@ class _Collector:
     def _page_uses(self) -> PageUses:
         uses = PageUses(self.image, self.coverage)
         if uses.are_blocks and self.coverage["stacks"].unreadable:
-            self.ledger.gap("kmem", "stack")
+            self.ledger.note_missing("kmem", "stack")
         if self.coverage["page_tables"].unreadable:
-            self.ledger.gap("kmem", "other")
+            self.ledger.note_missing("kmem", "other")
         return uses
 
     def _pages(
@@ -277,8 +277,8 @@ class _Collector:
                 slab = slabs.slab(page)
                 if slab is None:
                     self.coverage["slab_pages"].miss("slab", page.page, "its cache is not known")
-                    self.ledger.gap("slab", None, page.nid)
-                    self.ledger.gap("sock")  # it may be one of sockets
+                    self.ledger.note_missing("slab", None, page.nid)
+                    self.ledger.note_missing("sock")  # it may be one of sockets
                     continue
                 self._slab(slab, slabs)
                 self.slab_usage.add(slab)
@@ -299,7 +299,7 @@ class _Collector:
                     on_lists[lru.payer, lru.nid, lists.item(lru.zone, lru.flags)] += lru.pages
         self.coverage["slab"], self.coverage["sock"] = slabs.coverage, socks.coverage
         if socks.coverage.unreadable:
-            self.ledger.gap("sock")
+            self.ledger.note_missing("sock")
         return on_lists
 
     def _piece(self, piece: PagePiece) -> None:
@@ -309,12 +309,12 @@ class _Collector:
             why = STOPPED if self.clock.progress.stop else "not in the image"
             self.coverage["pages"].miss("struct pages", piece.unreadable, why)
             for kind in ("slab", "kmem", "lru", "sock"):
-                self.ledger.gap(kind)
+                self.ledger.note_missing(kind)
 
     def _slab(self, slab: Slab, slabs: SlabReader) -> None:
         detail = "reclaimable" if slab.cache.reclaimable else "unreclaimable"
         if slab.charged is None:
-            self.ledger.gap("slab", detail, slab.nid)
+            self.ledger.note_missing("slab", detail, slab.nid)
         for objcg, count in (slab.charged or {}).items():
             entry = Entry(objcg, "slab", detail, slab.nid)
             self.ledger.add(entry, count * slab.cache.charge, count)
@@ -347,7 +347,7 @@ class _Collector:
         self.coverage["percpu"] = reader.coverage
         self.coverage["percpu_nodes"] = reader.placement
         if reader.coverage.unreadable:
-            self.ledger.gap("percpu")
+            self.ledger.note_missing("percpu")
 
     def _recover_for_percpu(self, objcgs: dict[int, Objcg]) -> None:
         """Find the obj_cgroups of allocations, which tell those of other nodes, beforehand."""
@@ -363,7 +363,7 @@ class _Collector:
         self.references["zswap"] = add_zswap(self.ledger, reader, objcgs, self.by_node, charged)
         self.coverage["zswap"], self.coverage["zswap_nodes"] = reader.coverage, reader.placement
         if reader.coverage.unreadable:
-            self.ledger.gap("zswap")
+            self.ledger.note_missing("zswap")
 
 
 def _features(image: Image, reader: StatReader) -> Features:

@@ -8,14 +8,14 @@ from collections.abc import Callable, Iterator
 
 from memcg_inspect.checks.ledger import Entry, Ledger
 from memcg_inspect.collect.bynode import ByNode
-from memcg_inspect.linux.mm.percpu import PcpuAlloc, PcpuChunk, PercpuReader
+from memcg_inspect.linux.mm.percpu import PcpuArea, PcpuChunk, PercpuReader
 from memcg_inspect.model import NUMA_NO_NODE, PercpuUsage
 
 __all__ = ("add_percpu", "add_percpu_by_node", "percpu_usage")
 
 
 #: Is shown every allocation, whoever pays, that is recorded.
-Seen = Callable[[PcpuAlloc], None]
+Seen = Callable[[PcpuArea], None]
 
 
 def add_percpu(ledger: Ledger, reader: PercpuReader, seen: Seen | None = None) -> None:
@@ -42,7 +42,7 @@ def add_percpu_by_node(
             payers = {n: by_node.payer(alloc.objcg, n) for n in {*data, *metadata, *posted}}
             for nid in data.keys() | metadata.keys():
                 if nid == NUMA_NO_NODE:
-                    ledger.gap("percpu")
+                    ledger.note_missing("percpu")
                     continue
                 # An obj_cgroup is held once, whatever it pays for.
                 for detail, sizes, charges in (
@@ -60,7 +60,7 @@ def add_percpu_by_node(
             )
 
 
-def _charged(reader: PercpuReader, chunk: PcpuChunk, seen: Seen | None) -> Iterator[PcpuAlloc]:
+def _charged(reader: PercpuReader, chunk: PcpuChunk, seen: Seen | None) -> Iterator[PcpuArea]:
     for alloc in reader.recorded(chunk):
         if seen is not None:
             seen(alloc)

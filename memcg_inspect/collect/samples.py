@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Set
 from dataclasses import dataclass, field
 
-from memcg_inspect.checks.ledger import Entry, Kind
+from memcg_inspect.checks.ledger import ChargeKind, Entry
 from memcg_inspect.collect.page_uses import PageUses
 from memcg_inspect.image.image import Image
 from memcg_inspect.linux.mm.debug import Folio, folios_of
@@ -55,7 +55,7 @@ def find_samples(
     image: Image,
     objcgs: Set[int],
     memcgs: Set[int],
-    kinds: Set[Kind],
+    kinds: Set[ChargeKind],
     coverage: defaultdict[str, Coverage],
 ) -> Samples:
     """

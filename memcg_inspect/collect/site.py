@@ -7,7 +7,7 @@ from drgn import FaultError
 
 from memcg_inspect.image.image import Image
 from memcg_inspect.linux.mm.alloc_tag import read_call_site, why_not_profiled
-from memcg_inspect.linux.mm.percpu import PcpuAlloc
+from memcg_inspect.linux.mm.percpu import PcpuArea
 from memcg_inspect.linux.mm.pgalloc_tag import PageTagReader
 from memcg_inspect.linux.mm.slab import CODETAG_EMPTY, Slab, SlabReader
 from memcg_inspect.model import CallSite, Coverage
@@ -47,7 +47,7 @@ class SiteFinder:
             self.coverage.miss("codetag of a slab object", error.address, str(error))
             return None
 
-    def of_percpu(self, alloc: PcpuAlloc) -> CallSite | None:
+    def of_percpu(self, alloc: PcpuArea) -> CallSite | None:
         """Return where a percpu allocation was made; ``None`` if that is not known."""
         return None if self.why_not else self._at(alloc.codetag)
 

@@ -203,7 +203,7 @@ Key = Callable[[Use], object]
 Shown = Callable[[object], tuple[Value, ...]]
 
 
-class _Stray(NamedTuple):
+class _Orphan(NamedTuple):
     """A payer that is no obj_cgroup."""
 
     address: int
@@ -216,7 +216,7 @@ def _keys(snapshot: Snapshot) -> Mapping[str, Key]:
         if not use.payer:
             return None
         payer = snapshot.payer(use.payer)
-        return _Stray(use.payer) if payer is None else payer
+        return _Orphan(use.payer) if payer is None else payer
 
     return {
         "memcg": memcg,
@@ -230,7 +230,7 @@ def _shown(snapshot: Snapshot, profile: Profile) -> Mapping[str, Shown]:
     """The values of the columns of each dimension, from what tells its uses apart."""
 
     def memcg(key: object) -> tuple[Value, ...]:
-        if isinstance(key, _Stray):
+        if isinstance(key, _Orphan):
             return NotRead(f"charged to {key.address:#x}, which is no obj_cgroup"), None
         if not isinstance(key, int):
             return None, None

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from drgn import FaultError, Object
 
-from memcg_inspect.checks.ledger import Amount, Entry, Kind
+from memcg_inspect.checks.ledger import Amount, ChargeKind, Entry
 from memcg_inspect.checks.snapshot import Snapshot
 from memcg_inspect.collect import collect
 from memcg_inspect.collect.samples import Samples, find_samples
@@ -30,13 +30,13 @@ MOST_FILES = 5
 #: ``page->mapping``, and whether pages are in the swap cache.
 File = tuple[int, bool]
 
-KINDS: tuple[Kind, ...] = ("lru", "kmem", "slab", "percpu", "zswap", "sock")
+KINDS: tuple[ChargeKind, ...] = ("lru", "kmem", "slab", "percpu", "zswap", "sock")
 #: In the order in which rows are listed.
 KIND_ORDER = ("removal", "child", "task", "mm", "stock", "swap", *KINDS)
 
 #: Charges that hold a reference to their memcg; since 7.2 user pages hold an obj_cgroup.
-_HOLDERS: tuple[Kind, ...] = ("sock",)
-_HOLDERS_BEFORE_7_2: tuple[Kind, ...] = ("sock", "lru")
+_HOLDERS: tuple[ChargeKind, ...] = ("sock",)
+_HOLDERS_BEFORE_7_2: tuple[ChargeKind, ...] = ("sock", "lru")
 
 _NO_REFS = NotRead("references to the memcg could not be read")
 
@@ -305,11 +305,11 @@ class _Dying:
         total: Counter[str] = Counter()
         for holder in mine:
             total[holder.kind] += holder.bytes or 0
-        gap = self._gap()
+        missing = self._why_missing()
         refs: tuple[Value, ...] = (_NO_REFS, explained, _NO_REFS)
         if css is not None:
             left: Value = css.refs - explained
-            refs = css.refs, explained, left if gap is None else NotRead(gap)
+            refs = css.refs, explained, left if missing is None else NotRead(missing)
         return (
             memcg.path,
             memcg.address,
@@ -323,10 +323,10 @@ class _Dying:
             total["swap"] if css else _NO_REFS,
         )
 
-    def _gap(self) -> str | None:
+    def _why_missing(self) -> str | None:
         """Why holders of references may be missing."""
         for kind in _HOLDERS_BEFORE_7_2 if not self._has_objcgs_on_lru else _HOLDERS:
-            if self.snapshot.ledger.has_gap(kind):
+            if self.snapshot.ledger.may_miss(kind):
                 return f"{kind} memory, which holds references, is not all in the image"
         if not self.snapshot.complete("memcgs", "charge_stock"):
             return "memcgs or stocks, which hold references, are not all in the image"
@@ -336,11 +336,11 @@ class _Dying:
     def _has_objcgs_on_lru(self) -> bool:
         return self.snapshot.features.lru_holds_objcg
 
-    def _bytes(self, kind: Kind, total: Mapping[str, int]) -> Value:
+    def _bytes(self, kind: ChargeKind, total: Mapping[str, int]) -> Value:
         to_memcg = kind == "sock" or (kind == "lru" and not self._has_objcgs_on_lru)
         if not to_memcg and not keeps_original_objcgs(self.image):
             return None  # the kernel does not tell; a note says so
-        if self.snapshot.ledger.has_gap(kind):
+        if self.snapshot.ledger.may_miss(kind):
             return NotRead(f"{kind} memory is not all in the image")
         return total[kind]
 
@@ -374,7 +374,7 @@ class _Dying:
         for holder in holders:
             explained[holder.memcg] += holder.references
         unexplained = any(css and css.refs > explained[memcg] for memcg, css in self.css.items())
-        if unexplained and self._gap() is None:
+        if unexplained and self._why_missing() is None:
             yield (
                 "Unexplained references may be leaked, or held by what is not searched: "
                 "writeback, inotify and fanotify groups, memcgs that are just being freed."

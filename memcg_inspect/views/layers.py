@@ -31,7 +31,7 @@ from memcg_inspect.linux.mm.debug import (
 from memcg_inspect.linux.mm.kfence import kfence_object, kfence_pages
 from memcg_inspect.linux.mm.memcontrol import accounting
 from memcg_inspect.linux.mm.mmzone import mem_map
-from memcg_inspect.linux.mm.percpu import PcpuAlloc, PcpuPlace, PercpuReader
+from memcg_inspect.linux.mm.percpu import PcpuArea, PcpuPlace, PercpuReader
 from memcg_inspect.linux.mm.slab import Slab, SlabReader
 from memcg_inspect.linux.mm.vmalloc import find_mapping, thread_size
 from memcg_inspect.model import CallSite
@@ -324,7 +324,7 @@ class Layers:
                 yield Layer("percpu", what, nid=nid)
 
     def _percpu_alloc(
-        self, place: PcpuPlace, alloc: PcpuAlloc, copy: str, nid: int | None, address: int
+        self, place: PcpuPlace, alloc: PcpuArea, copy: str, nid: int | None, address: int
     ) -> Iterator[Layer]:
         reader, into = self._percpu_reader, place.offset - alloc.offset
         pointer = reader.pointer(alloc)

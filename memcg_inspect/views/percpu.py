@@ -12,7 +12,7 @@ from memcg_inspect.collect.image_info import image_info
 from memcg_inspect.image.image import Image
 from memcg_inspect.linux.mm.alloc_tag import read_call_sites, read_left_behind, why_not_profiled
 from memcg_inspect.linux.mm.mmzone import mem_map
-from memcg_inspect.linux.mm.percpu import PcpuAlloc, PercpuReader
+from memcg_inspect.linux.mm.percpu import PcpuArea, PercpuReader
 from memcg_inspect.model import NUMA_NO_NODE, CallSite
 from memcg_inspect.tables import Answer, Column, NotRead, Table, Value
 from memcg_inspect.views.payers import Payers
@@ -61,7 +61,7 @@ NODE_COLUMNS = (
     Column("paid", "bytes", "bytes of them that memcgs pay for", total=True),
 )
 
-_STRAY = NotRead("charged to an obj_cgroup that is not there, or not in the image")
+_ORPHAN = NotRead("charged to an obj_cgroup that is not there, or not in the image")
 _NO_NODE = NotRead("the node of some page could not be found")
 #: For whom a charge counts whose obj_cgroup is not known; no address is 0.
 _NOBODY_KNOWN = 0
@@ -75,7 +75,7 @@ class _Found(NamedTuple):
     :ivar nodes: bytes by node
     """
 
-    alloc: PcpuAlloc
+    alloc: PcpuArea
     payer: int | None
     nodes: Mapping[int, int]
     charged: int
@@ -148,7 +148,7 @@ def _notes(reader: PercpuReader) -> tuple[str, ...]:
 
 
 def _whose(payers: Payers, payer: int | None) -> tuple[Value, Value]:
-    return _STRAY if payer == _NOBODY_KNOWN else payers.path(payer), payer or None
+    return _ORPHAN if payer == _NOBODY_KNOWN else payers.path(payer), payer or None
 
 
 def _node_list(nodes: Iterable[int]) -> str:
@@ -161,7 +161,7 @@ def _by_node(sizes: Mapping[int, int], nodes: Iterable[int]) -> tuple[Value, ...
     return tuple(sizes.get(nid, 0) for nid in nodes)
 
 
-def _site(alloc: PcpuAlloc, made: Mapping[int, CallSite] | None) -> str | None:
+def _site(alloc: PcpuArea, made: Mapping[int, CallSite] | None) -> str | None:
     site = (made or {}).get(alloc.codetag)
     return None if site is None else f"{site.site} {site.function}"
 

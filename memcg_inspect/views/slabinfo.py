@@ -58,7 +58,7 @@ NODE_COLUMNS = (
     Column("unused", "bytes", "bytes of them in no object that is taken", total=True),
 )
 
-_STRAY = NotRead("charged to an obj_cgroup that is not there, or not in the image")
+_ORPHAN = NotRead("charged to an obj_cgroup that is not there, or not in the image")
 _UNKNOWN = NotRead("the obj_cgroups of some slabs are not in the image")
 _OTHERS = NotRead("what else uses compound pages is not all in the image")
 #: For whom a charge counts whose obj_cgroup is not known; no address is 0.
@@ -249,7 +249,7 @@ def _rows(tally: _Tally) -> Iterator[tuple[Value, ...]]:
         if cache is None and tally.may_be_others:
             counts = (_OTHERS,) * len(counts)
         yield (
-            _STRAY if key.payer == _NOBODY_KNOWN else tally.payers.path(key.payer),
+            _ORPHAN if key.payer == _NOBODY_KNOWN else tally.payers.path(key.payer),
             key.payer or None, *what, size, *counts,
             cell.shared, len(cell.others - {key.payer, None}),
             cell.objects / cell.room if cell.room else None,

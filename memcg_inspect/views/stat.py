@@ -6,7 +6,7 @@ from __future__ import annotations
 from argparse import Namespace
 from collections.abc import Collection, Iterator
 
-from memcg_inspect.checks.counters import Claim, Counters
+from memcg_inspect.checks.counters import Counters, CounterValue
 from memcg_inspect.collect.counters import read_counters
 from memcg_inspect.collect.image_info import image_info
 from memcg_inspect.image.image import Image
@@ -110,7 +110,9 @@ def _rows(
         yield (memcg.path, memcg.address, line.name, nid, line.unit, *values)
 
 
-def _claim(line: StatLine, memcg: Memcg, counters: Counters, nid: int | None) -> Claim | None:
+def _claim(
+    line: StatLine, memcg: Memcg, counters: Counters, nid: int | None
+) -> CounterValue | None:
     folded = pending = 0
     for item in line.items:
         claim = counters.hierarchical(memcg.address, item, nid)
@@ -118,7 +120,7 @@ def _claim(line: StatLine, memcg: Memcg, counters: Counters, nid: int | None) ->
             return None
         folded += claim.folded * line.scale
         pending += claim.pending * line.scale
-    return Claim(folded, pending)
+    return CounterValue(folded, pending)
 
 
 def _run(image: Image, args: Namespace) -> Answer:

@@ -29,9 +29,9 @@ def site(tag: int, size: int | None, calls: int | None, **more: Any) -> CallSite
     )
 
 
-def profile(*sites: CallSite, gap: str | None = None) -> Profile:
+def profile(*sites: CallSite, missing: str | None = None) -> Profile:
     """Three objects of 64 bytes on two nodes, one of them charged; percpu memory of two CPUs."""
-    made = Profile(None, {s.address: s for s in sites}, gap=gap)
+    made = Profile(None, {s.address: s for s in sites}, missing=missing)
     made.add(Use(KMALLOC, "slab", 0, 0), 128, 2)
     made.add(Use(KMALLOC, "slab", OBJCG_A, 1), 64, 1)
     made.add(Use(PERCPU, "percpu", 0, 0), 8, 1)
@@ -95,7 +95,7 @@ def test_a_reference_to_no_call_site() -> None:
     made.add(Use(0xBAD, "page", 0, 0), 4096, 1)
     row = rows(made)["no call site at 0xbad", "references"]
     assert (row.status, row.difference) == ("differs", -1)
-    made.gap = "call sites are missing"  # that may be one of them
+    made.missing = "call sites are missing"  # that may be one of them
     row = rows(made)["no call site at 0xbad", "references"]
     assert (row.status, row.claimed) == ("unverifiable", None)
 
@@ -105,7 +105,7 @@ def test_what_could_not_be_read() -> None:
     unread = rows(made)["mm/a.c:256 func:f", "bytes"]
     assert (unread.status, unread.claimed) == ("unverifiable", None)
     # A reference that is missing can only make found too small.
-    made = profile(site(KMALLOC, 128, 3), site(PERCPU, 40, 1), gap="pages are missing")
+    made = profile(site(KMALLOC, 128, 3), site(PERCPU, 40, 1), missing="pages are missing")
     found = {key: row.status for key, row in rows(made).items()}
     assert found == {
         ("mm/a.c:256 func:f", "bytes"): "differs",

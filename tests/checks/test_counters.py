@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from support.made import DEAD, ROOT, A, B, family, tree
 
-from memcg_inspect.checks.counters import Claim, Counters
+from memcg_inspect.checks.counters import Counters, CounterValue
 from memcg_inspect.model import Memcg, Stat
 
 ITEM = "MEMCG_KMEM"
@@ -25,21 +25,21 @@ def counters(without: int | None = None) -> Counters:
 
 def test_hierarchical_is_state_and_what_waits_below() -> None:
     whole = counters()
-    assert whole.hierarchical(B, ITEM) == Claim(300, 0 + 7)
-    assert whole.hierarchical(DEAD, ITEM) == Claim(200, 4 - 2)
+    assert whole.hierarchical(B, ITEM) == CounterValue(300, 0 + 7)
+    assert whole.hierarchical(DEAD, ITEM) == CounterValue(200, 4 - 2)
     # 10 + 5 of its own, 7 of /a/b, 2 of /a/dead
-    assert whole.hierarchical(A, ITEM) == Claim(700, 24)
+    assert whole.hierarchical(A, ITEM) == CounterValue(700, 24)
     # 20 + 3 of its own and those 24
-    assert whole.hierarchical(ROOT, ITEM) == Claim(1000, 47)
+    assert whole.hierarchical(ROOT, ITEM) == CounterValue(1000, 47)
 
 
 def test_own_leaves_out_live_children_and_keeps_removed_ones() -> None:
     whole = counters()
-    assert whole.own(B, ITEM) == Claim(300, 7)
+    assert whole.own(B, ITEM) == CounterValue(300, 7)
     # less /a/b: 700 - 300 folded, 24 - 7 waiting; /a/dead stays in
-    assert whole.own(A, ITEM) == Claim(400, 17)
+    assert whole.own(A, ITEM) == CounterValue(400, 17)
     # less /a: 1000 - 700 folded, 47 - 24 waiting
-    assert whole.own(ROOT, ITEM) == Claim(300, 23)
+    assert whole.own(ROOT, ITEM) == CounterValue(300, 23)
 
 
 def test_own_values_add_up_to_the_root() -> None:
@@ -60,8 +60,8 @@ def test_live_memcg_below_a_removed_one_is_its_payers() -> None:
         B: {ITEM: Stat(30, 0, 1)},
     }
     whole = Counters(memcgs, stats, {})
-    assert whole.own(B, ITEM) == Claim(30, 1)
-    assert whole.own(ROOT, ITEM) == Claim(90 - 30, 0)
+    assert whole.own(B, ITEM) == CounterValue(30, 1)
+    assert whole.own(ROOT, ITEM) == CounterValue(90 - 30, 0)
 
 
 def test_removed_below_removed() -> None:
@@ -69,17 +69,17 @@ def test_removed_below_removed() -> None:
     memcgs = {**family(), older: Memcg(older, "/a/dead/older", 5, "dying", DEAD, A)}
     stats = {**STATS, older: {ITEM: Stat(60, 1, 8)}}
     whole = Counters(memcgs, stats, {})
-    assert whole.hierarchical(DEAD, ITEM) == Claim(200, 4 - 2 + 1 + 8)
-    assert whole.own(A, ITEM) == Claim(400, 17 + 9)
+    assert whole.hierarchical(DEAD, ITEM) == CounterValue(200, 4 - 2 + 1 + 8)
+    assert whole.own(A, ITEM) == CounterValue(400, 17 + 9)
 
 
 def test_counters_of_nodes_stand_apart() -> None:
     memcgs = tree(Memcg(ROOT, "/", 1, "online", None, ROOT))
     by_node = {(ROOT, 0): {ITEM: Stat(5, 0, 0)}, (ROOT, 1): {ITEM: Stat(7, 1, 1)}}
     whole = Counters(memcgs, {ROOT: {ITEM: Stat(100, 0, 0)}}, by_node)
-    assert whole.own(ROOT, ITEM) == Claim(100, 0)
-    assert whole.own(ROOT, ITEM, 0) == Claim(5, 0)
-    assert whole.own(ROOT, ITEM, 1) == Claim(7, 2)
+    assert whole.own(ROOT, ITEM) == CounterValue(100, 0)
+    assert whole.own(ROOT, ITEM, 0) == CounterValue(5, 0)
+    assert whole.own(ROOT, ITEM, 1) == CounterValue(7, 2)
     assert whole.stat(ROOT, ITEM, 1) == Stat(7, 1, 1)
 
 
@@ -89,8 +89,8 @@ def test_what_was_not_read_is_none() -> None:
     assert counters(without=B).own(A, ITEM) is None
     assert counters(without=DEAD).own(A, ITEM) is None
     # and nothing else suffers
-    assert counters(without=DEAD).own(B, ITEM) == Claim(300, 7)
-    assert counters(without=A).own(B, ITEM) == Claim(300, 7)
+    assert counters(without=DEAD).own(B, ITEM) == CounterValue(300, 7)
+    assert counters(without=A).own(B, ITEM) == CounterValue(300, 7)
 
 
 def test_unknown_item_node_or_memcg_is_none() -> None:

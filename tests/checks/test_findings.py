@@ -24,9 +24,9 @@ from memcg_inspect.checks.findings import (
     MOST_EVIDENCE,
     Lead,
     attach,
+    orphan_findings,
     row_findings,
     skew_findings,
-    stray_findings,
 )
 from memcg_inspect.checks.judge import judge
 from memcg_inspect.checks.skew import skew_matrix
@@ -126,7 +126,7 @@ def test_rows_that_do_not_differ_make_no_finding() -> None:
     assert row_findings(taken, rows) == []
 
 
-def test_stray_pointer_is_proof() -> None:
+def test_orphan_pointer_is_proof() -> None:
     taken = snapshot(
         charges=ledger(
             {
@@ -135,7 +135,7 @@ def test_stray_pointer_is_proof() -> None:
             }
         )
     )
-    [lead] = stray_findings(taken)
+    [lead] = orphan_findings(taken)
     finding = lead.finding
     assert (finding.kind, finding.evidence_is) == ("unknown-objcg", "proof")
     assert (finding.memcg, finding.objcg, finding.nid) == (None, 0xBAD, 1)
@@ -145,24 +145,24 @@ def test_stray_pointer_is_proof() -> None:
     assert lead.suspect.payers == {0xBAD}
 
 
-def test_stray_pointer_on_several_nodes_names_none() -> None:
+def test_orphan_pointer_on_several_nodes_names_none() -> None:
     charges = ledger(
         {
             (0xBAD, "slab", "reclaimable", 0): (512, 1),
             (0xBAD, "slab", "unreclaimable", 1): (64, 1),
         }
     )
-    [lead] = stray_findings(snapshot(charges=charges))
+    [lead] = orphan_findings(snapshot(charges=charges))
     assert lead.finding.nid is None
 
 
 @pytest.mark.parametrize("subject", ["objcgs", "memcgs"])
-def test_stray_pointer_may_be_to_what_could_not_be_read(subject: str) -> None:
+def test_orphan_pointer_may_be_to_what_could_not_be_read(subject: str) -> None:
     taken = snapshot(
         charges=ledger({(0xBAD, "slab", "reclaimable", 0): (512, 1)}),
         coverage={subject: Coverage(3, 1)},
     )
-    assert stray_findings(taken) == []
+    assert orphan_findings(taken) == []
 
 
 def skewed(accounting: Accounting) -> Snapshot:

@@ -25,7 +25,7 @@ from support.made import (
 from memcg_inspect.checks.hierarchy import hierarchy_rows, level_rows
 from memcg_inspect.checks.judge import judge
 from memcg_inspect.checks.kmem import kmem_rows, pagetable_rows, stack_rows, vmalloc_rows
-from memcg_inspect.checks.ledger import Kind
+from memcg_inspect.checks.ledger import ChargeKind
 from memcg_inspect.checks.objcg import objcg_rows, reference_rows
 from memcg_inspect.checks.percpu import percpu_rows
 from memcg_inspect.checks.rules import placement_rows, task_rows
@@ -319,9 +319,9 @@ def test_objcgs_of_the_root_are_not_counted() -> None:
     assert all(row.objcg != 0xE0 for row in reference_rows(taken) + objcg_rows(taken))
 
 
-def gap(kind: Kind) -> Snapshot:
+def missing(kind: ChargeKind) -> Snapshot:
     charges = ledger(CHARGES)
-    charges.gap(kind)
+    charges.note_missing(kind)
     return image(charges=charges)
 
 
@@ -336,12 +336,12 @@ def gap(kind: Kind) -> Snapshot:
         ("sock", [sock_rows, usage_rows]),
     ],
 )
-def test_gap_touches_what_needs_the_kind_and_nothing_else(
-    kind: Kind, rules: list[Callable[[Snapshot], list[Row]]]
+def test_missing_charges_touch_what_needs_the_kind_and_nothing_else(
+    kind: ChargeKind, rules: list[Callable[[Snapshot], list[Row]]]
 ) -> None:
     for rule in RULES:
         expected = {"unverifiable"} if rule in rules else {"exact"}
-        assert {row.status for row in rule(gap(kind))} == expected, rule.__name__
+        assert {row.status for row in rule(missing(kind))} == expected, rule.__name__
 
 
 @pytest.mark.parametrize(

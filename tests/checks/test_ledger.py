@@ -25,32 +25,32 @@ def test_adds_up_by_entry() -> None:
     assert len(ledger) == 4
 
 
-def test_gap_covers_what_it_may_hide() -> None:
+def test_missing_charges_hide_what_matches() -> None:
     ledger = Ledger()
-    ledger.gap("slab", "reclaimable", 2)
-    assert ledger.has_gap("slab", "reclaimable", 2)
+    ledger.note_missing("slab", "reclaimable", 2)
+    assert ledger.may_miss("slab", "reclaimable", 2)
     # a question about any detail or node includes this one
-    assert ledger.has_gap("slab", None, 2)
-    assert ledger.has_gap("slab", "reclaimable")
-    assert ledger.has_gap("slab")
-    assert not ledger.has_gap("slab", "unreclaimable", 2)
-    assert not ledger.has_gap("slab", "reclaimable", 1)
-    assert not ledger.has_gap("kmem")
+    assert ledger.may_miss("slab", None, 2)
+    assert ledger.may_miss("slab", "reclaimable")
+    assert ledger.may_miss("slab")
+    assert not ledger.may_miss("slab", "unreclaimable", 2)
+    assert not ledger.may_miss("slab", "reclaimable", 1)
+    assert not ledger.may_miss("kmem")
 
 
-def test_gap_of_unknown_detail_or_node_hides_any() -> None:
+def test_missing_charges_of_unknown_detail_or_node_hide_any() -> None:
     ledger = Ledger()
-    ledger.gap("slab", None, 0)
-    assert ledger.has_gap("slab", "reclaimable", 0)
-    assert ledger.has_gap("slab", "unreclaimable", 0)
-    assert not ledger.has_gap("slab", "unreclaimable", 1)
-    ledger.gap("kmem")
-    assert ledger.has_gap("kmem", "large_kmalloc", 7)
-    assert not ledger.has_gap("percpu")
+    ledger.note_missing("slab", None, 0)
+    assert ledger.may_miss("slab", "reclaimable", 0)
+    assert ledger.may_miss("slab", "unreclaimable", 0)
+    assert not ledger.may_miss("slab", "unreclaimable", 1)
+    ledger.note_missing("kmem")
+    assert ledger.may_miss("kmem", "large_kmalloc", 7)
+    assert not ledger.may_miss("percpu")
 
 
-def test_new_ledger_has_no_gap() -> None:
-    assert not Ledger().has_gap("slab")
+def test_new_ledger_misses_nothing() -> None:
+    assert not Ledger().may_miss("slab")
     assert len(Ledger()) == 0
 
 

@@ -16,7 +16,7 @@ from memcg_inspect.model import Coverage, Evidence, Finding, Moved, Row
 WEB, DB = 0x1000, 0x2000
 
 
-def row(found: int, claimed: int | None, memcg: int = WEB, gap: str | None = None) -> Row:
+def row(found: int, claimed: int | None, memcg: int = WEB, missing: str | None = None) -> Row:
     return make_row(
         "slab",
         memcg=memcg,
@@ -25,8 +25,8 @@ def row(found: int, claimed: int | None, memcg: int = WEB, gap: str | None = Non
         unit="bytes",
         found={"slab": found},
         claimed=None if claimed is None else {"folded": claimed},
-        gap=gap,
-        gap_hides_both=gap is not None,
+        missing=missing,
+        missing_hides_both=missing is not None,
     )
 
 
@@ -105,7 +105,7 @@ def test_folding_moves_nothing() -> None:
 
 
 def test_a_look_that_cannot_tell_is_made_good_by_another() -> None:
-    off, unknown = look(row(5, 6)), look(row(5, None, gap="gone"))
+    off, unknown = look(row(5, 6)), look(row(5, None, missing="gone"))
     looks = [off, unknown, off, off, off, off]
     assert not is_settled(looks)
     assert outcome(*looks) == ("moving", "moving", 0)
@@ -157,7 +157,7 @@ def test_memcgs_that_went_are_not_judged_and_new_ones_are() -> None:
 
 
 def test_unreadable_in_every_look() -> None:
-    hidden = look(row(5, 6, gap="not there"))
+    hidden = look(row(5, 6, missing="not there"))
     assert outcome(hidden, hidden, is_whole=False) == ("unverifiable", "unverifiable", 0)
     # what could not be read was something else each time
     assert outcome(hidden, hidden) == ("moving", "moving", 0)

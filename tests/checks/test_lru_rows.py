@@ -96,7 +96,7 @@ def test_what_could_not_be_read() -> None:
 
 def test_missing_pages_hide_a_shortage_only() -> None:
     ledger = Ledger()
-    ledger.gap("lru")
+    ledger.note_missing("lru")
     more = image({(OBJCG_A, 0, ACTIVE): 9, (B, 1, GENERATION): 1}, charges=ledger)
     rows = by_cell(lru_rows(more))
     assert rows[A, 0, ACTIVE].status == "differs"

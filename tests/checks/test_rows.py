@@ -67,8 +67,8 @@ def test_unread_counter_is_none_and_never_zero() -> None:
         (99, "differs"),
     ],
 )
-def test_gap_hides_all_but_too_much(claimed: int, status: str) -> None:
-    made = row({"slab": 100}, {"folded": claimed}, gap="half of it is missing")
+def test_missing_charges_hide_all_but_too_much(claimed: int, status: str) -> None:
+    made = row({"slab": 100}, {"folded": claimed}, missing="half of it is missing")
     assert made.status == status
     assert made.reason == ("half of it is missing" if status == "unverifiable" else None)
     assert made.difference == claimed - 100

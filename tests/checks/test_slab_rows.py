@@ -121,9 +121,9 @@ def test_stock_that_could_not_be_read_leaves_nothing_verified() -> None:
     assert all(row.claimed is None for row in rows)
 
 
-def test_gap_touches_its_node_and_kind_only() -> None:
+def test_missing_charges_touch_their_node_and_kind_only() -> None:
     charges = ledger(CHARGES)
-    charges.gap("slab", "reclaimable", 1)
+    charges.note_missing("slab", "reclaimable", 1)
     rows = slab_rows(image(charges=charges))
     unverifiable = {(row.nid, row.item) for row in rows if row.status == "unverifiable"}
     assert unverifiable == {(1, RECLAIMABLE)}
@@ -131,16 +131,16 @@ def test_gap_touches_its_node_and_kind_only() -> None:
     assert all(row.reason for row in rows if row.status == "unverifiable")
 
 
-def test_gap_of_kmem_pages_hides_large_kmallocs() -> None:
+def test_missing_kmem_pages_hide_large_kmallocs() -> None:
     charges = ledger(CHARGES)
-    charges.gap("kmem")
+    charges.note_missing("kmem")
     rows = slab_rows(image(charges=charges))
     assert {row.item for row in rows if row.status == "unverifiable"} == {UNRECLAIMABLE}
 
 
-def test_more_than_claimed_is_a_finding_in_spite_of_a_gap() -> None:
+def test_more_than_claimed_is_a_finding_in_spite_of_missing_charges() -> None:
     charges = ledger({**CHARGES, (OBJCG_A, "slab", "reclaimable", 1): (264, 2)})
-    charges.gap("slab")
+    charges.note_missing("slab")
     rows = slab_rows(image(charges=charges))
     differing = {(row.memcg, row.nid, row.difference) for row in rows if row.status == "differs"}
     assert differing == {(A, 1, 200 - 264)}

@@ -11,7 +11,7 @@ from memcg_inspect.collect import collect
 from memcg_inspect.image.image import image_of
 from memcg_inspect.linux.mm.memcontrol_vmstats import StatReader
 from memcg_inspect.linux.mm.mm_types import scan_pages
-from memcg_inspect.linux.mm.slab import ChargedObject, SlabReader
+from memcg_inspect.linux.mm.slab import SlabObject, SlabReader
 from memcg_inspect.model import Finding, Report
 
 KERNELS = [k for k in (*DEBIAN_KERNELS, *BUILT_KERNELS) if k.startswith("7.3")]
@@ -44,7 +44,7 @@ def touched(report: Report, *paths: str) -> bool:
     return all(f.memcg is None or names[f.memcg] in allowed for f in report.findings)
 
 
-def an_object(prog, memcg: int, nid: int) -> ChargedObject:
+def an_object(prog, memcg: int, nid: int) -> SlabObject:
     """Some unreclaimable object of a memcg, on a node, away from its slab's first one."""
     snapshot, slabs = collect(image_of(prog)), SlabReader(image_of(prog))
     for piece in scan_pages(image_of(prog)):
@@ -122,7 +122,7 @@ def test_pointer_to_no_objcg(lab: Lab, plant: Plant, kernel: str) -> None:
     size = victim.slab.cache.charge
     assert ("/files/build", 3, ITEM, size) in named(report)
     assert touched(report, "/files/build")
-    stray = next(f for f in report.findings if f.kind == "unknown-objcg")
-    assert stray.evidence_is == "proof"
-    assert [e.address for e in stray.evidence] == [victim.address]
-    assert stray.objcg == victim.address
+    orphan = next(f for f in report.findings if f.kind == "unknown-objcg")
+    assert orphan.evidence_is == "proof"
+    assert [e.address for e in orphan.evidence] == [victim.address]
+    assert orphan.objcg == victim.address

@@ -49,17 +49,17 @@ def percpu_counter_parts(image: Image, pointers: Iterable[int]) -> dict[int, int
     for run in _runs(sorted(set(pointers))):
         first, length = run[0], run[-1] - run[0] + PART
         found = dict.fromkeys(run, 0)
-        lost: set[int] = set()
+        unreadable: set[int] = set()
         for offset in percpu_offsets(image).values():
             try:
                 data = memory.read(first + offset, length)
             except FaultError:
-                lost |= _add_one_by_one(image, found, offset)
+                unreadable |= _add_one_by_one(image, found, offset)
                 continue
             for at in run:
                 part = data[at - first : at - first + PART]
                 found[at] += int.from_bytes(part, memory.order, signed=True)
-        sums |= {at: value for at, value in found.items() if at not in lost}
+        sums |= {at: value for at, value in found.items() if at not in unreadable}
     return sums
 
 
@@ -75,12 +75,12 @@ def _runs(pointers: Sequence[int]) -> Iterator[list[int]]:
 
 
 def _add_one_by_one(image: Image, found: dict[int, int], offset: int) -> set[int]:
-    memory, lost = image.memory, set()
+    memory, unreadable = image.memory, set()
     for at in found:
         try:
             part = memory.read(at + offset, PART)
         except FaultError:
-            lost.add(at)
+            unreadable.add(at)
             continue
         found[at] += int.from_bytes(part, memory.order, signed=True)
-    return lost
+    return unreadable

@@ -253,20 +253,20 @@ def nodeinfo(memcg: Object, on_fault: OnFault | None = None) -> Iterator[tuple[i
 
 
 def read_objcgs(
-    image: Image, memcgs: dict[int, Memcg], coverage: Coverage, lost: set[int]
+    image: Image, memcgs: dict[int, Memcg], coverage: Coverage, unreadable: set[int]
 ) -> dict[int, Objcg]:
     """
     Read every objcg there is, from the memcgs: those in use, and those that removed
     memcgs left to their parents.
 
-    :param lost: the memcgs some of whose objcgs cannot be read are added to these
+    :param unreadable: the memcgs some of whose objcgs cannot be read are added to these
     :return: objcgs by ``struct obj_cgroup *``
     """
     objcgs: dict[int, Objcg] = {}
 
     def missed(error: FaultError) -> None:
         coverage.miss("objcgs of a memcg", error.address, str(error))
-        lost.add(address)
+        unreadable.add(address)
 
     for address in memcgs:
         memcg = Object(image.prog, "struct mem_cgroup *", address)

@@ -33,7 +33,7 @@ from memcg_inspect.linux.mm.mmzone import mem_map, possible_cpus
 from memcg_inspect.linux.mm.percpu_defs import percpu_offsets
 from memcg_inspect.model import NUMA_NO_NODE, Coverage
 
-__all__ = ("PcpuAlloc", "PcpuChunk", "PcpuPlace", "PercpuReader", "largest_percpu_charge")
+__all__ = ("PcpuArea", "PcpuChunk", "PcpuPlace", "PercpuReader", "largest_percpu_charge")
 
 #: ``PCPU_MIN_ALLOC_SIZE``, in bytes.
 MIN_ALLOC_SIZE = 4
@@ -71,7 +71,7 @@ class PcpuChunk(NamedTuple):
     end: int
 
 
-class PcpuAlloc(NamedTuple):
+class PcpuArea(NamedTuple):
     """
     One percpu allocation.
 
@@ -223,7 +223,7 @@ class PercpuReader:
         cpu = possible_cpus(self.image)[0]
         return percpu_offsets(self.image)[cpu] - self._unit_offsets[0]
 
-    def pointer(self, alloc: PcpuAlloc) -> int:
+    def pointer(self, alloc: PcpuArea) -> int:
         """Return the ``__percpu`` pointer of an allocation."""
         address = alloc.chunk.base + alloc.offset - self._to_base
         return address % (1 << 8 * self.memory.word_size)
@@ -234,7 +234,7 @@ class PercpuReader:
             return NUMA_NO_NODE
         return self._nid(place.pointer + percpu_offsets(self.image)[place.cpu])
 
-    def alloc_at(self, chunk: PcpuChunk, offset: int) -> PcpuAlloc | None:
+    def alloc_at(self, chunk: PcpuChunk, offset: int) -> PcpuArea | None:
         """
         Return the allocation at an offset of a chunk, charged or not.
 
@@ -309,7 +309,7 @@ class PercpuReader:
         """Return how many elements the vector of a chunk has."""
         return (chunk.nr_pages << mem_map(self.image).page_shift) // MIN_ALLOC_SIZE
 
-    def charged(self, chunk: PcpuChunk) -> list[PcpuAlloc]:
+    def charged(self, chunk: PcpuChunk) -> list[PcpuArea]:
         """
         Return the charged allocations of a chunk.
 
@@ -317,7 +317,7 @@ class PercpuReader:
         """
         return [alloc for alloc in self.recorded(chunk) if alloc.objcg]
 
-    def recorded(self, chunk: PcpuChunk) -> list[PcpuAlloc]:
+    def recorded(self, chunk: PcpuChunk) -> list[PcpuArea]:
         """
         Return the allocations of a chunk that are charged, or refer to their call site.
 
@@ -325,15 +325,15 @@ class PercpuReader:
         """
         return self._recorded(chunk, [])
 
-    def allocations(self, chunk: PcpuChunk) -> Iterator[PcpuAlloc]:
+    def allocations(self, chunk: PcpuChunk) -> Iterator[PcpuArea]:
         """
         Walk all allocations of a chunk, whoever pays.
 
         Those that a part of the vector is about that cannot be read are left out; the part is
         counted.
         """
-        lost: list[range] = []
-        recorded = {alloc.offset: alloc for alloc in self._recorded(chunk, lost)}
+        unreadable: list[range] = []
+        recorded = {alloc.offset: alloc for alloc in self._recorded(chunk, unreadable)}
         bounds, taken = (f"{bits:b}"[::-1] for bits in (chunk.bound_map, chunk.alloc_map))
         unit = bounds.find("1")
         while unit >= 0:
@@ -341,15 +341,15 @@ class PercpuReader:
             if (
                 taken[unit : unit + 1] == "1"
                 and chunk.start <= offset < chunk.end
-                and not any(unit in units for units in lost)
+                and not any(unit in units for units in unreadable)
             ):
                 yield recorded.get(offset) or self._alloc(chunk, unit, 0, 0)
             unit = end
 
-    def _recorded(self, chunk: PcpuChunk, lost: list[range]) -> list[PcpuAlloc]:
+    def _recorded(self, chunk: PcpuChunk, unreadable: list[range]) -> list[PcpuArea]:
         if not chunk.vector:
             return []
-        found: list[PcpuAlloc] = []
+        found: list[PcpuArea] = []
         units = self.units(chunk)
         length = units * self.element
         for offset, data in self.memory.pieces(chunk.vector, length, self.element):
@@ -357,13 +357,13 @@ class PercpuReader:
             if data is None:
                 # A part is a page of the vector, or the end of it.
                 page = SMALLEST_PAGE // self.element
-                lost.append(range(first, min(first + page, units)))
+                unreadable.append(range(first, min(first + page, units)))
                 continue
             for at, part in filled(data, self.element):
                 for unit, objcg, codetag in self._elements(part):
                     unit += first + at // self.element
                     found.append(self._alloc(chunk, unit, objcg, codetag))
-        if lost:
+        if unreadable:
             self.coverage.miss("objcgs of a percpu chunk", chunk.vector, "not in the image")
         else:
             self.coverage.read += 1
@@ -378,10 +378,10 @@ class PercpuReader:
         for number in compress(range(len(words)), map(or_, words, tags)):
             yield number, words[number], tags[number]
 
-    def _alloc(self, chunk: PcpuChunk, unit: int, objcg: int, codetag: int) -> PcpuAlloc:
+    def _alloc(self, chunk: PcpuChunk, unit: int, objcg: int, codetag: int) -> PcpuArea:
         rest = chunk.bound_map >> unit + 1
         units = (rest & -rest).bit_length() if rest else 0
-        return PcpuAlloc(
+        return PcpuArea(
             chunk=chunk,
             offset=unit * MIN_ALLOC_SIZE,
             size=units * MIN_ALLOC_SIZE,
@@ -390,12 +390,12 @@ class PercpuReader:
             codetag=codetag,
         )
 
-    def charge(self, alloc: PcpuAlloc) -> int:
+    def charge(self, alloc: PcpuArea) -> int:
         """Return the bytes charged for an allocation, ``pcpu_obj_full_size()``."""
         cpus = len(self._unit_offsets)
         return alloc.size * cpus + alloc.size // MIN_ALLOC_SIZE * self.metadata
 
-    def data_nodes(self, alloc: PcpuAlloc) -> Counter[int]:
+    def data_nodes(self, alloc: PcpuArea) -> Counter[int]:
         """Return the bytes of an allocation, on all CPUs, by the node that backs them."""
         shift = mem_map(self.image).page_shift
         nodes: Counter[int] = Counter()
@@ -408,7 +408,7 @@ class PercpuReader:
             at = upto
         return nodes
 
-    def posted_nodes(self, alloc: PcpuAlloc) -> Counter[int]:
+    def posted_nodes(self, alloc: PcpuArea) -> Counter[int]:
         """
         Return the bytes of an allocation by node as the posted series of per-node accounting
         would: it slices the size, not the range, so that an allocation that begins inside
@@ -422,7 +422,7 @@ class PercpuReader:
                 nodes[nid] += part * cpus
         return nodes
 
-    def metadata_nodes(self, alloc: PcpuAlloc) -> Counter[int]:
+    def metadata_nodes(self, alloc: PcpuArea) -> Counter[int]:
         """Return the charged bytes of an allocation's vector slice by the node of its pages."""
         nodes: Counter[int] = Counter()
         shift = mem_map(self.image).page_shift

@@ -40,7 +40,7 @@ from memcg_inspect.model import NUMA_NO_NODE, Coverage, ImageError, SlabUsage
 
 __all__ = (
     "CODETAG_EMPTY",
-    "ChargedObject",
+    "SlabObject",
     "Slab",
     "SlabCache",
     "SlabLayout",
@@ -137,7 +137,7 @@ class Slab(NamedTuple):
     raw: bytes
 
 
-class ChargedObject(NamedTuple):
+class SlabObject(NamedTuple):
     """
     A slab object with an objcg.
 
@@ -368,7 +368,7 @@ class SlabReader:
             payers = self._objcgs(slab.vector, slab.objects)
         return Counter(pair for pair in zip(tags, payers, strict=True) if pair[0] > CODETAG_EMPTY)
 
-    def charged_objects(self, slab: Slab) -> Iterator[ChargedObject]:
+    def charged_objects(self, slab: Slab) -> Iterator[SlabObject]:
         """
         Walk the charged objects of a slab.
 
@@ -379,7 +379,7 @@ class SlabReader:
         first = self._first_object(slab)
         for index, objcg in enumerate(self._objcgs(slab.vector, slab.objects)):
             if objcg:
-                yield ChargedObject(
+                yield SlabObject(
                     address=first + index * slab.cache.size,
                     number=index,
                     slab=slab,

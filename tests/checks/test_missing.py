@@ -44,13 +44,13 @@ def test_stock_not_read(rule: Callable[[Snapshot], list[Row]]) -> None:
     assert {row.status for row in rule(taken)} == {"unverifiable"}
 
 
-def test_hierarchy_row_knows_of_gaps_below() -> None:
+def test_hierarchy_row_knows_what_is_missing_below() -> None:
     # /a/b's 1000 bytes are in slabs that are missing; /a has 8 bytes more than it claims.
     stats = zero(family(), (0,))
     for memcg in (ROOT, A, B):
         stats[memcg, 0] = {RECLAIMABLE: Stat(1000, 0, 0), UNRECLAIMABLE: Stat(0, 0, 0)}
     charges = ledger({(OBJCG_A, "slab", "reclaimable", 0): (8, 1)})
-    charges.gap("slab")
+    charges.note_missing("slab")
     taken = snapshot(charges=charges, lruvec_stats=stats, nodes=(0,))
     rows = slab_rows(taken)
     assert {(r.memcg, r.difference) for r in rows if r.status == "differs"} == {(A, -8)}
