@@ -17,13 +17,12 @@ from drgn.helpers.linux.cgroup import cgroup_path
 from drgn.helpers.linux.mm import for_each_page
 from drgn.helpers.linux.percpu import per_cpu_ptr
 from drgn.helpers.linux.slab import slab_object_info
-from support.guests import BUILT_KERNELS, DEBIAN_KERNELS, Image, Lab
-from test_guest_says import numbers, path_of
+from support.guest_files import numbers, path_of
+from support.guests import DEBIAN_KERNELS, KERNELS, GuestImage, Lab
 
 import memcg_inspect
 from memcg_inspect.model import MemcgInspectError
 
-KERNELS = (*DEBIAN_KERNELS, *BUILT_KERNELS)
 pytestmark = [pytest.mark.image, pytest.mark.each_kernel]
 
 
@@ -33,17 +32,17 @@ def kernel(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def image(kernel: str, lab: Lab) -> Image:
+def image(kernel: str, lab: Lab) -> GuestImage:
     return lab.image(kernel, workload="mixed")
 
 
-def stood_still(image: Image) -> dict[tuple[str, str, int | None], int]:
+def stood_still(image: GuestImage) -> dict[tuple[str, str, int | None], int]:
     """What memory.stat of each memcg said twice alike, by path and item."""
     first, last = (numbers(image.guest / which / "cgroup", "memory.stat") for which in "12")
     return {key: value for key, value in last.items() if first.get(key) == value}
 
 
-def test_memcgs_are_the_guests(image: Image) -> None:
+def test_memcgs_are_the_guests(image: GuestImage) -> None:
     prog = image.program()
     memcgs = list(memcg_inspect.for_each_memcg(prog))
     assert {memcg.type_.type_name() for memcg in memcgs} == {"struct mem_cgroup *"}
@@ -60,7 +59,7 @@ def test_memcgs_are_the_guests(image: Image) -> None:
         memcg_inspect.find_memcg(prog, "/nowhere")
 
 
-def test_counters_are_the_guests(image: Image) -> None:
+def test_counters_are_the_guests(image: GuestImage) -> None:
     prog = image.program()
     compared = 0
     for memcg in memcg_inspect.for_each_memcg(prog):
@@ -83,7 +82,7 @@ def test_counters_are_the_guests(image: Image) -> None:
         memcg_inspect.memcg_counter(root, "NO_SUCH_ITEM")
 
 
-def test_slab_objects_are_drgns(image: Image) -> None:
+def test_slab_objects_are_drgns(image: GuestImage) -> None:
     prog = image.program()
     seen: Counter[str] = Counter()
     slabs = {}
@@ -130,7 +129,7 @@ def test_nodes_of_pages_are_drgns(lab: Lab) -> None:
     assert len(nids) == 4
 
 
-def test_percpu_is_the_guests(image: Image) -> None:
+def test_percpu_is_the_guests(image: GuestImage) -> None:
     prog = image.program()
     said = {path: v for (path, name, _), v in stood_still(image).items() if name == "percpu"}
     by_memcg: Counter[int] = Counter()
@@ -149,7 +148,7 @@ def test_percpu_is_the_guests(image: Image) -> None:
     assert compared > 3
 
 
-def test_percpu_pointers_are_the_kernels(image: Image) -> None:
+def test_percpu_pointers_are_the_kernels(image: GuestImage) -> None:
     """The memcgs' own counters are percpu memory that their parents pay for."""
     prog = image.program()
     pointers = {alloc.pointer for alloc in memcg_inspect.for_each_pcpu_alloc(prog)}
@@ -159,7 +158,7 @@ def test_percpu_pointers_are_the_kernels(image: Image) -> None:
     assert per_cpu_ptr(held[-1], 0).value_()
 
 
-def converse(image: Image, *lines: str) -> list[str]:
+def converse(image: GuestImage, *lines: str) -> list[str]:
     """Type lines into a real drgn session, and return what each was answered."""
     ours, theirs = pty.openpty()
     command = [sys.executable, "-m", "drgn", "-c", str(image.core), "--no-default-symbols", "-q"]

@@ -282,6 +282,18 @@ def test_every_test_asserts_something() -> None:
     assert idle == []
 
 
+def test_no_test_module_imports_another() -> None:
+    """Shared parts are in ``tests/support/``, which imports no test module either."""
+    names = {path.stem for path in TESTS if path.name.startswith("test_")}
+    wrong = [
+        f"{path.relative_to(ROOT)}: {module}"
+        for path in TESTS
+        for module, name in _imported(_parsed(path))
+        if names & {*module.split("."), name}
+    ]
+    assert wrong == []
+
+
 def test_no_test_is_skipped() -> None:
     forbidden = {"skip", "skipif", "xfail", "importorskip", "skipTest", "skipUnless"}
     for path in TESTS:

@@ -9,14 +9,13 @@ from functools import lru_cache
 import pytest
 from drgn import Architecture, Module, Platform, Program, SymbolKind
 from labkit import kernels
-from support.guests import BUILT_KERNELS, DEBIAN_KERNELS
+from support.guests import KERNELS
 from support.spell import definition
 
 from memcg_inspect.btf.parse import Btf, Kind
 from memcg_inspect.btf.source import from_file
 from memcg_inspect.btf.types import TypeMaker
 
-KERNELS = (*DEBIAN_KERNELS, *BUILT_KERNELS)
 SPELLED = {
     Kind.STRUCT: "struct ",
     Kind.UNION: "union ",

@@ -10,7 +10,7 @@ import time
 import pytest
 from drgn import FindObjectFlags, Object, Program, Symbol
 from drgn.helpers.linux.kallsyms import load_vmlinux_kallsyms
-from support.guests import BUILT_KERNELS, DEBIAN_KERNELS, NOT_BUILT, Image, Lab
+from support.guests import DEBIAN_KERNELS, KERNELS, NOT_BUILT, GuestImage, Lab
 from support.spell import layout
 
 from memcg_inspect.btf import debug_info_source, load_btf
@@ -22,7 +22,6 @@ from memcg_inspect.collect import audit
 from memcg_inspect.image.image import image_of
 
 pytestmark = pytest.mark.image
-KERNELS = (*DEBIAN_KERNELS, *BUILT_KERNELS)
 
 #: Arrays whose length is found by the next symbol, which leaves room for alignment.
 ROOMY = {name for name, entry in VARIABLES.items() if "[*]" in str(entry)}
@@ -31,12 +30,12 @@ ELSEWHERE = {"contig_page_data", "crashing_cpu", "max_mapnr", "mem_map"}
 
 
 @pytest.fixture(scope="session", params=KERNELS)
-def image(request: pytest.FixtureRequest, lab: Lab) -> Image:
+def image(request: pytest.FixtureRequest, lab: Lab) -> GuestImage:
     return lab.image(request.param)
 
 
 @pytest.fixture
-def btf(image: Image) -> Program:
+def btf(image: GuestImage) -> Program:
     prog = Program()
     prog.set_core_dump(image.core)
     load_btf(prog)
@@ -53,7 +52,7 @@ def _variable(prog: Program, name: str) -> Object | None:
 _checked: set[str] = set()
 
 
-def test_the_table_of_variables(image: Image, btf: Program) -> None:
+def test_the_table_of_variables(image: GuestImage, btf: Program) -> None:
     dwarf = image.program(dwarf=True)
     for name in VARIABLES:
         wanted, have = _variable(dwarf, name), _variable(btf, name)
@@ -75,7 +74,7 @@ def test_every_entry_of_the_table_was_checked(kernels: tuple[str, ...]) -> None:
     assert set(VARIABLES) - _checked <= ELSEWHERE
 
 
-def test_per_cpu_variables(image: Image, btf: Program) -> None:
+def test_per_cpu_variables(image: GuestImage, btf: Program) -> None:
     dwarf, session = image.program(dwarf=True), session_of(btf)
     assert session is not None
     names = [session.kernel.btf.name_of(v) for v in session.kernel.btf.of_kind(Kind.VAR)]
@@ -114,7 +113,7 @@ def test_symbols_are_those_that_drgn_unpacks(btf: Program) -> None:
     assert ours.containing(1 << 40) == []
 
 
-def test_set_up_is_quick(image: Image) -> None:
+def test_set_up_is_quick(image: GuestImage) -> None:
     def seconds() -> float:
         prog = Program()
         prog.set_core_dump(image.core)
@@ -127,7 +126,7 @@ def test_set_up_is_quick(image: Image) -> None:
     assert min(seconds() for _ in range(3)) < 0.5
 
 
-def test_debug_info_comes_first(image: Image, btf: Program) -> None:
+def test_debug_info_comes_first(image: GuestImage, btf: Program) -> None:
     assert debug_info_source(btf) == "BTF of the image"
     session = session_of(btf)
     assert session is not None
@@ -139,7 +138,7 @@ def test_debug_info_comes_first(image: Image, btf: Program) -> None:
     assert btf.enabled_type_finders()[-1] == "btf"
 
 
-def test_the_audit_says_the_same(image: Image, btf: Program) -> None:
+def test_the_audit_says_the_same(image: GuestImage, btf: Program) -> None:
     wanted, have = image.report(dwarf=True), audit(image_of(btf))
     assert wanted.image.debug_info.startswith("DWARF: ")
     assert have.image.debug_info == "BTF of the image"

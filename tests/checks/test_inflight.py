@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 from support.made import A
-from test_identities import image
+from support.made_charges import image
 
 from memcg_inspect.checks.inflight import mark_in_flight
 from memcg_inspect.checks.usage import usage_rows

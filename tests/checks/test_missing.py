@@ -19,7 +19,7 @@ from support.made import (
     snapshot,
     zero,
 )
-from test_identities import image
+from support.made_charges import image
 
 from memcg_inspect.checks.hierarchy import hierarchy_rows
 from memcg_inspect.checks.kmem import kmem_rows

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import pytest
 from support.guests import BUILT_KERNELS, DEBIAN_KERNELS, Lab
+from support.guests import KERNELS as ALL_KERNELS
 from support.reference import charged_slab_objects
-from test_matrix import KERNELS as ALL_KERNELS
 
 from memcg_inspect.collect import collect
 from memcg_inspect.image.image import image_of

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import drgn
 import pytest
 from support.allocinfo import GUESTS, guest_image
-from support.guests import Image, Lab
+from support.guests import GuestImage, Lab
 
 from memcg_inspect.collect import audit
 from memcg_inspect.image.image import image_of
@@ -32,7 +32,7 @@ def _missing(address: int, count: int, offset: int, physical: bool) -> bytes:
     raise drgn.FaultError("Excluded page", address)
 
 
-def without(image: Image, *ranges: tuple[int, int], physical: bool = False) -> drgn.Program:
+def without(image: GuestImage, *ranges: tuple[int, int], physical: bool = False) -> drgn.Program:
     """An image in which ranges of addresses cannot be read."""
     prog = open_program(ImageSource(core=str(image.core), debuginfo="btf"))
     for address, size in ranges:

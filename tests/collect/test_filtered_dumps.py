@@ -14,36 +14,28 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import drgn
 import pytest
 from labkit import kdump, poke
-from support.guests import BUILT_KERNELS, DEBIAN_KERNELS, Image, Lab
+from support.guests import BUILT_KERNELS, KERNELS, GuestImage, Lab
+from support.missing_pages import excluded, opened, slab_pages
 
 from memcg_inspect.checks.slab import ITEMS
 from memcg_inspect.collect import audit
 from memcg_inspect.image.image import image_of
 from memcg_inspect.image.missing import why_faults
-from memcg_inspect.image.program import ImageSource, open_program
 from memcg_inspect.image.progress import STOPPED
 from memcg_inspect.linux.mm.memcontrol_vmstats import StatReader
-from memcg_inspect.linux.mm.mm_types import scan_pages
 from memcg_inspect.linux.mm.mmzone import mem_map
 from memcg_inspect.model import ImageError, Report, Row
 
 pytestmark = [pytest.mark.image, pytest.mark.each_kernel]
 
-#: Those with mistakes of their own have findings anyway.
-KERNELS = (*DEBIAN_KERNELS, *(kernel for kernel in BUILT_KERNELS if "-broken-" not in kernel))
 #: What makedumpfile still takes apart rightly at level 31. Of 6.12 it leaves out tail pages, but
 #: none that matter of the lab's small one, which leaves nothing to test there.
 WHOLE = ("6.1",)
 LACKING = tuple(kernel for kernel in KERNELS if kernel not in (*WHOLE, "6.12-lab"))
 
-Filter = Callable[[Image, int], Report]
-
-
-def _opened(core: Path) -> drgn.Program:
-    return open_program(ImageSource(core=str(core), debuginfo="btf"))
+Filter = Callable[[GuestImage, int], Report]
 
 
 @pytest.fixture
@@ -51,13 +43,13 @@ def filtered(tmp_path: Path) -> Iterator[Filter]:
     """Has makedumpfile filter a copy of an ELF image, and audits what is left."""
     made: list[Path] = []
 
-    def audit_filtered(image: Image, level: int) -> Report:
+    def audit_filtered(image: GuestImage, level: int) -> Report:
         copy, out = tmp_path / "elf", tmp_path / f"{len(made)}.kdump"
         made.append(out)
         shutil.copyfile(image.core, copy)
         kdump.convert(copy, out, level)
         copy.unlink()
-        return audit(image_of(_opened(out)))
+        return audit(image_of(opened(out)))
 
     yield audit_filtered
     for path in made:
@@ -140,26 +132,12 @@ def test_more_than_claimed_is_a_finding(
     amount = 8 + (row.difference or 0)
     change = (f"{stats}.state[{slot}]", f"old - {amount}")
     poke.poke(image.core, broken, image.vmlinux, [change])
-    report = filtered(Image(broken, image.vmlinux), 31)
+    report = filtered(GuestImage(broken, image.vmlinux), 31)
     broken.unlink()
     assert report.verdict == "findings"
     finding = next(f for f in report.findings if f.memcg == row.memcg)
     assert (finding.identity, finding.item, finding.nid) == ("slab", row.item, row.nid)
     assert finding.difference == -8
-
-
-def _slab_pages(prog: drgn.Program) -> list[int]:
-    frames = mem_map(image_of(prog))
-    found: list[int] = []
-    for piece in scan_pages(image_of(prog)):
-        for slab in piece.slabs:
-            first = frames.pfn(slab.page)
-            found += range(first, first + (1 << slab.order))
-    return found
-
-
-def _excluded(address: int, count: int, offset: int, physical: bool) -> bytes:
-    raise drgn.FaultError("Excluded page", address)
 
 
 @pytest.mark.parametrize("share", [0.0005, 0.02])
@@ -168,17 +146,17 @@ def test_any_pages_of_slabs_may_be_missing(lab: Lab, kernel: str, share: float) 
     image = lab.image(kernel, "4", "mixed")
     whole, pages, frames = (
         image.report(),
-        _slab_pages(image.program()),
+        slab_pages(image.program()),
         mem_map(image_of(image.program())),
     )
     audited = 0
     for seed in range(3):
-        prog = _opened(image.core)
+        prog = opened(image.core)
         chance = random.Random(seed)
         for pfn in pages:
             if chance.random() < share:
                 address = pfn << frames.page_shift
-                prog.add_memory_segment(address, frames.page_size, _excluded, True)
+                prog.add_memory_segment(address, frames.page_size, excluded, True)
         try:
             report = audit(image_of(prog))
         except ImageError as error:

@@ -10,11 +10,10 @@ the object stocks hold they omit.
 from __future__ import annotations
 
 from collections import Counter
-from pathlib import Path
 
 import pytest
-from support.guests import Image, Lab
-from test_matrix import KERNELS
+from support.guest_files import numbers, path_of, still
+from support.guests import KERNELS, GuestImage, Lab
 
 from memcg_inspect.checks.snapshot import Snapshot
 from memcg_inspect.collect import collect
@@ -46,32 +45,6 @@ STATS: dict[str, tuple[tuple[str, ...], int]] = {
 
 pytestmark = pytest.mark.image
 
-Said = dict[tuple[str, str, int | None], int]  # (path, name, node)
-
-
-def path_of(file: Path, folder: Path) -> str:
-    return "/" + str(file.parent.relative_to(folder)).removeprefix(".")
-
-
-def numbers(folder: Path, name: str) -> Said:
-    """A file of lines like ``name value`` or ``name N0=value N1=value``, of every memcg."""
-    values: Said = {}
-    for file in folder.rglob(name):
-        path = path_of(file, folder)
-        for line in file.read_text().splitlines():
-            item, *words = line.split()
-            for word in words:
-                node, _, value = word.rpartition("=")
-                nid = int(node.removeprefix("N")) if node else None
-                values[path, item, nid] = int(value)
-    return values
-
-
-def still(image: Image, name: str) -> Said:
-    """What the guest said twice."""
-    first, second = (numbers(image.guest / which / "cgroup", name) for which in "12")
-    return {key: value for key, value in second.items() if first.get(key) == value}
-
 
 def online(snapshot: Snapshot) -> dict[str, int]:
     return {m.path: m.address for m in snapshot.memcgs.values() if m.state == "online"}
@@ -94,7 +67,7 @@ def hierarchical(snapshot: Snapshot, memcg: int, name: str, nid: int | None) -> 
     return sum(claim) * unit
 
 
-def check_stats(image: Image, file: str) -> Counter[str]:
+def check_stats(image: GuestImage, file: str) -> Counter[str]:
     """Compare one file of all memcgs; how many values over zero there were, by name."""
     snapshot = collect(image_of(image.program()))
     paths, over_zero = online(snapshot), Counter[str]()
@@ -112,7 +85,7 @@ ALWAYS = {"slab_reclaimable", "slab_unreclaimable", "percpu", "kernel", "vmalloc
 NEEDS_TASKS = {"kernel_stack", "pagetables", "zswap_incomp"}
 
 
-def check_compared(image: Image, file: str, over_zero: Counter[str], workload: str) -> None:
+def check_compared(image: GuestImage, file: str, over_zero: Counter[str], workload: str) -> None:
     """It did not agree for want of anything to compare."""
     said = {name for _, name, _ in numbers(image.guest / "2/cgroup", file)}
     assert set(over_zero) == said & set(STATS)

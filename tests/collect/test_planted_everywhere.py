@@ -15,8 +15,9 @@ from typing import NamedTuple
 
 import drgn
 import pytest
-from support.guests import BUILT_KERNELS, DEBIAN_KERNELS, Image, Lab, Plant
-from test_planted_faults import by_path, named, touched
+from support.findings import by_path, named, touched
+from support.free_pages import free_page
+from support.guests import KERNELS, GuestImage, Lab, Plant
 
 from memcg_inspect.checks.lru import lru_rows
 from memcg_inspect.checks.snapshot import Snapshot
@@ -29,8 +30,6 @@ from memcg_inspect.linux.mm.percpu import PercpuReader
 from memcg_inspect.linux.mm.slab import SlabReader
 from memcg_inspect.linux.mm.zswap import ZswapReader
 from memcg_inspect.linux.net.sock import SockReader
-
-KERNELS = (*DEBIAN_KERNELS, *BUILT_KERNELS)
 
 pytestmark = [pytest.mark.image, pytest.mark.each_kernel]
 
@@ -49,7 +48,7 @@ class Fault(NamedTuple):
 class Subject:
     """An image, read once, to choose victims from."""
 
-    def __init__(self, image: Image) -> None:
+    def __init__(self, image: GuestImage) -> None:
         self.prog = image.program()
         self.paths = by_path(image.report())
         self.snapshot: Snapshot = collect(image_of(self.prog))
@@ -278,24 +277,6 @@ def misplaced_vector(subject: Subject) -> Fault:
     return Fault(changes, (), {("?", slab.nid, "obj_exts", 1)})
 
 
-def free_page(prog: drgn.Program, other_than: int) -> int:
-    """Some page of the buddy allocator on another node, found from its free lists."""
-    from drgn.helpers.linux.list import list_for_each_entry
-    from drgn.helpers.linux.mmzone import for_each_online_pgdat
-
-    for pgdat in for_each_online_pgdat(prog):
-        if pgdat.node_id.value_() == other_than:
-            continue
-        for zone in pgdat.node_zones:
-            if not zone.present_pages:
-                continue  # its lists were never made
-            for area in zone.free_area:
-                for head in area.free_list:
-                    for page in list_for_each_entry("struct page", head.address_of_(), "lru"):
-                        return page.value_()
-    raise AssertionError("no free page on another node")
-
-
 COUNTERS = {
     "percpu": counter_fault("percpu", "data", ("MEMCG_PERCPU_B",), 96, False),
     "kernel_stack": counter_fault("kmem", "stack", ("NR_KERNEL_STACK_KB",), -16, True),
@@ -325,7 +306,7 @@ FAULTS: dict[str, tuple[str, Callable[[Subject], Fault]]] = {
 
 
 @lru_cache(maxsize=2)
-def subject_of(image: Image) -> Subject:
+def subject_of(image: GuestImage) -> Subject:
     return Subject(image)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import pytest
 from drgn import Object
+from support.findings import by_path, named, touched
 from support.guests import BUILT_KERNELS, DEBIAN_KERNELS, Lab, Plant
 
 from memcg_inspect.collect import collect
@@ -12,36 +13,12 @@ from memcg_inspect.image.image import image_of
 from memcg_inspect.linux.mm.memcontrol_vmstats import StatReader
 from memcg_inspect.linux.mm.mm_types import scan_pages
 from memcg_inspect.linux.mm.slab import SlabObject, SlabReader
-from memcg_inspect.model import Finding, Report
+from memcg_inspect.model import Finding
 
 KERNELS = [k for k in (*DEBIAN_KERNELS, *BUILT_KERNELS) if k.startswith("7.3")]
 ITEM = "NR_SLAB_UNRECLAIMABLE_B"
 
 pytestmark = [pytest.mark.image, pytest.mark.parametrize("kernel", KERNELS)]
-
-
-def by_path(report: Report) -> dict[str, int]:
-    return {m.path: m.address for m in report.memcgs if m.state == "online"}
-
-
-def named(report: Report, identity: str = "slab") -> set[tuple[str, int | None, str, int | None]]:
-    """What the findings of an identity name: (memcg, node, item, amount)."""
-    paths = {m.address: m.path for m in report.memcgs}
-    return {
-        (paths.get(f.memcg or 0, "?"), f.nid, f.item, f.difference)
-        for f in report.findings
-        if f.identity == identity
-    }
-
-
-def touched(report: Report, *paths: str) -> bool:
-    """Whether every finding is on one of these memcgs or on an ancestor of one."""
-    allowed = set()
-    for path in paths:
-        parts = path.strip("/").split("/")
-        allowed |= {"/" + "/".join(parts[:n]) for n in range(len(parts) + 1)}
-    names = {m.address: m.path for m in report.memcgs}
-    return all(f.memcg is None or names[f.memcg] in allowed for f in report.findings)
 
 
 def an_object(prog, memcg: int, nid: int) -> SlabObject:
@@ -122,7 +99,7 @@ def test_pointer_to_no_objcg(lab: Lab, plant: Plant, kernel: str) -> None:
     size = victim.slab.cache.charge
     assert ("/files/build", 3, ITEM, size) in named(report)
     assert touched(report, "/files/build")
-    orphan = next(f for f in report.findings if f.kind == "unknown-objcg")
-    assert orphan.evidence_is == "proof"
-    assert [e.address for e in orphan.evidence] == [victim.address]
-    assert orphan.objcg == victim.address
+    stray = next(f for f in report.findings if f.kind == "unknown-objcg")
+    assert stray.evidence_is == "proof"
+    assert [e.address for e in stray.evidence] == [victim.address]
+    assert stray.objcg == victim.address

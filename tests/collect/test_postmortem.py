@@ -11,7 +11,7 @@ from typing import Any
 
 import docscene
 import pytest
-from support.guests import BUILT_KERNELS, ROOT, Image
+from support.guests import BUILT_KERNELS, ROOT, GuestImage
 
 from memcg_inspect.cli import main
 
@@ -25,14 +25,14 @@ CHARGE = 200 + 8
 
 
 @pytest.fixture
-def dump(kernel: str, tmp_path: Path) -> Iterator[tuple[Image, docscene.Scene]]:
+def dump(kernel: str, tmp_path: Path) -> Iterator[tuple[GuestImage, docscene.Scene]]:
     out = tmp_path / "vmcore"
     scene = docscene.broken(out)
-    yield Image(out), scene
+    yield GuestImage(out), scene
     out.unlink()
 
 
-def run(capsys: pytest.CaptureFixture[str], image: Image, *words: str) -> tuple[int, Any]:
+def run(capsys: pytest.CaptureFixture[str], image: GuestImage, *words: str) -> tuple[int, Any]:
     status = main([*words, "--json", "-c", str(image.core), "--debuginfo", "btf"])
     return status, json.loads(capsys.readouterr().out)
 
@@ -44,7 +44,7 @@ def line_of(call: str) -> int:
 
 
 def test_from_the_dump_to_the_line(
-    dump: tuple[Image, docscene.Scene], capsys: pytest.CaptureFixture[str]
+    dump: tuple[GuestImage, docscene.Scene], capsys: pytest.CaptureFixture[str]
 ) -> None:
     image, scene = dump
     status, audit = run(capsys, image, "audit")
@@ -94,4 +94,4 @@ def test_from_the_dump_to_the_line(
 
 
 def test_before_that_nothing_is_wrong(kernel: str) -> None:
-    assert Image(docscene.whole()).report().verdict == "exact"
+    assert GuestImage(docscene.whole()).report().verdict == "exact"

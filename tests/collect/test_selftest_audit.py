@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from support.guests import BUILT_KERNELS, PERNODE_KERNELS, Image
+from support.guests import BUILT_KERNELS, PERNODE_KERNELS, GuestImage
 from support.selftest import MEMCG, held, selftest
 
 from memcg_inspect.checks.snapshot import Snapshot
@@ -32,7 +32,7 @@ ByNode = dict[str, dict[int, int]]
 class Taken(NamedTuple):
     """An image of the module's work."""
 
-    image: Image
+    image: GuestImage
     report: Report
     snapshot: Snapshot
 
@@ -69,7 +69,7 @@ class Taken(NamedTuple):
 
 
 def take(tmp_path: Path, kernel: str, stage: str) -> Taken:
-    image = Image(selftest(tmp_path, kernel, stage))
+    image = GuestImage(selftest(tmp_path, kernel, stage))
     return Taken(image, image.report(), collect(image_of(image.program())))
 
 

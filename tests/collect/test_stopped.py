@@ -4,8 +4,8 @@
 from __future__ import annotations
 
 import pytest
+from support.findings import by_path, named
 from support.guests import BUILT_KERNELS, DEBIAN_KERNELS, Lab, Plant
-from test_planted_faults import by_path, named
 
 from memcg_inspect.image.image import image_of
 from memcg_inspect.linux.mm.memcontrol_vmstats import StatReader

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import pytest
 from drgn import Object, Program, cast
 from drgn.helpers.linux.mm import pfn_to_page
-from support.guests import PERNODE_KERNELS, Lab, Plant
+from support.guests import PERNODE_KERNELS, GuestImage, Lab, Plant
 
 from memcg_inspect.collect import collect
 from memcg_inspect.image.image import image_of
@@ -121,7 +121,7 @@ def moved(prog: Program) -> Moved:
 
 
 @lru_cache(maxsize=1)
-def take(lab: Lab, kernel: str) -> tuple[Lab.Image, Moved]:
+def take(lab: Lab, kernel: str) -> tuple[GuestImage, Moved]:
     image = lab.image(kernel, "4", "mixed")
     return image, moved(image.program())
 

@@ -7,9 +7,10 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import pytest
-from support.guests import BUILT_KERNELS, DEBIAN_KERNELS, Image, Lab
-from test_guest_says import numbers, path_of
-from test_matrix import check_exact, check_table, found_in, not_kept
+from support.exact import check_exact, not_kept
+from support.guest_files import numbers, path_of
+from support.guests import BUILT_KERNELS, DEBIAN_KERNELS, GuestImage, Lab
+from support.identity_table import check_table, found_in
 
 from memcg_inspect.collect import collect
 from memcg_inspect.image.image import image_of
@@ -34,39 +35,39 @@ class Variant(NamedTuple):
     kernel: str
     nodes: str
     more: dict[str, Any]
-    is_so: Callable[[Image], bool]
+    is_so: Callable[[GuestImage], bool]
     missing: frozenset[str] = frozenset()
     kept: frozenset[str] = frozenset()
 
 
-def profiles(image: Image) -> bool:
+def profiles(image: GuestImage) -> bool:
     """Far more memory is profiled than would be without, where there is nothing but heads."""
     lines = (image.guest / "2/proc/allocinfo").read_text().splitlines()[2:]
     return sum(int(line.split()[0]) for line in lines) > 1 << 20
 
 
-def compresses(image: Image) -> bool:
+def compresses(image: GuestImage) -> bool:
     key = image.program(dwarf=True)["mem_profiling_compressed"].key
     return profiles(image) and key.enabled.counter.value_() > 0
 
 
-def is_v1(image: Image) -> bool:
+def is_v1(image: GuestImage) -> bool:
     return (image.guest / "2/cgroup/memory.usage_in_bytes").exists()
 
 
-def charges_kfence(image: Image) -> bool:
+def charges_kfence(image: GuestImage) -> bool:
     """Objects of kfence are charged as any other; before 7.3 each has a vector of its own."""
     objects = image.program(dwarf=True)["kfence_metadata"]
     return sum(bool(objects[i].obj_exts.objcg) for i in range(KFENCE_OBJECTS)) >= 4
 
 
-def has_nodes_of_three_cpus(image: Image) -> bool:
+def has_nodes_of_three_cpus(image: GuestImage) -> bool:
     prog = image.program(dwarf=True)
     masks = [prog["node_to_cpumask_map"][nid].bits[0].value_() for nid in (0, 1)]
     return masks == [0b000111, 0b111000]
 
 
-def has_eight_nodes(image: Image) -> bool:
+def has_eight_nodes(image: GuestImage) -> bool:
     zones = (image.guest / "2/proc/zoneinfo").read_text()
     return all(f"Node {nid}, zone" in zones for nid in range(8))
 
@@ -96,7 +97,7 @@ VARIANTS = [
 ]
 
 
-def guest_image(lab: Lab, variant: Variant) -> Image:
+def guest_image(lab: Lab, variant: Variant) -> GuestImage:
     return lab.image(variant.kernel, variant.nodes, "mixed", **variant.more)
 
 

@@ -5,7 +5,14 @@ from __future__ import annotations
 
 import pytest
 from drgn.helpers.linux.mmzone import pfn_to_section
-from support.allocinfo import GUESTS, OF_INIT, RECORDER, Line, guest_image, said
+from support.allocinfo import (
+    GUESTS,
+    RECORDER,
+    Line,
+    check_against_guest,
+    guest_image,
+    said,
+)
 from support.guests import Lab, Plant
 
 from memcg_inspect.checks.alloc_tags import site_name
@@ -23,23 +30,6 @@ pytestmark = pytest.mark.image
 
 #: By how much a planted counter is too high: bytes at offset 0, calls at offset 8.
 MORE = ((0, 72), (8, 1))
-
-
-def check_against_guest(found: list[Line], first: list[Line], second: list[Line]) -> None:
-    """
-    Every line that stood still between the two times is the same at the freeze, but for those
-    of the task that read the file.
-    """
-    assert [line[2:6] for line in found] == [line[2:6] for line in second]
-    equal = 0
-    for line, before, last in zip(found, first, second, strict=True):
-        if before == last and line.function not in RECORDER:
-            if line != last and line.function in OF_INIT:
-                assert abs(line.calls - last.calls) <= OF_INIT[line.function]
-                continue
-            assert line == last
-            equal += line.calls > 0
-    assert equal >= 400
 
 
 @pytest.mark.parametrize(("kernel", "append"), GUESTS)

@@ -10,10 +10,9 @@ from pathlib import Path
 
 import pytest
 from support.allocinfo import GUESTS
+from support.charge_module import GUESTS as CHARGED
+from support.charge_module import Held, call_sites, guest_image, held
 from support.guests import ROOT, Lab
-from test_charge_module import GUESTS as CHARGED
-from test_charge_module import Held, guest_image, held
-from test_view_allocinfo import call_sites
 
 from memcg_inspect.collect import collect
 from memcg_inspect.collect.site import SiteFinder

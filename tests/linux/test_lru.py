@@ -12,8 +12,8 @@ import pytest
 from drgn import Object, Program, sizeof
 from drgn.helpers.linux.list import list_for_each_entry
 from drgn.helpers.linux.mm import compound_order
-from support.guests import BUILT_KERNELS, DEBIAN_KERNELS, Image, Lab, Plant
-from test_planted_everywhere import free_page
+from support.free_pages import free_page
+from support.guests import DEBIAN_KERNELS, KERNELS, GuestImage, Lab, Plant
 
 from memcg_inspect.checks.lru import lru_rows
 from memcg_inspect.collect import collect
@@ -25,7 +25,6 @@ from memcg_inspect.linux.mm.mmzone import mem_map
 from memcg_inspect.linux.mm.page_flags import FlagBits, page_flags
 from memcg_inspect.model import Coverage, Row
 
-KERNELS = (*DEBIAN_KERNELS, *BUILT_KERNELS)
 #: What memory.numa_stat counts in pages of these lists.
 KINDS = {"anon": ("ANON]", "_ANON]"), "file": ("FILE]", "_FILE]")}
 
@@ -199,7 +198,7 @@ def sums_below(
 
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_numa_stat_says_the_same(lab: Lab, kernel: str) -> None:
-    image: Image = lab.image(kernel, "4", "mixed")
+    image: GuestImage = lab.image(kernel, "4", "mixed")
     snapshot = collect(image_of(image.program()))
     below: dict[int, set[int]] = {m: {m} for m in snapshot.memcgs}
     for memcg in reversed(list(snapshot.memcgs.values())):

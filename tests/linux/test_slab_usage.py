@@ -8,14 +8,12 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from support.guests import BUILT_KERNELS, DEBIAN_KERNELS, Image, Lab
+from support.guests import DEBIAN_KERNELS, KERNELS, GuestImage, Lab
 
 from memcg_inspect.image.image import image_of
 from memcg_inspect.linux.mm.kfence import kfence_pages
 from memcg_inspect.linux.mm.mmzone import mem_map
 from memcg_inspect.model import Report
-
-KERNELS = (*DEBIAN_KERNELS, *BUILT_KERNELS)
 
 RECLAIMABLE, UNRECLAIMABLE = "NR_SLAB_RECLAIMABLE_B", "NR_SLAB_UNRECLAIMABLE_B"
 
@@ -68,7 +66,7 @@ def test_slabinfo_says_the_same(lab: Lab, kernel: str, nodes: str) -> None:
     assert sum(slabs > 0 for slabs, _ in compared.values()) > 40
 
 
-def settled(image: Image) -> dict[tuple[int, str], int]:
+def settled(image: GuestImage) -> dict[tuple[int, str], int]:
     first, last = zoneinfo(image.guest / "1"), zoneinfo(image.guest / "2")
     return {key: value for key, value in last.items() if first.get(key) == value}
 
@@ -80,7 +78,7 @@ def test_nodes_say_the_same(lab: Lab, kernel: str) -> None:
     assert sum(compared)
 
 
-def _compared_nodes(image: Image, kernel: str) -> int:
+def _compared_nodes(image: GuestImage, kernel: str) -> int:
     """Hold the nodes against the guest's own zoneinfo; return how many counters stood still."""
     report = image.report()
     rows = {(r.nid or 0, r.item): r for r in report.rows if r.identity == "node_slab"}

@@ -2,8 +2,8 @@
 from __future__ import annotations
 
 import pytest
+from support.printed import WIDE, text
 from support.reports import report
-from test_terminal import WIDE, text
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
+from support.printed import text
 from support.reports import report
-from test_terminal import text
 
 
 def test_note() -> None:

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import io
 import unicodedata
 from dataclasses import replace
 
@@ -11,26 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.cells import cell_len
-from rich.console import Console
+from support.printed import WIDE, text
 from support.reports import clean, more, report
 
 from memcg_inspect.model import Follows, Moved, Report, counted
-from memcg_inspect.render.terminal import print_report
 from memcg_inspect.render.text import amount, printable, signed
-
-
-def text(made: Report, width: int = 200, show_all: bool = False, colour: bool = False) -> str:
-    """What is printed."""
-    out = io.StringIO()
-    console = Console(
-        file=out, width=width, highlight=False, force_terminal=colour, legacy_windows=False
-    )
-    print_report(made, console, show_all=show_all)
-    return out.getvalue()
-
-
-#: So wide that no line is folded.
-WIDE = 2000
 
 
 def alike(name: str) -> Report:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-from support.guests import BUILT_KERNELS, Image, Lab
+from support.guests import BUILT_KERNELS, GuestImage, Lab
 
 #: Kernel, and what it was booted with.
 GUESTS = [
@@ -20,7 +20,7 @@ GUESTS = [
 ]
 
 
-def guest_image(lab: Lab, kernel: str, append: str) -> Image:
+def guest_image(lab: Lab, kernel: str, append: str) -> GuestImage:
     return lab.image(kernel, "4", "mixed", append=append)
 
 
@@ -52,7 +52,7 @@ def parse(text: str) -> tuple[str, list[Line]]:
     return first.removeprefix("allocinfo - version: "), lines
 
 
-def said(image: Image, when: int) -> tuple[str, list[Line]]:
+def said(image: GuestImage, when: int) -> tuple[str, list[Line]]:
     """What the guest's own file said; it was read twice."""
     return parse((image.guest / f"{when}/proc/allocinfo").read_text())
 
@@ -73,3 +73,20 @@ RECORDER = {
 #: Of the guest's init, which writes each command to a file in tmpfs and truncates it: the page
 #: of the one before may wait in a CPU's batch for a while.
 OF_INIT = {"shmem_alloc_folio": 2}
+
+
+def check_against_guest(found: list[Line], first: list[Line], second: list[Line]) -> None:
+    """
+    Every line that stood still between the two times is the same at the freeze, but for those
+    of the task that read the file.
+    """
+    assert [line[2:6] for line in found] == [line[2:6] for line in second]
+    equal = 0
+    for line, before, last in zip(found, first, second, strict=True):
+        if before == last and line.function not in RECORDER:
+            if line != last and line.function in OF_INIT:
+                assert abs(line.calls - last.calls) <= OF_INIT[line.function]
+                continue
+            assert line == last
+            equal += line.calls > 0
+    assert equal >= 400

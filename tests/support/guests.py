@@ -7,21 +7,18 @@ Shared by the tests; the fixtures made of it are in conftest.py.
 
 from __future__ import annotations
 
-import sys
 from functools import lru_cache
 from pathlib import Path
 
 import drgn
+from labkit import images, kernels, poke
+
+from memcg_inspect.collect import audit
+from memcg_inspect.image.image import image_of
+from memcg_inspect.image.program import ImageSource, open_program
+from memcg_inspect.model import Report
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-sys.path.insert(0, str(ROOT / "scripts"))
-
-from labkit import images, kernels, poke  # noqa: E402
-
-from memcg_inspect.collect import audit  # noqa: E402
-from memcg_inspect.image.image import image_of  # noqa: E402
-from memcg_inspect.image.program import ImageSource, open_program  # noqa: E402
-from memcg_inspect.model import Report  # noqa: E402
 
 DEBIAN_KERNELS = tuple(kernels.names(built_here=False))
 #: Kernels built here take long to build: they are tested when they are in the cache. Those
@@ -31,10 +28,11 @@ HONEST_KERNELS = tuple(
 )
 NOT_BUILT = tuple(k for k in HONEST_KERNELS if not kernels.cached(k))
 BUILT_KERNELS = tuple(k for k in HONEST_KERNELS if k.endswith("-lab") and k not in NOT_BUILT)
+KERNELS = (*DEBIAN_KERNELS, *BUILT_KERNELS)
 PERNODE_KERNELS = tuple(k for k in HONEST_KERNELS if "-pernode" in k and k not in NOT_BUILT)
 
 
-class Image:
+class GuestImage:
     """An image of a guest, and what the guest itself said before it was frozen."""
 
     def __init__(self, core: Path, vmlinux: Path | None = None) -> None:
@@ -43,7 +41,7 @@ class Image:
         self._vmlinux = vmlinux
 
     def __repr__(self) -> str:
-        return f"Image({self.core})"
+        return f"GuestImage({self.core})"
 
     @property
     def vmlinux(self) -> Path:
@@ -74,12 +72,10 @@ def _report(core: Path, vmlinux: Path | None) -> Report:
 class Lab:
     """Makes images, or takes them from the cache."""
 
-    Image = Image
-
     def image(
         self, kernel: str, nodes: str = "4", workload: str = "files", **more: object
-    ) -> Image:
-        return Image(images.image(kernel, nodes, workload, **more))  # type: ignore[arg-type]
+    ) -> GuestImage:
+        return GuestImage(images.image(kernel, nodes, workload, **more))  # type: ignore[arg-type]
 
 
 def complaints(core: Path) -> list[str]:
@@ -96,7 +92,7 @@ class Plant:
         self.folder = folder
         self.made: list[Path] = []
 
-    def __call__(self, image: Image, *changes: tuple[str | int, str | int | bytes]) -> Report:
+    def __call__(self, image: GuestImage, *changes: tuple[str | int, str | int | bytes]) -> Report:
         out = self.folder / f"{len(self.made)}.core"
         self.made.append(out)
         poke.poke(image.core, out, image.vmlinux, changes)

@@ -16,9 +16,8 @@ import pytest
 from drgn import Object
 from drgn.helpers.linux.slab import slab_object_info
 from labkit import poke
-from support.guests import DEBIAN_KERNELS, Image, Lab
-from test_matrix import KERNELS
-from test_who import protocol_of
+from support.guests import DEBIAN_KERNELS, KERNELS, GuestImage, Lab
+from support.sockets import protocol_of
 
 from memcg_inspect.cli import main
 from memcg_inspect.image.image import image_of
@@ -44,13 +43,13 @@ WRITTEN = range(0, 150, 8)
 Row = dict[str, Value]
 
 
-def answer_of(image: Image) -> Answer:
+def answer_of(image: GuestImage) -> Answer:
     return _answer(image.core)
 
 
 @lru_cache(maxsize=2 * len(KERNELS))
 def _answer(core: Path) -> Answer:
-    return dying(image_of(Image(core).program()), most_files=1000)
+    return dying(image_of(GuestImage(core).program()), most_files=1000)
 
 
 def rows(answer: Answer, name: str) -> list[Row]:
@@ -199,7 +198,7 @@ def test_examples_are_charged_to_it(lab: Lab, kernel: str) -> None:
     assert min(seen[kind] for kind in kinds) > 2
 
 
-def poked(image: Image, folder: Path, place: Object, value: int) -> Path:
+def poked(image: GuestImage, folder: Path, place: Object, value: int) -> Path:
     out = folder / "poked.core"
     poke.poke(image.core, out, image.vmlinux, [(f"u64:{place.address_:#x}", value)])
     return out
@@ -210,7 +209,7 @@ def run(capsys: pytest.CaptureFixture[str], *args: object) -> tuple[int, Any]:
     return status, json.loads(capsys.readouterr().out)
 
 
-def first_removed(image: Image, path: str) -> Object:
+def first_removed(image: GuestImage, path: str) -> Object:
     row = next(row for row in rows(answer_of(image), "dying") if row["memcg"] == path)
     return Object(image.program(), "struct mem_cgroup *", total([row["memcg_address"]]))
 

@@ -13,12 +13,11 @@ from drgn import Object, Program, TypeKind
 from drgn.helpers.linux.list import list_for_each_entry
 from drgn.helpers.linux.mm import for_each_page, page_to_virt
 from labkit import poke
-from support.allocinfo import GUESTS, guest_image, parse, said
-from support.guests import BUILT_KERNELS, DEBIAN_KERNELS, ROOT, Image, Lab
-from test_allocinfo import check_against_guest
-from test_charge_module import CPUS, PAGE, groups, held
-from test_charge_module import GUESTS as CHARGED
-from test_charge_module import guest_image as charged_image
+from support.allocinfo import GUESTS, check_against_guest, guest_image, parse, said
+from support.charge_module import CPUS, PAGE, call_sites, groups, held
+from support.charge_module import GUESTS as CHARGED
+from support.charge_module import guest_image as charged_image
+from support.guests import BUILT_KERNELS, DEBIAN_KERNELS, GuestImage, Lab
 
 from memcg_inspect.checks.alloc_tags import alloc_tag_rows
 from memcg_inspect.cli import main
@@ -102,25 +101,10 @@ def test_every_way_to_add_up_has_the_same_total(lab: Lab, kernel: str, append: s
     assert totals == {tuple(map(sum, zip(*counted.values(), strict=True)))}
 
 
-def call_sites() -> dict[str, str]:
-    """Where the module allocates what, from its source."""
-    lines = (ROOT / "fixtures/modules/charge/charge.c").read_text().splitlines()
-    calls = {
-        "held": "kzalloc(", "kmalloc": "kmalloc_node(", "cache": "kmem_cache_alloc_node(",
-        "pages": "alloc_pages_node(", "percpu": "__alloc_percpu_gfp(", "vmalloc": "__vmalloc(",
-    }  # fmt: skip
-    found = {}
-    for kind, call in calls.items():
-        (found[kind],) = (
-            f"charge.c:{number}" for number, line in enumerate(lines, 1) if f"= {call}" in line
-        )
-    return found
-
-
 Key = tuple[str | None, int | None, str]  # memcg, node, site
 
 
-def expected(kernel: str, image: Image) -> dict[Key, tuple[int, int]]:
+def expected(kernel: str, image: GuestImage) -> dict[Key, tuple[int, int]]:
     """Bytes and calls; what lies beside percpu memory may be on any node."""
     sites = call_sites()
     total: defaultdict[Key, list[int]] = defaultdict(lambda: [0, 0])

@@ -16,10 +16,8 @@ from drgn.helpers.linux.cgroup import css_for_each_descendant_pre
 from drgn.helpers.linux.cpumask import for_each_possible_cpu
 from drgn.helpers.linux.percpu import per_cpu_ptr
 from labkit import poke
-from support.guests import PERNODE_KERNELS, Image, Lab
-from test_guest_says import numbers, still
-from test_matrix import KERNELS
-from test_view_stat import MOVES_IN_ROOT
+from support.guest_files import MOVES_IN_ROOT, numbers, still
+from support.guests import KERNELS, PERNODE_KERNELS, GuestImage, Lab
 
 from memcg_inspect.image.image import image_of
 from memcg_inspect.image.memory import Memory
@@ -55,7 +53,7 @@ def rows_of(answer: Answer) -> Rows:
     return found
 
 
-def busy(lab: Lab, kernel: str) -> Image:
+def busy(lab: Lab, kernel: str) -> GuestImage:
     return lab.image(kernel, "4", "churn", freeze="busy", seed=1)
 
 

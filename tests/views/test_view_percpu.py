@@ -15,11 +15,10 @@ from drgn import FaultError, Object, Program, cast
 from drgn.helpers.linux.list import list_for_each_entry
 from drgn.helpers.linux.mm import follow_page, page_to_pfn
 from drgn.helpers.linux.percpu import per_cpu_ptr
-from support.guests import BUILT_KERNELS, PERNODE_KERNELS, Lab
+from support.charge_module import CPUS, PAGE, guest_image, held
+from support.guest_files import still
+from support.guests import BUILT_KERNELS, KERNELS, PERNODE_KERNELS, Lab
 from support.reference import node_spans
-from test_charge_module import CPUS, PAGE, guest_image, held
-from test_guest_says import still
-from test_matrix import KERNELS
 
 from memcg_inspect.image.image import image_of
 from memcg_inspect.image.memory import Memory

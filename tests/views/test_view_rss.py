@@ -19,11 +19,9 @@ from drgn.helpers.linux.cpumask import for_each_possible_cpu
 from drgn.helpers.linux.percpu import per_cpu_ptr
 from drgn.helpers.linux.pid import find_task, for_each_task
 from labkit import poke
-from support.guests import PERNODE_KERNELS, Image, Lab
-from test_matrix import KERNELS
+from support.guests import KERNELS, PERNODE_KERNELS, GuestImage, Lab
 
-from memcg_inspect.image.image import Image as ImageOfProgram
-from memcg_inspect.image.image import image_of
+from memcg_inspect.image.image import Image, image_of
 from memcg_inspect.image.memory import Memory
 from memcg_inspect.image.program import ImageSource, open_program
 from memcg_inspect.linux.kernel.sched import has_mm
@@ -39,7 +37,7 @@ STATUS = {"file": "RssFile", "anon": "RssAnon", "swapents": "VmSwap", "shmem": "
 Rows = dict[tuple[int, str], dict[str, Value]]
 
 
-def guest_image(lab: Lab, kernel: str) -> Image:
+def guest_image(lab: Lab, kernel: str) -> GuestImage:
     return lab.image(kernel, "4", "rss", cpus=8)
 
 
@@ -57,11 +55,11 @@ def rows_of(answer: Answer) -> Rows:
 
 
 @lru_cache(maxsize=len(KERNELS))
-def checked(image: Image) -> Rows:
+def checked(image: GuestImage) -> Rows:
     return rows_of(rss(image_of(image.program()), check=True))
 
 
-def said(image: Image) -> dict[int, dict[str, int]]:
+def said(image: GuestImage) -> dict[int, dict[str, int]]:
     """What the kernel found in page tables: pages, by process."""
     console = (image.guest / "console").read_text(errors="replace")
     lines = re.findall(r"^rss (\d+) (.*)$", console, re.MULTILINE)
@@ -319,7 +317,7 @@ def test_processes_that_end_are_left_out(
         image_of(prog), find_task(prog, first).value_(), number(before[second, "anon"], "mm")
     )
     monkeypatch.setattr(Memory, "read", freed)
-    monkeypatch.setattr(ImageOfProgram, "is_moving", True)
+    monkeypatch.setattr(Image, "is_moving", True)
     monkeypatch.setattr("memcg_inspect.views.rss.has_mm", is_there)
     answer = rss(image_of(prog), check=True)
     assert answer.notes == ("1 process ended before all of it was read.",)

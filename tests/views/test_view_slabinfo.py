@@ -13,11 +13,10 @@ import pytest
 from drgn import FaultError, Program, cast
 from drgn.helpers.linux.mm import PageSlab, for_each_page, page_to_pfn, virt_to_pfn
 from drgn.helpers.linux.percpu import per_cpu_ptr
-from support.guests import BUILT_KERNELS, PERNODE_KERNELS, Image, Lab
+from support.charge_module import PAGE, guest_image
+from support.guest_files import still
+from support.guests import BUILT_KERNELS, KERNELS, PERNODE_KERNELS, GuestImage, Lab
 from support.reference import node_spans, object_objcg
-from test_charge_module import PAGE, guest_image
-from test_guest_says import still
-from test_matrix import KERNELS
 
 from memcg_inspect.image.image import image_of
 from memcg_inspect.image.memory import Memory
@@ -56,7 +55,7 @@ def test_sums_are_what_the_guest_read(lab: Lab, kernel: str) -> None:
     check_sums(lab.image(kernel, "4", "mixed"))
 
 
-def check_sums(image: Image) -> None:
+def check_sums(image: GuestImage) -> None:
     """Counters lack what the stocks hold back, so that is taken from what was found."""
     prog = image.program()
     charged: Counter[tuple[str, bool, int | None]] = Counter()

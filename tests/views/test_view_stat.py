@@ -13,9 +13,8 @@ from pathlib import Path
 import pytest
 from drgn import FaultError, Object, Program
 from labkit import poke
-from support.guests import BUILT_KERNELS, PERNODE_KERNELS, Image, Lab
-from test_guest_says import numbers, still
-from test_matrix import KERNELS
+from support.guest_files import MOVES_IN_ROOT, numbers, still
+from support.guests import BUILT_KERNELS, KERNELS, PERNODE_KERNELS, GuestImage, Lab
 
 from memcg_inspect.image.image import image_of
 from memcg_inspect.image.memory import Memory
@@ -26,12 +25,6 @@ from memcg_inspect.views.stat import stat
 
 pytestmark = [pytest.mark.image, pytest.mark.each_kernel]
 
-#: The guest's own programs run in the root, and this is their memory: it moves after the last
-#: reading.
-MOVES_IN_ROOT = {
-    "anon", "file", "shmem", "file_mapped", "active_anon", "inactive_anon", "pagetables",
-    "kernel", "pgfault",
-}  # fmt: skip
 FILES = ("memory.stat", "memory.numa_stat")
 
 
@@ -83,7 +76,7 @@ def test_hugetlb_is_a_line_where_it_is_accounted(lab: Lab, tmp_path: Path) -> No
     )  # fmt: skip
     shown = {}
     for core in (image.core, path):
-        rows = columns(stat(image_of(Image(core).program()), "/files", True), "item", "node")
+        rows = columns(stat(image_of(GuestImage(core).program()), "/files", True), "item", "node")
         shown[core] = [nid for item, nid in rows if item == "hugetlb"]
     assert shown == {image.core: [0, 1, 2, 3], path: [None, 0, 1, 2, 3]}
     path.unlink()

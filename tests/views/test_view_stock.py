@@ -9,8 +9,7 @@ import pytest
 from drgn import FaultError, Object, Program
 from drgn.helpers.linux.percpu import per_cpu
 from drgn.helpers.linux.slab import for_each_slab_cache
-from support.guests import PERNODE_KERNELS, Lab
-from test_matrix import KERNELS
+from support.guests import KERNELS, PERNODE_KERNELS, Lab
 
 from memcg_inspect.image.image import image_of
 from memcg_inspect.linux.mm import memcontrol_stock

@@ -10,9 +10,8 @@ import pytest
 from drgn import Object, Program, cast
 from drgn.helpers.linux.cgroup import cgroup_path
 from drgn.helpers.linux.pid import for_each_task
-from support.guests import PERNODE_KERNELS, Image, Lab, Plant
-from test_guest_says import path_of
-from test_matrix import KERNELS
+from support.guest_files import path_of
+from support.guests import KERNELS, PERNODE_KERNELS, GuestImage, Lab, Plant
 
 from memcg_inspect.image.image import image_of
 from memcg_inspect.image.program import ImageSource, open_program
@@ -46,7 +45,7 @@ def names(folder: Path) -> dict[int, str]:
     return {int(tgid): name for name, tgid in found}
 
 
-def of_processes(image: Image) -> dict[int, tuple[object, object]]:
+def of_processes(image: GuestImage) -> dict[int, tuple[object, object]]:
     return {
         row["pid"]: (row["memcg"], row["comm"])  # type: ignore[misc]
         for row in rows(image.program())

@@ -5,48 +5,33 @@ from __future__ import annotations
 
 import json
 import random
-from argparse import ArgumentParser
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 
 import drgn
 import pytest
-from support.guests import Image, Lab
-from test_filtered_dumps import KERNELS
-from test_filtered_dumps import _excluded as excluded
-from test_filtered_dumps import _opened as opened
-from test_filtered_dumps import _slab_pages as slab_pages
+from support.guests import KERNELS, GuestImage, Lab
+from support.missing_pages import excluded, opened, slab_pages
+from support.views import VIEWS, ask
 
 from memcg_inspect.image.image import image_of
-from memcg_inspect.image.missing import needing_all
 from memcg_inspect.linux.mm.mmzone import mem_map
 from memcg_inspect.model import ImageError
 from memcg_inspect.render.tables import answer_to_json, print_answer
 from memcg_inspect.render.terminal import make_console
-from memcg_inspect.subcommands import add_subcommands
-from memcg_inspect.tables import Answer, NotRead, Table, Value
+from memcg_inspect.tables import Answer, NotRead
 
 pytestmark = [pytest.mark.image, pytest.mark.each_kernel]
 
 LONG = pytest.mark.long
-Row = dict[str, Value]
-
-
-def ask(prog: drgn.Program, *arguments: str) -> Answer:
-    parser = ArgumentParser()
-    add_subcommands(parser)
-    args = parser.parse_args(arguments)
-    with needing_all():
-        answer: Answer = args.view.run(prog, args)
-    return answer
 
 
 @lru_cache(maxsize=20)
 def whole(core: Path, *arguments: str) -> Answer:
-    answer = ask(Image(core).program(), *arguments)
+    answer = ask(GuestImage(core).program(), *arguments)
     assert answer.is_whole
     return answer
 
@@ -60,53 +45,7 @@ def shown(answer: Answer) -> Answer:
     return replace(answer, tables=tuple(replace(t, rows=t.rows[:30]) for t in tables))
 
 
-def keyed(table: Table, *key: str) -> dict[tuple[Value, ...], Row]:
-    names = [column.name for column in table.columns]
-    rows = [dict(zip(names, row, strict=True)) for row in table.rows]
-    return {tuple(row[name] for name in key): row for row in rows}
-
-
-def same(found: Answer, truth: Answer, *key: str) -> None:
-    """Every row is there in the truth, with the same values but for those not read."""
-    rows = keyed(truth.tables[0], *key)
-    for row in keyed(found.tables[0], *key).values():
-        other = rows[tuple(row[name] for name in key)]
-        for name, value in row.items():
-            # The name of a memcg is lost with it, and who it is that pays.
-            assert value == other[name] or isinstance(value, NotRead) or (
-                name in ("memcg", "objcg_memcg", "memcg_address", "comm", "cache")
-                or (name == "nodes" and "?" in str(value))
-            ), (name, row, other)  # fmt: skip
-
-
-def same_stat(found: Answer, truth: Answer) -> None:
-    same(found, truth, "item", "node")
-    assert len(found.tables[0].rows) >= len(truth.tables[0].rows) - 3
-
-
-def no_more(found: Answer, truth: Answer) -> None:
-    """Of slabs, what is missing is missing from sums."""
-    rows = keyed(truth.tables[0], "memcg_address", "cache_address", "size", "node")
-    for key, row in keyed(
-        found.tables[0], "memcg_address", "cache_address", "size", "node"
-    ).items():
-        if row["memcg"] is None or isinstance(row["memcg"], NotRead) or key not in rows:
-            continue
-        for name in ("objects", "bytes", "charged", "slabs", "slab_bytes"):
-            value, most = row[name], rows[key][name]
-            assert isinstance(value, NotRead) or value is None or value <= most, (name, row)  # type: ignore[operator]
-
-
-VIEWS: dict[tuple[str, ...], Callable[[Answer, Answer], None]] = {
-    ("slabinfo", "--by-node"): no_more,
-    ("percpu", "--each"): lambda found, truth: same(found, truth, "pointer"),
-    ("stat", "/", "--all"): same_stat,
-    ("stock",): lambda found, truth: same(found, truth, "cpu", "stock", "slot"),
-    ("tasks",): lambda found, truth: same(found, truth, "task", "objcg"),
-}
-
-
-def check(prog: drgn.Program, image: Image, arguments: tuple[str, ...]) -> bool | None:
+def check(prog: drgn.Program, image: GuestImage, arguments: tuple[str, ...]) -> bool | None:
     """Whether the answer is whole; ``None`` if there is none."""
     try:
         answer = ask(prog, *arguments)
@@ -124,7 +63,7 @@ def check(prog: drgn.Program, image: Image, arguments: tuple[str, ...]) -> bool 
     return answer.is_whole
 
 
-def check_all(image: Image, pages: Iterable[int]) -> Counter[bool | None]:
+def check_all(image: GuestImage, pages: Iterable[int]) -> Counter[bool | None]:
     """Ask everything of an image without some pages; how it ended."""
     prog, frames = opened(image.core), mem_map(image_of(image.program()))
     for pfn in pages:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from labkit import kdump
-from support.guests import DEBIAN_KERNELS, Image, Lab
+from support.guests import DEBIAN_KERNELS, GuestImage, Lab
 
 from memcg_inspect.cli import main
 from memcg_inspect.image.image import image_of
@@ -19,7 +19,7 @@ from memcg_inspect.views.dying import dying
 pytestmark = [pytest.mark.image, pytest.mark.long]
 
 
-def rows_of(image: Image) -> list[dict[str, Any]]:
+def rows_of(image: GuestImage) -> list[dict[str, Any]]:
     (table, _) = dying(image_of(image.program())).tables
     names = [column.name for column in table.columns]
     return [dict(zip(names, row, strict=True)) for row in table.rows]

@@ -13,8 +13,7 @@ from collections.abc import Callable
 import pytest
 from drgn import FaultError, Program
 from drgn.helpers.linux.mm import follow_phys
-from support.guests import Lab
-from test_matrix import KERNELS
+from support.guests import KERNELS, Lab
 
 from memcg_inspect.image.image import image_of
 from memcg_inspect.image.missing import needing_all

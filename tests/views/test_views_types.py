@@ -4,9 +4,8 @@
 from __future__ import annotations
 
 import pytest
-from support.guests import Lab
-from test_filtered_dumps import KERNELS
-from test_views_damaged import VIEWS, ask
+from support.guests import KERNELS, Lab
+from support.views import VIEWS, ask
 
 
 @pytest.mark.image

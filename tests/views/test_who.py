@@ -35,10 +35,10 @@ from drgn.helpers.linux.percpu import per_cpu_ptr
 from drgn.helpers.linux.pid import for_each_task
 from drgn.helpers.linux.slab import find_containing_slab_cache
 from labkit import poke
-from support.guests import PERNODE_KERNELS, Image, Lab
-from test_charge_module import CPUS, GUESTS, ROOT, Group, groups, guest_image, held
-from test_charge_module import owners as planted_owners
-from test_matrix import KERNELS
+from support.charge_module import CPUS, GUESTS, Group, groups, guest_image, held
+from support.charge_module import owners as planted_owners
+from support.guests import KERNELS, PERNODE_KERNELS, ROOT, GuestImage, Lab
+from support.sockets import protocol_of
 
 from memcg_inspect.cli import main
 from memcg_inspect.image.image import image_of
@@ -191,7 +191,7 @@ def test_percpu_memory_is_charged_by_node(lab: Lab, kernel: str) -> None:
 @lru_cache(maxsize=1)
 def some_addresses(core: Path) -> list[int]:
     """Places all over memory: pages of any sort, structures in the page map, areas."""
-    prog, random = Image(core).program(), Random(7)
+    prog, random = GuestImage(core).program(), Random(7)
     pfns = [
         random.randrange(r.start, r.end) for r in page_ranges(image_of(prog)) for _ in range(120)
     ]
@@ -328,18 +328,6 @@ def test_memcgs_and_their_obj_cgroups(lab: Lab, kernel: str) -> None:
             left_behind += bool(removed)
     # Before 6.8 a removed memcg does not tell which were its own.
     assert left_behind == 0 if kernel == "6.1" else left_behind >= 11
-
-
-#: Names of protocols, by what user space asks socket() for: AF_UNIX, AF_INET, AF_INET6.
-PROTOCOLS = {
-    (1, 1): "UNIX-STREAM", (1, 2): "UNIX", (1, 5): "UNIX",
-    (2, 1): "TCP", (2, 2): "UDP", (10, 1): "TCPv6", (10, 2): "UDPv6",
-}  # fmt: skip
-
-
-def protocol_of(sock: Object) -> str:
-    """Caches of protocols are merged with others of the size: a socket's own family tells."""
-    return PROTOCOLS[sock.__sk_common.skc_family.value_(), sock.sk_type.value_()]
 
 
 @each_kernel

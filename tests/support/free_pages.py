@@ -1,0 +1,23 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+"""Pages that nobody uses."""
+
+from __future__ import annotations
+
+import drgn
+from drgn.helpers.linux.list import list_for_each_entry
+from drgn.helpers.linux.mmzone import for_each_online_pgdat
+
+
+def free_page(prog: drgn.Program, other_than: int) -> int:
+    """Some page of the buddy allocator on another node, found from its free lists."""
+    for pgdat in for_each_online_pgdat(prog):
+        if pgdat.node_id.value_() == other_than:
+            continue
+        for zone in pgdat.node_zones:
+            if not zone.present_pages:
+                continue  # its lists were never made
+            for area in zone.free_area:
+                for head in area.free_list:
+                    for page in list_for_each_entry("struct page", head.address_of_(), "lru"):
+                        return page.value_()
+    raise AssertionError("no free page on another node")

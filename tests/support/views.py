@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+"""Views asked as the command line asks them, and answers compared with those of a whole image."""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser
+from collections.abc import Callable
+
+import drgn
+
+from memcg_inspect.image.missing import needing_all
+from memcg_inspect.subcommands import add_subcommands
+from memcg_inspect.tables import Answer, NotRead, Table, Value
+
+Row = dict[str, Value]
+
+
+def ask(prog: drgn.Program, *arguments: str) -> Answer:
+    parser = ArgumentParser()
+    add_subcommands(parser)
+    args = parser.parse_args(arguments)
+    with needing_all():
+        answer: Answer = args.view.run(prog, args)
+    return answer
+
+
+def keyed(table: Table, *key: str) -> dict[tuple[Value, ...], Row]:
+    names = [column.name for column in table.columns]
+    rows = [dict(zip(names, row, strict=True)) for row in table.rows]
+    return {tuple(row[name] for name in key): row for row in rows}
+
+
+def same(found: Answer, truth: Answer, *key: str) -> None:
+    """Every row is there in the truth, with the same values but for those not read."""
+    rows = keyed(truth.tables[0], *key)
+    for row in keyed(found.tables[0], *key).values():
+        other = rows[tuple(row[name] for name in key)]
+        for name, value in row.items():
+            # The name of a memcg is lost with it, and who it is that pays.
+            assert value == other[name] or isinstance(value, NotRead) or (
+                name in ("memcg", "objcg_memcg", "memcg_address", "comm", "cache")
+                or (name == "nodes" and "?" in str(value))
+            ), (name, row, other)  # fmt: skip
+
+
+def same_stat(found: Answer, truth: Answer) -> None:
+    same(found, truth, "item", "node")
+    assert len(found.tables[0].rows) >= len(truth.tables[0].rows) - 3
+
+
+def no_more(found: Answer, truth: Answer) -> None:
+    """Of slabs, what is missing is missing from sums."""
+    rows = keyed(truth.tables[0], "memcg_address", "cache_address", "size", "node")
+    for key, row in keyed(
+        found.tables[0], "memcg_address", "cache_address", "size", "node"
+    ).items():
+        if row["memcg"] is None or isinstance(row["memcg"], NotRead) or key not in rows:
+            continue
+        for name in ("objects", "bytes", "charged", "slabs", "slab_bytes"):
+            value, most = row[name], rows[key][name]
+            assert isinstance(value, NotRead) or value is None or value <= most, (name, row)  # type: ignore[operator]
+
+
+VIEWS: dict[tuple[str, ...], Callable[[Answer, Answer], None]] = {
+    ("slabinfo", "--by-node"): no_more,
+    ("percpu", "--each"): lambda found, truth: same(found, truth, "pointer"),
+    ("stat", "/", "--all"): same_stat,
+    ("stock",): lambda found, truth: same(found, truth, "cpu", "stock", "slot"),
+    ("tasks",): lambda found, truth: same(found, truth, "task", "objcg"),
+}
