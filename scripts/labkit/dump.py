@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
-"""Images: a guest's memory, frozen and written as a vmcore."""
+"""Freeze a guest and write its memory as a vmcore."""
 
 import contextlib
 import json
@@ -22,7 +22,7 @@ from .store import write_atomically
 
 @dataclass(frozen=True)
 class Image:
-    """How a guest's memory is to be frozen and written."""
+    """How to freeze a guest and write its memory: --freeze, --format, --level, --seed."""
 
     freeze: str = "settled"
     format: str = "elf"
@@ -31,27 +31,27 @@ class Image:
 
 
 def check(options: Options, image: Image) -> None:
-    """Find mistakes in what was asked for."""
+    """Raise LabError for options that do not go together."""
     if image.freeze == "settled" and ENDLESS & set(workload_parts(options.workload)):
-        raise LabError(f"{options.workload} never rests: --freeze busy or panic")
+        raise LabError(f"workload {options.workload} never rests: use --freeze busy or panic")
     if image.freeze not in ("settled", "busy", "panic"):
-        raise LabError(f"--freeze is settled, busy or panic, not {image.freeze}")
+        raise LabError(f"--freeze must be settled, busy or panic, not {image.freeze!r}")
     if image.format not in ("elf", "kdump"):
-        raise LabError(f"--format is elf or kdump, not {image.format}")
+        raise LabError(f"--format must be elf or kdump, not {image.format!r}")
     if not 0 <= image.level <= 31:
-        raise LabError("--level is 0 to 31")
+        raise LabError(f"--level must be 0 to 31, not {image.level}")
     if image.level and image.format == "elf" and image.freeze != "panic":
         raise LabError("--level needs --format kdump, or --freeze panic")
 
 
 def beside(out: Path) -> Path:
-    """The folder with what the guest itself said."""
+    """Return the folder beside an image that holds the guest's own files (/proc, /sys)."""
     return out.with_name(out.name + ".guest")
 
 
 @contextlib.contextmanager
 def _replacing(out: Path) -> Iterator[tuple[Path, Path]]:
-    """Temporary names for an image and its folder, renamed into place at the end."""
+    """Yield temporary names for an image and its folder; rename both at the end."""
     out.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{out.name}.", dir=out.parent) as folder:
         made, told = Path(folder) / "image", Path(folder) / "guest"
@@ -65,16 +65,16 @@ def _replacing(out: Path) -> Iterator[tuple[Path, Path]]:
 
 
 def dig_holes(path: Path) -> None:
-    """Give back the disk space of zeros."""
+    """Replace zeros in a file by holes (fallocate -d)."""
     program = find("fallocate")
     if program:
-        # a filesystem without holes only costs space
+        # Failure is harmless: the file then takes more space.
         subprocess.run([program, "-d", path], capture_output=True, check=False)
 
 
 def write_elf(running: Machine, path: Path) -> None:
-    """Write a stopped guest's memory as QEMU does."""
-    with running.timed("dump", "writing the guest's memory"):
+    """Write the memory of a stopped guest with QEMU's dump-guest-memory."""
+    with running.timed("dump", "write the guest's memory"):
         running.qemu.monitor.call(
             "dump-guest-memory", paging=False, protocol=f"file:{path}", format="elf"
         )
@@ -110,7 +110,7 @@ def _at_work(running: Machine) -> None:
 def _frozen(
     options: Options, image: Image, ready: Kernel, made: Path, told: Path
 ) -> dict[str, float]:
-    """The memory of a guest that QEMU stopped."""
+    """Write the memory of a guest that QEMU stops; return the seconds of each step."""
     with machine.booted(options, ready=ready) as running:
         _at_work(running)
         if image.freeze == "settled":
@@ -130,7 +130,7 @@ def _frozen(
 def _crashed(
     options: Options, image: Image, ready: Kernel, made: Path, told: Path
 ) -> dict[str, float]:
-    """The memory of a guest that crashed, as its crash kernel saved it."""
+    """Write the memory of a guest that crashes; return the seconds of each step."""
     files = crash.files(ready)
     with machine.booted(options, ready=ready, extra_files=files, append=crash.APPEND) as running:
         crash.load(running, image.format, image.level)
@@ -143,8 +143,10 @@ def _crashed(
 
 
 def dump(options: Options, image: Image, out: Path) -> None:
-    """Boot, work, freeze, and write `out` and `out`.guest/."""
+    """Boot a guest, run the workload, freeze it, and write `out` and `out`.guest/."""
     check(options, image)
+    if out.is_dir():
+        raise LabError(f"--out: {out} is a folder")
     crashing = image.freeze == "panic"
     also = ["makedumpfile"] if crashing or image.format == "kdump" else []
     ready = machine.check(options, *also)

@@ -1,72 +1,83 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
-"""The little of ELF core files that the lab must know itself."""
+"""ELF core files, read with pyelftools.
 
-import struct
+Only `lab poke` and `--format kdump` need it, so pyelftools is imported when one of them runs.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from .errors import LabError
-
-_HEADER = struct.Struct("<16sHHIQQQIHHHHHH")
-_SEGMENT = struct.Struct("<IIQQQQQQ")
-_SECTION_SIZE = 64
-_PT_LOAD = 1
 
 
 @dataclass(frozen=True)
 class Segment:
-    """One program header."""
+    """One program header of type PT_LOAD (include/uapi/linux/elf.h, struct elf64_phdr)."""
 
-    type: int
     offset: int
     physical: int
     file_size: int
 
 
-def segments(path: Path) -> list[Segment]:
-    """The program headers of a core file."""
-    with open(path, "rb") as file:
-        file.seek(0)
-        data = file.read(_HEADER.size)
-        if len(data) < _HEADER.size or data[:6] != b"\x7fELF\x02\x01":
+@contextmanager
+def _opened(path: Path, mode: str = "rb") -> Iterator[Any]:
+    """Open a 64-bit little-endian ELF file as an `elftools.elf.elffile.ELFFile`."""
+    try:
+        from elftools.common.exceptions import ELFError
+        from elftools.elf.elffile import ELFFile
+    except ImportError:
+        raise LabError(
+            "reading ELF images needs pyelftools: pip install pyelftools, or run scripts/setup "
+            "and use the Python in .venv"
+        ) from None
+    with open(path, mode) as file:
+        try:
+            image = ELFFile(file)
+        except ELFError:
+            image = None
+        if image is None or image.elfclass != 64 or not image.little_endian:
             raise LabError(f"{path} is not a 64-bit ELF image")
-        fields = _HEADER.unpack(data)
-        phoff, phnum = fields[5], fields[10]
-        file.seek(phoff)
-        table = file.read(_SEGMENT.size * phnum)
-    found = []
-    for kind, _, offset, _, physical, size, _, _ in _SEGMENT.iter_unpack(table):
-        found.append(Segment(kind, offset, physical, size))
-    return found
+        yield image
+
+
+def segments(path: Path) -> list[Segment]:
+    """Return the PT_LOAD program headers of a core file."""
+    with _opened(path) as image:
+        return [
+            Segment(one["p_offset"], one["p_paddr"], one["p_filesz"])
+            for one in image.iter_segments("PT_LOAD")
+        ]
 
 
 def file_offset(table: list[Segment], physical: int, size: int) -> int:
-    """Where in the file the memory at a physical address is."""
+    """Return the offset in the file of `size` bytes at a physical address."""
     for segment in table:
         start = physical - segment.physical
-        if segment.type == _PT_LOAD and start >= 0 and start + size <= segment.file_size:
+        if start >= 0 and start + size <= segment.file_size:
             return segment.offset + start
     raise LabError(f"the image does not hold physical address {physical:#x}")
 
 
 def program_headers_first(path: Path) -> None:
-    """Move the program headers to where makedumpfile looks for them: right at the start.
+    """Move the program headers right behind the ELF header, where makedumpfile expects them.
 
-    QEMU puts the section headers before them; the two trade places.
+    QEMU writes the section headers there and the program headers after them. Exchange the two.
     """
-    with open(path, "r+b") as file:
-        data = bytearray(file.read(_HEADER.size))
-        fields = list(_HEADER.unpack(data))
-        phoff, shoff, phnum, shnum = fields[5], fields[6], fields[10], fields[12]
-        programs, sections = phnum * _SEGMENT.size, shnum * _SECTION_SIZE
-        if phoff == _HEADER.size:
+    with _opened(path, "r+b") as image:
+        header, file = image.header, image.stream
+        first = image.structs.Elf_Ehdr.sizeof()
+        programs = header["e_phnum"] * header["e_phentsize"]
+        sections = header["e_shnum"] * header["e_shentsize"]
+        if header["e_phoff"] == first:
             return
-        if shoff != _HEADER.size or phoff != shoff + sections:
-            raise LabError(f"{path}: headers are not laid out as QEMU does it")
-        file.seek(shoff)
-        section_table = file.read(sections)
-        program_table = file.read(programs)
-        # QEMU gives the size of the ELF header as 8 also
-        fields[5], fields[6], fields[8] = shoff, shoff + programs, _HEADER.size
+        if header["e_shoff"] != first or header["e_phoff"] != first + sections:
+            raise LabError(f"{path}: the headers are not in the order in which QEMU writes them")
+        file.seek(first)
+        section_table, program_table = file.read(sections), file.read(programs)
+        # QEMU (dump/dump.c) writes 8 into e_ehsize, the size of the ELF header
+        header["e_phoff"], header["e_shoff"], header["e_ehsize"] = first, first + programs, first
         file.seek(0)
-        file.write(_HEADER.pack(*fields) + program_table + section_table)
+        file.write(image.structs.Elf_Ehdr.build(header) + program_table + section_table)

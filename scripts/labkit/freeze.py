@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
-"""Stopping a guest: where it rests, or in full flight."""
+"""Stop a guest: when it is idle, or at a random moment."""
 
 import io
 import random
@@ -10,20 +10,21 @@ from pathlib import Path
 from .errors import LabError
 from .machine import Machine
 
+# Seconds between the two records, which differ by what is still moving.
 _APART = 3.0
 _QUIET_TRIES = 200
 
 
 def record(machine: Machine, folder: Path) -> None:
-    """Keep in `folder` what the guest says about itself now."""
-    data = machine.guest.must("exec record", what="recording the guest's own files")
+    """Save the guest's own files (/proc, /sys, cgroups) in `folder`, as they are now."""
+    data = machine.guest.must("exec record", what="record the guest's own files")
     folder.mkdir(parents=True)
     with tarfile.open(fileobj=io.BytesIO(data)) as archive:
         for member in archive:
-            # made by our own program, but read from a guest all the same
+            # fixtures/guest/record.c wrote the archive, but a guest is not trusted.
             path = Path(member.name)
             if not member.isfile() or path.is_absolute() or ".." in path.parts:
-                raise LabError(f"the guest's record holds {member.name!r}")
+                raise LabError(f"the guest's record holds an unsafe name: {member.name!r}")
             content = archive.extractfile(member)
             assert content is not None
             target = folder / path
@@ -33,7 +34,7 @@ def record(machine: Machine, folder: Path) -> None:
 
 def settled(machine: Machine, told: Path) -> None:
     """Record the guest's own files twice, then stop it while every CPU is idle."""
-    with machine.timed("settle", "waiting until the guest rests"):
+    with machine.timed("settle", "wait until the guest is idle"):
         record(machine, told / "1")
         time.sleep(_APART)
         record(machine, told / "2")
@@ -46,16 +47,16 @@ def settled(machine: Machine, told: Path) -> None:
                 return
             monitor.call("cont")
             time.sleep(0.02)
-    raise machine.guest.fail("the guest did not come to rest")
+    raise machine.guest.fail("the guest did not become idle")
 
 
 def let_run(seed: int | None) -> None:
-    """Wait for a random moment, half a second to two seconds away."""
+    """Wait for a random time of 0.5 to 2 seconds, chosen by `seed`."""
     time.sleep(random.Random(seed).uniform(0.5, 2.0))
 
 
 def busy(machine: Machine, seed: int | None) -> None:
-    """Stop the guest at some moment, whatever it is doing."""
-    with machine.timed("busy", "letting the guest run"):
+    """Stop the guest at a random moment, whatever it is doing."""
+    with machine.timed("busy", "let the guest run"):
         let_run(seed)
         machine.qemu.monitor.call("stop")

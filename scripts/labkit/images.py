@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
-"""Images made once and kept, for tests.
+"""Images that are made once and kept in the cache.
 
-The key is a hash of everything that went in, so a change of a workload, of the
-guest's init, of the kernel or of the lab's own way of freezing makes a new image.
+The key of an image is a hash of everything that shapes it. When a workload, the guest's init,
+the kernel or the lab's code changes, the image is made anew. Comments do not count.
 """
 
 import functools
@@ -12,36 +12,37 @@ from pathlib import Path
 from typing import Any
 
 from . import dump
+from .fingerprint import code_hash
 from .kernels import Kernel
 from .machine import Options, check
 from .paths import cache_folder
 from .programs import GUEST, WORKLOADS, workload_parts
-from .store import file_hash, fresh_folder, locked, read_stamp, text_hash, tree_hash, write_stamp
+from .store import file_hash, fresh_folder, locked, read_stamp, text_hash, write_stamp
 
 NAME = "vmcore"
 _MOST_BYTES = 20 << 30
-# what of the lab itself shapes an image
+# The modules of the lab that shape an image.
 _SHAPING = ("crash", "dump", "elf", "freeze", "initramfs", "kdump", "machine", "topology")
 
 
 @functools.cache
 def _lab_hash() -> str:
     here = Path(__file__).parent
-    return text_hash([file_hash(here / f"{name}.py") for name in _SHAPING] + [tree_hash(GUEST)])
+    return code_hash(*(here / f"{name}.py" for name in _SHAPING), GUEST)
 
 
 def key(options: Options, image: dump.Image, kernel: Kernel) -> str:
-    """The name of an image in the cache."""
+    """Return the name of an image in the cache."""
     sources = [WORKLOADS / f"{part}.c" for part in workload_parts(options.workload)]
     sources += [WORKLOADS / "common.c", WORKLOADS / "common.h"]
     return text_hash(
         {
-            # a script counts by its content, below, wherever it is
+            # A script counts by its content (below), not by its path.
             "options": {**options.facts(), "run": None},
             "image": [image.freeze, image.format, image.level, image.seed],
             "kernel": kernel.facts,
-            "workload": tree_hash(*sources),
-            "modules": [tree_hash(Path(folder)) for folder, _ in options.modules],
+            "workload": code_hash(*sources),
+            "modules": [code_hash(Path(folder)) for folder, _ in options.modules],
             "run": None if options.run is None else file_hash(Path(options.run)),
             "lab": _lab_hash(),
         }
@@ -51,7 +52,7 @@ def key(options: Options, image: dump.Image, kernel: Kernel) -> str:
 def _size(folder: Path) -> int:
     try:
         return sum(path.lstat().st_blocks * 512 for path in folder.rglob("*"))
-    except FileNotFoundError:  # another process dropped it
+    except FileNotFoundError:  # removed by another process
         return 0
 
 
@@ -63,7 +64,7 @@ def _last_use(folder: Path) -> float:
 
 
 def trim(keep: Path, most: int = _MOST_BYTES) -> None:
-    """Drop the images used longest ago until the rest takes no more than `most` bytes."""
+    """Remove the least recently used images until `most` bytes are left, but not `keep`."""
     folders = [path for path in cache_folder("images").iterdir() if not path.name.startswith(".")]
     sizes = {folder: _size(folder) for folder in folders}
     total = sum(sizes.values())
@@ -87,7 +88,7 @@ def _image(options: Options, image: dump.Image) -> Path:
                 dump.dump(options, image, made / NAME)
                 write_stamp(made, {"kernel": kernel.name})
             trim(folder)
-        # its age counts from its last use
+        # trim() removes the least recently used.
         os.utime(folder)
     return folder / NAME
 
@@ -103,14 +104,14 @@ def image(
     seed: int | None = None,
     **more: Any,
 ) -> Path:
-    """An image as `lab dump` makes it, from the cache when it is there.
+    """Return the path of an image as `lab dump` makes it; make it unless it is in the cache.
 
-    More options are those of :class:`labkit.machine.Options`.
+    The options in `more` are those of :class:`labkit.machine.Options`.
     """
     return cached(Options(kernel, nodes, workload=workload, **more),
                   dump.Image(freeze, format, level, seed))  # fmt: skip
 
 
 def cached(options: Options, how: dump.Image) -> Path:
-    """The same, from options put together already."""
+    """Return the path of an image, like image()."""
     return _image(options, how)

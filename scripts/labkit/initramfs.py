@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
-"""The guest's first and only filesystem."""
+"""Make the initramfs of a guest, which is its only filesystem."""
 
 from pathlib import Path
 
@@ -9,13 +9,13 @@ from .kmodules import in_order
 from .programs import GUEST, compiled
 from .run import find, need
 
-# what the lab's own channels, disks and shares need where it is not built in
+# Drivers for the lab's ports, disks and shares, loaded unless they are built in.
 _DRIVERS = ["virtio_pci", "virtio_console", "virtio_blk", "qemu_fw_cfg"]
 _SHARES = ["virtiofs", "9p", "9pnet_virtio"]
 
 
 def base(kernel: Kernel, *, init: str, drivers: list[str]) -> Cpio:
-    """busybox, an init and the kernel's own modules that it loads first."""
+    """Return an archive with busybox, an init, and the drivers that the init loads first."""
     need("busybox")
     busybox = find("busybox")
     assert busybox is not None
@@ -41,7 +41,7 @@ def guest(
     extra: dict[str, bytes],
     shares: bool,
 ) -> bytes:
-    """The initramfs of an ordinary guest."""
+    """Return the initramfs of a guest: programs and modules by name, `extra` files by path."""
     drivers = _DRIVERS + (_SHARES if shares else [])
     archive = base(kernel, init="init", drivers=drivers)
     archive.file("lab/bin/record", compiled(GUEST / "record.c"), 0o755)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
-"""makedumpfile's formats: made on the host, or received from a crashed guest."""
+"""makedumpfile's formats, made on the host or received from a crashed guest."""
 
 import re
 import struct
@@ -17,7 +17,7 @@ _FLAT_ENTRY = struct.Struct(">qq")
 
 
 def convert(elf: Path, out: Path, level: int) -> None:
-    """Make a kdump file of QEMU's image at a dump level; `elf` is altered for it."""
+    """Convert an image of QEMU's to a kdump file with makedumpfile -d `level`. Modifies `elf`."""
     need("makedumpfile")
     program_headers_first(elf)
     out.unlink(missing_ok=True)
@@ -26,7 +26,7 @@ def convert(elf: Path, out: Path, level: int) -> None:
 
 
 class Flattened:
-    """Puts makedumpfile's stream (-F) in place while it comes."""
+    """A writer for makedumpfile's flattened stream (-F): puts each piece at its offset."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
@@ -41,7 +41,7 @@ class Flattened:
             if len(self._data) < _FLAT_HEADER:
                 return
             if not self._data.startswith(_FLAT_SIGNATURE):
-                raise LabError("what makedumpfile sent is not its flattened format")
+                raise LabError("the stream of makedumpfile is not in its flattened format")
             del self._data[:_FLAT_HEADER]
             self._begun = True
         at = 0
@@ -59,13 +59,13 @@ class Flattened:
         del self._data[:at]
 
     def finish(self) -> None:
-        """No more is to come."""
+        """End the stream."""
         if not self.ended:
             raise LabError("the stream of makedumpfile ended early")
 
 
 class Plain:
-    """Writes a stream as it is, zeros as holes."""
+    """A writer that copies a stream and leaves holes for zeros."""
 
     _PIECE = 1 << 16
 
@@ -87,13 +87,13 @@ class Plain:
         del self._data[:whole]
 
     def finish(self) -> None:
-        """No more is to come."""
+        """End the stream."""
         self._file.write(self._data)
         self._file.truncate()
 
 
 def program_and_libraries() -> dict[str, bytes]:
-    """makedumpfile and all that it is linked with, by path, for a crash kernel."""
+    """Return makedumpfile and the libraries it is linked with, by path."""
     need("makedumpfile")
     program = tool("makedumpfile")
     listed = subprocess.run(["ldd", program], capture_output=True, text=True, check=True).stdout

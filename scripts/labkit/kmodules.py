@@ -58,6 +58,12 @@ def in_order(kernel: Kernel, wanted: list[str]) -> dict[str, bytes]:
     return order
 
 
+def check_folder(folder: Path) -> None:
+    """Raise LabError unless a folder holds the source of a kernel module."""
+    if not (folder / "Kbuild").exists() and not (folder / "Makefile").exists():
+        raise LabError(f"--module: {folder} has no Kbuild")
+
+
 def build_module(kernel: Kernel, folder: Path) -> Path:
     """Build an out-of-tree module (a folder with a Kbuild); returns the .ko file."""
     command = kernel.module_command
@@ -66,8 +72,7 @@ def build_module(kernel: Kernel, folder: Path) -> Path:
             f"--module: kernel {kernel.name} was not built here; Debian's headers want another "
             "compiler, so test modules need a kernel like 7.3-lab"
         )
-    if not (folder / "Kbuild").exists() and not (folder / "Makefile").exists():
-        raise LabError(f"--module: {folder} has no Kbuild")
+    check_folder(folder)
     need(*BUILD_TOOLS)
     key = text_hash([kernel.facts["inputs"], tree_hash(folder), folder.name])[:16]
     name = f"{folder.name}-{kernel.name}-{key}"

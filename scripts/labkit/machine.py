@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
-"""A machine as asked for on the command line: booted, set up, its workload started."""
+"""Boot a guest, load its modules, start its workload."""
 
 import contextlib
 import sys
@@ -22,13 +22,13 @@ from .share import Share, shared
 
 _COMMAND_LINE = "console=ttyS0 loglevel=5 oops=panic panic=-1 rdinit=/init"
 _SWAP_SIZE = 1 << 30
-# how long to wait for a guest to boot, in seconds: the first, second and last time
+# How long to wait for a guest to boot, in seconds, for each attempt.
 _PATIENCE = (60.0, 90.0, 180.0)
 
 
 @dataclass(frozen=True)
 class Options:
-    """Everything that decides what a guest is and does."""
+    """The options of a guest, as on the command line of `lab dump`."""
 
     kernel: str
     nodes: str = "1"
@@ -37,49 +37,54 @@ class Options:
     append: str = ""
     cgroup: str = "v2"
     workload: str = "idle"
-    # (folder of the module, its arguments)
+    # (folder of the module, its arguments) each
     modules: tuple[tuple[str, str], ...] = ()
-    # a shell script that runs in the guest once the workload rests
+    # path of a shell script that runs in the guest when the workload is ready
     run: str | None = None
 
     @property
     def topology(self) -> topology.Topology:
-        """The topology asked for."""
+        """The topology that nodes, cpus and memory describe."""
         memory = None if self.memory is None else topology.parse_size(self.memory)
         return topology.parse(self.nodes, self.cpus, memory)
 
     def facts(self) -> dict[str, Any]:
-        """The options as plain data."""
+        """Return the options as plain data for JSON."""
         facts = asdict(self)
         facts["modules"] = [[Path(folder).name, args] for folder, args in self.modules]
         return facts
 
 
 def check(options: Options, *also: str) -> Kernel:
-    """Find mistakes in the options, and all that is missing, before anything slow begins."""
+    """Check the options and the programs needed, then make the kernel ready and return it.
+
+    :raises LabError: before anything slow begins
+    """
     workload_parts(options.workload)
     _ = options.topology
+    if options.cgroup not in ("v1", "v2"):
+        raise LabError(f"--cgroup must be v1 or v2, not {options.cgroup!r}")
+    if options.run is not None and not Path(options.run).is_file():
+        raise LabError(f"--run: no such file: {options.run}")
+    for folder, _ in options.modules:
+        kmodules.check_folder(Path(folder))
     build = BUILD_TOOLS if options.modules else ()
     need(*GUEST_TOOLS, *tools(options.kernel), *build, *also)
     ready = kernel(options.kernel)
-    if options.cgroup not in ("v1", "v2"):
-        raise LabError(f"--cgroup is v1 or v2, not {options.cgroup}")
-    # before MEMCG_V1 could be left out, every kernel had it
+    # CONFIG_MEMCG_V1 came with 6.11. Kernels before it always have cgroup v1.
     if options.cgroup == "v1" and not {"CONFIG_MEMCG_V1", "CONFIG_MEMCG_KMEM"} & set(ready.config):
         raise LabError(f"kernel {options.kernel} has no cgroup v1 memory controller")
-    if options.run is not None and not Path(options.run).is_file():
-        raise LabError(f"--run: no such file: {options.run}")
     return ready
 
 
 class Machine:
-    """A booted guest; leave the with block to end it."""
+    """A booted guest."""
 
     def __init__(
         self, options: Options, ready: Kernel, qemu: Qemu, guest: Guest, share: Share | None
     ) -> None:
         self.options = options
-        # this machine's files, when the guest can mount them
+        # set when the guest can mount this machine's files
         self.share = share
         self.kernel = ready
         self.qemu = qemu
@@ -88,29 +93,29 @@ class Machine:
 
     @contextlib.contextmanager
     def timed(self, name: str, what: str) -> Iterator[None]:
-        """Tell about a step while it lasts, and remember how long it took."""
+        """Show progress of a step, and keep its duration in `times`."""
         began = time.monotonic()
         with doing(what):
             yield
         self.times[name] = round(time.monotonic() - began, 2)
 
     def load_modules(self) -> None:
-        """Load the test modules."""
+        """Load the test modules (--module)."""
         for folder, args in self.options.modules:
             name = kmodules.build_module(self.kernel, Path(folder)).name
-            self.guest.must(f"insmod /lab/modules/{name} {args}", what=f"loading {name}")
+            self.guest.must(f"insmod /lab/modules/{name} {args}", what=f"load {name}")
 
     def start_workload(self) -> None:
-        """Start the workload, and return when it rests (or, for churn, runs)."""
+        """Start the workload, and return when its setup is done."""
         with self.timed("workload", f"workload {self.options.workload}"):
             for part in workload_parts(self.options.workload):
                 script = f"exec /lab/workloads/{part}"
                 self.guest.must(script, what=f"workload {part}", timeout=300)
 
     def run_script(self) -> None:
-        """Run the script asked for in the guest's root cgroup."""
+        """Run the script (--run) in the guest's root cgroup."""
         if self.options.run is not None:
-            with self.timed("run", f"running {self.options.run} in the guest"):
+            with self.timed("run", f"run {self.options.run} in the guest"):
                 script = Path(self.options.run).read_text()
                 self.guest.must(script, what=self.options.run, timeout=300)
 
@@ -125,9 +130,9 @@ def booted(
     extra_args: Sequence[str] = (),
     append: str = "",
 ) -> Iterator[Machine]:
-    """Boot a guest as `options` say, up to its init; no workload yet."""
+    """Boot a guest up to its init. End it when the block is left."""
     ready = ready or check(options)
-    what = f"booting {ready.release} with {options.nodes} nodes"
+    what = f"boot {ready.release} with nodes {options.nodes}"
     with tempfile.TemporaryDirectory(prefix="lab.") as name, contextlib.ExitStack() as stack:
         folder = Path(name)
         (folder / "initrd").write_bytes(
@@ -153,9 +158,8 @@ def booted(
                     guest = Guest(qemu, timeout=patience)
                 break
             except GuestError as error:
-                # emulated machines hang now and then before they are up, or trip over code
-                # that another CPU just patched; it was no one's work that is lost, so the
-                # next attempt is as good as the first
+                # Under TCG a guest sometimes hangs early, or runs into code that another CPU
+                # has just patched. Nothing has been done in the guest yet: boot it again.
                 attempt.close()
                 if patience == _PATIENCE[-1]:
                     raise
@@ -168,7 +172,7 @@ def booted(
 def _devices(
     options: Options, ready: Kernel, folder: Path, line: str, share: Share | None
 ) -> list[str]:
-    """QEMU's options for a guest."""
+    """Return QEMU's options for a guest."""
     return [
         "-kernel", str(ready.bzimage), "-initrd", str(folder / "initrd"), "-append", line,
         *options.topology.qemu_args(shared=share is not None and share.shared_memory),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
-"""NUMA topologies: `4` or `2cpu+6mem` into QEMU's options."""
+"""NUMA topologies: parse `4` or `2cpu+6mem`, and make QEMU's options of it."""
 
 import re
 from dataclasses import dataclass
@@ -12,35 +12,35 @@ _UNITS = {"": MIB, "M": MIB, "G": 1024 * MIB}
 
 
 def parse_size(text: str) -> int:
-    """`512M`, `2G`, `512` (MiB) in bytes."""
+    """Return the bytes of a size like `512M`, `2G` or `512` (MiB)."""
     match = re.fullmatch(r"(\d+)([MG]?)", text.upper())
     if not match:
-        raise LabError(f"not a memory size: {text!r} (like 512M or 2G)")
+        raise LabError(f"not a memory size: {text!r} (use for example 512M or 2G)")
     return int(match[1]) * _UNITS[match[2]]
 
 
 @dataclass(frozen=True)
 class Topology:
-    """Which node has which CPUs, and how much memory."""
+    """The CPUs and the memory of each NUMA node."""
 
     spec: str
-    # for each node: its CPUs (empty: memory only) and its bytes
+    # (CPUs, bytes) of each node; a node without CPUs has memory only
     nodes: tuple[tuple[tuple[int, ...], int], ...]
 
     @property
     def cpus(self) -> int:
-        """How many CPUs the machine has."""
+        """The number of CPUs."""
         return sum(len(cpus) for cpus, _ in self.nodes)
 
     @property
     def memory(self) -> int:
-        """All memory, in bytes."""
+        """The memory of all nodes together, in bytes."""
         return sum(size for _, size in self.nodes)
 
     def qemu_args(self, *, shared: bool = False) -> list[str]:
-        """QEMU's options; `shared` memory is what vhost-user devices need."""
+        """Return QEMU's options. vhost-user devices need `shared` memory."""
         with_cpus = sum(1 for cpus, _ in self.nodes if cpus)
-        # nodes that split a package make the kernel warn, so none does
+        # The kernel warns about NUMA nodes that split a package (topology_sane()).
         sockets = with_cpus if self.cpus % with_cpus == 0 else self.cpus
         smp = f"{self.cpus},sockets={sockets},cores={self.cpus // sockets},threads=1"
         args = ["-m", f"{self.memory // MIB}M", "-smp", smp]
@@ -55,20 +55,24 @@ class Topology:
 
 
 def parse(spec: str, cpus: int | None = None, memory: int | None = None) -> Topology:
-    """A topology from `N` (N nodes with CPUs) or `AcpuXmem` like `2cpu+6mem`."""
+    """Parse `N` (N nodes with CPUs) or `Ncpu+Mmem`: N nodes with CPUs, and M without.
+
+    :param memory: of all nodes together, in bytes
+    :raises LabError: for anything else, and for too few CPUs or too little memory
+    """
     match = re.fullmatch(r"(\d+)(?:cpu(?:\+(\d+)mem)?)?", spec)
     if not match or int(match[1]) == 0:
-        raise LabError(f"not a topology: {spec!r} (like 4, or 2cpu+6mem)")
+        raise LabError(f"not a topology: {spec!r} (use for example 4 or 2cpu+6mem)")
     with_cpus, without = int(match[1]), int(match[2] or 0)
     count = with_cpus + without
     cpus = max(2, with_cpus) if cpus is None else cpus
     if cpus < with_cpus:
-        raise LabError(f"{spec}: {with_cpus} nodes with CPUs need at least {with_cpus} CPUs")
+        raise LabError(f"--nodes {spec}: {with_cpus} nodes need at least {with_cpus} CPUs")
     if memory is None:
         memory = max(1024 * MIB, count * 192 * MIB)
     size = memory // count // (2 * MIB) * (2 * MIB)
     if size < _LEAST_A_NODE:
-        raise LabError(f"{spec}: {memory // MIB}M is less than 128M for each node")
+        raise LabError(f"--nodes {spec}: {memory // MIB}M is less than 128M for each node")
     nodes = []
     first = 0
     for nid in range(count):

@@ -162,15 +162,18 @@ def test_lines_of_the_config_that_were_refused() -> None:
 
 
 def _qemu_like_image(path: Path) -> None:
-    """Section headers, then program headers, as QEMU 7.2 writes them."""
+    """Write section headers, then program headers, as QEMU 7.2 does (dump/dump.c)."""
     ident = b"\x7fELF\x02\x01\x01".ljust(16, b"\0")
+    # QEMU writes 8 into e_ehsize.
     header = struct.pack(
         "<16sHHIQQQIHHHHHH", ident, 4, 62, 1, 0, 64 + 128, 64, 0, 8, 56, 2, 64, 2, 1
     )
-    sections = b"S" * 128
+    strtab = struct.pack("<IIQQQQIIQQ", 1, 3, 0, 0, 328, 11, 0, 0, 0, 0)
+    sections = bytes(64) + strtab
     note = struct.pack("<IIQQQQQQ", 4, 0, 304, 0, 0, 8, 8, 0)
     load = struct.pack("<IIQQQQQQ", 1, 0, 312, 0, 0x1000, 16, 16, 0)
-    path.write_bytes(header + sections + note + load + b"N" * 8 + bytes(range(16)))
+    strings = b"\0.shstrtab\0"
+    path.write_bytes(header + sections + note + load + b"N" * 8 + bytes(range(16)) + strings)
 
 
 def test_physical_addresses_in_an_image(tmp_path: Path) -> None:
@@ -190,6 +193,8 @@ def test_program_headers_move_to_the_front(tmp_path: Path) -> None:
     elf.program_headers_first(path)
     after = path.read_bytes()
     assert struct.unpack_from("<QQ", after, 32) == (64, 64 + 112)
+    assert struct.unpack_from("<H", after, 52) == (64,)
+    assert after[64:176] == before[192:304] and after[176:304] == before[64:192]
     assert elf.segments(path) == table
     assert after[304:] == before[304:]
     elf.program_headers_first(path)
@@ -209,9 +214,10 @@ def test_images_used_longest_ago_go_first(own_cache: Path) -> None:
 
 
 def test_not_an_elf_image(tmp_path: Path) -> None:
-    (tmp_path / "x").write_bytes(b"KDUMP")
-    with pytest.raises(LabError, match="not a 64-bit ELF"):
-        elf.segments(tmp_path / "x")
+    for start in (b"KDUMP   ", b"\x7fELF\x01\x01\x01", b""):
+        (tmp_path / "x").write_bytes(start.ljust(64, b"\0"))
+        with pytest.raises(LabError, match="not a 64-bit ELF"):
+            elf.segments(tmp_path / "x")
 
 
 @pytest.mark.parametrize("piece", [1, 7, 4096, 1 << 20])
