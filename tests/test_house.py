@@ -303,6 +303,26 @@ def test_no_test_is_skipped() -> None:
             assert name not in forbidden, f"{_where(path, node)}: {name}"
 
 
+def test_lookup_errors_are_drgns_own() -> None:
+    """memcg_inspect/image/lookup.py takes a plain LookupError for one of drgn's.
+
+    BTF is different: it is called by drgn, for which it looks names up.
+    """
+    wrong = [
+        _where(path, node)
+        for path in PACKAGE
+        if _layer(path) != "btf"
+        for node in ast.walk(_parsed(path))
+        if isinstance(node, ast.Raise)
+        and node.exc is not None
+        and any(
+            isinstance(name, ast.Name) and name.id in ("LookupError", "ObjectNotFoundError")
+            for name in ast.walk(node.exc)
+        )
+    ]
+    assert wrong == []
+
+
 #: What belongs to one machine and not to the project. Put together here, so that this file
 #: does not hold what it looks for.
 ELSEWHERE = re.compile(

@@ -48,7 +48,7 @@ def _tags(image: Image, coverage: dict[str, Coverage]) -> list[Cost]:
     listed = coverage["call_sites"] = Coverage()
     sites = read_call_sites(image, listed)
     counters = {site.counters for site in sites.values() if site.counters}
-    size = sizeof(image.prog.type("struct alloc_tag_counters")) * len(possible_cpus(image))
+    size = sizeof(image.type("struct alloc_tag_counters")) * len(possible_cpus(image))
     tags = sum(stop - start for start, stop in tag_ranges(image, Coverage()))
     return [
         Cost("tags", len(sites), tags),

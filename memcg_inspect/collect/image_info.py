@@ -22,7 +22,7 @@ def image_info(image: Image) -> ImageInfo:
     if image.prog.flags & ProgramFlags.IS_LIVE:
         source = "live" if image.prog.flags & ProgramFlags.IS_LOCAL else "qemu"
     return ImageInfo(
-        release=image.prog["UTS_RELEASE"].string_().decode(errors="backslashreplace"),
+        release=image.object("UTS_RELEASE").string_().decode(errors="backslashreplace"),
         source=source,
         nodes=online_nodes(image),
         cpus=len(possible_cpus(image)),

@@ -17,6 +17,7 @@ from drgn.helpers.linux.slab import slab_object_info
 
 from memcg_inspect.image.image import Image
 from memcg_inspect.image.layout import has_type
+from memcg_inspect.image.lookup import UnknownKernelError
 from memcg_inspect.linux.kernel.bpf import map_objcgs
 from memcg_inspect.linux.mm.memcontrol import has_node_objcgs, nodeinfo
 from memcg_inspect.linux.mm.mmzone import possible_nodes
@@ -34,10 +35,10 @@ class ReleasedReader:
         self.memory = image.memory
         self.slabs = slabs
         self.memcgs = memcgs
-        memcg = image.prog.type("struct mem_cgroup")
+        memcg = image.type("struct mem_cgroup")
         self._memcg_size = sizeof(memcg) + len(possible_nodes(image)) * self.memory.word_size
         self._subsys = offsetof(memcg, "css.ss")
-        self._memory_subsys = image.prog["memory_cgrp_subsys"].address_
+        self._memory_subsys = image.object("memory_cgrp_subsys").address_
         self._map_ops = _map_operations(image)
         self._maps = self._live_maps()
 
@@ -106,6 +107,6 @@ def _map_operations(image: Image) -> frozenset[int]:
     if not has_type(image, "struct bpf_map"):
         return frozenset()
     try:
-        return frozenset(ops.value_() for ops in image.prog["bpf_map_types"] if ops)
-    except (LookupError, FaultError):
+        return frozenset(ops.value_() for ops in image.object("bpf_map_types") if ops)
+    except (UnknownKernelError, FaultError):
         return frozenset()

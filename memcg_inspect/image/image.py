@@ -14,8 +14,9 @@ import functools
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from drgn import Program, ProgramFlags
+from drgn import Object, ObjectNotFoundError, Program, ProgramFlags, Symbol, Type
 
+from memcg_inspect.image.lookup import UnknownKernelError
 from memcg_inspect.image.memory import Memory
 from memcg_inspect.image.progress import Progress
 
@@ -47,6 +48,39 @@ class Image:
     def is_moving(self) -> bool:
         """Whether memory may change while it is read."""
         return bool(self.prog.flags & ProgramFlags.IS_LIVE) and not self.stopped
+
+    def type(self, name: str) -> Type:
+        """
+        Return the type of a name, e.g. ``struct slab``.
+
+        :raises UnknownKernelError: if there is none
+        """
+        try:
+            return self.prog.type(name)
+        except LookupError as error:
+            raise UnknownKernelError(error) from error
+
+    def object(self, name: str) -> Object:
+        """
+        Return the variable, enumerator, macro or function of a name.
+
+        :raises UnknownKernelError: if there is none
+        """
+        try:
+            return self.prog[name]
+        except ObjectNotFoundError as error:
+            raise UnknownKernelError(error) from error
+
+    def symbol(self, place: str | int) -> Symbol:
+        """
+        Return the symbol of a name, or the one that an address is in.
+
+        :raises UnknownKernelError: if there is none
+        """
+        try:
+            return self.prog.symbol(place)
+        except LookupError as error:
+            raise UnknownKernelError(error) from error
 
     def once(self, find: Callable[[Image], T]) -> T:
         """Return what *find* returns for this image. It is called the first time only."""

@@ -12,9 +12,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from drgn import ObjectNotFoundError, Type, TypeKind, TypeMember, sizeof
+from drgn import Type, TypeKind, TypeMember, sizeof
 
 from memcg_inspect.image.image import Image
+from memcg_inspect.image.lookup import UnknownKernelError
 
 __all__ = (
     "BitField",
@@ -33,23 +34,23 @@ __all__ = (
 def has_type(image: Image, name: str) -> bool:
     """Return whether the program has a type of this name, e.g. ``struct slab``."""
     try:
-        image.prog.type(name)
-    except LookupError:
+        image.type(name)
+    except UnknownKernelError:
         return False
     return True
 
 
 def has_member(image: Image, type_name: str, member: str) -> bool:
     """Return whether a structure exists and has a member, anonymous ones searched."""
-    return has_type(image, type_name) and image.prog.type(type_name).has_member(member)
+    return has_type(image, type_name) and image.type(type_name).has_member(member)
 
 
 def constant(image: Image, *names: str) -> int | None:
     """Return the first enumerator (or macro) among *names* that exists."""
     for name in names:
         try:
-            return int(image.prog[name].value_())
-        except (KeyError, ObjectNotFoundError):
+            return int(image.object(name).value_())
+        except UnknownKernelError:
             continue
     return None
 
@@ -62,9 +63,10 @@ def static_key_enabled(image: Image, name: str) -> bool | None:
     :return: ``None`` if there is no such key
     """
     try:
-        return int(image.prog[name].key.enabled.counter) > 0
-    except KeyError:
+        key = image.object(name)
+    except UnknownKernelError:
         return None
+    return int(key.key.enabled.counter) > 0
 
 
 def array_length(type_: Type) -> int:
@@ -79,11 +81,11 @@ def member_type(type_: Type, name: str) -> Type:
     """
     Return the type of a member of a structure, those of anonymous members included.
 
-    :raises LookupError: if there is no such member
+    :raises UnknownKernelError: if there is no such member
     """
     found = _find(type_.unaliased(), name, 0)
     if found is None:
-        raise LookupError(f"{type_.type_name()} has no member {name}")
+        raise UnknownKernelError(f"'{type_.type_name()}' has no member '{name}'")
     return found[1].type
 
 
@@ -119,7 +121,7 @@ def word_field(image: Image, type_name: str, member: str) -> WordField:
     """
     Find a bit field, or a pointer, of a structure that is read word by word.
 
-    :raises LookupError: if there is no such member
+    :raises UnknownKernelError: if there is no such member
     """
 
     size = image.memory.word_size
@@ -133,11 +135,11 @@ def bit_field(image: Image, type_name: str, member: str) -> BitField:
     """
     Find a bit field of a structure, inside anonymous members too.
 
-    :raises LookupError: if there is no such member
+    :raises UnknownKernelError: if there is no such member
     """
-    found = _find(image.prog.type(type_name).unaliased(), member, 0)
+    found = _find(image.type(type_name).unaliased(), member, 0)
     if found is None:
-        raise LookupError(f"{type_name} has no member {member}")
+        raise UnknownKernelError(f"'{type_name}' has no member '{member}'")
     bit, found_member = found
     width = found_member.bit_field_size or 8 * sizeof(found_member.type)
     little = image.memory.order == "little"
@@ -157,8 +159,3 @@ def _find(type_: Type, name: str, base: int) -> tuple[int, TypeMember] | None:
             if found is not None:
                 return found
     return None
-
-
-def _is_little_endian(image: Image) -> bool:
-
-    return image.memory.order == "little"

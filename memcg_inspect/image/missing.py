@@ -16,6 +16,7 @@ from drgn import FaultError, ProgramFlags
 
 from memcg_inspect.image.elf import LEFT_OUT, has_holes
 from memcg_inspect.image.image import Image
+from memcg_inspect.image.lookup import UnknownKernelError, is_failed_lookup
 from memcg_inspect.image.progress import STOPPED
 from memcg_inspect.model import Coverage, ImageError
 
@@ -78,8 +79,6 @@ def needing_all() -> Iterator[None]:
             f"({error}). {' '.join(why_faults([str(error)]))}".rstrip()
         ) from error
     except (LookupError, AttributeError) as error:
-        if isinstance(error, AttributeError) and "no member" not in str(error):
+        if not is_failed_lookup(error):
             raise
-        raise ImageError(
-            f"this kernel is not known here, or its debug info is not whole: {error}"
-        ) from error
+        raise UnknownKernelError(error) from error

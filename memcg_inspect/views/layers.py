@@ -19,6 +19,7 @@ from drgn.helpers.linux.slab import slab_object_info
 from memcg_inspect.collect.site import SiteFinder
 from memcg_inspect.image.image import Image
 from memcg_inspect.image.layout import has_member
+from memcg_inspect.image.lookup import UnknownKernelError
 from memcg_inspect.linux.fs.inode import mapping_name
 from memcg_inspect.linux.kernel.sched import read_task, task_of_stack
 from memcg_inspect.linux.mm.debug import (
@@ -85,8 +86,8 @@ class Layers:
 
     def _symbol(self, address: int) -> Iterator[Layer]:
         try:
-            symbol = self.image.prog.symbol(address)
-        except LookupError:
+            symbol = self.image.symbol(address)
+        except UnknownKernelError:
             return
         yield Layer("symbol", symbol.name, symbol.address, address - symbol.address, symbol.size)
 
@@ -276,8 +277,8 @@ class Layers:
 
     def _code_at(self, address: int) -> str:
         try:
-            symbol = self.image.prog.symbol(address)
-        except LookupError:
+            symbol = self.image.symbol(address)
+        except UnknownKernelError:
             return f"{address:#x}"
         return f"{symbol.name}+{address - symbol.address:#x}"
 

@@ -16,6 +16,7 @@ from drgn import Architecture, FaultError
 
 from memcg_inspect.image.image import Image, per_image
 from memcg_inspect.image.layout import has_type
+from memcg_inspect.image.lookup import UnknownKernelError
 from memcg_inspect.linux.lib.list import list_entries
 from memcg_inspect.model import Coverage, ImageError
 
@@ -136,7 +137,9 @@ def page_table_geometry(image: Image) -> Geometry:
         raise ImageError(f"page tables are read on x86-64 only, and this machine is {name}")
     numbers = dict(
         re.findall(
-            r"^NUMBER\((\w+)\)=(-?\w+)$", image.prog["VMCOREINFO"].string_().decode(), re.MULTILINE
+            r"^NUMBER\((\w+)\)=(-?\w+)$",
+            image.object("VMCOREINFO").string_().decode(),
+            re.MULTILINE,
         )
     )
     # The bit that marks encrypted memory is no part of an address.
@@ -157,9 +160,9 @@ def hidden_pgd_pages(image: Image, coverage: Coverage) -> set[int]:
     """
     pages: set[int] = set()
     try:
-        head = image.prog["pgd_list"].address_of_()  # x86 has it, no other architecture does
-        image.prog.symbol("__pti_set_user_pgtbl")  # built with page-table isolation
-    except LookupError:
+        head = image.object("pgd_list").address_of_()  # x86 has it, no other architecture does
+        image.symbol("__pti_set_user_pgtbl")  # built with page-table isolation
+    except UnknownKernelError:
         return pages
     # struct ptdesc overlays struct page since 6.6.
     if has_type(image, "struct ptdesc"):

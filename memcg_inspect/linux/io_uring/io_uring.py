@@ -15,6 +15,7 @@ from drgn.helpers.linux.fs import for_each_file
 
 from memcg_inspect.image.image import Image
 from memcg_inspect.image.layout import has_type
+from memcg_inspect.image.lookup import UnknownKernelError
 from memcg_inspect.linux.kernel.sched import find_tasks
 from memcg_inspect.linux.mm.mmzone import mem_map
 from memcg_inspect.model import Coverage
@@ -32,8 +33,8 @@ def io_uring_pages(image: Image, coverage: Coverage) -> Iterator[int]:
     if not has_type(image, "struct io_ring_ctx"):
         return
     try:
-        operations = image.prog.symbol("io_uring_fops").address
-    except LookupError:
+        operations = image.symbol("io_uring_fops").address
+    except UnknownKernelError:
         return
     frames, seen = mem_map(image), set()
 

@@ -55,7 +55,7 @@ def bpf_objcgs(image: Image, coverage: Coverage) -> Iterator[int]:
     def missed(error: FaultError) -> None:
         coverage.miss("BPF map", error.address, str(error))
 
-    for bpf_map in idr_entries("struct bpf_map", image.prog["map_idr"], missed):
+    for bpf_map in idr_entries("struct bpf_map", image.object("map_idr"), missed):
         try:
             yield from map_objcgs(bpf_map)
             coverage.read += 1

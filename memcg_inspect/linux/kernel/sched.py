@@ -59,8 +59,8 @@ def find_tasks(image: Image, on_fault: OnFault) -> list[Object]:
     """
     faults: list[FaultError] = []
     tasks: dict[int, Object] = {}
-    kind = int(image.prog["PIDTYPE_PID"].value_())
-    for pid in idr_entries("struct pid", image.prog["init_pid_ns"].idr, faults.append):
+    kind = int(image.object("PIDTYPE_PID").value_())
+    for pid in idr_entries("struct pid", image.object("init_pid_ns").idr, faults.append):
         try:
             task = pid_task(pid, kind)
         except FaultError as error:
@@ -78,7 +78,7 @@ def find_tasks(image: Image, on_fault: OnFault) -> list[Object]:
 
 
 def _processes(image: Image, on_fault: OnFault) -> Iterator[Object]:
-    head = image.prog["init_task"].tasks.address_of_()
+    head = image.object("init_task").tasks.address_of_()
     for leader in list_entries("struct task_struct", head, "tasks", on_fault):
         yield leader
         try:
@@ -218,7 +218,7 @@ def has_mm(image: Image, task: int, mm: int) -> bool:
     :param mm: ``struct mm_struct *``
     """
     try:
-        return image.memory.word(task + offsetof(image.prog.type("struct task_struct"), "mm")) == mm
+        return image.memory.word(task + offsetof(image.type("struct task_struct"), "mm")) == mm
     except FaultError:
         return False
 
@@ -227,7 +227,7 @@ class _ThreadLayout:
     """Where the members are that make a :class:`Thread`."""
 
     def __init__(self, image: Image) -> None:
-        type_ = image.prog.type("struct task_struct")
+        type_ = image.type("struct task_struct")
         names = ["pid", "tgid", "flags", "comm", "mm", "cgroups"]
         # SPLIT_RSS_COUNTING, until commit f1a7941243c1 ("mm: convert mm's rss stats into
         # percpu_counter") (in v6.2).

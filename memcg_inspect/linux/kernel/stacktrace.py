@@ -19,6 +19,7 @@ from drgn.helpers.linux.sched import cpu_curr
 
 from memcg_inspect.image.image import Image
 from memcg_inspect.image.layout import has_member, has_type
+from memcg_inspect.image.lookup import UnknownKernelError
 from memcg_inspect.image.memory import SMALLEST_PAGE
 from memcg_inspect.linux.mm.debug import page_at, read_page
 from memcg_inspect.linux.mm.mmzone import mem_map
@@ -65,7 +66,7 @@ def _running(image: Image) -> Iterator[Running]:
         is_idle = pid == 0 and bool(functions) and _is_idle(functions[0])
         busy = bool(functions) and not is_idle
         if busy:
-            with suppress(FaultError, LookupError):
+            with suppress(FaultError, UnknownKernelError, ValueError):
                 words = stack_words(image, task, trace)
                 pages = folio_pages(image, words)
                 if len(functions) < _UNWOUND:
@@ -103,18 +104,22 @@ def stack_words(image: Image, task: Object, trace: StackTrace) -> list[int]:
 
     :param task: ``struct task_struct *``
     :raises FaultError: if its stack is not in the image
-    :raises LookupError: if it is not known how far it reached
+    :raises ValueError: if the stack pointer is not known
     """
     memory = image.memory
     frame = trace[0]
     words = list(frame.registers().values())
     start, size = _stack(image, task)
-    inside = start <= frame.sp < start + size
-    begin = frame.sp if inside else start
+    try:
+        sp = frame.sp
+    except LookupError as error:
+        raise ValueError(str(error)) from error
+    inside = start <= sp < start + size
+    begin = sp if inside else start
     begin -= begin % memory.word_size
     words += memory.words(memory.read(begin, start + size - begin), 0, memory.word_size)
     if not inside:
-        words += _other_stack(image, frame.sp - frame.sp % memory.word_size)
+        words += _other_stack(image, sp - sp % memory.word_size)
     return words
 
 
@@ -122,7 +127,7 @@ def _stack(image: Image, task: Object) -> tuple[int, int]:
     """Return where a task's stack begins, and its size in bytes."""
     size = _UNKNOWN_PAGES * SMALLEST_PAGE
     if has_type(image, "union thread_union"):
-        size = sizeof(image.prog.type("union thread_union"))
+        size = sizeof(image.type("union thread_union"))
     # CONFIG_VMAP_STACK
     if has_member(image, "struct task_struct", "stack_vm_area") and task.stack_vm_area:
         size = int(task.stack_vm_area.nr_pages) << mem_map(image).page_shift
@@ -144,17 +149,17 @@ def _other_stack(image: Image, sp: int) -> Iterator[int]:
 def function_at(image: Image, address: int) -> str | None:
     """Return the name of the function of the kernel that an address is in."""
     try:
-        symbol = image.prog.symbol(address)
-    except LookupError:
+        symbol = image.symbol(address)
+    except UnknownKernelError:
         return None
     # Assembly has no kind. The percpu section begins at 0: there, what is no address is found.
-    start, end = image.prog.symbol("_stext").address, image.prog.symbol("_etext").address
+    start, end = image.symbol("_stext").address, image.symbol("_etext").address
     return symbol.name if symbol.kind == SymbolKind.FUNC or start <= address < end else None
 
 
 def functions_on(image: Image, words: Iterable[int]) -> tuple[str, ...]:
     """Return the functions that words are addresses in: of those it was in, and maybe others."""
-    start, end = image.prog.symbol("_stext").address, image.prog.symbol("_etext").address
+    start, end = image.symbol("_stext").address, image.symbol("_etext").address
     found = (function_at(image, word) for word in words if start <= word < end)
     return tuple(dict.fromkeys(filter(None, found)))
 

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 
 from drgn import FaultError, Object, container_of
 
+from memcg_inspect.image.image import image_of
 from memcg_inspect.linux.lib.xarray import xa_entries
 
 __all__ = ("OnFault", "idr_entries", "list_entries", "rbtree_entries")
@@ -30,7 +31,7 @@ def list_entries(type_name: str, head: Object, member: str, on_fault: OnFault) -
     :param on_fault: called once if the list is broken
     :return: pointers to entries; one that cannot be read is among them
     """
-    type_ = head.prog_.type(type_name)
+    type_ = image_of(head.prog_).type(type_name)
     seen = {head.value_()}
     try:
         for link in _links(head, "next", seen):
@@ -65,7 +66,7 @@ def rbtree_entries(
     :param on_fault: called for each node that cannot be read, and all below it is lost
     :return: pointers to entries; one that cannot be read is among them
     """
-    type_ = root.prog_.type(type_name)
+    type_ = image_of(root.prog_).type(type_name)
     try:
         todo = [root.rb_node.read_()]
     except FaultError as error:
@@ -91,7 +92,7 @@ def idr_entries(type_name: str, idr: Object, on_fault: OnFault) -> Iterator[Obje
     :return: pointers to entries
     """
     prog = idr.prog_
-    pointer = prog.pointer_type(prog.type(type_name))
+    pointer = prog.pointer_type(image_of(prog).type(type_name))
     try:
         for entry in xa_entries(idr.idr_rt.address_of_(), on_fault):
             yield Object(prog, pointer, entry)

@@ -31,9 +31,9 @@ def percpu_counter_bound(image: Image) -> int:
     Return how far ``count`` may be from the sum: a part is always less than a batch. CPUs that
     went offline handed theirs in.
 
-    :raises LookupError: if the batch is not known
+    :raises UnknownKernelError: if the batch is not known
     """
-    batch = int(image.prog["percpu_counter_batch"].value_())
+    batch = int(image.object("percpu_counter_batch").value_())
     return (batch - 1) * sum(1 for _ in for_each_online_cpu(image.prog))
 
 

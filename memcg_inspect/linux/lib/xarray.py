@@ -27,7 +27,7 @@ def xa_entries(xa: Object, on_fault: Callable[[FaultError], None] | None = None)
         the error is raised
     """
     image = image_of(xa.prog_)
-    memory, node_type = image.memory, image.prog.type("struct xa_node")
+    memory, node_type = image.memory, image.type("struct xa_node")
     slots = offsetof(node_type, "slots")
     length = array_length(next(m for m in node_type.members or () if m.name == "slots").type)
     todo = [xa.xa_head.value_()]

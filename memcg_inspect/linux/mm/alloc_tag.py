@@ -19,6 +19,7 @@ from drgn import FaultError, offsetof, sizeof
 
 from memcg_inspect.image.image import Image, per_image
 from memcg_inspect.image.layout import static_key_enabled
+from memcg_inspect.image.lookup import UnknownKernelError
 from memcg_inspect.image.memory import Memory
 from memcg_inspect.image.strings import Strings
 from memcg_inspect.linux.lib.list import idr_entries
@@ -63,8 +64,8 @@ def why_no_call_sites(image: Image) -> str | None:
     """
     # The type may be there without the option, too.
     try:
-        registered = int(image.prog["alloc_tag_cttype"].value_())
-    except KeyError:
+        registered = int(image.object("alloc_tag_cttype").value_())
+    except UnknownKernelError:
         return "this kernel was built without CONFIG_MEM_ALLOC_PROFILING"
     # An error pointer if registering failed.
     word = 8 * image.memory.word_size
@@ -89,7 +90,7 @@ def why_not_profiled(image: Image) -> str | None:
 @per_image
 def alloc_tag_size(image: Image) -> int:
     """Return ``sizeof(struct alloc_tag)``."""
-    return int(sizeof(image.prog.type("struct alloc_tag")))
+    return int(sizeof(image.type("struct alloc_tag")))
 
 
 def tag_ranges(image: Image, coverage: Coverage) -> list[TagRange]:
@@ -99,7 +100,7 @@ def tag_ranges(image: Image, coverage: Coverage) -> list[TagRange]:
         coverage.miss("list of modules with call sites", error.address, str(error))
 
     ranges = []
-    idr = image.prog["alloc_tag_cttype"].mod_idr
+    idr = image.object("alloc_tag_cttype").mod_idr
     for module in idr_entries("struct codetag_module", idr, missed):
         try:
             found = module.range.read_()
@@ -161,10 +162,10 @@ def read_left_behind(
     try:
         # Since v6.13 ("alloc_tag: load module tags into separate contiguous memory") tags have an
         # area of their own, and stay there; their names go with the module.
-        area = image.prog["module_tags"]
+        area = image.object("module_tags")
         start, size = int(area.start_addr), int(area.size)
         find = reader.nameless
-    except KeyError:
+    except UnknownKernelError:
         # Before, the module's data stays, its tags and names with it, anywhere.
         start, size = 0, 1 << 8 * reader.memory.word_size
         find = reader.plausible
@@ -191,9 +192,9 @@ def proc_version(image: Image) -> str | None:
     """
     memory, head = image.memory, b"allocinfo - version: "
     try:
-        start = image.prog.symbol("__start_rodata").address
-        end = image.prog.symbol("__end_rodata").address
-    except LookupError:
+        start = image.symbol("__start_rodata").address
+        end = image.symbol("__end_rodata").address
+    except UnknownKernelError:
         return None
     before = b""
     for _, data in memory.pieces(start, end - start, memory.word_size):
@@ -226,7 +227,7 @@ class _Reader:
         self.memory: Memory = image.memory
         self.size = alloc_tag_size(image)
         self._strings = Strings(self.memory)
-        tag, codetag = image.prog.type("struct alloc_tag"), image.prog.type("struct codetag")
+        tag, codetag = image.type("struct alloc_tag"), image.type("struct codetag")
         base = offsetof(tag, "ct")
         self._counters = offsetof(tag, "counters")
         self._at = {m: base + offsetof(codetag, m) for m in ("flags", "lineno")}
@@ -301,7 +302,7 @@ class _Counters:
     """Adds ``struct alloc_tag_counters`` up over all possible CPUs."""
 
     def __init__(self, image: Image) -> None:
-        type_ = image.prog.type("struct alloc_tag_counters")
+        type_ = image.type("struct alloc_tag_counters")
         self.memory = image.memory
         self._size = sizeof(type_)
         self._bytes, self._calls = offsetof(type_, "bytes"), offsetof(type_, "calls")

@@ -125,7 +125,7 @@ def read_page(image: Image, page: int) -> PageInfo:
         head, order = free
         raw = memory.read(head, frames.size)
     flags, data = memory.word_at(raw, frames.flags), memory.word_at(raw, layout.memcg_data)
-    struct, nid = image.prog.type("struct page"), frames.nid(memory.word_at(raw, frames.flags))
+    struct, nid = image.type("struct page"), frames.nid(memory.word_at(raw, frames.flags))
     is_slab, bits = all(marker.is_set(raw) for marker in layout.slab), swap_cache_bits(image)
     count = offsetof(struct, "_refcount")
     return PageInfo(
@@ -147,7 +147,7 @@ def read_page(image: Image, page: int) -> PageInfo:
 
 
 def _index_offset(image: Image) -> int:
-    page = image.prog.type("struct page")
+    page = image.type("struct page")
     # Renamed in commit acc53a0b4c15 ("mm: rename page->index to page->__folio_index") (in v6.16).
     return int(offsetof(page, "index" if page.has_member("index") else "__folio_index"))
 
@@ -193,7 +193,7 @@ def _types(image: Image) -> tuple[dict[int, str], dict[int, str]]:
     """Names of page types: by the highest byte, and by the bit that is clear."""
     names = {}
     if has_type(image, "enum pagetype"):
-        names = {e.value: e.name for e in image.prog.type("enum pagetype").enumerators or ()}
+        names = {e.value: e.name for e in image.type("enum pagetype").enumerators or ()}
     if any(name.startswith("PGTY_") for name in names.values()):
         # Commit 4ffca5a96678 ("mm: support only one page_type per page") (in v6.12).
         named = {value: name[5:].lower() for value, name in names.items()}
@@ -216,9 +216,9 @@ def _type_of(image: Image, raw: bytes) -> str:
 def _free_block(image: Image, page: int) -> tuple[int, int] | None:
     """The free block that a page is in, and its order: only the first page of one is marked."""
     memory, frames = image.memory, mem_map(image)
-    private = offsetof(image.prog.type("struct page"), "private")
+    private = offsetof(image.type("struct page"), "private")
     pfn = frames.pfn(page)
-    for order in range(array_length(member_type(image.prog.type("struct zone"), "free_area"))):
+    for order in range(array_length(member_type(image.type("struct zone"), "free_area"))):
         first = frames.page(pfn >> order << order)
         try:
             raw = memory.read(first, frames.size)
@@ -266,7 +266,7 @@ def folios_of(image: Image, piece: RawPiece, payers: Set[int]) -> Iterator[Folio
     words = memory.words(piece.data, layout.memcg_data, size)
     if payers.isdisjoint(words):
         return
-    mapping = offsetof(image.prog.type("struct page"), "mapping")
+    mapping = offsetof(image.type("struct page"), "mapping")
     for i, word in enumerate(words):
         if word not in payers or layout.tail.is_set(raw := piece.data[i * size : (i + 1) * size]):
             continue

@@ -14,6 +14,7 @@ from typing import NamedTuple
 from drgn import FaultError, TypeKind, offsetof, sizeof
 
 from memcg_inspect.image.image import Image, per_image
+from memcg_inspect.image.lookup import UnknownKernelError
 from memcg_inspect.linux.mm.mmzone import mem_map
 
 __all__ = ("KfenceObject", "kfence_object", "kfence_pages")
@@ -47,7 +48,7 @@ def kfence_object(image: Image, page: int) -> KfenceObject | None:
     number, is_guard = divmod(kfence_pages(image).index(page) - 2, 2)
     if number < 0 or is_guard:
         return None
-    metadata = image.prog["kfence_metadata"][number].read_()
+    metadata = image.object("kfence_metadata")[number].read_()
     state = str(metadata.state.format_(type_name=False))
     return KfenceObject(
         int(metadata.addr), int(metadata.size), state.removeprefix("KFENCE_OBJECT_").lower()
@@ -65,10 +66,10 @@ def kfence_pages(image: Image) -> range:
     :return: ``struct page *`` addresses; empty if there is no pool
     """
     try:
-        pool = int(image.prog["__kfence_pool"].value_())
-        metadata = image.prog["kfence_metadata"]
-        type_ = image.prog.type("struct kfence_metadata")
-    except LookupError:
+        pool = int(image.object("__kfence_pool").value_())
+        metadata = image.object("kfence_metadata")
+        type_ = image.type("struct kfence_metadata")
+    except UnknownKernelError:
         return range(0)
     # An array until commit cabdf74e6b31 ("mm: kfence: allocate kfence_metadata at runtime")
     # (in v6.6).

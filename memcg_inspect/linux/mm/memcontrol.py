@@ -18,6 +18,7 @@ from drgn.helpers.linux.cgroup import cgroup_name
 
 from memcg_inspect.image.image import Image, image_of, per_image
 from memcg_inspect.image.layout import constant, has_member, static_key_enabled
+from memcg_inspect.image.lookup import UnknownKernelError
 from memcg_inspect.linux.lib.list import OnFault, idr_entries, list_entries
 from memcg_inspect.linux.lib.percpu_refcount import percpu_ref_count
 from memcg_inspect.linux.mm.mmzone import possible_nodes
@@ -70,8 +71,8 @@ def root_memcg(image: Image) -> Object:
     :raises ImageError: if the kernel has no memory controller, or it is disabled
     """
     try:
-        root = image.prog["root_mem_cgroup"].read_()
-    except KeyError:
+        root = image.object("root_mem_cgroup").read_()
+    except UnknownKernelError:
         raise ImageError(
             "this kernel has no memory controller (there is no root_mem_cgroup: "
             "CONFIG_MEMCG is off)"
@@ -178,7 +179,7 @@ class _Tree:
 
     def add_unlinked(self) -> None:
         """Find those that the broken lists no longer lead to by their ids."""
-        idr = self.image.prog["memory_cgrp_subsys"].css_idr
+        idr = self.image.object("memory_cgrp_subsys").css_idr
         left = [
             container_of(css, "struct mem_cgroup", "css")
             for css in idr_entries("struct cgroup_subsys_state", idr, lambda error: None)
@@ -219,8 +220,8 @@ def _cgroup_id(css: Object) -> int | None:
 @per_image
 def on_default_hierarchy(image: Image) -> bool:
     """Whether the memory controller is on the cgroup v2 hierarchy."""
-    root = image.prog["memory_cgrp_subsys"].root.value_()
-    return bool(root == image.prog["cgrp_dfl_root"].address_)
+    root = image.object("memory_cgrp_subsys").root.value_()
+    return bool(root == image.object("cgrp_dfl_root").address_)
 
 
 def memory_usage(memcg: Object) -> int:

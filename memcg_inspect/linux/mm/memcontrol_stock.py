@@ -18,6 +18,7 @@ from drgn.helpers.linux.percpu import per_cpu
 
 from memcg_inspect.image.image import Image, per_image
 from memcg_inspect.image.layout import array_length, member_type
+from memcg_inspect.image.lookup import UnknownKernelError
 from memcg_inspect.linux.lib.list import list_entries
 from memcg_inspect.linux.mm.mmzone import mem_map, possible_cpus
 from memcg_inspect.linux.mm.percpu import largest_percpu_charge
@@ -39,15 +40,15 @@ def _stock(image: Image) -> tuple[str, bool]:
     # The object stock moved out of memcg_stock_pcp in 6.16, and got several slots in 7.2.
     for name in ("obj_stock", "memcg_stock"):
         try:
-            type_ = image.prog[name].type_
-        except KeyError:
+            type_ = image.object(name).type_
+        except UnknownKernelError:
             continue
         if type_.has_member("cached_objcg"):
             return name, False
         if type_.has_member("cached") and name == "obj_stock":
             member = next(m for m in type_.unaliased().members or () if m.name == "cached")
             return name, member.type.unaliased_kind() == TypeKind.ARRAY
-    raise LookupError("there is no object stock in this kernel")
+    raise UnknownKernelError("there is no object stock")
 
 
 def obj_stock_name(image: Image) -> str:
@@ -61,7 +62,7 @@ def read_obj_stocks(image: Image, coverage: Coverage) -> list[ObjStock]:
     stocks: list[ObjStock] = []
     for cpu in possible_cpus(image):
         try:
-            stock = per_cpu(image.prog[name], cpu).read_()
+            stock = per_cpu(image.object(name), cpu).read_()
             stocks += _slots(stock, cpu) if has_slots else _single(stock, cpu)
             coverage.read += 1
         except FaultError as error:
@@ -118,7 +119,7 @@ def read_charge_stocks(image: Image, coverage: Coverage) -> list[ChargeStock]:
     stocks: list[ChargeStock] = []
     for cpu in possible_cpus(image):
         try:
-            stock = per_cpu(image.prog["memcg_stock"], cpu).read_()
+            stock = per_cpu(image.object("memcg_stock"), cpu).read_()
         except FaultError as error:
             coverage.miss(f"charge stock of CPU {cpu}", error.address, str(error))
             continue
@@ -161,14 +162,14 @@ def _places(type_: Type) -> tuple[int, Type]:
 def charge_stock_bound(image: Image) -> Bound:
     """Return how much a CPU can have charged in advance: what goes beyond is given back."""
     # Several slots since 6.16.
-    slots, _ = _places(member_type(image.prog["memcg_stock"].type_, "cached"))
+    slots, _ = _places(member_type(image.object("memcg_stock").type_, "cached"))
     each = MEMCG_CHARGE_BATCH * mem_map(image).page_size
     return Bound(slots, each, f"{MEMCG_CHARGE_BATCH} pages: MEMCG_CHARGE_BATCH")
 
 
 def objcg_bytes_bound(image: Image, coverage: Coverage) -> Bound:
     """Return how many bytes of charged pages a CPU can have that are not handed out."""
-    slots, type_ = _places(member_type(image.prog[obj_stock_name(image)].type_, "nr_bytes"))
+    slots, type_ = _places(member_type(image.object(obj_stock_name(image)).type_, "nr_bytes"))
     page_size = mem_map(image).page_size
     if sizeof(type_) == 2 or slots > 1:
         # 7.2: what does not fit into 16 bits is given back, also where the type is wider
@@ -185,7 +186,7 @@ def objcg_bytes_bound(image: Image, coverage: Coverage) -> Bound:
 
 def slab_bytes_bound(image: Image, coverage: Coverage) -> Bound:
     """Return how many bytes a CPU can have that are in no counter of slab memory, each way."""
-    type_ = member_type(image.prog[obj_stock_name(image)].type_, "nr_slab_reclaimable_b")
+    type_ = member_type(image.object(obj_stock_name(image)).type_, "nr_slab_reclaimable_b")
     if sizeof(type_) == 2:  # 7.2
         return Bound(1, 0x7FFF, "nr_slab_*_b have 16 bits, one of them for the sign")
     largest = _largest_slab_charge(image, coverage)
@@ -202,7 +203,7 @@ def _largest_slab_charge(image: Image, coverage: Coverage) -> int | None:
         known = False
         coverage.miss("list of slab caches", error.address, str(error))
 
-    head = image.prog["slab_caches"].address_of_()
+    head = image.object("slab_caches").address_of_()
     for cache in list_entries("struct kmem_cache", head, "list", missed):
         try:
             largest = max(largest, int(cache.size))

@@ -27,6 +27,7 @@ from memcg_inspect.image.layout import (
     has_member,
     member_type,
 )
+from memcg_inspect.image.lookup import UnknownKernelError
 from memcg_inspect.linux.mm.mmzone import mem_map, possible_cpus
 from memcg_inspect.linux.mm.percpu_defs import percpu_offsets
 from memcg_inspect.model import Stat
@@ -72,8 +73,8 @@ def stat_index(image: Image) -> dict[int, int] | None:
     :return: ``None`` where an item is its own slot (6.9 and older)
     """
     try:
-        table = image.prog["mem_cgroup_stats_index"]
-    except KeyError:
+        table = image.object("mem_cgroup_stats_index")
+    except UnknownKernelError:
         return None
     values = [int(v) for v in table.read_()]
     if table.type_.type.unaliased().is_signed:
@@ -116,15 +117,14 @@ class StatReader:
             if slot is not None:
                 self.slots[name] = slot
         self._event_slots = events or {}
-        prog = image.prog
-        vmstats = prog.type("struct memcg_vmstats"), prog.type("struct memcg_vmstats_percpu")
+        vmstats = image.type("struct memcg_vmstats"), image.type("struct memcg_vmstats_percpu")
         self._memcg = _block(*vmstats)
         self._events = _block(*vmstats, "events") if events else None
         self._lruvec = _block(
-            image.prog.type("struct lruvec_stats"), image.prog.type("struct lruvec_stats_percpu")
+            image.type("struct lruvec_stats"), image.type("struct lruvec_stats_percpu")
         )
         # 6.1 embeds the lruvec's in mem_cgroup_per_node, later kernels point to it.
-        pointer = member_type(image.prog.type("struct mem_cgroup_per_node"), "lruvec_stats")
+        pointer = member_type(image.type("struct mem_cgroup_per_node"), "lruvec_stats")
         self._embedded = pointer.unaliased_kind() != TypeKind.POINTER
         # Counters that an NMI may change stand apart on some architectures
         # (CONFIG_MEMCG_NMI_SAFETY_REQUIRES_ATOMIC, 6.16).
@@ -242,8 +242,8 @@ class FlushRule:
             if self._is_own:
                 changes = int(memcg.vmstats.stats_updates.counter)
                 return changes > _BATCH * self._online
-            return int(self._image.prog["stats_flush_threshold"].counter) > self._online
-        except (FaultError, LookupError):
+            return int(self._image.object("stats_flush_threshold").counter) > self._online
+        except (FaultError, UnknownKernelError):
             return None
 
     def bound(self, item: str) -> int:
@@ -299,7 +299,7 @@ def stat_lines(image: Image) -> tuple[StatLine, ...]:
     names = _item_names(image)
     node_items = constant(image, "NR_VM_NODE_STAT_ITEMS") or 0
     lines: list[StatLine] = []
-    for entry in image.prog["memory_stats"].read_():
+    for entry in image.object("memory_stats").read_():
         number = int(entry.idx)
         item = names[number]
         unit, scale = _unit(item, mem_map(image).page_size)
@@ -327,14 +327,14 @@ def stat_lines(image: Image) -> tuple[StatLine, ...]:
 # 8cba9576df60): then there is no such item either. memory.numa_stat does not ask.
 def _accounts_hugetlb(image: Image) -> bool:
     flag = constant(image, "CGRP_ROOT_MEMORY_HUGETLB_ACCOUNTING")
-    return flag is None or bool(image.prog["cgrp_dfl_root"].flags & flag)
+    return flag is None or bool(image.object("cgrp_dfl_root").flags & flag)
 
 
 def _item_names(image: Image) -> dict[int, str]:
     names: dict[int, str] = {}
     # Items of memcgs are numbered after those of nodes, beginning with the number of the latter.
     for enum in ("enum node_stat_item", "enum memcg_stat_item"):
-        names |= {e.value: e.name for e in image.prog.type(enum).enumerators or ()}
+        names |= {e.value: e.name for e in image.type(enum).enumerators or ()}
     return names
 
 
@@ -354,7 +354,7 @@ def event_slots(image: Image) -> dict[str, int]:
 
     :raises drgn.FaultError: if the kernel's table is not in the image
     """
-    names = {e.value: e.name for e in image.prog.type("enum vm_event_item").enumerators or ()}
-    table = image.prog["memcg_vm_event_stat"].read_()
-    length = array_length(member_type(image.prog.type("struct memcg_vmstats"), "events"))
+    names = {e.value: e.name for e in image.type("enum vm_event_item").enumerators or ()}
+    table = image.object("memcg_vm_event_stat").read_()
+    length = array_length(member_type(image.type("struct memcg_vmstats"), "events"))
     return {names[int(table[slot])]: slot for slot in range(length)}

@@ -56,19 +56,19 @@ class LruReader:
         self.walks = Coverage()
         self.by_generation = True
         self._has_generations = page_flags(image).generation is not None
-        self._zones = _names(image.prog.type("enum zone_type"), "__MAX_NR_ZONES")
-        self._lists = _names(image.prog.type("enum lru_list"), "NR_LRU_LISTS")
-        pn = image.prog.type("struct mem_cgroup_per_node")
+        self._zones = _names(image.type("enum zone_type"), "__MAX_NR_ZONES")
+        self._lists = _names(image.type("enum lru_list"), "NR_LRU_LISTS")
+        pn = image.type("struct mem_cgroup_per_node")
         self._size = sizeof(pn)
         self._lruvec = offsetof(pn, "lruvec")
         self._zone_size = offsetof(pn, "lru_zone_size")
         if self._has_generations:
             self._generations = lru_generations(image)
-            lrugen = member_type(image.prog.type("struct lruvec"), "lrugen")
+            lrugen = member_type(image.type("struct lruvec"), "lrugen")
             # Commit 6df1b2212950 ("mm: multi-gen LRU: rename lrugen->lists[] to
             # lrugen->folios[]") (in v6.3).
             lists = "folios" if lrugen.has_member("folios") else "lists"
-            start = self._lruvec + offsetof(image.prog.type("struct lruvec"), "lrugen")
+            start = self._lruvec + offsetof(image.type("struct lruvec"), "lrugen")
             self._nr_pages = start + offsetof(lrugen, "nr_pages")
             self._folios = start + offsetof(lrugen, lists)
         self.item = lru_cache(maxsize=None)(self._item)
@@ -171,7 +171,7 @@ class LruReader:
     def _first_folios(self, pn: int, data: bytes) -> Iterator[tuple[int, int]]:
         word, at = self.memory.word_size, self._folios
         bits = page_flags(self.image).generation
-        lru = offsetof(self.image.prog.type("struct page"), "lru")
+        lru = offsetof(self.image.type("struct page"), "lru")
         flags = mem_map(self.image).flags
         for generation, _, _ in self._each_list():
             first = self.memory.word_at(data, at)

@@ -239,7 +239,7 @@ def page_layout(image: Image) -> PageLayout:
 
     :raises ImageError: if pages of this kernel carry no memcg
     """
-    memory, page = image.memory, image.prog.type("struct page")
+    memory, page = image.memory, image.type("struct page")
     if not page.has_member("memcg_data"):
         raise ImageError("struct page has no memcg_data: this kernel does not account to memcgs")
     flags, memcg_data = offsetof(page, "flags"), offsetof(page, "memcg_data")
@@ -328,10 +328,10 @@ def _order_offset(image: Image, memory: Memory, flags: int) -> int:
     # Commit ebc1baf5c9b4 ("mm: free up a word in the first tail page") (in v6.6) moved the
     # order into the low byte of page[1].flags.
     if has_member(image, "struct page", "compound_order"):
-        return int(offsetof(image.prog.type("struct page"), "compound_order"))
+        return int(offsetof(image.type("struct page"), "compound_order"))
     if has_member(image, "struct folio", "_folio_order"):
-        folio = image.prog.type("struct folio")
-        return int(offsetof(folio, "_folio_order") % sizeof(image.prog.type("struct page")))
+        folio = image.type("struct folio")
+        return int(offsetof(folio, "_folio_order") % sizeof(image.type("struct page")))
     return memory.byte_of_word(flags, 0)
 
 

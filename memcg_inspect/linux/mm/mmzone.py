@@ -19,6 +19,7 @@ from drgn.helpers.linux.nodemask import nr_node_ids
 
 from memcg_inspect.image.image import Image, per_image
 from memcg_inspect.image.layout import array_length
+from memcg_inspect.image.lookup import UnknownKernelError
 from memcg_inspect.model import ImageError
 
 __all__ = (
@@ -97,26 +98,26 @@ def mem_map(image: Image) -> MemMap:
     :raises ImageError: if the memory model is not a virtually mapped one
     """
     memory = image.memory
-    page = image.prog.type("struct page")
+    page = image.type("struct page")
     try:
-        base = int(image.prog["vmemmap"].value_())
-    except KeyError:
+        base = int(image.object("vmemmap").value_())
+    except UnknownKernelError:
         try:
-            base = int(image.prog["mem_map"].value_())
-        except KeyError:
+            base = int(image.object("mem_map").value_())
+        except UnknownKernelError:
             raise ImageError(
                 "this kernel has neither vmemmap nor mem_map (SPARSEMEM without "
                 "CONFIG_SPARSEMEM_VMEMMAP); its page frames cannot be walked"
             ) from None
     try:
-        nodes = array_length(image.prog["node_data"].type_)
-    except KeyError:
+        nodes = array_length(image.object("node_data").type_)
+    except UnknownKernelError:
         nodes = 1  # CONFIG_NUMA=n
     width = max(nodes - 1, 0).bit_length()
     found = MemMap(
         base=base,
         size=sizeof(page),
-        page_shift=int(image.prog["PAGE_SHIFT"].value_()),
+        page_shift=int(image.object("PAGE_SHIFT").value_()),
         flags=offsetof(page, "flags"),
         node_shift=8 * memory.word_size - width,
         node_mask=(1 << width) - 1,

@@ -26,7 +26,7 @@ __all__ = ("cached_free_pages",)
 
 def cached_free_pages(image: Image, coverage: Coverage) -> set[int]:
     """Return the first pages, ``struct page *``, of free blocks that are in no buddy list."""
-    memory, page = image.memory, image.prog.type("struct page")
+    memory, page = image.memory, image.type("struct page")
     # Commit bf75f200569d ("mm/page_alloc: add page->buddy_list and page->pcp_list") (in v6.0).
     link = offsetof(page, "pcp_list" if page.has_member("pcp_list") else "lru")
     links: set[int] = set()
@@ -72,7 +72,7 @@ def _zones(image: Image) -> Iterator[Object]:
 def _heads(zone: Object) -> Iterator[tuple[int, tuple[int, ...]]]:
     """Addresses of lists, and the offsets of the links by which they can be walked."""
     image = image_of(zone.prog_)
-    ends = tuple(offsetof(image.prog.type("struct list_head"), way) for way in ("next", "prev"))
+    ends = tuple(offsetof(image.type("struct list_head"), way) for way in ("next", "prev"))
     if zone.per_cpu_pageset:
         for cpu in possible_cpus(image):
             lists = per_cpu_ptr(zone.per_cpu_pageset, cpu).lists

@@ -22,6 +22,7 @@ from memcg_inspect.image.layout import (
     has_member,
     member_type,
 )
+from memcg_inspect.image.lookup import UnknownKernelError
 from memcg_inspect.linux.mm.mmzone import mem_map
 from memcg_inspect.model import ImageError
 
@@ -90,7 +91,7 @@ def page_flags(image: Image) -> PageFlags:
 
 def lru_generations(image: Image) -> int:
     """Return ``MAX_NR_GENS``, the length of ``lrugen.timestamps``."""
-    lrugen = member_type(image.prog.type("struct lruvec"), "lrugen")
+    lrugen = member_type(image.type("struct lruvec"), "lrugen")
     # BTF does not keep the dimensions of nr_pages apart.
     return array_length(member_type(lrugen, "timestamps"))
 
@@ -114,9 +115,9 @@ def _last_cpupid_width(image: Image) -> int:
     if has_member(image, "struct page", "_last_cpupid"):
         return 0
     try:
-        cpus = array_length(image.prog["__per_cpu_offset"].type_)
-    except KeyError:
-        cpus = 8 * sizeof(image.prog.type("struct cpumask"))
+        cpus = array_length(image.object("__per_cpu_offset").type_)
+    except UnknownKernelError:
+        cpus = 8 * sizeof(image.type("struct cpumask"))
     return LAST_PID_SHIFT + _order_base_2(cpus)
 
 
@@ -124,8 +125,8 @@ def _kasan_tag_width(image: Image) -> int:
     # CONFIG_KASAN_HW_TAGS and CONFIG_KASAN_SW_TAGS.
     for name in ("kasan_flag_enabled", "__hwasan_tag_memory"):
         try:
-            image.prog.symbol(name)
-        except LookupError:
+            image.symbol(name)
+        except UnknownKernelError:
             continue
         return KASAN_TAG_WIDTH
     return 0

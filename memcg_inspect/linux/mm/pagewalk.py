@@ -20,6 +20,7 @@ from drgn.helpers.linux.mm import for_each_vma
 
 from memcg_inspect.image.image import Image
 from memcg_inspect.image.layout import constant
+from memcg_inspect.image.lookup import UnknownKernelError
 from memcg_inspect.image.progress import STOPPED
 from memcg_inspect.linux.arch.x86 import ENTRIES, Entry, page_table_geometry
 from memcg_inspect.linux.mm.mm_types import Marker, compound_orders, page_layout, page_nids
@@ -70,7 +71,7 @@ class PageTableReader:
         self._geometry = page_table_geometry(image)
         self._memory, self._frames = image.memory, mem_map(image)
         self._kinds = PageKinds(image)
-        self._pgd = offsetof(image.prog.type("struct mm_struct"), "pgd")
+        self._pgd = offsetof(image.type("struct mm_struct"), "pgd")
         # Without CONFIG_SWAP there are no swap files, without huge pages no huge zero page.
         self._swapfiles = _number(image, "nr_swapfiles", 0)
         self._huge_zero_pfn = _number(image, "huge_zero_pfn", -1)
@@ -200,8 +201,8 @@ class PageTableReader:
 
 def _number(image: Image, name: str, missing: int) -> int:
     try:
-        return int(image.prog[name].value_())
-    except LookupError:
+        return int(image.object(name).value_())
+    except UnknownKernelError:
         return missing
 
 
@@ -233,7 +234,7 @@ class PageKinds:
 
     def __init__(self, image: Image) -> None:
         self._memory, self._frames, self._layout = image.memory, mem_map(image), page_layout(image)
-        mapping = offsetof(image.prog.type("struct page"), "mapping")
+        mapping = offsetof(image.type("struct page"), "mapping")
         byte = self._memory.byte_of_word(mapping, 0)
         self._anon = Marker(byte, _MAPPING_ANON, _MAPPING_ANON)
         bit = page_flags(image).swapbacked.shift

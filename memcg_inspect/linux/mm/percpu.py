@@ -129,7 +129,7 @@ class PercpuReader:
         # Named obj_cgroups, an array of pointers, until commit 24e44cc22aa3 ("mm: percpu:
         # enable per-cpu allocation tagging") (in v6.10).
         if has_member(image, "struct pcpu_chunk", "obj_exts"):
-            ext = image.prog.type("struct pcpuobj_ext")
+            ext = image.type("struct pcpuobj_ext")
             self._vector, self.element = "obj_exts", sizeof(ext)
             self._objcg = offsetof(ext, "cgroup")
             self._codetag = offsetof(ext, "tag") if ext.has_member("tag") else None
@@ -145,7 +145,7 @@ class PercpuReader:
         self._unit_pages: dict[tuple[int, int], Counter[int]] = {}
 
     def _read_unit_offsets(self) -> list[int]:
-        offsets = self.image.prog["pcpu_unit_offsets"].read_()
+        offsets = self.image.object("pcpu_unit_offsets").read_()
         return [int(offsets[cpu]) for cpu in possible_cpus(self.image)]
 
     def chunks(self) -> Iterator[PcpuChunk]:
@@ -171,8 +171,8 @@ class PercpuReader:
             yield found
 
     def _listed(self, on_fault: OnFault) -> Iterator[Object]:
-        lists = self.image.prog["pcpu_chunk_lists"].read_()
-        for slot in range(int(self.image.prog["pcpu_nr_slots"])):
+        lists = self.image.object("pcpu_chunk_lists").read_()
+        for slot in range(int(self.image.object("pcpu_nr_slots"))):
             head = lists[slot].address_of_()
             yield from list_entries("struct pcpu_chunk", head, "list", on_fault)
 
@@ -207,8 +207,8 @@ class PercpuReader:
         """Start and size of the first unit of all chunks, and of the static variables."""
         shift = mem_map(self.image).page_shift
         try:
-            start = self.image.prog["pcpu_base_addr"].value_()
-            yield start, self.image.prog["pcpu_first_chunk"].base_addr.value_() - start, None
+            start = self.image.object("pcpu_base_addr").value_()
+            yield start, self.image.object("pcpu_first_chunk").base_addr.value_() - start, None
         except FaultError as error:
             on_fault(error)
         for chunk in self._listed(on_fault):
@@ -274,8 +274,8 @@ class PercpuReader:
     def _count_static(self) -> None:
         """Add what lies before the first chunk: static and reserved percpu memory."""
         size = mem_map(self.image).page_size
-        start = self.image.prog["pcpu_base_addr"].value_()
-        first = self.image.prog["pcpu_first_chunk"]
+        start = self.image.object("pcpu_base_addr").value_()
+        first = self.image.object("pcpu_first_chunk")
         end = first.base_addr.value_()
         self.static_size = end - start + int(first.start_offset)
         for address in range(start, end - size + 1, size):
@@ -450,7 +450,7 @@ class PercpuReader:
         nid = self._page_nids.get(number)
         if nid is None:
             try:
-                init_mm = self.image.prog["init_mm"].address_of_()
+                init_mm = self.image.object("init_mm").address_of_()
                 page = follow_page(init_mm, number << frames.page_shift)
                 nid = frames.nid(self.memory.word(page.value_() + frames.flags))
                 self.placement.read += 1

@@ -21,6 +21,7 @@ from drgn.helpers.linux.mmzone import pfn_to_section, pfn_to_section_nr, section
 
 from memcg_inspect.image.image import Image, per_image
 from memcg_inspect.image.layout import has_type, static_key_enabled
+from memcg_inspect.image.lookup import UnknownKernelError
 from memcg_inspect.linux.mm.alloc_tag import alloc_tag_size
 from memcg_inspect.linux.mm.mm_types import (
     MEMCG_DATA_FLAGS,
@@ -71,8 +72,8 @@ class _Sections:
 
     def __init__(self, image: Image) -> None:
         self._image = image
-        self.size = int(image.prog["page_ext_size"])
-        self.offset = int(image.prog["page_alloc_tagging_ops"].offset)
+        self.size = int(image.object("page_ext_size"))
+        self.offset = int(image.object("page_alloc_tagging_ops").offset)
         if not has_type(image, "struct mem_section"):
             raise ImageError("page_ext is known here with CONFIG_SPARSEMEM only")
 
@@ -100,14 +101,14 @@ class _Indexes:
     """
 
     def __init__(self, image: Image) -> None:
-        self.shift = int(image.prog["alloc_tag_ref_offs"])
-        self.mask = int(image.prog["alloc_tag_ref_mask"])
+        self.shift = int(image.object("alloc_tag_ref_offs"))
+        self.mask = int(image.object("alloc_tag_ref_mask"))
         self._size = alloc_tag_size(image)
-        self._kernel = int(image.prog["kernel_tags"].first_tag.value_())
-        self._count = int(image.prog["kernel_tags"].count)
+        self._kernel = int(image.object("kernel_tags").first_tag.value_())
+        self._count = int(image.object("kernel_tags").count)
         try:
-            self._modules = int(image.prog["module_tags"].first_tag.value_())
-        except KeyError:
+            self._modules = int(image.object("module_tags").first_tag.value_())
+        except UnknownKernelError:
             self._modules = 0  # CONFIG_MODULES=n
 
     def codetag(self, flags: int) -> int:
@@ -127,7 +128,7 @@ def _indexes(image: Image) -> _Indexes | None:
 
 def page_ext_bytes(image: Image) -> int:
     """Return the bytes that each page has for its tag, beside its ``struct page``."""
-    return 0 if _indexes(image) else int(image.prog["page_alloc_tagging_ops"].size)
+    return 0 if _indexes(image) else int(image.object("page_alloc_tagging_ops").size)
 
 
 class PageTagReader:
@@ -145,7 +146,7 @@ class PageTagReader:
         self.memory, self.frames, self.layout = image.memory, mem_map(image), page_layout(image)
         self._indexes = _indexes(image)
         self._sections = None if self._indexes else _Sections(image)
-        count = offsetof(image.prog.type("struct page"), "_refcount")
+        count = offsetof(image.type("struct page"), "_refcount")
         #: Pages that nobody holds, and that have no type: free ones, and all but the first one
         #: of blocks that are not compound.
         self._bare = [

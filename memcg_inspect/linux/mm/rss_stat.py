@@ -17,6 +17,7 @@ from drgn import FaultError, Object, TypeKind, offsetof, sizeof
 
 from memcg_inspect.image.image import Image, per_image
 from memcg_inspect.image.layout import constant, has_member, member_type
+from memcg_inspect.image.lookup import UnknownKernelError
 from memcg_inspect.linux.kernel.sched import Thread
 from memcg_inspect.linux.lib.percpu_counter import percpu_counter_bound, percpu_counter_parts
 from memcg_inspect.linux.mm.mmzone import mem_map
@@ -73,7 +74,7 @@ class RssCounter(NamedTuple):
 @per_image
 def _is_percpu(image: Image) -> bool:
     # Commit f1a7941243c1 ("mm: convert mm's rss stats into percpu_counter") (in v6.2).
-    type_ = member_type(image.prog.type("struct mm_struct"), "rss_stat").unaliased()
+    type_ = member_type(image.type("struct mm_struct"), "rss_stat").unaliased()
     return bool(type_.kind == TypeKind.ARRAY)
 
 
@@ -106,13 +107,13 @@ def rss_bounds(image: Image, threads: int) -> dict[str, int | None]:
     if _is_percpu(image):
         try:
             return dict.fromkeys(ITEMS.values(), percpu_counter_bound(image))
-        except LookupError:
+        except UnknownKernelError:
             return dict.fromkeys(ITEMS.values(), None)
     if not counts_by_task(image):
         return dict.fromkeys(ITEMS.values(), 0)
     try:
-        around = int(image.prog["fault_around_bytes"].value_())
-    except (LookupError, FaultError):
+        around = int(image.object("fault_around_bytes").value_())
+    except (UnknownKernelError, FaultError):
         around = _FAULT_AROUND_BYTES
     of_files = _FAULTS * max(around >> mem_map(image).page_shift, 1) * threads
     bounds: dict[str, int | None] = dict.fromkeys(ITEMS.values(), _FAULTS * threads)
@@ -134,7 +135,7 @@ def read_rss(
     :param is_all: whether none is missing
     :return: by ``struct mm_struct *`` and item; those that cannot be read are left out
     """
-    members = image.prog.type("struct mm_struct")
+    members = image.type("struct mm_struct")
     offset = offsetof(members, "rss_stat")
     size = sizeof(member_type(members, "rss_stat"))
     memory, data = image.memory, {}
@@ -170,7 +171,7 @@ def _drop_partial(image: Image, held: dict[int, list[Sequence[int]]]) -> None:
 def _percpu(
     image: Image, data: Mapping[int, bytes], coverage: Coverage
 ) -> dict[int, dict[str, RssCounter]]:
-    counter, memory = image.prog.type("struct percpu_counter"), image.memory
+    counter, memory = image.type("struct percpu_counter"), image.memory
     size, count = sizeof(counter), offsetof(counter, "count")
     # Without CONFIG_SMP there are no parts.
     has_parts = counter.has_member("counters")

@@ -32,6 +32,7 @@ from memcg_inspect.image.layout import (
     static_key_enabled,
     word_field,
 )
+from memcg_inspect.image.lookup import UnknownKernelError
 from memcg_inspect.image.strings import Strings
 from memcg_inspect.linux.mm.kfence import kfence_pages
 from memcg_inspect.linux.mm.mm_types import MEMCG_DATA_FLAGS, SlabPage
@@ -194,13 +195,13 @@ def slab_layout(image: Image) -> SlabLayout:
         return field(member) if slab.has_member(member) else None
 
     try:
-        slab = image.prog.type("struct slab")
-    except LookupError:
+        slab = image.type("struct slab")
+    except UnknownKernelError:
         raise ImageError("there is no struct slab: this kernel is older than 5.17") from None
     codetag = None
     if slab.has_member("obj_exts"):
         exts = field("obj_exts")
-        ext = image.prog.type("struct slabobj_ext")
+        ext = image.type("struct slabobj_ext")
         element = sizeof(ext)
         # Renamed when the codetag moved into an element of its own (7.3).
         objcg = offsetof(ext, "_objcg" if ext.has_member("_objcg") else "objcg")
@@ -242,7 +243,7 @@ class SlabReader:
         self.frames = mem_map(image)
         self.layout = slab_layout(image)
         self._words = self.memory.unpacker(
-            sizeof(image.prog.type("struct slab")) // self.memory.word_size
+            sizeof(image.type("struct slab")) // self.memory.word_size
         )
         self.caches: dict[int, SlabCache] = {}
         self.coverage = Coverage()

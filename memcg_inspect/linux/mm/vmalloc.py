@@ -20,6 +20,7 @@ from drgn.helpers.linux.mm import find_vmap_area, virt_to_page
 
 from memcg_inspect.image.image import Image, per_image
 from memcg_inspect.image.layout import has_member, member_type
+from memcg_inspect.image.lookup import UnknownKernelError
 from memcg_inspect.linux.kernel.sched import find_tasks
 from memcg_inspect.linux.lib.list import OnFault, list_entries
 from memcg_inspect.model import Coverage
@@ -98,17 +99,17 @@ def thread_size(image: Image) -> int:
     """
     Return ``THREAD_SIZE``, in bytes: the size of the first task's stack.
 
-    :raises LookupError: if its symbols are missing
+    :raises UnknownKernelError: if its symbols are missing
     """
     # Renamed in commit 8f69cba096b5 ("x86: Rename __{start,end}_init_task to
     # __{start,end}_init_stack") (in v6.10).
     for name in ("stack", "task"):
         try:
-            start = image.prog.symbol(f"__start_init_{name}").address
-            return int(image.prog.symbol(f"__end_init_{name}").address - start)
-        except LookupError:
+            start = image.symbol(f"__start_init_{name}").address
+            return int(image.symbol(f"__end_init_{name}").address - start)
+        except UnknownKernelError:
             continue
-    raise LookupError("there is no __start_init_stack")
+    raise UnknownKernelError("could not find symbol __start_init_stack")
 
 
 def vm_areas(image: Image, coverage: Coverage, stack_coverage: Coverage) -> Iterator[VmArea]:
@@ -118,7 +119,7 @@ def vm_areas(image: Image, coverage: Coverage, stack_coverage: Coverage) -> Iter
     :param stack_coverage: tasks whose stacks tell which areas are stacks
     """
     memory = image.memory
-    vm_type = image.prog.type("struct vm_struct")
+    vm_type = image.type("struct vm_struct")
     at = {name: offsetof(vm_type, name) for name in ("addr", "flags", "pages", "nr_pages")}
     # An unsigned long since 7.2, an unsigned int before.
     count_size = sizeof(member_type(vm_type, "nr_pages"))
@@ -152,9 +153,9 @@ def _vmap_areas(image: Image, on_fault: OnFault) -> Iterator[Object]:
     # Commit d093602919ad ("mm: vmalloc: remove global vmap_area_root rb-tree") (in v6.9) split
     # the list up.
     try:
-        nodes = image.prog["vmap_nodes"]
-    except KeyError:
-        heads = [image.prog["vmap_area_list"].address_of_()]
+        nodes = image.object("vmap_nodes")
+    except UnknownKernelError:
+        heads = [image.object("vmap_area_list").address_of_()]
     else:
         # Compilers optimize the pointer away where there is but one.
         try:
@@ -162,7 +163,7 @@ def _vmap_areas(image: Image, on_fault: OnFault) -> Iterator[Object]:
         except ObjectAbsentError:
             nodes = image.prog.variable("single", "mm/vmalloc.c").address_of_()
         try:
-            number = int(image.prog["nr_vmap_nodes"].value_())
+            number = int(image.object("nr_vmap_nodes").value_())
         except ObjectAbsentError:
             number = 1
         heads = [nodes[i].busy.head.address_of_() for i in range(number)]

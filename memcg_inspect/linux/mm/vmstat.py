@@ -33,7 +33,7 @@ def read_node_stats(
     """
     slots = {name: slot for name in items if (slot := constant(image, name)) is not None}
     memory, stats = image.memory, {}
-    diffs = offsetof(image.prog.type("struct per_cpu_nodestat"), "vm_node_stat_diff")
+    diffs = offsetof(image.type("struct per_cpu_nodestat"), "vm_node_stat_diff")
     for pgdat in for_each_online_pgdat(image.prog):
         try:
             percpu = pgdat.per_cpu_nodestats.value_() + diffs

@@ -15,6 +15,7 @@ from drgn import FaultError, Object, offsetof, sizeof
 
 from memcg_inspect.image.image import Image
 from memcg_inspect.image.layout import bit_field, has_member, has_type
+from memcg_inspect.image.lookup import UnknownKernelError
 from memcg_inspect.linux.lib.list import rbtree_entries
 from memcg_inspect.linux.lib.xarray import xa_entries
 from memcg_inspect.linux.mm.mm_types import MEMCG_DATA_FLAGS
@@ -81,7 +82,7 @@ class ZswapReader:
         self.entry_size = 0
         if not self.has_zswap:
             return
-        entry = image.prog.type("struct zswap_entry")
+        entry = image.type("struct zswap_entry")
         self.entry_size = sizeof(entry)
         self._length = offsetof(entry, "length")
         self._handle = offsetof(entry, "handle")
@@ -129,8 +130,8 @@ class ZswapReader:
             self.coverage.miss("tree of zswap entries", error.address, str(error))
 
         try:
-            trees = self.image.prog["zswap_trees"].read_()
-        except KeyError:
+            trees = self.image.object("zswap_trees").read_()
+        except UnknownKernelError:
             return
         for swap_type, tree in enumerate(trees):
             if not tree:
@@ -138,7 +139,7 @@ class ZswapReader:
             try:
                 if tree.type_.type.unaliased().type_name() == "struct xarray":
                     # Commit 796c2c23e14e ("zswap: replace RB tree with xarray") (in v6.10).
-                    for i in range(int(self.image.prog["nr_zswap_trees"][swap_type])):
+                    for i in range(int(self.image.object("nr_zswap_trees")[swap_type])):
                         try:
                             yield from xa_entries(tree[i], missed)
                         except FaultError as error:
@@ -169,7 +170,7 @@ class ZswapReader:
             parts = self._locations.parts(entry)
             self.placement.read += 1
             return parts
-        except (FaultError, LookupError, ValueError) as error:
+        except (FaultError, UnknownKernelError, ValueError) as error:
             self.placement.miss("data of a zswap entry", entry.address, str(error))
             return None
 
@@ -200,10 +201,10 @@ class _Locations:
         shifts = [64 - (bits - self.frames.page_shift) for bits in MAX_POSSIBLE_PHYSMEM_BITS]
         self._shifts = tuple(shifts)
         self._shift = shifts[0]
-        page = image.prog.type("struct page")
+        page = image.type("struct page")
         # struct zpdesc overlays struct page since 6.14; the members have kept their places.
         if has_type(image, "struct zpdesc"):
-            desc = image.prog.type("struct zpdesc")
+            desc = image.type("struct zpdesc")
             self._zspage, self._next = offsetof(desc, "zspage"), offsetof(desc, "next")
         else:
             self._zspage, self._next = offsetof(page, "private"), offsetof(page, "index")
@@ -219,7 +220,7 @@ class _Locations:
             self._shift = shift
             try:
                 parts = self._parts(entry)
-            except (FaultError, LookupError, ValueError):
+            except (FaultError, UnknownKernelError, ValueError):
                 if shift == self._shifts[-1]:
                     raise
                 continue
@@ -235,6 +236,8 @@ class _Locations:
         parts: list[ZswapPart] = []
         at, end, page_size = offset, offset + entry.length, self.frames.page_size
         while at < end:
+            if at // page_size >= len(pages):
+                raise ValueError("the object is longer than its zspage")
             upto = min(end, (at // page_size + 1) * page_size)
             held = pages[at // page_size]
             nid = self.frames.nid(self.memory.word(held + self.frames.flags))
@@ -249,7 +252,7 @@ class _Locations:
         if known is not None:
             return known
         zspage = Object(self.image.prog, "struct zspage *", address)
-        raw = self.memory.read(address, sizeof(self.image.prog.type("struct zspage")))
+        raw = self.memory.read(address, sizeof(self.image.type("struct zspage")))
         size_class = zspage.pool.size_class[self._class.get(raw)]
         pages = [zspage.member_(self._first).value_()]
         for _ in range(int(size_class.pages_per_zspage) - 1):

@@ -18,6 +18,7 @@ from typing import NamedTuple
 from drgn import FaultError, Object, offsetof
 
 from memcg_inspect.image.image import Image
+from memcg_inspect.image.lookup import UnknownKernelError
 from memcg_inspect.linux.lib.list import list_entries
 from memcg_inspect.linux.mm.kfence import kfence_pages
 from memcg_inspect.linux.mm.slab import Slab, SlabReader
@@ -58,8 +59,8 @@ def socket_caches(image: Image, coverage: Coverage) -> dict[int, Protocol]:
     """
     found: dict[int, Protocol] = {}
     try:
-        head = image.prog["proto_list"].address_of_()
-    except KeyError:
+        head = image.object("proto_list").address_of_()
+    except UnknownKernelError:
         return found  # CONFIG_NET=n
 
     def missed(error: FaultError) -> None:
@@ -99,7 +100,7 @@ class SockReader:
         self.caches = socket_caches(image, self.coverage)
         self._protocols: dict[int, Protocol] = {}
         self._kfence = kfence_pages(image)
-        sock = image.prog.type("struct sock")
+        sock = image.type("struct sock")
         self._memcg = offsetof(sock, "sk_memcg")
         self._refs = offsetof(sock, "__sk_common.skc_refcnt")
         self._amounts = [

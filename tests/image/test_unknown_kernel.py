@@ -1,0 +1,147 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+"""An unsupported kernel is told in one line; a mistake of the program is not taken for one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from drgn import (
+    FaultError,
+    Object,
+    Program,
+    TypeKindSet,
+    container_of,
+    offsetof,
+)
+from support.guests import DEBIAN_KERNELS, Lab
+
+from memcg_inspect.cli import main
+from memcg_inspect.image.image import image_of
+from memcg_inspect.image.layout import bit_field, member_type
+from memcg_inspect.image.lookup import UnknownKernelError
+from memcg_inspect.image.missing import needing_all
+from memcg_inspect.model import ImageError
+
+NEWEST = DEBIAN_KERNELS[-1]
+
+
+def raising(error: Exception) -> Callable[..., None]:
+    def view(*_: object, **__: object) -> None:
+        raise error
+
+    return view
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        KeyError("of a dict"),
+        IndexError("of a list"),
+        AttributeError("'Page' object has no attribute 'x'"),
+    ],
+    ids=repr,
+)
+def test_mistakes_are_raised_as_they_are(error: Exception) -> None:
+    with pytest.raises(type(error)) as raised, needing_all():
+        raise error
+    assert raised.value is error
+
+
+@pytest.mark.parametrize(
+    "error", [KeyError("of a dict"), IndexError("list index out of range")], ids=repr
+)
+@pytest.mark.parametrize(
+    ("command", "reader"),
+    [
+        ("stock", "memcg_inspect.views.stock.read_obj_stocks"),
+        ("audit", "memcg_inspect.collect.collector.read_memcgs"),
+    ],
+)
+@pytest.mark.image
+def test_a_mistake_ends_with_status_70(
+    lab: Lab,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    error: Exception,
+    command: str,
+    reader: str,
+) -> None:
+    monkeypatch.setattr(reader, raising(error))
+    status = main([command, "-c", str(lab.image(NEWEST).core), "--debuginfo", "btf"])
+    said = capsys.readouterr()
+    assert (status, said.out) == (70, "")
+    assert f"{type(error).__name__}: {error}" in said.err.splitlines()
+    assert "in view" in said.err
+    assert "report" in said.err.splitlines()[-1]
+
+
+def lookups(prog: Program) -> dict[str, Callable[[], object]]:
+    """Every way to look up a name that drgn or an Image offers."""
+    task, image = prog["init_task"].address_of_(), image_of(prog)
+    return {
+        "struct unknown_a": lambda: prog.type("struct unknown_a"),
+        "unknown_b": lambda: prog["unknown_b"],
+        "unknown_c": lambda: prog.symbol("unknown_c"),
+        "unknown_d": lambda: task.unknown_d,
+        "unknown_e": lambda: task.member_("unknown_e"),
+        "unknown_f": lambda: offsetof(prog.type("struct page"), "unknown_f"),
+        "unknown_g": lambda: container_of(task, "struct page", "unknown_g"),
+        "unknown_h": lambda: prog.constant("unknown_h"),
+        "struct unknown_i": lambda: Object(prog, "struct unknown_i", address=1),
+        "struct unknown_j": lambda: image.type("struct unknown_j"),
+        "unknown_k": lambda: image.object("unknown_k"),
+        "unknown_l": lambda: image.symbol("unknown_l"),
+        "unknown_m": lambda: bit_field(image, "struct page", "unknown_m"),
+        "unknown_n": lambda: member_type(prog.type("struct page"), "unknown_n"),
+    }
+
+
+@pytest.mark.image
+def test_names_that_drgn_does_not_find(lab: Lab) -> None:
+    for name, look_up in lookups(lab.image(NEWEST).program()).items():
+        with pytest.raises(UnknownKernelError) as raised, needing_all():
+            look_up()
+        said = str(raised.value)
+        assert said.startswith("this kernel is not supported, or its debug info is incomplete: ")
+        assert f"{name}'" in said
+        assert "\n" not in said
+
+
+@pytest.mark.parametrize(
+    ("command", "missing"),
+    [
+        ("audit", "struct memcg_vmstats"),
+        ("stat /", "struct lruvec_stats"),
+        ("percpu", "struct page"),
+        ("slabinfo", "struct page"),
+    ],
+)
+@pytest.mark.image
+def test_a_missing_type_ends_with_status_2(
+    lab: Lab,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    command: str,
+    missing: str,
+) -> None:
+    from memcg_inspect.btf.session import Session
+
+    found = Session.type
+
+    def find(self: Session, kinds: TypeKindSet, name: str) -> object:
+        return None if f"struct {name}" == missing else found(self, kinds, name)
+
+    monkeypatch.setattr(Session, "type", find)
+    status = main([*command.split(), "-c", str(lab.image(NEWEST).core), "--debuginfo", "btf"])
+    said = capsys.readouterr()
+    assert (status, said.out) == (2, "")
+    assert len(said.err.splitlines()) == 1
+    assert missing in said.err
+
+
+def test_missing_memory_has_a_message_of_its_own() -> None:
+    with pytest.raises(ImageError, match="the image lacks memory") as raised, needing_all():
+        raise FaultError("Excluded page", 0x1000)
+    assert not isinstance(raised.value, UnknownKernelError)
+    assert "makedumpfile" in str(raised.value)
