@@ -32,6 +32,7 @@ LAYERS: dict[str, frozenset[str]] = {
 LAYER_OF = {
     "model": "model",
     "tables": "model",
+    "elf": "model",
     "btf": "btf",
     "image": "image",
     "linux": "linux",

@@ -11,13 +11,14 @@ BTF itself or is an ELF file with a section ``.BTF``.
 from __future__ import annotations
 
 import os
-import struct
 from typing import NamedTuple
 
 from drgn import FaultError, Program, ProgramFlags
 
 from memcg_inspect.btf.parse import MAGIC, BtfError
 from memcg_inspect.btf.symbols import Symbols
+from memcg_inspect.elf import MAGIC as ELF_MAGIC
+from memcg_inspect.elf import ElfError, ElfFile
 
 __all__ = ("ADVICE", "Source", "from_file", "from_image", "is_running_kernel")
 
@@ -83,42 +84,24 @@ def from_file(path: str) -> Source:
     """
     try:
         with open(path, "rb") as file:
-            head = file.read(64)
-            if head[:4] != b"\x7fELF":
+            head = file.read(4)
+            if head != ELF_MAGIC:
                 if int.from_bytes(head[:2], "little") not in (MAGIC, _swap(MAGIC)):
                     raise BtfError(f"{path} is neither BTF nor an ELF file")
                 return Source(f"BTF of {path}", head + file.read(LIMIT))
-            place = _elf_section(file.fileno(), head, b".BTF")
-            if place is None:
+            elf = ElfFile(file)
+            section = elf.section(b".BTF")
+            if section is None:
                 raise BtfError(f"{path} has no section .BTF: {ADVICE}")
-            data = os.pread(file.fileno(), min(place[1], LIMIT), place[0])
+            if section.size > LIMIT:
+                raise BtfError(f"{path}: a section .BTF of {section.size} bytes is too large")
+            data = elf.read(section)
     except OSError as error:
         raise BtfError(f"{path}: {error.strerror}") from None
-    except struct.error:
-        raise BtfError(f"{path} is a damaged ELF file") from None
+    except ElfError as error:
+        raise BtfError(f"{path} is a damaged ELF file: {error}") from None
     return Source(f"BTF of {path}", data)
 
 
 def _swap(magic: int) -> int:
     return magic >> 8 | (magic & 0xFF) << 8
-
-
-def _elf_section(file: int, head: bytes, name: bytes) -> tuple[int, int] | None:
-    """Return offset and size of a section of an ELF file of any class and byte order."""
-    order, wide = "<" if head[5] == 1 else ">", head[4] == 2
-    # Elf64_Ehdr and Elf32_Ehdr, from e_shoff on.
-    table, size, count, names = (
-        struct.unpack_from(f"{order}40xQ10xHHH", head)
-        if wide
-        else struct.unpack_from(f"{order}32xI10xHHH", head)
-    )
-    form = struct.Struct(f"{order}IIQQQQ" if wide else f"{order}IIIIII")
-    raw = os.pread(file, size * count, table)
-    sections = [form.unpack_from(raw, at) for at in range(0, len(raw), size or 1)]
-    if names >= len(sections):
-        return None
-    strings = os.pread(file, min(sections[names][5], LIMIT), sections[names][4])
-    for at, *_, offset, length in sections:
-        if strings[at : at + len(name) + 1] == name + b"\0":
-            return offset, length
-    return None

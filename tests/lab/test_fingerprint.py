@@ -20,8 +20,8 @@ SHELL = "#!/bin/sh\n# a comment\necho 'a # b'\n\techo c\n"
     ("name", "text", "left"),
     [
         ("a.py", PYTHON, 'x = "# no comment"\n'),
-        ("a.c", C, "int x = 1;\nchar *s = \"/* no comment */\", c = '\"';\n"),
-        ("a.h", C, "int x = 1;\nchar *s = \"/* no comment */\", c = '\"';\n"),
+        ("a.c", C, 'int x = 1;\nchar *s = "/* no comment */", c = \'"\';\n'),
+        ("a.h", C, 'int x = 1;\nchar *s = "/* no comment */", c = \'"\';\n'),
         ("init", SHELL, "#!/bin/sh\necho 'a # b'\n\techo c\n"),
         ("Kbuild", "# kept\nobj-m := a.o", "# kept\nobj-m := a.o"),
     ],
@@ -33,7 +33,9 @@ def test_comments_are_left_out(name: str, text: str, left: str, tmp_path: Path) 
 
 def test_docstrings_of_functions_and_classes(tmp_path: Path) -> None:
     path = tmp_path / "a.py"
-    path.write_text('class A:\n    """Doc."""\n\n    def f(self):\n        """Doc."""\n        pass\n')
+    path.write_text(
+        'class A:\n    """Doc."""\n\n    def f(self):\n        """Doc."""\n        pass\n'
+    )
     assert fingerprint.code(path) == "class A:\n    def f(self):\n        pass\n"
 
 
