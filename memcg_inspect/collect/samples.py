@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from memcg_inspect.checks.ledger import ChargeKind, Entry
 from memcg_inspect.collect.page_uses import PageUses
 from memcg_inspect.image.image import Image
-from memcg_inspect.linux.mm.debug import Folio, folios_of
+from memcg_inspect.linux.mm.memcg_data import Folio, folios_of
 from memcg_inspect.linux.mm.mm_types import scan_pages
 from memcg_inspect.linux.mm.mmzone import mem_map
 from memcg_inspect.linux.mm.percpu import PercpuReader

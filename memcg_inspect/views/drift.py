@@ -12,14 +12,9 @@ from drgn import FaultError, Object
 from memcg_inspect.checks.counters import Counters
 from memcg_inspect.collect.image_info import image_info
 from memcg_inspect.image.image import Image
-from memcg_inspect.linux.mm.memcontrol_vmstats import (
-    ByCpu,
-    FlushRule,
-    StatLine,
-    StatReader,
-    event_slots,
-    stat_lines,
-)
+from memcg_inspect.linux.mm.memcontrol_flush import FlushRule
+from memcg_inspect.linux.mm.memcontrol_stat import StatLine, stat_lines
+from memcg_inspect.linux.mm.memcontrol_vmstats import ByCpu, StatReader, event_slots
 from memcg_inspect.model import Memcg, Stat
 from memcg_inspect.tables import Answer, Column, NotRead, Table, Value, matches
 from memcg_inspect.views.payers import Payers

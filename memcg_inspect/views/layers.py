@@ -22,14 +22,9 @@ from memcg_inspect.image.layout import has_member
 from memcg_inspect.image.lookup import UnknownKernelError
 from memcg_inspect.linux.fs.inode import mapping_name
 from memcg_inspect.linux.kernel.sched import read_task, task_of_stack
-from memcg_inspect.linux.mm.debug import (
-    PageInfo,
-    count_payers,
-    page_at,
-    page_behind,
-    read_page,
-)
+from memcg_inspect.linux.mm.debug import PageInfo, page_at, page_behind, read_page
 from memcg_inspect.linux.mm.kfence import kfence_object, kfence_pages
+from memcg_inspect.linux.mm.memcg_data import count_payers
 from memcg_inspect.linux.mm.memcontrol import accounting
 from memcg_inspect.linux.mm.mmzone import mem_map
 from memcg_inspect.linux.mm.percpu import PcpuArea, PcpuPlace, PercpuReader

@@ -11,7 +11,8 @@ from memcg_inspect.collect.counters import read_counters
 from memcg_inspect.collect.image_info import image_info
 from memcg_inspect.image.image import Image
 from memcg_inspect.linux.mm.memcontrol import has_node_objcgs, on_default_hierarchy
-from memcg_inspect.linux.mm.memcontrol_vmstats import StatLine, StatReader, event_slots, stat_lines
+from memcg_inspect.linux.mm.memcontrol_stat import StatLine, stat_lines
+from memcg_inspect.linux.mm.memcontrol_vmstats import StatReader, event_slots
 from memcg_inspect.model import Memcg
 from memcg_inspect.tables import Answer, Column, NotRead, Table, Value
 from memcg_inspect.views.payers import Payers

@@ -226,7 +226,7 @@ def test_without_generations_types_are_compared(
     lab: Lab, kernel: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where the generation is not where it was expected, sums by type still hold."""
-    monkeypatch.setattr(LruReader, "_are_generations_there", lambda self, lruvecs: False)
+    monkeypatch.setattr(LruReader, "_generations_are_right", lambda self, lruvecs: False)
     snapshot = collect(image_of(lab.image(kernel, "4", "mixed").program()))
     assert snapshot.lru is not None and not snapshot.lru.by_generation
     rows = lru_rows(snapshot)

@@ -1,16 +1,17 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 """
-One page, told in full
-----------------------
+Description of one page
+-----------------------
 
-Mirrors :linux:`include/linux/page-flags.h` and the free lists of :linux:`mm/page_alloc.c`.
-The pass over all pages takes columns out of many; this looks at a single one.
+Mirrors ``dump_page()`` of :linux:`mm/debug.c`: node, order, page type, mapping, and who pays for
+a page. The free lists of :linux:`mm/page_alloc.c` and the page types of
+:linux:`include/linux/page-flags.h` tell what a page is that nobody pays for.
+
+This module reads one page at a time. :mod:`memcg_inspect.linux.mm.mm_types` reads many.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator, Set
 from typing import NamedTuple
 
 from drgn import FaultError, Object, offsetof
@@ -18,50 +19,45 @@ from drgn.helpers.linux.mm import compound_head, in_direct_map
 
 from memcg_inspect.image.image import Image, per_image
 from memcg_inspect.image.layout import array_length, constant, has_type, member_type
+from memcg_inspect.linux.mm.memcg_data import swap_cache_bits
 from memcg_inspect.linux.mm.mm_types import (
     MEMCG_DATA_FLAGS,
     MEMCG_DATA_KMEM,
-    RawPiece,
     SlabPage,
     page_layout,
 )
 from memcg_inspect.linux.mm.mmzone import mem_map, page_ranges
-from memcg_inspect.linux.mm.page_flags import page_flags
-from memcg_inspect.model import Coverage
 
-__all__ = (
-    "Folio",
-    "PageInfo",
-    "count_payers",
-    "folios_of",
-    "page_at",
-    "page_behind",
-    "read_page",
-    "swap_cache_bits",
-)
+__all__ = ("PageInfo", "page_at", "page_behind", "read_page")
 
-#: Page types while they were macros, before commit ff202303c398 ("mm: convert page type macros
-#: to enum") (in v6.10): bits of ``page_type`` that are clear.
-_MACROS = {"buddy": 0x80, "offline": 0x100, "table": 0x200, "guard": 0x400}
-#: ``PAGE_TYPE_BASE``: set in all types that are such bits.
-_BASE = 0xF0000000
+#: ``PG_buddy`` etc., up to commit ff202303c398 ("mm: convert page type macros to enum")
+#: (in v6.10). A page of a type has this bit of ``page_type`` clear.
+_PAGE_TYPE_MACROS = {"buddy": 0x80, "offline": 0x100, "table": 0x200, "guard": 0x400}
+#: ``PAGE_TYPE_BASE``: these bits of ``page_type`` are set if the page has a type (up to 6.11).
+_PAGE_TYPE_BASE = 0xF0000000
 
 
 class PageInfo(NamedTuple):
     """
-    A page frame.
+    One page.
 
-    :ivar page: its ``struct page *``
-    :ivar head: that of the first page of the compound page, or of the free block, that it is in
-    :ivar order: of that block
-    :ivar type: name in ``enum pagetype``; ``""`` if it has none
-    :ivar reserved: ``PG_reserved``
-    :ivar refs: ``_refcount`` of the head
-    :ivar is_kmem: ``MEMCG_DATA_KMEM``
-    :ivar payer: ``struct obj_cgroup *``; of user pages before 7.2 ``struct mem_cgroup *``; 0 for
-        nobody
-    :ivar mapping, pgoff: what it is of, and which page of that, if it is a user page
-    :ivar slab: what reads slabs, if it is one
+    All but ``page`` and ``pfn`` are of the compound page or the free block that the page is in.
+
+    :ivar page: ``struct page *``
+    :ivar pfn: page frame number
+    :ivar nid: node
+    :ivar head: ``struct page *`` of the first page of the compound page or free block
+    :ivar order: order of the compound page or free block
+    :ivar type: name in ``enum pagetype``, in lower case and without prefix; ``""`` for none
+    :ivar reserved: whether ``PG_reserved`` is set
+    :ivar refs: ``_refcount``
+    :ivar is_kmem: whether ``MEMCG_DATA_KMEM`` is set
+    :ivar payer: ``struct obj_cgroup *``, before 7.2 ``struct mem_cgroup *`` for user pages; 0 if
+        no memcg pays
+    :ivar mapping: ``page->mapping`` with its flags; has a meaning for user pages only
+    :ivar pgoff: ``page_pgoff()``: index of the page in its mapping, in pages
+    :ivar swap_cache: whether the page is in the swap cache, ``folio_test_swapcache()``
+    :ivar slab: the slab that the page belongs to; ``None`` for other pages
     """
 
     page: int
@@ -82,9 +78,10 @@ class PageInfo(NamedTuple):
 
 def page_behind(image: Image, address: int) -> int | None:
     """
-    Return the page that an address in the direct map is on.
+    Return the page that an address in the direct map belongs to, ``virt_to_page()``.
 
-    :return: ``struct page *``; ``None`` if there is none
+    :param address: ``void *``
+    :return: ``struct page *``; ``None`` if the address is not in the direct map, or has no page
     """
     if not in_direct_map(image.prog, address):
         return None
@@ -94,9 +91,10 @@ def page_behind(image: Image, address: int) -> int | None:
 
 def page_at(image: Image, address: int) -> int | None:
     """
-    Return the ``struct page *`` that an address is in.
+    Return the ``struct page`` that an address lies in.
 
-    :return: ``None`` if it is not in the memory map
+    :param address: address of any byte of a ``struct page``
+    :return: ``struct page *``; ``None`` if the address is not in the memory map
     """
     frames = mem_map(image)
     page = address - (address - frames.base) % frames.size
@@ -110,10 +108,10 @@ def _is_valid(image: Image, page: int) -> bool:
 
 def read_page(image: Image, page: int) -> PageInfo:
     """
-    Read a page.
+    Describe a page.
 
     :param page: ``struct page *``
-    :raises drgn.FaultError: if it cannot be read
+    :raises drgn.FaultError: if its ``struct page``, or that of its head, cannot be read
     """
     memory, frames, layout = image.memory, mem_map(image), page_layout(image)
     head = compound_head(Object(image.prog, "struct page *", page)).value_()
@@ -125,23 +123,24 @@ def read_page(image: Image, page: int) -> PageInfo:
         head, order = free
         raw = memory.read(head, frames.size)
     flags, data = memory.word_at(raw, frames.flags), memory.word_at(raw, layout.memcg_data)
-    struct, nid = image.type("struct page"), frames.nid(memory.word_at(raw, frames.flags))
-    is_slab, bits = all(marker.is_set(raw) for marker in layout.slab), swap_cache_bits(image)
-    count = offsetof(struct, "_refcount")
+    nid, swap_cache = frames.nid(flags), swap_cache_bits(image)
+    is_slab = all(marker.is_set(raw) for marker in layout.slab)
+    page_type = image.type("struct page")
+    refcount = offsetof(page_type, "_refcount")
     return PageInfo(
         page=page,
         pfn=frames.pfn(page),
         nid=nid,
         head=head,
         order=order,
-        type="slab" if is_slab else _type_of(image, raw),
+        type="slab" if is_slab else _page_type(image, raw),
         reserved=bool(flags >> (constant(image, "PG_reserved") or 0) & 1),
-        refs=int.from_bytes(raw[count : count + 4], memory.order, signed=True),
+        refs=int.from_bytes(raw[refcount : refcount + 4], memory.order, signed=True),
         is_kmem=data & MEMCG_DATA_FLAGS == MEMCG_DATA_KMEM and not is_slab,
         payer=0 if is_slab else data & ~MEMCG_DATA_FLAGS,
-        mapping=memory.word_at(raw, offsetof(struct, "mapping")),
+        mapping=memory.word_at(raw, offsetof(page_type, "mapping")),
         pgoff=memory.word_at(raw, _index_offset(image)) + (page - head) // frames.size,
-        swap_cache=flags & bits == bits,
+        swap_cache=flags & swap_cache == swap_cache,
         slab=SlabPage(head, nid, order, raw) if is_slab else None,
     )
 
@@ -152,69 +151,46 @@ def _index_offset(image: Image) -> int:
     return int(offsetof(page, "index" if page.has_member("index") else "__folio_index"))
 
 
-def count_payers(image: Image, pages: list[int], coverage: Coverage) -> Counter[tuple[int, int]]:
-    """
-    Count kernel pages by ``struct obj_cgroup *``, 0 for nobody, and node.
-
-    :param pages: ``struct page *``
-    :param coverage: counts those that could be read, and those that could not
-    """
-    memory, frames, layout = image.memory, mem_map(image), page_layout(image)
-    found: Counter[tuple[int, int]] = Counter()
-    for first, count in _runs(sorted(pages), frames.size):
-        for offset, data in memory.pieces(first, count * frames.size, frames.size):
-            if data is None:
-                coverage.miss("struct pages", first + offset, "not in the image")
-                continue
-            words = memory.words(data, layout.memcg_data, frames.size)
-            flags = memory.words(data, frames.flags, frames.size)
-            coverage.read += len(words)
-            found.update(
-                (
-                    word & ~MEMCG_DATA_FLAGS if word & MEMCG_DATA_FLAGS == MEMCG_DATA_KMEM else 0,
-                    frames.nid(flag),
-                )
-                for word, flag in zip(words, flags, strict=True)
-            )
-    return found
-
-
-def _runs(pages: list[int], size: int) -> Iterator[tuple[int, int]]:
-    """Pages that lie side by side: the first one, and how many."""
-    start = 0
-    for i in range(1, len(pages) + 1):
-        if i == len(pages) or pages[i] != pages[i - 1] + size:
-            yield pages[start], i - start
-            start = i
-
-
 @per_image
-def _types(image: Image) -> tuple[dict[int, str], dict[int, str]]:
-    """Names of page types: by the highest byte, and by the bit that is clear."""
+def _page_types(image: Image) -> tuple[dict[int, str], dict[int, str]]:
+    """
+    Return the names of page types.
+
+    One of the two results is empty.
+
+    :return: by the highest byte of ``page_type`` (since 6.12), and by the bit of it that is
+        clear (up to 6.11)
+    """
     names = {}
     if has_type(image, "enum pagetype"):
         names = {e.value: e.name for e in image.type("enum pagetype").enumerators or ()}
     if any(name.startswith("PGTY_") for name in names.values()):
         # Commit 4ffca5a96678 ("mm: support only one page_type per page") (in v6.12).
-        named = {value: name[5:].lower() for value, name in names.items()}
-        return {v: name for v, name in named.items() if name != "mapcount_underflow"}, {}
+        types = {value: name.removeprefix("PGTY_").lower() for value, name in names.items()}
+        # PGTY_mapcount_underflow marks the end of the page types.
+        return {v: name for v, name in types.items() if name != "mapcount_underflow"}, {}
     if names:
         return {}, {v: name[3:].lower() for v, name in names.items() if name.startswith("PG_")}
-    return {}, {bit: name for name, bit in _MACROS.items()}
+    return {}, {bit: name for name, bit in _PAGE_TYPE_MACROS.items()}
 
 
-def _type_of(image: Image, raw: bytes) -> str:
-    at, (bytes_, bits) = page_layout(image).page_type, _types(image)
-    word = int.from_bytes(raw[at : at + 4], image.memory.order)
-    if bytes_:
-        return bytes_.get(word >> 24, "")
-    if word & _BASE != _BASE:
+def _page_type(image: Image, raw: bytes) -> str:
+    offset, (by_byte, by_bit) = page_layout(image).page_type, _page_types(image)
+    page_type = int.from_bytes(raw[offset : offset + 4], image.memory.order)
+    if by_byte:
+        return by_byte.get(page_type >> 24, "")
+    if page_type & _PAGE_TYPE_BASE != _PAGE_TYPE_BASE:
         return ""
-    return next((name for bit, name in bits.items() if not word & bit), "")
+    return next((name for bit, name in by_bit.items() if not page_type & bit), "")
 
 
 def _free_block(image: Image, page: int) -> tuple[int, int] | None:
-    """The free block that a page is in, and its order: only the first page of one is marked."""
+    """
+    Return the first page and the order of the free block that a page is in.
+
+    Only the first page of a free block is marked. It is aligned to the block's order, which its
+    ``private`` holds (``buddy_order()``).
+    """
     memory, frames = image.memory, mem_map(image)
     private = offsetof(image.type("struct page"), "private")
     pfn = frames.pfn(page)
@@ -224,57 +200,6 @@ def _free_block(image: Image, page: int) -> tuple[int, int] | None:
             raw = memory.read(first, frames.size)
         except FaultError:
             return None
-        if _type_of(image, raw) == "buddy" and memory.word_at(raw, private) >= order:
+        if _page_type(image, raw) == "buddy" and memory.word_at(raw, private) >= order:
             return first, memory.word_at(raw, private)
     return None
-
-
-class Folio(NamedTuple):
-    """
-    A user page, or a compound one.
-
-    :ivar page: ``struct page *``, of the head
-    :ivar payer: ``struct obj_cgroup *``, before 7.2 ``struct mem_cgroup *``
-    :ivar mapping: ``folio->mapping``, with its flags
-    :ivar swap_cache: whether it is in the swap cache: ``folio_test_swapcache()``
-    """
-
-    page: int
-    nid: int
-    order: int
-    payer: int
-    mapping: int
-    swap_cache: bool
-
-
-@per_image
-def swap_cache_bits(image: Image) -> int:
-    """Return the flags that a page of the swap cache has, all of them."""
-    # PG_swapcache means something else to pages without PG_swapbacked.
-    bit = constant(image, "PG_swapcache") or 0
-    return 1 << bit | 1 << page_flags(image).swapbacked.shift
-
-
-def folios_of(image: Image, piece: RawPiece, payers: Set[int]) -> Iterator[Folio]:
-    """
-    Return the user pages in a piece of the memory map that are charged to some payers.
-
-    :param payers: ``struct obj_cgroup *``, before 7.2 ``struct mem_cgroup *``
-    """
-    memory, frames, layout = image.memory, mem_map(image), page_layout(image)
-    size, bits = frames.size, swap_cache_bits(image)
-    words = memory.words(piece.data, layout.memcg_data, size)
-    if payers.isdisjoint(words):
-        return
-    mapping = offsetof(image.type("struct page"), "mapping")
-    for i, word in enumerate(words):
-        if word not in payers or layout.tail.is_set(raw := piece.data[i * size : (i + 1) * size]):
-            continue
-        yield Folio(
-            page=piece.page + i * size,
-            nid=piece.nid(i),
-            order=piece.orders.get(i, 0),
-            payer=word,
-            mapping=memory.word_at(raw, mapping),
-            swap_cache=memory.word_at(raw, frames.flags) & bits == bits,
-        )

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 """
-The pool of kfence
-------------------
+Pool of KFENCE
+--------------
 
-Mirrors :linux:`mm/kfence/core.c`. Each object page of the pool is made to look like a slab of
-one object, but is in no counter of slabs.
+Mirrors :linux:`mm/kfence/core.c`. ``kfence_init_pool()`` marks each object page of the pool as a
+slab, and the page then looks like a slab with one object. The counters of slab memory do not
+include it.
 """
 
 from __future__ import annotations
@@ -19,17 +20,19 @@ from memcg_inspect.linux.mm.mmzone import mem_map
 
 __all__ = ("KfenceObject", "kfence_object", "kfence_pages")
 
-#: More objects than any pool has: CONFIG_KFENCE_NUM_OBJECTS is at most 65535.
+#: The most that ``CONFIG_KFENCE_NUM_OBJECTS`` can be.
 _MOST_OBJECTS = 65535
-#: Bytes of the array that may be missing from a dump at one place.
-_GAP = 1 << 16
+#: The largest missing range of the array of metadata that is stepped over, in bytes.
+_MOST_MISSING = 1 << 16
 
 
 class KfenceObject(NamedTuple):
     """
-    The one object of a page of the pool.
+    The object of an object page.
 
-    :ivar state: of ``enum kfence_object_state``, without its prefix
+    :ivar address: address of the object
+    :ivar size: its size, in bytes
+    :ivar state: name in ``enum kfence_object_state``, in lower case and without prefix
     """
 
     address: int
@@ -39,12 +42,16 @@ class KfenceObject(NamedTuple):
 
 def kfence_object(image: Image, page: int) -> KfenceObject | None:
     """
-    Return the object of a page of the pool; it begins wherever it suits kfence.
+    Return the object of a page of the pool, ``addr_to_metadata()``.
 
-    :param page: ``struct page *``
+    An object begins at the start of its page, or is aligned to the end of it.
+
+    :param page: ``struct page *`` of a page of the pool
     :return: ``None`` for guard pages
-    :raises drgn.FaultError: if it cannot be read
+    :raises drgn.FaultError: if the metadata of the object cannot be read
+    :raises ValueError: if the page is not of the pool
     """
+    # Two guard pages come first. Then each object page is followed by a guard page.
     number, is_guard = divmod(kfence_pages(image).index(page) - 2, 2)
     if number < 0 or is_guard:
         return None
@@ -60,10 +67,10 @@ def kfence_pages(image: Image) -> range:
     """
     Return the pages of the pool.
 
-    Its length is a macro, but each object's metadata holds the address of its page, every
-    second one.
+    The size of the pool is a macro, ``KFENCE_POOL_SIZE``. It is found from the metadata of the
+    objects: object ``n`` must be in page ``2 * (n + 1)`` of the pool.
 
-    :return: ``struct page *`` addresses; empty if there is no pool
+    :return: ``struct page *`` of all pages, guard pages included; empty if there is no pool
     """
     try:
         pool = int(image.object("__kfence_pool").value_())
@@ -80,12 +87,12 @@ def kfence_pages(image: Image) -> range:
     memory, frames = image.memory, mem_map(image)
     size, addr, count = sizeof(type_), offsetof(type_, "addr"), 0
     for number in range(_MOST_OBJECTS):
-        if (number - count) * size > _GAP:
+        if (number - count) * size > _MOST_MISSING:
             break
         try:
             page = memory.word(address + number * size + addr) & ~(frames.page_size - 1)
         except FaultError:
-            continue  # the end of the array, or part of it is not in the image
+            continue  # the end of the array, or a part of it that is missing
         if page != pool + 2 * (number + 1) * frames.page_size:
             break
         count = number + 1

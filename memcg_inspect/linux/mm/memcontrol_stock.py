@@ -3,9 +3,24 @@
 Per-CPU stocks of charges
 -------------------------
 
-Mirrors ``struct memcg_stock_pcp`` and ``struct obj_stock_pcp`` of
-:linux:`mm/memcontrol.c`: pages charged in advance, bytes left over of charged pages, and
-changes of the slab counters that were not booked yet.
+Mirrors ``struct memcg_stock_pcp`` and ``struct obj_stock_pcp`` of :linux:`mm/memcontrol.c`. Each
+CPU has two stocks:
+
+- the charge stock holds pages that are charged to a memcg in advance;
+- the object stock holds bytes of charged pages that no object uses yet (``nr_bytes``), and
+  changes of ``NR_SLAB_RECLAIMABLE_B`` and ``NR_SLAB_UNRECLAIMABLE_B`` that are not added to the
+  counters yet (``nr_slab_*_b``).
+
+This module reads the stocks, and says how much they can hold at the most.
+
+What differs between kernel releases:
+
+- up to 6.15, the object stock is a part of ``struct memcg_stock_pcp``; since 6.16 it is the
+  per-CPU variable ``obj_stock``;
+- since 6.16, the charge stock has several slots;
+- since 7.2, the object stock has several slots. The slab bytes belong to one of them
+  (``index``), ``nr_slab_*_b`` are 16 bits wide, and ``nr_bytes`` holds at most 16 bits;
+- since 6.15, a stock's lock tells whether it is held (``local_trylock_t``).
 """
 
 from __future__ import annotations
@@ -35,9 +50,13 @@ __all__ = (
 )
 
 
+#: A macro of :linux:`include/linux/memcontrol.h`, in pages. It was 32 up to 6.0.
+MEMCG_CHARGE_BATCH = 64
+
+
 @per_image
-def _stock(image: Image) -> tuple[str, bool]:
-    # The object stock moved out of memcg_stock_pcp in 6.16, and got several slots in 7.2.
+def _obj_stock(image: Image) -> tuple[str, bool]:
+    """Return the name of the per-CPU object stock, and whether it has several slots."""
     for name in ("obj_stock", "memcg_stock"):
         try:
             type_ = image.object(name).type_
@@ -52,18 +71,27 @@ def _stock(image: Image) -> tuple[str, bool]:
 
 
 def obj_stock_name(image: Image) -> str:
-    """Return the name of the per-CPU variable that is the object stock."""
-    return _stock(image)[0]
+    """
+    Return the name of the per-CPU variable that holds the object stock.
+
+    :raises UnknownKernelError: if the kernel has no object stock
+    """
+    return _obj_stock(image)[0]
 
 
 def read_obj_stocks(image: Image, coverage: Coverage) -> list[ObjStock]:
-    """Read the object stocks of all possible CPUs, slots without an objcg left out."""
-    name, has_slots = _stock(image)
+    """
+    Read the object stocks of all possible CPUs.
+
+    :param coverage: counts the CPUs whose stocks were read, and those that are unreadable
+    :return: one record for each slot that has an objcg
+    """
+    name, has_slots = _obj_stock(image)
     stocks: list[ObjStock] = []
     for cpu in possible_cpus(image):
         try:
             stock = per_cpu(image.object(name), cpu).read_()
-            stocks += _slots(stock, cpu) if has_slots else _single(stock, cpu)
+            stocks += _slots(stock, cpu) if has_slots else _single_slot(stock, cpu)
             coverage.read += 1
         except FaultError as error:
             coverage.miss(f"object stock of CPU {cpu}", error.address, str(error))
@@ -71,7 +99,7 @@ def read_obj_stocks(image: Image, coverage: Coverage) -> list[ObjStock]:
 
 
 def _locked(stock: Object) -> bool | None:
-    # local_trylock_t says whether it is held (6.15); a local_lock_t says nothing.
+    # A local_trylock_t records that it is held, a local_lock_t (up to 6.14) does not.
     for member in ("lock", "stock_lock"):
         try:
             return bool(stock.member_(member).acquired)
@@ -98,7 +126,7 @@ def _slots(stock: Object, cpu: int) -> Iterator[ObjStock]:
         )
 
 
-def _single(stock: Object, cpu: int) -> Iterator[ObjStock]:
+def _single_slot(stock: Object, cpu: int) -> Iterator[ObjStock]:
     if not stock.cached_objcg:
         return
     pgdat = stock.cached_pgdat
@@ -115,7 +143,12 @@ def _single(stock: Object, cpu: int) -> Iterator[ObjStock]:
 
 
 def read_charge_stocks(image: Image, coverage: Coverage) -> list[ChargeStock]:
-    """Read the pages that all possible CPUs have charged in advance."""
+    """
+    Read the charge stocks of all possible CPUs.
+
+    :param coverage: counts the CPUs whose stocks were read, and those that are unreadable
+    :return: one record for each slot that holds pages
+    """
     stocks: list[ChargeStock] = []
     for cpu in possible_cpus(image):
         try:
@@ -136,17 +169,13 @@ def read_charge_stocks(image: Image, coverage: Coverage) -> list[ChargeStock]:
     return stocks
 
 
-#: A macro, in pages; it was 32 up to 6.0.
-MEMCG_CHARGE_BATCH = 64
-
-
 class Bound(NamedTuple):
     """
-    The most that one CPU's stock can hold of something.
+    The most that the stock of one CPU can hold.
 
-    :ivar slots: how many amounts there are on a CPU
-    :ivar each: bytes in one of them, at the most; ``None`` if that cannot be known
-    :ivar rule: what makes it so
+    :ivar slots: number of slots that hold such an amount
+    :ivar each: the most that one slot can hold, in bytes; ``None`` if it is not known
+    :ivar rule: the limit in the kernel, in words
     """
 
     slots: int
@@ -154,29 +183,39 @@ class Bound(NamedTuple):
     rule: str
 
 
-def _places(type_: Type) -> tuple[int, Type]:
+def _slots_of(type_: Type) -> tuple[int, Type]:
+    """Return the number of slots of a member of a stock, and the type of each."""
     type_ = type_.unaliased()
     return (array_length(type_), type_.type) if type_.kind == TypeKind.ARRAY else (1, type_)
 
 
 def charge_stock_bound(image: Image) -> Bound:
-    """Return how much a CPU can have charged in advance: what goes beyond is given back."""
-    # Several slots since 6.16.
-    slots, _ = _places(member_type(image.object("memcg_stock").type_, "cached"))
+    """
+    Return how much the charge stock of a CPU can hold.
+
+    Mirrors ``refill_stock()``, which uncharges what exceeds ``MEMCG_CHARGE_BATCH``.
+    """
+    slots, _ = _slots_of(member_type(image.object("memcg_stock").type_, "cached"))
     each = MEMCG_CHARGE_BATCH * mem_map(image).page_size
     return Bound(slots, each, f"{MEMCG_CHARGE_BATCH} pages: MEMCG_CHARGE_BATCH")
 
 
 def objcg_bytes_bound(image: Image, coverage: Coverage) -> Bound:
-    """Return how many bytes of charged pages a CPU can have that are not handed out."""
-    slots, type_ = _places(member_type(image.object(obj_stock_name(image)).type_, "nr_bytes"))
+    """
+    Return how much ``nr_bytes`` of the object stock of a CPU can be.
+
+    Mirrors ``__refill_obj_stock()`` (``refill_obj_stock()`` on older kernels).
+
+    :param coverage: counts the slab caches that were read, and those that are unreadable
+    """
+    slots, type_ = _slots_of(member_type(image.object(obj_stock_name(image)).type_, "nr_bytes"))
     page_size = mem_map(image).page_size
     if sizeof(type_) == 2 or slots > 1:
-        # 7.2: what does not fit into 16 bits is given back, also where the type is wider
-        # since pages are.
+        # Since 7.2, pages are uncharged if nr_bytes exceeds U16_MAX, even where the member is
+        # 32 bits wide because PAGE_SIZE does not fit into 16 bits.
         return Bound(slots, max(0xFFFF, page_size), "nr_bytes has 16 bits")
-    # Before, what is left of the pages charged for an object is added to what was not enough
-    # for it.
+    # Before, obj_cgroup_charge() added the remainder of the pages charged for an object to
+    # bytes that were too few for that object, and uncharged nothing.
     largest = _largest_slab_charge(image, coverage)
     each = None
     if largest is not None:
@@ -185,9 +224,15 @@ def objcg_bytes_bound(image: Image, coverage: Coverage) -> Bound:
 
 
 def slab_bytes_bound(image: Image, coverage: Coverage) -> Bound:
-    """Return how many bytes a CPU can have that are in no counter of slab memory, each way."""
+    """
+    Return how much ``nr_slab_*_b`` of the object stock of a CPU can be, positive or negative.
+
+    Mirrors ``__account_obj_stock()`` (``mod_objcg_state()`` on older kernels).
+
+    :param coverage: counts the slab caches that were read, and those that are unreadable
+    """
     type_ = member_type(image.object(obj_stock_name(image)).type_, "nr_slab_reclaimable_b")
-    if sizeof(type_) == 2:  # 7.2
+    if sizeof(type_) == 2:  # since 7.2
         return Bound(1, 0x7FFF, "nr_slab_*_b have 16 bits, one of them for the sign")
     largest = _largest_slab_charge(image, coverage)
     each = None if largest is None else max(largest, mem_map(image).page_size)
@@ -195,7 +240,11 @@ def slab_bytes_bound(image: Image, coverage: Coverage) -> Bound:
 
 
 def _largest_slab_charge(image: Image, coverage: Coverage) -> int | None:
-    """The bytes charged for an object of the cache with the largest; ``None`` if not known."""
+    """
+    Return the most bytes charged for one slab object: its size and a pointer to its objcg.
+
+    :return: ``None`` if not all caches could be read
+    """
     largest, known = 0, True
 
     def missed(error: FaultError) -> None:

@@ -3,15 +3,20 @@
 Sizes of LRU lists
 ------------------
 
-Mirrors :linux:`include/linux/mm_inline.h` and ``struct lruvec`` of
-:linux:`include/linux/mmzone.h`.
+Mirrors ``update_lru_size()``, ``lru_gen_update_size()`` and ``folio_lru_list()`` of
+:linux:`include/linux/mm_inline.h`, and ``struct lruvec`` of :linux:`include/linux/mmzone.h`.
 
-A folio with ``PG_lru`` is on a list of the lruvec of its memcg and node. Either that is one
-of ``lruvec->lists``, whose pages ``mem_cgroup_per_node.lru_zone_size`` counts by zone and
-list; or, on the multi-gen LRU (6.1), one of ``lrugen->folios``, whose pages
-``lrugen->nr_pages`` counts by generation, type and zone. Which one is in the flags of the
-folio. Both are kept exactly, under the lock of the lruvec, but for promotions found in page
-tables: the flags change at once, and ``nr_pages`` when the walk hands in its batch.
+A folio with ``PG_lru`` is on one list of the lruvec of its memcg and node. The generation in the
+flags of the folio tells which kind of list that is:
+
+- 0: one of ``lruvec->lists``. ``mem_cgroup_per_node.lru_zone_size`` counts their pages, by zone
+  and list;
+- other values: one of ``lrugen->folios`` of the multi-gen LRU (since 6.1). ``lrugen->nr_pages``
+  counts their pages, by generation, type and zone.
+
+Both counters change under the lock of the lruvec, together with the lists. One exception: a page
+table walk of the multi-gen LRU changes the flags of folios at once, and ``nr_pages`` when it adds
+its batch.
 """
 
 from __future__ import annotations
@@ -31,22 +36,25 @@ from memcg_inspect.model import Coverage
 
 __all__ = ("LruReader",)
 
-#: ``LRU_GEN_ANON`` and ``LRU_GEN_FILE``.
+#: Enumerators for ``is_file`` of ``False`` and ``True``.
 _TYPES = ("LRU_GEN_ANON", "LRU_GEN_FILE")
-#: Lists whose first folio is looked at to see that generations are read from the right place.
+#: How many lists are checked to see that the generation is read from the right bits.
 _MOST_SAMPLES = 256
 
-#: Pages by place, for each list that is named.
+#: Number of pages, by name of a list and by the member that counts them.
 Sizes = dict[str, dict[str, int]]
 
 
 class LruReader:
     """
-    Reads the sizes of LRU lists, and names the list that a folio is on.
+    Reader of the sizes of LRU lists.
 
-    :ivar walks: walks of page tables whose batches could not be read
-    :ivar by_generation: whether the generation of a folio can be told; else a folio of the
-        multi-gen LRU is known by type and zone only
+    :param coverage: counts the lruvecs that were read, and those that are unreadable
+    :ivar walks: counts the page table walks whose batches are unreadable
+    :ivar by_generation: whether the generation in the flags of a folio is found; if not, lists
+        of the multi-gen LRU are told apart by type and zone only
+    :ivar item: function from the zone and the :class:`LruFlags` of a folio on a list to the name
+        of the list
     """
 
     def __init__(self, image: Image, coverage: Coverage) -> None:
@@ -56,8 +64,8 @@ class LruReader:
         self.walks = Coverage()
         self.by_generation = True
         self._has_generations = page_flags(image).generation is not None
-        self._zones = _names(image.type("enum zone_type"), "__MAX_NR_ZONES")
-        self._lists = _names(image.type("enum lru_list"), "NR_LRU_LISTS")
+        self._zones = _enumerators(image.type("enum zone_type"), "__MAX_NR_ZONES")
+        self._lists = _enumerators(image.type("enum lru_list"), "NR_LRU_LISTS")
         pn = image.type("struct mem_cgroup_per_node")
         self._size = sizeof(pn)
         self._lruvec = offsetof(pn, "lruvec")
@@ -67,20 +75,19 @@ class LruReader:
             lrugen = member_type(image.type("struct lruvec"), "lrugen")
             # Commit 6df1b2212950 ("mm: multi-gen LRU: rename lrugen->lists[] to
             # lrugen->folios[]") (in v6.3).
-            lists = "folios" if lrugen.has_member("folios") else "lists"
+            folios = "folios" if lrugen.has_member("folios") else "lists"
             start = self._lruvec + offsetof(image.type("struct lruvec"), "lrugen")
             self._nr_pages = start + offsetof(lrugen, "nr_pages")
-            self._folios = start + offsetof(lrugen, lists)
+            self._folios = start + offsetof(lrugen, folios)
         self.item = lru_cache(maxsize=None)(self._item)
 
     def _item(self, zone: int, flags: LruFlags) -> str:
-        """Name the counter of a folio that is on a list."""
+        """Return the name of the list that a folio is on, ``folio_lru_list()``."""
         kind = "ANON" if flags.swapbacked else "FILE"
         if not self.by_generation and not flags.unevictable:
             return self._type_item(zone, kind == "FILE")
         if flags.generation:
             return self._generation_item(flags.generation - 1, kind == "FILE", zone)
-        # folio_lru_list()
         if flags.unevictable:
             return self._list_item(zone, "LRU_UNEVICTABLE")
         return self._list_item(zone, f"LRU_{'ACTIVE' if flags.active else 'INACTIVE'}_{kind}")
@@ -101,8 +108,9 @@ class LruReader:
         """
         Read the sizes of all lists that are not empty.
 
-        :param lruvecs: ``struct mem_cgroup_per_node *`` by memcg and node
-        :return: by memcg and node; those that cannot be read are left out
+        :param lruvecs: ``struct mem_cgroup_per_node *`` by address of the memcg and node
+        :return: number of pages by memcg and node, list, and member that counts them
+            (``lru_zone_size``, ``nr_pages``, ``mm_walk``); unreadable lruvecs are left out
         """
         raw: dict[tuple[int, int], tuple[int, bytes]] = {}
         for key, pn in lruvecs.items():
@@ -113,7 +121,7 @@ class LruReader:
                 self.coverage.miss("sizes of LRU lists", error.address, str(error))
         sizes: dict[tuple[int, int], Sizes] = {key: {} for key in raw}
         if self._has_generations:
-            self.by_generation = self._are_generations_there(raw.values())
+            self.by_generation = self._generations_are_right(raw.values())
             for key, (_, data) in raw.items():
                 for item, pages in self._nr_pages_of(data):
                     _add(sizes[key], item, "nr_pages", pages)
@@ -125,67 +133,80 @@ class LruReader:
         return sizes
 
     def _zone_sizes(self, data: bytes) -> Iterator[tuple[str, int]]:
-        word, at = self.memory.word_size, self._zone_size
+        # unsigned long lru_zone_size[MAX_NR_ZONES][NR_LRU_LISTS]
+        word, offset = self.memory.word_size, self._zone_size
         for zone in range(len(self._zones)):
             for number, name in self._lists.items():
-                pages = self.memory.signed_at(data, at + number * word)
+                pages = self.memory.signed_at(data, offset + number * word)
                 if not pages:
                     continue
                 if self.by_generation or name == "LRU_UNEVICTABLE":
                     yield self._list_item(zone, name), pages
                 else:
                     yield self._type_item(zone, name.endswith("FILE")), pages
-            at += len(self._lists) * word
+            offset += len(self._lists) * word
 
     def _nr_pages_of(self, data: bytes) -> Iterator[tuple[str, int]]:
-        word, at = self.memory.word_size, self._nr_pages
+        word, offset = self.memory.word_size, self._nr_pages
         for generation, is_file, zone in self._each_list():
-            pages = self.memory.signed_at(data, at)
-            at += word
+            pages = self.memory.signed_at(data, offset)
+            offset += word
             if pages and self.by_generation:
                 yield self._generation_item(generation, is_file, zone), pages
             elif pages:
                 yield self._type_item(zone, is_file), pages
 
     def _each_list(self) -> Iterator[tuple[int, bool, int]]:
-        """Generation, type and zone, in the order of the arrays."""
+        """
+        Return generation, type and zone of each list, in the order of the arrays.
+
+        The arrays are ``[MAX_NR_GENS][ANON_AND_FILE][MAX_NR_ZONES]``.
+        """
         for generation in range(self._generations):
             for is_file in (False, True):
                 for zone in range(len(self._zones)):
                     yield generation, is_file, zone
 
-    def _are_generations_there(self, lruvecs: Iterable[tuple[int, bytes]]) -> bool:
-        # The first folio of each list must have a generation, and most have that of their
-        # list: a folio that was found to be in use gets a newer one and is moved later.
-        alike = total = 0
+    def _generations_are_right(self, lruvecs: Iterable[tuple[int, bytes]]) -> bool:
+        # The width of each field of the page flags is a macro, and is derived from types. Check
+        # the result: the first folio of each list must have a generation, and most have that of
+        # their list. Not all do: folio_update_gen() changes the flags of a folio that was
+        # accessed, and sort_folio() moves it to the other list later.
+        same = total = 0
         for pn, data in lruvecs:
-            for generation, found in self._first_folios(pn, data):
-                if not 1 <= found <= self._generations:
+            for generation, in_flags in self._first_folios(pn, data):
+                if not 1 <= in_flags <= self._generations:
                     return False
-                alike += found == generation + 1
+                same += in_flags == generation + 1
                 total += 1
             if total >= _MOST_SAMPLES:
                 break
-        return 2 * alike >= total
+        return 2 * same >= total
 
     def _first_folios(self, pn: int, data: bytes) -> Iterator[tuple[int, int]]:
-        word, at = self.memory.word_size, self._folios
+        """Return the generation of each list, and the field in the flags of its first folio."""
+        word, offset = self.memory.word_size, self._folios
         bits = page_flags(self.image).generation
         lru = offsetof(self.image.type("struct page"), "lru")
         flags = mem_map(self.image).flags
         for generation, _, _ in self._each_list():
-            first = self.memory.word_at(data, at)
-            if bits is not None and first not in (0, pn + at):
+            first = self.memory.word_at(data, offset)
+            if bits is not None and first not in (0, pn + offset):
                 try:
                     yield generation, bits.get(self.memory.word(first - lru + flags))
                 except FaultError as error:
                     self.coverage.miss("first folio of an LRU list", error.address, str(error))
-            at += 2 * word  # struct list_head
+            offset += 2 * word  # sizeof(struct list_head)
 
     def _add_batches(
         self, sizes: dict[tuple[int, int], Sizes], lruvecs: Mapping[int, tuple[int, int]]
     ) -> None:
-        """Add the promotions that walks of page tables have not handed in yet."""
+        """
+        Add the batches of page table walks, ``struct lru_gen_mm_walk``.
+
+        Such a walk (``walk_mm()``) promotes folios at once, and collects the changes of
+        ``nr_pages`` until ``reset_batch_size()`` adds them.
+        """
         if not has_member(self.image, "struct reclaim_state", "mm_walk"):
             return
 
@@ -200,10 +221,10 @@ class LruReader:
                     continue
                 batch, lists = walk.nr_pages.to_bytes_(), list(self._each_list())
                 size = len(batch) // len(lists)
-                for at, (generation, is_file, zone) in zip(
+                for offset, (generation, is_file, zone) in zip(
                     range(0, len(batch), size), lists, strict=True
                 ):
-                    number = batch[at : at + size]
+                    number = batch[offset : offset + size]
                     pages = int.from_bytes(number, self.memory.order, signed=True)
                     if pages:
                         item = self._generation_item(generation, is_file, zone)
@@ -212,11 +233,12 @@ class LruReader:
                 missed(error)
 
 
-def _add(sizes: Sizes, item: str, place: str, pages: int) -> None:
-    places = sizes.setdefault(item, {})
-    places[place] = places.get(place, 0) + pages
+def _add(sizes: Sizes, item: str, member: str, pages: int) -> None:
+    members = sizes.setdefault(item, {})
+    members[member] = members.get(member, 0) + pages
 
 
-def _names(type_: Type, end: str) -> dict[int, str]:
+def _enumerators(type_: Type, end: str) -> dict[int, str]:
+    """Return the names of the enumerators below *end*, by value."""
     values = {e.name: e.value for e in type_.enumerators or ()}
     return {value: name for name, value in values.items() if 0 <= value < values[end]}
