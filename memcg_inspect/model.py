@@ -10,7 +10,7 @@ signed integers in the unit that the record names.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
@@ -33,6 +33,7 @@ __all__ = (
     "Moved",
     "NodeStat",
     "ObjStock",
+    "PerNodeCharges",
     "PercpuUsage",
     "Objcg",
     "Report",
@@ -56,6 +57,8 @@ RowStatus = Literal["exact", "differs", "in-flight", "moving", "unverifiable"]
 IdentityStatus = Literal["exact", "findings", "unverifiable", "not-kept", "moving"]
 Verdict = Literal["exact", "findings", "incomplete", "moving"]
 Follows = Literal["physical", "posted", "both", "neither"]
+#: Charges that accounting by node splits.
+SplitKind = Literal["percpu", "zswap"]
 Unit = Literal["bytes", "pages", "KiB", "references"]
 
 
@@ -334,6 +337,21 @@ class Misplaced(NamedTuple):
     charged_nid: int | None
     backing_nid: int
     bytes: int
+
+
+class PerNodeCharges(NamedTuple):
+    """
+    Where the rules of accounting by node differ; see :mod:`memcg_inspect.checks.pernode`.
+
+    :ivar posted: by kind of charge, then by (``struct obj_cgroup *``, node): the bytes that the
+        posted rule books there, less those that the physical rule books
+    :ivar straddling: the charges that this comes from
+    :ivar misplaced: charges on another node than their obj_cgroup by either rule
+    """
+
+    posted: Mapping[SplitKind, Mapping[tuple[int, int], int]]
+    straddling: Sequence[Misplaced]
+    misplaced: Sequence[Misplaced]
 
 
 class Running(NamedTuple):

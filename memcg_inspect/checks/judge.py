@@ -15,12 +15,7 @@ from memcg_inspect.checks.lru import lru_rows
 from memcg_inspect.checks.node_slab import node_slab_rows
 from memcg_inspect.checks.objcg import objcg_rows, reference_rows
 from memcg_inspect.checks.percpu import percpu_rows
-from memcg_inspect.checks.pernode import (
-    counters_follow,
-    is_by_rule,
-    misplaced_findings,
-    rule_findings,
-)
+from memcg_inspect.checks.pernode import judge_per_node
 from memcg_inspect.checks.rows import summarize
 from memcg_inspect.checks.rules import placement_rows, reparent_rows, task_rows
 from memcg_inspect.checks.skew import skew_matrix
@@ -124,12 +119,10 @@ def judge(snapshot: Snapshot) -> Judgement:
     identities.append(summarize("hierarchy", some))
     rows += some
     skew = skew_matrix(snapshot)
-    follows = counters_follow(snapshot, rows)
-    leads = orphan_findings(snapshot) + misplaced_findings(snapshot)
-    by_rule = rule_findings(snapshot, rows, follows or {})
-    leads += by_rule
-    leads += row_findings(snapshot, [row for row in rows if not (by_rule and is_by_rule(row))])
-    return Judgement(identities, rows, skew, leads + skew_findings(snapshot, skew), follows)
+    per_node = judge_per_node(snapshot, rows)
+    leads = orphan_findings(snapshot) + per_node.leads
+    leads += row_findings(snapshot, per_node.others) + skew_findings(snapshot, skew)
+    return Judgement(identities, rows, skew, leads, per_node.follows)
 
 
 def _why_not(rule: Rule, snapshot: Snapshot) -> str | None:

@@ -3,13 +3,16 @@
 Kernels that account kernel memory by node
 ------------------------------------------
 
-There the node that is charged must be the node of the memory. Two rules are told apart by
-what the counters follow: *physical*, each byte on the node of the page that holds it, and
-*posted*, that of the series as posted in June 2026, which looks at first pages only: it ignores
-where in its page a percpu allocation begins, so that one crossing into the next page is booked to
-the first, and it books a zswap entry whole to the page in which it begins. The types of a kernel
-that does it right and of one that does it as posted are the same, and each kind of memory may
-follow a rule of its own.
+On such a kernel, the node of the obj_cgroup that pays must be the node of the memory. The
+counters can follow one of two rules, for percpu memory and for zswap each:
+
+* *physical*: each byte is booked to the node of the page that holds it;
+* *posted*: the rule of the series as posted in June 2026, which looks at first pages only. It
+  ignores where in its page a percpu allocation begins, so an allocation that crosses into the
+  next page is booked to the first one. It books a zswap entry whole to the page in which the data
+  begins.
+
+Types do not tell the rules apart. This module finds out which rule the counters follow.
 """
 
 from __future__ import annotations
@@ -18,16 +21,25 @@ from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain, combinations
+from typing import NamedTuple
 
 from memcg_inspect.checks.findings import MOST_EVIDENCE, Lead
 from memcg_inspect.checks.inflight import mark_in_flight
 from memcg_inspect.checks.kmem import kmem_rows
-from memcg_inspect.checks.ledger import ChargeKind, Entry, Ledger
+from memcg_inspect.checks.ledger import Entry, Ledger
 from memcg_inspect.checks.objcg import objcg_rows
 from memcg_inspect.checks.snapshot import Snapshot
-from memcg_inspect.model import Evidence, Finding, Follows, Misplaced, Row
+from memcg_inspect.model import (
+    Evidence,
+    Finding,
+    Follows,
+    Misplaced,
+    PerNodeCharges,
+    Row,
+    SplitKind,
+)
 
-__all__ = ("counters_follow", "is_by_rule", "misplaced_findings", "rule_findings")
+__all__ = ("PerNodeJudgement", "judge_per_node")
 
 #: Identities whose rows depend on the rule.
 _BY_RULE = ("kmem", "objcg_bytes", "references", "hierarchy")
@@ -45,23 +57,54 @@ _WHAT: Mapping[str, str] = {
 }
 
 
-def counters_follow(snapshot: Snapshot, rows: Sequence[Row]) -> dict[str, Follows] | None:
+class PerNodeJudgement(NamedTuple):
     """
-    Return which of the two rules the counters follow, for each kind of memory.
+    What accounting by node explains.
 
-    :param rows: those of the physical view
-    :return: ``None`` on kernels that do not account by node
+    :ivar follows: the rule that the counters follow, by kind of memory; ``None`` on kernels that
+        do not account by node
+    :ivar leads: its findings
+    :ivar others: the rows that it does not explain
     """
-    if snapshot.image.accounting != "kmem-per-node":
-        return None
-    kinds = [kind for kind, extra in snapshot.posted.items() if any(extra.values())]
+
+    follows: Mapping[str, Follows] | None
+    leads: list[Lead]
+    others: Sequence[Row]
+
+
+def judge_per_node(snapshot: Snapshot, rows: Sequence[Row]) -> PerNodeJudgement:
+    """
+    Compare the counters with both rules of accounting by node.
+
+    :param rows: of all identities, by the physical rule
+    """
+    charges = snapshot.per_node
+    if charges is None:
+        return PerNodeJudgement(None, [], rows)
+    follows = _counters_follow(snapshot, charges, rows)
+    leads = _rule_findings(snapshot, charges, rows, follows)
+    others = [row for row in rows if not _is_by_rule(row)] if leads else rows
+    return PerNodeJudgement(follows, _misplaced_findings(snapshot, charges) + leads, others)
+
+
+def _counters_follow(
+    snapshot: Snapshot, charges: PerNodeCharges, rows: Sequence[Row]
+) -> dict[str, Follows]:
+    """Return the rule that the counters follow, for each kind of memory."""
+    kinds = [kind for kind, extra in charges.posted.items() if any(extra.values())]
     subsets = chain.from_iterable(combinations(kinds, n) for n in range(len(kinds) + 1))
-    fitting = [posted for posted in subsets if _fits(snapshot, rows, posted)]
-    return {kind: _follows(kind in kinds, kind, fitting) for kind in snapshot.posted}
+    fitting = [posted for posted in subsets if _fits(snapshot, charges, rows, posted)]
+    return {kind: _follows(kind in kinds, kind, fitting) for kind in charges.posted}
 
 
-def _follows(differ: bool, kind: ChargeKind, fitting: Sequence[Collection[ChargeKind]]) -> Follows:
-    """:param fitting: kinds by the posted rule, of each choice at which all adds up"""
+def _follows(differ: bool, kind: SplitKind, fitting: Sequence[Collection[SplitKind]]) -> Follows:
+    """
+    Return the rule that one kind follows.
+
+    :param differ: whether the rules book different bytes
+    :param fitting: each set of kinds for which the counters fit if these kinds, and no others,
+        follow the posted rule
+    """
     physical = any(kind not in posted for posted in fitting)
     posted = any(kind in posted for posted in fitting)
     if physical and (posted or not differ):
@@ -69,48 +112,56 @@ def _follows(differ: bool, kind: ChargeKind, fitting: Sequence[Collection[Charge
     return "physical" if physical else "posted" if posted else "neither"
 
 
-def _fits(snapshot: Snapshot, rows: Sequence[Row], posted: Collection[ChargeKind]) -> bool:
-    """Whether all adds up if these kinds are booked by the posted rule, and others are not."""
+def _fits(
+    snapshot: Snapshot,
+    charges: PerNodeCharges,
+    rows: Sequence[Row],
+    posted: Collection[SplitKind],
+) -> bool:
+    """Return whether the counters fit if these kinds, and no others, follow the posted rule."""
     if posted:
         ledger = Ledger()
         for entry, amount in snapshot.ledger:
             ledger.add(entry, amount.bytes, amount.charges)
         for kind in posted:
-            for (objcg, nid), size in snapshot.posted[kind].items():
+            for (objcg, nid), size in charges.posted[kind].items():
                 ledger.add(Entry(objcg, kind, "posted", nid), size, 0)
         shifted = replace(snapshot, ledger=ledger)
         rows = mark_in_flight(shifted, kmem_rows(shifted) + objcg_rows(shifted))
     return not any(r.status == "differs" and r.identity in ("kmem", "objcg_bytes") for r in rows)
 
 
-def is_by_rule(row: Row) -> bool:
-    """Return whether a row that differs is explained by the posted rule."""
+def _is_by_rule(row: Row) -> bool:
+    """Return whether the posted rule can explain a row."""
     return row.status == "differs" and row.identity in _BY_RULE
 
 
-def rule_findings(
-    snapshot: Snapshot, rows: Sequence[Row], follows: Mapping[str, Follows]
+def _rule_findings(
+    snapshot: Snapshot,
+    charges: PerNodeCharges,
+    rows: Sequence[Row],
+    follows: Mapping[str, Follows],
 ) -> list[Lead]:
-    """Make findings of kind ``rule`` of what the posted rule explains, by memcg and node."""
+    """Return a finding of kind ``rule`` for each memcg and node that the posted rule explains."""
     leads = []
-    for kind in snapshot.posted:
-        if follows.get(kind) != "posted":
+    for kind, posted in charges.posted.items():
+        if follows[kind] != "posted":
             continue
-        objcgs = {objcg for (objcg, _), extra in snapshot.posted[kind].items() if extra}
-        payers = {(snapshot.payer(o), nid) for o, nid in snapshot.posted[kind] if o in objcgs}
+        objcgs = {objcg for (objcg, _), extra in posted.items() if extra}
+        payers = {(snapshot.payer(o), nid) for o, nid in posted if o in objcgs}
         cells: dict[tuple[int | None, int | None], Row] = {}
         for row in rows:
             touched = row.objcg in objcgs if row.objcg else (row.memcg, row.nid) in payers
-            if touched and is_by_rule(row) and row.identity in ("kmem", "objcg_bytes"):
+            if touched and _is_by_rule(row) and row.identity in ("kmem", "objcg_bytes"):
                 cells.setdefault((row.memcg, row.nid), row)
-        leads += [Lead(_by_rule(snapshot, kind, row), None) for row in cells.values()]
+        leads += [Lead(_by_rule(snapshot, charges, kind, row), None) for row in cells.values()]
     return leads
 
 
-def _by_rule(snapshot: Snapshot, kind: ChargeKind, row: Row) -> Finding:
-    charges = [
+def _by_rule(snapshot: Snapshot, charges: PerNodeCharges, kind: SplitKind, row: Row) -> Finding:
+    straddling = [
         charge
-        for charge in snapshot.straddling
+        for charge in charges.straddling
         if charge.kind == kind
         and row.nid in (charge.charged_nid, charge.backing_nid)
         and snapshot.payer(charge.objcg) == row.memcg
@@ -126,20 +177,20 @@ def _by_rule(snapshot: Snapshot, kind: ChargeKind, row: Row) -> Finding:
         difference=row.difference,
         what=_WHAT[kind],
         evidence_is="proof",
-        evidence=_evidence(snapshot, charges),
+        evidence=_evidence(snapshot, straddling),
     )
 
 
-def misplaced_findings(snapshot: Snapshot) -> list[Lead]:
-    """Make findings of charges that were found on another node than their obj_cgroup."""
+def _misplaced_findings(snapshot: Snapshot, charges: PerNodeCharges) -> list[Lead]:
+    """Return findings for charges on another node than their obj_cgroup, by memcg and nodes."""
     cells: defaultdict[tuple[int | None, str, int | None, int], list[Misplaced]]
     cells = defaultdict(list)
-    for charge in snapshot.misplaced:
+    for charge in charges.misplaced:
         payer = snapshot.payer(charge.objcg)
         cells[payer, charge.kind, charge.charged_nid, charge.backing_nid].append(charge)
     return [
-        Lead(_misplaced(snapshot, memcg, kind, charged, backing, charges), None)
-        for (memcg, kind, charged, backing), charges in cells.items()
+        Lead(_misplaced(snapshot, memcg, kind, charged, backing, misplaced), None)
+        for (memcg, kind, charged, backing), misplaced in cells.items()
     ]
 
 

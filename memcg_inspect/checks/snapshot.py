@@ -18,11 +18,11 @@ from memcg_inspect.model import (
     ImageInfo,
     LruLists,
     Memcg,
-    Misplaced,
     NodeStat,
     Objcg,
     ObjStock,
     PercpuUsage,
+    PerNodeCharges,
     Running,
     SlabUsage,
     TaskCharge,
@@ -45,10 +45,8 @@ class Snapshot:
     :ivar references: references to obj_cgroups that are no charges, by holder and obj_cgroup
     :ivar transients: what is being freed and may hold a reference, by obj_cgroup
     :ivar running: what each CPU was doing; empty until a row differs, and while it moves
-    :ivar posted: bytes more than are there, by kind, obj_cgroup and node, that the posted rule
-        of per-node accounting would book; see :mod:`memcg_inspect.checks.pernode`
-    :ivar straddling: the charges that this comes from
-    :ivar misplaced: charges on another node than their obj_cgroup, found one by one
+    :ivar per_node: charges whose node needs a closer look, for
+        :mod:`memcg_inspect.checks.pernode`; ``None`` on kernels that do not account by node
     :ivar vectors: where the vectors of slabs are, by node of the slab
     :ivar slab_usage: slab memory by node and cache, whoever pays
     :ivar percpu_usage: percpu memory by node, whoever pays
@@ -73,9 +71,7 @@ class Snapshot:
     references: Mapping[str, Mapping[int, int]] = field(default_factory=dict)
     transients: Mapping[int, Sequence[Transient]] = field(default_factory=dict)
     running: Sequence[Running] = ()
-    posted: Mapping[ChargeKind, Mapping[tuple[int, int], int]] = field(default_factory=dict)
-    straddling: Sequence[Misplaced] = ()
-    misplaced: Sequence[Misplaced] = ()
+    per_node: PerNodeCharges | None = None
     tasks: Sequence[TaskCharge] = ()
     vectors: Mapping[int, Vectors] = field(default_factory=dict)
     lru: LruLists | None = None

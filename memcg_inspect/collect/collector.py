@@ -19,12 +19,12 @@ from drgn import FaultError, Object
 from memcg_inspect.checks.ledger import Entry, Ledger
 from memcg_inspect.checks.profile import Profile
 from memcg_inspect.checks.snapshot import Snapshot
-from memcg_inspect.collect.bynode import ByNode
 from memcg_inspect.collect.call_sites import CallSites
 from memcg_inspect.collect.counters import read_counters
 from memcg_inspect.collect.image_info import image_info
 from memcg_inspect.collect.page_uses import PageUses
-from memcg_inspect.collect.percpu import add_percpu, add_percpu_by_node, percpu_usage
+from memcg_inspect.collect.percpu import add_percpu, percpu_usage
+from memcg_inspect.collect.pernode import PerNode
 from memcg_inspect.collect.released import ReleasedReader
 from memcg_inspect.collect.zswap import add_zswap
 from memcg_inspect.image.image import Image
@@ -36,7 +36,6 @@ from memcg_inspect.linux.kernel.sched import caches_objcg, read_tasks
 from memcg_inspect.linux.mm.alloc_tag import why_not_profiled
 from memcg_inspect.linux.mm.kfence import kfence_pages
 from memcg_inspect.linux.mm.memcontrol import (
-    accounting,
     has_node_objcgs,
     memory_usage,
     nodeinfo,
@@ -51,6 +50,7 @@ from memcg_inspect.linux.mm.mm_inline import LruReader
 from memcg_inspect.linux.mm.mm_types import KmemPage, PagePiece, page_layout, scan_pages
 from memcg_inspect.linux.mm.mmzone import mem_map
 from memcg_inspect.linux.mm.percpu import PercpuReader
+from memcg_inspect.linux.mm.pernode import accounts_by_node
 from memcg_inspect.linux.mm.slab import Slab, SlabReader, SlabTally
 from memcg_inspect.linux.mm.vmstat import read_node_stats
 from memcg_inspect.linux.mm.zswap import ZswapReader
@@ -139,7 +139,7 @@ class _Collector:
         self.slab_usage = SlabTally(image)
         self.percpu_usage: tuple[PercpuUsage, ...] = ()
         self.large_kmalloc: Counter[int] = Counter()
-        self.by_node: ByNode | None = None
+        self.per_node: PerNode | None = None
         self.profile = Profile(why_not_profiled(image)) if call_sites else None
         self.call_sites: CallSites | None = None
         if self.profile is not None and self.profile.why_not is None:
@@ -176,7 +176,7 @@ class _Collector:
         if coverage["memcgs"].unreadable or coverage["objcgs"].unreadable:
             with measure("memcgs"):
                 objcgs |= self._recover(memcgs, objcgs, [stock.objcg for stock in stocks])
-        by_node = self.by_node
+        per_node = self.per_node
         if self.call_sites:
             self.call_sites.finish(coverage)
         return Snapshot(
@@ -191,9 +191,7 @@ class _Collector:
             usage=usage,
             references=self.references,
             transients=dict(self.transients),
-            posted={} if by_node is None else by_node.posted,
-            straddling=() if by_node is None else by_node.straddling,
-            misplaced=() if by_node is None else by_node.misplaced,
+            per_node=None if per_node is None else per_node.charges(),
             tasks=tasks,
             vectors={
                 nid: Vectors(total, tuple(elsewhere))
@@ -335,19 +333,15 @@ class _Collector:
     def _percpu(self, objcgs: dict[int, Objcg]) -> None:
         reader = PercpuReader(self.image)
         seen = self.call_sites.percpu(reader) if self.call_sites else None
-        if accounting(self.image) == "kmem-per-node":
+        if accounts_by_node(self.image):
             is_whole = not self.coverage["objcgs"].unreadable
             if not is_whole:
                 self._recover_for_percpu(objcgs)
-            self.by_node = ByNode(objcgs, is_whole)
-            add_percpu_by_node(self.ledger, reader, self.by_node, seen)
-        else:
-            add_percpu(self.ledger, reader, seen)
+            self.per_node = PerNode(objcgs, is_whole)
+        add_percpu(self.ledger, reader, self.per_node, seen)
         self.percpu_usage = percpu_usage(self.ledger, reader)
         self.coverage["percpu"] = reader.coverage
         self.coverage["percpu_nodes"] = reader.placement
-        if reader.coverage.unreadable:
-            self.ledger.note_missing("percpu")
 
     def _recover_for_percpu(self, objcgs: dict[int, Objcg]) -> None:
         """Find the obj_cgroups of allocations, which tell those of other nodes, beforehand."""
@@ -360,10 +354,8 @@ class _Collector:
     def _zswap(self, objcgs: dict[int, Objcg]) -> None:
         reader = ZswapReader(self.image)
         charged = on_default_hierarchy(self.image)
-        self.references["zswap"] = add_zswap(self.ledger, reader, objcgs, self.by_node, charged)
+        self.references["zswap"] = add_zswap(self.ledger, reader, objcgs, self.per_node, charged)
         self.coverage["zswap"], self.coverage["zswap_nodes"] = reader.coverage, reader.placement
-        if reader.coverage.unreadable:
-            self.ledger.note_missing("zswap")
 
 
 def _features(image: Image, reader: StatReader) -> Features:

@@ -1,79 +1,62 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
-"""Percpu allocations into the ledger: by who pays, which depends on the kernel's accounting."""
+"""Add percpu allocations to the ledger."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator
 
-from memcg_inspect.checks.ledger import Entry, Ledger
-from memcg_inspect.collect.bynode import ByNode
-from memcg_inspect.linux.mm.percpu import PcpuArea, PcpuChunk, PercpuReader
+from memcg_inspect.checks.ledger import Amount, Entry, Ledger
+from memcg_inspect.collect.pernode import PerNode
+from memcg_inspect.linux.mm.percpu import PcpuArea, PercpuReader
 from memcg_inspect.model import NUMA_NO_NODE, PercpuUsage
 
-__all__ = ("add_percpu", "add_percpu_by_node", "percpu_usage")
+__all__ = ("add_percpu", "percpu_usage")
 
-
-#: Is shown every allocation, whoever pays, that is recorded.
+#: Called for every allocation that has an obj_cgroup or a codetag.
 Seen = Callable[[PcpuArea], None]
 
 
-def add_percpu(ledger: Ledger, reader: PercpuReader, seen: Seen | None = None) -> None:
-    """Add the allocations of a kernel that charges each to one obj_cgroup."""
-    for chunk in reader.chunks():
-        for alloc in _charged(reader, chunk, seen):
-            # One charge, told by where its parts are.
-            charges = 1
-            for nid, size in reader.data_nodes(alloc).items():
-                ledger.add(Entry(alloc.objcg, "percpu", "data", nid), size, charges)
-                charges = 0
-            for nid, size in reader.metadata_nodes(alloc).items():
-                ledger.add(Entry(alloc.objcg, "percpu", "metadata", nid), size, 0)
-
-
-def add_percpu_by_node(
-    ledger: Ledger, reader: PercpuReader, by_node: ByNode, seen: Seen | None = None
+def add_percpu(
+    ledger: Ledger, reader: PercpuReader, per_node: PerNode | None, seen: Seen | None = None
 ) -> None:
-    """Add the allocations of a kernel that charges each to the obj_cgroups of its nodes."""
+    """
+    Add all charged percpu allocations.
+
+    :param per_node: splits them by node; ``None`` on kernels that charge one obj_cgroup
+    """
     for chunk in reader.chunks():
-        for alloc in _charged(reader, chunk, seen):
-            data, metadata = reader.data_nodes(alloc), reader.metadata_nodes(alloc)
-            posted = reader.posted_nodes(alloc)
-            payers = {n: by_node.payer(alloc.objcg, n) for n in {*data, *metadata, *posted}}
-            for nid in data.keys() | metadata.keys():
-                if nid == NUMA_NO_NODE:
-                    ledger.note_missing("percpu")
-                    continue
-                # An obj_cgroup is held once, whatever it pays for.
-                for detail, sizes, charges in (
-                    ("data", data, 1 if nid in data else 0),
-                    ("metadata", metadata, 0 if nid in data else 1),
-                ):
-                    if sizes[nid]:
-                        entry = Entry(payers[nid], "percpu", detail, nid)
-                        ledger.add(entry, sizes[nid], charges)
-            by_node.compare(
-                "percpu",
-                alloc.element,
-                {(payers[nid], nid): size for nid, size in data.items()},
-                {(payers[nid], nid): size for nid, size in posted.items()},
-            )
+        for area in reader.recorded(chunk):
+            if seen is not None:
+                seen(area)
+            if not area.objcg:
+                continue
+            split = _split(reader, area) if per_node is None else per_node.percpu(reader, area)
+            for entry, amount in split:
+                if per_node is not None and entry.nid == NUMA_NO_NODE:
+                    ledger.note_missing("percpu")  # its node tells who pays
+                else:
+                    ledger.add(entry, amount.bytes, amount.charges)
+    if reader.coverage.unreadable:
+        ledger.note_missing("percpu")
 
 
-def _charged(reader: PercpuReader, chunk: PcpuChunk, seen: Seen | None) -> Iterator[PcpuArea]:
-    for alloc in reader.recorded(chunk):
-        if seen is not None:
-            seen(alloc)
-        if alloc.objcg:
-            yield alloc
+def _split(reader: PercpuReader, area: PcpuArea) -> Iterator[tuple[Entry, Amount]]:
+    """Split a charge to one obj_cgroup by the nodes that back it. It is one charge in all."""
+    charges = 1
+    for nid, size in reader.data_nodes(area).items():
+        yield Entry(area.objcg, "percpu", "data", nid), Amount(size, charges)
+        charges = 0
+    for nid, size in reader.metadata_nodes(area).items():
+        yield Entry(area.objcg, "percpu", "metadata", nid), Amount(size, 0)
 
 
 def percpu_usage(ledger: Ledger, reader: PercpuReader) -> tuple[PercpuUsage, ...]:
     """
     Return the memory of percpu chunks by node, and how much of it memcgs pay for.
 
-    :param ledger: that the allocations have been added to
-    :param reader: that has walked the chunks
+    :param ledger: to which all allocations have been added
+    :param reader: that has read all chunks
     """
     charged: Counter[int] = Counter()
     for entry, amount in ledger:

@@ -3,14 +3,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from support.made import A, ledger, snapshot
 
 from memcg_inspect.checks.judge import judge
 from memcg_inspect.checks.objcg import objcg_rows
-from memcg_inspect.checks.pernode import counters_follow
+from memcg_inspect.checks.pernode import judge_per_node
 from memcg_inspect.checks.snapshot import Snapshot
-from memcg_inspect.model import Accounting, Follows, Misplaced, Objcg
+from memcg_inspect.model import Accounting, Follows, Misplaced, Objcg, PerNodeCharges
 
 #: Objcgs of /a on nodes 0 and 1.
 ON_0, ON_1 = 0xA0, 0xA8
@@ -44,14 +46,17 @@ def booked(
                 for objcg, nid in ((ON_0, 0), (ON_1, 1))
             }
         ),
-        posted={
-            kind: {(ON_0, 0): size, (ON_1, 1): -size} if rule else {}
-            for (kind, size), rule in zip(MOVED.items(), (percpu, zswap), strict=True)
-        },
-        straddling=[
-            Misplaced("percpu", 0x9000, ON_0, 0, 1, 100),
-            Misplaced("zswap", 0x9100, ON_0, 0, 1, 300),
-        ],
+        per_node=PerNodeCharges(
+            posted={
+                kind: {(ON_0, 0): size, (ON_1, 1): -size} if rule else {}
+                for (kind, size), rule in zip(MOVED.items(), (percpu, zswap), strict=True)
+            },
+            straddling=[
+                Misplaced("percpu", 0x9000, ON_0, 0, 1, 100),
+                Misplaced("zswap", 0x9100, ON_0, 0, 1, 300),
+            ],
+            misplaced=[],
+        ),
     )
 
 
@@ -59,7 +64,7 @@ def booked(
 @pytest.mark.parametrize("zswap", ["physical", "posted"])
 def test_each_kind_follows_a_rule_of_its_own(percpu: Follows, zswap: Follows) -> None:
     taken = booked(percpu, zswap)
-    assert counters_follow(taken, objcg_rows(taken)) == {"percpu": percpu, "zswap": zswap}
+    assert judge_per_node(taken, objcg_rows(taken)).follows == {"percpu": percpu, "zswap": zswap}
     judged = judge(taken)
     findings = [lead.finding for lead in judged.leads]
     wrong = [kind for kind, rule in (("percpu", percpu), ("zswap", zswap)) if rule == "posted"]
@@ -79,16 +84,19 @@ def test_each_kind_follows_a_rule_of_its_own(percpu: Follows, zswap: Follows) ->
 def test_where_nothing_straddles_there_is_no_telling(wrong: int) -> None:
     taken = booked("", "", wrong)
     either: Follows = "neither" if wrong else "both"
-    assert counters_follow(taken, objcg_rows(taken)) == {"percpu": either, "zswap": either}
+    assert judge_per_node(taken, objcg_rows(taken)).follows == {"percpu": either, "zswap": either}
 
 
 @pytest.mark.parametrize("percpu", ["physical", "posted"])
 def test_what_no_rule_explains(percpu: str) -> None:
     taken = booked(percpu, "", wrong=8)
-    assert counters_follow(taken, objcg_rows(taken)) == {"percpu": "neither", "zswap": "neither"}
+    assert judge_per_node(taken, objcg_rows(taken)).follows == {
+        "percpu": "neither",
+        "zswap": "neither",
+    }
     assert "rule" not in {lead.finding.kind for lead in judge(taken).leads}
 
 
 def test_other_kernels_follow_none() -> None:
-    taken = booked("physical", "physical", accounting="objcg-per-node")
-    assert counters_follow(taken, objcg_rows(taken)) is None
+    taken = replace(booked("physical", "physical"), per_node=None)
+    assert judge_per_node(taken, objcg_rows(taken)).follows is None

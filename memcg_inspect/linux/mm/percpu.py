@@ -292,7 +292,7 @@ class PercpuReader:
             if not populated >> page & 1:
                 continue
             taken = found.alloc_map >> page * units & (1 << units) - 1
-            for nid, cpus in self._unit_page(found, page).items():
+            for nid, cpus in self.page_nodes(found, page).items():
                 self.pages[nid] += cpus
                 self.allocated[nid] += taken.bit_count() * MIN_ALLOC_SIZE * cpus
 
@@ -403,23 +403,9 @@ class PercpuReader:
         while at < end:
             page = at >> shift
             upto = min(end, page + 1 << shift)
-            for nid, cpus in self._unit_page(alloc.chunk, page).items():
+            for nid, cpus in self.page_nodes(alloc.chunk, page).items():
                 nodes[nid] += (upto - at) * cpus
             at = upto
-        return nodes
-
-    def posted_nodes(self, alloc: PcpuArea) -> Counter[int]:
-        """
-        Return the bytes of an allocation by node as the posted series of per-node accounting
-        would: it slices the size, not the range, so that an allocation that begins inside
-        a page is booked to the first pages only.
-        """
-        shift = mem_map(self.image).page_shift
-        nodes: Counter[int] = Counter()
-        for page, at in enumerate(range(0, alloc.size, 1 << shift), alloc.offset >> shift):
-            part = min(1 << shift, alloc.size - at)
-            for nid, cpus in self._unit_page(alloc.chunk, page).items():
-                nodes[nid] += part * cpus
         return nodes
 
     def metadata_nodes(self, alloc: PcpuArea) -> Counter[int]:
@@ -434,8 +420,13 @@ class PercpuReader:
             start = upto
         return nodes
 
-    def _unit_page(self, chunk: PcpuChunk, page: int) -> Counter[int]:
-        """On which nodes the same page of all units is, by number of CPUs."""
+    def page_nodes(self, chunk: PcpuChunk, page: int) -> Counter[int]:
+        """
+        Return the nodes of one page of a chunk, in the units of all CPUs.
+
+        :param page: its index in a unit
+        :return: number of CPUs by node
+        """
         key = (chunk.address, page)
         nodes = self._unit_pages.get(key)
         if nodes is None:
