@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
-"""Reading the system's apt lists and choosing packages."""
+"""Find Debian's mirrors with apt, and choose packages of kernels."""
 
 from pathlib import Path
 
@@ -35,55 +35,68 @@ Signed-By:
 Types: deb
 URIs: http://off.example/debian
 Suites: bookworm
+Components: main
 Enabled: no
 
 Types: deb-src
 URIs: http://src.example/debian
 Suites: bookworm
+Components: main
 """
 
 
-def test_one_line_lists() -> None:
-    sources = apt.parse_one_line(ONE_LINE)
-    assert [source.uri for source in sources] == [
-        "http://mirror.example/debian",
-        "http://mirror.example/security",
-        "https://other.example/apt",
+def etc(folder: Path, **lists: str) -> Path:
+    """Make a folder like /etc/apt."""
+    (folder / "sources.list.d").mkdir()
+    (folder / "sources.list").write_text("")
+    for name, text in lists.items():
+        (folder / "sources.list.d" / name.replace("_", ".")).write_text(text)
+    return folder
+
+
+def test_one_line_lists(tmp_path: Path) -> None:
+    assert apt.system_targets(etc(tmp_path, debian_list=ONE_LINE)) == [
+        apt.Target("http://mirror.example/debian/", "bookworm"),
+        apt.Target("http://mirror.example/security/", "bookworm-security"),
+        apt.Target("https://other.example/apt/", "stable-tool"),
     ]
-    assert sources[0].suites == ("bookworm",)
-    assert sources[0].signed_by is None
-    assert sources[1].signed_by == "/keys/debian.gpg"
 
 
-def test_deb822_lists() -> None:
-    plain, secure = apt.parse_deb822(DEB822)
-    assert plain == apt.Source(
-        "http://mirror.example/debian", ("bookworm", "bookworm-updates"), "/keys/debian.gpg"
-    )
-    assert secure.signed_by is not None
-    assert secure.signed_by.splitlines()[1:3] == [" -----BEGIN PGP PUBLIC KEY BLOCK-----", " ."]
+def test_deb822_lists(tmp_path: Path) -> None:
+    assert apt.system_targets(etc(tmp_path, debian_sources=DEB822)) == [
+        apt.Target("http://mirror.example/debian/", "bookworm"),
+        apt.Target("http://mirror.example/debian/", "bookworm-updates"),
+        apt.Target("http://mirror.example/security/", "bookworm-security"),
+    ]
+
+
+def test_a_damaged_list_is_named(tmp_path: Path) -> None:
+    with pytest.raises(LabError, match=r"Malformed entry 1 in list file .*damaged\.list"):
+        apt.system_targets(etc(tmp_path, damaged_list="deb nothing\n"))
 
 
 @pytest.mark.parametrize("style", ["list", "sources"])
 def test_the_labs_own_list_uses_the_systems_mirrors(tmp_path: Path, style: str) -> None:
-    folder = tmp_path / "sources.list.d"
-    folder.mkdir()
-    (folder / f"debian.{style}").write_text(ONE_LINE if style == "list" else DEB822)
-    (folder / "old.list.disabled").write_text("deb http://never.example/debian bookworm main\n")
-    (tmp_path / "sources.list").write_text("")
-    text = apt.lab_sources(apt.system_sources(tmp_path))
-    # what is written is itself what apt, and this parser, can read
-    plain, secure = apt.parse_deb822(text)
-    assert plain.uri == "http://mirror.example/debian"
-    assert "trixie-backports" in plain.suites
-    assert secure.uri == "http://mirror.example/security"
-    assert "bookworm-security" in secure.suites
-    assert "never.example" not in text and "off.example" not in text
+    (tmp_path / "etc").mkdir()
+    system = {f"debian_{style}": ONE_LINE if style == "list" else DEB822}
+    system["old_list.disabled"] = "deb http://never.example/debian bookworm main\n"
+    text = apt.lab_sources(apt.system_targets(etc(tmp_path / "etc", **system)))
+    # apt reads the list that the lab writes
+    (tmp_path / "lab").mkdir()
+    read = apt.system_targets(etc(tmp_path / "lab", lab_sources=text))
+    plain = ("bookworm", "trixie", "trixie-updates", "trixie-backports")
+    assert read == [
+        *(apt.Target("http://mirror.example/debian/", suite) for suite in plain),
+        *(
+            apt.Target("http://mirror.example/security/", suite)
+            for suite in ("bookworm-security", "trixie-security")
+        ),
+    ]
 
 
 def test_no_debian_mirror_is_an_error() -> None:
     with pytest.raises(LabError, match="no Debian mirror"):
-        apt.lab_sources([apt.Source("https://other.example", ("stable-tool-1",), None)][:0])
+        apt.lab_sources([apt.Target("https://other.example/", "tool-bookworm")])
 
 
 NAMES = {
