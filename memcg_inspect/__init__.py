@@ -3,12 +3,12 @@
 memcg_inspect
 -------------
 
-Holds the kernel memory charged to Linux memory cgroups against the kernel's counters, to
-the byte, in a vmcore or a running kernel.
+Compare the kernel memory that is charged to Linux memory cgroups with the kernel's counters, to
+the byte, in a vmcore or on a running kernel.
 
-In a drgn session, ``import memcg_inspect`` gives :func:`audit` and the helpers of
-:mod:`memcg_inspect.helpers`. They are imported when they are asked for: drgn loads this package
-in every session.
+In a drgn session, ``import memcg_inspect`` provides :func:`audit` and the helpers of
+:mod:`memcg_inspect.helpers`. They are imported on first use, since drgn imports this package in
+every session.
 """
 
 from __future__ import annotations
@@ -56,12 +56,10 @@ __all__ = (
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    if name == "audit":
-        return audit
     from memcg_inspect import helpers
 
     return getattr(helpers, name)
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *__all__])
+    return sorted({*globals(), *__all__})

@@ -1,32 +1,35 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 """
-Helpers for interactive sessions
---------------------------------
+Helpers
+-------
 
-In the style of drgn's own: they take a :class:`drgn.Program`, or find the default one, or an
-:class:`drgn.Object`. What one goes on exploring comes back as an Object, what one counts as a
-plain row. ``import memcg_inspect`` offers all of them.
+The ``memcg_inspect`` package provides helpers for memory cgroups and for what they are charged,
+in the style of ``drgn.helpers.linux``. Kernel objects are returned as :class:`drgn.Object`, paths
+as :class:`bytes`, and amounts as :class:`int`.
+
+Every helper raises :class:`drgn.FaultError` for memory that it needs and cannot read, and
+:class:`memcg_inspect.model.ImageError` if the kernel lacks a type or a variable that it needs.
 """
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from drgn import NULL, Object, Program
+from drgn import NULL, FaultError, IntegerLike, Object, Path, Program
 from drgn.helpers.common.prog import takes_program_or_default
 
 from memcg_inspect.checks.counters import CounterValue
-from memcg_inspect.collect.counters import read_counters
 from memcg_inspect.image.image import image_of
-from memcg_inspect.linux.mm.memcontrol import read_memcgs
+from memcg_inspect.linux.mm import memcontrol
 from memcg_inspect.linux.mm.memcontrol_vmstats import StatReader
 from memcg_inspect.linux.mm.mm_types import SlabPage, scan_pages
 from memcg_inspect.linux.mm.mmzone import mem_map
 from memcg_inspect.linux.mm.percpu import PercpuReader
 from memcg_inspect.linux.mm.slab import SlabReader
-from memcg_inspect.model import Coverage, Memcg, Report
-from memcg_inspect.tables import UsageError, as_path
+from memcg_inspect.model import Coverage, Report, Stat
 
 __all__ = (
     "ChargedSlabObject",
@@ -47,110 +50,107 @@ __all__ = (
 
 
 class ChargedSlabObject(NamedTuple):
-    """A slab object that a memcg pays for."""
+    """Slab object that is charged to a memcg."""
 
     address: int
     """Address of the object."""
-    cache: str
-    """Name of its cache."""
+    slab_cache: Object
+    """``struct kmem_cache *`` that the object is from."""
     size: int
-    """Bytes that it takes in its slab."""
+    """Size of the object in its slab, in bytes."""
     charge: int
-    """Bytes that are charged for it."""
+    """Bytes charged for the object."""
     nid: int
-    """Node of the slab."""
+    """NUMA node of the slab."""
     slab: Object
-    """``struct slab *``"""
+    """``struct slab *`` that contains the object."""
     objcg: Object
-    """``struct obj_cgroup *``"""
+    """``struct obj_cgroup *`` that the object is charged to."""
 
 
 class PcpuAllocation(NamedTuple):
-    """A percpu allocation that a memcg pays for."""
+    """Percpu allocation that is charged to a memcg."""
 
-    pointer: int
-    """What ``alloc_percpu()`` returned: its address on a CPU is this and the CPU's offset."""
+    pointer: Object
+    """``void __percpu *`` that ``alloc_percpu()`` returned."""
     size: int
-    """Bytes for each CPU."""
+    """Size of each CPU's copy, in bytes."""
     charge: int
-    """Bytes that are charged for it, for all CPUs, and for the pointer to who pays."""
+    """Bytes charged for all CPUs, including the pointer to the ``obj_cgroup``."""
     nodes: dict[int, int]
-    """Bytes by the node of the page that holds them."""
+    """Bytes on each NUMA node."""
     objcg: Object
-    """``struct obj_cgroup *``"""
+    """``struct obj_cgroup *`` that the allocation is charged to."""
+
+
+class _FaultingCoverage(Coverage):
+    """Raises :class:`drgn.FaultError` where a reader would count what it could not read."""
+
+    def miss(self, what: str, address: int, reason: str) -> None:
+        error = sys.exc_info()[1]
+        if isinstance(error, FaultError):
+            raise error
+        raise FaultError(f"{what}: {reason}", address)
 
 
 @takes_program_or_default
 def audit(prog: Program) -> Report:
     """
-    Compare what memcgs are charged for with their counters.
+    Compare what memcgs are charged with their counters.
 
-    :return: the report that ``memcg-inspect audit --json`` prints
-    :raises ImageError: if this kernel does not charge kernel memory to memcgs, or keeps its
-        charges in a way that is not known here
+    Unlike the helpers, this reads as much as it can: what it could not read is counted in
+    ``coverage`` of the report.
+
+    :return: Report that ``memcg-inspect audit --json`` prints.
+    :raises ImageError: if the kernel does not account kernel memory to memcgs, or is not
+        supported
     """
     from memcg_inspect import collect
 
     return collect.audit(image_of(prog))
 
 
-def _memcgs(prog: Program) -> dict[int, Memcg]:
-    return read_memcgs(image_of(prog), Coverage())
-
-
-def _address(memcg: Object | str | None, prog: Program) -> int | None:
-    if memcg is None:
-        return None
-    return int(find_memcg(prog, memcg) if isinstance(memcg, str) else memcg)
-
-
 @takes_program_or_default
 def for_each_memcg(prog: Program) -> Iterator[Object]:
     """
-    Iterate over all memcgs, parents first, removed ones included until they are freed.
+    Iterate over all memcgs in pre-order, including removed ones that are not freed yet.
 
     :return: Iterator of ``struct mem_cgroup *`` objects.
+    :raises FaultError: if the children of a memcg cannot be read
     """
-    for address in _memcgs(prog):
-        yield Object(prog, "struct mem_cgroup *", address)
+    return memcontrol.memcg_descendants(memcontrol.root_memcg(image_of(prog)))
 
 
 @takes_program_or_default
-def find_memcg(prog: Program, path: str) -> Object:
+def find_memcg(prog: Program, path: Path) -> Object:
     """
-    Find a memcg.
+    Find a memcg by its path in the cgroup hierarchy.
 
-    :param path: Path in the cgroup hierarchy, ``/`` for the root; of several memcgs of one path
-        all but one were removed, and that one is returned.
-    :return: ``struct mem_cgroup *``
-    :raises UsageError: if there is none
+    If removed memcgs have the same path, the one that was not removed is returned.
+
+    :param path: Path name; ``/`` is the root.
+    :return: ``struct mem_cgroup *`` (``NULL`` if not found)
+    :raises FaultError: if a memcg on the way cannot be read
     """
-    path = as_path(path)
-    found = [memcg for memcg in _memcgs(prog).values() if memcg.path == path]
-    if not found:
-        raise UsageError(f"there is no memcg {path}")
-    found.sort(key=lambda memcg: memcg.state != "online")
-    return Object(prog, "struct mem_cgroup *", found[0].address)
+    return memcontrol.find_memcg(image_of(prog), os.fsencode(path))
 
 
-def memcg_path(memcg: Object) -> str:
+def memcg_path(memcg: Object) -> bytes:
     """
-    Return the path of a memcg in the cgroup hierarchy, removed ones' too.
+    Get the path of a memcg in the cgroup hierarchy.
+
+    The path of a removed memcg is the one that it had.
 
     :param memcg: ``struct mem_cgroup *``
-    :raises UsageError: if it is no memcg
     """
-    known = _memcgs(memcg.prog_).get(memcg.value_())
-    if known is None:
-        raise UsageError(f"there is no memcg at {memcg.value_():#x}")
-    return known.path
+    return memcontrol.memcg_path(memcg)
 
 
 def page_to_nid(page: Object) -> int:
     """
-    Return the NUMA node of a page, from its flags.
+    Get the NUMA node of a page from its flags.
 
-    :param page: ``struct page *`` (or ``struct slab *``, ``struct folio *``)
+    :param page: ``struct page *``, ``struct slab *`` or ``struct folio *``
     """
     prog = page.prog_
     frames = mem_map(image_of(prog))
@@ -159,7 +159,9 @@ def page_to_nid(page: Object) -> int:
 
 def objcg_memcg(objcg: Object) -> Object:
     """
-    Return the memcg that an obj_cgroup charges today: its own, or the nearest that is left.
+    Get the memcg that an ``obj_cgroup`` charges.
+
+    After its memcg is removed, an ``obj_cgroup`` charges the nearest ancestor that remains.
 
     :param objcg: ``struct obj_cgroup *``
     :return: ``struct mem_cgroup *``
@@ -169,68 +171,67 @@ def objcg_memcg(objcg: Object) -> Object:
 
 def objcg_nid(objcg: Object) -> int | None:
     """
-    Return the node that an obj_cgroup charges.
+    Get the NUMA node that an ``obj_cgroup`` is for.
 
     :param objcg: ``struct obj_cgroup *``
-    :return: ``None`` on kernels whose memcgs have one obj_cgroup for all nodes (before 7.2), and
-        for one that no memcg knows
+    :return: Node, or ``None`` if the kernel has one ``obj_cgroup`` for all nodes of a memcg
+        (before Linux 7.2) or if no memcg refers to this one.
     """
-    from memcg_inspect.linux.mm.memcontrol import has_node_objcgs, read_objcgs
-
-    prog = objcg.prog_
-    if not has_node_objcgs(image_of(prog)):
-        return None
-    known = read_objcgs(image_of(prog), _memcgs(prog), Coverage(), set()).get(objcg.value_())
-    return None if known is None else known.nid
+    return memcontrol.objcg_nid(objcg)
 
 
-def slab_objcg(slab: Object, index: int) -> Object:
+def slab_objcg(slab: Object, index: IntegerLike) -> Object:
     """
-    Return who pays for an object of a slab.
+    Get the ``obj_cgroup`` that an object of a slab is charged to.
 
     :param slab: ``struct slab *``
     :param index: Index of the object in the slab.
-    :return: ``struct obj_cgroup *``; ``NULL`` if nobody does
-    :raises drgn.FaultError: if the slab, or the vector of its obj_cgroups, cannot be read
+    :return: ``struct obj_cgroup *`` (``NULL`` if the object is not charged)
     """
-    prog = slab.prog_
-    frames, page = mem_map(image_of(prog)), slab.value_()
-    reader = SlabReader(image_of(prog))
+    prog, page, number = slab.prog_, slab.value_(), int(index)
+    frames, reader = mem_map(image_of(prog)), _slab_reader(prog)
     raw = prog.read(page, frames.size)
     found = reader.slab(SlabPage(page, frames.nid(prog.read_word(page + frames.flags)), 0, raw))
-    objcg = 0
-    if found is not None:
-        charged = {thing.number: thing.objcg for thing in reader.charged_objects(found)}
-        objcg = charged.get(index, 0)
-    return (
-        Object(prog, "struct obj_cgroup *", objcg) if objcg else NULL(prog, "struct obj_cgroup *")
-    )
+    if found is None or not 0 <= number < found.objects:
+        return NULL(prog, "struct obj_cgroup *")
+    return Object(prog, "struct obj_cgroup *", reader.objcg(found, number))
+
+
+def _slab_reader(prog: Program) -> SlabReader:
+    reader = SlabReader(image_of(prog), names=_FaultingCoverage())
+    reader.coverage = _FaultingCoverage()
+    return reader
 
 
 @takes_program_or_default
 def for_each_charged_slab_object(
-    prog: Program, *, memcg: Object | str | None = None, nid: int | None = None
+    prog: Program, *, memcg: Object | None = None, nid: int | None = None
 ) -> Iterator[ChargedSlabObject]:
     """
-    Iterate over the slab objects that memcgs pay for, in one pass over all pages.
+    Iterate over all slab objects that are charged to memcgs.
 
-    :param memcg: ``struct mem_cgroup *``, or a path: only those that are charged to it today
-    :param nid: only those on this node
+    This reads the ``struct page`` of every page once, whatever *memcg* and *nid* are.
+
+    :param memcg: ``struct mem_cgroup *``: only objects that are charged to it today.
+    :param nid: Only objects on this NUMA node.
     """
-    wanted, reader, payers = _address(memcg, prog), SlabReader(image_of(prog)), _PayersOf(prog)
+    reader, filter_ = _slab_reader(prog), _ChargedTo(memcg)
     for piece in scan_pages(image_of(prog)):
+        if piece.unreadable is not None:
+            raise FaultError("the memory map cannot be read", piece.unreadable)
         for page in piece.slabs:
-            if nid not in (None, page.nid):
+            if nid is not None and page.nid != nid:
                 continue
             slab = reader.slab(page)
             if slab is None or not slab.charged:
                 continue
+            cache = Object(prog, "struct kmem_cache *", slab.cache.address)
             for thing in reader.charged_objects(slab):
                 objcg = Object(prog, "struct obj_cgroup *", thing.objcg)
-                if wanted is None or payers.of(objcg) == wanted:
+                if filter_.has(objcg):
                     yield ChargedSlabObject(
                         address=thing.address,
-                        cache=slab.cache.name,
+                        slab_cache=cache,
                         size=slab.cache.size,
                         charge=slab.cache.charge,
                         nid=slab.nid,
@@ -239,38 +240,49 @@ def for_each_charged_slab_object(
                     )
 
 
-class _PayersOf:
-    """Memcgs of obj_cgroups, each looked up once."""
+class _ChargedTo:
+    """
+    Tells which ``obj_cgroup`` charge a memcg. Each is looked up once.
 
-    def __init__(self, prog: Program) -> None:
-        self._memcgs = _memcgs(prog)
-        self._known: dict[int, int] = {}
+    :param memcg: ``struct mem_cgroup *``; ``None`` for any
+    """
 
-    def of(self, objcg: Object) -> int:
+    def __init__(self, memcg: Object | None) -> None:
+        if memcg is not None and not memcg:
+            raise ValueError("memcg is NULL")
+        self._memcg = memcg
+        self._known: dict[int, bool] = {}
+
+    def has(self, objcg: Object) -> bool:
+        """
+        Return whether an ``obj_cgroup`` charges the memcg.
+
+        :param objcg: ``struct obj_cgroup *``
+        """
+        if self._memcg is None:
+            return True
         address = objcg.value_()
         if address not in self._known:
-            memcg = objcg_memcg(objcg).value_()
-            known = self._memcgs.get(memcg)
-            self._known[address] = memcg if known is None else known.payer
+            payer = memcontrol.payer_of(objcg_memcg(objcg))
+            self._known[address] = bool(payer == self._memcg)
         return self._known[address]
 
 
 @takes_program_or_default
-def for_each_pcpu_alloc(
-    prog: Program, *, memcg: Object | str | None = None
-) -> Iterator[PcpuAllocation]:
+def for_each_pcpu_alloc(prog: Program, *, memcg: Object | None = None) -> Iterator[PcpuAllocation]:
     """
-    Iterate over the percpu allocations that memcgs pay for.
+    Iterate over all percpu allocations that are charged to memcgs.
 
-    :param memcg: ``struct mem_cgroup *``, or a path: only those that are charged to it today
+    :param memcg: ``struct mem_cgroup *``: only allocations that are charged to it today.
     """
-    wanted, reader, payers = _address(memcg, prog), PercpuReader(image_of(prog)), _PayersOf(prog)
+    reader, filter_ = PercpuReader(image_of(prog)), _ChargedTo(memcg)
+    reader.coverage = reader.placement = _FaultingCoverage()
     for chunk in reader.chunks():
         for alloc in reader.charged(chunk):
             objcg = Object(prog, "struct obj_cgroup *", alloc.objcg)
-            if wanted is None or payers.of(objcg) == wanted:
+            if filter_.has(objcg):
                 yield PcpuAllocation(
-                    pointer=reader.pointer(alloc),
+                    pointer=Object(prog, "void *", reader.pointer(alloc)),
                     size=alloc.size,
                     charge=reader.charge(alloc),
                     nodes=dict(reader.data_nodes(alloc)),
@@ -280,22 +292,32 @@ def for_each_pcpu_alloc(
 
 def memcg_counter(memcg: Object, item: str, nid: int | None = None) -> CounterValue:
     """
-    Return a counter of a memcg, descendants included, flushed or not.
+    Get a counter of a memcg and its descendants, before and after a flush.
 
     :param memcg: ``struct mem_cgroup *``
-    :param item: Enumerator of ``enum memcg_stat_item`` or ``enum node_stat_item``.
-    :param nid: Node; ``None`` for the memcg as a whole
-    :raises UsageError: if the kernel keeps no such counter
-    :raises drgn.FaultError: if it cannot be read
+    :param item: Name of an enumerator of ``enum memcg_stat_item`` or ``enum node_stat_item``.
+    :param nid: NUMA node, or ``None`` for all nodes.
+    :return: Counter in the unit of the item: bytes if its name ends in ``_B``, KiB if it ends in
+        ``_KB``, else pages or events.
+    :raises ValueError: if the kernel does not have such a counter
     """
-    prog = memcg.prog_
-    reader = StatReader(image_of(prog), [item])
-    if item not in reader.slots:
-        raise UsageError(f"this kernel keeps no {item} for memcgs")
-    coverage = Coverage()
-    counters = read_counters(image_of(prog), reader, _memcgs(prog), coverage)
-    claim = counters.hierarchical(memcg.value_(), item, nid)
-    if claim is None:
-        why = coverage.examples[0].reason if coverage.examples else f"it is not kept on node {nid}"
-        raise UsageError(f"{item} of this memcg: {why}")
-    return CounterValue(claim.folded, claim.pending)
+    reader = StatReader(image_of(memcg.prog_), [item])
+    own = _stat(reader, memcg, item, nid)
+    if own is None:
+        where = "memcgs" if nid is None else f"memcgs on node {nid}"
+        raise ValueError(f"this kernel has no counter {item} of {where}")
+    pending = own.pending + own.percpu
+    below = memcontrol.memcg_descendants(memcg)
+    next(below)  # the memcg itself
+    for descendant in below:
+        stat = _stat(reader, descendant, item, nid)
+        if stat is not None:
+            pending += stat.pending + stat.percpu
+    return CounterValue(own.state, pending)
+
+
+def _stat(reader: StatReader, memcg: Object, item: str, nid: int | None) -> Stat | None:
+    if nid is None:
+        return reader.memcg(memcg).get(item)
+    pn = dict(memcontrol.nodeinfo(memcg)).get(nid)
+    return None if pn is None else reader.lruvec(pn).get(item)

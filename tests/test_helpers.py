@@ -1,27 +1,27 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
-"""Helpers of interactive sessions, held against drgn's own and what the guest says."""
+"""Helpers, compared with drgn's own and with what the guest said."""
 
 from __future__ import annotations
 
-import os
-import pty
-import select
-import subprocess
-import sys
-import time
 from collections import Counter
+from collections.abc import Callable, Iterator
+from os import fsdecode
+from pathlib import PurePosixPath
 
 import drgn
 import pytest
-from drgn.helpers.linux.cgroup import cgroup_path
-from drgn.helpers.linux.mm import for_each_page
+from drgn import FaultError, Object, Program
+from drgn.helpers.linux.cgroup import cgroup_get_from_path
+from drgn.helpers.linux.list import list_for_each_entry
+from drgn.helpers.linux.mm import for_each_page, page_to_virt
 from drgn.helpers.linux.percpu import per_cpu_ptr
-from drgn.helpers.linux.slab import slab_object_info
+from drgn.helpers.linux.slab import for_each_slab_cache, slab_object_info
 from support.guest_files import numbers, path_of
 from support.guests import DEBIAN_KERNELS, KERNELS, GuestImage, Lab
+from support.missing_pages import excluded, opened
+from support.sessions import converse
 
 import memcg_inspect
-from memcg_inspect.model import MemcgInspectError
 
 pytestmark = [pytest.mark.image, pytest.mark.each_kernel]
 
@@ -42,21 +42,51 @@ def stood_still(image: GuestImage) -> dict[tuple[str, str, int | None], int]:
     return {key: value for key, value in last.items() if first.get(key) == value}
 
 
+def guest_paths(image: GuestImage) -> set[str]:
+    folder = image.guest / "2/cgroup"
+    return {path_of(file, folder) for file in folder.glob("**/memory.stat")}
+
+
 def test_memcgs_are_the_guests(image: GuestImage) -> None:
     prog = image.program()
     memcgs = list(memcg_inspect.for_each_memcg(prog))
     assert {memcg.type_.type_name() for memcg in memcgs} == {"struct mem_cgroup *"}
+    assert len({memcg.value_() for memcg in memcgs}) == len(memcgs)
     paths = [memcg_inspect.memcg_path(memcg) for memcg in memcgs]
-    said = {
-        path_of(f, image.guest / "2/cgroup") for f in image.guest.glob("2/cgroup/**/memory.stat")
-    }
-    assert said <= set(paths)
-    for memcg, path in zip(memcgs, paths, strict=True):
-        cgroup = memcg.css.cgroup
-        if path in said and memcg == memcg_inspect.find_memcg(prog, path):
-            assert cgroup_path(cgroup).decode() == path
-    with pytest.raises(MemcgInspectError, match="there is no memcg /nowhere"):
-        memcg_inspect.find_memcg(prog, "/nowhere")
+    assert paths[0] == b"/"
+    assert guest_paths(image) <= {fsdecode(path) for path in paths}
+    for n, memcg in enumerate(memcgs):
+        assert n == 0 or memcg.css.parent in [other.css.address_of_() for other in memcgs[:n]]
+
+
+def test_memcgs_are_found_by_their_paths(image: GuestImage) -> None:
+    prog = image.program()
+    for path in guest_paths(image):
+        memcg = memcg_inspect.find_memcg(prog, path)
+        assert memcg.css.cgroup == cgroup_get_from_path(prog, path)
+        assert fsdecode(memcg_inspect.memcg_path(memcg)) == path
+        for other in (path.encode(), PurePosixPath(path), path + "/"):
+            assert memcg_inspect.find_memcg(prog, other) == memcg
+    removed = [
+        memcg
+        for memcg in memcg_inspect.for_each_memcg(prog)
+        if fsdecode(memcg_inspect.memcg_path(memcg)) not in guest_paths(image)
+    ]
+    assert removed
+    for memcg in removed:
+        path = memcg_inspect.memcg_path(memcg)
+        assert memcg_inspect.memcg_path(memcg_inspect.find_memcg(prog, path)) == path
+
+
+@pytest.mark.parametrize("path", ["/nowhere", b"/nowhere", "/files/nowhere"])
+def test_what_is_not_found_is_null(image: GuestImage, path: str | bytes) -> None:
+    memcg = memcg_inspect.find_memcg(image.program(), path)
+    assert not memcg
+    assert memcg.type_.type_name() == "struct mem_cgroup *"
+    with pytest.raises(ValueError, match="NULL"):
+        next(memcg_inspect.for_each_charged_slab_object(image.program(), memcg=memcg))
+    with pytest.raises(ValueError, match="NULL"):
+        next(memcg_inspect.for_each_pcpu_alloc(image.program(), memcg=memcg))
 
 
 def test_counters_are_the_guests(image: GuestImage) -> None:
@@ -67,7 +97,7 @@ def test_counters_are_the_guests(image: GuestImage) -> None:
         if memcg != memcg_inspect.find_memcg(prog, path):
             continue
         for item, name in (("NR_SLAB_RECLAIMABLE_B", "slab_reclaimable"), ("MEMCG_SOCK", "sock")):
-            said = stood_still(image).get((path, name, None))
+            said = stood_still(image).get((fsdecode(path), name, None))
             if said is not None:
                 value = memcg_inspect.memcg_counter(memcg, item)
                 unit = 1 if item.endswith("_B") else 4096
@@ -78,40 +108,82 @@ def test_counters_are_the_guests(image: GuestImage) -> None:
     whole = memcg_inspect.memcg_counter(root, "NR_SLAB_UNRECLAIMABLE_B").exact
     nodes = [memcg_inspect.memcg_counter(root, "NR_SLAB_UNRECLAIMABLE_B", nid) for nid in range(4)]
     assert sum(value.exact for value in nodes) == whole > 0
-    with pytest.raises(MemcgInspectError, match="keeps no NO_SUCH_ITEM"):
-        memcg_inspect.memcg_counter(root, "NO_SUCH_ITEM")
+
+
+@pytest.mark.parametrize(
+    ("item", "nid"), [("NO_SUCH_ITEM", None), ("NR_SLAB_RECLAIMABLE_B", 99), ("MEMCG_SOCK", 0)]
+)
+def test_counters_that_do_not_exist(image: GuestImage, item: str, nid: int | None) -> None:
+    root = memcg_inspect.find_memcg(image.program(), "/")
+    with pytest.raises(ValueError, match=f"no counter {item} of memcgs"):
+        memcg_inspect.memcg_counter(root, item, nid)
 
 
 def test_slab_objects_are_drgns(image: GuestImage) -> None:
     prog = image.program()
-    seen: Counter[str] = Counter()
+    seen: Counter[int] = Counter()
     slabs = {}
     for thing in memcg_inspect.for_each_charged_slab_object(prog):
-        seen[thing.cache] += 1
-        if seen[thing.cache] <= 3:
+        cache = thing.slab_cache.value_()
+        seen[cache] += 1
+        if seen[cache] <= 3:
             slabs[thing.address] = thing
     assert sum(seen.values()) > 1000
+    assert set(seen) <= {cache.value_() for cache in for_each_slab_cache(prog)}
     for address, thing in slabs.items():
         info = slab_object_info(prog, address)
         assert info is not None
-        assert (info.address, info.slab) == (address, thing.slab)
-        assert info.slab_cache.name.string_().decode() == thing.cache
+        assert (info.address, info.slab, info.slab_cache) == (address, thing.slab, thing.slab_cache)
+        assert thing.slab_cache.type_.type_name() == "struct kmem_cache *"
+        assert thing.size == thing.slab_cache.size.value_()
         index = (address - info.slab_cache.red_left_pad.value_() - first(thing)) // thing.size
         assert memcg_inspect.slab_objcg(thing.slab, index) == thing.objcg
         assert memcg_inspect.page_to_nid(thing.slab) == thing.nid
-        nid = memcg_inspect.objcg_nid(thing.objcg)
-        assert (nid is None) == (not image.report().image.accounting.startswith("objcg-per"))
-    some = next(iter(slabs.values()))
+    some = next(thing for thing in slabs.values() if online(prog, thing.objcg))
     memcg = memcg_inspect.objcg_memcg(some.objcg)
-    mine = memcg_inspect.for_each_charged_slab_object(prog, memcg=memcg, nid=some.nid)
-    assert any(thing == some for thing in mine)
-    assert not memcg_inspect.slab_objcg(some.slab, 100_000)
+    mine = list(memcg_inspect.for_each_charged_slab_object(prog, memcg=memcg, nid=some.nid))
+    assert some in mine
+    assert {thing.nid for thing in mine} == {some.nid}
+    for index in (100_000, -1):
+        none = memcg_inspect.slab_objcg(some.slab, index)
+        assert (bool(none), none.type_.type_name()) == (False, "struct obj_cgroup *")
+
+
+def online(prog: Program, objcg: Object) -> bool:
+    return not int(objcg.memcg.css.flags) & prog.constant("CSS_DYING")
 
 
 def first(thing: memcg_inspect.ChargedSlabObject) -> int:
-    from drgn.helpers.linux.mm import page_to_virt
-
     return int(page_to_virt(drgn.cast("struct page *", thing.slab)).value_())
+
+
+def objcgs_by_node(prog: Program) -> Iterator[tuple[int, Object]]:
+    """Every obj_cgroup of kernels that have one for each node, by drgn's own helpers."""
+    for memcg in memcg_inspect.for_each_memcg(prog):
+        for nid in range(4):
+            pn = memcg.nodeinfo[nid].read_()
+            held = [pn.objcg.read_(), pn.orig_objcg.read_()]
+            yield from ((nid, objcg) for objcg in held if objcg)
+            # Only the head of a memcg that was not removed is part of its list.
+            if not int(memcg.css.flags) & prog.constant("CSS_DYING"):
+                head = pn.objcg_list.address_of_()
+                for objcg in list_for_each_entry("struct obj_cgroup", head, "list"):
+                    yield nid, objcg
+
+
+def test_nodes_of_objcgs(image: GuestImage) -> None:
+    prog = image.program()
+    charged = memcg_inspect.for_each_charged_slab_object(prog)
+    objcgs = {thing.objcg.value_(): thing.objcg for thing in charged}
+    assert len(objcgs) > 5
+    if image.report().image.accounting == "memcg":
+        assert {memcg_inspect.objcg_nid(objcg) for objcg in objcgs.values()} == {None}
+        return
+    by_node = list(objcgs_by_node(prog))
+    assert set(objcgs) <= {objcg.value_() for _, objcg in by_node}
+    assert {nid for nid, _ in by_node} == {0, 1, 2, 3}
+    for nid, objcg in by_node:
+        assert memcg_inspect.objcg_nid(objcg) == nid
 
 
 def test_nodes_of_pages_are_drgns(lab: Lab) -> None:
@@ -137,12 +209,14 @@ def test_percpu_is_the_guests(image: GuestImage) -> None:
         by_memcg[memcg_inspect.objcg_memcg(alloc.objcg).value_()] += alloc.charge
         assert sum(alloc.nodes.values()) == 4 * alloc.size
     compared = 0
-    paths = [memcg_inspect.memcg_path(memcg) for memcg in memcg_inspect.for_each_memcg(prog)]
+    paths = [
+        fsdecode(memcg_inspect.memcg_path(memcg)) for memcg in memcg_inspect.for_each_memcg(prog)
+    ]
     for path, percpu in said.items():
         if path != "/" and not any(other.startswith(path + "/") for other in paths):
-            found = memcg_inspect.for_each_pcpu_alloc(prog, memcg=path)
-            assert sum(alloc.charge for alloc in found) == percpu, path
             memcg = memcg_inspect.find_memcg(prog, path)
+            found = memcg_inspect.for_each_pcpu_alloc(prog, memcg=memcg)
+            assert sum(alloc.charge for alloc in found) == percpu, path
             assert by_memcg[memcg.value_()] <= percpu
             compared += percpu > 0
     assert compared > 3
@@ -151,49 +225,92 @@ def test_percpu_is_the_guests(image: GuestImage) -> None:
 def test_percpu_pointers_are_the_kernels(image: GuestImage) -> None:
     """The memcgs' own counters are percpu memory that their parents pay for."""
     prog = image.program()
-    pointers = {alloc.pointer for alloc in memcg_inspect.for_each_pcpu_alloc(prog)}
+    pointers = {alloc.pointer.value_() for alloc in memcg_inspect.for_each_pcpu_alloc(prog)}
     memcgs = list(memcg_inspect.for_each_memcg(prog))[1:]
     held = [memcg.vmstats_percpu for memcg in memcgs]
     assert sum(pointer.value_() in pointers for pointer in held) > 3
     assert per_cpu_ptr(held[-1], 0).value_()
 
 
-def converse(image: GuestImage, *lines: str) -> list[str]:
-    """Type lines into a real drgn session, and return what each was answered."""
-    ours, theirs = pty.openpty()
-    command = [sys.executable, "-m", "drgn", "-c", str(image.core), "--no-default-symbols", "-q"]
-    environment = os.environ | {"TERM": "dumb", "PYTHON_BASIC_REPL": "1", "COLUMNS": "200"}
-    with subprocess.Popen(
-        command, stdin=theirs, stdout=theirs, stderr=theirs, env=environment, close_fds=True
-    ) as process:
-        os.close(theirs)
-        # drgn begins with lines of its own that look as if they were typed
-        wait_for(ours, "import *\r\n>>> ")
-        said = []
-        for line in lines:
-            os.write(ours, line.encode() + b"\n")
-            said.append(wait_for(ours, "\r\n>>> ").partition("\n")[2])
-        os.write(ours, b"exit()\n")
-        wait_for(ours, None)
-        process.wait(timeout=30)
-    os.close(ours)
-    return [answer.removesuffix(">>> ").replace("\r", "").strip() for answer in said]
+def overlaid(image: GuestImage, address: int, size: int, read: Callable[..., bytes]) -> Program:
+    """A program of its own that reads a range of kernel addresses by a function."""
+    prog = opened(image.core)
+    prog.add_memory_segment(address, size, read)
+    return prog
 
 
-def wait_for(terminal: int, prompt: str | None) -> str:
-    """Read until a prompt is shown, or until nobody is left."""
-    shown, end = "", time.monotonic() + 90
-    while prompt is None or not shown.endswith(prompt):
-        ready, _, _ = select.select([terminal], [], [], max(0.0, end - time.monotonic()))
-        assert ready, f"no answer after: {shown}"
-        try:
-            data = os.read(terminal, 65536)
-        except OSError:
-            break
-        if not data:
-            break
-        shown += data.decode(errors="replace")
-    return shown
+def test_unreadable_memcgs_are_faults(image: GuestImage) -> None:
+    """One memcg cannot be read: a helper that needs it says so, and leaves nothing out."""
+    whole = image.program()
+    memcgs = list(memcg_inspect.for_each_memcg(whole))
+    last = memcgs[-1]
+    path = memcg_inspect.memcg_path(last)
+    start = last.value_() & ~0xFFF
+    prog = overlaid(image, start, 4096, excluded)
+    with pytest.raises(FaultError):
+        list(memcg_inspect.for_each_memcg(prog))
+    with pytest.raises(FaultError):
+        memcg_inspect.find_memcg(prog, path)
+    with pytest.raises(FaultError):
+        memcg_inspect.memcg_path(Object(prog, "struct mem_cgroup *", last))
+    root = Object(prog, "struct mem_cgroup *", memcgs[0])
+    with pytest.raises(FaultError):
+        memcg_inspect.memcg_counter(root, "MEMCG_SOCK")
+
+
+def test_unreadable_charges_are_faults(image: GuestImage) -> None:
+    whole = image.program()
+    thing = next(memcg_inspect.for_each_charged_slab_object(whole))
+    vector = (
+        thing.slab.obj_exts
+        if thing.slab.type_.type.has_member("obj_exts")
+        else thing.slab.memcg_data
+    ).value_() & ~0xFFF
+    prog = overlaid(image, vector, 4096, excluded)
+    with pytest.raises(FaultError):
+        list(memcg_inspect.for_each_charged_slab_object(prog))
+    with pytest.raises(FaultError):
+        memcg_inspect.slab_objcg(Object(prog, "struct slab *", thing.slab), 0)
+    chunk = whole["pcpu_first_chunk"]
+    prog = overlaid(image, chunk.alloc_map.value_() & ~0xFFF, 4096, excluded)
+    with pytest.raises(FaultError):
+        list(memcg_inspect.for_each_pcpu_alloc(prog))
+
+
+class Reads:
+    """A program that counts how often kernel memory is read, by whomever."""
+
+    def __init__(self, image: GuestImage) -> None:
+        self.whole = image.program()
+        self.count = 0
+        self.prog = overlaid(image, 1 << 63, 1 << 63, self._read)
+
+    def _read(self, address: int, count: int, offset: int, physical: bool) -> bytes:
+        self.count += 1
+        return self.whole.read(address, count)
+
+    def of(self, call: Callable[[], object]) -> int:
+        before = self.count
+        call()
+        return self.count - before
+
+
+def test_one_call_reads_little(image: GuestImage) -> None:
+    """A call about one thing does not read all memcgs, however many there are."""
+    reads = Reads(image)
+    memcgs = list(memcg_inspect.for_each_memcg(reads.prog))
+    assert len(memcgs) > 20
+    for memcg in memcgs:
+        path = memcg_inspect.memcg_path(memcg)
+        # drgn reads strings by the character.
+        most = len(path) + 12 * (path.count(b"/") + 1)
+        assert 0 < reads.of(lambda memcg=memcg: memcg_inspect.memcg_path(memcg)) <= most
+    for memcg in memcgs:
+        pn = memcg.nodeinfo[0].read_()
+        objcg = (pn if pn.type_.type.has_member("objcg") else memcg).objcg.read_()
+        if objcg:
+            assert reads.of(lambda objcg=objcg: memcg_inspect.objcg_memcg(objcg)) == 1
+            assert reads.of(lambda objcg=objcg: memcg_inspect.objcg_nid(objcg)) <= 16
 
 
 def test_in_a_session(lab: Lab) -> None:
@@ -217,18 +334,5 @@ def test_in_a_session(lab: Lab) -> None:
     assert text.startswith("EXACT")
     assert "references" in text
     assert verdict == "'exact'"
-    assert path == "'/dying'"
+    assert path == "b'/dying'"
     assert int(number) == len(image.report().memcgs)
-
-
-def test_the_plugin_imports_nothing_heavy() -> None:
-    code = (
-        "import sys\nbefore = set(sys.modules)\nimport memcg_inspect.commands\n"
-        "new = set(sys.modules) - before\n"
-        "print(*sorted(m for m in new if 'memcg_inspect' in m or m == 'rich'))"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", f"import drgn, drgn.commands.linux\n{code}"],
-        capture_output=True, text=True, timeout=60, check=True,
-    )  # fmt: skip
-    assert done.stdout.split() == ["memcg_inspect", "memcg_inspect.commands"]

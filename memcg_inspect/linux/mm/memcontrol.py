@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 """
-Memory cgroups and their objcgs
--------------------------------
+Memory cgroups and their obj_cgroups
+------------------------------------
 
-Mirrors ``struct mem_cgroup``, ``struct mem_cgroup_per_node`` and ``struct obj_cgroup``
-of :linux:`include/linux/memcontrol.h`, and the tree of
-:linux:`include/linux/cgroup-defs.h` that they hang in.
+Mirrors ``struct mem_cgroup``, ``struct mem_cgroup_per_node`` and ``struct obj_cgroup`` of
+:linux:`include/linux/memcontrol.h`, and the tree of ``struct cgroup_subsys_state``
+(:linux:`include/linux/cgroup-defs.h`) that memcgs are part of.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from __future__ import annotations
 from collections.abc import Container, Iterable, Iterator
 from dataclasses import replace
 
-from drgn import FaultError, Object, container_of
-from drgn.helpers.linux.cgroup import cgroup_name
+from drgn import NULL, FaultError, Object, container_of
+from drgn.helpers.linux.cgroup import cgroup_name, cgroup_path
 
 from memcg_inspect.image.image import Image, image_of, per_image
 from memcg_inspect.image.layout import constant, has_member, static_key_enabled
@@ -26,19 +26,25 @@ from memcg_inspect.model import Accounting, Coverage, ImageError, Memcg, Objcg
 
 __all__ = (
     "accounting",
+    "find_memcg",
     "has_node_objcgs",
     "keeps_original_objcgs",
+    "memcg_children",
+    "memcg_descendants",
+    "memcg_path",
     "memory_usage",
     "nodeinfo",
+    "objcg_nid",
     "objcg_owners",
     "on_default_hierarchy",
+    "payer_of",
     "read_memcgs",
     "read_objcgs",
     "recover_objcgs",
     "root_memcg",
 )
 
-#: ``CSS_ONLINE`` and ``CSS_DYING``, should the anonymous enum be missing from the types.
+#: ``CSS_ONLINE`` and ``CSS_DYING``, for images whose types lack the anonymous enum.
 CSS_ONLINE = 2
 CSS_DYING = 16
 
@@ -46,11 +52,10 @@ CSS_DYING = 16
 @per_image
 def accounting(image: Image) -> Accounting:
     """
-    Tell what the kernel's accounting of kernel memory is kept by.
+    Return how the kernel accounts kernel memory.
 
-    Found from what the types offer: one objcg for each memcg, or one for each memcg and
-    node (7.2), or also a counter of kernel memory for each memcg and node (the
-    per-memcg-per-node series).
+    The types tell it: a memcg has one obj_cgroup, or one for each node (7.2), or, with the
+    per-memcg-per-node series, also a counter of kernel memory for each node.
     """
     if constant(image, "NR_KMEM") is not None and has_member(image, "struct obj_cgroup", "nid"):
         return "kmem-per-node"
@@ -59,13 +64,13 @@ def accounting(image: Image) -> Accounting:
 
 @per_image
 def has_node_objcgs(image: Image) -> bool:
-    """Whether ``mem_cgroup_per_node`` holds the objcgs; else ``mem_cgroup`` does."""
+    """Return whether ``mem_cgroup_per_node`` holds the obj_cgroups (7.2), not ``mem_cgroup``."""
     return has_member(image, "struct mem_cgroup_per_node", "objcg")
 
 
 def root_memcg(image: Image) -> Object:
     """
-    Return the root of the tree.
+    Return the root memcg.
 
     :return: ``struct mem_cgroup *``
     :raises ImageError: if the kernel has no memory controller, or it is disabled
@@ -77,19 +82,111 @@ def root_memcg(image: Image) -> Object:
             "this kernel has no memory controller (there is no root_mem_cgroup: "
             "CONFIG_MEMCG is off)"
         ) from None
-    # The controller's key is there in every kernel that has cgroups: SUBSYS(memory).
+    # SUBSYS(memory) defines the key in every kernel that has the controller.
     if not root or static_key_enabled(image, "memory_cgrp_subsys_enabled_key") is False:
         raise ImageError("the memory controller is disabled in this kernel (cgroup_disable=memory)")
     return root
+
+
+def memcg_children(memcg: Object) -> Iterator[Object]:
+    """
+    Walk the children of a memcg, including removed ones that are not released yet.
+
+    :param memcg: ``struct mem_cgroup *``
+    :return: Iterator of ``struct mem_cgroup *``
+    :raises drgn.FaultError: if the list of children cannot be read or is broken
+    """
+    return _children(memcg, _raise)
+
+
+def _children(memcg: Object, on_fault: OnFault) -> Iterator[Object]:
+    head = memcg.css.children.address_of_()
+    for css in list_entries("struct cgroup_subsys_state", head, "sibling", on_fault):
+        yield container_of(css, "struct mem_cgroup", "css")
+
+
+def _raise(error: FaultError) -> None:
+    raise error
+
+
+def memcg_descendants(memcg: Object) -> Iterator[Object]:
+    """
+    Walk a memcg and its descendants in pre-order.
+
+    :param memcg: ``struct mem_cgroup *``
+    :return: Iterator of ``struct mem_cgroup *``
+    :raises drgn.FaultError: if a list of children cannot be read or is broken
+    """
+    todo, seen = [memcg], set[int]()
+    while todo:
+        memcg = todo.pop()
+        if memcg.value_() in seen:
+            raise FaultError("a memcg is its own ancestor", memcg.value_())
+        seen.add(memcg.value_())
+        yield memcg
+        todo.extend(reversed(list(memcg_children(memcg))))
+
+
+def memcg_path(memcg: Object) -> bytes:
+    """
+    Return the path of a memcg in the cgroup hierarchy.
+
+    :param memcg: ``struct mem_cgroup *``
+    :raises drgn.FaultError: if a name on the way to the root cannot be read
+    """
+    return cgroup_path(memcg.css.cgroup)
+
+
+def find_memcg(image: Image, path: bytes) -> Object:
+    """
+    Find a memcg by its path in the cgroup hierarchy.
+
+    Removed memcgs keep their names, and one with the same name may have been made since:
+    memcgs that are online come first.
+
+    :return: ``struct mem_cgroup *``; ``NULL`` if there is none
+    :raises drgn.FaultError: if a memcg on the way cannot be read
+    """
+    found = [root_memcg(image)]
+    for name in filter(None, path.split(b"/")):
+        found = [
+            child
+            for parent in found
+            for child in memcg_children(parent)
+            if cgroup_name(child.css.cgroup) == name
+        ]
+    found.sort(key=_is_dying)
+    return found[0] if found else NULL(image.prog, "struct mem_cgroup *")
+
+
+def _is_dying(memcg: Object) -> bool:
+    # kill_css() sets the flag in every supported kernel. The root is never removed.
+    dying = constant(image_of(memcg.prog_), "CSS_DYING") or CSS_DYING
+    return bool(memcg.css.parent) and bool(int(memcg.css.flags) & dying)
+
+
+def payer_of(memcg: Object) -> Object:
+    """
+    Return the memcg whose counters hold what a memcg is charged.
+
+    :param memcg: ``struct mem_cgroup *``
+    :return: ``struct mem_cgroup *``: the memcg, or if it was removed its nearest ancestor that
+        was not
+    :raises drgn.FaultError: if a memcg on the way cannot be read
+    """
+    while _is_dying(memcg):
+        memcg = container_of(memcg.css.parent.read_(), "struct mem_cgroup", "css")
+    return memcg
 
 
 def read_memcgs(
     image: Image, coverage: Coverage, names: Coverage | None = None
 ) -> dict[int, Memcg]:
     """
-    Read the tree of memcgs, removed ones included until they are released.
+    Read the tree of memcgs, including removed ones that are not released yet.
 
-    :param names: names that were read, and those that could not be
+    :param coverage: counts the memcgs read, and those that could not be read
+    :param names: counts the names read, and those that could not be read
     :return: memcgs by ``struct mem_cgroup *``, parents first
     """
     tree = _Tree(image, coverage, names if names is not None else Coverage())
@@ -108,8 +205,9 @@ def read_memcgs(
 
 class _Tree:
     """
-    The memcgs met so far.
+    The memcgs read so far.
 
+    :ivar memcgs: by ``struct mem_cgroup *``
     :ivar partial: memcgs some of whose children could not be read
     """
 
@@ -127,9 +225,7 @@ class _Tree:
             self.partial.add(memcg.value_())
             self.coverage.miss("children of a memcg", error.address, str(error))
 
-        head = memcg.css.children.address_of_()
-        for css in list_entries("struct cgroup_subsys_state", head, "sibling", missed):
-            yield container_of(css, "struct mem_cgroup", "css")
+        return _children(memcg, missed)
 
     def add_root(self, memcg: Object) -> None:
         try:
@@ -137,7 +233,7 @@ class _Tree:
         except FaultError as error:
             self.coverage.miss("memcg", error.address, str(error))
             address = memcg.value_()
-            # All that it is for is known without reading it.
+            # What is needed of the root is known without reading it.
             self.memcgs[address] = Memcg(address, "/", None, "online", None, address)
             self.partial.add(address)
 
@@ -162,7 +258,7 @@ class _Tree:
             above = self.memcgs.get(parent)
             if above is None:
                 raise FaultError("the parent of a memcg could not be read", parent)
-        # kill_css() sets the flag on every kernel here; the root is never removed.
+        # See _is_dying().
         flags = int(css.flags)
         is_dying = bool(flags & self._dying) and above is not None
         self.memcgs[address] = Memcg(
@@ -172,13 +268,13 @@ class _Tree:
             state="dying" if is_dying else "online",
             parent=None if above is None else above.address,
             payer=above.payer if is_dying and above is not None else address,
-            # offline_css() clears the flag when the controller is done.
+            # offline_css() clears the flag after the controller reparented the charges.
             offline=is_dying and not flags & self._online,
         )
         self.coverage.read += 1
 
     def add_unlinked(self) -> None:
-        """Find those that the broken lists no longer lead to by their ids."""
+        """Add the memcgs that no list leads to any more, found by their ids."""
         idr = self.image.object("memory_cgrp_subsys").css_idr
         left = [
             container_of(css, "struct mem_cgroup", "css")
@@ -194,7 +290,7 @@ class _Tree:
             if memcg.value_() not in self.memcgs:
                 self.add(memcg)
         except FaultError:
-            return False  # counted already, as a child or with its parent
+            return False  # the failure was counted as a child, or with its parent
         return True
 
     def _path(self, memcg: Object, parent: Memcg | None) -> str:
@@ -210,7 +306,7 @@ class _Tree:
 
 
 def _cgroup_id(css: Object) -> int | None:
-    # cgroup_id(): the inode number of its folder.
+    # cgroup_id(): the inode number of the cgroup's directory.
     try:
         return int(css.cgroup.kn.id)
     except FaultError:
@@ -219,16 +315,17 @@ def _cgroup_id(css: Object) -> int | None:
 
 @per_image
 def on_default_hierarchy(image: Image) -> bool:
-    """Whether the memory controller is on the cgroup v2 hierarchy."""
+    """Return whether the memory controller is on the cgroup v2 hierarchy."""
     root = image.object("memory_cgrp_subsys").root.value_()
     return bool(root == image.object("cgrp_dfl_root").address_)
 
 
 def memory_usage(memcg: Object) -> int:
     """
-    Return a memcg's page counter, ``memory.usage``, in pages.
+    Return the page counter of a memcg, ``memcg->memory.usage``, in pages.
 
     :param memcg: ``struct mem_cgroup *``
+    :raises drgn.FaultError: if it cannot be read
     """
     return int(memcg.memory.usage.counter)
 
@@ -238,7 +335,7 @@ def nodeinfo(memcg: Object, on_fault: OnFault | None = None) -> Iterator[tuple[i
     Walk the nodes of a memcg.
 
     :param memcg: ``struct mem_cgroup *``
-    :param on_fault: called for each node that cannot be read; without it the error is raised
+    :param on_fault: called for each node that cannot be read; if not given, the error is raised
     :return: (nid, ``struct mem_cgroup_per_node *``)
     """
     for nid in possible_nodes(image_of(memcg.prog_)):
@@ -257,11 +354,11 @@ def read_objcgs(
     image: Image, memcgs: dict[int, Memcg], coverage: Coverage, unreadable: set[int]
 ) -> dict[int, Objcg]:
     """
-    Read every objcg there is, from the memcgs: those in use, and those that removed
-    memcgs left to their parents.
+    Read all obj_cgroups that memcgs refer to: those in use, and those that
+    ``memcg_reparent_objcgs()`` moved from removed memcgs to their parents.
 
     :param unreadable: the memcgs some of whose objcgs cannot be read are added to these
-    :return: objcgs by ``struct obj_cgroup *``
+    :return: obj_cgroups by ``struct obj_cgroup *``
     """
     objcgs: dict[int, Objcg] = {}
 
@@ -288,10 +385,12 @@ def read_objcgs(
 
 def objcg_owners(image: Image, memcgs: Iterable[int], coverage: Coverage) -> dict[int, int]:
     """
-    Return for whom obj_cgroups were made, as far as memcgs still tell: a removed one does since
-    6.8, until it is freed.
+    Return the memcgs that obj_cgroups were made for.
 
-    :param memcgs: ``struct mem_cgroup *``
+    A removed memcg refers to its first obj_cgroups until it is freed (6.8). The owner of any
+    other obj_cgroup that was reparented is not known.
+
+    :param memcgs: ``struct mem_cgroup *`` of the memcgs to read
     :return: ``struct mem_cgroup *`` by ``struct obj_cgroup *``
     """
     owners: dict[int, int] = {}
@@ -311,7 +410,7 @@ def objcg_owners(image: Image, memcgs: Iterable[int], coverage: Coverage) -> dic
 
 
 def keeps_original_objcgs(image: Image) -> bool:
-    """Whether removed memcgs tell which obj_cgroups they had (6.8)."""
+    """Return whether removed memcgs refer to their first obj_cgroups (6.8)."""
     holder = "mem_cgroup_per_node" if has_node_objcgs(image) else "mem_cgroup"
     return has_member(image, f"struct {holder}", "orig_objcg")
 
@@ -324,11 +423,12 @@ def recover_objcgs(
     coverage: Coverage,
 ) -> dict[int, Objcg]:
     """
-    Read objcgs that charges point to, but that no list leads to any more.
+    Read obj_cgroups that charges point to, but that could not be read through their memcg.
 
-    :param addresses: what charges point to
-    :param is_whole: whether all memcgs were read, so that any other is none
-    :return: those that belong to a memcg; how many references the memcg has is not known
+    :param memcgs: ``struct mem_cgroup *`` of the memcgs read
+    :param is_whole: whether these are all memcgs; then an obj_cgroup of another one is invalid
+    :param addresses: ``struct obj_cgroup *`` that charges point to
+    :return: obj_cgroups of a memcg, by ``struct obj_cgroup *``; their references are not known
     """
     objcgs: dict[int, Objcg] = {}
     for address in addresses:
@@ -344,15 +444,21 @@ def recover_objcgs(
 
 
 def _objcgs_of(holder: Object, is_root: bool, on_fault: OnFault) -> Iterator[tuple[Object, bool]]:
-    """Objcgs, and whether the pointer to them comes with a reference."""
+    """
+    Walk the obj_cgroups of a memcg, or of a memcg on a node.
+
+    :param holder: ``struct mem_cgroup *`` or ``struct mem_cgroup_per_node *``
+    :return: (``struct obj_cgroup *``, whether the holder has a reference to it)
+    """
     faults: list[FaultError] = []
     for objcg in _held(holder, faults.append):
         yield objcg, True
     if faults:
         on_fault(faults[0])
         return
-    # The list of an offlined memcg was spliced into its parent's and its own head left
-    # dangling: walking it never ends. The root of 6.x has a list and no objcg.
+    # memcg_reparent_objcgs() splices the list of a removed memcg into its parent's and does not
+    # reinitialize the head: walking it from there never ends. In 6.x the root has a list and
+    # no obj_cgroup.
     if holder.objcg or is_root:
         head = holder.objcg_list.address_of_()
         for objcg in list_entries("struct obj_cgroup", head, "list", on_fault):
@@ -360,19 +466,45 @@ def _objcgs_of(holder: Object, is_root: bool, on_fault: OnFault) -> Iterator[tup
 
 
 def _held(holder: Object, on_fault: OnFault) -> Iterator[Object]:
-    """Objcgs that a memcg, or its part of a node, holds a reference to."""
+    """Walk the obj_cgroups that a memcg, or a memcg on a node, has a reference to."""
     try:
         current = holder.objcg.read_()
         if current:
             yield current
-        # 6.8 and newer keep a pointer and a reference to the first objcg until the memcg is
-        # freed.
+        # Since 6.8 a memcg refers to its first obj_cgroup until it is freed.
         if holder.type_.type.has_member("orig_objcg"):
             original = holder.orig_objcg.read_()
             if original:
                 yield original
     except FaultError as error:
         on_fault(error)
+
+
+def objcg_nid(objcg: Object) -> int | None:
+    """
+    Return the node that an obj_cgroup is for.
+
+    :param objcg: ``struct obj_cgroup *``
+    :return: ``None`` if the kernel has one obj_cgroup for all nodes of a memcg, or if its memcg
+        does not refer to this one
+    :raises drgn.FaultError: if the obj_cgroup or its memcg cannot be read
+    """
+    image = image_of(objcg.prog_)
+    if has_member(image, "struct obj_cgroup", "nid"):
+        return int(objcg.nid)
+    if not has_node_objcgs(image):
+        return None
+    heads: dict[int, int] = {}
+    for nid, pn in nodeinfo(objcg.memcg.read_()):
+        if objcg in _held(pn, _raise):
+            return nid
+        heads[pn.objcg_list.address_of_().value_()] = nid
+    # memcg_reparent_objcgs() moved it to the list of the same node. Follow that list to its head.
+    for entry in list_entries("struct obj_cgroup", objcg.list.address_of_(), "list", _raise):
+        link = entry.list.address_of_().value_()
+        if link in heads:
+            return heads[link]
+    return None
 
 
 def _objcg(objcg: Object, nid: int | None, coverage: Coverage) -> Objcg:
@@ -392,7 +524,7 @@ def _objcg(objcg: Object, nid: int | None, coverage: Coverage) -> Objcg:
 
 
 def _siblings(objcg: Object, coverage: Coverage) -> tuple[int, ...]:
-    # Kernels that account percpu memory by node find the obj_cgroups of other nodes so.
+    # The per-memcg-per-node series finds the obj_cgroups of other nodes through it.
     if not objcg.type_.has_member("set"):
         return ()
     image = image_of(objcg.prog_)
