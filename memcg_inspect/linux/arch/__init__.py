@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
-"""What differs between architectures."""
+"""Readers that mirror ``arch/`` of the kernel."""

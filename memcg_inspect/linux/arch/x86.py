@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 """
-Entries of page tables on x86-64
---------------------------------
+Page tables of x86-64
+---------------------
 
-Mirrors :linux:`arch/x86/include/asm/pgtable.h`, ``pgtable_64.h`` and ``pgtable_types.h``.
+Mirrors :linux:`arch/x86/include/asm/pgtable.h`, ``pgtable_64.h`` and ``pgtable_types.h`` for the
+entries of page tables, and :linux:`arch/x86/mm/pgtable.c` for the list of PGDs.
 """
 
 from __future__ import annotations
@@ -28,16 +29,16 @@ __all__ = (
     "page_table_geometry",
 )
 
-#: Entries of a table; the first half of the top-most one is of user space.
+#: ``PTRS_PER_PTE``. The first half of the top-level table maps user space.
 ENTRIES = 512
 TABLE_SHIFT = 9
 PAGE_SHIFT = 12
 
 _PRESENT = 1 << 0
 _PSE = 1 << 7
-#: ``_PAGE_PROTNONE``: there, but not to be touched.
+#: ``_PAGE_PROTNONE``: a page is mapped, but every access faults.
 _PROTNONE = 1 << 8
-#: ``_PAGE_SPECIAL``: ``vm_normal_page()`` knows nothing of it.
+#: ``_PAGE_SPECIAL``: ``vm_normal_page()`` returns ``NULL``.
 _SPECIAL = 1 << 9
 #: ``_PAGE_KNL_ERRATUM_MASK``: the accessed and dirty bits, which some CPUs set in empty entries.
 _ERRATUM = 0x60
@@ -52,13 +53,13 @@ _PHYSMEM_BITS = {4: 46, 5: 52}
 
 class Entry(NamedTuple):
     """
-    What an entry says that is neither empty nor a plain page.
+    One entry of a page table.
 
-    :ivar kind: ``table``; ``page``, one or a huge one; ``special``; ``swap``, for anything that
-        is not there
-    :ivar pfn: of the table or of the first page
-    :ivar type: ``swp_type()``
-    :ivar offset: ``swp_offset()``
+    :ivar kind: ``table`` for a lower table, ``page`` for a page or a huge page, ``special`` for a
+        page that ``vm_normal_page()`` hides, ``swap`` for any entry that is not present
+    :ivar pfn: page frame number of the table, or of the first page
+    :ivar type: ``swp_type()`` of a swap entry
+    :ivar offset: ``swp_offset()`` of a swap entry
     """
 
     kind: str
@@ -69,10 +70,10 @@ class Entry(NamedTuple):
 
 class Geometry(NamedTuple):
     """
-    What depends on how the machine was booted.
+    Format of the page tables, which depends on the boot.
 
-    :ivar levels: of page tables
-    :ivar mask: bits of an entry that are a physical address
+    :ivar levels: number of levels, 4 or 5
+    :ivar mask: bits of an entry that are the physical address, ``PTE_PFN_MASK``
     """
 
     levels: int
@@ -80,15 +81,19 @@ class Geometry(NamedTuple):
 
     @property
     def swap_pfn_mask(self) -> int:
-        """``SWP_PFN_MASK`` (6.1): the bits of an offset that are a page frame number."""
+        """``SWP_PFN_MASK``: bits of ``swp_offset()`` that are a page frame number."""
         return (1 << _PHYSMEM_BITS[self.levels] - PAGE_SHIFT) - 1
 
     def pages_of(self, level: int) -> int:
-        """Return for how many pages an entry is, at a level: 1 for the lowest tables."""
+        """
+        Return the number of pages that an entry maps.
+
+        :param level: level of its table, 1 for a table of PTEs
+        """
         return 1 << TABLE_SHIFT * (level - 1)
 
     def plain_pfns(self, entries: Sequence[int]) -> list[int]:
-        """Return the page frames of the plain entries of a lowest table."""
+        """Return the page frame numbers of PTEs that are present and not special."""
         mask = self.mask
         return [
             (entry & mask) >> PAGE_SHIFT
@@ -97,13 +102,18 @@ class Geometry(NamedTuple):
         ]
 
     def other_entries(self, entries: Sequence[int]) -> Iterator[Entry]:
-        """Walk all other entries of a lowest table that are not empty."""
+        """Return the other PTEs that are not empty, ``!pte_none()``."""
         for entry in entries:
             if entry & (_PRESENT | _SPECIAL) != _PRESENT and entry & ~_ERRATUM:
                 yield self._page(entry, 1)
 
     def entry(self, entry: int, level: int) -> Entry | None:
-        """Return what an entry of a higher table says, or ``None`` if it is empty."""
+        """
+        Return an entry of a table above those of PTEs.
+
+        :param level: level of its table
+        :return: ``None`` if the entry is empty
+        """
         if not entry & ~_ERRATUM:
             return None
         if entry & _PRESENT and not entry & _PSE:
@@ -111,14 +121,15 @@ class Geometry(NamedTuple):
         return self._page(entry, self.pages_of(level))
 
     def _page(self, entry: int, pages: int) -> Entry:
-        # pmd_present(): a huge page that is being split has lost its other bits for a moment.
-        there = _PRESENT | _PROTNONE | (_PSE if pages > 1 else 0)
-        if not entry & there:
+        # pte_present(). pmd_present() tests _PAGE_PSE as well: while a huge page is split, that is
+        # the only one of these bits that stays set.
+        present = _PRESENT | _PROTNONE | (_PSE if pages > 1 else 0)
+        if not entry & present:
             offset = (~entry & _ALL) << _SWAP_TYPE_BITS & _ALL
             return Entry(
                 "swap", type=entry >> 64 - _SWAP_TYPE_BITS, offset=offset >> _SWAP_OFFSET_SHIFT
             )
-        # protnone_mask(): against L1TF, the address is inverted in what is not present.
+        # protnone_mask(): the address is inverted in entries without _PAGE_PRESENT (L1TF).
         address = (entry if entry & _PRESENT else ~entry) & self.mask
         pfn = (address >> PAGE_SHIFT) & -pages
         return Entry("special" if entry & _SPECIAL else "page", pfn)
@@ -127,9 +138,9 @@ class Geometry(NamedTuple):
 @per_image
 def page_table_geometry(image: Image) -> Geometry:
     """
-    Find the geometry of page tables.
+    Return the format of the page tables of the image.
 
-    :raises ImageError: if they are not those of x86-64
+    :raises ImageError: if the machine is not x86-64
     """
     platform = image.prog.platform
     if platform is None or platform.arch != Architecture.X86_64:
@@ -142,7 +153,7 @@ def page_table_geometry(image: Image) -> Geometry:
             re.MULTILINE,
         )
     )
-    # The bit that marks encrypted memory is no part of an address.
+    # The bit that marks encrypted memory (SME) is not a part of the address.
     encrypted = int(numbers.get("sme_mask", "0"), 0)
     mask = (1 << _PHYSICAL_BITS) - (1 << PAGE_SHIFT)
     return Geometry(5 if int(numbers.get("pgtable_l5_enabled", "0"), 0) else 4, mask & ~encrypted)
@@ -150,13 +161,15 @@ def page_table_geometry(image: Image) -> Geometry:
 
 def hidden_pgd_pages(image: Image, coverage: Coverage) -> set[int]:
     """
-    Return the first pages of PGDs whose second page no field records.
+    Return the PGDs that may be blocks of two pages although their ``struct page`` does not say so.
 
-    On x86 a kernel built with page-table isolation allocated PGDs as blocks of two pages,
-    whether the CPU needs it or not. Newer kernels take a second page only if it does, and
-    give PGDs a page type and, as compound pages, their order: such pages tell it themselves.
+    Mirrors ``_pgd_alloc()``. Kernels built with page table isolation allocated PGDs as blocks of
+    two pages (``PGD_ALLOCATION_ORDER``), not compound, whether the CPU needs isolation or not.
+    Newer kernels allocate a second page only if the CPU needs it. Their PGDs are compound pages
+    with a page type, and need no list.
 
-    :return: ``struct page *`` addresses
+    :param coverage: counts the PGDs that were read, and those that are unreadable
+    :return: ``struct page *`` of the first page of each PGD
     """
     pages: set[int] = set()
     try:

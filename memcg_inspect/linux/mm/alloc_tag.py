@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 """
-Call sites of allocations, and their counters
----------------------------------------------
+Call sites of allocations
+-------------------------
 
-Mirrors :linux:`lib/alloc_tag.c` and :linux:`lib/codetag.c` (since 7.3 in ``mm``). With
-``CONFIG_MEM_ALLOC_PROFILING`` every place in the code that allocates has a ``struct
-alloc_tag``, which begins with a ``struct codetag`` and counts, on each CPU, the bytes and the
-number of what was allocated there and not freed yet. Whatever is allocated refers to it.
+Mirrors :linux:`lib/alloc_tag.c` (:linux:`mm/alloc_tag.c` since 7.3) and :linux:`lib/codetag.c`.
+
+With ``CONFIG_MEM_ALLOC_PROFILING`` every place in the code that allocates memory has a ``struct
+alloc_tag``. It begins with a ``struct codetag``, and counts on each CPU the bytes and the number
+of the allocations made there that are not freed yet. Each allocation refers to its tag.
 """
 
 from __future__ import annotations
@@ -38,17 +39,18 @@ __all__ = (
     "why_not_profiled",
 )
 
-#: ``CODETAG_FLAG_INACCURATE``; before it was there, flags were never set.
+#: ``CODETAG_FLAG_INACCURATE``. Kernels that do not define it never set a flag.
 _INACCURATE = 1
-#: Counters that lie so close are read together.
-_GAP = 4096
+#: Counters that are at most this far apart are read together, in bytes.
+_MOST_APART = 4096
 
 
 class TagRange(NamedTuple):
     """
-    The tags of the kernel itself or of a module.
+    The range of tags of the kernel itself or of one module, ``struct codetag_range``.
 
-    :ivar start, stop: ``struct codetag *``
+    :ivar start: ``struct codetag *`` of the first tag
+    :ivar stop: address after the last tag
     """
 
     start: int
@@ -60,16 +62,16 @@ def why_no_call_sites(image: Image) -> str | None:
     """
     Return why the kernel has no call sites.
 
-    :return: ``None`` if it has
+    :return: one sentence for the user; ``None`` if the kernel has call sites
     """
-    # The type may be there without the option, too.
+    # struct alloc_tag exists without CONFIG_MEM_ALLOC_PROFILING, too.
     try:
         registered = int(image.object("alloc_tag_cttype").value_())
     except UnknownKernelError:
         return "this kernel was built without CONFIG_MEM_ALLOC_PROFILING"
-    # An error pointer if registering failed.
-    word = 8 * image.memory.word_size
-    if not registered or registered >= (1 << word) - 4095:
+    # IS_ERR_OR_NULL(alloc_tag_cttype)
+    max_errno, word_bits = 4095, 8 * image.memory.word_size
+    if not registered or registered >= (1 << word_bits) - max_errno:
         return "this kernel was not booted with allocation profiling (sysctl.vm.mem_profiling)"
     return None
 
@@ -77,9 +79,9 @@ def why_no_call_sites(image: Image) -> str | None:
 @per_image
 def why_not_profiled(image: Image) -> str | None:
     """
-    Return why allocations do not refer to their call sites.
+    Return why allocations do not refer to their call sites, ``mem_alloc_profiling_enabled()``.
 
-    :return: ``None`` if they do
+    :return: one sentence for the user; ``None`` if they do
     """
     reason = why_no_call_sites(image)
     if reason is None and not static_key_enabled(image, "mem_alloc_profiling_key"):
@@ -94,7 +96,11 @@ def alloc_tag_size(image: Image) -> int:
 
 
 def tag_ranges(image: Image, coverage: Coverage) -> list[TagRange]:
-    """Return where tags are, in the kernel's own order: its own, then those of modules."""
+    """
+    Return the ranges of tags: that of the kernel, then those of modules.
+
+    :param coverage: counts what is unreadable
+    """
 
     def missed(error: FaultError) -> None:
         coverage.miss("list of modules with call sites", error.address, str(error))
@@ -112,8 +118,11 @@ def tag_ranges(image: Image, coverage: Coverage) -> list[TagRange]:
 
 def read_call_sites(image: Image, coverage: Coverage) -> dict[int, CallSite]:
     """
-    Read all call sites and add their counters up.
+    Read all call sites, with the sums of their counters.
 
+    Mirrors ``allocinfo_show()``.
+
+    :param coverage: counts the call sites that were read, and those that are unreadable
     :return: by ``struct codetag *``, in the order of ``/proc/allocinfo``
     """
     reader, sites = _Reader(image), {}
@@ -121,7 +130,6 @@ def read_call_sites(image: Image, coverage: Coverage) -> dict[int, CallSite]:
         size = stop - start - (stop - start) % reader.size
         if size <= 0:
             continue
-        # A piece that is missing hides only the tags in it.
         for offset, data in reader.memory.pieces(start, size, reader.size):
             if data is None:
                 coverage.miss("call sites", start + offset, "not in the image")
@@ -136,7 +144,8 @@ def read_call_site(image: Image, address: int, coverage: Coverage) -> CallSite |
     Read one call site.
 
     :param address: ``struct codetag *``
-    :return: ``None`` if it cannot be read
+    :param coverage: counts the call site as read or unreadable
+    :return: ``None`` if it is unreadable
     """
     reader = _Reader(image)
     try:
@@ -151,22 +160,25 @@ def read_left_behind(
     image: Image, addresses: Iterable[int], coverage: Coverage
 ) -> dict[int, CallSite]:
     """
-    Read call sites of modules that are gone while what they allocated is not.
+    Read call sites of modules that were unloaded before their allocations were freed.
 
-    :param addresses: ``struct codetag *`` of what may be such call sites
-    :return: those that are
+    :func:`tag_ranges()` does not have them any more.
+
+    :param addresses: candidates: ``struct codetag *`` that allocations refer to
+    :param coverage: counts the candidates that are unreadable
+    :return: the candidates that are call sites, by ``struct codetag *``
     """
     sites: dict[int, CallSite] = {}
     reader = _Reader(image)
     find: Callable[[int], CallSite | None]
     try:
-        # Since v6.13 ("alloc_tag: load module tags into separate contiguous memory") tags have an
-        # area of their own, and stay there; their names go with the module.
+        # Since v6.13 ("alloc_tag: load module tags into separate contiguous memory") the tags of
+        # modules are in an area of their own and stay there. Their strings are freed.
         area = image.object("module_tags")
         start, size = int(area.start_addr), int(area.size)
         find = reader.nameless
     except UnknownKernelError:
-        # Before, the module's data stays, its tags and names with it, anywhere.
+        # Before, the data of the module stays, with its tags and their strings.
         start, size = 0, 1 << 8 * reader.memory.word_size
         find = reader.plausible
     for address in sorted(addresses):
@@ -184,11 +196,12 @@ def read_left_behind(
 
 def proc_version(image: Image) -> str | None:
     """
-    Return the version that the kernel writes into ``/proc/allocinfo``.
+    Return the version in the first line of ``/proc/allocinfo``.
 
-    No type tells it, but the text is among the kernel's constants.
+    Mirrors ``print_allocinfo_header()``. Debug info does not have the version: it is searched in
+    the kernel's read-only data.
 
-    :return: ``None`` if it is not found
+    :return: version, e.g. ``1.0``; ``None`` if it is not found
     """
     memory, head = image.memory, b"allocinfo - version: "
     try:
@@ -198,7 +211,7 @@ def proc_version(image: Image) -> str | None:
         return None
     before = b""
     for _, data in memory.pieces(start, end - start, memory.word_size):
-        # It may begin in one piece and end in the next.
+        # The text may begin in one piece and end in the next.
         text = before + (data or b"")
         found = re.search(re.escape(head) + rb"([0-9.]{1,16})\n", text)
         if found is not None:
@@ -208,7 +221,15 @@ def proc_version(image: Image) -> str | None:
 
 
 class _Raw(NamedTuple):
-    """One ``struct alloc_tag``, its pointers not yet followed."""
+    """
+    The members of one ``struct alloc_tag``; pointers are not followed.
+
+    :ivar address: ``struct codetag *``
+    :ivar module: ``const char *``
+    :ivar function: ``const char *``
+    :ivar file: ``const char *``
+    :ivar counters: ``struct alloc_tag_counters __percpu *``
+    """
 
     address: int
     flags: int
@@ -220,7 +241,7 @@ class _Raw(NamedTuple):
 
 
 class _Reader:
-    """Takes tags apart."""
+    """Reader of ``struct alloc_tag``."""
 
     def __init__(self, image: Image) -> None:
         self.image = image
@@ -235,15 +256,19 @@ class _Reader:
         self._sums = _Counters(image)
 
     def raws(self, address: int, data: bytes) -> list[_Raw]:
-        """Take *data* apart, which was read at *address*."""
+        """Return the tags in *data*, which was read at *address*."""
         return [self._raw(address + at, data, at) for at in range(0, len(data), self.size)]
 
     def counters(self, raws: Sequence[_Raw]) -> dict[int, tuple[int, int]]:
-        """Add the counters of tags up, where they can be read."""
+        """Return the sums of the counters of tags, see :meth:`_Counters.read()`."""
         return self._sums.read([raw.counters for raw in raws if raw.counters])
 
     def sites(self, address: int, data: bytes, coverage: Coverage) -> Iterator[CallSite]:
-        """Return the call sites in *data*, which was read at *address*."""
+        """
+        Return the call sites in *data*, which was read at *address*.
+
+        :param coverage: counts the call sites that were read, and their parts that are unreadable
+        """
         raws = self.raws(address, data)
         counters = self.counters(raws)
         for raw in raws:
@@ -271,14 +296,23 @@ class _Reader:
             )
 
     def nameless(self, address: int) -> CallSite:
-        """Read a call site whose names are gone."""
+        """
+        Read a call site whose strings were freed.
+
+        :raises drgn.FaultError: if the tag cannot be read
+        """
         raw = self._raw(address, self.memory.read(address, self.size), 0)
         size, calls = self.counters([raw]).get(raw.counters, (None, None))
         accurate = not raw.flags & _INACCURATE
         return CallSite(address, "?", raw.line, "?", "?", accurate, raw.counters, size, calls)
 
     def plausible(self, address: int) -> CallSite | None:
-        """Read what may be the call site of a module; ``None`` if it cannot be one."""
+        """
+        Read a candidate for a call site.
+
+        :return: ``None`` if it has a string that is not text, or that cannot be read
+        :raises drgn.FaultError: if the tag cannot be read
+        """
         missed = Coverage()
         data = self.memory.read(address, self.size)
         (site,) = self.sites(address, data, missed)
@@ -299,7 +333,7 @@ class _Reader:
 
 
 class _Counters:
-    """Adds ``struct alloc_tag_counters`` up over all possible CPUs."""
+    """Reader of ``struct alloc_tag_counters``, summed over all possible CPUs."""
 
     def __init__(self, image: Image) -> None:
         type_ = image.type("struct alloc_tag_counters")
@@ -310,13 +344,17 @@ class _Counters:
 
     def read(self, pointers: Sequence[int]) -> dict[int, tuple[int, int]]:
         """
-        Return bytes, signed, and calls, as the kernel adds them up.
+        Return the sums of counters, ``alloc_tag_read()``.
+
+        Memory may be freed on another CPU than it was allocated on: a sum is modulo 2^64, and
+        ``bytes`` is shown signed.
 
         :param pointers: ``struct alloc_tag_counters __percpu *``
-        :return: those that could be read, on all CPUs
+        :return: bytes and number of allocations, by pointer; without counters that are
+            unreadable on any CPU
         """
         sums: dict[int, tuple[int, int]] = {}
-        for group in _groups(sorted(set(pointers)), _GAP):
+        for group in _groups(sorted(set(pointers)), _MOST_APART):
             try:
                 sums |= self._read(group)
             except FaultError:
@@ -349,10 +387,11 @@ class _Counters:
         return int.from_bytes(data[at : at + 8], self.memory.order)
 
 
-def _groups(pointers: Sequence[int], gap: int) -> Iterator[list[int]]:
+def _groups(pointers: Sequence[int], most_apart: int) -> Iterator[list[int]]:
+    """Split sorted addresses into groups of neighbours."""
     group: list[int] = []
     for pointer in pointers:
-        if group and pointer - group[-1] > gap:
+        if group and pointer - group[-1] > most_apart:
             yield group
             group = []
         group.append(pointer)

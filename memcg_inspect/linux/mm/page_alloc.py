@@ -3,8 +3,10 @@
 Free pages that are in no buddy list
 ------------------------------------
 
-Mirrors ``struct per_cpu_pages`` of :linux:`include/linux/mmzone.h`: blocks of free pages that
-CPUs keep, and that no flag of the page tells from pages in use.
+Mirrors ``free_frozen_page_commit()`` (``free_unref_page_commit()`` on older kernels) and
+``add_page_to_zone_llist()`` of :linux:`mm/page_alloc.c`. They keep free blocks on the per-CPU
+lists of a zone (``struct per_cpu_pages``), and on ``zone->trylock_free_pages`` if a lock cannot be
+taken. Nothing in the ``struct page`` of such a block tells that it is free.
 """
 
 from __future__ import annotations
@@ -25,7 +27,12 @@ __all__ = ("cached_free_pages",)
 
 
 def cached_free_pages(image: Image, coverage: Coverage) -> set[int]:
-    """Return the first pages, ``struct page *``, of free blocks that are in no buddy list."""
+    """
+    Return the free blocks that are in no buddy list.
+
+    :param coverage: counts the blocks that were found, and the lists that are unreadable
+    :return: ``struct page *`` of the first page of each block
+    """
     memory, page = image.memory, image.type("struct page")
     # Commit bf75f200569d ("mm/page_alloc: add page->buddy_list and page->pcp_list") (in v6.0).
     link = offsetof(page, "pcp_list" if page.has_member("pcp_list") else "lru")
@@ -45,7 +52,13 @@ def cached_free_pages(image: Image, coverage: Coverage) -> set[int]:
 def _walk(
     memory: Memory, head: int, ends: tuple[int, ...], links: set[int], coverage: Coverage
 ) -> None:
-    """Follow the links of a list from its head, and if it is broken, also from its end."""
+    """
+    Add the links of a list to *links*.
+
+    :param head: ``struct list_head *`` or ``struct llist_head *``
+    :param ends: byte offsets of the pointers to follow from the head: first the next link, then,
+        for lists with two ends, the previous link. The latter is used if the list is broken
+    """
     for way, offset in enumerate(ends):
         link = head
         try:
@@ -70,7 +83,7 @@ def _zones(image: Image) -> Iterator[Object]:
 
 
 def _heads(zone: Object) -> Iterator[tuple[int, tuple[int, ...]]]:
-    """Addresses of lists, and the offsets of the links by which they can be walked."""
+    """Return the address of each list of a ``struct zone``, and the *ends* of :func:`_walk()`."""
     image = image_of(zone.prog_)
     ends = tuple(offsetof(image.type("struct list_head"), way) for way in ("next", "prev"))
     if zone.per_cpu_pageset:
@@ -78,7 +91,7 @@ def _heads(zone: Object) -> Iterator[tuple[int, tuple[int, ...]]]:
             lists = per_cpu_ptr(zone.per_cpu_pageset, cpu).lists
             for i in range(array_length(lists.type_)):
                 yield int(lists[i].address_ or 0), ends
-    # Commit 8c57b687e833 ("mm, bpf: Introduce free_pages_nolock()") (in v6.15). These pages are
-    # linked by pcp_llist, which is where pcp_list is.
+    # Commit 8c57b687e833 ("mm, bpf: Introduce free_pages_nolock()") (in v6.15). pcp_llist, which
+    # links these pages, is in a union with pcp_list.
     if has_member(image, "struct zone", "trylock_free_pages"):
         yield int(zone.trylock_free_pages.address_ or 0), (0,)

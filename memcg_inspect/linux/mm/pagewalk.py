@@ -1,10 +1,13 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 """
-What the page tables of a process map
--------------------------------------
+Pages mapped by processes
+-------------------------
 
-Mirrors :linux:`mm/pagewalk.c`, and ``vm_normal_page()`` and ``zap_pte_range()`` of
-:linux:`mm/memory.c` in what counts for ``rss_stat``. Every table is one read.
+Mirrors :linux:`mm/pagewalk.c`, and what :linux:`mm/memory.c` and :linux:`mm/huge_memory.c` count in
+``mm_struct.rss_stat``: ``vm_normal_page()``, ``zap_present_ptes()``, ``zap_nonpresent_ptes()`` and
+``zap_huge_pmd()``. ``mm_counter()`` of :linux:`include/linux/mm.h` chooses the counter.
+
+Each table is one read.
 """
 
 from __future__ import annotations
@@ -35,34 +38,34 @@ __all__ = (
     "PageTableReader",
 )
 
-#: Huge pages of these are not counted: they are counted elsewhere, or nobody's.
+#: ``VM_PFNMAP`` and ``VM_HUGETLB``: ``rss_stat`` does not count huge pages of such areas.
 _VM_PFNMAP, _VM_HUGETLB = 0x400, 0x400000
-#: No page frame below this is ever mapped: such an offset is the mark of an entry that is no
-#: page (``PTE_MARKER_MASK``).
+#: Offsets below this belong to markers (``PTE_MARKER_MASK``). No page frame below it is mapped.
 _MARKERS = 16
 
 
 class Mapped(NamedTuple):
     """
-    What is mapped.
+    The pages that a process has mapped.
 
-    :ivar pages: by item and node, which is ``None`` for what is in swap
-    :ivar missing: tables and pages that could not be read, so that more may be mapped
+    :ivar pages: number of pages by item (:data:`memcg_inspect.linux.mm.rss_stat.ITEMS`) and node;
+        the node is ``None`` for swap entries
+    :ivar missing: number of tables and pages that are unreadable: more pages may be mapped
     """
 
     pages: Counter[tuple[str, int | None]]
     missing: int
 
     def total(self, item: str) -> int:
-        """Return the pages of an item on all nodes."""
+        """Return the number of pages of an item on all nodes."""
         return sum(pages for (name, _), pages in self.pages.items() if name == item)
 
 
 class PageTableReader:
     """
-    Walks page tables of processes.
+    Reader of the page tables of processes.
 
-    :raises ImageError: where the page tables of the machine are not known
+    :raises ImageError: if the format of the page tables is not known
     """
 
     def __init__(self, image: Image) -> None:
@@ -72,16 +75,17 @@ class PageTableReader:
         self._memory, self._frames = image.memory, mem_map(image)
         self._kinds = PageKinds(image)
         self._pgd = offsetof(image.type("struct mm_struct"), "pgd")
-        # Without CONFIG_SWAP there are no swap files, without huge pages no huge zero page.
+        # nr_swapfiles needs CONFIG_SWAP, huge_zero_pfn CONFIG_TRANSPARENT_HUGEPAGE.
         self._swapfiles = _number(image, "nr_swapfiles", 0)
         self._huge_zero_pfn = _number(image, "huge_zero_pfn", -1)
         self._hwpoison = constant(image, "PG_hwpoison")  # CONFIG_MEMORY_FAILURE
 
     def walk(self, mm: int, coverage: Coverage) -> Mapped:
         """
-        Return what is mapped.
+        Count the pages that a process has mapped.
 
         :param mm: ``struct mm_struct *``
+        :param coverage: counts the process as read, and what is unreadable
         """
         if self.image.prog.flags & ProgramFlags.IS_LIVE:
             self._kinds.forget()
@@ -106,18 +110,21 @@ class PageTableReader:
 
     def _table(self, table: int, level: int, start: int) -> None:
         """
-        :param table: address of a table
-        :param start: address that its first entry is for
+        Count the pages that a table maps.
+
+        :param table: address of the table
+        :param level: 1 for a table of PTEs
+        :param start: first user address that the table maps
         """
         if self._progress.stop:
             self._missed("page table", table, STOPPED)
             return
         if (table, level) in self._seen:
-            self._missed("page table", table, "it is in the same tree twice")
+            self._missed("page table", table, "it is in the page tables of a process twice")
             return
         self._seen.add((table, level))
         memory, geometry = self._memory, self._geometry
-        # The second half of the top-most table is the kernel's.
+        # The second half of the top-level table maps the kernel.
         number = ENTRIES // 2 if level == geometry.levels else ENTRIES
         try:
             entries = memory.words(memory.read(table, number * memory.word_size))
@@ -153,35 +160,36 @@ class PageTableReader:
         elif entry.kind == "swap" and entry.type < self._swapfiles:
             self._pages["swapents", None] += pages
         elif entry.kind == "swap" and entry.offset >= _MARKERS:
-            # A page on its way to another place, or in the memory of a device, is counted as
-            # if it were there; a broken one is not.
+            # zap_nonpresent_ptes(): pages under migration and pages of a device are counted,
+            # hwpoisoned ones are not.
             pfn = entry.offset & self._geometry.swap_pfn_mask
-            if not self._is_broken(pfn):
+            if not self._is_hwpoisoned(pfn):
                 self._add([pfn], pages)
 
     def _huge(self, entry: Entry, pages: int, address: int) -> None:
+        # zap_huge_pmd()
         flags = self._vm_flags(address)
         if flags is None or flags & (_VM_PFNMAP | _VM_HUGETLB):
             return
         if entry.kind == "page" and self._huge_zero_pfn == entry.pfn:
             return
         if entry.kind == "page" and self._kinds.of(entry.pfn).device:
-            # Newer kernels count them, and nothing in the entry tells whether this one does.
+            # Whether rss_stat counts them depends on the release, and no type tells it.
             self._missed("huge page of a device", address, "whether it is counted is not known")
             return
         self._other(entry, pages)
 
-    def _is_broken(self, pfn: int) -> bool:
+    def _is_hwpoisoned(self, pfn: int) -> bool:
         if self._hwpoison is None:
             return False
         try:
             flags = self._memory.word(self._frames.page(pfn) + self._frames.flags)
         except FaultError:
-            return False  # told when it is looked at
+            return False  # PageKinds reports that it is missing
         return bool(flags >> self._hwpoison & 1)
 
     def _vm_flags(self, address: int) -> int | None:
-        """``vm_flags`` of the area around an address; ``None`` if they cannot be read."""
+        """Return ``vma->vm_flags`` of an address; ``None`` if they cannot be read."""
         if self._areas is None:
             mm = Object(self.image.prog, "struct mm_struct *", self._mm)
             try:
@@ -206,21 +214,25 @@ def _number(image: Image, name: str, missing: int) -> int:
         return missing
 
 
-#: ``FOLIO_MAPPING_ANON`` (before 6.16 ``PAGE_MAPPING_ANON``).
+#: ``FOLIO_MAPPING_ANON`` (up to 6.15 ``PAGE_MAPPING_ANON``).
 _MAPPING_ANON = 1
-#: Page frames looked at together, so many that no compound page reaches beyond them on a machine
-#: with pages of 4 KiB (``MAX_PAGE_ORDER``); gigantic ones of hugetlb do, which nobody asks for.
+#: Page frames are read in aligned ranges of ``1 << _SHIFT``. With pages of 4 KiB, no folio is
+#: larger (``MAX_PAGE_ORDER``), except gigantic pages of hugetlb, which are not asked for.
 _SHIFT = 10
 _FILE, _ANON, _SHMEM, _MISSING = range(4)
 _ITEMS = {_FILE: "file", _ANON: "anon", _SHMEM: "shmem", _MISSING: None}
-#: Bits of a class below the node: the kind, and whether the page is a device's.
+#: A kind is kept as a number: bits 0 and 1 are the item, bit 2 is set for pages of a device, and
+#: the node begins at bit 3.
 _DEVICE, _NODE = 4, 3
 
 
 class PageKind(NamedTuple):
     """
-    :ivar item: as in :data:`memcg_inspect.linux.mm.rss_stat.ITEMS`; ``None`` if there is no
-        ``struct page`` in the image
+    How a page counts in ``rss_stat``.
+
+    :ivar item: value of :data:`memcg_inspect.linux.mm.rss_stat.ITEMS`; ``None`` if the ``struct
+        page`` is not in the image
+    :ivar nid: node
     :ivar device: whether the page is memory of a device (``ZONE_DEVICE``)
     """
 
@@ -230,7 +242,11 @@ class PageKind(NamedTuple):
 
 
 class PageKinds:
-    """Tells the kinds of page frames."""
+    """
+    Kinds of many page frames, ``mm_counter()``.
+
+    Kinds are kept: processes map the same pages.
+    """
 
     def __init__(self, image: Image) -> None:
         self._memory, self._frames, self._layout = image.memory, mem_map(image), page_layout(image)
@@ -246,7 +262,7 @@ class PageKinds:
         self._pieces: dict[int, array[int]] = {}
 
     def forget(self) -> None:
-        """Look at every page again: on a live kernel it becomes another one."""
+        """Read every page again. On a live kernel, pages are freed and used again."""
         self._pieces.clear()
 
     def count(self, pfns: Iterable[int]) -> Counter[PageKind]:
@@ -261,7 +277,7 @@ class PageKinds:
                     continue
                 piece = pieces[pfn >> _SHIFT] = self._read(pfn >> _SHIFT)
             found[piece[pfn & low]] += 1
-        return Counter({_kind(class_): number for class_, number in found.items()})
+        return Counter({_kind(number): count for number, count in found.items()})
 
     def of(self, pfn: int) -> PageKind:
         """Return the kind of one page frame."""
@@ -269,7 +285,8 @@ class PageKinds:
 
     def _read(self, number: int) -> array[int]:
         size, length = self._frames.size, self._frames.size << _SHIFT
-        # A compound page reaches across what is missing: all is looked at together.
+        # A folio may span a missing range: find the kinds of all pages first, with zeros for what
+        # is missing, and mark the missing ones afterwards.
         data, missing, end = bytearray(length), [], 0
         for offset, part in self._memory.pieces(
             self._frames.page(number << _SHIFT), length, 2 * size
@@ -279,19 +296,21 @@ class PageKinds:
                 missing.append((end // size, offset // size))
                 end = offset + len(part)
         missing.append((end // size, 1 << _SHIFT))
-        classes = self._classes(bytes(data))
+        kinds = self._find_kinds(bytes(data))
         for first, last in missing:
-            classes[first:last] = [_MISSING] * (last - first)
-        return array("H", classes)
+            kinds[first:last] = [_MISSING] * (last - first)
+        return array("H", kinds)
 
-    def _classes(self, data: bytes) -> list[int]:
+    def _find_kinds(self, data: bytes) -> list[int]:
+        """Return the kind of each ``struct page`` in *data*, as a number."""
         size, layout = self._frames.size, self._layout
         count = len(data) // size
         anon = self._anon.column(data, size)
         shmem = self._swapbacked.column(data, size) & ~anon
         zones = layout.zone.column(data, size).translate(self._device)
+        # One byte per page in one large integer.
         kinds = anon * _ANON | shmem * _SHMEM | int.from_bytes(zones, "little")
-        # A tail is what its head is.
+        # A tail page has the kind of its head. It is missing if its head is.
         tails = layout.tail.column(data, size)
         column = bytearray((kinds | tails * _MISSING).to_bytes(count, "little"))
         heads = layout.head.column(data, size) & ~tails
@@ -304,5 +323,5 @@ class PageKinds:
         return [kind | nid << _NODE for kind, nid in zip(column, nids, strict=True)]
 
 
-def _kind(class_: int) -> PageKind:
-    return PageKind(_ITEMS[class_ & 3], class_ >> _NODE, bool(class_ & _DEVICE))
+def _kind(number: int) -> PageKind:
+    return PageKind(_ITEMS[number & 3], number >> _NODE, bool(number & _DEVICE))

@@ -3,7 +3,8 @@
 Per-CPU pointers
 ----------------
 
-Mirrors :linux:`include/linux/percpu-defs.h`.
+Mirrors ``per_cpu_ptr()`` of :linux:`include/linux/percpu-defs.h`, for pointers that are plain
+integers. drgn's :func:`~drgn.helpers.linux.percpu.per_cpu_ptr()` takes objects.
 """
 
 from __future__ import annotations
@@ -19,6 +20,10 @@ __all__ = ("percpu_offsets",)
 
 @per_image
 def percpu_offsets(image: Image) -> dict[int, int]:
-    """Return what to add to a ``__percpu`` pointer, for each possible CPU."""
+    """
+    Return ``per_cpu_offset()`` of each possible CPU.
+
+    :return: bytes to add to a ``__percpu`` pointer, by CPU
+    """
     null = NULL(image.prog, "void *")
     return {cpu: int(per_cpu_ptr(null, cpu).value_()) for cpu in possible_cpus(image)}

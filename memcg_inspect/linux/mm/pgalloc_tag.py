@@ -3,9 +3,12 @@
 Call sites of pages
 -------------------
 
-Mirrors :linux:`include/linux/pgalloc_tag.h` and :linux:`mm/page_ext.c`. The first page of
-every block that was allocated refers to its call site: in its ``page_ext``, or, compressed, by
-an index in the flags of the page.
+Mirrors :linux:`include/linux/pgalloc_tag.h` and :linux:`mm/page_ext.c`. The first page of each
+block that was allocated refers to its call site (:mod:`memcg_inspect.linux.mm.alloc_tag`):
+
+- by a ``union codetag_ref`` in its ``struct page_ext``;
+- since v6.13 ("alloc_tag: support for page allocation tag compression"), with
+  ``sysctl.vm.mem_profiling=1,compressed``, by an index in the flags of the page.
 """
 
 from __future__ import annotations
@@ -41,22 +44,23 @@ __all__ = ("PAGE_EXT_INVALID", "PageTagReader", "TaggedPages", "page_ext_bytes")
 
 #: ``PAGE_EXT_INVALID``.
 PAGE_EXT_INVALID = 1
-#: ``CODETAG_ID_FIRST``: indexes below it stand for no tag.
+#: ``CODETAG_ID_FIRST``. Lower indexes, ``CODETAG_ID_NULL`` and ``CODETAG_ID_EMPTY``, are no tags.
 _FIRST_INDEX = 2
-#: What is in the type of a page that has none.
+#: Each byte of ``page_type`` of a page without a type.
 _NO_TYPE = 0xFF
 
 
 class TaggedPages(NamedTuple):
     """
-    Blocks of pages that are alike.
+    Blocks of pages with the same call site, kind, payer and node.
 
-    :ivar codetag: of their call site, ``struct codetag *``
-    :ivar kind: ``slab_page``, ``kmem``, ``lru``, or ``page`` for what no memcg pays for
-    :ivar payer: ``struct obj_cgroup *``, before 7.2 for user pages ``struct mem_cgroup *``; 0
-        for nobody
-    :ivar calls: how many blocks
-    :ivar pages: how many pages
+    :ivar codetag: ``struct codetag *`` of their call site
+    :ivar kind: ``slab_page``, ``kmem``, ``lru``, or ``page`` for pages that no memcg pays for
+    :ivar payer: ``struct obj_cgroup *``, before 7.2 ``struct mem_cgroup *`` for user pages; 0 if
+        no memcg pays
+    :ivar nid: node
+    :ivar calls: number of blocks, each of which is one allocation
+    :ivar pages: number of pages
     """
 
     codetag: int
@@ -67,8 +71,14 @@ class TaggedPages(NamedTuple):
     pages: int
 
 
-class _Sections:
-    """Finds the ``page_ext`` of page frames."""
+class _PageExt:
+    """
+    Finder of ``struct page_ext``, ``lookup_page_ext()``.
+
+    :ivar size: ``page_ext_size``, in bytes
+    :ivar offset: byte offset of the ``union codetag_ref`` in ``struct page_ext``
+    :raises ImageError: if the kernel has no sections
+    """
 
     def __init__(self, image: Image) -> None:
         self._image = image
@@ -79,25 +89,32 @@ class _Sections:
 
     def runs(self, start: int, end: int) -> Iterator[tuple[int, int, int]]:
         """
-        Split page frames up by section.
+        Split a range of page frames by section.
 
-        :return: first page frame, the one behind the last, and where the tag of page frame 0
-            would be, 0 if the section has none
+        ``section->page_ext`` is biased: it is the address of the ``page_ext`` that page frame 0
+        would have.
+
+        :return: first page frame, last page frame plus 1, and the address of the ``union
+            codetag_ref`` of page frame 0; 0 for a section without ``page_ext``
+        :raises drgn.FaultError: if a section cannot be read
         """
         while start < end:
             number = pfn_to_section_nr(self._image.prog, start)
-            upto = min(end, int(section_nr_to_pfn(self._image.prog, number + 1)))
-            base = int(pfn_to_section(self._image.prog, start).page_ext.value_())
-            has_none = not base or base & PAGE_EXT_INVALID
-            yield start, upto, 0 if has_none else base + self.offset
-            start = upto
+            section_end = min(end, int(section_nr_to_pfn(self._image.prog, number + 1)))
+            page_ext = int(pfn_to_section(self._image.prog, start).page_ext.value_())
+            has_none = not page_ext or page_ext & PAGE_EXT_INVALID
+            yield start, section_end, 0 if has_none else page_ext + self.offset
+            start = section_end
 
 
 class _Indexes:
     """
-    Finds tags by the index in the flags of a page.
+    Finder of tags by the index in the flags of a page, ``idx_to_ref()``.
 
-    Since v6.13 ("alloc_tag: support for page allocation tag compression").
+    Tags are numbered: first those of the kernel, then those of modules.
+
+    :ivar shift: ``alloc_tag_ref_offs``: lowest bit of the index in the flags
+    :ivar mask: ``alloc_tag_ref_mask``: mask of the index, after the shift
     """
 
     def __init__(self, image: Image) -> None:
@@ -112,7 +129,12 @@ class _Indexes:
             self._modules = 0  # CONFIG_MODULES=n
 
     def codetag(self, flags: int) -> int:
-        """Return the ``struct codetag *`` that a flags word refers to, or 0."""
+        """
+        Return the tag that the flags of a page refer to.
+
+        :param flags: ``page->flags``
+        :return: ``struct codetag *``; 0 for none
+        """
         index = (flags >> self.shift & self.mask) - _FIRST_INDEX
         if index < 0:
             return 0
@@ -127,16 +149,17 @@ def _indexes(image: Image) -> _Indexes | None:
 
 
 def page_ext_bytes(image: Image) -> int:
-    """Return the bytes that each page has for its tag, beside its ``struct page``."""
+    """Return the bytes of ``struct page_ext`` that each page needs for its tag."""
     return 0 if _indexes(image) else int(image.object("page_alloc_tagging_ops").size)
 
 
 class PageTagReader:
     """
-    Reads which call sites pages refer to.
+    Reader of the call sites of pages.
 
-    :ivar coverage: pages read and pages whose tags could not be read
-    :ivar free: lists of free pages, which tell where blocks end that are not compound
+    :ivar coverage: counts the pages whose tags were read, and those that are unreadable
+    :ivar free: counts the free pages read from per-CPU lists, and the lists that are unreadable.
+        They are needed to find the end of blocks that are not compound
     """
 
     def __init__(self, image: Image) -> None:
@@ -145,10 +168,10 @@ class PageTagReader:
         self.free = Coverage()
         self.memory, self.frames, self.layout = image.memory, mem_map(image), page_layout(image)
         self._indexes = _indexes(image)
-        self._sections = None if self._indexes else _Sections(image)
+        self._page_ext = None if self._indexes else _PageExt(image)
         count = offsetof(image.type("struct page"), "_refcount")
-        #: Pages that nobody holds, and that have no type: free ones, and all but the first one
-        #: of blocks that are not compound.
+        # A page with refcount 0 and no type: a free page, or any page but the first of a block
+        # that is not compound.
         self._bare = [
             *(Marker(count + n, 0xFF, 0) for n in range(4)),
             *(Marker(self.layout.page_type + n, 0xFF, _NO_TYPE) for n in range(4)),
@@ -160,22 +183,22 @@ class PageTagReader:
 
     def codetag(self, page: int) -> int:
         """
-        Return the call site of a block of pages.
+        Return the call site of a block of pages, ``pgalloc_tag_get()``.
 
-        :param page: its first ``struct page *``
-        :return: ``struct codetag *``; 0 if it refers to none
-        :raises drgn.FaultError: if that cannot be read
+        :param page: ``struct page *`` of the first page
+        :return: ``struct codetag *``; 0 for none
+        :raises drgn.FaultError: if the reference to the tag cannot be read
         """
         if self._indexes is not None:
             return self._indexes.codetag(self.memory.word(page + self.frames.flags))
-        assert self._sections is not None
+        assert self._page_ext is not None
         pfn = self.frames.pfn(page)
-        ((_, _, base),) = self._sections.runs(pfn, pfn + 1)
-        codetag = self.memory.word(base + pfn * self._sections.size) if base else 0
+        ((_, _, base),) = self._page_ext.runs(pfn, pfn + 1)
+        codetag = self.memory.word(base + pfn * self._page_ext.size) if base else 0
         return codetag if codetag > CODETAG_EMPTY else 0
 
     def read(self, piece: PagePiece) -> Iterator[TaggedPages]:
-        """Return the blocks of pages that begin in a piece of the memory map."""
+        """Return the blocks of pages that begin in a piece of the memory map, grouped."""
         raw = piece.raw
         if raw is None:
             self.coverage.miss("struct pages", piece.unreadable or 0, "not in the image")
@@ -185,22 +208,23 @@ class PageTagReader:
         words = self.memory.words(raw.data, self.layout.memcg_data, size)
         slabs = {(slab.page - raw.page) // size for slab in piece.slabs}
         blocks = self._blocks(raw, tags)
-        apart = slabs | raw.orders.keys() | blocks.keys()
-        for i in apart:
+        # Most blocks are single pages: they are counted all at once. Others come first.
+        not_single = slabs | raw.orders.keys() | blocks.keys()
+        for i in not_single:
             if tags[i]:
                 kind, payer = ("slab_page", 0) if i in slabs else _owner(words[i])
                 order = blocks[i] if i in blocks else raw.orders.get(i, 0)
                 yield TaggedPages(tags[i], kind, payer, raw.nid(i), 1, 1 << order)
-        for i in apart:
+        for i in not_single:
             tags[i] = 0
         nids = repeat(raw.nids, count) if isinstance(raw.nids, int) else raw.nids
-        alike = Counter(compress(zip(tags, words, nids, strict=True), tags))
-        for (tag, word, nid), number in alike.items():
+        singles = Counter(compress(zip(tags, words, nids, strict=True), tags))
+        for (tag, word, nid), number in singles.items():
             kind, payer = _owner(word)
             yield TaggedPages(tag, kind, payer, nid, number, number)
 
     def _tags(self, raw: RawPiece) -> list[int]:
-        """The ``struct codetag *`` of each page, 0 for none."""
+        """Return the ``struct codetag *`` of each page, 0 for none."""
         size = self.frames.size
         count = len(raw.data) // size
         if self._indexes is not None:
@@ -217,9 +241,9 @@ class PageTagReader:
             return tags
         start = self.frames.pfn(raw.page)
         tags = []
-        assert self._sections is not None
+        assert self._page_ext is not None
         try:
-            runs = list(self._sections.runs(start, start + count))
+            runs = list(self._page_ext.runs(start, start + count))
         except FaultError as error:
             self.coverage.miss("page_ext of pages", raw.page, str(error))
             return [0] * count
@@ -228,8 +252,8 @@ class PageTagReader:
         return tags
 
     def _read_ext(self, base: int, first: int, end: int) -> list[int]:
-        assert self._sections is not None
-        size, word = self._sections.size, self.memory.word_size
+        assert self._page_ext is not None
+        size, word = self._page_ext.size, self.memory.word_size
         length = (end - first) * size - (size - word)
         tags: list[int] = []
         for offset, data in self.memory.pieces(base + first * size, length, size):
@@ -245,13 +269,13 @@ class PageTagReader:
 
     def _blocks(self, raw: RawPiece, tags: list[int]) -> dict[int, int]:
         """
-        Find blocks of several pages that are not compound: nothing stores their order.
+        Find the blocks of several pages that are not compound (allocated without ``__GFP_COMP``).
 
-        Only their first page is held and refers to a call site. A block of order n is followed
-        by another one at the page 2^n behind its first: what begins there is held, has a type
-        or a tag, or is free. A page of which nothing of this is true is inside the block.
+        Nothing stores the order of such a block. Only its first page has a refcount and a tag.
+        The order is the smallest ``n`` for which another block begins 2^n pages after the first
+        page. A page begins a block if it has a refcount, a type or a tag, or is free.
 
-        :return: orders, by the index of the first page
+        :return: orders, by index of the first page in the piece
         """
         size, count = self.frames.size, len(tags)
         bare = int.from_bytes(b"\1" * count, "little")
@@ -259,6 +283,7 @@ class PageTagReader:
             bare &= marker.column(raw.data, size)
         bare &= ~self.layout.tail.column(raw.data, size)
         tagged = int.from_bytes(bytes(map(bool, tags)), "little")
+        # Candidates have a tag, are not bare, and are followed by a bare page. (One byte per page.)
         orders: dict[int, int] = {}
         for i in positions(tagged & ~bare & bare >> 8, count):
             first = raw.page + i * size
@@ -271,7 +296,7 @@ class PageTagReader:
 
     def _order(self, first: int) -> int:
         pfn, order = self.frames.pfn(first), 0
-        # Where not all free pages are known, a free one would be taken for a part of the block.
+        # If some free pages are not known, they would be taken for pages of the block.
         cached = self._cached
         if self.free.unreadable:
             return 0
@@ -282,7 +307,7 @@ class PageTagReader:
         return order
 
     def _begins(self, page: int, cached: set[int]) -> bool:
-        """Whether a page is the first of some block."""
+        """Return whether a page is the first of a block, free blocks included."""
         if page in cached:
             return True
         try:

@@ -1,11 +1,15 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 """
-What processes have mapped, as they count it
---------------------------------------------
+Resident pages of processes
+---------------------------
 
-Mirrors ``rss_stat`` of ``struct mm_struct`` in :linux:`include/linux/mm_types.h` and
-``get_mm_counter()`` of :linux:`include/linux/mm.h`. A counter is a number that is cheap to
-read, and parts that CPUs or threads have not added to it yet.
+Mirrors ``mm_struct.rss_stat`` and ``get_mm_counter()`` of :linux:`include/linux/mm.h`. A counter is
+a central value that is cheap to read, and parts that CPUs or threads have not added to it yet:
+
+- since commit f1a7941243c1 ("mm: convert mm's rss stats into percpu_counter") (in v6.2), each
+  counter is a ``struct percpu_counter``;
+- up to 6.1, each counter is an ``atomic_long_t``, and threads hold changes in
+  ``task_struct.rss_stat`` (``SPLIT_RSS_COUNTING``).
 """
 
 from __future__ import annotations
@@ -32,7 +36,7 @@ __all__ = (
     "rss_bounds",
 )
 
-#: Enumerators, and what ``/proc/PID/status`` calls them.
+#: Name of each item, by enumerator of ``MM_FILEPAGES`` etc.
 ITEMS = {
     "MM_FILEPAGES": "file",
     "MM_ANONPAGES": "anon",
@@ -40,21 +44,22 @@ ITEMS = {
     "MM_SHMEMPAGES": "shmem",
 }
 
-#: ``TASK_RSS_EVENTS_THRESH`` (6.1 and older). A thread hands in what it counted when a fault
-#: finds more than so many faults counted before it, and goes on to count itself: two more.
+#: The most faults whose changes a thread can hold (up to 6.1). ``check_sync_rss_stat()`` adds the
+#: changes of a thread to the counter at the start of a fault, if more than
+#: ``TASK_RSS_EVENTS_THRESH`` faults came before. That makes two more.
 _FAULTS = 64 + 2
-#: ``fault_around_bytes``, where it is a constant (without debugfs).
+#: ``fault_around_bytes`` where it is a constant (without ``CONFIG_DEBUG_FS``).
 _FAULT_AROUND_BYTES = 65536
-#: The batch of a counter for each node, as proposed for large machines (2025, not merged).
+#: Batch of per-node counters, as proposed for large machines in 2025 (not merged).
 _NODE_BATCH = 32
 
 
 class RssCounter(NamedTuple):
     """
-    One counter of an ``mm_struct``, in pages.
+    One counter of a ``struct mm_struct``, in pages.
 
-    :ivar folded: what is cheap to read; may be negative
-    :ivar parts: what CPUs or threads have not added to it; ``None`` if it cannot be read
+    :ivar folded: the central value; may be negative
+    :ivar parts: sum of what CPUs or threads have not added to it yet; ``None`` if it is unreadable
     """
 
     folded: int
@@ -62,12 +67,12 @@ class RssCounter(NamedTuple):
 
     @property
     def approximate(self) -> int:
-        """``get_mm_counter()``: what is cheap to read, and never less than 0."""
+        """``get_mm_counter()``: the central value, or 0 if that is negative."""
         return max(self.folded, 0)
 
     @property
     def exact(self) -> int | None:
-        """The sum; of a counter that is right it is never negative."""
+        """``get_mm_counter_sum()``, but not raised to 0: a correct counter is never negative."""
         return None if self.parts is None else self.folded + self.parts
 
 
@@ -89,20 +94,20 @@ def _slots(image: Image) -> dict[str, int]:
 
 @per_image
 def counts_by_task(image: Image) -> bool:
-    """Whether tasks keep parts of the counters (``SPLIT_RSS_COUNTING``, 6.1 and older)."""
+    """Return whether tasks hold parts of the counters (``SPLIT_RSS_COUNTING``, up to 6.1)."""
     return has_member(image, "struct task_struct", "rss_stat")
 
 
 def rss_bounds(image: Image, threads: int) -> dict[str, int | None]:
     """
-    Return how far the cheap value may be from the exact one, in pages, by item.
+    Return how far :attr:`RssCounter.approximate` can be from :attr:`RssCounter.exact`.
 
-    A CPU never holds back a batch (6.2 and newer). Before, a thread held back what a number
-    of faults changed: one page each, or as many as a fault on a file maps around it. (Drivers
-    that map pages by themselves, outside of faults, were not bound by it.)
+    Since 6.2, each CPU holds less than ``percpu_counter_batch``. Up to 6.1, each thread holds the
+    changes of a limited number of faults. A fault maps one page, or up to ``fault_around_bytes``
+    of a file. (Drivers that map pages outside of faults exceed that bound.)
 
-    :param threads: tasks that use the ``mm_struct``
-    :return: ``None`` where it is not known
+    :param threads: number of tasks that use the ``mm_struct``
+    :return: pages by item, in :data:`ITEMS`; ``None`` where the bound is not known
     """
     if _is_percpu(image):
         try:
@@ -115,13 +120,13 @@ def rss_bounds(image: Image, threads: int) -> dict[str, int | None]:
         around = int(image.object("fault_around_bytes").value_())
     except (UnknownKernelError, FaultError):
         around = _FAULT_AROUND_BYTES
-    of_files = _FAULTS * max(around >> mem_map(image).page_shift, 1) * threads
+    file_bound = _FAULTS * max(around >> mem_map(image).page_shift, 1) * threads
     bounds: dict[str, int | None] = dict.fromkeys(ITEMS.values(), _FAULTS * threads)
-    return bounds | {"file": of_files, "shmem": of_files}
+    return bounds | {"file": file_bound, "shmem": file_bound}
 
 
 def per_node_bound(nodes: int) -> int:
-    """Return how far the cheap value might be if each node had an atomic counter, in pages."""
+    """Return how far the central value could be off if nodes had atomic counters, in pages."""
     return _NODE_BATCH * nodes
 
 
@@ -132,13 +137,16 @@ def read_rss(
     Read the counters of all processes.
 
     :param threads: all tasks
-    :param is_all: whether none is missing
-    :return: by ``struct mm_struct *`` and item; those that cannot be read are left out
+    :param coverage: counts the ``mm_struct`` that were read, and what is unreadable
+    :param is_all: whether *threads* has every task; if not, ``parts`` that a missing task may
+        hold are ``None``
+    :return: by ``struct mm_struct *`` and item, in :data:`ITEMS`; unreadable ones are left out
     """
     members = image.type("struct mm_struct")
     offset = offsetof(members, "rss_stat")
     size = sizeof(member_type(members, "rss_stat"))
     memory, data = image.memory, {}
+    # By mm_struct, what each of its threads holds.
     held: dict[int, list[Sequence[int]]] = {}
     for thread in threads:
         if thread.mm:
@@ -157,8 +165,8 @@ def read_rss(
 
 
 def _drop_partial(image: Image, held: dict[int, list[Sequence[int]]]) -> None:
-    # A task that could not be read may hold a part of any counter, unless there are as many as
-    # use the mm_struct.
+    # A task that could not be read may hold parts of a counter, unless as many tasks were read as
+    # mm_users counts.
     for mm, parts in held.items():
         try:
             users = int(Object(image.prog, "struct mm_struct *", mm).mm_users.counter)

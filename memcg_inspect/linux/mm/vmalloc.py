@@ -3,11 +3,11 @@
 Vmalloc areas and kernel stacks
 -------------------------------
 
-Mirrors ``struct vm_struct`` of :linux:`include/linux/vmalloc.h`, and the stacks that
-:linux:`kernel/fork.c` allocates.
+Mirrors ``struct vmap_area`` and ``struct vm_struct`` of :linux:`mm/vmalloc.c`, and
+``alloc_thread_stack_node()`` of :linux:`kernel/fork.c`.
 
-Stacks are taken from their areas rather than from the task list: the stack of a task that
-is just being forked, or has just exited, is charged while no list has the task.
+Kernel stacks are found among the vmalloc areas, not through the task list. The stack of a task
+that is being forked, or that has just exited, is charged although no list has the task.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from memcg_inspect.model import Coverage
 
 __all__ = ("VmArea", "VmMapping", "find_mapping", "stack_blocks", "thread_size", "vm_areas")
 
-#: ``VM_ALLOC``, of :linux:`include/linux/vmalloc.h`.
+#: ``VM_ALLOC`` of :linux:`include/linux/vmalloc.h`.
 VM_ALLOC = 0x2
 
 
 class VmArea(NamedTuple):
     """
-    One ``struct vm_struct`` with pages.
+    One ``struct vm_struct`` that ``vmalloc()`` made.
 
     :ivar address: first virtual address
-    :ivar pages: its ``struct page *``, one for each page
-    :ivar is_stack: whether it is a kernel stack
+    :ivar pages: ``struct page *`` of each page
+    :ivar is_stack: whether the area is a kernel stack
     """
 
     address: int
@@ -45,7 +45,7 @@ class VmArea(NamedTuple):
     is_stack: bool
 
 
-#: Flags in ``vm_struct.flags``, of the same file; they are macros.
+#: Macros for ``vm_struct.flags`` in the same file, in words.
 _VM_FLAGS = {
     0x1: "ioremap",
     VM_ALLOC: "vmalloc",
@@ -58,12 +58,13 @@ _VM_FLAGS = {
 
 class VmMapping(NamedTuple):
     """
-    The area that an address is in.
+    The ``struct vmap_area`` of an address.
 
-    :ivar start, end: addresses, the guard page included in it
-    :ivar uses: what its flags say
-    :ivar caller: address in the code that asked for it
-    :ivar pages: its ``struct page *``, one for each page; empty where it keeps no list of them
+    :ivar start: first virtual address
+    :ivar end: address after the last one; guard pages are included
+    :ivar uses: flags of its ``struct vm_struct``, in words
+    :ivar caller: address of the code that made the area
+    :ivar pages: ``struct page *`` of each page; empty if the area has no list of pages
     """
 
     start: int
@@ -75,9 +76,11 @@ class VmMapping(NamedTuple):
 
 def find_mapping(image: Image, address: int) -> VmMapping | None:
     """
-    Find the area that an address is in, through the kernel's tree.
+    Find the area that an address is in, ``find_vmap_area()``.
 
-    :raises drgn.FaultError: if it cannot be read
+    :param address: ``void *``
+    :return: ``None`` if there is none, or if it has no ``struct vm_struct``
+    :raises drgn.FaultError: if the area cannot be read
     """
     area = find_vmap_area(image.prog, address)
     vm = area.vm.read_() if area else None
@@ -97,7 +100,9 @@ def find_mapping(image: Image, address: int) -> VmMapping | None:
 @per_image
 def thread_size(image: Image) -> int:
     """
-    Return ``THREAD_SIZE``, in bytes: the size of the first task's stack.
+    Return ``THREAD_SIZE``, in bytes.
+
+    It is a macro. The stack of ``init_task`` has that size.
 
     :raises UnknownKernelError: if its symbols are missing
     """
@@ -114,14 +119,16 @@ def thread_size(image: Image) -> int:
 
 def vm_areas(image: Image, coverage: Coverage, stack_coverage: Coverage) -> Iterator[VmArea]:
     """
-    Walk the areas made by vmalloc, kernel stacks among them.
+    Iterate over all areas that ``vmalloc()`` made, kernel stacks included.
 
-    :param stack_coverage: tasks whose stacks tell which areas are stacks
+    :param coverage: counts the areas that were read, and those that are unreadable
+    :param stack_coverage: counts the tasks whose stacks were read, and those that are unreadable;
+        they tell which areas are kernel stacks
     """
     memory = image.memory
     vm_type = image.type("struct vm_struct")
     at = {name: offsetof(vm_type, name) for name in ("addr", "flags", "pages", "nr_pages")}
-    # An unsigned long since 7.2, an unsigned int before.
+    # unsigned int up to 7.1, unsigned long since 7.2
     count_size = sizeof(member_type(vm_type, "nr_pages"))
     caller, size, word = offsetof(vm_type, "caller"), sizeof(vm_type), memory.word_size
     stacks = _stacks(image, stack_coverage)
@@ -150,14 +157,15 @@ def vm_areas(image: Image, coverage: Coverage, stack_coverage: Coverage) -> Iter
 
 
 def _vmap_areas(image: Image, on_fault: OnFault) -> Iterator[Object]:
-    # Commit d093602919ad ("mm: vmalloc: remove global vmap_area_root rb-tree") (in v6.9) split
-    # the list up.
+    # Commit d093602919ad ("mm: vmalloc: remove global vmap_area_root rb-tree") (in v6.9) replaced
+    # the one list by one for each vmap_node.
     try:
         nodes = image.object("vmap_nodes")
     except UnknownKernelError:
         heads = [image.object("vmap_area_list").address_of_()]
     else:
-        # Compilers optimize the pointer away where there is but one.
+        # The compiler may remove vmap_nodes and nr_vmap_nodes where there can be only one node.
+        # That is the static variable "single".
         try:
             nodes = nodes.read_()
         except ObjectAbsentError:
@@ -172,7 +180,12 @@ def _vmap_areas(image: Image, on_fault: OnFault) -> Iterator[Object]:
 
 
 def _stacks(image: Image, coverage: Coverage) -> set[tuple[int, int]]:
-    """From where in the kernel's text, and with how many pages, tasks' stacks were made."""
+    """
+    Return what identifies areas that are kernel stacks.
+
+    :return: ``vm_struct.caller`` and ``vm_struct.nr_pages`` of the stacks of tasks; empty without
+        ``CONFIG_VMAP_STACK``
+    """
     stacks: set[tuple[int, int]] = set()
     if not has_member(image, "struct task_struct", "stack_vm_area"):
         return stacks
@@ -193,10 +206,12 @@ def _stacks(image: Image, coverage: Coverage) -> set[tuple[int, int]]:
 
 def stack_blocks(image: Image, coverage: Coverage) -> set[int]:
     """
-    Return the first pages of kernel stacks that are blocks of pages, not vmalloc areas
-    (``CONFIG_VMAP_STACK=n``). Such a block is charged whole, through its first page.
+    Return the kernel stacks that are blocks of pages (``CONFIG_VMAP_STACK=n``).
 
-    :return: ``struct page *`` addresses; empty where stacks are vmalloc areas
+    ``memcg_data`` of the first page charges the whole block.
+
+    :param coverage: counts the tasks whose stacks were read, and those that are unreadable
+    :return: ``struct page *`` of the first page of each stack; empty with ``CONFIG_VMAP_STACK``
     """
     pages: set[int] = set()
     if has_member(image, "struct task_struct", "stack_vm_area"):

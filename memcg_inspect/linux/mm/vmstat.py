@@ -3,8 +3,9 @@
 Counters of nodes
 -----------------
 
-Mirrors ``vm_stat`` of ``struct pglist_data`` and ``struct per_cpu_nodestat`` in
-:linux:`include/linux/mmzone.h`.
+Mirrors ``node_page_state()`` and ``mod_node_page_state()`` of :linux:`mm/vmstat.c`. A counter is
+``pglist_data.vm_stat``, and the changes in ``struct per_cpu_nodestat`` that CPUs have not added
+to it yet.
 """
 
 from __future__ import annotations
@@ -28,8 +29,11 @@ def read_node_stats(
     """
     Read counters of all online nodes.
 
-    :param items: enumerators of ``enum node_stat_item``
-    :return: by node and item, in pages also where the item is named after bytes
+    :param items: enumerators of ``enum node_stat_item``; those that the kernel does not define are
+        left out
+    :param coverage: counts the nodes that were read, and those that are unreadable
+    :return: by node and enumerator, in pages. (Nodes count items whose names end in ``_B`` in
+        pages, too: ``mod_node_page_state()`` converts them.)
     """
     slots = {name: slot for name in items if (slot := constant(image, name)) is not None}
     memory, stats = image.memory, {}
@@ -40,8 +44,8 @@ def read_node_stats(
             for name, slot in slots.items():
                 pending = 0
                 for offset in percpu_offsets(image).values():
-                    (byte,) = memory.read(percpu + offset + slot, 1)  # s8
-                    pending += byte - 256 if byte > 127 else byte
+                    diff = memory.read(percpu + offset + slot, 1)  # s8
+                    pending += int.from_bytes(diff, "little", signed=True)
                 folded = int(pgdat.vm_stat[slot].counter)
                 stats[int(pgdat.node_id), name] = NodeStat(folded, pending)
             coverage.read += 1
