@@ -6,19 +6,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from labkit import kernels
+from support.identity_table import identities
 
 from memcg_inspect.model import Report
 
-#: What must be there at the least.
-IDENTITIES = {
-    "slab", "percpu", "kernel_stack", "pagetable", "vmalloc", "kmem", "objcg_bytes", "zswap",
-    "sock", "usage", "lru", "levels", "references", "placement", "reparenting", "task_objcg",
-    "alloc_tags", "hierarchy",
-}  # fmt: skip
-
 
 def not_kept(kernel: str) -> set[str]:
-    """What a kernel cannot have, from how it was configured."""
+    """Return the identities that a kernel cannot keep, from its configuration."""
     config = kernels.kernel(kernel).config
     # Allocation profiling is on only where a guest was booted with it.
     missing = {"alloc_tags"}
@@ -31,10 +25,15 @@ def not_kept(kernel: str) -> set[str]:
 
 
 def check_exact(report: Report, missing: Iterable[str] = ()) -> None:
-    """Nothing but exact, and no identity missing but these, each with a reason."""
+    """
+    Check that a report is exact and whole.
+
+    :param missing: the identities that must be ``not-kept``, with a reason; all others must have
+        rows
+    """
     found = {identity.name: identity for identity in report.identities}
     missing = set(missing)
-    assert set(found) >= IDENTITIES
+    assert set(found) == identities()
     differing = [row for row in report.rows if row.status != "exact"]
     assert differing == []
     assert report.findings == ()

@@ -7,11 +7,13 @@ Shared by the tests; the fixtures made of it are in conftest.py.
 
 from __future__ import annotations
 
+import shutil
 from functools import lru_cache
 from pathlib import Path
 
 import drgn
-from labkit import images, kernels, poke
+from labkit import dump, images, kernels, poke
+from labkit.machine import Options
 
 from memcg_inspect.collect import audit
 from memcg_inspect.image.image import image_of
@@ -39,6 +41,18 @@ class GuestImage:
         self.core = core
         self.guest = core.with_name(core.name + ".guest")
         self._vmlinux = vmlinux
+
+    @classmethod
+    def fresh(cls, core: Path, kernel: str, nodes: str, workload: str) -> GuestImage:
+        """Boot a guest and make an image that no cache keeps."""
+        dump.dump(Options(kernel, nodes, workload=workload), dump.Image("settled", "elf", 0), core)
+        return cls(core)
+
+    def remove(self) -> None:
+        """Remove an image that no cache keeps, and forget what was read of it."""
+        _program.cache_clear()
+        self.core.unlink()
+        shutil.rmtree(self.guest)
 
     def __repr__(self) -> str:
         return f"GuestImage({self.core})"

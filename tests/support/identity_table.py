@@ -20,7 +20,7 @@ Table = dict[str, dict[str, tuple[str, str]]]
 
 
 def found_in(reports: Iterable[Report]) -> dict[str, tuple[str, str]]:
-    """How each identity ended on all images of one kernel."""
+    """Return how each identity ended on all images of one kernel: the same on each."""
     ended: dict[str, tuple[str, str]] = {}
     for report in reports:
         for identity in report.identities:
@@ -30,7 +30,7 @@ def found_in(reports: Iterable[Report]) -> dict[str, tuple[str, str]]:
 
 
 def read_table(text: str) -> Table:
-    """The table as it stands in the document."""
+    """Read the table in the text of the document."""
     table: Table = defaultdict(dict)
     head: list[str] = []
     for line in text.split(BEGIN)[1].split(END)[0].strip().splitlines():
@@ -49,21 +49,26 @@ def read_table(text: str) -> Table:
     return dict(table)
 
 
+def identities() -> set[str]:
+    """Return the names of the identities in the document."""
+    return {name for column in read_table(DOCS.read_text()).values() for name in column}
+
+
 def write_table(text: str, table: Table) -> str:
-    """The document with another table."""
+    """Return the text of the document with another table."""
     columns = [kernel for kernel in kernels.names() if kernel in table]
     columns += [name for name in table if name not in columns]
     lines = [
         "| identity | " + " | ".join(columns) + " |",
         "|---|" + "---|" * len(columns),
     ]
-    identities = dict.fromkeys(identity for column in table.values() for identity in column)
-    for identity in identities:
+    names = dict.fromkeys(identity for column in table.values() for identity in column)
+    for identity in names:
         cells = [table[kernel].get(identity, ("?", ""))[0] for kernel in columns]
         lines.append(f"| `{identity}` | " + " | ".join(cells) + " |")
     reasons = [
         f"- `{identity}` on {kernel}: {table[kernel][identity][1]}"
-        for identity in identities
+        for identity in names
         for kernel in columns
         if table[kernel].get(identity, ("", ""))[1]
     ]
@@ -73,7 +78,11 @@ def write_table(text: str, table: Table) -> str:
 
 
 def check_table(name: str, found: dict[str, tuple[str, str]], write: bool) -> None:
-    """Hold a column of the table against what was found, or write it."""
+    """
+    Compare a column of the table with what was found.
+
+    :param write: write the column first
+    """
     if write:
         text = DOCS.read_text()
         DOCS.write_text(write_table(text, {**read_table(text), name: found}))

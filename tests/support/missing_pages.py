@@ -1,23 +1,43 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
-"""Images from which pages are taken away."""
+"""Images from which pages are missing, and what can be asked of them."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable, Collection
 from pathlib import Path
+from typing import TypeVar
 
 import drgn
 
-from memcg_inspect.image.image import image_of
+from memcg_inspect.image.image import Image, image_of
+from memcg_inspect.image.missing import needing_all
 from memcg_inspect.image.program import ImageSource, open_program
 from memcg_inspect.linux.mm.mm_types import scan_pages
 from memcg_inspect.linux.mm.mmzone import mem_map
+from memcg_inspect.model import ImageError
+from support.guests import GuestImage
+
+#: What libkdumpfile says of a page that a dump does not have.
+EXCLUDED = "Excluded page"
+
+_REFUSED = re.compile(rf"lacks memory that nothing can be read without \({EXCLUDED}: (0x\w+)\)")
+
+T = TypeVar("T")
 
 
 def opened(core: Path) -> drgn.Program:
+    """Open an image with types from its BTF. It shares nothing with other programs."""
     return open_program(ImageSource(core=str(core), debuginfo="btf"))
 
 
+def excluded(address: int, count: int, offset: int, physical: bool) -> bytes:
+    """Raise what drgn raises for a page that makedumpfile left out."""
+    raise drgn.FaultError(EXCLUDED, address)
+
+
 def slab_pages(prog: drgn.Program) -> list[int]:
+    """Return the page frame numbers of all slabs."""
     frames = mem_map(image_of(prog))
     found: list[int] = []
     for piece in scan_pages(image_of(prog)):
@@ -27,5 +47,37 @@ def slab_pages(prog: drgn.Program) -> list[int]:
     return found
 
 
-def excluded(address: int, count: int, offset: int, physical: bool) -> bytes:
-    raise drgn.FaultError("Excluded page", address)
+def without(image: GuestImage, pages: Collection[int]) -> drgn.Program:
+    """
+    Open an image without some pages.
+
+    :param pages: page frame numbers
+    """
+    frames, prog = mem_map(image_of(image.program())), opened(image.core)
+    for pfn in pages:
+        prog.add_memory_segment(pfn << frames.page_shift, frames.page_size, excluded, True)
+    return prog
+
+
+def ask_without(
+    image: GuestImage, pages: Collection[int], question: Callable[[Image], T]
+) -> tuple[T, frozenset[int]]:
+    """
+    Ask something of an image without some pages.
+
+    Which page holds what differs from image to image, so any page may be one that nothing can
+    be read without, e.g. that of the root memcg. Where the question is refused, the refusal must
+    name a missing page; that page is put back, and the question is asked again.
+
+    :return: the answer, and the pages that were missing when it was given
+    """
+    left = set(pages)
+    shift = mem_map(image_of(image.program())).page_shift
+    while True:
+        try:
+            with needing_all():
+                return question(image_of(without(image, left))), frozenset(left)
+        except ImageError as error:
+            found = _REFUSED.search(str(error))
+            assert found is not None, error
+            left.remove(int(found[1], 0) >> shift)  # a page that is there is no reason to refuse
