@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 """
-Judgement
----------
+Checks
+------
 
-Pure functions over the nouns of :mod:`memcg_inspect.model`: the ledger of what was found,
-the counters of what is claimed, the identities between them, and findings. Knows neither
-drgn nor kernel memory.
+Pure functions over the records of :mod:`memcg_inspect.model`: the ledger of charges that were
+found, the counters, the identities between them (:mod:`memcg_inspect.checks.identities`), and
+findings. This layer imports neither drgn nor readers of kernel memory.
 """

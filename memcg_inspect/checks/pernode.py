@@ -24,10 +24,10 @@ from itertools import chain, combinations
 from typing import NamedTuple
 
 from memcg_inspect.checks.findings import MOST_EVIDENCE, Lead
+from memcg_inspect.checks.identities import kmem, objcg_bytes
 from memcg_inspect.checks.inflight import mark_in_flight
-from memcg_inspect.checks.kmem import kmem_rows
 from memcg_inspect.checks.ledger import Entry, Ledger
-from memcg_inspect.checks.objcg import objcg_rows
+from memcg_inspect.checks.registry import check_of
 from memcg_inspect.checks.snapshot import Snapshot
 from memcg_inspect.model import (
     Evidence,
@@ -41,8 +41,8 @@ from memcg_inspect.model import (
 
 __all__ = ("PerNodeJudgement", "judge_per_node")
 
-#: Identities whose rows depend on the rule.
-_BY_RULE = ("kmem", "objcg_bytes", "references", "hierarchy")
+#: The identities that tell the rules apart.
+_BOOKED = (kmem.CHECK, objcg_bytes.CHECK)
 
 #: What the posted rule does to each kind of memory.
 _WHAT: Mapping[str, str] = {
@@ -127,13 +127,13 @@ def _fits(
             for (objcg, nid), size in charges.posted[kind].items():
                 ledger.add(Entry(objcg, kind, "posted", nid), size, 0)
         shifted = replace(snapshot, ledger=ledger)
-        rows = mark_in_flight(shifted, kmem_rows(shifted) + objcg_rows(shifted))
-    return not any(r.status == "differs" and r.identity in ("kmem", "objcg_bytes") for r in rows)
+        rows = mark_in_flight(shifted, [row for check in _BOOKED for row in check.rows(shifted)])
+    return not any(r.status == "differs" and check_of(r) in _BOOKED for r in rows)
 
 
 def _is_by_rule(row: Row) -> bool:
     """Return whether the posted rule can explain a row."""
-    return row.status == "differs" and row.identity in _BY_RULE
+    return row.status == "differs" and check_of(row).by_node_rule
 
 
 def _rule_findings(
@@ -152,7 +152,7 @@ def _rule_findings(
         cells: dict[tuple[int | None, int | None], Row] = {}
         for row in rows:
             touched = row.objcg in objcgs if row.objcg else (row.memcg, row.nid) in payers
-            if touched and _is_by_rule(row) and row.identity in ("kmem", "objcg_bytes"):
+            if touched and _is_by_rule(row) and check_of(row) in _BOOKED:
                 cells.setdefault((row.memcg, row.nid), row)
         leads += [Lead(_by_rule(snapshot, charges, kind, row), None) for row in cells.values()]
     return leads

@@ -1,37 +1,93 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
-"""How a row gets its status, the same for all identities."""
+"""
+Rows
+----
+
+How a row gets its status, and an identity its outcome. The rules are the same for all
+identities.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from typing import NamedTuple
 
-from memcg_inspect.model import Identity, Row, RowStatus, Unit
+from memcg_inspect.checks.snapshot import Snapshot
+from memcg_inspect.model import Finding, Identity, Row, RowStatus, Unit
 
-__all__ = ("make_row", "summarize")
+__all__ = (
+    "Missing",
+    "RowKey",
+    "counter_row",
+    "finding_key",
+    "make_row",
+    "missing_if",
+    "row_key",
+    "summarize",
+)
+
+
+class RowKey(NamedTuple):
+    """
+    What a row is about. No two rows of one report have the same key.
+
+    :ivar identity: name of the identity
+    :ivar item: name of the counter, as the kernel has it
+    :ivar unit: of all amounts in the row
+    :ivar memcg: ``struct mem_cgroup *``
+    :ivar nid: node; ``None`` for a counter that is not kept by node
+    :ivar objcg: ``struct obj_cgroup *``
+    """
+
+    identity: str
+    item: str
+    unit: Unit
+    memcg: int | None = None
+    nid: int | None = None
+    objcg: int | None = None
+
+
+class Missing(NamedTuple):
+    """
+    Why charges may be missing from what was found.
+
+    :ivar reason: in words, for the report
+    :ivar either_way: whether the difference may change in either direction. Otherwise what is
+        missing can only add to what was found, so a row that found more than is claimed differs
+        all the same.
+    """
+
+    reason: str
+    either_way: bool = False
+
+
+def row_key(row: Row) -> RowKey:
+    """Return what a row is about."""
+    return RowKey(row.identity, row.item, row.unit, row.memcg, row.nid, row.objcg)
+
+
+def finding_key(finding: Finding) -> RowKey:
+    """Return the key of the row that a finding is about, if there is one."""
+    f = finding
+    return RowKey(f.identity, f.item, f.unit, f.memcg, f.nid, f.objcg)
 
 
 def make_row(
-    identity: str,
-    *,
-    memcg: int | None,
-    nid: int | None,
-    item: str,
-    unit: Unit,
+    key: RowKey,
     found: Mapping[str, int],
     claimed: Mapping[str, int] | None,
-    objcg: int | None = None,
-    missing: str | None = None,
-    missing_hides_both: bool = False,
+    missing: Missing | None = None,
     unread: str | None = None,
     hierarchy: int | None = None,
 ) -> Row:
     """
-    Judge one equation.
+    Compare what was found with what is claimed.
 
-    :param missing: why charges may be missing from *found*, if they may. What is missing can
-        only add to *found*, so more than is claimed is a finding all the same.
-    :param missing_hides_both: what is missing may turn the difference either way
+    :param found: amounts by source
+    :param claimed: amounts by place; ``None`` if the counter could not be read
+    :param missing: why charges may be missing from *found*; ``None`` if none is
     :param unread: why *claimed* is ``None``
+    :param hierarchy: the counter as its readers see it, descendants included
     """
     status: RowStatus
     reason = None
@@ -39,17 +95,17 @@ def make_row(
         status, reason = "unverifiable", unread or "the counter could not be read"
     else:
         difference = sum(claimed.values()) - sum(found.values())
-        if missing is not None and (difference >= 0 or missing_hides_both):
-            status, reason = "unverifiable", missing
+        if missing is not None and (difference >= 0 or missing.either_way):
+            status, reason = "unverifiable", missing.reason
         else:
             status = "differs" if difference else "exact"
     return Row(
-        identity=identity,
-        memcg=memcg,
-        objcg=objcg,
-        nid=nid,
-        item=item,
-        unit=unit,
+        identity=key.identity,
+        memcg=key.memcg,
+        objcg=key.objcg,
+        nid=key.nid,
+        item=key.item,
+        unit=key.unit,
         status=status,
         found=found,
         claimed=claimed,
@@ -58,8 +114,28 @@ def make_row(
     )
 
 
+def counter_row(
+    snapshot: Snapshot, key: RowKey, found: Mapping[str, int], missing: Missing | None = None
+) -> Row:
+    """Compare what was found with a memcg's own share of the counter that *key* names."""
+    memcg = key.memcg or 0
+    return make_row(
+        key,
+        found,
+        snapshot.own(memcg, key.item, key.nid),
+        missing,
+        unread=snapshot.unread(memcg),
+        hierarchy=snapshot.folded(memcg, key.item, key.nid),
+    )
+
+
+def missing_if(reason: str | None, either_way: bool = False) -> Missing | None:
+    """Return what a reason says is missing; ``None`` if there is no reason."""
+    return None if reason is None else Missing(reason, either_way)
+
+
 def summarize(name: str, rows: Iterable[Row]) -> Identity:
-    """Add the rows of an identity up to its outcome."""
+    """Return the outcome of an identity: that of its worst row."""
     rows = list(rows)
     by_status = {row.status for row in rows}
     differing = sum(row.status == "differs" for row in rows)

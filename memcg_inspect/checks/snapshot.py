@@ -126,6 +126,22 @@ class Snapshot:
             return "object stocks are not all in the image"
         return "its obj_cgroups are not all in the image" if memcg in self.unreadable else None
 
+    @cached_property
+    def objcg_bytes(self) -> Mapping[int, dict[str, int]]:
+        """Bytes charged to each obj_cgroup, by where they are."""
+        found: dict[int, dict[str, int]] = {
+            address: dict.fromkeys(OBJECTS, 0)
+            | {"stock": 0, "nr_charged_bytes": objcg.nr_charged_bytes}
+            for address, objcg in self.objcgs.items()
+        }
+        for entry, amount in self.ledger:
+            if entry.kind in OBJECTS and entry.payer in found:
+                found[entry.payer][entry.kind] += amount.bytes
+        for stock in self.stocks:
+            if stock.objcg in found:
+                found[stock.objcg]["stock"] += stock.nr_bytes
+        return found
+
     def unread(self, memcg: int) -> str:
         """Return why what a memcg claims for itself is not known, if it is not."""
         if memcg in self.counters.partial:

@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from memcg_inspect.checks.findings import attach
 from memcg_inspect.checks.judge import Judgement, judge, verdict
-from memcg_inspect.checks.looks import common_coverage, is_settled, settle, without_rows
+from memcg_inspect.checks.samples import common_coverage, is_settled, settle, without_rows
 from memcg_inspect.checks.snapshot import Snapshot
 from memcg_inspect.collect.collector import Clock, collect
 from memcg_inspect.collect.evidence import find_evidence
@@ -39,7 +39,7 @@ def audit(image: Image) -> Report:
     Hold what memcgs are charged for against their counters.
 
     What runs is looked at several times where there are differences; see
-    :mod:`memcg_inspect.checks.looks`.
+    :mod:`memcg_inspect.checks.samples`.
 
     :raises ImageError: if this kernel does not charge kernel memory to memcgs, or keeps its
         charges in a way that is not known here

@@ -18,6 +18,7 @@ from drgn import FaultError, Object
 
 from memcg_inspect.checks.ledger import Entry, Ledger
 from memcg_inspect.checks.profile import Profile
+from memcg_inspect.checks.registry import items_read
 from memcg_inspect.checks.snapshot import Snapshot
 from memcg_inspect.collect.call_sites import CallSites
 from memcg_inspect.collect.counters import read_counters
@@ -69,23 +70,6 @@ from memcg_inspect.model import (
 )
 
 __all__ = ("Clock", "collect")
-
-#: The counters that identities are about.
-ITEMS = (
-    "NR_SLAB_RECLAIMABLE_B",
-    "NR_SLAB_UNRECLAIMABLE_B",
-    "NR_KERNEL_STACK_KB",
-    "NR_PAGETABLE",
-    "NR_VMALLOC",
-    "MEMCG_KMEM",
-    "NR_KMEM",
-    "MEMCG_PERCPU_B",
-    "MEMCG_VMALLOC",
-    "MEMCG_ZSWAP_B",
-    "MEMCG_ZSWAPPED",
-    "MEMCG_ZSWAP_INCOMP",
-    "MEMCG_SOCK",
-)
 
 #: The counters of nodes that identities are about.
 NODE_ITEMS = ("NR_SLAB_RECLAIMABLE_B", "NR_SLAB_UNRECLAIMABLE_B")
@@ -153,7 +137,7 @@ class _Collector:
             unreadable: set[int] = set()
             objcgs = read_objcgs(image, memcgs, coverage["objcgs"], unreadable)
         with measure("counters"):
-            reader = StatReader(image, ITEMS)
+            reader = StatReader(image, items_read())
             counters = read_counters(image, reader, memcgs, coverage["counters"])
             usage = self._usage(memcgs)
             lists = LruReader(image, coverage["lru"])

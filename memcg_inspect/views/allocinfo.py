@@ -7,7 +7,7 @@ from argparse import ArgumentTypeError, Namespace
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from memcg_inspect.checks.alloc_tags import site_name
+from memcg_inspect.checks.identities.alloc_tags import site_name
 from memcg_inspect.checks.profile import Profile, Use
 from memcg_inspect.checks.snapshot import Snapshot
 from memcg_inspect.collect import collect

@@ -6,7 +6,7 @@ from __future__ import annotations
 from argparse import Namespace
 from collections.abc import Iterator
 
-from memcg_inspect.checks.rules import may_be_cached
+from memcg_inspect.checks.identities.task_objcg import may_be_cached
 from memcg_inspect.collect.image_info import image_info
 from memcg_inspect.image.image import Image
 from memcg_inspect.linux.kernel.sched import caches_objcg, read_tasks

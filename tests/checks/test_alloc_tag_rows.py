@@ -7,10 +7,10 @@ from typing import Any
 
 from support.made import OBJCG_A, snapshot
 
-from memcg_inspect.checks.alloc_tags import alloc_tag_rows, counts_one_cpu
+from memcg_inspect.checks.identities.alloc_tags import alloc_tag_rows, counts_one_cpu
 from memcg_inspect.checks.judge import judge
-from memcg_inspect.checks.looks import settle
 from memcg_inspect.checks.profile import Profile, Use
+from memcg_inspect.checks.samples import settle
 from memcg_inspect.checks.snapshot import Snapshot
 from memcg_inspect.model import CallSite, Row, Running
 

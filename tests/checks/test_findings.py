@@ -28,9 +28,9 @@ from memcg_inspect.checks.findings import (
     row_findings,
     skew_findings,
 )
+from memcg_inspect.checks.identities.slab import slab_rows
 from memcg_inspect.checks.judge import judge
 from memcg_inspect.checks.skew import skew_matrix
-from memcg_inspect.checks.slab import slab_rows
 from memcg_inspect.checks.snapshot import Snapshot
 from memcg_inspect.model import (
     Accounting,

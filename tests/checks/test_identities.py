@@ -21,16 +21,23 @@ from support.made import (
 )
 from support.made_charges import CHARGES, MEMCG_STATS, NODE_ITEMS, OBJCGS, image, own
 
-from memcg_inspect.checks.hierarchy import hierarchy_rows, level_rows
+from memcg_inspect.checks.identities.hierarchy import hierarchy_rows
+from memcg_inspect.checks.identities.kernel_stack import stack_rows
+from memcg_inspect.checks.identities.kmem import kmem_rows
+from memcg_inspect.checks.identities.levels import level_rows
+from memcg_inspect.checks.identities.objcg_bytes import objcg_rows
+from memcg_inspect.checks.identities.pagetable import pagetable_rows
+from memcg_inspect.checks.identities.percpu import percpu_rows
+from memcg_inspect.checks.identities.placement import placement_rows
+from memcg_inspect.checks.identities.references import reference_rows
+from memcg_inspect.checks.identities.sock import sock_rows
+from memcg_inspect.checks.identities.task_objcg import task_rows
+from memcg_inspect.checks.identities.usage import usage_rows
+from memcg_inspect.checks.identities.vmalloc import vmalloc_rows
+from memcg_inspect.checks.identities.zswap import zswap_rows
 from memcg_inspect.checks.judge import judge
-from memcg_inspect.checks.kmem import kmem_rows, pagetable_rows, stack_rows, vmalloc_rows
 from memcg_inspect.checks.ledger import ChargeKind
-from memcg_inspect.checks.objcg import objcg_rows, reference_rows
-from memcg_inspect.checks.percpu import percpu_rows
-from memcg_inspect.checks.rules import placement_rows, task_rows
 from memcg_inspect.checks.snapshot import Snapshot
-from memcg_inspect.checks.usage import sock_rows, usage_rows
-from memcg_inspect.checks.zswap import zswap_rows
 from memcg_inspect.model import (
     Coverage,
     Objcg,

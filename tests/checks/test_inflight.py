@@ -9,8 +9,8 @@ import pytest
 from support.made import A
 from support.made_charges import image
 
+from memcg_inspect.checks.identities.usage import usage_rows
 from memcg_inspect.checks.inflight import mark_in_flight
-from memcg_inspect.checks.usage import usage_rows
 from memcg_inspect.model import Row, Running
 
 FREEING = ("lru_gen_add_folio", "folio_batch_move_lru", "exit_mmap")

@@ -7,9 +7,9 @@ from typing import Any
 
 from support.made import DEAD, OBJCG_A, OBJCG_DEAD, ROOT, A, B, snapshot
 
+from memcg_inspect.checks.identities.lru import lru_rows
 from memcg_inspect.checks.judge import judge
 from memcg_inspect.checks.ledger import Ledger
-from memcg_inspect.checks.lru import lru_rows
 from memcg_inspect.checks.snapshot import Snapshot
 from memcg_inspect.model import Coverage, LruLists, Row
 

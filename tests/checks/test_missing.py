@@ -21,12 +21,12 @@ from support.made import (
 )
 from support.made_charges import image
 
-from memcg_inspect.checks.hierarchy import hierarchy_rows
-from memcg_inspect.checks.kmem import kmem_rows
+from memcg_inspect.checks.identities.hierarchy import hierarchy_rows
+from memcg_inspect.checks.identities.kmem import kmem_rows
+from memcg_inspect.checks.identities.slab import slab_rows
+from memcg_inspect.checks.identities.usage import usage_rows
 from memcg_inspect.checks.skew import skew_matrix
-from memcg_inspect.checks.slab import slab_rows
 from memcg_inspect.checks.snapshot import Snapshot
-from memcg_inspect.checks.usage import usage_rows
 from memcg_inspect.model import Coverage, Objcg, Row, Stat
 
 

@@ -7,8 +7,8 @@ from typing import Any
 
 from support.made import RECLAIMABLE, UNRECLAIMABLE, features, snapshot
 
+from memcg_inspect.checks.identities.node_slab import node_slab_rows
 from memcg_inspect.checks.judge import judge
-from memcg_inspect.checks.node_slab import node_slab_rows
 from memcg_inspect.checks.snapshot import Snapshot
 from memcg_inspect.model import Coverage, NodeStat, SlabUsage
 

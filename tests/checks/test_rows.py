@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memcg_inspect.checks.judge import verdict
-from memcg_inspect.checks.rows import make_row, summarize
+from memcg_inspect.checks.rows import Missing, RowKey, make_row, summarize
 from memcg_inspect.model import Coverage, Finding, Identity, Row
 
 
@@ -21,13 +21,9 @@ def row(
     **more: Any,
 ) -> Row:
     return make_row(
-        "slab",
-        memcg=0x1000,
-        nid=0,
-        item="NR_SLAB_RECLAIMABLE_B",
-        unit="bytes",
-        found={"slab": 100} if found is None else found,
-        claimed=claimed,
+        RowKey("slab", "NR_SLAB_RECLAIMABLE_B", "bytes", 0x1000, 0),
+        {"slab": 100} if found is None else found,
+        claimed,
         **more,
     )
 
@@ -68,7 +64,7 @@ def test_unread_counter_is_none_and_never_zero() -> None:
     ],
 )
 def test_missing_charges_hide_all_but_too_much(claimed: int, status: str) -> None:
-    made = row({"slab": 100}, {"folded": claimed}, missing="half of it is missing")
+    made = row({"slab": 100}, {"folded": claimed}, missing=Missing("half of it is missing"))
     assert made.status == status
     assert made.reason == ("half of it is missing" if status == "unverifiable" else None)
     assert made.difference == claimed - 100

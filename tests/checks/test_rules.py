@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 from support.made import A, ledger, snapshot
 
+from memcg_inspect.checks.identities.objcg_bytes import objcg_rows
 from memcg_inspect.checks.judge import judge
-from memcg_inspect.checks.objcg import objcg_rows
 from memcg_inspect.checks.pernode import judge_per_node
 from memcg_inspect.checks.snapshot import Snapshot
 from memcg_inspect.model import Accounting, Follows, Misplaced, Objcg, PerNodeCharges

@@ -19,7 +19,7 @@ from support.made import (
     zero,
 )
 
-from memcg_inspect.checks.slab import slab_rows
+from memcg_inspect.checks.identities.slab import slab_rows
 from memcg_inspect.checks.snapshot import Snapshot
 from memcg_inspect.model import Coverage, Objcg, ObjStock, Row, Stat
 

@@ -19,7 +19,7 @@ from labkit import kdump, poke
 from support.guests import BUILT_KERNELS, KERNELS, GuestImage, Lab
 from support.missing_pages import excluded, opened, slab_pages
 
-from memcg_inspect.checks.slab import ITEMS
+from memcg_inspect.checks.identities.slab import ITEMS
 from memcg_inspect.collect import audit
 from memcg_inspect.image.image import image_of
 from memcg_inspect.image.missing import why_faults

@@ -19,7 +19,7 @@ from support.findings import by_path, named, touched
 from support.free_pages import free_page
 from support.guests import KERNELS, GuestImage, Lab, Plant
 
-from memcg_inspect.checks.lru import lru_rows
+from memcg_inspect.checks.identities.lru import lru_rows
 from memcg_inspect.checks.snapshot import Snapshot
 from memcg_inspect.collect import collect
 from memcg_inspect.image.image import image_of

@@ -15,7 +15,7 @@ from support.allocinfo import (
 )
 from support.guests import Lab, Plant
 
-from memcg_inspect.checks.alloc_tags import site_name
+from memcg_inspect.checks.identities.alloc_tags import site_name
 from memcg_inspect.collect import collect
 from memcg_inspect.image.image import image_of
 from memcg_inspect.linux.mm.alloc_tag import read_call_sites

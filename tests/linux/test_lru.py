@@ -15,7 +15,7 @@ from drgn.helpers.linux.mm import compound_order
 from support.free_pages import free_page
 from support.guests import DEBIAN_KERNELS, KERNELS, GuestImage, Lab, Plant
 
-from memcg_inspect.checks.lru import lru_rows
+from memcg_inspect.checks.identities.lru import lru_rows
 from memcg_inspect.collect import collect
 from memcg_inspect.image.image import image_of
 from memcg_inspect.linux.mm.memcontrol import nodeinfo

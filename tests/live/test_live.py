@@ -42,7 +42,7 @@ def check_found_nothing(audited: dict[str, Any], source: str) -> int:
     moving = [row for row in report["rows"] if row["status"] == "moving"]
     for row in moving:
         reason = row["reason"]
-        assert f"{report['looks']} looks" in reason or "this program runs in" in reason
+        assert f"{report['looks']} samples" in reason or "this program runs in" in reason
     assert {row["status"] for row in report["rows"]} <= {"exact", "in-flight", "moving"}
     assert (audited["status"] == 3) == bool(moving)
     assert report["looks"] > 1 or not moving

@@ -19,7 +19,7 @@ from support.charge_module import GUESTS as CHARGED
 from support.charge_module import guest_image as charged_image
 from support.guests import BUILT_KERNELS, DEBIAN_KERNELS, GuestImage, Lab
 
-from memcg_inspect.checks.alloc_tags import alloc_tag_rows
+from memcg_inspect.checks.identities.alloc_tags import alloc_tag_rows
 from memcg_inspect.cli import main
 from memcg_inspect.collect import collect
 from memcg_inspect.image.image import image_of

@@ -9,7 +9,7 @@ For each memcg, node and kind of slab memory:
         = sum of ``s->size + sizeof(void *)`` over the charged objects in slabs on n
         + (unreclaimable only) sum of the large kmallocs on n
 
-Large kmallocs are whole pages and carry no pointer beside them, so they count as they are.
+A large kmalloc is whole pages. ``__memcg_kmem_charge_page()`` charges no pointer for it.
 """
 
 from __future__ import annotations
@@ -17,11 +17,13 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping
 
-from memcg_inspect.checks.rows import make_row
+from memcg_inspect.checks.check import Charges, Check
+from memcg_inspect.checks.half_done import FLUSH, SLAB, HalfDone, largest_object, pattern
+from memcg_inspect.checks.rows import Missing, RowKey, make_row, missing_if
 from memcg_inspect.checks.snapshot import Snapshot
 from memcg_inspect.model import Row
 
-__all__ = ("ITEMS", "slab_rows")
+__all__ = ("CHECK", "ITEMS", "slab_rows")
 
 #: The counter of each kind of slab memory.
 ITEMS = {
@@ -35,39 +37,25 @@ Cell = tuple[int, int, str]
 
 
 def slab_rows(snapshot: Snapshot) -> list[Row]:
-    """Hold the slab objects against the slab counters, by memcg, node and kind."""
-    # What marks no large kmallocs lets other compound pages pass for them.
-    guessed = not snapshot.features.large_kmalloc_type and not snapshot.complete("compound")
-    no_stock = None if snapshot.complete("stock") else "object stocks are not all in the image"
+    """Compare slab objects and large kmallocs with their counters, by memcg, node and item."""
     found, stock = _found(snapshot), _in_stock(snapshot)
+    no_stock = None if stock is not None else "object stocks are not all in the image"
     rows = []
     for memcg in snapshot.live():
         for nid in snapshot.image.nodes:
             for detail, item in ITEMS.items():
                 cell = (memcg.address, nid, detail)
-                claim = snapshot.counters.own(memcg.address, item, nid)
-                stat = snapshot.counters.stat(memcg.address, item, nid)
+                claimed = snapshot.own(memcg.address, item, nid)
+                if claimed is not None and stock is not None:
+                    claimed["stock"] = stock.get(cell, 0)
                 rows.append(
                     make_row(
-                        "slab",
-                        memcg=memcg.address,
-                        nid=nid,
-                        item=item,
-                        unit="bytes",
-                        found=found.get(cell, {"slab": 0}),
-                        claimed=None
-                        if claim is None or not snapshot.complete("stock")
-                        else {
-                            "folded": claim.folded,
-                            "pending_cpu": claim.pending,
-                            "stock": stock.get(cell, 0),
-                        },
-                        missing=_OWNERS
-                        if guessed and detail == "unreclaimable"
-                        else _why_missing(snapshot, detail, nid),
-                        missing_hides_both=guessed and detail == "unreclaimable",
+                        RowKey("slab", item, "bytes", memcg.address, nid),
+                        found.get(cell, {"slab": 0}),
+                        None if stock is None else claimed,
+                        _missing(snapshot, detail, nid),
                         unread=no_stock or snapshot.unread(memcg.address),
-                        hierarchy=stat.state if stat is not None else None,
+                        hierarchy=snapshot.folded(memcg.address, item, nid),
                     )
                 )
     return rows
@@ -87,7 +75,10 @@ def _found(snapshot: Snapshot) -> Mapping[Cell, dict[str, int]]:
     return cells
 
 
-def _in_stock(snapshot: Snapshot) -> Mapping[Cell, int]:
+def _in_stock(snapshot: Snapshot) -> Mapping[Cell, int] | None:
+    """Return the bytes that stocks hold; ``None`` if a stock could not be read."""
+    if not snapshot.complete("stock"):
+        return None
     cells: defaultdict[Cell, int] = defaultdict(int)
     for stock in snapshot.stocks:
         payer = snapshot.payer(stock.objcg)
@@ -97,10 +88,27 @@ def _in_stock(snapshot: Snapshot) -> Mapping[Cell, int]:
     return cells
 
 
-def _why_missing(snapshot: Snapshot, detail: str, nid: int) -> str | None:
+def _missing(snapshot: Snapshot, detail: str, nid: int) -> Missing | None:
+    marked = snapshot.features.large_kmalloc_type
+    if detail == "unreclaimable" and not marked and not snapshot.complete("compound"):
+        # Before PGTY_large_kmalloc (v6.15), other compound pages may pass for large kmallocs.
+        return Missing(_OWNERS, either_way=True)
     if snapshot.ledger.may_miss("slab", detail, nid):
-        return "objcgs of slabs on this node are not in the image"
-    missing = snapshot.why_missing("slab", detail, nid)
-    if missing is None and detail == "unreclaimable":
-        missing = snapshot.why_missing("kmem", "large_kmalloc", nid)
-    return missing
+        return Missing("objcgs of slabs on this node are not in the image")
+    why = snapshot.why_missing("slab", detail, nid)
+    if why is None and detail == "unreclaimable":
+        why = snapshot.why_missing("kmem", "large_kmalloc", nid)
+    return missing_if(why)
+
+
+CHECK = Check(
+    name="slab",
+    counter="`NR_SLAB_RECLAIMABLE_B`, `NR_SLAB_UNRECLAIMABLE_B`, by node",
+    unit="bytes",
+    found="slab objects and large kmallocs",
+    rows=slab_rows,
+    items=tuple(ITEMS.values()),
+    # Objects larger than two pages are large kmallocs or vmalloc areas.
+    half_done=HalfDone(pattern(SLAB, FLUSH), largest_object),
+    charges=Charges("slab", {item: detail for detail, item in ITEMS.items()}),
+)

@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+"""
+Definition of an identity
+-------------------------
+
+Each module in :mod:`memcg_inspect.checks.identities` defines one identity as a
+:class:`Check`. Everything that is particular to an identity is in that record.
+:class:`memcg_inspect.model.Identity` is the outcome of a check on one image.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from memcg_inspect.checks.half_done import HalfDone
+from memcg_inspect.checks.ledger import ChargeKind
+from memcg_inspect.checks.snapshot import Snapshot
+from memcg_inspect.model import Evidence, Row, counted
+
+__all__ = ("Charges", "Check", "Proof", "counter_differs")
+
+
+class Charges(NamedTuple):
+    """
+    Which charges may explain a difference.
+
+    :ivar kind: their kind
+    :ivar details: part of the kind, by the row's item; any part for other items
+    """
+
+    kind: ChargeKind
+    details: Mapping[str, str] = {}
+
+
+class Proof(NamedTuple):
+    """
+    A difference that addresses prove.
+
+    :ivar kind: of the finding
+    :ivar what: the finding in one sentence
+    :ivar evidence: all of it, the first of which are shown
+    """
+
+    kind: str
+    what: str
+    evidence: tuple[Evidence, ...]
+
+
+def counter_differs(row: Row) -> str:
+    """Say how a counter differs from what was found."""
+    difference = row.difference or 0
+    where = "" if row.nid is None else f" on node {row.nid}"
+    more = "more" if difference > 0 else "less"
+    amount = counted(abs(difference), row.unit)
+    return f"{row.item}{where} claims {amount} {more} than was found"
+
+
+def _no_rows(snapshot: Snapshot) -> list[Row]:
+    return []
+
+
+def _nothing(snapshot: Snapshot) -> None:
+    return None
+
+
+@dataclass(frozen=True)
+class Check:
+    """
+    The definition of one identity.
+
+    What it compares:
+
+    :ivar name: name in reports
+    :ivar counter: the counters, for the list in ``docs/identities.md``
+    :ivar unit: units of its rows, for that list
+    :ivar found: what is added up, for that list
+    :ivar rows: returns its rows
+    :ivar derive: instead of *rows*, returns its rows from those of the checks before it that
+        add up charges (see *counters_only*)
+    :ivar items: enumerators of the counters that it reads. It is ``not-kept`` on a kernel that has
+        none of them.
+    :ivar not_kept: returns any other reason why a kernel keeps nothing to compare
+    :ivar counters_only: whether both sides of its rows are counters
+    :ivar of_subtrees: whether its rows are about all memcgs below a memcg, too
+    :ivar by_node_rule: whether its rows depend on the node that per-node accounting books a
+        charge to; see :mod:`memcg_inspect.checks.pernode`
+
+    How a row that differs is explained or reported:
+
+    :ivar half_done: what a stopped CPU may have left half done; ``None`` for nothing
+    :ivar explain: returns why a row that differs is no finding, if that is so
+    :ivar charges: which charges to list as evidence; ``None`` for none
+    :ivar above: kind of finding where the counter is above what was found
+    :ivar below: kind of finding where it is below
+    :ivar sentence: says how a row differs
+    :ivar prove: makes the finding of a row that differs, where addresses prove it. *charges* and
+        the three after it are not used then.
+    """
+
+    name: str
+    counter: str
+    unit: str
+    found: str
+    rows: Callable[[Snapshot], list[Row]] = _no_rows
+    derive: Callable[[Snapshot, Sequence[Row]], list[Row]] | None = None
+    items: tuple[str, ...] = ()
+    not_kept: Callable[[Snapshot], str | None] = _nothing
+    counters_only: bool = False
+    of_subtrees: bool = False
+    by_node_rule: bool = False
+    half_done: HalfDone | None = None
+    explain: Callable[[Snapshot, Row], str | None] | None = None
+    charges: Charges | None = None
+    above: str = "counter-above-objects"
+    below: str = "counter-below-objects"
+    sentence: Callable[[Row], str] = field(default=counter_differs)
+    prove: Callable[[Snapshot, Row], Proof] | None = None
+
+    def why_not_kept(self, snapshot: Snapshot) -> str | None:
+        """Return why the kernel keeps nothing to compare; ``None`` if it does."""
+        if self.items and not snapshot.features.items.intersection(self.items):
+            return f"this kernel does not keep {' or '.join(self.items)}"
+        return self.not_kept(snapshot)

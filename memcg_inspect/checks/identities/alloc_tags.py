@@ -1,0 +1,160 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+"""
+Identity ``alloc_tags``
+-----------------------
+
+For each call site of a kernel that profiles allocations, whoever pays: its counters of bytes
+and of calls are those of all slab objects, percpu allocations and blocks of pages that refer
+to it.
+
+What refers to no call site is not in a counter, either: memory of early boot, of caches and
+vectors that the kernel leaves out, and references marked as empty. Where several sites share
+one counter (modules on architectures with weak percpu variables), it cannot be divided. Some
+kernels count one CPU's size of a percpu allocation, and others that of all CPUs; the counters
+tell which.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+
+from memcg_inspect.checks.check import Check
+from memcg_inspect.checks.half_done import (
+    HUGE,
+    LRU,
+    PAGES,
+    PERCPU,
+    SLAB,
+    STACK,
+    VMALLOC,
+    HalfDone,
+    pattern,
+)
+from memcg_inspect.checks.ledger import Amount
+from memcg_inspect.checks.profile import Profile
+from memcg_inspect.checks.rows import Missing, RowKey, make_row, missing_if
+from memcg_inspect.checks.snapshot import Snapshot
+from memcg_inspect.model import CallSite, Row
+
+__all__ = ("CHECK", "alloc_tag_rows", "counts_one_cpu", "site_name")
+
+_UNREAD = "the counters of the call site are not in the image"
+
+
+def site_name(site: CallSite) -> str:
+    """Return the name of a call site, as ``/proc/allocinfo`` has it."""
+    module = f"[{site.module}] " if site.module else ""
+    return f"{site.site} {module}func:{site.function}"
+
+
+def counts_one_cpu(profile: Profile) -> bool:
+    """Return whether call sites count one CPU's size of percpu allocations."""
+    found = profile.by_site()
+
+    def differing(rule: bool) -> int:
+        return sum(
+            sum(_sizes(profile, tag, found.get(tag, {}), rule).values()) != profile.sites[tag].bytes
+            for tag in profile.one_cpu
+            if tag in profile.sites
+        )
+
+    return differing(True) < differing(False)
+
+
+def alloc_tag_rows(snapshot: Snapshot) -> list[Row]:
+    """Compare what refers to call sites with their counters, where either is not zero."""
+    profile = snapshot.profile
+    if profile is None:
+        return []
+    names = _names(profile)
+    one_cpu = counts_one_cpu(profile)
+    shared = Counter(site.counters for site in profile.sites.values() if site.counters)
+    found = profile.by_site()
+    rows: list[Row] = []
+    for tag in [*profile.sites, *(found.keys() - profile.sites.keys())]:
+        site, kinds = profile.sites.get(tag), found.get(tag, {})
+        if site is not None and not kinds and site.bytes == site.calls == 0:
+            continue
+        missing = missing_if(profile.missing)
+        if site is not None and shared[site.counters] > 1:
+            missing = Missing("several call sites share one counter", either_way=True)
+        size, calls = _counters(profile, site)
+        rows += [
+            make_row(
+                RowKey("alloc_tags", names[tag], "bytes"),
+                _sizes(profile, tag, kinds, one_cpu),
+                size,
+                missing,
+                unread=_UNREAD,
+            ),
+            make_row(
+                RowKey("alloc_tags", names[tag], "references"),
+                {kind: amount.charges for kind, amount in kinds.items()},
+                calls,
+                missing,
+                unread=_UNREAD,
+            ),
+        ]
+    return rows
+
+
+def _counters(
+    profile: Profile, site: CallSite | None
+) -> tuple[dict[str, int] | None, dict[str, int] | None]:
+    """Return what a call site counts: bytes and calls."""
+    size, calls = (None, None) if site is None else (site.bytes, site.calls)
+    if site is None and profile.missing is None:
+        # A reference to what is no call site is in no counter; but it may be one that is missing.
+        size, calls = 0, 0
+    return (
+        None if size is None else {"counter": size},
+        None if calls is None else {"counter": calls},
+    )
+
+
+def _sizes(
+    profile: Profile, tag: int, kinds: Mapping[str, Amount], one_cpu: bool
+) -> dict[str, int]:
+    sizes = {kind: amount.bytes for kind, amount in kinds.items()}
+    if one_cpu and "percpu" in sizes:
+        sizes["percpu"] = profile.one_cpu[tag]
+    return sizes
+
+
+def _names(profile: Profile) -> dict[int, str]:
+    """Return the names of all call sites, numbered where one line has several."""
+    names: dict[int, str] = {}
+    seen: Counter[str] = Counter()
+    for tag, site in profile.sites.items():
+        name = site_name(site)
+        seen[name] += 1
+        names[tag] = name if seen[name] == 1 else f"{name} ({seen[name]})"
+    for tag in sorted(profile.codetags() - names.keys()):
+        names[tag] = f"no call site at {tag:#x}"
+    return names
+
+
+def _not_kept(snapshot: Snapshot) -> str | None:
+    if snapshot.profile is None:
+        return "call sites were not looked at"
+    return snapshot.profile.why_not
+
+
+CHECK = Check(
+    name="alloc_tags",
+    counter="the bytes and the calls of each call site in `/proc/allocinfo`",
+    unit="bytes, references",
+    found=(
+        "all slab objects, percpu allocations and blocks of pages that refer to it, whoever pays; "
+        "sites with nothing on both sides have no row"
+    ),
+    rows=alloc_tag_rows,
+    not_kept=_not_kept,
+    half_done=HalfDone(
+        pattern(SLAB, PAGES, STACK, VMALLOC, LRU, PERCPU, r"alloc|free|split"),
+        # A huge page that is being split has as many references.
+        lambda snapshot: HUGE,
+        in_pages=True,
+    ),
+)

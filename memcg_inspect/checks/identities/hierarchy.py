@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+"""
+Identity ``hierarchy``
+----------------------
+
+For each memcg with children: its counter, flushed or not, is what was found in its whole
+subtree, removed memcgs included. Where a memcg's own share is off and this holds, the counter of
+a child is wrong. Where this fails, its own is.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import replace
+
+from memcg_inspect.checks.check import Check, counter_differs
+from memcg_inspect.checks.identities.kmem import HALF_DONE
+from memcg_inspect.checks.rows import make_row, missing_if, row_key
+from memcg_inspect.checks.snapshot import Snapshot, split
+from memcg_inspect.model import Row
+
+__all__ = ("CHECK", "hierarchy_rows")
+
+Cell = tuple[int, int | None, str]
+
+
+def hierarchy_rows(snapshot: Snapshot, rows: Sequence[Row]) -> list[Row]:
+    """
+    Compare the counters of memcgs with children with their subtrees.
+
+    :param rows: those that add up charges. What memcgs claim for themselves in them has a part
+        named ``folded``.
+    """
+    found: defaultdict[Cell, int] = defaultdict(int)
+    models: dict[Cell, Row] = {}
+    reasons: dict[Cell, str] = {}
+    for row in rows:
+        if row.memcg is None or row.claimed is None or "folded" not in row.claimed:
+            continue
+        models[row.memcg, row.nid, row.item] = row
+        memcg: int | None = row.memcg
+        amount = sum(row.found.values()) - row.claimed.get("stock", 0)
+        while memcg is not None:
+            found[memcg, row.nid, row.item] += amount
+            if row.status == "unverifiable":
+                reasons.setdefault((memcg, row.nid, row.item), row.reason or "")
+            above = snapshot.memcgs[memcg].parent
+            memcg = None if above is None else snapshot.memcgs[above].payer
+    parents = {snapshot.memcgs[m.parent].payer for m in snapshot.live() if m.parent is not None}
+    return [
+        _row(snapshot, model, found[cell], reasons.get(cell))
+        for cell, model in models.items()
+        if model.memcg in parents
+    ]
+
+
+def _row(snapshot: Snapshot, model: Row, found: int, why: str | None) -> Row:
+    claim = snapshot.counters.hierarchical(model.memcg or 0, model.item, model.nid)
+    return make_row(
+        row_key(model)._replace(identity="hierarchy"),
+        {"subtree": found},
+        None if claim is None else split(claim),
+        missing_if(why, either_way=True),
+        unread="counters of its subtree are not all in the image",
+        hierarchy=model.hierarchy,
+    )
+
+
+def _sentence(row: Row) -> str:
+    return f"{counter_differs(row)} in all of its subtree"
+
+
+CHECK = Check(
+    name="hierarchy",
+    counter="the counters above, of memcgs with children",
+    unit="as above",
+    found="what was found in the whole subtree, removed memcgs included",
+    derive=hierarchy_rows,
+    of_subtrees=True,
+    by_node_rule=True,
+    # A subtree is off by what one of its members is off by.
+    half_done=replace(HALF_DONE, in_many_rows=True),
+    sentence=_sentence,
+)

@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+"""
+Identity ``kmem``
+-----------------
+
+For each memcg, all kernel memory: pages with ``MEMCG_DATA_KMEM``, and the pages that objects
+are charged from:
+
+    own(m, MEMCG_KMEM) = kmem pages + (slab + percpu + zswap + stock + nr_charged_bytes) / PAGE_SIZE
+
+On a kernel that accounts by node the counter is ``NR_KMEM``, by memcg and node.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+
+from memcg_inspect.checks.check import Check
+from memcg_inspect.checks.half_done import (
+    FLUSH,
+    HUGE,
+    PAGES,
+    SLAB,
+    STACK,
+    VMALLOC,
+    HalfDone,
+    pattern,
+)
+from memcg_inspect.checks.ledger import Amount
+from memcg_inspect.checks.rows import RowKey, counter_row, missing_if
+from memcg_inspect.checks.snapshot import Snapshot
+from memcg_inspect.model import Row
+
+__all__ = ("CHECK", "why_kmem_missing", "kmem_pages", "kmem_rows")
+
+BY_MEMCG, BY_NODE = "MEMCG_KMEM", "NR_KMEM"
+
+#: Pages that may have no order to tell: a stack without ``CONFIG_VMAP_STACK``, or a PGD. Twice.
+_BLOCK = 8
+
+
+def kmem_pages(snapshot: Snapshot) -> Mapping[int, dict[str, int]]:
+    """Return all kernel memory found, in pages, by memcg and then by source."""
+    page_size = snapshot.image.page_size
+    objects: defaultdict[int, int] = defaultdict(int)
+    for address, found in snapshot.objcg_bytes.items():
+        payer = snapshot.payer(address)
+        if payer is not None:
+            objects[payer] += sum(found.values())
+    pages = snapshot.by_memcg("kmem")
+    return {
+        memcg.address: {
+            "kmem_pages": pages[memcg.address].bytes // page_size,
+            # Not whole pages only where ``objcg_bytes`` differs, which names the obj_cgroup.
+            "objects": round(objects[memcg.address] / page_size),
+        }
+        for memcg in snapshot.live()
+    }
+
+
+def why_kmem_missing(snapshot: Snapshot, memcg: int) -> str | None:
+    """Return why kernel memory of a memcg may be missing from what was found."""
+    return snapshot.why_missing("kmem") or snapshot.why_objects_missing(memcg)
+
+
+def kmem_rows(snapshot: Snapshot) -> list[Row]:
+    """Compare all kernel memory with its counter, by memcg, and by node if that is."""
+    if BY_NODE in snapshot.features.items:
+        return [
+            _kmem_row(snapshot, RowKey("kmem", BY_NODE, "pages", memcg, nid), found)
+            for (memcg, nid), found in _pages_by_node(snapshot).items()
+        ]
+    return [
+        _kmem_row(snapshot, RowKey("kmem", BY_MEMCG, "pages", memcg), found)
+        for memcg, found in kmem_pages(snapshot).items()
+    ]
+
+
+def _kmem_row(snapshot: Snapshot, key: RowKey, found: Mapping[str, int]) -> Row:
+    return counter_row(snapshot, key, found, missing_if(why_kmem_missing(snapshot, key.memcg or 0)))
+
+
+def _pages_by_node(snapshot: Snapshot) -> dict[tuple[int, int], dict[str, int]]:
+    """
+    Return all kernel memory found, in pages, by memcg and node, and then by source.
+
+    The node of pages is their own. That of objects is that of the obj_cgroup that pays: on a
+    kernel that accounts by node they are the same.
+    """
+    page_size = snapshot.image.page_size
+    pages = snapshot.by_node("kmem")
+    objects: defaultdict[tuple[int, int], int] = defaultdict(int)
+    for address, found in snapshot.objcg_bytes.items():
+        payer, nid = snapshot.payer(address), snapshot.objcgs[address].nid
+        if nid is not None and payer is not None:
+            objects[payer, nid] += sum(found.values())
+    cells = [(m.address, nid) for m in snapshot.live() for nid in snapshot.image.nodes]
+    return {
+        cell: {
+            "kmem_pages": pages.get(cell, Amount(0, 0)).bytes // page_size,
+            "objects": round(objects[cell] / page_size),
+        }
+        for cell in cells
+    }
+
+
+HALF_DONE = HalfDone(
+    pattern(SLAB, PAGES, STACK, VMALLOC, FLUSH),
+    lambda snapshot: _BLOCK,
+    folios=2 * HUGE,
+    in_pages=True,
+)
+
+CHECK = Check(
+    name="kmem",
+    counter="`MEMCG_KMEM`",
+    unit="pages",
+    found="pages charged as kernel memory, and objects with what is left over of their pages",
+    rows=kmem_rows,
+    items=(BY_MEMCG, BY_NODE),
+    by_node_rule=True,
+    half_done=HALF_DONE,
+)

@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+"""
+Identity ``node_slab``
+----------------------
+
+For each node, whoever pays: ``NR_SLAB_RECLAIMABLE_B`` and ``NR_SLAB_UNRECLAIMABLE_B`` of the
+node, in pages, are the pages of its slabs. The latter also counts large kmallocs. Pages of kfence
+are in neither.
+
+Before large kmallocs had a page type, those that no memcg pays for look like other pages. There
+only the first of the two is compared.
+"""
+
+from __future__ import annotations
+
+from memcg_inspect.checks.check import Check
+from memcg_inspect.checks.identities.slab import ITEMS
+from memcg_inspect.checks.rows import Missing, RowKey, make_row
+from memcg_inspect.checks.snapshot import Snapshot
+from memcg_inspect.model import Row
+
+__all__ = ("CHECK", "node_slab_rows")
+
+
+def node_slab_rows(snapshot: Snapshot) -> list[Row]:
+    """Compare the pages of slabs and large kmallocs with the counters of nodes."""
+    missing = None
+    if not snapshot.complete("pages", "slab_pages"):
+        missing = Missing("struct pages, or caches of slabs, are not in the image")
+    rows = []
+    for nid in snapshot.image.nodes:
+        for detail, item in ITEMS.items():
+            if detail == "unreclaimable" and not snapshot.features.large_kmalloc_type:
+                continue
+            stat = snapshot.node_stats.get((nid, item))
+            rows.append(
+                make_row(
+                    RowKey("node_slab", item, "pages", nid=nid),
+                    _found(snapshot, nid, detail),
+                    None if stat is None else {"vm_stat": stat.folded, "cpu": stat.cpus},
+                    missing,
+                )
+            )
+    return rows
+
+
+def _found(snapshot: Snapshot, nid: int, detail: str) -> dict[str, int]:
+    is_reclaimable = detail == "reclaimable"
+    slabs = (
+        usage.pages
+        for usage in snapshot.slab_usage
+        if usage.nid == nid and usage.reclaimable == is_reclaimable and not usage.kfence
+    )
+    found = {"slab": sum(slabs)}
+    if not is_reclaimable:
+        found["large_kmalloc"] = snapshot.large_kmalloc.get(nid, 0)
+    return found
+
+
+def _not_kept(snapshot: Snapshot) -> str | None:
+    return None if snapshot.node_stats else "the counters of nodes are not known here"
+
+
+CHECK = Check(
+    name="node_slab",
+    counter="`NR_SLAB_RECLAIMABLE_B`, `NR_SLAB_UNRECLAIMABLE_B` of the node itself",
+    unit="pages",
+    found=(
+        "all slabs and all large kmallocs, whoever pays; the second counter only where large "
+        "kmallocs are marked (`PGTY_large_kmalloc`)"
+    ),
+    rows=node_slab_rows,
+    not_kept=_not_kept,
+)

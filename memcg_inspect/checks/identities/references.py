@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+"""
+Identity ``references``
+-----------------------
+
+For each obj_cgroup: its reference count is the number of references that were found. More than
+that is a leak, or a holder that this program does not know.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+
+from memcg_inspect.checks.check import Check
+from memcg_inspect.checks.half_done import (
+    CGROUP,
+    FOLIO_BATCH,
+    LRU,
+    PAGES,
+    SLAB,
+    STACK,
+    VMALLOC,
+    HalfDone,
+    pattern,
+)
+from memcg_inspect.checks.ledger import ChargeKind
+from memcg_inspect.checks.rows import RowKey, make_row, missing_if
+from memcg_inspect.checks.snapshot import OBJECTS, Snapshot
+from memcg_inspect.model import Row, counted
+
+__all__ = ("CHECK", "reference_rows")
+
+_KINDS: tuple[ChargeKind, ...] = ("kmem", "lru", *OBJECTS)
+#: What holds references and is no charge, by subject of the coverage.
+_HOLDERS = {"stock": "object stocks", "tasks": "tasks", "bpf": "BPF maps"}
+
+_MEMCGS = "memcgs, which hold references to their obj_cgroups, are not all in the image"
+
+
+def reference_rows(snapshot: Snapshot) -> list[Row]:
+    """Compare the reference count of each obj_cgroup with the references found."""
+    found = _found(snapshot)
+    why = _why_missing(snapshot)
+    unsure = snapshot.unreadable | snapshot.counters.partial
+    rows = []
+    for address, objcg in snapshot.objcgs.items():
+        if objcg.is_root:
+            continue  # percpu_ref of the root's is not counted at all
+        payer = snapshot.payer(address)
+        rows.append(
+            make_row(
+                RowKey("references", "refcnt", "references", payer, objcg.nid, address),
+                {"memcg": objcg.memcg_refs, **found[address]},
+                None if objcg.refs is None else {"refcnt": objcg.refs},
+                missing_if(_MEMCGS if why is None and payer in unsure else why),
+            )
+        )
+    return rows
+
+
+def _found(snapshot: Snapshot) -> defaultdict[int, Counter[str]]:
+    found: defaultdict[int, Counter[str]] = defaultdict(Counter)
+    for entry, amount in snapshot.ledger:
+        if entry.kind != "lru" or snapshot.features.lru_holds_objcg:
+            found[entry.payer][entry.kind] += amount.charges
+    for holder, references in snapshot.references.items():
+        for address, number in references.items():
+            found[address][holder] += number
+    for stock in snapshot.stocks:
+        found[stock.objcg]["stock"] += 1
+    return found
+
+
+def _why_missing(snapshot: Snapshot) -> str | None:
+    for kind in _KINDS:
+        if snapshot.ledger.may_miss(kind):
+            return f"{kind} memory is not all in the image"
+    for subject, holders in _HOLDERS.items():
+        if not snapshot.complete(subject):
+            return f"{holders} are not all in the image"
+    return None
+
+
+def _being_freed(snapshot: Snapshot, row: Row) -> str | None:
+    """Return which things that are being freed may hold the references that are too many."""
+    transients = snapshot.transients.get(row.objcg or 0, ())
+    difference = row.difference or 0
+    if difference < 0 or difference > len(transients):
+        return None
+    what = ", ".join(sorted({f"{t.what} ({t.address:#x})" for t in transients}))
+    return f"what is being freed holds at most {counted(len(transients), 'references')}: {what}"
+
+
+def _sentence(row: Row) -> str:
+    difference = row.difference or 0
+    amount = counted(abs(difference), row.unit)
+    if difference > 0:
+        more, rest = "more", "a leak, or a holder that is not known here"
+    else:
+        more, rest = "less", "something uses it without a reference"
+    return f"the refcount of obj_cgroup {row.objcg:#x} is {amount} {more} than found: {rest}"
+
+
+CHECK = Check(
+    name="references",
+    counter="the reference count of each `obj_cgroup`",
+    unit="references",
+    found="objects, allocations, pages, entries, stocks, tasks, BPF maps, and the memcg itself",
+    rows=reference_rows,
+    by_node_rule=True,
+    half_done=HalfDone(
+        pattern(SLAB, PAGES, STACK, VMALLOC, LRU, CGROUP),
+        lambda snapshot: FOLIO_BATCH + 1,
+        in_many_rows=True,
+    ),
+    explain=_being_freed,
+    above="unknown-references",
+    below="missing-references",
+    sentence=_sentence,
+)

@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+"""
+Identity ``sock``
+-----------------
+
+For each memcg: ``MEMCG_SOCK`` is the pages that its sockets have charged. See
+``mem_cgroup_charge_skmem()``.
+"""
+
+from __future__ import annotations
+
+from memcg_inspect.checks.check import Check
+from memcg_inspect.checks.half_done import CHARGE_BATCH, FLUSH, SOCK, HalfDone, pattern
+from memcg_inspect.checks.rows import RowKey, counter_row, missing_if
+from memcg_inspect.checks.snapshot import Snapshot
+from memcg_inspect.model import Row
+
+__all__ = ("CHECK", "sock_pages", "sock_rows")
+
+ITEM = "MEMCG_SOCK"
+
+
+def sock_pages(snapshot: Snapshot) -> dict[int, int]:
+    """Return the pages that sockets have charged, by live memcg."""
+    found, page_size = snapshot.by_memcg("sock"), snapshot.image.page_size
+    return {memcg.address: -(-found[memcg.address].bytes // page_size) for memcg in snapshot.live()}
+
+
+def sock_rows(snapshot: Snapshot) -> list[Row]:
+    """Compare the memory of sockets with its counter, by memcg."""
+    missing = missing_if(snapshot.why_missing("sock"))
+    return [
+        counter_row(snapshot, RowKey("sock", ITEM, "pages", memcg), {"sock": pages}, missing)
+        for memcg, pages in sock_pages(snapshot).items()
+    ]
+
+
+def _not_kept(snapshot: Snapshot) -> str | None:
+    if snapshot.features.default_hierarchy:
+        return None
+    return "cgroup v1 does not charge this to memcgs' memory"
+
+
+CHECK = Check(
+    name="sock",
+    counter="`MEMCG_SOCK`",
+    unit="pages",
+    found="what sockets have charged",
+    rows=sock_rows,
+    items=(ITEM,),
+    not_kept=_not_kept,
+    half_done=HalfDone(pattern(SOCK, FLUSH), lambda snapshot: CHARGE_BATCH),
+)

@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+"""
+Identity ``task_objcg``
+-----------------------
+
+For each memcg: what its tasks have cached in ``task->objcg`` are obj_cgroups of that memcg, or
+the pointer carries ``CURRENT_OBJCG_UPDATE_FLAG``.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+from memcg_inspect.checks.check import Check, Proof
+from memcg_inspect.checks.half_done import CGROUP, HalfDone, pattern
+from memcg_inspect.checks.rows import RowKey, make_row
+from memcg_inspect.checks.snapshot import Snapshot
+from memcg_inspect.model import Evidence, Row, TaskCharge, counted
+
+__all__ = ("CHECK", "may_be_cached", "task_rows")
+
+
+def task_rows(snapshot: Snapshot) -> list[Row]:
+    """Count the tasks of each memcg whose cached obj_cgroups are those of the memcg."""
+    total: Counter[int] = Counter()
+    wrong: Counter[int] = Counter()
+    unknown: set[int] = set()
+    for task in snapshot.tasks:
+        payer = snapshot.payer(task.memcg)
+        if payer is None:
+            continue
+        total[payer] += 1
+        wrong[payer] += _is_wrong(snapshot, task)
+        if any(objcg and objcg not in snapshot.objcgs for objcg in task.objcgs):
+            unknown.add(payer)
+    no_tasks = None if snapshot.complete("tasks") else "tasks are not all in the image"
+    rows = []
+    for memcg, number in total.items():
+        row = make_row(
+            RowKey("task_objcg", "task->objcg", "references", memcg),
+            {"tasks": number - wrong[memcg]},
+            {"tasks": number},
+        )
+        no_objcgs = "obj_cgroups are not all in the image" if memcg in unknown else None
+        reason = no_tasks or no_objcgs
+        if reason is not None and row.status == "exact":
+            row = replace(row, status="unverifiable", reason=reason)
+        rows.append(row)
+    return rows
+
+
+def _is_wrong(snapshot: Snapshot, task: TaskCharge) -> bool:
+    """Return whether a task would charge a memcg that it is not in."""
+    payer = snapshot.payer(task.memcg)
+    root = next(iter(snapshot.memcgs))
+    for objcg in task.objcgs:
+        if objcg and objcg not in snapshot.objcgs and not task.stale:
+            # It may be one that could not be read.
+            return snapshot.complete("memcgs", "objcgs")
+        if not may_be_cached(task, payer, snapshot.payer(objcg) if objcg else None, root):
+            return True
+    return False
+
+
+def may_be_cached(task: TaskCharge, payer: int | None, cached: int | None, root: int) -> bool:
+    """
+    Return whether a task may have cached an obj_cgroup.
+
+    :param payer: ``struct mem_cgroup *`` that pays for the memcg that the task is in
+    :param cached: that which pays for the cached obj_cgroup; ``None`` if none is cached
+    :param root: the root's
+    """
+    if task.stale:
+        return True  # current_objcg_update() replaces it before it is used
+    if cached is None:
+        return not task.is_user or payer == root
+    return cached == payer
+
+
+def _prove(snapshot: Snapshot, row: Row) -> Proof:
+    wrong = [
+        task
+        for task in snapshot.tasks
+        if snapshot.payer(task.memcg) == row.memcg and _is_wrong(snapshot, task)
+    ]
+    return Proof(
+        "stale-task-objcg",
+        f"{counted(len(wrong), 'tasks')} with a cached obj_cgroup of another memcg than its own",
+        tuple(
+            Evidence(
+                address=task.address,
+                kind="task",
+                objcg=next((objcg for objcg in task.objcgs if objcg), None),
+                memcg=row.memcg,
+                note=f"{task.comm} ({task.pid})",
+            )
+            for task in wrong
+        ),
+    )
+
+
+def _not_kept(snapshot: Snapshot) -> str | None:
+    return None if snapshot.features.caches_objcg else "tasks of this kernel cache no obj_cgroup"
+
+
+CHECK = Check(
+    name="task_objcg",
+    counter="none: all tasks",
+    unit="references",
+    found="tasks whose cached `obj_cgroup` is of the memcg they are in, or is marked as stale",
+    rows=task_rows,
+    not_kept=_not_kept,
+    half_done=HalfDone(pattern(CGROUP), lambda snapshot: 1),
+    prove=_prove,
+)

@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+"""
+Identity ``usage``
+------------------
+
+For each memcg but the root: its page counter is its user pages and page cache, its kernel
+memory, its sockets, and what CPUs have charged in advance (``memcg_stock``). A page counter
+includes the memcg's descendants; what is compared is the memcg's own share.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from memcg_inspect.checks.check import Check
+from memcg_inspect.checks.half_done import (
+    CHARGE_BATCH,
+    FOLIO_BATCH,
+    HUGE,
+    LRU,
+    PAGES,
+    SLAB,
+    SOCK,
+    STACK,
+    VMALLOC,
+    HalfDone,
+    pattern,
+)
+from memcg_inspect.checks.identities.kmem import kmem_pages, why_kmem_missing
+from memcg_inspect.checks.identities.sock import sock_pages
+from memcg_inspect.checks.rows import RowKey, make_row, missing_if
+from memcg_inspect.checks.snapshot import Snapshot
+from memcg_inspect.model import Row
+
+__all__ = ("CHECK", "usage_rows")
+
+
+def usage_rows(snapshot: Snapshot) -> list[Row]:
+    """Compare everything a memcg is charged for with its page counter."""
+    page_size, lru, sock = snapshot.image.page_size, snapshot.by_memcg("lru"), sock_pages(snapshot)
+    kmem, own, stock = kmem_pages(snapshot), _own_usage(snapshot), _in_stock(snapshot)
+    rows = []
+    for memcg in snapshot.live():
+        if memcg.parent is None:
+            continue  # the root's pages are not charged to it
+        address, usage = memcg.address, own.get(memcg.address)
+        found = {"lru": lru[address].bytes // page_size, "kmem": sum(kmem[address].values())}
+        if snapshot.features.default_hierarchy:
+            # cgroup v1 charges sockets to a page counter of their own (memcg->tcpmem).
+            found["sock"] = sock[address]
+        found["stock"] = stock[address]
+        rows.append(
+            make_row(
+                RowKey("usage", "memory.usage", "pages", address),
+                found,
+                None if usage is None else {"page_counter": usage},
+                missing_if(_why_missing(snapshot, address)),
+                unread=snapshot.unread(address),
+                hierarchy=snapshot.usage.get(address),
+            )
+        )
+    return rows
+
+
+def _in_stock(snapshot: Snapshot) -> Counter[int]:
+    stock: Counter[int] = Counter()
+    for charge in snapshot.charge_stocks:
+        payer = snapshot.payer(charge.memcg)
+        if payer is not None:
+            stock[payer] += charge.nr_pages
+    return stock
+
+
+def _own_usage(snapshot: Snapshot) -> dict[int, int | None]:
+    own: dict[int, int | None] = {m.address: snapshot.usage.get(m.address) for m in snapshot.live()}
+    for memcg in snapshot.live():
+        if memcg.parent is None:
+            continue
+        above, usage = snapshot.memcgs[memcg.parent].payer, snapshot.usage.get(memcg.address)
+        whole = own[above]
+        own[above] = None if whole is None or usage is None else whole - usage
+    return own | dict.fromkeys(snapshot.counters.partial)
+
+
+def _why_missing(snapshot: Snapshot, memcg: int) -> str | None:
+    why = why_kmem_missing(snapshot, memcg) or snapshot.why_missing("lru")
+    if why is None and snapshot.features.default_hierarchy:
+        why = snapshot.why_missing("sock")
+    if why is None and not snapshot.complete("charge_stock"):
+        why = "charge stocks are not all in the image"
+    return why
+
+
+CHECK = Check(
+    name="usage",
+    counter="the page counter behind `memory.current`",
+    unit="pages",
+    found=(
+        "user pages and page cache, kernel memory, sockets, and what CPUs have charged in advance"
+    ),
+    rows=usage_rows,
+    of_subtrees=True,
+    half_done=HalfDone(
+        pattern(SLAB, PAGES, STACK, VMALLOC, LRU, SOCK),
+        # A charge beyond the batch, and the single pages of a folio_batch.
+        lambda snapshot: CHARGE_BATCH + FOLIO_BATCH,
+        folios=FOLIO_BATCH * HUGE,
+    ),
+)

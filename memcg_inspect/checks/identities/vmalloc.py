@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+"""
+Identity ``vmalloc``
+--------------------
+
+For each memcg and node: ``NR_VMALLOC`` is the pages of its vmalloc areas on the node, without
+those of kernel stacks. Before Linux 7.2 the counter is ``MEMCG_VMALLOC``, which is not kept by
+node. See ``__vmalloc_area_node()``.
+"""
+
+from __future__ import annotations
+
+from memcg_inspect.checks.check import Charges, Check
+from memcg_inspect.checks.half_done import FLUSH, HUGE, VMALLOC, HalfDone, pattern
+from memcg_inspect.checks.kernel_pages import missing_areas, rows_by_node
+from memcg_inspect.checks.rows import RowKey, counter_row
+from memcg_inspect.checks.snapshot import Snapshot
+from memcg_inspect.model import Row
+
+__all__ = ("CHECK", "vmalloc_rows")
+
+BY_NODE, BY_MEMCG = "NR_VMALLOC", "MEMCG_VMALLOC"
+
+
+def vmalloc_rows(snapshot: Snapshot) -> list[Row]:
+    """Compare the pages of vmalloc areas with their counter, by memcg, and by node if it is."""
+    page_size = snapshot.image.page_size
+    if BY_NODE in snapshot.features.items:
+        key = RowKey("vmalloc", BY_NODE, "pages")
+        return rows_by_node(snapshot, key, "vmalloc", page_size, areas=True)
+    found = snapshot.by_memcg("kmem", "vmalloc")
+    missing = missing_areas(snapshot, "vmalloc", None)
+    return [
+        counter_row(
+            snapshot,
+            RowKey("vmalloc", BY_MEMCG, "pages", memcg.address),
+            {"vmalloc": found[memcg.address].bytes // page_size},
+            missing,
+        )
+        for memcg in snapshot.live()
+    ]
+
+
+CHECK = Check(
+    name="vmalloc",
+    counter="`NR_VMALLOC`, by node, or `MEMCG_VMALLOC`",
+    unit="pages",
+    found="pages of vmalloc areas, without stacks",
+    rows=vmalloc_rows,
+    items=(BY_NODE, BY_MEMCG),
+    half_done=HalfDone(pattern(VMALLOC, FLUSH), lambda snapshot: 2 * HUGE),
+    charges=Charges("kmem"),
+)

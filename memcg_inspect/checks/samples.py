@@ -1,0 +1,227 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+"""
+Samples of a running kernel
+---------------------------
+
+A running kernel changes while it is read: charges are read after the counters, and a
+difference may be a change in between. So one sample proves that a row is exact, but not that it
+differs. A row that is exact in one sample is exact. A row that differs is a finding only if it
+differs in :data:`SAMPLES` samples, with the same amounts on both sides; otherwise it is
+``moving``. So many samples are needed because a busy machine has the same thing half done many
+times, and because there are many rows: a coincidence in one of a thousand rows would be one in
+every audit.
+
+What the program itself allocates while it reads is charged to the memcg that it runs in, in each
+sample the same amount. A difference there proves nothing.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+from memcg_inspect.checks.findings import Lead
+from memcg_inspect.checks.judge import Judgement
+from memcg_inspect.checks.registry import check_of
+from memcg_inspect.checks.rows import RowKey, finding_key, row_key, summarize
+from memcg_inspect.model import Coverage, Moved, Row
+
+__all__ = ("SAMPLES", "common_coverage", "is_settled", "settle", "without_rows")
+
+#: Samples in which a finding must have been the same.
+SAMPLES = 6
+#: A row may be unverifiable in some samples, where memory was freed as it was read. This many
+#: samples are taken at most to make up for them.
+_MOST_SAMPLES = 2 * SAMPLES
+
+
+class _History(NamedTuple):
+    """
+    One row in all samples that have it.
+
+    :ivar samples: how many samples there are
+    """
+
+    rows: list[Row]
+    samples: int
+
+    def verified(self) -> list[Row]:
+        """Return the row in those samples that could verify it."""
+        return [row for row in self.rows if row.status != "unverifiable"]
+
+    def stands(self) -> bool:
+        """Return whether every sample has it, and all that could verify it the same difference."""
+        rows = self.verified()
+        if not rows or len(self.rows) != self.samples:
+            return False
+        first = rows[0]
+        return all(
+            row.status == "differs"
+            and _parts(row) == _parts(first)
+            # A flush moves amounts between the parts of a counter. Their sum stays.
+            and row.difference == first.difference
+            for row in rows
+        )
+
+    def is_proved(self) -> bool:
+        """Return whether the difference stands in enough samples."""
+        return self.stands() and len(self.verified()) >= SAMPLES
+
+    def moved(self) -> Moved:
+        """Return how far both sides moved."""
+        found = [sum(row.found.values()) for row in self.rows]
+        claimed = [sum(row.claimed.values()) for row in self.rows if row.claimed is not None]
+        off = [row.difference for row in self.rows if row.difference is not None]
+        return Moved(
+            looks=len(self.rows),
+            found=max(found) - min(found),
+            claimed=max(claimed, default=0) - min(claimed, default=0),
+            least=min(off, default=0),
+            most=max(off, default=0),
+        )
+
+
+def is_settled(samples: Sequence[Judgement]) -> bool:
+    """Return whether another sample could not change the outcome of any row that differs."""
+    if len(samples) >= _MOST_SAMPLES:
+        return True
+    histories = _histories(samples)
+    if any(h.stands() and not h.is_proved() for h in histories.values()):
+        return False
+    # Leads of rows go with their rows.
+    leads = [x for x in _common_leads(samples) if finding_key(x.finding) not in histories]
+    return len(samples) >= SAMPLES or not leads
+
+
+def settle(samples: Sequence[Judgement], is_whole: bool, around: Sequence[int] = ()) -> Judgement:
+    """
+    Make one judgement of several samples.
+
+    :param samples: at least one; the last says which rows there are
+    :param is_whole: whether everything could be read in one sample or another
+    :param around: the memcg that this program runs in, and its ancestors,
+        ``struct mem_cgroup *``
+    """
+    last = samples[-1]
+    rows = [_settled(history, is_whole) for history in _histories(samples).values()]
+    rows = [_by_ourselves(row) if _is_around(row, around) else row for row in rows]
+    identities = []
+    for identity in last.identities:
+        if identity.status == "not-kept":
+            identities.append(identity)
+        else:
+            some = [row for row in rows if row.identity == identity.name]
+            identities.append(summarize(identity.name, some))
+    differing = {row_key(row) for row in rows if row.status == "differs"}
+    known = {row_key(row) for row in rows}
+    leads = [
+        lead
+        for lead in _common_leads(samples)
+        if finding_key(lead.finding) in differing or finding_key(lead.finding) not in known
+    ]
+    return last._replace(identities=identities, rows=rows, leads=leads)
+
+
+def without_rows(judged: Judgement) -> list[Lead]:
+    """Return the findings that are about no row: their evidence alone proves them."""
+    known = {row_key(row) for row in judged.rows}
+    return [lead for lead in judged.leads if finding_key(lead.finding) not in known]
+
+
+def common_coverage(samples: Sequence[Coverage]) -> Coverage:
+    """
+    Return what could be read in no sample.
+
+    What is unreadable in only some samples was freed while it was read.
+    """
+    least = min(samples, key=lambda coverage: coverage.unreadable)
+    if not least.unreadable or any(c.unreadable > len(c.examples) for c in samples):
+        return least
+    unreadable = [{(e.what, e.address) for e in coverage.examples} for coverage in samples]
+    examples = [e for e in least.examples if all((e.what, e.address) in u for u in unreadable)]
+    return Coverage(least.read, len(examples), examples)
+
+
+def _histories(samples: Sequence[Judgement]) -> dict[RowKey, _History]:
+    # The last sample says which rows there are: a memcg that has gone needs no judgement.
+    histories = {row_key(row): _History([], len(samples)) for row in samples[-1].rows}
+    for sample in samples:
+        for row in sample.rows:
+            if row_key(row) in histories:
+                histories[row_key(row)].rows.append(row)
+    return histories
+
+
+def _parts(row: Row) -> Counter[str]:
+    """Return what was found, with stocks added up: draining one moves bytes between them."""
+    parts: Counter[str] = Counter()
+    for name, value in row.found.items():
+        parts["stock" if name == "nr_charged_bytes" else name] += value
+    return parts
+
+
+def _settled(history: _History, is_whole: bool) -> Row:
+    rows = history.rows
+    for row in reversed(rows):
+        if row.status in ("exact", "in-flight"):
+            return row
+    last = rows[-1]
+    if not history.verified():
+        if not is_whole:
+            return last
+        reason = f"something else could not be read in {len(rows)} of {history.samples} samples"
+        return replace(last, status="moving", reason=reason)
+    if history.is_proved():
+        return history.verified()[-1]
+    reason = f"did not stand still in {history.samples} samples"
+    return replace(last, status="moving", reason=reason, moved=history.moved())
+
+
+def _is_around(row: Row, around: Sequence[int]) -> bool:
+    concerned = around if check_of(row).of_subtrees else around[:1]
+    return row.status == "differs" and row.memcg in concerned
+
+
+def _by_ourselves(row: Row) -> Row:
+    reason = "this program runs in this memcg, or below it, and changes it while it reads"
+    return replace(row, status="moving", reason=reason)
+
+
+def _common_leads(samples: Sequence[Judgement]) -> list[Lead]:
+    """
+    Return the leads that every sample has, with the evidence that is in all of them. A sample
+    that could not verify the row of a lead is left out.
+    """
+    known = {row_key(row) for row in samples[-1].rows}
+    unverified = [{row_key(r) for r in s.rows if r.status == "unverifiable"} for s in samples]
+    newest: dict[tuple[RowKey, str], Lead] = {}
+    for sample in reversed(samples):
+        for lead in sample.leads:
+            newest.setdefault((finding_key(lead.finding), lead.finding.kind), lead)
+    common: list[Lead] = []
+    for (key, _), lead in newest.items():
+        others = [
+            _same(lead, sample)
+            for sample, without in zip(samples, unverified, strict=True)
+            if key not in without
+        ]
+        if any(other is None for other in others):
+            continue
+        evidence = lead.finding.evidence
+        for other in others:
+            seen = set() if other is None else {e.address for e in other.finding.evidence}
+            evidence = tuple(e for e in evidence if e.address in seen)
+        if not evidence and (lead.finding.evidence or key not in known):
+            continue  # each sample has evidence, but no two the same
+        common.append(lead._replace(finding=replace(lead.finding, evidence=evidence)))
+    return common
+
+
+def _same(lead: Lead, sample: Judgement) -> Lead | None:
+    wanted = (finding_key(lead.finding), lead.finding.kind)
+    for other in sample.leads:
+        if (finding_key(other.finding), other.finding.kind) == wanted:
+            return other
+    return None
