@@ -34,7 +34,7 @@ from memcg_inspect.image.layout import (
 )
 from memcg_inspect.image.lookup import UnknownKernelError
 from memcg_inspect.image.strings import Strings
-from memcg_inspect.linux.mm.kfence import kfence_pages
+from memcg_inspect.linux.mm.kfence import kfence_object, kfence_pages
 from memcg_inspect.linux.mm.mm_types import MEMCG_DATA_FLAGS, SlabPage
 from memcg_inspect.linux.mm.mmzone import mem_map
 from memcg_inspect.model import NUMA_NO_NODE, Coverage, ImageError, SlabUsage
@@ -241,6 +241,7 @@ class SlabReader:
         self.names = Coverage() if names is None else names
         self.memory = image.memory
         self.frames = mem_map(image)
+        self._kfence = kfence_pages(image)
         self.layout = slab_layout(image)
         self._words = self.memory.unpacker(
             sizeof(image.type("struct slab")) // self.memory.word_size
@@ -419,7 +420,15 @@ class SlabReader:
         return word & ~MEMCG_DATA_FLAGS
 
     def _first_object(self, slab: Slab) -> int:
-        return self.frames.virt(slab.page) + slab.cache.red_left_pad
+        start = self.frames.virt(slab.page)
+        if slab.page not in self._kfence:
+            return start + slab.cache.red_left_pad
+        # kfence_guarded_alloc() aligns half of its objects to the end of their page.
+        try:
+            thing = kfence_object(self.image, slab.page)
+        except FaultError:
+            return start
+        return start if thing is None else thing.address
 
     def vector_page(self, slab: Slab) -> int | None:
         """

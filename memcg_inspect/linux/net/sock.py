@@ -20,7 +20,7 @@ from drgn import FaultError, Object, offsetof
 from memcg_inspect.image.image import Image
 from memcg_inspect.image.lookup import UnknownKernelError
 from memcg_inspect.linux.lib.list import list_entries
-from memcg_inspect.linux.mm.kfence import kfence_pages
+from memcg_inspect.linux.mm.kfence import kfence_object, kfence_pages
 from memcg_inspect.linux.mm.slab import Slab, SlabReader
 from memcg_inspect.model import Coverage
 
@@ -121,6 +121,13 @@ class SockReader:
         of_cache = self.caches.get(slab.cache.address)
         if of_cache is None:
             return
+        if slab.page in self._kfence:
+            try:
+                kfence_object(self.image, slab.page)
+            except FaultError as error:
+                # Where in its page the socket begins is not known.
+                self.coverage.miss("socket", error.address, str(error))
+                return
         for address in self.slabs.objects(slab):
             try:
                 data = self.memory.read(address, self._size)
