@@ -22,7 +22,7 @@ from drgn import NULL, FaultError, IntegerLike, Object, Path, Program
 from drgn.helpers.common.prog import takes_program_or_default
 
 from memcg_inspect.checks.counters import CounterValue
-from memcg_inspect.image.image import image_of
+from memcg_inspect.image.image import Image, image_of
 from memcg_inspect.linux.mm import memcontrol
 from memcg_inspect.linux.mm.memcontrol_vmstats import StatReader
 from memcg_inspect.linux.mm.mm_types import SlabPage, scan_pages
@@ -118,7 +118,7 @@ def for_each_memcg(prog: Program) -> Iterator[Object]:
     :return: Iterator of ``struct mem_cgroup *`` objects.
     :raises FaultError: if the children of a memcg cannot be read
     """
-    return memcontrol.memcg_descendants(memcontrol.root_memcg(image_of(prog)))
+    return memcontrol.memcg_descendants(image_of(prog), memcontrol.root_memcg(image_of(prog)))
 
 
 @takes_program_or_default
@@ -177,7 +177,7 @@ def objcg_nid(objcg: Object) -> int | None:
     :return: Node, or ``None`` if the kernel has one ``obj_cgroup`` for all nodes of a memcg
         (before Linux 7.2) or if no memcg refers to this one.
     """
-    return memcontrol.objcg_nid(objcg)
+    return memcontrol.objcg_nid(image_of(objcg.prog_), objcg)
 
 
 def slab_objcg(slab: Object, index: IntegerLike) -> Object:
@@ -263,7 +263,7 @@ class _ChargedTo:
             return True
         address = objcg.value_()
         if address not in self._known:
-            payer = memcontrol.payer_of(objcg_memcg(objcg))
+            payer = memcontrol.payer_of(image_of(objcg.prog_), objcg_memcg(objcg))
             self._known[address] = bool(payer == self._memcg)
         return self._known[address]
 
@@ -301,23 +301,26 @@ def memcg_counter(memcg: Object, item: str, nid: int | None = None) -> CounterVa
         ``_KB``, else pages or events.
     :raises ValueError: if the kernel does not have such a counter
     """
-    reader = StatReader(image_of(memcg.prog_), [item])
-    own = _stat(reader, memcg, item, nid)
+    image = image_of(memcg.prog_)
+    reader = StatReader(image, [item])
+    own = _stat(image, reader, memcg, item, nid)
     if own is None:
         where = "memcgs" if nid is None else f"memcgs on node {nid}"
         raise ValueError(f"this kernel has no counter {item} of {where}")
     pending = own.pending + own.percpu
-    below = memcontrol.memcg_descendants(memcg)
+    below = memcontrol.memcg_descendants(image, memcg)
     next(below)  # the memcg itself
     for descendant in below:
-        stat = _stat(reader, descendant, item, nid)
+        stat = _stat(image, reader, descendant, item, nid)
         if stat is not None:
             pending += stat.pending + stat.percpu
     return CounterValue(own.state, pending)
 
 
-def _stat(reader: StatReader, memcg: Object, item: str, nid: int | None) -> Stat | None:
+def _stat(
+    image: Image, reader: StatReader, memcg: Object, item: str, nid: int | None
+) -> Stat | None:
     if nid is None:
         return reader.memcg(memcg).get(item)
-    pn = dict(memcontrol.nodeinfo(memcg)).get(nid)
+    pn = dict(memcontrol.nodeinfo(image, memcg)).get(nid)
     return None if pn is None else reader.lruvec(pn).get(item)

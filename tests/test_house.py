@@ -135,6 +135,19 @@ def test_imports_go_down(path: Path) -> None:
                 assert layer in layers, f"{layer} imports {package}"
 
 
+def test_readers_are_handed_their_image() -> None:
+    """Only front ends and helpers look up the image of a program."""
+    layers = ("linux", "checks", "collect", "views", "render")
+    wrong = [
+        f"{path.relative_to(ROOT)}:{number}"
+        for path in PACKAGE
+        if path.relative_to(ROOT / "memcg_inspect").parts[0] in layers
+        for number, line in enumerate(path.read_text().splitlines(), 1)
+        if re.search(r"\bimage_of\b|\.prog_\b", line)
+    ]
+    assert wrong == []
+
+
 def test_nothing_private_of_others() -> None:
     for path in PACKAGE:
         for module, name in _imported(_parsed(path)):

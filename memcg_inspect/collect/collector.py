@@ -211,7 +211,7 @@ class _Collector:
 
         for address in memcgs:
             memcg = Object(self.image.prog, "struct mem_cgroup *", address)
-            for nid, pn in nodeinfo(memcg, missed):
+            for nid, pn in nodeinfo(self.image, memcg, missed):
                 lruvecs[address, nid] = pn
         return lruvecs
 

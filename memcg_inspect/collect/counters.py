@@ -43,7 +43,7 @@ def read_counters(
             coverage.read += 1
         except FaultError as error:
             coverage.miss("counters of a memcg", error.address, str(error))
-        for nid, pn in nodeinfo(memcg, missed):
+        for nid, pn in nodeinfo(image, memcg, missed):
             try:
                 lruvec_stats[address, nid] = reader.lruvec(pn)
                 coverage.read += 1

@@ -79,7 +79,11 @@ class ReleasedReader:
                 yield objcg, Transient("memcg that was released", address)
 
     def _original_objcgs(self, memcg: Object) -> Iterator[int]:
-        holders = [pn for _, pn in nodeinfo(memcg)] if has_node_objcgs(self.image) else [memcg]
+        holders = (
+            [pn for _, pn in nodeinfo(self.image, memcg)]
+            if has_node_objcgs(self.image)
+            else [memcg]
+        )
         for holder in holders:
             if holder.type_.type.has_member("orig_objcg") and holder.orig_objcg:
                 yield holder.orig_objcg.value_()
@@ -98,7 +102,7 @@ class ReleasedReader:
                 continue
             if self.memory.word(thing.address) in self._map_ops:
                 bpf_map = cast("struct bpf_map *", Object(self.image.prog, "void *", thing.address))
-                for objcg in map_objcgs(bpf_map):
+                for objcg in map_objcgs(self.image, bpf_map):
                     yield objcg, Transient("BPF map that is being freed", thing.address)
 
 

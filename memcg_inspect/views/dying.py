@@ -164,6 +164,7 @@ class _Dying:
         }
         self.css: dict[int, CssHolders | None] = {
             address: read_css_holders(
+                image,
                 Object(image.prog, "struct mem_cgroup *", address),
                 memcg.offline,
                 self.coverage["refs"],

@@ -92,7 +92,9 @@ class Things:
         memcg = self.payers.memcgs[address]
         refcnt = Object(self.image.prog, "struct mem_cgroup *", address).css.refcnt.address_of_()
         # The root's are not counted.
-        refs = "" if memcg.parent is None else f", {percpu_ref_count(refcnt)} references"
+        refs = (
+            "" if memcg.parent is None else f", {percpu_ref_count(self.image, refcnt)} references"
+        )
         state = "removed" if memcg.state == "dying" else "in use"
         yield Layer("mem_cgroup", f"{memcg.path}, {state}{refs}", address, payer=address)
 

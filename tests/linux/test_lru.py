@@ -69,7 +69,7 @@ def walked(prog: Program, memcgs: list[int]) -> Counter[tuple[int, int, str]]:
     """Pages on each list, by walking it from folio to folio."""
     pages: Counter[tuple[int, int, str]] = Counter()
     for memcg in memcgs:
-        for nid, pn in nodeinfo(Object(prog, "struct mem_cgroup *", memcg)):
+        for nid, pn in nodeinfo(image_of(prog), Object(prog, "struct mem_cgroup *", memcg)):
             for name, head in lists(pn):
                 for page in list_for_each_entry("struct page", head.address_of_(), "lru"):
                     pages[memcg, nid, name] += 1 << compound_order(page).value_()
@@ -135,7 +135,7 @@ def test_generation_is_where_it_was_derived(lab: Lab, kernel: str) -> None:
     samples = [
         (generation + 1, flags_word(page))
         for child in [root, *children(root)]
-        for _, pn in nodeinfo(child)
+        for _, pn in nodeinfo(image_of(prog), child)
         for generation, heads in enumerate(generations(pn))
         for head in heads
         for page in list_for_each_entry("struct page", head.address_of_(), "lru")
@@ -246,7 +246,7 @@ def test_wrong_place_of_the_generation_is_noticed(
     lruvecs = {
         (child.value_(), nid): pn
         for child in children(prog["root_mem_cgroup"])
-        for nid, pn in nodeinfo(child)
+        for nid, pn in nodeinfo(image_of(prog), child)
     }
     reader = LruReader(image_of(prog), Coverage())
     assert any(reader.sizes(lruvecs).values())

@@ -186,7 +186,7 @@ def hidden_pgd_pages(image: Image, coverage: Coverage) -> set[int]:
     def missed(error: FaultError) -> None:
         coverage.miss("list of page tables", error.address, str(error))
 
-    for page in list_entries(link[0], head, link[1], missed):
+    for page in list_entries(image, link[0], head, link[1], missed):
         pages.add(page.value_())
         coverage.read += 1
     return pages

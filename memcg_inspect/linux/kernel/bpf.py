@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from drgn import FaultError, Object, cast, container_of
 from drgn.helpers.linux.percpu import per_cpu_ptr
 
-from memcg_inspect.image.image import Image, image_of, per_image
+from memcg_inspect.image.image import Image, per_image
 from memcg_inspect.image.layout import constant, has_member, has_type
 from memcg_inspect.linux.lib.list import idr_entries
 from memcg_inspect.linux.mm.mmzone import possible_cpus
@@ -55,15 +55,15 @@ def bpf_objcgs(image: Image, coverage: Coverage) -> Iterator[int]:
     def missed(error: FaultError) -> None:
         coverage.miss("BPF map", error.address, str(error))
 
-    for bpf_map in idr_entries("struct bpf_map", image.object("map_idr"), missed):
+    for bpf_map in idr_entries(image, "struct bpf_map", image.object("map_idr"), missed):
         try:
-            yield from map_objcgs(bpf_map)
+            yield from map_objcgs(image, bpf_map)
             coverage.read += 1
         except FaultError as error:
             missed(error)
 
 
-def map_objcgs(bpf_map: Object) -> Iterator[int]:
+def map_objcgs(image: Image, bpf_map: Object) -> Iterator[int]:
     """
     Return the ``struct obj_cgroup *`` of each reference that a map holds.
 
@@ -71,12 +71,12 @@ def map_objcgs(bpf_map: Object) -> Iterator[int]:
     """
     if bpf_map.type_.type.has_member("objcg") and bpf_map.objcg:
         yield bpf_map.objcg.value_()
-    structure = _structures(image_of(bpf_map.prog_)).get(int(bpf_map.map_type))
+    structure = _structures(image).get(int(bpf_map.map_type))
     if structure is not None:
         name, members = structure
         whole = container_of(bpf_map, name, "map")
         for member in members:
-            yield from _allocator(whole.member_(member))
+            yield from _allocator(image, whole.member_(member))
 
 
 @per_image
@@ -90,7 +90,7 @@ def _structures(image: Image) -> dict[int, tuple[str, list[str]]]:
     return found
 
 
-def _allocator(ma: Object) -> Iterator[int]:
+def _allocator(image: Image, ma: Object) -> Iterator[int]:
     # ``struct bpf_mem_alloc``: of one size class (cache) or of all (caches). Kernels before
     # 6.6 keep the obj_cgroup in the caches, the same in those of all CPUs.
     if not ma.cache and not ma.caches:
@@ -98,7 +98,7 @@ def _allocator(ma: Object) -> Iterator[int]:
     if ma.type_.has_member("objcg"):
         objcg = ma.objcg
     else:
-        cpu = possible_cpus(image_of(ma.prog_))[0]
+        cpu = possible_cpus(image)[0]
         if ma.cache:
             cache = per_cpu_ptr(ma.cache, cpu)
         else:

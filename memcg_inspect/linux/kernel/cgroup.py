@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from drgn import FaultError, Object
 
-from memcg_inspect.image.image import image_of
+from memcg_inspect.image.image import Image
 from memcg_inspect.image.layout import constant
 from memcg_inspect.linux.lib.list import list_entries
 from memcg_inspect.linux.lib.percpu_refcount import percpu_ref_count
@@ -42,7 +42,9 @@ class CssHolders(NamedTuple):
     mms: tuple[int, ...]
 
 
-def read_css_holders(memcg: Object, is_offline: bool, coverage: Coverage) -> CssHolders | None:
+def read_css_holders(
+    image: Image, memcg: Object, is_offline: bool, coverage: Coverage
+) -> CssHolders | None:
     """
     Read what holds a memcg that is being removed.
 
@@ -52,11 +54,11 @@ def read_css_holders(memcg: Object, is_offline: bool, coverage: Coverage) -> Css
     """
     faults: list[FaultError] = []
     try:
-        refs = percpu_ref_count(memcg.css.refcnt.address_of_())
+        refs = percpu_ref_count(image, memcg.css.refcnt.address_of_())
         # One of its own until it is offline. Private ids of 7.2 are counted alike.
         ids = int(memcg.id.ref.refs.counter) - (not is_offline)
-        css_sets = _css_sets(memcg, faults)
-        mms = _mms(memcg, faults)
+        css_sets = _css_sets(image, memcg, faults)
+        mms = _mms(image, memcg, faults)
     except FaultError as error:
         faults.append(error)
     if faults:
@@ -66,18 +68,18 @@ def read_css_holders(memcg: Object, is_offline: bool, coverage: Coverage) -> Css
     return CssHolders(refs, ids, 0 if is_offline else 1, css_sets, mms)
 
 
-def _css_sets(memcg: Object, faults: list[FaultError]) -> tuple[int, ...]:
+def _css_sets(image: Image, memcg: Object, faults: list[FaultError]) -> tuple[int, ...]:
     # find_css_set() takes a reference; it goes with the last task, when that is freed.
-    subsys = constant(image_of(memcg.prog_), "memory_cgrp_id") or 0
+    subsys = constant(image, "memory_cgrp_id") or 0
     head = memcg.css.cgroup.e_csets[subsys].address_of_()
-    sets = list_entries("struct css_set", head, f"e_cset_node[{subsys}]", faults.append)
+    sets = list_entries(image, "struct css_set", head, f"e_cset_node[{subsys}]", faults.append)
     return tuple(css_set.value_() for css_set in sets)
 
 
-def _mms(memcg: Object, faults: list[FaultError]) -> tuple[int, ...]:
+def _mms(image: Image, memcg: Object, faults: list[FaultError]) -> tuple[int, ...]:
     # lru_gen_add_mm() takes a reference; CONFIG_LRU_GEN_WALKS_MMU (CONFIG_LRU_GEN before 6.7).
     if not memcg.type_.type.has_member("mm_list"):
         return ()
     head = memcg.mm_list.fifo.address_of_()
-    mms = list_entries("struct mm_struct", head, "lru_gen.list", faults.append)
+    mms = list_entries(image, "struct mm_struct", head, "lru_gen.list", faults.append)
     return tuple(mm.value_() for mm in mms)

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from drgn import FaultError, Object, container_of, offsetof, sizeof
 from drgn.helpers.linux.pid import pid_task
 
-from memcg_inspect.image.image import Image, image_of, per_image
+from memcg_inspect.image.image import Image, per_image
 from memcg_inspect.image.layout import array_length, constant, has_member, member_type
 from memcg_inspect.image.strings import text
 from memcg_inspect.linux.lib.list import OnFault, idr_entries, list_entries
@@ -60,7 +60,7 @@ def find_tasks(image: Image, on_fault: OnFault) -> list[Object]:
     faults: list[FaultError] = []
     tasks: dict[int, Object] = {}
     kind = int(image.object("PIDTYPE_PID").value_())
-    for pid in idr_entries("struct pid", image.object("init_pid_ns").idr, faults.append):
+    for pid in idr_entries(image, "struct pid", image.object("init_pid_ns").idr, faults.append):
         try:
             task = pid_task(pid, kind)
         except FaultError as error:
@@ -79,14 +79,14 @@ def find_tasks(image: Image, on_fault: OnFault) -> list[Object]:
 
 def _processes(image: Image, on_fault: OnFault) -> Iterator[Object]:
     head = image.object("init_task").tasks.address_of_()
-    for leader in list_entries("struct task_struct", head, "tasks", on_fault):
+    for leader in list_entries(image, "struct task_struct", head, "tasks", on_fault):
         yield leader
         try:
             threads = leader.signal.thread_head.address_of_()
         except FaultError as error:
             on_fault(error)
             continue
-        yield from list_entries("struct task_struct", threads, "thread_node", on_fault)
+        yield from list_entries(image, "struct task_struct", threads, "thread_node", on_fault)
 
 
 def read_tasks(image: Image, coverage: Coverage) -> Iterator[TaskCharge]:
@@ -98,7 +98,7 @@ def read_tasks(image: Image, coverage: Coverage) -> Iterator[TaskCharge]:
 
     for task in find_tasks(image, missed):
         try:
-            yield _task(task, subsys)
+            yield _task(image, task, subsys)
             coverage.read += 1
         except FaultError as error:
             coverage.miss("task", error.address, str(error))
@@ -112,7 +112,7 @@ def read_task(image: Image, address: int) -> TaskCharge:
     :raises drgn.FaultError: if it cannot be read
     """
     task = Object(image.prog, "struct task_struct *", address)
-    return _task(task, constant(image, "memory_cgrp_id") or 0)
+    return _task(image, task, constant(image, "memory_cgrp_id") or 0)
 
 
 def task_of_stack(image: Image, address: int, coverage: Coverage) -> int | None:
@@ -136,9 +136,9 @@ def task_of_stack(image: Image, address: int, coverage: Coverage) -> int | None:
     return None
 
 
-def _task(task: Object, subsys: int) -> TaskCharge:
+def _task(image: Image, task: Object, subsys: int) -> TaskCharge:
     css = task.cgroups.subsys[subsys].read_()
-    objcgs, stale = _objcgs(task)
+    objcgs, stale = _objcgs(image, task)
     if int(task.member_("__state")) & TASK_NEW:
         # Until cgroup_post_fork() it has its parent's pointer, without a reference.
         objcgs, stale = (), True
@@ -155,7 +155,7 @@ def _task(task: Object, subsys: int) -> TaskCharge:
     )
 
 
-def _objcgs(task: Object) -> tuple[tuple[int, ...], bool]:
+def _objcgs(image: Image, task: Object) -> tuple[tuple[int, ...], bool]:
     members = task.type_.type
     if members.has_member("objcgs"):
         value = task.objcgs.value_()
@@ -163,8 +163,8 @@ def _objcgs(task: Object) -> tuple[tuple[int, ...], bool]:
         stale = bool(value & OBJCG_UPDATE_FLAG)
         if not array:
             return (), stale
-        objcgs = Object(task.prog_, "struct obj_cgroup **", array)
-        nids = possible_nodes(image_of(task.prog_))
+        objcgs = Object(image.prog, "struct obj_cgroup **", array)
+        nids = possible_nodes(image)
         return tuple(int(objcgs[nid].value_()) for nid in nids), stale
     if members.has_member("objcg"):
         value = task.objcg.value_()

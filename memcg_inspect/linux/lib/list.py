@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 """
-Lists, trees and idrs with holes
---------------------------------
+Linked lists, red-black trees and idrs
+--------------------------------------
 
 Mirrors :linux:`include/linux/list.h`, :linux:`include/linux/rbtree.h` and
-:linux:`include/linux/idr.h`. drgn's own walks end where something cannot be read; these go
-on with whatever can still be reached, and say what was lost.
+:linux:`include/linux/idr.h`. drgn's helpers end at the first entry that cannot be read. These
+functions report the fault and continue with the entries that they can still reach.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 
 from drgn import FaultError, Object, container_of
 
-from memcg_inspect.image.image import image_of
+from memcg_inspect.image.image import Image
 from memcg_inspect.linux.lib.xarray import xa_entries
 
 __all__ = ("OnFault", "idr_entries", "list_entries", "rbtree_entries")
@@ -22,16 +22,19 @@ __all__ = ("OnFault", "idr_entries", "list_entries", "rbtree_entries")
 OnFault = Callable[[FaultError], None]
 
 
-def list_entries(type_name: str, head: Object, member: str, on_fault: OnFault) -> Iterator[Object]:
+def list_entries(
+    image: Image, type_name: str, head: Object, member: str, on_fault: OnFault
+) -> Iterator[Object]:
     """
-    Walk a list, from both ends if it is broken.
+    Iterate over a list, from both ends if it is broken.
 
+    :param type_name: type of the entries, e.g. ``struct task_struct``
     :param head: ``struct list_head *``
-    :param member: name of the ``struct list_head`` in the entries
+    :param member: name of the ``struct list_head`` in an entry
     :param on_fault: called once if the list is broken
-    :return: pointers to entries; one that cannot be read is among them
+    :return: pointers to entries. An entry that cannot be read can be among them.
     """
-    type_ = image_of(head.prog_).type(type_name)
+    type_ = image.type(type_name)
     seen = {head.value_()}
     try:
         for link in _links(head, "next", seen):
@@ -43,7 +46,7 @@ def list_entries(type_name: str, head: Object, member: str, on_fault: OnFault) -
         for link in _links(head, "prev", seen):
             yield container_of(link, type_, member)
     except FaultError:
-        return  # told already
+        return  # on_fault was called for the other direction
 
 
 def _links(head: Object, way: str, seen: set[int]) -> Iterator[Object]:
@@ -57,16 +60,18 @@ def _links(head: Object, way: str, seen: set[int]) -> Iterator[Object]:
 
 
 def rbtree_entries(
-    type_name: str, root: Object, member: str, on_fault: OnFault
+    image: Image, type_name: str, root: Object, member: str, on_fault: OnFault
 ) -> Iterator[Object]:
     """
-    Walk a red-black tree, in no particular order.
+    Iterate over a red-black tree, in no particular order.
 
+    :param type_name: type of the entries
     :param root: ``struct rb_root *``
-    :param on_fault: called for each node that cannot be read, and all below it is lost
-    :return: pointers to entries; one that cannot be read is among them
+    :param member: name of the ``struct rb_node`` in an entry
+    :param on_fault: called for each node that cannot be read. The nodes below it are left out.
+    :return: pointers to entries. An entry that cannot be read can be among them.
     """
-    type_ = image_of(root.prog_).type(type_name)
+    type_ = image.type(type_name)
     try:
         todo = [root.rb_node.read_()]
     except FaultError as error:
@@ -83,18 +88,18 @@ def rbtree_entries(
             on_fault(error)
 
 
-def idr_entries(type_name: str, idr: Object, on_fault: OnFault) -> Iterator[Object]:
+def idr_entries(image: Image, type_name: str, idr: Object, on_fault: OnFault) -> Iterator[Object]:
     """
-    Walk what an idr points to.
+    Iterate over the pointers in an idr.
 
+    :param type_name: type of the entries
     :param idr: ``struct idr``
-    :param on_fault: called for each node that cannot be read, and all below it is lost
+    :param on_fault: called for each node that cannot be read. The nodes below it are left out.
     :return: pointers to entries
     """
-    prog = idr.prog_
-    pointer = prog.pointer_type(image_of(prog).type(type_name))
+    pointer = image.prog.pointer_type(image.type(type_name))
     try:
-        for entry in xa_entries(idr.idr_rt.address_of_(), on_fault):
-            yield Object(prog, pointer, entry)
+        for entry in xa_entries(image, idr.idr_rt.address_of_(), on_fault):
+            yield Object(image.prog, pointer, entry)
     except FaultError as error:
         on_fault(error)

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 """
-Counters with a part on each CPU
---------------------------------
+Per-CPU counters
+----------------
 
-Mirrors :linux:`lib/percpu_counter.c`. A CPU keeps what it adds for itself until that would
-reach ``percpu_counter_batch``; then all of it goes into ``count``. So ``count`` alone is cheap
-to read and off by less than a batch for each CPU.
+Mirrors :linux:`lib/percpu_counter.c`. A CPU adds to a part of its own until the part reaches
+``percpu_counter_batch``. Then it moves the part to ``count``. So ``count`` differs from the sum by
+less than a batch for each CPU.
 """
 
 from __future__ import annotations
@@ -22,14 +22,18 @@ __all__ = ("percpu_counter_bound", "percpu_counter_parts")
 
 #: ``sizeof(s32)``: the part of a CPU.
 PART = 4
-#: Parts that lie this close to each other are read at once, up to the second number of bytes.
-_GAP, _MOST = 256, 64 << 10
+#: Parts this close to each other, in bytes, are read together.
+_NEAR = 256
+#: Bytes that are read together at most.
+_MOST = 64 << 10
 
 
 def percpu_counter_bound(image: Image) -> int:
     """
-    Return how far ``count`` may be from the sum: a part is always less than a batch. CPUs that
-    went offline handed theirs in.
+    Return how much ``count`` can differ from the sum.
+
+    The part of each online CPU is less than a batch. ``percpu_counter_cpu_dead()`` moves the part
+    of a CPU that goes offline.
 
     :raises UnknownKernelError: if the batch is not known
     """
@@ -39,10 +43,10 @@ def percpu_counter_bound(image: Image) -> int:
 
 def percpu_counter_parts(image: Image, pointers: Iterable[int]) -> dict[int, int]:
     """
-    Add up the parts of many counters, on all possible CPUs, with few reads.
+    Add up the parts of many counters on all possible CPUs, with few reads.
 
-    :param pointers: their ``counters``, ``s32 __percpu *``
-    :return: sums by pointer; those that cannot be read are left out
+    :param pointers: the ``counters`` of each, ``s32 __percpu *``
+    :return: sums by pointer, without the counters that cannot be read
     """
     memory = image.memory
     sums: dict[int, int] = {}
@@ -66,7 +70,7 @@ def percpu_counter_parts(image: Image, pointers: Iterable[int]) -> dict[int, int
 def _runs(pointers: Sequence[int]) -> Iterator[list[int]]:
     run: list[int] = []
     for at in pointers:
-        if run and (at - run[-1] > _GAP or at - run[0] > _MOST):
+        if run and (at - run[-1] > _NEAR or at - run[0] > _MOST):
             yield run
             run = []
         run.append(at)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from drgn import Object
 
-from memcg_inspect.image.image import image_of
+from memcg_inspect.image.image import Image
 from memcg_inspect.linux.mm.percpu_defs import percpu_offsets
 
 __all__ = ("percpu_ref_count",)
@@ -20,25 +20,24 @@ _PERCPU_REF_DEAD = 2
 _FLAGS = _PERCPU_REF_ATOMIC | _PERCPU_REF_DEAD
 
 
-def percpu_ref_count(ref: Object) -> int:
+def percpu_ref_count(image: Image, ref: Object) -> int:
     """
-    Return the references held on a ``struct percpu_ref``.
+    Return the number of references to a ``struct percpu_ref``.
 
-    In percpu mode the atomic count carries a bias of half its range, to which the CPUs'
-    counts are added. While a switch to atomic mode is under way, too, and the switch holds a
-    reference itself, which is not counted here.
+    In percpu mode, the references are the atomic count less ``PERCPU_COUNT_BIAS``, plus the
+    counts of the CPUs. During a switch to atomic mode that is still so, and
+    ``__percpu_ref_switch_to_atomic()`` holds one more reference, which is not counted here.
 
     :param ref: ``struct percpu_ref *``
     :raises drgn.FaultError: if any part cannot be read
     """
-    image = image_of(ref.prog_)
     memory = image.memory
     limit = 1 << 8 * memory.word_size
     bias = limit >> 1
     pointer, data = ref.percpu_count_ptr.value_(), ref.data.read_()
     count = int(data.count.counter) % limit if data else pointer >> 2
     is_percpu = not pointer & _PERCPU_REF_ATOMIC
-    # What CPUs hold may be negative in sum, so a biased count may be below the bias.
+    # The sum of the CPUs' counts can be negative, so a biased count can be less than the bias.
     is_switching = not is_percpu and count > bias >> 1
     if is_percpu or is_switching:
         base = pointer & ~_FLAGS

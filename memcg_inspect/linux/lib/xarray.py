@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 """
-XArrays in bulk
----------------
+XArrays
+-------
 
-Mirrors :linux:`include/linux/xarray.h`: one read for each node, not for each entry.
+Mirrors :linux:`include/linux/xarray.h`. Each node is one read. drgn's ``xa_for_each()`` reads
+each entry.
 """
 
 from __future__ import annotations
@@ -12,21 +13,22 @@ from collections.abc import Callable, Iterator
 
 from drgn import FaultError, Object, offsetof
 
-from memcg_inspect.image.image import image_of
+from memcg_inspect.image.image import Image
 from memcg_inspect.image.layout import array_length
 
 __all__ = ("xa_entries",)
 
 
-def xa_entries(xa: Object, on_fault: Callable[[FaultError], None] | None = None) -> Iterator[int]:
+def xa_entries(
+    image: Image, xa: Object, on_fault: Callable[[FaultError], None] | None = None
+) -> Iterator[int]:
     """
-    Walk the pointers in an XArray; values and siblings are left out.
+    Iterate over the pointers in an XArray. Values and sibling entries are left out.
 
     :param xa: ``struct xarray *``
-    :param on_fault: called where a node cannot be read, and the walk goes on; without it
-        the error is raised
+    :param on_fault: called for each node that cannot be read; then the walk continues
+    :raises drgn.FaultError: if a node cannot be read and there is no *on_fault*
     """
-    image = image_of(xa.prog_)
     memory, node_type = image.memory, image.type("struct xa_node")
     slots = offsetof(node_type, "slots")
     length = array_length(next(m for m in node_type.members or () if m.name == "slots").type)

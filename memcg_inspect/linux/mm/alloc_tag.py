@@ -107,7 +107,7 @@ def tag_ranges(image: Image, coverage: Coverage) -> list[TagRange]:
 
     ranges = []
     idr = image.object("alloc_tag_cttype").mod_idr
-    for module in idr_entries("struct codetag_module", idr, missed):
+    for module in idr_entries(image, "struct codetag_module", idr, missed):
         try:
             found = module.range.read_()
             ranges.append(TagRange(int(found.start.value_()), int(found.stop.value_())))

@@ -16,7 +16,7 @@ from dataclasses import replace
 from drgn import NULL, FaultError, Object, container_of
 from drgn.helpers.linux.cgroup import cgroup_name, cgroup_path
 
-from memcg_inspect.image.image import Image, image_of, per_image
+from memcg_inspect.image.image import Image, per_image
 from memcg_inspect.image.layout import constant, has_member, static_key_enabled
 from memcg_inspect.image.lookup import UnknownKernelError
 from memcg_inspect.linux.lib.list import OnFault, idr_entries, list_entries
@@ -88,7 +88,7 @@ def root_memcg(image: Image) -> Object:
     return root
 
 
-def memcg_children(memcg: Object) -> Iterator[Object]:
+def memcg_children(image: Image, memcg: Object) -> Iterator[Object]:
     """
     Walk the children of a memcg, including removed ones that are not released yet.
 
@@ -96,12 +96,12 @@ def memcg_children(memcg: Object) -> Iterator[Object]:
     :return: Iterator of ``struct mem_cgroup *``
     :raises drgn.FaultError: if the list of children cannot be read or is broken
     """
-    return _children(memcg, _raise)
+    return _children(image, memcg, _raise)
 
 
-def _children(memcg: Object, on_fault: OnFault) -> Iterator[Object]:
+def _children(image: Image, memcg: Object, on_fault: OnFault) -> Iterator[Object]:
     head = memcg.css.children.address_of_()
-    for css in list_entries("struct cgroup_subsys_state", head, "sibling", on_fault):
+    for css in list_entries(image, "struct cgroup_subsys_state", head, "sibling", on_fault):
         yield container_of(css, "struct mem_cgroup", "css")
 
 
@@ -109,7 +109,7 @@ def _raise(error: FaultError) -> None:
     raise error
 
 
-def memcg_descendants(memcg: Object) -> Iterator[Object]:
+def memcg_descendants(image: Image, memcg: Object) -> Iterator[Object]:
     """
     Walk a memcg and its descendants in pre-order.
 
@@ -124,7 +124,7 @@ def memcg_descendants(memcg: Object) -> Iterator[Object]:
             raise FaultError("a memcg is its own ancestor", memcg.value_())
         seen.add(memcg.value_())
         yield memcg
-        todo.extend(reversed(list(memcg_children(memcg))))
+        todo.extend(reversed(list(memcg_children(image, memcg))))
 
 
 def memcg_path(memcg: Object) -> bytes:
@@ -152,20 +152,20 @@ def find_memcg(image: Image, path: bytes) -> Object:
         found = [
             child
             for parent in found
-            for child in memcg_children(parent)
+            for child in memcg_children(image, parent)
             if cgroup_name(child.css.cgroup) == name
         ]
-    found.sort(key=_is_dying)
+    found.sort(key=lambda memcg: _is_dying(image, memcg))
     return found[0] if found else NULL(image.prog, "struct mem_cgroup *")
 
 
-def _is_dying(memcg: Object) -> bool:
+def _is_dying(image: Image, memcg: Object) -> bool:
     # kill_css() sets the flag in every supported kernel. The root is never removed.
-    dying = constant(image_of(memcg.prog_), "CSS_DYING") or CSS_DYING
+    dying = constant(image, "CSS_DYING") or CSS_DYING
     return bool(memcg.css.parent) and bool(int(memcg.css.flags) & dying)
 
 
-def payer_of(memcg: Object) -> Object:
+def payer_of(image: Image, memcg: Object) -> Object:
     """
     Return the memcg whose counters hold what a memcg is charged.
 
@@ -174,7 +174,7 @@ def payer_of(memcg: Object) -> Object:
         was not
     :raises drgn.FaultError: if a memcg on the way cannot be read
     """
-    while _is_dying(memcg):
+    while _is_dying(image, memcg):
         memcg = container_of(memcg.css.parent.read_(), "struct mem_cgroup", "css")
     return memcg
 
@@ -225,7 +225,7 @@ class _Tree:
             self.partial.add(memcg.value_())
             self.coverage.miss("children of a memcg", error.address, str(error))
 
-        return _children(memcg, missed)
+        return _children(self.image, memcg, missed)
 
     def add_root(self, memcg: Object) -> None:
         try:
@@ -278,7 +278,9 @@ class _Tree:
         idr = self.image.object("memory_cgrp_subsys").css_idr
         left = [
             container_of(css, "struct mem_cgroup", "css")
-            for css in idr_entries("struct cgroup_subsys_state", idr, lambda error: None)
+            for css in idr_entries(
+                self.image, "struct cgroup_subsys_state", idr, lambda error: None
+            )
         ]
         before = -1
         while len(left) != before:  # parents first
@@ -330,7 +332,9 @@ def memory_usage(memcg: Object) -> int:
     return int(memcg.memory.usage.counter)
 
 
-def nodeinfo(memcg: Object, on_fault: OnFault | None = None) -> Iterator[tuple[int, Object]]:
+def nodeinfo(
+    image: Image, memcg: Object, on_fault: OnFault | None = None
+) -> Iterator[tuple[int, Object]]:
     """
     Walk the nodes of a memcg.
 
@@ -338,7 +342,7 @@ def nodeinfo(memcg: Object, on_fault: OnFault | None = None) -> Iterator[tuple[i
     :param on_fault: called for each node that cannot be read; if not given, the error is raised
     :return: (nid, ``struct mem_cgroup_per_node *``)
     """
-    for nid in possible_nodes(image_of(memcg.prog_)):
+    for nid in possible_nodes(image):
         try:
             pn = memcg.nodeinfo[nid].read_()
         except FaultError as error:
@@ -370,11 +374,11 @@ def read_objcgs(
         memcg = Object(image.prog, "struct mem_cgroup *", address)
         holders: Iterable[tuple[int | None, Object]] = [(None, memcg)]
         if has_node_objcgs(image):
-            holders = nodeinfo(memcg, missed)
+            holders = nodeinfo(image, memcg, missed)
         for nid, holder in holders:
-            for objcg, held in _objcgs_of(holder, memcgs[address].parent is None, missed):
+            for objcg, held in _objcgs_of(image, holder, memcgs[address].parent is None, missed):
                 try:
-                    known = objcgs.get(objcg.value_()) or _objcg(objcg, nid, coverage)
+                    known = objcgs.get(objcg.value_()) or _objcg(image, objcg, nid, coverage)
                 except FaultError as error:
                     missed(error)
                     continue
@@ -402,9 +406,9 @@ def objcg_owners(image: Image, memcgs: Iterable[int], coverage: Coverage) -> dic
         memcg = Object(image.prog, "struct mem_cgroup *", address)
         holders: Iterable[tuple[int | None, Object]] = [(None, memcg)]
         if has_node_objcgs(image):
-            holders = nodeinfo(memcg, missed)
+            holders = nodeinfo(image, memcg, missed)
         for _, holder in holders:
-            for objcg in _held(holder, missed):
+            for objcg in _held(image, holder, missed):
                 owners[objcg.value_()] = address
     return owners
 
@@ -433,7 +437,9 @@ def recover_objcgs(
     objcgs: dict[int, Objcg] = {}
     for address in addresses:
         try:
-            found = _objcg(Object(image.prog, "struct obj_cgroup *", address), None, coverage)
+            found = _objcg(
+                image, Object(image.prog, "struct obj_cgroup *", address), None, coverage
+            )
         except FaultError as error:
             coverage.miss("objcg", error.address, str(error))
             continue
@@ -443,7 +449,9 @@ def recover_objcgs(
     return objcgs
 
 
-def _objcgs_of(holder: Object, is_root: bool, on_fault: OnFault) -> Iterator[tuple[Object, bool]]:
+def _objcgs_of(
+    image: Image, holder: Object, is_root: bool, on_fault: OnFault
+) -> Iterator[tuple[Object, bool]]:
     """
     Walk the obj_cgroups of a memcg, or of a memcg on a node.
 
@@ -451,7 +459,7 @@ def _objcgs_of(holder: Object, is_root: bool, on_fault: OnFault) -> Iterator[tup
     :return: (``struct obj_cgroup *``, whether the holder has a reference to it)
     """
     faults: list[FaultError] = []
-    for objcg in _held(holder, faults.append):
+    for objcg in _held(image, holder, faults.append):
         yield objcg, True
     if faults:
         on_fault(faults[0])
@@ -461,11 +469,11 @@ def _objcgs_of(holder: Object, is_root: bool, on_fault: OnFault) -> Iterator[tup
     # no obj_cgroup.
     if holder.objcg or is_root:
         head = holder.objcg_list.address_of_()
-        for objcg in list_entries("struct obj_cgroup", head, "list", on_fault):
+        for objcg in list_entries(image, "struct obj_cgroup", head, "list", on_fault):
             yield objcg, False
 
 
-def _held(holder: Object, on_fault: OnFault) -> Iterator[Object]:
+def _held(image: Image, holder: Object, on_fault: OnFault) -> Iterator[Object]:
     """Walk the obj_cgroups that a memcg, or a memcg on a node, has a reference to."""
     try:
         current = holder.objcg.read_()
@@ -480,7 +488,7 @@ def _held(holder: Object, on_fault: OnFault) -> Iterator[Object]:
         on_fault(error)
 
 
-def objcg_nid(objcg: Object) -> int | None:
+def objcg_nid(image: Image, objcg: Object) -> int | None:
     """
     Return the node that an obj_cgroup is for.
 
@@ -489,25 +497,24 @@ def objcg_nid(objcg: Object) -> int | None:
         does not refer to this one
     :raises drgn.FaultError: if the obj_cgroup or its memcg cannot be read
     """
-    image = image_of(objcg.prog_)
     if has_member(image, "struct obj_cgroup", "nid"):
         return int(objcg.nid)
     if not has_node_objcgs(image):
         return None
     heads: dict[int, int] = {}
-    for nid, pn in nodeinfo(objcg.memcg.read_()):
-        if objcg in _held(pn, _raise):
+    for nid, pn in nodeinfo(image, objcg.memcg.read_()):
+        if objcg in _held(image, pn, _raise):
             return nid
         heads[pn.objcg_list.address_of_().value_()] = nid
     # memcg_reparent_objcgs() moved it to the list of the same node. Follow that list to its head.
-    for entry in list_entries("struct obj_cgroup", objcg.list.address_of_(), "list", _raise):
+    for entry in list_entries(image, "struct obj_cgroup", objcg.list.address_of_(), "list", _raise):
         link = entry.list.address_of_().value_()
         if link in heads:
             return heads[link]
     return None
 
 
-def _objcg(objcg: Object, nid: int | None, coverage: Coverage) -> Objcg:
+def _objcg(image: Image, objcg: Object, nid: int | None, coverage: Coverage) -> Objcg:
     value = objcg[0].read_()
     members = value.type_
     if members.has_member("nid"):
@@ -518,16 +525,15 @@ def _objcg(objcg: Object, nid: int | None, coverage: Coverage) -> Objcg:
         nid=nid,
         is_root=bool(value.is_root) if members.has_member("is_root") else False,
         nr_charged_bytes=int(value.nr_charged_bytes.counter),
-        refs=_refs(objcg.refcnt.address_of_(), coverage),
-        siblings=_siblings(value, coverage),
+        refs=_refs(image, objcg.refcnt.address_of_(), coverage),
+        siblings=_siblings(image, value, coverage),
     )
 
 
-def _siblings(objcg: Object, coverage: Coverage) -> tuple[int, ...]:
+def _siblings(image: Image, objcg: Object, coverage: Coverage) -> tuple[int, ...]:
     # The per-memcg-per-node series finds the obj_cgroups of other nodes through it.
     if not objcg.type_.has_member("set"):
         return ()
-    image = image_of(objcg.prog_)
     try:
         return tuple(objcg.set.objcgs[nid].value_() for nid in possible_nodes(image))
     except FaultError as error:
@@ -535,9 +541,9 @@ def _siblings(objcg: Object, coverage: Coverage) -> tuple[int, ...]:
         return ()
 
 
-def _refs(ref: Object, coverage: Coverage) -> int | None:
+def _refs(image: Image, ref: Object, coverage: Coverage) -> int | None:
     try:
-        return percpu_ref_count(ref)
+        return percpu_ref_count(image, ref)
     except FaultError as error:
         coverage.miss("references of an objcg", error.address, str(error))
         return None

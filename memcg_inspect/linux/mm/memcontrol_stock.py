@@ -253,7 +253,7 @@ def _largest_slab_charge(image: Image, coverage: Coverage) -> int | None:
         coverage.miss("list of slab caches", error.address, str(error))
 
     head = image.object("slab_caches").address_of_()
-    for cache in list_entries("struct kmem_cache", head, "list", missed):
+    for cache in list_entries(image, "struct kmem_cache", head, "list", missed):
         try:
             largest = max(largest, int(cache.size))
             coverage.read += 1

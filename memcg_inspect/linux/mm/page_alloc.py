@@ -17,7 +17,7 @@ from drgn import FaultError, Object, offsetof
 from drgn.helpers.linux.mmzone import for_each_online_pgdat
 from drgn.helpers.linux.percpu import per_cpu_ptr
 
-from memcg_inspect.image.image import Image, image_of
+from memcg_inspect.image.image import Image
 from memcg_inspect.image.layout import array_length, has_member
 from memcg_inspect.image.memory import Memory
 from memcg_inspect.linux.mm.mmzone import possible_cpus
@@ -39,7 +39,7 @@ def cached_free_pages(image: Image, coverage: Coverage) -> set[int]:
     links: set[int] = set()
     for zone in _zones(image):
         try:
-            heads = list(_heads(zone))
+            heads = list(_heads(image, zone))
         except FaultError as error:
             coverage.miss("free pages of CPUs", error.address, str(error))
             continue
@@ -82,9 +82,8 @@ def _zones(image: Image) -> Iterator[Object]:
             yield zones[i]
 
 
-def _heads(zone: Object) -> Iterator[tuple[int, tuple[int, ...]]]:
+def _heads(image: Image, zone: Object) -> Iterator[tuple[int, tuple[int, ...]]]:
     """Return the address of each list of a ``struct zone``, and the *ends* of :func:`_walk()`."""
-    image = image_of(zone.prog_)
     ends = tuple(offsetof(image.type("struct list_head"), way) for way in ("next", "prev"))
     if zone.per_cpu_pageset:
         for cpu in possible_cpus(image):

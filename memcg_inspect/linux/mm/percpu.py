@@ -174,7 +174,7 @@ class PercpuReader:
         lists = self.image.object("pcpu_chunk_lists").read_()
         for slot in range(int(self.image.object("pcpu_nr_slots"))):
             head = lists[slot].address_of_()
-            yield from list_entries("struct pcpu_chunk", head, "list", on_fault)
+            yield from list_entries(self.image, "struct pcpu_chunk", head, "list", on_fault)
 
     def find(self, address: int) -> list[PcpuPlace]:
         """

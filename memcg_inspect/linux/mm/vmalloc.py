@@ -176,7 +176,7 @@ def _vmap_areas(image: Image, on_fault: OnFault) -> Iterator[Object]:
             number = 1
         heads = [nodes[i].busy.head.address_of_() for i in range(number)]
     for head in heads:
-        yield from list_entries("struct vmap_area", head, "list", on_fault)
+        yield from list_entries(image, "struct vmap_area", head, "list", on_fault)
 
 
 def _stacks(image: Image, coverage: Coverage) -> set[tuple[int, int]]:

@@ -141,12 +141,16 @@ class ZswapReader:
                     # Commit 796c2c23e14e ("zswap: replace RB tree with xarray") (in v6.10).
                     for i in range(int(self.image.object("nr_zswap_trees")[swap_type])):
                         try:
-                            yield from xa_entries(tree[i], missed)
+                            yield from xa_entries(self.image, tree[i], missed)
                         except FaultError as error:
                             missed(error)
                 else:
                     for entry in rbtree_entries(
-                        "struct zswap_entry", tree.rbroot.address_of_(), "rbnode", missed
+                        self.image,
+                        "struct zswap_entry",
+                        tree.rbroot.address_of_(),
+                        "rbnode",
+                        missed,
                     ):
                         yield entry.value_()
             except FaultError as error:

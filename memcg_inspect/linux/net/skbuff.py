@@ -40,24 +40,23 @@ def unix_socket_pages(image: Image, coverage: Coverage) -> Iterator[int]:
                 for sock in hlist_for_each_entry(
                     "struct sock", table.buckets[i].address_of_(), "__sk_common.skc_node"
                 ):
-                    yield from _queue(sock.sk_receive_queue)
+                    yield from _queue(image, sock.sk_receive_queue)
             except FaultError as error:
                 coverage.miss("AF_UNIX sockets", error.address, str(error))
 
 
-def _queue(queue: Object) -> Iterator[int]:
+def _queue(image: Image, queue: Object) -> Iterator[int]:
     skb, end = queue.next.read_(), queue.address_
     while skb.value_() != end:
-        yield from _skb(skb)
+        yield from _skb(image, skb)
         skb = skb.next.read_()
 
 
-def _skb(skb: Object) -> Iterator[int]:
-    prog = skb.prog_
+def _skb(image: Image, skb: Object) -> Iterator[int]:
     # An offset with CONFIG_NET_SKBUFF_DATA_USES_OFFSET, as on all 64-bit machines.
     end = skb.end.value_()
     address = end if end >> 32 else skb.head.value_() + end
-    shared = Object(prog, "struct skb_shared_info", address=address)
+    shared = Object(image.prog, "struct skb_shared_info", address=address)
     for i in range(int(shared.nr_frags)):
         frag = shared.frags[i]
         # A bio_vec until 6.8, then a netmem, whose lowest bit marks what is no page.
@@ -67,5 +66,5 @@ def _skb(skb: Object) -> Iterator[int]:
             yield page
     fragment = shared.frag_list.read_()
     while fragment:
-        yield from _skb(fragment)
+        yield from _skb(image, fragment)
         fragment = fragment.next.read_()

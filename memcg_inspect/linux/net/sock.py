@@ -66,7 +66,7 @@ def socket_caches(image: Image, coverage: Coverage) -> dict[int, Protocol]:
     def missed(error: FaultError) -> None:
         coverage.miss("protocol of sockets", error.address, str(error))
 
-    for proto in list_entries("struct proto", head, "node", missed):
+    for proto in list_entries(image, "struct proto", head, "node", missed):
         try:
             cache = proto.slab.value_()
             if not cache:
