@@ -73,9 +73,11 @@ class Check:
     What it compares:
 
     :ivar name: name in reports
-    :ivar counter: the counters, for the list in ``docs/identities.md``
+    :ivar counter: the counters, for the list in ``docs/identities.md`` (Markdown)
     :ivar unit: units of its rows, for that list
     :ivar found: what is added up, for that list
+    :ivar sources: the parts that :attr:`Row.found` can have
+    :ivar places: the parts that :attr:`Row.claimed` can have
     :ivar rows: returns its rows
     :ivar derive: instead of *rows*, returns its rows from those of the checks before it that
         add up charges (see *counters_only*)
@@ -103,6 +105,8 @@ class Check:
     counter: str
     unit: str
     found: str
+    sources: tuple[str, ...]
+    places: tuple[str, ...]
     rows: Callable[[Snapshot], list[Row]] = _no_rows
     derive: Callable[[Snapshot, Sequence[Row]], list[Row]] | None = None
     items: tuple[str, ...] = ()

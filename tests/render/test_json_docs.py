@@ -11,7 +11,6 @@ from typing import Any, get_args
 import pytest
 from support.reports import more, report
 
-from memcg_inspect.checks.registry import CHECKS
 from memcg_inspect.render.json_report import report_document
 from memcg_inspect.render.tables import answer_to_json
 from memcg_inspect.tables import Answer, Column, Kind, Table
@@ -62,11 +61,3 @@ def test_kinds_of_columns_are_described() -> None:
 
 def test_schema_number_is_named() -> None:
     assert f"| `schema` | integer | {DOCUMENT['schema']} |" in TEXT
-
-
-def test_parts_of_every_identity_are_described() -> None:
-    section = TEXT.split("| identity | `found` | `claimed` |")[1].split("\n\n")[0]
-    rows = dict(re.findall(r"^\| `(\w+)` \| (.*) \|$", section, re.MULTILINE))
-    assert set(rows) == {check.name for check in CHECKS}
-    output = (Path(__file__).resolve().parents[2] / "docs/output.md").read_text()
-    assert all(f"| `{name}` |" in output for name in rows)

@@ -6,9 +6,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from labkit import kernels
-from support.identity_table import identities
 
 from memcg_inspect.model import Report
+from support.identity_table import identities
 
 
 def not_kept(kernel: str) -> set[str]:

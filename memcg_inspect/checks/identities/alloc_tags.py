@@ -143,12 +143,14 @@ def _not_kept(snapshot: Snapshot) -> str | None:
 
 CHECK = Check(
     name="alloc_tags",
-    counter="the bytes and the calls of each call site in `/proc/allocinfo`",
+    counter="bytes and calls of each call site in `/proc/allocinfo`",
     unit="bytes, references",
     found=(
-        "all slab objects, percpu allocations and blocks of pages that refer to it, whoever pays; "
-        "sites with nothing on both sides have no row"
+        "all slab objects, percpu allocations and blocks of pages that refer to the call site, "
+        "charged or not. Call sites with nothing on both sides have no row"
     ),
+    sources=("slab", "percpu", "kmem", "lru", "slab_page", "page"),
+    places=("counter",),
     rows=alloc_tag_rows,
     not_kept=_not_kept,
     half_done=HalfDone(

@@ -31,6 +31,8 @@ CHECK = Check(
     counter="`NR_KERNEL_STACK_KB`, by node",
     unit="KiB",
     found="pages of kernel stacks",
+    sources=("stack",),
+    places=("folded", "pending_cpu"),
     rows=stack_rows,
     items=(ITEM,),
     # THREAD_SIZE with KASAN is 32 KiB; twice that.

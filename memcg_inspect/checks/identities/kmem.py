@@ -114,9 +114,11 @@ HALF_DONE = HalfDone(
 
 CHECK = Check(
     name="kmem",
-    counter="`MEMCG_KMEM`",
+    counter="`MEMCG_KMEM`, or `NR_KMEM` by node",
     unit="pages",
-    found="pages charged as kernel memory, and objects with what is left over of their pages",
+    found="pages charged as kernel memory, and the whole pages that objects are charged for",
+    sources=("kmem_pages", "objects"),
+    places=("folded", "pending_cpu"),
     rows=kmem_rows,
     items=(BY_MEMCG, BY_NODE),
     by_node_rule=True,

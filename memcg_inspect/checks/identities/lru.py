@@ -90,14 +90,16 @@ def _not_kept(snapshot: Snapshot) -> str | None:
 CHECK = Check(
     name="lru",
     counter=(
-        "`lru_zone_size` by node, zone and list; on the multi-gen LRU `lrugen.nr_pages` by node, "
-        "generation, type and zone"
+        "`lru_zone_size` by node, zone and list; on the multi-gen LRU `lrugen.nr_pages` by "
+        "node, generation, type and zone"
     ),
     unit="pages",
     found=(
-        "folios with `PG_lru`, by the list that their flags name; lists that are empty on both "
+        "folios with `PG_lru`, by the list that their flags name. Lists that are empty on both "
         "sides have no row"
     ),
+    sources=("lru",),
+    places=("lru_zone_size", "nr_pages", "mm_walk"),
     rows=lru_rows,
     not_kept=_not_kept,
     half_done=HalfDone(

@@ -63,12 +63,14 @@ def _not_kept(snapshot: Snapshot) -> str | None:
 
 CHECK = Check(
     name="node_slab",
-    counter="`NR_SLAB_RECLAIMABLE_B`, `NR_SLAB_UNRECLAIMABLE_B` of the node itself",
+    counter="`NR_SLAB_RECLAIMABLE_B`, `NR_SLAB_UNRECLAIMABLE_B` of the node",
     unit="pages",
     found=(
-        "all slabs and all large kmallocs, whoever pays; the second counter only where large "
-        "kmallocs are marked (`PGTY_large_kmalloc`)"
+        "all slabs and all large kmallocs, charged or not. The second counter is checked only "
+        "if the kernel marks large kmallocs (`PGTY_large_kmalloc`)"
     ),
+    sources=("slab", "large_kmalloc"),
+    places=("vm_stat", "cpu"),
     rows=node_slab_rows,
     not_kept=_not_kept,
 )

@@ -47,8 +47,11 @@ CHECK = Check(
     counter="`MEMCG_PERCPU_B`",
     unit="bytes",
     found=(
-        "percpu allocations on all possible CPUs, and a pointer for each 4 bytes of one CPU's size"
+        "percpu allocations on all possible CPUs, and a pointer for each 4 bytes of one CPU's "
+        "copy (`pcpu_obj_full_size()`)"
     ),
+    sources=("percpu", "metadata"),
+    places=("folded", "pending_cpu"),
     rows=percpu_rows,
     items=(ITEM,),
     half_done=HalfDone(pattern(PERCPU, FLUSH), _largest),

@@ -52,7 +52,12 @@ CHECK = Check(
     name="placement",
     counter="none: all vectors",
     unit="references",
-    found="vectors of `obj_cgroup` pointers, apart from their slab, that lie on its node",
+    found=(
+        "vectors of `obj_cgroup` pointers that were allocated apart from their slab and lie on "
+        "the slab's node"
+    ),
+    sources=("on_node",),
+    places=("vectors",),
     rows=placement_rows,
     prove=_prove,
 )

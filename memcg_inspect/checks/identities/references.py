@@ -105,7 +105,12 @@ CHECK = Check(
     name="references",
     counter="the reference count of each `obj_cgroup`",
     unit="references",
-    found="objects, allocations, pages, entries, stocks, tasks, BPF maps, and the memcg itself",
+    found=(
+        "objects, percpu allocations, pages, zswap entries, stocks, tasks, BPF maps, and the "
+        "memcg itself"
+    ),
+    sources=("memcg", "slab", "percpu", "kmem", "zswap", "lru", "stock", "task", "bpf"),
+    places=("refcnt",),
     rows=reference_rows,
     by_node_rule=True,
     half_done=HalfDone(

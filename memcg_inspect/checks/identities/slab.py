@@ -106,6 +106,8 @@ CHECK = Check(
     counter="`NR_SLAB_RECLAIMABLE_B`, `NR_SLAB_UNRECLAIMABLE_B`, by node",
     unit="bytes",
     found="slab objects and large kmallocs",
+    sources=("slab", "large_kmalloc"),
+    places=("folded", "pending_cpu", "stock"),
     rows=slab_rows,
     items=tuple(ITEMS.values()),
     # Objects larger than two pages are large kmallocs or vmalloc areas.

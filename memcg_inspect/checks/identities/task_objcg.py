@@ -108,7 +108,11 @@ CHECK = Check(
     name="task_objcg",
     counter="none: all tasks",
     unit="references",
-    found="tasks whose cached `obj_cgroup` is of the memcg they are in, or is marked as stale",
+    found=(
+        "tasks whose cached `obj_cgroup` belongs to the memcg that they are in, or is marked stale"
+    ),
+    sources=("tasks",),
+    places=("tasks",),
     rows=task_rows,
     not_kept=_not_kept,
     half_done=HalfDone(pattern(CGROUP), lambda snapshot: 1),

@@ -96,8 +96,11 @@ CHECK = Check(
     counter="the page counter behind `memory.current`",
     unit="pages",
     found=(
-        "user pages and page cache, kernel memory, sockets, and what CPUs have charged in advance"
+        "user pages and page cache, kernel memory, sockets, and pages that CPUs have charged in"
+        " advance"
     ),
+    sources=("lru", "kmem", "sock", "stock"),
+    places=("page_counter",),
     rows=usage_rows,
     of_subtrees=True,
     half_done=HalfDone(
