@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
-"""The rules of the house (CONTRIBUTING.md), held to by reading the source."""
+"""The rules of CONTRIBUTING.md, and the layers of docs/architecture.md, checked in the source."""
 
 from __future__ import annotations
 
@@ -10,49 +10,16 @@ import sys
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
-
-import pytest
+from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
 MOST_LINES_OF_A_FILE = 700
 MOST_LINES_OF_A_FUNCTION = 80
 
-#: Layers of the package, the lowest first, and what each may import besides itself.
-LAYERS: dict[str, frozenset[str]] = {
-    "model": frozenset(),
-    "btf": frozenset({"model"}),
-    "image": frozenset({"model", "btf"}),
-    "linux": frozenset({"model", "btf", "image"}),
-    "checks": frozenset({"model"}),
-    "collect": frozenset({"model", "btf", "image", "linux", "checks"}),
-    "views": frozenset({"model", "image", "linux", "checks", "collect"}),
-    "render": frozenset({"model"}),
-    "front ends": frozenset({"model", "image", "checks", "collect", "views", "render"}),
-}
-LAYER_OF = {
-    "model": "model",
-    "tables": "model",
-    "elf": "model",
-    "btf": "btf",
-    "image": "image",
-    "linux": "linux",
-    "checks": "checks",
-    "collect": "collect",
-    "views": "views",
-    "helpers": "views",
-    "render": "render",
-    "cli": "front ends",
-    "commands": "front ends",
-    "subcommands": "front ends",
-    "__init__": "front ends",
-    "__main__": "front ends",
-}
-#: Which layers may import what of other people's.
-MAY_IMPORT = {
-    "drgn": {"btf", "image", "linux", "collect", "views", "front ends"},
-    "rich": {"render", "front ends"},
-}
-#: Underscored names that are no private ones: NamedTuple's.
+ARCHITECTURE = ROOT / "docs" / "architecture.md"
+#: Packages of other projects that the table of layers names.
+OTHERS = frozenset({"drgn", "rich"})
+#: Public names that begin with an underscore: those of NamedTuple.
 PUBLIC_ALL_THE_SAME = {"_asdict", "_fields", "_make", "_replace"}
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
@@ -105,34 +72,145 @@ def _imported(tree: ast.Module) -> Iterator[tuple[str, str | None]]:
                 yield node.module or "", alias.name
 
 
-def _layer(path: Path) -> str:
-    first = path.relative_to(ROOT / "memcg_inspect").parts[0].removesuffix(".py")
-    return LAYER_OF[first]
+class Layer(NamedTuple):
+    """
+    A row of the table under "Layers" in docs/architecture.md.
+
+    :ivar modules: names in ``memcg_inspect``, folders and files alike, without ``.py``
+    :ivar imports: names of the layers, and packages of other projects, that it imports
+    """
+
+    name: str
+    modules: tuple[str, ...]
+    imports: frozenset[str]
+
+
+@cache
+def _layers() -> tuple[Layer, ...]:
+    """Read the table of layers, the lowest first."""
+    section = ARCHITECTURE.read_text().split("\n## Layers\n")[1].split("\n## ")[0]
+    rows = [
+        [cell.strip() for cell in line.strip("|").split("|")]
+        for line in section.splitlines()
+        if line.startswith("|")
+    ]
+    head, rule, *body = rows
+    assert set("".join(rule)) <= set("- ")
+    name, modules, imports = (head.index(column) for column in ("layer", "where", "may import"))
+    return tuple(
+        Layer(
+            row[name],
+            tuple(
+                m.removesuffix("/").removesuffix(".py")
+                for m in re.findall(r"`(.*?)`", row[modules])
+            ),
+            frozenset() if row[imports] == "nothing" else frozenset(row[imports].split(", ")),
+        )
+        for row in body
+    )
+
+
+def _layer_of(module: str) -> str | None:
+    """Return the layer of a dotted name, or the package of another project that it is of."""
+    first, *rest = module.split(".")
+    if first != "memcg_inspect":
+        return first if first in OTHERS else None
+    of = {m: layer.name for layer in _layers() for m in layer.modules}
+    return of.get(rest[0] if rest else "__init__", of["__init__"])
 
 
 def _where(path: Path, node: ast.AST) -> str:
     return f"{path.relative_to(ROOT)}:{getattr(node, 'lineno', 0)}"
 
 
-def _own_import(module: str, name: str | None) -> str | None:
-    """The layer that an import reaches, if it is of the package."""
-    parts = module.split(".")
-    if parts[0] != "memcg_inspect":
-        return None
-    below = parts[1] if len(parts) > 1 else name
-    return LAYER_OF.get(below or "__init__", "front ends")
+def _module(path: Path) -> str:
+    """Return the dotted name of a module of the package."""
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-@pytest.mark.parametrize("path", PACKAGE, ids=lambda p: str(p.relative_to(ROOT)))
-def test_imports_go_down(path: Path) -> None:
-    layer = _layer(path)
-    allowed = LAYERS[layer] | {layer}
-    for module, name in _imported(_parsed(path)):
-        reached = _own_import(module, name)
-        assert reached is None or reached in allowed, f"{layer} imports {module}"
-        for package, layers in MAY_IMPORT.items():
-            if module.split(".")[0] == package:
-                assert layer in layers, f"{layer} imports {package}"
+@cache
+def _imports(path: Path) -> frozenset[str]:
+    """Return the dotted names that a module imports: of modules, and of what is in them."""
+    return frozenset(
+        module if name is None else f"{module}.{name}" for module, name in _imported(_parsed(path))
+    )
+
+
+def test_the_table_of_layers_has_every_module() -> None:
+    listed = [module for layer in _layers() for module in layer.modules]
+    assert len(listed) == len(set(listed))
+    assert set(listed) == {
+        path.relative_to(ROOT / "memcg_inspect").parts[0].removesuffix(".py") for path in PACKAGE
+    }
+
+
+def test_layers_import_what_the_table_says() -> None:
+    """Each imports all that the last column names, which is always lower, and nothing else."""
+    found: dict[str, dict[str, str]] = {}
+    for path in PACKAGE:
+        layer = _layer_of(_module(path) or "")
+        assert layer is not None
+        reached = found.setdefault(layer, {})
+        for imported in _imports(path):
+            below = _layer_of(imported)
+            if below not in (None, layer):
+                reached[str(below)] = f"{path.relative_to(ROOT)} imports {imported}"
+    lower: set[str] = set(OTHERS)
+    for layer in _layers():
+        assert layer.imports <= lower, layer
+        wrong = {why for below, why in found[layer.name].items() if below not in layer.imports}
+        assert wrong == set()
+        assert layer.imports == set(found[layer.name]), f"{layer.name} imports less"
+        lower.add(layer.name)
+
+
+def test_no_circles_of_imports() -> None:
+    """Imports inside functions count: they hide a circle, and do not remove it."""
+    modules = {_module(path): path for path in PACKAGE}
+    graph: dict[str, set[str]] = {}
+    for name, path in modules.items():
+        # A submodule, or something in a module.
+        named = (i if i in modules else i.rpartition(".")[0] for i in _imports(path))
+        graph[name] = {module for module in named if module in modules and module != name}
+    # Take away modules that import none that is left, as long as there are such.
+    while leaves := {name for name, imported in graph.items() if not imported}:
+        graph = {name: imported - leaves for name, imported in graph.items() if name not in leaves}
+    assert graph == {}
+
+
+#: Readers that are named after what they read, since its source file is about much else.
+NAMED_OTHERWISE = {
+    "linux/fs/inode.py": "struct inode of include/linux/fs.h",
+    "linux/kernel/stacktrace.py": "stacks of tasks and CPUs, which drgn unwinds",
+    "linux/mm/memcg_data.py": "page->memcg_data, enum page_memcg_data_flags",
+    "linux/mm/pernode.py": "the patches that count kernel memory by node",
+    "linux/mm/rss_stat.py": "mm_struct->rss_stat",
+}
+
+
+def test_readers_are_named_after_kernel_sources() -> None:
+    """A file or a folder that the first sentence names with ``:linux:``, or the begin of it."""
+    wrong = []
+    for path in PACKAGE:
+        name = str(path.relative_to(ROOT / "memcg_inspect"))
+        if not name.startswith("linux/") or path.name == "__init__.py":
+            continue
+        sources = re.findall(r":linux:`([^`]+)`", ast.get_docstring(_parsed(path)) or "")
+        parts = {
+            part.removesuffix(".c").removesuffix(".h").replace("-", "_")
+            for source in sources
+            for part in source.split("/")
+        }
+        known = any(
+            path.stem == part
+            or path.stem.startswith(f"{part}_")
+            or part.startswith(f"{path.stem}_")
+            for part in parts
+        )
+        if not sources or known is (name in NAMED_OTHERWISE):
+            wrong.append(f"{name}: {sources}")
+    assert wrong == []
 
 
 def test_readers_are_handed_their_image() -> None:
@@ -318,14 +396,15 @@ def test_no_test_is_skipped() -> None:
 
 
 def test_lookup_errors_are_drgns_own() -> None:
-    """memcg_inspect/image/lookup.py takes a plain LookupError for one of drgn's.
+    """
+    memcg_inspect/image/lookup.py takes a plain LookupError for one of drgn's.
 
-    BTF is different: it is called by drgn, for which it looks names up.
+    BTF is different: drgn calls it to look names up.
     """
     wrong = [
         _where(path, node)
         for path in PACKAGE
-        if _layer(path) != "btf"
+        if not path.is_relative_to(ROOT / "memcg_inspect" / "btf")
         for node in ast.walk(_parsed(path))
         if isinstance(node, ast.Raise)
         and node.exc is not None
