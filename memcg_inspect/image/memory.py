@@ -3,9 +3,10 @@
 Bulk reads
 ----------
 
-Every structure that is walked more than a thousand times is read through here:
-whole pieces with one ``Program.read``, and columns taken out of them by strides.
-Reads are counted, so that tests can hold a reader to its shape.
+Structures of which there are many are read through :class:`Memory`: whole arrays with one
+``Program.read()`` per piece, and columns taken out of the bytes by strides. A drgn
+:class:`~drgn.Object` would cost one read per member. Reads are counted: tests check that their
+number does not grow faster than it should.
 """
 
 from __future__ import annotations
@@ -20,14 +21,13 @@ from drgn import FaultError, PlatformFlags, Program
 
 __all__ = ("PIECE", "SMALLEST_PAGE", "Memory", "filled")
 
-#: Bytes of one bulk read: the size at which reads of a dump are fastest.
+#: Bytes of one bulk read. Reads of dumps are fastest at this size.
 PIECE = 2 << 20
 
-#: No kernel has smaller pages: what is missing from a dump is missing in these units.
+#: The smallest page size of any kernel, in bytes. Missing ranges of a dump are multiples of it.
 SMALLEST_PAGE = 4096
 
-
-#: Nothing that is read at once is larger, whatever a damaged length says.
+#: The most bytes of one read. A larger length is damaged.
 LARGEST = 1 << 30
 
 
@@ -35,10 +35,12 @@ class Memory:
     """
     The memory of one program.
 
+    :ivar prog: the program
     :ivar order: byte order of the image
-    :ivar word_size: ``sizeof(unsigned long)`` of the image
+    :ivar word_size: ``sizeof(unsigned long)`` of the image, in bytes
     :ivar reads: number of reads so far
-    :ivar bytes_read: bytes read so far
+    :ivar bytes_read: number of bytes read so far
+    :raises ValueError: if the program has no platform
     """
 
     def __init__(self, prog: Program) -> None:
@@ -58,38 +60,44 @@ class Memory:
         """
         Read *size* bytes at a virtual address.
 
-        :param address: taken modulo the size of a pointer, like any sum of pointers in C
-        :raises drgn.FaultError: if any of them is not in the image
+        :param address: virtual address; it wraps around like a pointer in C
+        :raises drgn.FaultError: if any of the bytes is not in the image, or if *size* is not a
+            plausible length
         """
         self.reads += 1
         self.bytes_read += size
         address %= self._limit
         if address + size > self._limit:
-            raise FaultError("address is past the end of memory", address)
+            raise FaultError("the range exceeds the address space", address)
         if not 0 <= size <= LARGEST:
-            # Made of a length that changed while it was read, or is damaged.
-            raise FaultError(f"{size} bytes cannot be one thing", address)
+            # The length was read from memory that changed meanwhile, or that is damaged.
+            raise FaultError(f"{size} bytes is not a plausible length", address)
         data: bytes = self.prog.read(address, size)
         return data
 
     def word(self, address: int) -> int:
-        """Read one ``unsigned long``."""
+        """
+        Read one ``unsigned long``.
+
+        :raises drgn.FaultError: if it is not in the image
+        """
         return int.from_bytes(self.read(address, self.word_size), self.order)
 
     def word_at(self, data: bytes, offset: int) -> int:
-        """Take one ``unsigned long`` out of *data*."""
+        """Return the ``unsigned long`` at a byte offset of *data*."""
         return int.from_bytes(data[offset : offset + self.word_size], self.order)
 
     def signed_at(self, data: bytes, offset: int) -> int:
-        """Take one ``long`` out of *data*."""
+        """Return the ``long`` at a byte offset of *data*."""
         return int.from_bytes(data[offset : offset + self.word_size], self.order, signed=True)
 
     def words(self, data: bytes, start: int = 0, stride: int | None = None) -> list[int]:
         """
-        Take a column of ``unsigned long`` out of *data*.
+        Return a column of ``unsigned long``: the same member of each structure of an array.
 
-        :param start: byte offset of the first one
-        :param stride: bytes from one to the next; one word if not given
+        :param data: the array
+        :param start: byte offset of the member in the first structure
+        :param stride: size of a structure, in bytes; one word if not given
         """
         size = self.word_size
         stride = size if stride is None else stride
@@ -108,23 +116,32 @@ class Memory:
         return swapped[start // size :: stride // size].tolist()
 
     def unpacker(self, words: int) -> Callable[[bytes], tuple[int, ...]]:
-        """Return what takes the first words of a small structure apart, faster than a column."""
+        """
+        Return a function that unpacks the first words of a structure.
+
+        For one structure, that is faster than :meth:`words()`.
+
+        :param words: number of words to unpack
+        """
         order = "<" if self.order == "little" else ">"
         return Struct(f"{order}{words}{self._code}").unpack_from
 
     def byte_of_word(self, offset: int, n: int) -> int:
-        """Return the offset of the *n*-th least significant byte of the word at *offset*."""
+        """
+        Return the byte offset of a byte of the word at *offset*.
+
+        :param n: 0 for the least significant byte
+        """
         return offset + n if self.order == "little" else offset + self.word_size - 1 - n
 
     def pieces(self, address: int, size: int, unit: int) -> Iterator[tuple[int, bytes | None]]:
         """
         Read a long range in pieces.
 
-        A piece that faults is read again in page-sized parts, so that one missing
-        page hides no more than itself.
+        A piece with a missing page is read again page by page: all other pages are returned.
 
-        :param unit: size of an element: no piece splits one
-        :return: (offset in the range, the bytes or ``None`` if they are not there)
+        :param unit: size of an element of the range, in bytes; no element is split
+        :return: byte offset of each piece in the range, and its bytes; ``None`` if it is missing
         """
         step = max(PIECE - PIECE % unit, unit)
         for offset in range(0, size, step):
@@ -138,20 +155,20 @@ class Memory:
         self, address: int, offset: int, length: int, unit: int
     ) -> Iterator[tuple[int, bytes | None]]:
         step = max(SMALLEST_PAGE - SMALLEST_PAGE % unit, unit)
-        for at in range(offset, offset + length, step):
-            part = min(step, offset + length - at)
+        for part in range(offset, offset + length, step):
+            size = min(step, offset + length - part)
             try:
-                yield at, self.read(address + at, part)
+                yield part, self.read(address + part, size)
             except FaultError:
-                yield at, None
+                yield part, None
 
 
 def filled(data: bytes, unit: int) -> Iterator[tuple[int, bytes]]:
     """
-    Walk the parts of *data*, a page each, that are not all 0.
+    Iterate over the pages of *data* that have a byte other than 0.
 
-    :param unit: size of an element: no part splits one
-    :return: (offset, the part)
+    :param unit: size of an element of *data*, in bytes; no element is split
+    :return: byte offset of each page, and its bytes
     """
     step = max(SMALLEST_PAGE - SMALLEST_PAGE % unit, unit)
     empty = bytes(step)

@@ -3,8 +3,8 @@
 Progress and cancellation
 -------------------------
 
-A long walk reports its progress and checks between two pieces whether it was cancelled. A
-cancelled walk ends early and counts the rest as unreadable.
+A long walk reports its progress, and can be cancelled. It checks for cancellation between two
+pieces. A cancelled walk counts what it did not read as unreadable.
 """
 
 from __future__ import annotations
@@ -19,10 +19,11 @@ STOPPED = "interrupted before it was read"
 
 class Progress:
     """
-    Progress of a walk, and its cancellation.
+    Progress and cancellation of a walk.
 
-    :ivar stop: whether the walk is cancelled
-    :ivar tell: called with the name of the current walk and the share of it that is done
+    :ivar stop: set to ``True`` to cancel the walk
+    :ivar tell: function that is called with the name of the current walk and the share of it that
+        is done, from 0.0 to 1.0
     """
 
     def __init__(self) -> None:

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 """
-A guest of QEMU that holds still
---------------------------------
+Stopping a QEMU guest
+---------------------
 
-drgn reads a guest's memory over a QMP connection, of which QEMU serves one at a time. So the
-connection is opened here and shared: drgn gets a duplicate of its descriptor, and the guest is
-stopped and resumed through the same one while drgn says nothing on it.
+drgn reads the memory of a guest over a QMP connection. QEMU serves one connection at a time, so
+this module opens it and shares it: drgn gets a duplicate of the file descriptor, and the guest is
+stopped and resumed over the same connection while drgn is not using it.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from memcg_inspect.model import ImageError
 
 __all__ = ("Monitor",)
 
-#: Seconds to wait for an answer: stopping waits for devices.
-_PATIENCE = 30.0
+#: Seconds to wait for an answer. ``stop`` waits until devices have finished their requests.
+_TIMEOUT = 30.0
 
 
 class Monitor:
     """
-    A connection to QEMU's monitor.
+    A QMP connection.
 
     :param address: path of a Unix domain socket, or ``host:port``
-    :raises ImageError: if nobody answers there
+    :raises ImageError: if the connection cannot be opened
     """
 
     def __init__(self, address: str) -> None:
@@ -43,21 +43,22 @@ class Monitor:
         self._buffer = b""
 
     def descriptor(self) -> int:
-        """Return a descriptor for drgn, to be closed by it."""
+        """Return a duplicate of the file descriptor; drgn closes it."""
         return os.dup(self._socket.fileno())
 
     def close(self) -> None:
-        """Let go of the connection."""
+        """Close the connection."""
         self._socket.close()
 
     @contextmanager
     def paused(self) -> Iterator[None]:
         """
-        Stop the guest for the time of a block, once drgn has opened it.
+        Stop the guest while the block runs.
 
-        A guest that was stopped before stays so.
+        drgn must have opened the connection before: it negotiates the capabilities of QMP. A guest
+        that is stopped already stays stopped.
 
-        :raises ImageError: if QEMU refuses
+        :raises ImageError: if QEMU refuses, or does not answer
         """
         was_running = self._execute("query-status").get("running", False)
         if not was_running:
@@ -70,7 +71,7 @@ class Monitor:
             self._execute("cont")
 
     def _execute(self, command: str) -> dict[str, Any]:
-        self._socket.settimeout(_PATIENCE)
+        self._socket.settimeout(_TIMEOUT)
         try:
             self._socket.sendall(json.dumps({"execute": command}).encode() + b"\n")
             while True:
@@ -98,7 +99,7 @@ class Monitor:
 def _connect(address: str) -> socket.socket:
     host, colon, port = address.rpartition(":")
     if colon and not address.startswith(("/", ".")) and port.isdigit():
-        return socket.create_connection((host or "localhost", int(port)), _PATIENCE)
+        return socket.create_connection((host or "localhost", int(port)), _TIMEOUT)
     unix = socket.socket(socket.AF_UNIX)
     unix.connect(address)
     return unix

@@ -1,5 +1,10 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
-"""Many short strings, read a page at a time."""
+"""
+Strings
+-------
+
+Many short strings that are close together, read a page at a time.
+"""
 
 from __future__ import annotations
 
@@ -7,17 +12,21 @@ from memcg_inspect.image.memory import SMALLEST_PAGE, Memory
 
 __all__ = ("Strings", "text")
 
-#: No name in the kernel is longer; what is not ended by then is none.
+#: Strings are cut after this many bytes: no name in the kernel is longer.
 _LONGEST = 2 * SMALLEST_PAGE
 
 
 def text(data: bytes) -> str:
-    """Return the string that some bytes begin with, its bytes that are no text escaped."""
+    """
+    Return the C string at the start of *data*.
+
+    :return: bytes that are not UTF-8 are escaped as ``\\xNN``
+    """
     return data.partition(b"\0")[0].decode(errors="backslashreplace")
 
 
 class Strings:
-    """Reads strings that lie close together, like those of one section of the kernel."""
+    """Reader of strings that are close together, e.g. in one section of the kernel."""
 
     def __init__(self, memory: Memory) -> None:
         self._memory = memory
@@ -25,16 +34,18 @@ class Strings:
 
     def at(self, address: int) -> str:
         """
-        Return a string, its bytes that are no text escaped.
+        Return the C string at an address.
 
         :param address: ``const char *``
-        :raises drgn.FaultError: if it cannot be read
+        :return: bytes that are not UTF-8 are escaped as ``\\xNN``
+        :raises drgn.FaultError: if the string cannot be read
         """
-        found = b""
-        while b"\0" not in found and len(found) < _LONGEST:
-            at = address + len(found)
-            found += self._page(at - at % SMALLEST_PAGE)[at % SMALLEST_PAGE :]
-        return text(found)
+        data = b""
+        while b"\0" not in data and len(data) < _LONGEST:
+            end = address + len(data)
+            offset = end % SMALLEST_PAGE
+            data += self._page(end - offset)[offset:]
+        return text(data)
 
     def _page(self, address: int) -> bytes:
         page = self._pages.get(address)

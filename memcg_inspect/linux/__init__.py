@@ -3,8 +3,8 @@
 Readers of Linux kernel memory
 ------------------------------
 
-One module for each kernel source it mirrors. All knowledge of kernel versions
-and of architectures lives here; a difference is found from the types, once for
-each :class:`drgn.Program`, and handed on as plain offsets. Readers return plain
-data or nouns of :mod:`memcg_inspect.model`.
+The modules are named after the kernel sources that they mirror. All knowledge of kernel releases
+and architectures is here. Readers find differences between releases from the types, never from a
+version number, once for each :class:`~memcg_inspect.image.image.Image`. They return plain data,
+or records of :mod:`memcg_inspect.model`.
 """

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 """
-Which file a page is of
------------------------
+Files of pages
+--------------
 
-Mirrors ``struct address_space`` and ``struct inode`` of :linux:`include/linux/fs.h`, and the
-flags in ``page->mapping`` of :linux:`include/linux/page-flags.h`.
+Mirrors ``dump_mapping()`` of :linux:`fs/inode.c`, which names the file that a page belongs to, and
+the flags in ``page->mapping`` of :linux:`include/linux/page-flags.h`.
 """
 
 from __future__ import annotations
@@ -17,28 +17,30 @@ from memcg_inspect.image.layout import has_member
 
 __all__ = ("dentry_name", "mapping_name")
 
-#: ``PAGE_MAPPING_ANON`` and ``PAGE_MAPPING_MOVABLE`` (``FOLIO_MAPPING_KSM``).
+#: ``FOLIO_MAPPING_ANON`` (``PAGE_MAPPING_ANON`` up to 6.15).
 _ANON = 1
+#: ``FOLIO_MAPPING_FLAGS``: bit 1 is ``PAGE_MAPPING_MOVABLE``, or with bit 0 a page of KSM.
 _FLAGS = 3
 
 
 @per_image
 def _alias(image: Image) -> str:
-    # In a union without a name since commit 3b7d764a37d0 ("struct dentry: make ->d_u anonymous")
+    # The union d_u has no name since commit 3b7d764a37d0 ("struct dentry: make ->d_u anonymous")
     # (in v7.1).
     return "d_alias" if has_member(image, "struct dentry", "d_alias") else "d_u.d_alias"
 
 
 def mapping_name(image: Image, mapping: int, swap_cache: bool) -> str:
     """
-    Name what a user page belongs to: the path of its file, or what else it is.
+    Return the path of the file that a user page belongs to, or a description in parentheses.
 
     :param mapping: ``page->mapping``, with its flags
     :param swap_cache: whether the page is in the swap cache
-    :raises drgn.FaultError: if it cannot be read
+    :return: e.g. ``/var/log/syslog``, ``/tmp/x (deleted)``, ``(anonymous)``
+    :raises drgn.FaultError: if the ``struct address_space``, inode or dentry cannot be read
     """
     if not mapping:
-        # Pages of tmpfs lose their file on the way out.
+        # shmem_writeout() moves pages of tmpfs from their file to the swap cache.
         return "(swap cache)" if swap_cache else "(no file)"
     if mapping & _FLAGS:
         return "(anonymous)" if mapping & _ANON else "(movable)"
@@ -59,13 +61,13 @@ def dentry_name(dentry: Object, mount: Object | None = None) -> str:
     Return the path of a dentry.
 
     :param dentry: ``struct dentry *``
-    :param mount: ``struct vfsmount *`` through which it is seen; any, if it is not given
-    :raises drgn.FaultError: if it cannot be read
+    :param mount: ``struct vfsmount *`` to resolve the path through; any mount if not given
+    :raises drgn.FaultError: if the dentry cannot be read, or is not mounted anywhere
     """
     try:
         operations = dentry.d_op.read_()
         if operations and operations.d_dname:
-            # Such files have names without folders: memfd:NAME.
+            # Files with d_dname() have names without a directory, e.g. memfd:NAME.
             path = dentry_path(dentry) or dentry.d_name.name.string_()
         else:
             path = d_path(dentry) if mount is None else d_path(mount, dentry)

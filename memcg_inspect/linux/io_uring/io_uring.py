@@ -3,7 +3,8 @@
 Rings of io_uring
 -----------------
 
-Mirrors :linux:`io_uring/io_uring.c`. The rings are charged compound pages.
+Mirrors ``struct io_ring_ctx`` of :linux:`io_uring/io_uring.c`. The rings are charged compound
+pages.
 """
 
 from __future__ import annotations
@@ -25,10 +26,10 @@ __all__ = ("io_uring_pages",)
 
 def io_uring_pages(image: Image, coverage: Coverage) -> Iterator[int]:
     """
-    Iterate over the first pages of all rings.
+    Iterate over the rings of all io_uring instances that tasks have open.
 
-    :return: Iterator of ``struct page *`` addresses.
-    :raises drgn.FaultError: if the list of tasks cannot be read
+    :param coverage: counts the tasks whose files are unreadable
+    :return: ``struct page *`` of the first page of each ring
     """
     if not has_type(image, "struct io_ring_ctx"):
         return
@@ -48,7 +49,7 @@ def io_uring_pages(image: Image, coverage: Coverage) -> Iterator[int]:
                 continue
             seen.add(files)
             for _, file in for_each_file(task):
-                # Between get_unused_fd_flags() and fd_install() there is a number, and no file.
+                # Between get_unused_fd_flags() and fd_install(), a descriptor has no file.
                 if not file or file.f_op.value_() != operations:
                     continue
                 context = cast("struct io_ring_ctx *", file.private_data)

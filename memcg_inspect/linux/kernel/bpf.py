@@ -3,8 +3,9 @@
 Obj_cgroups that BPF maps hold
 ------------------------------
 
-Mirrors :linux:`kernel/bpf/syscall.c`, :linux:`kernel/bpf/memalloc.c` and the maps that have
-an allocator of their own. A map holds one reference, and each ``bpf_mem_alloc`` another.
+Mirrors :linux:`kernel/bpf/syscall.c` and :linux:`kernel/bpf/memalloc.c`. A map holds one
+reference to an obj_cgroup (``bpf_map_save_memcg()``), and each ``struct bpf_mem_alloc`` of a map
+holds another one (``bpf_mem_alloc_init()``).
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from memcg_inspect.model import Coverage
 
 __all__ = ("bpf_objcgs", "map_objcgs")
 
-#: Which structure a map of a type is, and which allocators it has.
+#: By structure: the members that are ``struct bpf_mem_alloc``, and the types of its maps.
 _ALLOCATORS = {
     "struct bpf_htab": (
         ("ma", "pcpu_ma"),
@@ -48,7 +49,12 @@ _ALLOCATORS = {
 
 
 def bpf_objcgs(image: Image, coverage: Coverage) -> Iterator[int]:
-    """Return the ``struct obj_cgroup *`` of each reference that BPF maps hold."""
+    """
+    Iterate over the references to obj_cgroups that BPF maps hold.
+
+    :param coverage: counts the maps that were read, and those that are unreadable
+    :return: one ``struct obj_cgroup *`` for each reference
+    """
     if not has_type(image, "struct bpf_map"):
         return
 
@@ -65,9 +71,11 @@ def bpf_objcgs(image: Image, coverage: Coverage) -> Iterator[int]:
 
 def map_objcgs(image: Image, bpf_map: Object) -> Iterator[int]:
     """
-    Return the ``struct obj_cgroup *`` of each reference that a map holds.
+    Iterate over the references to obj_cgroups that one map holds.
 
     :param bpf_map: ``struct bpf_map *``
+    :return: one ``struct obj_cgroup *`` for each reference
+    :raises drgn.FaultError: if the map cannot be read
     """
     if bpf_map.type_.type.has_member("objcg") and bpf_map.objcg:
         yield bpf_map.objcg.value_()
@@ -81,6 +89,7 @@ def map_objcgs(image: Image, bpf_map: Object) -> Iterator[int]:
 
 @per_image
 def _structures(image: Image) -> dict[int, tuple[str, list[str]]]:
+    """Return the structure and the allocators of maps, by value of ``enum bpf_map_type``."""
     found = {}
     for name, (members, types) in _ALLOCATORS.items():
         present = [member for member in members if has_member(image, name, member)]
@@ -91,8 +100,8 @@ def _structures(image: Image) -> dict[int, tuple[str, list[str]]]:
 
 
 def _allocator(image: Image, ma: Object) -> Iterator[int]:
-    # ``struct bpf_mem_alloc``: of one size class (cache) or of all (caches). Kernels before
-    # 6.6 keep the obj_cgroup in the caches, the same in those of all CPUs.
+    # struct bpf_mem_alloc has either one size class (cache) or several (caches). Up to 6.5, the
+    # obj_cgroup is in the caches of each CPU, the same in all of them.
     if not ma.cache and not ma.caches:
         return
     if ma.type_.has_member("objcg"):

@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 """
-What holds a removed memcg
---------------------------
+References to a removed memcg
+-----------------------------
 
-Mirrors the references to a ``struct cgroup_subsys_state`` of
-:linux:`include/linux/cgroup-defs.h` that the memory controller and its users take. A memcg is
-freed when ``css.refcnt`` is 0. Charged user pages (before 7.2), sockets and stocks hold one
-reference each and are found elsewhere; the others are found here.
+Mirrors ``struct cgroup_subsys_state`` of :linux:`kernel/cgroup/cgroup.c`. A memcg is freed when
+``css.refcnt`` drops to 0. These hold references:
+
+- found here: swap entries, the removal itself, ``struct css_set``, and ``struct mm_struct`` on the
+  list of the multi-gen LRU;
+- found by other modules: user pages (up to 7.1), sockets, and stocks.
 """
 
 from __future__ import annotations
@@ -28,11 +30,13 @@ class CssHolders(NamedTuple):
     """
     References to a memcg.
 
-    :ivar refs: all of them, ``css.refcnt``
-    :ivar swap_entries: swap entries that keep its id, ``id.ref``: one reference for all of them
-    :ivar removal: 1 while it is being taken offline, see ``kill_css()``
-    :ivar css_sets: ``struct css_set *`` with tasks, dead ones included, that were in it
-    :ivar mms: ``struct mm_struct *`` on its list of the multi-gen LRU
+    :ivar refs: number of all references, ``css.refcnt``
+    :ivar swap_entries: number of swap entries that keep the ID of the memcg, ``id.ref``. All of
+        them together hold one reference
+    :ivar removal: 1 from ``kill_css()``, which takes a reference, until the memcg is offline
+    :ivar css_sets: ``struct css_set *`` of tasks in the memcg, dead tasks included; each holds one
+        reference
+    :ivar mms: ``struct mm_struct *`` on the list of the multi-gen LRU; each holds one reference
     """
 
     refs: int
@@ -46,16 +50,17 @@ def read_css_holders(
     image: Image, memcg: Object, is_offline: bool, coverage: Coverage
 ) -> CssHolders | None:
     """
-    Read what holds a memcg that is being removed.
+    Read the references to a memcg that was removed.
 
     :param memcg: ``struct mem_cgroup *``
-    :param is_offline: whether it was taken offline
-    :return: ``None`` if that could not be read; it is counted
+    :param is_offline: whether ``mem_cgroup_css_offline()`` has run
+    :param coverage: counts the memcg as read or unreadable
+    :return: ``None`` if any part is unreadable
     """
     faults: list[FaultError] = []
     try:
         refs = percpu_ref_count(image, memcg.css.refcnt.address_of_())
-        # One of its own until it is offline. Private ids of 7.2 are counted alike.
+        # The memcg itself holds one until it is offline.
         ids = int(memcg.id.ref.refs.counter) - (not is_offline)
         css_sets = _css_sets(image, memcg, faults)
         mms = _mms(image, memcg, faults)
@@ -69,7 +74,7 @@ def read_css_holders(
 
 
 def _css_sets(image: Image, memcg: Object, faults: list[FaultError]) -> tuple[int, ...]:
-    # find_css_set() takes a reference; it goes with the last task, when that is freed.
+    # find_css_set() takes a reference. put_css_set() drops it when the last task is freed.
     subsys = constant(image, "memory_cgrp_id") or 0
     head = memcg.css.cgroup.e_csets[subsys].address_of_()
     sets = list_entries(image, "struct css_set", head, f"e_cset_node[{subsys}]", faults.append)
@@ -77,7 +82,7 @@ def _css_sets(image: Image, memcg: Object, faults: list[FaultError]) -> tuple[in
 
 
 def _mms(image: Image, memcg: Object, faults: list[FaultError]) -> tuple[int, ...]:
-    # lru_gen_add_mm() takes a reference; CONFIG_LRU_GEN_WALKS_MMU (CONFIG_LRU_GEN before 6.7).
+    # lru_gen_add_mm() takes a reference. CONFIG_LRU_GEN_WALKS_MMU (CONFIG_LRU_GEN up to 6.6)
     if not memcg.type_.type.has_member("mm_list"):
         return ()
     head = memcg.mm_list.fifo.address_of_()

@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 """
-Tasks, and the obj_cgroups they have cached
--------------------------------------------
+Tasks
+-----
 
-Mirrors ``task_struct`` of :linux:`include/linux/sched.h`.
+Mirrors ``struct task_struct`` of :linux:`include/linux/sched.h`: the memcg of a task, the
+obj_cgroup that it caches for its allocations (``current_obj_cgroup()`` of
+:linux:`mm/memcontrol.c`), and its address space.
 """
 
 from __future__ import annotations
@@ -32,9 +34,9 @@ __all__ = (
     "task_of_stack",
 )
 
-#: ``CURRENT_OBJCG_UPDATE_FLAG``: what is cached is stale, but may hold a reference.
+#: ``CURRENT_OBJCG_UPDATE_FLAG``: the cached obj_cgroup is stale, but a reference is still held.
 OBJCG_UPDATE_FLAG = 1
-#: ``TASK_NEW``: forked, not yet run.
+#: ``TASK_NEW``: the task is being forked and has not run yet.
 TASK_NEW = 0x800
 #: ``PF_KTHREAD``.
 PF_KTHREAD = 0x00200000
@@ -43,7 +45,9 @@ PF_KTHREAD = 0x00200000
 @per_image
 def caches_objcg(image: Image) -> bool:
     """
-    Whether tasks cache an obj_cgroup (6.8), or one for each node (the per-node series).
+    Return whether tasks cache an obj_cgroup, ``current_obj_cgroup()``.
+
+    They do since 6.8; with the series that accounts kernel memory per node, one for each node.
     """
     return has_member(image, "struct task_struct", "objcg") or has_member(
         image, "struct task_struct", "objcgs"
@@ -52,9 +56,12 @@ def caches_objcg(image: Image) -> bool:
 
 def find_tasks(image: Image, on_fault: OnFault) -> list[Object]:
     """
-    Find all tasks, by their ids; where that is broken, by the list of processes, too.
+    Find all tasks.
 
-    :param on_fault: called for each part of either that cannot be read, if both are broken
+    They are found through ``init_pid_ns``, and if that is damaged, also through
+    ``init_task.tasks``.
+
+    :param on_fault: called for each unreadable part of ``init_pid_ns``, if the list is damaged, too
     :return: ``struct task_struct *`` objects
     """
     faults: list[FaultError] = []
@@ -90,7 +97,11 @@ def _processes(image: Image, on_fault: OnFault) -> Iterator[Object]:
 
 
 def read_tasks(image: Image, coverage: Coverage) -> Iterator[TaskCharge]:
-    """Walk all tasks."""
+    """
+    Iterate over all tasks.
+
+    :param coverage: counts the tasks that were read, and those that are unreadable
+    """
     subsys = constant(image, "memory_cgrp_id") or 0
 
     def missed(error: FaultError) -> None:
@@ -109,7 +120,7 @@ def read_task(image: Image, address: int) -> TaskCharge:
     Read one task.
 
     :param address: ``struct task_struct *``
-    :raises drgn.FaultError: if it cannot be read
+    :raises drgn.FaultError: if the task cannot be read
     """
     task = Object(image.prog, "struct task_struct *", address)
     return _task(image, task, constant(image, "memory_cgrp_id") or 0)
@@ -117,10 +128,11 @@ def read_task(image: Image, address: int) -> TaskCharge:
 
 def task_of_stack(image: Image, address: int, coverage: Coverage) -> int | None:
     """
-    Return the task that has a stack. Walks all tasks.
+    Return the task that a kernel stack belongs to. All tasks are read.
 
-    :param address: of the lowest byte of the stack
-    :return: ``struct task_struct *``; ``None`` if none has it
+    :param address: ``task_struct.stack``, the lowest address of the stack
+    :param coverage: counts the tasks that were read, and those that are unreadable
+    :return: ``struct task_struct *``; ``None`` if there is none
     """
 
     def missed(error: FaultError) -> None:
@@ -140,12 +152,13 @@ def _task(image: Image, task: Object, subsys: int) -> TaskCharge:
     css = task.cgroups.subsys[subsys].read_()
     objcgs, stale = _objcgs(image, task)
     if int(task.member_("__state")) & TASK_NEW:
-        # Until cgroup_post_fork() it has its parent's pointer, without a reference.
+        # Until cgroup_post_fork(), task->objcg is a copy of the parent's pointer. It holds no
+        # reference.
         objcgs, stale = (), True
     return TaskCharge(
         address=task.value_(),
         pid=int(task.pid),
-        # string_() takes ten times as long.
+        # task.comm.string_() takes ten times as long.
         comm=text(task.comm.to_bytes_()),
         memcg=container_of(css, "struct mem_cgroup", "css").value_(),
         objcgs=objcgs,
@@ -156,6 +169,7 @@ def _task(image: Image, task: Object, subsys: int) -> TaskCharge:
 
 
 def _objcgs(image: Image, task: Object) -> tuple[tuple[int, ...], bool]:
+    """Return the cached ``struct obj_cgroup *``, and whether they are stale."""
     members = task.type_.type
     if members.has_member("objcgs"):
         value = task.objcgs.value_()
@@ -174,14 +188,18 @@ def _objcgs(image: Image, task: Object) -> tuple[tuple[int, ...], bool]:
 
 class Thread(NamedTuple):
     """
-    A task, as far as all of them are read at once.
+    One task, with what ``rss_stat`` needs.
 
     :ivar address: ``struct task_struct *``
-    :ivar tgid: of its process
-    :ivar mm: ``struct mm_struct *`` of what it has mapped, 0 for none
-    :ivar of_kernel: whether it is a thread of the kernel: those have an ``mm`` only for a while
-    :ivar memcg: ``struct mem_cgroup *``; ``None`` if it could not be read
-    :ivar rss: what it has counted for its ``mm`` and not handed in (6.1 and older)
+    :ivar pid: thread ID
+    :ivar tgid: process ID
+    :ivar comm: name; bytes that are not UTF-8 are escaped
+    :ivar mm: ``struct mm_struct *``; 0 for none
+    :ivar of_kernel: whether it is a kernel thread (``PF_KTHREAD``). A kernel thread uses an ``mm``
+        only between ``kthread_use_mm()`` and ``kthread_unuse_mm()``
+    :ivar memcg: ``struct mem_cgroup *``; ``None`` if it is unreadable
+    :ivar rss: changes that it has not added to ``mm->rss_stat`` yet, in pages, by ``MM_FILEPAGES``
+        etc.; empty since 6.2
     """
 
     address: int
@@ -195,7 +213,11 @@ class Thread(NamedTuple):
 
 
 def read_threads(image: Image, coverage: Coverage) -> list[Thread]:
-    """Read all tasks, with one read for each."""
+    """
+    Read all tasks, with one read for each.
+
+    :param coverage: counts the tasks that were read, and what is unreadable
+    """
     layout, threads, memcgs = _ThreadLayout(image), [], _CssSets(image, coverage)
 
     def missed(error: FaultError) -> None:
@@ -212,10 +234,11 @@ def read_threads(image: Image, coverage: Coverage) -> list[Thread]:
 
 def has_mm(image: Image, task: int, mm: int) -> bool:
     """
-    Return whether a task still has its ``mm``; on a live kernel it may have ended.
+    Return whether a task has an ``mm``. On a live kernel, a task may exit between two reads.
 
     :param task: ``struct task_struct *``
     :param mm: ``struct mm_struct *``
+    :return: ``False`` also if the task cannot be read
     """
     try:
         return image.memory.word(task + offsetof(image.type("struct task_struct"), "mm")) == mm
@@ -224,7 +247,7 @@ def has_mm(image: Image, task: int, mm: int) -> bool:
 
 
 class _ThreadLayout:
-    """Where the members are that make a :class:`Thread`."""
+    """Offsets of the members of ``struct task_struct`` that make a :class:`Thread`."""
 
     def __init__(self, image: Image) -> None:
         type_ = image.type("struct task_struct")
@@ -237,16 +260,16 @@ class _ThreadLayout:
             cached = member_type(type_, "rss_stat")
             self._rss = offsetof(cached, "count")
             self._counters = array_length(member_type(cached, "count"))
-        at = {name: offsetof(type_, name) for name in names}
-        self._start = min(at.values())
-        ends = (at[name] + sizeof(member_type(type_, name)) for name in names)
+        offsets = {name: offsetof(type_, name) for name in names}
+        self._start = min(offsets.values())
+        ends = (offsets[name] + sizeof(member_type(type_, name)) for name in names)
         self._size = max(ends) - self._start
-        self._at = {name: offset - self._start for name, offset in at.items()}
+        self._offsets = {name: offset - self._start for name, offset in offsets.items()}
         self._comm = sizeof(member_type(type_, "comm"))
         self._memory = image.memory
 
     def read(self, task: int, memcgs: _CssSets) -> Thread:
-        memory, at = self._memory, self._at
+        memory, offsets = self._memory, self._offsets
         data = memory.read(task + self._start, self._size)
 
         def integer(offset: int) -> int:
@@ -254,23 +277,23 @@ class _ThreadLayout:
 
         rss: tuple[int, ...] = ()
         if self._has_rss:
-            first = at["rss_stat"] + self._rss
+            first = offsets["rss_stat"] + self._rss
             rss = tuple(integer(first + 4 * i) for i in range(self._counters))
-        name = data[at["comm"] : at["comm"] + self._comm].split(b"\0")[0]
+        name = data[offsets["comm"] : offsets["comm"] + self._comm].split(b"\0")[0]
         return Thread(
             address=task,
-            pid=integer(at["pid"]),
-            tgid=integer(at["tgid"]),
+            pid=integer(offsets["pid"]),
+            tgid=integer(offsets["tgid"]),
             comm=name.decode(errors="backslashreplace"),
-            mm=memory.word_at(data, at["mm"]),
-            of_kernel=bool(integer(at["flags"]) & PF_KTHREAD),
-            memcg=memcgs.memcg(memory.word_at(data, at["cgroups"])),
+            mm=memory.word_at(data, offsets["mm"]),
+            of_kernel=bool(integer(offsets["flags"]) & PF_KTHREAD),
+            memcg=memcgs.memcg(memory.word_at(data, offsets["cgroups"])),
             rss=rss,
         )
 
 
 class _CssSets:
-    """The memcgs of ``struct css_set``, of which there are fewer than tasks."""
+    """Memcgs of ``struct css_set``, each read once: many tasks share one."""
 
     def __init__(self, image: Image, coverage: Coverage) -> None:
         self._image = image

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 """
-What each CPU was doing
------------------------
+What each CPU was running
+-------------------------
 
-A machine that crashed, or was stopped, stopped its CPUs in the middle of something. Mirrors
-the ``curr`` of :linux:`kernel/sched/sched.h`; where a CPU was is told by the registers in the
-dump.
+Mirrors :linux:`kernel/stacktrace.c` for the task that each CPU runs (``cpu_curr()`` of
+:linux:`kernel/sched/sched.h`). A machine that crashed or was stopped left each CPU in the middle of
+something. The registers in the dump tell where, and the stack tells which folios it was using.
 """
 
 from __future__ import annotations
@@ -25,25 +25,24 @@ from memcg_inspect.linux.mm.debug import page_at, read_page
 from memcg_inspect.linux.mm.mmzone import mem_map
 from memcg_inspect.model import Running
 
-__all__ = (
-    "folio_pages",
-    "function_at",
-    "functions_on",
-    "read_running",
-    "stack_words",
-)
+__all__ = ("read_running",)
 
-#: Frames kept of each CPU's stack.
+#: The most frames that are kept of a stack.
 _MOST_FRAMES = 24
-#: Frames that a stack has at least if it was unwound: nothing starts in a leaf.
-_UNWOUND = 3
+#: A stack with fewer frames was not unwound: there are several callers between an entry into the
+#: kernel and code that uses memory.
+_LEAST_FRAMES = 3
+#: Pages to read of a stack whose size is not known, e.g. the stack of an interrupt.
+_UNKNOWN_PAGES = 4
+#: No allocation of the page allocator has a higher order. A higher value is not an order.
+_MAX_ORDER = 30
 
 
 def read_running(image: Image) -> list[Running]:
     """
     Return what was running on each online CPU.
 
-    A CPU whose registers are not known is taken to have been in the kernel.
+    A CPU whose registers are not in the image is assumed to have been in the kernel.
     """
     return list(_running(image))
 
@@ -62,27 +61,27 @@ def _running(image: Image) -> Iterator[Running]:
             yield Running(cpu, pid, comm, (), True)
             continue
         functions, pages = _functions(image, trace), None
-        # Halted in the idle loop and in no interrupt: nothing is half done.
+        # A CPU that halted in the idle loop, outside of interrupts, has finished what it was doing.
         is_idle = pid == 0 and bool(functions) and _is_idle(functions[0])
         busy = bool(functions) and not is_idle
         if busy:
             with suppress(FaultError, UnknownKernelError, ValueError):
-                words = stack_words(image, task, trace)
-                pages = folio_pages(image, words)
-                if len(functions) < _UNWOUND:
-                    functions = tuple(dict.fromkeys((*functions, *functions_on(image, words))))
+                words = _stack_words(image, task, trace)
+                pages = _folio_pages(image, words)
+                if len(functions) < _LEAST_FRAMES:
+                    functions = tuple(dict.fromkeys((*functions, *_functions_in(image, words))))
         yield Running(cpu, pid, comm, functions, busy, pages)
 
 
 def _functions(image: Image, trace: StackTrace) -> tuple[str, ...]:
-    """Names of the functions on a CPU's stack, innermost first; empty in user mode."""
+    """Return the functions on the stack of a CPU, innermost first; empty in user mode."""
     names: list[str] = []
     for frame in list(trace)[:_MOST_FRAMES]:
         name = frame.name
         if name is None or name.startswith("0x"):
-            name = function_at(image, frame.pc)
+            name = _function_at(image, frame.pc)
             if name is None and not names:
-                return ()  # no function of the kernel: in user mode
+                return ()  # the innermost frame is not in the kernel: user mode
         if name is not None:
             names.append(name)
     return tuple(names)
@@ -92,18 +91,14 @@ def _is_idle(name: str) -> bool:
     return "idle" in name or "halt" in name or "mwait" in name
 
 
-#: Pages of a stack of whose size nothing is known, as of interrupts.
-_UNKNOWN_PAGES = 4
-#: No page of the allocator has a higher order.
-_MAX_ORDER = 30
-
-
-def stack_words(image: Image, task: Object, trace: StackTrace) -> list[int]:
+def _stack_words(image: Image, task: Object, trace: StackTrace) -> list[int]:
     """
-    Return the words on the kernel stack of a task that runs, and those in its registers.
+    Return the words in the registers and on the kernel stack of a running task.
+
+    If the CPU was on another stack, e.g. that of an interrupt, the words on that stack, too.
 
     :param task: ``struct task_struct *``
-    :raises FaultError: if its stack is not in the image
+    :raises drgn.FaultError: if the stack is not in the image
     :raises ValueError: if the stack pointer is not known
     """
     memory = image.memory
@@ -115,16 +110,16 @@ def stack_words(image: Image, task: Object, trace: StackTrace) -> list[int]:
     except LookupError as error:
         raise ValueError(str(error)) from error
     inside = start <= sp < start + size
-    begin = sp if inside else start
-    begin -= begin % memory.word_size
-    words += memory.words(memory.read(begin, start + size - begin), 0, memory.word_size)
+    first = sp if inside else start
+    first -= first % memory.word_size
+    words += memory.words(memory.read(first, start + size - first), 0, memory.word_size)
     if not inside:
         words += _other_stack(image, sp - sp % memory.word_size)
     return words
 
 
 def _stack(image: Image, task: Object) -> tuple[int, int]:
-    """Return where a task's stack begins, and its size in bytes."""
+    """Return the lowest address of the stack of a task, and its size in bytes."""
     size = _UNKNOWN_PAGES * SMALLEST_PAGE
     if has_type(image, "union thread_union"):
         size = sizeof(image.type("union thread_union"))
@@ -135,37 +130,46 @@ def _stack(image: Image, task: Object) -> tuple[int, int]:
 
 
 def _other_stack(image: Image, sp: int) -> Iterator[int]:
-    """Walk what is on the stack of an interrupt, as far as it can be read."""
-    memory, at = image.memory, sp
+    """Return the words on a stack of unknown size, as far as they can be read."""
+    memory, address = image.memory, sp
     for _ in range(_UNKNOWN_PAGES):
-        end = at - at % SMALLEST_PAGE + SMALLEST_PAGE
+        end = address - address % SMALLEST_PAGE + SMALLEST_PAGE
         try:
-            yield from memory.words(memory.read(at, end - at), 0, memory.word_size)
+            yield from memory.words(memory.read(address, end - address), 0, memory.word_size)
         except FaultError:
             return
-        at = end
+        address = end
 
 
-def function_at(image: Image, address: int) -> str | None:
-    """Return the name of the function of the kernel that an address is in."""
+def _function_at(image: Image, address: int) -> str | None:
+    """Return the name of the kernel function that an address is in."""
     try:
         symbol = image.symbol(address)
     except UnknownKernelError:
         return None
-    # Assembly has no kind. The percpu section begins at 0: there, what is no address is found.
+    # Functions written in assembly may have a symbol without a kind. Outside of the kernel's text,
+    # such a symbol is not a function: the per-CPU section begins at 0, and small numbers are in it.
     start, end = image.symbol("_stext").address, image.symbol("_etext").address
     return symbol.name if symbol.kind == SymbolKind.FUNC or start <= address < end else None
 
 
-def functions_on(image: Image, words: Iterable[int]) -> tuple[str, ...]:
-    """Return the functions that words are addresses in: of those it was in, and maybe others."""
+def _functions_in(image: Image, words: Iterable[int]) -> tuple[str, ...]:
+    """
+    Return the functions that words point into.
+
+    As for frames that the kernel prints with a question mark, not all of them are callers.
+    """
     start, end = image.symbol("_stext").address, image.symbol("_etext").address
-    found = (function_at(image, word) for word in words if start <= word < end)
+    found = (_function_at(image, word) for word in words if start <= word < end)
     return tuple(dict.fromkeys(filter(None, found)))
 
 
-def folio_pages(image: Image, words: Iterable[int]) -> int:
-    """Return how many pages the folios have that words point to; of free ones, none."""
+def _folio_pages(image: Image, words: Iterable[int]) -> int:
+    """
+    Return the number of pages of all folios whose ``struct page`` words point to.
+
+    Free pages and slabs do not count.
+    """
     folios: dict[int, int] = {}
     for word in set(words):
         page = page_at(image, word)

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 """
-Data of socket buffers
-----------------------
+Pages of socket buffers
+-----------------------
 
-Mirrors ``struct sk_buff`` of :linux:`net/core/skbuff.c`. ``alloc_skb_with_frags()`` allocates
-charged compound pages for AF_UNIX sockets (:linux:`net/unix/af_unix.c`).
+Mirrors ``struct sk_buff`` and ``struct skb_shared_info`` of :linux:`net/core/skbuff.c`.
+For AF_UNIX sockets (:linux:`net/unix/af_unix.c`), ``alloc_skb_with_frags()`` allocates charged
+compound pages.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ def unix_socket_pages(image: Image, coverage: Coverage) -> Iterator[int]:
     """
     Iterate over the pages in the receive queues of all AF_UNIX sockets.
 
-    :return: Iterator of ``struct page *`` addresses.
+    :param coverage: counts the hash buckets that are unreadable
+    :return: ``struct page *`` of the first page of each fragment
     :raises drgn.FaultError: if the list of network namespaces cannot be read
     """
     if not has_type(image, "struct unix_sock"):
@@ -46,6 +48,7 @@ def unix_socket_pages(image: Image, coverage: Coverage) -> Iterator[int]:
 
 
 def _queue(image: Image, queue: Object) -> Iterator[int]:
+    """Return the pages of a ``struct sk_buff_head``."""
     skb, end = queue.next.read_(), queue.address_
     while skb.value_() != end:
         yield from _skb(image, skb)
@@ -53,13 +56,16 @@ def _queue(image: Image, queue: Object) -> Iterator[int]:
 
 
 def _skb(image: Image, skb: Object) -> Iterator[int]:
-    # An offset with CONFIG_NET_SKBUFF_DATA_USES_OFFSET, as on all 64-bit machines.
+    """Return the pages of the fragments of a ``struct sk_buff *``."""
+    # skb_end_pointer(): skb->end is an offset on 64-bit machines
+    # (CONFIG_NET_SKBUFF_DATA_USES_OFFSET), and a pointer on others.
     end = skb.end.value_()
     address = end if end >> 32 else skb.head.value_() + end
     shared = Object(image.prog, "struct skb_shared_info", address=address)
     for i in range(int(shared.nr_frags)):
         frag = shared.frags[i]
-        # A bio_vec until 6.8, then a netmem, whose lowest bit marks what is no page.
+        # skb_frag_t is a struct bio_vec up to 6.8, and has a netmem_ref since. Bit 0 of that is
+        # set if it is not a page (NET_IOV).
         member = "netmem" if frag.type_.has_member("netmem") else "bv_page"
         page = int(frag.member_(member).value_())
         if not page & 1:

@@ -3,11 +3,11 @@
 Sockets
 -------
 
-Mirrors ``struct sock`` and ``struct proto`` of :linux:`include/net/sock.h`, and the pages
-behind ``struct sk_buff``.
+Mirrors ``struct sock`` and ``struct proto`` of :linux:`net/core/sock.c`, and
+``mem_cgroup_sk_alloc()`` of :linux:`mm/memcontrol.c`.
 
-Sockets are taken from the slabs of their protocols' caches, so that those without a file
-(orphans, sockets that wait to be accepted) are found, too.
+Sockets are found in the slabs of the caches of their protocols, not through open files. Sockets
+without a file, such as orphans and sockets that wait for ``accept()``, are charged, too.
 """
 
 from __future__ import annotations
@@ -29,11 +29,12 @@ __all__ = ("Sock", "SockReader", "socket_caches")
 
 class Sock(NamedTuple):
     """
-    One ``struct sock`` that a memcg pays for, or that holds on to one.
+    One ``struct sock`` that refers to a memcg.
 
-    :ivar memcg: ``sk_memcg``
-    :ivar charged: bytes charged: ``sk_forward_alloc``, ``sk_rmem_alloc`` and
-        ``sk_wmem_queued``; 0 for protocols without memory accounting
+    :ivar address: ``struct sock *``
+    :ivar memcg: ``sk_memcg``, a ``struct mem_cgroup *``; the socket holds a reference to it
+    :ivar charged: bytes charged to the memcg: the sum of ``sk_forward_alloc``, ``sk_rmem_alloc``
+        and ``sk_wmem_queued``; 0 for protocols without memory accounting
     :ivar protocol: name of its ``struct proto``
     """
 
@@ -44,7 +45,12 @@ class Sock(NamedTuple):
 
 
 class Protocol(NamedTuple):
-    """A ``struct proto``: its name and whether it accounts memory."""
+    """
+    One ``struct proto``.
+
+    :ivar name: its name, e.g. ``TCP``
+    :ivar accounts: whether it accounts memory (``memory_allocated``)
+    """
 
     name: str
     accounts: bool
@@ -52,10 +58,11 @@ class Protocol(NamedTuple):
 
 def socket_caches(image: Image, coverage: Coverage) -> dict[int, Protocol]:
     """
-    Return the protocols of sockets.
+    Return the slab caches of sockets.
 
-    :param coverage: counts those that cannot be read
-    :return: by ``struct kmem_cache *``
+    :param coverage: counts the protocols that are unreadable
+    :return: protocol by ``struct kmem_cache *``. If protocols share a cache, one that accounts
+        memory is preferred; empty without ``CONFIG_NET``
     """
     found: dict[int, Protocol] = {}
     try:
@@ -72,7 +79,7 @@ def socket_caches(image: Image, coverage: Coverage) -> dict[int, Protocol]:
             if not cache:
                 continue
             read = _protocol(proto)
-            # Caches of equal size are merged: one protocol that accounts makes the cache count.
+            # Slab caches are merged: one may serve several protocols.
             if cache not in found or read.accounts:
                 found[cache] = read
         except FaultError as error:
@@ -87,9 +94,10 @@ def _protocol(proto: Object) -> Protocol:
 
 class SockReader:
     """
-    Reads sockets out of slabs.
+    Reader of the sockets in slabs.
 
-    :ivar coverage: sockets read, and slabs of sockets that could not be read
+    :ivar coverage: counts the sockets that were read, and what is unreadable
+    :ivar caches: result of :func:`socket_caches()`
     """
 
     def __init__(self, image: Image, slabs: SlabReader) -> None:
@@ -113,10 +121,13 @@ class SockReader:
 
     def read(self, slab: Slab, memcgs: Container[int]) -> Iterator[Sock]:
         """
-        Return the sockets in a slab that belong to one of some memcgs.
+        Return the sockets in a slab that refer to a memcg.
 
-        A slot that is free holds what its last socket left behind, but no reference, or
-        never held one: then a ``sk_memcg`` that is a memcg is as good as impossible.
+        All slots of the slab are read, free ones included. A slot is a socket if its
+        ``skc_refcnt`` is positive and its ``sk_memcg`` is a memcg: the refcount of a socket that
+        was freed is 0, and it is most unlikely that anything else satisfies both.
+
+        :param memcgs: ``struct mem_cgroup *`` of all memcgs
         """
         of_cache = self.caches.get(slab.cache.address)
         if of_cache is None:
@@ -132,7 +143,7 @@ class SockReader:
             try:
                 data = self.memory.read(address, self._size)
             except FaultError as error:
-                # kfence_protect() takes the page of a freed object out of the page tables.
+                # The page of a freed object of KFENCE is not mapped (kfence_protect()).
                 if slab.page not in self._kfence:
                     self.coverage.miss("socket", address, str(error))
                 continue
@@ -146,9 +157,10 @@ class SockReader:
 
     def _protocol_at(self, address: int) -> Protocol | None:
         """
-        The protocol of a socket itself: caches are merged, also with those of other protocols.
+        Return the protocol of a socket.
 
-        Not every one is on the list: kTLS, sockmaps and MPTCP give sockets copies.
+        It is not that of the cache where caches are merged. It may not be on the list of
+        protocols: kTLS, sockmap and MPTCP replace it by a modified copy.
         """
         if address not in self._protocols:
             try:
