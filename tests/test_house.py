@@ -181,8 +181,6 @@ def test_no_circles_of_imports() -> None:
 
 #: Readers that are named after what they read, since its source file is about much else.
 NAMED_OTHERWISE = {
-    "linux/fs/inode.py": "struct inode of include/linux/fs.h",
-    "linux/kernel/stacktrace.py": "stacks of tasks and CPUs, which drgn unwinds",
     "linux/mm/memcg_data.py": "page->memcg_data, enum page_memcg_data_flags",
     "linux/mm/pernode.py": "the patches that count kernel memory by node",
     "linux/mm/rss_stat.py": "mm_struct->rss_stat",
