@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 """
-Types without debug info
-------------------------
+Types from BTF
+--------------
 
-A kernel built with ``CONFIG_DEBUG_INFO_BTF`` carries its types, in the BPF Type Format, and
-its symbols. :func:`load_btf` makes drgn use them, in any session::
+A kernel with ``CONFIG_DEBUG_INFO_BTF`` has its types in memory, in the BPF Type Format, and its
+symbols in kallsyms. :func:`load_btf` registers them with a drgn program that has no debug info::
 
     >>> from memcg_inspect.btf import load_btf
     >>> load_btf(prog)
 
-Debug info always comes first: as soon as drgn has some for the kernel, BTF is silent.
+They are used only while drgn has no debug info for the kernel.
 """
 
 from memcg_inspect.btf.api import debug_info_source, load_btf

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
-"""What sessions and other programs call."""
+"""Public functions of :mod:`memcg_inspect.btf`."""
 
 from __future__ import annotations
 
@@ -13,18 +13,17 @@ __all__ = ("debug_info_source", "load_btf")
 
 def load_btf(prog: Program, path: str | None = None) -> None:
     """
-    Make a program take types, enumerators, variables and symbols from BTF and kallsyms where
-    it has no debug info for the kernel.
+    Use BTF and kallsyms for types, enumerators, variables and symbols of a Linux kernel.
 
-    :param prog: a program that looks at a Linux kernel
-    :param path: file with the kernel's BTF: BTF itself, or an ELF file with a section
-        ``.BTF``; without it, the image's own is used, or ``/sys/kernel/btf`` of the running
-        kernel
-    :raises ImageError: if there is no BTF, or it is damaged; one line says what is missing and
-        where debug info is to be had
+    This has no effect while the program has debug info for the kernel.
+
+    :param prog: Program that debugs a Linux kernel.
+    :param path: File with the BTF of the kernel: raw BTF, or an ELF file with a section ``.BTF``.
+        By default BTF is read from the image, or from ``/sys/kernel/btf`` for the running kernel.
+    :raises ImageError: if there is no BTF, or it is damaged
     """
     session = session_of(prog)
-    if session is None or path is not None:  # else the plugin's, which may have read it all
+    if session is None or path is not None:  # the session of the plugin may have read BTF already
         session = Session(prog, None if path is None else from_file(path))
     session.kernel  # noqa: B018  (reads it, and raises)
     start(session)
@@ -32,9 +31,10 @@ def load_btf(prog: Program, path: str | None = None) -> None:
 
 def debug_info_source(prog: Program) -> str:
     """
-    Return where a program's types come from, in words.
+    Return the source of a program's types.
 
-    :return: e.g. ``DWARF: /usr/lib/debug/boot/vmlinux-6.1.0``, ``BTF of the image``, ``none``
+    :return: for example ``DWARF: /usr/lib/debug/boot/vmlinux-6.1.0``, ``BTF of the image`` or
+        ``none``
     """
     if has_debug_info(prog):
         path = prog.main_module().debug_file_path

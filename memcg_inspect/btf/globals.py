@@ -3,20 +3,20 @@
 Types of global variables
 -------------------------
 
-BTF keeps the types of per-CPU variables only, unless :manpage:`pahole(1)` was told otherwise.
-What the readers here and drgn's helpers look for beside those stands in this table. A test
-holds each entry against the DWARF of every kernel of the lab.
+By default, :manpage:`pahole(1)` writes the types of per-CPU variables only to BTF. This table has
+the types of the other variables that drgn's helpers and the readers of this project use. A test
+compares each entry with the DWARF of every test kernel.
 
-A variable whose type has changed has several entries: the first whose types the kernel has is
-taken; where types do not tell, a function looks at the variable. A length in brackets is a
+A variable whose type changed has several entries: the first one whose types the kernel has is
+used. If types do not decide, a function decides from the variable. The length of an array is a
 number, an enumerator, or one of
 
 ``MAX_NUMNODES``, ``NR_CPUS``
-    found from types
+    macros, found from types
 ``*``
-    as many as there is room for before the next symbol: the length, or a little more
+    as many elements as fit before the next symbol: this may be a few too many
 ``+``
-    the same, but without elements that are all zero at the end
+    the same, without elements at the end that are all zero
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ __all__ = ("VARIABLES", "Variable", "type_of")
 
 class Variable(Protocol):
     """
-    A variable that is looked for.
+    Variable whose type is looked up.
 
-    :ivar prog: where
+    :ivar prog: program that it is in
     :ivar address: its address
-    :ivar room: bytes to the next symbol, if known
+    :ivar room: bytes to the next symbol; ``None`` if not known
     """
 
     @property
@@ -53,22 +53,22 @@ Entry = str | Callable[[Variable], str]
 
 
 def _mem_section(variable: Variable) -> str:
-    # CONFIG_SPARSEMEM_EXTREME: a pointer; else an array of all sections, which is longer.
+    # A pointer with CONFIG_SPARSEMEM_EXTREME, else a large array of all sections.
     if variable.room is not None and variable.room > 4096:
         return "struct mem_section [*][1]"
     return "struct mem_section **"
 
 
 def _stats_index(variable: Variable) -> str:
-    # In 6.10 and 6.11 signed, and no value negative; later unsigned, and 0xFF for what is not
-    # kept, of which there always is something.
+    # Signed in 6.10 and 6.11, where no value is negative. Unsigned since 6.12, with 0xFF for items
+    # that are not kept, of which every kernel has some.
     length = _length(variable, "MEMCG_NR_STAT")
     has_none = 0xFF in variable.prog.read(variable.address, length)
     return f"{'u8' if has_none else 's8'} [{length}]"
 
 
 def _map_types(variable: Variable) -> str:
-    # Up to the last type that is configured, which no enumerator tells.
+    # The length is the largest configured type plus 1, which no enumerator has.
     types = variable.prog.type("enum bpf_map_type").enumerators or ()
     known = [e.value for e in types if e.name != "__MAX_BPF_MAP_TYPE"]
     length = min(max(known) + 1, (variable.room or 1 << 16) // sizeof(variable.prog.type("long")))
@@ -76,11 +76,11 @@ def _map_types(variable: Variable) -> str:
 
 
 def _stack_pools(variable: Variable) -> str:
-    # An array until its length could be set on the kernel's command line.
+    # An array until its length became a parameter of the kernel's command line.
     return "void *[8192]" if variable.room is None or variable.room > 4096 else "void **"
 
 
-# What the readers of this project look for.
+# Variables that the readers of this project use.
 _READERS: dict[str, Entry | tuple[Entry, ...]] = {
     # memcontrol, vmstats
     "cgroup_roots": "struct list_head",
@@ -134,7 +134,7 @@ _READERS: dict[str, Entry | tuple[Entry, ...]] = {
     "zswap_list_lru": "struct list_lru",
     "zswap_pools": "struct list_head",
     "zswap_pools_count": "atomic_t",
-    # A red-black tree, in a structure of its own, before it was an xarray.
+    # struct zswap_tree before 6.10.
     "zswap_trees": ("struct zswap_tree *[*]", "struct xarray *[*]"),
     # alloc_tag, page_ext
     "alloc_tag_cttype": "struct codetag_type *",
@@ -166,7 +166,7 @@ _READERS: dict[str, Entry | tuple[Entry, ...]] = {
     "udp_table": "struct udp_table",
 }
 
-# What drgn's helpers look for, by their modules.
+# Variables that drgn's helpers use, by module.
 _DRGN: dict[str, Entry | tuple[Entry, ...]] = {
     # block, device, pci, sysfs
     "block_class": "struct class",
@@ -276,9 +276,9 @@ VARIABLES = _READERS | _DRGN
 
 def type_of(name: str, variable: Variable) -> Type | None:
     """
-    Return the type of a variable of the table.
+    Return the type of a variable.
 
-    :return: ``None`` if it is not in the table, or the kernel has none of its types
+    :return: ``None`` if the variable is not in the table, or the kernel has none of its types
     """
     entries = VARIABLES.get(name, ())
     for entry in entries if isinstance(entries, tuple) else (entries,):
@@ -311,7 +311,7 @@ def _length(variable: Variable, text: str, element: Type | None = None) -> int:
     if text not in ("*", "+"):
         return int(prog.constant(text).value_())
     if element is None or variable.room is None:
-        raise LookupError("how long the array is, is not known")
+        raise LookupError("the length of the array is not known")
     size = int(sizeof(element))
     length = variable.room // size
     if text == "+":
@@ -321,7 +321,7 @@ def _length(variable: Variable, text: str, element: Type | None = None) -> int:
 
 
 def _max_numnodes(prog: Program) -> int:
-    # A macro; these members have that many elements.
+    # A macro. These members are arrays of that length.
     for name, member in (
         ("struct kmem_cache", "per_node"),
         ("struct kmem_cache", "node"),

@@ -4,11 +4,10 @@ Types and symbols of modules
 ----------------------------
 
 Mirrors ``btf_modules`` of :linux:`kernel/bpf/btf.c` and ``struct mod_kallsyms`` of
-:linux:`include/linux/module.h`. A module's own ``btf_data`` is gone once it is loaded; what
-the kernel keeps of it is a copy, in a ``struct btf``.
+:linux:`include/linux/module.h`. The kernel frees ``btf_data`` of a module after loading it, and
+keeps a copy in a ``struct btf``.
 
-A module that cannot be read is left out: the others, and the kernel's own types, are still of
-use.
+A module that cannot be read is left out and logged.
 """
 
 from __future__ import annotations
@@ -38,9 +37,9 @@ __all__ = ("module_btfs", "module_symbols")
 
 logger = logging.getLogger(__name__)
 
-#: A list of more modules than this is a broken list.
+#: A longer list of modules is taken to be damaged.
 MODULES_LIMIT = 1 << 14
-#: ... and so is a table of more symbols.
+#: A larger table of symbols is taken to be damaged.
 SYMBOLS_LIMIT = 1 << 20
 
 
@@ -80,7 +79,7 @@ def _from_image(prog: Program) -> Iterator[tuple[str, bytes]]:
 
 
 def _entries(prog: Program, name: str, type_name: str) -> Iterator[Object]:
-    """Walk a global list whose entries have a ``struct list_head list``, however broken."""
+    """Walk a global list of entries with a member ``struct list_head list``, as far as possible."""
     try:
         type_ = prog.type(type_name)
         head = prog[name].address_of_()
@@ -114,7 +113,7 @@ def _symbols(prog: Program, module: Object) -> list[Symbol]:
     count = int(tables.num_symtab)
     if not 0 < count < SYMBOLS_LIMIT:
         return []
-    # Elf64_Sym and Elf32_Sym have the same members in another order.
+    # Elf64_Sym and Elf32_Sym have the same members in a different order.
     wide = sizeof(tables.symtab.type_.type) == 24
     is_little = prog.platform is not None and prog.platform.flags & PlatformFlags.IS_LITTLE_ENDIAN
     order = "<" if is_little else ">"
@@ -145,7 +144,7 @@ def _strings(prog: Program, address: int, last: int) -> bytes:
 
 
 def _sort(info: int) -> tuple[SymbolBinding, SymbolKind]:
-    """``st_info``, in drgn's terms."""
+    """Return the binding and the kind in ``st_info``."""
     binding, kind = info >> 4, info & 0xF
     return (
         SymbolBinding(binding + 1) if binding <= 2 else SymbolBinding.UNKNOWN,

@@ -3,11 +3,11 @@
 The BPF Type Format
 -------------------
 
-Takes BTF apart as :linux:`include/uapi/linux/btf.h` defines it, from bytes to plain numbers
-and names, and checks each thing when it is asked for. Knows nothing of drgn.
+Parses BTF as :linux:`include/uapi/linux/btf.h` defines it, into plain numbers and names. This
+module does not use drgn.
 
-Only the header is looked at when a :class:`Btf` is made; the types are indexed, in one pass,
-when the first of them is asked for.
+A :class:`Btf` parses its header when it is made, indexes all types in one pass when the first one
+is needed, and checks each type when it is used.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ from typing import Literal, NamedTuple
 
 from memcg_inspect.model import ImageError
 
-__all__ = ("MAGIC", "Btf", "BtfError", "Encoding", "Kind", "Member", "Section")
+__all__ = ("MAGIC", "Btf", "BtfError", "Encoding", "BtfKind", "Member", "Section")
 
 MAGIC = 0xEB9F
 
-#: ``KSYM_NAME_LEN``: no kernel takes longer names.
+#: ``KSYM_NAME_LEN``. Names of kernel symbols are shorter.
 NAME_LIMIT = 512
 
-#: No object of a kernel is larger; what claims to be is damaged.
+#: A larger type means that the BTF is damaged.
 SIZE_LIMIT = 1 << 28
 
 
 class BtfError(ImageError):
-    """BTF that is missing or damaged."""
+    """BTF is missing or damaged."""
 
 
-class Kind(IntEnum):
+class BtfKind(IntEnum):
     """``BTF_KIND_*``."""
 
     VOID = 0
@@ -62,28 +62,36 @@ class Kind(IntEnum):
     ENUM64 = 19
 
 
-# Words behind the three that every type has: always, and for each of its vlen elements.
-_WORDS = dict.fromkeys(map(int, Kind), (0, 0)) | {
-    Kind.INT: (1, 0),
-    Kind.ARRAY: (3, 0),
-    Kind.STRUCT: (0, 3),
-    Kind.UNION: (0, 3),
-    Kind.ENUM: (0, 2),
-    Kind.FUNC_PROTO: (0, 2),
-    Kind.VAR: (1, 0),
-    Kind.DATASEC: (0, 3),
-    Kind.DECL_TAG: (1, 0),
-    Kind.ENUM64: (0, 3),
+# Words after the three of struct btf_type: fixed ones, and those of each of the vlen elements.
+_WORDS = dict.fromkeys(map(int, BtfKind), (0, 0)) | {
+    BtfKind.INT: (1, 0),
+    BtfKind.ARRAY: (3, 0),
+    BtfKind.STRUCT: (0, 3),
+    BtfKind.UNION: (0, 3),
+    BtfKind.ENUM: (0, 2),
+    BtfKind.FUNC_PROTO: (0, 2),
+    BtfKind.VAR: (1, 0),
+    BtfKind.DATASEC: (0, 3),
+    BtfKind.DECL_TAG: (1, 0),
+    BtfKind.ENUM64: (0, 3),
 }
 
 #: Kinds whose third word is a size; in the others it is a type.
 _SIZED = frozenset(
-    (Kind.INT, Kind.STRUCT, Kind.UNION, Kind.ENUM, Kind.DATASEC, Kind.FLOAT, Kind.ENUM64)
+    (
+        BtfKind.INT,
+        BtfKind.STRUCT,
+        BtfKind.UNION,
+        BtfKind.ENUM,
+        BtfKind.DATASEC,
+        BtfKind.FLOAT,
+        BtfKind.ENUM64,
+    )
 )
 
 
 class Encoding(NamedTuple):
-    """How an INT is to be understood: ``BTF_INT_ENCODING``, ``_OFFSET`` and ``_BITS``."""
+    """Encoding of an INT: ``BTF_INT_ENCODING``, ``BTF_INT_OFFSET`` and ``BTF_INT_BITS``."""
 
     is_signed: bool
     is_bool: bool
@@ -93,12 +101,12 @@ class Encoding(NamedTuple):
 
 class Member(NamedTuple):
     """
-    One member of a structure or union.
+    Member of a structure or union.
 
-    :ivar name: ``""`` if it has none
+    :ivar name: ``""`` for an anonymous member
     :ivar type: id of its type
-    :ivar bit_offset: from the start of the structure
-    :ivar bits: size of a bit field; 0 if it is none
+    :ivar bit_offset: offset in the structure, in bits
+    :ivar bits: size of a bit field, in bits; 0 for other members
     """
 
     name: str
@@ -109,9 +117,11 @@ class Member(NamedTuple):
 
 class Section(NamedTuple):
     """
-    Where a variable lies.
+    Place of a variable in an ELF section, ``struct btf_var_secinfo``.
 
-    :ivar name: section of the kernel's ELF file, e.g. ``.data..percpu``
+    :ivar name: name of the section, e.g. ``.data..percpu``
+    :ivar offset: offset in the section, in bytes
+    :ivar size: size of the variable, in bytes
     """
 
     name: str
@@ -121,13 +131,13 @@ class Section(NamedTuple):
 
 class Btf:
     """
-    The BTF of a kernel, or of a module on top of its kernel's.
+    BTF of a kernel, or split BTF of a module.
 
-    :param data: all of it, header first
-    :param base: BTF that this one continues (split BTF); ids and offsets of strings count on
-        from there
-    :param name: what to call it in messages
-    :raises BtfError: if it is no BTF, or its parts lie outside of it
+    :param data: contents, beginning with ``struct btf_header``
+    :param base: BTF that split BTF is based on: type ids and string offsets continue those of the
+        base
+    :param name: name for error messages
+    :raises BtfError: if the header is not valid, or the data is shorter than the header says
     """
 
     def __init__(self, data: bytes, base: Btf | None = None, name: str = "BTF") -> None:
@@ -135,13 +145,13 @@ class Btf:
         self.name = name
         self._order, types, self._strings = self._parts(data)
         if len(types) % 4:
-            raise self.error("is damaged: its types are no whole number of words")
+            raise self.error("is damaged: the size of its types is not a multiple of 4")
         self._words = _words(types, self._order)
         self._string_base: int = base.string_end if base else 0
         self.string_end: int = self._string_base + len(self._strings)
         self._starts: array[int] = array("I")
         self._kinds = b""
-        # by offset of a name: the first type that has it, and all others
+        # By string offset of a name: the first type with the name, and all others.
         self._ids: dict[int, int] = {}
         self._more: list[tuple[int, int]] = []
         self._found: dict[str, tuple[int, ...]] = {}
@@ -158,13 +168,15 @@ class Btf:
         if data[:2] == MAGIC.to_bytes(2, "big"):
             order = "big"
         elif data[:2] != MAGIC.to_bytes(2, "little"):
-            raise self.error(f"does not start with its magic number but with {data[:2].hex()!r}")
+            raise self.error(
+                f"starts with {data[:2].hex()!r}, which is not the magic number of BTF"
+            )
         if len(data) < 24:
             raise self.error(f"is truncated: it has {len(data)} bytes")
         form = "<HBBIIIII" if order == "little" else ">HBBIIIII"
         _, version, _, length, *parts = struct.unpack_from(form, data)
         if version != 1:
-            raise self.error(f"has version {version}, which is not known")
+            raise self.error(f"has unknown version {version}")
         found = []
         for what, offset, size in (("types", *parts[:2]), ("strings", *parts[2:])):
             start = length + offset
@@ -173,7 +185,7 @@ class Btf:
                     f"is truncated or damaged: its {what} end at byte {start + size} of {len(data)}"
                 )
             found.append(data[start : start + size])
-        # Split BTF has no empty string of its own to begin with.
+        # The strings of split BTF do not begin with an empty one.
         if (self.base is None and found[1][:1] != b"\0") or found[1][-1:] not in (b"\0", b""):
             raise self.error("is damaged: its strings do not begin and end with a NUL")
         return order, found[0], found[1]
@@ -181,7 +193,7 @@ class Btf:
     # Index
 
     def _index(self) -> None:
-        """Find the start and the kind of each type."""
+        """Find the first word and the kind of each type."""
         words, end = self._words, len(self._words)
         fixed, each = [_BAD] * 128, [0] * 128
         for kind, (always, element) in _WORDS.items():
@@ -191,10 +203,10 @@ class Btf:
         begin, sort = starts.append, kinds.append
         if not self.base:
             begin(0)
-            sort(Kind.VOID)
-        fixed[Kind.VOID] = _BAD
+            sort(BtfKind.VOID)
+        fixed[BtfKind.VOID] = _BAD
         at = 0
-        # In older kernels vlen has 16 bits and kind 5; the others are 0 there.
+        # Older kernels have 16 bits of vlen and 5 of kind; the other bits are 0 there.
         while at + 2 < end:
             info = words[at + 1]
             kind = info >> 24 & 0x7F
@@ -204,10 +216,10 @@ class Btf:
         if at != end:
             last, kind = self.first + len(starts) - 1, kinds[-1] if kinds else 0
             if fixed[kind] == _BAD and last:
-                raise self.error(f"has a type ({last}) of kind {kind}, which is not known")
-            raise self.error(f"is damaged: type {last} reaches past its end")
+                raise self.error(f"has a type ({last}) of unknown kind {kind}")
+            raise self.error(f"is damaged: type {last} exceeds the size of its types")
         self._starts, self._kinds = array("I", starts), bytes(kinds)
-        # void has no name, and no words at all.
+        # void (type 0) has no words, and so no name.
         first = 0 if self.base else 1
         ids, more = self._ids, self._more
         for number, at in enumerate(starts[first:], self.first + first):
@@ -219,19 +231,19 @@ class Btf:
 
     @property
     def first(self) -> int:
-        """The id of the first type of its own; 0 if there is no base."""
+        """Return the id of the first type that is not in the base; 0 without a base."""
         return self.base.end if self.base else 0
 
     @property
     def end(self) -> int:
-        """The id behind the last type."""
+        """Return the id of the last type plus 1."""
         if not self._starts and (self._words or not self.base):
             self._index()
         return self.first + len(self._starts)
 
     def owner(self, number: int) -> Btf:
         """
-        Return the BTF, this one or a base of it, that has a type.
+        Return the BTF that has a type: this one or its base.
 
         :raises BtfError: if no such type exists
         """
@@ -246,21 +258,21 @@ class Btf:
 
     # One type
 
-    def kind(self, number: int) -> Kind:
-        """Return what a type is."""
+    def kind(self, number: int) -> BtfKind:
+        """Return the kind of a type."""
         self._at(number)
         return _BY_NUMBER[self._kinds[number - self.first]]
 
     def flag(self, number: int) -> bool:
-        """Return its ``kind_flag``."""
+        """Return the ``kind_flag`` of a type."""
         return bool(self._words[self._at(number) + 1] >> 31)
 
     def name_of(self, number: int) -> str:
-        """Return its name, ``""`` if it has none."""
+        """Return the name of a type; ``""`` for an anonymous one."""
         return self.string(self._words[self._at(number)]) if number else ""
 
     def is_named(self, number: int) -> bool:
-        """Return whether it has a name."""
+        """Return whether a type has a name."""
         return bool(number and self._words[self._at(number)])
 
     def size(self, number: int) -> int:
@@ -288,7 +300,7 @@ class Btf:
         return Encoding(bool(word >> 24 & 1), bool(word >> 24 & 4), word >> 16 & 0xFF, word & 0xFF)
 
     def array(self, number: int) -> tuple[int, int]:
-        """Return the type of the elements of an ARRAY, and their number."""
+        """Return the id of the element type of an ARRAY, and the number of elements."""
         at = self._at(number)
         return self._words[at + 3], self._words[at + 5]
 
@@ -300,19 +312,19 @@ class Btf:
             yield Member(self.string(name), type_, offset & 0xFFFFFF if flag else offset, bits)
 
     def member_types(self, number: int) -> list[int]:
-        """Return the types of the members of a STRUCT or UNION."""
+        """Return the type ids of the members of a STRUCT or UNION."""
         return [type_ for _, type_, _ in self._elements(number, 3)]
 
     def enumerators(self, number: int) -> Iterator[tuple[str, int]]:
         """Walk the names and values of an ENUM or ENUM64."""
-        wide, is_signed = self.kind(number) == Kind.ENUM64, self.flag(number)
+        wide, is_signed = self.kind(number) == BtfKind.ENUM64, self.flag(number)
         sign = 1 << (63 if wide else 31) if is_signed else 0
         for name, low, *high in self._elements(number, 3 if wide else 2):
             value = high[0] << 32 | low if wide else low
             yield self.string(name), (value ^ sign) - sign
 
     def parameters(self, number: int) -> list[tuple[str, int]]:
-        """Return names and types of the parameters of a FUNC_PROTO."""
+        """Return the names and type ids of the parameters of a FUNC_PROTO."""
         return [(self.string(name), type_) for name, type_ in self._elements(number, 2)]
 
     # Names
@@ -321,7 +333,7 @@ class Btf:
         """
         Return the string at an offset.
 
-        :raises BtfError: if there is none, or it is too long for a name
+        :raises BtfError: if there is none, or it is longer than a name can be
         """
         if offset < self._string_base and self.base is not None:
             return self.base.string(offset)
@@ -332,18 +344,18 @@ class Btf:
         return self._strings[start:end].decode(errors="backslashreplace")
 
     def _offsets(self, name: str) -> tuple[int, ...]:
-        """Where a string is; each exists once, and no string shares its end with another."""
+        """Return the offsets of a string: pahole writes each string once, and no suffix of one."""
         if self._places is None:
             strings = self._strings.split(b"\0")
             ends = accumulate([len(string) + 1 for string in strings], initial=self._string_base)
-            # Of equal ones in damaged BTF, the first.
+            # If a string occurs twice (damaged BTF), take the first.
             self._places = dict(zip(reversed(strings), reversed([*ends][:-1]), strict=True))
         found = self.base._offsets(name) if self.base else ()
         at = self._places.get(name.encode(errors="surrogateescape"))
         return found if at is None else (*found, at)
 
-    def find(self, name: str, *kinds: Kind) -> list[int]:
-        """Return the ids of types of its own with a name, lowest first."""
+    def find(self, name: str, *kinds: BtfKind) -> list[int]:
+        """Return the ids of types with a name, lowest first, without those of the base."""
         ids = self._found.get(name)
         if ids is None:
             ids = self._found[name] = tuple(self._find(name)) if name and "\0" not in name else ()
@@ -358,8 +370,8 @@ class Btf:
             found += [number for name, number in self._more if name in offsets]
         return sorted(found)
 
-    def of_kind(self, *kinds: Kind) -> Iterator[int]:
-        """Walk the ids of all types of its own that are of some kinds."""
+    def of_kind(self, *kinds: BtfKind) -> Iterator[int]:
+        """Walk the ids of all types of some kinds, lowest first, without those of the base."""
         self.end  # noqa: B018  (indexes)
         found = []
         for kind in kinds:
@@ -370,9 +382,9 @@ class Btf:
         yield from sorted(found)
 
     def complete(self, number: int) -> int | None:
-        """Return the definition that a FWD stands for, if there is no doubt which."""
+        """Return the definition that a FWD declares; ``None`` if there is none, or several."""
         name = self.name_of(number)
-        kind = Kind.UNION if self.flag(number) else Kind.STRUCT
+        kind = BtfKind.UNION if self.flag(number) else BtfKind.STRUCT
         btf: Btf | None = self
         while btf is not None:
             found = btf.find(name, kind)
@@ -382,15 +394,15 @@ class Btf:
         return None
 
     def enumerator(self, name: str) -> int | None:
-        """Return the id of the first ENUM or ENUM64 of its own with an enumerator of a name."""
+        """Return the id of the first ENUM or ENUM64 of this BTF with an enumerator of a name."""
         offsets = self._offsets(name)
         if not offsets:
             return None
         if self._enumerators is None:
             self._enumerators = {}
             words = self._words
-            for number in self.of_kind(Kind.ENUM, Kind.ENUM64):
-                at, size = self._at(number), 2 if self.kind(number) == Kind.ENUM else 3
+            for number in self.of_kind(BtfKind.ENUM, BtfKind.ENUM64):
+                at, size = self._at(number), 2 if self.kind(number) == BtfKind.ENUM else 3
                 end = at + 3 + size * (words[at + 1] & 0xFFFFFF)
                 for text in words[at + 3 : end : size].tolist():
                     self._enumerators.setdefault(text, number)
@@ -400,19 +412,19 @@ class Btf:
         return None
 
     def section(self, number: int) -> Section | None:
-        """Return where a VAR lies."""
+        """Return the place of a VAR; ``None`` if no DATASEC has it."""
         if self._sections is None:
             self._sections = {
                 var: Section(self.name_of(datasec), offset, size)
-                for datasec in self.of_kind(Kind.DATASEC)
+                for datasec in self.of_kind(BtfKind.DATASEC)
                 for var, offset, size in self._elements(datasec, 3)
             }
         return self._sections.get(number)
 
 
-_BY_NUMBER = tuple(Kind)
+_BY_NUMBER = tuple(BtfKind)
 
-#: An advance that leaves no doubt that the pass went wrong.
+#: Number of words of an unknown kind: larger than any BTF, so that _index() stops.
 _BAD = 1 << 40
 
 

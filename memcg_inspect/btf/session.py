@@ -3,9 +3,8 @@
 BTF as a source of types, objects and symbols
 ---------------------------------------------
 
-Ties the parts of this package together for one program: :class:`Session` answers what drgn's
-finders are asked. It is kept by the program, and the finders are functions that look it up,
-so that nothing keeps a program alive that nobody uses any more.
+A :class:`Session` finds types, objects and symbols of one program. ``prog.cache`` holds it, and the
+finders registered with drgn look it up there, so that the finders do not keep the program alive.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from drgn import (
 
 from memcg_inspect.btf import globals as table
 from memcg_inspect.btf.modules import module_btfs, module_symbols
-from memcg_inspect.btf.parse import Btf, Kind
+from memcg_inspect.btf.parse import Btf, BtfKind
 from memcg_inspect.btf.source import Source, from_image
 from memcg_inspect.btf.symbols import Symbols, SymbolTable, load_symbols
 from memcg_inspect.btf.types import TypeMaker
@@ -45,7 +44,7 @@ FINDER = "btf"
 
 
 class _Place(NamedTuple):
-    """A :class:`memcg_inspect.btf.globals.Variable`."""
+    """Implementation of :class:`memcg_inspect.btf.globals.Variable`."""
 
     prog: Program
     address: int
@@ -54,9 +53,11 @@ class _Place(NamedTuple):
 
 class Session:
     """
-    What BTF and kallsyms say about one program. Everything is read when first asked for.
+    Types, objects and symbols of one program, from BTF and kallsyms.
 
-    :param source: the kernel's BTF, if it is not to be taken from the image
+    Everything is read when it is first looked up.
+
+    :param source: BTF of the kernel; by default it is read from the image
     """
 
     def __init__(self, prog: Program, source: Source | None = None) -> None:
@@ -72,12 +73,12 @@ class Session:
         self._is_lenient = False
         self._has_failed = False
 
-    # What it is made of
+    # Sources
 
     @property
     def source(self) -> Source:
         """
-        Where the kernel's types come from.
+        Return the BTF of the kernel.
 
         :raises ImageError: if there is no BTF
         """
@@ -88,7 +89,7 @@ class Session:
     @property
     def symbols(self) -> Symbols:
         """
-        The kernel's symbols.
+        Return the symbols of the kernel.
 
         :raises ImageError: if they cannot be read
         """
@@ -101,40 +102,40 @@ class Session:
     @property
     def kernel(self) -> TypeMaker:
         """
-        Makes the kernel's types.
+        Return the converter of the kernel's types.
 
         :raises ImageError: if there is no BTF, or it is damaged
         """
         if not self._makers:
-            # To find BTF takes objects of drgn's own, for which it asks here for types.
+            # Reading BTF needs objects of drgn, and drgn asks this session for their types.
             self._is_busy = True
             try:
                 btf = Btf(self.source.data, name=self.source.name)
                 if btf.end <= 1:
-                    raise btf.error("holds no types")
+                    raise btf.error("has no types")
             finally:
                 self._is_busy = False
             self._makers.append(TypeMaker(self.prog, btf))
         return self._makers[0]
 
     def _all(self) -> Iterator[TypeMaker]:
-        """The kernel first, then its modules, which are read when the kernel had no answer."""
+        """Walk the converters: the kernel's, then those of modules, which are read on demand."""
         yield self.kernel
         if not self._has_modules:
-            # Set first: to find modules takes types, which may not be there.
+            # Set first, since finding modules looks up types.
             self._has_modules = True
-            # Without symbols there are no modules to be found.
+            # Modules cannot be found without symbols.
             with suppress(ImageError):
                 for btf in module_btfs(self.prog, self.kernel.btf):
                     self._makers.append(TypeMaker(self.prog, btf, self.kernel))
         yield from self._makers[1:]
 
     def be_lenient(self) -> None:
-        """If there is no BTF, say so once, in the log, and be silent from then on."""
+        """If BTF cannot be read, log that once and find nothing, instead of raising an error."""
         self._is_lenient = True
 
     def is_silent(self) -> bool:
-        """Return whether it has nothing to say, for one because there is debug info."""
+        """Return whether nothing is to be found: there is debug info, or BTF cannot be read."""
         if self._is_busy or self._has_failed or has_debug_info(self.prog):
             return True
         if self._is_lenient and not self._makers:
@@ -145,10 +146,10 @@ class Session:
                 logger.warning("%s", error)
         return self._has_failed
 
-    # What is found
+    # Lookups
 
     def type(self, kinds: TypeKindSet, name: str) -> Type | None:
-        """Return the type of a name."""
+        """Return the type with a name and one of *kinds*; ``None`` if there is none."""
         key = name, kinds
         if key not in self._types:
             found = (maker.find(kinds, name) for maker in self._all())
@@ -156,7 +157,7 @@ class Session:
         return self._types[key]
 
     def object(self, name: str, flags: FindObjectFlags) -> Object | None:
-        """Return the enumerator, function or variable of a name."""
+        """Return the enumerator, variable or function with a name; ``None`` if there is none."""
         key = name, flags
         if key not in self._objects:
             found = None
@@ -179,7 +180,7 @@ class Session:
 
     def _function(self, name: str) -> Object | None:
         for maker in self._all():
-            for number in maker.btf.find(name, Kind.FUNC):
+            for number in maker.btf.find(name, BtfKind.FUNC):
                 symbols = self.find_symbols(name)
                 if symbols:
                     return Object(self.prog, maker.type(number), address=symbols[0].address)
@@ -187,7 +188,7 @@ class Session:
 
     def _variable(self, name: str) -> Object | None:
         for maker in self._all():
-            for number in maker.btf.find(name, Kind.VAR):
+            for number in maker.btf.find(name, BtfKind.VAR):
                 address = self._address(maker, number, name)
                 if address is not None:
                     return self._described(maker, number, address)
@@ -209,7 +210,7 @@ class Session:
     def _address(self, maker: TypeMaker, number: int, name: str) -> int | None:
         section = maker.btf.section(number)
         if section is not None and section.name == ".data..percpu" and maker is self.kernel:
-            # Exact even where several static variables share a name.
+            # This is right even if several static variables have the same name.
             start = self.symbols.named("__per_cpu_start")
             if start:
                 return int(start[0].address) + section.offset
@@ -217,7 +218,7 @@ class Session:
         return int(symbols[0].address) if symbols else None
 
     def find_symbols(self, name: str | None = None, address: int | None = None) -> list[Symbol]:
-        """Return symbols by name, by an address in them, or by both; all without either."""
+        """Return the symbols with a name, at an address, or both; without either, all."""
         if name is not None:
             found = self.symbols.named(name)
         elif address is not None:
@@ -226,7 +227,7 @@ class Session:
             found = self.symbols.everything()
         if not found or (name is None and address is None):
             if self._module_symbols is None:
-                # Set first: to find modules takes symbols.
+                # Set first, since finding modules looks up symbols.
                 self._module_symbols = SymbolIndex([])
                 self._module_symbols = module_symbols(self.prog)
             found += self._module_symbols(self.prog, name, address, False)
@@ -236,7 +237,7 @@ class Session:
 
 
 def has_debug_info(prog: Program) -> bool:
-    """Return whether drgn has debug info for the kernel itself."""
+    """Return whether drgn has debug info for the kernel."""
     try:
         return bool(prog.main_module().debug_file_status == ModuleFileStatus.HAVE)
     except LookupError:
@@ -244,12 +245,12 @@ def has_debug_info(prog: Program) -> bool:
 
 
 def session_of(prog: Program) -> Session | None:
-    """Return the session of a program."""
+    """Return the session of a program; ``None`` if it has none."""
     return cast("Session | None", prog.cache.get(KEY))
 
 
 def start(session: Session) -> None:
-    """Have a session answer for its program, behind all finders there are."""
+    """Register a session for its program, with finders that come after all others."""
     prog = session.prog
     prog.cache[KEY] = session
     if FINDER not in prog.registered_type_finders():

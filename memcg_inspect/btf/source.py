@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 """
-Where BTF comes from
---------------------
+Sources of BTF
+--------------
 
-Gets the bytes: out of the image, where the kernel keeps them between ``__start_BTF`` and
-``__stop_BTF``; from ``/sys/kernel/btf`` of the running kernel; or from a file, which holds
-BTF itself or is an ELF file with a section ``.BTF``.
+BTF is read from the image, between the symbols ``__start_BTF`` and ``__stop_BTF``; from
+``/sys/kernel/btf`` of the running kernel; or from a file, which is raw BTF or an ELF file with a
+section ``.BTF``.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from memcg_inspect.elf import ElfError, ElfFile
 
 __all__ = ("ADVICE", "Source", "from_file", "from_image", "is_running_kernel")
 
-#: Where types are to be had when there is no BTF.
+#: What a user can do about missing BTF.
 ADVICE = (
     "give the kernel's vmlinux with debug info (-s), from its debug package "
     "(Debian: linux-image-RELEASE-dbg)"
@@ -30,15 +30,16 @@ ADVICE = (
 
 SYS = "/sys/kernel/btf"
 
-#: No kernel's BTF comes near; kernels refuse 16 MiB of names.
+#: The most bytes of BTF. Kernels refuse more than 16 MiB of names.
 LIMIT = 128 << 20
 
 
 class Source(NamedTuple):
     """
-    BTF as it was found.
+    BTF that was read.
 
-    :ivar name: what to call it, e.g. ``BTF of the image``
+    :ivar name: its origin, e.g. ``BTF of the image``
+    :ivar data: its contents
     """
 
     name: str
@@ -46,16 +47,16 @@ class Source(NamedTuple):
 
 
 def is_running_kernel(prog: Program) -> bool:
-    """Return whether the program is the kernel that this runs on."""
+    """Return whether a program debugs the running kernel."""
     running = ProgramFlags.IS_LIVE | ProgramFlags.IS_LOCAL | ProgramFlags.IS_LINUX_KERNEL
     return bool(prog.flags & running == running)
 
 
 def from_image(prog: Program, symbols: Symbols) -> Source:
     """
-    Get the BTF of the kernel itself.
+    Read the BTF of the kernel from an image.
 
-    :raises BtfError: if it has none, or it is not in the image
+    :raises BtfError: if the kernel has no BTF, or the image lacks it
     """
     if is_running_kernel(prog) and os.access(f"{SYS}/vmlinux", os.R_OK):
         return from_file(f"{SYS}/vmlinux")
@@ -66,21 +67,24 @@ def from_image(prog: Program, symbols: Symbols) -> Source:
         )
     start, stop = (found[0].address for found in ends)
     if not 0 < stop - start <= LIMIT:
-        raise BtfError(f"the BTF of this kernel cannot have {stop - start} bytes: {ADVICE}")
+        raise BtfError(
+            f"the BTF of this kernel has an impossible size of {stop - start} bytes: {ADVICE}"
+        )
     try:
         return Source("BTF of the image", prog.read(start, stop - start))
     except FaultError as error:
         raise BtfError(
-            f"the BTF of this kernel is not all in the image (address {error.address:#x}: "
+            f"part of the BTF of this kernel is not in the image (address {error.address:#x}: "
             f"{error.message}): {ADVICE}"
         ) from None
 
 
 def from_file(path: str) -> Source:
     """
-    Get BTF from a file.
+    Read BTF from a file.
 
-    :raises BtfError: if there is none in it
+    :param path: raw BTF, or an ELF file with a section ``.BTF``
+    :raises BtfError: if the file has no BTF
     """
     try:
         with open(path, "rb") as file:

@@ -5,11 +5,11 @@ Symbols from kallsyms
 
 Mirrors :linux:`kernel/kallsyms.c` and the tables that :linux:`scripts/kallsyms.c` writes.
 
-drgn's own helper reads each symbol's length on its own and unpacks all of them, half a second
-for 200,000. Here a name is found by bisection in the kernel's list of symbols by name, of
-which some twenty are unpacked, and everything is checked against the address of ``_stext``
-that VMCOREINFO tells. Where a kernel has no such list, symbols are told apart by the tokens they
-begin and end with; where its tables cannot be read or understood, drgn's helper has the last word.
+drgn's ``load_vmlinux_kallsyms()`` unpacks all symbols, which takes half a second for 200,000.
+This module finds a name by bisection in ``kallsyms_seqs_of_names`` and unpacks about 20 symbols.
+Kernels before 6.2 have no such table: there the last two tokens of the name select the symbols to
+unpack. The tables are checked with the address of ``_stext`` from VMCOREINFO. If they cannot be
+read, drgn's helper is used.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ from memcg_inspect.model import ImageError
 
 __all__ = ("Kallsyms", "SymbolTable", "Symbols", "load_symbols")
 
-#: Symbols for which kallsyms has one marker in the names.
+#: ``kallsyms_markers`` has one entry for this many symbols.
 GROUP = 256
-#: No kernel's names take more.
+#: The most bytes of ``kallsyms_names``.
 NAMES_LIMIT = 64 << 20
-#: kallsyms has no sizes; gaps larger than this are gaps, not symbols.
+#: kallsyms has no sizes. A symbol ends at the next one, unless that is farther away than this.
 SIZE_LIMIT = 0x10000
 
 
 class Symbols(Protocol):
-    """What finds symbols: :class:`Kallsyms`, :class:`SymbolTable`."""
+    """Interface of :class:`Kallsyms` and :class:`SymbolTable`."""
 
     def named(self, name: str) -> list[Symbol]:
         """Return all symbols of a name."""
@@ -56,7 +56,7 @@ class Symbols(Protocol):
 
 
 class SymbolTable:
-    """Symbols found by a function of drgn's symbol finder interface, e.g. a ``SymbolIndex``."""
+    """Symbols of a symbol finder of drgn, e.g. a :class:`drgn.SymbolIndex`."""
 
     def __init__(
         self,
@@ -88,10 +88,10 @@ class SymbolTable:
 
 class Kallsyms:
     """
-    The symbols of a kernel, from its own tables.
+    Symbols of a kernel, from its kallsyms tables.
 
-    :raises LookupError: if VMCOREINFO does not tell where they are, or they are not understood
-    :raises FaultError: if they are not in the image
+    :raises LookupError: if VMCOREINFO lacks the addresses of the tables, or their format is unknown
+    :raises drgn.FaultError: if the tables cannot be read
     """
 
     def __init__(self, prog: Program) -> None:
@@ -107,7 +107,7 @@ class Kallsyms:
         names, tokens = told["kallsyms_names"], told["kallsyms_token_table"]
         self.count = self._ints(told["kallsyms_num_syms"], 1, "I")[0]
         if not 0 < tokens - names < NAMES_LIMIT or not 0 < self.count < tokens - names:
-            raise LookupError("the tables of kallsyms are not where they are expected")
+            raise LookupError("the tables of kallsyms are not in the expected order")
         self._names = self._prog.read(names, tokens - names)
         self._tokens = self._read_tokens(tokens, told["kallsyms_token_index"])
         self._markers = self._find_markers()
@@ -128,7 +128,7 @@ class Kallsyms:
     # Names
 
     def _find_markers(self) -> list[int]:
-        """Return where each 256th name starts; the kernel's table precedes that of the tokens."""
+        """Return the offset of every 256th name. ``kallsyms_markers`` lies before the tokens."""
         groups = -(-self.count // GROUP)
         size = 4 * groups
         order = "<" if self._order == "little" else ">"
@@ -154,13 +154,13 @@ class Kallsyms:
             if at >= end - 1:
                 return end
             length = names[at]
-            # Two bytes since commit 73bbb94466fd ("kallsyms: support "big" kernel symbols")
-            # (in v6.1); before, names did not get that long.
+            # Lengths may have two bytes since commit 73bbb94466fd ("kallsyms: support "big" kernel
+            # symbols") (in v6.1). Names were shorter before.
             at += 1 + length if length < 0x80 else 2 + (length & 0x7F | names[at + 1] << 7)
         return at
 
     def _raw(self, index: int) -> bytes:
-        """Return the letter of :manpage:`nm(1)` and the name of a symbol."""
+        """Return the type letter of :manpage:`nm(1)`, followed by the name of a symbol."""
         at = self._skip(self._markers[index // GROUP], index % GROUP)
         if at >= len(self._names) - 1:
             return b""
@@ -168,7 +168,7 @@ class Kallsyms:
         return b"".join([self._tokens[byte] for byte in self._names[start:end]])
 
     def _unpack(self) -> list[bytes]:
-        """Return what :meth:`_raw` does, for all symbols."""
+        """Return the type letters and names of all symbols, as :meth:`_raw`."""
         names, token, at, found = self._names, self._tokens.__getitem__, 0, []
         for _ in range(self.count):
             length = names[at] if at < len(names) - 1 else 0
@@ -193,12 +193,12 @@ class Kallsyms:
                 for address in self._encodings(told):
                     if address(index) == stext:
                         return address
-        raise LookupError("the addresses of kallsyms are not understood")
+        raise LookupError("the format of the addresses of kallsyms is unknown")
 
     def _ways(self, told: dict[str, int]) -> Iterable[Callable[[bytes], list[int]]]:
-        """Ways to find symbols by name: in the kernel's list (6.2 and newer), or by tokens."""
+        """Return ways to find symbols by name: ``kallsyms_seqs_of_names`` (6.2), or tokens."""
         if "kallsyms_offsets" in told:
-            # It is the last table since 6.5.
+            # Since 6.5 kallsyms_seqs_of_names is the last table.
             after = told["kallsyms_offsets"] + 4 * self.count
             if "kallsyms_relative_base" in told:
                 after = told["kallsyms_relative_base"] + self._word_size
@@ -209,7 +209,7 @@ class Kallsyms:
         yield _Ends(self._names, self._tokens, self.count).indexes
 
     def _encodings(self, told: dict[str, int]) -> Iterable[Callable[[int], int]]:
-        """Ways to understand what is kept for a symbol."""
+        """Return ways to get the address of a symbol, by its index."""
         if "kallsyms_addresses" in told:
             code = "Q" if self._word_size == 8 else "I"
             yield self._ints(told["kallsyms_addresses"], self.count, code).__getitem__
@@ -274,8 +274,9 @@ class Kallsyms:
 
 class _Ends:
     """
-    Finds symbols by name where the kernel has no list by name, and unpacks hardly any: few end
-    with the two tokens that a name may end with.
+    Finds symbols by the last two tokens of their names, for kernels before 6.2.
+
+    Only symbols with these two tokens are unpacked.
     """
 
     def __init__(self, names: bytes, tokens: list[bytes], count: int) -> None:
@@ -295,7 +296,8 @@ class _Ends:
             at += length
             end(at)
         self._starts, self._ends = starts, ends
-        # Of a name that is cut off, as of one of a single token, they match what they may.
+        # The tail of a truncated name, or of a name of one token, may match another name by
+        # mistake. _is() compares the whole name.
         last = names.ljust(at, b"\0").__getitem__
         tails = bytearray(2 * len(ends))
         tails[::2] = bytes([last(at - 2) for at in ends])
@@ -311,16 +313,16 @@ class _Ends:
         for tail in set(self._ways_to_end(wanted)):
             at = self._tails.find(tail)
             while at >= 0:
-                # Two bytes may be found between two tails.
+                # An odd offset is the end of one tail and the beginning of the next.
                 if at % 2 == 0 and self._is(at // 2, wanted):
                     found.append(at // 2)
                 at = self._tails.find(tail, at + 1)
         return sorted(found)
 
     def _ways_to_end(self, wanted: bytes) -> Iterator[bytes]:
-        """Return the pairs of bytes, tokens but for a length, that a name may end with."""
+        """Return the last two bytes of names: two tokens, or a length and a token."""
         for code, token in enumerate(self._tokens):
-            if token[1:] == wanted:  # with the letter of nm(1): all there is, behind its length
+            if token[1:] == wanted:  # one token: the type letter and the whole name
                 yield bytes([1, code])
             if not token or not wanted.endswith(token):
                 continue
@@ -334,7 +336,7 @@ class _Ends:
 
     def _is(self, index: int, wanted: bytes) -> bool:
         first, *rest = self._names[self._starts[index] : self._ends[index]] or b"\0"
-        # Most do not even begin like that.
+        # Compare the first token before the others are unpacked.
         begin = self._tokens[first][1:]
         return wanted.startswith(begin) and wanted == b"".join(
             [begin, *[self._tokens[byte] for byte in rest]]
@@ -342,7 +344,7 @@ class _Ends:
 
 
 class _Triples(Sequence[int]):
-    """Numbers of three bytes each, most significant first whatever the machine."""
+    """Big-endian numbers of three bytes each, as in ``kallsyms_seqs_of_names``."""
 
     def __init__(self, data: bytes, count: int) -> None:
         self._data = data
@@ -378,9 +380,9 @@ def _kind(letter: bytes) -> SymbolKind:
 
 def load_symbols(prog: Program) -> Symbols:
     """
-    Find the symbols of a kernel.
+    Load the symbols of a kernel.
 
-    :raises ImageError: if it tells of none (``CONFIG_KALLSYMS`` and Linux 6.0 are needed)
+    :raises ImageError: if they cannot be read (Linux 6.0 with ``CONFIG_KALLSYMS`` is needed)
     """
     try:
         return Kallsyms(prog)
@@ -388,6 +390,6 @@ def load_symbols(prog: Program) -> Symbols:
         pass
     try:
         return SymbolTable(prog, load_vmlinux_kallsyms(prog))
-    except Exception as error:  # drgn raises plain exceptions for what it does not understand
+    except Exception as error:  # drgn raises Exception for tables that it cannot parse
         reason = " ".join(str(error).split())
-        raise ImageError(f"the kernel's own symbols cannot be read: {reason}") from None
+        raise ImageError(f"the kernel's symbols (kallsyms) cannot be read: {reason}") from None

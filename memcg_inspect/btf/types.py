@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 """
-From BTF to drgn's types
-------------------------
+Conversion of BTF to drgn types
+-------------------------------
 
-Makes a :class:`drgn.Type` of a type in BTF when it is first asked for. The members of a
-structure get theirs when they are first looked at, so that a type costs what is used of it.
+Converts a type in BTF to a :class:`drgn.Type` when it is first looked up. The types of members are
+converted when the members are first used.
 
-drgn trusts its types: a structure that contains itself would send it into a recursion
-without end. So whatever a type drags in is checked for loops before it is made, and a member
-that reaches past its structure is refused.
+drgn does not check its types: a structure that contains itself leads to endless recursion.
+So this module checks a type, and all types that it needs, for loops before it makes the type, and
+rejects a member that lies outside of its structure.
 """
 
 from __future__ import annotations
@@ -30,32 +30,32 @@ from drgn import (
     sizeof,
 )
 
-from memcg_inspect.btf.parse import SIZE_LIMIT, Btf, Kind, Member
+from memcg_inspect.btf.parse import SIZE_LIMIT, Btf, BtfKind, Member
 
 __all__ = ("TypeMaker",)
 
-#: Types inside types inside types: no kernel comes near.
+#: Nesting of types. Kernels stay far below.
 DEPTH_LIMIT = 128
 
 _QUALIFIERS = {
-    Kind.CONST: Qualifiers.CONST,
-    Kind.VOLATILE: Qualifiers.VOLATILE,
-    Kind.RESTRICT: Qualifiers.RESTRICT,
-    Kind.TYPE_TAG: Qualifiers.NONE,
+    BtfKind.CONST: Qualifiers.CONST,
+    BtfKind.VOLATILE: Qualifiers.VOLATILE,
+    BtfKind.RESTRICT: Qualifiers.RESTRICT,
+    BtfKind.TYPE_TAG: Qualifiers.NONE,
 }
 
-#: Kinds of BTF that answer to a kind of drgn's.
+#: Kinds of BTF for each kind of drgn.
 _KINDS = {
-    TypeKind.INT: (Kind.INT,),
-    TypeKind.BOOL: (Kind.INT,),
-    TypeKind.FLOAT: (Kind.FLOAT,),
-    TypeKind.STRUCT: (Kind.STRUCT,),
-    TypeKind.UNION: (Kind.UNION,),
-    TypeKind.ENUM: (Kind.ENUM, Kind.ENUM64),
-    TypeKind.TYPEDEF: (Kind.TYPEDEF,),
+    TypeKind.INT: (BtfKind.INT,),
+    TypeKind.BOOL: (BtfKind.INT,),
+    TypeKind.FLOAT: (BtfKind.FLOAT,),
+    TypeKind.STRUCT: (BtfKind.STRUCT,),
+    TypeKind.UNION: (BtfKind.UNION,),
+    TypeKind.ENUM: (BtfKind.ENUM, BtfKind.ENUM64),
+    TypeKind.TYPEDEF: (BtfKind.TYPEDEF,),
 }
 
-# BTF does not keep the integer type of an enumeration, only its size and sign.
+# BTF has the size and the sign of the integer type of an enumeration, but not its name.
 _ENUM_TYPES = {
     1: ("unsigned char", "signed char"),
     2: ("unsigned short", "short"),
@@ -64,16 +64,16 @@ _ENUM_TYPES = {
 }
 _LONG_ENUM_TYPE = ("unsigned long long", "long long")
 
-# How a type is reached: as a part of another, through a pointer, or through a pointer and a
-# name that hides what is behind it.
+# How a type is reached from another: as a member or element, through a pointer, or through a
+# pointer and then a typedef.
 _PART, _POINTED, _HIDDEN = range(3)
 
 
 class TypeMaker:
     """
-    Makes the types of one BTF for one program.
+    Converts the types of one BTF for one program.
 
-    :param base: makes the types of the BTF that this one continues
+    :param base: converts the types of the base of split BTF
     """
 
     def __init__(self, prog: Program, btf: Btf, base: TypeMaker | None = None) -> None:
@@ -84,7 +84,7 @@ class TypeMaker:
         self._sound: set[tuple[int, int]] = set()
 
     def find(self, kinds: TypeKindSet, name: str) -> Type | None:
-        """Return the first type of its own of a name, whichever of *kinds* it is."""
+        """Return the first type with a name and one of *kinds*, without those of the base."""
         wanted = [kind for of_drgn in kinds for kind in _KINDS.get(of_drgn, ())]
         for number in self.btf.find(name, *wanted):
             found = self.type(number)
@@ -96,7 +96,7 @@ class TypeMaker:
         """
         Return a type by its id.
 
-        :raises BtfError: if it, or anything it drags in, is damaged
+        :raises BtfError: if the type, or a type that it needs, is damaged
         """
         if self.base is not None and number < self.btf.first:
             return self.base.type(number)
@@ -116,30 +116,30 @@ class TypeMaker:
         if kind in _QUALIFIERS:
             inner = self.type(btf.target(number))
             return inner.qualified(inner.qualifiers | _QUALIFIERS[kind])
-        if kind == Kind.VOID:
+        if kind == BtfKind.VOID:
             return prog.void_type()
-        if kind == Kind.INT:
+        if kind == BtfKind.INT:
             return self._int(number)
-        if kind == Kind.PTR:
+        if kind == BtfKind.PTR:
             return prog.pointer_type(self.type(btf.target(number)))
-        if kind == Kind.ARRAY:
+        if kind == BtfKind.ARRAY:
             return self._array(number)
-        if kind in (Kind.STRUCT, Kind.UNION):
-            make = prog.struct_type if kind == Kind.STRUCT else prog.union_type
+        if kind in (BtfKind.STRUCT, BtfKind.UNION):
+            make = prog.struct_type if kind == BtfKind.STRUCT else prog.union_type
             return make(btf.name_of(number) or None, btf.size(number), self._members(number))
-        if kind in (Kind.ENUM, Kind.ENUM64):
+        if kind in (BtfKind.ENUM, BtfKind.ENUM64):
             return self._enum(number)
-        if kind == Kind.FWD:
+        if kind == BtfKind.FWD:
             return self._forward(number)
-        if kind == Kind.TYPEDEF:
+        if kind == BtfKind.TYPEDEF:
             return prog.typedef_type(btf.name_of(number), self.type(btf.target(number)))
-        if kind == Kind.FLOAT:
+        if kind == BtfKind.FLOAT:
             return prog.float_type(btf.name_of(number), btf.size(number))
-        if kind == Kind.FUNC_PROTO:
+        if kind == BtfKind.FUNC_PROTO:
             return self._prototype(number)
-        if kind in (Kind.FUNC, Kind.VAR):
+        if kind in (BtfKind.FUNC, BtfKind.VAR):
             return self.type(btf.target(number))
-        raise btf.error(f"is damaged: type {number} is a {kind.name}, not a type")
+        raise btf.error(f"is damaged: {kind.name} {number} is used as a type")
 
     def _int(self, number: int) -> Type:
         name, size = self.btf.name_of(number), self.btf.size(number)
@@ -178,7 +178,7 @@ class TypeMaker:
 
     def _prototype(self, number: int) -> Type:
         parameters = self.btf.parameters(number)
-        # What ends a list of parameters and has no type is an ellipsis.
+        # A last parameter without a type is an ellipsis.
         is_variadic = bool(parameters) and parameters[-1][1] == 0
         if is_variadic:
             parameters.pop()
@@ -192,10 +192,12 @@ class TypeMaker:
         return self.prog.function_type(returns, made, is_variadic)
 
     def part(self, number: int) -> Type:
-        """Return a type that is an element or a parameter."""
+        """Return the type of an element or a parameter."""
         type_ = self.type(number)
         if type_.unaliased().kind in (TypeKind.FUNCTION, TypeKind.VOID):
-            raise self.btf.error(f"is damaged: type {number} cannot be a part of another")
+            raise self.btf.error(
+                f"is damaged: type {number} cannot be the type of an element or a parameter"
+            )
         return type_
 
     # Members
@@ -203,8 +205,8 @@ class TypeMaker:
     def _members(self, number: int) -> list[TypeMember]:
         btf, me = self.btf, weakref.ref(self)
         size, members = btf.size(number), list(btf.members(number))
-        # BTF writes "[]" and "[0]" alike; the former may only end a structure.
-        ends = {len(members) - 1} if btf.kind(number) == Kind.STRUCT else range(len(members))
+        # BTF does not tell "[]" from "[0]". Only the last member of a structure can be "[]".
+        ends = {len(members) - 1} if btf.kind(number) == BtfKind.STRUCT else range(len(members))
         return [
             TypeMember(
                 functools.partial(_member, me, member, size, index in ends),
@@ -218,20 +220,20 @@ class TypeMaker:
         """
         Return the type of a member of a structure, or an absent object if it is a bit field.
 
-        :param size: of the structure, in bytes
-        :param may_be_open: whether an array without elements is one without a bound
-        :raises BtfError: if the member reaches past the structure
+        :param size: size of the structure, in bytes
+        :param may_be_open: whether an array of length 0 is taken for a flexible array
+        :raises BtfError: if the member does not lie within the structure
         """
         type_ = self.type(member.type)
         btf = self.btf.owner(member.type)
-        if may_be_open and btf.kind(member.type) == Kind.ARRAY and not btf.array(member.type)[1]:
+        if may_be_open and btf.kind(member.type) == BtfKind.ARRAY and not btf.array(member.type)[1]:
             return self.prog.array_type(type_.type)
         try:
             bits = member.bits or 8 * sizeof(type_)
             if member.bit_offset + bits > 8 * size:
-                raise ValueError("reaches past its structure")
+                raise ValueError("is not within its structure")
             if member.bit_offset % 8 and not member.bits:
-                raise ValueError("does not start at a byte")
+                raise ValueError("is not a bit field and does not start at a byte")
             return Object(self.prog, type_, bit_field_size=member.bits) if member.bits else type_
         except (TypeError, ValueError) as error:
             raise self.btf.error(f"is damaged: member {member.name!r}: {error}") from None
@@ -240,10 +242,10 @@ class TypeMaker:
 
     def _check(self, number: int) -> None:
         """
-        Check that nothing a type drags in leads back to it.
+        Check that a type does not need itself.
 
-        A named structure behind a pointer drags nothing in, nor does a nameless one behind a
-        pointer and a typedef: drgn prints such a name and does not look behind it.
+        A pointer to a named structure does not need the structure, and neither does a pointer to
+        a typedef of an anonymous one: drgn prints the name and does not use what it refers to.
         """
         btf = self.btf
         start = (number, _PART)
@@ -261,7 +263,7 @@ class TypeMaker:
                 raise btf.error(f"is damaged: type {step[0]} contains itself")
             elif step not in self._sound:
                 if len(todo) > DEPTH_LIMIT:
-                    raise btf.error(f"is damaged: type {number} has no end")
+                    raise btf.error(f"is damaged: type {number} is nested too deeply")
                 path[step] = None
                 todo.append((step, self._inside(*step)))
 
@@ -269,22 +271,22 @@ class TypeMaker:
         btf = self.btf.owner(number)
         kind = btf.kind(number)
         targets: list[int] = []
-        if kind in _QUALIFIERS or kind in (Kind.FUNC, Kind.VAR):
+        if kind in _QUALIFIERS or kind in (BtfKind.FUNC, BtfKind.VAR):
             targets.append(btf.target(number))
-        elif kind == Kind.FWD:
+        elif kind == BtfKind.FWD:
             targets += filter(None, [btf.complete(number)])
-        elif kind == Kind.ARRAY:
+        elif kind == BtfKind.ARRAY:
             targets.append(btf.array(number)[0])
-        elif kind == Kind.PTR:
+        elif kind == BtfKind.PTR:
             how = max(how, _POINTED)
             targets.append(btf.target(number))
-        elif kind == Kind.TYPEDEF:
+        elif kind == BtfKind.TYPEDEF:
             how = _HIDDEN if how else _PART
             targets.append(btf.target(number))
-        elif kind == Kind.FUNC_PROTO:
+        elif kind == BtfKind.FUNC_PROTO:
             how = max(how, _POINTED)
             targets += [btf.target(number), *(type_ for _, type_ in btf.parameters(number))]
-        elif kind in (Kind.STRUCT, Kind.UNION) and (
+        elif kind in (BtfKind.STRUCT, BtfKind.UNION) and (
             how == _PART or (how == _POINTED and not btf.is_named(number))
         ):
             how = _PART

@@ -12,16 +12,16 @@ from labkit import kernels
 from support.guests import KERNELS
 from support.spell import definition
 
-from memcg_inspect.btf.parse import Btf, Kind
+from memcg_inspect.btf.parse import Btf, BtfKind
 from memcg_inspect.btf.source import from_file
 from memcg_inspect.btf.types import TypeMaker
 
 SPELLED = {
-    Kind.STRUCT: "struct ",
-    Kind.UNION: "union ",
-    Kind.ENUM: "enum ",
-    Kind.ENUM64: "enum ",
-    Kind.TYPEDEF: "",
+    BtfKind.STRUCT: "struct ",
+    BtfKind.UNION: "union ",
+    BtfKind.ENUM: "enum ",
+    BtfKind.ENUM64: "enum ",
+    BtfKind.TYPEDEF: "",
 }
 
 #: Defined more than once, in headers that no symbol names.

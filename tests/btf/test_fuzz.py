@@ -24,7 +24,7 @@ from support.btf_builder import Builder, Order, subset
 from support.guests import DEBIAN_KERNELS
 
 from memcg_inspect.btf import load_btf
-from memcg_inspect.btf.parse import Btf, Kind
+from memcg_inspect.btf.parse import Btf, BtfKind
 from memcg_inspect.btf.source import from_file
 from memcg_inspect.model import ImageError
 
@@ -34,11 +34,11 @@ MEMORY = 1 << 30
 PATIENCE = 300
 
 _SPELLED = {
-    Kind.STRUCT: "struct ",
-    Kind.UNION: "union ",
-    Kind.ENUM: "enum ",
-    Kind.ENUM64: "enum ",
-    Kind.TYPEDEF: "",
+    BtfKind.STRUCT: "struct ",
+    BtfKind.UNION: "union ",
+    BtfKind.ENUM: "enum ",
+    BtfKind.ENUM64: "enum ",
+    BtfKind.TYPEDEF: "",
 }
 
 

@@ -15,7 +15,7 @@ from support.spell import layout
 
 from memcg_inspect.btf import debug_info_source, load_btf
 from memcg_inspect.btf.globals import VARIABLES
-from memcg_inspect.btf.parse import Kind
+from memcg_inspect.btf.parse import BtfKind
 from memcg_inspect.btf.session import session_of
 from memcg_inspect.btf.symbols import Kallsyms
 from memcg_inspect.collect import audit
@@ -77,7 +77,7 @@ def test_every_entry_of_the_table_was_checked(kernels: tuple[str, ...]) -> None:
 def test_per_cpu_variables(image: GuestImage, btf: Program) -> None:
     dwarf, session = image.program(dwarf=True), session_of(btf)
     assert session is not None
-    names = [session.kernel.btf.name_of(v) for v in session.kernel.btf.of_kind(Kind.VAR)]
+    names = [session.kernel.btf.name_of(v) for v in session.kernel.btf.of_kind(BtfKind.VAR)]
     seen = 0
     for name in names:
         wanted, have = _variable(dwarf, name), _variable(btf, name)

@@ -22,7 +22,7 @@ from drgn import (
 from support.btf_builder import Builder, Order
 
 from memcg_inspect.btf import BtfError, debug_info_source, load_btf
-from memcg_inspect.btf.parse import Btf, Kind
+from memcg_inspect.btf.parse import Btf, BtfKind
 from memcg_inspect.btf.source import from_image
 from memcg_inspect.btf.types import TypeMaker
 from memcg_inspect.model import ImageError
@@ -53,31 +53,31 @@ def everything() -> Builder:
     char = b.int("char", 1, encoding=1)
     bool_ = b.int("_Bool", 1, encoding=4)
     int_ = b.int("int", 4, encoding=1)
-    b.to(Kind.TYPEDEF, bool_, "bool")
-    node = b.add(Kind.STRUCT, "node", 16, [b.name("next"), 6 + 1, 0], 1)
+    b.to(BtfKind.TYPEDEF, bool_, "bool")
+    node = b.add(BtfKind.STRUCT, "node", 16, [b.name("next"), 6 + 1, 0], 1)
     assert node == 6
-    pointer = b.to(Kind.PTR, node)
+    pointer = b.to(BtfKind.PTR, node)
     assert pointer == 7
-    b.compound(Kind.STRUCT, "flags", 16, [
+    b.compound(BtfKind.STRUCT, "flags", 16, [
         ("low", int_, 0, 3), ("high", int_, 3, 29), ("word", long_, 64, 0),
     ])  # fmt: skip
-    inner = b.compound(Kind.UNION, "", 8, [("a", long_, 0), ("b", pointer, 0)])
+    inner = b.compound(BtfKind.UNION, "", 8, [("a", long_, 0), ("b", pointer, 0)])
     flexible = b.array(char, 0, int_)
-    b.compound(Kind.STRUCT, "outer", 24, [
-        ("first", b.to(Kind.CONST, b.to(Kind.VOLATILE, long_)), 0),
+    b.compound(BtfKind.STRUCT, "outer", 24, [
+        ("first", b.to(BtfKind.CONST, b.to(BtfKind.VOLATILE, long_)), 0),
         ("", inner, 64),
         ("tail", flexible, 128),
     ])  # fmt: skip
     b.enum("color", 4, {"RED": 0, "GREEN": -1, "BLUE": 7})
     b.enum("large", 8, {"HUGE_VALUE": 1 << 40, "TINY": 1}, wide=True)
     b.enum("", 1, {"NAMELESS": 3})
-    b.add(Kind.FLOAT, "double", 8)
-    proto = b.prototype(int_, [("fd", int_), ("name", b.to(Kind.PTR, char)), ("", 0)])
-    b.to(Kind.TYPEDEF, b.to(Kind.PTR, proto), "printer")
-    b.add(Kind.FWD, "opaque")
-    b.to(Kind.TYPEDEF, b.add(Kind.FWD, "node"), "node_t")
-    b.to(Kind.TYPEDEF, b.to(Kind.TYPE_TAG, long_, "rcu"), "tagged")
-    b.compound(Kind.UNION, "mix", 8, [("open", b.array(int_, 0, int_), 0), ("l", long_, 0)])
+    b.add(BtfKind.FLOAT, "double", 8)
+    proto = b.prototype(int_, [("fd", int_), ("name", b.to(BtfKind.PTR, char)), ("", 0)])
+    b.to(BtfKind.TYPEDEF, b.to(BtfKind.PTR, proto), "printer")
+    b.add(BtfKind.FWD, "opaque")
+    b.to(BtfKind.TYPEDEF, b.add(BtfKind.FWD, "node"), "node_t")
+    b.to(BtfKind.TYPEDEF, b.to(BtfKind.TYPE_TAG, long_, "rcu"), "tagged")
+    b.compound(BtfKind.UNION, "mix", 8, [("open", b.array(int_, 0, int_), 0), ("l", long_, 0)])
     return b
 
 
@@ -135,7 +135,7 @@ def test_enumerators(order: Order, tmp_path: Path) -> None:
 
 def test_32_bit(tmp_path: Path) -> None:
     b = Builder()
-    b.to(Kind.TYPEDEF, b.to(Kind.PTR, b.int("int", 4, 1)), "ip")
+    b.to(BtfKind.TYPEDEF, b.to(BtfKind.PTR, b.int("int", 4, 1)), "ip")
     b.enum("large", 8, {"HUGE_VALUE": 1 << 40}, wide=True)
     prog = loaded(b, tmp_path, "big", 32)
     assert drgn.sizeof(prog.type("ip")) == 4
@@ -145,23 +145,23 @@ def test_32_bit(tmp_path: Path) -> None:
 def test_split_btf_continues_its_base() -> None:
     base = Btf(everything().data())
     more = Builder(base)
-    more.compound(Kind.STRUCT, "mine", 8, [("theirs", base.find("color", Kind.ENUM)[0], 0)])
-    more.add(Kind.FWD, "outer")
+    more.compound(BtfKind.STRUCT, "mine", 8, [("theirs", base.find("color", BtfKind.ENUM)[0], 0)])
+    more.add(BtfKind.FWD, "outer")
     split = Btf(more.data(), base, "BTF of module m")
     kernel = TypeMaker(program(), base)
     module = TypeMaker(kernel.prog, split, kernel)
-    mine = module.type(split.find("mine", Kind.STRUCT)[0])
+    mine = module.type(split.find("mine", BtfKind.STRUCT)[0])
     assert mine.members[0].name == "theirs"
     assert mine.members[0].type.tag == "color"
-    assert split.find("color", Kind.ENUM) == []
+    assert split.find("color", BtfKind.ENUM) == []
     assert module.type(split.end - 1).is_complete()
 
 
 def test_a_declaration_with_two_definitions_stays_one(tmp_path: Path) -> None:
     b = Builder()
     for size in (4, 8):
-        b.compound(Kind.STRUCT, "twin", size, [])
-    b.to(Kind.TYPEDEF, b.add(Kind.FWD, "twin"), "twin_t")
+        b.compound(BtfKind.STRUCT, "twin", size, [])
+    b.to(BtfKind.TYPEDEF, b.add(BtfKind.FWD, "twin"), "twin_t")
     prog = loaded(b, tmp_path)
     assert not prog.type("twin_t").type.is_complete()
     assert prog.type("struct twin").size == 4
@@ -169,39 +169,39 @@ def test_a_declaration_with_two_definitions_stays_one(tmp_path: Path) -> None:
 
 def _loops() -> dict[str, Builder]:
     found = {}
-    for kind in (Kind.PTR, Kind.TYPEDEF, Kind.CONST):
+    for kind in (BtfKind.PTR, BtfKind.TYPEDEF, BtfKind.CONST):
         found[kind.name] = b = Builder()
-        b.to(kind, 1, "t" if kind == Kind.TYPEDEF else "")
-        b.to(Kind.TYPEDEF, 1, "top")
+        b.to(kind, 1, "t" if kind == BtfKind.TYPEDEF else "")
+        b.to(BtfKind.TYPEDEF, 1, "top")
     found["two typedefs"] = b = Builder()
-    b.to(Kind.TYPEDEF, 2, "top")
-    b.to(Kind.TYPEDEF, 1, "t")
+    b.to(BtfKind.TYPEDEF, 2, "top")
+    b.to(BtfKind.TYPEDEF, 1, "t")
     found["itself"] = b = Builder()
-    b.compound(Kind.STRUCT, "s", 8, [("again", 1, 0)])
-    b.to(Kind.TYPEDEF, 1, "top")
+    b.compound(BtfKind.STRUCT, "s", 8, [("again", 1, 0)])
+    b.to(BtfKind.TYPEDEF, 1, "top")
     found["nameless itself"] = b = Builder()
-    b.compound(Kind.STRUCT, "", 8, [("", 1, 0)])
-    b.to(Kind.TYPEDEF, 1, "top")
+    b.compound(BtfKind.STRUCT, "", 8, [("", 1, 0)])
+    b.to(BtfKind.TYPEDEF, 1, "top")
     found["a declaration of itself"] = b = Builder()
-    b.compound(Kind.STRUCT, "s", 8, [("again", 2, 0)])
-    b.add(Kind.FWD, "s")
-    b.to(Kind.TYPEDEF, 1, "top")
+    b.compound(BtfKind.STRUCT, "s", 8, [("again", 2, 0)])
+    b.add(BtfKind.FWD, "s")
+    b.to(BtfKind.TYPEDEF, 1, "top")
     found["array of itself"] = b = Builder()
     b.array(1, 4)
-    b.to(Kind.TYPEDEF, 1, "top")
+    b.to(BtfKind.TYPEDEF, 1, "top")
     found["nameless, by pointer"] = b = Builder()
-    b.compound(Kind.STRUCT, "", 8, [("next", 2, 0)])
-    b.to(Kind.PTR, 1)
-    b.to(Kind.TYPEDEF, 2, "top")
+    b.compound(BtfKind.STRUCT, "", 8, [("next", 2, 0)])
+    b.to(BtfKind.PTR, 1)
+    b.to(BtfKind.TYPEDEF, 2, "top")
     found["parameter"] = b = Builder()
     b.prototype(0, [("f", 2)])
-    b.to(Kind.PTR, 1)
-    b.to(Kind.TYPEDEF, 2, "top")
+    b.to(BtfKind.PTR, 1)
+    b.to(BtfKind.TYPEDEF, 2, "top")
     found["a long way"] = b = Builder()
     for number in range(1, 1000):
-        b.to(Kind.PTR, number + 1)
+        b.to(BtfKind.PTR, number + 1)
     b.int("int", 4)
-    b.to(Kind.TYPEDEF, 1, "top")
+    b.to(BtfKind.TYPEDEF, 1, "top")
     return found
 
 
@@ -228,8 +228,8 @@ def _damaged() -> dict[str, tuple[Any, str]]:
         "types out of range": (changed(12, 1 << 31), "truncated or damaged"),
         "strings out of range": (changed(16, 1 << 31), "truncated or damaged"),
         "unknown kind": (changed(28, 100 << 24), "kind 100"),
-        "endless vlen": (changed(24 + 16 + 4, 4 << 24 | 0xFFFFFF), "reaches past its end"),
-        "no types": (Builder().data(), "holds no types"),
+        "endless vlen": (changed(24 + 16 + 4, 4 << 24 | 0xFFFFFF), "exceeds the size of its types"),
+        "no types": (Builder().data(), "has no types"),
     }
 
 
@@ -251,14 +251,14 @@ def test_what_is_no_btf_is_told_in_one_line(name: str, tmp_path: Path) -> None:
 def test_damaged_types_leave_the_others(tmp_path: Path) -> None:
     b = Builder()
     int_ = b.int("int", 4, 1)
-    b.compound(Kind.STRUCT, "good", 4, [("i", int_, 0)])
-    b.compound(Kind.STRUCT, "past", 4, [("i", int_, 0), ("j", int_, 32)])
-    b.compound(Kind.STRUCT, "dangling", 4, [("i", 999, 0)])
+    b.compound(BtfKind.STRUCT, "good", 4, [("i", int_, 0)])
+    b.compound(BtfKind.STRUCT, "past", 4, [("i", int_, 0), ("j", int_, 32)])
+    b.compound(BtfKind.STRUCT, "dangling", 4, [("i", 999, 0)])
     b.enum("odd", 3, {"ODD": 1})
-    b.to(Kind.TYPEDEF, b.array(int_, 1 << 30), "vast")
+    b.to(BtfKind.TYPEDEF, b.array(int_, 1 << 30), "vast")
     prog = loaded(b, tmp_path)
     assert prog.type("struct good").members[0].type.size == 4
-    with pytest.raises(BtfError, match="past its structure"):
+    with pytest.raises(BtfError, match="not within its structure"):
         _ = prog.type("struct past").members[1].type
     with pytest.raises(BtfError, match="refers to type 999"):
         prog.type("struct dangling")
@@ -322,9 +322,9 @@ def test_what_an_image_lacks_is_told_in_one_line() -> None:
     assert from_image(prog, Said(**ends)).data == data  # type: ignore[arg-type]
     for said, what in (
         ({}, "built without CONFIG_DEBUG_INFO_BTF"),
-        ({"__start_BTF": 0x1000, "__stop_BTF": 0x1000}, "cannot have 0 bytes"),
-        ({"__start_BTF": 0x1000, "__stop_BTF": 1 << 40}, "cannot have"),
-        ({"__start_BTF": 0x800, "__stop_BTF": 0x1100}, "not all in the image"),
+        ({"__start_BTF": 0x1000, "__stop_BTF": 0x1000}, "impossible size of 0 bytes"),
+        ({"__start_BTF": 0x1000, "__stop_BTF": 1 << 40}, "impossible size"),
+        ({"__start_BTF": 0x800, "__stop_BTF": 0x1100}, "is not in the image"),
     ):
         with pytest.raises(BtfError, match=what) as caught:
             from_image(prog, Said(**said))  # type: ignore[arg-type]

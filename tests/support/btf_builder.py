@@ -7,20 +7,26 @@ import struct
 from collections.abc import Iterable, Sequence
 from typing import Literal
 
-from memcg_inspect.btf.parse import Btf, Kind
+from memcg_inspect.btf.parse import Btf, BtfKind
 
 Order = Literal["little", "big"]
 
 #: Words of each element that are ids of types or names; the others are plain numbers.
-_NAMES = {Kind.STRUCT: 0, Kind.UNION: 0, Kind.ENUM: 0, Kind.ENUM64: 0, Kind.FUNC_PROTO: 0}
-_TYPES = {Kind.STRUCT: 1, Kind.UNION: 1, Kind.FUNC_PROTO: 1, Kind.DATASEC: 0}
+_NAMES = {
+    BtfKind.STRUCT: 0,
+    BtfKind.UNION: 0,
+    BtfKind.ENUM: 0,
+    BtfKind.ENUM64: 0,
+    BtfKind.FUNC_PROTO: 0,
+}
+_TYPES = {BtfKind.STRUCT: 1, BtfKind.UNION: 1, BtfKind.FUNC_PROTO: 1, BtfKind.DATASEC: 0}
 _WIDTH = {
-    Kind.STRUCT: 3,
-    Kind.UNION: 3,
-    Kind.ENUM: 2,
-    Kind.ENUM64: 3,
-    Kind.FUNC_PROTO: 2,
-    Kind.DATASEC: 3,
+    BtfKind.STRUCT: 3,
+    BtfKind.UNION: 3,
+    BtfKind.ENUM: 2,
+    BtfKind.ENUM64: 3,
+    BtfKind.FUNC_PROTO: 2,
+    BtfKind.DATASEC: 3,
 }
 
 
@@ -44,7 +50,7 @@ class Builder:
 
     def add(
         self,
-        kind: Kind,
+        kind: BtfKind,
         name: str = "",
         third: int = 0,
         words: Iterable[int] = (),
@@ -56,17 +62,17 @@ class Builder:
         return self.first + len(self.records) - 1
 
     def int(self, name: str, size: int, encoding: int = 0) -> int:
-        return self.add(Kind.INT, name, size, [encoding << 24 | 8 * size])
+        return self.add(BtfKind.INT, name, size, [encoding << 24 | 8 * size])
 
-    def to(self, kind: Kind, target: int, name: str = "") -> int:
+    def to(self, kind: BtfKind, target: int, name: str = "") -> int:
         return self.add(kind, name, target)
 
     def array(self, element: int, length: int, index: int = 0) -> int:
-        return self.add(Kind.ARRAY, "", 0, [element, index, length])
+        return self.add(BtfKind.ARRAY, "", 0, [element, index, length])
 
     def compound(
         self,
-        kind: Kind,
+        kind: BtfKind,
         name: str,
         size: int,
         members: Sequence[tuple[str, int, int] | tuple[str, int, int, int]],
@@ -84,11 +90,13 @@ class Builder:
             if wide:
                 words.append(value >> 32 & 0xFFFFFFFF)
         flag = any(value < 0 for value in values.values())
-        return self.add(Kind.ENUM64 if wide else Kind.ENUM, name, size, words, len(values), flag)
+        return self.add(
+            BtfKind.ENUM64 if wide else BtfKind.ENUM, name, size, words, len(values), flag
+        )
 
     def prototype(self, returns: int, parameters: Sequence[tuple[str, int]]) -> int:
         words = [w for text, type_ in parameters for w in (self.name(text), type_)]
-        return self.add(Kind.FUNC_PROTO, "", returns, words, len(parameters))
+        return self.add(BtfKind.FUNC_PROTO, "", returns, words, len(parameters))
 
     def data(self, order: Order = "little") -> bytes:
         form = "<" if order == "little" else ">"
@@ -105,7 +113,7 @@ class Builder:
 
 def subset(btf: Btf, names: Sequence[str], limit: int) -> Builder:
     """Copy types of a kernel's BTF, and what they refer to, until there are *limit* bytes."""
-    builder, todo = Builder(), [n for name in names for n in btf.find(name, *Kind)]
+    builder, todo = Builder(), [n for name in names for n in btf.find(name, *BtfKind)]
     chosen: dict[int, int] = {}
     bytes_ = 0
     while todo and bytes_ < limit:
@@ -130,10 +138,11 @@ def _raw(btf: Btf, number: int) -> list[int]:
 def _targets(btf: Btf, number: int, raw: list[int]) -> list[int]:
     """Places in *raw* that hold ids of types."""
     kind = btf.kind(number)
-    if kind == Kind.ARRAY:
+    if kind == BtfKind.ARRAY:
         return [3, 4]
-    places = [] if kind in (Kind.INT, Kind.STRUCT, Kind.UNION, Kind.ENUM, Kind.ENUM64,
-                            Kind.FLOAT, Kind.FWD, Kind.DATASEC) else [2]  # fmt: skip
+    sized = (BtfKind.INT, BtfKind.STRUCT, BtfKind.UNION, BtfKind.ENUM, BtfKind.ENUM64,
+             BtfKind.FLOAT, BtfKind.FWD, BtfKind.DATASEC)  # fmt: skip
+    places = [] if kind in sized else [2]
     if kind in _TYPES:
         places += range(3 + _TYPES[kind], len(raw), _WIDTH[kind])
     return places
