@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
-"""The commands of `scripts/lab`."""
+"""The command line of `scripts/lab`."""
 
 import argparse
+import contextlib
 import signal
 import sys
 from collections.abc import Callable, Sequence
@@ -14,6 +15,8 @@ from .programs import workload_names
 
 Parser = argparse.ArgumentParser
 
+_NODES_HELP = "NUMA nodes: 4, or 2cpu+6mem for 2 nodes with CPUs and 6 without (default: 1)"
+
 
 def _kernel(args: argparse.Namespace) -> int:
     ready = kernels.kernel(args.name, refresh=args.refresh)
@@ -22,6 +25,13 @@ def _kernel(args: argparse.Namespace) -> int:
     for package, version in ready.facts["packages"].items():
         print(f"lab: {args.name} is {package} {version}", file=sys.stderr)
     return 0
+
+
+def _seconds(text: str) -> float:
+    with contextlib.suppress(ValueError):
+        if 0 < (seconds := float(text)) < float("inf"):
+            return seconds
+    raise argparse.ArgumentTypeError(f"not a number of seconds above 0: {text!r}")
 
 
 def _module(text: str) -> tuple[str, str]:
@@ -44,6 +54,8 @@ def _options(args: argparse.Namespace) -> Options:
 
 
 def _image(args: argparse.Namespace) -> dump.Image:
+    if args.seed is not None and args.freeze == "settled":
+        raise LabError("--seed needs --freeze busy or panic")
     return dump.Image(args.freeze, args.format, args.level, args.seed)
 
 
@@ -60,7 +72,7 @@ def _cached_image(args: argparse.Namespace) -> int:
 def _live(args: argparse.Namespace) -> int:
     command = args.words[1:] if args.words[:1] == ["--"] else args.words
     if not command:
-        raise LabError("live: no command given after --")
+        raise LabError("live: no command given (lab live [OPTIONS] -- COMMAND)")
     return live.live(_options(args), command, timeout=args.timeout)
 
 
@@ -96,28 +108,34 @@ def _poke(args: argparse.Namespace) -> int:
 
 def _guest_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument("--kernel", required=True, metavar="NAME")
-    command.add_argument("--nodes", default="1", metavar="SPEC", help="like 4, or 2cpu+6mem")
+    command.add_argument(
+        "--nodes",
+        default="1",
+        metavar="SPEC",
+        help=_NODES_HELP,
+    )
     command.add_argument("--cpus", type=int, metavar="N")
-    command.add_argument("--memory", metavar="SIZE", help="of all nodes together, like 2G")
-    command.add_argument("--append", default="", metavar="ARGS", help="for the kernel")
+    command.add_argument("--memory", metavar="SIZE", help="of all nodes together, e.g. 2G")
+    command.add_argument("--append", default="", metavar="ARGS", help="kernel parameters to add")
     command.add_argument("--cgroup", default="v2", choices=["v1", "v2"])
     known = ", ".join(workload_names())
     command.add_argument("--workload", default="idle", metavar="WL", help=known)
     command.add_argument("--module", action="append", default=[], type=_module,
-                         metavar="DIR[:ARGS]", help="build and load a test module")  # fmt: skip
-    command.add_argument("--run", metavar="SCRIPT", help="run in the guest, by busybox sh")
+                         metavar="DIR[:ARGS]", help="build a test module and load it")  # fmt: skip
+    command.add_argument("--run", metavar="SCRIPT", help="script for busybox sh in the guest")
 
 
 def _image_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument("--freeze", default="settled", choices=["settled", "busy", "panic"])
-    command.add_argument("--seed", type=int, help="of the moment that busy stops at")
+    command.add_argument("--seed", type=int, help="of the moment to stop the guest")
     command.add_argument("--format", default="elf", choices=["elf", "kdump"])
-    command.add_argument("--level", type=int, default=0, metavar="N", help="makedumpfile's -d")
+    command.add_argument("--level", type=int, default=0, metavar="N", help="makedumpfile -d")
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="lab", description="Real kernels, real machines, real images of their memory."
+        prog="lab",
+        description="Boot kernels in QEMU, and take images of their memory.",
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
@@ -126,38 +144,42 @@ def _parser() -> argparse.ArgumentParser:
         command.set_defaults(call=call)
         return command
 
-    command = add("kernel", _kernel, "make a kernel ready and print its folder")
+    command = add("kernel", _kernel, "make a kernel ready, and print its folder")
     command.add_argument("name", metavar="NAME", help=", ".join(kernels.RECIPES))
-    command.add_argument("--refresh", action="store_true", help="look for a newer one")
+    command.add_argument("--refresh", action="store_true", help="fetch a newer one if there is one")
 
-    command = add("dump", _dump, "boot, work, freeze, and write the memory")
+    command = add(
+        "dump",
+        _dump,
+        "boot a guest, run a workload, and write its memory to a file",
+    )
     _guest_arguments(command)
     _image_arguments(command)
     command.add_argument("--out", required=True, type=Path, metavar="FILE")
 
-    command = add("image", _cached_image, "like dump, but kept in the cache; print its path")
+    command = add("image", _cached_image, "like dump, but into the cache; print the path")
     _guest_arguments(command)
     _image_arguments(command)
 
-    command = add("live", _live, "run a command of this machine inside a guest")
+    command = add("live", _live, "run a command of this machine in a guest")
     _guest_arguments(command)
-    command.add_argument("--timeout", type=float, metavar="SECONDS")
+    command.add_argument("--timeout", type=_seconds, metavar="SECONDS")
     command.add_argument("words", nargs=argparse.REMAINDER, metavar="-- COMMAND...")
 
-    command = add("up", _up, "keep a guest running; print its QMP socket")
+    command = add("up", _up, "boot a guest that stays, and print the path of its QMP socket")
     _guest_arguments(command)
     command.add_argument("--freeze", default="none", choices=["settled", "busy", "none"])
     command.add_argument("--state", required=True, type=Path, metavar="DIR")
 
-    command = add("exec", _exec, "run a shell script in a guest that is up")
+    command = add("exec", _exec, "run a shell script in a guest that `up` booted")
     command.add_argument("state", type=Path, metavar="DIR")
     command.add_argument("script", metavar="SCRIPT")
-    command.add_argument("--timeout", type=float, default=60.0, metavar="SECONDS")
+    command.add_argument("--timeout", type=_seconds, default=60.0, metavar="SECONDS")
 
-    command = add("down", _down, "end a guest that is up")
+    command = add("down", _down, "end a guest that `up` booted")
     command.add_argument("state", type=Path, metavar="DIR|SOCKET")
 
-    command = add("poke", _poke, "copy an ELF image and change words in it")
+    command = add("poke", _poke, "copy an ELF image, and change words in the copy")
     command.add_argument("-s", "--symbols", type=Path, metavar="VMLINUX")
     command.add_argument("image", type=Path, metavar="IMAGE")
     command.add_argument("out", type=Path, metavar="OUT")
@@ -166,9 +188,9 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; returns the exit status."""
+    """Run one command, and return the exit status."""
     args = _parser().parse_args(argv)
-    # as for Ctrl-C: guests are ended and temporary files removed on the way out
+    # SIGTERM acts like Ctrl-C: it ends guests and removes temporary files.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         status: int = args.call(args)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
-"""Faults planted into copies of ELF images.
+"""Plant faults into copies of ELF images.
 
-Addresses are translated by drgn itself and then looked up in the file's own program
-headers; the written image is opened again to see that drgn reads the new value.
+drgn translates addresses, and the program headers of the file give their offsets. The copy is
+opened again to verify that drgn reads the new values.
 """
 
 import builtins
@@ -33,7 +33,7 @@ def _drgn() -> Any:
 
 
 def open_program(image: Path, vmlinux: Path) -> Any:
-    """A drgn program for an image."""
+    """Return a drgn.Program of an image with debug info."""
     drgn = _drgn()
     program = drgn.Program()
     try:
@@ -45,7 +45,10 @@ def open_program(image: Path, vmlinux: Path) -> Any:
 
 
 def vmlinux_of(image: Path) -> Path:
-    """The vmlinux that `lab dump` noted beside an image; fetched if it is one of the lab's."""
+    """Return the vmlinux that belongs to an image, by the note of `lab dump` beside it.
+
+    The debug info of a kernel in the lab's cache is fetched if it is missing.
+    """
     beside = image.with_name(image.name + ".guest")
     noted = beside / "vmlinux"
     if not noted.exists():
@@ -58,7 +61,7 @@ def vmlinux_of(image: Path) -> Path:
 
 
 def names(program: Any) -> dict[str, Any]:
-    """What expressions can use: drgn, its Linux helpers, `prog`, and the kernel's symbols."""
+    """Return the names for expressions: drgn, its Linux helpers and `prog`."""
     import drgn.helpers.linux
 
     found: dict[str, Any] = {"drgn": drgn, "prog": program}
@@ -72,7 +75,7 @@ def names(program: Any) -> dict[str, Any]:
 def _evaluate(program: Any, scope: Mapping[str, Any], expression: str, **more: Any) -> Any:
     class Symbols(dict[str, Any]):
         def __missing__(self, name: str) -> Any:
-            # a kernel variable can be written plainly; helpers and builtins come first
+            # Other names are kernel variables; helpers and builtins come first.
             if name in known or hasattr(builtins, name):
                 raise KeyError(name)
             return program[name]
@@ -83,7 +86,7 @@ def _evaluate(program: Any, scope: Mapping[str, Any], expression: str, **more: A
         before = drgn.get_default_prog()
     except drgn.NoDefaultProgramError:
         before = None
-    # so that helpers can be called without prog, as at drgn's prompt
+    # Helpers can then be called without prog, as at drgn's prompt.
     drgn.set_default_prog(program)
     try:
         return eval(expression, known, Symbols())
@@ -94,21 +97,21 @@ def _evaluate(program: Any, scope: Mapping[str, Any], expression: str, **more: A
 
 
 def _place(program: Any, scope: Mapping[str, Any], what: str) -> tuple[int, int, bool]:
-    """Address, size and signedness of the word that `what` names."""
+    """Return address, size in bytes and signedness of the word that `what` names."""
     drgn = _drgn()
     if match := _WORD.fullmatch(what):
         address = _evaluate(program, scope, match[3])
         return int(address), int(match[2]) // 8, match[1] == "s"
     thing = _evaluate(program, scope, what)
     if not isinstance(thing, drgn.Object) or thing.address_ is None:
-        raise LabError(f"{what!r} is not an object in memory; give u64:ADDRESS for an address")
+        raise LabError(f"{what!r} is not an object in memory; write u64:ADDRESS for an address")
     if thing.bit_field_size_ is not None:
-        raise LabError(f"{what!r} is a bit field; give the word that holds it")
+        raise LabError(f"{what!r} is a bit field; name the word that holds it")
     kind = thing.type_
     while kind.kind == drgn.TypeKind.TYPEDEF:
         kind = kind.type
     if kind.kind == drgn.TypeKind.STRUCT and len(kind.members) == 1:
-        # atomic_t and its like: the one word inside
+        # atomic_t, page_counter and the like: the only member
         return _place(program, {**scope, "_thing": thing}, f"_thing.{kind.members[0].name}")
     if kind.kind not in (drgn.TypeKind.INT, drgn.TypeKind.POINTER, drgn.TypeKind.BOOL,
                          drgn.TypeKind.ENUM):  # fmt: skip
@@ -118,7 +121,7 @@ def _place(program: Any, scope: Mapping[str, Any], what: str) -> tuple[int, int,
 
 
 def physical(program: Any, address: int) -> int:
-    """The physical address behind a virtual one."""
+    """Translate a virtual address of the kernel to a physical one (follow_phys())."""
     from drgn.helpers.linux.mm import follow_phys
 
     try:
@@ -128,9 +131,9 @@ def physical(program: Any, address: int) -> int:
 
 
 def copy(image: Path, out: Path) -> None:
-    """Copy an image, holes and all, cheaply where the filesystem can."""
+    """Copy an image. Holes stay holes; blocks are shared if the filesystem can do that."""
     if image.resolve() == out.resolve():
-        raise LabError("OUT is IMAGE itself; the lab never alters an image in place")
+        raise LabError("OUT is IMAGE itself; give the copy another name")
     if find("cp"):
         command = ["cp", "--reflink=auto", "--sparse=always", str(image), str(out)]
         subprocess.run(command, check=True)
@@ -167,19 +170,21 @@ def poke(
     vmlinux: Path | None,
     changes: Sequence[tuple[str | int, str | int | bytes]],
 ) -> list[tuple[int, bytes]]:
-    """Copy `image` to `out` with words changed; returns (address, bytes) as written.
+    """Copy `image` to `out` and change words in the copy.
 
-    Each change is (what, value). What is an expression for a kernel object, or
-    ``u64:ADDRESS`` (u8 to u64, s8 to s64), or an address. Value is an expression
-    that may use ``old``, a number, or the bytes themselves.
+    Each change is (what, value). `what` is an expression for an object of the kernel,
+    ``u64:ADDRESS`` (u8 to u64, s8 to s64), or an address. `value` is an expression, which may
+    use ``old`` (the present value), a number, or bytes.
+
+    :return: (address, bytes) of each change, as written
     """
-    vmlinux = vmlinux or vmlinux_of(image)
     table = elf.segments(image)
+    vmlinux = vmlinux or vmlinux_of(image)
     program = open_program(image, vmlinux)
     writes = _changes(program, changes)
     pieces = []
     for address, data in writes:
-        # each page of a longer piece may be somewhere else
+        # Pages that are contiguous in virtual memory may be anywhere in the file.
         at = 0
         while at < len(data):
             size = min(len(data) - at, _PAGE - (address + at) % _PAGE)
@@ -193,7 +198,7 @@ def poke(
             for where, data in pieces:
                 file.seek(where)
                 file.write(data)
-        # later changes win over earlier ones: compare with the last state of each byte
+        # Later changes replace earlier ones: compare each byte with its last value.
         wanted = {address + i: byte for address, data in writes for i, byte in enumerate(data)}
         changed = open_program(temporary, vmlinux)
         for address, byte in wanted.items():

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
-"""One QEMU process and its monitor."""
+"""A QEMU process, its monitor (QMP) and its serial ports."""
 
 import json
 import socket
@@ -13,8 +13,12 @@ from .errors import GuestError, LabError
 from .run import dies_with_lab, tool
 
 
+class _NotStarted(Exception):
+    """QEMU ended before the guest began to boot, or does not answer."""
+
+
 class Monitor:
-    """A QMP connection."""
+    """A QMP connection (QEMU's docs/interop/qmp-spec)."""
 
     def __init__(self, path: Path, *, timeout: float = 120.0) -> None:
         self._socket = socket.socket(socket.AF_UNIX)
@@ -32,7 +36,10 @@ class Monitor:
         return message
 
     def call(self, command: str, **arguments: Any) -> Any:
-        """Run one command and return what it answers."""
+        """Run a QMP command and return its result.
+
+        :raises LabError: if QEMU refuses it
+        """
         request: dict[str, Any] = {"execute": command}
         if arguments:
             request["arguments"] = arguments
@@ -46,23 +53,23 @@ class Monitor:
                 raise LabError(f"QEMU refused {command}: {message['error']['desc']}")
 
     def human(self, command: str) -> str:
-        """Run one command of the human monitor."""
+        """Run a command of the human monitor and return its output."""
         return str(self.call("human-monitor-command", **{"command-line": command}))
 
     def halted(self) -> bool:
-        """Whether every CPU of the (stopped) machine sits in its idle loop's halt."""
+        """Return whether every CPU of the stopped machine is in HLT, that is idle."""
         text = self.human("info registers -a")
         states = [word for word in text.split() if word.startswith("HLT=")]
         return bool(states) and all(state == "HLT=1" for state in states)
 
     def close(self) -> None:
-        """Let go of the connection."""
+        """Close the connection."""
         self._file.close()
         self._socket.close()
 
 
 class Ports:
-    """The host's ends of the guest's virtio-serial ports, made before QEMU starts."""
+    """The host's ends of the guest's virtio-serial ports: sockets made before QEMU starts."""
 
     def __init__(self, folder: Path, names: tuple[str, ...]) -> None:
         self.names = names
@@ -75,7 +82,7 @@ class Ports:
         self._folder = folder
 
     def qemu_args(self) -> list[str]:
-        """The options that give the guest these ports."""
+        """Return QEMU's options for these ports."""
         args = ["-device", "virtio-serial-pci,max_ports=8"]
         for name in self.names:
             args += ["-chardev", f"socket,id={name},path={self._folder / name}.sock"]
@@ -83,7 +90,7 @@ class Ports:
         return args
 
     def accept(self, process: "subprocess.Popen[bytes]") -> dict[str, socket.socket]:
-        """Take QEMU's connections."""
+        """Accept QEMU's connections, and return them by the name of the port."""
         found = {}
         for name, listener in self._listeners.items():
             listener.settimeout(0.2)
@@ -92,13 +99,16 @@ class Ports:
                     found[name] = listener.accept()[0]
                 except TimeoutError:
                     if process.poll() is not None:
-                        raise GuestError("QEMU ended at once") from None
+                        raise _NotStarted from None
             listener.close()
         return found
 
 
 class Qemu:
-    """A QEMU process; closing it ends it, by its own pid."""
+    """A QEMU process. close() ends it.
+
+    :raises LabError: if QEMU refuses the options
+    """
 
     def __init__(self, args: list[str], ports: tuple[str, ...]) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="lab.")
@@ -107,7 +117,7 @@ class Qemu:
         self.console_path = self.folder / "console"
         self._errors = self.folder / "qemu.err"
         monitor = self.folder / "qmp.sock"
-        # instructions can be counted in one thread only
+        # TCG counts instructions (-icount) in one thread only.
         threads = "single" if "-icount" in args else "multi"
         command = [
             tool("qemu-system-x86_64"), "-no-user-config", "-nodefaults", "-display", "none",
@@ -116,7 +126,7 @@ class Qemu:
             *made.qemu_args(), *args,
         ]  # fmt: skip
         with open(self._errors, "wb") as errors:
-            # a group of its own: Ctrl-C goes to the lab, which ends QEMU itself
+            # In a session of its own QEMU gets no Ctrl-C: the lab gets it and ends QEMU.
             self.process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=errors, stderr=errors,
                 start_new_session=True,
@@ -125,10 +135,11 @@ class Qemu:
         try:
             self.ports = made.accept(self.process)
             self.monitor = self._connect(monitor)
-        except GuestError as error:
-            shown = self._errors.read_text(errors="replace").strip()
+        except (_NotStarted, OSError):
+            shown = self._errors.read_text(errors="replace").strip().splitlines()
             self.close()
-            raise GuestError(f"{error}: {shown}") from None
+            why = shown[-1] if shown else "it gave no reason"
+            raise LabError(f"QEMU did not start: {why}") from None
         except BaseException:
             self.close()
             raise
@@ -138,20 +149,20 @@ class Qemu:
         while True:
             try:
                 return Monitor(path)
-            except (FileNotFoundError, ConnectionRefusedError):
+            except (FileNotFoundError, ConnectionRefusedError, GuestError):
                 if self.process.poll() is not None or time.monotonic() > end:
-                    raise GuestError("QEMU gives no monitor") from None
+                    raise _NotStarted from None
                 time.sleep(0.02)
 
     def console(self) -> str:
-        """All that the guest has written to its console."""
+        """Return everything that the guest has written to its console."""
         try:
             return self.console_path.read_text(errors="replace")
         except FileNotFoundError:
             return ""
 
     def close(self) -> None:
-        """End QEMU and remove what it left."""
+        """End QEMU and remove its files."""
         if self.process.poll() is None:
             self.process.terminate()
             try:

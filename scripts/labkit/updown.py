@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 """Guests that stay: `lab up`, `lab exec`, `lab down`.
 
-A process of the lab's own keeps the guest, so that QEMU has a parent that ends it,
-and serves scripts through a socket in the state folder.
+A background process, the keeper, is the parent of QEMU. It runs scripts that come through a
+socket in the state folder, and ends QEMU when it gets SIGTERM.
 """
 
 import base64
@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from . import freeze, machine
+from . import dump, freeze, machine
 from .errors import LabError
 from .machine import Machine, Options
 from .store import write_atomically
@@ -27,7 +27,7 @@ _LEAST_TIMEOUT = 30.0
 
 
 def _state(folder: Path) -> dict[str, Any]:
-    # the QMP socket's path stands for its folder too
+    # The path of the QMP socket is accepted in place of its folder.
     folder = folder.parent if folder.name == "qmp" else folder
     try:
         state: dict[str, Any] = json.loads((folder / _STATE).read_bytes())
@@ -37,24 +37,26 @@ def _state(folder: Path) -> dict[str, Any]:
 
 
 def _alive(pid: int, began: str) -> bool:
-    """Whether the process with this pid is still the one that began then."""
+    """Return whether the process with this pid is the one that began at this time."""
     return _began(pid) == began
 
 
 def _began(pid: int) -> str:
     with contextlib.suppress(OSError, IndexError):
-        # field 22, counted after the name, which may hold anything
+        # proc(5): field 22, starttime. Field 2, the name, may contain spaces and parentheses.
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[19]
     return ""
 
 
 def up(options: Options, how: str, folder: Path) -> Path:
-    """Boot a guest that stays; returns the path of the QMP socket for others."""
+    """Boot a guest that stays, and return the path of its QMP socket."""
     folder = folder.absolute()
     if (folder / _STATE).exists():
         state = _state(folder)
         if _alive(state["pid"], state["began"]):
             raise LabError(f"{folder} keeps a guest already; end it with: lab down {folder}")
+    if how == "settled":
+        dump.check(options, dump.Image(how))
     machine.check(options)
     folder.mkdir(parents=True, exist_ok=True)
     for name in ("qmp", "ctl", _STATE):
@@ -75,7 +77,7 @@ def up(options: Options, how: str, folder: Path) -> Path:
 
 
 def _keeper(options: Options, how: str, folder: Path, sender: int) -> None:
-    """The process that keeps the guest; does not return."""
+    """Run as the keeper of a guest. Does not return."""
     os.setsid()
     status = 0
 
@@ -123,7 +125,7 @@ def _keep(options: Options, how: str, folder: Path, tell: Any) -> None:
             listener.listen(4)
             write_atomically(folder / _STATE, json.dumps(state).encode())
             tell("ready")
-            # nothing may keep the caller's pipes open
+            # Whoever reads the output of `lab up` waits until all copies of it are closed.
             null = os.open(os.devnull, os.O_RDWR)
             for fd in range(3):
                 os.dup2(null, fd)
@@ -157,7 +159,7 @@ def _serve(running: Machine, listener: socket.socket) -> None:
 
 
 def execute(folder: Path, script: str, timeout: float = _LEAST_TIMEOUT) -> tuple[int, bytes, bytes]:
-    """Run a shell script in a guest that is up (and not frozen): status, out, err."""
+    """Run a shell script in a guest that is up and not frozen; return (status, out, err)."""
     _state(folder)
     with socket.socket(socket.AF_UNIX) as connection:
         try:
@@ -174,7 +176,7 @@ def execute(folder: Path, script: str, timeout: float = _LEAST_TIMEOUT) -> tuple
 
 
 def down(folder: Path) -> None:
-    """End a guest that `up` keeps."""
+    """End a guest that `up` booted."""
     state = _state(folder)
     pid, began = state["pid"], state["began"]
     if _alive(pid, began):
@@ -189,7 +191,7 @@ def down(folder: Path) -> None:
 
 
 def _running(pid: int) -> bool:
-    # a keeper that ended but whose parent has not waited for it is gone as well
+    # A zombie has ended: its parent has not waited for it yet.
     with contextlib.suppress(OSError, IndexError):
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
     return False

@@ -218,6 +218,8 @@ def test_the_guest_ends_with_the_lab(tmp_path: Path) -> None:
         (["--kernel", "7.3", "--cgroup", "v1"], "no cgroup v1"),
         (["--kernel", "7.3", "--workload", "churn"], "never rests"),
         (["--kernel", "7.3", "--level", "5"], "--level needs"),
+        (["--kernel", "7.3", "--cpus", "100000"], "QEMU did not start: qemu-system-x86_64: "),
+        (["--kernel", "7.3", "--memory", "9999999G"], "QEMU did not start: qemu-system-x86_64: "),
         (["--kernel", "7.3", "--run", "/no/such"], "no such file"),
         (["--kernel", "7.3", "--module", "fixtures/modules/charge"], "not built here"),
     ],
