@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
-"""The command line. Holds no logic: it opens, asks, renders, and knows exit statuses."""
+"""The command line: parse arguments, open the image, run the command, return its exit status."""
 
 from __future__ import annotations
 
@@ -9,33 +9,47 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from types import FrameType
 from typing import Any
 
 from drgn import Architecture
+from drgn import __version__ as drgn_version
 
+from memcg_inspect import __version__
+from memcg_inspect.completion import SHELLS, complete, completion_script
 from memcg_inspect.image.image import image_of
 from memcg_inspect.image.program import ImageSource, open_program
 from memcg_inspect.image.qmp import Monitor
 from memcg_inspect.model import MemcgInspectError
-from memcg_inspect.subcommands import add_subcommands, answer, exit_status, show
+from memcg_inspect.render.documents import to_json
+from memcg_inspect.subcommands import (
+    COMMANDS,
+    add_subcommands,
+    answer,
+    exit_status,
+    schema,
+    show,
+)
 from memcg_inspect.tables import UsageError
 
-__all__ = ("entry", "main")
+__all__ = ("entry", "main", "make_parser")
 
 EXIT_UNUSABLE = 2
 EXIT_FAULT = 70
 EXIT_INTERRUPTED = 130
 
+#: Frames of a traceback to print, the innermost ones.
+_FRAMES = 8
+
 
 class OutputError(MemcgInspectError):
-    """Nobody can be told what was found."""
+    """The result cannot be written to standard output."""
 
 
 def entry() -> None:
-    """Run as a program."""
+    """Run the program memcg-inspect."""
     sys.exit(main(sys.argv[1:]))
 
 
@@ -46,8 +60,10 @@ def main(argv: Sequence[str]) -> int:
     :return: exit status
     """
     try:
-        args = _parser().parse_args(argv)
-        return _run(args)
+        parser = make_parser()
+        complete(parser)
+        args = parser.parse_args(argv)
+        return _print_text(args) if args.make_text else _run(args)
     except MemcgInspectError as error:
         print(f"memcg-inspect: {error}", file=sys.stderr)
         return EXIT_UNUSABLE
@@ -55,28 +71,48 @@ def main(argv: Sequence[str]) -> int:
         print("memcg-inspect: interrupted", file=sys.stderr)
         return EXIT_INTERRUPTED
     except Exception:
-        traceback.print_exc()
+        traceback.print_exc(limit=-_FRAMES)
         print(
-            "memcg-inspect: this is a fault of the program itself: please report it with the "
-            "lines above and the kernel's release to the project's issue tracker",
+            f"memcg-inspect: this is a bug in memcg-inspect {__version__}: please report it to its "
+            "maintainers, with the lines above and the release of the kernel",
             file=sys.stderr,
         )
         return EXIT_FAULT
 
 
-def _parser() -> argparse.ArgumentParser:
+def make_parser() -> argparse.ArgumentParser:
+    """Return the parser of the command line."""
     parser = argparse.ArgumentParser(
         prog="memcg-inspect",
-        description="Hold the memory that Linux memory cgroups are charged for against the "
-        "kernel's counters, to the byte, in a vmcore or a running kernel.",
+        description="Compare the kernel memory charged to Linux memory cgroups with the kernel's "
+        "counters, to the byte, in a vmcore or a running kernel.",
     )
+    version = f"%(prog)s {__version__} (drgn {drgn_version})"
+    parser.add_argument("--version", action="version", version=version)
     _add_image_options(parser)
-    parser.set_defaults(**_DEFAULTS)
-    add_subcommands(parser, _add_image_options)
+    parser.set_defaults(make_text=None, **_DEFAULTS)
+    commands = add_subcommands(parser, _add_image_options)
+    printed = commands.add_parser(
+        "schema",
+        help="print the JSON Schema of the documents of a command",
+        description="Prints the JSON Schema (draft 2020-12) of what a command prints with --json.",
+    )
+    printed.add_argument("of", nargs="?", choices=COMMANDS, default="audit", metavar="COMMAND",
+                         help="name of the command (default: audit)")  # fmt: skip
+    printed.set_defaults(make_text=lambda args: to_json(schema(args.of)))
+    completion = commands.add_parser(
+        "completion",
+        help="print the completion script of a shell",
+        description="Prints a script that makes a shell complete commands and options. In bash: "
+        'eval "$(memcg-inspect completion bash)". Needs the Python package argcomplete.',
+    )
+    completion.add_argument("shell", choices=SHELLS, help="name of the shell")
+    completion.set_defaults(make_text=lambda args: completion_script(args.shell))
     return parser
 
 
-#: Of options that may stand before and behind the command: neither takes the other's back.
+#: Defaults of options that may stand before and after the command. A parser must not reset what
+#: another one has set, so the options themselves have no defaults.
 _DEFAULTS: dict[str, Any] = {
     "core": None,
     "qemu": None,
@@ -92,15 +128,17 @@ _DEFAULTS: dict[str, Any] = {
 
 
 def _add_image_options(parser: argparse.ArgumentParser) -> None:
-    parser.argument_default = argparse.SUPPRESS  # groups take it over from here
+    parser.argument_default = argparse.SUPPRESS  # argument groups inherit it
     image = parser.add_argument_group("image").add_mutually_exclusive_group()
-    image.add_argument("-c", "--core", metavar="IMAGE", help="a vmcore; default: running kernel")
-    image.add_argument("--qemu", metavar="QMP_SOCKET", help="a guest of QEMU")
+    image.add_argument(
+        "-c", "--core", metavar="IMAGE", help="a vmcore (default: the running kernel)"
+    )
+    image.add_argument("--qemu", metavar="QMP_SOCKET", help="a running QEMU guest")
     parser.add_argument(
         "--pause",
         action="store_const",
         const=True,
-        help="with --qemu: stop the guest while it is read, and let it go on afterwards",
+        help="with --qemu: stop the guest while it is read",
     )
     types = parser.add_argument_group("debug info (as in drgn)")
     types.add_argument(
@@ -113,47 +151,47 @@ def _add_image_options(parser: argparse.ArgumentParser) -> None:
     types.add_argument(
         "--debuginfo",
         choices=["auto", "dwarf", "btf"],
-        help="where types come from: debug info (dwarf) or the kernel's own BTF; auto (the "
-        "default) takes BTF where there is no debug info",
+        help="where types come from: debug info (dwarf) or the kernel's own BTF (btf); auto, the "
+        "default, uses BTF if there is no debug info",
     )
     types.add_argument(
         "--debug-directory",
         metavar="PATH",
         action="append",
-        help="look for debug info there, too; may be given more than once",
+        help="search for debug info in this directory, too; may be given more than once",
     )
     types.add_argument(
         "--no-default-symbols",
         action="store_const",
         const=True,
-        help="use no debug info but that given with -s",
+        help="use only debug info given with -s",
     )
     types.add_argument(
         "--architecture",
         metavar="ARCH",
         type=str.upper,
         choices=[a.name for a in Architecture],
-        help="the image's architecture, in case it cannot be told from it",
+        help="architecture of the image, if the image does not tell it",
     )
-    types.add_argument("--vmcoreinfo", metavar="PATH", help="use this VMCOREINFO note")
+    types.add_argument("--vmcoreinfo", metavar="PATH", help="read VMCOREINFO from this file")
     types.add_argument(
         "--log-level",
         choices=["debug", "info", "warning", "error", "critical", "none"],
-        help="drgn's messages of at least this level go to standard error (default: error)",
+        help="print log messages of at least this level to standard error (default: error)",
     )
     parser.argument_default = None
 
 
 def _run(args: argparse.Namespace) -> int:
     if args.core is not None and args.qemu is not None:
-        raise UsageError("-c and --qemu are two images, and one can be looked at")
+        raise UsageError("-c and --qemu cannot be used together")
     level = logging.CRITICAL + 1 if args.log_level == "none" else args.log_level.upper()
     logging.basicConfig(format="%(name)s: %(message)s")
     for name in ("drgn", "memcg_inspect"):
         logging.getLogger(name).setLevel(level)
     if args.pause and args.qemu is None:
-        raise UsageError("--pause stops a guest of QEMU: say which with --qemu")
-    # Before the work, which may be long.
+        raise UsageError("--pause needs --qemu")
+    # Before the work, which may take long.
     if sys.stdout is None:
         raise OutputError("output cannot be written: standard output is closed")
     with ExitStack() as guest:
@@ -162,23 +200,34 @@ def _run(args: argparse.Namespace) -> int:
             monitor = guest.enter_context(closing(Monitor(args.qemu)))
         image = image_of(open_program(_source(args, monitor)))
         if monitor is not None:
-            guest.enter_context(_ended_in_order())
+            guest.enter_context(_signals_unwind())
             guest.enter_context(monitor.paused())
             image.stopped = True
         result = answer(image, args)
-    # A guest does not wait for whoever reads.
-    try:
-        show(result, args)
-    except BrokenPipeError:
-        _give_up_output()  # they have enough of it
-    except OSError as error:
-        _give_up_output()
-        raise OutputError(f"output cannot be written: {error.strerror}") from None
+    # The guest runs again: a slow reader of the output must not keep it stopped.
+    _output(lambda: show(result, args))
     return exit_status(result)
 
 
+def _print_text(args: argparse.Namespace) -> int:
+    """Run a command that needs no image."""
+    text = args.make_text(args)
+    _output(lambda: print(text, end="", flush=True))
+    return 0
+
+
+def _output(write: Callable[[], None]) -> None:
+    try:
+        write()
+    except BrokenPipeError:
+        _give_up_output()  # the reader has seen enough
+    except OSError as error:
+        _give_up_output()
+        raise OutputError(f"output cannot be written: {error.strerror}") from None
+
+
 def _give_up_output() -> None:
-    """Keep Python from writing the rest on exit, and from saying that it cannot."""
+    """Keep Python from flushing the rest at exit, which would fail again."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
@@ -197,8 +246,8 @@ def _source(args: argparse.Namespace, monitor: Monitor | None) -> ImageSource:
 
 
 @contextmanager
-def _ended_in_order() -> Iterator[None]:
-    """Have what asks a program to end go through every ``finally``, as Ctrl-C does."""
+def _signals_unwind() -> Iterator[None]:
+    """Run ``finally`` blocks on SIGTERM and SIGHUP, so that the guest is resumed."""
 
     def end(number: int, frame: FrameType | None) -> None:
         raise SystemExit(128 + number)

@@ -3,8 +3,8 @@
 drgn commands
 -------------
 
-drgn loads this by its entry point for plugins, and every session has ``%memcg``. Nothing but
-the name is made known then; the rest is imported when a command runs.
+drgn loads this module by its plugin entry point, and every session then has ``%memcg``. The rest
+of the package is imported when the command runs.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ __all__ = ()
 
 
 class _Parser(ArgumentParser):
-    """Leaves the session running, whatever the arguments are."""
+    """A parser that does not exit the session on wrong arguments."""
 
     def exit(self, status: int = 0, message: str | None = None) -> NoReturn:
         raise CommandArgumentError(*([message.rstrip()] if message else []))
 
 
 @linux_kernel_custom_command(  # type: ignore[untyped-decorator]
-    description="memory cgroups: audit their kernel memory, and find out what uses it",
+    description="audit and inspect the kernel memory of memory cgroups",
     usage="**memcg** *COMMAND* [*ARGUMENT* ...]",
-    long_description="Commands are those of memcg-inspect. %memcg --help lists them, and "
-    "%memcg COMMAND --help tells what one of them takes.",
+    long_description="The commands are those of the program memcg-inspect. %memcg --help lists "
+    "them, and %memcg COMMAND --help shows the options of one.",
     parse=parse_shell_command,
 )
 def _cmd_memcg(prog: Program, name: str, args: Sequence[str], **kwargs: Any) -> Any:
@@ -49,7 +49,7 @@ def _cmd_memcg(prog: Program, name: str, args: Sequence[str], **kwargs: Any) -> 
     try:
         show(result, parsed)
     except BrokenPipeError:
-        pass  # head has seen enough; who goes on with the result has not
+        pass  # the reader, like head, has seen enough; the result is returned all the same
     except OSError as error:
         raise CommandError(f"output cannot be written: {error.strerror}") from None
     return result

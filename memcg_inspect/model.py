@@ -1,21 +1,22 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 """
-The nouns of the project
-------------------------
+Data model
+----------
 
-Plain, frozen records that every floor shares, and the errors. Nothing here
-knows drgn, a kernel or a terminal. Addresses are unsigned integers, amounts are
-signed integers in the unit that the record names.
+Frozen records that all layers share, and the errors. This module imports neither drgn nor any
+other module of the package. Addresses are unsigned integers. Amounts are signed integers in the
+unit that the record names.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 __all__ = (
     "Accounting",
+    "Address",
     "CallSite",
     "ChargeStock",
     "Coverage",
@@ -29,6 +30,7 @@ __all__ = (
     "Memcg",
     "MemcgInspectError",
     "NUMA_NO_NODE",
+    "Nid",
     "Misplaced",
     "Moved",
     "NodeStat",
@@ -49,8 +51,13 @@ __all__ = (
     "counted",
 )
 
-#: A node that is not known, or a charge that has none; the kernel's own name for it.
+#: Node of a charge that has none, or whose node is not known. Named as in include/linux/nodemask.h.
 NUMA_NO_NODE = -1
+
+#: An address in kernel memory. In JSON it is a hexadecimal string.
+Address = Annotated[int, "address"]
+#: A node, or :data:`NUMA_NO_NODE`, which is ``null`` in JSON.
+Nid = Annotated[int, "nid"]
 
 Accounting = Literal["memcg", "objcg-per-node", "kmem-per-node"]
 RowStatus = Literal["exact", "differs", "in-flight", "moving", "unverifiable"]
@@ -64,28 +71,31 @@ Unit = Literal["bytes", "pages", "KiB", "references"]
 
 def counted(number: int, what: str) -> str:
     """
-    Write a number of things: ``1 page``, ``2 pages``, ``1 KiB``.
+    Format a number of things: ``1 page``, ``2 pages``, ``1 KiB``.
 
-    :param what: in the plural, as units are
+    :param what: the name of the things, in the plural
     """
     singular = what[:-1] if abs(number) == 1 and what.endswith("s") else what
     return f"{number:,} {singular}"
 
 
 class MemcgInspectError(Exception):
-    """Anything the user can be told in one line."""
+    """Base class of errors that are reported to the user in one line."""
 
 
 class ImageError(MemcgInspectError):
-    """The image cannot be opened or is not one this toolkit can read."""
+    """The image cannot be opened, or its kernel is not supported."""
 
 
 @dataclass(frozen=True)
 class ImageInfo:
     """
-    What was looked at.
+    Which kernel was read, and from where.
 
-    :ivar debug_info: where its types come from, in words
+    :ivar nodes: nodes that are online
+    :ivar cpus: number of possible CPUs
+    :ivar page_size: bytes
+    :ivar debug_info: where types and symbols come from, in words
     """
 
     release: str
@@ -102,19 +112,21 @@ class Memcg:
     """
     One ``struct mem_cgroup``.
 
-    :ivar payer: address of the memcg whose own counters hold this one's charges
-        today: itself, or its nearest ancestor that is not dying.
-    :ivar cgroup_id: ``None`` if it could not be read
+    :ivar address: ``struct mem_cgroup *``
+    :ivar cgroup_id: inode number of its cgroup; ``None`` if it could not be read
+    :ivar parent: ``struct mem_cgroup *``; ``None`` for the root
+    :ivar payer: ``struct mem_cgroup *`` of the memcg whose counters hold its charges now: itself,
+        or its nearest ancestor that is not dying
     :ivar whole: whether all its children could be read
-    :ivar offline: whether it was taken offline: what it was charged for is its parent's
+    :ivar offline: whether mem_cgroup_css_offline() has run, which reparents its charges
     """
 
-    address: int
+    address: Address
     path: str
     cgroup_id: int | None
     state: Literal["online", "dying"]
-    parent: int | None
-    payer: int
+    parent: Address | None
+    payer: Address
     whole: bool = True
     offline: bool = False
 
@@ -124,13 +136,15 @@ class Objcg:
     """
     One ``struct obj_cgroup``.
 
-    :ivar memcg: ``objcg->memcg`` as it stands.
-    :ivar nid: node whose ``mem_cgroup_per_node`` holds it; ``None`` where the
-        kernel keeps one objcg for all nodes.
-    :ivar nr_charged_bytes: bytes charged, not used and in no CPU's stock.
-    :ivar refs: references held, ``refcnt`` summed over CPUs; ``None`` if not read
-    :ivar memcg_refs: how many of them are the memcg's own
-    :ivar siblings: the objcgs that were made with it, by node, where the kernel keeps them
+    :ivar address: ``struct obj_cgroup *``
+    :ivar memcg: ``objcg->memcg``
+    :ivar nid: node whose ``mem_cgroup_per_node`` holds it; ``None`` on kernels with one objcg
+        for all nodes
+    :ivar nr_charged_bytes: ``objcg->nr_charged_bytes``: bytes that are charged, not used, and in
+        no stock
+    :ivar refs: sum of ``refcnt`` over all CPUs; ``None`` if it could not be read
+    :ivar memcg_refs: references that the memcg itself holds
+    :ivar siblings: the objcgs of the same memcg by node, on kernels that have one per node
     """
 
     address: int
@@ -145,11 +159,11 @@ class Objcg:
 
 class Stat(NamedTuple):
     """
-    One counter, in the unit of its item.
+    One counter of a memcg (``struct memcg_vmstats``), in the unit of its item.
 
-    :ivar state: what a reader sees: folded, descendants included
-    :ivar pending: what children handed up and the memcg has not added yet
-    :ivar percpu: what its own CPUs have not folded yet
+    :ivar state: folded value, descendants included
+    :ivar pending: ``state_pending``: flushed by children, not added by the memcg yet
+    :ivar percpu: per-CPU changes of the memcg itself that are not flushed yet
     """
 
     state: int
@@ -159,14 +173,14 @@ class Stat(NamedTuple):
 
 class ObjStock(NamedTuple):
     """
-    What a CPU's object stock holds for one objcg.
+    What the object stock of a CPU (``obj_stock``) holds for one objcg.
 
     :ivar objcg: ``struct obj_cgroup *``
-    :ivar nr_bytes: bytes of charged pages not handed out
+    :ivar nr_bytes: bytes of charged pages that are not used
     :ivar nid: node of the slab bytes; ``None`` if this slot has none
-    :ivar reclaimable: bytes not yet booked as ``NR_SLAB_RECLAIMABLE_B`` of that node
-    :ivar unreclaimable: bytes not yet booked as ``NR_SLAB_UNRECLAIMABLE_B`` of that node
-    :ivar locked: whether the CPU was in the middle of using its stock; ``None`` if its lock does
+    :ivar reclaimable: bytes not booked yet as ``NR_SLAB_RECLAIMABLE_B`` of that node
+    :ivar unreclaimable: bytes not booked yet as ``NR_SLAB_UNRECLAIMABLE_B`` of that node
+    :ivar locked: whether the CPU held the lock of its stock; ``None`` on kernels whose lock does
         not tell
     """
 
@@ -182,7 +196,7 @@ class ObjStock(NamedTuple):
 
 class ChargeStock(NamedTuple):
     """
-    Pages that a CPU has charged to a memcg in advance.
+    Pages that a CPU has charged to a memcg in advance (``memcg_stock``).
 
     :ivar memcg: ``struct mem_cgroup *``
     """
@@ -195,14 +209,14 @@ class ChargeStock(NamedTuple):
 
 class CallSite(NamedTuple):
     """
-    A place in the code that allocates memory, ``struct alloc_tag``.
+    A line of code that allocates memory (``struct alloc_tag``).
 
     :ivar address: ``struct codetag *``
     :ivar module: ``None`` for the kernel itself
-    :ivar accurate: whether the kernel could refer to it from all that was allocated there
-    :ivar counters: its ``struct alloc_tag_counters __percpu *``; 0 for none
-    :ivar bytes: what was allocated there and not freed yet; ``None`` if it was not read
-    :ivar calls: how many allocations that is
+    :ivar accurate: whether all memory allocated there refers to it (``CODETAG_FLAG_INACCURATE``)
+    :ivar counters: ``struct alloc_tag_counters __percpu *``; 0 for none
+    :ivar bytes: bytes allocated there and not freed yet; ``None`` if they could not be read
+    :ivar calls: number of these allocations
     """
 
     address: int
@@ -217,21 +231,21 @@ class CallSite(NamedTuple):
 
     @property
     def site(self) -> str:
-        """File and line."""
+        """``file:line``."""
         return f"{self.file}:{self.line}"
 
 
 @dataclass(frozen=True)
 class Features:
     """
-    What a kernel keeps, found from its types.
+    What a kernel supports, found from its types.
 
-    :ivar items: counters that it keeps, of those that identities ask for
-    :ivar lru_holds_objcg: whether user pages hold a reference to an obj_cgroup (7.2); to the
-        memcg itself before
+    :ivar items: the counters it keeps, of those that identities need
+    :ivar lru_holds_objcg: whether user pages hold a reference to an obj_cgroup (7.2), and not to
+        the memcg itself
     :ivar default_hierarchy: whether the memory controller is on cgroup v2
     :ivar caches_objcg: whether tasks cache an obj_cgroup (6.8)
-    :ivar large_kmalloc_type: whether large kmallocs can be told from other compound pages
+    :ivar large_kmalloc_type: whether large kmallocs have a page type, ``PGTY_large_kmalloc``
     :ivar zswap: whether the kernel has zswap
     """
 
@@ -247,7 +261,8 @@ class NodeStat(NamedTuple):
     """
     A counter of a node, in pages.
 
-    :ivar cpus: what CPUs have not folded yet
+    :ivar folded: ``pgdat->vm_stat``
+    :ivar cpus: changes that CPUs have not folded yet
     """
 
     folded: int
@@ -256,20 +271,20 @@ class NodeStat(NamedTuple):
 
 class SlabUsage(NamedTuple):
     """
-    The slabs of one cache on one node, whoever pays.
+    The slabs of one cache on one node, charged or not.
 
     :ivar address: ``struct kmem_cache *``
-    :ivar kfence: whether these are pages of kfence, which no counter of slabs knows
-    :ivar size: bytes that an object takes
-    :ivar charge: bytes that are charged for an object, if they are
-    :ivar objects: how many objects there is room for
-    :ivar inuse: how many are taken, those in per-CPU caches included; pages of kfence say 0
-    :ivar charged: how many are charged to a memcg; ``None`` if that could not be read
+    :ivar kfence: whether these are pages of kfence, which no counter of slabs includes
+    :ivar size: size of an object in the slab, in bytes
+    :ivar charge: bytes charged for an object that is charged
+    :ivar objects: objects that fit into the slabs
+    :ivar inuse: objects taken, those in per-CPU caches included; 0 for pages of kfence
+    :ivar charged: objects charged to a memcg; ``None`` if that could not be read
     """
 
     nid: int
     cache: str
-    address: int
+    address: Address
     reclaimable: bool
     kfence: bool
     size: int
@@ -280,17 +295,22 @@ class SlabUsage(NamedTuple):
     inuse: int
     charged: int | None
 
+    @property
+    def charged_bytes(self) -> int | None:
+        """Bytes charged for all charged objects; ``None`` if that could not be read."""
+        return None if self.charged is None else self.charged * self.charge
+
 
 class PercpuUsage(NamedTuple):
     """
-    Percpu memory on one node, whoever pays.
+    Percpu memory on one node, charged or not.
 
     :ivar pages: pages that back units of possible CPUs, static ones included
     :ivar allocated: bytes of them that are allocated
     :ivar charged: bytes of them that a memcg pays for
     """
 
-    nid: int
+    nid: Nid
     pages: int
     allocated: int
     charged: int
@@ -300,10 +320,10 @@ class LruLists(NamedTuple):
     """
     Pages on LRU lists.
 
-    :ivar pages: found, by payer (0 for nobody), node and the name of the list's counter
-    :ivar sizes: claimed, by memcg and node, then by counter, then by place; counters of 0 are
-        left out, and memcgs and nodes whose counters could not be read
-    :ivar by_generation: whether folios of the multi-gen LRU are told apart by generation
+    :ivar pages: pages found, by payer (0 for none), node and name of the list's counter
+    :ivar sizes: pages claimed, by memcg and node, then by counter, then by place. Counters of 0
+        are left out, and so are memcgs and nodes whose counters could not be read.
+    :ivar by_generation: whether the pages are listed by generation of the multi-gen LRU
     """
 
     pages: Mapping[tuple[int, int, str], int]
@@ -313,9 +333,11 @@ class LruLists(NamedTuple):
 
 class Vectors(NamedTuple):
     """
-    Vectors of obj_cgroups that lie outside their slabs, for the slabs of one node.
+    Vectors of obj_cgroup pointers (``slab->obj_exts``) of the slabs of one node.
 
-    :ivar total: how many there are
+    Vectors inside their own slab are not counted.
+
+    :ivar total: number of vectors
     :ivar elsewhere: (vector, its node, ``struct slab *``) of those on another node
     """
 
@@ -325,7 +347,7 @@ class Vectors(NamedTuple):
 
 class Misplaced(NamedTuple):
     """
-    A charge whose obj_cgroup is of another node than the memory.
+    A charge whose obj_cgroup belongs to another node than its memory.
 
     :ivar charged_nid: node of the obj_cgroup
     :ivar backing_nid: node of the memory
@@ -356,12 +378,12 @@ class PerNodeCharges(NamedTuple):
 
 class Running(NamedTuple):
     """
-    What a CPU was doing when it stopped.
+    What a CPU was running when it was stopped.
 
-    :ivar functions: on its stack, innermost first; empty in user mode. Where the stack could not
-        be unwound, all that have an address on it
-    :ivar busy: whether it was in the kernel, and may have left something half done
-    :ivar pages: of all folios that its stack and its registers point to; ``None`` if not known
+    :ivar functions: functions on its stack, innermost first; empty in user mode. If the stack
+        could not be unwound, all functions that have an address on it.
+    :ivar busy: whether it was in the kernel, and may have been in the middle of a charge
+    :ivar pages: pages of all folios that its stack and registers point to; ``None`` if unknown
     """
 
     cpu: int
@@ -374,8 +396,7 @@ class Running(NamedTuple):
 
 class Transient(NamedTuple):
     """
-    Something that is being freed, and may still hold a reference to an obj_cgroup, or not
-    any more.
+    An object that is being freed, and that may or may not hold a reference to an obj_cgroup.
     """
 
     what: str
@@ -384,13 +405,14 @@ class Transient(NamedTuple):
 
 class TaskCharge(NamedTuple):
     """
-    Which memcg a task is in, and what it has cached.
+    The memcg of a task, and the obj_cgroup that it has cached.
 
+    :ivar address: ``struct task_struct *``
     :ivar memcg: ``struct mem_cgroup *``
-    :ivar objcgs: cached ``struct obj_cgroup *``: one, or one for each node
-    :ivar stale: whether the update flag is set
-    :ivar is_user: whether it has an address space of its own
-    :ivar tgid: process that it is a thread of
+    :ivar objcgs: ``task->objcg``: one ``struct obj_cgroup *``, or one for each node
+    :ivar stale: whether CURRENT_OBJCG_UPDATE_FLAG is set
+    :ivar is_user: whether it has an mm
+    :ivar tgid: pid of its thread group leader
     """
 
     address: int
@@ -405,12 +427,12 @@ class TaskCharge(NamedTuple):
 
 class Moved(NamedTuple):
     """
-    How far a row moved between the looks that had it, in its unit.
+    How far a row changed between samples, in its unit.
 
-    :ivar looks: how many looks had it
-    :ivar found: most that was found less the least
-    :ivar claimed: most that was claimed less the least
-    :ivar least, most: range of the differences
+    :ivar looks: number of samples that have the row
+    :ivar found: largest less smallest amount found
+    :ivar claimed: largest less smallest amount claimed
+    :ivar least, most: smallest and largest difference
     """
 
     looks: int
@@ -425,18 +447,18 @@ class Row:
     """
     One equation of one identity.
 
-    :ivar found: what the walk of the objects added up to, by source.
-    :ivar claimed: what the kernel's counters say, by place; ``None`` where it
-        could not be read.
-    :ivar hierarchy: the counter as userspace reads it, descendants included
-        (folded), where the row is about such a counter.
-    :ivar moved: how far it moved between looks, where its status is ``moving``
+    :ivar found: sums of the objects found, by source
+    :ivar claimed: the kernel's counter, by place; ``None`` if it could not be read
+    :ivar reason: why it could not be verified
+    :ivar hierarchy: folded value with descendants, as userspace reads it, if the row is about
+        such a counter
+    :ivar moved: how far it changed between samples, if its status is ``moving``
     """
 
     identity: str
-    memcg: int | None
-    objcg: int | None
-    nid: int | None
+    memcg: Address | None
+    objcg: Address | None
+    nid: Nid | None
     item: str
     unit: Unit
     status: RowStatus
@@ -453,10 +475,16 @@ class Row:
             return None
         return sum(self.claimed.values()) - sum(self.found.values())
 
+    @property
+    def is_zero(self) -> bool:
+        """Whether it is exact and all its amounts are 0."""
+        amounts = (*self.found.values(), *(self.claimed or {}).values())
+        return self.status == "exact" and not any(amounts)
+
 
 @dataclass(frozen=True)
 class Identity:
-    """The outcome of one identity over the whole image."""
+    """The outcome of one identity for the whole image."""
 
     name: str
     status: IdentityStatus
@@ -469,38 +497,54 @@ class Identity:
 class Skew:
     """Charges of one memcg and kind, by charged node and backing node."""
 
-    memcg: int
+    memcg: Address
     kind: str
     charged_nid: int | None
-    backing_nid: int
+    backing_nid: Nid
     bytes: int
     count: int
+
+    @property
+    def reason(self) -> str | None:
+        """Why the backing node is not known."""
+        return _no_node(self.kind) if self.backing_nid == NUMA_NO_NODE else None
+
+
+def _no_node(kind: str) -> str:
+    if kind == "sock":
+        return "what a socket has charged is a number of pages, of no node"
+    return "the node is not known: the page could not be read"
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """One object that shows, or may be the cause of, a finding."""
+    """One object that proves a finding, or that may be its cause."""
 
-    address: int
+    address: Address
     kind: str
-    nid: int | None = None
+    nid: Nid | None = None
     bytes: int | None = None
     cache: str | None = None
-    page: int | None = None
-    objcg: int | None = None
-    memcg: int | None = None
+    page: Address | None = None
+    objcg: Address | None = None
+    memcg: Address | None = None
     note: str | None = None
+
+    @property
+    def reason(self) -> str | None:
+        """Why the node is not known."""
+        return _no_node(self.kind) if self.nid == NUMA_NO_NODE else None
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One place where an identity fails or the kernel's own rule is broken."""
+    """One place where an identity does not hold, or where a rule of the kernel is broken."""
 
     identity: str
     kind: str
-    memcg: int | None
-    objcg: int | None
-    nid: int | None
+    memcg: Address | None
+    objcg: Address | None
+    nid: Nid | None
     item: str
     unit: Unit
     difference: int | None
@@ -511,59 +555,54 @@ class Finding:
 
 @dataclass(frozen=True)
 class Unreadable:
-    """One thing that should have been read and could not be."""
+    """One thing that could not be read."""
 
     what: str
-    address: int
+    address: Address
     reason: str
 
 
 @dataclass
 class Coverage:
-    """
-    How much of one kind of thing could be read.
-
-    :ivar read: number of things that were read
-    :ivar unreadable: number of things that could not be read
-    :ivar examples: the :data:`KEEP` of the latter with the lowest addresses, sorted
-    """
+    """How many things of one sort could be read, and how many could not."""
 
     read: int = 0
     unreadable: int = 0
     examples: list[Unreadable] = field(default_factory=list)
 
-    #: Number of examples kept.
+    #: Number of examples that are kept.
     KEEP = 10
 
     def miss(self, what: str, address: int, reason: str) -> None:
         """Count one thing that could not be read."""
         self.unreadable += 1
-        if len(self.examples) < self.KEEP or address <= self.examples[-1].address:
-            self._keep([Unreadable(what, address, reason)])
+        if len(self.examples) < self.KEEP:
+            self.examples.append(Unreadable(what, address, reason))
 
     def add(self, other: Coverage) -> None:
-        """Add what another one has counted. The order of additions makes no difference."""
+        """Add the counts and examples of another one."""
         self.read += other.read
         self.unreadable += other.unreadable
-        self._keep(other.examples)
-
-    def _keep(self, more: Sequence[Unreadable]) -> None:
-        examples = sorted([*self.examples, *more], key=lambda e: (e.address, e.what, e.reason))
-        self.examples = examples[: self.KEEP]
+        self.examples += other.examples[: self.KEEP - len(self.examples)]
 
 
 @dataclass(frozen=True)
 class Report:
     """
-    Everything one audit says.
+    The result of an audit.
 
-    :ivar follows: which rule of per-node accounting the counters follow, by kind of memory;
+    :ivar identities: outcome of each identity
+    :ivar rows: the equations of all identities
+    :ivar skew: charges by charged node and backing node
+    :ivar coverage: how much could be read, by subject
+    :ivar timings: seconds, by phase
+    :ivar follows: the rule of per-node accounting that the counters follow, by kind of memory;
         ``None`` on kernels without it
-    :ivar slab_usage: slab memory by node and cache, whoever pays
-    :ivar percpu_usage: percpu memory by node, whoever pays
     :ivar notes: why parts of the image could not be read, and what to do about it
-    :ivar looks: how often it was looked at; what holds still, once
-    :ivar interrupted: whether it was cut short
+    :ivar slab_usage: slab memory by node and cache, charged or not
+    :ivar percpu_usage: percpu memory by node, charged or not
+    :ivar looks: number of samples; 1 for a frozen image
+    :ivar interrupted: whether the user interrupted it
     """
 
     image: ImageInfo
@@ -581,3 +620,16 @@ class Report:
     percpu_usage: tuple[PercpuUsage, ...] = ()
     looks: int = 1
     interrupted: bool = False
+
+    def __repr__(self) -> str:
+        image = f"Linux {self.image.release[:100]} ({self.image.source})"
+        counts = (
+            f"{len(self.memcgs)} memcgs, {len(self.identities)} identities, "
+            f"{len(self.rows)} rows, {len(self.findings)} findings"
+        )
+        return f"<Report {self.verdict.upper()} of {image}: {counts}>"
+
+    @property
+    def nonzero_rows(self) -> tuple[Row, ...]:
+        """The rows that are not all zero."""
+        return tuple(row for row in self.rows if not row.is_zero)

@@ -3,8 +3,8 @@
 Subcommands
 -----------
 
-The audit and the views, as subcommands of whatever parses arguments: the command line, and
-``%memcg`` in drgn. Both parse and run them here, so that they are the same.
+The audit and the views as subcommands of an argument parser. The command line and ``%memcg`` in
+drgn both use them, so that their commands and options are the same.
 """
 
 from __future__ import annotations
@@ -17,72 +17,113 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from types import FrameType
+from typing import Any
 
 from memcg_inspect.image.image import Image
 from memcg_inspect.image.missing import needing_all, why_missing
 from memcg_inspect.model import Report
-from memcg_inspect.tables import Answer, Choice, UsageError, as_path, check_fields, choose
-from memcg_inspect.views import columns, views
+from memcg_inspect.report_tables import TABLES, report_answer
+from memcg_inspect.tables import (
+    Answer,
+    Choice,
+    Column,
+    UsageError,
+    as_path,
+    check_fields,
+    choose,
+    columns_of,
+)
+from memcg_inspect.views import NAMES, columns, views
 from memcg_inspect.views.payers import check_choice
 from memcg_inspect.views.view import View
 
-__all__ = ("add_subcommands", "answer", "exit_status", "show")
+__all__ = ("COMMANDS", "add_subcommands", "answer", "exit_status", "schema", "show")
 
 _STATUS = {"exact": 0, "findings": 1, "incomplete": 3, "moving": 3}
 _INCOMPLETE = 3
 _INTERRUPTED = 130
 
-#: What each choice of a view adds to its parser.
-_CHOICES: dict[str, tuple[str, dict[str, object]]] = {
+#: Names of all commands that answer a question about an image.
+COMMANDS = ("audit", *NAMES)
+
+#: The options that choose rows and columns.
+_CHOICES: dict[str, tuple[str, dict[str, Any]]] = {
     "memcg": (
         "--memcg",
         {
             "metavar": "PATH",
             "type": as_path,
-            "help": "only this memcg: a path, a pattern for paths, an address",
+            "help": "only rows of this memcg: a path, a shell pattern for paths, or an address",
         },
     ),
-    "node": ("--node", {"metavar": "NID", "type": int, "help": "only this NUMA node"}),
+    "node": (
+        "--node",
+        {"metavar": "NID", "type": int, "help": "only rows of this NUMA node"},
+    ),
     "sort": (
         "--sort",
-        {"metavar": "FIELD", "help": "sort by it; FIELD:asc or FIELD:desc says which way"},
+        {
+            "metavar": "FIELD",
+            "help": "sort rows by this field; FIELD:asc or FIELD:desc sets the order",
+        },
     ),
     "fields": (
         "--fields",
-        {"metavar": "FIELD,...", "help": "show these fields; all for every field"},
+        {"metavar": "FIELD,...", "help": "show these fields; all: show all fields"},
     ),
+}
+
+_TABLE_HELP = {
+    "identities": "print only the table of identities",
+    "rows": "print only one table with the rows of all identities",
+    "skew": "print only the table of charges by charged node and backing node",
 }
 
 
 def add_subcommands(
     parser: ArgumentParser, add_options: Callable[[ArgumentParser], None] = lambda parser: None
-) -> None:
+) -> Any:
     """
     Add the audit and all views to a parser.
 
-    :param add_options: adds what every subcommand has of this face's own
+    :param add_options: adds the options that the front end needs in every subcommand
+    :return: what ``ArgumentParser.add_subparsers()`` returns
     """
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     audit = commands.add_parser(
         "audit",
-        help="check every identity between charges and counters",
-        description="Exit status: 0 all exact, 1 at least one finding, 2 the command could not "
-        "be run, 3 nothing found but something could not be read or was still moving, "
-        "130 interrupted, 70 a fault of the program itself.",
+        help="compare all kernel memory charged to memcgs with the counters",
+        description="Compares the objects charged to memcgs with the kernel's counters. Prints a "
+        "report; with --identities, --rows or --skew, one of its tables. Exit status: 0 all exact, "
+        "1 at least one finding, 2 the command could not be run, 3 nothing found but something "
+        "could not be read or was still changing, 130 interrupted, 70 a bug in this program.",
     )
     add_options(audit)
-    audit.add_argument("--json", action="store_true", help="print one JSON document")
-    audit.add_argument("--all", action="store_true", help="print rows that are all zero, too")
-    audit.set_defaults(view=None)
+    _add_audit(audit)
     for view in views():
         added = commands.add_parser(
             view.name,
             help=view.help,
             description=f"{view.description} Exit status: 0 done, 2 the command could not be run, "
-            "3 something could not be read, 130 interrupted.",
+            "3 something could not be read, 130 interrupted, 70 a bug in this program.",
         )
         add_options(added)
         _add_view(added, view)
+    return commands
+
+
+def _add_audit(parser: ArgumentParser) -> None:
+    parser.add_argument("--all", action="store_true", help="show rows that are all zero, too")
+    tables = parser.add_argument_group("one table of the report")
+    which = tables.add_mutually_exclusive_group()
+    for name in TABLES:
+        which.add_argument(
+            f"--{name}", dest="table", action="store_const", const=name, help=_TABLE_HELP[name]
+        )
+    for flag, options in _CHOICES.values():
+        tables.add_argument(flag, **options)
+    _add_formats(parser)
+    parser.set_defaults(view=None)
 
 
 def _add_view(parser: ArgumentParser, view: View) -> None:
@@ -90,47 +131,119 @@ def _add_view(parser: ArgumentParser, view: View) -> None:
         parser.add_argument(*argument.flags, **argument.options)
     for name in view.choices:
         flag, options = _CHOICES[name]
-        parser.add_argument(flag, **options)  # type: ignore[arg-type]
-    how = parser.add_mutually_exclusive_group()
-    how.add_argument("--json", action="store_true", help="print one JSON document")
-    how.add_argument(
+        parser.add_argument(flag, **options)
+    _add_formats(parser)
+    parser.set_defaults(view=view, table=None)
+
+
+def _add_formats(parser: ArgumentParser) -> None:
+    formats = parser.add_mutually_exclusive_group()
+    formats.add_argument(
+        "--json",
+        action="store_true",
+        help="print one JSON document (memcg-inspect schema prints its JSON Schema)",
+    )
+    formats.add_argument(
         "--scripted",
         action="store_true",
-        help="print exact values separated by tabs, no headings; an empty line between tables",
+        help="print exact values separated by tabs, without headings; an empty line separates "
+        "tables",
     )
-    parser.set_defaults(view=view)
+
+
+def schema(command: str) -> dict[str, Any]:
+    """
+    Return the JSON Schema of the document of a command.
+
+    :param command: one of :data:`COMMANDS`
+    """
+    from memcg_inspect.render.schema import answer_schema, report_schema
+
+    for view in views():
+        if view.name == command:
+            return answer_schema(view.name, view.records)
+    return report_schema()
 
 
 def answer(image: Image, args: Namespace) -> Report | Answer:
     """
-    Find out what is asked for.
+    Run a command.
 
-    :raises MemcgInspectError: if it cannot be answered
+    :raises MemcgInspectError: if it cannot be run
     """
     if args.view is not None:
         return _view(image, args)
     from memcg_inspect.collect import audit
 
-    with _attended(image):
+    # Before the work, which may take long.
+    _check_audit(image, args)
+    with _cancellable(image):
         return audit(image)
+
+
+def _check_audit(image: Image, args: Namespace) -> None:
+    choice = _choice(args)
+    if args.table is None:
+        if args.scripted or choice != Choice():
+            options = ", ".join(f"--{name}" for name in (*_CHOICES, "scripted"))
+            tables = ", ".join(f"--{name}" for name in TABLES)
+            raise UsageError(f"{options} need one of {tables}")
+    elif args.json:
+        raise UsageError(f"--json prints the whole report: it cannot be used with --{args.table}")
+    else:
+        _check(image, columns_of(TABLES[args.table][0]), choice)
+
+
+def _check(image: Image, known: tuple[Column, ...], choice: Choice) -> None:
+    """Refuse fields, memcgs and nodes that do not exist."""
+    check_fields(known, choice)
+    check_choice(image, choice)
 
 
 def show(result: Report | Answer, args: Namespace) -> None:
     """
-    Print an answer to standard output.
+    Print a result to standard output.
 
     :raises BrokenPipeError: if nobody reads it
     """
-    if isinstance(result, Report):
-        _show_report(result, args)
-    else:
-        _show_answer(result, args)
+    if isinstance(result, Report) and args.table is not None:
+        result = choose(report_answer(result, args.table, args.all), _choice(args))
+    text = _document(result) if args.json else _text(result, args)
+    # Names may hold characters that the encoding of a terminal does not have.
+    encoding = sys.stdout.encoding or "utf-8"
+    sys.stdout.write(text.encode(encoding, "backslashreplace").decode(encoding))
     sys.stdout.flush()
 
 
+def _document(result: Report | Answer) -> str:
+    from memcg_inspect.render.documents import answer_document, report_document, to_json
+
+    if isinstance(result, Report):
+        return to_json(report_document(result))
+    return to_json(answer_document(result))
+
+
+def _text(result: Report | Answer, args: Namespace) -> str:
+    from memcg_inspect.render.report import report_lines
+    from memcg_inspect.render.text import answer_lines, make_output, scripted
+
+    output = make_output()
+    if isinstance(result, Report):
+        report_lines(result, output, args.all)
+    elif args.scripted or result.text is not None:
+        return scripted(result)
+    else:
+        answer_lines(result, output)
+    return output.text
+
+
 @contextmanager
-def _attended(image: Image) -> Iterator[None]:
-    """Show how far the work is; the first Ctrl-C ends it with what there is, a second at once."""
+def _cancellable(image: Image) -> Iterator[None]:
+    """
+    Show progress, and let Ctrl-C stop the work early.
+
+    The first Ctrl-C makes the work return what it has found so far; a second one ends it at once.
+    """
     from memcg_inspect.render.progress import progress_bar
 
     progress = image.progress
@@ -144,39 +257,33 @@ def _attended(image: Image) -> Iterator[None]:
 
     if is_main:
         signal.signal(signal.SIGINT, stop)
-    nobody = progress.tell
+    before_tell = progress.tell
     try:
         with progress_bar() as progress.tell:
             yield
     finally:
-        progress.tell = nobody
+        progress.tell = before_tell
         if is_main:
             signal.signal(signal.SIGINT, before)
 
 
-def _show_report(report: Report, args: Namespace) -> None:
-    from memcg_inspect.render.json_report import to_json
-    from memcg_inspect.render.terminal import make_console, print_report
-
-    if args.json:
-        print(to_json(report))
-    else:
-        print_report(report, make_console(), show_all=args.all)
-
-
-def _view(image: Image, args: Namespace) -> Answer:
-    # Programs get all fields, people those that fit on a screen.
-    fields = _fields(getattr(args, "fields", None))
-    choice = Choice(
+def _choice(args: Namespace) -> Choice:
+    return Choice(
         memcg=getattr(args, "memcg", None),
         node=getattr(args, "node", None),
         sort=getattr(args, "sort", None),
-        fields=["all"] if fields is None and args.json else fields,
+        fields=_fields(getattr(args, "fields", None)),
     )
-    # Before the work, which may be long.
-    check_fields(columns(args.view.name), choice)
-    with _attended(image), needing_all():
-        check_choice(image, choice)
+
+
+def _view(image: Image, args: Namespace) -> Answer:
+    choice = _choice(args)
+    # Documents have all fields by default; text has those that most readers need.
+    if choice.fields is None and args.json:
+        choice = choice._replace(fields=["all"])
+    with _cancellable(image), needing_all():
+        # Before the work, which may take long.
+        _check(image, columns(args.view.name), choice)
         found = args.view.run(image, args)
     missing = why_missing(image, found.coverage.values())
     found = replace(
@@ -196,27 +303,8 @@ def _fields(wanted: str | None) -> list[str] | None:
     return [name for name in names if name]
 
 
-def _show_answer(answer: Answer, args: Namespace) -> None:
-    from memcg_inspect.render.tables import (
-        answer_to_json,
-        print_answer,
-        print_scripted,
-        print_text,
-    )
-    from memcg_inspect.render.terminal import make_console
-
-    if args.json:
-        print(answer_to_json(answer))
-    elif args.scripted:
-        print_scripted(answer, make_console())
-    elif answer.text is not None:
-        print_text(answer, make_console())
-    else:
-        print_answer(answer, make_console())
-
-
 def exit_status(result: Report | Answer) -> int:
-    """Return the exit status that says how it went."""
+    """Return the exit status of a command."""
     if result.interrupted:
         return _INTERRUPTED
     if isinstance(result, Report):

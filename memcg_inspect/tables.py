@@ -3,17 +3,20 @@
 Tables
 ------
 
-What a view answers with: columns that are declared once, with their unit, and rows. Choosing
-rows and columns is done here, and not by each view.
+The result of a command is a set of tables. The rows of a table are records: frozen dataclasses
+whose fields say with :class:`Field` what type of column they are, in which unit, and what they
+mean. :func:`columns_of` makes the columns from that. ``--memcg``, ``--node``, ``--sort`` and
+``--fields`` are applied here, by :func:`choose`, for all commands.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
-from typing import Literal, NamedTuple
+from functools import cache
+from typing import Annotated, Any, Literal, NamedTuple, get_type_hints
 
 from memcg_inspect.model import NUMA_NO_NODE, Coverage, ImageInfo, MemcgInspectError, counted
 
@@ -22,7 +25,9 @@ __all__ = (
     "Answer",
     "Choice",
     "Column",
-    "Kind",
+    "ColumnType",
+    "Field",
+    "MemcgAddress",
     "NotRead",
     "Table",
     "UsageError",
@@ -30,29 +35,43 @@ __all__ = (
     "as_path",
     "check_fields",
     "choose",
+    "columns_of",
     "matches",
 )
 
-#: What a column holds. ``bytes``, ``pages``, ``KiB`` and ``count`` are amounts; ``number`` is
-#: no amount (a CPU, an index); ``memcg`` is a path, and the column ``memcg_address`` beside it
-#: tells removed memcgs of one path apart.
-Kind = Literal[
-    "text", "memcg", "node", "address", "number", "bytes", "pages", "KiB", "count", "share", "flag"
+#: What a column holds. ``bytes``, ``pages``, ``KiB``, ``count`` and ``difference`` are amounts
+#: (``difference`` is shown with its sign); ``number`` is not an amount (a CPU, an index);
+#: ``memcg`` is a path, and the column ``memcg_address`` beside it tells removed memcgs of one
+#: path apart.
+ColumnType = Literal[
+    "text",
+    "memcg",
+    "node",
+    "address",
+    "number",
+    "bytes",
+    "pages",
+    "KiB",
+    "count",
+    "difference",
+    "share",
+    "flag",
 ]
 
-AMOUNTS: frozenset[Kind] = frozenset({"bytes", "pages", "KiB", "count", "share"})
-
+AMOUNTS: frozenset[ColumnType] = frozenset(
+    {"bytes", "pages", "KiB", "count", "difference", "share"}
+)
 
 _NO_NAME = "''"
 
 
 class UsageError(MemcgInspectError):
-    """The user asked for something that is not there."""
+    """The user asked for something that does not exist."""
 
 
 @dataclass(frozen=True)
 class NotRead:
-    """In place of a value that could not be read."""
+    """Takes the place of a value that could not be read."""
 
     reason: str
 
@@ -61,50 +80,122 @@ class NotRead:
 Value = int | float | str | NotRead | None
 
 
+class Field(NamedTuple):
+    """
+    What a table needs to know about a field of a record: ``Annotated[int, Field(...)]``.
+
+    :ivar type: type of its column
+    :ivar help: what it means
+    :ivar shown: whether it is shown without ``--fields``
+    :ivar total: whether its sum over the rows is meaningful
+    :ivar each: for a field that is a mapping: the name of the column of one key, with ``{}`` for
+        the key. ``help`` may have ``{}``, too.
+    """
+
+    type: ColumnType
+    help: str
+    shown: bool = True
+    total: bool = False
+    each: str | None = None
+
+
+#: The field that tells memcgs with the same path apart.
+MemcgAddress = Annotated[int | None, Field("address", "struct mem_cgroup *", shown=False)]
+
+
 @dataclass(frozen=True)
 class Column:
     """
     One column.
 
     :ivar name: heading, field in JSON, and what ``--fields`` and ``--sort`` take
-    :ivar shown: whether it is shown if nobody says which are wanted
-    :ivar total: whether its sum over the rows means something
+    :ivar shown: whether it is shown without ``--fields``
+    :ivar total: whether its sum over the rows is meaningful
+    :ivar field: attribute of the records; :attr:`name` if empty
+    :ivar key: key in that attribute, if the attribute is a mapping
     """
 
     name: str
-    kind: Kind
+    type: ColumnType
     help: str
     shown: bool = True
     total: bool = False
+    field: str = ""
+    key: int | str | None = None
+
+    def value(self, record: object) -> Value:
+        """Return the value of this column in a row."""
+        value = getattr(record, self.field or self.name)
+        return value if self.key is None else value[self.key]  # type: ignore[no-any-return]
+
+
+@cache
+def _fields(record: type) -> tuple[tuple[str, Field], ...]:
+    hints = get_type_hints(record, include_extras=True)
+    return tuple(
+        (name, told)
+        for name, hint in hints.items()
+        for told in getattr(hint, "__metadata__", ())
+        if isinstance(told, Field)
+    )
+
+
+def columns_of(
+    record: type,
+    keys: Iterable[int | str] = (),
+    only: Collection[str] | None = None,
+    omit: Collection[str] = (),
+) -> tuple[Column, ...]:
+    """
+    Return the columns of the records of a class, in the order of its fields.
+
+    :param keys: keys of its field that is a mapping, if it has one; each is a column
+    :param only: names of the fields wanted; ``None`` for all
+    :param omit: names of fields that are not wanted
+    """
+    columns: list[Column] = []
+    for name, told in _fields(record):
+        if name in omit or (only is not None and name not in only):
+            continue
+        parts = (told.type, told.help, told.shown, told.total)
+        if told.each is None:
+            columns.append(Column(name, *parts))
+            continue
+        for key in keys:
+            column = Column(told.each.format(key), *parts, field=name, key=key)
+            columns.append(replace(column, help=told.help.format(key)))
+    return tuple(columns)
 
 
 @dataclass(frozen=True)
 class Table:
     """
-    Rows of values, one for each column.
+    Rows, and the columns that are shown of them.
 
-    :ivar name: for JSON
-    :ivar title: for people
-    :ivar totals: sums of the columns that have one, over all chosen rows
+    :ivar name: name in JSON
+    :ivar title: title in text
+    :ivar columns: how to get each value from a row
+    :ivar rows: records, all of one class
+    :ivar totals: sums of the columns that have one, over all chosen rows, by name
     :ivar empty: what to say if there are no rows
     """
 
     name: str
     title: str
     columns: tuple[Column, ...]
-    rows: Sequence[tuple[Value, ...]]
+    rows: Sequence[Any]
     totals: Mapping[str, Value] | None = None
     empty: str = "nothing found"
 
-    def index(self, name: str) -> int:
+    def column(self, name: str) -> Column:
         """
-        Return the position of a column.
+        Return the column of a name.
 
-        :raises UsageError: if there is none of that name
+        :raises UsageError: if there is none
         """
-        for i, column in enumerate(self.columns):
+        for column in self.columns:
             if column.name == name:
-                return i
+                return column
         # Columns of several tables may have one name.
         names = ", ".join(dict.fromkeys(column.name for column in self.columns))
         raise UsageError(f"there is no field {name or _NO_NAME}; there are: {names}")
@@ -113,16 +204,20 @@ class Table:
         """Return whether there is a column of a name."""
         return any(column.name == name for column in self.columns)
 
+    def values(self, row: object) -> dict[str, Value]:
+        """Return the values of a row, by the name of the column."""
+        return {column.name: column.value(row) for column in self.columns}
+
 
 @dataclass(frozen=True)
 class Answer:
     """
-    What a view says.
+    The result of a view.
 
-    :ivar tables: choosing of fields and order concerns the first that has them
-    :ivar text: to be printed as it is, in place of tables
-    :ivar interrupted: whether it was cut short
-    :ivar unanswered: whether some of several questions has no answer; a note says why
+    :ivar tables: the tables; ``--fields`` and ``--sort`` apply to those that have such columns
+    :ivar text: text to print as it is, in place of the tables
+    :ivar interrupted: whether the user interrupted it
+    :ivar unanswered: whether one of several questions has no answer; a note says why
     """
 
     command: str
@@ -134,9 +229,15 @@ class Answer:
     interrupted: bool = False
     unanswered: bool = False
 
+    def __repr__(self) -> str:
+        tables = ", ".join(f"{table.name}: {len(table.rows)} rows" for table in self.tables[:10])
+        more = f", {len(self.tables) - 10} more tables" if len(self.tables) > 10 else ""
+        state = "whole" if self.is_whole else "not whole"
+        return f"<Answer of {self.command[:40]}: {tables[:600]}{more}; {state}>"
+
     @property
     def is_whole(self) -> bool:
-        """Whether everything that should have been read was."""
+        """Whether everything that should have been read was read."""
         if self.interrupted or self.unanswered:
             return False
         return not any(c.unreadable for c in self.coverage.values())
@@ -144,13 +245,14 @@ class Answer:
 
 class Choice(NamedTuple):
     """
-    Which rows and columns are wanted.
+    Which rows and columns the user wants.
 
-    :ivar memcg: a path, a pattern of the shell for paths, or an address; rows of others go
-    :ivar node: rows that have nothing on it go
-    :ivar sort: a field; amounts largest first, whatever their signs, others in order; ``:asc``
-        or ``:desc`` behind it says otherwise, and minds signs
-    :ivar fields: in this order; ``all`` for all of them
+    :ivar memcg: a path, a shell pattern for paths, or an address; other rows are left out
+    :ivar node: rows that have nothing on this node are left out
+    :ivar sort: a field. Amounts are sorted by their absolute value, largest first, other values
+        in ascending order. With ``:asc`` or ``:desc`` after the name, in that order and by the
+        signed value.
+    :ivar fields: names of columns, in this order; ``all`` for all of them
     """
 
     memcg: str | None = None
@@ -168,16 +270,17 @@ class Choice(NamedTuple):
 
 def check_fields(columns: Sequence[Column], choice: Choice) -> None:
     """
-    Refuse fields that no table of a view has, and orders that there are none of.
+    Check the names of fields before the work, which may take long.
 
-    :param columns: of the view; those of nodes are not known before it has run
-    :raises UsageError: if there is no such field
+    :param columns: columns of all tables of the command. Columns of nodes (``node_0``) are not
+        known before it has run.
+    :raises UsageError: if there is no such field, or no such order
     """
     table = Table("", "", tuple(columns), ())
     for name in (*(choice.fields or ()), *(() if choice.sort is None else [choice.sort])):
         name = name.partition(":")[0]
         if name != "all" and not name.startswith("node_"):
-            table.index(name)  # raises
+            table.column(name)  # raises
     if choice.sort is not None:
         _direction(choice.sort)
 
@@ -191,7 +294,7 @@ def choose(answer: Answer, choice: Choice) -> Answer:
     for name in (*(choice.fields or ()), *([choice.sort] if choice.sort else ())):
         name = name.partition(":")[0]
         if name != "all" and not any(table.has(name) for table in answer.tables):
-            answer.tables[0].index(name)  # raises
+            answer.tables[0].column(name)  # raises
     fields = choice.fields
     tables = [t for t in answer.tables if not fields or _has_any(t, fields)]
     return replace(
@@ -202,34 +305,33 @@ def choose(answer: Answer, choice: Choice) -> Answer:
 
 
 def _not_chosen(tables: Sequence[Table], choice: Choice) -> Iterator[str]:
-    """What a choice of rows has no say in, and what it leaves out unasked."""
+    """Say to which tables a choice of rows does not apply, and how many rows it leaves out."""
     tables = [table for table in tables if table.rows]
     if choice.memcg is not None:
         whole = [table.title for table in tables if not table.has("memcg")]
-        yield from _whole(whole, "of the whole machine", "--memcg")
+        yield from _whole(whole, "the whole machine", "--memcg")
     if choice.node is None:
         return
     part = f"node_{choice.node}"
     whole = [table.title for table in tables if not (table.has("node") or table.has(part))]
-    yield from _whole(whole, "of all nodes", "--node")
+    yield from _whole(whole, "all nodes", "--node")
     nowhere = 0
     for table in tables:
         if table.has("node"):
+            node = table.column("node")
             rows = _of(table, table.rows, choice.memcg)
-            nowhere += sum(_is_nowhere(row[table.index("node")]) for row in rows)
+            nowhere += sum(_is_nowhere(node.value(row)) for row in rows)
     if nowhere:
-        is_one = nowhere == 1
-        yield (
-            f"{counted(nowhere, 'rows')} that {'belongs' if is_one else 'belong'} to no node "
-            f"{'is' if is_one else 'are'} left out."
-        )
+        verb = "belongs" if nowhere == 1 else "belong"
+        are = "is" if nowhere == 1 else "are"
+        yield f"{counted(nowhere, 'rows')} that {verb} to no node {are} left out."
 
 
 def _whole(titles: Sequence[str], what: str, option: str) -> Iterator[str]:
     if titles:
-        verb, them = ("is", "it") if len(titles) == 1 else ("are", "them")
         named = " and ".join(f'"{title}"' for title in titles)
-        yield f"{named} {verb} {what}: {option} does not choose from {them}."
+        verb, them = ("shows", "it") if len(titles) == 1 else ("show", "them")
+        yield f"{named} {verb} {what}: {option} does not apply to {them}."
 
 
 def _is_nowhere(node: Value) -> bool:
@@ -246,38 +348,35 @@ def _choose(table: Table, choice: Choice) -> Table:
         rows = [row for row in rows if _is_on(table, row, choice.node)]
     if choice.sort is not None and table.has(choice.sort.partition(":")[0]):
         rows = _sorted(table, rows, choice.sort)
-    totals = _totals(table, rows)
-    columns = _columns(table, choice.fields)
-    at_columns = [table.index(column.name) for column in columns]
     return replace(
         table,
-        columns=columns,
-        rows=[tuple(row[i] for i in at_columns) for row in rows],
-        totals=totals,
-        # What is said where there are no rows at all would be wrong where others have some.
+        columns=_columns(table, choice.fields),
+        rows=rows,
+        totals=_totals(table, rows),
+        # The table's own sentence would be wrong where other memcgs or nodes have rows.
         empty=f"nothing of {choice.whose}" if table.rows and not rows else table.empty,
     )
 
 
 def as_path(wanted: str) -> str:
     """
-    Return what names a memcg, with its path as the kernel has it: ``web/`` is ``/web``.
+    Return the path of a memcg as the kernel writes it: ``/web`` for ``web/``.
 
-    :param wanted: a path, a pattern of the shell for paths, or an address
+    :param wanted: a path, a shell pattern for paths, or an address
     """
     if not wanted or wanted.lower().startswith("0x"):
         return wanted
-    # A pattern may begin with what stands for the slash.
+    # A wildcard at the beginning may match the slash.
     path = wanted if wanted[0] in "*?[" else f"/{wanted}"
     return re.sub("/+", "/", path).rstrip("/") or "/"
 
 
 def matches(wanted: str, path: object, address: object) -> bool:
     """
-    Return whether a memcg is one that is wanted.
+    Return whether a memcg is the one, or one of those, that the user wants.
 
-    :param wanted: a path, a pattern of the shell for paths, or an address
-    :param path: of the memcg
+    :param wanted: a path, a shell pattern for paths, or an address
+    :param path: path of the memcg
     :param address: ``struct mem_cgroup *``
     """
     if path == wanted:
@@ -287,59 +386,56 @@ def matches(wanted: str, path: object, address: object) -> bool:
     return isinstance(path, str) and fnmatchcase(path, wanted)
 
 
-def _of(
-    table: Table, rows: Sequence[tuple[Value, ...]], memcg: str | None
-) -> list[tuple[Value, ...]]:
-    """Rows of a memcg; all if none is wanted, or the table has no such column."""
+def _of(table: Table, rows: Sequence[Any], memcg: str | None) -> list[Any]:
+    """Return the rows of a memcg; all if none is wanted, or the table has no such column."""
     if memcg is None or not table.has("memcg"):
         return list(rows)
-    return [row for row in rows if _is_of(table, row, memcg)]
+    path = table.column("memcg")
+    if not table.has("memcg_address"):
+        return [row for row in rows if matches(memcg, path.value(row), None)]
+    address = table.column("memcg_address")
+    return [row for row in rows if matches(memcg, path.value(row), address.value(row))]
 
 
-def _is_of(table: Table, row: tuple[Value, ...], wanted: str) -> bool:
-    address = row[table.index("memcg_address")] if table.has("memcg_address") else None
-    return matches(wanted, row[table.index("memcg")], address)
-
-
-def _is_on(table: Table, row: tuple[Value, ...], nid: int) -> bool:
-    """Whether a row is of a node, or has a part on it."""
+def _is_on(table: Table, row: object, nid: int) -> bool:
+    """Return whether a row belongs to a node, or has a part on it."""
     if table.has("node"):
-        return row[table.index("node")] == nid
+        return table.column("node").value(row) == nid
     part = f"node_{nid}"
-    return not table.has(part) or row[table.index(part)] not in (0, None)
+    return not table.has(part) or table.column(part).value(row) not in (0, None)
 
 
-def _sorted(table: Table, rows: list[tuple[Value, ...]], wanted: str) -> list[tuple[Value, ...]]:
+def _sorted(table: Table, rows: list[Any], wanted: str) -> list[Any]:
     way = _direction(wanted)
-    at = table.index(wanted.partition(":")[0])
-    down = way == "desc" or (not way and table.columns[at].kind in AMOUNTS)
-    # What has no value comes last, either way.
-    known = [row for row in rows if isinstance(row[at], (int, float, str))]
-    other = [row for row in rows if not isinstance(row[at], (int, float, str))]
+    column = table.column(wanted.partition(":")[0])
+    down = way == "desc" or (not way and column.type in AMOUNTS)
+    # Rows without a value come last, in either order.
+    known = [row for row in rows if isinstance(column.value(row), (int, float, str))]
+    other = [row for row in rows if not isinstance(column.value(row), (int, float, str))]
 
-    def size(row: tuple[Value, ...]) -> Value:
-        value = row[at]
-        # Errors and differences are large whichever way they go.
+    def size(row: object) -> Any:
+        value = column.value(row)
+        # The largest error first, whatever its sign.
         return abs(value) if not way and isinstance(value, (int, float)) and down else value
 
-    return sorted(known, key=size, reverse=down) + other  # type: ignore[arg-type]
+    return sorted(known, key=size, reverse=down) + other
 
 
 def _direction(wanted: str) -> str:
     way = wanted.partition(":")[2]
     if way not in ("", "asc", "desc"):
-        raise UsageError(f"{wanted}: rows are sorted :asc or :desc")
+        raise UsageError(f"--sort {wanted}: the order is :asc or :desc")
     return way
 
 
-def _totals(table: Table, rows: Sequence[tuple[Value, ...]]) -> dict[str, Value] | None:
+def _totals(table: Table, rows: Sequence[object]) -> dict[str, Value] | None:
     totals: dict[str, Value] = {}
-    for i, column in enumerate(table.columns):
+    for column in table.columns:
         if not column.total:
             continue
-        values = [row[i] for row in rows]
+        values = [column.value(row) for row in rows]
         if rows and all(value is None for value in values):
-            totals[column.name] = None  # it applies to none of them
+            totals[column.name] = None  # the column does not apply to any row
             continue
         missing = next((v for v in values if isinstance(v, NotRead)), None)
         totals[column.name] = missing or sum(v for v in values if isinstance(v, (int, float)))
@@ -351,4 +447,4 @@ def _columns(table: Table, fields: Sequence[str] | None) -> tuple[Column, ...]:
         return tuple(column for column in table.columns if column.shown)
     if list(fields) == ["all"]:
         return table.columns
-    return tuple(table.columns[table.index(name)] for name in fields if table.has(name))
+    return tuple(table.column(name) for name in fields if table.has(name))

@@ -11,7 +11,7 @@ A block stands between two comments of HTML, which a reader of the page does not
 from __future__ import annotations
 
 import re
-from collections.abc import Container, Iterable
+from collections.abc import Container, Sequence
 from typing import Any
 
 #: Rows shown of one table; the rest is counted.
@@ -45,20 +45,22 @@ def fenced(body: str) -> str:
     return "```text\n" + "\n".join(line.rstrip() for line in body.strip("\n").split("\n")) + "\n```"
 
 
-def fields(columns: Iterable[Any]) -> str:
+def fields(tables: Sequence[Sequence[Any]]) -> str:
     """
-    List the fields of a view.
+    List the fields of a view, table by table.
 
-    :param columns: ``memcg_inspect.tables.Column`` of all its tables
+    :param tables: for each table, its columns: ``memcg_inspect.tables.Column``
     """
-    listed = {column.name: column for column in columns}
-    names, kinds = max(map(len, listed)), max(len(c.kind) for c in listed.values())
-    return fenced(
+    listed = [column for table in tables for column in table]
+    names, types = max(len(c.name) for c in listed), max(len(c.type) for c in listed)
+    parts = [
         "\n".join(
-            f"{name:{names}}  {c.kind:{kinds}}  {c.help}{'' if c.shown else ' (if asked for)'}"
-            for name, c in listed.items()
+            f"{c.name:{names}}  {c.type:{types}}  {c.help}{'' if c.shown else ' (if asked for)'}"
+            for c in table
         )
-    )
+        for table in tables
+    ]
+    return fenced("\n\n".join(parts))
 
 
 def shortened(

@@ -109,11 +109,11 @@ def test_kernel_without_memcg(lab: Lab) -> None:
         (("tasks", "--fields", " ,"), "--fields takes names of fields"),
         (("tasks", "--sort", ""), "no field ''; there are: pid, "),
         (("tasks", "--memcg", ""), "no memcg ''; there are, for example: /, "),
-        (("dying", "--files", "-1"), "--files -1: it takes a number"),
+        (("dying", "--files", "-1"), "--files -1: the number of files must not be negative"),
         (("drift", "--memcg", "/files/wbe"), "for example: /files/web, "),
         (("stat", "files/dbs/"), "no memcg /files/dbs; there are, for example: /files/db, "),
-        (("who", "-1"), "-1 is no address"),
-        (("who", "ff", "10000000000000000"), "10000000000000000 is no address"),
+        (("who", "-1"), "-1 is not an address"),
+        (("who", "ff", "10000000000000000"), "10000000000000000 is not an address"),
     ],
 )
 def test_what_is_not_there_is_refused(lab: Lab, args: tuple[str, ...], why: str) -> None:
@@ -158,13 +158,12 @@ def test_addresses_of_nothing_leave_the_others_their_answers(lab: Lab) -> None:
     found = json.loads(done.stdout)
     assert [bool(table["rows"]) for table in found["tables"]] == [False, True, False]
     assert found["whole"] is False
-    note = "0x10, 0x20 are no addresses of anything that is known"
-    assert found["notes"] == [f"{note}."]
+    assert found["notes"] == ["Unknown addresses: 0x10, 0x20."]
     done = run("who", "0x10", memcg, "-c", core)
     assert done.returncode == 3
-    assert "0x10: nothing that is known" in done.stdout
+    assert "0x10: unknown address" in done.stdout
     assert "/files/web, in use" in done.stdout
-    assert note in refused("who", "0x10", "0x20", "-c", core)
+    assert "unknown addresses: 0x10, 0x20" in refused("who", "0x10", "0x20", "-c", core)
 
 
 def audit_of(core: Path) -> dict[str, Any]:
@@ -258,7 +257,7 @@ def test_output_that_cannot_be_written(lab: Lab, args: tuple[str, ...]) -> None:
         )  # fmt: skip
     expected = "memcg-inspect: output cannot be written: No space left on device\n"
     if args[0] == "who":  # refused before there is anything to write
-        expected = "memcg-inspect: 0x10 is no address of anything that is known\n"
+        expected = "memcg-inspect: unknown address: 0x10\n"
     assert (done.returncode, done.stderr) == (2, expected)
     closed = ["sh", "-c", 'exec "$@" >&-', "sh", *CLI, *args, "-c", str(core)]
     done = subprocess.run(closed, capture_output=True, text=True, check=False)

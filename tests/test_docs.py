@@ -26,7 +26,7 @@ from docblocks import (  # noqa: E402
     with_few_candidates,
 )
 
-from memcg_inspect.views import NAMES, columns  # noqa: E402
+from memcg_inspect.views import NAMES, tables  # noqa: E402
 
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 
@@ -72,7 +72,7 @@ def test_every_command_has_a_page_that_shows_it_and_names_its_fields(name: str) 
     text = (ROOT / page).read_text()
     assert {block for block, where in blocks().items() if where == page} >= {name, f"{name}_fields"}
     assert f"$ memcg-inspect {name} " in text
-    assert fields(columns(name)) in text  # written by scripts/update-docs, and not changed since
+    assert fields(tables(name)) in text  # written by scripts/update-docs, and not changed since
     assert "## Exit status" in text
 
 

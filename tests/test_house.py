@@ -472,7 +472,8 @@ def test_judging_and_rendering_need_no_drgn() -> None:
 def test_judging_needs_no_terminal_library() -> None:
     script = (
         "import sys; sys.modules['rich'] = sys.modules['drgn'] = None; "
-        "import memcg_inspect.checks.judge, memcg_inspect.render.json_report"
+        "import memcg_inspect.checks.judge, memcg_inspect.render.documents; "
+        "import memcg_inspect.render.schema"
     )
     done = subprocess.run(
         [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=False

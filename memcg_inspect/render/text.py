@@ -1,17 +1,57 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
-"""Small pieces of text that all renderers write alike."""
+"""
+Text
+----
+
+Tables and lines for people, and rows for scripts. Nothing is ever cut. On a terminal, cells of
+text are folded where that makes a table fit. Names from an image are hostile input, and every
+control character in them is escaped.
+"""
 
 from __future__ import annotations
 
-__all__ = ("amount", "printable", "signed")
+from collections.abc import Mapping, Sequence
+
+from rich.cells import cell_len, chop_cells
+from rich.console import Console
+from rich.text import Text
+
+from memcg_inspect.model import NUMA_NO_NODE, Coverage
+from memcg_inspect.tables import AMOUNTS, Answer, Column, ColumnType, NotRead, Table, Value
+
+__all__ = (
+    "Output",
+    "amount",
+    "answer_lines",
+    "coverage_lines",
+    "make_output",
+    "printable",
+    "scripted",
+    "signed",
+)
+
+_RIGHT: frozenset[ColumnType] = AMOUNTS | {"number", "node"}
+_FOLDED: frozenset[ColumnType] = frozenset({"text", "memcg"})
+#: Columns of text are not folded to less than this.
+_NARROWEST = 12
+#: Shown for a value that does not apply, and for one that could not be read.
+_NONE, _NOT_READ = "-", "?"
+_STATUS_STYLES = {
+    "exact": "",
+    "differs": "bold red",
+    "WRONG": "bold red",
+    "in-flight": "yellow",
+    "moving": "yellow",
+    "unverifiable": "yellow",
+}
 
 
 def printable(text: str) -> str:
     """
-    Make a name from an image safe to show.
+    Escape what is not printable in a text, such as a name from an image.
 
-    Names of cgroups, caches and tasks are chosen by whoever ran on the machine: they may
-    hold control sequences.
+    Names of cgroups, caches and tasks are chosen by the users of that machine, and may hold
+    control sequences for terminals.
     """
     return "".join(c if c.isprintable() else _escaped(c) for c in text)
 
@@ -24,10 +64,189 @@ def _escaped(char: str) -> str:
 
 
 def amount(value: int | None) -> str:
-    """Write an amount with thousands set apart; what was not read is a dash."""
-    return "-" if value is None else f"{value:,}"
+    """Format an amount with separators of thousands; ``None`` is a dash."""
+    return _NONE if value is None else f"{value:,}"
 
 
 def signed(value: int | None) -> str:
-    """Write a difference with its sign."""
-    return "-" if value is None else f"{value:+,}" if value else "0"
+    """Format a difference with its sign; ``None`` is a dash."""
+    return _NONE if value is None else f"{value:+,}" if value else "0"
+
+
+def make_output() -> Output:
+    """Return an output for standard output, with colours if that is a terminal."""
+    console = Console(highlight=False, markup=False, emoji=False)
+    return Output(console, console.width if console.is_terminal else None)
+
+
+class Output:
+    """
+    Collects lines of text.
+
+    :ivar text: all lines so far
+    """
+
+    def __init__(self, console: Console, width: int | None = None) -> None:
+        """
+        Collect lines for a console.
+
+        :param console: knows which colours its terminal has; nothing is written to it
+        :param width: columns of the terminal; ``None`` if it is not a terminal
+        """
+        self._console = console
+        self._width = width
+        self._lines: list[str] = []
+
+    @property
+    def text(self) -> str:
+        """All lines so far."""
+        return "".join(f"{line}\n" for line in self._lines)
+
+    def line(self, text: str = "", style: str = "", rest: str = "") -> None:
+        """
+        Add a line.
+
+        :param style: style of ``text``, as in rich
+        :param rest: text behind it, without a style
+        """
+        self._lines.append(self._styled(printable(text), style) + printable(rest))
+
+    def _styled(self, text: str, style: str) -> str:
+        if not style or self._console.color_system is None:
+            return text
+        with self._console.capture() as captured:
+            self._console.print(Text(text, style), soft_wrap=True, end="")
+        return captured.get()
+
+    def table(self, table: Table) -> None:
+        """Add a table: title, headings, rows, totals, and why values could not be read."""
+        if not table.rows:
+            self.line(f"{table.title}: {table.empty}")
+            return
+        self.line(table.title, "italic")
+        self.line()
+        columns, totals = table.columns, table.totals
+        cells = [[_cell(c, c.value(row)) for c in columns] for row in table.rows]
+        head = [column.name for column in columns]
+        foot = [] if totals is None else [_total(c, totals, i == 0) for i, c in enumerate(columns)]
+        lines = [head, *cells, *([foot] if foot else [])]
+        widths = [max(map(cell_len, column)) for column in zip(*lines, strict=True)]
+        widths = self._fitted(columns, widths)
+        self._row(columns, widths, head, "bold")
+        self.line(" " + "─" * (sum(widths) + 3 * (len(widths) - 1)))
+        for row, shown in zip(table.rows, cells, strict=True):
+            self._row(columns, widths, shown, _STATUS_STYLES.get(getattr(row, "status", ""), ""))
+        if foot:
+            self.line()
+            self._row(columns, widths, foot, "bold")
+        self.line()
+        self.reasons(table)
+
+    def reasons(self, table: Table) -> None:
+        """Add the reasons why values of a table could not be read."""
+        values = (column.value(row) for row in table.rows for column in table.columns)
+        reasons = {value.reason for value in values if isinstance(value, NotRead)}
+        for reason in sorted(reasons):
+            self.line(f"  {_NOT_READ} {reason}", "yellow")
+        if reasons:
+            self.line()
+
+    def _fitted(self, columns: Sequence[Column], widths: Sequence[int]) -> list[int]:
+        """Make columns of text narrower if the table fits on the terminal then."""
+        fitted = list(widths)
+        if self._width is None:
+            return fitted
+        folded = [i for i, column in enumerate(columns) if column.type in _FOLDED]
+        while sum(fitted) + 3 * len(fitted) - 2 > self._width:
+            widest = max(folded, key=lambda i: fitted[i], default=None)
+            if widest is None or fitted[widest] <= _NARROWEST:
+                return list(widths)
+            fitted[widest] -= 1
+        return fitted
+
+    def _row(
+        self, columns: Sequence[Column], widths: Sequence[int], cells: Sequence[str], style: str
+    ) -> None:
+        """Add a row; folded cells make it more than one line."""
+        parts = [
+            chop_cells(cell, width) if cell_len(cell) > width else [cell]
+            for cell, width in zip(cells, widths, strict=True)
+        ]
+        for at in range(max(map(len, parts), default=0)):
+            line = [part[at] if at < len(part) else "" for part in parts]
+            padded = map(_padded, columns, line, widths)
+            self.line(" " + "   ".join(padded).rstrip(), style)
+
+
+def _padded(column: Column, text: str, width: int) -> str:
+    space = " " * (width - cell_len(text))
+    return space + text if column.type in _RIGHT else text + space
+
+
+def answer_lines(answer: Answer, output: Output) -> None:
+    """Write an answer for people."""
+    for table in answer.tables:
+        output.table(table)
+    if answer.interrupted:
+        output.line("Interrupted: the results are incomplete.", "bold yellow")
+    for note in answer.notes:
+        output.line(note)
+    coverage_lines(answer.coverage, output)
+
+
+def coverage_lines(coverage: Mapping[str, Coverage], output: Output) -> None:
+    """Write what could not be read, if anything."""
+    for name, part in coverage.items():
+        if part.unreadable:
+            output.line(f"Not read: {part.unreadable:,} of {name}, for example", "yellow")
+            for example in part.examples[:3]:
+                output.line(f"  {example.what} at {example.address:#x}: {example.reason}")
+
+
+def scripted(answer: Answer) -> str:
+    """
+    Return rows for scripts: exact values separated by tabs, without headings.
+
+    An empty line separates two tables, whether they have rows or not. The text of an answer that
+    has one is returned as it is.
+    """
+    if answer.text is not None:
+        return "".join(f"{printable(line)}\n" for line in answer.text.splitlines())
+    return "\n".join(_lines(table) for table in answer.tables)
+
+
+def _lines(table: Table) -> str:
+    return "".join(
+        "\t".join(_exact(column, column.value(row)) for column in table.columns) + "\n"
+        for row in table.rows
+    )
+
+
+def _total(column: Column, totals: Mapping[str, Value], is_first: bool) -> str:
+    if column.name in totals:
+        return _cell(column, totals[column.name])
+    return "total" if is_first else ""
+
+
+def _cell(column: Column, value: Value) -> str:
+    """Format a value for people."""
+    if isinstance(value, (int, float)) and column.type == "share":
+        return f"{100 * value:.1f}%"
+    if isinstance(value, int) and column.type == "difference":
+        return signed(value)
+    if isinstance(value, int) and column.type in AMOUNTS:
+        return amount(value)
+    return _exact(column, value)
+
+
+def _exact(column: Column, value: Value) -> str:
+    """Format a value for programs."""
+    if value is None or (column.type == "node" and value == NUMA_NO_NODE):
+        return _NONE
+    if isinstance(value, NotRead):
+        return _NOT_READ
+    if column.type == "address" and isinstance(value, int):
+        return f"{value:#x}"
+    if column.type == "flag":
+        return "yes" if value else "no"
+    return printable(str(value))

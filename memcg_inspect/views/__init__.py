@@ -1,22 +1,22 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 """
-The questions people ask
-------------------------
+Views
+-----
 
-Each module answers one, with tables. ``VIEW`` in it says how it is asked. The faces make
-subcommands and drgn commands of :data:`NAMES`.
+Each module answers one question about an image with tables, and declares it as ``VIEW``. The
+front ends make a subcommand of each module in :data:`NAMES`.
 """
 
 from __future__ import annotations
 
 from importlib import import_module
 
-from memcg_inspect.tables import Column
+from memcg_inspect.tables import Column, columns_of
 from memcg_inspect.views.view import View
 
-__all__ = ("NAMES", "columns", "views")
+__all__ = ("NAMES", "columns", "tables", "views")
 
-#: Modules of this package, in the order in which they are listed for people.
+#: Modules of this package, in the order of ``--help``.
 NAMES = (
     "slabinfo",
     "percpu",
@@ -31,18 +31,25 @@ NAMES = (
 )
 
 
+def _view(name: str) -> View:
+    view: View = import_module(f"{__name__}.{name}").VIEW
+    return view
+
+
 def views() -> tuple[View, ...]:
     """Return all views."""
-    found: list[View] = []
-    for name in NAMES:
-        found.append(import_module(f"{__name__}.{name}").VIEW)
-    return tuple(found)
+    return tuple(map(_view, NAMES))
+
+
+def tables(name: str) -> tuple[tuple[Column, ...], ...]:
+    """
+    Return the columns of each table of a view.
+
+    Columns that there is one of for each node are named ``node_N``.
+    """
+    return tuple(columns_of(record, keys=("N",)) for record in _view(name).records)
 
 
 def columns(name: str) -> tuple[Column, ...]:
-    """Return the columns of all tables of a view."""
-    found: list[Column] = []
-    for value in vars(import_module(f"{__name__}.{name}")).values():
-        if isinstance(value, tuple) and value and all(isinstance(c, Column) for c in value):
-            found += value
-    return tuple(found)
+    """Return the columns of all tables of a view, without those of single nodes."""
+    return tuple(column for record in _view(name).records for column in columns_of(record))

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
-"""Where in the code memory was allocated, who pays for it and which node it is on."""
+"""Allocated memory by call site, memcg and node."""
 
 from __future__ import annotations
 
 from argparse import ArgumentTypeError, Namespace
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import NamedTuple
+from dataclasses import dataclass
+from typing import Annotated, Any, NamedTuple
 
 from memcg_inspect.checks.identities.alloc_tags import site_name
 from memcg_inspect.checks.profile import Profile, Use
@@ -21,35 +22,76 @@ from memcg_inspect.linux.mm.alloc_tag import (
     why_not_profiled,
 )
 from memcg_inspect.model import CallSite, Coverage, ImageError
-from memcg_inspect.tables import Answer, Column, NotRead, Table, UsageError, Value
+from memcg_inspect.tables import (
+    Answer,
+    Column,
+    Field,
+    MemcgAddress,
+    NotRead,
+    Table,
+    UsageError,
+    Value,
+    columns_of,
+)
 from memcg_inspect.views.view import Argument, View
 
-__all__ = ("VIEW", "allocinfo", "allocinfo_by", "allocinfo_overhead", "allocinfo_proc")
+__all__ = (
+    "VIEW",
+    "CallSiteRow",
+    "OverheadRow",
+    "allocinfo",
+    "allocinfo_by",
+    "allocinfo_overhead",
+    "allocinfo_proc",
+)
 
-COLUMNS = (
-    Column("bytes", "bytes", "what was allocated and is not free yet", total=True),
-    Column("calls", "count", "how many allocations that is", total=True),
-    Column("memcg", "memcg", "who pays; none for what is charged to nobody"),
-    Column("memcg_address", "address", "struct mem_cgroup *", shown=False),
-    Column("node", "node", "node that the memory is on"),
-    Column("kind", "text", "slab: objects; percpu; kmem, lru: pages that a memcg pays for; "
-           "slab_page: pages that slabs lie in; page: all other pages"),
-    Column("site", "text", "file and line"),
-    Column("module", "text", "none for the kernel itself"),
-    Column("function", "text", "the function that allocates"),
-    Column("accurate", "flag", "no if some of it refers to no site, and is not counted"),
-    Column("codetag", "address", "struct codetag *", shown=False),
-)  # fmt: skip
 
-OVERHEAD_COLUMNS = (
-    Column("part", "text", "what it is for: the sites themselves, their counters on all CPUs, "
-           "and the references of pages, slab objects and percpu memory"),
-    Column("number", "count", "how many of them there are"),
-    Column("overhead", "bytes", "what they take", total=True),
-    Column("share", "share", "of the memory that the kernel manages", total=True),
-)  # fmt: skip
+@dataclass(frozen=True)
+class CallSiteRow:
+    """Memory allocated at one call site; with ``--by``, summed up by the fields chosen."""
 
-#: What memory can be added up by, and the columns that tell it.
+    bytes: Annotated[Value, Field("bytes", "bytes allocated and not freed yet", total=True)]
+    calls: Annotated[Value, Field("count", "number of these allocations", total=True)]
+    memcg: Annotated[Value, Field("memcg", "memcg that pays; none if no memcg pays")] = None
+    memcg_address: MemcgAddress = None
+    node: Annotated[int | None, Field("node", "node of the memory")] = None
+    kind: Annotated[
+        str | None,
+        Field(
+            "text",
+            "slab: objects; percpu: percpu memory; kmem, lru: pages that a memcg pays for; "
+            "slab_page: pages of slabs; page: all other pages",
+        ),
+    ] = None
+    site: Annotated[Value, Field("text", "file and line")] = None
+    module: Annotated[str | None, Field("text", "module; none for the kernel itself")] = None
+    function: Annotated[str | None, Field("text", "function that allocates")] = None
+    accurate: Annotated[
+        bool | None, Field("flag", "no if some of its memory is not counted for it")
+    ] = None
+    codetag: Annotated[int | None, Field("address", "struct codetag *", shown=False)] = None
+
+
+@dataclass(frozen=True)
+class OverheadRow:
+    """Memory that one part of allocation profiling takes."""
+
+    part: Annotated[
+        str,
+        Field(
+            "text",
+            "call sites, their counters on all CPUs, or the references of pages, slab objects "
+            "and percpu memory to them",
+        ),
+    ]
+    number: Annotated[int, Field("count", "how many there are")]
+    overhead: Annotated[int, Field("bytes", "bytes that they take", total=True)]
+    share: Annotated[
+        float, Field("share", "share of the memory that the kernel manages", total=True)
+    ]
+
+
+#: The dimensions of ``--by``, and the fields of each.
 DIMENSIONS: dict[str, tuple[str, ...]] = {
     "memcg": ("memcg", "memcg_address"),
     "node": ("node",),
@@ -57,35 +99,39 @@ DIMENSIONS: dict[str, tuple[str, ...]] = {
     "site": ("site", "module", "function", "accurate", "codetag"),
 }
 
-#: What of the audit's coverage the join rests on.
+#: Subjects of the audit's coverage that sums by ``--by`` depend on.
 _SUBJECTS = (
     "memcgs", "names", "objcgs", "call_sites", "pages", "page_tags", "free_pages", "slab_pages",
     "slab", "slab_tags", "percpu", "percpu_nodes",
 )  # fmt: skip
 
 _TWICE = (
-    "Slab objects and percpu memory are counted twice: with the site that asked for them, and, by "
-    "whole pages, with that of the allocator that they lie in."
+    "Slab objects and percpu memory are counted twice: for the call site that asked for them, and, "
+    "in whole pages, for the call site of the allocator that got the pages."
 )
 
 
 def allocinfo(image: Image, everything: bool = False) -> Answer:
     """
-    Return what ``/proc/allocinfo`` says, largest first.
+    Return the contents of ``/proc/allocinfo``, largest first.
 
-    :param everything: whether to list sites of which nothing is left, too
+    :param everything: whether to include call sites whose counters are 0
     :raises ImageError: if the kernel has no call sites
     """
     coverage = Coverage()
     sites = _sites(image, coverage)
-    columns = _columns("bytes", "calls", *DIMENSIONS["site"])
     rows = [
-        (_counter(site, site.bytes), _counter(site, site.calls), *_site_values(site))
+        CallSiteRow(
+            bytes=_counter(site, site.bytes),
+            calls=_counter(site, site.calls),
+            **_site_values(site),
+        )
         for site in sites.values()
         if everything or site.bytes != 0 or site.calls != 0
     ]
     off = why_not_profiled(image)
-    notes = (_TWICE,) if off is None else (f"{off}: this was counted before.", _TWICE)
+    notes = (_TWICE,) if off is None else (f"{off}: these numbers are from before.", _TWICE)
+    columns = _columns("site")
     table = Table("allocinfo", "call sites", columns, _largest_first(rows), empty="nothing counted")
     return Answer("allocinfo", image_info(image), (table,), {"call_sites": coverage}, notes)
 
@@ -94,20 +140,20 @@ def allocinfo_proc(image: Image) -> Answer:
     """
     Return the text of ``/proc/allocinfo`` as the kernel would write it.
 
-    :raises ImageError: if the kernel has no call sites, or something of them cannot be read
+    :raises ImageError: if the kernel has no call sites, or if any could not be read
     """
     coverage = Coverage()
     sites = _sites(image, coverage)
     version = proc_version(image)
     if version is None:
-        raise ImageError("what this kernel writes at the head of /proc/allocinfo is not known")
+        raise ImageError("the header of /proc/allocinfo of this kernel is not known")
     if coverage.unreadable:
         raise ImageError("call sites, or their counters, are not all in the image")
     lines = [f"allocinfo - version: {version}", "#     <size>  <calls> <tag info>"]
     for site in sites.values():
-        # Marked since version 2.0; before, nothing was marked as inaccurate either.
+        # allocinfo_show() marks inaccurate sites since version 2.0; none are inaccurate before.
         mark = "" if site.accurate else " accurate:no"
-        # A line stays one, whatever the image has for names.
+        # Names in a damaged image may hold line feeds.
         name = "\\n".join(site_name(site).splitlines())
         lines.append(f"{site.bytes or 0:12d} {site.calls or 0:8d} {name}{mark} ")
     return Answer(
@@ -121,10 +167,9 @@ def allocinfo_proc(image: Image) -> Answer:
 
 def allocinfo_by(image: Image, by: Iterable[str]) -> Answer:
     """
-    Return what was allocated, added up by any of :data:`DIMENSIONS`, largest first.
+    Return allocated memory summed up by any of :data:`DIMENSIONS`, largest first.
 
-    :raises ImageError: if nothing refers to call sites
-    :raises UsageError: if there is no such dimension
+    :raises ImageError: if memory does not refer to call sites
     """
     wanted = [name for name in DIMENSIONS if name in set(by)]
     reason = why_not_profiled(image)
@@ -140,10 +185,18 @@ def allocinfo_by(image: Image, by: Iterable[str]) -> Answer:
         found[key] = size + amount.bytes, calls + amount.charges
     show = [_shown(snapshot, snapshot.profile)[name] for name in wanted]
     rows = [
-        (*amount, *(value for part, shown in zip(key, show, strict=True) for value in shown(part)))
-        for key, amount in found.items()
+        CallSiteRow(
+            bytes=size,
+            calls=calls,
+            **{
+                field: value
+                for part, shown in zip(key, show, strict=True)
+                for field, value in shown(part).items()
+            },
+        )
+        for key, (size, calls) in found.items()
     ]
-    columns = _columns("bytes", "calls", *(c for name in wanted for c in DIMENSIONS[name]))
+    columns = _columns(*wanted)
     title = f"allocations by {', '.join(wanted)}" if wanted else "allocations"
     table = Table("allocinfo", title, columns, _largest_first(rows), empty="nothing found")
     coverage = {name: c for name, c in snapshot.coverage.items() if name in _SUBJECTS}
@@ -153,9 +206,9 @@ def allocinfo_by(image: Image, by: Iterable[str]) -> Answer:
 
 def allocinfo_overhead(image: Image) -> Answer:
     """
-    Return what profiling itself takes of the memory.
+    Return the memory that allocation profiling itself takes.
 
-    :raises ImageError: if nothing refers to call sites
+    :raises ImageError: if memory does not refer to call sites
     """
     reason = why_not_profiled(image)
     if reason is not None:
@@ -163,10 +216,10 @@ def allocinfo_overhead(image: Image) -> Answer:
     coverage: dict[str, Coverage] = {}
     total = total_memory(image)
     rows = [
-        (cost.what, cost.number, cost.bytes, cost.bytes / total)
+        OverheadRow(cost.what, cost.number, cost.bytes, cost.bytes / total)
         for cost in read_costs(image, coverage)
     ]
-    table = Table("overhead", "memory that profiling takes", OVERHEAD_COLUMNS, rows)
+    table = Table("overhead", "memory that profiling takes", columns_of(OverheadRow), rows)
     return Answer("allocinfo", image_info(image), (table,), coverage)
 
 
@@ -177,13 +230,14 @@ def _sites(image: Image, coverage: Coverage) -> dict[int, CallSite]:
     return read_call_sites(image, coverage)
 
 
-def _columns(*names: str) -> tuple[Column, ...]:
-    return tuple(column for column in COLUMNS if column.name in names)
+def _columns(*dimensions: str) -> tuple[Column, ...]:
+    names = [name for dimension in dimensions for name in DIMENSIONS[dimension]]
+    return columns_of(CallSiteRow, only=("bytes", "calls", *names))
 
 
-def _largest_first(rows: Sequence[tuple[Value, ...]]) -> list[tuple[Value, ...]]:
-    def order(row: tuple[Value, ...]) -> tuple[int, int]:
-        size, calls = (v if isinstance(v, int) else 0 for v in row[:2])
+def _largest_first(rows: Sequence[CallSiteRow]) -> list[CallSiteRow]:
+    def order(row: CallSiteRow) -> tuple[int, int]:
+        size, calls = (v if isinstance(v, int) else 0 for v in (row.bytes, row.calls))
         return -size, -calls
 
     return sorted(rows, key=order)
@@ -191,26 +245,33 @@ def _largest_first(rows: Sequence[tuple[Value, ...]]) -> list[tuple[Value, ...]]
 
 def _counter(site: CallSite, value: int | None) -> Value:
     if value is not None or not site.counters:
-        return value  # those of a module that is gone may have been freed
+        return value  # the counters of a module that was removed may have been freed
     return NotRead("the counters of a call site are not in the image")
 
 
-def _site_values(site: CallSite) -> tuple[Value, ...]:
-    return site.site, site.module, site.function, site.accurate, site.address
+def _site_values(site: CallSite) -> dict[str, Any]:
+    return {
+        "site": site.site,
+        "module": site.module,
+        "function": site.function,
+        "accurate": site.accurate,
+        "codetag": site.address,
+    }
 
 
 Key = Callable[[Use], object]
-Shown = Callable[[object], tuple[Value, ...]]
+#: Makes the fields of a dimension of a key.
+Shown = Callable[[Any], dict[str, Any]]
 
 
 class _Orphan(NamedTuple):
-    """A payer that is no obj_cgroup."""
+    """A payer that is not an obj_cgroup."""
 
     address: int
 
 
 def _keys(snapshot: Snapshot) -> Mapping[str, Key]:
-    """What tells the uses of each dimension apart."""
+    """Return for each dimension how to get the key of a use."""
 
     def memcg(use: Use) -> object:
         if not use.payer:
@@ -227,34 +288,32 @@ def _keys(snapshot: Snapshot) -> Mapping[str, Key]:
 
 
 def _shown(snapshot: Snapshot, profile: Profile) -> Mapping[str, Shown]:
-    """The values of the columns of each dimension, from what tells its uses apart."""
+    """Return for each dimension how to make its fields of a key."""
 
-    def memcg(key: object) -> tuple[Value, ...]:
+    def memcg(key: int | _Orphan | None) -> dict[str, Any]:
         if isinstance(key, _Orphan):
-            return NotRead(f"charged to {key.address:#x}, which is no obj_cgroup"), None
-        if not isinstance(key, int):
-            return None, None
-        return snapshot.memcgs[key].path, key
+            return {"memcg": NotRead(f"charged to {key.address:#x}, which is no obj_cgroup")}
+        return {} if key is None else {"memcg": snapshot.memcgs[key].path, "memcg_address": key}
 
-    def site(key: object) -> tuple[Value, ...]:
-        assert isinstance(key, int)
+    def site(key: int) -> dict[str, Any]:
         if key in profile.sites:
             return _site_values(profile.sites[key])
-        return NotRead(f"there is no call site at {key:#x}"), None, None, None, key
+        return {"site": NotRead(f"there is no call site at {key:#x}"), "codetag": key}
 
-    def plain(key: object) -> tuple[Value, ...]:
-        assert isinstance(key, (int, str))
-        return (key,)
-
-    return {"memcg": memcg, "node": plain, "kind": plain, "site": site}
+    return {
+        "memcg": memcg,
+        "node": lambda nid: {"node": nid},
+        "kind": lambda kind: {"kind": kind},
+        "site": site,
+    }
 
 
 def _dimensions(text: str) -> list[str]:
-    """The argument of ``--by``."""
+    """Parse the argument of ``--by``."""
     names = [name.strip() for name in text.split(",")]
     for name in names:
         if name not in DIMENSIONS:
-            raise ArgumentTypeError(f"{name!r} is none of {', '.join(DIMENSIONS)}")
+            raise ArgumentTypeError(f"{name!r} is not one of {', '.join(DIMENSIONS)}")
     return names
 
 
@@ -263,33 +322,36 @@ def _run(image: Image, args: Namespace) -> Answer:
     as_proc = args.format == "proc"
     if as_proc or args.overhead:
         if args.by or of or args.all or (args.overhead and as_proc):
-            raise UsageError("--format proc and --overhead go with no other choice of rows")
+            raise UsageError(
+                "--format proc and --overhead cannot be combined with each other or with a "
+                "choice of rows"
+            )
         if as_proc and (args.fields or args.sort or args.json or args.scripted):
             raise UsageError(
-                "--format proc is what the kernel prints: no --fields, no --sort, no --json, no "
-                "--scripted"
+                "--format proc cannot be combined with --fields, --sort, --json or --scripted"
             )
         return allocinfo_overhead(image) if args.overhead else allocinfo_proc(image)
     if args.by or of:
         if args.all:
-            raise UsageError("--all lists sites: it does not go with --by, --memcg or --node")
+            raise UsageError("--all cannot be combined with --by, --memcg or --node")
         return allocinfo_by(image, [*(args.by or ["site"]), *of])
     return allocinfo(image, args.all)
 
 
 VIEW = View(
     name="allocinfo",
-    help="where in the code memory was allocated, who pays and on which node it is",
-    description="Lists the call sites of allocations, of kernels that profile them "
-    "(CONFIG_MEM_ALLOC_PROFILING), as /proc/allocinfo does, or adds up what refers to them.",
+    help="allocated memory by call site, and the memcgs that pay and nodes of it",
+    description="Lists the call sites of memory allocations as /proc/allocinfo does, or sums up "
+    "the memory that refers to them. Needs a kernel with CONFIG_MEM_ALLOC_PROFILING.",
     run=_run,
+    records=(CallSiteRow, OverheadRow),
     arguments=(
         Argument(
             ("--by",),
             {
                 "type": _dimensions,
                 "metavar": "WHAT,...",
-                "help": f"add up by any of {', '.join(DIMENSIONS)}",
+                "help": f"sum up by any of {', '.join(DIMENSIONS)}",
             },
         ),
         Argument(
@@ -302,11 +364,11 @@ VIEW = View(
         ),
         Argument(
             ("--all",),
-            {"action": "store_true", "help": "list sites of which nothing is left, too"},
+            {"action": "store_true", "help": "list call sites whose counters are 0, too"},
         ),
         Argument(
             ("--overhead",),
-            {"action": "store_true", "help": "what profiling itself takes of the memory"},
+            {"action": "store_true", "help": "show the memory that profiling itself takes"},
         ),
     ),
 )

@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
-"""How far the counters of memcgs are from what they would be if everything were folded."""
+"""The errors of memcg counters: the value that is folded, compared with the exact one."""
 
 from __future__ import annotations
 
 from argparse import Namespace
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Annotated
 
 from drgn import FaultError, Object
 
@@ -16,60 +19,81 @@ from memcg_inspect.linux.mm.memcontrol_flush import FlushRule
 from memcg_inspect.linux.mm.memcontrol_stat import StatLine, stat_lines
 from memcg_inspect.linux.mm.memcontrol_vmstats import ByCpu, StatReader, event_slots
 from memcg_inspect.model import Memcg, Stat
-from memcg_inspect.tables import Answer, Column, NotRead, Table, Value, matches
+from memcg_inspect.tables import (
+    Answer,
+    Field,
+    MemcgAddress,
+    NotRead,
+    Table,
+    Value,
+    columns_of,
+    matches,
+)
 from memcg_inspect.views.payers import Payers
 from memcg_inspect.views.view import Argument, View
 
-__all__ = ("VIEW", "drift")
+__all__ = ("VIEW", "DriftRow", "drift")
 
-COLUMNS = (
-    Column("memcg", "memcg", "whose counter it is; those below it are included"),
-    Column("memcg_address", "address", "struct mem_cgroup *", shown=False),
-    Column("item", "text", "name in memory.stat"),
-    Column("unit", "text", "bytes, or events: a count"),
-    Column("folded", "count", "what readers see who do not flush before"),
-    Column("exact", "count", "what they would see after a flush"),
-    Column("error", "count", "folded less exact"),
-    Column("bound", "count", "how large the error can be where no flush is due"),
-    Column("due", "flag", "whether the kernel flushes before it shows memory.stat"),
-    Column("handed_up", "count", "folded for children, and not for this memcg yet"),
-    Column("cpu", "number", "CPU that holds most of what is not folded; none if none does"),
-    Column("cpu_holds", "count", "how much that one holds"),
-    Column("cpus", "text", "the same of up to eight CPUs, as CPU:amount", shown=False),
-)
 _MOST_CPUS = 8
+
+
+@dataclass(frozen=True)
+class DriftRow:
+    """One counter of ``memory.stat`` of one memcg."""
+
+    memcg: Annotated[str, Field("memcg", "memcg of the counter; descendants are included")]
+    memcg_address: MemcgAddress
+    item: Annotated[str, Field("text", "name in memory.stat")]
+    unit: Annotated[str, Field("text", "bytes, or events: a count")]
+    folded: Annotated[Value, Field("count", "value that a reader sees without a flush")]
+    exact: Annotated[Value, Field("count", "value after a flush")]
+    error: Annotated[Value, Field("count", "folded less exact")]
+    bound: Annotated[Value, Field("count", "largest error for which no flush is due")]
+    due: Annotated[Value, Field("flag", "whether the kernel flushes before it shows memory.stat")]
+    handed_up: Annotated[Value, Field("count", "folded for children, and not yet for this memcg")]
+    cpu: Annotated[
+        Value, Field("number", "CPU that holds most of what is not folded; none if no CPU does")
+    ]
+    cpu_holds: Annotated[Value, Field("count", "how much that CPU holds")]
+    cpus: Annotated[
+        Value,
+        Field("text", "the same for up to eight CPUs, as CPU:amount", shown=False),
+    ]
+
+
+_NO_COUNTER = NotRead("its counter, or that of a memcg below it, is not in the image")
+_NO_CHANGES = NotRead("the number of changes is not in the image")
 
 
 def drift(image: Image, show_all: bool = False, memcg: str | None = None) -> Answer:
     """
-    Return the errors of the counters of memcgs.
+    Return the counters of memcgs that are not exact, and their errors.
 
-    :param show_all: counters without an error, too
-    :param memcg: a path, a pattern of the shell for paths, or an address; ``None`` for all
+    :param show_all: whether to include exact counters
+    :param memcg: a path, a shell pattern for paths, or an address; ``None`` for all
     """
     info, payers = image_info(image), Payers(image)
     view = _Drift(image, payers)
-    rows: list[tuple[Value, ...]] = []
+    rows: list[DriftRow] = []
     same = 0
     lines = [line for line in stat_lines(image) if line.in_stat and len(line.items) == 1]
     for one in payers.memcgs.values():
         if memcg is not None and not matches(memcg, one.path, one.address):
             continue
         for row in view.rows(one, lines):
-            if show_all or row[_ERROR] != 0:
+            if show_all or row.error != 0:
                 rows.append(row)
             else:
                 same += 1
     notes = (f"{same} counters are exact; --all shows them.",) if same else ()
-    table = Table("drift", "counters that are not folded", COLUMNS, rows, empty="all are folded")
+    table = Table(
+        "drift", "counters that are not folded", columns_of(DriftRow), rows, empty="all are folded"
+    )
     return Answer("drift", info, (table,), dict(payers.coverage), notes)
 
 
-_ERROR = next(i for i, column in enumerate(COLUMNS) if column.name == "error")
-
-
 class _Drift:
-    """The counters of all memcgs, and what CPUs hold of each, and of those below it."""
+    """The counters of all memcgs, and the part of each that CPUs hold, descendants included."""
 
     def __init__(self, image: Image, payers: Payers) -> None:
         self._image = image
@@ -91,7 +115,7 @@ class _Drift:
                 coverage.read += 1
             except FaultError as error:
                 coverage.miss("counters of a memcg", error.address, str(error))
-                continue  # what is above it is not known either
+                continue  # so its ancestors are not known either
             for cpu, amounts in by_cpu.items():
                 for item, amount in amounts.items():
                     held[item, cpu] += amount
@@ -103,30 +127,47 @@ class _Drift:
                 self._handed_up.setdefault(memcg.parent, Counter()).update(handed_up)
         self._counters = Counters(payers.memcgs, stats, {})
 
-    def rows(self, memcg: Memcg, lines: list[StatLine]) -> Iterator[tuple[Value, ...]]:
-        """One row for each line of ``memory.stat``."""
+    def rows(self, memcg: Memcg, lines: list[StatLine]) -> Iterator[DriftRow]:
+        """Return one row for each line of ``memory.stat``."""
         due = self._rule.is_due(Object(self._image.prog, "struct mem_cgroup *", memcg.address))
         held = self._largest(memcg.address)
         for line in lines:
             (item,) = line.items
-            where = (memcg.path, memcg.address, line.name, line.unit)
+            row = partial(
+                DriftRow,
+                memcg=memcg.path,
+                memcg_address=memcg.address,
+                item=line.name,
+                unit=line.unit,
+                bound=self._rule.bound(item) * line.scale,
+                due=_NO_CHANGES if due is None else due,
+            )
             claim = self._counters.hierarchical(memcg.address, item)
             if claim is None:
-                lost = NotRead("its counter, or that of a memcg below it, is not in the image")
-                yield (*where, *[lost] * 3, self._rule.bound(item) * line.scale, _flag(due),
-                       lost, lost, lost, lost)  # fmt: skip
+                yield row(
+                    folded=_NO_COUNTER,
+                    exact=_NO_COUNTER,
+                    error=_NO_COUNTER,
+                    handed_up=_NO_COUNTER,
+                    cpu=_NO_COUNTER,
+                    cpu_holds=_NO_COUNTER,
+                    cpus=_NO_COUNTER,
+                )
                 continue
             parts = [(cpu, amount * line.scale) for cpu, amount in held.get(item, ())]
             cpu, amount = parts[0] if parts else (None, None)
-            yield (
-                *where, claim.folded * line.scale, sum(claim) * line.scale,
-                -claim.pending * line.scale, self._rule.bound(item) * line.scale, _flag(due),
-                self._handed_up[memcg.address][item] * line.scale,
-                cpu, amount, ",".join(f"{c}:{n}" for c, n in parts[:_MOST_CPUS]) or None,
-            )  # fmt: skip
+            yield row(
+                folded=claim.folded * line.scale,
+                exact=sum(claim) * line.scale,
+                error=-claim.pending * line.scale,
+                handed_up=self._handed_up[memcg.address][item] * line.scale,
+                cpu=cpu,
+                cpu_holds=amount,
+                cpus=",".join(f"{c}:{n}" for c, n in parts[:_MOST_CPUS]) or None,
+            )
 
     def _largest(self, memcg: int) -> dict[str, list[tuple[int, int]]]:
-        """By item, the CPUs and what they hold, the largest amount first."""
+        """Return for each item the CPUs and what they hold, the largest amount first."""
         found: dict[str, list[tuple[int, int]]] = {}
         for (item, cpu), amount in self._held[memcg].items():
             if amount:
@@ -136,20 +177,18 @@ class _Drift:
         return found
 
 
-def _flag(due: bool | None) -> Value:
-    return NotRead("the number of changes is not in the image") if due is None else due
-
-
 def _run(image: Image, args: Namespace) -> Answer:
     return drift(image, args.all, args.memcg)
 
 
 VIEW = View(
     name="drift",
-    help="how far counters of memcgs are from what a flush would make of them",
-    description="Lists the counters of memory.stat that are not folded: what readers see without "
-    "a flush, the exact value, the error and its bound, and the CPU that holds most of it.",
+    help="errors of memcg counters that are not folded, and their bounds",
+    description="Lists the counters of memory.stat that are not folded: the value that a reader "
+    "sees without a flush, the exact value, the error and its bound, and the CPU that holds most "
+    "of the difference.",
     run=_run,
+    records=(DriftRow,),
     arguments=(Argument(("--all",), {"action": "store_true", "help": "show exact counters, too"}),),
     choices=("memcg", "sort", "fields"),
 )

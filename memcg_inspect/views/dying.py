@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
-"""Removed memcgs: what keeps each alive, and what removed ones have left behind."""
+"""Removed memcgs: what keeps each alive, and what they have left behind."""
 
 from __future__ import annotations
 
 from argparse import Namespace
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
-from typing import NamedTuple
+from dataclasses import dataclass
+from typing import Annotated, NamedTuple
 
 from drgn import FaultError, Object
 
@@ -19,10 +20,19 @@ from memcg_inspect.linux.fs.inode import mapping_name
 from memcg_inspect.linux.kernel.cgroup import CssHolders, read_css_holders
 from memcg_inspect.linux.mm.memcontrol import keeps_original_objcgs, objcg_owners
 from memcg_inspect.model import NUMA_NO_NODE, Coverage, Memcg
-from memcg_inspect.tables import Answer, Column, NotRead, Table, UsageError, Value
+from memcg_inspect.tables import (
+    Answer,
+    Field,
+    MemcgAddress,
+    NotRead,
+    Table,
+    UsageError,
+    Value,
+    columns_of,
+)
 from memcg_inspect.views.view import Argument, View
 
-__all__ = ("COLUMNS", "DETAIL_COLUMNS", "VIEW", "dying")
+__all__ = ("VIEW", "LeftRow", "MemcgRow", "dying")
 
 #: Files told by name for each memcg; the others are counted.
 MOST_FILES = 5
@@ -34,60 +44,73 @@ KINDS: tuple[ChargeKind, ...] = ("lru", "kmem", "slab", "percpu", "zswap", "sock
 #: In the order in which rows are listed.
 KIND_ORDER = ("removal", "child", "task", "mm", "stock", "swap", *KINDS)
 
-#: Charges that hold a reference to their memcg; since 7.2 user pages hold an obj_cgroup.
+#: Charges that hold a css reference to their memcg. Since 7.2 user pages hold an obj_cgroup.
 _HOLDERS: tuple[ChargeKind, ...] = ("sock",)
 _HOLDERS_BEFORE_7_2: tuple[ChargeKind, ...] = ("sock", "lru")
 
 _NO_REFS = NotRead("references to the memcg could not be read")
+_NO_CGROUP = NotRead("the cgroup could not be read")
 
-COLUMNS = (
-    Column("memcg", "memcg", "the path it had"),
-    Column("memcg_address", "address", "struct mem_cgroup *", shown=False),
-    Column("cgroup_id", "number", "in the order in which they were made"),
-    Column("offline", "flag", "whether it was taken offline already", shown=False),
-    Column("paid_by", "memcg", "whose counters hold what it left behind"),
-    Column("references", "count", "that keep it alive: css.refcnt"),
-    Column("explained", "count", "those of them whose holders were found"),
-    Column("unexplained", "count", "the others"),
-    *(
-        Column(kind, "bytes", f"bytes it was charged for that are still there: {what}", total=True)
-        for kind, what in (
-            ("lru", "user pages and page cache"),
-            ("kmem", "kernel pages"),
-            ("slab", "slab objects"),
-            ("percpu", "percpu memory"),
-            ("zswap", "compressed pages"),
-            ("sock", "memory of sockets"),
-        )
-    ),
-    Column("swap", "bytes", "swap space that its id is kept for", total=True),
-)
 
-DETAIL_COLUMNS = (
-    Column("memcg", "memcg", "the removed memcg; - if it is freed already, or nothing tells"),
-    Column("memcg_address", "address", "struct mem_cgroup *", shown=False),
-    Column(
-        "kind",
-        "text",
-        "what is left: lru, kmem, slab, percpu, zswap, sock: charges; swap: swap entries; child: "
-        "memcgs below it; stock: charged in advance by a CPU; task: sets of tasks that were in "
-        "it; mm: address spaces on its list; removal: it is just being removed",
-    ),
-    Column("pins", "flag", "whether it keeps the memcg alive"),
-    Column("node", "node", "backing node"),
-    Column("charged_node", "node", "node of the obj_cgroup that is charged"),
-    Column("references", "count", "references to the memcg that this is", total=True),
-    Column("count", "count", "how many there are; percpu memory is counted on one node"),
-    Column("bytes", "bytes", "bytes in all", total=True),
-    Column("detail", "text", "the file of user pages; which sort of the kind", shown=True),
-    Column("objcg", "address", "struct obj_cgroup * that is charged", shown=False),
-    Column("paid_by", "memcg", "whose counters hold it", shown=False),
-    Column("examples", "text", "addresses of some"),
-)
+@dataclass(frozen=True)
+class MemcgRow:
+    """One removed memcg that still exists."""
+
+    memcg: Annotated[str, Field("memcg", "path that it had")]
+    memcg_address: MemcgAddress
+    cgroup_id: Annotated[Value, Field("number", "id of its cgroup; ids increase with time")]
+    offline: Annotated[bool, Field("flag", "whether it is offline already", shown=False)]
+    paid_by: Annotated[Value, Field("memcg", "memcg that pays for what it left behind")]
+    references: Annotated[Value, Field("count", "references that keep it alive: css.refcnt")]
+    explained: Annotated[int, Field("count", "those of them whose holders were found")]
+    unexplained: Annotated[Value, Field("count", "the other references")]
+    lru: Annotated[
+        Value, Field("bytes", "user pages and page cache that it was charged for", total=True)
+    ]
+    kmem: Annotated[Value, Field("bytes", "kernel pages that it was charged for", total=True)]
+    slab: Annotated[Value, Field("bytes", "slab objects that it was charged for", total=True)]
+    percpu: Annotated[Value, Field("bytes", "percpu memory that it was charged for", total=True)]
+    zswap: Annotated[Value, Field("bytes", "compressed pages that it was charged for", total=True)]
+    sock: Annotated[Value, Field("bytes", "memory of sockets that it was charged for", total=True)]
+    swap: Annotated[Value, Field("bytes", "swap space that its id is kept for", total=True)]
+
+
+@dataclass(frozen=True)
+class LeftRow:
+    """Things of one kind that a removed memcg left behind, or that keep it alive."""
+
+    memcg: Annotated[
+        Value,
+        Field("memcg", "the removed memcg; none if it is freed already or is not known"),
+    ]
+    memcg_address: MemcgAddress
+    kind: Annotated[
+        str,
+        Field(
+            "text",
+            "lru, kmem, slab, percpu, zswap, sock: charges; swap: swap entries; child: child "
+            "memcgs; stock: charged in advance by a CPU; task: css_sets of tasks that were in it; "
+            "mm: address spaces on its list; removal: its removal is not finished",
+        ),
+    ]
+    pins: Annotated[bool, Field("flag", "whether it keeps the memcg alive")]
+    node: Annotated[int, Field("node", "backing node")]
+    charged_node: Annotated[int | None, Field("node", "node of the obj_cgroup that is charged")]
+    references: Annotated[
+        int, Field("count", "references to the memcg that these things hold", total=True)
+    ]
+    count: Annotated[int, Field("count", "number of things; percpu memory is counted on one node")]
+    bytes: Annotated[int | None, Field("bytes", "size of all of them", total=True)]
+    detail: Annotated[Value, Field("text", "file of user pages; more about the kind")]
+    objcg: Annotated[
+        int | None, Field("address", "struct obj_cgroup * that is charged", shown=False)
+    ]
+    paid_by: Annotated[Value, Field("memcg", "memcg that pays for it now", shown=False)]
+    examples: Annotated[str | None, Field("text", "addresses of some")]
 
 
 class Holder(NamedTuple):
-    """Something that is left of a memcg: one row of the second table."""
+    """Things of one kind that a memcg left behind, or that hold references to it."""
 
     memcg: int | None
     kind: str
@@ -103,9 +126,9 @@ class Holder(NamedTuple):
 
 def dying(image: Image, most_files: int = MOST_FILES) -> Answer:
     """
-    Return the removed memcgs that still exist, and what is left of any.
+    Return the removed memcgs that still exist, and what removed memcgs have left behind.
 
-    :param most_files: files told by name for each memcg
+    :param most_files: number of files to name for each memcg
     """
     view = _Dying(image, most_files)
     snapshot = view.snapshot
@@ -114,14 +137,14 @@ def dying(image: Image, most_files: int = MOST_FILES) -> Answer:
         Table(
             "dying",
             "removed memcgs that still exist",
-            COLUMNS,
+            columns_of(MemcgRow),
             [view.row(memcg, holders) for memcg in view.removed.values()],
             empty="there are none",
         ),
         Table(
             "left",
             "what keeps them alive, and what removed memcgs have left behind",
-            DETAIL_COLUMNS,
+            columns_of(LeftRow),
             [view.detail_row(holder) for holder in holders],
             empty="nothing",
         ),
@@ -132,17 +155,17 @@ def dying(image: Image, most_files: int = MOST_FILES) -> Answer:
 
 class _Dying:
     """
-    One image.
+    Find removed memcgs, and what they left behind, in one image.
 
-    :ivar removed: removed memcgs by address, in the order in which they were made
-    :ivar owners: for whom obj_cgroups were made, where anything tells
-    :ivar left: obj_cgroups that no memcg in use has any more
+    :ivar removed: removed memcgs by address, the oldest first
+    :ivar owners: memcgs that obj_cgroups were made for, as far as they are known
+    :ivar left: obj_cgroups that belonged to a removed memcg
     """
 
     def __init__(self, image: Image, most_files: int) -> None:
         self.image = image
         self.most_files = most_files
-        # The amounts are those of the audit, so that they add up with it.
+        # From the audit's own pass, so that the amounts agree with the audit.
         self.snapshot: Snapshot = collect(image)
         self.coverage: defaultdict[str, Coverage] = defaultdict(Coverage)
         memcgs = self.snapshot.memcgs
@@ -152,7 +175,7 @@ class _Dying:
             if memcg.state == "dying"
         }
         self.owners = objcg_owners(image, memcgs, self.coverage["owners"])
-        # An obj_cgroup that no memcg has was left behind, unless its memcg was not read.
+        # An obj_cgroup of no memcg belonged to a removed one, if all memcgs could be read.
         self.is_whole = self.snapshot.complete("memcgs", "objcgs") and not (
             self.coverage["owners"].unreadable
         )
@@ -182,7 +205,7 @@ class _Dying:
             self.samples = find_samples(image, self.left, self.removed.keys(), kinds, self.coverage)
 
     def holders(self) -> Iterator[Holder]:
-        """Everything that is left, by memcg."""
+        """Return everything that is left, by memcg."""
         by_memcg: defaultdict[int | None, list[Holder]] = defaultdict(list)
         for holder in (*self._references(), *self._charges()):
             by_memcg[holder.memcg].append(holder)
@@ -235,7 +258,7 @@ class _Dying:
     def _charges(self) -> Iterator[Holder]:
         sums: defaultdict[Entry, Amount] = defaultdict(lambda: Amount(0, 0))
         for entry, amount in self.entries:
-            # Percpu memory has two parts, of which one has the address.
+            # Percpu memory is charged in two parts; one of them has the address.
             detail = "" if entry.kind == "percpu" else entry.detail
             key = entry._replace(detail=detail)
             sums[key] = sums[key].plus(amount)
@@ -251,7 +274,7 @@ class _Dying:
     ) -> Holder:
         memcg = self._memcg(entry.payer)
         objcg = entry.payer if entry.payer in self.left else None
-        # A charge to the memcg itself is a reference to it; one to an obj_cgroup is not.
+        # A charge to the memcg itself holds a css reference; one to an obj_cgroup does not.
         references = amount.charges if objcg is None else 0
         payer = self.snapshot.payer(entry.payer)
         return Holder(
@@ -260,7 +283,7 @@ class _Dying:
         )  # fmt: skip
 
     def _user_pages(self) -> Iterator[Holder]:
-        """User pages by file; of each memcg, the files with the most pages."""
+        """Return user pages by file: the largest files of each memcg, and the sum of the others."""
         pages: defaultdict[int | None, Counter[File]] = defaultdict(Counter)
         for (payer, _, mapping, swap_cache), group in self.samples.folios.items():
             pages[self._memcg(payer)][mapping, swap_cache] += group.pages
@@ -286,7 +309,7 @@ class _Dying:
             yield self._charge(entry, amount, more, ())
 
     def _memcg(self, payer: int) -> int | None:
-        """The removed memcg that a charge was made for."""
+        """Return the removed memcg that was charged."""
         return payer if payer in self.removed else self.owners.get(payer)
 
     def _name(self, file: File) -> Value:
@@ -298,34 +321,35 @@ class _Dying:
             self.coverage["files"].miss("file of user pages", error.address, str(error))
             return NotRead("the file could not be read")
 
-    def row(self, memcg: Memcg, holders: Iterable[Holder]) -> tuple[Value, ...]:
-        """A row of the first table."""
+    def row(self, memcg: Memcg, holders: Iterable[Holder]) -> MemcgRow:
+        """Return a row of the first table."""
         css = self.css[memcg.address]
         mine = [holder for holder in holders if holder.memcg == memcg.address]
         explained = sum(holder.references for holder in mine)
         total: Counter[str] = Counter()
         for holder in mine:
             total[holder.kind] += holder.bytes or 0
-        missing = self._why_missing()
-        refs: tuple[Value, ...] = (_NO_REFS, explained, _NO_REFS)
+        refs: Value = _NO_REFS
+        unexplained: Value = _NO_REFS
         if css is not None:
-            left: Value = css.refs - explained
-            refs = css.refs, explained, left if missing is None else NotRead(missing)
-        return (
-            memcg.path,
-            memcg.address,
-            memcg.cgroup_id
-            if memcg.cgroup_id is not None
-            else NotRead("the cgroup could not be read"),
-            memcg.offline,
-            self._path(memcg.payer),
-            *refs,
-            *(self._bytes(kind, total) for kind in KINDS),
-            total["swap"] if css else _NO_REFS,
+            missing = self._why_missing()
+            refs = css.refs
+            unexplained = css.refs - explained if missing is None else NotRead(missing)
+        return MemcgRow(
+            memcg=memcg.path,
+            memcg_address=memcg.address,
+            cgroup_id=_NO_CGROUP if memcg.cgroup_id is None else memcg.cgroup_id,
+            offline=memcg.offline,
+            paid_by=self._path(memcg.payer),
+            references=refs,
+            explained=explained,
+            unexplained=unexplained,
+            swap=total["swap"] if css else _NO_REFS,
+            **{kind: self._bytes(kind, total) for kind in KINDS},
         )
 
     def _why_missing(self) -> str | None:
-        """Why holders of references may be missing."""
+        """Return why holders of references may be missing; ``None`` if none is."""
         for kind in _HOLDERS_BEFORE_7_2 if not self._has_objcgs_on_lru else _HOLDERS:
             if self.snapshot.ledger.may_miss(kind):
                 return f"{kind} memory, which holds references, is not all in the image"
@@ -340,27 +364,27 @@ class _Dying:
     def _bytes(self, kind: ChargeKind, total: Mapping[str, int]) -> Value:
         to_memcg = kind == "sock" or (kind == "lru" and not self._has_objcgs_on_lru)
         if not to_memcg and not keeps_original_objcgs(self.image):
-            return None  # the kernel does not tell; a note says so
+            return None  # not known on this kernel: see the notes
         if self.snapshot.ledger.may_miss(kind):
             return NotRead(f"{kind} memory is not all in the image")
         return total[kind]
 
-    def detail_row(self, holder: Holder) -> tuple[Value, ...]:
-        """A row of the second table."""
-        return (
-            self._path(holder.memcg),
-            holder.memcg,
-            holder.kind,
-            holder.references > 0,
-            holder.nid,
-            self._charged_node(holder.objcg),
-            holder.references,
-            holder.number,
-            holder.bytes,
-            holder.detail,
-            holder.objcg,
-            self._path(holder.payer),
-            " ".join(f"{address:#x}" for address in holder.examples) or None,
+    def detail_row(self, holder: Holder) -> LeftRow:
+        """Return a row of the second table."""
+        return LeftRow(
+            memcg=self._path(holder.memcg),
+            memcg_address=holder.memcg,
+            kind=holder.kind,
+            pins=holder.references > 0,
+            node=holder.nid,
+            charged_node=self._charged_node(holder.objcg),
+            references=holder.references,
+            count=holder.number,
+            bytes=holder.bytes,
+            detail=holder.detail,
+            objcg=holder.objcg,
+            paid_by=self._path(holder.payer),
+            examples=" ".join(f"{address:#x}" for address in holder.examples) or None,
         )
 
     def _charged_node(self, objcg: int | None) -> int | None:
@@ -370,42 +394,44 @@ class _Dying:
         return None if memcg is None else self.snapshot.memcgs[memcg].path
 
     def notes(self, holders: Iterable[Holder]) -> Iterator[str]:
-        """What a reader should know."""
+        """Return notes about references and charges that could not be assigned."""
         explained = Counter[int | None]()
         for holder in holders:
             explained[holder.memcg] += holder.references
         unexplained = any(css and css.refs > explained[memcg] for memcg, css in self.css.items())
         if unexplained and self._why_missing() is None:
             yield (
-                "Unexplained references may be leaked, or held by what is not searched: "
-                "writeback, inotify and fanotify groups, memcgs that are just being freed."
+                "Unexplained references may be leaked. They may also be held by things that are "
+                "not searched: writeback, inotify and fanotify groups, memcgs whose removal has "
+                "just begun."
             )
         if self.removed and self.image.is_moving:
             yield (
-                "References and their holders were read one after the other: if memcgs come and go "
-                "meanwhile, they may not add up. Look again, or with --pause."
+                "References and their holders were not read at the same time. If memcgs are made "
+                "or removed meanwhile, the numbers may not agree: try again, or use --pause."
             )
         if self.removed and not keeps_original_objcgs(self.image):
             yield (
-                "A removed memcg of this kernel does not tell which obj_cgroups were its own: what "
-                "they are still charged for is listed without a memcg."
+                "This kernel does not record which obj_cgroups a removed memcg had. Charges to "
+                "them are listed without a memcg."
             )
         if not self.is_whole:
-            yield "Not all memcgs could be read, so what freed ones have left behind is not told."
+            yield "Not all memcgs could be read: charges left behind by freed memcgs are missing."
 
 
 def _run(image: Image, args: Namespace) -> Answer:
     if args.files < 0:
-        raise UsageError(f"--files {args.files}: it takes a number of files")
+        raise UsageError(f"--files {args.files}: the number of files must not be negative")
     return dying(image, args.files)
 
 
 VIEW = View(
     name="dying",
     help="removed memcgs that still exist, and what keeps each alive",
-    description="Lists memcgs that were removed and not freed, with all references to each and "
-    "what holds them, and what removed memcgs have left behind for others to pay.",
+    description="Lists memcgs that were removed but not freed, with all references to each and "
+    "what holds them, and the charges that removed memcgs have left for others to pay.",
     run=_run,
+    records=(MemcgRow, LeftRow),
     arguments=(
         Argument(
             ("--files",),

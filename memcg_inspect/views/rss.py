@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
-"""How many pages processes have mapped, and how wrong the cheap counters of that are."""
+"""The counters of mapped pages of processes, and their errors."""
 
 from __future__ import annotations
 
 from argparse import Namespace
 from collections.abc import Iterable, Iterator, Mapping
-from typing import NamedTuple
+from dataclasses import dataclass, field, replace
+from typing import Annotated, NamedTuple
 
 from memcg_inspect.collect.image_info import image_info
 from memcg_inspect.image.image import Image
@@ -22,39 +23,53 @@ from memcg_inspect.linux.mm.rss_stat import (
     rss_bounds,
 )
 from memcg_inspect.model import Coverage, ImageInfo
-from memcg_inspect.tables import Answer, Column, NotRead, Table, Value
+from memcg_inspect.tables import Answer, Field, NotRead, Table, Value, columns_of
 from memcg_inspect.views.payers import Payers
 from memcg_inspect.views.view import Argument, View
 
-__all__ = ("VIEW", "rss")
+__all__ = ("VIEW", "RssRow", "rss")
 
-COLUMNS = (
-    Column("pid", "number", "process (thread group)"),
-    Column("comm", "text", "its name"),
-    Column("memcg", "memcg", "memcg that it is in"),
-    Column("memcg_address", "address", "struct mem_cgroup *", shown=False),
-    Column("mm", "address", "struct mm_struct *; processes may share one", shown=False),
-    Column("threads", "number", "threads of the process", shown=False),
-    Column("item", "text", "file, anon, swapents or shmem"),
-    Column("approximate", "pages", "what is cheap to read: get_mm_counter()"),
-    Column("exact", "pages", "with all that CPUs or threads have not handed in"),
-    Column("error", "pages", "approximate less exact"),
-    Column("bound", "pages", "how large the error can be on this machine"),
-    Column("node_bound", "pages", "the same, if each node had one atomic counter, batch 32"),
-    Column("exact_bytes", "bytes", "exact in bytes", shown=False),
-    Column("error_bytes", "bytes", "error in bytes", shown=False),
-)
 
-#: What ``--check`` adds, and behind it a column for each node.
-CHECK_COLUMNS = (
-    Column("mapped", "pages", "pages that are in the page tables"),
-    Column("difference", "pages", "exact less mapped"),
-    Column("status", "text", "exact, differs, or moving: it was not at rest"),
-)
+@dataclass(frozen=True)
+class RssRow:
+    """One counter of mapped pages (``mm->rss_stat``) of one process."""
+
+    pid: Annotated[int, Field("number", "process (thread group)")]
+    comm: Annotated[str, Field("text", "name of the process")]
+    memcg: Annotated[Value, Field("memcg", "memcg of the process")]
+    memcg_address: Annotated[Value, Field("address", "struct mem_cgroup *", shown=False)]
+    mm: Annotated[int, Field("address", "struct mm_struct *; processes may share one", shown=False)]
+    threads: Annotated[Value, Field("number", "threads of the process", shown=False)]
+    item: Annotated[str, Field("text", "file, anon, swapents or shmem")]
+    approximate: Annotated[Value, Field("pages", "value of get_mm_counter()")]
+    exact: Annotated[Value, Field("pages", "value with the parts that CPUs or threads hold back")]
+    error: Annotated[Value, Field("pages", "approximate less exact")]
+    bound: Annotated[Value, Field("pages", "upper bound of the error on this machine")]
+    node_bound: Annotated[
+        Value, Field("pages", "the same, if each node had one atomic counter, batch 32")
+    ]
+    exact_bytes: Annotated[Value, Field("bytes", "exact in bytes", shown=False)]
+    error_bytes: Annotated[Value, Field("bytes", "error in bytes", shown=False)]
+    mapped: Annotated[Value, Field("pages", "pages in the page tables (with --check)")] = None
+    difference: Annotated[Value, Field("pages", "exact less mapped (with --check)")] = None
+    status: Annotated[
+        Value,
+        Field("text", "exact, differs, or moving: the process was running (with --check)"),
+    ] = None
+    nodes: Annotated[
+        Mapping[int, Value],
+        Field(
+            "pages", "of the pages in page tables, those on node {} (with --check)", each="node_{}"
+        ),
+    ] = field(default_factory=dict)
+
+
+#: Fields that only ``--check`` fills in.
+_CHECKED = ("mapped", "difference", "status", "nodes")
 
 
 class _Process(NamedTuple):
-    """A thread group; threads of the kernel have none of this."""
+    """A thread group with an address space; kernel threads have none."""
 
     pid: int
     comm: str
@@ -68,8 +83,8 @@ def rss(image: Image, check: bool = False) -> Answer:
     """
     Return the counters of mapped pages of all processes.
 
-    :param check: whether to hold them against the page tables
-    :raises ImageError: if they are to be checked and the page tables of the machine are unknown
+    :param check: whether to compare them with the page tables
+    :raises ImageError: if ``check`` is set and the format of the page tables is not supported
     """
     info = image_info(image)
     reader = _Reader(image, Payers(image), check)
@@ -84,12 +99,7 @@ def rss(image: Image, check: bool = False) -> Answer:
             ended += 1
             continue
         found += list(rows.of(process, *read))
-    columns: tuple[Column, ...] = COLUMNS
-    if check:
-        columns += CHECK_COLUMNS + tuple(
-            Column(f"node_{nid}", "pages", f"of those in page tables, on node {nid}")
-            for nid in info.nodes
-        )
+    columns = columns_of(RssRow, keys=info.nodes, omit=() if check else _CHECKED)
     plural = "es" if ended > 1 else ""
     notes = (f"{ended} process{plural} ended before all of it was read.",) if ended else ()
     table = Table("rss", "pages mapped by processes", columns, found, empty="no process has any")
@@ -101,10 +111,12 @@ _Counters = Mapping[str, RssCounter]
 
 class _Reader:
     """
-    Reads what is to be shown of processes: all at once, or, of those that come and go, of one
-    after the other, so that counters and page tables are of about the same time.
+    Read the counters and page tables of processes.
 
-    :ivar is_all: whether no task is missing
+    On a frozen image all counters are read at once. On a running kernel they are read process by
+    process, so that the counters and the page tables of one are of about the same time.
+
+    :ivar is_all: whether all tasks could be read
     """
 
     def __init__(self, image: Image, payers: Payers, check: bool) -> None:
@@ -124,11 +136,11 @@ class _Reader:
             self._counters = read_rss(image, self.threads, coverage, self.is_all)
 
     def users(self, mm: int) -> int:
-        """How many tasks use an mm."""
+        """Return how many tasks use an mm."""
         return len(self._users[mm])
 
     def read(self, process: _Process) -> tuple[_Counters, Mapped | None] | None:
-        """Return counters and, if they are looked at, page tables; ``None`` if it has ended."""
+        """Return counters and, with ``check``, page tables; ``None`` if the process has ended."""
         counters, tables, mm = Coverage(), Coverage(), process.mm
         if self._is_live:
             self._counters |= read_rss(self._image, self._users[mm], counters, self.is_all)
@@ -148,7 +160,7 @@ def _processes(threads: Iterable[Thread]) -> Iterator[_Process]:
         if not thread.of_kernel:
             groups.setdefault(thread.tgid, []).append(thread)
     for tgid, group in groups.items():
-        # A leader that has ended keeps its name, but has left its memory to the others.
+        # A leader that has exited keeps its name but has no mm: exit_mm().
         leader = next((t for t in group if t.pid == tgid), group[0])
         user = next((t for t in (leader, *group) if t.mm), None)
         if user is not None:
@@ -156,7 +168,7 @@ def _processes(threads: Iterable[Thread]) -> Iterator[_Process]:
 
 
 class _Rows:
-    """Makes the rows of processes."""
+    """Make the rows of processes."""
 
     def __init__(self, image: Image, reader: _Reader, info: ImageInfo, is_moving: bool) -> None:
         self._image = image
@@ -164,21 +176,18 @@ class _Rows:
         self._info = info
         self._is_moving = is_moving
 
-    def of(
-        self, process: _Process, counters: _Counters, mapped: Mapped | None
-    ) -> Iterator[tuple[Value, ...]]:
-        """The rows of a process, but those in which all is 0."""
+    def of(self, process: _Process, counters: _Counters, mapped: Mapped | None) -> Iterator[RssRow]:
+        """Return the rows of a process, without those that are all zero."""
         for item in ITEMS.values():
             counter = counters.get(item)
             row = self._counted(process, item, counter)
             if mapped is not None:
-                row += self._checked(item, counter, mapped)
-            if any(row[at] != 0 for at in _COUNTED) or (mapped and mapped.total(item)):
+                row = self._checked(row, counter, mapped)
+            is_zero = row.approximate == row.exact == 0
+            if not is_zero or (mapped and mapped.total(item)):
                 yield row
 
-    def _counted(
-        self, process: _Process, item: str, counter: RssCounter | None
-    ) -> tuple[Value, ...]:
+    def _counted(self, process: _Process, item: str, counter: RssCounter | None) -> RssRow:
         size, payers = self._info.page_size, self._reader.payers
         approximate: Value = NotRead("the counters of the process are not in the image")
         exact, error = approximate, approximate
@@ -186,21 +195,28 @@ class _Rows:
             approximate = counter.approximate
             exact = counter.exact
             if exact is None:
-                lost = "what CPUs or tasks hold of a counter is not in the image"
-                exact = error = NotRead(lost)
+                exact = error = NotRead("the part that CPUs or tasks hold is not in the image")
             else:
                 error = approximate - exact
         memcg: Value = process.memcg
         if memcg is None:
             memcg = NotRead("the memcg of the task could not be read")
-        return (
-            process.pid, process.comm,
-            payers.path(process.memcg) if process.memcg else memcg, memcg,
-            process.mm, process.threads if self._reader.is_all else _NOT_ALL,
-            item, approximate, exact, error, self._bound(process, item),
-            per_node_bound(len(self._info.nodes)),
-            _times(exact, size), _times(error, size),
-        )  # fmt: skip
+        return RssRow(
+            pid=process.pid,
+            comm=process.comm,
+            memcg=payers.path(process.memcg) if process.memcg else memcg,
+            memcg_address=memcg,
+            mm=process.mm,
+            threads=process.threads if self._reader.is_all else _NOT_ALL,
+            item=item,
+            approximate=approximate,
+            exact=exact,
+            error=error,
+            bound=self._bound(process, item),
+            node_bound=per_node_bound(len(self._info.nodes)),
+            exact_bytes=_times(exact, size),
+            error_bytes=_times(error, size),
+        )
 
     def _bound(self, process: _Process, item: str) -> Value:
         if counts_by_task(self._image) and not self._reader.is_all:
@@ -208,24 +224,26 @@ class _Rows:
         bound = rss_bounds(self._image, self._reader.users(process.mm))[item]
         return NotRead("percpu_counter_batch is not known") if bound is None else bound
 
-    def _checked(self, item: str, counter: RssCounter | None, pages: Mapped) -> tuple[Value, ...]:
-        nodes = self._info.nodes
-        on_nodes: tuple[Value, ...] = tuple(pages.pages[item, nid] for nid in nodes)
-        if item == "swapents":
-            on_nodes = (None,) * len(nodes)
-        mapped, exact = pages.total(item), None if counter is None else counter.exact
+    def _checked(self, row: RssRow, counter: RssCounter | None, pages: Mapped) -> RssRow:
+        """Fill in what the page tables say."""
+        nodes: dict[int, Value] = {
+            nid: None if row.item == "swapents" else pages.pages[row.item, nid]
+            for nid in self._info.nodes
+        }
+        mapped, exact = pages.total(row.item), None if counter is None else counter.exact
         if pages.missing:
-            lost = "part of the page tables, or of the pages in them, is not in the image"
-            reason = NotRead(STOPPED if self._image.progress.stop else lost)
-            return (reason, reason, None, *(None if n is None else reason for n in on_nodes))
+            missing = "part of the page tables, or of the pages in them, is not in the image"
+            reason = NotRead(STOPPED if self._image.progress.stop else missing)
+            nodes = {nid: None if found is None else reason for nid, found in nodes.items()}
+            return replace(row, mapped=reason, difference=reason, nodes=nodes)
         if exact is None:
-            return (mapped, NotRead("the exact number of pages is not known"), None, *on_nodes)
+            unknown = NotRead("the exact number of pages is not known")
+            return replace(row, mapped=mapped, difference=unknown, nodes=nodes)
         difference = exact - mapped
         status = "exact" if not difference else "moving" if self._is_moving else "differs"
-        return (mapped, difference, status, *on_nodes)
+        return replace(row, mapped=mapped, difference=difference, status=status, nodes=nodes)
 
 
-_COUNTED = [i for i, c in enumerate(COLUMNS) if c.name in ("approximate", "exact")]
 _NOT_ALL = NotRead("not all tasks could be read")
 
 
@@ -243,13 +261,15 @@ def _run(image: Image, args: Namespace) -> Answer:
 
 VIEW = View(
     name="rss",
-    help="pages mapped by processes: the cheap counter, the exact one, how far apart they may be",
-    description="Lists the counters of mapped pages of every process, and their errors.",
+    help="pages mapped by processes: approximate and exact counters, and the error",
+    description="Lists the counters of mapped pages of every process, their errors, and the bounds "
+    "of these errors.",
     run=_run,
+    records=(RssRow,),
     arguments=(
         Argument(
             ("--check",),
-            {"action": "store_true", "help": "hold them against the page tables (x86-64)"},
+            {"action": "store_true", "help": "compare them with the page tables (x86-64)"},
         ),
     ),
     choices=("memcg", "sort", "fields"),

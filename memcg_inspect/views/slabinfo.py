@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
-"""Whose slab objects there are, by memcg and cache, and who shares slabs with whom."""
+"""Slab objects by memcg and cache, and the slabs that memcgs share."""
 
 from __future__ import annotations
 
 from argparse import Namespace
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field
-from typing import NamedTuple
+from dataclasses import dataclass, field, replace
+from typing import Annotated, NamedTuple
 
 from memcg_inspect.collect.image_info import image_info
 from memcg_inspect.collect.page_uses import PageUses
@@ -17,60 +17,78 @@ from memcg_inspect.linux.mm.kfence import kfence_pages
 from memcg_inspect.linux.mm.mm_types import KmemPage, PagePiece, page_layout, scan_pages
 from memcg_inspect.linux.mm.mmzone import mem_map
 from memcg_inspect.linux.mm.slab import Slab, SlabCache, SlabReader
-from memcg_inspect.tables import Answer, Column, NotRead, Table, Value
+from memcg_inspect.tables import Answer, Field, MemcgAddress, NotRead, Table, Value, columns_of
 from memcg_inspect.views.payers import Payers
 from memcg_inspect.views.view import Argument, View
 
-__all__ = ("VIEW", "slabinfo")
+__all__ = ("VIEW", "NodeRow", "SlabRow", "slabinfo")
 
 LARGE_KMALLOC = "(large kmalloc)"
 
-COLUMNS = (
-    Column("memcg", "memcg", "memcg that pays; none for objects that no memcg pays for"),
-    Column("memcg_address", "address", "struct mem_cgroup *", shown=False),
-    Column("cache", "text", "name of the cache"),
-    Column("cache_address", "address", "struct kmem_cache *", shown=False),
-    Column("node", "node", "node of the slabs"),
-    Column("reclaimable", "flag", "whether it counts as reclaimable slab memory"),
-    Column("size", "bytes", "bytes that an object takes"),
-    Column(
-        "objects",
-        "count",
-        "how many are charged to it; of those that nobody pays for, how many are taken from "
-        "their slabs, free ones that CPUs hold ready among them",
-        total=True,
-    ),
-    Column("bytes", "bytes", "bytes that they take", total=True),
-    Column("charged", "bytes", "bytes charged for them: a pointer more for each", total=True),
-    Column("slabs", "count", "slabs that hold any of them"),
-    Column("slab_bytes", "bytes", "bytes of the pages of the slabs"),
-    Column("shared", "count", "slabs among these that hold objects of somebody else, too"),
-    Column("others", "count", "other memcgs that these slabs are shared with"),
-    Column("utilisation", "share", "share of the room in these slabs that the objects take"),
-)
 
-NODE_COLUMNS = (
-    Column("node", "node", "node of the slabs"),
-    Column("kind", "text", "reclaimable or unreclaimable slabs, or large kmallocs"),
-    Column("slab_bytes", "bytes", "bytes of the pages of the slabs", total=True),
-    Column("paid", "bytes", "bytes of them in objects that memcgs pay for", total=True),
-    Column("unpaid", "bytes", "bytes of them in other objects taken from the slabs", total=True),
-    Column("unused", "bytes", "bytes of them in no object that is taken", total=True),
-)
+@dataclass(frozen=True)
+class SlabRow:
+    """Objects of one slab cache that one memcg pays for; with ``--by-node``, on one node."""
+
+    memcg: Annotated[Value, Field("memcg", "memcg that pays; none if no memcg pays")]
+    memcg_address: MemcgAddress
+    cache: Annotated[str, Field("text", "name of the cache")]
+    cache_address: Annotated[int | None, Field("address", "struct kmem_cache *", shown=False)]
+    node: Annotated[int | None, Field("node", "node of the slabs")]
+    reclaimable: Annotated[bool, Field("flag", "whether it counts as reclaimable slab memory")]
+    size: Annotated[int | None, Field("bytes", "size of an object in the slab")]
+    objects: Annotated[
+        Value,
+        Field(
+            "count",
+            "objects charged to the memcg. In rows of no memcg: objects taken from slabs and not "
+            "charged, with free ones that CPUs keep",
+            total=True,
+        ),
+    ]
+    bytes: Annotated[Value, Field("bytes", "size of these objects", total=True)]
+    charged: Annotated[
+        Value,
+        Field("bytes", "bytes charged for them: size and one pointer per object", total=True),
+    ]
+    slabs: Annotated[Value, Field("count", "slabs that hold any of them")]
+    slab_bytes: Annotated[Value, Field("bytes", "size of these slabs")]
+    shared: Annotated[Value, Field("count", "those of the slabs with objects of others, too")]
+    others: Annotated[Value, Field("count", "other memcgs with objects in these slabs")]
+    utilisation: Annotated[
+        Value, Field("share", "share of the room in these slabs that the objects take")
+    ]
+
+
+@dataclass(frozen=True)
+class NodeRow:
+    """Slab memory of one node."""
+
+    node: Annotated[int, Field("node", "node of the slabs")]
+    kind: Annotated[str, Field("text", "reclaimable or unreclaimable slabs, or large kmallocs")]
+    slab_bytes: Annotated[Value, Field("bytes", "size of the slabs", total=True)]
+    paid: Annotated[
+        Value, Field("bytes", "bytes of them in objects that memcgs pay for", total=True)
+    ]
+    unpaid: Annotated[
+        Value, Field("bytes", "bytes of them in other objects taken from the slabs", total=True)
+    ]
+    unused: Annotated[Value, Field("bytes", "bytes of them in no object that is taken", total=True)]
+
 
 _ORPHAN = NotRead("charged to an obj_cgroup that is not there, or not in the image")
 _UNKNOWN = NotRead("the obj_cgroups of some slabs are not in the image")
-_OTHERS = NotRead("what else uses compound pages is not all in the image")
-#: For whom a charge counts whose obj_cgroup is not known; no address is 0.
-_NOBODY_KNOWN = 0
+_OTHERS = NotRead("other users of compound pages are not all in the image")
+#: Payer of a charge whose obj_cgroup is not known; no memcg has this address.
+_UNKNOWN_PAYER = 0
 
 
 class _Key(NamedTuple):
     """
-    What a row is about.
+    What identifies a row.
 
-    :ivar payer: ``struct mem_cgroup *``; ``None`` if nobody pays
-    :ivar cache: ``struct kmem_cache *``, or less than 0: the size of large kmallocs
+    :ivar payer: ``struct mem_cgroup *``; ``None`` if no memcg pays
+    :ivar cache: ``struct kmem_cache *``; for large kmallocs, their size as a negative number
     """
 
     payer: int | None
@@ -81,9 +99,9 @@ class _Key(NamedTuple):
 @dataclass
 class _Cell:
     """
-    What a row adds up.
+    The sums of a row.
 
-    :ivar apart: objects that are in no slab of the cache, but in the pool of kfence
+    :ivar apart: objects in the pool of kfence, which are in no slab of the cache
     """
 
     objects: int = 0
@@ -96,15 +114,15 @@ class _Cell:
 
 
 class _Tally:
-    """Adds slabs up by who pays for their objects."""
+    """Add slabs up by the memcgs that pay for their objects."""
 
     def __init__(self, payers: Payers, by_node: bool) -> None:
         self.payers = payers
         self.by_node = by_node
         self.cells: dict[_Key, _Cell] = {}
-        #: By node and kind: pages, and bytes of objects that are paid for, and that are not.
+        #: By node and kind: bytes of slabs, of objects that a memcg pays for, and of others.
         self.nodes: dict[tuple[int, str], Counter[str]] = {}
-        #: Caches and nodes of slabs whose owners could not be read.
+        #: Caches and nodes of slabs whose obj_cgroups could not be read.
         self.unknown: set[tuple[int, int | None]] = set()
         self.caches: dict[int, SlabCache] = {}
         self._kfence = kfence_pages(payers.image)
@@ -114,7 +132,7 @@ class _Tally:
     def _payer(self, objcg: int) -> int:
         payer = self._payers.get(objcg)
         if payer is None:
-            payer = self._payers[objcg] = self.payers.payer(objcg) or _NOBODY_KNOWN
+            payer = self._payers[objcg] = self.payers.payer(objcg) or _UNKNOWN_PAYER
         return payer
 
     def _cell(self, payer: int | None, cache: int, nid: int) -> _Cell:
@@ -131,7 +149,7 @@ class _Tally:
         for objcg, count in (slab.charged or {}).items():
             owners[self._payer(objcg)] += count
         if slab.page in self._kfence:
-            # It is in no counter of slabs, and does not say whether its object is in use.
+            # No counter of slabs includes it, and it does not tell whether its object is in use.
             for payer, count in owners.items():
                 self._cell(payer, cache.address, slab.nid).apart += count
             return
@@ -169,23 +187,23 @@ class _Tally:
 
     @property
     def may_be_others(self) -> bool:
-        """Whether pages of others may have been taken for large kmallocs."""
+        """Whether other compound pages may have been counted as large kmallocs."""
         if page_layout(self.payers.image).has_large_kmalloc:
             return False
         owners = ("compound", "vmalloc", "stacks", "page_tables")
         return any(self.payers.coverage[owner].unreadable for owner in owners)
 
     def all_large(self, piece: PagePiece) -> None:
-        """Add the pages of all large kmallocs, where these are marked."""
+        """Add the pages of all large kmallocs, where the kernel marks them (PGTY_large_kmalloc)."""
         for nid, pages in piece.large_kmalloc.items():
             self._node(nid, LARGE_KMALLOC)["slab_bytes"] += pages * self._page_size
 
 
 def slabinfo(image: Image, by_node: bool = False) -> Answer:
     """
-    Return slab objects by the memcg that pays and by cache.
+    Return slab objects by memcg and cache.
 
-    :param by_node: by node, too, and with the objects that no memcg pays for
+    :param by_node: whether to split rows by node, and to include objects that no memcg pays for
     """
     payers = Payers(image)
     coverage = payers.coverage
@@ -207,14 +225,13 @@ def slabinfo(image: Image, by_node: bool = False) -> Answer:
         tally.all_large(piece)
     coverage["slab"] = slabs.coverage
     rows = sorted(_rows(tally), key=_order)
-    columns: tuple[Column, ...] = COLUMNS
     tables: tuple[Table, ...] = ()
     if by_node:
-        tables = (Table("nodes", "slab memory of nodes", NODE_COLUMNS, list(_node_rows(tally))),)
+        nodes = list(_node_rows(tally))
+        tables = (Table("nodes", "slab memory of nodes", columns_of(NodeRow), nodes),)
     else:
-        at = next(i for i, column in enumerate(COLUMNS) if column.name == "node")
-        columns = COLUMNS[:at] + COLUMNS[at + 1 :]
-        rows = [row[:at] + row[at + 1 :] for row in rows if row[0] is not None]
+        rows = [row for row in rows if row.memcg is not None]
+    columns = columns_of(SlabRow, omit=() if by_node else ("node",))
     first = Table("slabinfo", "slab objects by memcg and cache", columns, rows)
     return Answer("slabinfo", image_info(image), (first, *tables), dict(coverage), _notes(tally))
 
@@ -223,54 +240,82 @@ def _notes(tally: _Tally) -> tuple[str, ...]:
     notes = []
     if not page_layout(tally.payers.image).has_large_kmalloc:
         notes.append(
-            "This kernel does not mark large kmallocs: compound pages that are charged, and that "
-            "nothing else is known to use, are taken for them; those that no memcg pays for are "
-            "not found."
+            "This kernel does not mark large kmallocs. Charged compound pages of no other known "
+            "use are counted as large kmallocs; those that no memcg pays for are not found."
         )
     if tally.unknown:
-        notes.append("Objects of slabs whose obj_cgroups are not in the image are missing here.")
+        notes.append("Objects in slabs whose obj_cgroups are not in the image are missing here.")
     return tuple(notes)
 
 
-def _rows(tally: _Tally) -> Iterator[tuple[Value, ...]]:
-    page_size = mem_map(tally.payers.image).page_size
+def _rows(tally: _Tally) -> Iterator[SlabRow]:
     for key, cell in tally.cells.items():
-        cache, objects = tally.caches.get(key.cache), cell.objects + cell.apart
-        what: tuple[Value, ...] = (LARGE_KMALLOC, None, key.nid, False)
-        size = charge = -key.cache
-        if cache is not None:
-            what = (cache.name, cache.address, key.nid, cache.reclaimable)
-            size, charge = cache.size, cache.charge
-        counts: tuple[Value, ...] = (objects, objects * size, objects * charge)
-        if key.payer is None:
-            is_known = (key.cache, key.nid) not in tally.unknown
-            counts = (objects, objects * size, 0) if is_known else (_UNKNOWN, _UNKNOWN, 0)
-        counts += (cell.slabs, cell.pages * page_size)
-        if cache is None and tally.may_be_others:
-            counts = (_OTHERS,) * len(counts)
-        yield (
-            _ORPHAN if key.payer == _NOBODY_KNOWN else tally.payers.path(key.payer),
-            key.payer or None, *what, size, *counts,
-            cell.shared, len(cell.others - {key.payer, None}),
-            cell.objects / cell.room if cell.room else None,
-        )  # fmt: skip
+        yield _row(tally, key, cell)
     for (nid, kind), found in tally.nodes.items():
         unpaid = found["slab_bytes"] - found["paid"]
         if kind == LARGE_KMALLOC and tally.by_node and unpaid > 0:
-            yield (
-                None, None, LARGE_KMALLOC, None, nid, False, None, None, unpaid, 0,
-                None, unpaid, None, None, None,
-            )  # fmt: skip
+            yield _unpaid_large(nid, unpaid)
 
 
-def _order(row: tuple[Value, ...]) -> tuple[object, ...]:
-    # Memcgs by their paths, then those that are not known, then what nobody pays for.
-    path, size = row[0], row[8]
-    rank = 0 if isinstance(path, str) else 1 if path is not None else 2
-    return rank, str(path), row[1] or 0, -(size if isinstance(size, int) else 0), row[2], row[4]
+def _row(tally: _Tally, key: _Key, cell: _Cell) -> SlabRow:
+    page_size = mem_map(tally.payers.image).page_size
+    cache, objects = tally.caches.get(key.cache), cell.objects + cell.apart
+    size, charge = (-key.cache, -key.cache) if cache is None else (cache.size, cache.charge)
+    row = SlabRow(
+        memcg=_ORPHAN if key.payer == _UNKNOWN_PAYER else tally.payers.path(key.payer),
+        memcg_address=key.payer or None,
+        cache=LARGE_KMALLOC if cache is None else cache.name,
+        cache_address=None if cache is None else cache.address,
+        node=key.nid,
+        reclaimable=cache is not None and cache.reclaimable,
+        size=size,
+        objects=objects,
+        bytes=objects * size,
+        charged=objects * charge if key.payer is not None else 0,
+        slabs=cell.slabs,
+        slab_bytes=cell.pages * page_size,
+        shared=cell.shared,
+        others=len(cell.others - {key.payer, None}),
+        utilisation=cell.objects / cell.room if cell.room else None,
+    )
+    if key.payer is None and (key.cache, key.nid) in tally.unknown:
+        row = replace(row, objects=_UNKNOWN, bytes=_UNKNOWN)
+    if cache is None and tally.may_be_others:
+        unknown = dict.fromkeys(("objects", "bytes", "charged", "slabs", "slab_bytes"), _OTHERS)
+        row = replace(row, **unknown)  # type: ignore[arg-type]
+    return row
 
 
-def _node_rows(tally: _Tally) -> Iterator[tuple[Value, ...]]:
+def _unpaid_large(nid: int, size: int) -> SlabRow:
+    """Return the row of the large kmallocs of a node that no memcg pays for."""
+    return SlabRow(
+        memcg=None,
+        memcg_address=None,
+        cache=LARGE_KMALLOC,
+        cache_address=None,
+        node=nid,
+        reclaimable=False,
+        size=None,
+        objects=None,
+        bytes=size,
+        charged=0,
+        slabs=None,
+        slab_bytes=size,
+        shared=None,
+        others=None,
+        utilisation=None,
+    )
+
+
+def _order(row: SlabRow) -> tuple[object, ...]:
+    # Memcgs by path, then unknown ones, then what no memcg pays for.
+    rank = 0 if isinstance(row.memcg, str) else 1 if row.memcg is not None else 2
+    size = row.bytes if isinstance(row.bytes, int) else 0
+    whose = rank, str(row.memcg), row.memcg_address or 0
+    return *whose, -size, row.cache, -1 if row.node is None else row.node
+
+
+def _node_rows(tally: _Tally) -> Iterator[NodeRow]:
     marked = page_layout(tally.payers.image).has_large_kmalloc
     for (nid, kind), found in sorted(tally.nodes.items()):
         size, paid = found["slab_bytes"], found["paid"]
@@ -281,7 +326,7 @@ def _node_rows(tally: _Tally) -> Iterator[tuple[Value, ...]]:
                 parts = (_OTHERS, _OTHERS, None, None)
         if found["unknown"]:
             parts = (size, _UNKNOWN, _UNKNOWN, _UNKNOWN)
-        yield (nid, kind, *parts)
+        yield NodeRow(nid, kind, *parts)
 
 
 def _run(image: Image, args: Namespace) -> Answer:
@@ -291,16 +336,17 @@ def _run(image: Image, args: Namespace) -> Answer:
 VIEW = View(
     name="slabinfo",
     help="slab objects by memcg and cache, and how slabs are shared",
-    description="Lists what each memcg has of each slab cache: objects, bytes, the slabs they are "
-    "spread over, and how many others these are shared with.",
+    description="Lists for each memcg and slab cache the objects, their bytes, the slabs that "
+    "hold them, and how many other memcgs share these slabs.",
     run=_run,
+    records=(SlabRow, NodeRow),
     arguments=(
         Argument(
             ("--by-node",),
             {
                 "action": "store_true",
-                "help": "by node, too, and with the objects that no memcg pays for "
-                "(--node does so as well)",
+                "help": "split by node, and include objects that no memcg pays for "
+                "(--node implies it)",
             },
         ),
     ),

@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
-"""memory.stat and memory.numa_stat of a memcg as they would read after a flush."""
+"""The contents of memory.stat and memory.numa_stat of a memcg after a flush."""
 
 from __future__ import annotations
 
 from argparse import Namespace
 from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from typing import Annotated
 
 from memcg_inspect.checks.counters import Counters, CounterValue
 from memcg_inspect.collect.counters import read_counters
@@ -14,40 +16,47 @@ from memcg_inspect.linux.mm.memcontrol import has_node_objcgs, on_default_hierar
 from memcg_inspect.linux.mm.memcontrol_stat import StatLine, stat_lines
 from memcg_inspect.linux.mm.memcontrol_vmstats import StatReader, event_slots
 from memcg_inspect.model import Memcg
-from memcg_inspect.tables import Answer, Column, NotRead, Table, Value
+from memcg_inspect.tables import Answer, Field, MemcgAddress, NotRead, Table, Value, columns_of
 from memcg_inspect.views.payers import Payers
 from memcg_inspect.views.view import Argument, View
 
-__all__ = ("VIEW", "stat")
+__all__ = ("VIEW", "StatRow", "stat")
 
-COLUMNS = (
-    Column("memcg", "memcg", "whose counters these are", shown=False),
-    Column("memcg_address", "address", "struct mem_cgroup *", shown=False),
-    Column("item", "text", "name in memory.stat"),
-    Column("node", "node", "node, as in memory.numa_stat; none for the memcg as a whole"),
-    Column("unit", "text", "bytes, or events: a count"),
-    Column("folded", "count", "what readers see who do not flush before"),
-    Column("pending", "count", "not folded yet, of the memcg and of all below it"),
-    Column("exact", "count", "the sum of both: what the file reads after a flush"),
-)
+
+@dataclass(frozen=True)
+class StatRow:
+    """One line of ``memory.stat`` or ``memory.numa_stat``."""
+
+    memcg: Annotated[str, Field("memcg", "memcg of the counters", shown=False)]
+    memcg_address: MemcgAddress
+    item: Annotated[str, Field("text", "name in memory.stat")]
+    node: Annotated[
+        int | None, Field("node", "node, as in memory.numa_stat; none for the whole memcg")
+    ]
+    unit: Annotated[str, Field("text", "bytes, or events: a count")]
+    folded: Annotated[Value, Field("count", "value that a reader sees without a flush")]
+    pending: Annotated[
+        Value, Field("count", "changes not folded yet, of the memcg and its descendants")
+    ]
+    exact: Annotated[Value, Field("count", "sum of both: value of the file after a flush")]
 
 
 def stat(image: Image, memcg: str, show_all: bool = False) -> Answer:
     """
-    Return the counters of a memcg, those below it included.
+    Return the counters of a memcg and its descendants.
 
-    :param memcg: its path or its address
-    :param show_all: items that are 0 everywhere, too
+    :param memcg: path or address
+    :param show_all: whether to include items that are 0 everywhere
     :raises UsageError: if there is no such memcg
     """
     info, payers = image_info(image), Payers(image)
     chosen, notes = _choose(payers, memcg)
     counters = _read(image, payers, chosen)
-    rows: list[tuple[Value, ...]] = []
+    rows: list[StatRow] = []
     hidden = 0
     for line in stat_lines(image):
         found = list(_rows(line, chosen, counters, info.nodes))
-        if show_all or any(value for row in found for value in row[-3:]):
+        if show_all or any(row.folded or row.pending or row.exact for row in found):
             rows += found
         else:
             hidden += 1
@@ -56,33 +65,37 @@ def stat(image: Image, memcg: str, show_all: bool = False) -> Answer:
     if hidden:
         notes.append(f"{hidden} items that are 0 everywhere are left out; --all shows them.")
     if not on_default_hierarchy(image):
-        notes.append("This is cgroup v1: names and items are those that v2 would show.")
-    table = Table("stat", f"memory.stat of {chosen.path}", COLUMNS, rows)
+        notes.append("This is cgroup v1: names and items are those of cgroup v2.")
+    table = Table("stat", f"memory.stat of {chosen.path}", columns_of(StatRow), rows)
     return Answer("stat", info, (table,), dict(payers.coverage), tuple(notes))
 
 
 def _removed(image: Image, payers: Payers, memcg: Memcg) -> str:
-    """What the kernel still keeps of the counters of a removed memcg."""
+    """Say which counters of a removed memcg the kernel still updates."""
     payer = payers.memcgs[memcg.payer].path if memcg.payer in payers.memcgs else "its parent"
-    # Since 7.2 user pages hold an obj_cgroup, and go to the parent with it.
-    kept = "" if has_node_objcgs(image) else "; user pages, page cache and sockets still count here"
-    what = "what" if has_node_objcgs(image) else "kernel memory"
+    # Since 7.2 user pages hold an obj_cgroup, which is reparented with its memcg.
+    if has_node_objcgs(image):
+        moved = f"Everything it was charged for counts for {payer} now."
+    else:
+        moved = (
+            f"Kernel memory it was charged for counts for {payer} now; user pages, page cache and "
+            "sockets still count here."
+        )
     return (
-        f"This memcg was removed, and these counters are not kept up: {what} it was charged for "
-        f"counts for {payer} since, whether what was booked here was moved there or stayed{kept}. "
-        "dying shows what is left."
+        f"This memcg was removed, and its counters are no longer updated. {moved} "
+        "The command dying shows what is left of it."
     )
 
 
 def _choose(payers: Payers, wanted: str) -> tuple[Memcg, list[str]]:
-    """Of memcgs of one path, the one that is not removed."""
+    """Return the memcg of a path that is not removed, and a note about the removed ones."""
     found = sorted(payers.find(wanted), key=lambda memcg: memcg.state != "online")
     rest = ", ".join(f"{memcg.address:#x}" for memcg in found[1:])
-    return found[0], [f"Other memcgs of this path, which were removed: {rest}."] if rest else []
+    return found[0], [f"Removed memcgs with the same path: {rest}."] if rest else []
 
 
 def _read(image: Image, payers: Payers, chosen: Memcg) -> Counters:
-    """Read the counters of a memcg and of all below it; no others are needed."""
+    """Read the counters of a memcg and its descendants only."""
     reader = StatReader(
         image, {item for line in stat_lines(image) for item in line.items}, event_slots(image)
     )
@@ -100,15 +113,23 @@ def _subtree(payers: Payers, top: Memcg) -> Collection[int]:
 
 def _rows(
     line: StatLine, memcg: Memcg, counters: Counters, nodes: tuple[int, ...]
-) -> Iterator[tuple[Value, ...]]:
+) -> Iterator[StatRow]:
     for nid in (*((None,) if line.in_stat else ()), *(nodes if line.by_node else ())):
         claim = _claim(line, memcg, counters, nid)
-        values: tuple[Value, ...]
-        if claim is None:
-            values = (NotRead("its counter, or that of a memcg below it, is not in the image"),) * 3
-        else:
-            values = (claim.folded, claim.pending, sum(claim))
-        yield (memcg.path, memcg.address, line.name, nid, line.unit, *values)
+        folded: Value = NotRead("its counter, or that of a memcg below it, is not in the image")
+        pending = exact = folded
+        if claim is not None:
+            folded, pending, exact = claim.folded, claim.pending, sum(claim)
+        yield StatRow(
+            memcg=memcg.path,
+            memcg_address=memcg.address,
+            item=line.name,
+            node=nid,
+            unit=line.unit,
+            folded=folded,
+            pending=pending,
+            exact=exact,
+        )
 
 
 def _claim(
@@ -130,13 +151,16 @@ def _run(image: Image, args: Namespace) -> Answer:
 
 VIEW = View(
     name="stat",
-    help="memory.stat and memory.numa_stat of a memcg as they would read after a flush",
+    help="memory.stat and memory.numa_stat of a memcg, exact as after a flush",
     description="Shows every item of memory.stat, for the memcg and for each node: what is "
-    "folded, what is pending, and the exact sum. The memcg's descendants are included.",
+    "folded, what is pending, and the exact sum. Descendants of the memcg are included.",
     run=_run,
+    records=(StatRow,),
     arguments=(
         Argument(("memcg_path",), {"metavar": "MEMCG", "help": "a path, or an address"}),
-        Argument(("--all",), {"action": "store_true", "help": "show items that are all 0, too"}),
+        Argument(
+            ("--all",), {"action": "store_true", "help": "show items that are 0 everywhere, too"}
+        ),
     ),
     choices=("node", "sort", "fields"),
 )

@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
-"""What every CPU has charged in advance, for whom, and how far that lets counters be off."""
+"""Stocks: what each CPU has charged in advance, for whom, and how far that lets counters be off."""
 
 from __future__ import annotations
 
 from argparse import Namespace
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Annotated
 
 from memcg_inspect.collect.image_info import image_info
 from memcg_inspect.image.image import Image
@@ -17,66 +19,75 @@ from memcg_inspect.linux.mm.memcontrol_stock import (
 )
 from memcg_inspect.linux.mm.mmzone import mem_map, possible_cpus
 from memcg_inspect.model import ChargeStock, ObjStock
-from memcg_inspect.tables import Answer, Column, NotRead, Table, Value
+from memcg_inspect.tables import Answer, Field, MemcgAddress, NotRead, Table, Value, columns_of
 from memcg_inspect.views.payers import Payers
 from memcg_inspect.views.view import View
 
-__all__ = ("VIEW", "stock")
-
-COLUMNS = (
-    Column("cpu", "number", "whose stock it is"),
-    Column("stock", "text", "charge: whole pages; object: bytes of charged pages"),
-    Column("slot", "number", "place in the stock"),
-    Column("memcg", "memcg", "for whom"),
-    Column("memcg_address", "address", "struct mem_cgroup *", shown=False),
-    Column("objcg", "address", "struct obj_cgroup *, of an object stock"),
-    Column("node", "node", "node of the slab bytes that are not booked yet"),
-    Column("charged", "bytes", "charged to the memcg, and not handed out", total=True),
-    Column("reclaimable", "bytes", "not booked yet as NR_SLAB_RECLAIMABLE_B", total=True),
-    Column("unreclaimable", "bytes", "not booked yet as NR_SLAB_UNRECLAIMABLE_B", total=True),
-    Column("locked", "flag", "whether the CPU was in the middle of using it", shown=False),
-)
+__all__ = ("VIEW", "BoundRow", "StockRow", "stock")
 
 
-BOUND_COLUMNS = (
-    Column("counter", "text", "the file, or the line of memory.stat, that is off"),
-    Column("error", "text", "what is shown, held against what is used"),
-    Column("slots", "count", "how many amounts a CPU can hold back; a memcg may have each of them"),
-    Column("each", "bytes", "one of them, at the most"),
-    Column("cpu_bound", "bytes", "the most that one CPU can hold back"),
-    Column("bound", "bytes", "the most that all possible CPUs can hold back"),
-    Column("held", "bytes", "what they do hold back, without signs"),
-    Column("rule", "text", "where the limit is from"),
-)
+@dataclass(frozen=True)
+class StockRow:
+    """One slot of the charge stock (``memcg_stock``) or the object stock of a CPU."""
+
+    cpu: Annotated[int, Field("number", "CPU whose stock it is")]
+    stock: Annotated[str, Field("text", "charge: whole pages; object: bytes of charged pages")]
+    slot: Annotated[int, Field("number", "index in the stock")]
+    memcg: Annotated[Value, Field("memcg", "memcg that is charged")]
+    memcg_address: MemcgAddress
+    objcg: Annotated[int | None, Field("address", "struct obj_cgroup *, of an object stock")]
+    node: Annotated[Value, Field("node", "node of the slab bytes that are not booked yet")]
+    charged: Annotated[Value, Field("bytes", "charged to the memcg and not handed out", total=True)]
+    reclaimable: Annotated[
+        Value, Field("bytes", "not booked yet as NR_SLAB_RECLAIMABLE_B", total=True)
+    ]
+    unreclaimable: Annotated[
+        Value, Field("bytes", "not booked yet as NR_SLAB_UNRECLAIMABLE_B", total=True)
+    ]
+    locked: Annotated[
+        Value, Field("flag", "whether the CPU was in the middle of using it", shown=False)
+    ]
 
 
-_LOCK_SAYS_NOTHING = NotRead("the lock of this kernel's stocks does not tell whether it is held")
+@dataclass(frozen=True)
+class BoundRow:
+    """How far one counter can be off because of stocks."""
+
+    counter: Annotated[str, Field("text", "file, or line of memory.stat, that can be off")]
+    error: Annotated[str, Field("text", "how the value shown differs from the memory used")]
+    slots: Annotated[
+        int, Field("count", "amounts that a CPU can hold back; a memcg may have all of them")
+    ]
+    each: Annotated[Value, Field("bytes", "upper bound of one amount")]
+    cpu_bound: Annotated[Value, Field("bytes", "upper bound for one CPU")]
+    bound: Annotated[Value, Field("bytes", "upper bound for all possible CPUs")]
+    held: Annotated[int, Field("bytes", "sum of the amounts held back now, without their signs")]
+    rule: Annotated[str, Field("text", "where the bound comes from")]
+
+
+_NO_LOCK = NotRead("the lock of this kernel's stocks does not tell whether it is held")
 
 
 def stock(image: Image) -> Answer:
-    """Return what the stocks of all possible CPUs hold, and how much they can."""
+    """Return the contents of the stocks of all possible CPUs, and their bounds."""
     payers = Payers(image)
     charges = read_charge_stocks(image, payers.coverage["charge_stock"])
     objects = read_obj_stocks(image, payers.coverage["stock"])
     rows = sorted(
         [*_charge_stocks(image, payers, charges), *_obj_stocks(payers, objects)],
-        key=lambda row: (row[0], row[1], row[2]),
+        key=lambda row: (row.cpu, row.stock, row.slot),
     )
+    bounds = list(_bounds(image, payers, charges, objects))
     tables = (
-        Table("stock", "stocks of CPUs", COLUMNS, rows, empty="all stocks are empty"),
-        Table(
-            "bounds",
-            "how far counters can be off",
-            BOUND_COLUMNS,
-            list(_bounds(image, payers, charges, objects)),
-        ),
+        Table("stock", "stocks of CPUs", columns_of(StockRow), rows, empty="all stocks are empty"),
+        Table("bounds", "how far counters can be off", columns_of(BoundRow), bounds),
     )
     return Answer("stock", image_info(image), tables, dict(payers.coverage))
 
 
 def _bounds(
     image: Image, payers: Payers, charges: Sequence[ChargeStock], objects: Sequence[ObjStock]
-) -> Iterator[tuple[Value, ...]]:
+) -> Iterator[BoundRow]:
     coverage, cpus = payers.coverage["slab_caches"], len(possible_cpus(image))
     page_size = mem_map(image).page_size
     slab = slab_bytes_bound(image, coverage)
@@ -90,34 +101,49 @@ def _bounds(
         ("slab_reclaimable", "either way", slab, reclaimable),
         ("slab_unreclaimable", "either way", slab, unreclaimable),
     ):  # fmt: skip
-        each: Value = NotRead("the largest slab cache is not known")
+        each: Value = NotRead("the size of the largest slab cache could not be read")
         on_cpu = everywhere = each
         if bound.each is not None:
             each, on_cpu = bound.each, bound.slots * bound.each
             everywhere = cpus * on_cpu
-        yield (counter, error, bound.slots, each, on_cpu, everywhere, held, bound.rule)
+        yield BoundRow(counter, error, bound.slots, each, on_cpu, everywhere, held, bound.rule)
 
 
 def _charge_stocks(
     image: Image, payers: Payers, stocks: Sequence[ChargeStock]
-) -> Iterator[tuple[Value, ...]]:
-    size = mem_map(image).page_size
+) -> Iterator[StockRow]:
     for held in stocks:
-        charged = held.nr_pages * size
-        yield (
-            held.cpu, "charge", held.slot, payers.path(held.memcg), held.memcg, None, None,
-            charged, None, None, None,
-        )  # fmt: skip
+        yield StockRow(
+            cpu=held.cpu,
+            stock="charge",
+            slot=held.slot,
+            memcg=payers.path(held.memcg),
+            memcg_address=held.memcg,
+            objcg=None,
+            node=None,
+            charged=held.nr_pages * mem_map(image).page_size,
+            reclaimable=None,
+            unreclaimable=None,
+            locked=None,
+        )
 
 
-def _obj_stocks(payers: Payers, stocks: Sequence[ObjStock]) -> Iterator[tuple[Value, ...]]:
+def _obj_stocks(payers: Payers, stocks: Sequence[ObjStock]) -> Iterator[StockRow]:
     for held in stocks:
         memcg = payers.payer(held.objcg)
-        yield (
-            held.cpu, "object", held.slot, payers.path(memcg), memcg, held.objcg, held.nid,
-            held.nr_bytes, held.reclaimable, held.unreclaimable,
-            _LOCK_SAYS_NOTHING if held.locked is None else held.locked,
-        )  # fmt: skip
+        yield StockRow(
+            cpu=held.cpu,
+            stock="object",
+            slot=held.slot,
+            memcg=payers.path(memcg),
+            memcg_address=memcg,
+            objcg=held.objcg,
+            node=held.nid,
+            charged=held.nr_bytes,
+            reclaimable=held.reclaimable,
+            unreclaimable=held.unreclaimable,
+            locked=_NO_LOCK if held.locked is None else held.locked,
+        )
 
 
 def _run(image: Image, args: Namespace) -> Answer:
@@ -126,8 +152,9 @@ def _run(image: Image, args: Namespace) -> Answer:
 
 VIEW = View(
     name="stock",
-    help="what CPUs have charged in advance, for whom and for which node",
+    help="what CPUs have charged in advance, for which memcg and node",
     description="Lists the charge stock and the object stock of every CPU, and how far they "
-    "can let counters be off at the most.",
+    "can let counters be off.",
     run=_run,
+    records=(StockRow, BoundRow),
 )

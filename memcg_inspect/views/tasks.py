@@ -1,10 +1,13 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
-"""Which memcg each task is in, and whom it would charge."""
+"""The memcg of each task, and the obj_cgroup that it would charge."""
 
 from __future__ import annotations
 
 from argparse import Namespace
 from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Annotated
 
 from memcg_inspect.checks.identities.task_objcg import may_be_cached
 from memcg_inspect.collect.image_info import image_info
@@ -12,29 +15,39 @@ from memcg_inspect.image.image import Image
 from memcg_inspect.linux.kernel.sched import caches_objcg, read_tasks
 from memcg_inspect.linux.mm.memcontrol import has_node_objcgs
 from memcg_inspect.model import TaskCharge
-from memcg_inspect.tables import Answer, Column, NotRead, Table, Value
+from memcg_inspect.tables import Answer, Field, MemcgAddress, NotRead, Table, Value, columns_of
 from memcg_inspect.views.payers import Payers
 from memcg_inspect.views.view import View
 
-__all__ = ("VIEW", "tasks")
+__all__ = ("VIEW", "TaskRow", "tasks")
 
-COLUMNS = (
-    Column("pid", "number", "of the task"),
-    Column("tgid", "number", "of the process that it is a thread of"),
-    Column("comm", "text", "its name"),
-    Column("memcg", "memcg", "memcg that it is in"),
-    Column("memcg_address", "address", "struct mem_cgroup *", shown=False),
-    Column("objcg", "address", "struct obj_cgroup * that it has cached, to charge kernel memory"),
-    Column("objcg_memcg", "memcg", "memcg that pays for what is charged to that"),
-    Column("node", "node", "node that the obj_cgroup is for, where there is one for each"),
-    Column(
-        "cache",
-        "text",
-        "fresh: that of its memcg; stale: marked to be looked up before it is used; WRONG: of "
-        "another memcg, and not marked",
-    ),
-    Column("task", "address", "struct task_struct *", shown=False),
-)
+
+@dataclass(frozen=True)
+class TaskRow:
+    """One task and one ``obj_cgroup`` that it has cached (``task_struct.objcg``)."""
+
+    pid: Annotated[int, Field("number", "pid of the task")]
+    tgid: Annotated[int, Field("number", "pid of its thread group leader")]
+    comm: Annotated[str, Field("text", "name of the task")]
+    memcg: Annotated[Value, Field("memcg", "memcg of the task")]
+    memcg_address: MemcgAddress
+    objcg: Annotated[
+        int | None,
+        Field("address", "struct obj_cgroup * that it has cached, to charge kernel memory"),
+    ]
+    objcg_memcg: Annotated[Value, Field("memcg", "memcg that pays for charges to that obj_cgroup")]
+    node: Annotated[
+        Value, Field("node", "node of the obj_cgroup, on kernels that have one per node")
+    ]
+    cache: Annotated[
+        Value,
+        Field(
+            "text",
+            "fresh: the obj_cgroup of its memcg; stale: marked to be updated before the next "
+            "use; WRONG: of another memcg, and not marked",
+        ),
+    ]
+    task: Annotated[int, Field("address", "struct task_struct *", shown=False)]
 
 
 def tasks(image: Image) -> Answer:
@@ -45,18 +58,27 @@ def tasks(image: Image) -> Answer:
         for task in sorted(read_tasks(image, payers.coverage["tasks"]), key=lambda t: t.pid)
         for row in _rows(payers, task)
     ]
-    notes = () if caches_objcg(image) else ("Tasks of this kernel cache no obj_cgroup (6.8 does).",)
-    table = Table("tasks", "tasks and the obj_cgroups they have cached", COLUMNS, rows)
+    notes = () if caches_objcg(image) else ("Tasks cache an obj_cgroup since Linux 6.8.",)
+    title = "tasks and the obj_cgroups they have cached"
+    table = Table("tasks", title, columns_of(TaskRow), rows)
     return Answer("tasks", image_info(image), (table,), dict(payers.coverage), notes)
 
 
-def _rows(payers: Payers, task: TaskCharge) -> Iterator[tuple[Value, ...]]:
+def _rows(payers: Payers, task: TaskCharge) -> Iterator[TaskRow]:
     own = payers.payer(task.memcg)
-    where = (task.pid, task.tgid, task.comm, payers.path(task.memcg), task.memcg)
+    row = partial(
+        TaskRow,
+        pid=task.pid,
+        tgid=task.tgid,
+        comm=task.comm,
+        memcg=payers.path(task.memcg),
+        memcg_address=task.memcg,
+        task=task.address,
+    )
     if not caches_objcg(payers.image):
-        yield (*where, None, None, None, None, task.address)
+        yield row(objcg=None, objcg_memcg=None, node=None, cache=None)
         return
-    # A task that is new, or whose array was given up, has none at all.
+    # A new task, or one whose array was given up, has none.
     for address in task.objcgs or (0,):
         objcg = payers.objcg(address) if address else None
         cached = payers.payer(address) if address else None
@@ -66,10 +88,8 @@ def _rows(payers: Payers, task: TaskCharge) -> Iterator[tuple[Value, ...]]:
             whose = nid = NotRead("there is no obj_cgroup there, or it is not in the image")
         elif objcg is not None and nid is None and has_node_objcgs(payers.image):
             nid = NotRead("the list that tells its node is not all in the image")
-        yield (
-            *where, address or None, whose, nid, _state(payers, task, own, address, cached),
-            task.address,
-        )  # fmt: skip
+        state = _state(payers, task, own, address, cached)
+        yield row(objcg=address or None, objcg_memcg=whose, node=nid, cache=state)
 
 
 def _state(
@@ -89,8 +109,10 @@ def _run(image: Image, args: Namespace) -> Answer:
 
 VIEW = View(
     name="tasks",
-    help="which memcg each task is in, and the obj_cgroup that it has cached",
-    description="Lists every task with its memcg and with the obj_cgroup (on kernels with one "
-    "for each node that account by node: obj_cgroups) it has cached, and whether that is right.",
+    help="memcg of each task, and the obj_cgroup that it has cached",
+    description="Lists every task with its memcg and the obj_cgroup that it has cached to charge "
+    "kernel memory (one per node where kernel memory is counted by node), and says whether the "
+    "cached one is right.",
     run=_run,
+    records=(TaskRow,),
 )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
-"""How a question is asked, whatever the face."""
+"""What a view declares about itself, for all front ends."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from drgn import Program
-
+from memcg_inspect.image.image import Image
 from memcg_inspect.tables import Answer
 
 __all__ = ("Argument", "View")
@@ -30,19 +29,22 @@ class Argument:
 @dataclass(frozen=True)
 class View:
     """
-    A question.
+    A command that answers one question with tables.
 
-    :ivar name: of the command
-    :ivar help: one line
-    :ivar description: more of it
-    :ivar run: takes the program and the arguments; raises ``ImageError`` or ``UsageError`` for
-        what cannot be answered
-    :ivar choices: which of ``memcg``, ``node``, ``sort`` and ``fields`` make sense
+    :ivar name: name of the command
+    :ivar help: one line, for the list of commands
+    :ivar description: first sentences of its ``--help``
+    :ivar run: takes the image and the parsed arguments; raises ``ImageError`` or ``UsageError``
+        if it cannot answer
+    :ivar records: classes of the rows of its tables
+    :ivar arguments: arguments that only this view has
+    :ivar choices: those of ``memcg``, ``node``, ``sort`` and ``fields`` that apply to it
     """
 
     name: str
     help: str
     description: str
-    run: Callable[[Program, Namespace], Answer]
+    run: Callable[[Image, Namespace], Answer]
+    records: tuple[type, ...]
     arguments: tuple[Argument, ...] = ()
     choices: tuple[str, ...] = ("memcg", "node", "sort", "fields")

@@ -1,75 +1,94 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
-"""What is at an address, to the last layer, and who pays for it."""
+"""What is at an address, layer by layer, and who pays for it."""
 
 from __future__ import annotations
 
 from argparse import Namespace
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Annotated
 
 from memcg_inspect.collect.image_info import image_info
 from memcg_inspect.image.image import Image
-from memcg_inspect.tables import Answer, Column, NotRead, Table, UsageError, Value
+from memcg_inspect.tables import (
+    Answer,
+    Field,
+    MemcgAddress,
+    NotRead,
+    Table,
+    UsageError,
+    Value,
+    columns_of,
+)
 from memcg_inspect.views.layers import Layers
 from memcg_inspect.views.payers import Payers
 from memcg_inspect.views.things import Layer
 from memcg_inspect.views.view import Argument, View
 
-__all__ = ("VIEW", "parse_address", "who")
+__all__ = ("VIEW", "WhoRow", "parse_address", "who")
 
-COLUMNS = (
-    Column("address", "address", "what was asked for", shown=False),
-    Column("layer", "text", "what sort of thing it is in, the outermost first"),
-    Column("what", "text", "which one"),
-    Column("start", "address", "where that begins"),
-    Column("offset", "number", "bytes into it"),
-    Column("size", "bytes", "of it"),
-    Column("node", "node", "node that backs it"),
-    Column("memcg", "memcg", "memcg that pays for it, or that it belongs to"),
-    Column("memcg_address", "address", "struct mem_cgroup *", shown=False),
-    Column("removed", "flag", "whether that memcg was removed", shown=False),
-    Column("objcg", "address", "struct obj_cgroup * that is charged"),
-    Column("charged_node", "node", "node of that, where there is one for each node"),
-    Column("charged", "bytes", "bytes that are charged for it; 0: nobody pays"),
-    Column("left_by", "memcg", "the removed memcg that it was charged for, if one still tells"),
-)
 
-_UNKNOWN = "nothing that is known"
+@dataclass(frozen=True)
+class WhoRow:
+    """One layer of what is at an address; the outermost comes first."""
+
+    address: Annotated[int, Field("address", "the address asked for", shown=False)]
+    layer: Annotated[str, Field("text", "sort of thing that the address is in")]
+    what: Annotated[Value, Field("text", "which thing of that sort")]
+    start: Annotated[int | None, Field("address", "where the thing begins")]
+    offset: Annotated[int | None, Field("number", "offset of the address in it, in bytes")]
+    size: Annotated[int | None, Field("bytes", "its size")]
+    node: Annotated[int | None, Field("node", "node that backs it")]
+    memcg: Annotated[Value, Field("memcg", "memcg that pays for it, or that it belongs to")]
+    memcg_address: MemcgAddress
+    removed: Annotated[Value, Field("flag", "whether that memcg was removed", shown=False)]
+    objcg: Annotated[int | None, Field("address", "struct obj_cgroup * that is charged")]
+    charged_node: Annotated[
+        int | None, Field("node", "node of that obj_cgroup, on kernels that have one per node")
+    ]
+    charged: Annotated[int | None, Field("bytes", "bytes charged for it; 0 if no memcg pays")]
+    left_by: Annotated[
+        Value,
+        Field("memcg", "removed memcg that it was charged to, if that is still known"),
+    ]
+
+
+_UNKNOWN = "unknown address"
 
 
 def who(image: Image, addresses: Sequence[int]) -> Answer:
     """
-    Return what is at each address, or a note that there is nothing.
+    Return what is at each address, and a note about unknown ones.
 
-    :raises UsageError: if none is of anything that is known, in an image that lacks nothing
+    :raises UsageError: if all are unknown, and everything that should be read could be read
     """
     payers = Payers(image)
     layers = Layers(image, payers)
     tables = tuple(_table(layers, address) for address in addresses)
     coverage = dict(payers.coverage)
     unknown: list[str] = []
-    # Where something could not be read, it may be there.
+    # An address may belong to something that could not be read.
     if not any(c.unreadable for c in coverage.values()):
         unknown = [table.title for table in tables if not table.rows]
     if not unknown:
         return Answer("who", image_info(image), tables, coverage)
-    is_one = len(unknown) == 1
-    note = (
-        f"{', '.join(unknown)} {'is no address' if is_one else 'are no addresses'} of anything "
-        "that is known"
-    )
+    plural = "" if len(unknown) == 1 else "es"
+    note = f"unknown address{plural}: {', '.join(unknown)}"
     if len(unknown) == len(tables):
         raise UsageError(note)
     tables = tuple(table if table.rows else replace(table, empty=_UNKNOWN) for table in tables)
-    return Answer("who", image_info(image), tables, coverage, (f"{note}.",), unanswered=True)
+    return Answer(
+        "who", image_info(image), tables, coverage, (f"{note.capitalize()}.",), unanswered=True
+    )
 
 
 def _table(layers: Layers, address: int) -> Table:
     rows = [_row(layers, address, layer) for layer in layers.of(address)]
-    return Table("who", f"{address:#x}", COLUMNS, rows, empty="nothing that could be read")
+    title, empty = f"{address:#x}", "nothing could be read"
+    return Table("who", title, columns_of(WhoRow), rows, empty=empty)
 
 
-def _row(layers: Layers, address: int, layer: Layer) -> tuple[Value, ...]:
+def _row(layers: Layers, address: int, layer: Layer) -> WhoRow:
     payers, memcg, objcg, nid = layers.payers, None, None, None
     path: Value = None
     removed: Value = None
@@ -84,25 +103,36 @@ def _row(layers: Layers, address: int, layer: Layer) -> tuple[Value, ...]:
         else:
             path = NotRead(f"there is no obj_cgroup or memcg at {layer.payer:#x}")
     left_by = layers.things.made_for.get(objcg) if objcg else None
-    return (
-        address, layer.layer, layer.what, layer.start, layer.offset, layer.size, layer.nid,
-        path, memcg, removed, objcg, nid, layer.charged,
-        payers.path(left_by if left_by != memcg else None),
-    )  # fmt: skip
+    return WhoRow(
+        address=address,
+        layer=layer.layer,
+        what=layer.what,
+        start=layer.start,
+        offset=layer.offset,
+        size=layer.size,
+        node=layer.nid,
+        memcg=path,
+        memcg_address=memcg,
+        removed=removed,
+        objcg=objcg,
+        charged_node=nid,
+        charged=layer.charged,
+        left_by=payers.path(left_by if left_by != memcg else None),
+    )
 
 
 def parse_address(word: str) -> int:
     """
-    Read an address, hexadecimal with 0x or without.
+    Parse a hexadecimal address, with or without ``0x``.
 
-    :raises UsageError: if it is none
+    :raises UsageError: if it is not a hexadecimal number of 64 bits
     """
     try:
         address = int(word, 16)
     except ValueError:
         address = -1
     if not 0 <= address < 1 << 64:
-        raise UsageError(f"{word} is no address: it takes a hexadecimal number")
+        raise UsageError(f"{word} is not an address: an address is a hexadecimal number")
     return address
 
 
@@ -113,18 +143,19 @@ def _run(image: Image, args: Namespace) -> Answer:
 VIEW = View(
     name="who",
     help="what is at an address, and who pays for it",
-    description="Tells what each address is in: page, area, object, and what that is for; the "
-    "obj_cgroup and the memcg that pay; and, with allocation profiling, where in the code it "
-    "was allocated.",
+    description="Shows for each address the page or area, the object in it and its use, the "
+    "obj_cgroup and the memcg that pay, and, with allocation profiling, the line of code that "
+    "allocated it.",
     run=_run,
+    records=(WhoRow,),
     arguments=(
         Argument(
             ("address",),
             {
                 "metavar": "ADDRESS",
                 "nargs": "+",
-                "help": "hexadecimal, with 0x or without: a virtual address, a __percpu pointer, "
-                "or the address of a struct page, an obj_cgroup, a mem_cgroup",
+                "help": "a hexadecimal number, with or without 0x: a virtual address, a __percpu "
+                "pointer, or the address of a struct page, obj_cgroup or mem_cgroup",
             },
         ),
     ),

@@ -3,26 +3,20 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 from typing import Any, get_args
 
 import pytest
-from support.reports import more, report
 
-from memcg_inspect.render.json_report import report_document
-from memcg_inspect.render.tables import answer_to_json
-from memcg_inspect.tables import Answer, Column, Kind, Table
+from memcg_inspect.render.schema import answer_schema, report_schema
+from memcg_inspect.report_tables import RowRow
+from memcg_inspect.tables import ColumnType
 
 TEXT = (Path(__file__).resolve().parents[2] / "docs/json.md").read_text()
-DOCUMENT = report_document(report())
-ANSWER = json.loads(
-    answer_to_json(
-        Answer("test", report().image, (Table("a", "a", (Column("x", "text", "x"),), ((1,),)),))
-    )
-)
-NO_NODE = report_document(more())["findings"][0]["evidence"][0]
+AUDIT = report_schema()["properties"]
+ANSWER = answer_schema("test", (RowRow,))["properties"]
+TABLE = ANSWER["tables"]["items"]["anyOf"][0]["properties"]
 
 
 def described(title: str) -> set[str]:
@@ -31,33 +25,36 @@ def described(title: str) -> set[str]:
     return set(re.findall(r"^\| `(\w+)` \|", section, re.MULTILINE))
 
 
+def item(schema: dict[str, Any]) -> dict[str, Any]:
+    """Return the fields of the objects of an array."""
+    fields: dict[str, Any] = schema["items"]["properties"]
+    return fields
+
+
 @pytest.mark.parametrize(
-    ("title", "example"),
+    ("title", "fields"),
     [
-        ("Top", DOCUMENT),
-        ("`image`", DOCUMENT["image"]),
-        ("`memcgs[]`", DOCUMENT["memcgs"][0]),
-        ("`identities[]`", DOCUMENT["identities"][0]),
-        ("`rows[]`", DOCUMENT["rows"][0]),
-        ("`skew[]`", DOCUMENT["skew"][0]),
-        ("`slabs[]`", DOCUMENT["slabs"][0]),
-        ("`percpu[]`", DOCUMENT["percpu"][0]),
-        ("`findings[]`", DOCUMENT["findings"][0]),
-        ("`findings[].evidence[]`", DOCUMENT["findings"][0]["evidence"][0] | NO_NODE),
-        ("`coverage`", DOCUMENT["coverage"]["slab"]),
+        ("Top", AUDIT),
+        ("`image`", AUDIT["image"]["properties"]),
+        *(
+            (f"`{name}[]`", item(AUDIT[name]))
+            for name in ("memcgs", "identities", "rows", "skew", "slabs", "percpu", "findings")
+        ),
+        ("`findings[].evidence[]`", item(item(AUDIT["findings"])["evidence"])),
+        ("`coverage`", AUDIT["coverage"]["additionalProperties"]["properties"]),
         ("Answer", ANSWER),
-        ("`tables[]`", ANSWER["tables"][0]),
-        ("`tables[].columns[]`", ANSWER["tables"][0]["columns"][0]),
+        ("`tables[]`", TABLE),
+        ("`tables[].columns[]`", item(TABLE["columns"])),
     ],
 )
-def test_fields_are_described(title: str, example: dict[str, Any]) -> None:
-    assert described(title) == set(example)
+def test_fields_are_described(title: str, fields: dict[str, Any]) -> None:
+    assert described(title) == set(fields)
 
 
 def test_kinds_of_columns_are_described() -> None:
     row = TEXT.split("### `tables[].columns[]`")[1].split("| `kind` | string |")[1].split("\n")[0]
-    assert set(re.findall(r"`(\w+)`", row)) == set(get_args(Kind))
+    assert set(re.findall(r"`(\w+)`", row)) == set(get_args(ColumnType))
 
 
 def test_schema_number_is_named() -> None:
-    assert f"| `schema` | integer | {DOCUMENT['schema']} |" in TEXT
+    assert f"| `schema` | integer | {AUDIT['schema']['const']} |" in TEXT

@@ -3,19 +3,25 @@
 
 from __future__ import annotations
 
-import io
 import json
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from types import SimpleNamespace
+from typing import Annotated
 
 import pytest
-from rich.console import Console
+from rich.cells import cell_len
+from support.printed import answer_text
 
 from memcg_inspect.model import NUMA_NO_NODE, Coverage, ImageInfo
-from memcg_inspect.render.tables import answer_to_json, print_answer, print_scripted
+from memcg_inspect.render.documents import answer_document, to_json
+from memcg_inspect.render.text import scripted
 from memcg_inspect.tables import (
     Answer,
     Choice,
     Column,
+    Field,
+    MemcgAddress,
     NotRead,
     Table,
     UsageError,
@@ -23,63 +29,91 @@ from memcg_inspect.tables import (
     as_path,
     check_fields,
     choose,
-)
-
-COLUMNS = (
-    Column("memcg", "memcg", "who pays"),
-    Column("memcg_address", "address", "struct mem_cgroup *", shown=False),
-    Column("node", "node", "where"),
-    Column("bytes", "bytes", "how much", total=True),
-    Column("part", "share", "of the whole"),
-    Column("stale", "flag", "whether it is"),
-)
-ROWS: tuple[tuple[Value, ...], ...] = (
-    ("/a", 0xFFFF888000001000, 0, 1000, 0.25, True),
-    ("/b", 0xFFFF888000002000, 1, 3000, 0.75, False),
-    ("/b/c", 0xFFFF888000003000, 1, NotRead("the page is gone"), None, False),
-    ("/b", 0xFFFF888000004000, NUMA_NO_NODE, 0, 0.0, False),
-    (None, None, None, 5, None, None),
+    columns_of,
 )
 
 
-def answer(rows: tuple[tuple[Value, ...], ...] = ROWS, **more: object) -> Answer:
+@dataclass(frozen=True)
+class Charge:
+    """A row of the test's table."""
+
+    memcg: Annotated[Value, Field("memcg", "who pays")]
+    memcg_address: MemcgAddress
+    node: Annotated[Value, Field("node", "where")]
+    bytes: Annotated[Value, Field("bytes", "how much", total=True)]
+    part: Annotated[Value, Field("share", "of the whole")]
+    stale: Annotated[Value, Field("flag", "whether it is")]
+
+
+COLUMNS = columns_of(Charge)
+ROWS = (
+    Charge("/a", 0xFFFF888000001000, 0, 1000, 0.25, True),
+    Charge("/b", 0xFFFF888000002000, 1, 3000, 0.75, False),
+    Charge("/b/c", 0xFFFF888000003000, 1, NotRead("the page is gone"), None, False),
+    Charge("/b", 0xFFFF888000004000, NUMA_NO_NODE, 0, 0.0, False),
+    Charge(None, None, None, 5, None, None),
+)
+
+
+def answer(rows: Sequence[Charge] = ROWS, **more: object) -> Answer:
     table = Table("charges", "charges", COLUMNS, rows)
     image = ImageInfo("7.3.0", "vmcore", (0, 1), 2, 4096, "objcg-per-node")
     return Answer("test", image, (table,), **more)  # type: ignore[arg-type]
 
 
+def table_of(name: str, title: str, columns: Sequence[Column], *rows: Sequence[Value]) -> Table:
+    """Return a table of records with these values."""
+    names = [column.name for column in columns]
+    made = [SimpleNamespace(**dict(zip(names, row, strict=True))) for row in rows]
+    return Table(name, title, tuple(columns), made)
+
+
+def values(table: Table) -> list[tuple[Value, ...]]:
+    return [tuple(table.values(row).values()) for row in table.rows]
+
+
 def rows(choice: Choice) -> list[tuple[Value, ...]]:
-    return list(choose(answer(), choice).tables[0].rows)
+    return values(choose(answer(), choice).tables[0])
 
 
 def shown(made: Answer) -> str:
-    out = io.StringIO()
-    print_answer(made, Console(file=out, width=120))
-    return out.getvalue()
+    return answer_text(made)
 
 
-@pytest.mark.parametrize("width", [200, 80, 60, 20])
-def test_no_value_is_cut_where_the_terminal_ends(width: int) -> None:
+@pytest.mark.parametrize("width", [None, 200, 80, 60, 20])
+def test_nothing_is_cut_where_the_terminal_ends(width: int | None) -> None:
     columns = (
         Column("memcg", "memcg", ""),
         Column("memcg_address", "address", ""),
         *(Column(f"node_{nid}", "bytes", "", total=True) for nid in range(6)),
         Column("detail", "text", ""),
     )
-    row = ("/files/web", 0xFFFF888000001000, *(10**9 + nid for nid in range(6)), "a name " * 9)
-    out = io.StringIO()
-    made = replace(answer(), tables=(Table("charges", "charges", columns, (row,)),))
-    print_answer(choose(made, ALL), Console(file=out, width=width))
-    cells = ["/files/web", "0xffff888000001000", ("a name " * 9).strip()]
-    for cell in (*cells, *(f"1,000,000,00{nid}" for nid in range(6))):
-        assert cell in out.getvalue()
-    assert out.getvalue().count("1,000,000,005") == 2  # the total, too
+    numbers = tuple(10**9 + nid for nid in range(6))
+    row = ("/files/web", 0xFFFF888000001000, *numbers, "name-" * 9)
+    made = replace(answer(), tables=(table_of("charges", "charges", columns, row),))
+    text = answer_text(choose(made, ALL), width)
+    for cell in ("/files/web", "0xffff888000001000", *(f"{number:,}" for number in numbers)):
+        assert cell in text
+    assert text.count("1,000,000,005") == 2  # the total, too
+    assert text.replace("\n", "").count("name-") == 9
 
 
-def scripted(made: Answer) -> list[list[str]]:
-    out = io.StringIO()
-    print_scripted(made, Console(file=out, width=20))
-    return [line.split("\t") for line in out.getvalue().splitlines()]
+def test_text_is_folded_where_that_makes_a_table_fit() -> None:
+    columns = (Column("what", "text", ""), Column("bytes", "bytes", ""))
+    table = table_of("charges", "charges", columns, ("name-" * 9, 1000), ("é" * 30, 2))
+    made = replace(answer(), tables=(table,))
+    lines = answer_text(made, 40).splitlines()
+    assert max(map(cell_len, lines)) <= 40
+    assert "".join(line.split()[0] for line in lines if "name-" in line) == "name-" * 9
+    assert "name-" * 9 in answer_text(made, None)
+
+
+def document(made: Answer) -> str:
+    return to_json(answer_document(made))
+
+
+def scripted_rows(made: Answer) -> list[list[str]]:
+    return [line.split("\t") for line in scripted(made).splitlines()]
 
 
 ALL = Choice(fields=["all"])
@@ -102,33 +136,33 @@ ALL = Choice(fields=["all"])
     ],
 )
 def test_rows_are_chosen(choice: Choice, left: list[int]) -> None:
-    assert rows(choice) == [ROWS[i] for i in left]
+    assert choose(answer(), choice).tables[0].rows == [ROWS[i] for i in left]
 
 
 def test_what_a_choice_has_no_say_in_is_told() -> None:
     table = answer().tables[0]
-    machine = Table("m", "of nodes", (Column("node", "node", ""),), [(0,), (1,)])
-    removed = Table("r", "removed", (Column("memcg", "memcg", ""),), [("/a",)])
-    plain = Table("p", "parts", (Column("part", "text", ""),), [("x",)])
-    parts = Table("n", "by part", (Column("node_1", "bytes", ""),), [(5,)])
+    machine = table_of("m", "of nodes", [Column("node", "node", "")], (0,), (1,))
+    removed = table_of("r", "removed", [Column("memcg", "memcg", "")], ("/a",))
+    plain = table_of("p", "parts", [Column("part", "text", "")], ("x",))
+    parts = table_of("n", "by part", [Column("node_1", "bytes", "")], (5,))
     empty = replace(plain, rows=())
     made = replace(answer(), tables=(table, machine, removed, plain, parts, empty), notes=("said",))
     assert choose(made, Choice()).notes == ("said",)
     assert choose(made, Choice(memcg="/a")).notes == (
         "said",
-        '"of nodes" and "parts" and "by part" are of the whole machine: --memcg does not choose '
-        "from them.",
+        '"of nodes" and "parts" and "by part" show the whole machine: --memcg does not apply to '
+        "them.",
     )
     # Two rows of the first table are on no node, one of them of /b.
     assert choose(made, Choice(node=1)).notes == (
         "said",
-        '"removed" and "parts" are of all nodes: --node does not choose from them.',
+        '"removed" and "parts" show all nodes: --node does not apply to them.',
         "2 rows that belong to no node are left out.",
     )
     made = replace(made, tables=(table, removed))
     assert choose(made, Choice(node=1, memcg="/b")).notes == (
         "said",
-        '"removed" is of all nodes: --node does not choose from it.',
+        '"removed" shows all nodes: --node does not apply to it.',
         "1 row that belongs to no node is left out.",
     )
 
@@ -146,7 +180,7 @@ def test_paths_of_memcgs(written: str, path: str) -> None:
 
 
 def test_total_of_what_does_not_apply_is_none() -> None:
-    made = tuple((*row[:3], None, *row[4:]) for row in ROWS)
+    made = tuple(replace(row, bytes=None) for row in ROWS)
     assert choose(answer(made), ALL).tables[0].totals == {"bytes": None}
     mixed = (*made[:1], ROWS[0])
     assert choose(answer(mixed), ALL).tables[0].totals == {"bytes": 1000}
@@ -185,17 +219,17 @@ def test_what_may_be_there_is_refused_afterwards() -> None:
 
 def test_errors_are_sorted_by_how_large_they_are() -> None:
     column = (Column("error", "bytes", "how far off"),)
-    table = Table("errors", "errors", column, tuple((n,) for n in (3, -31, 0, 7)))
+    table = table_of("errors", "errors", column, *((n,) for n in (3, -31, 0, 7)))
     made = Answer("test", answer().image, (table,))
     for sort, left in (("error", [-31, 7, 3, 0]), ("error:desc", [7, 3, 0, -31])):
-        assert [row[0] for row in choose(made, Choice(sort=sort)).tables[0].rows] == left
+        assert [row.error for row in choose(made, Choice(sort=sort)).tables[0].rows] == left
 
 
 def test_parts_on_nodes_are_chosen() -> None:
     columns = (Column("size", "bytes", ""), Column("node_0", "bytes", ""))
     rows = ((8, 0), (16, 64), (24, NotRead("the page is gone")), (32, None))
-    made = Answer("test", answer().image, (Table("parts", "parts", columns, rows),))
-    assert [row[0] for row in choose(made, Choice(node=0)).tables[0].rows] == [16, 24]
+    made = Answer("test", answer().image, (table_of("parts", "parts", columns, *rows),))
+    assert [row.size for row in choose(made, Choice(node=0)).tables[0].rows] == [16, 24]
 
 
 def test_no_rows_of_some_memcg_are_not_no_rows() -> None:
@@ -208,7 +242,7 @@ def test_no_rows_of_some_memcg_are_not_no_rows() -> None:
 
 
 def test_tables_without_the_fields_are_left_out() -> None:
-    other = Table("other", "other", (Column("cpu", "number", "CPU"),), ((1,),))
+    other = table_of("other", "other", (Column("cpu", "number", "CPU"),), (1,))
     made = answer()
     both = Answer(made.command, made.image, (*made.tables, other))
     assert [t.name for t in choose(both, Choice(fields=["bytes"])).tables] == ["charges"]
@@ -242,7 +276,7 @@ def test_titles_are_not_wrapped_to_narrow_tables() -> None:
 
 
 def test_for_scripts() -> None:
-    assert scripted(choose(answer(), ALL)) == [
+    assert scripted_rows(choose(answer(), ALL)) == [
         ["/a", "0xffff888000001000", "0", "1000", "0.25", "yes"],
         ["/b", "0xffff888000002000", "1", "3000", "0.75", "no"],
         ["/b/c", "0xffff888000003000", "1", "?", "-", "no"],
@@ -256,15 +290,15 @@ def test_tables_for_scripts_are_told_apart() -> None:
     (table,) = made.tables
     empty = replace(table, rows=())
     made = replace(made, tables=(table, empty, table))
-    assert scripted(made) == [["1"], ["-"], [""], [""], ["1"], ["-"]]
+    assert scripted_rows(made) == [["1"], ["-"], [""], [""], ["1"], ["-"]]
 
 
 def test_for_programs() -> None:
     missed = Coverage(read=3)
     missed.miss("page", 0x10, "gone")
-    document = json.loads(answer_to_json(choose(answer(coverage={"pages": missed}), ALL)))
-    assert (document["schema"], document["command"], document["whole"]) == (1, "test", False)
-    (table,) = document["tables"]
+    made = json.loads(document(choose(answer(coverage={"pages": missed}), ALL)))
+    assert (made["schema"], made["command"], made["whole"]) == (1, "test", False)
+    (table,) = made["tables"]
     assert table["columns"][3] == {"name": "bytes", "kind": "bytes", "help": "how much"}
     assert table["totals"] == {"bytes": None}
     assert table["rows"][2] == {
@@ -277,17 +311,17 @@ def test_for_programs() -> None:
         "not_read": {"bytes": "the page is gone"},
     }
     assert table["rows"][3]["node"] is None
-    assert document["coverage"]["pages"]["unreadable"] == 1
+    assert made["coverage"]["pages"]["unreadable"] == 1
 
 
 @pytest.mark.parametrize("name", ["/\x1b[31mred", "/[bold]x", "/a\tb\nc", "/\u202eevil"])
 def test_names_cannot_do_anything(name: str) -> None:
-    row = (name, 1, 0, 1, 0.5, False)
+    row = Charge(name, 1, 0, 1, 0.5, False)
     made = choose(answer((row,)), ALL)
-    (cells,) = scripted(made)
+    (cells,) = scripted_rows(made)
     assert len(cells) == len(COLUMNS)
     for text in (shown(made), "".join(cells)):
         assert not set(text) & set("\x1b\t\u202e")
-    assert json.loads(answer_to_json(made))["tables"][0]["rows"][0]["memcg"] == name
+    assert json.loads(document(made))["tables"][0]["rows"][0]["memcg"] == name
     if name.startswith("/[bold]"):
         assert name in shown(made)

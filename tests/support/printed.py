@@ -1,25 +1,38 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
-"""Reports as a terminal shows them."""
+"""Reports and answers as text."""
 
 from __future__ import annotations
-
-import io
 
 from rich.console import Console
 
 from memcg_inspect.model import Report
-from memcg_inspect.render.terminal import print_report
-
-
-def text(made: Report, width: int = 200, show_all: bool = False, colour: bool = False) -> str:
-    """What is printed."""
-    out = io.StringIO()
-    console = Console(
-        file=out, width=width, highlight=False, force_terminal=colour, legacy_windows=False
-    )
-    print_report(made, console, show_all=show_all)
-    return out.getvalue()
-
+from memcg_inspect.render.report import report_lines
+from memcg_inspect.render.text import Output, answer_lines
+from memcg_inspect.tables import Answer
 
 #: So wide that no line is folded.
 WIDE = 2000
+
+
+def output(width: int | None = None, colour: bool = False) -> Output:
+    """Return an output of this width; ``None``: one that is not a terminal."""
+    console = Console(
+        color_system="standard" if colour else None, force_terminal=colour, legacy_windows=False
+    )
+    return Output(console, width)
+
+
+def text(
+    made: Report, width: int | None = 200, show_all: bool = False, colour: bool = False
+) -> str:
+    """Return the text of a report."""
+    out = output(width, colour)
+    report_lines(made, out, show_all=show_all)
+    return out.text
+
+
+def answer_text(made: Answer, width: int | None = None) -> str:
+    """Return the text of an answer."""
+    out = output(width)
+    answer_lines(made, out)
+    return out.text

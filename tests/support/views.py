@@ -26,8 +26,7 @@ def ask(prog: drgn.Program, *arguments: str) -> Answer:
 
 
 def keyed(table: Table, *key: str) -> dict[tuple[Value, ...], Row]:
-    names = [column.name for column in table.columns]
-    rows = [dict(zip(names, row, strict=True)) for row in table.rows]
+    rows = [table.values(row) for row in table.rows]
     return {tuple(row[name] for name in key): row for row in rows}
 
 

@@ -37,8 +37,7 @@ pytestmark = pytest.mark.image
 
 
 def dicts(answer: Answer, table: int = 0) -> list[dict[str, Any]]:
-    names = [column.name for column in answer.tables[table].columns]
-    return [dict(zip(names, row, strict=True)) for row in answer.tables[table].rows]
+    return [answer.tables[table].values(row) for row in answer.tables[table].rows]
 
 
 @pytest.mark.parametrize(("kernel", "append"), GUESTS)

@@ -42,10 +42,9 @@ Rows = dict[tuple[int, str], dict[str, Value]]
 
 def rows_of(answer: Answer) -> Rows:
     (table,) = answer.tables
-    names = [column.name for column in table.columns]
     found: Rows = {}
     for row in table.rows:
-        values = dict(zip(names, row, strict=True))
+        values = table.values(row)
         memcg, item = values["memcg_address"], values["item"]
         assert isinstance(memcg, int)
         assert isinstance(item, str)
@@ -196,7 +195,7 @@ def test_a_change_planted_on_one_cpu(lab: Lab, kernel: str, tmp_path: Path) -> N
     prog = open_program(ImageSource(core=str(out), debuginfo="btf"))
     rows = rows_of(drift(image_of(prog), True))
     out.unlink()
-    before = rows_of(drift(image_of(prog), True))
+    before = rows_of(drift(image_of(image.program()), True))
     due = {memcg for (memcg, _), values in rows.items() if values["due"]}
     assert due == (set() if kernel == "6.1" else {web.address} | {
         memcg for (memcg, _), values in before.items() if values["due"]

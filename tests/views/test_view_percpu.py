@@ -33,8 +33,7 @@ Row = dict[str, object]
 
 
 def rows(answer: Answer, table: int = 0) -> list[Row]:
-    names = [column.name for column in answer.tables[table].columns]
-    return [dict(zip(names, row, strict=True)) for row in answer.tables[table].rows]
+    return [answer.tables[table].values(row) for row in answer.tables[table].rows]
 
 
 def number(row: Row, field: str) -> int:
@@ -77,12 +76,12 @@ def test_pages_are_those_of_meminfo(lab: Lab, kernel: str) -> None:
     for row in nodes:
         assert 0 < number(row, "paid") < number(row, "allocated") < number(row, "backing")
     # What is allocated is told apart: static variables (in a note), and rows.
-    (static,) = re.findall(r"([\d,]+) bytes of each CPU", answer.notes[0])
+    (static,) = re.findall(r"([\d,]+) bytes for each CPU", answer.notes[0])
     found = sum(number(row, "bytes") for row in rows(answer))
     assert found + CPUS * int(static.replace(",", "")) == sum(
         number(row, "allocated") for row in nodes
     )
-    assert "part of what is allocated" in answer.notes[0]
+    assert "counts them as allocated" in answer.notes[0]
     for row in nodes:
         paid = sum(number(r, f"node_{row['node']}") for r in rows(answer) if r["memcg"] is not None)
         assert row["paid"] == paid

@@ -43,10 +43,9 @@ def guest_image(lab: Lab, kernel: str) -> GuestImage:
 
 def rows_of(answer: Answer) -> Rows:
     (table,) = answer.tables
-    names = [column.name for column in table.columns]
     found: Rows = {}
     for row in table.rows:
-        values = dict(zip(names, row, strict=True))
+        values = table.values(row)
         pid, item = values["pid"], values["item"]
         assert isinstance(pid, int)
         assert isinstance(item, str)

@@ -36,8 +36,7 @@ Row = dict[str, object]
 
 
 def rows(answer: Answer, table: int = 0) -> list[Row]:
-    names = [column.name for column in answer.tables[table].columns]
-    return [dict(zip(names, row, strict=True)) for row in answer.tables[table].rows]
+    return [answer.tables[table].values(row) for row in answer.tables[table].rows]
 
 
 def number(row: Row, field: str) -> int:

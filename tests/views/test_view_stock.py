@@ -25,8 +25,7 @@ AT_REST, BUSY = {"workload": "mixed"}, {"workload": "churn", "freeze": "busy", "
 
 
 def rows(answer: Answer, table: int) -> list[dict[str, object]]:
-    names = [column.name for column in answer.tables[table].columns]
-    return [dict(zip(names, row, strict=True)) for row in answer.tables[table].rows]
+    return [answer.tables[table].values(row) for row in answer.tables[table].rows]
 
 
 def plain_pages(prog: Program, cpu: int) -> dict[int, tuple[int, int]]:
@@ -168,7 +167,7 @@ def test_bounds(lab: Lab, kernel: str, how: dict[str, object]) -> None:
 def test_no_bound_without_the_caches(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     prog = lab.image("6.1", "4", "mixed").program()
 
-    def broken(type_: str, head: Object, member: str, on_fault: object) -> list[Object]:
+    def broken(_: object, type_: str, head: Object, member: str, on_fault: object) -> list[Object]:
         on_fault(FaultError("not there", head.value_()))  # type: ignore[operator]
         return []
 

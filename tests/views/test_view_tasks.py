@@ -25,8 +25,7 @@ ALL = (*KERNELS, *PERNODE_KERNELS)
 
 def rows(prog: Program) -> list[dict[str, object]]:
     table = tasks(image_of(prog)).tables[0]
-    names = [column.name for column in table.columns]
-    return [dict(zip(names, row, strict=True)) for row in table.rows]
+    return [table.values(row) for row in table.rows]
 
 
 def procs(folder: Path) -> dict[int, str]:

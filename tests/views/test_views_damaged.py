@@ -15,13 +15,13 @@ import drgn
 import pytest
 from support.guests import KERNELS, GuestImage, Lab
 from support.missing_pages import excluded, opened, slab_pages
+from support.printed import answer_text
 from support.views import VIEWS, ask
 
 from memcg_inspect.image.image import image_of
 from memcg_inspect.linux.mm.mmzone import mem_map
 from memcg_inspect.model import ImageError
-from memcg_inspect.render.tables import answer_to_json, print_answer
-from memcg_inspect.render.terminal import make_console
+from memcg_inspect.render.documents import answer_document, to_json
 from memcg_inspect.tables import Answer, NotRead
 
 pytestmark = [pytest.mark.image, pytest.mark.each_kernel]
@@ -39,7 +39,12 @@ def whole(core: Path, *arguments: str) -> Answer:
 def shown(answer: Answer) -> Answer:
     """Some rows of each table, those with something that was not read first."""
     tables = (
-        replace(t, rows=sorted(t.rows, key=lambda r: not any(isinstance(v, NotRead) for v in r)))
+        replace(
+            t,
+            rows=sorted(
+                t.rows, key=lambda r: not any(isinstance(v, NotRead) for v in t.values(r).values())
+            ),
+        )
         for t in answer.tables
     )
     return replace(answer, tables=tuple(replace(t, rows=t.rows[:30]) for t in tables))
@@ -52,8 +57,8 @@ def check(prog: drgn.Program, image: GuestImage, arguments: tuple[str, ...]) -> 
     except ImageError as error:
         assert "nothing can be read without" in str(error)
         return None
-    document = json.loads(answer_to_json(answer))
-    print_answer(shown(answer), make_console())
+    document = json.loads(to_json(answer_document(answer)))
+    assert answer_text(shown(answer))
     truth = whole(image.core, *arguments)
     if answer.is_whole:
         assert [t.rows for t in answer.tables] == [t.rows for t in truth.tables]

@@ -21,8 +21,7 @@ pytestmark = [pytest.mark.image, pytest.mark.long]
 
 def rows_of(image: GuestImage) -> list[dict[str, Any]]:
     (table, _) = dying(image_of(image.program())).tables
-    names = [column.name for column in table.columns]
-    return [dict(zip(names, row, strict=True)) for row in table.rows]
+    return [table.values(row) for row in table.rows]
 
 
 @pytest.mark.parametrize("kernel", [k for k in DEBIAN_KERNELS if k != "6.1"])

@@ -36,8 +36,7 @@ MAY_DIFFER = {"memcg", "status"}
 
 
 def rows_of(answer: Answer, key: tuple[str, str]) -> dict[tuple[Value, ...], dict[str, Value]]:
-    names = [column.name for column in answer.tables[0].columns]
-    rows = [dict(zip(names, row, strict=True)) for row in answer.tables[0].rows]
+    rows = [answer.tables[0].values(row) for row in answer.tables[0].rows]
     return {tuple(row[name] for name in key): row for row in rows}
 
 

@@ -61,8 +61,7 @@ Row = dict[str, Value]
 def rows_of(prog: Program, *addresses: int) -> list[list[Row]]:
     answer = who(image_of(prog), addresses)
     assert answer.is_whole, answer.coverage
-    names = [column.name for column in answer.tables[0].columns]
-    return [[dict(zip(names, row, strict=True)) for row in t.rows] for t in answer.tables]
+    return [[t.values(row) for row in t.rows] for t in answer.tables]
 
 
 def layer(rows: list[Row], name: str) -> Row:
@@ -418,10 +417,10 @@ def test_reads_little(lab: Lab, kernel: str) -> None:
 def test_what_is_of_nothing(lab: Lab, kernel: str, capsys: pytest.CaptureFixture[str]) -> None:
     core = lab.image(kernel, "4", "mixed").core
     for word, said in (
-        ("ffff0000deadbeef", "0xffff0000deadbeef is no address of anything"),
-        ("0x7fff00001000", "is no address of anything"),
-        ("task", "task is no address: it takes a hexadecimal number"),
-        ("1" + 16 * "0", "is no address: it takes a hexadecimal number"),
+        ("ffff0000deadbeef", "unknown address: 0xffff0000deadbeef"),
+        ("0x7fff00001000", "unknown address: 0x7fff00001000"),
+        ("task", "task is not an address: an address is a hexadecimal number"),
+        ("1" + 16 * "0", "is not an address: an address is a hexadecimal number"),
     ):
         assert main(["who", word, "-c", str(core), "--debuginfo", "btf"]) == 2
         out, error = capsys.readouterr()

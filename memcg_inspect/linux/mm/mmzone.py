@@ -3,13 +3,12 @@
 Nodes, sections and page frames
 -------------------------------
 
-Mirrors :linux:`include/linux/mmzone.h` and the node in the page flags
+Mirrors :linux:`include/linux/mmzone.h` and the node part of the page flags
 (:linux:`include/linux/page-flags-layout.h`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from drgn import FaultError, Object, offsetof, sizeof
@@ -31,13 +30,12 @@ __all__ = (
     "page_ranges",
     "possible_cpus",
     "possible_nodes",
-    "split_ranges",
 )
 
 
 class MemMap(NamedTuple):
     """
-    The layout of the memory map, ``struct page[]``.
+    How page frames, ``struct page`` and nodes belong together.
 
     :ivar base: address of the ``struct page`` of page frame 0
     :ivar size: ``sizeof(struct page)``
@@ -45,7 +43,7 @@ class MemMap(NamedTuple):
     :ivar flags: offset of the flags word in ``struct page``
     :ivar node_shift: bits below the node id in the flags word
     :ivar node_mask: ``NODES_MASK``; 0 where the kernel has one node only
-    :ivar direct_map: address of page frame 0 in the direct map
+    :ivar direct_map: address of page frame 0 in the direct map, which is linear
     """
 
     base: int
@@ -83,7 +81,7 @@ class MemMap(NamedTuple):
 
 
 class PageRange(NamedTuple):
-    """Page frames ``[start, end)`` with contiguous ``struct page``."""
+    """Page frames ``[start, end)`` whose ``struct page`` lie side by side."""
 
     start: int
     end: int
@@ -92,12 +90,12 @@ class PageRange(NamedTuple):
 @per_image
 def mem_map(image: Image) -> MemMap:
     """
-    Find the layout of the memory map.
+    Find out how page frames, ``struct page`` and nodes belong together.
 
-    The array ``node_data`` has ``1 << NODES_SHIFT`` elements. The node is in the highest bits of
-    the flags word: with ``CONFIG_SPARSEMEM_VMEMMAP``, no section number is above it.
+    ``NODES_SHIFT`` is a macro; it is the logarithm of the length of ``node_data``.
+    With ``CONFIG_SPARSEMEM_VMEMMAP`` no section number lies above the node id.
 
-    :raises ImageError: if the memory model is neither ``SPARSEMEM_VMEMMAP`` nor ``FLATMEM``
+    :raises ImageError: if the memory model is not a virtually mapped one
     """
     memory = image.memory
     page = image.type("struct page")
@@ -130,7 +128,7 @@ def mem_map(image: Image) -> MemMap:
 
 
 def _check_node_bits(image: Image, found: MemMap) -> None:
-    # The first page frame of a node must name that node.
+    # A node's first page frame belongs to it: a wrong shift shows at once.
     memory = image.memory
     for pgdat in for_each_online_pgdat(image.prog):
         pfn, present = int(pgdat.node_start_pfn), int(pgdat.node_present_pages)
@@ -148,19 +146,8 @@ def _check_node_bits(image: Image, found: MemMap) -> None:
 
 
 def page_ranges(image: Image) -> list[PageRange]:
-    """Return the ranges of valid page frames, in ascending order."""
+    """Return the valid page frames, hot-added sections by sub-section."""
     return [PageRange(start, end) for start, end, _ in for_each_valid_page_range(image.prog)]
-
-
-def split_ranges(ranges: Iterable[PageRange], pages: int) -> Iterator[PageRange]:
-    """
-    Split ranges of page frames.
-
-    :param pages: page frames in each part, except the last one of each range
-    """
-    for start, end in ranges:
-        for first in range(start, end, pages):
-            yield PageRange(first, min(first + pages, end))
 
 
 @per_image

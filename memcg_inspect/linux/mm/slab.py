@@ -20,7 +20,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from drgn import FaultError, offsetof, sizeof
@@ -47,7 +46,6 @@ __all__ = (
     "SlabCache",
     "SlabLayout",
     "SlabReader",
-    "SlabSum",
     "SlabTally",
     "Vector",
     "slab_layout",
@@ -234,8 +232,7 @@ class SlabReader:
 
     :ivar caches: the caches met so far, by ``struct kmem_cache *``
     :ivar coverage: slabs read and slabs whose objcgs could not be read
-    :ivar names: names of caches that could not be read. Such a cache is named by its address.
-    :ivar unnamed: why the name of a cache could not be read, by ``struct kmem_cache *``
+    :ivar names: names of caches that could not be read; their addresses are told instead
     """
 
     def __init__(self, image: Image, names: Coverage | None = None) -> None:
@@ -250,7 +247,6 @@ class SlabReader:
             sizeof(image.type("struct slab")) // self.memory.word_size
         )
         self.caches: dict[int, SlabCache] = {}
-        self.unnamed: dict[int, str] = {}
         self.coverage = Coverage()
         self._nids: dict[int, int] = {}
         self._members = _CacheMembers.of(image)
@@ -282,7 +278,6 @@ class SlabReader:
                 name = self._names.at(members.name.get(words))
             except FaultError as error:
                 self.names.miss("name of a kmem_cache", address, str(error))
-                self.unnamed[address] = str(error)
                 name = f"kmem_cache {address:#x}"
             found = self.caches[address] = SlabCache(
                 address=address,
@@ -505,35 +500,30 @@ class SlabReader:
         return counts
 
 
-@dataclass
-class SlabSum:
-    """The slabs of one cache on one node."""
+class _Sum:
+    """What the slabs of a cache on a node amount to; those in the pool of kfence apart."""
 
-    cache: SlabCache
-    slabs: int = 0
-    pages: int = 0
-    objects: int = 0
-    inuse: int = 0
-    charged: int | None = 0
+    __slots__ = ("cache", "charged", "inuse", "objects", "pages", "slabs")
+
+    def __init__(self, cache: SlabCache) -> None:
+        self.cache = cache
+        self.slabs = self.pages = self.objects = self.inuse = 0
+        self.charged: int | None = 0
 
 
-@dataclass
 class SlabTally:
-    """
-    Slabs, added up.
+    """Adds slabs up by node and cache."""
 
-    :ivar sums: by (node, ``struct kmem_cache *``, whether the slabs are in the pool of kfence)
-    """
+    def __init__(self, image: Image) -> None:
+        self._kfence = kfence_pages(image)
+        self._sums: dict[tuple[int, int, bool], _Sum] = {}
 
-    sums: dict[tuple[int, int, bool], SlabSum] = field(default_factory=dict)
-
-    def add(self, slab: Slab, kfence: bool) -> None:
-        """
-        Add a slab.
-
-        :param kfence: whether it is in the pool of kfence
-        """
-        found = self._sum(slab.cache, (slab.nid, slab.cache.address, kfence))
+    def add(self, slab: Slab) -> None:
+        """Add a slab."""
+        key = slab.nid, slab.cache.address, slab.page in self._kfence
+        found = self._sums.get(key)
+        if found is None:
+            found = self._sums[key] = _Sum(slab.cache)
         found.slabs += 1
         found.pages += 1 << slab.order
         found.objects += slab.objects
@@ -543,25 +533,8 @@ class SlabTally:
         elif slab.charged and found.charged is not None:
             found.charged += sum(slab.charged.values())
 
-    def merge(self, other: SlabTally) -> None:
-        """Add the slabs of another tally, which has none of these."""
-        for key, theirs in other.sums.items():
-            found = self._sum(theirs.cache, key)
-            found.slabs += theirs.slabs
-            found.pages += theirs.pages
-            found.objects += theirs.objects
-            found.inuse += theirs.inuse
-            is_known = found.charged is not None and theirs.charged is not None
-            found.charged = (found.charged or 0) + (theirs.charged or 0) if is_known else None
-
-    def _sum(self, cache: SlabCache, key: tuple[int, int, bool]) -> SlabSum:
-        found = self.sums.get(key)
-        if found is None:
-            found = self.sums[key] = SlabSum(cache)
-        return found
-
     def usage(self) -> tuple[SlabUsage, ...]:
-        """Return the sums, sorted by node and name of the cache."""
+        """Return what was added up, by node and name of the cache."""
         usage = [
             SlabUsage(
                 nid=nid,
@@ -577,6 +550,6 @@ class SlabTally:
                 inuse=found.inuse,
                 charged=found.charged,
             )
-            for (nid, address, kfence), found in self.sums.items()
+            for (nid, address, kfence), found in self._sums.items()
         ]
         return tuple(sorted(usage, key=lambda u: (u.nid, u.cache, u.address)))

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from support.reports import GONE, OBJCG, ROOT, WEB, clean, more, report
 
 from memcg_inspect.model import Report
-from memcg_inspect.render.json_report import SCHEMA, to_json
+from memcg_inspect.render.documents import SCHEMA, report_document, to_json
 
 #: Fields that hold an address wherever they are.
 ADDRESSES = {"address", "memcg", "objcg", "parent", "page"}
@@ -26,7 +26,7 @@ def document(made: Report) -> dict[str, Any]:
     def refuse(constant: str) -> None:
         raise AssertionError(f"{constant} is not JSON")
 
-    loaded: dict[str, Any] = json.loads(to_json(made), parse_constant=refuse)
+    loaded: dict[str, Any] = json.loads(to_json(report_document(made)), parse_constant=refuse)
     return loaded
 
 
@@ -151,7 +151,7 @@ def test_coverage() -> None:
 
 
 def test_report_is_one_document() -> None:
-    written = to_json(report())
+    written = to_json(report_document(report()))
     decoded, end = json.JSONDecoder().raw_decode(written)
     assert decoded["schema"] == 1
     assert written[end:].strip() == ""
@@ -161,7 +161,7 @@ def test_report_is_one_document() -> None:
     "name", ['"', "\\", "\n", "\x00", "\x1b[31m", "\u202e", "\u2028", "\udcff"]
 )
 def test_hostile_names_stay_inside_their_strings(name: str) -> None:
-    written = to_json(report(path="/" + name, name=name))
+    written = to_json(report_document(report(path="/" + name, name=name)))
     # plain ASCII: no terminal that shows it can be told anything
     assert written.isascii()
     assert all(char.isprintable() or char == "\n" for char in written)
@@ -173,4 +173,4 @@ def test_hostile_names_stay_inside_their_strings(name: str) -> None:
 @settings(deadline=None)
 @given(st.text(st.characters()))
 def test_any_name_comes_back_as_it_was(name: str) -> None:
-    assert json.loads(to_json(report(path=name)))["memcgs"][1]["path"] == name
+    assert json.loads(to_json(report_document(report(path=name))))["memcgs"][1]["path"] == name

@@ -1,0 +1,208 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+"""
+JSON documents
+--------------
+
+The document of ``audit`` is made from the type hints of the records in
+:mod:`memcg_inspect.model`, those of views from the types of their columns. Addresses are
+hexadecimal strings, amounts are integers. A value that could not be read is ``null`` with a
+reason. Within one :data:`SCHEMA` number fields may be added, and none changes its meaning.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from functools import cache
+from types import NoneType, UnionType
+from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
+
+from memcg_inspect.model import (
+    NUMA_NO_NODE,
+    Coverage,
+    Evidence,
+    Finding,
+    Identity,
+    ImageInfo,
+    Memcg,
+    Moved,
+    PercpuUsage,
+    Report,
+    Row,
+    Skew,
+    SlabUsage,
+    Unreadable,
+)
+from memcg_inspect.tables import Answer, Column, NotRead, Table, Value
+
+__all__ = (
+    "SCHEMA",
+    "SPARSE",
+    "answer_document",
+    "is_record",
+    "members",
+    "report_document",
+    "to_json",
+    "without_none",
+)
+
+SCHEMA = 1
+
+#: The attributes of each record that are in the document.
+_FIELDS: dict[type, tuple[str, ...]] = {
+    ImageInfo: ("release", "source", "nodes", "cpus", "page_size", "accounting", "debug_info"),
+    Memcg: ("address", "path", "cgroup_id", "state", "parent"),
+    Identity: ("name", "status", "rows", "differing", "reason"),
+    Row: (
+        "identity", "memcg", "objcg", "nid", "item", "unit", "status", "reason", "found",
+        "claimed", "difference", "hierarchy", "moved",
+    ),
+    Moved: ("looks", "found", "claimed", "least", "most"),
+    Skew: ("memcg", "kind", "charged_nid", "backing_nid", "reason", "bytes", "count"),
+    SlabUsage: (
+        "nid", "cache", "address", "reclaimable", "kfence", "size", "slabs", "pages", "objects",
+        "inuse", "charged", "charged_bytes",
+    ),
+    PercpuUsage: ("nid", "pages", "allocated", "charged"),
+    Finding: (
+        "identity", "kind", "memcg", "objcg", "nid", "item", "unit", "difference", "what",
+        "evidence_is", "evidence",
+    ),
+    Evidence: (
+        "address", "kind", "nid", "bytes", "cache", "page", "objcg", "memcg", "note", "reason",
+    ),
+    Coverage: ("read", "unreadable", "examples"),
+    Unreadable: ("what", "address", "reason"),
+    Report: (
+        "image", "verdict", "looks", "interrupted", "follows", "memcgs", "identities",
+        "nonzero_rows", "skew", "slab_usage", "percpu_usage", "findings", "notes", "coverage",
+        "timings",
+    ),
+}  # fmt: skip
+
+#: Names in the document, where they differ from the attribute.
+_NAMES = {
+    "follows": "counters_follow",
+    "nonzero_rows": "rows",
+    "slab_usage": "slabs",
+    "percpu_usage": "percpu",
+}
+
+#: Records whose fields are left out if they are ``None``.
+SPARSE = frozenset({Evidence})
+
+
+def to_json(document: Mapping[str, Any]) -> str:
+    """Return a document as text in ASCII."""
+    return json.dumps(document, indent=1) + "\n"
+
+
+def report_document(report: Report) -> dict[str, Any]:
+    """Return the document of ``audit``."""
+    return {"schema": SCHEMA, **_plain(report, Report)}
+
+
+def answer_document(answer: Answer) -> dict[str, Any]:
+    """Return the document of a view."""
+    return {
+        "schema": SCHEMA,
+        "command": answer.command,
+        "image": _plain(answer.image, ImageInfo),
+        "interrupted": answer.interrupted,
+        "whole": answer.is_whole,
+        "tables": [_table(table) for table in answer.tables],
+        "notes": list(answer.notes),
+        "coverage": {name: _plain(c, Coverage) for name, c in answer.coverage.items()},
+    }
+
+
+def is_record(hint: Any) -> bool:
+    """Return whether a type is a record that is an object in a document."""
+    return hint in _FIELDS
+
+
+@cache
+def members(record: type) -> tuple[tuple[str, str, Any], ...]:
+    """Return name, attribute and type hint of each field of a record in the document."""
+    hints = get_type_hints(record, include_extras=True)
+    members = []
+    for attribute in _FIELDS[record]:
+        if attribute in hints:
+            hint = hints[attribute]
+        else:
+            getter = vars(record)[attribute].fget
+            hint = get_type_hints(getter, include_extras=True)["return"]
+        members.append((_NAMES.get(attribute, attribute), attribute, hint))
+    return tuple(members)
+
+
+def without_none(hint: Any) -> tuple[Any, bool]:
+    """Return a type hint without ``None``, and whether it had one."""
+    if get_origin(hint) not in (Union, UnionType):
+        return hint, False
+    rest = [part for part in get_args(hint) if part is not NoneType]
+    if len(rest) != 1:
+        raise TypeError(f"{hint} is not the type of a field in JSON")
+    return rest[0], True
+
+
+def _plain(value: Any, hint: Any) -> Any:
+    """Return a value as lists, dicts, strings and numbers."""
+    hint, _ = without_none(hint)
+    if value is None:
+        return None
+    if get_origin(hint) is Annotated:
+        if "address" in get_args(hint):
+            return f"{value:#x}"
+        return None if value == NUMA_NO_NODE else value
+    if is_record(hint):
+        return {
+            name: _plain(found, inner)
+            for name, attribute, inner in members(hint)
+            if (found := getattr(value, attribute)) is not None or hint not in SPARSE
+        }
+    if get_origin(hint) in (tuple, list):
+        return [_plain(item, get_args(hint)[0]) for item in value]
+    if get_origin(hint) is Mapping:
+        return {name: _plain(item, get_args(hint)[1]) for name, item in value.items()}
+    return round(value, 6) if hint is float else value
+
+
+def _table(table: Table) -> dict[str, Any]:
+    return {
+        "name": table.name,
+        "columns": [{"name": c.name, "kind": c.type, "help": c.help} for c in table.columns],
+        "rows": [_row(table, row) for row in table.rows],
+        "totals": _totals(table),
+    }
+
+
+def _totals(table: Table) -> dict[str, Any] | None:
+    if table.totals is None:
+        return None
+    return {
+        name: None if isinstance(value, NotRead) else value for name, value in table.totals.items()
+    }
+
+
+def _row(table: Table, row: object) -> dict[str, Any]:
+    document: dict[str, Any] = {}
+    reasons: dict[str, str] = {}
+    for column in table.columns:
+        value = column.value(row)
+        document[column.name] = _value(column, value)
+        if isinstance(value, NotRead):
+            reasons[column.name] = value.reason
+    if reasons:
+        document["not_read"] = reasons
+    return document
+
+
+def _value(column: Column, value: Value) -> Any:
+    if value is None or isinstance(value, NotRead):
+        return None
+    if column.type == "node" and value == NUMA_NO_NODE:
+        return None
+    if column.type == "address" and isinstance(value, int):
+        return f"{value:#x}"
+    return bool(value) if column.type == "flag" else value

@@ -1,0 +1,161 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+"""
+JSON Schema
+-----------
+
+The schemas (draft 2020-12) of the documents of :mod:`memcg_inspect.render.documents`, made from
+the same records and columns. They allow fields that they do not name, since a later version may
+add some.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Annotated, Any, Literal, get_args, get_origin
+
+from memcg_inspect.model import Coverage, ImageInfo, Report
+from memcg_inspect.render.documents import SCHEMA, SPARSE, is_record, members, without_none
+from memcg_inspect.tables import Column, ColumnType, columns_of
+
+__all__ = ("answer_schema", "report_schema")
+
+_DRAFT = "https://json-schema.org/draft/2020-12/schema"
+
+
+def report_schema() -> dict[str, Any]:
+    """Return the JSON Schema of the document of ``audit``."""
+    schema = _record_schema(Report)
+    return _top("audit", schema["properties"])
+
+
+def answer_schema(command: str, records: Sequence[type]) -> dict[str, Any]:
+    """
+    Return the JSON Schema of the document of a view.
+
+    :param records: classes of the rows of its tables
+    """
+    return _top(
+        command,
+        {
+            "command": {"const": command},
+            "image": _schema(ImageInfo),
+            "interrupted": {"type": "boolean"},
+            "whole": {"type": "boolean"},
+            "tables": {
+                "type": "array",
+                "items": {"anyOf": [_table_schema(record) for record in records]},
+            },
+            "notes": _schema(tuple[str, ...]),
+            "coverage": _schema(Mapping[str, Coverage]),
+        },
+    )
+
+
+def _top(command: str, properties: Mapping[str, Any]) -> dict[str, Any]:
+    properties = {"schema": {"const": SCHEMA}, **properties}
+    return {
+        "$schema": _DRAFT,
+        "title": f"memcg-inspect {command} --json",
+        "type": "object",
+        "properties": properties,
+        "required": list(properties),
+    }
+
+
+_PLAIN_TYPES: dict[Any, str] = {str: "string", int: "integer", float: "number", bool: "boolean"}
+_ADDRESS = {"type": "string", "pattern": "^0x[0-9a-f]+$"}
+
+
+def _schema(hint: Any) -> dict[str, Any]:
+    """Return the JSON Schema of values of a type."""
+    hint, is_optional = without_none(hint)
+    schema = _schema_of(hint)
+    if is_optional or (get_origin(hint) is Annotated and "nid" in get_args(hint)):
+        return {"anyOf": [schema, {"type": "null"}]}
+    return schema
+
+
+def _schema_of(hint: Any) -> dict[str, Any]:
+    if get_origin(hint) is Annotated:
+        return _ADDRESS if "address" in get_args(hint) else {"type": "integer"}
+    if is_record(hint):
+        return _record_schema(hint)
+    if get_origin(hint) in (tuple, list):
+        return {"type": "array", "items": _schema(get_args(hint)[0])}
+    if get_origin(hint) is Mapping:
+        return {"type": "object", "additionalProperties": _schema(get_args(hint)[1])}
+    if get_origin(hint) is Literal:
+        return {"enum": list(get_args(hint))}
+    return {"type": _PLAIN_TYPES[hint]}
+
+
+def _record_schema(record: type) -> dict[str, Any]:
+    properties = {name: _schema(hint) for name, _, hint in members(record)}
+    required = [
+        name
+        for name, _, hint in members(record)
+        if record not in SPARSE or not without_none(hint)[1]
+    ]
+    return {"type": "object", "properties": properties, "required": required}
+
+
+_COLUMN_SCHEMAS: dict[ColumnType, dict[str, Any]] = {
+    "text": {"type": ["string", "null"]},
+    "memcg": {"type": ["string", "null"]},
+    "node": {"type": ["integer", "null"]},
+    "address": {"type": ["string", "null"], "pattern": "^0x[0-9a-f]+$"},
+    "number": {"type": ["integer", "null"]},
+    "bytes": {"type": ["integer", "null"]},
+    "pages": {"type": ["integer", "null"]},
+    "KiB": {"type": ["integer", "null"]},
+    "count": {"type": ["integer", "null"]},
+    "difference": {"type": ["integer", "null"]},
+    "share": {"type": ["number", "null"]},
+    "flag": {"type": ["boolean", "null"]},
+}
+
+
+def _column_schema(column: Column) -> dict[str, Any]:
+    return {**_COLUMN_SCHEMAS[column.type], "description": column.help}
+
+
+def _by_name(columns: Sequence[Column], schema: Callable[[Column], Any]) -> dict[str, Any]:
+    """Return the properties of an object with a value for each column."""
+    named = {c.name: schema(c) for c in columns if c.key is None}
+    # Columns of nodes: as many as the machine has.
+    each = {f"^{c.name.replace('N', '[0-9]+')}$": schema(c) for c in columns if c.key is not None}
+    return {"properties": named, **({"patternProperties": each} if each else {})}
+
+
+def _table_schema(record: type) -> dict[str, Any]:
+    columns = columns_of(record, keys=("N",))
+    text = {"type": "string"}
+    named = [c for c in columns if c.key is None]
+    names = {"enum": [c.name for c in named]}
+    each = [{"pattern": f"^{c.name.replace('N', '[0-9]+')}$"} for c in columns if c.key is not None]
+    column = {
+        "type": "object",
+        "properties": {
+            "name": {"anyOf": [names, *each]},
+            "kind": {"enum": sorted({c.type for c in columns})},
+            "help": text,
+        },
+        "required": ["name", "kind", "help"],
+    }
+    reasons = {"type": "object", **_by_name(columns, lambda column: text)}
+    row = {"type": "object", **_by_name(columns, _column_schema)}
+    row["properties"]["not_read"] = reasons
+    summed = [column for column in columns if column.total]
+    totals = {"type": ["object", "null"], **_by_name(summed, _column_schema)}
+    properties = {
+        "name": text,
+        "columns": {"type": "array", "items": column},
+        "rows": {"type": "array", "items": row},
+        "totals": totals,
+    }
+    return {
+        "title": (record.__doc__ or "").strip().splitlines()[0],
+        "type": "object",
+        "properties": properties,
+        "required": list(properties),
+    }

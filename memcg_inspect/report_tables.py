@@ -1,0 +1,226 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+"""
+Tables of a report
+------------------
+
+The identities, the rows and the skew of an audit as tables with typed columns, like those of
+views. Renderers and ``audit --rows``, ``--identities`` and ``--skew`` use them.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Annotated
+
+from memcg_inspect.model import NUMA_NO_NODE, Report, Row
+from memcg_inspect.tables import Answer, Field, MemcgAddress, NotRead, Table, Value, columns_of
+
+__all__ = (
+    "TABLES",
+    "IdentityRow",
+    "MatrixRow",
+    "RowRow",
+    "SkewRow",
+    "identities_table",
+    "report_answer",
+    "rows_table",
+    "skew_matrix",
+    "skew_table",
+)
+
+
+@dataclass(frozen=True)
+class IdentityRow:
+    """The outcome of one identity."""
+
+    name: Annotated[str, Field("text", "name of the identity")]
+    status: Annotated[
+        str, Field("text", "exact, findings, unverifiable, moving, or not-kept by this kernel")
+    ]
+    rows: Annotated[int, Field("count", "number of rows, those that are all zero included")]
+    differing: Annotated[int, Field("count", "number of rows that differ")]
+    reason: Annotated[str | None, Field("text", "why it is unverifiable or not kept")]
+
+
+@dataclass(frozen=True)
+class RowRow:
+    """One equation of one identity."""
+
+    identity: Annotated[str, Field("text", "name of the identity")]
+    memcg: Annotated[Value, Field("memcg", "memcg; none for counters of the whole machine")]
+    memcg_address: MemcgAddress
+    objcg: Annotated[int | None, Field("address", "struct obj_cgroup *, if it is about one")]
+    node: Annotated[int | None, Field("node", "node; none for counters of all nodes")]
+    item: Annotated[str, Field("text", "name of the counter in the kernel")]
+    unit: Annotated[str, Field("text", "unit of all amounts of the row")]
+    found: Annotated[int, Field("count", "sum of the objects found")]
+    claimed: Annotated[Value, Field("count", "value of the counter, all parts added up")]
+    parts: Annotated[Mapping[str, Value], Field("count", "part of the counter in {}", each="{}")]
+    difference: Annotated[Value, Field("difference", "claimed less found")]
+    status: Annotated[str, Field("text", "exact, differs, in-flight, moving or unverifiable")]
+    found_moved: Annotated[
+        int | None, Field("count", "how far found moved between samples", shown=False)
+    ]
+    claimed_moved: Annotated[
+        int | None, Field("count", "how far claimed moved between samples", shown=False)
+    ]
+    found_in: Annotated[
+        str, Field("text", "the amounts that were found, as SOURCE:amount", shown=False)
+    ]
+    claimed_in: Annotated[
+        Value, Field("text", "the parts of the counter, as PLACE:amount", shown=False)
+    ]
+    reason: Annotated[str | None, Field("text", "why it could not be verified", shown=False)]
+
+
+@dataclass(frozen=True)
+class SkewRow:
+    """Charges of one memcg and kind, by charged node and backing node."""
+
+    memcg: Annotated[str, Field("memcg", "memcg that pays")]
+    memcg_address: MemcgAddress
+    kind: Annotated[str, Field("text", "slab, percpu, kmem, zswap, lru or sock")]
+    charged_node: Annotated[
+        int | None, Field("node", "node of the obj_cgroup that pays; none if it has no node")
+    ]
+    node: Annotated[Value, Field("node", "node of the page that holds the charges")]
+    bytes: Annotated[int, Field("bytes", "size of the charges", total=True)]
+    count: Annotated[
+        int, Field("count", "number of charges; each is counted on one node", total=True)
+    ]
+
+
+@dataclass(frozen=True)
+class MatrixRow:
+    """A line of the matrix of charged node and backing node."""
+
+    memcg: Annotated[str, Field("memcg", "memcg that pays")]
+    kind: Annotated[str, Field("text", "kind of charge")]
+    charged: Annotated[str | None, Field("text", "node of the obj_cgroup that pays")]
+    nodes: Annotated[Mapping[str, int | None], Field("bytes", "bytes {}", each="{}")] = field(
+        default_factory=dict
+    )
+
+
+def report_answer(report: Report, name: str, show_all: bool = False) -> Answer:
+    """
+    Return one table of a report as the answer of ``audit``.
+
+    :param name: one of :data:`TABLES`
+    :param show_all: whether to include rows that are all zero
+    """
+    _, make = TABLES[name]
+    return Answer(
+        "audit",
+        report.image,
+        (make(report, show_all),),
+        report.coverage,
+        report.notes,
+        interrupted=report.interrupted,
+    )
+
+
+def identities_table(report: Report, show_all: bool = False) -> Table:
+    """Return a table with a row for each identity."""
+    rows = [
+        IdentityRow(found.name, found.status, found.rows, found.differing, found.reason)
+        for found in report.identities
+    ]
+    return Table("identities", "identities", columns_of(IdentityRow), rows)
+
+
+def rows_table(report: Report, show_all: bool = False) -> Table:
+    """Return a table with the rows of all identities."""
+    rows = report.rows if show_all else report.nonzero_rows
+    made = list(row_records(report, rows))
+    return Table("rows", "rows of all identities", columns_of(RowRow), made, empty="all are zero")
+
+
+def row_records(report: Report, rows: Iterable[Row], parts: Sequence[str] = ()) -> list[RowRow]:
+    """
+    Return rows as records of a table.
+
+    :param parts: parts of the counters to show in columns of their own
+    """
+    paths = {memcg.address: memcg.path for memcg in report.memcgs}
+    return [_row(row, paths, parts) for row in rows]
+
+
+def _row(row: Row, paths: Mapping[int, str], parts: Sequence[str]) -> RowRow:
+    unread = NotRead(row.reason or "the counter could not be read")
+    claimed = row.claimed
+    path: Value = None if row.memcg is None else paths.get(row.memcg, f"{row.memcg:#x}")
+    return RowRow(
+        identity=row.identity,
+        memcg=path,
+        memcg_address=row.memcg,
+        objcg=row.objcg,
+        node=row.nid,
+        item=row.item,
+        unit=row.unit,
+        found=sum(row.found.values()),
+        claimed=unread if claimed is None else sum(claimed.values()),
+        parts={part: unread if claimed is None else claimed.get(part, 0) for part in parts},
+        difference=unread if row.difference is None else row.difference,
+        status=row.status,
+        found_moved=None if row.moved is None else row.moved.found,
+        claimed_moved=None if row.moved is None else row.moved.claimed,
+        found_in=_amounts(row.found),
+        claimed_in=unread if claimed is None else _amounts(claimed),
+        reason=row.reason,
+    )
+
+
+def _amounts(amounts: Mapping[str, int]) -> str:
+    return ",".join(f"{name}:{amount}" for name, amount in amounts.items())
+
+
+def skew_table(report: Report, show_all: bool = False) -> Table:
+    """Return a table with a row for each memcg, kind, charged node and backing node."""
+    paths = {memcg.address: memcg.path for memcg in report.memcgs}
+    rows = [
+        SkewRow(
+            memcg=paths.get(cell.memcg, f"{cell.memcg:#x}"),
+            memcg_address=cell.memcg,
+            kind=cell.kind,
+            charged_node=cell.charged_nid,
+            node=cell.backing_nid if cell.reason is None else NotRead(cell.reason),
+            bytes=cell.bytes,
+            count=cell.count,
+        )
+        for cell in report.skew
+    ]
+    title = "charges by charged node and backing node"
+    return Table("skew", title, columns_of(SkewRow), rows, empty="no charges")
+
+
+def skew_matrix(report: Report) -> Table:
+    """Return the bytes of the skew with a column for each backing node, memcg by memcg."""
+    # Charges without a node come last.
+    nids = sorted({s.backing_nid for s in report.skew}, key=lambda n: (n == NUMA_NO_NODE, n))
+    names = {nid: "no node" if nid == NUMA_NO_NODE else f"on {nid}" for nid in nids}
+    paths = {memcg.address: memcg.path for memcg in report.memcgs}
+    lines: defaultdict[tuple[str, str, int | None], dict[str, int | None]]
+    rows: list[MatrixRow] = []
+    for memcg, path in ((None, "whole machine"), *paths.items()):
+        lines = defaultdict(lambda: dict.fromkeys(names.values()))
+        for cell in report.skew:
+            if memcg is None or cell.memcg == memcg:
+                line = lines[path, cell.kind, cell.charged_nid]
+                line[names[cell.backing_nid]] = (line[names[cell.backing_nid]] or 0) + cell.bytes
+        for (_, kind, nid), line in sorted(lines.items(), key=lambda it: (it[0][1], it[0][2] or 0)):
+            rows.append(MatrixRow(path, kind, None if nid is None else f"node {nid}", line))
+    title = "skew: bytes by charged node and backing node (off the diagonal is skewed)"
+    if all(s.charged_nid is None for s in report.skew):
+        title = "bytes by backing node (this kernel's obj_cgroups have no node)"
+    return Table("skew", title, columns_of(MatrixRow, keys=names.values()), rows)
+
+
+#: The tables that ``audit`` can be asked for: the class of the rows, and how to make the table.
+TABLES: dict[str, tuple[type, Callable[[Report, bool], Table]]] = {
+    "identities": (IdentityRow, identities_table),
+    "rows": (RowRow, rows_table),
+    "skew": (SkewRow, skew_table),
+}
