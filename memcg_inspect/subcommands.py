@@ -20,7 +20,7 @@ from types import FrameType
 from typing import Any
 
 from memcg_inspect.image.image import Image
-from memcg_inspect.image.missing import needing_all, why_missing
+from memcg_inspect.image.missing import as_image_errors, why_missing
 from memcg_inspect.model import Report
 from memcg_inspect.report_tables import TABLES, report_answer
 from memcg_inspect.tables import (
@@ -281,7 +281,7 @@ def _view(image: Image, args: Namespace) -> Answer:
     # Documents have all fields by default; text has those that most readers need.
     if choice.fields is None and args.json:
         choice = choice._replace(fields=["all"])
-    with _cancellable(image), needing_all():
+    with _cancellable(image), as_image_errors():
         # Before the work, which may take long.
         _check(image, columns(args.view.name), choice)
         found = args.view.run(image, args)

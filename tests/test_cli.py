@@ -279,7 +279,7 @@ def test_choice_of_debug_info(lab: Lab, tmp_path: Path) -> None:
         assert done.returncode == 0, done.stderr
         assert done.stdout.splitlines()[2] == f"Types and symbols: {used}"
     assert "no debug info" in refused(*nowhere, "--debuginfo", "dwarf")
-    assert "only BTF" in refused(*nowhere, "--debuginfo", "btf", "-s", image.vmlinux)
+    assert "exclude each other" in refused(*nowhere, "--debuginfo", "btf", "-s", image.vmlinux)
 
 
 def document(*args: object) -> dict[str, Any]:

@@ -30,7 +30,7 @@ from memcg_inspect.collect.released import ReleasedReader
 from memcg_inspect.collect.zswap import add_zswap
 from memcg_inspect.image.image import Image
 from memcg_inspect.image.layout import has_type
-from memcg_inspect.image.missing import needing_all
+from memcg_inspect.image.missing import as_image_errors
 from memcg_inspect.image.progress import STOPPED, Progress
 from memcg_inspect.linux.kernel.bpf import bpf_objcgs
 from memcg_inspect.linux.kernel.sched import caches_objcg, read_tasks
@@ -105,7 +105,7 @@ def collect(image: Image, clock: Clock | None = None, call_sites: bool = True) -
     :raises ImageError: if this kernel does not charge kernel memory to memcgs, or keeps its
         charges in a way that is not known here
     """
-    with needing_all():
+    with as_image_errors():
         return _Collector(image, clock or Clock(), call_sites).collect()
 
 

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 """
-An image and what is known of it
---------------------------------
+Images
+------
 
-An :class:`Image` is made once for each :class:`drgn.Program` and handed to every reader. It
-holds the program, its memory for bulk reads, the progress of the walk, and the layouts that
-readers found in the types.
+An :class:`Image` is made once for each :class:`drgn.Program`, and every reader takes it. It has the
+program, memory for bulk reads, types and symbols, the progress of a walk, and results that
+readers need more than once.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ _KEY = ("memcg_inspect", "image")
 
 class Image:
     """
-    A vmcore, a guest, or the running kernel.
+    A vmcore, a QEMU guest, or the running kernel.
 
-    :ivar prog: program that reads it
-    :ivar memory: its memory
-    :ivar progress: how far the current walk is, and whether it should end
-    :ivar stopped: whether the machine was stopped by whoever reads it
+    :ivar prog: program that debugs it
+    :ivar memory: bulk reads of its memory
+    :ivar progress: progress and cancellation of the current walk
+    :ivar stopped: whether the guest is paused while it is read
     """
 
     def __init__(self, prog: Program) -> None:
@@ -46,12 +46,12 @@ class Image:
 
     @property
     def is_moving(self) -> bool:
-        """Whether memory may change while it is read."""
+        """Return whether memory may change while it is read."""
         return bool(self.prog.flags & ProgramFlags.IS_LIVE) and not self.stopped
 
     def type(self, name: str) -> Type:
         """
-        Return the type of a name, e.g. ``struct slab``.
+        Return the type with a name, e.g. ``struct slab``.
 
         :raises UnknownKernelError: if there is none
         """
@@ -62,7 +62,7 @@ class Image:
 
     def object(self, name: str) -> Object:
         """
-        Return the variable, enumerator, macro or function of a name.
+        Return the variable, enumerator, macro or function with a name.
 
         :raises UnknownKernelError: if there is none
         """
@@ -73,7 +73,7 @@ class Image:
 
     def symbol(self, place: str | int) -> Symbol:
         """
-        Return the symbol of a name, or the one that an address is in.
+        Return the symbol with a name, or the symbol that contains an address.
 
         :raises UnknownKernelError: if there is none
         """
@@ -83,7 +83,7 @@ class Image:
             raise UnknownKernelError(error) from error
 
     def once(self, find: Callable[[Image], T]) -> T:
-        """Return what *find* returns for this image. It is called the first time only."""
+        """Return the result of *find* for this image. *find* is called the first time only."""
         try:
             return self._found[find]  # type: ignore[no-any-return]
         except KeyError:

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 """
-Layouts, found once
--------------------
+Layouts of types
+----------------
 
-Small helpers with which the readers take offsets, bit fields and enumerators
-out of the types of a :class:`drgn.Program`, and keep what they found.
+Helpers for readers: offsets, bit fields and enumerators from the types of an image.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ __all__ = (
 
 
 def has_type(image: Image, name: str) -> bool:
-    """Return whether the program has a type of this name, e.g. ``struct slab``."""
+    """Return whether the image has a type with a name, e.g. ``struct slab``."""
     try:
         image.type(name)
     except UnknownKernelError:
@@ -41,12 +40,12 @@ def has_type(image: Image, name: str) -> bool:
 
 
 def has_member(image: Image, type_name: str, member: str) -> bool:
-    """Return whether a structure exists and has a member, anonymous ones searched."""
+    """Return whether a structure exists and has a member, also in anonymous members."""
     return has_type(image, type_name) and image.type(type_name).has_member(member)
 
 
 def constant(image: Image, *names: str) -> int | None:
-    """Return the first enumerator (or macro) among *names* that exists."""
+    """Return the value of the first enumerator or macro of *names* that exists."""
     for name in names:
         try:
             return int(image.object(name).value_())
@@ -59,7 +58,7 @@ def static_key_enabled(image: Image, name: str) -> bool | None:
     """
     Return whether a static key is enabled.
 
-    :param name: of a ``struct static_key_true`` or ``struct static_key_false``
+    :param name: name of a ``struct static_key_true`` or ``struct static_key_false``
     :return: ``None`` if there is no such key
     """
     try:
@@ -70,7 +69,7 @@ def static_key_enabled(image: Image, name: str) -> bool | None:
 
 
 def array_length(type_: Type) -> int:
-    """Return the number of elements of an array type, 0 where it has no bound."""
+    """Return the number of elements of an array type; 0 for a flexible array."""
     type_ = type_.unaliased()
     if type_.kind != TypeKind.ARRAY:
         raise ValueError(f"not an array: {type_}")
@@ -79,7 +78,7 @@ def array_length(type_: Type) -> int:
 
 def member_type(type_: Type, name: str) -> Type:
     """
-    Return the type of a member of a structure, those of anonymous members included.
+    Return the type of a member of a structure, also in anonymous members.
 
     :raises UnknownKernelError: if there is no such member
     """
@@ -90,7 +89,15 @@ def member_type(type_: Type, name: str) -> Type:
 
 
 class BitField(NamedTuple):
-    """Where a bit field lies: a byte range, and a shift and a mask in its integer."""
+    """
+    Place of a bit field or an integer in a structure.
+
+    :ivar offset: offset of the first byte
+    :ivar size: number of bytes
+    :ivar shift: lowest bit of the field in the integer made of these bytes
+    :ivar mask: mask of the field, after the shift
+    :ivar order: byte order of the image, ``little`` or ``big``
+    """
 
     offset: int
     size: int
@@ -99,31 +106,37 @@ class BitField(NamedTuple):
     order: str
 
     def get(self, data: bytes, base: int = 0) -> int:
-        """Take the value out of *data*, in which the structure starts at *base*."""
+        """Return the value in *data*, in which the structure begins at *base*."""
         start = base + self.offset
         word = int.from_bytes(data[start : start + self.size], self.order)  # type: ignore[arg-type]
         return word >> self.shift & self.mask
 
 
 class WordField(NamedTuple):
-    """Where a bit field lies in a structure that was unpacked into words."""
+    """
+    Place of a bit field or an integer in a structure that is read as an array of words.
+
+    :ivar word: index of the word
+    :ivar shift: lowest bit of the field in the word
+    :ivar mask: mask of the field, after the shift
+    """
 
     word: int
     shift: int
     mask: int
 
     def get(self, words: Sequence[int]) -> int:
-        """Take the value out of the words of the structure."""
+        """Return the value in the words of the structure."""
         return words[self.word] >> self.shift & self.mask
 
 
 def word_field(image: Image, type_name: str, member: str) -> WordField:
     """
-    Find a bit field, or a pointer, of a structure that is read word by word.
+    Return the place of a member in a structure that is read as an array of words.
 
+    :param member: name of a bit field, an integer or a pointer, also in anonymous members
     :raises UnknownKernelError: if there is no such member
     """
-
     size = image.memory.word_size
     field = bit_field(image, type_name, member)
     word, byte = divmod(field.offset, size)
@@ -133,8 +146,9 @@ def word_field(image: Image, type_name: str, member: str) -> WordField:
 
 def bit_field(image: Image, type_name: str, member: str) -> BitField:
     """
-    Find a bit field of a structure, inside anonymous members too.
+    Return the place of a member of a structure.
 
+    :param member: name of a bit field, an integer or a pointer, also in anonymous members
     :raises UnknownKernelError: if there is no such member
     """
     found = _find(image.type(type_name).unaliased(), member, 0)

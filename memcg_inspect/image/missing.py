@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 """
-Why memory is missing
----------------------
+Missing memory
+--------------
 
-A dump may lack pages on purpose: makedumpfile leaves out those that nobody is thought to
-need.
+Explains to users why memory is missing from a dump, and translates errors of drgn. makedumpfile
+leaves out pages that an analysis usually does not need, and some that it does.
 """
 
 from __future__ import annotations
@@ -20,28 +20,27 @@ from memcg_inspect.image.lookup import UnknownKernelError, is_failed_lookup
 from memcg_inspect.image.progress import STOPPED
 from memcg_inspect.model import Coverage, ImageError
 
-__all__ = ("needing_all", "why_faults", "why_missing")
+__all__ = ("as_image_errors", "why_faults", "why_missing")
 
-#: How libkdumpfile calls a page that a dump does not have.
+#: Message of libkdumpfile for a page that a dump does not have.
 _EXCLUDED = "Excluded page"
-#: How drgn calls an address that the kernel's page tables do not have.
+#: Message of drgn for an address that the kernel's page tables do not map.
 _UNMAPPED = "address is not mapped"
 
 _MAKEDUMPFILE = (
-    "Pages that the kernel uses itself are missing from this dump: makedumpfile left them out. "
-    "At dump levels that include 8 (user data), such as 31, the makedumpfile of Debian up to "
-    "1.7.8 takes tail pages of compound pages, among them slabs, for user data on Linux 7.1 and "
-    "newer, and 1.7.2 does so on 6.12, too. Take the dump at level 23, or with a newer "
-    "makedumpfile."
+    "Pages of the kernel are missing from this dump: makedumpfile left them out. At dump levels "
+    "that include 8 (user data), such as 31, Debian's makedumpfile up to 1.7.8 takes tail pages "
+    "of compound pages, such as slabs, for user data on Linux 7.1 and newer; 1.7.2 does so on "
+    "6.12, too. Dump at level 23, or with a newer makedumpfile."
 )
 _OTHER = (
-    "Memory that the kernel uses is missing from this dump: it is truncated, or it was filtered "
-    "too far. Take it again, whole."
+    "Memory of the kernel is missing from this dump: the dump is truncated, or too many pages were "
+    "filtered. Make a complete dump."
 )
 
 
 def why_missing(image: Image, coverage: Iterable[Coverage]) -> tuple[str, ...]:
-    """Return what a user should know where parts of a dump could not be read."""
+    """Return notes for the user on why parts of a dump could not be read."""
     if image.prog.flags & ProgramFlags.IS_LIVE:
         return ()
     reasons = [example.reason for c in coverage for example in c.examples]
@@ -52,31 +51,35 @@ def why_missing(image: Image, coverage: Iterable[Coverage]) -> tuple[str, ...]:
 
 def why_faults(reasons: Iterable[str]) -> tuple[str, ...]:
     """
-    Return the same where only messages of faults are at hand.
+    Return the notes that :func:`why_missing` returns, from messages of faults.
 
-    :param reasons: what :class:`drgn.FaultError` says
+    :param reasons: messages of :class:`drgn.FaultError`
     """
-    # What somebody did not wait for is there.
+    # Memory that was not read because the user stopped the walk is not missing.
     reasons = [reason for reason in reasons if reason != STOPPED]
     if any(_EXCLUDED in reason or LEFT_OUT in reason for reason in reasons):
         return (_MAKEDUMPFILE,)
-    # Guard pages are not mapped on purpose: nothing is missing there.
+    # The kernel does not map guard pages: they are not missing.
     return (_OTHER,) if any(_UNMAPPED not in reason for reason in reasons) else ()
 
 
 @contextmanager
-def needing_all() -> Iterator[None]:
+def as_image_errors() -> Iterator[None]:
     """
-    Tell what is raised where nothing can be done without what is missing.
+    Translate errors of drgn to errors that are shown to the user in one line.
 
-    :raises ImageError: for memory that is not there, and for types and symbols that are not
+    Errors of this package, such as a :class:`KeyError`, are not translated.
+
+    :raises ImageError: in place of :class:`drgn.FaultError`
+    :raises UnknownKernelError: in place of what drgn raises for a type, member, variable or symbol
+        that it cannot find
     """
     try:
         yield
     except FaultError as error:
+        why = " ".join(why_faults([str(error)]))
         raise ImageError(
-            "the image lacks memory that nothing can be read without "
-            f"({error}). {' '.join(why_faults([str(error)]))}".rstrip()
+            f"the image lacks memory that is needed to read anything ({error}). {why}".rstrip()
         ) from error
     except (LookupError, AttributeError) as error:
         if not is_failed_lookup(error):

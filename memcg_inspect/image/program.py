@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 """
-Opening an image
-----------------
+Opening images
+--------------
 
-Makes a :class:`drgn.Program` of a vmcore, of a QEMU guest or of the running kernel, with
-types to read it by, or says in one line why that cannot be done.
+Opens a vmcore, a QEMU guest or the running kernel as a :class:`drgn.Program`, and loads its types.
+If that fails, the error is one line.
 """
 
 from __future__ import annotations
@@ -36,18 +36,18 @@ DebugInfo = Literal["auto", "dwarf", "btf"]
 @dataclass(frozen=True)
 class ImageSource:
     """
-    What to look at, and where its types are.
+    Image to open, and where its types are.
 
     :ivar core: path of a vmcore
-    :ivar qemu: address of a QMP socket; without both, the running kernel
-    :ivar qemu_descriptor: an open connection to it, which drgn then closes
-    :ivar symbols: files with debug info, ``vmlinux`` and modules
-    :ivar default_symbols: whether to look for debug info on this system, too
-    :ivar debug_directories: folders to look in, before drgn's own
-    :ivar architecture: name of a :class:`drgn.Architecture`, for dumps that do not tell
-    :ivar vmcoreinfo: path of a VMCOREINFO note, in place of the image's
-    :ivar debuginfo: ``dwarf`` or ``btf`` for nothing else; ``auto`` for the debug info that is
-        given, else what is found, else BTF
+    :ivar qemu: address of a QMP socket. Without *core* and *qemu*, the running kernel is opened.
+    :ivar qemu_descriptor: file descriptor of a connection to it, which drgn closes
+    :ivar symbols: paths of files with debug info: ``vmlinux`` and modules
+    :ivar default_symbols: whether to search this system for debug info
+    :ivar debug_directories: directories to search before drgn's own
+    :ivar architecture: name of a :class:`drgn.Architecture`, for dumps that do not have it
+    :ivar vmcoreinfo: path of a VMCOREINFO note to use in place of the image's
+    :ivar debuginfo: ``dwarf`` to use debug info only, ``btf`` to use BTF only, ``auto`` to use the
+        debug info that is given or found, and else BTF
     """
 
     core: str | None = None
@@ -62,7 +62,7 @@ class ImageSource:
 
     @property
     def name(self) -> str:
-        """What to call it in a message."""
+        """Return the name of the image for messages."""
         return self.core or self.qemu or "the running kernel"
 
 
@@ -70,7 +70,7 @@ def open_program(source: ImageSource) -> Program:
     """
     Open an image and load its types.
 
-    :raises ImageError: if that cannot be done
+    :raises ImageError: if it cannot be opened, or has no types
     """
     for path in (*source.symbols, *filter(None, [source.vmcoreinfo])):
         _check_readable(path)
@@ -93,7 +93,7 @@ def _open(prog: Program, source: ImageSource) -> None:
     _attach(prog, source)
     if not prog.flags & ProgramFlags.IS_LINUX_KERNEL:
         raise ImageError(
-            f"{source.name} is no image of a Linux kernel (a dump needs a VMCOREINFO note; "
+            f"{source.name} is not an image of a Linux kernel (a dump needs a VMCOREINFO note; "
             "--vmcoreinfo gives one)"
         )
     _load_types(prog, source)
@@ -129,14 +129,14 @@ def _attach(prog: Program, source: ImageSource) -> None:
         raise ImageError(
             f"{source.name} cannot be opened: {where}{error.strerror or error}"
         ) from None
-    except Exception as error:  # drgn raises plain exceptions for what is no dump
+    except Exception as error:  # drgn raises Exception for a file that is not a dump
         raise ImageError(f"{source.name} cannot be opened: {_one_line(error)}") from None
 
 
 def _load_types(prog: Program, source: ImageSource) -> None:
     if source.debuginfo == "btf":
         if source.symbols:
-            raise ImageError(f"{source.symbols[0]}: a file with debug info, and only BTF is wanted")
+            raise ImageError(f"-s {source.symbols[0]} and --debuginfo btf exclude each other")
         load_btf(prog)
         return
     main = _load_dwarf(prog, source)
@@ -148,7 +148,7 @@ def _load_types(prog: Program, source: ImageSource) -> None:
     _explain_missing(main, source)
 
 
-# Returns the kernel itself, if it is known which it is: it may still want debug info.
+# Returns the module of the kernel, if drgn identified it. It may have no debug info.
 def _load_dwarf(prog: Program, source: ImageSource) -> MainModule | None:
     if source.debug_directories:
         options = prog.debug_info_options
@@ -169,11 +169,10 @@ def _explain_missing(main: MainModule | None, source: ImageSource) -> None:
     for path in source.symbols:
         given = _build_id(path)
         if given == image:
-            raise ImageError(f"{path} has no debug info: it is stripped")
+            raise ImageError(f"{path} is stripped: it has no debug info")
         if given is not None:
             raise ImageError(
-                f"{path} is of another kernel: its build ID is {given}, that of the image "
-                f"is {image}"
+                f"{path} is of another kernel: its build ID is {given}, but the image's is {image}"
             )
         raise ImageError(f"{path} is not an ELF file with debug info")
     raise ImageError(
@@ -186,7 +185,7 @@ def _build_id(path: str) -> str | None:
     module = Program().extra_module(path, create=True)
     try:
         module.try_file(path)
-    except Exception:  # whatever is wrong with it, it has no build ID
+    except Exception:  # drgn could not read the file: it has no build ID
         return None
     return module.build_id.hex() if module.build_id else None
 

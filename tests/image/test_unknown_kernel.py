@@ -20,7 +20,7 @@ from memcg_inspect.cli import main
 from memcg_inspect.image.image import image_of
 from memcg_inspect.image.layout import bit_field, member_type
 from memcg_inspect.image.lookup import UnknownKernelError
-from memcg_inspect.image.missing import needing_all
+from memcg_inspect.image.missing import as_image_errors
 from memcg_inspect.model import ImageError
 
 NEWEST = DEBIAN_KERNELS[-1]
@@ -43,7 +43,7 @@ def raising(error: Exception) -> Callable[..., None]:
     ids=repr,
 )
 def test_mistakes_are_raised_as_they_are(error: Exception) -> None:
-    with pytest.raises(type(error)) as raised, needing_all():
+    with pytest.raises(type(error)) as raised, as_image_errors():
         raise error
     assert raised.value is error
 
@@ -100,7 +100,7 @@ def lookups(prog: Program) -> dict[str, Callable[[], object]]:
 @pytest.mark.image
 def test_names_that_drgn_does_not_find(lab: Lab) -> None:
     for name, look_up in lookups(lab.image(NEWEST).program()).items():
-        with pytest.raises(UnknownKernelError) as raised, needing_all():
+        with pytest.raises(UnknownKernelError) as raised, as_image_errors():
             look_up()
         said = str(raised.value)
         assert said.startswith("this kernel is not supported, or its debug info is incomplete: ")
@@ -141,7 +141,7 @@ def test_a_missing_type_ends_with_status_2(
 
 
 def test_missing_memory_has_a_message_of_its_own() -> None:
-    with pytest.raises(ImageError, match="the image lacks memory") as raised, needing_all():
+    with pytest.raises(ImageError, match="the image lacks memory") as raised, as_image_errors():
         raise FaultError("Excluded page", 0x1000)
     assert not isinstance(raised.value, UnknownKernelError)
     assert "makedumpfile" in str(raised.value)

@@ -11,7 +11,7 @@ from typing import TypeVar
 import drgn
 
 from memcg_inspect.image.image import Image, image_of
-from memcg_inspect.image.missing import needing_all
+from memcg_inspect.image.missing import as_image_errors
 from memcg_inspect.image.program import ImageSource, open_program
 from memcg_inspect.linux.mm.mm_types import scan_pages
 from memcg_inspect.linux.mm.mmzone import mem_map
@@ -21,7 +21,7 @@ from support.guests import GuestImage
 #: What libkdumpfile says of a page that a dump does not have.
 EXCLUDED = "Excluded page"
 
-_REFUSED = re.compile(rf"lacks memory that nothing can be read without \({EXCLUDED}: (0x\w+)\)")
+_REFUSED = re.compile(rf"lacks memory that is needed to read anything \({EXCLUDED}: (0x\w+)\)")
 
 T = TypeVar("T")
 
@@ -75,7 +75,7 @@ def ask_without(
     shift = mem_map(image_of(image.program())).page_shift
     while True:
         try:
-            with needing_all():
+            with as_image_errors():
                 return question(image_of(without(image, left))), frozenset(left)
         except ImageError as error:
             found = _REFUSED.search(str(error))

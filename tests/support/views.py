@@ -9,7 +9,7 @@ from collections.abc import Callable
 import drgn
 
 from memcg_inspect.image.image import image_of
-from memcg_inspect.image.missing import needing_all
+from memcg_inspect.image.missing import as_image_errors
 from memcg_inspect.subcommands import add_subcommands
 from memcg_inspect.tables import Answer, NotRead, Table, Value
 
@@ -20,7 +20,7 @@ def ask(prog: drgn.Program, *arguments: str) -> Answer:
     parser = ArgumentParser()
     add_subcommands(parser)
     args = parser.parse_args(arguments)
-    with needing_all():
+    with as_image_errors():
         answer: Answer = args.view.run(image_of(prog), args)
     return answer
 

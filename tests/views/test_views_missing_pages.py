@@ -16,7 +16,7 @@ from drgn.helpers.linux.mm import follow_phys
 from support.guests import KERNELS, Lab
 
 from memcg_inspect.image.image import image_of
-from memcg_inspect.image.missing import needing_all
+from memcg_inspect.image.missing import as_image_errors
 from memcg_inspect.image.program import ImageSource, open_program
 from memcg_inspect.linux.mm.mmzone import mem_map, page_ranges
 from memcg_inspect.model import ImageError
@@ -67,7 +67,7 @@ def test_any_pages_may_be_missing(lab: Lab, kernel: str, share: float) -> None:
         leave_out(prog, seed, share)
         for (view, key), truth in zip(VIEWS, whole, strict=True):
             try:
-                with needing_all():
+                with as_image_errors():
                     answer = view(prog)
             except ImageError as error:
                 assert "nothing can be read without" in str(error)
