@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
-"""Kernels built here, from Debian's linux-source and the project's config fragments.
+"""Build kernels from Debian's linux-source and the project's config fragments.
 
-Kbuild writes absolute paths into the commands it compares, those of the source and
-of the build tree, so a build tree is only good at its place for a source at its place.
-A patched kernel is therefore built where the unpatched one was: in a mount namespace
-of its own, its source and its copy of the build tree lie over the other's, and only
-what the patches touch is built.
+A patched kernel starts from a copy of the build tree of the kernel without the patches, so that
+only what the patches touch is built. Kbuild compares commands (.*.cmd), which contain the
+absolute paths of source and build tree. The copies are therefore mounted over the originals, in
+a mount namespace of their own.
 """
 
 import os
@@ -26,14 +25,14 @@ from .store import fresh_folder, locked, text_hash, tree_hash
 
 
 def fragment_text(fragments: tuple[str, ...], localversion: str) -> str:
-    """The config fragments of a kernel, with the version suffix that tells it apart."""
+    """Return the config fragments of a kernel, with CONFIG_LOCALVERSION at the end."""
     paths = [FIXTURES / "kernels" / f"{name}.config" for name in fragments]
     text = "".join(path.read_text() for path in paths)
     return text + f'CONFIG_LOCALVERSION="-{localversion}"\n'
 
 
 def check_config(fragment: str, config: str, allowed: frozenset[str] = frozenset()) -> list[str]:
-    """Lines of the fragment that did not take effect in the finished config."""
+    """Return the lines of a fragment that did not take effect in the finished config."""
     have = set(config.splitlines())
     missed = []
     for line in fragment.splitlines():
@@ -48,7 +47,7 @@ def check_config(fragment: str, config: str, allowed: frozenset[str] = frozenset
 
 
 def make_command(tree: Path, output: Path, over: Sequence[tuple[Path, Path]] = ()) -> list[str]:
-    """How to call make on a source; `over` are (folder, where it is to be mounted)."""
+    """Return the make command for a source; `over` are (folder, where to mount it)."""
     command = ["make", "-C", str(tree), f"O={output}", "ARCH=x86_64"]
     if not over:
         return command
@@ -59,10 +58,11 @@ def make_command(tree: Path, output: Path, over: Sequence[tuple[Path, Path]] = (
 
 
 def kernel_command(place: str, series: str, root: str | None) -> list[str]:
-    """How to call make for a kernel built here, also for a module of it.
+    """Return the make command for a kernel that is built here, and for modules of it.
 
-    `place` names its build tree, and its source when that is patched; `root` is the
-    kernel without any patches then, behind whose paths both are mounted.
+    :param place: name of its build tree, and of its source if that is patched
+    :param root: of a patched kernel, the kernel without patches; source and build tree are
+        mounted over the ones of that kernel
     """
     tree, trees = source.folder(series), cache_folder("build")
     if root is None:
@@ -72,7 +72,7 @@ def kernel_command(place: str, series: str, root: str | None) -> list[str]:
 
 
 def configure(make: list[str], output: Path, text: str, *, optional: frozenset[str]) -> None:
-    """Write .config from the fragment, when the fragment is another than last time."""
+    """Write .config from the fragment, unless it was made from the same fragment."""
     output.mkdir(parents=True, exist_ok=True)
     written = output / ".lab-fragment"
     if written.exists() and written.read_text() == text and (output / ".config").exists():
@@ -80,25 +80,25 @@ def configure(make: list[str], output: Path, text: str, *, optional: frozenset[s
     given = output / ".lab-fragment.new"
     given.write_text(text)
     target = [f"KCONFIG_ALLCONFIG={given}", "allnoconfig"]
-    run([*make, *target], what="configuring the kernel")
+    run([*make, *target], what="configure the kernel")
     missed = check_config(text, (output / ".config").read_text(), optional)
     if missed:
-        raise LabError("the kernel's configuration refused: " + ", ".join(missed))
+        raise LabError("options without effect in the kernel's configuration: " + ", ".join(missed))
     given.rename(written)
 
 
 def compile_kernel(make: list[str], name: str) -> None:
-    """Build vmlinux, bzImage and modules, going on from what is built already."""
+    """Build vmlinux, bzImage and modules. make skips what is up to date."""
     log = cache_folder("logs") / f"build-{name}.log"
     jobs = max(2, len(os.sched_getaffinity(0)) + 1)
     targets = [f"-j{jobs}", "vmlinux", "bzImage", "modules"]
-    run([*make, *targets], what=f"building kernel {name}", log=log)
+    run([*make, *targets], what=f"build kernel {name}", log=log)
 
 
 def collect(output: Path, folder: Path) -> str:
-    """Put what the lab needs of a build into `folder`; returns the release."""
+    """Copy what the lab needs of a build into `folder`, and return the release."""
     release = (output / "include" / "config" / "kernel.release").read_text().strip()
-    with doing(f"copying kernel {release}"):
+    with doing(f"copy kernel {release}"):
         shutil.copy2(output / "vmlinux", folder / "vmlinux")
         shutil.copy2(output / "arch" / "x86" / "boot" / "bzImage", folder / "bzImage")
         shutil.copy2(output / ".config", folder / "config")
@@ -114,19 +114,19 @@ def collect(output: Path, folder: Path) -> str:
 
 
 def inputs(series_version: str, text: str, patches: list[Path]) -> str:
-    """A hash of all that decides how a kernel built here comes out."""
+    """Return a hash of everything that a kernel is built from."""
     return text_hash([series_version, text, [tree_hash(patch) for patch in patches]])
 
 
 @dataclass(frozen=True)
 class Base:
-    """Where the build of a patched kernel starts: another one without these patches."""
+    """The kernel from whose build tree a patched kernel starts."""
 
-    # the place of its build tree, and of its source when it is patched, too
+    # the name of its build tree, and of its source if that is patched
     place: str
-    # the kernel without any patches behind it, perhaps itself
+    # the kernel without patches that it is based on, perhaps itself
     root: str
-    # what decided how it came out
+    # the hash of what it was built from
     inputs: str
 
 
@@ -144,11 +144,12 @@ def build(
     all_patches: list[Path],
     base: Base | None,
 ) -> dict[str, Any]:
-    """Fill `folder` with a kernel built here; returns what it was built from.
+    """Build a kernel into `folder`, and return what it was built from.
 
     The build tree stays in the cache, so the next build only makes what changed.
-    With patches, the source is a patched copy of that of `base`, and the build tree
-    starts as a copy of its; `all_patches` are these and those of the base.
+
+    :param patches: to apply to the source of `base`
+    :param all_patches: `patches` and those of the base
     """
     need(*BUILD_TOOLS)
     tree, version = source.source(series, refresh=refresh)
@@ -171,14 +172,14 @@ def build(
 
 
 def _start_from(base: Base, output: Path, place: str) -> None:
-    # a build tree is as good as the source it was built from, and as its base is current
+    # Keep a build tree only if both its base and its patched source are the same as before.
     mark, patched = output / ".lab-base", source.patched_folder(place)
     if mark.exists() and mark.read_text() == base.inputs and patched.exists():
         return
-    # so that all that is patched looks newer than what is copied
+    # Patched files must be newer than the copied build tree.
     if patched.exists():
         shutil.rmtree(patched)
     with fresh_folder(output) as made:
         copy = ["cp", "-a", "--reflink=auto", f"{cache_folder('build') / base.place}/.", made]
-        run(copy, what=f"copying the build of {base.place}")
+        run(copy, what=f"copy the build of {base.place}")
         (made / ".lab-base").write_text(base.inputs)

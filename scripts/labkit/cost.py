@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
-"""What percpu allocations cost, in instructions of a guest that QEMU counts."""
+"""Measure the cost of percpu allocations, in instructions of a guest (QEMU -icount)."""
 
 from collections.abc import Mapping, Sequence
 from itertools import product
@@ -10,10 +10,10 @@ from .machine import Options, booted
 from .paths import FIXTURES
 
 MODULE = FIXTURES / "modules" / "percpu_bench"
-#: One instruction is one nanosecond of virtual time, and one cycle; nothing waits for real time.
+#: Each instruction takes 1 ns of virtual time, and virtual time does not wait for real time.
 COUNTING = ("-icount", "shift=0,sleep=off")
-#: One CPU runs: that of the others would be waited for, and percpu memory is for the possible
-#: ones. Its timer is not the one in the APIC, whose calibration waits for instructions to pass.
+#: Only one CPU is online, since the instructions of all CPUs are counted; percpu memory is for
+#: the possible CPUs. calibrate_APIC_clock() waits for a timer, which takes many instructions.
 _APPEND = "nokaslr maxcpus=1 noapictimer"
 KERNELS = ("7.3-lab", "7.3-pernode")
 NODES = (1, 2)
@@ -25,7 +25,7 @@ Costs = Mapping[tuple[int, bool], float]
 
 
 class Guest(NamedTuple):
-    """Where it was measured; the CPUs are the possible ones."""
+    """Where the cost is measured; `cpus` are possible CPUs."""
 
     kernel: str
     nodes: int
@@ -33,18 +33,18 @@ class Guest(NamedTuple):
 
 
 def parse(text: str) -> dict[tuple[int, bool], float]:
-    """What the module says, for one pair."""
+    """Parse the output of the module: instructions for one pair."""
     found = {}
     for line in text.splitlines():
         size, accounted, cycles = line.split()
         found[int(size), accounted == "1"] = int(cycles) / _PAIRS
     if not found or 0 in found.values():
-        raise LabError(f"the guest's module measured nothing: {text!r}")
+        raise LabError(f"the module in the guest measured nothing: {text!r}")
     return found
 
 
 def measure(guest: Guest) -> Costs:
-    """Boot a guest and measure, in a memcg below the root."""
+    """Boot a guest and measure in a memcg below the root."""
     options = Options(
         guest.kernel,
         str(guest.nodes),
@@ -64,14 +64,14 @@ def measure(guest: Guest) -> Costs:
 
 
 def measure_all() -> dict[Guest, Costs]:
-    """Measure everywhere."""
+    """Measure on each kernel and topology."""
     return {
         guest: measure(guest) for guest in (Guest(*one) for one in product(KERNELS, NODES, CPUS))
     }
 
 
 def table(costs: Mapping[Guest, Costs], kernels: Sequence[str] = KERNELS) -> str:
-    """Ratios by topology and size: accounted to unaccounted, and the kernels to each other."""
+    """Return a table of ratios: accounted to unaccounted, and one kernel to the other."""
     lines = [
         f"{'':21}{'unaccounted':>13}{'accounted / unaccounted':>28}{'accounting':>16}",
         f"{'nodes':>5}{'CPUs':>6}{'bytes':>8}  {kernels[0]:>13}"

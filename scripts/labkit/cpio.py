@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
-"""The kernel's initramfs format: cpio "newc"."""
+"""Write the format of an initramfs: cpio "newc" (Documentation/driver-api/early-userspace)."""
 
 import os
 import stat
@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 class Cpio:
-    """An archive in the making; folders on the way to a file are added by themselves."""
+    """An archive. Parent folders of a file are added automatically."""
 
     def __init__(self) -> None:
         self._data = bytearray()
@@ -34,7 +34,7 @@ class Cpio:
             self.folder(str(parent))
 
     def folder(self, name: str) -> None:
-        """A folder; adding one twice does no harm."""
+        """Add a folder, unless it is there."""
         name = name.strip("/")
         if name not in self._folders:
             self._parents(name)
@@ -42,24 +42,24 @@ class Cpio:
             self._entry(name, stat.S_IFDIR | 0o755)
 
     def file(self, name: str, content: bytes, mode: int = 0o644) -> None:
-        """A file with the content given."""
+        """Add a file."""
         name = name.strip("/")
         self._parents(name)
         self._entry(name, stat.S_IFREG | mode, content)
 
     def link(self, name: str, target: str) -> None:
-        """A symbolic link."""
+        """Add a symbolic link."""
         name = name.strip("/")
         self._parents(name)
         self._entry(name, stat.S_IFLNK | 0o777, target.encode())
 
     def character_device(self, name: str, major: int, minor: int) -> None:
-        """A device node; the kernel needs /dev/console before init can make one."""
+        """Add a character device. The kernel opens /dev/console before init runs."""
         self._parents(name)
         self._entry(name, stat.S_IFCHR | 0o600, device=os.makedev(major, minor))
 
     def finish(self) -> bytes:
-        """The whole archive."""
+        """Return the archive."""
         self._inode = 0
         self._entry("TRAILER!!!", 0)
         return bytes(self._data) + b"\0" * (-len(self._data) % 512)

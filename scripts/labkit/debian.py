@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
-"""Debian's own cloud kernels, unpacked and not installed."""
+"""Fetch and unpack Debian's cloud kernels."""
 
 import re
 import shutil
@@ -16,7 +16,7 @@ from .run import run
 
 
 def newest_release(names: set[str], series: str) -> str:
-    """The newest `uname -r` of a series that can be booted, if possible with debug info."""
+    """Return the newest release of a series that has an image, and if possible debug info."""
     pattern = re.compile(
         rf"linux-(?:image|binary-unsigned|binary)-({re.escape(series)}\..*-cloud-amd64)"
         r"(?:-unsigned)?$"
@@ -32,7 +32,7 @@ def newest_release(names: set[str], series: str) -> str:
 
 
 def image_packages(names: set[str], release: str) -> list[str]:
-    """The packages that hold kernel, modules and config of a release; [] if not there."""
+    """Return the packages with kernel, modules and config of a release; [] if one is missing."""
     for wanted in (
         [f"linux-image-{release}-unsigned"],
         [f"linux-binary-unsigned-{release}", f"linux-modules-{release}", f"linux-base-{release}"],
@@ -44,14 +44,14 @@ def image_packages(names: set[str], release: str) -> list[str]:
 
 
 def debug_package(release: str) -> str:
-    """The package that holds the debug info of a release, hundreds of megabytes."""
+    """Return the package with the debug info of a release."""
     return f"linux-image-{release}-dbg"
 
 
 def fetch(series: str, folder: Path) -> dict[str, Any]:
-    """Fill `folder` with the newest kernel of `series`; returns what was taken.
+    """Fill `folder` with the newest kernel of `series`, without its debug info.
 
-    Its debug info is left out: see fetch_vmlinux().
+    :return: release and packages
     """
     archive = Archive()
     names = archive.names("linux-")
@@ -62,31 +62,34 @@ def fetch(series: str, folder: Path) -> dict[str, Any]:
     parts.mkdir()
     for package in packages:
         deb = archive.download(package, folder)
-        run(["dpkg-deb", "-x", deb, parts], what=f"unpacking {package}")
+        run(["dpkg-deb", "-x", deb, parts], what=f"unpack {package}")
         deb.unlink()
     newer = f"usr/lib/modules/{release}"
     image = [f"boot/vmlinuz-{release}", f"{newer}/vmlinuz.unsigned", f"{newer}/vmlinuz"]
     _take(parts, image, folder / "bzImage")
     _take(parts, [f"boot/config-{release}", f"{newer}/config"], folder / "config")
     _take(parts, [f"lib/modules/{release}", newer], folder / "modules")
-    run(["rm", "-rf", parts], what="cleaning up")
+    run(["rm", "-rf", parts], what="clean up")
     (folder / "release").write_text(release + "\n")
     return {"release": release, "packages": versions}
 
 
 def fetch_vmlinux(facts: Mapping[str, Any], target: Path) -> None:
-    """Fetch the kernel with debug info that belongs to what fetch() took."""
+    """Fetch the vmlinux with debug info of a kernel that fetch() fetched.
+
+    The caller holds the lock of the kernel.
+    """
     release = facts["release"]
     package = debug_package(release)
-    # all packages of one build of Debian's have one version
+    # All binary packages of one build have the same version.
     wanted = next(iter(facts["packages"].values()))
     archive = Archive()
     if archive.version(package) != wanted:
         raise LabError(
             f"Debian's archive has no {package} {wanted} any more; "
-            "take a newer kernel with: lab kernel --refresh"
+            "fetch a newer kernel with: lab kernel NAME --refresh"
         )
-    # whoever calls this holds the kernel's lock, so what is left is from runs that were killed
+    # Leftovers are from runs that were killed: this one holds the lock.
     for left in target.parent.glob(".vmlinux.*"):
         shutil.rmtree(left, ignore_errors=True)
     with tempfile.TemporaryDirectory(prefix=".vmlinux.", dir=target.parent) as folder:
@@ -101,18 +104,18 @@ def _take(parts: Path, candidates: list[str], target: Path) -> None:
         if (parts / name).exists():
             (parts / name).rename(target)
             return
-    raise LabError(f"Debian's packages hold none of {', '.join(candidates)}")
+    raise LabError(f"Debian's packages contain none of {', '.join(candidates)}")
 
 
 def _extract_vmlinux(deb: Path, release: str, target: Path) -> None:
-    # straight from the package's stream: unpacked whole, it takes gigabytes
+    # Extract one file from the stream: the whole package takes gigabytes.
     wanted = [
         f"./usr/lib/debug/lib/modules/{release}/vmlinux",
         f"./usr/lib/debug/boot/vmlinux-{release}",
     ]
-    with doing(f"taking vmlinux {release} out of its package"), open(target, "wb") as out:
+    with doing(f"extract vmlinux {release} from its package"), open(target, "wb") as out:
         data = subprocess.Popen(["dpkg-deb", "--fsys-tarfile", deb], stdout=subprocess.PIPE)
-        # its status only says that one of the two names was not there
+        # tar fails because only one of the two names is in the archive.
         subprocess.run(
             ["tar", "-xO", "--ignore-failed-read", *wanted],
             stdin=data.stdout, stdout=out, stderr=subprocess.DEVNULL, check=False,
@@ -122,4 +125,4 @@ def _extract_vmlinux(deb: Path, release: str, target: Path) -> None:
         if data.wait():
             raise LabError(f"dpkg-deb cannot unpack {deb.name}")
     if target.stat().st_size == 0:
-        raise LabError(f"{deb.name} holds no vmlinux in a place the lab knows")
+        raise LabError(f"{deb.name} holds no vmlinux in /usr/lib/debug")

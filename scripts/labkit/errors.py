@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
-"""What the lab says when it cannot go on."""
+"""Errors of the lab."""
 
 
 class LabError(Exception):
-    """A failure with a message for the person at the terminal, no traceback."""
+    """An error whose message is printed without a traceback."""
 
 
 class GuestError(LabError):
-    """The guest did not do what was asked of it; the message shows its console."""
+    """An error in the guest. The message contains the end of its console."""

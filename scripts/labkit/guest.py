@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
-"""Speaking with the guest's init over its three ports: ctl, out and err.
+"""Talk to the guest's init (fixtures/guest/init) through its ports ctl, out and err.
 
-The host sends one line on ctl: a word that marks the end, and a shell script in
-base64. Init runs it with its output on out and err, writes the word there when it is
-over, and says on ctl with which status it ended.
+The host sends a line on ctl: a token, and a shell script in base64. Init runs the script with
+its output on out and err. When the script ends, init writes the token to both, and its status
+to ctl.
 """
 
 import base64
@@ -24,7 +24,7 @@ _TROUBLE = re.compile(r"Kernel panic - not syncing|\bOops\b|BUG: |general protec
 
 @dataclass
 class Answer:
-    """How a script in the guest ended."""
+    """Status and output of a script in the guest."""
 
     status: int
     out: bytes
@@ -32,7 +32,7 @@ class Answer:
 
 
 def console_tail(text: str, lines: int = 30) -> str:
-    """The end of the console, from the first sign of trouble when there is one."""
+    """Return the end of the console, or what follows the first oops or panic."""
     clean = text.replace("\r", "").splitlines()
     for number, line in enumerate(clean):
         if _TROUBLE.search(line):
@@ -44,7 +44,7 @@ def console_tail(text: str, lines: int = 30) -> str:
 
 
 class Guest:
-    """A guest whose init answers."""
+    """A guest whose init has started."""
 
     def __init__(self, qemu: Qemu, *, timeout: float = 120.0) -> None:
         self.qemu = qemu
@@ -56,23 +56,23 @@ class Guest:
         self._wait_line("up", timeout, "boot")
 
     def fail(self, what: str) -> GuestError:
-        """An error with the end of the console."""
+        """Return an error with the end of the console."""
         tail = console_tail(self.qemu.console())
         return GuestError(f"{what}; the guest's console:\n{tail}")
 
     def _no_answer(self, timeout: float | None, what: str) -> GuestError:
-        # where its CPUs are tells a guest that waits from one that hangs
+        # The places of its CPUs tell an idle guest from one that loops.
         registers = self.qemu.monitor.human("info registers -a")
         places = ", ".join(re.findall(r"RIP=(\w+)", registers))
         text = f"no answer from the guest in {timeout:.0f} s during: {what} (CPUs at {places})"
         return self.fail(text)
 
     def check(self, what: str) -> None:
-        """Raise when the guest is gone or its kernel is in trouble."""
+        """Raise GuestError if the guest has ended or its kernel has failed."""
         if self.qemu.process.poll() is not None:
             raise self.fail(f"the guest ended during: {what}")
         if not self._crashing and _TROUBLE.search(self.qemu.console()):
-            # let the rest of the report reach the console
+            # The rest of the report takes a moment to reach the console.
             time.sleep(1)
             raise self.fail(f"the guest's kernel failed during: {what}")
 
@@ -92,7 +92,7 @@ class Guest:
         return lines[0]
 
     def pump(self, take: Callable[[str, bytes], bool], timeout: float | None, what: str) -> None:
-        """Hand over what comes through the ports until `take` says it is enough."""
+        """Pass on what comes through the ports, as (port, bytes), until `take` returns true."""
         end = None if timeout is None else time.monotonic() + timeout
         with selectors.DefaultSelector() as selector:
             for name, port in self._ports.items():
@@ -152,7 +152,7 @@ class Guest:
                     emit(name, whole[:at])
                     ended.add(name)
                 else:
-                    # the mark may come in two pieces
+                    # The token may come in two pieces.
                     cut = max(0, len(whole) - len(mark) + 1)
                     emit(name, whole[:cut])
                     pending[name] = whole[cut:]
@@ -170,7 +170,10 @@ class Guest:
         port.setblocking(False)
 
     def must(self, script: str, *, what: str, timeout: float | None = 120.0) -> bytes:
-        """sh(), but an error when the script fails; returns its stdout."""
+        """Run a script like sh(), and return its output.
+
+        :raises GuestError: if it fails
+        """
         answer = self.sh(script, what=what, timeout=timeout)
         if answer.status:
             said = (answer.err + answer.out).decode(errors="replace").strip()
@@ -178,13 +181,13 @@ class Guest:
         return answer.out
 
     def crash(self) -> None:
-        """Make the guest's kernel crash; only receive() makes sense after this."""
+        """Make the guest's kernel crash. Call receive() after this."""
         self._crashing = True
         script = base64.b64encode(b"echo c >/proc/sysrq-trigger").decode()
         self.send(f"crash {script}\n".encode())
 
     def receive(self, feed: Callable[[bytes], None], *, timeout: float, what: str) -> int:
-        """Take what a crash kernel sends on out; returns its status."""
+        """Receive what the crash kernel sends on out, and return the status of its command."""
         token = secrets.token_hex(8)
         pending = b""
         ended = False

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
-"""The kernels that the lab knows, and how each one is made ready."""
+"""The kernels that the lab can boot, and how to make each one ready."""
 
 import functools
 from collections.abc import Sequence
@@ -16,23 +16,23 @@ from .store import STAMP, fresh_folder, locked, read_stamp, write_stamp
 
 @dataclass(frozen=True)
 class Recipe:
-    """How a kernel comes to be: fetched from Debian, or built here."""
+    """How to get a kernel: fetch it from Debian, or build it."""
 
     series: str
-    # config fragments under fixtures/kernels/, the later ones winning
+    # config fragments in fixtures/kernels/; a later one overrides an earlier one
     fragments: tuple[str, ...] = ()
     localversion: str = ""
-    # lines of the fragment that this series does not know
+    # options of the fragments that this series does not have
     optional: frozenset[str] = frozenset()
-    # patches, or folders of them, under fixtures/patches/, applied in this order
+    # patches, or folders of patches, in fixtures/patches/, in the order to apply them
     patches: tuple[str, ...] = ()
-    # for a patched one: the kernel without the patches, where its build starts
+    # of a patched kernel: the kernel without the patches, from whose build tree it starts
     base: str | None = None
-    # for small differences: a build tree that they share, made one after the other
+    # name of a build tree that several kernels share; only one is built at a time
     place: str | None = None
 
 
-# names that came or went between 6.12 and 7.3
+# Options that were added or removed between 6.12 and 7.3.
 _NOT_IN_6_12 = frozenset({"CONFIG_SYSCTL"})
 
 RECIPES: dict[str, Recipe] = {
@@ -56,7 +56,7 @@ RECIPES: dict[str, Recipe] = {
     ),
 }
 
-# 7.3-pernode with one mistake each, by the name of the patch that makes it
+# 7.3-pernode with one mistake each, named after the patch that makes the mistake.
 BROKEN = tuple(
     sorted(path.stem for path in (FIXTURES / "patches" / "7.3-pernode-broken").glob("*.patch"))
 )
@@ -75,7 +75,10 @@ RECIPES |= {
 
 @dataclass(frozen=True)
 class Kernel:
-    """A kernel that is ready: its folder, and what it was made from."""
+    """A kernel that is ready to boot.
+
+    `facts` is what it was made from: release, packages, and a hash of the inputs of a build.
+    """
 
     name: str
     folder: Path
@@ -83,33 +86,33 @@ class Kernel:
 
     @property
     def release(self) -> str:
-        """What `uname -r` says in a guest that runs it."""
+        """The release, as `uname -r` prints it in the guest."""
         return str(self.facts["release"])
 
     @property
     def vmlinux(self) -> Path:
-        """The kernel with its debug info; of Debian's, there after debug_info() only."""
+        """The path of vmlinux with debug info. debug_info() fetches Debian's."""
         return self.folder / "vmlinux"
 
     @property
     def bzimage(self) -> Path:
-        """The kernel to boot."""
+        """The path of the bzImage."""
         return self.folder / "bzImage"
 
     @property
     def module_command(self) -> list[str] | None:
-        """How to call make for a module of it; None for Debian's kernels."""
+        """The make command for modules of this kernel; None for Debian's kernels."""
         how = RECIPES[self.name]
         if not how.fragments:
             return None
-        # in a shared place another one may stand, but for modules its base is as good
+        # A shared build tree may hold another kernel. Modules of the base fit this one as well.
         name = how.base if how.place and how.base else self.name
         root = _root(name)
         return build.kernel_command(name, how.series, None if root == name else root)
 
     @functools.cached_property
     def config(self) -> dict[str, str]:
-        """Its configuration: CONFIG_X -> value; what is not set is not in it."""
+        """The configuration, CONFIG_X -> value, without options that are not set."""
         lines = (self.folder / "config").read_text().splitlines()
         return dict(line.split("=", 1) for line in lines if line.startswith("CONFIG_"))
 
@@ -126,7 +129,7 @@ def _patch_files(recipe: Recipe) -> list[Path]:
 
 
 def _root(name: str) -> str:
-    """The kernel without patches that a kernel comes from, perhaps itself."""
+    """Return the name of the kernel without patches that a kernel is based on."""
     base = recipe(name).base
     return name if base is None else _root(base)
 
@@ -137,7 +140,7 @@ def _all_patches(recipe: Recipe) -> list[Path]:
 
 
 def _current(recipe: Recipe, facts: dict[str, Any] | None) -> bool:
-    """Whether a kernel in the cache is still what its recipe would make."""
+    """Return whether a kernel in the cache is what its recipe would make now."""
     if facts is None:
         return False
     if not recipe.fragments:
@@ -148,7 +151,7 @@ def _current(recipe: Recipe, facts: dict[str, Any] | None) -> bool:
 
 
 def tools(name: str) -> tuple[str, ...]:
-    """What the machine must have to make a kernel ready; nothing when it is in the cache."""
+    """Return the programs needed to make a kernel ready; none if it is in the cache."""
     how = recipe(name)
     if (cache_folder("kernels") / name / STAMP).exists():
         return ()
@@ -178,14 +181,14 @@ def _make(name: str, recipe: Recipe, folder: Path, refresh: bool) -> dict[str, A
 
 
 def recipe(name: str) -> Recipe:
-    """The recipe of a kernel's name."""
+    """Return the recipe of a kernel."""
     if name not in RECIPES:
         raise LabError(f"no kernel {name!r}; there are: {', '.join(RECIPES)}")
     return RECIPES[name]
 
 
 def cached(name: str) -> Kernel | None:
-    """The kernel if it is in the cache, whole and up to date; nothing is made."""
+    """Return a kernel if it is in the cache, complete and up to date."""
     folder = cache_folder("kernels") / name
     facts = read_stamp(folder)
     return Kernel(name, folder, facts) if facts and _current(recipe(name), facts) else None
@@ -199,7 +202,7 @@ def _ready(name: str) -> Kernel:
 def _renew(name: str, *, refresh: bool) -> Kernel:
     target = cache_folder("kernels") / name
     with locked(f"kernel-{name}"):
-        # another process may have made it while this one waited for the lock
+        # Another process may have made it while this one waited for the lock.
         if not refresh and (found := cached(name)):
             return found
         with fresh_folder(target) as made:
@@ -209,7 +212,7 @@ def _renew(name: str, *, refresh: bool) -> Kernel:
 
 
 def kernel(name: str, *, refresh: bool = False) -> Kernel:
-    """A kernel made ready; from the cache, unless it is missing or `refresh` is set."""
+    """Return a kernel; make it ready if it is missing, out of date, or if `refresh` is set."""
     need(*(FETCH_TOOLS if refresh else ()), *tools(name))
     if refresh:
         _ready.cache_clear()
@@ -218,22 +221,22 @@ def kernel(name: str, *, refresh: bool = False) -> Kernel:
 
 
 def debug_info(name: str) -> Path:
-    """The kernel with its debug info, made ready; of Debian's it is fetched when first asked for.
+    """Return the path of a kernel's vmlinux with debug info; fetch Debian's if it is missing.
 
-    It is hundreds of megabytes, and nobody needs it to boot, or to read an image with BTF.
+    It has hundreds of megabytes. A guest boots without it, and BTF is enough to read an image.
     """
     ready = kernel(name)
     if not ready.vmlinux.exists():
         need(*FETCH_TOOLS)
         with locked(f"kernel-{name}"):
-            # another process may have fetched it while this one waited for the lock
+            # Another process may have fetched it while this one waited for the lock.
             if not ready.vmlinux.exists():
                 debian.fetch_vmlinux(ready.facts, ready.vmlinux)
     return ready.vmlinux
 
 
 def names(built_here: bool | None = None) -> Sequence[str]:
-    """The names of all kernels, or of those that are (or are not) built here."""
+    """Return the names of all kernels, or of those that are (or are not) built here."""
     return [
         name
         for name, how in RECIPES.items()

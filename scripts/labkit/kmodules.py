@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
-"""Kernel modules: which ones a guest needs in which order, and building our own."""
+"""Kernel modules: the drivers that a guest needs, and the project's test modules."""
 
 import lzma
 import re
@@ -15,12 +15,12 @@ from .store import fresh_folder, locked, read_stamp, text_hash, tree_hash, write
 
 
 def plain_name(file: str) -> str:
-    """A module's name as the kernel spells it, from a file name."""
+    """Return a module's name as the kernel spells it, from a file name."""
     return re.sub(r"\.ko(\.\w+)?$", "", file.rsplit("/", 1)[-1]).replace("-", "_")
 
 
 def read_module(path: Path) -> bytes:
-    """A module's ELF file, unpacked."""
+    """Return a module's ELF file, decompressed."""
     data = path.read_bytes()
     if path.suffix == ".xz":
         return lzma.decompress(data)
@@ -30,16 +30,16 @@ def read_module(path: Path) -> bytes:
 
 
 def depends(module: bytes) -> list[str]:
-    """The modules that a module says it needs (its .modinfo section)."""
+    """Return the modules that a module depends on (depends= in its .modinfo)."""
     match = re.search(rb"(?:^|\0)depends=([^\0]*)\0", module)
     words = match[1].decode().split(",") if match else []
     return [word.replace("-", "_") for word in words if word]
 
 
 def in_order(kernel: Kernel, wanted: list[str]) -> dict[str, bytes]:
-    """The wanted modules with all they depend on, in the order to load them.
+    """Return the wanted modules and their dependencies, in the order to load them.
 
-    What is built into the kernel, or what this kernel does not have, is left out.
+    Modules that are built in, or that this kernel does not have, are left out.
     """
     folder = kernel.folder / "modules"
     files = {plain_name(str(path)): path for path in folder.rglob("*.ko*")}
@@ -65,11 +65,11 @@ def check_folder(folder: Path) -> None:
 
 
 def build_module(kernel: Kernel, folder: Path) -> Path:
-    """Build an out-of-tree module (a folder with a Kbuild); returns the .ko file."""
+    """Build an out-of-tree module (a folder with a Kbuild), and return the .ko file."""
     command = kernel.module_command
     if command is None:
         raise LabError(
-            f"--module: kernel {kernel.name} was not built here; Debian's headers want another "
+            f"--module: kernel {kernel.name} was not built here; Debian's headers need another "
             "compiler, so test modules need a kernel like 7.3-lab"
         )
     check_folder(folder)
@@ -87,10 +87,10 @@ def build_module(kernel: Kernel, folder: Path) -> Path:
 
 
 def _make_module(command: list[str], folder: Path, made: Path, kernel: str) -> None:
-    # in a copy: the project's own folders stay clean
+    # Build a copy, so that the project's folders stay clean.
     work = made / "work"
     shutil.copytree(folder, work)
-    what = f"building module {folder.name} for {kernel}"
+    what = f"build module {folder.name} for {kernel}"
     run([*command, f"M={work}", "modules"], what=what)
     results = list(work.glob("*.ko"))
     if len(results) != 1:

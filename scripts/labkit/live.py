@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
-"""Running a command of this machine inside a guest."""
+"""Run a command of this machine in a guest."""
 
 import os
 import shlex
@@ -9,12 +9,15 @@ from pathlib import Path
 from . import machine
 from .machine import Options
 
-# what a command sees of the caller's environment
+# The variables of the caller's environment that the command gets.
 _KEPT = ("PATH", "HOME", "LANG", "LC_ALL", "TERM", "VIRTUAL_ENV", "PYTHONPATH", "PYTHONUNBUFFERED")
 
 
 def _script(command: list[str], mount: str) -> str:
-    """Mount this machine's files, put the guest's own on top, and run the command."""
+    """Return a script that mounts this machine's files and runs the command in them.
+
+    /proc, /sys and /dev are the guest's.
+    """
     kept = {name: os.environ[name] for name in _KEPT if name in os.environ}
     kept["MEMCG_INSPECT_CACHE"] = os.environ.get("MEMCG_INSPECT_CACHE", "")
     assignments = [f"{name}={value}" for name, value in kept.items() if value]
@@ -24,7 +27,7 @@ def _script(command: list[str], mount: str) -> str:
         f"mount --bind {place} /host{place}"
         for place in ("/proc", "/sys", "/dev", *_own_places(command), "/dev/shm")
     )
-    # the ports take 32 KiB of a write, and say that they took all of it
+    # virtio-serial ports take 32 KiB of a write(2) at most, but return success for all of it.
     pipes = "\n".join(
         f"mkfifo /run/live.{fd}\ndd bs=16k </run/live.{fd} >&{fd} 2>/dev/null &" for fd in (1, 2)
     )
@@ -33,7 +36,7 @@ def _script(command: list[str], mount: str) -> str:
 
 
 def _own_places(command: list[str]) -> list[str]:
-    """Folders that the guest has of its own, where the command does not come from there."""
+    """Return those of /tmp and /run that the command does not need of this machine."""
     needed = [os.getcwd(), *command]
     return [
         place
@@ -49,7 +52,7 @@ def _forward(name: str, data: bytes) -> None:
 
 
 def live(options: Options, command: list[str], *, timeout: float | None = None) -> int:
-    """Run `command` as root in a guest; returns its exit status."""
+    """Run `command` as root in a guest, and return its exit status."""
     with machine.booted(options, host_files=True) as running:
         assert running.share is not None
         running.load_modules()

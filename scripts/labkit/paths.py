@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
-"""Where things are: the project's own files, and the cache."""
+"""Paths of the project and of the cache."""
 
 import os
 from pathlib import Path
@@ -9,7 +9,7 @@ FIXTURES = PROJECT / "fixtures"
 
 
 def cache() -> Path:
-    """The folder that holds everything fetched or built."""
+    """Return the folder of the cache, which holds everything fetched, built or made."""
     chosen = os.environ.get("MEMCG_INSPECT_CACHE")
     if chosen:
         return Path(chosen).absolute()
@@ -17,7 +17,7 @@ def cache() -> Path:
 
 
 def cache_folder(*names: str) -> Path:
-    """A folder inside the cache, made when it is not there."""
+    """Return a folder inside the cache; make it if it is missing."""
     folder = cache().joinpath(*names)
     folder.mkdir(parents=True, exist_ok=True)
     return folder

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
-"""The C programs that run in the guest: compiled static, kept by content."""
+"""Compile the C programs that run in the guest, and keep them in the cache."""
 
 from pathlib import Path
 
@@ -10,13 +10,13 @@ from .store import fresh_folder, locked, read_stamp, text_hash, tree_hash, write
 
 WORKLOADS = FIXTURES / "workloads"
 GUEST = FIXTURES / "guest"
-# workloads that never come to rest
+# Workloads that never become idle.
 ENDLESS = frozenset({"churn"})
 _FLAGS = ["-static", "-O2", "-g0", "-std=gnu11", "-Wall", "-Wextra", "-Werror", "-pthread"]
 
 
 def compiled(source: Path, *with_files: Path) -> bytes:
-    """A static program from `source` and what is compiled in with it."""
+    """Return a static program made of `source` and the other C files."""
     need("gcc", "/usr/include/stdio.h")
     key = text_hash([_FLAGS, [tree_hash(path) for path in (source, *with_files)]])[:16]
     folder = cache_folder("programs") / f"{source.stem}-{key}"
@@ -25,19 +25,19 @@ def compiled(source: Path, *with_files: Path) -> bytes:
             units = [source, *(path for path in with_files if path.suffix == ".c")]
             with fresh_folder(folder) as made:
                 command = ["gcc", *_FLAGS, "-o", made / "program", *units]
-                run(command, what=f"compiling {source.name}")
+                run(command, what=f"compile {source.name}")
                 write_stamp(made, {"source": source.name})
     return (folder / "program").read_bytes()
 
 
 def workload_names() -> list[str]:
-    """All workloads there are."""
+    """Return the names of all workloads."""
     names = {path.stem for path in WORKLOADS.glob("*.c")} - {"common"}
     return sorted(names | {path.stem for path in WORKLOADS.glob("*.list")})
 
 
 def workload_parts(name: str) -> list[str]:
-    """The programs of a workload; a `.list` file names several."""
+    """Return the programs of a workload; a `.list` file names several."""
     together = WORKLOADS / f"{name}.list"
     if together.exists():
         lines = together.read_text().splitlines()
@@ -48,6 +48,6 @@ def workload_parts(name: str) -> list[str]:
 
 
 def workload_programs(name: str) -> dict[str, bytes]:
-    """The compiled programs of a workload, by name."""
+    """Return the compiled programs of a workload, by name."""
     common = (WORKLOADS / "common.c", WORKLOADS / "common.h")
     return {part: compiled(WORKLOADS / f"{part}.c", *common) for part in workload_parts(name)}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
-"""One line on stderr about whatever takes longer than two seconds."""
+"""Show progress on stderr for everything that takes longer than two seconds."""
 
 import contextlib
 import sys
@@ -13,11 +13,10 @@ _PLAIN_EVERY = 30.0
 
 
 class Progress:
-    """Tell what is being done, and for how long, until the block is left.
+    """Show what is being done, and for how long, until the block is left.
 
-    On a terminal the line is redrawn each second and wiped at the end. Elsewhere
-    (a log, CI) a plain line is written when it starts to take long, then rarely,
-    and once at the end.
+    On a terminal one line is redrawn each second and erased at the end. Otherwise (a log, CI)
+    a line is written after two seconds, then each 30 seconds, and at the end.
     """
 
     def __init__(self, what: str) -> None:
@@ -51,7 +50,7 @@ class Progress:
             print(f"lab: {self._what}: {end} ({self._elapsed()})", file=sys.stderr, flush=True)
 
     def step(self, what: str) -> None:
-        """What exactly is under way now; shown from the next second on."""
+        """Set the detail to show: what is being done within it."""
         self._detail = "" if what == self._what else f"- {what}"
 
     def _elapsed(self) -> str:
@@ -81,7 +80,7 @@ _current: list[Progress] = []
 
 @contextlib.contextmanager
 def doing(what: str) -> Iterator[Progress]:
-    """Progress about `what`; inside another one, only that one's detail changes."""
+    """Show progress about `what`; inside another block, as the detail of the outer one."""
     if _current:
         _current[-1].step(what)
         yield _current[-1]

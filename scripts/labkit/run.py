@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
-"""Running the programs of the machine, and naming those that are missing."""
+"""Run programs of this machine, and name those that are missing."""
 
 import ctypes
 import os
@@ -12,7 +12,7 @@ from pathlib import Path
 from .errors import LabError
 from .progress import doing
 
-# program or header the lab needs -> Debian package that has it
+# Programs and headers that the lab needs, and the Debian packages that have them.
 PACKAGES = {
     "apt-get": "apt",
     "bc": "bc",
@@ -36,7 +36,7 @@ PACKAGES = {
     "/usr/include/stdio.h": "libc6-dev",
 }
 
-# programs that their package keeps out of PATH, which names of packages differ by release
+# Programs that are not in PATH; the folder differs between releases of Debian.
 _ELSEWHERE = {"virtiofsd": ("/usr/libexec/virtiofsd", "/usr/lib/qemu/virtiofsd")}
 
 _PR_SET_PDEATHSIG = 1
@@ -50,7 +50,7 @@ BUILD_TOOLS = (
 
 
 def find(tool: str) -> str | None:
-    """The path of a program (looked for in the sbin folders also) or of a file."""
+    """Return the path of a program (also in the sbin folders) or of a file; None if missing."""
     if tool.startswith("/"):
         return tool if os.path.exists(tool) else None
     for place in _ELSEWHERE.get(tool, ()):
@@ -61,7 +61,7 @@ def find(tool: str) -> str | None:
 
 
 def need(*tools: str) -> None:
-    """Raise one error that names everything missing and the command to install it."""
+    """Raise one LabError that names all missing programs and the command to install them."""
     missing = [tool for tool in tools if not find(tool)]
     if not missing:
         return
@@ -73,7 +73,7 @@ def need(*tools: str) -> None:
 
 
 def tool(name: str) -> str:
-    """The path of a program that must be there."""
+    """Return the path of a program, or raise LabError."""
     need(name)
     path = find(name)
     assert path is not None
@@ -81,9 +81,9 @@ def tool(name: str) -> str:
 
 
 def dies_with_lab() -> None:
-    """For a child before it becomes QEMU: end, too, when the lab is killed.
+    """Make a child process get SIGKILL when the lab is killed (PR_SET_PDEATHSIG).
 
-    What the lab can do itself when it ends, it does; this is for SIGKILL.
+    In all other cases the lab ends its children itself.
     """
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
@@ -96,9 +96,11 @@ def run(
     env: Mapping[str, str] | None = None,
     log: Path | None = None,
 ) -> str:
-    """Run to the end and return stdout; an error shows the command's last lines.
+    """Run a command to its end and return its standard output.
 
-    With `log`, all output goes to that file instead, and "" is returned.
+    :param what: what the command does, for progress and errors
+    :param log: a file for all output; then "" is returned
+    :raises LabError: with the last lines of the output, if the command fails
     """
     words = [str(word) for word in command]
     with doing(what):
@@ -125,5 +127,5 @@ def run(
 
 def _failure(what: str, words: Sequence[str], status: int, shown: str, log: Path | None) -> str:
     tail = "\n".join(f"  {line}" for line in shown.strip().splitlines()[-25:])
-    where = f"\nall of it: {log}" if log else ""
+    where = f"\nall of the output: {log}" if log else ""
     return f"{what}: {words[0]} failed with status {status}:\n{tail}{where}"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
-"""This machine's files inside the guest, read-only: 9p or virtiofs."""
+"""Share this machine's files with a guest, read-only, through 9p or virtiofs."""
 
 import contextlib
 import subprocess
@@ -21,7 +21,7 @@ _MOUNT_VIRTIOFS = "mount -t virtiofs -o ro host /host"
 
 @dataclass(frozen=True)
 class Share:
-    """How a guest gets at the files: QEMU's options, and the command in the guest."""
+    """How to share the files: QEMU's options, and the mount command of the guest."""
 
     args: list[str]
     shared_memory: bool
@@ -37,7 +37,7 @@ def _need_virtiofsd() -> str:
 
 @contextlib.contextmanager
 def shared(kernel: Kernel) -> Iterator[Share]:
-    """A share that `kernel` can mount, for as long as the block lasts."""
+    """Yield a share that `kernel` can mount. It ends with the block."""
     if "CONFIG_NET_9P_VIRTIO" in kernel.config:
         option = "local,path=/,mount_tag=host,security_model=none,readonly=on,multidevs=remap"
         yield Share(["-virtfs", option], False, _MOUNT_9P)
@@ -54,7 +54,7 @@ def shared(kernel: Kernel) -> Iterator[Share]:
 def _virtiofsd(folder: Path) -> Iterator[Path]:
     program = _need_virtiofsd()
     path = folder / "fs.sock"
-    # QEMU's own (in C) and the newer one (in Rust) spell their options differently
+    # QEMU's virtiofsd (in C) and its successor (in Rust) have different options.
     if program.startswith("/usr/lib/qemu/"):
         command = [program, f"--socket-path={path}", "-o", "source=/,cache=always,sandbox=chroot"]
     else:
@@ -76,7 +76,7 @@ def _virtiofsd(folder: Path) -> Iterator[Path]:
             time.sleep(0.02)
         if not path.exists():
             said = (folder / "log").read_text(errors="replace").strip()
-            raise LabError(f"virtiofsd gives no socket: {said}")
+            raise LabError(f"virtiofsd did not start: {said}")
         yield path
     finally:
         if process.poll() is None:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
-"""The kernel's source: Debian's package unpacked, and patched copies of it.
+"""The source of the kernel: Debian's package unpacked, and patched copies of it.
 
-make goes by times, so every file here is as new as its content in this place.
+make compares modification times, so a file gets a new one whenever its content changes.
 """
 
 import os
@@ -19,7 +19,7 @@ _STAMP = ".lab-source"
 
 
 def source(series: str, *, refresh: bool = False) -> tuple[Path, str]:
-    """The unpacked linux-source of a series, and the package's version."""
+    """Return the folder of the unpacked linux-source of a series, and the package's version."""
     target = folder(series)
     package = target.name
     marker = target / _STAMP
@@ -40,31 +40,31 @@ def source(series: str, *, refresh: bool = False) -> tuple[Path, str]:
 
 def _unpack(archive: Archive, package: str, folder: Path) -> None:
     deb = archive.download(package, folder)
-    run(["dpkg-deb", "-x", deb, folder / "deb"], what=f"unpacking {package}")
+    run(["dpkg-deb", "-x", deb, folder / "deb"], what=f"unpack {package}")
     deb.unlink()
     (tarball,) = (folder / "deb" / "usr" / "src").glob(f"{package}.tar.*")
     need("xz")
-    # -m: a newer version must look newer than what was built from the older one
+    # -m: files of a newer version must be newer than what was built from the older one.
     untar = ["tar", "-xm", "--strip-components=1", "-C", folder, "-f", tarball]
-    run(untar, what=f"unpacking {tarball.name}")
+    run(untar, what=f"unpack {tarball.name}")
     shutil.rmtree(folder / "deb")
 
 
 def folder(series: str) -> Path:
-    """Where the source of a series is kept."""
+    """Return the folder for the source of a series."""
     return cache_folder("src") / f"linux-source-{series}"
 
 
 def patched_folder(name: str) -> Path:
-    """Where the patched source of a kernel is kept."""
+    """Return the folder for the patched source of a kernel."""
     return cache_folder("src") / name
 
 
 def patched(name: str, tree: Path, version: str, patches: list[Path]) -> Path:
-    """A copy of the source, patched; files that the patches leave alone are hard links.
+    """Make a patched copy of a source, and return its folder.
 
-    Every file that a patch names becomes a copy first, so that nothing can be
-    written through a link into the shared source.
+    Files that no patch names are hard links to the source. The others are copied before they are
+    patched, so that nothing is written through a link.
     """
     need("patch")
     target = patched_folder(name)
@@ -77,12 +77,12 @@ def patched(name: str, tree: Path, version: str, patches: list[Path]) -> Path:
     for patch in patches:
         touched |= set(re.findall(r"(?m)^(?:---|\+\+\+) [ab]/(\S+)", patch.read_text()))
     with fresh_folder(target) as made:
-        run(["cp", "-al", f"{tree}/.", made], what=f"copying the source for {name}")
+        run(["cp", "-al", f"{tree}/.", made], what=f"copy the source for {name}")
         (made / _STAMP).unlink(missing_ok=True)
         for path in touched:
             _own_copy(made / path)
         for patch in patches:
-            run(["patch", "-p1", "-s", "-d", made, "-i", patch], what=f"applying {patch.name}")
+            run(["patch", "-p1", "-s", "-d", made, "-i", patch], what=f"apply {patch.name}")
         for path in touched | set(filter(None, found[1:])):
             _set_time(target / path, made / path)
         write_atomically(made / _STAMP, "\n".join([wanted, *sorted(touched)]).encode())
@@ -97,7 +97,7 @@ def _own_copy(path: Path) -> None:
 
 
 def _set_time(old: Path, new: Path) -> None:
-    # as before: not to be built again; other than before, patched or not any more: to be
+    # make must rebuild what changed since the last time, and nothing else.
     if not new.exists():
         return
     _own_copy(new)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
-"""Keeping things in the cache so that an interrupted run leaves no half of one.
+"""Files and folders in the cache, complete or absent.
 
-A thing is made under a temporary name and renamed into place; a folder is only
-believed when it holds a stamp, written last, whose hashes its files still have.
+Each is made under a temporary name and renamed at the end, so an interrupted run leaves nothing
+incomplete. A folder is complete if its stamp, which is written last, has the hashes of its files.
 """
 
 import contextlib
@@ -25,23 +25,23 @@ STAMP = "stamp.json"
 
 @contextlib.contextmanager
 def locked(name: str) -> Iterator[None]:
-    """Only one process at a time does what `name` stands for."""
+    """Hold a lock between processes for as long as the block lasts."""
     path = cache_folder("locks") / name.replace("/", "_")
     with open(path, "w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            with doing(f"waiting for another lab that makes {name}"):
+            with doing(f"wait for another lab that makes {name}"):
                 fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 
 
 @contextlib.contextmanager
 def fresh_folder(target: Path) -> Iterator[Path]:
-    """A new folder that takes the place of `target` when the block succeeds.
+    """Yield a new folder that replaces `target` when the block succeeds.
 
-    Whoever calls this for a target holds its lock, so what is left beside it under
-    temporary names is from runs that were killed.
+    The caller holds the lock of `target`, so temporary folders beside it are from runs that
+    were killed. They are removed.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
     for left in target.parent.glob(f".{glob.escape(target.name)}.*"):
@@ -62,7 +62,7 @@ def fresh_folder(target: Path) -> Iterator[Path]:
 
 
 def write_atomically(path: Path, data: bytes) -> None:
-    """Put `data` into `path`: all of it or nothing, also after a power cut."""
+    """Write a file completely or not at all, also across a power failure."""
     handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     try:
         with os.fdopen(handle, "wb") as out:
@@ -78,7 +78,7 @@ def write_atomically(path: Path, data: bytes) -> None:
 
 
 def file_hash(path: Path) -> str:
-    """SHA-256 of a file's content."""
+    """Return the SHA-256 of a file's content."""
     with open(path, "rb") as file:
         return (
             hashlib.file_digest(file, "sha256").hexdigest()
@@ -88,7 +88,7 @@ def file_hash(path: Path) -> str:
 
 
 def _slow_hash(path: Path) -> str:
-    # Python 3.10 has no hashlib.file_digest
+    # hashlib.file_digest() came with Python 3.11.
     digest = hashlib.sha256()
     with open(path, "rb") as file:
         while piece := file.read(1 << 20):
@@ -97,7 +97,7 @@ def _slow_hash(path: Path) -> str:
 
 
 def tree_hash(*roots: Path) -> str:
-    """One hash over names and contents of files, and of all files under folders."""
+    """Return one hash over names and contents of files, and of all files below folders."""
     digest = hashlib.sha256()
     for root in roots:
         paths = [root] if root.is_file() else sorted(p for p in root.rglob("*") if p.is_file())
@@ -108,12 +108,12 @@ def tree_hash(*roots: Path) -> str:
 
 
 def text_hash(value: object) -> str:
-    """A hash of plain data, the same in every process."""
+    """Return a hash of plain data."""
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 
 def write_stamp(folder: Path, facts: Mapping[str, Any]) -> None:
-    """Declare `folder` complete: its facts, and every file with size, hash and time."""
+    """Mark a folder as complete: write its facts, and size, hash and time of each file."""
     files = {
         str(path.relative_to(folder)): [
             path.stat().st_size,
@@ -128,7 +128,7 @@ def write_stamp(folder: Path, facts: Mapping[str, Any]) -> None:
 
 
 def read_stamp(folder: Path) -> dict[str, Any] | None:
-    """The facts of a complete folder; None when anything of it is missing or changed."""
+    """Return the facts of a complete folder; None if a file is missing or changed."""
     try:
         stamp = json.loads((folder / STAMP).read_bytes())
         for name, (size, digest, *time) in stamp["files"].items():
@@ -136,7 +136,7 @@ def read_stamp(folder: Path) -> dict[str, Any] | None:
             found = path.stat()
             if found.st_size != size:
                 return None
-            # a file that nobody wrote to since is not read again: images are large
+            # Do not read a file again that has its old time: images are large.
             if [found.st_mtime_ns] != time and file_hash(path) != digest:
                 return None
         facts = stamp["facts"]

@@ -65,7 +65,7 @@ def test_a_patch_that_does_not_apply_changes_nothing(tree: Path, tmp_path: Path)
     made = source.patched("9.9-x", tree, "1", good)
     bad = patch(tmp_path, "b", "B")
     bad.write_text(bad.read_text().replace("-b", "-other"))
-    with pytest.raises(LabError, match=r"applying b-B\.patch"):
+    with pytest.raises(LabError, match=r"apply b-B\.patch"):
         source.patched("9.9-x", tree, "1", [*good, bad])
     assert texts(made) == {"a": "A", "b": "b", "c": "c"}
     assert texts(tree) == {"a": "a", "b": "b", "c": "c"}
