@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 """
-Where things are in the flags of a page
----------------------------------------
+Fields of page->flags
+---------------------
 
-Mirrors :linux:`include/linux/page-flags-layout.h`. Above the flags themselves, from the top:
-the node, the zone, the last CPU and task that touched the page (NUMA balancing), the tag of
-KASAN, and the generation of the multi-gen LRU. All widths are macros; they follow from
-types.
+Mirrors :linux:`include/linux/page-flags-layout.h`. Above the flags, ``page->flags`` holds, from the
+highest bit down: the node, the zone, the last CPU and task that used the page (NUMA balancing), the
+tag of KASAN, and the generation of the multi-gen LRU. The widths of the fields are macros. They are
+derived from types.
 """
 
 from __future__ import annotations
@@ -30,28 +30,37 @@ __all__ = ("FlagBits", "PageFlags", "page_flags")
 
 #: ``LAST__PID_SHIFT``.
 LAST_PID_SHIFT = 8
-#: ``KASAN_TAG_WIDTH`` where pages have one.
+#: ``KASAN_TAG_WIDTH`` if pages have a tag of KASAN.
 KASAN_TAG_WIDTH = 8
 
 
 class FlagBits(NamedTuple):
-    """A number in the flags word: ``flags >> shift & ((1 << width) - 1)``."""
+    """
+    A bit field of ``page->flags``: ``flags >> shift & ((1 << width) - 1)``.
+
+    :ivar shift: its lowest bit
+    :ivar width: number of bits
+    """
 
     shift: int
     width: int
 
     def get(self, flags: int) -> int:
-        """Take the number out of a flags word."""
+        """Return the value of the field in ``page->flags``."""
         return flags >> self.shift & ((1 << self.width) - 1)
 
 
 class PageFlags(NamedTuple):
     """
-    What the LRU lists keep in the flags of a page.
+    Fields of ``page->flags`` that tell the LRU list of a folio.
 
+    :ivar lru: ``PG_lru``
+    :ivar active: ``PG_active``
+    :ivar unevictable: ``PG_unevictable``
+    :ivar swapbacked: ``PG_swapbacked``
     :ivar zone: ``page_zonenum()``
-    :ivar generation: one more than the generation of a folio on a list of the multi-gen LRU,
-        0 for any other; ``None`` where the kernel has none
+    :ivar generation: ``LRU_GEN_MASK``: 1 plus the generation of a folio on a list of the multi-gen
+        LRU, 0 for other folios; ``None`` without ``CONFIG_LRU_GEN``
     """
 
     lru: FlagBits
@@ -65,9 +74,9 @@ class PageFlags(NamedTuple):
 @per_image
 def page_flags(image: Image) -> PageFlags:
     """
-    Find what the LRU lists keep in the flags of a page.
+    Find the fields of ``page->flags`` that tell the LRU list of a folio.
 
-    :raises ImageError: if there are no such flags
+    :raises ImageError: if the kernel does not define the flags
     """
     zones = constant(image, "__MAX_NR_ZONES")
     if zones is None:
@@ -90,9 +99,9 @@ def page_flags(image: Image) -> PageFlags:
 
 
 def lru_generations(image: Image) -> int:
-    """Return ``MAX_NR_GENS``, the length of ``lrugen.timestamps``."""
+    """Return ``MAX_NR_GENS``. It is a macro, and the length of ``lrugen.timestamps``."""
     lrugen = member_type(image.type("struct lruvec"), "lrugen")
-    # BTF does not keep the dimensions of nr_pages apart.
+    # In BTF, nr_pages[MAX_NR_GENS][...][...] has only one dimension.
     return array_length(member_type(lrugen, "timestamps"))
 
 
@@ -108,8 +117,8 @@ def _order_base_2(number: int) -> int:
 
 
 def _last_cpupid_width(image: Image) -> int:
-    # LAST_CPUPID_WIDTH: nothing without CONFIG_NUMA_BALANCING, or where it found no room and
-    # has a member of its own.
+    # LAST_CPUPID_WIDTH is 0 without CONFIG_NUMA_BALANCING, and if the flags have no room for it
+    # (LAST_CPUPID_NOT_IN_PAGE_FLAGS): it is a member of its own then.
     if not has_member(image, "struct task_struct", "numa_faults"):
         return 0
     if has_member(image, "struct page", "_last_cpupid"):

@@ -3,12 +3,12 @@
 Per-CPU memory
 --------------
 
-Mirrors :linux:`mm/percpu.c`, :linux:`mm/percpu-internal.h` and
-:linux:`mm/percpu-vm.c`.
+Mirrors :linux:`mm/percpu.c`, :linux:`mm/percpu-internal.h` and :linux:`mm/percpu-vm.c`.
 
-A chunk serves one unit of memory to each possible CPU. An allocation is a run of
-``PCPU_MIN_ALLOC_SIZE`` units in all of them; its obj_cgroup stands in the chunk's vector at
-its first unit only.
+A chunk (``struct pcpu_chunk``) has one unit of memory for each possible CPU. An allocation is the
+same range of all units. The bitmaps and the vector of obj_cgroups have one bit or element for each
+``PCPU_MIN_ALLOC_SIZE`` bytes of a unit. The first element of an allocation holds its obj_cgroup.
+The others are charged, too, but not used.
 """
 
 from __future__ import annotations
@@ -37,12 +37,13 @@ __all__ = ("PcpuArea", "PcpuChunk", "PcpuPlace", "PercpuReader", "largest_percpu
 
 #: ``PCPU_MIN_ALLOC_SIZE``, in bytes.
 MIN_ALLOC_SIZE = 4
-#: ``PCPU_MIN_UNIT_SIZE``, in bytes, before it is rounded to pages: nothing larger is given out.
+#: ``PCPU_MIN_UNIT_SIZE``, in bytes, before it is rounded up to pages. No allocation is larger:
+#: ``pcpu_alloc_noprof()``.
 MIN_UNIT_SIZE = 32 << 10
 
 
 def largest_percpu_charge(image: Image) -> int:
-    """Return the bytes that are charged for the largest allocation that there can be."""
+    """Return the bytes charged for the largest possible allocation."""
     size = max(MIN_UNIT_SIZE, mem_map(image).page_size)
     pointers = size // MIN_ALLOC_SIZE * image.memory.word_size
     return size * len(possible_cpus(image)) + pointers
@@ -52,13 +53,16 @@ class PcpuChunk(NamedTuple):
     """
     One ``struct pcpu_chunk``.
 
+    :ivar address: ``struct pcpu_chunk *``
     :ivar base: ``base_addr``
     :ivar nr_pages: pages in each unit
-    :ivar vector: address of the vector of obj_cgroups; 0 where there is none, as in the
-        first chunk and in the reserved one: nothing in them is charged
-    :ivar alloc_map, bound_map: the bitmaps, as integers
-    :ivar start, end: bytes into each unit that its allocations lie between; what the first chunk
-        has beyond them belongs to the static variables, and is marked as allocated
+    :ivar vector: address of the vector of obj_cgroups; 0 for the first and the reserved chunk,
+        whose allocations are never charged
+    :ivar alloc_map: ``alloc_map``, a bit for each ``PCPU_MIN_ALLOC_SIZE`` bytes of a unit
+    :ivar bound_map: ``bound_map``, which has one bit more
+    :ivar start: offset of the first allocation in each unit, in bytes
+    :ivar end: offset after the last allocation in each unit, in bytes. The first chunk marks what
+        is before ``start`` or after ``end`` as allocated; it belongs to static variables
     """
 
     address: int
@@ -75,11 +79,12 @@ class PcpuArea(NamedTuple):
     """
     One percpu allocation.
 
-    :ivar offset: bytes into each unit
+    :ivar chunk: its chunk
+    :ivar offset: offset in each unit, in bytes
     :ivar size: bytes for one CPU
-    :ivar objcg: 0 if no memcg pays
-    :ivar element: address of its ``struct obj_cgroup *``
-    :ivar codetag: of its call site, ``struct codetag *``; 0 if there is none
+    :ivar objcg: ``struct obj_cgroup *``; 0 if no memcg pays
+    :ivar element: address of the ``struct obj_cgroup *`` in the vector of the chunk
+    :ivar codetag: ``struct codetag *`` of its call site; 0 for none
     """
 
     chunk: PcpuChunk
@@ -92,12 +97,12 @@ class PcpuArea(NamedTuple):
 
 class PcpuPlace(NamedTuple):
     """
-    Where in percpu memory an address is.
+    The location of an address in percpu memory.
 
-    :ivar chunk: ``None`` in the kernel's static percpu variables
-    :ivar offset: bytes into each unit, from the start of the chunk or of the static variables
-    :ivar cpu: whose copy it is in; ``None`` if it is a ``__percpu`` pointer
-    :ivar pointer: ``__percpu`` pointer to the same place
+    :ivar chunk: its chunk; ``None`` for static percpu variables
+    :ivar offset: bytes from the start of each unit of the chunk, or of the static variables
+    :ivar cpu: CPU whose copy the address is in; ``None`` if the address is a ``__percpu`` pointer
+    :ivar pointer: ``__percpu`` pointer to the same location
     """
 
     chunk: PcpuChunk | None
@@ -108,14 +113,17 @@ class PcpuPlace(NamedTuple):
 
 class PercpuReader:
     """
-    Reads percpu chunks and what their allocations are charged to.
+    Reader of percpu chunks and of who pays for their allocations.
 
-    :ivar coverage: chunks read and chunks whose vector could not be read
-    :ivar pages: pages behind the units of all possible CPUs, by node, static ones included
-    :ivar allocated: bytes of them that are allocated
-    :ivar placement: pages whose node was found, and pages whose node was not
-    :ivar static_size: bytes of each unit before those of the first chunk, static and reserved;
-        ``None`` until chunks were walked, or if that could not be read
+    :ivar coverage: counts the chunks that were read, and those that are unreadable
+    :ivar pages: number of pages that back the units of all possible CPUs, by node, those of static
+        variables included; complete after :meth:`chunks()`
+    :ivar allocated: bytes of these pages that are allocated, by node
+    :ivar placement: counts the pages whose node was found, and those whose node was not
+    :ivar element: size of an element of the vector of a chunk, in bytes
+    :ivar metadata: bytes charged for an element of the vector
+    :ivar static_size: bytes of static and reserved percpu memory for one CPU; ``None`` before
+        :meth:`chunks()`, or if unreadable
     """
 
     def __init__(self, image: Image) -> None:
@@ -136,8 +144,8 @@ class PercpuReader:
         else:
             self._vector, self.element, self._objcg = "obj_cgroups", self.memory.word_size, 0
             self._codetag = None
-        # The size of a pointer is charged for each unit, even where an element is longer;
-        # the per-node series charges what is allocated.
+        # pcpu_obj_full_size() charges the size of a pointer for each element, even where elements
+        # are larger. The per-node series charges the size of the element.
         per_node = accounting(image) == "kmem-per-node"
         self.metadata = self.element if per_node else self.memory.word_size
         self._unit_offsets = self._read_unit_offsets()
@@ -149,7 +157,7 @@ class PercpuReader:
         return [int(offsets[cpu]) for cpu in possible_cpus(self.image)]
 
     def chunks(self) -> Iterator[PcpuChunk]:
-        """Walk all chunks; those whose maps cannot be read are counted and left out."""
+        """Iterate over all chunks. Those whose bitmaps are unreadable are counted and left out."""
 
         def missed(error: FaultError) -> None:
             self.coverage.miss("percpu chunk", error.address, str(error))
@@ -178,8 +186,12 @@ class PercpuReader:
 
     def find(self, address: int) -> list[PcpuPlace]:
         """
-        Find an address in percpu memory: in the copy of a CPU, or as a ``__percpu`` pointer,
-        the same number of which may mean both. Only the chunk that has it is read.
+        Find an address in percpu memory.
+
+        Only the chunk that has the address is read.
+
+        :param address: an address in the copy of a CPU, or a ``__percpu`` pointer
+        :return: all locations that the number can mean; it may be both
         """
 
         def missed(error: FaultError) -> None:
@@ -204,7 +216,11 @@ class PercpuReader:
         return places
 
     def _ranges(self, on_fault: OnFault) -> Iterator[tuple[int, int, Object | None]]:
-        """Start and size of the first unit of all chunks, and of the static variables."""
+        """
+        Return the areas of the first unit: that of static variables, and those of all chunks.
+
+        :return: address, size in bytes, ``struct pcpu_chunk *`` (``None`` for static variables)
+        """
         shift = mem_map(self.image).page_shift
         try:
             start = self.image.object("pcpu_base_addr").value_()
@@ -219,7 +235,7 @@ class PercpuReader:
 
     @property
     def _to_base(self) -> int:
-        # __pcpu_ptr_to_addr(): from a percpu pointer to the address in the first unit.
+        # __pcpu_ptr_to_addr(): distance from a percpu pointer to the address in the first unit.
         cpu = possible_cpus(self.image)[0]
         return percpu_offsets(self.image)[cpu] - self._unit_offsets[0]
 
@@ -229,17 +245,22 @@ class PercpuReader:
         return address % (1 << 8 * self.memory.word_size)
 
     def node(self, place: PcpuPlace) -> int:
-        """Return the node that backs a CPU's copy; ``NUMA_NO_NODE`` for a pointer."""
+        """
+        Return the node of the page of a location.
+
+        :return: ``NUMA_NO_NODE`` for a ``__percpu`` pointer, or if the page is not found
+        """
         if place.cpu is None:
             return NUMA_NO_NODE
         return self._nid(place.pointer + percpu_offsets(self.image)[place.cpu])
 
     def alloc_at(self, chunk: PcpuChunk, offset: int) -> PcpuArea | None:
         """
-        Return the allocation at an offset of a chunk, charged or not.
+        Return the allocation at an offset in the units of a chunk, charged or not.
 
-        :return: ``None`` where nothing is allocated
-        :raises drgn.FaultError: if its obj_cgroup cannot be read
+        :param offset: any byte of the allocation
+        :return: ``None`` if nothing is allocated there
+        :raises drgn.FaultError: if its element of the vector cannot be read
         """
         before = chunk.bound_map & (2 << offset // MIN_ALLOC_SIZE) - 1
         unit = before.bit_length() - 1
@@ -272,7 +293,7 @@ class PercpuReader:
         )
 
     def _count_static(self) -> None:
-        """Add what lies before the first chunk: static and reserved percpu memory."""
+        """Count the pages before the first chunk: static and reserved percpu memory."""
         size = mem_map(self.image).page_size
         start = self.image.object("pcpu_base_addr").value_()
         first = self.image.object("pcpu_first_chunk")
@@ -285,7 +306,7 @@ class PercpuReader:
                 self.allocated[nid] += size
 
     def _count(self, found: PcpuChunk, chunk: Object) -> None:
-        """Add up what backs a chunk, and how much of that is allocated."""
+        """Count the pages that back a chunk, and how much of them is allocated."""
         units = (1 << mem_map(self.image).page_shift) // MIN_ALLOC_SIZE
         populated = self._bitmap(chunk.populated.address_ or 0, found.nr_pages)
         for page in range(found.nr_pages):
@@ -306,31 +327,31 @@ class PercpuReader:
         return int.from_bytes(data, "little") & (1 << bits) - 1
 
     def units(self, chunk: PcpuChunk) -> int:
-        """Return how many elements the vector of a chunk has."""
+        """Return the number of elements of the vector of a chunk."""
         return (chunk.nr_pages << mem_map(self.image).page_shift) // MIN_ALLOC_SIZE
 
     def charged(self, chunk: PcpuChunk) -> list[PcpuArea]:
         """
         Return the charged allocations of a chunk.
 
-        A part of the vector that cannot be read is counted.
+        Unreadable parts of the vector are counted in :attr:`coverage`.
         """
         return [alloc for alloc in self.recorded(chunk) if alloc.objcg]
 
     def recorded(self, chunk: PcpuChunk) -> list[PcpuArea]:
         """
-        Return the allocations of a chunk that are charged, or refer to their call site.
+        Return the allocations of a chunk that are charged, or that refer to their call site.
 
-        A part of the vector that cannot be read is counted.
+        Unreadable parts of the vector are counted in :attr:`coverage`.
         """
         return self._recorded(chunk, [])
 
     def allocations(self, chunk: PcpuChunk) -> Iterator[PcpuArea]:
         """
-        Walk all allocations of a chunk, whoever pays.
+        Iterate over all allocations of a chunk, charged or not.
 
-        Those that a part of the vector is about that cannot be read are left out; the part is
-        counted.
+        Allocations whose part of the vector is unreadable are left out. Such parts are counted in
+        :attr:`coverage`.
         """
         unreadable: list[range] = []
         recorded = {alloc.offset: alloc for alloc in self._recorded(chunk, unreadable)}
@@ -355,9 +376,9 @@ class PercpuReader:
         for offset, data in self.memory.pieces(chunk.vector, length, self.element):
             first = offset // self.element
             if data is None:
-                # A part is a page of the vector, or the end of it.
-                page = SMALLEST_PAGE // self.element
-                unreadable.append(range(first, min(first + page, units)))
+                # Memory.pieces() returned a missing page of the vector, or the end of it.
+                in_page = SMALLEST_PAGE // self.element
+                unreadable.append(range(first, min(first + in_page, units)))
                 continue
             for at, part in filled(data, self.element):
                 for unit, objcg, codetag in self._elements(part):
@@ -370,7 +391,7 @@ class PercpuReader:
         return found
 
     def _elements(self, data: bytes) -> Iterator[tuple[int, int, int]]:
-        """Return the elements of a part of a vector that are not 0: number, objcg, codetag."""
+        """Return index, objcg and codetag of the elements of a vector that are not 0."""
         words = self.memory.words(data, self._objcg, self.element)
         tags = [0] * len(words)
         if self._codetag is not None:
@@ -396,36 +417,40 @@ class PercpuReader:
         return alloc.size * cpus + alloc.size // MIN_ALLOC_SIZE * self.metadata
 
     def data_nodes(self, alloc: PcpuArea) -> Counter[int]:
-        """Return the bytes of an allocation, on all CPUs, by the node that backs them."""
+        """Return the bytes of an allocation on all CPUs, by the node of the page they are on."""
         shift = mem_map(self.image).page_shift
         nodes: Counter[int] = Counter()
-        at, end = alloc.offset, alloc.offset + alloc.size
-        while at < end:
-            page = at >> shift
-            upto = min(end, page + 1 << shift)
+        start, end = alloc.offset, alloc.offset + alloc.size
+        while start < end:
+            page = start >> shift
+            page_end = min(end, page + 1 << shift)
             for nid, cpus in self.page_nodes(alloc.chunk, page).items():
-                nodes[nid] += (upto - at) * cpus
-            at = upto
+                nodes[nid] += (page_end - start) * cpus
+            start = page_end
         return nodes
 
     def metadata_nodes(self, alloc: PcpuArea) -> Counter[int]:
-        """Return the charged bytes of an allocation's vector slice by the node of its pages."""
+        """
+        Return the bytes charged for the elements of an allocation, by the node of their page.
+
+        An allocation has an element for each ``PCPU_MIN_ALLOC_SIZE`` bytes.
+        """
         nodes: Counter[int] = Counter()
         shift = mem_map(self.image).page_shift
         start = alloc.chunk.vector + alloc.offset // MIN_ALLOC_SIZE * self.element
         end = start + alloc.size // MIN_ALLOC_SIZE * self.element
         while start < end:
-            upto = min(end, (start >> shift) + 1 << shift)
-            nodes[self._nid(start)] += (upto - start) // self.element * self.metadata
-            start = upto
+            page_end = min(end, (start >> shift) + 1 << shift)
+            nodes[self._nid(start)] += (page_end - start) // self.element * self.metadata
+            start = page_end
         return nodes
 
     def page_nodes(self, chunk: PcpuChunk, page: int) -> Counter[int]:
         """
-        Return the nodes of one page of a chunk, in the units of all CPUs.
+        Return the nodes of a page of a chunk in the units of all CPUs.
 
-        :param page: its index in a unit
-        :return: number of CPUs by node
+        :param page: index of the page in a unit
+        :return: number of CPUs whose page is on a node, by node
         """
         key = (chunk.address, page)
         nodes = self._unit_pages.get(key)

@@ -1,19 +1,21 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 """
-Slabs and the objcgs beside their objects
------------------------------------------
+Slabs and their objcgs
+----------------------
 
-Mirrors :linux:`mm/slab.h` and :linux:`mm/slub.c`. Where the ``obj_cgroup`` pointer
-of an object lies has changed often; :class:`SlabReader` knows all the ways:
+Mirrors :linux:`mm/slab.h` and :linux:`mm/slub.c`. A slab has a vector with an element for each
+object, which holds the ``struct obj_cgroup *`` that the object is charged to.
 
-* 6.1: a separate array of ``struct obj_cgroup *``.
-* 6.10: a separate array of ``struct slabobj_ext`` (commit 21c690a349ba, "mm: introduce
-  slabobj_ext to support slab object extensions").
-* 7.2: as before, or in the slab's leftover space, or inside each object; the distance of
-  two elements is in ``slab->stride``.
-* 7.3: ``struct slabobj_ext`` is one word, an objcg or a codetag; an object owns none, one
-  or two of them, told by ``slab->obj_exts_needs_objcg`` and by whether allocation
-  profiling has tags at all.
+What differs between kernel releases:
+
+- up to 6.9, the vector is an array of ``struct obj_cgroup *``;
+- since 6.10, it is an array of ``struct slabobj_ext`` (commit 21c690a349ba, "mm: introduce
+  slabobj_ext to support slab object extensions");
+- since 7.2, it may also be in the unused space of the slab, or inside the objects. ``slab->stride``
+  is the distance of two elements;
+- since 7.3, ``struct slabobj_ext`` is one word, which is an objcg or a codetag. An object has none,
+  one or two of them. ``slab->obj_exts_needs_objcg`` tells whether it has an objcg, and a static key
+  whether it has a codetag.
 """
 
 from __future__ import annotations
@@ -54,16 +56,19 @@ __all__ = (
 #: ``SLAB_RECLAIM_ACCOUNT`` while it was a macro, before commit cc61eb851461 ("mm, slab: use
 #: an enum to define SLAB_ cache creation flags") (in v6.9).
 SLAB_RECLAIM_ACCOUNT = 0x00020000
-#: In place of a codetag, where there is none on purpose.
+#: ``CODETAG_EMPTY``: the reference to a call site is empty on purpose.
 CODETAG_EMPTY = 1
 
 
 class SlabCache(NamedTuple):
     """
-    What accounting needs of a ``struct kmem_cache``.
+    One ``struct kmem_cache``.
 
-    :ivar size: bytes from one object to the next, metadata included
-    :ivar object_size: bytes the user of the cache asked for
+    :ivar address: ``struct kmem_cache *``
+    :ivar name: its name
+    :ivar size: ``size``: bytes from one object to the next, metadata included
+    :ivar object_size: ``object_size``: bytes of an object without metadata
+    :ivar red_left_pad: ``red_left_pad``: bytes before each object
     :ivar reclaimable: whether its objects count as ``NR_SLAB_RECLAIMABLE_B``
     :ivar charge: bytes charged for one object, ``obj_full_size()``
     """
@@ -78,7 +83,7 @@ class SlabCache(NamedTuple):
 
 
 class _CacheMembers(NamedTuple):
-    """Where things are in a ``struct kmem_cache``."""
+    """Members of ``struct kmem_cache``."""
 
     name: WordField
     size: WordField
@@ -103,10 +108,10 @@ class _CacheMembers(NamedTuple):
 
 class Vector(NamedTuple):
     """
-    Where the objcgs of a slab's objects are.
+    An array of pointers, one for each object of a slab, e.g. ``struct obj_cgroup *``.
 
-    :ivar address: address of the first ``struct obj_cgroup *``
-    :ivar stride: bytes from one to the next
+    :ivar address: address of the first pointer
+    :ivar stride: bytes from one pointer to the next
     """
 
     address: int
@@ -118,12 +123,14 @@ class Slab(NamedTuple):
     One slab.
 
     :ivar page: ``struct slab *``
-    :ivar objects: number of objects it has room for
-    :ivar inuse: number of objects its allocator counts as taken; includes those that
-        wait in per-CPU caches
-    :ivar vector: ``None`` where no object has ever been charged
-    :ivar charged: number of charged objects by ``struct obj_cgroup *``; ``None`` if the
-        vector could not be read
+    :ivar nid: node
+    :ivar order: the slab has ``1 << order`` pages
+    :ivar cache: its cache
+    :ivar objects: ``slab->objects``
+    :ivar inuse: ``slab->inuse``, which includes free objects in per-CPU caches
+    :ivar vector: ``struct obj_cgroup *`` of the objects; ``None`` if no object was ever charged
+    :ivar charged: number of charged objects by ``struct obj_cgroup *``; ``None`` if the vector is
+        unreadable
     :ivar raw: the bytes of its ``struct slab``
     """
 
@@ -140,10 +147,13 @@ class Slab(NamedTuple):
 
 class SlabObject(NamedTuple):
     """
-    A slab object with an objcg.
+    One charged slab object.
 
-    :ivar number: its index in the slab
-    :ivar element: address of its ``struct obj_cgroup *``
+    :ivar address: address of the object
+    :ivar number: its index in the slab, ``obj_to_index()``
+    :ivar slab: its slab
+    :ivar objcg: ``struct obj_cgroup *``
+    :ivar element: address of the ``struct obj_cgroup *`` in the vector of the slab
     """
 
     address: int
@@ -155,16 +165,19 @@ class SlabObject(NamedTuple):
 
 class SlabLayout(NamedTuple):
     """
-    Where things are in a ``struct slab``.
+    The layout of ``struct slab`` and of the vector of its objects.
 
-    :ivar exts: ``obj_exts``, before 6.10 ``memcg_data``
-    :ivar element: ``sizeof(struct slabobj_ext)``, before 6.10 of a pointer
-    :ivar objcg: offset of the objcg in an element
-    :ivar codetag: offset of the codetag in an element of an object that has no objcg; ``None``
-        where there are none
-    :ivar stride: 7.2: the distance of two elements
-    :ivar in_object, needs_objcg: 7.3: the flags that tell it
-    :ivar has_codetag: 7.3: elements are followed by one for the codetag
+    :ivar cache: ``slab_cache``
+    :ivar exts: ``obj_exts``, up to 6.9 ``memcg_data``
+    :ivar objects: ``objects``
+    :ivar inuse: ``inuse``
+    :ivar element: ``sizeof(struct slabobj_ext)``, up to 6.9 the size of a pointer, in bytes
+    :ivar objcg: offset of the objcg in an element, in bytes
+    :ivar codetag: offset of the codetag in an element, in bytes; ``None`` if there is none
+    :ivar stride: ``stride`` (7.2): bytes from one element to the next
+    :ivar in_object: ``obj_exts_in_object`` (7.3): the elements are inside the objects
+    :ivar needs_objcg: ``obj_exts_needs_objcg`` (7.3): objects have an element for the objcg
+    :ivar has_codetag: whether objects have an element for the codetag (7.3)
     """
 
     cache: WordField
@@ -185,7 +198,7 @@ def slab_layout(image: Image) -> SlabLayout:
     """
     Find the layout of ``struct slab`` and its object extensions.
 
-    :raises ImageError: if slab objects of this kernel carry no objcg
+    :raises ImageError: if the kernel does not charge slab objects to memcgs
     """
 
     def field(member: str) -> WordField:
@@ -228,10 +241,10 @@ def slab_layout(image: Image) -> SlabLayout:
 
 class SlabReader:
     """
-    Reads slabs and what their objects are charged to.
+    Reader of slabs and of who pays for their objects.
 
-    :ivar caches: the caches met so far, by ``struct kmem_cache *``
-    :ivar coverage: slabs read and slabs whose objcgs could not be read
+    :ivar caches: the caches that were read so far, by ``struct kmem_cache *``
+    :ivar coverage: counts the slabs that were read, and those whose objcgs are unreadable
     :ivar names: names of caches that could not be read; their addresses are told instead
     """
 
@@ -250,22 +263,23 @@ class SlabReader:
         self.coverage = Coverage()
         self._nids: dict[int, int] = {}
         self._members = _CacheMembers.of(image)
-        # Never read whole: it is as long as there are nodes, its type as long as there may be.
+        # Do not read the whole structure: it ends with node[MAX_NUMNODES], but memory is allocated
+        # for nr_node_ids nodes only.
         self._cache_words = max(f.word for f in self._members if f is not None) + 1
         self._unpack_cache = self.memory.unpacker(self._cache_words)
         self._names = Strings(self.memory)
         bit = constant(image, "_SLAB_RECLAIM_ACCOUNT")
         self._reclaimable = SLAB_RECLAIM_ACCOUNT if bit is None else 1 << bit
-        # A page of kfence that was never used has no objects, and something else stands where
-        # its cache would.
+        # A page of KFENCE that was never used looks like a slab without objects. Its slab_cache is
+        # not set.
         self._no_cache = SlabCache(0, "(no cache)", 0, 0, 0, False, self.memory.word_size)
 
     def cache(self, address: int) -> SlabCache:
         """
-        Return a cache.
+        Return a cache. It is read once.
 
         :param address: ``struct kmem_cache *``
-        :raises drgn.FaultError: if it cannot be read
+        :raises drgn.FaultError: if the cache cannot be read. An unreadable name is not an error
         """
         found = self.caches.get(address)
         if found is None:
@@ -286,8 +300,8 @@ class SlabReader:
                 object_size=members.object_size.get(words),
                 red_left_pad=0 if pad is None else pad.get(words),
                 reclaimable=bool(members.flags.get(words) & self._reclaimable),
-                # A constant: charged also where the vector costs nothing, and no more
-                # where elements are longer.
+                # obj_full_size(): the size of a pointer is charged for each object, also if the
+                # vector needs no memory, or if its elements are larger.
                 charge=size + self.memory.word_size,
             )
         return found
@@ -296,7 +310,7 @@ class SlabReader:
         """
         Read a slab and count its charged objects.
 
-        :return: ``None`` if not even its cache can be read; the failure is counted
+        :return: ``None`` if its cache is unreadable, which :attr:`coverage` counts
         """
         layout, words = self.layout, self._words(found.raw)
         objects = layout.objects.get(words)
@@ -320,7 +334,7 @@ class SlabReader:
         return Slab(page, nid, order, cache, objects, inuse, vector, charged, raw)
 
     def codetags(self, slab: Slab) -> Vector | None:
-        """Return where the tags of the objects' call sites are; ``None`` where there are none."""
+        """Return the ``struct codetag *`` of the objects; ``None`` if they have none."""
         layout = self.layout
         if layout.codetag is None:
             return None
@@ -334,7 +348,7 @@ class SlabReader:
             return Vector(vector.address - layout.objcg + layout.codetag, vector.stride)
         if not layout.has_codetag:
             return None
-        # The tag is in the element behind the objcg's, if there is one.
+        # The element of the codetag follows that of the objcg, if there is one.
         needs_objcg = layout.needs_objcg.get(words)
         in_object = layout.in_object is not None and layout.in_object.get(words)
         stride = slab.cache.size if in_object else layout.element * (1 + needs_objcg)
@@ -344,9 +358,9 @@ class SlabReader:
         """
         Return the call site of an object.
 
-        :param number: its index in the slab
-        :return: ``struct codetag *``; 0 if it refers to none
-        :raises drgn.FaultError: if that cannot be read
+        :param number: index of the object in the slab
+        :return: ``struct codetag *``; 0 for none
+        :raises drgn.FaultError: if it cannot be read
         """
         vector = self.codetags(slab)
         if vector is None:
@@ -358,8 +372,9 @@ class SlabReader:
         """
         Count the objects of a slab that refer to a call site.
 
-        :return: by ``struct codetag *`` and ``struct obj_cgroup *``, 0 if no memcg pays
-        :raises drgn.FaultError: if the tags cannot be read
+        :return: number of objects by ``struct codetag *`` and ``struct obj_cgroup *`` (0 if no
+            memcg pays)
+        :raises drgn.FaultError: if the call sites or the objcgs cannot be read
         """
         vector = self.codetags(slab)
         if vector is None or not slab.objects:
@@ -372,7 +387,7 @@ class SlabReader:
 
     def charged_objects(self, slab: Slab) -> Iterator[SlabObject]:
         """
-        Walk the charged objects of a slab.
+        Iterate over the charged objects of a slab.
 
         :raises drgn.FaultError: if the vector cannot be read
         """
@@ -390,13 +405,17 @@ class SlabReader:
                 )
 
     def objects(self, slab: Slab) -> Iterator[int]:
-        """Return the addresses of all objects of a slab, taken or free."""
+        """Return the addresses of all objects of a slab, allocated or free."""
         first = self._first_object(slab)
         for number in range(slab.objects):
             yield first + number * slab.cache.size
 
     def number(self, slab: Slab, address: int) -> int | None:
-        """Return the index of the object at an address; ``None`` if it is in none of them."""
+        """
+        Return the index of the object that an address is in.
+
+        :return: ``None`` if the address is not in an object of the slab
+        """
         if not slab.cache.size:
             return None
         number = (address - self._first_object(slab)) // slab.cache.size
@@ -408,11 +427,11 @@ class SlabReader:
 
     def objcg(self, slab: Slab, number: int) -> int:
         """
-        Return whom an object is charged to.
+        Return who pays for an object.
 
-        :param number: its index in the slab
-        :return: ``struct obj_cgroup *``; 0 for nobody
-        :raises drgn.FaultError: if that cannot be read
+        :param number: index of the object in the slab
+        :return: ``struct obj_cgroup *``; 0 if no memcg pays
+        :raises drgn.FaultError: if it cannot be read
         """
         if slab.vector is None:
             return 0
@@ -425,24 +444,24 @@ class SlabReader:
             return start + slab.cache.red_left_pad
         # kfence_guarded_alloc() aligns half of its objects to the end of their page.
         try:
-            thing = kfence_object(self.image, slab.page)
+            found = kfence_object(self.image, slab.page)
         except FaultError:
             return start
-        return start if thing is None else thing.address
+        return start if found is None else found.address
 
     def vector_page(self, slab: Slab) -> int | None:
         """
-        Return the page that a slab's vector begins on.
+        Return the first page of the vector of a slab.
 
-        :return: ``struct page *``; ``None`` if the vector is inside the slab itself
+        :return: ``struct page *``; ``None`` if there is no vector, or if it is inside the slab
         """
         return None if slab.vector is None else self.page_of(slab, slab.vector)
 
     def page_of(self, slab: Slab, vector: Vector) -> int | None:
         """
-        Return the page that a vector of a slab begins on.
+        Return the first page of a vector of a slab.
 
-        :return: ``struct page *``; ``None`` if it is inside the slab itself
+        :return: ``struct page *``; ``None`` if the vector is inside the slab
         """
         page = self.frames.virt_to_page(vector.address)
         inside = slab.page <= page < slab.page + (self.frames.size << slab.order)
@@ -450,9 +469,10 @@ class SlabReader:
 
     def page_nid(self, page: int) -> int:
         """
-        Return the node of a page, or ``NUMA_NO_NODE`` if it cannot be told.
+        Return the node of a page.
 
         :param page: ``struct page *``
+        :return: ``NUMA_NO_NODE`` if the ``struct page`` cannot be read
         """
         nid = self._nids.get(page)
         if nid is None:
@@ -464,8 +484,8 @@ class SlabReader:
         return nid
 
     def _exts(self, words: Sequence[int]) -> int:
-        # Masked first, tested for NULL afterwards: that handles OBJEXTS_ALLOC_FAIL in all
-        # its versions.
+        # The flags are masked before the test for NULL: OBJEXTS_ALLOC_FAIL, whose value differs
+        # between releases, is a vector that could not be allocated.
         return self.layout.exts.get(words) & ~MEMCG_DATA_FLAGS
 
     def _vector(self, words: Sequence[int], cache: SlabCache) -> Vector | None:
@@ -474,12 +494,12 @@ class SlabReader:
             return None
         if layout.needs_objcg is not None:
             if not layout.needs_objcg.get(words):
-                return None  # the elements are codetags
+                return None  # all elements are codetags
             if layout.in_object is not None and layout.in_object.get(words):
                 return Vector(exts + layout.objcg, cache.size)
             return Vector(exts + layout.objcg, layout.element * (1 + layout.has_codetag))
         if layout.stride is not None:
-            # 0 on slabs of kfence, which hold one object.
+            # 0 for slabs of KFENCE, which have one object.
             stride = layout.stride.get(words) or layout.element
             return Vector(exts + layout.objcg, stride)
         return Vector(exts + layout.objcg, layout.element)

@@ -3,7 +3,8 @@
 Compressed pages in zswap
 -------------------------
 
-Mirrors :linux:`mm/zswap.c` and, for the node that holds the data, :linux:`mm/zsmalloc.c`.
+Mirrors ``struct zswap_entry`` of :linux:`mm/zswap.c`, and :linux:`mm/zsmalloc.c` for the pages that
+hold the compressed data.
 """
 
 from __future__ import annotations
@@ -24,11 +25,10 @@ from memcg_inspect.model import NUMA_NO_NODE, Coverage
 
 __all__ = ("ZswapEntry", "ZswapPart", "ZswapReader")
 
-#: Physical address bits that zsmalloc's object locations have room for on 64-bit machines,
-#: ``MAX_POSSIBLE_PHYSMEM_BITS``: x86-64 and arm64; x86-64 without 5-level page tables (before
-#: they were always built, in 6.17); arm64 with 48 bits.
+#: Values of ``MAX_POSSIBLE_PHYSMEM_BITS`` on 64-bit machines: x86-64 and arm64; x86-64 built
+#: without 5-level page tables (up to 6.16); arm64 with 48 bits.
 MAX_POSSIBLE_PHYSMEM_BITS = (52, 46, 48)
-#: ``OBJ_ALLOCATED_TAG`` in the handle that stands before each object.
+#: ``OBJ_ALLOCATED_TAG``, set in the word before each object that holds its handle.
 OBJ_ALLOCATED_TAG = 1
 
 
@@ -36,10 +36,13 @@ class ZswapEntry(NamedTuple):
     """
     One ``struct zswap_entry``.
 
-    :ivar length: bytes of compressed data, which is what is charged
-    :ivar objcg: 0 if no memcg pays
+    :ivar address: ``struct zswap_entry *``
+    :ivar length: bytes of compressed data; that many bytes are charged
+    :ivar handle: zsmalloc handle of the data
+    :ivar objcg: ``struct obj_cgroup *``; 0 if no memcg pays
     :ivar beyond: bytes at the end of the data that the obj_cgroup of another node pays for
-    :ivar beyond_nid: of which node
+        (per-node series)
+    :ivar beyond_nid: node of that obj_cgroup
     """
 
     address: int
@@ -52,10 +55,12 @@ class ZswapEntry(NamedTuple):
 
 class ZswapPart(NamedTuple):
     """
-    A part of an entry's data, on one page.
+    The part of the data of an entry that is on one page.
 
     :ivar page: ``struct page *``
-    :ivar offset: bytes into the page
+    :ivar nid: node of the page
+    :ivar offset: offset of the part in the page, in bytes
+    :ivar length: bytes of the part
     """
 
     page: int
@@ -66,11 +71,12 @@ class ZswapPart(NamedTuple):
 
 class ZswapReader:
     """
-    Reads the entries of all swap devices.
+    Reader of the zswap entries of all swap devices.
 
-    :ivar coverage: entries read, and parts of the trees that could not be read
-    :ivar entry_size: ``sizeof(struct zswap_entry)``, 0 in kernels without zswap
-    :ivar placement: entries whose data was found on pages, and those whose was not
+    :ivar coverage: counts the entries that were read, and parts of the trees that are unreadable
+    :ivar placement: counts the entries whose data was found, and those whose data was not
+    :ivar has_zswap: whether the kernel has zswap
+    :ivar entry_size: ``sizeof(struct zswap_entry)``, in bytes; 0 without zswap
     """
 
     def __init__(self, image: Image) -> None:
@@ -96,7 +102,7 @@ class ZswapReader:
         self._locations = _Locations(image)
 
     def entries(self) -> Iterator[ZswapEntry]:
-        """Walk all entries."""
+        """Iterate over all entries."""
         if not self.has_zswap:
             return
         for address in self.addresses():
@@ -109,10 +115,10 @@ class ZswapReader:
 
     def entry(self, address: int) -> ZswapEntry:
         """
-        Read one entry, on a kernel that has zswap.
+        Read one entry. The kernel must have zswap.
 
         :param address: ``struct zswap_entry *``
-        :raises drgn.FaultError: if it cannot be read
+        :raises drgn.FaultError: if the entry cannot be read
         """
         data = self.memory.read(address, self.entry_size)
         length = int.from_bytes(data[self._length : self._length + 4], self.memory.order)
@@ -124,7 +130,7 @@ class ZswapReader:
         return ZswapEntry(address, length, handle, objcg, *split)
 
     def addresses(self) -> Iterator[int]:
-        """Walk the addresses of all entries, ``struct zswap_entry *``."""
+        """Iterate over the addresses of all entries, ``struct zswap_entry *``."""
 
         def missed(error: FaultError) -> None:
             self.coverage.miss("tree of zswap entries", error.address, str(error))
@@ -157,7 +163,11 @@ class ZswapReader:
                 missed(error)
 
     def nodes(self, entry: ZswapEntry) -> dict[int, int]:
-        """Return the bytes of an entry's data by the node of the page that holds them."""
+        """
+        Return the bytes of the data of an entry, by the node of the page they are on.
+
+        :return: all bytes are on ``NUMA_NO_NODE`` if the data was not found
+        """
         if not entry.length:
             return {}
         parts = self.parts(entry)
@@ -169,7 +179,11 @@ class ZswapReader:
         return nodes
 
     def parts(self, entry: ZswapEntry) -> list[ZswapPart] | None:
-        """Return where an entry's data is; ``None`` if it was not found, which is counted."""
+        """
+        Return the location of the data of an entry.
+
+        :return: ``None`` if it was not found, which :attr:`placement` counts
+        """
         try:
             parts = self._locations.parts(entry)
             self.placement.read += 1
@@ -180,11 +194,13 @@ class ZswapReader:
 
     def owner(self, page: int, offset: int) -> ZswapEntry | None:
         """
-        Find the entry whose data is at a place. Walks all entries: nothing leads from the data
-        to what it is of.
+        Find the entry whose data includes a byte of a page.
+
+        All entries are read: nothing refers from the data to its entry.
 
         :param page: ``struct page *``
-        :param offset: bytes into the page
+        :param offset: offset in the page, in bytes
+        :return: ``None`` if there is none
         """
         for entry in self.entries():
             for part in self.parts(entry) or () if entry.length else ():
@@ -194,19 +210,20 @@ class ZswapReader:
 
 
 class _Locations:
-    """Finds the pages behind zsmalloc handles."""
+    """Finder of zsmalloc objects by handle, ``zs_obj_read_begin()``."""
 
     def __init__(self, image: Image) -> None:
         self.image = image
         self.memory = image.memory
         self.frames = mem_map(image)
-        # A location is a page frame number above an index. Where it begins follows from
-        # MAX_POSSIBLE_PHYSMEM_BITS, a macro; the first object that names its handle tells.
+        # A handle points to a location: a page frame number in the high bits, the index of the
+        # object in the low bits. The shift follows from the macro MAX_POSSIBLE_PHYSMEM_BITS. All
+        # known values are tried until the header of an object names its handle.
         shifts = [64 - (bits - self.frames.page_shift) for bits in MAX_POSSIBLE_PHYSMEM_BITS]
         self._shifts = tuple(shifts)
         self._shift = shifts[0]
         page = image.type("struct page")
-        # struct zpdesc overlays struct page since 6.14; the members have kept their places.
+        # struct zpdesc overlays struct page since 6.14. The members have the same offsets.
         if has_type(image, "struct zpdesc"):
             desc = image.type("struct zpdesc")
             self._zspage, self._next = offsetof(desc, "zspage"), offsetof(desc, "next")
@@ -219,7 +236,12 @@ class _Locations:
         self._zspages: dict[int, tuple[int, list[int]]] = {}
 
     def parts(self, entry: ZswapEntry) -> list[ZswapPart]:
-        """:raises ValueError: if the handle leads to no zsmalloc object"""
+        """
+        Return the location of the data of an entry.
+
+        :raises drgn.FaultError: if a structure of zsmalloc cannot be read
+        :raises ValueError: if the handle does not lead to a zsmalloc object
+        """
         for shift in self._shifts:
             self._shift = shift
             try:
@@ -228,9 +250,9 @@ class _Locations:
                 if shift == self._shifts[-1]:
                     raise
                 continue
-            self._shifts = (shift,)  # known from now on
+            self._shifts = (shift,)  # the others need not be tried again
             return parts
-        raise ValueError("no object is there")
+        raise ValueError("the handle does not lead to an object")
 
     def _parts(self, entry: ZswapEntry) -> list[ZswapPart]:
         location = self.memory.word(entry.handle)
@@ -238,19 +260,24 @@ class _Locations:
         size, pages = self._pages_of(page)
         offset = self._offset(location, entry, page, size, pages)
         parts: list[ZswapPart] = []
-        at, end, page_size = offset, offset + entry.length, self.frames.page_size
-        while at < end:
-            if at // page_size >= len(pages):
+        start, end, page_size = offset, offset + entry.length, self.frames.page_size
+        while start < end:
+            if start // page_size >= len(pages):
                 raise ValueError("the object is longer than its zspage")
-            upto = min(end, (at // page_size + 1) * page_size)
-            held = pages[at // page_size]
-            nid = self.frames.nid(self.memory.word(held + self.frames.flags))
-            parts.append(ZswapPart(held, nid, at % page_size, upto - at))
-            at = upto
+            page_end = min(end, (start // page_size + 1) * page_size)
+            data_page = pages[start // page_size]
+            nid = self.frames.nid(self.memory.word(data_page + self.frames.flags))
+            parts.append(ZswapPart(data_page, nid, start % page_size, page_end - start))
+            start = page_end
         return parts
 
     def _pages_of(self, page: int) -> tuple[int, list[int]]:
-        """Size of the objects, and the pages, of the zspage that a page belongs to."""
+        """
+        Return the objects' size and the pages of the ``struct zspage`` that a page belongs to.
+
+        :param page: ``struct page *``
+        :return: size in bytes, ``struct page *`` of all pages
+        """
         address = self.memory.word(page + self._zspage)
         known = self._zspages.get(address)
         if known is not None:
@@ -268,11 +295,16 @@ class _Locations:
         self, location: int, entry: ZswapEntry, page: int, size: int, pages: list[int]
     ) -> int:
         """
-        Where the data begins in the zspage.
+        Return the offset of the data in its zspage, in bytes.
 
-        The index in the location has been shifted by a tag (6.1), alone (6.12, 7.2) and below
-        the size class (7.3); the right one is the one at which the object's header names the
-        handle. Objects of one whole page have no header.
+        The low bits of a location differ between releases:
+
+        - 6.1: the index, and ``OBJ_TAG_BITS`` below it;
+        - 6.12 to 7.2: the index;
+        - 7.3: the size class, and the index below it.
+
+        All are tried: the header of the right object names the handle. Objects that are a whole
+        page (``ZsHugePage()``) have no header, and are alone in their zspage.
         """
         if len(pages) == 1 and size == self.frames.page_size:
             return 0
