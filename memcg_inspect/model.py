@@ -564,26 +564,36 @@ class Unreadable:
 
 @dataclass
 class Coverage:
-    """How many things of one sort could be read, and how many could not."""
+    """
+    How much of one kind of thing could be read.
+
+    :ivar read: number of things that were read
+    :ivar unreadable: number of things that could not be read
+    :ivar examples: the :data:`KEEP` of the latter with the lowest addresses, sorted
+    """
 
     read: int = 0
     unreadable: int = 0
     examples: list[Unreadable] = field(default_factory=list)
 
-    #: Number of examples that are kept.
+    #: Number of examples kept.
     KEEP = 10
 
     def miss(self, what: str, address: int, reason: str) -> None:
         """Count one thing that could not be read."""
         self.unreadable += 1
-        if len(self.examples) < self.KEEP:
-            self.examples.append(Unreadable(what, address, reason))
+        if len(self.examples) < self.KEEP or address <= self.examples[-1].address:
+            self._keep([Unreadable(what, address, reason)])
 
     def add(self, other: Coverage) -> None:
-        """Add the counts and examples of another one."""
+        """Add what another one has counted. The order of additions makes no difference."""
         self.read += other.read
         self.unreadable += other.unreadable
-        self.examples += other.examples[: self.KEEP - len(self.examples)]
+        self._keep(other.examples)
+
+    def _keep(self, more: Sequence[Unreadable]) -> None:
+        examples = sorted([*self.examples, *more], key=lambda e: (e.address, e.what, e.reason))
+        self.examples = examples[: self.KEEP]
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
-"""All charges of one image, added up by who pays, what for, and which node backs it."""
+"""The charges of an image, added up by payer, kind, detail and backing node."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 __all__ = ("Amount", "ChargeKind", "Entry", "Ledger")
@@ -13,11 +14,11 @@ ChargeKind = Literal["slab", "percpu", "kmem", "zswap", "lru", "sock"]
 
 class Entry(NamedTuple):
     """
-    What amounts are added up by.
+    Charges that are added up.
 
-    :ivar payer: address of the obj_cgroup, or of the memcg where it is charged itself
-    :ivar detail: which part of the kind, e.g. ``reclaimable`` slab objects
-    :ivar nid: backing node
+    :ivar payer: ``struct obj_cgroup *``, or ``struct mem_cgroup *`` for charges to the memcg itself
+    :ivar detail: part of the kind, e.g. ``reclaimable`` for slab objects
+    :ivar nid: backing node: node of the page that holds the charge
     """
 
     payer: int
@@ -27,7 +28,7 @@ class Entry(NamedTuple):
 
 
 class Amount(NamedTuple):
-    """Bytes, and how many charges they come from."""
+    """Bytes, and the number of charges."""
 
     bytes: int
     charges: int
@@ -37,32 +38,57 @@ class Amount(NamedTuple):
         return Amount(self.bytes + other.bytes, self.charges + other.charges)
 
 
+@dataclass
 class Ledger:
-    """The truth, as far as it could be read."""
+    """
+    All charges that were read.
 
-    def __init__(self) -> None:
-        self._amounts: dict[Entry, Amount] = {}
-        self._missing: set[tuple[ChargeKind, str | None, int | None]] = set()
+    :ivar missing: (kind, detail, node) of charges that may be missing; ``None`` for any
+    """
+
+    _amounts: dict[Entry, Amount] = field(default_factory=dict)
+    missing: set[tuple[ChargeKind, str | None, int | None]] = field(default_factory=set)
 
     def add(self, entry: Entry, size: int, count: int) -> None:
-        """Add *count* charges of *size* bytes in all."""
+        """
+        Add charges.
+
+        :param size: bytes of all of them
+        :param count: number of charges
+        """
         before = self._amounts.get(entry, Amount(0, 0))
         self._amounts[entry] = before.plus(Amount(size, count))
 
     def note_missing(
         self, kind: ChargeKind, detail: str | None = None, nid: int | None = None
     ) -> None:
-        """Note that charges of this kind may be missing; ``None`` stands for any."""
-        self._missing.add((kind, detail, nid))
+        """
+        Note that charges of a kind may be missing.
+
+        :param detail: ``None`` for any
+        :param nid: backing node; ``None`` for any
+        """
+        self.missing.add((kind, detail, nid))
 
     def may_miss(self, kind: ChargeKind, detail: str | None = None, nid: int | None = None) -> bool:
-        """Return whether charges that match may be missing; ``None`` stands for any."""
+        """
+        Return whether charges of a kind may be missing.
+
+        :param detail: ``None`` for any
+        :param nid: backing node; ``None`` for any
+        """
         return any(
             kind == missing_kind
             and (detail is None or missing_detail is None or detail == missing_detail)
             and (nid is None or missing_nid is None or nid == missing_nid)
-            for missing_kind, missing_detail, missing_nid in self._missing
+            for missing_kind, missing_detail, missing_nid in self.missing
         )
+
+    def merge(self, other: Ledger) -> None:
+        """Add the charges of another part of the image, and what may be missing from it."""
+        for entry, amount in other:
+            self.add(entry, amount.bytes, amount.charges)
+        self.missing |= other.missing
 
     def __iter__(self) -> Iterator[tuple[Entry, Amount]]:
         return iter(self._amounts.items())

@@ -21,14 +21,15 @@ from memcg_inspect.checks.findings import attach
 from memcg_inspect.checks.judge import Judgement, judge, verdict
 from memcg_inspect.checks.samples import common_coverage, is_settled, settle, without_rows
 from memcg_inspect.checks.snapshot import Snapshot
-from memcg_inspect.collect.collector import Clock, collect
+from memcg_inspect.collect.clock import Clock
+from memcg_inspect.collect.collector import collect
 from memcg_inspect.collect.evidence import find_evidence
 from memcg_inspect.image.image import Image
 from memcg_inspect.image.missing import why_missing
 from memcg_inspect.linux.kernel.stacktrace import read_running
 from memcg_inspect.model import Coverage, Report
 
-__all__ = ("Clock", "audit", "collect")
+__all__ = ("audit", "collect")
 
 #: Times that a look at a running kernel is begun again, and looks for what could not be read.
 _MOST_TRIES = 3
@@ -47,7 +48,7 @@ def audit(image: Image) -> Report:
     frozen = not image.is_moving
     clock = Clock(image.progress)
     looks = [_look(image, clock, frozen)]
-    while not frozen and not _is_enough(looks) and not clock.progress.stop:
+    while not frozen and not _is_enough(looks) and not image.progress.stop:
         # Not in step with whatever goes round and round there.
         time.sleep(random.uniform(0.02, 0.2))
         looks.append(_look(image, clock, frozen))
@@ -142,5 +143,5 @@ def _report(image: Image, clock: Clock, looks: Sequence[_Look]) -> Report:
         follows=judged.follows,
         notes=why_missing(image, coverage.values()),
         looks=len(looks),
-        interrupted=clock.progress.stop,
+        interrupted=image.progress.stop,
     )

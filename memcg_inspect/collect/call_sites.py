@@ -3,77 +3,105 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import Callable, Mapping, MutableMapping, Set
 
 from drgn import FaultError
 
 from memcg_inspect.checks.profile import Profile, Use
+from memcg_inspect.collect.partial import Partial
 from memcg_inspect.image.image import Image
 from memcg_inspect.linux.mm.alloc_tag import read_call_sites, read_left_behind
 from memcg_inspect.linux.mm.mm_types import PagePiece
 from memcg_inspect.linux.mm.mmzone import mem_map
+from memcg_inspect.linux.mm.page_alloc import cached_free_pages
 from memcg_inspect.linux.mm.percpu import PcpuArea, PercpuReader
 from memcg_inspect.linux.mm.pgalloc_tag import PageTagReader
 from memcg_inspect.linux.mm.slab import CODETAG_EMPTY, Slab, SlabReader
 from memcg_inspect.model import Coverage
 
-__all__ = ("CallSites",)
+__all__ = ("CallSiteCounter", "CallSites")
+
+#: Coverage without which references to call sites may be missing.
+_SUBJECTS = (
+    "pages", "slab_pages", "slab", "percpu", "call_sites", "slab_tags", "page_tags", "free_pages",
+)  # fmt: skip
 
 
-class CallSites:
-    """Is shown what a pass over the image meets, and adds it up by call site."""
+class CallSiteCounter:
+    """Counts what refers to call sites in a range of page frames."""
 
-    def __init__(
-        self, image: Image, profile: Profile, coverage: MutableMapping[str, Coverage]
-    ) -> None:
-        self._image, self._profile = image, profile
+    def __init__(self, image: Image, free_pages: Set[int] | None) -> None:
+        """:param free_pages: see :class:`~memcg_inspect.collect.ranges.PassContext`"""
         self._page_size = mem_map(image).page_size
-        self._sites = coverage["call_sites"] = Coverage()
-        self._slabs = coverage["slab_tags"] = Coverage()
-        profile.sites = read_call_sites(image, self._sites)
-        self._pages = PageTagReader(image)
-        coverage["page_tags"], coverage["free_pages"] = self._pages.coverage, self._pages.free
+        self._pages = PageTagReader(image, free_pages)
 
-    def piece(self, piece: PagePiece) -> None:
+    def add_pages(self, partial: Partial, piece: PagePiece) -> None:
         """Add the pages of a piece of the memory map."""
+        self._pages.coverage = partial.coverage["page_tags"]
         for found in self._pages.read(piece):
             use = Use(found.codetag, found.kind, found.payer, found.nid)
-            self._profile.add(use, found.pages * self._page_size, found.calls)
+            partial.use(use, found.pages * self._page_size, found.calls)
 
-    def slab(self, slab: Slab, slabs: SlabReader) -> None:
+    def add_slab(self, partial: Partial, slab: Slab, slabs: SlabReader) -> None:
         """Add the objects of a slab."""
+        coverage = partial.coverage["slab_tags"]
         try:
             tagged = slabs.tagged(slab)
         except FaultError as error:
-            self._slabs.miss(f"codetags of a {slab.cache.name} slab", slab.page, str(error))
+            coverage.miss(f"codetags of a {slab.cache.name} slab", slab.page, str(error))
             return
-        self._slabs.read += slabs.codetags(slab) is not None
+        coverage.read += slabs.codetags(slab) is not None
         for (codetag, objcg), count in tagged.items():
             use = Use(codetag, "slab", objcg, slab.nid)
-            self._profile.add(use, count * slab.cache.size, count)
+            partial.use(use, count * slab.cache.size, count)
+
+
+class CallSites:
+    """
+    The call sites of an image, and what refers to them.
+
+    :ivar profile: the result
+    :ivar free_pages: see :class:`~memcg_inspect.collect.ranges.PassContext`
+    """
+
+    def __init__(self, image: Image, coverage: MutableMapping[str, Coverage]) -> None:
+        self.profile = Profile()
+        self._image = image
+        self._coverage = coverage
+        for subject in ("call_sites", "slab_tags", "page_tags", "free_pages"):
+            coverage[subject] = Coverage()
+        self.profile.sites = read_call_sites(image, coverage["call_sites"])
+        free_pages = cached_free_pages(image, coverage["free_pages"])
+        self.free_pages = None if coverage["free_pages"].unreadable else free_pages
+
+    def add(self, partial: Partial) -> None:
+        """Add what refers to call sites in a range of page frames."""
+        for use, amount in partial.uses.items():
+            self.profile.add(use, amount.bytes, amount.charges)
 
     def percpu(self, reader: PercpuReader) -> Callable[[PcpuArea], None]:
-        """Return what adds percpu allocations that a reader finds."""
+        """Return a function that adds one percpu allocation."""
 
-        def seen(alloc: PcpuArea) -> None:
-            if alloc.codetag <= CODETAG_EMPTY:
+        def seen(area: PcpuArea) -> None:
+            if area.codetag <= CODETAG_EMPTY:
                 return
-            calls = 1  # one, told by where its parts are
-            nodes = reader.data_nodes(alloc) + reader.metadata_nodes(alloc)
+            calls = 1  # one call in all, split by node
+            nodes = reader.data_nodes(area) + reader.metadata_nodes(area)
             for nid, size in nodes.items():
-                self._profile.add(Use(alloc.codetag, "percpu", alloc.objcg, nid), size, calls)
+                self.profile.add(Use(area.codetag, "percpu", area.objcg, nid), size, calls)
                 calls = 0
-            self._profile.one_cpu[alloc.codetag] += alloc.size
+            self.profile.one_cpu[area.codetag] += area.size
 
         return seen
 
     def finish(self, coverage: Mapping[str, Coverage]) -> None:
-        """Complete the profile when the pass is over."""
-        unknown = self._profile.codetags() - self._profile.sites.keys()
-        self._profile.sites |= read_left_behind(self._image, unknown, self._sites)
-        subjects = (
-            "pages", "slab_pages", "slab", "percpu", "call_sites", "slab_tags", "page_tags",
-            "free_pages",
-        )  # fmt: skip
-        if any(coverage[name].unreadable for name in subjects if name in coverage):
-            self._profile.missing = "what refers to call sites is not all in the image"
+        """
+        Complete the profile after everything was added.
+
+        :param coverage: of the whole image
+        """
+        unknown = self.profile.codetags() - self.profile.sites.keys()
+        sites = self._coverage["call_sites"]
+        self.profile.sites |= read_left_behind(self._image, unknown, sites)
+        if any(coverage[name].unreadable for name in _SUBJECTS if name in coverage):
+            self.profile.missing = "what refers to call sites is not all in the image"

@@ -1,41 +1,38 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 """
-One pass over an image
-----------------------
+Collecting a snapshot
+---------------------
 
-Drives the readers of :mod:`memcg_inspect.linux` and fills the ledger and the counters of
-:mod:`memcg_inspect.checks`; then has them judged.
+:func:`collect` reads an image with the readers of :mod:`memcg_inspect.linux` and returns a
+:class:`~memcg_inspect.checks.snapshot.Snapshot`. The memory map is read by
+:mod:`memcg_inspect.collect.ranges`; everything else is small and read here.
 """
 
 from __future__ import annotations
 
-import time
-from collections import Counter, defaultdict
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections import Counter
 
 from drgn import FaultError, Object
 
-from memcg_inspect.checks.ledger import Entry, Ledger
 from memcg_inspect.checks.profile import Profile
 from memcg_inspect.checks.registry import items_read
 from memcg_inspect.checks.snapshot import Snapshot
 from memcg_inspect.collect.call_sites import CallSites
+from memcg_inspect.collect.clock import Clock
 from memcg_inspect.collect.counters import read_counters
 from memcg_inspect.collect.image_info import image_info
 from memcg_inspect.collect.page_uses import PageUses
+from memcg_inspect.collect.partial import Partial
 from memcg_inspect.collect.percpu import add_percpu, percpu_usage
 from memcg_inspect.collect.pernode import PerNode
-from memcg_inspect.collect.released import ReleasedReader
+from memcg_inspect.collect.ranges import Mapper, PassContext, collect_ranges
 from memcg_inspect.collect.zswap import add_zswap
 from memcg_inspect.image.image import Image
 from memcg_inspect.image.layout import has_type
 from memcg_inspect.image.missing import as_image_errors
-from memcg_inspect.image.progress import STOPPED, Progress
 from memcg_inspect.linux.kernel.bpf import bpf_objcgs
 from memcg_inspect.linux.kernel.sched import caches_objcg, read_tasks
 from memcg_inspect.linux.mm.alloc_tag import why_not_profiled
-from memcg_inspect.linux.mm.kfence import kfence_pages
 from memcg_inspect.linux.mm.memcontrol import (
     has_node_objcgs,
     memory_usage,
@@ -48,16 +45,13 @@ from memcg_inspect.linux.mm.memcontrol import (
 from memcg_inspect.linux.mm.memcontrol_stock import read_charge_stocks, read_obj_stocks
 from memcg_inspect.linux.mm.memcontrol_vmstats import StatReader
 from memcg_inspect.linux.mm.mm_inline import LruReader
-from memcg_inspect.linux.mm.mm_types import KmemPage, PagePiece, page_layout, scan_pages
-from memcg_inspect.linux.mm.mmzone import mem_map
+from memcg_inspect.linux.mm.mm_types import page_layout
 from memcg_inspect.linux.mm.percpu import PercpuReader
 from memcg_inspect.linux.mm.pernode import accounts_by_node
-from memcg_inspect.linux.mm.slab import Slab, SlabReader, SlabTally
 from memcg_inspect.linux.mm.vmstat import read_node_stats
 from memcg_inspect.linux.mm.zswap import ZswapReader
-from memcg_inspect.linux.net.sock import SockReader
+from memcg_inspect.linux.net.sock import socket_caches
 from memcg_inspect.model import (
-    NUMA_NO_NODE,
     Coverage,
     Features,
     LruLists,
@@ -65,69 +59,52 @@ from memcg_inspect.model import (
     Objcg,
     PercpuUsage,
     TaskCharge,
-    Transient,
-    Vectors,
 )
 
-__all__ = ("Clock", "collect")
+__all__ = ("collect",)
 
 #: The counters of nodes that identities are about.
 NODE_ITEMS = ("NR_SLAB_RECLAIMABLE_B", "NR_SLAB_UNRECLAIMABLE_B")
 
 
-class Clock:
+def collect(
+    image: Image, clock: Clock | None = None, call_sites: bool = True, run: Mapper = map
+) -> Snapshot:
     """
-    Seconds spent, by what they were spent on.
+    Read everything that is checked, except what CPUs were doing.
 
-    :ivar progress: who is told what is done now
-    """
-
-    def __init__(self, progress: Progress | None = None) -> None:
-        self.seconds: dict[str, float] = {}
-        self.progress = progress or Progress()
-
-    @contextmanager
-    def measure(self, what: str) -> Iterator[None]:
-        """Add the time of a block."""
-        start = time.perf_counter()
-        self.progress.tell(what, 0.0)
-        try:
-            yield
-        finally:
-            self.seconds[what] = self.seconds.get(what, 0.0) + time.perf_counter() - start
-
-
-def collect(image: Image, clock: Clock | None = None, call_sites: bool = True) -> Snapshot:
-    """
-    Read everything that is to be judged, but what CPUs were doing.
-
-    :param call_sites: whether to look at what refers to call sites, if anything does
-    :raises ImageError: if this kernel does not charge kernel memory to memcgs, or keeps its
-        charges in a way that is not known here
+    :param call_sites: whether to read what refers to call sites, if anything does
+    :param run: see :func:`~memcg_inspect.collect.ranges.collect_ranges`
+    :raises ImageError: if this kernel does not charge kernel memory to memcgs, or its layout is
+        unknown
     """
     with as_image_errors():
-        return _Collector(image, clock or Clock(), call_sites).collect()
+        return _Collector(image, clock or Clock(image.progress), call_sites, run).collect()
 
 
 class _Collector:
-    """Fills one snapshot."""
+    """
+    Reads an image part by part.
 
-    def __init__(self, image: Image, clock: Clock, call_sites: bool) -> None:
+    :ivar total: sums, coverage and evidence of the parts read so far
+    """
+
+    def __init__(self, image: Image, clock: Clock, call_sites: bool, run: Mapper) -> None:
         self.image = image
         self.clock = clock
-        self.coverage: defaultdict[str, Coverage] = defaultdict(Coverage)
-        self.ledger = Ledger()
+        self.run = run
+        self.total = Partial()
+        self.ledger, self.coverage = self.total.ledger, self.total.coverage
         self.references: dict[str, Counter[int]] = {}
-        self.transients: defaultdict[int, list[Transient]] = defaultdict(list)
-        self.vectors: dict[int, tuple[int, list[tuple[int, int, int]]]] = {}
-        self.slab_usage = SlabTally(image)
         self.percpu_usage: tuple[PercpuUsage, ...] = ()
-        self.large_kmalloc: Counter[int] = Counter()
         self.per_node: PerNode | None = None
-        self.profile = Profile(why_not_profiled(image)) if call_sites else None
+        self.profile: Profile | None = None
         self.call_sites: CallSites | None = None
-        if self.profile is not None and self.profile.why_not is None:
-            self.call_sites = CallSites(image, self.profile, self.coverage)
+        if call_sites:
+            self.profile = Profile(why_not_profiled(image))
+            if self.profile.why_not is None:
+                self.call_sites = CallSites(image, self.coverage)
+                self.profile = self.call_sites.profile
 
     def collect(self) -> Snapshot:
         image, coverage, measure = self.image, self.coverage, self.clock.measure
@@ -152,7 +129,7 @@ class _Collector:
         with measure("vmalloc"):
             uses = self._page_uses()
         with measure("pages"):
-            pages = self._pages(uses, memcgs, lists)
+            self._pages(uses, memcgs)
         with measure("percpu"):
             self._percpu(objcgs)
         with measure("zswap"):
@@ -160,7 +137,6 @@ class _Collector:
         if coverage["memcgs"].unreadable or coverage["objcgs"].unreadable:
             with measure("memcgs"):
                 objcgs |= self._recover(memcgs, objcgs, [stock.objcg for stock in stocks])
-        per_node = self.per_node
         if self.call_sites:
             self.call_sites.finish(coverage)
         return Snapshot(
@@ -174,18 +150,15 @@ class _Collector:
             charge_stocks=charge_stocks,
             usage=usage,
             references=self.references,
-            transients=dict(self.transients),
-            per_node=None if per_node is None else per_node.charges(),
+            transients=self.total.transients_by_objcg(),
+            per_node=None if self.per_node is None else self.per_node.charges(),
             tasks=tasks,
-            vectors={
-                nid: Vectors(total, tuple(elsewhere))
-                for nid, (total, elsewhere) in self.vectors.items()
-            },
-            slab_usage=self.slab_usage.usage(),
+            vectors=self.total.vectors_by_node(),
+            slab_usage=self.total.slabs.usage(),
             percpu_usage=self.percpu_usage,
-            large_kmalloc=self.large_kmalloc,
+            large_kmalloc=self.total.large_kmalloc,
             node_stats=node_stats,
-            lru=LruLists(pages, sizes, lists.by_generation),
+            lru=LruLists(self._lists(lists), sizes, lists.by_generation),
             profile=self.profile,
             coverage=dict(coverage),
             unreadable=frozenset(memcgs[memcg].payer for memcg in unreadable),
@@ -238,81 +211,33 @@ class _Collector:
             self.ledger.note_missing("kmem", "other")
         return uses
 
-    def _pages(
-        self, uses: PageUses, memcgs: dict[int, Memcg], lists: LruReader
-    ) -> Counter[tuple[int, int, str]]:
-        """
-        Go over all pages.
-
-        :return: pages on LRU lists, by payer, node and list
-        """
-        on_lists: Counter[tuple[int, int, str]] = Counter()
-        slabs = SlabReader(self.image, self.coverage["names"])
-        socks = SockReader(self.image, slabs)
-        released = ReleasedReader(self.image, slabs, memcgs)
-        sites = self.call_sites
-        for piece in scan_pages(self.image):
-            self._piece(piece)
-            if sites:
-                sites.piece(piece)
-            for page in piece.slabs:
-                slab = slabs.slab(page)
-                if slab is None:
-                    self.coverage["slab_pages"].miss("slab", page.page, "its cache is not known")
-                    self.ledger.note_missing("slab", None, page.nid)
-                    self.ledger.note_missing("sock")  # it may be one of sockets
-                    continue
-                self._slab(slab, slabs)
-                self.slab_usage.add(slab)
-                if sites:
-                    sites.slab(slab, slabs)
-                for objcg, transient in released.read(slab):
-                    self.transients[objcg].append(transient)
-                for sock in socks.read(slab, memcgs):
-                    entry = Entry(sock.memcg, "sock", sock.protocol, NUMA_NO_NODE)
-                    self.ledger.add(entry, sock.charged, 1)
-            for kmem in piece.kmem:
-                self._kmem(kmem, uses)
-            for lru in piece.lru:
-                size = lru.pages * mem_map(self.image).page_size
-                if lru.payer:
-                    self.ledger.add(Entry(lru.payer, "lru", "lru", lru.nid), size, lru.folios)
-                if lru.flags.on_list:
-                    on_lists[lru.payer, lru.nid, lists.item(lru.zone, lru.flags)] += lru.pages
-        self.coverage["slab"], self.coverage["sock"] = slabs.coverage, socks.coverage
-        if socks.coverage.unreadable:
+    def _pages(self, uses: PageUses, memcgs: dict[int, Memcg]) -> None:
+        """Read all page frames."""
+        coverage = Coverage()
+        protocols = socket_caches(self.image, coverage)
+        if coverage.unreadable:
             self.ledger.note_missing("sock")
+        context = PassContext(
+            memcgs=frozenset(memcgs),
+            uses=uses,
+            protocols=protocols,
+            call_sites=self.call_sites is not None,
+            free_pages=self.call_sites.free_pages if self.call_sites else None,
+        )
+        found = collect_ranges(self.image, context, self.run)
+        self.total.merge(found)
+        self.coverage["sock"].add(coverage)
+        for address, reason in found.unnamed.items():
+            self.coverage["names"].miss("name of a kmem_cache", address, reason)
+        if self.call_sites:
+            self.call_sites.add(found)
+
+    def _lists(self, lists: LruReader) -> Counter[tuple[int, int, str]]:
+        """Return the pages on LRU lists, by payer, node and list."""
+        on_lists: Counter[tuple[int, int, str]] = Counter()
+        for (payer, nid, zone, flags), pages in self.total.lru.items():
+            on_lists[payer, nid, lists.item(zone, flags)] += pages
         return on_lists
-
-    def _piece(self, piece: PagePiece) -> None:
-        self.coverage["pages"].read += piece.pages
-        self.large_kmalloc += piece.large_kmalloc
-        if piece.unreadable is not None:
-            why = STOPPED if self.clock.progress.stop else "not in the image"
-            self.coverage["pages"].miss("struct pages", piece.unreadable, why)
-            for kind in ("slab", "kmem", "lru", "sock"):
-                self.ledger.note_missing(kind)
-
-    def _slab(self, slab: Slab, slabs: SlabReader) -> None:
-        detail = "reclaimable" if slab.cache.reclaimable else "unreclaimable"
-        if slab.charged is None:
-            self.ledger.note_missing("slab", detail, slab.nid)
-        for objcg, count in (slab.charged or {}).items():
-            entry = Entry(objcg, "slab", detail, slab.nid)
-            self.ledger.add(entry, count * slab.cache.charge, count)
-        page = slabs.vector_page(slab)
-        if page is not None and slab.vector is not None:
-            total, elsewhere = self.vectors.get(slab.nid, (0, []))
-            nid = slabs.page_nid(page)
-            # A vector is an object, and kfence may have given it out, from whatever node.
-            if nid not in (slab.nid, NUMA_NO_NODE) and page not in kfence_pages(self.image):
-                elsewhere.append((slab.vector.address, nid, slab.page))
-            self.vectors[slab.nid] = total + 1, elsewhere
-
-    def _kmem(self, kmem: KmemPage, uses: PageUses) -> None:
-        detail, pages = uses.of(kmem)
-        entry = Entry(kmem.objcg, "kmem", detail, kmem.nid)
-        self.ledger.add(entry, pages * mem_map(self.image).page_size, 1)
 
     def _percpu(self, objcgs: dict[int, Objcg]) -> None:
         reader = PercpuReader(self.image)

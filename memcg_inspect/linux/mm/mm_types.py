@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 """
-One pass over all page frames
------------------------------
+The struct page of all page frames
+----------------------------------
 
 Mirrors :linux:`include/linux/mm_types.h`, :linux:`include/linux/page-flags.h`
 and the ``memcg_data`` word of :linux:`include/linux/memcontrol.h`.
 
-Reads the ``struct page`` of every valid page frame in large pieces, and takes out
-of each piece, by byte columns, the few pages that matter: slabs, pages charged as
-kernel memory, and (only counted) pages charged as user memory.
+Reads ``struct page`` in pieces of :data:`~memcg_inspect.image.memory.PIECE` bytes, and compares
+the bytes of all pages of a piece at once to find slabs and pages charged as kernel memory. Pages
+charged as user memory are counted only.
 """
 
 from __future__ import annotations
@@ -19,12 +19,18 @@ from functools import cache
 from itertools import compress, repeat
 from typing import NamedTuple
 
-from drgn import offsetof, sizeof
+from drgn import FaultError, offsetof, sizeof
 
 from memcg_inspect.image.image import Image, per_image
 from memcg_inspect.image.layout import constant, has_member
-from memcg_inspect.image.memory import Memory
-from memcg_inspect.linux.mm.mmzone import MemMap, mem_map, page_ranges
+from memcg_inspect.image.memory import PIECE, Memory
+from memcg_inspect.linux.mm.mmzone import (
+    MemMap,
+    PageRange,
+    mem_map,
+    page_ranges,
+    split_ranges,
+)
 from memcg_inspect.linux.mm.page_flags import FlagBits, page_flags
 from memcg_inspect.model import ImageError
 
@@ -39,11 +45,13 @@ __all__ = (
     "RawPiece",
     "SlabPage",
     "page_layout",
+    "pages_per_piece",
     "positions",
     "scan_pages",
+    "scan_range",
 )
 
-#: ``__NR_MEMCG_DATA_FLAGS`` less one: all flag bits that any version has used.
+#: All bits that any kernel has used for flags, ``__NR_MEMCG_DATA_FLAGS - 1`` or more.
 MEMCG_DATA_FLAGS = 7
 #: ``MEMCG_DATA_OBJEXTS``, before 6.10 ``MEMCG_DATA_OBJCGS``.
 MEMCG_DATA_OBJEXTS = 1
@@ -63,20 +71,26 @@ class Marker(NamedTuple):
     value: int
 
     def column(self, data: bytes, size: int) -> int:
-        """Return the test's outcome for each page, as an integer of 0x01 and 0x00 bytes."""
+        """
+        Return the result of the test for each page.
+
+        :param size: ``sizeof(struct page)``
+        :return: an integer with a byte for each page, 1 or 0, the first page in the lowest byte
+        """
         table = _table(self.mask, self.value)
         return int.from_bytes(data[self.offset :: size].translate(table), "little")
 
     def is_set(self, raw: bytes) -> bool:
-        """Return the test's outcome for one page."""
+        """Return the result of the test for one ``struct page``."""
         return raw[self.offset] & self.mask == self.value
 
 
 class FlagColumn(NamedTuple):
     """
-    Some bits of the flags word, moved together into one byte.
+    Some bits of the flags word, gathered in one byte.
 
-    :ivar tables: by offset in ``struct page``, what a byte there contributes
+    :ivar tables: (offset in ``struct page``, for each value of the byte there the bits that it
+        contributes)
     """
 
     tables: tuple[tuple[int, bytes], ...]
@@ -91,10 +105,11 @@ class FlagColumn(NamedTuple):
 
 class LruFlags(NamedTuple):
     """
-    What the flags of a folio say about LRU lists.
+    The page flags that tell the LRU list of a folio.
 
     :ivar on_list: ``PG_lru``
-    :ivar generation: one more than its generation if it is on a list of the multi-gen LRU
+    :ivar generation: generation of the multi-gen LRU plus one; 0 if the folio is on none of its
+        lists
     """
 
     on_list: bool
@@ -106,26 +121,29 @@ class LruFlags(NamedTuple):
 
 class PageLayout(NamedTuple):
     """
-    What to look for in a ``struct page``.
+    The layout of ``struct page``.
 
     :ivar info: offset of ``compound_info`` (before 7.1 ``compound_head``)
+    :ivar has_fake_heads: whether ``info`` of a tail is the address of the head plus one, and
+        tails of a hugetlb page with optimized vmemmap can look like heads (before 7.1)
     :ivar memcg_data: offset of ``memcg_data``
     :ivar page_type: offset of ``page_type``
-    :ivar order: where in ``page[1]`` the order of a compound page is, one byte
-    :ivar head: marks heads of compound pages (and fake heads of optimized hugetlb)
+    :ivar order: offset in ``page[1]`` of the order of a compound page, one byte
+    :ivar head: marks heads of compound pages, and fake heads
     :ivar tail: marks tails of compound pages
     :ivar slab: marks slabs, on their first page only
     :ivar kmem: marks pages with ``MEMCG_DATA_KMEM``
     :ivar lru: marks pages whose ``memcg_data`` has no flag
     :ivar large_kmalloc: marks large kmallocs, on their first page only
     :ivar on_lru: marks pages on LRU lists
-    :ivar lru_flags: what makes a :class:`LruFlags`
-    :ivar zone: the zone
-    :ivar types: page types worth a name, by ``page_type >> 24`` (6.12 and newer)
+    :ivar lru_flags: the bits of :class:`LruFlags`
+    :ivar zone: the bits of the zone
+    :ivar types: names of page types by ``page_type >> 24`` (6.12 and newer)
     :ivar table_bit: ``PG_table`` where page types are inverted bits (6.11 and older)
     """
 
     info: int
+    has_fake_heads: bool
     memcg_data: int
     page_type: int
     order: int
@@ -166,8 +184,8 @@ class KmemPage(NamedTuple):
     A page, or compound page, with ``MEMCG_DATA_KMEM``.
 
     :ivar page: ``struct page *``
-    :ivar compound: whether ``order`` is written in the page; a non-compound block
-        of higher order is charged through its first page and looks like one page
+    :ivar compound: whether it is a compound page. A block of higher order that is not is charged
+        through its first page, and *order* is 0.
     :ivar type: ``"table"``, ``"large_kmalloc"`` or ``""``
     """
 
@@ -181,10 +199,10 @@ class KmemPage(NamedTuple):
 
 class LruPages(NamedTuple):
     """
-    User pages and page cache of one payer on one node, alike in where they belong.
+    User pages and page cache of one payer, node, zone and LRU list.
 
     :ivar payer: ``struct obj_cgroup *``, before 7.2 ``struct mem_cgroup *``; 0 for pages on
-        LRU lists that are charged to nobody
+        LRU lists that are not charged
     """
 
     nid: int
@@ -197,11 +215,11 @@ class LruPages(NamedTuple):
 
 class RawPiece(NamedTuple):
     """
-    The bytes of one piece of the memory map, for who wants to know more of its pages.
+    The bytes of one piece of the memory map.
 
     :ivar page: its first ``struct page *``
-    :ivar nids: the node of all of its pages, or of each
-    :ivar orders: orders of compound pages, by the index of their first page
+    :ivar nids: the node of all pages, or a list with the node of each
+    :ivar orders: orders of compound pages by index of the head
     """
 
     page: int
@@ -210,17 +228,18 @@ class RawPiece(NamedTuple):
     orders: dict[int, int]
 
     def nid(self, i: int) -> int:
-        """Return the node of a page, by its index."""
+        """Return the node of the page at an index."""
         return _at(self.nids, i)
 
 
 class PagePiece(NamedTuple):
     """
-    What one piece of the memory map holds.
+    The contents of one piece of the memory map.
 
-    :ivar large_kmalloc: pages of large kmallocs by node, charged or not, where they are marked
-    :ivar unreadable: address of the piece if it is not in the image
-    :ivar raw: ``None`` if it is not in the image
+    :ivar pages: number of pages read
+    :ivar large_kmalloc: pages of large kmallocs by node, charged or not, on kernels that mark them
+    :ivar unreadable: address of the piece if it could not be read; else ``None``
+    :ivar raw: ``None`` if it could not be read
     """
 
     pages: int
@@ -237,7 +256,7 @@ def page_layout(image: Image) -> PageLayout:
     """
     Find the layout of ``struct page``.
 
-    :raises ImageError: if pages of this kernel carry no memcg
+    :raises ImageError: if the kernel does not charge pages to memcgs, or its layout is unknown
     """
     memory, page = image.memory, image.type("struct page")
     if not page.has_member("memcg_data"):
@@ -247,7 +266,7 @@ def page_layout(image: Image) -> PageLayout:
     if page_type is None:
         raise ImageError("struct page has no page_type: this kernel is too old to be read")
     # Commit d50569612c29 ("mm: rename the 'compound_head' field in the 'struct page' to
-    # 'compound_info'") (in v7.1). Bit 0 marks a tail in both.
+    # 'compound_info'") (in v7.1). Bit 0 marks a tail in both. The same series removed fake heads.
     info = offsetof(page, "compound_info" if page.has_member("compound_info") else "compound_head")
     low = memory.byte_of_word(memcg_data, 0)
     bits = page_flags(image)
@@ -256,6 +275,7 @@ def page_layout(image: Image) -> PageLayout:
         listed.append(bits.generation)
     return PageLayout(
         info=info,
+        has_fake_heads=not page.has_member("compound_info"),
         memcg_data=memcg_data,
         page_type=page_type,
         order=_order_offset(image, memory, flags),
@@ -283,7 +303,7 @@ def _flag(image: Image, memory: Memory, flags: int, name: str) -> Marker:
 
 
 def _flag_column(memory: Memory, flags: int, parts: Iterable[FlagBits]) -> FlagColumn:
-    # The parts lie side by side in the byte, the first one lowest.
+    # The parts are packed in the byte, the first one lowest.
     tables = [bytearray(256) for _ in range(memory.word_size)]
     at = 0
     for part in parts:
@@ -297,7 +317,7 @@ def _flag_column(memory: Memory, flags: int, parts: Iterable[FlagBits]) -> FlagC
 
 _NOT_ZERO = b"\0" + b"\1" * 255
 
-#: What each byte of the column of LRU flags means.
+#: The flags for each value of a byte of the column.
 _LRU_FLAGS = tuple(
     LruFlags(bool(b & 1), bool(b & 2), bool(b & 4), bool(b & 8), b >> 4) for b in range(256)
 )
@@ -346,33 +366,58 @@ def _type_names(image: Image) -> dict[int, str]:
 
 def scan_pages(image: Image) -> Iterator[PagePiece]:
     """
-    Walk every valid page frame once.
+    Read the ``struct page`` of every valid page frame once, and report progress.
 
-    Pages that cannot be read are told by a piece whose ``unreadable`` is set; so are those that
-    are left when somebody ends the walk.
+    A piece that cannot be read has ``unreadable`` set. If the walk is cancelled, the next piece
+    has it set, and is the last one.
     """
-    memory, frames, layout = image.memory, mem_map(image), page_layout(image)
-    scan, progress = _Scan(memory, frames, layout), image.progress
-    ranges = page_ranges(image)
+    ranges, progress = page_ranges(image), image.progress
     total, done = sum(end - start for start, end in ranges) or 1, 0
-    for start, end in ranges:
-        base = frames.page(start)
-        size = (end - start) * frames.size
-        # Two pages are one unit: the order of a compound page is in its second page.
-        for offset, data in memory.pieces(base, size, 2 * frames.size):
-            progress.tell("pages", (done + offset // frames.size) / total)
-            if progress.stop:
-                yield PagePiece(0, [], [], [], Counter(), base + offset)
-                return
-            if data is None:
-                yield PagePiece(0, [], [], [], Counter(), base + offset)
-            else:
-                yield scan.piece(base + offset, data)
-        done += end - start
+    for part in split_ranges(ranges, pages_per_piece(image)):
+        progress.tell("pages", done / total)
+        yield from scan_range(image, part)
+        if progress.stop:
+            return
+        done += part.end - part.start
+
+
+def scan_range(image: Image, part: PageRange) -> Iterator[PagePiece]:
+    """
+    Read the ``struct page`` of a range of page frames.
+
+    A compound page, or a slab, belongs to the range that has its head. A piece that cannot be
+    read has ``unreadable`` set. If the walk is cancelled, the next piece has it set, and is the
+    last one.
+
+    :param part: valid page frames. It begins and ends at even page frames, or where valid page
+        frames begin and end: the order of a compound page is in its second page.
+    """
+    memory, frames = image.memory, mem_map(image)
+    scan = _Scan(memory, frames, page_layout(image))
+    base, size = frames.page(part.start), (part.end - part.start) * frames.size
+    for offset, data in memory.pieces(base, size, 2 * frames.size):
+        address, is_cancelled = base + offset, image.progress.stop
+        if data is None or is_cancelled:
+            yield PagePiece(0, [], [], [], Counter(), address)
+        else:
+            if not offset:
+                scan.begin(address, data)
+            yield scan.piece(address, data)
+        if is_cancelled:
+            return
+
+
+def pages_per_piece(image: Image) -> int:
+    """Return the number of page frames in each piece of a range, except in the last one."""
+    return 2 * (PIECE // (2 * mem_map(image).size))
 
 
 def page_nids(memory: Memory, frames: MemMap, data: bytes) -> int | list[int]:
-    """Return the node of all pages of a piece of the memory map; one for each where they differ."""
+    """
+    Return the nodes of the pages of a piece of the memory map.
+
+    :return: the node if all pages have the same; else a list with the node of each
+    """
     if not frames.node_mask:
         return 0
     first = frames.nid(memory.word_at(data, frames.flags))
@@ -392,18 +437,18 @@ def compound_orders(
     layout: PageLayout, size: int, data: bytes, heads: int, covered: int = 0
 ) -> Iterator[tuple[int, int]]:
     """
-    Walk the compound pages of a piece of the memory map.
+    Find the compound pages that begin in a piece of the memory map.
 
-    With optimized hugetlb vmemmap, before 7.1, some tails look like heads: whatever lies inside
-    a compound page that began earlier is none.
+    Fake heads are left out: a head inside a compound page that began earlier.
 
     :param size: ``sizeof(struct page)``
-    :param heads: column of pages that may be heads
-    :param covered: index of the first page that no compound page before the piece reaches
+    :param heads: column of pages that look like heads
+    :param covered: index of the first page that no earlier compound page contains
     :return: index of the head, order
     """
-    for i in positions(heads, len(data) // size):
-        if i < covered:
+    count = len(data) // size
+    for i in positions(heads, count):
+        if i < covered or i + 1 == count:
             continue
         order = data[(i + 1) * size + layout.order]
         covered = i + (1 << order)
@@ -411,13 +456,29 @@ def compound_orders(
 
 
 class _Scan:
-    """Takes pieces of the memory map apart; remembers how far the last compound page reaches."""
+    """Finds pages in the pieces of a range, and remembers where the last compound page ends."""
 
     def __init__(self, memory: Memory, frames: MemMap, layout: PageLayout) -> None:
         self.memory = memory
         self.frames = frames
         self.layout = layout
-        self._covered = 0  # address of the first struct page behind the last compound page
+        self._covered = 0  # address of the first struct page after the last compound page
+
+    def begin(self, address: int, data: bytes) -> None:
+        """Find the end of the compound page that the first piece of a range begins in, if any."""
+        size, layout = self.frames.size, self.layout
+        if not layout.has_fake_heads or len(data) < 2 * size:
+            return
+        # The second page of two is never a fake head: page_fixed_fake_head().
+        info = self.memory.word_at(data, size + layout.info)
+        head = info - 1
+        if not info & 1 or head >= address:
+            return
+        try:
+            order = self.memory.read(head + size + layout.order, 1)[0]
+        except FaultError:
+            return  # the order is unknown, as for any compound page whose head is missing
+        self._covered = head + (size << order)
 
     def piece(self, address: int, data: bytes) -> PagePiece:
         size, layout = self.frames.size, self.layout
@@ -485,7 +546,7 @@ class _Scan:
     def _lru(
         self, data: bytes, user: int, head: int, orders: dict[int, int], count: int
     ) -> Iterator[LruPages]:
-        # Most of what looks like user pages is free.
+        # Most pages without flags in memcg_data are free.
         user &= self._charged(data, count) | self.layout.on_lru.column(data, self.frames.size)
         single = user & ~head
         if single.bit_count() < count // 8:
@@ -529,7 +590,7 @@ def _at(nids: int | list[int], i: int) -> int:
 
 
 def positions(column: int, count: int) -> Iterator[int]:
-    """Return the indexes of the bytes that are 1 in a column."""
+    """Return the indexes of the pages that a column marks."""
     if not column:
         return
     data = column.to_bytes(count, "little")

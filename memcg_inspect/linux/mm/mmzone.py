@@ -3,12 +3,13 @@
 Nodes, sections and page frames
 -------------------------------
 
-Mirrors :linux:`include/linux/mmzone.h` and the node part of the page flags
+Mirrors :linux:`include/linux/mmzone.h` and the node in the page flags
 (:linux:`include/linux/page-flags-layout.h`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from drgn import FaultError, Object, offsetof, sizeof
@@ -30,12 +31,13 @@ __all__ = (
     "page_ranges",
     "possible_cpus",
     "possible_nodes",
+    "split_ranges",
 )
 
 
 class MemMap(NamedTuple):
     """
-    How page frames, ``struct page`` and nodes belong together.
+    The layout of the memory map, ``struct page[]``.
 
     :ivar base: address of the ``struct page`` of page frame 0
     :ivar size: ``sizeof(struct page)``
@@ -43,7 +45,7 @@ class MemMap(NamedTuple):
     :ivar flags: offset of the flags word in ``struct page``
     :ivar node_shift: bits below the node id in the flags word
     :ivar node_mask: ``NODES_MASK``; 0 where the kernel has one node only
-    :ivar direct_map: address of page frame 0 in the direct map, which is linear
+    :ivar direct_map: address of page frame 0 in the direct map
     """
 
     base: int
@@ -81,7 +83,7 @@ class MemMap(NamedTuple):
 
 
 class PageRange(NamedTuple):
-    """Page frames ``[start, end)`` whose ``struct page`` lie side by side."""
+    """Page frames ``[start, end)`` with contiguous ``struct page``."""
 
     start: int
     end: int
@@ -90,12 +92,12 @@ class PageRange(NamedTuple):
 @per_image
 def mem_map(image: Image) -> MemMap:
     """
-    Find out how page frames, ``struct page`` and nodes belong together.
+    Find the layout of the memory map.
 
-    ``NODES_SHIFT`` is a macro; it is the logarithm of the length of ``node_data``.
-    With ``CONFIG_SPARSEMEM_VMEMMAP`` no section number lies above the node id.
+    The array ``node_data`` has ``1 << NODES_SHIFT`` elements. The node is in the highest bits of
+    the flags word: with ``CONFIG_SPARSEMEM_VMEMMAP``, no section number is above it.
 
-    :raises ImageError: if the memory model is not a virtually mapped one
+    :raises ImageError: if the memory model is neither ``SPARSEMEM_VMEMMAP`` nor ``FLATMEM``
     """
     memory = image.memory
     page = image.type("struct page")
@@ -128,7 +130,7 @@ def mem_map(image: Image) -> MemMap:
 
 
 def _check_node_bits(image: Image, found: MemMap) -> None:
-    # A node's first page frame belongs to it: a wrong shift shows at once.
+    # The first page frame of a node must name that node.
     memory = image.memory
     for pgdat in for_each_online_pgdat(image.prog):
         pfn, present = int(pgdat.node_start_pfn), int(pgdat.node_present_pages)
@@ -146,8 +148,19 @@ def _check_node_bits(image: Image, found: MemMap) -> None:
 
 
 def page_ranges(image: Image) -> list[PageRange]:
-    """Return the valid page frames, hot-added sections by sub-section."""
+    """Return the ranges of valid page frames, in ascending order."""
     return [PageRange(start, end) for start, end, _ in for_each_valid_page_range(image.prog)]
+
+
+def split_ranges(ranges: Iterable[PageRange], pages: int) -> Iterator[PageRange]:
+    """
+    Split ranges of page frames.
+
+    :param pages: page frames in each part, except the last one of each range
+    """
+    for start, end in ranges:
+        for first in range(start, end, pages):
+            yield PageRange(first, min(first + pages, end))
 
 
 @per_image

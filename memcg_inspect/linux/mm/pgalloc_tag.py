@@ -14,8 +14,7 @@ block that was allocated refers to its call site (:mod:`memcg_inspect.linux.mm.a
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
-from functools import cached_property
+from collections.abc import Iterator, Set
 from itertools import compress, repeat
 from typing import NamedTuple
 
@@ -36,7 +35,6 @@ from memcg_inspect.linux.mm.mm_types import (
     positions,
 )
 from memcg_inspect.linux.mm.mmzone import mem_map
-from memcg_inspect.linux.mm.page_alloc import cached_free_pages
 from memcg_inspect.linux.mm.slab import CODETAG_EMPTY
 from memcg_inspect.model import Coverage, ImageError
 
@@ -158,14 +156,17 @@ class PageTagReader:
     Reader of the call sites of pages.
 
     :ivar coverage: counts the pages whose tags were read, and those that are unreadable
-    :ivar free: counts the free pages read from per-CPU lists, and the lists that are unreadable.
-        They are needed to find the end of blocks that are not compound
     """
 
-    def __init__(self, image: Image) -> None:
+    def __init__(self, image: Image, free_pages: Set[int] | None = None) -> None:
+        """
+        :param free_pages: first pages, ``struct page *``, of free blocks that are in no buddy
+            list; ``None`` if not all of them are known. Then a block that is not a compound page
+            counts as one page.
+        """
         self.image = image
+        self._free_pages = free_pages
         self.coverage = Coverage()
-        self.free = Coverage()
         self.memory, self.frames, self.layout = image.memory, mem_map(image), page_layout(image)
         self._indexes = _indexes(image)
         self._page_ext = None if self._indexes else _PageExt(image)
@@ -176,10 +177,6 @@ class PageTagReader:
             *(Marker(count + n, 0xFF, 0) for n in range(4)),
             *(Marker(self.layout.page_type + n, 0xFF, _NO_TYPE) for n in range(4)),
         ]
-
-    @cached_property
-    def _cached(self) -> set[int]:
-        return cached_free_pages(self.image, self.free)
 
     def codetag(self, page: int) -> int:
         """
@@ -297,8 +294,8 @@ class PageTagReader:
     def _order(self, first: int) -> int:
         pfn, order = self.frames.pfn(first), 0
         # If some free pages are not known, they would be taken for pages of the block.
-        cached = self._cached
-        if self.free.unreadable:
+        cached = self._free_pages
+        if cached is None:
             return 0
         while not pfn >> order & 1:
             if self._begins(first + (self.frames.size << order), cached):
@@ -306,7 +303,7 @@ class PageTagReader:
             order += 1
         return order
 
-    def _begins(self, page: int, cached: set[int]) -> bool:
+    def _begins(self, page: int, cached: Set[int]) -> bool:
         """Return whether a page is the first of a block, free blocks included."""
         if page in cached:
             return True

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from drgn import FaultError, offsetof, sizeof
@@ -48,6 +49,7 @@ __all__ = (
     "SlabCache",
     "SlabLayout",
     "SlabReader",
+    "SlabSum",
     "SlabTally",
     "Vector",
     "slab_layout",
@@ -246,6 +248,7 @@ class SlabReader:
     :ivar caches: the caches that were read so far, by ``struct kmem_cache *``
     :ivar coverage: counts the slabs that were read, and those whose objcgs are unreadable
     :ivar names: names of caches that could not be read; their addresses are told instead
+    :ivar unnamed: why the name of a cache could not be read, by ``struct kmem_cache *``
     """
 
     def __init__(self, image: Image, names: Coverage | None = None) -> None:
@@ -260,6 +263,7 @@ class SlabReader:
             sizeof(image.type("struct slab")) // self.memory.word_size
         )
         self.caches: dict[int, SlabCache] = {}
+        self.unnamed: dict[int, str] = {}
         self.coverage = Coverage()
         self._nids: dict[int, int] = {}
         self._members = _CacheMembers.of(image)
@@ -292,6 +296,7 @@ class SlabReader:
                 name = self._names.at(members.name.get(words))
             except FaultError as error:
                 self.names.miss("name of a kmem_cache", address, str(error))
+                self.unnamed[address] = str(error)
                 name = f"kmem_cache {address:#x}"
             found = self.caches[address] = SlabCache(
                 address=address,
@@ -520,30 +525,35 @@ class SlabReader:
         return counts
 
 
-class _Sum:
-    """What the slabs of a cache on a node amount to; those in the pool of kfence apart."""
+@dataclass
+class SlabSum:
+    """The slabs of one cache on one node."""
 
-    __slots__ = ("cache", "charged", "inuse", "objects", "pages", "slabs")
+    cache: SlabCache
+    slabs: int = 0
+    pages: int = 0
+    objects: int = 0
+    inuse: int = 0
+    charged: int | None = 0
 
-    def __init__(self, cache: SlabCache) -> None:
-        self.cache = cache
-        self.slabs = self.pages = self.objects = self.inuse = 0
-        self.charged: int | None = 0
 
-
+@dataclass
 class SlabTally:
-    """Adds slabs up by node and cache."""
+    """
+    Slabs, added up.
 
-    def __init__(self, image: Image) -> None:
-        self._kfence = kfence_pages(image)
-        self._sums: dict[tuple[int, int, bool], _Sum] = {}
+    :ivar sums: by (node, ``struct kmem_cache *``, whether the slabs are in the pool of kfence)
+    """
 
-    def add(self, slab: Slab) -> None:
-        """Add a slab."""
-        key = slab.nid, slab.cache.address, slab.page in self._kfence
-        found = self._sums.get(key)
-        if found is None:
-            found = self._sums[key] = _Sum(slab.cache)
+    sums: dict[tuple[int, int, bool], SlabSum] = field(default_factory=dict)
+
+    def add(self, slab: Slab, kfence: bool) -> None:
+        """
+        Add a slab.
+
+        :param kfence: whether it is in the pool of kfence
+        """
+        found = self._sum(slab.cache, (slab.nid, slab.cache.address, kfence))
         found.slabs += 1
         found.pages += 1 << slab.order
         found.objects += slab.objects
@@ -553,8 +563,25 @@ class SlabTally:
         elif slab.charged and found.charged is not None:
             found.charged += sum(slab.charged.values())
 
+    def merge(self, other: SlabTally) -> None:
+        """Add the slabs of another tally, which has none of these."""
+        for key, theirs in other.sums.items():
+            found = self._sum(theirs.cache, key)
+            found.slabs += theirs.slabs
+            found.pages += theirs.pages
+            found.objects += theirs.objects
+            found.inuse += theirs.inuse
+            is_known = found.charged is not None and theirs.charged is not None
+            found.charged = (found.charged or 0) + (theirs.charged or 0) if is_known else None
+
+    def _sum(self, cache: SlabCache, key: tuple[int, int, bool]) -> SlabSum:
+        found = self.sums.get(key)
+        if found is None:
+            found = self.sums[key] = SlabSum(cache)
+        return found
+
     def usage(self) -> tuple[SlabUsage, ...]:
-        """Return what was added up, by node and name of the cache."""
+        """Return the sums, sorted by node and name of the cache."""
         usage = [
             SlabUsage(
                 nid=nid,
@@ -570,6 +597,6 @@ class SlabTally:
                 inuse=found.inuse,
                 charged=found.charged,
             )
-            for (nid, address, kfence), found in self._sums.items()
+            for (nid, address, kfence), found in self.sums.items()
         ]
         return tuple(sorted(usage, key=lambda u: (u.nid, u.cache, u.address)))

@@ -12,7 +12,7 @@ without a file, such as orphans and sockets that wait for ``accept()``, are char
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator
+from collections.abc import Container, Iterator, Mapping
 from typing import NamedTuple
 
 from drgn import FaultError, Object, offsetof
@@ -24,7 +24,7 @@ from memcg_inspect.linux.mm.kfence import kfence_object, kfence_pages
 from memcg_inspect.linux.mm.slab import Slab, SlabReader
 from memcg_inspect.model import Coverage
 
-__all__ = ("Sock", "SockReader", "socket_caches")
+__all__ = ("Protocol", "Sock", "SockReader", "socket_caches")
 
 
 class Sock(NamedTuple):
@@ -100,12 +100,18 @@ class SockReader:
     :ivar caches: result of :func:`socket_caches()`
     """
 
-    def __init__(self, image: Image, slabs: SlabReader) -> None:
+    def __init__(
+        self,
+        image: Image,
+        slabs: SlabReader,
+        protocols: Mapping[int, Protocol] | None = None,
+    ) -> None:
+        """:param protocols: result of :func:`socket_caches`; it is read if not given"""
         self.image = image
         self.memory = image.memory
         self.slabs = slabs
         self.coverage = Coverage()
-        self.caches = socket_caches(image, self.coverage)
+        self.caches = socket_caches(image, self.coverage) if protocols is None else protocols
         self._protocols: dict[int, Protocol] = {}
         self._kfence = kfence_pages(image)
         sock = image.type("struct sock")

@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+"""
+What one range of page frames contributes to a snapshot
+-------------------------------------------------------
+
+A :class:`Partial` is plain data: it can be pickled, so a range can be read by another process or
+another machine. Merging is associative and commutative.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from memcg_inspect.checks.ledger import Amount, Ledger
+from memcg_inspect.checks.profile import Use
+from memcg_inspect.linux.mm.mm_types import LruFlags
+from memcg_inspect.linux.mm.slab import SlabTally
+from memcg_inspect.model import Coverage, Transient, Vectors
+
+__all__ = ("Partial", "merged")
+
+
+@dataclass
+class Partial:
+    """
+    Sums, coverage and evidence from a range of page frames.
+
+    :ivar start: first page frame
+    :ivar transients: objects that are being freed, with the ``struct obj_cgroup *`` to which
+        each can hold a reference
+    :ivar vectors: number of vectors of obj_cgroups outside their slabs, by node of the slab
+    :ivar vectors_elsewhere: (node of the slab, vector, its node, ``struct slab *``) of those on
+        another node
+    :ivar slabs: slabs, by node and cache
+    :ivar large_kmalloc: pages of large kmallocs, by node
+    :ivar lru: pages on LRU lists, by payer (0 if not charged), node, zone and flags
+    :ivar uses: what refers to call sites
+    :ivar unnamed: why the name of a cache could not be read, by ``struct kmem_cache *``
+    """
+
+    start: int = 0
+    ledger: Ledger = field(default_factory=Ledger)
+    coverage: defaultdict[str, Coverage] = field(default_factory=lambda: defaultdict(Coverage))
+    transients: set[tuple[int, Transient]] = field(default_factory=set)
+    vectors: Counter[int] = field(default_factory=Counter)
+    vectors_elsewhere: set[tuple[int, int, int, int]] = field(default_factory=set)
+    slabs: SlabTally = field(default_factory=SlabTally)
+    large_kmalloc: Counter[int] = field(default_factory=Counter)
+    lru: Counter[tuple[int, int, int, LruFlags]] = field(default_factory=Counter)
+    uses: dict[Use, Amount] = field(default_factory=dict)
+    unnamed: dict[int, str] = field(default_factory=dict)
+
+    def use(self, use: Use, size: int, calls: int) -> None:
+        """Add *calls* allocations of *size* bytes in all that refer to a call site."""
+        self.uses[use] = self.uses.get(use, Amount(0, 0)).plus(Amount(size, calls))
+
+    def merge(self, other: Partial) -> None:
+        """Add another range. Both must be of the same image and have no page frame in common."""
+        self.start = min(self.start, other.start)
+        self.ledger.merge(other.ledger)
+        for subject, coverage in other.coverage.items():
+            self.coverage[subject].add(coverage)
+        self.transients |= other.transients
+        self.vectors += other.vectors
+        self.vectors_elsewhere |= other.vectors_elsewhere
+        self.slabs.merge(other.slabs)
+        self.large_kmalloc += other.large_kmalloc
+        self.lru += other.lru
+        for use, amount in other.uses.items():
+            self.use(use, amount.bytes, amount.charges)
+        self.unnamed |= other.unnamed
+
+    def transients_by_objcg(self) -> dict[int, list[Transient]]:
+        """Return the objects that are being freed by ``struct obj_cgroup *``."""
+        found: dict[int, list[Transient]] = {}
+        for objcg, transient in sorted(self.transients, key=lambda pair: pair[1].address):
+            found.setdefault(objcg, []).append(transient)
+        return found
+
+    def vectors_by_node(self) -> dict[int, Vectors]:
+        """Return the vectors outside their slabs by node of the slab."""
+        elsewhere = sorted(self.vectors_elsewhere, key=lambda found: found[3])
+        return {
+            nid: Vectors(total, tuple(found[1:] for found in elsewhere if found[0] == nid))
+            for nid, total in self.vectors.items()
+        }
+
+
+def merged(partials: Iterable[Partial]) -> Partial:
+    """
+    Merge ranges in the order of their page frames.
+
+    The order makes no difference to any sum, but dictionaries are filled in it.
+    """
+    total, *others = sorted(partials, key=lambda partial: partial.start)
+    for partial in others:
+        total.merge(partial)
+    return total

@@ -1,0 +1,191 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+"""
+The pass over all page frames
+-----------------------------
+
+:class:`RangeCollector` is a function from a range of page frames to a
+:class:`~memcg_inspect.collect.partial.Partial`. :func:`collect_ranges` applies it to all ranges and
+merges the results. The ``map()`` of an :class:`concurrent.futures.Executor` can take the place of
+the builtin: with threads as it is; with processes, where each process has made a
+:class:`RangeCollector` from the same :class:`PassContext` and its own
+:class:`~memcg_inspect.image.image.Image`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass
+
+from memcg_inspect.checks.ledger import Entry
+from memcg_inspect.collect.call_sites import CallSiteCounter
+from memcg_inspect.collect.page_uses import PageUses
+from memcg_inspect.collect.partial import Partial, merged
+from memcg_inspect.collect.released import ReleasedReader
+from memcg_inspect.image.image import Image
+from memcg_inspect.image.progress import STOPPED
+from memcg_inspect.linux.mm.kfence import kfence_pages
+from memcg_inspect.linux.mm.mm_types import (
+    KmemPage,
+    LruPages,
+    PagePiece,
+    SlabPage,
+    pages_per_piece,
+    scan_range,
+)
+from memcg_inspect.linux.mm.mmzone import PageRange, mem_map, page_ranges, split_ranges
+from memcg_inspect.linux.mm.slab import Slab, SlabReader
+from memcg_inspect.linux.net.sock import Protocol, SockReader
+from memcg_inspect.model import NUMA_NO_NODE, Coverage
+
+__all__ = ("Mapper", "PassContext", "RangeCollector", "collect_ranges")
+
+#: Pieces of the memory map in one range. With a ``struct page`` of 64 bytes and pages of 4 KiB,
+#: a range is 4 GiB of memory.
+PIECES_PER_RANGE = 32
+
+#: Applies a function to page ranges, like ``map()``.
+Mapper = Callable[[Callable[[PageRange], Partial], Iterable[PageRange]], Iterable[Partial]]
+
+
+@dataclass(frozen=True)
+class PassContext:
+    """
+    What must be known of an image before its page frames are read. It can be pickled.
+
+    :ivar memcgs: all ``struct mem_cgroup *``
+    :ivar uses: what charged pages are used for, from their owners
+    :ivar protocols: protocols of sockets by ``struct kmem_cache *``
+    :ivar call_sites: whether to read what refers to call sites
+    :ivar free_pages: first pages, ``struct page *``, of free blocks that are in no buddy list;
+        ``None`` if not all of them are known
+    """
+
+    memcgs: Set[int]
+    uses: PageUses
+    protocols: Mapping[int, Protocol]
+    call_sites: bool = False
+    free_pages: Set[int] | None = None
+
+
+class RangeCollector:
+    """
+    Collects what is in a range of page frames.
+
+    Caches and layouts are read once for each instance. An instance serves one thread.
+    """
+
+    def __init__(self, image: Image, context: PassContext) -> None:
+        self._image = image
+        self._context = context
+        self._page_size = mem_map(image).page_size
+        self._kfence = kfence_pages(image)
+        self._slabs = SlabReader(image)
+        self._socks = SockReader(image, self._slabs, context.protocols)
+        self._released = ReleasedReader(image, self._slabs, context.memcgs)
+        self._pages = Coverage()
+        self._sites = CallSiteCounter(image, context.free_pages) if context.call_sites else None
+
+    def __call__(self, part: PageRange) -> Partial:
+        """
+        Collect one range.
+
+        A compound page, or a slab, belongs to the range that has its head.
+
+        :param part: see :func:`~memcg_inspect.linux.mm.mm_types.scan_range`
+        """
+        partial = Partial(part.start)
+        self._pages = partial.coverage["pages"]
+        self._slabs.coverage = partial.coverage["slab"]
+        self._socks.coverage = partial.coverage["sock"]
+        for piece in scan_range(self._image, part):
+            self._count_piece(partial, piece)
+            if self._sites is not None:
+                self._sites.add_pages(partial, piece)
+            for page in piece.slabs:
+                self._add_slab_page(partial, page)
+            for kmem in piece.kmem:
+                self._add_kmem(partial, kmem)
+            for lru in piece.lru:
+                self._add_lru(partial, lru)
+        if self._socks.coverage.unreadable:
+            partial.ledger.note_missing("sock")
+        partial.unnamed |= self._slabs.unnamed
+        return partial
+
+    def _count_piece(self, partial: Partial, piece: PagePiece) -> None:
+        self._pages.read += piece.pages
+        partial.large_kmalloc += piece.large_kmalloc
+        if piece.unreadable is not None:
+            why = STOPPED if self._image.progress.stop else "not in the image"
+            self._pages.miss("struct pages", piece.unreadable, why)
+            for kind in ("slab", "kmem", "lru", "sock"):
+                partial.ledger.note_missing(kind)
+
+    def _add_slab_page(self, partial: Partial, page: SlabPage) -> None:
+        slab = self._slabs.slab(page)
+        if slab is None:
+            partial.coverage["slab_pages"].miss("slab", page.page, "its cache is not known")
+            partial.ledger.note_missing("slab", None, page.nid)
+            partial.ledger.note_missing("sock")  # the slab can be one of sockets
+            return
+        self._add_slab(partial, slab)
+        partial.slabs.add(slab, slab.page in self._kfence)
+        if self._sites is not None:
+            self._sites.add_slab(partial, slab, self._slabs)
+        partial.transients.update(self._released.read(slab))
+        for sock in self._socks.read(slab, self._context.memcgs):
+            entry = Entry(sock.memcg, "sock", sock.protocol, NUMA_NO_NODE)
+            partial.ledger.add(entry, sock.charged, 1)
+
+    def _add_slab(self, partial: Partial, slab: Slab) -> None:
+        detail = "reclaimable" if slab.cache.reclaimable else "unreclaimable"
+        if slab.charged is None:
+            partial.ledger.note_missing("slab", detail, slab.nid)
+        for objcg, count in (slab.charged or {}).items():
+            entry = Entry(objcg, "slab", detail, slab.nid)
+            partial.ledger.add(entry, count * slab.cache.charge, count)
+        page = self._slabs.vector_page(slab)
+        if page is not None and slab.vector is not None:
+            partial.vectors[slab.nid] += 1
+            nid = self._slabs.page_nid(page)
+            # alloc_slab_obj_exts() allocates the vector with kmalloc_nolock() or kcalloc_node().
+            # Either can return an object of kfence, whose pool is on any node.
+            if nid not in (slab.nid, NUMA_NO_NODE) and page not in self._kfence:
+                partial.vectors_elsewhere.add((slab.nid, slab.vector.address, nid, slab.page))
+
+    def _add_kmem(self, partial: Partial, kmem: KmemPage) -> None:
+        detail, pages = self._context.uses.of(kmem)
+        entry = Entry(kmem.objcg, "kmem", detail, kmem.nid)
+        partial.ledger.add(entry, pages * self._page_size, 1)
+
+    def _add_lru(self, partial: Partial, lru: LruPages) -> None:
+        if lru.payer:
+            entry = Entry(lru.payer, "lru", "lru", lru.nid)
+            partial.ledger.add(entry, lru.pages * self._page_size, lru.folios)
+        if lru.flags.on_list:
+            partial.lru[lru.payer, lru.nid, lru.zone, lru.flags] += lru.pages
+
+
+def collect_ranges(
+    image: Image,
+    context: PassContext,
+    run: Mapper = map,
+    parts: Sequence[PageRange] | None = None,
+) -> Partial:
+    """
+    Collect all valid page frames, and report progress.
+
+    :param run: applies the collector to the ranges; ``map()``, or that of an executor
+    :param parts: all valid page frames, in any split; if not given, ranges of
+        :data:`PIECES_PER_RANGE` pieces
+    """
+    if parts is None:
+        parts = list(split_ranges(page_ranges(image), PIECES_PER_RANGE * pages_per_piece(image)))
+    partials = run(RangeCollector(image, context), parts)
+    return merged([Partial(), *_with_progress(image, partials, len(parts))])
+
+
+def _with_progress(image: Image, partials: Iterable[Partial], total: int) -> Iterator[Partial]:
+    for done, partial in enumerate(partials, 1):
+        image.progress.tell("pages", done / total)
+        yield partial

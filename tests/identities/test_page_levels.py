@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+"""The identity ``page_levels``, by hand and on images of real kernels."""
+
+from __future__ import annotations
+
+import pytest
+from support.findings import by_path, named, touched
+from support.guests import KERNELS, Lab, Plant
+from support.made import DEAD, ROOT, A, B, family, features, snapshot
+
+from memcg_inspect.checks.identities.page_levels import page_level_rows
+from memcg_inspect.checks.judge import judge
+from memcg_inspect.checks.snapshot import Snapshot
+from memcg_inspect.image.image import image_of
+from memcg_inspect.linux.mm.memcontrol_vmstats import StatReader
+from memcg_inspect.model import Stat
+
+STACK, TABLE = "NR_KERNEL_STACK_KB", "NR_PAGETABLE"
+
+
+def made(off: int = 0, nodes: tuple[int, ...] = (0, 1)) -> Snapshot:
+    """``/a/b`` has 16 KiB of stacks on node 0 and 32 on node 1; its own counter may be off."""
+    stacks = {ROOT: 48, A: 48, B: 48, DEAD: 0}
+    return snapshot(
+        features=features(STACK, TABLE),
+        lruvec_stats={
+            (memcg, nid): {
+                STACK: Stat(total // 3 * (nid + 1), 0, 0),
+                TABLE: Stat(0, 0, 0),
+            }
+            for memcg, total in stacks.items()
+            for nid in nodes
+        },
+        memcg_stats={
+            memcg: {STACK: Stat(total, 0, off if memcg == B else 0), TABLE: Stat(0, 0, 0)}
+            for memcg, total in stacks.items()
+        },
+    )
+
+
+def test_a_memcg_counts_what_its_nodes_count() -> None:
+    rows = {(row.memcg, row.item): row for row in page_level_rows(made())}
+    assert rows.keys() == {(memcg, item) for memcg in (ROOT, A, B) for item in (STACK, TABLE)}
+    assert {row.status for row in rows.values()} == {"exact"}
+    row = rows[B, STACK]
+    assert (row.found, row.claimed) == ({"nodes": 48}, {"folded": 48, "pending_cpu": 0})
+    assert (row.unit, rows[B, TABLE].unit, row.nid) == ("KiB", "pages", None)
+
+
+@pytest.mark.parametrize("off", [-16, 4])
+def test_a_level_that_is_off_is_a_finding(off: int) -> None:
+    leads = [lead.finding for lead in judge(made(off)).leads]
+    found = [(f.memcg, f.item, f.difference) for f in leads if f.identity == "page_levels"]
+    assert found == [(B, STACK, off)]
+
+
+def test_counters_of_a_node_that_were_not_read() -> None:
+    rows = {row.memcg: row for row in page_level_rows(made(nodes=(0,))) if row.item == STACK}
+    assert {row.status for row in rows.values()} == {"unverifiable"}
+    assert all(row.claimed is None for row in rows.values())
+
+
+def test_a_kernel_that_keeps_none_of_the_counters() -> None:
+    [outcome] = [i for i in judge(snapshot(memcgs=family())).identities if i.name == "page_levels"]
+    assert outcome.status == "not-kept"
+    assert outcome.reason is not None and STACK in outcome.reason
+
+
+@pytest.mark.image
+@pytest.mark.each_kernel
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_exact_on_images_and_not_for_want_of_pages(lab: Lab, kernel: str) -> None:
+    for workload in ("mixed", "dying"):
+        report = lab.image(kernel, "4", workload).report()
+        rows = [row for row in report.rows if row.identity == "page_levels"]
+        assert rows and {row.status for row in rows} == {"exact"}
+    report = lab.image(kernel, "4", "mixed").report()
+    root = report.memcgs[0].address
+    rows = [row for row in report.rows if row.identity == "page_levels" and row.memcg != root]
+    items = {row.item for row in rows}
+    assert items >= {STACK, TABLE}
+    assert {row.item for row in rows if row.found["nodes"]} == items
+
+
+@pytest.mark.image
+@pytest.mark.each_kernel
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_a_planted_difference_is_named(lab: Lab, plant: Plant, kernel: str) -> None:
+    image = lab.image(kernel, "4")
+    slot = StatReader(image_of(image.program()), [STACK]).slots[STACK]
+    mail = by_path(image.report())["/files/mail"]
+    memcg = f"Object(prog, 'struct mem_cgroup *', {mail})"
+    report = plant(image, (f"per_cpu_ptr({memcg}.vmstats_percpu, 1).state[{slot}]", "old + 16"))
+    assert {finding.identity for finding in report.findings} == {"page_levels"}
+    assert named(report, "page_levels") == {("/files/mail", None, STACK, 16)}
+    assert touched(report, "/files/mail")
