@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from drgn.helpers.linux.mm import virt_to_phys
 from labkit import kdump, poke
 from support.guests import BUILT_KERNELS, KERNELS, GuestImage, Lab
 from support.missing_pages import excluded, opened, slab_pages
@@ -62,7 +63,10 @@ def told(report: Report) -> dict[str, Any]:
 
 
 def key(row: Row) -> tuple[object, ...]:
-    return row.identity, row.memcg, row.objcg, row.nid, row.item
+    """An obj_cgroup says which row it is. The memcg that it is of, and its node, may be missing."""
+    if row.objcg is not None:
+        return row.identity, row.objcg, row.item
+    return row.identity, row.memcg, row.nid, row.item
 
 
 def check_nothing_made_up(report: Report, whole: Report) -> None:
@@ -166,6 +170,29 @@ def test_any_pages_of_slabs_may_be_missing(lab: Lab, kernel: str, share: float) 
         if report.verdict != "exact":  # no page that matters may be among so few
             check_nothing_made_up(report, whole)
     assert audited
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_memcg_that_only_an_unlinked_parent_lists(lab: Lab, kernel: str) -> None:
+    """The root's children are found by their ids. A child of theirs may be missing all the same."""
+    image = lab.image(kernel, "4", "mixed")
+    whole, prog = image.report(), opened(image.core)
+    size = mem_map(image_of(prog)).page_size
+    pages = {m.address: int(virt_to_phys(prog, m.address)) & -size for m in whole.memcgs}
+    root = next(m for m in whole.memcgs if m.parent is None)
+    child = next(
+        m
+        for m in whole.memcgs
+        if m.parent not in (None, root.address)
+        and pages[m.parent] not in (pages[m.address], pages[root.address])
+    )
+    for page in {pages[root.address], pages[child.address]}:
+        prog.add_memory_segment(page, size, excluded, True)
+    report = audit(image_of(prog))
+    found = {memcg.address for memcg in report.memcgs}
+    assert child.parent in found
+    assert child.address not in found
+    check_nothing_made_up(report, whole)
 
 
 @pytest.mark.long

@@ -192,8 +192,8 @@ def test_a_change_planted_on_one_cpu(lab: Lab, kernel: str, tmp_path: Path) -> N
         threshold = ("stats_flush_threshold.counter", CPUS)
     added = (f"s64:{where:#x}", "old + 100000")
     poke.poke(image.core, out, image.vmlinux, [added, threshold])
-    prog = open_program(ImageSource(core=str(out), debuginfo="btf"))
-    rows = rows_of(drift(image_of(prog), True))
+    planted = open_program(ImageSource(core=str(out), debuginfo="btf"))
+    rows = rows_of(drift(image_of(planted), True))
     out.unlink()
     before = rows_of(drift(image_of(image.program()), True))
     due = {memcg for (memcg, _), values in rows.items() if values["due"]}

@@ -274,7 +274,7 @@ class _Tree:
         self.coverage.read += 1
 
     def add_unlinked(self) -> None:
-        """Add the memcgs that no list leads to any more, found by their ids."""
+        """Add the memcgs that no list leads to any more: by their ids, then their children."""
         idr = self.image.object("memory_cgrp_subsys").css_idr
         left = [
             container_of(css, "struct mem_cgroup", "css")
@@ -282,10 +282,21 @@ class _Tree:
                 self.image, "struct cgroup_subsys_state", idr, lambda error: None
             )
         ]
-        before = -1
+        before, linked = -1, set(self.memcgs)
         while len(left) != before:  # parents first
             before = len(left)
             left = [memcg for memcg in left if not self._is_added(memcg)]
+        # The id of a child whose memory is missing leads nowhere: only the list of its parent's
+        # children shows that there is one.
+        todo = [
+            Object(self.image.prog, "struct mem_cgroup *", address)
+            for address in self.memcgs.keys() - linked
+        ]
+        while todo:
+            memcg = todo.pop()
+            for child in self.children(memcg):
+                if child.value_() not in self.memcgs and self.try_to_add(child, memcg):
+                    todo.append(child)
 
     def _is_added(self, memcg: Object) -> bool:
         try:
