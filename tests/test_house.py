@@ -393,6 +393,22 @@ def test_no_test_is_skipped() -> None:
             assert name not in forbidden, f"{_where(path, node)}: {name}"
 
 
+def test_readers_look_names_up_in_their_image() -> None:
+    """Image raises UnknownKernelError for a name that drgn does not find."""
+    methods = {"type", "object", "variable", "constant", "function", "symbol", "symbols"}
+    wrong = [
+        _where(path, node)
+        for path in PACKAGE
+        if path.relative_to(ROOT / "memcg_inspect").parts[0] in ("linux", "collect", "views")
+        for node in ast.walk(_parsed(path))
+        if isinstance(node, ast.Attribute | ast.Subscript)
+        and isinstance(node.value, ast.Attribute | ast.Name)
+        and getattr(node.value, "attr", getattr(node.value, "id", "")) in ("prog", "prog_")
+        and (isinstance(node, ast.Subscript) or node.attr in methods)
+    ]
+    assert wrong == []
+
+
 def test_lookup_errors_are_drgns_own() -> None:
     """
     memcg_inspect/image/lookup.py takes a plain LookupError for one of drgn's.

@@ -60,14 +60,15 @@ class Image:
         except LookupError as error:
             raise UnknownKernelError(error) from error
 
-    def object(self, name: str) -> Object:
+    def object(self, name: str, filename: str | None = None) -> Object:
         """
         Return the variable, enumerator, macro or function with a name.
 
+        :param filename: source file that defines it; by default, any
         :raises UnknownKernelError: if there is none
         """
         try:
-            return self.prog[name]
+            return self.prog.object(name, filename=filename)
         except ObjectNotFoundError as error:
             raise UnknownKernelError(error) from error
 

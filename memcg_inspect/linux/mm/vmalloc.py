@@ -169,7 +169,7 @@ def _vmap_areas(image: Image, on_fault: OnFault) -> Iterator[Object]:
         try:
             nodes = nodes.read_()
         except ObjectAbsentError:
-            nodes = image.prog.variable("single", "mm/vmalloc.c").address_of_()
+            nodes = image.object("single", "mm/vmalloc.c").address_of_()
         try:
             number = int(image.object("nr_vmap_nodes").value_())
         except ObjectAbsentError:
