@@ -4,8 +4,17 @@ Description of one page
 -----------------------
 
 Mirrors ``dump_page()`` of :linux:`mm/debug.c`: node, order, page type, mapping, and who pays for
-a page. The free lists of :linux:`mm/page_alloc.c` and the page types of
-:linux:`include/linux/page-flags.h` tell what a page is that nobody pays for.
+a page. Page types are those of :linux:`include/linux/page-flags.h`. Free blocks are found as in
+:linux:`mm/page_alloc.c`.
+
+What differs between kernel releases:
+
+- up to 6.9, page types are macros; since commit ff202303c398 ("mm: convert page type macros to
+  enum") (in v6.10), they are enumerators;
+- up to 6.11, a page type is a bit of ``page_type`` that is clear; since commit 4ffca5a96678 ("mm:
+  support only one page_type per page") (in v6.12), it is the highest byte;
+- since commit acc53a0b4c15 ("mm: rename page->index to page->__folio_index") (in v6.16), the index
+  in the mapping has another name.
 
 This module reads one page at a time. :mod:`memcg_inspect.linux.mm.mm_types` reads many.
 """
@@ -30,8 +39,7 @@ from memcg_inspect.linux.mm.mmzone import mem_map, page_ranges
 
 __all__ = ("PageInfo", "page_at", "page_behind", "read_page")
 
-#: ``PG_buddy`` etc., up to commit ff202303c398 ("mm: convert page type macros to enum")
-#: (in v6.10). A page of a type has this bit of ``page_type`` clear.
+#: ``PG_buddy`` etc. (up to 6.9). A page of a type has this bit of ``page_type`` clear.
 _PAGE_TYPE_MACROS = {"buddy": 0x80, "offline": 0x100, "table": 0x200, "guard": 0x400}
 #: ``PAGE_TYPE_BASE``: these bits of ``page_type`` are set if the page has a type (up to 6.11).
 _PAGE_TYPE_BASE = 0xF0000000
@@ -91,7 +99,7 @@ def page_behind(image: Image, address: int) -> int | None:
 
 def page_at(image: Image, address: int) -> int | None:
     """
-    Return the ``struct page`` that an address lies in.
+    Return the ``struct page`` that contains an address.
 
     :param address: address of any byte of a ``struct page``
     :return: ``struct page *``; ``None`` if the address is not in the memory map
@@ -147,7 +155,6 @@ def read_page(image: Image, page: int) -> PageInfo:
 
 def _index_offset(image: Image) -> int:
     page = image.type("struct page")
-    # Renamed in commit acc53a0b4c15 ("mm: rename page->index to page->__folio_index") (in v6.16).
     return int(offsetof(page, "index" if page.has_member("index") else "__folio_index"))
 
 
@@ -165,7 +172,6 @@ def _page_types(image: Image) -> tuple[dict[int, str], dict[int, str]]:
     if has_type(image, "enum pagetype"):
         names = {e.value: e.name for e in image.type("enum pagetype").enumerators or ()}
     if any(name.startswith("PGTY_") for name in names.values()):
-        # Commit 4ffca5a96678 ("mm: support only one page_type per page") (in v6.12).
         types = {value: name.removeprefix("PGTY_").lower() for value, name in names.items()}
         # PGTY_mapcount_underflow marks the end of the page types.
         return {v: name for v, name in types.items() if name != "mapcount_underflow"}, {}

@@ -54,8 +54,9 @@ def accounting(image: Image) -> Accounting:
     """
     Return how the kernel accounts kernel memory.
 
-    The types tell it: a memcg has one obj_cgroup, or one for each node (7.2), or, with the
-    per-memcg-per-node series, also a counter of kernel memory for each node.
+    ``memcg``: a memcg has one obj_cgroup. ``objcg-per-node``: it has one for each node (7.2).
+    ``kmem-per-node``: it also has a counter of kernel memory for each node (the
+    per-memcg-per-node series).
     """
     if constant(image, "NR_KMEM") is not None and has_member(image, "struct obj_cgroup", "nid"):
         return "kmem-per-node"
@@ -82,7 +83,7 @@ def root_memcg(image: Image) -> Object:
             "this kernel has no memory controller (there is no root_mem_cgroup: "
             "CONFIG_MEMCG is off)"
         ) from None
-    # SUBSYS(memory) defines the key in every kernel that has the controller.
+    # SUBSYS(memory) defines memory_cgrp_subsys_enabled_key in every kernel with the controller.
     if not root or static_key_enabled(image, "memory_cgrp_subsys_enabled_key") is False:
         raise ImageError("the memory controller is disabled in this kernel (cgroup_disable=memory)")
     return root
@@ -141,8 +142,8 @@ def find_memcg(image: Image, path: bytes) -> Object:
     """
     Find a memcg by its path in the cgroup hierarchy.
 
-    Removed memcgs keep their names, and one with the same name may have been made since:
-    memcgs that are online come first.
+    A removed memcg keeps its name until it is released, and another one with that name may be
+    made meanwhile. One that is online is preferred.
 
     :return: ``struct mem_cgroup *``; ``NULL`` if there is none
     :raises drgn.FaultError: if a memcg on the way cannot be read
@@ -233,7 +234,7 @@ class _Tree:
         except FaultError as error:
             self.coverage.miss("memcg", error.address, str(error))
             address = memcg.value_()
-            # What is needed of the root is known without reading it.
+            # The path and the state of the root are known without reading it.
             self.memcgs[address] = Memcg(address, "/", None, "online", None, address)
             self.partial.add(address)
 
@@ -351,7 +352,8 @@ def nodeinfo(
 
     :param memcg: ``struct mem_cgroup *``
     :param on_fault: called for each node that cannot be read; if not given, the error is raised
-    :return: (nid, ``struct mem_cgroup_per_node *``)
+    :return: node and ``struct mem_cgroup_per_node *``
+    :raises drgn.FaultError: if a node cannot be read, and *on_fault* is not given
     """
     for nid in possible_nodes(image):
         try:
@@ -369,10 +371,14 @@ def read_objcgs(
     image: Image, memcgs: dict[int, Memcg], coverage: Coverage, unreadable: set[int]
 ) -> dict[int, Objcg]:
     """
-    Read all obj_cgroups that memcgs refer to: those in use, and those that
-    ``memcg_reparent_objcgs()`` moved from removed memcgs to their parents.
+    Read all obj_cgroups that memcgs refer to.
 
-    :param unreadable: the memcgs some of whose objcgs cannot be read are added to these
+    These are the obj_cgroups in use, and those that ``memcg_reparent_objcgs()`` moved from removed
+    memcgs to their parents.
+
+    :param memcgs: result of :func:`read_memcgs()`
+    :param coverage: counts the obj_cgroups that were read, and those that are unreadable
+    :param unreadable: memcgs with unreadable obj_cgroups are added to this set
     :return: obj_cgroups by ``struct obj_cgroup *``
     """
     objcgs: dict[int, Objcg] = {}
@@ -441,9 +447,11 @@ def recover_objcgs(
     Read obj_cgroups that charges point to, but that could not be read through their memcg.
 
     :param memcgs: ``struct mem_cgroup *`` of the memcgs read
-    :param is_whole: whether these are all memcgs; then an obj_cgroup of another one is invalid
+    :param is_whole: whether *memcgs* are all memcgs. If so, an obj_cgroup that refers to another
+        memcg is not valid and left out
     :param addresses: ``struct obj_cgroup *`` that charges point to
-    :return: obj_cgroups of a memcg, by ``struct obj_cgroup *``; their references are not known
+    :param coverage: counts the obj_cgroups that were read, and those that are unreadable
+    :return: valid obj_cgroups by ``struct obj_cgroup *``; their number of references is not known
     """
     objcgs: dict[int, Objcg] = {}
     for address in addresses:
@@ -475,9 +483,9 @@ def _objcgs_of(
     if faults:
         on_fault(faults[0])
         return
-    # memcg_reparent_objcgs() splices the list of a removed memcg into its parent's and does not
-    # reinitialize the head: walking it from there never ends. In 6.x the root has a list and
-    # no obj_cgroup.
+    # memcg_reparent_objcgs() splices the list of a removed memcg into that of its parent and does
+    # not reinitialize the head. A walk from that head never returns to it. holder->objcg is NULL
+    # then. In 6.x it is also NULL for the root, whose list is valid.
     if holder.objcg or is_root:
         head = holder.objcg_list.address_of_()
         for objcg in list_entries(image, "struct obj_cgroup", head, "list", on_fault):
@@ -485,7 +493,7 @@ def _objcgs_of(
 
 
 def _held(image: Image, holder: Object, on_fault: OnFault) -> Iterator[Object]:
-    """Walk the obj_cgroups that a memcg, or a memcg on a node, has a reference to."""
+    """Return the obj_cgroups that a memcg, or a memcg on a node, holds a reference to."""
     try:
         current = holder.objcg.read_()
         if current:
@@ -542,7 +550,7 @@ def _objcg(image: Image, objcg: Object, nid: int | None, coverage: Coverage) -> 
 
 
 def _siblings(image: Image, objcg: Object, coverage: Coverage) -> tuple[int, ...]:
-    # The per-memcg-per-node series finds the obj_cgroups of other nodes through it.
+    # The per-memcg-per-node series finds the obj_cgroups of other nodes through objcg->set.
     if not objcg.type_.has_member("set"):
         return ()
     try:

@@ -10,8 +10,7 @@ shows may therefore be out of date by a bounded amount.
 
 What differs between kernel releases:
 
-- up to 6.7, one number of updates, ``stats_flush_threshold``, stands for all memcgs and counts
-  whole batches;
+- up to 6.7, all memcgs share one number, ``stats_flush_threshold``, which counts whole batches;
 - since commit 8d59d2214c23 ("mm: memcg: make stats flushing threshold per-memcg") (in v6.8),
   each memcg has its own, ``memcg->vmstats->stats_updates``, and counts updates;
 - up to 6.6, a change of an item in bytes or KiB counted as that many updates; later kernels

@@ -171,8 +171,8 @@ class PageTagReader:
         self._indexes = _indexes(image)
         self._page_ext = None if self._indexes else _PageExt(image)
         count = offsetof(image.type("struct page"), "_refcount")
-        # A page with refcount 0 and no type: a free page, or any page but the first of a block
-        # that is not compound.
+        # The bytes of a page with refcount 0 and no type: a free page, or any page but the first of
+        # a block that is not compound.
         self._bare = [
             *(Marker(count + n, 0xFF, 0) for n in range(4)),
             *(Marker(self.layout.page_type + n, 0xFF, _NO_TYPE) for n in range(4)),
