@@ -4,8 +4,8 @@ Findings
 --------
 
 Makes findings of rows that differ, and of charges that break a rule of the kernel. Nothing here
-reads memory: :class:`Suspect` says which charges to list as evidence, and :func:`attach` adds
-them.
+reads memory. A :class:`~memcg_inspect.checks.suspects.Suspect` says which charges to list as
+evidence; :func:`attach` adds those that were found.
 """
 
 from __future__ import annotations
@@ -18,39 +18,16 @@ from memcg_inspect.checks.check import Check
 from memcg_inspect.checks.ledger import ChargeKind, Entry
 from memcg_inspect.checks.registry import check_of
 from memcg_inspect.checks.snapshot import Snapshot
+from memcg_inspect.checks.suspects import MOST_EVIDENCE, Suspect
 from memcg_inspect.model import Evidence, Finding, Row, Skew
 
 __all__ = (
-    "MOST_EVIDENCE",
     "Lead",
-    "Suspect",
     "attach",
     "orphan_findings",
     "row_findings",
     "skew_findings",
 )
-
-#: Pieces of evidence listed with one finding.
-MOST_EVIDENCE = 10
-
-
-class Suspect(NamedTuple):
-    """
-    Which charges to list as evidence.
-
-    :ivar payers: the obj_cgroups they are charged to, ``struct obj_cgroup *``
-    :ivar detail: part of the kind; ``None`` for any
-    :ivar nid: backing node; ``None`` for any
-    :ivar divides: bytes that a number of equal charges must add up to; 0 for any
-    :ivar neighbours: ``struct obj_cgroup *``. Charges in slabs that hold many of theirs come first.
-    """
-
-    kind: ChargeKind
-    payers: frozenset[int]
-    detail: str | None = None
-    nid: int | None = None
-    divides: int = 0
-    neighbours: frozenset[int] = frozenset()
 
 
 class Lead(NamedTuple):

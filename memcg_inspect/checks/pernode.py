@@ -23,12 +23,13 @@ from dataclasses import replace
 from itertools import chain, combinations
 from typing import NamedTuple
 
-from memcg_inspect.checks.findings import MOST_EVIDENCE, Lead
+from memcg_inspect.checks.findings import Lead
 from memcg_inspect.checks.identities import kmem, objcg_bytes
 from memcg_inspect.checks.inflight import mark_in_flight
 from memcg_inspect.checks.ledger import Entry, Ledger
 from memcg_inspect.checks.registry import check_of
 from memcg_inspect.checks.snapshot import Snapshot
+from memcg_inspect.checks.suspects import MOST_EVIDENCE
 from memcg_inspect.model import (
     Evidence,
     Finding,

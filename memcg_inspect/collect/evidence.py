@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
-"""Which charges make up an amount? A second look at the pages, for findings only."""
+"""Find the charges that findings ask for, in a second pass over the pages."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from memcg_inspect.checks.findings import MOST_EVIDENCE, Suspect
 from memcg_inspect.checks.snapshot import Snapshot
+from memcg_inspect.checks.suspects import Suspect, most_likely
 from memcg_inspect.image.image import Image
 from memcg_inspect.linux.mm.mm_types import KmemPage, PagePiece, scan_pages
 from memcg_inspect.linux.mm.mmzone import mem_map
@@ -24,13 +24,12 @@ Ranked = tuple[int, Evidence]
 def find_evidence(
     image: Image, snapshot: Snapshot, suspects: Iterable[Suspect]
 ) -> dict[Suspect, Sequence[Evidence]]:
-    """Look at the image again for the charges that findings ask for."""
+    """Read the image again, for the charges that findings ask for."""
     suspects = list(suspects)
     ranked: dict[Suspect, list[Ranked]] = {s: [] for s in suspects}
 
     def add(suspect: Suspect, found: Iterable[Ranked]) -> None:
-        best = sorted([*ranked[suspect], *found], key=lambda r: -r[0])
-        ranked[suspect] = best[:MOST_EVIDENCE]
+        ranked[suspect] = most_likely([*ranked[suspect], *found])
 
     slabs = SlabReader(image)
     if any(s.kind in ("slab", "kmem", "lru") for s in suspects):
@@ -53,13 +52,9 @@ def find_evidence(
 
 def _may_hold(slab: Slab, suspect: Suspect) -> bool:
     detail = "reclaimable" if slab.cache.reclaimable else "unreclaimable"
-    return (
-        bool(slab.charged)
-        and suspect.detail in (None, detail)
-        and suspect.nid in (None, slab.nid)
-        and suspect.divides % slab.cache.charge == 0
-        and not suspect.payers.isdisjoint(slab.charged or ())
-    )
+    if suspect.payers.isdisjoint(slab.charged or ()):
+        return False
+    return suspect.fits(slab.cache.charge, detail, slab.nid)
 
 
 def _slab_objects(
@@ -67,12 +62,11 @@ def _slab_objects(
 ) -> Iterator[Ranked]:
     charged = slab.charged or {}
     neighbours = sum(n for objcg, n in charged.items() if objcg in suspect.neighbours)
-    # The fewer objects it would take, and the more neighbours, the likelier.
-    alike = suspect.divides == slab.cache.charge
+    rank = suspect.rank(slab.cache.charge, neighbours)
     for thing in slabs.charged_objects(slab):
         if thing.objcg in suspect.payers:
             yield (
-                2 * neighbours + alike,
+                rank,
                 Evidence(
                     address=thing.address,
                     kind="slab",
@@ -95,11 +89,8 @@ def _pages(
     frames = mem_map(image)
     for page in piece.kmem:
         size = frames.page_size << page.order
-        if page.objcg not in suspect.payers or suspect.nid not in (None, page.nid):
-            continue
-        if suspect.divides % size:
-            continue
-        yield int(suspect.divides == size), _page(page, size, frames.virt(page.page), snapshot)
+        if page.objcg in suspect.payers and suspect.fits(size, nid=page.nid):
+            yield suspect.rank(size), _page(page, size, frames.virt(page.page), snapshot)
 
 
 def _page(page: KmemPage, size: int, address: int, snapshot: Snapshot) -> Evidence:
@@ -120,9 +111,9 @@ def _percpu(image: Image, suspect: Suspect, snapshot: Snapshot) -> Iterator[Rank
     for chunk in reader.chunks():
         for alloc in reader.charged(chunk):
             size = reader.charge(alloc)
-            if alloc.objcg in suspect.payers and suspect.divides % size == 0:
+            if alloc.objcg in suspect.payers and suspect.fits(size):
                 yield (
-                    int(suspect.divides == size),
+                    suspect.rank(size),
                     Evidence(
                         address=chunk.base + alloc.offset,
                         kind="percpu",

@@ -21,7 +21,6 @@ from support.made import (
 )
 
 from memcg_inspect.checks.findings import (
-    MOST_EVIDENCE,
     Lead,
     attach,
     orphan_findings,
@@ -32,6 +31,7 @@ from memcg_inspect.checks.identities.slab import slab_rows
 from memcg_inspect.checks.judge import judge
 from memcg_inspect.checks.skew import skew_matrix
 from memcg_inspect.checks.snapshot import Snapshot
+from memcg_inspect.checks.suspects import MOST_EVIDENCE
 from memcg_inspect.model import (
     Accounting,
     Coverage,

@@ -18,7 +18,7 @@ from drgn import Object
 from support.findings import by_path, named, touched
 from support.guests import BUILT_KERNELS, DEBIAN_KERNELS, GuestImage, Lab, Plant
 
-from memcg_inspect.checks.findings import MOST_EVIDENCE
+from memcg_inspect.checks.suspects import MOST_EVIDENCE
 from memcg_inspect.collect import collect
 from memcg_inspect.image.image import image_of
 from memcg_inspect.linux.mm.memcontrol_vmstats import StatReader
