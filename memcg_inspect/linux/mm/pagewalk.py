@@ -31,17 +31,123 @@ from memcg_inspect.linux.mm.mmzone import mem_map, page_ranges
 from memcg_inspect.linux.mm.page_flags import page_flags
 from memcg_inspect.model import Coverage
 
-__all__ = (
-    "Mapped",
-    "PageKind",
-    "PageKinds",
-    "PageTableReader",
-)
+__all__ = ("Mapped", "PageTableReader")
 
 #: ``VM_PFNMAP`` and ``VM_HUGETLB``: ``rss_stat`` does not count huge pages of such areas.
 _VM_PFNMAP, _VM_HUGETLB = 0x400, 0x400000
 #: Offsets below this belong to markers (``PTE_MARKER_MASK``). No page frame below it is mapped.
 _MARKERS = 16
+#: ``FOLIO_MAPPING_ANON`` (up to 6.15 ``PAGE_MAPPING_ANON``).
+_MAPPING_ANON = 1
+#: Page frames are read in aligned ranges of ``1 << _SHIFT``. With pages of 4 KiB, no folio is
+#: larger (``MAX_PAGE_ORDER``), except gigantic pages of hugetlb, which are not asked for.
+_SHIFT = 10
+_FILE, _ANON, _SHMEM, _MISSING = range(4)
+_ITEMS = {_FILE: "file", _ANON: "anon", _SHMEM: "shmem", _MISSING: None}
+#: Layout of a kind as a number: bits 0 and 1 are the item, bit 2 is set for pages of a device, and
+#: the node begins at bit 3.
+_DEVICE_BIT, _NODE_SHIFT = 4, 3
+
+
+class _PageKind(NamedTuple):
+    """
+    How a page counts in ``rss_stat``.
+
+    :ivar item: value of :data:`memcg_inspect.linux.mm.rss_stat.ITEMS`; ``None`` if the ``struct
+        page`` is not in the image
+    :ivar nid: node
+    :ivar device: whether the page is memory of a device (``ZONE_DEVICE``)
+    """
+
+    item: str | None
+    nid: int
+    device: bool
+
+
+class _PageKinds:
+    """
+    Kinds of many page frames, ``mm_counter()``.
+
+    Each range of page frames is read once, because processes share pages.
+    """
+
+    def __init__(self, image: Image) -> None:
+        self._memory, self._frames, self._layout = image.memory, mem_map(image), page_layout(image)
+        mapping = offsetof(image.type("struct page"), "mapping")
+        byte = self._memory.byte_of_word(mapping, 0)
+        self._anon = Marker(byte, _MAPPING_ANON, _MAPPING_ANON)
+        bit = page_flags(image).swapbacked.shift
+        byte = self._memory.byte_of_word(self._frames.flags, bit // 8)
+        self._swapbacked = Marker(byte, 1 << bit % 8, 1 << bit % 8)
+        device = constant(image, "ZONE_DEVICE")
+        self._device = bytes((byte == device) * _DEVICE_BIT for byte in range(256))
+        self._end = max((end for _, end in page_ranges(image)), default=0)
+        self._pieces: dict[int, array[int]] = {}
+
+    def forget(self) -> None:
+        """Read every page again. (On a live kernel, pages are freed and allocated again.)"""
+        self._pieces.clear()
+
+    def count(self, pfns: Iterable[int]) -> Counter[_PageKind]:
+        """Count page frames by kind."""
+        found: Counter[int] = Counter()
+        pieces, low = self._pieces, (1 << _SHIFT) - 1
+        for pfn in pfns:
+            piece = pieces.get(pfn >> _SHIFT)
+            if piece is None:
+                if pfn >= self._end:
+                    found[_MISSING] += 1
+                    continue
+                piece = pieces[pfn >> _SHIFT] = self._read(pfn >> _SHIFT)
+            found[piece[pfn & low]] += 1
+        return Counter({_kind(number): count for number, count in found.items()})
+
+    def of(self, pfn: int) -> _PageKind:
+        """Return the kind of one page frame."""
+        return next(iter(self.count([pfn])))
+
+    def _read(self, number: int) -> array[int]:
+        size, length = self._frames.size, self._frames.size << _SHIFT
+        # A folio may span a missing range: find the kinds of all pages first, with zeros for what
+        # is missing, and mark the missing ones afterwards.
+        data, missing, end = bytearray(length), [], 0
+        for offset, part in self._memory.pieces(
+            self._frames.page(number << _SHIFT), length, 2 * size
+        ):
+            if part is not None:
+                data[offset : offset + len(part)] = part
+                missing.append((end // size, offset // size))
+                end = offset + len(part)
+        missing.append((end // size, 1 << _SHIFT))
+        kinds = self._find_kinds(bytes(data))
+        for first, last in missing:
+            kinds[first:last] = [_MISSING] * (last - first)
+        return array("H", kinds)
+
+    def _find_kinds(self, data: bytes) -> list[int]:
+        """Return the kind of each ``struct page`` in *data*, as a number."""
+        size, layout = self._frames.size, self._layout
+        count = len(data) // size
+        anon = self._anon.column(data, size)
+        shmem = self._swapbacked.column(data, size) & ~anon
+        zones = layout.zone.column(data, size).translate(self._device)
+        # One byte per page in one large integer.
+        kinds = anon * _ANON | shmem * _SHMEM | int.from_bytes(zones, "little")
+        # A tail page has the kind of its head. It is missing if its head is.
+        tails = layout.tail.column(data, size)
+        column = bytearray((kinds | tails * _MISSING).to_bytes(count, "little"))
+        heads = layout.head.column(data, size) & ~tails
+        for i, order in compound_orders(layout, size, data, heads):
+            end = min(i + (1 << order), count)
+            column[i:end] = bytes([column[i]]) * (end - i)
+        nids = page_nids(self._memory, self._frames, data)
+        if isinstance(nids, int):
+            return [kind | nids << _NODE_SHIFT for kind in column]
+        return [kind | nid << _NODE_SHIFT for kind, nid in zip(column, nids, strict=True)]
+
+
+def _kind(number: int) -> _PageKind:
+    return _PageKind(_ITEMS[number & 3], number >> _NODE_SHIFT, bool(number & _DEVICE_BIT))
 
 
 class Mapped(NamedTuple):
@@ -73,7 +179,7 @@ class PageTableReader:
         self._progress = image.progress
         self._geometry = page_table_geometry(image)
         self._memory, self._frames = image.memory, mem_map(image)
-        self._kinds = PageKinds(image)
+        self._kinds = _PageKinds(image)
         self._pgd = offsetof(image.type("struct mm_struct"), "pgd")
         # nr_swapfiles needs CONFIG_SWAP, huge_zero_pfn CONFIG_TRANSPARENT_HUGEPAGE.
         self._swapfiles = _number(image, "nr_swapfiles", 0)
@@ -185,7 +291,7 @@ class PageTableReader:
         try:
             flags = self._memory.word(self._frames.page(pfn) + self._frames.flags)
         except FaultError:
-            return False  # PageKinds reports that it is missing
+            return False  # _PageKinds.count() reports that it is missing
         return bool(flags >> self._hwpoison & 1)
 
     def _vm_flags(self, address: int) -> int | None:
@@ -212,116 +318,3 @@ def _number(image: Image, name: str, missing: int) -> int:
         return int(image.object(name).value_())
     except UnknownKernelError:
         return missing
-
-
-#: ``FOLIO_MAPPING_ANON`` (up to 6.15 ``PAGE_MAPPING_ANON``).
-_MAPPING_ANON = 1
-#: Page frames are read in aligned ranges of ``1 << _SHIFT``. With pages of 4 KiB, no folio is
-#: larger (``MAX_PAGE_ORDER``), except gigantic pages of hugetlb, which are not asked for.
-_SHIFT = 10
-_FILE, _ANON, _SHMEM, _MISSING = range(4)
-_ITEMS = {_FILE: "file", _ANON: "anon", _SHMEM: "shmem", _MISSING: None}
-#: A kind is kept as a number: bits 0 and 1 are the item, bit 2 is set for pages of a device, and
-#: the node begins at bit 3.
-_DEVICE, _NODE = 4, 3
-
-
-class PageKind(NamedTuple):
-    """
-    How a page counts in ``rss_stat``.
-
-    :ivar item: value of :data:`memcg_inspect.linux.mm.rss_stat.ITEMS`; ``None`` if the ``struct
-        page`` is not in the image
-    :ivar nid: node
-    :ivar device: whether the page is memory of a device (``ZONE_DEVICE``)
-    """
-
-    item: str | None
-    nid: int
-    device: bool
-
-
-class PageKinds:
-    """
-    Kinds of many page frames, ``mm_counter()``.
-
-    Kinds are kept: processes map the same pages.
-    """
-
-    def __init__(self, image: Image) -> None:
-        self._memory, self._frames, self._layout = image.memory, mem_map(image), page_layout(image)
-        mapping = offsetof(image.type("struct page"), "mapping")
-        byte = self._memory.byte_of_word(mapping, 0)
-        self._anon = Marker(byte, _MAPPING_ANON, _MAPPING_ANON)
-        bit = page_flags(image).swapbacked.shift
-        byte = self._memory.byte_of_word(self._frames.flags, bit // 8)
-        self._swapbacked = Marker(byte, 1 << bit % 8, 1 << bit % 8)
-        device = constant(image, "ZONE_DEVICE")
-        self._device = bytes((byte == device) * _DEVICE for byte in range(256))
-        self._end = max((end for _, end in page_ranges(image)), default=0)
-        self._pieces: dict[int, array[int]] = {}
-
-    def forget(self) -> None:
-        """Read every page again. On a live kernel, pages are freed and used again."""
-        self._pieces.clear()
-
-    def count(self, pfns: Iterable[int]) -> Counter[PageKind]:
-        """Count page frames by kind."""
-        found: Counter[int] = Counter()
-        pieces, low = self._pieces, (1 << _SHIFT) - 1
-        for pfn in pfns:
-            piece = pieces.get(pfn >> _SHIFT)
-            if piece is None:
-                if pfn >= self._end:
-                    found[_MISSING] += 1
-                    continue
-                piece = pieces[pfn >> _SHIFT] = self._read(pfn >> _SHIFT)
-            found[piece[pfn & low]] += 1
-        return Counter({_kind(number): count for number, count in found.items()})
-
-    def of(self, pfn: int) -> PageKind:
-        """Return the kind of one page frame."""
-        return next(iter(self.count([pfn])))
-
-    def _read(self, number: int) -> array[int]:
-        size, length = self._frames.size, self._frames.size << _SHIFT
-        # A folio may span a missing range: find the kinds of all pages first, with zeros for what
-        # is missing, and mark the missing ones afterwards.
-        data, missing, end = bytearray(length), [], 0
-        for offset, part in self._memory.pieces(
-            self._frames.page(number << _SHIFT), length, 2 * size
-        ):
-            if part is not None:
-                data[offset : offset + len(part)] = part
-                missing.append((end // size, offset // size))
-                end = offset + len(part)
-        missing.append((end // size, 1 << _SHIFT))
-        kinds = self._find_kinds(bytes(data))
-        for first, last in missing:
-            kinds[first:last] = [_MISSING] * (last - first)
-        return array("H", kinds)
-
-    def _find_kinds(self, data: bytes) -> list[int]:
-        """Return the kind of each ``struct page`` in *data*, as a number."""
-        size, layout = self._frames.size, self._layout
-        count = len(data) // size
-        anon = self._anon.column(data, size)
-        shmem = self._swapbacked.column(data, size) & ~anon
-        zones = layout.zone.column(data, size).translate(self._device)
-        # One byte per page in one large integer.
-        kinds = anon * _ANON | shmem * _SHMEM | int.from_bytes(zones, "little")
-        # A tail page has the kind of its head. It is missing if its head is.
-        tails = layout.tail.column(data, size)
-        column = bytearray((kinds | tails * _MISSING).to_bytes(count, "little"))
-        heads = layout.head.column(data, size) & ~tails
-        for i, order in compound_orders(layout, size, data, heads):
-            end = min(i + (1 << order), count)
-            column[i:end] = bytes([column[i]]) * (end - i)
-        nids = page_nids(self._memory, self._frames, data)
-        if isinstance(nids, int):
-            return [kind | nids << _NODE for kind in column]
-        return [kind | nid << _NODE for kind, nid in zip(column, nids, strict=True)]
-
-
-def _kind(number: int) -> PageKind:
-    return PageKind(_ITEMS[number & 3], number >> _NODE, bool(number & _DEVICE))
