@@ -56,11 +56,17 @@ def busy(lab: Lab, kernel: str) -> GuestImage:
     return lab.image(kernel, "4", "churn", freeze="busy", seed=1)
 
 
+def slot_of(prog: Program, name: str) -> int:
+    """Index of an item in the arrays of counters."""
+    item = int(prog[name].value_())
+    with suppress(KeyError):
+        return int(prog["mem_cgroup_stats_index"][item].value_())
+    return item
+
+
 def plain_parts(prog: Program, memcg: Object, name: str) -> tuple[int, int, Counter[int]]:
     """What is folded, handed up and held by CPUs, of a memcg and all below it."""
-    slot = int(prog[name].value_())
-    with suppress(KeyError):
-        slot = int(prog["mem_cgroup_stats_index"][slot].value_())
+    slot = slot_of(prog, name)
     held: Counter[int] = Counter()
     handed_up = 0
     for css in css_for_each_descendant_pre(memcg.css.address_of_()):
@@ -73,8 +79,17 @@ def plain_parts(prog: Program, memcg: Object, name: str) -> tuple[int, int, Coun
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
-def test_against_a_plain_walker(lab: Lab, kernel: str) -> None:
-    prog = busy(lab, kernel).program()
+def test_against_a_plain_walker(lab: Lab, kernel: str, tmp_path: Path) -> None:
+    """Each item is off in one memcg at least, since a change of it is planted there."""
+    image, out = busy(lab, kernel), tmp_path / "core"
+    prog = image.program()
+    root = next(iter(Payers(image_of(prog)).memcgs))
+    local = per_cpu_ptr(Object(prog, "struct mem_cgroup *", root).vmstats_percpu, 1)
+    slots = [slot_of(prog, name) for name, _ in ITEMS.values()]
+    changes = [(f"s64:{local.state[slot].address_:#x}", "old + 1000") for slot in slots]
+    poke.poke(image.core, out, image.vmlinux, changes)
+    prog = open_program(ImageSource(core=str(out), debuginfo="btf"))
+    out.unlink()
     rows, some = rows_of(drift(image_of(prog), True)), rows_of(drift(image_of(prog)))
     off: Counter[str] = Counter()
     for memcg in Payers(image_of(prog)).memcgs.values():
@@ -178,9 +193,7 @@ def test_a_change_planted_on_one_cpu(lab: Lab, kernel: str, tmp_path: Path) -> N
     prog = image.program()
     memcgs = Payers(image_of(prog)).memcgs
     web = next(m for m in memcgs.values() if m.path == "/files/web")
-    slot = int(prog["MEMCG_KMEM"].value_())
-    with suppress(KeyError):
-        slot = int(prog["mem_cgroup_stats_index"][slot].value_())
+    slot = slot_of(prog, "MEMCG_KMEM")
     local = per_cpu_ptr(Object(prog, "struct mem_cgroup *", web.address).vmstats_percpu, 2)
     out = tmp_path / "core"
     where = local.state[slot].address_
