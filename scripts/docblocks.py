@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 """
-Blocks of documents that a run writes: figures and output are measured, never typed.
+Blocks of documents that a run writes.
 
-A block stands between two comments of HTML, which a reader of the page does not see:
+A block is between two comments of HTML, which a reader of the page does not see:
 
     <!-- begin demo: written by scripts/update-docs -->
     <!-- end demo -->
@@ -10,6 +10,7 @@ A block stands between two comments of HTML, which a reader of the page does not
 
 from __future__ import annotations
 
+import difflib
 import re
 from collections.abc import Container, Sequence
 from typing import Any
@@ -21,17 +22,21 @@ _RULE = re.compile(r"^ *[─━]{20,} *$")
 
 
 def begin(name: str) -> str:
-    """The line that opens a block."""
+    """Return the line that opens a block."""
     return f"<!-- begin {name}: written by scripts/update-docs -->"
 
 
 def end(name: str) -> str:
-    """The line that closes it."""
+    """Return the line that closes a block."""
     return f"<!-- end {name} -->"
 
 
 def replace(text: str, name: str, body: str) -> str:
-    """Put *body* into a block of a document."""
+    """
+    Return the text of a document with another body in a block.
+
+    :raises ValueError: if the document does not have the block exactly once
+    """
     head, tail = begin(name) + "\n", end(name)
     if text.count(head) != 1 or text.count(tail) != 1 or text.index(head) > text.index(tail):
         raise ValueError(f"there must be one block {name!r}, and its end after its begin")
@@ -40,14 +45,19 @@ def replace(text: str, name: str, body: str) -> str:
     return before + head + body.strip("\n") + "\n" + tail + after
 
 
+def extract(text: str, name: str) -> str:
+    """Return what is in a block of a document."""
+    return text.split(begin(name) + "\n")[1].split(end(name))[0].strip("\n")
+
+
 def fenced(body: str) -> str:
-    """Show something as it is."""
+    """Return text as a fenced block of Markdown."""
     return "```text\n" + "\n".join(line.rstrip() for line in body.strip("\n").split("\n")) + "\n```"
 
 
 def fields(tables: Sequence[Sequence[Any]]) -> str:
     """
-    List the fields of a view, table by table.
+    Return a list of the fields of a view, table by table.
 
     :param tables: for each table, its columns: ``memcg_inspect.tables.Column``
     """
@@ -70,7 +80,7 @@ def shortened(
     whole: Container[str] = (),
 ) -> str:
     """
-    Leave out tables, and the later rows of long ones, and say so.
+    Return output without some tables and without the later rows of long ones, which it counts.
 
     :param tables: names, the first word of a title, of the tables to show; ``None`` for all
     :param whole: those of which no row is left out
@@ -97,7 +107,7 @@ def _rows(number: int) -> str:
 
 
 def with_few_candidates(output: str, most: int = 2) -> str:
-    """Leave out the later candidates of findings, and say so."""
+    """Return output without the later candidates of findings, which it counts."""
     lines: list[str] = []
     listed = 0
     for line in [*output.split("\n"), ""]:
@@ -111,3 +121,60 @@ def with_few_candidates(output: str, most: int = 2) -> str:
         listed = 0
         lines.append(line)
     return "\n".join(lines[:-1])
+
+
+_UNITS = "page|byte|reference|row|node|CPU|memcg|task|object"
+#: What differs from image to image, and what takes its place in a comparison.
+_VARIES = (
+    (re.compile(r"\b0x[0-9a-f]+"), "ADDRESS"),
+    (re.compile(r"ADDRESS, [\w-]+ object"), "ADDRESS, CACHE object"),
+    (re.compile(r"\b[0-9]+\.[0-9]+\.[0-9]+[\w.+-]*"), "RELEASE"),
+    # Any number may be 1, but "1 pages" is a mistake.
+    (re.compile(rf"(?<![\w.,/+-])1 ({_UNITS})\b"), r"N \1s"),
+    (re.compile(rf"(?<![\w.,/+-])1 ({_UNITS})s\b"), r"ONE \1s"),
+    (re.compile(r"[+-]?\b\d[\d,]*(\.\d+)?"), "N"),
+    (re.compile(r"[ \t]+"), " "),
+    (re.compile(r"─+"), "─"),
+)
+
+
+def comparable(body: str) -> list[str]:
+    """
+    Return what a block says on every image of its kind.
+
+    Addresses, amounts, releases and padding are replaced. Of a table the title and the head are
+    left, since which rows there are depends on the image; the table of identities is left whole.
+    Lines that follow one another and are now the same count once, as candidates do.
+    """
+    lines: list[str] = []
+    title = ""
+    for part in re.split(r"\n(?:[ \t]*\n)+", body.strip("\n")):
+        rows = part.split("\n")
+        rule = next((n for n, line in enumerate(rows) if _RULE.match(line)), None)
+        if rule is None:
+            title = rows[-1]
+            # How a long line is folded depends on the numbers in it.
+            rows = [" ".join(rows)] if part.startswith("Read ") else rows
+        elif title != "identities":
+            rows = rows[: rule + 1]
+        lines += [*map(_replaced, rows), ""]
+    return [line for line, before in zip(lines, ["", *lines], strict=False) if line != before]
+
+
+def _replaced(line: str) -> str:
+    for pattern, text in _VARIES:
+        line = pattern.sub(text, line)
+    return line.strip()
+
+
+def differences(before: str, after: str, exactly: bool = False) -> list[str]:
+    """
+    Compare a block with a new one.
+
+    :param exactly: compare all of it, and not only what is the same on every image
+    :return: lines of a diff; empty if there is none
+    """
+    old, new = (
+        body.strip().split("\n") if exactly else comparable(body) for body in (before, after)
+    )
+    return list(difflib.unified_diff(old, new, "document", "run", n=1, lineterm=""))

@@ -1,151 +1,223 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
-"""The documents: measured blocks are in place, links lead somewhere, commands exist."""
+"""
+The documents say what the program does, and name what there is.
+
+Blocks are compared with a run, commands are run or parsed, and each list of values is compared
+with the values that the code can produce: both ways, so that nothing is missing and nothing is
+left over.
+"""
 
 from __future__ import annotations
 
 import ast
-import os
 import re
 import shlex
-import subprocess
-import sys
+from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
+from typing import Any, get_args, get_type_hints
 
 import pytest
+from docblocks import begin, differences, end, extract, fields
+from docruns import BLOCKS
+from labkit import cli as lab_cli
+from support.guests import NOT_BUILT, ROOT, Lab
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT / "scripts"))
-
-from docblocks import (  # noqa: E402
-    begin,
-    end,
-    fenced,
-    fields,
-    replace,
-    shortened,
-    with_few_candidates,
-)
-
-from memcg_inspect.views import NAMES, tables  # noqa: E402
+from memcg_inspect import cli, model, subcommands
+from memcg_inspect.checks.ledger import ChargeKind
+from memcg_inspect.checks.registry import CHECKS
+from memcg_inspect.views import NAMES, tables
 
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+TEXTS = {document: document.read_text() for document in DOCUMENTS}
+each_document = pytest.mark.parametrize("document", DOCUMENTS, ids=lambda p: p.name)
 
 
-def blocks() -> dict[str, str]:
-    """The blocks that scripts/update-docs writes, and the documents they are in."""
-    for node in ast.parse((ROOT / "scripts/update-docs").read_text()).body:
-        if isinstance(node, ast.AnnAssign) and ast.unparse(node.target) == "BLOCKS":
-            assert isinstance(node.value, ast.Dict)
-            return {
-                ast.literal_eval(name): ast.literal_eval(value.elts[0])
-                for name, value in zip(node.value.keys, node.value.values, strict=True)
-                if name is not None and isinstance(value, ast.Tuple)
-            }
-    raise AssertionError("scripts/update-docs has no BLOCKS")
+def section(name: str, heading: str) -> str:
+    """Return the text below a heading of a document, up to the next heading of its level."""
+    text = (ROOT / name).read_text()
+    level = heading.split()[0]
+    rest = text.split(f"\n{heading}\n")
+    assert len(rest) == 2, heading
+    return re.split(rf"^#{{1,{len(level)}}} ", rest[1], flags=re.MULTILINE)[0]
 
 
-def test_readme_shows_output_of_the_demo() -> None:
-    assert blocks()["demo"] == "README.md"
+def first_cells(text: str) -> list[str]:
+    """Return the first cells of the rows of the first table."""
+    table = re.search(r"(?:^\|.*\|\n)+", text, re.MULTILINE)
+    assert table is not None
+    return [row.strip("|").split("|")[0].strip(" `") for row in table[0].splitlines()[2:]]
 
 
-@pytest.mark.parametrize(("name", "document"), blocks().items())
-def test_every_block_is_in_place_and_was_written(name: str, document: str) -> None:
-    text = (ROOT / document).read_text()
-    assert text.count(begin(name)) == text.count(end(name)) == 1
-    body = text.split(begin(name))[1].split(end(name))[0].strip()
-    assert body.startswith("```text\n")
-    assert len(body.splitlines()) > 3
-    # Written again with the same output, the document is the same.
-    assert replace(text, name, body) == text
-    assert fenced(body.removeprefix("```text\n").removesuffix("\n```")) == body
+# Blocks
 
 
-def test_every_mark_is_of_a_known_block() -> None:
-    for document in DOCUMENTS:
-        for kind, name in re.findall(r"<!-- (begin|end) (\w+)", document.read_text()):
-            assert blocks().get(name) == str(document.relative_to(ROOT)), (kind, name)
+def test_every_block_is_in_its_document() -> None:
+    found = [
+        (name, str(document.relative_to(ROOT)))
+        for document, text in TEXTS.items()
+        for name in re.findall(r"^<!-- begin (\w+): .* -->$", text, re.MULTILINE)
+    ]
+    assert sorted(found) == sorted((name, block.document) for name, block in BLOCKS.items())
+    for name, block in BLOCKS.items():
+        text = (ROOT / block.document).read_text()
+        assert text.index(begin(name)) < text.index(end(name))
+
+
+def check_same(name: str, lines: list[str]) -> None:
+    assert not lines, "\n".join([f"stale; scripts/update-docs {name} writes it anew:", *lines])
+
+
+@pytest.mark.parametrize("name", [n for n, block in BLOCKS.items() if block.sort == "source"])
+def test_block_follows_from_the_source(name: str) -> None:
+    block = BLOCKS[name]
+    there = extract((ROOT / block.document).read_text(), name)
+    check_same(name, differences(there, block.write(), exactly=True))
+
+
+@pytest.mark.image
+@pytest.mark.parametrize(
+    "name",
+    [n for n, b in BLOCKS.items() if b.sort == "image" and not {b.kernel} & set(NOT_BUILT)],
+)
+def test_block_is_what_a_run_says(name: str) -> None:
+    block = BLOCKS[name]
+    there = extract((ROOT / block.document).read_text(), name)
+    check_same(name, differences(there, block.write()))
+
+
+@pytest.mark.parametrize("name", [n for n, block in BLOCKS.items() if block.sort == "measured"])
+def test_measured_block_was_written(name: str) -> None:
+    there = extract((ROOT / BLOCKS[name].document).read_text(), name).splitlines()
+    assert (there[0], there[-1]) == ("```text", "```")
+    assert len(there) > 4
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_every_command_has_a_page_that_shows_it_and_names_its_fields(name: str) -> None:
+def test_every_command_has_a_page(name: str) -> None:
     page = f"docs/commands/{name}.md"
-    text = (ROOT / page).read_text()
-    assert {block for block, where in blocks().items() if where == page} >= {name, f"{name}_fields"}
-    assert f"$ memcg-inspect {name} " in text
-    assert fields(tables(name)) in text  # written by scripts/update-docs, and not changed since
-    assert "## Exit status" in text
+    here = {block for block, where in BLOCKS.items() if where.document == page}
+    assert here >= {name, f"{name}_fields"}
+    assert f"$ memcg-inspect {name} " in (ROOT / page).read_text()
+    assert extract((ROOT / page).read_text(), f"{name}_fields") == fields(tables(name))
 
 
-DOCUMENT = f"before\n{begin('one')}\nold\n{end('one')}\nbetween\n{begin('two')}\n{end('two')}\n"
+# Lists of values
 
 
-def test_replace_changes_one_block() -> None:
-    once = replace(DOCUMENT, "one", "\nnew\nlines\n\n")
-    assert once == DOCUMENT.replace("old", "new\nlines")
-    assert replace(once, "one", "new\nlines") == once
-    assert replace(DOCUMENT, "two", "more") == DOCUMENT.replace(end("two"), "more\n" + end("two"))
+def strings(node: ast.AST) -> Iterator[str]:
+    """Return the string constants of an expression that is one, or chooses between some."""
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        yield node.value
+    elif isinstance(node, ast.IfExp):
+        yield from strings(node.body)
+        yield from strings(node.orelse)
+
+
+def given(function: str, keyword: str, position: int | None = None) -> set[str]:
+    """Return the strings that the package gives as an argument, in all calls of a function."""
+    found: set[str] = set()
+    for path in (ROOT / "memcg_inspect").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if not isinstance(node, ast.Call) or ast.unparse(node.func) != function:
+                continue
+            values = [k.value for k in node.keywords if k.arg == keyword]
+            if position is not None and len(node.args) > position:
+                values.append(node.args[position])
+            for value in values:
+                found |= set(strings(value))
+    return found
+
+
+def test_kinds_of_findings() -> None:
+    kinds = given("Finding", "kind") | given("Proof", "kind", 0)
+    kinds |= {kind for check in CHECKS if not check.prove for kind in (check.above, check.below)}
+    assert len(kinds) >= 9
+    assert sorted(first_cells(section("docs/output.md", "## Findings"))) == sorted(kinds)
+
+
+def values_of(name: str, heading: str, field: str) -> set[str]:
+    """Return the quoted words that a document gives for a field."""
+    row = re.search(rf"^\| `{field}` \|[^|]*\|(.*)\|$", section(name, heading), re.MULTILINE)
+    assert row is not None
+    return set(re.findall(r"`([^` ]+)`", row[1]))
+
+
+def test_kinds_of_evidence() -> None:
+    kinds = given("Evidence", "kind")
+    assert len(kinds) >= 7
+    assert values_of("docs/json.md", "### `findings[].evidence[]`", "kind") == kinds
+
+
+def literals(record: type, field: str) -> set[str]:
+    return set(get_args(get_type_hints(record)[field]))
 
 
 @pytest.mark.parametrize(
-    "text",
+    ("heading", "field", "values"),
     [
-        "no block",
-        begin("one") + "\n",
-        end("one"),
-        f"{end('one')}\n{begin('one')}\n",
-        DOCUMENT + DOCUMENT,
+        ("### Top", "verdict", literals(model.Report, "verdict")),
+        ("### `image`", "source", literals(model.ImageInfo, "source")),
+        ("### `image`", "accounting", literals(model.ImageInfo, "accounting")),
+        ("### `memcgs[]`", "state", literals(model.Memcg, "state")),
+        ("### `identities[]`", "status", literals(model.Identity, "status")),
+        ("### `rows[]`", "status", literals(model.Row, "status")),
+        ("### `rows[]`", "unit", literals(model.Row, "unit")),
+        ("### `skew[]`", "kind", set(get_args(ChargeKind))),
+        ("### `findings[]`", "evidence_is", literals(model.Finding, "evidence_is")),
+        (
+            "### Top",
+            "counters_follow",
+            {*get_args(model.Follows), *get_args(model.SplitKind), "null"},
+        ),
     ],
 )
-def test_replace_refuses_a_broken_document(text: str) -> None:
-    with pytest.raises(ValueError, match="one block 'one'"):
-        replace(text, "one", "body")
+def test_values_in_json(heading: str, field: str, values: set[str]) -> None:
+    assert len(values) > 1
+    assert values_of("docs/json.md", heading, field) == values
 
 
-RULE = " " + "─" * 30 + " "
+def test_statuses_of_rows() -> None:
+    assert set(first_cells(section("docs/output.md", "### Status"))) == literals(
+        model.Row, "status"
+    )
 
 
-def table(name: str, rows: int) -> str:
-    """A table as the audit prints it, padded with spaces."""
-    lines = [f"{name}: exact   ", "           ", " memcg   ", RULE]
-    return "\n".join([*lines, *(f" row {n}   " for n in range(rows)), "      "])
+def exit_statuses() -> set[int]:
+    """Return all that the constants of the front ends name."""
+    found = {*subcommands._STATUS.values(), subcommands._INCOMPLETE, subcommands._INTERRUPTED}
+    found |= {value for name, value in vars(cli).items() if name.startswith("EXIT_")}
+    return found
 
 
-def test_long_tables_are_shortened_and_say_so() -> None:
-    output = f"EXACT: yes\n\n{table('slab', 9)}\n{table('kmem', 3)}\nafter\n"
-    assert shortened(output, ("slab", "kmem"), most_rows=2).splitlines() == [
-        *("EXACT: yes", "", "slab: exact", "", " memcg", RULE.rstrip(), " row 0", " row 1"),
-        *(" [7 rows more]", "", "kmem: exact", "", " memcg", RULE.rstrip(), " row 0", " row 1"),
-        *(" [1 row more]", "", "after"),
-    ]
+def test_exit_statuses() -> None:
+    statuses = sorted(map(str, exit_statuses()))
+    readme = re.split(r"^## ", (ROOT / "README.md").read_text(), flags=re.MULTILINE)
+    (table,) = (part for part in readme if "| exit status | meaning |" in part)
+    listed = re.findall(r"^\| (\d+) \|", table, re.MULTILINE)
+    assert sorted(listed) == statuses
+    assert sorted(first_cells(section("docs/json.md", "## Exit status"))) == statuses
 
 
-def test_other_tables_are_left_out_and_say_so() -> None:
-    output = f"EXACT: yes\n\n{table('slab', 2)}\n{table('kmem', 1)}\nafter\n"
-    assert shortened(output, ()).splitlines() == [
-        *("EXACT: yes", "", "slab: exact [2 rows]", "", "kmem: exact [1 row]", "", "after"),
-    ]
+@pytest.mark.parametrize("name", NAMES)
+def test_exit_statuses_of_commands(name: str) -> None:
+    listed = re.findall(
+        r"^\* (\d+): ", section(f"docs/commands/{name}.md", "## Exit status"), re.MULTILINE
+    )
+    # 1 is a finding, and only the audit has some.
+    assert sorted(listed) == sorted(map(str, exit_statuses() - {1}))
 
 
-def test_what_is_no_table_is_left_alone() -> None:
-    output = "EXACT: yes\nLinux\n\nsock: exact, nothing charged\n\nRead 7 memcgs.\n"
-    assert shortened(output, ()) == output
-    assert shortened(shortened(output, ()), ()) == output
+# Links, names and commands
 
 
-def test_later_candidates_are_left_out_and_it_says_so() -> None:
-    finding = ["Finding 1: bad", "  candidates:", *(f"    0xff{n}, object" for n in range(4)), ""]
-    few = [*finding[:4], "    [2 more]", ""]
-    assert with_few_candidates("\n".join([*finding, *finding])).split("\n") == [*few, *few]
-    assert with_few_candidates("\n".join(finding[:4])).split("\n") == finding[:4]
-
-
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda p: p.name)
+@each_document
 def test_links_lead_somewhere(document: Path) -> None:
     headings = {}
-    for other in DOCUMENTS:
-        titles = re.findall(r"^#+ (.*)$", other.read_text(), re.MULTILINE)
+    for other, text in TEXTS.items():
+        titles = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
         headings[other] = {re.sub(r"[^\w -]", "", t).lower().replace(" ", "-") for t in titles}
-    for target in re.findall(r"\]\(([^)]+)\)", document.read_text()):
+    for target in re.findall(r"\]\(([^)]+)\)", TEXTS[document]):
         if target.startswith("https://"):
             continue
         path, _, heading = target.partition("#")
@@ -154,44 +226,109 @@ def test_links_lead_somewhere(document: Path) -> None:
         assert not heading or heading in headings[file], target
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda p: p.name)
-def test_files_and_scripts_named_exist(document: Path) -> None:
-    places = r"\b((?:memcg_inspect|scripts|tests|fixtures|docs)/[\w./-]*[\w/])"
-    for name in re.findall(places, document.read_text()):
-        if name not in ("memcg_inspect/views/", "memcg_inspect/commands.py"):
-            assert (ROOT / name).exists(), name
+#: Folders that names in documents may be relative to.
+PLACES = (
+    ROOT,
+    ROOT / "memcg_inspect",
+    ROOT / "tests",
+    ROOT / "scripts",
+    ROOT / "memcg_inspect/checks",
+)
+
+
+@each_document
+def test_files_named_exist(document: Path) -> None:
+    """Those of the project; names of kernel sources end in .c or .h."""
+    text = TEXTS[document]
+    whole = r"\b((?:memcg_inspect|scripts|tests|fixtures|docs)/[\w./-]*[\w/])"
+    for name in [*re.findall(whole, text), *re.findall(r"[\w./-]*\w\.py\b", text)]:
+        # NAME stands for any name.
+        pattern = name.replace("NAME", "*").strip("/")
+        assert any(any(place.glob(pattern)) for place in PLACES), name
+
+
+@each_document
+def test_modules_named_exist(document: Path) -> None:
+    for name in set(re.findall(r"\bmemcg_inspect(?:\.\w+)+", TEXTS[document])):
+        module, _, attribute = name.rpartition(".")
+        parent = find_spec(module)
+        assert parent is not None, name
+        is_module = parent.submodule_search_locations and find_spec(name)
+        assert is_module or hasattr(__import__(module, fromlist=["_"]), attribute), name
 
 
 def commands(document: Path) -> list[list[str]]:
-    """The commands that a document shows in indented blocks."""
-    lines = re.findall(r"^    (?:\S*=\$\()?((?:scripts/|memcg-inspect ).*?)\)?$",
-                       re.sub(r"\\\n *", "", document.read_text()), re.MULTILINE)  # fmt: skip
+    """Return the commands that a document shows in indented blocks."""
+    text = re.sub(r"\\\n *", "", TEXTS[document])
+    lines = re.findall(
+        r"^    (?:\w+=\$\()?((?:scripts/|memcg-inspect ).*?)(?:\).*)?$", text, re.MULTILINE
+    )
     return [shlex.split(line, comments=True) for line in lines]
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda p: p.name)
-def test_commands_shown_can_be_run(document: Path) -> None:
+#: What takes the place of a word in a synopsis.
+WORDS = {
+    "ADDRESS...": "0xffff888000000000",
+    "FIELD": "memcg",
+    "MEMCG": "/files/web",
+    "N": "3",
+    "NID": "0",
+    "PATH": "/files/web",
+    "QMP_SOCKET": "qmp",
+    "WHAT,...": "memcg,node",
+}
+
+
+@each_document
+def test_commands_can_be_parsed(document: Path) -> None:
     for program, *arguments in commands(document):
-        if program.startswith("scripts/"):
-            assert os.access(ROOT / program, os.X_OK), program
-        options = [word for word in arguments if re.fullmatch(r"--?\w[\w-]*", word)]
-        command = {
-            "scripts/lab": [ROOT / "scripts/lab", *arguments[:1]],
-            "memcg-inspect": ["-m", "memcg_inspect", *arguments[:1]],
-        }.get(program)
-        if command is None or not options:
-            continue
-        done = subprocess.run(
-            [sys.executable, *command, "--help"],
-            cwd=ROOT,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert done.returncode == 0, done.stderr
-        assert all(re.search(rf"{option}\b", done.stdout) for option in options), arguments
+        words = [WORDS.get(word.strip("[]"), word.strip("[]")) for word in arguments]
+        if program == "memcg-inspect":
+            assert cli.make_parser().parse_args(words).command == words[0]
+        elif program == "scripts/lab":
+            assert lab_cli._parser().parse_args(words)
+        else:
+            assert (ROOT / program).stat().st_mode & 0o100, program
+
+
+def test_outputs_are_of_runs() -> None:
+    """Whatever follows a prompt is in a block, so a run wrote it."""
+    for document, text in TEXTS.items():
+        outside = re.sub(r"<!-- begin (\w+):.*?<!-- end \1 -->", "", text, flags=re.DOTALL)
+        assert not re.search(r"^\$ ", outside, re.MULTILINE), document
+
+
+RUNNABLE = [
+    words
+    for document in DOCUMENTS
+    for words in commands(document)
+    if words[0] == "memcg-inspect" and "VMCORE" in words
+]
+
+
+@pytest.mark.image
+@pytest.mark.parametrize("words", RUNNABLE, ids=" ".join)
+def test_commands_on_a_vmcore_run(
+    lab: Lab, words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    core = lab.image("7.3", "4", "mixed").core
+    places = {"VMCORE": str(core)}
+    status = cli.main([*(places.get(word, word) for word in words[1:]), "--debuginfo", "btf"])
+    assert status == 0
+    assert capsys.readouterr().out
 
 
 def test_first_commands_of_the_readme() -> None:
     first, second = commands(ROOT / "README.md")[:2]
     assert (first, second) == (["scripts/demo"], ["scripts/test"])
+
+
+def test_numbers_of_things() -> None:
+    """``counted()`` writes "1 page"; so does every document."""
+    units = "page|byte|reference|row|node|CPU|memcg|task|object"
+    wrong: dict[str, Any] = {
+        str(document): found
+        for document, text in TEXTS.items()
+        if (found := re.findall(rf"(?<![\w.,])1 (?:{units})s\b", text))
+    }
+    assert wrong == {}

@@ -1,0 +1,365 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+"""
+The blocks of the documents that runs write, and how each is made.
+
+A block is of one of three sorts. ``source`` follows from the source alone. ``image`` is output
+on an image of the lab: what it says depends on the image only as far as
+:func:`docblocks.comparable` leaves out. ``measured`` holds times, or is of a guest that runs.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+import docscene
+from docblocks import fenced, fields, shortened, with_few_candidates
+from drgn import Object
+from labkit import images, kernels
+from labkit.errors import LabError
+from labkit.paths import cache_folder
+from labkit.poke import poke
+
+import memcg_inspect
+from memcg_inspect.collect import collect
+from memcg_inspect.image.image import image_of
+from memcg_inspect.image.program import ImageSource, open_program
+from memcg_inspect.linux.mm.mm_types import scan_pages
+from memcg_inspect.linux.mm.slab import SlabReader
+from memcg_inspect.views import tables
+
+ROOT = Path(__file__).resolve().parent.parent
+
+#: What scripts/demo looks at.
+DEMO = {"kernel": "7.3", "nodes": "4", "workload": "files"}
+
+#: A guest that profiles allocations.
+_PROFILED = {"kernel": "7.3-lab", "append": "sysctl.vm.mem_profiling=1"}
+
+#: The tables that are shown of it.
+SHOWN = ("identities", "slab", "skew")
+
+
+def _run(*command: str | Path, status: int = 0) -> str:
+    done = subprocess.run(
+        [sys.executable, *map(str, command)], cwd=ROOT, stdout=subprocess.PIPE, text=True
+    )
+    if done.returncode != status:
+        raise LabError(f"{' '.join(map(str, command))}: exit status {done.returncode}")
+    return done.stdout
+
+
+def _demo() -> str:
+    command = ("-m", "memcg_inspect", "audit", "--debuginfo", "btf", "-c")
+    shown = shortened(_run(*command, images.image(**DEMO)), SHOWN, whole=("identities",))
+    return fenced("$ memcg-inspect audit --debuginfo btf -c vmcore\n" + shown)
+
+
+def _finding() -> str:
+    """
+    An audit of a copy of the demo's image in which an object got another owner.
+
+    The object takes between half a page and one, so the counters of pages differ by one page
+    on every image.
+    """
+    vmlinux, image = kernels.debug_info(DEMO["kernel"]), images.image(**DEMO)
+    prog = open_program(ImageSource(core=str(image), debuginfo="btf"))
+    snapshot, slabs = collect(image_of(prog)), SlabReader(image_of(prog))
+    memcgs = {m.path: m.address for m in snapshot.memcgs.values() if m.state == "online"}
+    victim = next(
+        thing
+        for piece in scan_pages(image_of(prog))
+        for page in piece.slabs
+        if (slab := slabs.slab(page)) is not None
+        if slab.nid == 2 and not slab.cache.reclaimable and 2048 < slab.cache.charge <= 4096
+        for thing in slabs.charged_objects(slab)
+        if snapshot.payer(thing.objcg) == memcgs["/files/mail"]
+    )
+    thief = Object(prog, "struct mem_cgroup *", memcgs["/files/db"]).nodeinfo[2].objcg
+    with tempfile.TemporaryDirectory(dir=cache_folder("images")) as folder:
+        out = Path(folder) / "vmcore"
+        poke(image, out, vmlinux, [(f"u64:{victim.element:#x}", thief.value_())])
+        output = _run("-m", "memcg_inspect", "audit", "--debuginfo", "btf", "-c", out, status=1)
+    verdict, findings = output.splitlines()[0], output[output.index("Finding 1:") :]
+    return fenced(f"{verdict}\n[...]\n\n{findings}")
+
+
+def _bench() -> str:
+    return fenced("$ scripts/bench\n" + _run("scripts/bench"))
+
+
+def _command(*arguments: str, **image: str | int) -> Callable[[], str]:
+    """Output of a command on an image of the mixed workload; long tables are cut."""
+
+    def write() -> str:
+        core = images.image(**{"kernel": "7.3", "nodes": "4", "workload": "mixed", **image})
+        output = _run("-m", "memcg_inspect", *arguments, "--debuginfo", "btf", "-c", core)
+        output = shortened(output, None, most_rows=16)
+        return fenced(f"$ memcg-inspect {' '.join(arguments)} -c vmcore\n" + output)
+
+    return write
+
+
+def _who() -> str:
+    """What addresses are of that dying names as examples."""
+    core = images.image(kernel="7.3", nodes="4", workload="dying")
+    common = ("--debuginfo", "btf", "-c", core)
+    memcg = ("dying", "--json", "--memcg", "/dying/family/a")
+    left = json.loads(_run("-m", "memcg_inspect", *memcg, *common))["tables"][1]["rows"]
+    wanted = ("lru", "slab", "percpu", "zswap")
+    rows = (next(row for row in left if row["kind"] == kind and row["examples"]) for kind in wanted)
+    addresses = [row["examples"].split()[0] for row in rows]
+    output = shortened(_run("-m", "memcg_inspect", "who", *addresses, *common), None)
+    return fenced(f"$ memcg-inspect who {' '.join(addresses)} -c vmcore\n" + output)
+
+
+def _postmortem(*arguments: str, status: int = 0) -> Callable[[], str]:
+    """
+    Output of a command on the dump of docs/postmortem.md.
+
+    :param arguments: addresses in braces are those of the scene
+    """
+
+    def write() -> str:
+        with tempfile.TemporaryDirectory(dir=cache_folder("images")) as folder:
+            core = Path(folder) / "vmcore"
+            scene = docscene.broken(core)._asdict()
+            words = [word.format(**scene) for word in arguments]
+            output = _run(
+                "-m", "memcg_inspect", *words, "--debuginfo", "btf", "-c", core, status=status
+            )
+        shown = ("slab", "objcg_bytes", "references") if "audit" in words else None
+        output = with_few_candidates(shortened(output, shown, most_rows=8))
+        return fenced(f"$ memcg-inspect {shlex.join(words)} -c vmcore\n{output}")
+
+    return write
+
+
+def _fields(name: str) -> Callable[[], str]:
+    return lambda: fields(tables(name))
+
+
+def _bench_sites() -> str:
+    return fenced("$ scripts/bench --call-sites\n" + _run("scripts/bench", "--call-sites"))
+
+
+@contextmanager
+def _running() -> Iterator[Path]:
+    """The QMP socket of a guest that does not rest."""
+    lab = ROOT / "scripts" / "lab"
+    with tempfile.TemporaryDirectory() as folder:
+        _run(
+            lab,
+            "up",
+            *["--kernel", "7.3", "--nodes", "4", "--workload", "churn", "--state"],
+            folder,
+        )
+        try:
+            yield Path(folder) / "qmp"
+        finally:
+            _run(lab, "down", folder)
+
+
+def _live() -> str:
+    with _running() as qmp:
+        command = ("-m", "memcg_inspect", "audit", "--debuginfo", "btf", "--qemu", qmp)
+        output = _run(*command, status=3)
+    output = shortened(output, ("identities", "kmem", "references"), whole=("identities",))
+    return fenced("$ memcg-inspect audit --qemu qmp\n" + output)
+
+
+def _live_paused() -> str:
+    with _running() as qmp:
+        command = ("-m", "memcg_inspect", "audit", "--debuginfo", "btf", "--qemu", qmp)
+        output = _run(*command, "--pause")
+    return fenced("$ memcg-inspect audit --qemu qmp --pause\n" + shortened(output, ()))
+
+
+def _helpers() -> str:
+    """The names that the package offers, and the first line of what each says of itself."""
+    names = [n for n in memcg_inspect.__all__ if callable(getattr(memcg_inspect, n))]
+    functions = [n for n in names if not isinstance(getattr(memcg_inspect, n), type)]
+    lines = []
+    for name in functions:
+        function = getattr(memcg_inspect, name)
+        first = next(line for line in (function.__doc__ or "").splitlines() if line.strip())
+        lines.append(f"{name}{inspect.signature(inspect.unwrap(function))}\n    {first.strip()}")
+    return fenced(re.sub(r"drgn\.|'|memcg_inspect\.[a-z.]*", "", "\n".join(lines)))
+
+
+#: What docs/interactive.md shows, typed into a session.
+_SESSION = (
+    "from collections import Counter",
+    "from drgn.helpers.linux.fs import dentry_path",
+    "from memcg_inspect import *",
+    "memcg = find_memcg('/files/web')",
+    "memcg_counter(memcg, 'NR_SLAB_RECLAIMABLE_B', 0)",
+    "things = list(for_each_charged_slab_object(memcg=memcg, nid=0))",
+    "sum(thing.charge for thing in things)",
+    "Counter(thing.slab_cache.name.string_() for thing in things).most_common(3)",
+    "dentry_cache = find_slab_cache('dentry')",
+    "dentry = next(t for t in things if t.slab_cache == dentry_cache)",
+    "dentry_path(Object(prog, 'struct dentry *', dentry.address))",
+    "hex(dentry.objcg), objcg_nid(dentry.objcg)",
+    "memcg_path(objcg_memcg(dentry.objcg))",
+)
+
+
+def _interactive() -> str:
+    typed = "".join(
+        f"print('>>> ' + {line!r})\nexec(compile({line!r}, '-', 'single'))\n" for line in _SESSION
+    )
+    core = images.image(**DEMO)
+    return fenced(_run("-m", "drgn", "-c", core, "--no-default-symbols", "-q", "-e", typed))
+
+
+def _cost(*options: str | Path) -> tuple[float, float]:
+    """Seconds and MiB of one audit of its own, the best of three."""
+    best = (float("inf"), float("inf"))
+    for _ in range(3):
+        command = [sys.executable, "-m", "memcg_inspect", "audit", "--json", *map(str, options)]
+        start = time.perf_counter()
+        process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL)
+        _, status, usage = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+        if process.returncode:
+            raise LabError(f"{' '.join(command)}: exit status {process.returncode}")
+        best = min(best, (time.perf_counter() - start, usage.ru_maxrss / 1024))
+    return best
+
+
+def _btf() -> str:
+    """What an audit costs with debug info and with BTF, on the same images in the same run."""
+    lines = [f"{'':8}{'DWARF':>20}{'BTF':>20}"]
+    for kernel in kernels.names(built_here=False):
+        image, vmlinux = images.image(kernel, "4", "files"), kernels.debug_info(kernel)
+        dwarf = _cost("-c", image, "-s", vmlinux)
+        btf = _cost("-c", image, "--debuginfo", "btf")
+        lines.append(f"{kernel:8}" + "".join(f"{s:8.2f} s {m:6.0f} MiB" for s, m in (dwarf, btf)))
+    return fenced("\n".join(lines))
+
+
+def _kernel_cost() -> str:
+    return fenced("$ scripts/bench-kernel\n" + _run("scripts/bench-kernel"))
+
+
+class Block(NamedTuple):
+    """
+    A block.
+
+    :ivar document: file that it is in
+    :ivar write: makes it anew
+    :ivar kernel: of the image that it needs
+    """
+
+    document: str
+    write: Callable[[], str]
+    sort: Literal["source", "image", "measured"] = "image"
+    kernel: str = DEMO["kernel"]
+
+
+#: Every block, by name.
+BLOCKS = {
+    "demo": Block("README.md", _demo),
+    "btf": Block("docs/btf.md", _btf, "measured"),
+    "finding": Block("docs/output.md", _finding),
+    "bench": Block("docs/architecture.md", _bench, "measured"),
+    "drift": Block(
+        "docs/commands/drift.md",
+        _command("drift", "--sort", "error:asc", workload="churn", freeze="busy", seed=1),
+    ),
+    "drift_fields": Block("docs/commands/drift.md", _fields("drift"), "source"),
+    "rss": Block(
+        "docs/commands/rss.md",
+        _command("rss", "--memcg", "/rss/hopping-[0-3]", workload="rss", cpus=8),
+    ),
+    "rss_check": Block(
+        "docs/commands/rss.md",
+        _command(
+            "rss",
+            "--check",
+            "--memcg",
+            "/rss/hopping-[01]",
+            "--fields",
+            "pid,item,exact,mapped,difference,status,node_0,node_1,node_2,node_3",
+            workload="rss",
+            cpus=8,
+        ),
+    ),
+    "rss_fields": Block("docs/commands/rss.md", _fields("rss"), "source"),
+    "percpu": Block("docs/commands/percpu.md", _command("percpu", "--memcg", "/bpf-percpu*")),
+    "percpu_fields": Block("docs/commands/percpu.md", _fields("percpu"), "source"),
+    "slabinfo": Block("docs/commands/slabinfo.md", _command("slabinfo", "--memcg", "/files/*")),
+    "slabinfo_node": Block(
+        "docs/commands/slabinfo.md",
+        _command("slabinfo", "--node", "2", "--sort", "bytes"),
+    ),
+    "slabinfo_fields": Block("docs/commands/slabinfo.md", _fields("slabinfo"), "source"),
+    "kernel_cost": Block("docs/pernode-kernel.md", _kernel_cost, "measured"),
+    "stat": Block("docs/commands/stat.md", _command("stat", "/files/web", workload="files")),
+    "stat_fields": Block("docs/commands/stat.md", _fields("stat"), "source"),
+    "stock": Block("docs/commands/stock.md", _command("stock")),
+    "stock_fields": Block("docs/commands/stock.md", _fields("stock"), "source"),
+    "tasks": Block("docs/commands/tasks.md", _command("tasks", "--sort", "memcg:desc")),
+    "tasks_fields": Block("docs/commands/tasks.md", _fields("tasks"), "source"),
+    "dying": Block(
+        "docs/commands/dying.md",
+        _command("dying", "--memcg", "/dying/family/a", workload="dying"),
+    ),
+    "dying_fields": Block("docs/commands/dying.md", _fields("dying"), "source"),
+    "allocinfo": Block(
+        "docs/commands/allocinfo.md", _command("allocinfo", **_PROFILED), kernel=_PROFILED["kernel"]
+    ),
+    "allocinfo_by": Block(
+        "docs/commands/allocinfo.md",
+        _command(
+            *("allocinfo", "--by", "memcg,node,kind,site", "--memcg", "/files/web"),
+            *("--fields", "bytes,calls,memcg,node,kind,site,function"),
+            **_PROFILED,
+        ),
+        kernel=_PROFILED["kernel"],
+    ),
+    "allocinfo_overhead": Block(
+        "docs/commands/allocinfo.md",
+        _command("allocinfo", "--overhead", **_PROFILED),
+        kernel=_PROFILED["kernel"],
+    ),
+    "allocinfo_fields": Block("docs/commands/allocinfo.md", _fields("allocinfo"), "source"),
+    "bench_sites": Block("docs/architecture.md", _bench_sites, "measured"),
+    "live": Block("docs/live.md", _live, "measured"),
+    "live_paused": Block("docs/live.md", _live_paused, "measured"),
+    "helpers": Block("docs/interactive.md", _helpers, "source"),
+    "interactive": Block("docs/interactive.md", _interactive),
+    "postmortem_audit": Block(
+        "docs/postmortem.md", _postmortem("audit", status=1), kernel=docscene.KERNEL
+    ),
+    "postmortem_who": Block(
+        "docs/postmortem.md",
+        _postmortem("who", "{victim:#x}", "{neighbour:#x}"),
+        kernel=docscene.KERNEL,
+    ),
+    "postmortem_pointer": Block(
+        "docs/postmortem.md", _postmortem("who", "{element:#x}"), kernel=docscene.KERNEL
+    ),
+    "postmortem_sites": Block(
+        "docs/postmortem.md",
+        _postmortem(
+            *("allocinfo", "--by", "memcg,node,kind,site", "--memcg", "/shop/*"),
+            *("--fields", "bytes,calls,memcg,node,kind,site,function"),
+        ),
+        kernel=docscene.KERNEL,
+    ),
+    "who": Block("docs/commands/who.md", _who),
+    "who_fields": Block("docs/commands/who.md", _fields("who"), "source"),
+}
