@@ -1,19 +1,20 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 """
-What the counters claim
------------------------
+Counters of memcgs
+------------------
 
-A folded counter includes a memcg's descendants, removed ones too: what a removed memcg
-had booked stays in it, and later changes are booked on its parent. So what a memcg claims
-for itself is its hierarchical value less those of its nearest descendants that are alive:
+A folded counter includes the memcg's descendants, removed ones too: what was booked on a removed
+memcg stays in it, and later changes are booked on its parent. So a memcg's own share is its
+hierarchical value less those of its nearest descendants that are alive:
 
     H(m)   = state(m) + sum over m and all its descendants d of (pending(d) + percpu(d))
     own(m) = H(m) - sum of H(c) over the nearest live descendants c
            = state(m) - sum of state(c) + sum over m and the removed memcgs d that it pays
              for of (pending(d) + percpu(d))
 
-Freed memcgs were folded into their parents first, so nothing is lost. Non-hierarchical
-values (``state_local``) cannot serve: they are wrong as soon as a memcg was removed.
+A memcg is folded into its parent before it is freed (``mem_cgroup_css_rstat_flush()``), so its
+changes are not lost. The values that exclude descendants (``state_local``) cannot be used: they
+are wrong as soon as a memcg was removed.
 """
 
 from __future__ import annotations
@@ -67,18 +68,18 @@ class Counters:
                 self._removed.setdefault(memcg.payer, []).append(memcg.address)
             elif memcg.parent is not None:
                 self._children.setdefault(memcgs[memcg.parent].payer, []).append(memcg.address)
-        # What is lost of a memcg's children is in its counters all the same.
+        # A child that could not be read is in its parent's counters all the same.
         self.partial = frozenset(m.payer for m in memcgs.values() if not m.whole)
         self._whole: dict[tuple[str, int | None], dict[int, CounterValue | None]] = {}
 
     def stat(self, memcg: int, item: str, nid: int | None = None) -> Stat | None:
-        """Return a counter as it stands; ``None`` if it was not read or does not exist."""
+        """Return a counter as the kernel keeps it; ``None`` if it was not read."""
         if nid is None:
             return self._memcg_stats.get(memcg, {}).get(item)
         return self._lruvec_stats.get((memcg, nid), {}).get(item)
 
     def hierarchical(self, memcg: int, item: str, nid: int | None = None) -> CounterValue | None:
-        """Return H of a memcg: what it and all its descendants claim, flushed or not."""
+        """Return H of a memcg: what it and all its descendants claim, whether flushed or not."""
         return self._hierarchical(item, nid).get(memcg)
 
     def own(self, memcg: int, item: str, nid: int | None = None) -> CounterValue | None:

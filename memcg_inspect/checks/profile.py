@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
-"""All that refers to call sites, added up by site, who pays, what for, and backing node."""
+"""Allocations by call site, kind, payer and backing node."""
 
 from __future__ import annotations
 
@@ -16,12 +16,13 @@ __all__ = ("Profile", "Use")
 
 class Use(NamedTuple):
     """
-    What allocations are added up by.
+    The key that allocations are added up by.
 
     :ivar codetag: their call site, ``struct codetag *``
-    :ivar kind: ``slab`` for objects, ``percpu``; of pages ``kmem``, ``lru``, ``slab_page`` for
-        those that slabs lie in, and ``page`` for all others
-    :ivar payer: the obj_cgroup, or the memcg where it is charged itself; 0 for nobody
+    :ivar kind: ``slab`` (objects) or ``percpu``; for pages ``kmem``, ``lru``, ``slab_page`` (pages
+        of slabs) or ``page`` (all others)
+    :ivar payer: ``struct obj_cgroup *``, or ``struct mem_cgroup *`` where the memcg itself is
+        charged; 0 for none
     :ivar nid: backing node
     """
 
@@ -34,13 +35,12 @@ class Use(NamedTuple):
 @dataclass
 class Profile:
     """
-    The call sites of an image and what was allocated there.
+    The call sites of an image, and what was allocated there.
 
-    :ivar why_not: why nothing refers to call sites; ``None`` if something does
-    :ivar sites: by ``struct codetag *``, in the kernel's order, then those of modules that are
-        gone
-    :ivar one_cpu: by call site, bytes of percpu memory as one CPU has it: what some kernels
-        count
+    :ivar why_not: why the kernel does not profile allocations; ``None`` if it does
+    :ivar sites: by ``struct codetag *``, in the kernel's order; those of unloaded modules last
+    :ivar one_cpu: by call site, bytes that one CPU has of its percpu memory, which is what some
+        kernels count
     :ivar missing: why references may be missing; ``None`` if none is
     """
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
-"""Charged node against backing node, for each memcg and kind."""
+"""Bytes by charged node and backing node, for each memcg and kind."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ __all__ = ("skew_matrix",)
 
 def skew_matrix(snapshot: Snapshot) -> list[Skew]:
     """
-    Add the ledger up by memcg, kind, charged node and backing node.
+    Return the ledger added up by memcg, kind, charged node and backing node.
 
-    The charged node is that of the obj_cgroup that pays; kernels with one obj_cgroup for all
-    nodes have none. Charges of no node, and those whose node could not be read, are left out.
+    The charged node is that of the obj_cgroup that pays. On kernels with one obj_cgroup for all
+    nodes it is ``None``. Charges without a node, and those whose node could not be read, are left
+    out.
     """
     cells: dict[tuple[int, str, int | None, int], Amount] = {}
     for entry, amount in snapshot.ledger:

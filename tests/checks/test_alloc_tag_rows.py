@@ -135,7 +135,7 @@ def test_an_allocation_half_done_is_in_flight() -> None:
 
 
 def test_bytes_and_calls_of_a_site_are_not_taken_for_each_other() -> None:
-    """In several looks at what runs, where calls come right and a wrong number of bytes stays."""
+    """In several samples of a running kernel: calls become exact, wrong bytes stay."""
     looks = [
         judge(snapshot(profile=profile(site(KMALLOC, 256, calls), site(PERCPU, 32, 1))))
         for calls in (3, 4, 3, 5, 3, 4)

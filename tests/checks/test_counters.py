@@ -88,7 +88,7 @@ def test_what_was_not_read_is_none() -> None:
     assert counters(without=B).stat(B, ITEM) is None
     assert counters(without=B).own(A, ITEM) is None
     assert counters(without=DEAD).own(A, ITEM) is None
-    # and nothing else suffers
+    # the others are known all the same
     assert counters(without=DEAD).own(B, ITEM) == CounterValue(300, 7)
     assert counters(without=A).own(B, ITEM) == CounterValue(300, 7)
 

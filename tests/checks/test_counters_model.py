@@ -21,7 +21,7 @@ STEPS = ("mkdir", "rmdir", "reparent", "release", "allocate", "free", "flush", "
 
 numbers = st.integers(0, 1000)
 step = st.tuples(
-    # objects are what it is about: they get the most turns
+    # more of these, so that there are objects
     st.sampled_from((*STEPS, "allocate", "allocate", "allocate", "flush")),
     numbers,
     numbers,
@@ -31,7 +31,7 @@ step = st.tuples(
 
 @st.composite
 def histories(draw: st.DrawFn) -> Kernel:
-    """A kernel in which anything may have happened."""
+    """Make a kernel with a random history."""
     kernel = Kernel(
         cpus=draw(st.integers(1, 3)), nodes=draw(st.integers(1, 3)), redirects=draw(st.booleans())
     )
@@ -62,7 +62,7 @@ def _step(kernel: Kernel, name: str, first: int, second: int, third: int) -> Non
 
 
 def image(kernel: Kernel) -> Snapshot:
-    """What the audit reads of it."""
+    """Return the snapshot that the audit would read of it."""
     memcgs = kernel.memcgs()
     return snapshot(
         memcgs=memcgs,
@@ -197,7 +197,7 @@ def test_hierarchy_tells_whose_folded_counter_is_wrong(
     wrong = {
         (row.memcg, row.nid, row.item, row.difference) for row in rows if row.status == "differs"
     }
-    # Its ancestors say what their subtrees hold: the fault is in no counter of theirs.
+    # The counters of its ancestors match their subtrees: they are not wrong.
     expected = {(group.address, 0, ITEMS["reclaimable"], amount)}
     assert wrong == (expected if group.address in compared else set())
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
-"""What findings say, whom they name beside the memcg, and what evidence they ask for."""
+"""The wording of findings, the other memcgs that they name, and the evidence they ask for."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_a_difference_alone() -> None:
     assert finding.kind == "counter-above-objects"
     assert finding.what.startswith("NR_SLAB_RECLAIMABLE_B on node 0 claims 1,064 bytes more than")
     assert finding.evidence_is == "candidates"
-    # No object explains a claim that is too large, and nobody has too much: none is listed.
+    # No object explains a counter that is too large, and no memcg has too many objects.
     assert lead.suspect is None
 
 

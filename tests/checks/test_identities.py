@@ -174,6 +174,54 @@ def test_lost_bytes_of_an_objcg_show_exactly(lost: int, difference: int) -> None
     assert {row.status for objcg, row in rows.items() if objcg != OBJCG_A} == {"exact"}
 
 
+@pytest.mark.parametrize(
+    ("rest", "difference"), [(0, 0), (1, -1), (2047, -2047), (2048, 2048), (4095, 1)]
+)
+def test_bytes_are_compared_with_the_nearest_number_of_pages(rest: int, difference: int) -> None:
+    objcgs = {OBJCG_A: Objcg(OBJCG_A, A, 0, False, rest)}
+    [row] = objcg_rows(image(charges=ledger({}), stocks=[], objcgs=objcgs))
+    assert row.difference == difference
+
+
+def test_kmem_by_node_where_the_kernel_accounts_by_node() -> None:
+    on_1 = 0xA8
+    charges = {
+        # 3 pages on node 0, 1 on node 1
+        (OBJCG_A, "kmem", "stack", 0): (3 * 4096, 3),
+        (on_1, "kmem", "table", 1): (4096, 1),
+        # one page of objects on node 0, two on node 1
+        (OBJCG_A, "slab", "reclaimable", 0): (4000, 20),
+        (on_1, "slab", "reclaimable", 1): (8192, 20),
+    }
+    objcgs = {
+        OBJCG_A: Objcg(OBJCG_A, A, 0, False, 96),
+        on_1: Objcg(on_1, A, 1, False, 0),
+    }
+    kept = {
+        (memcg, nid): own(NR_KMEM=pages if memcg in (ROOT, A) else 0)
+        for memcg in (ROOT, A, B, DEAD)
+        for nid, pages in ((0, 4), (1, 3))
+    }
+    taken = image(
+        charges=ledger(charges),
+        objcgs=objcgs,
+        stocks=[],
+        lruvec_stats=kept,
+        features=features("NR_KMEM"),
+    )
+    rows = kmem_rows(taken)
+    assert {(row.memcg, row.nid) for row in rows} == {(m, n) for m in (ROOT, A, B) for n in (0, 1)}
+    assert {(row.status, row.item, row.unit) for row in rows} == {("exact", "NR_KMEM", "pages")}
+    assert the(rows, A, 0).found == {"kmem_pages": 3, "objects": 1}
+    assert the(rows, A, 1).found == {"kmem_pages": 1, "objects": 2}
+    assert the(rows, B, 1).found == {"kmem_pages": 0, "objects": 0}
+    kept[A, 1] = own(NR_KMEM=5)
+    assert [(row.memcg, row.nid, row.difference) for row in kmem_rows(taken) if row.difference] == [
+        (ROOT, 1, -2),
+        (A, 1, 2),
+    ]
+
+
 def test_references_are_counted_by_holder() -> None:
     rows = {row.objcg: row for row in reference_rows(image())}
     assert rows[OBJCG_A].found == {

@@ -28,7 +28,7 @@ def cpu(number: int, functions: tuple[str, ...], pages: int | None, busy: bool =
     return Running(number, 7, "sh", functions, busy, pages)
 
 
-# a batch of charges, a batch of folios, and the folios that it has in its hands
+# a batch of charges, a batch of folios, and the folios that its stack points to
 @pytest.mark.parametrize("pages", [64 + 31, 64 + 31 + 8, 64 + 31 + 512])
 def test_no_more_than_a_batch_and_what_is_on_the_stack(pages: int) -> None:
     one = cpu(0, FREEING, pages - 95)
@@ -48,7 +48,7 @@ def test_cpus_that_make_no_such_charges_explain_nothing() -> None:
 
 
 def test_a_stack_that_is_not_in_the_image_may_have_held_anything() -> None:
-    """A batch of huge pages at the most."""
+    """It explains at most a batch of huge pages."""
     assert off_by(10_000, cpu(0, (), None)).status == "in-flight"
     assert off_by(20_000, cpu(0, (), None)).status == "differs"
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
-"""What could not be read makes no false finding in an identity that needs it."""
+"""An identity makes no false finding where something that it needs could not be read."""
 
 from __future__ import annotations
 

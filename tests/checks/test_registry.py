@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from collections import defaultdict
 from pathlib import Path
@@ -97,3 +98,20 @@ def test_rows_have_the_parts_that_are_documented() -> None:
     for check in CHECKS:
         if check.name in whole:
             assert seen[check.name] == {*check.sources, *check.places}, check.name
+
+
+def test_no_other_module_asks_for_an_identity_by_name() -> None:
+    """A table or a condition by name would have to be found by whoever adds an identity."""
+    wrong = []
+    for path in sorted((ROOT / "memcg_inspect").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if not isinstance(node, ast.Compare):
+                continue
+            sides = [node.left, *node.comparators]
+            named = any(
+                isinstance(side, ast.Attribute) and side.attr == "identity" for side in sides
+            )
+            text = any(isinstance(part, ast.Constant) for side in sides for part in ast.walk(side))
+            if named and text:
+                wrong.append(f"{path.relative_to(ROOT)}:{node.lineno}")
+    assert wrong == []

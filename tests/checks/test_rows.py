@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
-"""How rows get their status, identities their outcome, and the whole its verdict."""
+"""The status of rows, the outcome of identities, and the verdict."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_unread_counter_is_none_and_never_zero() -> None:
         # what is missing can only add to the 100 found
         (100, "unverifiable"),
         (101, "unverifiable"),
-        # 100 found already exceed 99: nothing that is missing can mend it
+        # 100 found exceed 99 already: more cannot make them equal
         (99, "differs"),
     ],
 )

@@ -84,7 +84,7 @@ def test_what_the_program_itself_changes_proves_nothing() -> None:
 
 
 def test_what_moves_is_no_finding() -> None:
-    """The same difference of other amounts: as likely the same thing half done again."""
+    """The same difference between other amounts may be the same thing half done again."""
     samples = [sample(row(n, n + 1)) for n in range(SAMPLES)]
     assert is_settled(samples[:2])
     assert outcome(*samples) == ("moving", "moving", 0)
@@ -104,15 +104,15 @@ def test_a_sample_that_cannot_tell_is_made_good_by_another() -> None:
     for enough in ([*samples, off], [*samples, off, unknown]):
         assert is_settled(enough)
         assert outcome(*enough) == ("differs", "findings", 1)
-    # not for ever
+    # no more samples are taken in the end
     assert is_settled([off, unknown] * SAMPLES)
     assert not is_settled([off, *[unknown] * SAMPLES])
-    # one that can tell, and tells otherwise, settles it
+    # one exact sample settles it
     assert outcome(*samples, sample(row(6, 6)))[0] == "exact"
 
 
 def test_draining_a_stock_moves_nothing() -> None:
-    """On a busy machine stocks are drained all the time, also those of memcgs that rest."""
+    """A busy machine drains stocks all the time, also those of idle memcgs."""
     shares = [(0, 700), (700, 0), (300, 400), (0, 700), (100, 600), (0, 700)]
     samples = [
         sample(replace(row(100, 900), found={"slab": 100, "stock": s, "nr_charged_bytes": n}))
@@ -163,7 +163,7 @@ def test_unreadable_in_every_sample() -> None:
 def test_a_proof_must_be_the_same_one(
     seen: tuple[tuple[int, ...], ...], left: tuple[int, ...] | None
 ) -> None:
-    """For what no row says: a pointer that leads nowhere."""
+    """For a finding without a row: an orphan pointer."""
     same = row(5, 5)
     samples = [
         sample(same, leads=(lead(row(1, 2, DB), *addresses),)) for addresses in seen if addresses
@@ -188,5 +188,5 @@ def test_what_only_some_samples_missed_was_there() -> None:
     assert common_coverage([coverage(1, 2), coverage(3)]).unreadable == 0
     both = common_coverage([coverage(1, 2), coverage(2, 3), coverage(2)])
     assert (both.unreadable, [e.address for e in both.examples]) == (1, [2])
-    # more than there are examples of: nobody knows whether they are the same
+    # more than the examples that are kept: they may differ
     assert common_coverage([coverage(1, more=5), coverage(2, more=9)]).unreadable == 6

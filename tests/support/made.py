@@ -20,12 +20,12 @@ OBJCG_A, OBJCG_B, OBJCG_DEAD = 0xA0, 0xB0, 0xD0
 
 
 def tree(*memcgs: Memcg) -> dict[int, Memcg]:
-    """Memcgs by address."""
+    """Return memcgs by address."""
     return {memcg.address: memcg for memcg in memcgs}
 
 
 def family() -> dict[int, Memcg]:
-    """``/``, its child ``/a``, and below that ``/a/b`` and the removed ``/a/dead``."""
+    """Return ``/``, its child ``/a``, and below that ``/a/b`` and the removed ``/a/dead``."""
     return tree(
         Memcg(ROOT, "/", 1, "online", None, ROOT),
         Memcg(A, "/a", 2, "online", ROOT, A),
@@ -35,7 +35,7 @@ def family() -> dict[int, Memcg]:
 
 
 def family_objcgs() -> dict[int, Objcg]:
-    """One objcg of each; that of the removed memcg was handed to ``/a``."""
+    """Return one objcg for each; that of the removed memcg was reparented to ``/a``."""
     return {
         OBJCG_A: Objcg(OBJCG_A, A, 0, False, 0),
         OBJCG_B: Objcg(OBJCG_B, B, 0, False, 0),
@@ -44,7 +44,7 @@ def family_objcgs() -> dict[int, Objcg]:
 
 
 def zero(memcgs: Iterable[int], nodes: Sequence[int]) -> dict[tuple[int, int], dict[str, Stat]]:
-    """Lruvec counters that are all 0."""
+    """Return lruvec counters that are all 0."""
     return {
         (memcg, nid): {RECLAIMABLE: Stat(0, 0, 0), UNRECLAIMABLE: Stat(0, 0, 0)}
         for memcg in memcgs
@@ -53,7 +53,7 @@ def zero(memcgs: Iterable[int], nodes: Sequence[int]) -> dict[tuple[int, int], d
 
 
 def ledger(charges: Mapping[tuple[int, Any, str, int], tuple[int, int]]) -> Ledger:
-    """A ledger of (payer, kind, detail, nid) -> (bytes, charges)."""
+    """Return a ledger of (payer, kind, detail, nid) -> (bytes, charges)."""
     made = Ledger()
     for key, (size, count) in charges.items():
         made.add(Entry(*key), size, count)
@@ -61,7 +61,7 @@ def ledger(charges: Mapping[tuple[int, Any, str, int], tuple[int, int]]) -> Ledg
 
 
 def features(*items: str, **other: bool) -> Features:
-    """A kernel that keeps these counters, and those of slabs, on cgroup v2."""
+    """Return a kernel that keeps these counters, and those of slabs, on cgroup v2."""
     flags = {
         "lru_holds_objcg": True,
         "default_hierarchy": True,
@@ -85,7 +85,7 @@ def snapshot(
     accounting: Accounting = "objcg-per-node",
     **more: Any,
 ) -> Snapshot:
-    """A snapshot of :func:`family` unless told otherwise."""
+    """Return a snapshot, of :func:`family` if *memcgs* is ``None``."""
     memcgs = family() if memcgs is None else memcgs
     lruvec_stats = zero(memcgs, nodes) if lruvec_stats is None else lruvec_stats
     more.setdefault("features", features())

@@ -1,16 +1,17 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 """
-A small model of how the kernel keeps counters of memcgs, written from its source.
+A small model of how the kernel keeps the counters of memcgs.
 
-Shares nothing with the package but the nouns it hands over. What it models:
+It is written from the kernel's source, and shares only the records of the data model with the
+package. It models
 
-* per-CPU ``state`` that only grows, ``state_prev``, ``state`` and ``state_pending``, folded
-  for one memcg on one CPU at a time as in mem_cgroup_css_rstat_flush();
-* a stock of slab bytes on each CPU that are not booked yet;
-* memcgs that are removed in steps: marked dying, their objcg handed to the parent, and at
-  last folded and freed.
+* per-CPU ``state`` that is never reset, ``state_prev``, ``state`` and ``state_pending``, folded
+  for one memcg and one CPU at a time, as mem_cgroup_css_rstat_flush() does
+* a stock of slab bytes on each CPU that are not booked yet
+* memcgs that are removed in steps: marked dying, their objcg reparented, and finally folded and
+  freed
 
-It also keeps what the counters cannot know: the objects themselves.
+It also keeps the objects themselves, which the counters must match.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from memcg_inspect.checks.counters import Counters
 from memcg_inspect.checks.ledger import Entry, Ledger
 from memcg_inspect.model import Memcg, Objcg, ObjStock, Stat
 
-#: What objects are of, and the counter they are booked in.
+#: The counter of each kind of slab memory.
 ITEMS = {"reclaimable": "NR_SLAB_RECLAIMABLE_B", "unreclaimable": "NR_SLAB_UNRECLAIMABLE_B"}
 
 #: A counter: an item, of a node or (``None``) of the memcg as a whole.
@@ -31,7 +32,7 @@ Key = tuple[str, "int | None"]
 
 @dataclass(eq=False)
 class Objects:
-    """The ``obj_cgroup`` that objects point to, and who pays for it."""
+    """An ``obj_cgroup``, and the memcg that pays for it."""
 
     address: int
     group: Group
@@ -158,7 +159,7 @@ class Kernel:
             if group.parent is not None:
                 group.parent.pending[key] += delta
 
-    # What an image of it holds, in the nouns of the package.
+    # What an image of it holds, in records of the package.
 
     def payer(self, group: Group) -> Group:
         while group.dying and group.parent is not None:
@@ -226,7 +227,7 @@ class Kernel:
         }
 
     def counters(self, unread: frozenset[int] = frozenset()) -> Counters:
-        """The counters, but for those of some memcgs."""
+        """Return the counters, except those of some memcgs."""
         whole = {a: stats for a, stats in self.stats(None).items() if a not in unread}
         by_node = {
             (address, nid): stats
@@ -237,14 +238,14 @@ class Kernel:
         return Counters(self.memcgs(), whole, by_node)
 
     def paid(self) -> Counter[tuple[int, str, int]]:
-        """The truth: bytes of all objects by (payer, item, nid)."""
+        """Return the bytes of all objects by (payer, item, nid)."""
         truth: Counter[tuple[int, str, int]] = Counter()
         for objcg, detail, nid, size in self.objects:
             truth[self.payer(objcg.group).address, ITEMS[detail], nid] += size
         return truth
 
     def in_stock(self) -> dict[tuple[int, str, int], int]:
-        """Bytes in the stocks by (payer, item, nid)."""
+        """Return the bytes in object stocks by (payer, item, nid)."""
         found: defaultdict[tuple[int, str, int], int] = defaultdict(int)
         for stock in self.stocks:
             if stock.objcg is not None:

@@ -76,7 +76,7 @@ def _found(snapshot: Snapshot) -> Mapping[Cell, dict[str, int]]:
 
 
 def _in_stock(snapshot: Snapshot) -> Mapping[Cell, int] | None:
-    """Return the bytes that stocks hold; ``None`` if a stock could not be read."""
+    """Return the bytes that object stocks hold; ``None`` if one could not be read."""
     if not snapshot.complete("stock"):
         return None
     cells: defaultdict[Cell, int] = defaultdict(int)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
-"""Which rule of accounting by node the counters follow, told for each kind of memory."""
+"""Which rule of accounting by node the counters follow, for each kind of memory."""
 
 from __future__ import annotations
 
