@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
-"""Everything that was read of one image, ready to be judged."""
+"""What was read of an image, as plain data."""
 
 from __future__ import annotations
 
@@ -39,24 +39,35 @@ OBJECTS: tuple[ChargeKind, ...] = ("slab", "percpu", "zswap")
 @dataclass(frozen=True)
 class Snapshot:
     """
-    One image, collected.
+    What was read of an image.
 
-    :ivar usage: page counters by memcg, in pages, descendants included
-    :ivar references: references to obj_cgroups that are no charges, by holder and obj_cgroup
-    :ivar transients: what is being freed and may hold a reference, by obj_cgroup
-    :ivar running: what each CPU was doing; empty until a row differs, and while it moves
-    :ivar per_node: charges whose node needs a closer look, for
-        :mod:`memcg_inspect.checks.pernode`; ``None`` on kernels that do not account by node
-    :ivar vectors: where the vectors of slabs are, by node of the slab
-    :ivar slab_usage: slab memory by node and cache, whoever pays
-    :ivar percpu_usage: percpu memory by node, whoever pays
-    :ivar large_kmalloc: pages of large kmallocs by node, whoever pays
-    :ivar node_stats: counters of nodes, by node and item
-    :ivar lru: folios on LRU lists, and how many there are said to be
-    :ivar profile: what refers to call sites; ``None`` if that was not asked for
-    :ivar coverage: what could be read, by subject
-    :ivar unreadable: live memcgs some of whose obj_cgroups, or those of the removed memcgs that
-        they pay for, could not be read
+    Memcgs and obj_cgroups are keys as addresses, ``struct mem_cgroup *`` and
+    ``struct obj_cgroup *``.
+
+    :ivar memcgs: all memcgs, parents first
+    :ivar objcgs: all obj_cgroups
+    :ivar ledger: all charges
+    :ivar counters: the counters of memcgs
+    :ivar stocks: per-CPU stocks of bytes, ``struct obj_stock_pcp``
+    :ivar charge_stocks: per-CPU stocks of pages, ``struct memcg_stock_pcp``
+    :ivar usage: page counters by memcg, in pages, including descendants
+    :ivar references: references to obj_cgroups that are not charges, by holder, then by
+        obj_cgroup
+    :ivar transients: objects that are being freed and can hold a reference, by obj_cgroup
+    :ivar running: what each CPU was doing. Empty if no row differs, and on a running kernel.
+    :ivar per_node: for :mod:`memcg_inspect.checks.pernode`; ``None`` on kernels that do not
+        account kernel memory by node
+    :ivar tasks: the memcg of each task, and the obj_cgroups that it caches
+    :ivar vectors: vectors of obj_cgroups outside their slabs, by node of the slab
+    :ivar lru: pages on LRU lists, and the sizes of the lists; ``None`` if they are unknown
+    :ivar slab_usage: slab memory by node and cache, charged or not
+    :ivar percpu_usage: percpu memory by node, charged or not
+    :ivar large_kmalloc: pages of large kmallocs by node, charged or not
+    :ivar node_stats: counters of nodes by (node, item)
+    :ivar profile: what refers to call sites; ``None`` if it was not read
+    :ivar coverage: how much could be read, by subject
+    :ivar unreadable: memcgs whose obj_cgroups could not all be read, including the obj_cgroups of
+        the removed memcgs that they pay for
     """
 
     image: ImageInfo
@@ -85,8 +96,8 @@ class Snapshot:
 
     @cached_property
     def _orphans(self) -> frozenset[tuple[ChargeKind, str, int]]:
-        # Charges of an obj_cgroup that could not be read may be anybody's. What is charged to a
-        # memcg itself is not: if that could not be read, its parent is known to be partial.
+        # The charges of an obj_cgroup that could not be read can be those of any memcg. Charges
+        # to a memcg itself cannot: if it could not be read, its parent is in Counters.partial.
         if self.complete("memcgs", "objcgs"):
             return frozenset()
         to_memcgs = ("sock",) if self.features.lru_holds_objcg else ("sock", "lru")
@@ -100,10 +111,11 @@ class Snapshot:
         self, kind: ChargeKind, detail: str | None = None, nid: int | None = None
     ) -> str | None:
         """
-        Return why charges of a kind may be missing from what was found of a memcg.
+        Return why charges of a kind may be missing from the charges of a memcg.
 
         :param detail: ``None`` for any
         :param nid: ``None`` for any
+        :return: ``None`` if none is missing
         """
         if self.ledger.may_miss(kind, detail, nid):
             return f"{kind} memory is not all in the image"
@@ -117,7 +129,7 @@ class Snapshot:
         return None
 
     def why_objects_missing(self, memcg: int) -> str | None:
-        """Return why bytes of objects may be missing from what was found of a memcg."""
+        """Return why charges of objects may be missing; ``None`` if none is."""
         for kind in OBJECTS:
             missing = self.why_missing(kind)
             if missing is not None:
@@ -143,32 +155,32 @@ class Snapshot:
         return found
 
     def unread(self, memcg: int) -> str:
-        """Return why what a memcg claims for itself is not known, if it is not."""
+        """Return why a counter of a memcg itself is unknown."""
         if memcg in self.counters.partial:
             return "memcgs below this one, whose share is not its own, are not all in the image"
         return "its counter, or that of a memcg below it, is not in the image"
 
     def complete(self, *subjects: str) -> bool:
-        """Return whether everything on these subjects could be read."""
+        """Return whether everything could be read, by the coverage of some subjects."""
         return not any(self.coverage[s].unreadable for s in subjects if s in self.coverage)
 
     def payer(self, address: int) -> int | None:
         """
-        Return the live memcg that a charge counts for today.
+        Return the memcg whose counters include a charge today.
 
-        :param address: of an obj_cgroup or of a mem_cgroup
-        :return: ``None`` if there is no such obj_cgroup or memcg
+        :param address: ``struct obj_cgroup *`` or ``struct mem_cgroup *``
+        :return: ``struct mem_cgroup *``; ``None`` if the address is neither
         """
         objcg = self.objcgs.get(address)
         memcg = self.memcgs.get(address if objcg is None else objcg.memcg)
         return None if memcg is None else memcg.payer
 
     def live(self) -> list[Memcg]:
-        """Return the memcgs that pay for themselves, parents first."""
+        """Return the memcgs that were not removed, parents first."""
         return [m for m in self.memcgs.values() if m.payer == m.address]
 
     def by_memcg(self, kind: ChargeKind, detail: str | None = None) -> Mapping[int, Amount]:
-        """Return what was found of a kind, by live memcg."""
+        """Return the charges of a kind by memcg."""
         found: defaultdict[int, Amount] = defaultdict(lambda: Amount(0, 0))
         for (memcg, _), amount in self.by_node(kind, detail).items():
             found[memcg] = found[memcg].plus(amount)
@@ -177,7 +189,7 @@ class Snapshot:
     def by_node(
         self, kind: ChargeKind, detail: str | None = None
     ) -> Mapping[tuple[int, int], Amount]:
-        """Return what was found of a kind, by live memcg and backing node."""
+        """Return the charges of a kind by (memcg, backing node)."""
         found: defaultdict[tuple[int, int], Amount] = defaultdict(lambda: Amount(0, 0))
         for entry, amount in self.ledger:
             if entry.kind == kind and detail in (None, entry.detail):
@@ -187,16 +199,16 @@ class Snapshot:
         return found
 
     def own(self, memcg: int, item: str, nid: int | None = None) -> dict[str, int] | None:
-        """Return what a live memcg claims for itself, in the two parts that rows show."""
+        """Return a counter of a memcg itself, in the parts that rows show; ``None`` if unknown."""
         claim = self.counters.own(memcg, item, nid)
         return None if claim is None else split(claim)
 
     def folded(self, memcg: int, item: str, nid: int | None = None) -> int | None:
-        """Return a counter as its readers see it, descendants included."""
+        """Return a counter as ``memory.stat`` shows it without a flush; ``None`` if unknown."""
         stat = self.counters.stat(memcg, item, nid)
         return None if stat is None else stat.state
 
 
 def split(claim: CounterValue) -> dict[str, int]:
-    """Name the parts of a claim as rows do."""
+    """Return the parts of a counter with the names that rows use."""
     return {"folded": claim.folded, "pending_cpu": claim.pending}

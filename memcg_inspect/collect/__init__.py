@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 """
-Collecting and auditing
------------------------
+Collection
+----------
 
-The only place that knows both the readers of :mod:`memcg_inspect.linux` and the nouns that
-are judged: it reads an image in one pass, has it judged, and looks again where a finding asks
-for evidence.
+Drives the readers of :mod:`memcg_inspect.linux`. :func:`collect` reads an image into a
+:class:`~memcg_inspect.checks.snapshot.Snapshot`. :func:`audit` checks it, and reads the image again
+for the evidence that findings ask for.
 """
 
 from __future__ import annotations
@@ -31,59 +31,64 @@ from memcg_inspect.model import Coverage, Report
 
 __all__ = ("audit", "collect")
 
-#: Times that a look at a running kernel is begun again, and looks for what could not be read.
+#: Times that a sample of a running kernel is started again after an error, and samples taken in
+#: all if something could not be read.
 _MOST_TRIES = 3
 
 
 def audit(image: Image) -> Report:
     """
-    Hold what memcgs are charged for against their counters.
+    Compare what memcgs are charged for with their counters.
 
-    What runs is looked at several times where there are differences; see
+    A running kernel is read several times if there are differences; see
     :mod:`memcg_inspect.checks.samples`.
 
-    :raises ImageError: if this kernel does not charge kernel memory to memcgs, or keeps its
-        charges in a way that is not known here
+    :raises ImageError: if this kernel does not charge kernel memory to memcgs, or its layout is
+        unknown
     """
     frozen = not image.is_moving
     clock = Clock(image.progress)
-    looks = [_look(image, clock, frozen)]
-    while not frozen and not _is_enough(looks) and not image.progress.stop:
-        # Not in step with whatever goes round and round there.
+    samples = [_take_sample(image, clock, frozen)]
+    while not frozen and not _is_enough(samples) and not image.progress.stop:
+        # A random time, so as not to be in step with a periodic workload.
         time.sleep(random.uniform(0.02, 0.2))
-        looks.append(_look(image, clock, frozen))
-    return _report(image, clock, looks)
+        samples.append(_take_sample(image, clock, frozen))
+    return _report(image, clock, samples)
 
 
-class _Look(NamedTuple):
+class _Sample(NamedTuple):
     snapshot: Snapshot
     judged: Judgement
 
 
-def _look(image: Image, clock: Clock, frozen: bool) -> _Look:
+def _take_sample(image: Image, clock: Clock, frozen: bool) -> _Sample:
     for tries in range(_MOST_TRIES):
         try:
             snapshot = collect(image, clock)
             break
         except Exception:
-            # What was being read may have gone meanwhile, and be anything now.
+            # Memory that was freed and reused during the read can lead to any error.
             if frozen or tries == _MOST_TRIES - 1:
                 raise
     with clock.measure("judge"):
         judged = judge(snapshot)
     if frozen and any(row.status == "differs" for row in judged.rows):
-        # What CPUs were doing may explain it; stacks take as long to unwind as all slabs to read.
+        # Unwinding the stacks takes as long as reading all slabs, so do it only if needed.
         with clock.measure("running"):
             snapshot = replace(snapshot, running=read_running(image))
             judged = judge(snapshot)
     if not frozen:
         with clock.measure("evidence"):
             judged = _with_proofs(image, snapshot, judged)
-    return _Look(snapshot, judged)
+    return _Sample(snapshot, judged)
 
 
 def _with_proofs(image: Image, snapshot: Snapshot, judged: Judgement) -> Judgement:
-    """Find at once what proves a finding that no row says: later it may be something else."""
+    """
+    Find the evidence for findings that belong to no row.
+
+    Find it in the same sample: later, other objects can be at the addresses.
+    """
     leads = without_rows(judged)
     suspects = {lead.suspect for lead in leads if lead.suspect is not None}
     if not suspects:
@@ -96,15 +101,15 @@ def _with_proofs(image: Image, snapshot: Snapshot, judged: Judgement) -> Judgeme
     return judged._replace(leads=proved)
 
 
-def _is_enough(looks: Sequence[_Look]) -> bool:
-    if not is_settled([look.judged for look in looks]):
+def _is_enough(samples: Sequence[_Sample]) -> bool:
+    if not is_settled([sample.judged for sample in samples]):
         return False
-    missed = [sum(c.unreadable for c in look.snapshot.coverage.values()) for look in looks]
-    return not all(missed) or len(looks) >= _MOST_TRIES
+    missed = [sum(c.unreadable for c in sample.snapshot.coverage.values()) for sample in samples]
+    return not all(missed) or len(samples) >= _MOST_TRIES
 
 
 def _around(snapshot: Snapshot) -> list[int]:
-    """Return the memcg that this program itself runs in, and its ancestors."""
+    """Return the memcg that this program runs in, and its ancestors, on a running kernel."""
     if snapshot.image.source != "live":
         return []
     own = next((task.memcg for task in snapshot.tasks if task.pid == os.getpid()), None)
@@ -115,15 +120,17 @@ def _around(snapshot: Snapshot) -> list[int]:
     return around
 
 
-def _report(image: Image, clock: Clock, looks: Sequence[_Look]) -> Report:
-    snapshot = looks[-1].snapshot
+def _report(image: Image, clock: Clock, samples: Sequence[_Sample]) -> Report:
+    snapshot = samples[-1].snapshot
     coverage = {
-        name: common_coverage([look.snapshot.coverage.get(name, Coverage()) for look in looks])
+        name: common_coverage(
+            [sample.snapshot.coverage.get(name, Coverage()) for sample in samples]
+        )
         for name in snapshot.coverage
     }
     is_whole = not any(c.unreadable for c in coverage.values())
-    every = [look.judged for look in looks]
-    judged = settle(every, is_whole, _around(snapshot)) if len(looks) > 1 else every[0]
+    every = [sample.judged for sample in samples]
+    judged = settle(every, is_whole, _around(snapshot)) if len(samples) > 1 else every[0]
     with clock.measure("evidence"):
         suspects = {lead.suspect for lead in judged.leads if lead.suspect is not None}
         evidence = find_evidence(image, snapshot, suspects) if suspects else {}
@@ -142,6 +149,6 @@ def _report(image: Image, clock: Clock, looks: Sequence[_Look]) -> Report:
         percpu_usage=snapshot.percpu_usage,
         follows=judged.follows,
         notes=why_missing(image, coverage.values()),
-        looks=len(looks),
+        looks=len(samples),
         interrupted=image.progress.stop,
     )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
-"""What profiling of allocations takes of the memory that it profiles."""
+"""Memory that allocation profiling itself takes."""
 
 from __future__ import annotations
 
@@ -23,10 +23,12 @@ __all__ = ("Cost", "read_costs", "total_memory")
 
 class Cost(NamedTuple):
     """
-    One part of the cost.
+    One sort of memory that profiling takes.
 
-    :ivar number: how many of them there are
-    :ivar bytes: what they take all together
+    :ivar what: ``tags``, ``counters``, ``page_ext``, ``slab_exts``, ``slab_exts_inside`` or
+        ``percpu_exts``
+    :ivar number: number of elements
+    :ivar bytes: bytes of all elements
     """
 
     what: str
@@ -40,7 +42,7 @@ def total_memory(image: Image) -> int:
 
 
 def read_costs(image: Image, coverage: dict[str, Coverage]) -> list[Cost]:
-    """Return all parts of what profiling costs, those that are nothing, too."""
+    """Return all sorts of memory that profiling takes, including those with no bytes."""
     return [*_tags(image, coverage), _page_ext(image, coverage), *_exts(image, coverage)]
 
 
@@ -73,7 +75,7 @@ def _page_ext(image: Image, coverage: dict[str, Coverage]) -> Cost:
 
 
 def _exts(image: Image, coverage: dict[str, Coverage]) -> list[Cost]:
-    """What stands beside slab objects and percpu allocations."""
+    """Return the vectors of codetags of slab objects and percpu allocations."""
     word, slabs = image.memory.word_size, SlabReader(image)
     apart = inside = 0
     pages = coverage["pages"] = Coverage()
@@ -92,7 +94,7 @@ def _exts(image: Image, coverage: dict[str, Coverage]) -> list[Cost]:
     coverage["slab"], coverage["percpu"] = slabs.coverage, percpu.coverage
     return [
         Cost("slab_exts", apart, apart * word),
-        # Of 7.2 and later; it would be unused otherwise, or makes objects larger.
+        # 7.2 and newer: in the unused end of a slab, or in the objects, which are larger then.
         Cost("slab_exts_inside", inside, inside * word),
         Cost("percpu_exts", units, units * word),
     ]

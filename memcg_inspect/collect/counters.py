@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
-"""Counters of memcgs, read into what works out who claims how much."""
+"""Read the counters of memcgs."""
 
 from __future__ import annotations
 
@@ -24,11 +24,12 @@ def read_counters(
     only: Iterable[int] | None = None,
 ) -> Counters:
     """
-    Read the counters of memcgs, for each as a whole and for each node.
+    Read the counters of each memcg, and of each memcg on each node.
 
-    :param memcgs: all of them, parents first
-    :param only: read those of these ``struct mem_cgroup *``; what is known of the others is
-        then that they were not read
+    :param memcgs: all memcgs by ``struct mem_cgroup *``, parents first
+    :param coverage: counts what was read
+    :param only: ``struct mem_cgroup *`` of the memcgs to read; the counters of the others count as
+        unreadable
     """
     memcg_stats: dict[int, dict[str, Stat]] = {}
     lruvec_stats: dict[tuple[int, int], dict[str, Stat]] = {}

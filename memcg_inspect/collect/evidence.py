@@ -17,7 +17,7 @@ from memcg_inspect.model import Evidence
 
 __all__ = ("find_evidence",)
 
-#: Evidence, and how likely it is the cause.
+#: (rank, evidence). The charge with the highest rank is the most likely cause.
 Ranked = tuple[int, Evidence]
 
 

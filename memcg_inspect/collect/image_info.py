@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
-"""What is being looked at."""
+"""Description of an image."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ("image_info",)
 
 
 def image_info(image: Image) -> ImageInfo:
-    """Describe an image: its kernel, its nodes and CPUs, and where its types come from."""
+    """Return the kernel release, source, nodes, CPUs and accounting of an image."""
     source: Literal["vmcore", "live", "qemu"] = "vmcore"
     if image.prog.flags & ProgramFlags.IS_LIVE:
         source = "live" if image.prog.flags & ProgramFlags.IS_LOCAL else "qemu"

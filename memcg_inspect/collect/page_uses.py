@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
-"""What charged pages are used for where the pages themselves do not tell."""
+"""Use of charged pages that do not show what they are used for."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ __all__ = ("PageUses",)
 
 class PageUses:
     """
-    Found from the owners of pages, before all pages are gone over.
+    Uses of pages, found from their owners.
 
-    :ivar are_blocks: whether kernel stacks are blocks of pages, and no vmalloc areas
+    :ivar are_blocks: whether kernel stacks are blocks of pages, not vmalloc areas
     """
 
     def __init__(self, image: Image, coverage: defaultdict[str, Coverage]) -> None:
-        # Where nothing marks large kmallocs, they are the compound pages of no other user.
+        # If nothing marks large kmallocs, they are the compound pages without another use.
         self._has_large_kmalloc = page_layout(image).has_large_kmalloc
         self._uses: dict[int, tuple[str, int]] = {}
         for area in vm_areas(image, coverage["vmalloc"], coverage["stacks"]):
@@ -44,20 +44,20 @@ class PageUses:
             self._uses |= dict.fromkeys(pages, ("other", 0))
 
     def of(self, kmem: KmemPage) -> tuple[str, int]:
-        """Return what a charged page is used for, and how many pages it stands for."""
+        """Return the use of a charged page, and the number of pages that it is the first of."""
         is_large = kmem.compound and not self._has_large_kmalloc
         use, hidden = self._uses.get(kmem.page, ("large_kmalloc" if is_large else "other", 0))
         if kmem.type or kmem.compound:
-            hidden = 0  # the page tells its order itself
+            hidden = 0  # the order is in the page
         return kmem.type or use, (1 << kmem.order) + hidden
 
 
 def _other_compound_pages(image: Image, coverage: Coverage) -> set[int]:
     """
-    Find the charged compound pages that are no large kmallocs.
+    Find the charged compound pages that are not large kmallocs.
 
-    Kernels without ``PGTY_large_kmalloc`` do not mark the pages of a large kmalloc. They are told
-    by exclusion: the other users of charged compound pages are asked for theirs.
+    Kernels without ``PGTY_large_kmalloc`` do not mark the pages of a large kmalloc, so all other
+    users of charged compound pages are read instead.
     """
     pages: set[int] = set()
     for find in (io_uring_pages, unix_socket_pages):

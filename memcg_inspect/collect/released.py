@@ -3,9 +3,9 @@
 Memcgs and BPF maps that are being freed
 ----------------------------------------
 
-A memcg that was released is in no list any more, and a BPF map whose id was given back in no
-idr, until a worker gets to free them; until then they may hold references to obj_cgroups.
-They are found among the objects of the slabs that they can be in.
+A released memcg is in no list (``css_release_work_fn()``), and a BPF map without an id in no idr
+(``bpf_map_free_id()``). Both can hold references to obj_cgroups until a worker frees them. They are
+found in the slabs that can contain them.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ __all__ = ("ReleasedReader",)
 
 
 class ReleasedReader:
-    """Looks through slabs for what is being freed."""
+    """Finds memcgs and BPF maps that are being freed in slabs."""
 
     def __init__(self, image: Image, slabs: SlabReader, memcgs: Container[int]) -> None:
         self.image = image
@@ -53,7 +53,11 @@ class ReleasedReader:
             return set()
 
     def read(self, slab: Slab) -> Iterator[tuple[int, Transient]]:
-        """Return obj_cgroups that objects of a slab may hold while they are being freed."""
+        """
+        Find objects of a slab that are being freed.
+
+        :return: (``struct obj_cgroup *`` to which the object can hold a reference, the object)
+        """
         name, size = slab.cache.name, slab.cache.object_size
         is_general = name.startswith("kmalloc-cg-")
         try:
@@ -64,7 +68,7 @@ class ReleasedReader:
             if is_general and self._map_ops and slab.charged:
                 yield from self._dying_maps(slab)
         except FaultError:
-            return  # what cannot be read explains nothing
+            return  # an object that cannot be read explains nothing
 
     def _released_memcgs(self, slab: Slab) -> Iterator[tuple[int, Transient]]:
         for address in self.slabs.objects(slab):
@@ -89,10 +93,10 @@ class ReleasedReader:
                 yield holder.orig_objcg.value_()
 
     def _is_allocated(self, address: int) -> bool:
-        # A slot that is free keeps what its last memcg left behind.
+        # A free object still has the contents of the memcg that it was.
         try:
             info = slab_object_info(self.image.prog, address)
-        except Exception:  # a freelist that changes hands is as good as broken
+        except Exception:  # the freelist of a slab that a CPU is changing can be inconsistent
             return False
         return info is not None and info.allocated is True
 
@@ -107,7 +111,7 @@ class ReleasedReader:
 
 
 def _map_operations(image: Image) -> frozenset[int]:
-    """Addresses of all ``struct bpf_map_ops``: the first word of a map is one of them."""
+    """Return all ``struct bpf_map_ops *``. The first word of a BPF map is one of them."""
     if not has_type(image, "struct bpf_map"):
         return frozenset()
     try:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
-"""Where in the code one object, percpu allocation or page was allocated."""
+"""Call site of one slab object, percpu allocation or page."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ __all__ = ("SiteFinder",)
 
 class SiteFinder:
     """
-    Finds call sites of single things, on kernels that profile allocations.
+    Finds the call site of an allocation, on kernels that profile allocations.
 
-    :ivar why_not: why there are none to be found; ``None`` if there are
-    :ivar coverage: call sites read, and those that could not be
+    :ivar why_not: why this kernel has no call sites; ``None`` if it has
+    :ivar coverage: counts the call sites read
     """
 
     def __init__(self, image: Image) -> None:
@@ -33,10 +33,10 @@ class SiteFinder:
 
     def of_slab_object(self, slab: Slab, number: int) -> CallSite | None:
         """
-        Return where an object of a slab was allocated.
+        Return the call site of a slab object.
 
-        :param number: its index in the slab
-        :return: ``None`` if that is not known
+        :param number: index of the object in the slab
+        :return: ``None`` if it is unknown
         """
         if self.why_not:
             return None
@@ -47,16 +47,16 @@ class SiteFinder:
             self.coverage.miss("codetag of a slab object", error.address, str(error))
             return None
 
-    def of_percpu(self, alloc: PcpuArea) -> CallSite | None:
-        """Return where a percpu allocation was made; ``None`` if that is not known."""
-        return None if self.why_not else self._at(alloc.codetag)
+    def of_percpu(self, area: PcpuArea) -> CallSite | None:
+        """Return the call site of a percpu allocation; ``None`` if it is unknown."""
+        return None if self.why_not else self._at(area.codetag)
 
     def of_page(self, page: int) -> CallSite | None:
         """
-        Return where a block of pages was allocated.
+        Return the call site of a block of pages.
 
-        :param page: its first ``struct page *``
-        :return: ``None`` if that is not known
+        :param page: first ``struct page *`` of the block
+        :return: ``None`` if it is unknown
         """
         if self.why_not:
             return None

@@ -14,7 +14,7 @@ from drgn import FaultError, Object
 from memcg_inspect.checks.ledger import Amount, ChargeKind, Entry
 from memcg_inspect.checks.snapshot import Snapshot
 from memcg_inspect.collect import collect
-from memcg_inspect.collect.samples import Samples, find_samples
+from memcg_inspect.collect.examples import Examples, find_examples
 from memcg_inspect.image.image import Image
 from memcg_inspect.linux.fs.inode import mapping_name
 from memcg_inspect.linux.kernel.cgroup import CssHolders, read_css_holders
@@ -200,9 +200,11 @@ class _Dying:
             if entry.payer in self.removed or entry.payer in self.left
         ]
         kinds = {entry.kind for entry, _ in self.entries}
-        self.samples = Samples()
+        self.examples = Examples()
         if kinds:
-            self.samples = find_samples(image, self.left, self.removed.keys(), kinds, self.coverage)
+            self.examples = find_examples(
+                image, self.left, self.removed.keys(), kinds, self.coverage
+            )
 
     def holders(self) -> Iterator[Holder]:
         """Return everything that is left, by memcg."""
@@ -265,7 +267,7 @@ class _Dying:
         for entry, amount in sums.items():
             if entry.kind == "lru":
                 continue
-            examples = self.samples.addresses.get(entry, [])
+            examples = self.examples.addresses.get(entry, [])
             yield self._charge(entry, amount, entry.detail or None, tuple(examples))
         yield from self._user_pages()
 
@@ -285,7 +287,7 @@ class _Dying:
     def _user_pages(self) -> Iterator[Holder]:
         """Return user pages by file: the largest files of each memcg, and the sum of the others."""
         pages: defaultdict[int | None, Counter[File]] = defaultdict(Counter)
-        for (payer, _, mapping, swap_cache), group in self.samples.folios.items():
+        for (payer, _, mapping, swap_cache), group in self.examples.folios.items():
             pages[self._memcg(payer)][mapping, swap_cache] += group.pages
         names: dict[int | None, dict[File, Value]] = {
             memcg: {file: self._name(file) for file, _ in files.most_common(self.most_files)}
@@ -294,7 +296,7 @@ class _Dying:
         page_size = self.snapshot.image.page_size
         rest: defaultdict[Entry, Amount] = defaultdict(lambda: Amount(0, 0))
         files: Counter[Entry] = Counter()
-        for (payer, nid, mapping, swap_cache), group in self.samples.folios.items():
+        for (payer, nid, mapping, swap_cache), group in self.examples.folios.items():
             entry = Entry(payer, "lru", "lru", nid)
             amount = Amount(group.pages * page_size, group.folios)
             known = names[self._memcg(payer)]

@@ -198,7 +198,7 @@ class SlabLayout(NamedTuple):
 @per_image
 def slab_layout(image: Image) -> SlabLayout:
     """
-    Find the layout of ``struct slab`` and its object extensions.
+    Find the layout of ``struct slab`` and ``struct slabobj_ext``.
 
     :raises ImageError: if the kernel does not charge slab objects to memcgs
     """
@@ -218,7 +218,7 @@ def slab_layout(image: Image) -> SlabLayout:
         exts = field("obj_exts")
         ext = image.type("struct slabobj_ext")
         element = sizeof(ext)
-        # Renamed when the codetag moved into an element of its own (7.3).
+        # Renamed in 7.3, which gives the codetag an element of its own.
         objcg = offsetof(ext, "_objcg" if ext.has_member("_objcg") else "objcg")
         tag = "_ctref" if ext.has_member("_ctref") else "ref"
         codetag = offsetof(ext, tag) if ext.has_member(tag) else None
@@ -252,7 +252,7 @@ class SlabReader:
     """
 
     def __init__(self, image: Image, names: Coverage | None = None) -> None:
-        """:param names: to be used as :attr:`names`"""
+        """:param names: used as :attr:`names` if given"""
         self.image = image
         self.names = Coverage() if names is None else names
         self.memory = image.memory
@@ -375,7 +375,7 @@ class SlabReader:
 
     def tagged(self, slab: Slab) -> Mapping[tuple[int, int], int]:
         """
-        Count the objects of a slab that refer to a call site.
+        Count the objects of a slab that have a call site.
 
         :return: number of objects by ``struct codetag *`` and ``struct obj_cgroup *`` (0 if no
             memcg pays)
@@ -427,7 +427,7 @@ class SlabReader:
         return number if 0 <= number < slab.objects else None
 
     def address(self, slab: Slab, number: int) -> int:
-        """Return the address of an object, by its index."""
+        """Return the address of the object at an index."""
         return self._first_object(slab) + number * slab.cache.size
 
     def objcg(self, slab: Slab, number: int) -> int:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 """
-Compressed pages in zswap
--------------------------
+zswap
+-----
 
 Mirrors ``struct zswap_entry`` of :linux:`mm/zswap.c`, and :linux:`mm/zsmalloc.c` for the pages that
 hold the compressed data.
@@ -317,7 +317,7 @@ class _Locations:
             header = self._word_at(page, offset % self.frames.page_size)
             if header & ~OBJ_ALLOCATED_TAG == entry.handle:
                 return offset + self.memory.word_size
-        raise ValueError("the object does not name its handle")
+        raise ValueError("the header of the object does not have its handle")
 
     def _word_at(self, page: int, offset: int) -> int:
         pfn = self.frames.pfn(page)

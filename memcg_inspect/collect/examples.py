@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
-"""Examples of the charges of some payers: a second look, for few payers only."""
+"""Addresses of some charges of a few payers. This reads all page frames again."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from memcg_inspect.linux.mm.zswap import ZswapReader
 from memcg_inspect.linux.net.sock import SockReader
 from memcg_inspect.model import NUMA_NO_NODE, Coverage
 
-__all__ = ("FolioGroup", "Samples", "find_samples")
+__all__ = ("FolioGroup", "Examples", "find_examples")
 
-#: Addresses kept of each sort.
+#: Addresses kept of each sort of charge.
 MOST = 3
 
 
 @dataclass
 class FolioGroup:
-    """User pages alike in payer, node and what they belong to."""
+    """User pages of one payer, node and ``page->mapping``."""
 
     folios: int = 0
     pages: int = 0
@@ -35,13 +35,13 @@ class FolioGroup:
 
 
 @dataclass
-class Samples:
+class Examples:
     """
-    What was found.
+    Some charges of a few payers.
 
-    :ivar addresses: a few virtual addresses, by what the ledger adds up by; percpu memory without
-        detail
-    :ivar folios: all user pages, by payer, node, ``page->mapping``, and whether they are in the
+    :ivar addresses: a few virtual addresses by entry of the ledger. Entries of percpu memory have
+        no detail.
+    :ivar folios: all user pages by payer, node, ``page->mapping``, and whether they are in the
         swap cache
     """
 
@@ -51,41 +51,41 @@ class Samples:
     )
 
 
-def find_samples(
+def find_examples(
     image: Image,
     objcgs: Set[int],
     memcgs: Set[int],
     kinds: Set[ChargeKind],
     coverage: defaultdict[str, Coverage],
-) -> Samples:
+) -> Examples:
     """
-    Find examples of the charges of some payers, and all of their user pages by mapping.
+    Find some charges of a few payers, and all their user pages.
 
     :param objcgs: ``struct obj_cgroup *``
     :param memcgs: ``struct mem_cgroup *``
-    :param kinds: which are asked for
-    :param coverage: counts what is read, by subject
+    :param kinds: kinds of charges to find
+    :param coverage: counts what was read, by subject
     """
-    samples = Samples()
+    examples = Examples()
     found: list[Iterable[tuple[Entry, int]]] = []
     if not kinds.isdisjoint({"lru", "slab", "kmem", "sock"}):
-        found.append(_pages(image, objcgs, memcgs, samples, coverage))
+        found.append(_pages(image, objcgs, memcgs, examples, coverage))
     if "percpu" in kinds:
         found.append(_percpu(image, objcgs))
     if "zswap" in kinds:
         found.append(_zswap(image, objcgs))
     for some in found:
         for entry, address in some:
-            if len(samples.addresses[entry]) < MOST:
-                samples.addresses[entry].append(address)
-    return samples
+            if len(examples.addresses[entry]) < MOST:
+                examples.addresses[entry].append(address)
+    return examples
 
 
 def _pages(
     image: Image,
     objcgs: Set[int],
     memcgs: Set[int],
-    samples: Samples,
+    examples: Examples,
     coverage: defaultdict[str, Coverage],
 ) -> Iterator[tuple[Entry, int]]:
     slabs, frames, uses = SlabReader(image), mem_map(image), PageUses(image, coverage)
@@ -96,11 +96,11 @@ def _pages(
             continue
         coverage["folios"].read += piece.pages
         for folio in folios_of(image, piece.raw, payers):
-            _add(samples, folio, frames.virt(folio.page))
+            _add(examples, folio, frames.virt(folio.page))
         for page in piece.slabs:
             slab = slabs.slab(page)
             if slab is None:
-                continue  # counted by the first look
+                continue  # collect() has counted it
             yield from _objects(slabs, slab, objcgs)
             for sock in socks.read(slab, memcgs):
                 yield Entry(sock.memcg, "sock", sock.protocol, NUMA_NO_NODE), sock.address
@@ -110,8 +110,8 @@ def _pages(
                 yield Entry(kmem.objcg, "kmem", detail, kmem.nid), frames.virt(kmem.page)
 
 
-def _add(samples: Samples, folio: Folio, address: int) -> None:
-    group = samples.folios[folio.payer, folio.nid, folio.mapping, folio.swap_cache]
+def _add(examples: Examples, folio: Folio, address: int) -> None:
+    group = examples.folios[folio.payer, folio.nid, folio.mapping, folio.swap_cache]
     group.folios += 1
     group.pages += 1 << folio.order
     if len(group.addresses) < MOST:
