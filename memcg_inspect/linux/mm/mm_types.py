@@ -3,12 +3,21 @@
 The struct page of all page frames
 ----------------------------------
 
-Mirrors :linux:`include/linux/mm_types.h`, :linux:`include/linux/page-flags.h`
-and the ``memcg_data`` word of :linux:`include/linux/memcontrol.h`.
+Mirrors ``struct page`` of :linux:`include/linux/mm_types.h`, the page types and flags of
+:linux:`include/linux/page-flags.h`, and ``memcg_data`` of :linux:`include/linux/memcontrol.h`.
 
-Reads ``struct page`` in pieces of :data:`~memcg_inspect.image.memory.PIECE` bytes, and compares
-the bytes of all pages of a piece at once to find slabs and pages charged as kernel memory. Pages
-charged as user memory are counted only.
+The memory map is read in pieces of :data:`~memcg_inspect.image.memory.PIECE` bytes. The same byte
+of all pages of a piece is compared at once, to find slabs and pages charged as kernel memory. Pages
+charged as user memory are only counted.
+
+What differs between kernel releases:
+
+- the order of a compound page is in ``page[1].flags`` since commit ebc1baf5c9b4 ("mm: free up a
+  word in the first tail page") (in v6.6);
+- slabs are marked by a page flag, since commit 46df8e73a4a3 ("mm: free up PG_slab") (in v6.10) by a
+  page type that is an inverted bit, and since commit 4ffca5a96678 ("mm: support only one page_type
+  per page") (in v6.12) by a page type that is a byte;
+- since 7.2, ``memcg_data`` of user pages refers to an obj_cgroup, before to the memcg.
 """
 
 from __future__ import annotations
@@ -55,6 +64,7 @@ __all__ = (
 MEMCG_DATA_FLAGS = 7
 #: ``MEMCG_DATA_OBJEXTS``, before 6.10 ``MEMCG_DATA_OBJCGS``.
 MEMCG_DATA_OBJEXTS = 1
+#: ``MEMCG_DATA_KMEM``.
 MEMCG_DATA_KMEM = 2
 
 
@@ -64,7 +74,13 @@ def _table(mask: int, value: int) -> bytes:
 
 
 class Marker(NamedTuple):
-    """A test of one byte of ``struct page``: ``(byte & mask) == value``."""
+    """
+    A test of one byte of ``struct page``: ``(byte & mask) == value``.
+
+    :ivar offset: offset of the byte in ``struct page``
+    :ivar mask: bits of the byte to compare
+    :ivar value: value of these bits if the test is true
+    """
 
     offset: int
     mask: int
@@ -87,16 +103,20 @@ class Marker(NamedTuple):
 
 class FlagColumn(NamedTuple):
     """
-    Some bits of the flags word, gathered in one byte.
+    Some bits of ``page->flags``, gathered in one byte.
 
-    :ivar tables: (offset in ``struct page``, for each value of the byte there the bits that it
-        contributes)
+    :ivar tables: for each byte of the flags that has such bits: its offset in ``struct page``, and
+        a table from its value to the bits of the result
     """
 
     tables: tuple[tuple[int, bytes], ...]
 
     def column(self, data: bytes, size: int) -> bytes:
-        """Return the byte of each page."""
+        """
+        Return the gathered bits, one byte for each page.
+
+        :param size: ``sizeof(struct page)``
+        """
         total = 0
         for offset, table in self.tables:
             total |= int.from_bytes(data[offset::size].translate(table), "little")
@@ -108,6 +128,9 @@ class LruFlags(NamedTuple):
     The page flags that tell the LRU list of a folio.
 
     :ivar on_list: ``PG_lru``
+    :ivar active: ``PG_active``
+    :ivar unevictable: ``PG_unevictable``
+    :ivar swapbacked: ``PG_swapbacked``
     :ivar generation: generation of the multi-gen LRU plus one; 0 if the folio is on none of its
         lists
     """
@@ -169,8 +192,10 @@ class SlabPage(NamedTuple):
     """
     The first page of a slab.
 
-    :ivar page: its ``struct page *`` (and ``struct slab *``)
-    :ivar raw: the bytes of that structure
+    :ivar page: ``struct page *``, which is also its ``struct slab *``
+    :ivar nid: node
+    :ivar order: the slab has ``1 << order`` pages
+    :ivar raw: the bytes of its ``struct page``
     """
 
     page: int
@@ -184,9 +209,12 @@ class KmemPage(NamedTuple):
     A page, or compound page, with ``MEMCG_DATA_KMEM``.
 
     :ivar page: ``struct page *``
-    :ivar compound: whether it is a compound page. A block of higher order that is not is charged
-        through its first page, and *order* is 0.
-    :ivar type: ``"table"``, ``"large_kmalloc"`` or ``""``
+    :ivar nid: node
+    :ivar order: order of the compound page; 0 for other pages
+    :ivar compound: whether it is a compound page. A block of higher order that is not compound is
+        charged through its first page: nothing stores its order
+    :ivar type: page type: ``"table"``, ``"large_kmalloc"``, or ``""`` for none
+    :ivar objcg: ``struct obj_cgroup *`` that pays
     """
 
     page: int
@@ -201,8 +229,13 @@ class LruPages(NamedTuple):
     """
     User pages and page cache of one payer, node, zone and LRU list.
 
+    :ivar nid: node
     :ivar payer: ``struct obj_cgroup *``, before 7.2 ``struct mem_cgroup *``; 0 for pages on
         LRU lists that are not charged
+    :ivar zone: value of ``enum zone_type``
+    :ivar flags: flags that tell the LRU list
+    :ivar folios: number of folios
+    :ivar pages: number of pages
     """
 
     nid: int
@@ -217,7 +250,8 @@ class RawPiece(NamedTuple):
     """
     The bytes of one piece of the memory map.
 
-    :ivar page: its first ``struct page *``
+    :ivar page: ``struct page *`` of the first page
+    :ivar data: the bytes, an array of ``struct page``
     :ivar nids: the node of all pages, or a list with the node of each
     :ivar orders: orders of compound pages by index of the head
     """
@@ -237,6 +271,9 @@ class PagePiece(NamedTuple):
     The contents of one piece of the memory map.
 
     :ivar pages: number of pages read
+    :ivar slabs: slabs that begin in the piece
+    :ivar kmem: pages and compound pages with ``MEMCG_DATA_KMEM`` that begin in the piece
+    :ivar lru: user pages and page cache, counted
     :ivar large_kmalloc: pages of large kmallocs by node, charged or not, on kernels that mark them
     :ivar unreadable: address of the piece if it could not be read; else ``None``
     :ivar raw: ``None`` if it could not be read

@@ -83,7 +83,12 @@ class MemMap(NamedTuple):
 
 
 class PageRange(NamedTuple):
-    """Page frames ``[start, end)`` with contiguous ``struct page``."""
+    """
+    A range of page frames with contiguous ``struct page``.
+
+    :ivar start: first page frame number
+    :ivar end: last page frame number plus 1
+    """
 
     start: int
     end: int
