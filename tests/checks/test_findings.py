@@ -3,8 +3,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from support.made import (
+    DEAD,
     OBJCG_A,
     OBJCG_B,
     OBJCG_DEAD,
@@ -29,6 +32,8 @@ from memcg_inspect.checks.findings import (
 )
 from memcg_inspect.checks.identities.slab import slab_rows
 from memcg_inspect.checks.judge import judge
+from memcg_inspect.checks.registry import CHECKS
+from memcg_inspect.checks.rows import RowKey, make_row
 from memcg_inspect.checks.skew import skew_matrix
 from memcg_inspect.checks.snapshot import Snapshot
 from memcg_inspect.checks.suspects import MOST_EVIDENCE
@@ -42,6 +47,7 @@ from memcg_inspect.model import (
     Skew,
     Stat,
     TaskCharge,
+    Unit,
     Vectors,
 )
 
@@ -253,3 +259,103 @@ def test_references_that_do_not_add_up(refs: int, kind: str) -> None:
     [finding] = rows(snapshot(objcgs=objcgs, charges=charges), "references")
     assert (finding.kind, finding.memcg, finding.objcg) == (kind, B, OBJCG_B)
     assert finding.difference == refs - 3
+
+
+#: What an identity's candidates are: kind, part, bytes of one unit of its rows.
+CANDIDATES: dict[str, tuple[str, str | None, int]] = {
+    "slab": ("slab", "reclaimable", 1),
+    "percpu": ("percpu", None, 1),
+    "kernel_stack": ("kmem", None, 1024),
+    "pagetable": ("kmem", None, 4096),
+    "vmalloc": ("kmem", None, 4096),
+    "objcg_bytes": ("slab", None, 1),
+    "zswap": ("zswap", None, 1),
+}
+
+
+@pytest.mark.parametrize("identity", CANDIDATES)
+def test_candidates_are_charges_of_the_identity(identity: str) -> None:
+    kind, detail, size = CANDIDATES[identity]
+    unit: Unit = {1: "bytes", 1024: "KiB", 4096: "pages"}[size]  # type: ignore[assignment]
+    objcg = OBJCG_B if identity == "objcg_bytes" else None
+    key = RowKey(identity, RECLAIMABLE if identity == "slab" else "ITEM", unit, B, 1, objcg)
+    [lead] = row_findings(snapshot(), [make_row(key, {"x": 12}, {"y": 5})])
+    assert lead.suspect is not None
+    assert lead.suspect[:5] == (
+        kind,
+        {OBJCG_B},
+        detail,
+        None if objcg else 1,
+        7 * size,
+    )
+    # a claim that is too large has no candidates, since nobody has too much
+    assert row_findings(snapshot(), [make_row(key, {"x": 5}, {"y": 12})])[0].suspect is None
+
+
+def test_other_identities_have_no_candidates() -> None:
+    assert {check.name for check in CHECKS if check.charges is not None} == CANDIDATES.keys()
+
+
+def test_an_obj_cgroup_is_off_against_one_of_any_node() -> None:
+    key = RowKey("objcg_bytes", "bytes of whole pages", "bytes", A, 0, OBJCG_A)
+    other = key._replace(memcg=B, nid=1, objcg=OBJCG_B)
+    rows = [make_row(key, {"slab": 8}, {"whole_pages": 0}), make_row(other, {"slab": 0}, {"x": 8})]
+    for lead in row_findings(snapshot(), rows):
+        assert lead.suspect is not None
+        assert (lead.suspect.payers, lead.suspect.neighbours) == ({OBJCG_A}, {OBJCG_B})
+        assert lead.suspect.nid is None
+        # no memcg's counter is wrong, so none is named
+        assert ";" not in lead.finding.what
+    # rows of memcgs are compared on the same node only
+    rows = [replace(row, identity="pagetable", objcg=None) for row in rows]
+    assert [lead.finding.what.count(";") for lead in row_findings(snapshot(), rows)] == [0, 0]
+    rows[1] = replace(rows[1], nid=0)
+    assert [lead.finding.what.count(";") for lead in row_findings(snapshot(), rows)] == [1, 1]
+
+
+@pytest.mark.parametrize(
+    ("identity", "difference", "what"),
+    [
+        ("sock", 1, "ITEM claims 1 page more than was found"),
+        ("sock", -2, "ITEM claims 2 pages less than was found"),
+        ("hierarchy", 1, "ITEM claims 1 page more than was found in all of its subtree"),
+        ("objcg_bytes", 8, "the bytes charged to obj_cgroup 0xb0 are 8 short of whole pages"),
+        ("objcg_bytes", -8, "the bytes charged to obj_cgroup 0xb0 are 8 beyond whole pages"),
+        (
+            "references",
+            1,
+            "the refcount of obj_cgroup 0xb0 is 1 reference more than found: a leak, or a holder "
+            "that is not known here",
+        ),
+        (
+            "references",
+            -2,
+            "the refcount of obj_cgroup 0xb0 is 2 references less than found: something uses it "
+            "without a reference",
+        ),
+    ],
+)
+def test_wording(identity: str, difference: int, what: str) -> None:
+    unit: Unit = "references" if identity == "references" else "pages"
+    objcg = OBJCG_B if identity in ("objcg_bytes", "references") else None
+    key = RowKey(identity, "ITEM", unit, B, None, objcg)
+    [lead] = row_findings(snapshot(), [make_row(key, {"x": 5}, {"y": 5 + difference})])
+    assert lead.finding.what == what
+
+
+@pytest.mark.parametrize(
+    ("number", "nid", "what"),
+    [
+        (1, 0, "the memcg is offline, but 1 obj_cgroup of node 0 still belongs to it"),
+        (2, 0, "the memcg is offline, but 2 obj_cgroups of node 0 still belong to it"),
+        (2, None, "the memcg is offline, but 2 obj_cgroups still belong to it"),
+    ],
+)
+def test_obj_cgroups_that_were_not_reparented(number: int, nid: int | None, what: str) -> None:
+    memcgs = {**family(), DEAD: replace(family()[DEAD], offline=True)}
+    objcgs = {0xD0 + n: Objcg(0xD0 + n, DEAD, nid, False, 0) for n in range(number)}
+    [finding] = rows(snapshot(memcgs=memcgs, objcgs=objcgs), "reparenting")
+    assert (finding.kind, finding.memcg, finding.nid) == ("not-reparented", DEAD, nid)
+    assert (finding.difference, finding.evidence_is) == (-number, "proof")
+    assert finding.what == f"{what} and not to its parent"
+    assert [evidence.address for evidence in finding.evidence] == list(objcgs)
