@@ -15,10 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from drgn.helpers.linux.mm import virt_to_phys
 from labkit import kdump, poke
 from support.guests import BUILT_KERNELS, KERNELS, GuestImage, Lab
-from support.missing_pages import excluded, opened, slab_pages
+from support.missing_pages import ask_without, opened, slab_pages
 
 from memcg_inspect.checks.identities.slab import ITEMS
 from memcg_inspect.collect import audit
@@ -26,8 +25,7 @@ from memcg_inspect.image.image import image_of
 from memcg_inspect.image.missing import why_faults
 from memcg_inspect.image.progress import STOPPED
 from memcg_inspect.linux.mm.memcontrol_vmstats import StatReader
-from memcg_inspect.linux.mm.mmzone import mem_map
-from memcg_inspect.model import ImageError, Report, Row
+from memcg_inspect.model import Report, Row
 
 pytestmark = [pytest.mark.image, pytest.mark.each_kernel]
 
@@ -148,51 +146,16 @@ def test_more_than_claimed_is_a_finding(
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_any_pages_of_slabs_may_be_missing(lab: Lab, kernel: str, share: float) -> None:
     image = lab.image(kernel, "4", "mixed")
-    whole, pages, frames = (
-        image.report(),
-        slab_pages(image.program()),
-        mem_map(image_of(image.program())),
-    )
-    audited = 0
+    pages = slab_pages(image.program())
     for seed in range(3):
-        prog = opened(image.core)
         chance = random.Random(seed)
-        for pfn in pages:
-            if chance.random() < share:
-                address = pfn << frames.page_shift
-                prog.add_memory_segment(address, frames.page_size, excluded, True)
-        try:
-            report = audit(image_of(prog))
-        except ImageError as error:
-            assert "nothing can be read without" in str(error)
-            continue
-        audited += 1
-        if report.verdict != "exact":  # no page that matters may be among so few
-            check_nothing_made_up(report, whole)
-    assert audited
-
-
-@pytest.mark.parametrize("kernel", KERNELS)
-def test_memcg_that_only_an_unlinked_parent_lists(lab: Lab, kernel: str) -> None:
-    """The root's children are found by their ids. A child of theirs may be missing all the same."""
-    image = lab.image(kernel, "4", "mixed")
-    whole, prog = image.report(), opened(image.core)
-    size = mem_map(image_of(prog)).page_size
-    pages = {m.address: int(virt_to_phys(prog, m.address)) & -size for m in whole.memcgs}
-    root = next(m for m in whole.memcgs if m.parent is None)
-    child = next(
-        m
-        for m in whole.memcgs
-        if m.parent not in (None, root.address)
-        and pages[m.parent] not in (pages[m.address], pages[root.address])
-    )
-    for page in {pages[root.address], pages[child.address]}:
-        prog.add_memory_segment(page, size, excluded, True)
-    report = audit(image_of(prog))
-    found = {memcg.address for memcg in report.memcgs}
-    assert child.parent in found
-    assert child.address not in found
-    check_nothing_made_up(report, whole)
+        gone = {pfn for pfn in pages if chance.random() < share}
+        report, left = ask_without(image, gone, audit)
+        assert len(left) > 0.8 * len(gone)
+        if report.verdict != "exact":
+            check_nothing_made_up(report, image.report())
+        # Of few pages that are missing, the audit may need none.
+        assert report.verdict == "incomplete" or share < 0.001
 
 
 @pytest.mark.long

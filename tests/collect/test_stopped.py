@@ -23,6 +23,9 @@ MORE_PANIC = [
     if (kernel, workload) not in PANIC
 ]
 
+#: Bytes: more than all CPUs can have left half done, and what is planted.
+HALF_DONE, PLANTED = 1 << 20, 1 << 26
+
 pytestmark = pytest.mark.image
 
 
@@ -40,7 +43,7 @@ def check_nothing_wrong(report: Report) -> None:
             assert "CPU" in row.reason or "0x" in row.reason
     # what is off is little: at most one charge for each CPU
     differing = [r for r in report.rows if r.status == "in-flight" and r.unit == "bytes"]
-    assert all(abs(r.difference or 0) < 1 << 20 for r in differing)
+    assert all(abs(r.difference or 0) < HALF_DONE for r in differing)
 
 
 @pytest.mark.parametrize(("kernel", "seed"), BUSY)
@@ -81,15 +84,14 @@ def test_fault_in_full_flight_is_found(lab: Lab, plant: Plant, kernel: str) -> N
     slot = StatReader(image_of(prog), [item]).slots[item]
     memcg = f"Object(prog, 'struct mem_cgroup *', {address:#x})"
     state = f"per_cpu_ptr({memcg}.nodeinfo[0].lruvec_stats_percpu, 0).state[{slot}]"
-    report = plant(image, (state, "old + 1000000"))
-    assert (path, 0, item, 1_000_000) in {
-        (p, n, i, round(d, -5)) for p, n, i, d in named(report) if d is not None
-    }
+    report = plant(image, (state, f"old + {PLANTED}"))
+    found = [d for p, nid, i, d in named(report) if (p, nid, i) == (path, 0, item)]
+    assert [abs((difference or 0) - PLANTED) < HALF_DONE for difference in found] == [True]
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_pages_that_are_off_in_full_flight_are_found(lab: Lab, plant: Plant, kernel: str) -> None:
-    """Pages are half done only as far as CPUs have them on their stacks; a thousand are not."""
+    """Four CPUs can have left some hundred pages half done, and not ten thousand."""
     image = lab.image(kernel, "4", "churn", freeze="busy", seed=1)
     path, address = next(
         (path, address) for path, address in by_path(image.report()).items() if "group" in path
@@ -100,10 +102,10 @@ def test_pages_that_are_off_in_full_flight_are_found(lab: Lab, plant: Plant, ker
     state = f"per_cpu_ptr({memcg}.vmstats_percpu, 0).state[{slot}]"
     if item == "NR_KMEM":
         state = f"per_cpu_ptr({memcg}.nodeinfo[0].lruvec_stats_percpu, 0).state[{slot}]"
-    planted = ((f"{memcg}.memory.usage", 1000, "usage"), (state, 3000, "kmem"))
+    planted = ((f"{memcg}.memory.usage", 10_000, "usage"), (state, 30_000, "kmem"))
     for place, pages, identity in planted:
         report = plant(image, (place, f"old + {pages}"))
         assert report.verdict == "findings"
         found = [f for f in report.findings if f.identity == identity and f.memcg == address]
         size = {"pages": 1, "bytes": 4096}
-        assert [abs((f.difference or 0) / size[f.unit] - pages) < 200 for f in found] == [True]
+        assert [abs((f.difference or 0) / size[f.unit] - pages) < 1_000 for f in found] == [True]
