@@ -18,13 +18,15 @@ IN_BTF = {"N_MEMORY", "PIDTYPE_PID", "memcg_stock"}
 
 
 def asked_for(path: Path) -> Iterator[str]:
-    """The names in ``prog["name"]`` and ``static_key_enabled(prog, "name")``."""
+    """The names in ``prog["name"]``, ``image.object("name")`` and ``static_key_enabled()``."""
     for node in ast.walk(ast.parse(path.read_text())):
         named: ast.expr | None = None
         if isinstance(node, ast.Subscript) and ast.unparse(node.value).endswith("prog"):
             named = node.slice
         elif isinstance(node, ast.Call) and ast.unparse(node.func) == "static_key_enabled":
             named = node.args[-1]
+        elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith("image.object"):
+            named = node.args[0]
         if isinstance(named, ast.Constant) and isinstance(named.value, str):
             yield named.value
 

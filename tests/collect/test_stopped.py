@@ -7,7 +7,11 @@ import pytest
 from support.findings import by_path, named
 from support.guests import BUILT_KERNELS, DEBIAN_KERNELS, Lab, Plant
 
+from memcg_inspect.collect import audit
+from memcg_inspect.helpers import find_memcg
 from memcg_inspect.image.image import image_of
+from memcg_inspect.image.program import ImageSource, open_program
+from memcg_inspect.linux.kernel.stacktrace import read_running
 from memcg_inspect.linux.mm.memcontrol_vmstats import StatReader
 from memcg_inspect.model import Report
 
@@ -65,6 +69,33 @@ def crashed(lab: Lab, kernel: str, workload: str) -> Report:
 @pytest.mark.parametrize(("kernel", "workload"), PANIC)
 def test_crashed(lab: Lab, kernel: str, workload: str) -> None:
     check_nothing_wrong(crashed(lab, kernel, workload))
+
+
+@pytest.mark.parametrize(("kernel", "workload"), PANIC)
+def test_fault_in_a_crash_dump_is_found(lab: Lab, kernel: str, workload: str) -> None:
+    """The dump tells with BTF, too, that CPUs were idle, and idle CPUs excuse nothing."""
+    image = lab.image(kernel, "4", workload, freeze="panic", format="kdump", level=23)
+    prog = open_program(ImageSource(core=str(image.core), debuginfo="btf"))
+    running = {cpu.cpu: cpu for cpu in read_running(image_of(prog))}
+    idle = [cpu for cpu, task in running.items() if task.pid == 0]
+    assert idle
+    for cpu in idle:
+        assert not running[cpu].busy, running[cpu]
+    for cpu in running.values():
+        assert cpu.functions
+    memcg = find_memcg(prog, "/files/web")
+    usage = memcg.memory.usage.counter
+    planted = (int(usage) + 60_000).to_bytes(8, "little")
+
+    def read(address: int, count: int, offset: int, physical: bool) -> bytes:
+        return planted[offset : offset + count]
+
+    prog.add_memory_segment(usage.address_of_(), 8, read, False)
+    assert int(memcg.memory.usage.counter) == int.from_bytes(planted, "little")
+    report = audit(image_of(prog))
+    assert ("usage", memcg.value_(), 60_000) in {
+        (finding.identity, finding.memcg, finding.difference) for finding in report.findings
+    }
 
 
 @pytest.mark.long
