@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, MutableMapping, Set
+from collections.abc import Callable, MutableMapping, Set
 
 from drgn import FaultError
 
@@ -74,11 +74,6 @@ class CallSites:
         free_pages = cached_free_pages(image, coverage["free_pages"])
         self.free_pages = None if coverage["free_pages"].unreadable else free_pages
 
-    def add(self, partial: Partial) -> None:
-        """Add what refers to call sites in a range of page frames."""
-        for use, amount in partial.uses.items():
-            self.profile.add(use, amount.bytes, amount.charges)
-
     def percpu(self, reader: PercpuReader) -> Callable[[PcpuArea], None]:
         """Return a function that adds one percpu allocation."""
 
@@ -94,14 +89,17 @@ class CallSites:
 
         return seen
 
-    def finish(self, coverage: Mapping[str, Coverage]) -> None:
+    def finish(self, total: Partial) -> Profile:
         """
-        Complete the profile after everything was added.
+        Add what refers to call sites in page frames, and complete the profile.
 
-        :param coverage: of the whole image
+        :param total: of the whole image
         """
+        for use, amount in total.uses.items():
+            self.profile.add(use, amount.bytes, amount.charges)
         unknown = self.profile.codetags() - self.profile.sites.keys()
         sites = self._coverage["call_sites"]
         self.profile.sites |= read_left_behind(self._image, unknown, sites)
-        if any(coverage[name].unreadable for name in _SUBJECTS if name in coverage):
+        if any(total.coverage[name].unreadable for name in _SUBJECTS if name in total.coverage):
             self.profile.missing = "what refers to call sites is not all in the image"
+        return self.profile

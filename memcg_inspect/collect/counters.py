@@ -9,11 +9,11 @@ from drgn import FaultError, Object
 
 from memcg_inspect.checks.counters import Counters
 from memcg_inspect.image.image import Image
-from memcg_inspect.linux.mm.memcontrol import nodeinfo
+from memcg_inspect.linux.mm.memcontrol import memory_usage, nodeinfo
 from memcg_inspect.linux.mm.memcontrol_vmstats import StatReader
 from memcg_inspect.model import Coverage, Memcg, Stat
 
-__all__ = ("read_counters",)
+__all__ = ("read_counters", "read_lruvecs", "read_usage")
 
 
 def read_counters(
@@ -51,3 +51,39 @@ def read_counters(
             except FaultError as error:
                 missed(error)
     return Counters(memcgs, memcg_stats, lruvec_stats)
+
+
+def read_usage(image: Image, memcgs: Iterable[int], coverage: Coverage) -> dict[int, int]:
+    """
+    Read the page counters of memcgs, ``memory.usage``, in pages.
+
+    :param memcgs: ``struct mem_cgroup *``
+    :return: by ``struct mem_cgroup *``, without those that could not be read
+    """
+    usage = {}
+    for address in memcgs:
+        try:
+            usage[address] = memory_usage(Object(image.prog, "struct mem_cgroup *", address))
+        except FaultError as error:
+            coverage.miss("page counter", error.address, str(error))
+    return usage
+
+
+def read_lruvecs(
+    image: Image, memcgs: Iterable[int], coverage: Coverage
+) -> dict[tuple[int, int], Object]:
+    """
+    Return the nodes of memcgs.
+
+    :param memcgs: ``struct mem_cgroup *``
+    :return: ``struct mem_cgroup_per_node *`` by (``struct mem_cgroup *``, node)
+    """
+
+    def missed(error: FaultError) -> None:
+        coverage.miss("nodes of a memcg", error.address, str(error))
+
+    return {
+        (address, nid): pn
+        for address in memcgs
+        for nid, pn in nodeinfo(image, Object(image.prog, "struct mem_cgroup *", address), missed)
+    }

@@ -15,12 +15,13 @@ from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from memcg_inspect.checks.ledger import Amount, Entry
+from memcg_inspect.image.image import Image
 from memcg_inspect.linux.mm.percpu import PcpuArea, PercpuReader
-from memcg_inspect.linux.mm.pernode import posted_percpu_nodes, posted_zswap_nodes
+from memcg_inspect.linux.mm.pernode import accounts_by_node, posted_percpu_nodes, posted_zswap_nodes
 from memcg_inspect.linux.mm.zswap import ZswapEntry
-from memcg_inspect.model import NUMA_NO_NODE, Misplaced, Objcg, PerNodeCharges, SplitKind
+from memcg_inspect.model import NUMA_NO_NODE, Coverage, Misplaced, Objcg, PerNodeCharges, SplitKind
 
-__all__ = ("PerNode", "ZswapShare")
+__all__ = ("PerNode", "ZswapShare", "per_node_of")
 
 #: Bytes by (``struct obj_cgroup *``, node).
 Booked = Mapping[tuple[int, int], int]
@@ -164,3 +165,12 @@ class PerNode:
             self._posted[kind][payer, nid] += size
             if size < 0:
                 self._straddling.append(Misplaced(kind, address, objcg, charged, nid, -size))
+
+
+def per_node_of(image: Image, objcgs: Mapping[int, Objcg], coverage: Coverage) -> PerNode | None:
+    """
+    Return what splits charges by node; ``None`` on kernels that do not account by node.
+
+    :param coverage: of the obj_cgroups
+    """
+    return PerNode(objcgs, not coverage.unreadable) if accounts_by_node(image) else None

@@ -14,7 +14,7 @@ the builtin: with threads as it is; with processes, where each process has made 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from memcg_inspect.checks.ledger import Entry
 from memcg_inspect.collect.call_sites import CallSiteCounter
@@ -62,7 +62,7 @@ class PassContext:
 
     memcgs: Set[int]
     uses: PageUses
-    protocols: Mapping[int, Protocol]
+    protocols: Mapping[int, Protocol] = field(default_factory=dict)
     call_sites: bool = False
     free_pages: Set[int] | None = None
 
