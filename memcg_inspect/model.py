@@ -92,9 +92,12 @@ class ImageInfo:
     """
     Which kernel was read, and from where.
 
+    :ivar release: kernel release, as in ``uname -r``
+    :ivar source: kind of image
     :ivar nodes: nodes that are online
     :ivar cpus: number of possible CPUs
-    :ivar page_size: bytes
+    :ivar page_size: ``PAGE_SIZE``, in bytes
+    :ivar accounting: how the kernel accounts kernel memory
     :ivar debug_info: where types and symbols come from, in words
     """
 
@@ -113,7 +116,9 @@ class Memcg:
     One ``struct mem_cgroup``.
 
     :ivar address: ``struct mem_cgroup *``
+    :ivar path: path in the cgroup hierarchy; bytes that are not UTF-8 are escaped
     :ivar cgroup_id: inode number of its cgroup; ``None`` if it could not be read
+    :ivar state: ``dying`` if it was removed, see ``css_is_dying()``
     :ivar parent: ``struct mem_cgroup *``; ``None`` for the root
     :ivar payer: ``struct mem_cgroup *`` of the memcg whose counters hold its charges now: itself,
         or its nearest ancestor that is not dying
@@ -140,6 +145,8 @@ class Objcg:
     :ivar memcg: ``objcg->memcg``
     :ivar nid: node whose ``mem_cgroup_per_node`` holds it; ``None`` on kernels with one objcg
         for all nodes
+    :ivar is_root: ``objcg->is_root``: whether it belongs to the root memcg, which is not charged;
+        ``False`` on kernels that do not have such obj_cgroups
     :ivar nr_charged_bytes: ``objcg->nr_charged_bytes``: bytes that are charged, not used, and in
         no stock
     :ivar refs: sum of ``refcnt`` over all CPUs; ``None`` if it could not be read
@@ -175,6 +182,8 @@ class ObjStock(NamedTuple):
     """
     What the object stock of a CPU (``obj_stock``) holds for one objcg.
 
+    :ivar cpu: the CPU
+    :ivar slot: index in the stock; 0 on kernels whose stock has one slot (up to 7.1)
     :ivar objcg: ``struct obj_cgroup *``
     :ivar nr_bytes: bytes of charged pages that are not used
     :ivar nid: node of the slab bytes; ``None`` if this slot has none
@@ -198,7 +207,10 @@ class ChargeStock(NamedTuple):
     """
     Pages that a CPU has charged to a memcg in advance (``memcg_stock``).
 
+    :ivar cpu: the CPU
     :ivar memcg: ``struct mem_cgroup *``
+    :ivar nr_pages: number of pages
+    :ivar slot: index in the stock; 0 on kernels whose stock has one slot (up to 6.15)
     """
 
     cpu: int
@@ -212,7 +224,10 @@ class CallSite(NamedTuple):
     A line of code that allocates memory (``struct alloc_tag``).
 
     :ivar address: ``struct codetag *``
-    :ivar module: ``None`` for the kernel itself
+    :ivar file: source file
+    :ivar line: line in the file
+    :ivar module: name of the module; ``None`` for the kernel itself
+    :ivar function: function that allocates
     :ivar accurate: whether all memory allocated there refers to it (``CODETAG_FLAG_INACCURATE``)
     :ivar counters: ``struct alloc_tag_counters __percpu *``; 0 for none
     :ivar bytes: bytes allocated there and not freed yet; ``None`` if they could not be read
@@ -273,10 +288,15 @@ class SlabUsage(NamedTuple):
     """
     The slabs of one cache on one node, charged or not.
 
+    :ivar nid: node
+    :ivar cache: name of the cache
     :ivar address: ``struct kmem_cache *``
+    :ivar reclaimable: whether the objects count as ``NR_SLAB_RECLAIMABLE_B``
     :ivar kfence: whether these are pages of kfence, which no counter of slabs includes
     :ivar size: size of an object in the slab, in bytes
     :ivar charge: bytes charged for an object that is charged
+    :ivar slabs: number of slabs
+    :ivar pages: number of pages of the slabs
     :ivar objects: objects that fit into the slabs
     :ivar inuse: objects taken, those in per-CPU caches included; 0 for pages of kfence
     :ivar charged: objects charged to a memcg; ``None`` if that could not be read
@@ -305,6 +325,7 @@ class PercpuUsage(NamedTuple):
     """
     Percpu memory on one node, charged or not.
 
+    :ivar nid: node
     :ivar pages: pages that back units of possible CPUs, static ones included
     :ivar allocated: bytes of them that are allocated
     :ivar charged: bytes of them that a memcg pays for
@@ -349,8 +370,12 @@ class Misplaced(NamedTuple):
     """
     A charge whose obj_cgroup belongs to another node than its memory.
 
+    :ivar kind: kind of the charge
+    :ivar address: address of the object
+    :ivar objcg: ``struct obj_cgroup *``
     :ivar charged_nid: node of the obj_cgroup
     :ivar backing_nid: node of the memory
+    :ivar bytes: bytes of the charge
     """
 
     kind: str
@@ -380,6 +405,9 @@ class Running(NamedTuple):
     """
     What a CPU was running when it was stopped.
 
+    :ivar cpu: the CPU
+    :ivar pid: PID of the task; 0 for the idle task
+    :ivar comm: name of the task
     :ivar functions: functions on its stack, innermost first; empty in user mode. If the stack
         could not be unwound, all functions that have an address on it.
     :ivar busy: whether it was in the kernel, and may have been in the middle of a charge
@@ -397,6 +425,9 @@ class Running(NamedTuple):
 class Transient(NamedTuple):
     """
     An object that is being freed, and that may or may not hold a reference to an obj_cgroup.
+
+    :ivar what: kind of the object, in words
+    :ivar address: address of the object
     """
 
     what: str
@@ -408,6 +439,8 @@ class TaskCharge(NamedTuple):
     The memcg of a task, and the obj_cgroup that it has cached.
 
     :ivar address: ``struct task_struct *``
+    :ivar pid: thread ID
+    :ivar comm: name of the task
     :ivar memcg: ``struct mem_cgroup *``
     :ivar objcgs: ``task->objcg``: one ``struct obj_cgroup *``, or one for each node
     :ivar stale: whether CURRENT_OBJCG_UPDATE_FLAG is set
@@ -432,7 +465,8 @@ class Moved(NamedTuple):
     :ivar looks: number of samples that have the row
     :ivar found: largest less smallest amount found
     :ivar claimed: largest less smallest amount claimed
-    :ivar least, most: smallest and largest difference
+    :ivar least: smallest difference
+    :ivar most: largest difference
     """
 
     looks: int
@@ -447,6 +481,13 @@ class Row:
     """
     One equation of one identity.
 
+    :ivar identity: name of the identity
+    :ivar memcg: ``struct mem_cgroup *``; ``None`` if the row is not about a memcg
+    :ivar objcg: ``struct obj_cgroup *``; ``None`` if the row is not about one obj_cgroup
+    :ivar nid: node; ``None`` if the counter is not kept per node
+    :ivar item: the kernel's name of the counter
+    :ivar unit: unit of all amounts of the row
+    :ivar status: the outcome
     :ivar found: sums of the objects found, by source
     :ivar claimed: the kernel's counter, by place; ``None`` if it could not be read
     :ivar reason: why it could not be verified
@@ -601,6 +642,10 @@ class Report:
     """
     The result of an audit.
 
+    :ivar image: which kernel was read
+    :ivar verdict: the outcome
+    :ivar memcgs: all memcgs, parents first
+    :ivar findings: places where an identity does not hold, or where a rule is broken
     :ivar identities: outcome of each identity
     :ivar rows: the equations of all identities
     :ivar skew: charges by charged node and backing node

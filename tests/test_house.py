@@ -311,6 +311,32 @@ def test_what_is_public_is_explained() -> None:
     assert silent == []
 
 
+def _is_record(node: ast.ClassDef) -> bool:
+    return any(
+        isinstance(base, ast.Name) and base.id == "NamedTuple" for base in node.bases
+    ) or any("dataclass" in ast.dump(decorator) for decorator in node.decorator_list)
+
+
+def test_fields_of_records_are_described() -> None:
+    """Records of the layers that read images: what a field is, with its type and unit."""
+    silent = []
+    for path in PACKAGE:
+        if path.relative_to(ROOT / "memcg_inspect").parts[0] not in ("btf", "image", "linux"):
+            continue
+        for node in _parsed(path).body:
+            if not isinstance(node, ast.ClassDef) or node.name.startswith("_"):
+                continue
+            described = set(re.findall(r":ivar (\w+): \S", ast.get_docstring(node) or ""))
+            fields = [
+                inner.target.id
+                for inner in node.body
+                if isinstance(inner, ast.AnnAssign) and isinstance(inner.target, ast.Name)
+            ]
+            if _is_record(node) and not described.issuperset(fields):
+                silent.append(f"{_where(path, node)}: {sorted({*fields} - described)}")
+    assert silent == []
+
+
 def _all(tree: ast.Module) -> list[str] | None:
     for node in tree.body:
         if isinstance(node, ast.Assign) and any(

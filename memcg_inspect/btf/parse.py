@@ -91,7 +91,14 @@ _SIZED = frozenset(
 
 
 class Encoding(NamedTuple):
-    """Encoding of an INT: ``BTF_INT_ENCODING``, ``BTF_INT_OFFSET`` and ``BTF_INT_BITS``."""
+    """
+    Encoding of an INT.
+
+    :ivar is_signed: whether ``BTF_INT_ENCODING()`` has ``BTF_INT_SIGNED``
+    :ivar is_bool: whether ``BTF_INT_ENCODING()`` has ``BTF_INT_BOOL``
+    :ivar bit_offset: ``BTF_INT_OFFSET()``, in bits
+    :ivar bits: ``BTF_INT_BITS()``
+    """
 
     is_signed: bool
     is_bool: bool

@@ -527,7 +527,16 @@ class SlabReader:
 
 @dataclass
 class SlabSum:
-    """The slabs of one cache on one node."""
+    """
+    The slabs of one cache on one node.
+
+    :ivar cache: the cache
+    :ivar slabs: number of slabs
+    :ivar pages: number of pages of the slabs
+    :ivar objects: number of objects that the slabs have room for
+    :ivar inuse: sum of ``slab->inuse``
+    :ivar charged: number of charged objects; ``None`` if the objcgs of a slab are unreadable
+    """
 
     cache: SlabCache
     slabs: int = 0
