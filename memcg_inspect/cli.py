@@ -28,6 +28,7 @@ from memcg_inspect.subcommands import (
     COMMANDS,
     add_subcommands,
     answer,
+    check_arguments,
     exit_status,
     schema,
     show,
@@ -88,7 +89,9 @@ def make_parser() -> argparse.ArgumentParser:
         "counters, to the byte, in a vmcore or a running kernel.",
     )
     version = f"%(prog)s {__version__} (drgn {drgn_version})"
-    parser.add_argument("--version", action="version", version=version)
+    parser.add_argument(
+        "--version", action="version", version=version, help="print the version and exit"
+    )
     _add_image_options(parser)
     parser.set_defaults(make_text=None, **_DEFAULTS)
     commands = add_subcommands(parser, _add_image_options)
@@ -129,12 +132,13 @@ _DEFAULTS: dict[str, Any] = {
 
 def _add_image_options(parser: argparse.ArgumentParser) -> None:
     parser.argument_default = argparse.SUPPRESS  # argument groups inherit it
-    image = parser.add_argument_group("image").add_mutually_exclusive_group()
+    images = parser.add_argument_group("image")
+    image = images.add_mutually_exclusive_group()
     image.add_argument(
         "-c", "--core", metavar="IMAGE", help="a vmcore (default: the running kernel)"
     )
     image.add_argument("--qemu", metavar="QMP_SOCKET", help="a running QEMU guest")
-    parser.add_argument(
+    images.add_argument(
         "--pause",
         action="store_const",
         const=True,
@@ -191,6 +195,7 @@ def _run(args: argparse.Namespace) -> int:
         logging.getLogger(name).setLevel(level)
     if args.pause and args.qemu is None:
         raise UsageError("--pause needs --qemu")
+    check_arguments(args)
     # Before the work, which may take long.
     if sys.stdout is None:
         raise OutputError("output cannot be written: standard output is closed")

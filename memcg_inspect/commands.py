@@ -37,12 +37,13 @@ class _Parser(ArgumentParser):
 def _cmd_memcg(prog: Program, name: str, args: Sequence[str], **kwargs: Any) -> Any:
     from memcg_inspect.image.image import image_of
     from memcg_inspect.model import MemcgInspectError
-    from memcg_inspect.subcommands import add_subcommands, answer, show
+    from memcg_inspect.subcommands import add_subcommands, answer, check_arguments, show
 
     parser = _Parser(prog=f"%{name}")
     add_subcommands(parser)
     parsed = parser.parse_args(args)
     try:
+        check_arguments(parsed)
         result = answer(image_of(prog), parsed)
     except MemcgInspectError as error:
         raise CommandError(str(error)) from None

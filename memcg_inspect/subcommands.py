@@ -26,7 +26,6 @@ from memcg_inspect.report_tables import TABLES, report_answer
 from memcg_inspect.tables import (
     Answer,
     Choice,
-    Column,
     UsageError,
     as_path,
     check_fields,
@@ -37,7 +36,15 @@ from memcg_inspect.views import NAMES, columns, views
 from memcg_inspect.views.payers import check_choice
 from memcg_inspect.views.view import View
 
-__all__ = ("COMMANDS", "add_subcommands", "answer", "exit_status", "schema", "show")
+__all__ = (
+    "COMMANDS",
+    "add_subcommands",
+    "answer",
+    "check_arguments",
+    "exit_status",
+    "schema",
+    "show",
+)
 
 _STATUS = {"exact": 0, "findings": 1, "incomplete": 3, "moving": 3}
 _INCOMPLETE = 3
@@ -165,25 +172,16 @@ def schema(command: str) -> dict[str, Any]:
     return report_schema()
 
 
-def answer(image: Image, args: Namespace) -> Report | Answer:
+def check_arguments(args: Namespace) -> None:
     """
-    Run a command.
+    Check arguments that the parser cannot check, before an image is opened.
 
-    :raises MemcgInspectError: if it cannot be run
+    :raises UsageError: if they are wrong, or cannot be used together
     """
-    if args.view is not None:
-        return _view(image, args)
-    from memcg_inspect.collect import audit
-
-    # Before the work, which may take long.
-    _check_audit(image, args)
-    with _cancellable(image):
-        return audit(image)
-
-
-def _check_audit(image: Image, args: Namespace) -> None:
     choice = _choice(args)
-    if args.table is None:
+    if args.view is not None:
+        check_fields(columns(args.view.name), choice)
+    elif args.table is None:
         if args.scripted or choice != Choice():
             options = ", ".join(f"--{name}" for name in (*_CHOICES, "scripted"))
             tables = ", ".join(f"--{name}" for name in TABLES)
@@ -191,13 +189,24 @@ def _check_audit(image: Image, args: Namespace) -> None:
     elif args.json:
         raise UsageError(f"--json prints the whole report: it cannot be used with --{args.table}")
     else:
-        _check(image, columns_of(TABLES[args.table][0]), choice)
+        check_fields(columns_of(TABLES[args.table][0]), choice)
 
 
-def _check(image: Image, known: tuple[Column, ...], choice: Choice) -> None:
-    """Refuse fields, memcgs and nodes that do not exist."""
-    check_fields(known, choice)
-    check_choice(image, choice)
+def answer(image: Image, args: Namespace) -> Report | Answer:
+    """
+    Run a command.
+
+    :param args: arguments that :func:`check_arguments` accepts
+    :raises MemcgInspectError: if it cannot be run
+    """
+    if args.view is not None:
+        return _view(image, args)
+    from memcg_inspect.collect import audit
+
+    with as_image_errors():
+        check_choice(image, _choice(args))
+    with _cancellable(image):
+        return audit(image)
 
 
 def show(result: Report | Answer, args: Namespace) -> None:
@@ -283,7 +292,7 @@ def _view(image: Image, args: Namespace) -> Answer:
         choice = choice._replace(fields=["all"])
     with _cancellable(image), as_image_errors():
         # Before the work, which may take long.
-        _check(image, columns(args.view.name), choice)
+        check_choice(image, choice)
         found = args.view.run(image, args)
     missing = why_missing(image, found.coverage.values())
     found = replace(

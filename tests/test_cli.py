@@ -8,11 +8,15 @@ import os
 import re
 import subprocess
 import sys
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.guests import BUILT_KERNELS, DEBIAN_KERNELS, Lab
+from support.schemas import checked
+
+from memcg_inspect.cli import main
 
 CLI = [sys.executable, "-m", "memcg_inspect"]
 
@@ -32,6 +36,41 @@ def refused(*args: object) -> str:
     assert len(lines) == 1, done.stderr
     assert lines[0].startswith("memcg-inspect: ")
     return lines[0]
+
+
+def test_version() -> None:
+    done = run("--version")
+    assert (done.returncode, done.stderr) == (0, "")
+    installed, drgn = metadata.version("memcg-inspect"), metadata.version("drgn")
+    assert done.stdout == f"memcg-inspect {installed} (drgn {drgn})\n"
+
+
+def test_a_bug_is_status_70_and_says_where_to_report_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whatever the exception is, so that a bug is not taken for an unsupported kernel."""
+
+    def deep(frames: int, error: Exception) -> None:
+        if frames:
+            deep(frames - 1, error)
+        raise error
+
+    for error in (KeyError("slab"), IndexError("7"), TypeError("x"), AssertionError()):
+        monkeypatch.setattr("memcg_inspect.cli.open_program", lambda _, e=error: deep(50, e))
+        assert main(["audit", "-c", "/vmcore"]) == 70
+        out, said = capsys.readouterr()
+        lines = said.splitlines()
+        assert out == ""
+        assert type(error).__name__ in lines[-2]
+        assert "report" in lines[-1]
+        assert "maintainers" in lines[-1]
+        assert metadata.version("memcg-inspect") in lines[-1]
+        assert len(lines) < 40
+
+
+def test_options_that_need_a_table() -> None:
+    for words in (["--sort", "name"], ["--scripted"], ["--memcg", "/"], ["--fields", "all"]):
+        assert "need one of --identities, --rows, --skew" in refused("audit", *words)
 
 
 def test_no_such_file() -> None:
@@ -121,6 +160,41 @@ def test_what_is_not_there_is_refused(lab: Lab, args: tuple[str, ...], why: str)
 
 
 @pytest.mark.image
+def test_tables_of_the_audit(lab: Lab) -> None:
+    """They say what the document says."""
+    image = lab.image("7.3", "4")
+    whole = audit_of(image.core)
+    paths = {memcg["address"]: memcg["path"] for memcg in whole["memcgs"]}
+
+    def table(name: str, fields: str, *words: str) -> list[list[str]]:
+        done = run("audit", f"--{name}", "--scripted", "--fields", fields, *words,
+                   "-c", image.core)  # fmt: skip
+        assert (done.returncode, done.stderr) == (0, "")
+        return [line.split("\t") for line in done.stdout.splitlines()]
+
+    assert table("identities", "name,status,rows") == [
+        [made["name"], made["status"], str(made["rows"])] for made in whole["identities"]
+    ]
+    rows = [row for row in whole["rows"] if row["nid"] == 2 and row["memcg"] is not None
+            and paths[row["memcg"]].startswith("/files/")]  # fmt: skip
+    assert len(rows) > 4
+    wanted = ("--node", "2", "--memcg", "/files/*", "--sort", "item:asc")
+    assert sorted(table("rows", "identity,item,found,difference", *wanted)) == sorted(
+        [r["identity"], r["item"], str(sum(r["found"].values())), "0"] for r in rows
+    )
+    assert sum(int(size) for (size,) in table("skew", "bytes")) == sum(
+        cell["bytes"] for cell in whole["skew"]
+    )
+    assert "no field nope; there are: identity, memcg, " in refused(
+        "audit", "--rows", "--fields", "nope", "-c", image.core
+    )
+    assert "no memcg /nope; there are" in refused(
+        "audit", "--skew", "--memcg", "/nope", "-c", image.core
+    )
+    assert "--json" in refused("audit", "--rows", "--json", "-c", image.core)
+
+
+@pytest.mark.image
 def test_known_fields_are_named_once(lab: Lab) -> None:
     line = refused("slabinfo", "--fields", "nope", "-c", lab.image("7.3", "4").core)
     names = line.partition("there are: ")[2].split(", ")
@@ -167,8 +241,7 @@ def test_addresses_of_nothing_leave_the_others_their_answers(lab: Lab) -> None:
 
 
 def audit_of(core: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(run("audit", "-c", core, "--json").stdout)
-    return found
+    return checked(json.loads(run("audit", "-c", core, "--json").stdout))
 
 
 @pytest.mark.image
@@ -184,7 +257,7 @@ def test_json_is_one_document_by_the_contract(lab: Lab) -> None:
     done = run("audit", "-c", image.core, "--json")
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
-    document = json.loads(done.stdout)
+    document = checked(json.loads(done.stdout))
     assert document["schema"] == 1
     assert document["verdict"] == "exact"
     assert document["image"]["source"] == "vmcore"
@@ -286,7 +359,7 @@ def document(*args: object) -> dict[str, Any]:
     """The JSON document of an audit, without what differs from run to run."""
     done = run("audit", *args, "--json")
     assert done.returncode in (0, 1, 3), done.stderr
-    made: dict[str, Any] = json.loads(done.stdout)
+    made = checked(json.loads(done.stdout))
     del made["timings"]
     return made
 

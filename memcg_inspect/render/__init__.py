@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 """
-Renderers
+Rendering
 ---------
 
-Reports and rows as text for a terminal and as JSON. Knows the nouns, no kernel.
+Reports and tables as text and as JSON. This package knows the data model, but no kernel.
 """

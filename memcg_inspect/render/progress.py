@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
-"""How far long work is, on a terminal only."""
+"""Progress of long work, on a terminal only."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ __all__ = ("progress_bar",)
 @contextmanager
 def progress_bar() -> Iterator[Callable[[str, float], None]]:
     """
-    Show a bar on standard error for the time of a block, and leave nothing behind.
+    Show a progress bar on standard error while a block runs.
 
-    :return: to be told what is being done, and how far it is, as a share of the whole
+    :return: function to call with what is being done, and the share of it that is done
     """
     console = Console(stderr=True)
     if not console.is_terminal:

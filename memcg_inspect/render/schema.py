@@ -90,12 +90,13 @@ def _schema_of(hint: Any) -> dict[str, Any]:
 
 
 def _record_schema(record: type) -> dict[str, Any]:
-    properties = {name: _schema(hint) for name, _, hint in members(record)}
-    required = [
-        name
-        for name, _, hint in members(record)
-        if record not in SPARSE or not without_none(hint)[1]
-    ]
+    properties, required = {}, []
+    for name, _, hint in members(record):
+        rest, is_optional = without_none(hint)
+        is_left_out = is_optional and record in SPARSE
+        properties[name] = _schema(rest if is_left_out else hint)
+        if not is_left_out:
+            required.append(name)
     return {"type": "object", "properties": properties, "required": required}
 
 

@@ -3,9 +3,9 @@
 What is at an address, layer by layer
 -------------------------------------
 
-From the page, or the area, to the object in it and what that is for. Only what leads there is
-read; where nothing leads back from a thing to its owner, all owners are gone over, and the
-method says so.
+The layers lead from the page, or the vmalloc area, to the object in it and the use of that object.
+Most are found by following pointers from the address. Some objects do not point to their owner: for
+these all owners are read, and the comment of the method says so.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from memcg_inspect.views.things import Layer, Things
 
 __all__ = ("Layers",)
 
-#: How page types are told to people, where their names alone do not tell.
+#: Names of page types in the output, where the kernel's own name would not be understood.
 _TYPES = {
     "buddy": "free",
     "table": "page table",
@@ -47,7 +47,7 @@ _TYPES = {
 
 
 class Layers:
-    """Finds the layers of addresses."""
+    """Find the layers of addresses."""
 
     def __init__(self, image: Image, payers: Payers) -> None:
         self.image = image
@@ -60,7 +60,7 @@ class Layers:
         self.things = Things(image, payers, self.slabs)
 
     def of(self, address: int) -> list[Layer]:
-        """Return the layers of an address, the outermost first; empty if it is of nothing."""
+        """Return the layers of an address, the outermost first; empty if the address is unknown."""
         finders: tuple[Callable[[int], Iterable[Layer]], ...] = (
             self._symbol,
             self._struct_page,
@@ -71,7 +71,7 @@ class Layers:
         layers: list[Layer] = []
         for find in finders:
             try:
-                # One at a time: what comes before a fault is known all the same.
+                # One at a time, to keep the layers found before a fault.
                 for layer in find(address):
                     layers.append(layer)
             except FaultError as error:
@@ -101,9 +101,9 @@ class Layers:
 
     def _page(self, info: PageInfo, address: int | None) -> Iterator[Layer]:
         """
-        A page and all that it is used for.
+        Return the layers of a page.
 
-        :param address: in the direct map; ``None`` if the page as a whole is meant
+        :param address: address in the direct map; ``None`` for the whole page
         """
         start, size = self.frames.virt(info.head), self.frames.page_size << info.order
         at = self.frames.virt(info.page) if address is None else address
@@ -122,7 +122,7 @@ class Layers:
             yield self._file(info)
         elif address is not None and self._may_be_zsmalloc(info):
             yield from self._zswap(info, address)
-        # Slabs, large kmallocs and page tables of 7.x are in use, and not counted as held.
+        # Slabs, large kmallocs and page tables of 7.x are in use, but have a refcount of 0.
         is_used = info.type or info.payer or info.refs > 0
         if is_used and info.slab is None and info.type != "buddy":
             yield from self._code(self.sites.of_page(info.head))
@@ -130,7 +130,7 @@ class Layers:
             yield from self._stack_block(address)
 
     def _charge(self, payer: int, size: int) -> int:
-        """What is charged for something: nothing to the root."""
+        """Return the bytes charged to a payer for a thing of a size; the root is not charged."""
         if not payer:
             return 0
         objcg = self.payers.objcg(payer) if payer not in self.payers.memcgs else None
@@ -176,13 +176,13 @@ class Layers:
             return
         number = self.slabs.number(slab, address)
         if number is None:
-            yield Layer("object", "none: what is beside the objects of a slab")
+            yield Layer("object", "none: the address is between the objects of the slab")
             return
         objcg = self.slabs.objcg(slab, number)
         is_free = self._is_free(address)
         state = {None: "state not known", True: "free", False: "allocated"}[is_free]
         if is_free and objcg:
-            state = "freed, and charged until RCU lets go of it"
+            state = "freed, and charged until the end of an RCU grace period"
         yield from self._object(slab, number, address, objcg, state)
         if is_free is not True:
             yield from self.things.of(slab, self.slabs.address(slab, number), address)
@@ -204,10 +204,10 @@ class Layers:
         yield from self._code(self.sites.of_slab_object(slab, number))
 
     def _is_free(self, address: int) -> bool | None:
-        """Whether an object is free, those that CPUs keep included."""
+        """Return whether an object is free or in a CPU's cache; ``None`` if that is not known."""
         try:
             info = slab_object_info(self.image.prog, address)
-        except Exception as error:  # whatever the lists of a cache look like
+        except Exception as error:  # the free lists may be corrupt
             self.coverage["states"].miss("state of a slab object", address, str(error))
             return None
         return None if info is None or info.allocated is None else not info.allocated
@@ -219,7 +219,7 @@ class Layers:
         objcg = self.slabs.objcg(slab, 0)
         yield Layer(
             "object",
-            f"{slab.cache.name}, {thing.state}, kept apart by kfence",
+            f"{slab.cache.name}, {thing.state}, in the pool of kfence",
             thing.address,
             address - thing.address,
             thing.size,
@@ -231,12 +231,12 @@ class Layers:
             yield from self.things.of(slab, thing.address, address)
 
     def _may_be_zsmalloc(self, info: PageInfo) -> bool:
-        # Before 6.12 such pages have no type: only the owners of data tell.
+        # Pages of zsmalloc have a page type since 6.12. Before, only zswap entries tell.
         has_type = info.type == "zsmalloc"
         return has_type or (not info.type and not info.payer and bool(info.mapping & 2))
 
     def _zswap(self, info: PageInfo, address: int) -> Iterator[Layer]:
-        # All entries of zswap are gone over.
+        # Reads all zswap entries: compressed data does not point to its entry.
         entry = self.things.zswap.owner(info.page, address % self.frames.page_size)
         if entry is not None:
             yield from self.things.zswap_entry(entry)
@@ -247,7 +247,7 @@ class Layers:
             return
         yield Layer(
             "vmalloc area",
-            f"{', '.join(mapping.uses) or 'no use is told'}, by {self._code_at(mapping.caller)}",
+            f"{', '.join(mapping.uses) or 'unknown use'}, by {self._code_at(mapping.caller)}",
             mapping.start,
             address - mapping.start,
             mapping.end - mapping.start,
@@ -278,7 +278,7 @@ class Layers:
         return f"{symbol.name}+{address - symbol.address:#x}"
 
     def _stack(self, start: int, address: int) -> Iterator[Layer]:
-        # All tasks are gone over: a stack does not tell whose it is.
+        # Reads all tasks: a stack does not point to its task.
         found = task_of_stack(self.image, start, self.coverage["tasks"])
         if found is not None:
             task = read_task(self.image, found)
@@ -287,7 +287,7 @@ class Layers:
             yield Layer("kernel stack", what, start, address - start, size)
 
     def _stack_block(self, address: int) -> Iterator[Layer]:
-        """Stacks that are blocks of pages; the first one is charged for all."""
+        """Return the layer of a stack that is a block of pages; its first page is charged."""
         if has_member(self.image, "struct task_struct", "stack_vm_area"):
             return
         size = thread_size(self.image)
@@ -314,7 +314,7 @@ class Layers:
             if alloc is not None:
                 yield from self._percpu_alloc(place, alloc, copy, nid, address)
             elif place.chunk is not None:
-                yield Layer("percpu", f"{copy}: nothing is allocated here", nid=nid)
+                yield Layer("percpu", f"{copy}: not allocated", nid=nid)
             else:
                 what = f"{copy}: static variable {self._code_at(place.pointer)}"
                 yield Layer("percpu", what, nid=nid)
@@ -347,7 +347,7 @@ class Layers:
         yield from self._code(self.sites.of_percpu(alloc))
 
     def _sibling(self, address: int, nid: int) -> int:
-        """Where accounting is by node, each part is charged to the obj_cgroup of its node."""
+        """Return the obj_cgroup of a node, which is charged for the part on that node."""
         objcg = self.payers.objcg(address)
         siblings = () if objcg is None else objcg.siblings
         return siblings[nid] if 0 <= nid < len(siblings) else address
@@ -362,4 +362,4 @@ def _use(info: PageInfo) -> str:
         return "kernel memory"
     if info.payer:
         return "user page"
-    return "kernel memory" if info.refs > 0 else "not held: free, or inside a larger block"
+    return "kernel memory" if info.refs > 0 else "free, or part of a larger block"

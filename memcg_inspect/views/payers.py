@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
-"""Who pays: from obj_cgroups to memcgs and their names."""
+"""From obj_cgroups to the memcgs that pay, and their paths."""
 
 from __future__ import annotations
 
@@ -22,12 +22,13 @@ _NO_NAME = "''"
 
 def check_choice(image: Image, choice: Choice) -> None:
     """
-    Refuse a memcg or a node that is not there: no rows would look as if it had nothing.
+    Check that the memcg and the node that the user wants exist.
 
-    :raises UsageError: if there is none
+    Without this, a wrong name would look like a memcg that has nothing.
+
+    :raises UsageError: if one does not exist
     """
-    nodes = online_nodes(image)
-    if choice.node is not None and choice.node not in nodes:
+    if choice.node is not None and choice.node not in (nodes := online_nodes(image)):
         some = ", ".join(map(str, nodes))
         raise UsageError(f"there is no node {choice.node}; there are: {some}")
     if choice.memcg is None:
@@ -51,9 +52,8 @@ class Payers:
     """
     All memcgs of an image and their obj_cgroups.
 
-    :ivar memcgs: by ``struct mem_cgroup *``, parents first
-    :ivar coverage: what could be read of them, and, under names of their own, whatever else a
-        view reads
+    :ivar memcgs: by ``struct mem_cgroup *``, parents before their children
+    :ivar coverage: what could be read, by subject; a view adds subjects of its own
     """
 
     def __init__(self, image: Image) -> None:
@@ -69,7 +69,7 @@ class Payers:
         Return an obj_cgroup.
 
         :param address: ``struct obj_cgroup *``
-        :return: ``None`` if there is none there
+        :return: ``None`` if there is none at this address
         """
         if address not in self._objcgs:
             self._objcgs |= recover_objcgs(
@@ -78,15 +78,15 @@ class Payers:
         return self._objcgs.get(address)
 
     def objcgs(self) -> Mapping[int, Objcg]:
-        """Return the obj_cgroups known so far."""
+        """Return the obj_cgroups read so far, by address."""
         return self._objcgs
 
     def payer(self, address: int) -> int | None:
         """
-        Return the memcg that a charge counts for today, ``struct mem_cgroup *``.
+        Return the memcg that pays for a charge now, ``struct mem_cgroup *``.
 
         :param address: ``struct obj_cgroup *`` or ``struct mem_cgroup *``
-        :return: ``None`` if there is no such thing
+        :return: ``None`` if there is neither at this address
         """
         memcg = self.memcgs.get(address)
         if memcg is None:
@@ -98,7 +98,7 @@ class Payers:
         """
         Return the path of a memcg.
 
-        :param memcg: ``struct mem_cgroup *``; ``None`` for nobody
+        :param memcg: ``struct mem_cgroup *``; ``None`` for no memcg
         """
         if memcg is None:
             return None
@@ -107,7 +107,9 @@ class Payers:
 
     def find(self, wanted: str) -> list[Memcg]:
         """
-        Return the memcgs of a path (removed ones share theirs), or that at an address.
+        Return the memcgs with a path, or the one at an address.
+
+        Removed memcgs may have the path of another memcg.
 
         :raises UsageError: if there is none
         """

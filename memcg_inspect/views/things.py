@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
-"""What a slab object is, where its cache or its address tells."""
+"""What a slab object is used for, as far as its cache or its address tells."""
 
 from __future__ import annotations
 
@@ -28,13 +28,15 @@ class Layer(NamedTuple):
     """
     One layer of what is at an address.
 
+    :ivar layer: sort of thing
+    :ivar what: which thing
     :ivar start: address of the thing
-    :ivar offset: how far into it the address is
-    :ivar size: of the thing
+    :ivar offset: offset of the address in the thing, in bytes
+    :ivar size: size of the thing, in bytes
     :ivar nid: node that backs it
     :ivar payer: ``struct obj_cgroup *`` or ``struct mem_cgroup *`` that pays for it, or that it
-        belongs to; 0 for nobody
-    :ivar charged: bytes that are charged for it
+        belongs to; 0 if no memcg pays
+    :ivar charged: bytes charged for it
     """
 
     layer: str
@@ -48,7 +50,7 @@ class Layer(NamedTuple):
 
 
 class Things:
-    """Tells what slab objects are."""
+    """Find out what slab objects are used for."""
 
     def __init__(self, image: Image, payers: Payers, slabs: SlabReader) -> None:
         self.image = image
@@ -63,10 +65,10 @@ class Things:
 
     def of(self, slab: Slab, start: int, address: int) -> Iterator[Layer]:
         """
-        Return what an object is; nothing if it is not known.
+        Return the layers of an object; none if its use is not known.
 
-        :param start: of the object
-        :param address: in the object
+        :param start: address of the object
+        :param address: address in the object
         """
         found: Iterator[Layer]
         if start in self.payers.memcgs:
@@ -91,7 +93,7 @@ class Things:
     def _memcg(self, address: int) -> Iterator[Layer]:
         memcg = self.payers.memcgs[address]
         refcnt = Object(self.image.prog, "struct mem_cgroup *", address).css.refcnt.address_of_()
-        # The root's are not counted.
+        # References to the root are not counted.
         refs = (
             "" if memcg.parent is None else f", {percpu_ref_count(self.image, refcnt)} references"
         )
@@ -100,17 +102,19 @@ class Things:
 
     @cached_property
     def made_for(self) -> dict[int, int]:
-        """For which memcg obj_cgroups were made, where anything tells: addresses of both."""
+        """The ``struct mem_cgroup *`` that obj_cgroups were made for, as far as it is known."""
         return objcg_owners(self.image, self.payers.memcgs, self.coverage["owners"])
 
     def _objcg(self, address: int) -> Iterator[Layer]:
         objcg = self.payers.objcgs()[address]
         refs = "unknown" if objcg.refs is None else str(objcg.refs)
-        what = [f"{refs} references" if not objcg.is_root else "of the root, not counted"]
-        what.append(f"{objcg.nr_charged_bytes} bytes left over")
+        what = [
+            f"{refs} references" if not objcg.is_root else "of the root: references are not counted"
+        ]
+        what.append(f"{objcg.nr_charged_bytes} bytes charged and not used")
         made_for = self.made_for.get(address)
         if made_for is None:
-            what.append("left behind by a memcg that is gone or does not tell")
+            what.append("left behind by a removed memcg that is not known")
         elif made_for != objcg.memcg:
             what.append(f"left behind by {self.payers.memcgs[made_for].path} at {made_for:#x}")
         yield Layer("obj_cgroup", ", ".join(what), address, payer=address)
@@ -130,34 +134,34 @@ class Things:
         return reader
 
     def _sock(self, slab: Slab, start: int) -> Iterator[Layer]:
-        # All sockets of the slab are read.
+        # Reads all sockets of the slab.
         for sock in self._socks.read(slab, self.payers.memcgs):
             if sock.address == start:
                 yield Layer("socket", sock.protocol, start, payer=sock.memcg, charged=sock.charged)
 
     @cached_property
     def zswap(self) -> ZswapReader:
-        """What reads entries of zswap."""
+        """The reader of zswap entries."""
         reader = ZswapReader(self.image)
         self.coverage["zswap"], self.coverage["zswap_nodes"] = reader.coverage, reader.placement
         return reader
 
     def _is_zswap_entry(self, slab: Slab, address: int) -> bool:
-        # Their cache is merged with others of the size, so the trees of entries are gone over.
+        # Their cache may be merged with others of the same size, so all entries are read.
         return slab.cache.object_size == self.zswap.entry_size and any(
             entry == address for entry in self.zswap.addresses()
         )
 
     def zswap_entry(self, entry: ZswapEntry) -> Iterator[Layer]:
-        """Return an entry of zswap, and where its data is."""
+        """Return the layers of a zswap entry and its compressed data."""
         frames = mem_map(self.image)
         parts = self.zswap.parts(entry) or []
-        # On cgroup v1 an entry holds its obj_cgroup but charges nothing.
+        # On cgroup v1 an entry has an obj_cgroup but is not charged.
         charged = entry.length if entry.objcg and on_default_hierarchy(self.image) else 0
         objcg = self.payers.objcg(entry.objcg) if entry.objcg else None
         yield Layer(
             "zswap entry",
-            f"a page in {entry.length} bytes",
+            f"a page compressed to {entry.length} bytes",
             entry.address,
             nid=parts[0].nid if parts else None,
             payer=entry.objcg,

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from support.guests import DEBIAN_KERNELS, Lab
+from support.schemas import checked
 
 pytestmark = pytest.mark.image
 
@@ -58,7 +59,7 @@ def statuses(report: dict[str, Any], identity: str) -> set[str]:
 def test_an_audit(lab: Lab) -> None:
     core = lab.image(DEBIAN_KERNELS[-1], workload="mixed").core
     status, out, _ = interrupted(core, "audit", "--json")
-    report = json.loads(out)
+    report = checked(json.loads(out))
     assert (status, report["verdict"], report["interrupted"]) == (130, "incomplete", True)
     assert report["findings"] == []
     assert report["memcgs"]
@@ -83,6 +84,6 @@ def test_an_audit_for_people(lab: Lab) -> None:
 def test_a_view(lab: Lab, view: str) -> None:
     core = lab.image(DEBIAN_KERNELS[-1], workload="mixed").core
     status, out, _ = interrupted(core, view, "--json")
-    answer = json.loads(out)
+    answer = checked(json.loads(out))
     assert (status, answer["whole"]) == (130, False)
     assert any(table["rows"] for table in answer["tables"])

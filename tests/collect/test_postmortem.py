@@ -12,6 +12,7 @@ from typing import Any
 import docscene
 import pytest
 from support.guests import BUILT_KERNELS, ROOT, GuestImage
+from support.schemas import checked
 
 from memcg_inspect.cli import main
 
@@ -34,7 +35,7 @@ def dump(kernel: str, tmp_path: Path) -> Iterator[tuple[GuestImage, docscene.Sce
 
 def run(capsys: pytest.CaptureFixture[str], image: GuestImage, *words: str) -> tuple[int, Any]:
     status = main([*words, "--json", "-c", str(image.core), "--debuginfo", "btf"])
-    return status, json.loads(capsys.readouterr().out)
+    return status, checked(json.loads(capsys.readouterr().out))
 
 
 def line_of(call: str) -> int:

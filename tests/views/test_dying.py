@@ -17,6 +17,7 @@ from drgn import Object
 from drgn.helpers.linux.slab import slab_object_info
 from labkit import poke
 from support.guests import DEBIAN_KERNELS, KERNELS, GuestImage, Lab
+from support.schemas import checked
 from support.sockets import protocol_of
 
 from memcg_inspect.cli import main
@@ -207,7 +208,7 @@ def poked(image: GuestImage, folder: Path, place: Object, value: int) -> Path:
 
 def run(capsys: pytest.CaptureFixture[str], *args: object) -> tuple[int, Any]:
     status = main(["dying", "--json", "--debuginfo", "btf", *map(str, args)])
-    return status, json.loads(capsys.readouterr().out)
+    return status, checked(json.loads(capsys.readouterr().out))
 
 
 def first_removed(image: GuestImage, path: str) -> Object:

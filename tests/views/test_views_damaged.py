@@ -16,6 +16,7 @@ from drgn.helpers.linux.pid import for_each_task
 from support.guests import KERNELS, GuestImage, Lab
 from support.missing_pages import ask_without, slab_pages
 from support.printed import answer_text
+from support.schemas import checked
 from support.views import VIEWS, ask
 
 from memcg_inspect.image.image import image_of
@@ -55,7 +56,7 @@ def check(image: GuestImage, pages: Collection[int], arguments: tuple[str, ...])
     """Ask a view of an image without some pages; return whether the answer is whole."""
     answer, left = ask_without(image, pages, lambda damaged: ask(damaged.prog, *arguments))
     assert len(left) > 0.8 * len(pages)
-    document = json.loads(to_json(answer_document(answer)))
+    document = checked(json.loads(to_json(answer_document(answer))))
     assert answer_text(shown(answer))
     truth = whole(image.core, *arguments)
     if answer.is_whole:

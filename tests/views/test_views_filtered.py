@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from labkit import kdump
 from support.guests import DEBIAN_KERNELS, GuestImage, Lab
+from support.schemas import checked
 
 from memcg_inspect.cli import main
 from memcg_inspect.image.image import image_of
@@ -36,7 +37,7 @@ def test_nothing_is_made_up(
     whole = {f"{row['memcg_address']:#x}": row for row in rows_of(image)}
 
     assert main(["dying", "--json", "-c", str(core), "--debuginfo", "btf"]) == 3
-    document = json.loads(capsys.readouterr().out)
+    document = checked(json.loads(capsys.readouterr().out))
     removed, left = (table["rows"] for table in document["tables"])
     assert any("makedumpfile" in note for note in document["notes"])
     for row in removed:
@@ -54,7 +55,7 @@ def test_nothing_is_made_up(
     addresses = [word for row in left for word in str(row["examples"] or "").split()][::5]
     addresses += [row["memcg_address"] for row in removed]
     status = main(["who", *addresses, "--json", "-c", str(core), "--debuginfo", "btf"])
-    tables = json.loads(capsys.readouterr().out)["tables"]
+    tables = checked(json.loads(capsys.readouterr().out))["tables"]
     assert status == 3
     assert len(tables) == len(addresses)
     assert sum(bool(table["rows"]) for table in tables) > len(tables) / 2

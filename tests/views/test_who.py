@@ -38,6 +38,7 @@ from labkit import poke
 from support.charge_module import CPUS, GUESTS, Group, groups, guest_image, held
 from support.charge_module import owners as planted_owners
 from support.guests import KERNELS, PERNODE_KERNELS, ROOT, GuestImage, Lab
+from support.schemas import checked
 from support.sockets import protocol_of
 
 from memcg_inspect.cli import main
@@ -230,7 +231,7 @@ def test_as_drgn_identifies_it(lab: Lab, kernel: str) -> None:
 def check_identified(prog: Program, rows: list[Row], thing: Any, address: int) -> None:
     if isinstance(thing, IdentifiedSlabObject):
         info, row = thing.slab_object_info, layer(rows, "object")
-        if str(row["what"]).endswith("kept apart by kfence"):
+        if str(row["what"]).endswith("in the pool of kfence"):
             return  # drgn does not know where such an object begins
         name = info.slab_cache.name.string_().decode()
         state = str(row["what"]).partition("], ")[2]
@@ -393,7 +394,7 @@ def test_objects_of_kfence(lab: Lab, kernel: str) -> None:
         row = layer(rows, "object")
         assert (row["start"], row["offset"]) == (thing.address, thing.size - 1)
         cache = find_containing_slab_cache(prog, thing.address).name.string_().decode()
-        assert row["what"] == f"{cache}, allocated, kept apart by kfence"
+        assert row["what"] == f"{cache}, allocated, in the pool of kfence"
         seen += 1
     assert seen > 10 or not kfence_pages(image_of(prog))
 
@@ -442,7 +443,7 @@ def test_several_at_once(lab: Lab, kernel: str, capsys: pytest.CaptureFixture[st
     status = main(
         ["who", f"{first:x}", f"{second:#x}", "--json", "-c", str(image.core), "--debuginfo", "btf"]
     )
-    document = json.loads(capsys.readouterr().out)
+    document = checked(json.loads(capsys.readouterr().out))
     assert status == 0
     asked = [{row["address"] for row in table["rows"]} for table in document["tables"]]
     assert asked == [{f"{first:#x}"}, {f"{second:#x}"}]
@@ -464,7 +465,7 @@ def test_broken_cache_of_a_slab(
     place = page.slab_cache.address_
     poke.poke(image.core, out, image.vmlinux, [(f"u64:{place:#x}", 0xDEAD000000000000)])
     status = main(["who", f"{task.value_():x}", "--json", "-c", str(out), "--debuginfo", "btf"])
-    (table,) = json.loads(capsys.readouterr().out)["tables"]
+    (table,) = checked(json.loads(capsys.readouterr().out))["tables"]
     assert status == 3
     assert [row["layer"] for row in table["rows"]] == ["page"]
     with pytest.raises(FaultError):
