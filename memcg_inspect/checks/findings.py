@@ -79,7 +79,7 @@ def _finding(row: Row, kind: str, what: str) -> Finding:
 
 
 def _offsets(row: Row, other: Row) -> bool:
-    """Return whether another row is off by as much the other way."""
+    """Return whether another row differs by as much in the opposite direction."""
     return (
         (row.identity, row.item) == (other.identity, other.item)
         # obj_cgroups have a node, but one can be off against another of any node
@@ -119,16 +119,22 @@ def _objcgs_of(snapshot: Snapshot, memcg: int | None) -> frozenset[int]:
 
 
 def _relation(snapshot: Snapshot, row: int, partner: int) -> str:
-    """Say how two memcgs that are off by as much in opposite directions are related."""
+    """Say how two memcgs that differ by as much in opposite directions are related."""
     memcg, other = snapshot.memcgs[row], snapshot.memcgs[partner]
     if _owner(snapshot, memcg.parent) == other.address:
         return (
-            "its parent is off by as much the other way: the folded counter of this memcg alone, "
-            "or the owner of a charge, is wrong"
+            "its parent differs by as much in the opposite direction: either the folded counter of "
+            "this memcg alone or the owner of a charge is wrong"
         )
     if _owner(snapshot, other.parent) == memcg.address:
-        return "a child, whose counter this one's share is taken from, is off the other way"
-    return "another memcg is off the other way: charges may have changed owner"
+        return (
+            "a child, whose counter is subtracted from this memcg's, differs by as much in the "
+            "opposite direction"
+        )
+    return (
+        "another memcg differs by as much in the opposite direction: a charge may have changed "
+        "owner"
+    )
 
 
 def _owner(snapshot: Snapshot, memcg: int | None) -> int | None:
@@ -154,7 +160,10 @@ def orphan_findings(snapshot: Snapshot) -> list[Lead]:
                 item=kind,
                 unit="bytes",
                 difference=None,
-                what=f"{kind} memory is charged to {payer:#x}, which is no obj_cgroup of any memcg",
+                what=(
+                    f"{kind} memory is charged to {payer:#x}, which is not an obj_cgroup of any "
+                    "memcg"
+                ),
                 evidence_is="proof",
             ),
             Suspect(kind=kind, payers=frozenset({payer})),

@@ -136,11 +136,11 @@ def test_an_allocation_half_done_is_in_flight() -> None:
 
 def test_bytes_and_calls_of_a_site_are_not_taken_for_each_other() -> None:
     """In several samples of a running kernel: calls become exact, wrong bytes stay."""
-    looks = [
+    samples = [
         judge(snapshot(profile=profile(site(KMALLOC, 256, calls), site(PERCPU, 32, 1))))
         for calls in (3, 4, 3, 5, 3, 4)
     ]
-    settled = settle(looks, True)
+    settled = settle(samples, True)
     statuses = {row.unit: row.status for row in settled.rows if row.item == "mm/a.c:256 func:f"}
     assert statuses == {"bytes": "differs", "references": "exact"}
     found = [lead.finding for lead in settled.leads if lead.finding.identity == "alloc_tags"]
@@ -154,4 +154,4 @@ def test_not_kept_without_profiling() -> None:
         return identity.reason
 
     assert reason(snapshot(profile=Profile("built without it"))) == "built without it"
-    assert reason(snapshot()) == "call sites were not looked at"
+    assert reason(snapshot()) == "call sites were not read"

@@ -88,6 +88,11 @@ def test_what_was_not_read_is_none() -> None:
     assert counters(without=B).stat(B, ITEM) is None
     assert counters(without=B).own(A, ITEM) is None
     assert counters(without=DEAD).own(A, ITEM) is None
+    # nor is what an ancestor claims with all its descendants
+    assert counters(without=B).hierarchical(A, ITEM) is None
+    assert counters(without=DEAD).hierarchical(A, ITEM) is None
+    assert counters(without=DEAD).hierarchical(ROOT, ITEM) is None
+    assert counters(without=DEAD).hierarchical(B, ITEM) == CounterValue(300, 7)
     # the others are known all the same
     assert counters(without=DEAD).own(B, ITEM) == CounterValue(300, 7)
     assert counters(without=A).own(B, ITEM) == CounterValue(300, 7)

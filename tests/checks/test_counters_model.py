@@ -151,8 +151,8 @@ def test_folding_everything_changes_nothing(kernel: Kernel) -> None:
 
 @settings(deadline=None)
 @given(histories(), st.sets(numbers, max_size=3))
-def test_counters_not_read_never_make_a_wrong_value(kernel: Kernel, lost: set[int]) -> None:
-    unread = frozenset(kernel.groups[n % len(kernel.groups)].address for n in lost)
+def test_counters_not_read_never_make_a_wrong_value(kernel: Kernel, unreadable: set[int]) -> None:
+    unread = frozenset(kernel.groups[n % len(kernel.groups)].address for n in unreadable)
     whole, part = kernel.counters(), kernel.counters(unread)
     for group in kernel.groups:
         if group.dying:

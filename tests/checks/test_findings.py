@@ -101,7 +101,7 @@ def test_too_many_objects_are_the_candidates() -> None:
 def test_parent_and_child_that_offset_each_other() -> None:
     leads = {lead.finding.memcg: lead for lead in slab_leads(off((B, 8), (A, -8)))}
     assert set(leads) == {A, B}
-    assert "its parent is off by as much the other way" in leads[B].finding.what
+    assert "its parent differs by as much in the opposite direction" in leads[B].finding.what
     assert "a child" in leads[A].finding.what
     # Candidates for both are the objects of the one that has too many.
     for lead in leads.values():
@@ -115,7 +115,8 @@ def test_strangers_that_offset_each_other() -> None:
     assert set(leads) == {B, SIBLING}
     for lead in leads.values():
         assert lead.finding.what.endswith(
-            "another memcg is off the other way: charges may have changed owner"
+            "another memcg differs by as much in the opposite direction: a charge may have changed "
+            "owner"
         )
 
 
@@ -318,7 +319,7 @@ def test_an_obj_cgroup_is_off_against_one_of_any_node() -> None:
     [
         ("sock", 1, "ITEM claims 1 page more than was found"),
         ("sock", -2, "ITEM claims 2 pages less than was found"),
-        ("hierarchy", 1, "ITEM claims 1 page more than was found in all of its subtree"),
+        ("hierarchy", 1, "ITEM claims 1 page more than was found in its whole subtree"),
         ("objcg_bytes", 8, "the bytes charged to obj_cgroup 0xb0 are 8 short of whole pages"),
         ("objcg_bytes", -8, "the bytes charged to obj_cgroup 0xb0 are 8 beyond whole pages"),
         (

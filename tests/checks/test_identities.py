@@ -165,9 +165,9 @@ def test_bytes_of_an_objcg_are_whole_pages() -> None:
     assert rows[OBJCG_DEAD].claimed == {"whole_pages": 0}
 
 
-@pytest.mark.parametrize(("lost", "difference"), [(200, 200), (-64, -64), (8, 8)])
-def test_lost_bytes_of_an_objcg_show_exactly(lost: int, difference: int) -> None:
-    charges = {**CHARGES, (OBJCG_A, "slab", "reclaimable", 0): (1000 - lost, 5)}
+@pytest.mark.parametrize(("missing", "difference"), [(200, 200), (-64, -64), (8, 8)])
+def test_missing_bytes_of_an_objcg_show_exactly(missing: int, difference: int) -> None:
+    charges = {**CHARGES, (OBJCG_A, "slab", "reclaimable", 0): (1000 - missing, 5)}
     rows = {row.objcg: row for row in objcg_rows(image(charges=ledger(charges)))}
     assert rows[OBJCG_A].status == "differs"
     assert rows[OBJCG_A].difference == difference

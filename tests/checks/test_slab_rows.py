@@ -146,9 +146,9 @@ def test_more_than_claimed_is_a_finding_in_spite_of_missing_charges() -> None:
     assert differing == {(A, 1, 200 - 264)}
 
 
-def test_lost_counters_of_a_memcg_leave_the_others_verified() -> None:
-    lost = {key: value for key, value in stats().items() if key != (A, 0)}
-    rows = slab_rows(image(lruvec_stats=lost))
+def test_unreadable_counters_of_a_memcg_leave_the_others_verified() -> None:
+    read = {key: value for key, value in stats().items() if key != (A, 0)}
+    rows = slab_rows(image(lruvec_stats=read))
     assert the(rows, A, 0, RECLAIMABLE).status == "unverifiable"
     assert the(rows, A, 0, RECLAIMABLE).hierarchy is None
     assert the(rows, A, 1, RECLAIMABLE).status == "exact"

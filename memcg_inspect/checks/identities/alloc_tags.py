@@ -3,9 +3,9 @@
 Identity ``alloc_tags``
 -----------------------
 
-For each call site of a kernel that profiles allocations, whoever pays: its counters of bytes
+For each call site of a kernel that profiles allocations: its counters of bytes
 and of calls are those of all slab objects, percpu allocations and blocks of pages that refer
-to it.
+to it, charged or not.
 
 What refers to no call site is not in a counter, either: memory of early boot, of caches and
 vectors that the kernel leaves out, and references marked as empty. Where several sites share
@@ -137,7 +137,7 @@ def _names(profile: Profile) -> dict[int, str]:
 
 def _not_kept(snapshot: Snapshot) -> str | None:
     if snapshot.profile is None:
-        return "call sites were not looked at"
+        return "call sites were not read"
     return snapshot.profile.why_not
 
 

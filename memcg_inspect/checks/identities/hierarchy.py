@@ -68,7 +68,7 @@ def _row(snapshot: Snapshot, model: Row, found: int, why: str | None) -> Row:
 
 
 def _sentence(row: Row) -> str:
-    return f"{counter_differs(row)} in all of its subtree"
+    return f"{counter_differs(row)} in its whole subtree"
 
 
 CHECK = Check(

@@ -3,11 +3,11 @@
 Identity ``node_slab``
 ----------------------
 
-For each node, whoever pays: ``NR_SLAB_RECLAIMABLE_B`` and ``NR_SLAB_UNRECLAIMABLE_B`` of the
+For each node, charged or not: ``NR_SLAB_RECLAIMABLE_B`` and ``NR_SLAB_UNRECLAIMABLE_B`` of the
 node, in pages, are the pages of its slabs. The latter also counts large kmallocs. Pages of kfence
 are in neither.
 
-Before large kmallocs had a page type, those that no memcg pays for look like other pages. There
+Before large kmallocs had a page type, those that are not charged look like other pages. There
 only the first of the two is compared.
 """
 

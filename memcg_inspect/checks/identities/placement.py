@@ -40,7 +40,8 @@ def _prove(snapshot: Snapshot, row: Row) -> Proof:
     note = f"slab on node {row.nid}"
     return Proof(
         "misplaced-vector",
-        f"{counted(len(elsewhere), 'vectors')} of slabs on node {row.nid} on another node",
+        f"{counted(len(elsewhere), 'vectors')} of slabs on node {row.nid} "
+        f"{'is' if len(elsewhere) == 1 else 'are'} on another node",
         tuple(
             Evidence(address=vector, kind="obj_exts", nid=nid, page=slab, note=note)
             for vector, nid, slab in elsewhere

@@ -86,7 +86,7 @@ def _prove(snapshot: Snapshot, row: Row) -> Proof:
     ]
     return Proof(
         "stale-task-objcg",
-        f"{counted(len(wrong), 'tasks')} with a cached obj_cgroup of another memcg than its own",
+        f"{counted(len(wrong), 'tasks')} of this memcg cached an obj_cgroup of another memcg",
         tuple(
             Evidence(
                 address=task.address,
