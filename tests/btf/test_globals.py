@@ -26,7 +26,8 @@ def asked_for(path: Path) -> Iterator[str]:
         elif isinstance(node, ast.Call) and ast.unparse(node.func) == "static_key_enabled":
             named = node.args[-1]
         elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith("image.object"):
-            named = node.args[0]
+            # With the name of a file it is a static variable, for which BTF has no type.
+            named = node.args[0] if len(node.args) == 1 else None
         if isinstance(named, ast.Constant) and isinstance(named.value, str):
             yield named.value
 
