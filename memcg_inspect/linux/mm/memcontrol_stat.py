@@ -12,6 +12,8 @@ from __future__ import annotations
 import re
 from typing import Literal, NamedTuple
 
+from drgn import FaultError
+
 from memcg_inspect.image.image import Image, per_image
 from memcg_inspect.image.layout import constant
 from memcg_inspect.linux.mm.memcontrol_vmstats import event_slots
@@ -58,9 +60,12 @@ def stat_lines(image: Image) -> tuple[StatLine, ...]:
     names = _item_names(image)
     node_items = constant(image, "NR_VM_NODE_STAT_ITEMS") or 0
     lines: list[StatLine] = []
-    for entry in image.object("memory_stats").read_():
+    table = image.object("memory_stats")
+    for entry in table.read_():
         number = int(entry.idx)
-        item = names[number]
+        item = names.get(number)
+        if item is None:
+            raise FaultError(f"memory_stats has an unknown item {number}", table.address_ or 0)
         unit, scale = _unit(item, mem_map(image).page_size)
         name = entry.name.string_().decode(errors="backslashreplace")
         # memory.numa_stat shows NR_HUGETLB in any case.

@@ -111,9 +111,13 @@ def event_slots(image: Image) -> dict[str, int]:
     :raises drgn.FaultError: if the table cannot be read
     """
     names = {e.value: e.name for e in image.type("enum vm_event_item").enumerators or ()}
-    table = image.object("memcg_vm_event_stat").read_()
+    table = image.object("memcg_vm_event_stat")
     length = array_length(member_type(image.type("struct memcg_vmstats"), "events"))
-    return {names[int(table[slot])]: slot for slot in range(length)}
+    values = table.read_()
+    events = [int(values[slot]) for slot in range(length)]
+    if not names.keys() >= set(events):
+        raise FaultError("memcg_vm_event_stat has unknown events", table.address_ or 0)
+    return {names[event]: slot for slot, event in enumerate(events)}
 
 
 class StatReader:
