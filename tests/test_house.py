@@ -224,6 +224,22 @@ def test_readers_are_handed_their_image() -> None:
     assert wrong == []
 
 
+def test_rules_of_accounting_by_node_are_in_one_place_of_each_layer() -> None:
+    """A reader of anything else never meets the physical and the posted rule."""
+    found = {
+        path.relative_to(ROOT / "memcg_inspect").as_posix()
+        for path in PACKAGE
+        if re.search(r"\bposted\b|straddling", path.read_text())
+    }
+    assert found == {
+        "linux/mm/pernode.py",
+        "collect/pernode.py",
+        "checks/pernode.py",
+        "model.py",  # the records that they hand each other
+        "render/report.py",  # the name of each rule
+    }
+
+
 def test_nothing_private_of_others() -> None:
     for path in PACKAGE:
         for module, name in _imported(_parsed(path)):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
-"""Call sites and their counters, against what the guest said itself."""
+"""Call sites and their counters, compared with the guest's own /proc/allocinfo."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from memcg_inspect.model import Coverage
 pytestmark = pytest.mark.image
 
 
-#: By how much a planted counter is too high: bytes at offset 0, calls at offset 8.
+#: How much a planted counter is too high: bytes at offset 0, calls at offset 8.
 MORE = ((0, 72), (8, 1))
 
 
@@ -43,7 +43,7 @@ def test_counters_are_what_the_guest_said(lab: Lab, kernel: str, append: str) ->
     ]
     assert coverage.unreadable == 0
     check_against_guest(found, said(image, 1)[1], said(image, 2)[1])
-    # Some lines of the reader did change: else the list of them would explain nothing.
+    # check_against_guest() lets counters of RECORDER differ; some of them did.
     moved = {
         line.function
         for line, last in zip(found, said(image, 2)[1], strict=True)
@@ -54,13 +54,13 @@ def test_counters_are_what_the_guest_said(lab: Lab, kernel: str, append: str) ->
 
 @pytest.mark.parametrize(("kernel", "append"), GUESTS)
 def test_a_wrong_counter_is_named(lab: Lab, plant: Plant, kernel: str, append: str) -> None:
-    """On any CPU; and nothing else differs."""
+    """A counter of any CPU, planted; nothing else differs."""
     image = guest_image(lab, kernel, append)
     sites = read_call_sites(image_of(image.program()), Coverage()).values()
     site = next(s for s in sites if s.function == "alloc_pid" and s.bytes)
     per_cpu = image.program()["__per_cpu_offset"][2].value_()
     counter = (site.counters + per_cpu) % 2**64
-    # Bytes, then calls; what one CPU counts may be below zero.
+    # Bytes, then calls. The count of one CPU can be negative.
     old = image.program().read(counter, 16)
     new = [(int.from_bytes(old[at : at + 8], "little") + more) % 2**64 for at, more in MORE]
     change = (counter, b"".join(value.to_bytes(8, "little") for value in new))
@@ -79,7 +79,7 @@ def test_a_wrong_counter_is_named(lab: Lab, plant: Plant, kernel: str, append: s
 def test_a_reference_to_another_site_is_named(
     lab: Lab, plant: Plant, kernel: str, append: str
 ) -> None:
-    """One object is taken for another's: a site has too little, the other as much too much."""
+    """An object gets the codetag of another: one site has too little, the other too much."""
     image = guest_image(lab, kernel, append)
     prog = image.program()
     profile = collect(image_of(prog)).profile
@@ -108,7 +108,7 @@ def test_a_reference_to_another_site_is_named(
 
 @pytest.mark.parametrize(("kernel", "append"), GUESTS)
 def test_a_page_of_no_site_is_named(lab: Lab, plant: Plant, kernel: str, append: str) -> None:
-    """A page in use loses its reference, in its flags or in its page_ext."""
+    """The codetag of a page in use is cleared, in its flags or in its page_ext."""
     image = guest_image(lab, kernel, append)
     prog = image.program()
     reader, frames = PageTagReader(image_of(prog)), mem_map(image_of(prog))

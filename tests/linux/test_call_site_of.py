@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 """
-Which call site made one object, one percpu allocation, one block of pages; also where the
-module that did is gone.
+The call site of one object, percpu allocation or block of pages, also if it belongs to a module that
+was unloaded.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.image
 
 @pytest.mark.parametrize(("kernel", "append"), CHARGED)
 def test_of_what_a_module_holds(lab: Lab, kernel: str, append: str, tmp_path: Path) -> None:
-    """The module says where each thing is, and its source where it allocates it."""
+    """The module prints the address of each allocation; its source has the line of each call."""
     image = guest_image(lab, kernel, append, tmp_path)
     prog = image.program(dwarf=True)
     finder, frames = SiteFinder(image_of(prog)), mem_map(image_of(prog))
@@ -68,7 +68,7 @@ LINE = {
                if call in text)
     for call in ("kmalloc(", "alloc_pages(")
 }  # fmt: skip
-#: What the module leaves behind: kind, line, bytes and calls.
+#: Allocations that the module does not free: kind, line, bytes and calls.
 LEFT = {("slab", LINE["kmalloc("], 3 * 1024, 3), ("page", LINE["alloc_pages("], 4 * 4096, 1)}
 
 
@@ -80,7 +80,7 @@ LEFT = {("slab", LINE["kmalloc("], 3 * 1024, 3), ("page", LINE["alloc_pages("], 
     ],
 )
 def test_of_a_module_that_is_gone(lab: Lab, kernel: str, append: str, tmp_path: Path) -> None:
-    """Its call sites stay while something refers to them; since 6.13 without their names."""
+    """Call sites stay while something refers to them; since 6.13 without their names."""
     script = tmp_path / "leave"
     script.write_text("rmmod leaver\n")
     image = lab.image(

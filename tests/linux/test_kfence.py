@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
-"""Objects of KFENCE begin where its metadata says, which is not always the start of a page."""
+"""Objects of KFENCE begin at the address in its metadata, at the start or the end of a page."""
 
 from __future__ import annotations
 
@@ -27,6 +27,6 @@ def test_objects_of_slabs_in_the_pool(lab: Lab) -> None:
     said = [metadata[number].addr.value_() for number in range(len(pool) // 2 - 1)]
     expected = {address - address % page: [address] for address in said}
     assert placed == {start: expected[start] for start in placed}
-    # Which side an object is on is random: of so many, some are on each.
+    # KFENCE chooses a side of the page at random, so each side has some of so many objects.
     assert len(placed) > 100
     assert 0 < sum(objects != [start] for start, objects in placed.items()) < len(placed)

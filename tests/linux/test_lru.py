@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
-"""LRU lists: what folios say of themselves, against the lists and against the guest's files."""
+"""LRU lists: the flags of folios, compared with the lists and with the guest's own files."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from memcg_inspect.linux.mm.mmzone import mem_map
 from memcg_inspect.linux.mm.page_flags import FlagBits, page_flags
 from memcg_inspect.model import Coverage, Row
 
-#: What memory.numa_stat counts in pages of these lists.
+#: The items of memory.numa_stat that count pages of these lists.
 KINDS = {"anon": ("ANON]", "_ANON]"), "file": ("FILE]", "_FILE]")}
 
 pytestmark = [pytest.mark.image, pytest.mark.each_kernel]
 
 
 def numa_stat(folder: Path) -> dict[tuple[str, str, int], int]:
-    """memory.numa_stat of every memcg, by path, name and node."""
+    """Return memory.numa_stat of every memcg by (path, item, node)."""
     values = {}
     for file in folder.rglob("memory.numa_stat"):
         path = "/" + str(file.parent.relative_to(folder)).removeprefix(".")
@@ -45,7 +45,7 @@ def numa_stat(folder: Path) -> dict[tuple[str, str, int], int]:
 
 
 def lists(pn: Object) -> list[tuple[str, Object]]:
-    """The heads of all lists of folios of a lruvec, by the name of their counter."""
+    """Return the head of each list of a lruvec with the name of its counter."""
     prog = pn.prog_
     zones = {e.value: e.name for e in prog.type("enum zone_type").enumerators}
     heads = [
@@ -66,7 +66,7 @@ def lists(pn: Object) -> list[tuple[str, Object]]:
 
 
 def walked(prog: Program, memcgs: list[int]) -> Counter[tuple[int, int, str]]:
-    """Pages on each list, by walking it from folio to folio."""
+    """Count the pages on each list by walking the list."""
     pages: Counter[tuple[int, int, str]] = Counter()
     for memcg in memcgs:
         for nid, pn in nodeinfo(image_of(prog), Object(prog, "struct mem_cgroup *", memcg)):
@@ -77,7 +77,7 @@ def walked(prog: Program, memcgs: list[int]) -> Counter[tuple[int, int, str]]:
 
 
 def name_of_list(item: str) -> str:
-    """The name that :func:`lists` gives a list; lists of the old kind have no zones."""
+    """Return the name of a list in :func:`lists`. Lists of the classic LRU have no zones."""
     if item.startswith("lrugen."):
         return item.removeprefix("lrugen.nr_pages")
     return item.split("[")[-1].removesuffix("]")
@@ -107,7 +107,7 @@ def test_every_list_has_its_size(lab: Lab, kernel: str, workload: str, nodes: st
     assert [row for row in rows if row.status != "exact"] == []
     assert report.coverage["lru"].unreadable == 0
     root = next(m.address for m in report.memcgs if m.parent is None)
-    # The root's own are charged to nobody before 7.2.
+    # Before 7.2, pages of the root memcg are not charged.
     assert any(row.memcg == root for row in rows)
     assert len({row.memcg for row in rows}) >= 3
     assert sum(row.found["lru"] for row in rows) > 1000
@@ -125,7 +125,7 @@ def test_folios_in_another_zone(lab: Lab, kernel: str) -> None:
 
 @pytest.mark.parametrize("kernel", DEBIAN_KERNELS)
 def test_generation_is_where_it_was_derived(lab: Lab, kernel: str) -> None:
-    """No other place in the flags agrees with the lists as well as the one from the types."""
+    """No other field of the flags agrees with the lists as well as the derived one."""
     prog = lab.image(kernel, "4", "mixed").program(dwarf=True)
     root = prog["root_mem_cgroup"]
     gen = root.nodeinfo[0].lruvec.lrugen
@@ -186,7 +186,7 @@ def test_zone_holds_the_page(lab: Lab, kernel: str) -> None:
 def sums_below(
     snapshot_rows: list[Row], below: dict[int, set[int]]
 ) -> Counter[tuple[int, str, int]]:
-    """Pages by memcg with all below it, kind and node."""
+    """Return pages by (memcg, item, node), including descendants."""
     sums: Counter[tuple[int, str, int]] = Counter()
     for row in snapshot_rows:
         kind = next((k for k, ends in KINDS.items() if any(e in row.item for e in ends)), "other")
@@ -225,7 +225,7 @@ def test_numa_stat_says_the_same(lab: Lab, kernel: str) -> None:
 def test_without_generations_types_are_compared(
     lab: Lab, kernel: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where the generation is not where it was expected, sums by type still hold."""
+    """If the field of the generation is wrong, sums by type are still exact."""
     monkeypatch.setattr(LruReader, "_generations_are_right", lambda self, lruvecs: False)
     snapshot = collect(image_of(lab.image(kernel, "4", "mixed").program()))
     assert snapshot.lru is not None and not snapshot.lru.by_generation
@@ -257,7 +257,7 @@ def test_wrong_place_of_the_generation_is_noticed(
 
 
 def test_promotions_not_handed_in_yet_are_counted(lab: Lab, plant: Plant) -> None:
-    """A walk of page tables by a task, made of a free page, has 5 pages to add to a list."""
+    """A planted ``struct lru_gen_mm_walk`` of a task has 5 pages to add to a list."""
     image = lab.image("7.3", "4", "mixed")
     prog = image.program(dwarf=True)
     row = max((r for r in image.report().rows if r.identity == "lru"), key=lambda r: r.found["lru"])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
-"""All slab and percpu memory, whoever pays, against what the guest's own files said."""
+"""All slab and percpu memory, charged or not, compared with the guest's own files."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.image, pytest.mark.each_kernel]
 
 
 def slabinfo(folder: Path) -> dict[str, tuple[int, int]]:
-    """Slabs and the objects they have room for, by cache."""
+    """Return the number of slabs and of objects that fit in them, by cache."""
     caches = {}
     for line in (folder / "proc/slabinfo").read_text().splitlines()[2:]:
         words = line.split()
@@ -30,7 +30,7 @@ def slabinfo(folder: Path) -> dict[str, tuple[int, int]]:
 
 
 def zoneinfo(folder: Path) -> dict[tuple[int, str], int]:
-    """The slab counters of each node, in pages."""
+    """Return the slab counters of each node, in pages."""
     values, nid = {}, -1
     for line in (folder / "proc/zoneinfo").read_text().splitlines():
         node = re.match(r"Node (\d+),", line)
@@ -60,7 +60,7 @@ def test_slabinfo_says_the_same(lab: Lab, kernel: str, nodes: str) -> None:
     found, last = by_cache(image.report()), slabinfo(image.guest / "2")
     still = {c: v for c, v in slabinfo(image.guest / "1").items() if last.get(c) == v}
     compared = {c: v for c, v in still.items() if found.get(c, (0, 0)) == v}
-    # What stood still between two looks may still have moved before the guest was frozen.
+    # A counter that did not change between two reads can still have changed before the guest stopped.
     moved = still.keys() - compared.keys()
     assert len(moved) <= len(still) // 20, {c: (still[c], found.get(c)) for c in moved}
     assert sum(slabs > 0 for slabs, _ in compared.values()) > 40
@@ -73,13 +73,13 @@ def settled(image: GuestImage) -> dict[tuple[int, str], int]:
 
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_nodes_say_the_same(lab: Lab, kernel: str) -> None:
-    # Nodes without CPUs stand still, mostly; one of three topologies has one that does.
+    # The counters of nodes without CPUs seldom change: one of three topologies has such a node.
     compared = [_compared_nodes(lab.image(kernel, nodes, "mixed"), kernel) for nodes in TOPOLOGIES]
     assert sum(compared)
 
 
 def _compared_nodes(image: GuestImage, kernel: str) -> int:
-    """Hold the nodes against the guest's own zoneinfo; return how many counters stood still."""
+    """Compare the nodes with the guest's zoneinfo; return how many counters did not change."""
     report = image.report()
     rows = {(r.nid or 0, r.item): r for r in report.rows if r.identity == "node_slab"}
     # Older kernels do not mark large kmallocs.
@@ -89,7 +89,7 @@ def _compared_nodes(image: GuestImage, kernel: str) -> int:
     assert {row.status for row in rows.values()} == {"exact"}
     same = [key for key, value in settled(image).items() if key in rows]
     for key in same:
-        # /proc/zoneinfo shows what is folded; it folds before.
+        # /proc/zoneinfo folds the counters of all CPUs before it prints them.
         assert abs(sum((rows[key].claimed or {}).values()) - settled(image)[key]) <= 8, key
     return len(same)
 
@@ -117,7 +117,7 @@ def test_percpu_pages_are_those_the_allocator_counts(lab: Lab, kernel: str, node
     prog, report = image.program(), image.report()
     populated = prog["pcpu_nr_populated"].value_()
     assert populated > 0
-    # Static ones are among them; units of CPUs that cannot be have no pages.
+    # They include static percpu variables. Units of CPUs that are not possible have no pages.
     assert sum(u.pages for u in report.percpu_usage) == populated * report.image.cpus
     size = report.image.page_size
     assert all(0 <= u.charged <= u.allocated <= u.pages * size for u in report.percpu_usage)
@@ -131,7 +131,7 @@ def test_pages_of_kfence_are_in_no_counter(lab: Lab, kernel: str) -> None:
     image = lab.image(kernel, "2", "files", append="kfence.sample_interval=1")
     prog, report = image.program(), image.report()
     pool = kfence_pages(image_of(prog))
-    # CONFIG_KFENCE_NUM_OBJECTS is 255; each has a page and a guard, and so has the pool.
+    # CONFIG_KFENCE_NUM_OBJECTS is 255. Each object has a page and a guard page; so has the pool.
     assert len(pool) == 512
     assert mem_map(image_of(prog)).virt(pool[0]) == prog["__kfence_pool"].value_()
     guarded = [usage for usage in report.slab_usage if usage.kfence]

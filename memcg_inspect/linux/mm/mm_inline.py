@@ -22,7 +22,6 @@ its batch.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from functools import lru_cache
 
 from drgn import FaultError, Object, Type, offsetof, sizeof
 
@@ -79,9 +78,8 @@ class LruReader:
             start = self._lruvec + offsetof(image.type("struct lruvec"), "lrugen")
             self._nr_pages = start + offsetof(lrugen, "nr_pages")
             self._folios = start + offsetof(lrugen, folios)
-        self.item = lru_cache(maxsize=None)(self._item)
 
-    def _item(self, zone: int, flags: LruFlags) -> str:
+    def item(self, zone: int, flags: LruFlags) -> str:
         """Return the name of the list that a folio is on, ``folio_lru_list()``."""
         kind = "ANON" if flags.swapbacked else "FILE"
         if not self.by_generation and not flags.unevictable:
