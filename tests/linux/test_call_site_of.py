@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 """
-The call site of one object, percpu allocation or block of pages, also if it belongs to a module that
-was unloaded.
+The call site of one object, percpu allocation or block of pages, also if it belongs to a module
+that was unloaded.
 """
 
 from __future__ import annotations

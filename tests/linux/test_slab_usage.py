@@ -60,7 +60,7 @@ def test_slabinfo_says_the_same(lab: Lab, kernel: str, nodes: str) -> None:
     found, last = by_cache(image.report()), slabinfo(image.guest / "2")
     still = {c: v for c, v in slabinfo(image.guest / "1").items() if last.get(c) == v}
     compared = {c: v for c, v in still.items() if found.get(c, (0, 0)) == v}
-    # A counter that did not change between two reads can still have changed before the guest stopped.
+    # A counter that did not change between two reads can have changed before the guest stopped.
     moved = still.keys() - compared.keys()
     assert len(moved) <= len(still) // 20, {c: (still[c], found.get(c)) for c in moved}
     assert sum(slabs > 0 for slabs, _ in compared.values()) > 40
