@@ -17,7 +17,7 @@ from drgn.helpers.linux.mm import for_each_page, page_to_virt
 from drgn.helpers.linux.percpu import per_cpu_ptr
 from drgn.helpers.linux.slab import for_each_slab_cache, slab_object_info
 from support.guest_files import numbers, path_of
-from support.guests import DEBIAN_KERNELS, KERNELS, GuestImage, Lab
+from support.guests import DEBIAN_KERNELS, KERNELS, PERNODE_KERNELS, GuestImage, Lab
 from support.missing_pages import excluded, opened
 from support.sessions import converse
 
@@ -181,6 +181,16 @@ def test_nodes_of_objcgs(image: GuestImage) -> None:
         return
     by_node = list(objcgs_by_node(prog))
     assert set(objcgs) <= {objcg.value_() for _, objcg in by_node}
+    assert {nid for nid, _ in by_node} == {0, 1, 2, 3}
+    for nid, objcg in by_node:
+        assert memcg_inspect.objcg_nid(objcg) == nid
+
+
+@pytest.mark.parametrize("kernel", PERNODE_KERNELS)
+def test_nodes_of_objcgs_that_have_one(lab: Lab, kernel: str) -> None:
+    """The per-memcg-per-node series adds obj_cgroup.nid."""
+    prog = lab.image(kernel).program()
+    by_node = list(objcgs_by_node(prog))
     assert {nid for nid, _ in by_node} == {0, 1, 2, 3}
     for nid, objcg in by_node:
         assert memcg_inspect.objcg_nid(objcg) == nid

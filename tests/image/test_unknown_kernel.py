@@ -15,6 +15,8 @@ from drgn import (
     offsetof,
 )
 from support.guests import DEBIAN_KERNELS, Lab
+from support.missing_pages import opened
+from support.views import ask
 
 from memcg_inspect.cli import main
 from memcg_inspect.image.image import image_of
@@ -138,6 +140,18 @@ def test_a_missing_type_ends_with_status_2(
     assert (status, said.out) == (2, "")
     assert len(said.err.splitlines()) == 1
     assert missing in said.err
+
+
+@pytest.mark.parametrize("table", ["memory_stats", "memcg_vm_event_stat"])
+@pytest.mark.image
+def test_a_damaged_table_is_no_mistake(lab: Lab, table: str) -> None:
+    """The image has an item that its types do not know: the image is damaged, not the program."""
+    image = lab.image(NEWEST)
+    start = image.program()[table].address_
+    prog = opened(image.core)
+    prog.add_memory_segment(start, 16, lambda address, count, *_: b"\x7f" * count)
+    with pytest.raises(ImageError, match=f"{table} has"):
+        ask(prog, "stat", "/")
 
 
 def test_missing_memory_has_a_message_of_its_own() -> None:
