@@ -70,3 +70,63 @@ def test_unknown_compound_page_may_be_no_large_kmalloc() -> None:
 
 def test_skew_is_between_nodes() -> None:
     assert all(cell.backing_nid >= 0 for cell in skew_matrix(image()))
+
+
+def incomplete(lru_holds_objcg: bool = True, whole: bool = False) -> Snapshot:
+    """Return charges to addresses that are not known; some obj_cgroups could not be read."""
+    charges = {
+        (OBJCG_A, "slab", "reclaimable", 0): (1000, 5),
+        (0xBAD, "slab", "unreclaimable", 1): (64, 1),
+        (0xBAD, "lru", "lru", 1): (4096, 1),
+        # sockets are charged to memcgs
+        (0xBAD, "sock", "TCP", -1): (4096, 1),
+    }
+    return snapshot(
+        charges=ledger(charges),
+        features=features(lru_holds_objcg=lru_holds_objcg),
+        coverage={"objcgs": Coverage(3, 0 if whole else 1)},
+    )
+
+
+def test_charges_of_obj_cgroups_that_were_not_read_may_be_anybodys() -> None:
+    taken = incomplete()
+    reason = "slab memory is charged to obj_cgroups that are not in the image"
+    for detail in (None, "unreclaimable"):
+        for nid in (None, 1):
+            assert taken.why_missing("slab", detail, nid) == reason
+    assert taken.why_missing("slab", "unreclaimable", 0) is None
+    assert taken.why_missing("slab", "reclaimable", 1) is None
+    assert taken.why_missing("percpu") is None
+
+
+def test_charges_to_a_memcg_itself_are_nobody_elses() -> None:
+    assert incomplete().why_missing("sock") is None
+    # since 7.2 user pages are charged to obj_cgroups
+    assert incomplete().why_missing("lru") is not None
+    assert incomplete(lru_holds_objcg=False).why_missing("lru") is None
+
+
+def test_charges_to_unknown_addresses_are_orphans_where_everything_was_read() -> None:
+    taken = incomplete(whole=True)
+    assert [taken.why_missing(kind) for kind in ("slab", "lru", "sock")] == [None] * 3
+
+
+def test_reasons_name_what_could_not_be_read() -> None:
+    charges = ledger({})
+    charges.note_missing("slab", "reclaimable", 1)
+    reasons = {
+        (row.nid, row.item): row.reason
+        for row in slab_rows(snapshot(charges=charges))
+        if row.memcg == A
+    }
+    assert reasons == {
+        (0, RECLAIMABLE): None,
+        (0, UNRECLAIMABLE): None,
+        (1, RECLAIMABLE): "objcgs of slabs on this node are not in the image",
+        (1, UNRECLAIMABLE): None,
+    }
+    rows = slab_rows(snapshot(coverage={"stock": Coverage(1, 1)}))
+    assert {row.reason for row in rows} == {"object stocks are not all in the image"}
+    stats = {key: value for key, value in zero(family(), (0, 1)).items() if key != (B, 0)}
+    unread = {row.reason for row in slab_rows(snapshot(lruvec_stats=stats)) if row.nid == 0}
+    assert unread == {"its counter, or that of a memcg below it, is not in the image", None}

@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from support.made import A, ledger, snapshot
+from support.made import OBJCG_B, A, B, ledger, snapshot
 
 from memcg_inspect.checks.identities.objcg_bytes import objcg_rows
 from memcg_inspect.checks.judge import judge
@@ -25,8 +25,9 @@ def booked(
     percpu: str, zswap: str, wrong: int = 0, accounting: Accounting = "kmem-per-node"
 ) -> Snapshot:
     """
-    1,000 bytes of each kind on each node, booked by these rules: what the kernel has left over
-    fills the pages up by what it booked.
+    Return 1,000 bytes of each kind on each node, booked by these rules.
+
+    ``nr_charged_bytes`` is the rest of the pages by what the kernel booked. ``/a/b`` has nothing.
     """
     left = {ON_0: PAGE - 2000 - wrong, ON_1: PAGE - 2000}
     for kind, rule in (("percpu", percpu), ("zswap", zswap)):
@@ -38,7 +39,8 @@ def booked(
         objcgs={
             address: Objcg(address, A, nid, False, left[address], refs=2)
             for address, nid in ((ON_0, 0), (ON_1, 1))
-        },
+        }
+        | {OBJCG_B: Objcg(OBJCG_B, B, 0, False, 0, refs=0)},
         charges=ledger(
             {
                 (objcg, kind, "data", nid): (1000, 1)

@@ -25,7 +25,7 @@ BY_NAME = pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.name)
 def line(check: Check) -> str:
     """The line of an identity in the document."""
 
-    def names(parts: tuple[str, ...]) -> str:
+    def quoted(parts: tuple[str, ...]) -> str:
         return ", ".join(f"`{part}`" for part in parts)
 
     cells = (
@@ -33,8 +33,8 @@ def line(check: Check) -> str:
         check.counter,
         check.unit,
         check.found,
-        names(check.sources),
-        names(check.places),
+        quoted(check.sources),
+        quoted(check.places),
     )
     return f"| {' | '.join(cells)} |"
 
@@ -73,6 +73,18 @@ def test_checks_that_derive_rows_come_last() -> None:
     derived = [check.derive is not None for check in CHECKS]
     assert derived == sorted(derived)
     assert any(derived)
+
+
+def names(flag: str) -> set[str]:
+    """The identities that have a flag."""
+    return {check.name for check in CHECKS if getattr(check, flag)}
+
+
+def test_flags() -> None:
+    assert names("counters_only") == {"levels", "page_levels"}
+    assert names("of_subtrees") == {"usage", "hierarchy"}
+    # A wrong node shows where nodes or obj_cgroups are compared, and not in sums over them.
+    assert names("by_node_rule") == {"kmem", "objcg_bytes", "references", "hierarchy"}
 
 
 def test_counters_are_read_once() -> None:
