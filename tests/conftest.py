@@ -18,6 +18,7 @@ from support.guests import NOT_BUILT, Lab, Plant
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--all", action="store_true", help="run the long tests, too")
     parser.addoption("--soak", action="store_true", help="run nothing but the soak")
+    parser.addoption("--anew", metavar="WORD", help="make images anew, for each WORD once")
     parser.addoption("--fuzz", action="store_true", help="many more generated cases")
     parser.addoption("--write-docs", action="store_true", help="write what docs/ say of runs")
 
@@ -34,7 +35,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    # Not run at all, rather than skipped: a skipped test looks like a passed one.
+    # Deselected rather than skipped, since a skipped test is easily taken for a passed one.
     left = [item for item in items if not _is_wanted(config, item)]
     if left:
         config.hook.pytest_deselected(items=left)
@@ -75,8 +76,8 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 
 @pytest.fixture(scope="session")
-def lab() -> Iterator[Lab]:
-    yield Lab()
+def lab(request: pytest.FixtureRequest) -> Lab:
+    return Lab(request.config.getoption("--anew"))
 
 
 @pytest.fixture

@@ -2,8 +2,8 @@
 """
 Dumps that lack pages.
 
-What makedumpfile leaves out at level 23 nobody needs. At level 31 it leaves out pages that
-newer kernels need: then nothing is made up, and all that can be verified still is.
+At level 23 makedumpfile leaves out no page that is needed. At level 31 it leaves out pages of newer
+kernels that are: then there is no finding, and rows that do not need those pages are verified.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 """
-What was read is held against what the guest's own files said before it was frozen.
+What was read is compared with the files of the guest, copied before it was frozen.
 
-They were read twice, three seconds apart; only what stood still in between is compared. The
-kernel's files show folded counters after a flush, so they are folded plus pending here; what
-the object stocks hold they omit.
+The files were copied twice, three seconds apart, and only values that are the same in both copies
+are compared. Reading a file flushes the counters, so a value in it is folded plus pending here,
+without what the object stocks hold.
 """
 
 from __future__ import annotations

@@ -200,7 +200,7 @@ def memcg_level(subject: Subject) -> Fault:
 
 
 def parents_counter(subject: Subject) -> Fault:
-    """A parent's own folded counter: only what it says of its subtree shows whose it is."""
+    """A parent's own folded counter. Its row of ``hierarchy`` tells it from a child's."""
     path, item = "/files", "NR_SLAB_RECLAIMABLE_B"
     slot = StatReader(image_of(subject.prog), [item]).slots[item]
     stats = f"{subject.memcg(path)}.nodeinfo[0].lruvec_stats"

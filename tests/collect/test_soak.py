@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 """
-The kernel that accounts by node, built to look for its own mistakes, under stress: CPUs go and
+The kernel that accounts by node, with its debug options, under stress: CPUs go and
 come, tasks move between memcgs while they charge, memcgs are made and removed.
 """
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
-"""What tests of call sites share: images of kernels that profile, and what the guest said."""
+"""Images of guests that profile allocations, and the guests' own ``/proc/allocinfo``."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _LINE = re.compile(r" *(-?\d+) +(\d+) ([^ ]+):(\d+) (?:\[([^ ]+)\] )?func:([^ ]+
 
 
 def parse(text: str) -> tuple[str, list[Line]]:
-    """The version that the file says it has, and its lines."""
+    """Parse the text of the file; return its version and its lines."""
     first, second, *rest = text.splitlines()
     assert second == "#     <size>  <calls> <tag info>"
     lines = []
@@ -53,13 +53,13 @@ def parse(text: str) -> tuple[str, list[Line]]:
 
 
 def said(image: GuestImage, when: int) -> tuple[str, list[Line]]:
-    """What the guest's own file said; it was read twice."""
+    """Return version and lines of one of the two copies that the guest made of the file."""
     return parse((image.guest / f"{when}/proc/allocinfo").read_text())
 
 
-#: Functions that allocate for the task that read the file in the guest. It was there both
-#: times and is gone at the freeze: the task, its stack, credentials and signals; its open
-#: files, that of allocinfo among them with its buffer; its address space and page tables.
+#: Functions that allocate for the task that read the file in the guest: the task, its stack,
+#: credentials and signals; its open files and the buffer of allocinfo; its address space and page
+#: tables. The task existed at both times, and is gone when the guest is frozen.
 RECORDER = {
     "alloc_pid", "alloc_task_exec_state", "alloc_task_struct_node", "alloc_thread_stack_node",
     "copy_fs_struct", "copy_sighand", "copy_signal", "dup_fd", "prepare_creds",
@@ -70,8 +70,8 @@ RECORDER = {
     "mt_alloc_one", "vm_area_alloc", "vm_area_dup", "vma_lock_alloc",
     "__p4d_alloc", "__pmd_alloc", "__pud_alloc", "folio_prealloc", "pte_alloc_one",
 }  # fmt: skip
-#: Of the guest's init, which writes each command to a file in tmpfs and truncates it: the page
-#: of the one before may wait in a CPU's batch for a while.
+#: The same for the guest's init, by how many calls. Init writes each command to a file in tmpfs
+#: and truncates it, and the page of the command before may stay in a CPU's batch for a while.
 OF_INIT = {"shmem_alloc_folio": 2}
 
 

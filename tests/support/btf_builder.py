@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
-"""Writes BTF, for tests: types one by one, or a part of a kernel's."""
+"""Write BTF for tests: single types, or some types of a kernel."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from memcg_inspect.btf.parse import Btf, BtfKind
 
 Order = Literal["little", "big"]
 
-#: Words of each element that are ids of types or names; the others are plain numbers.
+#: Which word of each element is a name, or the id of a type; the others are plain numbers.
 _NAMES = {
     BtfKind.STRUCT: 0,
     BtfKind.UNION: 0,
@@ -31,7 +31,7 @@ _WIDTH = {
 
 
 class Builder:
-    """Collects types; ``base`` makes it split BTF."""
+    """Collect types and write them; with ``base``, as split BTF."""
 
     def __init__(self, base: Btf | None = None) -> None:
         self.records: list[list[int]] = []
@@ -136,7 +136,7 @@ def _raw(btf: Btf, number: int) -> list[int]:
 
 
 def _targets(btf: Btf, number: int, raw: list[int]) -> list[int]:
-    """Places in *raw* that hold ids of types."""
+    """Return the indexes in *raw* of ids of types."""
     kind = btf.kind(number)
     if kind == BtfKind.ARRAY:
         return [3, 4]
@@ -158,6 +158,6 @@ def _copy(btf: Btf, number: int, chosen: dict[int, int], builder: Builder) -> li
     for place in places:
         raw[place] = builder.name(btf.string(raw[place]))
     for place in _targets(btf, number, _raw(btf, number)):
-        # What did not fit is void, which drgn takes as the target of a pointer only.
+        # A type that was not copied becomes void, which only a pointer may refer to.
         raw[place] = chosen.get(raw[place], 0)
     return raw

@@ -2,8 +2,8 @@
 """
 Images on which the module ``fixtures/modules/charge`` made charges of known sizes.
 
-The memcgs it charges hold nothing else, so what must be found there is plain arithmetic. The
-module also lists the address of each charge, in a file of its own that the guest hands over.
+The memcgs that it charges have no other charges, so the expected sums are plain arithmetic. The
+module lists the address of each charge in a file, which the guest copies out.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from support.guests import BUILT_KERNELS, ROOT, GuestImage, Lab
 
 MODULE = (str(ROOT / "fixtures" / "modules" / "charge"), "")
 
-#: Kernel and its options; allocation profiling puts tags between the pointers.
+#: Kernel and its options. Allocation profiling puts tags between the pointers to obj_cgroups.
 GUESTS = [
     (kernel, append)
     for kernel, append in (
@@ -37,7 +37,7 @@ PAGE = 4096
 
 POINTER = 8
 
-#: kfence would take an object out of its slab now and then.
+#: KFENCE takes an object out of its slab now and then.
 NO_KFENCE = "kfence.sample_interval=0"
 
 
@@ -45,7 +45,7 @@ class Order(NamedTuple):
     """
     What one line asks of the module.
 
-    :ivar expected: bytes in all, by (kind, detail, node); node ``None`` where any may be
+    :ivar expected: bytes by (kind, detail, node); node ``None`` if they may be on any node
     """
 
     line: str
@@ -69,7 +69,7 @@ def pages(line: str, detail: str, order: int) -> Order:
 
 
 def percpu(size: int, count: int) -> Order:
-    """Memory on the node of each CPU, and a pointer for each four bytes of one CPU's."""
+    """Percpu memory on the node of each CPU, and a pointer for each four bytes of one CPU."""
     data = {("percpu", "data", nid): size * count for nid in range(CPUS)}
     return Order(
         f"percpu {size} 8 {count}",
@@ -79,7 +79,7 @@ def percpu(size: int, count: int) -> Order:
 
 
 def vmalloc(size: int, count: int, nid: int) -> Order:
-    """Whole pages, from the node that the task runs on."""
+    """Whole pages on the node that the task runs on."""
     whole = -(-size // PAGE) * PAGE
     return Order(f"vmalloc -1 {size} {count}", count, {("kmem", "vmalloc", nid): whole * count})
 
@@ -100,7 +100,7 @@ class Group:
 
 
 def groups(kernel: str) -> dict[str, Group]:
-    # Up to 6.12 nothing tells a large kmalloc from other compound pages.
+    # Up to 6.12 large kmallocs cannot be told from other compound pages.
     order = 2 if kernel.startswith("7.") else 0
     return {
         "/many": Group(
@@ -168,14 +168,14 @@ def held(image: GuestImage) -> list[Held]:
 
 
 def owners(wanted: dict[str, Group]) -> Iterator[tuple[str, Group]]:
-    """Whose each held charge is: they are listed in the order in which they were made."""
+    """Return the path and the group of each held charge, in the order in which they were made."""
     for path, group in wanted.items():
         for order in group.orders:
             yield from [(path, group)] * order.count
 
 
 def call_sites() -> dict[str, str]:
-    """Where the module allocates what, from its source."""
+    """Return, by kind, the file and line where the module allocates, from its source."""
     lines = (ROOT / "fixtures/modules/charge/charge.c").read_text().splitlines()
     calls = {
         "held": "kzalloc(", "kmalloc": "kmalloc_node(", "cache": "kmem_cache_alloc_node(",

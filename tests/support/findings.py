@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
-"""What the findings of a report name."""
+"""What the findings of a report are about."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ def by_path(report: Report) -> dict[str, int]:
 
 
 def named(report: Report, identity: str = "slab") -> set[tuple[str, int | None, str, int | None]]:
-    """What the findings of an identity name: (memcg, node, item, amount)."""
+    """Return (memcg, node, item, difference) of each finding of an identity."""
     paths = {m.address: m.path for m in report.memcgs}
     return {
         (paths.get(f.memcg or 0, "?"), f.nid, f.item, f.difference)
@@ -21,7 +21,7 @@ def named(report: Report, identity: str = "slab") -> set[tuple[str, int | None, 
 
 
 def touched(report: Report, *paths: str) -> bool:
-    """Whether every finding is on one of these memcgs or on an ancestor of one."""
+    """Return whether every finding is on one of these memcgs or on an ancestor of one."""
     allowed = set()
     for path in paths:
         parts = path.strip("/").split("/")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
-"""Pages that nobody uses."""
+"""Free pages."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from drgn.helpers.linux.mmzone import for_each_online_pgdat
 
 
 def free_page(prog: drgn.Program, other_than: int) -> int:
-    """Some page of the buddy allocator on another node, found from its free lists."""
+    """Return a ``struct page *`` on the free lists of another node."""
     for pgdat in for_each_online_pgdat(prog):
         if pgdat.node_id.value_() == other_than:
             continue

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
-"""What the files of a guest said, read twice before the guest was frozen."""
+"""Files of a guest's cgroups, copied twice before the guest was frozen."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def path_of(file: Path, folder: Path) -> str:
 
 
 def numbers(folder: Path, name: str) -> Said:
-    """A file of lines like ``name value`` or ``name N0=value N1=value``, of every memcg."""
+    """Read a file of every memcg, of lines like ``name value`` or ``name N0=value N1=value``."""
     values: Said = {}
     for file in folder.rglob(name):
         path = path_of(file, folder)
@@ -29,13 +29,12 @@ def numbers(folder: Path, name: str) -> Said:
 
 
 def still(image: GuestImage, name: str) -> Said:
-    """What the guest said twice."""
+    """Return the values that are the same in both copies."""
     first, second = (numbers(image.guest / which / "cgroup", name) for which in "12")
     return {key: value for key, value in second.items() if first.get(key) == value}
 
 
-#: The guest's own programs run in the root, and this is their memory: it moves after the last
-#: reading.
+#: Items of the root that change after the second copy: memory of the guest's own programs.
 MOVES_IN_ROOT = {
     "anon", "file", "shmem", "file_mapped", "active_anon", "inactive_anon", "pagetables",
     "kernel", "pgfault",

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 """
-What the tests run on: images of real kernels, made by the lab.
+Images of real kernels, made by the lab.
 
-Shared by the tests; the fixtures made of it are in conftest.py.
+The fixtures ``lab`` and ``plant`` of conftest.py are made of this.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from memcg_inspect.model import Report
 ROOT = Path(__file__).resolve().parent.parent.parent
 
 DEBIAN_KERNELS = tuple(kernels.names(built_here=False))
-#: Kernels built here take long to build: they are tested when they are in the cache. Those
-#: with mistakes of their own, and the one for the soak, have tests of their own.
+#: Kernels that the lab builds are tested if they are in the cache, since a build takes long. Those
+#: with planted mistakes, and the debug kernel, have tests of their own.
 HONEST_KERNELS = tuple(
     k for k in kernels.names(built_here=True) if "-broken-" not in k and not k.endswith("-debug")
 )
@@ -35,7 +35,13 @@ PERNODE_KERNELS = tuple(k for k in HONEST_KERNELS if "-pernode" in k and k not i
 
 
 class GuestImage:
-    """An image of a guest, and what the guest itself said before it was frozen."""
+    """
+    An image of a guest.
+
+    :ivar core: the image
+    :ivar guest: folder of files that the guest copied out before it was frozen: ``1`` and ``2``
+        hold the same files, copied some seconds apart
+    """
 
     def __init__(self, core: Path, vmlinux: Path | None = None) -> None:
         self.core = core
@@ -59,18 +65,18 @@ class GuestImage:
 
     @property
     def vmlinux(self) -> Path:
-        """Its debug info, which is fetched when a test first asks for it."""
+        """Return its debug info, which is fetched when a test first needs it."""
         return self._vmlinux or poke.vmlinux_of(self.core)
 
     def program(self, dwarf: bool = False) -> drgn.Program:
-        """With types from BTF, unless debug info is what a test is about."""
+        """Return a program with types from BTF, or from debug info."""
         return _program(self.core, self.vmlinux if dwarf else None)
 
     def report(self, dwarf: bool = False) -> Report:
         return _report(self.core, self.vmlinux if dwarf else None)
 
 
-# Debug info of one kernel takes hundreds of megabytes: few programs are kept open.
+# Debug info of a kernel takes hundreds of megabytes, so few programs are kept open.
 @lru_cache(maxsize=3)
 def _program(core: Path, vmlinux: Path | None) -> drgn.Program:
     if vmlinux is None:
@@ -84,23 +90,34 @@ def _report(core: Path, vmlinux: Path | None) -> Report:
 
 
 class Lab:
-    """Makes images, or takes them from the cache."""
+    """
+    Makes images, or takes them from the cache.
+
+    :param anew: a word for the kernels' command lines, which they ignore: images with another
+        word are other images
+    """
+
+    def __init__(self, anew: str | None = None) -> None:
+        self.anew = anew
 
     def image(
         self, kernel: str, nodes: str = "4", workload: str = "files", **more: object
     ) -> GuestImage:
+        """Return an image; *more* are options of :func:`labkit.images.image`."""
+        if self.anew:
+            more["append"] = f"{more.get('append', '')} anew={self.anew}".strip()
         return GuestImage(images.image(kernel, nodes, workload, **more))  # type: ignore[arg-type]
 
 
 def complaints(core: Path) -> list[str]:
-    """What the guest's kernel complained about before the image was taken."""
+    """Return the warnings in the guest's dmesg."""
     words = ("WARNING:", " BUG:", "INFO:", "suspicious RCU", "underflow")
     lines = (core.with_name(core.name + ".guest") / "2" / "dmesg").read_text().splitlines()
     return [line for line in lines if any(word in line for word in words)]
 
 
 class Plant:
-    """Plants faults into copies of images; the copies go when the test is over."""
+    """Plant faults into copies of images. The copies are removed after the test."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 """
-Audits of the running kernel, one after the other, inside a guest.
+Audit the running kernel several times, inside a guest.
 
-Run by the tests with the number of audits; prints a line of JSON for each: the exit status, and
-the report, or what was said in place of one. The last line is of one that nobody in particular
-tried to make.
+Tests run this with the number of audits. It prints a line of JSON for each: exit status, report,
+and messages. The last line is of one more audit, by an unprivileged user.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ NOBODY = 65534
 
 
 def audited() -> dict[str, object]:
-    """One audit, as the command line does it."""
+    """Audit as the command line does; return exit status, report and messages."""
     out, err = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         status = cli.main(["audit", "--json", "--debuginfo", "btf"])
@@ -33,7 +32,7 @@ def audited() -> dict[str, object]:
 
 
 def main() -> None:
-    """Audit as often as asked for."""
+    """Audit as often as the argument says, and once more without privileges."""
     for _ in range(int(sys.argv[1])):
         print(json.dumps(audited()), flush=True)
     os.setgid(NOBODY)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
-"""Guests that run while they are looked into."""
+"""Guests that run while they are audited."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ IN_GUEST = Path(__file__).with_name("in_guest.py")
 
 @contextmanager
 def kept(folder: Path, kernel: str, *words: str) -> Iterator[Path]:
-    """A guest that runs for the time of a block, and its QMP socket."""
+    """Run a guest for the time of a ``with`` block; yield its QMP socket."""
     up = [sys.executable, LAB, "up", "--kernel", kernel, "--state", folder]
     started = subprocess.run(
         [*map(str, up), *words], capture_output=True, text=True, timeout=300, check=False
@@ -34,7 +34,7 @@ def kept(folder: Path, kernel: str, *words: str) -> Iterator[Path]:
 
 
 def execute(folder: Path, script: str) -> str:
-    """Run a shell script in a guest that is kept."""
+    """Run a shell script in a guest of :func:`kept`."""
     file = folder / "script"
     file.write_text(script)
     command = [sys.executable, str(LAB), "exec", str(folder), str(file)]
@@ -44,7 +44,7 @@ def execute(folder: Path, script: str) -> str:
 
 
 def from_outside(qmp: Path, *options: str) -> dict[str, Any]:
-    """Audit a guest from outside: exit status, report, and what was said."""
+    """Audit a guest from outside; return exit status, report and messages."""
     command = [sys.executable, "-m", "memcg_inspect", "--qemu", str(qmp), "audit", "--json"]
     done = subprocess.run(
         [*command, *options], capture_output=True, text=True, timeout=120, check=False
@@ -61,7 +61,7 @@ def from_inside(kernel: str, audits: int, *words: str) -> list[dict[str, Any]]:
     """Boot a guest and audit it from inside."""
     live = [sys.executable, str(LAB), "live", "--kernel", kernel, *words]
     done = subprocess.run(
-        # before the load, which leaves it little of the emulated CPUs
+        # Before the load, which leaves little time of the emulated CPUs.
         [*live, "--", "nice", "-n", "-19", sys.executable, str(IN_GUEST), str(audits)],
         capture_output=True,
         text=True,

@@ -10,7 +10,7 @@ from memcg_inspect.render.report import report_lines
 from memcg_inspect.render.text import Output, answer_lines
 from memcg_inspect.tables import Answer
 
-#: So wide that no line is folded.
+#: A width at which no line is wrapped.
 WIDE = 2000
 
 

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 """
-A plain walker of charged slab objects: one drgn Object at a time, simple and obviously right.
+A plain walk of charged slab objects, one drgn Object at a time.
 
-Shares nothing with the package. Its counts are what the fast readers are held against, and
-its time is what they are measured by. It finds nodes from the page frames that each
-``pglist_data`` spans, not from page flags.
+It shares no code with the package. Tests compare the fast readers with its counts, and benchmarks
+compare them with its time. It finds nodes from the page frames that each ``pglist_data`` spans,
+not from page flags.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Charges = Counter[tuple[int, int, bool]]
 
 
 def node_spans(prog: Program) -> list[tuple[int, int, int]]:
-    """The page frames that each node spans; the lab's nodes do not overlap."""
+    """Return the page frames that each node spans. The lab's nodes do not overlap."""
     return [
         (
             pgdat.node_start_pfn.value_(),
@@ -54,7 +54,7 @@ def charged_slab_objects(prog: Program) -> tuple[Charges, Charges]:
 
 
 def object_objcg(slab: Object, cache: Object, index: int) -> int:
-    """The obj_cgroup of one object, 0 if it is not charged."""
+    """Return the obj_cgroup of an object; 0 if it is not charged."""
     prog = slab.prog_
     if hasattr(slab, "memcg_data"):  # 6.1
         vector = slab.memcg_data.value_() & ~7

@@ -26,7 +26,7 @@ ITEM = "NR_SLAB_RECLAIMABLE_B"
 
 
 def row(memcg: int, found: int, folded: int | None, status: str = "exact", nid: int = 0) -> Row:
-    """A row of the slab identity."""
+    """Return a row of the slab identity."""
     return Row(
         identity="slab",
         memcg=memcg,
@@ -43,7 +43,7 @@ def row(memcg: int, found: int, folded: int | None, status: str = "exact", nid: 
 
 
 def report(path: str = "/web", name: str = "dentry", note: str = "a note") -> Report:
-    """A report with everything in it; the parameters are names as an image may hold them."""
+    """Return a report with all parts; the parameters are names from an image."""
     return Report(
         image=ImageInfo("7.3.0", "vmcore", (0, 1), 2, 4096, "objcg-per-node"),
         verdict="findings",
@@ -99,7 +99,7 @@ def report(path: str = "/web", name: str = "dentry", note: str = "a note") -> Re
 
 
 def more() -> Report:
-    """One with what a report may have besides: other identities, and charges of no node."""
+    """Return a report that also has other identities, and charges without a node."""
     whole = report()
     pages = replace(row(ROOT, 3, 3), identity="kmem", item="MEMCG_KMEM", unit="pages", nid=None)
     nowhere = Evidence(0xFFFF888000F00008, "sock", nid=NUMA_NO_NODE)
@@ -123,7 +123,7 @@ def more() -> Report:
 
 
 def clean() -> Report:
-    """One with nothing wrong in it, of a machine with one node and nothing charged."""
+    """Return a report without findings, of a machine with one node and no charges."""
     whole = report()
     return replace(
         whole,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
-"""Images of the module that puts known charges on every node, at each stage of its work."""
+"""Images of guests in which the module ``pernode_selftest`` made known charges on every node."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ MAKE={folder}/do
 """
 _ALL = "(echo 0 >self/here/cgroup.procs; echo all >$MAKE{more})\n"
 
-#: What was done when the image was taken. Two nodes have CPUs, six have memory only.
+#: By stage, what the guest does before the image is taken. Two nodes have CPUs, six only memory.
 STAGES = {
     "before": "",
     "all": _ALL.format(more=""),
     "half": _ALL.format(more="; echo free odd >$MAKE"),
-    # new percpu chunks, made by a task that may use a node without CPUs alone
+    # New percpu chunks, made by a task that may use only a node without CPUs.
     "cpuless": (
         "echo +cpuset >self/cgroup.subtree_control\necho 5 >self/here/cpuset.mems\n"
         "(echo 0 >self/here/cgroup.procs; echo percpu 32768 100 >$MAKE)\n"
@@ -40,7 +40,7 @@ STAGES = {
 
 
 def selftest(tmp_path: Path, kernel: str, stage: str) -> Path:
-    """An image of eight nodes, taken at a stage."""
+    """Return an image of a guest with eight nodes, taken at a stage."""
     script = tmp_path / stage
     script.write_text(_SETUP.format(folder=FOLDER) + STAGES[stage])
     return images.image(
@@ -49,7 +49,7 @@ def selftest(tmp_path: Path, kernel: str, stage: str) -> Path:
 
 
 def held(image: Path) -> list[tuple[str, int, dict[int, int]]]:
-    """What the module itself says it holds: kind, size or order, and bytes by node."""
+    """Read what the module says it holds: kind, size or order, and bytes by node."""
     folder = image.with_name(image.name + ".guest") / "2"
     lines = (folder / FOLDER.lstrip("/") / "held").read_text().splitlines()
     found = []

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from drgn import Object
 
-#: Names of protocols, by what user space asks socket() for: AF_UNIX, AF_INET, AF_INET6.
+#: Names of protocols, by family (AF_UNIX, AF_INET, AF_INET6) and type of the socket.
 PROTOCOLS = {
     (1, 1): "UNIX-STREAM", (1, 2): "UNIX", (1, 5): "UNIX",
     (2, 1): "TCP", (2, 2): "UDP", (10, 1): "TCPv6", (10, 2): "UDPv6",
@@ -13,5 +13,5 @@ PROTOCOLS = {
 
 
 def protocol_of(sock: Object) -> str:
-    """Caches of protocols are merged with others of the size: a socket's own family tells."""
+    """Return the name of a socket's protocol. Its cache does not tell, since caches are merged."""
     return PROTOCOLS[sock.__sk_common.skc_family.value_(), sock.sk_type.value_()]

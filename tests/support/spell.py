@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
-"""Spells types out, so that types of two programs can be compared."""
+"""Write types as text, so that types of two programs can be compared."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ COMPOUND = (TypeKind.STRUCT, TypeKind.UNION)
 
 
 def definition(type_: Type) -> str:
-    """All that the C source says of a type with a name, down to the names of others."""
+    """Return the definition of a named type; other named types are given by name."""
     if type_.kind in COMPOUND:
         if type_.members is None:
             return f"{type_.kind.name} {type_.tag}, incomplete"
@@ -19,14 +19,14 @@ def definition(type_: Type) -> str:
         ]
         return f"{type_.kind.name} {type_.tag} of {type_.size}: {'; '.join(members)}"
     if type_.kind == TypeKind.ENUM:
-        # What the enumeration's integer type is called is lost; its size and sign are not.
+        # BTF has the size and the sign of the enumeration's integer type, but not its name.
         kind = f"{type_.type.size} {type_.type.is_signed}" if type_.type else "incomplete"
         return f"enum {type_.tag} of {kind}: {[tuple(e) for e in type_.enumerators or ()]}"
     return f"typedef {type_.name}: {use(type_.type)}"
 
 
 def use(type_: Type) -> str:
-    """A type where it is used: by name if it has one."""
+    """Return a type as it is used in a declaration: by name if it has one."""
     qualifiers = f"{type_.qualifiers} " if type_.qualifiers else ""
     return qualifiers + _use(type_)
 
@@ -36,7 +36,7 @@ def _use(type_: Type) -> str:
     if kind == TypeKind.POINTER:
         return f"pointer to {use(type_.type)}"
     if kind == TypeKind.ARRAY:
-        # "[2][3]" is "[6]" in BTF, "[]" is "[0]".
+        # BTF has "[6]" for "[2][3]", and "[0]" for "[]".
         length = 1
         while type_.kind == TypeKind.ARRAY:
             length *= type_.length or 0
@@ -53,7 +53,7 @@ def _use(type_: Type) -> str:
 
 
 def layout(type_: Type) -> str:
-    """What matters of the type of a variable: typedefs and qualifiers do not."""
+    """Return the layout of the type of a variable, without typedefs and qualifiers."""
     type_ = type_.unaliased()
     if type_.kind == TypeKind.POINTER:
         return f"pointer to {layout(type_.type)}"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
-"""Views asked as the command line asks them, and answers compared with those of a whole image."""
+"""Views run as on the command line, and their answers compared with those of a whole image."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ def keyed(table: Table, *key: str) -> dict[tuple[Value, ...], Row]:
 
 
 def same(found: Answer, truth: Answer, *key: str) -> None:
-    """Every row is there in the truth, with the same values but for those not read."""
+    """Check that each row is a row of *truth*, with the same values or unreadable ones."""
     rows = keyed(truth.tables[0], *key)
     for row in keyed(found.tables[0], *key).values():
         other = rows[tuple(row[name] for name in key)]
         for name, value in row.items():
-            # The name of a memcg is lost with it, and who it is that pays.
+            # With a memcg, its name is missing, and which memcg pays.
             assert value == other[name] or isinstance(value, NotRead) or (
                 name in ("memcg", "objcg_memcg", "memcg_address", "comm", "cache")
                 or (name == "nodes" and "?" in str(value))
@@ -49,7 +49,7 @@ def same_stat(found: Answer, truth: Answer) -> None:
 
 
 def no_more(found: Answer, truth: Answer) -> None:
-    """Of slabs, what is missing is missing from sums."""
+    """Check that sums of slabs are not above those of *truth*."""
     rows = keyed(truth.tables[0], "memcg_address", "cache_address", "size", "node")
     for key, row in keyed(
         found.tables[0], "memcg_address", "cache_address", "size", "node"

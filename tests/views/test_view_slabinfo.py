@@ -127,7 +127,7 @@ def test_caches_are_those_of_proc_slabinfo(lab: Lab, kernel: str) -> None:
     equal = {c for c, (active, _) in same.items() if objects[c] == active}
     other = {c: (objects[c], same[c]) for c in same.keys() - equal}
     wrong = {c: v for c, v in other.items() if not (with_cpu_slabs and v[0] < v[1][0])}
-    # What stood still between two looks may still have moved before the guest was frozen.
+    # What was the same in both copies may still have changed before the guest was frozen.
     assert len(wrong) <= len(same) // 20, wrong
     assert len(equal) > 90
     assert objects.total() > 50_000
