@@ -41,8 +41,8 @@ __all__ = (
 
 #: What a column holds. ``bytes``, ``pages``, ``KiB``, ``count`` and ``difference`` are amounts
 #: (``difference`` is shown with its sign); ``number`` is not an amount (a CPU, an index);
-#: ``memcg`` is a path, and the column ``memcg_address`` beside it tells removed memcgs of one
-#: path apart.
+#: ``memcg`` is a path; the column ``memcg_address`` beside it distinguishes removed memcgs that
+#: had the same path.
 ColumnType = Literal[
     "text",
     "memcg",
@@ -99,7 +99,7 @@ class Field(NamedTuple):
     each: str | None = None
 
 
-#: The field that tells memcgs with the same path apart.
+#: The field that distinguishes memcgs with the same path.
 MemcgAddress = Annotated[int | None, Field("address", "struct mem_cgroup *", shown=False)]
 
 
@@ -133,10 +133,10 @@ class Column:
 def _fields(record: type) -> tuple[tuple[str, Field], ...]:
     hints = get_type_hints(record, include_extras=True)
     return tuple(
-        (name, told)
+        (name, declared)
         for name, hint in hints.items()
-        for told in getattr(hint, "__metadata__", ())
-        if isinstance(told, Field)
+        for declared in getattr(hint, "__metadata__", ())
+        if isinstance(declared, Field)
     )
 
 
@@ -154,16 +154,16 @@ def columns_of(
     :param omit: names of fields that are not wanted
     """
     columns: list[Column] = []
-    for name, told in _fields(record):
+    for name, declared in _fields(record):
         if name in omit or (only is not None and name not in only):
             continue
-        parts = (told.type, told.help, told.shown, told.total)
-        if told.each is None:
+        parts = (declared.type, declared.help, declared.shown, declared.total)
+        if declared.each is None:
             columns.append(Column(name, *parts))
             continue
         for key in keys:
-            column = Column(told.each.format(key), *parts, field=name, key=key)
-            columns.append(replace(column, help=told.help.format(key)))
+            column = Column(declared.each.format(key), *parts, field=name, key=key)
+            columns.append(replace(column, help=declared.help.format(key)))
     return tuple(columns)
 
 

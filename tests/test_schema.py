@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import fields
 from typing import Any
 
 import pytest
@@ -14,8 +15,10 @@ from support.schemas import checked, validator
 
 from memcg_inspect.cli import main
 from memcg_inspect.render.documents import report_document
+from memcg_inspect.report_tables import TABLES
 from memcg_inspect.subcommands import COMMANDS, schema
-from memcg_inspect.views import tables
+from memcg_inspect.tables import columns_of
+from memcg_inspect.views import tables, views
 
 #: Every command, and the ways in which it makes tables of different columns.
 ASKED = (
@@ -97,6 +100,15 @@ def test_readers_may_meet_new_fields() -> None:
     Draft202012Validator(schema("audit")).validate(made)
     with pytest.raises(AssertionError):
         checked(made)
+
+
+def test_rows_are_records_with_a_column_for_each_field() -> None:
+    records = [record for record, _ in TABLES.values()]
+    records += [record for view in views() for record in view.records]
+    assert len(records) > 15
+    for record in records:
+        names = {column.field or column.name for column in columns_of(record, keys=("N",))}
+        assert names == {field.name for field in fields(record)}, record
 
 
 @pytest.mark.parametrize("command", [name for name in COMMANDS if name != "audit"])

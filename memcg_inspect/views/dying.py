@@ -34,7 +34,7 @@ from memcg_inspect.views.view import Argument, View
 
 __all__ = ("VIEW", "LeftRow", "MemcgRow", "dying")
 
-#: Files told by name for each memcg; the others are counted.
+#: Number of files to name for each memcg; the others are counted.
 MOST_FILES = 5
 
 #: ``page->mapping``, and whether pages are in the swap cache.

@@ -87,7 +87,7 @@ def _rows(payers: Payers, task: TaskCharge) -> Iterator[TaskRow]:
         if address and objcg is None:
             whose = nid = NotRead("there is no obj_cgroup there, or it is not in the image")
         elif objcg is not None and nid is None and has_node_objcgs(payers.image):
-            nid = NotRead("the list that tells its node is not all in the image")
+            nid = NotRead("the list of obj_cgroups of its node is not all in the image")
         state = _state(payers, task, own, address, cached)
         yield row(objcg=address or None, objcg_memcg=whose, node=nid, cache=state)
 

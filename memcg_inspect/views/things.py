@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
-"""What a slab object is used for, as far as its cache or its address tells."""
+"""The use of slab objects, found by their cache or their address."""
 
 from __future__ import annotations
 
