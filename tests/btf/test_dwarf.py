@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
-"""Every type that BTF has, held against DWARF, on every kernel of the lab."""
+"""Types from BTF are compared with those from DWARF, for every test kernel."""
 
 from __future__ import annotations
 

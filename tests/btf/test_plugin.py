@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
-"""The plugin: registered before debug info is looked for, and silent where there is some."""
+"""The plugin: what it registers, when it reads, and that it does not disturb debug info."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_a_kernel_without_btf_gives_one_warning(
         raise BtfError("this kernel has no BTF")
 
     monkeypatch.setattr(session, "from_image", nothing)
-    # whatever the command line has set in another test
+    # Another test may have changed the level through the command line.
     caplog.set_level("WARNING", logger="memcg_inspect")
     prog = Program()
     prog.set_core_dump(lab.image(DEBIAN_KERNELS[-1]).core)
