@@ -19,12 +19,14 @@ from support.made import (
     snapshot,
     zero,
 )
-from support.made_charges import image
+from support.made_charges import CHARGES, PAGE, image
 
 from memcg_inspect.checks.identities.hierarchy import hierarchy_rows
+from memcg_inspect.checks.identities.kernel_stack import stack_rows
 from memcg_inspect.checks.identities.kmem import kmem_rows
 from memcg_inspect.checks.identities.slab import slab_rows
 from memcg_inspect.checks.identities.usage import usage_rows
+from memcg_inspect.checks.identities.vmalloc import vmalloc_rows
 from memcg_inspect.checks.skew import skew_matrix
 from memcg_inspect.checks.snapshot import Snapshot
 from memcg_inspect.model import Coverage, Objcg, Row, Stat
@@ -130,3 +132,29 @@ def test_reasons_name_what_could_not_be_read() -> None:
     stats = {key: value for key, value in zero(family(), (0, 1)).items() if key != (B, 0)}
     unread = {row.reason for row in slab_rows(snapshot(lruvec_stats=stats)) if row.nid == 0}
     assert unread == {"its counter, or that of a memcg below it, is not in the image", None}
+
+
+@pytest.mark.parametrize(
+    ("subject", "vmalloc", "stacks"),
+    [("stacks", "unverifiable", "differs"), ("vmalloc", "differs", "differs")],
+)
+def test_a_stack_that_was_not_read_is_counted_as_another_area(
+    subject: str, vmalloc: str, stacks: str
+) -> None:
+    """So too much may be found of other areas, and never of stacks."""
+    # one page more of each than the counters of node 0 say
+    charges = {
+        **CHARGES,
+        (OBJCG_A, "kmem", "stack", 0): (13 * PAGE, 13),
+        (OBJCG_A, "kmem", "vmalloc", 0): (6 * PAGE, 6),
+    }
+    taken = image(charges=ledger(charges), coverage={subject: Coverage(5, 1)})
+
+    def status(rows: list[Row]) -> str:
+        [row] = [row for row in rows if (row.memcg, row.nid) == (A, 0)]
+        return row.status
+
+    assert (status(vmalloc_rows(taken)), status(stack_rows(taken))) == (vmalloc, stacks)
+    # too little may be missing
+    less = image(charges=ledger({}), coverage={subject: Coverage(5, 1)})
+    assert (status(vmalloc_rows(less)), status(stack_rows(less))) == ("unverifiable",) * 2
