@@ -105,7 +105,7 @@ def test_every_reference_is_explained(lab: Lab, kernel: str, workload: str) -> N
     assert kinds == {"child", "swap", "sock"} | user_pages
     # Before 6.8 the kernel does not tell: nothing is missing in the image.
     assert bool(answer.notes) is (kernel == "6.1")
-    assert all("which obj_cgroups were its own" in note for note in answer.notes)
+    assert all("which obj_cgroups a removed memcg had" in note for note in answer.notes)
     values = [
         v for table in answer.tables for row in table.rows for v in table.values(row).values()
     ]
