@@ -41,7 +41,7 @@ from memcg_inspect.views import tables
 
 ROOT = Path(__file__).resolve().parent.parent
 
-#: What scripts/demo looks at.
+#: The image of scripts/demo.
 DEMO = {"kernel": "7.3", "nodes": "4", "workload": "files"}
 
 #: A guest that profiles allocations.
@@ -68,7 +68,7 @@ def _demo() -> str:
 
 def _finding() -> str:
     """
-    An audit of a copy of the demo's image in which an object got another owner.
+    Return the audit of a copy of the demo's image in which an object has another owner.
 
     The object takes between half a page and one, so the counters of pages differ by one page
     on every image.
@@ -100,7 +100,7 @@ def _bench() -> str:
 
 
 def _command(*arguments: str, **image: str | int) -> Callable[[], str]:
-    """Output of a command on an image of the mixed workload; long tables are cut."""
+    """Return a function that runs a command on an image, and shortens its tables."""
 
     def write() -> str:
         core = images.image(**{"kernel": "7.3", "nodes": "4", "workload": "mixed", **image})
@@ -112,7 +112,7 @@ def _command(*arguments: str, **image: str | int) -> Callable[[], str]:
 
 
 def _who() -> str:
-    """What addresses are of that dying names as examples."""
+    """Return what ``who`` says of addresses that ``dying`` names as examples."""
     core = images.image(kernel="7.3", nodes="4", workload="dying")
     common = ("--debuginfo", "btf", "-c", core)
     memcg = ("dying", "--json", "--memcg", "/dying/family/a")
@@ -126,7 +126,7 @@ def _who() -> str:
 
 def _postmortem(*arguments: str, status: int = 0) -> Callable[[], str]:
     """
-    Output of a command on the dump of docs/postmortem.md.
+    Return a function that runs a command on the dump of docs/postmortem.md.
 
     :param arguments: addresses in braces are those of the scene
     """
@@ -156,7 +156,7 @@ def _bench_sites() -> str:
 
 @contextmanager
 def _running() -> Iterator[Path]:
-    """The QMP socket of a guest that does not rest."""
+    """Run a guest under load; yield its QMP socket."""
     lab = ROOT / "scripts" / "lab"
     with tempfile.TemporaryDirectory() as folder:
         _run(
@@ -198,7 +198,7 @@ def _helpers() -> str:
     return fenced(re.sub(r"drgn\.|'|memcg_inspect\.[a-z.]*", "", "\n".join(lines)))
 
 
-#: What docs/interactive.md shows, typed into a session.
+#: Lines that docs/interactive.md shows with their output.
 _SESSION = (
     "from collections import Counter",
     "from drgn.helpers.linux.fs import dentry_path",
@@ -225,7 +225,7 @@ def _interactive() -> str:
 
 
 def _cost(*options: str | Path) -> tuple[float, float]:
-    """Seconds and MiB of one audit of its own, the best of three."""
+    """Return seconds and MiB of an audit in a process of its own: the least of three."""
     best = (float("inf"), float("inf"))
     for _ in range(3):
         command = [sys.executable, "-m", "memcg_inspect", "audit", "--json", *map(str, options)]
@@ -240,7 +240,7 @@ def _cost(*options: str | Path) -> tuple[float, float]:
 
 
 def _btf() -> str:
-    """What an audit costs with debug info and with BTF, on the same images in the same run."""
+    """Return the cost of an audit with debug info and with BTF, on the same images."""
     lines = [f"{'':8}{'DWARF':>20}{'BTF':>20}"]
     for kernel in kernels.names(built_here=False):
         image, vmlinux = images.image(kernel, "4", "files"), kernels.debug_info(kernel)

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 """
-The dump that docs/postmortem.md looks at.
+The dump of docs/postmortem.md.
 
 Two services use objects of one driver, the test module charge; the kernel profiles
 allocations. In a copy of the guest's image one object of ``/shop/batch`` is charged to
-``/shop/web``: so it would look if the driver had overwritten the pointer.
+``/shop/web``, as if the driver had overwritten the pointer.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from memcg_inspect.linux.mm.slab import SlabReader
 
 ROOT = Path(__file__).resolve().parent.parent
 KERNEL = "7.3-lab"
-#: kfence would take an object out of its slab now and then.
+#: KFENCE takes an object out of its slab now and then.
 _OPTIONS = "kfence.sample_interval=0 sysctl.vm.mem_profiling=1"
 
 
 class Scene(NamedTuple):
     """
-    What is in the dump.
+    Addresses in the dump.
 
     :ivar victim: address of the object that is charged to another memcg
-    :ivar neighbour: address of the one behind it, with which nothing is wrong
+    :ivar neighbour: address of the object behind it, which is charged correctly
     :ivar element: address of the pointer that is wrong
     """
 
@@ -43,7 +43,7 @@ class Scene(NamedTuple):
 
 
 def whole() -> Path:
-    """The image before anything is wrong."""
+    """Return the image without the fault."""
     return images.image(
         KERNEL,
         "4",
@@ -55,7 +55,7 @@ def whole() -> Path:
 
 
 def broken(out: Path) -> Scene:
-    """Write the dump."""
+    """Write the dump with the fault to a file; return where the fault is."""
     image = whole()
     prog = open_program(ImageSource(core=str(image), debuginfo="btf"))
     snapshot, slabs = collect(image_of(prog)), SlabReader(image_of(prog))
