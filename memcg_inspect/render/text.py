@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from rich.cells import cell_len, chop_cells
+from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
@@ -95,6 +95,7 @@ class Output:
         """
         self._console = console
         self._width = width
+        self._rule = "─" if console.encoding.startswith("utf") else "-"
         self._lines: list[str] = []
 
     @property
@@ -133,7 +134,7 @@ class Output:
         widths = [max(map(cell_len, column)) for column in zip(*lines, strict=True)]
         widths = self._fitted(columns, widths)
         self._row(columns, widths, head, "bold")
-        self.line(" " + "─" * (sum(widths) + 3 * (len(widths) - 1)))
+        self.line(" " + self._rule * (sum(widths) + 3 * (len(widths) - 1)))
         for row, shown in zip(table.rows, cells, strict=True):
             self._row(columns, widths, shown, _STATUS_STYLES.get(getattr(row, "status", ""), ""))
         if foot:
@@ -169,13 +170,18 @@ class Output:
     ) -> None:
         """Add a row; folded cells make it more than one line."""
         parts = [
-            chop_cells(cell, width) if cell_len(cell) > width else [cell]
+            self._folded(cell, width) if cell_len(cell) > width else [cell]
             for cell, width in zip(cells, widths, strict=True)
         ]
         for at in range(max(map(len, parts), default=0)):
             line = [part[at] if at < len(part) else "" for part in parts]
             padded = map(_padded, columns, line, widths)
             self.line(" " + "   ".join(padded).rstrip(), style)
+
+    def _folded(self, cell: str, width: int) -> list[str]:
+        """Return the lines of a cell, broken at spaces where there are any."""
+        lines = Text(cell).wrap(self._console, width, overflow="fold")
+        return [line.plain.rstrip() for line in lines]
 
 
 def _padded(column: Column, text: str, width: int) -> str:

@@ -108,6 +108,17 @@ def test_text_is_folded_where_that_makes_a_table_fit() -> None:
     assert "name-" * 9 in answer_text(made, None)
 
 
+def test_text_is_folded_between_words() -> None:
+    columns = (Column("what", "text", ""), Column("bytes", "bytes", ""))
+    words = "a kernel without this option"
+    made = replace(answer(), tables=(table_of("charges", "charges", columns, (words, 1000)),))
+    lines = answer_text(made, 27).splitlines()
+    assert [line.split() for line in lines[4:6]] == [
+        ["a", "kernel", "without", "1,000"],
+        ["this", "option"],
+    ]
+
+
 def document(made: Answer) -> str:
     return to_json(answer_document(made))
 
