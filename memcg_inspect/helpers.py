@@ -29,7 +29,8 @@ from memcg_inspect.linux.mm.mm_types import SlabPage, scan_pages
 from memcg_inspect.linux.mm.mmzone import mem_map
 from memcg_inspect.linux.mm.percpu import PercpuReader
 from memcg_inspect.linux.mm.slab import SlabReader
-from memcg_inspect.model import Coverage, Report, Stat
+from memcg_inspect.model import Coverage, Stat
+from memcg_inspect.report import Report
 
 __all__ = (
     "ChargedSlabObject",

@@ -14,7 +14,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated
 
-from memcg_inspect.model import NUMA_NO_NODE, Report, Row
+from memcg_inspect.model import NUMA_NO_NODE
+from memcg_inspect.report import Report, Row
 from memcg_inspect.tables import Answer, Field, MemcgAddress, NotRead, Table, Value, columns_of
 
 __all__ = (

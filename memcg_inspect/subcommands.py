@@ -21,7 +21,7 @@ from typing import Any
 
 from memcg_inspect.image.image import Image
 from memcg_inspect.image.missing import as_image_errors, why_missing
-from memcg_inspect.model import Report
+from memcg_inspect.report import Report
 from memcg_inspect.report_tables import TABLES, report_answer
 from memcg_inspect.tables import (
     Answer,

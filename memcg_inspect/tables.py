@@ -4,9 +4,9 @@ Tables
 ------
 
 The result of a command is a set of tables. The rows of a table are records: frozen dataclasses
-whose fields say with :class:`Field` what type of column they are, in which unit, and what they
-mean. :func:`columns_of` makes the columns from that. ``--memcg``, ``--node``, ``--sort`` and
-``--fields`` are applied here, by :func:`choose`, for all commands.
+with a :class:`Field` for each column, which states its type, unit and meaning. :func:`columns_of`
+makes columns from these fields. :func:`choose` applies ``--memcg``, ``--node``, ``--sort`` and
+``--fields``, for all commands.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ __all__ = (
     "matches",
 )
 
-#: What a column holds. ``bytes``, ``pages``, ``KiB``, ``count`` and ``difference`` are amounts
-#: (``difference`` is shown with its sign); ``number`` is not an amount (a CPU, an index);
-#: ``memcg`` is a path; the column ``memcg_address`` beside it distinguishes removed memcgs that
+#: Type of a column. ``bytes``, ``pages``, ``KiB``, ``count`` and ``difference`` are amounts
+#: (``difference`` is shown with its sign). ``number`` is not an amount (a CPU, an index).
+#: ``memcg`` is a path. The column ``memcg_address`` beside it distinguishes removed memcgs that
 #: had the same path.
 ColumnType = Literal[
     "text",
@@ -71,7 +71,11 @@ class UsageError(MemcgInspectError):
 
 @dataclass(frozen=True)
 class NotRead:
-    """Takes the place of a value that could not be read."""
+    """
+    A value that could not be read.
+
+    :ivar reason: why it could not be read
+    """
 
     reason: str
 
@@ -82,14 +86,14 @@ Value = int | float | str | NotRead | None
 
 class Field(NamedTuple):
     """
-    What a table needs to know about a field of a record: ``Annotated[int, Field(...)]``.
+    Describes the column of a field of a record: ``Annotated[int, Field(...)]``.
 
     :ivar type: type of its column
     :ivar help: what it means
     :ivar shown: whether it is shown without ``--fields``
     :ivar total: whether its sum over the rows is meaningful
-    :ivar each: for a field that is a mapping: the name of the column of one key, with ``{}`` for
-        the key. ``help`` may have ``{}``, too.
+    :ivar each: for a field that is a mapping with a column for each key: name of the column, with
+        ``{}`` in place of the key. ``help`` may contain ``{}``, too.
     """
 
     type: ColumnType
@@ -108,7 +112,9 @@ class Column:
     """
     One column.
 
-    :ivar name: heading, field in JSON, and what ``--fields`` and ``--sort`` take
+    :ivar name: heading, name in JSON, and argument of ``--fields`` and ``--sort``
+    :ivar type: type of its values
+    :ivar help: meaning of the column
     :ivar shown: whether it is shown without ``--fields``
     :ivar total: whether its sum over the rows is meaningful
     :ivar field: attribute of the records; :attr:`name` if empty
@@ -170,14 +176,14 @@ def columns_of(
 @dataclass(frozen=True)
 class Table:
     """
-    Rows, and the columns that are shown of them.
+    Rows and columns.
 
     :ivar name: name in JSON
     :ivar title: title in text
-    :ivar columns: how to get each value from a row
+    :ivar columns: columns, in order; each returns its value of a row
     :ivar rows: records, all of one class
-    :ivar totals: sums of the columns that have one, over all chosen rows, by name
-    :ivar empty: what to say if there are no rows
+    :ivar totals: sums over all chosen rows, by name of the column, for columns that have a sum
+    :ivar empty: text to show if there are no rows
     """
 
     name: str
@@ -189,7 +195,7 @@ class Table:
 
     def column(self, name: str) -> Column:
         """
-        Return the column of a name.
+        Return the column with this name.
 
         :raises UsageError: if there is none
         """
@@ -201,11 +207,11 @@ class Table:
         raise UsageError(f"there is no field {name or _NO_NAME}; there are: {names}")
 
     def has(self, name: str) -> bool:
-        """Return whether there is a column of a name."""
+        """Return whether there is a column with this name."""
         return any(column.name == name for column in self.columns)
 
     def values(self, row: object) -> dict[str, Value]:
-        """Return the values of a row, by the name of the column."""
+        """Return the values of a row, by name of the column."""
         return {column.name: column.value(row) for column in self.columns}
 
 
@@ -214,8 +220,12 @@ class Answer:
     """
     The result of a view.
 
+    :ivar command: name of the command
+    :ivar image: the image that was read
     :ivar tables: the tables; ``--fields`` and ``--sort`` apply to those that have such columns
-    :ivar text: text to print as it is, in place of the tables
+    :ivar coverage: how much could be read, by subject
+    :ivar notes: sentences that help to read the tables
+    :ivar text: text that is printed instead of the tables
     :ivar interrupted: whether the user interrupted it
     :ivar unanswered: whether one of several questions has no answer; a note says why
     """
@@ -249,9 +259,9 @@ class Choice(NamedTuple):
 
     :ivar memcg: a path, a shell pattern for paths, or an address; other rows are left out
     :ivar node: rows that have nothing on this node are left out
-    :ivar sort: a field. Amounts are sorted by their absolute value, largest first, other values
-        in ascending order. With ``:asc`` or ``:desc`` after the name, in that order and by the
-        signed value.
+    :ivar sort: name of a field. Amounts are sorted by absolute value, largest first, and other
+        values in ascending order. ``:asc`` or ``:desc`` after the name sorts by signed value, in
+        that order.
     :ivar fields: names of columns, in this order; ``all`` for all of them
     """
 
@@ -262,7 +272,7 @@ class Choice(NamedTuple):
 
     @property
     def whose(self) -> str:
-        """Which rows are wanted, in words."""
+        """Description of the rows that are wanted."""
         memcg = "" if self.memcg is None else f"memcg {self.memcg}"
         node = "" if self.node is None else f"node {self.node}"
         return " on ".join(filter(None, (memcg, node)))
@@ -270,10 +280,10 @@ class Choice(NamedTuple):
 
 def check_fields(columns: Sequence[Column], choice: Choice) -> None:
     """
-    Check the names of fields before the work, which may take long.
+    Check the names of fields before the command runs, since it may run for long.
 
     :param columns: columns of all tables of the command. Columns of nodes (``node_0``) are not
-        known before it has run.
+        known yet.
     :raises UsageError: if there is no such field, or no such order
     """
     table = Table("", "", tuple(columns), ())
@@ -305,7 +315,7 @@ def choose(answer: Answer, choice: Choice) -> Answer:
 
 
 def _not_chosen(tables: Sequence[Table], choice: Choice) -> Iterator[str]:
-    """Say to which tables a choice of rows does not apply, and how many rows it leaves out."""
+    """Return notes on tables to which a choice does not apply, and on rows that it leaves out."""
     tables = [table for table in tables if table.rows]
     if choice.memcg is not None:
         whole = [table.title for table in tables if not table.has("memcg")]
@@ -353,7 +363,7 @@ def _choose(table: Table, choice: Choice) -> Table:
         columns=_columns(table, choice.fields),
         rows=rows,
         totals=_totals(table, rows),
-        # The table's own sentence would be wrong where other memcgs or nodes have rows.
+        # table.empty would be wrong if other memcgs or nodes have rows.
         empty=f"nothing of {choice.whose}" if table.rows and not rows else table.empty,
     )
 
@@ -373,7 +383,7 @@ def as_path(wanted: str) -> str:
 
 def matches(wanted: str, path: object, address: object) -> bool:
     """
-    Return whether a memcg is the one, or one of those, that the user wants.
+    Return whether a memcg matches what the user asked for.
 
     :param wanted: a path, a shell pattern for paths, or an address
     :param path: path of the memcg
@@ -387,7 +397,7 @@ def matches(wanted: str, path: object, address: object) -> bool:
 
 
 def _of(table: Table, rows: Sequence[Any], memcg: str | None) -> list[Any]:
-    """Return the rows of a memcg; all if none is wanted, or the table has no such column."""
+    """Return the rows of a memcg; all rows if none is given, or if the table has no memcgs."""
     if memcg is None or not table.has("memcg"):
         return list(rows)
     path = table.column("memcg")

@@ -23,7 +23,7 @@ from docruns import BLOCKS
 from labkit import cli as lab_cli
 from support.guests import NOT_BUILT, ROOT, Lab
 
-from memcg_inspect import cli, model, subcommands
+from memcg_inspect import cli, model, report, subcommands
 from memcg_inspect.checks.ledger import ChargeKind
 from memcg_inspect.checks.registry import CHECKS
 from memcg_inspect.views import NAMES, tables
@@ -156,15 +156,15 @@ def literals(record: type, field: str) -> set[str]:
 @pytest.mark.parametrize(
     ("heading", "field", "values"),
     [
-        ("### Top", "verdict", literals(model.Report, "verdict")),
+        ("### Top", "verdict", literals(report.Report, "verdict")),
         ("### `image`", "source", literals(model.ImageInfo, "source")),
         ("### `image`", "accounting", literals(model.ImageInfo, "accounting")),
         ("### `memcgs[]`", "state", literals(model.Memcg, "state")),
-        ("### `identities[]`", "status", literals(model.Identity, "status")),
-        ("### `rows[]`", "status", literals(model.Row, "status")),
-        ("### `rows[]`", "unit", literals(model.Row, "unit")),
+        ("### `identities[]`", "status", literals(report.Identity, "status")),
+        ("### `rows[]`", "status", literals(report.Row, "status")),
+        ("### `rows[]`", "unit", literals(report.Row, "unit")),
         ("### `skew[]`", "kind", set(get_args(ChargeKind))),
-        ("### `findings[]`", "evidence_is", literals(model.Finding, "evidence_is")),
+        ("### `findings[]`", "evidence_is", literals(report.Finding, "evidence_is")),
         (
             "### Top",
             "counters_follow",
@@ -179,7 +179,7 @@ def test_values_in_json(heading: str, field: str, values: set[str]) -> None:
 
 def test_statuses_of_rows() -> None:
     assert set(first_cells(section("docs/output.md", "### Status"))) == literals(
-        model.Row, "status"
+        report.Row, "status"
     )
 
 

@@ -9,7 +9,7 @@ import pytest
 from support.printed import answer_text
 from support.reports import WEB, clean, more, report, row
 
-from memcg_inspect.model import Identity, Report
+from memcg_inspect.report import Identity, Report
 from memcg_inspect.report_tables import TABLES, report_answer
 from memcg_inspect.tables import Answer, Choice, NotRead, Table, Value, choose, columns_of
 

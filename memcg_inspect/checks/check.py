@@ -5,7 +5,7 @@ Definition of an identity
 
 Each module in :mod:`memcg_inspect.checks.identities` defines one identity as a
 :class:`Check`. Everything that is particular to an identity is in that record.
-:class:`memcg_inspect.model.Identity` is the outcome of a check on one image.
+:class:`memcg_inspect.report.Identity` is the outcome of a check on one image.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from typing import NamedTuple
 from memcg_inspect.checks.half_done import HalfDone
 from memcg_inspect.checks.ledger import ChargeKind
 from memcg_inspect.checks.snapshot import Snapshot
-from memcg_inspect.model import Evidence, Row, counted
+from memcg_inspect.model import counted
+from memcg_inspect.report import Evidence, Row
 
 __all__ = ("Charges", "Check", "Proof", "counter_differs")
 

@@ -4,8 +4,8 @@ Findings
 --------
 
 Makes findings of rows that differ, and of charges that break a rule of the kernel. Nothing here
-reads memory. A :class:`~memcg_inspect.checks.suspects.Suspect` says which charges to list as
-evidence; :func:`attach` adds those that were found.
+reads memory. An :class:`~memcg_inspect.checks.evidence_query.EvidenceQuery` describes the charges
+to list as evidence, and :func:`attach` adds those that were found.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from dataclasses import replace
 from typing import Literal, NamedTuple
 
 from memcg_inspect.checks.check import Check
+from memcg_inspect.checks.evidence_query import MOST_EVIDENCE, EvidenceQuery
 from memcg_inspect.checks.ledger import ChargeKind, Entry
 from memcg_inspect.checks.registry import check_of
 from memcg_inspect.checks.snapshot import Snapshot
-from memcg_inspect.checks.suspects import MOST_EVIDENCE, Suspect
-from memcg_inspect.model import Evidence, Finding, Row, Skew
+from memcg_inspect.report import Evidence, Finding, Row, Skew
 
 __all__ = (
-    "Lead",
+    "PendingFinding",
     "attach",
     "orphan_findings",
     "row_findings",
@@ -30,37 +30,39 @@ __all__ = (
 )
 
 
-class Lead(NamedTuple):
+class PendingFinding(NamedTuple):
     """
-    A finding without its evidence.
+    A finding that may still need evidence.
 
-    :ivar suspect: which charges to look for; ``None`` if the evidence is there, or there is none
+    :ivar finding: the finding
+    :ivar query: charges to search for as evidence; ``None`` if the finding has its evidence, or if
+        there can be none
     """
 
     finding: Finding
-    suspect: Suspect | None
+    query: EvidenceQuery | None
 
 
-def row_findings(snapshot: Snapshot, rows: Sequence[Row]) -> list[Lead]:
+def row_findings(snapshot: Snapshot, rows: Sequence[Row]) -> list[PendingFinding]:
     """Make a finding of each row that differs."""
     differing = [row for row in rows if row.status == "differs"]
     return [_from_row(snapshot, row, differing) for row in differing]
 
 
-def _from_row(snapshot: Snapshot, row: Row, differing: Sequence[Row]) -> Lead:
+def _from_row(snapshot: Snapshot, row: Row, differing: Sequence[Row]) -> PendingFinding:
     check, difference = check_of(row), row.difference or 0
     if check.prove is not None:
         proof = check.prove(snapshot, row)
         finding = _finding(row, proof.kind, proof.what)
         evidence = proof.evidence[:MOST_EVIDENCE]
-        return Lead(replace(finding, evidence_is="proof", evidence=evidence), None)
+        return PendingFinding(replace(finding, evidence_is="proof", evidence=evidence), None)
     partner = next((other for other in differing if _offsets(row, other)), None)
     what = check.sentence(row)
     # An obj_cgroup has no counter that its parent's share is computed from.
     if row.objcg is None and partner is not None and row.memcg and partner.memcg:
         what += f"; {_relation(snapshot, row.memcg, partner.memcg)}"
     finding = _finding(row, check.above if difference > 0 else check.below, what)
-    return Lead(finding, _suspect(snapshot, check, row, partner))
+    return PendingFinding(finding, _query(snapshot, check, row, partner))
 
 
 def _finding(row: Row, kind: str, what: str) -> Finding:
@@ -89,16 +91,16 @@ def _offsets(row: Row, other: Row) -> bool:
     )
 
 
-def _suspect(snapshot: Snapshot, check: Check, row: Row, partner: Row | None) -> Suspect | None:
-    """Return the charges that may have an obj_cgroup that they should not have."""
+def _query(snapshot: Snapshot, check: Check, row: Row, partner: Row | None) -> EvidenceQuery | None:
+    """Return a query for the charges that may point to the wrong obj_cgroup."""
     difference = row.difference or 0
-    # Charges found beyond the counter are this memcg's. Those that are missing may be charged
-    # to the memcg that has as many too many.
+    # If more was found than the counter claims, the wrong charge is among those of this memcg. If
+    # less was found, it may be charged to the partner, which has too much by the same amount.
     holder, other = (row, partner) if difference < 0 else (partner, row)
     if check.charges is None or holder is None:
         return None
     size = {"bytes": 1, "KiB": 1024, "pages": snapshot.image.page_size}.get(row.unit, 1)
-    return Suspect(
+    return EvidenceQuery(
         kind=check.charges.kind,
         payers=_payers(snapshot, holder),
         detail=check.charges.details.get(row.item),
@@ -141,7 +143,7 @@ def _owner(snapshot: Snapshot, memcg: int | None) -> int | None:
     return None if memcg is None else snapshot.memcgs[memcg].payer
 
 
-def orphan_findings(snapshot: Snapshot) -> list[Lead]:
+def orphan_findings(snapshot: Snapshot) -> list[PendingFinding]:
     """Make findings of orphans: charges to an address that is no obj_cgroup and no memcg."""
     if not snapshot.complete("objcgs", "memcgs"):
         return []  # it may be one that could not be read
@@ -150,7 +152,7 @@ def orphan_findings(snapshot: Snapshot) -> list[Lead]:
         if snapshot.payer(entry.payer) is None:
             orphans.setdefault((entry.kind, entry.payer), []).append(entry)
     return [
-        Lead(
+        PendingFinding(
             Finding(
                 identity=kind,
                 kind="unknown-objcg",
@@ -166,17 +168,17 @@ def orphan_findings(snapshot: Snapshot) -> list[Lead]:
                 ),
                 evidence_is="proof",
             ),
-            Suspect(kind=kind, payers=frozenset({payer})),
+            EvidenceQuery(kind=kind, payers=frozenset({payer})),
         )
         for (kind, payer), entries in orphans.items()
     ]
 
 
-def skew_findings(snapshot: Snapshot, skew: Sequence[Skew]) -> list[Lead]:
+def skew_findings(snapshot: Snapshot, skew: Sequence[Skew]) -> list[PendingFinding]:
     """Make findings of charges on another node than their obj_cgroup, where nodes account."""
     if snapshot.image.accounting != "kmem-per-node":
         return []
-    leads = []
+    findings = []
     for cell in skew:
         if cell.kind not in ("slab", "kmem") or cell.charged_nid in (None, cell.backing_nid):
             continue
@@ -201,13 +203,17 @@ def skew_findings(snapshot: Snapshot, skew: Sequence[Skew]) -> list[Lead]:
             evidence_is="proof",
         )
         kind: Literal["slab", "kmem"] = "slab" if cell.kind == "slab" else "kmem"
-        leads.append(Lead(finding, Suspect(kind=kind, payers=objcgs, nid=cell.backing_nid)))
-    return leads
+        findings.append(
+            PendingFinding(finding, EvidenceQuery(kind=kind, payers=objcgs, nid=cell.backing_nid))
+        )
+    return findings
 
 
-def attach(lead: Lead, evidence: Mapping[Suspect, Sequence[Evidence]]) -> Finding:
+def attach(
+    pending: PendingFinding, evidence: Mapping[EvidenceQuery, Sequence[Evidence]]
+) -> Finding:
     """Give a finding its evidence."""
-    if lead.suspect is None:
-        return lead.finding
-    found = tuple(evidence.get(lead.suspect, ()))[:MOST_EVIDENCE]
-    return replace(lead.finding, evidence=found)
+    if pending.query is None:
+        return pending.finding
+    found = tuple(evidence.get(pending.query, ()))[:MOST_EVIDENCE]
+    return replace(pending.finding, evidence=found)

@@ -21,7 +21,8 @@ from dataclasses import replace
 
 from memcg_inspect.checks.registry import check_of
 from memcg_inspect.checks.snapshot import Snapshot
-from memcg_inspect.model import Row, Running, counted
+from memcg_inspect.model import Running, counted
+from memcg_inspect.report import Row
 
 __all__ = ("mark_in_flight",)
 

@@ -6,25 +6,39 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from memcg_inspect.checks.findings import Lead, orphan_findings, row_findings, skew_findings
+from memcg_inspect.checks.findings import (
+    PendingFinding,
+    orphan_findings,
+    row_findings,
+    skew_findings,
+)
 from memcg_inspect.checks.inflight import mark_in_flight
 from memcg_inspect.checks.pernode import judge_per_node
 from memcg_inspect.checks.registry import CHECKS, check_of
 from memcg_inspect.checks.rows import summarize
 from memcg_inspect.checks.skew import skew_matrix
 from memcg_inspect.checks.snapshot import Snapshot
-from memcg_inspect.model import Coverage, Finding, Follows, Identity, Row, Skew, Verdict
+from memcg_inspect.model import Coverage, Follows
+from memcg_inspect.report import Finding, Identity, Row, Skew, Verdict
 
 __all__ = ("Judgement", "judge", "verdict")
 
 
 class Judgement(NamedTuple):
-    """What follows from a snapshot alone."""
+    """
+    What the checks make of one snapshot.
+
+    :ivar identities: outcome of each identity
+    :ivar rows: rows of all identities
+    :ivar skew: charges by charged node and backing node
+    :ivar findings: findings, some of which still need evidence
+    :ivar follows: see :attr:`memcg_inspect.report.Report.follows`
+    """
 
     identities: list[Identity]
     rows: list[Row]
     skew: list[Skew]
-    leads: list[Lead]
+    findings: list[PendingFinding]
     follows: Mapping[str, Follows] | None
 
 
@@ -46,9 +60,9 @@ def judge(snapshot: Snapshot) -> Judgement:
         rows += some
     skew = skew_matrix(snapshot)
     per_node = judge_per_node(snapshot, rows)
-    leads = orphan_findings(snapshot) + per_node.leads
-    leads += row_findings(snapshot, per_node.others) + skew_findings(snapshot, skew)
-    return Judgement(identities, rows, skew, leads, per_node.follows)
+    findings = orphan_findings(snapshot) + per_node.findings
+    findings += row_findings(snapshot, per_node.others) + skew_findings(snapshot, skew)
+    return Judgement(identities, rows, skew, findings, per_node.follows)
 
 
 def verdict(

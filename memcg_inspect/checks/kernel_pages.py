@@ -6,7 +6,7 @@ from __future__ import annotations
 from memcg_inspect.checks.ledger import Amount
 from memcg_inspect.checks.rows import Missing, RowKey, counter_row, missing_if
 from memcg_inspect.checks.snapshot import Snapshot
-from memcg_inspect.model import Row
+from memcg_inspect.report import Row
 
 __all__ = ("missing_areas", "missing_pages", "rows_by_node")
 

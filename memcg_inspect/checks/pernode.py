@@ -23,22 +23,15 @@ from dataclasses import replace
 from itertools import chain, combinations
 from typing import NamedTuple
 
-from memcg_inspect.checks.findings import Lead
+from memcg_inspect.checks.evidence_query import MOST_EVIDENCE
+from memcg_inspect.checks.findings import PendingFinding
 from memcg_inspect.checks.identities import kmem, objcg_bytes
 from memcg_inspect.checks.inflight import mark_in_flight
 from memcg_inspect.checks.ledger import Entry, Ledger
 from memcg_inspect.checks.registry import check_of
 from memcg_inspect.checks.snapshot import Snapshot
-from memcg_inspect.checks.suspects import MOST_EVIDENCE
-from memcg_inspect.model import (
-    Evidence,
-    Finding,
-    Follows,
-    Misplaced,
-    PerNodeCharges,
-    Row,
-    SplitKind,
-)
+from memcg_inspect.model import Follows, Misplaced, PerNodeCharges, SplitKind
+from memcg_inspect.report import Evidence, Finding, Row
 
 __all__ = ("PerNodeJudgement", "judge_per_node")
 
@@ -64,12 +57,12 @@ class PerNodeJudgement(NamedTuple):
 
     :ivar follows: the rule that the counters follow, by kind of memory; ``None`` on kernels that
         do not account by node
-    :ivar leads: its findings
+    :ivar findings: its findings
     :ivar others: the rows that it does not explain
     """
 
     follows: Mapping[str, Follows] | None
-    leads: list[Lead]
+    findings: list[PendingFinding]
     others: Sequence[Row]
 
 
@@ -83,9 +76,9 @@ def judge_per_node(snapshot: Snapshot, rows: Sequence[Row]) -> PerNodeJudgement:
     if charges is None:
         return PerNodeJudgement(None, [], rows)
     follows = _counters_follow(snapshot, charges, rows)
-    leads = _rule_findings(snapshot, charges, rows, follows)
-    others = [row for row in rows if not _is_by_rule(row)] if leads else rows
-    return PerNodeJudgement(follows, _misplaced_findings(snapshot, charges) + leads, others)
+    findings = _rule_findings(snapshot, charges, rows, follows)
+    others = [row for row in rows if not _is_by_rule(row)] if findings else rows
+    return PerNodeJudgement(follows, _misplaced_findings(snapshot, charges) + findings, others)
 
 
 def _counters_follow(
@@ -142,9 +135,9 @@ def _rule_findings(
     charges: PerNodeCharges,
     rows: Sequence[Row],
     follows: Mapping[str, Follows],
-) -> list[Lead]:
+) -> list[PendingFinding]:
     """Return a finding of kind ``rule`` for each memcg and node that the posted rule explains."""
-    leads = []
+    findings = []
     for kind, posted in charges.posted.items():
         if follows[kind] != "posted":
             continue
@@ -155,8 +148,10 @@ def _rule_findings(
             touched = row.objcg in objcgs if row.objcg else (row.memcg, row.nid) in payers
             if touched and _is_by_rule(row) and check_of(row) in _BOOKED:
                 cells.setdefault((row.memcg, row.nid), row)
-        leads += [Lead(_by_rule(snapshot, charges, kind, row), None) for row in cells.values()]
-    return leads
+        findings += [
+            PendingFinding(_by_rule(snapshot, charges, kind, row), None) for row in cells.values()
+        ]
+    return findings
 
 
 def _by_rule(snapshot: Snapshot, charges: PerNodeCharges, kind: SplitKind, row: Row) -> Finding:
@@ -182,7 +177,7 @@ def _by_rule(snapshot: Snapshot, charges: PerNodeCharges, kind: SplitKind, row: 
     )
 
 
-def _misplaced_findings(snapshot: Snapshot, charges: PerNodeCharges) -> list[Lead]:
+def _misplaced_findings(snapshot: Snapshot, charges: PerNodeCharges) -> list[PendingFinding]:
     """Return findings for charges on another node than their obj_cgroup, by memcg and nodes."""
     cells: defaultdict[tuple[int | None, str, int | None, int], list[Misplaced]]
     cells = defaultdict(list)
@@ -190,7 +185,7 @@ def _misplaced_findings(snapshot: Snapshot, charges: PerNodeCharges) -> list[Lea
         payer = snapshot.payer(charge.objcg)
         cells[payer, charge.kind, charge.charged_nid, charge.backing_nid].append(charge)
     return [
-        Lead(_misplaced(snapshot, memcg, kind, charged, backing, misplaced), None)
+        PendingFinding(_misplaced(snapshot, memcg, kind, charged, backing, misplaced), None)
         for (memcg, kind, charged, backing), misplaced in cells.items()
     ]
 

@@ -26,7 +26,7 @@ from memcg_inspect.checks.identities import (
     vmalloc,
     zswap,
 )
-from memcg_inspect.model import Row
+from memcg_inspect.report import Row
 
 __all__ = ("CHECKS", "check_of", "items_read")
 

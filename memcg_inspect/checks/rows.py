@@ -13,7 +13,8 @@ from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from memcg_inspect.checks.snapshot import Snapshot
-from memcg_inspect.model import Finding, Identity, Row, RowStatus, Unit
+from memcg_inspect.model import Unit
+from memcg_inspect.report import Finding, Identity, Row, RowStatus
 
 __all__ = (
     "Missing",

@@ -22,11 +22,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from memcg_inspect.checks.findings import Lead
+from memcg_inspect.checks.findings import PendingFinding
 from memcg_inspect.checks.judge import Judgement
 from memcg_inspect.checks.registry import check_of
 from memcg_inspect.checks.rows import RowKey, finding_key, row_key, summarize
-from memcg_inspect.model import Coverage, Moved, Row
+from memcg_inspect.model import Coverage
+from memcg_inspect.report import Moved, Row
 
 __all__ = ("SAMPLES", "common_coverage", "is_settled", "settle", "without_rows")
 
@@ -91,8 +92,8 @@ def is_settled(samples: Sequence[Judgement]) -> bool:
     if any(h.stands() and not h.is_proved() for h in histories.values()):
         return False
     # Leads of rows go with their rows.
-    leads = [x for x in _common_leads(samples) if finding_key(x.finding) not in histories]
-    return len(samples) >= SAMPLES or not leads
+    findings = [x for x in _common_findings(samples) if finding_key(x.finding) not in histories]
+    return len(samples) >= SAMPLES or not findings
 
 
 def settle(samples: Sequence[Judgement], is_whole: bool, around: Sequence[int] = ()) -> Judgement:
@@ -116,18 +117,18 @@ def settle(samples: Sequence[Judgement], is_whole: bool, around: Sequence[int] =
             identities.append(summarize(identity.name, some))
     differing = {row_key(row) for row in rows if row.status == "differs"}
     known = {row_key(row) for row in rows}
-    leads = [
-        lead
-        for lead in _common_leads(samples)
-        if finding_key(lead.finding) in differing or finding_key(lead.finding) not in known
+    findings = [
+        pending
+        for pending in _common_findings(samples)
+        if finding_key(pending.finding) in differing or finding_key(pending.finding) not in known
     ]
-    return last._replace(identities=identities, rows=rows, leads=leads)
+    return last._replace(identities=identities, rows=rows, findings=findings)
 
 
-def without_rows(judged: Judgement) -> list[Lead]:
+def without_rows(judged: Judgement) -> list[PendingFinding]:
     """Return the findings that are about no row: their evidence alone proves them."""
     known = {row_key(row) for row in judged.rows}
-    return [lead for lead in judged.leads if finding_key(lead.finding) not in known]
+    return [pending for pending in judged.findings if finding_key(pending.finding) not in known]
 
 
 def common_coverage(samples: Sequence[Coverage]) -> Coverage:
@@ -189,39 +190,39 @@ def _by_ourselves(row: Row) -> Row:
     return replace(row, status="moving", reason=reason)
 
 
-def _common_leads(samples: Sequence[Judgement]) -> list[Lead]:
+def _common_findings(samples: Sequence[Judgement]) -> list[PendingFinding]:
     """
-    Return the leads that every sample has, with the evidence that is in all of them. A sample
-    that could not verify the row of a lead is left out.
+    Return the findings that every sample has, with the evidence that is in all of them. A sample
+    that could not verify the row of a finding is left out.
     """
     known = {row_key(row) for row in samples[-1].rows}
     unverified = [{row_key(r) for r in s.rows if r.status == "unverifiable"} for s in samples]
-    newest: dict[tuple[RowKey, str], Lead] = {}
+    newest: dict[tuple[RowKey, str], PendingFinding] = {}
     for sample in reversed(samples):
-        for lead in sample.leads:
-            newest.setdefault((finding_key(lead.finding), lead.finding.kind), lead)
-    common: list[Lead] = []
-    for (key, _), lead in newest.items():
+        for pending in sample.findings:
+            newest.setdefault((finding_key(pending.finding), pending.finding.kind), pending)
+    common: list[PendingFinding] = []
+    for (key, _), pending in newest.items():
         others = [
-            _same(lead, sample)
+            _same(pending, sample)
             for sample, without in zip(samples, unverified, strict=True)
             if key not in without
         ]
         if any(other is None for other in others):
             continue
-        evidence = lead.finding.evidence
+        evidence = pending.finding.evidence
         for other in others:
             seen = set() if other is None else {e.address for e in other.finding.evidence}
             evidence = tuple(e for e in evidence if e.address in seen)
-        if not evidence and (lead.finding.evidence or key not in known):
+        if not evidence and (pending.finding.evidence or key not in known):
             continue  # each sample has evidence, but no two the same
-        common.append(lead._replace(finding=replace(lead.finding, evidence=evidence)))
+        common.append(pending._replace(finding=replace(pending.finding, evidence=evidence)))
     return common
 
 
-def _same(lead: Lead, sample: Judgement) -> Lead | None:
-    wanted = (finding_key(lead.finding), lead.finding.kind)
-    for other in sample.leads:
+def _same(pending: PendingFinding, sample: Judgement) -> PendingFinding | None:
+    wanted = (finding_key(pending.finding), pending.finding.kind)
+    for other in sample.findings:
         if (finding_key(other.finding), other.finding.kind) == wanted:
             return other
     return None

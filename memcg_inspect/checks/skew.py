@@ -5,7 +5,8 @@ from __future__ import annotations
 
 from memcg_inspect.checks.ledger import Amount
 from memcg_inspect.checks.snapshot import Snapshot
-from memcg_inspect.model import NUMA_NO_NODE, Skew
+from memcg_inspect.model import NUMA_NO_NODE
+from memcg_inspect.report import Skew
 
 __all__ = ("skew_matrix",)
 

@@ -27,7 +27,8 @@ from memcg_inspect.collect.evidence import find_evidence
 from memcg_inspect.image.image import Image
 from memcg_inspect.image.missing import why_missing
 from memcg_inspect.linux.kernel.stacktrace import read_running
-from memcg_inspect.model import Coverage, Report
+from memcg_inspect.model import Coverage
+from memcg_inspect.report import Report
 
 __all__ = ("audit", "collect")
 
@@ -89,16 +90,18 @@ def _with_proofs(image: Image, snapshot: Snapshot, judged: Judgement) -> Judgeme
 
     Find it in the same sample: later, other objects can be at the addresses.
     """
-    leads = without_rows(judged)
-    suspects = {lead.suspect for lead in leads if lead.suspect is not None}
-    if not suspects:
+    alone = without_rows(judged)
+    queries = {pending.query for pending in alone if pending.query is not None}
+    if not queries:
         return judged
-    evidence = find_evidence(image, snapshot, suspects)
+    evidence = find_evidence(image, snapshot, queries)
     proved = [
-        lead._replace(finding=attach(lead, evidence), suspect=None) if lead in leads else lead
-        for lead in judged.leads
+        pending._replace(finding=attach(pending, evidence), query=None)
+        if pending in alone
+        else pending
+        for pending in judged.findings
     ]
-    return judged._replace(leads=proved)
+    return judged._replace(findings=proved)
 
 
 def _is_enough(samples: Sequence[_Sample]) -> bool:
@@ -132,9 +135,9 @@ def _report(image: Image, clock: Clock, samples: Sequence[_Sample]) -> Report:
     every = [sample.judged for sample in samples]
     judged = settle(every, is_whole, _around(snapshot)) if len(samples) > 1 else every[0]
     with clock.measure("evidence"):
-        suspects = {lead.suspect for lead in judged.leads if lead.suspect is not None}
-        evidence = find_evidence(image, snapshot, suspects) if suspects else {}
-        findings = tuple(attach(lead, evidence) for lead in judged.leads)
+        queries = {pending.query for pending in judged.findings if pending.query is not None}
+        evidence = find_evidence(image, snapshot, queries) if queries else {}
+        findings = tuple(attach(pending, evidence) for pending in judged.findings)
     return Report(
         image=snapshot.image,
         verdict=verdict(judged.identities, findings, coverage),

@@ -49,13 +49,7 @@ from memcg_inspect.linux.mm.pernode import accounts_by_node
 from memcg_inspect.linux.mm.vmstat import read_node_stats
 from memcg_inspect.linux.mm.zswap import ZswapReader
 from memcg_inspect.linux.net.sock import socket_caches
-from memcg_inspect.model import (
-    Coverage,
-    Features,
-    LruLists,
-    Objcg,
-    PercpuUsage,
-)
+from memcg_inspect.model import Coverage, Features, LruLists, Objcg, PercpuUsage
 
 __all__ = ("collect",)
 

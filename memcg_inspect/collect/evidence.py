@@ -5,15 +5,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
+from memcg_inspect.checks.evidence_query import EvidenceQuery, most_likely
 from memcg_inspect.checks.snapshot import Snapshot
-from memcg_inspect.checks.suspects import Suspect, most_likely
 from memcg_inspect.image.image import Image
 from memcg_inspect.linux.mm.mm_types import KmemPage, PagePiece, scan_pages
 from memcg_inspect.linux.mm.mmzone import mem_map
 from memcg_inspect.linux.mm.percpu import PercpuReader
 from memcg_inspect.linux.mm.slab import Slab, SlabReader
 from memcg_inspect.linux.mm.zswap import ZswapReader
-from memcg_inspect.model import Evidence
+from memcg_inspect.report import Evidence
 
 __all__ = ("find_evidence",)
 
@@ -22,49 +22,49 @@ Ranked = tuple[int, Evidence]
 
 
 def find_evidence(
-    image: Image, snapshot: Snapshot, suspects: Iterable[Suspect]
-) -> dict[Suspect, Sequence[Evidence]]:
+    image: Image, snapshot: Snapshot, queries: Iterable[EvidenceQuery]
+) -> dict[EvidenceQuery, Sequence[Evidence]]:
     """Read the image again, for the charges that findings ask for."""
-    suspects = list(suspects)
-    ranked: dict[Suspect, list[Ranked]] = {s: [] for s in suspects}
+    queries = list(queries)
+    ranked: dict[EvidenceQuery, list[Ranked]] = {s: [] for s in queries}
 
-    def add(suspect: Suspect, found: Iterable[Ranked]) -> None:
-        ranked[suspect] = most_likely([*ranked[suspect], *found])
+    def add(query: EvidenceQuery, found: Iterable[Ranked]) -> None:
+        ranked[query] = most_likely([*ranked[query], *found])
 
     slabs = SlabReader(image)
-    if any(s.kind in ("slab", "kmem", "lru") for s in suspects):
+    if any(s.kind in ("slab", "kmem", "lru") for s in queries):
         for piece in scan_pages(image):
             read = [slabs.slab(page) for page in piece.slabs]
-            for suspect in suspects:
-                if suspect.kind == "slab":
+            for query in queries:
+                if query.kind == "slab":
                     for slab in read:
-                        if slab is not None and _may_hold(slab, suspect):
-                            add(suspect, _slab_objects(slabs, slab, suspect, snapshot))
+                        if slab is not None and _may_hold(slab, query):
+                            add(query, _slab_objects(slabs, slab, query, snapshot))
                 else:
-                    add(suspect, _pages(image, piece, suspect, snapshot))
-    for suspect in suspects:
-        if suspect.kind == "percpu":
-            add(suspect, _percpu(image, suspect, snapshot))
-        elif suspect.kind == "zswap":
-            add(suspect, _zswap(image, suspect, snapshot))
+                    add(query, _pages(image, piece, query, snapshot))
+    for query in queries:
+        if query.kind == "percpu":
+            add(query, _percpu(image, query, snapshot))
+        elif query.kind == "zswap":
+            add(query, _zswap(image, query, snapshot))
     return {s: [evidence for _, evidence in found] for s, found in ranked.items()}
 
 
-def _may_hold(slab: Slab, suspect: Suspect) -> bool:
+def _may_hold(slab: Slab, query: EvidenceQuery) -> bool:
     detail = "reclaimable" if slab.cache.reclaimable else "unreclaimable"
-    if suspect.payers.isdisjoint(slab.charged or ()):
+    if query.payers.isdisjoint(slab.charged or ()):
         return False
-    return suspect.fits(slab.cache.charge, detail, slab.nid)
+    return query.fits(slab.cache.charge, detail, slab.nid)
 
 
 def _slab_objects(
-    slabs: SlabReader, slab: Slab, suspect: Suspect, snapshot: Snapshot
+    slabs: SlabReader, slab: Slab, query: EvidenceQuery, snapshot: Snapshot
 ) -> Iterator[Ranked]:
     charged = slab.charged or {}
-    neighbours = sum(n for objcg, n in charged.items() if objcg in suspect.neighbours)
-    rank = suspect.rank(slab.cache.charge, neighbours)
+    neighbours = sum(n for objcg, n in charged.items() if objcg in query.neighbours)
+    rank = query.rank(slab.cache.charge, neighbours)
     for thing in slabs.charged_objects(slab):
-        if thing.objcg in suspect.payers:
+        if thing.objcg in query.payers:
             yield (
                 rank,
                 Evidence(
@@ -82,15 +82,15 @@ def _slab_objects(
 
 
 def _pages(
-    image: Image, piece: PagePiece, suspect: Suspect, snapshot: Snapshot
+    image: Image, piece: PagePiece, query: EvidenceQuery, snapshot: Snapshot
 ) -> Iterator[Ranked]:
-    if suspect.kind != "kmem":
+    if query.kind != "kmem":
         return
     frames = mem_map(image)
     for page in piece.kmem:
         size = frames.page_size << page.order
-        if page.objcg in suspect.payers and suspect.fits(size, nid=page.nid):
-            yield suspect.rank(size), _page(page, size, frames.virt(page.page), snapshot)
+        if page.objcg in query.payers and query.fits(size, nid=page.nid):
+            yield query.rank(size), _page(page, size, frames.virt(page.page), snapshot)
 
 
 def _page(page: KmemPage, size: int, address: int, snapshot: Snapshot) -> Evidence:
@@ -106,14 +106,14 @@ def _page(page: KmemPage, size: int, address: int, snapshot: Snapshot) -> Eviden
     )
 
 
-def _percpu(image: Image, suspect: Suspect, snapshot: Snapshot) -> Iterator[Ranked]:
+def _percpu(image: Image, query: EvidenceQuery, snapshot: Snapshot) -> Iterator[Ranked]:
     reader = PercpuReader(image)
     for chunk in reader.chunks():
         for alloc in reader.charged(chunk):
             size = reader.charge(alloc)
-            if alloc.objcg in suspect.payers and suspect.fits(size):
+            if alloc.objcg in query.payers and query.fits(size):
                 yield (
-                    suspect.rank(size),
+                    query.rank(size),
                     Evidence(
                         address=chunk.base + alloc.offset,
                         kind="percpu",
@@ -125,9 +125,9 @@ def _percpu(image: Image, suspect: Suspect, snapshot: Snapshot) -> Iterator[Rank
                 )
 
 
-def _zswap(image: Image, suspect: Suspect, snapshot: Snapshot) -> Iterator[Ranked]:
+def _zswap(image: Image, query: EvidenceQuery, snapshot: Snapshot) -> Iterator[Ranked]:
     for entry in ZswapReader(image).entries():
-        if entry.objcg in suspect.payers and suspect.divides in (0, entry.length):
+        if entry.objcg in query.payers and query.divides in (0, entry.length):
             yield (
                 1,
                 Evidence(

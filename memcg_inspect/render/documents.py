@@ -20,19 +20,13 @@ from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 from memcg_inspect.model import (
     NUMA_NO_NODE,
     Coverage,
-    Evidence,
-    Finding,
-    Identity,
     ImageInfo,
     Memcg,
-    Moved,
     PercpuUsage,
-    Report,
-    Row,
-    Skew,
     SlabUsage,
     Unreadable,
 )
+from memcg_inspect.report import Evidence, Finding, Identity, Moved, Report, Row, Skew
 from memcg_inspect.tables import Answer, Column, NotRead, Table, Value
 
 __all__ = (

@@ -5,18 +5,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from memcg_inspect.model import (
-    NUMA_NO_NODE,
-    Evidence,
-    Finding,
-    Identity,
-    ImageInfo,
-    Memcg,
-    Report,
-    Row,
-    counted,
-)
+from memcg_inspect.model import NUMA_NO_NODE, ImageInfo, Memcg, counted
 from memcg_inspect.render.text import Output, coverage_lines
+from memcg_inspect.report import Evidence, Finding, Identity, Report, Row
 from memcg_inspect.report_tables import RowRow, identities_table, row_records, skew_matrix
 from memcg_inspect.tables import Table, columns_of
 

@@ -13,8 +13,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, Literal, get_args, get_origin
 
-from memcg_inspect.model import Coverage, ImageInfo, Report
+from memcg_inspect.model import Coverage, ImageInfo
 from memcg_inspect.render.documents import SCHEMA, SPARSE, is_record, members, without_none
+from memcg_inspect.report import Report
 from memcg_inspect.tables import Column, ColumnType, columns_of
 
 __all__ = ("answer_schema", "report_schema")

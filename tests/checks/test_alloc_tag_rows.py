@@ -12,7 +12,8 @@ from memcg_inspect.checks.judge import judge
 from memcg_inspect.checks.profile import Profile, Use
 from memcg_inspect.checks.samples import settle
 from memcg_inspect.checks.snapshot import Snapshot
-from memcg_inspect.model import CallSite, Row, Running
+from memcg_inspect.model import CallSite, Running
+from memcg_inspect.report import Row
 
 KMALLOC, PERCPU, IDLE, MODULE = 0x100, 0x200, 0x300, 0x400
 
@@ -82,10 +83,10 @@ def test_a_wrong_counter_is_named() -> None:
         ("mm/a.c:256 [mod] func:f", "references"): 1,
         ("mm/a.c:768 func:f", "references"): 1,
     }
-    leads = [lead.finding for lead in judge(snapshot(profile=made)).leads]
-    said = {f.what for f in leads}
+    findings = [pending.finding for pending in judge(snapshot(profile=made)).findings]
+    said = {f.what for f in findings}
     assert "mm/a.c:256 [mod] func:f claims 64 bytes more than was found" in said
-    assert {(f.identity, f.item, f.difference) for f in leads if f.identity == "alloc_tags"} == {
+    assert {(f.identity, f.item, f.difference) for f in findings if f.identity == "alloc_tags"} == {
         ("alloc_tags", item, difference) for (item, _), difference in found.items()
     }
 
@@ -143,7 +144,9 @@ def test_bytes_and_calls_of_a_site_are_not_taken_for_each_other() -> None:
     settled = settle(samples, True)
     statuses = {row.unit: row.status for row in settled.rows if row.item == "mm/a.c:256 func:f"}
     assert statuses == {"bytes": "differs", "references": "exact"}
-    found = [lead.finding for lead in settled.leads if lead.finding.identity == "alloc_tags"]
+    found = [
+        pending.finding for pending in settled.findings if pending.finding.identity == "alloc_tags"
+    ]
     assert [(f.unit, f.difference) for f in found] == [("bytes", 64)]
 
 

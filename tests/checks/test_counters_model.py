@@ -15,7 +15,7 @@ from support.rstat import ITEMS, Group, Kernel
 
 from memcg_inspect.checks.judge import judge
 from memcg_inspect.checks.snapshot import Snapshot
-from memcg_inspect.model import Row
+from memcg_inspect.report import Row
 
 STEPS = ("mkdir", "rmdir", "reparent", "release", "allocate", "free", "flush", "drain")
 

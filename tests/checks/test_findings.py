@@ -23,8 +23,9 @@ from support.made import (
     zero,
 )
 
+from memcg_inspect.checks.evidence_query import MOST_EVIDENCE
 from memcg_inspect.checks.findings import (
-    Lead,
+    PendingFinding,
     attach,
     orphan_findings,
     row_findings,
@@ -36,25 +37,13 @@ from memcg_inspect.checks.registry import CHECKS
 from memcg_inspect.checks.rows import RowKey, make_row
 from memcg_inspect.checks.skew import skew_matrix
 from memcg_inspect.checks.snapshot import Snapshot
-from memcg_inspect.checks.suspects import MOST_EVIDENCE
-from memcg_inspect.model import (
-    Accounting,
-    Coverage,
-    Evidence,
-    Finding,
-    Memcg,
-    Objcg,
-    Skew,
-    Stat,
-    TaskCharge,
-    Unit,
-    Vectors,
-)
+from memcg_inspect.model import Accounting, Coverage, Memcg, Objcg, Stat, TaskCharge, Unit, Vectors
+from memcg_inspect.report import Evidence, Finding, Skew
 
 SIBLING = 0x6000
 
 
-def slab_leads(taken: Snapshot) -> list[Lead]:
+def slab_findings(taken: Snapshot) -> list[PendingFinding]:
     """Findings of the slab identity alone."""
     return row_findings(taken, slab_rows(taken))
 
@@ -73,57 +62,63 @@ def off(*amounts: tuple[int, int]) -> Snapshot:
 
 
 def test_a_difference_alone() -> None:
-    [lead] = slab_leads(off((B, 1064)))
-    finding = lead.finding
+    [pending] = slab_findings(off((B, 1064)))
+    finding = pending.finding
     assert (finding.memcg, finding.nid, finding.item) == (B, 0, RECLAIMABLE)
     assert finding.difference == 1064
     assert finding.kind == "counter-above-objects"
     assert finding.what.startswith("NR_SLAB_RECLAIMABLE_B on node 0 claims 1,064 bytes more than")
     assert finding.evidence_is == "candidates"
     # No object explains a counter that is too large, and no memcg has too many objects.
-    assert lead.suspect is None
+    assert pending.query is None
 
 
 def test_too_many_objects_are_the_candidates() -> None:
-    [lead] = slab_leads(off((A, -504)))
-    assert lead.finding.kind == "counter-below-objects"
-    assert lead.finding.what.startswith(
+    [pending] = slab_findings(off((A, -504)))
+    assert pending.finding.kind == "counter-below-objects"
+    assert pending.finding.what.startswith(
         "NR_SLAB_RECLAIMABLE_B on node 0 claims 504 bytes less than"
     )
-    assert lead.suspect is not None
+    assert pending.query is not None
     # what the removed memcg left is /a's, too
-    assert lead.suspect.payers == {OBJCG_A, OBJCG_DEAD}
-    assert (lead.suspect.kind, lead.suspect.detail, lead.suspect.nid) == ("slab", "reclaimable", 0)
-    assert lead.suspect.divides == 504
-    assert lead.suspect.neighbours == frozenset()
+    assert pending.query.payers == {OBJCG_A, OBJCG_DEAD}
+    assert (pending.query.kind, pending.query.detail, pending.query.nid) == (
+        "slab",
+        "reclaimable",
+        0,
+    )
+    assert pending.query.divides == 504
+    assert pending.query.neighbours == frozenset()
 
 
 def test_parent_and_child_that_offset_each_other() -> None:
-    leads = {lead.finding.memcg: lead for lead in slab_leads(off((B, 8), (A, -8)))}
-    assert set(leads) == {A, B}
-    assert "its parent differs by as much in the opposite direction" in leads[B].finding.what
-    assert "a child" in leads[A].finding.what
+    findings = {pending.finding.memcg: pending for pending in slab_findings(off((B, 8), (A, -8)))}
+    assert set(findings) == {A, B}
+    assert "its parent differs by as much in the opposite direction" in findings[B].finding.what
+    assert "a child" in findings[A].finding.what
     # Candidates for both are the objects of the one that has too many.
-    for lead in leads.values():
-        assert lead.suspect is not None
-        assert lead.suspect.payers == {OBJCG_A, OBJCG_DEAD}
-        assert lead.suspect.neighbours == {OBJCG_B}
+    for pending in findings.values():
+        assert pending.query is not None
+        assert pending.query.payers == {OBJCG_A, OBJCG_DEAD}
+        assert pending.query.neighbours == {OBJCG_B}
 
 
 def test_strangers_that_offset_each_other() -> None:
-    leads = {lead.finding.memcg: lead for lead in slab_leads(off((B, 8), (SIBLING, -8)))}
-    assert set(leads) == {B, SIBLING}
-    for lead in leads.values():
-        assert lead.finding.what.endswith(
+    findings = {
+        pending.finding.memcg: pending for pending in slab_findings(off((B, 8), (SIBLING, -8)))
+    }
+    assert set(findings) == {B, SIBLING}
+    for pending in findings.values():
+        assert pending.finding.what.endswith(
             "another memcg differs by as much in the opposite direction: a charge may have changed "
             "owner"
         )
 
 
 def test_no_partner_unless_amount_and_place_agree() -> None:
-    leads = slab_leads(off((B, 8), (SIBLING, -16)))
-    assert len(leads) == 2
-    assert all(";" not in lead.finding.what for lead in leads)
+    findings = slab_findings(off((B, 8), (SIBLING, -16)))
+    assert len(findings) == 2
+    assert all(";" not in pending.finding.what for pending in findings)
 
 
 def test_rows_that_do_not_differ_make_no_finding() -> None:
@@ -142,14 +137,14 @@ def test_orphan_pointer_is_proof() -> None:
             }
         )
     )
-    [lead] = orphan_findings(taken)
-    finding = lead.finding
+    [pending] = orphan_findings(taken)
+    finding = pending.finding
     assert (finding.kind, finding.evidence_is) == ("unknown-objcg", "proof")
     assert (finding.memcg, finding.objcg, finding.nid) == (None, 0xBAD, 1)
     assert finding.difference is None
     assert "0xbad" in finding.what
-    assert lead.suspect is not None
-    assert lead.suspect.payers == {0xBAD}
+    assert pending.query is not None
+    assert pending.query.payers == {0xBAD}
 
 
 def test_orphan_pointer_on_several_nodes_names_none() -> None:
@@ -159,8 +154,8 @@ def test_orphan_pointer_on_several_nodes_names_none() -> None:
             (0xBAD, "slab", "unreclaimable", 1): (64, 1),
         }
     )
-    [lead] = orphan_findings(snapshot(charges=charges))
-    assert lead.finding.nid is None
+    [pending] = orphan_findings(snapshot(charges=charges))
+    assert pending.finding.nid is None
 
 
 @pytest.mark.parametrize("subject", ["objcgs", "memcgs"])
@@ -206,28 +201,30 @@ def test_skew_is_a_fault_only_where_memory_is_counted_per_node() -> None:
         taken = skewed(accounting)  # type: ignore[arg-type]
         assert skew_findings(taken, skew_matrix(taken)) == []
     taken = skewed("kmem-per-node")
-    [lead] = skew_findings(taken, skew_matrix(taken))
-    finding = lead.finding
+    [pending] = skew_findings(taken, skew_matrix(taken))
+    finding = pending.finding
     assert (finding.memcg, finding.nid, finding.difference) == (A, 1, 200)
     assert (finding.kind, finding.evidence_is) == ("skew", "proof")
     assert finding.what == "200 bytes of slab memory on node 1 are charged to node 0"
-    assert lead.suspect is not None
-    assert lead.suspect.nid == 1
+    assert pending.query is not None
+    assert pending.query.nid == 1
 
 
 def test_at_most_ten_pieces_of_evidence() -> None:
-    [lead] = slab_leads(off((A, -504)))
-    assert lead.suspect is not None
+    [pending] = slab_findings(off((A, -504)))
+    assert pending.query is not None
     many = [Evidence(address, "slab") for address in range(50)]
-    finding = attach(lead, {lead.suspect: many})
+    finding = attach(pending, {pending.query: many})
     assert finding.evidence == tuple(many[:MOST_EVIDENCE])
     assert MOST_EVIDENCE == 10
-    assert attach(lead, {}).evidence == ()
+    assert attach(pending, {}).evidence == ()
 
 
 def rows(taken: Snapshot, identity: str) -> list[Finding]:
     """Findings of one identity."""
-    return [lead.finding for lead in judge(taken).leads if lead.finding.identity == identity]
+    return [
+        pending.finding for pending in judge(taken).findings if pending.finding.identity == identity
+    ]
 
 
 def test_misplaced_vector_is_proof() -> None:
@@ -280,9 +277,9 @@ def test_candidates_are_charges_of_the_identity(identity: str) -> None:
     unit: Unit = {1: "bytes", 1024: "KiB", 4096: "pages"}[size]  # type: ignore[assignment]
     objcg = OBJCG_B if identity == "objcg_bytes" else None
     key = RowKey(identity, RECLAIMABLE if identity == "slab" else "ITEM", unit, B, 1, objcg)
-    [lead] = row_findings(snapshot(), [make_row(key, {"x": 12}, {"y": 5})])
-    assert lead.suspect is not None
-    assert lead.suspect[:5] == (
+    [pending] = row_findings(snapshot(), [make_row(key, {"x": 12}, {"y": 5})])
+    assert pending.query is not None
+    assert pending.query[:5] == (
         kind,
         {OBJCG_B},
         detail,
@@ -290,7 +287,7 @@ def test_candidates_are_charges_of_the_identity(identity: str) -> None:
         7 * size,
     )
     # a claim that is too large has no candidates, since nobody has too much
-    assert row_findings(snapshot(), [make_row(key, {"x": 5}, {"y": 12})])[0].suspect is None
+    assert row_findings(snapshot(), [make_row(key, {"x": 5}, {"y": 12})])[0].query is None
 
 
 def test_other_identities_have_no_candidates() -> None:
@@ -301,17 +298,17 @@ def test_an_obj_cgroup_is_off_against_one_of_any_node() -> None:
     key = RowKey("objcg_bytes", "bytes of whole pages", "bytes", A, 0, OBJCG_A)
     other = key._replace(memcg=B, nid=1, objcg=OBJCG_B)
     rows = [make_row(key, {"slab": 8}, {"whole_pages": 0}), make_row(other, {"slab": 0}, {"x": 8})]
-    for lead in row_findings(snapshot(), rows):
-        assert lead.suspect is not None
-        assert (lead.suspect.payers, lead.suspect.neighbours) == ({OBJCG_A}, {OBJCG_B})
-        assert lead.suspect.nid is None
+    for pending in row_findings(snapshot(), rows):
+        assert pending.query is not None
+        assert (pending.query.payers, pending.query.neighbours) == ({OBJCG_A}, {OBJCG_B})
+        assert pending.query.nid is None
         # no memcg's counter is wrong, so none is named
-        assert ";" not in lead.finding.what
+        assert ";" not in pending.finding.what
     # rows of memcgs are compared on the same node only
     rows = [replace(row, identity="pagetable", objcg=None) for row in rows]
-    assert [lead.finding.what.count(";") for lead in row_findings(snapshot(), rows)] == [0, 0]
+    assert [pending.finding.what.count(";") for pending in row_findings(snapshot(), rows)] == [0, 0]
     rows[1] = replace(rows[1], nid=0)
-    assert [lead.finding.what.count(";") for lead in row_findings(snapshot(), rows)] == [1, 1]
+    assert [pending.finding.what.count(";") for pending in row_findings(snapshot(), rows)] == [1, 1]
 
 
 @pytest.mark.parametrize(
@@ -340,8 +337,8 @@ def test_wording(identity: str, difference: int, what: str) -> None:
     unit: Unit = "references" if identity == "references" else "pages"
     objcg = OBJCG_B if identity in ("objcg_bytes", "references") else None
     key = RowKey(identity, "ITEM", unit, B, None, objcg)
-    [lead] = row_findings(snapshot(), [make_row(key, {"x": 5}, {"y": 5 + difference})])
-    assert lead.finding.what == what
+    [pending] = row_findings(snapshot(), [make_row(key, {"x": 5}, {"y": 5 + difference})])
+    assert pending.finding.what == what
 
 
 @pytest.mark.parametrize(

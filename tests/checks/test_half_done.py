@@ -9,7 +9,8 @@ from support.made import OBJCG_A, A, B, snapshot
 from memcg_inspect.checks.inflight import mark_in_flight
 from memcg_inspect.checks.registry import CHECKS
 from memcg_inspect.checks.rows import RowKey, make_row
-from memcg_inspect.model import Row, Running, Transient, Unit
+from memcg_inspect.model import Running, Transient, Unit
+from memcg_inspect.report import Row
 
 PAGE, HUGE, CPUS = 4096, 512, 2
 

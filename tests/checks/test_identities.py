@@ -38,13 +38,8 @@ from memcg_inspect.checks.identities.zswap import zswap_rows
 from memcg_inspect.checks.judge import judge
 from memcg_inspect.checks.ledger import ChargeKind
 from memcg_inspect.checks.snapshot import Snapshot
-from memcg_inspect.model import (
-    Coverage,
-    Objcg,
-    Row,
-    TaskCharge,
-    Vectors,
-)
+from memcg_inspect.model import Coverage, Objcg, TaskCharge, Vectors
+from memcg_inspect.report import Row
 
 RULES = [
     stack_rows,

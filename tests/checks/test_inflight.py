@@ -11,7 +11,8 @@ from support.made_charges import image
 
 from memcg_inspect.checks.identities.usage import usage_rows
 from memcg_inspect.checks.inflight import mark_in_flight
-from memcg_inspect.model import Row, Running
+from memcg_inspect.model import Running
+from memcg_inspect.report import Row
 
 FREEING = ("lru_gen_add_folio", "folio_batch_move_lru", "exit_mmap")
 

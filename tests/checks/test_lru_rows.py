@@ -11,7 +11,8 @@ from memcg_inspect.checks.identities.lru import lru_rows
 from memcg_inspect.checks.judge import judge
 from memcg_inspect.checks.ledger import Ledger
 from memcg_inspect.checks.snapshot import Snapshot
-from memcg_inspect.model import Coverage, LruLists, Row
+from memcg_inspect.model import Coverage, LruLists
+from memcg_inspect.report import Row
 
 ACTIVE = "lru_zone_size[ZONE_NORMAL][LRU_ACTIVE_ANON]"
 INACTIVE = "lru_zone_size[ZONE_NORMAL][LRU_INACTIVE_ANON]"
@@ -131,5 +132,7 @@ def test_not_kept_where_nothing_was_read() -> None:
 
 def test_a_wrong_size_is_a_finding_of_that_list_alone() -> None:
     wrong = image(sizes={**SIZES, (A, 0): {ACTIVE: {"lru_zone_size": 10}}})
-    findings = [lead.finding for lead in judge(wrong).leads if lead.finding.identity == "lru"]
+    findings = [
+        pending.finding for pending in judge(wrong).findings if pending.finding.identity == "lru"
+    ]
     assert [(f.memcg, f.nid, f.item, f.difference) for f in findings] == [(A, 0, ACTIVE, 3)]

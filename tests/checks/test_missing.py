@@ -29,7 +29,8 @@ from memcg_inspect.checks.identities.usage import usage_rows
 from memcg_inspect.checks.identities.vmalloc import vmalloc_rows
 from memcg_inspect.checks.skew import skew_matrix
 from memcg_inspect.checks.snapshot import Snapshot
-from memcg_inspect.model import Coverage, Objcg, Row, Stat
+from memcg_inspect.model import Coverage, Objcg, Stat
+from memcg_inspect.report import Row
 
 
 @pytest.mark.parametrize("rule", [kmem_rows, usage_rows])

@@ -58,8 +58,14 @@ def test_without_a_mark_large_kmallocs_are_not_compared() -> None:
 
 def test_a_counter_that_is_off_is_a_finding_of_the_node() -> None:
     wrong = image(node_stats={**STATS, (1, UNRECLAIMABLE): NodeStat(9, 2)})
-    leads = [lead.finding for lead in judge(wrong).leads if lead.finding.identity == "node_slab"]
-    assert [(f.memcg, f.nid, f.item, f.difference) for f in leads] == [(None, 1, UNRECLAIMABLE, 5)]
+    findings = [
+        pending.finding
+        for pending in judge(wrong).findings
+        if pending.finding.identity == "node_slab"
+    ]
+    assert [(f.memcg, f.nid, f.item, f.difference) for f in findings] == [
+        (None, 1, UNRECLAIMABLE, 5)
+    ]
 
 
 def test_what_could_not_be_read() -> None:

@@ -68,7 +68,7 @@ def test_each_kind_follows_a_rule_of_its_own(percpu: Follows, zswap: Follows) ->
     taken = booked(percpu, zswap)
     assert judge_per_node(taken, objcg_rows(taken)).follows == {"percpu": percpu, "zswap": zswap}
     judged = judge(taken)
-    findings = [lead.finding for lead in judged.leads]
+    findings = [pending.finding for pending in judged.findings]
     wrong = [kind for kind, rule in (("percpu", percpu), ("zswap", zswap)) if rule == "posted"]
     assert {finding.kind for finding in findings} == ({"rule"} if wrong else set())
     # for each, both nodes, with what lies on the one and is booked on the other
@@ -96,7 +96,7 @@ def test_what_no_rule_explains(percpu: str) -> None:
         "percpu": "neither",
         "zswap": "neither",
     }
-    assert "rule" not in {lead.finding.kind for lead in judge(taken).leads}
+    assert "rule" not in {pending.finding.kind for pending in judge(taken).findings}
 
 
 def test_other_kernels_follow_none() -> None:

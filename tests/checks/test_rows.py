@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from memcg_inspect.checks.judge import verdict
 from memcg_inspect.checks.rows import Missing, RowKey, make_row, summarize
-from memcg_inspect.model import Coverage, Finding, Identity, Row
+from memcg_inspect.model import Coverage
+from memcg_inspect.report import Finding, Identity, Row
 
 
 def row(

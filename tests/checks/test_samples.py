@@ -7,11 +7,12 @@ from dataclasses import replace
 
 import pytest
 
-from memcg_inspect.checks.findings import Lead
+from memcg_inspect.checks.findings import PendingFinding
 from memcg_inspect.checks.judge import Judgement
 from memcg_inspect.checks.rows import Missing, RowKey, make_row, summarize
 from memcg_inspect.checks.samples import SAMPLES, common_coverage, is_settled, settle
-from memcg_inspect.model import Coverage, Evidence, Finding, Moved, Row
+from memcg_inspect.model import Coverage
+from memcg_inspect.report import Evidence, Finding, Moved, Row
 
 WEB, DB = 0x1000, 0x2000
 
@@ -25,8 +26,8 @@ def row(found: int, claimed: int | None, memcg: int = WEB, missing: str | None =
     )
 
 
-def lead(of: Row, *addresses: int) -> Lead:
-    return Lead(
+def pending(of: Row, *addresses: int) -> PendingFinding:
+    return PendingFinding(
         Finding(
             identity=of.identity,
             kind="counter-above-objects",
@@ -44,17 +45,17 @@ def lead(of: Row, *addresses: int) -> Lead:
     )
 
 
-def sample(*rows: Row, leads: tuple[Lead, ...] | None = None) -> Judgement:
+def sample(*rows: Row, findings: tuple[PendingFinding, ...] | None = None) -> Judgement:
     """One sample. Each row that differs is a finding in it, unless told otherwise."""
-    if leads is None:
-        leads = tuple(lead(r) for r in rows if r.status == "differs")
-    return Judgement([summarize("slab", rows)], list(rows), [], list(leads), None)
+    if findings is None:
+        findings = tuple(pending(r) for r in rows if r.status == "differs")
+    return Judgement([summarize("slab", rows)], list(rows), [], list(findings), None)
 
 
 def outcome(*samples: Judgement, is_whole: bool = True) -> tuple[str, str, int]:
     """Status of the first row, of the identity, and the number of findings."""
     settled = settle(samples, is_whole)
-    return settled.rows[0].status, settled.identities[0].status, len(settled.leads)
+    return settled.rows[0].status, settled.identities[0].status, len(settled.findings)
 
 
 def test_one_exact_sample_is_enough() -> None:
@@ -76,7 +77,7 @@ def test_what_the_program_itself_changes_proves_nothing() -> None:
     samples = [sample(row(5, 6), row(5, 6, DB))] * SAMPLES
     settled = settle(samples, True, [WEB, DB])
     assert [r.status for r in settled.rows] == ["moving", "differs"]
-    assert [found.finding.memcg for found in settled.leads] == [DB]
+    assert [found.finding.memcg for found in settled.findings] == [DB]
     # what is about a subtree concerns its ancestors, too
     whole = [sample(replace(row(5, 6, DB), identity="hierarchy"))] * SAMPLES
     assert settle(whole, True, [WEB, DB]).rows[0].status == "moving"
@@ -130,14 +131,14 @@ def test_another_difference_each_time_is_none() -> None:
     assert settled.rows[0].status == "moving"
     assert settled.rows[0].reason == "did not stand still in 2 samples"
     assert settled.rows[0].moved == Moved(looks=2, found=0, claimed=1, least=1, most=2)
-    assert settled.leads == []
+    assert settled.findings == []
 
 
 def test_rows_that_stand_still_are_told_from_those_that_do_not() -> None:
     samples = [sample(row(5, 6), row(n, 2 * n, DB)) for n in range(1, SAMPLES + 1)]
     settled = settle(samples, True)
     assert [r.status for r in settled.rows] == ["differs", "moving"]
-    assert [found.finding.memcg for found in settled.leads] == [WEB]
+    assert [found.finding.memcg for found in settled.findings] == [WEB]
     assert settled.identities[0].status == "findings"
 
 
@@ -166,11 +167,13 @@ def test_a_proof_must_be_the_same_one(
     """For a finding without a row: an orphan pointer."""
     same = row(5, 5)
     samples = [
-        sample(same, leads=(lead(row(1, 2, DB), *addresses),)) for addresses in seen if addresses
+        sample(same, findings=(pending(row(1, 2, DB), *addresses),))
+        for addresses in seen
+        if addresses
     ]
-    samples += [sample(same, leads=()) for addresses in seen if not addresses]
+    samples += [sample(same, findings=()) for addresses in seen if not addresses]
     found = [
-        tuple(e.address for e in made.finding.evidence) for made in settle(samples, True).leads
+        tuple(e.address for e in made.finding.evidence) for made in settle(samples, True).findings
     ]
     assert found == ([] if left is None else [left])
 

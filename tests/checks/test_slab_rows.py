@@ -21,7 +21,8 @@ from support.made import (
 
 from memcg_inspect.checks.identities.slab import slab_rows
 from memcg_inspect.checks.snapshot import Snapshot
-from memcg_inspect.model import Coverage, Objcg, ObjStock, Row, Stat
+from memcg_inspect.model import Coverage, Objcg, ObjStock, Stat
+from memcg_inspect.report import Row
 
 CHARGES = {
     (OBJCG_A, "slab", "reclaimable", 0): (600, 3),

@@ -14,7 +14,7 @@ from support.reference import charged_slab_objects
 
 from memcg_inspect.collect import collect
 from memcg_inspect.image.image import image_of
-from memcg_inspect.model import Report
+from memcg_inspect.report import Report
 
 KERNELS = [k for k in (*DEBIAN_KERNELS, *BUILT_KERNELS) if k.startswith("7.3")]
 TOPOLOGIES = ["1", "4", "2cpu+6mem"]

@@ -17,7 +17,8 @@ from memcg_inspect.collect import audit
 from memcg_inspect.image.image import Image, image_of
 from memcg_inspect.linux.mm.alloc_tag import read_call_sites, tag_ranges
 from memcg_inspect.linux.mm.mmzone import mem_map
-from memcg_inspect.model import Coverage, ImageError, Report
+from memcg_inspect.model import Coverage, ImageError
+from memcg_inspect.report import Report
 from memcg_inspect.tables import Answer, NotRead
 from memcg_inspect.views.allocinfo import (
     allocinfo,

@@ -25,7 +25,7 @@ from memcg_inspect.image.image import image_of
 from memcg_inspect.image.missing import why_faults
 from memcg_inspect.image.progress import STOPPED
 from memcg_inspect.linux.mm.memcontrol_vmstats import StatReader
-from memcg_inspect.model import Report, Row
+from memcg_inspect.report import Report, Row
 
 pytestmark = [pytest.mark.image, pytest.mark.each_kernel]
 

@@ -24,7 +24,7 @@ from support.identity_table import check_table, found_in
 from memcg_inspect.checks.snapshot import Snapshot
 from memcg_inspect.collect import collect
 from memcg_inspect.image.image import image_of
-from memcg_inspect.model import Report
+from memcg_inspect.report import Report
 
 TOPOLOGIES = ("4", "1", "2cpu+6mem")
 WORKLOADS = ("mixed", "dying")

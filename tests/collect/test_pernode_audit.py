@@ -7,7 +7,7 @@ import pytest
 from labkit import kernels
 from support.guests import PERNODE_KERNELS, Lab
 
-from memcg_inspect.model import Report
+from memcg_inspect.report import Report
 
 pytestmark = pytest.mark.image
 

@@ -18,13 +18,13 @@ from drgn import Object
 from support.findings import by_path, named, touched
 from support.guests import BUILT_KERNELS, DEBIAN_KERNELS, GuestImage, Lab, Plant
 
-from memcg_inspect.checks.suspects import MOST_EVIDENCE
+from memcg_inspect.checks.evidence_query import MOST_EVIDENCE
 from memcg_inspect.collect import collect
 from memcg_inspect.image.image import image_of
 from memcg_inspect.linux.mm.memcontrol_vmstats import StatReader
 from memcg_inspect.linux.mm.mm_types import scan_pages
 from memcg_inspect.linux.mm.slab import SlabObject, SlabReader
-from memcg_inspect.model import Finding, Report
+from memcg_inspect.report import Finding, Report
 
 KERNELS = [k for k in (*DEBIAN_KERNELS, *BUILT_KERNELS) if k.startswith("7.3")]
 ITEM = "NR_SLAB_UNRECLAIMABLE_B"

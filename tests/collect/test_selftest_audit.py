@@ -18,7 +18,7 @@ from memcg_inspect.checks.snapshot import Snapshot
 from memcg_inspect.collect import collect
 from memcg_inspect.image.image import image_of
 from memcg_inspect.linux.mm.percpu import PercpuReader
-from memcg_inspect.model import Report
+from memcg_inspect.report import Report
 
 # Images of these guests take half a minute each.
 pytestmark = [pytest.mark.image, pytest.mark.long]

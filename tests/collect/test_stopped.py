@@ -13,7 +13,7 @@ from memcg_inspect.image.image import image_of
 from memcg_inspect.image.program import ImageSource, open_program
 from memcg_inspect.linux.kernel.stacktrace import read_running
 from memcg_inspect.linux.mm.memcontrol_vmstats import StatReader
-from memcg_inspect.model import Report
+from memcg_inspect.report import Report
 
 KERNELS = [*DEBIAN_KERNELS, *(k for k in BUILT_KERNELS if k.endswith("-lab"))]
 #: One of each kernel by default, ten of each sort with --all.

@@ -23,7 +23,8 @@ from memcg_inspect.collect import collect
 from memcg_inspect.image.image import image_of
 from memcg_inspect.linux.mm.mmzone import MemMap, mem_map
 from memcg_inspect.linux.mm.zswap import ZswapReader
-from memcg_inspect.model import Objcg, Report
+from memcg_inspect.model import Objcg
+from memcg_inspect.report import Report
 
 pytestmark = [pytest.mark.image, pytest.mark.parametrize("kernel", PERNODE_KERNELS)]
 

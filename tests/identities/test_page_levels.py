@@ -49,8 +49,8 @@ def test_a_memcg_counts_what_its_nodes_count() -> None:
 
 @pytest.mark.parametrize("off", [-16, 4])
 def test_a_level_that_is_off_is_a_finding(off: int) -> None:
-    leads = [lead.finding for lead in judge(made(off)).leads]
-    found = [(f.memcg, f.item, f.difference) for f in leads if f.identity == "page_levels"]
+    findings = [pending.finding for pending in judge(made(off)).findings]
+    found = [(f.memcg, f.item, f.difference) for f in findings if f.identity == "page_levels"]
     assert found == [(B, STACK, off)]
 
 

@@ -23,7 +23,8 @@ from memcg_inspect.linux.mm.mm_inline import LruReader
 from memcg_inspect.linux.mm.mm_types import LruFlags
 from memcg_inspect.linux.mm.mmzone import mem_map
 from memcg_inspect.linux.mm.page_flags import FlagBits, page_flags
-from memcg_inspect.model import Coverage, Row
+from memcg_inspect.model import Coverage
+from memcg_inspect.report import Row
 
 #: The items of memory.numa_stat that count pages of these lists.
 KINDS = {"anon": ("ANON]", "_ANON]"), "file": ("FILE]", "_FILE]")}

@@ -13,7 +13,7 @@ from support.guests import DEBIAN_KERNELS, KERNELS, GuestImage, Lab
 from memcg_inspect.image.image import image_of
 from memcg_inspect.linux.mm.kfence import kfence_pages
 from memcg_inspect.linux.mm.mmzone import mem_map
-from memcg_inspect.model import Report
+from memcg_inspect.report import Report
 
 RECLAIMABLE, UNRECLAIMABLE = "NR_SLAB_RECLAIMABLE_B", "NR_SLAB_UNRECLAIMABLE_B"
 

@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.reports import GONE, OBJCG, ROOT, WEB, clean, more, report
 
-from memcg_inspect.model import Report
 from memcg_inspect.render.documents import SCHEMA, report_document, to_json
+from memcg_inspect.report import Report
 
 #: Fields that hold an address wherever they are.
 ADDRESSES = {"address", "memcg", "objcg", "parent", "page"}

@@ -13,8 +13,9 @@ from rich.cells import cell_len
 from support.printed import WIDE, text
 from support.reports import clean, more, report
 
-from memcg_inspect.model import Follows, Moved, Report, counted
+from memcg_inspect.model import Follows, counted
 from memcg_inspect.render.text import amount, printable, signed
+from memcg_inspect.report import Moved, Report
 
 
 def alike(name: str) -> Report:

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from labkit import kernels
 
-from memcg_inspect.model import Report
+from memcg_inspect.report import Report
 from support.identity_table import identities
 
 

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from memcg_inspect.model import Report
+from memcg_inspect.report import Report
 
 
 def by_path(report: Report) -> dict[str, int]:

@@ -18,7 +18,7 @@ from labkit.machine import Options
 from memcg_inspect.collect import audit
 from memcg_inspect.image.image import image_of
 from memcg_inspect.image.program import ImageSource, open_program
-from memcg_inspect.model import Report
+from memcg_inspect.report import Report
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 

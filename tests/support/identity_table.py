@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 from labkit import kernels
 
-from memcg_inspect.model import Report
+from memcg_inspect.report import Report
 from support.guests import ROOT
 
 DOCS = ROOT / "docs" / "identities.md"

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from rich.console import Console
 
-from memcg_inspect.model import Report
 from memcg_inspect.render.report import report_lines
 from memcg_inspect.render.text import Output, answer_lines
+from memcg_inspect.report import Report
 from memcg_inspect.tables import Answer
 
 #: A width at which no line is wrapped.

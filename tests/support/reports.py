@@ -5,20 +5,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from memcg_inspect.model import (
-    NUMA_NO_NODE,
-    Coverage,
-    Evidence,
-    Finding,
-    Identity,
-    ImageInfo,
-    Memcg,
-    PercpuUsage,
-    Report,
-    Row,
-    Skew,
-    SlabUsage,
-)
+from memcg_inspect.model import NUMA_NO_NODE, Coverage, ImageInfo, Memcg, PercpuUsage, SlabUsage
+from memcg_inspect.report import Evidence, Finding, Identity, Report, Row, Skew
 
 ROOT, WEB, GONE = 0xFFFF888000001000, 0xFFFF888000002000, 0xFFFF888000003000
 OBJCG = 0xFFFF88800000A000

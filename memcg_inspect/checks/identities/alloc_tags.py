@@ -35,7 +35,8 @@ from memcg_inspect.checks.ledger import Amount
 from memcg_inspect.checks.profile import Profile
 from memcg_inspect.checks.rows import Missing, RowKey, make_row, missing_if
 from memcg_inspect.checks.snapshot import Snapshot
-from memcg_inspect.model import CallSite, Row
+from memcg_inspect.model import CallSite
+from memcg_inspect.report import Row
 
 __all__ = ("CHECK", "alloc_tag_rows", "counts_one_cpu", "site_name")
 

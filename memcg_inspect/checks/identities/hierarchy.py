@@ -18,7 +18,7 @@ from memcg_inspect.checks.check import Check, counter_differs
 from memcg_inspect.checks.identities.kmem import HALF_DONE
 from memcg_inspect.checks.rows import make_row, missing_if, row_key
 from memcg_inspect.checks.snapshot import Snapshot, split
-from memcg_inspect.model import Row
+from memcg_inspect.report import Row
 
 __all__ = ("CHECK", "hierarchy_rows")
 

@@ -14,7 +14,7 @@ from memcg_inspect.checks.half_done import FLUSH, STACK, HalfDone, pattern
 from memcg_inspect.checks.kernel_pages import rows_by_node
 from memcg_inspect.checks.rows import RowKey
 from memcg_inspect.checks.snapshot import Snapshot
-from memcg_inspect.model import Row
+from memcg_inspect.report import Row
 
 __all__ = ("CHECK", "stack_rows")
 

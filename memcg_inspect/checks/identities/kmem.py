@@ -30,7 +30,7 @@ from memcg_inspect.checks.half_done import (
 from memcg_inspect.checks.ledger import Amount
 from memcg_inspect.checks.rows import RowKey, counter_row, missing_if
 from memcg_inspect.checks.snapshot import Snapshot
-from memcg_inspect.model import Row
+from memcg_inspect.report import Row
 
 __all__ = ("CHECK", "why_kmem_missing", "kmem_pages", "kmem_rows")
 

@@ -14,7 +14,7 @@ from memcg_inspect.checks.half_done import FLUSH, SLAB, HalfDone, largest_object
 from memcg_inspect.checks.identities.slab import ITEMS
 from memcg_inspect.checks.rows import RowKey, make_row
 from memcg_inspect.checks.snapshot import Snapshot
-from memcg_inspect.model import Row
+from memcg_inspect.report import Row
 
 __all__ = ("CHECK", "level_row", "level_rows")
 

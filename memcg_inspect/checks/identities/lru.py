@@ -22,7 +22,7 @@ from memcg_inspect.checks.check import Check
 from memcg_inspect.checks.half_done import FOLIO_BATCH, HUGE, LRU, HalfDone, pattern
 from memcg_inspect.checks.rows import Missing, RowKey, make_row, missing_if
 from memcg_inspect.checks.snapshot import Snapshot
-from memcg_inspect.model import Row
+from memcg_inspect.report import Row
 
 __all__ = ("CHECK", "lru_rows")
 

@@ -17,7 +17,7 @@ from memcg_inspect.checks.check import Check
 from memcg_inspect.checks.identities.slab import ITEMS
 from memcg_inspect.checks.rows import Missing, RowKey, make_row
 from memcg_inspect.checks.snapshot import Snapshot
-from memcg_inspect.model import Row
+from memcg_inspect.report import Row
 
 __all__ = ("CHECK", "node_slab_rows")
 

@@ -14,7 +14,7 @@ from memcg_inspect.checks.check import Charges, Check
 from memcg_inspect.checks.half_done import PERCPU, SLAB, HalfDone, pattern
 from memcg_inspect.checks.rows import Missing, RowKey, make_row
 from memcg_inspect.checks.snapshot import OBJECTS, Snapshot
-from memcg_inspect.model import Row
+from memcg_inspect.report import Row
 
 __all__ = ("CHECK", "objcg_rows")
 

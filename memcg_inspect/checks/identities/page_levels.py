@@ -15,7 +15,8 @@ from memcg_inspect.checks.identities import kernel_stack, kmem, pagetable, vmall
 from memcg_inspect.checks.identities.levels import level_row
 from memcg_inspect.checks.rows import RowKey
 from memcg_inspect.checks.snapshot import Snapshot
-from memcg_inspect.model import Row, Unit
+from memcg_inspect.model import Unit
+from memcg_inspect.report import Row
 
 __all__ = ("CHECK", "page_level_rows")
 

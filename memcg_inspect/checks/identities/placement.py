@@ -14,7 +14,8 @@ from dataclasses import replace
 from memcg_inspect.checks.check import Check, Proof
 from memcg_inspect.checks.rows import RowKey, make_row
 from memcg_inspect.checks.snapshot import Snapshot
-from memcg_inspect.model import Evidence, Row, counted
+from memcg_inspect.model import counted
+from memcg_inspect.report import Evidence, Row
 
 __all__ = ("CHECK", "placement_rows")
 

@@ -26,7 +26,8 @@ from memcg_inspect.checks.half_done import (
 from memcg_inspect.checks.ledger import ChargeKind
 from memcg_inspect.checks.rows import RowKey, make_row, missing_if
 from memcg_inspect.checks.snapshot import OBJECTS, Snapshot
-from memcg_inspect.model import Row, counted
+from memcg_inspect.model import counted
+from memcg_inspect.report import Row
 
 __all__ = ("CHECK", "reference_rows")
 

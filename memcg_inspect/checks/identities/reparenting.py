@@ -13,7 +13,8 @@ from memcg_inspect.checks.check import Check, Proof
 from memcg_inspect.checks.half_done import CGROUP, HalfDone, pattern
 from memcg_inspect.checks.rows import RowKey, make_row
 from memcg_inspect.checks.snapshot import Snapshot
-from memcg_inspect.model import Evidence, Objcg, Row, counted
+from memcg_inspect.model import Objcg, counted
+from memcg_inspect.report import Evidence, Row
 
 __all__ = ("CHECK", "reparent_rows")
 

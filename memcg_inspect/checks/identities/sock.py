@@ -13,7 +13,7 @@ from memcg_inspect.checks.check import Check
 from memcg_inspect.checks.half_done import CHARGE_BATCH, FLUSH, SOCK, HalfDone, pattern
 from memcg_inspect.checks.rows import RowKey, counter_row, missing_if
 from memcg_inspect.checks.snapshot import Snapshot
-from memcg_inspect.model import Row
+from memcg_inspect.report import Row
 
 __all__ = ("CHECK", "sock_pages", "sock_rows")
 

@@ -16,7 +16,8 @@ from memcg_inspect.checks.check import Check, Proof
 from memcg_inspect.checks.half_done import CGROUP, HalfDone, pattern
 from memcg_inspect.checks.rows import RowKey, make_row
 from memcg_inspect.checks.snapshot import Snapshot
-from memcg_inspect.model import Evidence, Row, TaskCharge, counted
+from memcg_inspect.model import TaskCharge, counted
+from memcg_inspect.report import Evidence, Row
 
 __all__ = ("CHECK", "may_be_cached", "task_rows")
 

@@ -30,7 +30,7 @@ from memcg_inspect.checks.identities.kmem import kmem_pages, why_kmem_missing
 from memcg_inspect.checks.identities.sock import sock_pages
 from memcg_inspect.checks.rows import RowKey, make_row, missing_if
 from memcg_inspect.checks.snapshot import Snapshot
-from memcg_inspect.model import Row
+from memcg_inspect.report import Row
 
 __all__ = ("CHECK", "usage_rows")
 

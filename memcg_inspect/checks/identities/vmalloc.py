@@ -15,7 +15,7 @@ from memcg_inspect.checks.half_done import FLUSH, HUGE, VMALLOC, HalfDone, patte
 from memcg_inspect.checks.kernel_pages import missing_areas, rows_by_node
 from memcg_inspect.checks.rows import RowKey, counter_row
 from memcg_inspect.checks.snapshot import Snapshot
-from memcg_inspect.model import Row
+from memcg_inspect.report import Row
 
 __all__ = ("CHECK", "vmalloc_rows")
 

@@ -14,7 +14,8 @@ from memcg_inspect.checks.check import Charges, Check
 from memcg_inspect.checks.half_done import FLUSH, HalfDone, pattern
 from memcg_inspect.checks.rows import RowKey, counter_row, missing_if
 from memcg_inspect.checks.snapshot import Snapshot
-from memcg_inspect.model import Row, Unit
+from memcg_inspect.model import Unit
+from memcg_inspect.report import Row
 
 __all__ = ("CHECK", "zswap_rows")
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 
 import pytest
 
-from memcg_inspect.checks.suspects import MOST_EVIDENCE, Suspect, most_likely
+from memcg_inspect.checks.evidence_query import MOST_EVIDENCE, EvidenceQuery, most_likely
 
 #: 600 bytes of reclaimable objects on node 1, charged to an obj_cgroup.
-SUSPECT = Suspect("slab", frozenset({0xA0}), "reclaimable", 1, 600)
-ANY = Suspect("slab", frozenset({0xA0}))
+QUERY = EvidenceQuery("slab", frozenset({0xA0}), "reclaimable", 1, 600)
+ANY = EvidenceQuery("slab", frozenset({0xA0}))
 
 
 @pytest.mark.parametrize(
@@ -40,7 +40,7 @@ ANY = Suspect("slab", frozenset({0xA0}))
 def test_a_charge_fits_in_size_part_and_node(
     size: int, detail: str | None, nid: int | None, fits: bool
 ) -> None:
-    assert SUSPECT.fits(size, detail, nid) == fits
+    assert QUERY.fits(size, detail, nid) == fits
 
 
 def test_everything_fits_where_only_the_payer_matters() -> None:
@@ -51,12 +51,12 @@ def test_everything_fits_where_only_the_payer_matters() -> None:
 
 def test_charges_among_neighbours_come_first() -> None:
     ranks = [
-        SUSPECT.rank(600, neighbours=3),
-        SUSPECT.rank(200, neighbours=3),
-        SUSPECT.rank(600, neighbours=2),
-        SUSPECT.rank(200, neighbours=2),
-        SUSPECT.rank(600),
-        SUSPECT.rank(200),
+        QUERY.rank(600, neighbours=3),
+        QUERY.rank(200, neighbours=3),
+        QUERY.rank(600, neighbours=2),
+        QUERY.rank(200, neighbours=2),
+        QUERY.rank(600),
+        QUERY.rank(200),
     ]
     assert ranks == sorted(ranks, reverse=True)
     assert len(set(ranks)) == len(ranks)

@@ -1,0 +1,282 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+"""
+Records of a report
+-------------------
+
+What an audit returns: a :class:`Report` with the rows of all identities, the outcome of each
+identity, the skew, and findings with their evidence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+from memcg_inspect.model import (
+    NUMA_NO_NODE,
+    Address,
+    Coverage,
+    Follows,
+    ImageInfo,
+    Memcg,
+    Nid,
+    PercpuUsage,
+    SlabUsage,
+    Unit,
+)
+
+__all__ = (
+    "Evidence",
+    "Finding",
+    "Identity",
+    "IdentityStatus",
+    "Moved",
+    "Report",
+    "Row",
+    "RowStatus",
+    "Skew",
+    "Verdict",
+)
+
+RowStatus = Literal["exact", "differs", "in-flight", "moving", "unverifiable"]
+IdentityStatus = Literal["exact", "findings", "unverifiable", "not-kept", "moving"]
+Verdict = Literal["exact", "findings", "incomplete", "moving"]
+
+
+class Moved(NamedTuple):
+    """
+    How far a row changed between samples, in its unit.
+
+    :ivar looks: number of samples that have the row
+    :ivar found: largest less smallest amount found
+    :ivar claimed: largest less smallest amount claimed
+    :ivar least: smallest difference
+    :ivar most: largest difference
+    """
+
+    looks: int
+    found: int
+    claimed: int
+    least: int
+    most: int
+
+
+@dataclass(frozen=True)
+class Row:
+    """
+    One equation of one identity.
+
+    :ivar identity: name of the identity
+    :ivar memcg: ``struct mem_cgroup *``; ``None`` if the row is not about a memcg
+    :ivar objcg: ``struct obj_cgroup *``; ``None`` if the row is not about one obj_cgroup
+    :ivar nid: node; ``None`` if the counter is not kept per node
+    :ivar item: the kernel's name of the counter
+    :ivar unit: unit of all amounts of the row
+    :ivar status: the outcome
+    :ivar found: sums of the objects found, by source
+    :ivar claimed: the kernel's counter, by place; ``None`` if it could not be read
+    :ivar reason: why it is ``in-flight``, ``moving`` or ``unverifiable``
+    :ivar hierarchy: folded value with descendants, as userspace reads it, if the row is about
+        such a counter
+    :ivar moved: how far it changed between samples, if its status is ``moving``
+    """
+
+    identity: str
+    memcg: Address | None
+    objcg: Address | None
+    nid: Nid | None
+    item: str
+    unit: Unit
+    status: RowStatus
+    found: Mapping[str, int]
+    claimed: Mapping[str, int] | None
+    reason: str | None = None
+    hierarchy: int | None = None
+    moved: Moved | None = None
+
+    @property
+    def difference(self) -> int | None:
+        """``claimed`` less ``found``, in :attr:`unit`."""
+        if self.claimed is None:
+            return None
+        return sum(self.claimed.values()) - sum(self.found.values())
+
+    @property
+    def is_zero(self) -> bool:
+        """Whether it is exact and all its amounts are 0."""
+        amounts = (*self.found.values(), *(self.claimed or {}).values())
+        return self.status == "exact" and not any(amounts)
+
+
+@dataclass(frozen=True)
+class Identity:
+    """
+    The outcome of one identity for the whole image.
+
+    :ivar name: name of the identity
+    :ivar status: the outcome
+    :ivar rows: number of its rows, including those in which everything is 0
+    :ivar differing: number of its rows that differ
+    :ivar reason: why it is ``unverifiable`` or ``not-kept``
+    """
+
+    name: str
+    status: IdentityStatus
+    rows: int
+    differing: int
+    reason: str | None = None
+
+
+@dataclass(frozen=True)
+class Skew:
+    """
+    Charges of one memcg and kind, by charged node and backing node.
+
+    :ivar memcg: ``struct mem_cgroup *`` of the memcg that pays
+    :ivar kind: kind of the charges, for example ``slab``
+    :ivar charged_nid: node of the obj_cgroup that pays; ``None`` if it has none
+    :ivar backing_nid: node of the memory; :data:`~memcg_inspect.model.NUMA_NO_NODE` if it has none
+        or the node could not be read
+    :ivar bytes: sum of the charges
+    :ivar count: number of charges; a charge on several nodes is counted on one of them
+    """
+
+    memcg: Address
+    kind: str
+    charged_nid: int | None
+    backing_nid: Nid
+    bytes: int
+    count: int
+
+    @property
+    def reason(self) -> str | None:
+        """Why the backing node is not known."""
+        return _no_node(self.kind) if self.backing_nid == NUMA_NO_NODE else None
+
+
+def _no_node(kind: str) -> str:
+    if kind == "sock":
+        return "what a socket has charged is a number of pages, of no node"
+    return "the node is not known: the page could not be read"
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """
+    One object that proves a finding, or that may be its cause.
+
+    Fields are ``None`` where they do not apply to the object.
+
+    :ivar address: address of the object
+    :ivar kind: kind of a charge (``slab``, ``percpu``, ``kmem``, ``zswap``), or ``obj_exts``,
+        ``obj_cgroup`` or ``task``
+    :ivar nid: node of the memory; :data:`~memcg_inspect.model.NUMA_NO_NODE` if it could not be read
+    :ivar bytes: bytes that are charged for it
+    :ivar cache: name of its slab cache
+    :ivar page: ``struct page *`` of its slab or of its block of pages
+    :ivar objcg: ``struct obj_cgroup *`` that it is charged to
+    :ivar memcg: ``struct mem_cgroup *`` of the memcg that pays
+    :ivar note: details in English; may contain names from the image
+    """
+
+    address: Address
+    kind: str
+    nid: Nid | None = None
+    bytes: int | None = None
+    cache: str | None = None
+    page: Address | None = None
+    objcg: Address | None = None
+    memcg: Address | None = None
+    note: str | None = None
+
+    @property
+    def reason(self) -> str | None:
+        """Why the node is not known."""
+        return _no_node(self.kind) if self.nid == NUMA_NO_NODE else None
+
+
+@dataclass(frozen=True)
+class Finding:
+    """
+    One place where an identity does not hold, or where a rule of the kernel is broken.
+
+    :ivar identity: name of the identity, or kind of the charge
+    :ivar kind: kind of the finding, for example ``counter-above-objects``
+    :ivar memcg: ``struct mem_cgroup *``; ``None`` if it is not about a memcg
+    :ivar objcg: ``struct obj_cgroup *``, or the address that a charge has in its place; ``None``
+        if it is not about an obj_cgroup
+    :ivar nid: node; ``None`` if it is not about one node
+    :ivar item: the kernel's name of the counter, or the kind of the charge
+    :ivar unit: unit of :attr:`difference`
+    :ivar difference: claimed less found, or the amount on the wrong node; ``None`` if it is not
+        known
+    :ivar what: one sentence in English, without the path of the memcg
+    :ivar evidence_is: whether the evidence proves the fault, or lists possible causes
+    :ivar evidence: at most ten objects
+    """
+
+    identity: str
+    kind: str
+    memcg: Address | None
+    objcg: Address | None
+    nid: Nid | None
+    item: str
+    unit: Unit
+    difference: int | None
+    what: str
+    evidence_is: Literal["proof", "candidates"]
+    evidence: tuple[Evidence, ...] = ()
+
+
+@dataclass(frozen=True)
+class Report:
+    """
+    The result of an audit.
+
+    :ivar image: which kernel was read
+    :ivar verdict: the outcome of the whole audit
+    :ivar memcgs: all memcgs, parents first
+    :ivar findings: places where an identity does not hold, or where a rule is broken
+    :ivar identities: outcome of each identity
+    :ivar rows: the equations of all identities
+    :ivar skew: charges by charged node and backing node
+    :ivar coverage: how much could be read, by subject
+    :ivar timings: seconds, by phase
+    :ivar follows: the rule of per-node accounting that the counters follow, by kind of memory;
+        ``None`` on kernels without it
+    :ivar notes: why parts of the image could not be read, and what to do about it
+    :ivar slab_usage: slab memory by node and cache, charged or not
+    :ivar percpu_usage: percpu memory by node, charged or not
+    :ivar looks: number of samples; 1 for a frozen image
+    :ivar interrupted: whether the user interrupted it
+    """
+
+    image: ImageInfo
+    verdict: Verdict
+    memcgs: tuple[Memcg, ...]
+    identities: tuple[Identity, ...]
+    rows: tuple[Row, ...]
+    skew: tuple[Skew, ...]
+    findings: tuple[Finding, ...]
+    coverage: Mapping[str, Coverage]
+    timings: Mapping[str, float]
+    follows: Mapping[str, Follows] | None = None
+    notes: tuple[str, ...] = ()
+    slab_usage: tuple[SlabUsage, ...] = ()
+    percpu_usage: tuple[PercpuUsage, ...] = ()
+    looks: int = 1
+    interrupted: bool = False
+
+    def __repr__(self) -> str:
+        image = f"Linux {self.image.release[:100]} ({self.image.source})"
+        counts = (
+            f"{len(self.memcgs)} memcgs, {len(self.identities)} identities, "
+            f"{len(self.rows)} rows, {len(self.findings)} findings"
+        )
+        return f"<Report {self.verdict.upper()} of {image}: {counts}>"
+
+    @property
+    def nonzero_rows(self) -> tuple[Row, ...]:
+        """The rows that are not all zero."""
+        return tuple(row for row in self.rows if not row.is_zero)
