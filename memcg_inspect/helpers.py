@@ -227,11 +227,11 @@ def for_each_charged_slab_object(
             if slab is None or not slab.charged:
                 continue
             cache = Object(prog, "struct kmem_cache *", slab.cache.address)
-            for thing in reader.charged_objects(slab):
-                objcg = Object(prog, "struct obj_cgroup *", thing.objcg)
+            for obj in reader.charged_objects(slab):
+                objcg = Object(prog, "struct obj_cgroup *", obj.objcg)
                 if filter_.has(objcg):
                     yield ChargedSlabObject(
-                        address=thing.address,
+                        address=obj.address,
                         slab_cache=cache,
                         size=slab.cache.size,
                         charge=slab.cache.charge,

@@ -266,12 +266,12 @@ def _cancellable(image: Image) -> Iterator[None]:
 
     if is_main:
         signal.signal(signal.SIGINT, stop)
-    before_tell = progress.tell
+    before_report = progress.report
     try:
-        with progress_bar() as progress.tell:
+        with progress_bar() as progress.report:
             yield
     finally:
-        progress.tell = before_tell
+        progress.report = before_report
         if is_main:
             signal.signal(signal.SIGINT, before)
 

@@ -271,7 +271,7 @@ class Choice(NamedTuple):
     fields: Sequence[str] | None = None
 
     @property
-    def whose(self) -> str:
+    def description(self) -> str:
         """Description of the rows that are wanted."""
         memcg = "" if self.memcg is None else f"memcg {self.memcg}"
         node = "" if self.node is None else f"node {self.node}"
@@ -364,7 +364,7 @@ def _choose(table: Table, choice: Choice) -> Table:
         rows=rows,
         totals=_totals(table, rows),
         # table.empty would be wrong if other memcgs or nodes have rows.
-        empty=f"nothing of {choice.whose}" if table.rows and not rows else table.empty,
+        empty=f"nothing of {choice.description}" if table.rows and not rows else table.empty,
     )
 
 

@@ -78,13 +78,13 @@ def _finding() -> str:
     snapshot, slabs = collect(image_of(prog)), SlabReader(image_of(prog))
     memcgs = {m.path: m.address for m in snapshot.memcgs.values() if m.state == "online"}
     victim = next(
-        thing
+        obj
         for piece in scan_pages(image_of(prog))
         for page in piece.slabs
         if (slab := slabs.slab(page)) is not None
         if slab.nid == 2 and not slab.cache.reclaimable and 2048 < slab.cache.charge <= 4096
-        for thing in slabs.charged_objects(slab)
-        if snapshot.payer(thing.objcg) == memcgs["/files/mail"]
+        for obj in slabs.charged_objects(slab)
+        if snapshot.payer(obj.objcg) == memcgs["/files/mail"]
     )
     thief = Object(prog, "struct mem_cgroup *", memcgs["/files/db"]).nodeinfo[2].objcg
     with tempfile.TemporaryDirectory(dir=cache_folder("images")) as folder:
@@ -205,11 +205,11 @@ _SESSION = (
     "from memcg_inspect import *",
     "memcg = find_memcg('/files/web')",
     "memcg_counter(memcg, 'NR_SLAB_RECLAIMABLE_B', 0)",
-    "things = list(for_each_charged_slab_object(memcg=memcg, nid=0))",
-    "sum(thing.charge for thing in things)",
-    "Counter(thing.slab_cache.name.string_() for thing in things).most_common(3)",
+    "objects = list(for_each_charged_slab_object(memcg=memcg, nid=0))",
+    "sum(obj.charge for obj in objects)",
+    "Counter(obj.slab_cache.name.string_() for obj in objects).most_common(3)",
     "dentry_cache = find_slab_cache('dentry')",
-    "dentry = next(t for t in things if t.slab_cache == dentry_cache)",
+    "dentry = next(o for o in objects if o.slab_cache == dentry_cache)",
     "dentry_path(Object(prog, 'struct dentry *', dentry.address))",
     "hex(dentry.objcg), objcg_nid(dentry.objcg)",
     "memcg_path(objcg_memcg(dentry.objcg))",

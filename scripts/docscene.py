@@ -61,11 +61,11 @@ def broken(out: Path) -> Scene:
     snapshot, slabs = collect(image_of(prog)), SlabReader(image_of(prog))
     memcgs = {m.path: m.address for m in snapshot.memcgs.values() if m.state == "online"}
     objects = (
-        thing
+        obj
         for piece in scan_pages(image_of(prog))
         for page in piece.slabs
         if (slab := slabs.slab(page)) is not None and slab.cache.name == "charge_test"
-        for thing in slabs.charged_objects(slab)
+        for obj in slabs.charged_objects(slab)
     )
     victims = [v for v in objects if snapshot.payer(v.objcg) == memcgs["/shop/batch"]]
     victim = victims[len(victims) // 2]

@@ -103,16 +103,16 @@ class Kallsyms:
             "little" if flags & PlatformFlags.IS_LITTLE_ENDIAN else "big"
         )
         self._word_size = 8 if flags & PlatformFlags.IS_64_BIT else 4
-        told = _vmcoreinfo_symbols(prog)
-        names, tokens = told["kallsyms_names"], told["kallsyms_token_table"]
-        self.count = self._ints(told["kallsyms_num_syms"], 1, "I")[0]
+        vmcoreinfo = _vmcoreinfo_symbols(prog)
+        names, tokens = vmcoreinfo["kallsyms_names"], vmcoreinfo["kallsyms_token_table"]
+        self.count = self._ints(vmcoreinfo["kallsyms_num_syms"], 1, "I")[0]
         if not 0 < tokens - names < NAMES_LIMIT or not 0 < self.count < tokens - names:
             raise LookupError("the tables of kallsyms are not in the expected order")
         self._names = self._prog.read(names, tokens - names)
-        self._tokens = self._read_tokens(tokens, told["kallsyms_token_index"])
+        self._tokens = self._read_tokens(tokens, vmcoreinfo["kallsyms_token_index"])
         self._markers = self._find_markers()
         self._indexes: Callable[[bytes], list[int]] = lambda name: []
-        self._addresses = self._find_addresses(told)
+        self._addresses = self._find_addresses(vmcoreinfo)
 
     def _ints(self, address: int, count: int, code: str) -> tuple[int, ...]:
         data = self._prog.read(address, count * struct.calcsize(f"={code}"))
@@ -185,40 +185,40 @@ class Kallsyms:
 
     # Addresses
 
-    def _find_addresses(self, told: dict[str, int]) -> Callable[[int], int]:
-        stext = told["_stext"]
-        for indexes in self._ways(told):
+    def _find_addresses(self, vmcoreinfo: dict[str, int]) -> Callable[[int], int]:
+        stext = vmcoreinfo["_stext"]
+        for indexes in self._name_lookups(vmcoreinfo):
             self._indexes = indexes
             for index in indexes(b"_stext"):
-                for address in self._encodings(told):
+                for address in self._encodings(vmcoreinfo):
                     if address(index) == stext:
                         return address
         raise LookupError("the format of the addresses of kallsyms is unknown")
 
-    def _ways(self, told: dict[str, int]) -> Iterable[Callable[[bytes], list[int]]]:
-        """Return ways to find symbols by name: ``kallsyms_seqs_of_names`` (6.2), or tokens."""
-        if "kallsyms_offsets" in told:
+    def _name_lookups(self, vmcoreinfo: dict[str, int]) -> Iterable[Callable[[bytes], list[int]]]:
+        """Return functions that find symbols by name, with ``kallsyms_seqs_of_names`` (6.2) first."""
+        if "kallsyms_offsets" in vmcoreinfo:
             # Since 6.5 kallsyms_seqs_of_names is the last table.
-            after = told["kallsyms_offsets"] + 4 * self.count
-            if "kallsyms_relative_base" in told:
-                after = told["kallsyms_relative_base"] + self._word_size
+            after = vmcoreinfo["kallsyms_offsets"] + 4 * self.count
+            if "kallsyms_relative_base" in vmcoreinfo:
+                after = vmcoreinfo["kallsyms_relative_base"] + self._word_size
             for start in {after, -(-after // 8) * 8}:
                 with suppress(FaultError):
                     order = _Triples(self._prog.read(start, 3 * self.count), self.count)
                     yield partial(self._in_order, order)
         yield _Ends(self._names, self._tokens, self.count).indexes
 
-    def _encodings(self, told: dict[str, int]) -> Iterable[Callable[[int], int]]:
-        """Return ways to get the address of a symbol, by its index."""
-        if "kallsyms_addresses" in told:
+    def _encodings(self, vmcoreinfo: dict[str, int]) -> Iterable[Callable[[int], int]]:
+        """Return functions that return the address of a symbol, by its index."""
+        if "kallsyms_addresses" in vmcoreinfo:
             code = "Q" if self._word_size == 8 else "I"
-            yield self._ints(told["kallsyms_addresses"], self.count, code).__getitem__
+            yield self._ints(vmcoreinfo["kallsyms_addresses"], self.count, code).__getitem__
             return
-        place, mask = told["kallsyms_offsets"], (1 << 8 * self._word_size) - 1
+        place, mask = vmcoreinfo["kallsyms_offsets"], (1 << 8 * self._word_size) - 1
         offsets = self._ints(place, self.count, "i")
-        if "kallsyms_relative_base" in told:
+        if "kallsyms_relative_base" in vmcoreinfo:
             code = "Q" if self._word_size == 8 else "I"
-            base = self._ints(told["kallsyms_relative_base"], 1, code)[0]
+            base = self._ints(vmcoreinfo["kallsyms_relative_base"], 1, code)[0]
             # CONFIG_KALLSYMS_ABSOLUTE_PERCPU, until commit 01157ddc58dc ("kallsyms: Remove
             # KALLSYMS_ABSOLUTE_PERCPU") (in v6.15).
             yield lambda i: base - 1 - offsets[i] & mask if offsets[i] < 0 else offsets[i]

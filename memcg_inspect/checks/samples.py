@@ -3,16 +3,15 @@
 Samples of a running kernel
 ---------------------------
 
-A running kernel changes while it is read: charges are read after the counters, and a
-difference may be a change in between. So one sample proves that a row is exact, but not that it
-differs. A row that is exact in one sample is exact. A row that differs is a finding only if it
-differs in :data:`SAMPLES` samples, with the same amounts on both sides; otherwise it is
-``moving``. So many samples are needed because a busy machine has the same thing half done many
-times, and because there are many rows: a coincidence in one of a thousand rows would be one in
-every audit.
+A running kernel changes while it is read. Charges are read after the counters, and a difference
+may be a change in between. So one sample proves that a row is exact, but not that it differs. A row
+that is exact in one sample is exact. A row that differs is a finding only if it differs in
+:data:`SAMPLES` samples, with the same amounts on both sides. Any other row is ``moving``. The number
+of samples is high because a busy machine repeats the same half-done operation often, and because an
+audit has thousands of rows, so that rare coincidences do occur.
 
-What the program itself allocates while it reads is charged to the memcg that it runs in, in each
-sample the same amount. A difference there proves nothing.
+Memory that the program itself allocates while it reads is charged to the memcg that it runs in, in
+each sample the same amount. A difference there proves nothing.
 """
 
 from __future__ import annotations
@@ -31,10 +30,10 @@ from memcg_inspect.report import Moved, Row
 
 __all__ = ("SAMPLES", "common_coverage", "is_settled", "settle", "without_rows")
 
-#: Samples in which a finding must have been the same.
+#: Number of samples in which a finding must be the same.
 SAMPLES = 6
-#: A row may be unverifiable in some samples, where memory was freed as it was read. This many
-#: samples are taken at most to make up for them.
+#: The most samples that are taken. More than :data:`SAMPLES` are needed if a row is unverifiable in
+#: some of them because memory was freed while it was read.
 _MOST_SAMPLES = 2 * SAMPLES
 
 
@@ -42,7 +41,8 @@ class _History(NamedTuple):
     """
     One row in all samples that have it.
 
-    :ivar samples: how many samples there are
+    :ivar rows: the row in each of these samples
+    :ivar samples: number of all samples
     """
 
     rows: list[Row]
@@ -52,8 +52,8 @@ class _History(NamedTuple):
         """Return the row in those samples that could verify it."""
         return [row for row in self.rows if row.status != "unverifiable"]
 
-    def stands(self) -> bool:
-        """Return whether every sample has it, and all that could verify it the same difference."""
+    def is_constant(self) -> bool:
+        """Return whether all samples have the row, with the same difference where it was verified."""
         rows = self.verified()
         if not rows or len(self.rows) != self.samples:
             return False
@@ -61,17 +61,17 @@ class _History(NamedTuple):
         return all(
             row.status == "differs"
             and _parts(row) == _parts(first)
-            # A flush moves amounts between the parts of a counter. Their sum stays.
+            # A flush moves amounts between the parts of a counter. Their sum does not change.
             and row.difference == first.difference
             for row in rows
         )
 
     def is_proved(self) -> bool:
-        """Return whether the difference stands in enough samples."""
-        return self.stands() and len(self.verified()) >= SAMPLES
+        """Return whether the difference is the same in enough samples."""
+        return self.is_constant() and len(self.verified()) >= SAMPLES
 
     def moved(self) -> Moved:
-        """Return how far both sides moved."""
+        """Return how far both sides changed."""
         found = [sum(row.found.values()) for row in self.rows]
         claimed = [sum(row.claimed.values()) for row in self.rows if row.claimed is not None]
         off = [row.difference for row in self.rows if row.difference is not None]
@@ -89,25 +89,27 @@ def is_settled(samples: Sequence[Judgement]) -> bool:
     if len(samples) >= _MOST_SAMPLES:
         return True
     histories = _histories(samples)
-    if any(h.stands() and not h.is_proved() for h in histories.values()):
+    if any(h.is_constant() and not h.is_proved() for h in histories.values()):
         return False
-    # Leads of rows go with their rows.
+    # The findings of rows are settled with their rows.
     findings = [x for x in _common_findings(samples) if finding_key(x.finding) not in histories]
     return len(samples) >= SAMPLES or not findings
 
 
-def settle(samples: Sequence[Judgement], is_whole: bool, around: Sequence[int] = ()) -> Judgement:
+def settle(
+    samples: Sequence[Judgement], is_whole: bool, own_memcgs: Sequence[int] = ()
+) -> Judgement:
     """
-    Make one judgement of several samples.
+    Combine several samples.
 
-    :param samples: at least one; the last says which rows there are
-    :param is_whole: whether everything could be read in one sample or another
-    :param around: the memcg that this program runs in, and its ancestors,
+    :param samples: at least one. The result has the rows of the last one.
+    :param is_whole: whether everything could be read in at least one sample
+    :param own_memcgs: the memcg that this program runs in, and its ancestors,
         ``struct mem_cgroup *``
     """
     last = samples[-1]
     rows = [_settled(history, is_whole) for history in _histories(samples).values()]
-    rows = [_by_ourselves(row) if _is_around(row, around) else row for row in rows]
+    rows = [_by_this_program(row) if _is_own(row, own_memcgs) else row for row in rows]
     identities = []
     for identity in last.identities:
         if identity.status == "not-kept":
@@ -126,16 +128,16 @@ def settle(samples: Sequence[Judgement], is_whole: bool, around: Sequence[int] =
 
 
 def without_rows(judged: Judgement) -> list[PendingFinding]:
-    """Return the findings that are about no row: their evidence alone proves them."""
+    """Return the findings that belong to no row, and are proved by their evidence alone."""
     known = {row_key(row) for row in judged.rows}
     return [pending for pending in judged.findings if finding_key(pending.finding) not in known]
 
 
 def common_coverage(samples: Sequence[Coverage]) -> Coverage:
     """
-    Return what could be read in no sample.
+    Return the coverage of several samples, with what was unreadable in all of them.
 
-    What is unreadable in only some samples was freed while it was read.
+    Memory that is unreadable in only some samples was freed while it was read.
     """
     least = min(samples, key=lambda coverage: coverage.unreadable)
     if not least.unreadable or any(c.unreadable > len(c.examples) for c in samples):
@@ -146,7 +148,7 @@ def common_coverage(samples: Sequence[Coverage]) -> Coverage:
 
 
 def _histories(samples: Sequence[Judgement]) -> dict[RowKey, _History]:
-    # The last sample says which rows there are: a memcg that has gone needs no judgement.
+    # Use the rows of the last sample: rows of memcgs that no longer exist are not needed.
     histories = {row_key(row): _History([], len(samples)) for row in samples[-1].rows}
     for sample in samples:
         for row in sample.rows:
@@ -156,7 +158,7 @@ def _histories(samples: Sequence[Judgement]) -> dict[RowKey, _History]:
 
 
 def _parts(row: Row) -> Counter[str]:
-    """Return what was found, with stocks added up: draining one moves bytes between them."""
+    """Return the parts of *found*. Stocks are added up, since draining moves bytes between them."""
     parts: Counter[str] = Counter()
     for name, value in row.found.items():
         parts["stock" if name == "nr_charged_bytes" else name] += value
@@ -176,24 +178,25 @@ def _settled(history: _History, is_whole: bool) -> Row:
         return replace(last, status="moving", reason=reason)
     if history.is_proved():
         return history.verified()[-1]
-    reason = f"did not stand still in {history.samples} samples"
+    reason = f"changed between {history.samples} samples"
     return replace(last, status="moving", reason=reason, moved=history.moved())
 
 
-def _is_around(row: Row, around: Sequence[int]) -> bool:
-    concerned = around if check_of(row).of_subtrees else around[:1]
+def _is_own(row: Row, own_memcgs: Sequence[int]) -> bool:
+    concerned = own_memcgs if check_of(row).of_subtrees else own_memcgs[:1]
     return row.status == "differs" and row.memcg in concerned
 
 
-def _by_ourselves(row: Row) -> Row:
+def _by_this_program(row: Row) -> Row:
     reason = "this program runs in this memcg, or below it, and changes it while it reads"
     return replace(row, status="moving", reason=reason)
 
 
 def _common_findings(samples: Sequence[Judgement]) -> list[PendingFinding]:
     """
-    Return the findings that every sample has, with the evidence that is in all of them. A sample
-    that could not verify the row of a finding is left out.
+    Return the findings that are in all samples, with the evidence that is in all of them.
+
+    A sample that could not verify the row of a finding is not counted.
     """
     known = {row_key(row) for row in samples[-1].rows}
     unverified = [{row_key(r) for r in s.rows if r.status == "unverifiable"} for s in samples]
@@ -215,7 +218,7 @@ def _common_findings(samples: Sequence[Judgement]) -> list[PendingFinding]:
             seen = set() if other is None else {e.address for e in other.finding.evidence}
             evidence = tuple(e for e in evidence if e.address in seen)
         if not evidence and (pending.finding.evidence or key not in known):
-            continue  # each sample has evidence, but no two the same
+            continue  # all samples have evidence, but not the same
         common.append(pending._replace(finding=replace(pending.finding, evidence=evidence)))
     return common
 

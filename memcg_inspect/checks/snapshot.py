@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
-"""What was read of an image, as plain data."""
+"""The result of collection, as plain data."""
 
 from __future__ import annotations
 
@@ -39,11 +39,13 @@ OBJECTS: tuple[ChargeKind, ...] = ("slab", "percpu", "zswap")
 @dataclass(frozen=True)
 class Snapshot:
     """
-    What was read of an image.
+    The contents of an image that the checks need.
 
-    Memcgs and obj_cgroups are keys as addresses, ``struct mem_cgroup *`` and
+    Mappings by memcg and by obj_cgroup have their addresses as keys, ``struct mem_cgroup *`` and
     ``struct obj_cgroup *``.
 
+    :ivar image: the image that was read
+    :ivar features: what the kernel supports
     :ivar memcgs: all memcgs, parents first
     :ivar objcgs: all obj_cgroups
     :ivar ledger: all charges
@@ -96,8 +98,8 @@ class Snapshot:
 
     @cached_property
     def _orphans(self) -> frozenset[tuple[ChargeKind, str, int]]:
-        # The charges of an obj_cgroup that could not be read can be those of any memcg. Charges
-        # to a memcg itself cannot: if it could not be read, its parent is in Counters.partial.
+        # An obj_cgroup that could not be read may belong to any memcg, and so may its charges. A
+        # charge to a memcg that could not be read is known to be below a memcg in Counters.partial.
         if self.complete("memcgs", "objcgs"):
             return frozenset()
         to_memcgs = ("sock",) if self.features.lru_holds_objcg else ("sock", "lru")
@@ -140,7 +142,7 @@ class Snapshot:
 
     @cached_property
     def objcg_bytes(self) -> Mapping[int, dict[str, int]]:
-        """Bytes charged to each obj_cgroup, by where they are."""
+        """Bytes charged to each obj_cgroup, by kind of charge or stock."""
         found: dict[int, dict[str, int]] = {
             address: dict.fromkeys(OBJECTS, 0)
             | {"stock": 0, "nr_charged_bytes": objcg.nr_charged_bytes}
@@ -155,9 +157,9 @@ class Snapshot:
         return found
 
     def unread(self, memcg: int) -> str:
-        """Return why a counter of a memcg itself is unknown."""
+        """Return why the own counter of a memcg is unknown."""
         if memcg in self.counters.partial:
-            return "memcgs below this one, whose share is not its own, are not all in the image"
+            return "memcgs below this one, which its counter includes, are not all in the image"
         return "its counter, or that of a memcg below it, is not in the image"
 
     def complete(self, *subjects: str) -> bool:

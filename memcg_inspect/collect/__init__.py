@@ -111,16 +111,16 @@ def _is_enough(samples: Sequence[_Sample]) -> bool:
     return not all(missed) or len(samples) >= _MOST_TRIES
 
 
-def _around(snapshot: Snapshot) -> list[int]:
+def _own_memcgs(snapshot: Snapshot) -> list[int]:
     """Return the memcg that this program runs in, and its ancestors, on a running kernel."""
     if snapshot.image.source != "live":
         return []
     own = next((task.memcg for task in snapshot.tasks if task.pid == os.getpid()), None)
-    around: list[int] = []
+    own_memcgs: list[int] = []
     while own is not None and own in snapshot.memcgs:
-        around.append(own)
+        own_memcgs.append(own)
         own = snapshot.memcgs[own].parent
-    return around
+    return own_memcgs
 
 
 def _report(image: Image, clock: Clock, samples: Sequence[_Sample]) -> Report:
@@ -133,7 +133,7 @@ def _report(image: Image, clock: Clock, samples: Sequence[_Sample]) -> Report:
     }
     is_whole = not any(c.unreadable for c in coverage.values())
     every = [sample.judged for sample in samples]
-    judged = settle(every, is_whole, _around(snapshot)) if len(samples) > 1 else every[0]
+    judged = settle(every, is_whole, _own_memcgs(snapshot)) if len(samples) > 1 else every[0]
     with clock.measure("evidence"):
         queries = {pending.query for pending in judged.findings if pending.query is not None}
         evidence = find_evidence(image, snapshot, queries) if queries else {}

@@ -77,7 +77,7 @@ class CallSites:
     def percpu(self, reader: PercpuReader) -> Callable[[PcpuArea], None]:
         """Return a function that adds one percpu allocation."""
 
-        def seen(area: PcpuArea) -> None:
+        def add(area: PcpuArea) -> None:
             if area.codetag <= CODETAG_EMPTY:
                 return
             calls = 1  # one call in all, split by node
@@ -87,7 +87,7 @@ class CallSites:
                 calls = 0
             self.profile.one_cpu[area.codetag] += area.size
 
-        return seen
+        return add
 
     def finish(self, total: Partial) -> Profile:
         """

@@ -27,7 +27,7 @@ class Clock:
     def measure(self, step: str) -> Iterator[None]:
         """Report that a step begins, and add the time that it takes."""
         start = time.perf_counter()
-        self._progress.tell(step, 0.0)
+        self._progress.report(step, 0.0)
         try:
             yield
         finally:

@@ -140,7 +140,7 @@ def _collect(image: Image, clock: Clock, call_sites: bool, run: Mapper) -> Snaps
 
 def _page_uses(image: Image, total: Partial) -> PageUses:
     uses = PageUses(image, total.coverage)
-    if uses.are_blocks and total.coverage["stacks"].unreadable:
+    if uses.stacks_are_blocks and total.coverage["stacks"].unreadable:
         total.ledger.note_missing("kmem", "stack")
     if total.coverage["page_tables"].unreadable:
         total.ledger.note_missing("kmem", "other")

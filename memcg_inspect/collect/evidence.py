@@ -63,20 +63,20 @@ def _slab_objects(
     charged = slab.charged or {}
     neighbours = sum(n for objcg, n in charged.items() if objcg in query.neighbours)
     rank = query.rank(slab.cache.charge, neighbours)
-    for thing in slabs.charged_objects(slab):
-        if thing.objcg in query.payers:
+    for obj in slabs.charged_objects(slab):
+        if obj.objcg in query.payers:
             yield (
                 rank,
                 Evidence(
-                    address=thing.address,
+                    address=obj.address,
                     kind="slab",
                     nid=slab.nid,
                     bytes=slab.cache.charge,
                     cache=slab.cache.name,
                     page=slab.page,
-                    objcg=thing.objcg,
-                    memcg=snapshot.payer(thing.objcg),
-                    note=f"objcg at {thing.element:#x}",
+                    objcg=obj.objcg,
+                    memcg=snapshot.payer(obj.objcg),
+                    note=f"objcg at {obj.element:#x}",
                 ),
             )
 

@@ -122,9 +122,9 @@ def _objects(slabs: SlabReader, slab: Slab, objcgs: Set[int]) -> Iterator[tuple[
     if not slab.charged or objcgs.isdisjoint(slab.charged):
         return
     detail = "reclaimable" if slab.cache.reclaimable else "unreclaimable"
-    for thing in slabs.charged_objects(slab):
-        if thing.objcg in objcgs:
-            yield Entry(thing.objcg, "slab", detail, slab.nid), thing.address
+    for obj in slabs.charged_objects(slab):
+        if obj.objcg in objcgs:
+            yield Entry(obj.objcg, "slab", detail, slab.nid), obj.address
 
 
 def _percpu(image: Image, objcgs: Set[int]) -> Iterator[tuple[Entry, int]]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
-"""Use of charged pages that do not show what they are used for."""
+"""The use of charged pages whose ``struct page`` does not show it."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ __all__ = ("PageUses",)
 
 class PageUses:
     """
-    Uses of pages, found from their owners.
+    The uses of charged pages, found through the owners of the pages.
 
-    :ivar are_blocks: whether kernel stacks are blocks of pages, not vmalloc areas
+    :ivar stacks_are_blocks: whether kernel stacks are blocks of pages, not vmalloc areas
     """
 
     def __init__(self, image: Image, coverage: defaultdict[str, Coverage]) -> None:
-        # If nothing marks large kmallocs, they are the compound pages without another use.
+        # Without PGTY_large_kmalloc, compound pages of no other use are taken for large kmallocs.
         self._has_large_kmalloc = page_layout(image).has_large_kmalloc
         self._uses: dict[int, tuple[str, int]] = {}
         for area in vm_areas(image, coverage["vmalloc"], coverage["stacks"]):
             self._uses |= dict.fromkeys(area.pages, ("stack" if area.is_stack else "vmalloc", 0))
         blocks = stack_blocks(image, coverage["stacks"])
-        self.are_blocks = bool(blocks)
+        self.stacks_are_blocks = bool(blocks)
         if blocks:
             hidden = (thread_size(image) >> mem_map(image).page_shift) - 1
             self._uses |= dict.fromkeys(blocks, ("stack", hidden))
@@ -44,7 +44,7 @@ class PageUses:
             self._uses |= dict.fromkeys(pages, ("other", 0))
 
     def of(self, kmem: KmemPage) -> tuple[str, int]:
-        """Return the use of a charged page, and the number of pages that it is the first of."""
+        """Return the use of a charged page, and the number of pages in the block that it begins."""
         is_large = kmem.compound and not self._has_large_kmalloc
         use, hidden = self._uses.get(kmem.page, ("large_kmalloc" if is_large else "other", 0))
         if kmem.type or kmem.compound:
@@ -56,8 +56,8 @@ def _other_compound_pages(image: Image, coverage: Coverage) -> set[int]:
     """
     Find the charged compound pages that are not large kmallocs.
 
-    Kernels without ``PGTY_large_kmalloc`` do not mark the pages of a large kmalloc, so all other
-    users of charged compound pages are read instead.
+    Kernels without ``PGTY_large_kmalloc`` do not mark the pages of a large kmalloc. So all other
+    users of charged compound pages are read.
     """
     pages: set[int] = set()
     for find in (io_uring_pages, unix_socket_pages):

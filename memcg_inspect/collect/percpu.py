@@ -14,27 +14,29 @@ from memcg_inspect.model import NUMA_NO_NODE, PercpuUsage
 __all__ = ("add_percpu", "percpu_usage")
 
 #: Called for every allocation that has an obj_cgroup or a codetag.
-Seen = Callable[[PcpuArea], None]
+OnArea = Callable[[PcpuArea], None]
 
 
 def add_percpu(
-    ledger: Ledger, reader: PercpuReader, per_node: PerNode | None, seen: Seen | None = None
+    ledger: Ledger, reader: PercpuReader, per_node: PerNode | None, on_area: OnArea | None = None
 ) -> None:
     """
     Add all charged percpu allocations.
 
-    :param per_node: splits them by node; ``None`` on kernels that charge one obj_cgroup
+    :param per_node: splits a charge by node; ``None`` on kernels that charge one obj_cgroup for all
+        nodes
+    :param on_area: called for each allocation that has an obj_cgroup or a codetag
     """
     for chunk in reader.chunks():
         for area in reader.recorded(chunk):
-            if seen is not None:
-                seen(area)
+            if on_area is not None:
+                on_area(area)
             if not area.objcg:
                 continue
             split = _split(reader, area) if per_node is None else per_node.percpu(reader, area)
             for entry, amount in split:
                 if per_node is not None and entry.nid == NUMA_NO_NODE:
-                    ledger.note_missing("percpu")  # its node tells who pays
+                    ledger.note_missing("percpu")  # the payer depends on the node
                 else:
                     ledger.add(entry, amount.bytes, amount.charges)
     if reader.coverage.unreadable:
@@ -42,7 +44,7 @@ def add_percpu(
 
 
 def _split(reader: PercpuReader, area: PcpuArea) -> Iterator[tuple[Entry, Amount]]:
-    """Split a charge to one obj_cgroup by the nodes that back it. It is one charge in all."""
+    """Split a charge to one obj_cgroup by backing node. The parts count as one charge."""
     charges = 1
     for nid, size in reader.data_nodes(area).items():
         yield Entry(area.objcg, "percpu", "data", nid), Amount(size, charges)
@@ -55,8 +57,8 @@ def percpu_usage(ledger: Ledger, reader: PercpuReader) -> tuple[PercpuUsage, ...
     """
     Return the memory of percpu chunks by node, and how much of it memcgs pay for.
 
-    :param ledger: to which all allocations have been added
-    :param reader: that has read all chunks
+    :param ledger: ledger that has all percpu allocations
+    :param reader: reader that has read all chunks
     """
     charged: Counter[int] = Counter()
     for entry, amount in ledger:

@@ -187,5 +187,5 @@ def collect_ranges(
 
 def _with_progress(image: Image, partials: Iterable[Partial], total: int) -> Iterator[Partial]:
     for done, partial in enumerate(partials, 1):
-        image.progress.tell("pages", done / total)
+        image.progress.report("pages", done / total)
         yield partial

@@ -101,13 +101,13 @@ class ReleasedReader:
         return info is not None and info.allocated is True
 
     def _dying_maps(self, slab: Slab) -> Iterator[tuple[int, Transient]]:
-        for thing in self.slabs.charged_objects(slab):
-            if thing.address in self._maps:
+        for obj in self.slabs.charged_objects(slab):
+            if obj.address in self._maps:
                 continue
-            if self.memory.word(thing.address) in self._map_ops:
-                bpf_map = cast("struct bpf_map *", Object(self.image.prog, "void *", thing.address))
+            if self.memory.word(obj.address) in self._map_ops:
+                bpf_map = cast("struct bpf_map *", Object(self.image.prog, "void *", obj.address))
                 for objcg in map_objcgs(self.image, bpf_map):
-                    yield objcg, Transient("BPF map that is being freed", thing.address)
+                    yield objcg, Transient("BPF map that is being freed", obj.address)
 
 
 def _map_operations(image: Image) -> frozenset[int]:

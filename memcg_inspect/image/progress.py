@@ -22,10 +22,10 @@ class Progress:
     Progress and cancellation of a walk.
 
     :ivar stop: set to ``True`` to cancel the walk
-    :ivar tell: function that is called with the name of the current walk and the share of it that
-        is done, from 0.0 to 1.0
+    :ivar report: function to call with the name of the current walk and the share of it that is
+        done, from 0.0 to 1.0
     """
 
     def __init__(self) -> None:
         self.stop = False
-        self.tell: Callable[[str, float], None] = lambda what, share: None
+        self.report: Callable[[str, float], None] = lambda what, share: None

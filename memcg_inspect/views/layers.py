@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 """
-What is at an address, layer by layer
--------------------------------------
+The layers of an address
+------------------------
 
-The layers lead from the page, or the vmalloc area, to the object in it and the use of that object.
-Most are found by following pointers from the address. Some objects do not point to their owner: for
-these all owners are read, and the comment of the method says so.
+The layers begin with the page or the vmalloc area that contains the address, and continue with the
+object in it and the use of that object. Most are found by following pointers from the address. If
+an object does not point to its owner, all possible owners are read. Comments say where.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from memcg_inspect.linux.mm.slab import Slab, SlabReader
 from memcg_inspect.linux.mm.vmalloc import find_mapping, thread_size
 from memcg_inspect.model import CallSite
 from memcg_inspect.tables import NotRead, Value
+from memcg_inspect.views.object_uses import Layer, ObjectUses
 from memcg_inspect.views.payers import Payers
-from memcg_inspect.views.things import Layer, Things
 
-__all__ = ("Layers",)
+__all__ = ("AddressLayers",)
 
-#: Names of page types in the output, where the kernel's own name would not be understood.
+#: Names of page types in the output, where they differ from the kernel's.
 _TYPES = {
     "buddy": "free",
     "table": "page table",
@@ -46,8 +46,8 @@ _TYPES = {
 }
 
 
-class Layers:
-    """Find the layers of addresses."""
+class AddressLayers:
+    """Finds the layers of addresses."""
 
     def __init__(self, image: Image, payers: Payers) -> None:
         self.image = image
@@ -57,7 +57,7 @@ class Layers:
         self.slabs = SlabReader(image)
         self.sites = SiteFinder(image)
         self.coverage["slab"], self.coverage["sites"] = self.slabs.coverage, self.sites.coverage
-        self.things = Things(image, payers, self.slabs)
+        self.uses = ObjectUses(image, payers, self.slabs)
 
     def of(self, address: int) -> list[Layer]:
         """Return the layers of an address, the outermost first; empty if the address is unknown."""
@@ -130,7 +130,7 @@ class Layers:
             yield from self._stack_block(address)
 
     def _charge(self, payer: int, size: int) -> int:
-        """Return the bytes charged to a payer for a thing of a size; the root is not charged."""
+        """Return the bytes charged to a payer for *size* bytes; 0 for the root memcg."""
         if not payer:
             return 0
         objcg = self.payers.objcg(payer) if payer not in self.payers.memcgs else None
@@ -185,7 +185,7 @@ class Layers:
             state = "freed, and charged until the end of an RCU grace period"
         yield from self._object(slab, number, address, objcg, state)
         if is_free is not True:
-            yield from self.things.of(slab, self.slabs.address(slab, number), address)
+            yield from self.uses.of(slab, self.slabs.address(slab, number), address)
 
     def _object(
         self, slab: Slab, number: int, address: int, objcg: int, state: str
@@ -213,22 +213,22 @@ class Layers:
         return None if info is None or info.allocated is None else not info.allocated
 
     def _kfence(self, slab: Slab, address: int) -> Iterator[Layer]:
-        thing = kfence_object(self.image, slab.page)
-        if thing is None:
+        obj = kfence_object(self.image, slab.page)
+        if obj is None:
             return
         objcg = self.slabs.objcg(slab, 0)
         yield Layer(
             "object",
-            f"{slab.cache.name}, {thing.state}, in the pool of kfence",
-            thing.address,
-            address - thing.address,
-            thing.size,
+            f"{slab.cache.name}, {obj.state}, in the pool of kfence",
+            obj.address,
+            address - obj.address,
+            obj.size,
             slab.nid,
             objcg,
             self._charge(objcg, slab.cache.charge),
         )
-        if thing.state == "allocated":
-            yield from self.things.of(slab, thing.address, address)
+        if obj.state == "allocated":
+            yield from self.uses.of(slab, obj.address, address)
 
     def _may_be_zsmalloc(self, info: PageInfo) -> bool:
         # Pages of zsmalloc have a page type since 6.12. Before, only zswap entries tell.
@@ -237,9 +237,9 @@ class Layers:
 
     def _zswap(self, info: PageInfo, address: int) -> Iterator[Layer]:
         # Reads all zswap entries: compressed data does not point to its entry.
-        entry = self.things.zswap.owner(info.page, address % self.frames.page_size)
+        entry = self.uses.zswap.owner(info.page, address % self.frames.page_size)
         if entry is not None:
-            yield from self.things.zswap_entry(entry)
+            yield from self.uses.zswap_entry(entry)
 
     def _mapping(self, address: int) -> Iterator[Layer]:
         mapping = find_mapping(self.image, address)

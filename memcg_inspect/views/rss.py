@@ -93,7 +93,7 @@ def rss(image: Image, check: bool = False) -> Answer:
     progress, found, ended = image.progress, [], 0
     for number, process in enumerate(processes):
         if check:
-            progress.tell("page tables", number / len(processes))
+            progress.report("page tables", number / len(processes))
         read = reader.read(process)
         if read is None:
             ended += 1

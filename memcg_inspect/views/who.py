@@ -20,9 +20,9 @@ from memcg_inspect.tables import (
     Value,
     columns_of,
 )
-from memcg_inspect.views.layers import Layers
+from memcg_inspect.views.layers import AddressLayers
+from memcg_inspect.views.object_uses import Layer
 from memcg_inspect.views.payers import Payers
-from memcg_inspect.views.things import Layer
 from memcg_inspect.views.view import Argument, View
 
 __all__ = ("VIEW", "WhoRow", "parse_address", "who")
@@ -63,7 +63,7 @@ def who(image: Image, addresses: Sequence[int]) -> Answer:
     :raises UsageError: if all are unknown, and everything that should be read could be read
     """
     payers = Payers(image)
-    layers = Layers(image, payers)
+    layers = AddressLayers(image, payers)
     tables = tuple(_table(layers, address) for address in addresses)
     coverage = dict(payers.coverage)
     unknown: list[str] = []
@@ -82,13 +82,13 @@ def who(image: Image, addresses: Sequence[int]) -> Answer:
     )
 
 
-def _table(layers: Layers, address: int) -> Table:
+def _table(layers: AddressLayers, address: int) -> Table:
     rows = [_row(layers, address, layer) for layer in layers.of(address)]
     title, empty = f"{address:#x}", "nothing could be read"
     return Table("who", title, columns_of(WhoRow), rows, empty=empty)
 
 
-def _row(layers: Layers, address: int, layer: Layer) -> WhoRow:
+def _row(layers: AddressLayers, address: int, layer: Layer) -> WhoRow:
     payers, memcg, objcg, nid = layers.payers, None, None, None
     path: Value = None
     removed: Value = None
@@ -102,7 +102,7 @@ def _row(layers: Layers, address: int, layer: Layer) -> WhoRow:
             path, removed = payers.memcgs[memcg].path, payers.memcgs[memcg].state == "dying"
         else:
             path = NotRead(f"there is no obj_cgroup or memcg at {layer.payer:#x}")
-    left_by = layers.things.made_for.get(objcg) if objcg else None
+    left_by = layers.uses.original_memcg.get(objcg) if objcg else None
     return WhoRow(
         address=address,
         layer=layer.layer,

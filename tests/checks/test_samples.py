@@ -129,7 +129,7 @@ def test_another_difference_each_time_is_none() -> None:
     assert is_settled(samples)
     settled = settle(samples, True)
     assert settled.rows[0].status == "moving"
-    assert settled.rows[0].reason == "did not stand still in 2 samples"
+    assert settled.rows[0].reason == "changed between 2 samples"
     assert settled.rows[0].moved == Moved(looks=2, found=0, claimed=1, least=1, most=2)
     assert settled.findings == []
 

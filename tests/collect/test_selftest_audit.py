@@ -29,7 +29,7 @@ CPULESS = range(2, 8)
 ByNode = dict[str, dict[int, int]]
 
 
-class Taken(NamedTuple):
+class StageImage(NamedTuple):
     """An image of the module's work."""
 
     image: GuestImage
@@ -68,12 +68,12 @@ class Taken(NamedTuple):
         return {nid: a.bytes for (payer, nid), a in found.items() if payer == self.memcg}
 
 
-def take(tmp_path: Path, kernel: str, stage: str) -> Taken:
+def take(tmp_path: Path, kernel: str, stage: str) -> StageImage:
     image = GuestImage(selftest(tmp_path, kernel, stage))
-    return Taken(image, image.report(), collect(image_of(image.program())))
+    return StageImage(image, image.report(), collect(image_of(image.program())))
 
 
-def check_exact(taken: Taken) -> None:
+def check_exact(taken: StageImage) -> None:
     """Every node was charged exactly what is there, and by pages where the kernel says so."""
     report = taken.report
     assert (report.findings, report.verdict) == ((), "exact")

@@ -201,7 +201,7 @@ def test_how_far_rows_moved() -> None:
     moving = replace(
         made.rows[-1],
         status="moving",
-        reason="did not stand still in 3 samples",
+        reason="changed between 3 samples",
         moved=Moved(looks=3, found=4096, claimed=12288, least=-5, most=7),
     )
     shown = text(replace(made, rows=(*made.rows[:-1], moving), looks=3), WIDE)
@@ -210,7 +210,7 @@ def test_how_far_rows_moved() -> None:
     assert title.split()[-2:] == ["found_moved", "claimed_moved"]
     row = next(line for line in shown.splitlines() if "12,288" in line)
     assert row.split()[-2:] == ["4,096", "12,288"]
-    assert "did not stand still in 3 samples" in shown
+    assert "changed between 3 samples" in shown
     assert "claimed_moved" not in text(made)
 
 

@@ -411,7 +411,7 @@ def scan_pages(image: Image) -> Iterator[PagePiece]:
     ranges, progress = page_ranges(image), image.progress
     total, done = sum(end - start for start, end in ranges) or 1, 0
     for part in split_ranges(ranges, pages_per_piece(image)):
-        progress.tell("pages", done / total)
+        progress.report("pages", done / total)
         yield from scan_range(image, part)
         if progress.stop:
             return

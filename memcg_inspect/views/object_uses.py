@@ -21,18 +21,18 @@ from memcg_inspect.linux.net.sock import SockReader
 from memcg_inspect.tables import Value
 from memcg_inspect.views.payers import Payers
 
-__all__ = ("Layer", "Things")
+__all__ = ("Layer", "ObjectUses")
 
 
 class Layer(NamedTuple):
     """
-    One layer of what is at an address.
+    One layer that contains an address: a page, a memory area, a slab, an object, or its use.
 
-    :ivar layer: sort of thing
-    :ivar what: which thing
-    :ivar start: address of the thing
-    :ivar offset: offset of the address in the thing, in bytes
-    :ivar size: size of the thing, in bytes
+    :ivar layer: kind of the layer
+    :ivar what: description
+    :ivar start: address of the layer
+    :ivar offset: offset of the address in the layer, in bytes
+    :ivar size: size of the layer, in bytes
     :ivar nid: node that backs it
     :ivar payer: ``struct obj_cgroup *`` or ``struct mem_cgroup *`` that pays for it, or that it
         belongs to; 0 if no memcg pays
@@ -49,8 +49,8 @@ class Layer(NamedTuple):
     charged: int | None = None
 
 
-class Things:
-    """Find out what slab objects are used for."""
+class ObjectUses:
+    """Finds the uses of slab objects."""
 
     def __init__(self, image: Image, payers: Payers, slabs: SlabReader) -> None:
         self.image = image
@@ -101,8 +101,8 @@ class Things:
         yield Layer("mem_cgroup", f"{memcg.path}, {state}{refs}", address, payer=address)
 
     @cached_property
-    def made_for(self) -> dict[int, int]:
-        """The ``struct mem_cgroup *`` that obj_cgroups were made for, as far as it is known."""
+    def original_memcg(self) -> dict[int, int]:
+        """The memcg that each obj_cgroup was created for, as far as it is known, by address."""
         return objcg_owners(self.image, self.payers.memcgs, self.coverage["owners"])
 
     def _objcg(self, address: int) -> Iterator[Layer]:
@@ -112,11 +112,11 @@ class Things:
             f"{refs} references" if not objcg.is_root else "of the root: references are not counted"
         ]
         what.append(f"{objcg.nr_charged_bytes} bytes charged and not used")
-        made_for = self.made_for.get(address)
-        if made_for is None:
+        original = self.original_memcg.get(address)
+        if original is None:
             what.append("left behind by a removed memcg that is not known")
-        elif made_for != objcg.memcg:
-            what.append(f"left behind by {self.payers.memcgs[made_for].path} at {made_for:#x}")
+        elif original != objcg.memcg:
+            what.append(f"left behind by {self.payers.memcgs[original].path} at {original:#x}")
         yield Layer("obj_cgroup", ", ".join(what), address, payer=address)
 
     def _task(self, address: int) -> Iterator[Layer]:
@@ -147,7 +147,7 @@ class Things:
         return reader
 
     def _is_zswap_entry(self, slab: Slab, address: int) -> bool:
-        # Their cache may be merged with others of the same size, so all entries are read.
+        # The slab cache may be merged with others of the same size, so read all zswap entries.
         return slab.cache.object_size == self.zswap.entry_size and any(
             entry == address for entry in self.zswap.addresses()
         )
