@@ -196,7 +196,7 @@ class Kallsyms:
         raise LookupError("the format of the addresses of kallsyms is unknown")
 
     def _name_lookups(self, vmcoreinfo: dict[str, int]) -> Iterable[Callable[[bytes], list[int]]]:
-        """Return functions that find symbols by name, with ``kallsyms_seqs_of_names`` (6.2) first."""
+        """Return functions that find symbols by name: by ``kallsyms_seqs_of_names``, by tokens."""
         if "kallsyms_offsets" in vmcoreinfo:
             # Since 6.5 kallsyms_seqs_of_names is the last table.
             after = vmcoreinfo["kallsyms_offsets"] + 4 * self.count

@@ -4,11 +4,11 @@ Samples of a running kernel
 ---------------------------
 
 A running kernel changes while it is read. Charges are read after the counters, and a difference
-may be a change in between. So one sample proves that a row is exact, but not that it differs. A row
-that is exact in one sample is exact. A row that differs is a finding only if it differs in
-:data:`SAMPLES` samples, with the same amounts on both sides. Any other row is ``moving``. The number
-of samples is high because a busy machine repeats the same half-done operation often, and because an
-audit has thousands of rows, so that rare coincidences do occur.
+may be a change in between. So one sample proves that a row is exact, but not that it differs. A
+row that is exact in one sample is exact. A row that differs is a finding only if it differs in
+:data:`SAMPLES` samples, with the same amounts on both sides. Any other row is ``moving``. The
+number of samples is high because a busy machine repeats the same half-done operation often, and
+because an audit has thousands of rows, so that rare coincidences do occur.
 
 Memory that the program itself allocates while it reads is charged to the memcg that it runs in, in
 each sample the same amount. A difference there proves nothing.
@@ -53,7 +53,7 @@ class _History(NamedTuple):
         return [row for row in self.rows if row.status != "unverifiable"]
 
     def is_constant(self) -> bool:
-        """Return whether all samples have the row, with the same difference where it was verified."""
+        """Return whether all samples have the row, verified ones with the same difference."""
         rows = self.verified()
         if not rows or len(self.rows) != self.samples:
             return False
