@@ -349,11 +349,14 @@ class Vectors(NamedTuple):
     Vectors inside their own slab are not counted.
 
     :ivar total: number of vectors
-    :ivar elsewhere: (vector, its node, ``struct slab *``) of those on another node
+    :ivar elsewhere: number of those on another node
+    :ivar dangling: (vector, its node, ``struct slab *``) of those in memory that is not allocated,
+        or that is not of ``kmalloc()``
     """
 
     total: int
-    elsewhere: tuple[tuple[int, int, int], ...]
+    elsewhere: int = 0
+    dangling: tuple[tuple[int, int, int], ...] = ()
 
 
 class Misplaced(NamedTuple):

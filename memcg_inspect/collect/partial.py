@@ -31,8 +31,9 @@ class Partial:
     :ivar transients: objects that are being freed, with the ``struct obj_cgroup *`` to which
         each can hold a reference
     :ivar vectors: number of vectors of obj_cgroups outside their slabs, by node of the slab
-    :ivar vectors_elsewhere: (node of the slab, vector, its node, ``struct slab *``) of those on
-        another node
+    :ivar vectors_elsewhere: number of those on another node, by node of the slab
+    :ivar vectors_dangling: (node of the slab, vector, its node, ``struct slab *``) of those in
+        memory that is not of ``kmalloc()``
     :ivar slabs: slabs, by node and cache
     :ivar large_kmalloc: pages of large kmallocs, by node
     :ivar lru: pages on LRU lists, by payer (0 if not charged), node, zone and flags
@@ -45,7 +46,8 @@ class Partial:
     coverage: defaultdict[str, Coverage] = field(default_factory=lambda: defaultdict(Coverage))
     transients: set[tuple[int, Transient]] = field(default_factory=set)
     vectors: Counter[int] = field(default_factory=Counter)
-    vectors_elsewhere: set[tuple[int, int, int, int]] = field(default_factory=set)
+    vectors_elsewhere: Counter[int] = field(default_factory=Counter)
+    vectors_dangling: set[tuple[int, int, int, int]] = field(default_factory=set)
     slabs: SlabTally = field(default_factory=SlabTally)
     large_kmalloc: Counter[int] = field(default_factory=Counter)
     lru: Counter[tuple[int, int, int, LruFlags]] = field(default_factory=Counter)
@@ -64,7 +66,8 @@ class Partial:
             self.coverage[subject].add(coverage)
         self.transients |= other.transients
         self.vectors += other.vectors
-        self.vectors_elsewhere |= other.vectors_elsewhere
+        self.vectors_elsewhere += other.vectors_elsewhere
+        self.vectors_dangling |= other.vectors_dangling
         self.slabs.merge(other.slabs)
         self.large_kmalloc += other.large_kmalloc
         self.lru += other.lru
@@ -81,9 +84,13 @@ class Partial:
 
     def vectors_by_node(self) -> dict[int, Vectors]:
         """Return the vectors outside their slabs by node of the slab."""
-        elsewhere = sorted(self.vectors_elsewhere, key=lambda found: found[3])
+        dangling = sorted(self.vectors_dangling, key=lambda found: found[3])
         return {
-            nid: Vectors(total, tuple(found[1:] for found in elsewhere if found[0] == nid))
+            nid: Vectors(
+                total,
+                self.vectors_elsewhere[nid],
+                tuple(found[1:] for found in dangling if found[0] == nid),
+            )
             for nid, total in self.vectors.items()
         }
 

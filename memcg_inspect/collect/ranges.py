@@ -23,6 +23,7 @@ from memcg_inspect.collect.partial import Partial, merged
 from memcg_inspect.collect.released import ReleasedReader
 from memcg_inspect.image.image import Image
 from memcg_inspect.image.progress import STOPPED
+from memcg_inspect.linux.mm.debug import is_kmalloc_page
 from memcg_inspect.linux.mm.kfence import kfence_pages
 from memcg_inspect.linux.mm.mm_types import (
     KmemPage,
@@ -82,6 +83,7 @@ class RangeCollector:
         self._slabs = SlabReader(image)
         self._socks = SockReader(image, self._slabs, context.protocols)
         self._released = ReleasedReader(image, self._slabs, context.memcgs)
+        self._kmalloc: dict[int, bool] = {}
         self._pages = Coverage()
         self._sites = CallSiteCounter(image, context.free_pages) if context.call_sites else None
 
@@ -144,14 +146,29 @@ class RangeCollector:
         for objcg, count in (slab.charged or {}).items():
             entry = Entry(objcg, "slab", detail, slab.nid)
             partial.ledger.add(entry, count * slab.cache.charge, count)
+        if slab.vector is not None:
+            self._add_vector(partial, slab, slab.vector.address)
+
+    def _add_vector(self, partial: Partial, slab: Slab, vector: int) -> None:
         page = self._slabs.vector_page(slab)
-        if page is not None and slab.vector is not None:
-            partial.vectors[slab.nid] += 1
-            nid = self._slabs.page_nid(page)
-            # alloc_slab_obj_exts() allocates the vector with kmalloc_nolock() or kcalloc_node().
-            # Either can return an object of kfence, whose pool is on any node.
-            if nid not in (slab.nid, NUMA_NO_NODE) and page not in self._kfence:
-                partial.vectors_elsewhere.add((slab.nid, slab.vector.address, nid, slab.page))
+        if page is None:
+            return
+        nid = self._slabs.page_nid(page)
+        if nid == NUMA_NO_NODE:
+            return  # its struct page is not in the image, which the coverage of pages tells
+        partial.vectors[slab.nid] += 1
+        # alloc_slab_obj_exts() allocates the vector with kmalloc_nolock() or kcalloc_node().
+        # Either can return an object of kfence. Its pages are not all marked as slabs.
+        if page not in self._kfence and not self._of_kmalloc(page):
+            partial.vectors_dangling.add((slab.nid, vector, nid, slab.page))
+        elif nid != slab.nid:
+            partial.vectors_elsewhere[slab.nid] += 1
+
+    def _of_kmalloc(self, page: int) -> bool:
+        found = self._kmalloc.get(page)
+        if found is None:
+            found = self._kmalloc[page] = is_kmalloc_page(self._image, page)
+        return found
 
     def _add_kmem(self, partial: Partial, kmem: KmemPage) -> None:
         detail, pages = self._context.uses.of(kmem)

@@ -227,10 +227,10 @@ def rows(taken: Snapshot, identity: str) -> list[Finding]:
     ]
 
 
-def test_misplaced_vector_is_proof() -> None:
-    elsewhere = tuple((0xF00 + n, 1, 0xE00 + n) for n in range(12))
-    [finding] = rows(snapshot(vectors={0: Vectors(20, elsewhere)}), "placement")
-    assert (finding.kind, finding.evidence_is) == ("misplaced-vector", "proof")
+def test_dangling_vector_is_proof() -> None:
+    dangling = tuple((0xF00 + n, 1, 0xE00 + n) for n in range(12))
+    [finding] = rows(snapshot(vectors={0: Vectors(20, 5, dangling)}), "placement")
+    assert (finding.kind, finding.evidence_is) == ("dangling-vector", "proof")
     assert (finding.nid, finding.difference) == (0, 12)
     assert len(finding.evidence) == MOST_EVIDENCE
     first = finding.evidence[0]

@@ -330,12 +330,12 @@ def test_hierarchy_is_what_the_subtree_holds() -> None:
     assert the(rows, ROOT, item="MEMCG_SOCK").found == {"subtree": 7}
 
 
-def test_vector_on_another_node_shows() -> None:
-    vectors = {0: Vectors(5, ()), 1: Vectors(3, ((0xF00, 0, 0xE00),))}
+def test_vector_on_another_node_is_counted_and_right() -> None:
+    vectors = {0: Vectors(5, elsewhere=2), 1: Vectors(3, 1, ((0xF00, 0, 0xE00),))}
     rows = placement_rows(image(vectors=vectors))
-    assert [(row.nid, row.status, row.difference) for row in rows] == [
-        (0, "exact", 0),
-        (1, "differs", 1),
+    assert [(row.nid, row.status, row.found, row.difference) for row in rows] == [
+        (0, "exact", {"on_node": 3, "elsewhere": 2}, 0),
+        (1, "differs", {"on_node": 1, "elsewhere": 1}, 1),
     ]
 
 

@@ -96,7 +96,7 @@ def test_counters_are_read_once() -> None:
 def test_rows_have_the_parts_that_are_documented() -> None:
     taken = image(
         node_stats={(0, "NR_SLAB_RECLAIMABLE_B"): NodeStat(1, 0)},
-        vectors={0: Vectors(1, ())},
+        vectors={0: Vectors(1)},
     )
     seen: defaultdict[str, set[str]] = defaultdict(set)
     for row in judge(taken).rows:

@@ -248,8 +248,8 @@ def left_behind(subject: Subject) -> Fault:
     return Fault([change], (memcg.path,), expected)
 
 
-def misplaced_vector(subject: Subject) -> Fault:
-    """A copy of a vector in a page of another node, which its slab points to instead."""
+def dangling_vector(subject: Subject) -> Fault:
+    """A copy of a vector in a free page, which its slab points to instead."""
     prog, memory, frames = (
         subject.prog,
         image_of(subject.prog).memory,
@@ -301,7 +301,7 @@ FAULTS: dict[str, tuple[str, Callable[[Subject], Fault]]] = {
     "counter of a node": ("node_slab", node_counter),
     "cache of a task": ("task_objcg", task_cache),
     "obj_cgroup left behind": ("reparenting", left_behind),
-    "misplaced vector": ("placement", misplaced_vector),
+    "dangling vector": ("placement", dangling_vector),
 }
 
 #: Identities whose faults other test files plant.

@@ -4,7 +4,12 @@ Identity ``placement``
 ----------------------
 
 For each node: the vectors of obj_cgroup pointers of its slabs, where they are apart from the
-slab, are on the node, too.
+slab, are in memory of kmalloc, on this node or on another one.
+
+No kernel promises the node. ``memcg_alloc_slab_cgroups()`` (6.1) and ``alloc_slab_obj_exts()`` pass
+``slab_nid()`` to an allocation that may fall back: ``OBJCGS_CLEAR_MASK`` does not add
+``__GFP_THISNODE``, and since 7.3 takes it out. So a full node has vectors elsewhere. The row counts
+them. A vector in memory that is not allocated, or that is not of kmalloc, is a finding.
 """
 
 from __future__ import annotations
@@ -21,12 +26,15 @@ __all__ = ("CHECK", "placement_rows")
 
 
 def placement_rows(snapshot: Snapshot) -> list[Row]:
-    """Count the vectors that are on the node of their slab."""
+    """Count the vectors by whether they are on the node of their slab."""
     rows = []
     for nid, vectors in sorted(snapshot.vectors.items()):
         row = make_row(
             RowKey("placement", "obj_exts", "references", nid=nid),
-            {"on_node": vectors.total - len(vectors.elsewhere)},
+            {
+                "on_node": vectors.total - vectors.elsewhere - len(vectors.dangling),
+                "elsewhere": vectors.elsewhere,
+            },
             {"vectors": vectors.total},
         )
         if row.status == "exact" and snapshot.ledger.may_miss("slab", None, nid):
@@ -37,15 +45,15 @@ def placement_rows(snapshot: Snapshot) -> list[Row]:
 
 
 def _prove(snapshot: Snapshot, row: Row) -> Proof:
-    elsewhere = snapshot.vectors[row.nid or 0].elsewhere
+    dangling = snapshot.vectors[row.nid or 0].dangling
     note = f"slab on node {row.nid}"
     return Proof(
-        "misplaced-vector",
-        f"{counted(len(elsewhere), 'vectors')} of slabs on node {row.nid} "
-        f"{'is' if len(elsewhere) == 1 else 'are'} on another node",
+        "dangling-vector",
+        f"{counted(len(dangling), 'vectors')} of slabs on node {row.nid} "
+        f"{'is' if len(dangling) == 1 else 'are'} not in memory that kmalloc() returned",
         tuple(
             Evidence(address=vector, kind="obj_exts", nid=nid, page=slab, note=note)
-            for vector, nid, slab in elsewhere
+            for vector, nid, slab in dangling
         ),
     )
 
@@ -55,10 +63,10 @@ CHECK = Check(
     counter="none: all vectors",
     unit="references",
     found=(
-        "vectors of `obj_cgroup` pointers that were allocated apart from their slab and lie on "
-        "the slab's node"
+        "vectors of `obj_cgroup` pointers apart from their slab, in memory of `kmalloc()`: those "
+        "on the slab's node, and those elsewhere, which is no fault"
     ),
-    sources=("on_node",),
+    sources=("on_node", "elsewhere"),
     places=("vectors",),
     rows=placement_rows,
     prove=_prove,

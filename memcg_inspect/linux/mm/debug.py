@@ -37,7 +37,7 @@ from memcg_inspect.linux.mm.mm_types import (
 )
 from memcg_inspect.linux.mm.mmzone import mem_map, page_ranges
 
-__all__ = ("PageInfo", "page_at", "page_behind", "read_page")
+__all__ = ("PageInfo", "is_kmalloc_page", "page_at", "page_behind", "read_page")
 
 #: ``PG_buddy`` etc. (up to 6.9). A page of a type has this bit of ``page_type`` clear.
 _PAGE_TYPE_MACROS = {"buddy": 0x80, "offline": 0x100, "table": 0x200, "guard": 0x400}
@@ -112,6 +112,25 @@ def page_at(image: Image, address: int) -> int | None:
 def _is_valid(image: Image, page: int) -> bool:
     pfn = mem_map(image).pfn(page)
     return any(start <= pfn < end for start, end in page_ranges(image))
+
+
+def is_kmalloc_page(image: Image, page: int) -> bool:
+    """
+    Return whether a page can hold memory that ``kmalloc()`` returned: it is of a slab or of a large
+    kmalloc. Kernels before 7.2 do not mark large kmallocs: there, any compound page can.
+
+    :param page: ``struct page *``
+    :return: also ``True`` if its ``struct page``, or that of its head, cannot be read
+    """
+    layout = page_layout(image)
+    try:
+        head = compound_head(Object(image.prog, "struct page *", page)).value_()
+        raw = image.memory.read(head, mem_map(image).size)
+    except FaultError:
+        return True
+    if all(marker.is_set(raw) for marker in layout.slab):
+        return True
+    return (layout.large_kmalloc or layout.head).is_set(raw)
 
 
 def read_page(image: Image, page: int) -> PageInfo:
