@@ -8,11 +8,10 @@ import logging
 import os
 import signal
 import sys
-import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from types import FrameType
-from typing import Any
+from typing import Any, TextIO
 
 from drgn import Architecture
 from drgn import __version__ as drgn_version
@@ -25,6 +24,7 @@ from memcg_inspect.image.qmp import Monitor
 from memcg_inspect.model import MemcgInspectError
 from memcg_inspect.render.documents import to_json
 from memcg_inspect.subcommands import (
+    BUG,
     COMMANDS,
     add_subcommands,
     answer,
@@ -32,6 +32,7 @@ from memcg_inspect.subcommands import (
     exit_status,
     schema,
     show,
+    traceback_lines,
 )
 from memcg_inspect.tables import UsageError
 
@@ -40,9 +41,6 @@ __all__ = ("entry", "main", "make_parser")
 EXIT_UNUSABLE = 2
 EXIT_FAULT = 70
 EXIT_INTERRUPTED = 130
-
-#: Frames of a traceback to print, the innermost ones.
-_FRAMES = 8
 
 
 class OutputError(MemcgInspectError):
@@ -66,19 +64,31 @@ def main(argv: Sequence[str]) -> int:
         args = parser.parse_args(argv)
         return _print_text(args) if args.make_text else _run(args)
     except MemcgInspectError as error:
-        print(f"memcg-inspect: {error}", file=sys.stderr)
+        _complain(str(error))
         return EXIT_UNUSABLE
     except KeyboardInterrupt:
-        print("memcg-inspect: interrupted", file=sys.stderr)
+        _complain("interrupted")
         return EXIT_INTERRUPTED
-    except Exception:
-        traceback.print_exc(limit=-_FRAMES)
-        print(
-            f"memcg-inspect: this is a bug in memcg-inspect {__version__}: please report it to its "
-            "maintainers, with the lines above and the release of the kernel",
-            file=sys.stderr,
-        )
+    except Exception as error:
+        _complain(BUG, traceback_lines(error))
         return EXIT_FAULT
+
+
+def _complain(message: str, lines: str = "") -> None:
+    """
+    Print a message to standard error.
+
+    If nothing can be written there, the exit status alone must say what happened.
+
+    :param lines: printed before it, as they are
+    """
+    if sys.stderr is None:
+        return
+    try:
+        sys.stderr.write(f"{lines}memcg-inspect: {message}\n")
+        sys.stderr.flush()
+    except OSError:
+        _give_up(sys.stderr)
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -197,8 +207,7 @@ def _run(args: argparse.Namespace) -> int:
         raise UsageError("--pause needs --qemu")
     check_arguments(args)
     # Before the work, which may take long.
-    if sys.stdout is None:
-        raise OutputError("output cannot be written: standard output is closed")
+    _check_output()
     with ExitStack() as guest:
         monitor = None
         if args.pause:
@@ -216,24 +225,30 @@ def _run(args: argparse.Namespace) -> int:
 
 def _print_text(args: argparse.Namespace) -> int:
     """Run a command that needs no image."""
+    _check_output()
     text = args.make_text(args)
     _output(lambda: print(text, end="", flush=True))
     return 0
+
+
+def _check_output() -> None:
+    if sys.stdout is None:
+        raise OutputError("output cannot be written: standard output is closed")
 
 
 def _output(write: Callable[[], None]) -> None:
     try:
         write()
     except BrokenPipeError:
-        _give_up_output()  # the reader has seen enough
+        _give_up(sys.stdout)  # the reader has seen enough
     except OSError as error:
-        _give_up_output()
+        _give_up(sys.stdout)
         raise OutputError(f"output cannot be written: {error.strerror}") from None
 
 
-def _give_up_output() -> None:
+def _give_up(stream: TextIO) -> None:
     """Keep Python from flushing the rest at exit, which would fail again."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def _source(args: argparse.Namespace, monitor: Monitor | None) -> ImageSource:

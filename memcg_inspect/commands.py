@@ -9,8 +9,9 @@ of the package is imported when the command runs.
 
 from __future__ import annotations
 
-from argparse import ArgumentParser
-from collections.abc import Sequence
+import sys
+from argparse import ArgumentParser, Namespace
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from drgn import Program
@@ -37,7 +38,14 @@ class _Parser(ArgumentParser):
 def _cmd_memcg(prog: Program, name: str, args: Sequence[str], **kwargs: Any) -> Any:
     from memcg_inspect.image.image import image_of
     from memcg_inspect.model import MemcgInspectError
-    from memcg_inspect.subcommands import add_subcommands, answer, check_arguments, show
+    from memcg_inspect.subcommands import (
+        BUG,
+        add_subcommands,
+        answer,
+        check_arguments,
+        show,
+        traceback_lines,
+    )
 
     parser = _Parser(prog=f"%{name}")
     add_subcommands(parser)
@@ -45,12 +53,22 @@ def _cmd_memcg(prog: Program, name: str, args: Sequence[str], **kwargs: Any) -> 
     try:
         check_arguments(parsed)
         result = answer(image_of(prog), parsed)
+        _print(show, result, parsed)
+    except CommandError:
+        raise
     except MemcgInspectError as error:
         raise CommandError(str(error)) from None
+    except Exception as error:
+        # Of other exceptions, a session prints the message alone, such as the key of a KeyError.
+        print(traceback_lines(error), end="", file=sys.stderr)
+        raise CommandError(BUG) from error
+    return result
+
+
+def _print(show: Callable[[Any, Namespace], None], result: Any, parsed: Namespace) -> None:
     try:
         show(result, parsed)
     except BrokenPipeError:
         pass  # the reader, like head, has seen enough; the result is returned all the same
     except OSError as error:
         raise CommandError(f"output cannot be written: {error.strerror}") from None
-    return result

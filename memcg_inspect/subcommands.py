@@ -12,6 +12,7 @@ from __future__ import annotations
 import signal
 import sys
 import threading
+import traceback
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -19,6 +20,7 @@ from dataclasses import replace
 from types import FrameType
 from typing import Any
 
+from memcg_inspect import __version__
 from memcg_inspect.image.image import Image
 from memcg_inspect.image.missing import as_image_errors, why_missing
 from memcg_inspect.report import Report
@@ -37,6 +39,7 @@ from memcg_inspect.views.payers import check_choice
 from memcg_inspect.views.view import View
 
 __all__ = (
+    "BUG",
     "COMMANDS",
     "add_subcommands",
     "answer",
@@ -44,7 +47,16 @@ __all__ = (
     "exit_status",
     "schema",
     "show",
+    "traceback_lines",
 )
+
+#: What to say of an exception that is no :class:`~memcg_inspect.model.MemcgInspectError`.
+BUG = (
+    f"this is a bug in memcg-inspect {__version__}: please report it to its maintainers, with the "
+    "lines above and the release of the kernel"
+)
+#: Frames of a traceback to print, the innermost ones.
+_FRAMES = 8
 
 _STATUS = {"exact": 0, "findings": 1, "incomplete": 3, "moving": 3}
 _INCOMPLETE = 3
@@ -244,6 +256,11 @@ def _text(result: Report | Answer, args: Namespace) -> str:
     else:
         answer_lines(result, output)
     return output.text
+
+
+def traceback_lines(error: Exception) -> str:
+    """Return the last lines of the traceback of an error."""
+    return "".join(traceback.format_exception(error, limit=-_FRAMES))
 
 
 @contextmanager

@@ -68,6 +68,45 @@ def test_a_bug_is_status_70_and_says_where_to_report_it(
         assert len(lines) < 40
 
 
+@pytest.mark.parametrize("to", ["2>/dev/full", "2>&-"])
+@pytest.mark.parametrize(
+    ("code", "status"),
+    [
+        ("main(['audit', '-c', '/no/such/vmcore'])", 2),
+        ("cli.make_parser = lambda: {}['bug']; main(['audit'])", 70),
+        ("cli.make_parser = ctrl_c; main(['audit'])", 130),
+    ],
+)
+def test_standard_error_that_cannot_be_written(to: str, code: str, status: int) -> None:
+    """The status says what happened: it is not 1, which is a finding, and nothing is on stdout."""
+    code = f"""
+import sys
+from memcg_inspect import cli
+from memcg_inspect.cli import main
+def ctrl_c():
+    raise KeyboardInterrupt
+{code.replace("main(", "sys.exit(main(")})"""
+    for unbuffered in ({}, {"PYTHONUNBUFFERED": "1"}):
+        environment = {k: v for k, v in os.environ.items() if k != "PYTHONUNBUFFERED"}
+        done = subprocess.run(
+            ["sh", "-c", f'exec "$@" {to}', "sh", sys.executable, "-c", code],
+            env=environment | unbuffered, capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        assert (done.returncode, done.stdout, done.stderr) == (status, "", "")
+
+
+@pytest.mark.parametrize("args", ["schema", "completion bash"])
+def test_text_that_cannot_be_written(args: str) -> None:
+    full, closed = "No space left on device", "standard output is closed"
+    for to, why in ((">/dev/full", full), (">&-", closed)):
+        done = subprocess.run(
+            ["sh", "-c", f'exec "$@" {to}', "sh", *CLI, *args.split()],
+            capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        assert (done.returncode, done.stdout) == (2, "")
+        assert done.stderr == f"memcg-inspect: output cannot be written: {why}\n"
+
+
 def test_options_that_need_a_table() -> None:
     for words in (["--sort", "name"], ["--scripted"], ["--memcg", "/"], ["--fields", "all"]):
         assert "need one of --identities, --rows, --skew" in refused("audit", *words)

@@ -8,6 +8,7 @@ import sys
 
 import pytest
 from support.guests import DEBIAN_KERNELS, Lab
+from support.sessions import converse
 
 
 @pytest.mark.image
@@ -44,3 +45,26 @@ def test_result_is_there_although_nobody_reads_on(lab: Lab) -> None:
         capture_output=True, text=True, timeout=120, check=False,
     )  # fmt: skip
     assert done.stdout.splitlines() == ["{", "Report", "{", "Answer"], done.stderr
+
+
+@pytest.mark.parametrize(
+    "error", ['KeyError("boom")', 'OSError(5, "boom")', 'StopIteration("boom")']
+)
+@pytest.mark.image
+def test_a_bug_is_not_told_by_its_message_alone(lab: Lab, error: str) -> None:
+    """drgn shows the message of an exception without its traceback."""
+    said = converse(
+        lab.image(DEBIAN_KERNELS[-1]),
+        "import memcg_inspect.views.stock as view",
+        f"exec('def bug(*_): raise {error}', vars(view))",
+        "view.read_obj_stocks = view.bug",
+        "%memcg stock",
+        "%memcg audit --node 9 --rows",
+    )
+    lines = said[3].splitlines()
+    assert "Traceback (most recent call last):" in lines
+    assert ", in bug" in said[3]
+    assert "boom" in said[3]
+    assert lines[-1].startswith("drgn: error: this is a bug in memcg-inspect")
+    # a wrong argument is none
+    assert said[4].splitlines() == ["drgn: error: there is no node 9; there are: 0, 1, 2, 3"]

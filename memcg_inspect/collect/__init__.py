@@ -25,7 +25,7 @@ from memcg_inspect.collect.clock import Clock
 from memcg_inspect.collect.collector import collect
 from memcg_inspect.collect.evidence import find_evidence
 from memcg_inspect.image.image import Image
-from memcg_inspect.image.missing import why_missing
+from memcg_inspect.image.missing import as_image_errors, why_missing
 from memcg_inspect.linux.kernel.stacktrace import read_running
 from memcg_inspect.model import Coverage
 from memcg_inspect.report import Report
@@ -47,6 +47,11 @@ def audit(image: Image) -> Report:
     :raises ImageError: if this kernel does not charge kernel memory to memcgs, or its layout is
         unknown
     """
+    with as_image_errors():
+        return _audit(image)
+
+
+def _audit(image: Image) -> Report:
     frozen = not image.is_moving
     clock = Clock(image.progress)
     samples = [_take_sample(image, clock, frozen)]

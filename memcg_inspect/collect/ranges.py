@@ -203,6 +203,10 @@ def collect_ranges(
 
 
 def _with_progress(image: Image, partials: Iterable[Partial], total: int) -> Iterator[Partial]:
+    done = 0
     for done, partial in enumerate(partials, 1):
         image.progress.report("pages", done / total)
         yield partial
+    # A StopIteration in the collector ends map() as if that had been the last range.
+    if done != total:
+        raise RuntimeError(f"{done} of {total} ranges of page frames were collected")

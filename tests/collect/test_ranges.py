@@ -6,7 +6,7 @@ from __future__ import annotations
 import pickle
 import random
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import fields
 from multiprocessing import get_context
@@ -210,3 +210,17 @@ def test_fake_heads_of_an_earlier_range_are_no_heads(lab: Lab) -> None:
     assert charged() == 512
     for cuts in ((64,), (62,), (66,), (128, 130, 192), (448, 510), tuple(range(2, 512, 2))):
         assert charged(*cuts) == 512
+
+
+def test_no_range_is_left_out(whole: Whole, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A StopIteration ends map() as if there were no more ranges."""
+    parts = split(whole, 1)
+
+    def some(collector: RangeCollector, ranges: Iterable[PageRange]) -> Iterator[Partial]:
+        return map(collector, list(ranges)[:-1])
+
+    with pytest.raises(RuntimeError, match=f"{len(parts) - 1} of {len(parts)} ranges"):
+        collect_ranges(whole.image, whole.context, some, parts)
+    monkeypatch.setattr(RangeCollector, "_count_piece", lambda *_: next(iter(())))
+    with pytest.raises(RuntimeError, match=f"0 of {len(parts)} ranges"):
+        collect_ranges(whole.image, whole.context, parts=parts)

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 from drgn import (
@@ -18,6 +19,9 @@ from support.guests import DEBIAN_KERNELS, Lab
 from support.missing_pages import opened
 from support.views import ask
 
+from memcg_inspect import collect
+from memcg_inspect.checks.judge import Judgement
+from memcg_inspect.checks.snapshot import Snapshot
 from memcg_inspect.cli import main
 from memcg_inspect.image.image import image_of
 from memcg_inspect.image.layout import bit_field, member_type
@@ -76,6 +80,25 @@ def test_a_mistake_ends_with_status_70(
     assert f"{type(error).__name__}: {error}" in said.err.splitlines()
     assert "in view" in said.err
     assert "report" in said.err.splitlines()[-1]
+
+
+@pytest.mark.image
+def test_memory_that_is_missing_after_the_pass(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stacks of CPUs, and evidence, are read after the pass, and only if a row differs."""
+    judged = collect.judge
+
+    def judge(snapshot: Snapshot) -> Judgement:
+        found = judged(snapshot)
+        return found._replace(rows=[replace(row, status="differs") for row in found.rows])
+
+    monkeypatch.setattr(collect, "judge", judge)
+    for error, why in (
+        (FaultError("Excluded page", 0x1000), "the image lacks memory"),
+        (LookupError("could not find 'struct x'"), "this kernel is not supported"),
+    ):
+        monkeypatch.setattr(collect, "read_running", raising(error))
+        with pytest.raises(ImageError, match=why):
+            collect.audit(image_of(lab.image(NEWEST).program()))
 
 
 def lookups(prog: Program) -> dict[str, Callable[[], object]]:
