@@ -10,6 +10,7 @@ identities.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import NamedTuple
 
 from memcg_inspect.checks.snapshot import Snapshot
@@ -20,6 +21,7 @@ __all__ = (
     "Missing",
     "RowKey",
     "counter_row",
+    "doubted",
     "finding_key",
     "make_row",
     "missing_if",
@@ -128,6 +130,20 @@ def counter_row(
         unread=snapshot.unread(memcg),
         hierarchy=snapshot.folded(memcg, key.item, key.nid),
     )
+
+
+def doubted(row: Row, doubt: Missing | None) -> Row:
+    """
+    Return a row, ``unverifiable`` if it differs and what was found is doubtful.
+
+    Other than what is missing, a doubt says nothing about a row that is exact: the doubtful
+    charges most often are as they were read.
+    """
+    if doubt is None or row.status != "differs":
+        return row
+    if (row.difference or 0) < 0 and not doubt.either_way:
+        return row
+    return replace(row, status="unverifiable", reason=doubt.reason)
 
 
 def missing_if(reason: str | None, either_way: bool = False) -> Missing | None:

@@ -11,6 +11,7 @@ from functools import cached_property
 from memcg_inspect.checks.counters import Counters, CounterValue
 from memcg_inspect.checks.ledger import Amount, ChargeKind, Ledger
 from memcg_inspect.checks.profile import Profile
+from memcg_inspect.checks.sockets import SockUsage
 from memcg_inspect.model import (
     ChargeStock,
     Coverage,
@@ -61,6 +62,7 @@ class Snapshot:
         account kernel memory by node
     :ivar tasks: the memcg of each task, and the obj_cgroups that it caches
     :ivar vectors: vectors of obj_cgroups outside their slabs, by node of the slab
+    :ivar sockets: sockets whose protocols account memory, by the memcg that they are charged to
     :ivar lru: pages on LRU lists, and the sizes of the lists; ``None`` if they are unknown
     :ivar slab_usage: slab memory by node and cache, charged or not
     :ivar percpu_usage: percpu memory by node, charged or not
@@ -87,6 +89,7 @@ class Snapshot:
     per_node: PerNodeCharges | None = None
     tasks: Sequence[TaskCharge] = ()
     vectors: Mapping[int, Vectors] = field(default_factory=dict)
+    sockets: Mapping[int, SockUsage] = field(default_factory=dict)
     lru: LruLists | None = None
     slab_usage: tuple[SlabUsage, ...] = ()
     percpu_usage: tuple[PercpuUsage, ...] = ()
@@ -198,6 +201,16 @@ class Snapshot:
                 payer = self.payer(entry.payer)
                 if payer is not None:
                     found[payer, entry.nid] = found[payer, entry.nid].plus(amount)
+        return found
+
+    @cached_property
+    def sockets_by_payer(self) -> Mapping[int, SockUsage]:
+        """The sockets whose protocols account memory, by the memcg whose counter has them."""
+        found: dict[int, SockUsage] = {}
+        for address, usage in self.sockets.items():
+            payer = self.payer(address)
+            if payer is not None:
+                found[payer] = found.get(payer, SockUsage(0)).plus(usage)
         return found
 
     def own(self, memcg: int, item: str, nid: int | None = None) -> dict[str, int] | None:

@@ -127,6 +127,7 @@ def _collect(image: Image, clock: Clock, call_sites: bool, run: Mapper) -> Snaps
         per_node=None if per_node is None else per_node.charges(),
         tasks=tasks,
         vectors=total.vectors_by_node(),
+        sockets=total.sockets_by_memcg(),
         slab_usage=total.slabs.usage(),
         percpu_usage=percpu,
         large_kmalloc=total.large_kmalloc,

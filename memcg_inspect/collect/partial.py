@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 
 from memcg_inspect.checks.ledger import Amount, Ledger
 from memcg_inspect.checks.profile import Use
+from memcg_inspect.checks.sockets import OddSock, SockDoubt, SockUsage
 from memcg_inspect.linux.mm.mm_types import LruFlags
 from memcg_inspect.linux.mm.slab import SlabTally
 from memcg_inspect.model import Coverage, Transient, Vectors
@@ -34,6 +35,9 @@ class Partial:
     :ivar vectors_elsewhere: number of those on another node, by node of the slab
     :ivar vectors_dangling: (node of the slab, vector, its node, ``struct slab *``) of those in
         memory that is not of ``kmalloc()``
+    :ivar sockets: sockets whose protocols account memory, by ``struct mem_cgroup *``
+    :ivar odd_sockets: by ``struct mem_cgroup *``, those that have not charged whole pages
+    :ivar sock_doubts: by ``struct mem_cgroup *``, why the memory of others is not known
     :ivar slabs: slabs, by node and cache
     :ivar large_kmalloc: pages of large kmallocs, by node
     :ivar lru: pages on LRU lists, by payer (0 if not charged), node, zone and flags
@@ -48,6 +52,9 @@ class Partial:
     vectors: Counter[int] = field(default_factory=Counter)
     vectors_elsewhere: Counter[int] = field(default_factory=Counter)
     vectors_dangling: set[tuple[int, int, int, int]] = field(default_factory=set)
+    sockets: Counter[int] = field(default_factory=Counter)
+    odd_sockets: set[tuple[int, OddSock]] = field(default_factory=set)
+    sock_doubts: set[tuple[int, SockDoubt]] = field(default_factory=set)
     slabs: SlabTally = field(default_factory=SlabTally)
     large_kmalloc: Counter[int] = field(default_factory=Counter)
     lru: Counter[tuple[int, int, int, LruFlags]] = field(default_factory=Counter)
@@ -68,6 +75,9 @@ class Partial:
         self.vectors += other.vectors
         self.vectors_elsewhere += other.vectors_elsewhere
         self.vectors_dangling |= other.vectors_dangling
+        self.sockets += other.sockets
+        self.odd_sockets |= other.odd_sockets
+        self.sock_doubts |= other.sock_doubts
         self.slabs.merge(other.slabs)
         self.large_kmalloc += other.large_kmalloc
         self.lru += other.lru
@@ -81,6 +91,19 @@ class Partial:
         for objcg, transient in sorted(self.transients, key=lambda pair: pair[1].address):
             found.setdefault(objcg, []).append(transient)
         return found
+
+    def sockets_by_memcg(self) -> dict[int, SockUsage]:
+        """Return the sockets whose protocols account memory by ``struct mem_cgroup *``."""
+        odd: defaultdict[int, list[OddSock]] = defaultdict(list)
+        for memcg, sock in sorted(self.odd_sockets):
+            odd[memcg].append(sock)
+        doubts: defaultdict[int, list[SockDoubt]] = defaultdict(list)
+        for memcg, doubt in sorted(self.sock_doubts):
+            doubts[memcg].append(doubt)
+        return {
+            memcg: SockUsage(total, tuple(odd[memcg]), tuple(doubts[memcg]))
+            for memcg, total in self.sockets.items()
+        }
 
     def vectors_by_node(self) -> dict[int, Vectors]:
         """Return the vectors outside their slabs by node of the slab."""

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 
 from memcg_inspect.checks.ledger import Entry
+from memcg_inspect.checks.sockets import OddSock, SockDoubt
 from memcg_inspect.collect.call_sites import CallSiteCounter
 from memcg_inspect.collect.page_uses import PageUses
 from memcg_inspect.collect.partial import Partial, merged
@@ -35,7 +36,7 @@ from memcg_inspect.linux.mm.mm_types import (
 )
 from memcg_inspect.linux.mm.mmzone import PageRange, mem_map, page_ranges, split_ranges
 from memcg_inspect.linux.mm.slab import Slab, SlabReader
-from memcg_inspect.linux.net.sock import Protocol, SockReader
+from memcg_inspect.linux.net.sock import Protocol, Sock, SockReader
 from memcg_inspect.model import NUMA_NO_NODE, Coverage
 
 __all__ = ("Mapper", "PassContext", "RangeCollector", "collect_ranges")
@@ -136,8 +137,7 @@ class RangeCollector:
             self._sites.add_slab(partial, slab, self._slabs)
         partial.transients.update(self._released.read(slab))
         for sock in self._socks.read(slab, self._context.memcgs):
-            entry = Entry(sock.memcg, "sock", sock.protocol, NUMA_NO_NODE)
-            partial.ledger.add(entry, sock.charged, 1)
+            self._add_sock(partial, sock)
 
     def _add_slab(self, partial: Partial, slab: Slab) -> None:
         detail = "reclaimable" if slab.cache.reclaimable else "unreclaimable"
@@ -169,6 +169,19 @@ class RangeCollector:
         if found is None:
             found = self._kmalloc[page] = is_kmalloc_page(self._image, page)
         return found
+
+    def _add_sock(self, partial: Partial, sock: Sock) -> None:
+        entry = Entry(sock.memcg, "sock", sock.protocol, NUMA_NO_NODE)
+        partial.ledger.add(entry, sock.charged, 1)
+        if not sock.accounts:
+            return
+        partial.sockets[sock.memcg] += 1
+        if sock.doubt is not None:
+            doubt = SockDoubt(sock.doubt.reason, sock.doubt.either_way, sock.odd != 0)
+            partial.sock_doubts.add((sock.memcg, doubt))
+        elif sock.odd:
+            odd = OddSock(sock.address, sock.protocol, sock.odd)
+            partial.odd_sockets.add((sock.memcg, odd))
 
     def _add_kmem(self, partial: Partial, kmem: KmemPage) -> None:
         detail, pages = self._context.uses.of(kmem)

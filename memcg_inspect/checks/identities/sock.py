@@ -11,28 +11,41 @@ from __future__ import annotations
 
 from memcg_inspect.checks.check import Check
 from memcg_inspect.checks.half_done import CHARGE_BATCH, FLUSH, SOCK, HalfDone, pattern
-from memcg_inspect.checks.rows import RowKey, counter_row, missing_if
+from memcg_inspect.checks.rows import Missing, RowKey, counter_row, doubted, missing_if
 from memcg_inspect.checks.snapshot import Snapshot
 from memcg_inspect.report import Row
 
-__all__ = ("CHECK", "sock_pages", "sock_rows")
+__all__ = ("CHECK", "sock_doubt", "sock_pages", "sock_rows")
 
 ITEM = "MEMCG_SOCK"
 
 
 def sock_pages(snapshot: Snapshot) -> dict[int, int]:
     """Return the pages that sockets have charged, by live memcg."""
-    found, page_size = snapshot.by_memcg("sock"), snapshot.image.page_size
-    return {memcg.address: -(-found[memcg.address].bytes // page_size) for memcg in snapshot.live()}
+    found, page = snapshot.by_memcg("sock"), snapshot.image.page_size
+    # Sockets charge whole pages, but that MPTCP sockets do so only together.
+    return {m.address: (found[m.address].bytes + page // 2) // page for m in snapshot.live()}
+
+
+def sock_doubt(snapshot: Snapshot, memcg: int) -> Missing | None:
+    """Return why the pages that the sockets of a memcg have charged may be others."""
+    usage = snapshot.sockets_by_payer.get(memcg)
+    if usage is None or not usage.doubts:
+        return None
+    # One that works either way says more than one that does not.
+    doubt = max(usage.doubts, key=lambda doubt: doubt.either_way)
+    return Missing(doubt.reason, doubt.either_way)
 
 
 def sock_rows(snapshot: Snapshot) -> list[Row]:
     """Compare the memory of sockets with its counter, by memcg."""
     missing = missing_if(snapshot.why_missing("sock"))
-    return [
-        counter_row(snapshot, RowKey("sock", ITEM, "pages", memcg), {"sock": pages}, missing)
-        for memcg, pages in sock_pages(snapshot).items()
-    ]
+    rows = []
+    for memcg, pages in sock_pages(snapshot).items():
+        key = RowKey("sock", ITEM, "pages", memcg)
+        row = counter_row(snapshot, key, {"sock": pages}, missing)
+        rows.append(doubted(row, sock_doubt(snapshot, memcg)))
+    return rows
 
 
 def _not_kept(snapshot: Snapshot) -> str | None:

@@ -27,8 +27,8 @@ from memcg_inspect.checks.half_done import (
     pattern,
 )
 from memcg_inspect.checks.identities.kmem import kmem_pages, why_kmem_missing
-from memcg_inspect.checks.identities.sock import sock_pages
-from memcg_inspect.checks.rows import RowKey, make_row, missing_if
+from memcg_inspect.checks.identities.sock import sock_doubt, sock_pages
+from memcg_inspect.checks.rows import RowKey, doubted, make_row, missing_if
 from memcg_inspect.checks.snapshot import Snapshot
 from memcg_inspect.report import Row
 
@@ -49,16 +49,17 @@ def usage_rows(snapshot: Snapshot) -> list[Row]:
             # cgroup v1 charges sockets to a page counter of their own (memcg->tcpmem).
             found["sock"] = sock[address]
         found["stock"] = stock[address]
-        rows.append(
-            make_row(
-                RowKey("usage", "memory.usage", "pages", address),
-                found,
-                None if usage is None else {"page_counter": usage},
-                missing_if(_why_missing(snapshot, address)),
-                unread=snapshot.unread(address),
-                hierarchy=snapshot.usage.get(address),
-            )
+        row = make_row(
+            RowKey("usage", "memory.usage", "pages", address),
+            found,
+            None if usage is None else {"page_counter": usage},
+            missing_if(_why_missing(snapshot, address)),
+            unread=snapshot.unread(address),
+            hierarchy=snapshot.usage.get(address),
         )
+        if "sock" in found:
+            row = doubted(row, sock_doubt(snapshot, address))
+        rows.append(row)
     return rows
 
 

@@ -1,26 +1,33 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 """
-Pages of socket buffers
------------------------
+Socket buffers
+--------------
 
 Mirrors ``struct sk_buff`` and ``struct skb_shared_info`` of :linux:`net/core/skbuff.c`.
 For AF_UNIX sockets (:linux:`net/unix/af_unix.c`), ``alloc_skb_with_frags()`` allocates charged
 compound pages.
+
+:class:`SkbReader` finds the bytes that a socket counts and that are not charged.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from drgn import FaultError, Object
+from drgn import Architecture, FaultError, Object, offsetof, sizeof
 from drgn.helpers.linux.list import hlist_for_each_entry
 from drgn.helpers.linux.net import for_each_net
 
 from memcg_inspect.image.image import Image
-from memcg_inspect.image.layout import has_member, has_type
+from memcg_inspect.image.layout import bit_field, constant, has_member, has_type
 from memcg_inspect.model import Coverage
 
-__all__ = ("unix_socket_pages",)
+__all__ = ("SkbReader", "unix_socket_pages")
+
+#: ``PACKET_OUTGOING`` (:linux:`include/uapi/linux/if_packet.h`)
+_PACKET_OUTGOING = 4
+#: ``SMP_CACHE_BYTES`` of the architectures where it is not 64
+_CACHE_LINE = {Architecture.S390X: 256, Architecture.PPC64: 128}
 
 
 def unix_socket_pages(image: Image, coverage: Coverage) -> Iterator[int]:
@@ -74,3 +81,118 @@ def _skb(image: Image, skb: Object) -> Iterator[int]:
     while fragment:
         yield from _skb(image, fragment)
         fragment = fragment.next.read_()
+
+
+class SkbReader:
+    """
+    Reader of the queues of a socket whose bytes are counted and not charged.
+
+    All its methods raise :class:`drgn.FaultError` if a queue cannot be read, or if it cannot be
+    one: if it does not lead back to its head, or has more bytes than its socket counts.
+    """
+
+    def __init__(self, image: Image) -> None:
+        self._memory = image.memory
+        skb, shared = image.type("struct sk_buff"), image.type("struct skb_shared_info")
+        self._next = offsetof(skb, "next")
+        self._rbnode = offsetof(skb, "rbnode")
+        self._sk = offsetof(skb, "sk")
+        self._head = offsetof(skb, "head")
+        self._truesize = bit_field(image, "struct sk_buff", "truesize")
+        self._end = bit_field(image, "struct sk_buff", "end")
+        self._pkt_type = bit_field(image, "struct sk_buff", "pkt_type")
+        self._flags = bit_field(image, "struct skb_shared_info", "flags")
+        # Kernels before 5.16 charge all buffers of MSG_ZEROCOPY.
+        self._pure_zerocopy = constant(image, "SKBFL_PURE_ZEROCOPY") or 0
+        node = image.type("struct rb_node")
+        self._children = [offsetof(node, "rb_left"), offsetof(node, "rb_right")]
+        self._skb_size, self._shared_size = sizeof(skb), sizeof(shared)
+        platform = image.prog.platform
+        line = _CACHE_LINE.get(platform.arch, 64) if platform is not None else 64
+        # SKB_TRUESIZE(0)
+        self._overhead = sum(-(-size // line) * line for size in (sizeof(skb), sizeof(shared)))
+
+    def in_error_queue(self, sock: int, head: int, counted: int) -> int:
+        """
+        Return the bytes of ``sk_rmem_alloc`` in an error queue.
+
+        ``sock_queue_err_skb()`` adds them to the counter and charges nothing. It marks its
+        buffers with ``PACKET_OUTGOING``. Notifications of ``MSG_ZEROCOPY``, which are in the same
+        queue, are in ``sk_omem_alloc``.
+
+        :param sock: ``struct sock *``
+        :param head: ``struct sk_buff_head *`` of its ``sk_error_queue``
+        :param counted: its ``sk_rmem_alloc``
+        """
+        total = 0
+        for address, data in self._queue(head):
+            if self._pkt_type.get(data) != _PACKET_OUTGOING:
+                continue
+            if self._memory.word_at(data, self._sk) != sock:
+                raise FaultError("a buffer in the error queue is of another socket", address)
+            total += self._truesize.get(data)
+            if total > counted:
+                raise FaultError("the error queue has more bytes than its socket counts", address)
+        return total
+
+    def pure_zerocopy(self, head: int, root: int, counted: int) -> int:
+        """
+        Return the bytes of ``sk_wmem_queued`` that belong to user space.
+
+        Of a buffer that has only pages of ``MSG_ZEROCOPY`` (``skb_zcopy_pure()``),
+        ``__zerocopy_sg_from_iter()`` adds the pages to the counter and charges nothing. What
+        ``tcp_wmem_free_skb()`` uncharges is ``SKB_TRUESIZE(skb_end_offset(skb))``.
+
+        :param head: ``struct sk_buff_head *``, ``sk_write_queue``
+        :param root: ``struct rb_root *``, ``tcp_rtx_queue``
+        :param counted: ``sk_wmem_queued``
+        """
+        total = uncharged = 0
+        for queue in (self._queue(head), self._tree(root)):
+            for address, data in queue:
+                truesize = self._truesize.get(data)
+                total += truesize
+                if total > counted:
+                    raise FaultError("the queue has more bytes than its socket counts", address)
+                start = self._memory.word_at(data, self._head)
+                end = self._end.get(data)
+                # skb_end_offset(): skb->end is an offset on 64-bit machines
+                offset = end if self._memory.word_size == 8 else end - start
+                shared = self._memory.read(start + offset, self._shared_size)
+                if self._flags.get(shared) & self._pure_zerocopy:
+                    uncharged += max(truesize - offset - self._overhead, 0)
+        return uncharged
+
+    def _queue(self, head: int) -> Iterator[tuple[int, bytes]]:
+        """Iterate over a ``struct sk_buff_head``: the address and the bytes of each buffer."""
+        seen = {head}
+        address = self._memory.word(head + self._next)
+        while address not in seen:
+            seen.add(address)
+            data = self._read(address)
+            yield address, data
+            address = self._memory.word_at(data, self._next)
+        if address != head:
+            raise FaultError("the queue does not lead back to its head", address)
+
+    def _tree(self, root: int) -> Iterator[tuple[int, bytes]]:
+        """Iterate over a ``struct rb_root`` of buffers."""
+        seen: set[int] = set()
+        todo = [self._memory.word(root)]  # rb_node is its only member
+        while todo:
+            node = todo.pop()
+            if not node:
+                continue
+            if node in seen:
+                raise FaultError("the tree has a node twice", node)
+            seen.add(node)
+            data = self._read(node - self._rbnode)
+            yield node - self._rbnode, data
+            todo += [self._memory.word_at(data, self._rbnode + child) for child in self._children]
+
+    def _read(self, address: int) -> bytes:
+        data = self._memory.read(address, self._skb_size)
+        # Each buffer counts itself: this bounds how many there can be.
+        if self._truesize.get(data) < self._skb_size:
+            raise FaultError("not a socket buffer", address)
+        return data

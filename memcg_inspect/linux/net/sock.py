@@ -8,6 +8,13 @@ Mirrors ``struct sock`` and ``struct proto`` of :linux:`net/core/sock.c`, and
 
 Sockets are found in the slabs of the caches of their protocols, not through open files. Sockets
 without a file, such as orphans and sockets that wait for ``accept()``, are charged, too.
+
+A socket charges whole pages (``__sk_mem_schedule()``) and takes its buffers' bytes from them
+(``sk_mem_charge()``). What is left is its ``sk_forward_alloc``. So the bytes in its queues and
+``sk_forward_alloc`` together are whole pages: ``inet_sock_destruct()`` warns if anything is left
+of the latter when the queues are empty. Its counters ``sk_rmem_alloc`` and ``sk_wmem_queued``
+include some bytes that are not charged; :class:`~memcg_inspect.linux.net.skbuff.SkbReader` finds
+them.
 """
 
 from __future__ import annotations
@@ -15,16 +22,45 @@ from __future__ import annotations
 from collections.abc import Container, Iterator, Mapping
 from typing import NamedTuple
 
-from drgn import FaultError, Object, offsetof
+from drgn import FaultError, Object, offsetof, sizeof
 
 from memcg_inspect.image.image import Image
+from memcg_inspect.image.layout import has_member
 from memcg_inspect.image.lookup import UnknownKernelError
 from memcg_inspect.linux.lib.list import list_entries
 from memcg_inspect.linux.mm.kfence import kfence_object, kfence_pages
+from memcg_inspect.linux.mm.mmzone import mem_map
 from memcg_inspect.linux.mm.slab import Slab, SlabReader
+from memcg_inspect.linux.net.skbuff import SkbReader
 from memcg_inspect.model import Coverage
 
-__all__ = ("Protocol", "Sock", "SockReader", "socket_caches")
+__all__ = ("Doubt", "Protocol", "Sock", "SockReader", "socket_caches")
+
+
+#: Protocols whose sockets this module knows how to read.
+_TCP = frozenset({"TCP", "TCPv6"})
+_MPTCP = frozenset({"MPTCP", "MPTCPv6"})
+_SCTP = frozenset({"SCTP", "SCTPv6"})
+_UDP = frozenset({"UDP", "UDPv6", "UDP-Lite", "UDPLITEv6"})
+_KNOWN = _TCP | _MPTCP | _SCTP | _UDP
+
+#: ``SK_USER_DATA_PSOCK``: ``sk_user_data`` is a ``struct sk_psock``.
+_PSOCK = 4
+#: How often a socket that has not charged whole pages is read: on a running kernel it may have
+#: been changed meanwhile.
+_READS_OF_ODD = 4
+
+
+class Doubt(NamedTuple):
+    """
+    Why what a socket has charged is not known.
+
+    :ivar reason: in words, for the report
+    :ivar either_way: whether it may have charged less than was read. Otherwise only more.
+    """
+
+    reason: str
+    either_way: bool
 
 
 class Sock(NamedTuple):
@@ -33,15 +69,21 @@ class Sock(NamedTuple):
 
     :ivar address: ``struct sock *``
     :ivar memcg: ``sk_memcg``, a ``struct mem_cgroup *``; the socket holds a reference to it
-    :ivar charged: bytes charged to the memcg: the sum of ``sk_forward_alloc``, ``sk_rmem_alloc``
-        and ``sk_wmem_queued``; 0 for protocols without memory accounting
+    :ivar charged: bytes charged to the memcg; 0 for protocols without memory accounting. Whole
+        pages, except for MPTCP, whose sockets lend bytes to one another.
     :ivar protocol: name of its ``struct proto``
+    :ivar accounts: whether the protocol accounts memory
+    :ivar odd: bytes by which what was read differs from *charged*
+    :ivar doubt: why *charged* may not be what it has charged; ``None`` if it is
     """
 
     address: int
     memcg: int
     charged: int
     protocol: str
+    accounts: bool = False
+    odd: int = 0
+    doubt: Doubt | None = None
 
 
 class Protocol(NamedTuple):
@@ -114,24 +156,23 @@ class SockReader:
         self.caches = socket_caches(image, self.coverage) if protocols is None else protocols
         self._protocols: dict[int, Protocol] = {}
         self._kfence = kfence_pages(image)
+        self._charges = _ChargeReader(image)
         sock = image.type("struct sock")
         self._memcg = offsetof(sock, "sk_memcg")
         self._refs = offsetof(sock, "__sk_common.skc_refcnt")
-        self._amounts = [
-            offsetof(sock, name)
-            for name in ("sk_forward_alloc", "sk_backlog.rmem_alloc", "sk_wmem_queued")
-        ]
+        self._wmem_alloc = offsetof(sock, "sk_wmem_alloc")
         self._proto = offsetof(sock, "__sk_common.skc_prot")
-        last = max(self._memcg, self._refs, self._proto, *self._amounts)
-        self._size = last + self.memory.word_size
+        self._size = sizeof(sock)
 
     def read(self, slab: Slab, memcgs: Container[int]) -> Iterator[Sock]:
         """
         Return the sockets in a slab that refer to a memcg.
 
         All slots of the slab are read, free ones included. A slot is a socket if its
-        ``skc_refcnt`` is positive and its ``sk_memcg`` is a memcg: the refcount of a socket that
-        was freed is 0, and it is most unlikely that anything else satisfies both.
+        ``skc_refcnt`` or its ``sk_wmem_alloc`` is positive and its ``sk_memcg`` is a memcg: both
+        are 0 in a socket that was freed, and it is most unlikely that anything else satisfies
+        this. ``sk_free()`` leaves a closed socket, and what is in its queues, to the last of its
+        buffers in flight: until then only ``sk_wmem_alloc`` is positive.
 
         :param memcgs: ``struct mem_cgroup *`` of all memcgs
         """
@@ -154,12 +195,32 @@ class SockReader:
                     self.coverage.miss("socket", address, str(error))
                 continue
             memcg = self.memory.word_at(data, self._memcg)
-            if memcg in memcgs and self._int(data, self._refs) > 0:
+            if memcg in memcgs and self._in_use(data):
                 self.coverage.read += 1
                 proto = self.memory.word_at(data, self._proto)
-                protocol = self._protocol_at(proto) or of_cache
-                charged = sum(self._int(data, at) for at in self._amounts)
-                yield Sock(address, memcg, charged if protocol.accounts else 0, protocol.name)
+                yield self._sock(address, memcg, data, self._protocol_at(proto) or of_cache)
+
+    def _in_use(self, data: bytes) -> bool:
+        order = self.memory.order
+        return any(
+            int.from_bytes(data[at : at + 4], order, signed=True) > 0
+            for at in (self._refs, self._wmem_alloc)
+        )
+
+    def _sock(self, address: int, memcg: int, data: bytes, protocol: Protocol) -> Sock:
+        name = protocol.name
+        if not protocol.accounts:
+            return Sock(address, memcg, 0, name)
+        charge = self._charges.read(address, data, name)
+        for _ in range(_READS_OF_ODD - 1):
+            if not charge.odd:
+                break
+            try:
+                data = self.memory.read(address, self._size)
+            except FaultError:
+                break
+            charge = self._charges.read(address, data, name)
+        return Sock(address, memcg, charge.bytes, name, True, charge.odd, charge.doubt)
 
     def _protocol_at(self, address: int) -> Protocol | None:
         """
@@ -177,5 +238,103 @@ class SockReader:
                 return None
         return self._protocols[address]
 
+
+class _Charge(NamedTuple):
+    """What one socket has charged; see :class:`Sock`."""
+
+    bytes: int
+    odd: int = 0
+    doubt: Doubt | None = None
+
+
+class _ChargeReader:
+    """Reader of what sockets have charged, by protocol."""
+
+    def __init__(self, image: Image) -> None:
+        self._image = image
+        self._memory = image.memory
+        self._page = mem_map(image).page_size
+        self._skbs = SkbReader(image)
+        sock = image.type("struct sock")
+        self._forward = offsetof(sock, "sk_forward_alloc")
+        self._rmem = offsetof(sock, "sk_backlog.rmem_alloc")
+        self._wmem = offsetof(sock, "sk_wmem_queued")
+        self._owned = offsetof(sock, "sk_lock.owned")
+        self._user_data = offsetof(sock, "sk_user_data")
+        self._errors = offsetof(sock, "sk_error_queue")
+        self._writes = offsetof(sock, "sk_write_queue")
+        self._retransmits = offsetof(sock, "tcp_rtx_queue")
+        self._ulp = offsetof(image.type("struct inet_connection_sock"), "icsk_ulp_ops")
+        self._ulps: dict[int, str] = {0: ""}
+        # Up to 6.12, MPTCP has a sk_forward_alloc of its own for what it receives.
+        self._mptcp_forward: int | None = None
+        if has_member(image, "struct mptcp_sock", "rmem_fwd_alloc"):
+            self._mptcp_forward = offsetof(image.type("struct mptcp_sock"), "rmem_fwd_alloc")
+
+    def read(self, address: int, data: bytes, protocol: str) -> _Charge:
+        """
+        Return what a socket has charged.
+
+        :param address: ``struct sock *``
+        :param data: the ``struct sock``
+        :param protocol: name of its ``struct proto``, which accounts memory
+        """
+        counted = sum(self._int(data, at) for at in (self._forward, self._rmem, self._wmem))
+        try:
+            found = counted - self._uncharged(address, data, protocol)
+            ulp = self._ulp_of(address) if protocol in _TCP else ""
+            if protocol in _MPTCP and self._mptcp_forward is not None:
+                found += self._int(self._memory.read(address + self._mptcp_forward, 4), 0)
+        except FaultError as error:
+            reason = f"the queues of a {protocol} socket are not all in the image ({error})"
+            return self._rounded(counted, Doubt(reason, True))
+        if protocol in _MPTCP or ulp == "mptcp":
+            reason = "MPTCP sockets may be charged for buffers that they are about to exchange"
+            return _Charge(found, 0, Doubt(reason, False))
+        return self._rounded(found, self._why_doubtful(address, data, protocol, ulp))
+
+    def _rounded(self, found: int, doubt: Doubt | None) -> _Charge:
+        charged = (found + self._page // 2) // self._page * self._page
+        return _Charge(charged, found - charged, doubt)
+
+    def _uncharged(self, address: int, data: bytes, protocol: str) -> int:
+        """Return the bytes that a socket counts and that are not charged."""
+        rmem, wmem = self._int(data, self._rmem), self._int(data, self._wmem)
+        head, found = address + self._errors, 0
+        if self._memory.word_at(data, self._errors) != head:
+            found += self._skbs.in_error_queue(address, head, rmem)
+        if wmem and protocol in _TCP:
+            writes, retransmits = address + self._writes, address + self._retransmits
+            found += self._skbs.pure_zerocopy(writes, retransmits, wmem)
+        return found
+
+    def _why_doubtful(self, address: int, data: bytes, protocol: str, ulp: str) -> Doubt | None:
+        """Return why what a socket has charged is not known; ``None`` if it is."""
+        if protocol not in _KNOWN:
+            return Doubt(f"how {protocol} sockets charge memory is not known", True)
+        if protocol in _SCTP and self._int(data, self._wmem):
+            reason = "SCTP counts a struct sctp_chunk for each chunk, and does not charge it"
+            return Doubt(reason, True)
+        if self._int(data, self._owned):
+            reason = f"the {protocol} socket {address:#x} is locked by a task (lock_sock())"
+            return Doubt(reason, True)
+        if ulp or (protocol in _TCP and self._memory.word_at(data, self._user_data) & _PSOCK):
+            reason = "kTLS and sockmap charge messages that no counter shows (sk_msg_alloc())"
+            return Doubt(reason, False)
+        return None
+
+    def _ulp_of(self, address: int) -> str:
+        """
+        Return the name of the upper layer protocol of a TCP socket; empty if it has none.
+
+        :param address: ``struct inet_connection_sock *``
+        :raises drgn.FaultError: if it cannot be read
+        """
+        ops = self._memory.word(address + self._ulp)
+        if ops not in self._ulps:
+            name = Object(self._image.prog, "struct tcp_ulp_ops *", ops).name
+            self._ulps[ops] = name.string_().decode(errors="backslashreplace") or "unnamed"
+        return self._ulps[ops]
+
     def _int(self, data: bytes, offset: int) -> int:
-        return int.from_bytes(data[offset : offset + 4], self.memory.order, signed=True)
+        return int.from_bytes(data[offset : offset + 4], self._memory.order, signed=True)

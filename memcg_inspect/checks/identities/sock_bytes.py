@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+"""
+Identity ``sock_bytes``
+-----------------------
+
+For each memcg: each of its sockets has charged whole pages. The bytes in its queues that are
+charged, and its ``sk_forward_alloc``, add up to them. See ``__sk_mem_schedule()`` and
+``sk_mem_charge()``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from memcg_inspect.checks.check import Check, Proof
+from memcg_inspect.checks.half_done import SOCK, HalfDone, pattern
+from memcg_inspect.checks.rows import RowKey, make_row
+from memcg_inspect.checks.snapshot import Snapshot
+from memcg_inspect.model import counted
+from memcg_inspect.report import Evidence, Row
+
+__all__ = ("CHECK", "sock_bytes_rows")
+
+
+def sock_bytes_rows(snapshot: Snapshot) -> list[Row]:
+    """Count the sockets that have charged whole pages, by memcg."""
+    rows = []
+    for memcg, usage in snapshot.sockets_by_payer.items():
+        row = make_row(
+            RowKey("sock_bytes", "sk_forward_alloc", "references", memcg),
+            {"whole_pages": usage.total - len(usage.odd)},
+            {"sockets": usage.total},
+        )
+        reason = next((doubt.reason for doubt in usage.doubts if doubt.odd), None)
+        if reason is None and snapshot.ledger.may_miss("sock"):
+            reason = "sockets are not all in the image"
+        if row.status == "exact" and reason is not None:
+            row = replace(row, status="unverifiable", reason=reason)
+        rows.append(row)
+    return rows
+
+
+def _prove(snapshot: Snapshot, row: Row) -> Proof:
+    odd = snapshot.sockets_by_payer[row.memcg or 0].odd
+    return Proof(
+        "socket-charge-not-whole-pages",
+        f"{counted(len(odd), 'sockets')} {'has' if len(odd) == 1 else 'have'} not charged whole "
+        "pages",
+        tuple(
+            Evidence(
+                address=sock.address,
+                kind=sock.protocol,
+                note=f"{counted(abs(sock.odd), 'bytes')} {'above' if sock.odd > 0 else 'below'} "
+                "whole pages",
+            )
+            for sock in odd
+        ),
+    )
+
+
+CHECK = Check(
+    name="sock_bytes",
+    counter="none: all sockets whose protocols account memory",
+    unit="references",
+    found=(
+        "sockets whose charged bytes and `sk_forward_alloc` add up to whole pages, each by itself"
+    ),
+    sources=("whole_pages",),
+    places=("sockets",),
+    rows=sock_bytes_rows,
+    half_done=HalfDone(pattern(SOCK), lambda snapshot: 1),
+    prove=_prove,
+)
