@@ -3,8 +3,8 @@
 memcg_inspect
 -------------
 
-Compare the kernel memory that is charged to Linux memory cgroups with the kernel's counters, to
-the byte, in a vmcore or on a running kernel.
+Compare the memory that is charged to Linux memory cgroups with the kernel's counters, to the byte,
+in a vmcore or a running kernel.
 
 In a drgn session, ``import memcg_inspect`` provides :func:`audit` and the helpers of
 :mod:`memcg_inspect.helpers`. They are imported on first use, since drgn imports this package in

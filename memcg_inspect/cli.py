@@ -95,7 +95,7 @@ def make_parser() -> argparse.ArgumentParser:
     """Return the parser of the command line."""
     parser = argparse.ArgumentParser(
         prog="memcg-inspect",
-        description="Compare the kernel memory charged to Linux memory cgroups with the kernel's "
+        description="Compare the memory charged to Linux memory cgroups with the kernel's "
         "counters, to the byte, in a vmcore or a running kernel.",
     )
     version = f"%(prog)s {__version__} (drgn {drgn_version})"
@@ -107,8 +107,9 @@ def make_parser() -> argparse.ArgumentParser:
     commands = add_subcommands(parser, _add_image_options)
     printed = commands.add_parser(
         "schema",
-        help="print the JSON Schema of the documents of a command",
-        description="Prints the JSON Schema (draft 2020-12) of what a command prints with --json.",
+        help="print the JSON Schema of the document of a command",
+        description="Prints the JSON Schema (draft 2020-12) of the document that a command prints "
+        "with --json.",
     )
     printed.add_argument("of", nargs="?", choices=COMMANDS, default="audit", metavar="COMMAND",
                          help="name of the command (default: audit)")  # fmt: skip
@@ -124,8 +125,8 @@ def make_parser() -> argparse.ArgumentParser:
     return parser
 
 
-#: Defaults of options that may stand before and after the command. A parser must not reset what
-#: another one has set, so the options themselves have no defaults.
+#: Defaults of options that may be given before or after the command. The options themselves have no
+#: defaults, since the parser of the command must not reset an option that was given before it.
 _DEFAULTS: dict[str, Any] = {
     "core": None,
     "qemu": None,
@@ -185,7 +186,7 @@ def _add_image_options(parser: argparse.ArgumentParser) -> None:
         metavar="ARCH",
         type=str.upper,
         choices=[a.name for a in Architecture],
-        help="architecture of the image, if the image does not tell it",
+        help="architecture of the image, if the image does not record it",
     )
     types.add_argument("--vmcoreinfo", metavar="PATH", help="read VMCOREINFO from this file")
     types.add_argument(
@@ -206,7 +207,7 @@ def _run(args: argparse.Namespace) -> int:
     if args.pause and args.qemu is None:
         raise UsageError("--pause needs --qemu")
     check_arguments(args)
-    # Before the work, which may take long.
+    # Check before the command runs, which may take long.
     _check_output()
     with ExitStack() as guest:
         monitor = None
@@ -218,7 +219,7 @@ def _run(args: argparse.Namespace) -> int:
             guest.enter_context(monitor.paused())
             image.stopped = True
         result = answer(image, args)
-    # The guest runs again: a slow reader of the output must not keep it stopped.
+    # The guest is resumed before output is written: a slow reader must not keep it stopped.
     _output(lambda: show(result, args))
     return exit_status(result)
 
@@ -240,7 +241,7 @@ def _output(write: Callable[[], None]) -> None:
     try:
         write()
     except BrokenPipeError:
-        _give_up(sys.stdout)  # the reader has seen enough
+        _give_up(sys.stdout)  # the reader of the pipe has closed it
     except OSError as error:
         _give_up(sys.stdout)
         raise OutputError(f"output cannot be written: {error.strerror}") from None

@@ -3,8 +3,8 @@
 drgn commands
 -------------
 
-drgn loads this module by its plugin entry point, and every session then has ``%memcg``. The rest
-of the package is imported when the command runs.
+drgn loads this module through its plugin entry point, so every session has ``%memcg``. The rest of
+the package is imported when the command runs.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class _Parser(ArgumentParser):
     description="audit and inspect the kernel memory of memory cgroups",
     usage="**memcg** *COMMAND* [*ARGUMENT* ...]",
     long_description="The commands are those of the program memcg-inspect. %memcg --help lists "
-    "them, and %memcg COMMAND --help shows the options of one.",
+    "the commands, and %memcg COMMAND --help shows the options of a command.",
     parse=parse_shell_command,
 )
 def _cmd_memcg(prog: Program, name: str, args: Sequence[str], **kwargs: Any) -> Any:
@@ -69,6 +69,6 @@ def _print(show: Callable[[Any, Namespace], None], result: Any, parsed: Namespac
     try:
         show(result, parsed)
     except BrokenPipeError:
-        pass  # the reader, like head, has seen enough; the result is returned all the same
+        pass  # the reader of the pipe, such as head, has closed it; return the result nevertheless
     except OSError as error:
         raise CommandError(f"output cannot be written: {error.strerror}") from None

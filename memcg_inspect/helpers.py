@@ -3,9 +3,9 @@
 Helpers
 -------
 
-The ``memcg_inspect`` package provides helpers for memory cgroups and for what they are charged,
-in the style of ``drgn.helpers.linux``. Kernel objects are returned as :class:`drgn.Object`, paths
-as :class:`bytes`, and amounts as :class:`int`.
+The ``memcg_inspect`` package provides helpers for memory cgroups and for the memory that they are
+charged, in the style of ``drgn.helpers.linux``. Kernel objects are returned as
+:class:`drgn.Object`, paths as :class:`bytes`, and amounts as :class:`int`.
 
 Every helper raises :class:`drgn.FaultError` for memory that it needs and cannot read, and
 :class:`memcg_inspect.model.ImageError` if the kernel lacks a type or a variable that it needs.
@@ -85,7 +85,7 @@ class PcpuAllocation(NamedTuple):
 
 
 class _FaultingCoverage(Coverage):
-    """Raises :class:`drgn.FaultError` where a reader would count what it could not read."""
+    """Raises :class:`drgn.FaultError` when a reader counts something as unreadable."""
 
     def miss(self, what: str, address: int, reason: str) -> None:
         error = sys.exc_info()[1]
@@ -97,10 +97,10 @@ class _FaultingCoverage(Coverage):
 @takes_program_or_default
 def audit(prog: Program) -> Report:
     """
-    Compare what memcgs are charged with their counters.
+    Compare the memory charged to memcgs with their counters.
 
-    Unlike the helpers, this reads as much as it can: what it could not read is counted in
-    ``coverage`` of the report.
+    Unlike the helpers, this continues after a fault. ``coverage`` of the report counts what could
+    not be read.
 
     :return: Report that ``memcg-inspect audit --json`` prints.
     :raises ImageError: if the kernel does not account kernel memory to memcgs, or is not
@@ -162,7 +162,7 @@ def objcg_memcg(objcg: Object) -> Object:
     """
     Get the memcg that an ``obj_cgroup`` charges.
 
-    After its memcg is removed, an ``obj_cgroup`` charges the nearest ancestor that remains.
+    After its memcg is removed, an ``obj_cgroup`` charges the nearest ancestor that is not removed.
 
     :param objcg: ``struct obj_cgroup *``
     :return: ``struct mem_cgroup *``
@@ -211,7 +211,7 @@ def for_each_charged_slab_object(
     """
     Iterate over all slab objects that are charged to memcgs.
 
-    This reads the ``struct page`` of every page once, whatever *memcg* and *nid* are.
+    This reads the ``struct page`` of every page once, even if *memcg* or *nid* is given.
 
     :param memcg: ``struct mem_cgroup *``: only objects that are charged to it today.
     :param nid: Only objects on this NUMA node.
@@ -243,7 +243,7 @@ def for_each_charged_slab_object(
 
 class _ChargedTo:
     """
-    Tells which ``obj_cgroup`` charge a memcg. Each is looked up once.
+    Finds the obj_cgroups that charge a memcg. Each is looked up once.
 
     :param memcg: ``struct mem_cgroup *``; ``None`` for any
     """

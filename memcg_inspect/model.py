@@ -61,9 +61,9 @@ Unit = Literal["bytes", "pages", "KiB", "references"]
 
 def counted(number: int, what: str) -> str:
     """
-    Format a number of things: ``1 page``, ``2 pages``, ``1 KiB``.
+    Format a number with its unit: ``1 page``, ``2 pages``, ``1 KiB``.
 
-    :param what: the name of the things, in the plural
+    :param what: the unit, in the plural
     """
     singular = what[:-1] if abs(number) == 1 and what.endswith("s") else what
     return f"{number:,} {singular}"
@@ -80,7 +80,7 @@ class ImageError(MemcgInspectError):
 @dataclass(frozen=True)
 class ImageInfo:
     """
-    Which kernel was read, and from where.
+    The image that was read.
 
     :ivar release: kernel release, as in ``uname -r``
     :ivar source: kind of image
@@ -88,7 +88,7 @@ class ImageInfo:
     :ivar cpus: number of possible CPUs
     :ivar page_size: ``PAGE_SIZE``, in bytes
     :ivar accounting: how the kernel accounts kernel memory
-    :ivar debug_info: where types and symbols come from, in words
+    :ivar debug_info: source of types and symbols, in words
     """
 
     release: str
@@ -180,7 +180,7 @@ class ObjStock(NamedTuple):
     :ivar reclaimable: bytes not booked yet as ``NR_SLAB_RECLAIMABLE_B`` of that node
     :ivar unreclaimable: bytes not booked yet as ``NR_SLAB_UNRECLAIMABLE_B`` of that node
     :ivar locked: whether the CPU held the lock of its stock; ``None`` on kernels whose lock does
-        not tell
+        not record it
     """
 
     cpu: int
@@ -381,12 +381,13 @@ class Misplaced(NamedTuple):
 
 class PerNodeCharges(NamedTuple):
     """
-    Where the rules of accounting by node differ; see :mod:`memcg_inspect.checks.pernode`.
+    Differences between the rules of accounting by node; see
+    :mod:`memcg_inspect.checks.pernode`.
 
-    :ivar posted: by kind of charge, then by (``struct obj_cgroup *``, node): the bytes that the
-        posted rule books there, less those that the physical rule books
-    :ivar straddling: the charges that this comes from
-    :ivar misplaced: charges on another node than their obj_cgroup by either rule
+    :ivar posted: bytes that the posted rule books, less bytes that the physical rule books; by kind
+        of charge, then by (``struct obj_cgroup *``, node)
+    :ivar straddling: the charges for which the rules differ
+    :ivar misplaced: charges that by both rules are on another node than their obj_cgroup
     """
 
     posted: Mapping[SplitKind, Mapping[tuple[int, int], int]]
@@ -403,8 +404,9 @@ class Running(NamedTuple):
     :ivar comm: name of the task
     :ivar functions: functions on its stack, innermost first; empty in user mode. If the stack
         could not be unwound, all functions that have an address on it.
-    :ivar busy: whether it was in the kernel, and may have been in the middle of a charge
-    :ivar pages: pages of all folios that its stack and registers point to; ``None`` if unknown
+    :ivar busy: whether it was in the kernel, where it may have been charging memory
+    :ivar pages: number of pages of all folios that its stack and registers point to; ``None`` if
+        unknown
     """
 
     cpu: int
@@ -417,7 +419,7 @@ class Running(NamedTuple):
 
 class Transient(NamedTuple):
     """
-    An object that is being freed, and that may or may not hold a reference to an obj_cgroup.
+    An object that is being freed, and that may still hold a reference to an obj_cgroup.
 
     :ivar what: kind of the object, in words
     :ivar address: address of the object
@@ -469,11 +471,11 @@ class Unreadable:
 @dataclass
 class Coverage:
     """
-    How much of one kind of thing could be read.
+    How many objects of one kind could be read.
 
-    :ivar read: number of things that were read
-    :ivar unreadable: number of things that could not be read
-    :ivar examples: the :data:`KEEP` of the latter with the lowest addresses, sorted
+    :ivar read: number of objects that were read
+    :ivar unreadable: number of objects that could not be read
+    :ivar examples: the :data:`KEEP` unreadable objects with the lowest addresses, sorted
     """
 
     read: int = 0
@@ -484,13 +486,13 @@ class Coverage:
     KEEP = 10
 
     def miss(self, what: str, address: int, reason: str) -> None:
-        """Count one thing that could not be read."""
+        """Count one object that could not be read."""
         self.unreadable += 1
         if len(self.examples) < self.KEEP or address <= self.examples[-1].address:
             self._keep([Unreadable(what, address, reason)])
 
     def add(self, other: Coverage) -> None:
-        """Add what another one has counted. The order of additions makes no difference."""
+        """Add another coverage. The order of additions makes no difference."""
         self.read += other.read
         self.unreadable += other.unreadable
         self._keep(other.examples)

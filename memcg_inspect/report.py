@@ -157,7 +157,7 @@ class Skew:
 
 def _no_node(kind: str) -> str:
     if kind == "sock":
-        return "what a socket has charged is a number of pages, of no node"
+        return "a socket charges a number of pages that have no node"
     return "the node is not known: the page could not be read"
 
 
@@ -234,7 +234,7 @@ class Report:
     """
     The result of an audit.
 
-    :ivar image: which kernel was read
+    :ivar image: the image that was read
     :ivar verdict: the outcome of the whole audit
     :ivar memcgs: all memcgs, parents first
     :ivar findings: places where an identity does not hold, or where a rule is broken

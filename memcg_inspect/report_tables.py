@@ -40,9 +40,9 @@ class IdentityRow:
     status: Annotated[
         str, Field("text", "exact, findings, unverifiable, moving, or not-kept by this kernel")
     ]
-    rows: Annotated[int, Field("count", "number of rows, those that are all zero included")]
+    rows: Annotated[int, Field("count", "number of rows, including those in which everything is 0")]
     differing: Annotated[int, Field("count", "number of rows that differ")]
-    reason: Annotated[str | None, Field("text", "why it is unverifiable or not kept")]
+    reason: Annotated[str | None, Field("text", "why the identity is unverifiable or not kept")]
 
 
 @dataclass(frozen=True)
@@ -50,22 +50,22 @@ class RowRow:
     """One equation of one identity."""
 
     identity: Annotated[str, Field("text", "name of the identity")]
-    memcg: Annotated[Value, Field("memcg", "memcg; none for counters of the whole machine")]
+    memcg: Annotated[Value, Field("memcg", "memcg; none if the row is not about a memcg")]
     memcg_address: MemcgAddress
     objcg: Annotated[int | None, Field("address", "struct obj_cgroup *, if it is about one")]
     node: Annotated[int | None, Field("node", "node; none for counters of all nodes")]
     item: Annotated[str, Field("text", "name of the counter in the kernel")]
     unit: Annotated[str, Field("text", "unit of all amounts of the row")]
     found: Annotated[int, Field("count", "sum of the objects found")]
-    claimed: Annotated[Value, Field("count", "value of the counter, all parts added up")]
+    claimed: Annotated[Value, Field("count", "value of the counter, the sum of its parts")]
     parts: Annotated[Mapping[str, Value], Field("count", "part of the counter in {}", each="{}")]
     difference: Annotated[Value, Field("difference", "claimed less found")]
     status: Annotated[str, Field("text", "exact, differs, in-flight, moving or unverifiable")]
     found_moved: Annotated[
-        int | None, Field("count", "how far found moved between samples", shown=False)
+        int | None, Field("count", "how far found changed between samples", shown=False)
     ]
     claimed_moved: Annotated[
-        int | None, Field("count", "how far claimed moved between samples", shown=False)
+        int | None, Field("count", "how far claimed changed between samples", shown=False)
     ]
     found_in: Annotated[
         str, Field("text", "the amounts that were found, as SOURCE:amount", shown=False)
@@ -73,7 +73,9 @@ class RowRow:
     claimed_in: Annotated[
         Value, Field("text", "the parts of the counter, as PLACE:amount", shown=False)
     ]
-    reason: Annotated[str | None, Field("text", "why it could not be verified", shown=False)]
+    reason: Annotated[
+        str | None, Field("text", "why the row is in-flight, moving or unverifiable", shown=False)
+    ]
 
 
 @dataclass(frozen=True)
@@ -215,11 +217,11 @@ def skew_matrix(report: Report) -> Table:
             rows.append(MatrixRow(path, kind, None if nid is None else f"node {nid}", line))
     title = "skew: bytes by charged node and backing node (off the diagonal is skewed)"
     if all(s.charged_nid is None for s in report.skew):
-        title = "bytes by backing node (this kernel's obj_cgroups have no node)"
+        title = "bytes by backing node (obj_cgroups of this kernel have no node)"
     return Table("skew", title, columns_of(MatrixRow, keys=names.values()), rows)
 
 
-#: The tables that ``audit`` can be asked for: the class of the rows, and how to make the table.
+#: The tables of ``audit`` by name: class of the rows, and function that makes the table.
 TABLES: dict[str, tuple[type, Callable[[Report, bool], Table]]] = {
     "identities": (IdentityRow, identities_table),
     "rows": (RowRow, rows_table),

@@ -4,7 +4,7 @@ Subcommands
 -----------
 
 The audit and the views as subcommands of an argument parser. The command line and ``%memcg`` in
-drgn both use them, so that their commands and options are the same.
+drgn both use this module, so that their commands and options are the same.
 """
 
 from __future__ import annotations
@@ -105,17 +105,18 @@ def add_subcommands(
     """
     Add the audit and all views to a parser.
 
-    :param add_options: adds the options that the front end needs in every subcommand
+    :param add_options: adds options of the front end to the parser of a subcommand
     :return: what ``ArgumentParser.add_subparsers()`` returns
     """
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     audit = commands.add_parser(
         "audit",
-        help="compare all kernel memory charged to memcgs with the counters",
-        description="Compares the objects charged to memcgs with the kernel's counters. Prints a "
-        "report; with --identities, --rows or --skew, one of its tables. Exit status: 0 all exact, "
-        "1 at least one finding, 2 the command could not be run, 3 nothing found but something "
-        "could not be read or was still changing, 130 interrupted, 70 a bug in this program.",
+        help="compare all memory charged to memcgs with the counters",
+        description="Compares the memory charged to memcgs with the kernel's counters, and "
+        "prints a report. With --identities, --rows or --skew, prints one table of the report. "
+        "Exit status: 0 all exact, 1 at least one finding, 2 the command could not be run, 3 no finding "
+        "but something could not be read or was still changing, 130 interrupted, 70 a bug in this "
+        "program.",
     )
     add_options(audit)
     _add_audit(audit)
@@ -124,7 +125,7 @@ def add_subcommands(
             view.name,
             help=view.help,
             description=f"{view.description} Exit status: 0 done, 2 the command could not be run, "
-            "3 something could not be read, 130 interrupted, 70 a bug in this program.",
+            f"3 {view.incomplete}, 130 interrupted, 70 a bug in this program.",
         )
         add_options(added)
         _add_view(added, view)
@@ -132,7 +133,7 @@ def add_subcommands(
 
 
 def _add_audit(parser: ArgumentParser) -> None:
-    parser.add_argument("--all", action="store_true", help="show rows that are all zero, too")
+    parser.add_argument("--all", action="store_true", help="show all rows of all identities")
     tables = parser.add_argument_group("one table of the report")
     which = tables.add_mutually_exclusive_group()
     for name in TABLES:
@@ -208,7 +209,7 @@ def answer(image: Image, args: Namespace) -> Report | Answer:
     """
     Run a command.
 
-    :param args: arguments that :func:`check_arguments` accepts
+    :param args: arguments that :func:`check_arguments` has checked
     :raises MemcgInspectError: if it cannot be run
     """
     if args.view is not None:
@@ -225,12 +226,12 @@ def show(result: Report | Answer, args: Namespace) -> None:
     """
     Print a result to standard output.
 
-    :raises BrokenPipeError: if nobody reads it
+    :raises BrokenPipeError: if the reader of the pipe has closed it
     """
     if isinstance(result, Report) and args.table is not None:
         result = choose(report_answer(result, args.table, args.all), _choice(args))
     text = _document(result) if args.json else _text(result, args)
-    # Names may hold characters that the encoding of a terminal does not have.
+    # Names may contain characters that the encoding of the terminal does not have.
     encoding = sys.stdout.encoding or "utf-8"
     sys.stdout.write(text.encode(encoding, "backslashreplace").decode(encoding))
     sys.stdout.flush()
@@ -266,9 +267,10 @@ def traceback_lines(error: Exception) -> str:
 @contextmanager
 def _cancellable(image: Image) -> Iterator[None]:
     """
-    Show progress, and let Ctrl-C stop the work early.
+    Show progress, and let Ctrl-C cancel the command.
 
-    The first Ctrl-C makes the work return what it has found so far; a second one ends it at once.
+    After the first Ctrl-C, the command returns what it has found so far. A second one ends it at
+    once.
     """
     from memcg_inspect.render.progress import progress_bar
 
@@ -304,11 +306,11 @@ def _choice(args: Namespace) -> Choice:
 
 def _view(image: Image, args: Namespace) -> Answer:
     choice = _choice(args)
-    # Documents have all fields by default; text has those that most readers need.
+    # JSON has all fields by default; text has the fields that are shown by default.
     if choice.fields is None and args.json:
         choice = choice._replace(fields=["all"])
     with _cancellable(image), as_image_errors():
-        # Before the work, which may take long.
+        # Check before the command runs, which may take long.
         check_choice(image, choice)
         found = args.view.run(image, args)
     missing = why_missing(image, found.coverage.values())

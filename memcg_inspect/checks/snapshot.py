@@ -68,7 +68,7 @@ class Snapshot:
     :ivar percpu_usage: percpu memory by node, charged or not
     :ivar large_kmalloc: pages of large kmallocs by node, charged or not
     :ivar node_stats: counters of nodes by (node, item)
-    :ivar profile: what refers to call sites; ``None`` if it was not read
+    :ivar profile: references to call sites; ``None`` if they were not read
     :ivar coverage: how much could be read, by subject
     :ivar unreadable: memcgs whose obj_cgroups could not all be read, including the obj_cgroups of
         the removed memcgs that they pay for

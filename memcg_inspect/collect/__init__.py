@@ -3,9 +3,9 @@
 Collection
 ----------
 
-Drives the readers of :mod:`memcg_inspect.linux`. :func:`collect` reads an image into a
-:class:`~memcg_inspect.checks.snapshot.Snapshot`. :func:`audit` checks it, and reads the image again
-for the evidence that findings ask for.
+Calls the readers of :mod:`memcg_inspect.linux`. :func:`collect` reads an image into a
+:class:`~memcg_inspect.checks.snapshot.Snapshot`. :func:`audit` checks the snapshot, and reads the
+image again to find the evidence for findings.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from memcg_inspect.report import Report
 
 __all__ = ("audit", "collect")
 
-#: Times that a sample of a running kernel is started again after an error, and samples taken in
-#: all if something could not be read.
+#: The most times that a sample of a running kernel is tried, since memory that changes may cause an
+#: error. Also the number of samples that are taken if each of them has something unreadable.
 _MOST_TRIES = 3
 
 
 def audit(image: Image) -> Report:
     """
-    Compare what memcgs are charged for with their counters.
+    Compare the memory charged to memcgs with their counters.
 
     A running kernel is read several times if there are differences; see
     :mod:`memcg_inspect.checks.samples`.
@@ -56,7 +56,7 @@ def _audit(image: Image) -> Report:
     clock = Clock(image.progress)
     samples = [_take_sample(image, clock, frozen)]
     while not frozen and not _is_enough(samples) and not image.progress.stop:
-        # A random time, so as not to be in step with a periodic workload.
+        # Wait for a random time, so that samples do not coincide with a periodic workload.
         time.sleep(random.uniform(0.02, 0.2))
         samples.append(_take_sample(image, clock, frozen))
     return _report(image, clock, samples)
@@ -93,7 +93,7 @@ def _with_proofs(image: Image, snapshot: Snapshot, judged: Judgement) -> Judgeme
     """
     Find the evidence for findings that belong to no row.
 
-    Find it in the same sample: later, other objects can be at the addresses.
+    This is done for each sample at once: later, other objects may be at the addresses.
     """
     alone = without_rows(judged)
     queries = {pending.query for pending in alone if pending.query is not None}

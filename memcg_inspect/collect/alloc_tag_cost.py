@@ -23,7 +23,7 @@ __all__ = ("Cost", "read_costs", "total_memory")
 
 class Cost(NamedTuple):
     """
-    One sort of memory that profiling takes.
+    Memory that one part of allocation profiling takes.
 
     :ivar what: ``tags``, ``counters``, ``page_ext``, ``slab_exts``, ``slab_exts_inside`` or
         ``percpu_exts``
@@ -42,7 +42,7 @@ def total_memory(image: Image) -> int:
 
 
 def read_costs(image: Image, coverage: dict[str, Coverage]) -> list[Cost]:
-    """Return all sorts of memory that profiling takes, including those with no bytes."""
+    """Return the memory that each part of profiling takes, including parts that take none."""
     return [*_tags(image, coverage), _page_ext(image, coverage), *_exts(image, coverage)]
 
 
@@ -94,7 +94,7 @@ def _exts(image: Image, coverage: dict[str, Coverage]) -> list[Cost]:
     coverage["slab"], coverage["percpu"] = slabs.coverage, percpu.coverage
     return [
         Cost("slab_exts", apart, apart * word),
-        # 7.2 and newer: in the unused end of a slab, or in the objects, which are larger then.
+        # Since 7.2: in the unused space of a slab, or in the objects, which are then larger.
         Cost("slab_exts_inside", inside, inside * word),
         Cost("percpu_exts", units, units * word),
     ]

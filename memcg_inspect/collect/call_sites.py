@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
-"""What refers to call sites, on kernels that profile allocations."""
+"""References to call sites, on kernels that profile allocations."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _SUBJECTS = (
 
 
 class CallSiteCounter:
-    """Counts what refers to call sites in a range of page frames."""
+    """Counts references to call sites in a range of page frames."""
 
     def __init__(self, image: Image, free_pages: Set[int] | None) -> None:
         """:param free_pages: see :class:`~memcg_inspect.collect.ranges.PassContext`"""
@@ -58,7 +58,7 @@ class CallSiteCounter:
 
 class CallSites:
     """
-    The call sites of an image, and what refers to them.
+    The call sites of an image, and the references to them.
 
     :ivar profile: the result
     :ivar free_pages: see :class:`~memcg_inspect.collect.ranges.PassContext`
@@ -91,9 +91,9 @@ class CallSites:
 
     def finish(self, total: Partial) -> Profile:
         """
-        Add what refers to call sites in page frames, and complete the profile.
+        Add the references from page frames, and complete the profile.
 
-        :param total: of the whole image
+        :param total: partial result of the whole image
         """
         for use, amount in total.uses.items():
             self.profile.add(use, amount.bytes, amount.charges)
@@ -101,5 +101,5 @@ class CallSites:
         sites = self._coverage["call_sites"]
         self.profile.sites |= read_left_behind(self._image, unknown, sites)
         if any(total.coverage[name].unreadable for name in _SUBJECTS if name in total.coverage):
-            self.profile.missing = "what refers to call sites is not all in the image"
+            self.profile.missing = "references to call sites are not all in the image"
         return self.profile

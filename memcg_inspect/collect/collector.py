@@ -53,7 +53,7 @@ from memcg_inspect.model import Coverage, Features, LruLists, Objcg, PercpuUsage
 
 __all__ = ("collect",)
 
-#: The counters of nodes that identities are about.
+#: The counters of nodes that identities check.
 NODE_ITEMS = ("NR_SLAB_RECLAIMABLE_B", "NR_SLAB_UNRECLAIMABLE_B")
 
 
@@ -61,9 +61,10 @@ def collect(
     image: Image, clock: Clock | None = None, call_sites: bool = True, run: Mapper = map
 ) -> Snapshot:
     """
-    Read everything that is checked, except what CPUs were doing.
+    Read everything that is checked, except the stacks of CPUs.
 
-    :param call_sites: whether to read what refers to call sites, if anything does
+    :param clock: measures the steps; if not given, a new one
+    :param call_sites: whether to read references to call sites, if the kernel has any
     :param run: see :func:`~memcg_inspect.collect.ranges.collect_ranges`
     :raises ImageError: if this kernel does not charge kernel memory to memcgs, or its layout is
         unknown
@@ -199,7 +200,7 @@ def _profile(image: Image, sites: CallSites | None, total: Partial) -> Profile:
 def _features(image: Image, reader: StatReader) -> Features:
     return Features(
         items=frozenset(reader.slots),
-        # User pages were given obj_cgroups together with the obj_cgroups of nodes (7.2).
+        # User pages refer to obj_cgroups since memcgs have one for each node (7.2).
         lru_holds_objcg=has_node_objcgs(image),
         default_hierarchy=on_default_hierarchy(image),
         caches_objcg=caches_objcg(image),

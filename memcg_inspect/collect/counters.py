@@ -73,7 +73,7 @@ def read_lruvecs(
     image: Image, memcgs: Iterable[int], coverage: Coverage
 ) -> dict[tuple[int, int], Object]:
     """
-    Return the nodes of memcgs.
+    Return the ``mem_cgroup_per_node`` of memcgs.
 
     :param memcgs: ``struct mem_cgroup *``
     :return: ``struct mem_cgroup_per_node *`` by (``struct mem_cgroup *``, node)

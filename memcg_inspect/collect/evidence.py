@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
-"""Find the charges that findings ask for, in a second pass over the pages."""
+"""Find charges that may explain findings, in a second pass over the pages."""
 
 from __future__ import annotations
 
@@ -24,7 +24,11 @@ Ranked = tuple[int, Evidence]
 def find_evidence(
     image: Image, snapshot: Snapshot, queries: Iterable[EvidenceQuery]
 ) -> dict[EvidenceQuery, Sequence[Evidence]]:
-    """Read the image again, for the charges that findings ask for."""
+    """
+    Read the image again and find the most likely charges for each query.
+
+    :return: evidence by query, most likely first
+    """
     queries = list(queries)
     ranked: dict[EvidenceQuery, list[Ranked]] = {s: [] for s in queries}
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
-"""Addresses of some charges of a few payers. This reads all page frames again."""
+"""Find addresses of some charges of given payers. This reads all page frames again."""
 
 from __future__ import annotations
 
@@ -21,13 +21,19 @@ from memcg_inspect.model import NUMA_NO_NODE, Coverage
 
 __all__ = ("FolioGroup", "Examples", "find_examples")
 
-#: Addresses kept of each sort of charge.
+#: Number of addresses kept for each entry of the ledger.
 MOST = 3
 
 
 @dataclass
 class FolioGroup:
-    """User pages of one payer, node and ``page->mapping``."""
+    """
+    User pages of one payer, node and ``page->mapping``.
+
+    :ivar folios: number of folios
+    :ivar pages: number of pages
+    :ivar addresses: virtual addresses of a few of the folios
+    """
 
     folios: int = 0
     pages: int = 0
@@ -37,7 +43,7 @@ class FolioGroup:
 @dataclass
 class Examples:
     """
-    Some charges of a few payers.
+    Some charges of given payers.
 
     :ivar addresses: a few virtual addresses by entry of the ledger. Entries of percpu memory have
         no detail.
@@ -59,10 +65,10 @@ def find_examples(
     coverage: defaultdict[str, Coverage],
 ) -> Examples:
     """
-    Find some charges of a few payers, and all their user pages.
+    Find some charges of given payers, and all their user pages.
 
-    :param objcgs: ``struct obj_cgroup *``
-    :param memcgs: ``struct mem_cgroup *``
+    :param objcgs: payers, ``struct obj_cgroup *``
+    :param memcgs: payers, ``struct mem_cgroup *``
     :param kinds: kinds of charges to find
     :param coverage: counts what was read, by subject
     """

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 """
-What one range of page frames contributes to a snapshot
--------------------------------------------------------
+Partial result of a range of page frames
+----------------------------------------
 
 A :class:`Partial` is plain data: it can be pickled, so a range can be read by another process or
 another machine. Merging is associative and commutative.
@@ -29,6 +29,8 @@ class Partial:
     Sums, coverage and evidence from a range of page frames.
 
     :ivar start: first page frame
+    :ivar ledger: charges
+    :ivar coverage: how much could be read, by subject
     :ivar transients: objects that are being freed, with the ``struct obj_cgroup *`` to which
         each can hold a reference
     :ivar vectors: number of vectors of obj_cgroups outside their slabs, by node of the slab
@@ -41,7 +43,7 @@ class Partial:
     :ivar slabs: slabs, by node and cache
     :ivar large_kmalloc: pages of large kmallocs, by node
     :ivar lru: pages on LRU lists, by payer (0 if not charged), node, zone and flags
-    :ivar uses: what refers to call sites
+    :ivar uses: references to call sites
     :ivar unnamed: why the name of a cache could not be read, by ``struct kmem_cache *``
     """
 
@@ -62,7 +64,7 @@ class Partial:
     unnamed: dict[int, str] = field(default_factory=dict)
 
     def use(self, use: Use, size: int, calls: int) -> None:
-        """Add *calls* allocations of *size* bytes in all that refer to a call site."""
+        """Add *calls* allocations, of *size* bytes in total, that refer to a call site."""
         self.uses[use] = self.uses.get(use, Amount(0, 0)).plus(Amount(size, calls))
 
     def merge(self, other: Partial) -> None:
@@ -122,7 +124,7 @@ def merged(partials: Iterable[Partial]) -> Partial:
     """
     Merge ranges in the order of their page frames.
 
-    The order makes no difference to any sum, but dictionaries are filled in it.
+    The order makes no difference to sums. It determines the order of keys in dictionaries.
     """
     total, *others = sorted(partials, key=lambda partial: partial.start)
     for partial in others:

@@ -3,8 +3,8 @@
 Charges of kernels that account kernel memory by node
 -----------------------------------------------------
 
-Such a kernel splits a percpu allocation and a zswap entry by node. This module finds the
-obj_cgroup that pays for each part, and notes where the physical and the posted rule book
+Such a kernel splits the charge for a percpu allocation or a zswap entry by node. This module finds
+the obj_cgroup that pays for each part. It records where the physical and the posted rule book
 different bytes; see :mod:`memcg_inspect.linux.mm.pernode`.
 """
 
@@ -33,6 +33,7 @@ class ZswapShare(NamedTuple):
 
     :ivar payer: ``struct obj_cgroup *``
     :ivar nid: node of the page that holds it
+    :ivar bytes: size of the part
     """
 
     payer: int
@@ -46,8 +47,8 @@ class PerNode:
     def __init__(self, objcgs: Mapping[int, Objcg], is_whole: bool) -> None:
         """
         :param objcgs: all obj_cgroups that were read, by ``struct obj_cgroup *``
-        :param is_whole: whether that is all of them. If not, the payer of a part can be
-            unknown.
+        :param is_whole: whether these are all obj_cgroups of the image. If not, the payer of a part
+            may be unknown.
         """
         self._objcgs = objcgs
         self._is_whole = is_whole
@@ -57,11 +58,11 @@ class PerNode:
         }
         self._straddling: list[Misplaced] = []
         self._misplaced: list[Misplaced] = []
-        # An obj_cgroup without siblings shares its charges with the current ones of its memcg.
+        # Without siblings, the current obj_cgroups of the memcg pay for other nodes.
         self._current = {(o.memcg, o.nid): o.address for o in objcgs.values() if o.memcg_refs}
 
     def charges(self) -> PerNodeCharges:
-        """Return where the rules differ among the charges that were split so far."""
+        """Return the differences between the rules, for the charges that were split so far."""
         return PerNodeCharges(dict(self._posted), self._straddling, self._misplaced)
 
     def payer(self, objcg: int, nid: int) -> int:
@@ -84,7 +85,7 @@ class PerNode:
         posted = posted_percpu_nodes(reader, area)
         payers = {nid: self.payer(area.objcg, nid) for nid in {*data, *metadata, *posted}}
         for nid in data.keys() | metadata.keys():
-            # The allocation holds one reference to each obj_cgroup, whatever that pays for.
+            # The allocation holds one reference to each obj_cgroup, for data, metadata or both.
             if data[nid]:
                 yield Entry(payers[nid], "percpu", "data", nid), Amount(data[nid], 1)
             if metadata[nid]:
@@ -110,8 +111,8 @@ class PerNode:
         """
         Split a zswap entry.
 
-        By both rules, an entry names the obj_cgroup of the node in which its data began when it
-        was stored. If that is another node now, the data was moved (``zs_compact()``), and
+        By both rules, an entry names the obj_cgroup of the node on which its data began when it
+        was stored. If the data begins on another node now, it was moved (``zs_compact()``), and
         neither rule applies.
 
         :param nodes: bytes of its data by node, in the order of the data
@@ -138,7 +139,7 @@ class PerNode:
         return shares or whole
 
     def _as_recorded(self, entry: ZswapEntry, nodes: Mapping[int, int]) -> Iterator[ZswapShare]:
-        """Split a zswap entry by the payers that it records, from its first byte on."""
+        """Split a zswap entry by the payers that it records, in the order of its data."""
         paid = [[entry.objcg, entry.length - entry.beyond]]
         if entry.beyond:
             paid.append([self.payer(entry.objcg, entry.beyond_nid), entry.beyond])
@@ -153,9 +154,9 @@ class PerNode:
 
     def _compare(self, kind: SplitKind, address: int, physical: Booked, posted: Booked) -> None:
         """
-        Note where the posted rule books other bytes of a charge than the physical rule.
+        Record a charge for which the posted and the physical rule book different bytes.
 
-        :param address: of the charge, for evidence
+        :param address: address of the charge, for evidence
         """
         extra = Counter({k: posted.get(k, 0) - physical.get(k, 0) for k in {*physical, *posted}})
         if not any(extra.values()):
@@ -169,8 +170,8 @@ class PerNode:
 
 def per_node_of(image: Image, objcgs: Mapping[int, Objcg], coverage: Coverage) -> PerNode | None:
     """
-    Return what splits charges by node; ``None`` on kernels that do not account by node.
+    Return a splitter of charges by node; ``None`` on kernels that do not account by node.
 
-    :param coverage: of the obj_cgroups
+    :param coverage: coverage of the obj_cgroups
     """
     return PerNode(objcgs, not coverage.unreadable) if accounts_by_node(image) else None

@@ -5,10 +5,9 @@ The pass over all page frames
 
 :class:`RangeCollector` is a function from a range of page frames to a
 :class:`~memcg_inspect.collect.partial.Partial`. :func:`collect_ranges` applies it to all ranges and
-merges the results. The ``map()`` of an :class:`concurrent.futures.Executor` can take the place of
-the builtin: with threads as it is; with processes, where each process has made a
-:class:`RangeCollector` from the same :class:`PassContext` and its own
-:class:`~memcg_inspect.image.image.Image`.
+merges the results. It can use the ``map()`` of an :class:`concurrent.futures.Executor` instead of
+the builtin. With processes, each process makes a :class:`RangeCollector` from the same
+:class:`PassContext` and from its own :class:`~memcg_inspect.image.image.Image`.
 """
 
 from __future__ import annotations
@@ -52,12 +51,12 @@ Mapper = Callable[[Callable[[PageRange], Partial], Iterable[PageRange]], Iterabl
 @dataclass(frozen=True)
 class PassContext:
     """
-    What must be known of an image before its page frames are read. It can be pickled.
+    Data that the pass over page frames depends on. It can be pickled.
 
     :ivar memcgs: all ``struct mem_cgroup *``
-    :ivar uses: what charged pages are used for, from their owners
+    :ivar uses: uses of charged pages
     :ivar protocols: protocols of sockets by ``struct kmem_cache *``
-    :ivar call_sites: whether to read what refers to call sites
+    :ivar call_sites: whether to read references to call sites
     :ivar free_pages: first pages, ``struct page *``, of free blocks that are in no buddy list;
         ``None`` if not all of them are known
     """
@@ -71,7 +70,7 @@ class PassContext:
 
 class RangeCollector:
     """
-    Collects what is in a range of page frames.
+    Collects the charges in a range of page frames.
 
     Caches and layouts are read once for each instance. An instance serves one thread.
     """
@@ -205,8 +204,8 @@ def collect_ranges(
     """
     Collect all valid page frames, and report progress.
 
-    :param run: applies the collector to the ranges; ``map()``, or that of an executor
-    :param parts: all valid page frames, in any split; if not given, ranges of
+    :param run: applies the collector to the ranges: ``map()``, or the ``map()`` of an executor
+    :param parts: ranges that together are all valid page frames; if not given, ranges of
         :data:`PIECES_PER_RANGE` pieces
     """
     if parts is None:

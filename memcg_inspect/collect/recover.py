@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
-"""Obj_cgroups that no list leads to, since part of the lists could not be read."""
+"""Recovery of obj_cgroups that were not found because part of the lists could not be read."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ def recover_for_charges(
     held: Set[int],
 ) -> dict[int, Objcg]:
     """
-    Read the unknown obj_cgroups that charges and references lead to.
+    Read the unknown obj_cgroups that charges and references point to.
 
-    :param total: everything that was collected
+    :param total: result of the pass over all page frames
     :param memcgs: all memcgs that were read, by ``struct mem_cgroup *``
     :param objcgs: ``struct obj_cgroup *`` that were read
-    :param held: ``struct obj_cgroup *`` that stocks and references lead to
+    :param held: ``struct obj_cgroup *`` that stocks and references point to
     :return: by ``struct obj_cgroup *``
     """
     on_lru = has_node_objcgs(image)
@@ -42,7 +42,7 @@ def recover_for_percpu(
     image: Image, objcgs: Mapping[int, Objcg], coverage: Coverage
 ) -> dict[int, Objcg]:
     """
-    Read the unknown obj_cgroups that percpu allocations lead to.
+    Read the unknown obj_cgroups that percpu allocations point to.
 
     On kernels that account by node, they are needed to find the obj_cgroups of other nodes.
 

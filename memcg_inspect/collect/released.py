@@ -68,7 +68,7 @@ class ReleasedReader:
             if is_general and self._map_ops and slab.charged:
                 yield from self._dying_maps(slab)
         except FaultError:
-            return  # an object that cannot be read explains nothing
+            return  # an object that could not be read cannot explain a difference
 
     def _released_memcgs(self, slab: Slab) -> Iterator[tuple[int, Transient]]:
         for address in self.slabs.objects(slab):
@@ -93,7 +93,7 @@ class ReleasedReader:
                 yield holder.orig_objcg.value_()
 
     def _is_allocated(self, address: int) -> bool:
-        # A free object still has the contents of the memcg that it was.
+        # A free object may still have the contents of the memcg that it was.
         try:
             info = slab_object_info(self.image.prog, address)
         except Exception:  # the freelist of a slab that a CPU is changing can be inconsistent

@@ -25,7 +25,8 @@ def add_zswap(
     """
     Add all zswap entries that a memcg pays for.
 
-    :param per_node: splits them by node; ``None`` on kernels that charge one obj_cgroup
+    :param per_node: splits a charge by node; ``None`` on kernels that charge one obj_cgroup for all
+        nodes
     :param charged: whether their bytes are charged. On cgroup v1 an entry only holds a
         reference to its obj_cgroup.
     :return: references by ``struct obj_cgroup *``, beyond the one that each entry holds to the

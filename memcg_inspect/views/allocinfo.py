@@ -67,7 +67,7 @@ class CallSiteRow:
     module: Annotated[str | None, Field("text", "module; none for the kernel itself")] = None
     function: Annotated[str | None, Field("text", "function that allocates")] = None
     accurate: Annotated[
-        bool | None, Field("flag", "no if some of its memory is not counted for it")
+        bool | None, Field("flag", "no if some of its allocations are not counted")
     ] = None
     codetag: Annotated[int | None, Field("address", "struct codetag *", shown=False)] = None
 
@@ -80,12 +80,12 @@ class OverheadRow:
         str,
         Field(
             "text",
-            "call sites, their counters on all CPUs, or the references of pages, slab objects "
-            "and percpu memory to them",
+            "tags: call sites; counters: their counters on all CPUs; the others: references of "
+            "pages, slab objects and percpu memory to call sites",
         ),
     ]
-    number: Annotated[int, Field("count", "how many there are")]
-    overhead: Annotated[int, Field("bytes", "bytes that they take", total=True)]
+    number: Annotated[int, Field("count", "number of call sites, counters or references")]
+    overhead: Annotated[int, Field("bytes", "bytes that these take", total=True)]
     share: Annotated[
         float, Field("share", "share of the memory that the kernel manages", total=True)
     ]

@@ -50,11 +50,12 @@ class DriftRow:
     error: Annotated[Value, Field("count", "folded less exact")]
     bound: Annotated[Value, Field("count", "largest error for which no flush is due")]
     due: Annotated[Value, Field("flag", "whether the kernel flushes before it shows memory.stat")]
-    handed_up: Annotated[Value, Field("count", "folded for children, and not yet for this memcg")]
+    handed_up: Annotated[Value, Field("count", "folded for children, but not for this memcg yet")]
     cpu: Annotated[
-        Value, Field("number", "CPU that holds most of what is not folded; none if no CPU does")
+        Value,
+        Field("number", "CPU that holds the largest part of the error; none if no CPU holds any"),
     ]
-    cpu_holds: Annotated[Value, Field("count", "how much that CPU holds")]
+    cpu_holds: Annotated[Value, Field("count", "amount that this CPU holds")]
     cpus: Annotated[
         Value,
         Field("text", "the same for up to eight CPUs, as CPU:amount", shown=False),

@@ -62,7 +62,7 @@ class MemcgRow:
     offline: Annotated[bool, Field("flag", "whether it is offline already", shown=False)]
     paid_by: Annotated[Value, Field("memcg", "memcg that pays for what it left behind")]
     references: Annotated[Value, Field("count", "references that keep it alive: css.refcnt")]
-    explained: Annotated[int, Field("count", "those of them whose holders were found")]
+    explained: Annotated[int, Field("count", "references whose holders were found")]
     unexplained: Annotated[Value, Field("count", "the other references")]
     lru: Annotated[
         Value, Field("bytes", "user pages and page cache that it was charged for", total=True)
@@ -72,12 +72,12 @@ class MemcgRow:
     percpu: Annotated[Value, Field("bytes", "percpu memory that it was charged for", total=True)]
     zswap: Annotated[Value, Field("bytes", "compressed pages that it was charged for", total=True)]
     sock: Annotated[Value, Field("bytes", "memory of sockets that it was charged for", total=True)]
-    swap: Annotated[Value, Field("bytes", "swap space that its id is kept for", total=True)]
+    swap: Annotated[Value, Field("bytes", "swap space of entries that hold its id", total=True)]
 
 
 @dataclass(frozen=True)
 class LeftRow:
-    """Things of one kind that a removed memcg left behind, or that keep it alive."""
+    """Charges or references of one kind that a removed memcg left behind."""
 
     memcg: Annotated[
         Value,
@@ -97,20 +97,22 @@ class LeftRow:
     node: Annotated[int, Field("node", "backing node")]
     charged_node: Annotated[int | None, Field("node", "node of the obj_cgroup that is charged")]
     references: Annotated[
-        int, Field("count", "references to the memcg that these things hold", total=True)
+        int, Field("count", "references to the memcg that the row explains", total=True)
     ]
-    count: Annotated[int, Field("count", "number of things; percpu memory is counted on one node")]
+    count: Annotated[
+        int, Field("count", "number of charges or objects; percpu memory is counted on one node")
+    ]
     bytes: Annotated[int | None, Field("bytes", "size of all of them", total=True)]
     detail: Annotated[Value, Field("text", "file of user pages; more about the kind")]
     objcg: Annotated[
         int | None, Field("address", "struct obj_cgroup * that is charged", shown=False)
     ]
     paid_by: Annotated[Value, Field("memcg", "memcg that pays for it now", shown=False)]
-    examples: Annotated[str | None, Field("text", "addresses of some")]
+    examples: Annotated[str | None, Field("text", "addresses of some of them")]
 
 
 class Holder(NamedTuple):
-    """Things of one kind that a memcg left behind, or that hold references to it."""
+    """Charges of one kind that a memcg left behind, or holders of references to it."""
 
     memcg: int | None
     kind: str
@@ -403,7 +405,7 @@ class _Dying:
         unexplained = any(css and css.refs > explained[memcg] for memcg, css in self.css.items())
         if unexplained and self._why_missing() is None:
             yield (
-                "Unexplained references may be leaked. They may also be held by things that are "
+                "Unexplained references may be leaked. They may also be held by objects that are "
                 "not searched: writeback, inotify and fanotify groups, memcgs whose removal has "
                 "just begun."
             )

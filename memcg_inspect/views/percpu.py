@@ -39,7 +39,7 @@ class PercpuRow:
         int,
         Field(
             "bytes",
-            "bytes charged, with the obj_cgroup pointers: one per four bytes of a CPU's size",
+            "bytes charged, including an obj_cgroup pointer for each four bytes of one copy",
             total=True,
         ),
     ]
@@ -47,7 +47,7 @@ class PercpuRow:
     chunk: Annotated[Value, Field("address", "struct pcpu_chunk * (with --each)", shown=False)]
     by_node: Annotated[
         Mapping[int, Value],
-        Field("bytes", "of the bytes, those on node {}", total=True, each="node_{}"),
+        Field("bytes", "bytes on node {}", total=True, each="node_{}"),
     ]
     site: Annotated[
         Value, Field("text", "line of code that allocated it, with allocation profiling")
@@ -62,9 +62,13 @@ class NodeRow:
     backing: Annotated[int, Field("bytes", "size of these pages", total=True)]
     allocated: Annotated[
         int,
-        Field("bytes", "bytes of them that are allocated, static variables included", total=True),
+        Field(
+            "bytes",
+            "bytes in these pages that are allocated, static variables included",
+            total=True,
+        ),
     ]
-    paid: Annotated[int, Field("bytes", "bytes of them that memcgs pay for", total=True)]
+    paid: Annotated[int, Field("bytes", "bytes in these pages that memcgs pay for", total=True)]
 
 
 _ORPHAN = NotRead("charged to an obj_cgroup that is not there, or not in the image")

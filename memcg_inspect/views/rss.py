@@ -42,11 +42,13 @@ class RssRow:
     threads: Annotated[Value, Field("number", "threads of the process", shown=False)]
     item: Annotated[str, Field("text", "file, anon, swapents or shmem")]
     approximate: Annotated[Value, Field("pages", "value of get_mm_counter()")]
-    exact: Annotated[Value, Field("pages", "value with the parts that CPUs or threads hold back")]
+    exact: Annotated[
+        Value, Field("pages", "value including changes that CPUs or threads have not added yet")
+    ]
     error: Annotated[Value, Field("pages", "approximate less exact")]
     bound: Annotated[Value, Field("pages", "upper bound of the error on this machine")]
     node_bound: Annotated[
-        Value, Field("pages", "the same, if each node had one atomic counter, batch 32")
+        Value, Field("pages", "upper bound if each node had one atomic counter with a batch of 32")
     ]
     exact_bytes: Annotated[Value, Field("bytes", "exact in bytes", shown=False)]
     error_bytes: Annotated[Value, Field("bytes", "error in bytes", shown=False)]
@@ -59,7 +61,7 @@ class RssRow:
     nodes: Annotated[
         Mapping[int, Value],
         Field(
-            "pages", "of the pages in page tables, those on node {} (with --check)", each="node_{}"
+            "pages", "pages in the page tables that are on node {} (with --check)", each="node_{}"
         ),
     ] = field(default_factory=dict)
 
@@ -269,7 +271,7 @@ VIEW = View(
     arguments=(
         Argument(
             ("--check",),
-            {"action": "store_true", "help": "compare them with the page tables (x86-64)"},
+            {"action": "store_true", "help": "compare the counters with the page tables (x86-64)"},
         ),
     ),
     choices=("memcg", "sort", "fields"),

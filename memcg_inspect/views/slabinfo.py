@@ -41,22 +41,26 @@ class SlabRow:
         Value,
         Field(
             "count",
-            "objects charged to the memcg. In rows of no memcg: objects taken from slabs and not "
-            "charged, with free ones that CPUs keep",
+            "objects charged to the memcg. In rows without a memcg: objects in use that are not "
+            "charged, including free objects in per-CPU caches",
             total=True,
         ),
     ]
     bytes: Annotated[Value, Field("bytes", "size of these objects", total=True)]
     charged: Annotated[
         Value,
-        Field("bytes", "bytes charged for them: size and one pointer per object", total=True),
+        Field(
+            "bytes", "bytes charged for these objects: size and one pointer per object", total=True
+        ),
     ]
-    slabs: Annotated[Value, Field("count", "slabs that hold any of them")]
+    slabs: Annotated[Value, Field("count", "slabs that contain any of these objects")]
     slab_bytes: Annotated[Value, Field("bytes", "size of these slabs")]
-    shared: Annotated[Value, Field("count", "those of the slabs with objects of others, too")]
+    shared: Annotated[
+        Value, Field("count", "slabs among these that also contain objects of other memcgs")
+    ]
     others: Annotated[Value, Field("count", "other memcgs with objects in these slabs")]
     utilisation: Annotated[
-        Value, Field("share", "share of the room in these slabs that the objects take")
+        Value, Field("share", "share of the space in these slabs that the objects take")
     ]
 
 
@@ -67,13 +71,16 @@ class NodeRow:
     node: Annotated[int, Field("node", "node of the slabs")]
     kind: Annotated[str, Field("text", "reclaimable or unreclaimable slabs, or large kmallocs")]
     slab_bytes: Annotated[Value, Field("bytes", "size of the slabs", total=True)]
-    paid: Annotated[
-        Value, Field("bytes", "bytes of them in objects that memcgs pay for", total=True)
-    ]
+    paid: Annotated[Value, Field("bytes", "bytes in objects that memcgs pay for", total=True)]
     unpaid: Annotated[
-        Value, Field("bytes", "bytes of them in other objects taken from the slabs", total=True)
+        Value,
+        Field(
+            "bytes",
+            "bytes in other objects in use, including free ones in per-CPU caches",
+            total=True,
+        ),
     ]
-    unused: Annotated[Value, Field("bytes", "bytes of them in no object that is taken", total=True)]
+    unused: Annotated[Value, Field("bytes", "bytes in no object in use", total=True)]
 
 
 _ORPHAN = NotRead("charged to an obj_cgroup that is not there, or not in the image")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
-"""What a view declares about itself, for all front ends."""
+"""The declaration of a view, from which front ends make its command."""
 
 from __future__ import annotations
 
@@ -38,7 +38,8 @@ class View:
         if it cannot answer
     :ivar records: classes of the rows of its tables
     :ivar arguments: arguments that only this view has
-    :ivar choices: those of ``memcg``, ``node``, ``sort`` and ``fields`` that apply to it
+    :ivar choices: which of ``memcg``, ``node``, ``sort`` and ``fields`` apply to it
+    :ivar incomplete: meaning of exit status 3
     """
 
     name: str
@@ -48,3 +49,4 @@ class View:
     records: tuple[type, ...]
     arguments: tuple[Argument, ...] = ()
     choices: tuple[str, ...] = ("memcg", "node", "sort", "fields")
+    incomplete: str = "something could not be read"

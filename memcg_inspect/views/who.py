@@ -33,12 +33,12 @@ class WhoRow:
     """One layer of what is at an address; the outermost comes first."""
 
     address: Annotated[int, Field("address", "the address asked for", shown=False)]
-    layer: Annotated[str, Field("text", "sort of thing that the address is in")]
-    what: Annotated[Value, Field("text", "which thing of that sort")]
-    start: Annotated[int | None, Field("address", "where the thing begins")]
-    offset: Annotated[int | None, Field("number", "offset of the address in it, in bytes")]
-    size: Annotated[int | None, Field("bytes", "its size")]
-    node: Annotated[int | None, Field("node", "node that backs it")]
+    layer: Annotated[str, Field("text", "kind of the layer: page, memory area, slab, object, ...")]
+    what: Annotated[Value, Field("text", "description of the layer")]
+    start: Annotated[int | None, Field("address", "start of the layer")]
+    offset: Annotated[int | None, Field("number", "offset of the address in the layer, in bytes")]
+    size: Annotated[int | None, Field("bytes", "size of the layer")]
+    node: Annotated[int | None, Field("node", "node of its memory")]
     memcg: Annotated[Value, Field("memcg", "memcg that pays for it, or that it belongs to")]
     memcg_address: MemcgAddress
     removed: Annotated[Value, Field("flag", "whether that memcg was removed", shown=False)]
@@ -58,9 +58,9 @@ _UNKNOWN = "unknown address"
 
 def who(image: Image, addresses: Sequence[int]) -> Answer:
     """
-    Return what is at each address, and a note about unknown ones.
+    Return the layers of each address, and a note about unknown addresses.
 
-    :raises UsageError: if all are unknown, and everything that should be read could be read
+    :raises UsageError: if all addresses are unknown, although everything needed could be read
     """
     payers = Payers(image)
     layers = AddressLayers(image, payers)
@@ -143,9 +143,9 @@ def _run(image: Image, args: Namespace) -> Answer:
 VIEW = View(
     name="who",
     help="what is at an address, and who pays for it",
-    description="Shows for each address the page or area, the object in it and its use, the "
-    "obj_cgroup and the memcg that pay, and, with allocation profiling, the line of code that "
-    "allocated it.",
+    description="Shows for each address the page or memory area, the object in it and its use, and "
+    "the obj_cgroup and memcg that pay. With allocation profiling, also shows the line of code "
+    "that allocated it.",
     run=_run,
     records=(WhoRow,),
     arguments=(
@@ -160,4 +160,5 @@ VIEW = View(
         ),
     ),
     choices=("fields",),
+    incomplete="something could not be read, or nothing is known at some addresses",
 )

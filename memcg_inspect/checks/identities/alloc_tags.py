@@ -64,7 +64,7 @@ def counts_one_cpu(profile: Profile) -> bool:
 
 
 def alloc_tag_rows(snapshot: Snapshot) -> list[Row]:
-    """Compare what refers to call sites with their counters, where either is not zero."""
+    """Compare the references to call sites with the counters, unless both are zero."""
     profile = snapshot.profile
     if profile is None:
         return []

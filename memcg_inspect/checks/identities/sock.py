@@ -51,7 +51,7 @@ def sock_rows(snapshot: Snapshot) -> list[Row]:
 def _not_kept(snapshot: Snapshot) -> str | None:
     if snapshot.features.default_hierarchy:
         return None
-    return "cgroup v1 does not charge this to memcgs' memory"
+    return "cgroup v1 charges sockets to a separate page counter"
 
 
 CHECK = Check(

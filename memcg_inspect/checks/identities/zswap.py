@@ -43,7 +43,7 @@ def zswap_rows(snapshot: Snapshot) -> list[Row]:
 
 def _not_kept(snapshot: Snapshot) -> str | None:
     if not snapshot.features.default_hierarchy:
-        return "cgroup v1 does not charge this to memcgs' memory"
+        return "zswap is charged on cgroup v2 only"
     return None if snapshot.features.zswap else "this kernel was built without zswap"
 
 
