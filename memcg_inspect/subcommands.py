@@ -114,8 +114,8 @@ def add_subcommands(
         help="compare all memory charged to memcgs with the counters",
         description="Compares the memory charged to memcgs with the kernel's counters, and "
         "prints a report. With --identities, --rows or --skew, prints one table of the report. "
-        "Exit status: 0 all exact, 1 at least one finding, 2 the command could not be run, 3 no finding "
-        "but something could not be read or was still changing, 130 interrupted, 70 a bug in this "
+        "Exit status: 0 all exact, 1 at least one finding, 2 the command could not be run, 3 no "
+        "finding but something could not be read or was still changing, 130 interrupted, 70 a bug in this "
         "program.",
     )
     add_options(audit)
