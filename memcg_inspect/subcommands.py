@@ -115,8 +115,8 @@ def add_subcommands(
         description="Compares the memory charged to memcgs with the kernel's counters, and "
         "prints a report. With --identities, --rows or --skew, prints one table of the report. "
         "Exit status: 0 all exact, 1 at least one finding, 2 the command could not be run, 3 no "
-        "finding but something could not be read or was still changing, 130 interrupted, 70 a bug in this "
-        "program.",
+        "finding but something could not be read or was still changing, 130 interrupted, 70 a bug "
+        "in this program.",
     )
     add_options(audit)
     _add_audit(audit)
