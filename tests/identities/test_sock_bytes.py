@@ -2,7 +2,8 @@
 """
 The identities ``sock`` and ``sock_bytes``, by hand and on images of real kernels.
 
-The workload ``sockqueues`` fills the queues whose bytes sockets count without charging them.
+The workload ``sockqueues`` fills the queues whose bytes sockets count without charging them;
+``sockmap`` makes the kernel charge bytes that sockets do not count.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import pytest
 from drgn import Object
 from support.findings import by_path, named, touched
 from support.guest_files import numbers
-from support.guests import KERNELS, GuestImage, Lab, Plant
+from support.guests import DEBIAN_KERNELS, KERNELS, GuestImage, Lab, Plant
 from support.made import A, B, snapshot
 
 from memcg_inspect.checks.identities.sock_bytes import sock_bytes_rows
@@ -22,6 +23,7 @@ from memcg_inspect.checks.judge import judge
 from memcg_inspect.checks.rows import Missing, RowKey, doubted, make_row
 from memcg_inspect.checks.sockets import OddSock, SockDoubt, SockUsage
 from memcg_inspect.image.image import image_of
+from memcg_inspect.linux.mm.memcontrol_vmstats import StatReader
 from memcg_inspect.linux.mm.mm_types import scan_pages
 from memcg_inspect.linux.mm.slab import SlabReader
 from memcg_inspect.linux.net.sock import Sock, SockReader
@@ -160,7 +162,9 @@ class TestQueues:
         assert more >= {"icmp", "timestamps", "zerocopy"}
         # Up to 6.12, MPTCP has a sk_forward_alloc of its own.
         assert (counted["mptcp"] < said["mptcp"] * PAGE) == (kernel in ("6.1", "6.12"))
-        assert all(said[name] >= 10 for name in QUEUES if name != "icmp")
+        assert said.keys() == set(QUEUES)
+        for name in ("timestamps", "zerocopy", *(["mptcp"] if kernel in DEBIAN_KERNELS else [])):
+            assert said[name] >= 10, name
 
     def test_bytes_of_sockets(self, lab: Lab, plant: Plant, kernel: str) -> None:
         """One byte, errors that cancel, and a buffer in an error queue, in a memcg each."""
@@ -222,7 +226,8 @@ class TestQueues:
         found = statuses(report)
         for name in ("zerocopy", "icmp"):
             assert found[name] == {(identity, "unverifiable") for identity, _ in EXACT}, name
-        assert found["timestamps"] == found["mptcp"] == EXACT
+        assert found["timestamps"] == EXACT
+        assert found["mptcp"] <= EXACT
 
     def test_legal_states(self, lab: Lab, plant: Plant, kernel: str) -> None:
         """A locked socket at rest, and one that was closed while buffers were in flight."""
@@ -234,3 +239,32 @@ class TestQueues:
             (field(closed, "__sk_common.skc_refcnt.refs.counter"), "0"),
         )
         assert report.verdict == "exact"
+
+
+class TestSockmap:
+    """The program of workload ``sockmap`` holds back 20,000 bytes, which no counter shows."""
+
+    pytestmark = each_kernel
+
+    def test_messages_held_back(self, lab: Lab, kernel: str) -> None:
+        report = lab.image(kernel, "2", "sockmap").report()
+        assert (report.verdict, report.findings) == ("incomplete", ())
+        found = statuses(report)
+        assert found["corked"] == {(identity, "unverifiable") for identity, _ in EXACT}
+        assert found["idle"] == EXACT
+        paths = by_path(report)
+        [row] = [
+            r for r in report.rows if r.identity == "sock" and r.memcg == paths["/sockmap/corked"]
+        ]
+        assert row.difference == -(-20000 // PAGE)
+        assert "sk_msg_alloc()" in (row.reason or "")
+
+    def test_a_counter_below(self, lab: Lab, plant: Plant, kernel: str) -> None:
+        """A message that is held back adds to the counter: less than was found is a fault."""
+        image = lab.image(kernel, "2", "sockmap")
+        memcg = by_path(image.report())["/sockmap/corked"]
+        slot = StatReader(image_of(image.program()), ["MEMCG_SOCK"]).slots["MEMCG_SOCK"]
+        stats = f"Object(prog, 'struct mem_cgroup *', {memcg:#x}).vmstats_percpu"
+        report = plant(image, (f"per_cpu_ptr({stats}, 0).state[{slot}]", "old - 7"))
+        assert named(report, "sock") == {("/sockmap/corked", None, "MEMCG_SOCK", -2)}
+        assert report.verdict == "findings"

@@ -318,7 +318,7 @@ class _ChargeReader:
         if self._int(data, self._owned):
             reason = f"the {protocol} socket {address:#x} is locked by a task (lock_sock())"
             return Doubt(reason, True)
-        if ulp or (protocol in _TCP and self._memory.word_at(data, self._user_data) & _PSOCK):
+        if ulp or self._memory.word_at(data, self._user_data) & _PSOCK:
             reason = "kTLS and sockmap charge messages that no counter shows (sk_msg_alloc())"
             return Doubt(reason, False)
         return None
