@@ -27,8 +27,9 @@ class Charges(NamedTuple):
     """
     Which charges may explain a difference.
 
-    :ivar kind: their kind
-    :ivar details: part of the kind, by the row's item; any part for other items
+    :ivar kind: kind of the charges
+    :ivar details: detail of the charges (see :class:`~memcg_inspect.checks.ledger.Entry`), by item
+        of the row; any detail for other items
     """
 
     kind: ChargeKind
@@ -37,11 +38,11 @@ class Charges(NamedTuple):
 
 class Proof(NamedTuple):
     """
-    A difference that addresses prove.
+    A difference that can be proved by addresses.
 
-    :ivar kind: of the finding
+    :ivar kind: kind of the finding
     :ivar what: the finding in one sentence
-    :ivar evidence: all of it, the first of which are shown
+    :ivar evidence: all evidence; the report shows the first pieces
     """
 
     kind: str
@@ -50,7 +51,7 @@ class Proof(NamedTuple):
 
 
 def counter_differs(row: Row) -> str:
-    """Say how a counter differs from what was found."""
+    """Return a sentence that says how a counter differs from the amount found."""
     difference = row.difference or 0
     where = "" if row.nid is None else f" on node {row.nid}"
     more = "more" if difference > 0 else "less"
@@ -76,30 +77,30 @@ class Check:
     :ivar name: name in reports
     :ivar counter: the counters, for the list in ``docs/identities.md`` (Markdown)
     :ivar unit: units of its rows, for that list
-    :ivar found: what is added up, for that list
+    :ivar found: charges that are added up, for that list
     :ivar sources: the parts that :attr:`Row.found` can have
     :ivar places: the parts that :attr:`Row.claimed` can have
     :ivar rows: returns its rows
-    :ivar derive: instead of *rows*, returns its rows from those of the checks before it that
-        add up charges (see *counters_only*)
+    :ivar derive: used instead of *rows* if the rows are made from rows of earlier checks. It takes
+        the rows of all earlier checks that add up charges (see *counters_only*).
     :ivar items: enumerators of the counters that it reads. It is ``not-kept`` on a kernel that has
         none of them.
-    :ivar not_kept: returns any other reason why a kernel keeps nothing to compare
+    :ivar not_kept: returns any other reason why a kernel does not keep the identity
     :ivar counters_only: whether both sides of its rows are counters
-    :ivar of_subtrees: whether its rows are about all memcgs below a memcg, too
+    :ivar of_subtrees: whether its rows include the descendants of a memcg
     :ivar by_node_rule: whether its rows depend on the node that per-node accounting books a
         charge to; see :mod:`memcg_inspect.checks.pernode`
 
     How a row that differs is explained or reported:
 
-    :ivar half_done: what a stopped CPU may have left half done; ``None`` for nothing
-    :ivar explain: returns why a row that differs is no finding, if that is so
+    :ivar half_done: charge that a stopped CPU may have left half done; ``None`` for none
+    :ivar explain: returns why a row that differs is no finding; ``None`` if it is a finding
     :ivar charges: which charges to list as evidence; ``None`` for none
-    :ivar above: kind of finding where the counter is above what was found
-    :ivar below: kind of finding where it is below
-    :ivar sentence: says how a row differs
-    :ivar prove: makes the finding of a row that differs, where addresses prove it. *charges* and
-        the three after it are not used then.
+    :ivar above: kind of the finding if the counter exceeds the amount found
+    :ivar below: kind of the finding if the amount found exceeds the counter
+    :ivar sentence: returns a sentence that says how a row differs
+    :ivar prove: returns the proof of a row that differs. If it is given, *charges*, *above*,
+        *below* and *sentence* are not used.
     """
 
     name: str
@@ -124,7 +125,7 @@ class Check:
     prove: Callable[[Snapshot, Row], Proof] | None = None
 
     def why_not_kept(self, snapshot: Snapshot) -> str | None:
-        """Return why the kernel keeps nothing to compare; ``None`` if it does."""
+        """Return why the kernel does not keep the identity; ``None`` if it does."""
         if self.items and not snapshot.features.items.intersection(self.items):
             return f"this kernel does not keep {' or '.join(self.items)}"
         return self.not_kept(snapshot)

@@ -3,7 +3,7 @@
 Half-done charges
 -----------------
 
-Which kernel functions make a charge, and how large one charge can be. A CPU that stopped in
+The kernel functions that make a charge, and the largest possible charge. A CPU that was stopped in
 such a function may have booked one charge in one place and not yet in another.
 :mod:`memcg_inspect.checks.inflight` uses this to explain rows that differ.
 """
@@ -46,26 +46,26 @@ LRU = r"folio|lru|_charge|_uncharge|do_anonymous_page|wp_page_copy|unmap|tlb_"
 SOCK = r"sk_|skb|tcp_|udp_|sock_|inet_|unix_"
 CGROUP = r"cgroup|css_|copy_process|do_exit|mem_cgroup|bpf_|map_create|map_alloc|percpu_ref|rcu_"
 PERCPU = r"pcpu_|percpu"
-#: mem_cgroup_css_rstat_flush() moves counters from one place to the next, one at a time.
+#: mem_cgroup_css_rstat_flush() moves amounts from one place to the next, one counter at a time.
 FLUSH = r"rstat_flush|flush_memcg_stats|stat_aggregate"
 
 #: ``MEMCG_CHARGE_BATCH``: pages that a CPU charges in advance.
 CHARGE_BATCH = 64
 #: ``PAGEVEC_SIZE``: folios that a CPU adds to LRU lists, or uncharges, together.
 FOLIO_BATCH = 31
-#: Pages of a PMD-sized page, the largest that goes through such a batch.
+#: Pages of a PMD-sized folio, the largest folio in such a batch.
 HUGE = 512
 
 _IN_VMALLOC = re.compile(r"vmalloc|vm_area_alloc_pages")
 
 
 def pattern(*parts: str) -> re.Pattern[str]:
-    """Return a pattern that finds any of these parts."""
+    """Return a pattern that matches any of these parts."""
     return re.compile("|".join(parts))
 
 
 def largest_object(snapshot: Snapshot) -> int:
-    """Return the most bytes that one slab object is charged: two pages and its pointer."""
+    """Return the most bytes charged for one slab object: two pages and the pointer."""
     return 2 * snapshot.image.page_size + 8
 
 
@@ -74,13 +74,14 @@ class HalfDone:
     """
     How one charge of an identity is made.
 
-    :ivar functions: finds the functions that a CPU is in while it makes one
+    :ivar functions: pattern of functions that make such a charge
     :ivar most: returns the largest charge, in the unit of the identity's rows
-    :ivar folios: if not 0, a charge may also have all folios in it that the CPU's stack and
-        registers point to. This many pages where they could not be read.
-    :ivar in_pages: whether *most* and *folios* are pages even where rows are in bytes
+    :ivar folios: if not 0, a charge may also include all folios that the CPU's stack and registers
+        point to. If these could not be read, it may include this many pages.
+    :ivar in_pages: whether *most* and *folios* are in pages even if rows are in bytes
     :ivar in_many_rows: whether one charge may show in any number of rows. Otherwise it shows in
-        two: that of its memcg, and that of the parent, whose share is computed from it.
+        two: the row of its memcg, and the row of the parent, from which the memcg's counter is
+        subtracted.
     """
 
     functions: re.Pattern[str]
@@ -90,12 +91,13 @@ class HalfDone:
     in_many_rows: bool = False
 
     def largest(self, snapshot: Snapshot, cpu: Running) -> int:
-        """Return the most that a CPU may have left half done."""
+        """Return the largest charge that a CPU may have left half done."""
         most = self.most(snapshot)
         if not self.folios:
             return most
         if cpu.pages is None:
             return most + self.folios
-        # vm_area_alloc_pages() charges huge pages before it splits them; they have no order.
+        # vm_area_alloc_pages() charges huge pages before it splits them. No page stores their
+        # order.
         in_vmalloc = any(map(_IN_VMALLOC.search, cpu.functions))
         return most + cpu.pages + (HUGE if in_vmalloc else 0)

@@ -3,13 +3,13 @@
 Rows in flight
 --------------
 
-A kernel that crashed, or a machine that was stopped, left each CPU in the middle of something:
-each may have booked at most one charge in one place and not yet in another. A row that differs is
-``in-flight``, and no finding, if CPUs were in functions that make such charges, and the
-difference is no more than one charge for each of those CPUs. What else explains a row that
-differs is particular to its identity (:attr:`memcg_inspect.checks.check.Check.explain`).
+A crash, or stopping a machine, stops each CPU at any point. A CPU may have booked one charge in
+one place and not yet in another. A row that differs is ``in-flight``, and not a finding, if CPUs
+were in functions that make such charges, and the difference is no more than one charge for each of
+those CPUs. An identity may have other explanations
+(:attr:`memcg_inspect.checks.check.Check.explain`).
 
-Where all CPUs were idle, nothing was half done, and nothing is explained this way.
+If all CPUs were idle, no charge was half done, and differences are not explained this way.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from memcg_inspect.report import Row
 
 __all__ = ("mark_in_flight",)
 
-#: Frames that a stack has at least if it could be unwound.
+#: The least number of frames of a stack that could be unwound.
 _UNWOUND = 3
 
 
 def mark_in_flight(snapshot: Snapshot, rows: Sequence[Row]) -> list[Row]:
-    """Return the rows, with those that differ by no more than was half done ``in-flight``."""
+    """Return the rows; those that half-done charges may explain are ``in-flight``."""
     marked = [_explained(snapshot, row) for row in rows]
     busy = [cpu for cpu in snapshot.running if cpu.busy]
     if not busy:
@@ -53,7 +53,7 @@ def _half_done(snapshot: Snapshot, row: Row, busy: Sequence[Running], differing:
         return row
     functions = half_done.functions
     cpus = [cpu for cpu in busy if any(map(functions.search, cpu.functions))]
-    # Where registers are not known, or the stack is not in the image, it may have been anywhere.
+    # If registers or the stack are not in the image, the CPU may have been in any function.
     cpus += [cpu for cpu in busy if len(cpu.functions) < _UNWOUND and cpu not in cpus]
     if differing > 2 * len(cpus) and not half_done.in_many_rows:
         return row

@@ -31,7 +31,7 @@ from memcg_inspect.report import Row
 
 __all__ = ("CHECKS", "check_of", "items_read")
 
-#: Every identity. Those that derive their rows from others' come after them.
+#: Every identity. One that makes its rows from those of others comes after them.
 CHECKS: tuple[Check, ...] = (
     slab.CHECK,
     percpu.CHECK,
@@ -60,7 +60,7 @@ _BY_NAME = {check.name: check for check in CHECKS}
 
 
 def check_of(row: Row) -> Check:
-    """Return the definition of the identity that a row is of."""
+    """Return the definition of the identity of a row."""
     return _BY_NAME[row.identity]
 
 

@@ -4,9 +4,9 @@ Pages that are missing from an ELF dump
 ---------------------------------------
 
 ``makedumpfile -E`` excludes pages at the end of a segment by making ``p_filesz`` less than
-``p_memsz``. drgn reads such memory as zeroes, as a loader of programs does. A page that was
-excluded then looks like a page of zeroes. :func:`hide_holes` makes reading it a fault, as it is
-in the kdump format.
+``p_memsz``. drgn reads such memory as zeroes, as a loader of programs does. So an excluded page
+looks like a page of zeroes. :func:`hide_holes` makes reading an excluded page a fault, as in the
+kdump format.
 """
 
 from __future__ import annotations

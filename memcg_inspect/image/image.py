@@ -3,9 +3,9 @@
 Images
 ------
 
-An :class:`Image` is made once for each :class:`drgn.Program`, and every reader takes it. It has the
-program, memory for bulk reads, types and symbols, the progress of a walk, and results that
-readers need more than once.
+There is one :class:`Image` for each :class:`drgn.Program`, and every reader takes it as an
+argument. It provides the program, bulk reads of memory, types and symbols, the progress of a walk,
+and cached results.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Image:
     """
     A vmcore, a QEMU guest, or the running kernel.
 
-    :ivar prog: program that debugs it
+    :ivar prog: its ``drgn.Program``
     :ivar memory: bulk reads of its memory
     :ivar progress: progress and cancellation of the current walk
     :ivar stopped: whether the guest is paused while it is read

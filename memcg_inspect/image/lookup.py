@@ -5,8 +5,8 @@ Types and symbols that a kernel does not have
 
 drgn raises :class:`LookupError` for a type, a member or a symbol that it cannot find,
 :class:`drgn.ObjectNotFoundError` for a variable, and :class:`AttributeError` for a member that is
-written as an attribute. A mistake in this package may raise subclasses of the same classes. This
-module tells them apart, so that a mistake is never reported as an unsupported kernel.
+written as an attribute. A bug in this package may raise subclasses of the same classes. This module
+distinguishes the two, so that a bug is never reported as an unsupported kernel.
 """
 
 from __future__ import annotations

@@ -3,10 +3,11 @@
 Bulk reads
 ----------
 
-Structures of which there are many are read through :class:`Memory`: whole arrays with one
-``Program.read()`` per piece, and columns taken out of the bytes by strides. A drgn
-:class:`~drgn.Object` would cost one read per member. Reads are counted: tests check that their
-number does not grow faster than it should.
+Structures that exist in large numbers are read through :class:`Memory`: whole arrays with one
+``Program.read()`` for each piece. A member of all structures is a strided slice of the bytes. A
+drgn
+:class:`~drgn.Object` would need one read for each member. Reads are counted, so that tests can
+    check how their number grows.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ PIECE = 2 << 20
 #: The smallest page size of any kernel, in bytes. Missing ranges of a dump are multiples of it.
 SMALLEST_PAGE = 4096
 
-#: The most bytes of one read. A larger length is damaged.
+#: The most bytes of one read. A larger length is taken for damaged.
 LARGEST = 1 << 30
 
 
@@ -70,7 +71,7 @@ class Memory:
         if address + size > self._limit:
             raise FaultError("the range exceeds the address space", address)
         if not 0 <= size <= LARGEST:
-            # The length was read from memory that changed meanwhile, or that is damaged.
+            # The length was read from memory that is damaged, or that changed while it was read.
             raise FaultError(f"{size} bytes is not a plausible length", address)
         data: bytes = self.prog.read(address, size)
         return data

@@ -4,7 +4,7 @@ Missing memory
 --------------
 
 Explains to users why memory is missing from a dump, and translates errors of drgn. makedumpfile
-leaves out pages that an analysis usually does not need, and some that it does.
+leaves out pages that an analysis usually does not need, and sometimes pages that it needs.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def why_faults(reasons: Iterable[str]) -> tuple[str, ...]:
 
     :param reasons: messages of :class:`drgn.FaultError`
     """
-    # Memory that was not read because the user stopped the walk is not missing.
+    # Memory that was not read because the user cancelled the walk is not missing.
     reasons = [reason for reason in reasons if reason != STOPPED]
     if any(_EXCLUDED in reason or LEFT_OUT in reason for reason in reasons):
         return (_MAKEDUMPFILE,)

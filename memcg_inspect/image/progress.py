@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 __all__ = ("STOPPED", "Progress")
 
-#: The reason given for what a cancelled walk did not read.
+#: Reason why memory is unreadable after a walk was cancelled.
 STOPPED = "interrupted before it was read"
 
 

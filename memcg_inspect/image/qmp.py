@@ -3,8 +3,8 @@
 Stopping a QEMU guest
 ---------------------
 
-drgn reads the memory of a guest over a QMP connection. QEMU serves one connection at a time, so
-this module opens it and shares it: drgn gets a duplicate of the file descriptor, and the guest is
+drgn reads the memory of a guest over a QMP connection. QEMU serves one connection at a time. So
+this module opens the connection, and drgn gets a duplicate of the file descriptor. The guest is
 stopped and resumed over the same connection while drgn is not using it.
 """
 

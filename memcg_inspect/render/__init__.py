@@ -3,5 +3,5 @@
 Rendering
 ---------
 
-Reports and tables as text and as JSON. This package knows the data model, but no kernel.
+Reports and tables as text and as JSON. This package depends on the data model only.
 """

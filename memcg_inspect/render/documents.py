@@ -4,9 +4,10 @@ JSON documents
 --------------
 
 The document of ``audit`` is made from the type hints of the records in
-:mod:`memcg_inspect.model`, those of views from the types of their columns. Addresses are
-hexadecimal strings, amounts are integers. A value that could not be read is ``null`` with a
-reason. Within one :data:`SCHEMA` number fields may be added, and none changes its meaning.
+:mod:`memcg_inspect.report` and :mod:`memcg_inspect.model`, and the documents of views from the
+    types of their columns. Addresses are hexadecimal strings, amounts are integers. A value that
+    could not be read is ``null`` with a reason. Within one :data:`SCHEMA` number fields may be
+    added, and none changes its meaning.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ __all__ = (
 
 SCHEMA = 1
 
-#: The attributes of each record that are in the document.
+#: The attributes of each record that the document contains.
 _FIELDS: dict[type, tuple[str, ...]] = {
     ImageInfo: ("release", "source", "nodes", "cpus", "page_size", "accounting", "debug_info"),
     Memcg: ("address", "path", "cgroup_id", "state", "parent"),
@@ -74,7 +75,7 @@ _FIELDS: dict[type, tuple[str, ...]] = {
     ),
 }  # fmt: skip
 
-#: Names in the document, where they differ from the attribute.
+#: Names in the document that differ from the name of the attribute.
 _NAMES = {
     "follows": "counters_follow",
     "nonzero_rows": "rows",

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
-"""Progress of long work, on a terminal only."""
+"""The progress bar, which is shown on a terminal only."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def progress_bar() -> Iterator[Callable[[str, float], None]]:
     """
     Show a progress bar on standard error while a block runs.
 
-    :return: function to call with what is being done, and the share of it that is done
+    :return: function to call with the name of a walk, and the share of it that is done
     """
     console = Console(stderr=True)
     if not console.is_terminal:

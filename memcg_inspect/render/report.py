@@ -31,7 +31,7 @@ _FOLLOWS = {
     "neither": "by no known rule",
 }
 
-#: The identity whose rows are always shown: the one that is kept by node on every kernel.
+#: The identity whose rows are always shown. Every kernel keeps its counters by node.
 _ALWAYS = "slab"
 
 
@@ -39,7 +39,7 @@ def report_lines(report: Report, output: Output, show_all: bool = False) -> None
     """
     Write a report for people.
 
-    :param show_all: whether to write all rows of all identities, also those that are all zero
+    :param show_all: whether to write all rows of all identities
     """
     _verdict(report, output)
     output.line()
@@ -84,7 +84,7 @@ def _image(image: ImageInfo, memcgs: Sequence[Memcg]) -> str:
 
 
 def _rows(report: Report, identity: Identity, output: Output, show_all: bool) -> None:
-    """Write the rows of an identity that are not exact; of slab also those that are."""
+    """Write the rows of an identity that are not exact. For slab, write exact rows, too."""
     rows = [row for row in report.rows if row.identity == identity.name]
     shown = rows
     if not show_all and identity.name == _ALWAYS:
@@ -114,7 +114,7 @@ def _table(report: Report, title: str, rows: Sequence[Row]) -> Table:
 
 
 def _reasons(rows: Iterable[Row], output: Output) -> None:
-    """Write why rows are in flight or moving; the table has said why others are unverifiable."""
+    """Write why rows are in flight or moving. The table says why others are unverifiable."""
     reasons = {row.reason for row in rows if row.reason and row.claimed is not None}
     for reason in sorted(reasons):
         output.line(f"  {reason}", "yellow")

@@ -4,8 +4,7 @@ JSON Schema
 -----------
 
 The schemas (draft 2020-12) of the documents of :mod:`memcg_inspect.render.documents`, made from
-the same records and columns. They allow fields that they do not name, since a later version may
-add some.
+the same records and columns. They allow unknown fields, since a later version may add fields.
 """
 
 from __future__ import annotations
@@ -124,7 +123,7 @@ def _column_schema(column: Column) -> dict[str, Any]:
 def _by_name(columns: Sequence[Column], schema: Callable[[Column], Any]) -> dict[str, Any]:
     """Return the properties of an object with a value for each column."""
     named = {c.name: schema(c) for c in columns if c.key is None}
-    # Columns of nodes: as many as the machine has.
+    # There is a column for each node of the machine.
     each = {f"^{c.name.replace('N', '[0-9]+')}$": schema(c) for c in columns if c.key is not None}
     return {"properties": named, **({"patternProperties": each} if each else {})}
 

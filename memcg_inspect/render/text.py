@@ -3,9 +3,9 @@
 Text
 ----
 
-Tables and lines for people, and rows for scripts. Nothing is ever cut. On a terminal, cells of
-text are folded where that makes a table fit. Names from an image are hostile input, and every
-control character in them is escaped.
+Tables and lines for people, and rows for scripts. No value is ever truncated. On a terminal, text
+in cells is folded if the table then fits. Names from an image are untrusted input: every control
+character in them is escaped.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ __all__ = (
 
 _RIGHT: frozenset[ColumnType] = AMOUNTS | {"number", "node"}
 _FOLDED: frozenset[ColumnType] = frozenset({"text", "memcg"})
-#: Columns of text are not folded to less than this.
+#: The least width of a folded column of text.
 _NARROWEST = 12
 #: Shown for a value that does not apply, and for one that could not be read.
 _NONE, _NOT_READ = "-", "?"
@@ -48,10 +48,10 @@ _STATUS_STYLES = {
 
 def printable(text: str) -> str:
     """
-    Escape what is not printable in a text, such as a name from an image.
+    Escape the characters of a text that are not printable.
 
-    Names of cgroups, caches and tasks are chosen by the users of that machine, and may hold
-    control sequences for terminals.
+    Users of the machine choose the names of cgroups, caches and tasks. These may contain control
+    sequences for terminals.
     """
     return "".join(c if c.isprintable() else _escaped(c) for c in text)
 
@@ -90,7 +90,7 @@ class Output:
         """
         Collect lines for a console.
 
-        :param console: knows which colours its terminal has; nothing is written to it
+        :param console: describes the colours of its terminal; nothing is written to it
         :param width: columns of the terminal; ``None`` if it is not a terminal
         """
         self._console = console
@@ -108,7 +108,7 @@ class Output:
         Add a line.
 
         :param style: style of ``text``, as in rich
-        :param rest: text behind it, without a style
+        :param rest: text that follows, without a style
         """
         self._lines.append(self._styled(printable(text), style) + printable(rest))
 
@@ -153,7 +153,7 @@ class Output:
             self.line()
 
     def _fitted(self, columns: Sequence[Column], widths: Sequence[int]) -> list[int]:
-        """Make columns of text narrower if the table fits on the terminal then."""
+        """Make columns of text narrower, if that makes the table fit on the terminal."""
         fitted = list(widths)
         if self._width is None:
             return fitted
@@ -168,7 +168,7 @@ class Output:
     def _row(
         self, columns: Sequence[Column], widths: Sequence[int], cells: Sequence[str], style: str
     ) -> None:
-        """Add a row; folded cells make it more than one line."""
+        """Add a row. It has several lines if cells are folded."""
         parts = [
             self._folded(cell, width) if cell_len(cell) > width else [cell]
             for cell, width in zip(cells, widths, strict=True)
@@ -179,7 +179,7 @@ class Output:
             self.line(" " + "   ".join(padded).rstrip(), style)
 
     def _folded(self, cell: str, width: int) -> list[str]:
-        """Return the lines of a cell, broken at spaces where there are any."""
+        """Return the lines of a cell, broken at spaces if possible."""
         lines = Text(cell).wrap(self._console, width, overflow="fold")
         return [line.plain.rstrip() for line in lines]
 

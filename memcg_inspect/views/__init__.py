@@ -45,7 +45,7 @@ def tables(name: str) -> tuple[tuple[Column, ...], ...]:
     """
     Return the columns of each table of a view.
 
-    Columns that there is one of for each node are named ``node_N``.
+    Columns that exist once for each node are named ``node_N``.
     """
     return tuple(columns_of(record, keys=("N",)) for record in _view(name).records)
 

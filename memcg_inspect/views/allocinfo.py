@@ -260,7 +260,7 @@ def _site_values(site: CallSite) -> dict[str, Any]:
 
 
 Key = Callable[[Use], object]
-#: Makes the fields of a dimension of a key.
+#: Makes the fields of a dimension from a key.
 Shown = Callable[[Any], dict[str, Any]]
 
 
@@ -271,7 +271,7 @@ class _Orphan(NamedTuple):
 
 
 def _keys(snapshot: Snapshot) -> Mapping[str, Key]:
-    """Return for each dimension how to get the key of a use."""
+    """Return, for each dimension, a function that returns the key of a use."""
 
     def memcg(use: Use) -> object:
         if not use.payer:
@@ -288,7 +288,7 @@ def _keys(snapshot: Snapshot) -> Mapping[str, Key]:
 
 
 def _shown(snapshot: Snapshot, profile: Profile) -> Mapping[str, Shown]:
-    """Return for each dimension how to make its fields of a key."""
+    """Return, for each dimension, a function that makes its fields from a key."""
 
     def memcg(key: int | _Orphan | None) -> dict[str, Any]:
         if isinstance(key, _Orphan):

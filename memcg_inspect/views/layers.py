@@ -231,7 +231,7 @@ class AddressLayers:
             yield from self.uses.of(slab, obj.address, address)
 
     def _may_be_zsmalloc(self, info: PageInfo) -> bool:
-        # Pages of zsmalloc have a page type since 6.12. Before, only zswap entries tell.
+        # Pages of zsmalloc have a page type since 6.12. Before, only zswap entries point to them.
         has_type = info.type == "zsmalloc"
         return has_type or (not info.type and not info.payer and bool(info.mapping & 2))
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
-"""From obj_cgroups to the memcgs that pay, and their paths."""
+"""The memcgs that pay for charges, and their paths."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ _NO_NAME = "''"
 
 def check_choice(image: Image, choice: Choice) -> None:
     """
-    Check that the memcg and the node that the user wants exist.
+    Check that the memcg and the node that the user asks for exist.
 
-    Without this, a wrong name would look like a memcg that has nothing.
+    Otherwise a misspelled name would look like a memcg without memory.
 
     :raises UsageError: if one does not exist
     """

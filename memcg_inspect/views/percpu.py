@@ -71,7 +71,7 @@ class NodeRow:
     paid: Annotated[int, Field("bytes", "bytes in these pages that memcgs pay for", total=True)]
 
 
-_ORPHAN = NotRead("charged to an obj_cgroup that is not there, or not in the image")
+_ORPHAN = NotRead("charged to an obj_cgroup that does not exist or is not in the image")
 _NO_NODE = NotRead("the node of some page could not be read")
 #: Payer of a charge whose obj_cgroup is not known; no memcg has this address.
 _UNKNOWN_PAYER = 0

@@ -115,8 +115,8 @@ class _Reader:
     """
     Read the counters and page tables of processes.
 
-    On a frozen image all counters are read at once. On a running kernel they are read process by
-    process, so that the counters and the page tables of one are of about the same time.
+    On an image at rest all counters are read at once. On a running kernel they are read process by
+    process, so that the counters and the page tables of a process are read at about the same time.
 
     :ivar is_all: whether all tasks could be read
     """
@@ -162,7 +162,7 @@ def _processes(threads: Iterable[Thread]) -> Iterator[_Process]:
         if not thread.of_kernel:
             groups.setdefault(thread.tgid, []).append(thread)
     for tgid, group in groups.items():
-        # A leader that has exited keeps its name but has no mm: exit_mm().
+        # A leader that has exited has a name but no mm: exit_mm().
         leader = next((t for t in group if t.pid == tgid), group[0])
         user = next((t for t in (leader, *group) if t.mm), None)
         if user is not None:
@@ -227,7 +227,7 @@ class _Rows:
         return NotRead("percpu_counter_batch is not known") if bound is None else bound
 
     def _checked(self, row: RssRow, counter: RssCounter | None, pages: Mapped) -> RssRow:
-        """Fill in what the page tables say."""
+        """Fill in the fields of ``--check``."""
         nodes: dict[int, Value] = {
             nid: None if row.item == "swapents" else pages.pages[row.item, nid]
             for nid in self._info.nodes

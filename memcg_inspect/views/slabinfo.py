@@ -83,7 +83,7 @@ class NodeRow:
     unused: Annotated[Value, Field("bytes", "bytes in no object in use", total=True)]
 
 
-_ORPHAN = NotRead("charged to an obj_cgroup that is not there, or not in the image")
+_ORPHAN = NotRead("charged to an obj_cgroup that does not exist or is not in the image")
 _UNKNOWN = NotRead("the obj_cgroups of some slabs are not in the image")
 _OTHERS = NotRead("other users of compound pages are not all in the image")
 #: Payer of a charge whose obj_cgroup is not known; no memcg has this address.
@@ -108,7 +108,7 @@ class _Cell:
     """
     The sums of a row.
 
-    :ivar apart: objects in the pool of kfence, which are in no slab of the cache
+    :ivar apart: objects in the pool of KFENCE, which are in no slab of the cache
     """
 
     objects: int = 0
@@ -156,7 +156,7 @@ class _Tally:
         for objcg, count in (slab.charged or {}).items():
             owners[self._payer(objcg)] += count
         if slab.page in self._kfence:
-            # No counter of slabs includes it, and it does not tell whether its object is in use.
+            # No counter of slabs includes it, and slab->inuse does not count its object.
             for payer, count in owners.items():
                 self._cell(payer, cache.address, slab.nid).apart += count
             return

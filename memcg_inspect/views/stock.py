@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
-"""Stocks: what each CPU has charged in advance, for whom, and how far that lets counters be off."""
+"""Stocks: amounts that CPUs have charged in advance, and how far off counters can be."""
 
 from __future__ import annotations
 
@@ -54,18 +54,19 @@ class BoundRow:
     """How far one counter can be off because of stocks."""
 
     counter: Annotated[str, Field("text", "file, or line of memory.stat, that can be off")]
-    error: Annotated[str, Field("text", "how the value shown differs from the memory used")]
+    error: Annotated[str, Field("text", "how the counter can differ from the memory in use")]
     slots: Annotated[
-        int, Field("count", "amounts that a CPU can hold back; a memcg may have all of them")
+        int,
+        Field("count", "slots of a CPU that can hold such an amount; one memcg may use all"),
     ]
-    each: Annotated[Value, Field("bytes", "upper bound of one amount")]
+    each: Annotated[Value, Field("bytes", "upper bound for one slot")]
     cpu_bound: Annotated[Value, Field("bytes", "upper bound for one CPU")]
     bound: Annotated[Value, Field("bytes", "upper bound for all possible CPUs")]
-    held: Annotated[int, Field("bytes", "sum of the amounts held back now, without their signs")]
+    held: Annotated[int, Field("bytes", "sum of the absolute amounts in all slots now")]
     rule: Annotated[str, Field("text", "where the bound comes from")]
 
 
-_NO_LOCK = NotRead("the lock of this kernel's stocks does not tell whether it is held")
+_NO_LOCK = NotRead("the lock of this kernel's stocks does not record whether it is held")
 
 
 def stock(image: Image) -> Answer:

@@ -85,7 +85,7 @@ def _rows(payers: Payers, task: TaskCharge) -> Iterator[TaskRow]:
         whose: Value = payers.path(cached)
         nid: Value = None if objcg is None else objcg.nid
         if address and objcg is None:
-            whose = nid = NotRead("there is no obj_cgroup there, or it is not in the image")
+            whose = nid = NotRead("the obj_cgroup does not exist or is not in the image")
         elif objcg is not None and nid is None and has_node_objcgs(payers.image):
             nid = NotRead("the list of obj_cgroups of its node is not all in the image")
         state = _state(payers, task, own, address, cached)

@@ -125,7 +125,7 @@ def _keep(options: Options, how: str, folder: Path, tell: Any) -> None:
             listener.listen(4)
             write_atomically(folder / _STATE, json.dumps(state).encode())
             tell("ready")
-            # Whoever reads the output of `lab up` waits until all copies of it are closed.
+            # A reader of the output of `lab up` waits until all copies of it are closed.
             null = os.open(os.devnull, os.O_RDWR)
             for fd in range(3):
                 os.dup2(null, fd)

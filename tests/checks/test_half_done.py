@@ -171,7 +171,7 @@ def test_references_of_what_is_being_freed(difference: int, expected: str) -> No
     assert found.status == expected
     if expected == "in-flight":
         assert found.reason == (
-            "what is being freed holds at most 2 references: BPF map (0x10), page (0x20)"
+            "objects being freed hold at most 2 references: BPF map (0x10), page (0x20)"
         )
     # of another obj_cgroup
     [found] = mark_in_flight(taken, [make_row(key._replace(objcg=0xB0), row.found, row.claimed)])

@@ -113,7 +113,7 @@ def test_rows_have_the_parts_that_are_documented() -> None:
 
 
 def test_no_other_module_asks_for_an_identity_by_name() -> None:
-    """A table or a condition by name would have to be found by whoever adds an identity."""
+    """Adding an identity must not require changes in other modules."""
     wrong = []
     for path in sorted((ROOT / "memcg_inspect").rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text())):

@@ -212,10 +212,10 @@ def test_numa_stat_says_the_same(lab: Lab, kernel: str) -> None:
     for (path, name, nid), value in second.items():
         kind = name.removeprefix("active_")
         if kind == name or kind not in KINDS or path == "/":
-            continue  # what looked at all this is in the root
+            continue  # the processes that read these files are in the root memcg
         keys = (path, name, nid), (path, f"in{name}", nid)
         if any(first.get(key) != second.get(key) for key in keys):
-            continue  # it did not stand still
+            continue  # the value changed
         said = value + second[keys[1]]
         assert (path, kind, nid, sums[by_path[path], kind, nid] * size) == (path, kind, nid, said)
         compared += said > 0

@@ -123,7 +123,7 @@ def test_finding() -> None:
     first, second = finding["evidence"]
     assert first["cache"] == "dentry"
     assert first["address"] == "0xffff888000f00000"
-    # What is not known of a piece of evidence is left out.
+    # Unknown fields of evidence are left out.
     assert second == {"address": "0xfffffffffffffff8", "kind": "slab"}
 
 

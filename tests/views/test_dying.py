@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 """
-Removed memcgs, held against what the guest says of itself, what its workload is known to have
-done, and the kernel's own count of references.
+Removed memcgs, compared with the files of the guest, the known actions of its workload, and the
+kernel's reference counts.
 """
 
 from __future__ import annotations

@@ -169,7 +169,7 @@ def test_choice_of_memcg(lab: Lab) -> None:
 
 @pytest.mark.parametrize("kernel", ["6.1", "7.3"])
 def test_removed_memcgs_are_not_kept_up(lab: Lab, kernel: str) -> None:
-    """Held against what dying finds to be left of them, thing by thing."""
+    """The charges that dying finds are compared with the counters, kind by kind."""
     prog = lab.image(kernel, "4", "dying").program()
     removed = [m for m in Payers(image_of(prog)).memcgs.values() if m.state == "dying"]
     table = dying(image_of(prog)).tables[0]

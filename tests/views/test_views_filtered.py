@@ -42,7 +42,7 @@ def test_nothing_is_made_up(
     assert any("makedumpfile" in note for note in document["notes"])
     for row in removed:
         there = whole[row["memcg_address"]]
-        # What is told is so; what is not known is null, with a reason.
+        # Values that are given are right. Unknown values are null, with a reason.
         assert row["references"] in (there["references"], None)
         assert row["unexplained"] in (0, None)
         assert row["explained"] <= there["references"]

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 """
-What is at an address, held against what a test module planted, what drgn makes of the same
-addresses, and the kernel's own lists walked plainly.
+The layers of addresses, compared with the objects that a test module made, with drgn's
+``identify_address()``, and with the kernel's own lists.
 """
 
 from __future__ import annotations

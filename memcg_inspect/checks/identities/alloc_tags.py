@@ -3,15 +3,15 @@
 Identity ``alloc_tags``
 -----------------------
 
-For each call site of a kernel that profiles allocations: its counters of bytes
-and of calls are those of all slab objects, percpu allocations and blocks of pages that refer
-to it, charged or not.
+For each call site, on a kernel that profiles allocations: its counters of bytes and of calls are
+the sums over all slab objects, percpu allocations and blocks of pages that refer to it, charged or
+not.
 
-What refers to no call site is not in a counter, either: memory of early boot, of caches and
-vectors that the kernel leaves out, and references marked as empty. Where several sites share
-one counter (modules on architectures with weak percpu variables), it cannot be divided. Some
-kernels count one CPU's size of a percpu allocation, and others that of all CPUs; the counters
-tell which.
+Memory that refers to no call site is in no counter, either. This is memory of early boot, memory
+of caches and vectors that the kernel leaves out, and memory whose reference is marked as empty. If
+several sites share one counter (modules on architectures with weak percpu variables), their rows
+cannot be verified. Some kernels count one CPU's copy of a percpu allocation, and others the copies
+of all CPUs. The counters show which rule a kernel follows.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ def _counters(
     """Return what a call site counts: bytes and calls."""
     size, calls = (None, None) if site is None else (site.bytes, site.calls)
     if site is None and profile.missing is None:
-        # A reference to what is no call site is in no counter; but it may be one that is missing.
+        # Without a call site there is no counter, unless the call site could not be read.
         size, calls = 0, 0
     return (
         None if size is None else {"counter": size},
@@ -156,7 +156,7 @@ CHECK = Check(
     not_kept=_not_kept,
     half_done=HalfDone(
         pattern(SLAB, PAGES, STACK, VMALLOC, LRU, PERCPU, r"alloc|free|split"),
-        # A huge page that is being split has as many references.
+        # While a huge page is split, each of its pages gets a reference.
         lambda snapshot: HUGE,
         in_pages=True,
     ),

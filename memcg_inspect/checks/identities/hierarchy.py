@@ -3,9 +3,10 @@
 Identity ``hierarchy``
 ----------------------
 
-For each memcg with children: its counter, flushed or not, is what was found in its whole
-subtree, removed memcgs included. Where a memcg's own share is off and this holds, the counter of
-a child is wrong. Where this fails, its own is.
+For each memcg with children: its counter, including changes that are not flushed, is the sum of
+the charges found in its whole subtree, including removed memcgs. If the row of a memcg itself
+differs and this identity holds, the counter of a child is wrong. If this identity fails, the
+memcg's own counter is wrong.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ def hierarchy_rows(snapshot: Snapshot, rows: Sequence[Row]) -> list[Row]:
     """
     Compare the counters of memcgs with children with their subtrees.
 
-    :param rows: those that add up charges. What memcgs claim for themselves in them has a part
-        named ``folded``.
+    :param rows: rows that add up charges. Rows of counters of memcgs have a part ``folded`` in
+        ``claimed``; other rows are ignored.
     """
     found: defaultdict[Cell, int] = defaultdict(int)
     models: dict[Cell, Row] = {}
@@ -81,7 +82,7 @@ CHECK = Check(
     derive=hierarchy_rows,
     of_subtrees=True,
     by_node_rule=True,
-    # A subtree is off by what one of its members is off by.
+    # The counter of a subtree includes the half-done charge of any memcg in it.
     half_done=replace(HALF_DONE, in_many_rows=True),
     sentence=_sentence,
 )

@@ -35,7 +35,7 @@ CHECK = Check(
     places=("folded", "pending_cpu"),
     rows=stack_rows,
     items=(ITEM,),
-    # THREAD_SIZE with KASAN is 32 KiB; twice that.
+    # Twice THREAD_SIZE with KASAN, which is 32 KiB.
     half_done=HalfDone(pattern(STACK, FLUSH), lambda snapshot: 64),
     charges=Charges("kmem"),
 )

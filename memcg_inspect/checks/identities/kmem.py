@@ -36,7 +36,8 @@ __all__ = ("CHECK", "why_kmem_missing", "kmem_pages", "kmem_rows")
 
 BY_MEMCG, BY_NODE = "MEMCG_KMEM", "NR_KMEM"
 
-#: Pages that may have no order to tell: a stack without ``CONFIG_VMAP_STACK``, or a PGD. Twice.
+#: Twice the pages of the largest block that does not store its order: a stack without
+#: ``CONFIG_VMAP_STACK``, or a PGD.
 _BLOCK = 8
 
 
@@ -52,7 +53,7 @@ def kmem_pages(snapshot: Snapshot) -> Mapping[int, dict[str, int]]:
     return {
         memcg.address: {
             "kmem_pages": pages[memcg.address].bytes // page_size,
-            # Not whole pages only where ``objcg_bytes`` differs, which names the obj_cgroup.
+            # If these are not whole pages, ``objcg_bytes`` differs and names the obj_cgroup.
             "objects": round(objects[memcg.address] / page_size),
         }
         for memcg in snapshot.live()
@@ -65,7 +66,7 @@ def why_kmem_missing(snapshot: Snapshot, memcg: int) -> str | None:
 
 
 def kmem_rows(snapshot: Snapshot) -> list[Row]:
-    """Compare all kernel memory with its counter, by memcg, and by node if that is."""
+    """Compare all kernel memory with its counter, by memcg, and by node if the counter is."""
     if BY_NODE in snapshot.features.items:
         return [
             _kmem_row(snapshot, RowKey("kmem", BY_NODE, "pages", memcg, nid), found)
@@ -85,8 +86,8 @@ def _pages_by_node(snapshot: Snapshot) -> dict[tuple[int, int], dict[str, int]]:
     """
     Return all kernel memory found, in pages, by memcg and node, and then by source.
 
-    The node of pages is their own. That of objects is that of the obj_cgroup that pays: on a
-    kernel that accounts by node they are the same.
+    Pages are added up by their node, and objects by the node of the obj_cgroup that pays. On a
+    kernel that accounts by node, that is also the node of the objects.
     """
     page_size = snapshot.image.page_size
     pages = snapshot.by_node("kmem")

@@ -3,7 +3,7 @@
 Identity ``levels``
 -------------------
 
-For each memcg: what it counts of slab memory is the sum of what it counts on its nodes.
+For each memcg: its counter of slab memory is the sum of the same counter of its nodes.
 ``__mod_memcg_lruvec_state()`` changes both.
 """
 

@@ -3,13 +3,13 @@
 Identity ``lru``
 ----------------
 
-For each memcg, node, zone and LRU list: the pages that the lruvec counts on the list are
-those of the folios with ``PG_lru`` whose flags name that list. Folios that were charged and
-are in a CPU's ``folio_batch`` are not on a list yet.
+For each memcg, node, zone and LRU list: the number of pages that the lruvec counts on the list is
+that of the folios with ``PG_lru`` whose flags name the list. Folios that are charged but still in a
+CPU's ``folio_batch`` are not on a list.
 
-The lruvec is that of the memcg that a folio is charged to. On kernels whose user pages point to
-memcgs (before 7.2) the pages of a removed memcg stay on its own lists. Pages that are charged
-to nobody are on the root's.
+A folio is on a list of the memcg that it is charged to. On kernels whose user pages point to memcgs
+(before 7.2), the pages of a removed memcg stay on its own lists. Pages that are not charged are on
+the lists of the root memcg.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from memcg_inspect.report import Row
 
 __all__ = ("CHECK", "lru_rows")
 
-#: How the names of the multi-gen LRU's counters begin.
+#: Prefix of the names of the multi-gen LRU's counters.
 _BY_GENERATION = "lrugen."
-#: Why folios may be of another generation than their list.
+#: Why the generation of folios may differ from that of their list.
 _WALKS = "tasks, whose walks of page tables move folios, are not all in the image"
-#: Why lists are compared together.
+#: Why the lists of all generations are compared together.
 _BY_TYPE = "the generation of a folio is not where it was expected: lists are compared by type"
 
 Cell = tuple[int, int, str]

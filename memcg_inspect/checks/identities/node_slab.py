@@ -7,8 +7,8 @@ For each node, charged or not: ``NR_SLAB_RECLAIMABLE_B`` and ``NR_SLAB_UNRECLAIM
 node, in pages, are the pages of its slabs. The latter also counts large kmallocs. Pages of kfence
 are in neither.
 
-Before large kmallocs had a page type, those that are not charged look like other pages. There
-only the first of the two is compared.
+Kernels without a page type for large kmallocs do not mark those that are not charged. On such
+kernels, only the first counter is compared.
 """
 
 from __future__ import annotations

@@ -3,9 +3,9 @@
 Identity ``objcg_bytes``
 ------------------------
 
-For each obj_cgroup: ``obj_cgroup_charge()`` charges whole pages and hands out bytes of them.
-So its objects, the bytes in object stocks, and ``nr_charged_bytes`` add up to whole pages. No
-counter is needed.
+For each obj_cgroup: ``obj_cgroup_charge()`` charges whole pages and hands out bytes of them. So the
+bytes of its objects, the bytes in object stocks, and ``nr_charged_bytes`` add up to whole pages.
+This needs no counter.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def objcg_rows(snapshot: Snapshot) -> list[Row]:
         objcg = snapshot.objcgs[address]
         if objcg.is_root:
             continue  # never charged
-        # The nearest number of pages: a byte that is missing or counted twice is off by one byte.
+        # Compare with the nearest number of pages, so that the difference is as small as possible.
         whole = (sum(found.values()) + page // 2) // page * page
         key = RowKey(
             "objcg_bytes",

@@ -3,8 +3,8 @@
 Identity ``page_levels``
 ------------------------
 
-For each memcg: what it counts of kernel stacks, page tables and vmalloc areas is the sum of what
-it counts on its nodes. ``__mod_memcg_lruvec_state()`` changes both.
+For each memcg: its counters of kernel stacks, page tables and vmalloc areas are the sums of the
+same counters of its nodes. ``__mod_memcg_lruvec_state()`` changes both.
 """
 
 from __future__ import annotations

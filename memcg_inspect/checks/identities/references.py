@@ -3,8 +3,8 @@
 Identity ``references``
 -----------------------
 
-For each obj_cgroup: its reference count is the number of references that were found. More than
-that is a leak, or a holder that this program does not know.
+For each obj_cgroup: its reference count is the number of references that were found. A higher count
+means a leak, or a holder that this program does not know.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from memcg_inspect.report import Row
 __all__ = ("CHECK", "reference_rows")
 
 _KINDS: tuple[ChargeKind, ...] = ("kmem", "lru", *OBJECTS)
-#: What holds references and is no charge, by subject of the coverage.
+#: Holders of references that are not charges, by subject of the coverage.
 _HOLDERS = {"stock": "object stocks", "tasks": "tasks", "bpf": "BPF maps"}
 
 _MEMCGS = "memcgs, which hold references to their obj_cgroups, are not all in the image"
@@ -46,7 +46,7 @@ def reference_rows(snapshot: Snapshot) -> list[Row]:
     rows = []
     for address, objcg in snapshot.objcgs.items():
         if objcg.is_root:
-            continue  # percpu_ref of the root's is not counted at all
+            continue  # the references to obj_cgroups of the root are not counted
         payer = snapshot.payer(address)
         rows.append(
             make_row(
@@ -83,13 +83,13 @@ def _why_missing(snapshot: Snapshot) -> str | None:
 
 
 def _being_freed(snapshot: Snapshot, row: Row) -> str | None:
-    """Return which things that are being freed may hold the references that are too many."""
+    """Return which objects that are being freed may hold the references that were not found."""
     transients = snapshot.transients.get(row.objcg or 0, ())
     difference = row.difference or 0
     if difference < 0 or difference > len(transients):
         return None
     what = ", ".join(sorted({f"{t.what} ({t.address:#x})" for t in transients}))
-    return f"what is being freed holds at most {counted(len(transients), 'references')}: {what}"
+    return f"objects being freed hold at most {counted(len(transients), 'references')}: {what}"
 
 
 def _sentence(row: Row) -> str:

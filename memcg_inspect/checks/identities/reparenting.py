@@ -20,7 +20,7 @@ __all__ = ("CHECK", "reparent_rows")
 
 
 def reparent_rows(snapshot: Snapshot) -> list[Row]:
-    """Count the obj_cgroups that memcgs taken offline still have."""
+    """Count the obj_cgroups that still belong to memcgs taken offline."""
     rows = []
     for memcg in snapshot.memcgs.values():
         if not memcg.offline:

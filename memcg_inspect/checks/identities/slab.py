@@ -5,7 +5,7 @@ Identity ``slab``
 
 For each memcg, node and kind of slab memory:
 
-    own(m, n, item) + what the object stocks hold of it
+    own(m, n, item) + changes of it in object stocks
         = sum of ``s->size + sizeof(void *)`` over the charged objects in slabs on n
         + (unreclaimable only) sum of the large kmallocs on n
 

@@ -3,8 +3,8 @@
 Identity ``task_objcg``
 -----------------------
 
-For each memcg: what its tasks have cached in ``task->objcg`` are obj_cgroups of that memcg, or
-the pointer carries ``CURRENT_OBJCG_UPDATE_FLAG``.
+For each memcg: the obj_cgroups that its tasks have cached in ``task->objcg`` belong to the memcg,
+or the pointer has ``CURRENT_OBJCG_UPDATE_FLAG`` set.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def _is_wrong(snapshot: Snapshot, task: TaskCharge) -> bool:
     root = next(iter(snapshot.memcgs))
     for objcg in task.objcgs:
         if objcg and objcg not in snapshot.objcgs and not task.stale:
-            # It may be one that could not be read.
+            # It may be an obj_cgroup that could not be read.
             return snapshot.complete("memcgs", "objcgs")
         if not may_be_cached(task, payer, snapshot.payer(objcg) if objcg else None, root):
             return True
@@ -69,8 +69,9 @@ def may_be_cached(task: TaskCharge, payer: int | None, cached: int | None, root:
     Return whether a task may have cached an obj_cgroup.
 
     :param payer: ``struct mem_cgroup *`` that pays for the memcg that the task is in
-    :param cached: that which pays for the cached obj_cgroup; ``None`` if none is cached
-    :param root: the root's
+    :param cached: ``struct mem_cgroup *`` that pays for the cached obj_cgroup; ``None`` if none is
+        cached
+    :param root: ``struct mem_cgroup *`` of the root
     """
     if task.stale:
         return True  # current_objcg_update() replaces it before it is used

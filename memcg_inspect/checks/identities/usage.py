@@ -3,9 +3,10 @@
 Identity ``usage``
 ------------------
 
-For each memcg but the root: its page counter is its user pages and page cache, its kernel
-memory, its sockets, and what CPUs have charged in advance (``memcg_stock``). A page counter
-includes the memcg's descendants; what is compared is the memcg's own share.
+For each memcg except the root: its page counter is the sum of its user pages and page cache, its
+kernel memory, the memory of its sockets, and the pages that CPUs have charged in advance
+(``memcg_stock``). A page counter includes the descendants of the memcg. Those of the children are
+subtracted before the comparison.
 """
 
 from __future__ import annotations
@@ -106,7 +107,7 @@ CHECK = Check(
     of_subtrees=True,
     half_done=HalfDone(
         pattern(SLAB, PAGES, STACK, VMALLOC, LRU, SOCK),
-        # A charge beyond the batch, and the single pages of a folio_batch.
+        # A batch of charged pages, and the single pages of a folio_batch.
         lambda snapshot: CHARGE_BATCH + FOLIO_BATCH,
         folios=FOLIO_BATCH * HUGE,
     ),

@@ -4,8 +4,8 @@ What each CPU was running
 -------------------------
 
 Mirrors :linux:`kernel/stacktrace.c` for the task that each CPU runs (``cpu_curr()`` of
-:linux:`kernel/sched/sched.h`). A machine that crashed or was stopped left each CPU in the middle of
-something. The registers in the dump tell where, and the stack tells which folios it was using.
+:linux:`kernel/sched/sched.h`). A crash, or stopping a machine, stops each CPU at any point. The
+registers in the dump show the function, and the stack shows which folios it was using.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def _stack_words(image: Image, task: Object, trace: StackTrace) -> list[int]:
     """
     Return the words in the registers and on the kernel stack of a running task.
 
-    If the CPU was on another stack, e.g. that of an interrupt, the words on that stack, too.
+    If the CPU was on another stack, e.g. that of an interrupt, the words on it are included.
 
     :param task: ``struct task_struct *``
     :raises drgn.FaultError: if the stack is not in the image

@@ -275,7 +275,7 @@ class _Tree:
         self.coverage.read += 1
 
     def add_unlinked(self) -> None:
-        """Add the memcgs that no list leads to any more: by their ids, then their children."""
+        """Add memcgs that lists do not contain: first by their ids, then the children of these."""
         idr = self.image.object("memory_cgrp_subsys").css_idr
         left = [
             container_of(css, "struct mem_cgroup", "css")
@@ -287,8 +287,8 @@ class _Tree:
         while len(left) != before:  # parents first
             before = len(left)
             left = [memcg for memcg in left if not self._is_added(memcg)]
-        # The id of a child whose memory is missing leads nowhere: only the list of its parent's
-        # children shows that there is one.
+        # A child whose memory is missing cannot be found by its id. Only the list of its parent's
+        # children shows that it exists.
         todo = [
             Object(self.image.prog, "struct mem_cgroup *", address)
             for address in self.memcgs.keys() - linked

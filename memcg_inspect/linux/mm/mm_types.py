@@ -103,7 +103,7 @@ class Marker(NamedTuple):
 
 class FlagColumn(NamedTuple):
     """
-    Some bits of ``page->flags``, gathered in one byte.
+    Some bits of ``page->flags``, collected in one byte.
 
     :ivar tables: for each byte of the flags that has such bits: its offset in ``struct page``, and
         a table from its value to the bits of the result
@@ -125,7 +125,7 @@ class FlagColumn(NamedTuple):
 
 class LruFlags(NamedTuple):
     """
-    The page flags that tell the LRU list of a folio.
+    The page flags that determine the LRU list of a folio.
 
     :ivar on_list: ``PG_lru``
     :ivar active: ``PG_active``
@@ -233,7 +233,7 @@ class LruPages(NamedTuple):
     :ivar payer: ``struct obj_cgroup *``, before 7.2 ``struct mem_cgroup *``; 0 for pages on
         LRU lists that are not charged
     :ivar zone: value of ``enum zone_type``
-    :ivar flags: flags that tell the LRU list
+    :ivar flags: flags that determine the LRU list
     :ivar folios: number of folios
     :ivar pages: number of pages
     """

@@ -14,7 +14,7 @@ What differs between kernel releases:
 - since 7.2, it may also be in the unused space of the slab, or inside the objects. ``slab->stride``
   is the distance of two elements;
 - since 7.3, ``struct slabobj_ext`` is one word, which is an objcg or a codetag. An object has none,
-  one or two of them. ``slab->obj_exts_needs_objcg`` tells whether it has an objcg, and a static key
+  one or two of them. ``slab->obj_exts_needs_objcg`` shows whether it has an objcg, and a static key
   whether it has a codetag.
 """
 
@@ -247,7 +247,7 @@ class SlabReader:
 
     :ivar caches: the caches that were read so far, by ``struct kmem_cache *``
     :ivar coverage: counts the slabs that were read, and those whose objcgs are unreadable
-    :ivar names: names of caches that could not be read; their addresses are told instead
+    :ivar names: counts the names of caches that could not be read; addresses are used instead
     :ivar unnamed: why the name of a cache could not be read, by ``struct kmem_cache *``
     """
 
@@ -573,7 +573,7 @@ class SlabTally:
             found.charged += sum(slab.charged.values())
 
     def merge(self, other: SlabTally) -> None:
-        """Add the slabs of another tally, which has none of these."""
+        """Add the slabs of another tally. The two must have no slab in common."""
         for key, theirs in other.sums.items():
             found = self._sum(theirs.cache, key)
             found.slabs += theirs.slabs

@@ -240,7 +240,7 @@ class _Locations:
         Return the location of the data of an entry.
 
         :raises drgn.FaultError: if a structure of zsmalloc cannot be read
-        :raises ValueError: if the handle does not lead to a zsmalloc object
+        :raises ValueError: if the handle is not that of a zsmalloc object
         """
         for shift in self._shifts:
             self._shift = shift
@@ -250,7 +250,7 @@ class _Locations:
                 if shift == self._shifts[-1]:
                     raise
                 continue
-            self._shifts = (shift,)  # the others need not be tried again
+            self._shifts = (shift,)  # do not try the others again
             return parts
         raise ValueError("the handle does not lead to an object")
 
