@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from types import FrameType
-from typing import Any, TextIO
+from typing import Any, NoReturn, TextIO
 
 from drgn import Architecture
 from drgn import __version__ as drgn_version
@@ -45,6 +45,15 @@ EXIT_INTERRUPTED = 130
 
 class OutputError(MemcgInspectError):
     """The result cannot be written to standard output."""
+
+
+class _Parser(argparse.ArgumentParser):
+    """A parser that says in one line which argument is wrong."""
+
+    def error(self, message: str) -> NoReturn:
+        command = self.prog.partition(" ")[2]
+        where = f"{command}: " if command else ""
+        raise UsageError(f"{where}{message} ({self.prog} --help shows the usage)")
 
 
 def entry() -> None:
@@ -93,7 +102,7 @@ def _complain(message: str, lines: str = "") -> None:
 
 def make_parser() -> argparse.ArgumentParser:
     """Return the parser of the command line."""
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="memcg-inspect",
         description="Compare the memory charged to Linux memory cgroups with the kernel's "
         "counters, to the byte, in a vmcore or a running kernel.",

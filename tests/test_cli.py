@@ -107,6 +107,27 @@ def test_text_that_cannot_be_written(args: str) -> None:
         assert done.stderr == f"memcg-inspect: output cannot be written: {why}\n"
 
 
+@pytest.mark.parametrize(
+    ("args", "why"),
+    [
+        ("", "the following arguments are required: COMMAND"),
+        ("nope", "argument COMMAND: invalid choice: 'nope'"),
+        ("audit extra", "unrecognized arguments: extra"),
+        ("audit --rows --skew", "audit: argument --skew: not allowed with argument --rows"),
+        ("stat", "stat: the following arguments are required: MEMCG"),
+        ("stat / --node x", "stat: argument --node: invalid int value: 'x'"),
+        ("drift --json --scripted", "drift: argument --scripted: not allowed with argument --json"),
+        ("schema nope", "schema: argument COMMAND: invalid choice: 'nope'"),
+        ("completion ksh", "completion: argument shell: invalid choice: 'ksh'"),
+    ],
+)
+def test_wrong_arguments(args: str, why: str) -> None:
+    """One line, as docs/json.md says: the usage would hide it."""
+    line = refused(*args.split())
+    assert line.startswith(f"memcg-inspect: {why}")
+    assert line.endswith(" --help shows the usage)")
+
+
 def test_options_that_need_a_table() -> None:
     for words in (["--sort", "name"], ["--scripted"], ["--memcg", "/"], ["--fields", "all"]):
         assert "need one of --identities, --rows, --skew" in refused("audit", *words)
