@@ -3,13 +3,13 @@
 Identity ``placement``
 ----------------------
 
-For each node: the vectors of obj_cgroup pointers of its slabs, where they are apart from the
-slab, are in memory of kmalloc, on this node or on another one.
+For each node: the vectors of obj_cgroup pointers that its slabs have outside the slab are in memory
+of ``kmalloc()``, on this node or on another one.
 
-No kernel promises the node. ``memcg_alloc_slab_cgroups()`` (6.1) and ``alloc_slab_obj_exts()`` pass
-``slab_nid()`` to an allocation that may fall back: ``OBJCGS_CLEAR_MASK`` does not add
-``__GFP_THISNODE``, and since 7.3 takes it out. So a full node has vectors elsewhere. The row counts
-them. A vector in memory that is not allocated, or that is not of kmalloc, is a finding.
+``memcg_alloc_slab_cgroups()`` (6.1) and ``alloc_slab_obj_exts()`` pass ``slab_nid()`` to an
+allocation that may fall back to another node: ``OBJCGS_CLEAR_MASK`` does not add
+``__GFP_THISNODE``, and since 7.3 removes it. So if a node is full, vectors are on other nodes. The
+row counts them. A vector in memory that is not allocated, or not by ``kmalloc()``, is a finding.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ __all__ = ("CHECK", "placement_rows")
 
 
 def placement_rows(snapshot: Snapshot) -> list[Row]:
-    """Count the vectors by whether they are on the node of their slab."""
+    """Count the vectors on the node of their slab, and on other nodes."""
     rows = []
     for nid, vectors in sorted(snapshot.vectors.items()):
         row = make_row(

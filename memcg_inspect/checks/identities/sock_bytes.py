@@ -3,8 +3,8 @@
 Identity ``sock_bytes``
 -----------------------
 
-For each memcg: each of its sockets has charged whole pages. The bytes in its queues that are
-charged, and its ``sk_forward_alloc``, add up to them. See ``__sk_mem_schedule()`` and
+For each memcg: each of its sockets has charged whole pages. The charged bytes in the queues of the
+socket and its ``sk_forward_alloc`` add up to whole pages. See ``__sk_mem_schedule()`` and
 ``sk_mem_charge()``.
 """
 
