@@ -222,7 +222,8 @@ def _run(args: argparse.Namespace) -> int:
         monitor = None
         if args.pause:
             monitor = guest.enter_context(closing(Monitor(args.qemu)))
-        image = image_of(open_program(_source(args, monitor)))
+        with _interrupts_kept():
+            image = image_of(open_program(_source(args, monitor)))
         if monitor is not None:
             guest.enter_context(_signals_unwind())
             guest.enter_context(monitor.paused())
@@ -273,6 +274,31 @@ def _source(args: argparse.Namespace, monitor: Monitor | None) -> ImageSource:
         vmcoreinfo=args.vmcoreinfo,
         debuginfo=args.debuginfo,
     )
+
+
+@contextmanager
+def _interrupts_kept() -> Iterator[None]:
+    """
+    Raise KeyboardInterrupt at the end, if there was one.
+
+    drgn loads its plugins when a program is opened. It prints what they raise, and goes on.
+    """
+    before, seen = signal.getsignal(signal.SIGINT), False
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        nonlocal seen
+        seen = True
+        raise KeyboardInterrupt
+
+    if before is signal.default_int_handler:
+        signal.signal(signal.SIGINT, interrupt)
+    try:
+        yield
+    finally:
+        if before is signal.default_int_handler:
+            signal.signal(signal.SIGINT, before)
+    if seen:
+        raise KeyboardInterrupt
 
 
 @contextmanager

@@ -6,8 +6,10 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
+from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -93,6 +95,36 @@ def ctrl_c():
             env=environment | unbuffered, capture_output=True, text=True, check=False,
         )  # fmt: skip
         assert (done.returncode, done.stdout, done.stderr) == (status, "", "")
+
+
+def test_an_interrupt_during_imports() -> None:
+    code = """
+import runpy, sys
+class Finder:
+    def find_spec(self, name, *more):
+        if name == "drgn":
+            raise KeyboardInterrupt
+sys.meta_path.insert(0, Finder())
+sys.argv = ["memcg-inspect", "audit"]
+runpy.run_module("memcg_inspect", run_name="__main__")
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
+def test_an_interrupt_while_a_program_is_opened(monkeypatch: pytest.MonkeyPatch) -> None:
+    """drgn ignores what a plugin raises."""
+
+    def open_program(_: object) -> None:
+        with suppress(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr("memcg_inspect.cli.open_program", open_program)
+    monkeypatch.setattr("memcg_inspect.cli.image_of", lambda prog: prog)
+    before = signal.getsignal(signal.SIGINT)
+    assert before is signal.default_int_handler
+    assert main(["audit", "-c", "/vmcore"]) == 130
+    assert signal.getsignal(signal.SIGINT) is before
 
 
 @pytest.mark.parametrize("args", ["schema", "completion bash"])
