@@ -20,6 +20,7 @@ them.
 from __future__ import annotations
 
 from collections.abc import Container, Iterator, Mapping
+from functools import cached_property
 from typing import NamedTuple
 
 from drgn import FaultError, Object, offsetof, sizeof
@@ -156,13 +157,17 @@ class SockReader:
         self.caches = socket_caches(image, self.coverage) if protocols is None else protocols
         self._protocols: dict[int, Protocol] = {}
         self._kfence = kfence_pages(image)
-        self._charges = _ChargeReader(image)
         sock = image.type("struct sock")
         self._memcg = offsetof(sock, "sk_memcg")
         self._refs = offsetof(sock, "__sk_common.skc_refcnt")
         self._wmem_alloc = offsetof(sock, "sk_wmem_alloc")
         self._proto = offsetof(sock, "__sk_common.skc_prot")
         self._size = sizeof(sock)
+
+    @cached_property
+    def _charges(self) -> _ChargeReader:
+        # Without CONFIG_INET, no protocol accounts memory, and the types are not there.
+        return _ChargeReader(self.image)
 
     def read(self, slab: Slab, memcgs: Container[int]) -> Iterator[Sock]:
         """
