@@ -15,7 +15,7 @@ import pytest
 from drgn import Object
 from support.findings import by_path, named, touched
 from support.guest_files import numbers
-from support.guests import DEBIAN_KERNELS, KERNELS, GuestImage, Lab, Plant
+from support.guests import BUILT_KERNELS, DEBIAN_KERNELS, KERNELS, GuestImage, Lab, Plant
 from support.made import A, B, snapshot
 
 from memcg_inspect.checks.identities.sock_bytes import sock_bytes_rows
@@ -268,3 +268,20 @@ class TestSockmap:
         report = plant(image, (f"per_cpu_ptr({stats}, 0).state[{slot}]", "old - 7"))
         assert named(report, "sock") == {("/sockmap/corked", None, "MEMCG_SOCK", -2)}
         assert report.verdict == "findings"
+
+
+@pytest.mark.image
+@pytest.mark.parametrize("kernel", [k for k in BUILT_KERNELS if k == "7.3-lab"])
+def test_sockets_closed_with_datagrams_in_flight(lab: Lab, kernel: str) -> None:
+    """They wait for ARP, in no file and in no hash table: Debian's kernels cannot do this here."""
+    image = lab.image(kernel, "2", "closed")
+    report = image.report()
+    assert report.verdict == "exact"
+    said = numbers(image.guest / "2/cgroup", "memory.stat")["/closed/udp", "sock", None]
+    assert said // PAGE >= 20
+    paths = by_path(report)
+    [row] = [r for r in report.rows if r.identity == "sock" and r.memcg == paths["/closed/udp"]]
+    assert row.found["sock"] == said // PAGE
+    sockets = sockets_of(image)["udp"]
+    assert len(sockets) == 3
+    assert {int(sock_object(image, s).__sk_common.skc_refcnt.refs.counter) for s in sockets} == {0}
