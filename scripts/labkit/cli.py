@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from . import dump, images, kernels, live, poke, updown
+from . import dump, hotplug, images, kernels, live, poke, updown
 from .errors import LabError
 from .machine import Options
 from .programs import workload_names
@@ -60,6 +60,11 @@ def _image(args: argparse.Namespace) -> dump.Image:
 
 
 def _dump(args: argparse.Namespace) -> int:
+    if args.hotplug is not None:
+        if _image(args) != dump.Image():
+            raise LabError("--hotplug makes settled ELF images only")
+        hotplug.hotplugged(_options(args), args.hotplug, args.out.absolute())
+        return 0
     dump.dump(_options(args), _image(args), args.out.absolute())
     return 0
 
@@ -155,6 +160,8 @@ def _parser() -> argparse.ArgumentParser:
     )
     _guest_arguments(command)
     _image_arguments(command)
+    command.add_argument("--hotplug", metavar="SIZE",
+                         help="add memory to node 0 when the workload is ready")  # fmt: skip
     command.add_argument("--out", required=True, type=Path, metavar="FILE")
 
     command = add("image", _cached_image, "like dump, but into the cache; print the path")

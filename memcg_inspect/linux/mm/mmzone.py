@@ -12,14 +12,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from drgn import FaultError, Object, offsetof, sizeof
+from drgn import FaultError, Object, TypeKind, offsetof, sizeof
 from drgn.helpers.linux.cpumask import for_each_possible_cpu
 from drgn.helpers.linux.mm import for_each_valid_page_range, page_to_virt
 from drgn.helpers.linux.mmzone import for_each_online_pgdat
 from drgn.helpers.linux.nodemask import nr_node_ids
 
 from memcg_inspect.image.image import Image, per_image
-from memcg_inspect.image.layout import array_length
+from memcg_inspect.image.layout import array_length, constant, has_member
 from memcg_inspect.image.lookup import UnknownKernelError
 from memcg_inspect.model import ImageError
 
@@ -33,6 +33,12 @@ __all__ = (
     "possible_nodes",
     "split_ranges",
 )
+
+
+#: ``SUBSECTION_SHIFT``.
+SUBSECTION_SHIFT = 21
+#: More sections than any machine has: 4 PiB of memory with sections of 128 MiB.
+_MOST_SECTIONS = 1 << 25
 
 
 class MemMap(NamedTuple):
@@ -153,8 +159,112 @@ def _check_node_bits(image: Image, found: MemMap) -> None:
 
 
 def page_ranges(image: Image) -> list[PageRange]:
-    """Return the ranges of valid page frames, in ascending order."""
-    return [PageRange(start, end) for start, end, _ in for_each_valid_page_range(image.prog)]
+    """
+    Return the ranges of valid page frames whose ``struct page`` is initialised, in ascending order.
+
+    With ``SPARSEMEM``, only sections that are online count, as in ``pfn_to_online_page()``. Memory
+    that was added and never onlined, or that was taken offline, has a memory map with arbitrary
+    contents. The same is true of the part of ``ZONE_DEVICE`` memory that holds its memory map
+    (``altmap``). Sections of ``ZONE_DEVICE`` are not online. So pages of a memcg that migrated to
+    device memory (``MEMORY_DEVICE_PRIVATE``, ``MEMORY_DEVICE_COHERENT``) are not among them.
+
+    :raises ImageError: if ``__highest_present_section_nr`` cannot be right
+    """
+    try:
+        roots = image.object("mem_section")
+    except UnknownKernelError:  # FLATMEM
+        return [PageRange(start, end) for start, end, _ in for_each_valid_page_range(image.prog)]
+    return list(_joined(_online_ranges(image, roots)))
+
+
+def _joined(ranges: Iterable[PageRange]) -> Iterator[PageRange]:
+    last: PageRange | None = None
+    for part in ranges:
+        if last is not None and last.end == part.start:
+            last = PageRange(last.start, part.end)
+            continue
+        if last is not None:
+            yield last
+        last = part
+    if last is not None:
+        yield last
+
+
+def _online_ranges(image: Image, roots: Object) -> Iterator[PageRange]:
+    """
+    Return the valid page frames of sections that are online, in ascending order.
+
+    :param roots: ``mem_section``
+    """
+    section = image.type("struct mem_section")
+    size, usage = sizeof(section), offsetof(section, "usage")
+    bits = int(image.object("SECTION_SIZE_BITS").value_())
+    pages = 1 << bits - int(image.object("PAGE_SHIFT").value_())
+    online, early = _section_flag(image, "ONLINE"), _section_flag(image, "EARLY")
+    # struct mem_section_usage.subsection_map is there with CONFIG_SPARSEMEM_VMEMMAP only.
+    split = has_member(image, "struct mem_section_usage", "subsection_map")
+    for number, data in _sections(image, roots, size):
+        words = image.memory.words(data, offsetof(section, "section_mem_map"), size)
+        for n, word in enumerate(words):
+            start = (number + n) * pages
+            if not word & online:
+                continue
+            # early_section(): its memory map is initialised as a whole, holes included.
+            if word & early or not split:
+                yield PageRange(start, start + pages)
+            else:
+                at = image.memory.word_at(data, n * size + usage)
+                yield from _subsections(image, at, start, pages, 1 << bits - SUBSECTION_SHIFT)
+
+
+def _section_flag(image: Image, name: str) -> int:
+    # Macros with the same values until commit ed7802dd48f7 ("mm: memory_hotplug: enumerate all
+    # supported section flags") (in v6.0).
+    bit = constant(image, f"SECTION_IS_{name}_BIT")
+    return 1 << ({"ONLINE": 2, "EARLY": 3}[name] if bit is None else bit)
+
+
+def _sections(image: Image, roots: Object, size: int) -> Iterator[tuple[int, bytes]]:
+    """
+    Read all ``struct mem_section`` up to the highest section that is present.
+
+    :param roots: ``mem_section``
+    :param size: ``sizeof(struct mem_section)``
+    :return: number of the first section, sections next to each other
+    """
+    memory = image.memory
+    count = int(image.object("__highest_present_section_nr").value_()) + 1
+    if count > _MOST_SECTIONS:
+        raise ImageError(f"__highest_present_section_nr is {count - 1:#x}, more than memory can be")
+    if roots.type_.unaliased_kind() == TypeKind.ARRAY:  # without CONFIG_SPARSEMEM_EXTREME
+        yield 0, memory.read(int(roots.address_ or 0), count * size)
+        return
+    each = int(image.object("SECTIONS_PER_ROOT").value_())
+    length = -(-count // each) * memory.word_size
+    for n, root in enumerate(memory.words(memory.read(int(roots.value_()), length))):
+        if root:
+            yield n * each, memory.read(root, min(each, count - n * each) * size)
+
+
+def _subsections(
+    image: Image, usage: int, start: int, pages: int, count: int
+) -> Iterator[PageRange]:
+    """
+    Return the valid page frames of a section that was added after boot.
+
+    :param usage: ``struct mem_section_usage *``
+    :param start: first page frame of the section
+    :param pages: page frames in the section
+    :param count: subsections in the section
+    """
+    at = usage + offsetof(image.type("struct mem_section_usage"), "subsection_map")
+    bytes_in_word = image.memory.word_size
+    data = image.memory.read(at, -(-count // (8 * bytes_in_word)) * bytes_in_word)
+    words = image.memory.words(data)
+    each = pages // count
+    for n in range(count):
+        if words[n // (8 * bytes_in_word)] >> n % (8 * bytes_in_word) & 1:
+            yield PageRange(start + n * each, start + (n + 1) * each)
 
 
 def split_ranges(ranges: Iterable[PageRange], pages: int) -> Iterator[PageRange]:
