@@ -13,10 +13,11 @@ from __future__ import annotations
 import os
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
+from memcg_inspect.checks.evidence_query import EvidenceQuery
 from memcg_inspect.checks.findings import attach
 from memcg_inspect.checks.judge import Judgement, judge, verdict
 from memcg_inspect.checks.samples import common_coverage, is_settled, settle, without_rows
@@ -28,7 +29,7 @@ from memcg_inspect.image.image import Image
 from memcg_inspect.image.missing import as_image_errors, why_missing
 from memcg_inspect.linux.kernel.stacktrace import read_running
 from memcg_inspect.model import Coverage
-from memcg_inspect.report import Report
+from memcg_inspect.report import Evidence, Report
 
 __all__ = ("audit", "collect")
 
@@ -97,9 +98,7 @@ def _with_proofs(image: Image, snapshot: Snapshot, judged: Judgement) -> Judgeme
     """
     alone = without_rows(judged)
     queries = {pending.query for pending in alone if pending.query is not None}
-    if not queries:
-        return judged
-    evidence = find_evidence(image, snapshot, queries)
+    evidence = _find_evidence(image, snapshot, queries)
     proved = [
         pending._replace(finding=attach(pending, evidence), query=None)
         if pending in alone
@@ -107,6 +106,25 @@ def _with_proofs(image: Image, snapshot: Snapshot, judged: Judgement) -> Judgeme
         for pending in judged.findings
     ]
     return judged._replace(findings=proved)
+
+
+def _find_evidence(
+    image: Image, snapshot: Snapshot, queries: set[EvidenceQuery]
+) -> Mapping[EvidenceQuery, Sequence[Evidence]]:
+    """
+    Find the evidence that findings ask for.
+
+    :return: by query; nothing if a running kernel kept changing the memory that is read for it. A
+        finding is true without its evidence, too.
+    """
+    for _ in range(_MOST_TRIES if queries else 0):
+        try:
+            return find_evidence(image, snapshot, queries)
+        except Exception:
+            # As for a sample. An image does not change: there it is a bug, or missing memory.
+            if not image.is_moving:
+                raise
+    return {}
 
 
 def _is_enough(samples: Sequence[_Sample]) -> bool:
@@ -141,7 +159,7 @@ def _report(image: Image, clock: Clock, samples: Sequence[_Sample]) -> Report:
     judged = settle(every, is_whole, _own_memcgs(snapshot)) if len(samples) > 1 else every[0]
     with clock.measure("evidence"):
         queries = {pending.query for pending in judged.findings if pending.query is not None}
-        evidence = find_evidence(image, snapshot, queries) if queries else {}
+        evidence = _find_evidence(image, snapshot, queries)
         findings = tuple(attach(pending, evidence) for pending in judged.findings)
     return Report(
         image=snapshot.image,

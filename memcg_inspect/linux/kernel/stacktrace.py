@@ -55,12 +55,13 @@ def _running(image: Image) -> Iterator[Running]:
         except (FaultError, LookupError):
             yield Running(cpu, -1, "?", (), True)
             continue
+        pages = None
         try:
             trace = image.prog.stack_trace(task)
+            functions = _functions(image, trace)
         except (FaultError, LookupError, ValueError):
             yield Running(cpu, pid, comm, (), True)
             continue
-        functions, pages = _functions(image, trace), None
         # A CPU that halted in the idle loop, outside of interrupts, has finished what it was doing.
         is_idle = pid == 0 and bool(functions) and _is_idle(functions[0])
         busy = bool(functions) and not is_idle
