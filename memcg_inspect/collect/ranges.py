@@ -157,8 +157,10 @@ class RangeCollector:
             return  # its struct page is not in the image, which the coverage of pages tells
         partial.vectors[slab.nid] += 1
         # alloc_slab_obj_exts() allocates the vector with kmalloc_nolock() or kcalloc_node().
-        # Either can return an object of kfence. Its pages are not all marked as slabs.
-        if page not in self._kfence and not self._of_kmalloc(page):
+        # Either can return an object of kfence. Its pages are not all marked as slabs. The vectors
+        # of kfence's own pages are in its metadata, which kmalloc() has not returned.
+        is_of_kfence = page in self._kfence or slab.page in self._kfence
+        if not is_of_kfence and not self._of_kmalloc(page):
             partial.vectors_dangling.add((slab.nid, vector, nid, slab.page))
         elif nid != slab.nid:
             partial.vectors_elsewhere[slab.nid] += 1
