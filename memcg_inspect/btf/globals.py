@@ -103,6 +103,8 @@ _READERS: dict[str, Entry | tuple[Entry, ...]] = {
     "stats_flush_threshold": "atomic_t",
     # released
     "bpf_map_types": _map_types,
+    # memremap
+    "pgmap_array": "struct xarray",
     # registers of CPUs that a crash stopped
     "crash_notes": ("note_buf_t *", "unsigned int *"),
     # slab

@@ -14,6 +14,8 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 
+from drgn import FaultError
+
 from memcg_inspect.checks.profile import Profile
 from memcg_inspect.checks.registry import items_read
 from memcg_inspect.checks.snapshot import Snapshot
@@ -42,6 +44,7 @@ from memcg_inspect.linux.mm.memcontrol import (
 )
 from memcg_inspect.linux.mm.memcontrol_stock import read_charge_stocks, read_obj_stocks
 from memcg_inspect.linux.mm.memcontrol_vmstats import StatReader
+from memcg_inspect.linux.mm.memremap import has_user_pages_on_devices
 from memcg_inspect.linux.mm.mm_inline import LruReader
 from memcg_inspect.linux.mm.mm_types import page_layout
 from memcg_inspect.linux.mm.percpu import PercpuReader
@@ -161,6 +164,14 @@ def _add_pages(
         context = replace(context, call_sites=True, free_pages=sites.free_pages)
     total.merge(collect_ranges(image, context, run))
     total.coverage["sock"].add(coverage)
+    try:
+        on_devices = has_user_pages_on_devices(image)
+    except FaultError as error:
+        total.coverage["pages"].miss("device memory", error.address, str(error))
+        on_devices = True
+    if on_devices:
+        # They are charged, but their sections are not online, so they were not read.
+        total.ledger.note_missing("lru")
     for address, reason in total.unnamed.items():
         total.coverage["names"].miss("name of a kmem_cache", address, reason)
 

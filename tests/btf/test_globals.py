@@ -12,7 +12,14 @@ from memcg_inspect.btf.globals import VARIABLES
 PACKAGE = Path(__file__).resolve().parents[2] / "memcg_inspect"
 
 #: What drgn itself knows of every kernel.
-OF_DRGN = {"PAGE_SHIFT", "UTS_RELEASE", "VMCOREINFO", "vmemmap"}
+OF_DRGN = {
+    "PAGE_SHIFT",
+    "SECTIONS_PER_ROOT",
+    "SECTION_SIZE_BITS",
+    "UTS_RELEASE",
+    "VMCOREINFO",
+    "vmemmap",
+}
 #: Enumerators and per-CPU variables, which BTF describes.
 IN_BTF = {"N_MEMORY", "PIDTYPE_PID", "memcg_stock"}
 
