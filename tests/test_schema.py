@@ -56,9 +56,7 @@ def test_schema_is_printed(command: str, capsys: pytest.CaptureFixture[str]) -> 
 
 def test_schema_of_the_audit_is_the_default(capsys: pytest.CaptureFixture[str]) -> None:
     assert printed(capsys, "schema") == schema("audit")
-    with pytest.raises(SystemExit) as ended:
-        main(["schema", "nothing"])
-    assert ended.value.code == 2
+    assert main(["schema", "nothing"]) == 2
 
 
 def test_reports_are_as_the_schema_says() -> None:
@@ -139,8 +137,11 @@ def test_documents_of_every_command(
 
 
 @pytest.mark.image
-def test_documents_of_allocation_profiling(lab: Lab, capsys: pytest.CaptureFixture[str]) -> None:
-    image = guest_image(lab, *GUESTS[0])
+@pytest.mark.parametrize(("kernel", "append"), GUESTS[:1])
+def test_documents_of_allocation_profiling(
+    lab: Lab, capsys: pytest.CaptureFixture[str], kernel: str, append: str
+) -> None:
+    image = guest_image(lab, kernel, append)
     options = ("--json", "-c", str(image.core), "--debuginfo", "btf")
     for words in ([], ["--by", "memcg,node,kind,site"], ["--by", "kind"], ["--overhead"]):
         made = checked(printed(capsys, "allocinfo", *words, *options))

@@ -33,7 +33,7 @@ class WhoRow:
     """One layer of what is at an address; the outermost comes first."""
 
     address: Annotated[int, Field("address", "the address asked for", shown=False)]
-    layer: Annotated[str, Field("text", "kind of the layer: page, memory area, slab, object, ...")]
+    layer: Annotated[str, Field("text", "kind of layer, e.g. page, memory area, slab, object")]
     what: Annotated[Value, Field("text", "description of the layer")]
     start: Annotated[int | None, Field("address", "start of the layer")]
     offset: Annotated[int | None, Field("number", "offset of the address in the layer, in bytes")]
