@@ -77,11 +77,11 @@ OF_INIT = {"shmem_alloc_folio": 2}
 
 def check_against_guest(found: list[Line], first: list[Line], second: list[Line]) -> None:
     """
-    Every line that stood still between the two times is the same at the freeze, but for those
-    of the task that read the file.
+    Of the lines that stood still between the two times, 99 % at least are the same at the freeze,
+    without those of the task that read the file. A kernel at rest still runs timers and workers.
     """
     assert [line[2:6] for line in found] == [line[2:6] for line in second]
-    equal = 0
+    equal, moved = 0, list[tuple[Line, Line]]()
     for line, before, last in zip(found, first, second, strict=True):
         if before == last and line.function not in RECORDER:
             if line != last and line.function in OF_INIT:
@@ -90,3 +90,4 @@ def check_against_guest(found: list[Line], first: list[Line], second: list[Line]
             assert line == last
             equal += line.calls > 0
     assert equal >= 400
+    assert len(moved) <= equal // 100, moved
