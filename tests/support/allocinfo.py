@@ -71,17 +71,18 @@ RECORDER = {
     "__p4d_alloc", "__pmd_alloc", "__pud_alloc", "folio_prealloc", "pte_alloc_one",
 }  # fmt: skip
 #: The same for the guest's init, by how many calls. Init writes each command to a file in tmpfs
-#: and truncates it, and the page of the command before may stay in a CPU's batch for a while.
-OF_INIT = {"shmem_alloc_folio": 2}
+#: and truncates it, and the page of the command before may stay in a CPU's batch for a while. It
+#: writes files to a virtio console, which frees a buffer when the host has taken it.
+OF_INIT = {"shmem_alloc_folio": 2, "alloc_buf": 2}
 
 
 def check_against_guest(found: list[Line], first: list[Line], second: list[Line]) -> None:
     """
-    Of the lines that stood still between the two times, 99 % at least are the same at the freeze,
-    without those of the task that read the file. A kernel at rest still runs timers and workers.
+    Every line that stood still between the two times is the same at the freeze, but for those
+    of the task that read the file.
     """
     assert [line[2:6] for line in found] == [line[2:6] for line in second]
-    equal, moved = 0, list[tuple[Line, Line]]()
+    equal = 0
     for line, before, last in zip(found, first, second, strict=True):
         if before == last and line.function not in RECORDER:
             if line != last and line.function in OF_INIT:
@@ -90,4 +91,3 @@ def check_against_guest(found: list[Line], first: list[Line], second: list[Line]
             assert line == last
             equal += line.calls > 0
     assert equal >= 400
-    assert len(moved) <= equal // 100, moved
