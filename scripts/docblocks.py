@@ -126,6 +126,7 @@ def with_few_candidates(output: str, most: int = 2) -> str:
 _UNITS = "page|byte|reference|row|node|CPU|memcg|task|object"
 #: What differs from image to image, and what takes its place in a comparison.
 _VARIES = (
+    (re.compile(r"(of caches that always account: [^:]*): .*"), r"\1: CACHES"),
     (re.compile(r"\b0x[0-9a-f]+"), "ADDRESS"),
     (re.compile(r"ADDRESS, [\w-]+ object"), "ADDRESS, CACHE object"),
     (re.compile(r"\b[0-9]+\.[0-9]+\.[0-9]+[\w.+-]*"), "RELEASE"),

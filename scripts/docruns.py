@@ -254,6 +254,16 @@ def _kernel_cost() -> str:
     return fenced("$ scripts/bench-kernel\n" + _run("scripts/bench-kernel"))
 
 
+def _reliability() -> str:
+    """Return the tables of scripts/reliability, which goes on where it was interrupted."""
+    command = [sys.executable, "scripts/reliability"]
+    # Status 1: something was missed. The tables say it.
+    done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    if done.returncode not in (0, 1):
+        raise LabError(f"scripts/reliability: exit status {done.returncode}")
+    return fenced(done.stdout)
+
+
 class Block(NamedTuple):
     """
     A block.
@@ -338,6 +348,7 @@ BLOCKS = {
     "allocinfo_fields": Block("docs/commands/allocinfo.md", _fields("allocinfo"), "source"),
     "bench_sites": Block("docs/architecture.md", _bench_sites, "measured"),
     "live": Block("docs/live.md", _live, "measured"),
+    "reliability": Block("docs/reliability.md", _reliability, "measured"),
     "live_paused": Block("docs/live.md", _live_paused, "measured"),
     "helpers": Block("docs/interactive.md", _helpers, "source"),
     "interactive": Block("docs/interactive.md", _interactive),

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from . import dump, hotplug, images, kernels, live, poke, updown
+from . import dump, hotplug, images, kernels, kmodules, live, poke, updown
 from .errors import LabError
 from .machine import Options
 from .programs import workload_names
@@ -36,7 +36,8 @@ def _seconds(text: str) -> float:
 
 def _module(text: str) -> tuple[str, str]:
     folder, _, args = text.partition(":")
-    return str(Path(folder).absolute()), args
+    own = kmodules.own_name(Path(folder)) is not None
+    return folder if own else str(Path(folder).absolute()), args
 
 
 def _options(args: argparse.Namespace) -> Options:
@@ -126,12 +127,14 @@ def _guest_arguments(command: argparse.ArgumentParser) -> None:
     known = ", ".join(workload_names())
     command.add_argument("--workload", default="idle", metavar="WL", help=known)
     command.add_argument("--module", action="append", default=[], type=_module,
-                         metavar="DIR[:ARGS]", help="build a test module and load it")  # fmt: skip
+                         metavar="DIR[:ARGS]",
+                         help="build a test module and load it; +NAME: load a module of the kernel "
+                         "itself, after those that it depends on")  # fmt: skip
     command.add_argument("--run", metavar="SCRIPT", help="script for busybox sh in the guest")
 
 
 def _image_arguments(command: argparse.ArgumentParser) -> None:
-    command.add_argument("--freeze", default="settled", choices=["settled", "busy", "panic"])
+    command.add_argument("--freeze", default="settled", metavar="{settled,busy,panic,in:FUNCTION}")
     command.add_argument("--seed", type=int, help="of the moment to stop the guest")
     command.add_argument("--format", default="elf", choices=["elf", "kdump"])
     command.add_argument("--level", type=int, default=0, metavar="N", help="makedumpfile -d")

@@ -34,8 +34,10 @@ def check(options: Options, image: Image) -> None:
     """Raise LabError for options that do not go together."""
     if image.freeze == "settled" and ENDLESS & set(workload_parts(options.workload)):
         raise LabError(f"workload {options.workload} never rests: use --freeze busy or panic")
-    if image.freeze not in ("settled", "busy", "panic"):
-        raise LabError(f"--freeze must be settled, busy or panic, not {image.freeze!r}")
+    if image.freeze not in ("settled", "busy", "panic") and not image.freeze.startswith("in:"):
+        raise LabError(
+            f"--freeze must be settled, busy, panic or in:FUNCTION, not {image.freeze!r}"
+        )
     if image.format not in ("elf", "kdump"):
         raise LabError(f"--format must be elf or kdump, not {image.format!r}")
     if not 0 <= image.level <= 31:
@@ -115,6 +117,8 @@ def _frozen(
         _at_work(running)
         if image.freeze == "settled":
             freeze.settled(running, told)
+        elif image.freeze.startswith("in:"):
+            freeze.inside(running, image.freeze.removeprefix("in:"), image.seed)
         else:
             freeze.busy(running, image.seed)
         elf = made.with_name("elf") if image.format == "kdump" else made

@@ -1,18 +1,22 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
-"""Stop a guest: when it is idle, or at a random moment."""
+"""Stop a guest: when it is idle, at a random moment, or in a function of its kernel."""
 
 import io
 import random
+import shlex
 import tarfile
 import time
 from pathlib import Path
 
 from .errors import LabError
+from .gdb import Gdb
 from .machine import Machine
 
 # Seconds between the two records, which differ by what is still moving.
 _APART = 3.0
 _QUIET_TRIES = 200
+# Instructions of a function that are run before the guest is stopped in it.
+_MOST_STEPS = 60
 
 
 def record(machine: Machine, folder: Path) -> None:
@@ -60,3 +64,21 @@ def busy(machine: Machine, seed: int | None) -> None:
     with machine.timed("busy", "let the guest run"):
         let_run(seed)
         machine.qemu.monitor.call("stop")
+
+
+def inside(machine: Machine, function: str, seed: int | None) -> None:
+    """Stop the guest in a function: when it is called the third time, after some instructions.
+
+    Without a seed, that is before its first instruction.
+
+    :raises LabError: if the kernel has no such function, or does not call it in a minute
+    """
+    found = machine.guest.must(
+        f"exec grep -m1 -w {shlex.quote(function)} /proc/kallsyms", what=f"find {function}()"
+    )
+    address = int(found.split()[0], 16)
+    with machine.timed("inside", f"let the guest run into {function}()"):
+        let_run(seed)
+        gdb = Gdb(machine.qemu)
+        gdb.run_to(address, times=3)
+        gdb.step(random.Random(seed).randrange(_MOST_STEPS) if seed else 0)

@@ -14,6 +14,7 @@ from typing import Any
 from . import dump
 from .fingerprint import code_hash
 from .kernels import Kernel
+from .kmodules import own_name
 from .machine import Options, check
 from .paths import cache_folder
 from .programs import GUEST, WORKLOADS, workload_parts
@@ -42,7 +43,12 @@ def key(options: Options, image: dump.Image, kernel: Kernel) -> str:
             "image": [image.freeze, image.format, image.level, image.seed],
             "kernel": kernel.facts,
             "workload": code_hash(*sources),
-            "modules": [code_hash(Path(folder)) for folder, _ in options.modules],
+            # The kernel's own modules (+NAME) are among the facts of the kernel.
+            "modules": [
+                code_hash(Path(folder))
+                for folder, _ in options.modules
+                if own_name(Path(folder)) is None
+            ],
             "run": None if options.run is None else file_hash(Path(options.run)),
             "lab": _lab_hash(),
         }

@@ -58,14 +58,41 @@ def in_order(kernel: Kernel, wanted: list[str]) -> dict[str, bytes]:
     return order
 
 
+def own_name(folder: Path) -> str | None:
+    """Return the name of a module of the kernel itself, given as ``+NAME``; None for a folder."""
+    text = str(folder)
+    return text[1:].replace("-", "_") if text.startswith("+") else None
+
+
+def with_dependencies(kernel: Kernel, name: str) -> tuple[tuple[str, str], ...]:
+    """Return a module of the kernel itself, after those that it depends on, as --module takes it.
+
+    :raises LabError: if the kernel has no such module
+    """
+    order = in_order(kernel, [name])
+    if name not in order:
+        raise LabError(f"kernel {kernel.name} has no module {name}")
+    return tuple((f"+{module}", "") for module in order)
+
+
 def check_folder(folder: Path) -> None:
-    """Raise LabError unless a folder holds the source of a kernel module."""
-    if not (folder / "Kbuild").exists() and not (folder / "Makefile").exists():
+    """Raise LabError unless a folder holds the source of a kernel module, or is ``+NAME``."""
+    if (
+        own_name(folder) is None
+        and not (folder / "Kbuild").exists()
+        and not (folder / "Makefile").exists()
+    ):
         raise LabError(f"--module: {folder} has no Kbuild")
 
 
 def build_module(kernel: Kernel, folder: Path) -> Path:
-    """Build an out-of-tree module (a folder with a Kbuild), and return the .ko file."""
+    """Build an out-of-tree module (a folder with a Kbuild), and return the .ko file.
+
+    For ``+NAME``, return the kernel's own module of this name, decompressed.
+    """
+    name = own_name(folder)
+    if name is not None:
+        return _own_module(kernel, name)
     command = kernel.module_command
     if command is None:
         raise LabError(
@@ -84,6 +111,20 @@ def build_module(kernel: Kernel, folder: Path) -> Path:
                 write_stamp(made, {"kernel": kernel.name})
     (result,) = built.glob("*.ko")
     return result
+
+
+def _own_module(kernel: Kernel, name: str) -> Path:
+    order = in_order(kernel, [name])
+    if name not in order:
+        raise LabError(f"--module: kernel {kernel.name} has no module {name}")
+    key = text_hash([kernel.facts, name])[:16]
+    kept = cache_folder("modules") / f"{name}-{kernel.name}-{key}"
+    with locked(f"module-{kept.name}"):
+        if read_stamp(kept) is None:
+            with fresh_folder(kept) as made:
+                (made / f"{name}.ko").write_bytes(order[name])
+                write_stamp(made, {"kernel": kernel.name})
+    return kept / f"{name}.ko"
 
 
 def _make_module(command: list[str], folder: Path, made: Path, kernel: str) -> None:

@@ -66,6 +66,12 @@ PARTS = (
         "audits on every kernel, topology and workload",
         ("tests/collect/test_matrix.py", "tests/collect/test_stopped.py"),
     ),
+    Part("live", "audits of running guests, two hundred under load", ("tests/live",)),
+    Part(
+        "reliability",
+        "every fault planted into every kind of image",
+        ("tests/collect/test_reliability.py",),
+    ),
 )
 
 
@@ -201,7 +207,7 @@ def main(argv: Sequence[str]) -> int:
         print("test: not everything is committed, so results are not kept", file=sys.stderr)
     if args.parts:
         for part in PARTS:
-            print(f"{part.name:10}{results.told(part):36}{part.what}")
+            print(f"{part.name:12}{results.told(part):36}{part.what}")
         return 0
     if not args.all or rest or args.soak:
         _pytest(args, rest)

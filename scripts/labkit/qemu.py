@@ -114,6 +114,7 @@ class Qemu:
         self._folder = tempfile.TemporaryDirectory(prefix="lab.")
         self.folder = Path(self._folder.name)
         made = Ports(self.folder, ports)
+        self._kept: list[socket.socket] = []
         self.console_path = self.folder / "console"
         self._errors = self.folder / "qemu.err"
         monitor = self.folder / "qmp.sock"
@@ -154,6 +155,10 @@ class Qemu:
                     raise _NotStarted from None
                 time.sleep(0.02)
 
+    def keep(self, connection: socket.socket) -> None:
+        """Close a connection when QEMU ends, and not before."""
+        self._kept.append(connection)
+
     def console(self) -> str:
         """Return everything that the guest has written to its console."""
         try:
@@ -170,7 +175,7 @@ class Qemu:
             except subprocess.TimeoutExpired:
                 self.process.kill()
                 self.process.wait()
-        for port in getattr(self, "ports", {}).values():
+        for port in (*getattr(self, "ports", {}).values(), *self._kept):
             port.close()
         if hasattr(self, "monitor"):
             self.monitor.close()
