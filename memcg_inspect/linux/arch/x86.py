@@ -4,7 +4,7 @@ Page tables of x86-64
 ---------------------
 
 Mirrors :linux:`arch/x86/include/asm/pgtable.h`, ``pgtable_64.h`` and ``pgtable_types.h`` for the
-entries of page tables, and :linux:`arch/x86/mm/pgtable.c` for the list of PGDs.
+entries of page tables.
 """
 
 from __future__ import annotations
@@ -13,19 +13,15 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from drgn import Architecture, FaultError
+from drgn import Architecture
 
 from memcg_inspect.image.image import Image, per_image
-from memcg_inspect.image.layout import has_type
-from memcg_inspect.image.lookup import UnknownKernelError
-from memcg_inspect.linux.lib.list import list_entries
-from memcg_inspect.model import Coverage, ImageError
+from memcg_inspect.model import ImageError
 
 __all__ = (
     "ENTRIES",
     "Entry",
     "Geometry",
-    "hidden_pgd_pages",
     "page_table_geometry",
 )
 
@@ -157,36 +153,3 @@ def page_table_geometry(image: Image) -> Geometry:
     encrypted = int(numbers.get("sme_mask", "0"), 0)
     mask = (1 << _PHYSICAL_BITS) - (1 << PAGE_SHIFT)
     return Geometry(5 if int(numbers.get("pgtable_l5_enabled", "0"), 0) else 4, mask & ~encrypted)
-
-
-def hidden_pgd_pages(image: Image, coverage: Coverage) -> set[int]:
-    """
-    Return the PGDs that may be blocks of two pages although their ``struct page`` does not say so.
-
-    Mirrors ``_pgd_alloc()``. Kernels built with page table isolation allocated PGDs as blocks of
-    two pages (``PGD_ALLOCATION_ORDER``), not compound, whether the CPU needs isolation or not.
-    Newer kernels allocate a second page only if the CPU needs it. Their PGDs are compound pages
-    with a page type, and need no list.
-
-    :param coverage: counts the PGDs that were read, and those that are unreadable
-    :return: ``struct page *`` of the first page of each PGD
-    """
-    pages: set[int] = set()
-    try:
-        head = image.object("pgd_list").address_of_()  # x86 has it, no other architecture does
-        image.symbol("__pti_set_user_pgtbl")  # built with page-table isolation
-    except UnknownKernelError:
-        return pages
-    # struct ptdesc overlays struct page since 6.6.
-    if has_type(image, "struct ptdesc"):
-        link = ("struct ptdesc", "pt_list")
-    else:
-        link = ("struct page", "lru")
-
-    def missed(error: FaultError) -> None:
-        coverage.miss("list of page tables", error.address, str(error))
-
-    for page in list_entries(image, link[0], head, link[1], missed):
-        pages.add(page.value_())
-        coverage.read += 1
-    return pages

@@ -9,11 +9,11 @@ the flags in ``page->mapping`` of :linux:`include/linux/page-flags.h`.
 
 from __future__ import annotations
 
-from drgn import FaultError, Object, container_of
-from drgn.helpers.linux.fs import d_path, dentry_path
+from drgn import Object, container_of
 
 from memcg_inspect.image.image import Image, per_image
 from memcg_inspect.image.layout import has_member
+from memcg_inspect.linux.fs.d_path import d_path, dentry_path
 
 __all__ = ("dentry_name", "mapping_name")
 
@@ -52,11 +52,11 @@ def mapping_name(image: Image, mapping: int, swap_cache: bool) -> str:
         name = inode.i_sb.s_type.name.string_().decode(errors="backslashreplace")
         device = inode.i_sb.s_id.string_().decode(errors="backslashreplace")
         return f"(inode {int(inode.i_ino)} of {name} {device})"
-    path = dentry_name(container_of(first, "struct dentry", _alias(image)))
+    path = dentry_name(image, container_of(first, "struct dentry", _alias(image)))
     return path if int(inode.i_nlink) else f"{path} (deleted)"
 
 
-def dentry_name(dentry: Object, mount: Object | None = None) -> str:
+def dentry_name(image: Image, dentry: Object, mount: Object | None = None) -> str:
     """
     Return the path of a dentry.
 
@@ -64,13 +64,10 @@ def dentry_name(dentry: Object, mount: Object | None = None) -> str:
     :param mount: ``struct vfsmount *`` to resolve the path through; any mount if not given
     :raises drgn.FaultError: if the dentry cannot be read, or is not mounted anywhere
     """
-    try:
-        operations = dentry.d_op.read_()
-        if operations and operations.d_dname:
-            # Files with d_dname() have names without a directory, e.g. memfd:NAME.
-            path = dentry_path(dentry) or dentry.d_name.name.string_()
-        else:
-            path = d_path(dentry) if mount is None else d_path(mount, dentry)
-    except ValueError as error:  # mounted nowhere
-        raise FaultError(str(error), dentry.value_()) from None
+    operations = dentry.d_op.read_()
+    if operations and operations.d_dname:
+        # Files with d_dname() have names without a directory, e.g. memfd:NAME.
+        path = dentry_path(dentry) or dentry.d_name.name.string_()
+    else:
+        path = d_path(image, dentry, mount)
     return str(path.decode(errors="backslashreplace"))

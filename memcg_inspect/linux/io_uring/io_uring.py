@@ -3,58 +3,112 @@
 Rings of io_uring
 -----------------
 
-Mirrors ``struct io_ring_ctx`` of :linux:`io_uring/io_uring.c`. The rings are charged compound
-pages.
+Mirrors ``struct io_ring_ctx`` of :linux:`io_uring/io_uring.c`, and ``struct io_buffer_list`` of
+:linux:`io_uring/kbuf.c`. ``io_pages_map()`` allocates a ring as a charged compound page if it can.
+
+An instance belongs to its file. Any holder of the file keeps it: a descriptor, a mapping, or
+``registered_rings`` of a task (``IORING_REGISTER_RING_FDS``). When the file is released, the
+instance is left to a work item, which waits for its requests and tasks (``io_ring_exit_work()``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
-from drgn import FaultError, cast
-from drgn.helpers.linux.fs import for_each_file
+from drgn import FaultError, Object, container_of
 
 from memcg_inspect.image.image import Image
 from memcg_inspect.image.layout import has_type
 from memcg_inspect.image.lookup import UnknownKernelError
-from memcg_inspect.linux.kernel.sched import find_tasks
+from memcg_inspect.linux.kernel.workqueue import works_of
+from memcg_inspect.linux.lib.list import OnFault
+from memcg_inspect.linux.lib.xarray import xa_entries
 from memcg_inspect.linux.mm.mmzone import mem_map
 from memcg_inspect.model import Coverage
 
-__all__ = ("io_uring_pages",)
+__all__ = ("FILE_OPERATIONS", "io_uring_pages")
+
+#: Name of the operations of files whose ``private_data`` is a ``struct io_ring_ctx *``.
+FILE_OPERATIONS = "io_uring_fops"
+
+#: Members of ``struct io_ring_ctx``: a ring, and the array of its pages.
+_RINGS = (("rings", "ring_pages"), ("sq_sqes", "sqe_pages"))
+#: Members that are ``struct io_mapped_region``, since 6.14.
+_REGIONS = ("ring_region", "sq_region", "param_region")
+#: ``BGID_ARRAY``: groups of provided buffers in ``io_ring_ctx.io_bl``.
+_GROUPS = 64
 
 
-def io_uring_pages(image: Image, coverage: Coverage) -> Iterator[int]:
+def io_uring_pages(image: Image, of_files: Iterable[int], coverage: Coverage) -> Iterator[int]:
     """
-    Iterate over the rings of all io_uring instances that tasks have open.
+    Iterate over the pages of all rings.
 
-    :param coverage: counts the tasks whose files are unreadable
+    :param of_files: ``struct io_ring_ctx *`` of all files of io_uring
+    :param coverage: counts what is unreadable
     :return: ``struct page *`` of the first page of each ring
     """
     if not has_type(image, "struct io_ring_ctx"):
         return
-    try:
-        operations = image.symbol("io_uring_fops").address
-    except UnknownKernelError:
-        return
-    frames, seen = mem_map(image), set()
 
     def missed(error: FaultError) -> None:
-        coverage.miss("files of a task", error.address, str(error))
+        coverage.miss("rings of io_uring", error.address, str(error))
 
-    for task in find_tasks(image, missed):
+    contexts = [Object(image.prog, "struct io_ring_ctx *", ctx) for ctx in of_files]
+    for ctx in (*contexts, *_exiting(image, missed)):
         try:
-            files = task.files.value_()
-            if not files or files in seen:
-                continue
-            seen.add(files)
-            for _, file in for_each_file(task):
-                # Between get_unused_fd_flags() and fd_install(), a descriptor has no file.
-                if not file or file.f_op.value_() != operations:
-                    continue
-                context = cast("struct io_ring_ctx *", file.private_data)
-                for area in (context.rings, context.sq_sqes):
-                    if area:
-                        yield frames.virt_to_page(area.value_())
+            yield from _rings(image, ctx)
+            yield from _buffer_rings(image, ctx)
         except FaultError as error:
             missed(error)
+
+
+def _exiting(image: Image, missed: OnFault) -> Iterator[Object]:
+    """Iterate over the instances whose file was released, ``struct io_ring_ctx *``."""
+    try:
+        function = image.symbol("io_ring_exit_work").address
+    except UnknownKernelError:
+        return
+    for work in works_of(image, function, missed):
+        yield container_of(work, "struct io_ring_ctx", "exit_work")
+
+
+def _rings(image: Image, ctx: Object) -> Iterator[int]:
+    members = ctx.type_.type
+    for ring, pages in _RINGS:
+        # Rings of several pages that are not contiguous are in vmalloc memory. Their pages are not
+        # compound.
+        if members.has_member(pages):
+            yield from _first(ctx.member_(pages).read_())
+        elif ctx.member_(ring):
+            yield mem_map(image).virt_to_page(ctx.member_(ring).value_())
+    for region in _REGIONS:
+        if members.has_member(region):
+            yield from _first(ctx.member_(region).pages.read_())
+
+
+def _buffer_rings(image: Image, ctx: Object) -> Iterator[int]:
+    """
+    Return the rings of provided buffers that the kernel allocated (``IOU_PBUF_RING_MMAP``, 6.4).
+
+    Pages of user space are among them (``io_pin_pbuf_ring()``).
+    """
+    lists = [
+        Object(image.prog, "struct io_buffer_list *", entry)
+        for entry in xa_entries(image, ctx.io_bl_xa.address_of_())
+    ]
+    if ctx.type_.type.has_member("io_bl") and ctx.io_bl:  # until 6.8
+        lists += [ctx.io_bl + group for group in range(_GROUPS)]
+    for buffers in lists:
+        members = buffers.type_.type
+        if members.has_member("region"):
+            yield from _first(buffers.region.pages.read_())
+        elif buffers.buf_nr_pages:  # otherwise buf_pages is a list
+            yield from _first(buffers.buf_pages.read_())
+        elif members.has_member("is_mmap") and buffers.is_mmap:  # 6.4 to 6.9
+            yield mem_map(image).virt_to_page(buffers.buf_ring.value_())
+
+
+def _first(pages: Object) -> Iterator[int]:
+    """Return the first element of an array, ``struct page **``, which may be ``NULL``."""
+    if pages and pages[0]:
+        yield pages[0].value_()

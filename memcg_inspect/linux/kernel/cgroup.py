@@ -1,90 +1,121 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 """
-References to a removed memcg
------------------------------
+References to a memcg
+---------------------
 
-Mirrors ``struct cgroup_subsys_state`` of :linux:`kernel/cgroup/cgroup.c`. A memcg is freed when
-``css.refcnt`` drops to 0. These hold references:
+Mirrors ``struct cgroup_subsys_state`` of :linux:`kernel/cgroup/cgroup.c`, and
+``struct mem_cgroup_id`` of :linux:`mm/memcontrol.c`. A memcg is freed when ``css.refcnt`` drops
+to 0. These hold references:
 
-- found here: swap entries, the removal itself, ``struct css_set``, and ``struct mm_struct`` on the
-  list of the multi-gen LRU;
-- found by other modules: user pages (up to 7.1), sockets, and stocks.
+- found here: the memcg itself, its ID, ``struct css_set``, ``struct mm_struct`` on the list of the
+  multi-gen LRU, ``struct bdi_writeback``, and events of cgroup v1;
+- found by other modules: its children, stocks, sockets, groups of inotify and fanotify, zswap's
+  cursor, and user pages (up to 7.1).
+
+kmem does not hold any: its obj_cgroups are reparented.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
 
 from drgn import FaultError, Object
 
 from memcg_inspect.image.image import Image
 from memcg_inspect.image.layout import constant
-from memcg_inspect.linux.lib.list import list_entries
+from memcg_inspect.linux.lib.list import OnFault, list_entries
 from memcg_inspect.linux.lib.percpu_refcount import percpu_ref_count
-from memcg_inspect.model import Coverage
+from memcg_inspect.linux.mm.backing_dev import cgwbs, offline_cgwbs
+from memcg_inspect.linux.mm.memcontrol import CSS_DYING, CSS_ONLINE
+from memcg_inspect.model import Coverage, CssRefs, Memcg
 
-__all__ = ("CssHolders", "read_css_holders")
+__all__ = ("read_css_refs",)
+
+#: ``WORK_STRUCT_PENDING``: the work item is queued and has not begun.
+_PENDING = 1
 
 
-class CssHolders(NamedTuple):
+def read_css_refs(
+    image: Image, memcgs: Mapping[int, Memcg], coverage: Coverage
+) -> dict[int, CssRefs]:
     """
-    References to a memcg.
+    Read the references to all memcgs but the root, to which they are not counted.
 
-    :ivar refs: number of all references, ``css.refcnt``
-    :ivar swap_entries: number of swap entries that keep the ID of the memcg, ``id.ref``. All of
-        them together hold one reference
-    :ivar removal: 1 from ``kill_css()``, which takes a reference, until the memcg is offline
-    :ivar css_sets: ``struct css_set *`` of tasks in the memcg, dead tasks included; each holds one
-        reference
-    :ivar mms: ``struct mm_struct *`` on the list of the multi-gen LRU; each holds one reference
-    """
-
-    refs: int
-    swap_entries: int
-    removal: int
-    css_sets: tuple[int, ...]
-    mms: tuple[int, ...]
-
-
-def read_css_holders(
-    image: Image, memcg: Object, is_offline: bool, coverage: Coverage
-) -> CssHolders | None:
-    """
-    Read the references to a memcg that was removed.
-
-    :param memcg: ``struct mem_cgroup *``
-    :param is_offline: whether ``mem_cgroup_css_offline()`` has run
-    :param coverage: counts the memcg as read or unreadable
-    :return: ``None`` if any part is unreadable
+    :param memcgs: by ``struct mem_cgroup *``
+    :param coverage: counts the memcgs that were read, and what is unreadable
+    :return: by ``struct mem_cgroup *``. Memcgs that could not be read are left out.
     """
     faults: list[FaultError] = []
-    try:
-        refs = percpu_ref_count(image, memcg.css.refcnt.address_of_())
-        # The memcg itself holds one until it is offline.
-        ids = int(memcg.id.ref.refs.counter) - (not is_offline)
-        css_sets = _css_sets(image, memcg, faults)
-        mms = _mms(image, memcg, faults)
-    except FaultError as error:
-        faults.append(error)
-    if faults:
-        coverage.miss("references to a memcg", faults[0].address, str(faults[0]))
-        return None
-    coverage.read += 1
-    return CssHolders(refs, ids, 0 if is_offline else 1, css_sets, mms)
+    offline = offline_cgwbs(image, faults.append)
+    for fault in faults:
+        coverage.miss("list of writebacks", fault.address, str(fault))
+    found: dict[int, CssRefs] = {}
+    for address, memcg in memcgs.items():
+        if memcg.parent is None:
+            continue
+        css = Object(image.prog, "struct mem_cgroup *", address)
+        try:
+            found[address] = _read(image, css, offline.get(address, ()), bool(faults), coverage)
+            coverage.read += 1
+        except FaultError as error:
+            coverage.miss("references to a memcg", error.address, str(error))
+    return found
 
 
-def _css_sets(image: Image, memcg: Object, faults: list[FaultError]) -> tuple[int, ...]:
+def _read(
+    image: Image, memcg: Object, offline: Sequence[int], is_broken: bool, coverage: Coverage
+) -> CssRefs:
+    faults: list[FaultError] = []
+    flags = int(memcg.css.flags)
+    is_online = bool(flags & (constant(image, "CSS_ONLINE") or CSS_ONLINE))
+    is_dying = bool(flags & (constant(image, "CSS_DYING") or CSS_DYING))
+    writebacks = [wb.value_() for wb in cgwbs(image, memcg, faults.append)]
+    refs = CssRefs(
+        refs=percpu_ref_count(image, memcg.css.refcnt.address_of_()),
+        id=int(memcg.id.id),
+        id_refs=int(memcg.id.ref.refs.counter),
+        is_online=is_online,
+        # percpu_ref_init() takes one. kill_css() takes another, and percpu_ref_kill() drops the
+        # first. css_killed_work_fn() drops the other when the memcg is offline.
+        base=int(is_online or not is_dying) + _deferred_kill(memcg),
+        css_sets=_css_sets(image, memcg, faults.append),
+        mms=_mms(image, memcg, faults.append),
+        writebacks=(*writebacks, *offline),
+        events=_events(image, memcg, faults.append),
+        whole=not faults and not is_broken,
+    )
+    for fault in faults:
+        coverage.miss("holders of references to a memcg", fault.address, str(fault))
+    return refs
+
+
+def _deferred_kill(memcg: Object) -> int:
+    # css_update_populated() takes a reference for a queued kill_css_finish() (7.2).
+    if not memcg.css.type_.has_member("kill_finish_work"):
+        return 0
+    return int(memcg.css.kill_finish_work.data.counter) & _PENDING
+
+
+def _css_sets(image: Image, memcg: Object, on_fault: OnFault) -> tuple[int, ...]:
     # find_css_set() takes a reference. put_css_set() drops it when the last task is freed.
     subsys = constant(image, "memory_cgrp_id") or 0
     head = memcg.css.cgroup.e_csets[subsys].address_of_()
-    sets = list_entries(image, "struct css_set", head, f"e_cset_node[{subsys}]", faults.append)
+    sets = list_entries(image, "struct css_set", head, f"e_cset_node[{subsys}]", on_fault)
     return tuple(css_set.value_() for css_set in sets)
 
 
-def _mms(image: Image, memcg: Object, faults: list[FaultError]) -> tuple[int, ...]:
+def _mms(image: Image, memcg: Object, on_fault: OnFault) -> tuple[int, ...]:
     # lru_gen_add_mm() takes a reference. CONFIG_LRU_GEN_WALKS_MMU (CONFIG_LRU_GEN up to 6.6)
     if not memcg.type_.type.has_member("mm_list"):
         return ()
     head = memcg.mm_list.fifo.address_of_()
-    mms = list_entries(image, "struct mm_struct", head, "lru_gen.list", faults.append)
+    mms = list_entries(image, "struct mm_struct", head, "lru_gen.list", on_fault)
     return tuple(mm.value_() for mm in mms)
+
+
+def _events(image: Image, memcg: Object, on_fault: OnFault) -> int:
+    # memcg_write_event_control() of cgroup v1 takes a reference. CONFIG_MEMCG_V1 since 6.11
+    if not memcg.type_.type.has_member("event_list"):
+        return 0
+    head = memcg.event_list.address_of_()
+    return sum(1 for _ in list_entries(image, "struct mem_cgroup_event", head, "list", on_fault))

@@ -21,7 +21,8 @@ from memcg_inspect.image.layout import array_length, constant, has_member, membe
 from memcg_inspect.image.strings import text
 from memcg_inspect.linux.lib.list import OnFault, idr_entries, list_entries
 from memcg_inspect.linux.mm.mmzone import possible_nodes
-from memcg_inspect.model import Coverage, TaskCharge
+from memcg_inspect.model import Coverage
+from memcg_inspect.model_tasks import TaskCharge
 
 __all__ = (
     "Thread",
@@ -149,9 +150,11 @@ def task_of_stack(image: Image, address: int, coverage: Coverage) -> int | None:
 
 
 def _task(image: Image, task: Object, subsys: int) -> TaskCharge:
-    css = task.cgroups.subsys[subsys].read_()
+    css_set = task.cgroups.read_()
+    css = css_set.subsys[subsys].read_()
     objcgs, stale = _objcgs(image, task)
-    if int(task.member_("__state")) & TASK_NEW:
+    state = int(task.member_("__state"))
+    if state & TASK_NEW:
         # Until cgroup_post_fork(), task->objcg is a copy of the parent's pointer. It holds no
         # reference.
         objcgs, stale = (), True
@@ -165,7 +168,25 @@ def _task(image: Image, task: Object, subsys: int) -> TaskCharge:
         stale=stale,
         is_user=bool(task.mm) and not int(task.flags) & PF_KTHREAD,
         tgid=int(task.tgid),
+        active_memcg=int(task.active_memcg.value_()),
+        is_migrating=_is_migrating(image, task, css_set),
+        is_runnable=not state,
     )
+
+
+def _is_migrating(image: Image, task: Object, css_set: Object) -> bool:
+    """
+    Return whether a task is on ``css_set->mg_tasks``.
+
+    ``cgroup_migrate_execute()`` moves tasks there, then calls ``mem_cgroup_attach()``, which marks
+    the cached obj_cgroup as stale, and at last moves them to ``css_set->tasks``.
+    """
+    head, link = css_set.mg_tasks, int(task.cg_list.address_of_().value_())
+    if head.next.value_() == head.address_:
+        return False
+    faults: list[FaultError] = []
+    tasks = list_entries(image, "struct task_struct", head.address_of_(), "cg_list", faults.append)
+    return any(int(other.cg_list.address_of_().value_()) == link for other in tasks)
 
 
 def _objcgs(image: Image, task: Object) -> tuple[tuple[int, ...], bool]:

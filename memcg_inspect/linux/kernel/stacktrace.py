@@ -5,23 +5,25 @@ What each CPU was running
 
 Mirrors :linux:`kernel/stacktrace.c` for the task that each CPU runs (``cpu_curr()`` of
 :linux:`kernel/sched/sched.h`). A crash, or stopping a machine, stops each CPU at any point. The
-registers in the dump show the function, and the stack shows which folios it was using.
+registers in the dump show the function, and the stack shows what it was charging.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import re
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import suppress
 
 from drgn import FaultError, Object, StackTrace, SymbolKind, sizeof
 from drgn.helpers.linux.cpumask import for_each_online_cpu
-from drgn.helpers.linux.sched import cpu_curr
+from drgn.helpers.linux.sched import cpu_curr, task_cpu
 
 from memcg_inspect.image.image import Image
 from memcg_inspect.image.layout import has_member, has_type
 from memcg_inspect.image.lookup import UnknownKernelError
 from memcg_inspect.image.memory import SMALLEST_PAGE
-from memcg_inspect.linux.mm.debug import page_at, read_page
+from memcg_inspect.linux.kernel.sched import find_tasks
+from memcg_inspect.linux.kernel.stacktrace_pointers import PointerReader
 from memcg_inspect.linux.mm.mmzone import mem_map
 from memcg_inspect.model import Running
 
@@ -29,49 +31,111 @@ __all__ = ("read_running",)
 
 #: The most frames that are kept of a stack.
 _MOST_FRAMES = 24
-#: A stack with fewer frames was not unwound: there are several callers between an entry into the
-#: kernel and code that uses memory.
-_LEAST_FRAMES = 3
+#: A stack whose outermost function is none of these was not unwound to its end: entries of system
+#: calls, and where tasks and CPUs begin. An entry of an interrupt may have come upon the kernel.
+_OUTERMOST = re.compile(
+    r"entry_|ret_from_|secondary_startup|common_startup|start_secondary|cpu_startup_entry|el0t?_"
+)
 #: Pages to read of a stack whose size is not known, e.g. the stack of an interrupt.
 _UNKNOWN_PAGES = 4
-#: No allocation of the page allocator has a higher order. A higher value is not an order.
-_MAX_ORDER = 30
+#: ``TASK_UNINTERRUPTIBLE`` and ``TASK_NOLOAD`` of include/linux/sched.h. Idle threads of the kernel
+#: have both.
+_UNINTERRUPTIBLE, _NOLOAD = 2, 0x400
 
 
-def read_running(image: Image) -> list[Running]:
+def read_running(
+    image: Image,
+    memcgs: Collection[int] = (),
+    objcgs: Collection[int] = (),
+    released: Collection[int] = (),
+) -> list[Running]:
     """
-    Return what was running on each online CPU.
+    Return what was running on each online CPU, and what was preempted or blocked in the kernel.
+
+    A task that was preempted, or that waits without being interruptible, can have left a charge
+    half done, too: pcpu_alloc_noprof() charges before it takes pcpu_alloc_mutex.
 
     A CPU whose registers are not in the image is assumed to have been in the kernel.
+
+    :param memcgs: memcgs to find pointers to, ``struct mem_cgroup *``
+    :param objcgs: obj_cgroups to find pointers to, ``struct obj_cgroup *``
+    :param released: memcgs that are in no list any more, ``struct mem_cgroup *``
     """
-    return list(_running(image))
+    reader = _Reader(image, memcgs, objcgs, released)
+    return [*reader.on_cpus(), *reader.waiting()]
 
 
-def _running(image: Image) -> Iterator[Running]:
-    for cpu in for_each_online_cpu(image.prog):
-        try:
-            task = cpu_curr(image.prog, cpu)
-            pid, comm = int(task.pid), task.comm.string_().decode(errors="backslashreplace")
-        except (FaultError, LookupError):
-            yield Running(cpu, -1, "?", (), True)
-            continue
-        pages = None
+class _Reader:
+    def __init__(
+        self,
+        image: Image,
+        memcgs: Collection[int],
+        objcgs: Collection[int],
+        released: Collection[int],
+    ) -> None:
+        self.image = image
+        self._wanted = (memcgs, objcgs, released)
+        self._pointers: PointerReader | None = None
+        self._current: set[int] = set()
+
+    def on_cpus(self) -> Iterator[Running]:
+        """Return what each online CPU was running."""
+        for cpu in for_each_online_cpu(self.image.prog):
+            try:
+                task = cpu_curr(self.image.prog, cpu)
+                self._current.add(task.value_())
+                running = _named(task, cpu)
+            except (FaultError, LookupError):
+                yield Running(cpu, -1, "?", (), True)
+                continue
+            yield self._with_stack(task, running)
+
+    def waiting(self) -> Iterator[Running]:
+        """Return the tasks that were stopped in the kernel and were on no CPU."""
+        unread: list[FaultError] = []
+        for task in find_tasks(self.image, unread.append):
+            try:
+                if task.value_() in self._current or not _may_be_at_work(task):
+                    continue
+                running = _named(task, int(task_cpu(task)))._replace(waiting=True)
+            except (FaultError, LookupError):
+                continue
+            found = self._with_stack(task, running)
+            # Any other task has not run yet: copy_thread() makes it begin in ret_from_fork().
+            if any(name.startswith("__schedule") for name in found.functions):
+                yield found
+
+    def _with_stack(self, task: Object, running: Running) -> Running:
+        image = self.image
         try:
             trace = image.prog.stack_trace(task)
             functions = _functions(image, trace)
         except (FaultError, LookupError, ValueError):
-            yield Running(cpu, pid, comm, (), True)
-            continue
+            return running._replace(busy=True)
         # A CPU that halted in the idle loop, outside of interrupts, has finished what it was doing.
-        is_idle = pid == 0 and bool(functions) and _is_idle(functions[0])
-        busy = bool(functions) and not is_idle
-        if busy:
-            with suppress(FaultError, UnknownKernelError, ValueError):
-                words = _stack_words(image, task, trace)
-                pages = _folio_pages(image, words)
-                if len(functions) < _LEAST_FRAMES:
-                    functions = tuple(dict.fromkeys((*functions, *_functions_in(image, words))))
-        yield Running(cpu, pid, comm, functions, busy, pages)
+        is_idle = running.pid == 0 and bool(functions) and _is_idle(functions[0])
+        if not functions or is_idle:
+            return running._replace(functions=functions)
+        held = None
+        with suppress(FaultError, UnknownKernelError, ValueError):
+            words = _stack_words(image, task, trace)
+            self._pointers = self._pointers or PointerReader(image, *self._wanted)
+            held = self._pointers.read(words)
+            running = running._replace(numbers=self._pointers.numbers(words))
+            if not _OUTERMOST.match(functions[-1]):
+                functions = tuple(dict.fromkeys((*functions, *_functions_in(image, words))))
+        return running._replace(functions=functions, busy=True, held=held)
+
+
+def _named(task: Object, cpu: int) -> Running:
+    comm = task.comm.string_().decode(errors="backslashreplace")
+    return Running(cpu, int(task.pid), comm, (), False)
+
+
+def _may_be_at_work(task: Object) -> bool:
+    """Return whether a task that is on no CPU may be in the middle of a charge."""
+    state = int(task.member_("__state"))
+    return state == 0 or bool(state & _UNINTERRUPTIBLE and not state & _NOLOAD)
 
 
 def _functions(image: Image, trace: StackTrace) -> tuple[str, ...]:
@@ -163,21 +227,3 @@ def _functions_in(image: Image, words: Iterable[int]) -> tuple[str, ...]:
     start, end = image.symbol("_stext").address, image.symbol("_etext").address
     found = (_function_at(image, word) for word in words if start <= word < end)
     return tuple(dict.fromkeys(filter(None, found)))
-
-
-def _folio_pages(image: Image, words: Iterable[int]) -> int:
-    """
-    Return the number of pages of all folios whose ``struct page`` words point to.
-
-    Free pages and slabs do not count.
-    """
-    folios: dict[int, int] = {}
-    for word in set(words):
-        page = page_at(image, word)
-        if page is None:
-            continue
-        with suppress(FaultError):
-            found = read_page(image, page)
-            if found.type != "buddy" and found.slab is None and found.order <= _MAX_ORDER:
-                folios[found.head] = 1 << found.order
-    return sum(folios.values())

@@ -4,22 +4,38 @@ Linked lists, red-black trees and idrs
 --------------------------------------
 
 Mirrors :linux:`include/linux/list.h`, :linux:`include/linux/rbtree.h` and
-:linux:`include/linux/idr.h`. drgn's helpers end at the first entry that cannot be read. These
-functions report the fault and continue with the entries that they can still reach.
+:linux:`include/linux/idr.h`. drgn's helpers end at the first entry that cannot be read, and do not
+end where damaged pointers make a circle. These functions report the fault and continue with the
+entries that they can still reach. They visit each entry once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from drgn import FaultError, Object, container_of
 
 from memcg_inspect.image.image import Image
 from memcg_inspect.linux.lib.xarray import xa_entries
 
-__all__ = ("OnFault", "idr_entries", "list_entries", "rbtree_entries")
+__all__ = ("OnFault", "distinct", "hlist_entries", "idr_entries", "list_entries", "rbtree_entries")
 
 OnFault = Callable[[FaultError], None]
+
+
+def distinct(objects: Iterable[Object]) -> Iterator[Object]:
+    """
+    Iterate over what a helper of drgn finds on a list, until that is a circle.
+
+    :param objects: pointers
+    :raises drgn.FaultError: if one comes a second time
+    """
+    seen: set[int] = set()
+    for found in objects:
+        if found.value_() in seen:
+            raise FaultError("the list is a circle", found.value_())
+        seen.add(found.value_())
+        yield found
 
 
 def list_entries(
@@ -59,6 +75,31 @@ def _links(head: Object, way: str, seen: set[int]) -> Iterator[Object]:
         raise FaultError("the list does not lead back to its head", link.value_())
 
 
+def hlist_entries(
+    image: Image, type_name: str, head: Object, member: str, on_fault: OnFault
+) -> Iterator[Object]:
+    """
+    Iterate over a list whose head is one pointer, as hash tables have.
+
+    :param type_name: type of the entries
+    :param head: ``struct hlist_head *``
+    :param member: name of the ``struct hlist_node`` in an entry
+    :param on_fault: called once if the list is broken; the rest is left out
+    :return: pointers to entries. An entry that cannot be read can be among them.
+    """
+    type_, seen = image.type(type_name), set[int]()
+    try:
+        node = head.first.read_()
+        while node:
+            if node.value_() in seen:
+                raise FaultError("the list is a circle", node.value_())
+            seen.add(node.value_())
+            yield container_of(node, type_, member)
+            node = node.next.read_()
+    except FaultError as error:
+        on_fault(error)
+
+
 def rbtree_entries(
     image: Image, type_name: str, root: Object, member: str, on_fault: OnFault
 ) -> Iterator[Object]:
@@ -68,10 +109,11 @@ def rbtree_entries(
     :param type_name: type of the entries
     :param root: ``struct rb_root *``
     :param member: name of the ``struct rb_node`` in an entry
-    :param on_fault: called for each node that cannot be read. The nodes below it are left out.
+    :param on_fault: called for each node that cannot be read, or that the walk reaches a second
+        time. The nodes below it are left out.
     :return: pointers to entries. An entry that cannot be read can be among them.
     """
-    type_ = image.type(type_name)
+    type_, seen = image.type(type_name), set[int]()
     try:
         todo = [root.rb_node.read_()]
     except FaultError as error:
@@ -81,6 +123,10 @@ def rbtree_entries(
         node = todo.pop()
         if not node:
             continue
+        if node.value_() in seen:
+            on_fault(FaultError("the tree has a node twice", node.value_()))
+            continue
+        seen.add(node.value_())
         yield container_of(node, type_, member)
         try:
             todo += [node.rb_right.read_(), node.rb_left.read_()]

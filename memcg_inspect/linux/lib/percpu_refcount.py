@@ -13,11 +13,21 @@ from drgn import Object
 from memcg_inspect.image.image import Image
 from memcg_inspect.linux.mm.percpu_defs import percpu_offsets
 
-__all__ = ("percpu_ref_count",)
+__all__ = ("percpu_ref_count", "percpu_ref_is_dying")
 
 _PERCPU_REF_ATOMIC = 1
 _PERCPU_REF_DEAD = 2
 _FLAGS = _PERCPU_REF_ATOMIC | _PERCPU_REF_DEAD
+
+
+def percpu_ref_is_dying(ref: Object) -> bool:
+    """
+    Return whether a ``struct percpu_ref`` was killed, ``percpu_ref_is_dying()``.
+
+    :param ref: ``struct percpu_ref *``
+    :raises drgn.FaultError: if it cannot be read
+    """
+    return bool(ref.percpu_count_ptr.value_() & _PERCPU_REF_DEAD)
 
 
 def percpu_ref_count(image: Image, ref: Object) -> int:

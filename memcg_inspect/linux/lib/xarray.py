@@ -26,13 +26,14 @@ def xa_entries(
     Iterate over the pointers in an XArray. Values and sibling entries are left out.
 
     :param xa: ``struct xarray *``
-    :param on_fault: called for each node that cannot be read; then the walk continues
-    :raises drgn.FaultError: if a node cannot be read and there is no *on_fault*
+    :param on_fault: called for each node that cannot be read, or that the walk reaches a second
+        time; then the walk continues with the others
+    :raises drgn.FaultError: if there is such a node and no *on_fault*
     """
     memory, node_type = image.memory, image.type("struct xa_node")
     slots = offsetof(node_type, "slots")
     length = array_length(next(m for m in node_type.members or () if m.name == "slots").type)
-    todo = [xa.xa_head.value_()]
+    todo, seen = [xa.xa_head.value_()], set[int]()
     while todo:
         entry = todo.pop()
         if not entry & 3:
@@ -40,6 +41,9 @@ def xa_entries(
                 yield entry
         elif entry & 3 == 2 and entry > 4096:  # xa_is_node()
             try:
+                if entry in seen:
+                    raise FaultError("the XArray has a node twice", entry - 2)
+                seen.add(entry)
                 data = memory.read(entry - 2 + slots, length * memory.word_size)
             except FaultError as error:
                 if on_fault is None:

@@ -219,12 +219,13 @@ def _free_block(image: Image, page: int) -> tuple[int, int] | None:
     memory, frames = image.memory, mem_map(image)
     private = offsetof(image.type("struct page"), "private")
     pfn = frames.pfn(page)
-    for order in range(array_length(member_type(image.type("struct zone"), "free_area"))):
+    orders = array_length(member_type(image.type("struct zone"), "free_area"))
+    for order in range(orders):
         first = frames.page(pfn >> order << order)
         try:
             raw = memory.read(first, frames.size)
         except FaultError:
             return None
-        if _page_type(image, raw) == "buddy" and memory.word_at(raw, private) >= order:
+        if _page_type(image, raw) == "buddy" and order <= memory.word_at(raw, private) < orders:
             return first, memory.word_at(raw, private)
     return None

@@ -29,7 +29,7 @@ from memcg_inspect.linux.mm.mmzone import mem_map
 from memcg_inspect.linux.mm.page_flags import page_flags
 from memcg_inspect.model import Coverage
 
-__all__ = ("Folio", "count_payers", "folios_of", "swap_cache_bits")
+__all__ = ("Folio", "count_payers", "folios_of", "kernel_payers", "swap_cache_bits")
 
 
 def count_payers(image: Image, pages: list[int], coverage: Coverage) -> Counter[tuple[int, int]]:
@@ -57,6 +57,25 @@ def count_payers(image: Image, pages: list[int], coverage: Coverage) -> Counter[
                 )
                 for word, flag in zip(words, flags, strict=True)
             )
+    return found
+
+
+def kernel_payers(image: Image, pages: list[int]) -> dict[int, tuple[int, int]]:
+    """
+    Return who pays for some pages of the kernel.
+
+    :param pages: ``struct page *``
+    :return: ``struct obj_cgroup *`` (0 if no memcg pays) and node, by ``struct page *``
+    :raises drgn.FaultError: if a ``struct page`` cannot be read
+    """
+    memory, frames, layout = image.memory, mem_map(image), page_layout(image)
+    found = {}
+    for page in pages:
+        raw = memory.read(page, frames.size)
+        word = memory.word_at(raw, layout.memcg_data)
+        is_kmem = word & MEMCG_DATA_FLAGS == MEMCG_DATA_KMEM
+        nid = frames.nid(memory.word_at(raw, frames.flags))
+        found[page] = word & ~MEMCG_DATA_FLAGS if is_kmem else 0, nid
     return found
 
 

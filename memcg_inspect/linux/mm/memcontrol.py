@@ -20,12 +20,21 @@ from memcg_inspect.image.image import Image, per_image
 from memcg_inspect.image.layout import constant, has_member, static_key_enabled
 from memcg_inspect.image.lookup import UnknownKernelError
 from memcg_inspect.linux.lib.list import OnFault, idr_entries, list_entries
-from memcg_inspect.linux.lib.percpu_refcount import percpu_ref_count
+from memcg_inspect.linux.lib.percpu_refcount import percpu_ref_count, percpu_ref_is_dying
 from memcg_inspect.linux.mm.mmzone import possible_nodes
-from memcg_inspect.model import Accounting, Coverage, ImageError, Memcg, Objcg
+from memcg_inspect.model import (
+    Accounting,
+    Coverage,
+    ImageError,
+    Memcg,
+    Objcg,
+    ObjcgMember,
+    ObjcgPlace,
+)
 
 __all__ = (
     "accounting",
+    "csses_made_since",
     "find_memcg",
     "has_node_objcgs",
     "keeps_original_objcgs",
@@ -37,6 +46,8 @@ __all__ = (
     "objcg_nid",
     "objcg_owners",
     "on_default_hierarchy",
+    "page_counter_usage",
+    "page_counters",
     "payer_of",
     "read_memcgs",
     "read_objcgs",
@@ -47,6 +58,9 @@ __all__ = (
 #: ``CSS_ONLINE`` and ``CSS_DYING``, for images whose types lack the anonymous enum.
 CSS_ONLINE = 2
 CSS_DYING = 16
+
+#: Page counters of cgroup v1.
+_V1_COUNTERS = ("memory", "memsw", "kmem", "tcpmem")
 
 
 @per_image
@@ -262,6 +276,7 @@ class _Tree:
         # See _is_dying().
         flags = int(css.flags)
         is_dying = bool(flags & self._dying) and above is not None
+        self._check_state(css, is_dying)
         self.memcgs[address] = Memcg(
             address=address,
             path=self._path(memcg, above),
@@ -273,6 +288,21 @@ class _Tree:
             offline=is_dying and not flags & self._online,
         )
         self.coverage.read += 1
+
+    def _check_state(self, css: Object, is_dying: bool) -> None:
+        """
+        Compare ``CSS_DYING`` with ``css->refcnt``, which ``kill_css()`` kills after it set the bit.
+
+        Both are done under ``cgroup_mutex``: while nobody holds it, they agree.
+
+        :param css: ``struct cgroup_subsys_state``
+        :raises drgn.FaultError: if they do not
+        """
+        if self.image.is_moving or percpu_ref_is_dying(css.refcnt.address_of_()) == is_dying:
+            return
+        if not self.image.object("cgroup_mutex").owner.counter:
+            reason = "CSS_DYING and the reference count of a memcg do not agree"
+            raise FaultError(reason, css.flags.address_ or 0)
 
     def add_unlinked(self) -> None:
         """Add memcgs that lists do not contain: first by their ids, then the children of these."""
@@ -327,11 +357,59 @@ def _cgroup_id(css: Object) -> int | None:
         return None
 
 
+def csses_made_since(image: Image, memcgs: Iterable[int]) -> dict[int, int]:
+    """
+    Return how many ``struct cgroup_subsys_state`` were made after each memcg.
+
+    Those of all controllers count, also those that are freed: no more memcgs were ever below it.
+
+    :param memcgs: ``struct mem_cgroup *``
+    :return: by ``struct mem_cgroup *``, without those for which it is not known
+    """
+    made: dict[int, int] = {}
+    try:
+        latest = int(image.object("css_serial_nr_next")) - 1
+    except (FaultError, UnknownKernelError):
+        return made
+    for address in memcgs:
+        memcg = Object(image.prog, "struct mem_cgroup *", address)
+        try:
+            made[address] = latest - int(memcg.css.serial_nr)
+        except FaultError:
+            continue
+    return made
+
+
 @per_image
 def on_default_hierarchy(image: Image) -> bool:
     """Return whether the memory controller is on the cgroup v2 hierarchy."""
     root = image.object("memory_cgrp_subsys").root.value_()
     return bool(root == image.object("cgrp_dfl_root").address_)
+
+
+@per_image
+def page_counters(image: Image) -> tuple[str, ...]:
+    """
+    Return the page counters that are in use.
+
+    ``swap`` and ``memsw`` share their memory: the first is used on cgroup v2, the others only on
+    v1. A kernel without ``CONFIG_MEMCG_V1`` has no ``kmem`` and ``tcpmem``.
+
+    :return: members of ``struct mem_cgroup``
+    """
+    names = ("memory", "swap") if on_default_hierarchy(image) else _V1_COUNTERS
+    return tuple(name for name in names if has_member(image, "struct mem_cgroup", name))
+
+
+def page_counter_usage(memcg: Object, name: str) -> int:
+    """
+    Return the usage of a page counter of a memcg, in pages.
+
+    :param memcg: ``struct mem_cgroup *``
+    :param name: one of :func:`page_counters()`
+    :raises drgn.FaultError: if it cannot be read
+    """
+    return int(memcg.member_(name).usage.counter)
 
 
 def memory_usage(memcg: Object) -> int:
@@ -341,7 +419,7 @@ def memory_usage(memcg: Object) -> int:
     :param memcg: ``struct mem_cgroup *``
     :raises drgn.FaultError: if it cannot be read
     """
-    return int(memcg.memory.usage.counter)
+    return page_counter_usage(memcg, "memory")
 
 
 def nodeinfo(
@@ -393,13 +471,18 @@ def read_objcgs(
         if has_node_objcgs(image):
             holders = nodeinfo(image, memcg, missed)
         for nid, holder in holders:
-            for objcg, held in _objcgs_of(image, holder, memcgs[address].parent is None, missed):
+            is_root = memcgs[address].parent is None
+            for objcg, member in _objcgs_of(image, holder, is_root, missed):
                 try:
                     known = objcgs.get(objcg.value_()) or _objcg(image, objcg, nid, coverage)
                 except FaultError as error:
                     missed(error)
                     continue
-                objcgs[known.address] = replace(known, memcg_refs=known.memcg_refs + held)
+                objcgs[known.address] = replace(
+                    known,
+                    memcg_refs=known.memcg_refs + (member != "objcg_list"),
+                    places=(*known.places, ObjcgPlace(address, nid, member)),
+                )
     coverage.read += len(objcgs)
     return objcgs
 
@@ -425,7 +508,7 @@ def objcg_owners(image: Image, memcgs: Iterable[int], coverage: Coverage) -> dic
         if has_node_objcgs(image):
             holders = nodeinfo(image, memcg, missed)
         for _, holder in holders:
-            for objcg in _held(image, holder, missed):
+            for objcg, _ in _held(image, holder, missed):
                 owners[objcg.value_()] = address
     return owners
 
@@ -470,16 +553,15 @@ def recover_objcgs(
 
 def _objcgs_of(
     image: Image, holder: Object, is_root: bool, on_fault: OnFault
-) -> Iterator[tuple[Object, bool]]:
+) -> Iterator[tuple[Object, ObjcgMember]]:
     """
     Walk the obj_cgroups of a memcg, or of a memcg on a node.
 
     :param holder: ``struct mem_cgroup *`` or ``struct mem_cgroup_per_node *``
-    :return: (``struct obj_cgroup *``, whether the holder has a reference to it)
+    :return: (``struct obj_cgroup *``, the member of the holder that refers to it)
     """
     faults: list[FaultError] = []
-    for objcg in _held(image, holder, faults.append):
-        yield objcg, True
+    yield from _held(image, holder, faults.append)
     if faults:
         on_fault(faults[0])
         return
@@ -489,20 +571,20 @@ def _objcgs_of(
     if holder.objcg or is_root:
         head = holder.objcg_list.address_of_()
         for objcg in list_entries(image, "struct obj_cgroup", head, "list", on_fault):
-            yield objcg, False
+            yield objcg, "objcg_list"
 
 
-def _held(image: Image, holder: Object, on_fault: OnFault) -> Iterator[Object]:
+def _held(image: Image, holder: Object, on_fault: OnFault) -> Iterator[tuple[Object, ObjcgMember]]:
     """Return the obj_cgroups that a memcg, or a memcg on a node, holds a reference to."""
     try:
         current = holder.objcg.read_()
         if current:
-            yield current
+            yield current, "objcg"
         # Since 6.8 a memcg refers to its first obj_cgroup until it is freed.
         if holder.type_.type.has_member("orig_objcg"):
             original = holder.orig_objcg.read_()
             if original:
-                yield original
+                yield original, "orig_objcg"
     except FaultError as error:
         on_fault(error)
 
@@ -522,7 +604,7 @@ def objcg_nid(image: Image, objcg: Object) -> int | None:
         return None
     heads: dict[int, int] = {}
     for nid, pn in nodeinfo(image, objcg.memcg.read_()):
-        if objcg in _held(image, pn, _raise):
+        if any(held == objcg for held, _ in _held(image, pn, _raise)):
             return nid
         heads[pn.objcg_list.address_of_().value_()] = nid
     # memcg_reparent_objcgs() moved it to the list of the same node. Follow that list to its head.
@@ -546,6 +628,7 @@ def _objcg(image: Image, objcg: Object, nid: int | None, coverage: Coverage) -> 
         nr_charged_bytes=int(value.nr_charged_bytes.counter),
         refs=_refs(image, objcg.refcnt.address_of_(), coverage),
         siblings=_siblings(image, value, coverage),
+        set=value.set.value_() if members.has_member("set") else 0,
     )
 
 

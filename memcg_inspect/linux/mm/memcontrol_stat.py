@@ -16,7 +16,7 @@ from drgn import FaultError
 
 from memcg_inspect.image.image import Image, per_image
 from memcg_inspect.image.layout import constant
-from memcg_inspect.linux.mm.memcontrol_vmstats import event_slots
+from memcg_inspect.linux.mm.memcontrol_vmstats import event_slots, item_names
 from memcg_inspect.linux.mm.mmzone import mem_map
 
 __all__ = ("StatLine", "stat_lines")
@@ -57,7 +57,7 @@ def stat_lines(image: Image) -> tuple[StatLine, ...]:
 
     :raises drgn.FaultError: if the kernel's tables cannot be read
     """
-    names = _item_names(image)
+    names = item_names(image)
     node_items = constant(image, "NR_VM_NODE_STAT_ITEMS") or 0
     lines: list[StatLine] = []
     table = image.object("memory_stats")
@@ -93,15 +93,6 @@ def _accounts_hugetlb(image: Image) -> bool:
     # option memory_hugetlb_accounting nor the item.
     flag = constant(image, "CGRP_ROOT_MEMORY_HUGETLB_ACCOUNTING")
     return flag is None or bool(image.object("cgrp_dfl_root").flags & flag)
-
-
-def _item_names(image: Image) -> dict[int, str]:
-    names: dict[int, str] = {}
-    # enum memcg_stat_item begins with MEMCG_SWAP = NR_VM_NODE_STAT_ITEMS: that value is taken
-    # from the second enum.
-    for enum in ("enum node_stat_item", "enum memcg_stat_item"):
-        names |= {e.value: e.name for e in image.type(enum).enumerators or ()}
-    return names
 
 
 def _unit(item: str, page_size: int) -> tuple[Literal["bytes", "events"], int]:

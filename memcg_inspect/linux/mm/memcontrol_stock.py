@@ -42,6 +42,7 @@ from memcg_inspect.model import ChargeStock, Coverage, ObjStock
 __all__ = (
     "Bound",
     "charge_stock_bound",
+    "largest_slab_charge",
     "obj_stock_name",
     "objcg_bytes_bound",
     "read_charge_stocks",
@@ -147,7 +148,8 @@ def read_charge_stocks(image: Image, coverage: Coverage) -> list[ChargeStock]:
     Read the charge stocks of all possible CPUs.
 
     :param coverage: counts the CPUs whose stocks were read, and those that are unreadable
-    :return: one record for each slot that holds pages
+    :return: one record for each slot that has a memcg. Up to 6.15, a slot keeps its memcg, and a
+        reference to it, when its last page is used.
     """
     stocks: list[ChargeStock] = []
     for cpu in possible_cpus(image):
@@ -164,7 +166,7 @@ def read_charge_stocks(image: Image, coverage: Coverage) -> list[ChargeStock]:
         stocks += [
             ChargeStock(cpu, memcg.value_(), int(nr_pages), slot)
             for slot, (memcg, nr_pages) in enumerate(pairs)
-            if memcg and nr_pages
+            if memcg
         ]
     return stocks
 
@@ -216,7 +218,7 @@ def objcg_bytes_bound(image: Image, coverage: Coverage) -> Bound:
         return Bound(slots, max(0xFFFF, page_size), "nr_bytes has 16 bits")
     # Before, obj_cgroup_charge() added the remainder of the pages charged for an object to
     # bytes that were too few for that object, and uncharged nothing.
-    largest = _largest_slab_charge(image, coverage)
+    largest = largest_slab_charge(image, coverage)
     each = None
     if largest is not None:
         each = max(largest, largest_percpu_charge(image)) + page_size - 2
@@ -234,12 +236,12 @@ def slab_bytes_bound(image: Image, coverage: Coverage) -> Bound:
     type_ = member_type(image.object(obj_stock_name(image)).type_, "nr_slab_reclaimable_b")
     if sizeof(type_) == 2:  # since 7.2
         return Bound(1, 0x7FFF, "nr_slab_*_b have 16 bits, one of them for the sign")
-    largest = _largest_slab_charge(image, coverage)
+    largest = largest_slab_charge(image, coverage)
     each = None if largest is None else max(largest, mem_map(image).page_size)
     return Bound(1, each, "a page, or the largest object: that is held back once")
 
 
-def _largest_slab_charge(image: Image, coverage: Coverage) -> int | None:
+def largest_slab_charge(image: Image, coverage: Coverage) -> int | None:
     """
     Return the most bytes charged for one slab object: its size and a pointer to its objcg.
 

@@ -9,12 +9,15 @@ their per-CPU parts ``struct memcg_vmstats_percpu`` and ``struct lruvec_stats_pe
 A CPU adds its changes to its own ``state`` and never resets it; ``state_prev`` is the value at
 the last flush. ``mem_cgroup_css_rstat_flush()`` adds the difference of the two to the ``state``
 of the memcg and to the ``state_pending`` of its parent. A counter is therefore ``state``,
-``state_pending``, and the sum of ``state - state_prev`` over all possible CPUs.
+``state_pending``, and the sum of ``state - state_prev`` over all possible CPUs. The flush also adds
+the difference to ``state_local``, which excludes descendants.
 
 What differs between kernel releases:
 
 - up to 6.9, the arrays are indexed by the item; since 6.10, by ``mem_cgroup_stats_index[item]``;
 - 6.1 embeds ``struct lruvec_stats`` in ``struct mem_cgroup_per_node``; later kernels point to it;
+- since commit f82e6bf9bb9b ("mm: memcg: use rstat for non-hierarchical stats") (in v6.6),
+  ``state_local`` exists; before, the kernel added up ``state`` of all CPUs instead;
 - since 6.16, architectures whose per-CPU operations are not safe in an NMI
   (``CONFIG_MEMCG_NMI_SAFETY_REQUIRES_ATOMIC``) count changes made in NMIs in atomics of
   ``struct mem_cgroup`` and ``struct mem_cgroup_per_node``.
@@ -25,7 +28,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from drgn import FaultError, Object, Type, TypeKind, offsetof, sizeof
+from drgn import FaultError, Object, SymbolBinding, Type, TypeKind, offsetof, sizeof
 
 from memcg_inspect.image.image import Image, per_image
 from memcg_inspect.image.layout import (
@@ -35,16 +38,51 @@ from memcg_inspect.image.layout import (
     member_type,
 )
 from memcg_inspect.image.lookup import UnknownKernelError
+from memcg_inspect.image.memory import Memory
+from memcg_inspect.linux.mm.memcontrol import on_default_hierarchy
 from memcg_inspect.linux.mm.percpu_defs import percpu_offsets
 from memcg_inspect.model import Stat
+from memcg_inspect.model_counters import LocalItems
 
-__all__ = ("ByCpu", "StatReader", "event_slots", "stat_index")
+__all__ = (
+    "ByCpu",
+    "StatArrays",
+    "StatReader",
+    "event_slots",
+    "item_names",
+    "lruvec_items",
+    "memcg_items",
+    "node_stat_items",
+    "reparented_items",
+    "slot_names",
+    "stat_index",
+)
+
+#: Items that kernels up to 6.9 change with ``mod_node_page_state()`` and its like only.
+_ONLY_NODES = frozenset(
+    {
+        "NR_ISOLATED_ANON",
+        "NR_ISOLATED_FILE",
+        "NR_WRITEBACK_TEMP",
+        "NR_VMSCAN_WRITE",
+        "NR_VMSCAN_IMMEDIATE",
+        "NR_DIRTIED",
+        "NR_WRITTEN",
+        "NR_THROTTLED_WRITTEN",
+        "NR_KERNEL_MISC_RECLAIMABLE",
+        "NR_FOLL_PIN_ACQUIRED",
+        "NR_FOLL_PIN_RELEASED",
+        "NR_KERNEL_SCS_KB",
+        "PGPROMOTE_SUCCESS",
+        "PGPROMOTE_CANDIDATE",
+    }
+)
 
 #: Changes that are not flushed, by CPU and item; zeros are left out.
 ByCpu = dict[int, dict[str, int]]
 
 
-class _StatArrays(NamedTuple):
+class _Layout(NamedTuple):
     """
     Layout of an aggregated structure and its per-CPU part, for one kind of counters.
 
@@ -53,6 +91,7 @@ class _StatArrays(NamedTuple):
     :ivar size: ``sizeof()`` the aggregated structure, in bytes
     :ivar state: byte offset of ``state`` (or ``events``) in it
     :ivar pending: byte offset of ``state_pending`` (or ``events_pending``) in it
+    :ivar local: byte offset of ``state_local`` (or ``events_local``) in it; ``None`` before 6.6
     :ivar percpu_size: ``sizeof()`` the per-CPU structure, in bytes
     :ivar percpu_state: byte offset of ``state`` (or ``events``) in it
     :ivar percpu_prev: byte offset of ``state_prev`` (or ``events_prev``) in it
@@ -62,22 +101,78 @@ class _StatArrays(NamedTuple):
     size: int
     state: int
     pending: int
+    local: int | None
     percpu_size: int
     percpu_state: int
     percpu_prev: int
     length: int
 
 
-def _stat_arrays(stats: Type, percpu: Type, member: str = "state") -> _StatArrays:
-    return _StatArrays(
+def _layout(stats: Type, percpu: Type, member: str = "state") -> _Layout:
+    local = f"{member}_local"
+    return _Layout(
         size=sizeof(stats),
         state=offsetof(stats, member),
         pending=offsetof(stats, f"{member}_pending"),
+        local=offsetof(stats, local) if stats.has_member(local) else None,
         percpu_size=sizeof(percpu),
         percpu_state=offsetof(percpu, member),
         percpu_prev=offsetof(percpu, f"{member}_prev"),
         length=array_length(member_type(percpu, member)),
     )
+
+
+class StatArrays(NamedTuple):
+    """
+    The arrays of counters of a memcg, or of a memcg on a node, as read from memory.
+
+    :ivar memory: memory that they were read from
+    :ivar layout: layout of both structures
+    :ivar data: ``struct memcg_vmstats`` or ``struct lruvec_stats``
+    :ivar percpu: ``struct memcg_vmstats_percpu`` or ``struct lruvec_stats_percpu``, by CPU
+    """
+
+    memory: Memory
+    layout: _Layout
+    data: bytes
+    percpu: dict[int, bytes]
+
+    def pending(self) -> tuple[int, ...]:
+        """Return ``state_pending``, by index."""
+        return self._longs(self.data, self.layout.pending)
+
+    def local(self) -> tuple[int, ...] | None:
+        """Return ``state_local``, by index; ``None`` on kernels without it."""
+        at = self.layout.local
+        return None if at is None else self._longs(self.data, at)
+
+    def flushed(self) -> tuple[int, ...]:
+        """Return the sum of ``state_prev`` over all CPUs, by index."""
+        at = self.layout.percpu_prev
+        rows = [self._longs(data, at) for data in self.percpu.values()]
+        return tuple(map(sum, zip(*rows, strict=True)))
+
+    def changed(self, cpu: int) -> list[int]:
+        """Return the indexes of the counters that a CPU has changed since its last flush."""
+        data, size = self.percpu[cpu], self.layout.length * self.memory.word_size
+        state, prev = self.layout.percpu_state, self.layout.percpu_prev
+        if data[state : state + size] == data[prev : prev + size]:
+            return []
+        pairs = zip(self._longs(data, state), self._longs(data, prev), strict=True)
+        return [slot for slot, (now, before) in enumerate(pairs) if now != before]
+
+    def is_same(self, cpu: int, other: StatArrays) -> bool:
+        """Return whether a CPU's counters are those that were read another time."""
+        size = self.layout.length * self.memory.word_size
+        mine, others = self.percpu[cpu], other.percpu[cpu]
+        return all(
+            mine[at : at + size] == others[at : at + size]
+            for at in (self.layout.percpu_state, self.layout.percpu_prev)
+        )
+
+    def _longs(self, data: bytes, at: int) -> tuple[int, ...]:
+        length = self.layout.length
+        return self.memory.unpacker(length, signed=True)(data, at)
 
 
 @per_image
@@ -98,6 +193,122 @@ def stat_index(image: Image) -> dict[int, int] | None:
         return {item: value - 1 for item, value in enumerate(values) if value > 0}
     # Later kernels store the index, and U8_MAX (BAD_STAT_IDX()) for items that are not counted.
     return {item: value for item, value in enumerate(values) if value != 0xFF}
+
+
+def node_stat_items(image: Image) -> dict[int, str]:
+    """Return the enumerators of ``enum node_stat_item`` by value, in order."""
+    names: dict[int, str] = {}
+    # Names that end in _BASE have the value of the first of a group, which comes after them.
+    for enumerator in image.type("enum node_stat_item").enumerators or ():
+        names[enumerator.value] = enumerator.name
+    end = constant(image, "NR_VM_NODE_STAT_ITEMS")
+    return {value: name for value, name in sorted(names.items()) if end is None or value < end}
+
+
+@per_image
+def lruvec_items(image: Image) -> tuple[str, ...]:
+    """
+    Return the counters that the kernel keeps for each memcg and node.
+
+    These are the items of ``memcg_node_stat_items[]``. Up to 6.9 there is no such table, and the
+    arrays have an element for every item of nodes; those that only nodes count stay 0.
+
+    :return: enumerators of ``enum node_stat_item``
+    """
+    items, index = node_stat_items(image), stat_index(image)
+    if index is None:
+        return tuple(name for name in items.values() if name not in _ONLY_NODES)
+    return tuple(name for value, name in items.items() if value in index)
+
+
+@per_image
+def memcg_items(image: Image) -> tuple[str, ...]:
+    """
+    Return the counters that the kernel keeps for each memcg only.
+
+    :return: enumerators of ``enum memcg_stat_item``
+    """
+    index = stat_index(image)
+    return tuple(
+        e.name
+        for e in image.type("enum memcg_stat_item").enumerators or ()
+        if e.name != "MEMCG_NR_STAT" and (index is None or e.value in index)
+    )
+
+
+@per_image
+def slot_names(image: Image) -> dict[int, str]:
+    """
+    Return the enumerator of each index of the arrays of counters.
+
+    The arrays of a memcg on a node are shorter; their indexes are the same.
+    """
+    names = item_names(image)
+    index = stat_index(image)
+    if index is None:
+        return names
+    return {slot: names[item] for item, slot in index.items() if item in names}
+
+
+@per_image
+def item_names(image: Image) -> dict[int, str]:
+    """Return the enumerators of all items that memcgs may count, by value."""
+    names: dict[int, str] = {}
+    # enum memcg_stat_item begins with MEMCG_SWAP = NR_VM_NODE_STAT_ITEMS: that value is taken
+    # from the second enum.
+    for enum in ("enum node_stat_item", "enum memcg_stat_item"):
+        names |= {e.value: e.name for e in image.type(enum).enumerators or ()}
+    return names
+
+
+#: Lists of the LRU, NR_LRU_BASE + 0 to NR_LRU_LISTS - 1.
+LRU_ITEMS = (
+    "NR_INACTIVE_ANON",
+    "NR_ACTIVE_ANON",
+    "NR_INACTIVE_FILE",
+    "NR_ACTIVE_FILE",
+    "NR_UNEVICTABLE",
+)
+_SLAB_ITEMS = ("NR_SLAB_RECLAIMABLE_B", "NR_SLAB_UNRECLAIMABLE_B")
+#: memcg1_stats[] of mm/memcontrol-v1.c.
+_MEMCG1_ITEMS = (
+    *("NR_FILE_PAGES", "NR_ANON_MAPPED", "NR_ANON_THPS", "NR_SHMEM", "NR_FILE_MAPPED"),
+    *("NR_FILE_DIRTY", "NR_WRITEBACK", "WORKINGSET_REFAULT_ANON", "WORKINGSET_REFAULT_FILE"),
+    *("MEMCG_SWAP", "NR_SWAPCACHE"),
+)
+
+
+@per_image
+def reparented_items(image: Image) -> LocalItems:
+    """
+    Return the items whose local counters the kernel gives to the parent of a removed memcg.
+
+    Mirrors ``reparent_state_local()`` of :linux:`mm/memcontrol.c`. The kernel has done that since
+    user pages are reparented: since 7.2 on cgroup v1, since 7.3 on cgroup v2.
+    """
+    try:
+        image.symbol("reparent_memcg_lruvec_state_local")
+    except UnknownKernelError:
+        return LocalItems()
+    if not on_default_hierarchy(image):
+        return LocalItems(frozenset((*LRU_ITEMS, *_MEMCG1_ITEMS)), frozenset(LRU_ITEMS))
+    # 7.2 has the function too if it was built with cgroup v1 (CONFIG_MEMCG_V1), and uses it there
+    # only. reparent_v2_lruvec_state_local() is inlined; mod_memcg_lruvec_state() became global in
+    # 7.3.
+    if has_member(image, "struct mem_cgroup", "tcpmem") and not _is_global(
+        image, "mod_memcg_lruvec_state"
+    ):
+        return LocalItems()
+    # __mod_memcg_lruvec_state() moves the memcg's counter with that of the node.
+    items = frozenset((*LRU_ITEMS, *_SLAB_ITEMS))
+    return LocalItems(items, items)
+
+
+def _is_global(image: Image, function: str) -> bool:
+    try:
+        return bool(image.symbol(function).binding == SymbolBinding.GLOBAL)
+    except UnknownKernelError:
+        return False
 
 
 @per_image
@@ -145,9 +356,9 @@ class StatReader:
                 self.slots[name] = slot
         self._event_slots = events or {}
         vmstats = image.type("struct memcg_vmstats"), image.type("struct memcg_vmstats_percpu")
-        self._memcg = _stat_arrays(*vmstats)
-        self._events = _stat_arrays(*vmstats, "events") if events else None
-        self._lruvec = _stat_arrays(
+        self._memcg = _layout(*vmstats)
+        self._events = _layout(*vmstats, "events")
+        self._lruvec = _layout(
             image.type("struct lruvec_stats"), image.type("struct lruvec_stats_percpu")
         )
         lruvec_stats = member_type(image.type("struct mem_cgroup_per_node"), "lruvec_stats")
@@ -165,10 +376,32 @@ class StatReader:
         :return: by enumerator, in the unit of the item
         :raises drgn.FaultError: if any of the counters cannot be read
         """
-        vmstats, percpu = memcg.vmstats.value_(), memcg.vmstats_percpu.value_()
-        stats = self._read(vmstats, percpu, self._memcg, self.slots, by_cpu)
-        if self._events is not None:
-            stats |= self._read(vmstats, percpu, self._events, self._event_slots, by_cpu)
+        return self.memcg_stats(memcg, self.memcg_arrays(memcg), by_cpu)
+
+    def memcg_arrays(self, memcg: Object) -> StatArrays:
+        """
+        Read all arrays of a memcg.
+
+        :param memcg: ``struct mem_cgroup *``
+        :raises drgn.FaultError: if any of them cannot be read
+        """
+        return self._read(memcg.vmstats.value_(), memcg.vmstats_percpu.value_(), self._memcg)
+
+    def event_arrays(self, arrays: StatArrays) -> StatArrays:
+        """Return the arrays of events that are in the same structures as those of a memcg."""
+        return arrays._replace(layout=self._events)
+
+    def memcg_stats(
+        self, memcg: Object, arrays: StatArrays, by_cpu: ByCpu | None = None
+    ) -> dict[str, Stat]:
+        """
+        Return the counters of a memcg from its arrays, as :meth:`memcg()` does.
+
+        :raises drgn.FaultError: if an atomic of the memcg cannot be read
+        """
+        stats = _stats(arrays, self.slots, by_cpu)
+        if self._event_slots:
+            stats |= _stats(self.event_arrays(arrays), self._event_slots, by_cpu)
         if self._nmi_memcg:
             _add(stats, "MEMCG_KMEM", int(memcg.kmem_stat.counter))
         return stats
@@ -181,51 +414,74 @@ class StatReader:
         :return: by enumerator, in the unit of the item
         :raises drgn.FaultError: if any of the counters cannot be read
         """
+        return self.lruvec_stats(pn, self.lruvec_arrays(pn))
+
+    def lruvec_arrays(self, pn: Object) -> StatArrays:
+        """
+        Read all arrays of a memcg on a node.
+
+        :param pn: ``struct mem_cgroup_per_node *``
+        :raises drgn.FaultError: if any of them cannot be read
+        """
         lruvec_stats = pn.lruvec_stats
         address = lruvec_stats.address_ if self._embedded else lruvec_stats.value_()
         if address is None:
             raise FaultError("lruvec_stats has no address", 0)
-        percpu = pn.lruvec_stats_percpu.value_()
-        stats = self._read(address, percpu, self._lruvec, self.slots)
+        return self._read(address, pn.lruvec_stats_percpu.value_(), self._lruvec)
+
+    def lruvec_stats(self, pn: Object, arrays: StatArrays) -> dict[str, Stat]:
+        """
+        Return the counters of a memcg on a node from its arrays, as :meth:`lruvec()` does.
+
+        :raises drgn.FaultError: if an atomic of the memcg on the node cannot be read
+        """
+        stats = _stats(arrays, self.slots)
         if self._nmi_lruvec:
             _add(stats, "NR_SLAB_RECLAIMABLE_B", int(pn.slab_reclaimable.counter))
             _add(stats, "NR_SLAB_UNRECLAIMABLE_B", int(pn.slab_unreclaimable.counter))
         return stats
 
-    def _read(
-        self,
-        address: int,
-        percpu: int,
-        arrays: _StatArrays,
-        slots: Mapping[str, int],
-        by_cpu: ByCpu | None = None,
-    ) -> dict[str, Stat]:
-        memory = self.memory
-        word = memory.word_size
-        slots = {name: slot for name, slot in slots.items() if slot < arrays.length}
-        data = memory.read(address, arrays.size)
-        deltas = dict.fromkeys(slots, 0)
-        array_size = arrays.length * word
-        for cpu, percpu_offset in percpu_offsets(self.image).items():
-            local = memory.read(percpu + percpu_offset, arrays.percpu_size)
-            state = local[arrays.percpu_state : arrays.percpu_state + array_size]
-            prev = local[arrays.percpu_prev : arrays.percpu_prev + array_size]
-            if state == prev:
-                continue
-            for name, slot in slots.items():
-                offset = slot * word
-                delta = memory.signed_at(state, offset) - memory.signed_at(prev, offset)
-                deltas[name] += delta
-                if delta and by_cpu is not None:
-                    by_cpu.setdefault(cpu, {})[name] = delta
-        return {
-            name: Stat(
-                state=memory.signed_at(data, arrays.state + slot * word),
-                pending=memory.signed_at(data, arrays.pending + slot * word),
-                percpu=deltas[name],
-            )
-            for name, slot in slots.items()
+    def _read(self, address: int, percpu: int, layout: _Layout) -> StatArrays:
+        read = self.memory.read
+        data = read(address, layout.size)
+        by_cpu = {
+            cpu: read(percpu + offset, layout.percpu_size)
+            for cpu, offset in percpu_offsets(self.image).items()
         }
+        return StatArrays(self.memory, layout, data, by_cpu)
+
+
+def _stats(
+    arrays: StatArrays, slots: Mapping[str, int], by_cpu: ByCpu | None = None
+) -> dict[str, Stat]:
+    memory, layout = arrays.memory, arrays.layout
+    word = memory.word_size
+    slots = {name: slot for name, slot in slots.items() if slot < layout.length}
+    deltas = dict.fromkeys(slots, 0)
+    size = layout.length * word
+    local = arrays.local()
+    for cpu, data in arrays.percpu.items():
+        state = data[layout.percpu_state : layout.percpu_state + size]
+        prev = data[layout.percpu_prev : layout.percpu_prev + size]
+        if state == prev:
+            continue
+        for name, slot in slots.items():
+            offset = slot * word
+            if state[offset : offset + word] == prev[offset : offset + word]:
+                continue
+            delta = memory.signed_at(state, offset) - memory.signed_at(prev, offset)
+            deltas[name] += delta
+            if delta and by_cpu is not None:
+                by_cpu.setdefault(cpu, {})[name] = delta
+    return {
+        name: Stat(
+            state=memory.signed_at(arrays.data, layout.state + slot * word),
+            pending=memory.signed_at(arrays.data, layout.pending + slot * word),
+            percpu=deltas[name],
+            local=None if local is None else local[slot],
+        )
+        for name, slot in slots.items()
+    }
 
 
 def _add(stats: dict[str, Stat], name: str, amount: int) -> None:

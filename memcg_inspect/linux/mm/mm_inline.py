@@ -33,7 +33,7 @@ from memcg_inspect.linux.mm.mmzone import mem_map
 from memcg_inspect.linux.mm.page_flags import lru_generations, page_flags
 from memcg_inspect.model import Coverage
 
-__all__ = ("LruReader",)
+__all__ = ("LruReader", "Sizes")
 
 #: Enumerators for ``is_file`` of ``False`` and ``True``.
 _TYPES = ("LRU_GEN_ANON", "LRU_GEN_FILE")

@@ -68,6 +68,11 @@ MEMCG_DATA_OBJEXTS = 1
 MEMCG_DATA_KMEM = 2
 
 
+#: ``PG_table``, a macro until commit ff202303c398 ("mm: convert page type macros to enum") (in
+#: v6.10).
+PG_TABLE = 0x200
+
+
 @cache
 def _table(mask: int, value: int) -> bytes:
     return bytes((byte & mask) == value for byte in range(256))
@@ -158,6 +163,7 @@ class PageLayout(NamedTuple):
     :ivar kmem: marks pages with ``MEMCG_DATA_KMEM``
     :ivar lru: marks pages whose ``memcg_data`` has no flag
     :ivar large_kmalloc: marks large kmallocs, on their first page only
+    :ivar table: marks page tables, on their first page only
     :ivar on_lru: marks pages on LRU lists
     :ivar lru_flags: the bits of :class:`LruFlags`
     :ivar zone: the bits of the zone
@@ -176,6 +182,7 @@ class PageLayout(NamedTuple):
     kmem: Marker
     lru: Marker
     large_kmalloc: Marker | None
+    table: tuple[Marker, ...]
     on_lru: Marker
     lru_flags: FlagColumn
     zone: FlagColumn
@@ -275,6 +282,7 @@ class PagePiece(NamedTuple):
     :ivar kmem: pages and compound pages with ``MEMCG_DATA_KMEM`` that begin in the piece
     :ivar lru: user pages and page cache, counted
     :ivar large_kmalloc: pages of large kmallocs by node, charged or not, on kernels that mark them
+    :ivar tables: pages of page tables by node, charged or not
     :ivar unreadable: address of the piece if it could not be read; else ``None``
     :ivar raw: ``None`` if it could not be read
     """
@@ -284,6 +292,7 @@ class PagePiece(NamedTuple):
     kmem: list[KmemPage]
     lru: list[LruPages]
     large_kmalloc: Counter[int]
+    tables: Counter[int]
     unreadable: int | None
     raw: RawPiece | None = None
 
@@ -322,13 +331,13 @@ def page_layout(image: Image) -> PageLayout:
         kmem=Marker(low, MEMCG_DATA_KMEM, MEMCG_DATA_KMEM),
         lru=Marker(low, MEMCG_DATA_FLAGS, 0),
         large_kmalloc=_large_kmalloc_marker(image, memory, page_type),
+        table=_table_markers(image, memory, page_type),
         on_lru=_flag(image, memory, flags, "PG_lru"),
         lru_flags=_flag_column(memory, flags, listed),
         zone=_flag_column(memory, flags, [bits.zone]),
         types=_type_names(image),
-        # PG_table was a macro until commit ff202303c398 ("mm: convert page type macros to
-        # enum") (in v6.10); the bit is clear when the type is set.
-        table_bit=None if constant(image, "PGTY_slab") is not None else 0x200,
+        # The bit is clear when the type is set.
+        table_bit=None if constant(image, "PGTY_slab") is not None else PG_TABLE,
     )
 
 
@@ -379,6 +388,21 @@ def _large_kmalloc_marker(image: Image, memory: Memory, page_type: int) -> Marke
     value = constant(image, "PGTY_large_kmalloc")
     top = page_type + (3 if memory.order == "little" else 0)
     return None if value is None else Marker(top, 0xFF, value)
+
+
+def _table_markers(image: Image, memory: Memory, page_type: int) -> tuple[Marker, ...]:
+    value = constant(image, "PGTY_table")
+    top = page_type + (3 if memory.order == "little" else 0)
+    if value is not None:
+        # Commit 4ffca5a96678 ("mm: support only one page_type per page") (in v6.12).
+        return (Marker(top, 0xFF, value),)
+    # An inverted bit. In 6.11 it is in the highest byte, and PAGE_TYPE_BASE has one bit.
+    bit = constant(image, "PG_table") or PG_TABLE
+    if bit >> 24:
+        return (Marker(top, 0x80 | bit >> 24, 0x80),)
+    at = bit.bit_length() - 1
+    byte = page_type + (at // 8 if memory.order == "little" else 3 - at // 8)
+    return (Marker(top, 0xF0, 0xF0), Marker(byte, 1 << at % 8, 0))
 
 
 def _order_offset(image: Image, memory: Memory, flags: int) -> int:
@@ -435,7 +459,7 @@ def scan_range(image: Image, part: PageRange) -> Iterator[PagePiece]:
     for offset, data in memory.pieces(base, size, 2 * frames.size):
         address, is_cancelled = base + offset, image.progress.stop
         if data is None or is_cancelled:
-            yield PagePiece(0, [], [], [], Counter(), address)
+            yield PagePiece(0, [], [], [], Counter(), Counter(), address)
         else:
             if not offset:
                 scan.begin(address, data)
@@ -543,10 +567,14 @@ class _Scan:
         lru = list(self._lru(data, user, head, orders, count))
         large: Counter[int] = Counter()
         if layout.large_kmalloc is not None:
-            for i in positions(layout.large_kmalloc.column(data, size) & alone, count):
-                large[_at(nids, i)] += 1 << orders.get(i, 0)
+            large_kmalloc = layout.large_kmalloc.column(data, size) & alone
+            large = _pages_by_node(positions(large_kmalloc, count), nids, orders)
+        table = alone & ~slab
+        for marker in layout.table:
+            table &= marker.column(data, size)
+        tables = _pages_by_node(positions(table, count), nids, orders)
         raw = RawPiece(address, data, nids, orders)
-        return PagePiece(count, slabs, charged, lru, large, None, raw)
+        return PagePiece(count, slabs, charged, lru, large, tables, None, raw)
 
     def _orders(self, address: int, data: bytes, heads: int) -> dict[int, int]:
         size = self.frames.size
@@ -620,6 +648,20 @@ class _Scan:
 def _alike(places: Iterable[tuple[int, int, int, int]], order: int) -> Iterator[LruPages]:
     for (word, flag, zone, nid), folios in Counter(places).items():
         yield LruPages(nid, word, zone, _LRU_FLAGS[flag], folios, folios << order)
+
+
+def _pages_by_node(
+    first: Iterable[int], nids: int | list[int], orders: dict[int, int]
+) -> Counter[int]:
+    """
+    Return the pages of some blocks by node.
+
+    :param first: indexes of the first pages of the blocks
+    """
+    pages: Counter[int] = Counter()
+    for i in first:
+        pages[_at(nids, i)] += 1 << orders.get(i, 0)
+    return pages
 
 
 def _at(nids: int | list[int], i: int) -> int:

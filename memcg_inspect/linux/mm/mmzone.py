@@ -9,14 +9,15 @@ Mirrors :linux:`include/linux/mmzone.h` and the node in the page flags
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from drgn import FaultError, Object, TypeKind, offsetof, sizeof
-from drgn.helpers.linux.cpumask import for_each_possible_cpu
+from drgn import FaultError, Object, ProgramFlags, TypeKind, offsetof, sizeof
+from drgn.helpers.linux.cpumask import cpu_possible_mask, for_each_possible_cpu
 from drgn.helpers.linux.mm import for_each_valid_page_range, page_to_virt
 from drgn.helpers.linux.mmzone import for_each_online_pgdat
-from drgn.helpers.linux.nodemask import nr_node_ids
+from drgn.helpers.linux.nodemask import for_each_node_state, nr_node_ids
 
 from memcg_inspect.image.image import Image, per_image
 from memcg_inspect.image.layout import array_length, constant, has_member
@@ -27,6 +28,7 @@ __all__ = (
     "MemMap",
     "PageRange",
     "mem_map",
+    "memory_nodes",
     "online_nodes",
     "page_ranges",
     "possible_cpus",
@@ -39,6 +41,8 @@ __all__ = (
 SUBSECTION_SHIFT = 21
 #: More sections than any machine has: 4 PiB of memory with sections of 128 MiB.
 _MOST_SECTIONS = 1 << 25
+#: Bytes of a ``pglist_data`` to compare.
+_PGDAT_BYTES = 64
 
 
 class MemMap(NamedTuple):
@@ -112,6 +116,9 @@ def mem_map(image: Image) -> MemMap:
     """
     memory = image.memory
     page = image.type("struct page")
+    # drgn's helpers walk masks up to these counts.
+    possible_nodes(image)
+    possible_cpus(image)
     try:
         base = int(image.object("vmemmap").value_())
     except UnknownKernelError:
@@ -136,8 +143,67 @@ def mem_map(image: Image) -> MemMap:
         node_mask=(1 << width) - 1,
         direct_map=int(page_to_virt(Object(image.prog, "struct page *", base)).value_()),
     )
+    _check_direct_map(image, found)
+    _check_base(image, found)
     _check_node_bits(image, found)
     return found
+
+
+def _check_direct_map(image: Image, found: MemMap) -> None:
+    """
+    Check the direct map with the ``pglist_data``, whose address in it the kernel keeps.
+
+    ``arch_alloc_nodedata()`` allocates them from memblock. The same memory, with its lists that
+    point to themselves, must be at the virtual and the physical address.
+    """
+    try:
+        image.object("node_data")
+    except UnknownKernelError:
+        return  # CONFIG_NUMA=n: contig_page_data is in the image of the kernel
+    if image.memory.word_size < 8 or image.prog.flags & ProgramFlags.IS_LIVE:
+        return
+    start = offsetof(image.type("struct pglist_data"), "node_start_pfn")
+    for pgdat in for_each_online_pgdat(image.prog):
+        address = pgdat.value_() + start
+        physical = address - found.direct_map
+        try:
+            if 0 <= physical < 1 << 63 and image.memory.read(
+                address, _PGDAT_BYTES
+            ) == image.prog.read(physical, _PGDAT_BYTES, True):
+                continue
+        except FaultError:
+            pass
+        raise ImageError(
+            f"the direct map does not begin at {found.direct_map:#x}: the pglist_data at "
+            f"{pgdat.value_():#x} is not at the physical address {physical:#x}; page_offset_base "
+            "is damaged, or this layout of memory is not known"
+        )
+
+
+def _check_base(image: Image, found: MemMap) -> None:
+    """
+    Check the memory map with what the sections say of it, ``sparse_encode_mem_map()``.
+
+    drgn takes ``vmemmap`` from the first one. A damaged one differs from most.
+    """
+    try:
+        image.object("vmemmap")
+        roots = image.object("mem_section")
+    except UnknownKernelError:
+        return
+    section = image.type("struct mem_section")
+    size, at = sizeof(section), offsetof(section, "section_mem_map")
+    # SECTION_MAP_LAST_BIT, an enumerator since commit ed7802dd48f7 (in v6.0)
+    flags = (1 << (constant(image, "SECTION_MAP_LAST_BIT") or 6)) - 1
+    online = _section_flag(image, "ONLINE")
+    said: Counter[int] = Counter()
+    for _, data in _sections(image, roots, size):
+        said.update(w & ~flags for w in image.memory.words(data, at, size) if w & online)
+    if said and said[found.base] <= said.total() // 2:
+        raise ImageError(
+            f"the memory map does not begin at {found.base:#x}: most sections say "
+            f"{said.most_common(1)[0][0]:#x}; mem_section is damaged"
+        )
 
 
 def _check_node_bits(image: Image, found: MemMap) -> None:
@@ -280,8 +346,34 @@ def split_ranges(ranges: Iterable[PageRange], pages: int) -> Iterator[PageRange]
 
 @per_image
 def possible_nodes(image: Image) -> range:
-    """Return ``[0, nr_node_ids)``, the length of ``memcg->nodeinfo``."""
-    return range(nr_node_ids(image.prog))
+    """
+    Return ``[0, nr_node_ids)``, the length of ``memcg->nodeinfo``.
+
+    :raises ImageError: if it does not follow from the nodes that are possible
+    """
+    number = nr_node_ids(image.prog)
+    try:
+        mask = image.object("node_states")[image.object("N_POSSIBLE")]
+    except UnknownKernelError:
+        return range(number)
+    found = _set_bits(image, mask.bits)
+    if not found or number != found[-1] + 1:  # setup_nr_node_ids()
+        raise ImageError(f"nr_node_ids is {number}, and the possible nodes are {found[-9:]}")
+    return range(number)
+
+
+def _set_bits(image: Image, bits: Object) -> list[int]:
+    """
+    Return the bits that are set in a mask, in ascending order.
+
+    :param bits: ``unsigned long []``
+    """
+    words = image.memory.words(image.memory.read(int(bits.address_ or 0), sizeof(bits)))
+    width = 8 * image.memory.word_size
+    every = (
+        (n * width + bit, word >> bit & 1) for n, word in enumerate(words) for bit in range(width)
+    )
+    return [number for number, is_set in every if is_set]
 
 
 @per_image
@@ -291,6 +383,29 @@ def online_nodes(image: Image) -> tuple[int, ...]:
 
 
 @per_image
+def memory_nodes(image: Image) -> frozenset[int] | None:
+    """Return the nodes that have memory (``N_MEMORY``); ``None`` if they are not known."""
+    state = constant(image, "N_MEMORY")
+    try:
+        return None if state is None else frozenset(for_each_node_state(image.prog, state))
+    except (FaultError, LookupError):
+        return None
+
+
+@per_image
 def possible_cpus(image: Image) -> tuple[int, ...]:
-    """Return the CPUs in ``cpu_possible_mask``."""
-    return tuple(for_each_possible_cpu(image.prog))
+    """
+    Return the CPUs in ``cpu_possible_mask``.
+
+    :raises ImageError: if they are not below ``nr_cpu_ids``, or that is above ``NR_CPUS``
+    """
+    try:
+        number = int(image.object("nr_cpu_ids").value_())
+    except UnknownKernelError:  # a macro, where NR_CPUS is 1
+        return tuple(for_each_possible_cpu(image.prog))
+    bits = cpu_possible_mask(image.prog)[0].bits
+    found = _set_bits(image, bits)
+    # setup_nr_cpu_ids(). On x86, disable_smp() may take CPUs out of the mask later.
+    if not found or not found[-1] < number <= 8 * sizeof(bits):
+        raise ImageError(f"nr_cpu_ids is {number}, and the possible CPUs are {found[-9:]}")
+    return tuple(found)

@@ -13,9 +13,10 @@ The others are charged, too, but not used.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterator
-from itertools import compress
+from itertools import compress, pairwise
 from operator import or_
 from typing import NamedTuple
 
@@ -49,6 +50,33 @@ def largest_percpu_charge(image: Image) -> int:
     return size * len(possible_cpus(image)) + pointers
 
 
+def _unit_size(image: Image) -> int:
+    """
+    Return the bytes of a unit. No chunk is larger.
+
+    :raises drgn.FaultError: if the variables that have it differ
+    """
+    size = image.object("pcpu_unit_size")
+    pages = int(image.object("pcpu_unit_pages"))
+    if pages <= 0 or pages << mem_map(image).page_shift != int(size):
+        raise FaultError(f"a unit of {int(size)} bytes cannot be right", size.address_ or 0)
+    return int(size)
+
+
+def _slots(image: Image) -> int:
+    """
+    Return the number of lists of chunks.
+
+    :raises drgn.FaultError: if it cannot be right: ``pcpu_setup_first_chunk()`` derives it from
+        the slot for empty chunks
+    """
+    slots = image.object("pcpu_nr_slots")
+    last = int(image.object("pcpu_to_depopulate_slot"))
+    if int(slots) != last + 1 or not 0 < int(slots) <= 8 * image.memory.word_size:
+        raise FaultError(f"{int(slots)} lists of percpu chunks", slots.address_ or 0)
+    return int(slots)
+
+
 class PcpuChunk(NamedTuple):
     """
     One ``struct pcpu_chunk``.
@@ -73,6 +101,16 @@ class PcpuChunk(NamedTuple):
     bound_map: int
     start: int
     end: int
+
+
+#: Maps the digits of a binary number to 0 and 1.
+_DIGITS = bytes(digit == ord("1") for digit in range(256))
+
+
+def set_bits(bits: int) -> list[int]:
+    """Return the positions of the bits that are set in a bitmap, in ascending order."""
+    digits = f"{bits:b}"[::-1].encode().translate(_DIGITS)
+    return list(compress(range(len(digits)), digits))
 
 
 class PcpuArea(NamedTuple):
@@ -179,10 +217,22 @@ class PercpuReader:
             yield found
 
     def _listed(self, on_fault: OnFault) -> Iterator[Object]:
-        lists = self.image.object("pcpu_chunk_lists").read_()
-        for slot in range(int(self.image.object("pcpu_nr_slots"))):
+        """Return all chunks, ``struct pcpu_chunk *``, each once."""
+        try:
+            slots = _slots(self.image)
+            lists = self.image.object("pcpu_chunk_lists").read_()
+        except FaultError as error:
+            on_fault(error)
+            return
+        seen: set[int] = set()
+        for slot in range(slots):
             head = lists[slot].address_of_()
-            yield from list_entries(self.image, "struct pcpu_chunk", head, "list", on_fault)
+            for chunk in list_entries(self.image, "struct pcpu_chunk", head, "list", on_fault):
+                if chunk.value_() in seen:
+                    on_fault(FaultError("the chunk is on two lists", chunk.value_()))
+                    continue
+                seen.add(chunk.value_())
+                yield chunk
 
     def find(self, address: int) -> list[PcpuPlace]:
         """
@@ -264,19 +314,25 @@ class PercpuReader:
         """
         before = chunk.bound_map & (2 << offset // MIN_ALLOC_SIZE) - 1
         unit = before.bit_length() - 1
-        if unit < 0 or not chunk.alloc_map >> unit & 1:
+        rest = chunk.bound_map >> unit + 1
+        if unit < 0 or not rest or not chunk.alloc_map >> unit & 1:
             return None
+        end = unit + (rest & -rest).bit_length()
         objcg = codetag = 0
         if chunk.vector:
             data = self.memory.read(chunk.vector + unit * self.element, self.element)
             objcg = self.memory.word_at(data, self._objcg)
             if self._codetag is not None:
                 codetag = self.memory.word_at(data, self._codetag)
-        return self._alloc(chunk, unit, objcg, codetag)
+        return self._alloc(chunk, unit, end, objcg, codetag)
 
     def _chunk(self, chunk: Object) -> PcpuChunk:
         nr_pages = int(chunk.nr_pages)
         size = nr_pages << mem_map(self.image).page_shift
+        start, end = int(chunk.start_offset), size - int(chunk.end_offset)
+        if not 0 < size <= _unit_size(self.image) or not 0 <= start <= end <= size:
+            reason = f"{nr_pages} pages with allocations from {start} to {end}"
+            raise FaultError(reason, chunk.value_())
         bits = size // MIN_ALLOC_SIZE
         vector = 0
         if chunk.type_.type.has_member(self._vector):
@@ -288,8 +344,8 @@ class PercpuReader:
             vector=vector,
             alloc_map=self._bitmap(chunk.alloc_map.value_(), bits),
             bound_map=self._bitmap(chunk.bound_map.value_(), bits + 1),
-            start=int(chunk.start_offset),
-            end=size - int(chunk.end_offset),
+            start=start,
+            end=end,
         )
 
     def _count_static(self) -> None:
@@ -298,6 +354,8 @@ class PercpuReader:
         start = self.image.object("pcpu_base_addr").value_()
         first = self.image.object("pcpu_first_chunk")
         end = first.base_addr.value_()
+        if not start <= end <= start + _unit_size(self.image):
+            raise FaultError(f"the first chunk does not begin at {end:#x}", first.value_())
         self.static_size = end - start + int(first.start_offset)
         for address in range(start, end - size + 1, size):
             for offset in self._unit_offsets:
@@ -355,23 +413,18 @@ class PercpuReader:
         """
         unreadable: list[range] = []
         recorded = {alloc.offset: alloc for alloc in self._recorded(chunk, unreadable)}
-        bounds, taken = (f"{bits:b}"[::-1] for bits in (chunk.bound_map, chunk.alloc_map))
-        unit = bounds.find("1")
-        while unit >= 0:
-            end, offset = bounds.find("1", unit + 1), unit * MIN_ALLOC_SIZE
-            if (
-                taken[unit : unit + 1] == "1"
-                and chunk.start <= offset < chunk.end
-                and not any(unit in units for units in unreadable)
-            ):
-                yield recorded.get(offset) or self._alloc(chunk, unit, 0, 0)
-            unit = end
+        bounds, taken = set_bits(chunk.bound_map), set(set_bits(chunk.alloc_map))
+        hidden = {unit for units in unreadable for unit in units}
+        for unit, end in pairwise(bounds):
+            offset = unit * MIN_ALLOC_SIZE
+            if unit in taken and chunk.start <= offset < chunk.end and unit not in hidden:
+                yield recorded.get(offset) or self._alloc(chunk, unit, end, 0, 0)
 
     def _recorded(self, chunk: PcpuChunk, unreadable: list[range]) -> list[PcpuArea]:
         if not chunk.vector:
             return []
         found: list[PcpuArea] = []
-        units = self.units(chunk)
+        units, bounds = self.units(chunk), set_bits(chunk.bound_map)
         length = units * self.element
         for offset, data in self.memory.pieces(chunk.vector, length, self.element):
             first = offset // self.element
@@ -383,7 +436,13 @@ class PercpuReader:
             for at, part in filled(data, self.element):
                 for unit, objcg, codetag in self._elements(part):
                     unit += first + at // self.element
-                    found.append(self._alloc(chunk, unit, objcg, codetag))
+                    # The next bound ends the allocation.
+                    after = bisect_right(bounds, unit)
+                    if after == len(bounds):
+                        reason = "bound_map has no end of the allocation"
+                        self.coverage.miss("percpu allocation", chunk.address, reason)
+                        continue
+                    found.append(self._alloc(chunk, unit, bounds[after], objcg, codetag))
         if unreadable:
             self.coverage.miss("objcgs of a percpu chunk", chunk.vector, "not in the image")
         else:
@@ -399,13 +458,17 @@ class PercpuReader:
         for number in compress(range(len(words)), map(or_, words, tags)):
             yield number, words[number], tags[number]
 
-    def _alloc(self, chunk: PcpuChunk, unit: int, objcg: int, codetag: int) -> PcpuArea:
-        rest = chunk.bound_map >> unit + 1
-        units = (rest & -rest).bit_length() if rest else 0
+    def _alloc(self, chunk: PcpuChunk, unit: int, end: int, objcg: int, codetag: int) -> PcpuArea:
+        """
+        Return one allocation.
+
+        :param unit: its first element
+        :param end: the element after its last
+        """
         return PcpuArea(
             chunk=chunk,
             offset=unit * MIN_ALLOC_SIZE,
-            size=units * MIN_ALLOC_SIZE,
+            size=(end - unit) * MIN_ALLOC_SIZE,
             objcg=objcg & ~MEMCG_DATA_FLAGS,
             element=chunk.vector + unit * self.element + self._objcg,
             codetag=codetag,

@@ -14,6 +14,7 @@ from drgn.helpers.linux.percpu import per_cpu_ptr
 
 from memcg_inspect.image.image import Image, per_image
 from memcg_inspect.linux.mm.mmzone import possible_cpus
+from memcg_inspect.model import ImageError
 
 __all__ = ("percpu_offsets",)
 
@@ -24,6 +25,13 @@ def percpu_offsets(image: Image) -> dict[int, int]:
     Return ``per_cpu_offset()`` of each possible CPU.
 
     :return: bytes to add to a ``__percpu`` pointer, by CPU
+    :raises ImageError: if two CPUs have the same
     """
     null = NULL(image.prog, "void *")
-    return {cpu: int(per_cpu_ptr(null, cpu).value_()) for cpu in possible_cpus(image)}
+    found = {cpu: int(per_cpu_ptr(null, cpu).value_()) for cpu in possible_cpus(image)}
+    if len(set(found.values())) != len(found):
+        raise ImageError(
+            "two CPUs have the same percpu memory: __per_cpu_offset or __cpu_possible_mask is "
+            "damaged"
+        )
+    return found

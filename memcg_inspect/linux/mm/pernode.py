@@ -16,14 +16,17 @@ return that.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+
+from drgn import FaultError, Object
 
 from memcg_inspect.image.image import Image
 from memcg_inspect.linux.mm.memcontrol import accounting
-from memcg_inspect.linux.mm.mmzone import mem_map
+from memcg_inspect.linux.mm.mmzone import mem_map, possible_nodes
 from memcg_inspect.linux.mm.percpu import PcpuArea, PercpuReader
+from memcg_inspect.model import Coverage, Objcg, ObjcgSet
 
-__all__ = ("accounts_by_node", "posted_percpu_nodes", "posted_zswap_nodes")
+__all__ = ("accounts_by_node", "posted_percpu_nodes", "posted_zswap_nodes", "read_objcg_sets")
 
 
 def accounts_by_node(image: Image) -> bool:
@@ -57,3 +60,25 @@ def posted_zswap_nodes(nodes: Mapping[int, int]) -> dict[int, int]:
     :param nodes: bytes by the node of the page that holds them, in the order of the data
     """
     return {next(iter(nodes)): sum(nodes.values())} if nodes else {}
+
+
+def read_objcg_sets(
+    image: Image, objcgs: Iterable[Objcg], coverage: Coverage
+) -> dict[int, ObjcgSet]:
+    """
+    Read the sets that obj_cgroups refer to.
+
+    :param objcgs: the obj_cgroups
+    :param coverage: counts the sets that were read, and those that are unreadable
+    :return: by ``struct obj_cgroup_set *``
+    """
+    found: dict[int, ObjcgSet] = {}
+    for address in dict.fromkeys(objcg.set for objcg in objcgs if objcg.set):
+        members = Object(image.prog, "struct obj_cgroup_set *", address)
+        try:
+            entries = {nid: members.objcgs[nid].value_() for nid in possible_nodes(image)}
+            found[address] = ObjcgSet(address, int(members.refcnt.refs.counter), entries)
+            coverage.read += 1
+        except FaultError as error:
+            coverage.miss("set of obj_cgroups", error.address, str(error))
+    return found

@@ -14,11 +14,11 @@ block that was allocated refers to its call site (:mod:`memcg_inspect.linux.mm.a
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Set
+from collections.abc import Iterator
 from itertools import compress, repeat
 from typing import NamedTuple
 
-from drgn import FaultError, offsetof
+from drgn import FaultError
 from drgn.helpers.linux.mmzone import pfn_to_section, pfn_to_section_nr, section_nr_to_pfn
 
 from memcg_inspect.image.image import Image, per_image
@@ -28,13 +28,13 @@ from memcg_inspect.linux.mm.alloc_tag import alloc_tag_size
 from memcg_inspect.linux.mm.mm_types import (
     MEMCG_DATA_FLAGS,
     MEMCG_DATA_KMEM,
-    Marker,
     PagePiece,
     RawPiece,
     page_layout,
     positions,
 )
 from memcg_inspect.linux.mm.mmzone import mem_map
+from memcg_inspect.linux.mm.page_alloc import BlockReader, bare_markers
 from memcg_inspect.linux.mm.slab import CODETAG_EMPTY
 from memcg_inspect.model import Coverage, ImageError
 
@@ -44,8 +44,6 @@ __all__ = ("PAGE_EXT_INVALID", "PageTagReader", "TaggedPages", "page_ext_bytes")
 PAGE_EXT_INVALID = 1
 #: ``CODETAG_ID_FIRST``. Lower indexes, ``CODETAG_ID_NULL`` and ``CODETAG_ID_EMPTY``, are no tags.
 _FIRST_INDEX = 2
-#: Each byte of ``page_type`` of a page without a type.
-_NO_TYPE = 0xFF
 
 
 class TaggedPages(NamedTuple):
@@ -158,25 +156,14 @@ class PageTagReader:
     :ivar coverage: counts the pages whose tags were read, and those that are unreadable
     """
 
-    def __init__(self, image: Image, free_pages: Set[int] | None = None) -> None:
-        """
-        :param free_pages: first pages, ``struct page *``, of free blocks that are in no buddy
-            list; ``None`` if not all of them are known. Then a block that is not a compound page
-            counts as one page.
-        """
+    def __init__(self, image: Image) -> None:
         self.image = image
-        self._free_pages = free_pages
         self.coverage = Coverage()
         self.memory, self.frames, self.layout = image.memory, mem_map(image), page_layout(image)
         self._indexes = _indexes(image)
         self._page_ext = None if self._indexes else _PageExt(image)
-        count = offsetof(image.type("struct page"), "_refcount")
-        # The bytes of a page with refcount 0 and no type: a free page, or any page but the first of
-        # a block that is not compound.
-        self._bare = [
-            *(Marker(count + n, 0xFF, 0) for n in range(4)),
-            *(Marker(self.layout.page_type + n, 0xFF, _NO_TYPE) for n in range(4)),
-        ]
+        self._bare = bare_markers(image)
+        self._plain = BlockReader(image, self._is_tagged, self._miss_list)
 
     def codetag(self, page: int) -> int:
         """
@@ -268,9 +255,8 @@ class PageTagReader:
         """
         Find the blocks of several pages that are not compound (allocated without ``__GFP_COMP``).
 
-        Nothing stores the order of such a block. Only its first page has a refcount and a tag.
-        The order is the smallest ``n`` for which another block begins 2^n pages after the first
-        page. A page begins a block if it has a refcount, a type or a tag, or is free.
+        Only the first page of such a block has a refcount and a tag. So a page that has a tag
+        begins a block.
 
         :return: orders, by index of the first page in the piece
         """
@@ -286,33 +272,19 @@ class PageTagReader:
             first = raw.page + i * size
             if i in raw.orders or self.frames.pfn(first) & 1:
                 continue
-            order = self._order(first)
+            order = self._plain.order(first)
             if order:
                 orders[i] = order
         return orders
 
-    def _order(self, first: int) -> int:
-        pfn, order = self.frames.pfn(first), 0
-        # If some free pages are not known, they would be taken for pages of the block.
-        cached = self._free_pages
-        if cached is None:
-            return 0
-        while not pfn >> order & 1:
-            if self._begins(first + (self.frames.size << order), cached):
-                break
-            order += 1
-        return order
+    def _miss_list(self, page: int, reason: str) -> None:
+        self.coverage.miss("list of free pages", page, reason)
 
-    def _begins(self, page: int, cached: Set[int]) -> bool:
-        """Return whether a page is the first of a block, free blocks included."""
-        if page in cached:
-            return True
+    def _is_tagged(self, page: int) -> bool:
         try:
-            raw = self.memory.read(page, self.frames.size)
-            is_bare = all(raw[m.offset] & m.mask == m.value for m in self._bare)
-            return not is_bare or bool(self.codetag(page))
+            return bool(self.codetag(page))
         except FaultError:
-            return True  # the end of the memory map
+            return True  # nothing is known of the page
 
 
 def _owner(word: int) -> tuple[str, int]:

@@ -58,6 +58,8 @@ __all__ = (
 #: ``SLAB_RECLAIM_ACCOUNT`` while it was a macro, before commit cc61eb851461 ("mm, slab: use
 #: an enum to define SLAB_ cache creation flags") (in v6.9).
 SLAB_RECLAIM_ACCOUNT = 0x00020000
+#: ``SLAB_ACCOUNT`` while it was a macro.
+SLAB_ACCOUNT = 0x04000000
 #: ``CODETAG_EMPTY``: the reference to a call site is empty on purpose.
 CODETAG_EMPTY = 1
 
@@ -73,6 +75,8 @@ class SlabCache(NamedTuple):
     :ivar red_left_pad: ``red_left_pad``: bytes before each object
     :ivar reclaimable: whether its objects count as ``NR_SLAB_RECLAIMABLE_B``
     :ivar charge: bytes charged for one object, ``obj_full_size()``
+    :ivar accounts: ``SLAB_ACCOUNT``: whether its objects are charged without ``__GFP_ACCOUNT``.
+        Caches ``kmalloc-cg-*`` have it, too
     """
 
     address: int
@@ -82,6 +86,7 @@ class SlabCache(NamedTuple):
     red_left_pad: int
     reclaimable: bool
     charge: int
+    accounts: bool = False
 
 
 class _CacheMembers(NamedTuple):
@@ -274,6 +279,8 @@ class SlabReader:
         self._names = Strings(self.memory)
         bit = constant(image, "_SLAB_RECLAIM_ACCOUNT")
         self._reclaimable = SLAB_RECLAIM_ACCOUNT if bit is None else 1 << bit
+        bit = constant(image, "_SLAB_ACCOUNT")
+        self._accounts = SLAB_ACCOUNT if bit is None else 1 << bit
         # A page of KFENCE that was never used looks like a slab without objects. Its slab_cache is
         # not set.
         self._no_cache = SlabCache(0, "(no cache)", 0, 0, 0, False, self.memory.word_size)
@@ -292,6 +299,9 @@ class SlabReader:
                 self.memory.read(address, self._cache_words * self.memory.word_size)
             )
             size, pad = members.size.get(words), members.red_left_pad
+            # Objects are aligned to a pointer at least, calculate_alignment().
+            if size < self.memory.word_size:
+                raise FaultError(f"a kmem_cache of objects of {size} bytes", address)
             try:
                 name = self._names.at(members.name.get(words))
             except FaultError as error:
@@ -308,6 +318,7 @@ class SlabReader:
                 # obj_full_size(): the size of a pointer is charged for each object, also if the
                 # vector needs no memory, or if its elements are larger.
                 charge=size + self.memory.word_size,
+                accounts=bool(members.flags.get(words) & self._accounts),
             )
         return found
 
@@ -315,31 +326,51 @@ class SlabReader:
         """
         Read a slab and count its charged objects.
 
-        :return: ``None`` if its cache is unreadable, which :attr:`coverage` counts
+        :return: ``None`` if its cache is unreadable, or cannot be its cache, which
+            :attr:`coverage` counts
         """
         layout, words = self.layout, self._words(found.raw)
-        objects = layout.objects.get(words)
+        objects, address = layout.objects.get(words), layout.cache.get(words)
+        # allocate_slab() and __free_slab() mark a page as a slab before it has a cache, or after.
+        is_empty = not objects or (not address and not self._exts(words))
         try:
-            cache = self.cache(layout.cache.get(words)) if objects else self._no_cache
+            cache = self._no_cache if is_empty else self.cache(address)
+            self._check_size(found, cache, objects)
         except FaultError as error:
             self.coverage.miss("kmem_cache of a slab", found.page, str(error))
             return None
-        vector = self._vector(words, cache)
-        charged: Mapping[int, int] | None = {}
-        if vector is not None and objects:
-            try:
-                charged = self._count(vector, objects)
-            except FaultError as error:
-                self.coverage.miss(f"objcgs of a {cache.name} slab", vector.address, str(error))
-                charged = None
+        vector, charged = None, None
+        try:
+            vector = self._vector(words, cache)
+            charged = self._count(vector, objects) if vector is not None and objects else {}
+        except FaultError as error:
+            self.coverage.miss(f"objcgs of a {cache.name} slab", error.address, str(error))
         if charged is not None:
             self.coverage.read += 1
         page, nid, order, raw = found
         inuse = layout.inuse.get(words)
         return Slab(page, nid, order, cache, objects, inuse, vector, charged, raw)
 
+    def _check_size(self, found: SlabPage, cache: SlabCache, objects: int) -> None:
+        """
+        Check that the objects fit into the slab.
+
+        KFENCE keeps one object in a page of its own, of a cache whose ``size`` may be larger.
+
+        :raises drgn.FaultError: if they do not
+        """
+        room = self.frames.page_size << found.order
+        if objects and found.page not in self._kfence and objects * cache.size > room:
+            raise FaultError(
+                f"{objects} objects of {cache.size} bytes in a slab of {room} bytes", found.page
+            )
+
     def codetags(self, slab: Slab) -> Vector | None:
-        """Return the ``struct codetag *`` of the objects; ``None`` if they have none."""
+        """
+        Return the ``struct codetag *`` of the objects; ``None`` if they have none.
+
+        :raises drgn.FaultError: if the distance of its elements cannot be right
+        """
         layout = self.layout
         if layout.codetag is None:
             return None
@@ -506,6 +537,8 @@ class SlabReader:
         if layout.stride is not None:
             # 0 for slabs of KFENCE, which have one object.
             stride = layout.stride.get(words) or layout.element
+            if stride not in (layout.element, cache.size):
+                raise FaultError(f"a vector with an element in {stride} bytes", exts)
             return Vector(exts + layout.objcg, stride)
         return Vector(exts + layout.objcg, layout.element)
 
@@ -598,6 +631,7 @@ class SlabTally:
                 address=address,
                 reclaimable=found.cache.reclaimable,
                 kfence=kfence,
+                accounts=found.cache.accounts,
                 size=found.cache.size,
                 charge=found.cache.charge,
                 slabs=found.slabs,

@@ -13,22 +13,43 @@ that is being forked, or that has just exited, is charged although no list has t
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from drgn import FaultError, Object, ObjectAbsentError, offsetof, sizeof
-from drgn.helpers.linux.mm import find_vmap_area, virt_to_page
+from drgn.helpers.linux.mm import virt_to_page
+from drgn.helpers.linux.percpu import per_cpu
+from drgn.helpers.linux.sched import idle_task
 
 from memcg_inspect.image.image import Image, per_image
 from memcg_inspect.image.layout import has_member, member_type
 from memcg_inspect.image.lookup import UnknownKernelError
 from memcg_inspect.linux.kernel.sched import find_tasks
 from memcg_inspect.linux.lib.list import OnFault, list_entries
+from memcg_inspect.linux.mm.mm_types import page_layout
+from memcg_inspect.linux.mm.mmzone import mem_map, possible_cpus
 from memcg_inspect.model import Coverage
 
-__all__ = ("VmArea", "VmMapping", "find_mapping", "stack_blocks", "thread_size", "vm_areas")
+__all__ = (
+    "StackUser",
+    "VmArea",
+    "VmMapping",
+    "block_users",
+    "find_mapping",
+    "has_restored_areas",
+    "nr_vmalloc_pages",
+    "stack_blocks",
+    "thread_size",
+    "vm_areas",
+)
 
 #: ``VM_ALLOC`` of :linux:`include/linux/vmalloc.h`.
 VM_ALLOC = 0x2
+
+
+#: Who uses a kernel stack: a task that counts it as ``NR_KERNEL_STACK_KB``; ``cached_stacks``, in
+#: which it is not counted; or a task that is being forked or is exiting, or RCU, which frees it:
+#: then it may be counted or not.
+StackUser = Literal["task", "cache", "unknown", ""]
 
 
 class VmArea(NamedTuple):
@@ -38,11 +59,16 @@ class VmArea(NamedTuple):
     :ivar address: first virtual address
     :ivar pages: ``struct page *`` of each page
     :ivar is_stack: whether the area is a kernel stack
+    :ivar user: who uses a stack; ``""`` for other areas
+    :ivar is_counted: whether vmalloc() counts its pages, as ``NR_VMALLOC`` or
+        ``nr_vmalloc_pages``
     """
 
     address: int
     pages: list[int]
     is_stack: bool
+    user: StackUser = ""
+    is_counted: bool = True
 
 
 #: Macros for ``vm_struct.flags`` in the same file, in words.
@@ -78,16 +104,25 @@ def find_mapping(image: Image, address: int) -> VmMapping | None:
     """
     Find the area that an address is in, ``find_vmap_area()``.
 
+    All areas are read: a search in their trees may not end if the trees are damaged.
+
     :param address: ``void *``
     :return: ``None`` if there is none, or if it has no ``struct vm_struct``
     :raises drgn.FaultError: if the area cannot be read
     """
-    area = find_vmap_area(image.prog, address)
-    vm = area.vm.read_() if area else None
-    if not vm:
+
+    def broken(error: FaultError) -> None:
+        raise error
+
+    areas = _vmap_areas(image, broken)
+    area = next((a for a in areas if int(a.va_start) <= address < int(a.va_end)), None)
+    vm = area.vm.read_() if area is not None else None
+    if not area or not vm:
         return None
     flags, memory = int(vm.flags), image.memory
     pages, count = vm.pages.value_(), int(vm.nr_pages)
+    if pages:
+        _check_count(image, area, count)
     return VmMapping(
         start=int(area.va_start),
         end=int(area.va_end),
@@ -131,7 +166,7 @@ def vm_areas(image: Image, coverage: Coverage, stack_coverage: Coverage) -> Iter
     # unsigned int up to 7.1, unsigned long since 7.2
     count_size = sizeof(member_type(vm_type, "nr_pages"))
     caller, size, word = offsetof(vm_type, "caller"), sizeof(vm_type), memory.word_size
-    stacks = _stacks(image, stack_coverage)
+    stacks, uncounted = _stacks(image, stack_coverage), _module_tags(image)
 
     def missed(error: FaultError) -> None:
         coverage.miss("list of vmalloc areas", error.address, str(error))
@@ -146,14 +181,64 @@ def vm_areas(image: Image, coverage: Coverage, stack_coverage: Coverage) -> Iter
             count = int.from_bytes(data[at["nr_pages"] :][:count_size], memory.order)
             if not memory.word_at(data, at["flags"]) & VM_ALLOC or not pages or not count:
                 continue
-            yield VmArea(
+            _check_count(image, area, count)
+            is_stack = (memory.word_at(data, caller), count) in stacks.kinds
+            found = VmArea(
                 address=memory.word_at(data, at["addr"]),
                 pages=memory.words(memory.read(pages, count * word)),
-                is_stack=(memory.word_at(data, caller), count) in stacks,
+                is_stack=is_stack,
+                user=stacks.users.get(vm, "unknown") if is_stack else "",
+                is_counted=vm != uncounted,
             )
+            if found.user == "unknown" and _is_charged(image, found.pages[0]):
+                # A stack is counted as long as it is charged: exit_task_stack_account().
+                found = found._replace(user="task")
+            yield found
             coverage.read += 1
         except FaultError as error:
             coverage.miss("vmalloc area", error.address, str(error))
+
+
+def _is_charged(image: Image, page: int) -> bool:
+    return page_layout(image).kmem.is_set(image.memory.read(page, mem_map(image).size))
+
+
+def _module_tags(image: Image) -> int | None:
+    """
+    Return the ``struct vm_struct *`` of the call sites of modules.
+
+    ``vm_module_tags_populate()`` allocates its pages itself.
+    """
+    try:
+        area: int = image.object("vm_module_tags").value_()
+    except (UnknownKernelError, ObjectAbsentError, FaultError):
+        return None
+    return area or None
+
+
+def nr_vmalloc_pages(image: Image) -> int | None:
+    """
+    Return the number of all pages that vmalloc() has allocated, before they were counted by node.
+
+    :return: ``None`` if the kernel has no such counter (since 7.2)
+    :raises drgn.FaultError: if it is not in the image
+    """
+    try:
+        return int(image.object("nr_vmalloc_pages").counter)
+    except UnknownKernelError:
+        return None
+
+
+def has_restored_areas(image: Image) -> bool:
+    """
+    Return whether the kernel may have areas, or had them, that the kernel before it allocated.
+
+    ``kho_restore_vmalloc()`` does not count their pages, and ``vfree()`` takes them off.
+    """
+    try:
+        return bool(image.object("kho_in").fdt_phys)
+    except (UnknownKernelError, ObjectAbsentError, FaultError):
+        return False
 
 
 def _vmap_areas(image: Image, on_fault: OnFault) -> Iterator[Object]:
@@ -174,34 +259,90 @@ def _vmap_areas(image: Image, on_fault: OnFault) -> Iterator[Object]:
             number = int(image.object("nr_vmap_nodes").value_())
         except ObjectAbsentError:
             number = 1
+        # vmap_init_nodes() makes one for each possible CPU at most.
+        if not 0 < number <= len(possible_cpus(image)):
+            on_fault(FaultError(f"{number} struct vmap_node", nodes.value_()))
+            return
         heads = [nodes[i].busy.head.address_of_() for i in range(number)]
     for head in heads:
         yield from list_entries(image, "struct vmap_area", head, "list", on_fault)
 
 
-def _stacks(image: Image, coverage: Coverage) -> set[tuple[int, int]]:
+def _check_count(image: Image, area: Object, count: int) -> None:
+    """
+    Check the number of pages of an area with its size.
+
+    :param area: ``struct vmap_area *``
+    :raises drgn.FaultError: if there are more pages than addresses
+    """
+    size = int(area.va_end) - int(area.va_start)
+    if count << mem_map(image).page_shift > size:
+        raise FaultError(f"{count} pages in an area of {size} bytes", area.value_())
+
+
+class _Stacks(NamedTuple):
+    """
+    The kernel stacks that are vmalloc areas.
+
+    :ivar kinds: ``vm_struct.caller`` and ``vm_struct.nr_pages`` of the stacks of tasks; they tell
+        other stacks
+    :ivar users: who uses a stack, by ``struct vm_struct *``
+    """
+
+    kinds: set[tuple[int, int]]
+    users: dict[int, StackUser]
+
+
+def _stacks(image: Image, coverage: Coverage) -> _Stacks:
     """
     Return what identifies areas that are kernel stacks.
 
-    :return: ``vm_struct.caller`` and ``vm_struct.nr_pages`` of the stacks of tasks; empty without
-        ``CONFIG_VMAP_STACK``
+    :return: empty without ``CONFIG_VMAP_STACK``
     """
-    stacks: set[tuple[int, int]] = set()
+    stacks = _Stacks(set(), {})
     if not has_member(image, "struct task_struct", "stack_vm_area"):
         return stacks
 
     def missed(error: FaultError) -> None:
         coverage.miss("stack of a task", error.address, str(error))
 
-    for task in find_tasks(image, missed):
+    for task in [*find_tasks(image, missed), *_idle_tasks(image, missed)]:
         try:
             area = task.stack_vm_area.read_()
             if area:
-                stacks.add((area.caller.value_(), area.nr_pages.value_()))
+                stacks.kinds.add((area.caller.value_(), area.nr_pages.value_()))
+                # do_exit() sets exit_state before it calls exit_task_stack_account().
+                stacks.users[area.value_()] = "unknown" if task.exit_state else "task"
                 coverage.read += 1
         except FaultError as error:
             missed(error)
+    stacks.users.update(dict.fromkeys(_cached_stacks(image, missed), "cache"))
     return stacks
+
+
+def _idle_tasks(image: Image, on_fault: OnFault) -> Iterator[Object]:
+    """Return the idle tasks, which have no PID; that of the boot CPU has no area for its stack."""
+    for cpu in possible_cpus(image):
+        try:
+            task = idle_task(image.prog, cpu).read_()
+        except FaultError as error:
+            on_fault(error)
+            continue
+        if task:
+            yield task
+
+
+def _cached_stacks(image: Image, on_fault: OnFault) -> Iterator[int]:
+    """Return the ``struct vm_struct *`` of stacks that CPUs keep for new tasks."""
+    try:
+        cached = image.object("cached_stacks")
+    except UnknownKernelError:
+        return
+    for cpu in possible_cpus(image):
+        try:
+            yield from filter(None, (area.value_() for area in per_cpu(cached, cpu).read_()))
+        except FaultError as error:
+            on_fault(error)
 
 
 def stack_blocks(image: Image, coverage: Coverage) -> set[int]:
@@ -227,3 +368,33 @@ def stack_blocks(image: Image, coverage: Coverage) -> set[int]:
         except FaultError as error:
             missed(error)
     return pages
+
+
+def block_users(image: Image, coverage: Coverage) -> dict[int, StackUser]:
+    """
+    Return who uses the kernel stacks that are blocks of pages.
+
+    Stacks that are being freed are not known.
+
+    :param coverage: counts the tasks whose stacks are unreadable
+    :return: by ``struct page *`` of the first page of each stack; empty with
+        ``CONFIG_VMAP_STACK``
+    """
+    users: dict[int, StackUser] = {}
+    if has_member(image, "struct task_struct", "stack_vm_area"):
+        return users
+
+    def missed(error: FaultError) -> None:
+        coverage.miss("stack of a task", error.address, str(error))
+
+    init_task = image.object("init_task").address_
+    for task in [*find_tasks(image, missed), *_idle_tasks(image, missed)]:
+        try:
+            stack = task.stack.value_()
+            # The stack of init_task is part of the kernel, and not counted.
+            if stack and task.value_() != init_task:
+                page = virt_to_page(Object(image.prog, "void *", stack)).value_()
+                users[page] = "unknown" if task.exit_state else "task"
+        except FaultError as error:
+            missed(error)
+    return users

@@ -17,19 +17,25 @@ from drgn import FaultError, Object, offsetof, sizeof
 from memcg_inspect.image.image import Image
 from memcg_inspect.image.layout import bit_field, has_member, has_type
 from memcg_inspect.image.lookup import UnknownKernelError
-from memcg_inspect.linux.lib.list import rbtree_entries
+from memcg_inspect.linux.lib.list import list_entries, rbtree_entries
 from memcg_inspect.linux.lib.xarray import xa_entries
 from memcg_inspect.linux.mm.mm_types import MEMCG_DATA_FLAGS
 from memcg_inspect.linux.mm.mmzone import mem_map
 from memcg_inspect.model import NUMA_NO_NODE, Coverage
 
-__all__ = ("ZswapEntry", "ZswapPart", "ZswapReader")
+__all__ = ("ZswapEntry", "ZswapPart", "ZswapReader", "zswap_cursors")
 
 #: Values of ``MAX_POSSIBLE_PHYSMEM_BITS`` on 64-bit machines: x86-64 and arm64; x86-64 built
 #: without 5-level page tables (up to 6.16); arm64 with 48 bits.
 MAX_POSSIBLE_PHYSMEM_BITS = (52, 46, 48)
 #: ``OBJ_ALLOCATED_TAG``, set in the word before each object that holds its handle.
 OBJ_ALLOCATED_TAG = 1
+
+
+#: ``ZSWAP_ADDRESS_SPACE_PAGES``: pages of a swap device that one tree is for.
+ZSWAP_ADDRESS_SPACE_PAGES = 1 << 14
+#: The largest ``CONFIG_ZSMALLOC_CHAIN_SIZE``.
+ZSMALLOC_CHAIN_SIZE = 16
 
 
 class ZswapEntry(NamedTuple):
@@ -145,7 +151,7 @@ class ZswapReader:
             try:
                 if tree.type_.type.unaliased().type_name() == "struct xarray":
                     # Commit 796c2c23e14e ("zswap: replace RB tree with xarray") (in v6.10).
-                    for i in range(int(self.image.object("nr_zswap_trees")[swap_type])):
+                    for i in range(self._number_of_trees(swap_type)):
                         try:
                             yield from xa_entries(self.image, tree[i], missed)
                         except FaultError as error:
@@ -161,6 +167,18 @@ class ZswapReader:
                         yield entry.value_()
             except FaultError as error:
                 missed(error)
+
+    def _number_of_trees(self, swap_type: int) -> int:
+        """
+        Return the number of XArrays of a swap device, ``zswap_swapon()``.
+
+        :raises drgn.FaultError: if they are too many for its size
+        """
+        number = int(self.image.object("nr_zswap_trees")[swap_type])
+        device = self.image.object("swap_info")[swap_type].read_()
+        if not device or number > -(-int(device.max) // ZSWAP_ADDRESS_SPACE_PAGES):
+            raise FaultError(f"{number} trees of zswap entries", device.value_())
+        return number
 
     def nodes(self, entry: ZswapEntry) -> dict[int, int]:
         """
@@ -207,6 +225,32 @@ class ZswapReader:
                 if part.page == page and part.offset <= offset < part.offset + part.length:
                     return entry
         return None
+
+
+def zswap_cursors(image: Image) -> list[int]:
+    """
+    Return the memcgs whose entries zswap writes back next. Each cursor holds a reference.
+
+    ``shrink_worker()`` leaves a cursor where it ends. ``zswap_memcg_offline_cleanup()`` moves it
+    away from a memcg that is removed.
+
+    :return: ``struct mem_cgroup *``
+    :raises drgn.FaultError: if a cursor cannot be read
+    """
+    try:
+        return [image.object("zswap_next_shrink").value_()]
+    except UnknownKernelError:
+        pass
+    # Each pool had a cursor in 6.8 to 6.10. Before, there was none.
+    if not has_member(image, "struct zswap_pool", "next_shrink"):
+        return []
+    faults: list[FaultError] = []
+    head = image.object("zswap_pools").address_of_()
+    pools = list_entries(image, "struct zswap_pool", head, "list", faults.append)
+    found = [pool.next_shrink.value_() for pool in pools]
+    if faults:
+        raise faults[0]
+    return found
 
 
 class _Locations:
@@ -285,8 +329,10 @@ class _Locations:
         zspage = Object(self.image.prog, "struct zspage *", address)
         raw = self.memory.read(address, sizeof(self.image.type("struct zspage")))
         size_class = zspage.pool.size_class[self._class.get(raw)]
-        pages = [zspage.member_(self._first).value_()]
-        for _ in range(int(size_class.pages_per_zspage) - 1):
+        pages, number = [zspage.member_(self._first).value_()], int(size_class.pages_per_zspage)
+        if not 0 < number <= ZSMALLOC_CHAIN_SIZE:
+            raise FaultError(f"a zspage of {number} pages", size_class.value_())
+        for _ in range(number - 1):
             pages.append(self.memory.word(pages[-1] + self._next))
         known = self._zspages[address] = (int(size_class.size), pages)
         return known

@@ -15,15 +15,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from drgn import Architecture, FaultError, Object, offsetof, sizeof
-from drgn.helpers.linux.list import hlist_for_each_entry
-from drgn.helpers.linux.net import for_each_net
 
 from memcg_inspect.image.image import Image
-from memcg_inspect.image.layout import bit_field, constant, has_member, has_type
+from memcg_inspect.image.layout import array_length, bit_field, constant, has_member, has_type
+from memcg_inspect.linux.lib.list import hlist_entries, list_entries
 from memcg_inspect.model import Coverage
 
 __all__ = ("SkbReader", "unix_socket_pages")
 
+#: ``UNIX_HASH_SIZE``: sockets with an abstract name are in the second half.
+_UNIX_HASH_SIZE = 512
 #: ``PACKET_OUTGOING`` (:linux:`include/uapi/linux/if_packet.h`)
 _PACKET_OUTGOING = 4
 #: ``SMP_CACHE_BYTES`` of the architectures where it is not 64
@@ -34,42 +35,66 @@ def unix_socket_pages(image: Image, coverage: Coverage) -> Iterator[int]:
     """
     Iterate over the pages in the receive queues of all AF_UNIX sockets.
 
-    :param coverage: counts the hash buckets that are unreadable
+    :param coverage: counts what is unreadable: network namespaces, hash buckets, queues
     :return: ``struct page *`` of the first page of each fragment
-    :raises drgn.FaultError: if the list of network namespaces cannot be read
     """
-    if not has_type(image, "struct unix_sock"):
+    if not has_type(image, "struct unix_sock") or not has_member(image, "struct net", "unx"):
         return
-    for net in for_each_net(image.prog):
-        if not has_member(image, "struct net", "unx"):
-            return
-        table = net.unx.table
-        for i in range(int(table.mask) + 1 if table.type_.has_member("mask") else 256):
-            try:
-                for sock in hlist_for_each_entry(
-                    "struct sock", table.buckets[i].address_of_(), "__sk_common.skc_node"
-                ):
+
+    def missed(error: FaultError) -> None:
+        coverage.miss("AF_UNIX sockets", error.address, str(error))
+
+    nets = image.object("net_namespace_list").address_of_()
+    for net in list_entries(image, "struct net", nets, "list", missed):
+        try:
+            buckets = net.unx.table.buckets.read_()
+        except FaultError as error:
+            missed(error)
+            continue
+        for head in (buckets[i].address_of_() for i in range(_UNIX_HASH_SIZE)):
+            for sock in hlist_entries(image, "struct sock", head, "__sk_common.skc_node", missed):
+                try:
                     yield from _queue(image, sock.sk_receive_queue)
-            except FaultError as error:
-                coverage.miss("AF_UNIX sockets", error.address, str(error))
+                except FaultError as error:
+                    missed(error)
 
 
 def _queue(image: Image, queue: Object) -> Iterator[int]:
-    """Return the pages of a ``struct sk_buff_head``."""
-    skb, end = queue.next.read_(), queue.address_
-    while skb.value_() != end:
-        yield from _skb(image, skb)
-        skb = skb.next.read_()
+    """
+    Return the pages of a ``struct sk_buff_head``.
+
+    :raises drgn.FaultError: if it cannot be read, or has a buffer twice
+    """
+    end, seen = queue.address_, set[int]()
+    todo = [queue.next.read_()]
+    while todo:
+        skb = todo.pop()
+        if skb.value_() in (0, end):
+            continue
+        if skb.value_() in seen:
+            raise FaultError("the queue has a buffer twice", skb.value_())
+        seen.add(skb.value_())
+        shared = _shared_info(image, skb)
+        yield from _pages(shared)
+        # A buffer of frag_list may have such a list itself.
+        todo += [skb.next.read_(), shared.frag_list.read_()]
 
 
-def _skb(image: Image, skb: Object) -> Iterator[int]:
-    """Return the pages of the fragments of a ``struct sk_buff *``."""
+def _shared_info(image: Image, skb: Object) -> Object:
+    """Return the ``struct skb_shared_info`` of a ``struct sk_buff *``."""
     # skb_end_pointer(): skb->end is an offset on 64-bit machines
     # (CONFIG_NET_SKBUFF_DATA_USES_OFFSET), and a pointer on others.
     end = skb.end.value_()
     address = end if end >> 32 else skb.head.value_() + end
-    shared = Object(image.prog, "struct skb_shared_info", address=address)
-    for i in range(int(shared.nr_frags)):
+    return Object(image.prog, "struct skb_shared_info", address=address)
+
+
+def _pages(shared: Object) -> Iterator[int]:
+    """Return the pages of the fragments of a ``struct skb_shared_info``."""
+    count = int(shared.nr_frags)
+    if count > array_length(shared.frags.type_):  # MAX_SKB_FRAGS
+        raise FaultError(f"{count} fragments of a socket buffer", shared.address_ or 0)
+    for i in range(count):
         frag = shared.frags[i]
         # skb_frag_t is a struct bio_vec up to 6.8, and has a netmem_ref since. Bit 0 of that is
         # set if it is not a page (NET_IOV).
@@ -77,10 +102,6 @@ def _skb(image: Image, skb: Object) -> Iterator[int]:
         page = int(frag.member_(member).value_())
         if not page & 1:
             yield page
-    fragment = shared.frag_list.read_()
-    while fragment:
-        yield from _skb(image, fragment)
-        fragment = fragment.next.read_()
 
 
 class SkbReader:

@@ -32,10 +32,11 @@ from memcg_inspect.linux.lib.list import list_entries
 from memcg_inspect.linux.mm.kfence import kfence_object, kfence_pages
 from memcg_inspect.linux.mm.mmzone import mem_map
 from memcg_inspect.linux.mm.slab import Slab, SlabReader
+from memcg_inspect.linux.net.ip_sockglue import socks_with_error_readers
 from memcg_inspect.linux.net.skbuff import SkbReader
 from memcg_inspect.model import Coverage
 
-__all__ = ("Doubt", "Protocol", "Sock", "SockReader", "socket_caches")
+__all__ = ("UnknownCharge", "Protocol", "Sock", "SockReader", "socket_caches")
 
 
 #: Protocols whose sockets this module knows how to read.
@@ -49,10 +50,10 @@ _KNOWN = _TCP | _MPTCP | _SCTP | _UDP
 _PSOCK = 4
 #: How often a socket that has not charged whole pages is read: on a running kernel it may have
 #: been changed meanwhile.
-_READS_OF_ODD = 4
+_READS = 4
 
 
-class Doubt(NamedTuple):
+class UnknownCharge(NamedTuple):
     """
     Why what a socket has charged is not known.
 
@@ -74,8 +75,8 @@ class Sock(NamedTuple):
         pages, except for MPTCP, whose sockets lend bytes to one another.
     :ivar protocol: name of its ``struct proto``
     :ivar accounts: whether the protocol accounts memory
-    :ivar odd: bytes by which what was read differs from *charged*
-    :ivar doubt: why *charged* may not be what it has charged; ``None`` if it is
+    :ivar remainder: bytes by which what was read differs from *charged*
+    :ivar unknown: why *charged* may not be what it has charged; ``None`` if it is
     """
 
     address: int
@@ -83,8 +84,8 @@ class Sock(NamedTuple):
     charged: int
     protocol: str
     accounts: bool = False
-    odd: int = 0
-    doubt: Doubt | None = None
+    remainder: int = 0
+    unknown: UnknownCharge | None = None
 
 
 class Protocol(NamedTuple):
@@ -140,6 +141,7 @@ class SockReader:
     Reader of the sockets in slabs.
 
     :ivar coverage: counts the sockets that were read, and what is unreadable
+    :ivar queues: counts the queues of sockets that are unreadable
     :ivar caches: result of :func:`socket_caches()`
     """
 
@@ -154,6 +156,7 @@ class SockReader:
         self.memory = image.memory
         self.slabs = slabs
         self.coverage = Coverage()
+        self.queues = Coverage()
         self.caches = socket_caches(image, self.coverage) if protocols is None else protocols
         self._protocols: dict[int, Protocol] = {}
         self._kfence = kfence_pages(image)
@@ -168,6 +171,12 @@ class SockReader:
     def _charges(self) -> _ChargeReader:
         # Without CONFIG_INET, no protocol accounts memory, and the types are not there.
         return _ChargeReader(self.image)
+
+    @cached_property
+    def _error_readers(self) -> set[int]:
+        # The truesize of a buffer is never whole pages, so this is needed only for sockets that
+        # have not charged whole pages.
+        return socks_with_error_readers(self.image, self.coverage)
 
     def read(self, slab: Slab, memcgs: Container[int]) -> Iterator[Sock]:
         """
@@ -217,15 +226,22 @@ class SockReader:
         if not protocol.accounts:
             return Sock(address, memcg, 0, name)
         charge = self._charges.read(address, data, name)
-        for _ in range(_READS_OF_ODD - 1):
-            if not charge.odd:
+        for _ in range(_READS - 1):
+            if not charge.remainder:
                 break
             try:
                 data = self.memory.read(address, self._size)
             except FaultError:
                 break
             charge = self._charges.read(address, data, name)
-        return Sock(address, memcg, charge.bytes, name, True, charge.odd, charge.doubt)
+        # On a running kernel, a queue changes while it is read.
+        if charge.fault is not None and not self.image.is_moving:
+            self.queues.miss("queue of a socket", charge.fault.address, str(charge.fault))
+        unknown = charge.unknown
+        if charge.remainder and unknown is None and address in self._error_readers:
+            reason = f"a task is reading the error queue of the {name} socket {address:#x}"
+            unknown = UnknownCharge(reason, True)
+        return Sock(address, memcg, charge.bytes, name, True, charge.remainder, unknown)
 
     def _protocol_at(self, address: int) -> Protocol | None:
         """
@@ -248,8 +264,9 @@ class _Charge(NamedTuple):
     """What one socket has charged; see :class:`Sock`."""
 
     bytes: int
-    odd: int = 0
-    doubt: Doubt | None = None
+    remainder: int = 0
+    unknown: UnknownCharge | None = None
+    fault: FaultError | None = None
 
 
 class _ChargeReader:
@@ -292,15 +309,15 @@ class _ChargeReader:
                 found += self._int(self._memory.read(address + self._mptcp_forward, 4), 0)
         except FaultError as error:
             reason = f"the queues of a {protocol} socket are not all in the image ({error})"
-            return self._rounded(counted, Doubt(reason, True))
+            return self._rounded(counted, UnknownCharge(reason, True))._replace(fault=error)
         if protocol in _MPTCP or ulp == "mptcp":
             reason = "MPTCP sockets may be charged for buffers that they are about to exchange"
-            return _Charge(found, 0, Doubt(reason, False))
-        return self._rounded(found, self._why_doubtful(address, data, protocol, ulp))
+            return _Charge(found, 0, UnknownCharge(reason, False))
+        return self._rounded(found, self._why_unknown(address, data, protocol, ulp))
 
-    def _rounded(self, found: int, doubt: Doubt | None) -> _Charge:
+    def _rounded(self, found: int, unknown: UnknownCharge | None) -> _Charge:
         charged = (found + self._page // 2) // self._page * self._page
-        return _Charge(charged, found - charged, doubt)
+        return _Charge(charged, found - charged, unknown)
 
     def _uncharged(self, address: int, data: bytes, protocol: str) -> int:
         """Return the bytes that a socket counts and that are not charged."""
@@ -313,19 +330,21 @@ class _ChargeReader:
             found += self._skbs.pure_zerocopy(writes, retransmits, wmem)
         return found
 
-    def _why_doubtful(self, address: int, data: bytes, protocol: str, ulp: str) -> Doubt | None:
+    def _why_unknown(
+        self, address: int, data: bytes, protocol: str, ulp: str
+    ) -> UnknownCharge | None:
         """Return why what a socket has charged is not known; ``None`` if it is."""
         if protocol not in _KNOWN:
-            return Doubt(f"how {protocol} sockets charge memory is not known", True)
+            return UnknownCharge(f"how {protocol} sockets charge memory is not known", True)
         if protocol in _SCTP and self._int(data, self._wmem):
             reason = "SCTP counts a struct sctp_chunk for each chunk, and does not charge it"
-            return Doubt(reason, True)
+            return UnknownCharge(reason, True)
         if self._int(data, self._owned):
             reason = f"the {protocol} socket {address:#x} is locked by a task (lock_sock())"
-            return Doubt(reason, True)
+            return UnknownCharge(reason, True)
         if ulp or self._memory.word_at(data, self._user_data) & _PSOCK:
             reason = "kTLS and sockmap charge messages that no counter shows (sk_msg_alloc())"
-            return Doubt(reason, False)
+            return UnknownCharge(reason, False)
         return None
 
     def _ulp_of(self, address: int) -> str:

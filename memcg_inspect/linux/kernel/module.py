@@ -1,0 +1,32 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+"""
+Modules
+-------
+
+Mirrors ``struct module`` of :linux:`kernel/module/main.c`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from drgn.helpers.linux.module import for_each_module
+
+from memcg_inspect.image.image import Image
+from memcg_inspect.linux.lib.list import distinct
+
+__all__ = ("foreign_modules",)
+
+#: ``TAINT_PROPRIETARY_MODULE`` and ``TAINT_OOT_MODULE``.
+_FOREIGN = 1 << 0 | 1 << 12
+
+
+def foreign_modules(image: Image) -> Iterator[str]:
+    """
+    Return the names of loaded modules that are not part of the kernel.
+
+    :raises drgn.FaultError: if a module cannot be read
+    """
+    for module in distinct(for_each_module(image.prog)):
+        if int(module.taints) & _FOREIGN:
+            yield module.name.string_().decode(errors="backslashreplace")

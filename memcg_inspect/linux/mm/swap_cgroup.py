@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+"""
+Memcgs of swap entries
+----------------------
+
+Each used swap entry records the ID of the memcg that is charged for it, and holds one
+``memcg->id.ref``. Mirrors :linux:`mm/swap_cgroup.c`, and since 7.1 :linux:`mm/swap_table.h`.
+
+What differs between kernel releases:
+
+- up to 6.13, ``swap_cgroup_ctrl[type].map`` is an array of pages that hold the IDs;
+- since 6.14, it is one array of the IDs, two in each ``struct swap_cgroup``;
+- then the IDs moved to ``swap_cluster_info.memcg_table``, one table for each cluster with entries.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import Counter
+from collections.abc import Iterator
+
+from drgn import FaultError, Object, offsetof, sizeof
+
+from memcg_inspect.image.image import Image
+from memcg_inspect.image.layout import array_length, has_member, member_type
+from memcg_inspect.image.lookup import UnknownKernelError
+from memcg_inspect.linux.lib.list import OnFault
+from memcg_inspect.linux.mm.mmzone import mem_map
+from memcg_inspect.model import Coverage
+
+__all__ = ("swap_ids",)
+
+#: Bytes of one ID, an ``unsigned short``.
+ID_SIZE = 2
+
+
+def swap_ids(image: Image, coverage: Coverage) -> Counter[int]:
+    """
+    Return the number of swap entries that record each ID of a memcg.
+
+    :param coverage: counts the pages or clusters of IDs that were read, and those that are
+        unreadable
+    """
+
+    def missed(error: FaultError) -> None:
+        coverage.miss("memcgs of swap entries", error.address, str(error))
+
+    found: Counter[int] = Counter()
+    empty = bytes(mem_map(image).page_size)
+    for ids in _tables(image, missed):
+        coverage.read += 1
+        if ids == empty[: len(ids)]:
+            continue
+        column = array("H", ids)
+        if image.memory.order != _NATIVE:
+            column.byteswap()
+        found.update(column)
+    del found[0]
+    return found
+
+
+_NATIVE = "little" if array("H", b"\1\0")[0] == 1 else "big"
+
+
+def _tables(image: Image, on_fault: OnFault) -> Iterator[bytes]:
+    """Iterate over all arrays of IDs of all swap areas, in pieces of a page or less."""
+    if has_member(image, "struct swap_cluster_info", "memcg_table"):
+        for area in _areas(image, on_fault):
+            yield from _of_clusters(image, area, on_fault)
+        return
+    try:
+        controls = image.object("swap_cgroup_ctrl").read_()
+    except UnknownKernelError:
+        return  # CONFIG_SWAP=n
+    except FaultError as error:
+        on_fault(error)
+        return
+    areas = list(_areas(image, on_fault))
+    for swap_type, control in enumerate(controls):
+        if not control.map:
+            continue
+        if control.type_.has_member("length"):
+            yield from _of_pages(image, control.map, int(control.length), on_fault)
+        elif swap_type < len(areas):
+            size = int(areas[swap_type].max) * ID_SIZE
+            yield from _pieces(image, control.map.value_(), size, on_fault)
+
+
+def _areas(image: Image, on_fault: OnFault) -> Iterator[Object]:
+    """Iterate over all ``struct swap_info_struct *``, in the order of their swap types."""
+    try:
+        areas = image.object("swap_info").read_()
+        number = min(int(image.object("nr_swapfiles")), array_length(areas.type_))
+    except UnknownKernelError:
+        return  # CONFIG_SWAP=n
+    except FaultError as error:
+        on_fault(error)
+        return
+    for i in range(number):
+        yield areas[i]
+
+
+def _of_clusters(image: Image, area: Object, on_fault: OnFault) -> Iterator[bytes]:
+    memory, cluster = image.memory, image.type("struct swap_cluster_info")
+    size, offset = sizeof(cluster), offsetof(cluster, "memcg_table")
+    table = member_type(cluster, "memcg_table").type
+    # The length of the table is SWAPFILE_CLUSTER.
+    length = array_length(member_type(table, "id"))
+    try:
+        clusters, entries = area.cluster_info.value_(), int(area.max)
+    except FaultError as error:
+        on_fault(error)
+        return
+    if not clusters:
+        return  # swapoff
+    for _, data in memory.pieces(clusters, -(-entries // length) * size, size):
+        if data is None:
+            on_fault(FaultError("not in the image", clusters))
+            continue
+        for address in filter(None, memory.words(data, offset, size)):
+            yield from _pieces(image, address, length * ID_SIZE, on_fault)
+
+
+def _of_pages(image: Image, pages: Object, length: int, on_fault: OnFault) -> Iterator[bytes]:
+    memory, frames = image.memory, mem_map(image)
+    size = memory.word_size
+    for _, data in memory.pieces(pages.value_(), length * size, size):
+        if data is None:
+            on_fault(FaultError("not in the image", pages.value_()))
+            continue
+        for page in filter(None, memory.words(data)):
+            yield from _pieces(image, frames.virt(page), frames.page_size, on_fault)
+
+
+def _pieces(image: Image, address: int, size: int, on_fault: OnFault) -> Iterator[bytes]:
+    step = mem_map(image).page_size
+    for at in range(address, address + size, step):
+        try:
+            yield image.memory.read(at, min(step, address + size - at))
+        except FaultError as error:
+            on_fault(error)
