@@ -12,7 +12,7 @@ symbols in kallsyms. :func:`load_btf` registers them with a drgn program that ha
 They are used only while drgn has no debug info for the kernel.
 """
 
-from memcg_inspect.btf.api import debug_info_source, load_btf
+from memcg_inspect.btf.api import StructNames, debug_info_source, load_btf, struct_names
 from memcg_inspect.btf.parse import BtfError
 
-__all__ = ("BtfError", "debug_info_source", "load_btf")
+__all__ = ("BtfError", "StructNames", "debug_info_source", "load_btf", "struct_names")

@@ -3,12 +3,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from drgn import Program
 
+from memcg_inspect.btf.parse import BtfKind
 from memcg_inspect.btf.session import Session, has_debug_info, session_of, start
 from memcg_inspect.btf.source import from_file
+from memcg_inspect.model import ImageError
 
-__all__ = ("debug_info_source", "load_btf")
+__all__ = ("StructNames", "debug_info_source", "load_btf", "struct_names")
+
+#: Returns the name of a structure by its id in the kernel's BTF; ``None`` if there is none.
+StructNames = Callable[[int], "str | None"]
 
 
 def load_btf(prog: Program, path: str | None = None) -> None:
@@ -43,3 +50,23 @@ def debug_info_source(prog: Program) -> str:
     if session is None or session.is_silent():
         return "none"
     return session.source.name
+
+
+def struct_names(prog: Program) -> StructNames:
+    """
+    Return a function that names structures by their ids in the kernel's BTF.
+
+    BTF is read for this also while the program has debug info for the kernel.
+    """
+    session = session_of(prog) or Session(prog)
+
+    def name_of(number: int) -> str | None:
+        try:
+            btf = session.kernel.btf
+            if 0 < number < btf.end and btf.kind(number) == BtfKind.STRUCT:
+                return btf.name_of(number) or None
+        except ImageError:
+            pass  # there is no BTF, or it is damaged
+        return None
+
+    return name_of

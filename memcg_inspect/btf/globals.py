@@ -86,6 +86,7 @@ _READERS: dict[str, Entry | tuple[Entry, ...]] = {
     "cgroup_roots": "struct list_head",
     "cgroup_subsys": "struct cgroup_subsys *[CGROUP_SUBSYS_COUNT]",
     "cgrp_dfl_root": "struct cgroup_root",
+    "css_serial_nr_next": "u64",
     "mem_cgroup_idr": "struct idr",
     "mem_cgroup_ids": "struct xarray",
     "mem_cgroup_private_ids": "struct xarray",
@@ -103,6 +104,10 @@ _READERS: dict[str, Entry | tuple[Entry, ...]] = {
     "stats_flush_threshold": "atomic_t",
     # released
     "bpf_map_types": _map_types,
+    # workqueue
+    "worker_pool_idr": "struct idr",
+    # backing_dev
+    "offline_cgwbs": "struct list_head",
     # memremap
     "pgmap_array": "struct xarray",
     # registers of CPUs that a crash stopped
@@ -130,12 +135,18 @@ _READERS: dict[str, Entry | tuple[Entry, ...]] = {
     "pcpu_unit_offsets": "unsigned long *",
     "pcpu_unit_pages": "int",
     "pcpu_unit_size": "int",
+    # vmalloc
+    "kho_in": "struct kho_in",
+    "nr_vmalloc_pages": "atomic_long_t",
+    "vm_module_tags": "struct vm_struct *",
     # zswap, swap
     "nr_swapfiles": "unsigned int",
+    "swap_cgroup_ctrl": "struct swap_cgroup_ctrl [*]",
     "nr_zswap_trees": "unsigned int [*]",
     "swap_info": "struct swap_info_struct *[*]",
     "zswap_enabled": "bool",
     "zswap_list_lru": "struct list_lru",
+    "zswap_next_shrink": "struct mem_cgroup *",
     "zswap_pools": "struct list_head",
     "zswap_pools_count": "atomic_t",
     # struct zswap_tree before 6.10.
@@ -159,6 +170,7 @@ _READERS: dict[str, Entry | tuple[Entry, ...]] = {
     "huge_zero_pfn": "unsigned long",
     "percpu_counter_batch": "int",
     "pgd_list": "struct list_head",
+    "cgroup_mutex": "struct mutex",
     # sockets
     "proto_list": "struct list_head",
     "raw_v4_hashinfo": "struct raw_hashinfo",

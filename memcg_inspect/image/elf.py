@@ -1,7 +1,13 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 """
-Pages that are missing from an ELF dump
----------------------------------------
+ELF dumps
+---------
+
+What drgn takes from an ELF dump and what is not memory of the kernel.
+
+QEMU's ``dump-guest-memory`` writes segments whose ``p_vaddr`` is their ``p_paddr``. drgn reads
+physical memory at these low virtual addresses, so a NULL pointer does not fault.
+:func:`unmap_low_addresses` makes it fault.
 
 ``makedumpfile -E`` excludes pages at the end of a segment by making ``p_filesz`` less than
 ``p_memsz``. drgn reads such memory as zeroes, as a loader of programs does. So an excluded page
@@ -13,16 +19,60 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from drgn import FaultError, Program
+from drgn import Architecture, FaultError, Program
 
 from memcg_inspect.elf import MAGIC, PT_LOAD, ElfError, ElfFile, Segment
 
-__all__ = ("LEFT_OUT", "cut_short", "has_holes", "hide_holes")
+__all__ = (
+    "LEFT_OUT",
+    "UNMAPPED",
+    "check_elf",
+    "cut_short",
+    "has_holes",
+    "hide_holes",
+    "unmap_low_addresses",
+)
 
 #: Message of the fault.
 LEFT_OUT = "left out of the ELF dump"
 
+#: Message of drgn for an address that the kernel's page tables do not map.
+UNMAPPED = "address is not mapped"
+
+#: Architectures on which all addresses of the kernel have the highest bit set.
+_HIGH_HALF = frozenset(
+    {Architecture.X86_64, Architecture.AARCH64, Architecture.PPC64, Architecture.RISCV64}
+)
+#: Architectures whose direct map begins at 0: low addresses are those of real memory.
+_IDENTITY = frozenset({Architecture.S390X, Architecture.S390})
+#: Other architectures have 32 bits, and a split of their address space that is not known here.
+#: This is what ``CONFIG_DEFAULT_MMAP_MIN_ADDR`` keeps unmapped.
+_LEAST = 64 << 10
+
 _CACHE = ("memcg_inspect", "elf_holes")
+
+
+#: Addresses end here, and offsets in a file (``off_t``) at half of it.
+_END = 1 << 64
+
+
+def check_elf(path: str) -> None:
+    """
+    Check that the program headers of an ELF dump are in its file, and can be right.
+
+    drgn and libelf take them as they are.
+
+    :param path: path of the dump; nothing is done for other formats
+    :raises ElfError: if the program headers are truncated or damaged
+    """
+    for segment in _segments(path)[0]:
+        offset, size = segment.offset, segment.file_size
+        if offset + size > _END // 2 or segment.memory_size > _END // 2:
+            raise ElfError(f"a segment of {max(size, segment.memory_size):#x} bytes at {offset:#x}")
+        for start in (segment.virtual, segment.physical):
+            # Of a segment without physical address, p_paddr is -1.
+            if start != _END - 1 and start + segment.memory_size > _END:
+                raise ElfError(f"a segment at {start:#x} exceeds the address space")
 
 
 def hide_holes(prog: Program, path: str) -> None:
@@ -44,6 +94,24 @@ def hide_holes(prog: Program, path: str) -> None:
         prog.add_memory_segment(segment.physical + segment.file_size, size, read, True)
         if segment.virtual:
             prog.add_memory_segment(segment.virtual + segment.file_size, size, read, False)
+
+
+def unmap_low_addresses(prog: Program, path: str) -> None:
+    """
+    Make reading an address that the kernel does not use a :class:`drgn.FaultError`.
+
+    :param path: path of the dump; nothing is done for other formats, which drgn reads through the
+        kernel's page tables
+    :raises ElfError: if the program headers are truncated or damaged
+    """
+
+    def read(address: int, count: int, offset: int, physical: bool) -> bytes:
+        raise FaultError(UNMAPPED, address)
+
+    platform = prog.platform
+    if platform is None or platform.arch in _IDENTITY or not _segments(path)[0]:
+        return
+    prog.add_memory_segment(0, 1 << 63 if platform.arch in _HIGH_HALF else _LEAST, read, False)
 
 
 def has_holes(prog: Program) -> bool:

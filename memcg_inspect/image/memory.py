@@ -73,7 +73,10 @@ class Memory:
         if not 0 <= size <= LARGEST:
             # The length was read from memory that is damaged, or that changed while it was read.
             raise FaultError(f"{size} bytes is not a plausible length", address)
-        data: bytes = self.prog.read(address, size)
+        try:
+            data: bytes = self.prog.read(address, size)
+        except OSError as error:  # the file of the image cannot be read there
+            raise FaultError(f"cannot be read: {error.strerror or error}", address) from error
         return data
 
     def word(self, address: int) -> int:
@@ -116,16 +119,19 @@ class Memory:
         swapped.byteswap()
         return swapped[start // size :: stride // size].tolist()
 
-    def unpacker(self, words: int) -> Callable[[bytes], tuple[int, ...]]:
+    def unpacker(self, words: int, signed: bool = False) -> Callable[..., tuple[int, ...]]:
         """
-        Return a function that unpacks the first words of a structure.
+        Return a function that unpacks words of a structure.
 
-        For one structure, that is faster than :meth:`words()`.
+        For one structure, that is faster than :meth:`words()`. The function takes the structure,
+        and the byte offset of the first word, which is 0 if not given.
 
         :param words: number of words to unpack
+        :param signed: whether they are of type ``long``, not ``unsigned long``
         """
         order = "<" if self.order == "little" else ">"
-        return Struct(f"{order}{words}{self._code}").unpack_from
+        code = self._code.lower() if signed else self._code
+        return Struct(f"{order}{words}{code}").unpack_from
 
     def byte_of_word(self, offset: int, n: int) -> int:
         """

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 
 from drgn import FaultError, ProgramFlags
 
-from memcg_inspect.image.elf import LEFT_OUT, has_holes
+from memcg_inspect.image.elf import LEFT_OUT, UNMAPPED, has_holes
 from memcg_inspect.image.image import Image
 from memcg_inspect.image.lookup import UnknownKernelError, is_failed_lookup
 from memcg_inspect.image.progress import STOPPED
@@ -24,8 +24,6 @@ __all__ = ("as_image_errors", "why_faults", "why_missing")
 
 #: Message of libkdumpfile for a page that a dump does not have.
 _EXCLUDED = "Excluded page"
-#: Message of drgn for an address that the kernel's page tables do not map.
-_UNMAPPED = "address is not mapped"
 
 _MAKEDUMPFILE = (
     "Pages of the kernel are missing from this dump: makedumpfile left them out. At dump levels "
@@ -60,7 +58,7 @@ def why_faults(reasons: Iterable[str]) -> tuple[str, ...]:
     if any(_EXCLUDED in reason or LEFT_OUT in reason for reason in reasons):
         return (_MAKEDUMPFILE,)
     # The kernel does not map guard pages: they are not missing.
-    return (_OTHER,) if any(_UNMAPPED not in reason for reason in reasons) else ()
+    return (_OTHER,) if any(UNMAPPED not in reason for reason in reasons) else ()
 
 
 @contextmanager
@@ -70,7 +68,8 @@ def as_image_errors() -> Iterator[None]:
 
     Errors of this package, such as a :class:`KeyError`, are not translated.
 
-    :raises ImageError: in place of :class:`drgn.FaultError`
+    :raises ImageError: in place of :class:`drgn.FaultError`, and of :class:`OSError`, which drgn
+        raises if the file of the image cannot be read, e.g. because its disk fails
     :raises UnknownKernelError: in place of what drgn raises for a type, member, variable or symbol
         that it cannot find
     """
@@ -81,6 +80,8 @@ def as_image_errors() -> Iterator[None]:
         raise ImageError(
             f"the image lacks memory that is needed to read anything ({error}). {why}".rstrip()
         ) from error
+    except OSError as error:
+        raise ImageError(f"the image cannot be read: {error.strerror or error}") from error
     except (LookupError, AttributeError) as error:
         if not is_failed_lookup(error):
             raise

@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Literal
 
 from drgn import (
@@ -25,12 +24,17 @@ from drgn import (
 )
 
 from memcg_inspect.btf import load_btf
-from memcg_inspect.image.elf import cut_short, hide_holes
+from memcg_inspect.image.elf import check_elf, cut_short, hide_holes, unmap_low_addresses
+from memcg_inspect.image.kdump import check_kdump
+from memcg_inspect.image.missing import as_image_errors
 from memcg_inspect.model import ImageError
 
 __all__ = ("DebugInfo", "ImageSource", "open_program")
 
 DebugInfo = Literal["auto", "dwarf", "btf"]
+
+#: ``VMCOREINFO_BYTES`` is one page, of 64 KiB at most.
+_LONGEST_VMCOREINFO = 64 << 10
 
 
 @dataclass(frozen=True)
@@ -77,16 +81,27 @@ def open_program(source: ImageSource) -> Program:
     platform = None
     if source.architecture is not None:
         platform = Platform(Architecture[source.architecture.upper()])
-    vmcoreinfo = Path(source.vmcoreinfo).read_bytes() if source.vmcoreinfo else None
-    prog = Program(platform=platform, vmcoreinfo=vmcoreinfo)
+    prog = _program(platform, source.vmcoreinfo)
     try:
-        _open(prog, source)
+        with as_image_errors():
+            _open(prog, source)
     except ImageError as error:
         why = None if source.core is None else cut_short(source.core)
         if why is None:
             raise
         raise ImageError(f"{error} ({why})") from None
     return prog
+
+
+def _program(platform: Platform | None, vmcoreinfo: str | None) -> Program:
+    """:param vmcoreinfo: path of a VMCOREINFO note"""
+    if vmcoreinfo is None:
+        return Program(platform=platform)
+    try:
+        with open(vmcoreinfo, "rb") as file:
+            return Program(platform=platform, vmcoreinfo=file.read(_LONGEST_VMCOREINFO))
+    except Exception as error:  # drgn raises Exception for a note that lacks what it needs
+        raise ImageError(f"{vmcoreinfo}: {_one_line(error)}") from None
 
 
 def _open(prog: Program, source: ImageSource) -> None:
@@ -112,8 +127,11 @@ def _attach(prog: Program, source: ImageSource) -> None:
         _check_readable(source.core)
     try:
         if source.core is not None:
+            check_elf(source.core)
+            check_kdump(source.core)
             prog.set_core_dump(source.core)
             hide_holes(prog, source.core)
+            unmap_low_addresses(prog, source.core)
         elif source.qemu is not None:
             descriptor = source.qemu_descriptor
             prog.set_qemu_qmp(source.qemu if descriptor is None else descriptor)
