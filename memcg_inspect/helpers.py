@@ -24,8 +24,9 @@ from drgn.helpers.common.prog import takes_program_or_default
 from memcg_inspect.checks.counters import CounterValue
 from memcg_inspect.image.image import Image, image_of
 from memcg_inspect.linux.mm import memcontrol
+from memcg_inspect.linux.mm.debug import read_page
 from memcg_inspect.linux.mm.memcontrol_vmstats import StatReader
-from memcg_inspect.linux.mm.mm_types import SlabPage, scan_pages
+from memcg_inspect.linux.mm.mm_types import scan_pages
 from memcg_inspect.linux.mm.mmzone import mem_map
 from memcg_inspect.linux.mm.percpu import PercpuReader
 from memcg_inspect.linux.mm.slab import SlabReader
@@ -190,9 +191,8 @@ def slab_objcg(slab: Object, index: IntegerLike) -> Object:
     :return: ``struct obj_cgroup *`` (``NULL`` if the object is not charged)
     """
     prog, page, number = slab.prog_, slab.value_(), int(index)
-    frames, reader = mem_map(image_of(prog)), _slab_reader(prog)
-    raw = prog.read(page, frames.size)
-    found = reader.slab(SlabPage(page, frames.nid(prog.read_word(page + frames.flags)), 0, raw))
+    reader, where = _slab_reader(prog), read_page(image_of(prog), page).slab
+    found = None if where is None else reader.slab(where)
     if found is None or not 0 <= number < found.objects:
         return NULL(prog, "struct obj_cgroup *")
     return Object(prog, "struct obj_cgroup *", reader.objcg(found, number))

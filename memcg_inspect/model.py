@@ -4,7 +4,7 @@ Data model
 ----------
 
 Frozen records that all layers share, and the errors. This module imports neither drgn nor any
-other module of the package. Addresses are unsigned integers. Amounts are signed integers in the
+other layer of the package. Addresses are unsigned integers. Amounts are signed integers in the
 unit that the record names.
 """
 
@@ -12,17 +12,25 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Annotated, Literal, NamedTuple
+
+from memcg_inspect.model_counters import LocalItems
 
 __all__ = (
     "Accounting",
     "Address",
+    "Allowance",
     "CallSite",
     "ChargeStock",
     "Coverage",
+    "CssRefs",
     "Features",
+    "Held",
+    "HeldKind",
     "ImageError",
     "ImageInfo",
+    "Limits",
     "LruLists",
     "Memcg",
     "MemcgInspectError",
@@ -30,14 +38,17 @@ __all__ = (
     "Nid",
     "Misplaced",
     "NodeStat",
+    "NodeUse",
+    "Nodes",
     "ObjStock",
     "PerNodeCharges",
     "PercpuUsage",
     "Objcg",
+    "ObjcgSet",
     "Running",
     "SlabUsage",
+    "StackRef",
     "Stat",
-    "TaskCharge",
     "Transient",
     "Unreadable",
     "Vectors",
@@ -53,6 +64,8 @@ Address = Annotated[int, "address"]
 Nid = Annotated[int, "nid"]
 
 Accounting = Literal["memcg", "objcg-per-node", "kmem-per-node"]
+#: Members of a memcg, or of ``struct mem_cgroup_per_node``, that refer to obj_cgroups.
+ObjcgMember = Literal["objcg", "orig_objcg", "objcg_list"]
 Follows = Literal["physical", "posted", "both", "neither"]
 #: Charges that accounting by node splits.
 SplitKind = Literal["percpu", "zswap"]
@@ -126,6 +139,21 @@ class Memcg:
     offline: bool = False
 
 
+class ObjcgPlace(NamedTuple):
+    """
+    A pointer to an obj_cgroup in a memcg.
+
+    :ivar memcg: ``struct mem_cgroup *``
+    :ivar nid: node of the ``mem_cgroup_per_node`` that has it; ``None`` on kernels with one objcg
+        for all nodes
+    :ivar member: ``objcg``, ``orig_objcg`` or ``objcg_list``
+    """
+
+    memcg: Address
+    nid: Nid | None
+    member: ObjcgMember
+
+
 @dataclass(frozen=True)
 class Objcg:
     """
@@ -142,6 +170,8 @@ class Objcg:
     :ivar refs: sum of ``refcnt`` over all CPUs; ``None`` if it could not be read
     :ivar memcg_refs: references that the memcg itself holds
     :ivar siblings: the objcgs of the same memcg by node, on kernels that have one per node
+    :ivar set: ``struct obj_cgroup_set *``, on kernels that account kernel memory by node; else 0
+    :ivar places: where memcgs refer to it
     """
 
     address: int
@@ -152,6 +182,50 @@ class Objcg:
     refs: int | None = None
     memcg_refs: int = 0
     siblings: tuple[int, ...] = ()
+    set: int = 0
+    places: tuple[ObjcgPlace, ...] = ()
+
+
+class ObjcgSet(NamedTuple):
+    """
+    One ``struct obj_cgroup_set``: the objcgs that were made for one memcg.
+
+    :ivar address: ``struct obj_cgroup_set *``
+    :ivar refs: ``refcnt``
+    :ivar entries: ``struct obj_cgroup *`` by node; 0 where the objcg was released
+    """
+
+    address: int
+    refs: int
+    entries: Mapping[int, int]
+
+
+class CssRefs(NamedTuple):
+    """
+    References to one memcg, and holders of them.
+
+    :ivar refs: number of all references, ``css.refcnt``
+    :ivar id: ``memcg->id.id``, which swap entries keep
+    :ivar id_refs: ``memcg->id.ref``. As long as there are any, they hold one reference together.
+    :ivar is_online: whether the memcg is online (``CSS_ONLINE``), which holds one of *id_refs*
+    :ivar base: references of the memcg itself, which its removal drops
+    :ivar css_sets: ``struct css_set *`` of tasks in the memcg, dead tasks included; each holds one
+    :ivar mms: ``struct mm_struct *`` on the list of the multi-gen LRU; each holds one
+    :ivar writebacks: ``struct bdi_writeback *``; each holds one
+    :ivar events: number of events of cgroup v1; each holds one
+    :ivar whole: whether all lists of holders could be read
+    """
+
+    refs: int
+    id: int
+    id_refs: int
+    is_online: bool
+    base: int
+    css_sets: tuple[int, ...] = ()
+    mms: tuple[int, ...] = ()
+    writebacks: tuple[int, ...] = ()
+    events: int = 0
+    whole: bool = True
 
 
 class Stat(NamedTuple):
@@ -161,11 +235,13 @@ class Stat(NamedTuple):
     :ivar state: folded value, descendants included
     :ivar pending: ``state_pending``: flushed by children, not added by the memcg yet
     :ivar percpu: per-CPU changes of the memcg itself that are not flushed yet
+    :ivar local: ``state_local``: folded value, descendants excluded; ``None`` on kernels without it
     """
 
     state: int
     pending: int
     percpu: int
+    local: int | None = None
 
 
 class ObjStock(NamedTuple):
@@ -199,7 +275,7 @@ class ChargeStock(NamedTuple):
 
     :ivar cpu: the CPU
     :ivar memcg: ``struct mem_cgroup *``
-    :ivar nr_pages: number of pages
+    :ivar nr_pages: number of pages. A slot that has none can still refer to the memcg (up to 6.15).
     :ivar slot: index in the stock; 0 on kernels whose stock has one slot (up to 6.15)
     """
 
@@ -252,6 +328,13 @@ class Features:
     :ivar caches_objcg: whether tasks cache an obj_cgroup (6.8)
     :ivar large_kmalloc_type: whether large kmallocs have a page type, ``PGTY_large_kmalloc``
     :ivar zswap: whether the kernel has zswap
+    :ivar memcg_items: enumerators of the counters that it keeps for each memcg only
+    :ivar lruvec_items: enumerators of the counters that it keeps for each memcg, and for each memcg
+        on each node
+    :ivar node_items: enumerators of all counters of nodes
+    :ivar page_counters: members of ``struct mem_cgroup`` that are page counters in use
+    :ivar local: items whose local counters the kernel reparents
+    :ivar has_local: whether the kernel has local counters, ``state_local``
     """
 
     items: frozenset[str]
@@ -260,6 +343,12 @@ class Features:
     caches_objcg: bool
     large_kmalloc_type: bool
     zswap: bool
+    memcg_items: tuple[str, ...] = ()
+    lruvec_items: tuple[str, ...] = ()
+    node_items: tuple[str, ...] = ()
+    page_counters: tuple[str, ...] = ()
+    local: LocalItems = LocalItems()
+    has_local: bool = False
 
 
 class NodeStat(NamedTuple):
@@ -272,6 +361,28 @@ class NodeStat(NamedTuple):
 
     folded: int
     cpus: int
+
+
+class Nodes(NamedTuple):
+    """
+    What the kernel keeps for all nodes together.
+
+    :ivar totals: totals of the counters of nodes (``vm_node_stat``) by enumerator
+    :ivar with_memory: nodes that have memory (``N_MEMORY``); ``None`` if they are not known
+    :ivar vmalloc_pages: number of pages of all vmalloc areas (``nr_vmalloc_pages``); ``None`` if
+        the kernel counts them by node
+    :ivar vmalloc_restored: whether the kernel before this one may have handed over vmalloc areas
+    """
+
+    totals: Mapping[str, int] = MappingProxyType({})
+    with_memory: frozenset[int] | None = None
+    vmalloc_pages: int | None = None
+    vmalloc_restored: bool = False
+
+
+#: What nodes count pages for: page tables; vmalloc areas, stacks included; stacks of tasks; and
+#: stacks that may be counted or not.
+NodeUse = Literal["table", "vmalloc", "stack", "unknown stack"]
 
 
 class SlabUsage(NamedTuple):
@@ -290,6 +401,7 @@ class SlabUsage(NamedTuple):
     :ivar objects: objects that fit into the slabs
     :ivar inuse: objects taken, those in per-CPU caches included; 0 for pages of kfence
     :ivar charged: objects charged to a memcg; ``None`` if that could not be read
+    :ivar accounts: whether the cache always accounts (``SLAB_ACCOUNT``)
     """
 
     nid: int
@@ -304,6 +416,7 @@ class SlabUsage(NamedTuple):
     objects: int
     inuse: int
     charged: int | None
+    accounts: bool = False
 
     @property
     def charged_bytes(self) -> int | None:
@@ -395,18 +508,47 @@ class PerNodeCharges(NamedTuple):
     misplaced: Sequence[Misplaced]
 
 
+HeldKind = Literal["memcg", "objcg", "object", "cache", "kmem", "folio", "batch", "call site"]
+
+
+class Held(NamedTuple):
+    """
+    Something that is charged, that pays, or that counts, and to which a stack or a register points.
+
+    :ivar kind: ``memcg`` (a ``struct mem_cgroup`` or one of its ``struct mem_cgroup_per_node``),
+        ``objcg``, ``object`` (of a slab), ``cache`` (a ``struct kmem_cache``), ``kmem`` (a block of
+        pages with MEMCG_DATA_KMEM), ``folio`` (other pages), ``batch`` (pages that are uncharged
+        together, ``struct uncharge_gather``), ``call site`` (``struct codetag``)
+    :ivar address: its address; of pages, the ``struct page *``
+    :ivar payer: ``struct mem_cgroup *`` or ``struct obj_cgroup *`` that it is, or that pays for
+        it; 0 if none does, or not yet, or no longer
+    :ivar nid: its node; :data:`NUMA_NO_NODE` if it has none
+    :ivar bytes: bytes charged for one of it; 0 if nothing is charged for it
+    :ivar detail: of objects and caches, ``reclaimable`` or ``unreclaimable``
+    """
+
+    kind: HeldKind
+    address: int
+    payer: int = 0
+    nid: Nid = NUMA_NO_NODE
+    bytes: int = 0
+    detail: str = ""
+
+
 class Running(NamedTuple):
     """
-    What a CPU was running when it was stopped.
+    What a CPU was running when it was stopped, or a task that was preempted or blocked.
 
-    :ivar cpu: the CPU
+    :ivar cpu: the CPU; of a task that was not running, the one it ran on last
     :ivar pid: PID of the task; 0 for the idle task
     :ivar comm: name of the task
     :ivar functions: functions on its stack, innermost first; empty in user mode. If the stack
         could not be unwound, all functions that have an address on it.
     :ivar busy: whether it was in the kernel, where it may have been charging memory
-    :ivar pages: number of pages of all folios that its stack and registers point to; ``None`` if
-        unknown
+    :ivar held: what its registers and its stack point to; ``None`` if they could not be read
+    :ivar numbers: absolute values of the integers in its registers and on its stack that may be
+        slab bytes which were in a stock: larger than a page, and no larger than a stock holds
+    :ivar waiting: whether the task was on no CPU
     """
 
     cpu: int
@@ -414,7 +556,82 @@ class Running(NamedTuple):
     comm: str
     functions: tuple[str, ...]
     busy: bool
-    pages: int | None = None
+    held: tuple[Held, ...] | None = None
+    numbers: frozenset[int] = frozenset()
+    waiting: bool = False
+
+
+class Limits(NamedTuple):
+    """
+    The most that one operation of the kernel charges, or moves from one counter to another.
+
+    :ivar charge_batch: ``MEMCG_CHARGE_BATCH``, in pages
+    :ivar folio_batch: folios that a CPU adds to LRU lists, or uncharges, together
+    :ivar block: pages of the largest block of the page allocator, thus of a folio and of a large
+        kmalloc
+    :ivar stack: bytes of a kernel stack, ``THREAD_SIZE``
+    :ivar slab_object: most bytes charged for one slab object
+    :ivar slab_stock: most bytes of ``NR_SLAB_*_B`` that an object stock holds back
+    :ivar percpu: most bytes charged for one percpu allocation
+    """
+
+    charge_batch: int
+    folio_batch: int
+    block: int
+    stack: int
+    slab_object: int
+    slab_stock: int
+    percpu: int
+
+
+class Allowance(NamedTuple):
+    """
+    One charge that a stopped CPU left half done: booked in one place and not yet in another.
+
+    :ivar cpu: the CPU
+    :ivar pid: PID of the task that it was running
+    :ivar comm: name of the task
+    :ivar function: the innermost function on its stack that makes such charges
+    :ivar held: what is charged; ``None`` if the amount is known from what the function does
+    :ivar memcg: ``struct mem_cgroup *`` of the row that shows it; ``None`` if it is not about a
+        memcg
+    :ivar amount: claimed less found, in :attr:`unit`
+    :ivar unit: unit of the amount
+    :ivar identity: name of the identity
+    :ivar nid: node of the row; ``None`` if the counter is not kept by node
+    :ivar item: counter of the row
+    """
+
+    cpu: int
+    pid: int
+    comm: str
+    function: str
+    held: Held | None
+    memcg: int | None
+    amount: int
+    unit: Unit
+    identity: str
+    nid: int | None
+    item: str
+
+
+class StackRef(NamedTuple):
+    """
+    A task whose kernel stack or registers contain an address.
+
+    :ivar pid: its PID
+    :ivar comm: its name
+    :ivar cpu: the CPU that it was running on; ``None`` if it was not running
+    :ivar words: how often they contain the address
+    :ivar functions: functions that they also point into. Empty if it is not known which part of the
+        stack is in use.
+    """
+
+    pid: int
+    comm: str
+    cpu: int | None
+    words: int
+    functions: tuple[str, ...]
 
 
 class Transient(NamedTuple):
@@ -423,34 +640,14 @@ class Transient(NamedTuple):
 
     :ivar what: kind of the object, in words
     :ivar address: address of the object
+    :ivar freed_by: what will free it, in words; ``None`` if nothing was found that will
+    :ivar unsure: whether something may free it that cannot be found
     """
 
     what: str
     address: int
-
-
-class TaskCharge(NamedTuple):
-    """
-    The memcg of a task, and the obj_cgroup that it has cached.
-
-    :ivar address: ``struct task_struct *``
-    :ivar pid: thread ID
-    :ivar comm: name of the task
-    :ivar memcg: ``struct mem_cgroup *``
-    :ivar objcgs: ``task->objcg``: one ``struct obj_cgroup *``, or one for each node
-    :ivar stale: whether CURRENT_OBJCG_UPDATE_FLAG is set
-    :ivar is_user: whether it has an mm
-    :ivar tgid: pid of its thread group leader
-    """
-
-    address: int
-    pid: int
-    comm: str
-    memcg: int
-    objcgs: tuple[int, ...]
-    stale: bool
-    is_user: bool
-    tgid: int = 0
+    freed_by: str | None = None
+    unsure: bool = False
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from typing import Literal, NamedTuple
 from memcg_inspect.model import (
     NUMA_NO_NODE,
     Address,
+    Allowance,
     Coverage,
     Follows,
     ImageInfo,
@@ -32,10 +33,13 @@ __all__ = (
     "Identity",
     "IdentityStatus",
     "Moved",
+    "NotCovered",
     "Report",
     "Row",
     "RowStatus",
     "Skew",
+    "Uncharged",
+    "UnchargedSite",
     "Verdict",
 )
 
@@ -80,6 +84,7 @@ class Row:
     :ivar hierarchy: folded value with descendants, as userspace reads it, if the row is about
         such a counter
     :ivar moved: how far it changed between samples, if its status is ``moving``
+    :ivar allowance: the half-done charge of a stopped CPU that accounts for the difference
     """
 
     identity: str
@@ -94,6 +99,7 @@ class Row:
     reason: str | None = None
     hierarchy: int | None = None
     moved: Moved | None = None
+    allowance: Allowance | None = None
 
     @property
     def difference(self) -> int | None:
@@ -169,8 +175,8 @@ class Evidence:
     Fields are ``None`` where they do not apply to the object.
 
     :ivar address: address of the object
-    :ivar kind: kind of a charge (``slab``, ``percpu``, ``kmem``, ``zswap``), or ``obj_exts``,
-        ``obj_cgroup`` or ``task``
+    :ivar kind: kind of a charge (``slab``, ``percpu``, ``kmem``, ``zswap``, ``lru``), or
+        ``obj_exts``, ``obj_cgroup``, ``mem_cgroup`` or ``task``
     :ivar nid: node of the memory; :data:`~memcg_inspect.model.NUMA_NO_NODE` if it could not be read
     :ivar bytes: bytes that are charged for it
     :ivar cache: name of its slab cache
@@ -229,6 +235,50 @@ class Finding:
     evidence: tuple[Evidence, ...] = ()
 
 
+class UnchargedSite(NamedTuple):
+    """
+    Objects of one cache and call site that no memcg pays for.
+
+    :ivar site: the call site, as ``/proc/allocinfo`` has it
+    :ivar objects: number of objects
+    """
+
+    site: str
+    objects: int
+
+
+class Uncharged(NamedTuple):
+    """
+    Objects of a cache that always accounts, and that no memcg pays for.
+
+    :ivar cache: name of the cache
+    :ivar address: ``struct kmem_cache *``
+    :ivar objects: the most that there can be: free objects that CPUs hold are among them; ``None``
+        if it is not known which objects are charged
+    :ivar bytes: their size
+    :ivar sites: those that refer to a call site, most objects first; ``None`` on kernels that do
+        not profile allocations
+    """
+
+    cache: str
+    address: Address
+    objects: int | None
+    bytes: int | None
+    sites: tuple[UnchargedSite, ...] | None = None
+
+
+class NotCovered(NamedTuple):
+    """
+    A counter whose value no identity compares with what was found.
+
+    :ivar item: the kernel's name of the counter
+    :ivar reason: what is, or is not, compared instead
+    """
+
+    item: str
+    reason: str
+
+
 @dataclass(frozen=True)
 class Report:
     """
@@ -250,6 +300,8 @@ class Report:
     :ivar percpu_usage: percpu memory by node, charged or not
     :ivar looks: number of samples; 1 for a frozen image
     :ivar interrupted: whether the user interrupted it
+    :ivar not_covered: counters that no identity compares with what was found
+    :ivar uncharged: objects that no memcg pays for, of caches that always account
     """
 
     image: ImageInfo
@@ -267,6 +319,8 @@ class Report:
     percpu_usage: tuple[PercpuUsage, ...] = ()
     looks: int = 1
     interrupted: bool = False
+    not_covered: tuple[NotCovered, ...] = ()
+    uncharged: tuple[Uncharged, ...] = ()
 
     def __repr__(self) -> str:
         image = f"Linux {self.image.release[:100]} ({self.image.source})"

@@ -199,8 +199,6 @@ def check_arguments(args: Namespace) -> None:
             options = ", ".join(f"--{name}" for name in (*_CHOICES, "scripted"))
             tables = ", ".join(f"--{name}" for name in TABLES)
             raise UsageError(f"{options} need one of {tables}")
-    elif args.json:
-        raise UsageError(f"--json prints the whole report: it cannot be used with --{args.table}")
     else:
         check_fields(columns_of(TABLES[args.table][0]), choice)
 
@@ -230,18 +228,18 @@ def show(result: Report | Answer, args: Namespace) -> None:
     """
     if isinstance(result, Report) and args.table is not None:
         result = choose(report_answer(result, args.table, args.all), _choice(args))
-    text = _document(result) if args.json else _text(result, args)
+    text = _document(result, args) if args.json else _text(result, args)
     # Names may contain characters that the encoding of the terminal does not have.
     encoding = sys.stdout.encoding or "utf-8"
     sys.stdout.write(text.encode(encoding, "backslashreplace").decode(encoding))
     sys.stdout.flush()
 
 
-def _document(result: Report | Answer) -> str:
+def _document(result: Report | Answer, args: Namespace) -> str:
     from memcg_inspect.render.documents import answer_document, report_document, to_json
 
     if isinstance(result, Report):
-        return to_json(report_document(result))
+        return to_json(report_document(result, args.all))
     return to_json(answer_document(result))
 
 
@@ -296,19 +294,20 @@ def _cancellable(image: Image) -> Iterator[None]:
 
 
 def _choice(args: Namespace) -> Choice:
+    fields = _fields(getattr(args, "fields", None))
+    # The JSON document of a table has all fields by default; text has those shown by default.
+    if fields is None and args.json and (args.view is not None or args.table is not None):
+        fields = ["all"]
     return Choice(
         memcg=getattr(args, "memcg", None),
         node=getattr(args, "node", None),
         sort=getattr(args, "sort", None),
-        fields=_fields(getattr(args, "fields", None)),
+        fields=fields,
     )
 
 
 def _view(image: Image, args: Namespace) -> Answer:
     choice = _choice(args)
-    # JSON has all fields by default; text has the fields that are shown by default.
-    if choice.fields is None and args.json:
-        choice = choice._replace(fields=["all"])
     with _cancellable(image), as_image_errors():
         # Check before the command runs, which may take long.
         check_choice(image, choice)

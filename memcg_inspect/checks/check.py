@@ -10,9 +10,9 @@ Each module in :mod:`memcg_inspect.checks.identities` defines one identity as a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from memcg_inspect.checks.half_done import HalfDone
 from memcg_inspect.checks.ledger import ChargeKind
@@ -20,7 +20,7 @@ from memcg_inspect.checks.snapshot import Snapshot
 from memcg_inspect.model import counted
 from memcg_inspect.report import Evidence, Row
 
-__all__ = ("Charges", "Check", "Proof", "counter_differs")
+__all__ = ("Charges", "Check", "Explained", "Proof", "counter_differs", "in_flight")
 
 
 class Charges(NamedTuple):
@@ -34,6 +34,24 @@ class Charges(NamedTuple):
 
     kind: ChargeKind
     details: Mapping[str, str] = {}
+
+
+class Explained(NamedTuple):
+    """
+    Why a row that differs is no finding.
+
+    :ivar status: ``in-flight`` if what was found accounts for the difference, ``unverifiable`` if
+        something that is not known may
+    :ivar reason: in words, for the report
+    """
+
+    status: Literal["in-flight", "unverifiable"]
+    reason: str
+
+
+def in_flight(reason: str | None) -> Explained | None:
+    """Return a row's being in flight for a reason; ``None`` if there is no reason."""
+    return None if reason is None else Explained("in-flight", reason)
 
 
 class Proof(NamedTuple):
@@ -67,6 +85,10 @@ def _nothing(snapshot: Snapshot) -> None:
     return None
 
 
+def _no_items(snapshot: Snapshot) -> tuple[str, ...]:
+    return ()
+
+
 @dataclass(frozen=True)
 class Check:
     """
@@ -85,9 +107,13 @@ class Check:
         the rows of all earlier checks that add up charges (see *counters_only*).
     :ivar items: enumerators of the counters that it reads. It is ``not-kept`` on a kernel that has
         none of them.
+    :ivar node_items: returns the enumerators of the counters of whole nodes that it compares
+    :ivar page_counters: the page counters that it compares, members of ``struct mem_cgroup``
     :ivar not_kept: returns any other reason why a kernel does not keep the identity
     :ivar counters_only: whether both sides of its rows are counters
     :ivar of_subtrees: whether its rows include the descendants of a memcg
+    :ivar of_whole_nodes: whether its rows are about all memory of a node. So they change while this
+        program allocates memory on the machine that it reads
     :ivar by_node_rule: whether its rows depend on the node that per-node accounting books a
         charge to; see :mod:`memcg_inspect.checks.pernode`
 
@@ -112,12 +138,15 @@ class Check:
     rows: Callable[[Snapshot], list[Row]] = _no_rows
     derive: Callable[[Snapshot, Sequence[Row]], list[Row]] | None = None
     items: tuple[str, ...] = ()
+    node_items: Callable[[Snapshot], Iterable[str]] = _no_items
+    page_counters: tuple[str, ...] = ()
     not_kept: Callable[[Snapshot], str | None] = _nothing
     counters_only: bool = False
     of_subtrees: bool = False
+    of_whole_nodes: bool = False
     by_node_rule: bool = False
     half_done: HalfDone | None = None
-    explain: Callable[[Snapshot, Row], str | None] | None = None
+    explain: Callable[[Snapshot, Row], Explained | None] | None = None
     charges: Charges | None = None
     above: str = "counter-above-objects"
     below: str = "counter-below-objects"

@@ -13,18 +13,19 @@ hierarchical value less those of its nearest descendants that are alive:
              for of (pending(d) + percpu(d))
 
 A memcg is folded into its parent before it is freed (``mem_cgroup_css_rstat_flush()``), so its
-changes are not lost. The values that exclude descendants (``state_local``) cannot be used: they
-are wrong as soon as a memcg was removed.
+changes are not lost. The values that exclude descendants (``state_local``) cannot be used instead:
+what was booked on a memcg is lost from them when it is freed, unless the kernel gave it to the
+parent before; see :mod:`memcg_inspect.checks.identities.local`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from memcg_inspect.model import Memcg, Stat
 
-__all__ = ("CounterValue", "Counters")
+__all__ = ("CounterValue", "Counters", "FoldedShare")
 
 Stats = Mapping[str, Stat]
 
@@ -43,6 +44,20 @@ class CounterValue(NamedTuple):
         return self.folded + self.pending
 
 
+class FoldedShare(NamedTuple):
+    """
+    A memcg's own share of a counter, without the changes of CPUs, in the unit of its item.
+
+    :ivar state: ``state`` of the memcg, less that of its nearest live descendants
+    :ivar pending: ``state_pending`` of the memcg and the removed ones that it pays for
+    :ivar local: ``state_local`` of the same memcgs
+    """
+
+    state: int
+    pending: int
+    local: int
+
+
 class Counters:
     """
     The counters of all memcgs.
@@ -50,6 +65,8 @@ class Counters:
     :param memcgs: all memcgs, parents first
     :param memcg_stats: counters of memcgs; missing where they could not be read
     :param lruvec_stats: counters by (memcg, nid), likewise
+    :param nids: nodes that memcgs have counters for, whether these were read or not. They include
+        possible nodes that are offline. If not given, the nodes of *lruvec_stats*
     """
 
     def __init__(
@@ -57,8 +74,10 @@ class Counters:
         memcgs: Mapping[int, Memcg],
         memcg_stats: Mapping[int, Stats],
         lruvec_stats: Mapping[tuple[int, int], Stats],
+        nids: Iterable[int] = (),
     ) -> None:
         self.memcgs = memcgs
+        self.nids = tuple(sorted({*nids, *(nid for _, nid in lruvec_stats)}))
         self._memcg_stats = memcg_stats
         self._lruvec_stats = lruvec_stats
         self._children: dict[int, list[int]] = {}  # nearest live descendants
@@ -103,6 +122,31 @@ class Counters:
                 return None
             pending += part.pending + part.percpu
         return CounterValue(folded, pending)
+
+    def folded_share(self, memcg: int, item: str, nid: int | None = None) -> FoldedShare | None:
+        """
+        Return what a live memcg, and the removed ones below it, claim without unflushed changes.
+
+        :return: ``None`` if a counter, or the memcg that has one, could not be read, or if the
+            kernel has no local counters
+        """
+        if memcg in self.partial:
+            return None
+        first = self.stat(memcg, item, nid)
+        if first is None:
+            return None
+        state, pending, local = first.state, 0, 0
+        for child in self._children.get(memcg, ()):
+            part = self.stat(child, item, nid)
+            if part is None:
+                return None
+            state -= part.state
+        for payer in (memcg, *self._removed.get(memcg, ())):
+            part = self.stat(payer, item, nid)
+            if part is None or part.local is None:
+                return None
+            pending, local = pending + part.pending, local + part.local
+        return FoldedShare(state, pending, local)
 
     def _hierarchical(self, item: str, nid: int | None) -> dict[int, CounterValue | None]:
         known = self._whole.get((item, nid))

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Literal, NamedTuple
+from typing import NamedTuple, cast
 
 from memcg_inspect.checks.check import Check
 from memcg_inspect.checks.evidence_query import MOST_EVIDENCE, EvidenceQuery
@@ -175,12 +175,19 @@ def orphan_findings(snapshot: Snapshot) -> list[PendingFinding]:
 
 
 def skew_findings(snapshot: Snapshot, skew: Sequence[Skew]) -> list[PendingFinding]:
-    """Make findings of charges on another node than their obj_cgroup, where nodes account."""
-    if snapshot.image.accounting != "kmem-per-node":
-        return []
+    """
+    Make findings of charges on another node than their obj_cgroup, where the kernel rules it out.
+
+    A user page or a page of page cache is charged to the obj_cgroup of its node, on all kernels
+    with one for each: ``folio_lruvec_lock()`` relies on it (``get_migration_objcg()``). Kernel
+    memory is only on kernels that account it by node.
+    """
+    kinds = {"lru"} if snapshot.features.lru_holds_objcg else set[str]()
+    if snapshot.image.accounting == "kmem-per-node":
+        kinds |= {"slab", "kmem"}
     findings = []
     for cell in skew:
-        if cell.kind not in ("slab", "kmem") or cell.charged_nid in (None, cell.backing_nid):
+        if cell.kind not in kinds or cell.charged_nid in (None, cell.backing_nid):
             continue
         objcgs = frozenset(
             a
@@ -202,7 +209,7 @@ def skew_findings(snapshot: Snapshot, skew: Sequence[Skew]) -> list[PendingFindi
             ),
             evidence_is="proof",
         )
-        kind: Literal["slab", "kmem"] = "slab" if cell.kind == "slab" else "kmem"
+        kind = cast("ChargeKind", cell.kind)
         findings.append(
             PendingFinding(finding, EvidenceQuery(kind=kind, payers=objcgs, nid=cell.backing_nid))
         )

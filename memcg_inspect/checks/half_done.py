@@ -11,18 +11,16 @@ such a function may have booked one charge in one place and not yet in another.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 
 from memcg_inspect.checks.snapshot import Snapshot
-from memcg_inspect.model import Running
+from memcg_inspect.model import NUMA_NO_NODE, Address, Held, HeldKind, Running, Unit
+from memcg_inspect.report import Row
 
 __all__ = (
     "CGROUP",
-    "CHARGE_BATCH",
     "FLUSH",
-    "FOLIO_BATCH",
-    "HUGE",
     "LRU",
     "PAGES",
     "PERCPU",
@@ -30,43 +28,145 @@ __all__ = (
     "SOCK",
     "STACK",
     "VMALLOC",
+    "LEVELS",
     "HalfDone",
+    "batch_pages",
+    "block_pages",
+    "charge_batches",
+    "folio_pages",
     "largest_object",
     "pattern",
+    "slab_amounts",
+    "stock_bytes",
+    "stock_pages",
 )
 
-# Parts of function names, as regular expressions.
-SLAB = r"slab|kmem_cache|kmalloc|kfree|kvfree|obj_cgroup|objcg|sheaf|obj_stock"
+# How the names of functions begin, as regular expressions. Leading underscores are not part of
+# them: "kfree" stands for __kfree_skb() as well.
+_CHARGE = r"(obj_cgroup|objcg|memcg|mem_cgroup|page_counter)_\w*charge|try_charge|charge_memcg"
+_STOCK = r"(refill|drain|consume|account)_(\w+_)?stock|drain_local_|drain_all_stock"
+_STAT = r"mod_(objcg|memcg|lruvec|node)_\w*stat|lruvec_stat_mod|mod_objcg_mlstate|account_"
+_BOOKED = f"{_CHARGE}|{_STOCK}|{_STAT}|uncharge_(folio|batch|list)|commit_charge"
+SLAB = (
+    rf"{_BOOKED}|slab_|kmem_cache_|kmalloc|krealloc|kfree|kvfree|kvmalloc|kmem_alloc|memcg_slab_"
+    r"|memcg_alloc_abort|allocate_slab|new_slab|free_slab|cache_from_obj|refill_sheaf|memcg_free"
+    r"|rcu_free_sheaf|free_large_kmalloc|obj_cgroup_|free_to_pcs|build_detached_freelist"
+)
 PAGES = (
-    r"alloc_pages|free_pages|free_unref|get_page|memcg_kmem|_charge|_uncharge|pagetable|p[gmtu4]d_"
+    rf"{_BOOKED}|alloc_(frozen_)?pages|alloc_pages_|get_free_page|free_(the_|frozen_)?page"
+    r"|free_unref|free_pcppages|get_page_from_freelist|memcg_kmem_|split_page|pagetable_|put_page"
+    r"|(pte|pmd|pud|p4d|pgd)_(alloc|free|ctor|dtor)|pte_lockptr|tlb_|free_pgtables|exit_mmap|mmput"
+    r"|folios?_put|release_pages|free_pages_and_swap|folio_alloc|put_and_free_page"
 )
-STACK = r"dup_task_struct|copy_process|thread_stack|release_task_stack|put_task_stack|vfree|vmalloc"
-VMALLOC = r"vmalloc|vfree|vm_area|vmap"
-LRU = r"folio|lru|_charge|_uncharge|do_anonymous_page|wp_page_copy|unmap|tlb_"
-SOCK = r"sk_|skb|tcp_|udp_|sock_|inet_|unix_"
-CGROUP = r"cgroup|css_|copy_process|do_exit|mem_cgroup|bpf_|map_create|map_alloc|percpu_ref|rcu_"
-PERCPU = r"pcpu_|percpu"
+STACK = (
+    r"dup_task_struct|alloc_thread_stack|free_thread_stack|thread_stack_|release_task_stack"
+    r"|put_task_stack|account_kernel_stack|memcg_charge_kernel_stack|vfree|vmalloc|copy_process"
+    r"|put_task_struct|free_task|delayed_put_task|finish_task_switch|exit_task_stack_account"
+)
+VMALLOC = rf"{_STAT}|vmalloc|vfree|vm_area_|vmap|delayed_vfree|kvmalloc|kvfree|free_vm_area"
+LRU = (
+    rf"{_BOOKED}|folio|lru_|lru(vec)?_|do_anonymous_page|do_(cow|read|shared)_fault|do_fault"
+    r"|wp_page_copy|do_wp_page|do_swap_page|finish_fault|unmap_|zap_|tlb_|release_pages|put_pages?_"
+    r"|free_pages_and_swap|isolate_|move_(folios|pages)|shrink_|evict_folios|split_huge|split_folio"
+    r"|collapse_|(un)?map_anon_folio|filemap_|page_cache_|truncate_|shmem_|mem_cgroup_|migrate_"
+    r"|exit_mmap|mmput|remove_migration|activate_|pagevec_|put_page|swap_|read_pages|delete_from"
+)
+SOCK = (
+    r"sk_|skb_|kfree_skb|consume_skb|alloc_skb|napi_|tcp_|udp_|udpv6_|sctp_|mptcp_|sock_|socket_"
+    r"|inet_|inet6_|unix_|release_sock|lock_sock|mem_cgroup_(sk|charge_skmem|uncharge_skmem)"
+    r"|ip_|ip6_|raw_|rawv6_|tls_|net_rx_action|process_backlog|packet_"
+)
+CGROUP = (
+    r"cgroup_|cgroup1_|css_|copy_process|do_exit|mem_cgroup_css|memcg_(off|on)line|memcg_reparent"
+    r"|mem_cgroup_(alloc|free|attach|fork|exit|move)|reparent_|obj_cgroup_|current_obj_cgroup"
+    r"|bpf_(map|mem|prog|obj|ma|local_storage|selem|link)_|sys_bpf|bpf$|map_create|map_alloc\w*"
+    r"|percpu_ref_|htab_map_|unit_(alloc|free)|alloc_bulk|free_bulk|free_task|put_task_struct|delayed_put_task|mem_cgroup_id"
+)
+PERCPU = rf"{_CHARGE}|{_STOCK}|{_STAT}|pcpu_|alloc_percpu|free_percpu|percpu_create"
 #: mem_cgroup_css_rstat_flush() moves amounts from one place to the next, one counter at a time.
-FLUSH = r"rstat_flush|flush_memcg_stats|stat_aggregate"
+#: css_release_work_fn() takes a memcg off the list of children before it flushes its counters.
+FLUSH = (
+    r"mem_cgroup_css_rstat_flush|mem_cgroup_stat_aggregate|flush_nmi_stats|css_release_work_fn"
+    r"|(css|cgroup)_rstat_flush"
+)
 
-#: ``MEMCG_CHARGE_BATCH``: pages that a CPU charges in advance.
-CHARGE_BATCH = 64
-#: ``PAGEVEC_SIZE``: folios that a CPU adds to LRU lists, or uncharges, together.
-FOLIO_BATCH = 31
-#: Pages of a PMD-sized folio, the largest folio in such a batch.
-HUGE = 512
-
-_IN_VMALLOC = re.compile(r"vmalloc|vm_area_alloc_pages")
+#: Suffixes of functions that a compiler has split or cloned.
+_CLONE = re.compile(r"(\.(part|isra|constprop|cold|llvm|lto_priv)(\.\d+)*)+$")
+_FLUSHES = re.compile(FLUSH)
+_IN_VMALLOC = re.compile(r"_*(vmalloc|vm_area_alloc_pages)")
 
 
 def pattern(*parts: str) -> re.Pattern[str]:
-    """Return a pattern that matches any of these parts."""
-    return re.compile("|".join(parts))
+    """
+    Return a pattern that matches the names of functions that begin with any of these parts.
+
+    Underscores before a name, and the prefixes of system calls, are not part of it.
+    """
+    return re.compile(rf"(?:__x64_sys_|__arm64_sys_|__se_sys_|_*)(?:{'|'.join(parts)})")
 
 
 def largest_object(snapshot: Snapshot) -> int:
-    """Return the most bytes charged for one slab object: two pages and the pointer."""
-    return 2 * snapshot.image.page_size + 8
+    """Return the most bytes of one slab object, and of those that a stock holds back."""
+    return snapshot.limits.slab_object + snapshot.limits.slab_stock
+
+
+def block_pages(snapshot: Snapshot) -> int:
+    """Return the pages of the largest block that the page allocator returns."""
+    return snapshot.limits.block
+
+
+def folio_pages(snapshot: Snapshot) -> int:
+    """Return the pages of a batch of the largest folios."""
+    return snapshot.limits.folio_batch * snapshot.limits.block
+
+
+def batch_pages(snapshot: Snapshot) -> int:
+    """Return the pages that are charged in advance, and the single pages of a folio_batch."""
+    return snapshot.limits.charge_batch + snapshot.limits.folio_batch
+
+
+def charge_batches(snapshot: Snapshot, cpu: Running) -> Iterator[int]:
+    """
+    Return the pages that try_charge_memcg() charges in advance, and those in the CPU's stocks.
+
+    drain_stock() uncharges these before it empties the slot.
+    """
+    yield snapshot.limits.charge_batch
+    for stock in snapshot.charge_stocks:
+        if stock.cpu == cpu.cpu:
+            yield stock.nr_pages
+    yield from stock_pages(snapshot, cpu)
+
+
+def stock_bytes(snapshot: Snapshot, cpu: Running) -> Iterator[int]:
+    """
+    Return the bytes in the CPU's object stock, and the slab bytes that it holds back.
+
+    drain_obj_stock() books them before it clears them.
+    """
+    for stock in snapshot.stocks:
+        if stock.cpu == cpu.cpu:
+            yield from (stock.nr_bytes, abs(stock.reclaimable), abs(stock.unreclaimable))
+
+
+def slab_amounts(snapshot: Snapshot, cpu: Running) -> Iterator[int]:
+    """
+    Return the slab bytes that a CPU may move from its object stock to the counters.
+
+    __account_obj_stock() does so when they exceed a page, and clears them first.
+    """
+    yield from stock_bytes(snapshot, cpu)
+    yield from cpu.numbers
+
+
+def stock_pages(snapshot: Snapshot, cpu: Running) -> Iterator[int]:
+    """Return the whole pages in the CPU's object stock, which drain_obj_stock() uncharges."""
+    for size in stock_bytes(snapshot, cpu):
+        yield size // snapshot.image.page_size
+
+
+def _none(snapshot: Snapshot, cpu: Running) -> Iterable[int]:
+    return ()
 
 
 @dataclass(frozen=True)
@@ -76,28 +176,98 @@ class HalfDone:
 
     :ivar functions: pattern of functions that make such a charge
     :ivar most: returns the largest charge, in the unit of the identity's rows
-    :ivar folios: if not 0, a charge may also include all folios that the CPU's stack and registers
-        point to. If these could not be read, it may include this many pages.
-    :ivar in_pages: whether *most* and *folios* are in pages even if rows are in bytes
-    :ivar in_many_rows: whether one charge may show in any number of rows. Otherwise it shows in
-        two: the row of its memcg, and the row of the parent, from which the memcg's counter is
-        subtracted.
+    :ivar folios: if given, a charge may also include all pages that the CPU's stack and registers
+        point to; it returns the most pages of such a charge if these could not be read
+    :ivar in_pages: whether *most* is in pages even if rows are in bytes
+    :ivar rows: the most rows in which one charge shows: that of its memcg, and that of an
+        ancestor, from whose counter the memcg's is subtracted
+    :ivar in_many_rows: whether one charge shows in the rows of all ancestors
+    :ivar kinds: kinds of :class:`~memcg_inspect.model.Held` whose charge shows in the rows; pages
+        by default
+    :ivar details: :attr:`~memcg_inspect.model.Held.detail` by item of the row, of objects
+    :ivar amounts: returns amounts that the functions move whatever they charge, in the unit of
+        *most*
+    :ivar modulo: whether rows differ by the rest of a charge from whole pages
+    :ivar unpaid: whether nobody pays for an object or a folio while its charge is half done:
+        counters are charged before its owner is set, and uncharged after the owner is cleared.
+        Only __memcg_kmem_uncharge_page() clears it last.
+    :ivar subject: returns what a CPU must point to if the row is not about a memcg; ``None`` for a
+        row that any CPU can change
     """
 
     functions: re.Pattern[str]
     most: Callable[[Snapshot], int]
-    folios: int = 0
+    folios: Callable[[Snapshot], int] | None = None
     in_pages: bool = False
+    rows: int = 2
     in_many_rows: bool = False
+    kinds: Collection[HeldKind] = ("kmem", "folio", "batch")
+    details: Collection[tuple[str, str]] = ()
+    amounts: Callable[[Snapshot, Running], Iterable[int]] = _none
+    modulo: bool = False
+    unpaid: bool = False
+    subject: Callable[[Snapshot, Row], Address | None] | None = None
 
-    def largest(self, snapshot: Snapshot, cpu: Running) -> int:
-        """Return the largest charge that a CPU may have left half done."""
-        most = self.most(snapshot)
-        if not self.folios:
+    def place(self, cpu: Running) -> str | None:
+        """Return the innermost function of a CPU that makes such a charge."""
+        return next((f for f in cpu.functions if self.functions.match(_CLONE.sub("", f))), None)
+
+    def flushes(self, cpu: Running) -> bool:
+        """Return whether a CPU was flushing counters, which changes many of them by any amount."""
+        return any(_FLUSHES.match(f) and self.functions.match(f) for f in cpu.functions)
+
+    def largest(self, snapshot: Snapshot, cpu: Running, row: Row) -> int:
+        """Return the largest charge that a CPU may have left half done, in the unit of the row."""
+        if cpu.held and self.flushes(cpu):
+            # What CPUs have not flushed yet can be of any size.
+            return abs(row.difference or 0)
+        page = snapshot.image.page_size if row.unit == "bytes" else 1
+        most = self.most(snapshot) * (page if self.in_pages else 1)
+        if self.folios is None:
             return most
-        if cpu.pages is None:
-            return most + self.folios
-        # vm_area_alloc_pages() charges huge pages before it splits them. No page stores their
-        # order.
-        in_vmalloc = any(map(_IN_VMALLOC.search, cpu.functions))
-        return most + cpu.pages + (HUGE if in_vmalloc else 0)
+        if cpu.held is None:
+            return most + self.folios(snapshot) * page
+        size = sum(h.bytes for h in cpu.held if h.kind in ("folio", "kmem"))
+        if any(map(_IN_VMALLOC.match, cpu.functions)):
+            # vm_area_alloc_pages() charges huge pages before it splits them. No page stores their
+            # order.
+            most += snapshot.limits.block * page
+        return most + size // snapshot.image.page_size * page
+
+    def fits(self, held: Held, row: Row, page_size: int) -> bool:
+        """
+        Return whether the half-done charge of what a CPU points to is what a row is off by.
+
+        Memcgs are not compared here.
+        """
+        if held.kind not in self.kinds or not held.bytes:
+            return False
+        if self.unpaid and held.payer and held.kind not in ("kmem", "batch"):
+            return False
+        # The node of an obj_cgroup may be another than that of its objects.
+        if row.objcg is None and row.nid is not None and held.nid not in (row.nid, NUMA_NO_NODE):
+            return False
+        if self.details and (row.item, held.detail) not in self.details:
+            return False
+        if self.modulo:
+            return self.is_off_by(row, held.bytes, page_size)
+        return abs(row.difference or 0) == _in_unit(held.bytes, row.unit, page_size)
+
+    def is_off_by(self, row: Row, amount: int, page_size: int) -> bool:
+        """Return whether a row differs by an amount, in the unit of *most*."""
+        off = abs(row.difference or 0)
+        if self.modulo:
+            return (off - amount) % page_size == 0 or (off + amount) % page_size == 0
+        in_pages = self.in_pages and row.unit == "bytes"
+        return off == amount * (page_size if in_pages else 1)
+
+
+def _in_unit(size: int, unit: Unit, page_size: int) -> int:
+    """Return bytes in another unit. A charge is whole pages: obj_cgroup_charge() rounds up."""
+    if unit == "references":
+        return 1
+    return {"bytes": size, "pages": -(-size // page_size), "KiB": size // 1024}[unit]
+
+
+#: Counters of pages that the kernel keeps at several levels, and changes one after the other.
+LEVELS = HalfDone(pattern(PAGES, STACK, VMALLOC, LRU, FLUSH), block_pages)

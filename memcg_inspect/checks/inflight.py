@@ -4,76 +4,324 @@ Rows in flight
 --------------
 
 A crash, or stopping a machine, stops each CPU at any point. A CPU may have booked one charge in
-one place and not yet in another. A row that differs is ``in-flight``, and not a finding, if CPUs
-were in functions that make such charges, and the difference is no more than one charge for each of
-those CPUs. An identity may have other explanations
-(:attr:`memcg_inspect.checks.check.Check.explain`).
+one place and not yet in another. Such a charge leaves evidence: the CPU is in a function that makes
+charges, and its registers or its stack point to what is charged and to who pays.
 
-If all CPUs were idle, no charge was half done, and differences are not explained this way.
+A row that differs is
+
+``in-flight``
+    if a CPU points to its memcg, or to something that the memcg pays for, and the difference is
+    exactly what this charge is
+``unverifiable``
+    if a CPU was where such charges are made, the difference is no more than one charge can be, and
+    the evidence is missing: the CPU's stack is not in the image, or does not show the amount
+``differs``
+    otherwise, and that is a finding
+
+A CPU makes one charge at a time, and one more in an interrupt. In the rows of one identity a charge
+shows in those of one memcg and of its ancestors, always with the same amount. If more rows differ
+than the CPUs can have left half done, all of them are findings.
+
+If all CPUs were idle, no charge was half done. An identity may have other explanations
+(:attr:`memcg_inspect.checks.check.Check.explain`).
 """
 
 from __future__ import annotations
 
 import re
-from collections import Counter
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
-from memcg_inspect.checks.registry import check_of
+from memcg_inspect.checks.half_done import HalfDone
+from memcg_inspect.checks.registry import check_of, check_of_item
 from memcg_inspect.checks.snapshot import Snapshot
-from memcg_inspect.model import Running, counted
+from memcg_inspect.model import Allowance, Held, Running, counted
 from memcg_inspect.report import Row
 
 __all__ = ("mark_in_flight",)
 
 #: The least number of frames of a stack that could be unwound.
 _UNWOUND = 3
+#: More rows than there are: a flush can change all counters of a memcg.
+_ALL_ROWS = 1 << 32
+#: Functions that show that an interrupt came. Charges can be half done in it, and below it.
+_INTERRUPT = re.compile(
+    r"_*(asm_)?(sysvec|common_interrupt|handle_softirqs|do_softirq|irq_exit|el1)"
+)
 
 
 def mark_in_flight(snapshot: Snapshot, rows: Sequence[Row]) -> list[Row]:
-    """Return the rows; those that half-done charges may explain are ``in-flight``."""
+    """Return the rows. Those that differ, and that half-done charges may explain, are marked."""
     marked = [_explained(snapshot, row) for row in rows]
-    busy = [cpu for cpu in snapshot.running if cpu.busy]
-    if not busy:
-        return marked
-    differing = Counter(row.identity for row in marked if row.status == "differs")
-    return [_half_done(snapshot, row, busy, differing[row.identity]) for row in marked]
+    differing: defaultdict[tuple[str, str], list[int]] = defaultdict(list)
+    for number, row in enumerate(marked):
+        if row.status == "differs":
+            differing[row.identity, row.item if _is_of_subtrees(row) else ""].append(number)
+    for numbers in differing.values():
+        half_done = _half_done_of(marked[numbers[0]])
+        if half_done is not None:
+            _mark(snapshot, half_done, marked, numbers)
+    return marked
+
+
+def _is_of_subtrees(row: Row) -> bool:
+    half_done = check_of(row).half_done
+    return half_done is not None and half_done.in_many_rows
+
+
+def _half_done_of(row: Row) -> HalfDone | None:
+    half_done, counter = check_of(row).half_done, check_of_item(row.item)
+    if not _is_of_subtrees(row) or counter is None or counter.half_done is None:
+        return half_done
+    # A charge shows in the counters of subtrees as it does in those of its memcg.
+    return replace(counter.half_done, in_many_rows=True)
+
+
+def _mark(snapshot: Snapshot, half_done: HalfDone, rows: list[Row], numbers: Sequence[int]) -> None:
+    """
+    Mark the rows of one identity, and of one counter of subtrees, that charges may explain.
+
+    :param numbers: indexes of the rows that differ
+    """
+    contexts = list(_contexts(snapshot, half_done))
+    possible = {
+        n: some for n in numbers if (some := _possible(snapshot, half_done, rows[n], contexts))
+    }
+    if len(possible) > sum(context.most_rows for context in contexts):
+        return
+    taken: defaultdict[tuple[int, int], list[Row]] = defaultdict(list)
+
+    def choices(n: int) -> int:
+        return sum(_shown(snapshot, half_done, c, rows[n]) is not None for c in possible[n])
+
+    # Rows that fewer CPUs can explain come first, so that these are not used up by others.
+    for n in sorted(possible, key=choices):
+        rows[n] = _judged(snapshot, half_done, rows[n], possible[n], taken)
+    if not half_done.in_many_rows:
+        for n in possible:
+            rows[n] = _of_several(snapshot, rows, rows[n])
 
 
 def _explained(snapshot: Snapshot, row: Row) -> Row:
     explain = check_of(row).explain
-    reason = explain(snapshot, row) if explain is not None and row.status == "differs" else None
-    return row if reason is None else _in_flight(row, reason)
+    if explain is None or row.status != "differs":
+        return row
+    explained = explain(snapshot, row)
+    if explained is None:
+        return row
+    return replace(row, status=explained.status, reason=explained.reason)
 
 
-def _half_done(snapshot: Snapshot, row: Row, busy: Sequence[Running], differing: int) -> Row:
-    """:param differing: how many rows of the same identity differ"""
-    half_done = check_of(row).half_done
-    if row.status != "differs" or half_done is None:
-        return row
-    functions = half_done.functions
-    cpus = [cpu for cpu in busy if any(map(functions.search, cpu.functions))]
-    # If registers or the stack are not in the image, the CPU may have been in any function.
-    cpus += [cpu for cpu in busy if len(cpu.functions) < _UNWOUND and cpu not in cpus]
-    if differing > 2 * len(cpus) and not half_done.in_many_rows:
-        return row
-    unit = snapshot.image.page_size if row.unit == "bytes" and half_done.in_pages else 1
-    most = [half_done.largest(snapshot, cpu) * unit for cpu in cpus]
-    if not cpus or abs(row.difference or 0) > sum(most):
-        return row
-    return _in_flight(
+class _Context(NamedTuple):
+    """
+    A CPU that may have left a charge of one identity half done.
+
+    :ivar cpu: the CPU
+    :ivar function: where it was, in words if that is unknown
+    :ivar memcgs: the memcgs that it may have been charging; ``None`` if it may be any
+    :ivar direct: what it points to itself: memcgs, obj_cgroups and call sites
+    :ivar most_rows: the most rows of the identity that it can explain
+    """
+
+    cpu: Running
+    function: str
+    memcgs: frozenset[int] | None
+    direct: frozenset[int]
+    most_rows: int
+
+
+def _contexts(snapshot: Snapshot, half_done: HalfDone) -> Iterator[_Context]:
+    for cpu in snapshot.running:
+        place = half_done.place(cpu)
+        # If registers or the stack are not in the image, the CPU may have been in any function.
+        if place is None and len(cpu.functions) < _UNWOUND:
+            place = cpu.functions[0] if cpu.functions else "an unknown place"
+        if not cpu.busy or place is None:
+            continue
+        direct = frozenset(
+            address
+            for held in cpu.held or ()
+            for address in (held.payer, held.address if held.kind == "call site" else 0)
+            if address
+        )
+        memcgs = frozenset(above for d in direct for above in _chain(snapshot, snapshot.payer(d)))
+        rows = half_done.rows
+        if half_done.in_many_rows:
+            rows = max(rows, *(_depth(snapshot, memcg) for memcg in memcgs or snapshot.memcgs))
+        if half_done.flushes(cpu):
+            rows = _ALL_ROWS
+        interrupted = any(map(_INTERRUPT.match, cpu.functions))
+        yield _Context(cpu, place, memcgs or None, direct, rows * (1 + interrupted))
+
+
+def _chain(snapshot: Snapshot, memcg: int | None) -> Iterator[int]:
+    """Return a memcg and its ancestors; none for ``None``."""
+    while memcg is not None:
+        yield memcg
+        above = snapshot.memcgs[memcg].parent
+        memcg = None if above is None else snapshot.memcgs[above].payer
+
+
+def _depth(snapshot: Snapshot, memcg: int) -> int:
+    return sum(1 for _ in _chain(snapshot, memcg))
+
+
+def _possible(
+    snapshot: Snapshot, half_done: HalfDone, row: Row, contexts: Sequence[_Context]
+) -> list[_Context]:
+    """Return the CPUs that may have changed a row; none if its difference exceeds their charges."""
+    some = [context for context in contexts if _reaches(snapshot, half_done, context, row)]
+    most = sum(half_done.largest(snapshot, context.cpu, row) for context in some)
+    return some if abs(row.difference or 0) <= most else []
+
+
+def _reaches(snapshot: Snapshot, half_done: HalfDone, context: _Context, row: Row) -> bool:
+    """Return whether a CPU may have changed a row, by what it points to."""
+    if half_done.subject is not None:
+        sites = {held.address for held in context.cpu.held or () if held.kind == "call site"}
+        return not sites or half_done.subject(snapshot, row) in sites
+    if context.memcgs is None or row.memcg is None:
+        return True
+    if row.objcg is not None:
+        return row.objcg in context.direct or row.memcg in context.direct
+    return row.memcg in context.memcgs
+
+
+def _judged(
+    snapshot: Snapshot,
+    half_done: HalfDone,
+    row: Row,
+    contexts: Sequence[_Context],
+    taken: defaultdict[tuple[int, int], list[Row]],
+) -> Row:
+    """
+    Return a row as ``in-flight`` or ``unverifiable``.
+
+    :param contexts: the CPUs that may have changed it
+    :param taken: rows that the charge of each task explains already, by CPU and PID; the row is
+        added
+    """
+    # The CPU that was closest to such a function is the most likely one.
+    for context in sorted(contexts, key=_depth_of_function):
+        others = taken[context.cpu.cpu, context.cpu.pid]
+        if len(others) >= context.most_rows or not _is_same_charge(snapshot, others, row):
+            continue
+        shown = _shown(snapshot, half_done, context, row)
+        if shown is not None:
+            others.append(row)
+            return replace(row, status="in-flight", reason=_reason(context, shown), allowance=shown)
+    places = "; ".join(
+        f"at most {counted(half_done.largest(snapshot, c.cpu, row), row.unit)} of {_where(c)}"
+        for c in contexts
+    )
+    return replace(
         row,
-        "; ".join(
-            f"at most {counted(number, row.unit)} of {_where(cpu, functions)}"
-            for number, cpu in zip(most, cpus, strict=True)
-        ),
+        status="unverifiable",
+        reason=f"a charge may be half done, but no stack shows this amount: {places}",
     )
 
 
-def _where(cpu: Running, functions: re.Pattern[str]) -> str:
-    known = [f for f in cpu.functions if functions.search(f)] or [*cpu.functions, "unknown place"]
-    return f"CPU {cpu.cpu} ({cpu.comm}, {cpu.pid}), in {known[0]}"
+def _depth_of_function(context: _Context) -> int:
+    functions = context.cpu.functions
+    return functions.index(context.function) if context.function in functions else len(functions)
 
 
-def _in_flight(row: Row, reason: str) -> Row:
-    return replace(row, status="in-flight", reason=reason)
+def _of_several(snapshot: Snapshot, rows: Sequence[Row], row: Row) -> Row:
+    """
+    Return a row, ``in-flight`` if charges below it that are in flight add up to its difference.
+
+    page_counter_try_charge() goes up from the memcg. So the counter of an ancestor has not changed
+    yet when those below it have.
+    """
+    if row.status != "unverifiable" or row.memcg is None:
+        return row
+    below = [
+        other
+        for other in rows
+        if other.difference
+        and (other.identity, other.nid, other.item) == (row.identity, row.nid, row.item)
+        and other.memcg != row.memcg
+        and row.memcg in set(_chain(snapshot, other.memcg))
+    ]
+    shown = [other.allowance for other in below if other.allowance is not None]
+    total = sum(other.difference or 0 for other in below)
+    if not shown or len(shown) < len(below) or total != -(row.difference or 0):
+        return row
+    reason = "; ".join(dict.fromkeys(other.reason or "" for other in below))
+    allowance = shown[0]._replace(memcg=row.memcg, amount=row.difference or 0)
+    return replace(row, status="in-flight", reason=reason, allowance=allowance)
+
+
+def _is_same_charge(snapshot: Snapshot, others: Sequence[Row], row: Row) -> bool:
+    """Return whether one charge can show in these rows: of one memcg and of its ancestors."""
+    for other in others:
+        if other.unit == row.unit and abs(other.difference or 0) != abs(row.difference or 0):
+            return False
+        above, others_above = (set(_chain(snapshot, r.memcg)) for r in (row, other))
+        if not (above <= others_above or others_above <= above):
+            return False
+    return True
+
+
+def _shown(
+    snapshot: Snapshot, half_done: HalfDone, context: _Context, row: Row
+) -> Allowance | None:
+    """Return the charge that a CPU shows and that is what the row is off by."""
+    found: Held | None = None
+    page = snapshot.image.page_size
+    if half_done.subject is None and context.memcgs is None:
+        return None  # without a memcg it is not known whose charge it is
+    if half_done.subject is not None and half_done.subject(snapshot, row) not in context.direct:
+        return None
+    if row.memcg is None and row.nid is None and half_done.subject is None:
+        return None
+    # What somebody pays for says more than what nobody pays for, or not yet.
+    for held in sorted(context.cpu.held or (), key=lambda held: not held.payer):
+        if _pays(snapshot, held, row) and half_done.fits(held, row, page):
+            found = held
+            break
+    else:
+        amounts = half_done.amounts(snapshot, context.cpu)
+        if not any(half_done.is_off_by(row, amount, page) for amount in amounts if amount):
+            return None
+    return Allowance(
+        cpu=context.cpu.cpu,
+        pid=context.cpu.pid,
+        comm=context.cpu.comm,
+        function=context.function,
+        held=found,
+        memcg=row.memcg,
+        amount=row.difference or 0,
+        unit=row.unit,
+        identity=row.identity,
+        nid=row.nid,
+        item=row.item,
+    )
+
+
+def _pays(snapshot: Snapshot, held: Held, row: Row) -> bool:
+    """Return whether the memcg of a row pays for something, or may pay for it soon."""
+    if not held.payer or row.memcg is None:
+        return True
+    if row.objcg is not None:
+        return held.payer == row.objcg
+    return row.memcg in _chain(snapshot, snapshot.payer(held.payer))
+
+
+def _reason(context: _Context, shown: Allowance) -> str:
+    what = "a charge in advance" if shown.held is None else _name(shown.held)
+    return f"half-done charge of {what} by {_where(context)}"
+
+
+def _name(held: Held) -> str:
+    kind = "slab object" if held.kind == "object" else held.kind
+    return f"{kind} {held.address:#x} ({counted(held.bytes, 'bytes')})"
+
+
+def _where(context: _Context) -> str:
+    cpu = context.cpu
+    if cpu.waiting:
+        return f"{cpu.comm} ({cpu.pid}), which was not running, in {context.function}"
+    return f"CPU {cpu.cpu} ({cpu.comm}, {cpu.pid}), in {context.function}"

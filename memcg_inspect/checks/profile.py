@@ -41,12 +41,15 @@ class Profile:
     :ivar sites: by ``struct codetag *``, in the kernel's order; those of unloaded modules last
     :ivar one_cpu: by call site, bytes that one CPU has of its percpu memory, which is what some
         kernels count
+    :ivar uncharged: objects that no memcg pays for, of caches that always account, by ``struct
+        kmem_cache *`` and call site
     :ivar missing: why references may be missing; ``None`` if none is
     """
 
     why_not: str | None = None
     sites: dict[int, CallSite] = field(default_factory=dict)
     one_cpu: Counter[int] = field(default_factory=Counter)
+    uncharged: Counter[tuple[int, int]] = field(default_factory=Counter)
     missing: str | None = None
     _uses: dict[Use, Amount] = field(default_factory=dict)
 

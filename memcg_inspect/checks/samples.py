@@ -183,12 +183,17 @@ def _settled(history: _History, is_whole: bool) -> Row:
 
 
 def _is_own(row: Row, own_memcgs: Sequence[int]) -> bool:
-    concerned = own_memcgs if check_of(row).of_subtrees else own_memcgs[:1]
+    check = check_of(row)
+    if check.of_whole_nodes:
+        return row.status == "differs" and bool(own_memcgs)
+    concerned = own_memcgs if check.of_subtrees else own_memcgs[:1]
     return row.status == "differs" and row.memcg in concerned
 
 
 def _by_this_program(row: Row) -> Row:
     reason = "this program runs in this memcg, or below it, and changes it while it reads"
+    if check_of(row).of_whole_nodes:
+        reason = "this program runs on this machine, and changes the node while it reads"
     return replace(row, status="moving", reason=reason)
 
 

@@ -15,21 +15,28 @@ from memcg_inspect.checks.sockets import SockUsage
 from memcg_inspect.model import (
     ChargeStock,
     Coverage,
+    CssRefs,
     Features,
     ImageInfo,
+    Limits,
     LruLists,
     Memcg,
+    Nodes,
     NodeStat,
+    NodeUse,
     Objcg,
+    ObjcgSet,
     ObjStock,
     PercpuUsage,
     PerNodeCharges,
     Running,
     SlabUsage,
-    TaskCharge,
+    StackRef,
     Transient,
     Vectors,
 )
+from memcg_inspect.model_counters import LocalStat, Unfolded
+from memcg_inspect.model_tasks import ActiveMemcg, CachedStackPage, TaskCharge
 
 __all__ = ("OBJECTS", "Snapshot")
 
@@ -49,24 +56,50 @@ class Snapshot:
     :ivar features: what the kernel supports
     :ivar memcgs: all memcgs, parents first
     :ivar objcgs: all obj_cgroups
+    :ivar objcg_sets: sets of obj_cgroups, by ``struct obj_cgroup_set *``
     :ivar ledger: all charges
     :ivar counters: the counters of memcgs
+    :ivar limits: the most that one operation charges
+    :ivar local: local counters (``state_local``) by memcg and node, ``None`` for the memcg itself,
+        and by item; only of nodes with memory
+    :ivar unfolded: changes of counters that are not folded yet, by memcg
+    :ivar csses_since: by memcg, how many ``struct cgroup_subsys_state`` were made after it; memcgs
+        for which it is not known are left out
     :ivar stocks: per-CPU stocks of bytes, ``struct obj_stock_pcp``
     :ivar charge_stocks: per-CPU stocks of pages, ``struct memcg_stock_pcp``
     :ivar usage: page counters by memcg, in pages, including descendants
     :ivar references: references to obj_cgroups that are not charges, by holder, then by
         obj_cgroup
-    :ivar transients: objects that are being freed and can hold a reference, by obj_cgroup
+    :ivar unknown_holders: what may hold more references to obj_cgroups of the same memcg, by
+        obj_cgroup
+    :ivar css: references to memcgs, by memcg. The root has none.
+    :ivar css_holders: holders of references to memcgs that are not in *css*, by kind, then by
+        memcg. Those that hold them for a moment are there only for memcgs whose rows differ.
+    :ivar css_stacks: tasks whose stacks point to a memcg, by memcg. Only for memcgs with other
+        references than were found
+    :ivar css_others: why there may be holders of references to memcgs that are not read
+    :ivar swap_entries: number of swap entries that are charged to each memcg. Memcgs whose IDs
+        could not be read are left out
+    :ivar page_counters: page counters other than ``memory`` by (memcg, member), in pages, including
+        descendants
+    :ivar swap_ids: number of swap entries by the ID that they record (``memcg->id.id``)
+    :ivar transients: objects that are being freed and can hold a reference, by obj_cgroup; with 0,
+        all released memcgs that were not freed
     :ivar running: what each CPU was doing. Empty if no row differs, and on a running kernel.
     :ivar per_node: for :mod:`memcg_inspect.checks.pernode`; ``None`` on kernels that do not
         account kernel memory by node
     :ivar tasks: the memcg of each task, and the obj_cgroups that it caches
+    :ivar active_memcgs: memcgs that are charged instead of a task's own
+    :ivar cached_stacks: pages of cached kernel stacks; ``None`` if the kernel caches none
     :ivar vectors: vectors of obj_cgroups outside their slabs, by node of the slab
     :ivar sockets: sockets whose protocols account memory, by the memcg that they are charged to
     :ivar lru: pages on LRU lists, and the sizes of the lists; ``None`` if they are unknown
     :ivar slab_usage: slab memory by node and cache, charged or not
     :ivar percpu_usage: percpu memory by node, charged or not
     :ivar large_kmalloc: pages of large kmallocs by node, charged or not
+    :ivar node_pages: pages of page tables, vmalloc areas and kernel stacks, charged or not, by use
+        and node
+    :ivar all_nodes: what the kernel keeps for all nodes together
     :ivar node_stats: counters of nodes by (node, item)
     :ivar profile: references to call sites; ``None`` if they were not read
     :ivar coverage: how much could be read, by subject
@@ -80,20 +113,37 @@ class Snapshot:
     objcgs: Mapping[int, Objcg]
     ledger: Ledger
     counters: Counters
+    limits: Limits
+    local: Mapping[tuple[int, int | None], Mapping[str, LocalStat]] = field(default_factory=dict)
+    unfolded: Mapping[int, Unfolded] = field(default_factory=dict)
+    csses_since: Mapping[int, int] = field(default_factory=dict)
     stocks: Sequence[ObjStock] = ()
     charge_stocks: Sequence[ChargeStock] = ()
     usage: Mapping[int, int] = field(default_factory=dict)
     references: Mapping[str, Mapping[int, int]] = field(default_factory=dict)
+    unknown_holders: Mapping[int, str] = field(default_factory=dict)
+    objcg_sets: Mapping[int, ObjcgSet] = field(default_factory=dict)
+    css: Mapping[int, CssRefs] = field(default_factory=dict)
+    css_holders: Mapping[str, Mapping[int, int]] = field(default_factory=dict)
+    css_stacks: Mapping[int, Sequence[StackRef]] = field(default_factory=dict)
+    css_others: str | None = None
+    swap_entries: Mapping[int, int] = field(default_factory=dict)
+    page_counters: Mapping[tuple[int, str], int] = field(default_factory=dict)
+    swap_ids: Mapping[int, int] = field(default_factory=dict)
     transients: Mapping[int, Sequence[Transient]] = field(default_factory=dict)
     running: Sequence[Running] = ()
     per_node: PerNodeCharges | None = None
     tasks: Sequence[TaskCharge] = ()
+    active_memcgs: Sequence[ActiveMemcg] = ()
+    cached_stacks: Sequence[CachedStackPage] | None = None
     vectors: Mapping[int, Vectors] = field(default_factory=dict)
     sockets: Mapping[int, SockUsage] = field(default_factory=dict)
     lru: LruLists | None = None
     slab_usage: tuple[SlabUsage, ...] = ()
     percpu_usage: tuple[PercpuUsage, ...] = ()
     large_kmalloc: Mapping[int, int] = field(default_factory=dict)
+    node_pages: Mapping[tuple[NodeUse, int], int] = field(default_factory=dict)
+    all_nodes: Nodes = Nodes()
     node_stats: Mapping[tuple[int, str], NodeStat] = field(default_factory=dict)
     profile: Profile | None = None
     coverage: Mapping[str, Coverage] = field(default_factory=dict)

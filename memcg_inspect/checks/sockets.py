@@ -5,35 +5,35 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-__all__ = ("OddSock", "SockDoubt", "SockUsage")
+__all__ = ("SockRemainder", "UnknownSock", "SockUsage")
 
 
-class OddSock(NamedTuple):
+class SockRemainder(NamedTuple):
     """
     A socket that has not charged whole pages.
 
     :ivar address: ``struct sock *``
     :ivar protocol: name of its ``struct proto``
-    :ivar odd: bytes above, or below, the nearest whole number of pages
+    :ivar remainder: bytes above, or below, the nearest whole number of pages
     """
 
     address: int
     protocol: str
-    odd: int
+    remainder: int
 
 
-class SockDoubt(NamedTuple):
+class UnknownSock(NamedTuple):
     """
     Why the memory that a socket has charged is not known.
 
     :ivar reason: in words, for the report
     :ivar either_way: whether it may have charged less than was read. Otherwise only more.
-    :ivar odd: whether what was read is not whole pages
+    :ivar has_remainder: whether what was read is not whole pages
     """
 
     reason: str
     either_way: bool
-    odd: bool
+    has_remainder: bool
 
 
 class SockUsage(NamedTuple):
@@ -41,14 +41,18 @@ class SockUsage(NamedTuple):
     The sockets of one memcg whose protocols account memory.
 
     :ivar total: number of sockets
-    :ivar odd: those that have not charged whole pages
-    :ivar doubts: why the memory of others is not known
+    :ivar remainders: those that have not charged whole pages
+    :ivar unknown: why the memory of others is not known
     """
 
     total: int
-    odd: tuple[OddSock, ...] = ()
-    doubts: tuple[SockDoubt, ...] = ()
+    remainders: tuple[SockRemainder, ...] = ()
+    unknown: tuple[UnknownSock, ...] = ()
 
     def plus(self, other: SockUsage) -> SockUsage:
         """Return the sockets of both."""
-        return SockUsage(self.total + other.total, self.odd + other.odd, self.doubts + other.doubts)
+        return SockUsage(
+            self.total + other.total,
+            self.remainders + other.remainders,
+            self.unknown + other.unknown,
+        )

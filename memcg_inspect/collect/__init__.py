@@ -14,7 +14,6 @@ import os
 import random
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import NamedTuple
 
 from memcg_inspect.checks.evidence_query import EvidenceQuery
@@ -22,12 +21,15 @@ from memcg_inspect.checks.findings import attach
 from memcg_inspect.checks.judge import Judgement, judge, verdict
 from memcg_inspect.checks.samples import common_coverage, is_settled, settle, without_rows
 from memcg_inspect.checks.snapshot import Snapshot
+from memcg_inspect.checks.uncharged import uncharged
+from memcg_inspect.checks.uncovered import not_covered
 from memcg_inspect.collect.clock import Clock
 from memcg_inspect.collect.collector import collect
+from memcg_inspect.collect.css_stacks import with_css_stacks
 from memcg_inspect.collect.evidence import find_evidence
+from memcg_inspect.collect.stopped import with_pending, with_running
 from memcg_inspect.image.image import Image
 from memcg_inspect.image.missing import as_image_errors, why_missing
-from memcg_inspect.linux.kernel.stacktrace import read_running
 from memcg_inspect.model import Coverage
 from memcg_inspect.report import Evidence, Report
 
@@ -71,7 +73,7 @@ class _Sample(NamedTuple):
 def _take_sample(image: Image, clock: Clock, frozen: bool) -> _Sample:
     for tries in range(_MOST_TRIES):
         try:
-            snapshot = collect(image, clock)
+            snapshot = with_pending(image, collect(image, clock))
             break
         except Exception:
             # Memory that was freed and reused during the read can lead to any error.
@@ -79,10 +81,13 @@ def _take_sample(image: Image, clock: Clock, frozen: bool) -> _Sample:
                 raise
     with clock.measure("judge"):
         judged = judge(snapshot)
-    if frozen and any(row.status == "differs" for row in judged.rows):
+    if any(row.status == "differs" for row in judged.rows):
         # Unwinding the stacks takes as long as reading all slabs, so do it only if needed.
         with clock.measure("running"):
-            snapshot = replace(snapshot, running=read_running(image))
+            if frozen:
+                snapshot = with_running(image, snapshot)
+            # Tasks sleep with references for seconds, longer than all samples take.
+            snapshot = with_css_stacks(image, snapshot, judged.rows)
             judged = judge(snapshot)
     if not frozen:
         with clock.measure("evidence"):
@@ -177,4 +182,6 @@ def _report(image: Image, clock: Clock, samples: Sequence[_Sample]) -> Report:
         notes=why_missing(image, coverage.values()),
         looks=len(samples),
         interrupted=image.progress.stop,
+        not_covered=not_covered(snapshot),
+        uncharged=uncharged(snapshot),
     )

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, MutableMapping, Set
+from collections.abc import Callable, MutableMapping
 
 from drgn import FaultError
 
@@ -13,7 +13,6 @@ from memcg_inspect.image.image import Image
 from memcg_inspect.linux.mm.alloc_tag import read_call_sites, read_left_behind
 from memcg_inspect.linux.mm.mm_types import PagePiece
 from memcg_inspect.linux.mm.mmzone import mem_map
-from memcg_inspect.linux.mm.page_alloc import cached_free_pages
 from memcg_inspect.linux.mm.percpu import PcpuArea, PercpuReader
 from memcg_inspect.linux.mm.pgalloc_tag import PageTagReader
 from memcg_inspect.linux.mm.slab import CODETAG_EMPTY, Slab, SlabReader
@@ -23,17 +22,16 @@ __all__ = ("CallSiteCounter", "CallSites")
 
 #: Coverage without which references to call sites may be missing.
 _SUBJECTS = (
-    "pages", "slab_pages", "slab", "percpu", "call_sites", "slab_tags", "page_tags", "free_pages",
+    "pages", "slab_pages", "slab", "percpu", "call_sites", "slab_tags", "page_tags",
 )  # fmt: skip
 
 
 class CallSiteCounter:
     """Counts references to call sites in a range of page frames."""
 
-    def __init__(self, image: Image, free_pages: Set[int] | None) -> None:
-        """:param free_pages: see :class:`~memcg_inspect.collect.ranges.PassContext`"""
+    def __init__(self, image: Image) -> None:
         self._page_size = mem_map(image).page_size
-        self._pages = PageTagReader(image, free_pages)
+        self._pages = PageTagReader(image)
 
     def add_pages(self, partial: Partial, piece: PagePiece) -> None:
         """Add the pages of a piece of the memory map."""
@@ -52,6 +50,8 @@ class CallSiteCounter:
             return
         coverage.read += slabs.codetags(slab) is not None
         for (codetag, objcg), count in tagged.items():
+            if slab.cache.accounts and not objcg:
+                partial.uncharged[slab.cache.address, codetag] += count
             use = Use(codetag, "slab", objcg, slab.nid)
             partial.use(use, count * slab.cache.size, count)
 
@@ -61,18 +61,15 @@ class CallSites:
     The call sites of an image, and the references to them.
 
     :ivar profile: the result
-    :ivar free_pages: see :class:`~memcg_inspect.collect.ranges.PassContext`
     """
 
     def __init__(self, image: Image, coverage: MutableMapping[str, Coverage]) -> None:
         self.profile = Profile()
         self._image = image
         self._coverage = coverage
-        for subject in ("call_sites", "slab_tags", "page_tags", "free_pages"):
+        for subject in ("call_sites", "slab_tags", "page_tags"):
             coverage[subject] = Coverage()
         self.profile.sites = read_call_sites(image, coverage["call_sites"])
-        free_pages = cached_free_pages(image, coverage["free_pages"])
-        self.free_pages = None if coverage["free_pages"].unreadable else free_pages
 
     def percpu(self, reader: PercpuReader) -> Callable[[PcpuArea], None]:
         """Return a function that adds one percpu allocation."""
@@ -97,6 +94,7 @@ class CallSites:
         """
         for use, amount in total.uses.items():
             self.profile.add(use, amount.bytes, amount.charges)
+        self.profile.uncharged = total.uncharged
         unknown = self.profile.codetags() - self.profile.sites.keys()
         sites = self._coverage["call_sites"]
         self.profile.sites |= read_left_behind(self._image, unknown, sites)

@@ -11,7 +11,7 @@ Collecting a snapshot
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Container, Iterable, Mapping, Set
 from dataclasses import replace
 
 from drgn import FaultError
@@ -21,9 +21,17 @@ from memcg_inspect.checks.registry import items_read
 from memcg_inspect.checks.snapshot import Snapshot
 from memcg_inspect.collect.call_sites import CallSites
 from memcg_inspect.collect.clock import Clock
-from memcg_inspect.collect.counters import read_counters, read_lruvecs, read_usage
+from memcg_inspect.collect.counters import (
+    read_counters,
+    read_lruvecs,
+    read_page_counters,
+    read_swap_entries,
+    read_usage,
+)
+from memcg_inspect.collect.folds import Folds
 from memcg_inspect.collect.image_info import image_info
-from memcg_inspect.collect.page_uses import PageUses
+from memcg_inspect.collect.nodes import read_nodes
+from memcg_inspect.collect.page_uses import CompoundOwners, PageUses
 from memcg_inspect.collect.partial import Partial
 from memcg_inspect.collect.percpu import add_percpu, percpu_usage
 from memcg_inspect.collect.pernode import PerNode, per_node_of
@@ -31,33 +39,45 @@ from memcg_inspect.collect.ranges import Mapper, PassContext, collect_ranges
 from memcg_inspect.collect.recover import recover_for_charges, recover_for_percpu
 from memcg_inspect.collect.zswap import add_zswap
 from memcg_inspect.image.image import Image
-from memcg_inspect.image.layout import has_type
+from memcg_inspect.image.layout import has_member, has_type
 from memcg_inspect.image.missing import as_image_errors
-from memcg_inspect.linux.kernel.bpf import bpf_objcgs
+from memcg_inspect.linux.kernel.bpf import read_map_references
+from memcg_inspect.linux.kernel.cgroup import read_css_refs
+from memcg_inspect.linux.kernel.fork import caches_stacks, read_cached_stacks
 from memcg_inspect.linux.kernel.sched import caches_objcg, read_tasks
+from memcg_inspect.linux.kernel.sched_mm import read_active_memcgs
 from memcg_inspect.linux.mm.alloc_tag import why_not_profiled
 from memcg_inspect.linux.mm.memcontrol import (
+    csses_made_since,
     has_node_objcgs,
     on_default_hierarchy,
+    page_counters,
     read_memcgs,
     read_objcgs,
 )
+from memcg_inspect.linux.mm.memcontrol_limits import read_limits
 from memcg_inspect.linux.mm.memcontrol_stock import read_charge_stocks, read_obj_stocks
-from memcg_inspect.linux.mm.memcontrol_vmstats import StatReader
+from memcg_inspect.linux.mm.memcontrol_vmstats import (
+    StatReader,
+    lruvec_items,
+    memcg_items,
+    node_stat_items,
+    reparented_items,
+)
 from memcg_inspect.linux.mm.memremap import has_user_pages_on_devices
-from memcg_inspect.linux.mm.mm_inline import LruReader
+from memcg_inspect.linux.mm.mm_inline import LruReader, Sizes
 from memcg_inspect.linux.mm.mm_types import page_layout
 from memcg_inspect.linux.mm.percpu import PercpuReader
-from memcg_inspect.linux.mm.pernode import accounts_by_node
+from memcg_inspect.linux.mm.pernode import accounts_by_node, read_objcg_sets
+from memcg_inspect.linux.mm.slab import SlabReader
+from memcg_inspect.linux.mm.swap_cgroup import swap_ids
 from memcg_inspect.linux.mm.vmstat import read_node_stats
-from memcg_inspect.linux.mm.zswap import ZswapReader
+from memcg_inspect.linux.mm.zswap import ZswapReader, zswap_cursors
 from memcg_inspect.linux.net.sock import socket_caches
-from memcg_inspect.model import Coverage, Features, LruLists, Objcg, PercpuUsage
+from memcg_inspect.model import Coverage, Features, LruLists, Memcg, Objcg, PercpuUsage
+from memcg_inspect.model_tasks import CachedStackPage, TaskCharge
 
 __all__ = ("collect",)
-
-#: The counters of nodes that identities check.
-NODE_ITEMS = ("NR_SLAB_RECLAIMABLE_B", "NR_SLAB_UNRECLAIMABLE_B")
 
 
 def collect(
@@ -81,26 +101,27 @@ def _collect(image: Image, clock: Clock, call_sites: bool, run: Mapper) -> Snaps
     coverage = total.coverage
     sites = CallSites(image, coverage) if call_sites and not why_not_profiled(image) else None
     with measure("memcgs"):
-        info = image_info(image)
         memcgs = read_memcgs(image, coverage["memcgs"], coverage["names"])
         unreadable: set[int] = set()
         objcgs = read_objcgs(image, memcgs, coverage["objcgs"], unreadable)
+        objcg_sets = read_objcg_sets(image, objcgs.values(), coverage["objcg_sets"])
     with measure("counters"):
-        reader = StatReader(image, items_read())
-        counters = read_counters(image, reader, memcgs, coverage["counters"])
+        reader, folds = _stat_reader(image), Folds(image)
+        counters = read_counters(image, reader, memcgs, coverage["counters"], folds=folds)
+        unfolded = folds.unfolded(reader, coverage["updated"])
         usage = read_usage(image, memcgs, coverage["counters"])
-        lists = LruReader(image, coverage["lru"])
-        sizes = lists.sizes(read_lruvecs(image, memcgs, coverage["lru"]))
-        coverage["lru_walks"] = lists.walks
-        node_stats = read_node_stats(image, NODE_ITEMS, coverage["node_stats"])
+        lists, sizes = _lru_lists(image, memcgs, coverage)
+        all_nodes = read_nodes(image, coverage["node_stats"])
+        node_stats = read_node_stats(image, coverage["node_stats"])
         stocks = read_obj_stocks(image, coverage["stock"])
         charge_stocks = read_charge_stocks(image, coverage["charge_stock"])
+        css = read_css_refs(image, memcgs, coverage["css"])
+        counts = read_page_counters(image, memcgs, coverage["counters"])
+        ids = swap_ids(image, coverage["swap_ids"])
     with measure("tasks"):
-        tasks = list(read_tasks(image, coverage["tasks"]))
-        references = {
-            "task": Counter(objcg for task in tasks for objcg in task.objcgs if objcg),
-            "bpf": Counter(bpf_objcgs(image, coverage["bpf"])),
-        }
+        tasks = _tasks(image, memcgs, coverage)
+        maps = read_map_references(image, coverage["bpf"])
+        references = {"task": _objcgs_of_tasks(tasks), "bpf": maps.held}
     with measure("vmalloc"):
         uses = _page_uses(image, total)
     with measure("pages"):
@@ -112,29 +133,43 @@ def _collect(image: Image, clock: Clock, call_sites: bool, run: Mapper) -> Snaps
         percpu = _add_percpu(image, total, per_node, sites)
     with measure("zswap"):
         references["zswap"] = _add_zswap(image, total, objcgs, per_node)
-    if coverage["memcgs"].unreadable or coverage["objcgs"].unreadable:
-        with measure("memcgs"):
-            held = {stock.objcg for stock in stocks}.union(*references.values())
-            objcgs |= recover_for_charges(image, total, memcgs, objcgs, held)
+    with measure("memcgs"):
+        held = {stock.objcg for stock in stocks}.union(*references.values())
+        objcgs |= _recovered(image, total, memcgs, objcgs, held)
     return Snapshot(
-        image=info,
+        image=image_info(image),
         features=_features(image, reader),
         memcgs=memcgs,
         objcgs=objcgs,
+        objcg_sets=objcg_sets,
         ledger=total.ledger,
         counters=counters,
+        limits=read_limits(image),
+        local=folds.local,
+        unfolded=unfolded,
+        csses_since=csses_made_since(image, memcgs),
         stocks=stocks,
         charge_stocks=charge_stocks,
         usage=usage,
         references=references,
+        unknown_holders={o: f"BPF maps of {name}" for o, name in maps.unknown.items()},
+        css=css,
+        css_holders=_css_holders(image, total),
+        swap_ids=ids,
+        swap_entries=read_swap_entries(image, memcgs, ids, coverage["swap_ids"]),
+        page_counters=counts,
         transients=total.transients_by_objcg(),
         per_node=None if per_node is None else per_node.charges(),
         tasks=tasks,
+        active_memcgs=read_active_memcgs(image, tasks, coverage["tasks"]),
+        cached_stacks=_cached_stacks(image, coverage["cached_stacks"]),
         vectors=total.vectors_by_node(),
         sockets=total.sockets_by_memcg(),
         slab_usage=total.slabs.usage(),
         percpu_usage=percpu,
         large_kmalloc=total.large_kmalloc,
+        node_pages=total.node_pages,
+        all_nodes=all_nodes,
         node_stats=node_stats,
         lru=LruLists(_pages_on_lists(total, lists), sizes, lists.by_generation),
         profile=_profile(image, sites, total) if call_sites else None,
@@ -143,12 +178,50 @@ def _collect(image: Image, clock: Clock, call_sites: bool, run: Mapper) -> Snaps
     )
 
 
+def _objcgs_of_tasks(tasks: Iterable[TaskCharge]) -> Counter[int]:
+    return Counter(objcg for task in tasks for objcg in task.objcgs if objcg)
+
+
+def _stat_reader(image: Image) -> StatReader:
+    items = (*items_read(), *lruvec_items(image), *sorted(reparented_items(image).of_memcgs))
+    return StatReader(image, dict.fromkeys(items))
+
+
+def _lru_lists(
+    image: Image, memcgs: Iterable[int], coverage: dict[str, Coverage]
+) -> tuple[LruReader, dict[tuple[int, int], Sizes]]:
+    lists = LruReader(image, coverage["lru"])
+    sizes = lists.sizes(read_lruvecs(image, memcgs, coverage["lru"]))
+    coverage["lru_walks"] = lists.walks
+    return lists, sizes
+
+
+def _cached_stacks(image: Image, coverage: Coverage) -> list[CachedStackPage] | None:
+    return list(read_cached_stacks(image, coverage)) if caches_stacks(image) else None
+
+
+def _tasks(
+    image: Image, memcgs: Container[int], coverage: Mapping[str, Coverage]
+) -> list[TaskCharge]:
+    """
+    Read all tasks, and count those whose memcg is unknown as unreadable.
+
+    A task keeps its memcg from being released. On a running kernel it may be a new one.
+    """
+    tasks = list(read_tasks(image, coverage["tasks"]))
+    if image.is_moving or coverage["memcgs"].unreadable:
+        return tasks
+    for task in tasks:
+        if task.memcg not in memcgs:
+            reason = f"its memcg {task.memcg:#x} is not among those that were read"
+            coverage["tasks"].miss("memcg of a task", task.address, reason)
+    return tasks
+
+
 def _page_uses(image: Image, total: Partial) -> PageUses:
     uses = PageUses(image, total.coverage)
     if uses.stacks_are_blocks and total.coverage["stacks"].unreadable:
         total.ledger.note_missing("kmem", "stack")
-    if total.coverage["page_tables"].unreadable:
-        total.ledger.note_missing("kmem", "other")
     return uses
 
 
@@ -161,8 +234,9 @@ def _add_pages(
     if coverage.unreadable:
         total.ledger.note_missing("sock")
     if sites is not None:
-        context = replace(context, call_sites=True, free_pages=sites.free_pages)
+        context = replace(context, call_sites=True)
     total.merge(collect_ranges(image, context, run))
+    _add_compound_pages(image, total)
     total.coverage["sock"].add(coverage)
     try:
         on_devices = has_user_pages_on_devices(image)
@@ -174,6 +248,16 @@ def _add_pages(
         total.ledger.note_missing("lru")
     for address, reason in total.unnamed.items():
         total.coverage["names"].miss("name of a kmem_cache", address, reason)
+
+
+def _add_compound_pages(image: Image, total: Partial) -> None:
+    """Add the compound pages that are large kmallocs if they have no other owner."""
+    if not total.compound:
+        return
+    owners = CompoundOwners(image, SlabReader(image))
+    others = owners.pages(total.files, total.coverage["compound"])
+    for page, (entry, size) in total.compound.items():
+        total.ledger.add(entry._replace(detail="other") if page in others else entry, size, 1)
 
 
 def _add_percpu(
@@ -194,6 +278,32 @@ def _add_zswap(
     total.coverage["zswap"] = reader.coverage
     total.coverage["zswap_nodes"] = reader.placement
     return references
+
+
+def _recovered(
+    image: Image,
+    total: Partial,
+    memcgs: Mapping[int, Memcg],
+    objcgs: Mapping[int, Objcg],
+    held: Set[int],
+) -> dict[int, Objcg]:
+    """Return obj_cgroups that are referred to, if not all could be read through their memcgs."""
+    coverage = total.coverage
+    if not coverage["memcgs"].unreadable and not coverage["objcgs"].unreadable:
+        return {}
+    return recover_for_charges(image, total, memcgs, objcgs, held)
+
+
+def _css_holders(image: Image, total: Partial) -> dict[str, Counter[int]]:
+    """Return references to memcgs by holder, then by memcg, that were found in other steps."""
+    cursors: Counter[int] = Counter()
+    coverage = total.coverage["zswap_cursor"]
+    try:
+        cursors.update(zswap_cursors(image))
+        coverage.read += 1
+    except FaultError as error:
+        coverage.miss("cursor of zswap", error.address, str(error))
+    return {"notify": total.groups, "released": total.released, "zswap": cursors}
 
 
 def _pages_on_lists(total: Partial, lists: LruReader) -> Counter[tuple[int, int, str]]:
@@ -217,4 +327,10 @@ def _features(image: Image, reader: StatReader) -> Features:
         caches_objcg=caches_objcg(image),
         large_kmalloc_type=page_layout(image).has_large_kmalloc,
         zswap=has_type(image, "struct zswap_entry"),
+        memcg_items=memcg_items(image),
+        lruvec_items=lruvec_items(image),
+        node_items=tuple(node_stat_items(image).values()),
+        page_counters=page_counters(image),
+        local=reparented_items(image),
+        has_local=has_member(image, "struct memcg_vmstats", "state_local"),
     )

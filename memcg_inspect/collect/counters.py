@@ -8,12 +8,25 @@ from collections.abc import Iterable, Mapping
 from drgn import FaultError, Object
 
 from memcg_inspect.checks.counters import Counters
+from memcg_inspect.collect.folds import Folds
 from memcg_inspect.image.image import Image
-from memcg_inspect.linux.mm.memcontrol import memory_usage, nodeinfo
+from memcg_inspect.linux.mm.memcontrol import (
+    memory_usage,
+    nodeinfo,
+    page_counter_usage,
+    page_counters,
+)
 from memcg_inspect.linux.mm.memcontrol_vmstats import StatReader
+from memcg_inspect.linux.mm.mmzone import online_nodes
 from memcg_inspect.model import Coverage, Memcg, Stat
 
-__all__ = ("read_counters", "read_lruvecs", "read_usage")
+__all__ = (
+    "read_counters",
+    "read_lruvecs",
+    "read_page_counters",
+    "read_swap_entries",
+    "read_usage",
+)
 
 
 def read_counters(
@@ -22,6 +35,7 @@ def read_counters(
     memcgs: Mapping[int, Memcg],
     coverage: Coverage,
     only: Iterable[int] | None = None,
+    folds: Folds | None = None,
 ) -> Counters:
     """
     Read the counters of each memcg, and of each memcg on each node.
@@ -30,9 +44,11 @@ def read_counters(
     :param coverage: counts what was read
     :param only: ``struct mem_cgroup *`` of the memcgs to read; the counters of the others count as
         unreadable
+    :param folds: if given, the arrays that the counters are in are added to it
     """
     memcg_stats: dict[int, dict[str, Stat]] = {}
     lruvec_stats: dict[tuple[int, int], dict[str, Stat]] = {}
+    nids: set[int] = set(online_nodes(image))
 
     def missed(error: FaultError) -> None:
         coverage.miss("counters of a memcg on a node", error.address, str(error))
@@ -40,17 +56,24 @@ def read_counters(
     for address in memcgs if only is None else only:
         memcg = Object(image.prog, "struct mem_cgroup *", address)
         try:
-            memcg_stats[address] = reader.memcg(memcg)
+            arrays = reader.memcg_arrays(memcg)
+            memcg_stats[address] = reader.memcg_stats(memcg, arrays)
+            if folds is not None:
+                folds.add_memcg(address, arrays, reader.event_arrays(arrays))
             coverage.read += 1
         except FaultError as error:
             coverage.miss("counters of a memcg", error.address, str(error))
         for nid, pn in nodeinfo(image, memcg, missed):
+            nids.add(nid)
             try:
-                lruvec_stats[address, nid] = reader.lruvec(pn)
+                arrays = reader.lruvec_arrays(pn)
+                lruvec_stats[address, nid] = reader.lruvec_stats(pn, arrays)
+                if folds is not None:
+                    folds.add_lruvec(address, nid, arrays)
                 coverage.read += 1
             except FaultError as error:
                 missed(error)
-    return Counters(memcgs, memcg_stats, lruvec_stats)
+    return Counters(memcgs, memcg_stats, lruvec_stats, nids)
 
 
 def read_usage(image: Image, memcgs: Iterable[int], coverage: Coverage) -> dict[int, int]:
@@ -67,6 +90,49 @@ def read_usage(image: Image, memcgs: Iterable[int], coverage: Coverage) -> dict[
         except FaultError as error:
             coverage.miss("page counter", error.address, str(error))
     return usage
+
+
+def read_page_counters(
+    image: Image, memcgs: Iterable[int], coverage: Coverage
+) -> dict[tuple[int, str], int]:
+    """
+    Read the page counters in use other than ``memory``, in pages.
+
+    :param memcgs: ``struct mem_cgroup *``
+    :return: by (``struct mem_cgroup *``, member), without those that could not be read
+    """
+    found = {}
+    for address in memcgs:
+        memcg = Object(image.prog, "struct mem_cgroup *", address)
+        try:
+            for name in page_counters(image):
+                if name != "memory":
+                    found[address, name] = page_counter_usage(memcg, name)
+        except FaultError as error:
+            coverage.miss("page counter", error.address, str(error))
+    return found
+
+
+def read_swap_entries(
+    image: Image, memcgs: Iterable[int], ids: Mapping[int, int], coverage: Coverage
+) -> dict[int, int]:
+    """
+    Return the number of swap entries that are charged to each memcg.
+
+    :param memcgs: ``struct mem_cgroup *``
+    :param ids: number of swap entries by the ID that they record
+    :return: by ``struct mem_cgroup *``, without memcgs whose IDs could not be read
+    """
+    entries = {}
+    for address in memcgs:
+        try:
+            # The ID of a removed memcg is 0 when nothing refers to it any more.
+            number = int(Object(image.prog, "struct mem_cgroup *", address).id.id)
+        except FaultError as error:
+            coverage.miss("ID of a memcg", error.address, str(error))
+            continue
+        entries[address] = ids.get(number, 0) if number else 0
+    return entries
 
 
 def read_lruvecs(

@@ -4,11 +4,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
 
-from memcg_inspect.checks.evidence_query import EvidenceQuery, most_likely
+from memcg_inspect.checks.evidence_query import MOST_EVIDENCE, EvidenceQuery, most_likely
 from memcg_inspect.checks.snapshot import Snapshot
 from memcg_inspect.image.image import Image
-from memcg_inspect.linux.mm.mm_types import KmemPage, PagePiece, scan_pages
+from memcg_inspect.linux.mm.mm_types import KmemPage, PagePiece, page_layout, scan_pages
 from memcg_inspect.linux.mm.mmzone import mem_map
 from memcg_inspect.linux.mm.percpu import PercpuReader
 from memcg_inspect.linux.mm.slab import Slab, SlabReader
@@ -67,27 +68,30 @@ def _slab_objects(
     charged = slab.charged or {}
     neighbours = sum(n for objcg, n in charged.items() if objcg in query.neighbours)
     rank = query.rank(slab.cache.charge, neighbours)
-    for obj in slabs.charged_objects(slab):
-        if obj.objcg in query.payers:
-            yield (
-                rank,
-                Evidence(
-                    address=obj.address,
-                    kind="slab",
-                    nid=slab.nid,
-                    bytes=slab.cache.charge,
-                    cache=slab.cache.name,
-                    page=slab.page,
-                    objcg=obj.objcg,
-                    memcg=snapshot.payer(obj.objcg),
-                    note=f"objcg at {obj.element:#x}",
-                ),
-            )
+    # All objects of a slab have the same rank, and a slab may have thousands.
+    objects = (obj for obj in slabs.charged_objects(slab) if obj.objcg in query.payers)
+    for obj in islice(objects, MOST_EVIDENCE):
+        yield (
+            rank,
+            Evidence(
+                address=obj.address,
+                kind="slab",
+                nid=slab.nid,
+                bytes=slab.cache.charge,
+                cache=slab.cache.name,
+                page=slab.page,
+                objcg=obj.objcg,
+                memcg=snapshot.payer(obj.objcg),
+                note=f"objcg at {obj.element:#x}",
+            ),
+        )
 
 
 def _pages(
     image: Image, piece: PagePiece, query: EvidenceQuery, snapshot: Snapshot
 ) -> Iterator[Ranked]:
+    if query.kind == "lru":
+        yield from _user_pages(image, piece, query, snapshot)
     if query.kind != "kmem":
         return
     frames = mem_map(image)
@@ -95,6 +99,33 @@ def _pages(
         size = frames.page_size << page.order
         if page.objcg in query.payers and query.fits(size, nid=page.nid):
             yield query.rank(size), _page(page, size, frames.virt(page.page), snapshot)
+
+
+def _user_pages(
+    image: Image, piece: PagePiece, query: EvidenceQuery, snapshot: Snapshot
+) -> Iterator[Ranked]:
+    raw, frames = piece.raw, mem_map(image)
+    if raw is None or query.payers.isdisjoint(lru.payer for lru in piece.lru):
+        return
+    words = image.memory.words(raw.data, page_layout(image).memcg_data, frames.size)
+    for i, word in enumerate(words):
+        nid = raw.nid(i)
+        size = frames.page_size << raw.orders.get(i, 0)
+        # memcg_data of a user page has no flags, so it is the obj_cgroup itself.
+        if word in query.payers and query.fits(size, nid=nid):
+            page = raw.page + i * frames.size
+            yield (
+                query.rank(size),
+                Evidence(
+                    address=frames.virt(page),
+                    kind="lru",
+                    nid=nid,
+                    bytes=size,
+                    page=page,
+                    objcg=word,
+                    memcg=snapshot.payer(word),
+                ),
+            )
 
 
 def _page(page: KmemPage, size: int, address: int, snapshot: Snapshot) -> Evidence:

@@ -8,11 +8,12 @@ from collections.abc import Iterable, Iterator, Set
 from dataclasses import dataclass, field
 
 from memcg_inspect.checks.ledger import ChargeKind, Entry
-from memcg_inspect.collect.page_uses import PageUses
+from memcg_inspect.collect.page_uses import PageUses, compound_pages_of_others
 from memcg_inspect.image.image import Image
 from memcg_inspect.linux.mm.memcg_data import Folio, folios_of
 from memcg_inspect.linux.mm.mm_types import scan_pages
 from memcg_inspect.linux.mm.mmzone import mem_map
+from memcg_inspect.linux.mm.page_alloc import BlockReader
 from memcg_inspect.linux.mm.percpu import PercpuReader
 from memcg_inspect.linux.mm.slab import Slab, SlabReader
 from memcg_inspect.linux.mm.zswap import ZswapReader
@@ -95,7 +96,9 @@ def _pages(
     coverage: defaultdict[str, Coverage],
 ) -> Iterator[tuple[Entry, int]]:
     slabs, frames, uses = SlabReader(image), mem_map(image), PageUses(image, coverage)
+    others = compound_pages_of_others(image, coverage["compound"])
     socks, payers = SockReader(image, slabs), objcgs | memcgs
+    blocks = BlockReader(image)
     for piece in scan_pages(image):
         if piece.raw is None:
             coverage["folios"].miss("struct pages", piece.unreadable or 0, "not in the image")
@@ -112,7 +115,7 @@ def _pages(
                 yield Entry(sock.memcg, "sock", sock.protocol, NUMA_NO_NODE), sock.address
         for kmem in piece.kmem:
             if kmem.objcg in objcgs:
-                detail, _ = uses.of(kmem)
+                detail = "other" if kmem.page in others else uses.of(kmem, blocks)[0]
                 yield Entry(kmem.objcg, "kmem", detail, kmem.nid), frames.virt(kmem.page)
 
 

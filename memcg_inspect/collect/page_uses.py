@@ -4,19 +4,23 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterable
 
 from drgn import FaultError
 
+from memcg_inspect.collect.node_uses import NodeUses
 from memcg_inspect.image.image import Image
-from memcg_inspect.linux.arch.x86 import hidden_pgd_pages
-from memcg_inspect.linux.io_uring.io_uring import io_uring_pages
-from memcg_inspect.linux.mm.mm_types import KmemPage, page_layout
-from memcg_inspect.linux.mm.mmzone import mem_map
-from memcg_inspect.linux.mm.vmalloc import stack_blocks, thread_size, vm_areas
+from memcg_inspect.linux.fs import pipe
+from memcg_inspect.linux.fs.file_table import FileReader, OpenFile
+from memcg_inspect.linux.io_uring import io_uring
+from memcg_inspect.linux.mm.mm_types import KmemPage, page_layout, scan_pages
+from memcg_inspect.linux.mm.page_alloc import BlockReader
+from memcg_inspect.linux.mm.slab import Slab, SlabReader
+from memcg_inspect.linux.mm.vmalloc import stack_blocks, vm_areas
 from memcg_inspect.linux.net.skbuff import unix_socket_pages
 from memcg_inspect.model import Coverage
 
-__all__ = ("PageUses",)
+__all__ = ("CompoundOwners", "PageUses", "compound_pages_of_others")
 
 
 class PageUses:
@@ -24,47 +28,108 @@ class PageUses:
     The uses of charged pages, found through the owners of the pages.
 
     :ivar stacks_are_blocks: whether kernel stacks are blocks of pages, not vmalloc areas
+    :ivar on_nodes: the pages that nodes count, charged or not
     """
 
     def __init__(self, image: Image, coverage: defaultdict[str, Coverage]) -> None:
         # Without PGTY_large_kmalloc, compound pages of no other use are taken for large kmallocs.
         self._has_large_kmalloc = page_layout(image).has_large_kmalloc
-        self._uses: dict[int, tuple[str, int]] = {}
-        for area in vm_areas(image, coverage["vmalloc"], coverage["stacks"]):
-            self._uses |= dict.fromkeys(area.pages, ("stack" if area.is_stack else "vmalloc", 0))
+        self._uses: dict[int, str] = {}
+        areas = list(vm_areas(image, coverage["vmalloc"], coverage["stacks"]))
+        self.on_nodes = NodeUses(image, areas, coverage["stacks"])
+        for area in areas:
+            self._uses |= dict.fromkeys(area.pages, "stack" if area.is_stack else "vmalloc")
         blocks = stack_blocks(image, coverage["stacks"])
         self.stacks_are_blocks = bool(blocks)
-        if blocks:
-            hidden = (thread_size(image) >> mem_map(image).page_shift) - 1
-            self._uses |= dict.fromkeys(blocks, ("stack", hidden))
-        pgds = hidden_pgd_pages(image, coverage["page_tables"])
-        self._uses |= dict.fromkeys(pgds, ("other", 1))
-        if not self._has_large_kmalloc:
-            pages = _other_compound_pages(image, coverage["compound"])
-            self._uses |= dict.fromkeys(pages, ("other", 0))
+        self._uses |= dict.fromkeys(blocks, "stack")
 
-    def of(self, kmem: KmemPage) -> tuple[str, int]:
-        """Return the use of a charged page, and the number of pages in the block that it begins."""
+    def may_be_of_others(self, kmem: KmemPage) -> bool:
+        """Return whether :class:`CompoundOwners` tells if a page is a large kmalloc."""
+        is_known = kmem.type or kmem.page in self._uses
+        return kmem.compound and not self._has_large_kmalloc and not is_known
+
+    def of(self, kmem: KmemPage, blocks: BlockReader) -> tuple[str, int]:
+        """
+        Return the use of a charged page, and the number of pages in the block that it begins.
+
+        A page that :meth:`may_be_of_others` is taken for a large kmalloc.
+        """
         is_large = kmem.compound and not self._has_large_kmalloc
-        use, hidden = self._uses.get(kmem.page, ("large_kmalloc" if is_large else "other", 0))
+        use = self._uses.get(kmem.page, "large_kmalloc" if is_large else "other")
         if kmem.type or kmem.compound:
-            hidden = 0  # the order is in the page
-        return kmem.type or use, (1 << kmem.order) + hidden
+            return kmem.type or use, 1 << kmem.order
+        # Each page of a vmalloc area is charged by itself.
+        is_single = use == "vmalloc" or (use == "stack" and not self.stacks_are_blocks)
+        return use, 1 if is_single else 1 << blocks.order(kmem.page)
 
 
-def _other_compound_pages(image: Image, coverage: Coverage) -> set[int]:
+class CompoundOwners:
     """
-    Find the charged compound pages that are not large kmallocs.
+    Finds the charged compound pages that are not large kmallocs.
 
     Kernels without ``PGTY_large_kmalloc`` do not mark the pages of a large kmalloc. So all other
-    users of charged compound pages are read.
+    users of charged compound pages are read: rings of io_uring, and buffers of AF_UNIX sockets,
+    which ``splice()`` may have moved to pipes.
     """
-    pages: set[int] = set()
-    for find in (io_uring_pages, unix_socket_pages):
+
+    def __init__(self, image: Image, slabs: SlabReader) -> None:
+        self._image = image
+        self._files = FileReader(image, slabs, io_uring.FILE_OPERATIONS, pipe.FILE_OPERATIONS)
+
+    def files(self, slab: Slab) -> set[OpenFile]:
+        """
+        Return the files in a slab that can own compound pages.
+
+        :raises drgn.FaultError: if the slab cannot be read
+        """
+        return set(self._files.read(slab))
+
+    def pages(self, files: Iterable[OpenFile], coverage: Coverage) -> set[int]:
+        """
+        Return the first pages of the compound pages that files and sockets own.
+
+        :param files: all files of the image, as :meth:`files` returns them
+        :param coverage: counts what is unreadable
+        :return: ``struct page *``. Pages that are not charged, or not compound, can be among them.
+        """
+        data: defaultdict[str, set[int]] = defaultdict(set)
+        for file in files:
+            # io_uring_release() clears private_data. Other files may have been closed.
+            if file.is_open or file.operations == io_uring.FILE_OPERATIONS:
+                data[file.operations].add(file.data)
+        if not self._files.can_read:
+            coverage.miss("cache of files", 0, "filp_cachep is not known")
+        pages: set[int] = set()
         try:
-            for page in find(image, coverage):
-                coverage.read += 1
-                pages.add(page)
+            for found in (
+                io_uring.io_uring_pages(self._image, data[io_uring.FILE_OPERATIONS], coverage),
+                pipe.pipe_pages(self._image, data[pipe.FILE_OPERATIONS], coverage),
+                unix_socket_pages(self._image, coverage),
+            ):
+                for page in found:
+                    coverage.read += 1
+                    pages.add(page)
         except FaultError as error:
             coverage.miss("owners of compound pages", error.address, str(error))
-    return pages
+        return pages
+
+
+def compound_pages_of_others(image: Image, coverage: Coverage) -> set[int]:
+    """
+    Return the charged compound pages that are not large kmallocs, with a pass over all slabs.
+
+    :param coverage: counts what is unreadable
+    :return: as for :meth:`CompoundOwners.pages`; empty on kernels that mark large kmallocs
+    """
+    files: set[OpenFile] = set()
+    if page_layout(image).has_large_kmalloc:
+        return set()
+    slabs = SlabReader(image)
+    owners = CompoundOwners(image, slabs)
+    for piece in scan_pages(image):
+        for slab in filter(None, map(slabs.slab, piece.slabs)):
+            try:
+                files |= owners.files(slab)
+            except FaultError as error:
+                coverage.miss("files", error.address, str(error))
+    return owners.pages(files, coverage)

@@ -13,12 +13,13 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from memcg_inspect.checks.ledger import Amount, Ledger
+from memcg_inspect.checks.ledger import Amount, Entry, Ledger
 from memcg_inspect.checks.profile import Use
-from memcg_inspect.checks.sockets import OddSock, SockDoubt, SockUsage
+from memcg_inspect.checks.sockets import SockRemainder, SockUsage, UnknownSock
+from memcg_inspect.linux.fs.file_table import OpenFile
 from memcg_inspect.linux.mm.mm_types import LruFlags
 from memcg_inspect.linux.mm.slab import SlabTally
-from memcg_inspect.model import Coverage, Transient, Vectors
+from memcg_inspect.model import Coverage, NodeUse, Transient, Vectors
 
 __all__ = ("Partial", "merged")
 
@@ -38,12 +39,21 @@ class Partial:
     :ivar vectors_dangling: (node of the slab, vector, its node, ``struct slab *``) of those in
         memory that is not of ``kmalloc()``
     :ivar sockets: sockets whose protocols account memory, by ``struct mem_cgroup *``
-    :ivar odd_sockets: by ``struct mem_cgroup *``, those that have not charged whole pages
-    :ivar sock_doubts: by ``struct mem_cgroup *``, why the memory of others is not known
+    :ivar sock_remainders: by ``struct mem_cgroup *``, those that have not charged whole pages
+    :ivar unknown_socks: by ``struct mem_cgroup *``, why the memory of others is not known
+    :ivar groups: groups of inotify and fanotify, by ``struct mem_cgroup *``
+    :ivar released: memcgs that were released and are not freed yet, by the parent,
+        ``struct mem_cgroup *``
     :ivar slabs: slabs, by node and cache
     :ivar large_kmalloc: pages of large kmallocs, by node
+    :ivar compound: charged compound pages, ``struct page *``, that are large kmallocs if no other
+        owner is found: their charge, and bytes
+    :ivar files: files that can own such pages
+    :ivar node_pages: pages that nodes count, charged or not, by use and node
     :ivar lru: pages on LRU lists, by payer (0 if not charged), node, zone and flags
     :ivar uses: references to call sites
+    :ivar uncharged: objects with a call site that no memcg pays for, of caches that always account,
+        by ``struct kmem_cache *`` and ``struct codetag *``
     :ivar unnamed: why the name of a cache could not be read, by ``struct kmem_cache *``
     """
 
@@ -55,12 +65,18 @@ class Partial:
     vectors_elsewhere: Counter[int] = field(default_factory=Counter)
     vectors_dangling: set[tuple[int, int, int, int]] = field(default_factory=set)
     sockets: Counter[int] = field(default_factory=Counter)
-    odd_sockets: set[tuple[int, OddSock]] = field(default_factory=set)
-    sock_doubts: set[tuple[int, SockDoubt]] = field(default_factory=set)
+    sock_remainders: set[tuple[int, SockRemainder]] = field(default_factory=set)
+    unknown_socks: set[tuple[int, UnknownSock]] = field(default_factory=set)
+    groups: Counter[int] = field(default_factory=Counter)
+    released: Counter[int] = field(default_factory=Counter)
     slabs: SlabTally = field(default_factory=SlabTally)
     large_kmalloc: Counter[int] = field(default_factory=Counter)
+    node_pages: Counter[tuple[NodeUse, int]] = field(default_factory=Counter)
+    compound: dict[int, tuple[Entry, int]] = field(default_factory=dict)
+    files: set[OpenFile] = field(default_factory=set)
     lru: Counter[tuple[int, int, int, LruFlags]] = field(default_factory=Counter)
     uses: dict[Use, Amount] = field(default_factory=dict)
+    uncharged: Counter[tuple[int, int]] = field(default_factory=Counter)
     unnamed: dict[int, str] = field(default_factory=dict)
 
     def use(self, use: Use, size: int, calls: int) -> None:
@@ -78,13 +94,19 @@ class Partial:
         self.vectors_elsewhere += other.vectors_elsewhere
         self.vectors_dangling |= other.vectors_dangling
         self.sockets += other.sockets
-        self.odd_sockets |= other.odd_sockets
-        self.sock_doubts |= other.sock_doubts
+        self.sock_remainders |= other.sock_remainders
+        self.unknown_socks |= other.unknown_socks
+        self.groups += other.groups
+        self.released += other.released
         self.slabs.merge(other.slabs)
         self.large_kmalloc += other.large_kmalloc
+        self.node_pages += other.node_pages
+        self.compound |= other.compound
+        self.files |= other.files
         self.lru += other.lru
         for use, amount in other.uses.items():
             self.use(use, amount.bytes, amount.charges)
+        self.uncharged += other.uncharged
         self.unnamed |= other.unnamed
 
     def transients_by_objcg(self) -> dict[int, list[Transient]]:
@@ -96,14 +118,14 @@ class Partial:
 
     def sockets_by_memcg(self) -> dict[int, SockUsage]:
         """Return the sockets whose protocols account memory by ``struct mem_cgroup *``."""
-        odd: defaultdict[int, list[OddSock]] = defaultdict(list)
-        for memcg, sock in sorted(self.odd_sockets):
-            odd[memcg].append(sock)
-        doubts: defaultdict[int, list[SockDoubt]] = defaultdict(list)
-        for memcg, doubt in sorted(self.sock_doubts):
-            doubts[memcg].append(doubt)
+        remainders: defaultdict[int, list[SockRemainder]] = defaultdict(list)
+        for memcg, remainder in sorted(self.sock_remainders):
+            remainders[memcg].append(remainder)
+        unknown: defaultdict[int, list[UnknownSock]] = defaultdict(list)
+        for memcg, sock in sorted(self.unknown_socks):
+            unknown[memcg].append(sock)
         return {
-            memcg: SockUsage(total, tuple(odd[memcg]), tuple(doubts[memcg]))
+            memcg: SockUsage(total, tuple(remainders[memcg]), tuple(unknown[memcg]))
             for memcg, total in self.sockets.items()
         }
 

@@ -15,14 +15,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 
-from memcg_inspect.checks.ledger import Entry
-from memcg_inspect.checks.sockets import OddSock, SockDoubt
+from drgn import FaultError
+
+from memcg_inspect.checks.ledger import Entry, Ledger
+from memcg_inspect.checks.sockets import SockRemainder, UnknownSock
 from memcg_inspect.collect.call_sites import CallSiteCounter
-from memcg_inspect.collect.page_uses import PageUses
+from memcg_inspect.collect.page_uses import CompoundOwners, PageUses
 from memcg_inspect.collect.partial import Partial, merged
 from memcg_inspect.collect.released import ReleasedReader
 from memcg_inspect.image.image import Image
 from memcg_inspect.image.progress import STOPPED
+from memcg_inspect.linux.fs.notify import GroupReader
 from memcg_inspect.linux.mm.debug import is_kmalloc_page
 from memcg_inspect.linux.mm.kfence import kfence_pages
 from memcg_inspect.linux.mm.mm_types import (
@@ -30,10 +33,12 @@ from memcg_inspect.linux.mm.mm_types import (
     LruPages,
     PagePiece,
     SlabPage,
+    page_layout,
     pages_per_piece,
     scan_range,
 )
 from memcg_inspect.linux.mm.mmzone import PageRange, mem_map, page_ranges, split_ranges
+from memcg_inspect.linux.mm.page_alloc import BlockReader
 from memcg_inspect.linux.mm.slab import Slab, SlabReader
 from memcg_inspect.linux.net.sock import Protocol, Sock, SockReader
 from memcg_inspect.model import NUMA_NO_NODE, Coverage
@@ -57,15 +62,12 @@ class PassContext:
     :ivar uses: uses of charged pages
     :ivar protocols: protocols of sockets by ``struct kmem_cache *``
     :ivar call_sites: whether to read references to call sites
-    :ivar free_pages: first pages, ``struct page *``, of free blocks that are in no buddy list;
-        ``None`` if not all of them are known
     """
 
     memcgs: Set[int]
     uses: PageUses
     protocols: Mapping[int, Protocol] = field(default_factory=dict)
     call_sites: bool = False
-    free_pages: Set[int] | None = None
 
 
 class RangeCollector:
@@ -82,10 +84,16 @@ class RangeCollector:
         self._kfence = kfence_pages(image)
         self._slabs = SlabReader(image)
         self._socks = SockReader(image, self._slabs, context.protocols)
+        # Only kernels that do not mark large kmallocs need the owners of other compound pages.
+        marked = page_layout(image).has_large_kmalloc
+        self._owners = None if marked else CompoundOwners(image, self._slabs)
+        self._groups = GroupReader(image, self._slabs)
         self._released = ReleasedReader(image, self._slabs, context.memcgs)
         self._kmalloc: dict[int, bool] = {}
+        self._blocks = BlockReader(image, miss=self._miss_list)
+        self._ledger = Ledger()
         self._pages = Coverage()
-        self._sites = CallSiteCounter(image, context.free_pages) if context.call_sites else None
+        self._sites = CallSiteCounter(image) if context.call_sites else None
 
     def __call__(self, part: PageRange) -> Partial:
         """
@@ -96,9 +104,12 @@ class RangeCollector:
         :param part: see :func:`~memcg_inspect.linux.mm.mm_types.scan_range`
         """
         partial = Partial(part.start)
+        self._ledger = partial.ledger
         self._pages = partial.coverage["pages"]
         self._slabs.coverage = partial.coverage["slab"]
         self._socks.coverage = partial.coverage["sock"]
+        self._socks.queues = partial.coverage["sock_queues"]
+        self._groups.coverage = partial.coverage["notify"]
         for piece in scan_range(self._image, part):
             self._count_piece(partial, piece)
             if self._sites is not None:
@@ -117,6 +128,10 @@ class RangeCollector:
     def _count_piece(self, partial: Partial, piece: PagePiece) -> None:
         self._pages.read += piece.pages
         partial.large_kmalloc += piece.large_kmalloc
+        for nid, pages in piece.tables.items():
+            partial.node_pages["table", nid] += pages
+        if piece.raw is not None:
+            partial.node_pages += self._context.uses.on_nodes.of(piece.raw)
         if piece.unreadable is not None:
             why = STOPPED if self._image.progress.stop else "not in the image"
             self._pages.miss("struct pages", piece.unreadable, why)
@@ -135,8 +150,16 @@ class RangeCollector:
         if self._sites is not None:
             self._sites.add_slab(partial, slab, self._slabs)
         partial.transients.update(self._released.read(slab))
+        if self._owners is not None:
+            try:
+                partial.files |= self._owners.files(slab)
+            except FaultError as error:
+                partial.coverage["compound"].miss("files", error.address, str(error))
+        partial.released.update(self._released.children(slab))
         for sock in self._socks.read(slab, self._context.memcgs):
             self._add_sock(partial, sock)
+        for group in self._groups.read(slab, self._context.memcgs):
+            partial.groups[group.memcg] += 1
 
     def _add_slab(self, partial: Partial, slab: Slab) -> None:
         detail = "reclaimable" if slab.cache.reclaimable else "unreclaimable"
@@ -177,17 +200,26 @@ class RangeCollector:
         if not sock.accounts:
             return
         partial.sockets[sock.memcg] += 1
-        if sock.doubt is not None:
-            doubt = SockDoubt(sock.doubt.reason, sock.doubt.either_way, sock.odd != 0)
-            partial.sock_doubts.add((sock.memcg, doubt))
-        elif sock.odd:
-            odd = OddSock(sock.address, sock.protocol, sock.odd)
-            partial.odd_sockets.add((sock.memcg, odd))
+        if sock.unknown is not None:
+            reason, either_way = sock.unknown
+            unknown = UnknownSock(reason, either_way, sock.remainder != 0)
+            partial.unknown_socks.add((sock.memcg, unknown))
+        elif sock.remainder:
+            remainder = SockRemainder(sock.address, sock.protocol, sock.remainder)
+            partial.sock_remainders.add((sock.memcg, remainder))
 
     def _add_kmem(self, partial: Partial, kmem: KmemPage) -> None:
-        detail, pages = self._context.uses.of(kmem)
+        detail, pages = self._context.uses.of(kmem, self._blocks)
         entry = Entry(kmem.objcg, "kmem", detail, kmem.nid)
-        partial.ledger.add(entry, pages * self._page_size, 1)
+        if self._context.uses.may_be_of_others(kmem):
+            partial.compound[kmem.page] = entry, pages * self._page_size
+        else:
+            partial.ledger.add(entry, pages * self._page_size, 1)
+
+    def _miss_list(self, page: int, reason: str) -> None:
+        # The block before that page may be larger, and on its node.
+        self._pages.miss("list of free pages", page, reason)
+        self._ledger.note_missing("kmem")
 
     def _add_lru(self, partial: Partial, lru: LruPages) -> None:
         if lru.payer:

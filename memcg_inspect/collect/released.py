@@ -6,25 +6,41 @@ Memcgs and BPF maps that are being freed
 A released memcg is in no list (``css_release_work_fn()``), and a BPF map without an id in no idr
 (``bpf_map_free_id()``). Both can hold references to obj_cgroups until a worker frees them. They are
 found in the slabs that can contain them.
+
+:class:`Pending` finds what will free them: a work item that is queued, or that a worker runs, or an
+RCU callback that queues one. A memcg that nothing will free is a leak.
 """
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator
+from collections.abc import Container, Iterator, Sequence
 
-from drgn import FaultError, Object, cast, offsetof, sizeof
+from drgn import FaultError, Object, Type, cast, offsetof, sizeof
 from drgn.helpers.linux.slab import slab_object_info
 
 from memcg_inspect.image.image import Image
-from memcg_inspect.image.layout import has_type
+from memcg_inspect.image.layout import constant, has_type
 from memcg_inspect.image.lookup import UnknownKernelError
 from memcg_inspect.linux.kernel.bpf import map_objcgs
+from memcg_inspect.linux.kernel.rcu import queued_callbacks
+from memcg_inspect.linux.kernel.workqueue import is_pending, works_of
+from memcg_inspect.linux.lib.list import idr_entries
 from memcg_inspect.linux.mm.memcontrol import has_node_objcgs, nodeinfo
 from memcg_inspect.linux.mm.mmzone import possible_nodes
 from memcg_inspect.linux.mm.slab import Slab, SlabReader
 from memcg_inspect.model import Transient
 
-__all__ = ("ReleasedReader",)
+__all__ = ("DYING_MAP", "RELEASED", "Pending", "ReleasedReader")
+
+#: :attr:`~memcg_inspect.model.Transient.what` of released memcgs and of BPF maps.
+RELEASED, DYING_MAP = "memcg that was released", "BPF map that is being freed"
+#: Functions of the work items that free memcgs and BPF maps.
+_FREEING = ("css_release_work_fn", "css_free_rwork_fn", "bpf_map_free_deferred")
+#: ``CSS_RELEASED`` of include/linux/cgroup-defs.h, for images whose types lack the anonymous enum.
+CSS_RELEASED = 4
+
+#: ``WORK_STRUCT_PENDING``.
+_PENDING = 1
 
 
 class ReleasedReader:
@@ -38,37 +54,79 @@ class ReleasedReader:
         memcg = image.type("struct mem_cgroup")
         self._memcg_size = sizeof(memcg) + len(possible_nodes(image)) * self.memory.word_size
         self._subsys = offsetof(memcg, "css.ss")
+        self._parent = offsetof(memcg, "css.parent")
+        self._rwork = _offset(memcg, "css.destroy_rwork.work.data")
+        self._released = constant(image, "CSS_RELEASED") or CSS_RELEASED
         self._memory_subsys = image.object("memory_cgrp_subsys").address_
+        self._being_freed = _running(image, "css_free_rwork_fn")
         self._map_ops = _map_operations(image)
         self._maps = self._live_maps()
 
     def _live_maps(self) -> set[int]:
-        from drgn.helpers.linux.bpf import bpf_map_for_each
-
         if not self._map_ops:
             return set()
-        try:
-            return {bpf_map.value_() for bpf_map in bpf_map_for_each(self.image.prog)}
-        except FaultError:
-            return set()
+        maps = self.image.object("map_idr")
+        # The reader of maps counts what is unreadable.
+        found = idr_entries(self.image, "struct bpf_map", maps, lambda error: None)
+        return {bpf_map.value_() for bpf_map in found}
 
     def read(self, slab: Slab) -> Iterator[tuple[int, Transient]]:
         """
         Find objects of a slab that are being freed.
 
-        :return: (``struct obj_cgroup *`` to which the object can hold a reference, the object)
+        :return: (``struct obj_cgroup *`` to which the object can hold a reference, the object). A
+            memcg is also returned with 0.
         """
-        name, size = slab.cache.name, slab.cache.object_size
-        is_general = name.startswith("kmalloc-cg-")
+        is_charged = slab.cache.name.startswith("kmalloc-cg-")
         try:
-            if name == "mem_cgroup" or (
-                is_general and self._memcg_size <= size < 2 * self._memcg_size
-            ):
+            if self._may_have_memcgs(slab):
                 yield from self._released_memcgs(slab)
-            if is_general and self._map_ops and slab.charged:
+            if is_charged and self._map_ops and slab.charged:
                 yield from self._dying_maps(slab)
         except FaultError:
             return  # an object that could not be read cannot explain a difference
+
+    def children(self, slab: Slab) -> Iterator[int]:
+        """
+        Find memcgs of a slab that were released and are not freed yet.
+
+        ``css_release_work_fn()`` removes a memcg from the list of its parent's children. It holds
+        its reference to the parent until ``css_free_rwork_fn()`` has run.
+
+        :return: ``struct mem_cgroup *`` of the parents
+        """
+        if self._rwork is None or not self._may_have_memcgs(slab):
+            return
+        try:
+            for address in self.slabs.objects(slab):
+                if address in self.memcgs:
+                    continue
+                if self.memory.word(address + self._subsys) != self._memory_subsys:
+                    continue
+                if self._holds_parent(address):
+                    yield self.memory.word(address + self._parent)
+        except FaultError:
+            return  # it cannot explain a difference
+
+    def _holds_parent(self, address: int) -> bool:
+        """Return whether a memcg on no list was not freed; see :meth:`children`."""
+        # What was freed is not queued.
+        if self._rwork is not None and self.memory.word(address + self._rwork) & _PENDING:
+            return True
+        # css_release_work_fn() sets the flag before it queues the work item. That begins with
+        # percpu_ref_exit(), which clears the pointer.
+        css = self._memcg(address).css
+        if css.refcnt.data:
+            return bool(int(css.flags) & self._released)
+        return css.destroy_rwork.work.address_of_().value_() in self._being_freed
+
+    def _may_have_memcgs(self, slab: Slab) -> bool:
+        name, size = slab.cache.name, slab.cache.object_size
+        if name == "mem_cgroup":
+            return True
+        # Up to 6.15 memcgs come from kmalloc(), charged or not.
+        is_general = name.startswith("kmalloc-")
+        return is_general and self._memcg_size <= size < 2 * self._memcg_size
 
     def _released_memcgs(self, slab: Slab) -> Iterator[tuple[int, Transient]]:
         for address in self.slabs.objects(slab):
@@ -78,9 +136,16 @@ class ReleasedReader:
                 continue
             if not self._is_allocated(address):
                 continue
-            memcg = Object(self.image.prog, "struct mem_cgroup *", address)
+            memcg, transient = self._memcg(address), Transient(RELEASED, address)
+            # css_free_rwork_fn() begins with percpu_ref_exit(), which clears the pointer. So this
+            # memcg was not freed, not even into a sheaf of its cache.
+            if int(memcg.css.flags) & self._released and memcg.css.refcnt.data:
+                yield 0, transient
             for objcg in self._original_objcgs(memcg):
-                yield objcg, Transient("memcg that was released", address)
+                yield objcg, transient
+
+    def _memcg(self, address: int) -> Object:
+        return Object(self.image.prog, "struct mem_cgroup *", address)
 
     def _original_objcgs(self, memcg: Object) -> Iterator[int]:
         holders = (
@@ -106,8 +171,27 @@ class ReleasedReader:
                 continue
             if self.memory.word(obj.address) in self._map_ops:
                 bpf_map = cast("struct bpf_map *", Object(self.image.prog, "void *", obj.address))
+                # bpf_map_put() frees a map without references. bpf_map_free_id() takes its id.
+                if int(bpf_map.refcnt.counter) > 0 and int(bpf_map.id):
+                    continue
                 for objcg in map_objcgs(self.image, bpf_map):
-                    yield objcg, Transient("BPF map that is being freed", obj.address)
+                    yield objcg, Transient(DYING_MAP, obj.address)
+
+
+def _offset(type_: Type, member: str) -> int | None:
+    try:
+        return int(offsetof(type_, member))
+    except LookupError:
+        return None
+
+
+def _running(image: Image, name: str) -> frozenset[int]:
+    """Return the work items of a function that are queued or running, as far as they are known."""
+    try:
+        function = image.symbol(name).address
+        return frozenset(w.value_() for w in works_of(image, function, lambda error: None))
+    except (UnknownKernelError, FaultError):
+        return frozenset()
 
 
 def _map_operations(image: Image) -> frozenset[int]:
@@ -118,3 +202,65 @@ def _map_operations(image: Image) -> frozenset[int]:
         return frozenset(ops.value_() for ops in image.object("bpf_map_types") if ops)
     except (UnknownKernelError, FaultError):
         return frozenset()
+
+
+class Pending:
+    """
+    Finds what will free objects that are being freed.
+
+    On a running kernel lists change while they are read. There, a work item that is pending counts
+    as queued.
+    """
+
+    def __init__(self, image: Image) -> None:
+        self.image = image
+        self._whole = True
+        self._callbacks: dict[int, int] = {}
+        try:
+            self._callbacks = queued_callbacks(image)
+        except (FaultError, UnknownKernelError):
+            self._whole = False
+        self._works = {work for name in _FREEING for work in self._works_of(name)}
+
+    def _works_of(self, name: str) -> Iterator[int]:
+        try:
+            function = self.image.symbol(name).address
+            for work in works_of(self.image, function, self._missed):
+                yield work.value_()
+        except UnknownKernelError:
+            self._whole = False
+
+    def _missed(self, error: FaultError) -> None:
+        self._whole = False
+
+    def of(self, transient: Transient) -> Transient:
+        """Return an object that is being freed, with what will free it."""
+        try:
+            if transient.what == RELEASED:
+                return self._of_memcg(transient)
+            return self._of_map(transient)
+        except (FaultError, AttributeError):
+            return transient._replace(unsure=True)
+
+    def _of_memcg(self, transient: Transient) -> Transient:
+        css = Object(self.image.prog, "struct mem_cgroup *", transient.address).css
+        works = [css.destroy_work, css.destroy_rwork.work]
+        freed_by = self._freed_by(works, css.destroy_rwork.rcu)
+        # The bit stays set until the work item runs, also while the callback is in no list because
+        # rcu_do_batch() is calling it.
+        unsure = not self._whole or any(is_pending(work) for work in works)
+        return transient._replace(freed_by=freed_by, unsure=unsure)
+
+    def _of_map(self, transient: Transient) -> Transient:
+        # A map can also wait for a grace period of RCU tasks, whose callbacks are not read.
+        bpf_map = Object(self.image.prog, "struct bpf_map *", transient.address)
+        return transient._replace(freed_by=self._freed_by([bpf_map.work], bpf_map.rcu), unsure=True)
+
+    def _freed_by(self, works: Sequence[Object], callback: Object) -> str | None:
+        for work in works:
+            if work.address_of_().value_() in self._works:
+                return "its work item is queued or running"
+            if self.image.is_moving and is_pending(work):
+                return "its work item is pending"
+        cpu = self._callbacks.get(callback.address_of_().value_())
+        return None if cpu is None else f"its RCU callback is queued on CPU {cpu}"

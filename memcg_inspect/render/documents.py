@@ -27,7 +27,18 @@ from memcg_inspect.model import (
     SlabUsage,
     Unreadable,
 )
-from memcg_inspect.report import Evidence, Finding, Identity, Moved, Report, Row, Skew
+from memcg_inspect.report import (
+    Evidence,
+    Finding,
+    Identity,
+    Moved,
+    NotCovered,
+    Report,
+    Row,
+    Skew,
+    Uncharged,
+    UnchargedSite,
+)
 from memcg_inspect.tables import Answer, Column, NotRead, Table, Value
 
 __all__ = (
@@ -55,8 +66,8 @@ _FIELDS: dict[type, tuple[str, ...]] = {
     Moved: ("looks", "found", "claimed", "least", "most"),
     Skew: ("memcg", "kind", "charged_nid", "backing_nid", "reason", "bytes", "count"),
     SlabUsage: (
-        "nid", "cache", "address", "reclaimable", "kfence", "size", "slabs", "pages", "objects",
-        "inuse", "charged", "charged_bytes",
+        "nid", "cache", "address", "reclaimable", "kfence", "accounts", "size", "slabs",
+        "pages", "objects", "inuse", "charged", "charged_bytes",
     ),
     PercpuUsage: ("nid", "pages", "allocated", "charged"),
     Finding: (
@@ -66,12 +77,15 @@ _FIELDS: dict[type, tuple[str, ...]] = {
     Evidence: (
         "address", "kind", "nid", "bytes", "cache", "page", "objcg", "memcg", "note", "reason",
     ),
+    NotCovered: ("item", "reason"),
+    Uncharged: ("cache", "address", "objects", "bytes", "sites"),
+    UnchargedSite: ("site", "objects"),
     Coverage: ("read", "unreadable", "examples"),
     Unreadable: ("what", "address", "reason"),
     Report: (
         "image", "verdict", "looks", "interrupted", "follows", "memcgs", "identities",
-        "nonzero_rows", "skew", "slab_usage", "percpu_usage", "findings", "notes", "coverage",
-        "timings",
+        "nonzero_rows", "skew", "slab_usage", "percpu_usage", "uncharged", "findings",
+        "not_covered", "notes", "coverage", "timings",
     ),
 }  # fmt: skip
 
@@ -92,13 +106,20 @@ def to_json(document: Mapping[str, Any]) -> str:
     return json.dumps(document, indent=1) + "\n"
 
 
-def report_document(report: Report) -> dict[str, Any]:
-    """Return the document of ``audit``."""
-    return {"schema": SCHEMA, **_plain(report, Report)}
+def report_document(report: Report, show_all: bool = False) -> dict[str, Any]:
+    """
+    Return the document of ``audit``.
+
+    :param show_all: whether to include rows that are exact and all zero
+    """
+    document = {"schema": SCHEMA, **_plain(report, Report)}
+    if show_all:
+        document["rows"] = _plain(report.rows, tuple[Row, ...])
+    return document
 
 
 def answer_document(answer: Answer) -> dict[str, Any]:
-    """Return the document of a view."""
+    """Return the document of a view, or of one table of ``audit``."""
     return {
         "schema": SCHEMA,
         "command": answer.command,

@@ -3,21 +3,31 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
 from memcg_inspect.model import NUMA_NO_NODE, ImageInfo, Memcg, counted
 from memcg_inspect.render.text import Output, coverage_lines
-from memcg_inspect.report import Evidence, Finding, Identity, Report, Row
+from memcg_inspect.report import (
+    Evidence,
+    Finding,
+    Identity,
+    NotCovered,
+    Report,
+    Row,
+    RowStatus,
+    Uncharged,
+)
 from memcg_inspect.report_tables import RowRow, identities_table, row_records, skew_matrix
 from memcg_inspect.tables import Table, columns_of
 
 __all__ = ("report_lines",)
 
-_VERDICTS = {
-    "exact": ("bold green", "every identity that this kernel keeps was read in full and holds"),
-    "findings": ("bold red", "the counters and the objects disagree"),
-    "incomplete": ("bold yellow", "nothing wrong was found, but not everything could be read"),
-    "moving": ("bold yellow", "nothing wrong was found, but some counters were changing"),
+_STYLES = {
+    "exact": "bold green",
+    "findings": "bold red",
+    "incomplete": "bold yellow",
+    "moving": "bold yellow",
 }
 _ACCOUNTING = {
     "memcg": "one obj_cgroup per memcg",
@@ -33,6 +43,8 @@ _FOLLOWS = {
 
 #: The identity whose rows are always shown. Every kernel keeps its counters by node.
 _ALWAYS = "slab"
+#: Names of counters that are not covered, for each reason, and of caches, without ``--all``.
+_MOST_NAMES = 3
 
 
 def report_lines(report: Report, output: Output, show_all: bool = False) -> None:
@@ -50,17 +62,14 @@ def report_lines(report: Report, output: Output, show_all: bool = False) -> None
         output.table(skew_matrix(report))
     names = {memcg.address: memcg.path for memcg in report.memcgs}
     _findings(report.findings, names, output)
+    _uncharged(report.uncharged, output, show_all)
     _coverage(report, output)
+    _not_covered(report.not_covered, output, show_all)
 
 
 def _verdict(report: Report, output: Output) -> None:
-    style, meaning = _VERDICTS[report.verdict]
-    in_flight = sum(row.status == "in-flight" for row in report.rows)
-    if in_flight:
-        meaning += f", except {counted(in_flight, 'rows')} in flight when it stopped"
-    output.line(
-        report.verdict.upper(), style, rest=f": {meaning}; accounting: {_accounting(report)}"
-    )
+    output.line(report.verdict.upper(), _STYLES[report.verdict], rest=f": {_meaning(report)}")
+    output.line(f"Accounting: {_accounting(report)}")
     output.line(_image(report.image, report.memcgs))
     if report.interrupted:
         output.line("Interrupted: the results are incomplete", "bold yellow")
@@ -68,6 +77,37 @@ def _verdict(report: Report, output: Output) -> None:
         output.line(f"Samples: {report.looks}, since the kernel was running")
     if report.image.debug_info:
         output.line(f"Types and symbols: {report.image.debug_info}")
+
+
+def _meaning(report: Report) -> str:
+    """Return what the verdict covers, or how much is behind it."""
+    rows = counted(sum(identity.rows for identity in report.identities), "rows")
+    if report.verdict == "exact":
+        kept = sum(identity.status != "not-kept" for identity in report.identities)
+        identities = "1 identity holds" if kept == 1 else f"{kept} identities hold"
+        meaning = f"{identities} in {rows}"
+        in_flight = _number_of(report, "in-flight")
+        if in_flight:
+            meaning += f" ({in_flight:,} in flight)"
+        if report.not_covered:
+            meaning += f"; {counted(len(report.not_covered), 'counters')} not covered"
+        return meaning
+    if report.verdict == "findings":
+        differing = _number_of(report, "differs")
+        return f"{counted(len(report.findings), 'findings')}; {differing:,} of {rows} differ"
+    meaning = "nothing wrong was found"
+    unverifiable, moving = _number_of(report, "unverifiable"), _number_of(report, "moving")
+    if unverifiable:
+        meaning += f"; {unverifiable:,} of {rows} could not be verified"
+    elif report.verdict == "incomplete":
+        meaning += "; not everything could be read"
+    if moving:
+        meaning += f"; {moving:,} of {rows} were changing"
+    return meaning
+
+
+def _number_of(report: Report, status: RowStatus) -> int:
+    return sum(row.status == status for row in report.rows)
 
 
 def _accounting(report: Report) -> str:
@@ -154,6 +194,23 @@ def _evidence(evidence: Evidence, names: Mapping[int, str]) -> str:
     return ", ".join(parts)
 
 
+def _uncharged(caches: Sequence[Uncharged], output: Output, show_all: bool) -> None:
+    """Write the caches with most of the objects that no memcg pays for."""
+    known = [cache for cache in caches if cache.objects is not None]
+    if not known:
+        return
+    objects, size = sum(c.objects or 0 for c in known), sum(c.bytes or 0 for c in known)
+    shown = known if show_all else known[:_MOST_NAMES]
+    names = [f"{cache.cache} {cache.objects:,}" for cache in shown]
+    if len(shown) < len(known):
+        names.append("...")
+    output.line(
+        f"Not charged, of caches that always account: at most {counted(objects, 'objects')} "
+        f"({counted(size, 'bytes')}): {', '.join(names)}"
+    )
+    output.line()
+
+
 def _coverage(report: Report, output: Output) -> None:
     read = ", ".join(f"{c.read:,} {name}" for name, c in report.coverage.items() if c.read)
     seconds = sum(report.timings.values())
@@ -162,3 +219,17 @@ def _coverage(report: Report, output: Output) -> None:
     for note in report.notes:
         output.line()
         output.line(note, "bold yellow")
+
+
+def _not_covered(items: Sequence[NotCovered], output: Output, show_all: bool) -> None:
+    """Write which counters no identity compares with what was found, by reason."""
+    reasons: defaultdict[str, list[str]] = defaultdict(list)
+    for item, reason in items:
+        reasons[reason].append(item)
+    if reasons:
+        output.line()
+        output.line(f"Not covered: {counted(len(items), 'counters')}")
+    for reason, names in reasons.items():
+        shown = names if show_all else names[:_MOST_NAMES]
+        more = f" and {len(names) - len(shown):,} more" if len(shown) < len(names) else ""
+        output.line(f"  {', '.join(shown)}{more}: {reason}")

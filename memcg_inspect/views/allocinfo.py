@@ -101,8 +101,8 @@ DIMENSIONS: dict[str, tuple[str, ...]] = {
 
 #: Subjects of the audit's coverage that sums by ``--by`` depend on.
 _SUBJECTS = (
-    "memcgs", "names", "objcgs", "call_sites", "pages", "page_tags", "free_pages", "slab_pages",
-    "slab", "slab_tags", "percpu", "percpu_nodes",
+    "memcgs", "names", "objcgs", "call_sites", "pages", "page_tags", "slab_pages", "slab",
+    "slab_tags", "percpu", "percpu_nodes",
 )  # fmt: skip
 
 _TWICE = (

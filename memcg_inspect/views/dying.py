@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Annotated, NamedTuple
 
-from drgn import FaultError, Object
+from drgn import FaultError
 
 from memcg_inspect.checks.ledger import Amount, ChargeKind, Entry
 from memcg_inspect.checks.snapshot import Snapshot
@@ -17,7 +17,6 @@ from memcg_inspect.collect import collect
 from memcg_inspect.collect.examples import Examples, find_examples
 from memcg_inspect.image.image import Image
 from memcg_inspect.linux.fs.inode import mapping_name
-from memcg_inspect.linux.kernel.cgroup import CssHolders, read_css_holders
 from memcg_inspect.linux.mm.memcontrol import keeps_original_objcgs, objcg_owners
 from memcg_inspect.model import NUMA_NO_NODE, Coverage, Memcg
 from memcg_inspect.tables import (
@@ -42,7 +41,19 @@ File = tuple[int, bool]
 
 KINDS: tuple[ChargeKind, ...] = ("lru", "kmem", "slab", "percpu", "zswap", "sock")
 #: In the order in which rows are listed.
-KIND_ORDER = ("removal", "child", "task", "mm", "stock", "swap", *KINDS)
+KIND_ORDER = (
+    "removal",
+    "child",
+    "task",
+    "mm",
+    "stock",
+    "swap",
+    "writeback",
+    "notify",
+    "event",
+    "cursor",
+    *KINDS,
+)
 
 #: Charges that hold a css reference to their memcg. Since 7.2 user pages hold an obj_cgroup.
 _HOLDERS: tuple[ChargeKind, ...] = ("sock",)
@@ -90,7 +101,9 @@ class LeftRow:
             "text",
             "lru, kmem, slab, percpu, zswap, sock: charges; swap: swap entries; child: child "
             "memcgs; stock: charged in advance by a CPU; task: css_sets of tasks that were in it; "
-            "mm: address spaces on its list; removal: its removal is not finished",
+            "mm: address spaces on its list; removal: its removal is not finished; writeback: "
+            "writeback of files; notify: groups of inotify and fanotify; event: events of cgroup "
+            "v1; cursor: zswap writes back its pages next",
         ),
     ]
     pins: Annotated[bool, Field("flag", "whether it keeps the memcg alive")]
@@ -187,14 +200,10 @@ class _Dying:
             if not objcg.is_root
             and (self.owners[address] in self.removed if address in self.owners else self.is_whole)
         }
-        self.css: dict[int, CssHolders | None] = {
-            address: read_css_holders(
-                image,
-                Object(image.prog, "struct mem_cgroup *", address),
-                memcg.offline,
-                self.coverage["refs"],
-            )
-            for address, memcg in self.removed.items()
+        self.css = {
+            address: css
+            for address, css in self.snapshot.css.items()
+            if address in self.removed and css.whole
         }
         self.entries = [
             (entry, amount)
@@ -221,28 +230,41 @@ class _Dying:
 
     def _references(self) -> Iterator[Holder]:
         page_size, memcgs = self.snapshot.image.page_size, self.snapshot.memcgs
+        others = self.snapshot.css_holders
         for address in self.removed:
             children = tuple(m.address for m in memcgs.values() if m.parent == address)
             yield from self._held(address, "child", children)
+            yield from self._counted(address, "child", others["released"].get(address, 0))
+            yield from self._counted(address, "notify", others["notify"].get(address, 0))
+            yield from self._counted(address, "cursor", others["zswap"].get(address, 0))
             for stock in self.snapshot.charge_stocks:
                 if stock.memcg == address:
                     charged = stock.nr_pages * page_size
                     yield self._holder(address, "stock", 1, 1, charged, f"CPU {stock.cpu}")
-            css = self.css[address]
+            css = self.css.get(address)
             if css is None:
                 continue
             yield from self._held(address, "task", css.css_sets)
             yield from self._held(address, "mm", css.mms)
-            if css.swap_entries > 0:
-                swap = css.swap_entries * page_size
-                yield self._holder(address, "swap", 1, css.swap_entries, swap, None)
-            if css.removal:
-                yield self._holder(address, "removal", 2, 1, None, None)
+            yield from self._held(address, "writeback", css.writebacks)
+            yield from self._counted(address, "event", css.events)
+            # The references to the ID hold one to the memcg together.
+            entries = css.id_refs - css.is_online
+            if entries > 0:
+                held = 0 if css.is_online else 1
+                yield self._holder(address, "swap", held, entries, entries * page_size, None)
+            removal = css.base + (css.is_online and css.id_refs > 0)
+            if removal:
+                yield self._holder(address, "removal", removal, 1, None, None)
 
     def _held(self, memcg: int, kind: str, holders: tuple[int, ...]) -> Iterator[Holder]:
         if holders:
             count = len(holders)
             yield self._holder(memcg, kind, count, count, None, None, holders[:3])
+
+    def _counted(self, memcg: int, kind: str, number: int) -> Iterator[Holder]:
+        if number:
+            yield self._holder(memcg, kind, number, number, None, None)
 
     def _holder(
         self,
@@ -327,7 +349,7 @@ class _Dying:
 
     def row(self, memcg: Memcg, holders: Iterable[Holder]) -> MemcgRow:
         """Return a row of the first table."""
-        css = self.css[memcg.address]
+        css = self.css.get(memcg.address)
         mine = [holder for holder in holders if holder.memcg == memcg.address]
         explained = sum(holder.references for holder in mine)
         total: Counter[str] = Counter()
@@ -357,8 +379,8 @@ class _Dying:
         for kind in _HOLDERS_BEFORE_7_2 if not self._has_objcgs_on_lru else _HOLDERS:
             if self.snapshot.ledger.may_miss(kind):
                 return f"{kind} memory, which holds references, is not all in the image"
-        if not self.snapshot.complete("memcgs", "charge_stock"):
-            return "memcgs or stocks, which hold references, are not all in the image"
+        if not self.snapshot.complete("memcgs", "charge_stock", "notify", "zswap_cursor"):
+            return "memcgs or other holders of references are not all in the image"
         return None
 
     @property
@@ -402,12 +424,12 @@ class _Dying:
         explained = Counter[int | None]()
         for holder in holders:
             explained[holder.memcg] += holder.references
-        unexplained = any(css and css.refs > explained[memcg] for memcg, css in self.css.items())
+        unexplained = any(css.refs > explained[memcg] for memcg, css in self.css.items())
         if unexplained and self._why_missing() is None:
             yield (
-                "Unexplained references may be leaked. They may also be held by objects that are "
-                "not searched: writeback, inotify and fanotify groups, memcgs whose removal has "
-                "just begun."
+                "Unexplained references may be leaked. They may also be held for a moment by a "
+                "task in the kernel, by a request of a loop device, or by a module that is not "
+                "part of the kernel: audit (css_refs) tells."
             )
         if self.removed and self.image.is_moving:
             yield (

@@ -174,8 +174,8 @@ class ObjectUses:
 
     def _dentry(self, address: int) -> Iterator[Layer]:
         dentry = Object(self.image.prog, "struct dentry *", address)
-        yield Layer("dentry", dentry_name(dentry), address)
+        yield Layer("dentry", dentry_name(self.image, dentry), address)
 
     def _file(self, address: int) -> Iterator[Layer]:
         path = Object(self.image.prog, "struct file *", address).f_path.read_()
-        yield Layer("open file", dentry_name(path.dentry, path.mnt), address)
+        yield Layer("open file", dentry_name(self.image, path.dentry, path.mnt), address)

@@ -10,12 +10,13 @@ from dataclasses import dataclass, field, replace
 from typing import Annotated, NamedTuple
 
 from memcg_inspect.collect.image_info import image_info
-from memcg_inspect.collect.page_uses import PageUses
+from memcg_inspect.collect.page_uses import PageUses, compound_pages_of_others
 from memcg_inspect.image.image import Image
 from memcg_inspect.image.progress import STOPPED
 from memcg_inspect.linux.mm.kfence import kfence_pages
 from memcg_inspect.linux.mm.mm_types import KmemPage, PagePiece, page_layout, scan_pages
 from memcg_inspect.linux.mm.mmzone import mem_map
+from memcg_inspect.linux.mm.page_alloc import BlockReader
 from memcg_inspect.linux.mm.slab import Slab, SlabCache, SlabReader
 from memcg_inspect.tables import Answer, Field, MemcgAddress, NotRead, Table, Value, columns_of
 from memcg_inspect.views.payers import Payers
@@ -197,7 +198,7 @@ class _Tally:
         """Whether other compound pages may have been counted as large kmallocs."""
         if page_layout(self.payers.image).has_large_kmalloc:
             return False
-        owners = ("compound", "vmalloc", "stacks", "page_tables")
+        owners = ("compound", "vmalloc", "stacks")
         return any(self.payers.coverage[owner].unreadable for owner in owners)
 
     def all_large(self, piece: PagePiece) -> None:
@@ -215,7 +216,8 @@ def slabinfo(image: Image, by_node: bool = False) -> Answer:
     payers = Payers(image)
     coverage = payers.coverage
     uses, tally = PageUses(image, coverage), _Tally(payers, by_node)
-    slabs = SlabReader(image, coverage["names"])
+    slabs, blocks = SlabReader(image, coverage["names"]), BlockReader(image)
+    others = compound_pages_of_others(image, coverage["compound"])
     for piece in scan_pages(image):
         coverage["pages"].read += piece.pages
         if piece.unreadable is not None:
@@ -226,8 +228,8 @@ def slabinfo(image: Image, by_node: bool = False) -> Answer:
             if slab is not None:
                 tally.slab(slab)
         for kmem in piece.kmem:
-            use, pages = uses.of(kmem)
-            if use == "large_kmalloc":
+            use, pages = uses.of(kmem, blocks)
+            if use == "large_kmalloc" and kmem.page not in others:
                 tally.large(kmem, pages)
         tally.all_large(piece)
     coverage["slab"] = slabs.coverage

@@ -114,6 +114,8 @@ def _charge_stocks(
     image: Image, payers: Payers, stocks: Sequence[ChargeStock]
 ) -> Iterator[StockRow]:
     for held in stocks:
+        if not held.nr_pages:
+            continue  # it holds a reference only
         yield StockRow(
             cpu=held.cpu,
             stock="charge",

@@ -14,7 +14,7 @@ from memcg_inspect.collect.image_info import image_info
 from memcg_inspect.image.image import Image
 from memcg_inspect.linux.kernel.sched import caches_objcg, read_tasks
 from memcg_inspect.linux.mm.memcontrol import has_node_objcgs
-from memcg_inspect.model import TaskCharge
+from memcg_inspect.model_tasks import TaskCharge
 from memcg_inspect.tables import Answer, Field, MemcgAddress, NotRead, Table, Value, columns_of
 from memcg_inspect.views.payers import Payers
 from memcg_inspect.views.view import View

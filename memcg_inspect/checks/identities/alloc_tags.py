@@ -21,7 +21,6 @@ from collections.abc import Mapping
 
 from memcg_inspect.checks.check import Check
 from memcg_inspect.checks.half_done import (
-    HUGE,
     LRU,
     PAGES,
     PERCPU,
@@ -29,13 +28,14 @@ from memcg_inspect.checks.half_done import (
     STACK,
     VMALLOC,
     HalfDone,
+    block_pages,
     pattern,
 )
 from memcg_inspect.checks.ledger import Amount
 from memcg_inspect.checks.profile import Profile
 from memcg_inspect.checks.rows import Missing, RowKey, make_row, missing_if
 from memcg_inspect.checks.snapshot import Snapshot
-from memcg_inspect.model import CallSite
+from memcg_inspect.model import Address, CallSite
 from memcg_inspect.report import Row
 
 __all__ = ("CHECK", "alloc_tag_rows", "counts_one_cpu", "site_name")
@@ -136,6 +136,12 @@ def _names(profile: Profile) -> dict[int, str]:
     return names
 
 
+def _codetag(snapshot: Snapshot, row: Row) -> Address | None:
+    """Return the ``struct codetag *`` of the call site of a row."""
+    names = {} if snapshot.profile is None else _names(snapshot.profile)
+    return next((tag for tag, name in names.items() if name == row.item), None)
+
+
 def _not_kept(snapshot: Snapshot) -> str | None:
     if snapshot.profile is None:
         return "call sites were not read"
@@ -155,9 +161,19 @@ CHECK = Check(
     rows=alloc_tag_rows,
     not_kept=_not_kept,
     half_done=HalfDone(
-        pattern(SLAB, PAGES, STACK, VMALLOC, LRU, PERCPU, r"alloc|free|split"),
+        pattern(
+            SLAB,
+            PAGES,
+            STACK,
+            VMALLOC,
+            LRU,
+            PERCPU,
+            r"alloc_|free_|split_|clear_page_tag|pgalloc_tag|put_page_tag",
+        ),
         # While a huge page is split, each of its pages gets a reference.
-        lambda snapshot: HUGE,
+        block_pages,
         in_pages=True,
+        kinds=("object", "kmem", "folio"),
+        subject=_codetag,
     ),
 )

@@ -14,6 +14,7 @@ from memcg_inspect.checks.half_done import FLUSH, STACK, HalfDone, pattern
 from memcg_inspect.checks.kernel_pages import rows_by_node
 from memcg_inspect.checks.rows import RowKey
 from memcg_inspect.checks.snapshot import Snapshot
+from memcg_inspect.model import Running
 from memcg_inspect.report import Row
 
 __all__ = ("CHECK", "stack_rows")
@@ -26,6 +27,12 @@ def stack_rows(snapshot: Snapshot) -> list[Row]:
     return rows_by_node(snapshot, RowKey("kernel_stack", ITEM, "KiB"), "stack", 1024, areas=True)
 
 
+def _pages_of_stack(snapshot: Snapshot, cpu: Running) -> range:
+    """Return the KiB of the pages of a stack: account_kernel_stack() counts page by page."""
+    page, stack = snapshot.image.page_size // 1024, snapshot.limits.stack // 1024
+    return range(page, stack + 1, page)
+
+
 CHECK = Check(
     name="kernel_stack",
     counter="`NR_KERNEL_STACK_KB`, by node",
@@ -35,7 +42,10 @@ CHECK = Check(
     places=("folded", "pending_cpu"),
     rows=stack_rows,
     items=(ITEM,),
-    # Twice THREAD_SIZE with KASAN, which is 32 KiB.
-    half_done=HalfDone(pattern(STACK, FLUSH), lambda snapshot: 64),
+    half_done=HalfDone(
+        pattern(STACK, FLUSH),
+        lambda snapshot: snapshot.limits.stack // 1024,
+        amounts=_pages_of_stack,
+    ),
     charges=Charges("kmem"),
 )

@@ -19,13 +19,14 @@ from collections.abc import Mapping
 from memcg_inspect.checks.check import Check
 from memcg_inspect.checks.half_done import (
     FLUSH,
-    HUGE,
     PAGES,
     SLAB,
     STACK,
     VMALLOC,
     HalfDone,
+    block_pages,
     pattern,
+    stock_pages,
 )
 from memcg_inspect.checks.ledger import Amount
 from memcg_inspect.checks.rows import RowKey, counter_row, missing_if
@@ -35,10 +36,6 @@ from memcg_inspect.report import Row
 __all__ = ("CHECK", "why_kmem_missing", "kmem_pages", "kmem_rows")
 
 BY_MEMCG, BY_NODE = "MEMCG_KMEM", "NR_KMEM"
-
-#: Twice the pages of the largest block that does not store its order: a stack without
-#: ``CONFIG_VMAP_STACK``, or a PGD.
-_BLOCK = 8
 
 
 def kmem_pages(snapshot: Snapshot) -> Mapping[int, dict[str, int]]:
@@ -106,11 +103,23 @@ def _pages_by_node(snapshot: Snapshot) -> dict[tuple[int, int], dict[str, int]]:
     }
 
 
+def _most(snapshot: Snapshot) -> int:
+    # A stack without CONFIG_VMAP_STACK, or a PGD, which do not store their order; the largest
+    # object; and what the stock of objects uncharges.
+    image, limits = snapshot.image, snapshot.limits
+    size = max(2 * limits.stack, limits.slab_object, limits.percpu) + limits.slab_stock
+    return -(-size // image.page_size)
+
+
 HALF_DONE = HalfDone(
     pattern(SLAB, PAGES, STACK, VMALLOC, FLUSH),
-    lambda snapshot: _BLOCK,
-    folios=2 * HUGE,
+    _most,
+    folios=block_pages,
     in_pages=True,
+    # obj_cgroup_charge() takes whole pages for objects.
+    kinds=("object", "cache", "kmem", "folio", "batch"),
+    amounts=stock_pages,
+    unpaid=True,
 )
 
 CHECK = Check(

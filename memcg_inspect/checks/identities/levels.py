@@ -10,26 +10,50 @@ For each memcg: its counter of slab memory is the sum of the same counter of its
 from __future__ import annotations
 
 from memcg_inspect.checks.check import Check
-from memcg_inspect.checks.half_done import FLUSH, SLAB, HalfDone, largest_object, pattern
+from memcg_inspect.checks.half_done import (
+    FLUSH,
+    SLAB,
+    HalfDone,
+    largest_object,
+    pattern,
+    slab_amounts,
+)
 from memcg_inspect.checks.identities.slab import ITEMS
-from memcg_inspect.checks.rows import RowKey, make_row
+from memcg_inspect.checks.rows import RowKey, doubted, make_row, missing_if
 from memcg_inspect.checks.snapshot import Snapshot
 from memcg_inspect.report import Row
 
-__all__ = ("CHECK", "level_row", "level_rows")
+__all__ = ("CHECK", "level_row", "level_rows", "why_not_flushed")
 
 
 def level_row(snapshot: Snapshot, key: RowKey) -> Row:
     """Compare a memcg's counter with the sum of the same counter of its nodes."""
-    memcg = key.memcg or 0
-    parts = [snapshot.counters.own(memcg, key.item, nid) for nid in snapshot.image.nodes]
-    return make_row(
+    memcg, nids = key.memcg or 0, snapshot.counters.nids
+    parts = [snapshot.counters.own(memcg, key.item, nid) for nid in nids]
+    row = make_row(
         key,
         {"nodes": sum(sum(part) for part in parts if part is not None)},
         None if None in parts else snapshot.own(memcg, key.item),
         unread=snapshot.unread(memcg),
         hierarchy=snapshot.folded(memcg, key.item),
     )
+    return doubted(row, missing_if(why_not_flushed(snapshot, key.item), either_way=True))
+
+
+def why_not_flushed(snapshot: Snapshot, item: str) -> str | None:
+    """
+    Return why counters of nodes may have lost changes.
+
+    ``mem_cgroup_css_rstat_flush()`` adds up the nodes in ``N_MEMORY``. The changes of other nodes,
+    which lost their memory, go with a memcg that is freed.
+    """
+    counters = snapshot.counters
+    for nid in counters.nids:
+        if snapshot.all_nodes.with_memory is not None and nid not in snapshot.all_nodes.with_memory:
+            stats = (counters.stat(memcg, item, nid) for memcg in snapshot.memcgs)
+            if any(stat is None or any(stat) for stat in stats):
+                return f"node {nid} has counters but no memory: the kernel does not flush them"
+    return None
 
 
 def level_rows(snapshot: Snapshot) -> list[Row]:
@@ -51,5 +75,11 @@ CHECK = Check(
     rows=level_rows,
     items=tuple(ITEMS.values()),
     counters_only=True,
-    half_done=HalfDone(pattern(SLAB, FLUSH), largest_object),
+    half_done=HalfDone(
+        pattern(SLAB, FLUSH),
+        largest_object,
+        kinds=("object", "cache", "kmem"),
+        amounts=slab_amounts,
+        unpaid=True,
+    ),
 )

@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from memcg_inspect.checks.check import Check
-from memcg_inspect.checks.half_done import FOLIO_BATCH, HUGE, LRU, HalfDone, pattern
+from memcg_inspect.checks.half_done import LRU, HalfDone, folio_pages, pattern
 from memcg_inspect.checks.rows import Missing, RowKey, make_row, missing_if
 from memcg_inspect.checks.snapshot import Snapshot
 from memcg_inspect.report import Row
@@ -103,9 +103,12 @@ CHECK = Check(
     rows=lru_rows,
     not_kept=_not_kept,
     half_done=HalfDone(
-        pattern(LRU, r"folio_batch|pagevec"),
+        pattern(LRU),
         # isolate_lru_folios() takes SWAP_CLUSTER_MAX (32) off a list together.
-        lambda snapshot: FOLIO_BATCH + 1,
-        folios=FOLIO_BATCH * HUGE,
+        lambda snapshot: snapshot.limits.folio_batch + 1,
+        folios=folio_pages,
+        kinds=["folio"],
+        # isolate_lru_folios() takes folios off the lists of all zones.
+        rows=4,
     ),
 )

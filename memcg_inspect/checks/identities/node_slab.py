@@ -15,11 +15,21 @@ from __future__ import annotations
 
 from memcg_inspect.checks.check import Check
 from memcg_inspect.checks.identities.slab import ITEMS
+from memcg_inspect.checks.node_pages import node_counter, why_not_known
 from memcg_inspect.checks.rows import Missing, RowKey, make_row
 from memcg_inspect.checks.snapshot import Snapshot
 from memcg_inspect.report import Row
 
 __all__ = ("CHECK", "node_slab_rows")
+
+
+def _node_items(snapshot: Snapshot) -> list[str]:
+    # See the head of this module: large kmallocs.
+    return [
+        item
+        for detail, item in ITEMS.items()
+        if detail == "reclaimable" or snapshot.features.large_kmalloc_type
+    ]
 
 
 def node_slab_rows(snapshot: Snapshot) -> list[Row]:
@@ -30,14 +40,13 @@ def node_slab_rows(snapshot: Snapshot) -> list[Row]:
     rows = []
     for nid in snapshot.image.nodes:
         for detail, item in ITEMS.items():
-            if detail == "unreclaimable" and not snapshot.features.large_kmalloc_type:
+            if item not in _node_items(snapshot):
                 continue
-            stat = snapshot.node_stats.get((nid, item))
             rows.append(
                 make_row(
                     RowKey("node_slab", item, "pages", nid=nid),
                     _found(snapshot, nid, detail),
-                    None if stat is None else {"vm_stat": stat.folded, "cpu": stat.cpus},
+                    node_counter(snapshot, item, nid),
                     missing,
                 )
             )
@@ -57,10 +66,6 @@ def _found(snapshot: Snapshot, nid: int, detail: str) -> dict[str, int]:
     return found
 
 
-def _not_kept(snapshot: Snapshot) -> str | None:
-    return None if snapshot.node_stats else "the counters of nodes are not known here"
-
-
 CHECK = Check(
     name="node_slab",
     counter="`NR_SLAB_RECLAIMABLE_B`, `NR_SLAB_UNRECLAIMABLE_B` of the node",
@@ -72,5 +77,7 @@ CHECK = Check(
     sources=("slab", "large_kmalloc"),
     places=("vm_stat", "cpu"),
     rows=node_slab_rows,
-    not_kept=_not_kept,
+    node_items=_node_items,
+    not_kept=why_not_known,
+    of_whole_nodes=True,
 )

@@ -3,51 +3,70 @@
 Identity ``page_levels``
 ------------------------
 
-For each memcg: its counters of kernel stacks, page tables and vmalloc areas are the sums of the
-same counters of its nodes. ``__mod_memcg_lruvec_state()`` changes both.
+For each memcg: every counter that the kernel also keeps by node, other than those of slabs, is the
+sum of the same counter of its nodes. ``__mod_memcg_lruvec_state()`` changes both. ``levels``
+compares those of slabs.
+
+A memcg has counters for all possible nodes. Those of a node without memory are not flushed (the
+kernel visits the nodes in ``N_MEMORY``), and what is not flushed is lost when a memcg is freed. A
+node that lost its memory can have such counters.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from memcg_inspect.checks.check import Check
-from memcg_inspect.checks.half_done import FLUSH, HUGE, PAGES, STACK, VMALLOC, HalfDone, pattern
-from memcg_inspect.checks.identities import kernel_stack, kmem, pagetable, vmalloc
+from memcg_inspect.checks.half_done import LEVELS
 from memcg_inspect.checks.identities.levels import level_row
+from memcg_inspect.checks.identities.slab import ITEMS
 from memcg_inspect.checks.rows import RowKey
 from memcg_inspect.checks.snapshot import Snapshot
 from memcg_inspect.model import Unit
 from memcg_inspect.report import Row
 
-__all__ = ("CHECK", "page_level_rows")
+__all__ = ("CHECK", "page_level_rows", "unit_of")
 
-#: Counters that the kernel keeps by node, and their units.
-UNITS: dict[str, Unit] = {
-    kernel_stack.ITEM: "KiB",
-    pagetable.ITEM: "pages",
-    vmalloc.BY_NODE: "pages",
-    kmem.BY_NODE: "pages",
-}
+
+def unit_of(item: str) -> Unit:
+    """
+    Return the unit of a counter of memcgs.
+
+    :param item: enumerator. Counters of events are in pages, too
+    """
+    if item.endswith("_B"):
+        return "bytes"
+    return "KiB" if item.endswith("_KB") else "pages"
 
 
 def page_level_rows(snapshot: Snapshot) -> list[Row]:
-    """Compare the counters of kernel pages of each memcg with the sums of its nodes'."""
-    return [
-        level_row(snapshot, RowKey("page_levels", item, unit, memcg.address))
+    """Compare each counter of each memcg with the sum of its nodes', where either is not zero."""
+    rows = (
+        level_row(snapshot, RowKey("page_levels", item, unit_of(item), memcg.address))
         for memcg in snapshot.live()
-        for item, unit in UNITS.items()
-        if item in snapshot.features.items
-    ]
+        for item in _items(snapshot)
+    )
+    return [row for row in rows if not row.is_zero]
+
+
+def _items(snapshot: Snapshot) -> Iterable[str]:
+    slab = ITEMS.values()
+    return [item for item in snapshot.features.lruvec_items if item not in slab]
+
+
+def _not_kept(snapshot: Snapshot) -> str | None:
+    return None if _items(snapshot) else "this kernel keeps no other counter by memcg and node"
 
 
 CHECK = Check(
     name="page_levels",
-    counter="the memcg's own `NR_KERNEL_STACK_KB`, `NR_PAGETABLE`, `NR_VMALLOC`, `NR_KMEM`",
+    counter="every other counter of the memcg that is also kept by node",
     unit="KiB, pages",
-    found="the same counters of its nodes",
+    found="the same counters of its nodes. Counters that are 0 on both sides have no row",
     sources=("nodes",),
     places=("folded", "pending_cpu"),
     rows=page_level_rows,
-    items=tuple(UNITS),
+    not_kept=_not_kept,
     counters_only=True,
-    half_done=HalfDone(pattern(PAGES, STACK, VMALLOC, FLUSH), lambda snapshot: 2 * HUGE),
+    half_done=LEVELS,
 )

@@ -37,11 +37,6 @@ def percpu_rows(snapshot: Snapshot) -> list[Row]:
     ]
 
 
-def _largest(snapshot: Snapshot) -> int:
-    # PCPU_MIN_UNIT_SIZE on each CPU, and the vector of obj_cgroup pointers.
-    return (32 << 10) * (snapshot.image.cpus + 4)
-
-
 CHECK = Check(
     name="percpu",
     counter="`MEMCG_PERCPU_B`",
@@ -54,6 +49,6 @@ CHECK = Check(
     places=("folded", "pending_cpu"),
     rows=percpu_rows,
     items=(ITEM,),
-    half_done=HalfDone(pattern(PERCPU, FLUSH), _largest),
+    half_done=HalfDone(pattern(PERCPU, FLUSH), lambda snapshot: snapshot.limits.percpu, kinds=()),
     charges=Charges("percpu"),
 )

@@ -11,10 +11,9 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 
-from memcg_inspect.checks.check import Check
+from memcg_inspect.checks.check import Check, Explained
 from memcg_inspect.checks.half_done import (
     CGROUP,
-    FOLIO_BATCH,
     LRU,
     PAGES,
     SLAB,
@@ -24,7 +23,7 @@ from memcg_inspect.checks.half_done import (
     pattern,
 )
 from memcg_inspect.checks.ledger import ChargeKind
-from memcg_inspect.checks.rows import RowKey, make_row, missing_if
+from memcg_inspect.checks.rows import RowKey, doubted, make_row, missing_if
 from memcg_inspect.checks.snapshot import OBJECTS, Snapshot
 from memcg_inspect.model import counted
 from memcg_inspect.report import Row
@@ -43,20 +42,29 @@ def reference_rows(snapshot: Snapshot) -> list[Row]:
     found = _found(snapshot)
     why = _why_missing(snapshot)
     unsure = snapshot.unreadable | snapshot.counters.partial
+    unknown = _unknown_holders(snapshot)
     rows = []
     for address, objcg in snapshot.objcgs.items():
         if objcg.is_root:
             continue  # the references to obj_cgroups of the root are not counted
         payer = snapshot.payer(address)
-        rows.append(
-            make_row(
-                RowKey("references", "refcnt", "references", payer, objcg.nid, address),
-                {"memcg": objcg.memcg_refs, **found[address]},
-                None if objcg.refs is None else {"refcnt": objcg.refs},
-                missing_if(_MEMCGS if why is None and payer in unsure else why),
-            )
+        row = make_row(
+            RowKey("references", "refcnt", "references", payer, objcg.nid, address),
+            {"memcg": objcg.memcg_refs, **found[address]},
+            None if objcg.refs is None else {"refcnt": objcg.refs},
+            missing_if(_MEMCGS if why is None and payer in unsure else why),
         )
+        rows.append(doubted(row, missing_if(unknown.get(payer))))
     return rows
+
+
+def _unknown_holders(snapshot: Snapshot) -> dict[int | None, str]:
+    """Return why the obj_cgroups of a memcg may have more references, by memcg."""
+    # A task that moves between CPUs uses several obj_cgroups of its memcg.
+    return {
+        snapshot.payer(objcg): f"{what} may hold references that are not known here"
+        for objcg, what in snapshot.unknown_holders.items()
+    }
 
 
 def _found(snapshot: Snapshot) -> defaultdict[int, Counter[str]]:
@@ -82,14 +90,22 @@ def _why_missing(snapshot: Snapshot) -> str | None:
     return None
 
 
-def _being_freed(snapshot: Snapshot, row: Row) -> str | None:
-    """Return which objects that are being freed may hold the references that were not found."""
+def _being_freed(snapshot: Snapshot, row: Row) -> Explained | None:
+    """Return which objects that are being freed hold the references that were not found."""
     transients = snapshot.transients.get(row.objcg or 0, ())
     difference = row.difference or 0
-    if difference < 0 or difference > len(transients):
-        return None
-    what = ", ".join(sorted({f"{t.what} ({t.address:#x})" for t in transients}))
-    return f"objects being freed hold at most {counted(len(transients), 'references')}: {what}"
+    waiting = [transient for transient in transients if transient.freed_by is not None]
+    if 0 < difference <= len(waiting):
+        what = ", ".join(sorted({f"{t.what} ({t.address:#x}): {t.freed_by}" for t in waiting}))
+        amount = counted(len(waiting), "references")
+        return Explained("in-flight", f"objects being freed hold at most {amount}: {what}")
+    unsure = [t for t in transients if t.unsure and t.freed_by is None]
+    if 0 < difference <= len(waiting) + len(unsure):
+        what = ", ".join(sorted({f"{t.what} ({t.address:#x})" for t in unsure}))
+        return Explained(
+            "unverifiable", f"objects hold references, and what frees them is unknown: {what}"
+        )
+    return None
 
 
 def _sentence(row: Row) -> str:
@@ -116,8 +132,9 @@ CHECK = Check(
     by_node_rule=True,
     half_done=HalfDone(
         pattern(SLAB, PAGES, STACK, VMALLOC, LRU, CGROUP),
-        lambda snapshot: FOLIO_BATCH + 1,
-        in_many_rows=True,
+        lambda snapshot: snapshot.limits.folio_batch + 1,
+        kinds=("object", "cache", "kmem", "folio", "batch"),
+        unpaid=True,
     ),
     explain=_being_freed,
     above="unknown-references",

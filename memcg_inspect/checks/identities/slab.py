@@ -18,7 +18,15 @@ from collections import defaultdict
 from collections.abc import Mapping
 
 from memcg_inspect.checks.check import Charges, Check
-from memcg_inspect.checks.half_done import FLUSH, SLAB, HalfDone, largest_object, pattern
+from memcg_inspect.checks.half_done import (
+    FLUSH,
+    SLAB,
+    HalfDone,
+    block_pages,
+    largest_object,
+    pattern,
+    slab_amounts,
+)
 from memcg_inspect.checks.rows import Missing, RowKey, make_row, missing_if
 from memcg_inspect.checks.snapshot import Snapshot
 from memcg_inspect.report import Row
@@ -110,7 +118,14 @@ CHECK = Check(
     places=("folded", "pending_cpu", "stock"),
     rows=slab_rows,
     items=tuple(ITEMS.values()),
-    # Objects larger than two pages are large kmallocs or vmalloc areas.
-    half_done=HalfDone(pattern(SLAB, FLUSH), largest_object),
+    half_done=HalfDone(
+        pattern(SLAB, FLUSH),
+        largest_object,
+        folios=block_pages,
+        details=tuple((item, detail) for detail, item in ITEMS.items()),
+        kinds=("object", "cache", "kmem"),
+        amounts=slab_amounts,
+        unpaid=True,
+    ),
     charges=Charges("slab", {item: detail for detail, item in ITEMS.items()}),
 )

@@ -10,7 +10,7 @@ For each memcg: ``MEMCG_SOCK`` is the pages that its sockets have charged. See
 from __future__ import annotations
 
 from memcg_inspect.checks.check import Check
-from memcg_inspect.checks.half_done import CHARGE_BATCH, FLUSH, SOCK, HalfDone, pattern
+from memcg_inspect.checks.half_done import FLUSH, SOCK, HalfDone, pattern
 from memcg_inspect.checks.rows import Missing, RowKey, counter_row, doubted, missing_if
 from memcg_inspect.checks.snapshot import Snapshot
 from memcg_inspect.report import Row
@@ -30,11 +30,11 @@ def sock_pages(snapshot: Snapshot) -> dict[int, int]:
 def sock_doubt(snapshot: Snapshot, memcg: int) -> Missing | None:
     """Return why the pages that the sockets of a memcg have charged may be others."""
     usage = snapshot.sockets_by_payer.get(memcg)
-    if usage is None or not usage.doubts:
+    if usage is None or not usage.unknown:
         return None
     # One that works either way says more than one that does not.
-    doubt = max(usage.doubts, key=lambda doubt: doubt.either_way)
-    return Missing(doubt.reason, doubt.either_way)
+    sock = max(usage.unknown, key=lambda sock: sock.either_way)
+    return Missing(sock.reason, sock.either_way)
 
 
 def sock_rows(snapshot: Snapshot) -> list[Row]:
@@ -64,5 +64,7 @@ CHECK = Check(
     rows=sock_rows,
     items=(ITEM,),
     not_kept=_not_kept,
-    half_done=HalfDone(pattern(SOCK, FLUSH), lambda snapshot: CHARGE_BATCH),
+    half_done=HalfDone(
+        pattern(SOCK, FLUSH), lambda snapshot: snapshot.limits.charge_batch, kinds=()
+    ),
 )

@@ -16,6 +16,7 @@ from memcg_inspect.checks.check import Check, Proof
 from memcg_inspect.checks.half_done import SOCK, HalfDone, pattern
 from memcg_inspect.checks.rows import RowKey, make_row
 from memcg_inspect.checks.snapshot import Snapshot
+from memcg_inspect.checks.sockets import SockRemainder
 from memcg_inspect.model import counted
 from memcg_inspect.report import Evidence, Row
 
@@ -28,10 +29,10 @@ def sock_bytes_rows(snapshot: Snapshot) -> list[Row]:
     for memcg, usage in snapshot.sockets_by_payer.items():
         row = make_row(
             RowKey("sock_bytes", "sk_forward_alloc", "references", memcg),
-            {"whole_pages": usage.total - len(usage.odd)},
+            {"whole_pages": usage.total - len(usage.remainders)},
             {"sockets": usage.total},
         )
-        reason = next((doubt.reason for doubt in usage.doubts if doubt.odd), None)
+        reason = next((sock.reason for sock in usage.unknown if sock.has_remainder), None)
         if reason is None and snapshot.ledger.may_miss("sock"):
             reason = "sockets are not all in the image"
         if row.status == "exact" and reason is not None:
@@ -48,21 +49,18 @@ def _not_kept(snapshot: Snapshot) -> str | None:
 
 
 def _prove(snapshot: Snapshot, row: Row) -> Proof:
-    odd = snapshot.sockets_by_payer[row.memcg or 0].odd
+    socks = snapshot.sockets_by_payer[row.memcg or 0].remainders
+    have = "has" if len(socks) == 1 else "have"
     return Proof(
         "socket-charge-not-whole-pages",
-        f"{counted(len(odd), 'sockets')} {'has' if len(odd) == 1 else 'have'} not charged whole "
-        "pages",
-        tuple(
-            Evidence(
-                address=sock.address,
-                kind=sock.protocol,
-                note=f"{counted(abs(sock.odd), 'bytes')} {'above' if sock.odd > 0 else 'below'} "
-                "whole pages",
-            )
-            for sock in odd
-        ),
+        f"{counted(len(socks), 'sockets')} {have} not charged whole pages",
+        tuple(Evidence(address=s.address, kind=s.protocol, note=_note(s)) for s in socks),
     )
+
+
+def _note(sock: SockRemainder) -> str:
+    side = "above" if sock.remainder > 0 else "below"
+    return f"{counted(abs(sock.remainder), 'bytes')} {side} whole pages"
 
 
 CHECK = Check(

@@ -15,9 +15,6 @@ from collections import Counter
 
 from memcg_inspect.checks.check import Check
 from memcg_inspect.checks.half_done import (
-    CHARGE_BATCH,
-    FOLIO_BATCH,
-    HUGE,
     LRU,
     PAGES,
     SLAB,
@@ -25,11 +22,15 @@ from memcg_inspect.checks.half_done import (
     STACK,
     VMALLOC,
     HalfDone,
+    batch_pages,
+    charge_batches,
+    folio_pages,
     pattern,
 )
 from memcg_inspect.checks.identities.kmem import kmem_pages, why_kmem_missing
 from memcg_inspect.checks.identities.sock import sock_doubt, sock_pages
-from memcg_inspect.checks.rows import RowKey, doubted, make_row, missing_if
+from memcg_inspect.checks.page_counters import own_usage, page_counter_row
+from memcg_inspect.checks.rows import RowKey, doubted, missing_if
 from memcg_inspect.checks.snapshot import Snapshot
 from memcg_inspect.report import Row
 
@@ -39,24 +40,28 @@ __all__ = ("CHECK", "usage_rows")
 def usage_rows(snapshot: Snapshot) -> list[Row]:
     """Compare everything a memcg is charged for with its page counter."""
     page_size, lru, sock = snapshot.image.page_size, snapshot.by_memcg("lru"), sock_pages(snapshot)
-    kmem, own, stock = kmem_pages(snapshot), _own_usage(snapshot), _in_stock(snapshot)
+    kmem, own, stock = (
+        kmem_pages(snapshot),
+        own_usage(snapshot, snapshot.usage),
+        _in_stock(snapshot),
+    )
     rows = []
     for memcg in snapshot.live():
         if memcg.parent is None:
             continue  # the root's pages are not charged to it
-        address, usage = memcg.address, own.get(memcg.address)
+        address = memcg.address
         found = {"lru": lru[address].bytes // page_size, "kmem": sum(kmem[address].values())}
         if snapshot.features.default_hierarchy:
             # cgroup v1 charges sockets to a page counter of their own (memcg->tcpmem).
             found["sock"] = sock[address]
         found["stock"] = stock[address]
-        row = make_row(
+        row = page_counter_row(
+            snapshot,
             RowKey("usage", "memory.usage", "pages", address),
             found,
-            None if usage is None else {"page_counter": usage},
+            own[address],
+            snapshot.usage,
             missing_if(_why_missing(snapshot, address)),
-            unread=snapshot.unread(address),
-            hierarchy=snapshot.usage.get(address),
         )
         if "sock" in found:
             row = doubted(row, sock_doubt(snapshot, address))
@@ -71,17 +76,6 @@ def _in_stock(snapshot: Snapshot) -> Counter[int]:
         if payer is not None:
             stock[payer] += charge.nr_pages
     return stock
-
-
-def _own_usage(snapshot: Snapshot) -> dict[int, int | None]:
-    own: dict[int, int | None] = {m.address: snapshot.usage.get(m.address) for m in snapshot.live()}
-    for memcg in snapshot.live():
-        if memcg.parent is None:
-            continue
-        above, usage = snapshot.memcgs[memcg.parent].payer, snapshot.usage.get(memcg.address)
-        whole = own[above]
-        own[above] = None if whole is None or usage is None else whole - usage
-    return own | dict.fromkeys(snapshot.counters.partial)
 
 
 def _why_missing(snapshot: Snapshot, memcg: int) -> str | None:
@@ -104,11 +98,15 @@ CHECK = Check(
     sources=("lru", "kmem", "sock", "stock"),
     places=("page_counter",),
     rows=usage_rows,
+    page_counters=("memory",),
     of_subtrees=True,
     half_done=HalfDone(
         pattern(SLAB, PAGES, STACK, VMALLOC, LRU, SOCK),
-        # A batch of charged pages, and the single pages of a folio_batch.
-        lambda snapshot: CHARGE_BATCH + FOLIO_BATCH,
-        folios=FOLIO_BATCH * HUGE,
+        batch_pages,
+        folios=folio_pages,
+        # obj_cgroup_charge() takes whole pages for objects.
+        kinds=("object", "cache", "kmem", "folio", "batch"),
+        amounts=charge_batches,
+        unpaid=True,
     ),
 )

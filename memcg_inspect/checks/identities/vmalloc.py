@@ -11,7 +11,7 @@ node. See ``__vmalloc_area_node()``.
 from __future__ import annotations
 
 from memcg_inspect.checks.check import Charges, Check
-from memcg_inspect.checks.half_done import FLUSH, HUGE, VMALLOC, HalfDone, pattern
+from memcg_inspect.checks.half_done import FLUSH, VMALLOC, HalfDone, block_pages, pattern
 from memcg_inspect.checks.kernel_pages import missing_areas, rows_by_node
 from memcg_inspect.checks.rows import RowKey, counter_row
 from memcg_inspect.checks.snapshot import Snapshot
@@ -50,6 +50,6 @@ CHECK = Check(
     places=("folded", "pending_cpu"),
     rows=vmalloc_rows,
     items=(BY_NODE, BY_MEMCG),
-    half_done=HalfDone(pattern(VMALLOC, FLUSH), lambda snapshot: 2 * HUGE),
+    half_done=HalfDone(pattern(VMALLOC, FLUSH), block_pages),
     charges=Charges("kmem"),
 )

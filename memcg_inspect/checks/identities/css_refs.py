@@ -1,0 +1,158 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+"""
+Identity ``css_refs``
+---------------------
+
+For each memcg except the root: ``css.refcnt`` is the number of references that were found. If there
+are fewer, the memcg can be freed while something uses it. If there are more, it is never freed. See
+:mod:`memcg_inspect.linux.kernel.cgroup` for who holds references.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+
+from memcg_inspect.checks.check import Check, in_flight
+from memcg_inspect.checks.held_on_stack import doubt_of, held_on_stack
+from memcg_inspect.checks.rows import Missing, RowKey, doubted, make_row, missing_if
+from memcg_inspect.checks.snapshot import Snapshot
+from memcg_inspect.model import CssRefs, Memcg, StackRef, counted
+from memcg_inspect.report import Row
+
+__all__ = ("CHECK", "css_ref_rows", "css_references")
+
+#: Functions that walk memcgs with mem_cgroup_iter(). Parts of names.
+_WALKS = ("shrink_", "reclaim", "mem_cgroup_iter")
+
+#: Holders by subject of the coverage.
+_HOLDERS = {
+    "memcgs": "memcgs, which hold references to their parents,",
+    "charge_stock": "charge stocks",
+    "notify": "groups of inotify and fanotify",
+    "zswap_cursor": "zswap's cursors",
+}
+
+
+def css_ref_rows(snapshot: Snapshot) -> list[Row]:
+    """Compare ``css.refcnt`` of each memcg with the references found."""
+    found, why = css_references(snapshot), _why_missing(snapshot)
+    return [
+        _row(snapshot, memcg, found[memcg.address], why)
+        for memcg in snapshot.memcgs.values()
+        if memcg.parent is not None
+    ]
+
+
+def _row(snapshot: Snapshot, memcg: Memcg, found: Counter[str], why: str | None) -> Row:
+    css: CssRefs | None = snapshot.css.get(memcg.address)
+    if css is not None and not css.whole:
+        why = "lists of what holds references to it are not all in the image"
+    row = make_row(
+        RowKey("css_refs", "css.refcnt", "references", memcg.address),
+        found,
+        None if css is None else {"refcnt": css.refs},
+        missing_if(why),
+    )
+    row = doubted(row, _charged_in_interrupt(snapshot, row))
+    return doubted(row, doubt_of(snapshot, row, _most))
+
+
+def _charged_in_interrupt(snapshot: Snapshot, row: Row) -> Missing | None:
+    """Return why interrupts may hold references: no task's stack shows them."""
+    active = [a for a in snapshot.active_memcgs if a.task is None and a.memcg == row.memcg]
+    # One by the caller of set_active_memcg(), and one while it charges.
+    if not active or (row.difference or 0) > 2 * len(active):
+        return None
+    return Missing(f"interrupts of {active[0].name} charge the memcg, and hold references to it")
+
+
+def _most(task: StackRef) -> int:
+    """Return the most references to one memcg that a task holds."""
+    # One for a charge, and one for the walk of a reclaim that the charge needs.
+    charges = any("charge" in function for function in task.functions)
+    walks = any(part in function for function in task.functions for part in _WALKS)
+    return min(task.words, 1 + (charges and walks))
+
+
+def css_references(snapshot: Snapshot) -> defaultdict[int, Counter[str]]:
+    """Return the references to each memcg that were found, by kind of holder."""
+    found: defaultdict[int, Counter[str]] = defaultdict(Counter)
+    for address, css in snapshot.css.items():
+        found[address].update(
+            memcg=css.base,
+            # mem_cgroup_id_put() drops the reference when the last one to the ID is dropped.
+            id=int(css.id_refs > 0),
+            css_set=len(css.css_sets),
+            mm=len(css.mms),
+            writeback=len(css.writebacks),
+            event=css.events,
+        )
+    for memcg in snapshot.memcgs.values():
+        if memcg.parent is not None:
+            found[memcg.parent]["child"] += 1
+    for stock in snapshot.charge_stocks:
+        found[stock.memcg]["stock"] += 1
+    for entry, amount in snapshot.ledger:
+        # Since 7.2 user pages refer to an obj_cgroup.
+        if entry.kind == "sock" or (entry.kind == "lru" and not snapshot.features.lru_holds_objcg):
+            found[entry.payer][entry.kind] += amount.charges
+    for holder, references in snapshot.css_holders.items():
+        for address, number in references.items():
+            found[address][holder] += number
+    return found
+
+
+def _why_missing(snapshot: Snapshot) -> str | None:
+    if snapshot.ledger.may_miss("sock"):
+        return "sockets are not all in the image"
+    if snapshot.ledger.may_miss("slab"):
+        return "slabs, which contain groups of inotify and fanotify, are not all in the image"
+    if not snapshot.features.lru_holds_objcg and snapshot.ledger.may_miss("lru"):
+        return "user pages are not all in the image"
+    for subject, holders in _HOLDERS.items():
+        if not snapshot.complete(subject):
+            return f"{holders} are not all in the image"
+    return None
+
+
+def _sentence(row: Row) -> str:
+    difference = row.difference or 0
+    amount = counted(abs(difference), row.unit)
+    if difference > 0:
+        return f"css.refcnt is {amount} more than found: a leak; the memcg is never freed"
+    return f"css.refcnt is {amount} less than found: the memcg can be freed while it is used"
+
+
+CHECK = Check(
+    name="css_refs",
+    counter="`css.refcnt` of each memcg except the root",
+    unit="references",
+    found=(
+        "the memcg itself and its ID, its children until they are freed, css_sets, stocks, "
+        "sockets until they are freed, writebacks, address spaces on the list of the multi-gen "
+        "LRU, groups of inotify and fanotify, zswap's cursor, events of cgroup v1, and user pages "
+        "(up to 7.1)"
+    ),
+    sources=(
+        "memcg",
+        "id",
+        "child",
+        "css_set",
+        "stock",
+        "sock",
+        "lru",
+        "writeback",
+        "mm",
+        "notify",
+        "zswap",
+        "event",
+        "released",
+        "closing",
+    ),
+    places=("refcnt",),
+    rows=css_ref_rows,
+    explain=lambda snapshot, row: in_flight(held_on_stack(snapshot, row, _most)),
+    above="unknown-references",
+    below="missing-references",
+    sentence=_sentence,
+)

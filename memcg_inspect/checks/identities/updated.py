@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+"""
+Identity ``updated``
+--------------------
+
+For each memcg: the counters that a CPU has changed, and that are not folded yet, will be folded.
+The memcg is on that CPU's list of updated ones, which the next flush takes it from
+(``css_rstat_updated()``; ``cgroup_rstat_updated()`` up to 6.15). What children handed up
+(``state_pending``) is folded with the changes of any CPU.
+
+A CPU does not put a memcg on its list if it sees it there. It may not see yet that a flush, on
+another CPU, has just taken it off ("may race" in ``cgroup_rstat_updated()``). Then the changes of
+that moment are folded only when the CPU changes the memcg again. Such *lost* updates are legal.
+They are of few counters, and rare. So changes that are on no list are a finding if a CPU has
+changed more than :data:`_MOST_LOST` counters of the memcg, or if the image has more of them than 2
+and one in 64 pairs of a memcg and a CPU.
+
+Nodes without memory are not flushed. Their counters are left out.
+"""
+
+from __future__ import annotations
+
+from memcg_inspect.checks.check import Check, Explained, Proof
+from memcg_inspect.checks.half_done import FLUSH, pattern
+from memcg_inspect.checks.rows import Missing, RowKey, make_row
+from memcg_inspect.checks.snapshot import Snapshot
+from memcg_inspect.model import Running, counted
+from memcg_inspect.model_counters import Unfolded
+from memcg_inspect.report import Evidence, Row
+
+__all__ = ("CHECK", "updated_rows")
+
+#: The most counters that a CPU changes while it does not see what a flush wrote.
+_MOST_LOST = 3
+#: Lost updates that no number of memcgs and CPUs is needed for.
+_FEW = 2
+#: One in so many pairs of a memcg and a CPU may have lost an update.
+_RARE = 64
+#: Functions that take memcgs off lists, and fold them.
+_FLUSHES = pattern(FLUSH, r"c(ss|group)_rstat_(flush|updated_list|push_children|cpu_pop_updated)")
+#: The least number of frames of a stack that could be unwound.
+_UNWOUND = 3
+_UNREAD = "lists of updated memcgs are not all in the image"
+
+
+def updated_rows(snapshot: Snapshot) -> list[Row]:
+    """Compare the counters with unfolded changes with those that a flush will fold."""
+    may_be_lost = _may_be_lost(snapshot)
+    rows = []
+    for memcg in snapshot.memcgs:
+        key = RowKey("updated", "unfolded counters", "references", memcg)
+        left = snapshot.unfolded.get(memcg)
+        if left is None:
+            rows.append(make_row(key, {}, None, unread=snapshot.unread(memcg)))
+            continue
+        on_list = sum(len(n) for cpu, n in left.changed.items() if left.updated.get(cpu))
+        if any(left.updated.values()):
+            on_list += len(left.pending)
+        lost = sum(map(len, _lost(left).values())) if may_be_lost else 0
+        total = sum(map(len, left.changed.values())) + len(left.pending)
+        rows.append(
+            make_row(
+                key,
+                {"listed": on_list, "lost": lost} if lost else {"listed": on_list},
+                {"changed": total},
+                Missing(_UNREAD) if _is_unknown(left, snapshot.image.cpus) else None,
+            )
+        )
+    return rows
+
+
+def _is_unknown(left: Unfolded, cpus: int) -> bool:
+    """Return whether a list that could not be read may have changes to fold."""
+    if left.pending and not any(left.updated.values()) and len(left.updated) < cpus:
+        return True
+    return not left.changed.keys() <= left.updated.keys()
+
+
+def _off_list(left: Unfolded) -> dict[int, tuple[str, ...]]:
+    """Return the counters that CPUs changed without a list to fold them from."""
+    return {cpu: names for cpu, names in left.changed.items() if left.updated.get(cpu) is False}
+
+
+def _lost(left: Unfolded) -> dict[int, tuple[str, ...]]:
+    """Return those of them that one lost update explains."""
+    return {cpu: names for cpu, names in _off_list(left).items() if len(names) <= _MOST_LOST}
+
+
+def _may_be_lost(snapshot: Snapshot) -> bool:
+    lost = sum(len(_lost(left)) for left in snapshot.unfolded.values())
+    return lost <= _FEW + len(snapshot.memcgs) * snapshot.image.cpus // _RARE
+
+
+def _explain(snapshot: Snapshot, row: Row) -> Explained | None:
+    """
+    Return whether a flush that was stopped may have taken the memcg off the list.
+
+    It takes all memcgs of a subtree off the list of one CPU, and folds one after the other.
+    """
+    stopped = [cpu for cpu in snapshot.running if cpu.busy and _may_flush(cpu)]
+    cpus = {cpu for left in snapshot.unfolded.values() for cpu in _off_list(left)}
+    if not stopped or len(cpus) > len(stopped):
+        return None
+    where = f"CPU {stopped[0].cpu} ({stopped[0].comm}, {stopped[0].pid})"
+    return Explained("unverifiable", f"{where} was flushing, or may have been")
+
+
+def _may_flush(cpu: Running) -> bool:
+    return len(cpu.functions) < _UNWOUND or any(map(_FLUSHES.match, cpu.functions))
+
+
+def _prove(snapshot: Snapshot, row: Row) -> Proof:
+    memcg = row.memcg or 0
+    left = snapshot.unfolded[memcg]
+    off = _off_list(left)
+    if _may_be_lost(snapshot):
+        off = {cpu: names for cpu, names in off.items() if cpu not in _lost(left)}
+    notes = [f"CPU {cpu}: {', '.join(names)}" for cpu, names in off.items()]
+    if left.pending and not any(left.updated.values()):
+        notes.append(f"state_pending: {', '.join(left.pending)}")
+    number = counted(row.difference or 0, "counters")
+    return Proof(
+        "never-folded",
+        f"changes of {number} are not folded, and the memcg is on no list to fold them from "
+        f"({'; '.join(notes)})",
+        tuple(Evidence(address=memcg, kind="mem_cgroup", memcg=memcg, note=n) for n in notes),
+    )
+
+
+CHECK = Check(
+    name="updated",
+    counter="all counters and events of the memcg and its nodes that have unfolded changes",
+    unit="references",
+    found=(
+        "those that the next flush folds, and those that it does not fold because one update was "
+        "lost, which is legal"
+    ),
+    sources=("listed", "lost"),
+    places=("changed",),
+    rows=updated_rows,
+    counters_only=True,
+    explain=_explain,
+    prove=_prove,
+)

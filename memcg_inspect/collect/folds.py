@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+"""Read what was folded of the counters of memcgs, and what was not."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from drgn import FaultError, Object
+
+from memcg_inspect.image.image import Image
+from memcg_inspect.linux.kernel.rstat import read_updated
+from memcg_inspect.linux.mm.memcontrol_vmstats import (
+    StatArrays,
+    StatReader,
+    event_slots,
+    slot_names,
+)
+from memcg_inspect.linux.mm.mmzone import memory_nodes
+from memcg_inspect.model import Coverage
+from memcg_inspect.model_counters import LocalStat, Unfolded
+
+__all__ = ("Folds",)
+
+Cell = tuple[int, int | None]
+#: Names of changed counters by CPU.
+Changed = dict[int, set[str]]
+
+
+@dataclass
+class Folds:
+    """
+    What the arrays of counters say about flushes.
+
+    :ivar image: the image that is read
+    :ivar local: local counters by (``struct mem_cgroup *``, node) and enumerator, those of the
+        memcg itself with ``None`` for the node; empty on kernels without ``state_local``
+    """
+
+    image: Image
+    local: dict[Cell, dict[str, LocalStat]] = field(default_factory=dict)
+    _changed: dict[int, Changed] = field(default_factory=dict)
+    _pending: dict[int, set[str]] = field(default_factory=dict)
+    #: On a running kernel, the memcgs' own arrays, to see whether they change.
+    _arrays: dict[int, StatArrays] = field(default_factory=dict)
+
+    def add_memcg(self, memcg: int, arrays: StatArrays, events: StatArrays) -> None:
+        """
+        Add the counters of a memcg.
+
+        :param memcg: ``struct mem_cgroup *``
+        :param arrays: arrays of its counters
+        :param events: arrays of its events
+        """
+        self._add(memcg, None, arrays, slot_names(self.image))
+        self._add_changes(memcg, events, {s: name for name, s in event_slots(self.image).items()})
+        if self.image.is_moving:
+            self._arrays[memcg] = arrays
+
+    def add_lruvec(self, memcg: int, nid: int, arrays: StatArrays) -> None:
+        """Add the counters of a memcg on a node."""
+        # mem_cgroup_css_rstat_flush() leaves out nodes without memory.
+        nodes = memory_nodes(self.image)
+        if nodes is None or nid in nodes:
+            self._add(memcg, nid, arrays, slot_names(self.image))
+
+    def _add(
+        self, memcg: int, nid: int | None, arrays: StatArrays, names: Mapping[int, str]
+    ) -> None:
+        self._add_changes(memcg, arrays, names)
+        local = arrays.local()
+        if local is not None:
+            pairs = zip(local, arrays.flushed(), strict=True)
+            self.local[memcg, nid] = {
+                names[slot]: LocalStat(*pair) for slot, pair in enumerate(pairs) if slot in names
+            }
+
+    def _add_changes(self, memcg: int, arrays: StatArrays, names: Mapping[int, str]) -> None:
+        changed = self._changed.setdefault(memcg, {})
+        for cpu in arrays.percpu:
+            slots = arrays.changed(cpu)
+            if slots:
+                changed.setdefault(cpu, set()).update(names.get(s, str(s)) for s in slots)
+        pending = self._pending.setdefault(memcg, set())
+        pending |= {names.get(s, str(s)) for s, value in enumerate(arrays.pending()) if value}
+
+    def unfolded(self, reader: StatReader, coverage: Coverage) -> dict[int, Unfolded]:
+        """
+        Return the changes that are not folded yet, by ``struct mem_cgroup *``.
+
+        :param coverage: counts the CPUs whose lists of updated memcgs were read
+        """
+        updated = read_updated(self.image, self._changed, coverage)
+        found = {
+            memcg: Unfolded(
+                changed={cpu: tuple(sorted(names)) for cpu, names in sorted(changed.items())},
+                pending=tuple(sorted(self._pending[memcg])),
+                updated={cpu: memcg in listed for cpu, listed in updated.items()},
+            )
+            for memcg, changed in self._changed.items()
+        }
+        if self.image.is_moving:
+            return {memcg: self._unmoved(memcg, left, reader) for memcg, left in found.items()}
+        return found
+
+    def _unmoved(self, memcg: int, left: Unfolded, reader: StatReader) -> Unfolded:
+        """
+        Leave out the changes that are on no list and have been flushed since they were read.
+
+        On a running kernel, a flush between reading the counters and reading the lists takes a
+        memcg off its lists. It also changes ``state_prev``, or ``state_pending``.
+        """
+        alone = [cpu for cpu in left.changed if not left.updated.get(cpu, True)]
+        if not alone and (not left.pending or any(left.updated.values())):
+            return left
+        before = self._arrays[memcg]
+        try:
+            now = reader.memcg_arrays(Object(self.image.prog, "struct mem_cgroup *", memcg))
+        except FaultError:
+            return left._replace(changed={}, pending=())  # it was freed
+        pairs = [(now, before), (reader.event_arrays(now), reader.event_arrays(before))]
+        moved = {cpu for cpu in alone if not all(a.is_same(cpu, b) for a, b in pairs)}
+        is_stuck = all(a.pending() == b.pending() for a, b in pairs)
+        return left._replace(
+            changed={cpu: names for cpu, names in left.changed.items() if cpu not in moved},
+            pending=left.pending if is_stuck else (),
+        )

@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+"""
+What was under way when a machine was stopped
+---------------------------------------------
+
+Reads what can explain rows that differ: what each CPU was doing, and what will free the objects
+that are being freed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from memcg_inspect.checks.snapshot import Snapshot
+from memcg_inspect.collect.released import RELEASED, Pending
+from memcg_inspect.image.image import Image
+from memcg_inspect.linux.kernel.stacktrace import read_running
+from memcg_inspect.model import Transient
+
+__all__ = ("with_pending", "with_running")
+
+
+def with_running(image: Image, snapshot: Snapshot) -> Snapshot:
+    """
+    Return a snapshot with what each CPU was doing.
+
+    This takes as long as reading all slabs.
+    """
+    released = {memcg.address for memcg in snapshot.transients.get(0, ())} - snapshot.memcgs.keys()
+    running = read_running(image, snapshot.memcgs, snapshot.objcgs, released)
+    return replace(snapshot, running=running)
+
+
+def with_pending(image: Image, snapshot: Snapshot) -> Snapshot:
+    """
+    Return a snapshot with what will free the objects that are being freed.
+
+    A removed memcg without references is one of them, even if ``css_release_work_fn()`` has not
+    taken it off the list of its parent's children yet.
+    """
+    unused = [
+        Transient(RELEASED, address)
+        for address, css in snapshot.css.items()
+        if css.refs == 0 and snapshot.memcgs[address].state == "dying"
+    ]
+    if not snapshot.transients and not unused:
+        return snapshot
+    pending = Pending(image)
+    transients = {
+        objcg: [pending.of(transient) for transient in some]
+        for objcg, some in snapshot.transients.items()
+    }
+    # css_release() queues the work item after the last reference is gone.
+    found = [pending.of(transient)._replace(unsure=True) for transient in unused]
+    transients[0] = [*transients.get(0, ()), *found]
+    return replace(snapshot, transients=transients)

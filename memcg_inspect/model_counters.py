@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+"""Records of what flushes do with the counters of memcgs, as :mod:`memcg_inspect.model`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+__all__ = ("LocalItems", "LocalStat", "Unfolded")
+
+
+class LocalStat(NamedTuple):
+    """
+    What was folded of one counter, descendants excluded, in the unit of its item.
+
+    :ivar local: ``state_local``
+    :ivar flushed: sum of ``state_prev`` over all possible CPUs
+    """
+
+    local: int
+    flushed: int
+
+
+class Unfolded(NamedTuple):
+    """
+    Counters of one memcg that have changes that are not folded yet.
+
+    :ivar changed: names of the counters that each CPU has changed, by CPU; CPUs without changes
+        are left out
+    :ivar pending: names of the counters with ``state_pending``, which children handed up
+    :ivar updated: whether the memcg is on the list of updated ones of each possible CPU; CPUs
+        whose lists could not be read are left out
+    """
+
+    changed: Mapping[int, tuple[str, ...]]
+    pending: tuple[str, ...]
+    updated: Mapping[int, bool]
+
+
+class LocalItems(NamedTuple):
+    """
+    Items whose local counters a kernel keeps when memcgs are removed.
+
+    :ivar of_memcgs: items of ``memcg_vmstats.state_local``
+    :ivar of_nodes: items of ``lruvec_stats.state_local``
+    """
+
+    of_memcgs: frozenset[str] = frozenset()
+    of_nodes: frozenset[str] = frozenset()
