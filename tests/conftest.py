@@ -19,7 +19,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--all", action="store_true", help="run the long tests, too")
     parser.addoption("--soak", action="store_true", help="run nothing but the soak")
     parser.addoption("--anew", metavar="WORD", help="make images anew, for each WORD once")
-    parser.addoption("--fuzz", action="store_true", help="many more generated cases")
+    parser.addoption(
+        "--fuzz", type=int, default=100, metavar="N", help="damaged images to try (default: 100)"
+    )
     parser.addoption("--write-docs", action="store_true", help="write what docs/ say of runs")
 
 
@@ -52,13 +54,13 @@ def _is_wanted(config: pytest.Config, item: pytest.Item) -> bool:
 
 
 def _has_no_kernel(item: pytest.Item) -> bool:
-    """Whether a test's kernels are built here, and none is in the cache."""
+    """Return whether a test needs kernels that the lab builds, and none is in the cache."""
     reasons = [str(mark.kwargs.get("reason", "")) for mark in item.iter_markers("skip")]
     return any(reason.startswith("got empty parameter set") for reason in reasons)
 
 
 def _is_one_more(item: pytest.Item) -> bool:
-    """Whether a test of each kernel is one that runs only with --all."""
+    """Return whether a test with a kernel as parameter runs only with --all."""
     if not item.get_closest_marker("each_kernel"):
         return False
     params = getattr(item, "callspec", None)

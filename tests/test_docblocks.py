@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
-"""How blocks of documents are written, shortened and compared."""
+"""Blocks of documents are written, shortened and compared."""
 
 from __future__ import annotations
 

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 """
-The documents say what the program does, and name what there is.
+The documents are compared with what the program does.
 
 Blocks are compared with a run, commands are run or parsed, and each list of values is compared
-with the values that the code can produce: both ways, so that nothing is missing and nothing is
-left over.
+with the values that the code can produce, in both directions.
 """
 
 from __future__ import annotations
@@ -184,7 +183,7 @@ def test_statuses_of_rows() -> None:
 
 
 def exit_statuses() -> set[int]:
-    """Return all that the constants of the front ends name."""
+    """Return the names in the constants of the front ends."""
     found = {*subcommands._STATUS.values(), subcommands._INCOMPLETE, subcommands._INTERRUPTED}
     found |= {value for name, value in vars(cli).items() if name.startswith("EXIT_")}
     return found
@@ -238,7 +237,7 @@ PLACES = (
 
 @each_document
 def test_files_named_exist(document: Path) -> None:
-    """Those of the project; names of kernel sources end in .c or .h."""
+    """Names of the project's files are checked; names of kernel sources end in .c or .h."""
     text = TEXTS[document]
     whole = r"\b((?:memcg_inspect|scripts|tests|fixtures|docs)/[\w./-]*[\w/])"
     for name in [*re.findall(whole, text), *re.findall(r"[\w./-]*\w\.py\b", text)]:
@@ -292,7 +291,7 @@ def test_commands_can_be_parsed(document: Path) -> None:
 
 
 def test_outputs_are_of_runs() -> None:
-    """Whatever follows a prompt is in a block, so a run wrote it."""
+    """Every prompt is in a block that a run wrote."""
     for document, text in TEXTS.items():
         outside = re.sub(r"<!-- begin (\w+):.*?<!-- end \1 -->", "", text, flags=re.DOTALL)
         assert not re.search(r"^\$ ", outside, re.MULTILINE), document

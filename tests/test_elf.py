@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from memcg_inspect.elf import PT_LOAD, ElfError, ElfFile, Section, Segment
@@ -23,7 +23,7 @@ SEGMENTS = [
 
 @dataclass
 class Sample:
-    """Makes ELF files as elf(5) lays them out: header, segments, sections, their content."""
+    """Make ELF files with the layout of elf(5): header, segments, sections, content."""
 
     wide: bool = True
     order: str = "<"
@@ -152,6 +152,8 @@ def test_cut_anywhere(wide: bool, order: str, large: bool) -> None:
             elf(whole[:size]).section(b".BTF")
 
 
+# A busy machine generates cases slowly.
+@settings(suppress_health_check=[HealthCheck.too_slow], deadline=None)
 @given(large=st.booleans(), changes=st.dictionaries(st.integers(4, 250), st.integers(0, 255)))
 def test_damage_is_refused_or_stays_inside(large: bool, changes: dict[int, int]) -> None:
     data = bytearray(Sample(large=large).data(content=bytes(64)))

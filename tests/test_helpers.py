@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
-"""Helpers, compared with drgn's own and with what the guest said."""
+"""Helpers are compared with drgn's and with the files of the guest."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def image(kernel: str, lab: Lab) -> GuestImage:
 
 
 def stood_still(image: GuestImage) -> dict[tuple[str, str, int | None], int]:
-    """What memory.stat of each memcg said twice alike, by path and item."""
+    """Return the values of memory.stat that are the same in both copies, by (path, item)."""
     first, last = (numbers(image.guest / which / "cgroup", "memory.stat") for which in "12")
     return {key: value for key, value in last.items() if first.get(key) == value}
 
@@ -158,7 +158,7 @@ def first(thing: memcg_inspect.ChargedSlabObject) -> int:
 
 
 def objcgs_by_node(prog: Program) -> Iterator[tuple[int, Object]]:
-    """Every obj_cgroup of kernels that have one for each node, by drgn's own helpers."""
+    """Return every obj_cgroup of kernels with one for each node, with drgn's own helpers."""
     for memcg in memcg_inspect.for_each_memcg(prog):
         for nid in range(4):
             pn = memcg.nodeinfo[nid].read_()
@@ -233,7 +233,7 @@ def test_percpu_is_the_guests(image: GuestImage) -> None:
 
 
 def test_percpu_pointers_are_the_kernels(image: GuestImage) -> None:
-    """The memcgs' own counters are percpu memory that their parents pay for."""
+    """The counters of a memcg are percpu memory that its parent pays for."""
     prog = image.program()
     pointers = {alloc.pointer.value_() for alloc in memcg_inspect.for_each_pcpu_alloc(prog)}
     memcgs = list(memcg_inspect.for_each_memcg(prog))[1:]
@@ -243,14 +243,14 @@ def test_percpu_pointers_are_the_kernels(image: GuestImage) -> None:
 
 
 def overlaid(image: GuestImage, address: int, size: int, read: Callable[..., bytes]) -> Program:
-    """A program of its own that reads a range of kernel addresses by a function."""
+    """Return a new program that reads a range of kernel addresses with a function."""
     prog = opened(image.core)
     prog.add_memory_segment(address, size, read)
     return prog
 
 
 def test_unreadable_memcgs_are_faults(image: GuestImage) -> None:
-    """One memcg cannot be read: a helper that needs it says so, and leaves nothing out."""
+    """If one memcg cannot be read, a helper that needs it raises, and leaves nothing out."""
     whole = image.program()
     memcgs = list(memcg_inspect.for_each_memcg(whole))
     last = memcgs[-1]
@@ -288,7 +288,7 @@ def test_unreadable_charges_are_faults(image: GuestImage) -> None:
 
 
 class Reads:
-    """A program that counts how often kernel memory is read, by whomever."""
+    """Return a program that counts all reads of kernel memory."""
 
     def __init__(self, image: GuestImage) -> None:
         self.whole = image.program()
@@ -306,7 +306,7 @@ class Reads:
 
 
 def test_one_call_reads_little(image: GuestImage) -> None:
-    """A call about one thing does not read all memcgs, however many there are."""
+    """A call about one object does not read all memcgs."""
     reads = Reads(image)
     memcgs = list(memcg_inspect.for_each_memcg(reads.prog))
     assert len(memcgs) > 20

@@ -26,7 +26,7 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 def _files(*folders: str) -> list[Path]:
-    """Every file of the project in these folders, but what tools leave there."""
+    """Return the files of the project in these folders, without what tools leave there."""
     return sorted(
         path
         for folder in folders
@@ -61,7 +61,7 @@ def _functions(node: ast.AST) -> Iterator[Function]:
 
 
 def _imported(tree: ast.Module) -> Iterator[tuple[str, str | None]]:
-    """Every (module, name) that is imported, also inside functions."""
+    """Return every imported (module, name), also inside functions."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             for alias in node.names:
@@ -166,7 +166,7 @@ def test_layers_import_what_the_table_says() -> None:
 
 
 def test_no_circles_of_imports() -> None:
-    """Imports inside functions count: they hide a circle, and do not remove it."""
+    """Imports inside functions count, too, because they only hide a circle."""
     modules = {_module(path): path for path in PACKAGE}
     graph: dict[str, set[str]] = {}
     for name, path in modules.items():
@@ -188,7 +188,7 @@ NAMED_OTHERWISE = {
 
 
 def test_readers_are_named_after_kernel_sources() -> None:
-    """A file or a folder that the first sentence names with ``:linux:``, or the begin of it."""
+    """Return the kernel file or folder that the first sentence names with ``:linux:``."""
     wrong = []
     for path in PACKAGE:
         name = str(path.relative_to(ROOT / "memcg_inspect"))
@@ -225,7 +225,7 @@ def test_readers_are_handed_their_image() -> None:
 
 
 def test_rules_of_accounting_by_node_are_in_one_place_of_each_layer() -> None:
-    """A reader of anything else never meets the physical and the posted rule."""
+    """Only the per-node modules know the physical and the posted rule."""
     found = {
         path.relative_to(ROOT / "memcg_inspect").as_posix()
         for path in PACKAGE

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
-"""The public API: every name of ``memcg_inspect``, as a script and as a drgn session use it."""
+"""The public API: every name of ``memcg_inspect``, used by scripts and by drgn sessions."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
-"""The tables of a report, and how short reports and answers are in a session."""
+"""The tables of a report, and the repr() of reports and answers."""
 
 from __future__ import annotations
 

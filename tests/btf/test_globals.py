@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
-"""Every variable that a reader asks for is one that can be had without debug info."""
+"""Every variable that a reader looks up can be found without debug info."""
 
 from __future__ import annotations
 
@@ -21,11 +21,14 @@ OF_DRGN = {
     "vmemmap",
 }
 #: Enumerators and per-CPU variables, which BTF describes.
-IN_BTF = {"N_MEMORY", "PIDTYPE_PID", "memcg_stock"}
+IN_BTF = {
+    *("N_MEMORY", "N_POSSIBLE", "PIDTYPE_PID"),
+    *("cached_stacks", "int_active_memcg", "memcg_stock", "rcu_data"),
+}
 
 
 def asked_for(path: Path) -> Iterator[str]:
-    """The names in ``prog["name"]``, ``image.object("name")`` and ``static_key_enabled()``."""
+    """Return names in ``prog["name"]``, ``image.object("name")`` and ``static_key_enabled()``."""
     for node in ast.walk(ast.parse(path.read_text())):
         named: ast.expr | None = None
         if isinstance(node, ast.Subscript) and ast.unparse(node.value).endswith("prog"):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
-"""BTF made by hand, in both byte orders, through to drgn's types."""
+"""BTF made by hand, in both byte orders, is parsed and converted to drgn's types."""
 
 from __future__ import annotations
 
@@ -303,7 +303,7 @@ def test_elf_files(tmp_path: Path) -> None:
 
 
 class Said:
-    """Symbols that are what a test says."""
+    """Symbols that a test chooses."""
 
     def __init__(self, **addresses: int) -> None:
         self.addresses = addresses

@@ -131,7 +131,7 @@ print(json.dumps(found))
 
 
 def ask(image: GuestImage, before: str = "", symbols: bool = True, **environ: str) -> Any:
-    """What a real session of drgn answers, in a process of its own."""
+    """Run a drgn session in its own process; return what it printed."""
     given = ["-s", str(image.vmlinux)] if symbols else []
     done = subprocess.run(
         [sys.executable, "-m", "drgn", "-c", str(image.core), "--no-default-symbols", *given,
@@ -166,7 +166,7 @@ def test_sessions_with_debug_info_are_not_changed(lab: Lab) -> None:
 
 @pytest.mark.image
 def test_debug_info_that_is_loaded_late(lab: Lab) -> None:
-    """BTF answers until there is debug info, and never again."""
+    """BTF is used until debug info is loaded, and not after that."""
     image = lab.image(DEBIAN_KERNELS[-1])
     before = (
         "assert prog.type('struct page').size and prog.symbol('jiffies')\n"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
-"""The identity ``alloc_tags``, by hand."""
+"""The identity ``alloc_tags`` on snapshots made by hand."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from memcg_inspect.checks.judge import judge
 from memcg_inspect.checks.profile import Profile, Use
 from memcg_inspect.checks.samples import settle
 from memcg_inspect.checks.snapshot import Snapshot
-from memcg_inspect.model import CallSite, Running
+from memcg_inspect.model import CallSite, Held, Running
 from memcg_inspect.report import Row
 
 KMALLOC, PERCPU, IDLE, MODULE = 0x100, 0x200, 0x300, 0x400
@@ -127,16 +127,23 @@ def test_sites_of_one_line_are_told_apart() -> None:
     assert {item for item, _ in rows(made)} == {"mm/a.c:1 func:f", "mm/a.c:1 func:f (2)"}
 
 
-def test_an_allocation_half_done_is_in_flight() -> None:
+def test_an_allocation_half_done() -> None:
+    """It is in flight if the stack points to the call site and to the object."""
     made = profile(site(KMALLOC, 256, 4), site(PERCPU, 32, 1))
-    cpu = Running(0, 7, "sh", ("kmalloc", "do_fork", "entry"), True)
-    image = snapshot(profile=made, running=[cpu])
-    statuses = [row.status for row in judge(image).rows if row.identity == "alloc_tags"]
-    assert statuses == ["in-flight", "in-flight", "exact", "exact"]
+
+    def statuses(*held: Held) -> list[str]:
+        cpu = Running(0, 7, "sh", ("kmalloc", "do_fork", "entry"), True, held)
+        image = snapshot(profile=made, running=[cpu])
+        return [row.status for row in judge(image).rows if row.identity == "alloc_tags"]
+
+    block = Held("object", 0x5000, 0, 0, 64)
+    assert statuses() == ["unverifiable", "unverifiable", "exact", "exact"]
+    assert statuses(Held("call site", KMALLOC), block) == ["in-flight"] * 2 + ["exact"] * 2
+    assert statuses(Held("call site", PERCPU), block) == ["differs"] * 2 + ["exact"] * 2
 
 
 def test_bytes_and_calls_of_a_site_are_not_taken_for_each_other() -> None:
-    """In several samples of a running kernel: calls become exact, wrong bytes stay."""
+    """Over several samples of a running kernel, calls become exact and wrong bytes stay."""
     samples = [
         judge(snapshot(profile=profile(site(KMALLOC, 256, calls), site(PERCPU, 32, 1))))
         for calls in (3, 4, 3, 5, 3, 4)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
-"""Hierarchical and own values of counters, by hand."""
+"""Hierarchical and own values of counters made by hand."""
 
 from __future__ import annotations
 

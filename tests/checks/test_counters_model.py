@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 """
-Counters against a model of the kernel: any tree of memcgs, any history.
+Counters are compared with a model of the kernel, for random trees of memcgs and random histories.
 
-What a memcg claims for itself must be what is charged to it, whatever was folded when,
-whatever was removed, handed over and freed.
+The own value of a memcg must equal what is charged to it, in any order of folding, removal,
+reparenting and freeing.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def _step(kernel: Kernel, name: str, first: int, second: int, third: int) -> Non
 
 
 def image(kernel: Kernel) -> Snapshot:
-    """Return the snapshot that the audit would read of it."""
+    """Return the snapshot that the audit would read."""
     memcgs = kernel.memcgs()
     return snapshot(
         memcgs=memcgs,

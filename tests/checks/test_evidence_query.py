@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
-"""Which charges may be the cause of a difference, and which of them are listed."""
+"""Charges that may be the cause of a difference, and those that the report lists."""
 
 from __future__ import annotations
 

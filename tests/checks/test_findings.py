@@ -37,14 +37,23 @@ from memcg_inspect.checks.registry import CHECKS
 from memcg_inspect.checks.rows import RowKey, make_row
 from memcg_inspect.checks.skew import skew_matrix
 from memcg_inspect.checks.snapshot import Snapshot
-from memcg_inspect.model import Accounting, Coverage, Memcg, Objcg, Stat, TaskCharge, Unit, Vectors
+from memcg_inspect.model import (
+    Accounting,
+    Coverage,
+    Memcg,
+    Objcg,
+    Stat,
+    Unit,
+    Vectors,
+)
+from memcg_inspect.model_tasks import TaskCharge
 from memcg_inspect.report import Evidence, Finding, Skew
 
 SIBLING = 0x6000
 
 
 def slab_findings(taken: Snapshot) -> list[PendingFinding]:
-    """Findings of the slab identity alone."""
+    """Return the findings of the slab identity."""
     return row_findings(taken, slab_rows(taken))
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
-"""The identities beside slab's, by hand: pages, percpu, zswap, sockets, usage, references."""
+"""Identities other than ``slab``, on snapshots made by hand."""
 
 from __future__ import annotations
 
@@ -38,7 +38,8 @@ from memcg_inspect.checks.identities.zswap import zswap_rows
 from memcg_inspect.checks.judge import judge
 from memcg_inspect.checks.ledger import ChargeKind
 from memcg_inspect.checks.snapshot import Snapshot
-from memcg_inspect.model import Coverage, Objcg, TaskCharge, Vectors
+from memcg_inspect.model import Coverage, Objcg, Vectors
+from memcg_inspect.model_tasks import TaskCharge
 from memcg_inspect.report import Row
 
 RULES = [

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
-"""The identity ``lru``, by hand."""
+"""The identity ``lru`` on snapshots made by hand."""
 
 from __future__ import annotations
 

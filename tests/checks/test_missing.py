@@ -142,7 +142,7 @@ def test_reasons_name_what_could_not_be_read() -> None:
 def test_a_stack_that_was_not_read_is_counted_as_another_area(
     subject: str, vmalloc: str, stacks: str
 ) -> None:
-    """So too much may be found of other areas, and never of stacks."""
+    """More than the counter may then be found of other areas, but not of stacks."""
     # one page more of each than the counters of node 0 say
     charges = {
         **CHARGES,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
-"""The identity ``node_slab``, by hand."""
+"""The identity ``node_slab`` on snapshots made by hand."""
 
 from __future__ import annotations
 

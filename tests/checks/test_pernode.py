@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
-"""Which rule of accounting by node the counters follow, for each kind of memory."""
+"""The rule of per-node accounting that the counters follow, for each kind of memory."""
 
 from __future__ import annotations
 

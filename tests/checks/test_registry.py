@@ -18,6 +18,7 @@ from memcg_inspect.checks.registry import CHECKS, check_of, items_read
 from memcg_inspect.model import NodeStat, Unit, Vectors
 
 ROOT = Path(__file__).resolve().parents[2]
+PLANTERS = ROOT / "tests" / "support" / "planters"
 DOCUMENT = (ROOT / "docs/identities.md").read_text()
 BY_NAME = pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.name)
 
@@ -81,8 +82,20 @@ def names(flag: str) -> set[str]:
 
 
 def test_flags() -> None:
-    assert names("counters_only") == {"levels", "page_levels"}
-    assert names("of_subtrees") == {"usage", "hierarchy"}
+    assert names("counters_only") == {
+        "levels",
+        "local",
+        "local_fold",
+        "node_levels",
+        "node_totals",
+        "page_levels",
+        "updated",
+    }
+    # Stacks and vmalloc areas are not what this program allocates.
+    assert names("of_whole_nodes") == {"node_levels", "node_pagetable", "node_slab"}
+    page_counters = {"usage", "swap_usage", "kmem_usage", "tcpmem"}
+    assert names("of_subtrees") == {*page_counters, "hierarchy"}
+    assert {check.name for check in CHECKS if check.page_counters} == page_counters
     # A wrong node shows where nodes or obj_cgroups are compared, and not in sums over them.
     assert names("by_node_rule") == {"kmem", "objcg_bytes", "references", "hierarchy"}
 
@@ -127,3 +140,8 @@ def test_no_other_module_asks_for_an_identity_by_name() -> None:
             if named and text:
                 wrong.append(f"{path.relative_to(ROOT)}:{node.lineno}")
     assert wrong == []
+
+
+def test_every_identity_has_planters() -> None:
+    """See tests/support/planting.py: a module of the same name plants faults for an identity."""
+    assert {path.stem for path in PLANTERS.glob("*.py")} == {c.name for c in CHECKS} | {"__init__"}

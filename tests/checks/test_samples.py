@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
-"""What several samples of a running kernel prove, and what they do not."""
+"""What several samples of a running kernel prove."""
 
 from __future__ import annotations
 
@@ -46,14 +46,14 @@ def pending(of: Row, *addresses: int) -> PendingFinding:
 
 
 def sample(*rows: Row, findings: tuple[PendingFinding, ...] | None = None) -> Judgement:
-    """One sample. Each row that differs is a finding in it, unless told otherwise."""
+    """Return one sample. By default each row that differs is a finding in it."""
     if findings is None:
         findings = tuple(pending(r) for r in rows if r.status == "differs")
     return Judgement([summarize("slab", rows)], list(rows), [], list(findings), None)
 
 
 def outcome(*samples: Judgement, is_whole: bool = True) -> tuple[str, str, int]:
-    """Status of the first row, of the identity, and the number of findings."""
+    """Return the status of the first row, that of the identity, and the number of findings."""
     settled = settle(samples, is_whole)
     return settled.rows[0].status, settled.identities[0].status, len(settled.findings)
 
@@ -84,8 +84,19 @@ def test_what_the_program_itself_changes_proves_nothing() -> None:
     assert settle(whole, True, [WEB]).rows[0].status == "differs"
 
 
+@pytest.mark.parametrize(
+    ("identity", "status"), [("node_slab", "moving"), ("node_vmalloc", "differs")]
+)
+def test_memory_of_nodes_that_this_program_may_have_allocated(identity: str, status: str) -> None:
+    """Only on the machine that it runs on, and it makes no vmalloc areas."""
+    off = replace(row(5, 9), identity=identity, memcg=None)
+    samples = [sample(off)] * SAMPLES
+    assert settle(samples, True, [WEB]).rows[0].status == status
+    assert settle(samples, True).rows[0].status == "differs"
+
+
 def test_what_moves_is_no_finding() -> None:
-    """The same difference between other amounts may be the same thing half done again."""
+    """The same difference between other amounts may be another operation that is half done."""
     samples = [sample(row(n, n + 1)) for n in range(SAMPLES)]
     assert is_settled(samples[:2])
     assert outcome(*samples) == ("moving", "moving", 0)
@@ -113,7 +124,7 @@ def test_a_sample_that_cannot_tell_is_made_good_by_another() -> None:
 
 
 def test_draining_a_stock_moves_nothing() -> None:
-    """A busy machine drains stocks all the time, also those of idle memcgs."""
+    """A busy machine often drains stocks, including those of idle memcgs."""
     shares = [(0, 700), (700, 0), (300, 400), (0, 700), (100, 600), (0, 700)]
     samples = [
         sample(replace(row(100, 900), found={"slab": 100, "stock": s, "nr_charged_bytes": n}))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
-"""The slab identity, by hand."""
+"""The identity ``slab`` on snapshots made by hand."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ CHARGES = {
 
 def stats() -> dict[tuple[int, int], dict[str, Stat]]:
     """
-    Counters that fit those charges and :data:`STOCKS`.
+    Return counters that match those charges and :data:`STOCKS`.
 
     /a reclaimable on node 0: 600 of its own and 400 of the removed one = 1000. Folded 700,
     waiting 50 in /a and 150 in /a/dead, in the stock 100.

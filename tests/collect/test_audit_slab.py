@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 """
-The slab identity on images of real kernels, with every layout of vectors that there is:
-pointers (6.1), pointers with tags (6.12), a stride of bytes (7.2), one word or two for each
-object (7.3 without and with allocation profiling), and objects of kfence.
+The identity ``slab`` on images of real kernels, with every layout of vectors: pointers (6.1),
+pointers with tags (6.12), a stride of bytes (7.2), one word or two for each object (7.3 without and
+with allocation profiling), and KFENCE objects.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def test_ledger_equals_the_plain_walk(lab: Lab, kernel: str, append: str) -> Non
 
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_one_read_for_each_vector(lab: Lab, kernel: str) -> None:
-    """The shape that makes it fast: pieces of the page map, and one read for each vector."""
+    """The walk reads the memory map in large pieces, and each vector with one read."""
 
     from memcg_inspect.linux.mm.mm_types import scan_pages
     from memcg_inspect.linux.mm.slab import SlabReader

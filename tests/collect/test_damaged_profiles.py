@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
-"""Call sites in dumps that lack pages: nothing is made up, and nothing ends in a traceback."""
+"""Call sites in dumps that lack pages: no invented values, no traceback."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def page_of_tags(image: GuestImage) -> int:
 
 @pytest.mark.parametrize(("kernel", "append"), GUESTS)
 def test_tags_may_be_missing(lab: Lab, kernel: str, append: str) -> None:
-    """A page of them hides those in it, and no others."""
+    """A missing page of tags hides the tags in it, and no others."""
     image = guest_image(lab, kernel, append)
     prog = without_addresses(image, (page_of_tags(image), PAGE))
     report = audit(image_of(prog))
@@ -90,7 +90,7 @@ def test_tags_may_be_missing(lab: Lab, kernel: str, append: str) -> None:
 
 @pytest.mark.parametrize(("kernel", "append"), GUESTS)
 def test_counters_may_be_missing(lab: Lab, kernel: str, append: str) -> None:
-    """Those of one page of one CPU."""
+    """Only the counters in one page of one CPU are missing."""
     image = guest_image(lab, kernel, append)
     rows = allocinfo(image_of(image.program())).tables[0].rows
     site = next(iter(read_call_sites(image_of(image.program()), Coverage()).values()))
@@ -113,10 +113,10 @@ def test_any_pages_may_be_missing(
     lab: Lab, kernel: str, append: str, share: float, times: int
 ) -> None:
     """
-    Whatever is in them: slabs, page_ext, percpu memory, the page map.
+    Random pages are missing: slabs, page_ext, percpu memory, the memory map.
 
-    Each question is answered once the pages are there without which nothing can be read. A page
-    of tags is always among the missing, so that no answer is whole.
+    Each view answers once the pages are back that every walk needs. A page of tags is always
+    missing, so no answer is complete.
     """
     image = guest_image(lab, kernel, append)
     prog, frames = image.program(), mem_map(image_of(image.program()))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
-"""Pages of processes in the memory of a device are charged and are not read."""
+"""Pages of processes in device memory are charged, and the audit does not read them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def test_guests_have_none(lab: Lab, kernel: str) -> None:
 
 
 def test_rows_that_they_concern(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What may be missing is unverifiable. No lab guest has such a device."""
+    """Rows that may lack such pages are unverifiable. No lab guest has such a device."""
     monkeypatch.setattr(collector, "has_user_pages_on_devices", lambda image: True)
     report = audit(image_of(lab.image("7.3", "4", "files").program()))
     assert report.verdict == "incomplete"

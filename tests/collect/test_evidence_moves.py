@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
-"""Evidence that changes while it is read costs no finding."""
+"""Evidence that changes while it is read does not remove a finding."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ Filter = Callable[[GuestImage, int], Report]
 
 @pytest.fixture
 def filtered(tmp_path: Path) -> Iterator[Filter]:
-    """Has makedumpfile filter a copy of an ELF image, and audits what is left."""
+    """Filters a copy of an ELF image with makedumpfile, and audits the result."""
     made: list[Path] = []
 
     def audit_filtered(image: GuestImage, level: int) -> Report:
@@ -56,19 +56,19 @@ def filtered(tmp_path: Path) -> Iterator[Filter]:
 
 
 def told(report: Report) -> dict[str, Any]:
-    """All that a report says, apart from how long it took."""
+    """Return a report without its timings."""
     return {name: value for name, value in vars(report).items() if name != "timings"}
 
 
 def key(row: Row) -> tuple[object, ...]:
-    """An obj_cgroup says which row it is. The memcg that it is of, and its node, may be missing."""
+    """Return the key of a row. An obj_cgroup is enough: its memcg and its node may be missing."""
     if row.objcg is not None:
         return row.identity, row.objcg, row.item
     return row.identity, row.memcg, row.nid, row.item
 
 
 def check_nothing_made_up(report: Report, whole: Report) -> None:
-    """No finding, and what is exact is so in the whole image, with the same amounts."""
+    """Check that there is no finding, and that exact rows are exact in the whole image, too."""
     assert report.verdict == "incomplete"
     assert report.findings == ()
     truth = {key(row): row for row in whole.rows}
@@ -110,7 +110,7 @@ def test_level_31_is_incomplete(lab: Lab, filtered: Filter, kernel: str) -> None
 
 
 def _readable(report: Report) -> Row:
-    """A row of slab memory whose counter could be read, and of which something was found."""
+    """Return whether this is a row of slab memory with a counter that could be read and charges."""
     parents = {memcg.parent for memcg in report.memcgs}
     return next(
         row
@@ -162,7 +162,7 @@ def test_any_pages_of_slabs_may_be_missing(lab: Lab, kernel: str, share: float) 
 @pytest.mark.parametrize("format", ["kdump", "elf"])
 @pytest.mark.parametrize("kernel", LACKING)
 def test_crash_dump_at_level_31(lab: Lab, kernel: str, format: str) -> None:
-    """What an ELF dump leaves out is not zero, either."""
+    """Pages that an ELF dump leaves out are missing, not zero."""
     report = lab.image(kernel, "4", "mixed", freeze="panic", format=format, level=31).report()
     assert report.verdict == "incomplete"
     assert not report.findings

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 """
-A node that is full: the vectors of some of its slabs are on another node, which is legal.
+On a full node, vectors of some slabs are on another node, which is legal.
 
-Workload ``fullnode`` makes that happen.
+The workload ``fullnode`` causes this.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ KERNELS = (DEBIAN_KERNELS[0], DEBIAN_KERNELS[-1], *PERNODE_KERNELS)
 
 
 def vectors_apart(prog: Program) -> Counter[tuple[int, str]]:
-    """Number of vectors that are not inside their slab, by (node of the slab, where)."""
+    """Return the number of vectors outside their slab, by (node of the slab, place)."""
     spans, found = node_spans(prog), Counter[tuple[int, str]]()
 
     def nid(pfn: int) -> int:

@@ -71,7 +71,7 @@ def hierarchical(snapshot: Snapshot, memcg: int, name: str, nid: int | None) -> 
 
 
 def check_stats(image: GuestImage, file: str) -> Counter[str]:
-    """Compare one file of all memcgs; how many values over zero there were, by name."""
+    """Compare one file of all memcgs; return the number of values above zero, by name."""
     snapshot = collect(image_of(image.program()))
     paths, over_zero = online(snapshot), Counter[str]()
     for (path, name, nid), value in still(image, file).items():
@@ -89,7 +89,7 @@ NEEDS_TASKS = {"kernel_stack", "pagetables", "zswap_incomp"}
 
 
 def check_compared(image: GuestImage, file: str, over_zero: Counter[str], workload: str) -> None:
-    """It did not agree for want of anything to compare."""
+    """Check that there was something to compare."""
     said = {name for _, name, _ in numbers(image.guest / "2/cgroup", file)}
     assert set(over_zero) == said & set(STATS)
     full = set(over_zero) - (NEEDS_TASKS if workload == "dying" else set())
@@ -125,11 +125,11 @@ LISTS = ("inactive_anon", "active_anon", "inactive_file", "active_file", "unevic
 @pytest.mark.parametrize(("kernel", "nodes", "workload"), IMAGES)
 def test_memory_current(lab: Lab, kernel: str, nodes: str, workload: str) -> None:
     """
-    The page counter, which needs no flush.
+    Page counters need no flush.
 
-    It contains what CPUs have charged in advance, and a CPU gives that back whenever it needs
-    the room. So where it moved after the second reading, what is charged for something must be what
-    the guest said, and the pages that CPUs have not put on a list yet (lru_add_fbatch).
+    They include pages that CPUs charged in advance, and CPUs give those back at any time. Where
+    a counter moved after the second reading, the pages charged for use must be what the guest said,
+    plus at most the pages in folio batches (lru_add_fbatch).
     """
     image = lab.image(kernel, nodes, workload)
     snapshot = collect(image_of(image.program()))
@@ -154,7 +154,7 @@ def test_memory_current(lab: Lab, kernel: str, nodes: str, workload: str) -> Non
 
 
 def in_advance(snapshot: Snapshot, memcg: int) -> int:
-    """What CPUs have charged to a memcg, or to one below it, and not used."""
+    """Return the pages that CPUs have charged in advance to a memcg or its descendants."""
     return PAGE * sum(
         stock.nr_pages
         for stock in snapshot.charge_stocks

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
-"""Memory that was added to a running kernel: only what is online is read."""
+"""Of memory that was added to a running kernel, only online sections are read."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ ADDED = (4 << 30) // 4096
 
 
 def hotplugged(kernel: str) -> GuestImage:
-    """Three blocks: never online; online; was online. ``fixtures/scenes/blocks.sh`` does it."""
+    """Return an image with blocks that were never online, are online, or are offline again."""
     options = Options(
         kernel,
         memory="512M",
@@ -41,7 +41,7 @@ def hotplugged(kernel: str) -> GuestImage:
 
 
 def zone_normal(guest: Path) -> tuple[int, int]:
-    """First page frame of ZONE_NORMAL, which is all in the added memory, and its pages."""
+    """Return first page frame and pages of ZONE_NORMAL, which is all in the added memory."""
     text = (guest / "2/proc/zoneinfo").read_text()
     zone = re.search(r"zone +Normal\n.*?present +(\d+).*?start_pfn: +(\d+)", text, re.DOTALL)
     assert zone is not None
@@ -49,7 +49,7 @@ def zone_normal(guest: Path) -> tuple[int, int]:
 
 
 def charged(prog: Program, start: int) -> int:
-    """One page in 16 of a block, if its ``memcg_data`` says that it is charged."""
+    """Return the charged pages among every 16th page of a block."""
     pages = pfn_to_page(prog, start)
     return sum(bool(pages[n].memcg_data.value_()) for n in range(0, BLOCK, 16))
 

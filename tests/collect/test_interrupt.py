@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
-"""Ctrl-C in the middle of a long walk: what was found so far, marked as that."""
+"""Ctrl-C during a long walk: the report has what was read, and says that it is partial."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ sys.exit(main(sys.argv[1:]))
 
 
 def interrupted(core: Path, *words: str) -> tuple[int, str, str]:
-    """Exit status, output, and what was said."""
+    """Return exit status, output and messages."""
     command = [sys.executable, "-c", WAITING, "-c", str(core), "--debuginfo", "btf", *words]
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
-"""Merging what ranges of page frames contribute: no field is left out."""
+"""Merging the results of ranges of page frames leaves out no field."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ def filled(number: int) -> Partial:
     made.coverage["slab"].miss("slab", number, "a reason")
     made.slabs = SlabTally({(0, number, False): SlabSum(DENTRY, 1, 2, 42, 40, 39)})
     made.uses = {Use(number, "slab", 0, 0): Amount(8, 1)}
+    made.compound = {number: (Entry(number, "kmem", "", 0), 8192)}
     made.unnamed = {number: "a reason"}
     for name in FIELDS:
         value = getattr(made, name)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
-"""The kernel that accounts by node: exact where it is honest, found out where it is not."""
+"""The per-node kernel: exact as posted, and findings for each broken variant."""
 
 from __future__ import annotations
 

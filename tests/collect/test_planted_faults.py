@@ -145,7 +145,7 @@ def among_its_own(image: GuestImage) -> SlabObject:
 
 
 def check_owner(image: GuestImage, plant: Plant) -> None:
-    """An object among objects of its true owner only is the first candidate."""
+    """An object whose slab otherwise has only objects of its true owner is the first candidate."""
     victim = among_its_own(image)
     report = charge_to_thief(image, plant, victim)
     assert check_candidates(image, report, victim)[0] == victim.address
@@ -161,7 +161,7 @@ def test_object_with_another_owner(lab: Lab, plant: Plant, kernel: str) -> None:
 
 @each_kernel
 def test_candidates_of_any_object(lab: Lab, plant: Plant, kernel: str) -> None:
-    """One object of each cache, wherever it is: the list of candidates is in order."""
+    """One object of each cache is planted; the list of candidates is in order."""
     image = lab.image(kernel, "4")
     victims: dict[str, SlabObject] = {}
     for objects in slabs_of(image, NID):
@@ -176,7 +176,7 @@ def test_candidates_of_any_object(lab: Lab, plant: Plant, kernel: str) -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("number", range(10))
 def test_owner_on_a_new_image(plant: Plant, number: int, tmp_path: Path) -> None:
-    """The same on ten images that are made now: no slab is filled as in another."""
+    """The same on ten new images, whose slabs are filled differently."""
     image = GuestImage.fresh(tmp_path / "vmcore", "7.3", "4", "files")
     assert image.report().verdict == "exact"
     check_owner(image, plant)

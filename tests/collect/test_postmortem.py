@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
-"""What docs/postmortem.md walks through can be walked."""
+"""The commands of docs/postmortem.md work as the document shows."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
-"""The pass over all page frames: any split into ranges, merged in any order, is the same."""
+"""The pass over all page frames gives the same result for any split into ranges and any order."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ pytestmark = pytest.mark.image
 
 
 class Whole(NamedTuple):
-    """An image, and what one pass over all of it finds."""
+    """An image, and the result of one pass over all of it."""
 
     core: Path
     image: Image
@@ -71,7 +71,7 @@ def cut(ranges: Sequence[PageRange], cuts: set[int]) -> Iterator[PageRange]:
 
 
 def split(whole: Whole, seed: int) -> list[PageRange]:
-    """Cut at random, inside compound pages, and into ranges of two page frames."""
+    """Split at random, inside compound pages, and into ranges of two page frames."""
     chance, ranges = random.Random(seed), page_ranges(whole.image)
     cuts = {chance.randrange(r.start, r.end) & ~1 for r in ranges for _ in range(30)}
     for head in chance.sample(whole.heads, 40):
@@ -213,7 +213,7 @@ def test_fake_heads_of_an_earlier_range_are_no_heads(lab: Lab) -> None:
 
 
 def test_no_range_is_left_out(whole: Whole, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A StopIteration ends map() as if there were no more ranges."""
+    """A StopIteration inside map() would end it as if there were no more ranges."""
     parts = split(whole, 1)
 
     def some(collector: RangeCollector, ranges: Iterable[PageRange]) -> Iterator[Partial]:

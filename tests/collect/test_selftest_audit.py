@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 """
-Each kind of charge on each of eight nodes, six of them without CPUs: what a module says it
-holds is what the audit finds, before, in the middle of and after its work.
+A module makes each kind of charge on each of eight nodes, six of them without CPUs. The audit
+finds what the module says it holds, before, during and after its work.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class StageImage(NamedTuple):
         return next(m.address for m in self.snapshot.memcgs.values() if m.path == MEMCG)
 
     def charged(self, memcg: int) -> ByNode:
-        """Bytes that a memcg pays for by what they are for, and slab objects, by node."""
+        """Return the bytes that a memcg pays for, by kind and node."""
         found: defaultdict[str, Counter[int]] = defaultdict(Counter)
         for kind, detail in (("percpu", "data"), ("kmem", "other"), ("kmem", "vmalloc")):
             by_node = self.snapshot.by_node(kind, detail)  # type: ignore[arg-type]
@@ -54,7 +54,7 @@ class StageImage(NamedTuple):
         return {name: dict(nodes) for name, nodes in found.items()}
 
     def held(self) -> ByNode:
-        """The same, as the module says."""
+        """Return the bytes that the module says it holds, by kind and node."""
         names = {"percpu": "data", "pages": "other", "vmalloc": "vmalloc", "slab": "objects"}
         found: defaultdict[str, Counter[int]] = defaultdict(Counter)
         for kind, size, nodes in held(self.image.core):
@@ -63,7 +63,7 @@ class StageImage(NamedTuple):
         return {name: dict(nodes) for name, nodes in found.items()}
 
     def metadata(self) -> dict[int, int]:
-        """Bytes by node that percpu allocations of the memcg have for their obj_cgroups."""
+        """Return the bytes of the memcg's percpu vectors, by node."""
         found = self.snapshot.by_node("percpu", "metadata")
         return {nid: a.bytes for (payer, nid), a in found.items() if payer == self.memcg}
 
@@ -74,7 +74,7 @@ def take(tmp_path: Path, kernel: str, stage: str) -> StageImage:
 
 
 def check_exact(taken: StageImage) -> None:
-    """Every node was charged exactly what is there, and by pages where the kernel says so."""
+    """Check that every node was charged exactly what is on it."""
     report = taken.report
     assert (report.findings, report.verdict) == ((), "exact")
     if report.image.accounting == "kmem-per-node":

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 """
-The kernel that accounts by node, with its debug options, under stress: CPUs go and
-come, tasks move between memcgs while they charge, memcgs are made and removed.
+The per-node kernel with debug options under stress: CPU hotplug, tasks that move between
+memcgs while they charge, and memcgs that are made and removed.
 """
 
 from __future__ import annotations

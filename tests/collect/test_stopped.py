@@ -1,17 +1,21 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
-"""Machines stopped in full flight, or crashed: exact, or in-flight with a bound."""
+"""Machines stopped in full flight, or crashed: no finding, and half-done charges with evidence."""
 
 from __future__ import annotations
 
 import pytest
+from drgn import FaultError
 from support.findings import by_path, named
-from support.guests import BUILT_KERNELS, DEBIAN_KERNELS, Lab, Plant
+from support.guests import BUILT_KERNELS, DEBIAN_KERNELS, GuestImage, Lab, Plant
+from support.planters import planters_of
+from support.planting import Subject, ended
 
 from memcg_inspect.collect import audit
 from memcg_inspect.helpers import find_memcg
 from memcg_inspect.image.image import image_of
 from memcg_inspect.image.program import ImageSource, open_program
 from memcg_inspect.linux.kernel.stacktrace import read_running
+from memcg_inspect.linux.kernel.workqueue import works_of
 from memcg_inspect.linux.mm.memcontrol_vmstats import StatReader
 from memcg_inspect.report import Report
 
@@ -27,6 +31,29 @@ MORE_PANIC = [
     if (kernel, workload) not in PANIC
 ]
 
+#: Functions that make charges, each for one kernel by default.
+INSIDE = [("6.1", "refill_obj_stock"), ("7.3", "try_charge_memcg")]
+MORE_INSIDE = [
+    (kernel, function)
+    for kernel in KERNELS
+    for function in (
+        "page_counter_uncharge",
+        "drain_stock",
+        "refill_stock",
+        "obj_cgroup_charge_pages",
+        "copy_process",
+        "mem_cgroup_css_rstat_flush",
+        "css_free_rwork_fn",
+        "css_release_work_fn",
+        "rcu_work_rcufn",
+        "obj_cgroup_release",
+    )
+]
+#: What is planted, in the unit of the identity: less than a charge, one page, a batch, and more.
+SIZES = {"slab": (1, 4096, 1_000_003), "usage": (1, 64, 10_000)}
+#: More than all CPUs can have left half done.
+LARGE = 5_000
+
 #: Bytes: more than all CPUs can have left half done, and what is planted.
 HALF_DONE, PLANTED = 1 << 20, 1 << 26
 
@@ -35,18 +62,18 @@ pytestmark = pytest.mark.image
 
 def check_nothing_wrong(report: Report) -> None:
     assert report.findings == ()
-    assert report.verdict == "exact"
+    assert report.verdict in ("exact", "incomplete")
     assert sum(cell.count for cell in report.skew) > 500
     for row in report.rows:
-        assert row.status in ("exact", "in-flight")
-        if row.status == "in-flight":
-            # with the bound, and who it was
-            assert row.difference
+        assert row.status in ("exact", "in-flight", "unverifiable")
+        if row.status != "exact":
             assert row.reason
-            assert "at most" in row.reason
-            assert "CPU" in row.reason or "0x" in row.reason
+        if row.status == "in-flight":
+            assert row.difference
+        if row.allowance is not None:
+            assert row.allowance.amount == row.difference
     # what is off is little: at most one charge for each CPU
-    differing = [r for r in report.rows if r.status == "in-flight" and r.unit == "bytes"]
+    differing = [r for r in report.rows if r.status != "exact" and r.unit == "bytes"]
     assert all(abs(r.difference or 0) < HALF_DONE for r in differing)
 
 
@@ -78,9 +105,8 @@ def test_fault_in_a_crash_dump_is_found(lab: Lab, kernel: str, workload: str) ->
     prog = open_program(ImageSource(core=str(image.core), debuginfo="btf"))
     running = {cpu.cpu: cpu for cpu in read_running(image_of(prog))}
     idle = [cpu for cpu, task in running.items() if task.pid == 0]
-    assert idle
-    for cpu in idle:
-        assert not running[cpu].busy, running[cpu]
+    # One of them may have been in an interrupt.
+    assert sum(not running[cpu].busy for cpu in idle) >= len(idle) - 1 >= 1
     for cpu in running.values():
         assert cpu.functions
     memcg = find_memcg(prog, "/files/web")
@@ -140,3 +166,50 @@ def test_pages_that_are_off_in_full_flight_are_found(lab: Lab, plant: Plant, ker
         found = [f for f in report.findings if f.identity == identity and f.memcg == address]
         size = {"pages": 1, "bytes": 4096}
         assert [abs((f.difference or 0) / size[f.unit] - pages) < 1_000 for f in found] == [True]
+
+
+def inside(lab: Lab, kernel: str, function: str, workload: str = "loaded") -> GuestImage:
+    return lab.image(kernel, "4", workload, freeze=f"in:{function}", seed=0)
+
+
+@pytest.mark.parametrize(("kernel", "function"), INSIDE)
+def test_stopped_inside_a_charge(lab: Lab, kernel: str, function: str) -> None:
+    """No finding; a fault in a memcg at rest is never exact, and a large one is found."""
+    subject = Subject(inside(lab, kernel, function).program())
+    check_nothing_wrong(subject.report)
+    running = read_running(subject.image, subject.snapshot.memcgs, subject.snapshot.objcgs)
+    stopped = [cpu for cpu in running if cpu.functions[:1] == (function,)]
+    assert stopped
+    for cpu in stopped:
+        assert cpu.busy
+        assert any(held.payer for held in cpu.held or ())
+    for below in ("/files/", "/churn/"):
+        subject.below = below
+        for identity, sizes in SIZES.items():
+            for size in sizes:
+                if below == "/churn/" and size < LARGE:
+                    continue  # it may be exactly what a CPU is charging to the memcg
+                fault = planters_of(identity)[0].plant(subject, size)
+                outcome = ended(subject.report, identity, fault, subject.audit(fault))
+                # A CPU whose stack shows no memcg may have charged any, but not that much.
+                outcomes = {"found"} if size > LARGE else {"found", "unverifiable"}
+                assert outcome.outcome in outcomes, (identity, size, below, outcome)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("kernel", "function"), MORE_INSIDE)
+def test_stopped_inside_other_functions(lab: Lab, kernel: str, function: str) -> None:
+    check_nothing_wrong(inside(lab, kernel, function, "churn").report())
+
+
+@pytest.mark.parametrize("kernel", ["6.1", "7.3"])
+def test_what_frees_a_memcg(lab: Lab, kernel: str) -> None:
+    """A worker that was stopped in css_free_rwork_fn() runs the work item of the memcg."""
+    image = inside(lab, kernel, "mem_cgroup_css_free", "churn")
+    check_nothing_wrong(image.report())
+    prog = image.program()
+    address = prog.symbol("css_free_rwork_fn").address
+    missed: list[FaultError] = []
+    works = list(works_of(image_of(prog), address, missed.append))
+    assert works
+    assert missed == []

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 """
-Zswap entries on two nodes, on the kernel that accounts by node: which rule they are booked by.
+Zswap entries on two nodes, on the per-node kernel: the rule that they are booked by.
 
-They come to be when an allocation of zsmalloc falls back in the middle, which the workload
-``straddle`` makes happen. Besides, a page of zsmalloc in which no entry begins is put on another
-node, in a copy of an image: that entry is booked as in the posted series.
+Such entries exist if an allocation of zsmalloc falls back to another node in the middle of a
+zspage, which the workload ``straddle`` causes. Another test moves a page of zsmalloc in which no
+entry begins to another node, in a copy of an image: the entry is then booked as in the posted
+series.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ WORD = 8
 
 
 class Straddler(NamedTuple):
-    """An entry that ends in a page in which none begins."""
+    """An entry that ends in a page in which no entry begins."""
 
     entry: int
     objcg: Objcg
@@ -45,7 +46,7 @@ class Straddler(NamedTuple):
 
 
 def placed(prog: Program, handle: int) -> tuple[tuple[int, ...], int]:
-    """The pages of an entry's zspage, and where in them it begins, by plain walking."""
+    """Return the pages of an entry's zspage and the entry's offset, by a plain walk."""
     location = prog.read_u64(handle)
     zpdesc = cast("struct zpdesc *", pfn_to_page(prog, location >> PFN_SHIFT))
     zspage = zpdesc.zspage
@@ -58,7 +59,7 @@ def placed(prog: Program, handle: int) -> tuple[tuple[int, ...], int]:
 
 
 def straddlers(prog: Program, objcgs: dict[int, Objcg]) -> Iterator[Straddler]:
-    """Entries alone in the last page that they reach."""
+    """Return the entries that are alone in the last page that they reach."""
     frames = mem_map(image_of(prog))
     inside = defaultdict(list)
     for entry in ZswapReader(image_of(prog)).entries():
@@ -78,7 +79,7 @@ def straddlers(prog: Program, objcgs: dict[int, Objcg]) -> Iterator[Straddler]:
 
 
 class Moved(NamedTuple):
-    """One of them, the change that puts its second page elsewhere, and who should pay there."""
+    """An entry, the change that moves its second page to another node, and who should pay there."""
 
     who: Straddler
     change: tuple[str, int]
@@ -86,7 +87,7 @@ class Moved(NamedTuple):
 
     @property
     def booked(self) -> tuple[tuple[str, str], tuple[str, str]]:
-        """What a kernel that follows the physical rule would have booked instead."""
+        """Return what a kernel that follows the physical rule would have booked."""
         left = "Object(prog, 'struct obj_cgroup *', {:#x}).nr_charged_bytes"
         return (
             (left.format(self.who.objcg.address), f"old + {self.who.beyond}"),
@@ -95,7 +96,7 @@ class Moved(NamedTuple):
 
 
 def node_shift(frames: MemMap) -> int:
-    """Where page_to_nid() finds the node."""
+    """Return the shift of the node in page flags (``NODES_PGSHIFT``)."""
     return next(
         bit for bit in range(64)
         if all(
@@ -136,8 +137,8 @@ def follows(report: Report) -> str:
 
 def on_two_nodes(prog: Program) -> dict[int, tuple[int, int, int]]:
     """
-    Where entries of memcgs below the root that are on two nodes begin and end, and how many
-    bytes are at the end: by walking.
+    Return the first node, the last node, and the bytes on the last node, of each entry on two
+    nodes that a memcg below the root pays for, by a plain walk.
     """
     frames, found = mem_map(image_of(prog)), {}
     for entry in ZswapReader(image_of(prog)).entries():
@@ -174,7 +175,7 @@ def test_the_lab_kernel_books_each_part_where_it_is(lab: Lab, kernel: str) -> No
 
 
 def test_data_that_was_moved_is_paid_for_as_before(lab: Lab, plant: Plant, kernel: str) -> None:
-    """The first page of a zspage on another node, as after a migration: bytes stay charged."""
+    """The first page of a zspage moved to another node, as by a migration: the charge stays."""
     image = lab.image(kernel, "4", "straddle")
     prog, frames, pages = image.program(), mem_map(image_of(image.program())), {}
     for address in on_two_nodes(prog):

@@ -1,19 +1,22 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
-"""The identity ``page_levels``, by hand and on images of real kernels."""
+"""The identity ``page_levels``, on snapshots made by hand and on images of real kernels."""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import pytest
 from support.findings import by_path, named, touched
 from support.guests import KERNELS, Lab, Plant
 from support.made import DEAD, ROOT, A, B, family, features, snapshot
 
+from memcg_inspect.checks.counters import Counters
 from memcg_inspect.checks.identities.page_levels import page_level_rows
 from memcg_inspect.checks.judge import judge
 from memcg_inspect.checks.snapshot import Snapshot
 from memcg_inspect.image.image import image_of
 from memcg_inspect.linux.mm.memcontrol_vmstats import StatReader
-from memcg_inspect.model import Stat
+from memcg_inspect.model import Nodes, Stat
 
 STACK, TABLE = "NR_KERNEL_STACK_KB", "NR_PAGETABLE"
 
@@ -22,17 +25,20 @@ def made(off: int = 0, nodes: tuple[int, ...] = (0, 1)) -> Snapshot:
     """``/a/b`` has 16 KiB of stacks on node 0 and 32 on node 1; its own counter may be off."""
     stacks = {ROOT: 48, A: 48, B: 48, DEAD: 0}
     return snapshot(
-        features=features(STACK, TABLE),
+        features=replace(features(STACK, TABLE), lruvec_items=(STACK, TABLE)),
         lruvec_stats={
             (memcg, nid): {
                 STACK: Stat(total // 3 * (nid + 1), 0, 0),
-                TABLE: Stat(0, 0, 0),
+                TABLE: Stat(7 if memcg == ROOT and not nid else 0, 0, 0),
             }
             for memcg, total in stacks.items()
             for nid in nodes
         },
         memcg_stats={
-            memcg: {STACK: Stat(total, 0, off if memcg == B else 0), TABLE: Stat(0, 0, 0)}
+            memcg: {
+                STACK: Stat(total, 0, off if memcg == B else 0),
+                TABLE: Stat(0, 0, 7 if memcg == ROOT else 0),
+            }
             for memcg, total in stacks.items()
         },
     )
@@ -40,11 +46,11 @@ def made(off: int = 0, nodes: tuple[int, ...] = (0, 1)) -> Snapshot:
 
 def test_a_memcg_counts_what_its_nodes_count() -> None:
     rows = {(row.memcg, row.item): row for row in page_level_rows(made())}
-    assert rows.keys() == {(memcg, item) for memcg in (ROOT, A, B) for item in (STACK, TABLE)}
+    assert rows.keys() == {(B, STACK), (ROOT, TABLE)}  # the others are 0 on both sides
     assert {row.status for row in rows.values()} == {"exact"}
     row = rows[B, STACK]
     assert (row.found, row.claimed) == ({"nodes": 48}, {"folded": 48, "pending_cpu": 0})
-    assert (row.unit, rows[B, TABLE].unit, row.nid) == ("KiB", "pages", None)
+    assert (row.unit, rows[ROOT, TABLE].unit, row.nid) == ("KiB", "pages", None)
 
 
 @pytest.mark.parametrize("off", [-16, 4])
@@ -55,7 +61,11 @@ def test_a_level_that_is_off_is_a_finding(off: int) -> None:
 
 
 def test_counters_of_a_node_that_were_not_read() -> None:
-    rows = {row.memcg: row for row in page_level_rows(made(nodes=(0,))) if row.item == STACK}
+    taken = made(nodes=(0,))
+    taken = replace(
+        taken, counters=Counters(taken.memcgs, {}, {(ROOT, 0): {STACK: Stat(0, 0, 0)}}, (0, 1))
+    )
+    rows = {row.memcg: row for row in page_level_rows(taken) if row.item == STACK}
     assert {row.status for row in rows.values()} == {"unverifiable"}
     assert all(row.claimed is None for row in rows.values())
 
@@ -63,7 +73,17 @@ def test_counters_of_a_node_that_were_not_read() -> None:
 def test_a_kernel_that_keeps_none_of_the_counters() -> None:
     [outcome] = [i for i in judge(snapshot(memcgs=family())).identities if i.name == "page_levels"]
     assert outcome.status == "not-kept"
-    assert outcome.reason is not None and STACK in outcome.reason
+    assert outcome.reason == "this kernel keeps no other counter by memcg and node"
+
+
+def test_a_node_without_memory() -> None:
+    """What was not flushed on such a node is lost with a memcg that is freed."""
+    taken = made(off=4)
+    for nodes, status in ((frozenset({0, 1}), "differs"), (frozenset({0}), "unverifiable")):
+        rows = page_level_rows(replace(taken, all_nodes=Nodes(with_memory=nodes)))
+        assert [row.status for row in rows if row.memcg == B] == [status]
+        exact = [row for row in rows if row.memcg == ROOT and row.item == TABLE]
+        assert [row.status for row in exact] == ["exact"]
 
 
 @pytest.mark.image

@@ -9,7 +9,6 @@ The workload ``sockqueues`` fills the queues whose bytes sockets count without c
 from __future__ import annotations
 
 from collections import Counter
-from functools import lru_cache
 
 import pytest
 from drgn import Object
@@ -17,21 +16,20 @@ from support.findings import by_path, named, touched
 from support.guest_files import numbers
 from support.guests import BUILT_KERNELS, DEBIAN_KERNELS, KERNELS, GuestImage, Lab, Plant
 from support.made import A, B, snapshot
+from support.sockets import sockets_of
 
 from memcg_inspect.checks.identities.sock_bytes import sock_bytes_rows
 from memcg_inspect.checks.judge import judge
 from memcg_inspect.checks.rows import Missing, RowKey, doubted, make_row
-from memcg_inspect.checks.sockets import OddSock, SockDoubt, SockUsage
+from memcg_inspect.checks.sockets import SockRemainder, SockUsage, UnknownSock
 from memcg_inspect.image.image import image_of
 from memcg_inspect.linux.mm.memcontrol_vmstats import StatReader
-from memcg_inspect.linux.mm.mm_types import scan_pages
-from memcg_inspect.linux.mm.slab import SlabReader
-from memcg_inspect.linux.net.sock import Sock, SockReader
+from memcg_inspect.linux.net.sock import Sock
 from memcg_inspect.report import Report
 
 PAGE = 4096
 QUEUES = ("icmp", "timestamps", "zerocopy", "mptcp")
-ODD = (OddSock(0x1000, "TCP", 1), OddSock(0x2000, "UDP", -100))
+REMAINDERS = (SockRemainder(0x1000, "TCP", 1), SockRemainder(0x2000, "UDP", -100))
 
 each_kernel = [
     pytest.mark.image,
@@ -42,7 +40,7 @@ each_kernel = [
 
 def test_sockets_are_counted_one_by_one() -> None:
     """Two errors that cancel are two sockets that have not charged whole pages."""
-    taken = snapshot(sockets={A: SockUsage(5, ODD), B: SockUsage(2)})
+    taken = snapshot(sockets={A: SockUsage(5, REMAINDERS), B: SockUsage(2)})
     rows = {row.memcg: row for row in sock_bytes_rows(taken)}
     assert rows.keys() == {A, B}
     assert (rows[A].found, rows[A].claimed) == ({"whole_pages": 3}, {"sockets": 5})
@@ -55,12 +53,12 @@ def test_sockets_are_counted_one_by_one() -> None:
     ]
 
 
-@pytest.mark.parametrize(("odd", "status"), [(True, "unverifiable"), (False, "exact")])
-def test_a_doubtful_socket(odd: bool, status: str) -> None:
-    usage = SockUsage(2, (), (SockDoubt("it is locked", True, odd),))
+@pytest.mark.parametrize(("has_remainder", "status"), [(True, "unverifiable"), (False, "exact")])
+def test_a_socket_whose_memory_is_not_known(has_remainder: bool, status: str) -> None:
+    usage = SockUsage(2, (), (UnknownSock("it is locked", True, has_remainder),))
     [row] = sock_bytes_rows(snapshot(sockets={A: usage}))
     assert row.status == status
-    assert row.reason == ("it is locked" if odd else None)
+    assert row.reason == ("it is locked" if has_remainder else None)
 
 
 @pytest.mark.parametrize(
@@ -78,22 +76,6 @@ def test_a_doubt_says_nothing_of_what_is_exact(claimed: int, either_way: bool, s
     row = make_row(RowKey("sock", "MEMCG_SOCK", "pages", A), {"sock": 5}, {"folded": claimed})
     assert doubted(row, Missing("lent", either_way)).status == status
     assert doubted(row, None) == row
-
-
-@lru_cache(maxsize=1)
-def sockets_of(image: GuestImage) -> dict[str, list[Sock]]:
-    """Return the sockets of protocols that account memory, by the last part of their memcg."""
-    drgn_image = image_of(image.program())
-    slabs = SlabReader(drgn_image)
-    reader = SockReader(drgn_image, slabs)
-    paths = {address: path for path, address in by_path(image.report()).items()}
-    found: dict[str, list[Sock]] = {}
-    for piece in scan_pages(drgn_image):
-        for slab in filter(None, map(slabs.slab, piece.slabs)):
-            for sock in reader.read(slab, paths):
-                if sock.accounts:
-                    found.setdefault(paths[sock.memcg].rpartition("/")[2], []).append(sock)
-    return found
 
 
 def field(sock: Sock, member: str) -> str:

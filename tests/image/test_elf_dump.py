@@ -11,17 +11,34 @@ from drgn import Architecture as Arch
 from drgn import FaultError, Platform, Program
 
 from memcg_inspect.elf import ElfError
-from memcg_inspect.image.elf import LEFT_OUT, cut_short, has_holes, hide_holes
+from memcg_inspect.image.elf import (
+    LEFT_OUT,
+    UNMAPPED,
+    check_elf,
+    cut_short,
+    has_holes,
+    hide_holes,
+    unmap_low_addresses,
+)
+from memcg_inspect.image.program import ImageSource, open_program
+from memcg_inspect.model import ImageError
 
 VIRTUAL, PHYSICAL = 0xFFFF888000001000, 0x1000
 
 
-def dump(path: Path, in_file: int, in_memory: int) -> Path:
-    """Write a core file of one PT_LOAD segment at offset 0x1000."""
+def dump(
+    path: Path,
+    in_file: int,
+    in_memory: int,
+    virtual: int = VIRTUAL,
+    physical: int = PHYSICAL,
+    offset: int = 0x1000,
+) -> Path:
+    """Write a core file of one PT_LOAD segment."""
     ident = b"\x7fELF\x02\x01\x01".ljust(16, b"\0")
     header = struct.pack("<16sHHIQQQIHHHHHH", ident, 4, 62, 1, 0, 64, 0, 0, 64, 56, 1, 0, 0, 0)
-    load = struct.pack("<IIQQQQQQ", 1, 6, 0x1000, VIRTUAL, PHYSICAL, in_file, in_memory, 0)
-    path.write_bytes((header + load).ljust(0x1000, b"\0") + b"x" * in_file)
+    load = struct.pack("<IIQQQQQQ", 1, 6, offset, virtual, physical, in_file, in_memory, 0)
+    path.write_bytes((header + load).ljust(0x1000, b"\0") + b"x" * min(in_file, 0x4000))
     return path
 
 
@@ -71,3 +88,94 @@ def test_truncated_dumps(tmp_path: Path) -> None:
     assert said is not None and said.startswith("the file is truncated or damaged: program headers")
     with pytest.raises(ElfError, match="truncated"):
         hide_holes(program(), str(short))
+
+
+@pytest.mark.parametrize(
+    "segment",
+    [
+        {"offset": 1 << 63},
+        {"offset": (1 << 63) - 0x2000},
+        {"in_file": 1 << 63},
+        {"in_memory": 1 << 63},
+        {"in_memory": (1 << 63) + 1},
+        {"physical": (1 << 64) - 0x1000},
+        {"virtual": (1 << 64) - 0x1000},
+    ],
+)
+def test_segments_that_no_machine_has(tmp_path: Path, segment: dict[str, int]) -> None:
+    core = dump(tmp_path / "core", **{"in_file": 0x3000, "in_memory": 0x3000} | segment)
+    with pytest.raises(ElfError, match="a segment"):
+        check_elf(str(core))
+    with pytest.raises(ImageError, match="core cannot be opened: a segment"):
+        open_program(ImageSource(core=str(core)))
+
+
+def test_segments_at_the_ends_of_the_address_space(tmp_path: Path) -> None:
+    """Of memory without physical address, ``p_paddr`` is -1."""
+    for virtual, physical in ((0, 0), ((1 << 64) - 0x3000, (1 << 64) - 1)):
+        core = str(dump(tmp_path / "core", 0x3000, 0x3000, virtual, physical))
+        check_elf(core)
+        assert cut_short(core) is None
+
+
+def test_more_program_headers_than_a_header_can_say(tmp_path: Path) -> None:
+    """``PN_XNUM``: the number is in a section header, which is not in the file."""
+    core = dump(tmp_path / "core", 0x3000, 0x3000)
+    data = bytearray(core.read_bytes())
+    struct.pack_into("<H", data, 56, 0xFFFF)
+    for place in (1 << 63, (1 << 64) - 8, len(data) - 10):
+        struct.pack_into("<QIHHHH", data, 40, place, 0, 64, 56, 0xFFFF, 64)
+        core.write_bytes(data)
+        with pytest.raises(ImageError, match="core cannot be opened: the file is truncated"):
+            open_program(ImageSource(core=str(core)))
+
+
+def test_dumps_that_end_in_their_program_headers(tmp_path: Path) -> None:
+    whole = dump(tmp_path / "core", 0x3000, 0x3000).read_bytes()
+    for size in (64, 65, 100, 119):
+        (tmp_path / "core").write_bytes(whole[:size])
+        with pytest.raises(ImageError, match="truncated or damaged: program headers"):
+            open_program(ImageSource(core=str(tmp_path / "core")))
+
+
+def made(arch: Arch) -> Program:
+    """Return a program whose low addresses read as physical memory, as in dumps of QEMU."""
+    prog = Program(Platform(arch))
+    prog.add_memory_segment(0, 0x300000, lambda _, n, __, ___: b"y" * n, False)
+    prog.add_memory_segment(0, 0x300000, lambda _, n, __, ___: b"x" * n, True)
+    return prog
+
+
+@pytest.mark.parametrize("arch", [Arch.X86_64, Arch.AARCH64, Arch.PPC64, Arch.RISCV64])
+def test_low_addresses_fault(tmp_path: Path, arch: Arch) -> None:
+    prog = made(arch)
+    unmap_low_addresses(prog, str(dump(tmp_path / "core", 0x3000, 0x3000)))
+    for address in (0, 8, 0x1000, 0x2FFFF8, (1 << 47) - 8):
+        with pytest.raises(FaultError, match=UNMAPPED):
+            prog.read(address, 8)
+    assert prog.read(0x1000, 8, True) == b"x" * 8
+
+
+def test_low_addresses_of_a_direct_map_that_begins_at_0(tmp_path: Path) -> None:
+    prog = made(Arch.S390X)
+    unmap_low_addresses(prog, str(dump(tmp_path / "core", 0x3000, 0x3000)))
+    assert prog.read(0, 8) == prog.read(0x1000, 8) == b"y" * 8
+
+
+@pytest.mark.parametrize("arch", [Arch.I386, Arch.ARM])
+def test_null_pointers_fault_on_32_bits(tmp_path: Path, arch: Arch) -> None:
+    prog = made(arch)
+    unmap_low_addresses(prog, str(dump(tmp_path / "core", 0x3000, 0x3000)))
+    with pytest.raises(FaultError, match=UNMAPPED):
+        prog.read(0x1000, 4)
+    assert prog.read(0x100000, 4) == b"y" * 4
+
+
+@pytest.mark.parametrize(
+    "text", [b"", b"x", b"OSRELEASE=", b"OSRELEASE=7.3\nPAGESIZE=0\n", bytes(99)]
+)
+def test_a_vmcoreinfo_that_lacks_what_drgn_needs(tmp_path: Path, text: bytes) -> None:
+    note, core = tmp_path / "note", dump(tmp_path / "core", 0x3000, 0x3000)
+    note.write_bytes(text)
+    with pytest.raises(ImageError, match="note: VMCOREINFO does not contain"):
+        open_program(ImageSource(core=str(core), vmcoreinfo=str(note)))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
-"""Members of structures that are read word by word, and empty pages of vectors, by hand."""
+"""Members of structures that are read word by word, and empty pages of vectors."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LITTLE = BIG | PlatformFlags.IS_LITTLE_ENDIAN
 
 
 def program(flags: PlatformFlags) -> Program:
-    """A program with one structure, whose second word is like that of ``struct slab``."""
+    """Return a program with one structure, whose second word is like that of ``struct slab``."""
     prog = Program(Platform(Architecture.UNKNOWN, flags))
     order = "little" if flags & PlatformFlags.IS_LITTLE_ENDIAN else "big"
     word = prog.int_type("unsigned long", 8, False, order)
@@ -59,7 +59,7 @@ def test_word_by_word(flags: PlatformFlags, data: str) -> None:
 
 @pytest.mark.parametrize("unit", [8, 24])
 def test_only_filled_pages(unit: int) -> None:
-    """Every byte that is not 0 is in one part, parts begin with an element, and they are few."""
+    """Each nonzero byte is in one part, parts begin with an element, and are few."""
     data = bytearray(unit * 2000)
     marked = {3 * unit: 1, 3 * unit + 9: 2, 1200 * unit - 1: 3, 2000 * unit - 1: 4}
     for offset, value in marked.items():

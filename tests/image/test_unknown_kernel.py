@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
-"""An unsupported kernel is told in one line; a mistake of the program is not taken for one."""
+"""An unsupported kernel gives one line. A bug in the program is not reported as one."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_a_mistake_ends_with_status_70(
 
 @pytest.mark.image
 def test_memory_that_is_missing_after_the_pass(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Stacks of CPUs, and evidence, are read after the pass, and only if a row differs."""
+    """Stacks and evidence are read after the pass, and only if a row differs."""
     judged = collect.judge
 
     def judge(snapshot: Snapshot) -> Judgement:
@@ -96,7 +96,7 @@ def test_memory_that_is_missing_after_the_pass(lab: Lab, monkeypatch: pytest.Mon
         (FaultError("Excluded page", 0x1000), "the image lacks memory"),
         (LookupError("could not find 'struct x'"), "this kernel is not supported"),
     ):
-        monkeypatch.setattr(collect, "read_running", raising(error))
+        monkeypatch.setattr("memcg_inspect.collect.stopped.read_running", raising(error))
         with pytest.raises(ImageError, match=why):
             collect.audit(image_of(lab.image(NEWEST).program()))
 

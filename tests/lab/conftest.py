@@ -8,7 +8,7 @@ import pytest
 
 @pytest.fixture
 def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty cache, so that a test neither uses nor alters the real one."""
+    """Return an empty cache, so that a test neither uses nor changes the real one."""
     folder = tmp_path / "cache"
     monkeypatch.setenv("MEMCG_INSPECT_CACHE", str(folder))
     return folder

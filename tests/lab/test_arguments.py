@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
-"""Wrong arguments of `scripts/lab` get one line that says what is wrong, before anything boots."""
+"""For wrong arguments `scripts/lab` prints one line before a guest boots."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from labkit import cli
 
 
 def said(words: list[str], capsys: pytest.CaptureFixture[str]) -> str:
-    """Run a command that must fail; return its message, of one line."""
+    """Run a command that must fail; return its message, which has one line."""
     try:
         status = cli.main(words)
     except SystemExit as error:

@@ -33,7 +33,7 @@ def told(image: Path, which: str = "2") -> Path:
 
 
 def differing_bytes(one: Path, other: Path) -> int:
-    """How many bytes of two files of the same size differ."""
+    """Return how many bytes of two files of the same size differ."""
     count = 0
     with open(one, "rb") as a, open(other, "rb") as b:
         while piece := a.read(1 << 20):
@@ -44,7 +44,7 @@ def differing_bytes(one: Path, other: Path) -> int:
 
 
 def numbers(path: Path) -> dict[str, int]:
-    """A file like memory.stat."""
+    """Read a file like memory.stat."""
     return {name: int(value) for name, value in map(str.split, path.read_text().splitlines())}
 
 

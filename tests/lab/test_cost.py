@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
-"""What accounting by node costs: the table, and that what is in it was measured."""
+"""The table of the cost of per-node accounting, and that its values were measured."""
 
 import pytest
 from labkit import cost

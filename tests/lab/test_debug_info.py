@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
-"""Debian's kernels are made ready without their debug info, which comes when it is asked for."""
+"""Debian's kernels are prepared without debug info, which is downloaded when it is first needed."""
 
 import json
 import subprocess

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
-"""Comments do not change the key of an image; code does."""
+"""Code changes the key of an image; comments do not."""
 
 from pathlib import Path
 

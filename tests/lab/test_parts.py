@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
-"""`scripts/test --all` runs in parts: all tests, each once, and none again that passed."""
+"""`scripts/test --all` runs in parts: each test once, and no part again that passed."""
 
 from pathlib import Path
 

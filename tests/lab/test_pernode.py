@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
-"""The kernel that keeps kernel memory by node, as its own files tell; the audit is elsewhere."""
+"""The files of the per-node kernel itself. Tests of the audit are in tests/collect."""
 
 from pathlib import Path
 
@@ -17,7 +17,7 @@ def told(image: Path) -> Path:
 
 
 def by_node(folder: Path, key: str) -> dict[int, int]:
-    """A line of memory.numa_stat."""
+    """Return a line of memory.numa_stat as amounts by node."""
     lines = (folder / "memory.numa_stat").read_text().splitlines()
     cells = next(line.split()[1:] for line in lines if line.split()[0] == key)
     return {int(n[1:]): int(size) for n, size in (cell.split("=") for cell in cells)}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
-"""Small pieces of the lab that need no guest."""
+"""Parts of the lab that need no guest."""
 
 import io
 import os

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
-"""Patched copies of a source, which must never harm the source they share files with."""
+"""Patched copies of a source, which share files with it and must not change them."""
 
 import os
 from pathlib import Path

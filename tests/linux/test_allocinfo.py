@@ -54,7 +54,7 @@ def test_counters_are_what_the_guest_said(lab: Lab, kernel: str, append: str) ->
 
 @pytest.mark.parametrize(("kernel", "append"), GUESTS)
 def test_a_wrong_counter_is_named(lab: Lab, plant: Plant, kernel: str, append: str) -> None:
-    """A counter of any CPU, planted; nothing else differs."""
+    """A wrong counter of any CPU is found, and nothing else differs."""
     image = guest_image(lab, kernel, append)
     sites = read_call_sites(image_of(image.program()), Coverage()).values()
     site = next(s for s in sites if s.function == "alloc_pid" and s.bytes)
@@ -79,7 +79,7 @@ def test_a_wrong_counter_is_named(lab: Lab, plant: Plant, kernel: str, append: s
 def test_a_reference_to_another_site_is_named(
     lab: Lab, plant: Plant, kernel: str, append: str
 ) -> None:
-    """An object gets the codetag of another: one site has too little, the other too much."""
+    """An object gets the codetag of another site: one site has too little, the other too much."""
     image = guest_image(lab, kernel, append)
     prog = image.program()
     profile = collect(image_of(prog)).profile

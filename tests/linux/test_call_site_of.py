@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 """
-The call site of one object, percpu allocation or block of pages, also if it belongs to a module
-that was unloaded.
+The call site of one object, percpu allocation or block of pages, in modules that are loaded or
+were unloaded.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ LEFT = {("slab", LINE["kmalloc("], 3 * 1024, 3), ("page", LINE["alloc_pages("], 
     ],
 )
 def test_of_a_module_that_is_gone(lab: Lab, kernel: str, append: str, tmp_path: Path) -> None:
-    """Call sites stay while something refers to them; since 6.13 without their names."""
+    """Call sites stay while memory refers to them; since 6.13 they lose their names."""
     script = tmp_path / "leave"
     script.write_text("rmmod leaver\n")
     image = lab.image(

@@ -13,10 +13,20 @@ from drgn import Object, Program, sizeof
 from drgn.helpers.linux.list import list_for_each_entry
 from drgn.helpers.linux.mm import compound_order
 from support.free_pages import free_page
-from support.guests import DEBIAN_KERNELS, KERNELS, GuestImage, Lab, Plant
+from support.guests import (
+    DEBIAN_KERNELS,
+    KERNELS,
+    PERNODE_KERNELS,
+    GuestImage,
+    Lab,
+    Plant,
+)
+from support.planting import Fault, Subject
 
+from memcg_inspect.checks.evidence_query import EvidenceQuery
 from memcg_inspect.checks.identities.lru import lru_rows
 from memcg_inspect.collect import collect
+from memcg_inspect.collect.evidence import find_evidence
 from memcg_inspect.image.image import image_of
 from memcg_inspect.linux.mm.memcontrol import nodeinfo
 from memcg_inspect.linux.mm.mm_inline import LruReader
@@ -126,7 +136,7 @@ def test_folios_in_another_zone(lab: Lab, kernel: str) -> None:
 
 @pytest.mark.parametrize("kernel", DEBIAN_KERNELS)
 def test_generation_is_where_it_was_derived(lab: Lab, kernel: str) -> None:
-    """No other field of the flags agrees with the lists as well as the derived one."""
+    """No other field of the flags matches the lists as well as the derived one."""
     prog = lab.image(kernel, "4", "mixed").program(dwarf=True)
     root = prog["root_mem_cgroup"]
     gen = root.nodeinfo[0].lruvec.lrugen
@@ -294,3 +304,27 @@ def test_promotions_not_handed_in_yet_are_counted(lab: Lab, plant: Plant) -> Non
 def lruvec_of(prog: Program, row: Row) -> int:
     memcg = Object(prog, "struct mem_cgroup *", row.memcg)
     return memcg.nodeinfo[row.nid].lruvec.address_of_().value_()
+
+
+@pytest.mark.parametrize("kernel", [k for k in (*KERNELS, *PERNODE_KERNELS) if k[0] == "7"])
+def test_folios_charged_to_the_objcg_of_another_node(lab: Lab, kernel: str) -> None:
+    """The kernel rules it out: folio_lruvec_lock() relies on it."""
+    subject = Subject(lab.image(kernel, "4", "mixed").program())
+    assert {s.kind for s in subject.report.skew if s.kind == "lru"} == {"lru"}
+    path, nid = subject.largest("lru")
+    objcgs = {
+        objcg.nid: objcg.address
+        for objcg in subject.snapshot.objcgs.values()
+        if objcg.memcg == subject.paths[path] and objcg.memcg_refs
+    }
+    query = EvidenceQuery("lru", frozenset({objcgs[nid]}), nid=nid)
+    page = find_evidence(subject.image, subject.snapshot, [query])[query][0].page
+    assert page is not None
+    folio = subject.object("struct page *", page)
+    other = next(node for node in objcgs if node != nid)
+    write = subject.put(folio.memcg_data, objcgs[other])
+    report = subject.audit(Fault((write,), (path,), set()))
+    [finding] = [f for f in report.findings if f.kind == "skew"]
+    assert (finding.identity, finding.memcg, finding.nid) == ("lru", subject.paths[path], nid)
+    assert [(e.page, e.objcg) for e in finding.evidence] == [(page, objcgs[other])]
+    assert {f.identity for f in report.findings} == {"lru", "references"}

@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
-"""Kernels that run while they are audited: under load, with a fault, and paused."""
+"""
+Kernels that run while they are audited: under load, with a fault, and paused.
+
+``scripts/test --all --part live`` makes two hundred audits under load.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.guests import BUILT_KERNELS, DEBIAN_KERNELS, ROOT, kernels
+from support.guests import BUILT_KERNELS, DEBIAN_KERNELS, KERNELS, ROOT, kernels
 from support.live_guest import execute, from_inside, from_outside, kept
 
 pytestmark = pytest.mark.image
@@ -38,33 +42,69 @@ def check_found_nothing(audited: dict[str, Any], source: str) -> int:
     rows = [row for row in report["rows"] if row["status"] == "differs"]
     assert (found, rows) == ([], [])
     assert report["image"]["source"] == source
-    assert (audited["status"], report["verdict"]) in ((0, "exact"), (3, "moving"))
+    ends = [(0, "exact"), (3, "moving")]
+    unverifiable = [row["reason"] for row in report["rows"] if row["status"] == "unverifiable"]
+    if report["looks"] == 1:  # a guest that stands still: a charge may be half done
+        ends.append((3, "incomplete"))
+        assert all("may be half done" in reason for reason in unverifiable)
+    assert (audited["status"], report["verdict"]) in ends
     moving = [row for row in report["rows"] if row["status"] == "moving"]
     for row in moving:
         reason = row["reason"]
         assert f"{report['looks']} samples" in reason or "this program runs in" in reason
-    assert {row["status"] for row in report["rows"]} <= {"exact", "in-flight", "moving"}
-    assert (audited["status"] == 3) == bool(moving)
+    known = {"exact", "in-flight", "moving", *(["unverifiable"] if report["looks"] == 1 else [])}
+    assert {row["status"] for row in report["rows"]} <= known
+    assert (audited["status"] == 3) == bool(moving or unverifiable)
     assert report["looks"] > 1 or not moving
     # it was not empty
     assert sum(row["status"] == "exact" for row in report["rows"]) > 50
     return len(moving)
 
 
+#: CPUs that come and go, and a module that is loaded and unloaded, beside memcgs that do.
+SCENE = str(ROOT / "fixtures" / "scenes" / "plug.sh")
+PLUGGED = ("--nodes", "2", "--cpus", "4", "--workload", "churn", "--freeze", "none", "--run", SCENE)
+#: Debian's kernels have a driver that can be unloaded.
+MODULES = ("charge", "percpu_bench")
+MANY = [k for k in (*DEBIAN_KERNELS, "7.3-lab") if k in KERNELS]
+
+
+def plugged(kernel: str) -> list[str]:
+    """Return the arguments for a guest whose CPUs and modules come and go."""
+    words = list(PLUGGED)
+    for name in MODULES if kernel in BUILT_KERNELS else ():
+        words += ["--module", str(ROOT / "fixtures" / "modules" / name)]
+    return words
+
+
+def rounds(folder: Path) -> int:
+    """Return how often a CPU and a module have come and gone."""
+    lines = execute(folder, "cat /run/plugged").splitlines()
+    # busybox says what failed to nobody: each round names what it did
+    assert all(len(line.split()) == 2 for line in lines[:-1]), lines
+    return len(lines)
+
+
 def churned(folder: Path, kernel: str, audits: int) -> None:
-    with kept(folder, kernel, *CHURN) as qmp:
-        moved = [check_found_nothing(from_outside(qmp), "qemu") for _ in range(audits)]
+    with kept(folder, kernel, *plugged(kernel)) as qmp:
+        moved = []
+        for _ in range(audits):
+            before = rounds(folder)
+            moved.append(check_found_nothing(from_outside(qmp), "qemu"))
+            assert rounds(folder) > before
     assert any(moved)
 
 
 def test_under_churn_from_outside(tmp_path: Path) -> None:
-    churned(tmp_path, NEWEST, 8)
+    """Memcgs, CPUs and modules come and go: twenty audits find nothing."""
+    churned(tmp_path, NEWEST, 20)
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("kernel", [*DEBIAN_KERNELS, *LAB_KERNEL])
+@pytest.mark.parametrize("kernel", MANY)
 def test_under_churn_from_outside_for_long(tmp_path: Path, kernel: str) -> None:
-    churned(tmp_path, kernel, 20)
+    """Two hundred audits, on five kernels."""
+    churned(tmp_path, kernel, 40)
 
 
 #: Few CPUs: they are emulated, and the audit runs on them, too.
@@ -121,11 +161,11 @@ def check_found_lost(audited: dict[str, Any], blocks: int) -> None:
 
 
 def faults(folder: Path, kernel: str, runs: int) -> None:
-    module = ROOT / "fixtures" / "modules" / "charge"
-    with kept(folder, kernel, *CHURN, "--module", str(module)) as qmp:
+    with kept(folder, kernel, *plugged(kernel)) as qmp:
         for run in range(runs):
             lose(folder)
             check_found_lost(from_outside(qmp), run + 1)
+        assert rounds(folder) > runs
 
 
 @pytest.mark.parametrize("kernel", LAB_KERNEL)
@@ -152,7 +192,7 @@ def test_held_still(tmp_path: Path, kernel: str) -> None:
         for types in (["--debuginfo", "btf"], ["-s", vmlinux, "--no-default-symbols"]) * 2:
             audited = from_outside(qmp, "--pause", *types)
             assert check_found_nothing(audited, "qemu") == 0
-            assert (audited["status"], audited["report"]["looks"]) == (0, 1)
+            assert audited["report"]["looks"] == 1
             assert is_running(tmp_path)
 
 

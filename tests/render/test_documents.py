@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
-"""Reports as JSON: one valid document, addresses as strings, and null where nothing is known."""
+"""Reports as JSON: one valid document, addresses as strings, null for what is unknown."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ADDRESSES = {"address", "memcg", "objcg", "parent", "page"}
 
 
 def document(made: Report) -> dict[str, Any]:
-    """What a strict reader makes of it."""
+    """Return the document as a strict parser reads it."""
 
     def refuse(constant: str) -> None:
         raise AssertionError(f"{constant} is not JSON")
@@ -31,7 +31,7 @@ def document(made: Report) -> dict[str, Any]:
 
 
 def fields(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
-    """Every (name, value) of a document, at any depth."""
+    """Yield every (name, value) of a document, at any depth."""
     if isinstance(value, dict):
         for key, inner in value.items():
             yield from fields(inner, key)

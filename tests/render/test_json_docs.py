@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
-"""docs/json.md names every field that the document has, and no other."""
+"""docs/json.md names the fields that documents have, and no others."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TABLE = ANSWER["tables"]["items"]["anyOf"][0]["properties"]
 
 
 def described(title: str) -> set[str]:
-    """The fields in the first table below a heading."""
+    """Return the fields in the first table below a heading."""
     section = TEXT.split(f"\n### {title}\n")[1].split("| --- | --- | --- |\n")[1].split("\n\n")[0]
     return set(re.findall(r"^\| `(\w+)` \|", section, re.MULTILINE))
 
@@ -38,7 +38,16 @@ def item(schema: dict[str, Any]) -> dict[str, Any]:
         ("`image`", AUDIT["image"]["properties"]),
         *(
             (f"`{name}[]`", item(AUDIT[name]))
-            for name in ("memcgs", "identities", "rows", "skew", "slabs", "percpu", "findings")
+            for name in (
+                "memcgs",
+                "identities",
+                "rows",
+                "skew",
+                "slabs",
+                "percpu",
+                "findings",
+                "not_covered",
+            )
         ),
         ("`findings[].evidence[]`", item(item(AUDIT["findings"])["evidence"])),
         ("`coverage`", AUDIT["coverage"]["additionalProperties"]["properties"]),

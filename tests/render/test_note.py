@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
-"""The note of a piece of evidence is printed, and what is unprintable in it is escaped."""
+"""The note of a piece of evidence is printed, with unprintable characters escaped."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
-"""Reports in a terminal: what is said, and that no name from an image can say anything else."""
+"""Reports in a terminal. Names from an image are escaped."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from support.reports import clean, more, report
 
 from memcg_inspect.model import Follows, counted
 from memcg_inspect.render.text import amount, printable, signed
-from memcg_inspect.report import Moved, Report
+from memcg_inspect.report import Moved, NotCovered, Report, RowStatus
 
 
 def alike(name: str) -> Report:
-    """A report with harmless names that take as much room as this one."""
+    """Return a report like this one with harmless names of the same width."""
     harmless = "x" * cell_len(printable(name))
     return report(path=harmless, name=harmless)
 
@@ -29,23 +29,62 @@ def test_verdict_comes_first() -> None:
     assert text(clean()).startswith("EXACT: ")
 
 
+def head(made: Report) -> list[str]:
+    """Return the lines above the tables."""
+    return text(made).split("\n\n")[0].splitlines()
+
+
+def of_real_size(made: Report, *statuses: RowStatus) -> Report:
+    """Return a report with as many rows as machines have, some of which are in these states."""
+    rows = tuple(replace(made.rows[0], status=status, reason="why") for status in statuses)
+    identity = replace(made.identities[0], rows=1_234_567)
+    return replace(made, rows=made.rows + rows, identities=(identity,) * 27)
+
+
+def test_exact_says_what_it_covers() -> None:
+    assert head(clean())[0] == "EXACT: 1 identity holds in 1 row"
+    assert head(of_real_size(clean()))[0] == "EXACT: 27 identities hold in 33,333,309 rows"
+    gone = replace(clean().identities[0], name="zswap", status="not-kept", rows=0)
+    made = replace(clean(), identities=(*clean().identities, gone))
+    assert head(made)[0] == head(clean())[0]
+
+
+def test_what_is_not_covered_is_listed() -> None:
+    user = [NotCovered(f"NR_{n}", "no pages are added up") for n in range(5)]
+    made = replace(clean(), not_covered=(*user, NotCovered("MEMCG_SWAP", "nothing compares it")))
+    assert head(made)[0] == "EXACT: 1 identity holds in 1 row; 6 counters not covered"
+    listed = "  NR_0, NR_1, NR_2 and 2 more: no pages are added up"
+    ends = ["Not covered: 6 counters", listed, "  MEMCG_SWAP: nothing compares it"]
+    assert text(made).splitlines()[-3:] == ends
+    assert "  NR_0, NR_1, NR_2, NR_3, NR_4: no" in text(made, show_all=True)
+    assert "ot covered" not in text(clean())
+
+
 def test_the_verdict_counts_what_was_in_flight() -> None:
-    made = clean()
-    rows = (replace(made.rows[0], status="in-flight", reason="at most 8 bytes of CPU 0"),)
-    first = text(replace(made, rows=rows + made.rows[1:])).splitlines()[0]
-    assert "holds, except 1 row in flight when it stopped; " in first
-    assert "in flight" not in text(made)
+    first = head(of_real_size(clean(), "in-flight"))[0]
+    assert first == "EXACT: 27 identities hold in 33,333,309 rows (1 in flight)"
+    assert "in flight" not in text(clean())
 
 
-def test_the_first_line_names_the_accounting() -> None:
-    first = text(clean()).splitlines()[0]
-    assert first.endswith("; accounting: one obj_cgroup per memcg and node")
+def test_other_verdicts_say_how_much_is_behind_them() -> None:
+    made = of_real_size(report(), "differs")
+    assert head(made)[0] == "FINDINGS: 1 finding; 2 of 33,333,309 rows differ"
+    made = replace(of_real_size(clean(), "unverifiable", "unverifiable"), verdict="incomplete")
+    nothing = "nothing wrong was found; "
+    assert head(made)[0] == f"INCOMPLETE: {nothing}2 of 33,333,309 rows could not be verified"
+    # something that no row needs
+    made = replace(clean(), verdict="incomplete")
+    assert head(made)[0] == f"INCOMPLETE: {nothing}not everything could be read"
+    made = replace(of_real_size(clean(), "moving"), verdict="moving")
+    assert head(made)[0] == f"MOVING: {nothing}1 of 33,333,309 rows were changing"
+
+
+def test_the_second_line_names_the_accounting() -> None:
+    assert head(clean())[1] == "Accounting: one obj_cgroup per memcg and node"
     image = replace(clean().image, accounting="kmem-per-node")
     follows: dict[str, Follows] = {"percpu": "physical", "zswap": "both"}
-    first = text(replace(clean(), image=image, follows=follows)).splitlines()[0]
-    assert first.startswith("EXACT: ")
-    assert first.endswith(
-        "; accounting: kernel memory counted per memcg and node, "
+    assert head(replace(clean(), image=image, follows=follows))[1] == (
+        "Accounting: kernel memory counted per memcg and node, "
         "percpu by the physical rule, zswap by either rule"
     )
 
@@ -58,7 +97,7 @@ def test_rows_that_are_all_zero_are_folded_away() -> None:
 
 
 def lines(made: Report, identity: str, **more: bool) -> list[list[str]]:
-    """The rows shown of an identity other than slab, in words."""
+    """Return the printed rows of an identity other than ``slab``."""
     item = made.rows[-1].item
     assert made.rows[-1].identity == identity
     return [line.split() for line in text(made, **more).splitlines() if f" {item} " in line]
@@ -87,7 +126,7 @@ def test_what_has_no_node_has_a_column_of_its_own() -> None:
 
 
 def test_types_are_told_of() -> None:
-    assert text(more()).splitlines()[2] == "Types and symbols: BTF of the image"
+    assert text(more()).splitlines()[3] == "Types and symbols: BTF of the image"
 
 
 def test_one_thing_is_no_plural() -> None:

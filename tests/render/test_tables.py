@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
-"""Choosing rows and columns, and showing what is left, in three ways."""
+"""Select rows and columns of a table, and print it in three formats."""
 
 from __future__ import annotations
 

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
-"""Shared by the tests."""
+"""Shared parts of the tests."""

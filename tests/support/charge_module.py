@@ -43,7 +43,7 @@ NO_KFENCE = "kfence.sample_interval=0"
 
 class Order(NamedTuple):
     """
-    What one line asks of the module.
+    One line of orders to the module.
 
     :ivar expected: bytes by (kind, detail, node); node ``None`` if they may be on any node
     """
@@ -114,6 +114,9 @@ def groups(kernel: str) -> dict[str, Group]:
                 pages("kmalloc 0 9000 1", "large_kmalloc", 2),
                 pages(f"pages 3 {order} 3", "other", order),
                 pages("pages 0 0 4", "other", 0),
+                pages("block 1 5 2", "other", 5),
+                pages("block 2 1 4", "other", 1),
+                pages("block 3 3 1", "other", 3),
                 percpu(4096, 2),
                 percpu(8192, 1),
                 vmalloc(100_000, 2, nid=2),
@@ -126,8 +129,8 @@ def groups(kernel: str) -> dict[str, Group]:
 
 def script(wanted: dict[str, Group]) -> str:
     """
-    For the guest: everything is opened before the task enters the memcg, so that nothing
-    but what the module makes is charged to it.
+    Return the script for the guest. It opens every file before the task enters the memcg, so that
+    only what the module makes is charged to it.
     """
     lines = ["set -e", "cd /sys/fs/cgroup", "echo +memory >cgroup.subtree_control"]
     for path, group in wanted.items():
@@ -179,7 +182,9 @@ def call_sites() -> dict[str, str]:
     lines = (ROOT / "fixtures/modules/charge/charge.c").read_text().splitlines()
     calls = {
         "held": "kzalloc(", "kmalloc": "kmalloc_node(", "cache": "kmem_cache_alloc_node(",
-        "pages": "alloc_pages_node(", "percpu": "__alloc_percpu_gfp(", "vmalloc": "__vmalloc(",
+        "pages": "alloc_pages_node(held->node, bound | __GFP_COMP",
+        "block": "alloc_pages_node(held->node, bound, held",
+        "percpu": "__alloc_percpu_gfp(", "vmalloc": "__vmalloc(",
     }  # fmt: skip
     found = {}
     for kind, call in calls.items():

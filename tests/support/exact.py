@@ -16,11 +16,19 @@ def not_kept(kernel: str) -> set[str]:
     config = kernels.kernel(kernel).config
     # Allocation profiling is on only where a guest was booted with it.
     missing = {"alloc_tags"}
+    if "-pernode" not in kernel:
+        missing.add("objcg_sets")
+    # These page counters are those of cgroup v1.
+    missing |= {"kmem_usage", "tcpmem"}
     if config.get("CONFIG_ZSWAP") != "y":
         missing.add("zswap")
     if kernel == "6.1":
         # Commit 1aacbd354313 ("mm: kmem: add direct objcg pointer to task_struct") (in v6.8).
         missing.add("task_objcg")
+        # Commit f82e6bf9bb9b ("mm: memcg: use rstat for non-hierarchical stats") (in v6.6).
+        missing.add("local_fold")
+    if kernel.startswith(("6.", "7.2")):
+        missing.add("local")
     return missing
 
 

@@ -4,12 +4,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from memcg_inspect.checks.counters import Counters
+from memcg_inspect.checks.identities.css_refs import css_references
 from memcg_inspect.checks.ledger import Entry, Ledger
 from memcg_inspect.checks.snapshot import Snapshot
-from memcg_inspect.model import Accounting, Coverage, Features, ImageInfo, Memcg, Objcg, Stat
+from memcg_inspect.model import (
+    Accounting,
+    Coverage,
+    CssRefs,
+    Features,
+    ImageInfo,
+    Limits,
+    Memcg,
+    Objcg,
+    Stat,
+)
 
 RECLAIMABLE = "NR_SLAB_RECLAIMABLE_B"
 UNRECLAIMABLE = "NR_SLAB_UNRECLAIMABLE_B"
@@ -73,6 +85,18 @@ def features(*items: str, **other: bool) -> Features:
     return Features(items=frozenset({RECLAIMABLE, UNRECLAIMABLE, *items}), **flags)
 
 
+#: Of a kernel with 4 KiB pages, two CPUs, and objects of at most two pages.
+LIMITS = Limits(
+    charge_batch=64,
+    folio_batch=31,
+    block=1024,
+    stack=16 << 10,
+    slab_object=8200,
+    slab_stock=0x7FFF,
+    percpu=(32 << 10) * (2 + 2),
+)
+
+
 def snapshot(
     *,
     memcgs: Mapping[int, Memcg] | None = None,
@@ -89,12 +113,27 @@ def snapshot(
     memcgs = family() if memcgs is None else memcgs
     lruvec_stats = zero(memcgs, nodes) if lruvec_stats is None else lruvec_stats
     more.setdefault("features", features())
-    return Snapshot(
+    made = Snapshot(
         image=ImageInfo("7.3.0", "vmcore", nodes, 2, 4096, accounting),
         memcgs=memcgs,
         objcgs=family_objcgs() if objcgs is None else objcgs,
         ledger=Ledger() if charges is None else charges,
         counters=Counters(memcgs, memcg_stats or {}, lruvec_stats),
+        limits=LIMITS,
         coverage=coverage or {},
         **more,
     )
+    return made if made.css else replace(made, css=_css(made))
+
+
+def _css(made: Snapshot) -> dict[int, CssRefs]:
+    """Return as many references to each memcg as its holders have."""
+    bare = {
+        memcg.address: CssRefs(0, 0, int(not memcg.offline), not memcg.offline, 1 - memcg.offline)
+        for memcg in made.memcgs.values()
+        if memcg.parent is not None
+    }
+    found = css_references(replace(made, css=bare))
+    return {
+        address: css._replace(refs=sum(found[address].values())) for address, css in bare.items()
+    }

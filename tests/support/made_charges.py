@@ -64,26 +64,20 @@ def own(**values: int) -> dict[str, Stat]:
     return {name: Stat(value, 0, 0) for name, value in values.items()}
 
 
+# /a: 22 pages and 2 of the removed memcg, 1 page of objects; /a/b: 2 pages of objects. The root has
+# no charges besides these.
+_WHOLE_TREE = own(
+    MEMCG_KMEM=27,
+    MEMCG_PERCPU_B=500,
+    MEMCG_ZSWAP_B=5392,
+    MEMCG_ZSWAPPED=3,
+    MEMCG_ZSWAP_INCOMP=1,
+    MEMCG_SOCK=7,
+    MEMCG_VMALLOC=5,
+)
 MEMCG_STATS = {
-    # /a: 22 pages and 2 of the removed memcg, 1 page of objects; /a/b: 2 pages of objects
-    ROOT: own(
-        MEMCG_KMEM=27,
-        MEMCG_PERCPU_B=500,
-        MEMCG_ZSWAP_B=5392,
-        MEMCG_ZSWAPPED=3,
-        MEMCG_ZSWAP_INCOMP=1,
-        MEMCG_SOCK=7,
-        MEMCG_VMALLOC=5,
-    ),
-    A: own(
-        MEMCG_KMEM=27,
-        MEMCG_PERCPU_B=500,
-        MEMCG_ZSWAP_B=5392,
-        MEMCG_ZSWAPPED=3,
-        MEMCG_ZSWAP_INCOMP=1,
-        MEMCG_SOCK=7,
-        MEMCG_VMALLOC=5,
-    ),
+    ROOT: _WHOLE_TREE,
+    A: _WHOLE_TREE,
     B: own(
         MEMCG_KMEM=2,
         MEMCG_PERCPU_B=0,

@@ -32,7 +32,7 @@ def validator(command: str) -> Any:
 
 
 def checked(document: dict[str, Any]) -> dict[str, Any]:
-    """Return a document; it must be as the schema of its command says, with no other fields."""
+    """Validate a document with the strict schema of its command; return it."""
     errors = sorted(validator(document.get("command", "audit")).iter_errors(document), key=str)
     assert not errors, [f"{error.json_path}: {error.message[:300]}" for error in errors[:3]]
     return document

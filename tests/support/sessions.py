@@ -14,7 +14,7 @@ from support.guests import GuestImage
 
 
 def converse(image: GuestImage, *lines: str) -> list[str]:
-    """Type lines into a real drgn session, and return what each was answered."""
+    """Type lines into a real drgn session; return what each of them printed."""
     ours, theirs = pty.openpty()
     command = [sys.executable, "-m", "drgn", "-c", str(image.core), "--no-default-symbols", "-q"]
     environment = os.environ | {"TERM": "dumb", "PYTHON_BASIC_REPL": "1", "COLUMNS": "200"}
@@ -36,7 +36,7 @@ def converse(image: GuestImage, *lines: str) -> list[str]:
 
 
 def wait_for(terminal: int, prompt: str | None) -> str:
-    """Read until a prompt is shown, or until nobody is left."""
+    """Read until a prompt is shown, or until the session ends."""
     shown, end = "", time.monotonic() + 90
     while prompt is None or not shown.endswith(prompt):
         ready, _, _ = select.select([terminal], [], [], max(0.0, end - time.monotonic()))

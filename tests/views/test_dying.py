@@ -244,7 +244,7 @@ def test_references_that_cannot_be_read_are_not_0(
     assert status == 3
     assert (row["references"], row["unexplained"], row["swap"]) == (None, None, None)
     assert {"references", "unexplained", "swap"} <= set(row["not_read"])
-    assert document["coverage"]["refs"]["unreadable"] == 1
+    assert document["coverage"]["css"]["unreadable"] == 1
     path.unlink()
 
 

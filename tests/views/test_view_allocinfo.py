@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
-"""``allocinfo``: what the guest's own file said, what a module allocated, what it costs."""
+"""``allocinfo`` is compared with the guest's file, the allocations of a module, and its cost."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ Key = tuple[str | None, int | None, str]  # memcg, node, site
 
 
 def expected(kernel: str, image: GuestImage) -> dict[Key, tuple[int, int]]:
-    """Bytes and calls; what lies beside percpu memory may be on any node."""
+    """Return bytes and calls by key. Vectors of percpu memory may be on any node."""
     sites = call_sites()
     total: defaultdict[Key, list[int]] = defaultdict(lambda: [0, 0])
 
@@ -121,7 +121,7 @@ def expected(kernel: str, image: GuestImage) -> dict[Key, tuple[int, int]]:
                 add(path, int(first), kind, size * number, number)
             elif kind == "cache":
                 add(path, int(first), kind, 200 * number, number)
-            elif kind == "pages":
+            elif kind in ("pages", "block"):
                 add(path, int(first), kind, (PAGE << int(second)) * number, number)
             elif kind == "vmalloc":
                 pages = -(-int(second) // PAGE) * number
@@ -138,7 +138,7 @@ def expected(kernel: str, image: GuestImage) -> dict[Key, tuple[int, int]]:
 def test_join_has_what_a_module_allocated(
     lab: Lab, kernel: str, append: str, tmp_path: Path
 ) -> None:
-    """Six call sites, two memcgs and the nodes that were asked for, to the byte."""
+    """Seven call sites, two memcgs and the requested nodes, to the byte."""
     image = charged_image(lab, kernel, append, tmp_path)
     rows = dicts(allocinfo_by(image_of(image.program()), ["memcg", "node", "site"]))
     found: defaultdict[Key, list[int]] = defaultdict(lambda: [0, 0])
@@ -178,7 +178,7 @@ def test_rows_of_one_memcg_and_node(
 
 
 def walked(prog: Program) -> dict[str, int]:
-    """What profiling takes, by plain walks with debug info."""
+    """Return the cost of profiling, by plain walks with debug info."""
     cpus = prog["nr_cpu_ids"].value_()
     start, stop = (prog.symbol(f"__{end}_alloc_tags").address for end in ("start", "stop"))
     tags = (stop - start) // 40
@@ -251,7 +251,7 @@ def test_kernels_without_it_say_so(
 
 @pytest.mark.parametrize("kernel", [k for k in BUILT_KERNELS if k in ("6.12-lab", "7.3-lab")])
 def test_profiling_that_is_off(lab: Lab, kernel: str) -> None:
-    """6.12 keeps the sites, all at zero; 7.3 has none then."""
+    """6.12 keeps the call sites, all at zero; 7.3 has none."""
     prog = lab.image(kernel, "4", "mixed").program()
     with pytest.raises(ImageError, match="profiling"):
         allocinfo_by(image_of(prog), ["site"])
@@ -297,7 +297,7 @@ def test_what_does_not_go_together_is_refused(
 def test_names_are_escaped(
     lab: Lab, kernel: str, append: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A name that would rewrite the line before it."""
+    """A name with escapes that would overwrite the line above."""
     image = guest_image(lab, kernel, append)
     prog = image.program()
     tag = next(row for row in dicts(allocinfo(image_of(prog))) if row["function"] == "alloc_pid")[

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 """
-``drift`` against a walker that reads one member at a time, the guest's own memory.stat, and
-a change planted on one CPU.
+``drift`` is compared with a plain walk, the guest's memory.stat, and a planted change on one
+CPU.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def busy(lab: Lab, kernel: str) -> GuestImage:
 
 
 def slot_of(prog: Program, name: str) -> int:
-    """Index of an item in the arrays of counters."""
+    """Return the index of an item in the arrays of counters."""
     item = int(prog[name].value_())
     with suppress(KeyError):
         return int(prog["mem_cgroup_stats_index"][item].value_())
@@ -65,7 +65,7 @@ def slot_of(prog: Program, name: str) -> int:
 
 
 def plain_parts(prog: Program, memcg: Object, name: str) -> tuple[int, int, Counter[int]]:
-    """What is folded, handed up and held by CPUs, of a memcg and all below it."""
+    """Return the folded, propagated and per-CPU values of a memcg and its descendants."""
     slot = slot_of(prog, name)
     held: Counter[int] = Counter()
     handed_up = 0
@@ -80,7 +80,7 @@ def plain_parts(prog: Program, memcg: Object, name: str) -> tuple[int, int, Coun
 
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_against_a_plain_walker(lab: Lab, kernel: str, tmp_path: Path) -> None:
-    """Each item is off in one memcg at least, since a change of it is planted there."""
+    """Each item differs in at least one memcg, in which the test planted a change."""
     image, out = busy(lab, kernel), tmp_path / "core"
     prog = image.program()
     root = next(iter(Payers(image_of(prog)).memcgs))
@@ -119,7 +119,7 @@ def test_against_a_plain_walker(lab: Lab, kernel: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("kernel", KERNELS)
 @pytest.mark.parametrize("workload", ["mixed", "churn"])
 def test_bound(lab: Lab, kernel: str, workload: str) -> None:
-    """Where no flush is due, no error is larger; a reader's flush is due if enough changed."""
+    """The error is at most the printed bound as long as no flush is due."""
     image = busy(lab, kernel) if workload == "churn" else lab.image(kernel, "4", workload)
     prog = image.program()
     rows = rows_of(drift(image_of(prog), True))
@@ -151,7 +151,7 @@ def test_bound(lab: Lab, kernel: str, workload: str) -> None:
 
 @pytest.mark.parametrize("kernel", (*KERNELS, *PERNODE_KERNELS))
 def test_exact_is_what_the_guest_read(lab: Lab, kernel: str) -> None:
-    """A reader of memory.stat flushes; the lab makes sure that it does."""
+    """Reading memory.stat flushes the counters; the lab makes sure that it does."""
     image = lab.image(kernel, "4", "mixed")
     settled = still(image, "memory.stat")
     rows = rows_of(drift(image_of(image.program()), True))

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 """
-``percpu`` against the guest's own memory.stat and /proc/meminfo, against a walker that looks at
-one bit at a time, and against what a module planted.
+``percpu`` is compared with the guest's memory.stat and /proc/meminfo, a plain walk of the
+bitmaps, and the allocations of a module.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def bit(word: Object, index: int) -> bool:
 
 
 def plain(prog: Program) -> dict[tuple[int, int], tuple[int, int]]:
-    """Size and obj_cgroup of each allocation, by chunk and offset, one bit at a time."""
+    """Return size and obj_cgroup of each allocation, by chunk and offset, one bit at a time."""
     found: dict[tuple[int, int], tuple[int, int]] = {}
     for slot in range(prog["pcpu_nr_slots"].value_()):
         head = prog["pcpu_chunk_lists"][slot].address_of_()

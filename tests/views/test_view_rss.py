@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 """
-``rss`` against the guest's own files, its page tables, and faults planted there.
+``rss`` is compared with the guest's files, its page tables, and planted faults.
 
-The workload's processes have 64 threads that hopped over 8 CPUs. When they had come to rest,
-the kernel itself walked their page tables, for smaps and numa_maps; the lines are in the
-console.
+The processes of the workload have 64 threads that moved over 8 CPUs. After they stopped, the
+kernel walked their page tables for smaps and numa_maps, which the guest printed.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from functools import lru_cache
 from pathlib import Path
 
 import pytest
-from drgn import FaultError, Object, Program
+from drgn import FaultError, Object, Program, sizeof
 from drgn.helpers.linux.cpumask import for_each_possible_cpu
 from drgn.helpers.linux.percpu import per_cpu_ptr
 from drgn.helpers.linux.pid import find_task, for_each_task
@@ -59,7 +58,7 @@ def checked(image: GuestImage) -> Rows:
 
 
 def said(image: GuestImage) -> dict[int, dict[str, int]]:
-    """What the kernel found in page tables: pages, by process."""
+    """Return the pages that the kernel found in page tables, by process."""
     console = (image.guest / "console").read_text(errors="replace")
     lines = re.findall(r"^rss (\d+) (.*)$", console, re.MULTILINE)
     found = {
@@ -116,7 +115,7 @@ def test_page_tables_are_what_the_kernel_found_in_them(lab: Lab, kernel: str) ->
 
 @pytest.mark.parametrize("kernel", (*KERNELS, *PERNODE_KERNELS))
 def test_counters_are_what_the_guest_read(lab: Lab, kernel: str) -> None:
-    """6.1 shows the cheap value in /proc; the others here add the parts of the CPUs up."""
+    """6.1 shows the approximate value in /proc; newer kernels add up the values of all CPUs."""
     image = guest_image(lab, kernel)
     rows, shown = checked(image), "approximate" if kernel == "6.1" else "exact"
     compared = 0
@@ -132,7 +131,7 @@ def test_counters_are_what_the_guest_read(lab: Lab, kernel: str) -> None:
 
 
 def plain_counters(prog: Program, pid: int) -> dict[str, tuple[int, int]]:
-    """What is cheap, and the sum, one member at a time."""
+    """Return the approximate value and the sum, one member at a time."""
     mm = find_task(prog, pid).mm
     found: dict[str, tuple[int, int]] = {}
     for item, name in zip(STATUS, ("FILE", "ANON", "SWAP", "SHMEM"), strict=True):
@@ -164,7 +163,7 @@ def test_against_a_plain_walker(lab: Lab, kernel: str) -> None:
 @pytest.mark.parametrize("kernel", KERNELS)
 @pytest.mark.parametrize("workload", ["mixed", "churn"])
 def test_other_guests(lab: Lab, kernel: str, workload: str) -> None:
-    """Whatever else there is in page tables is known, too; what was in motion says so."""
+    """Other guests: rows are exact, or ``moving`` if the machine was stopped at work."""
     busy = {"freeze": "busy", "seed": 1} if workload == "churn" else {}
     answer = rss(image_of(lab.image(kernel, "4", workload, **busy).program()), check=True)
     assert answer.is_whole
@@ -183,7 +182,7 @@ def levels_of(prog: Program) -> int:
 
 
 def anonymous_entry(prog: Program, pid: int) -> tuple[int, int]:
-    """The address and the value of an entry for a page of anonymous memory of a process."""
+    """Return address and value of a page table entry of an anonymous page of a process."""
     mm, levels = find_task(prog, pid).mm, levels_of(prog)
     start = int(prog["page_offset_base"]) if "page_offset_base" in prog else 0xFFFF888000000000
     todo = [(int(mm.pgd.value_()), levels)]
@@ -202,7 +201,7 @@ def anonymous_entry(prog: Program, pid: int) -> tuple[int, int]:
 
 
 def swap_entry(kind: int, offset: int) -> int:
-    """``swp_entry_to_pte()`` of x86-64."""
+    """Return a swap entry as a PTE, as ``swp_entry_to_pte()`` of x86-64."""
     return kind << 59 | (~offset & (1 << 50) - 1) << 9
 
 
@@ -270,12 +269,12 @@ def test_what_is_not_in_the_image_is_no_zero(
     first, second, *_ = sorted(said(image))
     mms = {pid: before[pid, "anon"]["mm"] for pid in (first, second)}
     pgd = find_task(prog, first).mm.pgd.value_()
-    read = Memory.read
+    read, size_of_mm = Memory.read, sizeof(prog.type("struct mm_struct"))
 
     def damaged(self: Memory, address: int, size: int) -> bytes:
         mm = mms[second]
         assert isinstance(mm, int)
-        if address == pgd or mm < address < mm + 4096:
+        if address == pgd or mm < address < mm + size_of_mm:
             raise FaultError("not there", address)
         return read(self, address, size)
 
@@ -297,7 +296,7 @@ def test_what_is_not_in_the_image_is_no_zero(
 def test_processes_that_end_are_left_out(
     lab: Lab, kernel: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As on a live kernel: read one by one, and what belonged to one that has ended is nothing."""
+    """As on a live kernel, processes are read one by one, and one that has exited has no rows."""
     image = guest_image(lab, kernel)
     prog, before = image.program(), checked(image)
     first, second, *_ = sorted(said(image))

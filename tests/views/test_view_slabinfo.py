@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 """
-``slabinfo`` against the guest's own memory.numa_stat and /proc/slabinfo, against a walker that
-looks at one object at a time, and against what a module planted.
+``slabinfo`` is compared with the guest's memory.numa_stat and /proc/slabinfo, a plain walk of
+all objects, and the allocations of a module.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def test_sums_are_what_the_guest_read(lab: Lab, kernel: str) -> None:
 
 
 def check_sums(image: GuestImage) -> None:
-    """Counters lack what the stocks hold back, so that is taken from what was found."""
+    """Counters do not include what stocks hold, so that is subtracted from the amount found."""
     prog = image.program()
     charged: Counter[tuple[str, bool, int | None]] = Counter()
     for row in rows(slabinfo(image_of(prog), by_node=True)):
@@ -106,7 +106,7 @@ def test_objects_of_kfence_are_charged_all_the_same(lab: Lab, kernel: str) -> No
 
 
 def proc_slabinfo(folder: Path) -> dict[str, tuple[int, int]]:
-    """Active objects and their size, by cache."""
+    """Return the active objects and their size, by cache."""
     lines = (folder / "proc/slabinfo").read_text().splitlines()[2:]
     return {words[0]: (int(words[1]), int(words[3])) for words in map(str.split, lines)}
 
@@ -134,7 +134,7 @@ def test_caches_are_those_of_proc_slabinfo(lab: Lab, kernel: str) -> None:
 
 
 class Plain:
-    """The same facts, one object at a time."""
+    """Return the same values, one object at a time."""
 
     def __init__(self, prog: Program) -> None:
         self.objects: Counter[tuple[object, str, int]] = Counter()
@@ -164,7 +164,7 @@ class Plain:
 
     @staticmethod
     def kfence(prog: Program) -> range:
-        """Page frames of kfence, none if it is off; the lab's kernels have 255 objects."""
+        """Return the page frames of KFENCE, none if it is off. It has 255 objects here."""
         try:
             pool = prog["__kfence_pool"]
         except LookupError:
@@ -220,7 +220,7 @@ def test_without_nodes_it_is_the_sum(lab: Lab, kernel: str) -> None:
 
 @pytest.mark.parametrize("kernel", ALL)
 def test_nodes_are_those_of_the_kernel(lab: Lab, kernel: str) -> None:
-    """Slab pages as the nodes' own counters have them, and all of them told apart."""
+    """Slab pages match the counters of the nodes, and each belongs to a known use."""
     prog = lab.image(kernel, "4", "mixed").program()
     answer = slabinfo(image_of(prog), by_node=True)
     pages: Counter[tuple[int, str]] = Counter()

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 """
-``stat`` against the guest's own memory.stat and memory.numa_stat.
+``stat`` is compared with the guest's memory.stat and memory.numa_stat.
 
-Reading these files flushes, so what they say is the exact value of whatever stood still since.
+Reading these files flushes the counters, so they show exact values of what did not change later.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def test_exact_is_what_the_guest_read(lab: Lab, kernel: str) -> None:
 
 
 def test_hugetlb_is_a_line_where_it_is_accounted(lab: Lab, tmp_path: Path) -> None:
-    """The kernel prints it if cgroup2 was mounted with memory_hugetlb_accounting."""
+    """The kernel prints ``hugetlb`` if cgroup2 was mounted with memory_hugetlb_accounting."""
     image, path = lab.image("7.3", "4", "mixed"), tmp_path / "mounted.core"
     flags = image.program()["cgrp_dfl_root"].flags
     accounting = 1 << 19  # CGRP_ROOT_MEMORY_HUGETLB_ACCOUNTING
@@ -82,7 +82,7 @@ def test_hugetlb_is_a_line_where_it_is_accounted(lab: Lab, tmp_path: Path) -> No
 
 
 def plain_value(prog: Program, address: int, item: str, nid: int | None) -> tuple[int, int]:
-    """A counter, one member at a time: folded, and what this memcg itself has not folded."""
+    """Return a counter, read one member at a time: the folded value, and what is not folded yet."""
     memcg = Object(prog, "struct mem_cgroup *", address)
     slot = prog[item].value_()
     with suppress(KeyError):
@@ -127,7 +127,7 @@ def test_folded_and_pending_are_what_stands_there(lab: Lab, kernel: str) -> None
 
 @pytest.mark.parametrize("kernel", [k for k in BUILT_KERNELS if k in ("6.12-lab", "7.3-lab")])
 def test_cgroup_v1(lab: Lab, kernel: str) -> None:
-    """There the file has other lines, and those with the memcgs below are called total."""
+    """On v1 the file has other lines, and hierarchical values are called total_*."""
     image = lab.image(kernel, "4", "mixed", cgroup="v1")
     said, compared = still(image, "memory.stat"), 0
     for path in {path for path, _, _ in said} - {"/"}:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
-"""``stock`` against the per-CPU variables, read one member at a time, and its bounds."""
+"""``stock`` is compared with a plain walk of the per-CPU variables, and with its bounds."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def rows(answer: Answer, table: int) -> list[dict[str, object]]:
 
 
 def plain_pages(prog: Program, cpu: int) -> dict[int, tuple[int, int]]:
-    """Memcg and bytes of each slot of a charge stock that holds some."""
+    """Return memcg and bytes of each slot in use of a charge stock."""
     held = per_cpu(prog["memcg_stock"], cpu)
     try:
         slots = [(held.cached[i], held.nr_pages[i]) for i in range(len(held.cached))]
@@ -43,7 +43,7 @@ def plain_pages(prog: Program, cpu: int) -> dict[int, tuple[int, int]]:
 
 
 def plain_bytes(prog: Program, cpu: int) -> dict[int, tuple[int, ...]]:
-    """Obj_cgroup, bytes, and node and bytes of either kind of slab memory, of each slot."""
+    """Return obj_cgroup, bytes, node and bytes of both kinds of slab memory of each slot."""
     try:
         held = per_cpu(prog["obj_stock"], cpu)
     except KeyError:
@@ -117,7 +117,7 @@ def test_who_it_is_for(lab: Lab, kernel: str) -> None:
 
 
 def expected(prog: Program, kernel: str) -> dict[str, tuple[int, int]]:
-    """Slots of a CPU, and the most in each, by arithmetic."""
+    """Return the slots of a CPU and the most that each can hold, by arithmetic."""
     largest = max(cache.size.value_() for cache in for_each_slab_cache(prog)) + 8
     if kernel.startswith("6."):
         # 32 KiB for each of four CPUs, and a pointer for each four bytes

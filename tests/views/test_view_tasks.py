@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
-"""``tasks`` against the guest's own files, drgn's helpers, and a planted mistake."""
+"""``tasks`` is compared with the guest's files, drgn's helpers, and a planted fault."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def rows(prog: Program) -> list[dict[str, object]]:
 
 
 def procs(folder: Path) -> dict[int, str]:
-    """The memcg of each process, by cgroup.procs."""
+    """Return the memcg of each process, from cgroup.procs."""
     return {
         int(pid): path_of(file, folder)
         for file in folder.rglob("cgroup.procs")
@@ -38,7 +38,7 @@ def procs(folder: Path) -> dict[int, str]:
 
 
 def names(folder: Path) -> dict[int, str]:
-    """The name of each process, by /proc/PID/status."""
+    """Return the name of each process, from /proc/PID/status."""
     text = (folder / "proc/tasks").read_text()
     found = re.findall(r"^Name:\t(.*)\n(?:.*\n)*?Tgid:\t(\d+)$", text, re.MULTILINE)
     return {int(tgid): name for name, tgid in found}

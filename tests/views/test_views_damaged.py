@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
-"""Views of dumps that lack pages: nothing is made up, and what is missing is reported."""
+"""Views of dumps that lack pages report what is missing and invent no values."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def shown(answer: Answer) -> Answer:
 
 
 def check(image: GuestImage, pages: Collection[int], arguments: tuple[str, ...]) -> bool:
-    """Ask a view of an image without some pages; return whether the answer is whole."""
+    """Run a view on an image without some pages; return whether the answer is complete."""
     answer, left = ask_without(image, pages, lambda damaged: ask(damaged.prog, *arguments))
     assert len(left) > 0.8 * len(pages)
     document = checked(json.loads(to_json(answer_document(answer))))

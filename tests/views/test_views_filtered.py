@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
-"""Removed memcgs and addresses in dumps that lack pages which the kernel uses itself."""
+"""``dying`` and ``who`` on dumps that lack pages of the kernel."""
 
 from __future__ import annotations
 

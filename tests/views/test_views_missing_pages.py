@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 """
-Dumps that lack pages at random: views say what they could not read, and make nothing up.
+Dumps that lack random pages: views say what they could not read.
 
-What they do say is what they say of the whole dump.
+All values that they show are those of the whole dump.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
-"""Views say the same, wherever the types come from."""
+"""Views give the same answer with types from BTF and from DWARF."""
 
 from __future__ import annotations
 

@@ -82,7 +82,7 @@ def charge_of(row: Row) -> tuple[Value, Value, Value, Value]:
 
 
 def sizes(group: Group) -> Iterator[tuple[str, int, int]]:
-    """Kind, bytes charged, and bytes, of each thing that was asked for, in order."""
+    """Return kind, charged bytes and bytes of each requested charge, in order."""
     for order in group.orders:
         total = sum(order.expected.values())
         kind, first, second, _ = order.line.split()
@@ -142,7 +142,7 @@ CALLS = {
 
 
 def check_code(rows: list[Row], kind: str, profiled: bool) -> None:
-    """With profiling, the line of the module's source that made it."""
+    """With profiling, ``who`` names the source line that made the allocation."""
     code = [str(row["what"]) for row in rows if row["layer"] == "allocated at"]
     if not profiled:
         assert code == []
@@ -172,7 +172,7 @@ def check_percpu(
 
 @pytest.mark.parametrize("kernel", PERNODE_KERNELS)
 def test_percpu_memory_is_charged_by_node(lab: Lab, kernel: str) -> None:
-    """Where accounting is by node, each part to the obj_cgroup of its node."""
+    """On the per-node kernel each part belongs to the obj_cgroup of its node."""
     prog = lab.image(kernel, "4", "mixed").program()
     reader = PercpuReader(image_of(prog))
     allocs = [a for chunk in reader.chunks() for a in reader.charged(chunk)][::40]
@@ -190,7 +190,7 @@ def test_percpu_memory_is_charged_by_node(lab: Lab, kernel: str) -> None:
 
 @lru_cache(maxsize=1)
 def some_addresses(core: Path) -> list[int]:
-    """Places all over memory: pages of any sort, structures in the page map, areas."""
+    """Yield addresses of all sorts: pages, structures in the memory map, vmalloc areas."""
     prog, random = GuestImage(core).program(), Random(7)
     pfns = [
         random.randrange(r.start, r.end) for r in page_ranges(image_of(prog)) for _ in range(120)
@@ -269,7 +269,7 @@ def memcg_path_of(task: Object) -> str:
 
 @each_kernel
 def test_free_blocks_are_told_whole(lab: Lab, kernel: str) -> None:
-    """The lists of the buddy allocator, against the page in the middle of each block."""
+    """The middle of each block on the buddy allocator's lists is found to be free."""
     prog = lab.image(kernel, "4", "mixed").program()
     blocks = list(free_blocks(prog))
     addresses = [start + middle(order) for start, order, _ in blocks]
@@ -287,7 +287,7 @@ def middle(order: int) -> int:
 
 
 def free_blocks(prog: Program) -> Iterator[tuple[int, int, int]]:
-    """Some of the address, order and node of free blocks."""
+    """Return address, order and node of some free blocks."""
     for pgdat in for_each_online_pgdat(prog):
         for zone in pgdat.node_zones:
             if not zone.present_pages:
@@ -332,7 +332,7 @@ def test_memcgs_and_their_obj_cgroups(lab: Lab, kernel: str) -> None:
 
 @each_kernel
 def test_open_files_and_sockets(lab: Lab, kernel: str) -> None:
-    """Those of tasks, by their descriptors."""
+    """Stacks of tasks are found from their ``task_struct``."""
     prog = lab.image(kernel, "4", "mixed").program()
     operations = prog.symbol("socket_file_ops").address
     names, owners = {}, {}
@@ -358,7 +358,7 @@ def test_open_files_and_sockets(lab: Lab, kernel: str) -> None:
 
 @each_kernel
 def test_compressed_pages(lab: Lab, kernel: str) -> None:
-    """From an entry to its data, and from its data back to it."""
+    """A zswap entry leads to its data, and the data lead to the entry."""
     prog = lab.image(kernel, "4", "mixed").program()
     entries = list(ZswapReader(image_of(prog)).addresses()) if kernel.startswith("7.") else []
     for address in entries[:: max(len(entries) // 8, 1)]:
@@ -404,7 +404,7 @@ def test_objects_of_kfence(lab: Lab, kernel: str) -> None:
 
 @pytest.mark.parametrize("kernel", ["7.3"])
 def test_reads_little(lab: Lab, kernel: str) -> None:
-    """One object of a slab takes no pass over the memory map, which is 16 MiB here."""
+    """One object of a slab needs no pass over the memory map, which is 16 MiB here."""
     prog = lab.image(kernel, "4", "mixed").program()
     address = next(iter(for_each_task(prog))).value_()
     rows_of(prog, address)
@@ -453,7 +453,7 @@ def test_several_at_once(lab: Lab, kernel: str, capsys: pytest.CaptureFixture[st
 def test_broken_cache_of_a_slab(
     lab: Lab, kernel: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The page is told; that its slab is not is counted."""
+    """The page is identified; its slab is counted as unreadable."""
     image = lab.image(kernel, "4", "mixed")
     prog = image.program()
     task = next(iter(for_each_task(prog)))

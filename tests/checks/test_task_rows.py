@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+"""What tasks charge, and stacks that wait for a task, on snapshots made by hand."""
+
+from __future__ import annotations
+
+import pytest
+from support.made import DEAD, OBJCG_A, OBJCG_B, A, B
+from support.made_charges import image
+
+from memcg_inspect.checks.identities.active_memcg import active_memcg_rows
+from memcg_inspect.checks.identities.cached_stacks import cached_stack_rows
+from memcg_inspect.checks.identities.task_objcg import task_rows
+from memcg_inspect.model import Coverage
+from memcg_inspect.model_tasks import ActiveMemcg, CachedStackPage, TaskCharge
+
+
+def task(memcg: int, objcg: int) -> TaskCharge:
+    return TaskCharge(0x7000, 7, "sh", memcg, (objcg,), False, True)
+
+
+def test_states_of_a_task_that_last_a_moment() -> None:
+    """A migrating task has another memcg's obj_cgroup, and a running one may have none."""
+    for late, right in (
+        (task(A, OBJCG_B)._replace(is_migrating=True), True),
+        (task(A, 0)._replace(is_runnable=True), True),
+        (task(A, OBJCG_B)._replace(is_runnable=True), False),
+    ):
+        [row] = task_rows(image(tasks=[late]))
+        assert row.status == ("exact" if right else "differs")
+
+
+ACTIVE = ActiveMemcg(B, "sh (7)", 0x7000, A, "folio_alloc_buffers", None)
+
+
+@pytest.mark.parametrize(
+    ("active", "status"),
+    [
+        (ACTIVE, "exact"),
+        (ACTIVE._replace(memcg=DEAD), "exact"),
+        (ACTIVE._replace(function=None), "differs"),
+        (ACTIVE._replace(function=None, why_unknown="it ran"), "unverifiable"),
+        # A freed memcg is a fault, whatever the stack shows.
+        (ACTIVE._replace(memcg=0xBAD), "differs"),
+        (ACTIVE._replace(memcg=0xBAD, function=None, why_unknown="it ran"), "differs"),
+    ],
+)
+def test_a_memcg_that_is_charged_instead(active: ActiveMemcg, status: str) -> None:
+    found = active_memcg_rows(image(tasks=[task(A, OBJCG_A)], active_memcgs=[active]))
+    assert {row.memcg: row.status for row in found} == {A: status, None: "exact"}
+    of_cpu = active._replace(task=None, owner=None)
+    found = active_memcg_rows(image(tasks=[task(A, OBJCG_A)], active_memcgs=[of_cpu]))
+    assert {row.memcg: row.status for row in found} == {A: "exact", None: status}
+
+
+def test_a_memcg_that_could_not_be_read_is_not_taken_for_freed() -> None:
+    missing = Coverage()
+    missing.miss("memcg", 0xBAD, "not in the image")
+    for function in ("folio_alloc_buffers", None):
+        active = ACTIVE._replace(memcg=0xBAD, function=function)
+        row, _ = active_memcg_rows(
+            image(tasks=[task(A, OBJCG_A)], active_memcgs=[active], coverage={"memcgs": missing})
+        )
+        assert row.status == ("unverifiable" if function else "differs")
+
+
+def test_cached_stacks_are_not_charged() -> None:
+    pages = [CachedStackPage(0, 0x1000, 0, 0), CachedStackPage(1, 0x2000, 1, OBJCG_A)]
+    rows = cached_stack_rows(image(cached_stacks=pages))
+    assert {row.nid: (row.status, row.difference) for row in rows if row.claimed["cached"]} == {
+        0: ("exact", 0),
+        1: ("differs", 1),
+    }

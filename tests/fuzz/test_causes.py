@@ -1,0 +1,381 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+"""
+What ended in a traceback, hung, or was called exact, each planted into a real image.
+
+The fuzzer found these. It finds them again only by chance.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import drgn
+import pytest
+from drgn import FaultError, Object, container_of
+from drgn.helpers.linux.bpf import bpf_map_for_each
+from drgn.helpers.linux.fs import d_path, for_each_mount
+from drgn.helpers.linux.list import hlist_for_each_entry, list_for_each_entry
+from drgn.helpers.linux.pid import find_task
+from fuzz.damage import PAGE, damaged
+from support.guests import GuestImage, Lab
+
+from memcg_inspect.collect import audit
+from memcg_inspect.image.image import Image, image_of
+from memcg_inspect.linux.fs.inode import dentry_name
+from memcg_inspect.linux.lib.list import rbtree_entries
+from memcg_inspect.linux.mm.debug import read_page
+from memcg_inspect.linux.mm.mm_types import page_layout, pages_per_piece, scan_pages
+from memcg_inspect.linux.mm.mmzone import mem_map, page_ranges, possible_cpus, possible_nodes
+from memcg_inspect.linux.mm.percpu import PercpuReader
+from memcg_inspect.linux.mm.slab import SlabReader
+from memcg_inspect.linux.mm.vmalloc import vm_areas
+from memcg_inspect.linux.mm.zswap import ZswapReader
+from memcg_inspect.linux.net.skbuff import unix_socket_pages
+from memcg_inspect.model import Coverage, ImageError
+from memcg_inspect.report import Report
+
+pytestmark = pytest.mark.image
+
+WORD, INT = 8, 4
+OLD_AND_NEW = pytest.mark.parametrize(
+    "kernel", ["7.3", pytest.param("6.1", marks=pytest.mark.long)]
+)
+NEW = pytest.mark.parametrize("kernel", ["7.3"])
+
+
+@pytest.fixture
+def image(lab: Lab, kernel: str) -> GuestImage:
+    return lab.image(kernel, "4", "mixed")
+
+
+def place(thing: Object) -> int:
+    """Return the address of an object."""
+    assert thing.address_ is not None
+    return int(thing.address_)
+
+
+def number(value: int, size: int = INT) -> bytes:
+    return value.to_bytes(size, "little")
+
+
+def check_incomplete(report: Report, where: str) -> None:
+    """Nothing is called exact, nothing is accused, and what cannot be right is named."""
+    assert report.verdict == "incomplete"
+    assert report.findings == ()
+    assert report.coverage[where].unreadable
+
+
+# Counts and lengths
+
+
+@OLD_AND_NEW
+@pytest.mark.parametrize(
+    ("name", "value"), [("pcpu_nr_slots", 1 << 30), ("pcpu_unit_pages", 1 << 20)]
+)
+def test_counts_of_percpu_memory(image: GuestImage, name: str, value: int) -> None:
+    found = audit(damaged(image.core, (place(image.program()[name]), number(value))))
+    check_incomplete(found, "percpu")
+
+
+@OLD_AND_NEW
+def test_the_first_percpu_chunk_is_behind_the_static_variables(image: GuestImage) -> None:
+    base = image.program()["pcpu_first_chunk"].base_addr
+    found = damaged(image.core, (place(base), base.value_() + (1 << 40)))
+    assert audit(found).coverage["percpu"].unreadable
+
+
+@NEW
+@pytest.mark.parametrize("value", [0, 1 << 31, (1 << 32) - 1])
+def test_the_number_of_vmap_nodes(image: GuestImage, value: int) -> None:
+    nodes = place(image.program()["nr_vmap_nodes"])
+    check_incomplete(audit(damaged(image.core, (nodes, number(value)))), "vmalloc")
+
+
+@OLD_AND_NEW
+def test_an_area_has_no_more_pages_than_addresses(image: GuestImage) -> None:
+    stack = find_task(image.program(), 1).stack_vm_area
+    changed = damaged(image.core, (place(stack.nr_pages), number(1 << 27)))
+    coverage = Coverage()
+    addresses = {area.address for area in vm_areas(changed, coverage, Coverage())}
+    assert coverage.unreadable == 1
+    assert len(addresses) > 100 and stack.addr.value_() not in addresses
+
+
+@NEW
+def test_the_number_of_zswap_trees(image: GuestImage) -> None:
+    trees = place(image.program()["nr_zswap_trees"][0])
+    check_incomplete(audit(damaged(image.core, (trees, number((1 << 32) - 1)))), "zswap")
+
+
+@OLD_AND_NEW
+@pytest.mark.parametrize("value", [0, 1, 1 << 20, (1 << 32) - 1])
+def test_the_size_of_the_objects_of_a_cache(image: GuestImage, value: int) -> None:
+    slab = next(s for s in slabs(image_of(image.program())) if s.charged)
+    cache = Object(image.program(), "struct kmem_cache *", slab.cache.address)
+    report = audit(damaged(image.core, (place(cache.size), number(value))))
+    assert report.verdict in ("incomplete", "findings")
+    assert report.coverage["slab_pages"].unreadable
+
+
+@OLD_AND_NEW
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("nr_cpu_ids", (1 << 32) - 1),
+        ("nr_cpu_ids", 0),
+        ("nr_node_ids", 1 << 22),
+        ("nr_node_ids", 0),
+    ],
+)
+def test_counts_of_cpus_and_nodes(image: GuestImage, name: str, value: int) -> None:
+    changed = damaged(image.core, (place(image.program()[name]), number(value)))
+    with pytest.raises(ImageError):
+        audit(changed)
+    find = possible_cpus if name == "nr_cpu_ids" else possible_nodes
+    with pytest.raises(ImageError, match=f"{name} is {value}"):
+        find(changed)
+
+
+@OLD_AND_NEW
+def test_masks_of_cpus_and_nodes(image: GuestImage) -> None:
+    prog = image.program()
+    cpus, nodes = prog["__cpu_possible_mask"], prog["node_states"][prog["N_POSSIBLE"]]
+    for mask, find in ((cpus, possible_cpus), (nodes, possible_nodes)):
+        assert list(find(image_of(prog))) == [0, 1, 2, 3]
+        for word in (0, (1 << 64) - 1):
+            with pytest.raises(ImageError, match="is 4, and the possible"):
+                find(damaged(image.core, (place(mask), word)))
+
+
+@OLD_AND_NEW
+def test_two_cpus_with_the_same_percpu_memory(image: GuestImage) -> None:
+    offsets = image.program()["__per_cpu_offset"]
+    with pytest.raises(ImageError, match="two CPUs have the same percpu memory"):
+        audit(damaged(image.core, (place(offsets[1]), offsets[2].value_())))
+
+
+@OLD_AND_NEW
+@pytest.mark.parametrize("bit", [12, 28, 32, 40])
+def test_where_the_direct_map_and_the_memory_map_begin(image: GuestImage, bit: int) -> None:
+    prog = image.program()
+    base = prog.symbol("page_offset_base").address
+    section = prog["mem_section"][0][0].section_mem_map
+    for address, said in ((base, "direct map"), (place(section), "memory map")):
+        value = prog.read_u64(address) ^ 1 << bit
+        with pytest.raises(ImageError, match=f"the {said} does not begin at {value & ~0xFF:#x}"):
+            mem_map(damaged(image.core, (address, value)))
+
+
+# Bits and words
+
+
+@OLD_AND_NEW
+def test_a_percpu_chunk_without_bounds(image: GuestImage) -> None:
+    """Each of its allocations has size 0, or reaches to the end: none is counted."""
+    reader = PercpuReader(image_of(image.program()))
+    chunk = next(c for c in reader.chunks() if reader.charged(c))
+    bounds = Object(image.program(), "struct pcpu_chunk *", chunk.address).bound_map.value_()
+    size = chunk.nr_pages * PAGE // 4 // 8 + 1
+    parts = range(bounds, bounds + size, 512)
+    report = audit(damaged(image.core, *((p, bytes(min(512, bounds + size - p))) for p in parts)))
+    assert report.verdict in ("incomplete", "findings")
+    assert report.coverage["percpu"].unreadable
+
+
+@OLD_AND_NEW
+@pytest.mark.parametrize("order", [1 << 62, 64, 255])
+def test_the_order_of_a_free_block_is_an_order(image: GuestImage, order: int) -> None:
+    prog = image.program()
+    for start, end in page_ranges(image_of(prog)):
+        pages = (mem_map(image_of(prog)).page(pfn) for pfn in range(start, end))
+        page = next((p for p in pages if read_page(image_of(prog), p).type == "buddy"), None)
+        if page is not None:
+            break
+    assert page is not None
+    private = place(Object(prog, "struct page *", page).private)
+    found = read_page(damaged(image.core, (private, order)), page)
+    assert (found.page, found.order) == (page, 0)
+
+
+@OLD_AND_NEW
+def test_a_head_on_the_last_page_of_a_piece(image: GuestImage) -> None:
+    """The order of a compound page is in its second page, which is in the next piece."""
+    whole = image_of(image.program())
+    start = page_ranges(whole)[0].start
+    page = mem_map(whole).page(start + pages_per_piece(whole) - 1)
+    head = page_layout(whole).head
+    flags = image.program().read(page + head.offset, 1)[0] | head.mask
+    changed = damaged(image.core, (page + head.offset, bytes([flags])))
+    assert sum(1 for _ in scan_pages(changed)) == sum(1 for _ in scan_pages(whole))
+    assert audit(changed).verdict in ("exact", "findings", "incomplete")
+
+
+@OLD_AND_NEW
+def test_a_null_pointer_faults(image: GuestImage) -> None:
+    """QEMU gives each segment of a dump its physical address as virtual one."""
+    for address in (0, 0x1000, 0x3FFFF000):
+        with pytest.raises(FaultError, match="address is not mapped"):
+            image.program().read(address, WORD)
+
+
+@OLD_AND_NEW
+def test_a_disk_that_fails(image: GuestImage) -> None:
+    """Where nothing can be read without the page, the command is refused; else it is a gap."""
+    cpus = place(image.program()["nr_cpu_ids"])
+    with pytest.raises(ImageError, match="the image cannot be read: Input/output error"):
+        audit(damaged(image.core, (cpus, "eio")))
+    frames = mem_map(image_of(image.program()))
+    page = frames.page(page_ranges(image_of(image.program()))[0].start)
+    report = audit(damaged(image.core, (page, "eio")))
+    check_incomplete(report, "pages")
+
+
+# Circles
+
+
+@NEW
+def test_an_xarray(image: GuestImage) -> None:
+    prog = image.program()
+    whole = set(ZswapReader(image_of(prog)).addresses())
+    trees = (prog["zswap_trees"][0][i] for i in range(prog["nr_zswap_trees"][0].value_()))
+    entry = next(tree.xa_head.value_() for tree in trees if tree.xa_head)
+    assert entry & 3 == 2  # a node
+    slot = Object(prog, "struct xa_node *", entry - 2).slots[3]
+    reader = ZswapReader(damaged(image.core, (place(slot), entry)))
+    found = set(reader.addresses())
+    assert found <= whole and len(whole) > 10
+    assert reader.coverage.unreadable == 1
+    assert "twice" in reader.coverage.examples[0].reason
+
+
+@pytest.mark.parametrize("kernel", ["6.1"])
+def test_a_red_black_tree(image: GuestImage) -> None:
+    """zswap keeps its entries in such trees there."""
+
+    def found(where: Image, faults: list[FaultError]) -> set[int]:
+        root = where.prog["vmap_area_root"].address_of_()
+        areas = rbtree_entries(where, "struct vmap_area", root, "rb_node", faults.append)
+        return {area.value_() for area in areas}
+
+    faults: list[FaultError] = []
+    whole = found(image_of(image.program()), faults)
+    assert len(whole) > 100 and faults == []
+    node = image.program()["vmap_area_root"].rb_node
+    rest = found(damaged(image.core, (place(node.rb_left), node.value_())), faults)
+    assert rest < whole
+    assert [str(fault).partition(":")[0] for fault in faults] == ["the tree has a node twice"]
+
+
+def queues(prog: drgn.Program) -> Iterator[Object]:
+    """Return the receive queues of AF_UNIX sockets that have buffers."""
+    buckets = prog["init_net"].unx.table.buckets
+    for i in range(512):
+        for sock in hlist_for_each_entry(
+            "struct sock", buckets[i].address_of_(), "__sk_common.skc_node"
+        ):
+            if sock.sk_receive_queue.qlen:
+                yield sock.sk_receive_queue
+
+
+def shared_info(skb: Object) -> Object:
+    place_of = skb.head.value_() + int(skb.end)
+    return Object(skb.prog_, "struct skb_shared_info", address=place_of)
+
+
+@OLD_AND_NEW
+@pytest.mark.parametrize("what", ["namespaces", "sockets", "buffers", "fragments", "count"])
+def test_lists_of_sockets_and_buffers(image: GuestImage, what: str) -> None:
+    prog = image.program()
+    queue = next(queues(prog))
+    skb = queue.next
+    sock = container_of(queue.address_of_(), "struct sock", "sk_receive_queue")
+    node = sock.__getattribute__("__sk_common").skc_node
+    net = next(
+        iter(list_for_each_entry("struct net", prog["net_namespace_list"].address_of_(), "list"))
+    )
+    change: tuple[int, bytes | int] = {
+        "namespaces": (place(net.list.next), place(net.list)),
+        "sockets": (place(node.next), place(node)),
+        "buffers": (place(skb.next), skb.value_()),
+        "fragments": (place(shared_info(skb).frag_list), skb.value_()),
+        "count": (place(shared_info(skb).nr_frags), b"\xff"),
+    }[what]
+    whole, coverage = Coverage(), Coverage()
+    pages = list(unix_socket_pages(image_of(prog), whole))
+    found = list(unix_socket_pages(damaged(image.core, change), coverage))
+    assert whole.unreadable == 0
+    assert coverage.unreadable == 1
+    assert set(found) <= set(pages)
+
+
+@OLD_AND_NEW
+def test_parents_of_a_dentry(image: GuestImage) -> None:
+    prog = image.program()
+    points = (mount.mnt_mountpoint.read_() for mount in for_each_mount(prog))
+    # e.g. /sys/fs/cgroup: its parent is no root either
+    dentry = next(d for d in points if d.d_parent.d_parent != d.d_parent)
+    parent = dentry.d_parent
+    assert dentry_name(image_of(prog), dentry) == d_path(dentry).decode()
+    changed = damaged(image.core, (place(parent.d_parent), dentry.value_()))
+    again = Object(changed.prog, "struct dentry *", dentry.value_())
+    with pytest.raises(FaultError, match="parents of a dentry are a circle"):
+        dentry_name(changed, again)
+
+
+# Exact in spite of damage
+
+
+@OLD_AND_NEW
+def test_a_live_bpf_map_without_its_id(image: GuestImage) -> None:
+    """It is not being freed: what it holds is not explained."""
+    prog = image.program()
+    maps = [m for m in bpf_map_for_each(prog) if m.objcg]
+    assert maps
+    pointers = dict(slots(prog, prog["map_idr"].idr_rt.xa_head.value_()))
+    bpf_map = next(m for m in maps if m.value_() in pointers)
+    report = audit(damaged(image.core, (pointers[bpf_map.value_()], 0)))
+    assert report.verdict != "exact"
+    assert {r.status for r in report.rows if r.identity == "references"} > {"exact"}
+
+
+@OLD_AND_NEW
+def test_a_task_of_an_unknown_memcg(image: GuestImage) -> None:
+    task = find_task(image.program(), 1)
+    css = task.cgroups.subsys[image.program()["memory_cgrp_id"]]
+    report = audit(damaged(image.core, (place(css), css.value_() + 64)))
+    assert report.verdict == "incomplete"
+    reasons = [example.reason for example in report.coverage["tasks"].examples]
+    assert any("is not among those that were read" in reason for reason in reasons)
+
+
+@OLD_AND_NEW
+def test_an_online_memcg_with_the_flag_of_a_removed_one(image: GuestImage) -> None:
+    """Its rows would vanish into those of its parent."""
+    report = image.report()
+    memcg = next(m for m in report.memcgs if m.state == "online" and m.path.count("/") == 2)
+    css = Object(image.program(), "struct mem_cgroup *", memcg.address).css
+    dying = 1 << 4
+    assert not int(css.flags) & dying
+    found = audit(damaged(image.core, (place(css.flags), number(int(css.flags) | dying))))
+    assert found.verdict in ("incomplete", "findings")
+    assert found.coverage["memcgs"].unreadable
+
+
+def slots(prog: drgn.Program, entry: int) -> Iterator[tuple[int, int]]:
+    """Return the entries below a node of an XArray, and where they are."""
+    node = Object(prog, "struct xa_node *", entry - 2)
+    for slot in (node.slots[i] for i in range(64)):
+        if slot and node.shift:
+            yield from slots(prog, slot.value_())
+        elif slot:
+            yield slot.value_(), place(slot)
+
+
+def slabs(image: Image) -> Iterator:  # type: ignore[type-arg]
+    """Return the slabs of an image."""
+    reader = SlabReader(image)
+    for piece in scan_pages(image):
+        for page in piece.slabs:
+            slab = reader.slab(page)
+            if slab is not None and slab.charged:
+                yield slab

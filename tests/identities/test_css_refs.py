@@ -1,0 +1,292 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+"""The identity ``css_refs``, by hand and on images of real kernels."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from drgn.helpers.linux.block import disk_name, for_each_disk
+from drgn.helpers.linux.percpu import per_cpu_ptr
+from support.charge_module import GUESTS, guest_image
+from support.findings import named
+from support.guests import BUILT_KERNELS, DEBIAN_KERNELS, KERNELS, PERNODE_KERNELS, Lab
+from support.live_guest import from_outside, kept
+from support.made import DEAD, A, B, features, ledger, snapshot
+from support.planters.css_refs import of_memcg
+from support.planting import Subject
+
+from memcg_inspect.checks.identities.css_refs import css_ref_rows
+from memcg_inspect.checks.judge import judge
+from memcg_inspect.checks.snapshot import Snapshot
+from memcg_inspect.image.image import image_of
+from memcg_inspect.model import ChargeStock, Coverage, CssRefs, StackRef
+from memcg_inspect.report import Finding, Report, Row, RowStatus
+from memcg_inspect.views.dying import MemcgRow, dying
+
+#: References to ``/a``, ``/a/b`` and the removed ``/a/dead``, with every kind of holder.
+REFS = {
+    A: CssRefs(11, 5, 1, True, 1, css_sets=(1, 2), mms=(3,), writebacks=(4,), events=1),
+    B: CssRefs(4, 6, 1, True, 1),
+    DEAD: CssRefs(3, 7, 2, False, 0),
+}
+
+
+def made(off: int = 0, **more: object) -> Snapshot:
+    """Return a snapshot in which ``/a/b`` may have references that nothing holds."""
+    held: dict[str, object] = {
+        "css": REFS | {B: REFS[B]._replace(refs=REFS[B].refs + off)},
+        "charge_stocks": [ChargeStock(0, A, 7), ChargeStock(1, B, 0)],
+        "css_holders": {"notify": {B: 1}, "zswap": {DEAD: 1}, "released": {A: 1}},
+        "charges": ledger(
+            {(DEAD, "sock", "TCP", -1): (4096, 1), (A, "lru", "lru", 0): (8192, 2)},
+        ),
+    }
+    return snapshot(**(held | more))
+
+
+def row_of(memcg: int, taken: Snapshot) -> Row:
+    [row] = [row for row in css_ref_rows(taken) if row.memcg == memcg]
+    return row
+
+
+def findings(taken: Snapshot) -> list[Finding]:
+    found = [pending.finding for pending in judge(taken).findings]
+    return [finding for finding in found if finding.identity == "css_refs"]
+
+
+def status(taken: Snapshot, memcg: int = B) -> RowStatus:
+    [row] = [r for r in judge(taken).rows if r.identity == "css_refs" and r.memcg == memcg]
+    return row.status
+
+
+def test_each_holder_counts() -> None:
+    rows = {row.memcg: row for row in css_ref_rows(made())}
+    assert rows.keys() == {A, B, DEAD}
+    assert {row.status for row in rows.values()} == {"exact"}
+    found = {memcg: Counter(row.found) for memcg, row in rows.items()}
+    assert +found[A] == {
+        "memcg": 1,
+        "id": 1,
+        "css_set": 2,
+        "mm": 1,
+        "writeback": 1,
+        "event": 1,
+        "child": 2,
+        "released": 1,
+        "stock": 1,
+    }
+    # A slot of the stock that has used all its pages refers to the memcg still (up to 6.15).
+    assert +found[B] == {"memcg": 1, "id": 1, "stock": 1, "notify": 1}
+    # Swap entries hold one reference together.
+    assert +found[DEAD] == {"id": 1, "sock": 1, "zswap": 1}
+
+
+def test_user_pages_hold_references_up_to_7_1() -> None:
+    before = made(features=features(lru_holds_objcg=False))
+    assert row_of(A, before).found["lru"] == 2
+    assert status(before, A) == "differs"
+
+
+@pytest.mark.parametrize(
+    ("off", "kind"), [(1, "unknown-references"), (-1, "missing-references"), (-4, None)]
+)
+def test_other_references_than_were_found(off: int, kind: str | None) -> None:
+    [finding] = findings(made(off))
+    assert (finding.memcg, finding.item, finding.difference) == (B, "css.refcnt", off)
+    assert finding.kind == (kind or "missing-references")
+
+
+def test_holders_that_could_not_be_read() -> None:
+    for subject in ("memcgs", "charge_stock", "notify", "zswap_cursor"):
+        coverage = {subject: Coverage(1, 1)}
+        assert status(made(1, coverage=coverage)) == "unverifiable"
+        # What is missing can only add to what was found.
+        assert status(made(-1, coverage=coverage)) == "differs"
+    broken = REFS | {B: REFS[B]._replace(whole=False)}
+    assert status(made(css=broken)) == "unverifiable"
+    assert status(made(css={A: REFS[A], DEAD: REFS[DEAD]})) == "unverifiable"
+    lost = made(1)
+    lost.ledger.note_missing("sock")
+    assert status(lost) == "unverifiable"
+
+
+def holding(*functions: str, words: int = 1, cpu: int | None = None) -> dict[int, list[StackRef]]:
+    return {B: [StackRef(7, "sh", cpu, words, functions)]}
+
+
+def test_a_task_that_holds_a_reference_for_a_moment() -> None:
+    sleeping = holding("schedule_timeout", "mem_cgroup_handle_over_high")
+    assert status(made(1, css_stacks=sleeping)) == "in-flight"
+    assert status(made(-1, css_stacks=sleeping)) == "in-flight"
+    # It has one pointer to the memcg, so it does not hold two references.
+    assert status(made(2, css_stacks=sleeping)) == "differs"
+    twice = holding("try_charge_memcg", words=9, cpu=1)
+    assert status(made(2, css_stacks=twice)) == "differs"
+    more = holding("shrink_node", "try_charge_memcg", words=9, cpu=1)
+    assert status(made(2, css_stacks=more)) == "in-flight"
+    assert status(made(3, css_stacks=more)) == "differs"
+    # A task that points to another memcg explains nothing here.
+    other = {A: more[B]}
+    assert status(made(1, css_stacks=other)) == "differs"
+
+
+def test_a_pointer_that_may_be_left_over() -> None:
+    for functions in ((), ("do_sys_poll", "schedule")):
+        assert status(made(1, css_stacks=holding(*functions))) == "unverifiable"
+        assert status(made(2, css_stacks=holding(*functions))) == "differs"
+
+
+def test_holders_that_nobody_can_count() -> None:
+    taken = made(3, css_others="module zfs, which is not part of the kernel, may hold references")
+    row = row_of(B, taken)
+    assert (row.status, row.reason) == ("unverifiable", taken.css_others)
+    # That something holds more explains nothing where references are missing.
+    assert status(replace(made(-3), css_others=taken.css_others)) == "differs"
+    assert status(replace(made(), css_others=taken.css_others)) == "exact"
+
+
+@pytest.mark.image
+@pytest.mark.each_kernel
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_exact_on_images_and_not_for_want_of_holders(lab: Lab, kernel: str) -> None:
+    held: Counter[str] = Counter()
+    for workload, freeze in (("mixed", "settled"), ("dying", "settled"), ("churn", "busy")):
+        image = lab.image(kernel, "4", workload, freeze=freeze)
+        report = image.report()
+        rows = [row for row in report.rows if row.identity == "css_refs"]
+        assert len(rows) == len(report.memcgs) - 1
+        assert {row.status for row in rows} <= {"exact", "in-flight"}
+        if freeze == "settled":
+            assert {row.status for row in rows} == {"exact"}
+        for row in rows:
+            held.update(row.found)
+    assert {kind for kind, number in held.items() if number} >= {
+        *("memcg", "id", "child", "css_set", "mm", "sock", "stock"),
+        *(("lru",) if kernel.startswith("6.") else ()),
+    }
+
+
+def held(report: Report) -> dict[str, Row]:
+    """Return the rows of an image of ``fixtures/workloads/holders.c``, by path."""
+    paths = {memcg.address: memcg.path for memcg in report.memcgs}
+    return {paths[r.memcg or 0]: r for r in report.rows if r.identity == "css_refs"}
+
+
+@pytest.mark.image
+@pytest.mark.each_kernel
+@pytest.mark.parametrize("kernel", [*KERNELS, *PERNODE_KERNELS])
+def test_holders_beside_tasks_and_memory(lab: Lab, kernel: str) -> None:
+    image = lab.image(kernel, "2", "holders")
+    report = image.report()
+    assert report.verdict == "exact"
+    removed = {memcg.path for memcg in report.memcgs if memcg.state == "dying"}
+    assert {"/holders/gone"} <= removed <= {"/holders/gone", "/holders/wrote"}
+    rows = held(report)
+    # 3 groups of inotify; one of fanotify where there is any, which Debian's kernels have.
+    assert rows["/holders/notify"].found["notify"] == 3 + (kernel in DEBIAN_KERNELS)
+    # Nothing but a group of inotify keeps this one. Up to 7.1 the pages of its file do, too.
+    assert +Counter(rows["/holders/gone"].found) - Counter(lru=9) == {"notify": 1}
+    # Nothing but writeback and pages keep that one. When the file was written, after half a minute,
+    # cleanup_offline_cgwbs_workfn() lets go of it.
+    if "/holders/wrote" in rows:
+        wrote = +Counter(rows["/holders/wrote"].found) - Counter(lru=9)
+        assert wrote in (Counter(), Counter(writeback=1))
+    assert rows["/holders/writes"].found["writeback"] == 1
+    throttled = rows.pop("/holders/high")
+    assert {row.status for row in rows.values()} == {"exact"}
+    # get_mem_cgroup_from_mm() in __mem_cgroup_handle_over_high(), which sleeps
+    assert (throttled.status, throttled.difference) == ("in-flight", 1)
+    assert "mem_cgroup_handle_over_high" in (throttled.reason or "")
+    # The view counts the same holders.
+    for row in dying(image_of(image.program())).tables[0].rows:
+        assert isinstance(row, MemcgRow)
+        assert (row.memcg, row.references, row.unexplained) == (row.memcg, row.explained, 0)
+
+
+@pytest.mark.image
+@pytest.mark.each_kernel
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_a_throttled_task_excuses_one_reference(lab: Lab, kernel: str) -> None:
+    subject = Subject(lab.image(kernel, "2", "holders").program())
+    path = "/holders/high"
+    report = subject.audit(of_memcg(subject, subject.paths[path], path, 1))
+    assert held(report)[path].status == "differs"
+    assert named(report, "css_refs") == {(path, None, "css.refcnt", 2)}
+
+
+@pytest.mark.image
+@pytest.mark.parametrize("kernel", [k for k in BUILT_KERNELS if k in ("6.12-lab", "7.3-lab")])
+def test_events_of_cgroup_v1(lab: Lab, kernel: str) -> None:
+    report = lab.image(kernel, "2", "holders", cgroup="v1").report()
+    assert report.verdict == "exact"
+    rows = held(report)
+    assert rows["/holders/event"].found["event"] == 1
+    assert {row.status for row in rows.values()} == {"exact"}
+
+
+@pytest.mark.image
+@pytest.mark.parametrize("kernel", [k for k in BUILT_KERNELS if k == "7.3-lab"])
+def test_requests_of_loop_devices_may_hold_references(lab: Lab, kernel: str) -> None:
+    subject = Subject(lab.image(kernel, "2", "holders").program())
+    path = "/holders/notify"
+    fault = of_memcg(subject, subject.paths[path], path, 1)
+    loop = next(d for d in for_each_disk(subject.prog) if disk_name(d) == b"loop0")
+    in_flight = per_cpu_ptr(loop.part0.bd_stats, 1).in_flight[0].a
+    busy = fault._replace(writes=(*fault.writes, subject.add(in_flight, 1)))
+    assert held(subject.audit(fault))[path].status == "differs"
+    row = held(subject.audit(busy))[path]
+    assert (row.status, row.difference) == ("unverifiable", 1)
+    assert "loop0" in (row.reason or "")
+
+
+@pytest.mark.image
+@pytest.mark.parametrize(("kernel", "append"), [g for g in GUESTS if g[0] == "7.3-lab"][:1])
+def test_modules_that_are_not_part_of_the_kernel_may_hold_references(
+    lab: Lab, kernel: str, append: str, tmp_path: Path
+) -> None:
+    subject = Subject(guest_image(lab, kernel, append, tmp_path).program())
+    path = subject.victims()[0]
+    more = of_memcg(subject, subject.paths[path], path, 1)
+    row = held(subject.audit(more))[path]
+    assert (row.status, row.difference) == ("unverifiable", 1)
+    assert "module charge" in (row.reason or "")
+    less = of_memcg(subject, subject.paths[path], path, -1)
+    assert held(subject.audit(less))[path].status == "differs"
+
+
+@pytest.mark.image
+@pytest.mark.parametrize("kernel", DEBIAN_KERNELS[-1:])
+def test_a_throttled_task_of_a_running_kernel(kernel: str, tmp_path: Path) -> None:
+    """It sleeps longer than all samples take, always with the same reference."""
+    guest = ("--nodes", "2", "--workload", "holders", "--freeze", "none")
+    with kept(tmp_path, kernel, *guest) as qmp:
+        for options in ((), ("--pause",)):
+            report = from_outside(qmp, *options)["report"]
+            assert report["findings"] == []
+            names = {memcg["address"]: memcg["path"] for memcg in report["memcgs"]}
+            rows = {
+                names[row["memcg"]]: row for row in report["rows"] if row["identity"] == "css_refs"
+            }
+            assert rows.keys() == set(names.values()) - {"/"}
+            assert rows["/holders/high"]["status"] in ("in-flight", "moving")
+            assert rows["/holders/writes"]["status"] == "exact"
+
+
+@pytest.mark.image
+@pytest.mark.each_kernel
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_sockets_that_wait_for_a_grace_period(lab: Lab, kernel: str) -> None:
+    """Sockets of UDP that are closed hold hundreds of references, and look free."""
+    subject = Subject(lab.image(kernel, "2", "sockclose", freeze="busy").program())
+    rows = held(subject.report)
+    assert named(subject.report, "css_refs") == set()
+    # A CPU may be stopped while it calls RCU callbacks.
+    calling = [row for row in rows.values() if row.status == "unverifiable"]
+    assert all("callbacks that CPU" in (row.reason or "") for row in calling)
+    assert calling or sum(row.found.get("closing", 0) for row in rows.values()) > 10
+    path = "/sockclose/other"
+    row = held(subject.audit(of_memcg(subject, subject.paths[path], path, 5_000)))[path]
+    assert (row.status, row.found.get("closing", 0) > 0) == ("differs", True) or calling

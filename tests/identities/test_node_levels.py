@@ -1,0 +1,160 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+"""The identities ``node_levels`` and ``node_totals``, by hand and on images of real kernels."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from support.guests import KERNELS, Lab
+from support.made import DEAD, ROOT, A, B, features, snapshot
+from support.planting import Fault, Subject
+
+from memcg_inspect.checks.identities.node_levels import AT_LEAST, node_level_rows
+from memcg_inspect.checks.identities.node_totals import node_total_rows
+from memcg_inspect.checks.snapshot import Snapshot
+from memcg_inspect.model import Coverage, LruLists, Nodes, NodeStat, Stat
+from memcg_inspect.report import Row
+
+ANON, SHMEM, FILE, CACHE = "NR_INACTIVE_ANON", "NR_SHMEM", "NR_FILE_PAGES", "NR_SWAPCACHE"
+MAPPED = "NR_FILE_MAPPED"
+ITEMS = (ANON, SHMEM, FILE, CACHE, MAPPED)
+
+Cells = dict[tuple[int, str], int]
+
+
+def made(off: Cells | None = None, uncharged: int = 0, **more: Any) -> Snapshot:
+    """
+    Each memcg has 1 page of each item on node 0; /a/dead has 10 that are not flushed on node 1.
+
+    The swap cache of the nodes is in their NR_FILE_PAGES, too, all of it on node 0, since a page of
+    it migrated from node 1.
+    """
+    stats = {
+        (memcg, nid): {
+            item: Stat(
+                {ROOT: 3, A: 2}.get(memcg, 1) if not nid else 0,
+                0,
+                10 if nid and memcg == DEAD else 0,
+            )
+            for item in ITEMS
+        }
+        for memcg in (ROOT, A, B, DEAD)
+        for nid in (0, 1)
+    }
+    nodes: Cells = {(nid, item): 10 if nid else 3 for nid in (0, 1) for item in ITEMS}
+    nodes[0, FILE] += 13
+    nodes[0, MAPPED] += 2  # not charged
+    for cell, amount in (off or {}).items():
+        nodes[cell] += amount
+    return snapshot(
+        features=replace(features(*ITEMS), lruvec_items=ITEMS, node_items=ITEMS),
+        lruvec_stats=stats,
+        node_stats={cell: NodeStat(value - 1, 1) for cell, value in nodes.items()},
+        lru=LruLists({(0, 0, "list"): uncharged}, {}, True),
+        **more,
+    )
+
+
+def rows_of(taken: Snapshot) -> dict[tuple[str, int | None], Row]:
+    return {(row.item, row.nid): row for row in node_level_rows(taken)}
+
+
+def test_a_node_counts_what_all_memcgs_count() -> None:
+    rows = rows_of(made())
+    assert Counter(row.status for row in rows.values()) == {"exact": 9}
+    row = rows[SHMEM, 1]
+    assert (row.found, row.claimed) == ({"memcgs": 10}, {"vm_stat": 9, "cpu": 1})
+    assert rows[MAPPED, 0].found == {"memcgs": 3, "not_charged": 2}
+    assert rows[FILE, None].found == {"memcgs": 13, "swapcache": 13}
+
+
+@pytest.mark.parametrize("amount", [1, -4000])
+@pytest.mark.parametrize("item", [ANON, SHMEM])
+def test_a_node_that_is_off_differs(item: str, amount: int) -> None:
+    rows = rows_of(made({(1, item): amount}))
+    assert [key for key, row in rows.items() if row.status == "differs"] == [(item, 1)]
+    assert rows[item, 1].difference == amount
+
+
+def test_page_cache_is_compared_over_all_nodes() -> None:
+    # A page of the swap cache that migrates is counted where it was, too.
+    moved = rows_of(made({(0, FILE): 1, (1, FILE): -1}))
+    assert moved[FILE, None].status == "exact"
+    assert rows_of(made({(0, FILE): 1}))[FILE, None].difference == 1
+
+
+def test_what_need_not_be_charged_is_only_more() -> None:
+    assert rows_of(made({(1, MAPPED): 4000}))[MAPPED, 1].status == "exact"
+    assert rows_of(made({(1, MAPPED): -1}))[MAPPED, 1].difference == -1
+
+
+def test_pages_of_no_memcg_make_counters_of_folios_unverifiable() -> None:
+    """Only where they differ, and not those of LRU lists, on which every page has a memcg."""
+    rows = rows_of(made({(1, SHMEM): 1, (1, ANON): 1}, uncharged=1))
+    assert rows[SHMEM, 0].status == "exact"
+    assert rows[SHMEM, 1].status == "unverifiable"
+    assert rows[ANON, 1].status == "differs"
+
+
+def test_the_swap_cache_of_cgroup_v1() -> None:
+    """In 6.1 pages are uncharged before they leave it."""
+    v1 = features(*ITEMS, default_hierarchy=False)
+    taken = made({(1, CACHE): -5, (0, FILE): -5})
+    for kernel, status in ((taken.features, "differs"), (v1, "unverifiable")):
+        kernel = replace(kernel, lruvec_items=ITEMS, node_items=ITEMS)
+        rows = rows_of(replace(taken, features=kernel))
+        assert (rows[CACHE, 0].status, rows[CACHE, 1].status) == ("exact", status)
+
+
+def test_what_was_not_read() -> None:
+    taken = made()
+    stats = {cell: stat for cell, stat in taken.node_stats.items() if cell[0] == 0}
+    rows = rows_of(replace(taken, node_stats=stats))
+    assert {row.status for (_, nid), row in rows.items() if nid == 0} == {"exact"}
+    assert {row.status for (_, nid), row in rows.items() if nid != 0} == {"unverifiable"}
+
+
+def test_totals() -> None:
+    stats = {(0, SHMEM): NodeStat(3, 9), (1, SHMEM): NodeStat(4, 0), (0, FILE): NodeStat(0, 1)}
+    taken = snapshot(node_stats=stats, all_nodes=Nodes(totals={SHMEM: 7, FILE: 0}))
+    [row] = node_total_rows(taken)  # the other is 0 on both sides
+    assert (row.item, row.status, row.found) == (SHMEM, "exact", {"nodes": 7})
+    [row] = node_total_rows(replace(taken, all_nodes=Nodes(totals={SHMEM: 8})))
+    assert (row.status, row.difference) == ("differs", 1)
+    missing = {"node_stats": Coverage(1, 1)}
+    [row] = node_total_rows(replace(taken, all_nodes=Nodes(totals={SHMEM: 8}), coverage=missing))
+    assert row.status == "unverifiable"
+
+
+def items_of(subject: Subject) -> list[str]:
+    """Return the items that the kernel has and ``node_levels`` compares exactly, in any state."""
+    rows = [row for row in subject.report.rows if row.identity == "node_levels"]
+    return sorted({row.item for row in rows if row.nid is not None} - set(AT_LEAST))
+
+
+@pytest.mark.image
+@pytest.mark.each_kernel
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_every_item_at_every_level(lab: Lab, kernel: str) -> None:
+    """4,000 added to any item at any one level is found, and 1 is, in one audit each."""
+    subject = Subject(lab.image(kernel, "4", "mixed").program())
+    items, nid = items_of(subject), subject.snapshot.image.nodes[1]
+    assert {"NR_ANON_MAPPED", "NR_SHMEM", "NR_ANON_THPS", "NR_INACTIVE_ANON"} <= set(items)
+    path, _ = subject.largest("lru")
+    prog = subject.prog
+    for size in (1, 4_000):
+        node = [subject.add(prog["node_data"][nid].vm_stat[prog[item]], size) for item in items]
+        report = subject.audit(Fault(tuple(node), (), set()))
+        found = {(f.identity, f.item, f.nid, f.difference) for f in report.findings}
+        assert found >= {("node_levels", item, nid, size) for item in items}
+        # The totals of all nodes were not changed.
+        assert found >= {("node_totals", item, None, -size) for item in items}
+        for where in (None, nid):
+            writes = [subject.add(subject.percpu_counter(path, i, where), size) for i in items]
+            report = subject.audit(Fault(tuple(writes), (), set()))
+            found = {(f.identity, f.item, f.nid, f.difference) for f in report.findings}
+            sign = 1 if where is None else -1
+            assert found >= {("page_levels", item, None, sign * size) for item in items}

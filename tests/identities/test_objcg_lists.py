@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+"""The identity ``objcg_lists``, by hand and on images of real kernels."""
+
+from __future__ import annotations
+
+import pytest
+from support.guests import KERNELS, PERNODE_KERNELS, Lab
+from support.made import DEAD, OBJCG_A, OBJCG_DEAD, A, B, snapshot
+
+from memcg_inspect.checks.identities.objcg_lists import objcg_list_rows
+from memcg_inspect.checks.judge import judge
+from memcg_inspect.checks.snapshot import Snapshot
+from memcg_inspect.model import Objcg, ObjcgPlace
+
+
+def made(*objcgs: Objcg) -> Snapshot:
+    return snapshot(objcgs={objcg.address: objcg for objcg in objcgs})
+
+
+def objcg(address: int, memcg: int, nid: int | None, *places: ObjcgPlace) -> Objcg:
+    return Objcg(address, memcg, nid, False, 0, places=places)
+
+
+def wrong(taken: Snapshot) -> dict[tuple[int | None, int | None], int | None]:
+    return {(r.memcg, r.nid): r.difference for r in objcg_list_rows(taken) if r.difference}
+
+
+def test_a_removed_memcg_refers_to_what_its_parent_has() -> None:
+    taken = made(
+        objcg(OBJCG_A, A, 0, ObjcgPlace(A, 0, "objcg"), ObjcgPlace(A, 0, "orig_objcg")),
+        objcg(OBJCG_DEAD, A, 1, ObjcgPlace(A, 1, "objcg_list"), ObjcgPlace(DEAD, 1, "orig_objcg")),
+    )
+    rows = {(row.memcg, row.nid): (row.found, row.claimed) for row in objcg_list_rows(taken)}
+    assert rows == {
+        (A, 0): ({"own": 2}, {"listed": 2}),
+        (A, 1): ({"own": 1}, {"listed": 1}),
+        (DEAD, 1): ({"own": 1}, {"listed": 1}),
+    }
+
+
+def test_while_it_is_removed_they_may_be_its_own() -> None:
+    assert wrong(made(objcg(OBJCG_DEAD, DEAD, 1, ObjcgPlace(DEAD, 1, "objcg")))) == {}
+
+
+def test_one_objcg_for_all_nodes() -> None:
+    assert wrong(made(objcg(OBJCG_A, A, None, ObjcgPlace(A, None, "objcg")))) == {}
+    assert wrong(made(objcg(OBJCG_A, B, None, ObjcgPlace(A, None, "objcg")))) == {(A, None): 1}
+
+
+def test_an_objcg_on_the_list_of_another_node_or_memcg() -> None:
+    other_node = objcg(
+        OBJCG_DEAD, A, 1, ObjcgPlace(A, 0, "objcg_list"), ObjcgPlace(DEAD, 1, "orig_objcg")
+    )
+    assert wrong(made(other_node)) == {(A, 0): 1}
+    other_memcg = objcg(OBJCG_DEAD, A, 1, ObjcgPlace(B, 1, "objcg_list"))
+    assert wrong(made(other_memcg)) == {(B, 1): 1}
+    findings = [p.finding for p in judge(made(other_node, other_memcg)).findings]
+    [finding] = [f for f in findings if f.identity == "objcg_lists"]
+    assert (finding.kind, finding.evidence_is) == ("misplaced-objcg", "proof")
+    assert [e.address for e in finding.evidence] == [OBJCG_DEAD]
+
+
+@pytest.mark.image
+@pytest.mark.each_kernel
+@pytest.mark.parametrize("kernel", [*KERNELS, *PERNODE_KERNELS])
+def test_all_objcgs_are_where_they_belong(lab: Lab, kernel: str) -> None:
+    for workload in ("mixed", "dying"):
+        image = lab.image(kernel, "4", workload)
+        rows = [row for row in image.report().rows if row.identity == "objcg_lists"]
+        assert rows and {row.status for row in rows} == {"exact"}
+        dying = {memcg.address for memcg in image.report().memcgs if memcg.state == "dying"}
+        # In 6.1 a removed memcg does not know its obj_cgroups any more.
+        assert any(row.memcg in dying for row in rows) is (kernel != "6.1")

@@ -1,0 +1,170 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+"""The identity ``updated``, by hand and on images of real kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import pytest
+from drgn import Object
+from drgn.helpers.linux.cpumask import for_each_possible_cpu
+from drgn.helpers.linux.percpu import per_cpu_ptr
+from support.guests import KERNELS, PERNODE_KERNELS, Lab
+from support.made import ROOT, A, B, family, snapshot
+from support.planters.updated import unfolded
+from support.planting import Fault, Subject
+
+from memcg_inspect.checks.identities.updated import updated_rows
+from memcg_inspect.checks.inflight import mark_in_flight
+from memcg_inspect.checks.judge import judge
+from memcg_inspect.checks.snapshot import Snapshot
+from memcg_inspect.model import Running
+from memcg_inspect.model_counters import Unfolded
+
+#: On no list of either CPU, or on that of CPU 0 or CPU 1.
+NONE, FIRST, SECOND = ({0: cpu == 0, 1: cpu == 1} for cpu in (None, 0, 1))
+MANY = ("NR_ANON_MAPPED", "NR_FILE_PAGES", "NR_PAGETABLE", "PGFAULT")
+
+
+def left(
+    changed: Mapping[int, tuple[str, ...]] | None = None,
+    updated: Mapping[int, bool] = NONE,
+    pending: tuple[str, ...] = (),
+) -> Unfolded:
+    return Unfolded(changed or {}, pending, updated)
+
+
+def made(**by_name: Unfolded) -> Snapshot:
+    """Return a snapshot of memcgs ``a`` and ``b`` on two CPUs; others have no changes."""
+    found = {memcg: left() for memcg in family()}
+    found |= {{"a": A, "b": B}[name]: unfolded for name, unfolded in by_name.items()}
+    return snapshot(unfolded=found)
+
+
+def statuses(taken: Snapshot, *running: Running) -> dict[int | None, str]:
+    """Return the status of rows that are not exact, with CPUs that were stopped."""
+    taken = replace(taken, running=running)
+    rows = mark_in_flight(taken, updated_rows(taken))
+    return {row.memcg: row.status for row in rows if row.status != "exact"}
+
+
+def test_changes_on_a_list_will_be_folded() -> None:
+    rows = {row.memcg: row for row in updated_rows(made(a=left({0: MANY}, FIRST, ("NR_SHMEM",))))}
+    assert {row.status for row in rows.values()} == {"exact"}
+    assert (rows[A].found, rows[A].claimed) == ({"listed": 5}, {"changed": 5})
+    assert rows[ROOT].found == {"listed": 0}
+
+
+def test_the_list_of_another_cpu_does_not_fold_them() -> None:
+    taken = made(a=left({0: MANY}, SECOND))
+    [finding] = [p.finding for p in judge(taken).findings if p.finding.identity == "updated"]
+    assert (finding.kind, finding.memcg, finding.difference) == ("never-folded", A, 4)
+    assert [evidence.note for evidence in finding.evidence] == [f"CPU 0: {', '.join(MANY)}"]
+
+
+def test_one_lost_update_is_legal_and_many_are_not() -> None:
+    one = made(a=left({0: ("PGFAULT",)}))
+    assert statuses(one) == {}
+    assert {row.memcg: row.found for row in updated_rows(one)}[A] == {"listed": 0, "lost": 1}
+    assert statuses(made(a=left({0: MANY[:3]}), b=left({1: ("PGFAULT",)}))) == {}
+    three = made(a=left({0: ("PGFAULT",), 1: ("PGFAULT",)}), b=left({1: ("PGFAULT",)}))
+    assert statuses(three) == {A: "differs", B: "differs"}
+
+
+def test_what_children_handed_up_needs_any_list() -> None:
+    assert statuses(made(a=left({}, SECOND, ("NR_SHMEM",)))) == {}
+    assert statuses(made(a=left({}, NONE, ("NR_SHMEM",)))) == {A: "differs"}
+
+
+def test_lists_that_could_not_be_read() -> None:
+    assert statuses(made(a=left({0: MANY}, {1: False}))) == {A: "unverifiable"}
+    assert statuses(made(a=left({1: MANY}, {1: False}))) == {A: "differs"}
+    assert statuses(made(a=left({}, {1: False}, ("NR_SHMEM",)))) == {A: "unverifiable"}
+    gone = snapshot(unfolded={memcg: left() for memcg in family() if memcg != B})
+    assert statuses(gone) == {B: "unverifiable"}
+
+
+def test_a_flush_that_was_stopped() -> None:
+    """It took the memcgs off the list of one CPU."""
+    off = made(a=left({0: MANY}), b=left({0: MANY}))
+    frames = ("mem_cgroup_css_rstat_flush", "css_rstat_flush", "process_one_work")
+    flushing = Running(1, 7, "kworker", frames, True)
+    assert statuses(off, flushing) == {A: "unverifiable", B: "unverifiable"}
+    assert statuses(off, flushing._replace(functions=("unknown",))) == statuses(off, flushing)
+    elsewhere = flushing._replace(functions=("osq_lock", *frames[2:], "kthread"))
+    assert statuses(off, elsewhere) == {A: "differs", B: "differs"}
+    two = made(a=left({0: MANY}), b=left({1: MANY}))
+    assert statuses(two, flushing) == {A: "differs", B: "differs"}
+
+
+def changes(now: Object, before: Object) -> set[int]:
+    pairs = zip(now.read_(), before.read_(), strict=True)
+    return {n for n, (a, b) in enumerate(pairs) if a.value_() != b.value_()}
+
+
+def pending_of(memcg: Object) -> int:
+    """Return the most counters that children may have handed up."""
+    stats = memcg.vmstats
+    return len(stats.state_pending) + len(stats.events_pending)
+
+
+def check_lists(lab: Lab, kernel: str, nodes: str, workload: str, **more: str) -> None:
+    """Check that nothing is off the lists, and that a plain walk finds as many changes."""
+    image = lab.image(kernel, nodes, workload, **more)
+    rows = [row for row in image.report().rows if row.identity == "updated"]
+    assert len(rows) == len(image.report().memcgs)
+    assert [row for row in rows if row.status != "exact" or "lost" in row.found] == []
+    prog = image.program(dwarf=True)
+    nodes_of = range(prog["nr_node_ids"].value_())
+    for row in rows:
+        memcg = Object(prog, "struct mem_cgroup *", row.memcg)
+        per_node = [memcg.nodeinfo[nid].lruvec_stats_percpu for nid in nodes_of]
+        changed = 0
+        for cpu in for_each_possible_cpu(prog):
+            own = per_cpu_ptr(memcg.vmstats_percpu, cpu)
+            slots = changes(own.state, own.state_prev)
+            for stats in per_node:
+                of_node = per_cpu_ptr(stats, cpu)
+                slots |= changes(of_node.state, of_node.state_prev)
+            changed += len(slots) + len(changes(own.events, own.events_prev))
+        assert row.claimed is not None
+        assert row.claimed["changed"] >= changed >= row.claimed["changed"] - pending_of(memcg)
+
+
+@pytest.mark.image
+@pytest.mark.each_kernel
+@pytest.mark.parametrize("kernel", [*KERNELS, *PERNODE_KERNELS])
+def test_changes_are_on_lists(lab: Lab, kernel: str) -> None:
+    check_lists(lab, kernel, "4", "traffic", freeze="busy")
+    check_lists(lab, kernel, "4", "mixed")
+
+
+@pytest.mark.image
+@pytest.mark.each_kernel
+@pytest.mark.parametrize("nodes", ["2cpu+6mem"])
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_nodes_without_cpus(lab: Lab, kernel: str, nodes: str) -> None:
+    check_lists(lab, kernel, nodes, "mixed")
+
+
+@pytest.mark.image
+@pytest.mark.each_kernel
+@pytest.mark.parametrize("kernel", [*KERNELS, *PERNODE_KERNELS])
+def test_a_cpu_that_lost_its_list(lab: Lab, kernel: str) -> None:
+    """Changes of several memcgs on one CPU: the list that they were on is empty."""
+    subject = Subject(lab.image(kernel, "4", "mixed").program())
+    left = {path: subject.snapshot.unfolded[subject.paths[path]] for path in subject.victims()}
+    free = [path for path, u in left.items() if not u.updated[1] and 1 not in u.changed]
+    # One in 64 pairs of a memcg and a CPU, and 2, may have lost an update.
+    legal = 2 + len(subject.snapshot.memcgs) * subject.snapshot.image.cpus // 64
+    for number in (legal, legal + 1):
+        chosen = free[:number]
+        # Totals of ancestors change once. That is another fault, of other identities.
+        writes = {w.address: w for path in chosen for w in unfolded(subject, path, 1, 1)}
+        report = subject.audit(Fault(tuple(writes.values()), tuple(chosen), set()))
+        found = [f for f in report.findings if f.identity == "updated"]
+        assert {f.memcg for f in found} == (
+            set() if number == legal else {subject.paths[path] for path in chosen}
+        )
+        assert all(f.kind == "never-folded" and "CPU 1" in f.what for f in found)

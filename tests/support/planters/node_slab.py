@@ -1,0 +1,18 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+"""Faults that ``node_slab`` must name."""
+
+from __future__ import annotations
+
+from support.planting import Fault, Planter, Subject
+
+ITEM = "NR_SLAB_RECLAIMABLE_B"
+
+
+def vm_stat(subject: Subject, size: int) -> Fault:
+    """Change the counter of the last node."""
+    nid, prog = subject.snapshot.image.nodes[-1], subject.prog
+    counter = prog["node_data"][nid].vm_stat[prog[ITEM]]
+    return Fault((subject.add(counter, size),), (), {("?", nid, ITEM, size)})
+
+
+PLANTERS = (Planter("the counter of a node", vm_stat, (-2, 1, 5_000)),)

@@ -1,0 +1,18 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+"""Faults that ``node_stack`` must name."""
+
+from __future__ import annotations
+
+from support.planting import Fault, Planter, Subject
+
+ITEM = "NR_KERNEL_STACK_KB"
+
+
+def vm_stat(subject: Subject, size: int) -> Fault:
+    """Change the counter of the last node."""
+    nid, prog = subject.snapshot.image.nodes[-1], subject.prog
+    counter = prog["node_data"][nid].vm_stat[prog[ITEM]]
+    return Fault((subject.add(counter, size),), (), {("?", nid, ITEM, size)})
+
+
+PLANTERS = (Planter("the counter of a node", vm_stat, (16, 1, -4, 4_000)),)

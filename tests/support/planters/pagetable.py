@@ -1,0 +1,8 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+"""Faults that ``pagetable`` must name."""
+
+from __future__ import annotations
+
+from support.counter_planter import counter
+
+PLANTERS = (counter("kmem", "table", ("NR_PAGETABLE",), (1, -20, 5_000)),)
