@@ -30,11 +30,13 @@ class Unfolded(NamedTuple):
     :ivar pending: names of the counters with ``state_pending``, which children handed up
     :ivar updated: whether the memcg is on the list of updated ones of each possible CPU; CPUs
         whose lists could not be read are left out
+    :ivar complete: whether the counters of the memcg and those of all its nodes could be read
     """
 
     changed: Mapping[int, tuple[str, ...]]
     pending: tuple[str, ...]
     updated: Mapping[int, bool]
+    complete: bool = True
 
 
 class LocalItems(NamedTuple):

@@ -50,8 +50,10 @@ def read_counters(
     lruvec_stats: dict[tuple[int, int], dict[str, Stat]] = {}
     nids: set[int] = set(online_nodes(image))
 
-    def missed(error: FaultError) -> None:
-        coverage.miss("counters of a memcg on a node", error.address, str(error))
+    def missed(error: FaultError, what: str = "counters of a memcg on a node") -> None:
+        coverage.miss(what, error.address, str(error))
+        if folds is not None:
+            folds.miss(address)
 
     for address in memcgs if only is None else only:
         memcg = Object(image.prog, "struct mem_cgroup *", address)
@@ -62,7 +64,7 @@ def read_counters(
                 folds.add_memcg(address, arrays, reader.event_arrays(arrays))
             coverage.read += 1
         except FaultError as error:
-            coverage.miss("counters of a memcg", error.address, str(error))
+            missed(error, "counters of a memcg")
         for nid, pn in nodeinfo(image, memcg, missed):
             nids.add(nid)
             try:

@@ -43,6 +43,8 @@ class Folds:
     _pending: dict[int, set[str]] = field(default_factory=dict)
     #: On a running kernel, the memcgs' own arrays, to see whether they change.
     _arrays: dict[int, StatArrays] = field(default_factory=dict)
+    #: Memcgs some of whose arrays could not be read.
+    _partial: set[int] = field(default_factory=set)
 
     def add_memcg(self, memcg: int, arrays: StatArrays, events: StatArrays) -> None:
         """
@@ -63,6 +65,10 @@ class Folds:
         nodes = memory_nodes(self.image)
         if nodes is None or nid in nodes:
             self._add(memcg, nid, arrays, slot_names(self.image))
+
+    def miss(self, memcg: int) -> None:
+        """Add a memcg whose counters, or those of a node of it, could not be read."""
+        self._partial.add(memcg)
 
     def _add(
         self, memcg: int, nid: int | None, arrays: StatArrays, names: Mapping[int, str]
@@ -96,6 +102,7 @@ class Folds:
                 changed={cpu: tuple(sorted(names)) for cpu, names in sorted(changed.items())},
                 pending=tuple(sorted(self._pending[memcg])),
                 updated={cpu: memcg in listed for cpu, listed in updated.items()},
+                complete=memcg not in self._partial,
             )
             for memcg, changed in self._changed.items()
         }

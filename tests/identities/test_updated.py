@@ -85,6 +85,13 @@ def test_lists_that_could_not_be_read() -> None:
     assert statuses(gone) == {B: "unverifiable"}
 
 
+def test_counters_that_could_not_be_read() -> None:
+    """They may be changed, and on no list; what was read and is on no list differs all the same."""
+    partial = left({1: MANY}, SECOND)._replace(complete=False)
+    assert statuses(made(a=partial)) == {A: "unverifiable"}
+    assert statuses(made(a=partial._replace(updated=NONE))) == {A: "differs"}
+
+
 def test_a_flush_that_was_stopped() -> None:
     """It took the memcgs off the list of one CPU."""
     off = made(a=left({0: MANY}), b=left({0: MANY}))

@@ -41,6 +41,7 @@ _FLUSHES = pattern(FLUSH, r"c(ss|group)_rstat_(flush|updated_list|push_children|
 #: The least number of frames of a stack that could be unwound.
 _UNWOUND = 3
 _UNREAD = "lists of updated memcgs are not all in the image"
+_PARTIAL = "counters of the memcg, or of one of its nodes, are not in the image"
 
 
 def updated_rows(snapshot: Snapshot) -> list[Row]:
@@ -58,14 +59,13 @@ def updated_rows(snapshot: Snapshot) -> list[Row]:
             on_list += len(left.pending)
         lost = sum(map(len, _lost(left).values())) if may_be_lost else 0
         total = sum(map(len, left.changed.values())) + len(left.pending)
-        rows.append(
-            make_row(
-                key,
-                {"listed": on_list, "lost": lost} if lost else {"listed": on_list},
-                {"changed": total},
-                Missing(_UNREAD) if _is_unknown(left, snapshot.image.cpus) else None,
-            )
-        )
+        missing = None
+        if _is_unknown(left, snapshot.image.cpus):
+            missing = Missing(_UNREAD)
+        elif not left.complete and on_list + lost == total:
+            missing = Missing(_PARTIAL)  # A difference in what was read stays a difference.
+        found = {"listed": on_list, "lost": lost} if lost else {"listed": on_list}
+        rows.append(make_row(key, found, {"changed": total}, missing))
     return rows
 
 
