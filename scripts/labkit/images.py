@@ -23,7 +23,7 @@ from .store import file_hash, fresh_folder, locked, read_stamp, text_hash, write
 NAME = "vmcore"
 _MOST_BYTES = 20 << 30
 # The modules of the lab that shape an image.
-_SHAPING = ("crash", "dump", "elf", "freeze", "initramfs", "kdump", "machine", "topology")
+_SHAPING = ("crash", "dump", "elf", "freeze", "gdb", "initramfs", "kdump", "machine", "topology")
 
 
 @functools.cache
