@@ -16,7 +16,7 @@ from .errors import LabError
 from .kernels import Kernel
 from .machine import Machine, Options
 from .programs import ENDLESS, workload_parts
-from .run import find
+from .run import find, run
 from .store import write_atomically
 
 
@@ -144,6 +144,19 @@ def _crashed(
         crash.crash(running, made, flattened=flattened)
         (told / "console").write_text(running.qemu.console())
     return running.times
+
+
+def convert(elf: Path, image: Image, out: Path) -> None:
+    """Write a kdump `out`, and `out`.guest/, of an ELF image."""
+    with _replacing(out) as (made, told):
+        shutil.copytree(beside(elf), told, symlinks=True, dirs_exist_ok=True)
+        meta = json.loads((told / "meta.json").read_bytes())
+        meta |= {"format": image.format, "level": image.level}
+        write_atomically(told / "meta.json", json.dumps(meta, indent=1).encode() + b"\n")
+        copy = made.with_name("elf")
+        run(["cp", "--sparse=always", elf, copy], what=f"copy {elf}")
+        kdump.convert(copy, made, image.level)
+        copy.unlink()
 
 
 def dump(options: Options, image: Image, out: Path) -> None:

@@ -8,6 +8,7 @@ the kernel or the lab's code changes, the image is made anew. Comments do not co
 import functools
 import os
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -82,6 +83,15 @@ def trim(keep: Path, most: int = _MOST_BYTES) -> None:
             total -= sizes[folder]
 
 
+def _make(options: Options, image: dump.Image, out: Path) -> None:
+    """Make an image. A kdump of a guest that QEMU stops is made of the ELF image of that guest."""
+    if image.format == "kdump" and image.freeze != "panic":
+        elf = _image(options, replace(image, format="elf", level=0))
+        dump.convert(elf, image, out)
+    else:
+        dump.dump(options, image, out)
+
+
 @functools.cache
 def _image(options: Options, image: dump.Image) -> Path:
     dump.check(options, image)
@@ -91,7 +101,7 @@ def _image(options: Options, image: dump.Image) -> Path:
     with locked(f"image-{name}"):
         if read_stamp(folder) is None:
             with fresh_folder(folder) as made:
-                dump.dump(options, image, made / NAME)
+                _make(options, image, made / NAME)
                 write_stamp(made, {"kernel": kernel.name})
             trim(folder)
         # trim() removes the least recently used.
