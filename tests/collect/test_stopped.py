@@ -146,6 +146,7 @@ def test_fault_in_full_flight_is_found(lab: Lab, plant: Plant, kernel: str) -> N
     assert [abs((difference or 0) - PLANTED) < HALF_DONE for difference in found] == [True]
 
 
+@pytest.mark.each_kernel
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_pages_that_are_off_in_full_flight_are_found(lab: Lab, plant: Plant, kernel: str) -> None:
     """Four CPUs can have left some hundred pages half done, and not ten thousand."""

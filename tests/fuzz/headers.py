@@ -27,6 +27,8 @@ HEADERS = 80 << 10
 #: Bytes of the headers of an ELF dump of QEMU, notes included.
 ELF_HEADERS = 8 << 10
 SECONDS = 100
+#: Commands that are run in turn. The audit reads most of an image; the others read little of it.
+COMMANDS = ("audit", "stock", "tasks")
 _ODD = (0, 1, 0xFF, 0xFFFF, 1 << 31, (1 << 32) - 1, 1 << 63, (1 << 64) - 1)
 
 
@@ -59,7 +61,8 @@ def runs(core: Path, folder: Path, seeds: range) -> Iterator[dict[str, Any]]:
             used = folder / "cut"
             used.write_bytes(data[:size])
             what.append(f"cut at {size}")
-        yield {"seed": seed, "damage": what, **_run(used)}
+        command = COMMANDS[seed % len(COMMANDS)]
+        yield {"seed": seed, "command": command, "damage": what, **_run(used, command)}
 
 
 def _damage(data: bytearray, chance: random.Random) -> str:
@@ -79,8 +82,8 @@ def _damage(data: bytearray, chance: random.Random) -> str:
     return f"{kind} at {at:#x}: {new.hex()}"
 
 
-def _run(core: Path) -> dict[str, Any]:
-    arguments = ["audit", "-c", str(core), "--debuginfo", "btf", "--json"]
+def _run(core: Path, command: str) -> dict[str, Any]:
+    arguments = [command, "-c", str(core), "--debuginfo", "btf", "--json"]
     child = os.fork()
     if child == 0:
         resource.setrlimit(resource.RLIMIT_CPU, (SECONDS, SECONDS + 5))

@@ -91,6 +91,7 @@ def test_a_page_too_many_or_too_few_is_found(lab: Lab, plant: Plant, kernel: str
         } == {("usage", memcg, off)}
 
 
+@pytest.mark.each_kernel
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_free_pages_of_cpus_belong_to_no_block(lab: Lab, kernel: str) -> None:
     """A free page on the list of a CPU looks like the last page of a block."""

@@ -230,7 +230,7 @@ def test_mistakes_get_one_line(words: list[str], message: str, tmp_path: Path) -
     assert "Traceback" not in done.stderr
 
 
-@pytest.mark.parametrize("level", [0, 23])
+@pytest.mark.parametrize("level", [pytest.param(0, marks=pytest.mark.long), 23])
 def test_a_crash_saved_by_the_crash_kernel(level: int) -> None:
     image = images.image("7.3", "2", "churn", "panic", format="kdump", level=level, seed=level)
     program = poke.open_program(image, poke.vmlinux_of(image))
