@@ -126,7 +126,7 @@ def test_under_churn_from_inside(kernel: str) -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("kernel", [NEWEST, *LAB_KERNEL])
 def test_under_churn_from_inside_for_long(kernel: str) -> None:
-    for one in from_inside(kernel, 15, *SMALL)[:-1]:
+    for one in from_inside(kernel, 5, *SMALL)[:-1]:
         check_found_nothing(one, "live")
 
 
