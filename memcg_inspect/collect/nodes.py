@@ -6,6 +6,7 @@ from __future__ import annotations
 from drgn import FaultError
 
 from memcg_inspect.image.image import Image
+from memcg_inspect.linux.fs.nfs import counts_writeback
 from memcg_inspect.linux.mm.mmzone import memory_nodes
 from memcg_inspect.linux.mm.vmalloc import has_restored_areas, nr_vmalloc_pages
 from memcg_inspect.linux.mm.vmstat import read_total_stats
@@ -30,4 +31,5 @@ def read_nodes(image: Image, coverage: Coverage) -> Nodes:
         with_memory=memory_nodes(image),
         vmalloc_pages=vmalloc,
         vmalloc_restored=has_restored_areas(image),
+        writeback_by_nfs=counts_writeback(image),
     )

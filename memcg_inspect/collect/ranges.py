@@ -109,6 +109,7 @@ class RangeCollector:
         self._slabs.coverage = partial.coverage["slab"]
         self._socks.coverage = partial.coverage["sock"]
         self._socks.queues = partial.coverage["sock_queues"]
+        self._socks.others = partial.coverage["other_socks"]
         self._groups.coverage = partial.coverage["notify"]
         for piece in scan_range(self._image, part):
             self._count_piece(partial, piece)

@@ -379,7 +379,9 @@ class _Dying:
         for kind in _HOLDERS_BEFORE_7_2 if not self._has_objcgs_on_lru else _HOLDERS:
             if self.snapshot.ledger.may_miss(kind):
                 return f"{kind} memory, which holds references, is not all in the image"
-        if not self.snapshot.complete("memcgs", "charge_stock", "notify", "zswap_cursor"):
+        if not self.snapshot.complete(
+            "memcgs", "charge_stock", "other_socks", "notify", "zswap_cursor"
+        ):
             return "memcgs or other holders of references are not all in the image"
         return None
 

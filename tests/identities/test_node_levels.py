@@ -8,9 +8,10 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from support.guests import KERNELS, Lab
+from drgn.helpers.linux.module import for_each_module
+from support.guests import DEBIAN_KERNELS, KERNELS, Lab
 from support.made import DEAD, ROOT, A, B, features, snapshot
-from support.planting import Fault, Subject
+from support.planting import Fault, Subject, Write
 
 from memcg_inspect.checks.identities.node_levels import AT_LEAST, node_level_rows
 from memcg_inspect.checks.identities.node_totals import node_total_rows
@@ -19,7 +20,7 @@ from memcg_inspect.model import Coverage, LruLists, Nodes, NodeStat, Stat
 from memcg_inspect.report import Row
 
 ANON, SHMEM, FILE, CACHE = "NR_INACTIVE_ANON", "NR_SHMEM", "NR_FILE_PAGES", "NR_SWAPCACHE"
-MAPPED = "NR_FILE_MAPPED"
+MAPPED, WRITEBACK = "NR_FILE_MAPPED", "NR_WRITEBACK"
 ITEMS = (ANON, SHMEM, FILE, CACHE, MAPPED)
 
 Cells = dict[tuple[int, str], int]
@@ -109,6 +110,24 @@ def test_the_swap_cache_of_cgroup_v1() -> None:
         assert (rows[CACHE, 0].status, rows[CACHE, 1].status) == ("exact", status)
 
 
+@pytest.mark.parametrize(("by_nfs", "status"), [(False, "differs"), (True, "unverifiable")])
+def test_pages_that_servers_of_nfs_write_back(by_nfs: bool, status: str) -> None:
+    """Only nodes count them, so the node may have more. It may not have less."""
+    cells = ((0, 5), (1, -5))
+    taken = snapshot(
+        features=replace(features(WRITEBACK), lruvec_items=(WRITEBACK,), node_items=(WRITEBACK,)),
+        lruvec_stats={
+            (memcg, nid): {WRITEBACK: Stat(9 * (memcg == ROOT), 0, 0)}
+            for memcg in (ROOT, A, B, DEAD)
+            for nid, _ in cells
+        },
+        node_stats={(nid, WRITEBACK): NodeStat(9 + off, 0) for nid, off in cells},
+        all_nodes=Nodes(writeback_by_nfs=by_nfs),
+    )
+    rows = rows_of(taken)
+    assert [rows[WRITEBACK, nid].status for nid, _ in cells] == [status, "differs"]
+
+
 def test_what_was_not_read() -> None:
     taken = made()
     stats = {cell: stat for cell, stat in taken.node_stats.items() if cell[0] == 0}
@@ -158,3 +177,19 @@ def test_every_item_at_every_level(lab: Lab, kernel: str) -> None:
             found = {(f.identity, f.item, f.nid, f.difference) for f in report.findings}
             sign = 1 if where is None else -1
             assert found >= {("page_levels", item, None, sign * size) for item in items}
+
+
+@pytest.mark.image
+@pytest.mark.parametrize("kernel", DEBIAN_KERNELS[:1])
+def test_a_client_of_nfs(lab: Lab, kernel: str) -> None:
+    subject = Subject(lab.image(kernel, "4", "mixed").program())
+    counter = subject.prog["node_data"][0].vm_stat[subject.prog[WRITEBACK]]
+    one_more = subject.add(counter, 7)
+    # A module of the guest is given another name.
+    module = next(for_each_module(subject.prog))
+    renamed = Write(module.name.address_of_().value_(), b"nfs\0")
+    for status, writes in (("differs", (one_more,)), ("unverifiable", (one_more, renamed))):
+        report = subject.audit(Fault(writes, (), set()))
+        rows = {(row.identity, row.item, row.nid): row for row in report.rows}
+        row = rows["node_levels", WRITEBACK, 0]
+        assert (row.status, row.difference) == (status, 7)

@@ -28,6 +28,7 @@ _WALKS = ("shrink_", "reclaim", "mem_cgroup_iter")
 _HOLDERS = {
     "memcgs": "memcgs, which hold references to their parents,",
     "charge_stock": "charge stocks",
+    "other_socks": "sockets of protocols without a slab cache",
     "notify": "groups of inotify and fanotify",
     "zswap_cursor": "zswap's cursors",
 }

@@ -16,6 +16,8 @@ Exceptions, by counter:
   only the sum over nodes is compared.
 - In 6.1 on cgroup v1, ``mem_cgroup_swapout()`` uncharges a folio before it leaves the swap cache.
   So ``NR_SWAPCACHE`` of memcgs only grows.
+- NFS clients count in ``NR_WRITEBACK`` of nodes what the server has not committed yet
+  (``nfs_folio_mark_unstable()``). If there is one, the node may have more than the root memcg.
 - ``NR_FILE_MAPPED``, ``NR_HUGETLB``, ``NR_SECONDARY_PAGETABLE`` and those of shadow entries
   (``WORKINGSET_NODES``, ``WORKINGSET_NODERECLAIM``) also count pages and objects that need not be
   charged, and that are not counted here. The counter of the node cannot be less than the root
@@ -95,7 +97,7 @@ AT_LEAST = (
 )
 #: Counters whose values for nodes are equal to those of the root memcg.
 EXACT = (*_OF_LRUVECS, *_OF_FOLIOS, "NR_FILE_PAGES")
-_FILE_PAGES, _SWAPCACHE = "NR_FILE_PAGES", "NR_SWAPCACHE"
+_FILE_PAGES, _SWAPCACHE, _WRITEBACK = "NR_FILE_PAGES", "NR_SWAPCACHE", "NR_WRITEBACK"
 
 
 def node_level_rows(snapshot: Snapshot) -> list[Row]:
@@ -112,7 +114,10 @@ def _rows(snapshot: Snapshot) -> Iterator[Row]:
         if item == _SWAPCACHE and not snapshot.features.default_hierarchy:
             why = why or _UNCHARGED_BEFORE
         for nid in snapshot.image.nodes:
-            yield doubted(_row(snapshot, item, nid), missing_if(why, either_way=True))
+            row = doubted(_row(snapshot, item, nid), missing_if(why, either_way=True))
+            if item == _WRITEBACK and snapshot.all_nodes.writeback_by_nfs:
+                row = doubted(row, missing_if(_UNSTABLE))
+            yield row
     if _FILE_PAGES in snapshot.features.lruvec_items:
         why = why_not_flushed(snapshot, _FILE_PAGES) or not_charged
         yield doubted(_file_pages(snapshot), missing_if(why, either_way=True))
@@ -152,6 +157,7 @@ def _file_pages(snapshot: Snapshot) -> Row:
 _UNCHARGED_BEFORE = (
     "cgroup v1 may have uncharged pages before they left the swap cache (mem_cgroup_swapout())"
 )
+_UNSTABLE = "pages that NFS servers have not committed may be counted by nodes only"
 _UNREAD = "a counter of the node, or of a memcg on it, is not in the image"
 
 

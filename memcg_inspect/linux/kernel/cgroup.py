@@ -101,7 +101,10 @@ def _css_sets(image: Image, memcg: Object, on_fault: OnFault) -> tuple[int, ...]
     subsys = constant(image, "memory_cgrp_id") or 0
     head = memcg.css.cgroup.e_csets[subsys].address_of_()
     sets = list_entries(image, "struct css_set", head, f"e_cset_node[{subsys}]", on_fault)
-    return tuple(css_set.value_() for css_set in sets)
+    # The list is that of the cgroup. When the controller was disabled and enabled again, it has the
+    # css_sets of the new memcg, and those of zombies, which still refer to the old one.
+    css = memcg.css.address_of_().value_()
+    return tuple(cset.value_() for cset in sets if cset.subsys[subsys].value_() == css)
 
 
 def _mms(image: Image, memcg: Object, on_fault: OnFault) -> tuple[int, ...]:

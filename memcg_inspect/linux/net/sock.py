@@ -7,7 +7,9 @@ Mirrors ``struct sock`` and ``struct proto`` of :linux:`net/core/sock.c`, and
 ``mem_cgroup_sk_alloc()`` of :linux:`mm/memcontrol.c`.
 
 Sockets are found in the slabs of the caches of their protocols, not through open files. Sockets
-without a file, such as orphans and sockets that wait for ``accept()``, are charged, too.
+without a file, such as orphans and sockets that wait for ``accept()``, are charged, too. Many
+protocols have no cache (netlink, packet, vsock, AF_ALG, tun): ``sk_prot_alloc()`` takes their
+sockets from ``kmalloc()``. These charge no memory, but they hold a reference to the memcg.
 
 A socket charges whole pages (``__sk_mem_schedule()``) and takes its buffers' bytes from them
 (``sk_mem_charge()``). What is left is its ``sk_forward_alloc``. So the bytes in its queues and
@@ -48,6 +50,8 @@ _KNOWN = _TCP | _MPTCP | _SCTP | _UDP
 
 #: ``SK_USER_DATA_PSOCK``: ``sk_user_data`` is a ``struct sk_psock``.
 _PSOCK = 4
+#: How the names of caches begin that kmalloc() takes sockets from.
+_GENERAL = ("kmalloc", "kmem_cache 0x")
 #: How often a socket that has not charged whole pages is read: on a running kernel it may have
 #: been changed meanwhile.
 _READS = 4
@@ -142,6 +146,8 @@ class SockReader:
 
     :ivar coverage: counts the sockets that were read, and what is unreadable
     :ivar queues: counts the queues of sockets that are unreadable
+    :ivar others: counts the sockets of protocols without a cache that were read, and slabs that are
+        unreadable
     :ivar caches: result of :func:`socket_caches()`
     """
 
@@ -157,14 +163,17 @@ class SockReader:
         self.slabs = slabs
         self.coverage = Coverage()
         self.queues = Coverage()
+        self.others = Coverage()
         self.caches = socket_caches(image, self.coverage) if protocols is None else protocols
         self._protocols: dict[int, Protocol] = {}
+        self._creators: dict[int, Protocol | None] = {}
         self._kfence = kfence_pages(image)
         sock = image.type("struct sock")
         self._memcg = offsetof(sock, "sk_memcg")
         self._refs = offsetof(sock, "__sk_common.skc_refcnt")
         self._wmem_alloc = offsetof(sock, "sk_wmem_alloc")
         self._proto = offsetof(sock, "__sk_common.skc_prot")
+        self._creator = offsetof(sock, "sk_prot_creator")
         self._size = sizeof(sock)
 
     @cached_property
@@ -192,6 +201,7 @@ class SockReader:
         """
         of_cache = self.caches.get(slab.cache.address)
         if of_cache is None:
+            yield from self._without_cache(slab, memcgs)
             return
         if slab.page in self._kfence:
             try:
@@ -213,6 +223,41 @@ class SockReader:
                 self.coverage.read += 1
                 proto = self.memory.word_at(data, self._proto)
                 yield self._sock(address, memcg, data, self._protocol_at(proto) or of_cache)
+
+    def _without_cache(self, slab: Slab, memcgs: Container[int]) -> Iterator[Sock]:
+        """Return the sockets of protocols that have no cache of their own, from kmalloc()."""
+        name, size = slab.cache.name, slab.cache.object_size
+        # A name that could not be read may be that of such a cache.
+        if not slab.objects or size < self._size or not name.startswith(_GENERAL):
+            return
+        first, stride = self.slabs.address(slab, 0), slab.cache.size
+        try:
+            data = self.memory.read(first, (slab.objects - 1) * stride + self._size)
+            found = self.memory.words(data, self._memcg, stride)
+            for number, memcg in enumerate(found):
+                sock = data[number * stride : number * stride + self._size]
+                if memcg in memcgs and self._in_use(sock):
+                    protocol = self._of_kmalloc(sock, size)
+                    if protocol is not None:
+                        self.others.read += 1
+                        yield self._sock(first + number * stride, memcg, sock, protocol)
+        except FaultError as error:
+            # The page of a freed object of KFENCE is not mapped (kfence_protect()).
+            if slab.page not in self._kfence:
+                self.others.miss("slab that may have sockets", error.address, str(error))
+
+    def _of_kmalloc(self, data: bytes, size: int) -> Protocol | None:
+        """Return the protocol that made a socket; ``None`` if this is no socket from kmalloc()."""
+        creator = self.memory.word_at(data, self._creator)
+        if creator not in self._creators:
+            # Protocols such as that of tun are on no list (proto_register()).
+            try:
+                proto = Object(self.image.prog, "struct proto *", creator)
+                made = not proto.slab and self._size <= int(proto.obj_size) <= size
+                self._creators[creator] = _protocol(proto) if made else None
+            except FaultError:
+                self._creators[creator] = None
+        return self._creators[creator]
 
     def _in_use(self, data: bytes) -> bool:
         order = self.memory.order
