@@ -381,8 +381,7 @@ class Nodes(NamedTuple):
     writeback_by_nfs: bool = False
 
 
-#: What nodes count pages for: page tables; vmalloc areas, stacks included; stacks of tasks; and
-#: stacks that may be counted or not.
+#: What nodes count pages for. They may or may not count the pages of stacks of unknown users.
 NodeUse = Literal["table", "vmalloc", "stack", "unknown stack"]
 
 
