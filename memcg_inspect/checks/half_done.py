@@ -21,6 +21,8 @@ from memcg_inspect.report import Row
 __all__ = (
     "CGROUP",
     "FLUSH",
+    "FOLD",
+    "LEVEL",
     "LRU",
     "PAGES",
     "PERCPU",
@@ -29,6 +31,9 @@ __all__ = (
     "STACK",
     "VMALLOC",
     "LEVELS",
+    "NODE",
+    "NODE_LEVELS",
+    "NODE_TOTALS",
     "HalfDone",
     "batch_pages",
     "block_pages",
@@ -90,9 +95,30 @@ FLUSH = (
     r"|(css|cgroup)_rstat_flush"
 )
 
+#: Functions that change a counter of a memcg and the same one of its node, or that of the node and
+#: that of a memcg, one after the other. Each is a function of its own in Linux 6.1 to 7.3, or is
+#: part of another one here: without debugging information, stacks do not show inlined functions.
+LEVEL = r"mod_(memcg_)?lruvec_(page_|kmem_)?state|lruvec_stat_mod_folio"
+#: Functions that add to a counter of a node. What exceeds the CPU's threshold goes from its
+#: vm_node_stat_diff to vm_stat of the node, and to vm_node_stat. See node_page_state_add().
+NODE = r"(mod|inc|dec)_node_(page_)?state"
+#: Functions that move what one CPU has in vm_node_stat_diff, one counter after the other. They add
+#: to vm_node_stat after all nodes.
+FOLD = (
+    r"refresh_cpu_vm_stats|fold_diff|cpu_vm_stats_fold|quiet_vmstat|vmstat_update|refresh_vm_stats"
+)
+#: Functions that count a folio in NR_FILE_PAGES of the node only, and in NR_SWAPCACHE of both, or
+#: that move it from one node to another.
+_SWAPCACHE = r"swap_cache_|(add_to|delete_from)_swap_cache|folio_migrate_mapping"
+
+#: The most that is in vm_node_stat_diff, which is an s8, and that mod_node_state() moves in
+#: addition: half of a threshold.
+_MOST_DIFF = 128 + 64
 #: Suffixes of functions that a compiler has split or cloned.
 _CLONE = re.compile(r"(\.(part|isra|constprop|cold|llvm|lto_priv)(\.\d+)*)+$")
 _FLUSHES = re.compile(FLUSH)
+_FOLDS = re.compile(rf"_*({FOLD})")
+_ADDS_TO_NODE = re.compile(rf"_*({NODE}|{FOLD})")
 _IN_VMALLOC = re.compile(r"_*(vmalloc|vm_area_alloc_pages)")
 
 
@@ -191,6 +217,7 @@ class HalfDone:
     :ivar unpaid: whether nobody pays for an object or a folio while its charge is half done:
         counters are charged before its owner is set, and uncharged after the owner is cleared.
         Only __memcg_kmem_uncharge_page() clears it last.
+    :ivar of_nodes: whether rows compare counters of nodes, which CPUs fold
     :ivar subject: returns what a CPU must point to if the row is not about a memcg; ``None`` for a
         row that any CPU can change
     """
@@ -206,21 +233,45 @@ class HalfDone:
     amounts: Callable[[Snapshot, Running], Iterable[int]] = _none
     modulo: bool = False
     unpaid: bool = False
+    of_nodes: bool = False
     subject: Callable[[Snapshot, Row], Address | None] | None = None
 
     def place(self, cpu: Running) -> str | None:
         """Return the innermost function of a CPU that makes such a charge."""
-        return next((f for f in cpu.functions if self.functions.match(_CLONE.sub("", f))), None)
+        return next((f for f in cpu.functions if self._is_place(_CLONE.sub("", f))), None)
+
+    def _is_place(self, function: str) -> bool:
+        adds = self.of_nodes and _ADDS_TO_NODE.match(function) is not None
+        return adds or self.functions.match(function) is not None
 
     def flushes(self, cpu: Running) -> bool:
         """Return whether a CPU was flushing counters, which changes many of them by any amount."""
         return any(_FLUSHES.match(f) and self.functions.match(f) for f in cpu.functions)
+
+    def folds(self, cpu: Running) -> bool:
+        """Return whether a CPU was moving its part of many counters of nodes."""
+        return self.of_nodes and any(map(_FOLDS.match, cpu.functions))
 
     def largest(self, snapshot: Snapshot, cpu: Running, row: Row) -> int:
         """Return the largest charge that a CPU may have left half done, in the unit of the row."""
         if cpu.held and self.flushes(cpu):
             # What CPUs have not flushed yet can be of any size.
             return abs(row.difference or 0)
+        return self._charge(snapshot, cpu, row) + self._diff(snapshot, cpu, row)
+
+    def _diff(self, snapshot: Snapshot, cpu: Running, row: Row) -> int:
+        """Return the most of a counter of nodes that a CPU may have moved only half."""
+        unknown = cpu.held is None or not cpu.functions
+        if not self.of_nodes or not (unknown or _adds_to_node(cpu)):
+            return 0
+        of_all_nodes = row.nid is None and (unknown or self.folds(cpu))
+        return _MOST_DIFF * (len(snapshot.image.nodes) if of_all_nodes else 1)
+
+    def _charge(self, snapshot: Snapshot, cpu: Running, row: Row) -> int:
+        """Return the largest charge itself, in the unit of the row."""
+        names = (_CLONE.sub("", function) for function in cpu.functions)
+        if self.of_nodes and _adds_to_node(cpu) and not any(map(self.functions.match, names)):
+            return 0  # it was counting something else
         page = snapshot.image.page_size if row.unit == "bytes" else 1
         most = self.most(snapshot) * (page if self.in_pages else 1)
         if self.folios is None:
@@ -262,6 +313,10 @@ class HalfDone:
         return off == amount * (page_size if in_pages else 1)
 
 
+def _adds_to_node(cpu: Running) -> bool:
+    return any(map(_ADDS_TO_NODE.match, cpu.functions))
+
+
 def _in_unit(size: int, unit: Unit, page_size: int) -> int:
     """Return bytes in another unit. A charge is whole pages: obj_cgroup_charge() rounds up."""
     if unit == "references":
@@ -270,4 +325,8 @@ def _in_unit(size: int, unit: Unit, page_size: int) -> int:
 
 
 #: Counters of pages that the kernel keeps at several levels, and changes one after the other.
-LEVELS = HalfDone(pattern(PAGES, STACK, VMALLOC, LRU, FLUSH), block_pages)
+LEVELS = HalfDone(pattern(LEVEL, FLUSH), block_pages)
+#: The same of nodes.
+NODE_LEVELS = HalfDone(pattern(LEVEL, NODE, _SWAPCACHE, FLUSH), block_pages, of_nodes=True)
+#: Those of nodes, and of all nodes.
+NODE_TOTALS = HalfDone(pattern(NODE), block_pages, of_nodes=True)

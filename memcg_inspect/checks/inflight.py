@@ -150,7 +150,7 @@ def _contexts(snapshot: Snapshot, half_done: HalfDone) -> Iterator[_Context]:
         rows = half_done.rows
         if half_done.in_many_rows:
             rows = max(rows, *(_depth(snapshot, memcg) for memcg in memcgs or snapshot.memcgs))
-        if half_done.flushes(cpu):
+        if half_done.flushes(cpu) or half_done.folds(cpu):
             rows = _ALL_ROWS
         interrupted = any(map(_INTERRUPT.match, cpu.functions))
         yield _Context(cpu, place, memcgs or None, direct, rows * (1 + interrupted))

@@ -165,7 +165,7 @@ def test_whole_pages_of_an_obj_cgroup() -> None:
 def test_counters_of_nodes_have_no_memcg() -> None:
     def node(nid: int, pages: int) -> Row:
         return make_row(
-            RowKey("page_levels", "NR_PAGETABLE", "pages", None, nid), {"x": 0}, {"y": pages}
+            RowKey("node_pagetable", "NR_PAGETABLE", "pages", None, nid), {"x": 0}, {"y": pages}
         )
 
     table = Held("kmem", 0xE000, OBJCG_A, 1, PAGE, "unreclaimable")

@@ -12,8 +12,9 @@ from __future__ import annotations
 from memcg_inspect.checks.check import Check
 from memcg_inspect.checks.half_done import (
     FLUSH,
-    SLAB,
+    LEVEL,
     HalfDone,
+    block_pages,
     largest_object,
     pattern,
     slab_amounts,
@@ -76,8 +77,10 @@ CHECK = Check(
     items=tuple(ITEMS.values()),
     counters_only=True,
     half_done=HalfDone(
-        pattern(SLAB, FLUSH),
+        # Those of obj_cgroups call __mod_memcg_lruvec_state(), or it is inlined in them.
+        pattern(LEVEL, r"mod_objcg_|(account|drain|refill)_obj_stock", FLUSH),
         largest_object,
+        folios=block_pages,
         kinds=("object", "cache", "kmem"),
         amounts=slab_amounts,
         unpaid=True,

@@ -30,7 +30,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from memcg_inspect.checks.check import Check
-from memcg_inspect.checks.half_done import LEVELS
+from memcg_inspect.checks.half_done import NODE_LEVELS
 from memcg_inspect.checks.identities.levels import why_not_flushed
 from memcg_inspect.checks.identities.node_totals import node_unit
 from memcg_inspect.checks.node_pages import node_counter, why_not_known
@@ -188,5 +188,5 @@ CHECK = Check(
     not_kept=why_not_known,
     of_whole_nodes=True,
     counters_only=True,
-    half_done=LEVELS,
+    half_done=NODE_LEVELS,
 )

@@ -42,5 +42,5 @@ CHECK = Check(
     node_items=_items,
     not_kept=why_not_known,
     of_whole_nodes=True,
-    half_done=HalfDone(pattern(PAGES, r"exit_mm|mmput|tlb_"), lambda snapshot: 2),
+    half_done=HalfDone(pattern(PAGES, r"exit_mm|mmput|tlb_"), lambda snapshot: 2, of_nodes=True),
 )

@@ -14,6 +14,7 @@ kernels, only the first counter is compared.
 from __future__ import annotations
 
 from memcg_inspect.checks.check import Check
+from memcg_inspect.checks.half_done import HalfDone, block_pages, pattern
 from memcg_inspect.checks.identities.slab import ITEMS
 from memcg_inspect.checks.node_pages import node_counter, why_not_known
 from memcg_inspect.checks.rows import Missing, RowKey, make_row
@@ -80,4 +81,10 @@ CHECK = Check(
     node_items=_node_items,
     not_kept=why_not_known,
     of_whole_nodes=True,
+    # The type of the pages is set before they are counted, and cleared before that is undone.
+    half_done=HalfDone(
+        pattern(r"(allocate|new|free|discard|rcu_free)_slab|kmalloc_large|free_large_kmalloc"),
+        block_pages,
+        of_nodes=True,
+    ),
 )

@@ -57,5 +57,7 @@ CHECK = Check(
     rows=node_stack_rows,
     node_items=_items,
     not_kept=why_not_known,
-    half_done=HalfDone(pattern(STACK), lambda snapshot: snapshot.limits.stack // 1024),
+    half_done=HalfDone(
+        pattern(STACK), lambda snapshot: snapshot.limits.stack // 1024, of_nodes=True
+    ),
 )

@@ -11,15 +11,7 @@ added yet is in neither.
 from __future__ import annotations
 
 from memcg_inspect.checks.check import Check
-from memcg_inspect.checks.half_done import (
-    LRU,
-    PAGES,
-    STACK,
-    VMALLOC,
-    HalfDone,
-    block_pages,
-    pattern,
-)
+from memcg_inspect.checks.half_done import NODE_TOTALS
 from memcg_inspect.checks.rows import RowKey, make_row, missing_if
 from memcg_inspect.checks.snapshot import Snapshot
 from memcg_inspect.model import Unit
@@ -66,5 +58,5 @@ CHECK = Check(
     rows=node_total_rows,
     not_kept=_not_kept,
     counters_only=True,
-    half_done=HalfDone(pattern(PAGES, STACK, VMALLOC, LRU), block_pages),
+    half_done=NODE_TOTALS,
 )

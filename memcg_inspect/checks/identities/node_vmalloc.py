@@ -62,5 +62,5 @@ CHECK = Check(
     rows=node_vmalloc_rows,
     node_items=_items,
     not_kept=_not_kept,
-    half_done=HalfDone(pattern(VMALLOC), block_pages),
+    half_done=HalfDone(pattern(VMALLOC), block_pages, of_nodes=True),
 )
