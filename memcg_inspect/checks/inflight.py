@@ -40,7 +40,20 @@ from memcg_inspect.checks.snapshot import Snapshot
 from memcg_inspect.model import Allowance, Held, Running, counted
 from memcg_inspect.report import Row
 
-__all__ = ("mark_in_flight",)
+__all__ = (
+    "Context",
+    "allowance_of",
+    "chain_of",
+    "fitting",
+    "half_done_of",
+    "is_same_charge",
+    "mark_in_flight",
+    "of_several",
+    "possible_contexts",
+    "reason_of",
+    "shown_by",
+    "where",
+)
 
 #: The least number of frames of a stack that could be unwound.
 _UNWOUND = 3
@@ -52,6 +65,14 @@ _INTERRUPT = re.compile(
 )
 
 
+def possible_contexts(snapshot: Snapshot, row: Row) -> list[Context]:
+    """Return the CPUs that may have left half done what a row is off by."""
+    half_done = half_done_of(row)
+    if half_done is None:
+        return []
+    return _possible(snapshot, half_done, row, list(_contexts(snapshot, half_done)))
+
+
 def mark_in_flight(snapshot: Snapshot, rows: Sequence[Row]) -> list[Row]:
     """Return the rows. Those that differ, and that half-done charges may explain, are marked."""
     marked = [_explained(snapshot, row) for row in rows]
@@ -60,7 +81,7 @@ def mark_in_flight(snapshot: Snapshot, rows: Sequence[Row]) -> list[Row]:
         if row.status == "differs":
             differing[row.identity, row.item if _is_of_subtrees(row) else ""].append(number)
     for numbers in differing.values():
-        half_done = _half_done_of(marked[numbers[0]])
+        half_done = half_done_of(marked[numbers[0]])
         if half_done is not None:
             _mark(snapshot, half_done, marked, numbers)
     return marked
@@ -71,7 +92,8 @@ def _is_of_subtrees(row: Row) -> bool:
     return half_done is not None and half_done.in_many_rows
 
 
-def _half_done_of(row: Row) -> HalfDone | None:
+def half_done_of(row: Row) -> HalfDone | None:
+    """Return how the charges of a row are made; ``None`` if none can be half done."""
     half_done, counter = check_of(row).half_done, check_of_item(row.item)
     if not _is_of_subtrees(row) or counter is None or counter.half_done is None:
         return half_done
@@ -94,14 +116,14 @@ def _mark(snapshot: Snapshot, half_done: HalfDone, rows: list[Row], numbers: Seq
     taken: defaultdict[tuple[int, int], list[Row]] = defaultdict(list)
 
     def choices(n: int) -> int:
-        return sum(_shown(snapshot, half_done, c, rows[n]) is not None for c in possible[n])
+        return sum(shown_by(snapshot, half_done, c, rows[n]) is not None for c in possible[n])
 
     # Rows that fewer CPUs can explain come first, so that these are not used up by others.
     for n in sorted(possible, key=choices):
         rows[n] = _judged(snapshot, half_done, rows[n], possible[n], taken)
     if not half_done.in_many_rows:
         for n in possible:
-            rows[n] = _of_several(snapshot, rows, rows[n])
+            rows[n] = of_several(snapshot, rows, rows[n])
 
 
 def _explained(snapshot: Snapshot, row: Row) -> Row:
@@ -114,7 +136,7 @@ def _explained(snapshot: Snapshot, row: Row) -> Row:
     return replace(row, status=explained.status, reason=explained.reason)
 
 
-class _Context(NamedTuple):
+class Context(NamedTuple):
     """
     A CPU that may have left a charge of one identity half done.
 
@@ -123,6 +145,7 @@ class _Context(NamedTuple):
     :ivar memcgs: the memcgs that it may have been charging; ``None`` if it may be any
     :ivar direct: what it points to itself: memcgs, obj_cgroups and call sites
     :ivar most_rows: the most rows of the identity that it can explain
+    :ivar interrupted: whether an interrupt came, in which one more charge can be half done
     """
 
     cpu: Running
@@ -130,9 +153,15 @@ class _Context(NamedTuple):
     memcgs: frozenset[int] | None
     direct: frozenset[int]
     most_rows: int
+    interrupted: bool
+
+    @property
+    def moves_many(self) -> bool:
+        """Whether the CPU was changing many counters, each by an amount of its own."""
+        return self.most_rows >= _ALL_ROWS
 
 
-def _contexts(snapshot: Snapshot, half_done: HalfDone) -> Iterator[_Context]:
+def _contexts(snapshot: Snapshot, half_done: HalfDone) -> Iterator[Context]:
     for cpu in snapshot.running:
         place = half_done.place(cpu)
         # If registers or the stack are not in the image, the CPU may have been in any function.
@@ -146,17 +175,17 @@ def _contexts(snapshot: Snapshot, half_done: HalfDone) -> Iterator[_Context]:
             for address in (held.payer, held.address if held.kind == "call site" else 0)
             if address
         )
-        memcgs = frozenset(above for d in direct for above in _chain(snapshot, snapshot.payer(d)))
+        memcgs = frozenset(above for d in direct for above in chain_of(snapshot, snapshot.payer(d)))
         rows = half_done.rows
         if half_done.in_many_rows:
             rows = max(rows, *(_depth(snapshot, memcg) for memcg in memcgs or snapshot.memcgs))
         if half_done.flushes(cpu) or half_done.folds(cpu):
             rows = _ALL_ROWS
         interrupted = any(map(_INTERRUPT.match, cpu.functions))
-        yield _Context(cpu, place, memcgs or None, direct, rows * (1 + interrupted))
+        yield Context(cpu, place, memcgs or None, direct, rows * (1 + interrupted), interrupted)
 
 
-def _chain(snapshot: Snapshot, memcg: int | None) -> Iterator[int]:
+def chain_of(snapshot: Snapshot, memcg: int | None) -> Iterator[int]:
     """Return a memcg and its ancestors; none for ``None``."""
     while memcg is not None:
         yield memcg
@@ -165,19 +194,19 @@ def _chain(snapshot: Snapshot, memcg: int | None) -> Iterator[int]:
 
 
 def _depth(snapshot: Snapshot, memcg: int) -> int:
-    return sum(1 for _ in _chain(snapshot, memcg))
+    return sum(1 for _ in chain_of(snapshot, memcg))
 
 
 def _possible(
-    snapshot: Snapshot, half_done: HalfDone, row: Row, contexts: Sequence[_Context]
-) -> list[_Context]:
+    snapshot: Snapshot, half_done: HalfDone, row: Row, contexts: Sequence[Context]
+) -> list[Context]:
     """Return the CPUs that may have changed a row; none if its difference exceeds their charges."""
     some = [context for context in contexts if _reaches(snapshot, half_done, context, row)]
     most = sum(half_done.largest(snapshot, context.cpu, row) for context in some)
     return some if abs(row.difference or 0) <= most else []
 
 
-def _reaches(snapshot: Snapshot, half_done: HalfDone, context: _Context, row: Row) -> bool:
+def _reaches(snapshot: Snapshot, half_done: HalfDone, context: Context, row: Row) -> bool:
     """Return whether a CPU may have changed a row, by what it points to."""
     if half_done.subject is not None:
         sites = {held.address for held in context.cpu.held or () if held.kind == "call site"}
@@ -193,7 +222,7 @@ def _judged(
     snapshot: Snapshot,
     half_done: HalfDone,
     row: Row,
-    contexts: Sequence[_Context],
+    contexts: Sequence[Context],
     taken: defaultdict[tuple[int, int], list[Row]],
 ) -> Row:
     """
@@ -206,14 +235,16 @@ def _judged(
     # The CPU that was closest to such a function is the most likely one.
     for context in sorted(contexts, key=_depth_of_function):
         others = taken[context.cpu.cpu, context.cpu.pid]
-        if len(others) >= context.most_rows or not _is_same_charge(snapshot, others, row):
+        if len(others) >= context.most_rows or not is_same_charge(snapshot, others, row):
             continue
-        shown = _shown(snapshot, half_done, context, row)
+        shown = shown_by(snapshot, half_done, context, row)
         if shown is not None:
             others.append(row)
-            return replace(row, status="in-flight", reason=_reason(context, shown), allowance=shown)
+            return replace(
+                row, status="in-flight", reason=reason_of(context, shown), allowance=shown
+            )
     places = "; ".join(
-        f"at most {counted(half_done.largest(snapshot, c.cpu, row), row.unit)} of {_where(c)}"
+        f"at most {counted(half_done.largest(snapshot, c.cpu, row), row.unit)} of {where(c)}"
         for c in contexts
     )
     return replace(
@@ -223,12 +254,12 @@ def _judged(
     )
 
 
-def _depth_of_function(context: _Context) -> int:
+def _depth_of_function(context: Context) -> int:
     functions = context.cpu.functions
     return functions.index(context.function) if context.function in functions else len(functions)
 
 
-def _of_several(snapshot: Snapshot, rows: Sequence[Row], row: Row) -> Row:
+def of_several(snapshot: Snapshot, rows: Sequence[Row], row: Row) -> Row:
     """
     Return a row, ``in-flight`` if charges below it that are in flight add up to its difference.
 
@@ -243,7 +274,7 @@ def _of_several(snapshot: Snapshot, rows: Sequence[Row], row: Row) -> Row:
         if other.difference
         and (other.identity, other.nid, other.item) == (row.identity, row.nid, row.item)
         and other.memcg != row.memcg
-        and row.memcg in set(_chain(snapshot, other.memcg))
+        and row.memcg in set(chain_of(snapshot, other.memcg))
     ]
     shown = [other.allowance for other in below if other.allowance is not None]
     total = sum(other.difference or 0 for other in below)
@@ -254,44 +285,61 @@ def _of_several(snapshot: Snapshot, rows: Sequence[Row], row: Row) -> Row:
     return replace(row, status="in-flight", reason=reason, allowance=allowance)
 
 
-def _is_same_charge(snapshot: Snapshot, others: Sequence[Row], row: Row) -> bool:
+def is_same_charge(snapshot: Snapshot, others: Sequence[Row], row: Row) -> bool:
     """Return whether one charge can show in these rows: of one memcg and of its ancestors."""
     for other in others:
         if other.unit == row.unit and abs(other.difference or 0) != abs(row.difference or 0):
             return False
-        above, others_above = (set(_chain(snapshot, r.memcg)) for r in (row, other))
+        above, others_above = (set(chain_of(snapshot, r.memcg)) for r in (row, other))
         if not (above <= others_above or others_above <= above):
             return False
     return True
 
 
-def _shown(
-    snapshot: Snapshot, half_done: HalfDone, context: _Context, row: Row
+def shown_by(
+    snapshot: Snapshot, half_done: HalfDone, context: Context, row: Row
 ) -> Allowance | None:
     """Return the charge that a CPU shows and that is what the row is off by."""
-    found: Held | None = None
-    page = snapshot.image.page_size
-    if half_done.subject is None and context.memcgs is None:
-        return None  # without a memcg it is not known whose charge it is
-    if half_done.subject is not None and half_done.subject(snapshot, row) not in context.direct:
+    if not _may_show(snapshot, half_done, context, row):
         return None
-    if row.memcg is None and row.nid is None and half_done.subject is None:
-        return None
-    # What somebody pays for says more than what nobody pays for, or not yet.
-    for held in sorted(context.cpu.held or (), key=lambda held: not held.payer):
-        if _pays(snapshot, held, row) and half_done.fits(held, row, page):
-            found = held
-            break
-    else:
+    found = next(iter(fitting(snapshot, half_done, context, row)), None)
+    if found is None:
         amounts = half_done.amounts(snapshot, context.cpu)
-        if not any(half_done.is_off_by(row, amount, page) for amount in amounts if amount):
+        if not any(
+            half_done.is_off_by(row, amount, snapshot.image.page_size)
+            for amount in amounts
+            if amount
+        ):
             return None
+    return allowance_of(context, found, row)
+
+
+def _may_show(snapshot: Snapshot, half_done: HalfDone, context: Context, row: Row) -> bool:
+    if half_done.subject is not None:
+        return half_done.subject(snapshot, row) in context.direct
+    if context.memcgs is None:
+        return False  # without a memcg it is not known whose charge it is
+    return row.memcg is not None or row.nid is not None
+
+
+def fitting(snapshot: Snapshot, half_done: HalfDone, context: Context, row: Row) -> list[Held]:
+    """Return everything that a CPU points to and whose charge is what the row is off by."""
+    if not _may_show(snapshot, half_done, context, row):
+        return []
+    page = snapshot.image.page_size
+    # What somebody pays for says more than what nobody pays for, or not yet.
+    some = sorted(context.cpu.held or (), key=lambda held: not held.payer)
+    return [h for h in some if _pays(snapshot, h, row) and half_done.fits(h, row, page)]
+
+
+def allowance_of(context: Context, held: Held | None, row: Row) -> Allowance:
+    """Return the record of a charge that a row shows."""
     return Allowance(
         cpu=context.cpu.cpu,
         pid=context.cpu.pid,
         comm=context.cpu.comm,
         function=context.function,
-        held=found,
+        held=held,
         memcg=row.memcg,
         amount=row.difference or 0,
         unit=row.unit,
@@ -307,12 +355,13 @@ def _pays(snapshot: Snapshot, held: Held, row: Row) -> bool:
         return True
     if row.objcg is not None:
         return held.payer == row.objcg
-    return row.memcg in _chain(snapshot, snapshot.payer(held.payer))
+    return row.memcg in chain_of(snapshot, snapshot.payer(held.payer))
 
 
-def _reason(context: _Context, shown: Allowance) -> str:
+def reason_of(context: Context, shown: Allowance) -> str:
+    """Return why a row is in flight."""
     what = "a charge in advance" if shown.held is None else _name(shown.held)
-    return f"half-done charge of {what} by {_where(context)}"
+    return f"half-done charge of {what} by {where(context)}"
 
 
 def _name(held: Held) -> str:
@@ -320,7 +369,8 @@ def _name(held: Held) -> str:
     return f"{kind} {held.address:#x} ({counted(held.bytes, 'bytes')})"
 
 
-def _where(context: _Context) -> str:
+def where(context: Context) -> str:
+    """Return which CPU it is, and the function that it was in."""
     cpu = context.cpu
     if cpu.waiting:
         return f"{cpu.comm} ({cpu.pid}), which was not running, in {context.function}"

@@ -13,6 +13,7 @@ from memcg_inspect.checks.findings import (
     skew_findings,
 )
 from memcg_inspect.checks.inflight import mark_in_flight
+from memcg_inspect.checks.one_charge import judge_together
 from memcg_inspect.checks.pernode import judge_per_node
 from memcg_inspect.checks.registry import CHECKS, check_of
 from memcg_inspect.checks.rows import summarize
@@ -44,25 +45,31 @@ class Judgement(NamedTuple):
 
 def judge(snapshot: Snapshot) -> Judgement:
     """Check every identity."""
-    identities: list[Identity] = []
+    not_kept: dict[str, str] = {}
     rows: list[Row] = []
     for check in CHECKS:
         reason = check.why_not_kept(snapshot)
         if reason is not None:
-            identities.append(Identity(check.name, "not-kept", 0, 0, reason))
+            not_kept[check.name] = reason
             continue
         if check.derive is not None:
             some = check.derive(snapshot, [r for r in rows if not check_of(r).counters_only])
         else:
             some = check.rows(snapshot)
-        some = mark_in_flight(snapshot, some)
-        identities.append(summarize(check.name, some))
-        rows += some
+        rows += mark_in_flight(snapshot, some)
+    rows = judge_together(snapshot, rows)
+    identities = [_outcome(check.name, rows, not_kept.get(check.name)) for check in CHECKS]
     skew = skew_matrix(snapshot)
     per_node = judge_per_node(snapshot, rows)
     findings = orphan_findings(snapshot) + per_node.findings
     findings += row_findings(snapshot, per_node.others) + skew_findings(snapshot, skew)
     return Judgement(identities, rows, skew, findings, per_node.follows)
+
+
+def _outcome(name: str, rows: Sequence[Row], not_kept: str | None) -> Identity:
+    if not_kept is not None:
+        return Identity(name, "not-kept", 0, 0, not_kept)
+    return summarize(name, [row for row in rows if row.identity == name])
 
 
 def verdict(

@@ -1,0 +1,132 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+"""A half-done charge is one event: the rows of all identities must show the same."""
+
+from __future__ import annotations
+
+from support.made import OBJCG_A, OBJCG_B, ROOT, UNRECLAIMABLE, A, B, snapshot
+
+from memcg_inspect.checks.inflight import mark_in_flight
+from memcg_inspect.checks.one_charge import judge_together
+from memcg_inspect.checks.rows import RowKey, make_row
+from memcg_inspect.model import Held, Running
+from memcg_inspect.report import Row
+
+PAGE = 4096
+FUNCTIONS = ("__memcg_slab_post_alloc_hook", "kmem_cache_alloc_noprof", "alloc_inode")
+PAYER_A, PAYER_B = Held("objcg", OBJCG_A, OBJCG_A), Held("objcg", OBJCG_B, OBJCG_B)
+
+
+def an_object(size: int, address: int = 0x5000) -> Held:
+    return Held("object", address, 0, 1, size, "unreclaimable")
+
+
+def cpu(*held: Held, number: int = 0, functions: tuple[str, ...] = FUNCTIONS) -> Running:
+    return Running(number, 7, "sh", functions, True, held)
+
+
+def slab(difference: int, memcg: int = A) -> Row:
+    key = RowKey("slab", UNRECLAIMABLE, "bytes", memcg, 1)
+    return make_row(key, {"slab": 0}, {"folded": difference})
+
+
+def whole_pages(difference: int, objcg: int = OBJCG_A, memcg: int = A) -> Row:
+    key = RowKey("objcg_bytes", "bytes of whole pages", "bytes", memcg, 0, objcg)
+    return make_row(key, {"slab": 0}, {"whole_pages": difference})
+
+
+def kmem(pages: int, memcg: int = A) -> Row:
+    key = RowKey("kmem", "MEMCG_KMEM", "pages", memcg)
+    return make_row(key, {"objects": 0}, {"folded": pages})
+
+
+def subtree(difference: int, memcg: int = ROOT) -> Row:
+    key = RowKey("hierarchy", UNRECLAIMABLE, "bytes", memcg, 1)
+    return make_row(key, {"subtree": 0}, {"folded": difference})
+
+
+def judged(*rows: Row, running: tuple[Running, ...]) -> list[Row]:
+    made = snapshot(running=running)
+    return judge_together(made, mark_in_flight(made, rows))
+
+
+def statuses(*rows: Row, running: tuple[Running, ...]) -> list[str]:
+    return [row.status for row in judged(*rows, running=running)]
+
+
+def test_one_object_in_several_identities() -> None:
+    busy = (cpu(an_object(104, 0x6000), an_object(200), PAYER_A),)
+    rows = judged(slab(200), whole_pages(-200), subtree(200), running=busy)
+    assert [row.status for row in rows] == ["in-flight"] * 3
+    assert [row.allowance and row.allowance.held for row in rows] == [an_object(200)] * 3
+
+
+def test_different_objects_in_different_identities() -> None:
+    """Each row alone may be in flight. Not more than one of the charges can be half done."""
+    busy = (cpu(an_object(104, 0x6000), an_object(200), PAYER_A),)
+    assert statuses(slab(200), subtree(200), whole_pages(104), running=busy) == (
+        ["in-flight", "in-flight", "unverifiable"]
+    )
+    [_, _, other] = judged(slab(200), subtree(200), whole_pages(104), running=busy)
+    assert other.reason is not None
+    assert other.allowance is None
+    assert "CPU 0 (sh, 7), in __memcg_slab_post_alloc_hook made one charge" in other.reason
+
+
+def test_objects_of_one_size_are_the_same_to_a_row() -> None:
+    """Two identities that name different objects of one size agree, and name one of them."""
+    one, other = an_object(200), an_object(200, 0x6000)
+    rows = judged(slab(200), whole_pages(200), running=(cpu(one, other, PAYER_A),))
+    assert [row.status for row in rows] == ["in-flight"] * 2
+    assert len({row.allowance.held for row in rows if row.allowance}) == 1
+
+
+def test_whole_pages_are_charged_for_an_object() -> None:
+    busy = (cpu(an_object(200), PAYER_A),)
+    assert statuses(slab(200), kmem(1), running=busy) == ["in-flight"] * 2
+    page = Held("kmem", 0xE000, OBJCG_A, 1, PAGE, "unreclaimable")
+    assert statuses(slab(200), kmem(1), running=(cpu(an_object(200), page, PAYER_A),)) == (
+        ["in-flight"] * 2
+    )
+    large = Held("kmem", 0xE000, OBJCG_A, 1, 4 * PAGE, "unreclaimable")
+    assert statuses(
+        slab(200), whole_pages(200), kmem(4), running=(cpu(an_object(200), large),)
+    ) == (["in-flight", "in-flight", "unverifiable"])
+
+
+def test_memcgs_beside_each_other() -> None:
+    """A charge shows in the rows of its memcg and of the ancestors, in all identities."""
+    busy = (cpu(an_object(200), PAYER_A, PAYER_B),)
+    assert statuses(slab(200, B), whole_pages(200, OBJCG_B, B), subtree(200, A), running=busy) == (
+        ["in-flight"] * 3
+    )
+
+
+def test_another_cpu_explains_what_the_first_one_does_not() -> None:
+    first = cpu(an_object(200), an_object(104, 0x6000), PAYER_A)
+    second = cpu(an_object(104, 0x7000), PAYER_A, number=1)
+    rows = judged(slab(200), subtree(200), whole_pages(104), running=(first, second))
+    assert [row.status for row in rows] == ["in-flight"] * 3
+    assert [row.allowance and row.allowance.cpu for row in rows] == [0, 0, 1]
+
+
+def test_one_more_charge_in_an_interrupt() -> None:
+    held = (an_object(104, 0x6000), an_object(200), PAYER_A)
+    interrupted = (cpu(*held, functions=("kmem_cache_free", "handle_softirqs", *FUNCTIONS)),)
+    assert statuses(slab(200), subtree(200), whole_pages(104), running=interrupted) == (
+        ["in-flight"] * 3
+    )
+
+
+def test_what_is_in_a_stock_is_another_event() -> None:
+    """Charging one memcg drains what the CPU holds for another one."""
+    key = RowKey("usage", "memory.usage", "pages", A)
+    in_advance = make_row(key, {"stock": 64}, {"page_counter": 0})
+    busy = (cpu(an_object(200), PAYER_A),)
+    assert statuses(slab(200), in_advance, running=busy) == ["in-flight"] * 2
+
+
+def test_rows_that_are_not_in_flight_are_left_as_they_are() -> None:
+    sound, other = slab(0), slab(200, B)
+    assert statuses(sound, other, running=(cpu(an_object(200), PAYER_A),)) == ["exact", "differs"]
+    busy = (cpu(an_object(200), PAYER_A),)
+    assert statuses(slab(201), running=busy) == ["unverifiable"]
