@@ -49,6 +49,18 @@ MORE_INSIDE = [
         "obj_cgroup_release",
     )
 ]
+#: Functions that change one counter at several levels, and numbers of instructions in them.
+BETWEEN_LEVELS = [
+    (kernel, function, seed)
+    for kernel, function in (
+        ("6.1", "__mod_memcg_lruvec_state"),
+        ("6.12", "__lruvec_stat_mod_folio"),
+        ("7.3", "mod_memcg_lruvec_state"),
+        ("7.2", "mod_node_page_state"),
+        ("7.3", "refresh_cpu_vm_stats"),
+    )
+    for seed in (1, 2)
+]
 #: What is planted, in the unit of the identity: less than a charge, one page, a batch, and more.
 SIZES = {"slab": (1, 4096, 1_000_003), "usage": (1, 64, 10_000)}
 #: More than all CPUs can have left half done.
@@ -201,6 +213,47 @@ def test_stopped_inside_a_charge(lab: Lab, kernel: str, function: str) -> None:
 @pytest.mark.parametrize(("kernel", "function"), MORE_INSIDE)
 def test_stopped_inside_other_functions(lab: Lab, kernel: str, function: str) -> None:
     check_nothing_wrong(inside(lab, kernel, function, "churn").report())
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("kernel", "function", "seed"), BETWEEN_LEVELS)
+def test_stopped_between_levels(lab: Lab, kernel: str, function: str, seed: int) -> None:
+    """With BTF, stacks do not show inlined functions, and show the right ones all the same."""
+    image = lab.image(kernel, "4", "churn", freeze=f"in:{function}", seed=seed)
+    for dwarf in (False, True):
+        check_nothing_wrong(image.report(dwarf))
+
+
+@pytest.mark.parametrize("kernel", ["6.1", "7.3"])
+def test_one_charge_explains_one_event(lab: Lab, kernel: str) -> None:
+    """
+    The owner of an object is changed while a machine is in full flight.
+
+    Two memcgs beside each other are wrong then. One charge does not explain both, in any identity.
+    """
+    subject = Subject(lab.image(kernel, "4", "churn", freeze="busy", seed=1).program())
+    subject.below = "/churn/"
+    [planter] = [p for p in planters_of("slab") if p.what == "owner of an object"]
+    fault = planter.plant(subject, 0)
+    report = subject.audit(fault)
+    memcgs = [subject.paths[path] for path in fault.paths]
+    rows = [row for row in report.rows if row.memcg in memcgs and row.difference]
+    assert {row.memcg for row in rows} == set(memcgs)
+    shown = [
+        {
+            (a.cpu, a.pid, a.held is None)
+            for row in rows
+            if row.memcg == memcg and (a := row.allowance)
+        }
+        for memcg in memcgs
+    ]
+    # An interrupt can make one more charge.
+    interrupted = {
+        (cpu.cpu, cpu.pid)
+        for cpu in read_running(subject.image)
+        if any("irq" in name or "interrupt" in name or "sysvec" in name for name in cpu.functions)
+    }
+    assert {task[:2] for task in set.intersection(*shown)} <= interrupted
 
 
 @pytest.mark.parametrize("kernel", ["6.1", "7.3"])
