@@ -97,7 +97,8 @@ def most_swapped(task: StackRef) -> int:
 
     ``mem_cgroup_try_charge_swap()`` charges all pages of a folio before it records the ID.
     """
-    return _HUGE if any("swap" in function for function in task.functions) else 0
+    is_unknown = not task.functions
+    return _HUGE if is_unknown or any("swap" in f for f in task.functions) else 0
 
 
 #: Pages of the largest folio that is swapped.

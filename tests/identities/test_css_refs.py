@@ -128,6 +128,12 @@ def test_a_task_that_holds_a_reference_for_a_moment() -> None:
     more = holding("shrink_node", "try_charge_memcg", words=9, cpu=1)
     assert status(made(2, css_stacks=more)) == "in-flight"
     assert status(made(3, css_stacks=more)) == "differs"
+    # Reclaim because of memory.high, in a charge.
+    high = holding(
+        "try_to_free", "shrink_node", "__mem_cgroup_handle_over_high", "try_charge", words=9
+    )
+    assert status(made(3, css_stacks=high)) == "in-flight"
+    assert status(made(4, css_stacks=high)) == "differs"
     # A task that points to another memcg explains nothing here.
     other = {A: more[B]}
     assert status(made(1, css_stacks=other)) == "differs"
@@ -137,6 +143,13 @@ def test_a_pointer_that_may_be_left_over() -> None:
     for functions in ((), ("do_sys_poll", "schedule")):
         assert status(made(1, css_stacks=holding(*functions))) == "unverifiable"
         assert status(made(2, css_stacks=holding(*functions))) == "differs"
+
+
+def test_a_task_whose_registers_are_not_known() -> None:
+    """One that runs has no stack to unwind in a running guest: it may charge and reclaim."""
+    unknown = holding(words=12, cpu=3)
+    assert status(made(2, css_stacks=unknown)) == "unverifiable"
+    assert status(made(5, css_stacks=unknown)) == "differs"
 
 
 def test_holders_that_nobody_can_count() -> None:

@@ -21,8 +21,14 @@ from memcg_inspect.report import Row
 
 __all__ = ("CHECK", "css_ref_rows", "css_references")
 
-#: Functions that walk memcgs with mem_cgroup_iter(). Parts of names.
-_WALKS = ("shrink_", "reclaim", "mem_cgroup_iter")
+#: Each holds one reference while a task calls it: a charge, memory.high (a charge may wait for it),
+#: the walk of the reclaim that either needs (mem_cgroup_iter()), and zswap. Parts of names.
+_HOLD_ONE = (
+    ("charge",),
+    ("over_high",),
+    ("shrink_", "reclaim", "mem_cgroup_iter"),
+    ("zswap_",),
+)
 
 #: Holders by subject of the coverage.
 _HOLDERS = {
@@ -69,10 +75,13 @@ def _charged_in_interrupt(snapshot: Snapshot, row: Row) -> Missing | None:
 
 def _most(task: StackRef) -> int:
     """Return the most references to one memcg that a task holds."""
-    # One for a charge, and one for the walk of a reclaim that the charge needs.
-    charges = any("charge" in function for function in task.functions)
-    walks = any(part in function for function in task.functions for part in _WALKS)
-    return min(task.words, 1 + (charges and walks))
+    if not task.functions:  # they are not known
+        return min(task.words, len(_HOLD_ONE))
+    held = sum(
+        any(part in function for function in task.functions for part in parts)
+        for parts in _HOLD_ONE
+    )
+    return min(task.words, max(held, 1))
 
 
 def css_references(snapshot: Snapshot) -> defaultdict[int, Counter[str]]:
