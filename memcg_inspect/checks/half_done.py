@@ -73,8 +73,8 @@ LRU = (
     rf"{_BOOKED}|folio|lru_|lru(vec)?_|do_anonymous_page|do_(cow|read|shared)_fault|do_fault"
     r"|wp_page_copy|do_wp_page|do_swap_page|finish_fault|unmap_|zap_|tlb_|release_pages|put_pages?_"
     r"|free_pages_and_swap|isolate_|move_(folios|pages)|shrink_|evict_folios|split_huge|split_folio"
-    r"|collapse_|(un)?map_anon_folio|filemap_|page_cache_|truncate_|shmem_|mem_cgroup_|migrate_"
-    r"|exit_mmap|mmput|remove_migration|activate_|pagevec_|put_page|swap_|read_pages|delete_from"
+    r"|collapse_|(un)?map_anon_folio|filemap_|page_cache_|truncate_|shmem_|migrate_"
+    r"|mem_cgroup_(?!handle_over_high)|exit_mmap|mmput|remove_migration|activate_|pagevec_|put_page|swap_|read_pages|delete_from"
 )
 SOCK = (
     r"sk_|skb_|kfree_skb|consume_skb|alloc_skb|napi_|tcp_|udp_|udpv6_|sctp_|mptcp_|sock_|socket_"

@@ -124,6 +124,23 @@ def _mark(snapshot: Snapshot, half_done: HalfDone, rows: list[Row], numbers: Seq
     if not half_done.in_many_rows:
         for n in possible:
             rows[n] = of_several(snapshot, rows, rows[n])
+            if any(_is_other_half(snapshot, rows[n], rows[m]) for m in numbers):
+                rows[n] = replace(rows[n], status="differs", reason=None, allowance=None)
+
+
+def _is_other_half(snapshot: Snapshot, row: Row, below: Row) -> bool:
+    """
+    Return whether a row is off because a row below it, which no charge explains, is.
+
+    The counter of a child is subtracted from that of its parent. So what is wrong with it shows in
+    both rows, with opposite signs.
+    """
+    if below.status != "differs" or below.memcg is None:
+        return False
+    if (below.nid, below.item, below.difference) != (row.nid, row.item, -(row.difference or 0)):
+        return False
+    above = snapshot.memcgs[below.memcg].parent
+    return above is not None and snapshot.memcgs[above].payer == row.memcg
 
 
 def _explained(snapshot: Snapshot, row: Row) -> Row:

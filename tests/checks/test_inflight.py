@@ -122,13 +122,21 @@ def test_a_charge_is_used_once() -> None:
     )
 
 
+def usage(memcg: int, pages: int) -> Row:
+    key = RowKey("usage", "memory.usage", "pages", memcg)
+    return make_row(key, {"lru": 0}, {"page_counter": pages})
+
+
+def test_a_fault_in_a_child_is_no_charge_of_the_parent() -> None:
+    """The counter of the child is subtracted from that of its parent: both rows are off by it."""
+    one = cpu(0, FREEING, folio(3, A))
+    assert judged(usage(A, -3), running=(one,)) == ["in-flight"]
+    assert judged(usage(B, 3), usage(A, -3), running=(one,)) == ["differs"] * 2
+    assert judged(usage(B, 4), usage(A, -3), running=(one,)) == ["differs", "in-flight"]
+
+
 def test_an_ancestor_of_several_half_done_charges() -> None:
     """Two CPUs have charged a memcg each, and not yet their parent."""
-
-    def usage(memcg: int, pages: int) -> Row:
-        key = RowKey("usage", "memory.usage", "pages", memcg)
-        return make_row(key, {"lru": 0}, {"page_counter": pages})
-
     other = replace(snapshot().memcgs[B], address=C, path="/a/c", payer=C)
     memcgs = {**snapshot().memcgs, C: other}
     two = (cpu(0, FREEING, folio(3, B)), cpu(1, FREEING, folio(64, C)))
@@ -139,10 +147,7 @@ def test_an_ancestor_of_several_half_done_charges() -> None:
 
 
 def test_several_rows_off_by_one_page_each_without_partners() -> None:
-    rows = [
-        make_row(RowKey("usage", "memory.usage", "pages", memcg), {"lru": 0}, {"page_counter": 1})
-        for memcg in (A, B, A)
-    ]
+    rows = [usage(memcg, 1) for memcg in (A, B, A)]
     one = cpu(0, FREEING, (*folio(1), *folio(1, B)))
     assert judged(*rows, running=(one,)) == ["differs"] * 3
 

@@ -71,25 +71,23 @@ RECORDER = {
     "__p4d_alloc", "__pmd_alloc", "__pud_alloc", "folio_prealloc", "pte_alloc_one",
     "_pgd_alloc", "__percpu_counter_init_many",
 }  # fmt: skip
-#: The same for the guest's init, by how many calls. Init writes each command to a file in tmpfs
-#: and truncates it, and the page of the command before may stay in a CPU's batch for a while. Nodes
-#: of XArrays are freed by RCU. Init writes files to a virtio console, which frees a buffer when the
-#: host has taken it.
-OF_INIT = {"shmem_alloc_folio": 2, "radix_tree_node_alloc": 2, "alloc_buf": 2}
+#: Other lines may move between the second copy and the freeze, by a few calls: the guest's init
+#: writes files, and what RCU, workers and batches of CPUs free late is freed at any time.
+MOVED_LINES, MOVED_CALLS = 5, 4
 
 
 def check_against_guest(found: list[Line], first: list[Line], second: list[Line]) -> None:
     """
-    Check that every line that did not change between the two copies is the same at the freeze,
-    except for those of the task that read the file.
+    Check that the lines that did not change between the two copies are the same at the freeze,
+    except for those of the task that read the file, and a few of what the guest does by itself.
     """
     assert [line[2:6] for line in found] == [line[2:6] for line in second]
-    equal = 0
-    for line, before, last in zip(found, first, second, strict=True):
-        if before == last and line.function not in RECORDER:
-            if line != last and line.function in OF_INIT:
-                assert abs(line.calls - last.calls) <= OF_INIT[line.function]
-                continue
-            assert line == last
-            equal += line.calls > 0
-    assert equal >= 400
+    pairs = [
+        (line, last)
+        for line, before, last in zip(found, first, second, strict=True)
+        if before == last and line.function not in RECORDER
+    ]
+    moved = [(line, last) for line, last in pairs if line != last]
+    assert len(moved) <= MOVED_LINES, moved
+    assert [pair for pair in moved if abs(pair[0].calls - pair[1].calls) > MOVED_CALLS] == []
+    assert sum(line.calls > 0 for line, _ in pairs) - len(moved) >= 400
