@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.guests import BUILT_KERNELS, DEBIAN_KERNELS, Lab
+from support.guests import KERNELS, Lab
 from support.schemas import checked
 
 from memcg_inspect.cli import main
@@ -485,15 +485,14 @@ def document(*args: object) -> dict[str, Any]:
     return made
 
 
-#: Kernel, and the format and level of its image.
-ALIKE = [
-    *((kernel, "elf", 0) for kernel in (*DEBIAN_KERNELS, *BUILT_KERNELS) if "broken" not in kernel),
-    *((kernel, "kdump", 23) for kernel in ("7.3", "6.1")),
-]
+#: Format and level of an image.
+FORMATS = [("elf", 0), ("kdump", 23)]
 
 
 @pytest.mark.image
-@pytest.mark.parametrize(("kernel", "format", "level"), ALIKE)
+@pytest.mark.each_kernel
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize(("format", "level"), FORMATS)
 def test_btf_and_dwarf_say_the_same(lab: Lab, kernel: str, format: str, level: int) -> None:
     image = lab.image(kernel, "4", "mixed", format=format, level=level)
     btf = document("-c", image.core, "--debuginfo", "btf")

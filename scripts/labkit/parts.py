@@ -20,8 +20,9 @@ from .errors import LabError
 from .paths import PROJECT, cache_folder
 from .store import write_atomically
 
-# By file: all tests of a file use what one process has read of an image.
-_PYTEST = [sys.executable, "-m", "pytest", "-n", "2", "--dist", "loadfile"]
+# Each process gets half of the tests in their order, since tests of a file use what one process has
+# read of an image. The one that ends first takes tests from the end of the other's.
+_PYTEST = [sys.executable, "-m", "pytest", "-n", "2", "--dist", "worksteal"]
 
 _USAGE = """\
 scripts/test [PYTEST ARGUMENTS]        all tests but the long ones

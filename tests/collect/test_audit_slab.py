@@ -17,7 +17,8 @@ from memcg_inspect.image.image import image_of
 from memcg_inspect.report import Report
 
 KERNELS = [k for k in (*DEBIAN_KERNELS, *BUILT_KERNELS) if k.startswith("7.3")]
-TOPOLOGIES = ["1", "4", "2cpu+6mem"]
+#: Kernel and nodes.
+IMAGES = [("7.3", "1"), ("7.3", "2cpu+6mem"), *((kernel, "4") for kernel in KERNELS)]
 
 pytestmark = pytest.mark.image
 
@@ -26,8 +27,7 @@ def slab_rows(report: Report):
     return [row for row in report.rows if row.identity == "slab"]
 
 
-@pytest.mark.parametrize("nodes", TOPOLOGIES)
-@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize(("kernel", "nodes"), IMAGES)
 def test_every_cell_is_exact(lab: Lab, kernel: str, nodes: str) -> None:
     report = lab.image(kernel, nodes).report()
     assert report.verdict == "exact"
@@ -45,7 +45,7 @@ def test_every_cell_is_exact(lab: Lab, kernel: str, nodes: str) -> None:
 LAYOUTS = [
     *((kernel, "") for kernel in ALL_KERNELS),
     *((k, "sysctl.vm.mem_profiling=1") for k in BUILT_KERNELS if k == "7.3-lab"),
-    ("7.2", "kfence.sample_interval=1"),
+    pytest.param("7.2", "kfence.sample_interval=1", marks=pytest.mark.long),
 ]
 
 

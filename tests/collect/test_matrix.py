@@ -33,7 +33,7 @@ MATRIX = [(k, nodes, w) for k in KERNELS for nodes in TOPOLOGIES for w in WORKLO
 SHORT = {
     (kernel, nodes, "mixed")
     for kernel in KERNELS
-    for nodes in (TOPOLOGIES if kernel in ("7.3", "7.3-lab") else ("4",))
+    for nodes in (TOPOLOGIES if kernel == "7.3" else ("4",))
 }
 
 pytestmark = pytest.mark.image

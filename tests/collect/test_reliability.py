@@ -55,7 +55,7 @@ def test_faults_are_found_on_an_image_of_each_sort(lab: Lab, number: int) -> Non
     mine = list(once.values())[number :: 2 * len(kinds(SAMPLE))]
     results = list(reliability.plant(subject, mine))
     check(kind, results)
-    assert sum(r.outcome == "found" for r in results) >= 3
+    assert sum(r.outcome != "none" for r in results) >= 3
 
 
 @pytest.mark.image

@@ -46,6 +46,7 @@ def kmem_pages(report: Report, path: str) -> int:
     return row.found["kmem_pages"]
 
 
+@pytest.mark.each_kernel
 @pytest.mark.parametrize("kernel", DEBIAN_KERNELS)
 def test_permission_maps_of_kvm(lab: Lab, kernel: str) -> None:
     """Each VCPU has a map of two pages, whose second page nothing refers to."""
@@ -75,6 +76,7 @@ def blocks_of(prog: drgn.Program, memcg: int) -> list[int]:
     ]
 
 
+@pytest.mark.each_kernel
 @pytest.mark.parametrize("kernel", DEBIAN_KERNELS)
 def test_a_page_too_many_or_too_few_is_found(lab: Lab, plant: Plant, kernel: str) -> None:
     """Blocks explain no difference."""

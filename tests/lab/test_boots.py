@@ -239,7 +239,7 @@ def test_mistakes_get_one_line(words: list[str], message: str, tmp_path: Path) -
 
 @pytest.mark.parametrize("level", [pytest.param(0, marks=pytest.mark.long), 23])
 def test_a_crash_saved_by_the_crash_kernel(level: int) -> None:
-    image = images.image("7.3", "2", "churn", "panic", format="kdump", level=level, seed=level)
+    image = images.image("6.1", "4", "mixed", "panic", format="kdump", level=level)
     program = poke.open_program(image, poke.vmlinux_of(image))
     assert program["panic_cpu"].counter.value_() >= 0
 
@@ -251,7 +251,7 @@ def test_makedumpfile_on_the_host() -> None:
 
 
 def test_a_busy_guest_is_stopped_in_full_flight() -> None:
-    image = images.image("7.3", "2", "churn", "busy", seed=1)
+    image = images.image("7.3", "4", "churn", "busy", seed=1)
     program = poke.open_program(image, poke.vmlinux_of(image))
     assert program["nr_threads"].value_() > 4
 

@@ -41,6 +41,9 @@ KINDS = {"anon": ("ANON]", "_ANON]"), "file": ("FILE]", "_FILE]")}
 
 pytestmark = [pytest.mark.image, pytest.mark.each_kernel]
 
+#: Kernels that are booted with a movable zone.
+MOVABLE = [k if k == "7.3" else pytest.param(k, marks=pytest.mark.long) for k in KERNELS]
+
 
 def numa_stat(folder: Path) -> dict[tuple[str, str, int], int]:
     """Return memory.numa_stat of every memcg by (path, item, node)."""
@@ -124,7 +127,7 @@ def test_every_list_has_its_size(lab: Lab, kernel: str, workload: str, nodes: st
     assert sum(row.found["lru"] for row in rows) > 1000
 
 
-@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("kernel", MOVABLE)
 def test_folios_in_another_zone(lab: Lab, kernel: str) -> None:
     report = lab.image(kernel, "2", "mixed", append="movablecore=400M").report()
     rows = [row for row in report.rows if row.identity == "lru"]
@@ -181,7 +184,7 @@ def generations(pn: Object) -> list[list[Object]]:
     return [[head for by_zone in types for head in by_zone] for types in array]
 
 
-@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("kernel", MOVABLE)
 def test_zone_holds_the_page(lab: Lab, kernel: str) -> None:
     prog = lab.image(kernel, "2", "mixed", append="movablecore=400M").program()
     bits, seen = page_flags(image_of(prog)).zone, set()
