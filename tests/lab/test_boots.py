@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -200,6 +201,15 @@ def name_of(pid: int) -> str:
         return ""
 
 
+def is_running(pid: int) -> bool:
+    """Return whether a process has not ended; a zombie has."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text()
+    except FileNotFoundError:
+        return False
+    return "State:\tZ" not in status
+
+
 def test_the_guest_ends_with_the_lab(tmp_path: Path) -> None:
     script = tmp_path / "script"
     script.write_text("sleep 1000\n")
@@ -212,7 +222,13 @@ def test_the_guest_ends_with_the_lab(tmp_path: Path) -> None:
         guests = [pid for pid in children_of(running.pid) if "qemu" in name_of(pid)]
     running.send_signal(signal.SIGTERM)
     assert running.wait() == 130
-    assert not any(Path(f"/proc/{pid}").exists() for pid in guests)
+    # If the signal came while QEMU was being started, the kernel ends it (PR_SET_PDEATHSIG).
+    for _ in range(600):
+        if not any("qemu" in name_of(pid) and is_running(pid) for pid in guests):
+            break
+        time.sleep(0.1)
+    else:
+        raise AssertionError(f"QEMU did not end: {guests}")
     assert [path.name for path in tmp_path.iterdir()] == ["script"]
 
 
