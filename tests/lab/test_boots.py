@@ -197,7 +197,7 @@ def name_of(pid: int) -> str:
     """Return the name of a process; nothing if it has ended."""
     try:
         return Path(f"/proc/{pid}/comm").read_text()
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):
         return ""
 
 
@@ -205,7 +205,7 @@ def is_running(pid: int) -> bool:
     """Return whether a process has not ended; a zombie has."""
     try:
         status = Path(f"/proc/{pid}/status").read_text()
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):
         return False
     return "State:\tZ" not in status
 
