@@ -34,6 +34,11 @@ def pytest_configure(config: pytest.Config) -> None:
         "each_kernel: runs on the oldest and the newest kernel, on four nodes, and on all kernels "
         "and topologies with --all",
     )
+    config.addinivalue_line(
+        "markers",
+        "newest_kernel: runs on the newest kernel, on four nodes, and on all kernels and "
+        "topologies with --all",
+    )
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -59,13 +64,17 @@ def _has_no_kernel(item: pytest.Item) -> bool:
     return any(reason.startswith("got empty parameter set") for reason in reasons)
 
 
+#: Kernels that tests with a mark run on without --all.
+KERNELS_BY_MARK = {"each_kernel": ("6.1", "7.3"), "newest_kernel": ("7.3",)}
+
+
 def _is_one_more(item: pytest.Item) -> bool:
     """Return whether a test with a kernel as parameter runs only with --all."""
-    if not item.get_closest_marker("each_kernel"):
-        return False
     params = getattr(item, "callspec", None)
     given = {} if params is None else params.params
-    return given.get("kernel", "7.3") not in ("6.1", "7.3") or given.get("nodes", "4") != "4"
+    kernel, nodes = given.get("kernel", "7.3"), given.get("nodes", "4")
+    marked = [kernels for mark, kernels in KERNELS_BY_MARK.items() if item.get_closest_marker(mark)]
+    return any(kernel not in kernels or nodes != "4" for kernels in marked)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -30,7 +30,7 @@ def statuses(report: Report) -> set[str]:
     return {row.status for row in report.rows if row.identity == "active_memcg"}
 
 
-@pytest.mark.each_kernel
+@pytest.mark.newest_kernel
 @pytest.mark.parametrize("kernel", DEBIAN_KERNELS)
 def test_a_worker_of_a_loop_device(lab: Lab, kernel: str) -> None:
     image = loop(lab, kernel)
@@ -44,7 +44,7 @@ def test_a_worker_of_a_loop_device(lab: Lab, kernel: str) -> None:
     assert statuses(report) == {"exact"}
 
 
-@pytest.mark.each_kernel
+@pytest.mark.newest_kernel
 @pytest.mark.parametrize("kernel", DEBIAN_KERNELS)
 def test_a_pointer_that_was_left_behind(lab: Lab, kernel: str) -> None:
     """The worker excuses no other task, and a freed memcg is found in the worker itself."""

@@ -46,7 +46,7 @@ def kmem_pages(report: Report, path: str) -> int:
     return row.found["kmem_pages"]
 
 
-@pytest.mark.each_kernel
+@pytest.mark.newest_kernel
 @pytest.mark.parametrize("kernel", DEBIAN_KERNELS)
 def test_permission_maps_of_kvm(lab: Lab, kernel: str) -> None:
     """Each VCPU has a map of two pages, whose second page nothing refers to."""
@@ -76,7 +76,7 @@ def blocks_of(prog: drgn.Program, memcg: int) -> list[int]:
     ]
 
 
-@pytest.mark.each_kernel
+@pytest.mark.newest_kernel
 @pytest.mark.parametrize("kernel", DEBIAN_KERNELS)
 def test_a_page_too_many_or_too_few_is_found(lab: Lab, plant: Plant, kernel: str) -> None:
     """Blocks explain no difference."""
@@ -93,7 +93,7 @@ def test_a_page_too_many_or_too_few_is_found(lab: Lab, plant: Plant, kernel: str
         } == {("usage", memcg, off)}
 
 
-@pytest.mark.each_kernel
+@pytest.mark.newest_kernel
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_free_pages_of_cpus_belong_to_no_block(lab: Lab, kernel: str) -> None:
     """A free page on the list of a CPU looks like the last page of a block."""

@@ -33,7 +33,7 @@ REMAINDERS = (SockRemainder(0x1000, "TCP", 1), SockRemainder(0x2000, "UDP", -100
 
 each_kernel = [
     pytest.mark.image,
-    pytest.mark.each_kernel,
+    pytest.mark.newest_kernel,
     pytest.mark.parametrize("kernel", KERNELS),
 ]
 

@@ -17,7 +17,7 @@ from memcg_inspect.report import Report, Row
 
 pytestmark = [
     pytest.mark.image,
-    pytest.mark.each_kernel,
+    pytest.mark.newest_kernel,
     pytest.mark.parametrize("kernel", KERNELS),
 ]
 

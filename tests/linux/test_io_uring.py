@@ -14,7 +14,7 @@ from support.guests import KERNELS, GuestImage, Lab
 
 pytestmark = [
     pytest.mark.image,
-    pytest.mark.each_kernel,
+    pytest.mark.newest_kernel,
     pytest.mark.parametrize("kernel", KERNELS),
 ]
 

@@ -39,7 +39,7 @@ from memcg_inspect.report import Row
 #: The items of memory.numa_stat that count pages of these lists.
 KINDS = {"anon": ("ANON]", "_ANON]"), "file": ("FILE]", "_FILE]")}
 
-pytestmark = [pytest.mark.image, pytest.mark.each_kernel]
+pytestmark = [pytest.mark.image, pytest.mark.newest_kernel]
 
 #: Kernels that are booted with a movable zone.
 MOVABLE = [k if k == "7.3" else pytest.param(k, marks=pytest.mark.long) for k in KERNELS]

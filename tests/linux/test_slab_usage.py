@@ -18,7 +18,7 @@ from memcg_inspect.report import Report
 
 RECLAIMABLE, UNRECLAIMABLE = "NR_SLAB_RECLAIMABLE_B", "NR_SLAB_UNRECLAIMABLE_B"
 
-pytestmark = [pytest.mark.image, pytest.mark.each_kernel]
+pytestmark = [pytest.mark.image, pytest.mark.newest_kernel]
 
 
 def slabinfo(folder: Path) -> dict[str, tuple[int, int]]:

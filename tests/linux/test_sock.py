@@ -18,7 +18,7 @@ from memcg_inspect.report import Row
 
 pytestmark = [
     pytest.mark.image,
-    pytest.mark.each_kernel,
+    pytest.mark.newest_kernel,
     pytest.mark.parametrize("kernel", DEBIAN_KERNELS),
 ]
 

@@ -25,7 +25,7 @@ from memcg_inspect.image.image import image_of
 from memcg_inspect.tables import Answer, NotRead, Value
 from memcg_inspect.views.dying import dying
 
-pytestmark = [pytest.mark.image, pytest.mark.each_kernel]
+pytestmark = [pytest.mark.image, pytest.mark.newest_kernel]
 
 each_kernel = pytest.mark.parametrize("kernel", KERNELS)
 each_image = pytest.mark.parametrize(

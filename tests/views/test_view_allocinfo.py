@@ -236,7 +236,7 @@ def test_overhead_is_what_plain_walks_find(lab: Lab, kernel: str, append: str) -
     assert (rows[2]["overhead"] == 0) == ("compressed" in append)
 
 
-@pytest.mark.each_kernel
+@pytest.mark.newest_kernel
 @pytest.mark.parametrize("kernel", DEBIAN_KERNELS)
 @pytest.mark.parametrize("options", [[], ["--by", "memcg"], ["--format", "proc"], ["--overhead"]])
 def test_kernels_without_it_say_so(

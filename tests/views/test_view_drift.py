@@ -26,7 +26,7 @@ from memcg_inspect.tables import Answer, NotRead, Value
 from memcg_inspect.views.drift import drift
 from memcg_inspect.views.payers import Payers
 
-pytestmark = [pytest.mark.image, pytest.mark.each_kernel]
+pytestmark = [pytest.mark.image, pytest.mark.newest_kernel]
 
 CPUS, PAGE = 4, 4096
 #: Items by their names in memory.stat, and the bytes of their units.

@@ -26,7 +26,7 @@ from memcg_inspect.linux.mm.percpu import PercpuReader
 from memcg_inspect.tables import Answer
 from memcg_inspect.views.percpu import percpu
 
-pytestmark = [pytest.mark.image, pytest.mark.each_kernel]
+pytestmark = [pytest.mark.image, pytest.mark.newest_kernel]
 
 ALL = (*KERNELS, *PERNODE_KERNELS)
 Row = dict[str, object]

@@ -27,7 +27,7 @@ from memcg_inspect.linux.kernel.sched import has_mm
 from memcg_inspect.tables import Answer, NotRead, Value
 from memcg_inspect.views.rss import rss
 
-pytestmark = [pytest.mark.image, pytest.mark.each_kernel]
+pytestmark = [pytest.mark.image, pytest.mark.newest_kernel]
 
 PROCESSES, THREADS, NODES = 12, 64, range(4)
 #: What /proc/PID/status calls the items.

@@ -29,7 +29,7 @@ from memcg_inspect.tables import Answer, Choice, NotRead, choose
 from memcg_inspect.views.payers import Payers
 from memcg_inspect.views.slabinfo import LARGE_KMALLOC, slabinfo
 
-pytestmark = [pytest.mark.image, pytest.mark.each_kernel]
+pytestmark = [pytest.mark.image, pytest.mark.newest_kernel]
 
 ALL = (*KERNELS, *PERNODE_KERNELS)
 Row = dict[str, object]

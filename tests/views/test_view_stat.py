@@ -23,7 +23,7 @@ from memcg_inspect.views.dying import dying
 from memcg_inspect.views.payers import Payers
 from memcg_inspect.views.stat import stat
 
-pytestmark = [pytest.mark.image, pytest.mark.each_kernel]
+pytestmark = [pytest.mark.image, pytest.mark.newest_kernel]
 
 FILES = ("memory.stat", "memory.numa_stat")
 

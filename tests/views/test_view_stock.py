@@ -16,7 +16,7 @@ from memcg_inspect.linux.mm import memcontrol_stock
 from memcg_inspect.tables import Answer, NotRead
 from memcg_inspect.views.stock import stock
 
-pytestmark = [pytest.mark.image, pytest.mark.each_kernel]
+pytestmark = [pytest.mark.image, pytest.mark.newest_kernel]
 
 CPUS, PAGE = 4, 4096
 ALL = (*KERNELS, *PERNODE_KERNELS)

@@ -18,7 +18,7 @@ from memcg_inspect.image.program import ImageSource, open_program
 from memcg_inspect.views.payers import Payers
 from memcg_inspect.views.tasks import tasks
 
-pytestmark = [pytest.mark.image, pytest.mark.each_kernel]
+pytestmark = [pytest.mark.image, pytest.mark.newest_kernel]
 
 ALL = (*KERNELS, *PERNODE_KERNELS)
 

@@ -25,7 +25,7 @@ from memcg_inspect.linux.mm.slab import SlabReader
 from memcg_inspect.render.documents import answer_document, to_json
 from memcg_inspect.tables import Answer, NotRead
 
-pytestmark = [pytest.mark.image, pytest.mark.each_kernel]
+pytestmark = [pytest.mark.image, pytest.mark.newest_kernel]
 
 LONG = pytest.mark.long
 

@@ -22,7 +22,7 @@ from memcg_inspect.tables import Answer, NotRead, Value
 from memcg_inspect.views.drift import drift
 from memcg_inspect.views.rss import rss
 
-pytestmark = [pytest.mark.image, pytest.mark.each_kernel]
+pytestmark = [pytest.mark.image, pytest.mark.newest_kernel]
 
 #: The views, and the columns that tell rows apart.
 VIEWS: list[tuple[Callable[[Image], Answer], tuple[str, str]]] = [

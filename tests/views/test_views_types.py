@@ -9,7 +9,7 @@ from support.views import VIEWS, ask
 
 
 @pytest.mark.image
-@pytest.mark.each_kernel
+@pytest.mark.newest_kernel
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_btf_and_dwarf_say_the_same(lab: Lab, kernel: str) -> None:
     image = lab.image(kernel, "4", "mixed")

@@ -50,7 +50,7 @@ from memcg_inspect.linux.mm.zswap import ZswapReader
 from memcg_inspect.tables import UsageError, Value
 from memcg_inspect.views.who import parse_address, who
 
-pytestmark = [pytest.mark.image, pytest.mark.each_kernel]
+pytestmark = [pytest.mark.image, pytest.mark.newest_kernel]
 
 each_kernel = pytest.mark.parametrize("kernel", KERNELS)
 
