@@ -233,6 +233,7 @@ def test_stopped_between_levels(lab: Lab, kernel: str, function: str, seed: int)
         check_nothing_wrong(image.report(dwarf))
 
 
+@pytest.mark.newest_kernel
 @pytest.mark.parametrize("kernel", ["6.1", "7.3"])
 def test_one_charge_explains_one_event(lab: Lab, kernel: str) -> None:
     """
@@ -240,7 +241,7 @@ def test_one_charge_explains_one_event(lab: Lab, kernel: str) -> None:
 
     Two memcgs beside each other are wrong then. One charge does not explain both, in any identity.
     """
-    subject = Subject(lab.image(kernel, "4", "churn", freeze="busy", seed=1).program())
+    subject = Subject(lab.image(kernel, "4", "loaded", freeze="busy", seed=1).program())
     subject.below = "/churn/"
     [planter] = [p for p in planters_of("slab") if p.what == "owner of an object"]
     fault = planter.plant(subject, 0)

@@ -15,6 +15,7 @@ from drgn import FaultError, Object, container_of
 from drgn.helpers.linux.bpf import bpf_map_for_each
 from drgn.helpers.linux.fs import d_path, for_each_mount
 from drgn.helpers.linux.list import hlist_for_each_entry, list_for_each_entry
+from drgn.helpers.linux.module import for_each_module
 from drgn.helpers.linux.pid import find_task
 from fuzz.damage import PAGE, damaged
 from support.guests import GuestImage, Lab
@@ -89,6 +90,13 @@ def test_the_first_percpu_chunk_is_behind_the_static_variables(image: GuestImage
 def test_the_number_of_vmap_nodes(image: GuestImage, value: int) -> None:
     nodes = place(image.program()["nr_vmap_nodes"])
     check_incomplete(audit(damaged(image.core, (nodes, number(value)))), "vmalloc")
+
+
+@NEW
+def test_a_module_that_is_missing(image: GuestImage) -> None:
+    """It may be an NFS client, which counts pages of nodes only."""
+    module = next(iter(for_each_module(image.program())))
+    check_incomplete(audit(damaged(image.core, (module.value_(), "missing"))), "node_stats")
 
 
 @OLD_AND_NEW

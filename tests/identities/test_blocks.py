@@ -13,6 +13,7 @@ import pytest
 from drgn.helpers.linux.list import list_for_each_entry
 from drgn.helpers.linux.mmzone import for_each_online_pgdat
 from drgn.helpers.linux.percpu import per_cpu_ptr
+from fuzz.damage import damaged
 from labkit import kernels, kmodules
 from support.guests import DEBIAN_KERNELS, KERNELS, GuestImage, Lab, Plant
 
@@ -106,10 +107,34 @@ def test_free_pages_of_cpus_belong_to_no_block(lab: Lab, kernel: str) -> None:
     assert {blocks.order(page) for page in neighbours} == {0}
 
 
+@pytest.mark.newest_kernel
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_a_list_that_is_a_circle_without_a_head(lab: Lab, kernel: str) -> None:
+    """An entry of the list of a CPU points to itself."""
+    image = lab.image(kernel, "4", "files")
+    prog = image.program(dwarf=True)
+    frames, member = mem_map(image_of(prog)), list_member(prog)
+    free = {page: drgn.Object(prog, "struct page *", page) for page in pages_of_cpus(prog)}
+    links = {page.member_(member).address_of_().value_() for page in free.values()}
+    entries = [page.member_(member) for at, page in free.items() if frames.pfn(at) & 1]
+    entry = next(e for e in entries if e.next.value_() in links)
+    page = entry.address_of_().value_() - drgn.offsetof(prog.type("struct page"), member)
+    after = entry.next
+    changed = damaged(image.core, (after.next.address_of_().value_(), after.value_()))
+    blocks, before = BlockReader(changed), changed.memory.reads
+    blocks.order(page - frames.size)
+    assert changed.memory.reads - before < 100
+
+
+def list_member(prog: drgn.Program) -> str:
+    """Return the member of ``struct page`` that is on the lists of CPUs."""
+    return "pcp_list" if prog.type("struct page").has_member("pcp_list") else "lru"
+
+
 def pages_of_cpus(prog: drgn.Program) -> list[int]:
     """Return the free blocks on lists of CPUs, found by a plain walk."""
     found = []
-    member = "pcp_list" if prog.type("struct page").has_member("pcp_list") else "lru"
+    member = list_member(prog)
     for pgdat in for_each_online_pgdat(prog):
         for zone in pgdat.node_zones:
             if not zone.per_cpu_pageset:

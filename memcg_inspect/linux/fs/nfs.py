@@ -8,7 +8,6 @@ Mirrors :linux:`fs/nfs/write.c`.
 
 from __future__ import annotations
 
-from drgn import FaultError
 from drgn.helpers.linux.module import for_each_module
 
 from memcg_inspect.image.image import Image
@@ -23,6 +22,8 @@ def counts_writeback(image: Image) -> bool:
     Return whether there is an NFS client, which counts pages in ``NR_WRITEBACK`` of nodes only.
 
     ``nfs_folio_mark_unstable()`` counts what the server has not committed yet.
+
+    :raises drgn.FaultError: if the list of modules cannot be read
     """
     try:
         image.symbol("nfs_commit_inode")  # CONFIG_NFS_FS=y
@@ -34,5 +35,5 @@ def counts_writeback(image: Image) -> bool:
         return any(
             module.name.string_() == b"nfs" for module in distinct(for_each_module(image.prog))
         )
-    except (FaultError, LookupError):
-        return True  # a list of modules that cannot be read may have it
+    except LookupError:
+        return False  # CONFIG_MODULES=n

@@ -124,11 +124,13 @@ class BlockReader:
             following = word(link + self._next)
             if word(following + self._prev) != link:
                 return False
-            for _ in range(_MOST_LINKS):
+            seen: set[int] = set()
+            while following not in seen and len(seen) < _MOST_LINKS:
                 if following == link:
                     return False
                 if not self._frames.base <= following < self._end:
                     return True
+                seen.add(following)
                 following = word(following + self._next)
         except FaultError as error:
             places = page_at(self._image, error.address), page_behind(self._image, error.address)
