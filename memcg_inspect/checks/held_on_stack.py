@@ -49,7 +49,8 @@ def doubt_of(snapshot: Snapshot, row: Row, most: Most) -> Missing | None:
     tasks = _tasks(snapshot, row)
     if _covers(tasks, row, most):
         names = ", ".join(map(_name, tasks))
-        return Missing(f"the stack of {names} points to the memcg", either_way=True)
+        why = f"the stack of {names} points to the memcg, and may hold references to it"
+        return Missing(why, either_way=True)
     return None if snapshot.css_others is None else Missing(snapshot.css_others)
 
 

@@ -46,7 +46,8 @@ def check_found_nothing(audited: dict[str, Any], source: str) -> int:
     unverifiable = [row["reason"] for row in report["rows"] if row["status"] == "unverifiable"]
     if report["looks"] == 1:  # a guest that stands still: a charge may be half done
         ends.append((3, "incomplete"))
-        assert all("may be half done" in reason for reason in unverifiable)
+        # Or a task that runs may hold a reference: its registers are not known.
+        assert all("may" in reason.split() for reason in unverifiable), unverifiable
     assert (audited["status"], report["verdict"]) in ends
     moving = [row for row in report["rows"] if row["status"] == "moving"]
     for row in moving:

@@ -70,7 +70,7 @@ def _charged_in_interrupt(snapshot: Snapshot, row: Row) -> Missing | None:
     # One by the caller of set_active_memcg(), and one while it charges.
     if not active or (row.difference or 0) > 2 * len(active):
         return None
-    return Missing(f"interrupts of {active[0].name} charge the memcg, and hold references to it")
+    return Missing(f"interrupts of {active[0].name} charge the memcg, and may hold references")
 
 
 def _most(task: StackRef) -> int:
