@@ -74,7 +74,8 @@ LRU = (
     r"|wp_page_copy|do_wp_page|do_swap_page|finish_fault|unmap_|zap_|tlb_|release_pages|put_pages?_"
     r"|free_pages_and_swap|isolate_|move_(folios|pages)|shrink_|evict_folios|split_huge|split_folio"
     r"|collapse_|(un)?map_anon_folio|filemap_|page_cache_|truncate_|shmem_|migrate_"
-    r"|mem_cgroup_(?!handle_over_high)|exit_mmap|mmput|remove_migration|activate_|pagevec_|put_page|swap_|read_pages|delete_from"
+    r"|mem_cgroup_(?!handle_over_high)|exit_mmap|mmput|remove_migration|activate_|pagevec_"
+    r"|put_page|swap_|read_pages|delete_from"
 )
 SOCK = (
     r"sk_|skb_|kfree_skb|consume_skb|alloc_skb|napi_|tcp_|udp_|udpv6_|sctp_|mptcp_|sock_|socket_"
@@ -85,7 +86,8 @@ CGROUP = (
     r"cgroup_|cgroup1_|css_|copy_process|do_exit|mem_cgroup_css|memcg_(off|on)line|memcg_reparent"
     r"|mem_cgroup_(alloc|free|attach|fork|exit|move)|reparent_|obj_cgroup_|current_obj_cgroup"
     r"|bpf_(map|mem|prog|obj|ma|local_storage|selem|link)_|sys_bpf|bpf$|map_create|map_alloc\w*"
-    r"|percpu_ref_|htab_map_|unit_(alloc|free)|alloc_bulk|free_bulk|free_task|put_task_struct|delayed_put_task|mem_cgroup_id"
+    r"|percpu_ref_|htab_map_|unit_(alloc|free)|alloc_bulk|free_bulk|free_task|put_task_struct"
+    r"|delayed_put_task|mem_cgroup_id"
 )
 PERCPU = rf"{_CHARGE}|{_STOCK}|{_STAT}|pcpu_|alloc_percpu|free_percpu|percpu_create"
 #: mem_cgroup_css_rstat_flush() moves amounts from one place to the next, one counter at a time.

@@ -8,11 +8,9 @@ Mirrors :linux:`fs/nfs/write.c`.
 
 from __future__ import annotations
 
-from drgn.helpers.linux.module import for_each_module
-
 from memcg_inspect.image.image import Image
 from memcg_inspect.image.lookup import UnknownKernelError
-from memcg_inspect.linux.lib.list import distinct
+from memcg_inspect.linux.kernel.module import has_module
 
 __all__ = ("counts_writeback",)
 
@@ -32,8 +30,6 @@ def counts_writeback(image: Image) -> bool:
     else:
         return True
     try:
-        return any(
-            module.name.string_() == b"nfs" for module in distinct(for_each_module(image.prog))
-        )
+        return has_module(image, b"nfs")
     except LookupError:
         return False  # CONFIG_MODULES=n

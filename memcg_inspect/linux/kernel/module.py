@@ -10,12 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from drgn import Object
 from drgn.helpers.linux.module import for_each_module
 
 from memcg_inspect.image.image import Image
 from memcg_inspect.linux.lib.list import distinct
 
-__all__ = ("foreign_modules",)
+__all__ = ("foreign_modules", "has_module")
 
 #: ``TAINT_PROPRIETARY_MODULE`` and ``TAINT_OOT_MODULE``.
 _FOREIGN = 1 << 0 | 1 << 12
@@ -27,6 +28,21 @@ def foreign_modules(image: Image) -> Iterator[str]:
 
     :raises drgn.FaultError: if a module cannot be read
     """
-    for module in distinct(for_each_module(image.prog)):
+    for module in _modules(image):
         if int(module.taints) & _FOREIGN:
             yield module.name.string_().decode(errors="backslashreplace")
+
+
+def has_module(image: Image, name: bytes) -> bool:
+    """
+    Return whether a module is loaded.
+
+    :raises drgn.FaultError: if a module cannot be read
+    :raises LookupError: if the kernel has no modules (``CONFIG_MODULES=n``)
+    """
+    return any(module.name.string_() == name for module in _modules(image))
+
+
+def _modules(image: Image) -> Iterator[Object]:
+    """Walk the ``struct module *`` of all modules; a circle ends where it repeats."""
+    return distinct(for_each_module(image.prog))
