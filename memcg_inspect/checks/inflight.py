@@ -64,6 +64,9 @@ _INTERRUPT = re.compile(
     r"_*(asm_)?(sysvec|common_interrupt|handle_softirqs|do_softirq|irq_exit|el1)"
 )
 
+#: Memcg, node, item and difference of a row.
+_Half = tuple[int | None, int | None, str, int | None]
+
 
 def possible_contexts(snapshot: Snapshot, row: Row) -> list[Context]:
     """Return the CPUs that may have left half done what a row is off by."""
@@ -122,25 +125,26 @@ def _mark(snapshot: Snapshot, half_done: HalfDone, rows: list[Row], numbers: Seq
     for n in sorted(possible, key=choices):
         rows[n] = _judged(snapshot, half_done, rows[n], possible[n], taken)
     if not half_done.in_many_rows:
+        halves = _other_halves(snapshot, [rows[n] for n in numbers])
         for n in possible:
             rows[n] = of_several(snapshot, rows, rows[n])
-            if any(_is_other_half(snapshot, rows[n], rows[m]) for m in numbers):
+            if (rows[n].memcg, rows[n].nid, rows[n].item, rows[n].difference) in halves:
                 rows[n] = replace(rows[n], status="differs", reason=None, allowance=None)
 
 
-def _is_other_half(snapshot: Snapshot, row: Row, below: Row) -> bool:
+def _other_halves(snapshot: Snapshot, rows: Sequence[Row]) -> set[_Half]:
     """
-    Return whether a row is off because a row below it, which no charge explains, is.
+    Return the rows that are off because a row below them, which no charge explains, is.
 
     The counter of a child is subtracted from that of its parent. So what is wrong with it shows in
     both rows, with opposite signs.
     """
-    if below.status != "differs" or below.memcg is None:
-        return False
-    if (below.nid, below.item, below.difference) != (row.nid, row.item, -(row.difference or 0)):
-        return False
-    above = snapshot.memcgs[below.memcg].parent
-    return above is not None and snapshot.memcgs[above].payer == row.memcg
+    return {
+        (snapshot.memcgs[above].payer, row.nid, row.item, -(row.difference or 0))
+        for row in rows
+        if row.status == "differs" and row.memcg is not None
+        if (above := snapshot.memcgs[row.memcg].parent) is not None
+    }
 
 
 def _explained(snapshot: Snapshot, row: Row) -> Row:
