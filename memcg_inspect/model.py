@@ -617,14 +617,14 @@ class Allowance(NamedTuple):
 
 class StackRef(NamedTuple):
     """
-    A task whose kernel stack or registers contain an address.
+    A task whose kernel stack or registers contain, or may contain, an address.
 
     :ivar pid: its PID
     :ivar comm: its name
     :ivar cpu: the CPU that it was running on; ``None`` if it was not running
-    :ivar words: how often they contain the address
-    :ivar functions: functions that they also point into. Empty if it is not known which part of the
-        stack is in use.
+    :ivar words: how often they contain the address. Registers that are not known count once.
+    :ivar functions: functions that they also point into. Empty if the registers are not known, and
+        with them which part of the stack is in use.
     """
 
     pid: int

@@ -7,7 +7,8 @@ A task in the kernel can hold references to a memcg that only its stack shows, a
 the steps of taking or dropping one. Its stack or registers then point to the memcg, and its stack
 to a function that does such things. That explains a row of that memcg. If a stack points to the
 memcg without such a function, a reference cannot be told from a pointer that was left there, and
-the row is unverifiable.
+the row is unverifiable. So it is if the registers of a task that was running are not known, as in a
+QEMU guest: the only pointer may be in one of them.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ def doubt_of(snapshot: Snapshot, row: Row, most: Most) -> Missing | None:
     tasks = _tasks(snapshot, row)
     if _covers(tasks, row, most):
         names = ", ".join(map(_name, tasks))
-        why = f"the stack of {names} points to the memcg, and may hold references to it"
+        why = f"{names} may hold references to the memcg: a stack or register may point to it"
         return Missing(why, either_way=True)
     return None if snapshot.css_others is None else Missing(snapshot.css_others)
 

@@ -20,6 +20,12 @@ import pytest
 from support.guests import BUILT_KERNELS, DEBIAN_KERNELS, KERNELS, ROOT, kernels
 from support.live_guest import execute, from_inside, from_outside, kept
 
+from memcg_inspect.image.image import Image
+from memcg_inspect.image.program import ImageSource, open_program
+from memcg_inspect.image.qmp import Monitor
+from memcg_inspect.linux.kernel.stacktrace_refs import stack_refs
+from memcg_inspect.model import Coverage
+
 pytestmark = pytest.mark.image
 
 NEWEST = DEBIAN_KERNELS[-1]
@@ -27,6 +33,8 @@ LAB_KERNEL = ["7.3-lab"] if "7.3-lab" in BUILT_KERNELS else []
 CHURN = ("--nodes", "4", "--workload", "churn", "--freeze", "none")
 #: Pages of one block that the module makes forget who pays for it.
 LOST = 4
+#: Addresses that nothing points to.
+NOWHERE = (0x5EED5EED5EED5EE1, 0x5EED5EED5EED5EE3)
 
 
 def check_found_nothing(audited: dict[str, Any], source: str) -> int:
@@ -186,6 +194,23 @@ def is_running(folder: Path) -> bool:
     return execute(folder, "cat /proc/uptime") != before
 
 
+def check_registers_are_not_known(qmp: Path) -> None:
+    """Whatever the address, a register of each CPU may contain it."""
+    monitor = Monitor(str(qmp))
+    source = ImageSource(qemu=str(qmp), qemu_descriptor=monitor.descriptor(), debuginfo="btf")
+    prog = open_program(source)
+    with monitor.paused():
+        coverage = Coverage()
+        found = stack_refs(Image(prog), set(NOWHERE), coverage)
+        assert (coverage.read > 4, coverage.unreadable) == (True, 0)
+        first, second = map(found.get, NOWHERE)
+        assert first == second
+        # drgn can unwind a task that is being switched from.
+        assert first and len({ref.cpu for ref in first}) == len(first) <= 4
+        assert all(ref[2:] == (ref.cpu, 1, ()) and ref.cpu is not None for ref in first)
+    monitor.close()
+
+
 @pytest.mark.parametrize("kernel", [NEWEST])
 def test_held_still(tmp_path: Path, kernel: str) -> None:
     vmlinux = str(kernels.debug_info(kernel))
@@ -195,6 +220,7 @@ def test_held_still(tmp_path: Path, kernel: str) -> None:
             assert check_found_nothing(audited, "qemu") == 0
             assert audited["report"]["looks"] == 1
             assert is_running(tmp_path)
+        check_registers_are_not_known(qmp)
 
 
 def interrupted(qmp: Path, number: int) -> int:

@@ -14,17 +14,15 @@ import re
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import suppress
 
-from drgn import FaultError, Object, StackTrace, SymbolKind, sizeof
+from drgn import FaultError, Object, StackTrace, SymbolKind
 from drgn.helpers.linux.cpumask import for_each_online_cpu
 from drgn.helpers.linux.sched import cpu_curr, task_cpu
 
 from memcg_inspect.image.image import Image
-from memcg_inspect.image.layout import has_member, has_type
 from memcg_inspect.image.lookup import UnknownKernelError
-from memcg_inspect.image.memory import SMALLEST_PAGE
 from memcg_inspect.linux.kernel.sched import find_tasks
 from memcg_inspect.linux.kernel.stacktrace_pointers import PointerReader
-from memcg_inspect.linux.mm.mmzone import mem_map
+from memcg_inspect.linux.kernel.stacktrace_words import stack_words
 from memcg_inspect.model import Running
 
 __all__ = ("read_running",)
@@ -36,8 +34,6 @@ _MOST_FRAMES = 24
 _OUTERMOST = re.compile(
     r"entry_|ret_from_|secondary_startup|common_startup|start_secondary|cpu_startup_entry|el0t?_"
 )
-#: Pages to read of a stack whose size is not known, e.g. the stack of an interrupt.
-_UNKNOWN_PAGES = 4
 #: ``TASK_UNINTERRUPTIBLE`` and ``TASK_NOLOAD`` of include/linux/sched.h. Idle threads of the kernel
 #: have both.
 _UNINTERRUPTIBLE, _NOLOAD = 2, 0x400
@@ -118,7 +114,7 @@ class _Reader:
             return running._replace(functions=functions)
         held = None
         with suppress(FaultError, UnknownKernelError, ValueError):
-            words = _stack_words(image, task, trace)
+            words = stack_words(image, task, trace)
             self._pointers = self._pointers or PointerReader(image, *self._wanted)
             held = self._pointers.read(words)
             running = running._replace(numbers=self._pointers.numbers(words))
@@ -154,56 +150,6 @@ def _functions(image: Image, trace: StackTrace) -> tuple[str, ...]:
 
 def _is_idle(name: str) -> bool:
     return "idle" in name or "halt" in name or "mwait" in name
-
-
-def _stack_words(image: Image, task: Object, trace: StackTrace) -> list[int]:
-    """
-    Return the words in the registers and on the kernel stack of a running task.
-
-    If the CPU was on another stack, e.g. that of an interrupt, the words on it are included.
-
-    :param task: ``struct task_struct *``
-    :raises drgn.FaultError: if the stack is not in the image
-    :raises ValueError: if the stack pointer is not known
-    """
-    memory = image.memory
-    frame = trace[0]
-    words = list(frame.registers().values())
-    start, size = _stack(image, task)
-    try:
-        sp = frame.sp
-    except LookupError as error:
-        raise ValueError(str(error)) from error
-    inside = start <= sp < start + size
-    first = sp if inside else start
-    first -= first % memory.word_size
-    words += memory.words(memory.read(first, start + size - first), 0, memory.word_size)
-    if not inside:
-        words += _other_stack(image, sp - sp % memory.word_size)
-    return words
-
-
-def _stack(image: Image, task: Object) -> tuple[int, int]:
-    """Return the lowest address of the stack of a task, and its size in bytes."""
-    size = _UNKNOWN_PAGES * SMALLEST_PAGE
-    if has_type(image, "union thread_union"):
-        size = sizeof(image.type("union thread_union"))
-    # CONFIG_VMAP_STACK
-    if has_member(image, "struct task_struct", "stack_vm_area") and task.stack_vm_area:
-        size = int(task.stack_vm_area.nr_pages) << mem_map(image).page_shift
-    return task.stack.value_(), size
-
-
-def _other_stack(image: Image, sp: int) -> Iterator[int]:
-    """Return the words on a stack of unknown size, as far as they can be read."""
-    memory, address = image.memory, sp
-    for _ in range(_UNKNOWN_PAGES):
-        end = address - address % SMALLEST_PAGE + SMALLEST_PAGE
-        try:
-            yield from memory.words(memory.read(address, end - address), 0, memory.word_size)
-        except FaultError:
-            return
-        address = end
 
 
 def _function_at(image: Image, address: int) -> str | None:

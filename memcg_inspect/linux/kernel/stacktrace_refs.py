@@ -16,22 +16,19 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence, Set
 from contextlib import suppress
 
-from drgn import FaultError, Object, sizeof
+from drgn import FaultError, Object
 from drgn.helpers.linux.cpumask import for_each_online_cpu
 from drgn.helpers.linux.sched import cpu_curr
 
 from memcg_inspect.image.image import Image
-from memcg_inspect.image.layout import has_member, has_type
 from memcg_inspect.image.lookup import UnknownKernelError
 from memcg_inspect.image.strings import text
 from memcg_inspect.linux.kernel.sched import find_tasks
-from memcg_inspect.linux.mm.mmzone import mem_map
+from memcg_inspect.linux.kernel.stacktrace_words import stack_of, stack_words
+from memcg_inspect.linux.lib.list import OnFault
 from memcg_inspect.model import Coverage, StackRef
 
 __all__ = ("stack_refs",)
-
-#: No kernel has larger stacks, in bytes.
-_LARGEST_STACK = 1 << 18
 
 
 def stack_refs(
@@ -48,7 +45,7 @@ def stack_refs(
     def missed(error: FaultError) -> None:
         coverage.miss("kernel stack", error.address, str(error))
 
-    cpus = _cpus(image)
+    cpus = _cpus(image, missed)
     tasks = {task.value_(): task for task in find_tasks(image, missed)}
     # The idle tasks are in no list.
     for address in cpus.keys() - tasks.keys():
@@ -64,66 +61,55 @@ def stack_refs(
     return {word: tuple(refs) for word, refs in found.items()}
 
 
-def _cpus(image: Image) -> dict[int, int]:
+def _cpus(image: Image, on_fault: OnFault) -> dict[int, int]:
     """Return the CPU of each running task, by ``struct task_struct *``."""
     cpus: dict[int, int] = {}
     for cpu in for_each_online_cpu(image.prog):
-        with suppress(FaultError, LookupError):
+        try:
             cpus[cpu_curr(image.prog, cpu).value_()] = cpu
+        except FaultError as error:
+            on_fault(error)
+        except LookupError as error:  # no runqueues
+            on_fault(FaultError(str(error), 0))
     return cpus
 
 
 def _of_task(
     image: Image, task: Object, cpu: int | None, wanted: Set[int]
 ) -> Iterator[tuple[int, StackRef]]:
-    start, size = _stack(image, task)
+    start, size = stack_of(image, task)
     if not start:
         return  # the task has exited
-    memory = image.memory
-    words = memory.words(memory.read(start, size))
+    words = image.memory.words(image.memory.read(start, size))
     # To unwind a stack takes far longer than to read it.
     if cpu is None and wanted.isdisjoint(words):
         return
-    live, known = _live(image, task, start, words)
-    counts = Counter(word for word in live if word in wanted)
-    if not counts:
-        return
-    functions = tuple(dict.fromkeys(_functions(image, live)))
+    live = _live(image, task)
+    counts = Counter(word for word in (words if live is None else live) if word in wanted)
+    functions: tuple[str, ...] = ()
+    if live is not None and counts:
+        functions = tuple(dict.fromkeys(_functions(image, live)))
+    elif live is None and cpu is not None:
+        counts.update(wanted)  # a register may contain each of them
     pid, comm = int(task.pid), text(task.comm.to_bytes_())
     for word, number in counts.items():
-        yield word, StackRef(pid, comm, cpu, number, functions if known else ())
+        yield word, StackRef(pid, comm, cpu, number, functions)
 
 
-def _live(
-    image: Image, task: Object, start: int, words: Sequence[int]
-) -> tuple[Sequence[int], bool]:
+def _live(image: Image, task: Object) -> Sequence[int] | None:
     """
     Return the words in the registers and in the used part of the stack of a task.
 
-    :return: all words of the stack and ``False``, if the stack pointer is not known
+    :return: none of them if it was in user mode; ``None`` if the registers are not known: those of
+        CPUs of a QEMU guest, and of a task that drgn cannot unwind
     """
     try:
-        frame = image.prog.stack_trace(task)[0]
-        registers, sp, pc = frame.registers().values(), frame.sp, frame.pc
+        trace = image.prog.stack_trace(task)
+        if trace[0].pc < image.symbol("_stext").address:
+            return []  # user mode
+        return stack_words(image, task, trace)
     except (FaultError, LookupError, ValueError):
-        return words, False
-    first = (sp - start) // image.memory.word_size
-    if not 0 <= first < len(words):
-        # In user mode, or on the stack of an interrupt.
-        in_user_mode = pc < image.symbol("_stext").address
-        return [] if in_user_mode else [*registers, *words], True
-    return [*registers, *words[first:]], True
-
-
-def _stack(image: Image, task: Object) -> tuple[int, int]:
-    """Return the lowest address of the stack of a task, and its size in bytes."""
-    size = _LARGEST_STACK
-    if has_type(image, "union thread_union"):
-        size = sizeof(image.type("union thread_union"))
-    # CONFIG_VMAP_STACK
-    if has_member(image, "struct task_struct", "stack_vm_area") and task.stack_vm_area:
-        size = int(task.stack_vm_area.nr_pages) << mem_map(image).page_shift
-    return task.stack.value_(), min(size, _LARGEST_STACK)
+        return None
 
 
 def _functions(image: Image, words: Sequence[int]) -> Iterator[str]:
