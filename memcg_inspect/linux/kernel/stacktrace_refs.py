@@ -37,6 +37,9 @@ def stack_refs(
     """
     Find the tasks whose kernel stack or registers contain some addresses.
 
+    If the registers of a CPU are not known, they may contain all of them. A running kernel is read
+    several times instead.
+
     :param wanted: the addresses
     :param coverage: counts the stacks that were read, and those that are unreadable
     :return: tasks by address
@@ -89,7 +92,7 @@ def _of_task(
     functions: tuple[str, ...] = ()
     if live is not None and counts:
         functions = tuple(dict.fromkeys(_functions(image, live)))
-    elif live is None and cpu is not None:
+    elif live is None and cpu is not None and not image.is_moving:
         counts.update(wanted)  # a register may contain each of them
     pid, comm = int(task.pid), text(task.comm.to_bytes_())
     for word, number in counts.items():
