@@ -206,6 +206,7 @@ class HalfDone:
     :ivar most: returns the largest charge, in the unit of the identity's rows
     :ivar folios: if given, a charge may also include all pages that the CPU's stack and registers
         point to; it returns the most pages of such a charge if these could not be read
+    :ivar vmalloc: whether such a charge may be of a vmalloc area, if *folios* is given
     :ivar in_pages: whether *most* is in pages even if rows are in bytes
     :ivar rows: the most rows in which one charge shows: that of its memcg, and that of an
         ancestor, from whose counter the memcg's is subtracted
@@ -227,6 +228,7 @@ class HalfDone:
     functions: re.Pattern[str]
     most: Callable[[Snapshot], int]
     folios: Callable[[Snapshot], int] | None = None
+    vmalloc: bool = False
     in_pages: bool = False
     rows: int = 2
     in_many_rows: bool = False
@@ -281,7 +283,7 @@ class HalfDone:
         if cpu.held is None:
             return most + self.folios(snapshot) * page
         size = sum(h.bytes for h in cpu.held if h.kind in ("folio", "kmem"))
-        if any(map(_IN_VMALLOC.match, cpu.functions)):
+        if self.vmalloc and any(map(_IN_VMALLOC.match, cpu.functions)):
             # vm_area_alloc_pages() charges huge pages before it splits them. No page stores their
             # order.
             most += snapshot.limits.block * page

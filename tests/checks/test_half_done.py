@@ -216,6 +216,12 @@ def test_huge_pages_of_vmalloc_have_no_order() -> None:
     inside = cpu("vm_area_alloc_pages", held=pages(9))
     assert status("kmem", "pages", KMEM + 9 + BLOCK, inside) == "unverifiable"
     assert status("kmem", "pages", KMEM + 9 + BLOCK + 1, inside) == "differs"
+    # They are in no counter of slab memory.
+    function, unit, most = BOUNDS["slab"]
+    both = cpu(function, held=())
+    both = both._replace(functions=(*both.functions, "vm_area_alloc_pages"))
+    assert status("slab", unit, most, both) == "unverifiable"
+    assert status("slab", unit, most + 1, both) == "differs"
 
 
 def test_a_stack_that_could_not_be_unwound_may_be_anywhere() -> None:

@@ -62,7 +62,7 @@ BETWEEN_LEVELS = [
     for seed in (1, 2)
 ]
 #: What is planted, in the unit of the identity: less than a charge, one page, a batch, and more.
-SIZES = {"slab": (1, 4096, 1_000_003), "usage": (1, 64, 10_000)}
+SIZES = {"slab": (1, 4096, 1_000_003), "usage": (1, 64, 100_000)}
 #: More than all CPUs can have left half done.
 LARGE = 5_000
 
@@ -203,6 +203,8 @@ def test_stopped_inside_a_charge(lab: Lab, kernel: str, function: str) -> None:
         assert any(held.payer for held in cpu.held or ())
     payers = {subject.snapshot.payer(held.payer) for cpu in running for held in cpu.held or ()}
     charged = {path for path, memcg in subject.paths.items() if memcg in payers}
+    # A flush changes the counters of a memcg by any amount.
+    flushed = any("rstat" in name for cpu in running for name in cpu.functions)
     for below in ("/files/", "/churn/"):
         subject.below = below
         for identity, sizes in SIZES.items():
@@ -212,7 +214,8 @@ def test_stopped_inside_a_charge(lab: Lab, kernel: str, function: str) -> None:
                 fault = planters_of(identity)[0].plant(subject, size)
                 outcome = ended(subject.report, identity, fault, subject.audit(fault))
                 # A CPU whose stack shows no memcg may have charged any, but not that much.
-                outcomes = {"found"} if size > LARGE else {"found", "unverifiable"}
+                is_sure = size > LARGE and not flushed
+                outcomes = {"found"} if is_sure else {"found", "unverifiable"}
                 if size < LARGE and charged & set(fault.paths):
                     outcomes.add("in-flight")
                 assert outcome.outcome in outcomes, (identity, size, below, outcome)

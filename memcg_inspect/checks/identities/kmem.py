@@ -115,6 +115,7 @@ HALF_DONE = HalfDone(
     pattern(SLAB, PAGES, STACK, VMALLOC, FLUSH),
     _most,
     folios=block_pages,
+    vmalloc=True,
     in_pages=True,
     # obj_cgroup_charge() takes whole pages for objects.
     kinds=("object", "cache", "kmem", "folio", "batch"),

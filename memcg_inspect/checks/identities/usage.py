@@ -104,6 +104,7 @@ CHECK = Check(
         pattern(SLAB, PAGES, STACK, VMALLOC, LRU, SOCK),
         batch_pages,
         folios=folio_pages,
+        vmalloc=True,
         # obj_cgroup_charge() takes whole pages for objects.
         kinds=("object", "cache", "kmem", "folio", "batch"),
         amounts=charge_batches,
