@@ -14,7 +14,7 @@ from .topology import Topology
 APPEND = "crashkernel=192M"
 _DRIVERS = ["virtio_pci", "virtio_console"]
 _COMMAND_LINE = (
-    "console=ttyS0 loglevel=4 nr_cpus=1 irqpoll reset_devices panic=-1 rdinit=/init "
+    "console=ttyS0 loglevel=4 nr_cpus=1 irqpoll reset_devices panic=-1 no_timer_check rdinit=/init "
     # The crash kernel has little memory and needs no memcgs.
     "cgroup_disable=memory"
 )
