@@ -177,7 +177,7 @@ def objcg_nid(objcg: Object) -> int | None:
 
     :param objcg: ``struct obj_cgroup *``
     :return: Node, or ``None`` if the kernel has one ``obj_cgroup`` for all nodes of a memcg
-        (before Linux 7.2) or if no memcg refers to this one.
+        (up to Linux 7.0) or if no memcg refers to this one.
     """
     return memcontrol.objcg_nid(image_of(objcg.prog_), objcg)
 

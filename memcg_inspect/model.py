@@ -322,7 +322,7 @@ class Features:
     What a kernel supports, found from its types.
 
     :ivar items: the counters it keeps, of those that identities need
-    :ivar lru_holds_objcg: whether user pages hold a reference to an obj_cgroup (7.2), and not to
+    :ivar lru_holds_objcg: whether user pages hold a reference to an obj_cgroup (7.1), and not to
         the memcg itself
     :ivar default_hierarchy: whether the memory controller is on cgroup v2
     :ivar caches_objcg: whether tasks cache an obj_cgroup (6.8)

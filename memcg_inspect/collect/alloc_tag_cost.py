@@ -94,7 +94,7 @@ def _exts(image: Image, coverage: dict[str, Coverage]) -> list[Cost]:
     coverage["slab"], coverage["percpu"] = slabs.coverage, percpu.coverage
     return [
         Cost("slab_exts", apart, apart * word),
-        # Since 7.2: in the unused space of a slab, or in the objects, which are then larger.
+        # Since 7.0: in the unused space of a slab, or in the objects, which are then larger.
         Cost("slab_exts_inside", inside, inside * word),
         Cost("percpu_exts", units, units * word),
     ]

@@ -321,7 +321,7 @@ def _profile(image: Image, sites: CallSites | None, total: Partial) -> Profile:
 def _features(image: Image, reader: StatReader) -> Features:
     return Features(
         items=frozenset(reader.slots),
-        # User pages refer to obj_cgroups since memcgs have one for each node (7.2).
+        # User pages refer to obj_cgroups since memcgs have one for each node (7.1).
         lru_holds_objcg=has_node_objcgs(image),
         default_hierarchy=on_default_hierarchy(image),
         caches_objcg=caches_objcg(image),

@@ -55,7 +55,7 @@ KIND_ORDER = (
     *KINDS,
 )
 
-#: Charges that hold a css reference to their memcg. Since 7.2 user pages hold an obj_cgroup.
+#: Charges that hold a css reference to their memcg. Since 7.1 user pages hold an obj_cgroup.
 _HOLDERS: tuple[ChargeKind, ...] = ("sock",)
 _HOLDERS_BEFORE_7_2: tuple[ChargeKind, ...] = ("sock", "lru")
 

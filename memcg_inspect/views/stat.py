@@ -73,7 +73,7 @@ def stat(image: Image, memcg: str, show_all: bool = False) -> Answer:
 def _removed(image: Image, payers: Payers, memcg: Memcg) -> str:
     """Return a note on which counters of a removed memcg the kernel still updates."""
     payer = payers.memcgs[memcg.payer].path if memcg.payer in payers.memcgs else "its parent"
-    # Since 7.2 user pages hold an obj_cgroup, which is reparented with its memcg.
+    # Since 7.1 user pages hold an obj_cgroup, which is reparented with its memcg.
     if has_node_objcgs(image):
         moved = f"Everything it was charged for counts for {payer} now."
     else:

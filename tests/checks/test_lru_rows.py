@@ -70,7 +70,7 @@ def test_generation_without_a_size() -> None:
 
 
 def test_pages_of_a_removed_memcg_stay_on_its_own_lists() -> None:
-    """Before 7.2 pages point to memcgs, and pin them."""
+    """Up to 7.0 pages point to memcgs, and pin them."""
     sizes = {**SIZES, (A, 0): {}, (DEAD, 0): {ACTIVE: {"lru_zone_size": 3}}}
     rows = by_cell(lru_rows(image({(DEAD, 0, ACTIVE): 3}, {**sizes, (B, 1): {}})))
     assert [(*key, row.status) for key, row in rows.items()] == [(DEAD, 0, ACTIVE, "exact")]

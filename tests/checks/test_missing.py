@@ -104,7 +104,7 @@ def test_charges_of_obj_cgroups_that_were_not_read_may_be_anybodys() -> None:
 
 def test_charges_to_a_memcg_itself_are_nobody_elses() -> None:
     assert incomplete().why_missing("sock") is None
-    # since 7.2 user pages are charged to obj_cgroups
+    # since 7.1 user pages are charged to obj_cgroups
     assert incomplete().why_missing("lru") is not None
     assert incomplete(lru_holds_objcg=False).why_missing("lru") is None
 

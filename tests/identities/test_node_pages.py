@@ -80,7 +80,7 @@ def test_a_stack_of_no_task_may_be_counted() -> None:
 
 
 def test_one_counter_for_all_nodes() -> None:
-    """Before 7.2."""
+    """Up to 7.0."""
     old = made(all_nodes=Nodes(vmalloc_pages=80), features=features())
     [row] = node_vmalloc.node_vmalloc_rows(old)
     assert (row.item, row.nid, row.status) == ("nr_vmalloc_pages", None, "exact")

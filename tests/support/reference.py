@@ -73,7 +73,7 @@ def object_objcg(slab: Object, cache: Object, index: int) -> int:
         stride = cache.size.value_() if slab.obj_exts_in_object else 8 * (1 + _has_codetags(prog))
         return Object(prog, ext_type, address=vector + stride * index)._objcg.value_()
     stride = ext_type.size
-    if hasattr(slab, "stride") and slab.stride:  # 7.2
+    if hasattr(slab, "stride") and slab.stride:  # 7.0
         stride = slab.stride.value_()
     return Object(prog, ext_type, address=vector + stride * index).objcg.value_() & ~7
 

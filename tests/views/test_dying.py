@@ -100,7 +100,7 @@ def test_every_reference_is_explained(lab: Lab, kernel: str, workload: str) -> N
         assert (row["memcg"], row["unexplained"]) == (row["memcg"], 0)
         assert row["references"] == row["explained"] == explained[row["memcg_address"]]
         assert total([row["references"]]) > 0
-    # Since 7.2 user pages hold an obj_cgroup, which is the parent's by now.
+    # Since 7.1 user pages hold an obj_cgroup, which is the parent's by now.
     user_pages = {"lru"} if kernel.startswith("6.") else set()
     assert kinds == {"child", "swap", "sock"} | user_pages
     # Before 6.8 the kernel does not tell: nothing is missing in the image.

@@ -103,7 +103,7 @@ def css_references(snapshot: Snapshot) -> defaultdict[int, Counter[str]]:
     for stock in snapshot.charge_stocks:
         found[stock.memcg]["stock"] += 1
     for entry, amount in snapshot.ledger:
-        # Since 7.2 user pages refer to an obj_cgroup.
+        # Since 7.1 user pages refer to an obj_cgroup.
         if entry.kind == "sock" or (entry.kind == "lru" and not snapshot.features.lru_holds_objcg):
             found[entry.payer][entry.kind] += amount.charges
     for holder, references in snapshot.css_holders.items():
@@ -141,7 +141,7 @@ CHECK = Check(
         "the memcg itself and its ID, its children until they are freed, css_sets, stocks, "
         "sockets until they are freed, writebacks, address spaces on the list of the multi-gen "
         "LRU, groups of inotify and fanotify, zswap's cursor, events of cgroup v1, and user pages "
-        "(up to 7.1)"
+        "(up to 7.0)"
     ),
     sources=(
         "memcg",

@@ -12,7 +12,7 @@ includes descendants:
 A flush changes both sides alike (``mem_cgroup_stat_aggregate()``). When a memcg is freed, what is
 left in its local counter is lost. So the two sides can only be equal if the kernel gave the local
 counter to the parent before (``reparent_state_local()``): since 7.3, the sizes of LRU lists and
-slab memory, which ``count_shadow_nodes()`` reads; on cgroup v1 since 7.2, the sizes of LRU lists
+slab memory, which ``count_shadow_nodes()`` reads; on cgroup v1 since 7.1, the sizes of LRU lists
 and what ``memory.stat`` shows there. Other local counters are wrong once a memcg was removed.
 
 The kernel takes a negative local counter for 0 (``lruvec_page_state_local()``), and then gives

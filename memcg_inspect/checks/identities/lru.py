@@ -8,7 +8,7 @@ that of the folios with ``PG_lru`` whose flags name the list. Folios that are ch
 CPU's ``folio_batch`` are not on a list.
 
 A folio is on a list of the memcg that it is charged to. On kernels whose user pages point to memcgs
-(before 7.2), the pages of a removed memcg stay on its own lists. Pages that are not charged are on
+(up to 7.0), the pages of a removed memcg stay on its own lists. Pages that are not charged are on
 the lists of the root memcg.
 """
 

@@ -4,7 +4,7 @@ Identity ``node_vmalloc``
 -------------------------
 
 For each node, charged or not: ``NR_VMALLOC`` of the node is the pages on it of all vmalloc areas,
-kernel stacks included. Before Linux 7.2 the kernel has one counter for all nodes,
+kernel stacks included. Before Linux 7.1 the kernel has one counter for all nodes,
 ``nr_vmalloc_pages``. See ``vm_area_alloc_pages()``.
 
 The pages of the areas of percpu memory, and of the call sites of modules, are not allocated by

@@ -4,7 +4,7 @@ Identity ``vmalloc``
 --------------------
 
 For each memcg and node: ``NR_VMALLOC`` is the number of pages of its vmalloc areas on the node, not
-counting kernel stacks. Before Linux 7.2 the counter is ``MEMCG_VMALLOC``, which is not kept by
+counting kernel stacks. Before Linux 7.1 the counter is ``MEMCG_VMALLOC``, which is not kept by
 node. See ``__vmalloc_area_node()``.
 """
 
@@ -23,7 +23,7 @@ BY_NODE, BY_MEMCG = "NR_VMALLOC", "MEMCG_VMALLOC"
 
 
 def vmalloc_rows(snapshot: Snapshot) -> list[Row]:
-    """Compare the pages of vmalloc areas with their counter, by memcg and, since 7.2, by node."""
+    """Compare the pages of vmalloc areas with their counter, by memcg and, since 7.1, by node."""
     page_size = snapshot.image.page_size
     if BY_NODE in snapshot.features.items:
         key = RowKey("vmalloc", BY_NODE, "pages")

@@ -4,7 +4,7 @@ Identity ``zswap``
 ------------------
 
 For each memcg: ``MEMCG_ZSWAP_B`` is the compressed length of its zswap entries, ``MEMCG_ZSWAPPED``
-their number, and ``MEMCG_ZSWAP_INCOMP`` (7.2) the number of entries that could not be compressed.
+their number, and ``MEMCG_ZSWAP_INCOMP`` (7.1) the number of entries that could not be compressed.
 See ``obj_cgroup_charge_zswap()``.
 """
 

@@ -10,7 +10,7 @@ to 0. These hold references:
 - found here: the memcg itself, its ID, ``struct css_set``, ``struct mm_struct`` on the list of the
   multi-gen LRU, ``struct bdi_writeback``, and events of cgroup v1;
 - found by other modules: its children, stocks, sockets, groups of inotify and fanotify, zswap's
-  cursor, and user pages (up to 7.1).
+  cursor, and user pages (up to 7.0).
 
 kmem does not hold any: its obj_cgroups are reparented.
 """

@@ -10,7 +10,7 @@ reference to the memcg, which may be a removed one.
 
 So while the pointer is set, a function that sets it is on the stack. Such a function is told by its
 machine code, not by its name: it loads and stores the member ``active_memcg``, since
-``set_active_memcg()`` is inlined. In 7.2 and newer, users of BPF maps call
+``set_active_memcg()`` is inlined. In newer kernels (7.2 is one), users of BPF maps call
 ``bpf_map_memcg_enter()`` and ``bpf_map_memcg_exit()`` instead. So a function that calls one that
 only stores the member counts, too.
 

@@ -202,7 +202,7 @@ def _gather(image: Image) -> tuple[int, ...]:
     if not has_type(image, "struct uncharge_gather"):
         return ()
     gather = image.type("struct uncharge_gather")
-    # User pages refer to an obj_cgroup since 7.2.
+    # User pages refer to an obj_cgroup since 7.1.
     start = offsetof(gather, "objcg" if gather.has_member("objcg") else "memcg")
     size = image.memory.word_size
     return tuple(

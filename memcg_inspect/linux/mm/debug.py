@@ -60,7 +60,7 @@ class PageInfo(NamedTuple):
     :ivar reserved: whether ``PG_reserved`` is set
     :ivar refs: ``_refcount``
     :ivar is_kmem: whether ``MEMCG_DATA_KMEM`` is set
-    :ivar payer: ``struct obj_cgroup *``, before 7.2 ``struct mem_cgroup *`` for user pages; 0 if
+    :ivar payer: ``struct obj_cgroup *``, up to 7.0 ``struct mem_cgroup *`` for user pages; 0 if
         no memcg pays
     :ivar mapping: ``page->mapping`` with its flags; has a meaning for user pages only
     :ivar pgoff: ``page_pgoff()``: index of the page in its mapping, in pages
@@ -117,7 +117,7 @@ def _is_valid(image: Image, page: int) -> bool:
 def is_kmalloc_page(image: Image, page: int) -> bool:
     """
     Return whether a page can hold memory that ``kmalloc()`` returned: it is of a slab or of a large
-    kmalloc. Kernels before 7.2 do not mark large kmallocs: there, any compound page can.
+    kmalloc. Kernels up to 6.14 do not mark large kmallocs: there, any compound page can.
 
     :param page: ``struct page *``
     :return: also ``True`` if its ``struct page``, or that of its head, cannot be read

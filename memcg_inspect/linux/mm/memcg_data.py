@@ -5,7 +5,7 @@ Pages and folios by memcg
 
 Mirrors ``enum page_memcg_data_flags``, ``folio_objcg()`` and ``folio_memcg()`` of
 :linux:`include/linux/memcontrol.h`: ``memcg_data`` of a page says who pays for it. A page of
-the kernel refers to an obj_cgroup. A user page refers to an obj_cgroup since 7.2, and to the
+the kernel refers to an obj_cgroup. A user page refers to an obj_cgroup since 7.1, and to the
 memcg itself before.
 """
 
@@ -95,7 +95,7 @@ class Folio(NamedTuple):
     :ivar page: ``struct page *`` of its first page
     :ivar nid: node
     :ivar order: the folio has ``1 << order`` pages
-    :ivar payer: ``struct obj_cgroup *``, before 7.2 ``struct mem_cgroup *``
+    :ivar payer: ``struct obj_cgroup *``, up to 7.0 ``struct mem_cgroup *``
     :ivar mapping: ``folio->mapping`` with its flags
     :ivar swap_cache: whether it is in the swap cache, ``folio_test_swapcache()``
     """
@@ -126,7 +126,7 @@ def folios_of(image: Image, piece: RawPiece, payers: Set[int]) -> Iterator[Folio
     """
     Return the folios of user memory in a piece of the memory map that some payers pay for.
 
-    :param payers: ``struct obj_cgroup *``, before 7.2 ``struct mem_cgroup *``
+    :param payers: ``struct obj_cgroup *``, up to 7.0 ``struct mem_cgroup *``
     """
     memory, frames, layout = image.memory, mem_map(image), page_layout(image)
     size, swap_cache = frames.size, swap_cache_bits(image)

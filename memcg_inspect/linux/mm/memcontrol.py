@@ -68,7 +68,9 @@ def accounting(image: Image) -> Accounting:
     """
     Return how the kernel accounts kernel memory.
 
-    ``memcg``: a memcg has one obj_cgroup. ``objcg-per-node``: it has one for each node (7.2).
+    ``memcg``: a memcg has one obj_cgroup. ``objcg-per-node``: it has one for each node,
+    since commit 01b9da291c49 ("mm: memcontrol: convert objcg to be per-memcg per-node type") (in
+    v7.1).
     ``kmem-per-node``: it also has a counter of kernel memory for each node (the
     per-memcg-per-node series).
     """
@@ -79,7 +81,7 @@ def accounting(image: Image) -> Accounting:
 
 @per_image
 def has_node_objcgs(image: Image) -> bool:
-    """Return whether ``mem_cgroup_per_node`` holds the obj_cgroups (7.2), not ``mem_cgroup``."""
+    """Return whether ``mem_cgroup_per_node`` holds the obj_cgroups (7.1), not ``mem_cgroup``."""
     return has_member(image, "struct mem_cgroup_per_node", "objcg")
 
 

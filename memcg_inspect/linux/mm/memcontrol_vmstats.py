@@ -284,7 +284,7 @@ def reparented_items(image: Image) -> LocalItems:
     Return the items whose local counters the kernel gives to the parent of a removed memcg.
 
     Mirrors ``reparent_state_local()`` of :linux:`mm/memcontrol.c`. The kernel has done that since
-    user pages are reparented: since 7.2 on cgroup v1, since 7.3 on cgroup v2.
+    user pages are reparented: since 7.1 on cgroup v1, since 7.3 on cgroup v2.
     """
     try:
         image.symbol("reparent_memcg_lruvec_state_local")
@@ -292,7 +292,7 @@ def reparented_items(image: Image) -> LocalItems:
         return LocalItems()
     if not on_default_hierarchy(image):
         return LocalItems(frozenset((*LRU_ITEMS, *_MEMCG1_ITEMS)), frozenset(LRU_ITEMS))
-    # 7.2 has the function too if it was built with cgroup v1 (CONFIG_MEMCG_V1), and uses it there
+    # 7.2 has the function, too, if it was built with cgroup v1 (CONFIG_MEMCG_V1), and uses it there
     # only. reparent_v2_lruvec_state_local() is inlined; mod_memcg_lruvec_state() became global in
     # 7.3.
     if has_member(image, "struct mem_cgroup", "tcpmem") and not _is_global(

@@ -17,7 +17,8 @@ What differs between kernel releases:
 - slabs are marked by a page flag, since commit 46df8e73a4a3 ("mm: free up PG_slab") (in v6.10) by a
   page type that is an inverted bit, and since commit 4ffca5a96678 ("mm: support only one page_type
   per page") (in v6.12) by a page type that is a byte;
-- since 7.2, ``memcg_data`` of user pages refers to an obj_cgroup, before to the memcg.
+- since commit f1cf8d2f36dc ("mm: memcontrol: eliminate the problem of dying memory cgroup for LRU
+  folios") (in v7.1), ``memcg_data`` of user pages refers to an obj_cgroup, before to the memcg.
 """
 
 from __future__ import annotations
@@ -237,7 +238,7 @@ class LruPages(NamedTuple):
     User pages and page cache of one payer, node, zone and LRU list.
 
     :ivar nid: node
-    :ivar payer: ``struct obj_cgroup *``, before 7.2 ``struct mem_cgroup *``; 0 for pages on
+    :ivar payer: ``struct obj_cgroup *``, up to 7.0 ``struct mem_cgroup *``; 0 for pages on
         LRU lists that are not charged
     :ivar zone: value of ``enum zone_type``
     :ivar flags: flags that determine the LRU list

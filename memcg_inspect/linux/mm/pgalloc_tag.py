@@ -52,7 +52,7 @@ class TaggedPages(NamedTuple):
 
     :ivar codetag: ``struct codetag *`` of their call site
     :ivar kind: ``slab_page``, ``kmem``, ``lru``, or ``page`` for pages that no memcg pays for
-    :ivar payer: ``struct obj_cgroup *``, before 7.2 ``struct mem_cgroup *`` for user pages; 0 if
+    :ivar payer: ``struct obj_cgroup *``, up to 7.0 ``struct mem_cgroup *`` for user pages; 0 if
         no memcg pays
     :ivar nid: node
     :ivar calls: number of blocks, each of which is one allocation

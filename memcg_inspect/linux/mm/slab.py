@@ -11,8 +11,9 @@ What differs between kernel releases:
 - up to 6.9, the vector is an array of ``struct obj_cgroup *``;
 - since 6.10, it is an array of ``struct slabobj_ext`` (commit 21c690a349ba, "mm: introduce
   slabobj_ext to support slab object extensions");
-- since 7.2, it may also be in the unused space of the slab, or inside the objects. ``slab->stride``
-  is the distance of two elements;
+- since 7.0, it may also be in the unused space of the slab (commit 70089d018807, "mm/slab: save
+  memory by allocating slabobj_ext array from leftover"), or inside the objects. ``slab->stride`` is
+  the distance of two elements;
 - since 7.3, ``struct slabobj_ext`` is one word, which is an objcg or a codetag. An object has none,
   one or two of them. ``slab->obj_exts_needs_objcg`` shows whether it has an objcg, and a static key
   whether it has a codetag.
@@ -181,7 +182,7 @@ class SlabLayout(NamedTuple):
     :ivar element: ``sizeof(struct slabobj_ext)``, up to 6.9 the size of a pointer, in bytes
     :ivar objcg: offset of the objcg in an element, in bytes
     :ivar codetag: offset of the codetag in an element, in bytes; ``None`` if there is none
-    :ivar stride: ``stride`` (7.2): bytes from one element to the next
+    :ivar stride: ``stride`` (7.0): bytes from one element to the next
     :ivar in_object: ``obj_exts_in_object`` (7.3): the elements are inside the objects
     :ivar needs_objcg: ``obj_exts_needs_objcg`` (7.3): objects have an element for the objcg
     :ivar has_codetag: whether objects have an element for the codetag (7.3)

@@ -4,13 +4,14 @@ Memcgs of swap entries
 ----------------------
 
 Each used swap entry records the ID of the memcg that is charged for it, and holds one
-``memcg->id.ref``. Mirrors :linux:`mm/swap_cgroup.c`, and since 7.1 :linux:`mm/swap_table.h`.
+``memcg->id.ref``. Mirrors :linux:`mm/swap_cgroup.c`, and since 7.2 :linux:`mm/swap_table.h`.
 
 What differs between kernel releases:
 
 - up to 6.13, ``swap_cgroup_ctrl[type].map`` is an array of pages that hold the IDs;
 - since 6.14, it is one array of the IDs, two in each ``struct swap_cgroup``;
-- then the IDs moved to ``swap_cluster_info.memcg_table``, one table for each cluster with entries.
+- since commit b197d41462c2 ("mm/memcg, swap: store cgroup id in cluster table directly") (in
+  v7.2), the IDs are in ``swap_cluster_info.memcg_table``, one table for each cluster with entries.
 """
 
 from __future__ import annotations

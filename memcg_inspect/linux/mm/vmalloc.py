@@ -163,7 +163,7 @@ def vm_areas(image: Image, coverage: Coverage, stack_coverage: Coverage) -> Iter
     memory = image.memory
     vm_type = image.type("struct vm_struct")
     at = {name: offsetof(vm_type, name) for name in ("addr", "flags", "pages", "nr_pages")}
-    # unsigned int up to 7.1, unsigned long since 7.2
+    # unsigned int in 6.12, unsigned long in 7.2
     count_size = sizeof(member_type(vm_type, "nr_pages"))
     caller, size, word = offsetof(vm_type, "caller"), sizeof(vm_type), memory.word_size
     stacks, uncounted = _stacks(image, stack_coverage), _module_tags(image)
@@ -220,7 +220,7 @@ def nr_vmalloc_pages(image: Image) -> int | None:
     """
     Return the number of all pages that vmalloc() has allocated, before they were counted by node.
 
-    :return: ``None`` if the kernel has no such counter (since 7.2)
+    :return: ``None`` if the kernel has no such counter (since 7.1)
     :raises drgn.FaultError: if it is not in the image
     """
     try:

@@ -10,7 +10,7 @@ BY_NODE, TOTAL = "NR_VMALLOC", "nr_vmalloc_pages"
 
 
 def counter(subject: Subject, size: int) -> Fault:
-    """Change the counter of the last node, or that of all nodes before 7.2."""
+    """Change the counter of the last node, or that of all nodes before 7.1."""
     nid, prog = subject.snapshot.image.nodes[-1], subject.prog
     if nr_vmalloc_pages(subject.image) is not None:
         write = subject.add(subject.image.object(TOTAL), size)
