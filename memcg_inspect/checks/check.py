@@ -50,7 +50,7 @@ class Explained(NamedTuple):
 
 
 def in_flight(reason: str | None) -> Explained | None:
-    """Return a row's being in flight for a reason; ``None`` if there is no reason."""
+    """Return that a row is in flight for a reason; ``None`` if there is no reason."""
     return None if reason is None else Explained("in-flight", reason)
 
 

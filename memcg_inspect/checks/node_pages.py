@@ -20,7 +20,7 @@ def node_counter(snapshot: Snapshot, item: str, nid: int) -> dict[str, int] | No
 
 def why_not_known(snapshot: Snapshot) -> str | None:
     """Return why identities of nodes are not kept; ``None`` if the counters of nodes are known."""
-    return None if snapshot.node_stats else "the counters of nodes are not known here"
+    return None if snapshot.node_stats else "the counters of nodes of this kernel are not known"
 
 
 def node_page_rows(snapshot: Snapshot, identity: str, item: str, use: NodeUse) -> list[Row]:

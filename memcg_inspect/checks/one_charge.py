@@ -9,10 +9,10 @@ all identities. For each task it looks for the charge that explains most of its 
 one memcg and of its ancestors. Any other row must be explained by another CPU, or it is
 ``unverifiable``: by itself it may be in flight, but not together with the others.
 
-Objects of one size are not told apart here, and pages neither: a row shows an amount. A reference
-count does not show the size of what was charged.
+A row shows an amount. So objects of the same size cannot be told apart here, nor can pages. A
+reference count does not show the size of what was charged.
 
-What a CPU moves from its stocks is a second event: charging one memcg can drain the stock of
+What a CPU moves from its stocks is a charge of its own: charging one memcg can drain the stock of
 another.
 """
 

@@ -136,8 +136,8 @@ def doubted(row: Row, doubt: Missing | None) -> Row:
     """
     Return a row, ``unverifiable`` if it differs and what was found is doubtful.
 
-    Other than what is missing, a doubt says nothing about a row that is exact: the doubtful
-    charges most often are as they were read.
+    Unlike missing charges, a doubt does not change a row that is exact: most doubtful charges are
+    as they were read.
     """
     if doubt is None or row.status != "differs":
         return row

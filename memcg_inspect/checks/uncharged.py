@@ -3,11 +3,11 @@
 Objects that no memcg pays for
 ------------------------------
 
-Caches with ``SLAB_ACCOUNT`` charge every object, with these exceptions: ``current_obj_cgroup()``
-returned none (root memcg, kernel threads, interrupts), charging was not on yet
-(``memcg_kmem_online()``), or there was no memory for the vector of the slab
-(``alloc_slab_obj_exts()``). No memory tells which it was, or who made the object. So the kernel may
-skip any single charge, and these objects are information, not findings.
+The kernel charges every object of a cache with ``SLAB_ACCOUNT``, with these exceptions:
+``current_obj_cgroup()`` returned none (root memcg, kernel threads, interrupts), charging was not on
+yet (``memcg_kmem_online()``), or there was no memory for the vector of the slab
+(``alloc_slab_obj_exts()``). Nothing in memory tells which it was, or who allocated the object. So
+the kernel may leave out any single charge, and these objects are information, not findings.
 """
 
 from __future__ import annotations

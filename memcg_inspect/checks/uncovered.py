@@ -3,9 +3,10 @@
 Counters that are not covered
 -----------------------------
 
-What EXACT does not say: the counters of this kernel whose value no identity compares with what was
-found in memory. For some of them, copies that the kernel keeps for the memcg, for the memcg on each
-node, and for the node are compared with each other. A fault in all copies would not be found.
+The counters of this kernel whose value no identity compares with what was found in memory. EXACT
+says nothing about them. Some of them are kept for the memcg, for the memcg on each node, and for
+the whole node. These values are compared with each other. The same fault in all of them is not
+found.
 """
 
 from __future__ import annotations
@@ -20,18 +21,18 @@ from memcg_inspect.report import NotCovered
 __all__ = ("not_covered",)
 
 _LEVELS = (
-    "its values for the memcg, its nodes and the whole node are compared with each other, but not "
-    "with pages"
+    "the values for memcgs, for their nodes and for whole nodes are compared with each other, but "
+    "not with pages"
 )
 _AT_LEAST = (
-    "its values for the memcg and its nodes are compared with each other; that of the whole node "
-    "also counts what is not charged, and need only be as large"
+    "the values for memcgs and for their nodes are compared with each other; that for a whole node "
+    "also counts what is not charged, and must be at least as large"
 )
-_MEMCG = "no identity compares it"
-_NOT_NODES = "it is compared for memcgs, but not for whole nodes: what is not charged is not found"
+_MEMCG = "no identity compares this counter"
+_NOT_NODES = "compared for memcgs, but not for whole nodes: what is not charged is not found"
 _NODE_ONLY = (
-    "it is kept for whole nodes only. Their sum is compared with the total of all nodes, but "
-    "not with memory"
+    "kept for whole nodes only; their sum is compared with the total of all nodes, but not with "
+    "memory"
 )
 #: Why the owners of the memory that a counter counts are not found.
 _NO_OWNER = {

@@ -70,7 +70,7 @@ def _why_others(image: Image) -> str | None:
     """Return why there may be holders that are not read one by one; ``None`` if there are none."""
     try:
         for name in foreign_modules(image):
-            return f"module {name}, which is not part of the kernel, may hold references"
+            return f"the out-of-tree module {name} may hold references"
         for name in busy_loops(image):
             return f"requests in flight on {name} may hold references"
     except (FaultError, LookupError) as error:

@@ -331,8 +331,8 @@ def test_an_obj_cgroup_is_off_against_one_of_any_node() -> None:
         (
             "references",
             1,
-            "the refcount of obj_cgroup 0xb0 is 1 reference more than found: a leak, or a holder "
-            "that is not known here",
+            "the refcount of obj_cgroup 0xb0 is 1 reference more than found: a leak, or an unknown "
+            "holder",
         ),
         (
             "references",

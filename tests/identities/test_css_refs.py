@@ -153,7 +153,7 @@ def test_a_task_whose_registers_are_not_known() -> None:
 
 
 def test_holders_that_nobody_can_count() -> None:
-    taken = made(3, css_others="module zfs, which is not part of the kernel, may hold references")
+    taken = made(3, css_others="the out-of-tree module zfs may hold references")
     row = row_of(B, taken)
     assert (row.status, row.reason) == ("unverifiable", taken.css_others)
     # That something holds more explains nothing where references are missing.

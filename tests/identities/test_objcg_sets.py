@@ -83,7 +83,7 @@ def test_what_cannot_be_told() -> None:
     # mem_cgroup_css_online() has a reference while it makes the entries.
     new = {A: CssRefs(2, 5, 0, False, 1), B: CssRefs(2, 6, 1, True, 1)}
     first, second = objcg_set_rows(made(3, css=new))
-    assert (first.status, first.reason) == ("unverifiable", "the memcg is being made")
+    assert (first.status, first.reason) == ("unverifiable", "the memcg is being created")
     assert second.status == "exact"
 
 

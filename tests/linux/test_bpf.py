@@ -87,4 +87,4 @@ def test_a_type_of_maps_that_is_not_known(lab: Lab, plant: Plant, kernel: str) -
     assert [(f.identity, f.objcg) for f in report.findings] == [("references", other)]
     [row] = [row for row in rows_of(report, "hash") if row.status != "exact"]
     assert (row.status, row.difference) == ("unverifiable", 1)
-    assert row.reason == "BPF maps of type 1000 may hold references that are not known here"
+    assert row.reason == "BPF maps of type 1000 may hold references that this program does not find"

@@ -108,8 +108,8 @@ CHECK = Check(
     counter="none: all tasks and CPUs",
     unit="references",
     found=(
-        "tasks that charge their own memcg, or another one that was not freed and that a function "
-        "on their stack set; and CPUs, whose interrupts can charge another memcg"
+        "tasks that charge their own memcg, or one that a function on their stack set and that was "
+        "not freed; and CPUs, since an interrupt can charge another memcg, too"
     ),
     sources=("tasks", "cpus"),
     places=("tasks", "cpus"),

@@ -5,8 +5,8 @@ Identity ``hierarchy``
 
 For each memcg with children: its counter, including changes that are not flushed, is the sum of
 the charges found in its whole subtree, including removed memcgs. If the row of a memcg itself
-differs and this identity holds, the counter of a child is wrong. If this identity fails, the
-memcg's own counter is wrong.
+differs and this identity holds, the memcg's own counter is right: the counter of a child is wrong,
+or a charge has the wrong owner within the subtree.
 """
 
 from __future__ import annotations

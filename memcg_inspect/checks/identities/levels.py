@@ -45,8 +45,8 @@ def why_not_flushed(snapshot: Snapshot, item: str) -> str | None:
     """
     Return why counters of nodes may have lost changes.
 
-    ``mem_cgroup_css_rstat_flush()`` adds up the nodes in ``N_MEMORY``. The changes of other nodes,
-    which lost their memory, go with a memcg that is freed.
+    ``mem_cgroup_css_rstat_flush()`` visits the nodes in ``N_MEMORY``. Changes on a node that has
+    lost its memory are lost when the memcg is freed.
     """
     counters = snapshot.counters
     for nid in counters.nids:

@@ -96,8 +96,8 @@ CHECK = Check(
     ),
     unit="bytes, pages",
     found=(
-        "the memcg's own share of the counter that includes descendants, without the changes that "
-        "CPUs hold. Counters that are zero on both sides have no row"
+        "the memcg's own share of the counter that includes descendants, without changes that are "
+        "not folded. Counters that are 0 on both sides have no row"
     ),
     sources=("state", "state_pending", "clamped"),
     places=("state_local",),

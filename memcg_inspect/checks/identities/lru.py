@@ -84,7 +84,9 @@ def _found(snapshot: Snapshot, pages: Mapping[Cell, int]) -> Mapping[Cell, int]:
 
 
 def _not_kept(snapshot: Snapshot) -> str | None:
-    return "the sizes of LRU lists are not known here" if snapshot.lru is None else None
+    return (
+        "the sizes of the LRU lists of this kernel are not known" if snapshot.lru is None else None
+    )
 
 
 CHECK = Check(

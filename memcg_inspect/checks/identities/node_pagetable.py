@@ -4,9 +4,8 @@ Identity ``node_pagetable``
 ---------------------------
 
 For each node, charged or not: ``NR_PAGETABLE`` of the node is the pages on it that have the type of
-page tables (``PG_table``, ``PGTY_table``). ``__pagetable_ctor()`` sets the type, and counts the
-pages.
-Page tables that early boot made have no type and are not counted.
+page tables (``PG_table``, ``PGTY_table``). ``__pagetable_ctor()`` sets the type and counts the
+pages. Page tables that early boot made have no type and are not counted.
 """
 
 from __future__ import annotations

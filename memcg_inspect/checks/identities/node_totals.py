@@ -45,7 +45,9 @@ def node_total_rows(snapshot: Snapshot) -> list[Row]:
 
 
 def _not_kept(snapshot: Snapshot) -> str | None:
-    return None if snapshot.all_nodes.totals else "the counters of nodes are not known here"
+    return (
+        None if snapshot.all_nodes.totals else "the counters of nodes of this kernel are not known"
+    )
 
 
 CHECK = Check(

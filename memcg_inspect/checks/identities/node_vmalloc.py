@@ -48,7 +48,7 @@ def _items(snapshot: Snapshot) -> tuple[str, ...]:
 
 def _not_kept(snapshot: Snapshot) -> str | None:
     if snapshot.all_nodes.vmalloc_pages is None and BY_NODE not in snapshot.features.node_items:
-        return "the kernel's number of vmalloc pages is not known here"
+        return "the number of vmalloc pages of this kernel is not known"
     return None
 
 

@@ -72,7 +72,7 @@ def _why_moving(snapshot: Snapshot, memcg: int) -> str | None:
     css, known = snapshot.css.get(memcg), snapshot.memcgs.get(memcg)
     if css is None or css.is_online or known is None or known.state == "dying":
         return None
-    return "the memcg is being made"
+    return "the memcg is being created"
 
 
 def _not_kept(snapshot: Snapshot) -> str | None:

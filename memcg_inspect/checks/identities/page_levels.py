@@ -7,9 +7,8 @@ For each memcg: every counter that the kernel also keeps by node, other than tho
 sum of the same counter of its nodes. ``__mod_memcg_lruvec_state()`` changes both. ``levels``
 compares those of slabs.
 
-A memcg has counters for all possible nodes. Those of a node without memory are not flushed (the
-kernel visits the nodes in ``N_MEMORY``), and what is not flushed is lost when a memcg is freed. A
-node that lost its memory can have such counters.
+A memcg has counters for all possible nodes. A flush visits the nodes in ``N_MEMORY`` only. So
+changes on a node that has lost its memory are not folded, and are lost when the memcg is freed.
 """
 
 from __future__ import annotations

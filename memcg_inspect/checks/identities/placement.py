@@ -63,8 +63,8 @@ CHECK = Check(
     counter="none: all vectors",
     unit="references",
     found=(
-        "vectors of `obj_cgroup` pointers apart from their slab, in memory of `kmalloc()`: those "
-        "on the slab's node, and those elsewhere, which is no fault"
+        "vectors of `obj_cgroup` pointers outside their slab, in memory that `kmalloc()` returned: "
+        "those on the node of the slab, and those on other nodes, which is legal"
     ),
     sources=("on_node", "elsewhere"),
     places=("vectors",),

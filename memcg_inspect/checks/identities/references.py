@@ -62,7 +62,7 @@ def _unknown_holders(snapshot: Snapshot) -> dict[int | None, str]:
     """Return why the obj_cgroups of a memcg may have more references, by memcg."""
     # A task that moves between CPUs uses several obj_cgroups of its memcg.
     return {
-        snapshot.payer(objcg): f"{what} may hold references that are not known here"
+        snapshot.payer(objcg): f"{what} may hold references that this program does not find"
         for objcg, what in snapshot.unknown_holders.items()
     }
 
@@ -112,7 +112,7 @@ def _sentence(row: Row) -> str:
     difference = row.difference or 0
     amount = counted(abs(difference), row.unit)
     if difference > 0:
-        more, rest = "more", "a leak, or a holder that is not known here"
+        more, rest = "more", "a leak, or an unknown holder"
     else:
         more, rest = "less", "something uses it without a reference"
     return f"the refcount of obj_cgroup {row.objcg:#x} is {amount} {more} than found: {rest}"

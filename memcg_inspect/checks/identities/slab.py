@@ -39,7 +39,7 @@ ITEMS = {
     "unreclaimable": "NR_SLAB_UNRECLAIMABLE_B",
 }
 
-_OWNERS = "owners of compound pages, which may be large kmallocs or not, are not in the image"
+_OWNERS = "owners of compound pages, which tell them from large kmallocs, are not in the image"
 
 Cell = tuple[int, int, str]
 

@@ -23,16 +23,16 @@ ITEM = "MEMCG_SOCK"
 def sock_pages(snapshot: Snapshot) -> dict[int, int]:
     """Return the pages that sockets have charged, by live memcg."""
     found, page = snapshot.by_memcg("sock"), snapshot.image.page_size
-    # Sockets charge whole pages, but that MPTCP sockets do so only together.
+    # Sockets charge whole pages. MPTCP sockets do so only together.
     return {m.address: (found[m.address].bytes + page // 2) // page for m in snapshot.live()}
 
 
 def sock_doubt(snapshot: Snapshot, memcg: int) -> Missing | None:
-    """Return why the pages that the sockets of a memcg have charged may be others."""
+    """Return why the sockets of a memcg may have charged other amounts than were found."""
     usage = snapshot.sockets_by_payer.get(memcg)
     if usage is None or not usage.unknown:
         return None
-    # One that works either way says more than one that does not.
+    # A doubt in both directions includes one in a single direction.
     sock = max(usage.unknown, key=lambda sock: sock.either_way)
     return Missing(sock.reason, sock.either_way)
 

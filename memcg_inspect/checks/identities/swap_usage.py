@@ -3,8 +3,8 @@
 Identity ``swap_usage``
 -----------------------
 
-On cgroup v2, for each memcg: the page counter ``swap`` is the number of swap entries that record
-its ID. On cgroup v1, for each memcg: the page counter ``memsw`` is ``memory`` and these entries: a
+For each memcg on cgroup v2, the page counter ``swap`` is the number of swap entries that record its
+ID. On cgroup v1, the page counter ``memsw`` is the sum of ``memory`` and these entries, since a
 page that is swapped out is uncharged from ``memory`` only. The entries of the root memcg are in
 neither counter. Counters of the children are subtracted before the comparison.
 """
@@ -55,14 +55,16 @@ def swap_usage_rows(snapshot: Snapshot) -> list[Row]:
 def _not_kept(snapshot: Snapshot) -> str | None:
     if {V2, V1}.intersection(snapshot.features.page_counters):
         return None
-    return "the page counters of swap are not known here"
+    return "the page counters of swap of this kernel are not known"
 
 
 CHECK = Check(
     name="swap_usage",
     counter="the page counter behind `memory.swap.current`, or `memory.memsw.usage_in_bytes`",
     unit="pages",
-    found="swap entries that record the ID of the memcg, and on cgroup v1 its counter `memory`",
+    found=(
+        "swap entries that record the ID of the memcg, and on cgroup v1 its page counter `memory`"
+    ),
     sources=("swap", "memory"),
     places=("page_counter",),
     rows=swap_usage_rows,

@@ -11,9 +11,9 @@ The memcg is on that CPU's list of updated ones, which the next flush takes it f
 A CPU does not put a memcg on its list if it sees it there. It may not see yet that a flush, on
 another CPU, has just taken it off ("may race" in ``cgroup_rstat_updated()``). Then the changes of
 that moment are folded only when the CPU changes the memcg again. Such *lost* updates are legal.
-They are of few counters, and rare. So changes that are on no list are a finding if a CPU has
-changed more than :data:`_MOST_LOST` counters of the memcg, or if the image has more of them than 2
-and one in 64 pairs of a memcg and a CPU.
+They are rare, and each concerns few counters. So changes of a CPU that has the memcg on no list are
+a finding if they are of more than :data:`_MOST_LOST` counters, or if more than 2 + n/64 pairs of a
+memcg and a CPU have such changes, where n is the number of all pairs.
 
 Nodes without memory are not flushed. Their counters are left out.
 """
@@ -32,9 +32,9 @@ __all__ = ("CHECK", "updated_rows")
 
 #: The most counters that a CPU changes while it does not see what a flush wrote.
 _MOST_LOST = 3
-#: Lost updates that no number of memcgs and CPUs is needed for.
+#: So many lost updates are legal, however few memcgs and CPUs there are.
 _FEW = 2
-#: One in so many pairs of a memcg and a CPU may have lost an update.
+#: In addition, one in so many pairs of a memcg and a CPU may have lost an update.
 _RARE = 64
 #: Functions that take memcgs off lists, and fold them.
 _FLUSHES = pattern(FLUSH, r"c(ss|group)_rstat_(flush|updated_list|push_children|cpu_pop_updated)")
@@ -93,7 +93,7 @@ def _may_be_lost(snapshot: Snapshot) -> bool:
 
 def _explain(snapshot: Snapshot, row: Row) -> Explained | None:
     """
-    Return whether a flush that was stopped may have taken the memcg off the list.
+    Return why a row is unverifiable: a stopped flush may have taken the memcg off the list.
 
     It takes all memcgs of a subtree off the list of one CPU, and folds one after the other.
     """
@@ -132,8 +132,8 @@ CHECK = Check(
     counter="all counters and events of the memcg and its nodes that have unfolded changes",
     unit="references",
     found=(
-        "those that the next flush folds, and those that it does not fold because one update was "
-        "lost, which is legal"
+        "those that the next flush folds, and those that it does not fold because a single update "
+        "was lost, which is legal"
     ),
     sources=("listed", "lost"),
     places=("changed",),

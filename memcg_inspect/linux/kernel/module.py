@@ -24,7 +24,7 @@ _FOREIGN = 1 << 0 | 1 << 12
 
 def foreign_modules(image: Image) -> Iterator[str]:
     """
-    Return the names of loaded modules that are not part of the kernel.
+    Return the names of loaded modules that were not built with the kernel (out-of-tree modules).
 
     :raises drgn.FaultError: if a module cannot be read
     """
