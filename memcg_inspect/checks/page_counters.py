@@ -10,7 +10,7 @@ removed memcgs that it pays for, is its counter less those of its nearest live d
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from memcg_inspect.checks.rows import Missing, RowKey, make_row, missing_if
 from memcg_inspect.checks.snapshot import Snapshot
@@ -20,6 +20,7 @@ from memcg_inspect.report import Row
 __all__ = (
     "most_swapped",
     "of_counter",
+    "only_on_v1",
     "own_usage",
     "page_counter_row",
     "swap_entries",
@@ -73,6 +74,22 @@ def page_counter_row(
 def of_counter(snapshot: Snapshot, name: str) -> dict[int, int]:
     """Return the usage of a page counter other than ``memory`` by memcg."""
     return {memcg: usage for (memcg, n), usage in snapshot.page_counters.items() if n == name}
+
+
+def only_on_v1(name: str, of: str) -> Callable[[Snapshot], str | None]:
+    """
+    Return a function that returns why a kernel does not keep a page counter of cgroup v1.
+
+    :param name: member of ``struct mem_cgroup``
+    :param of: what it counts, in words
+    """
+
+    def why_not(snapshot: Snapshot) -> str | None:
+        if name in snapshot.features.page_counters:
+            return None
+        return f"only cgroup v1 has a page counter of {of}"
+
+    return why_not
 
 
 def swap_entries(snapshot: Snapshot) -> dict[int, int]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from memcg_inspect.checks.check import Check
 from memcg_inspect.checks.identities.kmem import HALF_DONE, kmem_pages, why_kmem_missing
-from memcg_inspect.checks.page_counters import of_counter, own_usage, page_counter_row
+from memcg_inspect.checks.page_counters import of_counter, only_on_v1, own_usage, page_counter_row
 from memcg_inspect.checks.rows import RowKey, missing_if
 from memcg_inspect.checks.snapshot import Snapshot
 from memcg_inspect.report import Row
@@ -39,12 +39,6 @@ def kmem_usage_rows(snapshot: Snapshot) -> list[Row]:
     ]
 
 
-def _not_kept(snapshot: Snapshot) -> str | None:
-    if NAME in snapshot.features.page_counters:
-        return None
-    return "only cgroup v1 has a page counter of kernel memory"
-
-
 CHECK = Check(
     name="kmem_usage",
     counter="the page counter behind `memory.kmem.usage_in_bytes` of cgroup v1",
@@ -54,7 +48,7 @@ CHECK = Check(
     places=("page_counter",),
     rows=kmem_usage_rows,
     page_counters=(NAME,),
-    not_kept=_not_kept,
+    not_kept=only_on_v1(NAME, "kernel memory"),
     of_subtrees=True,
     half_done=HALF_DONE,
 )

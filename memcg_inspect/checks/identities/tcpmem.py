@@ -13,7 +13,7 @@ from __future__ import annotations
 from memcg_inspect.checks.check import Check
 from memcg_inspect.checks.identities import sock
 from memcg_inspect.checks.identities.sock import sock_doubt, sock_pages
-from memcg_inspect.checks.page_counters import of_counter, own_usage, page_counter_row
+from memcg_inspect.checks.page_counters import of_counter, only_on_v1, own_usage, page_counter_row
 from memcg_inspect.checks.rows import RowKey, doubted, missing_if
 from memcg_inspect.checks.snapshot import Snapshot
 from memcg_inspect.report import Row
@@ -35,12 +35,6 @@ def tcpmem_rows(snapshot: Snapshot) -> list[Row]:
     return rows
 
 
-def _not_kept(snapshot: Snapshot) -> str | None:
-    if NAME in snapshot.features.page_counters:
-        return None
-    return "only cgroup v1 has a page counter of sockets"
-
-
 CHECK = Check(
     name="tcpmem",
     counter="the page counter behind `memory.kmem.tcp.usage_in_bytes` of cgroup v1",
@@ -50,7 +44,7 @@ CHECK = Check(
     places=("page_counter",),
     rows=tcpmem_rows,
     page_counters=(NAME,),
-    not_kept=_not_kept,
+    not_kept=only_on_v1(NAME, "sockets"),
     of_subtrees=True,
     half_done=sock.CHECK.half_done,
 )
