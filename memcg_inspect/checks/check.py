@@ -20,7 +20,15 @@ from memcg_inspect.checks.snapshot import Snapshot
 from memcg_inspect.model import counted
 from memcg_inspect.report import Evidence, Row
 
-__all__ = ("Charges", "Check", "Explained", "Proof", "counter_differs", "in_flight")
+__all__ = (
+    "Charges",
+    "Check",
+    "Explained",
+    "Proof",
+    "counter_differs",
+    "in_flight",
+    "references_differ",
+)
 
 
 class Charges(NamedTuple):
@@ -75,6 +83,19 @@ def counter_differs(row: Row) -> str:
     more = "more" if difference > 0 else "less"
     amount = counted(abs(difference), row.unit)
     return f"{row.item}{where} claims {amount} {more} than was found"
+
+
+def references_differ(row: Row, subject: str, if_more: str, if_fewer: str) -> str:
+    """
+    Return a sentence that says how a reference count differs from the references found.
+
+    :param subject: the reference count, in words
+    :param if_more: what follows from more references than were found
+    :param if_fewer: what follows from fewer references
+    """
+    difference = row.difference or 0
+    more, rest = ("more", if_more) if difference > 0 else ("less", if_fewer)
+    return f"{subject} is {counted(abs(difference), row.unit)} {more} than found: {rest}"
 
 
 def _no_rows(snapshot: Snapshot) -> list[Row]:

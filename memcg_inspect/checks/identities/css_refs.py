@@ -12,11 +12,11 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 
-from memcg_inspect.checks.check import Check, in_flight
+from memcg_inspect.checks.check import Check, in_flight, references_differ
 from memcg_inspect.checks.held_on_stack import doubt_of, held_on_stack
 from memcg_inspect.checks.rows import Missing, RowKey, doubted, make_row, missing_if
 from memcg_inspect.checks.snapshot import Snapshot
-from memcg_inspect.model import CssRefs, Memcg, StackRef, counted
+from memcg_inspect.model import CssRefs, Memcg, StackRef
 from memcg_inspect.report import Row
 
 __all__ = ("CHECK", "css_ref_rows", "css_references")
@@ -126,11 +126,12 @@ def _why_missing(snapshot: Snapshot) -> str | None:
 
 
 def _sentence(row: Row) -> str:
-    difference = row.difference or 0
-    amount = counted(abs(difference), row.unit)
-    if difference > 0:
-        return f"css.refcnt is {amount} more than found: a leak; the memcg is never freed"
-    return f"css.refcnt is {amount} less than found: the memcg can be freed while it is used"
+    return references_differ(
+        row,
+        row.item,
+        "a leak; the memcg is never freed",
+        "the memcg can be freed while it is used",
+    )
 
 
 CHECK = Check(

@@ -9,12 +9,12 @@ more while the memcg is online. See ``mem_cgroup_private_id_get_online()``.
 
 from __future__ import annotations
 
-from memcg_inspect.checks.check import Check, in_flight
+from memcg_inspect.checks.check import Check, in_flight, references_differ
 from memcg_inspect.checks.held_on_stack import doubt_of, held_on_stack
 from memcg_inspect.checks.page_counters import most_swapped, why_swap_missing
 from memcg_inspect.checks.rows import RowKey, doubted, make_row
 from memcg_inspect.checks.snapshot import Snapshot
-from memcg_inspect.model import StackRef, counted
+from memcg_inspect.model import StackRef
 from memcg_inspect.report import Row
 
 __all__ = ("CHECK", "id_ref_rows")
@@ -48,11 +48,12 @@ def _most(task: StackRef) -> int:
 
 
 def _sentence(row: Row) -> str:
-    difference = row.difference or 0
-    amount = counted(abs(difference), row.unit)
-    if difference > 0:
-        return f"id.ref is {amount} more than found: the memcg and its ID are never freed"
-    return f"id.ref is {amount} less than found: the ID is freed while it is used"
+    return references_differ(
+        row,
+        row.item,
+        "the memcg and its ID are never freed",
+        "the ID is freed while it is used",
+    )
 
 
 CHECK = Check(

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 
-from memcg_inspect.checks.check import Check, Explained
+from memcg_inspect.checks.check import Check, Explained, references_differ
 from memcg_inspect.checks.half_done import (
     CGROUP,
     LRU,
@@ -109,13 +109,12 @@ def _being_freed(snapshot: Snapshot, row: Row) -> Explained | None:
 
 
 def _sentence(row: Row) -> str:
-    difference = row.difference or 0
-    amount = counted(abs(difference), row.unit)
-    if difference > 0:
-        more, rest = "more", "a leak, or an unknown holder"
-    else:
-        more, rest = "less", "something uses it without a reference"
-    return f"the refcount of obj_cgroup {row.objcg:#x} is {amount} {more} than found: {rest}"
+    return references_differ(
+        row,
+        f"the refcount of obj_cgroup {row.objcg:#x}",
+        "a leak, or an unknown holder",
+        "something uses it without a reference",
+    )
 
 
 CHECK = Check(
