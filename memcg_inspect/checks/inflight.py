@@ -30,7 +30,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -43,6 +43,7 @@ from memcg_inspect.report import Row
 __all__ = (
     "Context",
     "allowance_of",
+    "by_cell",
     "chain_of",
     "fitting",
     "half_done_of",
@@ -66,6 +67,8 @@ _INTERRUPT = re.compile(
 
 #: Memcg, node, item and difference of a row.
 _Half = tuple[int | None, int | None, str, int | None]
+#: Identity, node and item of a row.
+_Cell = tuple[str, int | None, str]
 
 
 def possible_contexts(snapshot: Snapshot, row: Row) -> list[Context]:
@@ -83,11 +86,25 @@ def mark_in_flight(snapshot: Snapshot, rows: Sequence[Row]) -> list[Row]:
     for number, row in enumerate(marked):
         if row.status == "differs":
             differing[row.identity, row.item if _is_of_subtrees(row) else ""].append(number)
+    cells = by_cell(marked) if differing else {}
     for numbers in differing.values():
         half_done = half_done_of(marked[numbers[0]])
         if half_done is not None:
-            _mark(snapshot, half_done, marked, numbers)
+            _mark(snapshot, half_done, marked, numbers, cells)
     return marked
+
+
+def by_cell(rows: Sequence[Row]) -> Mapping[_Cell, list[int]]:
+    """Return the indexes of the rows that have a difference, by identity, node and item."""
+    cells: defaultdict[_Cell, list[int]] = defaultdict(list)
+    for number, row in enumerate(rows):
+        if row.difference:
+            cells[_cell(row)].append(number)
+    return cells
+
+
+def _cell(row: Row) -> _Cell:
+    return row.identity, row.nid, row.item
 
 
 def _is_of_subtrees(row: Row) -> bool:
@@ -104,11 +121,18 @@ def half_done_of(row: Row) -> HalfDone | None:
     return replace(counter.half_done, in_many_rows=True)
 
 
-def _mark(snapshot: Snapshot, half_done: HalfDone, rows: list[Row], numbers: Sequence[int]) -> None:
+def _mark(
+    snapshot: Snapshot,
+    half_done: HalfDone,
+    rows: list[Row],
+    numbers: Sequence[int],
+    cells: Mapping[_Cell, Sequence[int]],
+) -> None:
     """
     Mark the rows of one identity, and of one counter of subtrees, that charges may explain.
 
     :param numbers: indexes of the rows that differ
+    :param cells: see :func:`by_cell`
     """
     contexts = list(_contexts(snapshot, half_done))
     possible = {
@@ -127,7 +151,7 @@ def _mark(snapshot: Snapshot, half_done: HalfDone, rows: list[Row], numbers: Seq
     if not half_done.in_many_rows:
         halves = _other_halves(snapshot, [rows[n] for n in numbers])
         for n in possible:
-            rows[n] = of_several(snapshot, rows, rows[n])
+            rows[n] = of_several(snapshot, rows, cells, rows[n])
             if (rows[n].memcg, rows[n].nid, rows[n].item, rows[n].difference) in halves:
                 rows[n] = replace(rows[n], status="differs", reason=None, allowance=None)
 
@@ -280,22 +304,23 @@ def _depth_of_function(context: Context) -> int:
     return functions.index(context.function) if context.function in functions else len(functions)
 
 
-def of_several(snapshot: Snapshot, rows: Sequence[Row], row: Row) -> Row:
+def of_several(
+    snapshot: Snapshot, rows: Sequence[Row], cells: Mapping[_Cell, Iterable[int]], row: Row
+) -> Row:
     """
     Return a row, ``in-flight`` if charges below it that are in flight add up to its difference.
 
     page_counter_try_charge() goes up from the memcg. So the counter of an ancestor has not changed
     yet when those below it have.
+
+    :param cells: see :func:`by_cell`
     """
     if row.status != "unverifiable" or row.memcg is None:
         return row
     below = [
         other
-        for other in rows
-        if other.difference
-        and (other.identity, other.nid, other.item) == (row.identity, row.nid, row.item)
-        and other.memcg != row.memcg
-        and row.memcg in set(chain_of(snapshot, other.memcg))
+        for other in (rows[n] for n in cells.get(_cell(row), ()))
+        if other.memcg != row.memcg and row.memcg in chain_of(snapshot, other.memcg)
     ]
     shown = [other.allowance for other in below if other.allowance is not None]
     total = sum(other.difference or 0 for other in below)

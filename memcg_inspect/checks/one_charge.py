@@ -26,6 +26,7 @@ from typing import NamedTuple
 from memcg_inspect.checks.inflight import (
     Context,
     allowance_of,
+    by_cell,
     chain_of,
     fitting,
     half_done_of,
@@ -96,8 +97,9 @@ def judge_together(snapshot: Snapshot, rows: Sequence[Row]) -> list[Row]:
         marked[candidate.number] = _unexplained(marked[candidate.number], candidate.context)
     for candidate in left:
         _explain_by_another(snapshot, marked, candidate, events)
+    cells = by_cell(marked) if sums else {}
     for n in sums:
-        marked[n] = of_several(snapshot, marked, _sum_of_unknown(marked[n]))
+        marked[n] = of_several(snapshot, marked, cells, _sum_of_unknown(marked[n]))
     return marked
 
 
