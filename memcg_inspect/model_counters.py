@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
-"""Records of what flushes do with the counters of memcgs, as :mod:`memcg_inspect.model`."""
+"""What flushes have done with the counters of memcgs, and what they have not done yet."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import NamedTuple
 
-__all__ = ("LocalItems", "LocalStat", "Unfolded")
+__all__ = ("LocalStat", "Unfolded")
 
 
 class LocalStat(NamedTuple):
@@ -37,15 +37,3 @@ class Unfolded(NamedTuple):
     pending: tuple[str, ...]
     updated: Mapping[int, bool]
     complete: bool = True
-
-
-class LocalItems(NamedTuple):
-    """
-    Items whose local counters a kernel keeps when memcgs are removed.
-
-    :ivar of_memcgs: items of ``memcg_vmstats.state_local``
-    :ivar of_nodes: items of ``lruvec_stats.state_local``
-    """
-
-    of_memcgs: frozenset[str] = frozenset()
-    of_nodes: frozenset[str] = frozenset()

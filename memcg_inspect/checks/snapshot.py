@@ -16,9 +16,7 @@ from memcg_inspect.model import (
     ChargeStock,
     Coverage,
     CssRefs,
-    Features,
     ImageInfo,
-    Limits,
     LruLists,
     Memcg,
     Nodes,
@@ -36,6 +34,7 @@ from memcg_inspect.model import (
     Vectors,
 )
 from memcg_inspect.model_counters import LocalStat, Unfolded
+from memcg_inspect.model_kernel import Features, Limits
 from memcg_inspect.model_tasks import ActiveMemcg, CachedStackPage, TaskCharge
 
 __all__ = ("OBJECTS", "Snapshot")

@@ -74,7 +74,8 @@ from memcg_inspect.linux.mm.swap_cgroup import swap_ids
 from memcg_inspect.linux.mm.vmstat import read_node_stats
 from memcg_inspect.linux.mm.zswap import ZswapReader, zswap_cursors
 from memcg_inspect.linux.net.sock import socket_caches
-from memcg_inspect.model import Coverage, Features, LruLists, Memcg, Objcg, PercpuUsage
+from memcg_inspect.model import Coverage, LruLists, Memcg, Objcg, PercpuUsage
+from memcg_inspect.model_kernel import Features
 from memcg_inspect.model_tasks import CachedStackPage, TaskCharge
 
 __all__ = ("collect",)

@@ -17,7 +17,8 @@ from memcg_inspect.checks.judge import judge
 from memcg_inspect.checks.snapshot import Snapshot
 from memcg_inspect.linux.mm.memcontrol_vmstats import LRU_ITEMS
 from memcg_inspect.model import Stat
-from memcg_inspect.model_counters import LocalItems, LocalStat
+from memcg_inspect.model_counters import LocalStat
+from memcg_inspect.model_kernel import LocalItems
 from memcg_inspect.report import Row
 
 LRU, SLAB = "NR_INACTIVE_ANON", "NR_SLAB_RECLAIMABLE_B"

@@ -15,13 +15,12 @@ from memcg_inspect.model import (
     Accounting,
     Coverage,
     CssRefs,
-    Features,
     ImageInfo,
-    Limits,
     Memcg,
     Objcg,
     Stat,
 )
+from memcg_inspect.model_kernel import Features, Limits
 
 RECLAIMABLE = "NR_SLAB_RECLAIMABLE_B"
 UNRECLAIMABLE = "NR_SLAB_UNRECLAIMABLE_B"

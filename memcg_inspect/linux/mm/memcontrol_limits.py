@@ -20,7 +20,8 @@ from memcg_inspect.linux.mm.memcontrol_stock import (
 from memcg_inspect.linux.mm.mmzone import mem_map
 from memcg_inspect.linux.mm.percpu import largest_percpu_charge
 from memcg_inspect.linux.mm.vmalloc import thread_size
-from memcg_inspect.model import Coverage, Limits
+from memcg_inspect.model import Coverage
+from memcg_inspect.model_kernel import Limits
 
 __all__ = ("read_limits",)
 

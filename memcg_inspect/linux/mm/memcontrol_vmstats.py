@@ -42,7 +42,7 @@ from memcg_inspect.image.memory import Memory
 from memcg_inspect.linux.mm.memcontrol import on_default_hierarchy
 from memcg_inspect.linux.mm.percpu_defs import percpu_offsets
 from memcg_inspect.model import Stat
-from memcg_inspect.model_counters import LocalItems
+from memcg_inspect.model_kernel import LocalItems
 
 __all__ = (
     "ByCpu",
