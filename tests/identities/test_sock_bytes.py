@@ -31,7 +31,7 @@ PAGE = 4096
 QUEUES = ("icmp", "timestamps", "zerocopy", "mptcp")
 REMAINDERS = (SockRemainder(0x1000, "TCP", 1), SockRemainder(0x2000, "UDP", -100))
 
-each_kernel = [
+newest_kernel = [
     pytest.mark.image,
     pytest.mark.newest_kernel,
     pytest.mark.parametrize("kernel", KERNELS),
@@ -114,7 +114,7 @@ EXACT = {("sock", "exact"), ("sock_bytes", "exact"), ("usage", "exact")}
 
 
 class TestQueues:
-    pytestmark = each_kernel
+    pytestmark = newest_kernel
 
     def test_exact(self, lab: Lab, kernel: str) -> None:
         """What was found is what the guest said, although sockets count more, or less."""
@@ -226,7 +226,7 @@ class TestQueues:
 class TestSockmap:
     """The program of workload ``sockmap`` holds back 20,000 bytes, which no counter shows."""
 
-    pytestmark = each_kernel
+    pytestmark = newest_kernel
 
     def test_messages_held_back(self, lab: Lab, kernel: str) -> None:
         report = lab.image(kernel, "2", "sockmap").report()

@@ -27,7 +27,7 @@ from memcg_inspect.views.dying import dying
 
 pytestmark = [pytest.mark.image, pytest.mark.newest_kernel]
 
-each_kernel = pytest.mark.parametrize("kernel", KERNELS)
+on_kernel = pytest.mark.parametrize("kernel", KERNELS)
 each_image = pytest.mark.parametrize(
     ("kernel", "workload"), [(k, w) for k in KERNELS for w in ("dying", "mixed")]
 )
@@ -164,7 +164,7 @@ def test_what_was_charged_is_still_told_apart(lab: Lab, kernel: str, workload: s
                 assert min(numbers(*kept)) > 0
 
 
-@each_kernel
+@on_kernel
 def test_totals_are_those_of_the_rows(lab: Lab, kernel: str) -> None:
     answer = answer_of(lab.image(kernel, "4", "mixed"))
     sums: Counter[tuple[Value, Value]] = Counter()
@@ -176,7 +176,7 @@ def test_totals_are_those_of_the_rows(lab: Lab, kernel: str) -> None:
                 assert row[kind] == sums[row["memcg_address"], kind], (row["memcg"], kind)
 
 
-@each_kernel
+@on_kernel
 def test_examples_are_charged_to_it(lab: Lab, kernel: str) -> None:
     """Read one by one, with nothing but the types."""
     image = lab.image(kernel, "4", "mixed")
@@ -216,7 +216,7 @@ def first_removed(image: GuestImage, path: str) -> Object:
     return Object(image.program(), "struct mem_cgroup *", total([row["memcg_address"]]))
 
 
-@each_kernel
+@on_kernel
 def test_leaked_reference_is_unexplained(
     lab: Lab, kernel: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -232,7 +232,7 @@ def test_leaked_reference_is_unexplained(
     path.unlink()
 
 
-@each_kernel
+@on_kernel
 def test_references_that_cannot_be_read_are_not_0(
     lab: Lab, kernel: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -248,7 +248,7 @@ def test_references_that_cannot_be_read_are_not_0(
     path.unlink()
 
 
-@each_kernel
+@on_kernel
 def test_what_may_hold_more_is_not_unexplained(
     lab: Lab, kernel: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

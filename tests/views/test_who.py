@@ -52,7 +52,7 @@ from memcg_inspect.views.who import parse_address, who
 
 pytestmark = [pytest.mark.image, pytest.mark.newest_kernel]
 
-each_kernel = pytest.mark.parametrize("kernel", KERNELS)
+on_kernel = pytest.mark.parametrize("kernel", KERNELS)
 
 PAGE = 4096
 
@@ -206,7 +206,7 @@ def some_addresses(core: Path) -> list[int]:
     return addresses[:1000]
 
 
-@each_kernel
+@on_kernel
 def test_as_drgn_identifies_it(lab: Lab, kernel: str) -> None:
     image = lab.image(kernel, "4", "mixed")
     prog, cache, addresses = image.program(), {}, some_addresses(image.core)
@@ -267,7 +267,7 @@ def memcg_path_of(task: Object) -> str:
 # The kernel's own lists
 
 
-@each_kernel
+@on_kernel
 def test_free_blocks_are_told_whole(lab: Lab, kernel: str) -> None:
     """The middle of each block on the buddy allocator's lists is found to be free."""
     prog = lab.image(kernel, "4", "mixed").program()
@@ -299,7 +299,7 @@ def free_blocks(prog: Program) -> Iterator[tuple[int, int, int]]:
                         yield page_to_virt(page).value_(), order, int(pgdat.node_id)
 
 
-@each_kernel
+@on_kernel
 def test_memcgs_and_their_obj_cgroups(lab: Lab, kernel: str) -> None:
     prog = lab.image(kernel, "4", "dying").program()
     root = prog["root_mem_cgroup"].css.address_of_()
@@ -330,7 +330,7 @@ def test_memcgs_and_their_obj_cgroups(lab: Lab, kernel: str) -> None:
     assert left_behind == 0 if kernel == "6.1" else left_behind >= 11
 
 
-@each_kernel
+@on_kernel
 def test_open_files_and_sockets(lab: Lab, kernel: str) -> None:
     """Stacks of tasks are found from their ``task_struct``."""
     prog = lab.image(kernel, "4", "mixed").program()
@@ -356,7 +356,7 @@ def test_open_files_and_sockets(lab: Lab, kernel: str) -> None:
     assert sum(map(bool, owners.values())) > 20
 
 
-@each_kernel
+@on_kernel
 def test_compressed_pages(lab: Lab, kernel: str) -> None:
     """A zswap entry leads to its data, and the data lead to the entry."""
     prog = lab.image(kernel, "4", "mixed").program()
@@ -382,7 +382,7 @@ def test_compressed_pages(lab: Lab, kernel: str) -> None:
     assert len(entries) > 100 or kernel.startswith("6.")
 
 
-@each_kernel
+@on_kernel
 def test_objects_of_kfence(lab: Lab, kernel: str) -> None:
     prog = lab.image(kernel, "4", "mixed").program()
     seen = 0
@@ -436,7 +436,7 @@ def test_addresses() -> None:
             parse_address(word)
 
 
-@each_kernel
+@on_kernel
 def test_several_at_once(lab: Lab, kernel: str, capsys: pytest.CaptureFixture[str]) -> None:
     image = lab.image(kernel, "4", "mixed")
     first, second = [task.value_() for task in for_each_task(image.program())][:2]
@@ -449,7 +449,7 @@ def test_several_at_once(lab: Lab, kernel: str, capsys: pytest.CaptureFixture[st
     assert asked == [{f"{first:#x}"}, {f"{second:#x}"}]
 
 
-@each_kernel
+@on_kernel
 def test_broken_cache_of_a_slab(
     lab: Lab, kernel: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
