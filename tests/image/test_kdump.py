@@ -31,9 +31,14 @@ def dump(order: str = "<", wide: bool = True, longest: int = BLOCK, split: int =
     return bytes(data)
 
 
-def check(path: Path, data: bytes) -> None:
+def refusal(path: Path, data: bytes) -> str | None:
+    """Return why a dump is refused; ``None`` if it is not."""
     path.write_bytes(data)
-    check_kdump(str(path))
+    try:
+        check_kdump(str(path))
+    except ImageError as error:
+        return str(error)
+    return None
 
 
 @pytest.mark.parametrize("order", ["<", ">"])
@@ -41,8 +46,8 @@ def check(path: Path, data: bytes) -> None:
 def test_each_part_must_be_in_the_file(tmp_path: Path, order: str, wide: bool) -> None:
     whole = dump(order, wide)
     path = tmp_path / "core"
-    check(path, whole)
-    check(path, whole[:END])  # pages may be missing: reading one is a fault
+    assert refusal(path, whole) is None
+    assert refusal(path, whole[:END]) is None  # pages may be missing: reading one is a fault
     for size, said in (
         (BLOCK, "its second header"),
         (BITMAPS, "its bitmaps end at byte 20,480"),
@@ -50,32 +55,31 @@ def test_each_part_must_be_in_the_file(tmp_path: Path, order: str, wide: bool) -
         (LIST, "its list of pages ends at byte 22,880"),
         (END - 1, "its list of pages ends at byte 22,880"),
     ):
-        with pytest.raises(ImageError, match=f"the file is truncated or damaged: {said}"):
-            check(path, whole[:size])
+        why = refusal(path, whole[:size]) or ""
+        assert why.startswith(f"the file is truncated or damaged: {said}"), size
 
 
 @pytest.mark.parametrize("order", ["<", ">"])
 def test_a_page_is_a_block_at_most(tmp_path: Path, order: str) -> None:
-    check(tmp_path / "core", dump(order))
-    with pytest.raises(ImageError, match="a page of 4,097 bytes"):
-        check(tmp_path / "core", dump(order, longest=BLOCK + 1))
+    assert refusal(tmp_path / "core", dump(order)) is None
+    why = refusal(tmp_path / "core", dump(order, longest=BLOCK + 1)) or ""
+    assert "a page of 4,097 bytes" in why
 
 
 def test_headers_without_bitmaps_are_refused(tmp_path: Path) -> None:
     data = bytearray(dump())
     struct.pack_into("<I", data, 0x1B4, 0)
-    with pytest.raises(ImageError, match="headers are damaged"):
-        check(tmp_path / "core", data)
+    assert "headers are damaged" in (refusal(tmp_path / "core", data) or "")
 
 
 def test_others_are_left_to_libkdumpfile(tmp_path: Path) -> None:
     """Parts of a dump that was split, other formats, and headers that nobody can read."""
-    path = tmp_path / "core"
-    check(path, dump(split=1)[:LIST])
-    check(path, b"")
-    check(path, b"\x7fELF" + bytes(100))
-    check(path, b"KDUMP   ")
-    check(path, b"KDUMP   ".ljust(BLOCK, b"\0"))
+    path, start = tmp_path / "core", dump()[:LIST]
+    assert refusal(path, start) is not None
+    part = dump(split=1)[:LIST]
+    unreadable = b"KDUMP   ".ljust(BLOCK, b"\0") + start[BLOCK:]
+    for data in (part, b"", b"\x7fELF" + start[4:], b"KDUMP   ", unreadable):
+        assert refusal(path, data) is None, data[:8]
 
 
 def test_opening_a_truncated_dump_is_one_line(tmp_path: Path) -> None:
