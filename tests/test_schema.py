@@ -11,7 +11,7 @@ import pytest
 from support.allocinfo import GUESTS, guest_image
 from support.guests import KERNELS, Lab
 from support.reports import clean, more, report
-from support.schemas import checked, validator
+from support.schemas import checked, errors, validator
 
 from memcg_inspect.cli import main
 from memcg_inspect.render.documents import report_document
@@ -61,7 +61,9 @@ def test_schema_of_the_audit_is_the_default(capsys: pytest.CaptureFixture[str]) 
 
 def test_reports_are_as_the_schema_says() -> None:
     for made in (report(), more(), clean()):
-        checked(json.loads(json.dumps(report_document(made))))
+        document = json.loads(json.dumps(report_document(made)))
+        assert document["memcgs"]
+        assert errors(document) == {}
 
 
 @pytest.mark.parametrize(
@@ -85,8 +87,9 @@ def test_other_documents_are_refused(path: tuple[str | int, ...], value: object)
     for step in path[:-1]:
         inner = inner[step]
     inner[path[-1]] = value
-    with pytest.raises(AssertionError):
-        checked(made)
+    where = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in path)
+    # A field that is not known is refused where it is.
+    assert list(errors(made)) == ["$" + where.removesuffix(".new")]
 
 
 def test_readers_may_meet_new_fields() -> None:
@@ -95,9 +98,8 @@ def test_readers_may_meet_new_fields() -> None:
 
     made = json.loads(json.dumps(report_document(report())))
     made["new"] = made["memcgs"][0]["new"] = 1
-    Draft202012Validator(schema("audit")).validate(made)
-    with pytest.raises(AssertionError):
-        checked(made)
+    assert list(Draft202012Validator(schema("audit")).iter_errors(made)) == []
+    assert errors(made).keys() == {"$", "$.memcgs[0]"}
 
 
 def test_rows_are_records_with_a_column_for_each_field() -> None:
