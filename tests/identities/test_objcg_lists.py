@@ -3,14 +3,19 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable
+
 import pytest
+from drgn import Object, Program
+from drgn.helpers.linux.list import list_for_each_entry
 from support.guests import KERNELS, PERNODE_KERNELS, Lab
 from support.made import DEAD, OBJCG_A, OBJCG_DEAD, A, B, snapshot
 
 from memcg_inspect.checks.identities.objcg_lists import objcg_list_rows
 from memcg_inspect.checks.judge import judge
 from memcg_inspect.checks.snapshot import Snapshot
-from memcg_inspect.model import Objcg, ObjcgPlace
+from memcg_inspect.model import Memcg, Objcg, ObjcgPlace
 
 
 def made(*objcgs: Objcg) -> Snapshot:
@@ -60,6 +65,25 @@ def test_an_objcg_on_the_list_of_another_node_or_memcg() -> None:
     assert [e.address for e in finding.evidence] == [OBJCG_DEAD]
 
 
+def placed(prog: Program, memcgs: Iterable[Memcg]) -> Counter[tuple[int, int | None]]:
+    """Count the obj_cgroups that memcgs refer to, by memcg and node, with a plain walk."""
+    found: Counter[tuple[int, int | None]] = Counter()
+    for memcg in memcgs:
+        pointer = Object(prog, "struct mem_cgroup *", memcg.address)
+        holders: dict[int | None, Object] = {None: pointer}
+        if not hasattr(pointer, "objcg"):
+            holders = {nid: pointer.nodeinfo[nid] for nid in range(int(prog["nr_node_ids"]))}
+        for nid, holder in holders.items():
+            members = [holder.objcg, getattr(holder, "orig_objcg", None)]
+            found[memcg.address, nid] += sum(map(bool, members))
+            # A removed memcg leaves the head of its list behind, which leads to that of the parent.
+            if memcg.state == "online":
+                head = holder.objcg_list.address_of_()
+                for _ in list_for_each_entry("struct obj_cgroup", head, "list"):
+                    found[memcg.address, nid] += 1
+    return +found
+
+
 @pytest.mark.image
 @pytest.mark.each_kernel
 @pytest.mark.parametrize("kernel", [*KERNELS, *PERNODE_KERNELS])
@@ -68,6 +92,8 @@ def test_all_objcgs_are_where_they_belong(lab: Lab, kernel: str) -> None:
         image = lab.image(kernel, "4", workload)
         rows = [row for row in image.report().rows if row.identity == "objcg_lists"]
         assert rows and {row.status for row in rows} == {"exact"}
+        listed = {(row.memcg, row.nid): (row.claimed or {})["listed"] for row in rows}
+        assert listed == placed(image.program(dwarf=True), image.report().memcgs)
         dying = {memcg.address for memcg in image.report().memcgs if memcg.state == "dying"}
         # In 6.1 a removed memcg does not know its obj_cgroups any more.
         assert any(row.memcg in dying for row in rows) is (kernel != "6.1")
