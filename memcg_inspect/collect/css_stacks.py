@@ -28,9 +28,9 @@ _IDENTITIES = tuple(
 
 def with_css_stacks(image: Image, snapshot: Snapshot, rows: Iterable[Row]) -> Snapshot:
     """
-    Return a snapshot with what holds references to memcgs whose rows differ for a moment.
+    Return the snapshot, with what holds references for a moment to the memcgs whose rows differ.
 
-    These are tasks, and sockets that are being freed.
+    These holders are tasks, and sockets that are being freed.
 
     :param rows: rows of the snapshot without them
     """

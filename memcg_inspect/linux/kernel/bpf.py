@@ -9,8 +9,8 @@ holds another one (``bpf_mem_alloc_init()``).
 
 The structure of a map is found by the BTF id in its operations (``bpf_map_ops.map_btf_id``). It
 begins with the ``struct bpf_map``: ``check_ptr_to_map_access()`` relies on that. All its members
-are searched for holders, so a type of maps that is new needs no entry here to be read. What such a
-map refers to by pointers is not known, though.
+are searched for holders, so a new type of maps needs no entry here. Holders that such a map refers
+to by pointers are not found, though.
 
 The allocators of all programs, ``bpf_global_ma`` and ``bpf_cpumask_ma``, were made by the init task
 and hold no reference that is counted.

@@ -30,7 +30,8 @@ __all__ = ("read_running",)
 #: The most frames that are kept of a stack.
 _MOST_FRAMES = 24
 #: A stack whose outermost function is none of these was not unwound to its end: entries of system
-#: calls, and where tasks and CPUs begin. An entry of an interrupt may have come upon the kernel.
+#: calls, and where tasks and CPUs begin. The entry of an interrupt is not among them, since the
+#: interrupt may have come while the kernel was running.
 _OUTERMOST = re.compile(
     r"entry_|ret_from_|secondary_startup|common_startup|start_secondary|cpu_startup_entry|el0t?_"
 )
