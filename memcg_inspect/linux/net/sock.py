@@ -333,7 +333,7 @@ class _ChargeReader:
         self._retransmits = offsetof(sock, "tcp_rtx_queue")
         self._ulp = offsetof(image.type("struct inet_connection_sock"), "icsk_ulp_ops")
         self._ulps: dict[int, str] = {0: ""}
-        # Up to 6.12, MPTCP has a sk_forward_alloc of its own for what it receives.
+        # In 6.1 and 6.12, MPTCP has a sk_forward_alloc of its own for what it receives.
         self._mptcp_forward: int | None = None
         if has_member(image, "struct mptcp_sock", "rmem_fwd_alloc"):
             self._mptcp_forward = offsetof(image.type("struct mptcp_sock"), "rmem_fwd_alloc")
