@@ -13,7 +13,7 @@ from support.guests import DEBIAN_KERNELS, KERNELS, Lab
 from support.made import DEAD, ROOT, A, B, features, snapshot
 from support.planting import Fault, Subject, Write
 
-from memcg_inspect.checks.identities.node_levels import AT_LEAST, node_level_rows
+from memcg_inspect.checks.identities.node_levels import EXACT, node_level_rows
 from memcg_inspect.checks.identities.node_totals import node_total_rows
 from memcg_inspect.checks.snapshot import Snapshot
 from memcg_inspect.model import Coverage, LruLists, Nodes, NodeStat, Stat
@@ -149,9 +149,8 @@ def test_totals() -> None:
 
 
 def items_of(subject: Subject) -> list[str]:
-    """Return the items that the kernel has and ``node_levels`` compares exactly, in any state."""
-    rows = [row for row in subject.report.rows if row.identity == "node_levels"]
-    return sorted({row.item for row in rows if row.nid is not None} - set(AT_LEAST))
+    """Return the items that the kernel keeps for memcgs and ``node_levels`` compares by node."""
+    return sorted({*EXACT} & {*subject.snapshot.features.lruvec_items} - {FILE})
 
 
 @pytest.mark.image
