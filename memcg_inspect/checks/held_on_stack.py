@@ -8,7 +8,7 @@ the steps of taking or dropping one. Its stack or registers then point to the me
 to a function that does such things. That explains a row of that memcg. If a stack points to the
 memcg without such a function, a reference cannot be told from a pointer that was left there, and
 the row is unverifiable. So it is if the registers of a task that was running are not known, as in a
-QEMU guest: the only pointer may be in one of them.
+QEMU guest that is stopped: the only pointer may be in one of them.
 """
 
 from __future__ import annotations
