@@ -27,7 +27,8 @@ __all__ = ("check_kdump",)
 #: ``KDUMP_SIGNATURE`` and ``DISK_DUMP_SIGNATURE``.
 _SIGNATURES = (b"KDUMP   ", b"DISKDUMP")
 #: Offsets of ``block_size`` in ``struct disk_dump_header``, and of ``split`` in ``struct
-#: kdump_sub_header``, for machines whose ``long`` has 8 and 4 bytes.
+#: kdump_sub_header``, for machines whose ``long`` has 8 and 4 bytes. ``start_pfn`` and ``end_pfn``
+#: follow ``split``.
 _OFFSETS = ((0x1AC, 12), (0x1A0, 8))
 _BLOCK_SIZES = frozenset(1 << shift for shift in range(12, 19))
 #: ``sizeof(struct page_desc)``, and how many of them are read together.
@@ -37,13 +38,17 @@ _PIECE = 1 << 20
 
 
 class _Header(NamedTuple):
-    """What is used of the headers; sizes in blocks."""
+    """
+    What is used of the headers; sizes in blocks.
+
+    :ivar part: the first page frame and the end of those that the file has, if it is one of several
+    """
 
     order: str
     block: int
     sub: int
     bitmaps: int
-    split: int
+    part: tuple[int, int] | None
 
 
 def check_kdump(path: str) -> None:
@@ -65,10 +70,8 @@ def check_kdump(path: str) -> None:
         end = start + header.bitmaps * header.block
         _check(header.sub > 0 and header.bitmaps > 0, "its headers are damaged")
         _check(end <= size, f"its bitmaps end at byte {end:,}, the file has {size:,} bytes")
-        if header.split:
-            return  # one of several files, which has some of the pages
         half = header.bitmaps * header.block // 2
-        pages = _bits(file, start + half, half)
+        pages = _bits(file, start + half, *(header.part or (0, 8 * half)))
         last = end + _DESC * pages
         _check(last <= size, f"its list of pages ends at byte {last:,}, the file has {size:,}")
         _check_pages(file, header, end, pages)
@@ -88,20 +91,35 @@ def _header(file: BinaryIO) -> _Header | None:
                 continue
             block, sub, bitmaps = struct.unpack_from(f"{order}iiI", data, at)
             if block in _BLOCK_SIZES and 0 <= sub < 1 << 16:
+                form = struct.Struct(f"{order}i{'QQ' if at == _OFFSETS[0][0] else 'II'}")
                 file.seek(block + split)
-                word = file.read(4)
-                _check(len(word) == 4, "its second header is missing")
-                return _Header(order, block, sub, bitmaps, any(word))
+                words = file.read(form.size)
+                _check(len(words) == form.size, "its second header is missing")
+                is_part, first, end = form.unpack(words)
+                # Each bitmap has half of the blocks.
+                frames = 4 * bitmaps * block
+                if is_part:
+                    _check(first <= end <= frames, f"page frames {first} to {end} of {frames}")
+                return _Header(order, block, sub, bitmaps, (first, end) if is_part else None)
     return None
 
 
-def _bits(file: BinaryIO, start: int, size: int) -> int:
-    """Return the number of bits that are set in a part of the file."""
-    file.seek(start)
-    return sum(
-        int.from_bytes(file.read(min(_PIECE, size - at)), "little").bit_count()
-        for at in range(0, size, _PIECE)
-    )
+def _bits(file: BinaryIO, start: int, first: int, end: int) -> int:
+    """
+    Return the number of bits that are set in a part of a bitmap.
+
+    :param start: where the bitmap begins in the file
+    :param first: the first bit of the part
+    :param end: the bit after the last one
+    """
+    number, skipped = 0, first % 8
+    file.seek(start + first // 8)
+    for at in range(first - skipped, end, 8 * _PIECE):
+        length = min(end - at, 8 * _PIECE)
+        bits = int.from_bytes(file.read(-(-length // 8)), "little") & (1 << length) - 1
+        number += (bits >> skipped).bit_count()
+        skipped = 0
+    return number
 
 
 def _check_pages(file: BinaryIO, header: _Header, start: int, pages: int) -> None:

@@ -18,12 +18,19 @@ BITMAPS, LIST = 3 * BLOCK, 5 * BLOCK
 END = LIST + 24 * PAGES
 
 
-def dump(order: str = "<", wide: bool = True, longest: int = BLOCK, split: int = 0) -> bytes:
-    """Return a dump of 100 pages, whose bitmaps have a block each."""
+def dump(
+    order: str = "<", wide: bool = True, longest: int = BLOCK, part: tuple[int, int] | None = None
+) -> bytes:
+    """
+    Return a dump of 100 pages, whose bitmaps have a block each.
+
+    :param part: page frames of one of several files
+    """
     data = bytearray(END + 100)
     data[:8] = b"KDUMP   "
     struct.pack_into(f"{order}iiI", data, 0x1AC if wide else 0x1A0, BLOCK, 2, 2)
-    struct.pack_into(f"{order}i", data, BLOCK + (12 if wide else 8), split)
+    form = f"{order}i{'QQ' if wide else 'II'}"
+    struct.pack_into(form, data, BLOCK + (12 if wide else 8), part is not None, *(part or (0, 0)))
     data[4 * BLOCK : 4 * BLOCK + 13] = b"\xff" * 12 + b"\x0f"
     for page in range(PAGES):
         size = longest if page == 70 else 30
@@ -66,6 +73,21 @@ def test_a_page_is_a_block_at_most(tmp_path: Path, order: str) -> None:
     assert "a page of 4,097 bytes" in why
 
 
+@pytest.mark.parametrize("order", ["<", ">"])
+@pytest.mark.parametrize("wide", [True, False])
+def test_one_of_several_files(tmp_path: Path, order: str, wide: bool) -> None:
+    """It has a part of the pages: ``makedumpfile --split``."""
+    path = tmp_path / "core"
+    for first, end, pages in ((0, 100, 100), (0, 50, 50), (50, 1000, 50), (3, 8, 5), (13, 70, 57)):
+        whole = dump(order, wide, part=(first, end))
+        assert refusal(path, whole[: LIST + 24 * pages]) is None
+        cut = refusal(path, whole[: LIST + 24 * pages - 1]) or ""
+        assert "its list of pages ends at byte" in cut
+    for first, end in ((50, 40), (0, 1 << 31)):
+        why = refusal(path, dump(order, wide, part=(first, end))) or ""
+        assert f"page frames {first} to {end} of 32768" in why
+
+
 def test_headers_without_bitmaps_are_refused(tmp_path: Path) -> None:
     data = bytearray(dump())
     struct.pack_into("<I", data, 0x1B4, 0)
@@ -73,12 +95,11 @@ def test_headers_without_bitmaps_are_refused(tmp_path: Path) -> None:
 
 
 def test_others_are_left_to_libkdumpfile(tmp_path: Path) -> None:
-    """Parts of a dump that was split, other formats, and headers that nobody can read."""
+    """Other formats, and headers that nobody can read."""
     path, start = tmp_path / "core", dump()[:LIST]
     assert refusal(path, start) is not None
-    part = dump(split=1)[:LIST]
     unreadable = b"KDUMP   ".ljust(BLOCK, b"\0") + start[BLOCK:]
-    for data in (part, b"", b"\x7fELF" + start[4:], b"KDUMP   ", unreadable):
+    for data in (b"", b"\x7fELF" + start[4:], b"KDUMP   ", unreadable):
         assert refusal(path, data) is None, data[:8]
 
 
