@@ -16,7 +16,6 @@ from __future__ import annotations
 from collections.abc import Container, Iterator, Sequence
 
 from drgn import FaultError, Object, Type, cast, offsetof, sizeof
-from drgn.helpers.linux.slab import slab_object_info
 
 from memcg_inspect.image.image import Image
 from memcg_inspect.image.layout import constant, has_type
@@ -28,6 +27,7 @@ from memcg_inspect.linux.lib.list import idr_entries
 from memcg_inspect.linux.mm.memcontrol import has_node_objcgs, nodeinfo
 from memcg_inspect.linux.mm.mmzone import possible_nodes
 from memcg_inspect.linux.mm.slab import Slab, SlabReader
+from memcg_inspect.linux.mm.slub import FreeObjects
 from memcg_inspect.model import Transient
 
 __all__ = ("DYING_MAP", "RELEASED", "Pending", "ReleasedReader")
@@ -61,6 +61,7 @@ class ReleasedReader:
         self._being_freed = _running(image, "css_free_rwork_fn")
         self._map_ops = _map_operations(image)
         self._maps = self._live_maps()
+        self._free = FreeObjects(image, slabs)
 
     def _live_maps(self) -> set[int]:
         if not self._map_ops:
@@ -129,12 +130,12 @@ class ReleasedReader:
         return is_general and self._memcg_size <= size < 2 * self._memcg_size
 
     def _released_memcgs(self, slab: Slab) -> Iterator[tuple[int, Transient]]:
-        for address in self.slabs.objects(slab):
+        for number, address in enumerate(self.slabs.objects(slab)):
             if address in self.memcgs:
                 continue
             if self.memory.word(address + self._subsys) != self._memory_subsys:
                 continue
-            if not self._is_allocated(address):
+            if not self._is_allocated(slab, number):
                 continue
             memcg, transient = self._memcg(address), Transient(RELEASED, address)
             # css_free_rwork_fn() begins with percpu_ref_exit(), which clears the pointer. So this
@@ -157,13 +158,12 @@ class ReleasedReader:
             if holder.type_.type.has_member("orig_objcg") and holder.orig_objcg:
                 yield holder.orig_objcg.value_()
 
-    def _is_allocated(self, address: int) -> bool:
+    def _is_allocated(self, slab: Slab, number: int) -> bool:
         # A free object may still have the contents of the memcg that it was.
         try:
-            info = slab_object_info(self.image.prog, address)
-        except Exception:  # the freelist of a slab that a CPU is changing can be inconsistent
+            return not self._free.is_free(slab, number)
+        except FaultError:  # the free list of a slab that a CPU is changing can be inconsistent
             return False
-        return info is not None and info.allocated is True
 
     def _dying_maps(self, slab: Slab) -> Iterator[tuple[int, Transient]]:
         for obj in self.slabs.charged_objects(slab):

@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property
 
 from drgn import FaultError
-from drgn.helpers.linux.slab import slab_object_info
 
 from memcg_inspect.collect.site import SiteFinder
 from memcg_inspect.image.image import Image
@@ -29,6 +28,7 @@ from memcg_inspect.linux.mm.memcontrol import accounting
 from memcg_inspect.linux.mm.mmzone import mem_map
 from memcg_inspect.linux.mm.percpu import PcpuArea, PcpuPlace, PercpuReader
 from memcg_inspect.linux.mm.slab import Slab, SlabReader
+from memcg_inspect.linux.mm.slub import FreeObjects
 from memcg_inspect.linux.mm.vmalloc import find_mapping, thread_size
 from memcg_inspect.model import CallSite
 from memcg_inspect.tables import NotRead, Value
@@ -55,6 +55,7 @@ class AddressLayers:
         self.coverage = payers.coverage
         self.frames = mem_map(image)
         self.slabs = SlabReader(image)
+        self.free = FreeObjects(image, self.slabs)
         self.sites = SiteFinder(image)
         self.coverage["slab"], self.coverage["sites"] = self.slabs.coverage, self.sites.coverage
         self.uses = ObjectUses(image, payers, self.slabs)
@@ -179,7 +180,7 @@ class AddressLayers:
             yield Layer("object", "none: the address is between the objects of the slab")
             return
         objcg = self.slabs.objcg(slab, number)
-        is_free = self._is_free(address)
+        is_free = self._is_free(slab, number)
         state = {None: "state not known", True: "free", False: "allocated"}[is_free]
         if is_free and objcg:
             state = "freed, and charged until the end of an RCU grace period"
@@ -203,14 +204,13 @@ class AddressLayers:
         )
         yield from self._code(self.sites.of_slab_object(slab, number))
 
-    def _is_free(self, address: int) -> bool | None:
+    def _is_free(self, slab: Slab, number: int) -> bool | None:
         """Return whether an object is free or in a CPU's cache; ``None`` if that is not known."""
         try:
-            info = slab_object_info(self.image.prog, address)
-        except Exception as error:  # the free lists may be corrupt
-            self.coverage["states"].miss("state of a slab object", address, str(error))
+            return self.free.is_free(slab, number)
+        except FaultError as error:  # the free lists may be corrupt
+            self.coverage["states"].miss("state of a slab object", error.address, str(error))
             return None
-        return None if info is None or info.allocated is None else not info.allocated
 
     def _kfence(self, slab: Slab, address: int) -> Iterator[Layer]:
         obj = kfence_object(self.image, slab.page)
