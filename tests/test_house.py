@@ -19,6 +19,17 @@ MOST_LINES_OF_A_FUNCTION = 80
 ARCHITECTURE = ROOT / "docs" / "architecture.md"
 #: Packages of other projects that the table of layers names.
 OTHERS = frozenset({"drgn", "rich"})
+#: Helpers of drgn that follow no links. What they read has a fixed number, or as many as
+#: ``linux/mm/mmzone.py`` has checked: the CPUs in a mask, and the page frames of ``FLATMEM``.
+WITH_BOUNDS = {
+    *("NODE_DATA", "nr_node_ids", "cpu_online_mask", "cpu_possible_mask", "for_each_possible_cpu"),
+    *("compound_head", "follow_page", "in_direct_map", "page_to_virt", "virt_to_page"),
+    *("for_each_valid_page_range", "totalram_pages"),
+    *("pfn_to_section", "pfn_to_section_nr", "section_nr_to_pfn"),
+    *("per_cpu", "per_cpu_ptr", "cpu_curr", "idle_task", "task_cpu", "pid_task"),
+    *("bdev_partno", "disk_name", "kernfs_parent"),
+    *("load_vmlinux_kallsyms", "takes_program_or_default"),
+}
 #: Public names that begin with an underscore: those of NamedTuple.
 PUBLIC_ALL_THE_SAME = {"_asdict", "_fields", "_make", "_replace"}
 
@@ -452,6 +463,19 @@ def test_readers_look_names_up_in_their_image() -> None:
         and (isinstance(node, ast.Subscript) or node.attr in methods)
     ]
     assert wrong == []
+
+
+def test_walks_of_images_have_bounds() -> None:
+    """Most helpers of drgn that follow links, or count, do not end on a damaged image."""
+    used = {
+        alias.name
+        for path in PACKAGE
+        for node in ast.walk(_parsed(path))
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("drgn.helpers")
+        for alias in node.names
+    }
+    assert used <= WITH_BOUNDS, "drgn's helper may follow links for ever: see linux/lib"
+    assert used == WITH_BOUNDS
 
 
 def test_lookup_errors_are_drgns_own() -> None:

@@ -301,8 +301,8 @@ def type_of(name: str, variable: Variable) -> Type | None:
         try:
             text = entry if isinstance(entry, str) else entry(variable)
             return _type(variable, text)
-        except (LookupError, FaultError):
-            continue
+        except (LookupError, FaultError, ArithmeticError, TypeError, ValueError):
+            continue  # a damaged type or length, too
     return None
 
 

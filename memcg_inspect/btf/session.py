@@ -42,6 +42,9 @@ logger = logging.getLogger(__name__)
 KEY = "memcg_inspect.btf"
 FINDER = "btf"
 
+#: No variable is larger, in bytes. A larger distance to the next symbol is taken to be damaged.
+ROOM_LIMIT = 1 << 26
+
 
 class _Place(NamedTuple):
     """Implementation of :class:`memcg_inspect.btf.globals.Variable`."""
@@ -195,7 +198,10 @@ class Session:
         if name not in table.VARIABLES:
             return None
         for symbol in self.symbols.named(name):
-            place = _Place(self.prog, symbol.address, self.symbols.room(symbol))
+            room = self.symbols.room(symbol)
+            if room is not None and not 0 < room <= ROOM_LIMIT:
+                room = None
+            place = _Place(self.prog, symbol.address, room)
             type_ = table.type_of(name, place)
             if type_ is not None:
                 return Object(self.prog, type_, address=symbol.address)

@@ -5,14 +5,14 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from drgn import FaultError, sizeof
+from drgn import FaultError, offsetof, sizeof
 from drgn.helpers.linux.mm import totalram_pages
-from drgn.helpers.linux.mmzone import for_each_present_section, section_nr_to_pfn
+from drgn.helpers.linux.mmzone import section_nr_to_pfn
 
 from memcg_inspect.image.image import Image
 from memcg_inspect.linux.mm.alloc_tag import read_call_sites, tag_ranges
 from memcg_inspect.linux.mm.mm_types import scan_pages
-from memcg_inspect.linux.mm.mmzone import mem_map, possible_cpus
+from memcg_inspect.linux.mm.mmzone import mem_map, possible_cpus, present_sections
 from memcg_inspect.linux.mm.percpu import PercpuReader
 from memcg_inspect.linux.mm.pgalloc_tag import PAGE_EXT_INVALID, page_ext_bytes
 from memcg_inspect.linux.mm.slab import SlabReader
@@ -63,14 +63,14 @@ def _page_ext(image: Image, coverage: dict[str, Coverage]) -> Cost:
     size, pages = page_ext_bytes(image), 0
     if size:
         each = int(section_nr_to_pfn(image.prog, 1))
-        for _, section in for_each_present_section(image.prog):
-            try:
-                base = int(section.page_ext.value_())
+        offset = offsetof(image.type("struct mem_section"), "page_ext")
+        try:
+            for section in present_sections(image):
+                base = image.memory.word_at(section, offset)
                 sections.read += 1
-            except FaultError as error:
-                sections.miss("section of page frames", error.address, str(error))
-                continue
-            pages += each if base and not base & PAGE_EXT_INVALID else 0
+                pages += each if base and not base & PAGE_EXT_INVALID else 0
+        except FaultError as error:
+            sections.miss("sections of page frames", error.address, str(error))
     return Cost("page_ext", pages, pages * size)
 
 

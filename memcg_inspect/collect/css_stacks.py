@@ -73,6 +73,6 @@ def _why_others(image: Image) -> str | None:
             return f"the out-of-tree module {name} may hold references"
         for name in busy_loops(image):
             return f"requests in flight on {name} may hold references"
-    except (FaultError, LookupError) as error:
+    except (FaultError, LookupError, UnknownKernelError) as error:
         return f"modules and loop devices, which may hold references, could not be read ({error})"
     return None

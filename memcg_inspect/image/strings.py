@@ -8,11 +8,13 @@ Many short strings that are close together, read a page at a time.
 
 from __future__ import annotations
 
+from drgn import FaultError, Object
+
 from memcg_inspect.image.memory import SMALLEST_PAGE, Memory
 
-__all__ = ("Strings", "text")
+__all__ = ("Strings", "c_string", "text")
 
-#: Strings are cut after this many bytes: no name in the kernel is longer.
+#: No name in the kernel is longer, in bytes. Longer strings are cut, or unreadable.
 _LONGEST = 2 * SMALLEST_PAGE
 
 
@@ -23,6 +25,19 @@ def text(data: bytes) -> str:
     :return: bytes that are not UTF-8 are escaped as ``\\xNN``
     """
     return data.partition(b"\0")[0].decode(errors="backslashreplace")
+
+
+def c_string(pointer: Object) -> bytes:
+    """
+    Return the C string that a pointer points to.
+
+    :param pointer: ``char *``
+    :raises drgn.FaultError: if it cannot be read, or is longer than any string of the kernel
+    """
+    found: bytes = pointer.prog_.read_c_string(pointer.value_(), max_size=_LONGEST)
+    if len(found) == _LONGEST:
+        raise FaultError("a string that does not end", pointer.value_())
+    return found
 
 
 class Strings:

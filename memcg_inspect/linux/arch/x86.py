@@ -10,7 +10,7 @@ entries of page tables.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from drgn import Architecture
@@ -145,11 +145,19 @@ def page_table_geometry(image: Image) -> Geometry:
     numbers = dict(
         re.findall(
             r"^NUMBER\((\w+)\)=(-?\w+)$",
-            image.object("VMCOREINFO").string_().decode(),
+            image.object("VMCOREINFO").string_().decode(errors="replace"),
             re.MULTILINE,
         )
     )
     # The bit that marks encrypted memory (SME) is not a part of the address.
-    encrypted = int(numbers.get("sme_mask", "0"), 0)
+    encrypted = _number(numbers, "sme_mask")
     mask = (1 << _PHYSICAL_BITS) - (1 << PAGE_SHIFT)
-    return Geometry(5 if int(numbers.get("pgtable_l5_enabled", "0"), 0) else 4, mask & ~encrypted)
+    return Geometry(5 if _number(numbers, "pgtable_l5_enabled") else 4, mask & ~encrypted)
+
+
+def _number(numbers: Mapping[str, str], name: str) -> int:
+    text = numbers.get(name, "0")
+    try:
+        return int(text, 0)
+    except ValueError:
+        raise ImageError(f"VMCOREINFO is damaged: NUMBER({name})={text}") from None

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from drgn import FaultError, Object, TypeKind, container_of
 
 from memcg_inspect.image.image import Image
+from memcg_inspect.image.strings import c_string
 from memcg_inspect.linux.lib.list import list_entries
 
 __all__ = ("d_path", "dentry_path")
@@ -29,7 +30,7 @@ def dentry_path(dentry: Object) -> bytes:
     :param dentry: ``struct dentry *``
     :raises drgn.FaultError: if it cannot be read, or if its parents are a circle
     """
-    return b"/".join(reversed([d.d_name.name.string_() for d in _up(dentry)]))
+    return b"/".join(reversed([c_string(d.d_name.name) for d in _up(dentry)]))
 
 
 def d_path(image: Image, dentry: Object, vfsmount: Object | None = None) -> bytes:
@@ -51,7 +52,7 @@ def d_path(image: Image, dentry: Object, vfsmount: Object | None = None) -> byte
         seen.add(mount.value_())
         root = mount.mnt.mnt_root.value_()
         climbed = list(_up(dentry, root))
-        names += [d.d_name.name.string_() for d in climbed]
+        names += [c_string(d.d_name.name) for d in climbed]
         top = climbed[-1].d_parent.value_() if climbed else dentry.value_()
         parent = mount.mnt_parent.read_()
         # The last mount, or the root of the filesystem, since the mount does not show the dentry.

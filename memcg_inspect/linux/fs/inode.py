@@ -13,6 +13,7 @@ from drgn import Object, container_of
 
 from memcg_inspect.image.image import Image, per_image
 from memcg_inspect.image.layout import has_member
+from memcg_inspect.image.strings import c_string
 from memcg_inspect.linux.fs.d_path import d_path, dentry_path
 
 __all__ = ("dentry_name", "mapping_name")
@@ -49,7 +50,7 @@ def mapping_name(image: Image, mapping: int, swap_cache: bool) -> str:
         return "(no file)"
     first = inode.i_dentry.first.read_()
     if not first:
-        name = inode.i_sb.s_type.name.string_().decode(errors="backslashreplace")
+        name = c_string(inode.i_sb.s_type.name).decode(errors="backslashreplace")
         device = inode.i_sb.s_id.string_().decode(errors="backslashreplace")
         return f"(inode {int(inode.i_ino)} of {name} {device})"
     path = dentry_name(image, container_of(first, "struct dentry", _alias(image)))
@@ -67,7 +68,7 @@ def dentry_name(image: Image, dentry: Object, mount: Object | None = None) -> st
     operations = dentry.d_op.read_()
     if operations and operations.d_dname:
         # Files with d_dname() have names without a directory, e.g. memfd:NAME.
-        path = dentry_path(dentry) or dentry.d_name.name.string_()
+        path = dentry_path(dentry) or c_string(dentry.d_name.name)
     else:
         path = d_path(image, dentry, mount)
     return str(path.decode(errors="backslashreplace"))

@@ -31,5 +31,5 @@ def counts_writeback(image: Image) -> bool:
         return True
     try:
         return has_module(image, b"nfs")
-    except LookupError:
+    except UnknownKernelError:
         return False  # CONFIG_MODULES=n

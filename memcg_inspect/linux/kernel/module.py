@@ -10,11 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from drgn import Object
-from drgn.helpers.linux.module import for_each_module
+from drgn import FaultError, Object
 
 from memcg_inspect.image.image import Image
-from memcg_inspect.linux.lib.list import distinct
+from memcg_inspect.linux.lib.list import list_entries
 
 __all__ = ("foreign_modules", "has_module")
 
@@ -27,6 +26,7 @@ def foreign_modules(image: Image) -> Iterator[str]:
     Return the names of loaded modules that were not built with the kernel (out-of-tree modules).
 
     :raises drgn.FaultError: if a module cannot be read
+    :raises UnknownKernelError: if the kernel has no modules (``CONFIG_MODULES=n``)
     """
     for module in _modules(image):
         if int(module.taints) & _FOREIGN:
@@ -38,11 +38,20 @@ def has_module(image: Image, name: bytes) -> bool:
     Return whether a module is loaded.
 
     :raises drgn.FaultError: if a module cannot be read
-    :raises LookupError: if the kernel has no modules (``CONFIG_MODULES=n``)
+    :raises UnknownKernelError: if the kernel has no modules (``CONFIG_MODULES=n``)
     """
     return any(module.name.string_() == name for module in _modules(image))
 
 
 def _modules(image: Image) -> Iterator[Object]:
-    """Walk the ``struct module *`` of all modules; a circle ends where it repeats."""
-    return distinct(for_each_module(image.prog))
+    """
+    Walk the ``struct module *`` of all modules.
+
+    :raises drgn.FaultError: if the list is broken
+    """
+
+    def broken(error: FaultError) -> None:
+        raise error
+
+    head = image.object("modules").address_of_()
+    return list_entries(image, "struct module", head, "list", broken)

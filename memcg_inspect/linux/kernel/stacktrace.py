@@ -15,7 +15,6 @@ from collections.abc import Collection, Iterable, Iterator
 from contextlib import suppress
 
 from drgn import FaultError, Object, StackTrace, SymbolKind
-from drgn.helpers.linux.cpumask import for_each_online_cpu
 from drgn.helpers.linux.sched import cpu_curr, task_cpu
 
 from memcg_inspect.image.image import Image
@@ -23,6 +22,7 @@ from memcg_inspect.image.lookup import UnknownKernelError
 from memcg_inspect.linux.kernel.sched import find_tasks
 from memcg_inspect.linux.kernel.stacktrace_pointers import PointerReader
 from memcg_inspect.linux.kernel.stacktrace_words import stack_words
+from memcg_inspect.linux.mm.mmzone import online_cpus
 from memcg_inspect.model import Running
 
 __all__ = ("read_running",)
@@ -77,7 +77,7 @@ class _Reader:
 
     def on_cpus(self) -> Iterator[Running]:
         """Return what each online CPU was running."""
-        for cpu in for_each_online_cpu(self.image.prog):
+        for cpu in online_cpus(self.image):
             try:
                 task = cpu_curr(self.image.prog, cpu)
                 self._current.add(task.value_())

@@ -17,7 +17,6 @@ from collections.abc import Iterator, Sequence, Set
 from contextlib import suppress
 
 from drgn import FaultError, Object
-from drgn.helpers.linux.cpumask import for_each_online_cpu
 from drgn.helpers.linux.sched import cpu_curr
 
 from memcg_inspect.image.image import Image
@@ -26,6 +25,7 @@ from memcg_inspect.image.strings import text
 from memcg_inspect.linux.kernel.sched import find_tasks
 from memcg_inspect.linux.kernel.stacktrace_words import stack_of, stack_words
 from memcg_inspect.linux.lib.list import OnFault
+from memcg_inspect.linux.mm.mmzone import online_cpus
 from memcg_inspect.model import Coverage, StackRef
 
 __all__ = ("stack_refs",)
@@ -67,7 +67,7 @@ def stack_refs(
 def _cpus(image: Image, on_fault: OnFault) -> dict[int, int]:
     """Return the CPU of each running task, by ``struct task_struct *``."""
     cpus: dict[int, int] = {}
-    for cpu in for_each_online_cpu(image.prog):
+    for cpu in online_cpus(image):
         try:
             cpus[cpu_curr(image.prog, cpu).value_()] = cpu
         except FaultError as error:

@@ -6,36 +6,21 @@ Linked lists, red-black trees and idrs
 Mirrors :linux:`include/linux/list.h`, :linux:`include/linux/rbtree.h` and
 :linux:`include/linux/idr.h`. drgn's helpers end at the first entry that cannot be read, and do not
 end where damaged pointers make a circle. These functions report the fault and continue with the
-entries that they can still reach. They visit each entry once.
+entries that they can still reach. They visit each entry once, and no more than the kernel can have.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 
 from drgn import FaultError, Object, container_of
 
 from memcg_inspect.image.image import Image
-from memcg_inspect.linux.lib.xarray import xa_entries
+from memcg_inspect.linux.lib.xarray import MOST_NODES, xa_entries
 
-__all__ = ("OnFault", "distinct", "hlist_entries", "idr_entries", "list_entries", "rbtree_entries")
+__all__ = ("OnFault", "hlist_entries", "idr_entries", "list_entries", "rbtree_entries")
 
 OnFault = Callable[[FaultError], None]
-
-
-def distinct(objects: Iterable[Object]) -> Iterator[Object]:
-    """
-    Iterate over what a helper of drgn finds on a list, until that is a circle.
-
-    :param objects: pointers
-    :raises drgn.FaultError: if one comes a second time
-    """
-    seen: set[int] = set()
-    for found in objects:
-        if found.value_() in seen:
-            raise FaultError("the list is a circle", found.value_())
-        seen.add(found.value_())
-        yield found
 
 
 def list_entries(
@@ -68,6 +53,8 @@ def list_entries(
 def _links(head: Object, way: str, seen: set[int]) -> Iterator[Object]:
     link = head.member_(way).read_()
     while link.value_() not in seen:
+        if len(seen) > MOST_NODES:
+            raise FaultError("the list does not end", link.value_())
         seen.add(link.value_())
         yield link
         link = link.member_(way).read_()
@@ -91,8 +78,8 @@ def hlist_entries(
     try:
         node = head.first.read_()
         while node:
-            if node.value_() in seen:
-                raise FaultError("the list is a circle", node.value_())
+            if node.value_() in seen or len(seen) == MOST_NODES:
+                raise FaultError("the list is a circle, or does not end", node.value_())
             seen.add(node.value_())
             yield container_of(node, type_, member)
             node = node.next.read_()
@@ -126,6 +113,9 @@ def rbtree_entries(
         if node.value_() in seen:
             on_fault(FaultError("the tree has a node twice", node.value_()))
             continue
+        if len(seen) == MOST_NODES:
+            on_fault(FaultError("the tree does not end", node.value_()))
+            return
         seen.add(node.value_())
         yield container_of(node, type_, member)
         try:

@@ -13,9 +13,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 
 from drgn import FaultError
-from drgn.helpers.linux.cpumask import for_each_online_cpu
 
 from memcg_inspect.image.image import Image
+from memcg_inspect.linux.mm.mmzone import online_cpus
 from memcg_inspect.linux.mm.percpu_defs import percpu_offsets
 
 __all__ = ("percpu_counter_bound", "percpu_counter_parts")
@@ -38,7 +38,7 @@ def percpu_counter_bound(image: Image) -> int:
     :raises UnknownKernelError: if the batch is not known
     """
     batch = int(image.object("percpu_counter_batch").value_())
-    return (batch - 1) * sum(1 for _ in for_each_online_cpu(image.prog))
+    return (batch - 1) * len(online_cpus(image))
 
 
 def percpu_counter_parts(image: Image, pointers: Iterable[int]) -> dict[int, int]:

@@ -16,7 +16,10 @@ from drgn import FaultError, Object, offsetof
 from memcg_inspect.image.image import Image
 from memcg_inspect.image.layout import array_length
 
-__all__ = ("xa_entries",)
+__all__ = ("MOST_NODES", "xa_entries")
+
+#: No list, tree or XArray that is read here has more entries or nodes: ``PID_MAX_LIMIT``.
+MOST_NODES = 1 << 22
 
 
 def xa_entries(
@@ -41,8 +44,8 @@ def xa_entries(
                 yield entry
         elif entry & 3 == 2 and entry > 4096:  # xa_is_node()
             try:
-                if entry in seen:
-                    raise FaultError("the XArray has a node twice", entry - 2)
+                if entry in seen or len(seen) == MOST_NODES:
+                    raise FaultError("the XArray has a node twice, or too many", entry - 2)
                 seen.add(entry)
                 data = memory.read(entry - 2 + slots, length * memory.word_size)
             except FaultError as error:

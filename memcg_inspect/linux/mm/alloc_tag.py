@@ -41,6 +41,8 @@ __all__ = (
 
 #: ``CODETAG_FLAG_INACCURATE``. Kernels that do not define it never set a flag.
 _INACCURATE = 1
+#: The kernel has less read-only data, in bytes.
+_MOST_DATA = 1 << 30
 #: Counters that are at most this far apart are read together, in bytes.
 _MOST_APART = 4096
 
@@ -106,11 +108,17 @@ def tag_ranges(image: Image, coverage: Coverage) -> list[TagRange]:
         coverage.miss("list of modules with call sites", error.address, str(error))
 
     ranges = []
-    idr = image.object("alloc_tag_cttype").mod_idr
-    for module in idr_entries(image, "struct codetag_module", idr, missed):
+    registered = image.object("alloc_tag_cttype")
+    # codetag_module_init() adds up the tags of all ranges.
+    most = int(registered.count) * alloc_tag_size(image)
+    for module in idr_entries(image, "struct codetag_module", registered.mod_idr, missed):
         try:
             found = module.range.read_()
-            ranges.append(TagRange(int(found.start.value_()), int(found.stop.value_())))
+            tags = TagRange(int(found.start.value_()), int(found.stop.value_()))
+            if not 0 <= tags.stop - tags.start <= most:
+                reason = f"call sites from {tags.start:#x} to {tags.stop:#x}"
+                raise FaultError(reason, module.value_())
+            ranges.append(tags)
         except FaultError as error:
             missed(error)
     return ranges
@@ -208,6 +216,8 @@ def proc_version(image: Image) -> str | None:
         start = image.symbol("__start_rodata").address
         end = image.symbol("__end_rodata").address
     except UnknownKernelError:
+        return None
+    if not 0 < end - start <= _MOST_DATA:
         return None
     before = b""
     for _, data in memory.pieces(start, end - start, memory.word_size):

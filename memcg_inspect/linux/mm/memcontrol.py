@@ -14,11 +14,11 @@ from collections.abc import Container, Iterable, Iterator
 from dataclasses import replace
 
 from drgn import NULL, FaultError, Object, container_of
-from drgn.helpers.linux.cgroup import cgroup_name, cgroup_path
 
 from memcg_inspect.image.image import Image, per_image
 from memcg_inspect.image.layout import constant, has_member, static_key_enabled
 from memcg_inspect.image.lookup import UnknownKernelError
+from memcg_inspect.linux.fs.kernfs import kernfs_name, kernfs_path
 from memcg_inspect.linux.lib.list import OnFault, idr_entries, list_entries
 from memcg_inspect.linux.lib.percpu_refcount import percpu_ref_count, percpu_ref_is_dying
 from memcg_inspect.linux.mm.mmzone import possible_nodes
@@ -149,9 +149,10 @@ def memcg_path(memcg: Object) -> bytes:
     Return the path of a memcg in the cgroup hierarchy.
 
     :param memcg: ``struct mem_cgroup *``
-    :raises drgn.FaultError: if a name on the way to the root cannot be read
+    :raises drgn.FaultError: if a name on the way to the root cannot be read, or if the way does not
+        lead there
     """
-    return cgroup_path(memcg.css.cgroup)
+    return kernfs_path(memcg.css.cgroup.kn)
 
 
 def find_memcg(image: Image, path: bytes) -> Object:
@@ -170,7 +171,7 @@ def find_memcg(image: Image, path: bytes) -> Object:
             child
             for parent in found
             for child in memcg_children(image, parent)
-            if cgroup_name(child.css.cgroup) == name
+            if kernfs_name(child.css.cgroup.kn) == name
         ]
     found.sort(key=lambda memcg: _is_dying(image, memcg))
     return found[0] if found else NULL(image.prog, "struct mem_cgroup *")
@@ -189,9 +190,13 @@ def payer_of(image: Image, memcg: Object) -> Object:
     :param memcg: ``struct mem_cgroup *``
     :return: ``struct mem_cgroup *``: the memcg, or if it was removed its nearest ancestor that
         was not
-    :raises drgn.FaultError: if a memcg on the way cannot be read
+    :raises drgn.FaultError: if a memcg on the way cannot be read, or if its parents are a circle
     """
+    seen: set[int] = set()
     while _is_dying(image, memcg):
+        if memcg.value_() in seen:
+            raise FaultError("a memcg is its own ancestor", memcg.value_())
+        seen.add(memcg.value_())
         memcg = container_of(memcg.css.parent.read_(), "struct mem_cgroup", "css")
     return memcg
 
@@ -343,7 +348,7 @@ class _Tree:
         if parent is None:
             return "/"
         try:
-            name = cgroup_name(memcg.css.cgroup).decode(errors="backslashreplace")
+            name = kernfs_name(memcg.css.cgroup.kn).decode(errors="backslashreplace")
             self.names.read += 1
         except FaultError as error:
             self.names.miss("name of a cgroup", error.address, str(error))

@@ -20,13 +20,12 @@ What differs between kernel releases:
 from __future__ import annotations
 
 from drgn import FaultError, Object
-from drgn.helpers.linux.cpumask import for_each_online_cpu
 
 from memcg_inspect.image.image import Image
 from memcg_inspect.image.layout import has_member
 from memcg_inspect.image.lookup import UnknownKernelError
 from memcg_inspect.linux.mm.memcontrol_stock import MEMCG_CHARGE_BATCH
-from memcg_inspect.linux.mm.mmzone import mem_map, possible_cpus
+from memcg_inspect.linux.mm.mmzone import mem_map, online_cpus, possible_cpus
 
 __all__ = ("FlushRule",)
 
@@ -40,7 +39,7 @@ class FlushRule:
 
     def __init__(self, image: Image) -> None:
         self._image = image
-        self._online = sum(1 for _ in for_each_online_cpu(image.prog))
+        self._online = len(online_cpus(image))
         cpus = len(possible_cpus(image))
         self._per_memcg = has_member(image, "struct memcg_vmstats", "stats_updates")
         if self._per_memcg:

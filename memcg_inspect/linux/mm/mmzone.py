@@ -14,10 +14,10 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from drgn import FaultError, Object, ProgramFlags, TypeKind, offsetof, sizeof
-from drgn.helpers.linux.cpumask import cpu_possible_mask, for_each_possible_cpu
+from drgn.helpers.linux.cpumask import cpu_online_mask, cpu_possible_mask, for_each_possible_cpu
 from drgn.helpers.linux.mm import for_each_valid_page_range, page_to_virt
-from drgn.helpers.linux.mmzone import for_each_online_pgdat
-from drgn.helpers.linux.nodemask import for_each_node_state, nr_node_ids
+from drgn.helpers.linux.mmzone import NODE_DATA
+from drgn.helpers.linux.nodemask import nr_node_ids
 
 from memcg_inspect.image.image import Image, per_image
 from memcg_inspect.image.layout import array_length, constant, has_member
@@ -29,10 +29,13 @@ __all__ = (
     "PageRange",
     "mem_map",
     "memory_nodes",
+    "online_cpus",
     "online_nodes",
+    "online_pgdats",
     "page_ranges",
     "possible_cpus",
     "possible_nodes",
+    "present_sections",
     "split_ranges",
 )
 
@@ -41,6 +44,8 @@ __all__ = (
 SUBSECTION_SHIFT = 21
 #: More sections than any machine has: 4 PiB of memory with sections of 128 MiB.
 _MOST_SECTIONS = 1 << 25
+#: More pages than any machine has: 4 PiB of memory with pages of 4 KiB.
+_MOST_PAGES = 1 << 40
 #: Bytes of a ``pglist_data`` to compare.
 _PGDAT_BYTES = 64
 
@@ -163,7 +168,7 @@ def _check_direct_map(image: Image, found: MemMap) -> None:
     if image.memory.word_size < 8 or image.prog.flags & ProgramFlags.IS_LIVE:
         return
     start = offsetof(image.type("struct pglist_data"), "node_start_pfn")
-    for pgdat in for_each_online_pgdat(image.prog):
+    for pgdat in online_pgdats(image):
         address = pgdat.value_() + start
         physical = address - found.direct_map
         try:
@@ -209,7 +214,7 @@ def _check_base(image: Image, found: MemMap) -> None:
 def _check_node_bits(image: Image, found: MemMap) -> None:
     # The first page frame of a node must name that node.
     memory = image.memory
-    for pgdat in for_each_online_pgdat(image.prog):
+    for pgdat in online_pgdats(image):
         pfn, present = int(pgdat.node_start_pfn), int(pgdat.node_present_pages)
         if not present:
             continue
@@ -234,12 +239,15 @@ def page_ranges(image: Image) -> list[PageRange]:
     (``altmap``). Sections of ``ZONE_DEVICE`` are not online. So pages of a memcg that migrated to
     device memory (``MEMORY_DEVICE_PRIVATE``, ``MEMORY_DEVICE_COHERENT``) are not among them.
 
-    :raises ImageError: if ``__highest_present_section_nr`` cannot be right
+    :raises ImageError: if ``__highest_present_section_nr`` or ``max_pfn`` cannot be right
     """
     try:
         roots = image.object("mem_section")
     except UnknownKernelError:  # FLATMEM
-        return [PageRange(start, end) for start, end, _ in for_each_valid_page_range(image.prog)]
+        found = [PageRange(start, end) for start, end, _ in for_each_valid_page_range(image.prog)]
+        if any(part.end > _MOST_PAGES for part in found):
+            raise ImageError(f"max_pfn is {found[-1].end:#x}, more than memory can be") from None
+        return found
     return list(_joined(_online_ranges(image, roots)))
 
 
@@ -281,6 +289,21 @@ def _online_ranges(image: Image, roots: Object) -> Iterator[PageRange]:
             else:
                 at = image.memory.word_at(data, n * size + usage)
                 yield from _subsections(image, at, start, pages, 1 << bits - SUBSECTION_SHIFT)
+
+
+def present_sections(image: Image) -> Iterator[bytes]:
+    """
+    Read each ``struct mem_section`` that is present.
+
+    :raises ImageError: if ``__highest_present_section_nr`` cannot be right
+    :raises UnknownKernelError: if the kernel has no sections (``FLATMEM``)
+    """
+    section = image.type("struct mem_section")
+    size, at = sizeof(section), offsetof(section, "section_mem_map")
+    for _, data in _sections(image, image.object("mem_section"), size):
+        for n, word in enumerate(image.memory.words(data, at, size)):
+            if word & 1:  # SECTION_MARKED_PRESENT
+                yield data[n * size : (n + 1) * size]
 
 
 def _section_flag(image: Image, name: str) -> int:
@@ -353,10 +376,9 @@ def possible_nodes(image: Image) -> range:
     """
     number = nr_node_ids(image.prog)
     try:
-        mask = image.object("node_states")[image.object("N_POSSIBLE")]
+        found = _nodes_in_state(image, "N_POSSIBLE")
     except UnknownKernelError:
         return range(number)
-    found = _set_bits(image, mask.bits)
     if not found or number != found[-1] + 1:  # setup_nr_node_ids()
         raise ImageError(f"nr_node_ids is {number}, and the possible nodes are {found[-9:]}")
     return range(number)
@@ -378,18 +400,40 @@ def _set_bits(image: Image, bits: Object) -> list[int]:
 
 @per_image
 def online_nodes(image: Image) -> tuple[int, ...]:
-    """Return the nodes that are online."""
-    return tuple(int(pgdat.node_id) for pgdat in for_each_online_pgdat(image.prog))
+    """
+    Return the nodes that are online.
+
+    :raises ImageError: if there are none, or if one is not possible
+    """
+    found = _nodes_in_state(image, "N_ONLINE")
+    if not found or not set(found) <= set(possible_nodes(image)):
+        raise ImageError(f"node_states is damaged: nodes {found[-9:]} are online")
+    return tuple(found)
+
+
+def online_pgdats(image: Image) -> Iterator[Object]:
+    """
+    Iterate over the ``struct pglist_data *`` of all nodes that are online.
+
+    :raises ImageError: if these are damaged
+    """
+    for nid in online_nodes(image):
+        yield NODE_DATA(image.prog, nid).read_()
 
 
 @per_image
 def memory_nodes(image: Image) -> frozenset[int] | None:
     """Return the nodes that have memory (``N_MEMORY``); ``None`` if they are not known."""
-    state = constant(image, "N_MEMORY")
     try:
-        return None if state is None else frozenset(for_each_node_state(image.prog, state))
-    except (FaultError, LookupError):
+        found = frozenset(_nodes_in_state(image, "N_MEMORY"))
+    except (FaultError, UnknownKernelError):
         return None
+    return found if found <= set(possible_nodes(image)) else None
+
+
+def _nodes_in_state(image: Image, state: str) -> list[int]:
+    """:param state: enumerator of ``enum node_states``"""
+    return _set_bits(image, image.object("node_states")[image.object(state)].bits)
 
 
 @per_image
@@ -408,4 +452,16 @@ def possible_cpus(image: Image) -> tuple[int, ...]:
     # setup_nr_cpu_ids(). On x86, disable_smp() may take CPUs out of the mask later.
     if not found or not found[-1] < number <= 8 * sizeof(bits):
         raise ImageError(f"nr_cpu_ids is {number}, and the possible CPUs are {found[-9:]}")
+    return tuple(found)
+
+
+def online_cpus(image: Image) -> tuple[int, ...]:
+    """
+    Return the CPUs in ``cpu_online_mask``.
+
+    :raises ImageError: if there are none, or if one is not possible
+    """
+    found = _set_bits(image, cpu_online_mask(image.prog)[0].bits)
+    if not found or not set(found) <= set(possible_cpus(image)):
+        raise ImageError(f"__cpu_online_mask is damaged: CPUs {found[-9:]} are online")
     return tuple(found)

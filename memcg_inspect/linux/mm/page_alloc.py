@@ -21,13 +21,12 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from drgn import FaultError, offsetof
-from drgn.helpers.linux.mmzone import for_each_online_pgdat
 
 from memcg_inspect.image.image import Image
 from memcg_inspect.image.layout import array_length, has_member, member_type
 from memcg_inspect.linux.mm.debug import page_at, page_behind
 from memcg_inspect.linux.mm.mm_types import Marker, page_layout
-from memcg_inspect.linux.mm.mmzone import mem_map, page_ranges
+from memcg_inspect.linux.mm.mmzone import mem_map, online_pgdats, page_ranges
 
 __all__ = ("BlockReader", "bare_markers")
 
@@ -60,7 +59,7 @@ class BlockReader:
             page *``
         :param miss: called with a ``struct page *`` and the reason if it cannot be told whether a
             block begins there. Then one is assumed to begin, so a block may be larger than its
-            order says.
+            order says. Also called with an address in a list of free pages that is broken.
         """
         self._image = image
         self._memory, self._frames, self._layout = image.memory, mem_map(image), page_layout(image)
@@ -153,23 +152,26 @@ class BlockReader:
 
     def _trylock_free_pages(self) -> set[int]:
         if self._trylock is None:
-            self._trylock = set(self._read_trylock_free_pages())
+            self._trylock = self._read_trylock_free_pages()
         return self._trylock
 
-    def _read_trylock_free_pages(self) -> list[int]:
+    def _read_trylock_free_pages(self) -> set[int]:
         # Commit 8c57b687e833 ("mm, bpf: Introduce free_pages_nolock()") (in v6.15). pcp_llist,
         # which links these pages, is in a union with pcp_list.
-        found: list[int] = []
+        found: set[int] = set()
         if not has_member(self._image, "struct zone", "trylock_free_pages"):
             return found
-        for pgdat in for_each_online_pgdat(self._image.prog):
+        for pgdat in online_pgdats(self._image):
             zones = pgdat.node_zones
             for i in range(array_length(zones.type_)):
                 try:
                     link = zones[i].trylock_free_pages.first.value_()
-                    while link and len(found) < _MOST_LINKS:
-                        found.append(link - self._link)
+                    while link:
+                        if link - self._link in found or len(found) == _MOST_LINKS:
+                            raise FaultError("the list does not end", link)
+                        found.add(link - self._link)
                         link = self._memory.word(link)
-                except FaultError:
-                    continue
+                except FaultError as error:
+                    if self._miss is not None:
+                        self._miss(error.address, str(error))
         return found

@@ -19,7 +19,6 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from drgn import FaultError, Object, ProgramFlags, offsetof
-from drgn.helpers.linux.mm import for_each_vma
 
 from memcg_inspect.image.image import Image
 from memcg_inspect.image.layout import constant
@@ -29,6 +28,7 @@ from memcg_inspect.linux.arch.x86 import ENTRIES, Entry, page_table_geometry
 from memcg_inspect.linux.mm.mm_types import Marker, compound_orders, page_layout, page_nids
 from memcg_inspect.linux.mm.mmzone import mem_map, page_ranges
 from memcg_inspect.linux.mm.page_flags import page_flags
+from memcg_inspect.linux.mm.vma import vmas
 from memcg_inspect.model import Coverage
 
 __all__ = ("Mapped", "PageTableReader")
@@ -39,6 +39,8 @@ _VM_PFNMAP, _VM_HUGETLB = 0x400, 0x400000
 _MARKERS = 16
 #: ``FOLIO_MAPPING_ANON`` (up to 6.15 ``PAGE_MAPPING_ANON``).
 _MAPPING_ANON = 1
+#: Levels of page tables with ``CONFIG_X86_5LEVEL``.
+_LEVELS_WITH_P4D = 5
 #: Page frames are read in aligned ranges of ``1 << _SHIFT``. With pages of 4 KiB, no folio is
 #: larger (``MAX_PAGE_ORDER``), except gigantic pages of hugetlb, which are not asked for.
 _SHIFT = 10
@@ -180,7 +182,9 @@ class PageTableReader:
         self._geometry = page_table_geometry(image)
         self._memory, self._frames = image.memory, mem_map(image)
         self._kinds = _PageKinds(image)
-        self._pgd = offsetof(image.type("struct mm_struct"), "pgd")
+        members = image.type("struct mm_struct")
+        self._pgd = offsetof(members, "pgd")
+        self._bytes = offsetof(members, "pgtables_bytes")
         # nr_swapfiles needs CONFIG_SWAP, huge_zero_pfn CONFIG_TRANSPARENT_HUGEPAGE.
         self._swapfiles = _number(image, "nr_swapfiles", 0)
         self._huge_zero_pfn = _number(image, "huge_zero_pfn", -1)
@@ -203,12 +207,29 @@ class PageTableReader:
         self._areas: list[tuple[int, int, int]] | None = None
         try:
             pgd = self._memory.word(mm + self._pgd)
+            self._most = self._most_tables(mm)
         except FaultError as error:
             self._missed("mm_struct", error.address, str(error))
         else:
             self._table(pgd, self._geometry.levels, 0)
             self._coverage.read += 1
         return Mapped(self._pages, self._missing)
+
+    def _most_tables(self, mm: int) -> int | None:
+        """
+        Return the number of page tables that a process can have.
+
+        ``pgtables_bytes`` counts those that are in use, but not the one of the top level, and not
+        those of the next one of five (``p4d_t``).
+
+        :return: ``None`` on a running kernel, where a process gets new ones while they are read
+        :raises drgn.FaultError: if the counter cannot be read
+        """
+        if self.image.prog.flags & ProgramFlags.IS_LIVE:
+            return None
+        counted = self._memory.word(mm + self._bytes) >> self._frames.page_shift
+        not_counted = 1 + (ENTRIES // 2 if self._geometry.levels == _LEVELS_WITH_P4D else 0)
+        return counted + not_counted
 
     def _missed(self, what: str, address: int, reason: str) -> None:
         self._missing += 1
@@ -227,6 +248,9 @@ class PageTableReader:
             return
         if (table, level) in self._seen:
             self._missed("page table", table, "it is in the page tables of a process twice")
+            return
+        if len(self._seen) == self._most:
+            self._missed("page table", table, "the process has more page tables than it counts")
             return
         self._seen.add((table, level))
         memory, geometry = self._memory, self._geometry
@@ -301,7 +325,7 @@ class PageTableReader:
             try:
                 self._areas = sorted(
                     (int(vma.vm_start), int(vma.vm_end), int(vma.vm_flags))
-                    for vma in for_each_vma(mm)
+                    for vma in vmas(self.image, mm)
                 )
             except FaultError as error:
                 self._areas = []

@@ -73,13 +73,19 @@ class _PageExt:
 
     :ivar size: ``page_ext_size``, in bytes
     :ivar offset: byte offset of the ``union codetag_ref`` in ``struct page_ext``
-    :raises ImageError: if the kernel has no sections
+    :raises ImageError: if the kernel has no sections, or if the sizes cannot be right
     """
 
     def __init__(self, image: Image) -> None:
         self._image = image
         self.size = int(image.object("page_ext_size"))
         self.offset = int(image.object("page_alloc_tagging_ops").offset)
+        most = mem_map(image).page_size
+        if not 0 <= self.offset <= self.size - image.memory.word_size <= most:
+            raise ImageError(
+                f"page_ext_size is {self.size}, and the offset of call sites in it {self.offset}: "
+                "one of them is damaged"
+            )
         if not has_type(image, "struct mem_section"):
             raise ImageError("page_ext is known here with CONFIG_SPARSEMEM only")
 
@@ -111,11 +117,14 @@ class _Indexes:
 
     :ivar shift: ``alloc_tag_ref_offs``: lowest bit of the index in the flags
     :ivar mask: ``alloc_tag_ref_mask``: mask of the index, after the shift
+    :raises ImageError: if the shift cannot be right
     """
 
     def __init__(self, image: Image) -> None:
         self.shift = int(image.object("alloc_tag_ref_offs"))
         self.mask = int(image.object("alloc_tag_ref_mask"))
+        if not 0 <= self.shift < 8 * image.memory.word_size:
+            raise ImageError(f"alloc_tag_ref_offs is damaged: {self.shift}")
         self._size = alloc_tag_size(image)
         self._kernel = int(image.object("kernel_tags").first_tag.value_())
         self._count = int(image.object("kernel_tags").count)

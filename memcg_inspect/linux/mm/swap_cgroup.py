@@ -27,6 +27,7 @@ from memcg_inspect.image.layout import array_length, has_member, member_type
 from memcg_inspect.image.lookup import UnknownKernelError
 from memcg_inspect.linux.lib.list import OnFault
 from memcg_inspect.linux.mm.mmzone import mem_map
+from memcg_inspect.linux.mm.vmalloc import check_room
 from memcg_inspect.model import Coverage
 
 __all__ = ("swap_ids",)
@@ -67,7 +68,10 @@ def _tables(image: Image, on_fault: OnFault) -> Iterator[bytes]:
     """Iterate over all arrays of IDs of all swap areas, in pieces of a page or less."""
     if has_member(image, "struct swap_cluster_info", "memcg_table"):
         for area in _areas(image, on_fault):
-            yield from _of_clusters(image, area, on_fault)
+            try:
+                yield from _of_clusters(image, area, on_fault)
+            except FaultError as error:
+                on_fault(error)
         return
     try:
         controls = image.object("swap_cgroup_ctrl").read_()
@@ -80,11 +84,15 @@ def _tables(image: Image, on_fault: OnFault) -> Iterator[bytes]:
     for swap_type, control in enumerate(controls):
         if not control.map:
             continue
-        if control.type_.has_member("length"):
-            yield from _of_pages(image, control.map, int(control.length), on_fault)
-        elif swap_type < len(areas):
-            size = int(areas[swap_type].max) * ID_SIZE
-            yield from _pieces(image, control.map.value_(), size, on_fault)
+        try:
+            if control.type_.has_member("length"):
+                yield from _of_pages(image, control.map, int(control.length), on_fault)
+            elif swap_type < len(areas):
+                size = int(areas[swap_type].max) * ID_SIZE
+                check_room(image, control.map.value_(), size)
+                yield from _pieces(image, control.map.value_(), size, on_fault)
+        except FaultError as error:
+            on_fault(error)
 
 
 def _areas(image: Image, on_fault: OnFault) -> Iterator[Object]:
@@ -107,14 +115,12 @@ def _of_clusters(image: Image, area: Object, on_fault: OnFault) -> Iterator[byte
     table = member_type(cluster, "memcg_table").type
     # The length of the table is SWAPFILE_CLUSTER.
     length = array_length(member_type(table, "id"))
-    try:
-        clusters, entries = area.cluster_info.value_(), int(area.max)
-    except FaultError as error:
-        on_fault(error)
-        return
+    clusters, entries = area.cluster_info.value_(), int(area.max)
     if not clusters:
         return  # swapoff
-    for _, data in memory.pieces(clusters, -(-entries // length) * size, size):
+    room = -(-entries // length) * size
+    check_room(image, clusters, room)
+    for _, data in memory.pieces(clusters, room, size):
         if data is None:
             on_fault(FaultError("not in the image", clusters))
             continue
@@ -125,6 +131,7 @@ def _of_clusters(image: Image, area: Object, on_fault: OnFault) -> Iterator[byte
 def _of_pages(image: Image, pages: Object, length: int, on_fault: OnFault) -> Iterator[bytes]:
     memory, frames = image.memory, mem_map(image)
     size = memory.word_size
+    check_room(image, pages.value_(), length * size)
     for _, data in memory.pieces(pages.value_(), length * size, size):
         if data is None:
             on_fault(FaultError("not in the image", pages.value_()))

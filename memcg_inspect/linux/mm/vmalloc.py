@@ -21,10 +21,11 @@ from drgn.helpers.linux.percpu import per_cpu
 from drgn.helpers.linux.sched import idle_task
 
 from memcg_inspect.image.image import Image, per_image
-from memcg_inspect.image.layout import has_member, member_type
+from memcg_inspect.image.layout import array_length, has_member, member_type
 from memcg_inspect.image.lookup import UnknownKernelError
 from memcg_inspect.linux.kernel.sched import find_tasks
 from memcg_inspect.linux.lib.list import OnFault, list_entries
+from memcg_inspect.linux.mm.debug import page_behind, read_page
 from memcg_inspect.linux.mm.mm_types import page_layout
 from memcg_inspect.linux.mm.mmzone import mem_map, possible_cpus
 from memcg_inspect.model import Coverage
@@ -34,6 +35,7 @@ __all__ = (
     "VmArea",
     "VmMapping",
     "block_users",
+    "check_room",
     "find_mapping",
     "has_restored_areas",
     "nr_vmalloc_pages",
@@ -42,6 +44,8 @@ __all__ = (
     "vm_areas",
 )
 
+#: No kernel has larger stacks, in bytes.
+_LARGEST_STACK = 1 << 18
 #: ``VM_ALLOC`` of :linux:`include/linux/vmalloc.h`.
 VM_ALLOC = 0x2
 
@@ -132,6 +136,32 @@ def find_mapping(image: Image, address: int) -> VmMapping | None:
     )
 
 
+def check_room(image: Image, address: int, size: int) -> None:
+    """
+    Check the length of an array with the memory that ``kvmalloc()`` or ``vmalloc()`` gave for it.
+
+    Nothing is checked on a running kernel, whose areas come and go while they are read.
+
+    :param address: ``void *`` of the array
+    :param size: its length, in bytes
+    :raises drgn.FaultError: if the array is longer, or if its memory is not found
+    """
+    if image.is_moving:
+        return
+    page = page_behind(image, address)
+    if page is None:
+        mapping = find_mapping(image, address)
+        end = address if mapping is None else mapping.end
+    else:
+        found, frames = read_page(image, page), mem_map(image)
+        orders = array_length(member_type(image.type("struct zone"), "free_area"))
+        if found.order >= orders:
+            raise FaultError(f"a page of order {found.order}", found.head)
+        end = frames.virt(found.head) + (frames.page_size << found.order)
+    if address + size > end:
+        raise FaultError(f"an array of {size} bytes in memory of {end - address} bytes", address)
+
+
 @per_image
 def thread_size(image: Image) -> int:
     """
@@ -139,16 +169,18 @@ def thread_size(image: Image) -> int:
 
     It is a macro. The stack of ``init_task`` has that size.
 
-    :raises UnknownKernelError: if its symbols are missing
+    :raises UnknownKernelError: if its symbols are missing, or are not where they can be
     """
     # Renamed in commit 8f69cba096b5 ("x86: Rename __{start,end}_init_task to
     # __{start,end}_init_stack") (in v6.10).
     for name in ("stack", "task"):
         try:
             start = image.symbol(f"__start_init_{name}").address
-            return int(image.symbol(f"__end_init_{name}").address - start)
+            size = int(image.symbol(f"__end_init_{name}").address - start)
         except UnknownKernelError:
             continue
+        if 0 < size <= _LARGEST_STACK and not size & size - 1:
+            return size
     raise UnknownKernelError("could not find symbol __start_init_stack")
 
 
