@@ -9,12 +9,14 @@ from collections.abc import Callable
 import drgn
 import pytest
 from drgn.helpers.linux.mm import follow_phys
+from fuzz.damage import damaged
 from support.allocinfo import GUESTS, guest_image
 from support.guests import GuestImage, Lab
 from support.missing_pages import ask_without, excluded, opened, without
 
 from memcg_inspect.collect import audit
 from memcg_inspect.image.image import Image, image_of
+from memcg_inspect.linux.lib.list import idr_entries
 from memcg_inspect.linux.mm.alloc_tag import read_call_sites, tag_ranges
 from memcg_inspect.linux.mm.mmzone import mem_map
 from memcg_inspect.model import Coverage, ImageError
@@ -134,3 +136,33 @@ def test_any_pages_may_be_missing(
         report, left = ask_without(image, gone, audit)
         assert len(left) > 0.9 * len(gone)
         check_nothing_made_up(report, image.report())
+
+
+@pytest.mark.parametrize(("kernel", "append"), GUESTS)
+def test_a_range_of_tags_that_cannot_be(lab: Lab, kernel: str, append: str) -> None:
+    """No range has more call sites than are registered."""
+    image = guest_image(lab, kernel, append)
+    prog, registered = image.program(), image.program()["alloc_tag_cttype"]
+    entries = idr_entries(
+        image_of(prog), "struct codetag_module", registered.mod_idr, lambda error: None
+    )
+    stop = next(entries).range.stop
+    for value in (stop.value_() + (1 << 40), 1 << 63, 0):
+        coverage = Coverage()
+        changed = damaged(image.core, (stop.address_ or 0, value))
+        ranges = tag_ranges(changed, coverage)
+        assert coverage.unreadable == 1
+        assert len(ranges) == len(tag_ranges(image_of(prog), Coverage())) - 1
+
+
+@pytest.mark.parametrize(("kernel", "append"), GUESTS)
+@pytest.mark.parametrize("value", [0, 4, 1 << 40, (1 << 64) - 1])
+def test_sizes_of_what_refers_to_call_sites(lab: Lab, kernel: str, append: str, value: int) -> None:
+    image = guest_image(lab, kernel, append)
+    name = "alloc_tag_ref_offs" if append.endswith("compressed") else "page_ext_size"
+    variable = image.program()[name]
+    size = drgn.sizeof(variable)
+    new = (value | 1 << 31 if size == 4 else value) % (1 << 8 * size)
+    changed = damaged(image.core, (variable.address_ or 0, new.to_bytes(size, "little")))
+    with pytest.raises(ImageError, match="damaged"):
+        audit(changed)

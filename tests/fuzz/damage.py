@@ -70,6 +70,11 @@ class Change(NamedTuple):
     address: int
     data: bytes | None
 
+    def __str__(self) -> str:
+        new = "" if self.data is None else self.data[:16].hex()
+        read = f"{self.read.address:#x}+{self.read.size}"
+        return f"{self.kind} {self.read.line} {self.address:#x} ({read}) {new}"
+
 
 def line_of_package() -> str:
     """

@@ -3,8 +3,8 @@
 Run the program on copies of images whose headers are damaged.
 
 The headers are those of the format of the dump: ELF header, program headers and notes; the
-headers, the bitmaps and the list of pages of a kdump. Of an ELF dump, only the headers are copied:
-its memory reads as zeroes. A run is bad if the program ends with status 70 or by a signal.
+headers, the bitmaps and the list of pages of a kdump. A run is bad if the program ends with status
+70 or by a signal.
 """
 
 from __future__ import annotations
@@ -43,11 +43,14 @@ def runs(core: Path, folder: Path, seeds: range) -> Iterator[dict[str, Any]]:
         file.seek(0)
         head = file.read(ELF_HEADERS if is_elf else HEADERS)
     copy = folder / "core"
-    if is_elf:
-        copy.write_bytes(head)
-        os.truncate(copy, core.stat().st_size)
-    else:
-        shutil.copyfile(core, copy)
+    shutil.copyfile(core, copy)
+    try:
+        yield from _on_copy(copy, head, seeds)
+    finally:
+        copy.unlink()
+
+
+def _on_copy(copy: Path, head: bytes, seeds: range) -> Iterator[dict[str, Any]]:
     for seed in seeds:
         chance = random.Random(seed)
         data, what = bytearray(head), []
@@ -58,7 +61,7 @@ def runs(core: Path, folder: Path, seeds: range) -> Iterator[dict[str, Any]]:
             file.write(data)
         used = copy
         if size is not None:
-            used = folder / "cut"
+            used = copy.with_name("cut")
             used.write_bytes(data[:size])
             what.append(f"cut at {size}")
         command = COMMANDS[seed % len(COMMANDS)]

@@ -3,14 +3,10 @@
 Run commands on a damaged image: ``python tests/fuzz/run.py IMAGE [--seed N] [--runs N]``.
 
 Each run damages a few bytes of the image, chosen by its seed, and runs one command in a process of
-its own. A run is bad if
+its own (:mod:`fuzz.attempt`).
 
-- the command ends in a traceback (exit status 70), or is killed by a signal;
-- it makes more than :data:`~fuzz.damage.MOST_READS` reads, needs more memory than :data:`MEMORY`,
-  or more than :data:`SECONDS` seconds of a CPU;
-- ``audit`` says ``exact`` although a page that it tried to read was missing.
-
-``--headers`` damages the headers of copies instead: see :mod:`fuzz.headers`.
+``--headers`` damages the headers of copies instead: see :mod:`fuzz.headers`. ``--opening`` damages
+types and symbols: see :mod:`fuzz.opening`.
 
 It prints a line of JSON for each run. Its seed repeats the run while the readers are the same.
 """
@@ -19,63 +15,49 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import io
 import json
-import os
-import resource
-import signal
 import sys
-import traceback
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import drgn
-from fuzz import headers
-from fuzz.damage import MOST_READS, Chooser, HangError, Memory, Trace
+from fuzz import headers, opening
+from fuzz.attempt import AUDIT, VIEWS, ExactError, in_child, opened, run
+from fuzz.damage import MOST_READS, Chooser, Memory, Trace
 
 from memcg_inspect.image.image import Image
-from memcg_inspect.image.program import ImageSource, open_program
+from memcg_inspect.linux.kernel.sched import find_tasks
+from memcg_inspect.linux.mm.memcontrol import root_memcg
+from memcg_inspect.linux.mm.mm_types import scan_pages
+from memcg_inspect.linux.mm.mmzone import mem_map
+from memcg_inspect.linux.mm.slab import SlabReader
 from memcg_inspect.model import MemcgInspectError
-from memcg_inspect.report import Report
-from memcg_inspect.subcommands import add_subcommands, answer, check_arguments, show
 
-#: Bytes of memory that a command may need more than the undamaged one.
-MEMORY = 1 << 30
-#: Seconds of CPU time of a run.
-SECONDS = 100
-
-AUDIT = ("audit", "--json")
-VIEWS: tuple[tuple[str, ...], ...] = (
-    ("dying", "--json"),
-    ("percpu", "--each", "--json"),
-    ("rss", "--json"),
-    ("slabinfo", "--by-node", "--json"),
-    ("stat", "/", "--all", "--json"),
-    ("stock", "--json"),
-    ("tasks", "--json"),
-)
+#: Caches whose objects ``who`` tells the use of.
+_CACHES = ("task_struct", "dentry", "filp", "zswap_entry", "UNIX", "mem_cgroup", "kmalloc-cg-64")
 
 
-def opened(core: Path) -> drgn.Program:
-    return open_program(ImageSource(core=str(core), debuginfo="btf"))
-
-
-def run(image: Image, arguments: Sequence[str]) -> str:
-    """Run a command as the program does; return the verdict, or how it ended."""
-    parser = argparse.ArgumentParser()
-    add_subcommands(parser)
-    args = parser.parse_args(list(arguments))
-    check_arguments(args)
-    with contextlib.redirect_stdout(io.StringIO()):
-        result = answer(image, args)
-        show(result, args)
-        args.json = False
-        show(result, args)
-    if isinstance(result, Report):
-        return result.verdict
-    return "whole" if result.is_whole else "incomplete"
+def addresses(image: Image) -> Iterator[int]:
+    """Return the addresses of one thing of each kind."""
+    tasks = find_tasks(image, lambda error: None)
+    yield tasks[0].stack.value_()
+    memcg = root_memcg(image)
+    yield memcg.value_()
+    yield memcg.vmstats_percpu.value_()
+    frames, slabs = mem_map(image), SlabReader(image)
+    found: dict[str, int] = {}
+    for piece in scan_pages(image):
+        for slab in filter(None, map(slabs.slab, piece.slabs)):
+            if slab.objects:
+                found.setdefault(slab.cache.name, slabs.address(slab, slab.objects // 2))
+        for page in piece.kmem:
+            found.setdefault(f"kmem {page.type}", page.page)
+            found.setdefault(f"memory of kmem {page.type}", frames.virt(page.page))
+    for name, address in found.items():
+        if name in _CACHES or "kmem " in name:
+            yield address
 
 
 class Fuzz:
@@ -88,10 +70,17 @@ class Fuzz:
         traced.register_type_finder("names", self._name, enable_index=0)
         trace = Trace(traced, self.under)
         self.choosers = {}
+        things = [f"{address:#x}" for address in addresses(Image(self.under))]
         for arguments in (AUDIT, *VIEWS):
+            if arguments[0] == "who":
+                arguments = (*arguments, *things)
             trace.begin()
-            run(Image(traced), arguments)
+            try:
+                run(Image(traced), arguments)
+            except MemcgInspectError:
+                continue
             self.choosers[arguments] = Chooser(trace.lines, self.under)
+        self.views = [arguments for arguments in self.choosers if arguments != AUDIT]
         self.prog = opened(core)
         self.memory = Memory(self.prog, core)
         for name in sorted(self.types):
@@ -110,64 +99,19 @@ class Fuzz:
 
     def run(self, seed: int) -> dict[str, Any]:
         """Damage the image by a seed, and run one command."""
-        arguments = AUDIT if seed % 2 else VIEWS[seed // 2 % len(VIEWS)]
+        arguments = AUDIT if seed % 2 else self.views[seed // 2 % len(self.views)]
         changes = self.choosers[arguments].changes(seed)
-        result = self._forked(changes, arguments)
-        return {
-            "seed": seed,
-            "command": arguments[0],
-            **result,
-            "damage": [
-                f"{c.kind} {c.read.line} {c.address:#x} ({c.read.address:#x}+{c.read.size}) "
-                f"{'' if c.data is None else c.data[:16].hex()}"
-                for c in changes
-            ],
-        }
 
-    def _forked(self, changes: Sequence[Any], arguments: Sequence[str]) -> dict[str, Any]:
-        ours, theirs = os.pipe()
-        child = os.fork()
-        if child == 0:
-            os.close(ours)
-            result = self._limited(changes, arguments)
-            os.write(theirs, json.dumps(result).encode())
-            os._exit(0)
-        os.close(theirs)
-        with os.fdopen(ours) as pipe:
-            said = pipe.read()
-        _, status = os.waitpid(child, 0)
-        if os.WIFSIGNALED(status):
-            name = signal.Signals(os.WTERMSIG(status)).name
-            return {"outcome": f"killed by {name}", "bad": True, "reads": 0}
-        found: dict[str, Any] = json.loads(said)
-        return found
-
-    def _limited(self, changes: Sequence[Any], arguments: Sequence[str]) -> dict[str, Any]:
-        used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-        resource.setrlimit(resource.RLIMIT_AS, (used + MEMORY, used + MEMORY))
-        resource.setrlimit(resource.RLIMIT_CPU, (SECONDS, SECONDS + 5))
-        devnull = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(devnull, 2)
-        self.memory.apply(changes)
-        bad, lines = False, ""
-        try:
+        def attempt() -> tuple[str, int]:
+            self.memory.apply(changes)
             outcome = run(Image(self.prog), arguments)
             if outcome == "exact" and self.memory.faults:
-                bad = True
-        except MemcgInspectError as error:
-            outcome, lines = f"refused: {error}", traceback.format_exc(limit=-6)
-        except HangError as error:
-            outcome, bad = f"hangs in {error}", True
-            lines = traceback.format_exc(limit=-12)
-        except Exception as error:
-            outcome, bad = f"{type(error).__name__}: {error}", True
-            lines = traceback.format_exc(limit=-8)
-        return {
-            "outcome": outcome[:300],
-            "bad": bad,
-            "reads": self.memory.reads,
-            "lines": lines[-3000:],
-        }
+                raise ExactError(f"{self.memory.faults} reads failed")
+            return outcome, self.memory.reads
+
+        result = in_child(attempt)
+        command = " ".join(arguments[:2])
+        return {"seed": seed, "command": command, **result, "damage": list(map(str, changes))}
 
 
 def runs(core: Path, seeds: range) -> Iterator[dict[str, Any]]:
@@ -182,14 +126,17 @@ def main() -> int:
     parser.add_argument("image", type=Path)
     parser.add_argument("--seed", type=int, default=0, help="the first seed")
     parser.add_argument("--runs", type=int, default=1)
-    parser.add_argument("--headers", metavar="FOLDER", type=Path, help="where to make copies")
+    where = parser.add_mutually_exclusive_group()
+    where.add_argument("--headers", metavar="FOLDER", type=Path, help="where to make copies")
+    where.add_argument("--opening", action="store_true", help="damage types and symbols")
     args = parser.parse_args()
     outcomes: Counter[str] = Counter()
     bad, seeds = 0, range(args.seed, args.seed + args.runs)
-    memory = args.headers is None
-    for found in (
-        runs(args.image, seeds) if memory else headers.runs(args.image, args.headers, seeds)
-    ):
+    if args.headers is not None:
+        every = headers.runs(args.image, args.headers, seeds)
+    else:
+        every = (opening.runs if args.opening else runs)(args.image, seeds)
+    for found in every:
         print(json.dumps(found), flush=True)
         bad += found["bad"]
         outcomes["bad" if found["bad"] else found["outcome"].partition(":")[0]] += 1

@@ -7,6 +7,7 @@ The fuzzer found these. It finds them again only by chance.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 
 import drgn
@@ -16,19 +17,32 @@ from drgn.helpers.linux.bpf import bpf_map_for_each
 from drgn.helpers.linux.fs import d_path, for_each_mount
 from drgn.helpers.linux.list import hlist_for_each_entry, list_for_each_entry
 from drgn.helpers.linux.module import for_each_module
+from drgn.helpers.linux.percpu import per_cpu
 from drgn.helpers.linux.pid import find_task
 from fuzz.damage import PAGE, damaged
 from support.guests import GuestImage, Lab
 
+from memcg_inspect.checks.evidence_query import MOST_EVIDENCE
 from memcg_inspect.collect import audit
 from memcg_inspect.image.image import Image, image_of
+from memcg_inspect.image.layout import has_member
 from memcg_inspect.linux.fs.inode import dentry_name
 from memcg_inspect.linux.lib.list import rbtree_entries
 from memcg_inspect.linux.mm.debug import read_page
+from memcg_inspect.linux.mm.memcontrol import find_memcg, memcg_path
 from memcg_inspect.linux.mm.mm_types import page_layout, pages_per_piece, scan_pages
-from memcg_inspect.linux.mm.mmzone import mem_map, page_ranges, possible_cpus, possible_nodes
+from memcg_inspect.linux.mm.mmzone import (
+    mem_map,
+    online_cpus,
+    online_nodes,
+    page_ranges,
+    possible_cpus,
+    possible_nodes,
+)
+from memcg_inspect.linux.mm.pagewalk import PageTableReader
 from memcg_inspect.linux.mm.percpu import PercpuReader
 from memcg_inspect.linux.mm.slab import SlabReader
+from memcg_inspect.linux.mm.swap_cgroup import swap_ids
 from memcg_inspect.linux.mm.vmalloc import vm_areas
 from memcg_inspect.linux.mm.zswap import ZswapReader
 from memcg_inspect.linux.net.skbuff import unix_socket_pages
@@ -38,6 +52,8 @@ from memcg_inspect.report import Report
 pytestmark = pytest.mark.image
 
 WORD, INT = 8, 4
+#: Seconds of CPU time for what takes one or two, and took more than 20.
+PATIENCE = 15
 OLD_AND_NEW = pytest.mark.parametrize(
     "kernel", ["7.3", pytest.param("6.1", marks=pytest.mark.long)]
 )
@@ -116,6 +132,50 @@ def test_the_number_of_zswap_trees(image: GuestImage) -> None:
 
 
 @OLD_AND_NEW
+@pytest.mark.parametrize("bits", [20, 32])
+def test_the_number_of_swap_entries(image: GuestImage, bits: int) -> None:
+    """Of a swap device; up to 6.13, of the pages that have the IDs of its memcgs."""
+    prog = image.program()
+    count = place(prog["swap_info"][0].max)
+    if has_member(image_of(prog), "struct swap_cgroup_ctrl", "length"):
+        count, bits = place(prog["swap_cgroup_ctrl"][0].length), 2 * bits - 1
+    whole, coverage = Coverage(), Coverage()
+    assert swap_ids(image_of(prog), whole)
+    assert whole.read and not whole.unreadable
+    changed = damaged(image.core, (count, ((1 << bits) - 1).to_bytes(-(-bits // 32) * 4, "little")))
+    assert not swap_ids(changed, coverage)
+    assert (coverage.read, coverage.unreadable) == (0, 1)
+    assert "bytes in memory of" in coverage.examples[0].reason
+
+
+@OLD_AND_NEW
+def test_a_process_has_no_more_page_tables_than_it_counts(image: GuestImage) -> None:
+    mm = find_task(image.program(), 1).mm
+    counted = mm.pgtables_bytes.counter
+    whole, coverage = Coverage(), Coverage()
+    pages = PageTableReader(image_of(image.program())).walk(mm.value_(), whole)
+    assert pages.total("file") > 10 and not whole.unreadable
+    changed = damaged(image.core, (place(counted), 2 * PAGE))
+    left = PageTableReader(changed).walk(mm.value_(), coverage)
+    assert left.missing and coverage.unreadable
+    assert left.total("file") < pages.total("file")
+    assert "more page tables than it counts" in coverage.examples[0].reason
+
+
+@OLD_AND_NEW
+def test_the_cpus_and_nodes_that_are_online(image: GuestImage) -> None:
+    mask = place(image.program()["__cpu_online_mask"])
+    assert online_cpus(image_of(image.program())) == (0, 1, 2, 3)
+    nodes = place(image.program()["node_states"][image.program()["N_ONLINE"]])
+    assert online_nodes(image_of(image.program())) == (0, 1, 2, 3)
+    for word in (0, 1 << 4 | 1, (1 << 64) - 1):
+        with pytest.raises(ImageError, match="__cpu_online_mask is damaged"):
+            online_cpus(damaged(image.core, (mask, word)))
+        with pytest.raises(ImageError, match="node_states is damaged"):
+            mem_map(damaged(image.core, (nodes, word)))
+
+
+@OLD_AND_NEW
 @pytest.mark.parametrize("value", [0, 1, 1 << 20, (1 << 32) - 1])
 def test_the_size_of_the_objects_of_a_cache(image: GuestImage, value: int) -> None:
     slab = next(s for s in slabs(image_of(image.program())) if s.charged)
@@ -185,9 +245,53 @@ def test_a_percpu_chunk_without_bounds(image: GuestImage) -> None:
     bounds = Object(image.program(), "struct pcpu_chunk *", chunk.address).bound_map.value_()
     size = chunk.nr_pages * PAGE // 4 // 8 + 1
     parts = range(bounds, bounds + size, 512)
+    before = time.process_time()
     report = audit(damaged(image.core, *((p, bytes(min(512, bounds + size - p))) for p in parts)))
+    assert time.process_time() - before < PATIENCE
     assert report.verdict in ("incomplete", "findings")
     assert report.coverage["percpu"].unreadable
+
+
+@OLD_AND_NEW
+@pytest.mark.parametrize("byte", [0x55, 0xFF])
+def test_a_percpu_chunk_of_many_allocations(image: GuestImage, byte: int) -> None:
+    """An allocation begins at each of its units, or at every other."""
+    reader = PercpuReader(image_of(image.program()))
+    chunk = next(c for c in reader.chunks() if reader.charged(c))
+    found = Object(image.program(), "struct pcpu_chunk *", chunk.address)
+    size = chunk.nr_pages * PAGE // 4 // 8
+    parts = [
+        (start + at, bytes([byte]) * min(512, size - at))
+        for start in (found.bound_map.value_(), found.alloc_map.value_())
+        for at in range(0, size, 512)
+    ]
+    changed = damaged(image.core, *parts)
+    before = time.process_time()
+    audit(changed)
+    again = PercpuReader(changed)
+    assert max(sum(1 for _ in again.allocations(c)) for c in again.chunks()) > 3 * size
+    assert time.process_time() - before < PATIENCE
+
+
+@OLD_AND_NEW
+def test_a_slab_of_many_objects_whose_owner_changes(image: GuestImage) -> None:
+    """Each of them can be the evidence for each row."""
+    whole = image_of(image.program())
+    known = sorted({objcg for slab in slabs(whole) for objcg in slab.charged})
+    slab = max(
+        (s for s in slabs(whole) if s.vector and s.objects * s.vector.stride <= PAGE),
+        key=lambda s: s.objects,
+    )
+    assert slab.vector is not None and slab.objects > 50
+    writes = [
+        (slab.vector.address + n * slab.vector.stride, known[n % len(known)])
+        for n in range(slab.objects)
+    ]
+    before = time.process_time()
+    report = audit(damaged(image.core, *writes))
+    assert time.process_time() - before < PATIENCE
+    assert report.verdict == "findings"
+    assert all(len(finding.evidence) <= MOST_EVIDENCE for finding in report.findings)
 
 
 @OLD_AND_NEW
@@ -239,6 +343,33 @@ def test_a_disk_that_fails(image: GuestImage) -> None:
 
 
 # Circles
+
+
+@OLD_AND_NEW
+def test_a_list_of_vmalloc_areas(image: GuestImage) -> None:
+    prog = image.program()
+    try:
+        head = prog["vmap_nodes"][0].busy.head
+    except KeyError:  # until 6.8
+        head = prog["vmap_area_list"]
+    link = head.next
+    whole, coverage = Coverage(), Coverage()
+    areas = {area.address for area in vm_areas(image_of(prog), whole, Coverage())}
+    changed = damaged(image.core, (place(link.next), link.value_()))
+    found = {area.address for area in vm_areas(changed, coverage, Coverage())}
+    assert (whole.unreadable, coverage.unreadable) == (0, 1)
+    assert found == areas  # from the other end
+
+
+@OLD_AND_NEW
+def test_parents_of_a_cgroup(image: GuestImage) -> None:
+    memcg = find_memcg(image_of(image.program()), b"/files/web")
+    node = memcg.css.cgroup.kn
+    parent = "__parent" if node.type_.type.has_member("__parent") else "parent"
+    assert memcg_path(memcg) == b"/files/web"
+    changed = damaged(image.core, (place(node.member_(parent).member_(parent)), node.value_()))
+    with pytest.raises(FaultError, match="circle"):
+        memcg_path(Object(changed.prog, "struct mem_cgroup *", memcg.value_()))
 
 
 @NEW
@@ -331,6 +462,47 @@ def test_parents_of_a_dentry(image: GuestImage) -> None:
 
 
 # Exact in spite of damage
+
+
+@OLD_AND_NEW
+@pytest.mark.parametrize("task", ["missing", 0x1000])
+def test_a_cpu_whose_task_cannot_be_read(image: GuestImage, task: int | str) -> None:
+    """It may have been at work on anything: a page that is off is neither exact nor explained."""
+    prog = image.program()
+    usage = find_memcg(image_of(prog), b"/files/web").memory.usage.counter
+    current = place(per_cpu(prog["runqueues"], 1).curr)
+    changed = damaged(image.core, (place(usage), int(usage) + 1), (current, task))
+    report = audit(changed)
+    assert report.verdict in ("incomplete", "findings")
+    rows = [r for r in report.rows if r.identity == "usage" and r.difference]
+    assert rows
+    assert {row.status for row in rows} <= {"unverifiable", "differs"}
+
+
+@OLD_AND_NEW
+def test_a_task_without_cgroups(image: GuestImage) -> None:
+    task = find_task(image.program(), 1)
+    check_incomplete(audit(damaged(image.core, (place(task.cgroups), 0))), "tasks")
+
+
+@OLD_AND_NEW
+def test_a_zswap_entry_at_a_low_address(image: GuestImage) -> None:
+    prog = image.program()
+    trees = prog["zswap_trees"][0]
+    if trees.type_.type.unaliased().type_name() == "struct xarray":
+        number = prog["nr_zswap_trees"][0].value_()
+        head = next(
+            tree.xa_head.value_() for tree in (trees[i] for i in range(number)) if tree.xa_head
+        )
+        where = dict(slots(prog, head))
+    else:
+        where = {trees.rbroot.rb_node.value_(): place(trees.rbroot.rb_node)}
+    coverage = ZswapReader(image_of(prog))
+    whole = {entry.address for entry in coverage.entries()}
+    reader = ZswapReader(damaged(image.core, (next(iter(where.values())), 0x1000)))
+    found = {entry.address for entry in reader.entries()}
+    assert found < whole
+    assert reader.coverage.unreadable and not coverage.coverage.unreadable
 
 
 @OLD_AND_NEW

@@ -18,13 +18,16 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from support.guests import ROOT, Lab
+from support.guests import DEBIAN_KERNELS, NOT_BUILT, ROOT, Lab
 
 pytestmark = pytest.mark.image
 
-#: Share of all runs, by image.
-MEMORY = {"7.3": 0.5, "6.1": 0.3}
+#: Share of all runs, by image. The last two are added with --all: a kernel that profiles
+#: allocations, and one that accounts kernel memory by node.
+MEMORY = {"7.3": 0.45, "6.1": 0.3, "7.3-lab": 0.2, "7.3-pernode": 0.1}
 HEADERS = {"kdump": 0.15, "elf": 0.05}
+OPENING = 0.05
+PROFILED = {"7.3-lab": "sysctl.vm.mem_profiling=1"}
 
 
 def run(image: Path, number: int, *more: str) -> Counter[str]:
@@ -47,10 +50,24 @@ def share(request: pytest.FixtureRequest, of_all: float) -> int:
     return round(request.config.getoption("--fuzz") * of_all)
 
 
-@pytest.mark.parametrize("kernel", MEMORY)
+@pytest.mark.parametrize(
+    "kernel",
+    [
+        pytest.param(kernel, marks=[] if kernel in DEBIAN_KERNELS else [pytest.mark.long])
+        for kernel in MEMORY
+        if kernel not in NOT_BUILT
+    ],
+)
 def test_memory(lab: Lab, kernel: str, request: pytest.FixtureRequest) -> None:
-    ended = run(lab.image(kernel, "1", "mixed").core, share(request, MEMORY[kernel]))
+    image = lab.image(kernel, "1", "mixed", append=PROFILED.get(kernel, ""))
+    ended = run(image.core, share(request, MEMORY[kernel]))
     assert ended["incomplete"] and len(ended) > 2  # the damage was where commands read
+
+
+def test_opening(lab: Lab, request: pytest.FixtureRequest) -> None:
+    core = lab.image("7.3", "1", "mixed").core
+    ended = run(core, share(request, OPENING), "--opening")
+    assert sum(ended.values())
 
 
 @pytest.mark.parametrize("format", HEADERS)

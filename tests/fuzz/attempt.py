@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+"""
+Run a command in a process of its own, with limits.
+
+A run is bad if
+
+- the command ends in a traceback (exit status 70), or is killed by a signal;
+- it makes more than :data:`~fuzz.damage.MOST_READS` reads, needs more memory than :data:`MEMORY`,
+  or more than :data:`SECONDS` seconds of a CPU;
+- ``audit`` says ``exact`` although a page that it tried to read was missing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import io
+import json
+import os
+import resource
+import signal
+import traceback
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import drgn
+from fuzz.damage import HangError
+
+from memcg_inspect.image.image import Image
+from memcg_inspect.image.program import ImageSource, open_program
+from memcg_inspect.model import MemcgInspectError
+from memcg_inspect.report import Report
+from memcg_inspect.subcommands import add_subcommands, answer, check_arguments, show
+
+#: Bytes of memory that a command may need more than the undamaged one.
+MEMORY = 1 << 30
+#: Seconds of CPU time of a run.
+SECONDS = 100
+
+AUDIT = ("audit", "--json")
+#: Those that an image cannot answer are left out. ``who`` gets the addresses that are in the image.
+VIEWS: tuple[tuple[str, ...], ...] = (
+    ("allocinfo", "--json"),
+    ("allocinfo", "--by", "memcg,node,kind,site", "--json"),
+    ("allocinfo", "--overhead", "--json"),
+    ("drift", "--json"),
+    ("dying", "--json"),
+    ("percpu", "--each", "--json"),
+    ("rss", "--json"),
+    ("rss", "--check", "--json"),
+    ("slabinfo", "--by-node", "--json"),
+    ("stat", "/", "--all", "--json"),
+    ("stock", "--json"),
+    ("tasks", "--json"),
+    ("who", "--json"),
+)
+
+
+def opened(core: Path) -> drgn.Program:
+    return open_program(ImageSource(core=str(core), debuginfo="btf"))
+
+
+def run(image: Image, arguments: Sequence[str]) -> str:
+    """Run a command as the program does; return the verdict, or how it ended."""
+    parser = argparse.ArgumentParser()
+    add_subcommands(parser)
+    args = parser.parse_args(list(arguments))
+    check_arguments(args)
+    with contextlib.redirect_stdout(io.StringIO()):
+        result = answer(image, args)
+        show(result, args)
+        args.json = False
+        show(result, args)
+    if isinstance(result, Report):
+        return result.verdict
+    return "whole" if result.is_whole else "incomplete"
+
+
+class ExactError(Exception):
+    """The verdict is ``exact``, and what was to be read was not there."""
+
+
+def in_child(attempt: Callable[[], tuple[str, int]]) -> dict[str, Any]:
+    """
+    Try something in a process of its own, with limits.
+
+    :param attempt: returns how it ended, and the number of reads
+    """
+    ours, theirs = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(ours)
+        result = _limited(attempt)
+        os.write(theirs, json.dumps(result).encode())
+        os._exit(0)
+    os.close(theirs)
+    with os.fdopen(ours) as pipe:
+        said = pipe.read()
+    _, status = os.waitpid(child, 0)
+    if os.WIFSIGNALED(status):
+        name = signal.Signals(os.WTERMSIG(status)).name
+        return {"outcome": f"killed by {name}", "bad": True, "reads": 0}
+    found: dict[str, Any] = json.loads(said)
+    return found
+
+
+def _limited(attempt: Callable[[], tuple[str, int]]) -> dict[str, Any]:
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (used + MEMORY, used + MEMORY))
+    resource.setrlimit(resource.RLIMIT_CPU, (SECONDS, SECONDS + 5))
+    devnull = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(devnull, 2)
+    bad, lines, reads = False, "", 0
+    try:
+        outcome, reads = attempt()
+    except MemcgInspectError as error:
+        outcome, lines = f"refused: {error}", traceback.format_exc(limit=-6)
+    except HangError as error:
+        outcome, bad = f"hangs in {error}", True
+        lines = traceback.format_exc(limit=-12)
+    except Exception as error:
+        outcome, bad = f"{type(error).__name__}: {error}", True
+        lines = traceback.format_exc(limit=-8)
+    return {"outcome": outcome[:300], "bad": bad, "reads": reads, "lines": lines[-3000:]}

@@ -1,0 +1,12 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+"""The fuzzer runs every command."""
+
+from __future__ import annotations
+
+from fuzz.attempt import AUDIT, VIEWS
+
+from memcg_inspect.subcommands import COMMANDS
+
+
+def test_every_command_is_tried() -> None:
+    assert {AUDIT[0], *(view[0] for view in VIEWS)} == set(COMMANDS)
