@@ -39,8 +39,8 @@ _VM_PFNMAP, _VM_HUGETLB = 0x400, 0x400000
 _MARKERS = 16
 #: ``FOLIO_MAPPING_ANON`` (up to 6.15 ``PAGE_MAPPING_ANON``).
 _MAPPING_ANON = 1
-#: Levels of page tables with ``CONFIG_X86_5LEVEL``.
-_LEVELS_WITH_P4D = 5
+#: ``pgtables_bytes`` counts tables of these levels: ``pud_t``, ``pmd_t`` and ``pte_t``.
+_COUNTED_LEVELS = 3
 #: Page frames are read in aligned ranges of ``1 << _SHIFT``. With pages of 4 KiB, no folio is
 #: larger (``MAX_PAGE_ORDER``), except gigantic pages of hugetlb, which are not asked for.
 _SHIFT = 10
@@ -204,6 +204,7 @@ class PageTableReader:
         self._pages: Counter[tuple[str, int | None]] = Counter()
         self._missing = 0
         self._seen: set[tuple[int, int]] = set()
+        self._counted = 0
         self._areas: list[tuple[int, int, int]] | None = None
         try:
             pgd = self._memory.word(mm + self._pgd)
@@ -217,19 +218,16 @@ class PageTableReader:
 
     def _most_tables(self, mm: int) -> int | None:
         """
-        Return the number of page tables that a process can have.
+        Return the number of page tables of the lowest levels that a process has.
 
-        ``pgtables_bytes`` counts those that are in use, but not the one of the top level, and not
-        those of the next one of five (``p4d_t``).
+        ``pgtables_bytes`` counts the tables of ``pud_t``, ``pmd_t`` and ``pte_t``.
 
         :return: ``None`` on a running kernel, where a process gets new ones while they are read
         :raises drgn.FaultError: if the counter cannot be read
         """
         if self.image.prog.flags & ProgramFlags.IS_LIVE:
             return None
-        counted = self._memory.word(mm + self._bytes) >> self._frames.page_shift
-        not_counted = 1 + (ENTRIES // 2 if self._geometry.levels == _LEVELS_WITH_P4D else 0)
-        return counted + not_counted
+        return self._memory.word(mm + self._bytes) >> self._frames.page_shift
 
     def _missed(self, what: str, address: int, reason: str) -> None:
         self._missing += 1
@@ -249,10 +247,11 @@ class PageTableReader:
         if (table, level) in self._seen:
             self._missed("page table", table, "it is in the page tables of a process twice")
             return
-        if len(self._seen) == self._most:
+        self._seen.add((table, level))
+        self._counted += level <= _COUNTED_LEVELS
+        if self._most is not None and self._counted > self._most:
             self._missed("page table", table, "the process has more page tables than it counts")
             return
-        self._seen.add((table, level))
         memory, geometry = self._memory, self._geometry
         # The second half of the top-level table maps the kernel.
         number = ENTRIES // 2 if level == geometry.levels else ENTRIES
