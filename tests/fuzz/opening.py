@@ -9,13 +9,14 @@ finds with a type that is not that of the kernel is not judged.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import drgn
 from fuzz.attempt import AUDIT, VIEWS, in_child, opened, run
-from fuzz.damage import MOST_READS, Change, Chooser, Memory, Read, Trace
+from fuzz.damage import MOST_READS, Chooser, Memory, Read, Trace
 
 from memcg_inspect.btf import load_btf
 from memcg_inspect.image.elf import unmap_low_addresses
@@ -50,15 +51,15 @@ def runs(core: Path, seeds: range) -> Iterator[dict[str, Any]]:
     chooser = Chooser(_reads(core, under), under)
     for seed in seeds:
         changes, arguments = chooser.changes(seed), COMMANDS[seed % len(COMMANDS)]
-
-        def attempt(changes: list[Change] = changes, arguments: Any = arguments) -> tuple[str, int]:
-            prog = _without_types(core)
-            memory = Memory(prog, core)
-            memory.most = MOST_READS
-            memory.apply(changes)
-            with as_image_errors():
-                load_btf(prog)
-                return run(Image(prog), arguments), memory.reads
-
-        result = in_child(attempt)
+        prog = _without_types(core)
+        memory = Memory(prog, core)
+        memory.most = MOST_READS
+        memory.apply(changes)
+        result = in_child(partial(_attempt, prog, memory, arguments))
         yield {"seed": seed, "command": arguments[0], **result, "damage": list(map(str, changes))}
+
+
+def _attempt(prog: drgn.Program, memory: Memory, arguments: Sequence[str]) -> tuple[str, int]:
+    with as_image_errors():
+        load_btf(prog)
+        return run(Image(prog), arguments), memory.reads
