@@ -34,6 +34,7 @@ from memcg_inspect.linux.mm.mm_types import (
     MEMCG_DATA_KMEM,
     SlabPage,
     page_layout,
+    page_type_base,
 )
 from memcg_inspect.linux.mm.mmzone import mem_map, page_ranges
 
@@ -41,8 +42,6 @@ __all__ = ("PageInfo", "is_kmalloc_page", "page_at", "page_behind", "read_page")
 
 #: ``PG_buddy`` etc. (up to 6.9). A page of a type has this bit of ``page_type`` clear.
 _PAGE_TYPE_MACROS = {"buddy": 0x80, "offline": 0x100, "table": 0x200, "guard": 0x400}
-#: ``PAGE_TYPE_BASE``: these bits of ``page_type`` are set if the page has a type (up to 6.11).
-_PAGE_TYPE_BASE = 0xF0000000
 
 
 class PageInfo(NamedTuple):
@@ -204,7 +203,8 @@ def _page_type(image: Image, raw: bytes) -> str:
     page_type = int.from_bytes(raw[offset : offset + 4], image.memory.order)
     if by_byte:
         return by_byte.get(page_type >> 24, "")
-    if page_type & _PAGE_TYPE_BASE != _PAGE_TYPE_BASE:
+    base = page_type_base(image)
+    if page_type & base != base:
         return ""
     return next((name for bit, name in by_bit.items() if not page_type & bit), "")
 

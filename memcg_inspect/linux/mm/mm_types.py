@@ -14,6 +14,9 @@ What differs between kernel releases:
 
 - the order of a compound page is in ``page[1].flags`` since commit ebc1baf5c9b4 ("mm: free up a
   word in the first tail page") (in v6.6);
+- a page type is an inverted bit. Since 6.11 all such bits are in the highest byte, and there is one
+  bit of ``PAGE_TYPE_BASE``. Since commit 4ffca5a96678 ("mm: support only one page_type per page")
+  (in v6.12), a page type is that byte;
 - slabs are marked by a page flag, since commit 46df8e73a4a3 ("mm: free up PG_slab") (in v6.10) by a
   page type that is an inverted bit, and since commit 4ffca5a96678 ("mm: support only one page_type
   per page") (in v6.12) by a page type that is a byte;
@@ -55,6 +58,7 @@ __all__ = (
     "RawPiece",
     "SlabPage",
     "page_layout",
+    "page_type_base",
     "pages_per_piece",
     "positions",
     "scan_pages",
@@ -69,9 +73,10 @@ MEMCG_DATA_OBJEXTS = 1
 MEMCG_DATA_KMEM = 2
 
 
-#: ``PG_table``, a macro until commit ff202303c398 ("mm: convert page type macros to enum") (in
-#: v6.10).
+#: ``PG_table`` and ``PAGE_TYPE_BASE``, macros until commit ff202303c398 ("mm: convert page type
+#: macros to enum") (in v6.10).
 PG_TABLE = 0x200
+PAGE_TYPE_BASE = 0xF0000000
 
 
 @cache
@@ -168,8 +173,6 @@ class PageLayout(NamedTuple):
     :ivar on_lru: marks pages on LRU lists
     :ivar lru_flags: the bits of :class:`LruFlags`
     :ivar zone: the bits of the zone
-    :ivar types: names of page types by ``page_type >> 24`` (6.12 and newer)
-    :ivar table_bit: ``PG_table`` where page types are inverted bits (6.11 and older)
     """
 
     info: int
@@ -187,13 +190,11 @@ class PageLayout(NamedTuple):
     on_lru: Marker
     lru_flags: FlagColumn
     zone: FlagColumn
-    types: dict[int, str]
-    table_bit: int | None
 
     @property
     def has_large_kmalloc(self) -> bool:
         """Whether large kmallocs have a page type of their own."""
-        return "large_kmalloc" in self.types.values()
+        return self.large_kmalloc is not None
 
 
 class SlabPage(NamedTuple):
@@ -332,13 +333,10 @@ def page_layout(image: Image) -> PageLayout:
         kmem=Marker(low, MEMCG_DATA_KMEM, MEMCG_DATA_KMEM),
         lru=Marker(low, MEMCG_DATA_FLAGS, 0),
         large_kmalloc=_large_kmalloc_marker(image, memory, page_type),
-        table=_table_markers(image, memory, page_type),
+        table=_type_markers(image, memory, page_type, "table", PG_TABLE),
         on_lru=_flag(image, memory, flags, "PG_lru"),
         lru_flags=_flag_column(memory, flags, listed),
         zone=_flag_column(memory, flags, [bits.zone]),
-        types=_type_names(image),
-        # The bit is clear when the type is set.
-        table_bit=None if constant(image, "PGTY_slab") is not None else PG_TABLE,
     )
 
 
@@ -370,40 +368,45 @@ _LRU_FLAGS = tuple(
 )
 
 
-def _slab_markers(image: Image, memory: Memory, flags: int, page_type: int) -> tuple[Marker, ...]:
-    top = page_type + (3 if memory.order == "little" else 0)
-    value = constant(image, "PGTY_slab")
+def page_type_base(image: Image) -> int:
+    """Return ``PAGE_TYPE_BASE``: bits of ``page_type`` that are set if the page has a type."""
+    return constant(image, "PAGE_TYPE_BASE") or PAGE_TYPE_BASE
+
+
+def _type_markers(
+    image: Image, memory: Memory, page_type: int, name: str, bit: int
+) -> tuple[Marker, ...]:
+    """
+    Return the tests of a page type.
+
+    :param page_type: offset of ``page_type`` in ``struct page``
+    :param bit: the type's bit, where it is an inverted bit and no enumerator
+    """
+    places = range(page_type, page_type + 4)
+    places = places if memory.order == "little" else places[::-1]
+    value = constant(image, f"PGTY_{name}")
     if value is not None:
-        # Commit 4ffca5a96678 ("mm: support only one page_type per page") (in v6.12).
-        return (Marker(top, 0xFF, value),)
+        return (Marker(places[3], 0xFF, value),)
+    # PageType(): (page_type & (PAGE_TYPE_BASE | bit)) == PAGE_TYPE_BASE
+    base = page_type_base(image)
+    masks = (base | (constant(image, f"PG_{name}") or bit)).to_bytes(4, "little")
+    values = base.to_bytes(4, "little")
+    parts = zip(places, masks, values, strict=True)
+    return tuple(Marker(*part) for part in parts if part[1])
+
+
+def _slab_markers(image: Image, memory: Memory, flags: int, page_type: int) -> tuple[Marker, ...]:
     bit = constant(image, "PG_slab")
-    if bit is not None and bit > 63:
-        # Commit 46df8e73a4a3 ("mm: free up PG_slab") (in v6.10): an inverted bit.
-        at = bit.bit_length() - 1
-        byte = page_type + (at // 8 if memory.order == "little" else 3 - at // 8)
-        return (Marker(top, 0xF0, 0xF0), Marker(byte, 1 << at % 8, 0))
-    return (_flag(image, memory, flags, "PG_slab"),)
+    is_flag = bit is not None and bit < 8 * memory.word_size
+    if is_flag or constant(image, "PGTY_slab", "PG_slab") is None:
+        return (_flag(image, memory, flags, "PG_slab"),)
+    return _type_markers(image, memory, page_type, "slab", 0)
 
 
 def _large_kmalloc_marker(image: Image, memory: Memory, page_type: int) -> Marker | None:
-    value = constant(image, "PGTY_large_kmalloc")
-    top = page_type + (3 if memory.order == "little" else 0)
-    return None if value is None else Marker(top, 0xFF, value)
-
-
-def _table_markers(image: Image, memory: Memory, page_type: int) -> tuple[Marker, ...]:
-    value = constant(image, "PGTY_table")
-    top = page_type + (3 if memory.order == "little" else 0)
-    if value is not None:
-        # Commit 4ffca5a96678 ("mm: support only one page_type per page") (in v6.12).
-        return (Marker(top, 0xFF, value),)
-    # An inverted bit. In 6.11 it is in the highest byte, and PAGE_TYPE_BASE has one bit.
-    bit = constant(image, "PG_table") or PG_TABLE
-    if bit >> 24:
-        return (Marker(top, 0x80 | bit >> 24, 0x80),)
-    at = bit.bit_length() - 1
-    byte = page_type + (at // 8 if memory.order == "little" else 3 - at // 8)
-    return (Marker(top, 0xF0, 0xF0), Marker(byte, 1 << at % 8, 0))
+    if constant(image, "PGTY_large_kmalloc") is None:
+        return None
+    return _type_markers(image, memory, page_type, "large_kmalloc", 0)[0]
 
 
 def _order_offset(image: Image, memory: Memory, flags: int) -> int:
@@ -415,15 +418,6 @@ def _order_offset(image: Image, memory: Memory, flags: int) -> int:
         folio = image.type("struct folio")
         return int(offsetof(folio, "_folio_order") % sizeof(image.type("struct page")))
     return memory.byte_of_word(flags, 0)
-
-
-def _type_names(image: Image) -> dict[int, str]:
-    names = {}
-    for enumerator, name in (("PGTY_table", "table"), ("PGTY_large_kmalloc", "large_kmalloc")):
-        value = constant(image, enumerator)
-        if value is not None:
-            names[value] = name
-    return names
 
 
 def scan_pages(image: Image) -> Iterator[PagePiece]:
@@ -591,23 +585,21 @@ class _Scan:
         size, layout = self.frames.size, self.layout
         raw = data[i * size : (i + 1) * size]
         word = self.memory.word_at(raw, layout.memcg_data)
-        kind = int.from_bytes(raw[layout.page_type : layout.page_type + 4], self.memory.order)
-        name = self._type_name(kind)
         return KmemPage(
             page=address + i * size,
             nid=nid,
             order=orders.get(i, 0),
             compound=i in orders,
-            type=name,
+            type=self._type_name(raw),
             objcg=word & ~MEMCG_DATA_FLAGS,
         )
 
-    def _type_name(self, page_type: int) -> str:
-        bit = self.layout.table_bit
-        if bit is None:
-            return self.layout.types.get(page_type >> 24, "")
-        is_type = page_type & 0xF0000000 == 0xF0000000
-        return "table" if is_type and not page_type & bit else ""
+    def _type_name(self, raw: bytes) -> str:
+        layout = self.layout
+        if all(marker.is_set(raw) for marker in layout.table):
+            return "table"
+        is_large = layout.large_kmalloc is not None and layout.large_kmalloc.is_set(raw)
+        return "large_kmalloc" if is_large else ""
 
     def _lru(
         self, data: bytes, user: int, head: int, orders: dict[int, int], count: int

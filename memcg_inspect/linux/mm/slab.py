@@ -247,6 +247,19 @@ def slab_layout(image: Image) -> SlabLayout:
     )
 
 
+def _cache_flag(image: Image, name: str, macro: int) -> int:
+    """
+    Return a flag of ``kmem_cache.flags``.
+
+    :param macro: its value before there was an enum of flags
+    :return: 0 if the kernel does not have it: ``SLAB_RECLAIM_ACCOUNT`` with ``CONFIG_SLUB_TINY``
+    """
+    bit = constant(image, f"_{name}")
+    if bit is not None:
+        return 1 << bit
+    return 0 if constant(image, "_SLAB_CONSISTENCY_CHECKS") is not None else macro
+
+
 class SlabReader:
     """
     Reader of slabs and of who pays for their objects.
@@ -278,10 +291,8 @@ class SlabReader:
         self._cache_words = max(f.word for f in self._members if f is not None) + 1
         self._unpack_cache = self.memory.unpacker(self._cache_words)
         self._names = Strings(self.memory)
-        bit = constant(image, "_SLAB_RECLAIM_ACCOUNT")
-        self._reclaimable = SLAB_RECLAIM_ACCOUNT if bit is None else 1 << bit
-        bit = constant(image, "_SLAB_ACCOUNT")
-        self._accounts = SLAB_ACCOUNT if bit is None else 1 << bit
+        self._reclaimable = _cache_flag(image, "SLAB_RECLAIM_ACCOUNT", SLAB_RECLAIM_ACCOUNT)
+        self._accounts = _cache_flag(image, "SLAB_ACCOUNT", SLAB_ACCOUNT)
         # A page of KFENCE that was never used looks like a slab without objects. Its slab_cache is
         # not set.
         self._no_cache = SlabCache(0, "(no cache)", 0, 0, 0, False, self.memory.word_size)

@@ -1,0 +1,279 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+"""
+Layouts of releases that the lab does not boot, made as in the sources of each.
+
+Each test names the release and the file that it follows.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import NamedTuple
+
+import pytest
+from support.layouts import FRAMES, NODE_1, MadeImage
+
+from memcg_inspect.linux.mm.debug import read_page
+from memcg_inspect.linux.mm.mm_types import SlabPage, page_layout, scan_range
+from memcg_inspect.linux.mm.mmzone import PageRange
+from memcg_inspect.linux.mm.slab import SlabReader
+
+OBJCG, MEMCG = 0xFFFF888000111000, 0xFFFF888000222000
+
+
+#: ``struct page`` of include/linux/mm_types.h, with what its first tail page holds.
+PAGES = {
+    "6.2": """
+        struct page {
+            unsigned long flags;
+            union {
+                struct { unsigned long lru[2]; void *mapping; unsigned long index;
+                         unsigned long private; };
+                struct { unsigned long compound_head; unsigned char compound_dtor;
+                         unsigned char compound_order; };
+            };
+            union { int _mapcount; unsigned int page_type; };
+            int _refcount;
+            unsigned long memcg_data;
+        };
+        struct folio { struct page page; };
+    """,
+    "6.3": """
+        struct page {
+            unsigned long flags;
+            union {
+                struct { unsigned long lru[2]; void *mapping; unsigned long index;
+                         unsigned long private; };
+                unsigned long compound_head;
+            };
+            union { int _mapcount; unsigned int page_type; };
+            int _refcount;
+            unsigned long memcg_data;
+        };
+        struct folio {
+            struct page page;
+            unsigned long _flags_1;
+            unsigned long _head_1;
+            unsigned char _folio_dtor;
+            unsigned char _folio_order;
+            unsigned long rest[5];
+        };
+    """,
+    "6.6": """
+        struct page {
+            unsigned long flags;
+            union {
+                struct { unsigned long lru[2]; void *mapping; unsigned long index;
+                         unsigned long private; };
+                unsigned long compound_head;
+            };
+            union { int _mapcount; unsigned int page_type; };
+            int _refcount;
+            unsigned long memcg_data;
+        };
+        struct folio { struct page page; unsigned long _flags_1; unsigned long _head_1; };
+    """,
+    "7.1": """
+        struct memdesc_flags { unsigned long f; };
+        struct page {
+            struct memdesc_flags flags;
+            union {
+                struct { unsigned long lru[2]; void *mapping; unsigned long __folio_index;
+                         unsigned long private; };
+                unsigned long compound_info;
+            };
+            union { unsigned int page_type; int _mapcount; };
+            int _refcount;
+            unsigned long memcg_data;
+        };
+        struct folio { struct page page; unsigned long _flags_1; unsigned long _head_1; };
+    """,
+}  # fmt: skip
+NO_TYPE = 0xFFFFFFFF
+
+
+class Types(NamedTuple):
+    """
+    The page types of include/linux/page-flags.h.
+
+    :ivar layout: release in :data:`PAGES`
+    :ivar slab: ``page_type`` of a slab; ``NO_TYPE`` if a page flag marks it
+    :ivar table: ``page_type`` of a page table
+    :ivar buddy: ``page_type`` of a free block
+    :ivar enumerators: those of ``enum pagetype``
+    :ivar order: offset of the order in the first tail page
+    """
+
+    layout: str
+    slab: int
+    table: int
+    buddy: int
+    enumerators: dict[str, int]
+    order: int = 0
+
+
+#: Up to 6.9, ``PG_table`` and ``PG_buddy`` are macros.
+MACROS = (NO_TYPE, NO_TYPE & ~0x200, NO_TYPE & ~0x80)
+BYTES = {"PGTY_buddy": 0xF0, "PGTY_table": 0xF2, "PGTY_slab": 0xF5}
+TYPES = {
+    "6.2": Types("6.2", *MACROS, {}, order=17),
+    "6.3": Types("6.3", *MACROS, {}, order=17),
+    "6.6": Types("6.6", *MACROS, {}),
+    "6.9": Types("6.6", *MACROS, {}),
+    "6.10": Types(
+        "6.6",
+        NO_TYPE & ~0x1000,
+        NO_TYPE & ~0x200,
+        NO_TYPE & ~0x80,
+        {"PG_buddy": 0x80, "PG_table": 0x200, "PG_slab": 0x1000, "PAGE_TYPE_BASE": 0xF0000000},
+    ),
+    "6.11": Types(
+        "6.6",
+        NO_TYPE & ~0x02000000,
+        NO_TYPE & ~0x10000000,
+        NO_TYPE & ~0x40000000,
+        {
+            "PG_buddy": 0x40000000,
+            "PG_table": 0x10000000,
+            "PG_slab": 0x02000000,
+            "PAGE_TYPE_BASE": 0x80000000,
+        },
+    ),
+    "6.13": Types("6.6", 0xF5FFFFFF, 0xF2FFFFFF, 0xF0FFFFFF, BYTES),
+    "7.1": Types("7.1", 0xF5FFFFFF, 0xF2FFFFFF, 0xF0FFFFFF, BYTES | {"PGTY_large_kmalloc": 0xF8}),
+}
+PG_SLAB, PG_HEAD = 1 << 9, 1 << 16
+
+
+def kernel_with_pages(types: Types) -> MadeImage:
+    image = MadeImage()
+    image.declare(PAGES[types.layout])
+    flags = {"PG_lru": 4, "PG_active": 5, "PG_unevictable": 20, "PG_swapbacked": 19, "PG_head": 16}
+    image.enum("pageflags", **flags, **({"PG_slab": 9} if types.slab == NO_TYPE else {}))
+    image.enum("zone_type", ZONE_DMA=0, ZONE_NORMAL=1, __MAX_NR_ZONES=2)
+    if types.enumerators:
+        image.enum("pagetype", **types.enumerators)
+    return image
+
+
+def put(image: MadeImage, pfn: int, flags: int, page_type: int, memcg_data: int) -> None:
+    members = {"page_type": page_type, "memcg_data": memcg_data, "_refcount": 1}
+    image.make("struct page", FRAMES.page(pfn), members)
+    image.words(FRAMES.page(pfn), flags)
+
+
+def put_compound(
+    image: MadeImage, types: Types, pfn: int, order: int, flags: int, page_type: int, data: int
+) -> None:
+    put(image, pfn, flags | PG_HEAD, page_type, data)
+    for tail in range(pfn + 1, pfn + (1 << order)):
+        put(image, tail, flags & NODE_1, NO_TYPE, 0)
+        image.words(FRAMES.page(tail) + 8, FRAMES.page(pfn) + 1)
+    image.write(FRAMES.page(pfn + 1) + types.order, bytes([order]))
+
+
+@pytest.mark.parametrize("release", TYPES)
+def test_page_types(release: str) -> None:
+    """A slab of two pages, a charged page table, one that is not, a large block and a buddy."""
+    types = TYPES[release]
+    image = kernel_with_pages(types)
+    flag = PG_SLAB if types.slab == NO_TYPE else 0
+    put_compound(image, types, 0, 1, NODE_1 | flag, types.slab, 0)
+    put(image, 2, 0, types.table, OBJCG | 2)
+    put(image, 3, NODE_1, types.table, 0)
+    put_compound(image, types, 4, 2, NODE_1, NO_TYPE, OBJCG | 2)
+    put(image, 8, 0, types.buddy, 0)
+    put(image, 9, 1 << 4, 3, MEMCG)  # four page tables map this user page
+    pieces = list(scan_range(image, PageRange(0, 10)))
+    assert len(pieces) == 1
+    slabs, kmem, lru = pieces[0].slabs, pieces[0].kmem, pieces[0].lru
+    assert [(s.page, s.order, s.nid) for s in slabs] == [(FRAMES.page(0), 1, 1)]
+    assert [(k.page, k.order, k.compound, k.type, k.objcg) for k in kmem] == [
+        (FRAMES.page(2), 0, False, "table", OBJCG),
+        (FRAMES.page(4), 2, True, "", OBJCG),
+    ]
+    assert pieces[0].tables == Counter({0: 1, 1: 1})
+    assert [(user.payer, user.pages) for user in lru] == [(MEMCG, 1)]
+    assert page_layout(image).has_large_kmalloc == (release == "7.1")
+    image.declare("struct zone { unsigned long free_area[11]; };")
+    said = [read_page(image, FRAMES.page(pfn)).type for pfn in (0, 1, 2, 3, 6, 8, 9)]
+    assert said == ["slab", "slab", "table", "table", "", "buddy", ""]
+
+
+class Slabs(NamedTuple):
+    """
+    The slabs of mm/slab.h.
+
+    :ivar word: member of ``struct slab`` that refers to the vector
+    :ivar element: declaration of an element of the vector; ``""`` for a pointer
+    :ivar step: bytes from one element to the next
+    :ivar flags: ``enum _slab_flag_bits`` of include/linux/slab.h
+    :ivar stride: declaration of ``stride``
+    """
+
+    word: str
+    element: str
+    step: int
+    flags: dict[str, int]
+    stride: str = ""
+
+
+EXT = "struct slabobj_ext { struct obj_cgroup *objcg; };"
+EXT_AND_TAG = "struct slabobj_ext { struct obj_cgroup *objcg; unsigned long ref; };"
+TINY = {"_SLAB_CONSISTENCY_CHECKS": 0, "_SLAB_ACCOUNT": 13}
+FLAGS = TINY | {"_SLAB_RECLAIM_ACCOUNT": 17}
+SLABS = {
+    "6.2": Slabs("memcg_data", "", 8, {}),
+    "6.9, SLUB_TINY": Slabs("memcg_data", "", 8, TINY),
+    "6.10": Slabs("obj_exts", EXT, 8, FLAGS),
+    "6.11, profiling": Slabs("obj_exts", EXT_AND_TAG, 16, FLAGS),
+    "7.0, in the objects": Slabs("obj_exts", EXT, 192, FLAGS, "unsigned int stride;"),
+    "7.1, beside them": Slabs("obj_exts", EXT, 8, FLAGS, "unsigned int stride;"),
+}
+CACHE, VECTOR, NAME = 0xFFFF888000300000, 0xFFFF888000400000, 0xFFFF888000500000
+
+
+@pytest.mark.parametrize("release", SLABS)
+def test_slabs(release: str) -> None:
+    """Three of four objects are charged. Bit 17 of the flags is SLAB_RECLAIM_ACCOUNT, or free."""
+    image, slabs = kernel_with_pages(TYPES["6.10"]), SLABS[release]
+    image.declare(f"""
+        struct kmem_cache {{
+            unsigned long cpu_slab; unsigned int flags; unsigned long min_partial;
+            unsigned int size; unsigned int object_size; char *name;
+        }};
+        struct slab {{
+            unsigned long __page_flags; struct kmem_cache *slab_cache; unsigned long list[2];
+            void *freelist;
+            struct {{ unsigned int inuse:16; unsigned int objects:15; unsigned int frozen:1;
+                      {slabs.stride} }};
+            unsigned long pad;
+            unsigned long {slabs.word};
+        }};
+        {slabs.element}
+    """)
+    if slabs.flags:
+        image.enum("_slab_flag_bits", **slabs.flags)
+    image.write(NAME, b"dentry\0")
+    flags = 1 << 17 | 1 << (13 if slabs.flags else 26)
+    image.make(
+        "struct kmem_cache",
+        CACHE,
+        {"flags": flags, "size": 192, "object_size": 192, "name": NAME},
+    )
+    stride = {"stride": slabs.step} if slabs.stride else {}
+    image.make(
+        "struct slab",
+        FRAMES.page(0),
+        {"slab_cache": CACHE, "inuse": 3, "objects": 4, slabs.word: VECTOR | 1, **stride},
+    )
+    for n, objcg in enumerate((OBJCG, 0, OBJCG, OBJCG + 64)):
+        image.words(VECTOR + n * slabs.step, objcg)
+        if slabs.step == 16:
+            image.words(VECTOR + n * slabs.step + 8, 0xFFFFFFFF82000000)
+    raw = image.memory.read(FRAMES.page(0), 64)
+    slab = SlabReader(image).slab(SlabPage(FRAMES.page(0), 1, 0, raw))
+    assert slab is not None
+    assert slab.charged == {OBJCG: 2, OBJCG + 64: 1}
+    assert (slab.cache.name, slab.cache.charge, slab.cache.accounts) == ("dentry", 200, True)
+    assert slab.cache.reclaimable == ("SLUB_TINY" not in release)
