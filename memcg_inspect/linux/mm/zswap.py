@@ -3,8 +3,14 @@
 zswap
 -----
 
-Mirrors ``struct zswap_entry`` of :linux:`mm/zswap.c`, and :linux:`mm/zsmalloc.c` for the pages that
-hold the compressed data.
+Mirrors ``struct zswap_entry`` of :linux:`mm/zswap.c`.
+
+What differs between kernel releases:
+
+- up to 6.8, a swap device has one red-black tree of entries;
+- since commit 44c7c734a513 ("mm/zswap: split zswap rb-tree") (in v6.9), it has an array of them;
+- since commit 796c2c23e14e ("zswap: replace RB tree with xarray") (in v6.10), the array is one of
+  XArrays.
 """
 
 from __future__ import annotations
@@ -17,25 +23,17 @@ from drgn import FaultError, Object, offsetof, sizeof
 from memcg_inspect.image.image import Image
 from memcg_inspect.image.layout import bit_field, has_member, has_type
 from memcg_inspect.image.lookup import UnknownKernelError
-from memcg_inspect.linux.lib.list import list_entries, rbtree_entries
+from memcg_inspect.linux.lib.list import OnFault, list_entries, rbtree_entries
 from memcg_inspect.linux.lib.xarray import xa_entries
 from memcg_inspect.linux.mm.mm_types import MEMCG_DATA_FLAGS
-from memcg_inspect.linux.mm.mmzone import mem_map
+from memcg_inspect.linux.mm.zpool import ZpoolReader, ZswapPart
+from memcg_inspect.linux.mm.zsmalloc import ZsmallocObjects
 from memcg_inspect.model import NUMA_NO_NODE, Coverage
 
 __all__ = ("ZswapEntry", "ZswapPart", "ZswapReader", "zswap_cursors")
 
-#: Values of ``MAX_POSSIBLE_PHYSMEM_BITS`` on 64-bit machines: x86-64 and arm64; x86-64 built
-#: without 5-level page tables (up to 6.16); arm64 with 48 bits.
-MAX_POSSIBLE_PHYSMEM_BITS = (52, 46, 48)
-#: ``OBJ_ALLOCATED_TAG``, set in the word before each object that holds its handle.
-OBJ_ALLOCATED_TAG = 1
-
-
 #: ``ZSWAP_ADDRESS_SPACE_PAGES``: pages of a swap device that one tree is for.
 ZSWAP_ADDRESS_SPACE_PAGES = 1 << 14
-#: The largest ``CONFIG_ZSMALLOC_CHAIN_SIZE``.
-ZSMALLOC_CHAIN_SIZE = 16
 
 
 class ZswapEntry(NamedTuple):
@@ -44,8 +42,9 @@ class ZswapEntry(NamedTuple):
 
     :ivar address: ``struct zswap_entry *``
     :ivar length: bytes of compressed data; that many bytes are charged
-    :ivar handle: zsmalloc handle of the data
+    :ivar handle: handle of the data, which the allocator of the pool gave
     :ivar objcg: ``struct obj_cgroup *``; 0 if no memcg pays
+    :ivar pool: ``struct zswap_pool *``
     :ivar beyond: bytes at the end of the data that the obj_cgroup of another node pays for
         (per-node series)
     :ivar beyond_nid: node of that obj_cgroup
@@ -55,24 +54,9 @@ class ZswapEntry(NamedTuple):
     length: int
     handle: int
     objcg: int
+    pool: int = 0
     beyond: int = 0
     beyond_nid: int = NUMA_NO_NODE
-
-
-class ZswapPart(NamedTuple):
-    """
-    The part of the data of an entry that is on one page.
-
-    :ivar page: ``struct page *``
-    :ivar nid: node of the page
-    :ivar offset: offset of the part in the page, in bytes
-    :ivar length: bytes of the part
-    """
-
-    page: int
-    nid: int
-    offset: int
-    length: int
 
 
 class ZswapReader:
@@ -99,13 +83,16 @@ class ZswapReader:
         self._length = offsetof(entry, "length")
         self._handle = offsetof(entry, "handle")
         self._objcg = offsetof(entry, "objcg")
+        self._pool = offsetof(entry, "pool")
         # The project's own fixtures/patches/7.3-pernode/0009: an entry may be on two nodes.
         self._split = [
             bit_field(image, "struct zswap_entry", member)
             for member in ("beyond", "beyond_nid")
             if entry.has_member(member)
         ]
-        self._locations = _Locations(image)
+        self._zpools = ZpoolReader(image)
+        # Up to 6.17 the kernel may have no zsmalloc, or have it as a module.
+        self._zsmalloc: ZsmallocObjects | None = None
 
     def entries(self) -> Iterator[ZswapEntry]:
         """Iterate over all entries."""
@@ -133,7 +120,8 @@ class ZswapReader:
             split = []
         handle = self.memory.word_at(data, self._handle)
         objcg = self.memory.word_at(data, self._objcg) & ~MEMCG_DATA_FLAGS
-        return ZswapEntry(address, length, handle, objcg, *split)
+        pool = self.memory.word_at(data, self._pool)
+        return ZswapEntry(address, length, handle, objcg, pool, *split)
 
     def addresses(self) -> Iterator[int]:
         """Iterate over the addresses of all entries, ``struct zswap_entry *``."""
@@ -149,32 +137,39 @@ class ZswapReader:
             if not tree:
                 continue
             try:
-                if tree.type_.type.unaliased().type_name() == "struct xarray":
-                    # Commit 796c2c23e14e ("zswap: replace RB tree with xarray") (in v6.10).
-                    for i in range(self._number_of_trees(swap_type)):
-                        try:
-                            yield from xa_entries(self.image, tree[i], missed)
-                        except FaultError as error:
-                            missed(error)
-                else:
-                    for entry in rbtree_entries(
-                        self.image,
-                        "struct zswap_entry",
-                        tree.rbroot.address_of_(),
-                        "rbnode",
-                        missed,
-                    ):
-                        yield entry.value_()
+                number = self._number_of_trees(swap_type)
             except FaultError as error:
                 missed(error)
+                continue
+            for i in range(number):
+                try:
+                    yield from self._in_tree(tree[i], missed)
+                except FaultError as error:
+                    missed(error)
+
+    def _in_tree(self, tree: Object, on_fault: OnFault) -> Iterator[int]:
+        """
+        Iterate over the entries of a tree, ``struct zswap_entry *``.
+
+        :param tree: ``struct xarray`` or ``struct zswap_tree``
+        """
+        if tree.type_.unaliased().type_name() == "struct xarray":
+            yield from xa_entries(self.image, tree, on_fault)
+            return
+        root = tree.rbroot.address_of_()
+        for entry in rbtree_entries(self.image, "struct zswap_entry", root, "rbnode", on_fault):
+            yield entry.value_()
 
     def _number_of_trees(self, swap_type: int) -> int:
         """
-        Return the number of XArrays of a swap device, ``zswap_swapon()``.
+        Return the number of trees of a swap device, ``zswap_swapon()``.
 
         :raises drgn.FaultError: if they are too many for its size
         """
-        number = int(self.image.object("nr_zswap_trees")[swap_type])
+        try:
+            number = int(self.image.object("nr_zswap_trees")[swap_type])
+        except UnknownKernelError:
+            return 1  # up to 6.8
         device = self.image.object("swap_info")[swap_type].read_()
         if not device or number > -(-int(device.max) // ZSWAP_ADDRESS_SPACE_PAGES):
             raise FaultError(f"{number} trees of zswap entries", device.value_())
@@ -203,12 +198,31 @@ class ZswapReader:
         :return: ``None`` if it was not found, which :attr:`placement` counts
         """
         try:
-            parts = self._locations.parts(entry)
+            parts = self._locate(entry)
             self.placement.read += 1
             return parts
         except (FaultError, UnknownKernelError, ValueError) as error:
             self.placement.miss("data of a zswap entry", entry.address, str(error))
             return None
+
+    def _locate(self, entry: ZswapEntry) -> list[ZswapPart]:
+        """
+        Return the location of the data of an entry.
+
+        :raises drgn.FaultError: if a structure of its allocator cannot be read
+        :raises UnknownKernelError: if the types of its allocator are missing
+        :raises ValueError: if the handle is not that of an object
+        """
+        kind, header = self._zpools.allocator(entry.pool)
+        if kind == "zsmalloc":
+            if self._zsmalloc is None:
+                self._zsmalloc = ZsmallocObjects(self.image)
+            return self._zsmalloc.parts(entry.handle, header, entry.length)
+        if kind not in ("zbud", "z3fold"):
+            raise ValueError(f"the allocator {kind} is not known")
+        find = self._zpools.zbud if kind == "zbud" else self._zpools.z3fold
+        part = find(entry.handle, header + entry.length)
+        return [part._replace(offset=part.offset + header, length=entry.length)]
 
     def owner(self, page: int, offset: int) -> ZswapEntry | None:
         """
@@ -241,7 +255,7 @@ def zswap_cursors(image: Image) -> list[int]:
         return [image.object("zswap_next_shrink").value_()]
     except UnknownKernelError:
         pass
-    # Each pool had a cursor in 6.8 to 6.10. Before, there was none.
+    # Each pool has a cursor in 6.8. Before, there was none.
     if not has_member(image, "struct zswap_pool", "next_shrink"):
         return []
     faults: list[FaultError] = []
@@ -251,121 +265,3 @@ def zswap_cursors(image: Image) -> list[int]:
     if faults:
         raise faults[0]
     return found
-
-
-class _Locations:
-    """Finder of zsmalloc objects by handle, ``zs_obj_read_begin()``."""
-
-    def __init__(self, image: Image) -> None:
-        self.image = image
-        self.memory = image.memory
-        self.frames = mem_map(image)
-        # A handle points to a location: a page frame number in the high bits, the index of the
-        # object in the low bits. The shift follows from the macro MAX_POSSIBLE_PHYSMEM_BITS. All
-        # known values are tried until the header of an object names its handle.
-        shifts = [64 - (bits - self.frames.page_shift) for bits in MAX_POSSIBLE_PHYSMEM_BITS]
-        self._shifts = tuple(shifts)
-        self._shift = shifts[0]
-        page = image.type("struct page")
-        # struct zpdesc overlays struct page since 6.14. The members have the same offsets.
-        if has_type(image, "struct zpdesc"):
-            desc = image.type("struct zpdesc")
-            self._zspage, self._next = offsetof(desc, "zspage"), offsetof(desc, "next")
-        else:
-            self._zspage, self._next = offsetof(page, "private"), offsetof(page, "index")
-        self._class = bit_field(image, "struct zspage", "class")
-        self._first = (
-            "first_zpdesc" if has_member(image, "struct zspage", "first_zpdesc") else ("first_page")
-        )
-        self._zspages: dict[int, tuple[int, list[int]]] = {}
-
-    def parts(self, entry: ZswapEntry) -> list[ZswapPart]:
-        """
-        Return the location of the data of an entry.
-
-        :raises drgn.FaultError: if a structure of zsmalloc cannot be read
-        :raises ValueError: if the handle is not that of a zsmalloc object
-        """
-        for shift in self._shifts:
-            self._shift = shift
-            try:
-                parts = self._parts(entry)
-            except (FaultError, UnknownKernelError, ValueError):
-                if shift == self._shifts[-1]:
-                    raise
-                continue
-            self._shifts = (shift,)  # do not try the others again
-            return parts
-        raise ValueError("the handle does not lead to an object")
-
-    def _parts(self, entry: ZswapEntry) -> list[ZswapPart]:
-        location = self.memory.word(entry.handle)
-        page = self.frames.page(location >> self._shift)
-        size, pages = self._pages_of(page)
-        offset = self._offset(location, entry, page, size, pages)
-        parts: list[ZswapPart] = []
-        start, end, page_size = offset, offset + entry.length, self.frames.page_size
-        while start < end:
-            if start // page_size >= len(pages):
-                raise ValueError("the object is longer than its zspage")
-            page_end = min(end, (start // page_size + 1) * page_size)
-            data_page = pages[start // page_size]
-            nid = self.frames.nid(self.memory.word(data_page + self.frames.flags))
-            parts.append(ZswapPart(data_page, nid, start % page_size, page_end - start))
-            start = page_end
-        return parts
-
-    def _pages_of(self, page: int) -> tuple[int, list[int]]:
-        """
-        Return the objects' size and the pages of the ``struct zspage`` that a page belongs to.
-
-        :param page: ``struct page *``
-        :return: size in bytes, ``struct page *`` of all pages
-        """
-        address = self.memory.word(page + self._zspage)
-        known = self._zspages.get(address)
-        if known is not None:
-            return known
-        zspage = Object(self.image.prog, "struct zspage *", address)
-        raw = self.memory.read(address, sizeof(self.image.type("struct zspage")))
-        size_class = zspage.pool.size_class[self._class.get(raw)]
-        pages, number = [zspage.member_(self._first).value_()], int(size_class.pages_per_zspage)
-        if not 0 < number <= ZSMALLOC_CHAIN_SIZE:
-            raise FaultError(f"a zspage of {number} pages", size_class.value_())
-        for _ in range(number - 1):
-            pages.append(self.memory.word(pages[-1] + self._next))
-        known = self._zspages[address] = (int(size_class.size), pages)
-        return known
-
-    def _offset(
-        self, location: int, entry: ZswapEntry, page: int, size: int, pages: list[int]
-    ) -> int:
-        """
-        Return the offset of the data in its zspage, in bytes.
-
-        The low bits of a location differ between releases:
-
-        - 6.1: the index, and ``OBJ_TAG_BITS`` below it;
-        - 6.12 to 7.2: the index;
-        - 7.3: the size class, and the index below it.
-
-        All are tried: the header of the right object names the handle. Objects that are a whole
-        page (``ZsHugePage()``) have no header, and are alone in their zspage.
-        """
-        if len(pages) == 1 and size == self.frames.page_size:
-            return 0
-        low = location & (1 << self._shift) - 1
-        first = pages.index(page) * self.frames.page_size
-        for index in (low, low >> 1, low & 0x7FFF):
-            offset = index * size
-            if offset // self.frames.page_size != first // self.frames.page_size:
-                continue
-            header = self._word_at(page, offset % self.frames.page_size)
-            if header & ~OBJ_ALLOCATED_TAG == entry.handle:
-                return offset + self.memory.word_size
-        raise ValueError("the header of the object does not have its handle")
-
-    def _word_at(self, page: int, offset: int) -> int:
-        pfn = self.frames.pfn(page)
-        data = self.image.prog.read((pfn << self.frames.page_shift) + offset, 8, True)
-        return int.from_bytes(data, self.memory.order)
