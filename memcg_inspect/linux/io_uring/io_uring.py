@@ -21,7 +21,7 @@ from memcg_inspect.image.image import Image
 from memcg_inspect.image.layout import has_type
 from memcg_inspect.image.lookup import UnknownKernelError
 from memcg_inspect.linux.kernel.workqueue import works_of
-from memcg_inspect.linux.lib.list import OnFault
+from memcg_inspect.linux.lib.list import OnFault, hlist_entries
 from memcg_inspect.linux.lib.xarray import xa_entries
 from memcg_inspect.linux.mm.mmzone import mem_map
 from memcg_inspect.model import Coverage
@@ -31,7 +31,7 @@ __all__ = ("FILE_OPERATIONS", "io_uring_pages")
 #: Name of the operations of files whose ``private_data`` is a ``struct io_ring_ctx *``.
 FILE_OPERATIONS = "io_uring_fops"
 
-#: Members of ``struct io_ring_ctx``: a ring, and the array of its pages.
+#: Members of ``struct io_ring_ctx``: a ring, and the array of its pages, since 6.5.
 _RINGS = (("rings", "ring_pages"), ("sq_sqes", "sqe_pages"))
 #: Members that are ``struct io_mapped_region``, since 6.14.
 _REGIONS = ("ring_region", "sq_region", "param_region")
@@ -58,6 +58,7 @@ def io_uring_pages(image: Image, of_files: Iterable[int], coverage: Coverage) ->
         try:
             yield from _rings(image, ctx)
             yield from _buffer_rings(image, ctx)
+            yield from _unused_buffer_rings(image, ctx, missed)
         except FaultError as error:
             missed(error)
 
@@ -76,10 +77,12 @@ def _rings(image: Image, ctx: Object) -> Iterator[int]:
     members = ctx.type_.type
     for ring, pages in _RINGS:
         # Rings of several pages that are not contiguous are in vmalloc memory. Their pages are not
-        # compound.
-        if members.has_member(pages):
-            yield from _first(ctx.member_(pages).read_())
-        elif ctx.member_(ring):
+        # compound. Up to 6.9 only rings that the user allocated (IORING_SETUP_NO_MMAP) have an
+        # array; others are in the direct map.
+        array = ctx.member_(pages).read_() if members.has_member(pages) else None
+        if array:
+            yield from _first(array)
+        elif ctx.member_(ring) and not members.has_member(_REGIONS[0]):
             yield mem_map(image).virt_to_page(ctx.member_(ring).value_())
     for region in _REGIONS:
         if members.has_member(region):
@@ -106,6 +109,15 @@ def _buffer_rings(image: Image, ctx: Object) -> Iterator[int]:
             yield from _first(buffers.buf_pages.read_())
         elif members.has_member("is_mmap") and buffers.is_mmap:  # 6.4 to 6.9
             yield mem_map(image).virt_to_page(buffers.buf_ring.value_())
+
+
+def _unused_buffer_rings(image: Image, ctx: Object, missed: OnFault) -> Iterator[int]:
+    """Return the rings of provided buffers that are kept for others of their size (6.6 to 6.9)."""
+    if not ctx.type_.type.has_member("io_buf_list"):
+        return
+    head = ctx.io_buf_list.address_of_()
+    for ring in hlist_entries(image, "struct io_buf_free", head, "list", missed):
+        yield mem_map(image).virt_to_page(ring.mem.value_())
 
 
 def _first(pages: Object) -> Iterator[int]:

@@ -210,7 +210,7 @@ def _search(type_: Type, offset: int, found: dict[str, list[int]]) -> None:
 
 
 def _allocator(image: Image, ma: Object) -> Iterator[int]:
-    # struct bpf_mem_alloc has either one size class (cache) or several (caches). Up to 6.5, the
+    # struct bpf_mem_alloc has either one size class (cache) or several (caches). Up to 6.7, the
     # obj_cgroup is in the caches of each CPU, the same in all of them.
     if not ma.cache and not ma.caches:
         return

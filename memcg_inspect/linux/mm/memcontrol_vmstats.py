@@ -75,6 +75,9 @@ _ONLY_NODES = frozenset(
         "NR_KERNEL_SCS_KB",
         "PGPROMOTE_SUCCESS",
         "PGPROMOTE_CANDIDATE",
+        "PGDEMOTE_KSWAPD",
+        "PGDEMOTE_DIRECT",
+        "PGDEMOTE_KHUGEPAGED",
     }
 )
 
