@@ -58,7 +58,7 @@ def tasks(image: Image) -> Answer:
         for task in sorted(read_tasks(image, payers.coverage["tasks"]), key=lambda t: t.pid)
         for row in _rows(payers, task)
     ]
-    notes = () if caches_objcg(image) else ("Tasks cache an obj_cgroup since Linux 6.8.",)
+    notes = () if caches_objcg(image) else ("Tasks cache an obj_cgroup since Linux 6.7.",)
     title = "tasks and the obj_cgroups they have cached"
     table = Table("tasks", title, columns_of(TaskRow), rows)
     return Answer("tasks", image_info(image), (table,), dict(payers.coverage), notes)

@@ -13,10 +13,11 @@ from typing import NamedTuple
 import pytest
 from support.layouts import FRAMES, NODE_1, MadeImage
 
+from memcg_inspect.image.lookup import UnknownKernelError
 from memcg_inspect.linux.mm.debug import read_page
 from memcg_inspect.linux.mm.mm_types import SlabPage, page_layout, scan_range
 from memcg_inspect.linux.mm.mmzone import PageRange
-from memcg_inspect.linux.mm.slab import SlabReader
+from memcg_inspect.linux.mm.slab import SlabReader, slab_layout
 
 OBJCG, MEMCG = 0xFFFF888000111000, 0xFFFF888000222000
 
@@ -277,3 +278,17 @@ def test_slabs(release: str) -> None:
     assert slab.charged == {OBJCG: 2, OBJCG + 64: 1}
     assert (slab.cache.name, slab.cache.charge, slab.cache.accounts) == ("dentry", 200, True)
     assert slab.cache.reclaimable == ("SLUB_TINY" not in release)
+
+
+def test_slab_is_rejected() -> None:
+    """CONFIG_SLAB, up to 6.7: its struct slab has no number of objects (mm/slab.h of 6.2)."""
+    image = kernel_with_pages(TYPES["6.2"])
+    image.declare("""
+        struct slab {
+            unsigned long __page_flags; struct kmem_cache *slab_cache; unsigned long list[2];
+            void *freelist; void *s_mem; unsigned int active; unsigned int __page_type;
+            unsigned long memcg_data;
+        };
+    """)
+    with pytest.raises(UnknownKernelError, match="objects"):
+        slab_layout(image)

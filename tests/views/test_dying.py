@@ -103,7 +103,7 @@ def test_every_reference_is_explained(lab: Lab, kernel: str, workload: str) -> N
     # Since 7.1 user pages hold an obj_cgroup, which is the parent's by now.
     user_pages = {"lru"} if kernel.startswith("6.") else set()
     assert kinds == {"child", "swap", "sock"} | user_pages
-    # Before 6.8 the kernel does not tell: nothing is missing in the image.
+    # Before 6.7 the kernel does not tell: nothing is missing in the image.
     assert bool(answer.notes) is (kernel == "6.1")
     assert all("which obj_cgroups a removed memcg had" in note for note in answer.notes)
     values = [
@@ -142,7 +142,7 @@ def test_what_was_charged_is_still_told_apart(lab: Lab, kernel: str, workload: s
     for row in rows(answer, "left"):
         if (row["kind"], row["detail"]) == ("kmem", "vmalloc"):
             arrays[row["memcg"]].append((row["node"], row["count"]))
-    # Before 6.8 nothing tells whose they were: they are listed, for nobody.
+    # Before 6.7 nothing tells whose they were: they are listed, for nobody.
     if kernel == "6.1":
         assert set(arrays) == {None}
         nodes = Counter(node for node, count in arrays[None] for _ in range(total([count]) // 25))

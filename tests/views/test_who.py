@@ -326,7 +326,7 @@ def test_memcgs_and_their_obj_cgroups(lab: Lab, kernel: str) -> None:
             assert (f"left behind by {path} at" in str(row["what"])) is bool(removed)
             assert row["left_by"] == (path if removed else None)
             left_behind += bool(removed)
-    # Before 6.8 a removed memcg does not tell which were its own.
+    # Before 6.7 a removed memcg does not tell which were its own.
     assert left_behind == 0 if kernel == "6.1" else left_behind >= 11
 
 

@@ -48,7 +48,7 @@ def caches_objcg(image: Image) -> bool:
     """
     Return whether tasks cache an obj_cgroup, ``current_obj_cgroup()``.
 
-    They do since 6.8; with the series that accounts kernel memory per node, one for each node.
+    They do since 6.7; with the series that accounts kernel memory per node, one for each node.
     """
     return has_member(image, "struct task_struct", "objcg") or has_member(
         image, "struct task_struct", "objcgs"

@@ -498,7 +498,7 @@ def objcg_owners(image: Image, memcgs: Iterable[int], coverage: Coverage) -> dic
     """
     Return the memcgs that obj_cgroups were made for.
 
-    A removed memcg refers to its first obj_cgroups until it is freed (6.8). The owner of any
+    A removed memcg refers to its first obj_cgroups until it is freed (6.7). The owner of any
     other obj_cgroup that was reparented is not known.
 
     :param memcgs: ``struct mem_cgroup *`` of the memcgs to read
@@ -521,7 +521,7 @@ def objcg_owners(image: Image, memcgs: Iterable[int], coverage: Coverage) -> dic
 
 
 def keeps_original_objcgs(image: Image) -> bool:
-    """Return whether removed memcgs refer to their first obj_cgroups (6.8)."""
+    """Return whether removed memcgs refer to their first obj_cgroups (6.7)."""
     holder = "mem_cgroup_per_node" if has_node_objcgs(image) else "mem_cgroup"
     return has_member(image, f"struct {holder}", "orig_objcg")
 
@@ -587,7 +587,7 @@ def _held(image: Image, holder: Object, on_fault: OnFault) -> Iterator[tuple[Obj
         current = holder.objcg.read_()
         if current:
             yield current, "objcg"
-        # Since 6.8 a memcg refers to its first obj_cgroup until it is freed.
+        # Since 6.7 a memcg refers to its first obj_cgroup until it is freed.
         if holder.type_.type.has_member("orig_objcg"):
             original = holder.orig_objcg.read_()
             if original:

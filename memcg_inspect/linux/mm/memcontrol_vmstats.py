@@ -15,7 +15,8 @@ the difference to ``state_local``, which excludes descendants.
 What differs between kernel releases:
 
 - up to 6.9, the arrays are indexed by the item; since 6.10, by ``mem_cgroup_stats_index[item]``;
-- 6.1 embeds ``struct lruvec_stats`` in ``struct mem_cgroup_per_node``; later kernels point to it;
+- up to 6.9, ``struct mem_cgroup_per_node`` contains ``struct lruvec_stats``; since 6.10, it points
+  to it;
 - since commit f82e6bf9bb9b ("mm: memcg: use rstat for non-hierarchical stats") (in v6.6),
   ``state_local`` exists; before, the kernel added up ``state`` of all CPUs instead;
 - since 6.16, architectures whose per-CPU operations are not safe in an NMI
