@@ -67,6 +67,16 @@ def _stats_index(variable: Variable) -> str:
     return f"{'u8' if has_none else 's8'} [{length}]"
 
 
+def _kfence_metadata(variable: Variable) -> str:
+    # An array until commit cabdf74e6b31 ("mm: kfence: allocate kfence_metadata at runtime")
+    # (in v6.6), which also added kfence_metadata_init.
+    try:
+        variable.prog.symbol("kfence_metadata_init")
+    except LookupError:
+        return "struct kfence_metadata [*]"
+    return "struct kfence_metadata *"
+
+
 def _map_types(variable: Variable) -> str:
     # The length is the largest configured type plus 1, which no enumerator has.
     types = variable.prog.type("enum bpf_map_type").enumerators or ()
@@ -164,7 +174,7 @@ _READERS: dict[str, Entry | tuple[Entry, ...]] = {
     "page_ext_size": "unsigned long",
     # kfence
     "__kfence_pool": "char *",
-    "kfence_metadata": "struct kfence_metadata *",
+    "kfence_metadata": _kfence_metadata,
     # pgtable, rss
     "fault_around_bytes": "unsigned long",
     "huge_zero_pfn": "unsigned long",

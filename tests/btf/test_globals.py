@@ -6,8 +6,13 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
-from memcg_inspect.btf.globals import VARIABLES
+import pytest
+from drgn import Program
+from support.layouts import MadeImage
+
+from memcg_inspect.btf.globals import VARIABLES, type_of
 
 PACKAGE = Path(__file__).resolve().parents[2] / "memcg_inspect"
 
@@ -51,3 +56,40 @@ def test_variables_that_readers_ask_for_are_in_the_table() -> None:
     }
     assert len(asked) > 20
     assert {a for a in asked if a[0] not in VARIABLES | dict.fromkeys(OF_DRGN | IN_BTF)} == set()
+
+
+class Place(NamedTuple):
+    """A variable without a type."""
+
+    prog: Program
+    address: int
+    room: int | None
+
+
+@pytest.mark.parametrize(("release", "length"), [("6.5", 255), ("6.6", None)])
+def test_metadata_of_kfence(release: str, length: int | None) -> None:
+    """mm/kfence/core.c: an array up to 6.5; since 6.6 a pointer, beside kfence_metadata_init."""
+    image = MadeImage()
+    image.declare("struct kfence_metadata { unsigned long list[2]; unsigned long addr; };")
+    if release == "6.6":
+        image.symbol_at("kfence_metadata_init", 0xFFFFFFFF82000008)
+    found = type_of("kfence_metadata", Place(image.prog, 0xFFFFFFFF82000000, 255 * 24 + 8))
+    assert found is not None
+    name = "struct kfence_metadata"
+    assert found.type_name() == (f"{name} *" if length is None else f"{name} [{length}]")
+
+
+@pytest.mark.parametrize(
+    ("release", "name", "expected"),
+    [
+        ("6.9", "struct zswap_tree { unsigned long rbroot; };", "struct zswap_tree *[32]"),
+        ("6.10", "struct xarray { unsigned long xa_head; };", "struct xarray *[32]"),
+    ],
+)
+def test_trees_of_zswap(release: str, name: str, expected: str) -> None:
+    """mm/zswap.c: ``struct zswap_tree`` is gone in 6.10."""
+    image = MadeImage()
+    image.declare(name)
+    found = type_of("zswap_trees", Place(image.prog, 0xFFFFFFFF82000000, 256))
+    assert found is not None
+    assert found.type_name() == expected

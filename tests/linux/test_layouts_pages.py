@@ -15,8 +15,10 @@ from support.layouts import FRAMES, NODE_1, MadeImage
 
 from memcg_inspect.image.lookup import UnknownKernelError
 from memcg_inspect.linux.mm.debug import read_page
+from memcg_inspect.linux.mm.kfence import kfence_pages
 from memcg_inspect.linux.mm.mm_types import SlabPage, page_layout, scan_range
 from memcg_inspect.linux.mm.mmzone import PageRange
+from memcg_inspect.linux.mm.page_flags import FlagBits, page_flags
 from memcg_inspect.linux.mm.slab import SlabReader, slab_layout
 
 OBJCG, MEMCG = 0xFFFF888000111000, 0xFFFF888000222000
@@ -292,3 +294,47 @@ def test_slab_is_rejected() -> None:
     """)
     with pytest.raises(UnknownKernelError, match="objects"):
         slab_layout(image)
+
+
+@pytest.mark.parametrize(
+    ("release", "symbol", "width"),
+    [
+        ("6.13", "kasan_flag_enabled", 8),
+        ("7.1", "kasan_flag_enabled", 4),
+        ("7.1", "__hwasan_tag_memory", 8),
+        ("7.1", "other", 0),
+    ],
+)
+def test_tags_of_kasan(release: str, symbol: str, width: int) -> None:
+    """
+    The tag of KASAN is between the zone and the generation of the LRU.
+
+    KASAN_TAG_WIDTH of include/linux/page-flags-layout.h was 8. Of CONFIG_KASAN_HW_TAGS it is 4.
+    """
+    image = kernel_with_pages(TYPES[release])
+    image.declare("struct lru_gen { unsigned long timestamps[4]; };")
+    image.declare("struct lruvec { struct lru_gen lrugen; };")
+    image.symbol_at(symbol, 0xFFFFFFFF82000000)
+    found = page_flags(image)
+    assert found.zone == FlagBits(62, 1)
+    assert found.generation == FlagBits(62 - width - 3, 3)
+
+
+@pytest.mark.parametrize("release", ["6.2", "6.6"])
+def test_pool_of_kfence(release: str) -> None:
+    """mm/kfence/core.c: kfence_metadata is an array up to 6.5, and a pointer since 6.6."""
+    image = kernel_with_pages(TYPES[release])
+    image.declare("struct kfence_metadata { unsigned long list[2]; unsigned long addr; };")
+    variables, pool = 0xFFFFFFFF82000000, FRAMES.virt(FRAMES.page(0x800))
+    image.variable("__kfence_pool", "char *", variables)
+    image.words(variables, pool)
+    metadata, type_ = variables + 8, "struct kfence_metadata[3]"
+    if release == "6.6":
+        image.words(variables + 8, CACHE)
+        metadata, type_ = CACHE, "struct kfence_metadata *"
+    image.variable("kfence_metadata", type_, variables + 8)
+    for n in range(3):
+        image.words(metadata + 24 * n, 0, 0, pool + 2 * (n + 1) * 4096 + 64 * n)
+    image.words(metadata + 24 * 3, 0, 0, 0)
+    first = FRAMES.page(0x800)
+    assert kfence_pages(image) == range(first, first + 8 * FRAMES.size, FRAMES.size)

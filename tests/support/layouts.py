@@ -21,6 +21,9 @@ from drgn import (
     Object,
     Platform,
     Program,
+    Symbol,
+    SymbolBinding,
+    SymbolKind,
     Type,
     TypeEnumerator,
     TypeKind,
@@ -82,9 +85,11 @@ class MadeImage(Image):
         self.given: dict[Callable[..., Any], Any] = {mem_map: FRAMES, possible_cpus: (0, 1)}
         self._types: dict[tuple[TypeKind, str], Type] = {}
         self._objects: dict[str, Object] = {}
+        self._symbols: dict[str, Symbol] = {}
         self._pages: dict[int, bytearray] = {}
         prog.register_type_finder("made", self._find_type, enable_index=0)
         prog.register_object_finder("made", self._find_object, enable_index=0)
+        prog.register_symbol_finder("made", self._find_symbols, enable_index=0)
         prog.add_memory_segment(1 << 63, 1 << 63, self._read_memory)
         prog.add_memory_segment(0, 1 << 48, self._read_memory, physical=True)
 
@@ -101,6 +106,11 @@ class MadeImage(Image):
         self, _: Program, name: str, flags: FindObjectFlags, __: str | None
     ) -> Object | None:
         return self._objects.get(name)
+
+    def _find_symbols(
+        self, _: Program, name: str | None, address: int | None, one: bool
+    ) -> list[Symbol]:
+        return [s for n, s in self._symbols.items() if name in (None, n) and address is None]
 
     def _read_memory(self, address: int, count: int, offset: int, physical: bool) -> bytes:
         data = b""
@@ -188,6 +198,10 @@ class MadeImage(Image):
         if brackets:
             found = self.prog.array_type(found, int(length.rstrip("]")))
         self._objects[name] = Object(self.prog, found, address=address)
+
+    def symbol_at(self, name: str, address: int, size: int = 8) -> None:
+        """Declare a symbol."""
+        self._symbols[name] = Symbol(name, address, size, SymbolBinding.GLOBAL, SymbolKind.OBJECT)
 
     def write(self, address: int, data: bytes) -> None:
         """Fill memory. What is beside it in its pages, and was not filled, is 0."""

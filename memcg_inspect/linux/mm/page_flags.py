@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from drgn import sizeof
+from drgn import TypeKind, sizeof
 
 from memcg_inspect.image.image import Image, per_image
 from memcg_inspect.image.layout import (
@@ -32,6 +32,8 @@ __all__ = ("FlagBits", "PageFlags", "page_flags")
 LAST_PID_SHIFT = 8
 #: ``KASAN_TAG_WIDTH`` if pages have a tag of KASAN.
 KASAN_TAG_WIDTH = 8
+#: The same with ``CONFIG_KASAN_HW_TAGS`` in newer kernels: it was 8 in 6.14, and is 4 in 6.18.
+KASAN_HW_TAG_WIDTH = 4
 
 
 class FlagBits(NamedTuple):
@@ -131,11 +133,14 @@ def _last_cpupid_width(image: Image) -> int:
 
 
 def _kasan_tag_width(image: Image) -> int:
+    # memdesc_flags_t came in 6.18. No type tells the width in 6.15 to 6.17.
+    flags = member_type(image.type("struct page"), "flags")
+    hw_tags = KASAN_HW_TAG_WIDTH if flags.unaliased_kind() == TypeKind.STRUCT else KASAN_TAG_WIDTH
     # CONFIG_KASAN_HW_TAGS and CONFIG_KASAN_SW_TAGS.
-    for name in ("kasan_flag_enabled", "__hwasan_tag_memory"):
+    for name, width in (("kasan_flag_enabled", hw_tags), ("__hwasan_tag_memory", KASAN_TAG_WIDTH)):
         try:
             image.symbol(name)
         except UnknownKernelError:
             continue
-        return KASAN_TAG_WIDTH
+        return width
     return 0
