@@ -133,7 +133,7 @@ def _last_cpupid_width(image: Image) -> int:
 
 
 def _kasan_tag_width(image: Image) -> int:
-    # memdesc_flags_t came in 6.18. No type tells the width in 6.15 to 6.17.
+    # memdesc_flags_t came in 6.18. No type tells the width in 6.15 to 6.17; LruReader checks it.
     flags = member_type(image.type("struct page"), "flags")
     hw_tags = KASAN_HW_TAG_WIDTH if flags.unaliased_kind() == TypeKind.STRUCT else KASAN_TAG_WIDTH
     # CONFIG_KASAN_HW_TAGS and CONFIG_KASAN_SW_TAGS.
