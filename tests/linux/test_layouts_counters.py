@@ -17,6 +17,7 @@ from memcg_inspect.linux.mm.memcontrol_stock import (
     read_obj_stocks,
 )
 from memcg_inspect.linux.mm.memcontrol_vmstats import lruvec_items, memcg_items, stat_index
+from memcg_inspect.linux.mm.percpu import PcpuChunk, PercpuReader
 from memcg_inspect.linux.mm.swap_cgroup import swap_ids
 from memcg_inspect.model import ChargeStock, Coverage, ObjStock
 
@@ -255,3 +256,49 @@ def test_rings_of_io_uring(release: str) -> None:
     found = set(io_uring_pages(image, [ctx], coverage))
     assert found == {FRAMES.page(n) for n in expected}
     assert not coverage.unreadable
+
+
+@pytest.mark.parametrize(
+    ("release", "member", "element"),
+    [
+        ("6.2", "struct obj_cgroup **obj_cgroups;", ""),
+        (
+            "6.10",
+            "struct pcpuobj_ext *obj_exts;",
+            "struct pcpuobj_ext { struct obj_cgroup *cgroup; };",
+        ),
+        (
+            "6.11, profiling",
+            "struct pcpuobj_ext *obj_exts;",
+            "struct pcpuobj_ext { struct obj_cgroup *cgroup; unsigned long tag; };",
+        ),
+    ],
+)
+def test_percpu_memory(release: str, member: str, element: str) -> None:
+    """mm/percpu-internal.h: allocations of 16 and 8 bytes are charged, one of 32 bytes is not."""
+    image = MadeImage()
+    image.declare(f"{element} struct pcpu_chunk {{ {member} }};")
+    image.variable("pcpu_unit_offsets", "unsigned long *", VARIABLES)
+    image.words(VARIABLES, DATA)
+    image.words(DATA, 0, 0x10000)
+    size, vector = 16 if "profiling" in release else 8, DATA + 4096
+    image.write(vector, bytes(1024 * size))
+    image.words(vector, OBJCG)
+    image.words(vector + 12 * size, OBJCG + 64)
+    chunk = PcpuChunk(
+        address=DATA,
+        base=0xFFFFE8FFFFC00000,
+        nr_pages=1,
+        vector=vector,
+        alloc_map=(1 << 14) - 1,  # 4, 8 and 2 units of 4 bytes
+        bound_map=1 | 1 << 4 | 1 << 12 | 1 << 14 | 1 << 1024,
+        start=0,
+        end=4096,
+    )
+    reader = PercpuReader(image)
+    found = [(area.offset, area.size, area.objcg) for area in reader.charged(chunk)]
+    assert found == [(0, 16, OBJCG), (48, 8, OBJCG + 64)]
+    # pcpu_obj_full_size(): both CPUs, and a pointer for each unit
+    charges = [reader.charge(area) for area in reader.charged(chunk)]
+    assert charges == [2 * 16 + 4 * 8, 2 * 8 + 2 * 8]
+    assert not reader.coverage.unreadable
