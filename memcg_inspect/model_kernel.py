@@ -30,7 +30,7 @@ class Features:
     :ivar lru_holds_objcg: whether user pages hold a reference to an obj_cgroup (7.1), and not to
         the memcg itself
     :ivar default_hierarchy: whether the memory controller is on cgroup v2
-    :ivar caches_objcg: whether tasks cache an obj_cgroup (6.8)
+    :ivar caches_objcg: whether tasks cache an obj_cgroup (6.7)
     :ivar large_kmalloc_type: whether large kmallocs have a page type, ``PGTY_large_kmalloc``
     :ivar zswap: whether the kernel has zswap
     :ivar memcg_items: enumerators of the counters that it keeps for each memcg only

@@ -18,8 +18,7 @@ What differs between kernel releases:
   bit of ``PAGE_TYPE_BASE``. Since commit 4ffca5a96678 ("mm: support only one page_type per page")
   (in v6.12), a page type is that byte;
 - slabs are marked by a page flag, since commit 46df8e73a4a3 ("mm: free up PG_slab") (in v6.10) by a
-  page type that is an inverted bit, and since commit 4ffca5a96678 ("mm: support only one page_type
-  per page") (in v6.12) by a page type that is a byte;
+  page type;
 - since commit f1cf8d2f36dc ("mm: memcontrol: eliminate the problem of dying memory cgroup for LRU
   folios") (in v7.1), ``memcg_data`` of user pages refers to an obj_cgroup, before to the memcg.
 """
