@@ -184,6 +184,8 @@ class Evidence:
     :ivar objcg: ``struct obj_cgroup *`` that it is charged to
     :ivar memcg: ``struct mem_cgroup *`` of the memcg that pays
     :ivar note: details in English; may contain names from the image
+    :ivar rank: of a candidate: 1 and more than the number of candidates that are likelier, so
+        equally likely ones have the same rank
     """
 
     address: Address
@@ -195,6 +197,7 @@ class Evidence:
     objcg: Address | None = None
     memcg: Address | None = None
     note: str | None = None
+    rank: int | None = None
 
     @property
     def reason(self) -> str | None:
@@ -219,7 +222,11 @@ class Finding:
         known
     :ivar what: one sentence in English, without the path of the memcg
     :ivar evidence_is: whether the evidence proves the fault, or lists possible causes
-    :ivar evidence: at most ten objects
+    :ivar evidence: at most ten objects, the likeliest ones first
+    :ivar evidence_total: number of objects, also of those that are not listed; ``None`` if it is
+        not known
+    :ivar evidence_tied: number of candidates that are not listed, and as likely as the last one
+        that is; ``None`` if it is not known, and for a proof
     """
 
     identity: str
@@ -233,6 +240,8 @@ class Finding:
     what: str
     evidence_is: Literal["proof", "candidates"]
     evidence: tuple[Evidence, ...] = ()
+    evidence_total: int | None = None
+    evidence_tied: int | None = None
 
 
 class UnchargedSite(NamedTuple):

@@ -124,11 +124,15 @@ def with_few_candidates(output: str, most: int = 2) -> str:
 
 
 _UNITS = "page|byte|reference|row|node|CPU|memcg|task|object"
+#: Candidates that are no slab objects, and those that are not listed: how many there are, and how
+#: likely, depends on the image.
+_MAY_BE = re.compile(r"    (0x[0-9a-f]+, [\d,]+ bytes, charged to |and [\d,]+ more).*")
 #: What differs from image to image, and what takes its place in a comparison.
 _VARIES = (
     (re.compile(r"(of caches that always account: [^:]*): .*"), r"\1: CACHES"),
     (re.compile(r"\b0x[0-9a-f]+"), "ADDRESS"),
     (re.compile(r"ADDRESS, [\w-]+ object"), "ADDRESS, CACHE object"),
+    (re.compile(r"candidates, [\w, ]+:$"), "candidates:"),
     (re.compile(r"\b[0-9]+\.[0-9]+\.[0-9]+[\w.+-]*"), "RELEASE"),
     # Any number may be 1, but "1 pages" is a mistake.
     (re.compile(rf"(?<![\w.,/+-])1 ({_UNITS})\b"), r"N \1s"),
@@ -158,7 +162,7 @@ def comparable(body: str) -> list[str]:
             rows = [" ".join(rows)] if part.startswith("Read ") else rows
         elif title != "identities":
             rows = rows[: rule + 1]
-        lines += [*map(_replaced, rows), ""]
+        lines += [*(_replaced(row) for row in rows if not _MAY_BE.fullmatch(row)), ""]
     return [line for line, before in zip(lines, ["", *lines], strict=False) if line != before]
 
 

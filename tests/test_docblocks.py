@@ -99,8 +99,11 @@ slab: exact
  /web     1      -12
 
 Finding 1: claims 2 pages less
+  candidates, likeliest first, the first 2 equally likely:
     0xff110000a, dentry object, 200 bytes
     0xff110000b, kmalloc-1k object, 1,024 bytes
+    0xff110000c, 100 bytes, charged to /web
+    and 1,000 more, 3 of them as likely as the last one listed
 
 Read 7 memcgs, 2 nodes,
 3 names in 0.16 s.
@@ -112,7 +115,11 @@ def test_images_differ_in_amounts_only() -> None:
     for old, new in (
         ("3 rows", "1 row"), ("7.3.4+deb13", "7.3.9"), ("48", " 7"), ("4,000", "77"),
         (" /web     1      -12\n", ""), ("2 pages", "1 page"), ("0.16", "3.1"),
-        ("    0xff110000a, dentry object, 200 bytes\n", ""), ("2 nodes,\n3", "12 nodes, 3"),
+        ("    0xff110000a, dentry object, 200 bytes\n", ""),
+        (", likeliest first, the first 2 equally likely:", ":"),
+        ("    0xff110000c, 100 bytes, charged to /web\n", ""),
+        ("    and 1,000 more, 3 of them as likely as the last one listed\n", ""),
+        ("2 nodes,\n3", "12 nodes, 3"),
     ):  # fmt: skip
         assert old in other
         other = other.replace(old, new)
@@ -132,6 +139,7 @@ def test_images_differ_in_amounts_only() -> None:
         ("found", "counted"),
         ("Linux", "kernel"),
         ("object", "thing"),
+        ("candidates", "evidence"),
     ],
 )
 def test_what_a_run_says_otherwise_is_a_difference(old: str, new: str) -> None:

@@ -35,13 +35,15 @@ class Charges(NamedTuple):
     """
     Which charges may explain a difference.
 
-    :ivar kind: kind of the charges
+    :ivar kinds: kinds of the charges
     :ivar details: detail of the charges (see :class:`~memcg_inspect.checks.ledger.Entry`), by item
         of the row; any detail for other items
+    :ivar modulo_page: whether a row shows only how much its charges are off from whole pages
     """
 
-    kind: ChargeKind
+    kinds: tuple[ChargeKind, ...]
     details: Mapping[str, str] = {}
+    modulo_page: bool = False
 
 
 class Explained(NamedTuple):

@@ -10,16 +10,16 @@ to list as evidence, and :func:`attach` adds those that were found.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple, cast
 
-from memcg_inspect.checks.check import Check
-from memcg_inspect.checks.evidence_query import MOST_EVIDENCE, EvidenceQuery
+from memcg_inspect.checks.check import Charges, Check
+from memcg_inspect.checks.evidence_query import MOST_EVIDENCE, Candidates, EvidenceQuery
 from memcg_inspect.checks.ledger import ChargeKind, Entry
 from memcg_inspect.checks.registry import check_of
 from memcg_inspect.checks.snapshot import Snapshot
-from memcg_inspect.report import Evidence, Finding, Row, Skew
+from memcg_inspect.report import Finding, Row, Skew
 
 __all__ = (
     "PendingFinding",
@@ -35,12 +35,12 @@ class PendingFinding(NamedTuple):
     A finding that may still need evidence.
 
     :ivar finding: the finding
-    :ivar query: charges to search for as evidence; ``None`` if the finding has its evidence, or if
+    :ivar queries: charges to search for as evidence; none if the finding has its evidence, or if
         there can be none
     """
 
     finding: Finding
-    query: EvidenceQuery | None
+    queries: tuple[EvidenceQuery, ...] = ()
 
 
 def row_findings(snapshot: Snapshot, rows: Sequence[Row]) -> list[PendingFinding]:
@@ -53,16 +53,20 @@ def _from_row(snapshot: Snapshot, row: Row, differing: Sequence[Row]) -> Pending
     check, difference = check_of(row), row.difference or 0
     if check.prove is not None:
         proof = check.prove(snapshot, row)
-        finding = _finding(row, proof.kind, proof.what)
-        evidence = proof.evidence[:MOST_EVIDENCE]
-        return PendingFinding(replace(finding, evidence_is="proof", evidence=evidence), None)
+        finding = replace(
+            _finding(row, proof.kind, proof.what),
+            evidence_is="proof",
+            evidence=proof.evidence[:MOST_EVIDENCE],
+            evidence_total=len(proof.evidence),
+        )
+        return PendingFinding(finding)
     partner = next((other for other in differing if _offsets(row, other)), None)
     what = check.sentence(row)
     # An obj_cgroup has no counter that its parent's share is computed from.
     if row.objcg is None and partner is not None and row.memcg and partner.memcg:
         what += f"; {_relation(snapshot, row.memcg, partner.memcg)}"
     finding = _finding(row, check.above if difference > 0 else check.below, what)
-    return PendingFinding(finding, _query(snapshot, check, row, partner))
+    return PendingFinding(finding, tuple(_queries(snapshot, check, row, partner)))
 
 
 def _finding(row: Row, kind: str, what: str) -> Finding:
@@ -91,23 +95,55 @@ def _offsets(row: Row, other: Row) -> bool:
     )
 
 
-def _query(snapshot: Snapshot, check: Check, row: Row, partner: Row | None) -> EvidenceQuery | None:
-    """Return a query for the charges that may point to the wrong obj_cgroup."""
-    difference = row.difference or 0
+def _queries(
+    snapshot: Snapshot, check: Check, row: Row, partner: Row | None
+) -> Iterator[EvidenceQuery]:
+    """Return queries for the charges that may point to the wrong obj_cgroup."""
+    if check.charges is None:
+        return
+    difference, page = row.difference or 0, snapshot.image.page_size
+    if check.charges.modulo_page:
+        # A remainder does not tell who has too many charges: 8 bytes too many are as far beyond
+        # whole pages as a page less 8 bytes too few.
+        for holder, other in ((row, partner), (partner, row)):
+            if holder is not None:
+                amount = -(holder.difference or 0) % page
+                yield from _of_holder(snapshot, check.charges, holder, other, amount, page)
+        return
     # If more was found than the counter claims, the wrong charge is among those of this memcg. If
     # less was found, it may be charged to the partner, which has too much by the same amount.
     holder, other = (row, partner) if difference < 0 else (partner, row)
-    if check.charges is None or holder is None:
-        return None
-    size = {"bytes": 1, "KiB": 1024, "pages": snapshot.image.page_size}.get(row.unit, 1)
-    return EvidenceQuery(
-        kind=check.charges.kind,
-        payers=_payers(snapshot, holder),
-        detail=check.charges.details.get(row.item),
-        nid=None if row.objcg is not None else row.nid,
-        divides=abs(difference) * size,
-        neighbours=_payers(snapshot, other) if other is not None else frozenset(),
-    )
+    if holder is not None:
+        size = {"bytes": 1, "KiB": 1024, "pages": page}.get(row.unit, 1)
+        yield from _of_holder(snapshot, check.charges, holder, other, abs(difference) * size)
+
+
+def _of_holder(
+    snapshot: Snapshot,
+    charges: Charges,
+    holder: Row,
+    other: Row | None,
+    amount: int,
+    modulo: int = 0,
+) -> Iterator[EvidenceQuery]:
+    """
+    Return queries for the charges of an obj_cgroup or memcg that has too many.
+
+    :param holder: the row of the one that has too many
+    :param other: the row of the one that has too few; ``None`` if that is not known
+    """
+    for kind in charges.kinds:
+        if kind == "percpu" and modulo and snapshot.image.accounting == "kmem-per-node":
+            continue  # its bytes are split among the obj_cgroups of several nodes
+        yield EvidenceQuery(
+            kind=kind,
+            payers=_payers(snapshot, holder),
+            detail=charges.details.get(holder.item),
+            nid=None if holder.objcg is not None else holder.nid,
+            amount=amount,
+            modulo=modulo,
+            neighbours=_payers(snapshot, other) if other is not None else frozenset(),
+        )
 
 
 def _payers(snapshot: Snapshot, row: Row) -> frozenset[int]:
@@ -168,7 +204,7 @@ def orphan_findings(snapshot: Snapshot) -> list[PendingFinding]:
                 ),
                 evidence_is="proof",
             ),
-            EvidenceQuery(kind=kind, payers=frozenset({payer})),
+            (EvidenceQuery(kind=kind, payers=frozenset({payer})),),
         )
         for (kind, payer), entries in orphans.items()
     ]
@@ -210,17 +246,25 @@ def skew_findings(snapshot: Snapshot, skew: Sequence[Skew]) -> list[PendingFindi
             evidence_is="proof",
         )
         kind = cast("ChargeKind", cell.kind)
-        findings.append(
-            PendingFinding(finding, EvidenceQuery(kind=kind, payers=objcgs, nid=cell.backing_nid))
-        )
+        query = EvidenceQuery(kind=kind, payers=objcgs, nid=cell.backing_nid)
+        findings.append(PendingFinding(finding, (query,)))
     return findings
 
 
-def attach(
-    pending: PendingFinding, evidence: Mapping[EvidenceQuery, Sequence[Evidence]]
-) -> Finding:
+def attach(pending: PendingFinding, evidence: Mapping[EvidenceQuery, Candidates]) -> Finding:
     """Give a finding its evidence."""
-    if pending.query is None:
+    found = [evidence[query] for query in pending.queries if query in evidence]
+    if not found:
         return pending.finding
-    found = tuple(evidence.get(pending.query, ()))[:MOST_EVIDENCE]
-    return replace(pending.finding, evidence=found)
+    candidates = Candidates()
+    for some in found:
+        candidates.merge(some)
+    if pending.finding.evidence_is == "proof":
+        listed = tuple(replace(charge, rank=None) for charge in candidates.listed)
+        return replace(pending.finding, evidence=listed, evidence_total=candidates.total)
+    return replace(
+        pending.finding,
+        evidence=candidates.listed,
+        evidence_total=candidates.total,
+        evidence_tied=candidates.tied,
+    )

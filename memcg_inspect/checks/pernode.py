@@ -149,7 +149,7 @@ def _rule_findings(
             if touched and _is_by_rule(row) and check_of(row) in _BOOKED:
                 cells.setdefault((row.memcg, row.nid), row)
         findings += [
-            PendingFinding(_by_rule(snapshot, charges, kind, row), None) for row in cells.values()
+            PendingFinding(_by_rule(snapshot, charges, kind, row)) for row in cells.values()
         ]
     return findings
 
@@ -174,6 +174,7 @@ def _by_rule(snapshot: Snapshot, charges: PerNodeCharges, kind: SplitKind, row: 
         what=_WHAT[kind],
         evidence_is="proof",
         evidence=_evidence(snapshot, straddling),
+        evidence_total=len(straddling),
     )
 
 
@@ -185,7 +186,7 @@ def _misplaced_findings(snapshot: Snapshot, charges: PerNodeCharges) -> list[Pen
         payer = snapshot.payer(charge.objcg)
         cells[payer, charge.kind, charge.charged_nid, charge.backing_nid].append(charge)
     return [
-        PendingFinding(_misplaced(snapshot, memcg, kind, charged, backing, misplaced), None)
+        PendingFinding(_misplaced(snapshot, memcg, kind, charged, backing, misplaced))
         for (memcg, kind, charged, backing), misplaced in cells.items()
     ]
 
@@ -211,6 +212,7 @@ def _misplaced(
         what=f"{size:,} bytes of {kind} memory on node {backing} are charged to node {charged}",
         evidence_is="proof",
         evidence=_evidence(snapshot, charges),
+        evidence_total=len(charges),
     )
 
 

@@ -224,7 +224,11 @@ def _common_findings(samples: Sequence[Judgement]) -> list[PendingFinding]:
             evidence = tuple(e for e in evidence if e.address in seen)
         if not evidence and (pending.finding.evidence or key not in known):
             continue  # all samples have evidence, but not the same
-        common.append(pending._replace(finding=replace(pending.finding, evidence=evidence)))
+        finding = replace(pending.finding, evidence=evidence)
+        if len(others) > 1:
+            # How many of those that are not listed are in all samples is not known.
+            finding = replace(finding, evidence_total=None, evidence_tied=None)
+        common.append(pending._replace(finding=finding))
     return common
 
 

@@ -16,7 +16,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from memcg_inspect.checks.evidence_query import EvidenceQuery
+from memcg_inspect.checks.evidence_query import Candidates, EvidenceQuery
 from memcg_inspect.checks.findings import attach
 from memcg_inspect.checks.judge import Judgement, judge, verdict
 from memcg_inspect.checks.samples import common_coverage, is_settled, settle, without_rows
@@ -31,7 +31,7 @@ from memcg_inspect.collect.stopped import with_pending, with_running
 from memcg_inspect.image.image import Image
 from memcg_inspect.image.missing import as_image_errors, why_missing
 from memcg_inspect.model import Coverage
-from memcg_inspect.report import Evidence, Report
+from memcg_inspect.report import Report
 
 __all__ = ("audit", "collect")
 
@@ -102,10 +102,10 @@ def _with_proofs(image: Image, snapshot: Snapshot, judged: Judgement) -> Judgeme
     This is done for each sample at once: later, other objects may be at the addresses.
     """
     alone = without_rows(judged)
-    queries = {pending.query for pending in alone if pending.query is not None}
+    queries = {query for pending in alone for query in pending.queries}
     evidence = _find_evidence(image, snapshot, queries)
     proved = [
-        pending._replace(finding=attach(pending, evidence), query=None)
+        pending._replace(finding=attach(pending, evidence), queries=())
         if pending in alone
         else pending
         for pending in judged.findings
@@ -115,7 +115,7 @@ def _with_proofs(image: Image, snapshot: Snapshot, judged: Judgement) -> Judgeme
 
 def _find_evidence(
     image: Image, snapshot: Snapshot, queries: set[EvidenceQuery]
-) -> Mapping[EvidenceQuery, Sequence[Evidence]]:
+) -> Mapping[EvidenceQuery, Candidates]:
     """
     Find the evidence that findings ask for.
 
@@ -163,7 +163,7 @@ def _report(image: Image, clock: Clock, samples: Sequence[_Sample]) -> Report:
     every = [sample.judged for sample in samples]
     judged = settle(every, is_whole, _own_memcgs(snapshot)) if len(samples) > 1 else every[0]
     with clock.measure("evidence"):
-        queries = {pending.query for pending in judged.findings if pending.query is not None}
+        queries = {query for pending in judged.findings for query in pending.queries}
         evidence = _find_evidence(image, snapshot, queries)
         findings = tuple(attach(pending, evidence) for pending in judged.findings)
     return Report(

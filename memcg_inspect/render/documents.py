@@ -72,10 +72,11 @@ _FIELDS: dict[type, tuple[str, ...]] = {
     PercpuUsage: ("nid", "pages", "allocated", "charged"),
     Finding: (
         "identity", "kind", "memcg", "objcg", "nid", "item", "unit", "difference", "what",
-        "evidence_is", "evidence",
+        "evidence_is", "evidence", "evidence_total", "evidence_tied",
     ),
     Evidence: (
-        "address", "kind", "nid", "bytes", "cache", "page", "objcg", "memcg", "note", "reason",
+        "address", "kind", "nid", "bytes", "cache", "page", "objcg", "memcg", "note", "rank",
+        "reason",
     ),
     NotCovered: ("item", "reason"),
     Uncharged: ("cache", "address", "objects", "bytes", "sites"),

@@ -167,10 +167,30 @@ def _findings(findings: Sequence[Finding], names: Mapping[int, str], output: Out
         about = f"{_name(names, finding.memcg)}: {finding.what}"
         output.line(f"Finding {number}: ", "bold red", rest=about)
         if finding.evidence:
-            output.line(f"  {finding.evidence_is}:")
+            output.line(f"  {finding.evidence_is}{_order(finding.evidence)}:")
         for evidence in finding.evidence:
             output.line("    " + _evidence(evidence, names))
+        _not_listed(finding, output)
         output.line()
+
+
+def _order(evidence: Sequence[Evidence]) -> str:
+    """Return how likely the candidates are, compared with each other."""
+    if len(evidence) == 1 or any(one.rank is None for one in evidence):
+        return ""
+    first = sum(one.rank == 1 for one in evidence)
+    if first == len(evidence):
+        return ", equally likely"
+    return ", likeliest first" + (f", the first {first} equally likely" if first > 1 else "")
+
+
+def _not_listed(finding: Finding, output: Output) -> None:
+    """Write how much evidence there is beyond what is listed."""
+    more = (finding.evidence_total or 0) - len(finding.evidence)
+    if more > 0:
+        tied = finding.evidence_tied or 0
+        as_likely = f", {tied:,} of them as likely as the last one listed" if tied else ""
+        output.line(f"    and {more:,} more{as_likely}")
 
 
 def _name(names: Mapping[int, str], address: int | None) -> str:

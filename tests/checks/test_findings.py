@@ -23,7 +23,7 @@ from support.made import (
     zero,
 )
 
-from memcg_inspect.checks.evidence_query import MOST_EVIDENCE
+from memcg_inspect.checks.evidence_query import MOST_EVIDENCE, Candidates, EvidenceQuery, Rank
 from memcg_inspect.checks.findings import (
     PendingFinding,
     attach,
@@ -36,7 +36,7 @@ from memcg_inspect.checks.judge import judge
 from memcg_inspect.checks.registry import CHECKS
 from memcg_inspect.checks.rows import RowKey, make_row
 from memcg_inspect.checks.skew import skew_matrix
-from memcg_inspect.checks.snapshot import Snapshot
+from memcg_inspect.checks.snapshot import OBJECTS, Snapshot
 from memcg_inspect.model import (
     Accounting,
     Coverage,
@@ -79,7 +79,7 @@ def test_a_difference_alone() -> None:
     assert finding.what.startswith("NR_SLAB_RECLAIMABLE_B on node 0 claims 1,064 bytes more than")
     assert finding.evidence_is == "candidates"
     # No object explains a counter that is too large, and no memcg has too many objects.
-    assert pending.query is None
+    assert pending.queries == ()
 
 
 def test_too_many_objects_are_the_candidates() -> None:
@@ -88,16 +88,12 @@ def test_too_many_objects_are_the_candidates() -> None:
     assert pending.finding.what.startswith(
         "NR_SLAB_RECLAIMABLE_B on node 0 claims 504 bytes less than"
     )
-    assert pending.query is not None
+    [query] = pending.queries
     # what the removed memcg left is /a's, too
-    assert pending.query.payers == {OBJCG_A, OBJCG_DEAD}
-    assert (pending.query.kind, pending.query.detail, pending.query.nid) == (
-        "slab",
-        "reclaimable",
-        0,
-    )
-    assert pending.query.divides == 504
-    assert pending.query.neighbours == frozenset()
+    assert query.payers == {OBJCG_A, OBJCG_DEAD}
+    assert (query.kind, query.detail, query.nid) == ("slab", "reclaimable", 0)
+    assert (query.amount, query.modulo) == (504, 0)
+    assert query.neighbours == frozenset()
 
 
 def test_parent_and_child_that_offset_each_other() -> None:
@@ -107,9 +103,9 @@ def test_parent_and_child_that_offset_each_other() -> None:
     assert "a child" in findings[A].finding.what
     # Candidates for both are the objects of the one that has too many.
     for pending in findings.values():
-        assert pending.query is not None
-        assert pending.query.payers == {OBJCG_A, OBJCG_DEAD}
-        assert pending.query.neighbours == {OBJCG_B}
+        [query] = pending.queries
+        assert query.payers == {OBJCG_A, OBJCG_DEAD}
+        assert query.neighbours == {OBJCG_B}
 
 
 def test_strangers_that_offset_each_other() -> None:
@@ -152,8 +148,7 @@ def test_orphan_pointer_is_proof() -> None:
     assert (finding.memcg, finding.objcg, finding.nid) == (None, 0xBAD, 1)
     assert finding.difference is None
     assert "0xbad" in finding.what
-    assert pending.query is not None
-    assert pending.query.payers == {0xBAD}
+    assert pending.queries == (EvidenceQuery("slab", frozenset({0xBAD})),)
 
 
 def test_orphan_pointer_on_several_nodes_names_none() -> None:
@@ -215,18 +210,33 @@ def test_skew_is_a_fault_only_where_memory_is_counted_per_node() -> None:
     assert (finding.memcg, finding.nid, finding.difference) == (A, 1, 200)
     assert (finding.kind, finding.evidence_is) == ("skew", "proof")
     assert finding.what == "200 bytes of slab memory on node 1 are charged to node 0"
-    assert pending.query is not None
-    assert pending.query.nid == 1
+    # what the removed memcg left is /a's, too
+    payers = frozenset({OBJCG_A, OBJCG_DEAD})
+    assert pending.queries == (EvidenceQuery("slab", payers, nid=1),)
 
 
 def test_at_most_ten_pieces_of_evidence() -> None:
     [pending] = slab_findings(off((A, -504)))
-    assert pending.query is not None
-    many = [Evidence(address, "slab") for address in range(50)]
-    finding = attach(pending, {pending.query: many})
-    assert finding.evidence == tuple(many[:MOST_EVIDENCE])
-    assert MOST_EVIDENCE == 10
-    assert attach(pending, {}).evidence == ()
+    [query] = pending.queries
+    some = Candidates()
+    some.add(Rank(True), (Evidence(address, "slab") for address in range(50)), 50)
+    finding = attach(pending, {query: some})
+    assert finding.evidence == tuple(Evidence(a, "slab", rank=1) for a in range(MOST_EVIDENCE))
+    assert (finding.evidence_total, finding.evidence_tied) == (50, 40)
+    none = attach(pending, {})
+    assert (none.evidence, none.evidence_total, none.evidence_tied) == ((), None, None)
+    none = attach(pending, {query: Candidates()})
+    assert (none.evidence, none.evidence_total, none.evidence_tied) == ((), 0, 0)
+
+
+def test_what_proves_a_finding_has_no_rank() -> None:
+    taken = snapshot(charges=ledger({(0xBAD, "slab", "reclaimable", 1): (512, 12)}))
+    [pending] = orphan_findings(taken)
+    some = Candidates()
+    some.add(Rank(False), (Evidence(address, "slab") for address in range(12)), 12)
+    finding = attach(pending, {pending.queries[0]: some})
+    assert finding.evidence == tuple(Evidence(a, "slab") for a in range(MOST_EVIDENCE))
+    assert (finding.evidence_total, finding.evidence_tied) == (12, None)
 
 
 def rows(taken: Snapshot, identity: str) -> list[Finding]:
@@ -241,7 +251,7 @@ def test_dangling_vector_is_proof() -> None:
     [finding] = rows(snapshot(vectors={0: Vectors(20, 5, dangling)}), "placement")
     assert (finding.kind, finding.evidence_is) == ("dangling-vector", "proof")
     assert (finding.nid, finding.difference) == (0, 12)
-    assert len(finding.evidence) == MOST_EVIDENCE
+    assert (len(finding.evidence), finding.evidence_total) == (MOST_EVIDENCE, 12)
     first = finding.evidence[0]
     assert (first.address, first.nid, first.page) == (0xF00, 1, 0xE00)
 
@@ -275,7 +285,6 @@ CANDIDATES: dict[str, tuple[str, str | None, int]] = {
     "kernel_stack": ("kmem", None, 1024),
     "pagetable": ("kmem", None, 4096),
     "vmalloc": ("kmem", None, 4096),
-    "objcg_bytes": ("slab", None, 1),
     "zswap": ("zswap", None, 1),
 }
 
@@ -284,23 +293,32 @@ CANDIDATES: dict[str, tuple[str, str | None, int]] = {
 def test_candidates_are_charges_of_the_identity(identity: str) -> None:
     kind, detail, size = CANDIDATES[identity]
     unit: Unit = {1: "bytes", 1024: "KiB", 4096: "pages"}[size]  # type: ignore[assignment]
-    objcg = OBJCG_B if identity == "objcg_bytes" else None
-    key = RowKey(identity, RECLAIMABLE if identity == "slab" else "ITEM", unit, B, 1, objcg)
+    key = RowKey(identity, RECLAIMABLE if identity == "slab" else "ITEM", unit, B, 1)
     [pending] = row_findings(snapshot(), [make_row(key, {"x": 12}, {"y": 5})])
-    assert pending.query is not None
-    assert pending.query[:5] == (
-        kind,
-        {OBJCG_B},
-        detail,
-        None if objcg else 1,
-        7 * size,
-    )
+    [query] = pending.queries
+    assert query == EvidenceQuery(kind, frozenset({OBJCG_B}), detail, 1, 7 * size)  # type: ignore[arg-type]
     # a claim that is too large has no candidates, since nobody has too much
-    assert row_findings(snapshot(), [make_row(key, {"x": 5}, {"y": 12})])[0].query is None
+    assert row_findings(snapshot(), [make_row(key, {"x": 5}, {"y": 12})])[0].queries == ()
 
 
 def test_other_identities_have_no_candidates() -> None:
-    assert {check.name for check in CHECKS if check.charges is not None} == CANDIDATES.keys()
+    named = {check.name for check in CHECKS if check.charges is not None}
+    assert named == CANDIDATES.keys() | {"objcg_bytes"}
+
+
+@pytest.mark.parametrize(("off", "amount"), [(-8, 8), (8, 4088), (2048, 2048)])
+def test_a_remainder_may_be_too_much_of_either(off: int, amount: int) -> None:
+    """Bytes that are 8 short of whole pages may be 4,088 too many, or 8 too few."""
+    key = RowKey("objcg_bytes", "bytes of whole pages", "bytes", B, 0, OBJCG_B)
+    row = make_row(key, {"slab": 8192}, {"whole_pages": 8192 + off})
+    [pending] = row_findings(snapshot(), [row])
+    payers = frozenset({OBJCG_B})
+    assert pending.queries == tuple(
+        EvidenceQuery(kind, payers, None, None, amount, 4096) for kind in OBJECTS
+    )
+    # The kernel splits percpu memory among obj_cgroups of several nodes.
+    [pending] = row_findings(snapshot(accounting="kmem-per-node"), [row])
+    assert [query.kind for query in pending.queries] == ["slab", "zswap"]
 
 
 def test_an_obj_cgroup_is_off_against_one_of_any_node() -> None:
@@ -308,9 +326,10 @@ def test_an_obj_cgroup_is_off_against_one_of_any_node() -> None:
     other = key._replace(memcg=B, nid=1, objcg=OBJCG_B)
     rows = [make_row(key, {"slab": 8}, {"whole_pages": 0}), make_row(other, {"slab": 0}, {"x": 8})]
     for pending in row_findings(snapshot(), rows):
-        assert pending.query is not None
-        assert (pending.query.payers, pending.query.neighbours) == ({OBJCG_A}, {OBJCG_B})
-        assert pending.query.nid is None
+        # 8 bytes too many of the one, or a page less 8 of the other
+        asked = {(q.payers, q.amount, q.modulo, q.neighbours, q.nid) for q in pending.queries}
+        ours, theirs = frozenset({OBJCG_A}), frozenset({OBJCG_B})
+        assert asked == {(ours, 8, 4096, theirs, None), (theirs, 4088, 4096, ours, None)}
         # no memcg's counter is wrong, so none is named
         assert ";" not in pending.finding.what
     # rows of memcgs are compared on the same node only

@@ -40,8 +40,8 @@ def pending(of: Row, *addresses: int) -> PendingFinding:
             what="off",
             evidence_is="proof" if addresses else "candidates",
             evidence=tuple(Evidence(address, "slab") for address in addresses),
+            evidence_total=len(addresses),
         ),
-        None,
     )
 
 
@@ -183,10 +183,11 @@ def test_a_proof_must_be_the_same_one(
         if addresses
     ]
     samples += [sample(same, findings=()) for addresses in seen if not addresses]
-    found = [
-        tuple(e.address for e in made.finding.evidence) for made in settle(samples, True).findings
-    ]
+    settled = [made.finding for made in settle(samples, True).findings]
+    found = [tuple(e.address for e in finding.evidence) for finding in settled]
     assert found == ([] if left is None else [left])
+    # How many of those that are not listed are in all samples is not known.
+    assert all(finding.evidence_total is None for finding in settled)
 
 
 def coverage(*addresses: int, more: int = 0) -> Coverage:

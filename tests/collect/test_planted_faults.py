@@ -18,7 +18,7 @@ from drgn import Object
 from support.findings import by_path, named, touched
 from support.guests import BUILT_KERNELS, DEBIAN_KERNELS, GuestImage, Lab, Plant
 
-from memcg_inspect.checks.evidence_query import MOST_EVIDENCE
+from memcg_inspect.checks.evidence_query import MOST_EVIDENCE, Rank
 from memcg_inspect.collect import collect
 from memcg_inspect.image.image import image_of
 from memcg_inspect.linux.mm.memcontrol_vmstats import StatReader
@@ -28,6 +28,7 @@ from memcg_inspect.report import Finding, Report
 
 KERNELS = [k for k in (*DEBIAN_KERNELS, *BUILT_KERNELS) if k.startswith("7.3")]
 ITEM = "NR_SLAB_UNRECLAIMABLE_B"
+PAGE_SIZE = 4096
 OWNER, THIEF, NID = "/files/mail", "/files/db", 2
 
 pytestmark = pytest.mark.image
@@ -106,20 +107,21 @@ def check_candidates(image: GuestImage, report: Report, victim: SlabObject) -> l
     """
     Compare the candidates with the objects of the image.
 
-    The candidates are those of the thief's objects of which a number make up the difference,
-    ordered by how many objects of the owner are in the same slab. A single object comes before
-    a number of smaller ones.
+    The candidates are those of the thief's objects of which a number make up the difference. A
+    single object comes before a number of smaller ones. Then more objects of the owner in the same
+    slab count, and then no other object of the thief.
 
     :return: addresses of the candidates, the same in the findings of both memcgs
     """
-    size, ranks = victim.slab.cache.charge, dict[int, int]()
+    size, ranks = victim.slab.cache.charge, dict[int, Rank]()
     for objects in slabs_of(image, NID):
         owned, stolen = len(objects.get(OWNER, ())), objects.get(THIEF, [])
         if victim in objects.get(OWNER, ()):
             owned, stolen = owned - 1, [*stolen, victim]
+        alone = len(stolen) == 1 and sum(map(len, objects.values())) > 1
         for thing in stolen:
             if size % thing.slab.cache.charge == 0:
-                ranks[thing.address] = 2 * owned + (thing.slab.cache.charge == size)
+                ranks[thing.address] = Rank(thing.slab.cache.charge == size, owned, alone)
     paths, listed = by_path(report), []
     for path in (OWNER, THIEF):
         finding = the(report.findings, paths[path])
@@ -131,7 +133,26 @@ def check_candidates(image: GuestImage, report: Report, victim: SlabObject) -> l
         assert shown == sorted(ranks.values(), reverse=True)[:MOST_EVIDENCE]
         better = sum(rank >= ranks[victim.address] for rank in ranks.values())
         assert victim.address in listed or better > MOST_EVIDENCE
+        for evidence in finding.evidence:
+            likelier = sum(rank > ranks[evidence.address] for rank in ranks.values())
+            assert evidence.rank == 1 + likelier
+        tied = sum(ranks[address] == shown[-1] for address in ranks.keys() - set(listed))
+        assert (finding.evidence_total, finding.evidence_tied) == (len(ranks), tied)
     return listed
+
+
+def check_remainders(report: Report, victim: SlabObject) -> None:
+    """Compare the candidates for remainders modulo a page; the object is one of them."""
+    found = [f for f in report.findings if f.identity == "objcg_bytes"]
+    assert len(found) == (2 if victim.slab.cache.charge % PAGE_SIZE else 0)
+    for finding in found:
+        assert finding.evidence_total is not None
+        addresses = {evidence.address for evidence in finding.evidence}
+        assert victim.address in addresses or finding.evidence_total > MOST_EVIDENCE
+        # The amount is that of the object, or what is left of whole pages.
+        off = (finding.difference or 0) % PAGE_SIZE
+        first = [e.bytes or 0 for e in finding.evidence if e.rank == 1]
+        assert {size % PAGE_SIZE for size in first} <= {off, PAGE_SIZE - off}
 
 
 def among_its_own(image: GuestImage) -> SlabObject:
@@ -149,6 +170,7 @@ def check_owner(image: GuestImage, plant: Plant) -> None:
     victim = among_its_own(image)
     report = charge_to_thief(image, plant, victim)
     assert check_candidates(image, report, victim)[0] == victim.address
+    check_remainders(report, victim)
     for path in (OWNER, THIEF):
         first = the(report.findings, by_path(report)[path]).evidence[0]
         assert (first.cache, first.page) == (victim.slab.cache.name, victim.slab.page)
@@ -169,7 +191,9 @@ def test_candidates_of_any_object(lab: Lab, plant: Plant, kernel: str) -> None:
             victims.setdefault(thing.slab.cache.name, thing)
     assert len(victims) >= 4
     for victim in victims.values():
-        assert check_candidates(image, charge_to_thief(image, plant, victim), victim)
+        report = charge_to_thief(image, plant, victim)
+        assert check_candidates(image, report, victim)
+        check_remainders(report, victim)
         plant.remove()
 
 

@@ -321,7 +321,7 @@ def test_folios_charged_to_the_objcg_of_another_node(lab: Lab, kernel: str) -> N
         if objcg.memcg == subject.paths[path] and objcg.memcg_refs
     }
     query = EvidenceQuery("lru", frozenset({objcgs[nid]}), nid=nid)
-    page = find_evidence(subject.image, subject.snapshot, [query])[query][0].page
+    page = find_evidence(subject.image, subject.snapshot, [query])[query].listed[0].page
     assert page is not None
     folio = subject.object("struct page *", page)
     other = next(node for node in objcgs if node != nid)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -125,6 +126,17 @@ def test_finding() -> None:
     assert first["address"] == "0xffff888000f00000"
     # Unknown fields of evidence are left out.
     assert second == {"address": "0xfffffffffffffff8", "kind": "slab"}
+    # What is not known of a finding is null.
+    assert (finding["evidence_total"], finding["evidence_tied"]) == (None, None)
+
+
+def test_candidates_have_a_rank_and_a_total() -> None:
+    made = report()
+    first = replace(made.findings[0].evidence[0], rank=1)
+    finding = replace(made.findings[0], evidence=(first,), evidence_total=50, evidence_tied=49)
+    [shown] = document(replace(made, findings=(finding,)))["findings"]
+    assert shown["evidence"][0]["rank"] == 1
+    assert (shown["evidence_total"], shown["evidence_tied"]) == (50, 49)
 
 
 def test_no_node_is_null_with_a_reason() -> None:

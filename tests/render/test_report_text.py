@@ -15,7 +15,7 @@ from support.reports import clean, more, report
 
 from memcg_inspect.model import Follows, counted
 from memcg_inspect.render.text import amount, printable, signed
-from memcg_inspect.report import Moved, NotCovered, Report, RowStatus
+from memcg_inspect.report import Evidence, Moved, NotCovered, Report, RowStatus
 
 
 def alike(name: str) -> Report:
@@ -155,6 +155,48 @@ def test_finding_shows_its_evidence() -> None:
     assert "Finding 1: /web: NR_SLAB_RECLAIMABLE_B on node 0 claims 1,064 bytes more" in shown
     assert "candidates:" in shown
     assert "0xffff888000f00000, dentry object, 200 bytes, charged to /web" in shown
+
+
+@pytest.mark.parametrize(
+    ("ranks", "total", "tied", "head", "last"),
+    [
+        ((1,), 1, 0, "candidates:", None),
+        ((1, 2, 3), 3, 0, "candidates, likeliest first:", None),
+        ((1, 1, 3), 3, 0, "candidates, likeliest first, the first 2 equally likely:", None),
+        ((1, 1, 1), 3, 0, "candidates, equally likely:", None),
+        ((1, 2, 3), 1007, 0, "candidates, likeliest first:", "and 1,004 more"),
+        (
+            (1, 1, 1),
+            1007,
+            1000,
+            "candidates, equally likely:",
+            "and 1,004 more, 1,000 of them as likely as the last one listed",
+        ),
+        # as in several samples of a running kernel
+        ((1, 2), None, None, "candidates, likeliest first:", None),
+        ((None, None), 12, None, "proof:", "and 10 more"),
+    ],
+)
+def test_evidence_says_how_likely_it_is_and_what_is_left_out(
+    ranks: tuple[int | None, ...],
+    total: int | None,
+    tied: int | None,
+    head: str,
+    last: str | None,
+) -> None:
+    made = report()
+    [finding] = made.findings
+    finding = replace(
+        finding,
+        evidence_is="proof" if ranks[0] is None else "candidates",
+        evidence=tuple(Evidence(0xA00 + n, "slab", rank=rank) for n, rank in enumerate(ranks)),
+        evidence_total=total,
+        evidence_tied=tied,
+    )
+    shown = text(replace(made, findings=(finding,)))
+    printed = shown[shown.index("Finding 1") :].split("\n\n")[0].splitlines()[1:]
+    expected = [f"  {head}", *(f"    {0xA00 + n:#x}" for n in range(len(ranks)))]
+    assert printed == [*expected, *([] if last is None else [f"    {last}"])]
 
 
 def test_what_is_missing_is_counted_and_shown() -> None:

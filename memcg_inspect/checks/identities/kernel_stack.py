@@ -47,5 +47,5 @@ CHECK = Check(
         lambda snapshot: snapshot.limits.stack // 1024,
         amounts=_pages_of_stack,
     ),
-    charges=Charges("kmem"),
+    charges=Charges(("kmem",)),
 )

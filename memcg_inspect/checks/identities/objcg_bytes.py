@@ -76,6 +76,6 @@ CHECK = Check(
         unpaid=True,
         modulo=True,
     ),
-    charges=Charges("slab"),
+    charges=Charges(OBJECTS, modulo_page=True),
     sentence=_sentence,
 )

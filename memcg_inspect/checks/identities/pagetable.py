@@ -38,5 +38,5 @@ CHECK = Check(
     rows=pagetable_rows,
     items=(ITEM,),
     half_done=HalfDone(pattern(PAGES, r"exit_mm|mmput|tlb_", FLUSH), lambda snapshot: 2),
-    charges=Charges("kmem"),
+    charges=Charges(("kmem",)),
 )

@@ -50,5 +50,5 @@ CHECK = Check(
     rows=percpu_rows,
     items=(ITEM,),
     half_done=HalfDone(pattern(PERCPU, FLUSH), lambda snapshot: snapshot.limits.percpu, kinds=()),
-    charges=Charges("percpu"),
+    charges=Charges(("percpu",)),
 )

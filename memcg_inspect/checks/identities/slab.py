@@ -127,5 +127,5 @@ CHECK = Check(
         amounts=slab_amounts,
         unpaid=True,
     ),
-    charges=Charges("slab", {item: detail for detail, item in ITEMS.items()}),
+    charges=Charges(("slab",), {item: detail for detail, item in ITEMS.items()}),
 )

@@ -51,5 +51,5 @@ CHECK = Check(
     rows=vmalloc_rows,
     items=(BY_NODE, BY_MEMCG),
     half_done=HalfDone(pattern(VMALLOC, FLUSH), block_pages),
-    charges=Charges("kmem"),
+    charges=Charges(("kmem",)),
 )

@@ -60,5 +60,5 @@ CHECK = Check(
     half_done=HalfDone(
         pattern(r"zswap|zs_|swap_", FLUSH), lambda snapshot: snapshot.image.page_size
     ),
-    charges=Charges("zswap"),
+    charges=Charges(("zswap",)),
 )
