@@ -135,6 +135,8 @@ def _of_holder(
     for kind in charges.kinds:
         if kind == "percpu" and modulo and snapshot.image.accounting == "kmem-per-node":
             continue  # its bytes are split among the obj_cgroups of several nodes
+        if kind == "zswap" and not snapshot.features.default_hierarchy:
+            continue  # its bytes are not charged: obj_cgroup_charge_zswap()
         yield EvidenceQuery(
             kind=kind,
             payers=_payers(snapshot, holder),

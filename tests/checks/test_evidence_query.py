@@ -158,6 +158,14 @@ def test_of_thousands_that_are_equally_likely_few_are_read() -> None:
     assert (candidates.total, candidates.tied) == (5015, 4998)
 
 
+def test_ties_are_with_the_last_one_that_is_listed() -> None:
+    candidates = Candidates()
+    candidates.add(LIKELY, charges(*range(9)), 9)
+    candidates.add(LESS, charges(0x20, 0x21, 0x22), 3)
+    candidates.add(LEAST, charges(0x30), 7)
+    assert (candidates.total, candidates.tied) == (19, 2)
+
+
 def test_candidates_of_several_queries() -> None:
     one, other = Candidates(), Candidates()
     one.add(LESS, charges(1), 3)

@@ -18,6 +18,7 @@ from support.made import (
     B,
     family,
     family_objcgs,
+    features,
     ledger,
     snapshot,
     zero,
@@ -99,8 +100,14 @@ def test_too_many_objects_are_the_candidates() -> None:
 def test_parent_and_child_that_offset_each_other() -> None:
     findings = {pending.finding.memcg: pending for pending in slab_findings(off((B, 8), (A, -8)))}
     assert set(findings) == {A, B}
-    assert "its parent differs by as much in the opposite direction" in findings[B].finding.what
-    assert "a child" in findings[A].finding.what
+    assert findings[B].finding.what.split("; ")[1] == (
+        "its parent differs by as much in the opposite direction: either the folded counter of "
+        "this memcg alone or the owner of a charge is wrong"
+    )
+    assert findings[A].finding.what.split("; ")[1] == (
+        "a child, whose counter is subtracted from this memcg's, differs by as much in the "
+        "opposite direction"
+    )
     # Candidates for both are the objects of the one that has too many.
     for pending in findings.values():
         [query] = pending.queries
@@ -319,6 +326,10 @@ def test_a_remainder_may_be_too_much_of_either(off: int, amount: int) -> None:
     # The kernel splits percpu memory among obj_cgroups of several nodes.
     [pending] = row_findings(snapshot(accounting="kmem-per-node"), [row])
     assert [query.kind for query in pending.queries] == ["slab", "zswap"]
+    # Nor does cgroup v1 charge what is in zswap.
+    v1 = snapshot(features=features(default_hierarchy=False))
+    [pending] = row_findings(v1, [row])
+    assert [query.kind for query in pending.queries] == ["slab", "percpu"]
 
 
 def test_an_obj_cgroup_is_off_against_one_of_any_node() -> None:
@@ -340,33 +351,55 @@ def test_an_obj_cgroup_is_off_against_one_of_any_node() -> None:
 
 
 @pytest.mark.parametrize(
-    ("identity", "difference", "what"),
+    ("identity", "more", "less"),
     [
-        ("sock", 1, "ITEM claims 1 page more than was found"),
-        ("sock", -2, "ITEM claims 2 pages less than was found"),
-        ("hierarchy", 1, "ITEM claims 1 page more than was found in its whole subtree"),
-        ("objcg_bytes", 8, "the bytes charged to obj_cgroup 0xb0 are 8 short of whole pages"),
-        ("objcg_bytes", -8, "the bytes charged to obj_cgroup 0xb0 are 8 beyond whole pages"),
+        ("sock", "ITEM claims {} more than was found", "ITEM claims {} less than was found"),
         (
-            "references",
-            1,
-            "the refcount of obj_cgroup 0xb0 is 1 reference more than found: a leak, or an unknown "
-            "holder",
+            "hierarchy",
+            "ITEM claims {} more than was found in its whole subtree",
+            "ITEM claims {} less than was found in its whole subtree",
         ),
         (
             "references",
-            -2,
-            "the refcount of obj_cgroup 0xb0 is 2 references less than found: something uses it "
-            "without a reference",
+            "the refcount of obj_cgroup 0xb0 is {} more than found: a leak, or a holder that is "
+            "not known here",
+            "the refcount of obj_cgroup 0xb0 is {} less than found: something uses it without a "
+            "reference",
+        ),
+        (
+            "css_refs",
+            "css.refcnt is {} more than found: a leak; the memcg is never freed",
+            "css.refcnt is {} less than found: the memcg can be freed while it is used",
+        ),
+        (
+            "id_refs",
+            "id.ref is {} more than found: the memcg and its ID are never freed",
+            "id.ref is {} less than found: the ID is freed while it is used",
         ),
     ],
 )
-def test_wording(identity: str, difference: int, what: str) -> None:
-    unit: Unit = "references" if identity == "references" else "pages"
-    objcg = OBJCG_B if identity in ("objcg_bytes", "references") else None
+def test_wording(identity: str, more: str, less: str) -> None:
+    unit: Unit = "pages" if identity in ("sock", "hierarchy") else "references"
+    objcg = OBJCG_B if identity == "references" else None
     key = RowKey(identity, "ITEM", unit, B, None, objcg)
-    [pending] = row_findings(snapshot(), [make_row(key, {"x": 5}, {"y": 5 + difference})])
-    assert pending.finding.what == what
+    for number in (1, 2):
+        amount = f"{number} {unit.removesuffix('s')}{'s' * (number > 1)}"
+        for difference, what in ((number, more), (-number, less)):
+            row = make_row(key, {"x": 5}, {"y": 5 + difference})
+            [pending] = row_findings(snapshot(), [row])
+            assert pending.finding.what == what.format(amount)
+            on_node = row_findings(snapshot(), [replace(row, nid=1)])[0].finding.what
+            assert on_node == (pending.finding.what.replace("ITEM claims", "ITEM on node 1 claims"))
+
+
+def test_wording_of_a_remainder() -> None:
+    key = RowKey("objcg_bytes", "bytes of whole pages", "bytes", B, None, OBJCG_B)
+    for difference, off in ((8, "8 short of"), (1, "1 short of"), (-1, "1 beyond")):
+        row = make_row(key, {"x": 8192}, {"y": 8192 + difference})
+        [pending] = row_findings(snapshot(), [row])
+        assert pending.finding.what == (
+            f"the bytes charged to obj_cgroup 0xb0 are {off} whole pages"
+        )
 
 
 @pytest.mark.parametrize(
