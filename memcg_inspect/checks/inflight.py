@@ -370,8 +370,6 @@ def _may_show(snapshot: Snapshot, half_done: HalfDone, context: Context, row: Ro
 
 def fitting(snapshot: Snapshot, half_done: HalfDone, context: Context, row: Row) -> list[Held]:
     """Return everything that a CPU points to and whose charge is what the row is off by."""
-    if not _may_show(snapshot, half_done, context, row):
-        return []
     page = snapshot.image.page_size
     # What somebody pays for says more than what nobody pays for, or not yet.
     some = sorted(context.cpu.held or (), key=lambda held: not held.payer)
