@@ -264,6 +264,11 @@ def _reliability() -> str:
     return fenced(done.stdout)
 
 
+def _mutants() -> str:
+    """Return the table of scripts/mutate, which goes on where it was interrupted."""
+    return fenced(_run("scripts/mutate"))
+
+
 class Block(NamedTuple):
     """
     A block.
@@ -348,6 +353,7 @@ BLOCKS = {
     "allocinfo_fields": Block("docs/commands/allocinfo.md", _fields("allocinfo"), "source"),
     "bench_sites": Block("docs/architecture.md", _bench_sites, "measured"),
     "live": Block("docs/live.md", _live, "measured"),
+    "mutants": Block("docs/reliability.md", _mutants, "measured"),
     "reliability": Block("docs/reliability.md", _reliability, "measured"),
     "live_paused": Block("docs/live.md", _live_paused, "measured"),
     "helpers": Block("docs/interactive.md", _helpers, "source"),

@@ -73,6 +73,9 @@ PARTS = (
         "every fault planted into every kind of image",
         ("tests/collect/test_reliability.py",),
     ),
+    Part(
+        "mutants", "report: which changes to the source no test notices", ("tests/test_mutants.py",)
+    ),
 )
 
 

@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+"""Small changes to the source: where they are made, and how they are chosen."""
+
+from __future__ import annotations
+
+import ast
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from labkit.mutants import Mutant, mutants, sample
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+
+
+def changes(source: str) -> list[tuple[str, str]]:
+    return [(m.before, m.after) for m in mutants("a.py", source)]
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ("a < b", [("a < b", "pass"), ("a < b", "(a <= b)")]),
+        ("x = a is not None", [("a is not None", "(a is None)")]),
+        ("x = a and b or c", [("a and b or c", "((a and b) and c)"), ("a and b", "(a or b)")]),
+        ("x = a // 2", [("a // 2", "(a * 2)"), ("2", "3")]),
+        ("x = -1", [("-1", "(1)"), ("1", "2")]),
+        ("x = True", [("True", "False")]),
+        ("x = 'é'", [("'é'", "('XXé')")]),
+        ("x = 'é' + y", [("'é' + y", "('é' - y)"), ("'é'", "('XXé')")]),
+        ("x = a if b else c", [("a if b else c", "(a)"), ("a if b else c", "(c)")]),
+        ("x = [a for a in b if a]", [("[a for a in b if a]", "[a for a in b if True]")]),
+        ("if a:\n    b()", [("a", "(not a)"), ("b()", "pass")]),
+        ("def f(a: 'T' = 1) -> 'T':\n    'Text.'\n    g = a", [("1", "2")]),
+        ("def f(a):\n    return a", [("return a", "return None")]),
+        ("x = a or 0", [("a or 0", "(a and 0)")]),
+        ("def f():\n    return None\n    return", []),
+        ("def f():\n    return False", [("False", "True")]),
+        # Names and types say nothing, and places in these strings are not known before Python 3.12.
+        ("__all__ = ('a',)\nx: 'T' = f'{a + 1}'\nimport b", []),
+    ],
+)  # fmt: skip
+def test_what_is_changed(source: str, expected: list[tuple[str, str]]) -> None:
+    assert changes(source) == expected
+
+
+def test_a_change_is_applied_at_its_place() -> None:
+    source = 'x = "é"\ny = f(1,\n      2) if z else 1\n'
+    [text, first, *_] = list(mutants("a.py", source))
+    assert text.applied(source) == source.replace('"é"', "('XXé')")
+    assert (first.line, first.after) == (2, "(f(1, 2))")
+    assert first.applied(source) == 'x = "é"\ny = (f(1, 2))\n'
+    assert str(first) == "a.py:2: f(1, 2) if z else 1 -> (f(1, 2))"
+    assert first.key(source) == "a.py: y = f(1, | (f(1, 2))"
+
+
+def test_the_choice_depends_on_the_seed_alone() -> None:
+    folders = ("memcg_inspect/render", "memcg_inspect/btf")
+    chosen, other = sample(ROOT, folders, 1), sample(ROOT, folders, 2)
+    assert chosen == sample(ROOT, folders, 1)
+    assert chosen != other
+    assert sorted(chosen) == sorted(other)
+    assert len(chosen) > 500
+    assert {m.path.split("/")[1] for m in chosen[:100]} == {"render", "btf"}
+
+
+def test_every_change_is_a_change_and_a_program() -> None:
+    for mutant in sample(ROOT, ("memcg_inspect/checks",), 3)[:100]:
+        source = (ROOT / mutant.path).read_text()
+        changed = ast.unparse(ast.parse(mutant.applied(source)))
+        assert changed != ast.unparse(ast.parse(source)), mutant
+
+
+def test_equivalent_mutants_exist() -> None:
+    """A line that names no mutant is left over from an earlier version of the source."""
+    listed = (ROOT / "tests/equivalent-mutants.txt").read_text().splitlines()
+    wanted = {line for line in listed if line and not line.startswith("#")}
+    found = set()
+    for path in {line.split(": ")[0] for line in wanted}:
+        source = (ROOT / path).read_text()
+        found |= {mutant.key(source) for mutant in mutants(path, source)}
+    assert wanted <= found
+    assert len(wanted) == len([line for line in listed if line in wanted])
+
+
+def test_what_tests_call_is_written_down(tmp_path: Path) -> None:
+    (tmp_path / "a.py").write_text("def f():\n    return 1\n\n\ndef g():\n    return 2\n")
+    (tmp_path / "test_a.py").write_text("import a\n\n\ndef test_f():\n    assert a.f() == 1\n")
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "labkit.called",
+        "-p",
+        "no:cacheprovider",
+    ]
+    environment = {
+        "PYTHONPATH": f"{ROOT / 'scripts'}:{tmp_path}",
+        "CALLED": str(tmp_path / "called"),
+    }
+    subprocess.run([*command, "test_a.py"], cwd=tmp_path, env=environment, check=True)
+    called = json.loads((tmp_path / "called").read_text())
+    # Lines 1 and 5 are of the module: there the functions are defined.
+    assert called["a.py"] == [1, 2, 5]
+
+
+def test_a_long_place_is_shortened() -> None:
+    mutant = Mutant("a.py", 1, 0, "x" * 100, "y")
+    assert str(mutant) == f"a.py:1: {'x' * 40} ... {'x' * 15} -> y"
