@@ -133,6 +133,30 @@ def test_enumerators(order: Order, tmp_path: Path) -> None:
         prog["PURPLE"]
 
 
+@pytest.mark.parametrize("order", ORDERS)
+def test_signs_of_enumerators(order: Order, tmp_path: Path) -> None:
+    """An enum is signed as a whole: BTF says so once, and not of each value."""
+    b = everything()
+    b.enum(
+        "wide_signed", 8, {"LEAST": -(1 << 63), "BELOW": -(1 << 40), "MOST": (1 << 63) - 1}, True
+    )
+    b.enum("wide_unsigned", 8, {"HIGHEST": (1 << 64) - 1, "HIGH": 1 << 63}, True)
+    b.enum("signed_", 4, {"LEAST_INT": -(1 << 31), "MOST_INT": (1 << 31) - 1})
+    b.enum("unsigned_", 4, {"HIGHEST_INT": (1 << 32) - 1, "HIGH_INT": 1 << 31})
+    prog = loaded(b, tmp_path, order)
+    expected = {
+        "LEAST": -(1 << 63), "BELOW": -(1 << 40), "MOST": (1 << 63) - 1,
+        "HIGHEST": (1 << 64) - 1, "HIGH": 1 << 63,
+        "LEAST_INT": -(1 << 31), "MOST_INT": (1 << 31) - 1,
+        "HIGHEST_INT": (1 << 32) - 1, "HIGH_INT": 1 << 31,
+    }  # fmt: skip
+    assert {name: prog[name].value_() for name in expected} == expected
+    names = [prog.type(f"enum {name}").type.name for name in ("wide_signed", "wide_unsigned")]
+    assert names == ["long", "unsigned long"]
+    names = [prog.type(f"enum {name}").type.name for name in ("signed_", "unsigned_")]
+    assert names == ["int", "unsigned int"]
+
+
 def test_32_bit(tmp_path: Path) -> None:
     b = Builder()
     b.to(BtfKind.TYPEDEF, b.to(BtfKind.PTR, b.int("int", 4, 1)), "ip")

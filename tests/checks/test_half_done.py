@@ -20,7 +20,7 @@ from memcg_inspect.checks.half_done import (
 from memcg_inspect.checks.inflight import mark_in_flight
 from memcg_inspect.checks.registry import CHECKS
 from memcg_inspect.checks.rows import RowKey, make_row
-from memcg_inspect.model import Held, Running, Transient, Unit
+from memcg_inspect.model import Held, ObjStock, Running, Transient, Unit
 from memcg_inspect.report import Row
 
 PAGE = 4096
@@ -198,6 +198,44 @@ def test_rows_in_bytes_of_what_is_charged_in_pages(identity: str) -> None:
     function, _, most = BOUNDS[identity]
     assert status(identity, "bytes", most * PAGE, cpu(function)) == "unverifiable"
     assert status(identity, "bytes", most * PAGE + 1, cpu(function)) == "differs"
+
+
+@pytest.mark.parametrize(("unit", "amount"), [("pages", 3), ("bytes", 3 * PAGE)])
+def test_pages_that_a_stock_uncharges_in_the_unit_of_the_row(unit: Unit, amount: int) -> None:
+    """drain_obj_stock() uncharges the whole pages of what the CPU has in stock."""
+    stocks = [ObjStock(0, 0, OBJCG_A, 3 * PAGE + 100, None, 0, 0, False)]
+    draining = cpu("drain_obj_stock")
+
+    def status_of(difference: int) -> list[str]:
+        return marked(rows_off("kmem", unit, difference), draining, stocks=stocks)
+
+    assert status_of(amount) == status_of(-amount) == ["in-flight"]
+    for other in (amount - 1, amount + 1, 3 if unit == "bytes" else 2):
+        assert status_of(other) == ["unverifiable"]
+    # They are in the stock of another CPU.
+    elsewhere = cpu("drain_obj_stock", 1)
+    assert marked(rows_off("kmem", unit, amount), elsewhere, stocks=stocks) == ["unverifiable"]
+
+
+def test_pages_of_a_stack() -> None:
+    """account_kernel_stack() counts one page after the other."""
+    for pages in range(1, LIMITS.stack // PAGE + 1):
+        size = pages * PAGE // 1024
+        assert status("kernel_stack", "KiB", size, cpu("dup_task_struct")) == "in-flight"
+        assert status("kernel_stack", "KiB", size - 1, cpu("dup_task_struct")) == "unverifiable"
+
+
+def test_rows_of_subtrees_are_told_apart_by_counter() -> None:
+    """A charge shows in every ancestor's row of one counter: rows of others are not counted."""
+
+    def rows(item: str) -> list[Row]:
+        key = RowKey("hierarchy", item, "pages")
+        return [make_row(key._replace(memcg=m), {"x": 0}, {"y": 1}) for m in (B, A, ROOT)]
+
+    below = cpu("pcpu_alloc_noprof", held=(Held("memcg", B, B),))
+    assert marked([*rows("MEMCG_SOCK"), *rows("MEMCG_PERCPU_B")], below) == (
+        ["differs"] * 3 + ["unverifiable"] * 3
+    )
 
 
 @pytest.mark.parametrize(

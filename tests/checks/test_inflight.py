@@ -144,6 +144,26 @@ def test_an_ancestor_of_several_half_done_charges() -> None:
     assert judged(*rows, running=two, memcgs=memcgs) == ["in-flight"] * 3
     rows = (usage(B, 3), usage(C, 64), usage(A, -66))
     assert judged(*rows, running=two, memcgs=memcgs) == ["in-flight"] * 2 + ["unverifiable"]
+    # The stack of one of them does not show its charge. Nobody knows that of the parent, then.
+    rows = (usage(B, 3), usage(C, 70), usage(A, -73))
+    assert judged(*rows, running=two, memcgs=memcgs) == ["in-flight"] + ["unverifiable"] * 2
+    rows = (usage(B, 4), usage(C, 64), usage(A, -68))
+    assert judged(*rows, running=two, memcgs=memcgs) == (
+        ["unverifiable", "in-flight", "unverifiable"]
+    )
+
+
+def test_the_allowance_of_an_ancestor_is_its_own_amount() -> None:
+    other = replace(snapshot().memcgs[B], address=C, path="/a/c", payer=C)
+    taken = snapshot(
+        memcgs={**snapshot().memcgs, C: other},
+        running=(cpu(0, FREEING, folio(3, B)), cpu(1, FREEING, folio(64, C))),
+    )
+    *below, above = mark_in_flight(taken, (usage(B, 3), usage(C, 64), usage(A, -67)))
+    assert above.allowance is not None
+    assert (above.allowance.memcg, above.allowance.amount) == (A, -67)
+    assert above.reason == "; ".join(row.reason or "" for row in below)
+    assert above.reason.count("half-done charge of folio 0xe000") == 2
 
 
 def test_several_rows_off_by_one_page_each_without_partners() -> None:
@@ -206,3 +226,39 @@ def test_the_reason_names_the_cpu_and_its_charge() -> None:
     assert row.reason is not None
     assert row.reason.endswith(f"at most 103 pages of {where}")
     assert row.allowance is None
+
+
+def test_the_cpu_that_was_closest_to_the_charge_is_named() -> None:
+    """Both show it. One has gone on from there."""
+    gone_on = cpu(0, ("osq_lock", "mutex_lock", *FREEING), folio(8))
+    closest = cpu(2, FREEING, folio(8))
+    row = off_by(8, gone_on, closest)
+    assert row.allowance is not None
+    assert (row.allowance.cpu, row.allowance.function) == (2, FREEING[0])
+
+
+def test_a_reason_says_where_the_cpus_may_have_been() -> None:
+    row = off_by(1, cpu(0, ("osq_lock",), None), cpu(1, (), None))
+    assert row.status == "unverifiable"
+    assert row.reason is not None
+    head, places = row.reason.split(": ", 1)
+    assert head == "a charge may be half done, but no stack shows this amount"
+    assert [place.split(" of ", 1)[1] for place in places.split("; ")] == [
+        "CPU 0 (sh, 7), in osq_lock",
+        "CPU 1 (sh, 7), in an unknown place",
+    ]
+    waiting = cpu(3, FREEING, folio(8))._replace(waiting=True)
+    row = off_by(8, waiting)
+    assert row.reason == (
+        "half-done charge of folio 0xe000 (32,768 bytes) by sh (7), which was not running, in "
+        "lru_gen_add_folio"
+    )
+
+
+def test_a_reason_names_what_is_charged() -> None:
+    [row] = mark_in_flight(snapshot(running=(cpu(0, SLAB, (OBJECT, PAYER_A)),)), [slab(200)])
+    where = f"CPU 0 (sh, 7), in {SLAB[0]}"
+    assert row.reason == f"half-done charge of slab object 0x5000 (200 bytes) by {where}"
+    row = off_by(LIMITS.charge_batch, cpu(0, FREEING, folio(8)))
+    assert row.reason is not None
+    assert row.reason.startswith("half-done charge of a charge in advance by CPU 0")

@@ -4,10 +4,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from support.made import (
     OBJCG_A,
+    OBJCG_B,
+    OBJCG_DEAD,
     RECLAIMABLE,
     ROOT,
     UNRECLAIMABLE,
@@ -24,12 +27,16 @@ from support.made_charges import CHARGES, PAGE, image
 from memcg_inspect.checks.identities.hierarchy import hierarchy_rows
 from memcg_inspect.checks.identities.kernel_stack import stack_rows
 from memcg_inspect.checks.identities.kmem import kmem_rows
+from memcg_inspect.checks.identities.references import reference_rows
 from memcg_inspect.checks.identities.slab import slab_rows
 from memcg_inspect.checks.identities.usage import usage_rows
 from memcg_inspect.checks.identities.vmalloc import vmalloc_rows
+from memcg_inspect.checks.judge import judge
+from memcg_inspect.checks.ledger import ChargeKind
+from memcg_inspect.checks.node_pages import why_not_all_pages
 from memcg_inspect.checks.skew import skew_matrix
 from memcg_inspect.checks.snapshot import Snapshot
-from memcg_inspect.model import Coverage, Objcg, Stat
+from memcg_inspect.model import Coverage, NodeUse, Objcg, Stat
 from memcg_inspect.report import Row
 
 
@@ -159,3 +166,101 @@ def test_a_stack_that_was_not_read_is_counted_as_another_area(
     # too little may be missing
     less = image(charges=ledger({}), coverage={subject: Coverage(5, 1)})
     assert (status(vmalloc_rows(less)), status(stack_rows(less))) == ("unverifiable",) * 2
+
+
+STOCKS, TASKS = "object stocks are not all in the image", "tasks are not all in the image"
+AREAS = "vmalloc areas are not all in the image"
+TOLD = "tasks, whose stacks are told from other vmalloc areas, are not all in the image"
+OF_STOCKS = ("slab", "kmem", "objcg_bytes", "usage", "references", "hierarchy")
+OF_AREAS = ("kernel_stack", "vmalloc", "hierarchy")
+
+#: What could not be read, and which identities are unverifiable because of it, with the reason.
+REASONS: dict[str, dict[str, str]] = {
+    "charge_stock": dict.fromkeys(("usage", "css_refs"), "charge stocks are not all in the image"),
+    "memcgs": {
+        "css_refs": "memcgs, which hold references to their parents, are not all in the image"
+    },
+    "stacks": dict.fromkeys(OF_AREAS, TOLD),
+    "vmalloc": dict.fromkeys(OF_AREAS, AREAS),
+    "stock": dict.fromkeys(OF_STOCKS, STOCKS),
+    "swap_ids": {"id_refs": "the memcgs of swap entries are not all in the image"},
+    "tasks": dict.fromkeys(("references", "active_memcg"), TASKS),
+    # Nothing here needs these.
+    **{name: {} for name in ("cached_stacks", "compound", "lru_walks", "node_stats", "objcgs")},
+    **{name: {} for name in ("pages", "slab_pages")},
+}
+
+
+@pytest.mark.parametrize("subject", REASONS)
+def test_every_identity_says_what_it_misses(subject: str) -> None:
+    """The others are as exact as if everything had been read."""
+
+    def outcomes(taken: Snapshot) -> dict[str, tuple[str, str | None]]:
+        return {i.name: (i.status, i.reason) for i in judge(taken).identities}
+
+    whole = outcomes(image())
+    partly = outcomes(image(coverage={subject: Coverage(5, 1)}))
+    # The counters of slabs are not in this snapshot.
+    expected = {name: ("unverifiable", reason) for name, reason in REASONS[subject].items()}
+    assert partly == whole | expected
+    assert {status for name, (status, _) in whole.items() if name in expected} <= {
+        "exact",
+        "unverifiable",
+    }
+    assert sum(status == "exact" for status, _ in whole.values()) >= 17
+
+
+@pytest.mark.parametrize(
+    ("use", "subject", "reason"),
+    [
+        ("table", "pages", "struct pages are not in the image"),
+        ("stack", "pages", "struct pages are not in the image"),
+        ("stack", "stacks", "tasks, or their stacks, are not all in the image"),
+        ("stack", "vmalloc", "tasks, or their stacks, are not all in the image"),
+        ("vmalloc", "vmalloc", "vmalloc areas are not all in the image"),
+        ("vmalloc", "stacks", None),
+        ("table", "stacks", None),
+        ("table", "vmalloc", None),
+    ],
+)
+def test_what_pages_of_nodes_may_be_missing(use: NodeUse, subject: str, reason: str | None) -> None:
+    taken = snapshot(coverage={subject: Coverage(5, 1)})
+    assert why_not_all_pages(taken, use) == reason
+    assert why_not_all_pages(snapshot(), use) is None
+
+
+def test_references_of_memcgs_that_could_not_be_read() -> None:
+    """They hold references to their obj_cgroups. What else is missing is said first."""
+    reason = "memcgs, which hold references to their obj_cgroups, are not all in the image"
+
+    def reasons(**more: Any) -> dict[int | None, str | None]:
+        return {row.objcg: row.reason for row in reference_rows(image(**more))}
+
+    assert reasons() == dict.fromkeys((OBJCG_A, OBJCG_B, OBJCG_DEAD))
+    of_b = {"unreadable": frozenset({B})}
+    assert reasons(**of_b) == {OBJCG_A: None, OBJCG_B: reason, OBJCG_DEAD: None}
+    first = reasons(**of_b, coverage={"tasks": Coverage(1, 1)})
+    assert set(first.values()) == {TASKS}
+
+
+@pytest.mark.parametrize(
+    ("subject", "holders"), [("stock", "object stocks"), ("tasks", "tasks"), ("bpf", "BPF maps")]
+)
+def test_holders_of_references_that_could_not_be_read(subject: str, holders: str) -> None:
+    rows = reference_rows(image(coverage={subject: Coverage(1, 1)}))
+    assert {row.reason for row in rows} == {f"{holders} are not all in the image"}
+
+
+@pytest.mark.parametrize("kind", ["kmem", "lru", "slab", "percpu", "zswap"])
+def test_charges_that_hold_references_and_could_not_be_read(kind: ChargeKind) -> None:
+    charges = ledger(CHARGES)
+    charges.note_missing(kind)
+    rows = reference_rows(image(charges=charges))
+    assert {row.reason for row in rows} == {f"{kind} memory is not all in the image"}
+
+
+def test_kernel_memory_of_one_memcg_may_be_missing() -> None:
+    """An obj_cgroup of ``/a/b`` could not be read: what it pays for is not known."""
+    taken = image(unreadable=frozenset({B}))
+    reason = "its obj_cgroups are not all in the image"
+    assert {row.memcg: row.reason for row in kmem_rows(taken)} == {ROOT: None, A: None, B: reason}

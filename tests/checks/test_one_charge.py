@@ -3,15 +3,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from support.made import OBJCG_A, OBJCG_B, ROOT, UNRECLAIMABLE, A, B, snapshot
 
 from memcg_inspect.checks.inflight import mark_in_flight
 from memcg_inspect.checks.one_charge import judge_together
 from memcg_inspect.checks.rows import RowKey, make_row
-from memcg_inspect.model import Held, Running
+from memcg_inspect.model import Held, Running, Transient
 from memcg_inspect.report import Row
 
 PAGE = 4096
+#: Another child of ``/a``.
+C = 0x3100
 FUNCTIONS = ("__memcg_slab_post_alloc_hook", "kmem_cache_alloc_noprof", "alloc_inode")
 PAYER_A, PAYER_B = Held("objcg", OBJCG_A, OBJCG_A), Held("objcg", OBJCG_B, OBJCG_B)
 
@@ -44,8 +48,8 @@ def subtree(difference: int, memcg: int = ROOT) -> Row:
     return make_row(key, {"subtree": 0}, {"folded": difference})
 
 
-def judged(*rows: Row, running: tuple[Running, ...]) -> list[Row]:
-    made = snapshot(running=running)
+def judged(*rows: Row, running: tuple[Running, ...], **more: object) -> list[Row]:
+    made = snapshot(running=running, **more)
     return judge_together(made, mark_in_flight(made, rows))
 
 
@@ -109,6 +113,42 @@ def test_another_cpu_explains_what_the_first_one_does_not() -> None:
     assert [row.allowance and row.allowance.cpu for row in rows] == [0, 0, 1]
 
 
+def test_another_cpu_that_shows_nothing_explains_nothing() -> None:
+    first = cpu(an_object(200), an_object(104, 0x6000), PAYER_A)
+    for second in (cpu(PAYER_A, number=1), cpu(an_object(96), PAYER_A, number=1)):
+        rows = judged(slab(200), subtree(200), whole_pages(104), running=(first, second))
+        assert [row.status for row in rows] == ["in-flight", "in-flight", "unverifiable"]
+
+
+def usage(memcg: int, pages: int) -> Row:
+    key = RowKey("usage", "memory.usage", "pages", memcg)
+    return make_row(key, {"lru": 0}, {"page_counter": pages})
+
+
+def test_an_ancestor_of_charges_that_are_not_all_shown() -> None:
+    """Two CPUs have charged pages to a child each, and not yet to their parent."""
+    freeing = ("lru_gen_add_folio", "folio_batch_move_lru", "exit_mmap")
+    other = replace(snapshot().memcgs[B], address=C, path="/a/c", payer=C)
+    memcgs = {**snapshot().memcgs, C: other}
+    of_b = (Held("folio", 0xE000, 0, 0, 3 * PAGE), Held("memcg", B, B))
+    of_c = (Held("folio", 0xF000, 0, 0, 64 * PAGE), Held("memcg", C, C))
+    two = (cpu(*of_b, functions=freeing), cpu(*of_c, number=1, functions=freeing))
+    rows = (usage(B, 3), usage(C, 64), usage(A, -67))
+    whole = judged(*rows, running=two, memcgs=memcgs)
+    assert [row.status for row in whole] == ["in-flight"] * 3
+    assert [row.allowance and row.allowance.amount for row in whole] == [3, 64, -67]
+    # One of them has left an object half done, and so not these pages.
+    both = (cpu(*of_b, an_object(200), PAYER_B, functions=(*freeing, *FUNCTIONS)), two[1])
+    others = (slab(200, B), subtree(200, B), whole_pages(200, OBJCG_B, B))
+    [*objects, three, sixty_four, above] = judged(*others, *rows, running=both, memcgs=memcgs)
+    assert [row.status for row in objects] == ["in-flight"] * 3
+    assert [three.status, sixty_four.status] == ["unverifiable", "in-flight"]
+    assert (above.status, above.allowance) == ("unverifiable", None)
+    assert above.reason == (
+        "charges below this memcg may be half done, and not all are shown by stacks"
+    )
+
+
 def test_one_more_charge_in_an_interrupt() -> None:
     held = (an_object(104, 0x6000), an_object(200), PAYER_A)
     interrupted = (cpu(*held, functions=("kmem_cache_free", "handle_softirqs", *FUNCTIONS)),)
@@ -123,6 +163,19 @@ def test_what_is_in_a_stock_is_another_event() -> None:
     in_advance = make_row(key, {"stock": 64}, {"page_counter": 0})
     busy = (cpu(an_object(200), PAYER_A),)
     assert statuses(slab(200), in_advance, running=busy) == ["in-flight"] * 2
+
+
+def test_rows_that_no_cpu_explains_are_left_in_flight() -> None:
+    """Objects that are being freed hold these references, whatever CPUs do."""
+    key = RowKey("references", "refcnt", "references", A, 0, OBJCG_A)
+    references = make_row(key, {"slab": 5}, {"refcnt": 6})
+    freed = {OBJCG_A: [Transient("memcg", 0x10, "its work item is queued")]}
+    busy = (cpu(an_object(200), PAYER_A),)
+    rows = judged(slab(200), references, running=busy, transients=freed)
+    assert [row.status for row in rows] == ["in-flight"] * 2
+    assert rows[1].allowance is None
+    assert rows[1].reason is not None
+    assert "its work item is queued" in rows[1].reason
 
 
 def test_rows_that_are_not_in_flight_are_left_as_they_are() -> None:

@@ -13,6 +13,7 @@ from memcg_inspect.checks.judge import judge
 from memcg_inspect.checks.pernode import judge_per_node
 from memcg_inspect.checks.snapshot import Snapshot
 from memcg_inspect.model import Accounting, Follows, Misplaced, Objcg, PerNodeCharges
+from memcg_inspect.report import Evidence
 
 #: Objcgs of /a on nodes 0 and 1.
 ON_0, ON_1 = 0xA0, 0xA8
@@ -97,6 +98,55 @@ def test_what_no_rule_explains(percpu: str) -> None:
         "zswap": "neither",
     }
     assert "rule" not in {pending.finding.kind for pending in judge(taken).findings}
+
+
+def test_charges_of_another_node_than_their_obj_cgroup() -> None:
+    """By both rules. One finding for a memcg, a kind, and the two nodes."""
+    taken = booked("physical", "physical")
+    charges = taken.per_node
+    assert charges is not None
+    first = [Misplaced("slab", 0x9000 + n, ON_0, 0, 1, 100 + n) for n in range(12)]
+    others = [
+        Misplaced("slab", 0xA000, ON_1, 1, 0, 7),
+        Misplaced("kmem", 0xB000, ON_0, 0, 1, PAGE),
+        Misplaced("slab", 0xC000, OBJCG_B, 0, 1, 9),
+    ]
+    taken = replace(taken, per_node=charges._replace(misplaced=[*first, *others]))
+    judged = judge_per_node(taken, objcg_rows(taken))
+    assert all(pending.queries == () for pending in judged.findings)
+    found = [pending.finding for pending in judged.findings]
+    assert [(f.memcg, f.identity, f.item, f.nid, f.difference) for f in found] == [
+        (A, "slab", "slab", 1, 1200 + 66),
+        (A, "slab", "slab", 0, 7),
+        (A, "kmem", "kmem", 1, PAGE),
+        (B, "slab", "slab", 1, 9),
+    ]
+    assert {(f.kind, f.unit, f.objcg, f.evidence_is) for f in found} == {
+        ("skew", "bytes", None, "proof")
+    }
+    assert found[0].what == "1,266 bytes of slab memory on node 1 are charged to node 0"
+    assert (len(found[0].evidence), found[0].evidence_total) == (10, 12)
+    assert found[1].evidence == (Evidence(0xA000, "slab", 0, 7, objcg=ON_1, memcg=A),)
+    # They are found whatever the counters say.
+    assert judged.follows == {"percpu": "physical", "zswap": "physical"}
+    assert "skew" in {pending.finding.kind for pending in judge(taken).findings}
+
+
+def test_rows_that_the_posted_rule_explains_are_not_reported_twice() -> None:
+    taken = booked("posted", "physical")
+    rows = objcg_rows(taken)
+    assert {row.objcg for row in rows if row.status == "differs"} == {ON_0, ON_1}
+    judged = judge_per_node(taken, rows)
+    assert [row.objcg for row in judged.others] == [OBJCG_B]
+    # A row that no rule explains stays.
+    wrong = booked("posted", "physical", wrong=8)
+    rows = objcg_rows(wrong)
+    assert judge_per_node(wrong, rows).others == rows
+    # Rows of obj_cgroups that the posted rule does not touch are not explained by it.
+    [row, *_] = rows
+    others = [replace(row, objcg=OBJCG_B, memcg=B), replace(row, objcg=0xA9)]
+    findings = judge_per_node(taken, [*others, *objcg_rows(taken)]).findings
+    assert {pending.finding.objcg for pending in findings} <= {ON_0, ON_1}
 
 
 def test_other_kernels_follow_none() -> None:

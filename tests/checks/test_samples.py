@@ -10,7 +10,13 @@ import pytest
 from memcg_inspect.checks.findings import PendingFinding
 from memcg_inspect.checks.judge import Judgement
 from memcg_inspect.checks.rows import Missing, RowKey, make_row, summarize
-from memcg_inspect.checks.samples import SAMPLES, common_coverage, is_settled, settle
+from memcg_inspect.checks.samples import (
+    SAMPLES,
+    common_coverage,
+    is_settled,
+    settle,
+    without_rows,
+)
 from memcg_inspect.model import Coverage
 from memcg_inspect.report import Evidence, Finding, Moved, Row
 
@@ -77,6 +83,9 @@ def test_what_the_program_itself_changes_proves_nothing() -> None:
     samples = [sample(row(5, 6), row(5, 6, DB))] * SAMPLES
     settled = settle(samples, True, [WEB, DB])
     assert [r.status for r in settled.rows] == ["moving", "differs"]
+    assert settled.rows[0].reason == (
+        "this program runs in this memcg, or below it, and changes it while it reads"
+    )
     assert [found.finding.memcg for found in settled.findings] == [DB]
     # what is about a subtree concerns its ancestors, too
     whole = [sample(replace(row(5, 6, DB), identity="hierarchy"))] * SAMPLES
@@ -91,7 +100,10 @@ def test_memory_of_nodes_that_this_program_may_have_allocated(identity: str, sta
     """Only on the machine that it runs on, and it makes no vmalloc areas."""
     off = replace(row(5, 9), identity=identity, memcg=None)
     samples = [sample(off)] * SAMPLES
-    assert settle(samples, True, [WEB]).rows[0].status == status
+    own = settle(samples, True, [WEB]).rows[0]
+    assert own.status == status
+    reason = "this program runs on this machine, and changes the node while it reads"
+    assert own.reason == (reason if status == "moving" else None)
     assert settle(samples, True).rows[0].status == "differs"
 
 
@@ -106,6 +118,10 @@ def test_folding_moves_nothing() -> None:
     folded = replace(row(5, 6), claimed={"folded": 2, "pending_cpu": 4})
     samples = [sample(row(5, 6)), sample(folded)] * (SAMPLES // 2)
     assert outcome(*samples) == ("differs", "findings", 1)
+    # The row is as it was in the last sample that could verify it.
+    assert settle(samples, True).rows[0].claimed == folded.claimed
+    unknown = sample(row(5, None, missing="gone"))
+    assert settle([*samples, unknown], True).rows[0].claimed == folded.claimed
 
 
 def test_a_sample_that_cannot_tell_is_made_good_by_another() -> None:
@@ -165,12 +181,23 @@ def test_unreadable_in_every_sample() -> None:
     assert outcome(hidden, hidden, is_whole=False) == ("unverifiable", "unverifiable", 0)
     # what could not be read was something else each time
     assert outcome(hidden, hidden) == ("moving", "moving", 0)
+    assert settle([hidden, hidden], True).rows[0].reason == (
+        "something else could not be read in 2 of 2 samples"
+    )
+    assert settle([sample(), hidden], True).rows[0].reason == (
+        "something else could not be read in 1 of 2 samples"
+    )
     assert outcome(hidden, sample(row(5, 5)), is_whole=False)[0] == "exact"
 
 
 @pytest.mark.parametrize(
     ("seen", "left"),
-    [(((1, 2), (2, 3), (2,)), (2,)), (((1,), (2,), (3,)), None), (((1,), (), (1,)), None)],
+    [
+        (((1, 2), (2, 3), (2,)), (2,)),
+        (((1, 2), (2,)), (2,)),
+        (((1,), (2,), (3,)), None),
+        (((1,), (), (1,)), None),
+    ],
 )
 def test_a_proof_must_be_the_same_one(
     seen: tuple[tuple[int, ...], ...], left: tuple[int, ...] | None
@@ -188,6 +215,19 @@ def test_a_proof_must_be_the_same_one(
     assert found == ([] if left is None else [left])
     # How many of those that are not listed are in all samples is not known.
     assert all(finding.evidence_total is None for finding in settled)
+
+
+def test_a_proof_without_a_row_needs_enough_samples() -> None:
+    one = sample(row(5, 5), findings=(pending(row(1, 2, DB), 7),))
+    assert not is_settled([one] * (SAMPLES - 1))
+    assert is_settled([one] * SAMPLES)
+    # One sample without it is enough.
+    assert is_settled([one, sample(row(5, 5), findings=())])
+
+
+def test_findings_without_a_row() -> None:
+    of_row, alone = pending(row(5, 6)), pending(row(1, 2, DB), 7)
+    assert without_rows(sample(row(5, 6), findings=(of_row, alone))) == [alone]
 
 
 def coverage(*addresses: int, more: int = 0) -> Coverage:

@@ -10,8 +10,10 @@ from support.made_charges import image
 from memcg_inspect.checks.identities.active_memcg import active_memcg_rows
 from memcg_inspect.checks.identities.cached_stacks import cached_stack_rows
 from memcg_inspect.checks.identities.task_objcg import task_rows
+from memcg_inspect.checks.judge import judge
 from memcg_inspect.model import Coverage
 from memcg_inspect.model_tasks import ActiveMemcg, CachedStackPage, TaskCharge
+from memcg_inspect.report import Evidence, Finding
 
 
 def task(memcg: int, objcg: int) -> TaskCharge:
@@ -27,6 +29,15 @@ def test_states_of_a_task_that_last_a_moment() -> None:
     ):
         [row] = task_rows(image(tasks=[late]))
         assert row.status == ("exact" if right else "differs")
+
+
+def test_tasks_are_counted_by_memcg() -> None:
+    tasks = [task(A, OBJCG_A), task(A, OBJCG_A), task(B, OBJCG_B), task(A, OBJCG_B)]
+    found = {row.memcg: (row.found, row.claimed) for row in task_rows(image(tasks=tasks))}
+    assert found == {
+        A: ({"tasks": 2}, {"tasks": 3}),
+        B: ({"tasks": 1}, {"tasks": 1}),
+    }
 
 
 ACTIVE = ActiveMemcg(B, "sh (7)", 0x7000, A, "folio_alloc_buffers", None)
@@ -52,6 +63,45 @@ def test_a_memcg_that_is_charged_instead(active: ActiveMemcg, status: str) -> No
     assert {row.memcg: row.status for row in found} == {A: "exact", None: status}
 
 
+def proofs(*active: ActiveMemcg) -> list[Finding]:
+    taken = image(tasks=[task(A, OBJCG_A)] * 2, active_memcgs=active)
+    found = [pending.finding for pending in judge(taken).findings]
+    return [finding for finding in found if finding.identity == "active_memcg"]
+
+
+def test_a_proof_names_the_task_or_the_memcg_that_a_cpu_charges() -> None:
+    [finding] = proofs(ACTIVE._replace(function=None))
+    assert (finding.kind, finding.memcg, finding.difference) == ("stale-active-memcg", A, 1)
+    assert finding.what == (
+        "1 task would charge another memcg, and no function on the stack set it"
+    )
+    note = f"sh (7), active_memcg {B:#x}"
+    assert finding.evidence == (Evidence(0x7000, "task", memcg=B, note=note),)
+    cpu = ActiveMemcg(B, "CPU 3", None, None, None, None)
+    [finding] = proofs(cpu)
+    assert (finding.memcg, finding.what.split(" would")[0]) == (None, "1 CPU")
+    note = f"CPU 3, active_memcg {B:#x}"
+    assert finding.evidence == (Evidence(B, "CPU", memcg=B, note=note),)
+
+
+def test_a_proof_counts_memcgs_that_were_freed() -> None:
+    [finding] = proofs(ACTIVE._replace(function=None), ACTIVE._replace(memcg=0xBAD))
+    assert (finding.kind, finding.difference) == ("freed-active-memcg", 2)
+    assert finding.what == "2 tasks would charge another memcg; 1 of these memcgs were freed"
+    # A memcg that is not in the image is named as an address only.
+    assert [evidence.memcg for evidence in finding.evidence] == [B, None]
+
+
+def test_why_a_memcg_that_is_charged_instead_is_not_known() -> None:
+    row, _ = active_memcg_rows(
+        image(
+            tasks=[task(A, OBJCG_A)],
+            active_memcgs=[ACTIVE._replace(function=None, why_unknown="it ran")],
+        )
+    )
+    assert row.reason == "active_memcg of sh (7) is set: it ran"
+
+
 def test_a_memcg_that_could_not_be_read_is_not_taken_for_freed() -> None:
     missing = Coverage()
     missing.miss("memcg", 0xBAD, "not in the image")
@@ -61,10 +111,17 @@ def test_a_memcg_that_could_not_be_read_is_not_taken_for_freed() -> None:
             image(tasks=[task(A, OBJCG_A)], active_memcgs=[active], coverage={"memcgs": missing})
         )
         assert row.status == ("unverifiable" if function else "differs")
+        reason = "active_memcg of sh (7) is a memcg that is not in the image"
+        assert row.reason == (reason if function else None)
 
 
 def test_cached_stacks_are_not_charged() -> None:
     pages = [CachedStackPage(0, 0x1000, 0, 0), CachedStackPage(1, 0x2000, 1, OBJCG_A)]
+    missing = {"cached_stacks": Coverage(2, 1)}
+    rows = cached_stack_rows(image(cached_stacks=pages, coverage=missing))
+    statuses = {row.nid: row.status for row in rows if row.claimed and row.claimed["cached"]}
+    # A charged one that was read is a fault, whatever else is missing.
+    assert statuses == {0: "unverifiable", 1: "differs"}
     rows = cached_stack_rows(image(cached_stacks=pages))
     assert {row.nid: (row.status, row.difference) for row in rows if row.claimed["cached"]} == {
         0: ("exact", 0),

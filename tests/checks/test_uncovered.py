@@ -5,8 +5,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
 from support.made import RECLAIMABLE, UNRECLAIMABLE, features, snapshot
 
+from memcg_inspect.checks.registry import CHECKS
 from memcg_inspect.checks.snapshot import Snapshot
 from memcg_inspect.checks.uncovered import not_covered
 from memcg_inspect.model import NodeStat
@@ -43,6 +45,66 @@ def test_all_others_are_listed_with_a_reason() -> None:
     assert "with each other" in reasons["NR_INACTIVE_ANON"]
     assert "KVM" in reasons["NR_SECONDARY_PAGETABLE"]
     assert "IOMMU" in reasons["NR_IOMMU_PAGES"]
+
+
+LEVELS = (
+    "its values for the memcg, its nodes and the whole node are compared with each other, but not "
+    "with pages"
+)
+NODE_ONLY = (
+    "it is kept for whole nodes only. Their sum is compared with the total of all nodes, but not "
+    "with memory"
+)
+NOT_NODES = "it is compared for memcgs, but not for whole nodes: what is not charged is not found"
+
+
+def test_counters_and_reasons_in_their_order() -> None:
+    assert not_covered(made()) == (
+        ("MEMCG_NEW", "no identity compares it"),
+        ("NR_INACTIVE_ANON", LEVELS),
+        (
+            "NR_SECONDARY_PAGETABLE",
+            "the page tables of KVM and of IOMMU drivers are not walked; its values for the memcg "
+            "and its nodes are compared with each other; that of the whole node also counts what "
+            "is not charged, and need only be as large",
+        ),
+        ("new.usage", "no identity compares this page counter"),
+        ("memcg_vm_event_stat", "events leave nothing in memory to compare"),
+        ("NR_DIRTIED", NODE_ONLY),
+        (
+            "NR_IOMMU_PAGES",
+            f"the page tables of IOMMU drivers are not walked; {NODE_ONLY}",
+        ),
+    )
+
+
+def test_a_kernel_that_does_not_mark_large_kmallocs() -> None:
+    """Nor charge them all. So the counter of the node is not compared, that of memcgs is."""
+    taken = made()
+    unmarked = replace(taken, features=replace(taken.features, large_kmalloc_type=False))
+    more = set(not_covered(unmarked)) - set(not_covered(taken))
+    assert more == {(UNRECLAIMABLE, NOT_NODES)}
+
+
+def test_without_counters_of_memcgs_there_are_no_events() -> None:
+    taken = made()
+    none = replace(taken, features=replace(taken.features, memcg_items=()))
+    assert "memcg_vm_event_stat" not in dict(not_covered(none))
+
+
+@pytest.mark.parametrize(
+    ("identity", "items"),
+    [
+        ("node_stack", {"NR_KERNEL_STACK_KB"}),
+        ("node_pagetable", {"NR_PAGETABLE"}),
+        ("node_vmalloc", {"NR_VMALLOC"}),
+        ("node_slab", {RECLAIMABLE, UNRECLAIMABLE}),
+        ("slab", set()),
+    ],
+)
+def test_counters_of_nodes_that_an_identity_covers(identity: str, items: set[str]) -> None:
+    [check] = [check for check in CHECKS if check.name == identity]
+    assert set(check.node_items(made())) == items
 
 
 def test_a_counter_of_an_identity_that_is_not_kept_is_listed() -> None:

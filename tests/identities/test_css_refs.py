@@ -20,9 +20,11 @@ from support.planting import Subject
 
 from memcg_inspect.checks.identities.css_refs import css_ref_rows
 from memcg_inspect.checks.judge import judge
+from memcg_inspect.checks.ledger import ChargeKind
 from memcg_inspect.checks.snapshot import Snapshot
 from memcg_inspect.image.image import image_of
 from memcg_inspect.model import ChargeStock, Coverage, CssRefs, StackRef
+from memcg_inspect.model_tasks import ActiveMemcg
 from memcg_inspect.report import Finding, Report, Row, RowStatus
 from memcg_inspect.views.dying import MemcgRow, dying
 
@@ -113,6 +115,32 @@ def test_holders_that_could_not_be_read() -> None:
     assert status(lost) == "unverifiable"
 
 
+@pytest.mark.parametrize(
+    ("kind", "before", "reason"),
+    [
+        ("sock", False, "sockets are not all in the image"),
+        (
+            "slab",
+            False,
+            "slabs, which contain groups of inotify and fanotify, are not all in the image",
+        ),
+        ("lru", False, None),
+        ("lru", True, "user pages are not all in the image"),
+        ("percpu", True, None),
+    ],
+)
+def test_charges_that_could_not_be_read(kind: ChargeKind, before: bool, reason: str | None) -> None:
+    """
+    User pages refer to a memcg up to 7.1 only.
+
+    :param before: whether the kernel is one of these
+    """
+    taken = made(1, features=features(lru_holds_objcg=not before))
+    taken.ledger.note_missing(kind)
+    row = row_of(B, taken)
+    assert (row.status, row.reason) == ("unverifiable" if reason else "differs", reason)
+
+
 def holding(*functions: str, words: int = 1, cpu: int | None = None) -> dict[int, list[StackRef]]:
     return {B: [StackRef(7, "sh", cpu, words, functions)]}
 
@@ -150,6 +178,38 @@ def test_a_task_whose_registers_are_not_known() -> None:
     unknown = holding(words=12, cpu=3)
     assert status(made(2, css_stacks=unknown)) == "unverifiable"
     assert status(made(5, css_stacks=unknown)) == "differs"
+
+
+def test_a_reason_names_the_tasks() -> None:
+    taken = made(1, css_stacks={B: [*holding("schedule")[B], *holding(cpu=3)[B]]})
+    assert row_of(B, taken).reason == (
+        "sh (7), sh (7) on CPU 3 may hold references to the memcg: a stack or register may point "
+        "to it"
+    )
+    taken = made(
+        1, css_stacks={B: [*holding("f", "shrink_node")[B], *holding("css_put", cpu=3)[B]]}
+    )
+    [row] = [r for r in judge(taken).rows if r.identity == "css_refs" and r.memcg == B]
+    assert row.reason == (
+        "at most 1 reference of sh (7), in shrink_node; "
+        "at most 1 reference of sh (7) on CPU 3, in css_put"
+    )
+
+
+def test_interrupts_that_charge_the_memcg() -> None:
+    """set_active_memcg() in an interrupt holds a reference, and a charge one more."""
+    cpu = ActiveMemcg(B, "CPU 1", None, None, "softirq", None)
+    for cpus in (1, 2):
+        active = [cpu] * cpus
+        row = row_of(B, made(2 * cpus, active_memcgs=active))
+        assert (row.status, row.reason) == (
+            "unverifiable",
+            "interrupts of CPU 1 charge the memcg, and may hold references",
+        )
+        assert row_of(B, made(2 * cpus + 1, active_memcgs=active)).status == "differs"
+    # of another memcg, or by a task, whose stack shows it
+    for other in (cpu._replace(memcg=A), cpu._replace(task=0x7000, owner=A)):
+        assert row_of(B, made(1, active_memcgs=[other])).status == "differs"
 
 
 def test_holders_that_nobody_can_count() -> None:

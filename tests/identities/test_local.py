@@ -99,6 +99,19 @@ def test_slab_memory_that_was_in_two_stocks_may_be_left() -> None:
             assert (row.status, row.found.get("clamped")) == (
                 (status, off) if status == "exact" else (status, None)
             )
+    # That of the memcg is the sum of those of its nodes.
+    one = made({A: 7 + (2 << 16)}, SLAB, {A: 1})
+    assert by_memcg(local_rows(one), None, SLAB)[A].status == "differs"
+    assert by_memcg(local_rows(one), 0, SLAB)[A].status == "differs"
+    stats = {m: {SLAB: one.counters.stat(m, SLAB) or Stat(0, 0, 0)} for m in family()}
+    two = snapshot(
+        features=one.features,
+        memcg_stats=stats,
+        lruvec_stats={(m, nid): stat for m, stat in stats.items() for nid in (0, 1)},
+        csses_since={A: 1},
+    )
+    assert by_memcg(local_rows(two), None, SLAB)[A].status == "exact"
+    assert by_memcg(local_rows(two), 0, SLAB)[A].status == "differs"
     too_little = by_memcg(local_rows(made({A: 6}, SLAB, {A: 9})), item=SLAB)[A]
     assert (too_little.status, too_little.difference) == ("differs", -1)
     pages = by_memcg(local_rows(made({A: 8}, LRU, {A: 9})))[A]

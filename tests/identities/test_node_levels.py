@@ -87,6 +87,27 @@ def test_page_cache_is_compared_over_all_nodes() -> None:
     assert rows_of(made({(0, FILE): 1}))[FILE, None].difference == 1
 
 
+def test_counters_that_are_zero_have_no_row() -> None:
+    taken = snapshot(
+        features=replace(features(SHMEM), lruvec_items=(SHMEM,), node_items=(SHMEM,)),
+        lruvec_stats={
+            (memcg, nid): {SHMEM: Stat(nid, 0, 0)} for memcg in (ROOT, A, B, DEAD) for nid in (0, 1)
+        },
+        node_stats={(0, SHMEM): NodeStat(0, 0), (1, SHMEM): NodeStat(1, 0)},
+    )
+    assert rows_of(taken).keys() == {(SHMEM, 1)}
+
+
+def test_a_counter_that_could_not_be_read() -> None:
+    taken = made()
+    reason = "a counter of the node, or of a memcg on it, is not in the image"
+    for item, nid, key in ((SHMEM, 1, (SHMEM, 1)), (FILE, 1, (FILE, None))):
+        stats = {cell: stat for cell, stat in taken.node_stats.items() if cell != (nid, item)}
+        rows = rows_of(replace(taken, node_stats=stats))
+        assert (rows[key].status, rows[key].reason) == ("unverifiable", reason)
+        assert [row.status for row in rows.values()].count("exact") == 8
+
+
 def test_what_need_not_be_charged_is_only_more() -> None:
     assert rows_of(made({(1, MAPPED): 4000}))[MAPPED, 1].status == "exact"
     assert rows_of(made({(1, MAPPED): -1}))[MAPPED, 1].difference == -1

@@ -77,6 +77,16 @@ def test_a_stack_of_no_task_may_be_counted() -> None:
     """It is one of a task that exits, or one that RCU frees: nothing in memory tells."""
     statuses = [node_stack.node_stack_rows(off(STACK, amount))[1].status for amount in (-1, 16, 17)]
     assert statuses == ["differs", "unverifiable", "differs"]
+    # Node 1 has one such stack, and node 0 none.
+    pages = {**made().node_pages, ("unknown stack", 0): 0}
+    taken = replace(off(STACK, 16), node_pages=pages)
+    row = node_stack.node_stack_rows(taken)[1]
+    assert (row.status, row.reason) == (
+        "unverifiable",
+        "16 KiB of stacks belong to no task that runs, and may be counted or not",
+    )
+    pages = {**made().node_pages, ("unknown stack", 1): 0}
+    assert node_stack.node_stack_rows(replace(taken, node_pages=pages))[1].status == "differs"
 
 
 def test_one_counter_for_all_nodes() -> None:

@@ -63,6 +63,27 @@ def test_an_objcg_on_the_list_of_another_node_or_memcg() -> None:
     [finding] = [f for f in findings if f.identity == "objcg_lists"]
     assert (finding.kind, finding.evidence_is) == ("misplaced-objcg", "proof")
     assert [e.address for e in finding.evidence] == [OBJCG_DEAD]
+    assert (finding.memcg, finding.nid) == (B, 1)
+    assert finding.what == "the memcg has 1 obj_cgroup for node 1 that does not belong there"
+    note = f"in objcg_list, but it belongs to the memcg {A:#x}"
+    assert [(e.nid, e.memcg, e.note) for e in finding.evidence] == [(1, A, note)]
+
+
+def test_what_is_wrong_with_each_objcg_is_said() -> None:
+    taken = made(
+        objcg(OBJCG_A, A, 1, ObjcgPlace(B, None, "orig_objcg")),
+        objcg(OBJCG_DEAD, A, 1, ObjcgPlace(B, None, "objcg_list"), ObjcgPlace(A, 0, "objcg")),
+    )
+    found = [p.finding for p in judge(taken).findings if p.finding.identity == "objcg_lists"]
+    assert {finding.what for finding in found} == {
+        "the memcg has 2 obj_cgroups that do not belong there",
+        "the memcg has 1 obj_cgroup for node 0 that does not belong there",
+    }
+    assert {e.note for finding in found for e in finding.evidence} == {
+        f"in orig_objcg, but it belongs to the memcg {A:#x}",
+        f"in objcg_list, but it belongs to the memcg {A:#x}",
+        "in objcg, but it is of node 1",
+    }
 
 
 def placed(prog: Program, memcgs: Iterable[Memcg]) -> Counter[tuple[int, int | None]]:

@@ -15,7 +15,7 @@ from drgn import Object
 from support.findings import by_path, named, touched
 from support.guest_files import numbers
 from support.guests import BUILT_KERNELS, DEBIAN_KERNELS, KERNELS, GuestImage, Lab, Plant
-from support.made import A, B, snapshot
+from support.made import A, B, ledger, snapshot
 from support.sockets import sockets_of
 
 from memcg_inspect.checks.identities.sock_bytes import sock_bytes_rows
@@ -51,6 +51,22 @@ def test_sockets_are_counted_one_by_one() -> None:
         (0x1000, "TCP", "1 byte above whole pages"),
         (0x2000, "UDP", "100 bytes below whole pages"),
     ]
+    assert finding.what == "2 sockets have not charged whole pages"
+    taken = snapshot(sockets={A: SockUsage(5, REMAINDERS[:1])})
+    [finding] = [x.finding for x in judge(taken).findings if x.finding.identity == "sock_bytes"]
+    assert finding.what == "1 socket has not charged whole pages"
+
+
+def test_sockets_that_could_not_be_read() -> None:
+    """They are not among the sockets, so what was read is exact, or differs all the same."""
+    charges = ledger({})
+    charges.note_missing("sock")
+    for remainders, status in (((), "unverifiable"), (REMAINDERS, "differs")):
+        taken = snapshot(sockets={A: SockUsage(5, remainders)}, charges=charges)
+        [row] = sock_bytes_rows(taken)
+        assert row.status == status
+        reason = "sockets are not all in the image"
+        assert row.reason == (reason if status == "unverifiable" else None)
 
 
 @pytest.mark.parametrize(("has_remainder", "status"), [(True, "unverifiable"), (False, "exact")])

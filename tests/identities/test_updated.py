@@ -72,6 +72,38 @@ def test_one_lost_update_is_legal_and_many_are_not() -> None:
     assert statuses(three) == {A: "differs", B: "differs"}
 
 
+def test_more_updates_may_be_lost_where_there_are_many_memcgs() -> None:
+    """One in 64 pairs of a memcg and a CPU, and two: of 64 memcgs on 2 CPUs, four."""
+    child = family()[B]
+    memcgs = {ROOT: family()[ROOT]} | {
+        n: replace(child, address=n, parent=ROOT, payer=n) for n in range(1, 64)
+    }
+
+    def lost(number: int) -> set[str]:
+        found = {n: left({0: ("PGFAULT",)} if 0 < n <= number else {}) for n in memcgs}
+        return {row.status for row in updated_rows(snapshot(memcgs=memcgs, unfolded=found))}
+
+    assert lost(4) == {"exact"}
+    assert "differs" in lost(5)
+
+
+def test_a_finding_names_what_is_lost_beyond_what_is_legal() -> None:
+    """CPU 1 has lost one update, which is legal. What is pending is on no list either."""
+    taken = made(a=left({0: MANY, 1: ("PGFAULT",)}, NONE, ("NR_SHMEM",)))
+    [finding] = [p.finding for p in judge(taken).findings if p.finding.identity == "updated"]
+    assert (finding.memcg, finding.difference) == (A, 5)
+    of_cpu, pending = f"CPU 0: {', '.join(MANY)}", "state_pending: NR_SHMEM"
+    assert finding.what == (
+        "changes of 5 counters are not folded, and the memcg is on no list to fold them from "
+        f"({of_cpu}; {pending})"
+    )
+    assert [(e.address, e.note) for e in finding.evidence] == [(A, of_cpu), (A, pending)]
+    # What is pending will be folded from any list.
+    taken = made(a=left({0: MANY}, SECOND, ("NR_SHMEM",)))
+    [finding] = [p.finding for p in judge(taken).findings if p.finding.identity == "updated"]
+    assert [e.note for e in finding.evidence] == [of_cpu]
+
+
 def test_what_children_handed_up_needs_any_list() -> None:
     assert statuses(made(a=left({}, SECOND, ("NR_SHMEM",)))) == {}
     assert statuses(made(a=left({}, NONE, ("NR_SHMEM",)))) == {A: "differs"}
@@ -99,6 +131,9 @@ def test_a_flush_that_was_stopped() -> None:
     flushing = Running(1, 7, "kworker", frames, True)
     assert statuses(off, flushing) == {A: "unverifiable", B: "unverifiable"}
     assert statuses(off, flushing._replace(functions=("unknown",))) == statuses(off, flushing)
+    row, *_ = mark_in_flight(replace(off, running=(flushing,)), updated_rows(off)[1:])
+    assert row.reason == "CPU 1 (kworker, 7) was flushing, or may have been"
+    assert statuses(off, flushing._replace(busy=False)) == {A: "differs", B: "differs"}
     elsewhere = flushing._replace(functions=("osq_lock", *frames[2:], "kthread"))
     assert statuses(off, elsewhere) == {A: "differs", B: "differs"}
     two = made(a=left({0: MANY}), b=left({1: MANY}))

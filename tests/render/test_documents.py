@@ -154,6 +154,10 @@ def test_image_says_where_types_come_from() -> None:
     assert document(more())["image"]["debug_info"] == "BTF of the image"
 
 
+def test_times_are_rounded() -> None:
+    assert document(report())["timings"] == {"pages": 0.031235}
+
+
 def test_coverage() -> None:
     coverage = document(report())["coverage"]
     assert coverage["pages"]["read"] == 262144

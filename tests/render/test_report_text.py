@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.cells import cell_len
 from support.printed import WIDE, text
-from support.reports import clean, more, report
+from support.reports import ITEM, WEB, clean, more, report
 
 from memcg_inspect.model import Follows, counted
 from memcg_inspect.render.text import amount, printable, signed
@@ -154,7 +154,12 @@ def test_finding_shows_its_evidence() -> None:
     shown = text(report())
     assert "Finding 1: /web: NR_SLAB_RECLAIMABLE_B on node 0 claims 1,064 bytes more" in shown
     assert "candidates:" in shown
-    assert "0xffff888000f00000, dentry object, 200 bytes, charged to /web" in shown
+    listed = [line for line in shown.splitlines() if line.startswith("    0x")]
+    assert listed == [
+        "    0xffff888000f00000, dentry object, 200 bytes, charged to /web (objcg "
+        "0xffff88800000a000), page 0xffffea0000001000, node 0, a note",
+        "    0xfffffffffffffff8",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -197,6 +202,52 @@ def test_evidence_says_how_likely_it_is_and_what_is_left_out(
     printed = shown[shown.index("Finding 1") :].split("\n\n")[0].splitlines()[1:]
     expected = [f"  {head}", *(f"    {0xA00 + n:#x}" for n in range(len(ranks)))]
     assert printed == [*expected, *([] if last is None else [f"    {last}"])]
+
+
+def test_a_finding_about_no_memcg() -> None:
+    """Nor about one that is known: then it is named by its address."""
+    [finding] = report().findings
+    for memcg, name in ((None, "-"), (0xBAD, "0xbad"), (WEB, "/web")):
+        made = replace(report(), findings=(replace(finding, memcg=memcg),))
+        assert f"\nFinding 1: {name}: {ITEM} on node 0" in text(made)
+
+
+def test_samples_are_told_of_where_there_are_several() -> None:
+    line = "Samples: 2, since the kernel was running"
+    assert line in text(replace(report(), looks=2)).splitlines()
+    assert "Samples" not in text(replace(report(), looks=1))
+
+
+def skew(made: Report) -> list[list[str]]:
+    """Return the cells of the table of skew."""
+    shown = text(made)
+    if "skew: " not in shown:
+        return []
+    table = shown[shown.index("skew: ") :].split("\n\n")[1]
+    return [line.split() for line in table.splitlines()]
+
+
+def test_skew_is_shown_where_there_are_several_nodes() -> None:
+    made = report()
+    head, _, *rows = skew(made)
+    assert head == ["memcg", "kind", "charged", "on", "0", "on", "1"]
+    assert rows == [
+        ["whole", "machine", "slab", "node", "0", "4,000", "700"],
+        ["/web", "slab", "node", "0", "4,000", "700"],
+    ]
+    assert skew(replace(made, image=replace(made.image, nodes=(0,)))) == []
+    assert skew(replace(made, skew=())) == []
+
+
+def test_an_identity_without_rows_is_not_told_of_twice() -> None:
+    """The table of identities has it. Only of slab it is said that nothing is charged."""
+    made = clean()
+    assert "slab: exact, nothing charged" in text(made).splitlines()
+    none = replace(made.identities[0], rows=0)
+    assert "slab: exact" not in text(replace(made, identities=(none,), rows=()))
+    other = replace(made.identities[0], name="kmem")
+    rows = (replace(made.rows[0], identity="kmem"),)
+    assert "kmem: exact" not in text(replace(made, identities=(other,), rows=rows))
 
 
 def test_what_is_missing_is_counted_and_shown() -> None:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -11,11 +12,12 @@ from typing import Annotated
 
 import pytest
 from rich.cells import cell_len
+from rich.console import Console
 from support.printed import answer_text
 
 from memcg_inspect.model import NUMA_NO_NODE, Coverage, ImageInfo
 from memcg_inspect.render.documents import answer_document, to_json
-from memcg_inspect.render.text import scripted
+from memcg_inspect.render.text import Output, answer_lines, make_output, printable, scripted
 from memcg_inspect.tables import (
     Answer,
     Choice,
@@ -336,3 +338,81 @@ def test_names_cannot_do_anything(name: str) -> None:
     assert json.loads(document(made))["tables"][0]["rows"][0]["memcg"] == name
     if name.startswith("/[bold]"):
         assert name in shown(made)
+
+
+WHOLE = """\
+charges
+
+ memcg   memcg_address        node   bytes    part   stale
+ ─────────────────────────────────────────────────────────
+ /a      0xffff888000001000      0   1,000   25.0%   yes
+ /b      0xffff888000002000      1   3,000   75.0%   no
+ /b/c    0xffff888000003000      1       ?       -   no
+ /b      0xffff888000004000      -       0    0.0%   no
+ -       -                       -       5       -   -
+
+ total                                   ?
+
+  ? the page is gone
+
+Interrupted: the results are incomplete.
+look at the other node
+Not read: 5 of pages, for example
+  page at 0x10: gone
+  page at 0x11: gone
+  page at 0x12: gone
+"""
+
+
+def test_a_whole_answer() -> None:
+    """Amounts are on the right, and names on the left."""
+    missed = Coverage(read=3)
+    for address in range(0x10, 0x15):
+        missed.miss("page", address, "gone")
+    coverage = {"slab": Coverage(7), "pages": missed}
+    made = answer(interrupted=True, notes=("look at the other node",), coverage=coverage)
+    assert shown(choose(made, ALL)) == WHOLE
+    assert shown(choose(answer(), ALL)) == WHOLE[: WHOLE.index("Interrupted")]
+
+
+def test_a_terminal_without_utf_8_has_other_rules() -> None:
+    console = Console(file=io.TextIOWrapper(io.BytesIO(), "ascii"))
+    out = Output(console)
+    answer_lines(choose(answer(), ALL), out)
+    assert out.text.isascii()
+    assert " " + "-" * 57 in out.text.splitlines()
+
+
+@pytest.mark.parametrize(
+    ("name", "escaped"),
+    [
+        ("\x1b", r"\x1b"),
+        ("\x9b", r"\x9b"),
+        ("\u0100\u061c", "\u0100" + r"\u061c"),
+        ("\u202e", r"\u202e"),
+        ("\uffff", r"\uffff"),
+        ("\U00010000\U000e0041", "\U00010000" + r"\U000e0041"),
+    ],
+)
+def test_escapes_are_those_of_python(name: str, escaped: str) -> None:
+    assert printable(name) == escaped
+    assert escaped.encode("raw_unicode_escape").decode("unicode_escape") == name
+
+
+def test_output_is_as_wide_as_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Names of an image are no markup, whatever they look like."""
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "40")
+    table = table_of("charges", "t", (Column("what", "text", ""),), ("word " * 20,))
+    out = make_output()
+    out.table(table)
+    out.line("[bold]:smile: 12", "yellow")
+    lines = out.text.splitlines()
+    assert max(cell_len(line) for line in lines[3:-1]) <= 40
+    assert "[bold]:smile: 12" in lines[-1]
+    monkeypatch.setenv("FORCE_COLOR", "0")
+    monkeypatch.setenv("TERM", "dumb")
+    monkeypatch.setenv("NO_COLOR", "1")
+    plain = make_output()
+    plain.line("text", "bold red")
+    assert plain.text == "text\n"

@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+"""Identities that a kernel does not keep, with the reason."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from support.made import A, snapshot
+from support.made_charges import image
+
+from memcg_inspect.checks.judge import judge
+from memcg_inspect.checks.snapshot import Snapshot
+from memcg_inspect.checks.sockets import SockUsage
+from memcg_inspect.model import Features, Nodes, NodeStat
+from memcg_inspect.model_counters import LocalItems
+
+#: A kernel with cgroup v1 that keeps no counter at all.
+BARE = Features(
+    items=frozenset(),
+    lru_holds_objcg=False,
+    default_hierarchy=False,
+    caches_objcg=False,
+    large_kmalloc_type=False,
+    zswap=False,
+)
+NODES = "the counters of nodes are not known here"
+SLABS = "this kernel does not keep NR_SLAB_RECLAIMABLE_B or NR_SLAB_UNRECLAIMABLE_B"
+
+#: What is missing in a snapshot with none of the optional parts.
+UNKNOWN = {
+    "swap": "this kernel does not keep MEMCG_SWAP",
+    "swap_usage": "the page counters of swap are not known here",
+    "kmem_usage": "only cgroup v1 has a page counter of kernel memory",
+    "tcpmem": "only cgroup v1 has a page counter of sockets",
+    "lru": "the sizes of LRU lists are not known here",
+    "page_levels": "this kernel keeps no other counter by memcg and node",
+    "local": "this kernel loses the local counters of memcgs that are removed",
+    "local_fold": ("this kernel adds up local counters when they are read: it has no state_local"),
+    "objcg_sets": "this kernel has no struct obj_cgroup_set",
+    "node_slab": NODES,
+    "node_stack": NODES,
+    "node_pagetable": NODES,
+    "node_vmalloc": "the kernel's number of vmalloc pages is not known here",
+    "node_levels": NODES,
+    "node_totals": NODES,
+    "cached_stacks": "this kernel caches no kernel stacks",
+    "alloc_tags": "call sites were not read",
+}
+#: What a kernel without any counter does not keep, in addition.
+NOT_COUNTED = {
+    "slab": SLABS,
+    "percpu": "this kernel does not keep MEMCG_PERCPU_B",
+    "kernel_stack": "this kernel does not keep NR_KERNEL_STACK_KB",
+    "pagetable": "this kernel does not keep NR_PAGETABLE",
+    "vmalloc": "this kernel does not keep NR_VMALLOC or MEMCG_VMALLOC",
+    "kmem": "this kernel does not keep MEMCG_KMEM or NR_KMEM",
+    "zswap": ("this kernel does not keep MEMCG_ZSWAP_B or MEMCG_ZSWAPPED or MEMCG_ZSWAP_INCOMP"),
+    "sock": "this kernel does not keep MEMCG_SOCK",
+    "sock_bytes": "cgroup v1 charges sockets only in memcgs with a limit for TCP",
+    "levels": SLABS,
+    "task_objcg": "tasks of this kernel cache no obj_cgroup",
+}
+
+
+def not_kept(taken: Snapshot) -> dict[str, str | None]:
+    return {i.name: i.reason for i in judge(taken).identities if i.status == "not-kept"}
+
+
+def test_what_is_not_known_of_an_image() -> None:
+    assert not_kept(image()) == UNKNOWN
+
+
+def test_a_kernel_without_counters() -> None:
+    assert not_kept(snapshot(features=BARE)) == UNKNOWN | NOT_COUNTED
+
+
+@pytest.mark.parametrize(
+    ("identity", "taken"),
+    [
+        ("sock_bytes", snapshot(features=BARE, sockets={A: SockUsage(1)})),
+        ("sock_bytes", snapshot(features=replace(BARE, default_hierarchy=True))),
+        ("cached_stacks", snapshot(cached_stacks=())),
+        ("task_objcg", snapshot(features=replace(BARE, caches_objcg=True))),
+        ("node_stack", snapshot(node_stats={(0, "NR_KERNEL_STACK_KB"): NodeStat(0, 0)})),
+        ("node_vmalloc", snapshot(all_nodes=Nodes(vmalloc_pages=0))),
+        ("local", snapshot(features=replace(BARE, local=LocalItems(frozenset(), frozenset("x"))))),
+        ("pagetable", snapshot(features=replace(BARE, items=frozenset({"NR_PAGETABLE"})))),
+        ("kmem", snapshot(features=replace(BARE, items=frozenset({"NR_KMEM"})))),
+    ],
+)
+def test_what_is_enough_to_keep_an_identity(identity: str, taken: Snapshot) -> None:
+    assert identity in UNKNOWN | NOT_COUNTED
+    assert identity not in not_kept(taken)
