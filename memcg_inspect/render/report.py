@@ -189,7 +189,8 @@ def _not_listed(finding: Finding, output: Output) -> None:
     more = (finding.evidence_total or 0) - len(finding.evidence)
     if more > 0:
         tied = finding.evidence_tied or 0
-        as_likely = f", {tied:,} of them as likely as the last one listed" if tied else ""
+        some = "all" if tied == more else f"{tied:,}"
+        as_likely = f", {some} of them as likely as the last one listed" if tied else ""
         output.line(f"    and {more:,} more{as_likely}")
 
 

@@ -177,6 +177,13 @@ def test_finding_shows_its_evidence() -> None:
             "candidates, equally likely:",
             "and 1,004 more, 1,000 of them as likely as the last one listed",
         ),
+        (
+            (1, 2, 2),
+            10,
+            7,
+            "candidates, likeliest first:",
+            "and 7 more, all of them as likely as the last one listed",
+        ),
         # as in several samples of a running kernel
         ((1, 2), None, None, "candidates, likeliest first:", None),
         ((None, None), 12, None, "proof:", "and 10 more"),
