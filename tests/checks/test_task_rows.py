@@ -127,3 +127,27 @@ def test_cached_stacks_are_not_charged() -> None:
         0: ("exact", 0),
         1: ("differs", 1),
     }
+
+
+def test_proofs_of_charged_stacks_and_of_stale_tasks() -> None:
+    pages = [CachedStackPage(n, 0x1000 * n, 1, OBJCG_A if n else 0) for n in range(3)]
+    tasks = [
+        task(A, OBJCG_A),
+        task(A, OBJCG_B)._replace(objcgs=(0, OBJCG_B, OBJCG_A), pid=9),
+        task(B, OBJCG_A)._replace(address=0x8000),
+    ]
+    found = [p.finding for p in judge(image(cached_stacks=pages, tasks=tasks)).findings]
+    [stack] = [finding for finding in found if finding.identity == "cached_stacks"]
+    assert (stack.kind, stack.nid, stack.difference) == ("charged-cached-stack", 1, 2)
+    assert stack.what == "2 pages of cached kernel stacks on node 1 are charged"
+    notes = [(e.address, e.kind, e.nid, e.page, e.objcg, e.memcg, e.note) for e in stack.evidence]
+    assert notes == [
+        (0x1000 * n, "kmem", 1, 0x1000 * n, OBJCG_A, A, f"in the cache of CPU {n}") for n in (1, 2)
+    ]
+    stale = {finding.memcg: finding for finding in found if finding.identity == "task_objcg"}
+    assert stale.keys() == {A, B}
+    assert stale[A].what == "1 task of this memcg cached an obj_cgroup of another memcg"
+    assert [(e.address, e.kind, e.objcg, e.note) for e in stale[A].evidence] == [
+        (0x7000, "task", OBJCG_B, "sh (9)")
+    ]
+    assert [(e.address, e.objcg, e.memcg) for e in stale[B].evidence] == [(0x8000, OBJCG_A, B)]
