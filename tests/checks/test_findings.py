@@ -361,20 +361,19 @@ def test_an_obj_cgroup_is_off_against_one_of_any_node() -> None:
         ),
         (
             "references",
-            "the refcount of obj_cgroup 0xb0 is {} more than found: a leak, or a holder that is "
-            "not known here",
+            "the refcount of obj_cgroup 0xb0 is {} more than found: a leak, or an unknown holder",
             "the refcount of obj_cgroup 0xb0 is {} less than found: something uses it without a "
             "reference",
         ),
         (
             "css_refs",
-            "css.refcnt is {} more than found: a leak; the memcg is never freed",
-            "css.refcnt is {} less than found: the memcg can be freed while it is used",
+            "ITEM is {} more than found: a leak; the memcg is never freed",
+            "ITEM is {} less than found: the memcg can be freed while it is used",
         ),
         (
             "id_refs",
-            "id.ref is {} more than found: the memcg and its ID are never freed",
-            "id.ref is {} less than found: the ID is freed while it is used",
+            "ITEM is {} more than found: the memcg and its ID are never freed",
+            "ITEM is {} less than found: the ID is freed while it is used",
         ),
     ],
 )

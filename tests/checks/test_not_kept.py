@@ -12,8 +12,8 @@ from support.made_charges import image
 from memcg_inspect.checks.judge import judge
 from memcg_inspect.checks.snapshot import Snapshot
 from memcg_inspect.checks.sockets import SockUsage
-from memcg_inspect.model import Features, Nodes, NodeStat
-from memcg_inspect.model_counters import LocalItems
+from memcg_inspect.model import Nodes, NodeStat
+from memcg_inspect.model_kernel import Features, LocalItems
 
 #: A kernel with cgroup v1 that keeps no counter at all.
 BARE = Features(
@@ -24,16 +24,16 @@ BARE = Features(
     large_kmalloc_type=False,
     zswap=False,
 )
-NODES = "the counters of nodes are not known here"
+NODES = "the counters of nodes of this kernel are not known"
 SLABS = "this kernel does not keep NR_SLAB_RECLAIMABLE_B or NR_SLAB_UNRECLAIMABLE_B"
 
 #: What is missing in a snapshot with none of the optional parts.
 UNKNOWN = {
     "swap": "this kernel does not keep MEMCG_SWAP",
-    "swap_usage": "the page counters of swap are not known here",
+    "swap_usage": "the page counters of swap of this kernel are not known",
     "kmem_usage": "only cgroup v1 has a page counter of kernel memory",
     "tcpmem": "only cgroup v1 has a page counter of sockets",
-    "lru": "the sizes of LRU lists are not known here",
+    "lru": "the sizes of the LRU lists of this kernel are not known",
     "page_levels": "this kernel keeps no other counter by memcg and node",
     "local": "this kernel loses the local counters of memcgs that are removed",
     "local_fold": ("this kernel adds up local counters when they are read: it has no state_local"),
@@ -41,7 +41,7 @@ UNKNOWN = {
     "node_slab": NODES,
     "node_stack": NODES,
     "node_pagetable": NODES,
-    "node_vmalloc": "the kernel's number of vmalloc pages is not known here",
+    "node_vmalloc": "the number of vmalloc pages of this kernel is not known",
     "node_levels": NODES,
     "node_totals": NODES,
     "cached_stacks": "this kernel caches no kernel stacks",

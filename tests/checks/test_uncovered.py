@@ -48,25 +48,25 @@ def test_all_others_are_listed_with_a_reason() -> None:
 
 
 LEVELS = (
-    "its values for the memcg, its nodes and the whole node are compared with each other, but not "
-    "with pages"
+    "the values for memcgs, for their nodes and for whole nodes are compared with each other, but "
+    "not with pages"
 )
 NODE_ONLY = (
-    "it is kept for whole nodes only. Their sum is compared with the total of all nodes, but not "
-    "with memory"
+    "kept for whole nodes only; their sum is compared with the total of all nodes, but not with "
+    "memory"
 )
-NOT_NODES = "it is compared for memcgs, but not for whole nodes: what is not charged is not found"
+NOT_NODES = "compared for memcgs, but not for whole nodes: what is not charged is not found"
 
 
 def test_counters_and_reasons_in_their_order() -> None:
     assert not_covered(made()) == (
-        ("MEMCG_NEW", "no identity compares it"),
+        ("MEMCG_NEW", "no identity compares this counter"),
         ("NR_INACTIVE_ANON", LEVELS),
         (
             "NR_SECONDARY_PAGETABLE",
-            "the page tables of KVM and of IOMMU drivers are not walked; its values for the memcg "
-            "and its nodes are compared with each other; that of the whole node also counts what "
-            "is not charged, and need only be as large",
+            "the page tables of KVM and of IOMMU drivers are not walked; the values for memcgs and "
+            "for their nodes are compared with each other; that for a whole node also counts what "
+            "is not charged, and must be at least as large",
         ),
         ("new.usage", "no identity compares this page counter"),
         ("memcg_vm_event_stat", "events leave nothing in memory to compare"),
