@@ -15,16 +15,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from drgn.helpers.linux.mm import virt_to_phys
 from labkit import kdump, poke
 from support.guests import BUILT_KERNELS, KERNELS, GuestImage, Lab
 from support.missing_pages import ask_without, opened, slab_pages
 
 from memcg_inspect.checks.identities.slab import ITEMS
-from memcg_inspect.collect import audit
+from memcg_inspect.collect import audit, collect
 from memcg_inspect.image.image import image_of
 from memcg_inspect.image.missing import why_faults
 from memcg_inspect.image.progress import STOPPED
 from memcg_inspect.linux.mm.memcontrol_vmstats import StatReader
+from memcg_inspect.linux.mm.mmzone import mem_map
 from memcg_inspect.report import Report, Row
 
 pytestmark = [pytest.mark.image, pytest.mark.each_kernel]
@@ -156,6 +158,29 @@ def test_any_pages_of_slabs_may_be_missing(lab: Lab, kernel: str, share: float) 
             check_nothing_made_up(report, image.report())
         # Of few pages that are missing, the audit may need none.
         assert report.verdict == "incomplete" or share < 0.001
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_sockets_of_a_removed_memcg_that_is_missing(lab: Lab, kernel: str) -> None:
+    """It is not known then which memcg has them."""
+    image = lab.image(kernel, "4", "mixed")
+    prog = image.program()
+    snapshot = collect(image_of(prog))
+    owners = {
+        memcg.address: memcg.payer
+        for payer in snapshot.sockets
+        if (memcg := snapshot.memcgs.get(payer)) is not None and memcg.payer != memcg.address
+    }
+    assert owners
+    shift = mem_map(image_of(prog)).page_shift
+    pfn = virt_to_phys(prog, next(iter(owners))).value_() >> shift
+    report, left = ask_without(image, {pfn}, audit)
+    assert left
+    check_nothing_made_up(report, image.report())
+    rows = {row.memcg: row for row in report.rows if row.identity == "sock_bytes"}
+    row = rows[owners[next(iter(owners))]]
+    assert row.status == "unverifiable"
+    assert "whose sockets it has" in (row.reason or "")
 
 
 @pytest.mark.long

@@ -35,6 +35,8 @@ def sock_bytes_rows(snapshot: Snapshot) -> list[Row]:
         reason = next((sock.reason for sock in usage.unknown if sock.has_remainder), None)
         if reason is None and snapshot.ledger.may_miss("sock"):
             reason = "sockets are not all in the image"
+        if reason is None and memcg in snapshot.counters.partial:
+            reason = "removed memcgs below this one, whose sockets it has, may not be in the image"
         if row.status == "exact" and reason is not None:
             row = replace(row, status="unverifiable", reason=reason)
         rows.append(row)
