@@ -38,7 +38,7 @@ NOWHERE = (0x5EED5EED5EED5EE1, 0x5EED5EED5EED5EE3)
 
 
 def check_found_nothing(audited: dict[str, Any], source: str) -> int:
-    """No finding, no traceback; returns how many rows were marked as moving."""
+    """No finding, no traceback; return how many rows were marked as moving."""
     report = audited["report"]
     assert report is not None, audited["said"]
     assert "Traceback" not in audited["said"]
@@ -94,26 +94,33 @@ def rounds(folder: Path) -> int:
     return len(lines)
 
 
-def churned(folder: Path, kernel: str, audits: int) -> None:
+def churned(folder: Path, kernel: str, audits: int) -> list[tuple[int, int]]:
+    """Return of each audit how many rows moved, and how often CPUs came and went meanwhile."""
+    seen = []
     with kept(folder, kernel, *plugged(kernel)) as qmp:
-        moved = []
         for _ in range(audits):
             before = rounds(folder)
-            moved.append(check_found_nothing(from_outside(qmp), "qemu"))
-            assert rounds(folder) > before
-    assert any(moved)
+            moved = check_found_nothing(from_outside(qmp), "qemu")
+            seen.append((moved, rounds(folder) - before))
+    return seen
 
 
 def test_under_churn_from_outside(tmp_path: Path) -> None:
     """Memcgs, CPUs and modules come and go: twenty audits find nothing."""
-    churned(tmp_path, NEWEST, 20)
+    seen = churned(tmp_path, NEWEST, 20)
+    assert len(seen) == 20
+    assert any(moved for moved, _ in seen)
+    assert all(went for _, went in seen)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("kernel", MANY)
 def test_under_churn_from_outside_for_long(tmp_path: Path, kernel: str) -> None:
     """Two hundred audits, on five kernels."""
-    churned(tmp_path, kernel, 40)
+    seen = churned(tmp_path, kernel, 40)
+    assert len(seen) == 40
+    assert any(moved for moved, _ in seen)
+    assert all(went for _, went in seen)
 
 
 #: Few CPUs: they are emulated, and the audit runs on them, too.
@@ -135,7 +142,9 @@ def test_under_churn_from_inside(kernel: str) -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("kernel", [NEWEST, *LAB_KERNEL])
 def test_under_churn_from_inside_for_long(kernel: str) -> None:
-    for one in from_inside(kernel, 5, *SMALL)[:-1]:
+    *audited, unprivileged = from_inside(kernel, 5, *SMALL)
+    assert (len(audited), unprivileged["status"]) == (5, 2)
+    for one in audited:
         check_found_nothing(one, "live")
 
 
@@ -154,7 +163,8 @@ def lose(folder: Path) -> None:
     )
 
 
-def check_found_lost(audited: dict[str, Any], blocks: int) -> None:
+def check_found_lost(audited: dict[str, Any], blocks: int) -> int:
+    """Nothing but the lost blocks is found; return by how many pages the memcg is off."""
     report = audited["report"]
     assert (audited["status"], report["verdict"]) == (1, "findings")
     planted = {m["address"] for m in report["memcgs"] if m["path"] == "/planted"}
@@ -162,30 +172,36 @@ def check_found_lost(audited: dict[str, Any], blocks: int) -> None:
     found = {f["identity"]: f for f in report["findings"] if f["objcg"] is None}
     rows = [r for r in report["rows"] if r["identity"] == "kmem" and r["memcg"] in planted]
     assert "kmem" in found, rows
-    assert found["kmem"]["difference"] == blocks * LOST
     assert found["kmem"]["item"] == "MEMCG_KMEM"
     # each block held a reference, to the obj_cgroup of the node that the task was on
     references = [f for f in report["findings"] if f["identity"] == "references"]
     assert sum(f["difference"] for f in references) == blocks
+    return int(found["kmem"]["difference"])
 
 
-def faults(folder: Path, kernel: str, runs: int) -> None:
+def lost(folder: Path, kernel: str, runs: int) -> tuple[list[int], int]:
+    """Return the pages that each audit misses in the memcg, and how often CPUs came and went."""
     with kept(folder, kernel, *plugged(kernel)) as qmp:
+        found = []
         for run in range(runs):
             lose(folder)
-            check_found_lost(from_outside(qmp), run + 1)
-        assert rounds(folder) > runs
+            found.append(check_found_lost(from_outside(qmp), run + 1))
+        return found, rounds(folder)
 
 
 @pytest.mark.parametrize("kernel", LAB_KERNEL)
 def test_a_fault_is_found_in_the_churn(tmp_path: Path, kernel: str) -> None:
-    faults(tmp_path, kernel, 3)
+    found, went = lost(tmp_path, kernel, 3)
+    assert found == [LOST, 2 * LOST, 3 * LOST]
+    assert went > 3
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("kernel", LAB_KERNEL)
 def test_a_fault_is_found_in_the_churn_for_long(tmp_path: Path, kernel: str) -> None:
-    faults(tmp_path, kernel, 20)
+    found, went = lost(tmp_path, kernel, 20)
+    assert found == [run * LOST for run in range(1, 21)]
+    assert went > 20
 
 
 def is_running(folder: Path) -> bool:
