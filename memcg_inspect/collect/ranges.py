@@ -111,6 +111,9 @@ class RangeCollector:
         self._socks.queues = partial.coverage["sock_queues"]
         self._socks.others = partial.coverage["other_socks"]
         self._groups.coverage = partial.coverage["notify"]
+        # On a running kernel, these lists change while they are read.
+        for fault in () if self._image.is_moving else self._released.faults:
+            partial.coverage["css"].miss("work items", fault.address, str(fault))
         for piece in scan_range(self._image, part):
             self._count_piece(partial, piece)
             if self._sites is not None:

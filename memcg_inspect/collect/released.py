@@ -23,7 +23,7 @@ from memcg_inspect.image.lookup import UnknownKernelError
 from memcg_inspect.linux.kernel.bpf import map_objcgs
 from memcg_inspect.linux.kernel.rcu import queued_callbacks
 from memcg_inspect.linux.kernel.workqueue import is_pending, works_of
-from memcg_inspect.linux.lib.list import idr_entries
+from memcg_inspect.linux.lib.list import OnFault, idr_entries
 from memcg_inspect.linux.mm.memcontrol import has_node_objcgs, nodeinfo
 from memcg_inspect.linux.mm.mmzone import possible_nodes
 from memcg_inspect.linux.mm.slab import Slab, SlabReader
@@ -44,7 +44,12 @@ _PENDING = 1
 
 
 class ReleasedReader:
-    """Finds memcgs and BPF maps that are being freed in slabs."""
+    """
+    Finds memcgs and BPF maps that are being freed in slabs.
+
+    :ivar faults: why not all work items that free memcgs are known. A memcg that is being freed may
+        hold a reference to its parent that is not found then.
+    """
 
     def __init__(self, image: Image, slabs: SlabReader, memcgs: Container[int]) -> None:
         self.image = image
@@ -58,7 +63,8 @@ class ReleasedReader:
         self._rwork = _offset(memcg, "css.destroy_rwork.work.data")
         self._released = constant(image, "CSS_RELEASED") or CSS_RELEASED
         self._memory_subsys = image.object("memory_cgrp_subsys").address_
-        self._being_freed = _running(image, "css_free_rwork_fn")
+        self.faults: list[FaultError] = []
+        self._being_freed = _running(image, "css_free_rwork_fn", self.faults.append)
         self._map_ops = _map_operations(image)
         self._maps = self._live_maps()
         self._free = FreeObjects(image, slabs)
@@ -185,13 +191,17 @@ def _offset(type_: Type, member: str) -> int | None:
         return None
 
 
-def _running(image: Image, name: str) -> frozenset[int]:
+def _running(image: Image, name: str, on_fault: OnFault) -> frozenset[int]:
     """Return the work items of a function that are queued or running, as far as they are known."""
+    found: set[int] = set()
     try:
-        function = image.symbol(name).address
-        return frozenset(w.value_() for w in works_of(image, function, lambda error: None))
-    except (UnknownKernelError, FaultError):
-        return frozenset()
+        for work in works_of(image, image.symbol(name).address, on_fault):
+            found.add(work.value_())
+    except FaultError as error:
+        on_fault(error)
+    except UnknownKernelError:
+        pass
+    return frozenset(found)
 
 
 def _map_operations(image: Image) -> frozenset[int]:
