@@ -254,19 +254,17 @@ def _kernel_cost() -> str:
     return fenced("$ scripts/bench-kernel\n" + _run("scripts/bench-kernel"))
 
 
-def _reliability() -> str:
-    """Return the tables of scripts/reliability, which goes on where it was interrupted."""
-    command = [sys.executable, "scripts/reliability"]
-    # Status 1: something was missed. The tables say it.
-    done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
-    if done.returncode not in (0, 1):
-        raise LabError(f"scripts/reliability: exit status {done.returncode}")
-    return fenced(done.stdout)
+def _measured(script: str) -> Callable[[], str]:
+    """Return a function that runs a script, which goes on where it was interrupted."""
 
+    def write() -> str:
+        # Status 1: not all is well. The tables say what.
+        done = subprocess.run([sys.executable, script], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+        if done.returncode not in (0, 1):
+            raise LabError(f"{script}: exit status {done.returncode}")
+        return fenced(done.stdout)
 
-def _mutants() -> str:
-    """Return the table of scripts/mutate, which goes on where it was interrupted."""
-    return fenced(_run("scripts/mutate"))
+    return write
 
 
 class Block(NamedTuple):
@@ -353,8 +351,9 @@ BLOCKS = {
     "allocinfo_fields": Block("docs/commands/allocinfo.md", _fields("allocinfo"), "source"),
     "bench_sites": Block("docs/architecture.md", _bench_sites, "measured"),
     "live": Block("docs/live.md", _live, "measured"),
-    "mutants": Block("docs/reliability.md", _mutants, "measured"),
-    "reliability": Block("docs/reliability.md", _reliability, "measured"),
+    "reliability": Block("docs/reliability.md", _measured("scripts/reliability"), "measured"),
+    "breadth": Block("docs/reliability.md", _measured("scripts/breadth"), "measured"),
+    "mutants": Block("docs/reliability.md", _measured("scripts/mutate"), "measured"),
     "live_paused": Block("docs/live.md", _live_paused, "measured"),
     "helpers": Block("docs/interactive.md", _helpers, "source"),
     "interactive": Block("docs/interactive.md", _interactive),

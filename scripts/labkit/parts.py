@@ -76,6 +76,11 @@ PARTS = (
     Part(
         "mutants", "report: which changes to the source no test notices", ("tests/test_mutants.py",)
     ),
+    Part(
+        "breadth",
+        "healthy guests of many configurations",
+        ("tests/collect/test_breadth.py",),
+    ),
 )
 
 

@@ -1,0 +1,193 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+"""
+Healthy guests of many kinds: kernels, configurations, topologies and workloads.
+
+:func:`run` audits one of them; scripts/breadth runs all, and docs/reliability.md has the result.
+Results are kept in the cache by commit, so that a run that was interrupted goes on where it was.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from labkit import dump, hotplug, kmodules, parts
+from labkit.kernels import kernel
+from labkit.machine import Options
+from labkit.paths import cache_folder
+from labkit.store import write_atomically
+
+from memcg_inspect.model import counted
+from support.guests import GuestImage
+
+KERNELS = ("6.1", "6.12", "7.2", "7.3")
+#: A word on the kernel's command line: the workload goes on when the guest is stopped.
+REPEAT = "lab.repeat"
+
+
+class Configuration(NamedTuple):
+    """
+    A configuration of a guest.
+
+    :ivar append: kernel parameters
+    :ivar more: options of :class:`labkit.machine.Options`
+    :ivar freeze: how the guest is stopped
+    :ivar hotplug: size of a DIMM that is added when the workload is ready
+    """
+
+    name: str
+    append: str = ""
+    nodes: str = "2"
+    workload: str = "facilities"
+    more: Mapping[str, Any] = {}
+    freeze: str = "settled"
+    hotplug: str | None = None
+
+
+CONFIGURATIONS = (
+    Configuration("as Debian configures it"),
+    Configuration("under load, 4 CPUs", REPEAT, more={"cpus": 4}, freeze="busy"),
+    Configuration("limits, OOM kills, reclaim", workload="pressure"),
+    Configuration("cgroup v1", more={"cgroup": "v1"}, workload="mixed"),
+    Configuration("cgroup v1, limits", more={"cgroup": "v1"}, workload="pressure"),
+    Configuration("cgroup.memory=nokmem", "cgroup.memory=nokmem", workload="mixed"),
+    Configuration("cgroup.memory=nosocket", "cgroup.memory=nosocket", workload="mixed"),
+    Configuration("SLUB debugging of all caches", "slub_debug=FZPU"),
+    Configuration("SLUB debugging, limits", "slub_debug=FZPU", workload="pressure"),
+    Configuration("no merged slab caches", "slab_nomerge", workload="mixed"),
+    Configuration("page_owner", "page_owner=on", workload="mixed"),
+    Configuration("memory is cleared", "init_on_alloc=1 init_on_free=1", workload="mixed"),
+    Configuration("hugetlb without vmemmap", "hugepages=16 hugetlb_free_vmemmap=on"),
+    Configuration("THP always", "transparent_hugepage=always", workload="pressure"),
+    Configuration("4-level paging", "no5lvl", workload="mixed"),
+    Configuration("percpu memory by pages", "percpu_alloc=page", workload="mixed"),
+    Configuration("KFENCE", "kfence.sample_interval=1"),
+    Configuration("ZONE_MOVABLE", "movablecore=40%", nodes="4", workload="pressure"),
+    Configuration("one node", nodes="1", workload="mixed"),
+    Configuration("nodes without CPUs", nodes="2cpu+2mem", workload="mixed"),
+    Configuration("memory is added", "memory_hotplug.memmap_on_memory=1", hotplug="256M"),
+)
+
+
+class Result(NamedTuple):
+    """
+    The outcome of one audit.
+
+    :ivar verdict: of the report
+    :ivar rows: number of rows; *exact* of them are exact, *unverifiable* could not be verified
+    :ivar findings: identity, item and difference of each
+    :ivar unknown: kernel parameters that the kernel does not know
+    """
+
+    kernel: str
+    configuration: str
+    workload: str
+    verdict: str
+    rows: int
+    exact: int
+    unverifiable: int
+    findings: list[list[Any]]
+    unknown: str
+    seconds: float
+
+
+def options_of(name: str, configuration: Configuration) -> Options:
+    """Return the options of the guest."""
+    modules: tuple[tuple[str, str], ...] = ()
+    if configuration.workload == "facilities":
+        modules = kmodules.with_dependencies(kernel(name), "overlay")
+    return Options(
+        name,
+        configuration.nodes,
+        append=configuration.append,
+        workload=configuration.workload,
+        modules=modules,
+        **configuration.more,
+    )
+
+
+def measure(name: str, configuration: Configuration) -> Result:
+    """Boot a guest and audit its image, which no cache keeps."""
+    began = time.monotonic()
+    with tempfile.TemporaryDirectory(dir=cache_folder("images")) as folder:
+        core = Path(folder) / "vmcore"
+        options = options_of(name, configuration)
+        if configuration.hotplug is None:
+            dump.dump(options, dump.Image(configuration.freeze, "elf", 0), core)
+        else:
+            hotplug.hotplugged(options, configuration.hotplug, core)
+        image = GuestImage(core)
+        report = image.report()
+        log = (image.guest / "2/dmesg").read_text()
+        image.remove()
+    statuses = [row.status for row in report.rows]
+    # The kernel passes them on to init, and says so.
+    unknown = re.search(r'Unknown kernel command line parameters "([^"]*)"', log)
+    return Result(
+        name,
+        configuration.name,
+        configuration.workload,
+        report.verdict,
+        len(statuses),
+        statuses.count("exact"),
+        statuses.count("unverifiable"),
+        [[f.identity, f.item, f.difference] for f in report.findings],
+        unknown[1] if unknown else "",
+        time.monotonic() - began,
+    )
+
+
+def run(name: str, configuration: Configuration, again: bool = False) -> Result:
+    """Return the result of a guest at this commit; measure it unless it is kept."""
+    at, path = parts.commit(), None
+    if at is not None:
+        words = re.sub(r"\W+", "-", f"{name} {configuration.name}")
+        path = cache_folder("breadth", at) / f"{words}.json"
+        if path.exists() and not again:
+            return Result(*json.loads(path.read_bytes()))
+    result = measure(name, configuration)
+    if path is not None:
+        write_atomically(path, json.dumps(result).encode())
+    return result
+
+
+def ignored(result: Result, configuration: Configuration) -> list[str]:
+    """Return the parameters of a configuration that the kernel does not know."""
+    asked = set(configuration.append.split()) - {REPEAT}
+    return sorted(asked & set(result.unknown.split()))
+
+
+def document(results: Sequence[Result], commit: str, date: str) -> str:
+    """Return the table of docs/reliability.md: rows and verdict by configuration and kernel."""
+    names = list(dict.fromkeys(result.kernel for result in results))
+    found = {(r.configuration, r.kernel): r for r in results}
+    false = sum(bool(r.findings) for r in results)
+    rows = list(dict.fromkeys((r.configuration, r.workload) for r in results))
+    width = max(len(name) for name, _ in rows)
+    lines = [
+        f"commit {commit}, {date}: {counted(len(results), 'guests')}, "
+        f"{sum(r.rows for r in results):,} rows, "
+        f"{sum(r.seconds for r in results) / 60:.0f} minutes",
+        f"with a finding: {false}; with rows that could not be verified: "
+        f"{sum(bool(r.unverifiable) for r in results)}",
+        "",
+        f"{'configuration':{width}}  {'workload':10}" + "".join(f"  {n:>12}" for n in names),
+    ]
+    for name, workload in rows:
+        cells = [_cell(found.get((name, kernel))) for kernel in names]
+        lines.append(f"{name:{width}}  {workload:10}" + "".join(f"  {c:>12}" for c in cells))
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def _cell(result: Result | None) -> str:
+    if result is None:
+        return "-"
+    if result.findings:
+        return counted(len(result.findings), "findings")
+    left = f", {result.unverifiable} not" if result.unverifiable else ""
+    return f"{result.rows - result.unverifiable:,}{left}"
