@@ -159,7 +159,9 @@ def test_missing_pages_of_the_memory_map_count_once(whole: Whole) -> None:
         for _ in range(20)
     }
     many = collect_ranges(image, whole.context, parts=list(cut(ranges, cuts)))
-    assert 10 <= one.coverage["pages"].unreadable <= 20
+    # A list of free pages may end in one of them, and then counts, too.
+    assert one.coverage["pages"].unreadable >= 10
+    assert many.coverage["pages"].unreadable == one.coverage["pages"].unreadable
     assert differing(many, one) == []
     assert one.ledger.may_miss("slab")
 
