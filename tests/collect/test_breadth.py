@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import pytest
 from support import breadth
-from support.breadth import CONFIGURATIONS, KERNELS, Configuration, Result, document, ignored
+from support.breadth import Configuration, Result, document, ignored, pairs
 from support.guests import DEBIAN_KERNELS, Lab
 
 #: Of configurations; by default.
@@ -49,8 +49,7 @@ def test_exact_on_the_newest_kernel(lab: Lab, workload: str) -> None:
 
 @pytest.mark.image
 @pytest.mark.long
-@pytest.mark.parametrize("kernel", KERNELS)
-@pytest.mark.parametrize("configuration", CONFIGURATIONS, ids=lambda c: c.name)
+@pytest.mark.parametrize(("kernel", "configuration"), pairs(), ids=lambda p: getattr(p, "name", p))
 def test_no_finding_on_healthy_guests(kernel: str, configuration: Configuration) -> None:
     check(breadth.run(kernel, configuration), configuration)
 
