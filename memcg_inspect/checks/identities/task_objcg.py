@@ -9,7 +9,7 @@ or the pointer has ``CURRENT_OBJCG_UPDATE_FLAG`` set.
 Two legal states look different. ``cgroup_migrate_execute()`` moves a task to another memcg some
 time before ``mem_cgroup_attach()`` sets the flag; meanwhile the task is on a list of its
 ``css_set``. And ``current_objcg_update()`` clears the pointer before it sets a new one. It does not
-sleep, so a task that sleeps has a pointer.
+sleep, so a task that sleeps has a pointer. With ``cgroup.memory=nokmem`` there is none to cache.
 """
 
 from __future__ import annotations
@@ -61,12 +61,20 @@ def _is_wrong(snapshot: Snapshot, task: TaskCharge) -> bool:
     payer = snapshot.payer(task.memcg)
     root = next(iter(snapshot.memcgs))
     for objcg in task.objcgs:
+        if not objcg and not _accounts_kmem(snapshot, root):
+            continue
         if objcg and objcg not in snapshot.objcgs and not task.stale:
             # It may be an obj_cgroup that could not be read.
             return snapshot.complete("memcgs", "objcgs")
         if not may_be_cached(task, payer, snapshot.payer(objcg) if objcg else None, root):
             return True
     return False
+
+
+def _accounts_kmem(snapshot: Snapshot, root: int) -> bool:
+    # With cgroup.memory=nokmem memcg_online_kmem() makes no obj_cgroups, so that
+    # current_objcg_update() has none to cache.
+    return any(objcg.memcg != root for objcg in snapshot.objcgs.values())
 
 
 def may_be_cached(task: TaskCharge, payer: int | None, cached: int | None, root: int) -> bool:
