@@ -14,12 +14,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from drgn import FaultError, Object, container_of
+from drgn import Object, container_of
 from drgn.helpers.linux.block import bdev_partno, disk_name
 from drgn.helpers.linux.percpu import per_cpu_ptr
 
 from memcg_inspect.image.image import Image
-from memcg_inspect.linux.lib.list import list_entries
+from memcg_inspect.linux.lib.list import list_entries, raise_fault
 from memcg_inspect.linux.mm.mmzone import possible_cpus
 
 __all__ = ("busy_loops",)
@@ -55,18 +55,14 @@ def _disks(image: Image) -> Iterator[Object]:
     block = image.object("block_class").address_of_()
     classes = image.object("class_kset").list.address_of_()
     for subsys in list_entries(
-        image, "struct subsys_private", classes, "subsys.kobj.entry", _broken
+        image, "struct subsys_private", classes, "subsys.kobj.entry", raise_fault
     ):
         if subsys.member_("class") != block:
             continue
         devices = subsys.klist_devices.k_list.address_of_()
         for private in list_entries(
-            image, "struct device_private", devices, "knode_class.n_node", _broken
+            image, "struct device_private", devices, "knode_class.n_node", raise_fault
         ):
             bdev = container_of(private.device.read_(), "struct block_device", "bd_device")
             if not bdev_partno(bdev):
                 yield bdev.bd_disk.read_()
-
-
-def _broken(error: FaultError) -> None:
-    raise error

@@ -15,7 +15,7 @@ from drgn import FaultError, Object, TypeKind, container_of
 
 from memcg_inspect.image.image import Image
 from memcg_inspect.image.strings import c_string
-from memcg_inspect.linux.lib.list import list_entries
+from memcg_inspect.linux.lib.list import list_entries, raise_fault
 
 __all__ = ("d_path", "dentry_path")
 
@@ -92,14 +92,11 @@ def _any_mount(image: Image, super_block: Object) -> Object:
 def _mounts(image: Image, s_mounts: Object) -> Iterator[Object]:
     """Iterate over the mounts of a filesystem, ``struct mount *``."""
 
-    def broken(error: FaultError) -> None:
-        raise error
-
     # Commit 09a1b33c080f ("preparations to taking MNT_WRITE_HOLD out of ->mnt_flags") (in v6.18):
     # a list without head. Before, it is a struct list_head.
     if s_mounts.type_.unaliased_kind() != TypeKind.POINTER:
         head = s_mounts.address_of_()
-        yield from list_entries(image, "struct mount", head, "mnt_instance", broken)
+        yield from list_entries(image, "struct mount", head, "mnt_instance", raise_fault)
         return
     mount, seen = s_mounts.read_(), set[int]()
     while mount:

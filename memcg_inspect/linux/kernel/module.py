@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from drgn import FaultError, Object
+from drgn import Object
 
 from memcg_inspect.image.image import Image
-from memcg_inspect.linux.lib.list import list_entries
+from memcg_inspect.linux.lib.list import list_entries, raise_fault
 
 __all__ = ("foreign_modules", "has_module")
 
@@ -50,8 +50,5 @@ def _modules(image: Image) -> Iterator[Object]:
     :raises drgn.FaultError: if the list is broken
     """
 
-    def broken(error: FaultError) -> None:
-        raise error
-
     head = image.object("modules").address_of_()
-    return list_entries(image, "struct module", head, "list", broken)
+    return list_entries(image, "struct module", head, "list", raise_fault)

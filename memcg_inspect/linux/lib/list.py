@@ -18,9 +18,25 @@ from drgn import FaultError, Object, container_of
 from memcg_inspect.image.image import Image
 from memcg_inspect.linux.lib.xarray import MOST_NODES, xa_entries
 
-__all__ = ("OnFault", "hlist_entries", "idr_entries", "list_entries", "rbtree_entries")
+__all__ = (
+    "OnFault",
+    "hlist_entries",
+    "idr_entries",
+    "list_entries",
+    "raise_fault",
+    "rbtree_entries",
+)
 
 OnFault = Callable[[FaultError], None]
+
+
+def raise_fault(error: FaultError) -> None:
+    """
+    End a walk at the first fault, as its *on_fault*.
+
+    :raises drgn.FaultError: the fault
+    """
+    raise error
 
 
 def list_entries(

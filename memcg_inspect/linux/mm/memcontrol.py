@@ -19,7 +19,7 @@ from memcg_inspect.image.image import Image, per_image
 from memcg_inspect.image.layout import constant, has_member, static_key_enabled
 from memcg_inspect.image.lookup import UnknownKernelError
 from memcg_inspect.linux.fs.kernfs import kernfs_name, kernfs_path
-from memcg_inspect.linux.lib.list import OnFault, idr_entries, list_entries
+from memcg_inspect.linux.lib.list import OnFault, idr_entries, list_entries, raise_fault
 from memcg_inspect.linux.lib.percpu_refcount import percpu_ref_count, percpu_ref_is_dying
 from memcg_inspect.linux.mm.mmzone import possible_nodes
 from memcg_inspect.model import (
@@ -113,17 +113,13 @@ def memcg_children(image: Image, memcg: Object) -> Iterator[Object]:
     :return: Iterator of ``struct mem_cgroup *``
     :raises drgn.FaultError: if the list of children cannot be read or is broken
     """
-    return _children(image, memcg, _raise)
+    return _children(image, memcg, raise_fault)
 
 
 def _children(image: Image, memcg: Object, on_fault: OnFault) -> Iterator[Object]:
     head = memcg.css.children.address_of_()
     for css in list_entries(image, "struct cgroup_subsys_state", head, "sibling", on_fault):
         yield container_of(css, "struct mem_cgroup", "css")
-
-
-def _raise(error: FaultError) -> None:
-    raise error
 
 
 def memcg_descendants(image: Image, memcg: Object) -> Iterator[Object]:
@@ -611,11 +607,13 @@ def objcg_nid(image: Image, objcg: Object) -> int | None:
         return None
     heads: dict[int, int] = {}
     for nid, pn in nodeinfo(image, objcg.memcg.read_()):
-        if any(held == objcg for held, _ in _held(image, pn, _raise)):
+        if any(held == objcg for held, _ in _held(image, pn, raise_fault)):
             return nid
         heads[pn.objcg_list.address_of_().value_()] = nid
     # memcg_reparent_objcgs() moved it to the list of the same node. Follow that list to its head.
-    for entry in list_entries(image, "struct obj_cgroup", objcg.list.address_of_(), "list", _raise):
+    for entry in list_entries(
+        image, "struct obj_cgroup", objcg.list.address_of_(), "list", raise_fault
+    ):
         link = entry.list.address_of_().value_()
         if link in heads:
             return heads[link]

@@ -24,7 +24,7 @@ from memcg_inspect.image.image import Image, per_image
 from memcg_inspect.image.layout import array_length, has_member, member_type
 from memcg_inspect.image.lookup import UnknownKernelError
 from memcg_inspect.linux.kernel.sched import find_tasks
-from memcg_inspect.linux.lib.list import OnFault, list_entries
+from memcg_inspect.linux.lib.list import OnFault, list_entries, raise_fault
 from memcg_inspect.linux.mm.debug import page_behind, read_page
 from memcg_inspect.linux.mm.mm_types import page_layout
 from memcg_inspect.linux.mm.mmzone import mem_map, possible_cpus
@@ -115,10 +115,7 @@ def find_mapping(image: Image, address: int) -> VmMapping | None:
     :raises drgn.FaultError: if the area cannot be read
     """
 
-    def broken(error: FaultError) -> None:
-        raise error
-
-    areas = _vmap_areas(image, broken)
+    areas = _vmap_areas(image, raise_fault)
     area = next((a for a in areas if int(a.va_start) <= address < int(a.va_end)), None)
     vm = area.vm.read_() if area is not None else None
     if not area or not vm:
