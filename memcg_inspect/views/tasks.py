@@ -100,7 +100,8 @@ def _state(
     if address and cached is None:
         known = not any(payers.coverage[s].unreadable for s in ("memcgs", "objcgs"))
         return "WRONG" if known else NotRead("obj_cgroups are not all in the image")
-    return "fresh" if may_be_cached(task, own, cached, next(iter(payers.memcgs))) else "WRONG"
+    root, objcgs = next(iter(payers.memcgs)), payers.objcgs().values()
+    return "fresh" if may_be_cached(task, own, cached, root, objcgs) else "WRONG"
 
 
 def _run(image: Image, args: Namespace) -> Answer:

@@ -15,12 +15,13 @@ sleep, so a task that sleeps has a pointer. With ``cgroup.memory=nokmem`` there 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import replace
 
 from memcg_inspect.checks.check import Check, Proof
 from memcg_inspect.checks.rows import RowKey, make_row
 from memcg_inspect.checks.snapshot import Snapshot
-from memcg_inspect.model import counted
+from memcg_inspect.model import Objcg, counted
 from memcg_inspect.model_tasks import TaskCharge
 from memcg_inspect.report import Evidence, Row
 
@@ -61,23 +62,22 @@ def _is_wrong(snapshot: Snapshot, task: TaskCharge) -> bool:
     payer = snapshot.payer(task.memcg)
     root = next(iter(snapshot.memcgs))
     for objcg in task.objcgs:
-        if not objcg and not _accounts_kmem(snapshot, root):
-            continue
         if objcg and objcg not in snapshot.objcgs and not task.stale:
             # It may be an obj_cgroup that could not be read.
             return snapshot.complete("memcgs", "objcgs")
-        if not may_be_cached(task, payer, snapshot.payer(objcg) if objcg else None, root):
+        cached = snapshot.payer(objcg) if objcg else None
+        if not may_be_cached(task, payer, cached, root, snapshot.objcgs.values()):
             return True
     return False
 
 
-def _accounts_kmem(snapshot: Snapshot, root: int) -> bool:
-    # With cgroup.memory=nokmem memcg_online_kmem() makes no obj_cgroups, so that
-    # current_objcg_update() has none to cache.
-    return any(objcg.memcg != root for objcg in snapshot.objcgs.values())
-
-
-def may_be_cached(task: TaskCharge, payer: int | None, cached: int | None, root: int) -> bool:
+def may_be_cached(
+    task: TaskCharge,
+    payer: int | None,
+    cached: int | None,
+    root: int,
+    objcgs: Iterable[Objcg],
+) -> bool:
     """
     Return whether a task may have cached an obj_cgroup.
 
@@ -85,11 +85,16 @@ def may_be_cached(task: TaskCharge, payer: int | None, cached: int | None, root:
     :param cached: ``struct mem_cgroup *`` that pays for the cached obj_cgroup; ``None`` if none is
         cached
     :param root: ``struct mem_cgroup *`` of the root
+    :param objcgs: all obj_cgroups
     """
     if task.stale or task.is_migrating:
         return True  # current_objcg_update() replaces it before it is used
     if cached is None:
-        return not task.is_user or payer == root or task.is_runnable
+        if not task.is_user or payer == root or task.is_runnable:
+            return True
+        # With cgroup.memory=nokmem memcg_online_kmem() makes no obj_cgroups, so that
+        # current_objcg_update() has none to cache.
+        return all(objcg.memcg == root for objcg in objcgs)
     return cached == payer
 
 
