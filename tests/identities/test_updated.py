@@ -152,11 +152,17 @@ def pending_of(memcg: Object) -> int:
 
 
 def check_lists(lab: Lab, kernel: str, nodes: str, workload: str, **more: str) -> None:
-    """Check that nothing is off the lists, and that a plain walk finds as many changes."""
+    """
+    Check that nothing is off the lists, and that a plain walk finds as many changes.
+
+    A healthy machine may have lost an update, or be stopped in a flush.
+    """
     image = lab.image(kernel, nodes, workload, **more)
     rows = [row for row in image.report().rows if row.identity == "updated"]
     assert len(rows) == len(image.report().memcgs)
-    assert [row for row in rows if row.status != "exact" or "lost" in row.found] == []
+    off = {(row.status, row.reason) for row in rows if row.status != "exact"}
+    assert {status for status, _ in off} <= {"unverifiable"}
+    assert all(reason and reason.endswith("flushing, or may have been") for _, reason in off)
     prog = image.program(dwarf=True)
     nodes_of = range(prog["nr_node_ids"].value_())
     for row in rows:
