@@ -198,7 +198,9 @@ def _helpers() -> str:
     return fenced(re.sub(r"drgn\.|'|memcg_inspect\.[a-z.]*", "", "\n".join(lines)))
 
 
-#: Lines that docs/interactive.md shows with their output.
+#: Lines that docs/interactive.md shows with their output. The first dentry may be that of a pipe
+#: or of a file in sysfs, every eighth file has a longer name, and slabs of another node may hold a
+#: part of what the memcg has.
 _SESSION = (
     "from collections import Counter",
     "from drgn.helpers.linux.fs import dentry_path",
@@ -207,10 +209,12 @@ _SESSION = (
     "memcg_counter(memcg, 'NR_SLAB_RECLAIMABLE_B', 0)",
     "objects = list(for_each_charged_slab_object(memcg=memcg, nid=0))",
     "sum(obj.charge for obj in objects)",
-    "Counter(obj.slab_cache.name.string_() for obj in objects).most_common(3)",
+    "Counter(obj.slab_cache.name.string_() for obj in objects)[b'dentry']",
     "dentry_cache = find_slab_cache('dentry')",
-    "dentry = next(o for o in objects if o.slab_cache == dentry_cache)",
-    "dentry_path(Object(prog, 'struct dentry *', dentry.address))",
+    "path = lambda obj: dentry_path(Object(prog, 'struct dentry *', obj.address))",
+    "dentries = (obj for obj in objects if obj.slab_cache == dentry_cache)",
+    "dentry = next(obj for obj in dentries if path(obj)[4:].isdigit())",
+    "path(dentry)",
     "hex(dentry.objcg), objcg_nid(dentry.objcg)",
     "memcg_path(objcg_memcg(dentry.objcg))",
 )
