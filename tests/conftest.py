@@ -12,7 +12,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 from support.guests import NOT_BUILT, Lab, Plant
+
+# On a loaded machine any example can take long.
+settings.register_profile("loaded", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("loaded")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -231,9 +231,11 @@ def test_exact_on_images_and_not_for_want_of_holders(lab: Lab, kernel: str) -> N
         report = image.report()
         rows = [row for row in report.rows if row.identity == "css_refs"]
         assert len(rows) == len(report.memcgs) - 1
-        assert {row.status for row in rows} <= {"exact", "in-flight"}
         if freeze == "settled":
             assert {row.status for row in rows} == {"exact"}
+        # A task may have been stopped with a reference that its stack does not prove, or a CPU
+        # while it called callbacks of RCU.
+        assert {row.status for row in rows} <= {"exact", "in-flight", "unverifiable"}
         for row in rows:
             held.update(row.found)
     assert {kind for kind, number in held.items() if number} >= {
@@ -381,10 +383,11 @@ def test_sockets_that_wait_for_a_grace_period(lab: Lab, kernel: str) -> None:
     subject = Subject(lab.image(kernel, "2", "sockclose", freeze="busy").program())
     rows = held(subject.report)
     assert named(subject.report, "css_refs") == set()
-    # A CPU may be stopped while it calls RCU callbacks.
-    calling = [row for row in rows.values() if row.status == "unverifiable"]
-    assert all("callbacks that CPU" in (row.reason or "") for row in calling)
+    # A task may have been stopped while it made a socket, or a CPU while it called RCU callbacks.
+    doubtful = [row for row in rows.values() if row.status == "unverifiable"]
+    assert all("hold references" in (row.reason or "") for row in doubtful)
+    calling = [row for row in doubtful if "callbacks that CPU" in (row.reason or "")]
     assert calling or sum(row.found.get("closing", 0) for row in rows.values()) > 10
     path = "/sockclose/other"
     row = held(subject.audit(of_memcg(subject, subject.paths[path], path, 5_000)))[path]
-    assert (row.status, row.found.get("closing", 0) > 0) == ("differs", True) or calling
+    assert row.status == "differs" or calling
