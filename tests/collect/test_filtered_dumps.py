@@ -36,6 +36,9 @@ pytestmark = [pytest.mark.image, pytest.mark.each_kernel]
 WHOLE = ("6.1",)
 LACKING = tuple(kernel for kernel in KERNELS if kernel not in (*WHOLE, "6.12-lab"))
 
+#: More pages of slabs than no audit can do without, among few that are missing.
+NEEDED = 4
+
 Filter = Callable[[GuestImage, int], Report]
 
 
@@ -153,7 +156,8 @@ def test_any_pages_of_slabs_may_be_missing(lab: Lab, kernel: str, share: float) 
         chance = random.Random(seed)
         gone = {pfn for pfn in pages if chance.random() < share}
         report, left = ask_without(image, gone, audit)
-        assert len(left) > 0.8 * len(gone)
+        # Nothing can be read without some slabs, e.g. that of the root memcg: few in every image.
+        assert len(gone - left) <= max(NEEDED, 0.2 * len(gone))
         if report.verdict != "exact":
             check_nothing_made_up(report, image.report())
         # Of few pages that are missing, the audit may need none.
@@ -173,12 +177,23 @@ def test_sockets_of_a_removed_memcg_that_is_missing(lab: Lab, kernel: str) -> No
     }
     assert owners
     shift = mem_map(image_of(prog)).page_shift
-    pfn = virt_to_phys(prog, next(iter(owners))).value_() >> shift
+    size = prog.type("struct mem_cgroup").size
+
+    def pages(memcg: int) -> set[int]:
+        return {virt_to_phys(prog, at).value_() >> shift for at in (memcg, memcg + size - 1)}
+
+    # Without a memcg that was not removed, there is no row of it.
+    needed = {p for m in snapshot.memcgs.values() if m.state == "online" for p in pages(m.address)}
+    gone, pfn = next(
+        (memcg, pfn)
+        for memcg in owners
+        if (pfn := virt_to_phys(prog, memcg).value_() >> shift) not in needed
+    )
     report, left = ask_without(image, {pfn}, audit)
     assert left
     check_nothing_made_up(report, image.report())
     rows = {row.memcg: row for row in report.rows if row.identity == "sock_bytes"}
-    row = rows[owners[next(iter(owners))]]
+    row = rows[owners[gone]]
     assert row.status == "unverifiable"
     assert "whose sockets it has" in (row.reason or "")
 
