@@ -3,13 +3,16 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
-from drgn import FaultError
+from drgn import FaultError, Program
 from support.findings import by_path, named
 from support.guests import BUILT_KERNELS, DEBIAN_KERNELS, GuestImage, Lab, Plant
 from support.planters import planters_of
 from support.planting import Subject, ended
 
+from memcg_inspect.checks.half_done import FLUSH
 from memcg_inspect.collect import audit
 from memcg_inspect.helpers import find_memcg
 from memcg_inspect.image.image import image_of
@@ -84,9 +87,19 @@ def check_nothing_wrong(report: Report) -> None:
             assert row.difference
         if row.allowance is not None:
             assert row.allowance.amount == row.difference
-    # what is off is little: at most one charge for each CPU
-    differing = [r for r in report.rows if r.status != "exact" and r.unit == "bytes"]
+    # what is off is little: at most one charge for each CPU. What a flush moves can be of any size.
+    differing = [
+        r
+        for r in report.rows
+        if r.status != "exact" and r.unit == "bytes" and not re.search(FLUSH, r.reason or "")
+    ]
     assert all(abs(r.difference or 0) < HALF_DONE for r in differing)
+
+
+def flushes(prog: Program) -> bool:
+    """Return whether a CPU was stopped in a flush, which changes the counters by any amount."""
+    running = read_running(image_of(prog))
+    return any(re.search(FLUSH, name) for cpu in running for name in cpu.functions)
 
 
 @pytest.mark.each_kernel
@@ -118,8 +131,8 @@ def test_fault_in_a_crash_dump_is_found(lab: Lab, kernel: str, workload: str) ->
     prog = open_program(ImageSource(core=str(image.core), debuginfo="btf"))
     running = {cpu.cpu: cpu for cpu in read_running(image_of(prog))}
     idle = [cpu for cpu, task in running.items() if task.pid == 0]
-    # One of them may have been in an interrupt.
-    assert sum(not running[cpu].busy for cpu in idle) >= len(idle) - 1 >= 1
+    # The others may have run a worker, or have been in an interrupt.
+    assert any(not running[cpu].busy for cpu in idle)
     for cpu in running.values():
         assert cpu.functions
     memcg = find_memcg(prog, "/files/web")
@@ -155,6 +168,14 @@ def test_fault_in_full_flight_is_found(lab: Lab, plant: Plant, kernel: str) -> N
     memcg = f"Object(prog, 'struct mem_cgroup *', {address:#x})"
     state = f"per_cpu_ptr({memcg}.nodeinfo[0].lruvec_stats_percpu, 0).state[{slot}]"
     report = plant(image, (state, f"old + {PLANTED}"))
+    [row] = [
+        row
+        for row in report.rows
+        if (row.identity, row.memcg, row.nid, row.item) == ("slab", address, 0, item)
+    ]
+    if row.status == "unverifiable":
+        assert flushes(prog)
+        return
     found = [d for p, nid, i, d in named(report) if (p, nid, i) == (path, 0, item)]
     assert [abs((difference or 0) - PLANTED) < HALF_DONE for difference in found] == [True]
 
@@ -176,6 +197,10 @@ def test_pages_that_are_off_in_full_flight_are_found(lab: Lab, plant: Plant, ker
     planted = ((f"{memcg}.memory.usage", 10_000, "usage"), (state, 30_000, "kmem"))
     for place, pages, identity in planted:
         report = plant(image, (place, f"old + {pages}"))
+        rows = [row for row in report.rows if (row.identity, row.memcg) == (identity, address)]
+        if identity == "kmem" and "unverifiable" in {row.status for row in rows}:
+            assert flushes(image.program())
+            continue
         assert report.verdict == "findings"
         found = [f for f in report.findings if f.identity == identity and f.memcg == address]
         size = {"pages": 1, "bytes": 4096}
@@ -198,13 +223,13 @@ def test_stopped_inside_a_charge(lab: Lab, kernel: str, function: str) -> None:
     running = read_running(subject.image, subject.snapshot.memcgs, subject.snapshot.objcgs)
     stopped = [cpu for cpu in running if cpu.functions[:1] == (function,)]
     assert stopped
-    for cpu in stopped:
-        assert cpu.busy
-        assert any(held.payer for held in cpu.held or ())
+    assert all(cpu.busy for cpu in stopped)
+    # Another CPU may be at the end of the function, and point to nothing any more.
+    assert any(held.payer for cpu in stopped for held in cpu.held or ())
     payers = {subject.snapshot.payer(held.payer) for cpu in running for held in cpu.held or ()}
     charged = {path for path, memcg in subject.paths.items() if memcg in payers}
     # A flush changes the counters of a memcg by any amount.
-    flushed = any("rstat" in name for cpu in running for name in cpu.functions)
+    flushed = flushes(subject.prog)
     for below in ("/files/", "/churn/"):
         subject.below = below
         for identity, sizes in SIZES.items():
