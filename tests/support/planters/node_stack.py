@@ -3,14 +3,19 @@
 
 from __future__ import annotations
 
-from support.planting import Fault, Planter, Subject
+from support.planting import Fault, NoVictim, Planter, Subject
 
 ITEM = "NR_KERNEL_STACK_KB"
 
 
 def vm_stat(subject: Subject, size: int) -> Fault:
-    """Change the counter of the last node."""
-    nid, prog = subject.snapshot.image.nodes[-1], subject.prog
+    """Change the counter of the last node on which all stacks belong to tasks, or are kept."""
+    # A stack that RCU is about to free may be counted or not.
+    pages, prog = subject.snapshot.node_pages, subject.prog
+    known = [n for n in subject.snapshot.image.nodes if not pages.get(("unknown stack", n))]
+    if not known:
+        raise NoVictim("each node has stacks of no task")
+    nid = known[-1]
     counter = prog["node_data"][nid].vm_stat[prog[ITEM]]
     return Fault((subject.add(counter, size),), (), {("?", nid, ITEM, size)})
 
