@@ -97,9 +97,9 @@ def test_exact_on_images_and_not_for_want_of_pages(lab: Lab, kernel: str) -> Non
     report = lab.image(kernel, "4", "mixed").report()
     root = report.memcgs[0].address
     rows = [row for row in report.rows if row.identity == "page_levels" and row.memcg != root]
-    items = {row.item for row in rows}
-    assert items >= {STACK, TABLE}
-    assert {row.item for row in rows if row.found["nodes"]} == items
+    # A counter that is 0 has a row, too, while a CPU has a change that is not folded.
+    counted = {row.item for row in rows if row.found["nodes"]}
+    assert counted >= {STACK, TABLE, "NR_ANON_MAPPED", "NR_FILE_PAGES", "NR_SHMEM"}
 
 
 @pytest.mark.image
