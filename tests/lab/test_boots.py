@@ -287,7 +287,8 @@ def test_planted_charges_on_chosen_nodes(kernel: str, tmp_path: Path) -> None:
     assert numbers(folder / "memory.stat")["percpu"] == 2 * 4096 * (2 + 2)
     text = (folder / "memory.numa_stat").read_text()
     line = next(one for one in text.splitlines() if one.startswith("slab_unreclaimable"))
-    # two large kmallocs of eight pages on node 0, and few small objects of the shell's
-    assert 65536 <= int(line.split()[1].removeprefix("N0=")) < 65536 + 4096
+    # Two large kmallocs of eight pages on node 0. Of small objects of the shell's, what was freed
+    # may be counted while what was charged is still in the stock of a CPU.
+    assert abs(int(line.split()[1].removeprefix("N0=")) - 65536) < 4096
     held = (told(image) / "sys/kernel/debug/charge/held").read_text().splitlines()
     assert len(held) == 2 + 7 + 3 + 2 + 2

@@ -102,7 +102,8 @@ def test_every_reference_is_explained(lab: Lab, kernel: str, workload: str) -> N
         assert total([row["references"]]) > 0
     # Since 7.1 user pages hold an obj_cgroup, which is the parent's by now.
     user_pages = {"lru"} if kernel.startswith("6.") else set()
-    assert kinds == {"child", "swap", "sock"} | user_pages
+    # A timer of a socket may have uncharged memory after the removal: refill_stock().
+    assert kinds - {"stock"} == {"child", "swap", "sock"} | user_pages
     # Before 6.7 the kernel does not tell: nothing is missing in the image.
     assert bool(answer.notes) is (kernel == "6.1")
     assert all("which obj_cgroups a removed memcg had" in note for note in answer.notes)

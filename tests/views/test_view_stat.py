@@ -12,12 +12,14 @@ from pathlib import Path
 
 import pytest
 from drgn import FaultError, Object, Program
+from drgn.helpers.linux.percpu import per_cpu_ptr
 from labkit import poke
 from support.guest_files import MOVES_IN_ROOT, numbers, still
 from support.guests import BUILT_KERNELS, KERNELS, PERNODE_KERNELS, GuestImage, Lab
 
 from memcg_inspect.image.image import image_of
 from memcg_inspect.image.memory import Memory
+from memcg_inspect.image.program import ImageSource, open_program
 from memcg_inspect.tables import Answer, NotRead, UsageError
 from memcg_inspect.views.dying import dying
 from memcg_inspect.views.payers import Payers
@@ -81,12 +83,18 @@ def test_hugetlb_is_a_line_where_it_is_accounted(lab: Lab, tmp_path: Path) -> No
     path.unlink()
 
 
+def slot_of(prog: Program, item: str) -> int:
+    """Return the index of an item in the arrays of counters."""
+    slot = int(prog[item].value_())
+    with suppress(KeyError):
+        return int(prog["mem_cgroup_stats_index"][slot].value_())
+    return slot
+
+
 def plain_value(prog: Program, address: int, item: str, nid: int | None) -> tuple[int, int]:
     """Return a counter, read one member at a time: the folded value, and what is not folded yet."""
     memcg = Object(prog, "struct mem_cgroup *", address)
-    slot = prog[item].value_()
-    with suppress(KeyError):
-        slot = prog["mem_cgroup_stats_index"][slot].value_()
+    slot = slot_of(prog, item)
     holder = memcg if nid is None else memcg.nodeinfo[nid]
     name = "vmstats" if nid is None else "lruvec_stats"
     stats, percpu = holder.member_(name), holder.member_(f"{name}_percpu")
@@ -98,10 +106,21 @@ def plain_value(prog: Program, address: int, item: str, nid: int | None) -> tupl
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
-def test_folded_and_pending_are_what_stands_there(lab: Lab, kernel: str) -> None:
-    prog = lab.image(kernel, "4", "churn", freeze="busy", seed=1).program()
+def test_folded_and_pending_are_what_stands_there(lab: Lab, kernel: str, tmp_path: Path) -> None:
+    image, out = lab.image(kernel, "4", "churn", freeze="busy", seed=1), tmp_path / "core"
+    prog = image.program()
     payers = Payers(image_of(prog))
     parents = {memcg.parent for memcg in payers.memcgs.values()}
+    # The guest may have been stopped right after a flush.
+    leaf = next(address for address in payers.memcgs if address not in parents)
+    local = per_cpu_ptr(Object(prog, "struct mem_cgroup *", leaf).vmstats_percpu, 1)
+    slot = slot_of(prog, "MEMCG_KMEM")
+    poke.poke(
+        image.core, out, image.vmlinux, [(f"s64:{local.state[slot].address_:#x}", "old + 1000")]
+    )
+    prog = open_program(ImageSource(core=str(out), debuginfo="btf"))
+    out.unlink()
+    payers = Payers(image_of(prog))
     units = {"MEMCG_KMEM": ("kernel", 4096), "NR_SLAB_UNRECLAIMABLE_B": ("slab_unreclaimable", 1)}
     waiting = 0
     for memcg in payers.memcgs.values():

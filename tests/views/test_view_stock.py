@@ -83,8 +83,10 @@ def test_stocks_are_those_of_the_cpus(lab: Lab, kernel: str, how: dict[str, obje
         at[row["cpu"]][row["slot"]] = value  # type: ignore[index]
     assert charge == {cpu: plain_pages(prog, cpu) for cpu in range(CPUS)}
     assert objects == {cpu: plain_bytes(prog, cpu) for cpu in range(CPUS)}
-    assert any(charge.values())
-    assert any(objects.values())
+    # At rest all of them may have been drained.
+    if how is BUSY:
+        assert any(charge.values())
+        assert any(objects.values())
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
@@ -154,14 +156,18 @@ def test_bounds(lab: Lab, kernel: str, how: dict[str, object]) -> None:
             parts = {"memory.current": row["charged"]}
         for counter, amount in parts.items():
             assert isinstance(amount, int)
-            assert abs(amount) <= bounds[counter]["each"]  # type: ignore[operator]
+            # refill_stock() adds up to as much again, and then drains the slot.
+            over = 64 * PAGE if (counter, how) == ("memory.current", BUSY) else 0
+            assert abs(amount) <= bounds[counter]["each"] + over  # type: ignore[operator]
             held[counter][row["cpu"]] += abs(amount)
     for counter, bound in bounds.items():
         assert bound["cpu_bound"] == bound["slots"] * bound["each"]  # type: ignore[operator]
         assert bound["bound"] == CPUS * bound["cpu_bound"]  # type: ignore[operator]
         assert bound["held"] == held[counter].total()
-        assert max(held[counter].values(), default=0) <= bound["cpu_bound"]  # type: ignore[operator]
-    assert held["kernel"].total() > 0
+        over = 64 * PAGE if (counter, how) == ("memory.current", BUSY) else 0
+        most = bound["cpu_bound"] + over  # type: ignore[operator]
+        assert max(held[counter].values(), default=0) <= most
+    assert held["kernel"].total() > 0 or how is AT_REST
 
 
 def test_no_bound_without_the_caches(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
