@@ -13,12 +13,16 @@ import pytest
 from support.guests import KERNELS, PERNODE_KERNELS, Lab, Plant
 from support.planters import planters_of
 from support.planting import Fault, Subject
-from support.reliability import Case, plant
+from support.reliability import Case, Result, plant
 
 from memcg_inspect.checks.registry import CHECKS
 
 #: Identities of things that an image need not have: a CPU keeps a stack for a task to come, or not.
 BY_CHANCE = {"cached_stacks"}
+
+#: Identities for which a word that an earlier call left on the stack of a task casts doubt on a
+#: memcg. Which tasks sleep with such a word differs from image to image.
+BY_STACKS = {"active_memcg", "css_refs", "id_refs"}
 
 
 def test_planters_are_told_apart() -> None:
@@ -32,6 +36,18 @@ def subject(lab: Lab, kernel: str, **more: str) -> Subject:
     return Subject(lab.image(kernel, "4", "mixed", **more).program())
 
 
+def plant_one(subject: Subject, case: Case) -> Result:
+    """Plant a fault. If a stack casts doubt on a memcg, it is planted in another one."""
+    [result] = plant(subject, [case])
+    victims = subject.victims()
+    for number in (4, 12):
+        if result.outcome == "unverifiable" and case.identity in BY_STACKS:
+            subject.doubtful = frozenset(victims[:number])
+            [result] = plant(subject, [case])
+    subject.doubtful = frozenset()
+    return result
+
+
 def check_all_are_found(subject: Subject, *only: str, most: int | None = None) -> None:
     """Plant the first size of each planter, or of the first few planters of each identity."""
     assert subject.report.findings == ()
@@ -41,7 +57,7 @@ def check_all_are_found(subject: Subject, *only: str, most: int | None = None) -
         for name in only or kept
         for planter in planters_of(name)[:most]
     ]
-    results = list(plant(subject, chosen))
+    results = [plant_one(subject, case) for case in chosen]
     assert [r for r in results if r.outcome not in ("found", "none")] == []
     found = {r.identity for r in results if r.outcome == "found"}
     assert set(only or kept) - found <= BY_CHANCE

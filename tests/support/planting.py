@@ -161,6 +161,7 @@ class Subject:
     :ivar paths: ``struct mem_cgroup *`` of memcgs that were not removed, by path
     :ivar below: beginning of the paths of victims; empty for any
     :ivar avoid: beginning of the paths of other memcgs; empty for none
+    :ivar doubtful: paths of other memcgs that planters must not choose
     """
 
     def __init__(self, prog: drgn.Program) -> None:
@@ -170,6 +171,7 @@ class Subject:
         self.snapshot: Snapshot = collect(self.image)
         self.paths = by_path(self.report)
         self.below = self.avoid = ""
+        self.doubtful: frozenset[str] = frozenset()
         self._overlay = Overlay(prog)
 
     def audit(self, fault: Fault) -> Report:
@@ -221,6 +223,8 @@ class Subject:
 
     def may_change(self, path: str) -> bool:
         """Return whether a memcg is where planters may choose victims."""
+        if path in self.doubtful:
+            return False
         return path.startswith(self.below) and not (self.avoid and path.startswith(self.avoid))
 
     def victims(self) -> list[str]:
