@@ -356,6 +356,7 @@ BLOCKS = {
     "bench_sites": Block("docs/architecture.md", _bench_sites, "measured"),
     "live": Block("docs/live.md", _live, "measured"),
     "reliability": Block("docs/reliability.md", _measured("scripts/reliability"), "measured"),
+    "damage": Block("docs/reliability.md", _measured("scripts/fuzz"), "measured"),
     "breadth": Block("docs/reliability.md", _measured("scripts/breadth"), "measured"),
     "mutants": Block("docs/reliability.md", _measured("scripts/mutate"), "measured"),
     "live_paused": Block("docs/live.md", _live_paused, "measured"),

@@ -81,6 +81,7 @@ PARTS = (
         "healthy guests of many configurations",
         ("tests/collect/test_breadth.py",),
     ),
+    Part("fuzz", "thousands of commands on damaged images", ("tests/fuzz",)),
 )
 
 

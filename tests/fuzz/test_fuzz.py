@@ -9,69 +9,89 @@ run. A failure prints it, and the command that repeats the run.
 
 from __future__ import annotations
 
-import json
-import os
 import random
 import subprocess
 import sys
-from collections import Counter
-from pathlib import Path
 
 import pytest
+from fuzz.campaign import BATCH, KINDS, Batch, Kind, Result, batches, document, fuzz, result_of
 from support.guests import DEBIAN_KERNELS, NOT_BUILT, ROOT, Lab
 
-pytestmark = pytest.mark.image
 
-#: Share of all runs, by image. The last two are added with --all: a kernel that profiles
-#: allocations, and one that accounts kernel memory by node.
-MEMORY = {"7.3": 0.45, "6.1": 0.3, "7.3-lab": 0.2, "7.3-pernode": 0.1}
-HEADERS = {"kdump": 0.15, "elf": 0.05}
-OPENING = 0.05
-PROFILED = {"7.3-lab": "sysctl.vm.mem_profiling=1"}
-
-
-def run(image: Path, number: int, *more: str) -> Counter[str]:
-    """Run the fuzzer with seeds that were not tried before; return how the runs ended."""
-    first = random.SystemRandom().randrange(1 << 32)
-    command = [sys.executable, str(ROOT / "tests/fuzz/run.py"), str(image), *more]
-    command += ["--seed", str(first), "--runs", str(number)]
-    path = f"{ROOT / 'tests'}:{ROOT}"
-    environment = os.environ | {"PYTHONPATH": path}
-    done = subprocess.run(command, capture_output=True, text=True, env=environment)
-    print(" ".join(command))
-    found = [json.loads(line) for line in done.stdout.splitlines()]
-    bad = [run for run in found if run["bad"]]
-    assert bad == [], done.stderr
-    assert len(found) == number, done.stderr
-    return Counter(run["outcome"].partition(":")[0] for run in found)
+def params() -> list[object]:
+    """Return the kinds of images; those of kernels that the lab builds only with --all."""
+    return [
+        pytest.param(
+            kind, id=kind.name, marks=[] if kind.kernel in DEBIAN_KERNELS else [pytest.mark.long]
+        )
+        for kind in KINDS
+        if kind.kernel not in NOT_BUILT
+    ]
 
 
-def share(request: pytest.FixtureRequest, of_all: float) -> int:
-    return round(request.config.getoption("--fuzz") * of_all)
+@pytest.mark.image
+@pytest.mark.parametrize("kind", params())
+def test_damaged_images(lab: Lab, kind: Kind, request: pytest.FixtureRequest) -> None:
+    """With seeds that were not tried before."""
+    number = -(-request.config.getoption("--fuzz") * kind.share // 100)
+    batch = fuzz(kind, lab, random.SystemRandom().randrange(1 << 32), number)
+    print(batch.command)
+    assert [result for result in batch.results if result.bad] == []
+    ended = {result.outcome for result in batch.results}
+    if kind.part == "memory" and number >= 20:  # the damage was where commands read
+        assert len(ended) > 1
 
 
-@pytest.mark.parametrize(
-    "kernel",
-    [
-        pytest.param(kernel, marks=[] if kernel in DEBIAN_KERNELS else [pytest.mark.long])
-        for kernel in MEMORY
-        if kernel not in NOT_BUILT
-    ],
-)
-def test_memory(lab: Lab, kernel: str, request: pytest.FixtureRequest) -> None:
-    image = lab.image(kernel, "1", "mixed", append=PROFILED.get(kernel, ""))
-    ended = run(image.core, share(request, MEMORY[kernel]))
-    assert ended["incomplete"] and len(ended) > 2  # the damage was where commands read
+@pytest.mark.long
+@pytest.mark.image
+def test_as_many_runs_as_an_hour_has_room_for() -> None:
+    """Results are kept, so the part of scripts/test can be repeated until all runs are made."""
+    command = [sys.executable, "scripts/fuzz", "--minutes", "45"]
+    done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=False)
+    print(done.stdout)
+    assert done.returncode == 0
 
 
-def test_opening(lab: Lab, request: pytest.FixtureRequest) -> None:
-    core = lab.image("7.3", "1", "mixed").core
-    ended = run(core, share(request, OPENING), "--opening")
-    assert sum(ended.values())
+def test_batches_are_of_all_kinds_in_turn() -> None:
+    found = batches(20_000)
+    assert 20_000 <= len(found) * BATCH < 21_000
+    assert len(found) == len({(kind.name, number) for kind, number in found})
+    assert [kind for kind, _ in found[: len(KINDS)]] == list(KINDS)
+    assert sum(kind.share for kind in KINDS) == 100
 
 
-@pytest.mark.parametrize("format", HEADERS)
-def test_headers(lab: Lab, tmp_path: Path, format: str, request: pytest.FixtureRequest) -> None:
-    image = lab.image("7.3", "2", "idle", format=format)
-    ended = run(image.core, share(request, HEADERS[format]), "--headers", str(tmp_path))
-    assert ended["status 2"]
+def line(outcome: str, *damage: str, command: str = "audit --json", bad: bool = False) -> Result:
+    found = {"seed": 1, "command": command, "outcome": outcome, "bad": bad}
+    return result_of({**found, "damage": list(damage)})
+
+
+def test_results_of_all_parts_have_the_same_words() -> None:
+    assert line("refused: no memcg", "flip a:1 0x0").outcome == "refused"
+    assert line("status 3", "byte at 0x1: ff", command="audit").outcome == "incomplete"
+    assert line("status 0", command="audit").outcome == "exact"
+    assert line("status 0", command="stock").outcome == "whole"
+    assert line("exact", "flip a:1", "word b:2").damage == "several"
+    assert line("KeyError: 'x'", "zero a:1", bad=True).outcome == "KeyError: 'x'"
+
+
+def test_document() -> None:
+    results = [
+        line("findings", "word a:1"),
+        line("incomplete", "missing a:1"),
+        line("exact", "missing a:2", bad=True),
+        line("whole", "flip b:1", command="stat /"),
+    ]
+    text = document([Batch("memory of 6.1", "", results)], "abc", "2026-01-02").splitlines()
+    assert text[0] == "commit abc, 2026-01-02: 4 runs, 1 bad"
+    assert text[2].split()[-7:] == [
+        "runs",
+        "exact",
+        "whole",
+        "findings",
+        "incomplete",
+        "refused",
+        "bad",
+    ]
+    assert text[3].split()[-7:] == text[4].split()[-7:] == ["4", "0", "1", "1", "1", "0", "1"]
+    assert text[6].startswith("audits, by damage to memory")
+    assert text[-1].split() == ["all", "3", "0", "0", "1", "1", "0", "1"]
