@@ -4,14 +4,14 @@
 from __future__ import annotations
 
 import pytest
-from support.made import DEAD, OBJCG_A, OBJCG_B, A, B
+from support.made import DEAD, OBJCG_A, OBJCG_B, ROOT, A, B
 from support.made_charges import image
 
 from memcg_inspect.checks.identities.active_memcg import active_memcg_rows
 from memcg_inspect.checks.identities.cached_stacks import cached_stack_rows
 from memcg_inspect.checks.identities.task_objcg import task_rows
 from memcg_inspect.checks.judge import judge
-from memcg_inspect.model import Coverage
+from memcg_inspect.model import Coverage, Objcg
 from memcg_inspect.model_tasks import ActiveMemcg, CachedStackPage, TaskCharge
 from memcg_inspect.report import Evidence, Finding
 
@@ -28,6 +28,18 @@ def test_states_of_a_task_that_last_a_moment() -> None:
         (task(A, OBJCG_B)._replace(is_runnable=True), False),
     ):
         [row] = task_rows(image(tasks=[late]))
+        assert row.status == ("exact" if right else "differs")
+
+
+def test_a_task_without_an_obj_cgroup() -> None:
+    """That is legal if nothing but the root has one, as with ``cgroup.memory=nokmem``."""
+    roots = Objcg(0xE0, ROOT, 0, False, 0)
+    for objcgs, right in (
+        ({}, True),
+        ({roots.address: roots}, True),
+        ({roots.address: roots, OBJCG_B: Objcg(OBJCG_B, B, 0, False, 0)}, False),
+    ):
+        [row] = task_rows(image(tasks=[task(A, 0)], objcgs=objcgs, references={}))
         assert row.status == ("exact" if right else "differs")
 
 
