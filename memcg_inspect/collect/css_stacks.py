@@ -15,7 +15,7 @@ from memcg_inspect.image.lookup import UnknownKernelError
 from memcg_inspect.linux.block.loop import busy_loops
 from memcg_inspect.linux.kernel.module import foreign_modules
 from memcg_inspect.linux.kernel.stacktrace_refs import stack_refs
-from memcg_inspect.linux.net.sock_destruct import closing_sockets
+from memcg_inspect.linux.net.sock_destruct import closing_sockets, freed_sockets
 from memcg_inspect.model import Coverage
 from memcg_inspect.report import Row
 
@@ -41,7 +41,7 @@ def with_css_stacks(image: Image, snapshot: Snapshot, rows: Iterable[Row]) -> Sn
     try:
         coverage = Coverage()
         others = _why_others(image) or _why_callbacks(snapshot)
-        stacks = stack_refs(image, wanted, coverage)
+        stacks = stack_refs(image, wanted, coverage, freed_sockets(image))
         holders = dict(snapshot.css_holders)
         try:
             holders["closing"] = closing_sockets(image, wanted)

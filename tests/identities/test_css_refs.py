@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 from drgn.helpers.linux.block import disk_name, for_each_disk
+from drgn.helpers.linux.cpumask import for_each_online_cpu
 from drgn.helpers.linux.percpu import per_cpu_ptr
+from drgn.helpers.linux.sched import cpu_curr
 from support.charge_module import GUESTS, guest_image
 from support.findings import named
 from support.guests import BUILT_KERNELS, DEBIAN_KERNELS, KERNELS, PERNODE_KERNELS, Lab
@@ -397,3 +399,22 @@ def test_sockets_that_wait_for_a_grace_period(lab: Lab, kernel: str) -> None:
     path = "/sockclose/other"
     row = held(subject.audit(of_memcg(subject, subject.paths[path], path, 5_000)))[path]
     assert row.status == "differs" or calling
+
+
+@pytest.mark.image
+@pytest.mark.each_kernel
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_a_socket_that_a_task_is_freeing(lab: Lab, kernel: str) -> None:
+    """Its slot looks free, and no stack has a pointer to its memcg, only one to the socket."""
+    image = lab.image(kernel, "4", "churn", freeze="in:sk_destruct", seed=0)
+    subject, prog = Subject(image.program()), image.program(dwarf=True)
+    assert named(subject.report, "css_refs") == set()
+    frames = [prog.stack_trace(cpu_curr(prog, cpu))[0] for cpu in for_each_online_cpu(prog)]
+    [frame] = [frame for frame in frames if frame.name == "sk_destruct"]
+    memcg = frame["sk"].sk_memcg.value_()
+    path = next(path for path, address in subject.paths.items() if address == memcg)
+    row = held(subject.report)[path]
+    assert row.status in ("in-flight", "unverifiable"), row
+    assert "churn (" in (row.reason or "")
+    row = held(subject.audit(of_memcg(subject, memcg, path, 5_000)))[path]
+    assert row.status == "differs" or "callbacks that CPU" in (row.reason or "")

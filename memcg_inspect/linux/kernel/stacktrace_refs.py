@@ -13,10 +13,11 @@ reference that only its stack and registers show:
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Callable, Iterator, Sequence, Set
 from contextlib import suppress
+from typing import NamedTuple
 
-from drgn import FaultError, Object
+from drgn import FaultError, Object, Symbol
 from drgn.helpers.linux.sched import cpu_curr
 
 from memcg_inspect.image.image import Image
@@ -28,11 +29,34 @@ from memcg_inspect.linux.lib.list import OnFault
 from memcg_inspect.linux.mm.mmzone import online_cpus
 from memcg_inspect.model import Coverage, StackRef
 
-__all__ = ("stack_refs",)
+__all__ = ("Freeing", "stack_refs")
+
+#: No function has more bytes.
+_LONGEST = 1 << 16
+
+
+class Freeing(NamedTuple):
+    """
+    Objects that hold a reference until a task has freed them.
+
+    :ivar functions: functions that free them
+    :ivar refers_to: returns what the object at an address refers to; ``None`` if none is there
+    """
+
+    functions: Sequence[Symbol]
+    refers_to: Callable[[int], int | None]
+
+    def places(self) -> frozenset[int]:
+        """Return the addresses in the functions."""
+        return frozenset(
+            place
+            for symbol in self.functions
+            for place in range(symbol.address, symbol.address + min(symbol.size, _LONGEST))
+        )
 
 
 def stack_refs(
-    image: Image, wanted: Set[int], coverage: Coverage
+    image: Image, wanted: Set[int], coverage: Coverage, freeing: Freeing | None = None
 ) -> dict[int, tuple[StackRef, ...]]:
     """
     Find the tasks whose kernel stack or registers contain some addresses.
@@ -41,6 +65,7 @@ def stack_refs(
     several times instead.
 
     :param wanted: the addresses
+    :param freeing: objects that refer to one of the addresses while a task frees them
     :param coverage: counts the stacks that were read, and those that are unreadable
     :return: tasks by address
     """
@@ -54,9 +79,10 @@ def stack_refs(
     for address in cpus.keys() - tasks.keys():
         tasks[address] = Object(image.prog, "struct task_struct *", address)
     found: defaultdict[int, list[StackRef]] = defaultdict(list)
+    stacks = _Stacks(image, wanted, freeing)
     for address, task in tasks.items():
         try:
-            for word, ref in _of_task(image, task, cpus.get(address), wanted):
+            for word, ref in stacks.of_task(task, cpus.get(address)):
                 found[word].append(ref)
             coverage.read += 1
         except FaultError as error:
@@ -77,26 +103,49 @@ def _cpus(image: Image, on_fault: OnFault) -> dict[int, int]:
     return cpus
 
 
-def _of_task(
-    image: Image, task: Object, cpu: int | None, wanted: Set[int]
-) -> Iterator[tuple[int, StackRef]]:
-    start, size = stack_of(image, task)
-    if not start:
-        return  # the task has exited
-    words = image.memory.words(image.memory.read(start, size))
-    # To unwind a stack takes far longer than to read it.
-    if cpu is None and wanted.isdisjoint(words):
-        return
-    live = _live(image, task)
-    counts = Counter(word for word in (words if live is None else live) if word in wanted)
-    functions: tuple[str, ...] = ()
-    if live is not None and counts:
-        functions = tuple(dict.fromkeys(_functions(image, live)))
-    elif live is None and cpu is not None and not image.is_moving:
-        counts.update(wanted)  # a register may contain each of them
-    pid, comm = int(task.pid), text(task.comm.to_bytes_())
-    for word, number in counts.items():
-        yield word, StackRef(pid, comm, cpu, number, functions)
+class _Stacks:
+    """Reads the stack and registers of tasks. The parameters are those of :func:`stack_refs`."""
+
+    def __init__(self, image: Image, wanted: Set[int], freeing: Freeing | None) -> None:
+        self._image, self._wanted, self._freeing = image, wanted, freeing
+        self._freed_at = frozenset[int]() if freeing is None else freeing.places()
+
+    def of_task(self, task: Object, cpu: int | None) -> Iterator[tuple[int, StackRef]]:
+        """
+        Return the addresses that a task refers to.
+
+        :param task: ``struct task_struct *``
+        :param cpu: the CPU that it runs on; ``None`` if it does not run
+        :raises drgn.FaultError: if its stack is not in the image
+        """
+        image = self._image
+        start, size = stack_of(image, task)
+        if not start:
+            return  # the task has exited
+        words = image.memory.words(image.memory.read(start, size))
+        # To unwind a stack takes far longer than to read it.
+        if cpu is None and self._wanted.isdisjoint(words) and self._freed_at.isdisjoint(words):
+            return
+        live = _live(image, task)
+        counts = Counter(word for word in (words if live is None else live) if word in self._wanted)
+        functions: tuple[str, ...] = ()
+        if live is None:
+            if cpu is not None and not image.is_moving:
+                counts.update(self._wanted)  # a register may contain each of them
+        elif not self._freed_at.isdisjoint(live):
+            counts += self._freed(live)
+        if live is not None and counts:
+            functions = tuple(dict.fromkeys(_functions(image, live)))
+        pid, comm = int(task.pid), text(task.comm.to_bytes_())
+        for word, number in counts.items():
+            yield word, StackRef(pid, comm, cpu, number, functions)
+
+    def _freed(self, words: Sequence[int]) -> Counter[int]:
+        """Return what the objects refer to that a task may be freeing."""
+        if self._freeing is None:
+            return Counter()
+        found = map(self._freeing.refers_to, dict.fromkeys(words))
+        return Counter(word for word in found if word is not None and word in self._wanted)
 
 
 def _live(image: Image, task: Object) -> Sequence[int] | None:
