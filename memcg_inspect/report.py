@@ -28,6 +28,9 @@ from memcg_inspect.model import (
 )
 
 __all__ = (
+    "Confidence",
+    "Diagnosis",
+    "Effect",
     "Evidence",
     "Finding",
     "Identity",
@@ -46,6 +49,7 @@ __all__ = (
 RowStatus = Literal["exact", "differs", "in-flight", "moving", "unverifiable"]
 IdentityStatus = Literal["exact", "findings", "unverifiable", "not-kept", "moving"]
 Verdict = Literal["exact", "findings", "incomplete", "moving"]
+Confidence = Literal["proved", "only-explanation", "likely"]
 
 
 class Moved(NamedTuple):
@@ -244,6 +248,72 @@ class Finding:
     evidence_tied: int | None = None
 
 
+@dataclass(frozen=True)
+class Effect:
+    """
+    What a cause does to one row.
+
+    :ivar identity: name of the identity of the row
+    :ivar memcg: ``struct mem_cgroup *`` of the row; ``None`` if it is not about a memcg
+    :ivar objcg: ``struct obj_cgroup *`` of the row; ``None`` if it is not about an obj_cgroup
+    :ivar nid: node of the row; ``None`` if it is not about one node
+    :ivar item: the kernel's name of the counter
+    :ivar unit: unit of the amounts
+    :ivar amount: what the cause adds to the difference of the row
+    :ivar difference: the difference of the row, to which other causes may have added, too
+    """
+
+    identity: str
+    memcg: Address | None
+    objcg: Address | None
+    nid: Nid | None
+    item: str
+    unit: Unit
+    amount: int
+    difference: int
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """
+    One cause, with the findings that it explains and the evidence for it.
+
+    Confidence is ``proved`` if an address in memory shows the cause, ``only-explanation`` if no
+    other cause that is known here, alone or with a second one, adds up to the same rows, and
+    ``likely`` otherwise.
+
+    :ivar cause: name of the cause, for example ``object-owner``
+    :ivar what: one sentence in English, without paths of memcgs
+    :ivar confidence: how sure it is
+    :ivar memcgs: ``struct mem_cgroup *`` of the memcgs that it is about, the first one first in
+        :attr:`what`
+    :ivar nid: node; ``None`` if it is not about one node
+    :ivar amount: how much is wrong; ``None`` if that is not known
+    :ivar unit: unit of :attr:`amount`
+    :ivar evidence: at most ten objects that show the cause, or that may be it, the likeliest first
+    :ivar evidence_total: number of objects that may be it, also of those that are not listed;
+        ``None`` if it is not known
+    :ivar findings: indices in :attr:`Report.findings` of the findings that it explains
+    :ivar others: other causes that explain the same findings, one sentence each
+    :ivar signature: what it does to each row
+    :ivar functions: functions of the kernel in which such a fault is made
+    """
+
+    cause: str
+    what: str
+    confidence: Confidence
+    memcgs: tuple[Address, ...]
+    nid: Nid | None
+    amount: int | None
+    unit: Unit
+    evidence: tuple[Evidence, ...] = ()
+    evidence_total: int | None = None
+    findings: tuple[int, ...] = ()
+    others: tuple[str, ...] = ()
+    signature: tuple[Effect, ...] = ()
+    functions: tuple[str, ...] = ()
+
+
 class UnchargedSite(NamedTuple):
     """
     Objects of one cache and call site that no memcg pays for.
@@ -311,6 +381,7 @@ class Report:
     :ivar interrupted: whether the user interrupted it
     :ivar not_covered: counters that no identity compares with what was found
     :ivar uncharged: objects that no memcg pays for, of caches that always account
+    :ivar diagnoses: causes of the findings, the one that explains most first
     """
 
     image: ImageInfo
@@ -330,6 +401,7 @@ class Report:
     interrupted: bool = False
     not_covered: tuple[NotCovered, ...] = ()
     uncharged: tuple[Uncharged, ...] = ()
+    diagnoses: tuple[Diagnosis, ...] = ()
 
     def __repr__(self) -> str:
         image = f"Linux {self.image.release[:100]} ({self.image.source})"
@@ -343,3 +415,9 @@ class Report:
     def nonzero_rows(self) -> tuple[Row, ...]:
         """The rows that are not all zero."""
         return tuple(row for row in self.rows if not row.is_zero)
+
+    @property
+    def unexplained(self) -> tuple[int, ...]:
+        """Indices of the findings that no diagnosis explains."""
+        explained = {index for diagnosis in self.diagnoses for index in diagnosis.findings}
+        return tuple(i for i in range(len(self.findings)) if i not in explained)

@@ -164,6 +164,7 @@ def literals(record: type, field: str) -> set[str]:
         ("### `rows[]`", "unit", literals(report.Row, "unit")),
         ("### `skew[]`", "kind", set(get_args(ChargeKind))),
         ("### `findings[]`", "evidence_is", literals(report.Finding, "evidence_is")),
+        ("### `diagnoses[]`", "confidence", literals(report.Diagnosis, "confidence")),
         (
             "### Top",
             "counters_follow",

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from support.allocinfo import GUESTS, guest_image
 from support.guests import KERNELS, Lab
-from support.reports import clean, more, report
+from support.reports import clean, diagnosed, more, report
 from support.schemas import checked, errors, validator
 
 from memcg_inspect.cli import main
@@ -60,7 +60,7 @@ def test_schema_of_the_audit_is_the_default(capsys: pytest.CaptureFixture[str]) 
 
 
 def test_reports_are_as_the_schema_says() -> None:
-    for made in (report(), more(), clean()):
+    for made in (report(), diagnosed(), more(), clean()):
         document = json.loads(json.dumps(report_document(made)))
         assert document["memcgs"]
         assert errors(document) == {}

@@ -28,6 +28,8 @@ from memcg_inspect.model import (
     Unreadable,
 )
 from memcg_inspect.report import (
+    Diagnosis,
+    Effect,
     Evidence,
     Finding,
     Identity,
@@ -78,6 +80,13 @@ _FIELDS: dict[type, tuple[str, ...]] = {
         "address", "kind", "nid", "bytes", "cache", "page", "objcg", "memcg", "note", "rank",
         "reason",
     ),
+    Diagnosis: (
+        "cause", "what", "confidence", "memcgs", "nid", "amount", "unit", "evidence",
+        "evidence_total", "findings", "others", "signature", "functions",
+    ),
+    Effect: (
+        "identity", "memcg", "objcg", "nid", "item", "unit", "amount", "difference",
+    ),
     NotCovered: ("item", "reason"),
     Uncharged: ("cache", "address", "objects", "bytes", "sites"),
     UnchargedSite: ("site", "objects"),
@@ -86,7 +95,7 @@ _FIELDS: dict[type, tuple[str, ...]] = {
     Report: (
         "image", "verdict", "looks", "interrupted", "follows", "memcgs", "identities",
         "nonzero_rows", "skew", "slab_usage", "percpu_usage", "uncharged", "findings",
-        "not_covered", "notes", "coverage", "timings",
+        "diagnoses", "unexplained", "not_covered", "notes", "coverage", "timings",
     ),
 }  # fmt: skip
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.reports import GONE, OBJCG, ROOT, WEB, clean, more, report
+from support.reports import GONE, OBJCG, ROOT, WEB, clean, diagnosed, more, report
 
 from memcg_inspect.render.documents import SCHEMA, report_document, to_json
 from memcg_inspect.report import Report
@@ -56,6 +56,7 @@ def test_top_level_is_the_contract() -> None:
         "rows",
         "skew",
         "findings",
+        "diagnoses",
         "coverage",
         "timings",
     } <= set(made)
@@ -137,6 +138,22 @@ def test_candidates_have_a_rank_and_a_total() -> None:
     [shown] = document(replace(made, findings=(finding,)))["findings"]
     assert shown["evidence"][0]["rank"] == 1
     assert (shown["evidence_total"], shown["evidence_tied"]) == (50, 49)
+
+
+def test_diagnosis() -> None:
+    made = document(diagnosed())
+    [shown] = made["diagnoses"]
+    assert (shown["cause"], shown["confidence"]) == ("counter", "likely")
+    assert shown["memcgs"] == [f"{WEB:#x}", f"{ROOT:#x}"]
+    assert (shown["nid"], shown["amount"], shown["unit"]) == (0, 1064, "bytes")
+    assert (shown["findings"], made["unexplained"]) == ([0], [1])
+    assert shown["evidence"] == made["findings"][0]["evidence"]
+    assert shown["signature"][0]["memcg"] == f"{WEB:#x}"
+
+
+def test_a_finding_without_a_diagnosis_is_unexplained() -> None:
+    made = document(report())
+    assert (made["diagnoses"], made["unexplained"]) == ([], [0])
 
 
 def test_no_node_is_null_with_a_reason() -> None:

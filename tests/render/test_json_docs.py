@@ -46,10 +46,12 @@ def item(schema: dict[str, Any]) -> dict[str, Any]:
                 "slabs",
                 "percpu",
                 "findings",
+                "diagnoses",
                 "not_covered",
             )
         ),
         ("`findings[].evidence[]`", item(item(AUDIT["findings"])["evidence"])),
+        ("`diagnoses[].signature[]`", item(item(AUDIT["diagnoses"])["signature"])),
         ("`coverage`", AUDIT["coverage"]["additionalProperties"]["properties"]),
         ("Answer", ANSWER),
         ("`tables[]`", TABLE),

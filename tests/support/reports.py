@@ -6,7 +6,16 @@ from __future__ import annotations
 from dataclasses import replace
 
 from memcg_inspect.model import NUMA_NO_NODE, Coverage, ImageInfo, Memcg, PercpuUsage, SlabUsage
-from memcg_inspect.report import Evidence, Finding, Identity, Report, Row, Skew
+from memcg_inspect.report import (
+    Diagnosis,
+    Effect,
+    Evidence,
+    Finding,
+    Identity,
+    Report,
+    Row,
+    Skew,
+)
 
 ROOT, WEB, GONE = 0xFFFF888000001000, 0xFFFF888000002000, 0xFFFF888000003000
 OBJCG = 0xFFFF88800000A000
@@ -84,6 +93,30 @@ def report(path: str = "/web", name: str = "dentry", note: str = "a note") -> Re
         ),
         percpu_usage=(PercpuUsage(0, 3, 9000, 8000), PercpuUsage(NUMA_NO_NODE, 1, 100, 0)),
     )
+
+
+def diagnosed() -> Report:
+    """Return a report with two findings, and a diagnosis that explains the first one."""
+    whole = report()
+    [finding] = whole.findings
+    other = replace(finding, memcg=None, objcg=0xBAD, kind="unknown-objcg", difference=None)
+    effect = Effect("slab", WEB, None, 0, ITEM, "bytes", 1064, 1064)
+    diagnosis = Diagnosis(
+        cause="counter",
+        what=f"{ITEM} on node 0 is 1,064 bytes too high",
+        confidence="likely",
+        memcgs=(WEB, ROOT),
+        nid=0,
+        amount=1064,
+        unit="bytes",
+        evidence=finding.evidence,
+        evidence_total=20,
+        findings=(0,),
+        others=("1,064 bytes of freed slab objects are still charged",),
+        signature=(effect,),
+        functions=("mod_objcg_mlstate",),
+    )
+    return replace(whole, findings=(finding, other), diagnoses=(diagnosis,))
 
 
 def more() -> Report:
