@@ -65,6 +65,8 @@ ObjcgMember = Literal["objcg", "orig_objcg", "objcg_list"]
 Follows = Literal["physical", "posted", "both", "neither"]
 #: Charges that accounting by node splits.
 SplitKind = Literal["percpu", "zswap"]
+#: Memory that a kernel can be told not to charge.
+NotAccounted = Literal["kernel memory", "BPF", "sockets"]
 Unit = Literal["bytes", "pages", "KiB", "references"]
 
 

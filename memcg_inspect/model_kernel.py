@@ -6,6 +6,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from memcg_inspect.model import NotAccounted
+
 __all__ = ("Features", "Limits", "LocalItems")
 
 
@@ -40,6 +42,7 @@ class Features:
     :ivar page_counters: members of ``struct mem_cgroup`` that are page counters in use
     :ivar local: items whose local counters the kernel reparents
     :ivar has_local: whether the kernel has local counters, ``state_local``
+    :ivar not_accounted: memory that is charged to no memcg, since the kernel was told not to
     """
 
     items: frozenset[str]
@@ -54,6 +57,7 @@ class Features:
     page_counters: tuple[str, ...] = ()
     local: LocalItems = LocalItems()
     has_local: bool = False
+    not_accounted: tuple[NotAccounted, ...] = ()
 
 
 class Limits(NamedTuple):

@@ -22,12 +22,14 @@ from memcg_inspect.model import (
     ImageInfo,
     Memcg,
     Nid,
+    NotAccounted,
     PercpuUsage,
     SlabUsage,
     Unit,
 )
 
 __all__ = (
+    "Charged",
     "Confidence",
     "Diagnosis",
     "Effect",
@@ -346,6 +348,21 @@ class Uncharged(NamedTuple):
     sites: tuple[UnchargedSite, ...] | None = None
 
 
+@dataclass(frozen=True)
+class Charged:
+    """
+    All charges of one kind.
+
+    :ivar kind: kind of the charges, for example ``slab``
+    :ivar bytes: their sum
+    :ivar count: number of charges
+    """
+
+    kind: str
+    bytes: int
+    count: int
+
+
 class NotCovered(NamedTuple):
     """
     A counter whose value no identity compares with what was found.
@@ -382,6 +399,8 @@ class Report:
     :ivar not_covered: counters that no identity compares with what was found
     :ivar uncharged: objects that no memcg pays for, of caches that always account
     :ivar diagnoses: causes of the findings, the one that explains most first
+    :ivar charges: all charges that were found, by kind
+    :ivar not_accounted: memory that is charged to no memcg, since the kernel was told not to
     """
 
     image: ImageInfo
@@ -402,6 +421,8 @@ class Report:
     not_covered: tuple[NotCovered, ...] = ()
     uncharged: tuple[Uncharged, ...] = ()
     diagnoses: tuple[Diagnosis, ...] = ()
+    charges: tuple[Charged, ...] = ()
+    not_accounted: tuple[NotAccounted, ...] = ()
 
     def __repr__(self) -> str:
         image = f"Linux {self.image.release[:100]} ({self.image.source})"

@@ -1,14 +1,22 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
-"""Bytes by charged node and backing node, for each memcg and kind."""
+"""The charges of an image: by kind, and by charged node and backing node."""
 
 from __future__ import annotations
 
 from memcg_inspect.checks.ledger import Amount
 from memcg_inspect.checks.snapshot import Snapshot
 from memcg_inspect.model import NUMA_NO_NODE
-from memcg_inspect.report import Skew
+from memcg_inspect.report import Charged, Skew
 
-__all__ = ("skew_matrix",)
+__all__ = ("charged", "skew_matrix")
+
+
+def charged(snapshot: Snapshot) -> tuple[Charged, ...]:
+    """Return all charges of the ledger, added up by kind."""
+    kinds: dict[str, Amount] = {}
+    for entry, amount in snapshot.ledger:
+        kinds[entry.kind] = kinds.get(entry.kind, Amount(0, 0)).plus(amount)
+    return tuple(Charged(kind, *kinds[kind]) for kind in sorted(kinds))
 
 
 def skew_matrix(snapshot: Snapshot) -> list[Skew]:

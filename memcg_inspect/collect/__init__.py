@@ -20,6 +20,7 @@ from memcg_inspect.checks.evidence_query import Candidates, EvidenceQuery
 from memcg_inspect.checks.findings import attach
 from memcg_inspect.checks.judge import Judgement, judge, verdict
 from memcg_inspect.checks.samples import common_coverage, is_settled, settle, without_rows
+from memcg_inspect.checks.skew import charged
 from memcg_inspect.checks.snapshot import Snapshot
 from memcg_inspect.checks.uncharged import uncharged
 from memcg_inspect.checks.uncovered import not_covered
@@ -184,4 +185,6 @@ def _report(image: Image, clock: Clock, samples: Sequence[_Sample]) -> Report:
         interrupted=image.progress.stop,
         not_covered=not_covered(snapshot),
         uncharged=uncharged(snapshot),
+        charges=charged(snapshot),
+        not_accounted=snapshot.features.not_accounted,
     )

@@ -50,6 +50,7 @@ from memcg_inspect.linux.mm.alloc_tag import why_not_profiled
 from memcg_inspect.linux.mm.memcontrol import (
     csses_made_since,
     has_node_objcgs,
+    not_accounted,
     on_default_hierarchy,
     page_counters,
     read_memcgs,
@@ -139,7 +140,7 @@ def _collect(image: Image, clock: Clock, call_sites: bool, run: Mapper) -> Snaps
         objcgs |= _recovered(image, total, memcgs, objcgs, held)
     return Snapshot(
         image=image_info(image),
-        features=_features(image, reader),
+        features=_features(image, reader, len(memcgs) > 1),
         memcgs=memcgs,
         objcgs=objcgs,
         objcg_sets=objcg_sets,
@@ -319,7 +320,7 @@ def _profile(image: Image, sites: CallSites | None, total: Partial) -> Profile:
     return Profile(why_not_profiled(image)) if sites is None else sites.finish(total)
 
 
-def _features(image: Image, reader: StatReader) -> Features:
+def _features(image: Image, reader: StatReader, has_memcgs: bool) -> Features:
     return Features(
         items=frozenset(reader.slots),
         # User pages refer to obj_cgroups since memcgs have one for each node (7.1).
@@ -334,4 +335,6 @@ def _features(image: Image, reader: StatReader) -> Features:
         page_counters=page_counters(image),
         local=reparented_items(image),
         has_local=has_member(image, "struct memcg_vmstats", "state_local"),
+        # The root is never charged: without others, the keys are off on any kernel.
+        not_accounted=not_accounted(image) if has_memcgs else (),
     )

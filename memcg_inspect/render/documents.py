@@ -28,6 +28,7 @@ from memcg_inspect.model import (
     Unreadable,
 )
 from memcg_inspect.report import (
+    Charged,
     Diagnosis,
     Effect,
     Evidence,
@@ -87,6 +88,7 @@ _FIELDS: dict[type, tuple[str, ...]] = {
     Effect: (
         "identity", "memcg", "objcg", "nid", "item", "unit", "amount", "difference",
     ),
+    Charged: ("kind", "bytes", "count"),
     NotCovered: ("item", "reason"),
     Uncharged: ("cache", "address", "objects", "bytes", "sites"),
     UnchargedSite: ("site", "objects"),
@@ -94,8 +96,9 @@ _FIELDS: dict[type, tuple[str, ...]] = {
     Unreadable: ("what", "address", "reason"),
     Report: (
         "image", "verdict", "looks", "interrupted", "follows", "memcgs", "identities",
-        "nonzero_rows", "skew", "slab_usage", "percpu_usage", "uncharged", "findings",
-        "diagnoses", "unexplained", "not_covered", "notes", "coverage", "timings",
+        "nonzero_rows", "skew", "slab_usage", "percpu_usage", "uncharged", "charges",
+        "not_accounted", "findings", "diagnoses", "unexplained", "not_covered", "notes",
+        "coverage", "timings",
     ),
 }  # fmt: skip
 

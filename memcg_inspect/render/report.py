@@ -89,6 +89,8 @@ def _meaning(report: Report) -> str:
         in_flight = _number_of(report, "in-flight")
         if in_flight:
             meaning += f" ({in_flight:,} in flight)"
+        if "kernel memory" in report.not_accounted:
+            meaning += "; kernel memory is not accounted on this machine"
         if report.not_covered:
             meaning += f"; {counted(len(report.not_covered), 'counters')} not covered"
         return meaning

@@ -66,6 +66,13 @@ def test_the_verdict_counts_what_was_in_flight() -> None:
     assert "in flight" not in text(clean())
 
 
+def test_exact_says_that_kernel_memory_is_not_accounted() -> None:
+    made = replace(clean(), not_accounted=("kernel memory", "BPF"))
+    line = "EXACT: 1 identity holds in 1 row; kernel memory is not accounted on this machine"
+    assert head(made)[0] == line
+    assert head(replace(clean(), not_accounted=("sockets",)))[0] == head(clean())[0]
+
+
 def test_other_verdicts_say_how_much_is_behind_them() -> None:
     made = of_real_size(report(), "differs")
     assert head(made)[0] == "FINDINGS: 1 finding; 2 of 33,333,309 rows differ"

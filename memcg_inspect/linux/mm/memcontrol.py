@@ -11,6 +11,7 @@ Mirrors ``struct mem_cgroup``, ``struct mem_cgroup_per_node`` and ``struct obj_c
 from __future__ import annotations
 
 from collections.abc import Container, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 
 from drgn import NULL, FaultError, Object, container_of
@@ -27,6 +28,7 @@ from memcg_inspect.model import (
     Coverage,
     ImageError,
     Memcg,
+    NotAccounted,
     Objcg,
     ObjcgMember,
     ObjcgPlace,
@@ -43,6 +45,7 @@ __all__ = (
     "memcg_path",
     "memory_usage",
     "nodeinfo",
+    "not_accounted",
     "objcg_nid",
     "objcg_owners",
     "on_default_hierarchy",
@@ -59,6 +62,13 @@ __all__ = (
 CSS_ONLINE = 2
 CSS_DYING = 16
 
+#: Static keys; unless they are on, no memcg is charged for memory of this sort. Linux 6.1 has
+#: ``memcg_kmem_enabled_key``, and no key for BPF.
+_KEYS: tuple[tuple[NotAccounted, tuple[str, ...]], ...] = (
+    ("kernel memory", ("memcg_kmem_online_key", "memcg_kmem_enabled_key")),
+    ("BPF", ("memcg_bpf_enabled_key",)),
+    ("sockets", ("memcg_sockets_enabled_key",)),
+)
 #: Page counters of cgroup v1.
 _V1_COUNTERS = ("memory", "memsw", "kmem", "tcpmem")
 
@@ -83,6 +93,24 @@ def accounting(image: Image) -> Accounting:
 def has_node_objcgs(image: Image) -> bool:
     """Return whether ``mem_cgroup_per_node`` holds the obj_cgroups (7.1), not ``mem_cgroup``."""
     return has_member(image, "struct mem_cgroup_per_node", "objcg")
+
+
+def not_accounted(image: Image) -> tuple[NotAccounted, ...]:
+    """
+    Return which memory the kernel charges to no memcg.
+
+    The static keys are on since a memcg other than the root was made (``memcg_online_kmem()``,
+    ``mem_cgroup_css_alloc()``), unless ``cgroup.memory=`` or the kernel's default is against it.
+    Sockets are not charged on cgroup v1 before a memcg has a limit of them.
+
+    A key that the kernel lacks, or that cannot be read, says nothing.
+    """
+    off: list[NotAccounted] = []
+    for what, names in _KEYS:
+        with suppress(FaultError):
+            if any(static_key_enabled(image, name) is False for name in names):
+                off.append(what)
+    return tuple(off)
 
 
 def root_memcg(image: Image) -> Object:
