@@ -9,12 +9,17 @@ from __future__ import annotations
 
 import pytest
 from drgn import Object
+from drgn.helpers.linux.cpumask import for_each_online_cpu
+from drgn.helpers.linux.sched import cpu_curr
 from labkit import kernels, kmodules
+from support.findings import named
 from support.guests import DEBIAN_KERNELS, GuestImage, Lab
 from support.planters import planters_of
+from support.planters.active_memcg import interrupt_of
 from support.planting import Subject, ended
 
 from memcg_inspect.image.image import Image
+from memcg_inspect.linux.kernel.preempt import in_interrupt_handler
 from memcg_inspect.linux.kernel.sched_mm import sets_active_memcg
 from memcg_inspect.report import Report
 
@@ -58,6 +63,42 @@ def test_a_pointer_that_was_left_behind(lab: Lab, kernel: str) -> None:
     freed = subject.put(task.active_memcg, active.memcg + 64)
     now = subject.audit(fault._replace(writes=(freed,)))
     assert {f.kind for f in now.findings if f.identity == "active_memcg"} == {"freed-active-memcg"}
+
+
+@pytest.mark.each_kernel
+@pytest.mark.parametrize("kernel", DEBIAN_KERNELS)
+def test_one_function_sets_one_pointer(lab: Lab, kernel: str) -> None:
+    """The task in mkdir() charges the parent; no interrupt of its CPU charges anything."""
+    image = lab.image(kernel, "4", "churn", freeze="in:wb_domain_init", seed=0)
+    subject, prog = Subject(image.program()), image.program(dwarf=True)
+    traces = {cpu: prog.stack_trace(cpu_curr(prog, cpu)) for cpu in for_each_online_cpu(prog)}
+    [cpu] = [cpu for cpu, trace in traces.items() if trace[0].name == "wb_domain_init"]
+    task = cpu_curr(prog, cpu).value_()
+    assert in_interrupt_handler(Image(prog), cpu, cpu_curr(prog, cpu)) is False
+    active = {one.task: one.function for one in subject.snapshot.active_memcgs}
+    assert active[task] == "mem_cgroup_css_alloc"
+    assert named(subject.report, "active_memcg") == set()
+    fault = interrupt_of(subject, cpu)
+    now = subject.audit(fault)
+    assert ended(subject.report, "active_memcg", fault, now).outcome == "found"
+
+
+@pytest.mark.each_kernel
+@pytest.mark.parametrize("kernel", DEBIAN_KERNELS)
+def test_cpus_that_handle_interrupts(lab: Lab, kernel: str) -> None:
+    """The functions on a stack tell it independently of the preempt count."""
+    image = lab.image(kernel, "4", "churn", freeze="in:update_process_times", seed=0)
+    prog = image.program(dwarf=True)
+    told: dict[str, set[bool | None]] = {"handles": set(), "does not": set()}
+    for cpu in for_each_online_cpu(prog):
+        task = cpu_curr(prog, cpu)
+        names = [frame.name or "" for frame in prog.stack_trace(task)]
+        if "update_process_times" in names:
+            told["handles"].add(in_interrupt_handler(Image(prog), cpu, task))
+        elif not any(word in name for name in names for word in ("irq", "interrupt", "sysvec")):
+            told["does not"].add(in_interrupt_handler(Image(prog), cpu, task))
+    assert told["handles"] == {True}
+    assert told["does not"] <= {False}
 
 
 @pytest.mark.parametrize("kernel", DEBIAN_KERNELS)

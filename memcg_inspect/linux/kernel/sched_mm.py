@@ -19,6 +19,9 @@ pointers, and without debug info drgn cannot unwind it. If no word is an address
 sets the pointer, then no frame is. A word may be left over from an earlier call. So such a word is
 taken for a return address only if the function that it was calling, or one that this jumped to, has
 an address further down the stack.
+
+A function sets one of the two pointers: that of the task, or in an interrupt handler that of the
+CPU. The preempt count tells whether a CPU was in one.
 """
 
 from __future__ import annotations
@@ -29,12 +32,11 @@ from typing import NamedTuple
 
 from drgn import Architecture, FaultError, Object, SymbolKind, offsetof
 from drgn.helpers.linux.percpu import per_cpu_ptr
-from drgn.helpers.linux.sched import cpu_curr
+from drgn.helpers.linux.sched import cpu_curr, task_cpu
 
 from memcg_inspect.image.image import Image, per_image
 from memcg_inspect.image.layout import has_member
 from memcg_inspect.image.lookup import UnknownKernelError
-from memcg_inspect.image.memory import SMALLEST_PAGE
 from memcg_inspect.linux.arch.x86_insn import (
     called,
     called_before,
@@ -42,6 +44,8 @@ from memcg_inspect.linux.arch.x86_insn import (
     loads_member,
     stores_member,
 )
+from memcg_inspect.linux.kernel.preempt import in_interrupt_handler
+from memcg_inspect.linux.kernel.stacktrace_words import other_stack
 from memcg_inspect.linux.mm.mmzone import possible_cpus
 from memcg_inspect.linux.mm.vmalloc import thread_size
 from memcg_inspect.model import Coverage
@@ -175,11 +179,12 @@ class _Place(NamedTuple):
     why_unknown: str | None = None
 
 
-def _find(image: Image, words: Iterable[int]) -> _Place:
+def _find(image: Image, words: Iterable[int], *, skip: int = 0) -> _Place:
     """
     Find the function that set the pointer.
 
     :param words: the program counter and the words of the stack, innermost first
+    :param skip: how many of the innermost functions set another pointer
     """
     code = _code(image)
     if code is None:
@@ -194,7 +199,9 @@ def _find(image: Image, words: Iterable[int]) -> _Place:
         if code.sets(function):
             callee = _callee(image, word)
             if callee is None or code.continues_in(callee, called_from):
-                return _Place(name)
+                if not skip:
+                    return _Place(name)
+                skip -= 1
             doubtful = name
         called_from.add(function)
     if doubtful is not None:
@@ -277,8 +284,10 @@ def _of_task(image: Image, task: TaskCharge) -> Iterator[ActiveMemcg]:
     state, place = _state(image, struct), _Place(None, _RAN)
     for _ in range(_MOST_TRIES):
         if not image.is_moving:
-            words = _running_words(image, struct) if state.is_running else _words(image, struct)
-            place = _Place(None, _NO_REGISTERS) if words is None else _find(image, words)
+            if state.is_running:
+                place = _place_of_running(image, struct)
+            else:
+                place = _find(image, _words(image, struct))
             break
         if not state.is_running:
             place = _find(image, _words(image, struct))
@@ -310,9 +319,27 @@ def _words(image: Image, task: Object) -> list[int]:
     return memory.words(memory.read(first, end - first))
 
 
-def _running_words(image: Image, task: Object) -> list[int] | None:
+class _Stacks(NamedTuple):
     """
-    Return the program counter and the words of the stacks of a task that a CPU was running.
+    Where a task was that a CPU was running.
+
+    :ivar own: words of the used part of its stack, innermost first, after the program counter if it
+        was on this stack
+    :ivar other: the program counter and the words of the stack that the CPU was on, e.g. that of
+        interrupts; empty if it was on the stack of the task
+    """
+
+    own: list[int]
+    other: list[int]
+
+    @property
+    def words(self) -> list[int]:
+        return self.other + self.own
+
+
+def _running_stacks(image: Image, task: Object) -> _Stacks | None:
+    """
+    Return the words of the stacks of a task that a CPU was running.
 
     :param task: ``struct task_struct *``
     :return: only the program counter if the CPU was in user mode; ``None`` if the registers are not
@@ -324,26 +351,73 @@ def _running_words(image: Image, task: Object) -> list[int] | None:
     except (FaultError, LookupError, ValueError):
         return None
     if not pc & _KERNEL:
-        return [pc]
-    words = [pc]
-    start = int(task.stack.value_())
-    if not start <= sp < start + thread_size(image):
-        words += _other_stack(image, sp - sp % image.memory.word_size)
-        sp = start
-    sp -= sp % image.memory.word_size
-    return words + image.memory.words(image.memory.read(sp, start + thread_size(image) - sp))
+        return _Stacks([pc], [])
+    pc = _within(image, pc)
+    memory, start = image.memory, int(task.stack.value_())
+    end = start + thread_size(image)
+    sp -= sp % memory.word_size
+    if start <= sp < end:
+        return _Stacks([pc, *memory.words(memory.read(sp, end - sp))], [])
+    own = memory.words(memory.read(start, end - start))
+    return _Stacks(list(own), [pc, *other_stack(image, sp)])
 
 
-def _other_stack(image: Image, sp: int) -> Iterator[int]:
-    """Return the words on a stack of unknown size, e.g. of an interrupt."""
-    memory, address = image.memory, sp
-    while address < sp + thread_size(image):
-        end = address - address % SMALLEST_PAGE + SMALLEST_PAGE
-        try:
-            yield from memory.words(memory.read(address, end - address))
-        except FaultError:
-            return
-        address = end
+def _within(image: Image, pc: int) -> int:
+    """
+    Return an address in the function of a program counter.
+
+    A program counter may be at the start of a function, a return address is not.
+    """
+    try:
+        symbol = image.symbol(pc)
+    except UnknownKernelError:
+        return pc
+    return pc + 1 if symbol.address == pc else pc
+
+
+def _place_of_running(image: Image, task: Object) -> _Place:
+    """
+    Find the function that set ``active_memcg`` of a task that a CPU was running.
+
+    An interrupt that came upon the task may be charging another memcg, too. One function on the
+    stack sets one of the two pointers only.
+
+    :param task: ``struct task_struct *``
+    """
+    stacks = _running_stacks(image, task)
+    if stacks is None:
+        return _Place(None, _NO_REGISTERS)
+    cpu = task_cpu(task)
+    if not in_interrupt_handler(image, cpu, task):
+        return _find(image, stacks.words)
+    if stacks.other or not _interrupt_charges(image, cpu):
+        return _find(image, stacks.own)
+    return _second(image, stacks.own)
+
+
+def _place_of_interrupt(image: Image, cpu: int) -> _Place:
+    """Find the function that set ``int_active_memcg`` of a CPU."""
+    task = cpu_curr(image.prog, cpu)
+    handles = in_interrupt_handler(image, cpu, task)
+    if handles is False:
+        return _Place()
+    stacks = _running_stacks(image, task)
+    if stacks is None:
+        return _Place(None, _NO_REGISTERS)
+    if not handles or not task.active_memcg:
+        return _find(image, stacks.words)
+    place = _find(image, stacks.other)
+    return place if place.function is not None else _second(image, stacks.words)
+
+
+def _second(image: Image, words: Iterable[int]) -> _Place:
+    """Return a place if two functions on the stack set a pointer."""
+    words = list(words)
+    place, inner = _find(image, words, skip=1), _find(image, words)
+    if place.function is None and inner.function is not None:
+        why = f"{inner.function}() set active_memcg either of the task or of an interrupt"
+        return _Place(None, why)
+    return place
 
 
 def _stays(pointer: Object, memcg: int) -> bool:
@@ -360,12 +434,10 @@ def _stays(pointer: Object, memcg: int) -> bool:
 
 
 def _of_cpus(image: Image) -> Iterator[ActiveMemcg]:
-    try:
-        variable = image.object("int_active_memcg").address_of_()
-    except UnknownKernelError:
-        return  # no interrupt of this kernel charges another memcg
     for cpu in possible_cpus(image):
-        pointer = per_cpu_ptr(variable, cpu)
+        pointer = _int_active_memcg(image, cpu)
+        if pointer is None:
+            return  # no interrupt of this kernel charges another memcg
         memcg = int(pointer[0].value_())
         if not memcg:
             continue
@@ -373,6 +445,24 @@ def _of_cpus(image: Image) -> Iterator[ActiveMemcg]:
             if _stays(pointer, memcg):
                 yield ActiveMemcg(memcg, f"CPU {cpu}", None, None, None, _RAN)
             continue
-        words = _running_words(image, cpu_curr(image.prog, cpu))
-        place = _Place(None, _NO_REGISTERS) if words is None else _find(image, words)
-        yield ActiveMemcg(memcg, f"CPU {cpu}", None, None, *place)
+        yield ActiveMemcg(memcg, f"CPU {cpu}", None, None, *_place_of_interrupt(image, cpu))
+
+
+def _int_active_memcg(image: Image, cpu: int) -> Object | None:
+    """
+    Return ``struct mem_cgroup **``, or ``None`` if interrupts of this kernel charge no memcg.
+
+    Linux kernel commit 37d5985c003d ("mm: kmem: prepare remote memcg charging infra for interrupt
+    contexts") (in v5.10)
+    """
+    try:
+        variable = image.object("int_active_memcg")
+    except UnknownKernelError:
+        return None
+    return per_cpu_ptr(variable.address_of_(), cpu)
+
+
+def _interrupt_charges(image: Image, cpu: int) -> bool:
+    """Return whether ``int_active_memcg`` of a CPU is set."""
+    pointer = _int_active_memcg(image, cpu)
+    return pointer is not None and bool(pointer[0])

@@ -18,7 +18,7 @@ from memcg_inspect.image.layout import has_member, has_type
 from memcg_inspect.image.memory import SMALLEST_PAGE
 from memcg_inspect.linux.mm.mmzone import mem_map
 
-__all__ = ("stack_of", "stack_words")
+__all__ = ("other_stack", "stack_of", "stack_words")
 
 #: Pages to read of a stack whose size is not known, e.g. the stack of an interrupt.
 _UNKNOWN_PAGES = 4
@@ -49,7 +49,7 @@ def stack_words(image: Image, task: Object, trace: StackTrace) -> list[int]:
     first -= first % memory.word_size
     words += memory.words(memory.read(first, start + size - first), 0, memory.word_size)
     if not inside:
-        words += _other_stack(image, sp - sp % memory.word_size)
+        words += other_stack(image, sp - sp % memory.word_size)
     return words
 
 
@@ -71,8 +71,12 @@ def stack_of(image: Image, task: Object) -> tuple[int, int]:
     return task.stack.value_(), min(size, _LARGEST_STACK)
 
 
-def _other_stack(image: Image, sp: int) -> Iterator[int]:
-    """Return the words on a stack of unknown size, as far as they can be read."""
+def other_stack(image: Image, sp: int) -> Iterator[int]:
+    """
+    Return the words on a stack of unknown size, as far as they can be read.
+
+    :param sp: stack pointer, a multiple of the size of a word
+    """
     memory, address = image.memory, sp
     for _ in range(_UNKNOWN_PAGES):
         end = address - address % SMALLEST_PAGE + SMALLEST_PAGE

@@ -36,8 +36,13 @@ def _of_task(subject: Subject, memcg: int) -> Fault:
 
 
 def interrupt(subject: Subject, _: int) -> Fault:
+    """Let the interrupts of the first CPU charge a memcg."""
+    return interrupt_of(subject, 0)
+
+
+def interrupt_of(subject: Subject, cpu: int) -> Fault:
     """Let the interrupts of a CPU charge a memcg."""
-    pointer = per_cpu_ptr(subject.prog["int_active_memcg"].address_of_(), 0)
+    pointer = per_cpu_ptr(subject.prog["int_active_memcg"].address_of_(), cpu)
     memcg: Object = subject.memcg(subject.victims()[0])
     return Fault(
         (subject.put(pointer[0], memcg.value_()),),
