@@ -17,22 +17,20 @@ kmem does not hold any: its obj_cgroups are reparented.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 
 from drgn import FaultError, Object
 
 from memcg_inspect.image.image import Image
 from memcg_inspect.image.layout import constant
+from memcg_inspect.linux.kernel.cgroup_kill import CSS_DYING, CSS_ONLINE, running_kills
+from memcg_inspect.linux.kernel.workqueue import is_pending
 from memcg_inspect.linux.lib.list import OnFault, list_entries
 from memcg_inspect.linux.lib.percpu_refcount import percpu_ref_count
 from memcg_inspect.linux.mm.backing_dev import cgwbs, offline_cgwbs
-from memcg_inspect.linux.mm.memcontrol import CSS_DYING, CSS_ONLINE
 from memcg_inspect.model import Coverage, CssRefs, Memcg
 
 __all__ = ("read_css_refs",)
-
-#: ``WORK_STRUCT_PENDING``: the work item is queued and has not begun.
-_PENDING = 1
 
 
 def read_css_refs(
@@ -49,13 +47,15 @@ def read_css_refs(
     offline = offline_cgwbs(image, faults.append)
     for fault in faults:
         coverage.miss("list of writebacks", fault.address, str(fault))
+    kills = _running_kills(image, memcgs, coverage)
     found: dict[int, CssRefs] = {}
     for address, memcg in memcgs.items():
         if memcg.parent is None:
             continue
         css = Object(image.prog, "struct mem_cgroup *", address)
         try:
-            found[address] = _read(image, css, offline.get(address, ()), bool(faults), coverage)
+            refs = _read(image, css, offline.get(address, ()), bool(faults), coverage)
+            found[address] = refs._replace(base=refs.base + _deferred_kill(css, kills))
             coverage.read += 1
         except FaultError as error:
             coverage.miss("references to a memcg", error.address, str(error))
@@ -77,7 +77,7 @@ def _read(
         is_online=is_online,
         # percpu_ref_init() takes one. kill_css() takes another, and percpu_ref_kill() drops the
         # first. css_killed_work_fn() drops the other when the memcg is offline.
-        base=int(is_online or not is_dying) + _deferred_kill(memcg),
+        base=int(is_online or not is_dying),
         css_sets=_css_sets(image, memcg, faults.append),
         mms=_mms(image, memcg, faults.append),
         writebacks=(*writebacks, *offline),
@@ -89,11 +89,22 @@ def _read(
     return refs
 
 
-def _deferred_kill(memcg: Object) -> int:
-    # css_update_populated() takes a reference for a queued kill_css_finish() (7.2).
-    if not memcg.css.type_.has_member("kill_finish_work"):
+def _running_kills(image: Image, memcgs: Mapping[int, Memcg], coverage: Coverage) -> frozenset[int]:
+    if not any(memcg.state == "dying" and not memcg.offline for memcg in memcgs.values()):
+        return frozenset()
+
+    def missed(error: FaultError) -> None:
+        coverage.miss("work items", error.address, str(error))
+
+    return running_kills(image, missed)
+
+
+def _deferred_kill(memcg: Object, running: Container[int]) -> int:
+    # css_update_populated() takes a reference for kill_css_finish_work_fn() (7.2).
+    css = memcg.css
+    if not css.type_.has_member("kill_finish_work"):
         return 0
-    return int(memcg.css.kill_finish_work.data.counter) & _PENDING
+    return int(is_pending(css.kill_finish_work) or css.address_of_().value_() in running)
 
 
 def _css_sets(image: Image, memcg: Object, on_fault: OnFault) -> tuple[int, ...]:

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Container, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import replace
+from functools import cached_property
 
 from drgn import NULL, FaultError, Object, container_of
 
@@ -20,6 +21,12 @@ from memcg_inspect.image.image import Image, per_image
 from memcg_inspect.image.layout import constant, has_member, static_key_enabled
 from memcg_inspect.image.lookup import UnknownKernelError
 from memcg_inspect.linux.fs.kernfs import kernfs_name, kernfs_path
+from memcg_inspect.linux.kernel.cgroup_kill import (
+    CSS_DYING,
+    CSS_ONLINE,
+    kill_is_deferred,
+    running_kills,
+)
 from memcg_inspect.linux.lib.list import OnFault, idr_entries, list_entries, raise_fault
 from memcg_inspect.linux.lib.percpu_refcount import percpu_ref_count, percpu_ref_is_dying
 from memcg_inspect.linux.mm.mmzone import possible_nodes
@@ -57,10 +64,6 @@ __all__ = (
     "recover_objcgs",
     "root_memcg",
 )
-
-#: ``CSS_ONLINE`` and ``CSS_DYING``, for images whose types lack the anonymous enum.
-CSS_ONLINE = 2
-CSS_DYING = 16
 
 #: Static keys; unless they are on, no memcg is charged for memory of this sort. Linux 6.1 has
 #: ``memcg_kmem_enabled_key``, and no key for BPF.
@@ -320,16 +323,24 @@ class _Tree:
         )
         self.coverage.read += 1
 
+    @cached_property
+    def _running_kills(self) -> frozenset[int]:
+        # A work item that is not found leaves a memcg unreadable, which is then counted.
+        return running_kills(self.image, lambda error: None)
+
     def _check_state(self, css: Object, is_dying: bool) -> None:
         """
         Compare ``CSS_DYING`` with ``css->refcnt``, which ``kill_css()`` kills after it set the bit.
 
-        Both are done under ``cgroup_mutex``: while nobody holds it, they agree.
+        Both are done under ``cgroup_mutex``: while nobody holds it, they agree, unless the second
+        is deferred (7.2).
 
         :param css: ``struct cgroup_subsys_state``
         :raises drgn.FaultError: if they do not
         """
         if self.image.is_moving or percpu_ref_is_dying(css.refcnt.address_of_()) == is_dying:
+            return
+        if is_dying and kill_is_deferred(self.image, css, self._running_kills):
             return
         if not self.image.object("cgroup_mutex").owner.counter:
             reason = "CSS_DYING and the reference count of a memcg do not agree"
