@@ -498,6 +498,40 @@ class Held(NamedTuple):
     detail: str = ""
 
 
+class PagesOfArea(NamedTuple):
+    """
+    Consecutive pages of a vmalloc area.
+
+    :ivar payer: ``struct obj_cgroup *``; 0 if no memcg pays for them
+    :ivar nid: their node
+    :ivar pages: their number
+    """
+
+    payer: int
+    nid: Nid
+    pages: int
+
+
+class PartialArea(NamedTuple):
+    """
+    A vmalloc area whose pages a task is counting or freeing, one by one.
+
+    :ivar address: ``struct vm_struct *``
+    :ivar nr_pages: number of its pages
+    :ivar is_linked: whether the area is on the list of all areas. If not, ``vfree()`` is freeing it
+    :ivar is_counted: whether vmalloc() counted its pages
+    :ivar left: its last pages, which are not freed, in their order
+    :ivar stops: indexes of pages that the task may have come to, in order
+    """
+
+    address: int
+    nr_pages: int
+    is_linked: bool
+    is_counted: bool
+    left: tuple[PagesOfArea, ...]
+    stops: tuple[int, ...]
+
+
 class Running(NamedTuple):
     """
     What a CPU was running when it was stopped, or a task that was preempted or blocked.
@@ -512,6 +546,8 @@ class Running(NamedTuple):
     :ivar numbers: absolute values of the integers in its registers and on its stack that may be
         slab bytes which were in a stock: larger than a page, and no larger than a stock holds
     :ivar waiting: whether the task was on no CPU
+    :ivar areas: vmalloc areas that its registers and its stack point to, and whose pages it may be
+        counting or freeing
     """
 
     cpu: int
@@ -522,6 +558,7 @@ class Running(NamedTuple):
     held: tuple[Held, ...] | None = None
     numbers: frozenset[int] = frozenset()
     waiting: bool = False
+    areas: tuple[PartialArea, ...] = ()
 
 
 class Allowance(NamedTuple):

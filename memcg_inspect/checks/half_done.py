@@ -221,6 +221,8 @@ class HalfDone:
         counters are charged before its owner is set, and uncharged after the owner is cleared.
         Only __memcg_kmem_uncharge_page() clears it last.
     :ivar of_nodes: whether rows compare counters of nodes, which CPUs fold
+    :ivar areas: if given, rows count pages of vmalloc areas, which a task may be counting or
+        freeing; it returns the most by which that may change a row, of a subtree or not, in pages
     :ivar subject: returns what a CPU must point to if the row is not about a memcg; ``None`` for a
         row that any CPU can change
     """
@@ -238,6 +240,7 @@ class HalfDone:
     modulo: bool = False
     unpaid: bool = False
     of_nodes: bool = False
+    areas: Callable[[Snapshot, Running, Row, bool], int] | None = None
     subject: Callable[[Snapshot, Row], Address | None] | None = None
 
     def place(self, cpu: Running) -> str | None:
@@ -261,7 +264,8 @@ class HalfDone:
         if cpu.held and self.flushes(cpu):
             # What CPUs have not flushed yet can be of any size.
             return abs(row.difference or 0)
-        return self._charge(snapshot, cpu, row) + self._diff(snapshot, cpu, row)
+        areas = 0 if self.areas is None else self.areas(snapshot, cpu, row, self.in_many_rows)
+        return self._charge(snapshot, cpu, row) + self._diff(snapshot, cpu, row) + areas
 
     def _diff(self, snapshot: Snapshot, cpu: Running, row: Row) -> int:
         """Return the most of a counter of nodes that a CPU may have moved only half."""

@@ -44,7 +44,6 @@ __all__ = (
     "Context",
     "allowance_of",
     "by_cell",
-    "chain_of",
     "fitting",
     "half_done_of",
     "is_same_charge",
@@ -220,26 +219,23 @@ def _contexts(snapshot: Snapshot, half_done: HalfDone) -> Iterator[Context]:
             for address in (held.payer, held.address if held.kind == "call site" else 0)
             if address
         )
-        memcgs = frozenset(above for d in direct for above in chain_of(snapshot, snapshot.payer(d)))
+        payers = set(direct)
+        if direct and half_done.areas:
+            payers.update(run.payer for area in cpu.areas for run in area.left)
+        memcgs = frozenset(above for p in payers for above in snapshot.ancestors(snapshot.payer(p)))
         rows = half_done.rows
         if half_done.in_many_rows:
             rows = max(rows, *(_depth(snapshot, memcg) for memcg in memcgs or snapshot.memcgs))
+        if half_done.areas:
+            rows += rows * sum(len(area.left) for area in cpu.areas)
         if half_done.flushes(cpu) or half_done.folds(cpu):
             rows = _ALL_ROWS
         interrupted = any(map(_INTERRUPT.match, cpu.functions))
         yield Context(cpu, place, memcgs or None, direct, rows * (1 + interrupted), interrupted)
 
 
-def chain_of(snapshot: Snapshot, memcg: int | None) -> Iterator[int]:
-    """Return a memcg and its ancestors; none for ``None``."""
-    while memcg is not None:
-        yield memcg
-        above = snapshot.memcgs[memcg].parent
-        memcg = None if above is None else snapshot.memcgs[above].payer
-
-
 def _depth(snapshot: Snapshot, memcg: int) -> int:
-    return sum(1 for _ in chain_of(snapshot, memcg))
+    return sum(1 for _ in snapshot.ancestors(memcg))
 
 
 def _possible(
@@ -320,7 +316,7 @@ def of_several(
     below = [
         other
         for other in (rows[n] for n in cells.get(_cell(row), ()))
-        if other.memcg != row.memcg and row.memcg in chain_of(snapshot, other.memcg)
+        if other.memcg != row.memcg and row.memcg in snapshot.ancestors(other.memcg)
     ]
     shown = [other.allowance for other in below if other.allowance is not None]
     total = sum(other.difference or 0 for other in below)
@@ -336,7 +332,7 @@ def is_same_charge(snapshot: Snapshot, others: Sequence[Row], row: Row) -> bool:
     for other in others:
         if other.unit == row.unit and abs(other.difference or 0) != abs(row.difference or 0):
             return False
-        above, others_above = (set(chain_of(snapshot, r.memcg)) for r in (row, other))
+        above, others_above = (set(snapshot.ancestors(r.memcg)) for r in (row, other))
         if not (above <= others_above or others_above <= above):
             return False
     return True
@@ -399,7 +395,7 @@ def _pays(snapshot: Snapshot, held: Held, row: Row) -> bool:
         return True
     if row.objcg is not None:
         return held.payer == row.objcg
-    return row.memcg in chain_of(snapshot, snapshot.payer(held.payer))
+    return row.memcg in snapshot.ancestors(snapshot.payer(held.payer))
 
 
 def reason_of(context: Context, shown: Allowance) -> str:

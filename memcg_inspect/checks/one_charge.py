@@ -27,7 +27,6 @@ from memcg_inspect.checks.inflight import (
     Context,
     allowance_of,
     by_cell,
-    chain_of,
     fitting,
     half_done_of,
     is_same_charge,
@@ -172,7 +171,7 @@ def _size(held: Held) -> _Size:
 
 def _agrees(snapshot: Snapshot, event: _Event, candidate: _Candidate) -> bool:
     """Return whether a row can show a charge."""
-    if candidate.memcg is not None and candidate.memcg not in chain_of(snapshot, event.memcg):
+    if candidate.memcg is not None and candidate.memcg not in snapshot.ancestors(event.memcg):
         return False
     return candidate.any_size or any(_size(held) == event.size for held in candidate.held)
 

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -228,6 +228,13 @@ class Snapshot:
         objcg = self.objcgs.get(address)
         memcg = self.memcgs.get(address if objcg is None else objcg.memcg)
         return None if memcg is None else memcg.payer
+
+    def ancestors(self, memcg: int | None) -> Iterator[int]:
+        """Return a memcg that was not removed, and its ancestors; none for ``None``."""
+        while memcg is not None:
+            yield memcg
+            above = self.memcgs[memcg].parent
+            memcg = None if above is None else self.memcgs[above].payer
 
     def live(self) -> list[Memcg]:
         """Return the memcgs that were not removed, parents first."""

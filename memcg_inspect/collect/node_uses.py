@@ -60,5 +60,4 @@ class NodeUses:
 
 
 def _sorted(pages: Iterable[int]) -> array[int]:
-    # vrealloc() clears the entries of pages that it has freed.
-    return array("Q", sorted(page for page in pages if page))
+    return array("Q", sorted(pages))

@@ -17,6 +17,7 @@ from dataclasses import replace
 
 from memcg_inspect.checks.check import Check, counter_differs
 from memcg_inspect.checks.identities.kmem import HALF_DONE
+from memcg_inspect.checks.partial_areas import explain_areas_of_subtree
 from memcg_inspect.checks.rows import make_row, missing_if, row_key
 from memcg_inspect.checks.snapshot import Snapshot, split
 from memcg_inspect.report import Row
@@ -82,6 +83,7 @@ CHECK = Check(
     derive=hierarchy_rows,
     of_subtrees=True,
     by_node_rule=True,
+    explain=explain_areas_of_subtree,
     # The counter of a subtree includes the half-done charge of any memcg in it.
     half_done=replace(HALF_DONE, in_many_rows=True),
     sentence=_sentence,

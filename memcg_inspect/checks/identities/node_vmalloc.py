@@ -16,6 +16,7 @@ from __future__ import annotations
 from memcg_inspect.checks.check import Check
 from memcg_inspect.checks.half_done import VMALLOC, HalfDone, block_pages, pattern
 from memcg_inspect.checks.node_pages import node_page_rows, why_not_all_pages
+from memcg_inspect.checks.partial_areas import explain_areas, most_of_areas
 from memcg_inspect.checks.rows import RowKey, doubted, make_row, missing_if
 from memcg_inspect.checks.snapshot import Snapshot
 from memcg_inspect.report import Row
@@ -62,5 +63,6 @@ CHECK = Check(
     rows=node_vmalloc_rows,
     node_items=_items,
     not_kept=_not_kept,
-    half_done=HalfDone(pattern(VMALLOC), block_pages, of_nodes=True),
+    explain=explain_areas,
+    half_done=HalfDone(pattern(VMALLOC), block_pages, of_nodes=True, areas=most_of_areas),
 )

@@ -13,6 +13,7 @@ from __future__ import annotations
 from memcg_inspect.checks.check import Charges, Check
 from memcg_inspect.checks.half_done import FLUSH, VMALLOC, HalfDone, block_pages, pattern
 from memcg_inspect.checks.kernel_pages import missing_areas, rows_by_node
+from memcg_inspect.checks.partial_areas import explain_areas, most_of_areas
 from memcg_inspect.checks.rows import RowKey, counter_row
 from memcg_inspect.checks.snapshot import Snapshot
 from memcg_inspect.report import Row
@@ -50,6 +51,7 @@ CHECK = Check(
     places=("folded", "pending_cpu"),
     rows=vmalloc_rows,
     items=(BY_NODE, BY_MEMCG),
-    half_done=HalfDone(pattern(VMALLOC, FLUSH), block_pages),
+    explain=explain_areas,
+    half_done=HalfDone(pattern(VMALLOC, FLUSH), block_pages, areas=most_of_areas),
     charges=Charges(("kmem",)),
 )

@@ -118,7 +118,9 @@ class _Reader:
             words = stack_words(image, task, trace)
             self._pointers = self._pointers or PointerReader(image, *self._wanted)
             held = self._pointers.read(words)
-            running = running._replace(numbers=self._pointers.numbers(words))
+            running = running._replace(
+                numbers=self._pointers.numbers(words), areas=self._pointers.areas(held, words)
+            )
             if not _OUTERMOST.match(functions[-1]):
                 functions = tuple(dict.fromkeys((*functions, *_functions_in(image, words))))
         return running._replace(functions=functions, busy=True, held=held)

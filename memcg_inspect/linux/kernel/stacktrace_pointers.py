@@ -26,7 +26,8 @@ from memcg_inspect.linux.mm.memcontrol import nodeinfo
 from memcg_inspect.linux.mm.memcontrol_limits import read_limits
 from memcg_inspect.linux.mm.mmzone import mem_map
 from memcg_inspect.linux.mm.slab import SlabCache, SlabReader
-from memcg_inspect.model import NUMA_NO_NODE, Held, HeldKind
+from memcg_inspect.linux.mm.vmalloc_vfree import PartialAreaReader
+from memcg_inspect.model import NUMA_NO_NODE, Held, HeldKind, PartialArea
 
 __all__ = ("PointerReader",)
 
@@ -67,6 +68,7 @@ class PointerReader:
         self._most = self._limits.folio_batch * self._limits.block
         self._caches = self._read_caches()
         self._tags = self._call_sites()
+        self._areas = PartialAreaReader(image)
 
     def _memcg_ranges(self, memcgs: Collection[int]) -> Iterator[tuple[int, int, Held]]:
         size = sizeof(self.image.type("struct mem_cgroup"))
@@ -132,6 +134,10 @@ class PointerReader:
                 yield from self._page(read_page(self.image, page))
             else:
                 yield from self._memory(word)
+
+    def areas(self, held: Iterable[Held], words: Sequence[int]) -> tuple[PartialArea, ...]:
+        """Return the vmalloc areas among what words point to, if pages of them may be counted."""
+        return self._areas.read([h.address for h in held if h.kind == "object"], words)
 
     def numbers(self, words: Iterable[int]) -> frozenset[int]:
         """Return the absolute values of integers that may be slab bytes which were in a stock."""

@@ -13,6 +13,7 @@ that is being forked, or that has just exited, is charged although no list has t
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Literal, NamedTuple
 
 from drgn import FaultError, Object, ObjectAbsentError, offsetof, sizeof
@@ -21,7 +22,7 @@ from drgn.helpers.linux.percpu import per_cpu
 from drgn.helpers.linux.sched import idle_task
 
 from memcg_inspect.image.image import Image, per_image
-from memcg_inspect.image.layout import array_length, has_member, member_type
+from memcg_inspect.image.layout import array_length, constant, has_member, member_type
 from memcg_inspect.image.lookup import UnknownKernelError
 from memcg_inspect.linux.kernel.sched import find_tasks
 from memcg_inspect.linux.lib.list import OnFault, list_entries, raise_fault
@@ -38,6 +39,7 @@ __all__ = (
     "check_room",
     "find_mapping",
     "has_restored_areas",
+    "linked_areas",
     "nr_vmalloc_pages",
     "stack_blocks",
     "thread_size",
@@ -46,8 +48,8 @@ __all__ = (
 
 #: No kernel has larger stacks, in bytes.
 _LARGEST_STACK = 1 << 18
-#: ``VM_ALLOC`` of :linux:`include/linux/vmalloc.h`.
-VM_ALLOC = 0x2
+#: ``VM_ALLOC`` and ``VM_NO_GUARD`` of :linux:`include/linux/vmalloc.h`.
+VM_ALLOC, VM_NO_GUARD = 0x2, 0x40
 
 
 #: Who uses a kernel stack: a task that counts it as ``NR_KERNEL_STACK_KB``; ``cached_stacks``, in
@@ -61,7 +63,8 @@ class VmArea(NamedTuple):
     One ``struct vm_struct`` that ``vmalloc()`` made.
 
     :ivar address: first virtual address
-    :ivar pages: ``struct page *`` of each page
+    :ivar pages: ``struct page *`` of each page, as far as they are allocated: vmalloc() may be
+        under way, and vrealloc() frees pages
     :ivar is_stack: whether the area is a kernel stack
     :ivar user: who uses a stack; ``""`` for other areas
     :ivar is_counted: whether vmalloc() counts its pages, as ``NR_VMALLOC`` or
@@ -191,11 +194,14 @@ def vm_areas(image: Image, coverage: Coverage, stack_coverage: Coverage) -> Iter
     """
     memory = image.memory
     vm_type = image.type("struct vm_struct")
-    at = {name: offsetof(vm_type, name) for name in ("addr", "flags", "pages", "nr_pages")}
+    at = {name: offsetof(vm_type, name) for name in ("addr", "flags", "pages", "nr_pages", "size")}
     # unsigned int in 6.12, unsigned long in 7.2
     count_size = sizeof(member_type(vm_type, "nr_pages"))
     caller, size, word = offsetof(vm_type, "caller"), sizeof(vm_type), memory.word_size
     stacks, uncounted = _stacks(image, stack_coverage), _module_tags(image)
+    # Since 7.1, vm_area_alloc_pages() counts pages one by one. Before, __vmalloc_area_node() counts
+    # them when it has all.
+    counts_each = constant(image, "NR_VMALLOC") is not None
 
     def missed(error: FaultError) -> None:
         coverage.miss("list of vmalloc areas", error.address, str(error))
@@ -208,18 +214,25 @@ def vm_areas(image: Image, coverage: Coverage, stack_coverage: Coverage) -> Iter
             data = memory.read(vm, size)
             pages = memory.word_at(data, at["pages"])
             count = int.from_bytes(data[at["nr_pages"] :][:count_size], memory.order)
-            if not memory.word_at(data, at["flags"]) & VM_ALLOC or not pages or not count:
+            flags = memory.word_at(data, at["flags"])
+            if not flags & VM_ALLOC or not pages:
+                continue
+            if not count and counts_each:
+                # It has no page yet, or some. The entries of the others are 0.
+                guard = 0 if flags & VM_NO_GUARD else 1
+                count = (memory.word_at(data, at["size"]) >> mem_map(image).page_shift) - guard
+            if count <= 0:
                 continue
             _check_count(image, area, count)
             is_stack = (memory.word_at(data, caller), count) in stacks.kinds
             found = VmArea(
                 address=memory.word_at(data, at["addr"]),
-                pages=memory.words(memory.read(pages, count * word)),
+                pages=[p for p in memory.words(memory.read(pages, count * word)) if p],
                 is_stack=is_stack,
                 user=stacks.users.get(vm, "unknown") if is_stack else "",
                 is_counted=vm != uncounted,
             )
-            if found.user == "unknown" and _is_charged(image, found.pages[0]):
+            if found.user == "unknown" and found.pages and _is_charged(image, found.pages[0]):
                 # A stack is counted as long as it is charged: exit_task_stack_account().
                 found = found._replace(user="task")
             yield found
@@ -268,6 +281,15 @@ def has_restored_areas(image: Image) -> bool:
         return bool(image.object("kho_in").fdt_phys)
     except (UnknownKernelError, ObjectAbsentError, FaultError):
         return False
+
+
+def linked_areas(image: Image) -> frozenset[int]:
+    """Return the ``struct vm_struct *`` of all areas on lists, as far as these can be read."""
+    found: set[int] = set()
+    for area in _vmap_areas(image, lambda error: None):
+        with suppress(FaultError):
+            found.add(area.vm.value_())
+    return frozenset(found)
 
 
 def _vmap_areas(image: Image, on_fault: OnFault) -> Iterator[Object]:
