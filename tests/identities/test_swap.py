@@ -139,10 +139,14 @@ mkdir $c
 echo 100000000 > $c/memory.kmem.tcp.limit_in_bytes
 sh -c "echo \\$\\$ > $c/cgroup.procs; exec nc -l -p 9000 > /dev/null" &
 server=$!
-sleep 1
+until cat /proc/net/tcp* | grep -q ":2328 .* 0A "; do sleep 1; done
 kill -STOP $server
 sh -c "echo \\$\\$ > $c/cgroup.procs; exec nc 127.0.0.1 9000 < /dev/zero" &
-sleep 2
+last=0 now=0
+until [ $now -gt 50000 ] && [ $now = $last ]; do
+	sleep 1
+	last=$now now=$(cat $c/memory.kmem.tcp.usage_in_bytes)
+done
 """
 
 

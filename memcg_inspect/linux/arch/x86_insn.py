@@ -44,12 +44,12 @@ def loads_member(text: bytes, offset: int) -> bool:
 
 def stores_member(text: bytes, offset: int) -> bool:
     """
-    Return whether a function may store a word: ``mov m64, r64`` or ``mov m64, imm32``.
+    Return whether a function may store a word from a register: ``mov m64, r64``.
 
     :param offset: in bytes, 128 or more
     """
     assert offset >= _LEAST_DISPLACEMENT
-    return _pattern(b"\x89\xc7", offset).search(text) is not None
+    return _pattern(b"\x89", offset).search(text) is not None
 
 
 def called(text: bytes, address: int) -> set[int]:
