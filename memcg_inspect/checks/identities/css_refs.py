@@ -16,6 +16,7 @@ from memcg_inspect.checks.check import Check, in_flight, references_differ
 from memcg_inspect.checks.held_on_stack import doubt_of, held_on_stack
 from memcg_inspect.checks.rows import Missing, RowKey, doubted, make_row, missing_if
 from memcg_inspect.checks.snapshot import Snapshot
+from memcg_inspect.checks.split import being_split
 from memcg_inspect.model import CssRefs, Memcg, StackRef
 from memcg_inspect.report import Row
 
@@ -162,7 +163,9 @@ CHECK = Check(
     ),
     places=("refcnt",),
     rows=css_ref_rows,
-    explain=lambda snapshot, row: in_flight(held_on_stack(snapshot, row, _most)),
+    explain=lambda snapshot, row: (
+        in_flight(held_on_stack(snapshot, row, _most)) or being_split(snapshot, row)
+    ),
     above="unknown-references",
     below="missing-references",
     sentence=_sentence,

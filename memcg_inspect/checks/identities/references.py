@@ -25,6 +25,7 @@ from memcg_inspect.checks.half_done import (
 from memcg_inspect.checks.ledger import ChargeKind
 from memcg_inspect.checks.rows import RowKey, doubted, make_row, missing_if
 from memcg_inspect.checks.snapshot import OBJECTS, Snapshot
+from memcg_inspect.checks.split import being_split
 from memcg_inspect.model import counted
 from memcg_inspect.report import Row
 
@@ -135,7 +136,7 @@ CHECK = Check(
         kinds=("object", "cache", "kmem", "folio", "batch"),
         unpaid=True,
     ),
-    explain=_being_freed,
+    explain=lambda snapshot, row: _being_freed(snapshot, row) or being_split(snapshot, row),
     above="unknown-references",
     below="missing-references",
     sentence=_sentence,
