@@ -56,6 +56,15 @@ class _Parser(argparse.ArgumentParser):
         raise UsageError(f"{where}{message} ({self.prog} --help shows the usage)")
 
 
+class _LogFormatter(logging.Formatter):
+    """Escapes names from the image, such as those of modules, in messages of the log."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        from memcg_inspect.render.text import printable
+
+        return "\n".join(map(printable, super().format(record).splitlines()))
+
+
 def entry() -> None:
     """Run the program memcg-inspect."""
     sys.exit(main(sys.argv[1:]))
@@ -89,12 +98,15 @@ def _complain(message: str, lines: str = "") -> None:
 
     If nothing can be written there, the exit status alone must say what happened.
 
-    :param lines: printed before it, as they are
+    :param lines: of :func:`~memcg_inspect.subcommands.traceback_lines`, printed before it
     """
     if sys.stderr is None:
         return
+    from memcg_inspect.render.text import printable
+
     try:
-        sys.stderr.write(f"{lines}memcg-inspect: {message}\n")
+        # A message may have names from the image, e.g. those of the memcgs that there are.
+        sys.stderr.write(f"{lines}memcg-inspect: {printable(message)}\n")
         sys.stderr.flush()
     except OSError:
         _give_up(sys.stderr)
@@ -210,7 +222,9 @@ def _run(args: argparse.Namespace) -> int:
     if args.core is not None and args.qemu is not None:
         raise UsageError("-c and --qemu cannot be used together")
     level = logging.CRITICAL + 1 if args.log_level == "none" else args.log_level.upper()
-    logging.basicConfig(format="%(name)s: %(message)s")
+    handler = logging.StreamHandler()
+    handler.setFormatter(_LogFormatter("%(name)s: %(message)s"))
+    logging.basicConfig(handlers=[handler])
     for name in ("drgn", "memcg_inspect"):
         logging.getLogger(name).setLevel(level)
     if args.pause and args.qemu is None:

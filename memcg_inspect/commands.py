@@ -38,6 +38,7 @@ class _Parser(ArgumentParser):
 def _cmd_memcg(prog: Program, name: str, args: Sequence[str], **kwargs: Any) -> Any:
     from memcg_inspect.image.image import image_of
     from memcg_inspect.model import MemcgInspectError
+    from memcg_inspect.render.text import printable
     from memcg_inspect.subcommands import (
         BUG,
         add_subcommands,
@@ -57,7 +58,7 @@ def _cmd_memcg(prog: Program, name: str, args: Sequence[str], **kwargs: Any) -> 
     except CommandError:
         raise
     except MemcgInspectError as error:
-        raise CommandError(str(error)) from None
+        raise CommandError(printable(str(error))) from None
     except Exception as error:
         # Of other exceptions, a session prints the message alone, such as the key of a KeyError.
         print(traceback_lines(error), end="", file=sys.stderr)

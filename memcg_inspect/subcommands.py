@@ -258,8 +258,11 @@ def _text(result: Report | Answer, args: Namespace) -> str:
 
 
 def traceback_lines(error: Exception) -> str:
-    """Return the last lines of the traceback of an error."""
-    return "".join(traceback.format_exception(error, limit=-_FRAMES))
+    """Return the last lines of the traceback of an error. Names from the image are escaped."""
+    from memcg_inspect.render.text import printable
+
+    lines = "".join(traceback.format_exception(error, limit=-_FRAMES)).splitlines()
+    return "".join(f"{printable(line)}\n" for line in lines)
 
 
 @contextmanager
