@@ -23,6 +23,7 @@ from memcg_inspect.image.program import ImageSource, open_program
 from memcg_inspect.image.qmp import Monitor
 from memcg_inspect.model import MemcgInspectError
 from memcg_inspect.render.documents import to_json
+from memcg_inspect.render.typed import Typed
 from memcg_inspect.subcommands import (
     BUG,
     COMMANDS,
@@ -244,8 +245,28 @@ def _run(args: argparse.Namespace) -> int:
             image.stopped = True
         result = answer(image, args)
     # The guest is resumed before output is written: a slow reader must not keep it stopped.
-    _output(lambda: show(result, args))
+    _output(lambda: show(result, args, Typed("memcg-inspect", tuple(_image_words(args)))))
     return exit_status(result)
+
+
+def _image_words(args: argparse.Namespace) -> Iterator[str]:
+    """Return the options that name the image and its debug info, as they were given."""
+    for flag, values in (
+        ("-c", [args.core]),
+        ("--qemu", [args.qemu]),
+        ("-s", args.symbols),
+        ("--debug-directory", args.debug_directory),
+        ("--architecture", [args.architecture]),
+        ("--vmcoreinfo", [args.vmcoreinfo]),
+        ("--debuginfo", [args.debuginfo if args.debuginfo != _DEFAULTS["debuginfo"] else None]),
+    ):
+        for value in values:
+            if value is not None:
+                yield from (flag, value)
+    if args.no_default_symbols:
+        yield "--no-default-symbols"
+    if args.pause:
+        yield "--pause"
 
 
 def _print_text(args: argparse.Namespace) -> int:

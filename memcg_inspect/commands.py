@@ -10,7 +10,7 @@ the package is imported when the command runs.
 from __future__ import annotations
 
 import sys
-from argparse import ArgumentParser, Namespace
+from argparse import ArgumentParser
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
@@ -39,6 +39,7 @@ def _cmd_memcg(prog: Program, name: str, args: Sequence[str], **kwargs: Any) -> 
     from memcg_inspect.image.image import image_of
     from memcg_inspect.model import MemcgInspectError
     from memcg_inspect.render.text import printable
+    from memcg_inspect.render.typed import Typed
     from memcg_inspect.subcommands import (
         BUG,
         add_subcommands,
@@ -54,7 +55,7 @@ def _cmd_memcg(prog: Program, name: str, args: Sequence[str], **kwargs: Any) -> 
     try:
         check_arguments(parsed)
         result = answer(image_of(prog), parsed)
-        _print(show, result, parsed)
+        _print(lambda: show(result, parsed, Typed(f"%{name}")))
     except CommandError:
         raise
     except MemcgInspectError as error:
@@ -66,9 +67,9 @@ def _cmd_memcg(prog: Program, name: str, args: Sequence[str], **kwargs: Any) -> 
     return result
 
 
-def _print(show: Callable[[Any, Namespace], None], result: Any, parsed: Namespace) -> None:
+def _print(show: Callable[[], None]) -> None:
     try:
-        show(result, parsed)
+        show()
     except BrokenPipeError:
         pass  # the reader of the pipe, such as head, has closed it; return the result nevertheless
     except OSError as error:

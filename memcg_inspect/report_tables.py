@@ -3,8 +3,8 @@
 Tables of a report
 ------------------
 
-The identities, the rows and the skew of an audit as tables with typed columns, like those of
-views. Renderers and ``audit --rows``, ``--identities`` and ``--skew`` use them.
+The parts of the report of an audit as tables with typed columns, like those of
+views. Renderers and the options of ``audit`` that print one of them use them.
 """
 
 from __future__ import annotations
@@ -19,11 +19,15 @@ from memcg_inspect.report import Report, Row
 from memcg_inspect.tables import Answer, Field, MemcgAddress, NotRead, Table, Value, columns_of
 
 __all__ = (
+    "DiagnosisRow",
+    "FindingRow",
     "TABLES",
     "IdentityRow",
     "MatrixRow",
     "RowRow",
     "SkewRow",
+    "diagnoses_table",
+    "findings_table",
     "identities_table",
     "report_answer",
     "rows_table",
@@ -93,6 +97,44 @@ class SkewRow:
     count: Annotated[
         int, Field("count", "number of charges; each is counted on one node", total=True)
     ]
+
+
+@dataclass(frozen=True)
+class FindingRow:
+    """One place where an identity does not hold, or where a rule is broken."""
+
+    finding: Annotated[int, Field("number", "number of the finding")]
+    identity: Annotated[str, Field("text", "name of the identity, or kind of the charge")]
+    kind: Annotated[str, Field("text", "kind of the finding")]
+    memcg: Annotated[str | None, Field("memcg", "memcg; none if it is not about a memcg")]
+    memcg_address: MemcgAddress
+    objcg: Annotated[
+        int | None, Field("address", "struct obj_cgroup *, if it is about one", shown=False)
+    ]
+    node: Annotated[int | None, Field("node", "node; none if it is not about one node")]
+    item: Annotated[str, Field("text", "name of the counter, or kind of the charge")]
+    unit: Annotated[str, Field("text", "unit of the difference")]
+    difference: Annotated[int | None, Field("difference", "claimed less found")]
+    what: Annotated[str, Field("text", "one sentence", shown=False)]
+    evidence_is: Annotated[str, Field("text", "proof or candidates")]
+    evidence: Annotated[int | None, Field("count", "number of objects; none if it is not known")]
+    addresses: Annotated[str, Field("text", "addresses of the first ten", shown=False)]
+
+
+@dataclass(frozen=True)
+class DiagnosisRow:
+    """One cause of findings."""
+
+    diagnosis: Annotated[int, Field("number", "number of the diagnosis")]
+    cause: Annotated[str, Field("text", "name of the cause")]
+    confidence: Annotated[str, Field("text", "proved, only-explanation or likely")]
+    node: Annotated[int | None, Field("node", "node; none if it is not about one node")]
+    amount: Annotated[int | None, Field("count", "how much is wrong")]
+    unit: Annotated[str, Field("text", "unit of the amount")]
+    memcgs: Annotated[str, Field("text", "memcgs that it is about")]
+    address: Annotated[int | None, Field("address", "the likeliest object, if there is one")]
+    findings: Annotated[int, Field("count", "number of the findings that it explains")]
+    what: Annotated[str, Field("text", "one sentence")]
 
 
 @dataclass(frozen=True)
@@ -199,6 +241,52 @@ def skew_table(report: Report, show_all: bool = False) -> Table:
     return Table("skew", title, columns_of(SkewRow), rows, empty="no charges")
 
 
+def findings_table(report: Report, show_all: bool = False) -> Table:
+    """Return a table with a row for each finding."""
+    paths = {memcg.address: memcg.path for memcg in report.memcgs}
+    rows = [
+        FindingRow(
+            finding=number,
+            identity=found.identity,
+            kind=found.kind,
+            memcg=None if found.memcg is None else paths.get(found.memcg, f"{found.memcg:#x}"),
+            memcg_address=found.memcg,
+            objcg=found.objcg,
+            node=found.nid,
+            item=found.item,
+            unit=found.unit,
+            difference=found.difference,
+            what=found.what,
+            evidence_is=found.evidence_is,
+            evidence=found.evidence_total,
+            addresses=" ".join(f"{evidence.address:#x}" for evidence in found.evidence),
+        )
+        for number, found in enumerate(report.findings, 1)
+    ]
+    return Table("findings", "findings", columns_of(FindingRow), rows, empty="none")
+
+
+def diagnoses_table(report: Report, show_all: bool = False) -> Table:
+    """Return a table with a row for each cause."""
+    paths = {memcg.address: memcg.path for memcg in report.memcgs}
+    rows = [
+        DiagnosisRow(
+            diagnosis=number,
+            cause=found.cause,
+            confidence=found.confidence,
+            node=found.nid,
+            amount=found.amount,
+            unit=found.unit,
+            memcgs=", ".join(paths.get(memcg, f"{memcg:#x}") for memcg in found.memcgs),
+            address=next((evidence.address for evidence in found.evidence), None),
+            findings=len(found.findings),
+            what=found.what,
+        )
+        for number, found in enumerate(report.diagnoses, 1)
+    ]
+    return Table("diagnoses", "diagnoses", columns_of(DiagnosisRow), rows, empty="none")
+
+
 def skew_matrix(report: Report) -> Table:
     """Return the bytes of the skew with a column for each backing node, memcg by memcg."""
     # Charges without a node come last.
@@ -223,6 +311,8 @@ def skew_matrix(report: Report) -> Table:
 
 #: The tables of ``audit`` by name: class of the rows, and function that makes the table.
 TABLES: dict[str, tuple[type, Callable[[Report, bool], Table]]] = {
+    "diagnoses": (DiagnosisRow, diagnoses_table),
+    "findings": (FindingRow, findings_table),
     "identities": (IdentityRow, identities_table),
     "rows": (RowRow, rows_table),
     "skew": (SkewRow, skew_table),

@@ -23,6 +23,7 @@ from typing import Any
 from memcg_inspect import __version__
 from memcg_inspect.image.image import Image
 from memcg_inspect.image.missing import as_image_errors, why_missing
+from memcg_inspect.render.typed import Typed
 from memcg_inspect.report import Report
 from memcg_inspect.report_tables import TABLES, report_answer
 from memcg_inspect.tables import (
@@ -93,10 +94,14 @@ _CHOICES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 _TABLE_HELP = {
-    "identities": "print only the table of identities",
-    "rows": "print only one table with the rows of all identities",
-    "skew": "print only the table of charges by charged node and backing node",
+    "diagnoses": "print all causes of findings",
+    "findings": "print the rows that are not exact, and the findings with their evidence",
+    "identities": "print the table of identities",
+    "rows": "print one table with the rows of all identities",
+    "skew": "print the table of charges by charged node and backing node",
 }
+#: Parts of the report that are text for people unless rows and columns of their table are chosen.
+_PROSE = ("diagnoses", "findings")
 
 
 def add_subcommands(
@@ -113,7 +118,8 @@ def add_subcommands(
         "audit",
         help="compare all memory charged to memcgs with the counters",
         description="Compares the memory charged to memcgs with the kernel's counters, and "
-        "prints a report. With --identities, --rows or --skew, prints one table of the report. "
+        "prints the verdict, what was checked and the causes of what was found, on one screen. "
+        "Options print parts of the report, or with --all everything. "
         "Exit status: 0 all exact, 1 at least one finding, 2 the command could not be run, 3 no "
         "finding but something could not be read or was still changing, 130 interrupted, 70 a bug "
         "in this program.",
@@ -133,8 +139,13 @@ def add_subcommands(
 
 
 def _add_audit(parser: ArgumentParser) -> None:
-    parser.add_argument("--all", action="store_true", help="show all rows of all identities")
-    tables = parser.add_argument_group("one table of the report")
+    parser.add_argument(
+        "--all", action="store_true", help="print everything: all rows of all identities"
+    )
+    parser.add_argument(
+        "--exact", action="store_true", help="print sizes in bytes, where text has 1.2 GiB"
+    )
+    tables = parser.add_argument_group("one part of the report")
     which = tables.add_mutually_exclusive_group()
     for name in TABLES:
         which.add_argument(
@@ -220,19 +231,25 @@ def answer(image: Image, args: Namespace) -> Report | Answer:
         return audit(image)
 
 
-def show(result: Report | Answer, args: Namespace) -> None:
+def show(result: Report | Answer, args: Namespace, typed: Typed) -> None:
     """
     Print a result to standard output.
 
+    :param typed: how the user types commands
     :raises BrokenPipeError: if the reader of the pipe has closed it
     """
-    if isinstance(result, Report) and args.table is not None:
+    if isinstance(result, Report) and args.table is not None and not _is_prose(args):
         result = choose(report_answer(result, args.table, args.all), _choice(args))
-    text = _document(result, args) if args.json else _text(result, args)
+    text = _document(result, args) if args.json else _text(result, args, typed)
     # Names may contain characters that the encoding of the terminal does not have.
     encoding = sys.stdout.encoding or "utf-8"
     sys.stdout.write(text.encode(encoding, "backslashreplace").decode(encoding))
     sys.stdout.flush()
+
+
+def _is_prose(args: Namespace) -> bool:
+    """Return whether a part of the report is text for people, and not a table."""
+    return args.table in _PROSE and not (args.json or args.scripted) and _choice(args) == Choice()
 
 
 def _document(result: Report | Answer, args: Namespace) -> str:
@@ -243,13 +260,21 @@ def _document(result: Report | Answer, args: Namespace) -> str:
     return to_json(answer_document(result))
 
 
-def _text(result: Report | Answer, args: Namespace) -> str:
-    from memcg_inspect.render.report import report_lines
+def _text(result: Report | Answer, args: Namespace, typed: Typed) -> str:
+    from memcg_inspect.render.first_screen import diagnosis_lines, first_screen
+    from memcg_inspect.render.report import findings_lines, report_lines
     from memcg_inspect.render.text import answer_lines, make_output, scripted
 
     output = make_output()
     if isinstance(result, Report):
-        report_lines(result, output, args.all)
+        if args.table == "diagnoses":
+            diagnosis_lines(result, output, typed, args.exact)
+        elif args.table == "findings":
+            findings_lines(result, output)
+        elif args.all:
+            report_lines(result, output)
+        else:
+            first_screen(result, output, typed, args.exact)
     elif args.scripted or result.text is not None:
         return scripted(result)
     else:

@@ -138,6 +138,7 @@ _VARIES = (
     (re.compile(rf"(?<![\w.,/+-])1 ({_UNITS})\b"), r"N \1s"),
     (re.compile(rf"(?<![\w.,/+-])1 ({_UNITS})s\b"), r"ONE \1s"),
     (re.compile(r"[+-]?\b\d[\d,]*(\.\d+)?"), "N"),
+    (re.compile(r"\bN [KMGT]iB\b"), "N bytes"),
     (re.compile(r"[ \t]+"), " "),
     (re.compile(r"─+"), "─"),
 )

@@ -44,11 +44,11 @@ ROOT = Path(__file__).resolve().parent.parent
 #: The image of scripts/demo.
 DEMO = {"kernel": "7.3", "nodes": "4", "workload": "files"}
 
+#: The tables that docs/output.md shows of it.
+_SHOWN = ("identities", "slab", "skew")
+
 #: A guest that profiles allocations.
 _PROFILED = {"kernel": "7.3-lab", "append": "sysctl.vm.mem_profiling=1"}
-
-#: The tables that are shown of it.
-SHOWN = ("identities", "slab", "skew")
 
 
 def _run(*command: str | Path, status: int = 0) -> str:
@@ -60,10 +60,22 @@ def _run(*command: str | Path, status: int = 0) -> str:
     return done.stdout
 
 
+def _audit(core: Path, *words: str, status: int = 0) -> str:
+    """Return the text of an audit of an image that the reader calls ``vmcore``."""
+    command = ("-m", "memcg_inspect", "audit", *words, "--debuginfo", "btf", "-c", core)
+    shown = _run(*command, status=status).replace(f"-c {core} --debuginfo btf", "-c vmcore")
+    return f"$ memcg-inspect {shlex.join(['audit', *words])} -c vmcore\n{shown}"
+
+
 def _demo() -> str:
-    command = ("-m", "memcg_inspect", "audit", "--debuginfo", "btf", "-c")
-    shown = shortened(_run(*command, images.image(**DEMO)), SHOWN, whole=("identities",))
-    return fenced("$ memcg-inspect audit --debuginfo btf -c vmcore\n" + shown)
+    return fenced(_audit(images.image(**DEMO)))
+
+
+def _tables() -> str:
+    """Return everything that the audit of the demo's image says, with short tables."""
+    shown = shortened(_audit(images.image(**DEMO), "--all"), _SHOWN, whole=("identities",))
+    names = re.compile(r"^(Not charged.*?: |  )((?:[^,:]+, ){3})[^:]*?(:.*)?$", re.MULTILINE)
+    return fenced(names.sub(r"\1\2...\3", shown))
 
 
 def _finding() -> str:
@@ -90,9 +102,9 @@ def _finding() -> str:
     with tempfile.TemporaryDirectory(dir=cache_folder("images")) as folder:
         out = Path(folder) / "vmcore"
         poke(image, out, vmlinux, [(f"u64:{victim.element:#x}", thief.value_())])
-        output = _run("-m", "memcg_inspect", "audit", "--debuginfo", "btf", "-c", out, status=1)
-    verdict, findings = output.splitlines()[0], output[output.index("Finding 1:") :]
-    return fenced(f"{verdict}\n[...]\n\n{findings}")
+        first, whole = _audit(out, status=1), _audit(out, "--findings", status=1)
+    command, findings = whole.splitlines()[0], whole[whole.index("Finding 1:") :]
+    return fenced(f"{first}\n{command}\n[...]\n\n{findings}")
 
 
 def _bench() -> str:
@@ -124,7 +136,7 @@ def _who() -> str:
     return fenced(f"$ memcg-inspect who {' '.join(addresses)} -c vmcore\n" + output)
 
 
-def _postmortem(*arguments: str, status: int = 0) -> Callable[[], str]:
+def _postmortem(*arguments: str) -> Callable[[], str]:
     """
     Return a function that runs a command on the dump of docs/postmortem.md.
 
@@ -136,11 +148,11 @@ def _postmortem(*arguments: str, status: int = 0) -> Callable[[], str]:
             core = Path(folder) / "vmcore"
             scene = docscene.broken(core)._asdict()
             words = [word.format(**scene) for word in arguments]
-            output = _run(
-                "-m", "memcg_inspect", *words, "--debuginfo", "btf", "-c", core, status=status
-            )
-        shown = ("slab", "objcg_bytes", "references") if "audit" in words else None
-        output = with_few_candidates(shortened(output, shown, most_rows=8))
+            if "audit" in words:
+                first, more = _audit(core, status=1), _audit(core, "--findings", status=1)
+                return fenced(f"{first}\n{with_few_candidates(more)}")
+            output = _run("-m", "memcg_inspect", *words, "--debuginfo", "btf", "-c", core)
+        output = shortened(output, None, most_rows=8)
         return fenced(f"$ memcg-inspect {shlex.join(words)} -c vmcore\n{output}")
 
     return write
@@ -174,8 +186,7 @@ def _running() -> Iterator[Path]:
 def _live() -> str:
     with _running() as qmp:
         command = ("-m", "memcg_inspect", "audit", "--debuginfo", "btf", "--qemu", qmp)
-        output = _run(*command, status=3)
-    output = shortened(output, ("identities", "kmem", "references"), whole=("identities",))
+        output = _run(*command, status=3).replace(f"--qemu {qmp} --debuginfo btf", "--qemu qmp")
     return fenced("$ memcg-inspect audit --qemu qmp\n" + output)
 
 
@@ -183,7 +194,7 @@ def _live_paused() -> str:
     with _running() as qmp:
         command = ("-m", "memcg_inspect", "audit", "--debuginfo", "btf", "--qemu", qmp)
         output = _run(*command, "--pause")
-    return fenced("$ memcg-inspect audit --qemu qmp --pause\n" + shortened(output, ()))
+    return fenced("$ memcg-inspect audit --qemu qmp --pause\n" + output)
 
 
 def _helpers() -> str:
@@ -290,6 +301,7 @@ class Block(NamedTuple):
 BLOCKS = {
     "demo": Block("README.md", _demo),
     "btf": Block("docs/btf.md", _btf, "measured"),
+    "tables": Block("docs/output.md", _tables),
     "finding": Block("docs/output.md", _finding),
     "bench": Block("docs/architecture.md", _bench, "measured"),
     "drift": Block(
@@ -362,9 +374,7 @@ BLOCKS = {
     "live_paused": Block("docs/live.md", _live_paused, "measured"),
     "helpers": Block("docs/interactive.md", _helpers, "source"),
     "interactive": Block("docs/interactive.md", _interactive),
-    "postmortem_audit": Block(
-        "docs/postmortem.md", _postmortem("audit", status=1), kernel=docscene.KERNEL
-    ),
+    "postmortem_audit": Block("docs/postmortem.md", _postmortem("audit"), kernel=docscene.KERNEL),
     "postmortem_who": Block(
         "docs/postmortem.md",
         _postmortem("who", "{victim:#x}", "{neighbour:#x}"),

@@ -165,7 +165,8 @@ def test_wrong_arguments(args: str, why: str) -> None:
 
 def test_options_that_need_a_table() -> None:
     for words in (["--sort", "name"], ["--scripted"], ["--memcg", "/"], ["--fields", "all"]):
-        assert "need one of --identities, --rows, --skew" in refused("audit", *words)
+        said = "need one of --diagnoses, --findings, --identities, --rows, --skew"
+        assert said in refused("audit", *words)
 
 
 def test_no_such_file() -> None:
@@ -424,8 +425,12 @@ def test_text_says_the_verdict_first(lab: Lab) -> None:
     done = run("audit", "-c", image.core)
     assert done.returncode == 0
     assert done.stdout.startswith("EXACT")
-    assert "/files/web" in done.stdout
     assert "\x1b" not in done.stdout  # no colours in a pipe
+    assert len(done.stdout.splitlines()) < 10
+    for option, shown in (("--all", "/files/web"), ("--findings", done.stdout.splitlines()[0])):
+        more = run("audit", option, "-c", image.core)
+        assert more.returncode == 0
+        assert shown in more.stdout
 
 
 @pytest.mark.image

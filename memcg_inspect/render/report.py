@@ -1,13 +1,17 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
-"""The report of an audit as text: verdict, tables, findings with their evidence, coverage."""
+"""
+The whole report of an audit as text: verdict, tables, findings with their evidence, coverage.
+
+:mod:`memcg_inspect.render.first_screen` writes what is shown without options.
+"""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from memcg_inspect.model import NUMA_NO_NODE, ImageInfo, Memcg, counted
-from memcg_inspect.render.text import Output, coverage_lines
+from memcg_inspect.model import NUMA_NO_NODE, Coverage, counted
+from memcg_inspect.render.text import Output, coverage_lines, size
 from memcg_inspect.report import (
     Evidence,
     Finding,
@@ -21,7 +25,7 @@ from memcg_inspect.report import (
 from memcg_inspect.report_tables import RowRow, identities_table, row_records, skew_matrix
 from memcg_inspect.tables import Table, columns_of
 
-__all__ = ("report_lines",)
+__all__ = ("evidence_text", "findings_lines", "head_lines", "report_lines")
 
 _STYLES = {
     "exact": "bold green",
@@ -41,42 +45,46 @@ _FOLLOWS = {
     "neither": "by no known rule",
 }
 
-#: The identity whose rows are always shown. Every kernel keeps its counters by node.
-_ALWAYS = "slab"
-#: Names of counters that are not covered, for each reason, and of caches, without ``--all``.
-_MOST_NAMES = 3
 
-
-def report_lines(report: Report, output: Output, show_all: bool = False) -> None:
-    """
-    Write a report for people.
-
-    :param show_all: whether to write all rows of all identities
-    """
-    _verdict(report, output)
-    output.line()
+def report_lines(report: Report, output: Output) -> None:
+    """Write everything: all rows of all identities, and all names."""
+    _head(report, output)
     output.table(identities_table(report))
     for identity in report.identities:
-        _rows(report, identity, output, show_all)
+        _rows(report, identity, output, whole=True)
     if report.skew and len(report.image.nodes) > 1:
         output.table(skew_matrix(report))
-    names = {memcg.address: memcg.path for memcg in report.memcgs}
-    _findings(report.findings, names, output)
-    _uncharged(report.uncharged, output, show_all)
+    _findings(report, output)
+    _uncharged(report.uncharged, output)
     _coverage(report, output)
-    _not_covered(report.not_covered, output, show_all)
+    _not_covered(report.not_covered, output)
 
 
-def _verdict(report: Report, output: Output) -> None:
-    output.line(report.verdict.upper(), _STYLES[report.verdict], rest=f": {_meaning(report)}")
-    output.line(f"Accounting: {_accounting(report)}")
-    output.line(_image(report.image, report.memcgs))
+def findings_lines(report: Report, output: Output) -> None:
+    """Write the rows that are not exact, and the findings with their evidence."""
+    _head(report, output)
+    for identity in report.identities:
+        _rows(report, identity, output, whole=False)
+    _findings(report, output)
+
+
+def _head(report: Report, output: Output) -> None:
+    for style, text, rest in head_lines(report):
+        output.line(text, style, rest)
+    output.line()
+
+
+def head_lines(report: Report) -> Iterator[tuple[str, str, str]]:
+    """Return the first lines: style, text in this style, and the rest."""
+    yield _STYLES[report.verdict], report.verdict.upper(), f": {_meaning(report)}"
+    yield "", f"Accounting: {_accounting(report)}", ""
+    yield "", _image(report), ""
     if report.interrupted:
-        output.line("Interrupted: the results are incomplete", "bold yellow")
+        yield "bold yellow", "Interrupted: the results are incomplete", ""
     if report.looks > 1:
-        output.line(f"Samples: {report.looks}, since the kernel was running")
+        yield "", f"Samples: {report.looks}, since the kernel was running", ""
     if report.image.debug_info:
-        output.line(f"Types and symbols: {report.image.debug_info}")
+        yield "", f"Types and symbols: {report.image.debug_info}", ""
 
 
 def _meaning(report: Report) -> str:
@@ -117,31 +125,34 @@ def _accounting(report: Report) -> str:
     return ", ".join([_ACCOUNTING[report.image.accounting], *rules])
 
 
-def _image(image: ImageInfo, memcgs: Sequence[Memcg]) -> str:
-    dying = sum(memcg.state == "dying" for memcg in memcgs)
-    return (
-        f"Linux {image.release} ({image.source}), {counted(len(image.nodes), 'nodes')}, "
-        f"{counted(image.cpus, 'CPUs')}, {counted(len(memcgs), 'memcgs')} ({dying} removed)"
-    )
+def _image(report: Report) -> str:
+    image, pages = report.image, report.coverage.get("pages", Coverage())
+    dying = sum(memcg.state == "dying" for memcg in report.memcgs)
+    memory = (pages.read + pages.unreadable) * image.page_size
+    parts = [
+        f"Linux {image.release} ({image.source})",
+        counted(len(image.nodes), "nodes"),
+        counted(image.cpus, "CPUs"),
+        *([f"{size(memory)} of memory"] if memory else []),
+        f"{counted(len(report.memcgs), 'memcgs')} ({dying:,} removed)",
+    ]
+    return ", ".join(parts)
 
 
-def _rows(report: Report, identity: Identity, output: Output, show_all: bool) -> None:
-    """Write the rows of an identity that are not exact. For slab, write exact rows, too."""
+def _rows(report: Report, identity: Identity, output: Output, whole: bool) -> None:
+    """
+    Write the rows of an identity.
+
+    :param whole: whether to write those that are exact, too
+    """
     rows = [row for row in report.rows if row.identity == identity.name]
-    shown = rows
-    if not show_all and identity.name == _ALWAYS:
-        shown = [row for row in rows if not row.is_zero]
-    elif not show_all:
-        shown = [row for row in rows if row.status != "exact"]
+    shown = rows if whole else [row for row in rows if row.status != "exact"]
     if shown:
         title = f"{identity.name}: {identity.status}"
-        if identity.name != _ALWAYS and len(shown) < len(rows):
+        if len(shown) < len(rows):
             title += f" ({len(shown):,} of {counted(len(rows), 'rows')})"
         output.table(_table(report, title, shown))
         _reasons(shown, output)
-    elif rows and identity.name == _ALWAYS:
-        output.line(f"{identity.name}: {identity.status}, nothing charged")
-        output.line()
 
 
 def _table(report: Report, title: str, rows: Sequence[Row]) -> Table:
@@ -164,14 +175,15 @@ def _reasons(rows: Iterable[Row], output: Output) -> None:
         output.line()
 
 
-def _findings(findings: Sequence[Finding], names: Mapping[int, str], output: Output) -> None:
-    for number, finding in enumerate(findings, 1):
+def _findings(report: Report, output: Output) -> None:
+    names = {memcg.address: memcg.path for memcg in report.memcgs}
+    for number, finding in enumerate(report.findings, 1):
         about = f"{_name(names, finding.memcg)}: {finding.what}"
         output.line(f"Finding {number}: ", "bold red", rest=about)
         if finding.evidence:
             output.line(f"  {finding.evidence_is}{_order(finding.evidence)}:")
         for evidence in finding.evidence:
-            output.line("    " + _evidence(evidence, names))
+            output.line("    " + evidence_text(evidence, names))
         _not_listed(finding, output)
         output.line()
 
@@ -200,7 +212,12 @@ def _name(names: Mapping[int, str], address: int | None) -> str:
     return "-" if address is None else names.get(address, f"{address:#x}")
 
 
-def _evidence(evidence: Evidence, names: Mapping[int, str]) -> str:
+def evidence_text(evidence: Evidence, names: Mapping[int, str]) -> str:
+    """
+    Return what is known of an object.
+
+    :param names: of memcgs, by address
+    """
     parts = [f"{evidence.address:#x}"]
     if evidence.cache is not None:
         parts.append(f"{evidence.cache} object")
@@ -217,16 +234,13 @@ def _evidence(evidence: Evidence, names: Mapping[int, str]) -> str:
     return ", ".join(parts)
 
 
-def _uncharged(caches: Sequence[Uncharged], output: Output, show_all: bool) -> None:
-    """Write the caches with most of the objects that no memcg pays for."""
+def _uncharged(caches: Sequence[Uncharged], output: Output) -> None:
+    """Write the caches with objects that no memcg pays for."""
     known = [cache for cache in caches if cache.objects is not None]
     if not known:
         return
     objects, size = sum(c.objects or 0 for c in known), sum(c.bytes or 0 for c in known)
-    shown = known if show_all else known[:_MOST_NAMES]
-    names = [f"{cache.cache} {cache.objects:,}" for cache in shown]
-    if len(shown) < len(known):
-        names.append("...")
+    names = [f"{cache.cache} {cache.objects:,}" for cache in known]
     output.line(
         f"Not charged, of caches that always account: at most {counted(objects, 'objects')} "
         f"({counted(size, 'bytes')}): {', '.join(names)}"
@@ -244,7 +258,7 @@ def _coverage(report: Report, output: Output) -> None:
         output.line(note, "bold yellow")
 
 
-def _not_covered(items: Sequence[NotCovered], output: Output, show_all: bool) -> None:
+def _not_covered(items: Sequence[NotCovered], output: Output) -> None:
     """Write which counters no identity compares with what was found, by reason."""
     reasons: defaultdict[str, list[str]] = defaultdict(list)
     for item, reason in items:
@@ -253,6 +267,4 @@ def _not_covered(items: Sequence[NotCovered], output: Output, show_all: bool) ->
         output.line()
         output.line(f"Not covered: {counted(len(items), 'counters')}")
     for reason, names in reasons.items():
-        shown = names if show_all else names[:_MOST_NAMES]
-        more = f" and {len(names) - len(shown):,} more" if len(shown) < len(names) else ""
-        output.line(f"  {', '.join(shown)}{more}: {reason}")
+        output.line(f"  {', '.join(names)}: {reason}")

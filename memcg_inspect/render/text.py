@@ -12,11 +12,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from rich.cells import cell_len
+from rich.cells import cell_len, set_cell_size
 from rich.console import Console
 from rich.text import Text
 
-from memcg_inspect.model import NUMA_NO_NODE, Coverage
+from memcg_inspect.model import NUMA_NO_NODE, Coverage, counted
 from memcg_inspect.tables import AMOUNTS, Answer, Column, ColumnType, NotRead, Table, Value
 
 __all__ = (
@@ -26,8 +26,10 @@ __all__ = (
     "coverage_lines",
     "make_output",
     "printable",
+    "rounded",
     "scripted",
     "signed",
+    "size",
 )
 
 _RIGHT: frozenset[ColumnType] = AMOUNTS | {"number", "node"}
@@ -73,6 +75,30 @@ def signed(value: int | None) -> str:
     return _NONE if value is None else f"{value:+,}" if value else "0"
 
 
+def size(value: int, exact: bool = False) -> str:
+    """
+    Format a number of bytes: ``1.2 GiB``. Below 10 KiB it is exact.
+
+    :param exact: whether to format all of them as bytes
+    """
+    if exact or abs(value) < 10 << 10:
+        return counted(value, "bytes")
+    amount = float(value)
+    for unit in ("bytes", "KiB", "MiB", "GiB", "TiB"):
+        # 1,023.96 would be shown as 1,024.0.
+        if abs(amount) < 1023.95 or unit == "TiB":
+            break
+        amount /= 1024
+    return f"{amount:,.1f} {unit}"
+
+
+def rounded(value: int) -> str:
+    """Format a number of things: ``1.2 million``. Below one million it is exact."""
+    if abs(value) < 1_000_000:
+        return f"{value:,}"
+    return f"{value / 1e6:,.1f} million"
+
+
 def make_output() -> Output:
     """Return an output for standard output, with colours if that is a terminal."""
     console = Console(highlight=False, markup=False, emoji=False)
@@ -95,7 +121,8 @@ class Output:
         """
         self._console = console
         self._width = width
-        self._rule = "─" if console.encoding.startswith("utf") else "-"
+        is_utf = console.encoding.startswith("utf")
+        self._rule, self._ellipsis = ("─", "…") if is_utf else ("-", "...")
         self._lines: list[str] = []
 
     @property
@@ -111,6 +138,58 @@ class Output:
         :param rest: text that follows, without a style
         """
         self._lines.append(self._styled(printable(text), style) + printable(rest))
+
+    def height(self, text: str) -> int:
+        """Return the number of lines that a terminal makes of a line."""
+        if self._width is None:
+            return 1
+        return max(1, -(-cell_len(printable(text)) // self._width))
+
+    def elided(self, text: str, most: int) -> str:
+        """
+        Return a printable text without its middle, if a terminal has too few columns for it.
+
+        Twice as much is left of its end as of its beginning: the end of a path tells more.
+
+        :param most: columns that it may take on a terminal
+        """
+        if self._width is None or cell_len(text) <= most:
+            return text
+        room = most - cell_len(self._ellipsis)
+        head = set_cell_size(text, room // 3).rstrip()
+        tail = set_cell_size(text[::-1], room - cell_len(head)).rstrip()[::-1]
+        return head + self._ellipsis + tail
+
+    def wrapped(self, text: str, indent: str = "", most: int | None = None) -> list[str]:
+        """
+        Return lines that fit on the terminal, broken at spaces only.
+
+        Words that are too wide lose their middle.
+
+        :param indent: begins the lines after the first one
+        :param most: number of lines; what is more is left out, and an ellipsis in its place
+        """
+        text = printable(text)
+        if self._width is None:
+            return [text]
+        room = max(self._width, _NARROWEST + cell_len(indent))
+        start = len(text) - len(text.lstrip(" "))
+        lines, line = [], text[:start]
+        is_empty = True
+        for word in text[start:].split(" "):
+            word = self.elided(word, room - max(cell_len(indent), start))
+            if not is_empty and cell_len(line) + 1 + cell_len(word) > room:
+                lines.append(line.rstrip())
+                line, is_empty = indent, True
+            line += word if is_empty else f" {word}"
+            is_empty = False
+        lines.append(line.rstrip())
+        if most is None or len(lines) <= most:
+            return lines
+        last, wide = lines[most - 1], room - cell_len(self._ellipsis) - 1
+        while " " in last.strip() and cell_len(last) > wide:
+            last = last[: last.rindex(" ")]
+        return [*lines[: most - 1], f"{self.elided(last, wide)} {self._ellipsis}"]
 
     def _styled(self, text: str, style: str) -> str:
         if not style or self._console.color_system is None:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.cells import cell_len
-from support.printed import WIDE, text
+from support.printed import WIDE, findings_text, text
 from support.reports import ITEM, WEB, clean, more, report
 
 from memcg_inspect.model import Follows, counted
@@ -53,10 +53,9 @@ def test_what_is_not_covered_is_listed() -> None:
     user = [NotCovered(f"NR_{n}", "no pages are added up") for n in range(5)]
     made = replace(clean(), not_covered=(*user, NotCovered("MEMCG_SWAP", "nothing compares it")))
     assert head(made)[0] == "EXACT: 1 identity holds in 1 row; 6 counters not covered"
-    listed = "  NR_0, NR_1, NR_2 and 2 more: no pages are added up"
+    listed = "  NR_0, NR_1, NR_2, NR_3, NR_4: no pages are added up"
     ends = ["Not covered: 6 counters", listed, "  MEMCG_SWAP: nothing compares it"]
     assert text(made).splitlines()[-3:] == ends
-    assert "  NR_0, NR_1, NR_2, NR_3, NR_4: no" in text(made, show_all=True)
     assert "ot covered" not in text(clean())
 
 
@@ -96,18 +95,21 @@ def test_the_second_line_names_the_accounting() -> None:
     )
 
 
-def test_rows_that_are_all_zero_are_folded_away() -> None:
-    short, whole = text(report()), text(report(), show_all=True)
-    assert "4,000" in short
-    assert "4,000" in whole
-    assert len(whole.splitlines()) == len(short.splitlines()) + 2
+def test_the_findings_come_without_what_is_exact() -> None:
+    short, whole = findings_text(report()), text(report())
+    assert head(report()) == short.split("\n\n")[0].splitlines()
+    assert "slab: findings (2 of 4 rows)" in short
+    assert len([line for line in short.splitlines() if f" {ITEM} " in line]) == 3
+    assert len([line for line in whole.splitlines() if f" {ITEM} " in line]) == 5
+    assert short.endswith(whole[whole.index("Finding 1") : whole.index("Read ")])
+    assert "skew: " not in short
 
 
-def lines(made: Report, identity: str, **more: bool) -> list[list[str]]:
+def lines(made: Report, identity: str, shown: str) -> list[list[str]]:
     """Return the printed rows of an identity other than ``slab``."""
     item = made.rows[-1].item
     assert made.rows[-1].identity == identity
-    return [line.split() for line in text(made, **more).splitlines() if f" {item} " in line]
+    return [line.split() for line in shown.splitlines() if f" {item} " in line]
 
 
 def test_identities_come_in_one_table() -> None:
@@ -117,12 +119,13 @@ def test_identities_come_in_one_table() -> None:
     assert reason == "this kernel has no zswap"
 
 
-def test_of_other_identities_only_what_is_not_exact_is_shown() -> None:
-    [differing, in_flight] = lines(more(), "kmem")
+def test_rows_that_are_not_exact_come_with_the_findings() -> None:
+    shown = findings_text(more())
+    [differing, in_flight] = lines(more(), "kmem", shown)
     assert (differing[0], *differing[-2:]) == ("/web", "-1", "differs")
     assert in_flight[-2:] == ["+1", "in-flight"]
-    assert "kmem: findings (2 of 3 rows)" in text(more())
-    assert len(lines(more(), "kmem", show_all=True)) == 3
+    assert "kmem: findings (2 of 3 rows)" in shown
+    assert len(lines(more(), "kmem", text(more()))) == 3
 
 
 def test_what_has_no_node_has_a_column_of_its_own() -> None:
@@ -137,7 +140,7 @@ def test_types_are_told_of() -> None:
 
 
 def test_one_thing_is_no_plural() -> None:
-    assert "1 node, 2 CPUs, 3 memcgs (1 removed)" in text(clean())
+    assert "1 node, 2 CPUs, 4.0 MiB of memory, 3 memcgs (1 removed)" in text(clean())
     assert [counted(n, "pages") for n in (0, 1, 2, 1000)] == [
         "0 pages",
         "1 page",
@@ -254,14 +257,13 @@ def test_skew_is_shown_where_there_are_several_nodes() -> None:
 
 
 def test_an_identity_without_rows_is_not_told_of_twice() -> None:
-    """The table of identities has it. Only of slab it is said that nothing is charged."""
+    """The table of identities has it."""
     made = clean()
-    assert "slab: exact, nothing charged" in text(made).splitlines()
     none = replace(made.identities[0], rows=0)
     assert "slab: exact" not in text(replace(made, identities=(none,), rows=()))
     other = replace(made.identities[0], name="kmem")
     rows = (replace(made.rows[0], identity="kmem"),)
-    assert "kmem: exact" not in text(replace(made, identities=(other,), rows=rows))
+    assert "kmem: exact" not in findings_text(replace(made, identities=(other,), rows=rows))
 
 
 def test_what_is_missing_is_counted_and_shown() -> None:

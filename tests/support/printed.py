@@ -5,8 +5,10 @@ from __future__ import annotations
 
 from rich.console import Console
 
-from memcg_inspect.render.report import report_lines
+from memcg_inspect.render.first_screen import first_screen
+from memcg_inspect.render.report import findings_lines, report_lines
 from memcg_inspect.render.text import Output, answer_lines
+from memcg_inspect.render.typed import Typed
 from memcg_inspect.report import Report
 from memcg_inspect.tables import Answer
 
@@ -22,12 +24,26 @@ def output(width: int | None = None, colour: bool = False) -> Output:
     return Output(console, width)
 
 
-def text(
-    made: Report, width: int | None = 200, show_all: bool = False, colour: bool = False
-) -> str:
-    """Return the text of a report."""
+def text(made: Report, width: int | None = 200, colour: bool = False) -> str:
+    """Return the text of a whole report."""
     out = output(width, colour)
-    report_lines(made, out, show_all=show_all)
+    report_lines(made, out)
+    return out.text
+
+
+def findings_text(made: Report, width: int | None = 200) -> str:
+    """Return the text of the findings of a report, and of the rows that are not exact."""
+    out = output(width)
+    findings_lines(made, out)
+    return out.text
+
+
+def first_text(
+    made: Report, width: int | None = 100, exact: bool = False, colour: bool = False
+) -> str:
+    """Return the first screen of a report."""
+    out = output(width, colour)
+    first_screen(made, out, Typed("memcg-inspect", ("-c", "vmcore")), exact)
     return out.text
 
 

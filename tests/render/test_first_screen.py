@@ -1,0 +1,261 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+"""The first screen of an audit: what it says, and that it is one screen on any machine."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rich.cells import cell_len
+from support.printed import first_text, output
+from support.reports import GONE, ITEM, ROOT, WEB, clean, diagnosed, more, report, row
+
+from memcg_inspect.model import Coverage, Memcg
+from memcg_inspect.render.first_screen import MOST_LINES, diagnosis_lines
+from memcg_inspect.render.text import rounded, size
+from memcg_inspect.render.typed import Typed
+from memcg_inspect.report import Charged, Identity, Report, RowStatus
+
+#: The path of a container as Kubernetes and systemd name it.
+POD = (
+    "/kubepods.slice/kubepods-burstable.slice/"
+    "kubepods-burstable-pod7a0b6f4e_3c1d_4f5a_9e2b_8d7c6b5a4f3e.slice/"
+    "cri-containerd-{:064x}.scope"
+)
+
+
+def faults(number: int) -> Report:
+    """Return a report of that many faults, each with two findings and a diagnosis."""
+    one = diagnosed()
+    findings = one.findings * number
+    diagnoses = tuple(
+        replace(
+            one.diagnoses[0],
+            findings=(2 * n,),
+            memcgs=(0xFFFF888001000000 + 4096 * n, WEB),
+            what=f"{one.diagnoses[0].what}, and {n} words more that make it a long sentence",
+        )
+        for n in range(number)
+    )
+    pods = tuple(
+        Memcg(0xFFFF888001000000 + 4096 * n, POD.format(n << 200 | n), n, "online", ROOT, ROOT)
+        for n in range(5000)
+    )
+    return replace(one, findings=findings, diagnoses=diagnoses, memcgs=one.memcgs + pods)
+
+
+def with_rows(status: RowStatus, identities: int = 41, verdict: str = "incomplete") -> Report:
+    """Return a report in which a row of each identity has a status."""
+    names = [f"identity_{n}" for n in range(identities)]
+    rows = tuple(
+        replace(row(WEB, 3, 4, status), identity=name, reason=f"a long reason {name} " * 12)
+        for name in names
+    )
+    return replace(
+        clean(),
+        verdict=verdict,
+        identities=tuple(Identity(name, "unverifiable", 7, 0, "why") for name in names),
+        rows=rows,
+        memcgs=report(path=POD.format(7)).memcgs,
+        not_accounted=("sockets",),
+        coverage={name: report().coverage["slab"] for name in names},
+        notes=("makedumpfile left out what is needed; " * 20,) * 3,
+    )
+
+
+def undiagnosed() -> Report:
+    """Return a report with findings of 41 identities, and everything else."""
+    made = with_rows("unverifiable", verdict="findings")
+    [finding] = report().findings
+    findings = tuple(replace(finding, identity=i.name) for i in made.identities)
+    return replace(faults(50), findings=faults(50).findings + findings, rows=made.rows,
+                   coverage=made.coverage, notes=made.notes, interrupted=True, looks=3)  # fmt: skip
+
+
+CASES: dict[str, Callable[[], Report]] = {
+    "healthy": clean,
+    "one fault": lambda: faults(1),
+    "50 faults": lambda: faults(50),
+    "incomplete": lambda: with_rows("unverifiable"),
+    "moving": lambda: with_rows("moving", verdict="moving"),
+    "in flight": lambda: with_rows("in-flight", verdict="exact"),
+    "not accounted": lambda: replace(clean(), not_accounted=("kernel memory", "BPF", "sockets")),
+    "no diagnosis": lambda: replace(undiagnosed(), diagnoses=()),
+    "everything": undiagnosed,
+    "a long path": lambda: report(path="/" + "abcdefghi-" * 200, name="x" * 900),
+    "a path of words": lambda: report(path="/" + "some words " * 90),
+}
+
+
+@pytest.mark.parametrize("width", [60, 80, 100, 200])
+@pytest.mark.parametrize("name", CASES)
+def test_it_is_one_screen(name: str, width: int) -> None:
+    shown = first_text(CASES[name](), width)
+    lines = shown.splitlines()
+    # A command is not folded, so that it can be copied; the terminal does that.
+    wide = [line for line in lines if cell_len(line) > width]
+    assert [line for line in wide if " memcg-inspect " not in line and "(memcg-" not in line] == []
+    assert sum(-(-max(1, cell_len(line)) // width) for line in lines) <= MOST_LINES
+    assert not any(line != line.rstrip() for line in lines)
+
+
+@pytest.mark.parametrize("width", [60, 80, 100])
+@pytest.mark.parametrize("name", CASES)
+def test_only_spaces_break_lines(name: str, width: int) -> None:
+    """No number and no address is cut in two: each is a word of the wide form, too."""
+    made = CASES[name]()
+    wide, narrow = first_text(made, None).split(), first_text(made, width).split()
+    # Of items that are left out there are other numbers.
+    counts = {str(n) for n in range(1, 100)}
+    numbers = {word for word in narrow if re.fullmatch(r"\(?[+-]?(0x[0-9a-f]+|\d[\d,]*)\)?", word)}
+    assert numbers
+    assert numbers - set(wide) <= counts
+
+
+def test_healthy() -> None:
+    made = replace(clean(), charges=(Charged("lru", 3 << 30, 1_240_000), Charged("slab", 0, 0)))
+    assert first_text(made).splitlines() == [
+        "EXACT: 1 identity holds in 1 row",
+        "Checked: 1 identity, 1 row, 3.0 GiB of charges: 1.2 million objects and pages",
+        "Accounting: one obj_cgroup per memcg and node",
+        "Linux 7.3.0 (vmcore), 1 node, 2 CPUs, 4.0 MiB of memory, 3 memcgs (1 removed)",
+        "",
+        "More: --findings, --identities, --rows, --skew; --all prints everything",
+    ]
+    assert "3,221,225,472 bytes of charges" in first_text(made, exact=True)
+    assert "nothing is charged" in first_text(clean())
+
+
+def test_a_diagnosis_has_all_that_is_needed_next() -> None:
+    made = diagnosed()
+    [diagnosis] = made.diagnoses
+    shown = first_text(made, 2000)
+    part = shown[shown.index("Diagnoses") :].split("\n\n")[0].splitlines()
+    assert part[1:] == [
+        f"1. likely, 1,064 bytes, node 0: {diagnosis.what}",
+        f"   /web ({WEB:#x}), /",
+        "   at 0xffff888000f00000, dentry object, 200 bytes, charged to "
+        f"/web ({WEB:#x}) (objcg 0xffff88800000a000), page 0xffffea0000001000, node 0, a note "
+        "(the likeliest of 20)",
+        "   or: 1,064 bytes of freed slab objects are still charged",
+        "   $ memcg-inspect who 0xffff888000f00000 -c vmcore",
+    ]
+    assert GONE not in diagnosis.memcgs
+
+
+def test_what_is_known_decides_what_comes_next() -> None:
+    made = diagnosed()
+    [diagnosis] = made.diagnoses
+
+    def command(**parts: object) -> list[str]:
+        changed = replace(diagnosis, **parts)  # type: ignore[arg-type]
+        shown = first_text(replace(made, diagnoses=(changed,)), 2000)
+        [line] = [line.strip() for line in shown.splitlines() if line.startswith("   $ ")]
+        return shlex.split(line.removeprefix("$ "))
+
+    end = ["-c", "vmcore"]
+    assert command() == ["memcg-inspect", "who", "0xffff888000f00000", *end]
+    rows = ["memcg-inspect", "audit", "--rows", "--memcg", f"{WEB:#x}", "--sort", "difference"]
+    assert command(evidence=()) == [*rows, *end]
+    assert command(evidence=(), memcgs=()) == ["memcg-inspect", "audit", "--findings", *end]
+
+
+def test_diagnoses_that_do_not_fit_are_counted() -> None:
+    shown = first_text(faults(50))
+    numbers = [int(n) for n in re.findall(r"^(\d+)\. ", shown, re.MULTILINE)]
+    assert numbers == list(range(1, len(numbers) + 1))
+    assert 2 < len(numbers) < 10
+    assert f"and {50 - len(numbers)} more diagnoses (--diagnoses)" in shown
+    assert "Unexplained: 50 findings" in shown
+    out = output(100)
+    diagnosis_lines(faults(50), out, Typed())
+    assert out.text.count("memcg-inspect who") == 50
+
+
+def test_what_is_unexplained_comes_by_identity() -> None:
+    made = more()
+    pages = replace(made.findings[0], identity="kmem", unit="pages", difference=-3, nid=None)
+    many = (*made.findings, pages, replace(pages, difference=1), replace(pages, memcg=None))
+    shown = first_text(replace(made, findings=many))
+    part = shown[shown.index("Unexplained") :].split("\n\n")[0].splitlines()
+    assert part == [
+        "Unexplained: 4 findings (memcg-inspect audit --findings -c vmcore)",
+        f"  kmem: 3 findings, largest -3 pages: /web ({WEB:#x})",
+        f"  slab: 1 finding, +1,064 bytes: /web ({WEB:#x})",
+    ]
+    assert ITEM not in shown
+
+
+def test_why_rows_are_unverifiable() -> None:
+    shown = first_text(with_rows("unverifiable", 2), 400)
+    reason = " ".join(["a long reason identity_0"] * 12)
+    assert f"\nCould not be verified\n  identity_0: 1 of 7 rows: {reason}" in shown
+    assert "Not accounted on this machine: sockets" in shown
+    assert "slab: 1 of 2,512, for example objcg vector at 0x" in first_text(report())
+
+
+def test_who_was_changing() -> None:
+    made = with_rows("moving", 1, "moving")
+    rows = [replace(made.rows[0], memcg=memcg) for memcg in (WEB, ROOT, None, WEB, 0xBAD, 0xBAE)]
+    shown = first_text(replace(made, rows=tuple(rows)), None)
+    assert f"identity_0: 6 of 7 rows: {POD.format(7)} ({WEB:#x}), /, 0xbad and 1 more" in shown
+    rows = [replace(made.rows[0], memcg=None, nid=nid) for nid in (1, 0, None, 1)]
+    assert "identity_0: 4 of 7 rows: node 0, node 1\n" in first_text(
+        replace(made, rows=tuple(rows))
+    )
+    none = replace(made.rows[0], memcg=None, nid=None)
+    assert "identity_0: 1 of 7 rows: -\n" in first_text(replace(made, rows=(none,)))
+
+
+def test_what_is_not_accounted_is_said_once() -> None:
+    made = replace(clean(), not_accounted=("kernel memory", "BPF"))
+    assert first_text(made).count("kernel memory is not accounted on this machine") == 1
+    assert "Not accounted on this machine: BPF" in first_text(made)
+    moving = replace(made, verdict="moving")
+    assert "Not accounted on this machine: kernel memory, BPF" in first_text(moving)
+
+
+def test_alike_names_are_told_apart() -> None:
+    """Removed memcgs can have the same path, and long paths the same beginning and end."""
+    paths = [POD.format(5), POD.format(5), POD.format(1 << 250 | 5)]
+    memcgs = tuple(Memcg(n, path, n, "online", None, n) for n, path in enumerate(paths, 1))
+    made = replace(with_rows("moving", 1), memcgs=memcgs)
+    made = replace(made, rows=tuple(replace(made.rows[0], memcg=n) for n in (1, 2, 3)))
+    shown = first_text(made, 100)
+    assert all(f"({n:#x})" in shown for n in (1, 2))
+    assert "0000000000000005.scope" in shown
+    assert "/kubepods.slice" in shown
+
+
+@given(st.text(st.characters(), max_size=40))
+@settings(deadline=None)
+def test_no_name_reaches_the_terminal_as_it_is(name: str) -> None:
+    made = replace(diagnosed(), memcgs=report(path=f"/{name}").memcgs)
+    shown = first_text(made)
+    assert all(char == "\n" or char.isprintable() for char in shown)
+    assert len(shown.splitlines()) <= MOST_LINES
+
+
+def test_sizes() -> None:
+    sizes = [0, 1, 10_239, 10_240, 1_048_000, (1 << 20) - 1, 5 << 30, 3 << 50]
+    assert [size(n) for n in sizes] == [
+        *("0 bytes", "1 byte", "10,239 bytes", "10.0 KiB", "1,023.4 KiB", "1.0 MiB", "5.0 GiB"),
+        "3,072.0 TiB",
+    ]
+    assert size(5 << 30, exact=True) == "5,368,709,120 bytes"
+    assert [rounded(n) for n in (0, 999_999, 1_000_000, 12_340_000)] == [
+        "0", "999,999", "1.0 million", "12.3 million",
+    ]  # fmt: skip
+
+
+def test_interrupted_and_samples() -> None:
+    made = replace(clean(), interrupted=True, looks=3, coverage={"pages": Coverage(9)})
+    assert "Interrupted: the results are incomplete" in first_text(made)
+    assert "Samples: 3" in first_text(made)
+    assert "\x1b[" in first_text(made, colour=True)
+    assert "\x1b[" not in first_text(made)
