@@ -23,6 +23,8 @@ from labkit import cli as lab_cli
 from support.guests import NOT_BUILT, ROOT, Lab
 
 from memcg_inspect import cli, model, report, subcommands
+from memcg_inspect.checks.diagnosis.proofs import PROVED
+from memcg_inspect.checks.diagnosis.registry import CAUSES
 from memcg_inspect.checks.ledger import ChargeKind
 from memcg_inspect.checks.registry import CHECKS
 from memcg_inspect.views import NAMES, tables
@@ -133,6 +135,15 @@ def test_kinds_of_findings() -> None:
     kinds |= {kind for check in CHECKS if not check.prove for kind in (check.above, check.below)}
     assert len(kinds) >= 9
     assert sorted(first_cells(section("docs/output.md", "## Findings"))) == sorted(kinds)
+
+
+def test_causes() -> None:
+    causes = {cause.name for cause in CAUSES} | {proved.cause for proved in PROVED.values()}
+    section_ = section("docs/output.md", "## Diagnoses")
+    assert set(first_cells(section_)) == literals(report.Diagnosis, "confidence")
+    listed = first_cells(section_[section_.index("| cause |") :])
+    assert sorted(listed) == sorted(causes)
+    assert set(PROVED) <= set(first_cells(section("docs/output.md", "## Findings")))
 
 
 def values_of(name: str, heading: str, field: str) -> set[str]:

@@ -16,6 +16,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from memcg_inspect.checks.diagnosis import diagnose
 from memcg_inspect.checks.evidence_query import Candidates, EvidenceQuery
 from memcg_inspect.checks.findings import attach
 from memcg_inspect.checks.judge import Judgement, judge, verdict
@@ -167,6 +168,8 @@ def _report(image: Image, clock: Clock, samples: Sequence[_Sample]) -> Report:
         queries = {query for pending in judged.findings for query in pending.queries}
         evidence = _find_evidence(image, snapshot, queries)
         findings = tuple(attach(pending, evidence) for pending in judged.findings)
+    with clock.measure("diagnosis"):
+        diagnoses = diagnose(snapshot, judged.rows, findings)
     return Report(
         image=snapshot.image,
         verdict=verdict(judged.identities, findings, coverage),
@@ -187,4 +190,5 @@ def _report(image: Image, clock: Clock, samples: Sequence[_Sample]) -> Report:
         uncharged=uncharged(snapshot),
         charges=charged(snapshot),
         not_accounted=snapshot.features.not_accounted,
+        diagnoses=diagnoses,
     )

@@ -126,9 +126,15 @@ def test_rows_have_the_parts_that_are_documented() -> None:
 
 
 def test_no_other_module_asks_for_an_identity_by_name() -> None:
-    """Adding an identity must not require changes in other modules."""
+    """
+    Adding an identity must not require changes in other modules.
+
+    Only causes of findings do: a row that none knows is not explained.
+    """
     wrong = []
     for path in sorted((ROOT / "memcg_inspect").rglob("*.py")):
+        if path.parent.name == "diagnosis":
+            continue
         for node in ast.walk(ast.parse(path.read_text())):
             if not isinstance(node, ast.Compare):
                 continue

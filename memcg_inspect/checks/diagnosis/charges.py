@@ -1,0 +1,392 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+"""
+Causes: a charge that is found elsewhere, or not at all
+-------------------------------------------------------
+
+A row of charges says how many bytes one charge may have. Whether it is another memcg's, or
+nobody's, follows from the other rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from memcg_inspect.checks.diagnosis.cause import Cause, Hypothesis
+from memcg_inspect.checks.diagnosis.differences import Signature, View, added
+from memcg_inspect.checks.diagnosis.effects import Charge, Payer, taken_from
+from memcg_inspect.checks.diagnosis.proofs import PROVED
+from memcg_inspect.checks.identities import slab
+from memcg_inspect.checks.rows import RowKey
+from memcg_inspect.model import counted
+
+__all__ = ("CAUSES",)
+
+_DETAILS = {item: detail for detail, item in slab.ITEMS.items()}
+_OBJECTS = ("slab", "percpu", "zswap")
+_ROWS = (
+    *("slab", "percpu", "zswap", "kmem", "usage", "sock", "kernel_stack", "pagetable", "vmalloc"),
+    *("lru", "objcg_bytes"),
+)
+_USES = {"kernel_stack": "stack", "pagetable": "table", "vmalloc": "vmalloc"}
+_NAMES = {
+    "slab": "a slab object",
+    "percpu": "a percpu allocation",
+    "zswap": "a zswap entry",
+    "sock": "memory of a socket",
+    "lru": "user pages or page cache",
+}
+_USED_FOR = {
+    "stack": "pages of a kernel stack",
+    "table": "pages of page tables",
+    "vmalloc": "pages of a vmalloc area",
+    "large_kmalloc": "a large kmalloc",
+    "other": "kernel pages",
+}
+
+
+def _starts(view: View, key: RowKey, amount: int) -> Iterator[tuple[RowKey, int]]:
+    """
+    Yield rows of charges that a fault can be recognized from, and what it adds to them.
+
+    Where another fault adds to the same counter, the obj_cgroup shows the bytes of the first.
+    """
+    if key.identity != "objcg_bytes":
+        yield key, amount
+        return
+    for identity in _OBJECTS:
+        for other in view.of_memcg(identity, key.memcg):
+            if other.unit == "bytes" and view.residuals[other] != amount:
+                yield other, amount
+
+
+def _charges(view: View, key: RowKey, size: int) -> Iterator[Charge]:
+    """
+    Yield the charges that a row can be about.
+
+    :param size: what the row is off by, in its unit
+    """
+    page = view.snapshot.image.page_size
+    if key.identity == "slab":
+        yield Charge("slab", _DETAILS[key.item], key.nid, size)
+        if size % page == 0 and key.item == slab.ITEMS["unreclaimable"]:
+            yield Charge("kmem", "large_kmalloc", key.nid, size)
+    elif key.identity == "percpu":
+        yield Charge("percpu", "data", None, size)
+    elif key.identity == "zswap" and key.item == "MEMCG_ZSWAP_B":
+        yield Charge("zswap", "compressed", None, size)
+        if size == page:
+            yield Charge("zswap", "incompressible", None, size)
+    elif key.identity in _USES and key.memcg is not None:
+        size = size * 1024 if key.unit == "KiB" else size * page
+        if size % page == 0:
+            yield from _pages(view, _USES[key.identity], key.nid, size)
+    elif key.identity == "kmem":
+        for nid in _nodes(view, key):
+            yield from _pages(view, "other", nid, size * page)
+    elif key.identity == "lru":
+        yield Charge("lru", key.item, key.nid, size * page)
+    elif key.identity == "usage" and not view.differences.keeps("lru"):
+        yield Charge("lru", "", None, size * page)
+    elif key.identity == "sock":
+        yield Charge("sock", "", None, size * page)
+
+
+def _pages(view: View, detail: str, nid: int | None, size: int) -> Iterator[Charge]:
+    """Yield a block of pages that holds one reference, and single pages that hold one each."""
+    number = size // view.snapshot.image.page_size
+    yield Charge("kmem", detail, nid, size, number)
+    if number > 1:
+        yield Charge("kmem", detail, nid, size, 1)
+
+
+def _nodes(view: View, key: RowKey) -> tuple[int | None, ...]:
+    return (key.nid,)
+
+
+def _payers(view: View, memcg: int, kind: str) -> list[Payer]:
+    if kind == "sock":
+        return [Payer(memcg, None)]
+    return [Payer(memcg, objcg) for objcg in view.objcgs(memcg)]
+
+
+def _owner_changed(view: View, key: RowKey, amount: int) -> Iterator[Hypothesis]:
+    """A charge was counted for one memcg, and belongs to another one: one row each way."""
+    for start, size in _starts(view, key, amount):
+        if start.memcg is None:
+            continue
+        for what in _charges(view, start, abs(size)):
+            for other in view.opposite(start, size):
+                if other.memcg is None:
+                    continue
+                was, now = (start.memcg, other.memcg) if size > 0 else (other.memcg, start.memcg)
+                for first in _payers(view, was, what.kind):
+                    for second in _payers(view, now, what.kind):
+                        yield _moved(view, what, first, second)
+
+
+def _moved(view: View, what: Charge, first: Payer, second: Payer) -> Hypothesis:
+    d = view.differences
+    signature = added(taken_from(d, first, what), taken_from(d, second, what), sign=-1)
+    return Hypothesis(
+        "object-owner",
+        (first.memcg, second.memcg),
+        (first.objcg, second.objcg),
+        what.nid,
+        what.kind,
+        what.bytes,
+        "bytes",
+        signature,
+        charge=what,
+    )
+
+
+def _not_found(view: View, key: RowKey, amount: int) -> Iterator[Hypothesis]:
+    """A charge was counted, and no object refers to the memcg for it."""
+    for start, size in _starts(view, key, amount):
+        if start.memcg is None or size < 0:
+            continue
+        for what in _charges(view, start, size):
+            for payer in _payers(view, start.memcg, what.kind):
+                yield _of_one(view, "still-charged", payer, what)
+
+
+def _twice(view: View, key: RowKey, amount: int) -> Iterator[Hypothesis]:
+    """A charge was counted twice: as if there were a second one, without its reference."""
+    for start, size in _starts(view, key, amount):
+        if start.memcg is None or size < 0:
+            continue
+        for what in _charges(view, start, size):
+            if what.kind == "lru":
+                continue  # a folio is on one list
+            for payer in _payers(view, start.memcg, what.kind):
+                yield _of_one(view, "charged-twice", payer, what._replace(references=0))
+
+
+def _not_counted(view: View, key: RowKey, amount: int) -> Iterator[Hypothesis]:
+    """An object refers to the memcg, and was not counted, with or without its reference."""
+    for start, size in _starts(view, key, amount):
+        if start.memcg is None or size > 0:
+            continue
+        for what in _charges(view, start, -size):
+            for payer in _payers(view, start.memcg, what.kind):
+                for count in sorted(
+                    {what.references} if what.kind == "lru" else {0, what.references}
+                ):
+                    yield _of_one(
+                        view, "not-counted", payer, what._replace(references=count), sign=-1
+                    )
+
+
+def _of_one(view: View, cause: str, payer: Payer, what: Charge, sign: int = 1) -> Hypothesis:
+    found = taken_from(view.differences, payer, what)
+    signature = added(Signature({}), found, sign=sign)
+    objcgs = (payer.objcg,)
+    return Hypothesis(
+        cause,
+        (payer.memcg,),
+        objcgs,
+        what.nid,
+        what.kind,
+        what.bytes,
+        "bytes",
+        signature,
+        charge=what,
+    )
+
+
+def _resized(view: View, key: RowKey, amount: int) -> Iterator[Hypothesis]:
+    """The bytes of a charge were changed after it was counted; its number was not."""
+    if key.memcg is None or (key.identity, key.item) != ("zswap", "MEMCG_ZSWAP_B"):
+        return
+    what = Charge("zswap", "compressed", None, amount, 0, 0)
+    for payer in _payers(view, key.memcg, "zswap"):
+        yield _of_one(view, "zswap-length", payer, what)
+
+
+def _socket_bytes(view: View, key: RowKey, amount: int) -> Iterator[Hypothesis]:
+    """A socket has charged no whole pages, and what is missing changes the pages, too."""
+    if key.memcg is None:
+        return
+    d, page = view.differences, view.snapshot.image.page_size
+    for other in view.of_memcg("sock_bytes", key.memcg):
+        what = Charge("sock", "", None, abs(amount) * page, 0)
+        whole = taken_from(d, Payer(key.memcg, None), what)
+        proof = Signature({other: view.residuals[other]})
+        yield Hypothesis(
+            PROVED["socket-charge-not-whole-pages"].cause,
+            (key.memcg,),
+            (),
+            None,
+            "sk_forward_alloc",
+            view.residuals[other],
+            "references",
+            added(proof, whole, sign=1 if amount > 0 else -1),
+        )
+
+
+def _counted_elsewhere(view: View, key: RowKey, amount: int, cause: str) -> Iterator[Hypothesis]:
+    """A slab object was counted on another node, or as another item, of the same memcg."""
+    if key.memcg is None or amount < 0:
+        return
+    for other in view.of_memcg("slab", key.memcg):
+        same_item, same_node = other.item == key.item, other.nid == key.nid
+        wanted = (True, False) if cause == "wrong-node" else (False, True)
+        if view.residuals[other] > 0 or (same_item, same_node) != wanted:
+            continue
+        counted_as = Charge("slab", _DETAILS[key.item], key.nid, amount, 0)
+        found_as = Charge("slab", _DETAILS[other.item], other.nid, amount)
+        payer = Payer(key.memcg, None)
+        signature = added(
+            taken_from(view.differences, payer, counted_as),
+            taken_from(view.differences, payer, found_as),
+            sign=-1,
+        )
+        yield Hypothesis(
+            cause,
+            (key.memcg,),
+            (),
+            other.nid,
+            other.item,
+            amount,
+            "bytes",
+            signature._replace(pools={}),  # wherever it was counted, it was charged
+            place=f"node {key.nid}" if same_item else key.item,
+            charge=found_as,
+        )
+
+
+def _wrong_node(view: View, key: RowKey, amount: int) -> Iterator[Hypothesis]:
+    yield from _counted_elsewhere(view, key, amount, "wrong-node")
+
+
+def _wrong_item(view: View, key: RowKey, amount: int) -> Iterator[Hypothesis]:
+    yield from _counted_elsewhere(view, key, amount, "wrong-item")
+
+
+def _name(h: Hypothesis) -> str:
+    what = h.charge
+    if what is None:
+        return "a charge"
+    name = _USED_FOR[what.detail] if what.kind == "kmem" else _NAMES[what.kind]
+    where = "" if what.nid is None else f" on node {what.nid}"
+    return f"{name} of {counted(abs(h.amount), 'bytes')}{where}"
+
+
+def _of(h: Hypothesis, number: int) -> str:
+    objcg = h.objcgs[number] if number < len(h.objcgs) else None
+    memcg = f"memcg {h.memcgs[number]:#x}"
+    return memcg if objcg is None else f"obj_cgroup {objcg:#x} of {memcg}"
+
+
+def _say_moved(h: Hypothesis) -> str:
+    if len(h.memcgs) < len(h.objcgs):
+        return (
+            f"{_name(h)} was charged to {_of(h, 0)}, and now refers to {h.objcgs[-1] or 0:#x}, "
+            "which is no obj_cgroup"
+        )
+    return f"{_name(h)} was charged to {_of(h, 0)}, and now refers to {_of(h, 1)}"
+
+
+def _say_not_found(h: Hypothesis) -> str:
+    return (
+        f"{_name(h)} is charged to {_of(h, 0)}, and nothing refers to it: freed, or its owner lost"
+    )
+
+
+def _say_twice(h: Hypothesis) -> str:
+    return f"{_name(h)} was charged twice to {_of(h, 0)}, or was freed without being uncharged"
+
+
+def _say_not_counted(h: Hypothesis) -> str:
+    return f"{_name(h)} refers to {_of(h, 0)}, and was not charged"
+
+
+def _say_resized(h: Hypothesis) -> str:
+    more = "longer" if h.amount > 0 else "shorter"
+    return (
+        f"a zswap entry was {counted(abs(h.amount), 'bytes')} {more} when it was charged to "
+        f"{_of(h, 0)} than its length says"
+    )
+
+
+def _say_socket_bytes(h: Hypothesis) -> str:
+    return f"{counted(h.amount, 'sockets')} of {_of(h, 0)} charged no whole number of pages"
+
+
+def _say_wrong_node(h: Hypothesis) -> str:
+    return f"{_name(h)} was counted on {h.place}"
+
+
+def _say_wrong_item(h: Hypothesis) -> str:
+    return f"{_name(h)} was counted as {h.place}, and is {h.item}"
+
+
+_CHARGE = ("obj_cgroup_charge", "__memcg_slab_post_alloc_hook", "pcpu_memcg_post_alloc_hook")
+_UNCHARGE = ("obj_cgroup_uncharge", "__memcg_slab_free_hook", "pcpu_memcg_free_hook")
+
+CAUSES = (
+    Cause(
+        PROVED["socket-charge-not-whole-pages"].cause,
+        ("sock", "tcpmem"),
+        _socket_bytes,
+        _say_socket_bytes,
+        PROVED["socket-charge-not-whole-pages"].functions,
+        PROVED["socket-charge-not-whole-pages"].meaning,
+    ),
+    Cause(
+        "object-owner",
+        _ROWS,
+        _owner_changed,
+        _say_moved,
+        ("__memcg_slab_post_alloc_hook", "pcpu_memcg_post_alloc_hook", "zswap_store_page"),
+        "the owner of an object, of pages, of an allocation or of an entry was changed",
+    ),
+    Cause(
+        "still-charged",
+        _ROWS,
+        _not_found,
+        _say_not_found,
+        _UNCHARGE,
+        "something was freed, or its owner lost, and it is still charged",
+    ),
+    Cause(
+        "not-counted",
+        _ROWS,
+        _not_counted,
+        _say_not_counted,
+        _CHARGE,
+        "something refers to a memcg that was not charged for it",
+    ),
+    Cause(
+        "charged-twice",
+        _ROWS,
+        _twice,
+        _say_twice,
+        _CHARGE,
+        "something was charged twice, or its reference was put without uncharging it",
+    ),
+    Cause(
+        "zswap-length",
+        ("zswap",),
+        _resized,
+        _say_resized,
+        ("zswap_store_page", "zswap_entry_free"),
+        "the length of a zswap entry is not the one that was charged",
+    ),
+    Cause(
+        "wrong-node",
+        ("slab",),
+        _wrong_node,
+        _say_wrong_node,
+        ("account_slab", "mod_objcg_mlstate", "__account_obj_stock"),
+        "a slab object was counted on another node than its own",
+    ),
+    Cause(
+        "wrong-item",
+        ("slab",),
+        _wrong_item,
+        _say_wrong_item,
+        ("cache_vmstat_idx", "mod_objcg_mlstate"),
+        "a slab object was counted as reclaimable and is not, or the other way round",
+    ),
+)

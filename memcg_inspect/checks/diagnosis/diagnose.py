@@ -1,0 +1,206 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+"""The diagnoses of a report: causes of its findings, with what the findings have as evidence."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from memcg_inspect.checks.diagnosis.cause import Hypothesis
+from memcg_inspect.checks.diagnosis.differences import Differences
+from memcg_inspect.checks.diagnosis.proofs import PROVED
+from memcg_inspect.checks.diagnosis.registry import CAUSES, cause_of
+from memcg_inspect.checks.diagnosis.search import Explanation, explain
+from memcg_inspect.checks.evidence_query import MOST_EVIDENCE
+from memcg_inspect.checks.rows import RowKey, finding_key
+from memcg_inspect.checks.snapshot import Snapshot
+from memcg_inspect.report import Confidence, Diagnosis, Effect, Evidence, Finding, Row
+
+__all__ = ("diagnose",)
+
+#: Other explanations that are named.
+_MOST_OTHERS = 5
+
+
+def diagnose(
+    snapshot: Snapshot, rows: Sequence[Row], findings: Sequence[Finding]
+) -> tuple[Diagnosis, ...]:
+    """
+    Return the causes of findings, the one that explains most of them first.
+
+    :param rows: all rows of the report
+    :param findings: all findings of the report, with their evidence
+    """
+    if not findings:
+        return ()
+    by_row = {finding_key(finding): number for number, finding in enumerate(findings)}
+    differences = Differences(snapshot, rows, by_row.keys())
+    proved = frozenset(k for k, n in by_row.items() if findings[n].evidence_is == "proof")
+    found = [
+        _of_rows(differences, explanation, by_row, findings)
+        for explanation in explain(differences, CAUSES, proved)
+    ]
+    explained = {number for diagnosis in found for number in diagnosis.findings}
+    found += _of_proofs(findings, explained)
+    return tuple(
+        sorted(found, key=lambda d: (len(d.findings), d.confidence == "proved"), reverse=True)
+    )
+
+
+def _of_rows(
+    d: Differences,
+    explanation: Explanation,
+    by_row: dict[RowKey, int],
+    findings: Sequence[Finding],
+) -> Diagnosis:
+    h = explanation.cause
+    keys = dict.fromkeys(d.touched(h.signature))
+    h, alone = _with_findings_alone(d.snapshot, h, findings)
+    numbers = tuple(sorted({*alone, *(by_row[key] for key in keys if key in by_row)}))
+    proofs = [n for n in numbers if findings[n].evidence_is == "proof"]
+    confidence: Confidence = "likely"
+    if proofs:
+        confidence = "proved"
+    elif explanation.sure and not explanation.others:
+        confidence = "only-explanation"
+    evidence, total = _evidence(h, [findings[n] for n in proofs or numbers])
+    return Diagnosis(
+        cause=h.cause,
+        what=cause_of(h.cause).sentence(h),
+        confidence=confidence,
+        memcgs=h.memcgs,
+        nid=h.nid,
+        amount=h.amount,
+        unit=h.unit,
+        evidence=evidence,
+        evidence_total=total,
+        findings=numbers,
+        others=tuple(_sentences(explanation)) if confidence == "likely" else (),
+        signature=tuple(_effects(d, h, keys)),
+        functions=cause_of(h.cause).functions,
+    )
+
+
+def _with_findings_alone(
+    snapshot: Snapshot, h: Hypothesis, findings: Sequence[Finding]
+) -> tuple[Hypothesis, list[int]]:
+    """
+    Return which findings that belong to no row a charge also explains.
+
+    A charge may refer to what is no obj_cgroup, or to the obj_cgroup of another node.
+    """
+    what = h.charge
+    if what is None or h.cause not in ("object-owner", "still-charged"):
+        return h, []
+    alone = [n for n, f in enumerate(findings) if f.kind == "skew" and _is_skew_of(h, f)]
+    for number, finding in enumerate(findings):
+        if (finding.kind, finding.identity, h.cause) == (
+            "unknown-objcg",
+            what.kind,
+            "still-charged",
+        ):
+            found = [
+                (entry.detail, entry.nid, amount.bytes)
+                for entry, amount in snapshot.ledger
+                if (entry.payer, entry.kind) == (finding.objcg, finding.identity)
+            ]
+            nid = found[0][1] if what.nid is None else what.nid
+            detail = found[0][0] if what.kind != "slab" else what.detail
+            if found == [(detail, nid, what.bytes)]:
+                h = h._replace(cause="object-owner", objcgs=(*h.objcgs[:1], finding.objcg))
+                return h, [*alone, number]
+    return h, alone
+
+
+def _is_skew_of(h: Hypothesis, finding: Finding) -> bool:
+    what = h.charge
+    return what is not None and (
+        finding.memcg == h.memcgs[-1]
+        and finding.identity == what.kind
+        and finding.nid == (finding.nid if what.nid is None else what.nid)
+        and finding.difference == what.bytes
+    )
+
+
+def _sentences(explanation: Explanation) -> Iterable[str]:
+    said = (
+        "; and ".join(cause_of(other.cause).sentence(other) for other in some)
+        for some in explanation.others
+    )
+    return list(dict.fromkeys(said))[:_MOST_OTHERS]
+
+
+def _effects(d: Differences, h: Hypothesis, keys: Iterable[RowKey]) -> Iterable[Effect]:
+    goal = d.of_goal(h.signature)
+    for key in keys:
+        row = d.row(key)
+        amount = goal.observed(key)
+        if amount:
+            yield Effect(
+                identity=key.identity,
+                memcg=key.memcg,
+                objcg=key.objcg,
+                nid=key.nid,
+                item=key.item,
+                unit=key.unit,
+                amount=amount,
+                difference=(row.difference or 0) if row is not None else 0,
+            )
+
+
+def _evidence(
+    h: Hypothesis, findings: Sequence[Finding]
+) -> tuple[tuple[Evidence, ...], int | None]:
+    """Return the objects of findings that can be what a cause is about, and how many there are."""
+    if not findings:
+        return (), None
+    if findings[0].evidence_is == "proof":
+        return findings[0].evidence, findings[0].evidence_total
+    if h.charge is None:
+        return (), None
+    owners = {objcg for objcg in h.objcgs[-1:] if objcg is not None}
+    for finding in findings:
+        fitting = [
+            e
+            for e in finding.evidence
+            if e.kind == h.charge.kind
+            and e.bytes == h.charge.bytes
+            and (not owners or e.objcg in owners)
+        ]
+        if fitting and h.cause in ("object-owner", "not-counted"):
+            best = min(e.rank or 0 for e in fitting)
+            equal = sum(e.rank == best for e in fitting)
+            tied = finding.evidence_tied or 0
+            if finding.evidence[-1].rank == best and len(finding.evidence) == MOST_EVIDENCE:
+                equal += tied
+            return tuple(fitting), equal
+    return (), None
+
+
+def _of_proofs(findings: Sequence[Finding], explained: set[int]) -> list[Diagnosis]:
+    """Return a diagnosis of each proof that is no part of another one."""
+    found: dict[frozenset[int], Diagnosis] = {}
+    for number, finding in enumerate(findings):
+        proved = PROVED.get(finding.kind)
+        if finding.evidence_is != "proof" or proved is None or number in explained:
+            continue
+        at = frozenset(e.address for e in finding.evidence)
+        same = found.get(at) if at else None
+        if same is not None:
+            found[at] = replace(same, findings=(*same.findings, number))
+            continue
+        memcgs = () if finding.memcg is None else (finding.memcg,)
+        found[at or frozenset({-number})] = Diagnosis(
+            cause=proved.cause,
+            what=finding.what,
+            confidence="proved",
+            memcgs=memcgs,
+            nid=finding.nid,
+            amount=finding.difference,
+            unit=finding.unit,
+            evidence=finding.evidence,
+            evidence_total=finding.evidence_total,
+            findings=(number,),
+            functions=proved.functions,
+        )
+    return list(found.values())

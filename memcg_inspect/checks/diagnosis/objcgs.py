@@ -1,0 +1,147 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+"""
+Cause: an obj_cgroup that belongs to another memcg
+--------------------------------------------------
+
+Everything that is charged to the obj_cgroup moves with it, to the counters of a memcg that never
+counted it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+from memcg_inspect.checks.diagnosis.cause import Cause, Hypothesis
+from memcg_inspect.checks.diagnosis.differences import Differences, Signature, View, added
+from memcg_inspect.checks.diagnosis.effects import Charge, Payer, taken_from
+from memcg_inspect.checks.diagnosis.proofs import PROVED
+from memcg_inspect.checks.rows import RowKey
+from memcg_inspect.model import Objcg
+
+__all__ = ("CAUSES",)
+
+
+def _owner_changed(view: View, key: RowKey, amount: int) -> Iterator[Hypothesis]:
+    """Yield the obj_cgroups in a list of a memcg that belong to none of its ancestors."""
+    d, snapshot = view.differences, view.snapshot
+    listed = snapshot.memcgs.get(key.memcg or 0)
+    if listed is None:
+        return
+    for objcg in snapshot.objcgs.values():
+        here = [p for p in objcg.places if (p.memcg, p.nid) == (key.memcg, key.nid)]
+        now = snapshot.payer(objcg.address)
+        if len(here) != amount or now is None or now in d.chain(listed.payer):
+            continue
+        yield Hypothesis(
+            PROVED["misplaced-objcg"].cause,
+            (listed.payer, now),
+            (objcg.address,),
+            objcg.nid,
+            "objcg->memcg",
+            len(here),
+            "references",
+            _moved(d, objcg, listed.payer, now),
+        )
+
+
+def _moved(d: Differences, objcg: Objcg, was: int, now: int) -> Signature:
+    snapshot = d.snapshot
+    rows: Counter[RowKey] = Counter()
+    for place in objcg.places:
+        rows[RowKey("objcg_lists", "objcg_list", "references", place.memcg, place.nid)] += 1
+    for task in snapshot.tasks:
+        if objcg.address in task.objcgs and task.memcg != now and not task.stale:
+            payer = snapshot.payer(task.memcg) or 0
+            rows[RowKey("task_objcg", "task->objcg", "references", payer)] += 1
+    held = _held(d, objcg, was), _held(d, objcg, now)
+    signature = added(Signature({k: v for k, v in rows.items() if d.has(k)}), held[0])
+    return added(signature, held[1], sign=-1)
+
+
+def _held(d: Differences, objcg: Objcg, memcg: int) -> Signature:
+    """Return everything that is charged to an obj_cgroup, as if a memcg paid for it."""
+    snapshot, payer = d.snapshot, Payer(memcg, None)
+    some = []
+    for entry, amount in snapshot.ledger:
+        if entry.payer == objcg.address:
+            number = amount.charges
+            what = Charge(entry.kind, entry.detail, entry.nid, amount.bytes, number, number)
+            some.append(
+                taken_from(d, payer, what._replace(detail="") if what.kind == "lru" else what)
+            )
+    if snapshot.lru is not None:
+        pages = (
+            (RowKey("lru", item, "pages", memcg, nid), number)
+            for (owner, nid, item), number in snapshot.lru.pages.items()
+            if owner == objcg.address
+        )
+        some.append(Signature(dict(pages)))
+    for stock in snapshot.stocks:
+        if stock.objcg != objcg.address:
+            continue
+        some.append(Signature({}, {(memcg, None): stock.nr_bytes}))
+        for detail, size in (
+            ("reclaimable", stock.reclaimable),
+            ("unreclaimable", stock.unreclaimable),
+        ):
+            if stock.nid is not None and size:
+                counted = taken_from(d, payer, Charge("slab", detail, stock.nid, -size, 0))
+                some.append(counted._replace(pools={}))
+    some.append(Signature({}, {(memcg, None): objcg.nr_charged_bytes}))
+    return added(*some)
+
+
+def _cached_another(view: View, key: RowKey, amount: int) -> Iterator[Hypothesis]:
+    """A task has cached another obj_cgroup: it holds the reference of the one that it had."""
+    if key.memcg is None:
+        return
+    for had in view.of_memcg("references", key.memcg):
+        for has, left in view.residuals.items():
+            if has.identity != "references" or (view.residuals[had], left) != (1, -1):
+                continue
+            rows = {key: amount, had: 1, has: -1}
+            yield Hypothesis(
+                PROVED["stale-task-objcg"].cause,
+                (key.memcg,) if has.memcg is None else (key.memcg, has.memcg),
+                (had.objcg, has.objcg),
+                key.nid,
+                key.item,
+                amount,
+                "references",
+                Signature(rows),
+            )
+
+
+def _say_cached(h: Hypothesis) -> str:
+    return (
+        f"a task of memcg {h.memcgs[0]:#x} had cached obj_cgroup {h.objcgs[0] or 0:#x}, and has "
+        f"{h.objcgs[1] or 0:#x} of memcg {h.memcgs[-1]:#x} in its place"
+    )
+
+
+def _say(h: Hypothesis) -> str:
+    return (
+        f"obj_cgroup {h.objcgs[0] or 0:#x} is one of memcg {h.memcgs[0]:#x}, and refers to memcg "
+        f"{h.memcgs[1]:#x}, to which all its charges went"
+    )
+
+
+CAUSES = (
+    Cause(
+        PROVED["stale-task-objcg"].cause,
+        ("task_objcg",),
+        _cached_another,
+        _say_cached,
+        PROVED["stale-task-objcg"].functions,
+        PROVED["stale-task-objcg"].meaning,
+    ),
+    Cause(
+        PROVED["misplaced-objcg"].cause,
+        ("objcg_lists",),
+        _owner_changed,
+        _say,
+        PROVED["misplaced-objcg"].functions,
+        PROVED["misplaced-objcg"].meaning,
+    ),
+)

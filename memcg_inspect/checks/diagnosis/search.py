@@ -1,0 +1,369 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+"""
+Search for causes
+-----------------
+
+Looks for the smallest set of causes whose signatures add up to all rows that differ. Each row that
+differs suggests the causes that would explain it by themselves; nothing else is tried.
+
+Causes that share no row are independent of each other, so they are taken one after the other: the
+one that explains most rows first. Then those that do share rows are looked at again, up to
+:data:`_MOST_TOGETHER` at a time, for a smaller set, and for other sets of the same size. The number
+of tries is bounded. What is left over has no explanation.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from typing import NamedTuple
+
+from memcg_inspect.checks.diagnosis.cause import Cause, Hypothesis
+from memcg_inspect.checks.diagnosis.differences import Differences, Signature, View, added
+from memcg_inspect.checks.rows import RowKey
+
+__all__ = ("Explanation", "explain")
+
+#: Causes of one group that are searched for together.
+_MOST_TOGETHER = 3
+#: The most hypotheses that are tried for one image.
+_MOST_TRIES = 30_000
+#: The most causes of one image.
+_MOST_CAUSES = 64
+#: Two causes of the same amount are taken for a coincidence if it is larger than this, in its unit.
+_COINCIDENCE = 16
+_NOTHING = Signature({})
+#: Identities from whose rows most causes are recognized that change other rows, too.
+_TELLING = (
+    *(
+        "objcg_lists",
+        "task_objcg",
+        "id_refs",
+        "slab",
+        "percpu",
+        "zswap",
+        "sock",
+        "kernel_stack",
+        "pagetable",
+        "vmalloc",
+    ),
+    *("lru", "kmem", "swap", "levels", "page_levels", "usage", "local", "node_levels"),
+)
+
+
+class Explanation(NamedTuple):
+    """
+    One cause that was found.
+
+    :ivar cause: the cause
+    :ivar others: sets of causes that explain the same, among them larger ones
+    :ivar sure: whether all other sets were tried, and everything around it is explained
+    """
+
+    cause: Hypothesis
+    others: tuple[tuple[Hypothesis, ...], ...]
+    sure: bool
+
+
+class _GaveUpError(Exception):
+    """The bound of tries was reached."""
+
+
+class _Score(NamedTuple):
+    """How well a hypothesis fits. The greater one is better; the first field counts most."""
+
+    value: float
+    exact: bool
+    prior: int
+
+
+def explain(
+    differences: Differences, causes: Sequence[Cause], ignored: frozenset[RowKey] = frozenset()
+) -> list[Explanation]:
+    """
+    Return causes that add up to the rows that differ.
+
+    :param causes: all that are known, the likelier ones first
+    :param ignored: rows that differ for reasons of their own, and that causes may explain, too
+    """
+    return _Search(differences, causes).run(ignored)
+
+
+class _Search:
+    def __init__(self, differences: Differences, causes: Sequence[Cause]) -> None:
+        self.differences = differences
+        self.by_row: defaultdict[str, list[Cause]] = defaultdict(list)
+        self.prior: dict[str, int] = {}
+        for number, cause in enumerate(causes):
+            self.prior.setdefault(cause.name, -number)
+            for identity in cause.rows:
+                self.by_row[identity].append(cause)
+        self.tries = 0
+
+    def run(self, ignored: frozenset[RowKey]) -> list[Explanation]:
+        residuals = self.differences.differing()
+        chosen, left = self._greedy(self.differences, residuals)
+        chosen, left = self._mend(chosen, left, residuals, ignored)
+        groups = _groups(self.differences, chosen)
+        found: list[Explanation] = []
+        for group in groups:
+            found += self._judge(group, set(left) - ignored)
+        if len(found) == 1 and not ignored:
+            return found
+        # Faults of one page each can cancel each other in rows, and leave others.
+        return [e._replace(sure=e.sure and not self._is_small(e.cause)) for e in found]
+
+    # Hypotheses
+
+    def _options(self, view: View, keys: Sequence[RowKey]) -> Iterator[Hypothesis]:
+        """Yield each fault that explains one of these rows by itself."""
+        seen = set()
+        for key in keys:
+            for cause in self.by_row.get(key.identity, ()):
+                for option in cause.options(view, key, view.residuals[key]):
+                    self.tries += 1
+                    if option.key not in seen:
+                        seen.add(option.key)
+                        yield option
+
+    def _after(
+        self,
+        d: Differences,
+        residuals: Mapping[RowKey, int],
+        total: Signature,
+        option: Hypothesis,
+    ) -> tuple[dict[RowKey, int], Signature]:
+        """Return what is left of the rows that a fault changes, and the sum of all signatures."""
+        total = added(total, option.signature)
+        return {key: d.residual(key, total) for key in d.touched(option.signature)}, total
+
+    # One after the other
+
+    def _greedy(
+        self, d: Differences, residuals: Mapping[RowKey, int]
+    ) -> tuple[list[Hypothesis], dict[RowKey, int]]:
+        left, total, chosen = dict(residuals), _NOTHING, list[Hypothesis]()
+        while left and len(chosen) < _MOST_CAUSES and self.tries < _MOST_TRIES:
+            view, scored = View(d, left), list[tuple[_Score, Hypothesis]]()
+            for option in self._options(view, list(left)):
+                after, _ = self._after(d, left, total, option)
+                score = self._score(left, after, option)
+                if score.value > 0:
+                    scored.append((score, option))
+            if not scored:
+                break
+            scored.sort(key=lambda pair: pair[0], reverse=True)
+            first = True
+            for score, option in scored:
+                # Those that explain all rows they change do not depend on each other.
+                after, then = self._after(d, left, total, option)
+                if first or (score.exact and self._score(left, after, option) == score):
+                    left = {k: r for k, r in (left | after).items() if r}
+                    total = then
+                    chosen.append(option)
+                if not score.exact:
+                    break
+                first = False
+        return chosen, left
+
+    def _score(
+        self, before: Mapping[RowKey, int], after: Mapping[RowKey, int], option: Hypothesis
+    ) -> _Score:
+        rests = [(before.get(key, 0), rest) for key, rest in after.items()]
+        explained = sum(1 for was, rest in rests if was and not rest)
+        broken = sum(1 for was, rest in rests if rest and not was)
+        changed = sum(1 for was, rest in rests if was and rest and was != rest)
+        exact = not broken and not changed
+        return _Score(explained - 2 * broken - changed / 2, exact, self.prior[option.cause])
+
+    # All sets
+
+    def _sets(
+        self, d: Differences, residuals: Mapping[RowKey, int], size: int
+    ) -> list[tuple[Hypothesis, ...]]:
+        """
+        Return all sets of so many causes that explain all rows, without those in another order.
+
+        :raises _GaveUpError: after too many tries
+        """
+        found: dict[frozenset[object], tuple[Hypothesis, ...]] = {}
+        for some in self._deeper(d, residuals, _NOTHING, size):
+            found.setdefault(frozenset(option.key for option in some), some)
+        return list(found.values())
+
+    def _deeper(
+        self, d: Differences, residuals: Mapping[RowKey, int], total: Signature, size: int
+    ) -> Iterator[tuple[Hypothesis, ...]]:
+        if self.tries > _MOST_TRIES:
+            raise _GaveUpError
+        view = View(d, residuals)
+        # The last cause explains every row, so one of them is enough to find it.
+        keys = list(residuals) if size > 1 else [min(residuals, key=_telling)]
+        for option in self._options(view, keys):
+            after, now = self._after(d, residuals, total, option)
+            left = {key: rest for key, rest in (dict(residuals) | after).items() if rest}
+            if not left:
+                yield (option,)
+            elif size == 2 or (size > 2 and len(left) < len(residuals) + _MOST_TOGETHER):
+                yield from ((option, *rest) for rest in self._deeper(d, left, now, size - 1))
+
+    # What the first pass left over, or took too many causes for
+
+    def _mend(
+        self,
+        chosen: list[Hypothesis],
+        left: dict[RowKey, int],
+        residuals: Mapping[RowKey, int],
+        ignored: frozenset[RowKey],
+    ) -> tuple[list[Hypothesis], dict[RowKey, int]]:
+        """Replace causes that share rows by fewer, and explain what was left over with them."""
+        d, kept = self.differences, list[Hypothesis]()
+        for group in _groups(d, chosen):
+            if 1 < len(group) <= 4 * _MOST_TOGETHER:
+                kept += self._fewer(d.of_goal(_sum(group)), group)
+            else:
+                kept += group
+        rest = {key: amount for key, amount in left.items() if key not in ignored}
+        memcgs = {key.memcg for key in rest}
+        near = [h for h in kept if memcgs.intersection(h.memcgs) or rest.keys() & h.signature.rows]
+        if rest and len(near) <= _MOST_TOGETHER:
+            others = [h for h in kept if h not in near]
+            total = _sum(others)
+            keys = {*rest, *(k for h in near for k in d.touched(h.signature))}
+            wanted = {k: r for k in keys if (r := d.residual(k, total))}
+            better = self._first(d, wanted, total)
+            if better is not None:
+                return [*others, *better], {k: v for k, v in left.items() if k in ignored}
+        return kept, left
+
+    def _fewer(self, d: Differences, group: list[Hypothesis]) -> list[Hypothesis]:
+        """Return the smallest set of causes that explains the same as a group."""
+        residuals = d.differing()
+        try:
+            for size in range(1, min(len(group), _MOST_TOGETHER)):
+                sets = self._sets(d, residuals, size)
+                if sets:
+                    return list(max(sets, key=self._prior))
+        except _GaveUpError:
+            pass
+        return group
+
+    def _first(
+        self, d: Differences, residuals: Mapping[RowKey, int], total: Signature
+    ) -> tuple[Hypothesis, ...] | None:
+        try:
+            for size in range(1, _MOST_TOGETHER + 1):
+                some = list(self._deeper(d, residuals, total, size))
+                if some:
+                    return max(some, key=self._prior)
+        except _GaveUpError:
+            pass
+        return None
+
+    def _prior(self, some: Iterable[Hypothesis]) -> int:
+        return sum(self.prior[h.cause] for h in some)
+
+    # How sure
+
+    def _judge(self, group: list[Hypothesis], left: set[RowKey]) -> Iterator[Explanation]:
+        """Yield the causes of a group with what else explains the same rows."""
+        d, found, sure = self.differences, dict[int, list[tuple[Hypothesis, ...]]](), True
+        if left.intersection(k for h in group for k in d.touched(h.signature)):
+            sure = False
+        for number, h in enumerate(group):
+            sets, whole = self._instead_of(d.of_goal(h.signature), h)
+            found[number], sure = sets, sure and whole
+        if len(group) > 1:
+            # Faults in the same rows or memcgs can be parts of others, which are not all tried.
+            sure = False
+        if len(group) == 2:
+            with suppress(_GaveUpError):
+                goal = d.of_goal(_sum(group))
+                for some in self._sets(goal, goal.differing(), 2):
+                    self._add_others(group, some, found)
+        for number, h in enumerate(group):
+            places = [h.place]
+            others = []
+            for some in found[number]:
+                if len(some) == 1 and _same_but_for_place(h, some[0]):
+                    places.append(some[0].place)
+                else:
+                    others.append(some)
+            place = ", ".join(dict.fromkeys(filter(None, places)))
+            # Bytes without a reference can be those of two charges, one too many and one too few.
+            partial = h.charge is not None and not h.charge.references
+            yield Explanation(h._replace(place=place), tuple(others), sure and not partial)
+
+    def _add_others(
+        self,
+        group: Sequence[Hypothesis],
+        some: Sequence[Hypothesis],
+        found: Mapping[int, list[tuple[Hypothesis, ...]]],
+    ) -> None:
+        keys = {option.key for option in some}
+        missing = [number for number, h in enumerate(group) if h.key not in keys]
+        new = tuple(o for o in some if o.key not in {h.key for h in group})
+        for number in missing:
+            if new not in found[number]:
+                found[number].append(new)
+
+    def _is_small(self, h: Hypothesis) -> bool:
+        """Return whether another fault may have the same amount by coincidence."""
+        if h.unit == "bytes":
+            page = self.differences.page
+            return h.amount % page == 0 and abs(h.amount) <= _COINCIDENCE * page
+        return abs(h.amount) <= _COINCIDENCE
+
+    def _instead_of(
+        self, d: Differences, h: Hypothesis
+    ) -> tuple[list[tuple[Hypothesis, ...]], bool]:
+        """Return what has the same signature, and whether everything was tried."""
+        residuals = d.differing()
+        try:
+            sets = self._sets(d, residuals, 1)
+            if self._is_small(h):
+                sets += self._sets(d, residuals, 2)
+        except _GaveUpError:
+            return [], False
+        return [some for some in sets if h.key not in {o.key for o in some}], True
+
+
+def _telling(key: RowKey) -> tuple[int, bool, str]:
+    """
+    Return a number for a row that is lower if more of the causes that change it start from it.
+
+    A charge changes rows of pages and references, too, but is recognized from its own row.
+    """
+    place = _TELLING.index(key.identity) if key.identity in _TELLING else len(_TELLING)
+    return place, key.unit != "bytes", key.item
+
+
+def _same_but_for_place(one: Hypothesis, other: Hypothesis) -> bool:
+    """Return whether the same thing is wrong, in a place that no row tells from the first."""
+    return (
+        one._replace(place="", signature=_NOTHING).key
+        == other._replace(place="", signature=_NOTHING).key
+    )
+
+
+def _sum(some: Sequence[Hypothesis]) -> Signature:
+    return added(_NOTHING, *(h.signature for h in some))
+
+
+def _groups(d: Differences, chosen: Sequence[Hypothesis]) -> list[list[Hypothesis]]:
+    """Return causes in groups that share rows, or concern the same memcgs."""
+    groups: list[tuple[set[object], list[Hypothesis]]] = []
+    for h in chosen:
+        keys: set[object] = {k for k in h.signature.rows if d.observed(k) is not None}
+        keys.update(h.memcgs)
+        members = [h]
+        apart = []
+        for others, group in groups:
+            if others & keys:
+                keys |= others
+                members = group + members
+            else:
+                apart.append((others, group))
+        groups = [*apart, (keys, members)]
+    return [group for _, group in groups]
