@@ -416,5 +416,24 @@ def test_a_socket_that_a_task_is_freeing(lab: Lab, kernel: str) -> None:
     row = held(subject.report)[path]
     assert row.status in ("in-flight", "unverifiable"), row
     assert "churn (" in (row.reason or "")
+    calling = "callbacks that CPU" in (row.reason or "")
     row = held(subject.audit(of_memcg(subject, memcg, path, 5_000)))[path]
-    assert row.status == "differs" or "callbacks that CPU" in (row.reason or "")
+    assert row.status == "differs" or calling
+    # The socket holds one reference.
+    row = held(subject.audit(of_memcg(subject, memcg, path, 1)))[path]
+    assert (row.status, row.difference) == ("differs", 2) or calling
+
+
+@pytest.mark.image
+@pytest.mark.each_kernel
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_a_socket_whose_refcount_is_never_dropped(lab: Lab, kernel: str) -> None:
+    """The slot of the last one still looks as if it had a user: sk_free() was called alone."""
+    image = lab.image(kernel, "2", "testrun", freeze="in:bpf_prog_test_run_skb")
+    subject, path = Subject(image.program()), "/testrun/one"
+    assert subject.report.verdict == "exact"
+    assert held(subject.report)[path].status == "exact"
+    assert held(subject.report)[path].found["sock"] == 0
+    for off in (-1, 1):
+        report = subject.audit(of_memcg(subject, subject.paths[path], path, off))
+        assert named(report, "css_refs") == {(path, None, "css.refcnt", off)}

@@ -36,6 +36,7 @@ from memcg_inspect.linux.mm.mmzone import mem_map
 from memcg_inspect.linux.mm.slab import Slab, SlabReader
 from memcg_inspect.linux.net.ip_sockglue import socks_with_error_readers
 from memcg_inspect.linux.net.skbuff import SkbReader
+from memcg_inspect.linux.net.sock_destruct import SockUse
 from memcg_inspect.model import Coverage
 
 __all__ = ("UnknownCharge", "Protocol", "Sock", "SockReader", "socket_caches")
@@ -170,8 +171,7 @@ class SockReader:
         self._kfence = kfence_pages(image)
         sock = image.type("struct sock")
         self._memcg = offsetof(sock, "sk_memcg")
-        self._refs = offsetof(sock, "__sk_common.skc_refcnt")
-        self._wmem_alloc = offsetof(sock, "sk_wmem_alloc")
+        self._use = SockUse(image)
         self._proto = offsetof(sock, "__sk_common.skc_prot")
         self._creator = offsetof(sock, "sk_prot_creator")
         self._size = sizeof(sock)
@@ -191,11 +191,9 @@ class SockReader:
         """
         Return the sockets in a slab that refer to a memcg.
 
-        All slots of the slab are read, free ones included. A slot is a socket if its
-        ``skc_refcnt`` or its ``sk_wmem_alloc`` is positive and its ``sk_memcg`` is a memcg: both
-        are 0 in a socket that was freed, and it is most unlikely that anything else satisfies
-        this. ``sk_free()`` leaves a closed socket, and what is in its queues, to the last of its
-        buffers in flight: until then only ``sk_wmem_alloc`` is positive.
+        All slots of the slab are read, free ones included. A slot is a socket if it is in use (see
+        :class:`~memcg_inspect.linux.net.sock_destruct.SockUse`) and its ``sk_memcg`` is a memcg: it
+        is most unlikely that anything else satisfies this.
 
         :param memcgs: ``struct mem_cgroup *`` of all memcgs
         """
@@ -219,7 +217,7 @@ class SockReader:
                     self.coverage.miss("socket", address, str(error))
                 continue
             memcg = self.memory.word_at(data, self._memcg)
-            if memcg in memcgs and self._in_use(data):
+            if memcg in memcgs and self._use.of(data):
                 self.coverage.read += 1
                 proto = self.memory.word_at(data, self._proto)
                 yield self._sock(address, memcg, data, self._protocol_at(proto) or of_cache)
@@ -236,7 +234,7 @@ class SockReader:
             found = self.memory.words(data, self._memcg, stride)
             for number, memcg in enumerate(found):
                 sock = data[number * stride : number * stride + self._size]
-                if memcg in memcgs and self._in_use(sock):
+                if memcg in memcgs and self._use.of(sock):
                     protocol = self._of_kmalloc(sock, size)
                     if protocol is not None:
                         self.others.read += 1
@@ -258,13 +256,6 @@ class SockReader:
             except FaultError:
                 self._creators[creator] = None
         return self._creators[creator]
-
-    def _in_use(self, data: bytes) -> bool:
-        order = self.memory.order
-        return any(
-            int.from_bytes(data[at : at + 4], order, signed=True) > 0
-            for at in (self._refs, self._wmem_alloc)
-        )
 
     def _sock(self, address: int, memcg: int, data: bytes, protocol: Protocol) -> Sock:
         name = protocol.name

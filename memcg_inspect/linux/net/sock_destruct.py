@@ -21,10 +21,46 @@ from memcg_inspect.image.lookup import UnknownKernelError
 from memcg_inspect.linux.kernel.rcu import queued_callbacks
 from memcg_inspect.linux.kernel.stacktrace_refs import Freeing
 
-__all__ = ("closing_sockets", "freed_sockets")
+__all__ = ("SockUse", "closing_sockets", "freed_sockets")
 
+#: Bytes of a ``refcount_t``.
+_INT = 4
 #: Functions that a task is in from the last reference to a socket on until it is freed.
 _FREE = ("sk_free", "__sk_free", "sk_destruct", "__sk_destruct")
+
+
+class SockUse:
+    """
+    Whether a ``struct sock`` is in use: its ``sk_wmem_alloc`` is positive.
+
+    sk_alloc() and sk_clone() set it to 1 before the socket gets its memcg, and each buffer in
+    flight adds to it. sk_free() drops the 1. Whoever brings it to 0 frees the socket. ``sk_refcnt``
+    does not show it: callers of sk_free() itself, like bpf_prog_test_run_skb(), leave it as it was.
+    """
+
+    def __init__(self, image: Image) -> None:
+        self._memory = image.memory
+        self._counter = offsetof(image.type("struct sock"), "sk_wmem_alloc")
+
+    def of(self, data: bytes) -> bool:
+        """
+        Return whether a socket is in use.
+
+        :param data: the ``struct sock``
+        """
+        return self._is_positive(data[self._counter : self._counter + _INT])
+
+    def at(self, address: int) -> bool:
+        """
+        Return whether a socket is in use.
+
+        :param address: ``struct sock *``
+        :raises drgn.FaultError: if it cannot be read
+        """
+        return self._is_positive(self._memory.read(address + self._counter, _INT))
+
+    def _is_positive(self, counter: bytes) -> bool:
+        return int.from_bytes(counter, self._memory.order, signed=True) > 0
 
 
 def closing_sockets(image: Image, memcgs: Container[int]) -> Counter[int]:
@@ -58,16 +94,12 @@ def freed_sockets(image: Image) -> Freeing | None:
         sock = image.type("struct sock")
     except UnknownKernelError:
         return None
-    memory, order = image.memory, image.memory.order
-    refs, wmem = offsetof(sock, "__sk_common.skc_refcnt"), offsetof(sock, "sk_wmem_alloc")
-    memcg = offsetof(sock, "sk_memcg")
+    memory, use, memcg = image.memory, SockUse(image), offsetof(sock, "sk_memcg")
 
     def refers_to(address: int) -> int | None:
         try:
-            for counter in (refs, wmem):
-                if int.from_bytes(memory.read(address + counter, 4), order):
-                    return None  # It is found in its slab.
-            return memory.word(address + memcg)
+            # A socket in use is found in its slab.
+            return None if use.at(address) else memory.word(address + memcg)
         except FaultError:
             return None
 
