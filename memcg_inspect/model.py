@@ -332,6 +332,7 @@ class Nodes(NamedTuple):
 
     :ivar totals: totals of the counters of nodes (``vm_node_stat``) by enumerator
     :ivar with_memory: nodes that have memory (``N_MEMORY``); ``None`` if they are not known
+    :ivar unsteady: nodes that may have had no memory for a time
     :ivar vmalloc_pages: ``nr_vmalloc_pages``; ``None`` if the kernel counts them by node
     :ivar vmalloc_restored: whether the kernel before this one may have handed over vmalloc areas
     :ivar writeback_by_nfs: whether an NFS client may count pages in ``NR_WRITEBACK`` of nodes only
@@ -339,6 +340,7 @@ class Nodes(NamedTuple):
 
     totals: Mapping[str, int] = MappingProxyType({})
     with_memory: frozenset[int] | None = None
+    unsteady: frozenset[int] = frozenset()
     vmalloc_pages: int | None = None
     vmalloc_restored: bool = False
     writeback_by_nfs: bool = False

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import NamedTuple
 
 __all__ = ("LocalStat", "Unfolded")
@@ -31,9 +32,13 @@ class Unfolded(NamedTuple):
     :ivar updated: whether the memcg is on the list of updated ones of each possible CPU; CPUs
         whose lists could not be read are left out
     :ivar complete: whether the counters of the memcg and those of all its nodes could be read
+    :ivar unsteady: a node that may have had no memory for a time and on which a CPU has such
+        changes, by CPU; ``None`` in place of the CPU for ``state_pending``. These changes are not
+        among the others
     """
 
     changed: Mapping[int, tuple[str, ...]]
     pending: tuple[str, ...]
     updated: Mapping[int, bool]
     complete: bool = True
+    unsteady: Mapping[int | None, int] = MappingProxyType({})

@@ -16,7 +16,7 @@ from memcg_inspect.linux.mm.memcontrol_vmstats import (
     event_slots,
     slot_names,
 )
-from memcg_inspect.linux.mm.mmzone import memory_nodes
+from memcg_inspect.linux.mm.mmzone import memory_nodes, steady_nodes
 from memcg_inspect.model import Coverage
 from memcg_inspect.model_counters import LocalStat, Unfolded
 
@@ -43,6 +43,8 @@ class Folds:
     _pending: dict[int, set[str]] = field(default_factory=dict)
     #: On a running kernel, the memcgs' own arrays, to see whether they change.
     _arrays: dict[int, StatArrays] = field(default_factory=dict)
+    #: By memcg and CPU, a node with changes that may have had no memory for a time.
+    _unsteady: dict[int, dict[int | None, int]] = field(default_factory=dict)
     #: Memcgs some of whose arrays could not be read.
     _partial: set[int] = field(default_factory=set)
 
@@ -63,8 +65,16 @@ class Folds:
         """Add the counters of a memcg on a node."""
         # mem_cgroup_css_rstat_flush() leaves out nodes without memory.
         nodes = memory_nodes(self.image)
-        if nodes is None or nid in nodes:
+        if nodes is not None and nid not in nodes:
+            return
+        if nid in steady_nodes(self.image):
             self._add(memcg, nid, arrays, slot_names(self.image))
+            return
+        self._add_local(memcg, nid, arrays, slot_names(self.image))
+        found = self._unsteady.setdefault(memcg, {})
+        found |= {cpu: nid for cpu in arrays.percpu if arrays.changed(cpu)}
+        if any(arrays.pending()):
+            found[None] = nid
 
     def miss(self, memcg: int) -> None:
         """Add a memcg whose counters, or those of a node of it, could not be read."""
@@ -74,6 +84,11 @@ class Folds:
         self, memcg: int, nid: int | None, arrays: StatArrays, names: Mapping[int, str]
     ) -> None:
         self._add_changes(memcg, arrays, names)
+        self._add_local(memcg, nid, arrays, names)
+
+    def _add_local(
+        self, memcg: int, nid: int | None, arrays: StatArrays, names: Mapping[int, str]
+    ) -> None:
         local = arrays.local()
         if local is not None:
             pairs = zip(local, arrays.flushed(), strict=True)
@@ -103,6 +118,7 @@ class Folds:
                 pending=tuple(sorted(self._pending[memcg])),
                 updated={cpu: memcg in listed for cpu, listed in updated.items()},
                 complete=memcg not in self._partial,
+                unsteady=self._unsteady.get(memcg, {}),
             )
             for memcg, changed in self._changed.items()
         }

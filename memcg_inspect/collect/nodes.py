@@ -7,7 +7,7 @@ from drgn import FaultError
 
 from memcg_inspect.image.image import Image
 from memcg_inspect.linux.fs.nfs import counts_writeback
-from memcg_inspect.linux.mm.mmzone import memory_nodes
+from memcg_inspect.linux.mm.mmzone import memory_nodes, online_nodes, steady_nodes
 from memcg_inspect.linux.mm.vmalloc import has_restored_areas, nr_vmalloc_pages
 from memcg_inspect.linux.mm.vmstat import read_total_stats
 from memcg_inspect.model import Coverage, Nodes
@@ -34,6 +34,7 @@ def read_nodes(image: Image, coverage: Coverage) -> Nodes:
     return Nodes(
         totals=read_total_stats(image, coverage),
         with_memory=memory_nodes(image),
+        unsteady=frozenset(online_nodes(image)) - steady_nodes(image),
         vmalloc_pages=vmalloc,
         vmalloc_restored=has_restored_areas(image),
         writeback_by_nfs=nfs,

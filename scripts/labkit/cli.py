@@ -164,7 +164,8 @@ def _parser() -> argparse.ArgumentParser:
     _guest_arguments(command)
     _image_arguments(command)
     command.add_argument("--hotplug", metavar="SIZE",
-                         help="add memory to node 0 when the workload is ready")  # fmt: skip
+                         help="add memory to node 0 when the workload is ready; 256M@new: to a "
+                              "node of its own")  # fmt: skip
     command.add_argument("--out", required=True, type=Path, metavar="FILE")
 
     command = add("image", _cached_image, "like dump, but into the cache; print the path")

@@ -4,6 +4,7 @@
 from pathlib import Path
 
 from . import dump, freeze, machine, topology
+from .errors import LabError
 from .fingerprint import code_hash
 from .images import NAME, key
 from .machine import Machine, Options
@@ -40,34 +41,42 @@ sleep 0.5
 """
 
 
-def _plug(running: Machine, size: int) -> None:
-    """Add a DIMM to node 0, and return when the guest's kernel has found it."""
+def _plug(running: Machine, size: int, node: int) -> None:
+    """Add a DIMM to a node, and return when the guest's kernel has found it."""
     with running.timed("hotplug", "add memory"):
         running.guest.must(_USE_MEMORY, what="use memory", timeout=300)
         blocks = int(running.guest.must("ls -d /sys/devices/system/memory/memory* | wc -l",
                                         what="count the blocks of memory"))  # fmt: skip
         monitor = running.qemu.monitor
         monitor.call("object-add", **{"qom-type": "memory-backend-ram", "id": "hot", "size": size})
-        monitor.call("device_add", driver="pc-dimm", id="dimm", memdev="hot", node=0)
+        monitor.call("device_add", driver="pc-dimm", id="dimm", memdev="hot", node=node)
         running.guest.must(_WAIT.format(blocks=blocks), what="find the added memory")
 
 
 def hotplugged(options: Options, size: str, out: Path) -> None:
     """Write `out` and `out`.guest/ like dump.dump(), of a guest with a DIMM of `size` added.
 
-    The DIMM is added after the workload is ready and before the script runs. The kernel brings
-    it online as its parameters say (memhp_default_state).
+    `256M@new` adds 256 MiB to a node of its own, which has no other memory. The DIMM is added
+    after the workload is ready and before the script runs. The kernel brings it online as its
+    parameters say (memhp_default_state).
     """
-    extra = topology.parse_size(size)
+    amount, _, place = size.partition("@")
+    extra = topology.parse_size(amount)
+    if place not in ("", "new"):
+        raise LabError(f"not a place for memory: {place!r} (use for example 256M or 256M@new)")
     most = options.topology.memory + extra
     ready = machine.check(options)
     told = dump.beside(out)
     told.mkdir(parents=True)
-    args = ("-m", f"slots=1,maxmem={most // topology.MIB}M")
+    args = ["-m", f"slots=1,maxmem={most // topology.MIB}M"]
+    node = 0
+    if place:
+        node = len(options.topology.nodes)
+        args += ["-numa", f"node,nodeid={node}"]
     with machine.booted(options, ready=ready, extra_args=args) as running:
         running.load_modules()
         running.start_workload()
-        _plug(running, extra)
+        _plug(running, extra, node)
         running.run_script()
         freeze.settled(running, told)
         dump.write_elf(running, out)

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
-"""Of memory that was added to a running kernel, only online sections are read."""
+"""
+Memory that was added to a running kernel: only online sections are read, and counters of a node
+that was without memory for a time are doubtful.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +14,12 @@ from drgn import Program
 from drgn.helpers.linux.mm import pfn_to_page
 from labkit import hotplug
 from labkit.machine import Options
-from support.guests import DEBIAN_KERNELS, ROOT, GuestImage
+from support.guests import DEBIAN_KERNELS, ROOT, GuestImage, Plant
 
 from memcg_inspect.collect import audit
 from memcg_inspect.image.image import image_of
 from memcg_inspect.image.program import ImageSource, open_program
-from memcg_inspect.linux.mm.mmzone import page_ranges
+from memcg_inspect.linux.mm.mmzone import page_ranges, steady_nodes
 
 pytestmark = [
     pytest.mark.image,
@@ -75,3 +78,32 @@ def test_audit_of_a_kernel_with_offline_memory(kernel: str) -> None:
     assert (report.verdict, report.findings) == ("exact", ())
     # without the charges in the memory that is online, it would not be
     assert charged(prog, ADDED + BLOCK) > 5
+
+
+def test_a_node_that_was_without_memory_for_a_time(kernel: str, plant: Plant) -> None:
+    """
+    What memcgs counted on the node is lost with them. That is legal, and nothing is wrong.
+
+    The other nodes had memory all the time: their counters are exact, and a fault is found.
+    """
+    options = Options(
+        kernel,
+        "2",
+        memory="512M",
+        append="memhp_default_state=offline",
+        run=str(ROOT / "fixtures/scenes/node.sh"),
+    )
+    image = GuestImage(hotplug.image(options, "256M@new"))
+    assert steady_nodes(image_of(image.program())) == {0, 1}
+    report = image.report()
+    assert (report.verdict, report.findings) == ("incomplete", ())
+    doubtful = [row for row in report.rows if row.status != "exact"]
+    assert {"node_levels", "page_levels", "updated"} <= {row.identity for row in doubtful}
+    for row in doubtful:
+        assert row.nid in (None, 2)
+        assert row.reason is not None
+        assert row.reason.startswith("node 2 may have had no memory for a time")
+    shmem = "prog['node_data'][{}].vm_stat[prog['NR_SHMEM']].counter"
+    planted = plant(image, (shmem.format(0), "old + 5"), (shmem.format(2), "old + 7"))
+    found = {(f.nid, f.item, f.difference) for f in planted.findings if f.identity == "node_levels"}
+    assert found == {(0, "NR_SHMEM", 5)}

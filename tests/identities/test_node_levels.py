@@ -80,6 +80,18 @@ def test_a_node_that_is_off_differs(item: str, amount: int) -> None:
     assert rows[item, 1].difference == amount
 
 
+def test_a_node_that_may_have_had_no_memory_for_a_time() -> None:
+    """Its counters, and the sum over nodes, are doubtful where they differ; other nodes are not."""
+    off = {(0, ANON): 1, (1, SHMEM): 1, (1, FILE): 1}
+    rows = rows_of(made(off, all_nodes=Nodes(unsteady=frozenset({1}))))
+    odd = {key: row.status for key, row in rows.items() if row.status != "exact"}
+    assert odd == {
+        (ANON, 0): "differs",
+        (SHMEM, 1): "unverifiable",
+        (FILE, None): "unverifiable",
+    }
+
+
 def test_page_cache_is_compared_over_all_nodes() -> None:
     # A page of the swap cache that migrates is counted where it was, too.
     moved = rows_of(made({(0, FILE): 1, (1, FILE): -1}))

@@ -117,6 +117,16 @@ def test_lists_that_could_not_be_read() -> None:
     assert statuses(gone) == {B: "unverifiable"}
 
 
+def test_changes_on_a_node_that_had_no_memory_for_a_time() -> None:
+    """They may be on no list. Changes on other nodes may not."""
+    for cpu, updated, status in ((0, SECOND, "unverifiable"), (0, FIRST, "exact")):
+        taken = made(a=left({}, updated)._replace(unsteady={cpu: 2}))
+        assert statuses(taken) == ({A: status} if status != "exact" else {})
+    assert statuses(made(a=left({}, FIRST)._replace(unsteady={None: 2}))) == {}
+    assert statuses(made(a=left({}, NONE)._replace(unsteady={None: 2}))) == {A: "unverifiable"}
+    assert statuses(made(a=left({0: MANY}, SECOND)._replace(unsteady={0: 2}))) == {A: "differs"}
+
+
 def test_counters_that_could_not_be_read() -> None:
     """They may be changed, and on no list; what was read and is on no list differs all the same."""
     partial = left({1: MANY}, SECOND)._replace(complete=False)

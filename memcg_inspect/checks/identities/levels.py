@@ -9,6 +9,8 @@ For each memcg: its counter of slab memory is the sum of the same counter of its
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from memcg_inspect.checks.check import Check
 from memcg_inspect.checks.half_done import (
     FLUSH,
@@ -24,7 +26,7 @@ from memcg_inspect.checks.rows import RowKey, doubted, make_row, missing_if
 from memcg_inspect.checks.snapshot import Snapshot
 from memcg_inspect.report import Row
 
-__all__ = ("CHECK", "level_row", "level_rows", "why_not_flushed")
+__all__ = ("CHECK", "level_row", "level_rows", "unsteady", "why_not_flushed")
 
 
 def level_row(snapshot: Snapshot, key: RowKey) -> Row:
@@ -38,23 +40,32 @@ def level_row(snapshot: Snapshot, key: RowKey) -> Row:
         unread=snapshot.unread(memcg),
         hierarchy=snapshot.folded(memcg, key.item),
     )
-    return doubted(row, missing_if(why_not_flushed(snapshot, key.item), either_way=True))
+    return doubted(row, missing_if(why_not_flushed(snapshot, key.item, nids), either_way=True))
 
 
-def why_not_flushed(snapshot: Snapshot, item: str) -> str | None:
+def why_not_flushed(snapshot: Snapshot, item: str, nids: Iterable[int]) -> str | None:
     """
     Return why counters of nodes may have lost changes.
 
     ``mem_cgroup_css_rstat_flush()`` visits the nodes in ``N_MEMORY``. Changes on a node that has
-    lost its memory are lost when the memcg is freed.
+    lost its memory are lost when the memcg is freed, for good: also if the node gets memory again.
     """
-    counters = snapshot.counters
-    for nid in counters.nids:
-        if snapshot.all_nodes.with_memory is not None and nid not in snapshot.all_nodes.with_memory:
-            stats = (counters.stat(memcg, item, nid) for memcg in snapshot.memcgs)
-            if any(stat is None or any(stat) for stat in stats):
+    counters, nodes = snapshot.counters, snapshot.all_nodes
+    for nid in nids:
+        has_memory = nodes.with_memory is None or nid in nodes.with_memory
+        if has_memory and nid not in nodes.unsteady:
+            continue
+        stats = (counters.stat(memcg, item, nid) for memcg in snapshot.memcgs)
+        if any(stat is None or any(stat) for stat in stats):
+            if not has_memory:
                 return f"node {nid} has counters but no memory: the kernel does not flush them"
+            return unsteady(nid)
     return None
+
+
+def unsteady(nid: int) -> str:
+    """Return why the counters of a node may have lost changes although it has memory."""
+    return f"node {nid} may have had no memory for a time: the kernel did not flush its counters"
 
 
 def level_rows(snapshot: Snapshot) -> list[Row]:

@@ -27,9 +27,10 @@ from __future__ import annotations
 
 from memcg_inspect.checks.check import Check
 from memcg_inspect.checks.half_done import FLUSH, HalfDone, pattern
+from memcg_inspect.checks.identities.levels import why_not_flushed
 from memcg_inspect.checks.identities.page_levels import unit_of
 from memcg_inspect.checks.identities.slab import ITEMS
-from memcg_inspect.checks.rows import RowKey, make_row
+from memcg_inspect.checks.rows import RowKey, doubted, make_row, missing_if
 from memcg_inspect.checks.snapshot import Snapshot
 from memcg_inspect.report import Row
 
@@ -65,13 +66,16 @@ def _row(snapshot: Snapshot, key: RowKey) -> Row:
         too_much = share.local - share.state - share.pending
         if key.item in ITEMS.values() and 0 < too_much <= _most_clamped(snapshot, key):
             found["clamped"] = too_much
-    return make_row(
+    row = make_row(
         key,
         found,
         None if share is None else {"state_local": share.local},
         unread=snapshot.unread(memcg),
         hierarchy=snapshot.folded(memcg, key.item, key.nid),
     )
+    # What a removed memcg had on a node is moved to its parent for the memcg as a whole, too.
+    nids = snapshot.counters.nids if key.nid is None else [key.nid]
+    return doubted(row, missing_if(why_not_flushed(snapshot, key.item, nids), either_way=True))
 
 
 def _most_clamped(snapshot: Snapshot, key: RowKey) -> int:

@@ -110,16 +110,17 @@ def _rows(snapshot: Snapshot) -> Iterator[Row]:
     for item in snapshot.features.lruvec_items:
         if item not in (*_OF_LRUVECS, *_OF_FOLIOS, *AT_LEAST):
             continue
-        why = why_not_flushed(snapshot, item) or (not_charged if item in _OF_FOLIOS else None)
+        reason = not_charged if item in _OF_FOLIOS else None
         if item == _SWAPCACHE and not snapshot.features.default_hierarchy:
-            why = why or _UNCHARGED_BEFORE
+            reason = reason or _UNCHARGED_BEFORE
         for nid in snapshot.image.nodes:
+            why = why_not_flushed(snapshot, item, [nid]) or reason
             row = doubted(_row(snapshot, item, nid), missing_if(why, either_way=True))
             if item == _WRITEBACK and snapshot.all_nodes.writeback_by_nfs:
                 row = doubted(row, missing_if(_UNSTABLE))
             yield row
     if _FILE_PAGES in snapshot.features.lruvec_items:
-        why = why_not_flushed(snapshot, _FILE_PAGES) or not_charged
+        why = why_not_flushed(snapshot, _FILE_PAGES, snapshot.image.nodes) or not_charged
         yield doubted(_file_pages(snapshot), missing_if(why, either_way=True))
 
 

@@ -15,13 +15,15 @@ They are rare, and each concerns few counters. So changes of a CPU that has the 
 a finding if they are of more than :data:`_MOST_LOST` counters, or if more than 2 + n/64 pairs of a
 memcg and a CPU have such changes, where n is the number of all pairs.
 
-Nodes without memory are not flushed. Their counters are left out.
+Nodes without memory are not flushed. Their counters are left out. Where a node may have had no
+memory for a time, changes of then may be on no list: a memcg with such changes is unverifiable.
 """
 
 from __future__ import annotations
 
 from memcg_inspect.checks.check import Check, Explained, Proof
 from memcg_inspect.checks.half_done import FLUSH, pattern
+from memcg_inspect.checks.identities.levels import unsteady
 from memcg_inspect.checks.rows import Missing, RowKey, make_row
 from memcg_inspect.checks.snapshot import Snapshot
 from memcg_inspect.model import Running, counted
@@ -62,11 +64,22 @@ def updated_rows(snapshot: Snapshot) -> list[Row]:
         missing = None
         if _is_unknown(left, snapshot.image.cpus):
             missing = Missing(_UNREAD)
-        elif not left.complete and on_list + lost == total:
-            missing = Missing(_PARTIAL)  # A difference in what was read stays a difference.
+        elif on_list + lost == total:
+            missing = _unsteady(left)
+            if not left.complete:
+                missing = Missing(_PARTIAL)  # A difference in what was read stays a difference.
         found = {"listed": on_list, "lost": lost} if lost else {"listed": on_list}
         rows.append(make_row(key, found, {"changed": total}, missing))
     return rows
+
+
+def _unsteady(left: Unfolded) -> Missing | None:
+    """Return whether changes on a node that had no memory for a time may be on no list."""
+    for cpu, nid in left.unsteady.items():
+        listed = left.updated.get(cpu) if cpu is not None else any(left.updated.values())
+        if not listed:
+            return Missing(unsteady(nid))
+    return None
 
 
 def _is_unknown(left: Unfolded, cpus: int) -> bool:

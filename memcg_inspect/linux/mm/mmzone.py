@@ -11,11 +11,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from typing import NamedTuple
 
 from drgn import FaultError, Object, ProgramFlags, TypeKind, offsetof, sizeof
 from drgn.helpers.linux.cpumask import cpu_online_mask, cpu_possible_mask, for_each_possible_cpu
-from drgn.helpers.linux.mm import for_each_valid_page_range, page_to_virt
+from drgn.helpers.linux.mm import for_each_valid_page_range, in_direct_map, page_to_virt
 from drgn.helpers.linux.mmzone import NODE_DATA
 from drgn.helpers.linux.nodemask import nr_node_ids
 
@@ -37,6 +38,7 @@ __all__ = (
     "possible_nodes",
     "present_sections",
     "split_ranges",
+    "steady_nodes",
 )
 
 
@@ -429,6 +431,31 @@ def memory_nodes(image: Image) -> frozenset[int] | None:
     except (FaultError, UnknownKernelError):
         return None
     return found if found <= set(possible_nodes(image)) else None
+
+
+@per_image
+def steady_nodes(image: Image) -> frozenset[int]:
+    """
+    Return the nodes that cannot have lost their memory since boot.
+
+    Early boot takes the ``struct pglist_data`` of a node from its own memory if it has any that
+    need not go away (``alloc_node_data()``). Such memory is reserved for good, so that a block of
+    memory cannot be taken offline that has a page of it (``has_unmovable_pages()``). The nodes that
+    get memory later have theirs on another node.
+    """
+    frames, found = mem_map(image), set()
+    reserved = 1 << (constant(image, "PG_reserved") or 0)
+    for pgdat in online_pgdats(image):
+        with suppress(FaultError):
+            nid, address = int(pgdat.node_id), pgdat.value_()
+            if not in_direct_map(image.prog, address):
+                found.add(nid)  # contig_page_data, in the memory of the kernel's own image
+                continue
+            page = frames.virt_to_page(address)
+            flags = image.memory.word_at(image.memory.read(page, frames.size), frames.flags)
+            if flags & reserved and frames.nid(flags) == nid:
+                found.add(nid)
+    return frozenset(found)
 
 
 def _nodes_in_state(image: Image, state: str) -> list[int]:
