@@ -23,6 +23,7 @@ __all__ = (
     "ChargeStock",
     "Coverage",
     "CssRefs",
+    "FreedPage",
     "Held",
     "HeldKind",
     "ImageError",
@@ -30,17 +31,19 @@ __all__ = (
     "LruLists",
     "Memcg",
     "MemcgInspectError",
+    "Misplaced",
     "NUMA_NO_NODE",
     "Nid",
-    "Misplaced",
     "NodeStat",
     "NodeUse",
     "Nodes",
     "ObjStock",
-    "PerNodeCharges",
-    "PercpuUsage",
     "Objcg",
     "ObjcgSet",
+    "PagesOfArea",
+    "PartialArea",
+    "PerNodeCharges",
+    "PercpuUsage",
     "Running",
     "SlabUsage",
     "StackRef",
@@ -498,6 +501,20 @@ class Held(NamedTuple):
     nid: Nid = NUMA_NO_NODE
     bytes: int = 0
     detail: str = ""
+
+
+class FreedPage(NamedTuple):
+    """
+    A free page that is still charged as kernel memory.
+
+    :ivar page: ``struct page *``
+    :ivar objcg: ``struct obj_cgroup *`` that pays
+    :ivar nid: its node
+    """
+
+    page: Address
+    objcg: Address
+    nid: Nid
 
 
 class PagesOfArea(NamedTuple):

@@ -19,11 +19,13 @@ from memcg_inspect.checks.evidence_query import MOST_EVIDENCE, Candidates, Evide
 from memcg_inspect.checks.ledger import ChargeKind, Entry
 from memcg_inspect.checks.registry import check_of
 from memcg_inspect.checks.snapshot import Snapshot
-from memcg_inspect.report import Finding, Row, Skew
+from memcg_inspect.model import FreedPage, counted
+from memcg_inspect.report import Evidence, Finding, Row, Skew
 
 __all__ = (
     "PendingFinding",
     "attach",
+    "freed_findings",
     "orphan_findings",
     "row_findings",
     "skew_findings",
@@ -209,6 +211,50 @@ def orphan_findings(snapshot: Snapshot) -> list[PendingFinding]:
             (EvidenceQuery(kind=kind, payers=frozenset({payer})),),
         )
         for (kind, payer), entries in orphans.items()
+    ]
+
+
+def freed_findings(snapshot: Snapshot) -> list[PendingFinding]:
+    """
+    Make findings of free pages that are still charged, by memcg and node.
+
+    ``free_pages_prepare()`` uncharges a page before it is on any list of free pages. The counters
+    claim the pages, too, so that no row differs.
+    """
+    freed: dict[tuple[int | None, int], list[FreedPage]] = {}
+    for page in snapshot.freed:
+        freed.setdefault((snapshot.payer(page.objcg), page.nid), []).append(page)
+    return [
+        PendingFinding(
+            Finding(
+                identity="kmem",
+                kind="charged-free-page",
+                memcg=memcg,
+                objcg=None,
+                nid=nid,
+                item="free pages",
+                unit="pages",
+                difference=None,
+                what=(
+                    f"{counted(len(pages), 'pages')} in the page allocator's free lists on node "
+                    f"{nid} {'is' if len(pages) == 1 else 'are'} still charged as kernel memory"
+                ),
+                evidence_is="proof",
+                evidence=tuple(
+                    Evidence(
+                        address=page.page,
+                        kind="kmem",
+                        nid=page.nid,
+                        page=page.page,
+                        objcg=page.objcg,
+                        memcg=memcg,
+                    )
+                    for page in pages[:MOST_EVIDENCE]
+                ),
+                evidence_total=len(pages),
+            ),
+        )
+        for (memcg, nid), pages in freed.items()
     ]
 
 

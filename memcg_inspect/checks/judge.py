@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from memcg_inspect.checks.findings import (
     PendingFinding,
+    freed_findings,
     orphan_findings,
     row_findings,
     skew_findings,
@@ -61,7 +62,7 @@ def judge(snapshot: Snapshot) -> Judgement:
     identities = [_outcome(check.name, rows, not_kept.get(check.name)) for check in CHECKS]
     skew = skew_matrix(snapshot)
     per_node = judge_per_node(snapshot, rows)
-    findings = orphan_findings(snapshot) + per_node.findings
+    findings = orphan_findings(snapshot) + freed_findings(snapshot) + per_node.findings
     findings += row_findings(snapshot, per_node.others) + skew_findings(snapshot, skew)
     return Judgement(identities, rows, skew, findings, per_node.follows)
 

@@ -16,6 +16,7 @@ from memcg_inspect.model import (
     ChargeStock,
     Coverage,
     CssRefs,
+    FreedPage,
     ImageInfo,
     LruLists,
     Memcg,
@@ -95,6 +96,7 @@ class Snapshot:
     :ivar lru: pages on LRU lists, and the sizes of the lists; ``None`` if they are unknown
     :ivar slab_usage: slab memory by node and cache, charged or not
     :ivar percpu_usage: percpu memory by node, charged or not
+    :ivar freed: free pages that are still charged as kernel memory
     :ivar large_kmalloc: pages of large kmallocs by node, charged or not
     :ivar node_pages: pages of page tables, vmalloc areas and kernel stacks, charged or not, by use
         and node
@@ -140,6 +142,7 @@ class Snapshot:
     lru: LruLists | None = None
     slab_usage: tuple[SlabUsage, ...] = ()
     percpu_usage: tuple[PercpuUsage, ...] = ()
+    freed: Sequence[FreedPage] = ()
     large_kmalloc: Mapping[int, int] = field(default_factory=dict)
     node_pages: Mapping[tuple[NodeUse, int], int] = field(default_factory=dict)
     all_nodes: Nodes = Nodes()

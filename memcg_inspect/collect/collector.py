@@ -114,7 +114,6 @@ def _collect(image: Image, clock: Clock, call_sites: bool, run: Mapper) -> Snaps
         usage = read_usage(image, memcgs, coverage["counters"])
         lists, sizes = _lru_lists(image, memcgs, coverage)
         all_nodes = read_nodes(image, coverage["node_stats"])
-        node_stats = read_node_stats(image, coverage["node_stats"])
         stocks = read_obj_stocks(image, coverage["stock"])
         charge_stocks = read_charge_stocks(image, coverage["charge_stock"])
         css = read_css_refs(image, memcgs, coverage["css"])
@@ -169,10 +168,11 @@ def _collect(image: Image, clock: Clock, call_sites: bool, run: Mapper) -> Snaps
         sockets=total.sockets_by_memcg(),
         slab_usage=total.slabs.usage(),
         percpu_usage=percpu,
+        freed=sorted(total.freed),
         large_kmalloc=total.large_kmalloc,
         node_pages=total.node_pages,
         all_nodes=all_nodes,
-        node_stats=node_stats,
+        node_stats=read_node_stats(image, coverage["node_stats"]),
         lru=LruLists(_pages_on_lists(total, lists), sizes, lists.by_generation),
         profile=_profile(image, sites, total) if call_sites else None,
         coverage=dict(coverage),

@@ -19,7 +19,7 @@ from memcg_inspect.checks.sockets import SockRemainder, SockUsage, UnknownSock
 from memcg_inspect.linux.fs.file_table import OpenFile
 from memcg_inspect.linux.mm.mm_types import LruFlags
 from memcg_inspect.linux.mm.slab import SlabTally
-from memcg_inspect.model import Coverage, NodeUse, Transient, Vectors
+from memcg_inspect.model import Coverage, FreedPage, NodeUse, Transient, Vectors
 
 __all__ = ("Partial", "merged")
 
@@ -48,6 +48,7 @@ class Partial:
     :ivar large_kmalloc: pages of large kmallocs, by node
     :ivar compound: charged compound pages, ``struct page *``, that are large kmallocs if no other
         owner is found: their charge, and bytes
+    :ivar freed: free pages that are still charged as kernel memory
     :ivar files: files that can own such pages
     :ivar node_pages: pages that nodes count, charged or not, by use and node
     :ivar lru: pages on LRU lists, by payer (0 if not charged), node, zone and flags
@@ -73,6 +74,7 @@ class Partial:
     large_kmalloc: Counter[int] = field(default_factory=Counter)
     node_pages: Counter[tuple[NodeUse, int]] = field(default_factory=Counter)
     compound: dict[int, tuple[Entry, int]] = field(default_factory=dict)
+    freed: set[FreedPage] = field(default_factory=set)
     files: set[OpenFile] = field(default_factory=set)
     lru: Counter[tuple[int, int, int, LruFlags]] = field(default_factory=Counter)
     uses: dict[Use, Amount] = field(default_factory=dict)
@@ -102,6 +104,7 @@ class Partial:
         self.large_kmalloc += other.large_kmalloc
         self.node_pages += other.node_pages
         self.compound |= other.compound
+        self.freed |= other.freed
         self.files |= other.files
         self.lru += other.lru
         for use, amount in other.uses.items():

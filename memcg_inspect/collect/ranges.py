@@ -26,7 +26,7 @@ from memcg_inspect.collect.released import ReleasedReader
 from memcg_inspect.image.image import Image
 from memcg_inspect.image.progress import STOPPED
 from memcg_inspect.linux.fs.notify import GroupReader
-from memcg_inspect.linux.mm.debug import is_kmalloc_page
+from memcg_inspect.linux.mm.debug import is_kmalloc_page, read_page
 from memcg_inspect.linux.mm.kfence import kfence_pages
 from memcg_inspect.linux.mm.mm_types import (
     KmemPage,
@@ -41,7 +41,7 @@ from memcg_inspect.linux.mm.mmzone import PageRange, mem_map, page_ranges, split
 from memcg_inspect.linux.mm.page_alloc import BlockReader
 from memcg_inspect.linux.mm.slab import Slab, SlabReader
 from memcg_inspect.linux.net.sock import Protocol, Sock, SockReader
-from memcg_inspect.model import NUMA_NO_NODE, Coverage
+from memcg_inspect.model import NUMA_NO_NODE, Coverage, FreedPage
 
 __all__ = ("Mapper", "PassContext", "RangeCollector", "collect_ranges")
 
@@ -213,12 +213,26 @@ class RangeCollector:
             partial.sock_remainders.add((sock.memcg, remainder))
 
     def _add_kmem(self, partial: Partial, kmem: KmemPage) -> None:
-        detail, pages = self._context.uses.of(kmem, self._blocks)
+        # Large kmallocs have a type, and no refcount.
+        if not kmem.has_refs and not kmem.type and self._is_free(kmem.page):
+            partial.freed.add(FreedPage(kmem.page, kmem.objcg, kmem.nid))
+            detail, pages = "other", 1
+        else:
+            detail, pages = self._context.uses.of(kmem, self._blocks)
         entry = Entry(kmem.objcg, "kmem", detail, kmem.nid)
         if self._context.uses.may_be_of_others(kmem):
             partial.compound[kmem.page] = entry, pages * self._page_size
         else:
             partial.ledger.add(entry, pages * self._page_size, 1)
+
+    def _is_free(self, page: int) -> bool:
+        """Return whether a page is in a block of the buddy allocator, which is not allocated."""
+        if self._image.is_moving:
+            return False  # it may have been freed since it was read
+        try:
+            return read_page(self._image, page).type == "buddy"
+        except FaultError:
+            return False
 
     def _miss_list(self, page: int, reason: str) -> None:
         # The block before that page may be larger, and on its node.

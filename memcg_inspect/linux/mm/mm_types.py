@@ -161,6 +161,7 @@ class PageLayout(NamedTuple):
         tails of a hugetlb page with optimized vmemmap can look like heads (before 7.1)
     :ivar memcg_data: offset of ``memcg_data``
     :ivar page_type: offset of ``page_type``
+    :ivar refcount: offset of ``_refcount``
     :ivar order: offset in ``page[1]`` of the order of a compound page, one byte
     :ivar head: marks heads of compound pages, and fake heads
     :ivar tail: marks tails of compound pages
@@ -178,6 +179,7 @@ class PageLayout(NamedTuple):
     has_fake_heads: bool
     memcg_data: int
     page_type: int
+    refcount: int
     order: int
     head: Marker
     tail: Marker
@@ -223,6 +225,7 @@ class KmemPage(NamedTuple):
         charged through its first page: nothing stores its order
     :ivar type: page type: ``"table"``, ``"large_kmalloc"``, or ``""`` for none
     :ivar objcg: ``struct obj_cgroup *`` that pays
+    :ivar has_refs: whether its refcount is not 0
     """
 
     page: int
@@ -231,6 +234,7 @@ class KmemPage(NamedTuple):
     compound: bool
     type: str
     objcg: int
+    has_refs: bool = True
 
 
 class LruPages(NamedTuple):
@@ -325,6 +329,7 @@ def page_layout(image: Image) -> PageLayout:
         has_fake_heads=not page.has_member("compound_info"),
         memcg_data=memcg_data,
         page_type=page_type,
+        refcount=offsetof(page, "_refcount"),
         order=_order_offset(image, memory, flags),
         head=_flag(image, memory, flags, "PG_head"),
         tail=Marker(memory.byte_of_word(info, 0), 1, 1),
@@ -591,6 +596,7 @@ class _Scan:
             compound=i in orders,
             type=self._type_name(raw),
             objcg=word & ~MEMCG_DATA_FLAGS,
+            has_refs=any(raw[layout.refcount : layout.refcount + 4]),
         )
 
     def _type_name(self, raw: bytes) -> str:

@@ -114,8 +114,7 @@ class PartialAreaReader:
         if not page or page_at(image, page) != page:
             return None
         raw = image.memory.read(page, frames.size)
-        refcount = offsetof(image.type("struct page"), "_refcount")
-        if not any(raw[refcount : refcount + 4]) or layout.head.is_set(raw):
+        if not any(raw[layout.refcount : layout.refcount + 4]) or layout.head.is_set(raw):
             return None
         data = image.memory.word_at(raw, layout.memcg_data)
         is_kmem = data & MEMCG_DATA_FLAGS == MEMCG_DATA_KMEM
