@@ -106,23 +106,6 @@ def _rows(number: int) -> str:
     return f"{number} row{'s' * (number != 1)}"
 
 
-def with_few_candidates(output: str, most: int = 2) -> str:
-    """Return output without the later candidates of findings, which it counts."""
-    lines: list[str] = []
-    listed = 0
-    for line in [*output.split("\n"), ""]:
-        if line.startswith("    0x"):
-            listed += 1
-            if listed <= most:
-                lines.append(line)
-            continue
-        if listed > most:
-            lines.append(f"    [{listed - most} more]")
-        listed = 0
-        lines.append(line)
-    return "\n".join(lines[:-1])
-
-
 _UNITS = "page|byte|reference|row|node|CPU|memcg|task|object"
 #: Candidates that are no slab objects, and those that are not listed: how many there are, and how
 #: likely, depends on the image.
@@ -133,6 +116,7 @@ _VARIES = (
     (re.compile(r"\b0x[0-9a-f]+"), "ADDRESS"),
     (re.compile(r"ADDRESS, [\w-]+ object"), "ADDRESS, CACHE object"),
     (re.compile(r"candidates, [\w, ]+:$"), "candidates:"),
+    (re.compile(r" \(the likeliest of [\w, ]+\)$"), ""),
     (re.compile(r"\b[0-9]+\.[0-9]+\.[0-9]+[\w.+-]*"), "RELEASE"),
     # Any number may be 1, but "1 pages" is a mistake.
     (re.compile(rf"(?<![\w.,/+-])1 ({_UNITS})\b"), r"N \1s"),

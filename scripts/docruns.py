@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 import docscene
-from docblocks import fenced, fields, shortened, with_few_candidates
+from docblocks import fenced, fields, shortened
 from drgn import Object
 from labkit import images, kernels
 from labkit.errors import LabError
@@ -78,9 +78,10 @@ def _tables() -> str:
     return fenced(names.sub(r"\1\2...\3", shown))
 
 
-def _finding() -> str:
+@contextmanager
+def _wrong_owner() -> Iterator[Path]:
     """
-    Return the audit of a copy of the demo's image in which an object has another owner.
+    Yield a copy of the demo's image in which an object has another owner.
 
     The object takes between half a page and one, so the counters of pages differ by one page
     on every image.
@@ -102,9 +103,19 @@ def _finding() -> str:
     with tempfile.TemporaryDirectory(dir=cache_folder("images")) as folder:
         out = Path(folder) / "vmcore"
         poke(image, out, vmlinux, [(f"u64:{victim.element:#x}", thief.value_())])
-        first, whole = _audit(out, status=1), _audit(out, "--findings", status=1)
+        yield out
+
+
+def _fault() -> str:
+    with _wrong_owner() as core:
+        return fenced(_audit(core, status=1))
+
+
+def _finding() -> str:
+    with _wrong_owner() as core:
+        whole = _audit(core, "--findings", status=1)
     command, findings = whole.splitlines()[0], whole[whole.index("Finding 1:") :]
-    return fenced(f"{first}\n{command}\n[...]\n\n{findings}")
+    return fenced(f"{command}\n[...]\n\n{findings}")
 
 
 def _bench() -> str:
@@ -149,8 +160,7 @@ def _postmortem(*arguments: str) -> Callable[[], str]:
             scene = docscene.broken(core)._asdict()
             words = [word.format(**scene) for word in arguments]
             if "audit" in words:
-                first, more = _audit(core, status=1), _audit(core, "--findings", status=1)
-                return fenced(f"{first}\n{with_few_candidates(more)}")
+                return fenced(_audit(core, status=1))
             output = _run("-m", "memcg_inspect", *words, "--debuginfo", "btf", "-c", core)
         output = shortened(output, None, most_rows=8)
         return fenced(f"$ memcg-inspect {shlex.join(words)} -c vmcore\n{output}")
@@ -300,6 +310,7 @@ class Block(NamedTuple):
 #: Every block, by name.
 BLOCKS = {
     "demo": Block("README.md", _demo),
+    "fault": Block("README.md", _fault),
     "btf": Block("docs/btf.md", _btf, "measured"),
     "tables": Block("docs/output.md", _tables),
     "finding": Block("docs/output.md", _finding),

@@ -13,7 +13,6 @@ from docblocks import (
     fields,
     replace,
     shortened,
-    with_few_candidates,
 )
 
 from memcg_inspect.tables import Column
@@ -72,13 +71,6 @@ def test_what_is_no_table_is_left_alone() -> None:
     output = "EXACT: yes\nLinux\n\nsock: exact, nothing charged\n\nRead 7 memcgs.\n"
     assert shortened(output, ()) == output
     assert shortened(shortened(output, ()), ()) == output
-
-
-def test_later_candidates_are_left_out_and_it_says_so() -> None:
-    finding = ["Finding 1: bad", "  candidates:", *(f"    0xff{n}, object" for n in range(4)), ""]
-    few = [*finding[:4], "    [2 more]", ""]
-    assert with_few_candidates("\n".join([*finding, *finding])).split("\n") == [*few, *few]
-    assert with_few_candidates("\n".join(finding[:4])).split("\n") == finding[:4]
 
 
 AUDIT = """\

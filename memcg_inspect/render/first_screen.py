@@ -9,6 +9,7 @@ has at most :data:`MOST_LINES` lines on any machine. What does not fit is counte
 
 from __future__ import annotations
 
+import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
@@ -30,6 +31,13 @@ _MOST_OF_NOTE = 8
 #: The widest path of a memcg on a terminal.
 _WIDEST_PATH = 56
 _MOST_NAMES = 3
+#: A diagnosis lists at most so many objects.
+_MOST_LISTED = 10
+
+
+#: A memcg in a sentence, and with it its obj_cgroup.
+_MEMCG = re.compile(r"\bmemcg (0x[0-9a-f]+)")
+_OBJCG_OF_MEMCG = re.compile(r"(?:\bobj_cgroup 0x[0-9a-f]+ of )?\bmemcg (0x[0-9a-f]+)")
 
 
 class _Line(NamedTuple):
@@ -181,19 +189,27 @@ class _Screen:
             facts.append(self.amount(abs(diagnosis.amount), diagnosis.unit))
         if diagnosis.nid is not None:
             facts.append(f"node {diagnosis.nid}")
-        sentence = f"{number}. {', '.join(facts)}: {diagnosis.what}"
+        sentence = f"{number}. {', '.join(facts)}: {self.named(diagnosis.what)}"
         lines = self.wrapped(sentence, indent, _MOST_OF_SENTENCE)
-        memcgs = [self._name(address) for address in diagnosis.memcgs]
-        if memcgs:
+        said = {int(found[1], 16) for found in _MEMCG.finditer(diagnosis.what)}
+        if not said.issuperset(diagnosis.memcgs):
+            memcgs = [self._name(address) for address in diagnosis.memcgs]
             lines += self.wrapped(indent + _some(memcgs), indent)
         for evidence in diagnosis.evidence[:1]:
             where = f"{indent}at {evidence_text(evidence, self.names)}{_fits(diagnosis)}"
-            lines += self.wrapped(where, indent)
+            lines += self.wrapped(where, indent, _MOST_OF_SENTENCE)
         for other in diagnosis.others[:1]:
             more = len(diagnosis.others) - 1
             and_more = f" (and {more} more)" if more else ""
-            lines += self.wrapped(f"{indent}or: {other}{and_more}", indent)
+            lines += self.wrapped(f"{indent}or: {self.named(other)}{and_more}", indent)
         return [*lines, _Line(f"{indent}$ {self._next(diagnosis)}")]
+
+    def named(self, sentence: str) -> str:
+        """Return a sentence with the paths of memcgs in place of their addresses."""
+        found = [match[1] for match in _MEMCG.finditer(sentence)]
+        # Where two obj_cgroups are of one memcg, the path alone does not tell them apart.
+        pattern = _OBJCG_OF_MEMCG if len(set(found)) == len(found) else _MEMCG
+        return pattern.sub(lambda match: self._name(int(match[1], 16)), sentence)
 
     def _next(self, diagnosis: Diagnosis) -> str:
         """Return the command that shows more of a diagnosis."""
@@ -306,11 +322,12 @@ def _some(names: Sequence[str]) -> str:
 
 
 def _fits(diagnosis: Diagnosis) -> str:
-    """Return how many other objects may be the cause."""
-    more = (diagnosis.evidence_total or 0) - 1
-    if diagnosis.confidence == "proved" or more <= 0:
+    """Return how many objects may be the cause."""
+    listed, total = len(diagnosis.evidence), diagnosis.evidence_total or 0
+    if diagnosis.confidence == "proved" or max(listed, total) < 2:
         return ""
-    return f" (the likeliest of {more + 1:,})"
+    or_more = " or more" if _MOST_LISTED <= listed > total else ""
+    return f" (the likeliest of {max(listed, total):,}{or_more})"
 
 
 def _short_names(memcgs: Sequence[Memcg], output: Output) -> Mapping[int, str]:

@@ -148,6 +148,25 @@ def test_a_diagnosis_has_all_that_is_needed_next() -> None:
     assert GONE not in diagnosis.memcgs
 
 
+def test_memcgs_in_a_sentence_have_their_paths() -> None:
+    made = diagnosed()
+    memcgs = tuple(Memcg(0x10 + n, f"/{name}", n, "online", None, 0x10 + n)
+                   for n, name in enumerate("abc"))  # fmt: skip
+
+    def screen(what: str) -> list[str]:
+        changed = replace(made.diagnoses[0], what=what, memcgs=(0x10, 0x11), others=(), evidence=())
+        shown = first_text(replace(made, diagnoses=(changed,), memcgs=memcgs), None)
+        return shown[shown.index("1. ") :].split("\n\n")[0].splitlines()[:-1]
+
+    was = "was charged to obj_cgroup 0xa of memcg 0x10, and now refers to obj_cgroup 0xb of memcg "
+    start = "1. likely, 1,064 bytes, node 0: "
+    assert screen(f"{was}0x11") == [f"{start}was charged to /a, and now refers to /b"]
+    # of one memcg: then the obj_cgroups tell it
+    same = [f"{start}was charged to obj_cgroup 0xa of /a, and now refers to obj_cgroup 0xb of /a"]
+    assert screen(f"{was}0x10") == [*same, "   /a, /b"]
+    assert screen("memcg 0xbad is wrong") == [f"{start}0xbad is wrong", "   /a, /b"]
+
+
 def test_what_is_known_decides_what_comes_next() -> None:
     made = diagnosed()
     [diagnosis] = made.diagnoses
@@ -163,6 +182,28 @@ def test_what_is_known_decides_what_comes_next() -> None:
     rows = ["memcg-inspect", "audit", "--rows", "--memcg", f"{WEB:#x}", "--sort", "difference"]
     assert command(evidence=()) == [*rows, *end]
     assert command(evidence=(), memcgs=()) == ["memcg-inspect", "audit", "--findings", *end]
+
+
+@pytest.mark.parametrize(
+    ("listed", "total", "said"),
+    [
+        (1, 1, ""),
+        (1, None, ""),
+        (2, 20, " (the likeliest of 20)"),
+        (3, 1, " (the likeliest of 3)"),
+        (10, 1, " (the likeliest of 10 or more)"),
+        (10, 10, " (the likeliest of 10)"),
+    ],
+)
+def test_how_many_objects_may_be_the_cause(listed: int, total: int | None, said: str) -> None:
+    made = diagnosed()
+    [diagnosis] = made.diagnoses
+    evidence = tuple(replace(diagnosis.evidence[0], note=None) for _ in range(listed))
+    changed = replace(diagnosis, evidence=evidence, evidence_total=total)
+    shown = first_text(replace(made, diagnoses=(changed,)), None)
+    assert f"node 0{said}\n" in shown
+    proved = replace(changed, confidence="proved")
+    assert "likeliest" not in first_text(replace(made, diagnoses=(proved,)), None)
 
 
 def test_diagnoses_that_do_not_fit_are_counted() -> None:
