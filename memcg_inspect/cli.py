@@ -20,7 +20,7 @@ from memcg_inspect import __version__
 from memcg_inspect.completion import SHELLS, complete, completion_script
 from memcg_inspect.image.image import image_of
 from memcg_inspect.image.program import ImageSource, open_program
-from memcg_inspect.image.qmp import Monitor
+from memcg_inspect.image.qmp import GREETING_TIMEOUT, Monitor
 from memcg_inspect.model import MemcgInspectError
 from memcg_inspect.render.documents import to_json
 from memcg_inspect.render.typed import Typed
@@ -42,6 +42,9 @@ __all__ = ("entry", "main", "make_parser")
 EXIT_UNUSABLE = 2
 EXIT_FAULT = 70
 EXIT_INTERRUPTED = 130
+
+#: An hour: no one waits longer for a monitor.
+_LONGEST_TIMEOUT = 3600
 
 
 class OutputError(MemcgInspectError):
@@ -153,6 +156,7 @@ _DEFAULTS: dict[str, Any] = {
     "core": None,
     "qemu": None,
     "pause": False,
+    "timeout": None,
     "symbols": [],
     "debuginfo": "auto",
     "debug_directory": [],
@@ -176,6 +180,13 @@ def _add_image_options(parser: argparse.ArgumentParser) -> None:
         action="store_const",
         const=True,
         help="with --qemu: stop the guest while it is read",
+    )
+    images.add_argument(
+        "--timeout",
+        metavar="SECONDS",
+        type=float,
+        help="with --qemu: wait this long for QEMU, which serves one client of a monitor at a time "
+        f"(default: {GREETING_TIMEOUT:g})",
     )
     types = parser.add_argument_group("debug info (as in drgn)")
     types.add_argument(
@@ -230,13 +241,17 @@ def _run(args: argparse.Namespace) -> int:
         logging.getLogger(name).setLevel(level)
     if args.pause and args.qemu is None:
         raise UsageError("--pause needs --qemu")
+    if args.timeout is not None and args.qemu is None:
+        raise UsageError("--timeout needs --qemu")
+    if args.timeout is not None and not 0 <= args.timeout <= _LONGEST_TIMEOUT:
+        raise UsageError(f"--timeout takes 0 to {_LONGEST_TIMEOUT} seconds")
     check_arguments(args)
     # Check before the command runs, which may take long.
     _check_output()
     with ExitStack() as guest:
         monitor = None
         if args.pause:
-            monitor = guest.enter_context(closing(Monitor(args.qemu)))
+            monitor = guest.enter_context(closing(Monitor(args.qemu, _timeout(args))))
         with _interrupts_kept():
             image = image_of(open_program(_source(args, monitor)))
         if monitor is not None:
@@ -302,6 +317,7 @@ def _source(args: argparse.Namespace, monitor: Monitor | None) -> ImageSource:
         core=args.core,
         qemu=args.qemu,
         qemu_descriptor=None if monitor is None else monitor.descriptor(),
+        timeout=_timeout(args),
         symbols=tuple(args.symbols),
         default_symbols=not args.no_default_symbols,
         debug_directories=tuple(args.debug_directory),
@@ -309,6 +325,11 @@ def _source(args: argparse.Namespace, monitor: Monitor | None) -> ImageSource:
         vmcoreinfo=args.vmcoreinfo,
         debuginfo=args.debuginfo,
     )
+
+
+def _timeout(args: argparse.Namespace) -> float:
+    """Return the seconds to wait for QEMU."""
+    return GREETING_TIMEOUT if args.timeout is None else float(args.timeout)
 
 
 @contextmanager

@@ -10,7 +10,7 @@ If that fails, the error is one line.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -27,6 +27,7 @@ from memcg_inspect.btf import load_btf
 from memcg_inspect.image.elf import check_elf, cut_short, hide_holes, unmap_low_addresses
 from memcg_inspect.image.kdump import check_kdump
 from memcg_inspect.image.missing import as_image_errors
+from memcg_inspect.image.qmp import GREETING_TIMEOUT, Monitor
 from memcg_inspect.model import ImageError
 
 __all__ = ("DebugInfo", "ImageSource", "open_program")
@@ -45,6 +46,7 @@ class ImageSource:
     :ivar core: path of a vmcore
     :ivar qemu: address of a QMP socket. Without *core* and *qemu*, the running kernel is opened.
     :ivar qemu_descriptor: file descriptor of a connection to it, which drgn closes
+    :ivar timeout: seconds to wait for QEMU, if there is no such connection yet
     :ivar symbols: paths of files with debug info: ``vmlinux`` and modules
     :ivar default_symbols: whether to search this system for debug info
     :ivar debug_directories: directories to search before drgn's own
@@ -57,6 +59,7 @@ class ImageSource:
     core: str | None = None
     qemu: str | None = None
     qemu_descriptor: int | None = None
+    timeout: float = GREETING_TIMEOUT
     symbols: Sequence[str] = field(default=())
     default_symbols: bool = True
     debug_directories: Sequence[str] = field(default=())
@@ -125,6 +128,10 @@ def _check_readable(path: str) -> None:
 def _attach(prog: Program, source: ImageSource) -> None:
     if source.core is not None:
         _check_readable(source.core)
+    descriptor = source.qemu_descriptor
+    if source.qemu is not None and descriptor is None:
+        with closing(Monitor(source.qemu, source.timeout)) as monitor:
+            descriptor = monitor.descriptor()
     try:
         if source.core is not None:
             check_elf(source.core)
@@ -132,9 +139,8 @@ def _attach(prog: Program, source: ImageSource) -> None:
             prog.set_core_dump(source.core)
             hide_holes(prog, source.core)
             unmap_low_addresses(prog, source.core)
-        elif source.qemu is not None:
-            descriptor = source.qemu_descriptor
-            prog.set_qemu_qmp(source.qemu if descriptor is None else descriptor)
+        elif descriptor is not None:
+            prog.set_qemu_qmp(descriptor)
         else:
             prog.set_kernel()
     except PermissionError as error:

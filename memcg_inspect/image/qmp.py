@@ -3,24 +3,32 @@
 Stopping a QEMU guest
 ---------------------
 
-drgn reads the memory of a guest over a QMP connection. QEMU serves one connection at a time. So
-this module opens the connection, and drgn gets a duplicate of the file descriptor. The guest is
-stopped and resumed over the same connection while drgn is not using it.
+drgn reads the memory of a guest over a QMP connection. QEMU serves one connection of a monitor at a
+time; others wait for its greeting until that one is closed, as drgn would, for ever. So this module
+opens the connection and waits for the greeting for a limited time, and drgn gets a duplicate of the
+file descriptor. The guest is stopped and resumed over the same connection while drgn is not using
+it.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import select
 import socket
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from memcg_inspect.model import ImageError
 
-__all__ = ("Monitor",)
+__all__ = ("GREETING_TIMEOUT", "Monitor")
 
+#: Seconds to wait for the greeting of QEMU.
+GREETING_TIMEOUT = 10.0
+#: Seconds between two attempts to connect, if too many clients are waiting.
+_PAUSE = 0.05
 #: Seconds to wait for an answer. ``stop`` waits until devices have finished their requests.
 _TIMEOUT = 30.0
 
@@ -30,13 +38,27 @@ class Monitor:
     A QMP connection.
 
     :param address: path of a Unix domain socket, or ``host:port``
-    :raises ImageError: if the connection cannot be opened
+    :param timeout: seconds to wait for the greeting of QEMU
+    :raises ImageError: if the connection cannot be opened, or there is no greeting
     """
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, timeout: float = GREETING_TIMEOUT) -> None:
         self._address = address
+        end = time.monotonic() + timeout
         try:
-            self._socket = _connect(address)
+            self._socket = _connect(address, end)
+            # The greeting stays in the socket: drgn reads it.
+            ready, _, _ = select.select([self._socket], [], [], max(0.0, end - time.monotonic()))
+            if not ready:
+                self._socket.close()
+                raise TimeoutError
+        except TimeoutError:
+            raise ImageError(
+                f"{address}: no greeting of QEMU within {timeout:g} s: QEMU serves one client of a "
+                "monitor at a time, and another one, such as libvirt, may be connected. Give the "
+                "guest a second monitor: -qmp unix:PATH,server=on,wait=off on the command line of "
+                "QEMU (for libvirt, in <qemu:commandline> of the domain)"
+            ) from None
         except (OSError, ValueError) as error:
             reason = getattr(error, "strerror", None) or error
             raise ImageError(f"{address} cannot be opened: {reason}") from None
@@ -96,10 +118,28 @@ class Monitor:
         return line
 
 
-def _connect(address: str) -> socket.socket:
+def _connect(address: str, end: float) -> socket.socket:
+    """:param end: when to give up, as of ``time.monotonic()``"""
     host, colon, port = address.rpartition(":")
     if colon and not address.startswith(("/", ".")) and port.isdigit():
-        return socket.create_connection((host or "localhost", int(port)), _TIMEOUT)
-    unix = socket.socket(socket.AF_UNIX)
-    unix.connect(address)
-    return unix
+        left = max(_PAUSE, end - time.monotonic())
+        found = socket.create_connection((host or "localhost", int(port)), left)
+        found.settimeout(None)
+        return found
+    while True:
+        unix = socket.socket(socket.AF_UNIX)
+        # connect() would block while as many clients wait as QEMU's listen() allows.
+        unix.setblocking(False)
+        try:
+            unix.connect(address)
+        except BlockingIOError:
+            unix.close()
+            if time.monotonic() > end:
+                raise TimeoutError from None
+            time.sleep(_PAUSE)
+        except OSError:
+            unix.close()
+            raise
+        else:
+            unix.setblocking(True)
+            return unix
