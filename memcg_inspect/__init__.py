@@ -13,9 +13,13 @@ every session.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+# Not that of typing, whose import takes longer than that of this package: memcg_inspect.__main__
+# handles a Ctrl-C only after this module.
+TYPE_CHECKING = False
 
 if TYPE_CHECKING:
+    from typing import Any
+
     from memcg_inspect.helpers import (
         ChargedSlabObject,
         CounterValue,

@@ -12,10 +12,17 @@ def entry() -> None:
     """Run the program memcg-inspect."""
     try:
         # Importing drgn takes long enough for a Ctrl-C.
-        from memcg_inspect.cli import entry as run
+        import signal
+
+        from memcg_inspect.cli import main
+
+        status = main(sys.argv[1:])
+        # Python would print a traceback of a Ctrl-C while it exits. There is nothing left to do.
+        if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
     except KeyboardInterrupt:
         sys.exit(130)
-    run()
+    sys.exit(status)
 
 
 if __name__ == "__main__":

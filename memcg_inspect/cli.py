@@ -37,7 +37,7 @@ from memcg_inspect.subcommands import (
 )
 from memcg_inspect.tables import UsageError
 
-__all__ = ("entry", "main", "make_parser")
+__all__ = ("main", "make_parser")
 
 EXIT_UNUSABLE = 2
 EXIT_FAULT = 70
@@ -67,11 +67,6 @@ class _LogFormatter(logging.Formatter):
         from memcg_inspect.render.text import printable
 
         return "\n".join(map(printable, super().format(record).splitlines()))
-
-
-def entry() -> None:
-    """Run the program memcg-inspect."""
-    sys.exit(main(sys.argv[1:]))
 
 
 def main(argv: Sequence[str]) -> int:

@@ -3,7 +3,10 @@
 
 from __future__ import annotations
 
+import bz2
+import gzip
 import json
+import lzma
 import os
 import re
 import signal
@@ -15,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.guests import KERNELS, Lab
+from support.guests import KERNELS, ROOT, Lab
 from support.schemas import checked
 
 from memcg_inspect.cli import main
@@ -97,19 +100,55 @@ def ctrl_c():
         assert (done.returncode, done.stdout, done.stderr) == (status, "", "")
 
 
-def test_an_interrupt_during_imports() -> None:
-    code = """
-import runpy, sys
+#: What the script that pip installs does, without the modules that an editable installation imports
+#: when Python starts. Raises KeyboardInterrupt at one import, or prints the names of all.
+IMPORTS = """
+import sys
+sys.path[:0] = {path!r}
 class Finder:
     def find_spec(self, name, *more):
-        if name == "drgn":
+        if name == {at!r}:
             raise KeyboardInterrupt
+        if not {at!r}:
+            print(name)
 sys.meta_path.insert(0, Finder())
-sys.argv = ["memcg-inspect", "audit"]
-runpy.run_module("memcg_inspect", run_name="__main__")
+from memcg_inspect.__main__ import entry
+sys.argv = ["memcg-inspect", "audit", "-c", "/no/such/vmcore"]
+sys.exit(entry())
+"""
+
+
+def run_interrupted_at(name: str) -> subprocess.CompletedProcess[str]:
+    """Run the program, with a Ctrl-C while it imports a module."""
+    code = IMPORTS.format(path=[str(ROOT), *sys.path], at=name)
+    return subprocess.run(
+        [sys.executable, "-I", "-S", "-c", code], capture_output=True, text=True, check=False
+    )
+
+
+def test_an_interrupt_during_imports() -> None:
+    names = run_interrupted_at("").stdout.split()
+    # Nothing that takes time is imported before the program handles Ctrl-C.
+    assert names[:3] == ["memcg_inspect", "__future__", "memcg_inspect.__main__"]
+    assert {"typing", "drgn", "argparse"} < set(names)
+    for name in [*names[3:6], *names[6::50], "drgn", "typing"]:
+        done = run_interrupted_at(name)
+        assert (done.returncode, done.stdout) == (130, ""), name
+        assert done.stderr in ("", "memcg-inspect: interrupted\n"), name
+
+
+def test_an_interrupt_at_exit() -> None:
+    """Python runs what is registered, and flushes files, after the program is done."""
+    code = """
+import atexit, signal, sys
+atexit.register(signal.raise_signal, signal.SIGINT)
+signal.signal(signal.SIGINT, signal.default_int_handler)
+from memcg_inspect.__main__ import entry
+sys.argv = ["memcg-inspect", "--version"]
+entry()
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+    assert "Traceback" not in done.stderr
 
 
 def test_an_interrupt_while_a_program_is_opened(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -189,6 +228,30 @@ def test_program_instead_of_vmcore() -> None:
 
 def test_no_qemu_there() -> None:
     assert "No such file" in refused("audit", "--qemu", "/no/such/socket")
+
+
+@pytest.mark.parametrize(
+    ("content", "what", "do"),
+    [
+        (gzip.compress(b"KDUMP   "), "is compressed by gzip", "decompress it first (gunzip)"),
+        (lzma.compress(b"KDUMP   "), "is compressed by xz", "decompress it first (unxz)"),
+        (bz2.compress(b"KDUMP   "), "is compressed by bzip2", "decompress it first (bunzip2)"),
+        (b"\x28\xb5\x2f\xfd" + bytes(99), "is compressed by zstd", "decompress it first (unzstd)"),
+        (b"\x04\x22\x4d\x18" + bytes(99), "is compressed by lz4", "decompress it first (unlz4)"),
+        (b"PK\x03\x04" + bytes(99), "is a zip archive", "unpack it first (unzip)"),
+        (b"x.core".ljust(257, b"\0") + b"ustar", "is a tar archive", "unpack it first (tar -x)"),
+        (b"", "is empty", "copy it again"),
+        (b"KDUMP   ", "is truncated", "copy it again"),
+        (b"KDUMP   " + bytes(300), "is truncated", "copy it again"),
+        (b"a text\n", "is neither an ELF core nor a dump of makedumpfile", "vmcore"),
+    ],
+)
+def test_file_that_is_no_dump(tmp_path: Path, content: bytes, what: str, do: str) -> None:
+    """The message says what the file is, and what to do, in no library's words."""
+    (tmp_path / "file").write_bytes(content)
+    line = refused("audit", "-c", tmp_path / "file")
+    assert f"file {what}" in line
+    assert do in line
 
 
 @pytest.mark.image

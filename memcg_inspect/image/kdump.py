@@ -79,7 +79,10 @@ def check_kdump(path: str) -> None:
 
 def _check(is_right: bool, what: str) -> None:
     if not is_right:
-        raise ImageError(f"the file is truncated or damaged: {what}")
+        raise ImageError(
+            f"the file is truncated or damaged: {what}. Copy it again; if the original is the "
+            "same, there was no room where it was written"
+        )
 
 
 def _header(file: BinaryIO) -> _Header | None:

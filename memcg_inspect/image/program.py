@@ -25,6 +25,7 @@ from drgn import (
 
 from memcg_inspect.btf import load_btf
 from memcg_inspect.image.elf import check_elf, cut_short, hide_holes, unmap_low_addresses
+from memcg_inspect.image.file_format import check_format
 from memcg_inspect.image.kdump import check_kdump
 from memcg_inspect.image.missing import as_image_errors
 from memcg_inspect.image.qmp import GREETING_TIMEOUT, Monitor
@@ -128,6 +129,7 @@ def _check_readable(path: str) -> None:
 def _attach(prog: Program, source: ImageSource) -> None:
     if source.core is not None:
         _check_readable(source.core)
+        check_format(source.core)
     descriptor = source.qemu_descriptor
     if source.qemu is not None and descriptor is None:
         with closing(Monitor(source.qemu, source.timeout)) as monitor:

@@ -252,9 +252,8 @@ def interrupted(qmp: Path, number: int) -> int:
         "c.read_memcgs = lambda *a, f=c.read_memcgs: (print('reading', flush=True), "
         "time.sleep(5), f(*a))[-1]\n"
     )
-    code = (
-        f"{hook}import sys; from memcg_inspect.cli import entry; sys.argv={command[2:]!r}; entry()"
-    )
+    run = "import sys; from memcg_inspect.__main__ import entry"
+    code = f"{hook}{run}; sys.argv={command[2:]!r}; entry()"
     with subprocess.Popen(
         [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
     ) as process:
