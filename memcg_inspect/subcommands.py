@@ -313,7 +313,7 @@ def _cancellable(image: Image) -> Iterator[None]:
         signal.signal(signal.SIGINT, stop)
     before_report = progress.report
     try:
-        with progress_bar() as progress.report:
+        with progress_bar(lambda: progress.stop) as progress.report:
             yield
     finally:
         progress.report = before_report

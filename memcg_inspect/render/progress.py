@@ -7,16 +7,41 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
+from rich.progress import (
+    BarColumn,
+    Progress,
+    ProgressColumn,
+    Task,
+    TaskProgressColumn,
+    TextColumn,
+    TimeElapsedColumn,
+)
+from rich.text import Text
 
 __all__ = ("progress_bar",)
 
+#: On the line of progress after the first Ctrl-C.
+_STOPPING = "interrupted: Ctrl-C again to stop at once"
+
+
+class _Hint(ProgressColumn):
+    """Says how to end the program, whenever the line is drawn."""
+
+    def __init__(self, is_stopping: Callable[[], bool]) -> None:
+        super().__init__()
+        self._is_stopping = is_stopping
+
+    def render(self, task: Task) -> Text:
+        return Text(_STOPPING if self._is_stopping() else "")
+
 
 @contextmanager
-def progress_bar() -> Iterator[Callable[[str, float], None]]:
+def progress_bar(is_stopping: Callable[[], bool]) -> Iterator[Callable[[str, float], None]]:
     """
     Show a progress bar on standard error while a block runs.
 
+    :param is_stopping: returns whether the user has interrupted the walk. The command goes on until
+        it has put together what it knows.
     :return: function to call with the name of a walk, and the share of it that is done
     """
     console = Console(stderr=True)
@@ -28,6 +53,7 @@ def progress_bar() -> Iterator[Callable[[str, float], None]]:
         BarColumn(),
         TaskProgressColumn(),
         TimeElapsedColumn(),
+        _Hint(is_stopping),
     )
     with Progress(*columns, console=console, transient=True) as bar:
         task = bar.add_task("", total=1.0)

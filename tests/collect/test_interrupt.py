@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import json
+import os
+import pty
 import signal
 import subprocess
 import sys
@@ -87,3 +89,46 @@ def test_a_view(lab: Lab, view: str) -> None:
     answer = checked(json.loads(out))
     assert (status, answer["whole"]) == (130, False)
     assert any(table["rows"] for table in answer["tables"])
+
+
+#: As :data:`WAITING`, but the line of progress has a thread of its own, which may get the signal.
+DRAWING = """
+import signal, sys, time
+from memcg_inspect.linux.mm import mm_types
+found, number = mm_types._Scan.piece, 0
+def piece(*args):
+    global number
+    number += 1
+    if number == 2:
+        print("walking", file=sys.stderr, flush=True)
+        while signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+            time.sleep(0.01)
+    return found(*args)
+mm_types._Scan.piece = piece
+from memcg_inspect.cli import main
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def test_the_line_of_progress_says_how_to_stop_at_once(lab: Lab) -> None:
+    core = lab.image(DEBIAN_KERNELS[-1], workload="mixed").core
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-c", DRAWING, "-c", str(core), "--debuginfo", "btf", "slabinfo"]
+    environment = os.environ | {"TERM": "xterm", "COLUMNS": "150"}
+    with subprocess.Popen(
+        command, stdout=subprocess.DEVNULL, stderr=theirs, env=environment
+    ) as process:
+        os.close(theirs)
+        shown, is_sent = "", False
+        while True:
+            try:
+                data = os.read(ours, 4096)
+            except OSError:  # how a terminal says that nobody is left
+                break
+            shown += data.decode()
+            if "walking" in shown and not is_sent:
+                process.send_signal(signal.SIGINT)
+                is_sent = True
+        assert process.wait(timeout=60) == 130
+    os.close(ours)
+    assert "interrupted: Ctrl-C again to stop at once" in shown
