@@ -163,8 +163,7 @@ class AddressLayers:
         is_kfence = slab.page in kfence_pages(self.image)
         yield Layer(
             "slab",
-            f"{slab.cache.name}: "
-            + ("kfence" if is_kfence else f"{slab.inuse} of {slab.objects} objects taken"),
+            f"{slab.cache.name}: " + ("kfence" if is_kfence else self._taken(slab)),
             start,
             None if address is None else address - start,
             self.frames.page_size << slab.order,
@@ -187,6 +186,16 @@ class AddressLayers:
         yield from self._object(slab, number, address, objcg, state)
         if is_free is not True:
             yield from self.uses.of(slab, self.slabs.address(slab, number), address)
+
+    def _taken(self, slab: Slab) -> str:
+        """Describe how many objects of a slab are not on its list of free objects."""
+        taken = f"{slab.inuse} of {slab.objects} objects taken"
+        try:
+            kept = self.free.kept(slab)
+        except FaultError as error:  # the free lists may be corrupt
+            self.coverage["states"].miss("free slab objects", error.address, str(error))
+            return taken
+        return f"{taken}, {kept} of them free and kept by CPUs" if kept else taken
 
     def _object(
         self, slab: Slab, number: int, address: int, objcg: int, state: str

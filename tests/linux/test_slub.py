@@ -138,3 +138,20 @@ def test_objects_are_free_that_drgn_says_are(lab: Lab, kernel: str) -> None:
             assert objects.is_free(slab, number) is not info.allocated
             compared[not info.allocated] += 1
     assert compared[True] > 3 and compared[False] > 20
+
+
+@pytest.mark.image
+@pytest.mark.newest_kernel
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_as_many_are_kept_as_drgn_says_are_free(lab: Lab, kernel: str) -> None:
+    """The others that are free are on the list of the slab: ``objects - inuse``."""
+    prog = lab.image(kernel, "4", "mixed").program()
+    reader = SlabReader(image_of(prog))
+    objects = FreeObjects(image_of(prog), reader)
+    kept = 0
+    for slab in islice(slabs_of(image_of(prog), reader), 0, None, 5):
+        infos = [slab_object_info(prog, reader.address(slab, n)) for n in range(slab.objects)]
+        free = sum(info is not None and not info.allocated for info in infos)
+        assert objects.kept(slab) == free - (slab.objects - slab.inuse), slab
+        kept += objects.kept(slab)
+    assert kept > 3

@@ -66,6 +66,17 @@ class FreeObjects:
                 raise fault
             tries += 1
 
+    def kept(self, slab: Slab) -> int:
+        """
+        Return how many free objects of a slab CPUs and nodes keep. ``slab->inuse`` includes them.
+
+        :raises drgn.FaultError: if not all lists of the cache can be read
+        """
+        found, fault = self._of_cache(slab)
+        if fault is not None:
+            raise fault
+        return sum(self._slabs.number(slab, address) is not None for address in found)
+
     def _of_slab(self, slab: Slab) -> tuple[set[int], FaultError | None]:
         """Return the objects on the list of a slab, and why there may be more."""
         found: set[int] = set()
