@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Sequence, Set
 from contextlib import suppress
 from typing import NamedTuple
 
-from drgn import FaultError, Object, Symbol
+from drgn import FaultError, Object
 from drgn.helpers.linux.sched import cpu_curr
 
 from memcg_inspect.image.image import Image
@@ -31,28 +31,17 @@ from memcg_inspect.model import Coverage, StackRef
 
 __all__ = ("Freeing", "stack_refs")
 
-#: No function has more bytes.
-_LONGEST = 1 << 16
-
 
 class Freeing(NamedTuple):
     """
     Objects that hold a reference until a task has freed them.
 
-    :ivar functions: functions that free them
+    :ivar places: addresses in the functions that free them
     :ivar refers_to: returns what the object at an address refers to; ``None`` if none is there
     """
 
-    functions: Sequence[Symbol]
+    places: frozenset[int]
     refers_to: Callable[[int], int | None]
-
-    def places(self) -> frozenset[int]:
-        """Return the addresses in the functions."""
-        return frozenset(
-            place
-            for symbol in self.functions
-            for place in range(symbol.address, symbol.address + min(symbol.size, _LONGEST))
-        )
 
 
 def stack_refs(
@@ -108,7 +97,7 @@ class _Stacks:
 
     def __init__(self, image: Image, wanted: Set[int], freeing: Freeing | None) -> None:
         self._image, self._wanted, self._freeing = image, wanted, freeing
-        self._freed_at = frozenset[int]() if freeing is None else freeing.places()
+        self._freed_at = frozenset[int]() if freeing is None else freeing.places
 
     def of_task(self, task: Object, cpu: int | None) -> Iterator[tuple[int, StackRef]]:
         """

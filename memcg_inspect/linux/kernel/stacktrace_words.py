@@ -9,12 +9,14 @@ include/linux/sched/task_stack.h, and the stack of an interrupt that came upon i
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 
 from drgn import FaultError, Object, StackTrace, sizeof
 
 from memcg_inspect.image.image import Image
 from memcg_inspect.image.layout import has_member, has_type
+from memcg_inspect.image.lookup import UnknownKernelError
 from memcg_inspect.image.memory import SMALLEST_PAGE
 from memcg_inspect.linux.mm.mmzone import mem_map
 
@@ -24,6 +26,23 @@ __all__ = ("other_stack", "stack_of", "stack_words")
 _UNKNOWN_PAGES = 4
 #: No kernel has larger stacks, in bytes.
 _LARGEST_STACK = 1 << 18
+#: No function has more bytes.
+_LONGEST = 1 << 16
+
+
+def places_in(image: Image, names: Iterable[str]) -> frozenset[int]:
+    """
+    Return the addresses in some functions.
+
+    :param names: names of the functions; those that the kernel does not have are left out, e.g.
+        because they are inlined
+    """
+    places: set[int] = set()
+    for name in names:
+        with suppress(UnknownKernelError):
+            symbol = image.symbol(name)
+            places.update(range(symbol.address, symbol.address + min(symbol.size, _LONGEST)))
+    return frozenset(places)
 
 
 def stack_words(image: Image, task: Object, trace: StackTrace) -> list[int]:

@@ -14,9 +14,8 @@ from __future__ import annotations
 from drgn import FaultError, Object, offsetof
 
 from memcg_inspect.image.image import Image
-from memcg_inspect.image.lookup import UnknownKernelError
 from memcg_inspect.linux.kernel.sched import find_tasks
-from memcg_inspect.linux.mm.vmalloc import thread_size
+from memcg_inspect.linux.kernel.stacktrace_words import places_in, stack_of
 from memcg_inspect.model import Coverage
 
 __all__ = ("socks_with_error_readers",)
@@ -36,7 +35,7 @@ def socks_with_error_readers(image: Image, coverage: Coverage) -> set[int]:
     :return: ``struct sock *``, among other words of these stacks
     """
     memory, found = image.memory, set[int]()
-    callers = [place for name in _CALLERS if (place := _place(image, name)) is not None]
+    callers = places_in(image, _CALLERS)
     sk = offsetof(image.type("struct sk_buff"), "sk")
 
     def missed(error: FaultError) -> None:
@@ -57,34 +56,24 @@ def socks_with_error_readers(image: Image, coverage: Coverage) -> set[int]:
     return found
 
 
-def _place(image: Image, name: str) -> range | None:
-    """Return the return addresses in a function; ``None`` if the kernel does not have it."""
-    try:
-        symbol = image.symbol(name)
-    except UnknownKernelError:
-        return None
-    return range(symbol.address + 1, symbol.address + symbol.size)
-
-
-def _stack_words(image: Image, task: Object, callers: list[range]) -> set[int]:
+def _stack_words(image: Image, task: Object, callers: frozenset[int]) -> set[int]:
     """
     Return the words on the stack of a task that is in one of *callers*; empty for other tasks.
 
     :param task: ``struct task_struct *``
     :raises drgn.FaultError: if the stack cannot be read
     """
-    memory, size = image.memory, thread_size(image)
-    start = task.stack.value_()
+    memory, (start, size) = image.memory, stack_of(image, task)
     if not start:
         return set()  # put_task_stack(): it has exited
     words = memory.words(memory.read(start, size))
-    if not any(word in caller for word in words for caller in callers):
+    if callers.isdisjoint(words):
         return set()
     # What is below the stack pointer is left over from earlier calls.
     below = (_stack_pointer(image, task) - start) // memory.word_size
     if 0 < below < len(words):
         words = words[below:]
-    if not any(word in caller for word in words for caller in callers):
+    if callers.isdisjoint(words):
         return set()
     return set(words)
 

@@ -20,6 +20,7 @@ from memcg_inspect.image.image import Image
 from memcg_inspect.image.lookup import UnknownKernelError
 from memcg_inspect.linux.kernel.rcu import queued_callbacks
 from memcg_inspect.linux.kernel.stacktrace_refs import Freeing
+from memcg_inspect.linux.kernel.stacktrace_words import places_in
 
 __all__ = ("SockUse", "closing_sockets", "freed_sockets")
 
@@ -90,7 +91,6 @@ def closing_sockets(image: Image, memcgs: Container[int]) -> Counter[int]:
 def freed_sockets(image: Image) -> Freeing | None:
     """Return how to find sockets that tasks are freeing; ``None`` without ``CONFIG_NET``."""
     try:
-        symbols = [image.symbol(name) for name in _FREE]
         sock = image.type("struct sock")
     except UnknownKernelError:
         return None
@@ -103,4 +103,4 @@ def freed_sockets(image: Image) -> Freeing | None:
         except FaultError:
             return None
 
-    return Freeing(symbols, refers_to)
+    return Freeing(places_in(image, _FREE), refers_to)
