@@ -207,6 +207,7 @@ class HalfDone:
     :ivar folios: if given, a charge may also include all pages that the CPU's stack and registers
         point to; it returns the most pages of such a charge if these could not be read
     :ivar vmalloc: whether such a charge may be of a vmalloc area, if *folios* is given
+    :ivar entries: if given, rows in pages count entries, and this is the most of them in a charge
     :ivar in_pages: whether *most* is in pages even if rows are in bytes
     :ivar rows: the most rows in which one charge shows: that of its memcg, and that of an
         ancestor, from whose counter the memcg's is subtracted
@@ -231,6 +232,7 @@ class HalfDone:
     most: Callable[[Snapshot], int]
     folios: Callable[[Snapshot], int] | None = None
     vmalloc: bool = False
+    entries: int | None = None
     in_pages: bool = False
     rows: int = 2
     in_many_rows: bool = False
@@ -280,6 +282,8 @@ class HalfDone:
         names = (_CLONE.sub("", function) for function in cpu.functions)
         if self.of_nodes and _adds_to_node(cpu) and not any(map(self.functions.match, names)):
             return 0  # it was counting something else
+        if self.entries is not None and row.unit == "pages":
+            return self.entries
         page = snapshot.image.page_size if row.unit == "bytes" else 1
         most = self.most(snapshot) * (page if self.in_pages else 1)
         if self.folios is None:

@@ -12,7 +12,7 @@ from support.made_charges import image
 from memcg_inspect.checks.identities.usage import usage_rows
 from memcg_inspect.checks.inflight import mark_in_flight
 from memcg_inspect.checks.rows import RowKey, make_row
-from memcg_inspect.model import NUMA_NO_NODE, ChargeStock, Held, Running
+from memcg_inspect.model import NUMA_NO_NODE, ChargeStock, Held, Running, Unit
 from memcg_inspect.report import Row
 
 FREEING = ("lru_gen_add_folio", "folio_batch_move_lru", "exit_mmap")
@@ -109,6 +109,21 @@ def test_a_slab_object_is_no_page_of_a_vmalloc_area() -> None:
     page = Held("kmem", 0xE000, 0, 1, PAGE, "unreclaimable")
     assert judged(row, running=(cpu(0, functions, (OBJECT, PAYER_A)),)) == ["unverifiable"]
     assert judged(row, running=(cpu(0, functions, (page, PAYER_A)),)) == ["in-flight"]
+
+
+def test_a_task_charges_one_entry_of_zswap_at_a_time() -> None:
+    """In bytes, an entry is as large as a page; but it is one entry."""
+    storing = cpu(0, ("obj_cgroup_charge_zswap", "zswap_store", "swap_writeout"), (PAYER_A,))
+    for item, off, status in (
+        ("MEMCG_ZSWAP_B", PAGE, "unverifiable"),
+        ("MEMCG_ZSWAP_B", PAGE + 1, "differs"),
+        ("MEMCG_ZSWAPPED", 1, "unverifiable"),
+        ("MEMCG_ZSWAPPED", 2, "differs"),
+        ("MEMCG_ZSWAP_INCOMP", -2, "differs"),
+    ):
+        unit: Unit = "bytes" if item.endswith("_B") else "pages"
+        row = make_row(RowKey("zswap", item, unit, A), {"zswap": 0}, {"folded": off})
+        assert judged(row, running=(storing,)) == [status], (item, off)
 
 
 def test_a_charge_is_used_once() -> None:
