@@ -37,7 +37,7 @@ from memcg_inspect.tables import (
 )
 from memcg_inspect.views import NAMES, columns, views
 from memcg_inspect.views.payers import check_choice
-from memcg_inspect.views.view import View
+from memcg_inspect.views.view import View, interrupted
 
 __all__ = (
     "BUG",
@@ -340,6 +340,8 @@ def _view(image: Image, args: Namespace) -> Answer:
         # Check before the command runs, which may take long.
         check_choice(image, choice)
         found = args.view.run(image, args)
+    if image.progress.stop:
+        found = interrupted(found)
     missing = why_missing(image, found.coverage.values())
     found = replace(
         found,

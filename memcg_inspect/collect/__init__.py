@@ -14,7 +14,8 @@ import os
 import random
 import time
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from dataclasses import replace
+from typing import NamedTuple, TypeVar
 
 from memcg_inspect.checks.diagnosis import diagnose
 from memcg_inspect.checks.evidence_query import Candidates, EvidenceQuery
@@ -32,10 +33,13 @@ from memcg_inspect.collect.evidence import find_evidence
 from memcg_inspect.collect.stopped import with_pending, with_running
 from memcg_inspect.image.image import Image
 from memcg_inspect.image.missing import as_image_errors, why_missing
+from memcg_inspect.image.progress import interrupted_reason
 from memcg_inspect.model import Coverage
-from memcg_inspect.report import Report
+from memcg_inspect.report import Identity, Report, Row
 
 __all__ = ("audit", "collect")
+
+_Reasoned = TypeVar("_Reasoned", Row, Identity)
 
 #: The most times that a sample of a running kernel is tried, since memory that changes may cause an
 #: error. Also the number of samples that are taken if each of them has something unreadable.
@@ -170,7 +174,7 @@ def _report(image: Image, clock: Clock, samples: Sequence[_Sample]) -> Report:
         findings = tuple(attach(pending, evidence) for pending in judged.findings)
     with clock.measure("diagnosis"):
         diagnoses = diagnose(snapshot, judged.rows, findings)
-    return Report(
+    report = Report(
         image=snapshot.image,
         verdict=verdict(judged.identities, findings, coverage),
         memcgs=tuple(snapshot.memcgs.values()),
@@ -191,4 +195,18 @@ def _report(image: Image, clock: Clock, samples: Sequence[_Sample]) -> Report:
         charges=charged(snapshot),
         not_accounted=snapshot.features.not_accounted,
         diagnoses=diagnoses,
+    )
+    return _interrupted(report) if report.interrupted else report
+
+
+def _interrupted(report: Report) -> Report:
+    """Return the report of an audit that was interrupted, with this as the reason."""
+
+    def said(found: _Reasoned) -> _Reasoned:
+        return replace(found, reason=interrupted_reason(found.reason)) if found.reason else found
+
+    return replace(
+        report,
+        rows=tuple(map(said, report.rows)),
+        identities=tuple(map(said, report.identities)),
     )

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from memcg_inspect.checks.ledger import ChargeKind, Entry
 from memcg_inspect.collect.page_uses import PageUses, compound_pages_of_others
 from memcg_inspect.image.image import Image
+from memcg_inspect.image.progress import STOPPED
 from memcg_inspect.linux.mm.memcg_data import Folio, folios_of
 from memcg_inspect.linux.mm.mm_types import scan_pages
 from memcg_inspect.linux.mm.mmzone import mem_map
@@ -101,7 +102,8 @@ def _pages(
     blocks = BlockReader(image)
     for piece in scan_pages(image):
         if piece.raw is None:
-            coverage["folios"].miss("struct pages", piece.unreadable or 0, "not in the image")
+            why = STOPPED if image.progress.stop else "not in the image"
+            coverage["folios"].miss("struct pages", piece.unreadable or 0, why)
             continue
         coverage["folios"].read += piece.pages
         for folio in folios_of(image, piece.raw, payers):

@@ -5,13 +5,14 @@ from __future__ import annotations
 
 from argparse import Namespace
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from memcg_inspect.image.image import Image
-from memcg_inspect.tables import Answer
+from memcg_inspect.image.progress import interrupted_reason
+from memcg_inspect.tables import Answer, NotRead
 
-__all__ = ("Argument", "View")
+__all__ = ("Argument", "View", "interrupted")
 
 
 @dataclass(frozen=True)
@@ -50,3 +51,19 @@ class View:
     arguments: tuple[Argument, ...] = ()
     choices: tuple[str, ...] = ("memcg", "node", "sort", "fields")
     incomplete: str = "something could not be read"
+
+
+def interrupted(answer: Answer) -> Answer:
+    """Return the answer of a view that was interrupted: that is why values were not read."""
+    tables = tuple(replace(t, rows=[_said(row) for row in t.rows]) for t in answer.tables)
+    return replace(answer, tables=tables)
+
+
+def _said(row: Any) -> Any:
+    values = {declared.name: getattr(row, declared.name) for declared in fields(row)}
+    unread = {
+        name: NotRead(interrupted_reason(value.reason))
+        for name, value in values.items()
+        if isinstance(value, NotRead)
+    }
+    return replace(row, **unread) if unread else row

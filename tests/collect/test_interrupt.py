@@ -72,6 +72,8 @@ def test_an_audit(lab: Lab) -> None:
     assert "unverifiable" in statuses(report, "slab")
     assert "exact" in statuses(report, "task_objcg")
     assert all(r["reason"] for r in report["rows"] if r["status"] == "unverifiable")
+    assert "in the image" not in out
+    assert {"slab memory was not all read (interrupted)"} <= {r["reason"] for r in report["rows"]}
 
 
 def test_an_audit_for_people(lab: Lab) -> None:
@@ -89,6 +91,9 @@ def test_a_view(lab: Lab, view: str) -> None:
     answer = checked(json.loads(out))
     assert (status, answer["whole"]) == (130, False)
     assert any(table["rows"] for table in answer["tables"])
+    # The dump is complete: only the walk was not.
+    assert "in the image" not in out
+    assert "dump" not in out
 
 
 #: As :data:`WAITING`, but the line of progress has a thread of its own, which may get the signal.
