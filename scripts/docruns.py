@@ -353,6 +353,7 @@ BLOCKS = {
     "stock_fields": Block("docs/commands/stock.md", _fields("stock"), "source"),
     "tasks": Block("docs/commands/tasks.md", _command("tasks", "--sort", "memcg:desc")),
     "tasks_fields": Block("docs/commands/tasks.md", _fields("tasks"), "source"),
+    "dying_summary": Block("docs/commands/dying.md", _command("dying", workload="dying")),
     "dying": Block(
         "docs/commands/dying.md",
         _command("dying", "--memcg", "/dying/family/a", workload="dying"),

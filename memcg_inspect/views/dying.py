@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from argparse import Namespace
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Annotated, NamedTuple
 
 from drgn import FaultError
@@ -18,7 +18,7 @@ from memcg_inspect.collect.examples import Examples, find_examples
 from memcg_inspect.image.image import Image
 from memcg_inspect.linux.fs.inode import mapping_name
 from memcg_inspect.linux.mm.memcontrol import keeps_original_objcgs, objcg_owners
-from memcg_inspect.model import NUMA_NO_NODE, Coverage, Memcg
+from memcg_inspect.model import NUMA_NO_NODE, ChargeStock, Coverage, Memcg, counted
 from memcg_inspect.tables import (
     Answer,
     Field,
@@ -31,10 +31,12 @@ from memcg_inspect.tables import (
 )
 from memcg_inspect.views.view import Argument, View
 
-__all__ = ("VIEW", "LeftRow", "MemcgRow", "dying")
+__all__ = ("VIEW", "LeftRow", "MemcgRow", "SummaryRow", "dying")
 
 #: Number of files to name for each memcg; the others are counted.
 MOST_FILES = 5
+#: Rows of the summary; the others are added up by kind.
+MOST_ROWS = 20
 
 #: ``page->mapping``, and whether pages are in the swap cache.
 File = tuple[int, bool]
@@ -124,6 +126,24 @@ class LeftRow:
     examples: Annotated[str | None, Field("text", "addresses of some of them")]
 
 
+@dataclass(frozen=True)
+class SummaryRow:
+    """What several removed memcgs left behind of one kind and detail, for one memcg to pay."""
+
+    memcgs: Annotated[int, Field("count", "number of removed memcgs that have such a row")]
+    kind: Annotated[str, Field("text", "as in the table of all rows")]
+    pins: Annotated[bool, Field("flag", "whether it keeps the memcgs alive")]
+    detail: Annotated[Value, Field("text", "file of user pages; more about the kind")]
+    references: Annotated[
+        int, Field("count", "references to these memcgs that it explains", total=True)
+    ]
+    count: Annotated[int, Field("count", "number of charges or objects")]
+    bytes: Annotated[int | None, Field("bytes", "size of all of them", total=True)]
+    least: Annotated[int | None, Field("bytes", "size of those of the memcg that has least")]
+    most: Annotated[int | None, Field("bytes", "size of those of the memcg that has most")]
+    paid_by: Annotated[Value, Field("memcg", "memcg that pays for it now")]
+
+
 class Holder(NamedTuple):
     """Charges of one kind that a memcg left behind, or holders of references to it."""
 
@@ -148,12 +168,16 @@ def dying(image: Image, most_files: int = MOST_FILES) -> Answer:
     view = _Dying(image, most_files)
     snapshot = view.snapshot
     holders = list(view.holders())
+    by_memcg: defaultdict[int | None, list[Holder]] = defaultdict(list)
+    for holder in holders:
+        by_memcg[holder.memcg].append(holder)
+    summary = view.summary(holders)
     tables = (
         Table(
             "dying",
             "removed memcgs that still exist",
             columns_of(MemcgRow),
-            [view.row(memcg, holders) for memcg in view.removed.values()],
+            [view.row(memcg, by_memcg[address]) for address, memcg in view.removed.items()],
             empty="there are none",
         ),
         Table(
@@ -163,9 +187,29 @@ def dying(image: Image, most_files: int = MOST_FILES) -> Answer:
             [view.detail_row(holder) for holder in holders],
             empty="nothing",
         ),
+        Table(
+            "summary",
+            f"what {counted(len(view.removed), 'removed memcgs')} have left behind",
+            columns_of(SummaryRow),
+            summary,
+            empty="nothing",
+        ),
     )
     coverage = dict(snapshot.coverage) | dict(view.coverage)
     return Answer("dying", snapshot.image, tables, coverage, tuple(view.notes(holders)))
+
+
+class _Group(NamedTuple):
+    """What a row of the summary has in common."""
+
+    kind: str
+    pins: bool
+    detail: Value
+    payer: int | None
+
+
+#: Detail of the files of a memcg that are not named.
+_MORE = "(more files)"
 
 
 class _Dying:
@@ -229,18 +273,22 @@ class _Dying:
             )
 
     def _references(self) -> Iterator[Holder]:
-        page_size, memcgs = self.snapshot.image.page_size, self.snapshot.memcgs
+        page_size = self.snapshot.image.page_size
         others = self.snapshot.css_holders
+        children: defaultdict[int | None, list[int]] = defaultdict(list)
+        for memcg in self.snapshot.memcgs.values():
+            children[memcg.parent].append(memcg.address)
+        stocks: defaultdict[int, list[ChargeStock]] = defaultdict(list)
+        for stock in self.snapshot.charge_stocks:
+            stocks[stock.memcg].append(stock)
         for address in self.removed:
-            children = tuple(m.address for m in memcgs.values() if m.parent == address)
-            yield from self._held(address, "child", children)
+            yield from self._held(address, "child", tuple(children[address]))
             yield from self._counted(address, "child", others["released"].get(address, 0))
             yield from self._counted(address, "notify", others["notify"].get(address, 0))
             yield from self._counted(address, "cursor", others["zswap"].get(address, 0))
-            for stock in self.snapshot.charge_stocks:
-                if stock.memcg == address:
-                    charged = stock.nr_pages * page_size
-                    yield self._holder(address, "stock", 1, 1, charged, f"CPU {stock.cpu}")
+            for stock in stocks[address]:
+                charged = stock.nr_pages * page_size
+                yield self._holder(address, "stock", 1, 1, charged, f"CPU {stock.cpu}")
             css = self.css.get(address)
             if css is None:
                 continue
@@ -347,10 +395,63 @@ class _Dying:
             self.coverage["files"].miss("file of user pages", error.address, str(error))
             return NotRead("the file could not be read")
 
-    def row(self, memcg: Memcg, holders: Iterable[Holder]) -> MemcgRow:
-        """Return a row of the first table."""
+    def summary(self, holders: Iterable[Holder]) -> list[SummaryRow]:
+        """
+        Return what is left, added up by kind, detail and payer.
+
+        What most memcgs have comes first. After :data:`MOST_ROWS`, only the kind is told apart.
+        """
+        groups: defaultdict[_Group, dict[int | None, list[Holder]]] = defaultdict(dict)
+        for holder in holders:
+            detail = _MORE if holder.kind == "lru" and _is_more(holder.detail) else holder.detail
+            # The CPU of a stock, and why something could not be read, tell nothing of a sum.
+            if holder.kind == "stock" or isinstance(detail, NotRead):
+                detail = None
+            group = _Group(holder.kind, holder.references > 0, detail, holder.payer)
+            groups[group].setdefault(holder.memcg, []).append(holder)
+        ordered = sorted(
+            groups, key=lambda g: (not g.pins, -len(groups[g]), KIND_ORDER.index(g.kind))
+        )
+        rest: defaultdict[_Group, dict[int | None, list[Holder]]] = defaultdict(dict)
+        number: Counter[_Group] = Counter()
+        for group in ordered[MOST_ROWS:]:
+            merged = group._replace(detail=None, payer=None)
+            number[merged] += 1
+            for memcg, some in groups[group].items():
+                rest[merged].setdefault(memcg, []).extend(some)
+        rows = [self._summary_row(group, groups[group]) for group in ordered[:MOST_ROWS]]
+        for merged, found in rest.items():
+            detail = f"({counted(number[merged], 'more rows')})"
+            rows.append(self._summary_row(merged._replace(detail=detail), found))
+        return rows
+
+    def _summary_row(
+        self, group: _Group, found: Mapping[int | None, Sequence[Holder]]
+    ) -> SummaryRow:
+        holders = [holder for some in found.values() for holder in some]
+        sizes = [sum(h.bytes or 0 for h in some) for some in found.values()]
+        has_size = any(holder.bytes is not None for holder in holders)
+        return SummaryRow(
+            # Charges without a memcg are of one that is freed, or not known: none is counted.
+            memcgs=sum(memcg is not None for memcg in found),
+            kind=group.kind,
+            pins=group.pins,
+            detail=group.detail,
+            references=sum(holder.references for holder in holders),
+            count=sum(holder.number for holder in holders),
+            bytes=sum(sizes) if has_size else None,
+            least=min(sizes) if has_size else None,
+            most=max(sizes) if has_size else None,
+            paid_by=self._path(group.payer),
+        )
+
+    def row(self, memcg: Memcg, mine: Sequence[Holder]) -> MemcgRow:
+        """
+        Return a row of the first table.
+
+        :param mine: what this memcg left behind
+        """
         css = self.css.get(memcg.address)
-        mine = [holder for holder in holders if holder.memcg == memcg.address]
         explained = sum(holder.references for holder in mine)
         total: Counter[str] = Counter()
         for holder in mine:
@@ -447,20 +548,37 @@ class _Dying:
             yield "Not all memcgs could be read: charges left behind by freed memcgs are missing."
 
 
+def _is_more(detail: Value) -> bool:
+    return isinstance(detail, str) and detail.endswith((" more file)", " more files)"))
+
+
 def _run(image: Image, args: Namespace) -> Answer:
     if args.files < 0:
         raise UsageError(f"--files {args.files}: the number of files must not be negative")
-    return dying(image, args.files)
+    answer = dying(image, args.files)
+    if args.json or args.scripted:
+        return answer
+    chosen = args.each or args.fields or args.memcg is not None or args.node is not None
+    first = {table.name: table for table in answer.tables}
+    sort = (args.sort or "").partition(":")[0]
+    if chosen or (sort and not first["summary"].has(sort)):
+        return replace(answer, tables=(first["dying"], first["left"]))
+    notes = answer.notes
+    if first["left"].rows:
+        notes += ("--each shows each memcg, and --memcg PATH a single one.",)
+    return replace(answer, tables=(first["summary"],), notes=notes)
 
 
 VIEW = View(
     name="dying",
     help="removed memcgs that still exist, and what keeps each alive",
-    description="Lists memcgs that were removed but not freed, with all references to each and "
-    "what holds them, and the charges that removed memcgs have left for others to pay.",
+    description="Sums up what keeps memcgs alive that were removed but not freed, and the charges "
+    "that removed memcgs have left for others to pay. With --each, or with a choice of memcgs, "
+    "nodes or fields, lists them, with all references to each and what holds them.",
     run=_run,
-    records=(MemcgRow, LeftRow),
+    records=(MemcgRow, LeftRow, SummaryRow),
     arguments=(
+        Argument(("--each",), {"action": "store_true", "help": "show each memcg"}),
         Argument(
             ("--files",),
             {

@@ -23,7 +23,8 @@ from support.sockets import protocol_of
 from memcg_inspect.cli import main
 from memcg_inspect.image.image import image_of
 from memcg_inspect.tables import Answer, NotRead, Value
-from memcg_inspect.views.dying import dying
+from memcg_inspect.views import dying as view
+from memcg_inspect.views.dying import KIND_ORDER, MOST_ROWS, dying
 
 pytestmark = [pytest.mark.image, pytest.mark.newest_kernel]
 
@@ -177,6 +178,69 @@ def test_totals_are_those_of_the_rows(lab: Lab, kernel: str) -> None:
                 assert row[kind] == sums[row["memcg_address"], kind], (row["memcg"], kind)
 
 
+@each_image
+def test_the_summary_adds_up_what_is_left(lab: Lab, kernel: str, workload: str) -> None:
+    answer = answer_of(lab.image(kernel, "4", workload))
+    left, summary = rows(answer, "left"), rows(answer, "summary")
+    for what in ("references", "count", "bytes"):
+        for kind in {row["kind"] for row in left}:
+            of_rows = [sum(numbers(r[what] or 0)[0] for r in t if r["kind"] == kind)
+                       for t in (left, summary)]  # fmt: skip
+            assert of_rows[0] == of_rows[1], (what, kind)
+    for row in summary:
+        if row["bytes"] is not None and row["memcgs"]:
+            memcgs, size, least, most = numbers(
+                row["memcgs"], row["bytes"], row["least"], row["most"]
+            )
+            assert memcgs * least <= size <= memcgs * most
+    # All victims but one, which lives, had one socket of each sort, and 32 pages in swap.
+    swap = [row for row in summary if row["kind"] == "swap"]
+    assert sum(numbers(row["memcgs"])[0] for row in swap) == len(VICTIMS)
+    assert {(row["least"], row["most"], row["pins"]) for row in swap} == {
+        (32 * PAGE, 32 * PAGE, True)
+    }
+    assert len(summary) <= MOST_ROWS + 2 * len(KIND_ORDER)
+
+
+@on_kernel
+def test_linear_in_what_is_left(lab: Lab, kernel: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not all holders are looked at for each memcg: there may be thousands of both."""
+    looks = 0
+
+    class Counting(view.Holder):
+        @property
+        def memcg(self) -> int | None:
+            nonlocal looks
+            looks += 1
+            return self[0]
+
+    monkeypatch.setattr(view, "Holder", Counting)
+    answer = dying(image_of(lab.image(kernel, "4", "dying").program()))
+    assert len(rows(answer, "dying")) == 11
+    assert looks <= 6 * len(rows(answer, "left"))
+
+
+@pytest.mark.parametrize("kernel", DEBIAN_KERNELS[-1:])
+def test_one_screen_first_and_each_memcg_on_request(
+    lab: Lab, kernel: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    core = str(lab.image(kernel, "4", "dying").core)
+    said = []
+    for more in ([], ["--each"], ["--memcg", "/dying/family/a"], ["--sort", "memcgs"]):
+        assert main(["dying", "-c", core, "--debuginfo", "btf", *more]) == 0
+        said.append(capsys.readouterr().out)
+    summary, each, one, by_number = said
+    assert summary.startswith("what 11 removed memcgs have left behind\n")
+    assert "--each shows each memcg" in summary
+    assert by_number.startswith("what 11 removed memcgs have left behind\n")
+    assert len(summary.splitlines()) < 50
+    for text in (each, one):
+        assert text.startswith("removed memcgs that still exist\n")
+        assert "/dying/family/a" in text
+    assert "/dying/family/b" in each
+    assert "/dying/family/b" not in one
+
+
 @on_kernel
 def test_examples_are_charged_to_it(lab: Lab, kernel: str) -> None:
     """Read one by one, with nothing but the types."""
@@ -292,4 +356,4 @@ def test_leak_of_a_broken_kernel(lab: Lab) -> None:
 def test_no_removed_memcg(lab: Lab, kernel: str, capsys: pytest.CaptureFixture[str]) -> None:
     status, document = run(capsys, "-c", lab.image(kernel, "4", "pages").core)
     assert status == 0
-    assert [table["rows"] for table in document["tables"]] == [[], []]
+    assert [table["rows"] for table in document["tables"]] == [[], [], []]
