@@ -16,10 +16,20 @@ from typing import Annotated
 
 from memcg_inspect.model import NUMA_NO_NODE
 from memcg_inspect.report import Report, Row
-from memcg_inspect.tables import Answer, Field, MemcgAddress, NotRead, Table, Value, columns_of
+from memcg_inspect.tables import (
+    Answer,
+    Field,
+    MemcgAddress,
+    NotRead,
+    Table,
+    UsageError,
+    Value,
+    columns_of,
+)
 
 __all__ = (
     "DiagnosisRow",
+    "EffectRow",
     "FindingRow",
     "TABLES",
     "IdentityRow",
@@ -27,6 +37,7 @@ __all__ = (
     "RowRow",
     "SkewRow",
     "diagnoses_table",
+    "effects_answer",
     "findings_table",
     "identities_table",
     "report_answer",
@@ -138,6 +149,24 @@ class DiagnosisRow:
 
 
 @dataclass(frozen=True)
+class EffectRow:
+    """What a cause does to one row, beside the difference of the row."""
+
+    identity: Annotated[str, Field("text", "name of the identity")]
+    memcg: Annotated[str | None, Field("memcg", "memcg; none if the row is not about a memcg")]
+    memcg_address: MemcgAddress
+    objcg: Annotated[
+        int | None, Field("address", "struct obj_cgroup *, if it is about one", shown=False)
+    ]
+    node: Annotated[int | None, Field("node", "node; none for counters of all nodes")]
+    item: Annotated[str, Field("text", "name of the counter in the kernel")]
+    unit: Annotated[str, Field("text", "unit of the amounts")]
+    cause: Annotated[int, Field("difference", "what the cause adds to the difference")]
+    difference: Annotated[int, Field("difference", "difference of the row")]
+    rest: Annotated[int, Field("difference", "what this cause does not explain")]
+
+
+@dataclass(frozen=True)
 class MatrixRow:
     """A line of the matrix of charged node and backing node."""
 
@@ -165,6 +194,40 @@ def report_answer(report: Report, name: str, show_all: bool = False) -> Answer:
         report.notes,
         interrupted=report.interrupted,
     )
+
+
+def effects_answer(report: Report, number: int) -> Answer:
+    """
+    Return what a diagnosis does to each row as the answer of ``audit --explain``.
+
+    :param number: number of the diagnosis, from 1
+    :raises UsageError: if there is no such diagnosis
+    """
+    if not 1 <= number <= len(report.diagnoses):
+        there = f"1 to {len(report.diagnoses)}" if report.diagnoses else "none"
+        raise UsageError(f"--explain {number}: there is no such diagnosis; there are: {there}")
+    paths = {memcg.address: memcg.path for memcg in report.memcgs}
+    rows = [
+        EffectRow(
+            identity=effect.identity,
+            memcg=None if effect.memcg is None else paths.get(effect.memcg, f"{effect.memcg:#x}"),
+            memcg_address=effect.memcg,
+            objcg=effect.objcg,
+            node=effect.nid,
+            item=effect.item,
+            unit=effect.unit,
+            cause=effect.amount,
+            difference=effect.difference,
+            rest=effect.difference - effect.amount,
+        )
+        for effect in report.diagnoses[number - 1].signature
+    ]
+    title = "what the cause does to each row, and the difference of the row"
+    table = Table("explain", title, columns_of(EffectRow), rows, empty="no row shows it")
+    return Answer(
+        "audit", report.image, (table,), report.coverage, report.notes,
+        interrupted=report.interrupted,
+    )  # fmt: skip
 
 
 def identities_table(report: Report, show_all: bool = False) -> Table:

@@ -25,7 +25,7 @@ from memcg_inspect.image.image import Image
 from memcg_inspect.image.missing import as_image_errors, why_missing
 from memcg_inspect.render.typed import Typed
 from memcg_inspect.report import Report
-from memcg_inspect.report_tables import TABLES, report_answer
+from memcg_inspect.report_tables import TABLES, EffectRow, effects_answer, report_answer
 from memcg_inspect.tables import (
     Answer,
     Choice,
@@ -151,6 +151,13 @@ def _add_audit(parser: ArgumentParser) -> None:
         which.add_argument(
             f"--{name}", dest="table", action="store_const", const=name, help=_TABLE_HELP[name]
         )
+    which.add_argument(
+        "--explain",
+        metavar="N",
+        type=int,
+        help="print what diagnosis N does to each row, beside the differences of the rows, and the "
+        "functions of the kernel that could do it",
+    )
     for flag, options in _CHOICES.values():
         tables.add_argument(flag, **options)
     _add_formats(parser)
@@ -164,7 +171,7 @@ def _add_view(parser: ArgumentParser, view: View) -> None:
         flag, options = _CHOICES[name]
         parser.add_argument(flag, **options)
     _add_formats(parser)
-    parser.set_defaults(view=view, table=None)
+    parser.set_defaults(view=view, table=None, explain=None)
 
 
 def _add_formats(parser: ArgumentParser) -> None:
@@ -205,6 +212,8 @@ def check_arguments(args: Namespace) -> None:
     choice = _choice(args)
     if args.view is not None:
         check_fields(columns(args.view.name), choice)
+    elif args.explain is not None:
+        check_fields(columns_of(EffectRow), choice)
     elif args.table is None:
         if args.scripted or choice != Choice():
             options = ", ".join(f"--{name}" for name in (*_CHOICES, "scripted"))
@@ -238,8 +247,11 @@ def show(result: Report | Answer, args: Namespace, typed: Typed) -> None:
     :param typed: how the user types commands
     :raises BrokenPipeError: if the reader of the pipe has closed it
     """
-    if isinstance(result, Report) and args.table is not None and not _is_prose(args):
-        result = choose(report_answer(result, args.table, args.all), _choice(args))
+    if isinstance(result, Report) and not _is_prose(args):
+        if args.explain is not None:
+            result = choose(effects_answer(result, args.explain), _choice(args))
+        elif args.table is not None:
+            result = choose(report_answer(result, args.table, args.all), _choice(args))
     text = _document(result, args) if args.json else _text(result, args, typed)
     # Names may contain characters that the encoding of the terminal does not have.
     encoding = sys.stdout.encoding or "utf-8"
@@ -249,7 +261,11 @@ def show(result: Report | Answer, args: Namespace, typed: Typed) -> None:
 
 def _is_prose(args: Namespace) -> bool:
     """Return whether a part of the report is text for people, and not a table."""
-    return args.table in _PROSE and not (args.json or args.scripted) and _choice(args) == Choice()
+    return (
+        (args.table in _PROSE or args.explain is not None)
+        and not (args.json or args.scripted)
+        and _choice(args) == Choice()
+    )
 
 
 def _document(result: Report | Answer, args: Namespace) -> str:
@@ -261,13 +277,19 @@ def _document(result: Report | Answer, args: Namespace) -> str:
 
 
 def _text(result: Report | Answer, args: Namespace, typed: Typed) -> str:
-    from memcg_inspect.render.first_screen import diagnosis_lines, first_screen
+    from memcg_inspect.render.first_screen import (
+        diagnosis_lines,
+        explained_lines,
+        first_screen,
+    )
     from memcg_inspect.render.report import findings_lines, report_lines
     from memcg_inspect.render.text import answer_lines, make_output, scripted
 
     output = make_output()
     if isinstance(result, Report):
-        if args.table == "diagnoses":
+        if args.explain is not None:
+            explained_lines(result, args.explain, output, typed, args.exact)
+        elif args.table == "diagnoses":
             diagnosis_lines(result, output, typed, args.exact)
         elif args.table == "findings":
             findings_lines(result, output)
@@ -324,7 +346,8 @@ def _cancellable(image: Image) -> Iterator[None]:
 def _choice(args: Namespace) -> Choice:
     fields = _fields(getattr(args, "fields", None))
     # The JSON document of a table has all fields by default; text has those shown by default.
-    if fields is None and args.json and (args.view is not None or args.table is not None):
+    has_table = args.view is not None or args.table is not None or args.explain is not None
+    if fields is None and args.json and has_table:
         fields = ["all"]
     return Choice(
         memcg=getattr(args, "memcg", None),

@@ -19,8 +19,10 @@ from memcg_inspect.render.report import evidence_text, head_lines
 from memcg_inspect.render.text import Output, printable, rounded, size
 from memcg_inspect.render.typed import Typed
 from memcg_inspect.report import Diagnosis, Finding, Report, Row
+from memcg_inspect.report_tables import effects_answer
+from memcg_inspect.tables import Choice, choose
 
-__all__ = ("MOST_LINES", "diagnosis_lines", "first_screen")
+__all__ = ("MOST_LINES", "diagnosis_lines", "explained_lines", "first_screen")
 
 #: The most lines of the first screen, on a terminal with at least 60 columns.
 MOST_LINES = 40
@@ -38,6 +40,14 @@ _MOST_LISTED = 10
 #: A memcg in a sentence, and with it its obj_cgroup.
 _MEMCG = re.compile(r"\bmemcg (0x[0-9a-f]+)")
 _OBJCG_OF_MEMCG = re.compile(r"(?:\bobj_cgroup 0x[0-9a-f]+ of )?\bmemcg (0x[0-9a-f]+)")
+
+
+_SINGULAR = {
+    "diagnoses": "diagnosis",
+    "identities": "identity",
+    "notes": "note",
+    "subjects": "subject",
+}
 
 
 class _Line(NamedTuple):
@@ -91,6 +101,39 @@ def diagnosis_lines(report: Report, output: Output, typed: Typed, exact: bool = 
     for number, diagnosis in enumerate(report.diagnoses, 1):
         for line in screen.diagnosis(number, diagnosis):
             output.line(*line)
+
+
+def explained_lines(
+    report: Report, number: int, output: Output, typed: Typed, exact: bool = False
+) -> None:
+    """
+    Write all about one diagnosis: what it does to each row, objects, other causes, and functions.
+
+    :param number: number of the diagnosis, from 1
+    :raises UsageError: if there is no such diagnosis
+    """
+    [table] = choose(effects_answer(report, number), Choice()).tables
+    screen, diagnosis = _Screen(report, output, typed, exact), report.diagnoses[number - 1]
+    for line in screen.diagnosis(number, diagnosis):
+        output.line(*line)
+    output.line()
+    output.table(table)
+    parts = (
+        (
+            "Objects that may be the cause",
+            [evidence_text(e, screen.names) for e in diagnosis.evidence],
+        ),
+        ("Other causes that fit", [screen.named(other) for other in diagnosis.others]),
+        ("Functions of the kernel that could do it", [f"{name}()" for name in diagnosis.functions]),
+    )
+    for title, items in parts:
+        if items:
+            output.line(title, "bold")
+        for item in items:
+            for text in output.wrapped(f"  {item}", "    "):
+                output.line(text)
+        if items:
+            output.line()
 
 
 class _Screen:
@@ -202,7 +245,7 @@ class _Screen:
             more = len(diagnosis.others) - 1
             and_more = f" (and {more} more)" if more else ""
             lines += self.wrapped(f"{indent}or: {self.named(other)}{and_more}", indent)
-        return [*lines, _Line(f"{indent}$ {self._next(diagnosis)}")]
+        return [*lines, _Line(f"{indent}$ {self._next(number, diagnosis)}")]
 
     def named(self, sentence: str) -> str:
         """Return a sentence with the paths of memcgs in place of their addresses."""
@@ -211,10 +254,12 @@ class _Screen:
         pattern = _OBJCG_OF_MEMCG if len(set(found)) == len(found) else _MEMCG
         return pattern.sub(lambda match: self._name(int(match[1], 16)), sentence)
 
-    def _next(self, diagnosis: Diagnosis) -> str:
+    def _next(self, number: int, diagnosis: Diagnosis) -> str:
         """Return the command that shows more of a diagnosis."""
         if diagnosis.evidence:
             return self.typed.command("who", f"{diagnosis.evidence[0].address:#x}")
+        if diagnosis.signature:
+            return self.typed.command("audit", "--explain", str(number))
         if diagnosis.memcgs:
             memcg = f"{diagnosis.memcgs[0]:#x}"
             return self.typed.command("audit", "--rows", "--memcg", memcg, "--sort", "difference")
@@ -310,7 +355,11 @@ class _Screen:
 
 
 def _left_out(what: str, total: int, option: str) -> Callable[[int], str]:
-    return lambda shown: f"  and {total - shown:,} more {what} ({option})"
+    def text(shown: int) -> str:
+        more = total - shown
+        return f"  and {more:,} more {_SINGULAR[what] if more == 1 else what} ({option})"
+
+    return text
 
 
 def _some(names: Sequence[str]) -> str:

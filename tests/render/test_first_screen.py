@@ -16,10 +16,11 @@ from support.printed import first_text, output
 from support.reports import GONE, ITEM, ROOT, WEB, clean, diagnosed, more, report, row
 
 from memcg_inspect.model import Coverage, Memcg
-from memcg_inspect.render.first_screen import MOST_LINES, diagnosis_lines
+from memcg_inspect.render.first_screen import MOST_LINES, diagnosis_lines, explained_lines
 from memcg_inspect.render.text import rounded, size
 from memcg_inspect.render.typed import Typed
 from memcg_inspect.report import Charged, Identity, Report, RowStatus
+from memcg_inspect.tables import UsageError
 
 #: The path of a container as Kubernetes and systemd name it.
 POD = (
@@ -178,10 +179,17 @@ def test_what_is_known_decides_what_comes_next() -> None:
         return shlex.split(line.removeprefix("$ "))
 
     end = ["-c", "vmcore"]
+    explain = ["memcg-inspect", "audit", "--explain", "1", *end]
+    assert command(evidence=()) == explain
     assert command() == ["memcg-inspect", "who", "0xffff888000f00000", *end]
     rows = ["memcg-inspect", "audit", "--rows", "--memcg", f"{WEB:#x}", "--sort", "difference"]
-    assert command(evidence=()) == [*rows, *end]
-    assert command(evidence=(), memcgs=()) == ["memcg-inspect", "audit", "--findings", *end]
+    assert command(evidence=(), signature=()) == [*rows, *end]
+    assert command(evidence=(), signature=(), memcgs=()) == [
+        "memcg-inspect",
+        "audit",
+        "--findings",
+        *end,
+    ]
 
 
 @pytest.mark.parametrize(
@@ -206,6 +214,31 @@ def test_how_many_objects_may_be_the_cause(listed: int, total: int | None, said:
     assert "likeliest" not in first_text(replace(made, diagnoses=(proved,)), None)
 
 
+def test_a_diagnosis_is_explained_row_by_row() -> None:
+    made = diagnosed()
+    [diagnosis] = made.diagnoses
+    [effect] = diagnosis.signature
+    changed = replace(diagnosis, signature=(replace(effect, amount=1000, difference=1064),))
+    made = replace(made, diagnoses=(changed,))
+    out = output(None)
+    explained_lines(made, 1, out, Typed())
+    first, *_ = out.text.splitlines()
+    assert first.startswith("1. likely, 1,064 bytes, node 0: ")
+    [line] = [line for line in out.text.splitlines() if line.startswith(f" {effect.identity} ")]
+    assert line.split()[-3:] == ["+1,000", "+1,064", "+64"]
+    for title, item in (
+        ("Objects that may be the cause", "0xffff888000f00000, dentry object"),
+        ("Other causes that fit", diagnosis.others[0]),
+        ("Functions of the kernel that could do it", "mod_objcg_mlstate()"),
+    ):
+        assert f"\n{title}\n  {item}" in out.text
+    for number in (0, 2, -1):
+        with pytest.raises(UsageError, match="no such diagnosis; there are: 1 to 1"):
+            explained_lines(made, number, out, Typed())
+    with pytest.raises(UsageError, match="there are: none"):
+        explained_lines(clean(), 1, out, Typed())
+
+
 def test_diagnoses_that_do_not_fit_are_counted() -> None:
     shown = first_text(faults(50))
     numbers = [int(n) for n in re.findall(r"^(\d+)\. ", shown, re.MULTILINE)]
@@ -213,6 +246,9 @@ def test_diagnoses_that_do_not_fit_are_counted() -> None:
     assert 2 < len(numbers) < 10
     assert f"and {50 - len(numbers)} more diagnoses (--diagnoses)" in shown
     assert "Unexplained: 50 findings" in shown
+    several = tuple(replace(f, identity=name) for f in report().findings for name in "abcdefgh")
+    one_left = replace(report(), findings=several * 4, notes=("a word " * 170,) * 2)
+    assert "and 1 more note (--all)" in first_text(one_left, 60)
     out = output(100)
     diagnosis_lines(faults(50), out, Typed())
     assert out.text.count("memcg-inspect who") == 50
