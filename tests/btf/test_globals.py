@@ -29,6 +29,7 @@ OF_DRGN = {
 IN_BTF = {
     *("N_MEMORY", "N_POSSIBLE", "PIDTYPE_PID"),
     *("cached_stacks", "int_active_memcg", "memcg_stock", "rcu_data"),
+    *("__preempt_count", "pcpu_hot"),
 }
 
 
