@@ -381,6 +381,7 @@ BLOCKS = {
     "live": Block("docs/live.md", _live, "measured"),
     "reliability": Block("docs/reliability.md", _measured("scripts/reliability"), "measured"),
     "damage": Block("docs/reliability.md", _measured("scripts/fuzz"), "measured"),
+    "diagnosis": Block("docs/diagnosis.md", _measured("scripts/diagnosis"), "measured"),
     "breadth": Block("docs/reliability.md", _measured("scripts/breadth"), "measured"),
     "mutants": Block("docs/reliability.md", _measured("scripts/mutate"), "measured"),
     "live_paused": Block("docs/live.md", _live_paused, "measured"),

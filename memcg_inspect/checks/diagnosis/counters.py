@@ -27,7 +27,8 @@ _COUNTERS = (
 _REFERENCES = ("references", "css_refs", "id_refs")
 _PAGE_COUNTERS = ("usage", "kmem_usage", "swap_usage", "tcpmem")
 
-_BOTH = "of the memcg and of its node"
+#: Where no row shows the node.
+_OF_A_NODE = " of a node"
 
 
 def _counter(view: View, key: RowKey, amount: int) -> Iterator[Hypothesis]:
@@ -52,9 +53,12 @@ def _of_a_level(view: View, key: RowKey, amount: int) -> Iterator[Hypothesis]:
         for other in (*view.of_memcg(identity, memcg), *view.of_memcg(identity, None))
         if other.item == key.item and other.nid is not None
     }
-    # No row shows the node of a counter that is compared for all nodes together only.
-    for nid in nids or {view.snapshot.image.nodes[0]}:
+    for nid in nids:
         yield from _at(view, key.item, memcg, nid, -amount)
+    if not nids:
+        # No row shows the node: some counters are compared for all nodes together only.
+        for option in _at(view, key.item, memcg, view.snapshot.image.nodes[0], -amount):
+            yield option._replace(nid=None, place=option.place + _OF_A_NODE)
 
 
 def _at(view: View, item: str, memcg: int, nid: int | None, amount: int) -> Iterator[Hypothesis]:
@@ -277,8 +281,10 @@ _PLACES = {
 
 
 def _say_counter(h: Hypothesis) -> str:
-    places = "; or ".join(_PLACES[place] for place in h.place.split(", "))
-    return f"{h.item}{_where(h)} is {_too(h)}, {places}"
+    wheres = [place.removesuffix(_OF_A_NODE) for place in h.place.split(", ")]
+    places = "; or ".join(_PLACES[place] for place in wheres)
+    node = " on one of its nodes" if h.place.endswith(_OF_A_NODE) else ""
+    return f"{h.item}{_where(h)}{node} is {_too(h)}, {places}"
 
 
 def _say_both(h: Hypothesis) -> str:

@@ -41,7 +41,7 @@ def diagnose(
         for explanation in explain(differences, CAUSES, proved)
     ]
     explained = {number for diagnosis in found for number in diagnosis.findings}
-    found += _of_proofs(findings, explained)
+    found = _joined(found + _of_proofs(findings, explained), findings)
     return tuple(
         sorted(found, key=lambda d: (len(d.findings), d.confidence == "proved"), reverse=True)
     )
@@ -175,6 +175,36 @@ def _evidence(
                 equal += tied
             return tuple(fitting), equal
     return (), None
+
+
+def _joined(found: Sequence[Diagnosis], findings: Sequence[Finding]) -> list[Diagnosis]:
+    """
+    Return diagnoses, without those that follow from one that an address proves.
+
+    What is charged to a memcg that was forgotten is charged to no memcg, and what is charged to an
+    obj_cgroup that is on another node's list is on another node.
+    """
+    joined = list(found)
+    for cause in ("memcg-leaked", "objcg-owner"):
+        for proof in [d for d in joined if d.cause == cause and d.confidence == "proved"]:
+            at = {e.address for e in proof.evidence}
+            rest = [d for d in joined if d is not proof and _about(d, findings) <= at]
+            numbers = {*proof.findings, *(n for d in rest for n in d.findings)}
+            whole = replace(proof, findings=tuple(sorted(numbers)))
+            joined = [whole if d is proof else d for d in joined if d not in rest]
+    return joined
+
+
+def _about(diagnosis: Diagnosis, findings: Sequence[Finding]) -> set[int | None]:
+    """Return the addresses of which others are proved, if a diagnosis may follow from that."""
+    if diagnosis.cause == PROVED["unknown-objcg"].cause:
+        return {findings[number].objcg for number in diagnosis.findings}
+    if diagnosis.cause == PROVED["skew"].cause:
+        return {e.objcg for number in diagnosis.findings for e in findings[number].evidence}
+    counts = ("reference-lost", "reference-leaked")
+    if diagnosis.cause in counts and all(e.objcg is None for e in diagnosis.signature):
+        return {effect.memcg for effect in diagnosis.signature}
+    return {None}
 
 
 def _of_proofs(findings: Sequence[Finding], explained: set[int]) -> list[Diagnosis]:

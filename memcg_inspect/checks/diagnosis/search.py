@@ -284,16 +284,17 @@ class _Search:
                     self._add_others(group, some, found)
         for number, h in enumerate(group):
             places = [h.place]
-            others = []
+            others: dict[frozenset[object], tuple[Hypothesis, ...]] = {}
             for some in found[number]:
-                if len(some) == 1 and _same_but_for_place(h, some[0]):
+                if len(some) == 1 and _without_place(h) == _without_place(some[0]):
                     places.append(some[0].place)
                 else:
-                    others.append(some)
+                    others.setdefault(frozenset(map(_without_place, some)), some)
             place = ", ".join(dict.fromkeys(filter(None, places)))
             # Bytes without a reference can be those of two charges, one too many and one too few.
             partial = h.charge is not None and not h.charge.references
-            yield Explanation(h._replace(place=place), tuple(others), sure and not partial)
+            found_others = tuple(others.values())
+            yield Explanation(h._replace(place=place), found_others, sure and not partial)
 
     def _add_others(
         self,
@@ -339,12 +340,9 @@ def _telling(key: RowKey) -> tuple[int, bool, str]:
     return place, key.unit != "bytes", key.item
 
 
-def _same_but_for_place(one: Hypothesis, other: Hypothesis) -> bool:
-    """Return whether the same thing is wrong, in a place that no row tells from the first."""
-    return (
-        one._replace(place="", signature=_NOTHING).key
-        == other._replace(place="", signature=_NOTHING).key
-    )
+def _without_place(h: Hypothesis) -> object:
+    """Return what is wrong, without the place that no row may tell from others."""
+    return h._replace(place="").key
 
 
 def _sum(some: Sequence[Hypothesis]) -> Signature:

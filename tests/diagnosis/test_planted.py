@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+"""
+The cause of faults that planters make in images of real kernels.
+
+scripts/diagnosis plants more, and docs/diagnosis.md has the rates.
+"""
+
+from __future__ import annotations
+
+import pytest
+from support import diagnosing
+from support.diagnosing import Case, Result
+from support.guests import KERNELS, Lab
+from support.planting import Subject
+
+pytestmark = pytest.mark.image
+
+
+def subject(lab: Lab, kernel: str) -> Subject:
+    return Subject(lab.image(kernel, "4", "mixed").program())
+
+
+def of_each_cause(chosen: list[Case]) -> list[Case]:
+    """Return one fault of each cause."""
+    return list({case.cause: case for case in reversed(chosen)}.values())
+
+
+def check_never_wrongly_sure(results: list[Result]) -> None:
+    assert [r for r in results if r.wrongly_sure] == []
+
+
+@pytest.mark.parametrize("kernel", ["7.3"])
+def test_the_first_diagnosis_is_the_cause(lab: Lab, kernel: str) -> None:
+    image = subject(lab, kernel)
+    assert image.report.diagnoses == ()
+    chosen = of_each_cause(diagnosing.cases(image, 1))
+    results = list(diagnosing.singles(image, chosen, 1))
+    check_never_wrongly_sure(results)
+    assert len(results) >= 18
+    assert [(r.what, r.said) for r in results if not r.named] == []
+
+
+@pytest.mark.parametrize("kernel", ["7.3"])
+def test_pairs(lab: Lab, kernel: str) -> None:
+    image = subject(lab, kernel)
+    results = list(diagnosing.pairs(image, diagnosing.cases(image, 1), 8))
+    check_never_wrongly_sure(results)
+    assert len(results) >= 5
+    assert sum(r.named for r in results) >= len(results) - 1, results
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_every_planter(lab: Lab, kernel: str) -> None:
+    image = subject(lab, kernel)
+    rates = diagnosing.run(kernel, image, sizes=20, victims=2, number=60)
+    check_never_wrongly_sure([*rates.singles, *rates.pairs])
+    assert sum(r.cause for r in rates.singles) >= 0.97 * len(rates.singles)
+    assert sum(r.named for r in rates.pairs) >= 0.8 * len(rates.pairs)

@@ -1,0 +1,225 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+"""
+The campaign of diagnoses: every planter, alone and in pairs, and what the audit says of the cause.
+
+Planters change memory and know nothing of rows (:mod:`support.planting`). Here is what a diagnosis
+must say of each. :func:`run` plants into one image; scripts/diagnosis runs several and writes
+docs/diagnosis.md.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+from memcg_inspect.checks.registry import CHECKS
+from memcg_inspect.report import Diagnosis, Report
+from support.planters import planters_of
+from support.planting import Fault, NoVictim, Planter, Subject
+
+#: Cause of the faults that the planters of an identity make.
+CAUSES = {
+    **dict.fromkeys(("references", "css_refs", "id_refs"), "reference"),
+    **dict.fromkeys(("usage", "kmem_usage", "swap_usage", "tcpmem"), "page-counter"),
+    **dict.fromkeys(("local", "local_fold"), "local-counter"),
+    **dict.fromkeys(
+        (
+            *("node_slab", "node_stack", "node_pagetable", "node_vmalloc", "node_levels"),
+            "node_totals",
+        ),
+        "node-counter",
+    ),
+    "objcg_bytes": "stock-bytes",
+    "sock_bytes": "socket-bytes",
+    "lru": "lru-size",
+    "updated": "never-folded",
+    "released": "memcg-leaked",
+    "objcg_sets": "objcg-set",
+    "placement": "vector-freed",
+    "reparenting": "not-reparented",
+    "objcg_lists": "objcg-owner",
+    "task_objcg": "task-objcg",
+    "active_memcg": "active-memcg",
+    "cached_stacks": "cached-stack",
+    "alloc_tags": "call-site",
+}
+#: Those of some planters, which differ from the others of their identity.
+BY_PLANTER = {
+    "owner of an object": "object-owner",
+    "owner of an allocation": "object-owner",
+    "length of an entry": "zswap-length",
+    "memory of a socket": "not-counted",
+    "both levels of a memcg": "counted-wrong",
+}
+
+
+class Case(NamedTuple):
+    """A fault to plant: the planter of an identity, and a size."""
+
+    identity: str
+    planter: Planter
+    size: int
+
+    @property
+    def cause(self) -> str:
+        """The cause that must be named; ``counter`` if nothing else is said of it."""
+        cause = BY_PLANTER.get(self.planter.what, CAUSES.get(self.identity, "counter"))
+        if cause == "reference":
+            return "reference-leaked" if self.size > 0 else "reference-lost"
+        return cause
+
+
+class Result(NamedTuple):
+    """
+    What was said of one fault, or of several at once.
+
+    :ivar what: what was planted
+    :ivar named: whether each fault is named, with its memcgs, node and amount; of a single fault,
+        by the first diagnosis
+    :ivar cause: of a single fault, whether the cause of the first diagnosis is right
+    :ivar alone: whether nothing else is named
+    :ivar wrongly_sure: causes that were not planted, and that are called more than likely
+    :ivar seconds: time of the diagnosis
+    :ivar said: the diagnoses
+    """
+
+    what: str
+    named: bool
+    cause: bool
+    alone: bool
+    wrongly_sure: tuple[str, ...]
+    seconds: float
+    said: tuple[str, ...]
+
+
+def cases(subject: Subject, sizes: int) -> list[Case]:
+    """Return the faults of all planters, with at most so many sizes each."""
+    return [
+        Case(check.name, planter, size)
+        for check in CHECKS
+        if check.why_not_kept(subject.snapshot) is None
+        for planter in planters_of(check.name)
+        for size in planter.sizes[:sizes]
+    ]
+
+
+def is_of(subject: Subject, case: Case, fault: Fault, diagnosis: Diagnosis) -> bool:
+    """Return whether a diagnosis names a fault, with its memcgs, node and amount."""
+    if diagnosis.cause != case.cause:
+        return False
+    paths = {subject.snapshot.memcgs[memcg].path for memcg in diagnosis.memcgs}
+    nids = {nid for _, nid, _, _ in fault.named} | {None}
+    page = subject.snapshot.image.page_size
+    amounts = {abs(amount or 0) * unit for *_, amount in fault.named for unit in (1, page)}
+    return (
+        paths <= set(fault.paths)
+        and (diagnosis.nid in nids or diagnosis.confidence == "proved")
+        and (abs(diagnosis.amount or 0) in amounts or diagnosis.confidence == "proved")
+    )
+
+
+def judged(subject: Subject, planted: Sequence[tuple[Case, Fault]], report: Report) -> Result:
+    """Return what the report says of faults that were planted at once."""
+    of = [
+        [d for d in report.diagnoses if is_of(subject, case, fault, d)] for case, fault in planted
+    ]
+    causes = {case.cause for case, _ in planted}
+    sure = [d for d in report.diagnoses if d.confidence != "likely"]
+    wrong = [
+        d
+        for d in sure
+        if not any(d in some for some in of)
+        and (d.cause not in causes or d.confidence == "only-explanation")
+    ]
+    first = report.diagnoses[:1]
+    return Result(
+        what=" + ".join(f"{c.identity}: {c.planter.what}, {c.size}" for c, _ in planted),
+        named=all(of) if len(planted) > 1 else bool(first) and first[0] in of[0],
+        cause=any(d.cause in causes for d in first),
+        alone=len(report.diagnoses) == len(planted) and not report.unexplained,
+        wrongly_sure=tuple(f"{d.cause} ({d.confidence}): {d.what}" for d in wrong),
+        seconds=report.timings["diagnosis"],
+        said=tuple(f"{d.cause} ({d.confidence}): {d.what}" for d in report.diagnoses),
+    )
+
+
+def plant(subject: Subject, *some: Case) -> Result | None:
+    """Plant faults at once, each in other memcgs; return ``None`` if one has no victim."""
+    planted: list[tuple[Case, Fault]] = []
+    before = subject.doubtful
+    try:
+        for case in some:
+            fault = case.planter.plant(subject, case.size)
+            planted.append((case, fault))
+            subject.doubtful |= frozenset(fault.paths)
+    except (NoVictim, StopIteration, ValueError):
+        return None
+    finally:
+        subject.doubtful = before
+    writes = tuple(write for _, fault in planted for write in fault.writes)
+    return judged(subject, planted, subject.audit(Fault(writes, (), set())))
+
+
+def singles(subject: Subject, chosen: Iterable[Case], victims: int) -> Iterator[Result]:
+    """Plant each fault alone, in several victims."""
+    for case in chosen:
+        for _ in range(victims):
+            result = plant(subject, case)
+            if result is None:
+                break
+            yield result
+            subject.doubtful |= frozenset(_paths(subject, case))
+        subject.doubtful = frozenset()
+
+
+def _paths(subject: Subject, case: Case) -> tuple[str, ...]:
+    return case.planter.plant(subject, case.size).paths
+
+
+def pairs(subject: Subject, chosen: Sequence[Case], number: int) -> Iterator[Result]:
+    """Plant pairs of faults of different causes, always the same ones."""
+    chance = random.Random(1)
+    for _ in range(number):
+        one = chance.choice(chosen)
+        other = chance.choice([case for case in chosen if case.cause != one.cause])
+        result = plant(subject, one, other)
+        if result is not None:
+            yield result
+
+
+class Rates(NamedTuple):
+    """The outcome on one image."""
+
+    kernel: str
+    singles: list[Result]
+    pairs: list[Result]
+
+
+def run(kernel: str, subject: Subject, sizes: int, victims: int, number: int) -> Rates:
+    """Run the campaign on one image."""
+    chosen = cases(subject, sizes)
+    return Rates(
+        kernel,
+        list(singles(subject, chosen, victims)),
+        list(pairs(subject, chosen, number)),
+    )
+
+
+def document(some: Iterable[Rates]) -> str:
+    """Return the table of docs/diagnosis.md."""
+    lines = [
+        f"{'kernel':9} {'faults':>6} {'cause first':>12} {'all right':>10} "
+        f"{'pairs':>6} {'both':>5} {'no more':>8} {'wrongly sure':>13} {'slowest':>8}",
+    ]
+    for rates in some:
+        one, two = rates.singles, rates.pairs
+        wrong = sum(len(r.wrongly_sure) for r in (*one, *two))
+        both = sum(r.named for r in two)
+        lines.append(
+            f"{rates.kernel:9} {len(one):6} {sum(r.cause for r in one):12} "
+            f"{sum(r.named for r in one):10} {len(two):6} {both:5} "
+            f"{sum(r.named and r.alone for r in two):8} {wrong:13} "
+            f"{max((r.seconds for r in (*one, *two)), default=0):6.2f} s"
+        )
+    return "\n".join(lines)
