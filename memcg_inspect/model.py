@@ -48,7 +48,6 @@ __all__ = (
     "SlabUsage",
     "StackRef",
     "Stat",
-    "Transient",
     "Unreadable",
     "Vectors",
     "counted",
@@ -628,22 +627,6 @@ class StackRef(NamedTuple):
     cpu: int | None
     words: int
     functions: tuple[str, ...]
-
-
-class Transient(NamedTuple):
-    """
-    An object that is being freed, and that may still hold a reference to an obj_cgroup.
-
-    :ivar what: kind of the object, in words
-    :ivar address: address of the object
-    :ivar freed_by: what will free it, in words; ``None`` if nothing was found that will
-    :ivar unsure: whether something may free it that cannot be found
-    """
-
-    what: str
-    address: int
-    freed_by: str | None = None
-    unsure: bool = False
 
 
 @dataclass(frozen=True)

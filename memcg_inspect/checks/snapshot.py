@@ -31,10 +31,10 @@ from memcg_inspect.model import (
     Running,
     SlabUsage,
     StackRef,
-    Transient,
     Vectors,
 )
 from memcg_inspect.model_counters import LocalStat, Unfolded
+from memcg_inspect.model_freeing import Transient
 from memcg_inspect.model_kernel import Features, Limits
 from memcg_inspect.model_tasks import ActiveMemcg, CachedStackPage, TaskCharge
 

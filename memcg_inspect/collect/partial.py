@@ -19,7 +19,8 @@ from memcg_inspect.checks.sockets import SockRemainder, SockUsage, UnknownSock
 from memcg_inspect.linux.fs.file_table import OpenFile
 from memcg_inspect.linux.mm.mm_types import LruFlags
 from memcg_inspect.linux.mm.slab import SlabTally
-from memcg_inspect.model import Coverage, FreedPage, NodeUse, Transient, Vectors
+from memcg_inspect.model import Coverage, FreedPage, NodeUse, Vectors
+from memcg_inspect.model_freeing import Transient
 
 __all__ = ("Partial", "merged")
 

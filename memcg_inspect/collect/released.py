@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterator, Sequence
 
-from drgn import FaultError, Object, Type, cast, offsetof, sizeof
+from drgn import FaultError, Object, Type, cast, container_of, offsetof, sizeof
 
 from memcg_inspect.image.image import Image
 from memcg_inspect.image.layout import constant, has_type
@@ -25,10 +25,11 @@ from memcg_inspect.linux.kernel.rcu import queued_callbacks
 from memcg_inspect.linux.kernel.workqueue import is_pending, works_of
 from memcg_inspect.linux.lib.list import OnFault, idr_entries
 from memcg_inspect.linux.mm.memcontrol import has_node_objcgs, nodeinfo
+from memcg_inspect.linux.mm.memcontrol_vmstats import StatReader
 from memcg_inspect.linux.mm.mmzone import possible_nodes
 from memcg_inspect.linux.mm.slab import Slab, SlabReader
 from memcg_inspect.linux.mm.slub import FreeObjects
-from memcg_inspect.model import Transient
+from memcg_inspect.model_freeing import Transient
 
 __all__ = ("DYING_MAP", "RELEASED", "Pending", "ReleasedReader")
 
@@ -39,6 +40,7 @@ _FREEING = ("css_release_work_fn", "css_free_rwork_fn", "bpf_map_free_deferred")
 #: ``CSS_RELEASED`` of include/linux/cgroup-defs.h, for images whose types lack the anonymous enum.
 CSS_RELEASED = 4
 
+_SOCK = "MEMCG_SOCK"
 #: ``WORK_STRUCT_PENDING``.
 _PENDING = 1
 
@@ -253,13 +255,27 @@ class Pending:
             return transient._replace(unsure=True)
 
     def _of_memcg(self, transient: Transient) -> Transient:
-        css = Object(self.image.prog, "struct mem_cgroup *", transient.address).css
+        memcg = Object(self.image.prog, "struct mem_cgroup *", transient.address)
+        css = memcg.css
         works = [css.destroy_work, css.destroy_rwork.work]
         freed_by = self._freed_by(works, css.destroy_rwork.rcu)
         # The bit stays set until the work item runs, also while the callback is in no list because
         # rcu_do_batch() is calling it.
         unsure = not self._whole or any(is_pending(work) for work in works)
-        return transient._replace(freed_by=freed_by, unsure=unsure)
+        found = transient._replace(freed_by=freed_by, unsure=unsure)
+        return found if freed_by is not None else self._with_charges(found, memcg)
+
+    def _with_charges(self, transient: Transient, memcg: Object) -> Transient:
+        """Return a memcg that nothing frees with what the rows of its parent need of it."""
+        try:
+            stats = StatReader(self.image, [_SOCK]).memcg(memcg)
+            return transient._replace(
+                parent=container_of(memcg.css.parent, "struct mem_cgroup", "css").value_(),
+                swap_id=int(memcg.id.id),
+                sock_pages=stats[_SOCK].state if _SOCK in stats else 0,
+            )
+        except (FaultError, AttributeError):
+            return transient  # it is a leak all the same
 
     def _of_map(self, transient: Transient) -> Transient:
         # A map can also wait for a grace period of RCU tasks, whose callbacks are not read.

@@ -15,7 +15,7 @@ from memcg_inspect.checks.snapshot import Snapshot
 from memcg_inspect.collect.released import RELEASED, Pending
 from memcg_inspect.image.image import Image
 from memcg_inspect.linux.kernel.stacktrace import read_running
-from memcg_inspect.model import Transient
+from memcg_inspect.model_freeing import Transient
 
 __all__ = ("with_pending", "with_running")
 

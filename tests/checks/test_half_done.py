@@ -20,7 +20,8 @@ from memcg_inspect.checks.half_done import (
 from memcg_inspect.checks.inflight import mark_in_flight
 from memcg_inspect.checks.registry import CHECKS
 from memcg_inspect.checks.rows import RowKey, make_row
-from memcg_inspect.model import Held, ObjStock, Running, Transient, Unit
+from memcg_inspect.model import Held, ObjStock, Running, Unit
+from memcg_inspect.model_freeing import Transient
 from memcg_inspect.report import Row
 
 PAGE = 4096

@@ -10,7 +10,8 @@ from support.made import OBJCG_A, OBJCG_B, ROOT, UNRECLAIMABLE, A, B, snapshot
 from memcg_inspect.checks.inflight import mark_in_flight
 from memcg_inspect.checks.one_charge import judge_together
 from memcg_inspect.checks.rows import RowKey, make_row
-from memcg_inspect.model import Held, Running, Transient
+from memcg_inspect.model import Held, Running
+from memcg_inspect.model_freeing import Transient
 from memcg_inspect.report import Row
 
 PAGE = 4096

@@ -29,6 +29,7 @@ from memcg_inspect.model import (
 )
 from memcg_inspect.model import Nodes as AllNodes
 from memcg_inspect.model_counters import LocalStat
+from memcg_inspect.model_freeing import Transient
 from memcg_inspect.model_kernel import LocalItems
 from support.made import features, snapshot
 
@@ -48,7 +49,10 @@ LRUVEC = (
     *("NR_KERNEL_STACK_KB", "NR_PAGETABLE", "NR_VMALLOC", "NR_ANON_MAPPED", "NR_INACTIVE_FILE"),
 )
 #: Counters of memcgs only.
-ALONE = ("MEMCG_KMEM", "MEMCG_PERCPU_B", "MEMCG_ZSWAP_B", "MEMCG_ZSWAPPED", "MEMCG_SOCK")
+ALONE = (
+    *("MEMCG_KMEM", "MEMCG_PERCPU_B", "MEMCG_ZSWAP_B", "MEMCG_ZSWAPPED", "MEMCG_SOCK"),
+    "MEMCG_SWAP",
+)
 SLAB = {"reclaimable": LRUVEC[0], "unreclaimable": LRUVEC[1]}
 
 Cell = tuple[int, str, "int | None"]
@@ -83,7 +87,10 @@ class Kernel:
     usage: Counter[int] = field(default_factory=Counter)
     stock: Counter[int] = field(default_factory=Counter)
     lists: Counter[tuple[int, int]] = field(default_factory=Counter)
+    swap: Counter[int] = field(default_factory=Counter)
     obj_stock: dict[int, list[int]] = field(default_factory=dict)
+    #: Memcgs that were released, in no list, and that nothing will free.
+    forgotten: set[int] = field(default_factory=set)
 
     def objcg(self, memcg: int, nid: int) -> int:
         """Return the obj_cgroup of a memcg and a node."""
@@ -162,6 +169,17 @@ class Kernel:
         self.css[memcg] += 1
         self.things.append(Thing("sock", "TCP", -1, pages * PAGE, memcg))
 
+    def swap_out(self, memcg: int, pages: int) -> None:
+        """``mem_cgroup_try_charge_swap()``, without its page counter."""
+        self.mod_state(memcg, "MEMCG_SWAP", None, pages)
+        self.swap[memcg] += pages
+
+    def forget(self, memcg: int) -> None:
+        """Release a memcg, and free it never: it keeps its references to its obj_cgroups."""
+        self.forgotten.add(memcg)
+        for nid in NODES:
+            self.refs[self.objcg(memcg, nid)] += 1
+
     def _hold(self, thing: Thing) -> None:
         self.refs[thing.payer] += 1
         self.things.append(thing)
@@ -193,6 +211,8 @@ class Kernel:
         """Return what the readers would have read."""
         ledger = Ledger()
         for thing in self.things:
+            if thing.kind == "sock" and thing.payer in self.forgotten:
+                continue  # the reader of sockets knows the memcgs in lists only
             ledger.add(Entry(thing.payer, thing.kind, thing.detail, thing.nid), thing.bytes, 1)
         memcgs = {
             address: Memcg(
@@ -205,6 +225,7 @@ class Kernel:
                 offline=address == GONE,
             )
             for address, parent in PARENTS.items()
+            if address not in self.forgotten
         }
         made = snapshot(
             memcgs=memcgs,
@@ -243,9 +264,30 @@ class Kernel:
                 (nid, i): NodeStat(self.vm_stat[nid, i], 0) for nid in NODES for i in _IN_NODES
             },
             all_nodes=AllNodes({i: self.vm_total[i] for i in _IN_NODES}, frozenset(NODES)),
+            swap_ids={m >> 12: n for m, n in self.swap.items()},
+            swap_entries={m: self.swap[m] for m in memcgs},
+            transients=dict(self._transients()),
+            css_holders={"released": Counter(PARENTS[m] for m in self.forgotten)},
             features=self._features(),
         )
-        return replace(made, css=dict(self._css()))
+        css = {memcg: refs for memcg, refs in self._css() if memcg in memcgs}
+        return replace(made, css=css)
+
+    def _transients(self) -> Iterator[tuple[int, list[Transient]]]:
+        some = [
+            Transient(
+                "memcg that was released",
+                memcg,
+                parent=PARENTS[memcg],
+                swap_id=memcg >> 12,
+                sock_pages=self.state[memcg, "MEMCG_SOCK", None],
+            )
+            for memcg in self.forgotten
+        ]
+        yield 0, some
+        for transient in some:
+            for nid in NODES:
+                yield self.objcg(transient.address, nid), [transient]
 
     def _css(self) -> Iterator[tuple[int, CssRefs]]:
         for memcg, parent in PARENTS.items():

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import Literal, NamedTuple
 
-from memcg_inspect.checks.diagnosis.differences import Differences, Signature
+from memcg_inspect.checks.diagnosis.differences import Differences, Signature, added
 from memcg_inspect.checks.identities import kmem, node_levels, slab
 from memcg_inspect.checks.identities.page_levels import unit_of
 from memcg_inspect.checks.ledger import ChargeKind
@@ -20,7 +20,17 @@ from memcg_inspect.checks.rows import RowKey
 from memcg_inspect.checks.snapshot import OBJECTS
 from memcg_inspect.model import Unit
 
-__all__ = ("Charge", "Payer", "Place", "charge", "counter", "level", "one_row", "taken_from")
+__all__ = (
+    "Charge",
+    "Payer",
+    "Place",
+    "charge",
+    "counter",
+    "level",
+    "one_row",
+    "taken_from",
+    "taken_from_all",
+)
 
 #: Where a counter of a memcg is wrong: ``cpu``, in changes that are not folded, or in what a flush
 #: made of them; ``folded``, in the value that its readers see; ``handed up``, in what children have
@@ -98,6 +108,23 @@ def taken_from(d: Differences, payer: Payer, what: Charge) -> Signature:
         if d.has(key._replace(objcg=payer.objcg)):
             rows[key._replace(objcg=payer.objcg)] += what.bytes
     return Signature(rows, {pool_of(d, payer): what.bytes})
+
+
+def taken_from_all(d: Differences, address: int, memcg: int) -> Signature:
+    """
+    Return the signature of all that is charged to an obj_cgroup or memcg, without its references.
+
+    :param address: ``struct obj_cgroup *`` or ``struct mem_cgroup *``
+    :param memcg: the live memcg that counted it
+    """
+    some = []
+    for entry, amount in d.snapshot.ledger:
+        if entry.payer == address:
+            # A list of the LRU is no detail of the charge.
+            detail = "" if entry.kind == "lru" else entry.detail
+            what = Charge(entry.kind, detail, entry.nid, amount.bytes, 0, amount.charges)
+            some.append(taken_from(d, Payer(memcg, None), what))
+    return added(Signature({}), *some)
 
 
 def charge(d: Differences, payer: Payer, what: Charge) -> Signature:

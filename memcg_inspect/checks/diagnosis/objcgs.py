@@ -14,7 +14,7 @@ from collections.abc import Iterator
 
 from memcg_inspect.checks.diagnosis.cause import Cause, Hypothesis
 from memcg_inspect.checks.diagnosis.differences import Differences, Signature, View, added
-from memcg_inspect.checks.diagnosis.effects import Charge, Payer, taken_from
+from memcg_inspect.checks.diagnosis.effects import Charge, Payer, taken_from, taken_from_all
 from memcg_inspect.checks.diagnosis.proofs import PROVED
 from memcg_inspect.checks.rows import RowKey
 from memcg_inspect.model import Objcg
@@ -62,14 +62,7 @@ def _moved(d: Differences, objcg: Objcg, was: int, now: int) -> Signature:
 def _held(d: Differences, objcg: Objcg, memcg: int) -> Signature:
     """Return everything that is charged to an obj_cgroup, as if a memcg paid for it."""
     snapshot, payer = d.snapshot, Payer(memcg, None)
-    some = []
-    for entry, amount in snapshot.ledger:
-        if entry.payer == objcg.address:
-            number = amount.charges
-            what = Charge(entry.kind, entry.detail, entry.nid, amount.bytes, number, number)
-            some.append(
-                taken_from(d, payer, what._replace(detail="") if what.kind == "lru" else what)
-            )
+    some = [taken_from_all(d, objcg.address, memcg)]
     if snapshot.lru is not None:
         pages = (
             (RowKey("lru", item, "pages", memcg, nid), number)

@@ -3,12 +3,17 @@
 
 from __future__ import annotations
 
-from memcg_inspect.checks.diagnosis import charges, counters, objcgs
+from memcg_inspect.checks.diagnosis import charges, counters, objcgs, released
 from memcg_inspect.checks.diagnosis.cause import Cause
 
 __all__ = ("CAUSES", "cause_of")
 
-CAUSES: tuple[Cause, ...] = (*objcgs.CAUSES, *charges.CAUSES, *counters.CAUSES)
+CAUSES: tuple[Cause, ...] = (
+    *released.CAUSES,
+    *objcgs.CAUSES,
+    *charges.CAUSES,
+    *counters.CAUSES,
+)
 
 _BY_NAME = {cause.name: cause for cause in reversed(CAUSES)}
 

@@ -16,7 +16,8 @@ from dataclasses import replace
 from memcg_inspect.checks.check import Check, Proof
 from memcg_inspect.checks.rows import RowKey, make_row
 from memcg_inspect.checks.snapshot import Snapshot
-from memcg_inspect.model import Transient, counted
+from memcg_inspect.model import counted
+from memcg_inspect.model_freeing import Transient
 from memcg_inspect.report import Evidence, Row
 
 __all__ = ("CHECK", "released_rows")

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import pytest
-from support.made_kernel import LEAVES, NODES, SHOP, Kernel, Thing, busy
+from support.made_kernel import GONE, LEAVES, NODES, SHOP, Kernel, Thing, busy
 
 from memcg_inspect.checks.diagnosis import diagnose
 from memcg_inspect.checks.judge import judge
@@ -233,6 +233,37 @@ def test_one_fault_is_one_diagnosis(name: str) -> None:
         assert len(found) == 1, (seed, wanted, found)
         assert fits(wanted, found[0]), (seed, wanted, found)
         assert found[0].findings
+
+
+def forgotten(kernel: Kernel) -> Expected:
+    """A memcg with all that a removed one can be charged with, which nothing frees."""
+    kernel.sock(GONE, 5)
+    kernel.swap_out(GONE, 32)
+    kernel.charge_pages(GONE, 7)
+    kernel.stock[GONE] = 7
+    kernel.fold()
+    kernel.forget(GONE)
+    return Expected("memcg-leaked", (GONE,), None, 1)
+
+
+def test_what_is_charged_to_a_forgotten_memcg_is_part_of_its_diagnosis() -> None:
+    for seed in range(6):
+        kernel = busy(seed)
+        wanted = forgotten(kernel)
+        [found] = diagnoses(kernel)
+        assert said(found) == wanted
+        identities = {e.identity for e in found.signature}
+        assert identities >= {"released", "sock", "swap", "usage", "references", "hierarchy"}
+
+
+def test_another_fault_of_the_parent_is_none_of_a_forgotten_memcg() -> None:
+    for seed in range(6):
+        kernel = busy(seed)
+        wanted = forgotten(kernel)
+        kernel.usage[SHOP] += 1234
+        first, second = diagnoses(kernel)
+        assert said(first) == wanted
+        assert said(second) == Expected("page-counter", (SHOP,), None, 1234)
 
 
 def pairs() -> list[tuple[str, str]]:
