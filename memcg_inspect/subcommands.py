@@ -13,7 +13,7 @@ import signal
 import sys
 import threading
 import traceback
-from argparse import ArgumentParser, Namespace
+from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -34,6 +34,7 @@ from memcg_inspect.tables import (
     check_fields,
     choose,
     columns_of,
+    largest,
 )
 from memcg_inspect.views import NAMES, columns, views
 from memcg_inspect.views.payers import check_choice
@@ -91,6 +92,24 @@ _CHOICES: dict[str, tuple[str, dict[str, Any]]] = {
         "--fields",
         {"metavar": "FIELD,...", "help": "show these fields; all: show all fields"},
     ),
+}
+
+
+def _rows(text: str) -> int:
+    """Parse the argument of ``--top``."""
+    if not (text.isascii() and text.isdigit()):
+        raise ArgumentTypeError(f"{text!r} is not a number of rows")
+    return int(text)
+
+
+#: Rows of text without ``--top``.
+_MOST_ROWS = 20
+#: The option of views whose tables are ranked.
+_TOP: dict[str, Any] = {
+    "metavar": "N",
+    "type": _rows,
+    "help": f"list the first N rows, and sum up the others in one line (default: {_MOST_ROWS}; "
+    "0: list all rows, as --json and --scripted do)",
 }
 
 _TABLE_HELP = {
@@ -168,7 +187,7 @@ def _add_view(parser: ArgumentParser, view: View) -> None:
     for argument in view.arguments:
         parser.add_argument(*argument.flags, **argument.options)
     for name in view.choices:
-        flag, options = _CHOICES[name]
+        flag, options = ("--top", _TOP) if name == "top" else _CHOICES[name]
         parser.add_argument(flag, **options)
     _add_formats(parser)
     parser.set_defaults(view=view, table=None, explain=None)
@@ -212,6 +231,8 @@ def check_arguments(args: Namespace) -> None:
     choice = _choice(args)
     if args.view is not None:
         check_fields(columns(args.view.name), choice)
+        if getattr(args, "top", None) and (args.json or args.scripted):
+            raise UsageError("--top cannot be combined with --json or --scripted: they list all")
     elif args.explain is not None:
         check_fields(columns_of(EffectRow), choice)
     elif args.table is None:
@@ -300,7 +321,8 @@ def _text(result: Report | Answer, args: Namespace, typed: Typed) -> str:
     elif args.scripted or result.text is not None:
         return scripted(result)
     else:
-        answer_lines(result, output)
+        top = getattr(args, "top", None)
+        answer_lines(largest(result, _MOST_ROWS if top is None else top), output)
     return output.text
 
 

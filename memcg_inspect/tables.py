@@ -6,7 +6,7 @@ Tables
 The result of a command is a set of tables. The rows of a table are records: frozen dataclasses
 with a :class:`Field` for each column, which states its type, unit and meaning. :func:`columns_of`
 makes columns from these fields. :func:`choose` applies ``--memcg``, ``--node``, ``--sort`` and
-``--fields``, for all commands.
+``--fields``, for all commands, and :func:`largest` leaves the first rows for text.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ __all__ = (
     "Field",
     "MemcgAddress",
     "NotRead",
+    "Rest",
     "Table",
     "UsageError",
     "Value",
@@ -36,6 +37,7 @@ __all__ = (
     "check_fields",
     "choose",
     "columns_of",
+    "largest",
     "matches",
 )
 
@@ -173,6 +175,18 @@ def columns_of(
     return tuple(columns)
 
 
+class Rest(NamedTuple):
+    """
+    The rows that a table does not list.
+
+    :ivar rows: how many there are
+    :ivar totals: their sums, by name of the column, for columns that have a sum
+    """
+
+    rows: int
+    totals: Mapping[str, Value]
+
+
 @dataclass(frozen=True)
 class Table:
     """
@@ -184,6 +198,8 @@ class Table:
     :ivar rows: records, all of one class
     :ivar totals: sums over all chosen rows, by name of the column, for columns that have a sum
     :ivar empty: text to show if there are no rows
+    :ivar is_ranked: whether the first rows matter most, so that text may leave out the others
+    :ivar rest: the rows that were left out
     """
 
     name: str
@@ -192,6 +208,8 @@ class Table:
     rows: Sequence[Any]
     totals: Mapping[str, Value] | None = None
     empty: str = "nothing found"
+    is_ranked: bool = False
+    rest: Rest | None = None
 
     def column(self, name: str) -> Column:
         """
@@ -312,6 +330,23 @@ def choose(answer: Answer, choice: Choice) -> Answer:
         tables=tuple(_choose(table, choice) for table in tables),
         notes=answer.notes + tuple(_not_chosen(tables, choice)),
     )
+
+
+def largest(answer: Answer, most: int) -> Answer:
+    """
+    Leave the first rows of tables that are ranked, and sum up the others.
+
+    :param most: how many rows; 0 for all
+    """
+    return replace(answer, tables=tuple(_largest(table, most) for table in answer.tables))
+
+
+def _largest(table: Table, most: int) -> Table:
+    if not table.is_ranked or not 0 < most < len(table.rows):
+        return table
+    others = table.rows[most:]
+    rest = Rest(len(others), _totals(table, others) or {})
+    return replace(table, rows=table.rows[:most], rest=rest)
 
 
 def _not_chosen(tables: Sequence[Table], choice: Choice) -> Iterator[str]:

@@ -338,12 +338,26 @@ BLOCKS = {
         ),
     ),
     "rss_fields": Block("docs/commands/rss.md", _fields("rss"), "source"),
-    "percpu": Block("docs/commands/percpu.md", _command("percpu", "--memcg", "/bpf-percpu*")),
+    "percpu": Block(
+        "docs/commands/percpu.md",
+        _command("percpu", "--memcg", "/bpf-percpu*", "--top", "10"),
+    ),
+    "percpu_by": Block(
+        "docs/commands/percpu.md",
+        _command("percpu", "--node", "2", "--by", "memcg", "--top", "10"),
+    ),
     "percpu_fields": Block("docs/commands/percpu.md", _fields("percpu"), "source"),
-    "slabinfo": Block("docs/commands/slabinfo.md", _command("slabinfo", "--memcg", "/files/*")),
+    "slabinfo": Block(
+        "docs/commands/slabinfo.md",
+        _command("slabinfo", "--memcg", "/files/*", "--top", "10"),
+    ),
+    "slabinfo_by": Block(
+        "docs/commands/slabinfo.md",
+        _command("slabinfo", "--node", "2", "--by", "memcg", "--top", "10"),
+    ),
     "slabinfo_node": Block(
         "docs/commands/slabinfo.md",
-        _command("slabinfo", "--node", "2", "--sort", "bytes"),
+        _command("slabinfo", "--node", "2", "--top", "10"),
     ),
     "slabinfo_fields": Block("docs/commands/slabinfo.md", _fields("slabinfo"), "source"),
     "kernel_cost": Block("docs/pernode-kernel.md", _kernel_cost, "measured"),

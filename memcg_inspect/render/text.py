@@ -209,22 +209,30 @@ class Output:
         cells = [[_cell(c, c.value(row)) for c in columns] for row in table.rows]
         head = [column.name for column in columns]
         foot = [] if totals is None else [_total(c, totals, i == 0) for i, c in enumerate(columns)]
-        lines = [head, *cells, *([foot] if foot else [])]
+        rest = _rest(table)
+        lines = [head, *cells, *([rest] if rest else []), *([foot] if foot else [])]
         widths = [max(map(cell_len, column)) for column in zip(*lines, strict=True)]
         widths = self._fitted(columns, widths)
         self._row(columns, widths, head, "bold")
         self.line(" " + self._rule * (sum(widths) + 3 * (len(widths) - 1)))
         for row, shown in zip(table.rows, cells, strict=True):
             self._row(columns, widths, shown, _STATUS_STYLES.get(getattr(row, "status", ""), ""))
+        if rest:
+            self._row(columns, widths, rest, "")
         if foot:
             self.line()
             self._row(columns, widths, foot, "bold")
         self.line()
+        if table.rest is not None:
+            rows = counted(table.rest.rows, "rows")
+            self.line(f"  {rows} summed up in one line: --top 0 lists all rows")
+            self.line()
         self.reasons(table)
 
     def reasons(self, table: Table) -> None:
         """Add the reasons why values of a table could not be read."""
-        values = (column.value(row) for row in table.rows for column in table.columns)
+        values = [column.value(row) for row in table.rows for column in table.columns]
+        values += table.rest.totals.values() if table.rest is not None else ()
         reasons = {value.reason for value in values if isinstance(value, NotRead)}
         for reason in sorted(reasons):
             self.line(f"  {_NOT_READ} {reason}", "yellow")
@@ -311,6 +319,17 @@ def _total(column: Column, totals: Mapping[str, Value], is_first: bool) -> str:
     if column.name in totals:
         return _cell(column, totals[column.name])
     return "total" if is_first else ""
+
+
+def _rest(table: Table) -> list[str]:
+    """Return the cells of the line for rows that are left out; none if there are no such rows."""
+    if table.rest is None:
+        return []
+    totals, label = table.rest.totals, f"({counted(table.rest.rows, 'other rows')})"
+    cells = [_cell(c, totals[c.name]) if c.name in totals else "" for c in table.columns]
+    if "" in cells:
+        cells[cells.index("")] = label
+    return cells
 
 
 def _cell(column: Column, value: Value) -> str:

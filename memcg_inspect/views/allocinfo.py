@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from argparse import ArgumentTypeError, Namespace
+from argparse import Namespace
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, NamedTuple
@@ -33,7 +33,7 @@ from memcg_inspect.tables import (
     Value,
     columns_of,
 )
-from memcg_inspect.views.view import Argument, View
+from memcg_inspect.views.view import Argument, View, by_argument, narrowed_by
 
 __all__ = (
     "VIEW",
@@ -308,17 +308,8 @@ def _shown(snapshot: Snapshot, profile: Profile) -> Mapping[str, Shown]:
     }
 
 
-def _dimensions(text: str) -> list[str]:
-    """Parse the argument of ``--by``."""
-    names = [name.strip() for name in text.split(",")]
-    for name in names:
-        if name not in DIMENSIONS:
-            raise ArgumentTypeError(f"{name!r} is not one of {', '.join(DIMENSIONS)}")
-    return names
-
-
 def _run(image: Image, args: Namespace) -> Answer:
-    of = [name for name in ("memcg", "node") if getattr(args, name, None) is not None]
+    of = narrowed_by(args)
     as_proc = args.format == "proc"
     if as_proc or args.overhead:
         if args.by or of or args.all or (args.overhead and as_proc):
@@ -346,14 +337,7 @@ VIEW = View(
     run=_run,
     records=(CallSiteRow, OverheadRow),
     arguments=(
-        Argument(
-            ("--by",),
-            {
-                "type": _dimensions,
-                "metavar": "WHAT,...",
-                "help": f"sum up by any of {', '.join(DIMENSIONS)}",
-            },
-        ),
+        by_argument(DIMENSIONS),
         Argument(
             ("--format",),
             {

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from argparse import Namespace
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Annotated, NamedTuple
 
 from memcg_inspect.collect.image_info import image_info
@@ -14,44 +14,72 @@ from memcg_inspect.image.image import Image
 from memcg_inspect.linux.mm.alloc_tag import read_call_sites, read_left_behind, why_not_profiled
 from memcg_inspect.linux.mm.mmzone import mem_map
 from memcg_inspect.linux.mm.percpu import PcpuArea, PercpuReader
-from memcg_inspect.model import NUMA_NO_NODE, CallSite
-from memcg_inspect.tables import Answer, Field, MemcgAddress, NotRead, Table, Value, columns_of
+from memcg_inspect.model import NUMA_NO_NODE, CallSite, ImageError
+from memcg_inspect.tables import (
+    Answer,
+    Column,
+    Field,
+    MemcgAddress,
+    NotRead,
+    Table,
+    UsageError,
+    Value,
+    columns_of,
+)
 from memcg_inspect.views.payers import Payers
-from memcg_inspect.views.view import Argument, View
+from memcg_inspect.views.view import Argument, View, by_argument, named, narrowed_by
 
 __all__ = ("VIEW", "NodeRow", "PercpuRow", "percpu")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class PercpuRow:
-    """Percpu allocations of one memcg, size, nodes and call site; with ``--each``, one of them."""
+    """
+    Percpu allocations of one memcg, size, nodes and call site.
 
-    memcg: Annotated[Value, Field("memcg", "memcg that pays; none if no memcg pays")]
-    memcg_address: MemcgAddress
-    pointer: Annotated[Value, Field("address", "the __percpu pointer (with --each)")]
-    size: Annotated[int, Field("bytes", "size of one allocation for one CPU")]
-    nodes: Annotated[str, Field("text", "nodes of the pages that back it")]
+    With ``--each`` it is one of them, with ``--by`` those with the same fields that were chosen.
+    """
+
+    memcg: Annotated[Value, Field("memcg", "memcg that pays; none if no memcg pays")] = None
+    memcg_address: MemcgAddress = None
+    pointer: Annotated[Value, Field("address", "the __percpu pointer (with --each)")] = None
+    size: Annotated[int | None, Field("bytes", "size of one allocation for one CPU")] = None
+    nodes: Annotated[str | None, Field("text", "nodes of the pages that back it")] = None
+    node: Annotated[
+        Value, Field("node", "node of the pages that back this part of it (with --by node)")
+    ] = None
     count: Annotated[
-        int, Field("count", "allocations of this memcg, size, nodes and call site", total=True)
+        int | None,
+        Field(
+            "count",
+            "allocations in this row; with --by node those with a part on the node",
+            total=True,
+        ),
+    ] = None
+    bytes: Annotated[
+        int, Field("bytes", "size for all possible CPUs; with --by node, on the node", total=True)
     ]
-    bytes: Annotated[int, Field("bytes", "size for all possible CPUs", total=True)]
     charged: Annotated[
-        int,
+        int | None,
         Field(
             "bytes",
             "bytes charged, including an obj_cgroup pointer for each four bytes of one copy",
             total=True,
         ),
-    ]
-    objcg: Annotated[Value, Field("address", "struct obj_cgroup * (with --each)", shown=False)]
-    chunk: Annotated[Value, Field("address", "struct pcpu_chunk * (with --each)", shown=False)]
+    ] = None
+    objcg: Annotated[Value, Field("address", "struct obj_cgroup * (with --each)", shown=False)] = (
+        None
+    )
+    chunk: Annotated[Value, Field("address", "struct pcpu_chunk * (with --each)", shown=False)] = (
+        None
+    )
     by_node: Annotated[
         Mapping[int, Value],
         Field("bytes", "bytes on node {}", total=True, each="node_{}"),
     ]
     site: Annotated[
         Value, Field("text", "line of code that allocated it, with allocation profiling")
-    ]
+    ] = None
 
 
 @dataclass(frozen=True)
@@ -76,6 +104,12 @@ _NO_NODE = NotRead("the node of some page could not be read")
 #: Payer of a charge whose obj_cgroup is not known; no memcg has this address.
 _UNKNOWN_PAYER = 0
 
+#: The dimensions of ``--by``, and the fields of each.
+DIMENSIONS: dict[str, tuple[str, ...]] = {
+    "memcg": ("memcg", "memcg_address"),
+    "node": ("node",),
+    "site": ("site",),
+}
 #: Fields that apply only with ``--each``, and only without.
 _EACH, _GROUPED = ("pointer", "objcg", "chunk"), ("count",)
 
@@ -95,25 +129,44 @@ class _Found(NamedTuple):
     pointer: int
 
 
-def percpu(image: Image, each: bool = False) -> Answer:
+def percpu(image: Image, each: bool = False, by: Collection[str] | None = None) -> Answer:
     """
-    Return percpu allocations by memcg, size, nodes, and, if it is known, call site.
+    Return percpu allocations by memcg, size, nodes, and, if it is known, call site; largest first.
 
     :param each: whether to list every allocation, with its address
+    :param by: any of :data:`DIMENSIONS`, to sum up by these instead
+    :raises ImageError: if call sites are asked for, and allocations do not refer to them
     """
+    if by and "site" in by and (reason := why_not_profiled(image)) is not None:
+        raise ImageError(reason)
     payers, reader, info = Payers(image), PercpuReader(image), image_info(image)
     found = list(_found(payers, reader))
     payers.coverage["percpu"], payers.coverage["percpu_nodes"] = reader.coverage, reader.placement
     made = _made_at(image, payers, found)
-    rows = _each(payers, found, made, info.nodes)
-    if not each:
-        rows = _groups(payers, found, made, info.nodes)
-    omit = (*(_GROUPED if each else _EACH), *(() if made is not None else ("site",)))
-    columns = columns_of(PercpuRow, keys=info.nodes, omit=omit)
-    table = Table("percpu", "percpu allocations", columns, sorted(rows, key=_order))
+    title = "percpu allocations"
+    if by:
+        wanted = [name for name in DIMENSIONS if name in by]
+        rows = _sums(payers, found, made, info.nodes, wanted)
+        columns = _columns(wanted, info.nodes)
+        title += f" by {named(wanted)}"
+    else:
+        rows = (_each if each else _groups)(payers, found, made, info.nodes)
+        omit = ("node", *(_GROUPED if each else _EACH), *(() if made is not None else ("site",)))
+        columns = columns_of(PercpuRow, keys=info.nodes, omit=omit)
+    table = Table("percpu", title, columns, sorted(rows, key=_order), is_ranked=True)
     nodes = list(_nodes(reader, found))
     by_node = Table("nodes", "percpu memory of nodes", columns_of(NodeRow), nodes)
     return Answer("percpu", info, (table, by_node), dict(payers.coverage), _notes(reader))
+
+
+def _columns(by: Collection[str], nodes: Iterable[int]) -> tuple[Column, ...]:
+    names = {"count", "bytes", *(field for name in by for field in DIMENSIONS[name])}
+    if "node" not in by:
+        # An allocation is charged as a whole, not by node.
+        return columns_of(PercpuRow, keys=nodes, only=names | {"charged", "by_node"})
+    # It counts on each node that it has a part on, so the numbers do not add up.
+    columns = columns_of(PercpuRow, only=names)
+    return tuple(replace(c, total=c.total and c.name != "count") for c in columns)
 
 
 def _found(payers: Payers, reader: PercpuReader) -> Iterator[_Found]:
@@ -190,14 +243,45 @@ def _groups(
         yield PercpuRow(
             memcg=memcg,
             memcg_address=address,
-            pointer=None,
             size=size,
             nodes=where,
             count=len(group),
             bytes=sizes.total(),
             charged=sum(one.charged for one in group),
-            objcg=None,
-            chunk=None,
+            by_node=_by_node(sizes, nodes),
+            site=site,
+        )
+
+
+def _sums(
+    payers: Payers,
+    found: Iterable[_Found],
+    made: Mapping[int, CallSite] | None,
+    nodes: Iterable[int],
+    by: Collection[str],
+) -> Iterator[PercpuRow]:
+    """Yield sums by any of :data:`DIMENSIONS`."""
+    groups: dict[tuple[int | None, str | None, int | None], list[tuple[_Found, Counter[int]]]] = {}
+    for one in found:
+        payer = one.payer if "memcg" in by else None
+        site = _site(one.alloc, made) if "site" in by else None
+        if "node" in by:
+            for on, size in one.nodes.items():
+                groups.setdefault((payer, site, on), []).append((one, Counter({on: size})))
+        else:
+            groups.setdefault((payer, site, None), []).append((one, Counter(one.nodes)))
+    for (payer, site, nid), group in groups.items():
+        sizes: Counter[int] = Counter()
+        for _, part in group:
+            sizes.update(part)
+        memcg, address = _whose(payers, payer)
+        yield PercpuRow(
+            memcg=memcg,
+            memcg_address=address,
+            node=_NO_NODE if nid == NUMA_NO_NODE else nid,
+            count=len(group),
+            bytes=sizes.total(),
+            charged=sum(one.charged for one, _ in group),
             by_node=_by_node(sizes, nodes),
             site=site,
         )
@@ -217,7 +301,6 @@ def _each(
             pointer=one.pointer,
             size=one.alloc.size,
             nodes=_node_list(one.nodes),
-            count=1,
             bytes=sum(one.nodes.values()),
             charged=one.charged,
             objcg=one.alloc.objcg or None,
@@ -228,10 +311,11 @@ def _each(
 
 
 def _order(row: PercpuRow) -> tuple[object, ...]:
-    # Memcgs by path, then unknown ones, then what no memcg pays for.
+    # The largest first. Among equal ones: memcgs by path, then unknown ones, then what no memcg
+    # pays for.
     rank = 0 if isinstance(row.memcg, str) else 1 if row.memcg is not None else 2
-    what = (row.pointer or 0, row.size, row.nodes, str(row.site))
-    return rank, str(row.memcg), row.memcg_address or 0, *what
+    what = (row.pointer or 0, row.size or 0, row.nodes or "", str(row.node), str(row.site))
+    return -row.bytes, rank, str(row.memcg), row.memcg_address or 0, *what
 
 
 def _nodes(reader: PercpuReader, found: Iterable[_Found]) -> Iterator[NodeRow]:
@@ -245,19 +329,24 @@ def _nodes(reader: PercpuReader, found: Iterable[_Found]) -> Iterator[NodeRow]:
 
 
 def _run(image: Image, args: Namespace) -> Answer:
-    return percpu(image, args.each)
+    if args.each and args.by:
+        raise UsageError("--each cannot be combined with --by")
+    return percpu(image, args.each, args.by and [*args.by, *narrowed_by(args)])
 
 
 VIEW = View(
     name="percpu",
-    help="percpu allocations by owner, size and node",
+    help="percpu allocations by owner, size, node and call site",
     description="Groups percpu allocations by the memcg that pays, by size, and by the nodes of "
-    "the pages that back them; with allocation profiling also by the line of code.",
+    "the pages that back them; with allocation profiling also by the line of code. The largest "
+    "come first.",
     run=_run,
     records=(PercpuRow, NodeRow),
     arguments=(
+        by_argument(DIMENSIONS),
         Argument(
             ("--each",), {"action": "store_true", "help": "list every allocation, with its address"}
         ),
     ),
+    choices=("memcg", "node", "sort", "fields", "top"),
 )

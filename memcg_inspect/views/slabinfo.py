@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from argparse import Namespace
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Annotated, NamedTuple
 
@@ -20,7 +20,7 @@ from memcg_inspect.linux.mm.page_alloc import BlockReader
 from memcg_inspect.linux.mm.slab import Slab, SlabCache, SlabReader
 from memcg_inspect.tables import Answer, Field, MemcgAddress, NotRead, Table, Value, columns_of
 from memcg_inspect.views.payers import Payers
-from memcg_inspect.views.view import Argument, View
+from memcg_inspect.views.view import Argument, View, by_argument, named, narrowed_by
 
 __all__ = ("VIEW", "NodeRow", "SlabRow", "slabinfo")
 
@@ -29,21 +29,24 @@ LARGE_KMALLOC = "(large kmalloc)"
 
 @dataclass(frozen=True)
 class SlabRow:
-    """Objects of one slab cache that one memcg pays for; with ``--by-node``, on one node."""
+    """Objects of one slab cache that one memcg pays for; with ``--by``, by the fields chosen."""
 
     memcg: Annotated[Value, Field("memcg", "memcg that pays; none if no memcg pays")]
     memcg_address: MemcgAddress
-    cache: Annotated[str, Field("text", "name of the cache")]
+    cache: Annotated[str | None, Field("text", "name of the cache")]
     cache_address: Annotated[int | None, Field("address", "struct kmem_cache *", shown=False)]
     node: Annotated[int | None, Field("node", "node of the slabs")]
-    reclaimable: Annotated[bool, Field("flag", "whether it counts as reclaimable slab memory")]
+    reclaimable: Annotated[
+        bool | None, Field("flag", "whether it counts as reclaimable slab memory")
+    ]
     size: Annotated[int | None, Field("bytes", "size of an object in the slab")]
     objects: Annotated[
         Value,
         Field(
             "count",
             "objects charged to the memcg. In rows without a memcg: objects in use that are not "
-            "charged, including free objects in per-CPU caches",
+            "charged, including free objects in per-CPU caches. Large kmallocs that "
+            "are not charged are not counted",
             total=True,
         ),
     ]
@@ -91,16 +94,27 @@ _OTHERS = NotRead("other users of compound pages are not all in the image")
 _UNKNOWN_PAYER = 0
 
 
+#: The dimensions of ``--by``, and the fields that sums over all of it do not have.
+DIMENSIONS: dict[str, tuple[str, ...]] = {
+    "memcg": ("memcg", "memcg_address", "shared", "others"),
+    "cache": ("cache", "cache_address", "reclaimable", "size"),
+    "node": ("node",),
+}
+#: In place of a cache: large kmallocs of any size.
+_ALL_LARGE = 0
+
+
 class _Key(NamedTuple):
     """
-    What identifies a row.
+    What identifies a row. Dimensions that it sums up are ``None``.
 
     :ivar payer: ``struct mem_cgroup *``; ``None`` if no memcg pays
-    :ivar cache: ``struct kmem_cache *``; for large kmallocs, their size as a negative number
+    :ivar cache: ``struct kmem_cache *``; for large kmallocs, their size as a negative number, or
+        :data:`_ALL_LARGE`
     """
 
     payer: int | None
-    cache: int
+    cache: int | None
     nid: int | None
 
 
@@ -109,29 +123,37 @@ class _Cell:
     """
     The sums of a row.
 
-    :ivar apart: objects in the pool of KFENCE, which are in no slab of the cache
+    :ivar bytes: of all objects, also those in the pool of KFENCE, which are in no slab of a cache
+    :ivar in_slabs: bytes of the objects in slabs
+    :ivar room: bytes of all objects that these slabs can hold
+    :ivar has_large: whether it includes large kmallocs
+    :ivar has_uncounted: whether it includes large kmallocs whose number is not known
     """
 
     objects: int = 0
-    apart: int = 0
+    bytes: int = 0
+    charged: int = 0
+    in_slabs: int = 0
     slabs: int = 0
     pages: int = 0
     room: int = 0
     shared: int = 0
     others: set[int | None] = field(default_factory=set)
+    has_large: bool = False
+    has_uncounted: bool = False
 
 
 class _Tally:
-    """Add slabs up by the memcgs that pay for their objects."""
+    """Add slabs up by the memcgs that pay for their objects, by cache and by node."""
 
-    def __init__(self, payers: Payers, by_node: bool) -> None:
+    def __init__(self, payers: Payers, by: Collection[str]) -> None:
         self.payers = payers
-        self.by_node = by_node
+        self.by = by
         self.cells: dict[_Key, _Cell] = {}
         #: By node and kind: bytes of slabs, of objects that a memcg pays for, and of others.
         self.nodes: dict[tuple[int, str], Counter[str]] = {}
-        #: Caches and nodes of slabs whose obj_cgroups could not be read.
-        self.unknown: set[tuple[int, int | None]] = set()
+        #: Rows without a memcg that belong to slabs whose obj_cgroups could not be read.
+        self.unknown: set[_Key] = set()
         self.caches: dict[int, SlabCache] = {}
         self._kfence = kfence_pages(payers.image)
         self._page_size = mem_map(payers.image).page_size
@@ -143,9 +165,15 @@ class _Tally:
             payer = self._payers[objcg] = self.payers.payer(objcg) or _UNKNOWN_PAYER
         return payer
 
+    def _key(self, payer: int | None, cache: int, nid: int) -> _Key:
+        return _Key(
+            payer if "memcg" in self.by else None,
+            cache if "cache" in self.by else None,
+            nid if "node" in self.by else None,
+        )
+
     def _cell(self, payer: int | None, cache: int, nid: int) -> _Cell:
-        key = _Key(payer, cache, nid if self.by_node else None)
-        return self.cells.setdefault(key, _Cell())
+        return self.cells.setdefault(self._key(payer, cache, nid), _Cell())
 
     def _node(self, nid: int, kind: str) -> Counter[str]:
         return self.nodes.setdefault((nid, kind), Counter())
@@ -159,15 +187,16 @@ class _Tally:
         if slab.page in self._kfence:
             # No counter of slabs includes it, and slab->inuse does not count its object.
             for payer, count in owners.items():
-                self._cell(payer, cache.address, slab.nid).apart += count
+                self._objects(payer, count, slab)
             return
         kind = "reclaimable" if cache.reclaimable else "unreclaimable"
         node, pages = self._node(slab.nid, kind), 1 << slab.order
         node["slab_bytes"] += pages * self._page_size
         if slab.charged is None:
-            self.unknown.add((cache.address, slab.nid if self.by_node else None))
+            self.unknown.add(self._key(None, cache.address, slab.nid))
             node["unknown"] += 1
-            return
+            if "memcg" in self.by:
+                return
         paid = owners.total()
         if slab.inuse > paid:
             owners[None] = slab.inuse - paid
@@ -175,23 +204,56 @@ class _Tally:
         node["unpaid"] += owners[None] * cache.size
         owners = +owners
         for payer, count in owners.items():
-            cell = self._cell(payer, cache.address, slab.nid)
-            cell.objects += count
-            cell.slabs += 1
-            cell.pages += pages
-            cell.room += slab.objects
-            if len(owners) > 1:
-                cell.shared += 1
-                cell.others |= owners.keys()
+            cell = self._objects(payer, count, slab)
+            cell.in_slabs += count * cache.size
+            if "memcg" in self.by:
+                self._slab(cell, slab)
+                if len(owners) > 1:
+                    cell.shared += 1
+                    cell.others |= owners.keys()
+        if owners and "memcg" not in self.by:
+            self._slab(self._cell(None, cache.address, slab.nid), slab)
+
+    def _objects(self, payer: int | None, count: int, slab: Slab) -> _Cell:
+        """Add objects of a slab to their row, and return it."""
+        cell = self._cell(payer, slab.cache.address, slab.nid)
+        cell.objects += count
+        cell.bytes += count * slab.cache.size
+        cell.charged += count * slab.cache.charge if payer is not None else 0
+        return cell
+
+    def _slab(self, cell: _Cell, slab: Slab) -> None:
+        """Add a slab to a row that has objects in it."""
+        cell.slabs += 1
+        cell.pages += 1 << slab.order
+        cell.room += slab.objects * slab.cache.size
 
     def large(self, kmem: KmemPage, pages: int) -> None:
         """Add a large kmalloc that a memcg pays for."""
-        cell = self._cell(self._payer(kmem.objcg), -pages * self._page_size, kmem.nid)
+        size = pages * self._page_size
+        cache = -size if "memcg" in self.by else _ALL_LARGE
+        cell = self._cell(self._payer(kmem.objcg), cache, kmem.nid)
         cell.objects += 1
         cell.slabs += 1
         cell.pages += pages
-        cell.room += 1
-        self._node(kmem.nid, LARGE_KMALLOC)["paid"] += pages * self._page_size
+        cell.bytes += size
+        cell.charged += size
+        cell.in_slabs += size
+        cell.room += size
+        cell.has_large = True
+        self._node(kmem.nid, LARGE_KMALLOC)["paid"] += size
+
+    def unpaid_large(self) -> None:
+        """Add the large kmallocs that no memcg pays for, after all others. They are the rest."""
+        for (nid, kind), found in self.nodes.items():
+            size = found["slab_bytes"] - found["paid"]
+            if kind == LARGE_KMALLOC and size > 0:
+                cell = self._cell(None, _ALL_LARGE, nid)
+                cell.pages += size // self._page_size
+                cell.bytes += size
+                cell.in_slabs += size
+                cell.room += size
+                cell.has_large = cell.has_uncounted = True
 
     @property
     def may_be_others(self) -> bool:
@@ -207,15 +269,19 @@ class _Tally:
             self._node(nid, LARGE_KMALLOC)["slab_bytes"] += pages * self._page_size
 
 
-def slabinfo(image: Image, by_node: bool = False) -> Answer:
+def slabinfo(image: Image, by_node: bool = False, by: Collection[str] | None = None) -> Answer:
     """
-    Return slab objects by memcg and cache.
+    Return slab objects by memcg and cache, or by any of :data:`DIMENSIONS`, largest first.
 
-    :param by_node: whether to split rows by node, and to include objects that no memcg pays for
+    :param by_node: whether to split rows by node, too
+    :param by: dimensions; with any, and if rows are split by node, objects that no memcg pays for
+        are included
     """
+    chosen = {*(by or ("memcg", "cache")), *(["node"] if by_node else [])}
+    wanted = [name for name in DIMENSIONS if name in chosen]
     payers = Payers(image)
     coverage = payers.coverage
-    uses, tally = PageUses(image, coverage), _Tally(payers, by_node)
+    uses, tally = PageUses(image, coverage), _Tally(payers, wanted)
     slabs, blocks = SlabReader(image, coverage["names"]), BlockReader(image)
     others = compound_pages_of_others(image, coverage["compound"])
     for piece in scan_pages(image):
@@ -233,15 +299,18 @@ def slabinfo(image: Image, by_node: bool = False) -> Answer:
                 tally.large(kmem, pages)
         tally.all_large(piece)
     coverage["slab"] = slabs.coverage
-    rows = sorted(_rows(tally), key=_order)
+    if by or "node" in wanted:
+        tally.unpaid_large()
+    rows = sorted((_row(tally, key, cell) for key, cell in tally.cells.items()), key=_order)
+    if not by and "node" not in wanted:
+        rows = [row for row in rows if row.memcg is not None]
     tables: tuple[Table, ...] = ()
-    if by_node:
+    if "node" in wanted:
         nodes = list(_node_rows(tally))
         tables = (Table("nodes", "slab memory of nodes", columns_of(NodeRow), nodes),)
-    else:
-        rows = [row for row in rows if row.memcg is not None]
-    columns = columns_of(SlabRow, omit=() if by_node else ("node",))
-    first = Table("slabinfo", "slab objects by memcg and cache", columns, rows)
+    omit = [field for name in DIMENSIONS if name not in wanted for field in DIMENSIONS[name]]
+    title = f"slab objects by {named(wanted)}"
+    first = Table("slabinfo", title, columns_of(SlabRow, omit=omit), rows, is_ranked=True)
     return Answer("slabinfo", image_info(image), (first, *tables), dict(coverage), _notes(tally))
 
 
@@ -257,71 +326,45 @@ def _notes(tally: _Tally) -> tuple[str, ...]:
     return tuple(notes)
 
 
-def _rows(tally: _Tally) -> Iterator[SlabRow]:
-    for key, cell in tally.cells.items():
-        yield _row(tally, key, cell)
-    for (nid, kind), found in tally.nodes.items():
-        unpaid = found["slab_bytes"] - found["paid"]
-        if kind == LARGE_KMALLOC and tally.by_node and unpaid > 0:
-            yield _unpaid_large(nid, unpaid)
-
-
 def _row(tally: _Tally, key: _Key, cell: _Cell) -> SlabRow:
-    page_size = mem_map(tally.payers.image).page_size
-    cache, objects = tally.caches.get(key.cache), cell.objects + cell.apart
-    size, charge = (-key.cache, -key.cache) if cache is None else (cache.size, cache.charge)
+    cache = tally.caches.get(key.cache or 0)
+    is_large = key.cache is not None and key.cache <= _ALL_LARGE
     row = SlabRow(
         memcg=_ORPHAN if key.payer == _UNKNOWN_PAYER else tally.payers.path(key.payer),
         memcg_address=key.payer or None,
-        cache=LARGE_KMALLOC if cache is None else cache.name,
+        cache=LARGE_KMALLOC if is_large else None if cache is None else cache.name,
         cache_address=None if cache is None else cache.address,
         node=key.nid,
-        reclaimable=cache is not None and cache.reclaimable,
-        size=size,
-        objects=objects,
-        bytes=objects * size,
-        charged=objects * charge if key.payer is not None else 0,
+        reclaimable=False if is_large else None if cache is None else cache.reclaimable,
+        size=-(key.cache or 0) or None if cache is None else cache.size,
+        objects=cell.objects,
+        bytes=cell.bytes,
+        charged=cell.charged,
         slabs=cell.slabs,
-        slab_bytes=cell.pages * page_size,
+        slab_bytes=cell.pages * mem_map(tally.payers.image).page_size,
         shared=cell.shared,
         others=len(cell.others - {key.payer, None}),
-        utilisation=cell.objects / cell.room if cell.room else None,
+        utilisation=cell.in_slabs / cell.room if cell.room else None,
     )
-    if key.payer is None and (key.cache, key.nid) in tally.unknown:
+    if is_large and cell.has_uncounted:
+        row = replace(row, objects=None, slabs=None, shared=None, others=None, utilisation=None)
+    if key in tally.unknown and "memcg" in tally.by:
         row = replace(row, objects=_UNKNOWN, bytes=_UNKNOWN)
-    if cache is None and tally.may_be_others:
+    elif key in tally.unknown:
+        row = replace(row, charged=_UNKNOWN)
+    if cell.has_large and tally.may_be_others:
         unknown = dict.fromkeys(("objects", "bytes", "charged", "slabs", "slab_bytes"), _OTHERS)
         row = replace(row, **unknown)  # type: ignore[arg-type]
     return row
 
 
-def _unpaid_large(nid: int, size: int) -> SlabRow:
-    """Return the row of the large kmallocs of a node that no memcg pays for."""
-    return SlabRow(
-        memcg=None,
-        memcg_address=None,
-        cache=LARGE_KMALLOC,
-        cache_address=None,
-        node=nid,
-        reclaimable=False,
-        size=None,
-        objects=None,
-        bytes=size,
-        charged=0,
-        slabs=None,
-        slab_bytes=size,
-        shared=None,
-        others=None,
-        utilisation=None,
-    )
-
-
 def _order(row: SlabRow) -> tuple[object, ...]:
-    # Memcgs by path, then unknown ones, then what no memcg pays for.
+    # The largest first, what is not known last. Among equal ones: memcgs by path, then unknown
+    # ones, then what no memcg pays for.
+    size = (0, -row.bytes) if isinstance(row.bytes, int) else (1, 0)
     rank = 0 if isinstance(row.memcg, str) else 1 if row.memcg is not None else 2
-    size = row.bytes if isinstance(row.bytes, int) else 0
-    whose = rank, str(row.memcg), row.memcg_address or 0
-    return *whose, -size, row.cache, -1 if row.node is None else row.node
+    what = (row.cache or "", row.cache_address or 0, row.size or 0)
+    return *size, rank, str(row.memcg), row.memcg_address or 0, *what, row.node or 0
 
 
 def _node_rows(tally: _Tally) -> Iterator[NodeRow]:
@@ -339,24 +382,27 @@ def _node_rows(tally: _Tally) -> Iterator[NodeRow]:
 
 
 def _run(image: Image, args: Namespace) -> Answer:
-    return slabinfo(image, args.by_node or args.node is not None)
+    by = args.by and [*args.by, *narrowed_by(args)]
+    return slabinfo(image, args.by_node or args.node is not None, by)
 
 
 VIEW = View(
     name="slabinfo",
-    help="slab objects by memcg and cache, and how slabs are shared",
+    help="slab objects by memcg, cache and node, and how slabs are shared",
     description="Lists for each memcg and slab cache the objects, their bytes, the slabs that "
-    "hold them, and how many other memcgs share these slabs.",
+    "hold them, and how many other memcgs share these slabs; the largest first.",
     run=_run,
     records=(SlabRow, NodeRow),
     arguments=(
+        by_argument(DIMENSIONS),
         Argument(
             ("--by-node",),
             {
                 "action": "store_true",
-                "help": "split by node, and include objects that no memcg pays for "
-                "(--node implies it)",
+                "help": "split by node, too, and include objects that no memcg pays for, as --by "
+                "does (--node implies it)",
             },
         ),
     ),
+    choices=("memcg", "node", "sort", "fields", "top"),
 )

@@ -3,8 +3,8 @@
 
 from __future__ import annotations
 
-from argparse import Namespace
-from collections.abc import Callable, Mapping
+from argparse import ArgumentTypeError, Namespace
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
@@ -12,7 +12,7 @@ from memcg_inspect.image.image import Image
 from memcg_inspect.image.progress import interrupted_reason
 from memcg_inspect.tables import Answer, NotRead
 
-__all__ = ("Argument", "View", "interrupted")
+__all__ = ("Argument", "View", "by_argument", "interrupted", "narrowed_by", "named")
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class View:
         if it cannot answer
     :ivar records: classes of the rows of its tables
     :ivar arguments: arguments that only this view has
-    :ivar choices: which of ``memcg``, ``node``, ``sort`` and ``fields`` apply to it
+    :ivar choices: which of ``memcg``, ``node``, ``sort``, ``fields`` and ``top`` apply to it
     :ivar incomplete: meaning of exit status 3
     """
 
@@ -51,6 +51,40 @@ class View:
     arguments: tuple[Argument, ...] = ()
     choices: tuple[str, ...] = ("memcg", "node", "sort", "fields")
     incomplete: str = "something could not be read"
+
+
+def by_argument(dimensions: Iterable[str]) -> Argument:
+    """
+    Return the argument ``--by`` of a view that sums up.
+
+    :param dimensions: what it can sum up by
+    """
+    known = tuple(dimensions)
+
+    def parsed(text: str) -> list[str]:
+        names = [name.strip() for name in text.split(",")]
+        for name in names:
+            if name not in known:
+                raise ArgumentTypeError(f"{name!r} is not one of {', '.join(known)}")
+        return names
+
+    help = f"sum up by any of {', '.join(known)}"
+    return Argument(("--by",), {"type": parsed, "metavar": "WHAT,...", "help": help})
+
+
+def named(dimensions: Sequence[str]) -> str:
+    """Return the dimensions that a table is by, for its title: ``memcg, cache and node``."""
+    *first, last = dimensions
+    return f"{', '.join(first)} and {last}" if first else last
+
+
+def narrowed_by(args: Namespace) -> Sequence[str]:
+    """
+    Return the dimensions whose rows the user chooses.
+
+    Sums over memcgs have no memcg, so a view that sums up keeps these dimensions apart.
+    """
+    return [name for name in ("memcg", "node") if getattr(args, name) is not None]
 
 
 def interrupted(answer: Answer) -> Answer:

@@ -32,6 +32,7 @@ from memcg_inspect.tables import (
     check_fields,
     choose,
     columns_of,
+    largest,
 )
 
 
@@ -80,6 +81,56 @@ def rows(choice: Choice) -> list[tuple[Value, ...]]:
 
 def shown(made: Answer) -> str:
     return answer_text(made)
+
+
+def ranked(*choice: str, sizes: Sequence[Value] = (50, 40, 30, 7, 2)) -> Answer:
+    made = [Charge(f"/{n}", None, 0, size, None, None) for n, size in enumerate(sizes)]
+    whole = replace(answer(made), tables=(replace(answer(made).tables[0], is_ranked=True),))
+    return choose(whole, Choice(fields=choice or None))
+
+
+def words(text: str) -> list[list[str]]:
+    """Return the words of each line below the headings."""
+    return [line.split() for line in text.splitlines()[4:] if line.strip()]
+
+
+def test_rows_that_are_left_out_are_summed_up() -> None:
+    assert words(shown(largest(ranked("memcg", "bytes"), 3))) == [
+        ["/0", "50"], ["/1", "40"], ["/2", "30"], ["(2", "other", "rows)", "9"], ["total", "129"],
+        ["2", "rows", "summed", "up", "in", "one", "line:", "--top", "0", "lists", "all", "rows"],
+    ]  # fmt: skip
+    assert "(1 other row) " in shown(largest(ranked(), 4))
+
+
+@pytest.mark.parametrize("most", [0, 5, 6])
+def test_all_rows_are_listed_where_there_is_room_or_all_are_wanted(most: int) -> None:
+    assert largest(ranked(), most) == ranked()
+    assert "other row" not in shown(largest(ranked(), most))
+
+
+def test_tables_that_are_not_ranked_are_left_whole() -> None:
+    assert largest(answer(), 1) == answer()
+
+
+def test_sum_of_what_is_left_out_is_not_known_if_a_part_is_not() -> None:
+    text = shown(largest(ranked("memcg", "bytes", sizes=(5, 4, NotRead("the page is gone"))), 1))
+    assert ["(2", "other", "rows)", "?"] in words(text)
+    assert "? the page is gone" in text
+
+
+def test_what_is_left_out_is_said_without_a_column_for_it() -> None:
+    assert words(shown(largest(ranked("bytes"), 4))) == [
+        ["50"], ["40"], ["30"], ["7"], ["2"], ["129"],
+        ["1", "row", "summed", "up", "in", "one", "line:", "--top", "0", "lists", "all", "rows"],
+    ]  # fmt: skip
+    assert ["(4", "other", "rows)"] in words(shown(largest(ranked("memcg"), 1)))
+
+
+def test_programs_get_all_rows() -> None:
+    cut = largest(ranked(), 1)
+    assert len(cut.tables[0].rows) == 1
+    assert scripted(ranked()).count("\n") == 5
+    assert len(answer_document(ranked())["tables"][0]["rows"]) == 5
 
 
 @pytest.mark.parametrize("width", [None, 200, 80, 60, 20])

@@ -10,9 +10,11 @@ not from page flags.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
+from typing import NamedTuple
 
 from drgn import Object, Program, cast
-from drgn.helpers.linux.mm import PageSlab, for_each_page, page_to_pfn
+from drgn.helpers.linux.mm import PageSlab, compound_order, for_each_page, page_to_pfn, virt_to_pfn
 from drgn.helpers.linux.mmzone import for_each_online_pgdat
 
 #: (obj_cgroup, node, SLAB_RECLAIM_ACCOUNT) -> (bytes, objects)
@@ -51,6 +53,52 @@ def charged_slab_objects(prog: Program) -> tuple[Charges, Charges]:
                 size[objcg, nid, reclaimable] += cache.size.value_() + 8
                 number[objcg, nid, reclaimable] += 1
     return size, number
+
+
+class PlainSlab(NamedTuple):
+    """
+    A slab, read one object at a time.
+
+    :ivar cache: ``struct kmem_cache *``
+    :ivar room: number of objects that it can hold
+    :ivar inuse: ``slab->inuse``
+    :ivar charged: number of charged objects by ``struct obj_cgroup *``
+    """
+
+    cache: Object
+    nid: int
+    pages: int
+    room: int
+    inuse: int
+    charged: Counter[int]
+
+
+def plain_slabs(prog: Program) -> Iterator[PlainSlab]:
+    """Yield all slabs but those in the pool of KFENCE."""
+    spans, pool = node_spans(prog), _kfence(prog)
+    for page in for_each_page(prog):
+        pfn = page_to_pfn(page).value_()
+        if not PageSlab(page) or pfn in pool:
+            continue
+        slab = cast("struct slab *", page)
+        cache, room = slab.slab_cache.read_(), slab.objects.value_()
+        objcgs = Counter(object_objcg(slab, cache, index) for index in range(room))
+        del objcgs[0]
+        nid = next(nid for start, end, nid in spans if start <= pfn < end)
+        pages = 1 << compound_order(page).value_()
+        yield PlainSlab(cache, nid, pages, room, slab.inuse.value_(), objcgs)
+
+
+def _kfence(prog: Program) -> range:
+    """Return the page frames of KFENCE, none if it is off. It has 255 objects here."""
+    try:
+        pool = prog["__kfence_pool"]
+    except LookupError:
+        return range(0)
+    if not pool:
+        return range(0)
+    start = virt_to_pfn(pool).value_()
+    return range(start, start + 512)
 
 
 def object_objcg(slab: Object, cache: Object, index: int) -> int:

@@ -11,13 +11,12 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from drgn import FaultError, Object, Program, cast
-from drgn.helpers.linux.list import list_for_each_entry
-from drgn.helpers.linux.mm import follow_page, page_to_pfn
+from drgn import FaultError, Object, cast
 from drgn.helpers.linux.percpu import per_cpu_ptr
 from support.charge_module import CPUS, PAGE, guest_image, held
 from support.guest_files import still
 from support.guests import BUILT_KERNELS, KERNELS, PERNODE_KERNELS, Lab
+from support.percpu import nid_of, plain_areas
 from support.reference import node_spans
 
 from memcg_inspect.image.image import image_of
@@ -88,38 +87,10 @@ def test_pages_are_those_of_meminfo(lab: Lab, kernel: str) -> None:
         assert row["paid"] == paid
 
 
-def bit(word: Object, index: int) -> bool:
-    return bool(word[index // 64].value_() >> index % 64 & 1)
-
-
-def plain(prog: Program) -> dict[tuple[int, int], tuple[int, int]]:
-    """Return size and obj_cgroup of each allocation, by chunk and offset, one bit at a time."""
-    found: dict[tuple[int, int], tuple[int, int]] = {}
-    for slot in range(prog["pcpu_nr_slots"].value_()):
-        head = prog["pcpu_chunk_lists"][slot].address_of_()
-        for chunk in list_for_each_entry("struct pcpu_chunk", head, "list"):
-            units = chunk.nr_pages.value_() * PAGE // 4
-            bounds = [unit for unit in range(units + 1) if bit(chunk.bound_map, unit)]
-            for start, end in zip(bounds, bounds[1:], strict=False):
-                if not bit(chunk.alloc_map, start):
-                    continue
-                if start * 4 < chunk.start_offset.value_():
-                    continue
-                if start * 4 >= units * 4 - chunk.end_offset.value_():
-                    continue
-                objcg = 0
-                if hasattr(chunk, "obj_exts") and chunk.obj_exts:
-                    objcg = chunk.obj_exts[start].cgroup.value_()
-                elif hasattr(chunk, "obj_cgroups") and chunk.obj_cgroups:
-                    objcg = chunk.obj_cgroups[start].value_()
-                found[chunk.value_(), start * 4] = (end - start) * 4, objcg
-    return found
-
-
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_each_is_what_the_plain_walk_finds(lab: Lab, kernel: str) -> None:
     prog = lab.image(kernel, "4", "mixed").program()
-    expected = plain(prog)
+    expected = {(a.chunk, a.offset): (a.size, a.objcg) for a in plain_areas(prog)}
     found: dict[tuple[int, int], tuple[int, int]] = {}
     offsets = [prog["pcpu_unit_offsets"][cpu].value_() for cpu in range(CPUS)]
     spans = node_spans(prog)
@@ -144,15 +115,6 @@ def test_each_is_what_the_plain_walk_finds(lab: Lab, kernel: str) -> None:
     assert found == expected
     assert len(found) > 2000
     assert some > 50
-
-
-def nid_of(prog: Program, spans: list[tuple[int, int, int]], address: int) -> int:
-    page = address // PAGE
-    known = prog.cache.setdefault("nids of the test", {})
-    if page not in known:
-        pfn = page_to_pfn(follow_page(prog["init_mm"].address_of_(), page * PAGE)).value_()
-        known[page] = next(nid for start, end, nid in spans if start <= pfn < end)
-    return int(known[page])
 
 
 @pytest.mark.parametrize("kernel", ALL)
@@ -204,6 +166,13 @@ def test_call_sites_where_they_are_known(lab: Lab, kernel: str) -> None:
     assert any(re.match(r"kernel/bpf/\S+:\d+ \w+$", place) for place in places), places
     assert any("mm/memcontrol.c" in place for place in places)
     assert unknown < sum(sites.values()) // 2
+    by_site: Counter[object] = Counter()
+    for row in rows(percpu(image_of(prog), each=True)):
+        by_site[row["site"]] += number(row, "bytes")
+    summed = rows(percpu(image_of(prog), by=["site"]))
+    assert [(row["site"], row["bytes"]) for row in summed] == sorted(
+        by_site.items(), key=lambda item: (-item[1], str(item[0]))
+    )
     # elsewhere there is no such field
     other = percpu(image_of(lab.image(kernel, "4", "mixed").program()))
     assert "site" not in {column.name for column in other.tables[0].columns}

@@ -10,13 +10,12 @@ from collections import Counter, defaultdict
 from pathlib import Path
 
 import pytest
-from drgn import FaultError, Program, cast
-from drgn.helpers.linux.mm import PageSlab, for_each_page, page_to_pfn, virt_to_pfn
+from drgn import FaultError, Program
 from drgn.helpers.linux.percpu import per_cpu_ptr
 from support.charge_module import PAGE, guest_image
 from support.guest_files import still
 from support.guests import BUILT_KERNELS, KERNELS, PERNODE_KERNELS, GuestImage, Lab
-from support.reference import node_spans, object_objcg
+from support.reference import plain_slabs
 
 from memcg_inspect.image.image import image_of
 from memcg_inspect.image.memory import Memory
@@ -140,39 +139,17 @@ class Plain:
         self.objects: Counter[tuple[object, str, int]] = Counter()
         self.slabs: defaultdict[tuple[object, str, int], list[tuple[int, int, set[object]]]]
         self.slabs = defaultdict(list)
-        payers, spans = Payers(image_of(prog)), node_spans(prog)
-        pool = self.kfence(prog)
-        for page in for_each_page(prog):
-            if not PageSlab(page):
-                continue
-            slab = cast("struct slab *", page)
-            cache, pfn = slab.slab_cache.read_(), page_to_pfn(page).value_()
-            if pfn in pool:
-                continue
-            nid = next(nid for start, end, nid in spans if start <= pfn < end)
-            room, owners = slab.objects.value_(), Counter[object]()
-            for index in range(room):
-                objcg = object_objcg(slab, cache, index)
-                if objcg:
-                    owners[payers.payer(objcg)] += 1
-            owners[None] = slab.inuse.value_() - owners.total()
+        payers = Payers(image_of(prog))
+        for slab in plain_slabs(prog):
+            owners = Counter[object]()
+            for objcg, count in slab.charged.items():
+                owners[payers.payer(objcg)] += count
+            owners[None] = slab.inuse - owners.total()
             owners = +owners
             for owner, count in owners.items():
-                key = owner, cache.name.string_().decode(), nid
+                key = owner, slab.cache.name.string_().decode(), slab.nid
                 self.objects[key] += count
-                self.slabs[key].append((count, room, set(owners) - {owner}))
-
-    @staticmethod
-    def kfence(prog: Program) -> range:
-        """Return the page frames of KFENCE, none if it is off. It has 255 objects here."""
-        try:
-            pool = prog["__kfence_pool"]
-        except LookupError:
-            return range(0)
-        if not pool:
-            return range(0)
-        start = virt_to_pfn(pool).value_()
-        return range(start, start + 512)
+                self.slabs[key].append((count, slab.room, set(owners) - {owner}))
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
