@@ -114,8 +114,8 @@ def is_of(subject: Subject, case: Case, fault: Fault, diagnosis: Diagnosis) -> b
     amounts = {abs(amount or 0) * unit for *_, amount in fault.named for unit in (1, page)}
     return (
         paths <= set(fault.paths)
-        and (diagnosis.nid in nids or diagnosis.confidence == "proved")
-        and (abs(diagnosis.amount or 0) in amounts or diagnosis.confidence == "proved")
+        and diagnosis.nid in nids
+        and abs(diagnosis.amount or 0) in amounts
     )
 
 
@@ -126,12 +126,7 @@ def judged(subject: Subject, planted: Sequence[tuple[Case, Fault]], report: Repo
     ]
     causes = {case.cause for case, _ in planted}
     sure = [d for d in report.diagnoses if d.confidence != "likely"]
-    wrong = [
-        d
-        for d in sure
-        if not any(d in some for some in of)
-        and (d.cause not in causes or d.confidence == "only-explanation")
-    ]
+    wrong = [d for d in sure if not any(d in some for some in of)]
     first = report.diagnoses[:1]
     return Result(
         what=" + ".join(f"{c.identity}: {c.planter.what}, {c.size}" for c, _ in planted),
