@@ -266,6 +266,17 @@ def test_another_fault_of_the_parent_is_none_of_a_forgotten_memcg() -> None:
         assert said(second) == Expected("page-counter", (SHOP,), None, 1234)
 
 
+def test_a_charge_and_a_reference_of_one_obj_cgroup_may_be_another_fault() -> None:
+    for seed in range(6):
+        kernel = busy(seed)
+        objcg = kernel.objcg(LEAVES[0], NODES[0])
+        kernel.slab(objcg, NODES[0], 736, "unreclaimable")
+        kernel.things.pop()  # the reference is left
+        [found] = diagnoses(kernel)
+        assert (found.cause, found.confidence) == ("still-charged", "likely")
+        assert any("charged twice" in s and "that nothing holds" in s for s in found.others)
+
+
 def pairs() -> list[tuple[str, str]]:
     names = list(FAULTS)
     return [(a, b) for n, a in enumerate(names) for b in names[n + 1 :]]
