@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
@@ -11,7 +12,6 @@ from memcg_inspect.checks.diagnosis.differences import Differences
 from memcg_inspect.checks.diagnosis.proofs import PROVED
 from memcg_inspect.checks.diagnosis.registry import CAUSES, cause_of
 from memcg_inspect.checks.diagnosis.search import Explanation, explain
-from memcg_inspect.checks.evidence_query import MOST_EVIDENCE
 from memcg_inspect.checks.rows import RowKey, finding_key
 from memcg_inspect.checks.snapshot import Snapshot
 from memcg_inspect.report import Confidence, Diagnosis, Effect, Evidence, Finding, Row
@@ -36,9 +36,12 @@ def diagnose(
     by_row = {finding_key(finding): number for number, finding in enumerate(findings)}
     differences = Differences(snapshot, rows, by_row.keys())
     proved = frozenset(k for k, n in by_row.items() if findings[n].evidence_is == "proof")
+    explanations = explain(differences, CAUSES, proved)
+    keys = _explained(differences, [e.cause for e in explanations])
+    orphans = _orphans(snapshot, findings, [e.cause for e in explanations])
     found = [
-        _of_rows(differences, explanation, by_row, findings)
-        for explanation in explain(differences, CAUSES, proved)
+        _of_rows(differences, explanation, keys[n], orphans.get(n), by_row, findings)
+        for n, explanation in enumerate(explanations)
     ]
     explained = {number for diagnosis in found for number in diagnosis.findings}
     found = _joined(found + _of_proofs(findings, explained), findings)
@@ -50,12 +53,23 @@ def diagnose(
 def _of_rows(
     d: Differences,
     explanation: Explanation,
+    keys: Sequence[RowKey],
+    orphan: int | None,
     by_row: dict[RowKey, int],
     findings: Sequence[Finding],
 ) -> Diagnosis:
+    """
+    Return the diagnosis of a cause that was found from rows.
+
+    :param keys: the rows that it explains
+    :param orphan: the finding of its charge, if that refers to what is no obj_cgroup
+    """
     h = explanation.cause
-    keys = dict.fromkeys(d.touched(h.signature))
-    h, alone = _with_findings_alone(d.snapshot, h, findings)
+    # A charge to the obj_cgroup of another node belongs to no row.
+    alone = [n for n, f in enumerate(findings) if f.kind == "skew" and _is_skew_of(h, f)]
+    if orphan is not None:
+        objcgs = (*h.objcgs[:1], findings[orphan].objcg)
+        h, alone = h._replace(cause="object-owner", objcgs=objcgs), [*alone, orphan]
     numbers = tuple(sorted({*alone, *(by_row[key] for key in keys if key in by_row)}))
     proofs = [n for n in numbers if findings[n].evidence_is == "proof"]
     confidence: Confidence = "likely"
@@ -63,7 +77,7 @@ def _of_rows(
         confidence = "proved"
     elif explanation.sure and not explanation.others:
         confidence = "only-explanation"
-    evidence, total = _evidence(h, [findings[n] for n in proofs or numbers])
+    evidence, total = _evidence(d, h, [findings[n] for n in proofs or numbers])
     return Diagnosis(
         cause=h.cause,
         what=cause_of(h.cause).sentence(h),
@@ -81,35 +95,56 @@ def _of_rows(
     )
 
 
-def _with_findings_alone(
-    snapshot: Snapshot, h: Hypothesis, findings: Sequence[Finding]
-) -> tuple[Hypothesis, list[int]]:
+def _explained(d: Differences, causes: Sequence[Hypothesis]) -> list[list[RowKey]]:
     """
-    Return which findings that belong to no row a charge also explains.
+    Return the rows that each cause explains.
 
-    A charge may refer to what is no obj_cgroup, or to the obj_cgroup of another node.
+    Bytes of objects may round to no page. Then they explain a row of pages only if no other cause
+    does: together, the bytes of several may round to one.
     """
+    goals = [d.of_goal(h.signature) for h in causes]
+    touched = [list(dict.fromkeys(d.touched(h.signature))) for h in causes]
+    pairs = list(zip(goals, touched, strict=True))
+    changed = {key for goal, keys in pairs for key in keys if goal.observed(key)}
+    return [[k for k in keys if k not in changed or goal.observed(k)] for goal, keys in pairs]
+
+
+def _orphans(
+    snapshot: Snapshot, findings: Sequence[Finding], causes: Sequence[Hypothesis]
+) -> dict[int, int]:
+    """
+    Return the finding of the charge of each cause, if it refers to what is no obj_cgroup.
+
+    :return: index of the finding by index of the cause. If several fit, none is known to be it.
+    """
+    unknown = {
+        (f.objcg, f.identity): number
+        for number, f in enumerate(findings)
+        if f.kind == "unknown-objcg"
+    }
+    charged: defaultdict[int, list[tuple[str, str, int | None, int]]] = defaultdict(list)
+    for entry, amount in snapshot.ledger if unknown else ():
+        number = unknown.get((entry.payer, entry.kind))
+        if number is not None:
+            charged[number].append((entry.kind, entry.detail, entry.nid, amount.bytes))
+    fitting = [
+        (n, number)
+        for n, h in enumerate(causes)
+        for number, some in charged.items()
+        if h.cause == "still-charged" and len(some) == 1 and _is_charge_of(h, *some[0])
+    ]
+    causes_of = Counter(number for _, number in fitting)
+    findings_of = Counter(n for n, _ in fitting)
+    return {n: o for n, o in fitting if causes_of[o] == findings_of[n] == 1}
+
+
+def _is_charge_of(h: Hypothesis, kind: str, detail: str, nid: int | None, size: int) -> bool:
     what = h.charge
-    if what is None or h.cause not in ("object-owner", "still-charged"):
-        return h, []
-    alone = [n for n, f in enumerate(findings) if f.kind == "skew" and _is_skew_of(h, f)]
-    for number, finding in enumerate(findings):
-        if (finding.kind, finding.identity, h.cause) == (
-            "unknown-objcg",
-            what.kind,
-            "still-charged",
-        ):
-            found = [
-                (entry.detail, entry.nid, amount.bytes)
-                for entry, amount in snapshot.ledger
-                if (entry.payer, entry.kind) == (finding.objcg, finding.identity)
-            ]
-            nid = found[0][1] if what.nid is None else what.nid
-            detail = found[0][0] if what.kind != "slab" else what.detail
-            if found == [(detail, nid, what.bytes)]:
-                h = h._replace(cause="object-owner", objcgs=(*h.objcgs[:1], finding.objcg))
-                return h, [*alone, number]
-    return h, alone
+    return what is not None and (
+        (what.kind, what.bytes) == (kind, size)
+        and (kind != "slab" or what.detail == detail)
+        and what.nid in (None, nid)
+    )
 
 
 def _is_skew_of(h: Hypothesis, finding: Finding) -> bool:
@@ -149,7 +184,7 @@ def _effects(d: Differences, h: Hypothesis, keys: Iterable[RowKey]) -> Iterable[
 
 
 def _evidence(
-    h: Hypothesis, findings: Sequence[Finding]
+    d: Differences, h: Hypothesis, findings: Sequence[Finding]
 ) -> tuple[tuple[Evidence, ...], int | None]:
     """Return the objects of findings that can be what a cause is about, and how many there are."""
     if not findings:
@@ -160,21 +195,38 @@ def _evidence(
         return (), None
     owners = {objcg for objcg in h.objcgs[-1:] if objcg is not None}
     for finding in findings:
-        fitting = [
+        fitting = tuple(
             e
             for e in finding.evidence
             if e.kind == h.charge.kind
             and e.bytes == h.charge.bytes
             and (not owners or e.objcg in owners)
-        ]
+        )
         if fitting and h.cause in ("object-owner", "not-counted"):
-            best = min(e.rank or 0 for e in fitting)
-            equal = sum(e.rank == best for e in fitting)
-            tied = finding.evidence_tied or 0
-            if finding.evidence[-1].rank == best and len(finding.evidence) == MOST_EVIDENCE:
-                equal += tied
-            return tuple(fitting), equal
+            return fitting, _total(d, h, finding, fitting)
     return (), None
+
+
+def _total(
+    d: Differences, h: Hypothesis, finding: Finding, fitting: Sequence[Evidence]
+) -> int | None:
+    """Return how many candidates of a finding fit, also of those that are not listed, if known."""
+    if finding.evidence_total is None or h.charge is None:
+        return None
+    left_out = finding.evidence_total - len(finding.evidence)
+    if not left_out:
+        return len(fitting)
+    # Those that are as likely as the last one make up the amount alone, as it does.
+    scale = {"bytes": 1, "pages": d.page, "KiB": 1024}.get(finding.unit, 0)
+    alike = (
+        finding.objcg is None
+        and abs(finding.difference or 0) * scale == h.charge.bytes
+        and len(fitting) == len(finding.evidence)
+        and left_out == finding.evidence_tied
+    )
+    # The candidates are of all obj_cgroups of the memcg.
+    owners = d.objcgs(h.memcgs[-1])
+    return finding.evidence_total if alike and len(owners) == 1 else None
 
 
 def _joined(found: Sequence[Diagnosis], findings: Sequence[Finding]) -> list[Diagnosis]:
