@@ -10,6 +10,7 @@ to list as evidence, and :func:`attach` adds those that were found.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple, cast
@@ -48,10 +49,17 @@ class PendingFinding(NamedTuple):
 def row_findings(snapshot: Snapshot, rows: Sequence[Row]) -> list[PendingFinding]:
     """Make a finding of each row that differs."""
     differing = [row for row in rows if row.status == "differs"]
-    return [_from_row(snapshot, row, differing) for row in differing]
+    # There may be as many as rows: each is compared only with those of its own amount.
+    alike: defaultdict[tuple[str, str, int], list[Row]] = defaultdict(list)
+    for row in differing:
+        alike[row.identity, row.item, row.difference or 0].append(row)
+    return [
+        _from_row(snapshot, row, alike.get((row.identity, row.item, -(row.difference or 0)), ()))
+        for row in differing
+    ]
 
 
-def _from_row(snapshot: Snapshot, row: Row, differing: Sequence[Row]) -> PendingFinding:
+def _from_row(snapshot: Snapshot, row: Row, opposite: Sequence[Row]) -> PendingFinding:
     check, difference = check_of(row), row.difference or 0
     if check.prove is not None:
         proof = check.prove(snapshot, row)
@@ -62,7 +70,7 @@ def _from_row(snapshot: Snapshot, row: Row, differing: Sequence[Row]) -> Pending
             evidence_total=len(proof.evidence),
         )
         return PendingFinding(finding)
-    partner = next((other for other in differing if _offsets(row, other)), None)
+    partner = next((other for other in opposite if _offsets(row, other)), None)
     what = check.sentence(row)
     # An obj_cgroup has no counter that its parent's share is computed from.
     if row.objcg is None and partner is not None and row.memcg and partner.memcg:

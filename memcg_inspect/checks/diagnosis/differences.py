@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 from typing import NamedTuple
 
 from memcg_inspect.checks.identities import kmem, node_levels, slab
@@ -97,8 +98,11 @@ class Differences:
                 self._counters[key.item, key.memcg, key.nid] = key
         self._of_pools: dict[Pool, tuple[RowKey, ...]] = {}
         self._chains: dict[int, tuple[int, ...]] = {}
-        self._objcgs: defaultdict[int | None, list[int]] | None = None
-        self._hiding: frozenset[int | None] | None = None
+        self._objcgs: defaultdict[int | None, list[int]] = defaultdict(list)
+        for address in snapshot.objcgs:
+            self._objcgs[snapshot.payer(address)].append(address)
+        of_objcgs = (k for k in self._rows if k.identity in ("references", "objcg_bytes"))
+        self._hiding = frozenset(k.memcg for k in of_objcgs if self.observed(k) is None)
 
     def of_goal(self, goal: Signature) -> Differences:
         """Return the same rows with the differences that one cause makes."""
@@ -176,17 +180,10 @@ class Differences:
 
     def objcgs(self, memcg: int) -> list[int]:
         """Return the obj_cgroups of a live memcg."""
-        if self._objcgs is None:
-            self._objcgs = defaultdict(list)
-            for address in self.snapshot.objcgs:
-                self._objcgs[self.snapshot.payer(address)].append(address)
         return self._objcgs.get(memcg, [])
 
     def may_hide(self, memcg: int) -> bool:
         """Return whether the rows of some obj_cgroup of a memcg may have any difference."""
-        if self._hiding is None:
-            keys = (k for k in self._rows if k.identity in ("references", "objcg_bytes"))
-            self._hiding = frozenset(k.memcg for k in keys if self.observed(k) is None)
         return "references" not in self._kept or memcg in self._hiding
 
     def _rows_of_pool(self, pool: Pool) -> tuple[RowKey, ...]:
@@ -246,11 +243,14 @@ class View:
         self.differences = differences
         self.snapshot = differences.snapshot
         self.residuals = residuals
-        self._by_counter: defaultdict[tuple[str, str, int | None], list[RowKey]]
-        self._by_counter = defaultdict(list)
+        self._by_sign: defaultdict[tuple[str, str, int | None, bool], list[RowKey]]
+        self._by_sign = defaultdict(list)
+        self._by_amount: defaultdict[tuple[str, str, int | None, int], list[RowKey]]
+        self._by_amount = defaultdict(list)
         self._by_memcg: defaultdict[tuple[str, int | None], list[RowKey]] = defaultdict(list)
-        for key in residuals:
-            self._by_counter[key.identity, key.item, key.nid].append(key)
+        for key, amount in residuals.items():
+            self._by_sign[key.identity, key.item, key.nid, amount > 0].append(key)
+            self._by_amount[key.identity, key.item, key.nid, amount].append(key)
             self._by_memcg[key.identity, key.memcg].append(key)
 
     def opposite(self, key: RowKey, amount: int) -> list[RowKey]:
@@ -259,14 +259,14 @@ class View:
 
         Those that differ by as much come first. Others may have another fault, too.
         """
-        some = [
+        counter = key.identity, key.item, key.nid
+        same = [o for o in self._by_amount.get((*counter, -amount), ()) if o.memcg != key.memcg]
+        rest = (
             other
-            for other in self._by_counter.get((key.identity, key.item, key.nid), ())
-            if self.residuals[other] * amount < 0 and other.memcg != key.memcg
-        ]
-        some.sort(key=lambda other: self.residuals[other] != -amount)
-        same = sum(self.residuals[other] == -amount for other in some)
-        return some[: max(same, _MOST_PARTNERS)]
+            for other in self._by_sign.get((*counter, amount < 0), ())
+            if self.residuals[other] != -amount and other.memcg != key.memcg
+        )
+        return [*same, *islice(rest, max(0, _MOST_PARTNERS - len(same)))]
 
     def of_memcg(self, identity: str, memcg: int | None) -> list[RowKey]:
         """Return the rows of an identity and a memcg that differ."""

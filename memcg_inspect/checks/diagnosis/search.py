@@ -29,6 +29,9 @@ __all__ = ("Explanation", "explain")
 _MOST_TOGETHER = 3
 #: The most hypotheses that are tried for one image.
 _MOST_TRIES = 30_000
+#: The most rows that are left over to search for causes of all of them together. Each try looks at
+#: all of them.
+_MOST_LEFT = 256
 #: The most causes of one image.
 _MOST_CAUSES = 64
 #: Two causes of the same amount are taken for a coincidence if it is larger than this, in its unit.
@@ -122,6 +125,8 @@ class _Search:
         for key in keys:
             for cause in self.by_row.get(key.identity, ()):
                 for option in cause.options(view, key, view.residuals[key]):
+                    if self.tries > _MOST_TRIES:
+                        return  # each row may have as many options as there are rows
                     self.tries += 1
                     if option.key not in seen:
                         seen.add(option.key)
@@ -162,7 +167,7 @@ class _Search:
                     left = {k: r for k, r in (left | after).items() if r}
                     total = then
                     chosen.append(option)
-                if not score.exact:
+                if not score.exact or len(chosen) == _MOST_CAUSES:
                     break
                 first = False
         return chosen, left
@@ -207,6 +212,8 @@ class _Search:
                 yield (option,)
             elif size == 2 or (size > 2 and len(left) < len(residuals) + _MOST_TOGETHER):
                 yield from ((option, *rest) for rest in self._deeper(d, left, now, size - 1))
+        if self.tries > _MOST_TRIES:
+            raise _GaveUpError
 
     # What the first pass left over, or took too many causes for
 
@@ -227,7 +234,7 @@ class _Search:
         rest = {key: amount for key, amount in left.items() if key not in ignored}
         memcgs = {key.memcg for key in rest}
         near = [h for h in kept if memcgs.intersection(h.memcgs) or rest.keys() & h.signature.rows]
-        if rest and len(near) <= _MOST_TOGETHER:
+        if rest and len(near) <= _MOST_TOGETHER and len(rest) <= _MOST_LEFT:
             others = [h for h in kept if h not in near]
             total = _sum(others)
             keys = {*rest, *(k for h in near for k in d.touched(h.signature))}

@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+"""The work for many rows that differ is bounded, and so is the number of causes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from support.made_kernel import busy
+
+from memcg_inspect.checks.diagnosis.cause import Cause, Hypothesis
+from memcg_inspect.checks.diagnosis.differences import Differences, Signature, View
+from memcg_inspect.checks.diagnosis.registry import CAUSES
+from memcg_inspect.checks.diagnosis.search import explain
+from memcg_inspect.checks.findings import row_findings
+from memcg_inspect.checks.rows import RowKey, make_row
+from memcg_inspect.report import Row
+
+SNAPSHOT = busy(1).snapshot()
+
+
+def many(number: int) -> list[Row]:
+    """Return rows of memcgs that differ by their number, every other one too low."""
+    keys = (RowKey("css_refs", "css.refcnt", "references", 0x10000 + n) for n in range(number))
+    return [
+        make_row(key, {"holders": 10**6}, {"refs": 10**6 + n * (-1) ** n})
+        for n, key in enumerate(keys, 1)
+    ]
+
+
+def differences(number: int) -> Differences:
+    rows = many(number)
+    return Differences(SNAPSHOT, rows, {RowKey(r.identity, r.item, r.unit, r.memcg) for r in rows})
+
+
+def test_an_image_has_no_more_causes_than_a_reader_can_follow() -> None:
+    assert len(explain(differences(50), CAUSES)) == 50
+    assert len(explain(differences(3000), CAUSES)) == 64
+
+
+def test_no_more_options_are_tried_than_the_bound() -> None:
+    tried = 0
+
+    def options(view: View, key: RowKey, amount: int) -> Iterator[Hypothesis]:
+        nonlocal tried
+        for other in view.residuals:
+            tried += 1
+            yield Hypothesis("made", (), (), None, "", 1, "bytes", Signature({key: 1, other: 1}))
+
+    cause = Cause("made", ("css_refs",), options, str, (), "")
+    assert explain(differences(1000), [cause]) == []
+    assert 30_000 <= tried < 31_000
+
+
+class Counted(dict[RowKey, int]):
+    """Counts how often an amount is looked up."""
+
+    lookups = 0
+
+    def __getitem__(self, key: RowKey) -> int:
+        self.lookups += 1
+        return super().__getitem__(key)
+
+
+def test_the_other_side_of_a_charge_is_found_without_looking_at_all_rows() -> None:
+    made = differences(2000)
+    rows = Counted(made.differing())
+    view = View(made, rows)
+    keys = list(rows)
+    same = RowKey("css_refs", "css.refcnt", "references", 0x99)
+    rows[same] = -rows[keys[7]]
+    view = View(made, rows)
+    rows.lookups = 0
+    assert view.opposite(keys[7], 8)[0] == same
+    partners = {key: view.opposite(key, rows[key]) for key in keys}
+    assert all(len(some) == 4 for some in partners.values())
+    assert all(rows[k] * rows[o] < 0 for k, some in partners.items() for o in some)
+    assert rows.lookups < 50 * len(keys)
+
+
+def test_a_finding_is_compared_with_rows_of_its_own_amount() -> None:
+    class Told(Row):
+        told = 0
+
+        @property
+        def difference(self) -> int | None:
+            Told.told += 1
+            return super().difference
+
+    rows: list[Row] = [Told(**vars(r)) for r in many(400)]
+    assert len(row_findings(SNAPSHOT, rows)) == 400
+    assert Told.told < 20 * len(rows)
