@@ -10,8 +10,8 @@ with its memcgs and amount.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from memcg_inspect.checks.diagnosis.differences import Signature, View
@@ -68,6 +68,7 @@ class Cause:
     :ivar options: returns the faults of this kind that add exactly an amount to a row
     :ivar sentence: returns a fault in one sentence, without paths of memcgs
     :ivar functions: functions of the kernel that can make it
+    :ivar functions_by_item: those of some items, in place of :attr:`functions`
     :ivar meaning: for the list in ``docs/output.md`` (Markdown)
     """
 
@@ -77,3 +78,4 @@ class Cause:
     sentence: Callable[[Hypothesis], str]
     functions: tuple[str, ...]
     meaning: str
+    functions_by_item: Mapping[str, tuple[str, ...]] = field(default_factory=dict)

@@ -321,8 +321,32 @@ def _say_wrong_item(h: Hypothesis) -> str:
     return f"{_name(h)} was counted as {h.place}, and is {h.item}"
 
 
-_CHARGE = ("obj_cgroup_charge", "__memcg_slab_post_alloc_hook", "pcpu_memcg_post_alloc_hook")
-_UNCHARGE = ("obj_cgroup_uncharge", "__memcg_slab_free_hook", "pcpu_memcg_free_hook")
+#: By kind of charge.
+_SET_OWNER = {
+    "slab": ("__memcg_slab_post_alloc_hook",),
+    "percpu": ("pcpu_memcg_post_alloc_hook",),
+    "zswap": ("zswap_store", "zswap_store_page"),
+    "kmem": ("__memcg_kmem_charge_page", "split_page_memcg"),
+    "lru": ("charge_memcg", "mem_cgroup_migrate"),
+    "sock": ("mem_cgroup_sk_alloc",),
+}
+_CHARGE = {
+    "slab": ("__memcg_slab_post_alloc_hook",),
+    "percpu": ("pcpu_memcg_post_alloc_hook",),
+    "zswap": ("obj_cgroup_charge_zswap",),
+    "kmem": ("__memcg_kmem_charge_page",),
+    "lru": ("charge_memcg",),
+    "sock": ("__sk_mem_raise_allocated",),
+}
+_UNCHARGE = {
+    "slab": ("__memcg_slab_free_hook",),
+    "percpu": ("pcpu_memcg_free_hook",),
+    "zswap": ("zswap_entry_free", "obj_cgroup_uncharge_zswap"),
+    "kmem": ("__memcg_kmem_uncharge_page",),
+    "lru": ("uncharge_folio",),
+    "sock": ("__sk_mem_reduce_allocated",),
+}
+_BOTH = {kind: (*_CHARGE[kind], *_UNCHARGE[kind]) for kind in _CHARGE}
 
 CAUSES = (
     Cause(
@@ -338,32 +362,36 @@ CAUSES = (
         _ROWS,
         _owner_changed,
         _say_moved,
-        ("__memcg_slab_post_alloc_hook", "pcpu_memcg_post_alloc_hook", "zswap_store_page"),
+        (),
         "the owner of an object, of pages, of an allocation or of an entry was changed",
+        _SET_OWNER,
     ),
     Cause(
         "still-charged",
         _ROWS,
         _not_found,
         _say_not_found,
-        _UNCHARGE,
+        (),
         "something was freed, or its owner lost, and it is still charged",
+        _UNCHARGE,
     ),
     Cause(
         "not-counted",
         _ROWS,
         _not_counted,
         _say_not_counted,
-        _CHARGE,
+        (),
         "something refers to a memcg that was not charged for it",
+        _CHARGE,
     ),
     Cause(
         "charged-twice",
         _ROWS,
         _twice,
         _say_twice,
-        _CHARGE,
+        (),
         "something was charged twice, or its reference was put without uncharging it",
+        _BOTH,
     ),
     Cause(
         "zswap-length",

@@ -332,7 +332,7 @@ def _say_references(h: Hypothesis) -> str:
     number = counted(abs(h.amount), "references")
     if h.amount > 0:
         return f"{h.item} of {subject} has {number} that nothing holds: a leak"
-    return f"{h.item} of {subject} lacks {number} that are held: put once too often"
+    return f"{h.item} of {subject} lacks {number} that are held: put too often, or not taken"
 
 
 def _say_lru(h: Hypothesis) -> str:

@@ -64,12 +64,13 @@ def _of_rows(
     :param keys: the rows that it explains
     :param orphan: the finding of its charge, if that refers to what is no obj_cgroup
     """
-    h = explanation.cause
+    h, cause = explanation.cause, cause_of(explanation.cause.cause)
     # A charge to the obj_cgroup of another node belongs to no row.
     alone = [n for n, f in enumerate(findings) if f.kind == "skew" and _is_skew_of(h, f)]
     if orphan is not None:
         objcgs = (*h.objcgs[:1], findings[orphan].objcg)
         h, alone = h._replace(cause="object-owner", objcgs=objcgs), [*alone, orphan]
+        cause = cause_of(h.cause)
     numbers = tuple(sorted({*alone, *(by_row[key] for key in keys if key in by_row)}))
     proofs = [n for n in numbers if findings[n].evidence_is == "proof"]
     confidence: Confidence = "likely"
@@ -80,7 +81,7 @@ def _of_rows(
     evidence, total = _evidence(d, h, [findings[n] for n in proofs or numbers])
     return Diagnosis(
         cause=h.cause,
-        what=cause_of(h.cause).sentence(h),
+        what=cause.sentence(h),
         confidence=confidence,
         memcgs=h.memcgs,
         nid=h.nid,
@@ -91,7 +92,7 @@ def _of_rows(
         findings=numbers,
         others=tuple(_sentences(explanation)) if confidence == "likely" else (),
         signature=tuple(_effects(d, h, keys)),
-        functions=cause_of(h.cause).functions,
+        functions=cause.functions_by_item.get(h.item, cause.functions),
     )
 
 
@@ -240,7 +241,12 @@ def _joined(found: Sequence[Diagnosis], findings: Sequence[Finding]) -> list[Dia
     for cause in ("memcg-leaked", "objcg-owner"):
         for proof in [d for d in joined if d.cause == cause and d.confidence == "proved"]:
             at = {e.address for e in proof.evidence}
-            rest = [d for d in joined if d is not proof and _about(d, findings) <= at]
+            rest = [
+                d
+                for d in joined
+                # Nothing is known of what has no evidence, as after an interrupted search.
+                if d is not proof and (about := _about(d, findings)) and about <= at
+            ]
             numbers = {*proof.findings, *(n for d in rest for n in d.findings)}
             whole = replace(proof, findings=tuple(sorted(numbers)))
             joined = [whole if d is proof else d for d in joined if d not in rest]

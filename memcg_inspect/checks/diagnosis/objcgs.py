@@ -89,9 +89,17 @@ def _cached_another(view: View, key: RowKey, amount: int) -> Iterator[Hypothesis
     """A task has cached another obj_cgroup: it holds the reference of the one that it had."""
     if key.memcg is None:
         return
+    cached = {
+        objcg
+        for task in view.snapshot.tasks
+        if view.snapshot.payer(task.memcg) == key.memcg
+        for objcg in task.objcgs
+    }
     for had in view.of_memcg("references", key.memcg):
+        if view.residuals[had] != 1:
+            continue
         for has, left in view.residuals.items():
-            if has.identity != "references" or (view.residuals[had], left) != (1, -1):
+            if (has.identity, left) != ("references", -1) or has.objcg not in cached:
                 continue
             rows = {key: amount, had: 1, has: -1}
             yield Hypothesis(

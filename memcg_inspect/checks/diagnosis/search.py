@@ -299,7 +299,7 @@ class _Search:
                     others.setdefault(frozenset(map(_without_place, some)), some)
             place = ", ".join(dict.fromkeys(filter(None, places)))
             # Bytes without a reference can be those of two charges, one too many and one too few.
-            partial = h.charge is not None and not h.charge.references
+            partial = h.charge is not None and not (h.charge.references and _has_owners(h))
             found_others = tuple(others.values())
             yield Explanation(h._replace(place=place), found_others, sure and not partial)
 
@@ -347,6 +347,11 @@ def _telling(key: RowKey) -> tuple[int, bool, str]:
     """
     place = _TELLING.index(key.identity) if key.identity in _TELLING else len(_TELLING)
     return place, key.unit != "bytes", key.item
+
+
+def _has_owners(h: Hypothesis) -> bool:
+    """Return whether the rows of what holds the references of a charge are known."""
+    return None not in h.objcgs or any(key.unit == "references" for key in h.signature.rows)
 
 
 def _without_place(h: Hypothesis) -> object:

@@ -8,7 +8,11 @@ from dataclasses import replace
 from support.made_kernel import BATCH, MAIL, WEB, Kernel, busy
 
 from memcg_inspect.checks.diagnosis import diagnose
+from memcg_inspect.checks.diagnosis.differences import Differences, View
+from memcg_inspect.checks.diagnosis.registry import cause_of
 from memcg_inspect.checks.judge import judge
+from memcg_inspect.checks.rows import RowKey, finding_key, row_key
+from memcg_inspect.model_tasks import TaskCharge
 from memcg_inspect.report import Diagnosis, Evidence, Finding
 
 
@@ -80,3 +84,84 @@ def test_all_objects_that_may_be_the_cause_are_counted() -> None:
     # What is not listed may be of another size, or of the other obj_cgroup of the memcg.
     assert total(40, 3) is None
     assert total(None, None) is None
+
+
+def test_functions_are_those_of_what_was_charged() -> None:
+    for kind, moving, freeing in (
+        ("slab", {"__memcg_slab_post_alloc_hook"}, {"__memcg_slab_free_hook"}),
+        ("percpu", {"pcpu_memcg_post_alloc_hook"}, {"pcpu_memcg_free_hook"}),
+        ("sock", {"mem_cgroup_sk_alloc"}, {"__sk_mem_reduce_allocated"}),
+    ):
+        kernel = busy(2)
+        thing = next(t for t in kernel.things if t.kind == kind and kernel.memcg_of(t.payer) == WEB)
+        thing.payer = MAIL if kind == "sock" else kernel.objcg(MAIL, 0)
+        [moved] = diagnoses(kernel, findings_of(kernel))
+        assert set(moved.functions) == moving
+        kernel = busy(2)
+        kernel.things.remove(
+            next(t for t in kernel.things if t.kind == kind and t.payer >> 12 == 3)
+        )
+        [freed] = diagnoses(kernel, findings_of(kernel))
+        assert set(freed.functions) == freeing
+
+
+def test_an_owner_that_no_row_shows_is_not_the_only_explanation() -> None:
+    kernel = busy(1)
+    kernel.slab(kernel.objcg(WEB, 0), 0, 1112, "unreclaimable")
+    kernel.things[-1].payer = kernel.objcg(MAIL, 0)
+    made = kernel.snapshot()
+    judged = judge(made)
+    of_objcgs = ("references", "objcg_bytes")
+    rows = [
+        replace(row, status="unverifiable", reason="made") if row.identity in of_objcgs else row
+        for row in judged.rows
+    ]
+    findings = [p.finding for p in judged.findings if p.finding.identity not in of_objcgs]
+    known, hidden = diagnose(made, judged.rows, findings_of(kernel)), diagnose(made, rows, findings)
+    assert [(d.cause, d.confidence) for d in known] == [("object-owner", "only-explanation")]
+    assert [(d.cause, d.confidence) for d in hidden] == [("object-owner", "likely")]
+
+
+def test_a_reference_that_no_task_cached_is_not_that_of_a_stale_task() -> None:
+    for cached, taken in ((0, True), (1, False)):
+        kernel = busy(1)
+        kernel.refs[kernel.objcg(WEB, 0)] += 1
+        kernel.refs[kernel.objcg(MAIL, 0)] -= 1
+        task = TaskCharge(1, 1, "made", WEB, (kernel.objcg(MAIL, cached),), False, True)
+        made = replace(kernel.snapshot(), tasks=(task,))
+        judged = judge(made)
+        key = RowKey("task_objcg", "task->objcg", "references", WEB)
+        findings = [pending.finding for pending in judged.findings]
+        differing = {
+            row_key(r): r.difference or 0 for r in judged.rows if r.status == "differs"
+        } | {key: 1}
+        view = View(Differences(made, judged.rows, set(map(finding_key, findings))), differing)
+        options = list(cause_of("task-objcg").options(view, key, 1))
+        assert bool(options) == taken
+
+
+def test_a_proof_without_objects_does_not_follow_from_another_one() -> None:
+    def proof(identity: str, kind: str, *evidence: Evidence) -> Finding:
+        return Finding(
+            identity,
+            kind,
+            WEB,
+            None,
+            0,
+            "",
+            "bytes",
+            4096,
+            "made",
+            "proof",
+            evidence,
+            len(evidence),
+        )
+
+    leaked = proof("dying", "leaked-memcg", Evidence(address=0x6000, kind="memcg"))
+    objects = Evidence(address=0x8000, kind="lru", objcg=0x6000)
+    for skew, causes in (
+        (proof("lru", "skew"), {"memcg-leaked", "charged-to-node"}),
+        (proof("lru", "skew", objects), {"memcg-leaked"}),
+    ):
+        found = diagnose(busy(1).snapshot(), [], [leaked, skew])
+        assert {d.cause for d in found} == causes
