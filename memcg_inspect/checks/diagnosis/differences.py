@@ -42,6 +42,8 @@ _SPARSE = frozenset(
 #: Rows, and obj_cgroups, that are tried as the other side of a charge that was moved, if none
 #: differs by as much.
 _MOST_PARTNERS = 4
+#: Rows that are tried if they differ by as much. Of more, no row tells which one is the other side.
+_MOST_SAME = 64
 _SLAB_ITEMS = frozenset(slab.ITEMS.values())
 _KMEM_ITEMS = frozenset(kmem.CHECK.items)
 
@@ -260,7 +262,8 @@ class View:
         Those that differ by as much come first. Others may have another fault, too.
         """
         counter = key.identity, key.item, key.nid
-        same = [o for o in self._by_amount.get((*counter, -amount), ()) if o.memcg != key.memcg]
+        of_amount = self._by_amount.get((*counter, -amount), ())
+        same = list(islice((o for o in of_amount if o.memcg != key.memcg), _MOST_SAME))
         rest = (
             other
             for other in self._by_sign.get((*counter, amount < 0), ())

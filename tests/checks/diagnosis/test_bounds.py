@@ -77,6 +77,13 @@ def test_the_other_side_of_a_charge_is_found_without_looking_at_all_rows() -> No
     assert rows.lookups < 50 * len(keys)
 
 
+def test_of_many_rows_that_differ_alike_some_are_tried() -> None:
+    made = differences(200)
+    rows = {key: 8 if n % 2 else -8 for n, key in enumerate(made.differing())}
+    view = View(made, rows)
+    assert {len(view.opposite(key, amount)) for key, amount in rows.items()} == {64}
+
+
 def test_a_finding_is_compared_with_rows_of_its_own_amount() -> None:
     class Told(Row):
         told = 0
