@@ -33,8 +33,6 @@ _MOST_OF_NOTE = 8
 #: The widest path of a memcg on a terminal.
 _WIDEST_PATH = 56
 _MOST_NAMES = 3
-#: A diagnosis lists at most so many objects.
-_MOST_LISTED = 10
 
 
 #: A memcg in a sentence, and with it its obj_cgroup.
@@ -372,11 +370,11 @@ def _some(names: Sequence[str]) -> str:
 
 def _fits(diagnosis: Diagnosis) -> str:
     """Return how many objects may be the cause."""
-    listed, total = len(diagnosis.evidence), diagnosis.evidence_total or 0
-    if diagnosis.confidence == "proved" or max(listed, total) < 2:
+    total = diagnosis.evidence_total
+    number, or_more = (len(diagnosis.evidence), " or more") if total is None else (total, "")
+    if diagnosis.confidence == "proved" or number < 2:
         return ""
-    or_more = " or more" if _MOST_LISTED <= listed > total else ""
-    return f" (the likeliest of {max(listed, total):,}{or_more})"
+    return f" (the likeliest of {number:,}{or_more})"
 
 
 def _short_names(memcgs: Sequence[Memcg], output: Output) -> Mapping[int, str]:

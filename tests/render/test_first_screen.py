@@ -198,8 +198,8 @@ def test_what_is_known_decides_what_comes_next() -> None:
         (1, 1, ""),
         (1, None, ""),
         (2, 20, " (the likeliest of 20)"),
-        (3, 1, " (the likeliest of 3)"),
-        (10, 1, " (the likeliest of 10 or more)"),
+        (3, None, " (the likeliest of 3 or more)"),
+        (10, None, " (the likeliest of 10 or more)"),
         (10, 10, " (the likeliest of 10)"),
     ],
 )
