@@ -98,7 +98,8 @@ def test_a_node_that_was_without_memory_for_a_time(kernel: str, plant: Plant) ->
     report = image.report()
     assert (report.verdict, report.findings) == ("incomplete", ())
     doubtful = [row for row in report.rows if row.status != "exact"]
-    assert {"node_levels", "page_levels", "updated"} <= {row.identity for row in doubtful}
+    # Which counters lose changes depends on what memcgs had not flushed when the node went.
+    assert {row.identity for row in doubtful} & {"node_levels", "page_levels", "updated"}
     for row in doubtful:
         assert row.nid in (None, 2)
         assert row.reason is not None

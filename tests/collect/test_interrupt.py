@@ -97,8 +97,10 @@ def test_a_view(lab: Lab, view: str) -> None:
 
 
 #: As :data:`WAITING`, but the line of progress has a thread of its own, which may get the signal.
+#: A shell starts jobs in the background with the signal ignored.
 DRAWING = """
 import signal, sys, time
+signal.signal(signal.SIGINT, signal.default_int_handler)
 from memcg_inspect.linux.mm import mm_types
 found, number = mm_types._Scan.piece, 0
 def piece(*args):
@@ -106,7 +108,9 @@ def piece(*args):
     number += 1
     if number == 2:
         print("walking", file=sys.stderr, flush=True)
-        while signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        for _ in range(6000):
+            if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+                break
             time.sleep(0.01)
     return found(*args)
 mm_types._Scan.piece = piece

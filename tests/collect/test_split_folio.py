@@ -31,4 +31,7 @@ def test_references_of_the_parts_of_a_folio(lab: Lab, kernel: str) -> None:
     # Another memcg is not excused.
     other = next(p for p in subject.paths if p.startswith("/thpsplit/") and p != path)
     fault = of_memcg(subject, subject.paths[other], other, 100)
-    assert {where for where, *_ in named(subject.audit(fault), "css_refs")} == {other}
+    report = subject.audit(fault)
+    [row] = [r for r in report.rows if (r.identity, r.memcg) == ("css_refs", subject.paths[other])]
+    # A CPU may be calling callbacks that free anything.
+    assert row.status == "differs" or "callbacks that CPU" in (row.reason or ""), row

@@ -30,6 +30,7 @@ from fuzz.damage import HangError
 from memcg_inspect.image.image import Image
 from memcg_inspect.image.program import ImageSource, open_program
 from memcg_inspect.model import MemcgInspectError
+from memcg_inspect.render.typed import Typed
 from memcg_inspect.report import Report
 from memcg_inspect.subcommands import add_subcommands, answer, check_arguments, show
 
@@ -69,9 +70,9 @@ def run(image: Image, arguments: Sequence[str]) -> str:
     check_arguments(args)
     with contextlib.redirect_stdout(io.StringIO()):
         result = answer(image, args)
-        show(result, args)
+        show(result, args, Typed("memcg-inspect"))
         args.json = False
-        show(result, args)
+        show(result, args, Typed("memcg-inspect"))
     if isinstance(result, Report):
         return result.verdict
     return "whole" if result.is_whole else "incomplete"

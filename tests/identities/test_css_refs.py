@@ -413,15 +413,17 @@ def test_a_socket_that_a_task_is_freeing(lab: Lab, kernel: str) -> None:
     [frame] = [frame for frame in frames if frame.name == "sk_destruct"]
     memcg = frame["sk"].sk_memcg.value_()
     path = next(path for path, address in subject.paths.items() if address == memcg)
-    row = held(subject.report)[path]
-    assert row.status in ("in-flight", "unverifiable"), row
-    assert "churn (" in (row.reason or "")
-    calling = "callbacks that CPU" in (row.reason or "")
+    before = held(subject.report)[path]
+    assert before.status in ("in-flight", "unverifiable"), before
+    assert "churn (" in (before.reason or "")
     row = held(subject.audit(of_memcg(subject, memcg, path, 5_000)))[path]
-    assert row.status == "differs" or calling
-    # The socket holds one reference.
+    assert row.status == "differs" or "callbacks that CPU" in (row.reason or "")
+    # The socket holds one reference. Tasks on other CPUs may hold others, and callbacks, too.
     row = held(subject.audit(of_memcg(subject, memcg, path, 1)))[path]
-    assert (row.status, row.difference) == ("differs", 2) or calling
+    reason = row.reason or ""
+    assert row.difference == (before.difference or 0) + 1
+    excused = "callbacks that CPU" in reason or reason.count("at most") > 1
+    assert row.status == "differs" or excused
 
 
 @pytest.mark.image
