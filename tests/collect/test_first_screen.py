@@ -18,6 +18,7 @@ import pytest
 from rich.cells import cell_len
 from support.findings import by_path
 from support.guests import Lab, Plant
+from support.terminals import read_terminal
 
 from memcg_inspect.image.image import image_of
 from memcg_inspect.linux.mm.memcontrol_vmstats import StatReader
@@ -41,15 +42,7 @@ def on_terminal(command: list[str], columns: int) -> tuple[int, str]:
         command, stdout=theirs, stderr=subprocess.PIPE, stdin=theirs, env=env
     ) as process:
         os.close(theirs)
-        shown = b""
-        while True:
-            try:
-                data = os.read(ours, 4096)
-            except OSError:  # how a terminal says that nobody is left
-                break
-            if not data:
-                break
-            shown += data
+        shown = b"".join(read_terminal(ours))
         status = process.wait(timeout=120)
     os.close(ours)
     return status, _ESCAPES.sub("", shown.decode()).replace("\r\n", "\n")

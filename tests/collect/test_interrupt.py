@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from support.guests import DEBIAN_KERNELS, Lab
 from support.schemas import checked
+from support.terminals import read_terminal
 
 pytestmark = pytest.mark.image
 
@@ -129,11 +130,7 @@ def test_the_line_of_progress_says_how_to_stop_at_once(lab: Lab) -> None:
     ) as process:
         os.close(theirs)
         shown, is_sent = "", False
-        while True:
-            try:
-                data = os.read(ours, 4096)
-            except OSError:  # how a terminal says that nobody is left
-                break
+        for data in read_terminal(ours):
             shown += data.decode()
             if "walking" in shown and not is_sent:
                 process.send_signal(signal.SIGINT)

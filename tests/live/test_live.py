@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 from support.guests import BUILT_KERNELS, DEBIAN_KERNELS, KERNELS, ROOT, kernels
 from support.live_guest import execute, from_inside, from_outside, kept
+from support.terminals import read_terminal
 
 from memcg_inspect.image.image import Image
 from memcg_inspect.image.program import ImageSource, open_program
@@ -280,15 +281,7 @@ def test_progress_on_a_terminal_only(lab: Any) -> None:
     ours, theirs = pty.openpty()
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=theirs) as process:
         os.close(theirs)
-        shown = b""
-        while True:
-            try:
-                data = os.read(ours, 4096)
-            except OSError:  # how a terminal says that nobody is left
-                break
-            if not data:
-                break
-            shown += data
+        shown = b"".join(read_terminal(ours))
         assert process.wait(timeout=60) == 0
     os.close(ours)
     assert b"reading" in shown

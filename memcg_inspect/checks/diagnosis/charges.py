@@ -81,8 +81,7 @@ def _charges(view: View, key: RowKey, size: int) -> Iterator[Charge]:
         if size % page == 0:
             yield from _pages(view, _USES[key.identity], key.nid, size)
     elif key.identity == "kmem":
-        for nid in _nodes(view, key):
-            yield from _pages(view, "other", nid, size * page)
+        yield from _pages(view, "other", key.nid, size * page)
     elif key.identity == "lru":
         yield Charge("lru", key.item, key.nid, size * page)
     elif key.identity == "usage" and not view.differences.keeps("lru"):
@@ -97,10 +96,6 @@ def _pages(view: View, detail: str, nid: int | None, size: int) -> Iterator[Char
     yield Charge("kmem", detail, nid, size, number)
     if number > 1:
         yield Charge("kmem", detail, nid, size, 1)
-
-
-def _nodes(view: View, key: RowKey) -> tuple[int | None, ...]:
-    return (key.nid,)
 
 
 def _payers(view: View, memcg: int, kind: str) -> list[Payer]:

@@ -24,7 +24,6 @@ __all__ = (
     "Charge",
     "Payer",
     "Place",
-    "charge",
     "counter",
     "level",
     "one_row",
@@ -125,15 +124,6 @@ def taken_from_all(d: Differences, address: int, memcg: int) -> Signature:
             what = Charge(entry.kind, detail, entry.nid, amount.bytes, 0, amount.charges)
             some.append(taken_from(d, Payer(memcg, None), what))
     return added(Signature({}), *some)
-
-
-def charge(d: Differences, payer: Payer, what: Charge) -> Signature:
-    """Return the signature of a charge that is found, and was counted nowhere."""
-    lost = taken_from(d, payer, what)
-    return Signature(
-        {key: -amount for key, amount in lost.rows.items()},
-        {pool: -size for pool, size in lost.pools.items()},
-    )
 
 
 def pool_of(d: Differences, payer: Payer) -> tuple[int, int | None]:
