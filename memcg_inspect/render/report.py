@@ -223,7 +223,9 @@ def evidence_text(evidence: Evidence, names: Mapping[int, str]) -> str:
         parts.append(f"{evidence.cache} object")
     if evidence.bytes is not None:
         parts.append(counted(evidence.bytes, "bytes"))
-    if evidence.objcg is not None:
+    if evidence.objcg is not None and evidence.memcg is None:
+        parts.append(f"objcg {evidence.objcg:#x}")
+    elif evidence.objcg is not None:
         parts.append(f"charged to {_name(names, evidence.memcg)} (objcg {evidence.objcg:#x})")
     if evidence.page is not None:
         parts.append(f"page {evidence.page:#x}")

@@ -10,10 +10,11 @@ nobody's, follows from the other rows.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import NamedTuple
 
 from memcg_inspect.checks.diagnosis.cause import Cause, Hypothesis
 from memcg_inspect.checks.diagnosis.differences import Signature, View, added
-from memcg_inspect.checks.diagnosis.effects import Charge, Payer, taken_from
+from memcg_inspect.checks.diagnosis.effects import Charge, Payer, row_of_references, taken_from
 from memcg_inspect.checks.diagnosis.proofs import PROVED
 from memcg_inspect.checks.identities import slab
 from memcg_inspect.checks.rows import RowKey
@@ -28,20 +29,23 @@ _ROWS = (
     *("lru", "objcg_bytes"),
 )
 _USES = {"kernel_stack": "stack", "pagetable": "table", "vmalloc": "vmalloc"}
+#: Of one charge, and of several.
 _NAMES = {
-    "slab": "a slab object",
-    "percpu": "a percpu allocation",
-    "zswap": "a zswap entry",
-    "sock": "memory of a socket",
-    "lru": "user pages or page cache",
+    "slab": ("a slab object", "slab objects"),
+    "percpu": ("a percpu allocation", "percpu allocations"),
+    "zswap": ("a zswap entry", "zswap entries"),
+    "sock": ("socket memory", "pieces of socket memory"),
+    "lru": ("user memory or page cache", "folios of user memory or page cache"),
 }
 _USED_FOR = {
-    "stack": "pages of a kernel stack",
-    "table": "pages of page tables",
-    "vmalloc": "pages of a vmalloc area",
-    "large_kmalloc": "a large kmalloc",
-    "other": "kernel pages",
+    "stack": ("memory of a kernel stack", "blocks of kernel stacks"),
+    "table": ("memory of page tables", "blocks of page tables"),
+    "vmalloc": ("memory of a vmalloc area", "blocks of vmalloc areas"),
+    "large_kmalloc": ("a large kmalloc", "large kmallocs"),
+    "other": ("a block of kernel memory", "blocks of kernel memory"),
 }
+#: The least that one object can be charged with: a pointer, and that to its obj_cgroup.
+_LEAST = 16
 
 
 def _starts(view: View, key: RowKey, amount: int) -> Iterator[tuple[RowKey, int]]:
@@ -98,6 +102,24 @@ def _pages(view: View, detail: str, nid: int | None, size: int) -> Iterator[Char
         yield Charge("kmem", detail, nid, size, 1)
 
 
+def _together(view: View, what: Charge, *payers: tuple[Payer, int]) -> Iterator[Charge]:
+    """
+    Yield a charge, and the same bytes as those of several charges.
+
+    One fault, such as a range of a vector that was overwritten, changes several objects of a slab.
+    Then the references tell how many.
+
+    :param payers: who lost charges (1) or has too many (-1)
+    """
+    yield what
+    keys = [(row_of_references(view.differences, p, what.kind), sign) for p, sign in payers]
+    numbers = {sign * view.residuals.get(key, 0) for key, sign in keys if key is not None}
+    least = _LEAST if what.kind in _OBJECTS else view.snapshot.image.page_size
+    for number in sorted(numbers - {what.references}):
+        if number > 1 and number * least <= what.bytes:
+            yield what._replace(references=number, number=number, together=True)
+
+
 def _payers(view: View, memcg: int, kind: str) -> list[Payer]:
     if kind == "sock":
         return [Payer(memcg, None)]
@@ -116,7 +138,8 @@ def _owner_changed(view: View, key: RowKey, amount: int) -> Iterator[Hypothesis]
                 was, now = (start.memcg, other.memcg) if size > 0 else (other.memcg, start.memcg)
                 for first in _payers(view, was, what.kind):
                     for second in _payers(view, now, what.kind):
-                        yield _moved(view, what, first, second)
+                        for some in _together(view, what, (first, 1), (second, -1)):
+                            yield _moved(view, some, first, second)
 
 
 def _moved(view: View, what: Charge, first: Payer, second: Payer) -> Hypothesis:
@@ -142,7 +165,8 @@ def _not_found(view: View, key: RowKey, amount: int) -> Iterator[Hypothesis]:
             continue
         for what in _charges(view, start, size):
             for payer in _payers(view, start.memcg, what.kind):
-                yield _of_one(view, "still-charged", payer, what)
+                for some in _together(view, what, (payer, 1)):
+                    yield _of_one(view, "still-charged", payer, some)
 
 
 def _twice(view: View, key: RowKey, amount: int) -> Iterator[Hypothesis]:
@@ -164,12 +188,11 @@ def _not_counted(view: View, key: RowKey, amount: int) -> Iterator[Hypothesis]:
             continue
         for what in _charges(view, start, -size):
             for payer in _payers(view, start.memcg, what.kind):
-                for count in sorted(
-                    {what.references} if what.kind == "lru" else {0, what.references}
-                ):
-                    yield _of_one(
-                        view, "not-counted", payer, what._replace(references=count), sign=-1
-                    )
+                if what.kind != "lru":
+                    alone = what._replace(references=0)
+                    yield _of_one(view, "not-counted", payer, alone, sign=-1)
+                for some in _together(view, what, (payer, -1)):
+                    yield _of_one(view, "not-counted", payer, some, sign=-1)
 
 
 def _of_one(view: View, cause: str, payer: Payer, what: Charge, sign: int = 1) -> Hypothesis:
@@ -262,9 +285,29 @@ def _name(h: Hypothesis) -> str:
     what = h.charge
     if what is None:
         return "a charge"
-    name = _USED_FOR[what.detail] if what.kind == "kmem" else _NAMES[what.kind]
+    one, several = _USED_FOR[what.detail] if what.kind == "kmem" else _NAMES[what.kind]
     where = "" if what.nid is None else f" on node {what.nid}"
-    return f"{name} of {counted(abs(h.amount), 'bytes')}{where}"
+    size = counted(abs(h.amount), "bytes")
+    if what.together:
+        return f"{what.references:,} {several} of {size} together{where}"
+    return f"{one} of {size}{where}"
+
+
+class _Words(NamedTuple):
+    """Words of a sentence about one charge, or about several."""
+
+    was: str = "was"
+    is_: str = "is"
+    refers: str = "refers"
+    it: str = "it"
+    its_owner: str = "its owner"
+
+
+_ONE, _SEVERAL = _Words(), _Words("were", "are", "refer", "them", "their owners")
+
+
+def _words(h: Hypothesis) -> _Words:
+    return _SEVERAL if h.charge is not None and h.charge.together else _ONE
 
 
 def _of(h: Hypothesis, number: int) -> str:
@@ -274,17 +317,21 @@ def _of(h: Hypothesis, number: int) -> str:
 
 
 def _say_moved(h: Hypothesis) -> str:
-    if len(h.memcgs) < len(h.objcgs):
-        return (
-            f"{_name(h)} was charged to {_of(h, 0)}, and now refers to {h.objcgs[-1] or 0:#x}, "
-            "which is no obj_cgroup"
-        )
-    return f"{_name(h)} was charged to {_of(h, 0)}, and now refers to {_of(h, 1)}"
+    word = _words(h)
+    if len(h.memcgs) == len(h.objcgs):
+        now = _of(h, 1)
+    elif h.objcgs[-1] is None:
+        now = "what is no obj_cgroup"
+    else:
+        now = f"{h.objcgs[-1]:#x}, which is no obj_cgroup"
+    return f"{_name(h)} {word.was} charged to {_of(h, 0)}, and now {word.refers} to {now}"
 
 
 def _say_not_found(h: Hypothesis) -> str:
+    word = _words(h)
     return (
-        f"{_name(h)} is charged to {_of(h, 0)}, and nothing refers to it: freed, or its owner lost"
+        f"{_name(h)} {word.is_} charged to {_of(h, 0)}, and nothing refers to "
+        f"{word.it}: freed, or {word.its_owner} lost"
     )
 
 
@@ -293,7 +340,8 @@ def _say_twice(h: Hypothesis) -> str:
 
 
 def _say_not_counted(h: Hypothesis) -> str:
-    return f"{_name(h)} refers to {_of(h, 0)}, and was not charged"
+    word = _words(h)
+    return f"{_name(h)} {word.refers} to {_of(h, 0)}, and {word.was} not charged"
 
 
 def _say_resized(h: Hypothesis) -> str:

@@ -3,9 +3,10 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 from memcg_inspect.checks.diagnosis.cause import Hypothesis
 from memcg_inspect.checks.diagnosis.differences import Differences
@@ -40,7 +41,7 @@ def diagnose(
     keys = _explained(differences, [e.cause for e in explanations])
     orphans = _orphans(snapshot, findings, [e.cause for e in explanations])
     found = [
-        _of_rows(differences, explanation, keys[n], orphans.get(n), by_row, findings)
+        _of_rows(differences, explanation, keys[n], orphans.get(n, ()), by_row, findings)
         for n, explanation in enumerate(explanations)
     ]
     explained = {number for diagnosis in found for number in diagnosis.findings}
@@ -54,7 +55,7 @@ def _of_rows(
     d: Differences,
     explanation: Explanation,
     keys: Sequence[RowKey],
-    orphan: int | None,
+    orphans: Sequence[int],
     by_row: dict[RowKey, int],
     findings: Sequence[Finding],
 ) -> Diagnosis:
@@ -62,14 +63,15 @@ def _of_rows(
     Return the diagnosis of a cause that was found from rows.
 
     :param keys: the rows that it explains
-    :param orphan: the finding of its charge, if that refers to what is no obj_cgroup
+    :param orphans: the findings of its charges, if these refer to what is no obj_cgroup
     """
     h, cause = explanation.cause, cause_of(explanation.cause.cause)
     # A charge to the obj_cgroup of another node belongs to no row.
     alone = [n for n, f in enumerate(findings) if f.kind == "skew" and _is_skew_of(h, f)]
-    if orphan is not None:
-        objcgs = (*h.objcgs[:1], findings[orphan].objcg)
-        h, alone = h._replace(cause="object-owner", objcgs=objcgs), [*alone, orphan]
+    if orphans:
+        now = {findings[number].objcg for number in orphans}
+        objcgs = (*h.objcgs[:1], now.pop() if len(now) == 1 else None)
+        h, alone = h._replace(cause="object-owner", objcgs=objcgs), [*alone, *orphans]
         cause = cause_of(h.cause)
     numbers = tuple(sorted({*alone, *(by_row[key] for key in keys if key in by_row)}))
     proofs = [n for n in numbers if findings[n].evidence_is == "proof"]
@@ -110,42 +112,73 @@ def _explained(d: Differences, causes: Sequence[Hypothesis]) -> list[list[RowKey
     return [[k for k in keys if k not in changed or goal.observed(k)] for goal, keys in pairs]
 
 
+class _Orphan(NamedTuple):
+    """
+    Charges of one kind, detail and node to what is no obj_cgroup.
+
+    :ivar number: index of their finding
+    """
+
+    number: int
+    kind: str
+    detail: str
+    nid: int | None
+    bytes: int
+    charges: int
+
+
 def _orphans(
     snapshot: Snapshot, findings: Sequence[Finding], causes: Sequence[Hypothesis]
-) -> dict[int, int]:
+) -> dict[int, tuple[int, ...]]:
     """
-    Return the finding of the charge of each cause, if it refers to what is no obj_cgroup.
+    Return the findings of the charges of each cause, if these refer to what is no obj_cgroup.
 
-    :return: index of the finding by index of the cause. If several fit, none is known to be it.
+    :return: indices of findings by index of the cause. If several causes fit, none is known to be
+        it.
     """
     unknown = {
         (f.objcg, f.identity): number
         for number, f in enumerate(findings)
         if f.kind == "unknown-objcg"
     }
-    charged: defaultdict[int, list[tuple[str, str, int | None, int]]] = defaultdict(list)
-    for entry, amount in snapshot.ledger if unknown else ():
-        number = unknown.get((entry.payer, entry.kind))
-        if number is not None:
-            charged[number].append((entry.kind, entry.detail, entry.nid, amount.bytes))
-    fitting = [
-        (n, number)
-        for n, h in enumerate(causes)
-        for number, some in charged.items()
-        if h.cause == "still-charged" and len(some) == 1 and _is_charge_of(h, *some[0])
+    orphans = [
+        _Orphan(number, entry.kind, entry.detail, entry.nid, amount.bytes, amount.charges)
+        for entry, amount in (snapshot.ledger if unknown else ())
+        if (number := unknown.get((entry.payer, entry.kind))) is not None
     ]
-    causes_of = Counter(number for _, number in fitting)
-    findings_of = Counter(n for n, _ in fitting)
-    return {n: o for n, o in fitting if causes_of[o] == findings_of[n] == 1}
+    entries_of = Counter(orphan.number for orphan in orphans)
+    whole = [orphan for orphan in orphans if entries_of[orphan.number] == 1]
+    fitting = [
+        (n, some)
+        for n, h in enumerate(causes)
+        if h.cause == "still-charged"
+        for some in _charges_of(h, whole)
+    ]
+    causes_of = Counter(number for _, some in fitting for number in some)
+    sets_of = Counter(n for n, _ in fitting)
+    return {
+        n: some
+        for n, some in fitting
+        if sets_of[n] == 1 and all(causes_of[number] == 1 for number in some)
+    }
 
 
-def _is_charge_of(h: Hypothesis, kind: str, detail: str, nid: int | None, size: int) -> bool:
+def _charges_of(h: Hypothesis, orphans: Sequence[_Orphan]) -> Iterator[tuple[int, ...]]:
+    """Yield the findings whose charges can be those of a cause: each one alone, or all of them."""
     what = h.charge
-    return what is not None and (
-        (what.kind, what.bytes) == (kind, size)
-        and (kind != "slab" or what.detail == detail)
-        and what.nid in (None, nid)
-    )
+    if what is None:
+        return
+    alike = [
+        o
+        for o in orphans
+        if o.kind == what.kind
+        and (o.kind != "slab" or o.detail == what.detail)
+        and what.nid in (None, o.nid)
+    ]
+    yield from ((o.number,) for o in alike if o.bytes == what.bytes)
+    total = sum(o.bytes for o in alike), sum(o.charges for o in alike)
+    if what.together and len(alike) > 1 and total == (what.bytes, what.references):
+        yield tuple(o.number for o in alike)
 
 
 def _is_skew_of(h: Hypothesis, finding: Finding) -> bool:

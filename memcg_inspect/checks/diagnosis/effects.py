@@ -27,6 +27,7 @@ __all__ = (
     "counter",
     "level",
     "one_row",
+    "row_of_references",
     "taken_from",
     "taken_from_all",
 )
@@ -45,7 +46,7 @@ _BY_USE: dict[str, tuple[str, Unit]] = {
 
 class Charge(NamedTuple):
     """
-    One charge.
+    One charge, or several of one payer together.
 
     :ivar kind: kind of the charge
     :ivar detail: as in :class:`~memcg_inspect.checks.ledger.Entry`; of ``lru``, the name of the
@@ -54,6 +55,7 @@ class Charge(NamedTuple):
     :ivar bytes: bytes
     :ivar references: number of references that it holds
     :ivar number: number of charges; 0 if it is only a part of one
+    :ivar together: whether it is several charges, of which only the sum of the bytes is known
     """
 
     kind: ChargeKind
@@ -62,6 +64,7 @@ class Charge(NamedTuple):
     bytes: int
     references: int = 1
     number: int = 1
+    together: bool = False
 
 
 class Payer(NamedTuple):
@@ -193,18 +196,22 @@ def _count_in_subtrees(
 
 
 def _count_references(d: Differences, rows: Counter[RowKey], payer: Payer, what: Charge) -> None:
-    if not what.references:
-        return
-    of_objcg = what.kind != "sock" and (what.kind != "lru" or d.snapshot.features.lru_holds_objcg)
+    key = row_of_references(d, payer, what.kind) if what.references else None
+    if key is not None:
+        rows[key] += what.references
+
+
+def row_of_references(d: Differences, payer: Payer, kind: ChargeKind) -> RowKey | None:
+    """Return the row of the references that charges of a kind hold; ``None`` if there is none."""
+    of_objcg = kind != "sock" and (kind != "lru" or d.snapshot.features.lru_holds_objcg)
     if not of_objcg:
         key = RowKey("css_refs", "css.refcnt", "references", payer.memcg)
     elif payer.objcg is not None:
         nid = d.snapshot.objcgs[payer.objcg].nid
         key = RowKey("references", "refcnt", "references", payer.memcg, nid, payer.objcg)
     else:
-        return
-    if d.has(key):
-        rows[key] += what.references
+        return None
+    return key if d.has(key) else None
 
 
 def counter(

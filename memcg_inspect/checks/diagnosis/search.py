@@ -152,6 +152,8 @@ class _Search:
         while left and len(chosen) < _MOST_CAUSES and self.tries < _MOST_TRIES:
             view, scored = View(d, left), list[tuple[_Score, Hypothesis]]()
             for option in self._options(view, list(left)):
+                if option.charge is not None and option.charge.together:
+                    continue  # it can take the references of another fault: see _fewer()
                 after, _ = self._after(d, left, total, option)
                 score = self._score(left, after, option)
                 if score.value > 0:
@@ -299,7 +301,10 @@ class _Search:
                     others.setdefault(frozenset(map(_without_place, some)), some)
             place = ", ".join(dict.fromkeys(filter(None, places)))
             # Bytes without a reference can be those of two charges, one too many and one too few.
-            partial = h.charge is not None and not (h.charge.references and _has_owners(h))
+            # Those of several charges can be those of one, and the other references lost.
+            partial = h.charge is not None and (
+                h.charge.together or not (h.charge.references and _has_owners(h))
+            )
             found_others = tuple(others.values())
             yield Explanation(h._replace(place=place), found_others, sure and not partial)
 

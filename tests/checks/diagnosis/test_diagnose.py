@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from support.made_kernel import BATCH, MAIL, WEB, Kernel, busy
+from support.made_kernel import BATCH, MAIL, WEB, Kernel, Thing, busy
 
 from memcg_inspect.checks.diagnosis import diagnose
 from memcg_inspect.checks.diagnosis.differences import Differences, View
@@ -39,6 +39,40 @@ def test_a_row_of_pages_is_not_of_bytes_that_round_to_none() -> None:
     [pages] = of_cause(diagnoses(kernel, findings), "page-counter")
     assert "usage" not in {findings[n].identity for n in freed.findings}
     assert "usage" in {findings[n].identity for n in pages.findings}
+
+
+def several(kernel: Kernel) -> list[Thing]:
+    """Let a memcg have 5 more objects of one cache."""
+    for _ in range(5):
+        kernel.slab(kernel.objcg(WEB, 0), 0, 704, "unreclaimable")
+    return kernel.things[-5:]
+
+
+def test_objects_of_one_memcg_that_lost_their_owner_are_one_cause() -> None:
+    for owners in ([None] * 5, [0xBAD] * 5, [0xBAD0 + n for n in range(5)]):
+        kernel = busy(1)
+        for thing, owner in zip(several(kernel), owners, strict=True):
+            if owner is None:
+                kernel.things.remove(thing)
+            else:
+                thing.payer = owner
+        [found] = diagnoses(kernel, findings_of(kernel))
+        assert (found.memcgs, found.nid, found.amount) == ((WEB,), 0, 5 * 704)
+        assert found.what.startswith("5 slab objects of 3,520 bytes together on node 0 ")
+        proved = owners[0] is not None
+        assert found.cause == ("object-owner" if proved else "still-charged")
+        # A single object of as many bytes, and 4 references that were lost, look alike.
+        assert found.confidence == ("proved" if proved else "likely")
+
+
+def test_objects_that_another_memcg_got_are_one_cause() -> None:
+    kernel = busy(1)
+    for thing in several(kernel):
+        thing.payer = kernel.objcg(MAIL, 0)
+    [found] = diagnoses(kernel, findings_of(kernel))
+    assert (found.cause, found.memcgs, found.amount) == ("object-owner", (WEB, MAIL), 5 * 704)
+    assert found.confidence == "likely"
+    assert "5 slab objects" in found.what
 
 
 def test_one_unknown_owner_is_no_proof_of_two_causes() -> None:
