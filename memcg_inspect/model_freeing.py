@@ -10,10 +10,11 @@ __all__ = ("Transient",)
 
 class Transient(NamedTuple):
     """
-    An object that is being freed, and that may still hold a reference to an obj_cgroup.
+    An object that is being freed, and that may still hold references to an obj_cgroup.
 
     :ivar what: kind of the object, in words
     :ivar address: address of the object
+    :ivar references: the most references to one obj_cgroup that it may still hold
     :ivar freed_by: what will free it, in words; ``None`` if nothing was found that will
     :ivar unsure: whether something may free it that cannot be found
     :ivar parent: of a memcg, ``struct mem_cgroup *`` of its parent; ``None`` if it was not read
@@ -23,6 +24,7 @@ class Transient(NamedTuple):
 
     what: str
     address: int
+    references: int = 1
     freed_by: str | None = None
     unsure: bool = False
     parent: int | None = None

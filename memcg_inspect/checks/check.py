@@ -53,10 +53,12 @@ class Explained(NamedTuple):
     :ivar status: ``in-flight`` if what was found accounts for the difference, ``unverifiable`` if
         something that is not known may
     :ivar reason: in words, for the report
+    :ivar rest: what it does not account for, and half-done charges of CPUs must
     """
 
     status: Literal["in-flight", "unverifiable"]
     reason: str
+    rest: int = 0
 
 
 def in_flight(reason: str | None) -> Explained | None:

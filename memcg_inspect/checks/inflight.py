@@ -177,7 +177,14 @@ def _explained(snapshot: Snapshot, row: Row) -> Row:
     explained = explain(snapshot, row)
     if explained is None:
         return row
-    return replace(row, status=explained.status, reason=explained.reason)
+    reason = explained.reason
+    if explained.rest:
+        held = (row.difference or 0) - explained.rest
+        contexts = possible_contexts(snapshot, replace(row, found={**row.found, "held": held}))
+        if not contexts:
+            return row
+        reason += f"; a charge may be half done: {', '.join(map(where, contexts))}"
+    return replace(row, status=explained.status, reason=reason)
 
 
 class Context(NamedTuple):

@@ -31,6 +31,7 @@ from memcg_inspect.collect.collector import collect
 from memcg_inspect.collect.css_stacks import with_css_stacks
 from memcg_inspect.collect.evidence import find_evidence
 from memcg_inspect.collect.stopped import with_pending, with_running
+from memcg_inspect.collect.unlisted_maps import with_map_makers
 from memcg_inspect.image.image import Image
 from memcg_inspect.image.missing import as_image_errors, why_missing
 from memcg_inspect.image.progress import interrupted_reason
@@ -94,6 +95,7 @@ def _take_sample(image: Image, clock: Clock, frozen: bool) -> _Sample:
                 snapshot = with_running(image, snapshot)
             # Tasks sleep with references for seconds, longer than all samples take.
             snapshot = with_css_stacks(image, snapshot, judged.rows)
+            snapshot = with_map_makers(image, snapshot, judged.rows)
             judged = judge(snapshot)
     if not frozen:
         with clock.measure("evidence"):

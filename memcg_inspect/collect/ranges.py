@@ -23,6 +23,7 @@ from memcg_inspect.collect.call_sites import CallSiteCounter
 from memcg_inspect.collect.page_uses import CompoundOwners, PageUses
 from memcg_inspect.collect.partial import Partial, merged
 from memcg_inspect.collect.released import ReleasedReader
+from memcg_inspect.collect.unlisted_maps import UnlistedMaps
 from memcg_inspect.image.image import Image
 from memcg_inspect.image.progress import STOPPED
 from memcg_inspect.linux.fs.notify import GroupReader
@@ -89,6 +90,7 @@ class RangeCollector:
         self._owners = None if marked else CompoundOwners(image, self._slabs)
         self._groups = GroupReader(image, self._slabs)
         self._released = ReleasedReader(image, self._slabs, context.memcgs)
+        self._maps = UnlistedMaps(image, self._slabs)
         self._kmalloc: dict[int, bool] = {}
         self._blocks = BlockReader(image, miss=self._miss_list)
         self._ledger = Ledger()
@@ -154,6 +156,7 @@ class RangeCollector:
         if self._sites is not None:
             self._sites.add_slab(partial, slab, self._slabs)
         partial.transients.update(self._released.read(slab))
+        partial.transients.update(self._maps.read(slab))
         if self._owners is not None:
             try:
                 partial.files |= self._owners.files(slab)

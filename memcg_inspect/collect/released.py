@@ -1,29 +1,29 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 """
-Memcgs and BPF maps that are being freed
-----------------------------------------
+Memcgs that are being freed
+---------------------------
 
-A released memcg is in no list (``css_release_work_fn()``), and a BPF map without an id in no idr
-(``bpf_map_free_id()``). Both can hold references to obj_cgroups until a worker frees them. They are
-found in the slabs that can contain them.
+A released memcg is in no list (``css_release_work_fn()``). It can hold references to obj_cgroups
+until a worker frees it. It is found in the slabs that can contain it.
 
 :class:`Pending` finds what will free them: a work item that is queued, or that a worker runs, or an
-RCU callback that queues one. A memcg that nothing will free is a leak.
+RCU callback that queues one. A memcg that nothing will free is a leak. BPF maps are freed in the
+same way; see :mod:`~memcg_inspect.collect.unlisted_maps`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
+from contextlib import suppress
 
-from drgn import FaultError, Object, Type, cast, container_of, offsetof, sizeof
+from drgn import FaultError, Object, Type, container_of, offsetof, sizeof
 
 from memcg_inspect.image.image import Image
-from memcg_inspect.image.layout import constant, has_type
+from memcg_inspect.image.layout import constant
 from memcg_inspect.image.lookup import UnknownKernelError
-from memcg_inspect.linux.kernel.bpf import map_objcgs
 from memcg_inspect.linux.kernel.rcu import queued_callbacks
 from memcg_inspect.linux.kernel.workqueue import is_pending, works_of
-from memcg_inspect.linux.lib.list import OnFault, idr_entries
+from memcg_inspect.linux.lib.list import OnFault
 from memcg_inspect.linux.mm.memcontrol import has_node_objcgs, nodeinfo
 from memcg_inspect.linux.mm.memcontrol_vmstats import StatReader
 from memcg_inspect.linux.mm.mmzone import possible_nodes
@@ -31,12 +31,16 @@ from memcg_inspect.linux.mm.slab import Slab, SlabReader
 from memcg_inspect.linux.mm.slub import FreeObjects
 from memcg_inspect.model_freeing import Transient
 
-__all__ = ("DYING_MAP", "RELEASED", "Pending", "ReleasedReader")
+__all__ = ("QUEUED_WORK", "RELEASED", "Pending", "ReleasedReader", "queued_callback")
 
-#: :attr:`~memcg_inspect.model.Transient.what` of released memcgs and of BPF maps.
-RELEASED, DYING_MAP = "memcg that was released", "BPF map that is being freed"
+#: :attr:`~memcg_inspect.model_freeing.Transient.what` of released memcgs.
+RELEASED = "memcg that was released"
+#: What will free an object.
+QUEUED_WORK = "its work item is queued or running"
 #: Functions of the work items that free memcgs and BPF maps.
 _FREEING = ("css_release_work_fn", "css_free_rwork_fn", "bpf_map_free_deferred")
+#: RCU callbacks of BPF maps; 7.0 has one for all grace periods.
+_MAP_CALLBACKS = ("bpf_map_free_rcu_gp", "bpf_map_free_mult_rcu_gp")
 #: ``CSS_RELEASED`` of include/linux/cgroup-defs.h, for images whose types lack the anonymous enum.
 CSS_RELEASED = 4
 
@@ -47,7 +51,7 @@ _PENDING = 1
 
 class ReleasedReader:
     """
-    Finds memcgs and BPF maps that are being freed in slabs.
+    Finds memcgs that are being freed in slabs.
 
     :ivar faults: why not all work items that free memcgs are known. A memcg that is being freed may
         hold a reference to its parent that is not found then.
@@ -67,31 +71,18 @@ class ReleasedReader:
         self._memory_subsys = image.object("memory_cgrp_subsys").address_
         self.faults: list[FaultError] = []
         self._being_freed = _running(image, "css_free_rwork_fn", self.faults.append)
-        self._map_ops = _map_operations(image)
-        self._maps = self._live_maps()
         self._free = FreeObjects(image, slabs)
-
-    def _live_maps(self) -> set[int]:
-        if not self._map_ops:
-            return set()
-        maps = self.image.object("map_idr")
-        # The reader of maps counts what is unreadable.
-        found = idr_entries(self.image, "struct bpf_map", maps, lambda error: None)
-        return {bpf_map.value_() for bpf_map in found}
 
     def read(self, slab: Slab) -> Iterator[tuple[int, Transient]]:
         """
-        Find objects of a slab that are being freed.
+        Find memcgs of a slab that were released and are not freed yet.
 
-        :return: (``struct obj_cgroup *`` to which the object can hold a reference, the object). A
-            memcg is also returned with 0.
+        :return: (``struct obj_cgroup *`` to which the memcg can hold a reference, the memcg), also
+            with 0 instead of the obj_cgroup
         """
-        is_charged = slab.cache.name.startswith("kmalloc-cg-")
         try:
             if self._may_have_memcgs(slab):
                 yield from self._released_memcgs(slab)
-            if is_charged and self._map_ops and slab.charged:
-                yield from self._dying_maps(slab)
         except FaultError:
             return  # an object that could not be read cannot explain a difference
 
@@ -173,17 +164,11 @@ class ReleasedReader:
         except FaultError:  # the free list of a slab that a CPU is changing can be inconsistent
             return False
 
-    def _dying_maps(self, slab: Slab) -> Iterator[tuple[int, Transient]]:
-        for obj in self.slabs.charged_objects(slab):
-            if obj.address in self._maps:
-                continue
-            if self.memory.word(obj.address) in self._map_ops:
-                bpf_map = cast("struct bpf_map *", Object(self.image.prog, "void *", obj.address))
-                # bpf_map_put() frees a map without references. bpf_map_free_id() takes its id.
-                if int(bpf_map.refcnt.counter) > 0 and int(bpf_map.id):
-                    continue
-                for objcg in map_objcgs(self.image, bpf_map):
-                    yield objcg, Transient(DYING_MAP, obj.address)
+
+def _addresses(image: Image, names: Iterable[str]) -> Iterator[int]:
+    for name in names:
+        with suppress(UnknownKernelError):
+            yield image.symbol(name).address
 
 
 def _offset(type_: Type, member: str) -> int | None:
@@ -206,14 +191,9 @@ def _running(image: Image, name: str, on_fault: OnFault) -> frozenset[int]:
     return frozenset(found)
 
 
-def _map_operations(image: Image) -> frozenset[int]:
-    """Return all ``struct bpf_map_ops *``. The first word of a BPF map is one of them."""
-    if not has_type(image, "struct bpf_map"):
-        return frozenset()
-    try:
-        return frozenset(ops.value_() for ops in image.object("bpf_map_types") if ops)
-    except (UnknownKernelError, FaultError):
-        return frozenset()
+def queued_callback(cpu: int) -> str:
+    """Return what will free an object whose RCU callback is queued on a CPU."""
+    return f"its RCU callback is queued on CPU {cpu}"
 
 
 class Pending:
@@ -233,6 +213,7 @@ class Pending:
         except (FaultError, UnknownKernelError):
             self._whole = False
         self._works = {work for name in _FREEING for work in self._works_of(name)}
+        self._map_callbacks = set(_addresses(image, _MAP_CALLBACKS))
 
     def _works_of(self, name: str) -> Iterator[int]:
         try:
@@ -278,15 +259,17 @@ class Pending:
             return transient  # it is a leak all the same
 
     def _of_map(self, transient: Transient) -> Transient:
-        # A map can also wait for a grace period of RCU tasks, whose callbacks are not read.
         bpf_map = Object(self.image.prog, "struct bpf_map *", transient.address)
-        return transient._replace(freed_by=self._freed_by([bpf_map.work], bpf_map.rcu), unsure=True)
+        freed_by = self._freed_by([bpf_map.work], bpf_map.rcu)
+        # A map can also wait for a grace period of RCU tasks, whose callbacks are not read.
+        waits = bpf_map.rcu.func.value_() in self._map_callbacks
+        return transient._replace(freed_by=freed_by, unsure=waits or not self._whole)
 
     def _freed_by(self, works: Sequence[Object], callback: Object) -> str | None:
         for work in works:
             if work.address_of_().value_() in self._works:
-                return "its work item is queued or running"
+                return QUEUED_WORK
             if self.image.is_moving and is_pending(work):
                 return "its work item is pending"
         cpu = self._callbacks.get(callback.address_of_().value_())
-        return None if cpu is None else f"its RCU callback is queued on CPU {cpu}"
+        return None if cpu is None else queued_callback(cpu)

@@ -353,8 +353,8 @@ def test_references_of_what_is_being_freed(difference: int, expected: str) -> No
     row = make_row(key, {"slab": 5}, {"refcnt": 5 + difference})
     some = {
         OBJCG_A: [
-            Transient("memcg", 0x10, "its work item is queued"),
-            Transient("memcg", 0x20, "its RCU callback is queued on CPU 1", True),
+            Transient("memcg", 0x10, freed_by="its work item is queued"),
+            Transient("memcg", 0x20, freed_by="its RCU callback is queued on CPU 1", unsure=True),
             Transient("BPF map", 0x30, unsure=True),
             Transient("memcg", 0x40),
         ]
@@ -364,8 +364,8 @@ def test_references_of_what_is_being_freed(difference: int, expected: str) -> No
     assert found.status == expected
     if expected == "in-flight":
         assert found.reason == (
-            "objects being freed hold at most 2 references: memcg (0x10): its work item is "
-            "queued, memcg (0x20): its RCU callback is queued on CPU 1"
+            "objects being created or freed hold at most 2 references: memcg (0x10): its work "
+            "item is queued, memcg (0x20): its RCU callback is queued on CPU 1"
         )
     if expected == "unverifiable":
         assert found.reason is not None

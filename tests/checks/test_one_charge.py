@@ -170,7 +170,7 @@ def test_rows_that_no_cpu_explains_are_left_in_flight() -> None:
     """Objects that are being freed hold these references, whatever CPUs do."""
     key = RowKey("references", "refcnt", "references", A, 0, OBJCG_A)
     references = make_row(key, {"slab": 5}, {"refcnt": 6})
-    freed = {OBJCG_A: [Transient("memcg", 0x10, "its work item is queued")]}
+    freed = {OBJCG_A: [Transient("memcg", 0x10, freed_by="its work item is queued")]}
     busy = (cpu(an_object(200), PAYER_A),)
     rows = judged(slab(200), references, running=busy, transients=freed)
     assert [row.status for row in rows] == ["in-flight"] * 2

@@ -60,7 +60,7 @@ def _lost(d: Differences, memcg: Transient) -> Signature:
     for address, some in snapshot.transients.items():
         objcg = snapshot.objcgs.get(address)
         if objcg is not None:
-            held = sum(other.address == memcg.address for other in some)
+            held = sum(t.references for t in some if t.address == memcg.address)
             owner = snapshot.payer(address)
             rows[RowKey("references", "refcnt", "references", owner, objcg.nid, address)] += held
     pages = memcg.sock_pages

@@ -10,6 +10,7 @@ means a leak, or a holder that this program does not know.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from collections.abc import Iterable
 
 from memcg_inspect.checks.check import Check, Explained, references_differ
 from memcg_inspect.checks.half_done import (
@@ -34,6 +35,9 @@ __all__ = ("CHECK", "reference_rows")
 _KINDS: tuple[ChargeKind, ...] = ("kmem", "lru", *OBJECTS)
 #: Holders of references that are not charges, by subject of the coverage.
 _HOLDERS = {"stock": "object stocks", "tasks": "tasks", "bpf": "BPF maps"}
+
+#: Objects that a reason names.
+_MOST_NAMES = 3
 
 _MEMCGS = "memcgs, which hold references to their obj_cgroups, are not all in the image"
 
@@ -96,17 +100,27 @@ def _being_freed(snapshot: Snapshot, row: Row) -> Explained | None:
     transients = snapshot.transients.get(row.objcg or 0, ())
     difference = row.difference or 0
     waiting = [transient for transient in transients if transient.freed_by is not None]
-    if 0 < difference <= len(waiting):
-        what = ", ".join(sorted({f"{t.what} ({t.address:#x}): {t.freed_by}" for t in waiting}))
-        amount = counted(len(waiting), "references")
-        return Explained("in-flight", f"objects being freed hold at most {amount}: {what}")
+    held = sum(transient.references for transient in waiting)
     unsure = [t for t in transients if t.unsure and t.freed_by is None]
-    if 0 < difference <= len(waiting) + len(unsure):
-        what = ", ".join(sorted({f"{t.what} ({t.address:#x})" for t in unsure}))
-        return Explained(
-            "unverifiable", f"objects hold references, and what frees them is unknown: {what}"
-        )
-    return None
+    most = held + sum(transient.references for transient in unsure)
+    if difference <= 0 or not most:
+        return None
+    if not unsure or difference <= held:
+        what = _listed(f"{t.what} ({t.address:#x}): {t.freed_by}" for t in waiting)
+        amount = counted(held, "references")
+        reason = f"objects being created or freed hold at most {amount}: {what}"
+        if difference <= held:
+            return Explained("in-flight", reason)
+    else:
+        what = _listed(f"{t.what} ({t.address:#x})" for t in unsure)
+        reason = f"objects hold references, and what frees them is unknown: {what}"
+    return Explained("unverifiable", reason, max(difference - most, 0))
+
+
+def _listed(objects: Iterable[str]) -> str:
+    names = sorted(set(objects))
+    more = len(names) - _MOST_NAMES
+    return ", ".join(names[:_MOST_NAMES]) + (f" and {more:,} more" if more > 0 else "")
 
 
 def _sentence(row: Row) -> str:

@@ -32,7 +32,7 @@ from memcg_inspect.linux.lib.list import idr_entries
 from memcg_inspect.linux.mm.mmzone import possible_cpus
 from memcg_inspect.model import Coverage
 
-__all__ = ("MapReferences", "map_objcgs", "read_map_references")
+__all__ = ("MapReferences", "map_objcgs", "read_map_references", "types_with_allocators")
 
 #: The types of maps whose sources were read, up to 7.3, by their structure. A structure without
 #: allocators is not named. Used instead of BTF ids where the kernel has no BTF.
@@ -135,12 +135,14 @@ class _MapHolders:
         :param bpf_map: ``struct bpf_map *``
         """
         ops = bpf_map.ops.value_()
+        if not ops:  # map_create() has not set them yet
+            return self._holders_of(_known_types(self._image).get(int(bpf_map.map_type)))
         if ops not in self._by_ops:
-            self._by_ops[ops] = self._read(bpf_map)
+            self._by_ops[ops] = self._holders_of(self._structure(bpf_map))
         return self._by_ops[ops]
 
-    def _read(self, bpf_map: Object) -> _Holders | None:
-        name = self._structure(bpf_map)
+    def _holders_of(self, name: str | None) -> _Holders | None:
+        """Return the holders in a structure."""
         if name is None or not has_type(self._image, f"struct {name}"):
             return None
         if name != "bpf_map" and not has_member(self._image, f"struct {name}", "map"):
@@ -173,6 +175,13 @@ def _known_types(image: Image) -> dict[int, str]:
             if value is not None:
                 found[value] = structure
     return found
+
+
+def types_with_allocators(image: Image) -> frozenset[int]:
+    """Return the known values of ``enum bpf_map_type`` whose maps have allocators."""
+    return frozenset(
+        value for value, structure in _known_types(image).items() if structure != "bpf_map"
+    )
 
 
 def _type_name(image: Image, bpf_map: Object) -> str:
@@ -210,13 +219,12 @@ def _search(type_: Type, offset: int, found: dict[str, list[int]]) -> None:
 
 
 def _allocator(image: Image, ma: Object) -> Iterator[int]:
-    # struct bpf_mem_alloc has either one size class (cache) or several (caches). Up to 6.7, the
-    # obj_cgroup is in the caches of each CPU, the same in all of them.
-    if not ma.cache and not ma.caches:
-        return
+    # bpf_mem_alloc_init() sets the caches last.
     if ma.type_.has_member("objcg"):
         objcg = ma.objcg
-    else:
+    elif ma.cache or ma.caches:
+        # Up to 6.7, the obj_cgroup is in the caches of each CPU, the same in all of them. There is
+        # either one size class (cache) or several (caches).
         cpu = possible_cpus(image)[0]
         if ma.cache:
             cache = per_cpu_ptr(ma.cache, cpu)
@@ -224,5 +232,7 @@ def _allocator(image: Image, ma: Object) -> Iterator[int]:
             caches = per_cpu_ptr(ma.caches, cpu)
             cache = caches.cache[0].address_of_()
         objcg = cast("struct bpf_mem_cache *", cache).objcg
+    else:
+        return
     if objcg:
         yield objcg.value_()
