@@ -29,7 +29,11 @@ def test_no_socket_is_accused(tmp_path: Path, kernel: str) -> None:
             assert report["findings"] == []
             names = {memcg["address"]: memcg["path"] for memcg in report["memcgs"]}
             rows = [row for row in report["rows"] if row["identity"] == "sock_bytes"]
-            assert {row["status"] for row in rows} <= {"exact", "in-flight", "moving"}
+            unsure = [row for row in rows if row["status"] == "unverifiable"]
+            # recvmsg() takes an skb off the error queue before it takes off its bytes.
+            assert all("is reading the error queue" in row["reason"] for row in unsure)
+            statuses = {row["status"] for row in rows}
+            assert statuses <= {"exact", "in-flight", "moving", "unverifiable"}
             if options:
                 exact.update(names[row["memcg"]] for row in rows if row["status"] == "exact")
     # What stopped in the middle of something is the exception.
