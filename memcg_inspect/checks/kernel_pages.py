@@ -3,12 +3,13 @@
 
 from __future__ import annotations
 
-from memcg_inspect.checks.ledger import Amount
-from memcg_inspect.checks.rows import Missing, RowKey, counter_row, missing_if
+from memcg_inspect.checks.ledger import GONE, Amount
+from memcg_inspect.checks.rows import Missing, RowKey, counter_row, doubted, missing_if
 from memcg_inspect.checks.snapshot import Snapshot
+from memcg_inspect.model import counted
 from memcg_inspect.report import Row
 
-__all__ = ("missing_areas", "missing_pages", "rows_by_node")
+__all__ = ("gone_pages", "missing_areas", "missing_pages", "rows_by_node")
 
 
 def rows_by_node(
@@ -22,20 +23,27 @@ def rows_by_node(
     :param size: bytes of the row's unit
     :param areas: whether the pages are those of vmalloc areas
     """
-    found = snapshot.by_node("kmem", detail)
+    found, gone = snapshot.by_node("kmem", detail), snapshot.by_node("kmem", GONE)
     rows = []
     for memcg in snapshot.live():
         for nid in snapshot.image.nodes:
             amount = found.get((memcg.address, nid), Amount(0, 0))
-            rows.append(
-                counter_row(
-                    snapshot,
-                    key._replace(memcg=memcg.address, nid=nid),
-                    {detail: amount.bytes // size},
-                    (missing_areas if areas else missing_pages)(snapshot, detail, nid),
-                )
+            row = counter_row(
+                snapshot,
+                key._replace(memcg=memcg.address, nid=nid),
+                {detail: amount.bytes // size},
+                (missing_areas if areas else missing_pages)(snapshot, detail, nid),
             )
+            most = gone.get((memcg.address, nid), Amount(0, 0)).bytes // size if areas else 0
+            rows.append(doubted(row, gone_pages(row, most)))
     return rows
+
+
+def gone_pages(row: Row, most: int) -> Missing | None:
+    """Return that pages which are gone may be what a row lacks, if there are enough of them."""
+    if not 0 < (row.difference or 0) <= most:
+        return None
+    return Missing(f"{counted(most, row.unit)} were freed before their use was known")
 
 
 def missing_pages(snapshot: Snapshot, detail: str, nid: int | None) -> Missing | None:

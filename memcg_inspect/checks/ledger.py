@@ -7,7 +7,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
-__all__ = ("Amount", "ChargeKind", "Entry", "Ledger")
+__all__ = ("GONE", "Amount", "ChargeKind", "Entry", "Ledger")
+
+#: Detail of pages of a running kernel that were freed before their use was known.
+GONE = "gone"
 
 ChargeKind = Literal["slab", "percpu", "kmem", "zswap", "lru", "sock"]
 

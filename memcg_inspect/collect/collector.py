@@ -16,6 +16,7 @@ from dataclasses import replace
 
 from drgn import FaultError
 
+from memcg_inspect.checks.ledger import GONE
 from memcg_inspect.checks.profile import Profile
 from memcg_inspect.checks.registry import items_read
 from memcg_inspect.checks.snapshot import Snapshot
@@ -31,7 +32,7 @@ from memcg_inspect.collect.counters import (
 from memcg_inspect.collect.folds import Folds
 from memcg_inspect.collect.image_info import image_info
 from memcg_inspect.collect.nodes import read_nodes
-from memcg_inspect.collect.page_uses import CompoundOwners, PageUses
+from memcg_inspect.collect.page_uses import CompoundOwners, PageUses, uses_of_areas
 from memcg_inspect.collect.partial import Partial
 from memcg_inspect.collect.percpu import add_percpu, percpu_usage
 from memcg_inspect.collect.pernode import PerNode, per_node_of
@@ -47,6 +48,7 @@ from memcg_inspect.linux.kernel.fork import caches_stacks, read_cached_stacks
 from memcg_inspect.linux.kernel.sched import caches_objcg, read_tasks
 from memcg_inspect.linux.kernel.sched_mm import read_active_memcgs
 from memcg_inspect.linux.mm.alloc_tag import why_not_profiled
+from memcg_inspect.linux.mm.memcg_data import kernel_payers
 from memcg_inspect.linux.mm.memcontrol import (
     csses_made_since,
     has_node_objcgs,
@@ -72,6 +74,7 @@ from memcg_inspect.linux.mm.percpu import PercpuReader
 from memcg_inspect.linux.mm.pernode import accounts_by_node, read_objcg_sets
 from memcg_inspect.linux.mm.slab import SlabReader
 from memcg_inspect.linux.mm.swap_cgroup import swap_ids
+from memcg_inspect.linux.mm.vmalloc import vm_areas
 from memcg_inspect.linux.mm.vmstat import read_node_stats
 from memcg_inspect.linux.mm.zswap import ZswapReader, zswap_cursors
 from memcg_inspect.linux.net.sock import socket_caches
@@ -239,6 +242,7 @@ def _add_pages(
         context = replace(context, call_sites=True)
     total.merge(collect_ranges(image, context, run))
     _add_compound_pages(image, total)
+    _add_unplaced_pages(image, total)
     total.coverage["sock"].add(coverage)
     try:
         on_devices = has_user_pages_on_devices(image)
@@ -260,6 +264,22 @@ def _add_compound_pages(image: Image, total: Partial) -> None:
     others = owners.pages(total.files, total.coverage["compound"])
     for page, (entry, size) in total.compound.items():
         total.ledger.add(entry._replace(detail="other") if page in others else entry, size, 1)
+
+
+def _add_unplaced_pages(image: Image, total: Partial) -> None:
+    """
+    Add the pages that a running kernel charged after the owners of pages had been read.
+
+    A page that is freed again by now is of use ``gone``: it may have been a stack.
+    """
+    if not total.unplaced:
+        return
+    uses = uses_of_areas(vm_areas(image, Coverage(), Coverage()))
+    payers = kernel_payers(image, [page for page in total.unplaced if page not in uses])
+    for page, (entry, size) in total.unplaced.items():
+        now, _ = payers.get(page, (entry.payer, entry.nid))
+        use = uses.get(page, "other" if now == entry.payer else GONE)
+        total.ledger.add(entry._replace(detail=use), size, 1)
 
 
 def _add_percpu(

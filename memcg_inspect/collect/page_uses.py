@@ -16,11 +16,11 @@ from memcg_inspect.linux.io_uring import io_uring
 from memcg_inspect.linux.mm.mm_types import KmemPage, page_layout, scan_pages
 from memcg_inspect.linux.mm.page_alloc import BlockReader
 from memcg_inspect.linux.mm.slab import Slab, SlabReader
-from memcg_inspect.linux.mm.vmalloc import stack_blocks, vm_areas
+from memcg_inspect.linux.mm.vmalloc import VmArea, stack_blocks, vm_areas
 from memcg_inspect.linux.net.skbuff import unix_socket_pages
 from memcg_inspect.model import Coverage
 
-__all__ = ("CompoundOwners", "PageUses", "compound_pages_of_others")
+__all__ = ("CompoundOwners", "PageUses", "compound_pages_of_others", "uses_of_areas")
 
 
 class PageUses:
@@ -37,8 +37,7 @@ class PageUses:
         self._uses: dict[int, str] = {}
         areas = list(vm_areas(image, coverage["vmalloc"], coverage["stacks"]))
         self.on_nodes = NodeUses(image, areas, coverage["stacks"])
-        for area in areas:
-            self._uses |= dict.fromkeys(area.pages, "stack" if area.is_stack else "vmalloc")
+        self._uses |= uses_of_areas(areas)
         blocks = stack_blocks(image, coverage["stacks"])
         self.stacks_are_blocks = bool(blocks)
         self._uses |= dict.fromkeys(blocks, "stack")
@@ -61,6 +60,11 @@ class PageUses:
         # Each page of a vmalloc area is charged by itself.
         is_single = use == "vmalloc" or (use == "stack" and not self.stacks_are_blocks)
         return use, 1 if is_single else 1 << blocks.order(kmem.page)
+
+
+def uses_of_areas(areas: Iterable[VmArea]) -> dict[int, str]:
+    """Return the use of the pages of vmalloc areas by ``struct page *``."""
+    return {page: "stack" if area.is_stack else "vmalloc" for area in areas for page in area.pages}
 
 
 class CompoundOwners:

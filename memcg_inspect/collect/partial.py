@@ -49,6 +49,8 @@ class Partial:
     :ivar large_kmalloc: pages of large kmallocs, by node
     :ivar compound: charged compound pages, ``struct page *``, that are large kmallocs if no other
         owner is found: their charge, and bytes
+    :ivar unplaced: pages of a running kernel, ``struct page *``, of no use that was known when the
+        owners of pages were read: their charge, and bytes
     :ivar freed: free pages that are still charged as kernel memory
     :ivar files: files that can own such pages
     :ivar node_pages: pages that nodes count, charged or not, by use and node
@@ -75,6 +77,7 @@ class Partial:
     large_kmalloc: Counter[int] = field(default_factory=Counter)
     node_pages: Counter[tuple[NodeUse, int]] = field(default_factory=Counter)
     compound: dict[int, tuple[Entry, int]] = field(default_factory=dict)
+    unplaced: dict[int, tuple[Entry, int]] = field(default_factory=dict)
     freed: set[FreedPage] = field(default_factory=set)
     files: set[OpenFile] = field(default_factory=set)
     lru: Counter[tuple[int, int, int, LruFlags]] = field(default_factory=Counter)
@@ -105,6 +108,7 @@ class Partial:
         self.large_kmalloc += other.large_kmalloc
         self.node_pages += other.node_pages
         self.compound |= other.compound
+        self.unplaced |= other.unplaced
         self.freed |= other.freed
         self.files |= other.files
         self.lru += other.lru

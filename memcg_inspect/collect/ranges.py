@@ -225,6 +225,8 @@ class RangeCollector:
         entry = Entry(kmem.objcg, "kmem", detail, kmem.nid)
         if self._context.uses.may_be_of_others(kmem):
             partial.compound[kmem.page] = entry, pages * self._page_size
+        elif detail == "other" and self._image.is_moving:
+            partial.unplaced[kmem.page] = entry, pages * self._page_size
         else:
             partial.ledger.add(entry, pages * self._page_size, 1)
 

@@ -32,7 +32,7 @@ from memcg_inspect.checks.identities.slab import slab_rows
 from memcg_inspect.checks.identities.usage import usage_rows
 from memcg_inspect.checks.identities.vmalloc import vmalloc_rows
 from memcg_inspect.checks.judge import judge
-from memcg_inspect.checks.ledger import ChargeKind
+from memcg_inspect.checks.ledger import GONE, ChargeKind
 from memcg_inspect.checks.node_pages import why_not_all_pages
 from memcg_inspect.checks.skew import skew_matrix
 from memcg_inspect.checks.snapshot import Snapshot
@@ -166,6 +166,27 @@ def test_a_stack_that_was_not_read_is_counted_as_another_area(
     # too little may be missing
     less = image(charges=ledger({}), coverage={subject: Coverage(5, 1)})
     assert (status(vmalloc_rows(less)), status(stack_rows(less))) == ("unverifiable",) * 2
+
+
+@pytest.mark.parametrize(
+    ("gone", "expected"), [(0, "differs"), (3, "differs"), (4, "unverifiable"), (5, "unverifiable")]
+)
+def test_pages_that_were_freed_before_their_use_was_known(gone: int, expected: str) -> None:
+    """They may have been a stack. Pages on another node were none of this node's."""
+    charges = {
+        **CHARGES,
+        (OBJCG_A, "kmem", "stack", 0): (8 * PAGE, 8),
+        (OBJCG_A, "kmem", GONE, 0): (gone * PAGE, gone),
+        (OBJCG_A, "kmem", GONE, 1): (9 * PAGE, 9),
+    }
+    taken = image(charges=ledger(charges))
+    stacks = stack_rows(taken)
+    rows = {(row.memcg, row.nid): row.status for row in stacks}
+    assert rows[A, 0] == expected
+    assert rows[A, 1] == "exact"
+    whole = hierarchy_rows(taken, stacks)
+    assert {row.status for row in whole if (row.memcg, row.nid) == (A, 0)} <= {expected}
+    assert {row.status for row in whole if row.nid == 0} == {expected}
 
 
 STOCKS, TASKS = "object stocks are not all in the image", "tasks are not all in the image"

@@ -27,6 +27,7 @@ def filled(number: int) -> Partial:
     made.slabs = SlabTally({(0, number, False): SlabSum(DENTRY, 1, 2, 42, 40, 39)})
     made.uses = {Use(number, "slab", 0, 0): Amount(8, 1)}
     made.compound = {number: (Entry(number, "kmem", "", 0), 8192)}
+    made.unplaced = {number: (Entry(number, "kmem", "other", 0), 4096)}
     made.unnamed = {number: "a reason"}
     for name in FIELDS:
         value = getattr(made, name)

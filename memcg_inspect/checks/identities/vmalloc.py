@@ -12,9 +12,10 @@ from __future__ import annotations
 
 from memcg_inspect.checks.check import Charges, Check
 from memcg_inspect.checks.half_done import FLUSH, VMALLOC, HalfDone, block_pages, pattern
-from memcg_inspect.checks.kernel_pages import missing_areas, rows_by_node
+from memcg_inspect.checks.kernel_pages import gone_pages, missing_areas, rows_by_node
+from memcg_inspect.checks.ledger import GONE
 from memcg_inspect.checks.partial_areas import explain_areas, most_of_areas
-from memcg_inspect.checks.rows import RowKey, counter_row
+from memcg_inspect.checks.rows import RowKey, counter_row, doubted
 from memcg_inspect.checks.snapshot import Snapshot
 from memcg_inspect.report import Row
 
@@ -29,17 +30,18 @@ def vmalloc_rows(snapshot: Snapshot) -> list[Row]:
     if BY_NODE in snapshot.features.items:
         key = RowKey("vmalloc", BY_NODE, "pages")
         return rows_by_node(snapshot, key, "vmalloc", page_size, areas=True)
-    found = snapshot.by_memcg("kmem", "vmalloc")
+    found, gone = (snapshot.by_memcg("kmem", detail) for detail in ("vmalloc", GONE))
     missing = missing_areas(snapshot, "vmalloc", None)
-    return [
-        counter_row(
+    rows = []
+    for memcg in snapshot.live():
+        row = counter_row(
             snapshot,
             RowKey("vmalloc", BY_MEMCG, "pages", memcg.address),
             {"vmalloc": found[memcg.address].bytes // page_size},
             missing,
         )
-        for memcg in snapshot.live()
-    ]
+        rows.append(doubted(row, gone_pages(row, gone[memcg.address].bytes // page_size)))
+    return rows
 
 
 CHECK = Check(
