@@ -475,7 +475,9 @@ class PerNodeCharges(NamedTuple):
     misplaced: Sequence[Misplaced]
 
 
-HeldKind = Literal["memcg", "objcg", "object", "cache", "kmem", "folio", "batch", "call site"]
+HeldKind = Literal[
+    "memcg", "objcg", "object", "cache", "kmem", "folio", "batch", "zswap", "call site"
+]
 
 
 class Held(NamedTuple):
@@ -485,13 +487,15 @@ class Held(NamedTuple):
     :ivar kind: ``memcg`` (a ``struct mem_cgroup`` or one of its ``struct mem_cgroup_per_node``),
         ``objcg``, ``object`` (of a slab), ``cache`` (a ``struct kmem_cache``), ``kmem`` (a block of
         pages with MEMCG_DATA_KMEM), ``folio`` (other pages), ``batch`` (pages that are uncharged
-        together, ``struct uncharge_gather``), ``call site`` (``struct codetag``)
+        together, ``struct uncharge_gather``), ``zswap`` (a ``struct zswap_entry`` that is being
+        stored or freed), ``call site`` (``struct codetag``)
     :ivar address: its address; of pages, the ``struct page *``
     :ivar payer: ``struct mem_cgroup *`` or ``struct obj_cgroup *`` that it is, or that pays for
         it; 0 if none does, or not yet, or no longer
     :ivar nid: its node; :data:`NUMA_NO_NODE` if it has none
     :ivar bytes: bytes charged for one of it; 0 if nothing is charged for it
-    :ivar detail: of objects and caches, ``reclaimable`` or ``unreclaimable``
+    :ivar detail: of objects and caches, ``reclaimable`` or ``unreclaimable``; of zswap entries,
+        ``compressed`` or ``incompressible``
     """
 
     kind: HeldKind

@@ -155,6 +155,7 @@ _READERS: dict[str, Entry | tuple[Entry, ...]] = {
     "nr_zswap_trees": "unsigned int [*]",
     "swap_info": "struct swap_info_struct *[*]",
     "zswap_enabled": "bool",
+    "zswap_entry_cache": "struct kmem_cache *",
     "zswap_list_lru": "struct list_lru",
     "zswap_next_shrink": "struct mem_cgroup *",
     "zswap_pools": "struct list_head",

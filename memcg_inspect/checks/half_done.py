@@ -208,6 +208,8 @@ class HalfDone:
         point to; it returns the most pages of such a charge if these could not be read
     :ivar vmalloc: whether such a charge may be of a vmalloc area, if *folios* is given
     :ivar entries: if given, rows in pages count entries, and this is the most of them in a charge
+    :ivar of_held: whether what is charged remains on the stack meanwhile. If something of *kinds*
+        is there, *most* is the largest of it
     :ivar in_pages: whether *most* is in pages even if rows are in bytes
     :ivar rows: the most rows in which one charge shows: that of its memcg, and that of an
         ancestor, from whose counter the memcg's is subtracted
@@ -220,7 +222,7 @@ class HalfDone:
     :ivar modulo: whether rows differ by the rest of a charge from whole pages
     :ivar unpaid: whether nobody pays for an object or a folio while its charge is half done:
         counters are charged before its owner is set, and uncharged after the owner is cleared.
-        Only __memcg_kmem_uncharge_page() clears it last.
+        Only __memcg_kmem_uncharge_page() clears it last, and zswap_entry_free() never does.
     :ivar of_nodes: whether rows compare counters of nodes, which CPUs fold
     :ivar areas: if given, rows count pages of vmalloc areas, which a task may be counting or
         freeing; it returns the most by which that may change a row, of a subtree or not, in pages
@@ -233,6 +235,7 @@ class HalfDone:
     folios: Callable[[Snapshot], int] | None = None
     vmalloc: bool = False
     entries: int | None = None
+    of_held: bool = False
     in_pages: bool = False
     rows: int = 2
     in_many_rows: bool = False
@@ -284,6 +287,9 @@ class HalfDone:
             return 0  # it was counting something else
         if self.entries is not None and row.unit == "pages":
             return self.entries
+        sizes = [h.bytes for h in cpu.held or () if h.kind in self.kinds] if self.of_held else []
+        if sizes:
+            return max(sizes)
         page = snapshot.image.page_size if row.unit == "bytes" else 1
         most = self.most(snapshot) * (page if self.in_pages else 1)
         if self.folios is None:
@@ -305,7 +311,7 @@ class HalfDone:
         """
         if held.kind not in self.kinds or not held.bytes:
             return False
-        if self.unpaid and held.payer and held.kind not in ("kmem", "batch"):
+        if self.unpaid and held.payer and held.kind not in ("kmem", "batch", "zswap"):
             return False
         # The node of an obj_cgroup may be another than that of its objects.
         if row.objcg is None and row.nid is not None and held.nid not in (row.nid, NUMA_NO_NODE):

@@ -412,7 +412,7 @@ def reason_of(context: Context, shown: Allowance) -> str:
 
 
 def _name(held: Held) -> str:
-    kind = "slab object" if held.kind == "object" else held.kind
+    kind = {"object": "slab object", "zswap": "zswap entry"}.get(held.kind, held.kind)
     return f"{kind} {held.address:#x} ({counted(held.bytes, 'bytes')})"
 
 

@@ -85,7 +85,10 @@ class Snapshot:
     :ivar swap_ids: number of swap entries by the ID that they record (``memcg->id.id``)
     :ivar transients: objects that are being freed and can hold a reference, by obj_cgroup; with 0,
         all released memcgs that were not freed
-    :ivar running: what each CPU was doing. Empty if no row differs, and on a running kernel.
+    :ivar unlisted_zswap: zswap entries in the trees that are on no LRU list, and not in the
+        ledger, ``struct zswap_entry *``
+    :ivar running: what each CPU was doing. Empty if nothing differs or is under way, and on a
+        running kernel.
     :ivar per_node: for :mod:`memcg_inspect.checks.pernode`; ``None`` on kernels that do not
         account kernel memory by node
     :ivar tasks: the memcg of each task, and the obj_cgroups that it caches
@@ -132,6 +135,7 @@ class Snapshot:
     page_counters: Mapping[tuple[int, str], int] = field(default_factory=dict)
     swap_ids: Mapping[int, int] = field(default_factory=dict)
     transients: Mapping[int, Sequence[Transient]] = field(default_factory=dict)
+    unlisted_zswap: Sequence[int] = ()
     running: Sequence[Running] = ()
     per_node: PerNodeCharges | None = None
     tasks: Sequence[TaskCharge] = ()

@@ -30,7 +30,7 @@ from memcg_inspect.collect.clock import Clock
 from memcg_inspect.collect.collector import collect
 from memcg_inspect.collect.css_stacks import with_css_stacks
 from memcg_inspect.collect.evidence import find_evidence
-from memcg_inspect.collect.stopped import with_pending, with_running
+from memcg_inspect.collect.stopped import with_pending, with_running, with_unlisted
 from memcg_inspect.collect.unlisted_maps import with_map_makers
 from memcg_inspect.image.image import Image
 from memcg_inspect.image.missing import as_image_errors, why_missing
@@ -80,7 +80,7 @@ class _Sample(NamedTuple):
 def _take_sample(image: Image, clock: Clock, frozen: bool) -> _Sample:
     for tries in range(_MOST_TRIES):
         try:
-            snapshot = with_pending(image, collect(image, clock))
+            snapshot = with_pending(image, with_unlisted(image, collect(image, clock)))
             break
         except Exception:
             # Memory that was freed and reused during the read can lead to any error.
@@ -91,7 +91,7 @@ def _take_sample(image: Image, clock: Clock, frozen: bool) -> _Sample:
     if any(row.status == "differs" for row in judged.rows):
         # Unwinding the stacks takes as long as reading all slabs, so do it only if needed.
         with clock.measure("running"):
-            if frozen:
+            if frozen and not snapshot.running:
                 snapshot = with_running(image, snapshot)
             # Tasks sleep with references for seconds, longer than all samples take.
             snapshot = with_css_stacks(image, snapshot, judged.rows)

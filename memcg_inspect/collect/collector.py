@@ -11,7 +11,7 @@ Collecting a snapshot
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Container, Iterable, Mapping, Set
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import replace
 
 from drgn import FaultError
@@ -38,7 +38,7 @@ from memcg_inspect.collect.percpu import add_percpu, percpu_usage
 from memcg_inspect.collect.pernode import PerNode, per_node_of
 from memcg_inspect.collect.ranges import Mapper, PassContext, collect_ranges
 from memcg_inspect.collect.recover import recover_for_charges, recover_for_percpu
-from memcg_inspect.collect.zswap import add_zswap
+from memcg_inspect.collect.zswap import ZswapAdded, add_zswap
 from memcg_inspect.image.image import Image
 from memcg_inspect.image.layout import has_member, has_type
 from memcg_inspect.image.missing import as_image_errors
@@ -78,7 +78,7 @@ from memcg_inspect.linux.mm.vmalloc import vm_areas
 from memcg_inspect.linux.mm.vmstat import read_node_stats
 from memcg_inspect.linux.mm.zswap import ZswapReader, zswap_cursors
 from memcg_inspect.linux.net.sock import socket_caches
-from memcg_inspect.model import Coverage, LruLists, Memcg, Objcg, PercpuUsage
+from memcg_inspect.model import Coverage, LruLists, Memcg, Objcg, ObjStock, PercpuUsage
 from memcg_inspect.model_kernel import Features
 from memcg_inspect.model_tasks import CachedStackPage, TaskCharge
 
@@ -136,10 +136,9 @@ def _collect(image: Image, clock: Clock, call_sites: bool, run: Mapper) -> Snaps
         per_node = per_node_of(image, objcgs, coverage["objcgs"])
         percpu = _add_percpu(image, total, per_node, sites)
     with measure("zswap"):
-        references["zswap"] = _add_zswap(image, total, objcgs, per_node)
+        references["zswap"], unlisted = _add_zswap(image, total, objcgs, per_node)
     with measure("memcgs"):
-        held = {stock.objcg for stock in stocks}.union(*references.values())
-        objcgs |= _recovered(image, total, memcgs, objcgs, held)
+        objcgs |= _recovered(image, total, memcgs, objcgs, stocks, references)
     return Snapshot(
         image=image_info(image),
         features=_features(image, reader, len(memcgs) > 1),
@@ -163,6 +162,7 @@ def _collect(image: Image, clock: Clock, call_sites: bool, run: Mapper) -> Snaps
         swap_entries=read_swap_entries(image, memcgs, ids, coverage["swap_ids"]),
         page_counters=counts,
         transients=total.transients_by_objcg(),
+        unlisted_zswap=unlisted,
         per_node=None if per_node is None else per_node.charges(),
         tasks=tasks,
         active_memcgs=read_active_memcgs(image, tasks, coverage["tasks"]),
@@ -294,12 +294,12 @@ def _add_percpu(
 
 def _add_zswap(
     image: Image, total: Partial, objcgs: Mapping[int, Objcg], per_node: PerNode | None
-) -> Counter[int]:
+) -> ZswapAdded:
     reader, charged = ZswapReader(image), on_default_hierarchy(image)
-    references = add_zswap(total.ledger, reader, objcgs, per_node, charged)
+    added = add_zswap(total.ledger, reader, objcgs, per_node, charged)
     total.coverage["zswap"] = reader.coverage
     total.coverage["zswap_nodes"] = reader.placement
-    return references
+    return added
 
 
 def _recovered(
@@ -307,12 +307,14 @@ def _recovered(
     total: Partial,
     memcgs: Mapping[int, Memcg],
     objcgs: Mapping[int, Objcg],
-    held: Set[int],
+    stocks: Iterable[ObjStock],
+    references: Mapping[str, Iterable[int]],
 ) -> dict[int, Objcg]:
     """Return obj_cgroups that are referred to, if not all could be read through their memcgs."""
     coverage = total.coverage
     if not coverage["memcgs"].unreadable and not coverage["objcgs"].unreadable:
         return {}
+    held = {stock.objcg for stock in stocks}.union(*references.values())
     return recover_for_charges(image, total, memcgs, objcgs, held)
 
 

@@ -17,7 +17,7 @@ from memcg_inspect.image.image import Image
 from memcg_inspect.linux.kernel.stacktrace import read_running
 from memcg_inspect.model_freeing import Transient
 
-__all__ = ("with_pending", "with_running")
+__all__ = ("with_pending", "with_running", "with_unlisted")
 
 
 def with_running(image: Image, snapshot: Snapshot) -> Snapshot:
@@ -29,6 +29,25 @@ def with_running(image: Image, snapshot: Snapshot) -> Snapshot:
     released = {memcg.address for memcg in snapshot.transients.get(0, ())} - snapshot.memcgs.keys()
     running = read_running(image, snapshot.memcgs, snapshot.objcgs, released)
     return replace(snapshot, running=running)
+
+
+def with_unlisted(image: Image, snapshot: Snapshot) -> Snapshot:
+    """
+    Return a snapshot in which zswap entries are missing that are on no LRU list and in no task.
+
+    Such entries may have been charged, and are not in the ledger. If a task stores one, its stack
+    points to it, and the charge is looked for among what the task may have left half done.
+    """
+    if not snapshot.unlisted_zswap:
+        return snapshot
+    snapshot = with_running(image, snapshot)
+    shown = {h.address for cpu in snapshot.running for h in cpu.held or () if h.kind == "zswap"}
+    for address in snapshot.unlisted_zswap:
+        if address not in shown:
+            reason = "it was not found on an LRU list, and no task stores it"
+            snapshot.coverage["zswap"].miss("zswap entry", address, reason)
+            snapshot.ledger.note_missing("zswap")
+    return snapshot
 
 
 def with_pending(image: Image, snapshot: Snapshot) -> Snapshot:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
+from typing import NamedTuple
 
 from memcg_inspect.checks.ledger import Entry, Ledger
 from memcg_inspect.collect.pernode import PerNode, ZswapShare
@@ -12,7 +13,20 @@ from memcg_inspect.linux.mm.mmzone import mem_map
 from memcg_inspect.linux.mm.zswap import ZswapReader
 from memcg_inspect.model import NUMA_NO_NODE, Objcg
 
-__all__ = ("add_zswap",)
+__all__ = ("ZswapAdded", "add_zswap")
+
+
+class ZswapAdded(NamedTuple):
+    """
+    What was found of zswap and is not in the ledger.
+
+    :ivar references: references by ``struct obj_cgroup *``, beyond the one that each entry holds to
+        the obj_cgroup that it names
+    :ivar unlisted: entries that are on no LRU list, ``struct zswap_entry *``
+    """
+
+    references: Counter[int]
+    unlisted: list[int]
 
 
 def add_zswap(
@@ -21,20 +35,24 @@ def add_zswap(
     objcgs: Mapping[int, Objcg],
     per_node: PerNode | None,
     charged: bool,
-) -> Counter[int]:
+) -> ZswapAdded:
     """
-    Add all zswap entries that a memcg pays for.
+    Add all zswap entries that a memcg pays for, except those that are on no LRU list.
+
+    Such an entry may not have been charged yet, and may not say who pays for it.
 
     :param per_node: splits a charge by node; ``None`` on kernels that charge one obj_cgroup for all
         nodes
     :param charged: whether their bytes are charged. On cgroup v1 an entry only holds a
         reference to its obj_cgroup.
-    :return: references by ``struct obj_cgroup *``, beyond the one that each entry holds to the
-        obj_cgroup that it names
     """
     page_size = mem_map(reader.image).page_size
     references: Counter[int] = Counter()
+    unlisted: list[int] = []
     for entry in reader.entries():
+        if not entry.listed:
+            unlisted.append(entry.address)
+            continue
         objcg = objcgs.get(entry.objcg)
         if not entry.objcg or (objcg is not None and objcg.is_root):
             continue
@@ -53,4 +71,4 @@ def add_zswap(
             charges = 0
     if reader.coverage.unreadable:
         ledger.note_missing("zswap")
-    return references
+    return ZswapAdded(references, unlisted)

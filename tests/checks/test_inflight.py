@@ -126,6 +126,43 @@ def test_a_task_charges_one_entry_of_zswap_at_a_time() -> None:
         assert judged(row, running=(storing,)) == [status], (item, off)
 
 
+def test_the_very_entry_of_zswap_that_is_stored() -> None:
+    entry = Held("zswap", 0x7000, 0, NUMA_NO_NODE, 900, "compressed")
+    storing = cpu(0, ("obj_cgroup_charge_zswap", "zswap_store"), (PAYER_A, entry))
+    for item, off, status in (
+        ("MEMCG_ZSWAP_B", 900, "in-flight"),
+        ("MEMCG_ZSWAP_B", 899, "unverifiable"),
+        ("MEMCG_ZSWAP_B", 901, "differs"),
+        ("MEMCG_ZSWAPPED", 1, "in-flight"),
+        ("MEMCG_ZSWAP_INCOMP", 1, "unverifiable"),
+    ):
+        unit: Unit = "bytes" if item.endswith("_B") else "pages"
+        row = make_row(RowKey("zswap", item, unit, A), {"zswap": 0}, {"folded": off})
+        assert judged(row, running=(storing,)) == [status], (item, off)
+    # One that is freed has its owner to the end. It is no charge of another memcg.
+    freeing = cpu(0, ("zswap_entry_free", "swap_load"), (entry._replace(payer=OBJCG_A), PAYER_B))
+    for memcg, status in ((A, "in-flight"), (B, "unverifiable")):
+        key = RowKey("zswap", "MEMCG_ZSWAP_B", "bytes", memcg)
+        row = make_row(key, {"zswap": 0}, {"folded": -900})
+        assert judged(row, running=(freeing,)) == [status]
+
+
+def test_references_of_a_page_that_is_stored_in_zswap() -> None:
+    entry = Held("zswap", 0x7000, 0, NUMA_NO_NODE, 900, "compressed")
+    gone = entry._replace(address=0x8000)
+    functions = ("obj_cgroup_charge_zswap", "zswap_store", "swap_writeout")
+    storing = cpu(0, functions, (PAYER_A, entry, gone))
+    key = RowKey("references", "refcnt", "references", A, 0, OBJCG_A)
+    for off, reason in ((2, "of CPU 0 (sh, 7), in zswap_store, with zswap entry 0x7000"), (3, "")):
+        row = make_row(key, {"zswap": 5}, {"refcnt": 5 + off})
+        made = snapshot(running=(storing,), unlisted_zswap=(entry.address,))
+        [found] = mark_in_flight(made, [row])
+        assert (found.status == "in-flight") == bool(reason)
+        assert reason in (found.reason or "")
+    other = make_row(key._replace(memcg=B, objcg=OBJCG_B), {"zswap": 5}, {"refcnt": 7})
+    assert judged(other, running=(storing,), unlisted_zswap=(entry.address,)) == ["differs"]
+
+
 def test_a_charge_is_used_once() -> None:
     """It shows in the rows of its memcg and of an ancestor, with one amount, and in no others."""
     other = OBJECT._replace(address=0x6000, bytes=104)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import pytest
+from drgn import offsetof
 from support.layouts import FRAMES, NODE_1, MadeImage
 
 from memcg_inspect.linux.mm.zswap import ZswapPart, ZswapReader, zswap_cursors
@@ -113,6 +114,39 @@ def test_trees(release: str) -> None:
     assert sorted(entry.address for entry in found) == expected
     assert {(entry.length, entry.objcg) for entry in found} == {(100, OBJCG)}
     assert not reader.coverage.unreadable
+
+
+def test_entries_that_are_on_no_list() -> None:
+    """Until it is on an LRU list, an entry has what was in its slot before (6.13)."""
+    image = kernel("6.14")
+    image.declare(
+        """
+        struct list_head { struct list_head *next; struct list_head *prev; };
+        struct zswap_entry { unsigned long swpentry; unsigned int length; struct zswap_pool *pool;
+                             unsigned long handle; struct obj_cgroup *objcg;
+                             struct list_head lru; };
+        """
+    )
+    reader, head = ZswapReader(image), ENTRIES + 4096
+    lru = offsetof(image.type("struct zswap_entry"), "lru")
+
+    def listed(following: int, before: int, forth: int, back: int, length: int = 100) -> bool:
+        entry = put_entry(image, 0, length=length)
+        links = [entry + lru if link == 0 else link for link in (following, before, forth, back)]
+        image.words(entry + lru, *links[:2])
+        image.words(head, *links[2:])
+        return reader.entry(entry).listed
+
+    assert listed(head, head, 0, 0)
+    # __list_add() of another entry behind it, and __list_del() of one before it
+    assert listed(head, head, 0, 0x1234)
+    assert listed(head, head, 0x1234, 0)
+    # list_del_init(), and memory that was something else before
+    assert not listed(0, 0, head, head)
+    assert not listed(0xDEAD, 0, head, head)
+    assert not listed(head, head, head, head)
+    # Pages that are all the same have no data (up to 6.12).
+    assert listed(0xDEAD, 0xDEAD, head, head, length=0)
 
 
 @pytest.mark.parametrize("release", ["6.9", "6.10"])

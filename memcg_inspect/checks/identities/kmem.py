@@ -118,7 +118,7 @@ HALF_DONE = HalfDone(
     vmalloc=True,
     in_pages=True,
     # obj_cgroup_charge() takes whole pages for objects.
-    kinds=("object", "cache", "kmem", "folio", "batch"),
+    kinds=("object", "cache", "zswap", "kmem", "folio", "batch"),
     amounts=stock_pages,
     unpaid=True,
 )

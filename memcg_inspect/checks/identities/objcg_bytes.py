@@ -71,7 +71,7 @@ CHECK = Check(
         pattern(SLAB, PERCPU, r"zswap"),
         # Rows differ from the nearest number of pages.
         lambda snapshot: snapshot.image.page_size // 2,
-        kinds=("object", "cache"),
+        kinds=("object", "cache", "zswap"),
         amounts=stock_bytes,
         unpaid=True,
         modulo=True,

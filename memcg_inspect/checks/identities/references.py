@@ -27,6 +27,7 @@ from memcg_inspect.checks.ledger import ChargeKind
 from memcg_inspect.checks.rows import RowKey, doubted, make_row, missing_if
 from memcg_inspect.checks.snapshot import OBJECTS, Snapshot
 from memcg_inspect.checks.split import being_split
+from memcg_inspect.checks.zswap_stores import being_stored
 from memcg_inspect.model import counted
 from memcg_inspect.report import Row
 
@@ -150,7 +151,9 @@ CHECK = Check(
         kinds=("object", "cache", "kmem", "folio", "batch"),
         unpaid=True,
     ),
-    explain=lambda snapshot, row: _being_freed(snapshot, row) or being_split(snapshot, row),
+    explain=lambda snapshot, row: (
+        _being_freed(snapshot, row) or being_split(snapshot, row) or being_stored(snapshot, row)
+    ),
     above="unknown-references",
     below="missing-references",
     sentence=_sentence,

@@ -106,7 +106,7 @@ CHECK = Check(
         folios=folio_pages,
         vmalloc=True,
         # obj_cgroup_charge() takes whole pages for objects.
-        kinds=("object", "cache", "kmem", "folio", "batch"),
+        kinds=("object", "cache", "zswap", "kmem", "folio", "batch"),
         amounts=charge_batches,
         unpaid=True,
     ),

@@ -20,6 +20,7 @@ from memcg_inspect.report import Row
 __all__ = ("CHECK", "zswap_rows")
 
 LENGTH, ENTRIES, INCOMPRESSIBLE = "MEMCG_ZSWAP_B", "MEMCG_ZSWAPPED", "MEMCG_ZSWAP_INCOMP"
+_DETAILS = ("compressed", "incompressible")
 UNITS: dict[str, Unit] = {LENGTH: "bytes", ENTRIES: "pages", INCOMPRESSIBLE: "pages"}
 
 
@@ -58,10 +59,17 @@ CHECK = Check(
     items=tuple(UNITS),
     not_kept=_not_kept,
     half_done=HalfDone(
-        pattern(r"zswap|zs_|swap_", FLUSH),
+        pattern(r"zswap|zs_|swap_|shrink_memcg_cb", FLUSH),
         lambda snapshot: snapshot.image.page_size,
-        # zswap_store() and zswap_entry_free() charge and uncharge one entry after the other.
+        # zswap_store() and zswap_entry_free() charge and uncharge one entry after the other, and
+        # need it afterwards.
         entries=1,
+        of_held=True,
+        kinds=["zswap"],
+        details=(
+            *((item, detail) for item in (LENGTH, ENTRIES) for detail in _DETAILS),
+            (INCOMPRESSIBLE, "incompressible"),
+        ),
     ),
     charges=Charges(("zswap",)),
 )

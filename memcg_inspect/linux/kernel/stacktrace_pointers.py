@@ -6,14 +6,15 @@ What words point to
 A function that charges memory has pointers to what it charges and to who pays in registers or on
 its stack, which :linux:`kernel/stacktrace.c` walks. :class:`PointerReader` finds them: memcgs and
 obj_cgroups by their addresses, slab objects by the pages they are on, and pages by their
-``struct page``.
+``struct page``. Of zswap entries it finds those that are being stored or freed.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence, Set
 from contextlib import suppress
+from functools import cached_property
 
 from drgn import FaultError, Object, container_of, offsetof, sizeof
 
@@ -27,6 +28,7 @@ from memcg_inspect.linux.mm.memcontrol_limits import read_limits
 from memcg_inspect.linux.mm.mmzone import mem_map
 from memcg_inspect.linux.mm.slab import SlabCache, SlabReader
 from memcg_inspect.linux.mm.vmalloc_vfree import PartialAreaReader
+from memcg_inspect.linux.mm.zswap import ZswapReader, zswap_entry_cache
 from memcg_inspect.model import NUMA_NO_NODE, Held, HeldKind, PartialArea
 
 __all__ = ("PointerReader",)
@@ -69,6 +71,7 @@ class PointerReader:
         self._caches = self._read_caches()
         self._tags = self._call_sites()
         self._areas = PartialAreaReader(image)
+        self._zswap, self._zswap_cache = ZswapReader(image), zswap_entry_cache(image)
 
     def _memcg_ranges(self, memcgs: Collection[int]) -> Iterator[tuple[int, int, Held]]:
         size = sizeof(self.image.type("struct mem_cgroup"))
@@ -187,11 +190,36 @@ class PointerReader:
             return
         number = self._slabs.number(slab, word)
         if number is not None:
-            yield self._cache(slab.cache, slab.nid)._replace(
+            found = self._cache(slab.cache, slab.nid)._replace(
                 kind="object",
                 address=self._slabs.address(slab, number),
                 payer=self._slabs.objcg(slab, number),
             )
+            yield found
+            if slab.cache.address == self._zswap_cache:
+                yield from self._zswap_entry(found.address)
+
+    @cached_property
+    def _zswap_entries(self) -> Set[int]:
+        """All entries in the trees of zswap, ``struct zswap_entry *``."""
+        return frozenset(self._zswap.addresses())
+
+    def _zswap_entry(self, address: int) -> Iterator[Held]:
+        """
+        Return an entry if it is being stored or freed.
+
+        zswap_entry_free() is called when it is in no tree any more. While it is being stored, what
+        it has for its obj_cgroup may be anything.
+
+        :param address: address of an object that may be a ``struct zswap_entry``
+        """
+        entry, page_size = self._zswap.entry(address), mem_map(self.image).page_size
+        stored = address in self._zswap_entries
+        if (stored and entry.listed) or not 0 < entry.length <= page_size:
+            return
+        payer = 0 if stored or entry.objcg not in self._payers else entry.objcg
+        detail = "incompressible" if entry.length == page_size else "compressed"
+        yield Held("zswap", address, payer, NUMA_NO_NODE, entry.length, detail)
 
     def _cache(self, cache: SlabCache, nid: int) -> Held:
         detail = "reclaimable" if cache.reclaimable else "unreclaimable"

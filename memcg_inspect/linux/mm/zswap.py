@@ -10,12 +10,17 @@ What differs between kernel releases:
 - up to 6.8, a swap device has one red-black tree of entries;
 - since commit 44c7c734a513 ("mm/zswap: split zswap rb-tree") (in v6.9), it has an array of them;
 - since commit 796c2c23e14e ("zswap: replace RB tree with xarray") (in v6.10), the array is one of
-  XArrays.
+  XArrays;
+- up to 6.12, ``entry->objcg`` is set before the entry is put into a tree. Since commit b7c0ccdfbafd
+  ("mm: zswap: support large folios in zswap_store()") (in v6.13), zswap_store_page() sets it
+  afterwards, and charges the entry in between. Until then it has what the slot had before. What
+  comes last, in all releases that have ``entry->lru`` (6.5), is that the entry goes on an LRU list.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import NamedTuple
 
 from drgn import FaultError, Object, offsetof, sizeof
@@ -30,7 +35,7 @@ from memcg_inspect.linux.mm.zpool import ZpoolReader, ZswapPart
 from memcg_inspect.linux.mm.zsmalloc import ZsmallocObjects
 from memcg_inspect.model import NUMA_NO_NODE, Coverage
 
-__all__ = ("ZswapEntry", "ZswapPart", "ZswapReader", "zswap_cursors")
+__all__ = ("ZswapEntry", "ZswapPart", "ZswapReader", "zswap_cursors", "zswap_entry_cache")
 
 #: ``ZSWAP_ADDRESS_SPACE_PAGES``: pages of a swap device that one tree is for.
 ZSWAP_ADDRESS_SPACE_PAGES = 1 << 14
@@ -48,6 +53,8 @@ class ZswapEntry(NamedTuple):
     :ivar beyond: bytes at the end of the data that the obj_cgroup of another node pays for
         (per-node series)
     :ivar beyond_nid: node of that obj_cgroup
+    :ivar listed: whether it is on an LRU list. If not, a task is storing it, freeing it or, up to
+        6.8, writing it back; while it is being stored, *objcg* and *pool* may be anything.
     """
 
     address: int
@@ -57,6 +64,7 @@ class ZswapEntry(NamedTuple):
     pool: int = 0
     beyond: int = 0
     beyond_nid: int = NUMA_NO_NODE
+    listed: bool = True
 
 
 class ZswapReader:
@@ -84,6 +92,7 @@ class ZswapReader:
         self._handle = offsetof(entry, "handle")
         self._objcg = offsetof(entry, "objcg")
         self._pool = offsetof(entry, "pool")
+        self._lru = offsetof(entry, "lru") if entry.has_member("lru") else None
         # The project's own fixtures/patches/7.3-pernode/0009: an entry may be on two nodes.
         self._split = [
             bit_field(image, "struct zswap_entry", member)
@@ -115,13 +124,35 @@ class ZswapReader:
         """
         data = self.memory.read(address, self.entry_size)
         length = int.from_bytes(data[self._length : self._length + 4], self.memory.order)
-        split = [field.get(data) for field in self._split]
-        if not split or not 0 < split[0] < length:
-            split = []
+        beyond, beyond_nid = [field.get(data) for field in self._split] or (0, NUMA_NO_NODE)
+        if not 0 < beyond < length:
+            beyond, beyond_nid = 0, NUMA_NO_NODE
         handle = self.memory.word_at(data, self._handle)
         objcg = self.memory.word_at(data, self._objcg) & ~MEMCG_DATA_FLAGS
         pool = self.memory.word_at(data, self._pool)
-        return ZswapEntry(address, length, handle, objcg, pool, *split)
+        found = ZswapEntry(address, length, handle, objcg, pool, beyond, beyond_nid)
+        # An entry without data is on no list (up to 6.12). On a running kernel, lists change while
+        # they are read.
+        if self._lru is None or not length or self.image.is_moving:
+            return found
+        return found._replace(listed=self._is_linked(address + self._lru, data[self._lru :]))
+
+    def _is_linked(self, head: int, data: bytes) -> bool:
+        """
+        Return whether a neighbour points back.
+
+        Both need not: __list_add() and __list_del() change one after the other.
+
+        :param head: ``struct list_head *`` of the entry
+        :param data: its two pointers
+        """
+        memory = self.memory
+        following, before = memory.words(data[: 2 * memory.word_size])
+        for neighbour, back in ((following, memory.word_size), (before, 0)):
+            with suppress(FaultError):
+                if neighbour != head and memory.word(neighbour + back) == head:
+                    return True
+        return False
 
     def addresses(self) -> Iterator[int]:
         """Iterate over the addresses of all entries, ``struct zswap_entry *``."""
@@ -239,6 +270,21 @@ class ZswapReader:
                 if part.page == page and part.offset <= offset < part.offset + part.length:
                     return entry
         return None
+
+
+def zswap_entry_cache(image: Image) -> int:
+    """
+    Return the slab cache of the entries, ``struct kmem_cache *``; 0 without zswap.
+
+    It may be shared with other structures of the same size.
+
+    :raises drgn.FaultError: if the pointer to it cannot be read
+    """
+    try:
+        cache: int = image.object("zswap_entry_cache").value_()
+    except UnknownKernelError:
+        return 0
+    return cache
 
 
 def zswap_cursors(image: Image) -> list[int]:
