@@ -1,13 +1,17 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
-"""What flushes have done with the counters of memcgs, and what they have not done yet."""
+"""Counters: what flushes have done with them, or have not done yet, and where they are."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
-__all__ = ("LocalStat", "Unfolded")
+__all__ = ("CounterArray", "CounterWord", "LocalStat", "Unfolded")
+
+#: Arrays of counters: of ``struct memcg_vmstats`` or ``struct lruvec_stats``; ``state`` of their
+#: per-CPU parts; ``lru_zone_size`` and ``lrugen.nr_pages``; ``pglist_data.vm_stat``
+CounterArray = Literal["state", "state_pending", "state_local", "percpu", "lists", "vm_stat"]
 
 
 class LocalStat(NamedTuple):
@@ -42,3 +46,28 @@ class Unfolded(NamedTuple):
     updated: Mapping[int, bool]
     complete: bool = True
     unsteady: Mapping[int | None, int] = MappingProxyType({})
+
+
+class CounterWord(NamedTuple):
+    """
+    A word of memory that is a counter, or a CPU's part of one.
+
+    :ivar array: the array that it is in
+    :ivar item: name of the counter
+    :ivar address: where it is
+    :ivar size: its bytes
+    :ivar memcg: ``struct mem_cgroup *``; ``None`` for a counter of a node
+    :ivar nid: node; ``None`` for a counter of a memcg
+    :ivar cpu: CPU, if it is a CPU's part
+    :ivar pending: what the CPU has changed since the last flush, or what ``state_pending`` has, in
+        the unit of the counter; ``None`` in other arrays
+    """
+
+    array: CounterArray
+    item: str
+    address: int
+    size: int
+    memcg: int | None = None
+    nid: int | None = None
+    cpu: int | None = None
+    pending: int | None = None

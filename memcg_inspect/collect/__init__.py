@@ -28,6 +28,7 @@ from memcg_inspect.checks.uncharged import uncharged
 from memcg_inspect.checks.uncovered import not_covered
 from memcg_inspect.collect.clock import Clock
 from memcg_inspect.collect.collector import collect
+from memcg_inspect.collect.counter_words import find_words
 from memcg_inspect.collect.css_stacks import with_css_stacks
 from memcg_inspect.collect.evidence import find_evidence
 from memcg_inspect.collect.stopped import with_pending, with_running, with_unlisted
@@ -175,7 +176,8 @@ def _report(image: Image, clock: Clock, samples: Sequence[_Sample]) -> Report:
         evidence = _find_evidence(image, snapshot, queries)
         findings = tuple(attach(pending, evidence) for pending in judged.findings)
     with clock.measure("diagnosis"):
-        diagnoses = diagnose(snapshot, judged.rows, findings)
+        words = find_words(image, findings)
+        diagnoses = diagnose(snapshot, judged.rows, findings, words)
     report = Report(
         image=snapshot.image,
         verdict=verdict(judged.identities, findings, coverage),

@@ -8,10 +8,13 @@ scripts/diagnosis plants more, and docs/diagnosis.md has the rates.
 from __future__ import annotations
 
 import pytest
+from drgn import Object
+from drgn.helpers.linux.mmzone import NODE_DATA
+from drgn.helpers.linux.percpu import per_cpu_ptr
 from support import diagnosing
 from support.diagnosing import Case, Result
 from support.guests import KERNELS, Lab
-from support.planting import Subject
+from support.planting import Fault, Subject
 
 pytestmark = pytest.mark.image
 
@@ -47,6 +50,32 @@ def test_pairs(lab: Lab, kernel: str) -> None:
     check_never_wrongly_sure(results)
     assert len(results) >= 5
     assert sum(r.named for r in results) >= len(results) - 1, results
+
+
+def range_of_counters(image: Subject, start: Object, number: int) -> tuple[Fault, int]:
+    """Overwrite neighbouring elements of an array of counters; return the address of the first."""
+    # As if freed memory had been poisoned, see POISON_FREE.
+    writes = [image.put(start[n], 0x6B6B6B6B) for n in range(number)]
+    return Fault(tuple(writes), (), set()), writes[0].address
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_neighbouring_counters_that_were_overwritten_are_one_cause(lab: Lab, kernel: str) -> None:
+    image = subject(lab, kernel)
+    path, nid = image.largest("slab", "unreclaimable")
+    memcg = image.memcg(path)
+    arrays = (
+        memcg.vmstats.state,
+        per_cpu_ptr(memcg.nodeinfo[nid].lruvec_stats_percpu, 1).state,
+        NODE_DATA(image.prog, nid).vm_stat,
+    )
+    for array in arrays:
+        fault, address = range_of_counters(image, array, 6)
+        [found] = image.audit(fault).diagnoses
+        assert (found.cause, found.confidence) == ("overwritten", "likely")
+        [where] = found.evidence
+        # The first words may be as they were, or counters that are compared with nothing.
+        assert address <= where.address < address + 4 * 8
 
 
 @pytest.mark.long

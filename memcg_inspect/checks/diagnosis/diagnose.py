@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
+from memcg_inspect.checks.diagnosis.at_once import AtOnce, at_once
 from memcg_inspect.checks.diagnosis.cause import Hypothesis
 from memcg_inspect.checks.diagnosis.differences import Differences
 from memcg_inspect.checks.diagnosis.proofs import PROVED
@@ -15,6 +16,7 @@ from memcg_inspect.checks.diagnosis.registry import CAUSES, cause_of
 from memcg_inspect.checks.diagnosis.search import Explanation, explain
 from memcg_inspect.checks.rows import RowKey, finding_key
 from memcg_inspect.checks.snapshot import Snapshot
+from memcg_inspect.model_counters import CounterWord
 from memcg_inspect.report import Confidence, Diagnosis, Effect, Evidence, Finding, Row
 
 __all__ = ("diagnose",)
@@ -24,13 +26,17 @@ _MOST_OTHERS = 5
 
 
 def diagnose(
-    snapshot: Snapshot, rows: Sequence[Row], findings: Sequence[Finding]
+    snapshot: Snapshot,
+    rows: Sequence[Row],
+    findings: Sequence[Finding],
+    words: Sequence[CounterWord] = (),
 ) -> tuple[Diagnosis, ...]:
     """
     Return the causes of findings, the one that explains most of them first.
 
     :param rows: all rows of the report
     :param findings: all findings of the report, with their evidence
+    :param words: where the counters are, of memcgs and nodes with several findings
     """
     if not findings:
         return ()
@@ -44,6 +50,7 @@ def diagnose(
         _of_rows(differences, explanation, keys[n], orphans.get(n, ()), by_row, findings)
         for n, explanation in enumerate(explanations)
     ]
+    found = _at_once(found, at_once(explanations, words), findings)
     explained = {number for diagnosis in found for number in diagnosis.findings}
     found = _joined(found + _of_proofs(findings, explained), findings)
     return tuple(
@@ -92,10 +99,54 @@ def _of_rows(
         evidence=evidence,
         evidence_total=total,
         findings=numbers,
-        others=tuple(_sentences(explanation)) if confidence == "likely" else (),
+        others=_others(explanation, cause.sentence(h)) if confidence == "likely" else (),
         signature=tuple(_effects(d, h, keys)),
         functions=cause.functions_by_item.get(h.item, cause.functions),
     )
+
+
+def _at_once(
+    found: Sequence[Diagnosis], events: Sequence[AtOnce], findings: Sequence[Finding]
+) -> list[Diagnosis]:
+    """
+    Return diagnoses, with one of each event in place of those that follow from it.
+
+    :param found: the diagnosis of each explanation
+    """
+    joined = {number for event in events for number in event.numbers}
+    return [
+        *(
+            Diagnosis(
+                cause=event.cause,
+                what=event.what,
+                confidence="likely",
+                memcgs=event.memcgs,
+                nid=event.nid,
+                amount=event.amount,
+                unit=event.unit,
+                evidence=event.evidence,
+                evidence_total=len(event.evidence) or None,
+                findings=tuple(
+                    sorted(
+                        {f for n in event.numbers for f in found[n].findings}
+                        | set(_unfolded(event, findings))
+                    )
+                ),
+                signature=tuple(effect for n in event.numbers for effect in found[n].signature),
+                functions=event.functions,
+            )
+            for event in events
+        ),
+        *(diagnosis for number, diagnosis in enumerate(found) if number not in joined),
+    ]
+
+
+def _unfolded(event: AtOnce, findings: Sequence[Finding]) -> Iterator[int]:
+    """Yield the findings on a memcg with changes that no flush knows of, if an event made these."""
+    for number, finding in enumerate(findings):
+        is_of_it = finding.kind == "never-folded" and finding.memcg in event.memcgs
+        if is_of_it and 0 < (finding.difference or 0) <= event.unfolded:
+            yield number
 
 
 def _explained(d: Differences, causes: Sequence[Hypothesis]) -> list[list[RowKey]]:
@@ -191,12 +242,13 @@ def _is_skew_of(h: Hypothesis, finding: Finding) -> bool:
     )
 
 
-def _sentences(explanation: Explanation) -> Iterable[str]:
+def _others(explanation: Explanation, what: str) -> tuple[str, ...]:
+    """Return other explanations in words, without those that no word tells from the first one."""
     said = (
         "; and ".join(cause_of(other.cause).sentence(other) for other in some)
         for some in explanation.others
     )
-    return list(dict.fromkeys(said))[:_MOST_OTHERS]
+    return tuple(other for other in dict.fromkeys(said) if other != what)[:_MOST_OTHERS]
 
 
 def _effects(d: Differences, h: Hypothesis, keys: Iterable[RowKey]) -> Iterable[Effect]:

@@ -31,21 +31,27 @@ def _owner_changed(view: View, key: RowKey, amount: int) -> Iterator[Hypothesis]
     for objcg in snapshot.objcgs.values():
         here = [p for p in objcg.places if (p.memcg, p.nid) == (key.memcg, key.nid)]
         now = snapshot.payer(objcg.address)
-        if len(here) != amount or now is None or now in d.chain(listed.payer):
+        if len(here) != amount or now in d.chain(listed.payer):
             continue
         yield Hypothesis(
             PROVED["misplaced-objcg"].cause,
-            (listed.payer, now),
+            (listed.payer,) if now is None else (listed.payer, now),
             (objcg.address,),
             objcg.nid,
             "objcg->memcg",
             len(here),
             "references",
             _moved(d, objcg, listed.payer, now),
+            place=f"{objcg.memcg:#x}" if now is None else "",
         )
 
 
-def _moved(d: Differences, objcg: Objcg, was: int, now: int) -> Signature:
+def _moved(d: Differences, objcg: Objcg, was: int, now: int | None) -> Signature:
+    """
+    Return the signature of an obj_cgroup with another memcg.
+
+    :param now: who pays for it; ``None`` if it refers to no memcg
+    """
     snapshot = d.snapshot
     rows: Counter[RowKey] = Counter()
     for place in objcg.places:
@@ -54,9 +60,9 @@ def _moved(d: Differences, objcg: Objcg, was: int, now: int) -> Signature:
         if objcg.address in task.objcgs and task.memcg != now and not task.stale:
             payer = snapshot.payer(task.memcg) or 0
             rows[RowKey("task_objcg", "task->objcg", "references", payer)] += 1
-    held = _held(d, objcg, was), _held(d, objcg, now)
-    signature = added(Signature({k: v for k, v in rows.items() if d.has(k)}), held[0])
-    return added(signature, held[1], sign=-1)
+    listed = Signature({k: v for k, v in rows.items() if d.has(k)})
+    signature = added(listed, _held(d, objcg, was))
+    return signature if now is None else added(signature, _held(d, objcg, now), sign=-1)
 
 
 def _held(d: Differences, objcg: Objcg, memcg: int) -> Signature:
@@ -122,6 +128,11 @@ def _say_cached(h: Hypothesis) -> str:
 
 
 def _say(h: Hypothesis) -> str:
+    if len(h.memcgs) == 1:
+        return (
+            f"obj_cgroup {h.objcgs[0] or 0:#x} is one of memcg {h.memcgs[0]:#x}, and refers to "
+            f"{h.place}, which is no memcg: nothing pays for its charges"
+        )
     return (
         f"obj_cgroup {h.objcgs[0] or 0:#x} is one of memcg {h.memcgs[0]:#x}, and refers to memcg "
         f"{h.memcgs[1]:#x}, to which all its charges went"

@@ -26,7 +26,7 @@ What differs between kernel releases:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from drgn import FaultError, Object, SymbolBinding, Type, TypeKind, offsetof, sizeof
@@ -43,6 +43,7 @@ from memcg_inspect.image.memory import Memory
 from memcg_inspect.linux.mm.memcontrol import on_default_hierarchy
 from memcg_inspect.linux.mm.percpu_defs import percpu_offsets
 from memcg_inspect.model import Stat
+from memcg_inspect.model_counters import CounterWord
 from memcg_inspect.model_kernel import LocalItems
 
 __all__ = (
@@ -430,11 +431,14 @@ class StatReader:
         :param pn: ``struct mem_cgroup_per_node *``
         :raises drgn.FaultError: if any of them cannot be read
         """
+        return self._read(*self._of_lruvec(pn), self._lruvec)
+
+    def _of_lruvec(self, pn: Object) -> tuple[int, int]:
         lruvec_stats = pn.lruvec_stats
         address = lruvec_stats.address_ if self._embedded else lruvec_stats.value_()
         if address is None:
             raise FaultError("lruvec_stats has no address", 0)
-        return self._read(address, pn.lruvec_stats_percpu.value_(), self._lruvec)
+        return address, pn.lruvec_stats_percpu.value_()
 
     def lruvec_stats(self, pn: Object, arrays: StatArrays) -> dict[str, Stat]:
         """
@@ -447,6 +451,44 @@ class StatReader:
             _add(stats, "NR_SLAB_RECLAIMABLE_B", int(pn.slab_reclaimable.counter))
             _add(stats, "NR_SLAB_UNRECLAIMABLE_B", int(pn.slab_unreclaimable.counter))
         return stats
+
+    def memcg_words(self, memcg: Object) -> Iterator[CounterWord]:
+        """
+        Yield the words that the counters of a memcg are in.
+
+        :param memcg: ``struct mem_cgroup *``
+        :raises drgn.FaultError: if any of the counters cannot be read
+        """
+        return self._words(memcg.vmstats.value_(), memcg.vmstats_percpu.value_(), self._memcg)
+
+    def lruvec_words(self, pn: Object) -> Iterator[CounterWord]:
+        """
+        Yield the words that the counters of a memcg on a node are in.
+
+        :param pn: ``struct mem_cgroup_per_node *``
+        :raises drgn.FaultError: if any of the counters cannot be read
+        """
+        return self._words(*self._of_lruvec(pn), self._lruvec)
+
+    def _words(self, address: int, percpu: int, layout: _Layout) -> Iterator[CounterWord]:
+        word, signed_at = self.memory.word_size, self.memory.signed_at
+        slots = [(name, slot * word) for name, slot in self.slots.items() if slot < layout.length]
+        data = self.memory.read(address, layout.size)
+        for name, at in slots:
+            yield CounterWord("state", name, address + layout.state + at, word)
+            start = address + layout.pending
+            pending = signed_at(data, layout.pending + at)
+            yield CounterWord("state_pending", name, start + at, word, pending=pending)
+            if layout.local is not None:
+                yield CounterWord("state_local", name, address + layout.local + at, word)
+        for cpu, offset in percpu_offsets(self.image).items():
+            start, state, prev = percpu + offset, layout.percpu_state, layout.percpu_prev
+            data = self.memory.read(start, layout.percpu_size)
+            for name, at in slots:
+                pending = signed_at(data, state + at) - signed_at(data, prev + at)
+                yield CounterWord(
+                    "percpu", name, start + state + at, word, cpu=cpu, pending=pending
+                )
 
     def _read(self, address: int, percpu: int, layout: _Layout) -> StatArrays:
         read = self.memory.read

@@ -32,6 +32,7 @@ from memcg_inspect.linux.mm.mm_types import LruFlags
 from memcg_inspect.linux.mm.mmzone import mem_map
 from memcg_inspect.linux.mm.page_flags import lru_generations, page_flags
 from memcg_inspect.model import Coverage
+from memcg_inspect.model_counters import CounterWord
 
 __all__ = ("LruReader", "Sizes")
 
@@ -153,6 +154,23 @@ class LruReader:
                 yield self._generation_item(generation, is_file, zone), pages
             elif pages:
                 yield self._type_item(zone, is_file), pages
+
+    def words(self, pn: Object) -> Iterator[CounterWord]:
+        """
+        Yield the words that the sizes of all lists of a memcg on a node are in.
+
+        :param pn: ``struct mem_cgroup_per_node *``
+        """
+        word, address = self.memory.word_size, pn.value_() + self._zone_size
+        for zone in range(len(self._zones)):
+            for number, name in self._lists.items():
+                at = address + (zone * len(self._lists) + number) * word
+                yield CounterWord("lists", self._list_item(zone, name), at, word)
+        if self._has_generations:
+            address = pn.value_() + self._nr_pages
+            for slot, (generation, is_file, zone) in enumerate(self._each_list()):
+                item = self._generation_item(generation, is_file, zone)
+                yield CounterWord("lists", item, address + slot * word, word)
 
     def _each_list(self) -> Iterator[tuple[int, bool, int]]:
         """

@@ -11,6 +11,8 @@ nodes that ``/proc/vmstat`` shows.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from drgn import FaultError, Object, offsetof
 from drgn.helpers.linux.mmzone import NODE_DATA
 
@@ -21,8 +23,9 @@ from memcg_inspect.linux.mm.memcontrol_vmstats import node_stat_items
 from memcg_inspect.linux.mm.mmzone import online_nodes, possible_nodes
 from memcg_inspect.linux.mm.percpu_defs import percpu_offsets
 from memcg_inspect.model import Coverage, NodeStat
+from memcg_inspect.model_counters import CounterWord
 
-__all__ = ("read_node_stats", "read_total_stats")
+__all__ = ("node_stat_words", "read_node_stats", "read_total_stats")
 
 
 def read_node_stats(image: Image, coverage: Coverage) -> dict[tuple[int, str], NodeStat]:
@@ -70,6 +73,18 @@ def read_total_stats(image: Image, coverage: Coverage) -> dict[str, int]:
         coverage.miss("counters of all nodes", error.address, str(error))
         return {}
     return {name: totals[slot] for slot, name in node_stat_items(image).items()}
+
+
+def node_stat_words(image: Image, nid: int) -> Iterator[CounterWord]:
+    """
+    Yield the words that the counters of a node are in.
+
+    :raises drgn.FaultError: if the node cannot be read
+    """
+    address = NODE_DATA(image.prog, nid).vm_stat.address_of_().value_()
+    word = image.memory.word_size
+    for slot, name in node_stat_items(image).items():
+        yield CounterWord("vm_stat", name, address + slot * word, word)
 
 
 def _array(image: Image, array: Object) -> list[int]:

@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+"""Several counters that are wrong at once: a range that was overwritten, or a flush."""
+
+from __future__ import annotations
+
+from support.made_kernel import LRUVEC, SHOP, WEB, Kernel, busy
+
+from memcg_inspect.checks.diagnosis import diagnose
+from memcg_inspect.checks.judge import judge
+from memcg_inspect.model_counters import CounterWord
+from memcg_inspect.report import Diagnosis
+
+#: Neighbours in the arrays.
+ITEMS = ("NR_SLAB_RECLAIMABLE_B", "NR_SLAB_UNRECLAIMABLE_B", "NR_KERNEL_STACK_KB", "NR_PAGETABLE")
+
+
+def diagnoses(kernel: Kernel, *words: CounterWord) -> tuple[Diagnosis, ...]:
+    made = kernel.snapshot()
+    judged = judge(made)
+    findings = [pending.finding for pending in judged.findings]
+    return diagnose(made, judged.rows, findings, words)
+
+
+def folded(apart: int = 8) -> list[CounterWord]:
+    """Return the words of the folded counters of a memcg on node 0."""
+    return [
+        CounterWord("state", item, 0x8000 + apart * n, 8, WEB, 0) for n, item in enumerate(LRUVEC)
+    ]
+
+
+def overwrite(kernel: Kernel, number: int) -> Kernel:
+    for n, item in enumerate(ITEMS[:number]):
+        kernel.state[WEB, item, 0] += 40_000 + 4 * n
+    return kernel
+
+
+def test_neighbouring_words_are_one_cause() -> None:
+    for seed in range(4):
+        [found] = diagnoses(overwrite(busy(seed), 4), *folded())
+        assert (found.cause, found.confidence) == ("overwritten", "likely")
+        assert (found.memcgs, found.nid, found.amount) == ((WEB,), 0, 32)
+        assert [e.address for e in found.evidence] == [0x8000]
+        assert "up to 0x8020: NR_SLAB_RECLAIMABLE_B to NR_PAGETABLE" in str(found.evidence[0].note)
+
+
+def test_words_far_from_each_other_are_several_causes() -> None:
+    found = diagnoses(overwrite(busy(1), 4), *folded(apart=64))
+    assert [d.cause for d in found] == ["counter"] * 4
+
+
+def test_two_words_are_no_range() -> None:
+    found = diagnoses(overwrite(busy(1), 2), *folded())
+    assert [d.cause for d in found] == ["counter"] * 2
+
+
+def test_without_words_nothing_is_overwritten() -> None:
+    assert [d.cause for d in diagnoses(overwrite(busy(1), 4))] == ["counter"] * 4
+
+
+def test_the_cpu_is_the_one_that_has_the_changes() -> None:
+    kernel = busy(1)
+    for item in ITEMS:
+        kernel.cpu[WEB, item, 0] += 40_000
+    words = [
+        CounterWord("percpu", item, at + 8 * n, 8, WEB, 0, cpu, pending)
+        for cpu, at, pending in ((0, 0x8000, 300), (1, 0x9000, 39_960), (2, 0xA000, -400))
+        for n, item in enumerate(LRUVEC)
+    ]
+    handed_up = [
+        CounterWord("state_pending", item, 0x7000 + 8 * n, 8, WEB, 0, pending=300)
+        for n, item in enumerate(LRUVEC)
+    ]
+    [found] = diagnoses(kernel, *handed_up, *words)
+    assert found.cause == "overwritten"
+    assert "CPU 1" in found.what
+    assert [e.address for e in found.evidence] == [0x9000]
+
+
+def flush(kernel: Kernel, memcg: int, local: bool) -> None:
+    """Lose what a flush of a memcg folds: its own changes, or those of its children."""
+    for item, size in (("MEMCG_PERCPU_B", 96), (ITEMS[0], 2400), (ITEMS[1], 5000), (LRUVEC[6], 3)):
+        for nid in (None, 0) if item in LRUVEC else (None,):
+            for above in (memcg, SHOP, 0x1000):
+                kernel.state[above, item, nid] -= size
+            if local:
+                kernel.local[memcg, item, nid] -= size
+
+
+def test_a_flush_is_one_cause() -> None:
+    for seed in range(4):
+        for local in (True, False):
+            kernel = busy(seed)
+            flush(kernel, WEB, local)
+            found = diagnoses(kernel)
+            assert (found[0].cause, found[0].memcgs) == ("flush", (WEB,))
+            assert found[0].confidence == "likely"
+            if local:
+                assert len(found) == 1
+
+
+def test_a_flush_is_no_range() -> None:
+    kernel = busy(1)
+    flush(kernel, WEB, local=True)
+    local = [word._replace(array="state_local", address=word.address + 0x100) for word in folded()]
+    assert [d.cause for d in diagnoses(kernel, *folded(), *local)] == ["flush"]
