@@ -26,7 +26,7 @@ __all__ = ("doubt_of", "held_on_stack")
 #: Functions that take references to memcgs, or call those that do. Parts of names.
 _HOLDS = re.compile(
     r"mem_cgroup|memcg|obj_cgroup|objcg|try_charge|css_|cgroup_|lru_gen|shrink_|reclaim|wb_|zswap"
-    r"|^(__)?sk_(free|destruct)$"
+    r"|^(__)?sk_(free|destruct)$|^sock_diag_broadcast_destroy"
 )
 
 #: Returns the most references to one memcg that a task holds.

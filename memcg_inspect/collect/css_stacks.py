@@ -14,7 +14,8 @@ from memcg_inspect.image.image import Image
 from memcg_inspect.image.lookup import UnknownKernelError
 from memcg_inspect.linux.block.loop import busy_loops
 from memcg_inspect.linux.kernel.module import foreign_modules
-from memcg_inspect.linux.kernel.stacktrace_refs import stack_refs
+from memcg_inspect.linux.kernel.stacktrace_refs import Freeing, stack_refs
+from memcg_inspect.linux.mm.backing_dev import released_cgwbs
 from memcg_inspect.linux.net.sock_destruct import closing_sockets, freed_sockets
 from memcg_inspect.model import Coverage
 from memcg_inspect.report import Row
@@ -30,7 +31,7 @@ def with_css_stacks(image: Image, snapshot: Snapshot, rows: Iterable[Row]) -> Sn
     """
     Return the snapshot, with what holds references for a moment to the memcgs whose rows differ.
 
-    These holders are tasks, and sockets that are being freed.
+    These holders are tasks, and sockets and writebacks that are being freed.
 
     :param rows: rows of the snapshot without them
     """
@@ -41,7 +42,7 @@ def with_css_stacks(image: Image, snapshot: Snapshot, rows: Iterable[Row]) -> Sn
     try:
         coverage = Coverage()
         others = _why_others(image) or _why_callbacks(snapshot)
-        stacks = stack_refs(image, wanted, coverage, freed_sockets(image))
+        stacks = stack_refs(image, wanted, coverage, _freeing(image))
         holders = dict(snapshot.css_holders)
         try:
             holders["closing"] = closing_sockets(image, wanted)
@@ -56,6 +57,10 @@ def with_css_stacks(image: Image, snapshot: Snapshot, rows: Iterable[Row]) -> Sn
         others, stacks = f"what may hold references changed meanwhile ({error})", {}
         holders = dict(snapshot.css_holders)
     return replace(snapshot, css_stacks=stacks, css_others=others, css_holders=holders)
+
+
+def _freeing(image: Image) -> list[Freeing]:
+    return [some for some in (freed_sockets(image), released_cgwbs(image)) if some is not None]
 
 
 def _why_callbacks(snapshot: Snapshot) -> str | None:

@@ -45,7 +45,7 @@ class Freeing(NamedTuple):
 
 
 def stack_refs(
-    image: Image, wanted: Set[int], coverage: Coverage, freeing: Freeing | None = None
+    image: Image, wanted: Set[int], coverage: Coverage, freeing: Sequence[Freeing] = ()
 ) -> dict[int, tuple[StackRef, ...]]:
     """
     Find the tasks whose kernel stack or registers contain some addresses.
@@ -95,9 +95,9 @@ def _cpus(image: Image, on_fault: OnFault) -> dict[int, int]:
 class _Stacks:
     """Reads the stack and registers of tasks. The parameters are those of :func:`stack_refs`."""
 
-    def __init__(self, image: Image, wanted: Set[int], freeing: Freeing | None) -> None:
+    def __init__(self, image: Image, wanted: Set[int], freeing: Sequence[Freeing]) -> None:
         self._image, self._wanted, self._freeing = image, wanted, freeing
-        self._freed_at = frozenset[int]() if freeing is None else freeing.places
+        self._freed_at = frozenset[int]().union(*(some.places for some in freeing))
 
     def of_task(self, task: Object, cpu: int | None) -> Iterator[tuple[int, StackRef]]:
         """
@@ -131,10 +131,12 @@ class _Stacks:
 
     def _freed(self, words: Sequence[int]) -> Counter[int]:
         """Return what the objects refer to that a task may be freeing."""
-        if self._freeing is None:
-            return Counter()
-        found = map(self._freeing.refers_to, dict.fromkeys(words))
-        return Counter(word for word in found if word is not None and word in self._wanted)
+        found: Counter[int] = Counter()
+        for some in self._freeing:
+            if not some.places.isdisjoint(words):
+                refers = map(some.refers_to, dict.fromkeys(words))
+                found.update(word for word in refers if word is not None and word in self._wanted)
+        return found
 
 
 def _live(image: Image, task: Object) -> Sequence[int] | None:

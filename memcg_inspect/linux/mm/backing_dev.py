@@ -5,7 +5,8 @@ Writeback of memcgs
 
 Mirrors :linux:`mm/backing-dev.c`. With ``CONFIG_CGROUP_WRITEBACK``, a memcg that dirties files of a
 device has a ``struct bdi_writeback`` of its own there. ``cgwb_create()`` takes a reference to the
-memcg for it. ``cgwb_release_workfn()`` drops it when no inode uses the structure any more.
+memcg for it. ``cgwb_release_workfn()`` drops it when no inode uses the structure any more, and
+takes the structure off ``offline_cgwbs`` later.
 """
 
 from __future__ import annotations
@@ -13,13 +14,15 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator
 
-from drgn import FaultError, Object, container_of
+from drgn import FaultError, Object, container_of, offsetof
 
 from memcg_inspect.image.image import Image
 from memcg_inspect.image.lookup import UnknownKernelError
+from memcg_inspect.linux.kernel.stacktrace_refs import Freeing
+from memcg_inspect.linux.kernel.stacktrace_words import places_in
 from memcg_inspect.linux.lib.list import OnFault, list_entries
 
-__all__ = ("cgwbs", "offline_cgwbs")
+__all__ = ("cgwbs", "offline_cgwbs", "released_cgwbs")
 
 
 def cgwbs(image: Image, memcg: Object, on_fault: OnFault) -> Iterator[Object]:
@@ -62,3 +65,19 @@ def offline_cgwbs(image: Image, on_fault: OnFault) -> dict[int, list[int]]:
             continue
         found[memcg.value_()].append(wb.value_())
     return found
+
+
+def released_cgwbs(image: Image) -> Freeing | None:
+    """
+    Return how to find structures that workers are releasing, on the list or not any more.
+
+    :return: ``None`` without ``CONFIG_CGROUP_WRITEBACK``
+    """
+    places = places_in(image, ("cgwb_release_workfn",))
+    if not places:
+        return None
+    # What cannot be read is counted as such where the holders of references are read.
+    found = offline_cgwbs(image, lambda error: None)
+    work = offsetof(image.type("struct bdi_writeback"), "release_work")
+    memcgs = {wb + offset: m for m, some in found.items() for wb in some for offset in (0, work)}
+    return Freeing(places, memcgs.get)

@@ -7,6 +7,9 @@ Mirrors ``sk_destruct()`` of :linux:`net/core/sock.c`. A socket with ``SOCK_RCU_
 a bound one of UDP, waits for a grace period when its last reference is gone. It holds a reference
 to its memcg until then (``mem_cgroup_sk_free()``). Its slot looks free before it is. So does that
 of a socket that a task is freeing: only the stack and registers of the task show that it is not.
+
+If somebody listens for sockets that are closed (``ss -E``), ``sock_diag_broadcast_destroy()``
+leaves ``sk_destruct()`` to a work item, which refers to the socket.
 """
 
 from __future__ import annotations
@@ -14,20 +17,22 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Container
 
-from drgn import FaultError, offsetof
+from drgn import FaultError, container_of, offsetof
 
 from memcg_inspect.image.image import Image
 from memcg_inspect.image.lookup import UnknownKernelError
 from memcg_inspect.linux.kernel.rcu import queued_callbacks
 from memcg_inspect.linux.kernel.stacktrace_refs import Freeing
 from memcg_inspect.linux.kernel.stacktrace_words import places_in
+from memcg_inspect.linux.kernel.workqueue import is_pending, works_of
 
 __all__ = ("SockUse", "closing_sockets", "freed_sockets")
 
 #: Bytes of a ``refcount_t``.
 _INT = 4
+_BROADCAST = "sock_diag_broadcast_destroy_work"
 #: Functions that a task is in from the last reference to a socket on until it is freed.
-_FREE = ("sk_free", "__sk_free", "sk_destruct", "__sk_destruct")
+_FREE = ("sk_free", "__sk_free", "sk_destruct", "__sk_destruct", _BROADCAST)
 
 
 class SockUse:
@@ -66,25 +71,50 @@ class SockUse:
 
 def closing_sockets(image: Image, memcgs: Container[int]) -> Counter[int]:
     """
-    Count the sockets that wait for ``__sk_destruct()``.
+    Count the sockets that wait for ``sk_destruct()`` or ``__sk_destruct()``.
 
     :param memcgs: ``struct mem_cgroup *`` of the memcgs whose sockets are counted
     :return: by ``struct mem_cgroup *``
-    :raises drgn.FaultError: if a list of RCU callbacks, or a socket, cannot be read
+    :raises drgn.FaultError: if a list of RCU callbacks or work items, or a socket, cannot be read
     """
-    found: Counter[int] = Counter()
     try:
         destruct = image.symbol("__sk_destruct").address
         sock = image.type("struct sock")
     except UnknownKernelError:
-        return found  # CONFIG_NET=n
+        return Counter()  # CONFIG_NET=n
     head, memcg, memory = offsetof(sock, "sk_rcu"), offsetof(sock, "sk_memcg"), image.memory
-    for callback in queued_callbacks(image):
+    sockets = {
+        callback - head
+        for callback in queued_callbacks(image)
         # struct rcu_head has the function after the pointer to the next one.
-        if memory.word(callback + memory.word_size) == destruct:
-            payer = memory.word(callback - head + memcg)
-            if payer in memcgs:
-                found[payer] += 1
+        if memory.word(callback + memory.word_size) == destruct
+    }
+    payers = [memory.word(address + memcg) for address in (*sockets, *_broadcast(image))]
+    return Counter(payer for payer in payers if payer in memcgs)
+
+
+def _broadcast(image: Image) -> set[int]:
+    """
+    Return the sockets whose destruction will be told to listeners, ``struct sock *``.
+
+    Those that a worker has begun with are not among them: it may have freed them already.
+
+    :raises drgn.FaultError: if a list of work items, or one of them, cannot be read
+    """
+    try:
+        function = image.symbol(_BROADCAST).address
+        image.type("struct broadcast_sk")
+    except UnknownKernelError:
+        return set()
+    faults: list[FaultError] = []
+    works = works_of(image, function, faults.append)
+    found = {
+        container_of(work, "struct broadcast_sk", "work").sk.value_()
+        for work in works
+        if is_pending(work)
+    }
+    if faults:
+        raise faults[0]
     return found
 
 
