@@ -315,6 +315,11 @@ BLOCKS = {
     "tables": Block("docs/output.md", _tables),
     "finding": Block("docs/output.md", _finding),
     "bench": Block("docs/architecture.md", _bench, "measured"),
+    "usage": Block(
+        "docs/commands/usage.md",
+        _command("usage", "/churn/group-1", workload="churn", freeze="busy", seed=1),
+    ),
+    "usage_fields": Block("docs/commands/usage.md", _fields("usage"), "source"),
     "drift": Block(
         "docs/commands/drift.md",
         _command("drift", "--sort", "error:asc", workload="churn", freeze="busy", seed=1),

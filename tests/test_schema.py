@@ -37,6 +37,7 @@ ASKED = (
     ("rss",),
     ("rss", "--check"),
     ("drift", "--all"),
+    ("usage", "/files/web"),
     ("who", "0x10", "{memcg}"),
 )
 

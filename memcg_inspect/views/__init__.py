@@ -20,6 +20,7 @@ __all__ = ("NAMES", "columns", "tables", "views")
 NAMES = (
     "slabinfo",
     "percpu",
+    "usage",
     "stat",
     "stock",
     "tasks",

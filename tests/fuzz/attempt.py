@@ -46,6 +46,7 @@ VIEWS: tuple[tuple[str, ...], ...] = (
     ("allocinfo", "--by", "memcg,node,kind,site", "--json"),
     ("allocinfo", "--overhead", "--json"),
     ("drift", "--json"),
+    ("usage", "/files/web", "--json"),
     ("dying", "--json"),
     ("percpu", "--each", "--json"),
     ("rss", "--json"),

@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+"""``usage`` is compared with the guest's memory.current and memory.stat."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from drgn import Program
+from support.guest_files import path_of, still
+from support.guests import KERNELS, GuestImage, Lab
+
+from memcg_inspect.helpers import find_memcg
+from memcg_inspect.image.image import image_of
+from memcg_inspect.tables import UsageError
+from memcg_inspect.views.usage import usage
+
+pytestmark = [pytest.mark.image, pytest.mark.newest_kernel]
+
+NO_ROW = "memory.current", "not found"
+
+
+def rows_of(prog: Program, path: str) -> dict[str, dict[str, Any]]:
+    [table] = usage(image_of(prog), path).tables
+    rows = [table.values(row) for row in table.rows]
+    return {str(row["what"]): row for row in rows}
+
+
+def still_current(image: GuestImage) -> dict[str, int]:
+    """Return the memory.current of memcgs that is the same in both copies, in bytes."""
+    first, second = (
+        {
+            path_of(file, image.guest / which / "cgroup"): int(file.read_text())
+            for file in (image.guest / which / "cgroup").rglob("memory.current")
+        }
+        for which in "12"
+    )
+    return {path: size for path, size in second.items() if first[path] == size}
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_terms_add_up_to_what_the_guest_read(lab: Lab, kernel: str) -> None:
+    image = lab.image(kernel, "4", "mixed")
+    prog = image.program()
+    stats = {
+        (path, name): v for (path, name, n), v in still(image, "memory.stat").items() if n is None
+    }
+    current = still_current(image)
+    seen, moved, compared = set[str](), set[str](), 0
+    for path in sorted(path for path in current if path.count("/") == 1 and path != "/"):
+        rows = rows_of(prog, path)
+        terms = [row for what, row in rows.items() if what not in NO_ROW]
+        assert rows["not found"]["bytes"] == 0
+        assert sum(row["bytes"] for row in terms) == rows["memory.current"]["bytes"]
+        # Something may be freed after the second copy.
+        moved.update([path] if rows["memory.current"]["bytes"] != current[path] else [])
+        for row in terms:
+            items = row["items"].split(" + ") if row["items"] else []
+            if items:
+                read = row["memory_stat"] + row["not_folded"]
+                assert row["bytes"] == read + row["in_stocks"], (path, row)
+                if all((path, item) in stats for item in items):
+                    is_same = read == sum(stats[path, item] for item in items)
+                    moved.update([] if is_same else [path])
+                    compared += is_same
+            else:
+                assert row["memory_stat"] is None
+            seen.update([row["what"]] if row["bytes"] else [])
+    assert compared > 20
+    assert len(moved) <= 3, moved
+    assert seen >= {
+        "user pages and page cache",
+        "slab objects",
+        "percpu memory",
+        "kernel stacks",
+        "page tables",
+        "sockets",
+        "other pages of the kernel",
+        "charged for objects, and unused",
+    }
+
+
+@pytest.mark.parametrize("kernel", ["6.1", "7.3"])
+def test_what_is_not_found_is_said(lab: Lab, kernel: str) -> None:
+    prog = lab.image(kernel, "4", "mixed").program()
+    counter = find_memcg(prog, "/files/web").memory.usage.counter
+    planted = (int(counter) + 7).to_bytes(8, "little")
+
+    def read(address: int, count: int, offset: int, physical: bool) -> bytes:
+        return planted[offset : offset + count]
+
+    prog.add_memory_segment(counter.address_of_(), 8, read, False)
+    answer = usage(image_of(prog), "/files/web")
+    [table] = answer.tables
+    assert table.values(table.rows[-1])["bytes"] == 7 * 4096
+    assert any("memcg-inspect audit" in note for note in answer.notes)
+
+
+def test_memcgs_without_the_file(lab: Lab) -> None:
+    prog = lab.image("7.3", "4", "dying").program()
+    with pytest.raises(UsageError, match="the root has no memory.current"):
+        usage(image_of(prog), "/")
+    with pytest.raises(UsageError, match="there is no memcg /nope"):
+        usage(image_of(prog), "/nope")
