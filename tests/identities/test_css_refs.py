@@ -410,7 +410,7 @@ def test_a_socket_that_a_task_is_freeing(lab: Lab, kernel: str) -> None:
     subject, prog = Subject(image.program()), image.program(dwarf=True)
     assert named(subject.report, "css_refs") == set()
     frames = [prog.stack_trace(cpu_curr(prog, cpu))[0] for cpu in for_each_online_cpu(prog)]
-    [frame] = [frame for frame in frames if frame.name == "sk_destruct"]
+    frame = next(frame for frame in frames if frame.name == "sk_destruct")
     memcg = frame["sk"].sk_memcg.value_()
     path = next(path for path, address in subject.paths.items() if address == memcg)
     before = held(subject.report)[path]
