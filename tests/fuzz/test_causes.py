@@ -422,7 +422,7 @@ def shared_info(skb: Object) -> Object:
 
 
 @OLD_AND_NEW
-@pytest.mark.parametrize("what", ["namespaces", "sockets", "buffers", "fragments", "count"])
+@pytest.mark.parametrize("what", ["namespaces", "sockets", "buffers", "fragments", "count", "head"])
 def test_lists_of_sockets_and_buffers(image: GuestImage, what: str) -> None:
     prog = image.program()
     queue = next(queues(prog))
@@ -438,6 +438,8 @@ def test_lists_of_sockets_and_buffers(image: GuestImage, what: str) -> None:
         "buffers": (place(skb.next), skb.value_()),
         "fragments": (place(shared_info(skb).frag_list), skb.value_()),
         "count": (place(shared_info(skb).nr_frags), b"\xff"),
+        # its end is beyond the last address
+        "head": (place(skb.head), (1 << 64) - 256),
     }[what]
     whole, coverage = Coverage(), Coverage()
     pages = list(unix_socket_pages(image_of(prog), whole))

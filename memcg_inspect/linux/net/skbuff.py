@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from drgn import Architecture, FaultError, Object, offsetof, sizeof
+from drgn import Architecture, FaultError, Object, cast, offsetof, sizeof
 
 from memcg_inspect.image.image import Image
 from memcg_inspect.image.layout import array_length, bit_field, constant, has_member, has_type
@@ -85,8 +85,9 @@ def _shared_info(image: Image, skb: Object) -> Object:
     # skb_end_pointer(): skb->end is an offset on 64-bit machines
     # (CONFIG_NET_SKBUFF_DATA_USES_OFFSET), and a pointer on others.
     end = skb.end.value_()
-    address = end if end >> 32 else skb.head.value_() + end
-    return Object(image.prog, "struct skb_shared_info", address=address)
+    # What drgn adds to a pointer wraps around like a pointer, also if it is damaged.
+    place = Object(image.prog, "void *", end) if end >> 32 else skb.head + end
+    return cast("struct skb_shared_info *", place)[0]
 
 
 def _pages(shared: Object) -> Iterator[int]:
