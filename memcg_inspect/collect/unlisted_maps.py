@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 
 from drgn import FaultError, Object, container_of, offsetof, sizeof
@@ -65,16 +66,22 @@ class UnlistedMaps:
         """
         Find the maps of a slab that have no ID.
 
+        An object that cannot be read explains no difference.
+
         :return: (``struct obj_cgroup *`` to which the map can hold references, the map)
-        :raises drgn.FaultError: if the slab cannot be read
         """
         if not (self._operations and slab.charged and slab.cache.name.startswith("kmalloc-cg-")):
             return
-        for obj in self._slabs.charged_objects(slab):
-            if obj.address not in self._listed and self._may_be_map(obj.address, slab):
-                bpf_map = Object(self._image.prog, "struct bpf_map *", obj.address)
-                if not _has_id(bpf_map):
-                    yield from _transients(self._image, bpf_map)
+        with suppress(FaultError):
+            for obj in self._slabs.charged_objects(slab):
+                with suppress(FaultError):
+                    yield from self._of_object(obj.address, slab)
+
+    def _of_object(self, address: int, slab: Slab) -> list[tuple[int, Transient]]:
+        if address in self._listed or not self._may_be_map(address, slab):
+            return []
+        bpf_map = Object(self._image.prog, "struct bpf_map *", address)
+        return [] if _has_id(bpf_map) else list(_transients(self._image, bpf_map))
 
     def _may_be_map(self, address: int, slab: Slab) -> bool:
         if slab.cache.object_size < self._ops + self._memory.word_size:
