@@ -17,6 +17,8 @@ from memcg_inspect.views.usage import usage
 
 pytestmark = [pytest.mark.image, pytest.mark.newest_kernel]
 
+#: Bytes of user pages that four CPUs can have in their folio batches: 31 small folios each.
+BATCHES = 4 * 31 * 4096
 NO_ROW = "memory.current", "not found"
 
 
@@ -58,7 +60,9 @@ def test_terms_add_up_to_what_the_guest_read(lab: Lab, kernel: str) -> None:
             items = row["items"].split(" + ") if row["items"] else []
             if items:
                 read = row["memory_stat"] + row["not_folded"]
-                assert row["bytes"] == read + row["in_stocks"], (path, row)
+                # Folios in the batches of CPUs are on no LRU list yet.
+                most = BATCHES if row["what"] == "user pages and page cache" else 0
+                assert 0 <= row["bytes"] - read - row["in_stocks"] <= most, (path, row)
                 if all((path, item) in stats for item in items):
                     is_same = read == sum(stats[path, item] for item in items)
                     moved.update([] if is_same else [path])
