@@ -11,7 +11,9 @@ from .store import fresh_folder, locked, read_stamp, text_hash, tree_hash, write
 WORKLOADS = FIXTURES / "workloads"
 GUEST = FIXTURES / "guest"
 # Workloads that never become idle.
-ENDLESS = frozenset({"churn", "mapchurn", "rmdirs", "testrun", "thpsplit", "traffic", "zswapout"})
+ENDLESS = frozenset(
+    {"churn", "mapchurn", "rmdirs", "sockdiag", "testrun", "thpsplit", "traffic", "zswapout"}
+)
 _FLAGS = ["-static", "-O2", "-g0", "-std=gnu11", "-Wall", "-Wextra", "-Werror", "-pthread"]
 
 

@@ -26,7 +26,7 @@ from memcg_inspect.linux.kernel.stacktrace_refs import Freeing
 from memcg_inspect.linux.kernel.stacktrace_words import places_in
 from memcg_inspect.linux.kernel.workqueue import is_pending, works_of
 
-__all__ = ("SockUse", "closing_sockets", "freed_sockets")
+__all__ = ("SockUse", "broadcast_sockets", "closing_sockets", "freed_sockets")
 
 #: Bytes of a ``refcount_t``.
 _INT = 4
@@ -134,3 +134,30 @@ def freed_sockets(image: Image) -> Freeing | None:
             return None
 
     return Freeing(places_in(image, _FREE), refers_to)
+
+
+def broadcast_sockets(image: Image) -> Freeing | None:
+    """
+    Return how to find sockets whose destruction workers are telling to listeners.
+
+    A worker that has just begun has a pointer to the work item only.
+
+    :return: ``None`` on a kernel that has no such listeners
+    """
+    sockets = freed_sockets(image)
+    try:
+        function, broadcast = image.symbol(_BROADCAST).address, image.type("struct broadcast_sk")
+    except UnknownKernelError:
+        return None
+    memory, func = image.memory, offsetof(image.type("struct work_struct"), "func")
+    work, sock = offsetof(broadcast, "work"), offsetof(broadcast, "sk")
+
+    def refers_to(address: int) -> int | None:
+        try:
+            if sockets is None or memory.word(address + func) != function:
+                return None
+            return sockets.refers_to(memory.word(address - work + sock))
+        except FaultError:
+            return None
+
+    return Freeing(places_in(image, (_BROADCAST,)), refers_to)
