@@ -51,10 +51,14 @@ __all__ = (
     "Unreadable",
     "Vectors",
     "counted",
+    "first_of",
 )
 
 #: Node of a charge that has none, or whose node is not known. Named as in include/linux/nodemask.h.
 NUMA_NO_NODE = -1
+
+#: Names in a list that says how many more there are.
+_MOST_NAMES = 3
 
 #: An address in kernel memory. In JSON it is a hexadecimal string.
 Address = Annotated[int, "address"]
@@ -80,6 +84,12 @@ def counted(number: int, what: str) -> str:
     """
     singular = what[:-1] if abs(number) == 1 and what.endswith("s") else what
     return f"{number:,} {singular}"
+
+
+def first_of(names: Sequence[str]) -> str:
+    """Return the first three names, and how many more there are: ``a, b, c and 2 more``."""
+    more = len(names) - _MOST_NAMES
+    return ", ".join(names[:_MOST_NAMES]) + (f" and {more:,} more" if more > 0 else "")
 
 
 class MemcgInspectError(Exception):

@@ -72,27 +72,25 @@ class UnlistedMaps:
         """
         if not (self._operations and slab.charged and slab.cache.name.startswith("kmalloc-cg-")):
             return
+        if slab.cache.object_size < self._size:
+            return
         with suppress(FaultError):
             for obj in self._slabs.charged_objects(slab):
                 with suppress(FaultError):
-                    yield from self._of_object(obj.address, slab)
+                    yield from self._of_object(obj.address)
 
-    def _of_object(self, address: int, slab: Slab) -> list[tuple[int, Transient]]:
-        if address in self._listed or not self._may_be_map(address, slab):
+    def _of_object(self, address: int) -> list[tuple[int, Transient]]:
+        if address in self._listed or not self._may_be_map(address):
             return []
         bpf_map = Object(self._image.prog, "struct bpf_map *", address)
         return [] if _has_id(bpf_map) else list(_transients(self._image, bpf_map))
 
-    def _may_be_map(self, address: int, slab: Slab) -> bool:
-        if slab.cache.object_size < self._ops + self._memory.word_size:
-            return False
+    def _may_be_map(self, address: int) -> bool:
         ops = self._memory.word(address + self._ops)
         if ops:
             return ops in self._operations
         # map_create() sets the operations after bpf_map_init_from_attr() has set the type, and the
         # allocators have been made. Tasks tell whether it is a map: see with_map_makers().
-        if slab.cache.object_size < self._size:
-            return False
         bpf_map = Object(self._image.prog, "struct bpf_map *", address)
         return int(bpf_map.map_type) in self._types
 

@@ -14,7 +14,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from memcg_inspect.model import Memcg, Unit, counted
+from memcg_inspect.model import Memcg, Unit, counted, first_of
 from memcg_inspect.render.report import evidence_text, head_lines
 from memcg_inspect.render.text import Output, printable, rounded, size
 from memcg_inspect.render.typed import Typed
@@ -32,7 +32,6 @@ _MOST_OF_SENTENCE = 3
 _MOST_OF_NOTE = 8
 #: The widest path of a memcg on a terminal.
 _WIDEST_PATH = 56
-_MOST_NAMES = 3
 
 
 #: A memcg in a sentence, and with it its obj_cgroup.
@@ -362,10 +361,7 @@ def _left_out(what: str, total: int, option: str) -> Callable[[int], str]:
 
 def _some(names: Sequence[str]) -> str:
     """Return the first names, and how many more there are; a dash for none."""
-    if not names:
-        return "-"
-    more = len(names) - _MOST_NAMES
-    return ", ".join(names[:_MOST_NAMES]) + (f" and {more:,} more" if more > 0 else "")
+    return first_of(names) if names else "-"
 
 
 def _fits(diagnosis: Diagnosis) -> str:

@@ -7,6 +7,7 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping
 
 from memcg_inspect.checks.identities.sock import sock_pages
+from memcg_inspect.checks.identities.usage import charged_in_advance
 from memcg_inspect.checks.ledger import Entry
 from memcg_inspect.checks.snapshot import OBJECTS, Snapshot
 from memcg_inspect.model import NUMA_NO_NODE
@@ -70,10 +71,8 @@ def _own(snapshot: Snapshot) -> Counter[Cell]:
     if snapshot.features.default_hierarchy:
         for memcg, pages in sock_pages(snapshot).items():
             own[memcg, NUMA_NO_NODE, "sock"] += pages * page
-    for stock in snapshot.charge_stocks:
-        payer = snapshot.payer(stock.memcg)
-        if payer is not None:
-            own[payer, NUMA_NO_NODE, "stock"] += stock.nr_pages * page
+    for memcg, pages in charged_in_advance(snapshot).items():
+        own[memcg, NUMA_NO_NODE, "stock"] += pages * page
     return own
 
 

@@ -10,7 +10,6 @@ means a leak, or a holder that this program does not know.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable
 
 from memcg_inspect.checks.check import Check, Explained, references_differ
 from memcg_inspect.checks.half_done import (
@@ -28,7 +27,7 @@ from memcg_inspect.checks.rows import RowKey, doubted, make_row, missing_if
 from memcg_inspect.checks.snapshot import OBJECTS, Snapshot
 from memcg_inspect.checks.split import being_split
 from memcg_inspect.checks.zswap_stores import being_stored
-from memcg_inspect.model import counted
+from memcg_inspect.model import counted, first_of
 from memcg_inspect.report import Row
 
 __all__ = ("CHECK", "reference_rows")
@@ -36,9 +35,6 @@ __all__ = ("CHECK", "reference_rows")
 _KINDS: tuple[ChargeKind, ...] = ("kmem", "lru", *OBJECTS)
 #: Holders of references that are not charges, by subject of the coverage.
 _HOLDERS = {"stock": "object stocks", "tasks": "tasks", "bpf": "BPF maps"}
-
-#: Objects that a reason names.
-_MOST_NAMES = 3
 
 _MEMCGS = "memcgs, which hold references to their obj_cgroups, are not all in the image"
 
@@ -107,21 +103,15 @@ def _being_freed(snapshot: Snapshot, row: Row) -> Explained | None:
     if difference <= 0 or not most:
         return None
     if not unsure or difference <= held:
-        what = _listed(f"{t.what} ({t.address:#x}): {t.freed_by}" for t in waiting)
+        what = first_of(sorted({f"{t.what} ({t.address:#x}): {t.freed_by}" for t in waiting}))
         amount = counted(held, "references")
         reason = f"objects being created or freed hold at most {amount}: {what}"
         if difference <= held:
             return Explained("in-flight", reason)
     else:
-        what = _listed(f"{t.what} ({t.address:#x})" for t in unsure)
+        what = first_of(sorted({f"{t.what} ({t.address:#x})" for t in unsure}))
         reason = f"objects hold references, and what frees them is unknown: {what}"
     return Explained("unverifiable", reason, max(difference - most, 0))
-
-
-def _listed(objects: Iterable[str]) -> str:
-    names = sorted(set(objects))
-    more = len(names) - _MOST_NAMES
-    return ", ".join(names[:_MOST_NAMES]) + (f" and {more:,} more" if more > 0 else "")
 
 
 def _sentence(row: Row) -> str:

@@ -34,7 +34,7 @@ from memcg_inspect.checks.rows import RowKey, doubted, missing_if
 from memcg_inspect.checks.snapshot import Snapshot
 from memcg_inspect.report import Row
 
-__all__ = ("CHECK", "usage_rows")
+__all__ = ("CHECK", "charged_in_advance", "usage_rows")
 
 
 def usage_rows(snapshot: Snapshot) -> list[Row]:
@@ -43,7 +43,7 @@ def usage_rows(snapshot: Snapshot) -> list[Row]:
     kmem, own, stock = (
         kmem_pages(snapshot),
         own_usage(snapshot, snapshot.usage),
-        _in_stock(snapshot),
+        charged_in_advance(snapshot),
     )
     rows = []
     for memcg in snapshot.live():
@@ -69,7 +69,8 @@ def usage_rows(snapshot: Snapshot) -> list[Row]:
     return rows
 
 
-def _in_stock(snapshot: Snapshot) -> Counter[int]:
+def charged_in_advance(snapshot: Snapshot) -> Counter[int]:
+    """Return the pages that CPUs have charged in advance, by memcg that pays."""
     stock: Counter[int] = Counter()
     for charge in snapshot.charge_stocks:
         payer = snapshot.payer(charge.memcg)
