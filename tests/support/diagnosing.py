@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from memcg_inspect.checks.registry import CHECKS
 from memcg_inspect.report import Diagnosis, Report
+from support import cause_planters
 from support.planters import planters_of
 from support.planting import Fault, NoVictim, Planter, Subject
 
@@ -55,19 +56,32 @@ BY_PLANTER = {
 
 
 class Case(NamedTuple):
-    """A fault to plant: the planter of an identity, and a size."""
+    """
+    A fault to plant.
 
-    identity: str
+    :ivar planter: what makes it
+    :ivar size: its size
+    :ivar cause: the cause that must be named
+    :ivar identity: the identity whose planter it is; empty for those of
+        :mod:`support.cause_planters`
+    """
+
     planter: Planter
     size: int
+    cause: str
+    identity: str = ""
 
-    @property
-    def cause(self) -> str:
-        """The cause that must be named; ``counter`` if nothing else is said of it."""
-        cause = BY_PLANTER.get(self.planter.what, CAUSES.get(self.identity, "counter"))
-        if cause == "reference":
-            return "reference-leaked" if self.size > 0 else "reference-lost"
-        return cause
+    def __str__(self) -> str:
+        where = f"{self.identity}: " if self.identity else ""
+        return f"{where}{self.planter.what}, {self.size}"
+
+
+def cause_of(identity: str, planter: Planter, size: int) -> str:
+    """Return the cause of what the planter of an identity makes."""
+    cause = BY_PLANTER.get(planter.what, CAUSES.get(identity, "counter"))
+    if cause == "reference":
+        return "reference-leaked" if size > 0 else "reference-lost"
+    return cause
 
 
 class Result(NamedTuple):
@@ -95,11 +109,17 @@ class Result(NamedTuple):
 
 def cases(subject: Subject, sizes: int) -> list[Case]:
     """Return the faults of all planters, with at most so many sizes each."""
-    return [
-        Case(check.name, planter, size)
+    of_identities = [
+        Case(planter, size, cause_of(check.name, planter, size), check.name)
         for check in CHECKS
         if check.why_not_kept(subject.snapshot) is None
         for planter in planters_of(check.name)
+        for size in planter.sizes[:sizes]
+    ]
+    return of_identities + [
+        Case(planter, size, cause)
+        for cause, planters in cause_planters.CAUSES.items()
+        for planter in planters
         for size in planter.sizes[:sizes]
     ]
 
@@ -129,7 +149,7 @@ def judged(subject: Subject, planted: Sequence[tuple[Case, Fault]], report: Repo
     wrong = [d for d in sure if not any(d in some for some in of)]
     first = report.diagnoses[:1]
     return Result(
-        what=" + ".join(f"{c.identity}: {c.planter.what}, {c.size}" for c, _ in planted),
+        what=" + ".join(str(case) for case, _ in planted),
         named=all(of) if len(planted) > 1 else bool(first) and first[0] in of[0],
         cause=any(d.cause in causes for d in first),
         alone=len(report.diagnoses) == len(planted) and not report.unexplained,

@@ -5,11 +5,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from drgn import Object
 from drgn.helpers.linux.percpu import per_cpu_ptr
 
 from memcg_inspect.linux.mm.memcontrol_vmstats import StatReader
 from memcg_inspect.model_counters import Unfolded
+from support.kernel_steps import ancestry
 from support.planting import Fault, NoVictim, Planter, Subject, Write
 
 ITEM = "unfolded counters"
@@ -26,14 +26,6 @@ COUNTERS = (
 def slots(subject: Subject, number: int) -> list[int]:
     assert number <= len(COUNTERS)
     return [StatReader(subject.image, [item]).slots[item] for item in COUNTERS[:number]]
-
-
-def ancestry(subject: Subject, path: str) -> Iterator[Object]:
-    """Yield a memcg and its ancestors."""
-    address: int | None = subject.paths[path]
-    while address is not None:
-        yield subject.object("struct mem_cgroup *", address)
-        address = subject.snapshot.memcgs[address].parent
 
 
 def taken_back(subject: Subject, path: str, slot: int) -> Iterator[Write]:
