@@ -226,19 +226,26 @@ def _flushes(explanations: Mapping[int, Explanation], both_levels: bool) -> Iter
             both.update(h.memcgs if h.cause == "counted-wrong" else ())
         elif h.cause == "local-counter":
             local[h.memcgs[0]].append(number)
-    for memcg, numbers in of_memcg.items():
-        if len(numbers) < WORDS_OF_A_RANGE or (both_levels and memcg not in both):
-            continue
+    memcgs = [
+        memcg
+        for memcg, numbers in of_memcg.items()
+        if len(numbers) >= WORDS_OF_A_RANGE and (memcg in both or not both_levels)
+    ]
+    for memcg in memcgs:
+        numbers = of_memcg[memcg]
         # A flush adds what a CPU changed to the local counters, too. Those of user pages, which
-        # are compared with nothing else, are compared with the node.
+        # are compared with nothing else, are compared with the node. What a child handed up is in
+        # no local counter: if no other flush went wrong, what some memcg lacks is this one's.
         numbers += local[memcg]
-        items = sorted({explanations[number].cause.item for number in numbers})
-        numbers += [n for n in of_some if explanations[n].cause.item in items]
+        items = {explanations[number].cause.item for number in numbers}
+        alone = len(memcgs) == 1
+        numbers += [n for n in of_some if alone or explanations[n].cause.item in items]
+        names = sorted({explanations[number].cause.item for number in numbers})
         yield AtOnce(
             cause="flush",
             numbers=tuple(numbers),
-            what=f"{counted(len(items), 'counters')} of memcg {memcg:#x} are wrong at once "
-            f"({', '.join(items)}): a flush dropped or doubled what a CPU had changed, or what a "
+            what=f"{counted(len(names), 'counters')} of memcg {memcg:#x} are wrong at once "
+            f"({', '.join(names)}): a flush dropped or doubled what a CPU had changed, or what a "
             "child handed up",
             memcgs=(memcg,),
             nid=None,

@@ -91,11 +91,9 @@ def test_a_flush_is_one_cause() -> None:
         for local in (True, False):
             kernel = busy(seed)
             flush(kernel, WEB, local)
-            found = diagnoses(kernel)
-            assert (found[0].cause, found[0].memcgs) == ("flush", (WEB,))
-            assert found[0].confidence == "likely"
-            if local:
-                assert len(found) == 1
+            [found] = diagnoses(kernel)
+            assert (found.cause, found.memcgs) == ("flush", (WEB,))
+            assert found.confidence == "likely"
 
 
 def test_a_flush_is_no_range() -> None:
