@@ -203,10 +203,12 @@ def test_a_proof_without_objects_does_not_follow_from_another_one() -> None:
 
 
 def test_a_local_counter_of_slab_memory_that_is_off() -> None:
+    # The kernel may have kept some bytes too many by mistake, but not as many as these.
     for item in ITEMS.values():
-        for amount in (-(1 << 40), -200, 1 << 40):
+        for amount in (-200, -(1 << 40), 1 << 50):
             kernel = busy(1)
             kernel.local[WEB, item, 0] += amount
+            kernel.flushed[WEB, item, 0] += amount
             [found] = diagnoses(kernel, findings_of(kernel))
             assert (found.cause, found.memcgs, found.nid) == ("local-counter", (WEB,), 0)
             assert abs(found.amount) == abs(amount)
