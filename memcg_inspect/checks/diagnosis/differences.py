@@ -18,7 +18,7 @@ What is not known to be exact (``in-flight``, ``moving``, ``unverifiable``) may 
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import NamedTuple
@@ -27,6 +27,7 @@ from memcg_inspect.checks.identities import kmem, node_levels, slab
 from memcg_inspect.checks.registry import CHECKS, check_of
 from memcg_inspect.checks.rows import RowKey, row_key
 from memcg_inspect.checks.snapshot import Snapshot
+from memcg_inspect.model import Objcg
 from memcg_inspect.report import Row
 
 __all__ = ("Differences", "Pool", "Signature", "View", "added")
@@ -101,8 +102,17 @@ class Differences:
         self._of_pools: dict[Pool, tuple[RowKey, ...]] = {}
         self._chains: dict[int, tuple[int, ...]] = {}
         self._objcgs: defaultdict[int | None, list[int]] = defaultdict(list)
-        for address in snapshot.objcgs:
+        self._listed: defaultdict[tuple[int | None, int | None], Counter[int]]
+        self._listed = defaultdict(Counter)
+        for address, objcg in snapshot.objcgs.items():
             self._objcgs[snapshot.payer(address)].append(address)
+            for place in objcg.places:
+                self._listed[place.memcg, place.nid][address] += 1
+        self._of_sets = {
+            snapshot.objcgs[key.objcg].set: key
+            for key in self._rows
+            if key.identity == "objcg_sets" and key.objcg is not None
+        }
         of_objcgs = (k for k in self._rows if k.identity in ("references", "objcg_bytes"))
         self._hiding = frozenset(k.memcg for k in of_objcgs if self.observed(k) is None)
 
@@ -158,8 +168,7 @@ class Differences:
         if not known or not self.applies(key):
             return None
         if self.goal is not None:
-            least, most = self._range(key, self.goal)
-            return least or most
+            return self._range(key, self.goal)[0]
         return 0 if row is None else row.difference or 0
 
     def residual(self, key: RowKey, total: Signature) -> int:
@@ -184,6 +193,15 @@ class Differences:
     def objcgs(self, memcg: int) -> list[int]:
         """Return the obj_cgroups of a live memcg."""
         return self._objcgs.get(memcg, [])
+
+    def listed(self, memcg: int | None, nid: int | None) -> Iterator[tuple[Objcg, int]]:
+        """Yield the obj_cgroups that a memcg, or its node, refers to, and how many times."""
+        for address, number in self._listed.get((memcg, nid), {}).items():
+            yield self.snapshot.objcgs[address], number
+
+    def set_row(self, address: int) -> RowKey | None:
+        """Return the row of a set of obj_cgroups."""
+        return self._of_sets.get(address)
 
     def may_hide(self, memcg: int) -> bool:
         """Return whether the rows of some obj_cgroup of a memcg may have any difference."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import Literal, NamedTuple
 
-from memcg_inspect.checks.diagnosis.differences import Differences, Signature, added
+from memcg_inspect.checks.diagnosis.differences import Differences, Pool, Signature, added
 from memcg_inspect.checks.identities import kmem, node_levels, slab
 from memcg_inspect.checks.identities.page_levels import unit_of
 from memcg_inspect.checks.ledger import ChargeKind
@@ -27,6 +27,7 @@ __all__ = (
     "counter",
     "level",
     "one_row",
+    "pool_of",
     "row_of_references",
     "taken_from",
     "taken_from_all",
@@ -126,10 +127,12 @@ def taken_from_all(d: Differences, address: int, memcg: int) -> Signature:
             detail = "" if entry.kind == "lru" else entry.detail
             what = Charge(entry.kind, detail, entry.nid, amount.bytes, 0, amount.charges)
             some.append(taken_from(d, Payer(memcg, None), what))
-    return added(Signature({}), *some)
+    rows, pools = added(Signature({}), *some)
+    pool = pool_of(d, Payer(memcg, address if address in d.snapshot.objcgs else None))
+    return Signature(rows, {pool: sum(pools.values())} if pools else {})
 
 
-def pool_of(d: Differences, payer: Payer) -> tuple[int, int | None]:
+def pool_of(d: Differences, payer: Payer) -> Pool:
     """Return the pages that the objects of a payer are charged from."""
     by_node = kmem.BY_NODE in d.snapshot.features.items
     nid = d.snapshot.objcgs[payer.objcg].nid if by_node and payer.objcg is not None else None

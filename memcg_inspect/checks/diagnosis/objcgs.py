@@ -13,9 +13,16 @@ from collections import Counter
 from collections.abc import Iterator
 
 from memcg_inspect.checks.diagnosis.cause import Cause, Hypothesis
-from memcg_inspect.checks.diagnosis.differences import Differences, Signature, View, added
-from memcg_inspect.checks.diagnosis.effects import Charge, Payer, taken_from, taken_from_all
+from memcg_inspect.checks.diagnosis.differences import Differences, Pool, Signature, View, added
+from memcg_inspect.checks.diagnosis.effects import (
+    Charge,
+    Payer,
+    pool_of,
+    taken_from,
+    taken_from_all,
+)
 from memcg_inspect.checks.diagnosis.proofs import PROVED
+from memcg_inspect.checks.identities import kmem
 from memcg_inspect.checks.rows import RowKey
 from memcg_inspect.model import Objcg
 
@@ -28,10 +35,9 @@ def _owner_changed(view: View, key: RowKey, amount: int) -> Iterator[Hypothesis]
     listed = snapshot.memcgs.get(key.memcg or 0)
     if listed is None:
         return
-    for objcg in snapshot.objcgs.values():
-        here = [p for p in objcg.places if (p.memcg, p.nid) == (key.memcg, key.nid)]
+    for objcg, number in d.listed(key.memcg, key.nid):
         now = snapshot.payer(objcg.address)
-        if len(here) != amount or now in d.chain(listed.payer):
+        if number != amount or now in d.chain(listed.payer):
             continue
         yield Hypothesis(
             PROVED["misplaced-objcg"].cause,
@@ -39,10 +45,43 @@ def _owner_changed(view: View, key: RowKey, amount: int) -> Iterator[Hypothesis]
             (objcg.address,),
             objcg.nid,
             "objcg->memcg",
-            len(here),
+            number,
             "references",
             _moved(d, objcg, listed.payer, now),
             place=f"{objcg.memcg:#x}" if now is None else "",
+        )
+
+
+def _node_changed(view: View, key: RowKey, amount: int) -> Iterator[Hypothesis]:
+    """
+    Yield the obj_cgroups of a memcg and a node that say that they are of another node.
+
+    On kernels that count kernel memory by node, what is charged to one is looked for there.
+    """
+    d, snapshot = view.differences, view.snapshot
+    if key.nid is None or kmem.BY_NODE not in snapshot.features.items:
+        return
+    for objcg, number in d.listed(key.memcg, key.nid):
+        payer = snapshot.payer(objcg.address)
+        if number != amount or payer is None or objcg.nid in (None, key.nid):
+            continue
+        rows = {key: number}
+        if objcg.set:
+            # The set has this obj_cgroup as the entry of its own node.
+            of_set = d.set_row(objcg.set)
+            rows.update({of_set: 1} if of_set is not None else {})
+        size = sum(snapshot.objcg_bytes[objcg.address].values())
+        pools: dict[Pool, int] = {(payer, key.nid): size, (payer, objcg.nid): -size}
+        yield Hypothesis(
+            PROVED["misplaced-objcg"].cause,
+            (payer,),
+            (objcg.address,),
+            key.nid,
+            "objcg->nid",
+            number,
+            "references",
+            Signature(rows, pools),
+            place=f"node {objcg.nid}",
         )
 
 
@@ -68,6 +107,7 @@ def _moved(d: Differences, objcg: Objcg, was: int, now: int | None) -> Signature
 def _held(d: Differences, objcg: Objcg, memcg: int) -> Signature:
     """Return everything that is charged to an obj_cgroup, as if a memcg paid for it."""
     snapshot, payer = d.snapshot, Payer(memcg, None)
+    pool = pool_of(d, Payer(memcg, objcg.address))
     some = [taken_from_all(d, objcg.address, memcg)]
     if snapshot.lru is not None:
         pages = (
@@ -79,7 +119,7 @@ def _held(d: Differences, objcg: Objcg, memcg: int) -> Signature:
     for stock in snapshot.stocks:
         if stock.objcg != objcg.address:
             continue
-        some.append(Signature({}, {(memcg, None): stock.nr_bytes}))
+        some.append(Signature({}, {pool: stock.nr_bytes}))
         for detail, size in (
             ("reclaimable", stock.reclaimable),
             ("unreclaimable", stock.unreclaimable),
@@ -87,7 +127,7 @@ def _held(d: Differences, objcg: Objcg, memcg: int) -> Signature:
             if stock.nid is not None and size:
                 counted = taken_from(d, payer, Charge("slab", detail, stock.nid, -size, 0))
                 some.append(counted._replace(pools={}))
-    some.append(Signature({}, {(memcg, None): objcg.nr_charged_bytes}))
+    some.append(Signature({}, {pool: objcg.nr_charged_bytes}))
     return added(*some)
 
 
@@ -128,6 +168,11 @@ def _say_cached(h: Hypothesis) -> str:
 
 
 def _say(h: Hypothesis) -> str:
+    if h.item == "objcg->nid":
+        return (
+            f"obj_cgroup {h.objcgs[0] or 0:#x} is the one of memcg {h.memcgs[0]:#x} for node "
+            f"{h.nid}, and says that it is of {h.place}"
+        )
     if len(h.memcgs) == 1:
         return (
             f"obj_cgroup {h.objcgs[0] or 0:#x} is one of memcg {h.memcgs[0]:#x}, and refers to "
@@ -155,5 +200,13 @@ CAUSES = (
         _say,
         PROVED["misplaced-objcg"].functions,
         PROVED["misplaced-objcg"].meaning,
+    ),
+    Cause(
+        PROVED["misplaced-objcg"].cause,
+        ("objcg_lists",),
+        _node_changed,
+        _say,
+        PROVED["misplaced-objcg"].functions,
+        "",
     ),
 )
