@@ -14,6 +14,7 @@ from typing import get_args
 from memcg_inspect.checks.diagnosis.cause import Cause, Hypothesis
 from memcg_inspect.checks.diagnosis.differences import Signature, View, added
 from memcg_inspect.checks.diagnosis.effects import Payer, Place, counter, level, one_row, pool_of
+from memcg_inspect.checks.diagnosis.proofs import PROVED
 from memcg_inspect.checks.rows import RowKey
 from memcg_inspect.model import Unit, counted
 
@@ -259,6 +260,29 @@ def _lru_size(view: View, key: RowKey, amount: int) -> Iterator[Hypothesis]:
         yield _wrong(view, key.item, key.memcg, key.nid, amount, "", signature, "lru-size")
 
 
+def _cached_stack(view: View, key: RowKey, amount: int) -> Iterator[Hypothesis]:
+    """
+    A stack that a CPU keeps for a new task is charged.
+
+    ``exit_task_stack_account()`` takes a stack off the counter of its node and uncharges it. If it
+    did neither, the counter shows it, too.
+    """
+    size = amount * view.snapshot.image.page_size // 1024
+    of_node = RowKey("node_stack", "NR_KERNEL_STACK_KB", "KiB", nid=key.nid)
+    for rows in ({key: amount, of_node: size}, {key: amount}):
+        if of_node not in rows or view.differences.has(of_node):
+            yield Hypothesis(
+                PROVED["charged-cached-stack"].cause,
+                (),
+                (),
+                key.nid,
+                key.item,
+                amount,
+                "pages",
+                Signature(rows),
+            )
+
+
 def _call_site(view: View, key: RowKey, amount: int) -> Iterator[Hypothesis]:
     rows = {key: amount}
     yield Hypothesis("call-site", (), (), None, key.item, amount, key.unit, Signature(rows))
@@ -337,6 +361,11 @@ def _say_references(h: Hypothesis) -> str:
 
 def _say_lru(h: Hypothesis) -> str:
     return f"the size of the LRU list {h.item}{_where(h)} is {_too(h)}"
+
+
+def _say_cached_stack(h: Hypothesis) -> str:
+    is_ = "is" if h.amount == 1 else "are"
+    return f"{counted(h.amount, 'pages')} of cached kernel stacks on node {h.nid} {is_} charged"
 
 
 def _say_call_site(h: Hypothesis) -> str:
@@ -440,6 +469,14 @@ CAUSES = (
         _say_node,
         ("mod_node_state", "refresh_cpu_vm_stats", "node_page_state_add"),
         "a counter of a whole node is wrong",
+    ),
+    Cause(
+        PROVED["charged-cached-stack"].cause,
+        ("cached_stacks",),
+        _cached_stack,
+        _say_cached_stack,
+        PROVED["charged-cached-stack"].functions,
+        PROVED["charged-cached-stack"].meaning,
     ),
     Cause(
         "call-site",
