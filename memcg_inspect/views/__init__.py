@@ -18,7 +18,6 @@ __all__ = ("NAMES", "columns", "tables", "views")
 
 #: Modules of this package, in the order of ``--help``.
 NAMES = (
-    "overview",
     "slabinfo",
     "percpu",
     "usage",

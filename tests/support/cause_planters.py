@@ -175,7 +175,7 @@ def page_charged_twice(subject: Subject, _: int) -> Fault:
     """Charge a page that is no object once more."""
     what, steps = of_stack(subject), Steps(subject)
     steps.charge_pages(what.path, 1, what.nid or 0)
-    return fault(steps, what._replace(nid=None))
+    return fault(steps, what)
 
 
 def on_another_node(subject: Subject, _: int) -> Fault:
@@ -200,7 +200,7 @@ def as_another_item(subject: Subject, _: int) -> Fault:
 
 #: What one CPU changed: by node, and of the whole memcg only.
 CHANGED = {"NR_SLAB_RECLAIMABLE_B": 2_400, "NR_SLAB_UNRECLAIMABLE_B": 5_016, "NR_FILE_PAGES": 3}
-CHANGED_OF_MEMCG = {"MEMCG_PERCPU_B": 96, "MEMCG_SOCK": 2}
+CHANGED_OF_MEMCG = {"MEMCG_PERCPU_B": 1_104, "MEMCG_SOCK": 5}
 
 
 def flushed(subject: Subject, times: int) -> Fault:

@@ -224,17 +224,17 @@ def run(kernel: str, subject: Subject, sizes: int, victims: int, number: int) ->
 def document(some: Iterable[Rates]) -> str:
     """Return the table of docs/diagnosis.md."""
     lines = [
-        f"{'kernel':9} {'faults':>6} {'cause first':>12} {'all right':>10} "
-        f"{'pairs':>6} {'both':>5} {'no more':>8} {'wrongly sure':>13} {'slowest':>8}",
+        f"{'kernel':11} {'faults':>6} {'cause first':>12} {'all right':>10} {'alone':>6} "
+        f"{'pairs':>6} {'both':>5} {'alone':>6} {'wrongly sure':>13} {'slowest':>8}",
     ]
     for rates in some:
         one, two = rates.singles, rates.pairs
         wrong = sum(len(r.wrongly_sure) for r in (*one, *two))
         both = sum(r.named for r in two)
         lines.append(
-            f"{rates.kernel:9} {len(one):6} {sum(r.cause for r in one):12} "
-            f"{sum(r.named for r in one):10} {len(two):6} {both:5} "
-            f"{sum(r.named and r.alone for r in two):8} {wrong:13} "
+            f"{rates.kernel:11} {len(one):6} {sum(r.cause for r in one):12} "
+            f"{sum(r.named for r in one):10} {sum(r.named and r.alone for r in one):6} "
+            f"{len(two):6} {both:5} {sum(r.named and r.alone for r in two):6} {wrong:13} "
             f"{max((r.seconds for r in (*one, *two)), default=0):6.2f} s"
         )
     return "\n".join(lines)

@@ -43,10 +43,11 @@ def interrupt(subject: Subject, _: int) -> Fault:
 def interrupt_of(subject: Subject, cpu: int) -> Fault:
     """Let the interrupts of a CPU charge a memcg."""
     pointer = per_cpu_ptr(subject.prog["int_active_memcg"].address_of_(), cpu)
-    memcg: Object = subject.memcg(subject.victims()[0])
+    path = subject.victims()[0]
+    memcg: Object = subject.memcg(path)
     return Fault(
         (subject.put(pointer[0], memcg.value_()),),
-        (),
+        (path,),
         {("?", None, "int_active_memcg", 1)},
     )
 
