@@ -200,6 +200,8 @@ class Table:
     :ivar empty: text to show if there are no rows
     :ivar is_ranked: whether the first rows matter most, so that text may leave out the others
     :ivar rest: the rows that were left out
+    :ivar parents: if each row includes the memcgs below its own: the memcg above each memcg, by
+        address. Sums count each memcg once.
     """
 
     name: str
@@ -210,6 +212,7 @@ class Table:
     empty: str = "nothing found"
     is_ranked: bool = False
     rest: Rest | None = None
+    parents: Mapping[int, int | None] | None = None
 
     def column(self, name: str) -> Column:
         """
@@ -475,16 +478,33 @@ def _direction(wanted: str) -> str:
 
 def _totals(table: Table, rows: Sequence[object]) -> dict[str, Value] | None:
     totals: dict[str, Value] = {}
+    summed = _outermost(table, rows)
     for column in table.columns:
         if not column.total:
             continue
-        values = [column.value(row) for row in rows]
+        values = [column.value(row) for row in summed]
         if rows and all(value is None for value in values):
             totals[column.name] = None  # the column does not apply to any row
             continue
         missing = next((v for v in values if isinstance(v, NotRead)), None)
         totals[column.name] = missing or sum(v for v in values if isinstance(v, (int, float)))
     return totals or None
+
+
+def _outermost(table: Table, rows: Sequence[Any]) -> Sequence[Any]:
+    """Return the rows that no other row includes."""
+    parents = table.parents
+    if parents is None:
+        return rows
+
+    def is_included(row: Any) -> bool:
+        above = parents.get(row.memcg_address)
+        while above is not None and (above, row.node) not in there:
+            above = parents.get(above)
+        return above is not None
+
+    there = {(row.memcg_address, row.node) for row in rows}
+    return [row for row in rows if not is_included(row)]
 
 
 def _columns(table: Table, fields: Sequence[str] | None) -> tuple[Column, ...]:

@@ -315,6 +315,12 @@ BLOCKS = {
     "tables": Block("docs/output.md", _tables),
     "finding": Block("docs/output.md", _finding),
     "bench": Block("docs/architecture.md", _bench, "measured"),
+    "overview": Block("docs/commands/overview.md", _command("overview", "--top", "8")),
+    "overview_node": Block(
+        "docs/commands/overview.md",
+        _command("overview", "--node", "2", "--sort", "slab", "--top", "5"),
+    ),
+    "overview_fields": Block("docs/commands/overview.md", _fields("overview"), "source"),
     "usage": Block(
         "docs/commands/usage.md",
         _command("usage", "/churn/group-1", workload="churn", freeze="busy", seed=1),

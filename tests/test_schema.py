@@ -23,6 +23,8 @@ from memcg_inspect.views import tables, views
 #: Every command, and the ways in which it makes tables of different columns.
 ASKED = (
     ("audit",),
+    ("overview",),
+    ("overview", "--node", "1"),
     ("slabinfo",),
     ("slabinfo", "--by-node"),
     ("slabinfo", "--fields", "memcg,bytes"),

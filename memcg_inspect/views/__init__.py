@@ -18,6 +18,7 @@ __all__ = ("NAMES", "columns", "tables", "views")
 
 #: Modules of this package, in the order of ``--help``.
 NAMES = (
+    "overview",
     "slabinfo",
     "percpu",
     "usage",

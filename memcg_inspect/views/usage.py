@@ -8,8 +8,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
-from memcg_inspect.checks.identities.usage import usage_rows
-from memcg_inspect.checks.ledger import ChargeKind
 from memcg_inspect.checks.snapshot import Snapshot
 from memcg_inspect.collect import collect
 from memcg_inspect.image.image import Image
@@ -27,7 +25,7 @@ from memcg_inspect.tables import (
 )
 from memcg_inspect.views.payers import Payers
 from memcg_inspect.views.stat import StatRow, stat
-from memcg_inspect.views.subtrees import KINDS, charges_of_subtrees
+from memcg_inspect.views.subtrees import KINDS, Subtrees
 from memcg_inspect.views.view import Argument, View
 
 __all__ = ("VIEW", "UsageRow", "usage")
@@ -50,13 +48,6 @@ _TERMS: dict[str, tuple[str, tuple[str, ...]]] = {
     "unused": ("charged for objects, and unused", ()),
     "sock": ("sockets", ("sock",)),
     "stock": ("charged by CPUs in advance", ()),
-}
-_LEDGER: dict[str, ChargeKind] = {
-    "user": "lru",
-    "slab": "slab",
-    "percpu": "percpu",
-    "zswap": "zswap",
-    "sock": "sock",
 }
 #: What the line ``kernel`` of memory.stat adds up.
 _KERNEL = tuple(kind for kind in KINDS if kind not in ("user", "sock", "stock"))
@@ -93,8 +84,9 @@ def usage(image: Image, memcg: str) -> Answer:
     snapshot, chosen = collect(image), _choose(Payers(image), memcg)
     lines = stat(image, f"{chosen.address:#x}", show_all=True).tables[0].rows
     stats = {row.item: row for row in lines if row.node is None}
-    left = _left(snapshot, chosen)
-    rows = list(_rows(snapshot, chosen, stats, left))
+    subtrees = Subtrees(snapshot)
+    left = subtrees.not_found()[chosen.address]
+    rows = list(_rows(snapshot, subtrees, chosen, stats, left))
     table = Table("usage", f"{_CURRENT} of {chosen.path}", columns_of(UsageRow), rows)
     notes = tuple(_notes(image, stats, rows, left))
     return Answer("usage", snapshot.image, (table,), dict(snapshot.coverage), notes)
@@ -120,23 +112,15 @@ def _choose(payers: Payers, wanted: str) -> Memcg:
     return chosen
 
 
-def _left(snapshot: Snapshot, chosen: Memcg) -> int | NotRead:
-    """Return the bytes of ``memory.current`` that were not found."""
-    left = 0
-    for row in usage_rows(snapshot):
-        if chosen.address not in snapshot.ancestors(row.memcg):
-            continue
-        if row.difference is None or row.status == "unverifiable":
-            return NotRead(row.reason or "a page counter is not in the image")
-        left += row.difference * snapshot.image.page_size
-    return left
-
-
 def _rows(
-    snapshot: Snapshot, chosen: Memcg, stats: Mapping[str, StatRow], left: int | NotRead
+    snapshot: Snapshot,
+    subtrees: Subtrees,
+    chosen: Memcg,
+    stats: Mapping[str, StatRow],
+    left: int | NotRead,
 ) -> Iterator[UsageRow]:
     found = dict.fromkeys(KINDS, 0)
-    for (memcg, _, kind), size in charges_of_subtrees(snapshot).items():
+    for (memcg, _, kind), size in subtrees.charges.items():
         if memcg == chosen.address:
             found[kind] += size
 
@@ -154,24 +138,10 @@ def _rows(
     unread = NotRead("its page counter is not in the image")
     yield row(_CURRENT, unread if pages is None else pages * snapshot.image.page_size)
     for kind, (what, items) in _TERMS.items():
-        why = _why_missing(snapshot, chosen, kind)
+        why = subtrees.why_missing(chosen.address, kind)
         total: Value = found[kind] if why is None else NotRead(why)
         yield row(what, total, [item for item in items if item in stats])
     yield row(_LEFT, left)
-
-
-def _why_missing(snapshot: Snapshot, chosen: Memcg, kind: str) -> str | None:
-    """Return why not all memory of one kind may have been found."""
-    if kind == "unused":
-        below = (m for m in snapshot.memcgs if chosen.address in snapshot.ancestors(m))
-        return next(filter(None, map(snapshot.why_objects_missing, below)), None)
-    if kind == "stock":
-        is_whole = snapshot.complete("charge_stock")
-        return None if is_whole else "charge stocks are not all in the image"
-    details = {"kernel_stack": "stack", "pagetables": "table", "vmalloc": "vmalloc"}
-    if kind in details or kind == "other":
-        return snapshot.why_missing("kmem", details.get(kind))
-    return snapshot.why_missing(_LEDGER[kind])
 
 
 def _in_stocks(snapshot: Snapshot, chosen: Memcg) -> Value:

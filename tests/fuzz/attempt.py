@@ -47,6 +47,8 @@ VIEWS: tuple[tuple[str, ...], ...] = (
     ("allocinfo", "--overhead", "--json"),
     ("drift", "--json"),
     ("usage", "/files/web", "--json"),
+    ("overview", "--json"),
+    ("overview", "--by-node", "--json"),
     ("dying", "--json"),
     ("percpu", "--each", "--json"),
     ("rss", "--json"),

@@ -126,6 +126,26 @@ def test_what_is_left_out_is_said_without_a_column_for_it() -> None:
     assert ["(4", "other", "rows)"] in words(shown(largest(ranked("memcg"), 1)))
 
 
+def test_sums_count_what_rows_have_in_common_once() -> None:
+    """/0 is above /1, on each node, and /1 above /2. Nothing is known of what is above /3."""
+    sizes = (50, 40, 30, 7, 2)
+    places = ((1, 0), (2, 0), (3, 0), (4, 0), (2, 1))
+    made = [
+        Charge(f"/{n}", memcg, nid, size, None, None)
+        for n, (size, (memcg, nid)) in enumerate(zip(sizes, places, strict=True))
+    ]
+    parents = {1: None, 2: 1, 3: 2}
+    nested = replace(answer(made).tables[0], is_ranked=True, parents=parents)
+    chosen = choose(replace(answer(), tables=(nested,)), Choice(fields=["memcg", "bytes"]))
+    assert chosen.tables[0].totals == {"bytes": 50 + 7 + 2}
+    for most, rest in ((1, 40 + 7 + 2), (2, 30 + 7 + 2), (3, 7 + 2)):
+        [table] = largest(chosen, most).tables
+        assert table.rest is not None
+        assert table.rest.totals == {"bytes": rest}
+    below = choose(replace(answer(), tables=(nested,)), Choice(memcg="/[12]"))
+    assert below.tables[0].totals == {"bytes": 40}
+
+
 def test_programs_get_all_rows() -> None:
     cut = largest(ranked(), 1)
     assert len(cut.tables[0].rows) == 1

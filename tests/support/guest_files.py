@@ -34,6 +34,18 @@ def still(image: GuestImage, name: str) -> Said:
     return {key: value for key, value in second.items() if first.get(key) == value}
 
 
+def still_current(image: GuestImage) -> dict[str, int]:
+    """Return the memory.current of memcgs that is the same in both copies, in bytes."""
+    first, second = (
+        {
+            path_of(file, image.guest / which / "cgroup"): int(file.read_text())
+            for file in (image.guest / which / "cgroup").rglob("memory.current")
+        }
+        for which in "12"
+    )
+    return {path: size for path, size in second.items() if first[path] == size}
+
+
 #: Items of the root that change after the second copy: memory of the guest's own programs.
 MOVES_IN_ROOT = {
     "anon", "file", "shmem", "file_mapped", "active_anon", "inactive_anon", "pagetables",

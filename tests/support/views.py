@@ -5,15 +5,19 @@ from __future__ import annotations
 
 from argparse import ArgumentParser
 from collections.abc import Callable
+from dataclasses import replace
 
 import drgn
 
 from memcg_inspect.image.image import image_of
 from memcg_inspect.image.missing import as_image_errors
+from memcg_inspect.model import NUMA_NO_NODE
 from memcg_inspect.subcommands import add_subcommands
 from memcg_inspect.tables import Answer, NotRead, Table, Value
 
 Row = dict[str, Value]
+
+ROW_KEYS = ("memcg", "memcg_address", "node")
 
 
 def ask(prog: drgn.Program, *arguments: str) -> Answer:
@@ -48,6 +52,21 @@ def same_stat(found: Answer, truth: Answer) -> None:
     assert len(found.tables[0].rows) >= len(truth.tables[0].rows) - 3
 
 
+def same_nodes(found: Answer, truth: Answer) -> None:
+    """Check amounts on nodes; what has lost its node may be where nothing was."""
+    there, table = keyed(truth.tables[0], "memcg_address", "node"), found.tables[0]
+    rows = [
+        row
+        for row in table.rows
+        if (row.memcg_address, row.node) in there and row.node != NUMA_NO_NODE
+    ]
+    same(replace(found, tables=(replace(table, rows=rows),)), truth, "memcg_address", "node")
+    for row in table.rows:
+        if (row.memcg_address, row.node) not in there and row.node != NUMA_NO_NODE:
+            values = (v for c, v in table.values(row).items() if c not in ROW_KEYS)
+            assert all(not v or isinstance(v, NotRead) for v in values), row
+
+
 def no_more(found: Answer, truth: Answer) -> None:
     """Check that sums of slabs are not above those of *truth*."""
     rows = keyed(truth.tables[0], "memcg_address", "cache_address", "size", "node")
@@ -62,6 +81,8 @@ def no_more(found: Answer, truth: Answer) -> None:
 
 
 VIEWS: dict[tuple[str, ...], Callable[[Answer, Answer], None]] = {
+    ("overview",): lambda found, truth: same(found, truth, "memcg_address"),
+    ("overview", "--by-node"): same_nodes,
     ("slabinfo", "--by-node"): no_more,
     ("percpu", "--each"): lambda found, truth: same(found, truth, "pointer"),
     ("stat", "/", "--all"): same_stat,

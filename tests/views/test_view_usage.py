@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 from drgn import Program
-from support.guest_files import path_of, still
-from support.guests import KERNELS, GuestImage, Lab
+from support.guest_files import still, still_current
+from support.guests import KERNELS, Lab
 
 from memcg_inspect.helpers import find_memcg
 from memcg_inspect.image.image import image_of
@@ -26,18 +26,6 @@ def rows_of(prog: Program, path: str) -> dict[str, dict[str, Any]]:
     [table] = usage(image_of(prog), path).tables
     rows = [table.values(row) for row in table.rows]
     return {str(row["what"]): row for row in rows}
-
-
-def still_current(image: GuestImage) -> dict[str, int]:
-    """Return the memory.current of memcgs that is the same in both copies, in bytes."""
-    first, second = (
-        {
-            path_of(file, image.guest / which / "cgroup"): int(file.read_text())
-            for file in (image.guest / which / "cgroup").rglob("memory.current")
-        }
-        for which in "12"
-    )
-    return {path: size for path, size in second.items() if first[path] == size}
 
 
 @pytest.mark.parametrize("kernel", KERNELS)

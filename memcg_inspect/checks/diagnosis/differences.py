@@ -168,7 +168,8 @@ class Differences:
         if not known or not self.applies(key):
             return None
         if self.goal is not None:
-            return self._range(key, self.goal)[0]
+            least, most = self._range(key, self.goal)
+            return least or most
         return 0 if row is None else row.difference or 0
 
     def residual(self, key: RowKey, total: Signature) -> int:

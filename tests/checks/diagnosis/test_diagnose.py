@@ -10,6 +10,7 @@ from support.made_kernel import BATCH, MAIL, WEB, Kernel, Thing, busy
 from memcg_inspect.checks.diagnosis import diagnose
 from memcg_inspect.checks.diagnosis.differences import Differences, View
 from memcg_inspect.checks.diagnosis.registry import cause_of
+from memcg_inspect.checks.identities.slab import ITEMS
 from memcg_inspect.checks.judge import judge
 from memcg_inspect.checks.rows import RowKey, finding_key, row_key
 from memcg_inspect.model_tasks import TaskCharge
@@ -199,3 +200,15 @@ def test_a_proof_without_objects_does_not_follow_from_another_one() -> None:
     ):
         found = diagnose(busy(1).snapshot(), [], [leaked, skew])
         assert {d.cause for d in found} == causes
+
+
+def test_a_local_counter_of_slab_memory_that_is_off() -> None:
+    # The kernel may have kept some bytes too many by mistake, but not as many as these.
+    for item in ITEMS.values():
+        for amount in (-200, -(1 << 40), 1 << 50):
+            kernel = busy(1)
+            kernel.local[WEB, item, 0] += amount
+            kernel.flushed[WEB, item, 0] += amount
+            [found] = diagnoses(kernel, findings_of(kernel))
+            assert (found.cause, found.memcgs, found.nid) == ("local-counter", (WEB,), 0)
+            assert abs(found.amount) == abs(amount)
