@@ -16,7 +16,7 @@ from memcg_inspect.checks.diagnosis.cause import Cause, Hypothesis
 from memcg_inspect.checks.diagnosis.differences import Signature, View, added
 from memcg_inspect.checks.diagnosis.effects import Charge, Payer, row_of_references, taken_from
 from memcg_inspect.checks.diagnosis.proofs import PROVED
-from memcg_inspect.checks.identities import slab
+from memcg_inspect.checks.identities import kmem, slab
 from memcg_inspect.checks.rows import RowKey
 from memcg_inspect.model import counted
 
@@ -76,6 +76,7 @@ def _charges(view: View, key: RowKey, size: int) -> Iterator[Charge]:
             yield Charge("kmem", "large_kmalloc", key.nid, size)
     elif key.identity == "percpu":
         yield Charge("percpu", "data", None, size)
+        yield from _of_several_nodes(view, key, size)
     elif key.identity == "zswap" and key.item == "MEMCG_ZSWAP_B":
         yield Charge("zswap", "compressed", None, size)
         if size == page:
@@ -92,6 +93,25 @@ def _charges(view: View, key: RowKey, size: int) -> Iterator[Charge]:
         yield Charge("lru", "", None, size * page)
     elif key.identity == "sock":
         yield Charge("sock", "", None, size * page)
+
+
+def _of_several_nodes(view: View, key: RowKey, size: int) -> Iterator[Charge]:
+    """
+    Yield a percpu allocation that the obj_cgroups of several nodes pay for.
+
+    On kernels that count kernel memory by node, each pays for the copies of the CPUs on its node.
+    What it is off by tells how much that is, if it is less than a page.
+    """
+    if kmem.BY_NODE not in view.snapshot.features.items:
+        return
+    sign, page = 1 if view.residuals[key] > 0 else -1, view.snapshot.image.page_size
+    parts = {
+        row.nid: sign * view.residuals[row] % page
+        for row in view.of_memcg("objcg_bytes", key.memcg)
+        if row.nid is not None
+    }
+    if len(parts) > 1 and sum(parts.values()) == size:
+        yield Charge("percpu", "data", None, size, parts=tuple(sorted(parts.items())))
 
 
 def _pages(view: View, detail: str, nid: int | None, size: int) -> Iterator[Charge]:
@@ -112,6 +132,8 @@ def _together(view: View, what: Charge, *payers: tuple[Payer, int]) -> Iterator[
     :param payers: who lost charges (1) or has too many (-1)
     """
     yield what
+    if what.parts:
+        return
     keys = [(row_of_references(view.differences, p, what.kind), sign) for p, sign in payers]
     numbers = {sign * view.residuals.get(key, 0) for key, sign in keys if key is not None}
     least = _LEAST if what.kind in _OBJECTS else view.snapshot.image.page_size
@@ -120,10 +142,22 @@ def _together(view: View, what: Charge, *payers: tuple[Payer, int]) -> Iterator[
             yield what._replace(references=number, number=number, together=True)
 
 
-def _payers(view: View, memcg: int, kind: str) -> list[Payer]:
-    if kind == "sock":
+def _payers(view: View, memcg: int, what: Charge) -> list[Payer]:
+    if what.kind == "sock":
         return [Payer(memcg, None)]
+    if what.parts:
+        return _first_of_each_set(view, memcg, what)
     return [Payer(memcg, objcg) for objcg in view.objcgs(memcg)]
+
+
+def _first_of_each_set(view: View, memcg: int, what: Charge) -> list[Payer]:
+    """Return one obj_cgroup of each set that has one for all nodes of a charge."""
+    objcgs, first = view.snapshot.objcgs, dict[tuple[int, ...], Payer]()
+    for objcg in view.objcgs(memcg):
+        siblings = objcgs[objcg].siblings if objcg is not None else ()
+        if all(nid < len(siblings) and siblings[nid] in objcgs for nid, _ in what.parts):
+            first.setdefault(siblings, Payer(memcg, objcg))
+    return list(first.values())
 
 
 def _owner_changed(view: View, key: RowKey, amount: int) -> Iterator[Hypothesis]:
@@ -136,8 +170,8 @@ def _owner_changed(view: View, key: RowKey, amount: int) -> Iterator[Hypothesis]
                 if other.memcg is None:
                     continue
                 was, now = (start.memcg, other.memcg) if size > 0 else (other.memcg, start.memcg)
-                for first in _payers(view, was, what.kind):
-                    for second in _payers(view, now, what.kind):
+                for first in _payers(view, was, what):
+                    for second in _payers(view, now, what):
                         for some in _together(view, what, (first, 1), (second, -1)):
                             yield _moved(view, some, first, second)
 
@@ -148,7 +182,7 @@ def _moved(view: View, what: Charge, first: Payer, second: Payer) -> Hypothesis:
     return Hypothesis(
         "object-owner",
         (first.memcg, second.memcg),
-        (first.objcg, second.objcg),
+        (None, None) if what.parts else (first.objcg, second.objcg),
         what.nid,
         what.kind,
         what.bytes,
@@ -164,7 +198,7 @@ def _not_found(view: View, key: RowKey, amount: int) -> Iterator[Hypothesis]:
         if start.memcg is None or size < 0:
             continue
         for what in _charges(view, start, size):
-            for payer in _payers(view, start.memcg, what.kind):
+            for payer in _payers(view, start.memcg, what):
                 for some in _together(view, what, (payer, 1)):
                     yield _of_one(view, "still-charged", payer, some)
 
@@ -177,7 +211,7 @@ def _twice(view: View, key: RowKey, amount: int) -> Iterator[Hypothesis]:
         for what in _charges(view, start, size):
             if what.kind == "lru":
                 continue  # a folio is on one list
-            for payer in _payers(view, start.memcg, what.kind):
+            for payer in _payers(view, start.memcg, what):
                 yield _of_one(view, "charged-twice", payer, what._replace(references=0))
 
 
@@ -187,7 +221,7 @@ def _not_counted(view: View, key: RowKey, amount: int) -> Iterator[Hypothesis]:
         if start.memcg is None or size > 0:
             continue
         for what in _charges(view, start, -size):
-            for payer in _payers(view, start.memcg, what.kind):
+            for payer in _payers(view, start.memcg, what):
                 if what.kind != "lru":
                     alone = what._replace(references=0)
                     yield _of_one(view, "not-counted", payer, alone, sign=-1)
@@ -198,7 +232,7 @@ def _not_counted(view: View, key: RowKey, amount: int) -> Iterator[Hypothesis]:
 def _of_one(view: View, cause: str, payer: Payer, what: Charge, sign: int = 1) -> Hypothesis:
     found = taken_from(view.differences, payer, what)
     signature = added(Signature({}), found, sign=sign)
-    objcgs = (payer.objcg,)
+    objcgs = (None,) if what.parts else (payer.objcg,)
     return Hypothesis(
         cause,
         (payer.memcg,),
@@ -217,7 +251,7 @@ def _resized(view: View, key: RowKey, amount: int) -> Iterator[Hypothesis]:
     if key.memcg is None or (key.identity, key.item) != ("zswap", "MEMCG_ZSWAP_B"):
         return
     what = Charge("zswap", "compressed", None, amount, 0, 0)
-    for payer in _payers(view, key.memcg, "zswap"):
+    for payer in _payers(view, key.memcg, what):
         yield _of_one(view, "zswap-length", payer, what)
 
 
@@ -287,6 +321,8 @@ def _name(h: Hypothesis) -> str:
         return "a charge"
     one, several = _USED_FOR[what.detail] if what.kind == "kmem" else _NAMES[what.kind]
     where = "" if what.nid is None else f" on node {what.nid}"
+    if what.parts:
+        where = f" on {counted(len(what.parts), 'nodes')}"
     size = counted(abs(h.amount), "bytes")
     if what.together:
         return f"{what.references:,} {several} of {size} together{where}"

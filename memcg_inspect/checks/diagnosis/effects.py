@@ -57,6 +57,8 @@ class Charge(NamedTuple):
     :ivar references: number of references that it holds
     :ivar number: number of charges; 0 if it is only a part of one
     :ivar together: whether it is several charges, of which only the sum of the bytes is known
+    :ivar parts: bytes by node, if the obj_cgroup of each node pays for what is there, and holds
+        references of its own; else empty
     """
 
     kind: ChargeKind
@@ -66,6 +68,7 @@ class Charge(NamedTuple):
     references: int = 1
     number: int = 1
     together: bool = False
+    parts: tuple[tuple[int, int], ...] = ()
 
 
 class Payer(NamedTuple):
@@ -102,15 +105,30 @@ def taken_from(d: Differences, payer: Payer, what: Charge) -> Signature:
             rows[key._replace(memcg=payer.memcg)] += pages
     if what.kind == "lru" and what.detail:
         rows[RowKey("lru", what.detail, "pages", payer.memcg, what.nid)] += pages
-    _count_references(d, rows, payer, what)
-    if what.kind not in OBJECTS:
-        return Signature(rows)
-    if payer.objcg is not None:
-        objcg = d.snapshot.objcgs[payer.objcg]
-        key = RowKey("objcg_bytes", "bytes of whole pages", "bytes", payer.memcg, objcg.nid)
-        if d.has(key._replace(objcg=payer.objcg)):
-            rows[key._replace(objcg=payer.objcg)] += what.bytes
-    return Signature(rows, {pool_of(d, payer): what.bytes})
+    pools: Counter[Pool] = Counter()
+    for part, size in _parts(d, payer, what):
+        _count_references(d, rows, part, what)
+        if what.kind in OBJECTS:
+            _count_bytes(d, rows, part, size)
+            pools[pool_of(d, part)] += size
+    return Signature(rows, pools)
+
+
+def _parts(d: Differences, payer: Payer, what: Charge) -> list[tuple[Payer, int]]:
+    """Return who pays for each part of a charge."""
+    if not what.parts or payer.objcg is None:
+        return [(payer, what.bytes)]
+    siblings = d.snapshot.objcgs[payer.objcg].siblings
+    return [(Payer(payer.memcg, siblings[nid]), size) for nid, size in what.parts]
+
+
+def _count_bytes(d: Differences, rows: Counter[RowKey], payer: Payer, size: int) -> None:
+    if payer.objcg is None:
+        return
+    nid = d.snapshot.objcgs[payer.objcg].nid
+    key = RowKey("objcg_bytes", "bytes of whole pages", "bytes", payer.memcg, nid, payer.objcg)
+    if d.has(key):
+        rows[key] += size
 
 
 def taken_from_all(d: Differences, address: int, memcg: int) -> Signature:
