@@ -83,6 +83,7 @@ def _of_rows(
     numbers = tuple(sorted({*alone, *(by_row[key] for key in keys if key in by_row)}))
     proofs = [n for n in numbers if findings[n].evidence_is == "proof"]
     confidence: Confidence = "likely"
+    # What else adds up to the rows does not put there what an address shows.
     if proofs:
         confidence = "proved"
     elif explanation.sure and not explanation.others:

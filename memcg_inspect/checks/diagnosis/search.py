@@ -15,7 +15,7 @@ of tries is bounded. What is left over has no explanation.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
@@ -278,7 +278,7 @@ class _Search:
     def _judge(self, group: list[Hypothesis], left: set[RowKey]) -> Iterator[Explanation]:
         """Yield the causes of a group with what else explains the same rows."""
         d, found, sure = self.differences, dict[int, list[tuple[Hypothesis, ...]]](), True
-        if left.intersection(k for h in group for k in d.touched(h.signature)):
+        if self._is_near(group, left):
             sure = False
         for number, h in enumerate(group):
             sets, whole = self._instead_of(d.of_goal(h.signature), h)
@@ -307,6 +307,20 @@ class _Search:
             )
             found_others = tuple(others.values())
             yield Explanation(h._replace(place=place), found_others, sure and not partial)
+
+    def _is_near(self, group: Sequence[Hypothesis], left: Collection[RowKey]) -> bool:
+        """
+        Return whether rows without an explanation are in the same memcgs or nodes.
+
+        What explains them may be a cause that is not known here, and that explains these, too.
+        """
+        memcgs = {memcg for h in group for memcg in h.memcgs}
+        nids = {h.nid for h in group if not h.memcgs and h.nid is not None}
+        rows = {k for h in group for k in self.differences.touched(h.signature)}
+        return any(
+            key in rows or key.memcg in memcgs or (key.memcg is None and key.nid in nids)
+            for key in left
+        )
 
     def _add_others(
         self,

@@ -37,6 +37,22 @@ def test_an_image_has_no_more_causes_than_a_reader_can_follow() -> None:
     assert len(explain(differences(3000), CAUSES)) == 64
 
 
+def test_nothing_is_sure_beside_rows_without_an_explanation() -> None:
+    def options(view: View, key: RowKey, amount: int) -> Iterator[Hypothesis]:
+        yield Hypothesis(
+            "made", (key.memcg or 0,), (), None, "", amount, "references", Signature({key: amount})
+        )
+
+    cause = Cause("made", ("css_refs",), options, str, (), "")
+    known = many(80)[40:42]
+    for other, sure in ((known[0].memcg, [False, True]), (0x99, [True, True])):
+        key = RowKey("id_refs", "id.ref", "references", other)
+        rows = [*known, make_row(key, {"holders": 1}, {"refs": 900})]
+        keys = {RowKey(r.identity, r.item, r.unit, r.memcg) for r in rows}
+        found = explain(Differences(SNAPSHOT, rows, keys), [cause])
+        assert [e.sure for e in sorted(found, key=lambda e: e.cause.memcgs)] == sure
+
+
 def test_no_more_options_are_tried_than_the_bound() -> None:
     tried = 0
 
