@@ -253,10 +253,11 @@ def _others(explanation: Explanation, what: str) -> tuple[str, ...]:
 
 
 def _effects(d: Differences, h: Hypothesis, keys: Iterable[RowKey]) -> Iterable[Effect]:
-    goal = d.of_goal(h.signature)
+    # As rows differ: objcg_bytes does so modulo whole pages.
+    alone = d.of_goal(h.signature).differing()
     for key in keys:
         row = d.row(key)
-        amount = goal.observed(key)
+        amount = alone.get(key)
         if amount:
             yield Effect(
                 identity=key.identity,

@@ -277,6 +277,16 @@ def test_a_charge_and_a_reference_of_one_obj_cgroup_may_be_another_fault() -> No
         assert any("charged twice" in s and "that nothing holds" in s for s in found.others)
 
 
+def test_the_effects_of_a_single_fault_are_the_differences() -> None:
+    for seed, size in enumerate((2056, 3000, 4096, 9000)):
+        kernel = busy(seed)
+        kernel.slab(kernel.objcg(LEAVES[0], NODES[0]), NODES[0], size, "unreclaimable")
+        kernel.things.pop()
+        [found] = diagnoses(kernel)
+        assert {e.identity for e in found.signature} >= {"slab", "usage", "references"}
+        assert [(e, size) for e in found.signature if e.amount != e.difference] == []
+
+
 def pairs() -> list[tuple[str, str]]:
     names = list(FAULTS)
     return [(a, b) for n, a in enumerate(names) for b in names[n + 1 :]]
