@@ -35,6 +35,8 @@ def _leaked(view: View, key: RowKey, amount: int) -> Iterator[Hypothesis]:
     leaked = [memcg for memcg in d.snapshot.transients.get(0, ()) if memcg.freed_by is None]
     if len(leaked) != amount:
         return
+    parents = {memcg.parent for memcg in leaked}
+    parent = parents.pop() if len(parents) == 1 else None
     yield Hypothesis(
         PROVED["leaked-memcg"].cause,
         tuple(memcg.address for memcg in leaked),
@@ -44,6 +46,8 @@ def _leaked(view: View, key: RowKey, amount: int) -> Iterator[Hypothesis]:
         amount,
         "references",
         added(Signature({key: amount}), *(_lost(d, memcg) for memcg in leaked)),
+        # It is in no list, so it has no path. Its parent may have one.
+        place=f" below memcg {parent:#x}" if parent in d.snapshot.memcgs else "",
     )
 
 
@@ -80,8 +84,8 @@ def _say(h: Hypothesis) -> str:
     number = counted(h.amount, "released memcgs")
     were, them = ("was", "it") if h.amount == 1 else ("were", "them")
     return (
-        f"{number} {were} not freed, and nothing will free {them}: no work item and no RCU "
-        "callback is queued"
+        f"{number}{h.place} {were} not freed, and nothing will free {them}: no work item and no "
+        "RCU callback is queued"
     )
 
 

@@ -252,6 +252,7 @@ def test_what_is_charged_to_a_forgotten_memcg_is_part_of_its_diagnosis() -> None
         wanted = forgotten(kernel)
         [found] = diagnoses(kernel)
         assert said(found) == wanted
+        assert f"1 released memcg below memcg {SHOP:#x} was not freed" in found.what
         identities = {e.identity for e in found.signature}
         assert identities >= {"released", "sock", "swap", "usage", "references", "hierarchy"}
 
