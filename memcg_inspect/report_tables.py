@@ -53,11 +53,18 @@ class IdentityRow:
 
     name: Annotated[str, Field("text", "name of the identity")]
     status: Annotated[
-        str, Field("text", "exact, findings, unverifiable, moving, or not-kept by this kernel")
+        str,
+        Field(
+            "text", "exact, findings, unverifiable, moving, or not-kept by this kernel", priority=9
+        ),
     ]
-    rows: Annotated[int, Field("count", "number of rows, including those in which everything is 0")]
-    differing: Annotated[int, Field("count", "number of rows that differ")]
-    reason: Annotated[str | None, Field("text", "why the identity is unverifiable or not kept")]
+    rows: Annotated[
+        int, Field("count", "number of rows, including those in which everything is 0", priority=7)
+    ]
+    differing: Annotated[int, Field("count", "number of rows that differ", priority=8)]
+    reason: Annotated[
+        str | None, Field("text", "why the identity is unverifiable or not kept", priority=6)
+    ]
 
 
 @dataclass(frozen=True)
@@ -65,17 +72,25 @@ class RowRow:
     """One equation of one identity."""
 
     identity: Annotated[str, Field("text", "name of the identity")]
-    memcg: Annotated[Value, Field("memcg", "memcg; none if the row is not about a memcg")]
+    memcg: Annotated[
+        Value, Field("memcg", "memcg; none if the row is not about a memcg", priority=9)
+    ]
     memcg_address: MemcgAddress
-    objcg: Annotated[int | None, Field("address", "struct obj_cgroup *, if it is about one")]
-    node: Annotated[int | None, Field("node", "node; none for counters of all nodes")]
-    item: Annotated[str, Field("text", "name of the counter in the kernel")]
-    unit: Annotated[str, Field("text", "unit of all amounts of the row")]
-    found: Annotated[int, Field("count", "sum of the objects found")]
-    claimed: Annotated[Value, Field("count", "value of the counter, the sum of its parts")]
+    objcg: Annotated[
+        int | None, Field("address", "struct obj_cgroup *, if it is about one", priority=4)
+    ]
+    node: Annotated[int | None, Field("node", "node; none for counters of all nodes", priority=8)]
+    item: Annotated[str, Field("text", "name of the counter in the kernel", priority=8)]
+    unit: Annotated[str, Field("text", "unit of all amounts of the row", priority=9)]
+    found: Annotated[int, Field("count", "sum of the objects found", priority=6)]
+    claimed: Annotated[
+        Value, Field("count", "value of the counter, the sum of its parts", priority=6)
+    ]
     parts: Annotated[Mapping[str, Value], Field("count", "part of the counter in {}", each="{}")]
-    difference: Annotated[Value, Field("difference", "claimed less found")]
-    status: Annotated[str, Field("text", "exact, differs, in-flight, moving or unverifiable")]
+    difference: Annotated[Value, Field("difference", "claimed less found", priority=9)]
+    status: Annotated[
+        str, Field("text", "exact, differs, in-flight, moving or unverifiable", priority=8)
+    ]
     found_moved: Annotated[
         int | None, Field("count", "how far found changed between samples", shown=False)
     ]
@@ -99,12 +114,13 @@ class SkewRow:
 
     memcg: Annotated[str, Field("memcg", "memcg that pays")]
     memcg_address: MemcgAddress
-    kind: Annotated[str, Field("text", "slab, percpu, kmem, zswap, lru or sock")]
+    kind: Annotated[str, Field("text", "slab, percpu, kmem, zswap, lru or sock", priority=8)]
     charged_node: Annotated[
-        int | None, Field("node", "node of the obj_cgroup that pays; none if it has no node")
+        int | None,
+        Field("node", "node of the obj_cgroup that pays; none if it has no node", priority=8),
     ]
-    node: Annotated[Value, Field("node", "node of the page that holds the charges")]
-    bytes: Annotated[int, Field("bytes", "size of the charges", total=True)]
+    node: Annotated[Value, Field("node", "node of the page that holds the charges", priority=8)]
+    bytes: Annotated[int, Field("bytes", "size of the charges", total=True, priority=9)]
     count: Annotated[
         int, Field("count", "number of charges; each is counted on one node", total=True)
     ]
@@ -115,17 +131,22 @@ class FindingRow:
     """One place where an identity does not hold, or where a rule is broken."""
 
     finding: Annotated[int, Field("number", "number of the finding")]
-    identity: Annotated[str, Field("text", "name of the identity, or kind of the charge")]
-    kind: Annotated[str, Field("text", "kind of the finding")]
-    memcg: Annotated[str | None, Field("memcg", "memcg; none if it is not about a memcg")]
+    identity: Annotated[
+        str, Field("text", "name of the identity, or kind of the charge", priority=8)
+    ]
+    kind: Annotated[str, Field("text", "kind of the finding", priority=8)]
+    memcg: Annotated[
+        str | None, Field("memcg", "memcg; none if it is not about a memcg", priority=9)
+    ]
     memcg_address: MemcgAddress
     objcg: Annotated[
-        int | None, Field("address", "struct obj_cgroup *, if it is about one", shown=False)
+        int | None,
+        Field("address", "struct obj_cgroup *, if it is about one", shown=False, priority=3),
     ]
-    node: Annotated[int | None, Field("node", "node; none if it is not about one node")]
-    item: Annotated[str, Field("text", "name of the counter, or kind of the charge")]
-    unit: Annotated[str, Field("text", "unit of the difference")]
-    difference: Annotated[int | None, Field("difference", "claimed less found")]
+    node: Annotated[int | None, Field("node", "node; none if it is not about one node", priority=8)]
+    item: Annotated[str, Field("text", "name of the counter, or kind of the charge", priority=7)]
+    unit: Annotated[str, Field("text", "unit of the difference", priority=8)]
+    difference: Annotated[int | None, Field("difference", "claimed less found", priority=9)]
     what: Annotated[str, Field("text", "one sentence", shown=False)]
     evidence_is: Annotated[str, Field("text", "proof or candidates")]
     evidence: Annotated[int | None, Field("count", "number of objects; none if it is not known")]
@@ -137,15 +158,17 @@ class DiagnosisRow:
     """One cause of findings."""
 
     diagnosis: Annotated[int, Field("number", "number of the diagnosis")]
-    cause: Annotated[str, Field("text", "name of the cause")]
-    confidence: Annotated[str, Field("text", "proved, only-explanation or likely")]
-    node: Annotated[int | None, Field("node", "node; none if it is not about one node")]
-    amount: Annotated[int | None, Field("count", "how much is wrong")]
-    unit: Annotated[str, Field("text", "unit of the amount")]
-    memcgs: Annotated[str, Field("text", "memcgs that it is about")]
-    address: Annotated[int | None, Field("address", "the likeliest object, if there is one")]
+    cause: Annotated[str, Field("text", "name of the cause", priority=9)]
+    confidence: Annotated[str, Field("text", "proved, only-explanation or likely", priority=8)]
+    node: Annotated[int | None, Field("node", "node; none if it is not about one node", priority=7)]
+    amount: Annotated[int | None, Field("count", "how much is wrong", priority=8)]
+    unit: Annotated[str, Field("text", "unit of the amount", priority=8)]
+    memcgs: Annotated[str, Field("text", "memcgs that it is about", priority=7)]
+    address: Annotated[
+        int | None, Field("address", "the likeliest object, if there is one", priority=6)
+    ]
     findings: Annotated[int, Field("count", "number of the findings that it explains")]
-    what: Annotated[str, Field("text", "one sentence")]
+    what: Annotated[str, Field("text", "one sentence", priority=4)]
 
 
 @dataclass(frozen=True)
@@ -153,17 +176,19 @@ class EffectRow:
     """What a cause does to one row, beside the difference of the row."""
 
     identity: Annotated[str, Field("text", "name of the identity")]
-    memcg: Annotated[str | None, Field("memcg", "memcg; none if the row is not about a memcg")]
+    memcg: Annotated[
+        str | None, Field("memcg", "memcg; none if the row is not about a memcg", priority=9)
+    ]
     memcg_address: MemcgAddress
     objcg: Annotated[
         int | None, Field("address", "struct obj_cgroup *, if it is about one", shown=False)
     ]
-    node: Annotated[int | None, Field("node", "node; none for counters of all nodes")]
-    item: Annotated[str, Field("text", "name of the counter in the kernel")]
-    unit: Annotated[str, Field("text", "unit of the amounts")]
-    cause: Annotated[int, Field("difference", "what the cause adds to the difference")]
-    difference: Annotated[int, Field("difference", "difference of the row")]
-    rest: Annotated[int, Field("difference", "what this cause does not explain")]
+    node: Annotated[int | None, Field("node", "node; none for counters of all nodes", priority=8)]
+    item: Annotated[str, Field("text", "name of the counter in the kernel", priority=8)]
+    unit: Annotated[str, Field("text", "unit of the amounts", priority=7)]
+    cause: Annotated[int, Field("difference", "what the cause adds to the difference", priority=8)]
+    difference: Annotated[int, Field("difference", "difference of the row", priority=8)]
+    rest: Annotated[int, Field("difference", "what this cause does not explain", priority=9)]
 
 
 @dataclass(frozen=True)

@@ -161,9 +161,6 @@ def _add_audit(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--all", action="store_true", help="print everything: all rows of all identities"
     )
-    parser.add_argument(
-        "--exact", action="store_true", help="print sizes in bytes, where text has 1.2 GiB"
-    )
     tables = parser.add_argument_group("one part of the report")
     which = tables.add_mutually_exclusive_group()
     for name in TABLES:
@@ -194,6 +191,9 @@ def _add_view(parser: ArgumentParser, view: View) -> None:
 
 
 def _add_formats(parser: ArgumentParser) -> None:
+    parser.add_argument(
+        "--exact", action="store_true", help="print sizes in bytes, where text has 1.2 GiB"
+    )
     formats = parser.add_mutually_exclusive_group()
     formats.add_argument(
         "--json",
@@ -306,7 +306,7 @@ def _text(result: Report | Answer, args: Namespace, typed: Typed) -> str:
     from memcg_inspect.render.report import findings_lines, report_lines
     from memcg_inspect.render.text import answer_lines, make_output, scripted
 
-    output = make_output()
+    output = make_output(args.exact)
     if isinstance(result, Report):
         if args.explain is not None:
             explained_lines(result, args.explain, output, typed, args.exact)

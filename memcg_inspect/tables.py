@@ -22,6 +22,7 @@ from memcg_inspect.model import NUMA_NO_NODE, Coverage, ImageInfo, MemcgInspectE
 
 __all__ = (
     "AMOUNTS",
+    "CHOSEN",
     "Answer",
     "Choice",
     "Column",
@@ -96,6 +97,9 @@ class Field(NamedTuple):
     :ivar total: whether its sum over the rows is meaningful
     :ivar each: for a field that is a mapping with a column for each key: name of the column, with
         ``{}`` in place of the key. ``help`` may contain ``{}``, too.
+    :ivar priority: a table that does not fit on the terminal leaves out the columns with the least
+        of it first
+    :ivar in_bytes: whether a difference is in bytes
     """
 
     type: ColumnType
@@ -103,8 +107,12 @@ class Field(NamedTuple):
     shown: bool = True
     total: bool = False
     each: str | None = None
+    priority: int = 5
+    in_bytes: bool = False
 
 
+#: The priority of columns that the user has chosen, which are never left out.
+CHOSEN = 10
 #: The field that distinguishes memcgs with the same path.
 MemcgAddress = Annotated[int | None, Field("address", "struct mem_cgroup *", shown=False)]
 
@@ -121,6 +129,8 @@ class Column:
     :ivar total: whether its sum over the rows is meaningful
     :ivar field: attribute of the records; :attr:`name` if empty
     :ivar key: key in that attribute, if the attribute is a mapping
+    :ivar priority: see :class:`Field`; :data:`CHOSEN` for columns that are never left out
+    :ivar in_bytes: whether a difference is in bytes
     """
 
     name: str
@@ -130,6 +140,8 @@ class Column:
     total: bool = False
     field: str = ""
     key: int | str | None = None
+    priority: int = 5
+    in_bytes: bool = False
 
     def value(self, record: object) -> Value:
         """Return the value of this column in a row."""
@@ -165,13 +177,21 @@ def columns_of(
     for name, declared in _fields(record):
         if name in omit or (only is not None and name not in only):
             continue
-        parts = (declared.type, declared.help, declared.shown, declared.total)
+        column = Column(
+            name,
+            declared.type,
+            declared.help,
+            declared.shown,
+            declared.total,
+            priority=declared.priority,
+            in_bytes=declared.in_bytes,
+        )
         if declared.each is None:
-            columns.append(Column(name, *parts))
+            columns.append(column)
             continue
         for key in keys:
-            column = Column(declared.each.format(key), *parts, field=name, key=key)
-            columns.append(replace(column, help=declared.help.format(key)))
+            called, help = declared.each.format(key), declared.help.format(key)
+            columns.append(replace(column, name=called, help=help, field=name, key=key))
     return tuple(columns)
 
 
@@ -398,7 +418,7 @@ def _choose(table: Table, choice: Choice) -> Table:
         rows = _sorted(table, rows, choice.sort)
     return replace(
         table,
-        columns=_columns(table, choice.fields),
+        columns=_columns(table, choice),
         rows=rows,
         totals=_totals(table, rows),
         # table.empty would be wrong if other memcgs or nodes have rows.
@@ -507,9 +527,15 @@ def _outermost(table: Table, rows: Sequence[Any]) -> Sequence[Any]:
     return [row for row in rows if not is_included(row)]
 
 
-def _columns(table: Table, fields: Sequence[str] | None) -> tuple[Column, ...]:
+def _columns(table: Table, choice: Choice) -> tuple[Column, ...]:
+    fields = choice.fields
     if fields is None:
-        return tuple(column for column in table.columns if column.shown)
-    if list(fields) == ["all"]:
-        return table.columns
-    return tuple(table.column(name) for name in fields if table.has(name))
+        sort = (choice.sort or "").partition(":")[0]
+        return tuple(
+            replace(column, priority=CHOSEN) if column.name == sort else column
+            for column in table.columns
+            if column.shown
+        )
+    every = list(fields) == ["all"]
+    names = [column.name for column in table.columns] if every else filter(table.has, fields)
+    return tuple(replace(table.column(name), priority=CHOSEN) for name in names)

@@ -49,11 +49,11 @@ _FOLLOWS = {
 def report_lines(report: Report, output: Output) -> None:
     """Write everything: all rows of all identities, and all names."""
     _head(report, output)
-    output.table(identities_table(report))
+    output.table(identities_table(report), choosable=False)
     for identity in report.identities:
         _rows(report, identity, output, whole=True)
     if report.skew and len(report.image.nodes) > 1:
-        output.table(skew_matrix(report))
+        output.table(skew_matrix(report), choosable=False)
     _findings(report, output)
     _uncharged(report.uncharged, output)
     _coverage(report, output)
@@ -70,7 +70,7 @@ def findings_lines(report: Report, output: Output) -> None:
 
 def _head(report: Report, output: Output) -> None:
     for style, text, rest in head_lines(report):
-        output.line(text, style, rest)
+        output.paragraph(text, style, rest=rest)
     output.line()
 
 
@@ -151,7 +151,7 @@ def _rows(report: Report, identity: Identity, output: Output, whole: bool) -> No
         title = f"{identity.name}: {identity.status}"
         if len(shown) < len(rows):
             title += f" ({len(shown):,} of {counted(len(rows), 'rows')})"
-        output.table(_table(report, title, shown))
+        output.table(_table(report, title, shown), choosable=False)
         _reasons(shown, output)
 
 
@@ -170,7 +170,7 @@ def _reasons(rows: Iterable[Row], output: Output) -> None:
     """Write why rows are in flight or moving. The table says why others are unverifiable."""
     reasons = {row.reason for row in rows if row.reason and row.claimed is not None}
     for reason in sorted(reasons):
-        output.line(f"  {reason}", "yellow")
+        output.paragraph(reason, "yellow", "  ")
     if reasons:
         output.line()
 
@@ -243,7 +243,7 @@ def _uncharged(caches: Sequence[Uncharged], output: Output) -> None:
         return
     objects, size = sum(c.objects or 0 for c in known), sum(c.bytes or 0 for c in known)
     names = [f"{cache.cache} {cache.objects:,}" for cache in known]
-    output.line(
+    output.paragraph(
         f"Not charged, of caches that always account: at most {counted(objects, 'objects')} "
         f"({counted(size, 'bytes')}): {', '.join(names)}"
     )
@@ -253,11 +253,11 @@ def _uncharged(caches: Sequence[Uncharged], output: Output) -> None:
 def _coverage(report: Report, output: Output) -> None:
     read = ", ".join(f"{c.read:,} {name}" for name, c in report.coverage.items() if c.read)
     seconds = sum(report.timings.values())
-    output.line(f"Read {read} in {seconds:.2f} s.")
+    output.paragraph(f"Read {read} in {seconds:.2f} s.")
     coverage_lines(report.coverage, output)
     for note in report.notes:
         output.line()
-        output.line(note, "bold yellow")
+        output.paragraph(note, "bold yellow")
 
 
 def _not_covered(items: Sequence[NotCovered], output: Output) -> None:
@@ -269,4 +269,4 @@ def _not_covered(items: Sequence[NotCovered], output: Output) -> None:
         output.line()
         output.line(f"Not covered: {counted(len(items), 'counters')}")
     for reason, names in reasons.items():
-        output.line(f"  {', '.join(names)}: {reason}")
+        output.paragraph(f"{', '.join(names)}: {reason}", indent="  ")

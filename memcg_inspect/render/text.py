@@ -3,9 +3,9 @@
 Text
 ----
 
-Tables and lines for people, and rows for scripts. No value is ever truncated. On a terminal, text
-in cells is folded if the table then fits. Names from an image are untrusted input: every control
-character in them is escaped.
+Tables and lines for people, and rows for scripts. No number is ever cut. On a terminal, sizes are
+rounded, and tables are made to fit (:mod:`memcg_inspect.render.fitting`). Names from an image are
+untrusted input: every control character in them is escaped.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.text import Text
 
 from memcg_inspect.model import NUMA_NO_NODE, Coverage, counted
+from memcg_inspect.render.fitting import Fit, fitted, short_paths
 from memcg_inspect.tables import AMOUNTS, Answer, Column, ColumnType, NotRead, Table, Value
 
 __all__ = (
@@ -33,8 +34,7 @@ __all__ = (
 )
 
 _RIGHT: frozenset[ColumnType] = AMOUNTS | {"number", "node"}
-_FOLDED: frozenset[ColumnType] = frozenset({"text", "memcg"})
-#: The least width of a folded column of text.
+#: The least width of text that is wrapped.
 _NARROWEST = 12
 #: Shown for a value that does not apply, and for one that could not be read.
 _NONE, _NOT_READ = "-", "?"
@@ -46,6 +46,10 @@ _STATUS_STYLES = {
     "moving": "yellow",
     "unverifiable": "yellow",
 }
+
+
+#: The least number of bytes that is rounded.
+_LEAST_ROUNDED = 10 << 10
 
 
 def printable(text: str) -> str:
@@ -81,8 +85,10 @@ def size(value: int, exact: bool = False) -> str:
 
     :param exact: whether to format all of them as bytes
     """
-    if exact or abs(value) < 10 << 10:
-        return counted(value, "bytes")
+    return counted(value, "bytes") if exact or abs(value) < _LEAST_ROUNDED else _rounded_size(value)
+
+
+def _rounded_size(value: int) -> str:
     amount = float(value)
     for unit in ("bytes", "KiB", "MiB", "GiB", "TiB"):
         # 1,023.96 would be shown as 1,024.0.
@@ -92,6 +98,13 @@ def size(value: int, exact: bool = False) -> str:
     return f"{amount:,.1f} {unit}"
 
 
+def _short_size(value: int) -> str:
+    """Format a number of bytes for a cell of a table: ``1.2 GiB``, ``9,216 B`` or ``0``."""
+    if abs(value) < _LEAST_ROUNDED:
+        return f"{value:,} B" if value else "0"
+    return _rounded_size(value)
+
+
 def rounded(value: int) -> str:
     """Format a number of things: ``1.2 million``. Below one million it is exact."""
     if abs(value) < 1_000_000:
@@ -99,10 +112,14 @@ def rounded(value: int) -> str:
     return f"{value / 1e6:,.1f} million"
 
 
-def make_output() -> Output:
-    """Return an output for standard output, with colours if that is a terminal."""
+def make_output(exact: bool = False) -> Output:
+    """
+    Return an output for standard output, with colours if that is a terminal.
+
+    :param exact: whether to write sizes in tables in bytes on a terminal, too
+    """
     console = Console(highlight=False, markup=False, emoji=False)
-    return Output(console, console.width if console.is_terminal else None)
+    return Output(console, console.width if console.is_terminal else None, exact)
 
 
 class Output:
@@ -112,14 +129,17 @@ class Output:
     :ivar text: all lines so far
     """
 
-    def __init__(self, console: Console, width: int | None = None) -> None:
+    def __init__(self, console: Console, width: int | None = None, exact: bool = False) -> None:
         """
         Collect lines for a console.
 
         :param console: describes the colours of its terminal; nothing is written to it
         :param width: columns of the terminal; ``None`` if it is not a terminal
+        :param exact: whether to write sizes in tables in bytes. If it is not a terminal, they are
+            in bytes in any case.
         """
         self._console = console
+        self._rounds = width is not None and not exact
         self._width = width
         is_utf = console.encoding.startswith("utf")
         self._rule, self._ellipsis = ("─", "…") if is_utf else ("-", "...")
@@ -198,36 +218,76 @@ class Output:
             self._console.print(Text(text, style), soft_wrap=True, end="")
         return captured.get()
 
-    def table(self, table: Table) -> None:
-        """Add a table: title, headings, rows, totals, and why values could not be read."""
+    def paragraph(self, text: str, style: str = "", indent: str = "", rest: str = "") -> None:
+        """
+        Add a line, broken at spaces if the terminal has too few columns for it.
+
+        :param indent: begins each line
+        :param rest: text that follows, without a style
+        """
+        text = printable(indent + text)
+        first, *more = self.wrapped(text + rest, indent)
+        is_split = bool(rest) and first.startswith(text)
+        self.line(text if is_split else first, style, first[len(text) :] if is_split else "")
+        for line in more:
+            self.line(line, "" if rest else style)
+
+    def table(self, table: Table, choosable: bool = True) -> None:
+        """
+        Add a table: title, headings, rows, totals, and why values could not be read.
+
+        :param choosable: whether ``--fields`` applies to it
+        """
         if not table.rows:
-            self.line(f"{table.title}: {table.empty}")
+            self.paragraph(f"{table.title}: {table.empty}")
             return
-        self.line(table.title, "italic")
+        self.paragraph(table.title, "italic")
         self.line()
         columns, totals = table.columns, table.totals
-        cells = [[_cell(c, c.value(row)) for c in columns] for row in table.rows]
+        rows = [[self._cell(c, c.value(row)) for c in columns] for row in table.rows]
         head = [column.name for column in columns]
-        foot = [] if totals is None else [_total(c, totals, i == 0) for i, c in enumerate(columns)]
-        rest = _rest(table)
-        lines = [head, *cells, *([rest] if rest else []), *([foot] if foot else [])]
-        widths = [max(map(cell_len, column)) for column in zip(*lines, strict=True)]
-        widths = self._fitted(columns, widths)
-        self._row(columns, widths, head, "bold")
-        self.line(" " + self._rule * (sum(widths) + 3 * (len(widths) - 1)))
-        for row, shown in zip(table.rows, cells, strict=True):
-            self._row(columns, widths, shown, _STATUS_STYLES.get(getattr(row, "status", ""), ""))
-        if rest:
-            self._row(columns, widths, rest, "")
-        if foot:
-            self.line()
-            self._row(columns, widths, foot, "bold")
+        foot = [] if totals is None else self._total(columns, totals)
+        rest, label = self._rest(table)
+        lines = [head, *rows, *([rest] if rest else []), *([foot] if foot else [])]
+        fit = fitted(columns, lines, self._width, {0, label})
+        columns = tuple(columns[i] for i in fit.shown)
+        head, *lines = self._shortened(columns, lines, fit)
+        self._row(columns, fit, head, "bold")
+        self.line(" " + self._rule * (sum(fit.widths) + fit.gap * (len(fit.widths) - 1)))
+        for n, cells in enumerate(lines):
+            if foot and n == len(lines) - 1:
+                self.line()
+                self._row(columns, fit, cells, "bold")
+            else:
+                status = getattr(table.rows[n], "status", "") if n < len(rows) else ""
+                self._row(columns, fit, cells, _STATUS_STYLES.get(status, ""))
         self.line()
         if table.rest is not None:
-            rows = counted(table.rest.rows, "rows")
-            self.line(f"  {rows} summed up in one line: --top 0 lists all rows")
+            number = counted(table.rest.rows, "rows")
+            self.paragraph(f"{number} summed up in one line: --top 0 lists all rows", "", "  ")
             self.line()
+        self._left_out([c.name for c in table.columns if c not in columns], choosable)
         self.reasons(table)
+
+    def _left_out(self, names: Sequence[str], choosable: bool) -> None:
+        """Add a line about the columns for which there is no room."""
+        if names:
+            how = "--fields chooses columns, and a pipe" if choosable else "A pipe"
+            text = f"not shown, since the terminal has {self._width} columns: {', '.join(names)}"
+            self.paragraph(f"{text}. {how} (| less -S) has room for all.", "", "  ")
+            self.line()
+
+    def _shortened(
+        self, columns: Sequence[Column], lines: Sequence[Sequence[str]], fit: Fit
+    ) -> list[list[str]]:
+        """Return the cells of the columns that are shown, with paths that fit into them."""
+        made = [[line[i] for i in fit.shown] for line in lines]
+        for n, (column, width) in enumerate(zip(columns, fit.widths, strict=True)):
+            if column.type == "memcg":
+                paths = short_paths([line[n] for line in made], width, self._ellipsis)
+                for line, path in zip(made, paths, strict=True):
+                    line[n] = path
+        return made
 
     def reasons(self, table: Table) -> None:
         """Add the reasons why values of a table could not be read."""
@@ -235,40 +295,61 @@ class Output:
         values += table.rest.totals.values() if table.rest is not None else ()
         reasons = {value.reason for value in values if isinstance(value, NotRead)}
         for reason in sorted(reasons):
-            self.line(f"  {_NOT_READ} {reason}", "yellow")
+            self.paragraph(f"{_NOT_READ} {reason}", "yellow", "  ")
         if reasons:
             self.line()
 
-    def _fitted(self, columns: Sequence[Column], widths: Sequence[int]) -> list[int]:
-        """Make columns of text narrower, if that makes the table fit on the terminal."""
-        fitted = list(widths)
-        if self._width is None:
-            return fitted
-        folded = [i for i, column in enumerate(columns) if column.type in _FOLDED]
-        while sum(fitted) + 3 * len(fitted) - 2 > self._width:
-            widest = max(folded, key=lambda i: fitted[i], default=None)
-            if widest is None or fitted[widest] <= _NARROWEST:
-                return list(widths)
-            fitted[widest] -= 1
-        return fitted
-
-    def _row(
-        self, columns: Sequence[Column], widths: Sequence[int], cells: Sequence[str], style: str
-    ) -> None:
+    def _row(self, columns: Sequence[Column], fit: Fit, cells: Sequence[str], style: str) -> None:
         """Add a row. It has several lines if cells are folded."""
         parts = [
             self._folded(cell, width) if cell_len(cell) > width else [cell]
-            for cell, width in zip(cells, widths, strict=True)
+            for cell, width in zip(cells, fit.widths, strict=True)
         ]
         for at in range(max(map(len, parts), default=0)):
             line = [part[at] if at < len(part) else "" for part in parts]
-            padded = map(_padded, columns, line, widths)
-            self.line(" " + "   ".join(padded).rstrip(), style)
+            padded = map(_padded, columns, line, fit.widths)
+            self.line((" " + (" " * fit.gap).join(padded)).rstrip(), style)
 
     def _folded(self, cell: str, width: int) -> list[str]:
         """Return the lines of a cell, broken at spaces if possible."""
         lines = Text(cell).wrap(self._console, width, overflow="fold")
         return [line.plain.rstrip() for line in lines]
+
+    def _total(self, columns: Sequence[Column], totals: Mapping[str, Value]) -> list[str]:
+        return [
+            self._cell(c, totals[c.name]) if c.name in totals else "" if i else "total"
+            for i, c in enumerate(columns)
+        ]
+
+    def _rest(self, table: Table) -> tuple[list[str], int]:
+        """
+        Return the cells of the line for rows that are left out, and where it says so.
+
+        There are none if there are no such rows.
+        """
+        if table.rest is None:
+            return [], 0
+        totals, label = table.rest.totals, f"({counted(table.rest.rows, 'other rows')})"
+        cells = [self._cell(c, totals[c.name]) if c.name in totals else "" for c in table.columns]
+        at = cells.index("") if "" in cells else 0
+        return [label if i == at and not cell else cell for i, cell in enumerate(cells)], at
+
+    def _cell(self, column: Column, value: Value) -> str:
+        """Format a value for people."""
+        if isinstance(value, (int, float)) and column.type == "share":
+            return f"{100 * value:.1f}%"
+        if isinstance(value, int) and self._rounds:
+            if column.type == "bytes":
+                return _short_size(value)
+            if column.type == "KiB":
+                return _short_size(value * 1024)
+            if column.type == "difference" and column.in_bytes:
+                return ("+" if value > 0 else "") + _short_size(value)
+        if isinstance(value, int) and column.type == "difference":
+            return signed(value)
+        if isinstance(value, int) and column.type in AMOUNTS:
+            return amount(value)
+        return _exact(column, value)
 
 
 def _padded(column: Column, text: str, width: int) -> str:
@@ -283,7 +364,7 @@ def answer_lines(answer: Answer, output: Output) -> None:
     if answer.interrupted:
         output.line("Interrupted: the results are incomplete.", "bold yellow")
     for note in answer.notes:
-        output.line(note)
+        output.paragraph(note)
     coverage_lines(answer.coverage, output)
 
 
@@ -291,9 +372,10 @@ def coverage_lines(coverage: Mapping[str, Coverage], output: Output) -> None:
     """Write what could not be read, if anything."""
     for name, part in coverage.items():
         if part.unreadable:
-            output.line(f"Not read: {part.unreadable:,} of {name}, for example", "yellow")
+            output.paragraph(f"Not read: {part.unreadable:,} of {name}, for example", "yellow")
             for example in part.examples[:3]:
-                output.line(f"  {example.what} at {example.address:#x}: {example.reason}")
+                text = f"{example.what} at {example.address:#x}: {example.reason}"
+                output.paragraph(text, "", "  ")
 
 
 def scripted(answer: Answer) -> str:
@@ -313,34 +395,6 @@ def _lines(table: Table) -> str:
         "\t".join(_exact(column, column.value(row)) for column in table.columns) + "\n"
         for row in table.rows
     )
-
-
-def _total(column: Column, totals: Mapping[str, Value], is_first: bool) -> str:
-    if column.name in totals:
-        return _cell(column, totals[column.name])
-    return "total" if is_first else ""
-
-
-def _rest(table: Table) -> list[str]:
-    """Return the cells of the line for rows that are left out; none if there are no such rows."""
-    if table.rest is None:
-        return []
-    totals, label = table.rest.totals, f"({counted(table.rest.rows, 'other rows')})"
-    cells = [_cell(c, totals[c.name]) if c.name in totals else "" for c in table.columns]
-    if "" in cells:
-        cells[cells.index("")] = label
-    return cells
-
-
-def _cell(column: Column, value: Value) -> str:
-    """Format a value for people."""
-    if isinstance(value, (int, float)) and column.type == "share":
-        return f"{100 * value:.1f}%"
-    if isinstance(value, int) and column.type == "difference":
-        return signed(value)
-    if isinstance(value, int) and column.type in AMOUNTS:
-        return amount(value)
-    return _exact(column, value)
 
 
 def _exact(column: Column, value: Value) -> str:

@@ -51,23 +51,28 @@ class CallSiteRow:
     """Memory allocated at one call site; with ``--by``, summed up by the fields chosen."""
 
     bytes: Annotated[Value, Field("bytes", "bytes allocated and not freed yet", total=True)]
-    calls: Annotated[Value, Field("count", "number of these allocations", total=True)]
-    memcg: Annotated[Value, Field("memcg", "memcg that pays; none if no memcg pays")] = None
+    calls: Annotated[Value, Field("count", "number of these allocations", total=True, priority=8)]
+    memcg: Annotated[
+        Value, Field("memcg", "memcg that pays; none if no memcg pays", priority=8)
+    ] = None
     memcg_address: MemcgAddress = None
-    node: Annotated[int | None, Field("node", "node of the memory")] = None
+    node: Annotated[int | None, Field("node", "node of the memory", priority=7)] = None
     kind: Annotated[
         str | None,
         Field(
             "text",
             "slab: objects; percpu: percpu memory; kmem, lru: pages that a memcg pays for; "
             "slab_page: pages of slabs; page: all other pages",
+            priority=7,
         ),
     ] = None
-    site: Annotated[Value, Field("text", "file and line")] = None
-    module: Annotated[str | None, Field("text", "module; none for the kernel itself")] = None
-    function: Annotated[str | None, Field("text", "function that allocates")] = None
+    site: Annotated[Value, Field("text", "file and line", priority=9)] = None
+    module: Annotated[
+        str | None, Field("text", "module; none for the kernel itself", priority=3)
+    ] = None
+    function: Annotated[str | None, Field("text", "function that allocates", priority=6)] = None
     accurate: Annotated[
-        bool | None, Field("flag", "no if some of its allocations are not counted")
+        bool | None, Field("flag", "no if some of its allocations are not counted", priority=2)
     ] = None
     codetag: Annotated[int | None, Field("address", "struct codetag *", shown=False)] = None
 

@@ -43,19 +43,23 @@ class DriftRow:
 
     memcg: Annotated[str, Field("memcg", "memcg of the counter; descendants are included")]
     memcg_address: MemcgAddress
-    item: Annotated[str, Field("text", "name in memory.stat")]
-    unit: Annotated[str, Field("text", "bytes, or events: a count")]
-    folded: Annotated[Value, Field("count", "value that a reader sees without a flush")]
-    exact: Annotated[Value, Field("count", "value after a flush")]
-    error: Annotated[Value, Field("count", "folded less exact")]
-    bound: Annotated[Value, Field("count", "largest error for which no flush is due")]
-    due: Annotated[Value, Field("flag", "whether the kernel flushes before it shows memory.stat")]
-    handed_up: Annotated[Value, Field("count", "folded for children, but not for this memcg yet")]
+    item: Annotated[str, Field("text", "name in memory.stat", priority=9)]
+    unit: Annotated[str, Field("text", "bytes, or events: a count", priority=7)]
+    folded: Annotated[Value, Field("count", "value that a reader sees without a flush", priority=8)]
+    exact: Annotated[Value, Field("count", "value after a flush", priority=8)]
+    error: Annotated[Value, Field("count", "folded less exact", priority=9)]
+    bound: Annotated[Value, Field("count", "largest error for which no flush is due", priority=6)]
+    due: Annotated[
+        Value, Field("flag", "whether the kernel flushes before it shows memory.stat", priority=6)
+    ]
+    handed_up: Annotated[
+        Value, Field("count", "folded for children, but not for this memcg yet", priority=2)
+    ]
     cpu: Annotated[
         Value,
         Field("number", "CPU that holds the largest part of the error; none if no CPU holds any"),
     ]
-    cpu_holds: Annotated[Value, Field("count", "amount that this CPU holds")]
+    cpu_holds: Annotated[Value, Field("count", "amount that this CPU holds", priority=4)]
     cpus: Annotated[
         Value,
         Field("text", "the same for up to eight CPUs, as CPU:amount", shown=False),

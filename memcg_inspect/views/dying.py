@@ -71,12 +71,16 @@ class MemcgRow:
 
     memcg: Annotated[str, Field("memcg", "path that it had")]
     memcg_address: MemcgAddress
-    cgroup_id: Annotated[Value, Field("number", "id of its cgroup; ids increase with time")]
+    cgroup_id: Annotated[
+        Value, Field("number", "id of its cgroup; ids increase with time", priority=3)
+    ]
     offline: Annotated[bool, Field("flag", "whether it is offline already", shown=False)]
-    paid_by: Annotated[Value, Field("memcg", "memcg that pays for what it left behind")]
-    references: Annotated[Value, Field("count", "references that keep it alive: css.refcnt")]
+    paid_by: Annotated[Value, Field("memcg", "memcg that pays for what it left behind", priority=4)]
+    references: Annotated[
+        Value, Field("count", "references that keep it alive: css.refcnt", priority=8)
+    ]
     explained: Annotated[int, Field("count", "references whose holders were found")]
-    unexplained: Annotated[Value, Field("count", "the other references")]
+    unexplained: Annotated[Value, Field("count", "the other references", priority=8)]
     lru: Annotated[
         Value, Field("bytes", "user pages and page cache that it was charged for", total=True)
     ]
@@ -106,24 +110,32 @@ class LeftRow:
             "mm: address spaces on its list; removal: its removal is not finished; writeback: "
             "writeback of files; notify: groups of inotify and fanotify; event: events of cgroup "
             "v1; cursor: zswap writes back its pages next",
+            priority=9,
         ),
     ]
-    pins: Annotated[bool, Field("flag", "whether it keeps the memcg alive")]
+    pins: Annotated[bool, Field("flag", "whether it keeps the memcg alive", priority=6)]
     node: Annotated[int, Field("node", "backing node")]
-    charged_node: Annotated[int | None, Field("node", "node of the obj_cgroup that is charged")]
+    charged_node: Annotated[
+        int | None, Field("node", "node of the obj_cgroup that is charged", priority=3)
+    ]
     references: Annotated[
-        int, Field("count", "references to the memcg that the row explains", total=True)
+        int, Field("count", "references to the memcg that the row explains", total=True, priority=7)
     ]
     count: Annotated[
-        int, Field("count", "number of charges or objects; percpu memory is counted on one node")
+        int,
+        Field(
+            "count",
+            "number of charges or objects; percpu memory is counted on one node",
+            priority=7,
+        ),
     ]
-    bytes: Annotated[int | None, Field("bytes", "size of all of them", total=True)]
-    detail: Annotated[Value, Field("text", "file of user pages; more about the kind")]
+    bytes: Annotated[int | None, Field("bytes", "size of all of them", total=True, priority=8)]
+    detail: Annotated[Value, Field("text", "file of user pages; more about the kind", priority=8)]
     objcg: Annotated[
         int | None, Field("address", "struct obj_cgroup * that is charged", shown=False)
     ]
     paid_by: Annotated[Value, Field("memcg", "memcg that pays for it now", shown=False)]
-    examples: Annotated[str | None, Field("text", "addresses of some of them")]
+    examples: Annotated[str | None, Field("text", "addresses of some of them", priority=2)]
 
 
 @dataclass(frozen=True)
@@ -131,17 +143,21 @@ class SummaryRow:
     """What several removed memcgs left behind of one kind and detail, for one memcg to pay."""
 
     memcgs: Annotated[int, Field("count", "number of removed memcgs that have such a row")]
-    kind: Annotated[str, Field("text", "as in the table of all rows")]
-    pins: Annotated[bool, Field("flag", "whether it keeps the memcgs alive")]
-    detail: Annotated[Value, Field("text", "file of user pages; more about the kind")]
+    kind: Annotated[str, Field("text", "as in the table of all rows", priority=9)]
+    pins: Annotated[bool, Field("flag", "whether it keeps the memcgs alive", priority=5)]
+    detail: Annotated[Value, Field("text", "file of user pages; more about the kind", priority=9)]
     references: Annotated[
-        int, Field("count", "references to these memcgs that it explains", total=True)
+        int, Field("count", "references to these memcgs that it explains", total=True, priority=6)
     ]
-    count: Annotated[int, Field("count", "number of charges or objects")]
-    bytes: Annotated[int | None, Field("bytes", "size of all of them", total=True)]
-    least: Annotated[int | None, Field("bytes", "size of those of the memcg that has least")]
-    most: Annotated[int | None, Field("bytes", "size of those of the memcg that has most")]
-    paid_by: Annotated[Value, Field("memcg", "memcg that pays for it now")]
+    count: Annotated[int, Field("count", "number of charges or objects", priority=7)]
+    bytes: Annotated[int | None, Field("bytes", "size of all of them", total=True, priority=8)]
+    least: Annotated[
+        int | None, Field("bytes", "size of those of the memcg that has least", priority=3)
+    ]
+    most: Annotated[
+        int | None, Field("bytes", "size of those of the memcg that has most", priority=3)
+    ]
+    paid_by: Annotated[Value, Field("memcg", "memcg that pays for it now", priority=8)]
 
 
 class Holder(NamedTuple):

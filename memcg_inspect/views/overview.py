@@ -6,7 +6,7 @@ from __future__ import annotations
 from argparse import Namespace
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated
 
 from memcg_inspect.checks.snapshot import Snapshot
@@ -24,23 +24,32 @@ __all__ = ("VIEW", "OverviewRow", "overview")
 class OverviewRow:
     """What one memcg and its descendants are charged for; with ``--by-node``, on one node."""
 
-    memcg: Annotated[str, Field("memcg", "memcg that was not removed")]
+    memcg: Annotated[str, Field("memcg", "memcg that was not removed", priority=9)]
     memcg_address: MemcgAddress
     node: Annotated[
-        int, Field("node", "node of the pages, with --by-node; none for what has no node")
+        int,
+        Field("node", "node of the pages, with --by-node; none for what has no node", priority=9),
     ]
-    current: Annotated[Value, Field("bytes", "memory.current; the root has none", total=True)]
-    sum: Annotated[Value, Field("bytes", "sum of the amounts that follow", total=True)]
-    user: Annotated[Value, Field("bytes", "user pages and page cache", total=True)]
-    slab: Annotated[Value, Field("bytes", "slab objects, and large kmallocs", total=True)]
-    percpu: Annotated[Value, Field("bytes", "percpu memory", total=True)]
+    current: Annotated[
+        Value, Field("bytes", "memory.current; the root has none", total=True, priority=9)
+    ]
+    sum: Annotated[Value, Field("bytes", "sum of the amounts that follow", total=True, priority=4)]
+    user: Annotated[Value, Field("bytes", "user pages and page cache", total=True, priority=8)]
+    slab: Annotated[
+        Value, Field("bytes", "slab objects, and large kmallocs", total=True, priority=8)
+    ]
+    percpu: Annotated[Value, Field("bytes", "percpu memory", total=True, priority=7)]
     stacks: Annotated[Value, Field("bytes", "kernel stacks", total=True)]
-    pagetables: Annotated[Value, Field("bytes", "page tables", total=True)]
-    vmalloc: Annotated[Value, Field("bytes", "vmalloc areas", total=True)]
-    sockets: Annotated[Value, Field("bytes", "memory of sockets", total=True)]
-    zswap: Annotated[Value, Field("bytes", "compressed pages in zswap", total=True)]
-    other: Annotated[Value, Field("bytes", "sum of other_pages, unused and in_advance", total=True)]
-    dying: Annotated[Value, Field("count", "removed memcgs below it that still exist", total=True)]
+    pagetables: Annotated[Value, Field("bytes", "page tables", total=True, priority=4)]
+    vmalloc: Annotated[Value, Field("bytes", "vmalloc areas", total=True, priority=3)]
+    sockets: Annotated[Value, Field("bytes", "memory of sockets", total=True, priority=6)]
+    zswap: Annotated[Value, Field("bytes", "compressed pages in zswap", total=True, priority=3)]
+    other: Annotated[
+        Value, Field("bytes", "sum of other_pages, unused and in_advance", total=True, priority=6)
+    ]
+    dying: Annotated[
+        Value, Field("count", "removed memcgs below it that still exist", total=True, priority=7)
+    ]
     other_pages: Annotated[
         Value, Field("bytes", "other pages of the kernel", shown=False, total=True)
     ]
@@ -53,7 +62,13 @@ class OverviewRow:
     ]
     not_found: Annotated[
         Value,
-        Field("difference", "bytes of memory.current that were not found", shown=False, total=True),
+        Field(
+            "difference",
+            "bytes of memory.current that were not found",
+            shown=False,
+            total=True,
+            in_bytes=True,
+        ),
     ]
 
 
@@ -89,6 +104,9 @@ def overview(image: Image, by_node: bool = False) -> Answer:
     make = _on_nodes if by_node else _rows
     rows = sorted(make(snapshot, subtrees), key=_order)
     columns = columns_of(OverviewRow, omit=_OF_MEMCGS if by_node else ("node",))
+    if by_node:
+        # Otherwise it says what current says.
+        columns = tuple(replace(c, priority=9) if c.name == "sum" else c for c in columns)
     title = f"charged to memcgs and their descendants{', by node' if by_node else ''}"
     parents = {m.address: _above(snapshot, m) for m in snapshot.live()}
     table = Table("overview", title, columns, rows, is_ranked=True, parents=parents)

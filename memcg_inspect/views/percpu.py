@@ -40,13 +40,22 @@ class PercpuRow:
     With ``--each`` it is one of them, with ``--by`` those with the same fields that were chosen.
     """
 
-    memcg: Annotated[Value, Field("memcg", "memcg that pays; none if no memcg pays")] = None
+    memcg: Annotated[
+        Value, Field("memcg", "memcg that pays; none if no memcg pays", priority=9)
+    ] = None
     memcg_address: MemcgAddress = None
-    pointer: Annotated[Value, Field("address", "the __percpu pointer (with --each)")] = None
-    size: Annotated[int | None, Field("bytes", "size of one allocation for one CPU")] = None
-    nodes: Annotated[str | None, Field("text", "nodes of the pages that back it")] = None
+    pointer: Annotated[
+        Value, Field("address", "the __percpu pointer (with --each)", priority=8)
+    ] = None
+    size: Annotated[
+        int | None, Field("bytes", "size of one allocation for one CPU", priority=7)
+    ] = None
+    nodes: Annotated[str | None, Field("text", "nodes of the pages that back it", priority=6)] = (
+        None
+    )
     node: Annotated[
-        Value, Field("node", "node of the pages that back this part of it (with --by node)")
+        Value,
+        Field("node", "node of the pages that back this part of it (with --by node)", priority=9),
     ] = None
     count: Annotated[
         int | None,
@@ -54,10 +63,17 @@ class PercpuRow:
             "count",
             "allocations in this row; with --by node those with a part on the node",
             total=True,
+            priority=7,
         ),
     ] = None
     bytes: Annotated[
-        int, Field("bytes", "size for all possible CPUs; with --by node, on the node", total=True)
+        int,
+        Field(
+            "bytes",
+            "size for all possible CPUs; with --by node, on the node",
+            total=True,
+            priority=9,
+        ),
     ]
     charged: Annotated[
         int | None,
@@ -75,10 +91,11 @@ class PercpuRow:
     )
     by_node: Annotated[
         Mapping[int, Value],
-        Field("bytes", "bytes on node {}", total=True, each="node_{}"),
+        Field("bytes", "bytes on node {}", total=True, each="node_{}", priority=4),
     ]
     site: Annotated[
-        Value, Field("text", "line of code that allocated it, with allocation profiling")
+        Value,
+        Field("text", "line of code that allocated it, with allocation profiling", priority=8),
     ] = None
 
 

@@ -35,33 +35,48 @@ class RssRow:
     """One counter of mapped pages (``mm->rss_stat``) of one process."""
 
     pid: Annotated[int, Field("number", "process (thread group)")]
-    comm: Annotated[str, Field("text", "name of the process")]
-    memcg: Annotated[Value, Field("memcg", "memcg of the process")]
+    comm: Annotated[str, Field("text", "name of the process", priority=7)]
+    memcg: Annotated[Value, Field("memcg", "memcg of the process", priority=6)]
     memcg_address: Annotated[Value, Field("address", "struct mem_cgroup *", shown=False)]
     mm: Annotated[int, Field("address", "struct mm_struct *; processes may share one", shown=False)]
     threads: Annotated[Value, Field("number", "threads of the process", shown=False)]
-    item: Annotated[str, Field("text", "file, anon, swapents or shmem")]
-    approximate: Annotated[Value, Field("pages", "value of get_mm_counter()")]
+    item: Annotated[str, Field("text", "file, anon, swapents or shmem", priority=9)]
+    approximate: Annotated[Value, Field("pages", "value of get_mm_counter()", priority=7)]
     exact: Annotated[
-        Value, Field("pages", "value including changes that CPUs or threads have not added yet")
+        Value,
+        Field(
+            "pages", "value including changes that CPUs or threads have not added yet", priority=8
+        ),
     ]
-    error: Annotated[Value, Field("pages", "approximate less exact")]
+    error: Annotated[Value, Field("pages", "approximate less exact", priority=9)]
     bound: Annotated[Value, Field("pages", "upper bound of the error on this machine")]
     node_bound: Annotated[
-        Value, Field("pages", "upper bound if each node had one atomic counter with a batch of 32")
+        Value,
+        Field(
+            "pages",
+            "upper bound if each node had one atomic counter with a batch of 32",
+            priority=2,
+        ),
     ]
     exact_bytes: Annotated[Value, Field("bytes", "exact in bytes", shown=False)]
     error_bytes: Annotated[Value, Field("bytes", "error in bytes", shown=False)]
     mapped: Annotated[Value, Field("pages", "pages in the page tables (with --check)")] = None
-    difference: Annotated[Value, Field("pages", "exact less mapped (with --check)")] = None
+    difference: Annotated[Value, Field("pages", "exact less mapped (with --check)", priority=8)] = (
+        None
+    )
     status: Annotated[
         Value,
-        Field("text", "exact, differs, or moving: the process was running (with --check)"),
+        Field(
+            "text", "exact, differs, or moving: the process was running (with --check)", priority=8
+        ),
     ] = None
     nodes: Annotated[
         Mapping[int, Value],
         Field(
-            "pages", "pages in the page tables that are on node {} (with --check)", each="node_{}"
+            "pages",
+            "pages in the page tables that are on node {} (with --check)",
+            each="node_{}",
+            priority=4,
         ),
     ] = field(default_factory=dict)
 

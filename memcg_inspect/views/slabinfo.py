@@ -33,13 +33,13 @@ class SlabRow:
 
     memcg: Annotated[Value, Field("memcg", "memcg that pays; none if no memcg pays")]
     memcg_address: MemcgAddress
-    cache: Annotated[str | None, Field("text", "name of the cache")]
+    cache: Annotated[str | None, Field("text", "name of the cache", priority=9)]
     cache_address: Annotated[int | None, Field("address", "struct kmem_cache *", shown=False)]
-    node: Annotated[int | None, Field("node", "node of the slabs")]
+    node: Annotated[int | None, Field("node", "node of the slabs", priority=9)]
     reclaimable: Annotated[
-        bool | None, Field("flag", "whether it counts as reclaimable slab memory")
+        bool | None, Field("flag", "whether it counts as reclaimable slab memory", priority=2)
     ]
-    size: Annotated[int | None, Field("bytes", "size of an object in the slab")]
+    size: Annotated[int | None, Field("bytes", "size of an object in the slab", priority=4)]
     objects: Annotated[
         Value,
         Field(
@@ -48,23 +48,28 @@ class SlabRow:
             "charged, including free objects in per-CPU caches. Large kmallocs that "
             "are not charged are not counted",
             total=True,
+            priority=8,
         ),
     ]
-    bytes: Annotated[Value, Field("bytes", "size of these objects", total=True)]
+    bytes: Annotated[Value, Field("bytes", "size of these objects", total=True, priority=9)]
     charged: Annotated[
         Value,
         Field(
-            "bytes", "bytes charged for these objects: size and one pointer per object", total=True
+            "bytes",
+            "bytes charged for these objects: size and one pointer per object",
+            total=True,
+            priority=6,
         ),
     ]
     slabs: Annotated[Value, Field("count", "slabs that contain any of these objects")]
     slab_bytes: Annotated[Value, Field("bytes", "size of these slabs")]
     shared: Annotated[
-        Value, Field("count", "slabs among these that also contain objects of other memcgs")
+        Value,
+        Field("count", "slabs among these that also contain objects of other memcgs", priority=3),
     ]
-    others: Annotated[Value, Field("count", "other memcgs with objects in these slabs")]
+    others: Annotated[Value, Field("count", "other memcgs with objects in these slabs", priority=3)]
     utilisation: Annotated[
-        Value, Field("share", "share of the space in these slabs that the objects take")
+        Value, Field("share", "share of the space in these slabs that the objects take", priority=6)
     ]
 
 
@@ -73,7 +78,9 @@ class NodeRow:
     """Slab memory of one node."""
 
     node: Annotated[int, Field("node", "node of the slabs")]
-    kind: Annotated[str, Field("text", "reclaimable or unreclaimable slabs, or large kmallocs")]
+    kind: Annotated[
+        str, Field("text", "reclaimable or unreclaimable slabs, or large kmallocs", priority=9)
+    ]
     slab_bytes: Annotated[Value, Field("bytes", "size of the slabs", total=True)]
     paid: Annotated[Value, Field("bytes", "bytes in objects that memcgs pay for", total=True)]
     unpaid: Annotated[

@@ -31,14 +31,17 @@ class StatRow:
     memcg_address: MemcgAddress
     item: Annotated[str, Field("text", "name in memory.stat")]
     node: Annotated[
-        int | None, Field("node", "node, as in memory.numa_stat; none for the whole memcg")
+        int | None,
+        Field("node", "node, as in memory.numa_stat; none for the whole memcg", priority=9),
     ]
-    unit: Annotated[str, Field("text", "bytes, or events: a count")]
+    unit: Annotated[str, Field("text", "bytes, or events: a count", priority=8)]
     folded: Annotated[Value, Field("count", "value that a reader sees without a flush")]
     pending: Annotated[
         Value, Field("count", "changes not folded yet, of the memcg and its descendants")
     ]
-    exact: Annotated[Value, Field("count", "sum of both: value of the file after a flush")]
+    exact: Annotated[
+        Value, Field("count", "sum of both: value of the file after a flush", priority=9)
+    ]
 
 
 def stat(image: Image, memcg: str, show_all: bool = False) -> Answer:

@@ -31,18 +31,24 @@ class StockRow:
     """One slot of the charge stock (``memcg_stock``) or the object stock of a CPU."""
 
     cpu: Annotated[int, Field("number", "CPU whose stock it is")]
-    stock: Annotated[str, Field("text", "charge: whole pages; object: bytes of charged pages")]
+    stock: Annotated[
+        str, Field("text", "charge: whole pages; object: bytes of charged pages", priority=8)
+    ]
     slot: Annotated[int, Field("number", "index in the stock")]
-    memcg: Annotated[Value, Field("memcg", "memcg that is charged")]
+    memcg: Annotated[Value, Field("memcg", "memcg that is charged", priority=9)]
     memcg_address: MemcgAddress
-    objcg: Annotated[int | None, Field("address", "struct obj_cgroup *, of an object stock")]
+    objcg: Annotated[
+        int | None, Field("address", "struct obj_cgroup *, of an object stock", priority=2)
+    ]
     node: Annotated[Value, Field("node", "node of the slab bytes that are not booked yet")]
-    charged: Annotated[Value, Field("bytes", "charged to the memcg and not handed out", total=True)]
+    charged: Annotated[
+        Value, Field("bytes", "charged to the memcg and not handed out", total=True, priority=8)
+    ]
     reclaimable: Annotated[
-        Value, Field("bytes", "not booked yet as NR_SLAB_RECLAIMABLE_B", total=True)
+        Value, Field("bytes", "not booked yet as NR_SLAB_RECLAIMABLE_B", total=True, priority=6)
     ]
     unreclaimable: Annotated[
-        Value, Field("bytes", "not booked yet as NR_SLAB_UNRECLAIMABLE_B", total=True)
+        Value, Field("bytes", "not booked yet as NR_SLAB_UNRECLAIMABLE_B", total=True, priority=6)
     ]
     locked: Annotated[
         Value, Field("flag", "whether the CPU was in the middle of using it", shown=False)
@@ -54,16 +60,22 @@ class BoundRow:
     """How far one counter can be off because of stocks."""
 
     counter: Annotated[str, Field("text", "file, or line of memory.stat, that can be off")]
-    error: Annotated[str, Field("text", "how the counter can differ from the memory in use")]
+    error: Annotated[
+        str, Field("text", "how the counter can differ from the memory in use", priority=6)
+    ]
     slots: Annotated[
         int,
-        Field("count", "slots of a CPU that can hold such an amount; one memcg may use all"),
+        Field(
+            "count",
+            "slots of a CPU that can hold such an amount; one memcg may use all",
+            priority=4,
+        ),
     ]
     each: Annotated[Value, Field("bytes", "upper bound for one slot")]
     cpu_bound: Annotated[Value, Field("bytes", "upper bound for one CPU")]
-    bound: Annotated[Value, Field("bytes", "upper bound for all possible CPUs")]
-    held: Annotated[int, Field("bytes", "sum of the absolute amounts in all slots now")]
-    rule: Annotated[str, Field("text", "where the bound comes from")]
+    bound: Annotated[Value, Field("bytes", "upper bound for all possible CPUs", priority=9)]
+    held: Annotated[int, Field("bytes", "sum of the absolute amounts in all slots now", priority=8)]
+    rule: Annotated[str, Field("text", "where the bound comes from", priority=2)]
 
 
 _NO_LOCK = NotRead("the lock of this kernel's stocks does not record whether it is held")

@@ -27,17 +27,22 @@ class TaskRow:
     """One task and one ``obj_cgroup`` that it has cached (``task_struct.objcg``)."""
 
     pid: Annotated[int, Field("number", "pid of the task")]
-    tgid: Annotated[int, Field("number", "pid of its thread group leader")]
-    comm: Annotated[str, Field("text", "name of the task")]
-    memcg: Annotated[Value, Field("memcg", "memcg of the task")]
+    tgid: Annotated[int, Field("number", "pid of its thread group leader", priority=4)]
+    comm: Annotated[str, Field("text", "name of the task", priority=8)]
+    memcg: Annotated[Value, Field("memcg", "memcg of the task", priority=9)]
     memcg_address: MemcgAddress
     objcg: Annotated[
         int | None,
-        Field("address", "struct obj_cgroup * that it has cached, to charge kernel memory"),
+        Field(
+            "address", "struct obj_cgroup * that it has cached, to charge kernel memory", priority=3
+        ),
     ]
-    objcg_memcg: Annotated[Value, Field("memcg", "memcg that pays for charges to that obj_cgroup")]
+    objcg_memcg: Annotated[
+        Value, Field("memcg", "memcg that pays for charges to that obj_cgroup", priority=6)
+    ]
     node: Annotated[
-        Value, Field("node", "node of the obj_cgroup, on kernels that have one per node")
+        Value,
+        Field("node", "node of the obj_cgroup, on kernels that have one per node", priority=4),
     ]
     cache: Annotated[
         Value,
@@ -45,6 +50,7 @@ class TaskRow:
             "text",
             "fresh: the obj_cgroup of its memcg; stale: marked to be updated before the next "
             "use; WRONG: of another memcg, and not marked",
+            priority=8,
         ),
     ]
     task: Annotated[int, Field("address", "struct task_struct *", shown=False)]

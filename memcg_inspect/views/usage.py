@@ -60,16 +60,22 @@ class UsageRow:
     memcg: Annotated[str, Field("memcg", "memcg", shown=False)]
     memcg_address: MemcgAddress
     what: Annotated[str, Field("text", "what is charged; the first row is the sum of the others")]
-    bytes: Annotated[Value, Field("bytes", "bytes that are charged, including descendants")]
+    bytes: Annotated[
+        Value, Field("bytes", "bytes that are charged, including descendants", priority=9)
+    ]
     memory_stat: Annotated[
         Value, Field("bytes", "what a reader of memory.stat sees, without a flush")
     ]
     not_folded: Annotated[
-        Value, Field("difference", "changes that memory.stat has only after a flush")
+        Value, Field("difference", "changes that memory.stat has only after a flush", in_bytes=True)
     ]
     in_stocks: Annotated[
         Value,
-        Field("difference", "changes that the object stocks of CPUs hold, whatever is flushed"),
+        Field(
+            "difference",
+            "changes that the object stocks of CPUs hold, whatever is flushed",
+            in_bytes=True,
+        ),
     ]
     items: Annotated[str, Field("text", "lines of memory.stat that are added up", shown=False)]
 

@@ -34,22 +34,31 @@ class WhoRow:
 
     address: Annotated[int, Field("address", "the address asked for", shown=False)]
     layer: Annotated[str, Field("text", "kind of layer, e.g. page, memory area, slab, object")]
-    what: Annotated[Value, Field("text", "description of the layer")]
-    start: Annotated[int | None, Field("address", "start of the layer")]
-    offset: Annotated[int | None, Field("number", "offset of the address in the layer, in bytes")]
-    size: Annotated[int | None, Field("bytes", "size of the layer")]
-    node: Annotated[int | None, Field("node", "node of its memory")]
-    memcg: Annotated[Value, Field("memcg", "memcg that pays for it, or that it belongs to")]
+    what: Annotated[Value, Field("text", "description of the layer", priority=9)]
+    start: Annotated[int | None, Field("address", "start of the layer", priority=8)]
+    offset: Annotated[
+        int | None, Field("number", "offset of the address in the layer, in bytes", priority=6)
+    ]
+    size: Annotated[int | None, Field("bytes", "size of the layer", priority=7)]
+    node: Annotated[int | None, Field("node", "node of its memory", priority=6)]
+    memcg: Annotated[
+        Value, Field("memcg", "memcg that pays for it, or that it belongs to", priority=8)
+    ]
     memcg_address: MemcgAddress
     removed: Annotated[Value, Field("flag", "whether that memcg was removed", shown=False)]
-    objcg: Annotated[int | None, Field("address", "struct obj_cgroup * that is charged")]
-    charged_node: Annotated[
-        int | None, Field("node", "node of that obj_cgroup, on kernels that have one per node")
+    objcg: Annotated[
+        int | None, Field("address", "struct obj_cgroup * that is charged", priority=4)
     ]
-    charged: Annotated[int | None, Field("bytes", "bytes charged for it; 0 if no memcg pays")]
+    charged_node: Annotated[
+        int | None,
+        Field("node", "node of that obj_cgroup, on kernels that have one per node", priority=3),
+    ]
+    charged: Annotated[
+        int | None, Field("bytes", "bytes charged for it; 0 if no memcg pays", priority=6)
+    ]
     left_by: Annotated[
         Value,
-        Field("memcg", "removed memcg that it was charged to, if that is still known"),
+        Field("memcg", "removed memcg that it was charged to, if that is still known", priority=6),
     ]
 
 

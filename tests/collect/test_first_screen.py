@@ -3,22 +3,17 @@
 
 from __future__ import annotations
 
-import fcntl
-import os
-import pty
 import re
 import shlex
-import struct
 import subprocess
 import sys
-import termios
 from pathlib import Path
 
 import pytest
 from rich.cells import cell_len
 from support.findings import by_path
 from support.guests import Lab, Plant
-from support.terminals import read_terminal
+from support.terminals import on_terminal
 
 from memcg_inspect.image.image import image_of
 from memcg_inspect.linux.mm.memcontrol_vmstats import StatReader
@@ -28,24 +23,6 @@ pytestmark = pytest.mark.image
 
 ITEM = "NR_SLAB_UNRECLAIMABLE_B"
 CLI = [sys.executable, "-m", "memcg_inspect"]
-_ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
-
-
-def on_terminal(command: list[str], columns: int) -> tuple[int, str]:
-    """Return the exit status of a command and what it writes to a terminal of this width."""
-    ours, theirs = pty.openpty()
-    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 50, columns, 0, 0))
-    env = {**os.environ, "TERM": "xterm"}
-    for name in ("COLUMNS", "LINES"):
-        env.pop(name, None)
-    with subprocess.Popen(
-        command, stdout=theirs, stderr=subprocess.PIPE, stdin=theirs, env=env
-    ) as process:
-        os.close(theirs)
-        shown = b"".join(read_terminal(ours))
-        status = process.wait(timeout=120)
-    os.close(ours)
-    return status, _ESCAPES.sub("", shown.decode()).replace("\r\n", "\n")
 
 
 def check_screen(core: Path, columns: int, status: int) -> str:

@@ -249,8 +249,8 @@ def test_skew_is_shown_where_there_are_several_nodes() -> None:
     head, _, *rows = skew(made)
     assert head == ["memcg", "kind", "charged", "on", "0", "on", "1"]
     assert rows == [
-        ["whole", "machine", "slab", "node", "0", "4,000", "700"],
-        ["/web", "slab", "node", "0", "4,000", "700"],
+        ["whole", "machine", "slab", "node", "0", "4,000", "B", "700", "B"],
+        ["/web", "slab", "node", "0", "4,000", "B", "700", "B"],
     ]
     assert skew(replace(made, image=replace(made.image, nodes=(0,)))) == []
     assert skew(replace(made, skew=())) == []

@@ -16,12 +16,12 @@ from memcg_inspect.tables import Answer
 WIDE = 2000
 
 
-def output(width: int | None = None, colour: bool = False) -> Output:
+def output(width: int | None = None, colour: bool = False, exact: bool = False) -> Output:
     """Return an output of this width; ``None``: one that is not a terminal."""
     console = Console(
         color_system="standard" if colour else None, force_terminal=colour, legacy_windows=False
     )
-    return Output(console, width)
+    return Output(console, width, exact)
 
 
 def text(made: Report, width: int | None = 200, colour: bool = False) -> str:
@@ -47,8 +47,8 @@ def first_text(
     return out.text
 
 
-def answer_text(made: Answer, width: int | None = None) -> str:
+def answer_text(made: Answer, width: int | None = None, exact: bool = False) -> str:
     """Return the text of an answer."""
-    out = output(width)
+    out = output(width, exact=exact)
     answer_lines(made, out)
     return out.text

@@ -3,10 +3,40 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
+import pty
+import re
+import struct
+import subprocess
+import termios
 from collections.abc import Iterator
 
-__all__ = ("read_terminal",)
+__all__ = ("on_terminal", "read_terminal", "resize")
+
+_ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+
+
+def resize(terminal: int, columns: int) -> None:
+    """Give a terminal so many columns."""
+    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 50, columns, 0, 0))
+
+
+def on_terminal(command: list[str], columns: int) -> tuple[int, str]:
+    """Return the exit status of a command and what it writes to a terminal of this width."""
+    ours, theirs = pty.openpty()
+    resize(theirs, columns)
+    env = {**os.environ, "TERM": "xterm"}
+    for name in ("COLUMNS", "LINES"):
+        env.pop(name, None)
+    with subprocess.Popen(
+        command, stdout=theirs, stderr=subprocess.PIPE, stdin=theirs, env=env
+    ) as process:
+        os.close(theirs)
+        shown = b"".join(read_terminal(ours))
+        status = process.wait(timeout=120)
+    os.close(ours)
+    return status, _ESCAPES.sub("", shown.decode()).replace("\r\n", "\n")
 
 
 def read_terminal(terminal: int) -> Iterator[bytes]:
