@@ -108,6 +108,10 @@ class Differences:
             self._objcgs[snapshot.payer(address)].append(address)
             for place in objcg.places:
                 self._listed[place.memcg, place.nid][address] += 1
+        # In the order of the tasks.
+        self._cached: defaultdict[int | None, dict[int, None]] = defaultdict(dict)
+        for task in snapshot.tasks:
+            self._cached[snapshot.payer(task.memcg)].update(dict.fromkeys(task.objcgs))
         self._of_sets = {
             snapshot.objcgs[key.objcg].set: key
             for key in self._rows
@@ -199,6 +203,10 @@ class Differences:
         """Yield the obj_cgroups that a memcg, or its node, refers to, and how many times."""
         for address, number in self._listed.get((memcg, nid), {}).items():
             yield self.snapshot.objcgs[address], number
+
+    def cached(self, memcg: int) -> Iterable[int]:
+        """Return the obj_cgroups that tasks of a live memcg have cached."""
+        return self._cached.get(memcg, {})
 
     def set_row(self, address: int) -> RowKey | None:
         """Return the row of a set of obj_cgroups."""

@@ -133,20 +133,19 @@ def _held(d: Differences, objcg: Objcg, memcg: int) -> Signature:
 
 def _cached_another(view: View, key: RowKey, amount: int) -> Iterator[Hypothesis]:
     """A task has cached another obj_cgroup: it holds the reference of the one that it had."""
+    snapshot = view.snapshot
     if key.memcg is None:
         return
-    cached = {
-        objcg
-        for task in view.snapshot.tasks
-        if view.snapshot.payer(task.memcg) == key.memcg
-        for objcg in task.objcgs
-    }
+    references = (
+        RowKey("references", "refcnt", "references", snapshot.payer(o), objcg.nid, o)
+        for o in view.differences.cached(key.memcg)
+        if (objcg := snapshot.objcgs.get(o)) is not None
+    )
+    without = [has for has in references if view.residuals.get(has) == -1]
     for had in view.of_memcg("references", key.memcg):
         if view.residuals[had] != 1:
             continue
-        for has, left in view.residuals.items():
-            if (has.identity, left) != ("references", -1) or has.objcg not in cached:
-                continue
+        for has in without:
             rows = {key: amount, had: 1, has: -1}
             yield Hypothesis(
                 PROVED["stale-task-objcg"].cause,

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import NoReturn
 
 from support.made_kernel import busy
 
@@ -91,6 +92,23 @@ def test_the_other_side_of_a_charge_is_found_without_looking_at_all_rows() -> No
     assert all(len(some) == 4 for some in partners.values())
     assert all(rows[k] * rows[o] < 0 for k, some in partners.items() for o in some)
     assert rows.lookups < 50 * len(keys)
+
+
+class Unwalked(dict[RowKey, int]):
+    """Rows to look up, and not to look at one by one."""
+
+    def items(self) -> NoReturn:
+        raise AssertionError("all rows were looked at")
+
+
+def test_who_lost_a_cached_obj_cgroup_is_found_without_looking_at_all_rows() -> None:
+    memcg = 0x10001
+    had = RowKey("references", "refcnt", "references", memcg, 0, 0x99)
+    key = RowKey("task_objcg", "task->objcg", "references", memcg)
+    [cause] = [cause for cause in CAUSES if cause.rows == ("task_objcg",)]
+    view = View(differences(3), {had: 1, key: 1})
+    view.residuals = Unwalked(view.residuals)
+    assert list(cause.options(view, key, 1)) == []
 
 
 def test_of_many_rows_that_differ_alike_some_are_tried() -> None:
