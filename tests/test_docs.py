@@ -26,6 +26,7 @@ from memcg_inspect import cli, model, report, subcommands
 from memcg_inspect.checks.diagnosis.at_once import CAUSES as AT_ONCE
 from memcg_inspect.checks.diagnosis.proofs import PROVED
 from memcg_inspect.checks.diagnosis.registry import CAUSES
+from memcg_inspect.checks.diagnosis.uncounted import CAUSES as UNCOUNTED
 from memcg_inspect.checks.ledger import ChargeKind
 from memcg_inspect.checks.registry import CHECKS
 from memcg_inspect.views import NAMES, tables
@@ -140,7 +141,7 @@ def test_kinds_of_findings() -> None:
 
 def test_causes() -> None:
     causes = {cause.name for cause in CAUSES} | {proved.cause for proved in PROVED.values()}
-    causes |= AT_ONCE.keys()
+    causes |= AT_ONCE.keys() | UNCOUNTED.keys()
     section_ = section("docs/output.md", "## Diagnoses")
     assert set(first_cells(section_)) == literals(report.Diagnosis, "confidence")
     listed = first_cells(section_[section_.index("| cause |") :])

@@ -14,6 +14,7 @@ from memcg_inspect.checks.diagnosis.differences import Differences
 from memcg_inspect.checks.diagnosis.proofs import PROVED
 from memcg_inspect.checks.diagnosis.registry import CAUSES, cause_of
 from memcg_inspect.checks.diagnosis.search import Explanation, explain
+from memcg_inspect.checks.diagnosis.uncounted import uncounted
 from memcg_inspect.checks.rows import RowKey, finding_key
 from memcg_inspect.checks.snapshot import Snapshot
 from memcg_inspect.model_counters import CounterWord
@@ -41,7 +42,10 @@ def diagnose(
     if not findings:
         return ()
     by_row = {finding_key(finding): number for number, finding in enumerate(findings)}
-    differences = Differences(snapshot, rows, by_row.keys())
+    unknown = uncounted(rows, by_row)
+    known = {number for diagnosis in unknown for number in diagnosis.findings}
+    left = {key for key, number in by_row.items() if number not in known}
+    differences = Differences(snapshot, rows, left)
     proved = frozenset(k for k, n in by_row.items() if findings[n].evidence_is == "proof")
     explanations = explain(differences, CAUSES, proved)
     keys = _explained(differences, [e.cause for e in explanations])
@@ -52,7 +56,7 @@ def diagnose(
     ]
     found = _at_once(found, at_once(explanations, words), findings)
     explained = {number for diagnosis in found for number in diagnosis.findings}
-    found = _joined(found + _of_proofs(findings, explained), findings)
+    found = _joined(unknown + found + _of_proofs(findings, explained), findings)
     return tuple(
         sorted(found, key=lambda d: (len(d.findings), d.confidence == "proved"), reverse=True)
     )

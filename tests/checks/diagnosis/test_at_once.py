@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from support.made_kernel import LRUVEC, SHOP, WEB, Kernel, busy
+from support.made_kernel import LRUVEC, MAIL, PAGE, SHOP, WEB, Kernel, busy
 
 from memcg_inspect.checks.diagnosis import diagnose
 from memcg_inspect.checks.judge import judge
@@ -94,6 +94,26 @@ def test_a_flush_is_one_cause() -> None:
             [found] = diagnoses(kernel)
             assert (found.cause, found.memcgs) == ("flush", (WEB,))
             assert found.confidence == "likely"
+
+
+def test_an_item_that_no_memcg_counts_is_one_cause() -> None:
+    kernel = busy(1)
+    for cell in [cell for cell in kernel.state if cell[1] == "NR_PAGETABLE"]:
+        kernel.state[cell] = kernel.pending[cell] = kernel.cpu[cell] = 0
+        kernel.flushed[cell] = kernel.local[cell] = 0
+    [found] = diagnoses(kernel)
+    tables = [thing for thing in kernel.things if thing.detail == "table"]
+    assert (found.cause, found.confidence) == ("uncounted-item", "only-explanation")
+    assert (-(found.amount or 0), found.unit) == (sum(t.bytes for t in tables) // PAGE, "pages")
+    assert "no memcg counts NR_PAGETABLE" in found.what
+
+
+def test_a_counter_that_is_zero_in_two_memcgs_is_no_such_cause() -> None:
+    kernel = busy(1)
+    for memcg in (WEB, MAIL):
+        for nid in (None, 0, 1):
+            kernel.state[memcg, "NR_PAGETABLE", nid] = kernel.cpu[memcg, "NR_PAGETABLE", nid] = 0
+    assert "uncounted-item" not in {found.cause for found in diagnoses(kernel)}
 
 
 def test_a_flush_is_no_range() -> None:

@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+"""
+Cause: a counter that the kernel keeps for no memcg
+---------------------------------------------------
+
+A kernel may charge a kind of memory and forget to count it. Then this counter is 0 in every memcg,
+whatever is charged, and every row of it differs. Linux 6.18 does so with page tables: commit
+f0c92726e89f ("ptdesc: remove references to folios from __pagetable_ctor() and pagetable_dtor()")
+replaced ``lruvec_stat_add_folio()`` by ``mod_node_page_state()``, which counts for nodes only. It
+was reverted in 7.0.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+
+from memcg_inspect.checks.rows import RowKey, row_key
+from memcg_inspect.model import counted
+from memcg_inspect.report import Diagnosis, Effect, Row
+
+__all__ = ("CAUSES", "uncounted")
+
+#: Name and meaning, for the list in ``docs/output.md`` (Markdown).
+CAUSES = {"uncounted-item": "the kernel charges memory and counts it for no memcg"}
+
+#: The fewest memcgs with such memory: the counter of one or two may have been overwritten.
+_FEWEST_MEMCGS = 3
+_FUNCTIONS: Mapping[str, tuple[str, ...]] = {
+    "NR_PAGETABLE": ("__pagetable_ctor", "pagetable_dtor"),
+    "NR_KERNEL_STACK_KB": ("account_kernel_stack",),
+    "NR_VMALLOC": ("vm_area_alloc_pages", "vfree"),
+    "MEMCG_VMALLOC": ("__vmalloc_area_node", "vfree"),
+    "MEMCG_PERCPU_B": ("pcpu_memcg_post_alloc_hook", "pcpu_memcg_free_hook"),
+}
+_ANY_FUNCTIONS = ("mod_memcg_lruvec_state", "mod_memcg_state")
+
+
+def uncounted(rows: Sequence[Row], by_row: Mapping[RowKey, int]) -> list[Diagnosis]:
+    """
+    Return a diagnosis for each counter that is 0 in all memcgs, although memory is charged.
+
+    :param rows: all rows of the report
+    :param by_row: indices of findings by the row that they are about
+    """
+    of_item: defaultdict[tuple[str, str], list[Row]] = defaultdict(list)
+    sums: defaultdict[str, list[Row]] = defaultdict(list)
+    for row in rows:
+        if row.memcg is not None and row.hierarchy is not None:
+            if row.identity == "hierarchy":
+                sums[row.item].append(row)
+            elif "folded" in (row.claimed or ()):
+                of_item[row.identity, row.item].append(row)
+    return [
+        _diagnosis(item, unknown, [*unknown, *sums[item]], by_row)
+        for (_, item), some in of_item.items()
+        if (unknown := list(_unknown(some, by_row)))
+    ]
+
+
+def _unknown(rows: Sequence[Row], by_row: Mapping[RowKey, int]) -> Iterator[Row]:
+    """Yield the rows with charges if no memcg has counted any."""
+    if any(row.hierarchy or any((row.claimed or {}).values()) for row in rows):
+        return
+    differing = [row for row in rows if row.status == "differs" and row_key(row) in by_row]
+    if len({row.memcg for row in differing}) >= _FEWEST_MEMCGS:
+        yield from differing
+
+
+def _diagnosis(
+    item: str, unknown: Sequence[Row], touched: Sequence[Row], by_row: Mapping[RowKey, int]
+) -> Diagnosis:
+    """
+    Return the diagnosis of a counter.
+
+    :param unknown: the rows with charges
+    :param touched: these, and the rows of memcgs with their descendants
+    """
+    explained = {by_row[key]: row for row in touched if (key := row_key(row)) in by_row}
+    amount = sum(row.difference or 0 for row in unknown)
+    memcgs = len({row.memcg for row in unknown})
+    return Diagnosis(
+        cause="uncounted-item",
+        what=f"no memcg counts {item}: {counted(-amount, unknown[0].unit)} of "
+        f"{counted(memcgs, 'memcgs')} are charged, and this counter is 0 in all memcgs",
+        confidence="only-explanation",
+        memcgs=(),
+        nid=None,
+        amount=amount,
+        unit=unknown[0].unit,
+        evidence=(),
+        evidence_total=None,
+        findings=tuple(sorted(explained)),
+        signature=tuple(
+            Effect(
+                identity=row.identity,
+                memcg=row.memcg,
+                objcg=row.objcg,
+                nid=row.nid,
+                item=row.item,
+                unit=row.unit,
+                amount=row.difference or 0,
+                difference=row.difference or 0,
+            )
+            for _, row in sorted(explained.items())
+        ),
+        functions=_FUNCTIONS.get(item, _ANY_FUNCTIONS),
+    )
