@@ -31,6 +31,8 @@ class Features:
     :ivar items: the counters it keeps, of those that identities need
     :ivar lru_holds_objcg: whether user pages hold a reference to an obj_cgroup (7.1), and not to
         the memcg itself
+    :ivar lru_charged_to_own_node: whether user pages are charged to the obj_cgroup of their own
+        node (7.2)
     :ivar default_hierarchy: whether the memory controller is on cgroup v2
     :ivar caches_objcg: whether tasks cache an obj_cgroup (6.7)
     :ivar large_kmalloc_type: whether large kmallocs have a page type, ``PGTY_large_kmalloc``
@@ -47,6 +49,7 @@ class Features:
 
     items: frozenset[str]
     lru_holds_objcg: bool
+    lru_charged_to_own_node: bool
     default_hierarchy: bool
     caches_objcg: bool
     large_kmalloc_type: bool

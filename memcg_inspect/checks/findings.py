@@ -270,11 +270,12 @@ def skew_findings(snapshot: Snapshot, skew: Sequence[Skew]) -> list[PendingFindi
     """
     Make findings of charges on another node than their obj_cgroup, where the kernel rules it out.
 
-    A user page or a page of page cache is charged to the obj_cgroup of its node, on all kernels
-    with one for each: ``folio_lruvec_lock()`` relies on it (``get_migration_objcg()``). Kernel
-    memory is only on kernels that account it by node.
+    A user page or a page of page cache is charged to the obj_cgroup of its node since 7.2:
+    ``folio_lruvec_lock()`` relies on it (``get_migration_objcg()``). Linux 7.1 has an obj_cgroup
+    for each node, and charges that of the task's node (``charge_memcg()``). Kernel memory is
+    charged to that of its node only on kernels that account it by node.
     """
-    kinds = {"lru"} if snapshot.features.lru_holds_objcg else set[str]()
+    kinds = {"lru"} if snapshot.features.lru_charged_to_own_node else set[str]()
     if snapshot.image.accounting == "kmem-per-node":
         kinds |= {"slab", "kmem"}
     findings = []

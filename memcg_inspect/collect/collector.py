@@ -48,7 +48,7 @@ from memcg_inspect.linux.kernel.fork import caches_stacks, read_cached_stacks
 from memcg_inspect.linux.kernel.sched import caches_objcg, read_tasks
 from memcg_inspect.linux.kernel.sched_mm import read_active_memcgs
 from memcg_inspect.linux.mm.alloc_tag import why_not_profiled
-from memcg_inspect.linux.mm.memcg_data import kernel_payers
+from memcg_inspect.linux.mm.memcg_data import charges_node_of_folio, kernel_payers
 from memcg_inspect.linux.mm.memcontrol import (
     csses_made_since,
     has_node_objcgs,
@@ -347,6 +347,7 @@ def _features(image: Image, reader: StatReader, has_memcgs: bool) -> Features:
         items=frozenset(reader.slots),
         # User pages refer to obj_cgroups since memcgs have one for each node (7.1).
         lru_holds_objcg=has_node_objcgs(image),
+        lru_charged_to_own_node=charges_node_of_folio(image),
         default_hierarchy=on_default_hierarchy(image),
         caches_objcg=caches_objcg(image),
         large_kmalloc_type=page_layout(image).has_large_kmalloc,

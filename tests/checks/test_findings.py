@@ -222,6 +222,15 @@ def test_skew_is_a_fault_only_where_memory_is_counted_per_node() -> None:
     assert pending.queries == (EvidenceQuery("slab", payers, nid=1),)
 
 
+def test_skew_of_user_pages_is_a_fault_only_where_they_are_charged_to_their_node() -> None:
+    charges = ledger({(OBJCG_A, "lru", "", 1): (8192, 2)})
+    for own_node in (False, True):
+        supported = features(lru_charged_to_own_node=own_node)
+        taken = snapshot(charges=charges, accounting="objcg-per-node", features=supported)
+        found = [p.finding for p in skew_findings(taken, skew_matrix(taken))]
+        assert [(f.memcg, f.nid, f.difference) for f in found] == [(A, 1, 8192)] * own_node
+
+
 def test_at_most_ten_pieces_of_evidence() -> None:
     [pending] = slab_findings(off((A, -504)))
     [query] = pending.queries

@@ -19,6 +19,7 @@ from memcg_inspect.model_kernel import Features, LocalItems
 BARE = Features(
     items=frozenset(),
     lru_holds_objcg=False,
+    lru_charged_to_own_node=False,
     default_hierarchy=False,
     caches_objcg=False,
     large_kmalloc_type=False,

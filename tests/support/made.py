@@ -75,6 +75,7 @@ def features(*items: str, **other: bool) -> Features:
     """Return a kernel that keeps these counters, and those of slabs, on cgroup v2."""
     flags = {
         "lru_holds_objcg": True,
+        "lru_charged_to_own_node": True,
         "default_hierarchy": True,
         "caches_objcg": True,
         "large_kmalloc_type": True,

@@ -15,10 +15,11 @@ from collections import Counter
 from collections.abc import Iterator, Set
 from typing import NamedTuple
 
-from drgn import offsetof
+from drgn import TypeKind, offsetof
 
 from memcg_inspect.image.image import Image, per_image
 from memcg_inspect.image.layout import constant
+from memcg_inspect.image.lookup import UnknownKernelError
 from memcg_inspect.linux.mm.mm_types import (
     MEMCG_DATA_FLAGS,
     MEMCG_DATA_KMEM,
@@ -29,7 +30,30 @@ from memcg_inspect.linux.mm.mmzone import mem_map
 from memcg_inspect.linux.mm.page_flags import page_flags
 from memcg_inspect.model import Coverage
 
-__all__ = ("Folio", "count_payers", "folios_of", "kernel_payers", "swap_cache_bits")
+__all__ = (
+    "Folio",
+    "charges_node_of_folio",
+    "count_payers",
+    "folios_of",
+    "kernel_payers",
+    "swap_cache_bits",
+)
+
+
+@per_image
+def charges_node_of_folio(image: Image) -> bool:
+    """
+    Return whether ``charge_memcg()`` takes the obj_cgroup of the node of the folio.
+
+    It does since 7.2, where ``__get_obj_cgroup_from_memcg()`` has a parameter for the node. In 7.1,
+    this function takes the obj_cgroup of the node of the task. If the compiler left no such
+    function, it is not known, and the answer is no.
+    """
+    try:
+        of_memcg = image.object("__get_obj_cgroup_from_memcg").type_
+    except UnknownKernelError:
+        return False
+    return of_memcg.kind == TypeKind.FUNCTION and len(of_memcg.parameters) > 1
 
 
 def count_payers(image: Image, pages: list[int], coverage: Coverage) -> Counter[tuple[int, int]]:
