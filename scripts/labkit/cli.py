@@ -20,7 +20,8 @@ _NODES_HELP = "NUMA nodes: 4, or 2cpu+6mem for 2 nodes with CPUs and 6 without (
 
 def _kernel(args: argparse.Namespace) -> int:
     ready = kernels.kernel(args.name, refresh=args.refresh)
-    kernels.debug_info(args.name)
+    if not kernels.recipe(args.name).breadth:
+        kernels.debug_info(args.name)
     print(ready.folder)
     for package, version in ready.facts["packages"].items():
         print(f"lab: {args.name} is {package} {version}", file=sys.stderr)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
-"""Fetch and unpack Debian's cloud kernels."""
+"""Fetch and unpack Debian's kernels."""
 
 import re
 import shutil
@@ -15,16 +15,16 @@ from .progress import doing
 from .run import run
 
 
-def newest_release(names: set[str], series: str) -> str:
+def newest_release(names: set[str], series: str, flavour: str = "cloud") -> str:
     """Return the newest release of a series that has an image, and if possible debug info."""
     pattern = re.compile(
-        rf"linux-(?:image|binary-unsigned|binary)-({re.escape(series)}\..*-cloud-amd64)"
+        rf"linux-(?:image|binary-unsigned|binary)-({re.escape(series)}\..*-{flavour}-amd64)"
         r"(?:-unsigned)?$"
     )
     found = {match[1] for name in names if (match := pattern.match(name))}
     bootable = [release for release in found if image_packages(names, release)]
     if not bootable:
-        raise LabError(f"Debian's archive has no cloud kernel {series} now")
+        raise LabError(f"Debian's archive has no {flavour} kernel {series} now")
     described = [release for release in bootable if debug_package(release) in names]
     return max(
         described or bootable, key=lambda release: [int(n) for n in re.findall(r"\d+", release)]
@@ -33,14 +33,22 @@ def newest_release(names: set[str], series: str) -> str:
 
 def image_packages(names: set[str], release: str) -> list[str]:
     """Return the packages with kernel, modules and config of a release; [] if one is missing."""
+    signed = signed_package(release)
     for wanted in (
         [f"linux-image-{release}-unsigned"],
         [f"linux-binary-unsigned-{release}", f"linux-modules-{release}", f"linux-base-{release}"],
-        [f"linux-binary-{release}", f"linux-modules-{release}", f"linux-base-{release}"],
+        [signed, f"linux-modules-{release}", f"linux-base-{release}"],
+        # Since 6.19, linux-image depends on the packages above and is empty.
+        [f"linux-image-{release}"] if signed not in names else [signed],
     ):
         if names.issuperset(wanted):
             return wanted
     return []
+
+
+def signed_package(release: str) -> str:
+    """Return the package with the signed kernel of a release, since 6.19 without its modules."""
+    return f"linux-binary-{release}"
 
 
 def debug_package(release: str) -> str:
@@ -48,14 +56,17 @@ def debug_package(release: str) -> str:
     return f"linux-image-{release}-dbg"
 
 
-def fetch(series: str, folder: Path) -> dict[str, Any]:
+def fetch(series: str, flavour: str, folder: Path) -> dict[str, Any]:
     """Fill `folder` with the newest kernel of `series`, without its debug info.
+
+    Of series that left the archive, it may keep only the signed kernel. Such a kernel boots without
+    modules, and its configuration is empty.
 
     :return: release and packages
     """
     archive = Archive()
     names = archive.names("linux-")
-    release = newest_release(names, series)
+    release = newest_release(names, series, flavour)
     packages = image_packages(names, release)
     versions = {package: archive.version(package) for package in packages}
     parts = folder / "unpacked"
@@ -67,8 +78,12 @@ def fetch(series: str, folder: Path) -> dict[str, Any]:
     newer = f"usr/lib/modules/{release}"
     image = [f"boot/vmlinuz-{release}", f"{newer}/vmlinuz.unsigned", f"{newer}/vmlinuz"]
     _take(parts, image, folder / "bzImage")
-    _take(parts, [f"boot/config-{release}", f"{newer}/config"], folder / "config")
-    _take(parts, [f"lib/modules/{release}", newer], folder / "modules")
+    if packages == [signed_package(release)]:
+        (folder / "config").touch()
+        (folder / "modules").mkdir()
+    else:
+        _take(parts, [f"boot/config-{release}", f"{newer}/config"], folder / "config")
+        _take(parts, [f"lib/modules/{release}", newer], folder / "modules")
     run(["rm", "-rf", parts], what="clean up")
     (folder / "release").write_text(release + "\n")
     return {"release": release, "packages": versions}

@@ -11,13 +11,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from . import crash, freeze, kdump, machine
+from . import crash, elf, freeze, kdump, kmodules, machine
 from .errors import LabError
 from .kernels import Kernel
 from .machine import Machine, Options
 from .programs import ENDLESS, workload_parts
 from .run import find, run
 from .store import write_atomically
+
+#: Bytes at the beginning of /proc/kcore that contain its notes.
+_KCORE_HEADERS = 1 << 16
 
 
 @dataclass(frozen=True)
@@ -109,11 +112,22 @@ def _at_work(running: Machine) -> None:
     running.run_script()
 
 
+def _keep_vmcoreinfo(running: Machine, told: Path) -> None:
+    """Write the guest's VMCOREINFO note, which QEMU only has if the guest's driver told it."""
+    kcore = told / "kcore"
+    script = f"head -c {_KCORE_HEADERS} /proc/kcore"
+    kcore.write_bytes(running.guest.must(script, what="read VMCOREINFO"))
+    (told / "vmcoreinfo").write_bytes(elf.note(kcore, "VMCOREINFO"))
+    kcore.unlink()
+
+
 def _frozen(
     options: Options, image: Image, ready: Kernel, made: Path, told: Path
 ) -> dict[str, float]:
     """Write the memory of a guest that QEMU stops; return the seconds of each step."""
     with machine.booted(options, ready=ready) as running:
+        if not kmodules.has_driver(ready, "qemu_fw_cfg", "CONFIG_FW_CFG_SYSFS"):
+            _keep_vmcoreinfo(running, told)
         _at_work(running)
         if image.freeze == "settled":
             freeze.settled(running, told)
@@ -121,13 +135,13 @@ def _frozen(
             freeze.inside(running, image.freeze.removeprefix("in:"), image.seed)
         else:
             freeze.busy(running, image.seed)
-        elf = made.with_name("elf") if image.format == "kdump" else made
-        write_elf(running, elf)
+        core = made.with_name("elf") if image.format == "kdump" else made
+        write_elf(running, core)
         (told / "console").write_text(running.qemu.console())
     if image.format == "kdump":
         with running.timed("makedumpfile", f"makedumpfile at level {image.level}"):
-            kdump.convert(elf, made, image.level)
-        elf.unlink()
+            kdump.convert(core, made, image.level)
+        core.unlink()
     return running.times
 
 
@@ -146,15 +160,15 @@ def _crashed(
     return running.times
 
 
-def convert(elf: Path, image: Image, out: Path) -> None:
+def convert(core: Path, image: Image, out: Path) -> None:
     """Write a kdump `out`, and `out`.guest/, of an ELF image."""
     with _replacing(out) as (made, told):
-        shutil.copytree(beside(elf), told, symlinks=True, dirs_exist_ok=True)
+        shutil.copytree(beside(core), told, symlinks=True, dirs_exist_ok=True)
         meta = json.loads((told / "meta.json").read_bytes())
         meta |= {"format": image.format, "level": image.level}
         write_atomically(told / "meta.json", json.dumps(meta, indent=1).encode() + b"\n")
         copy = made.with_name("elf")
-        run(["cp", "--sparse=always", elf, copy], what=f"copy {elf}")
+        run(["cp", "--sparse=always", core, copy], what=f"copy {core}")
         kdump.convert(copy, made, image.level)
         copy.unlink()
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 """ELF core files, read with pyelftools.
 
-Only `lab poke` and `--format kdump` need it, so pyelftools is imported when one of them runs.
+Few commands of the lab need it, so pyelftools is imported when one of them runs.
 """
 
 from collections.abc import Iterator
@@ -50,6 +50,16 @@ def segments(path: Path) -> list[Segment]:
             Segment(one["p_offset"], one["p_paddr"], one["p_filesz"])
             for one in image.iter_segments("PT_LOAD")
         ]
+
+
+def note(path: Path, name: str) -> bytes:
+    """Return the content of a note of a core file, whose end may be missing."""
+    with _opened(path) as image:
+        for segment in image.iter_segments("PT_NOTE"):
+            for one in segment.iter_notes():
+                if one["n_name"] == name:
+                    return bytes(one["n_descdata"])
+    raise LabError(f"{path} has no note {name}")
 
 
 def file_offset(table: list[Segment], physical: int, size: int) -> int:

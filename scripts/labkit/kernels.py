@@ -19,6 +19,10 @@ class Recipe:
     """How to get a kernel: fetch it from Debian, or build it."""
 
     series: str
+    # of Debian's kernels
+    flavour: str = "cloud"
+    # scripts/breadth boots it, and no test
+    breadth: bool = False
     # config fragments in fixtures/kernels/; a later one overrides an earlier one
     fragments: tuple[str, ...] = ()
     localversion: str = ""
@@ -40,6 +44,14 @@ RECIPES: dict[str, Recipe] = {
     "6.12": Recipe("6.12"),
     "7.2": Recipe("7.2"),
     "7.3": Recipe("7.3"),
+    **{
+        series: Recipe(series, breadth=True)
+        for series in ("6.16", "6.17", "6.18", "6.19", "7.0", "7.1")
+    },
+    **{
+        f"{series}-rt": Recipe(series, flavour="rt", breadth=True)
+        for series in ("6.1", "6.12", "7.3")
+    },
     "6.12-lab": Recipe(
         "6.12", fragments=("lab", "lab-6.12"), localversion="lab", optional=_NOT_IN_6_12
     ),
@@ -160,7 +172,7 @@ def tools(name: str) -> tuple[str, ...]:
 
 def _make(name: str, recipe: Recipe, folder: Path, refresh: bool) -> dict[str, Any]:
     if not recipe.fragments:
-        return debian.fetch(recipe.series, folder)
+        return debian.fetch(recipe.series, recipe.flavour, folder)
     base = None
     if recipe.base:
         below = kernel(recipe.base)
@@ -236,9 +248,14 @@ def debug_info(name: str) -> Path:
 
 
 def names(built_here: bool | None = None) -> Sequence[str]:
-    """Return the names of all kernels, or of those that are (or are not) built here."""
+    """Return the names of the kernels that tests boot: all, or those (not) built here."""
     return [
         name
         for name, how in RECIPES.items()
-        if built_here is None or built_here == (bool(how.fragments))
+        if not how.breadth and (built_here is None or built_here == bool(how.fragments))
     ]
+
+
+def breadth_names() -> Sequence[str]:
+    """Return the names of the kernels that only scripts/breadth boots."""
+    return [name for name, how in RECIPES.items() if how.breadth]

@@ -58,6 +58,11 @@ def in_order(kernel: Kernel, wanted: list[str]) -> dict[str, bytes]:
     return order
 
 
+def has_driver(kernel: Kernel, module: str, option: str) -> bool:
+    """Return whether a kernel has a driver, as a module or built in."""
+    return kernel.config.get(option) == "y" or bool(in_order(kernel, [module]))
+
+
 def own_name(folder: Path) -> str | None:
     """Return the name of a module of the kernel itself, given as ``+NAME``; None for a folder."""
     text = str(folder)

@@ -80,7 +80,10 @@ class GuestImage:
 @lru_cache(maxsize=3)
 def _program(core: Path, vmlinux: Path | None) -> drgn.Program:
     if vmlinux is None:
-        return open_program(ImageSource(core=str(core), debuginfo="btf"))
+        # QEMU has none of a guest without a driver for it.
+        note = core.with_name(core.name + ".guest") / "vmcoreinfo"
+        vmcoreinfo = str(note) if note.exists() else None
+        return open_program(ImageSource(core=str(core), vmcoreinfo=vmcoreinfo, debuginfo="btf"))
     return open_program(ImageSource(core=str(core), symbols=(str(vmlinux),)))
 
 
