@@ -338,11 +338,11 @@ def ended(clean: Report, identity: str, fault: Fault, now: Report) -> Ended:
     ends = [
         {"differs"} if found & options else states[name[:3]] for name, options in wanted.items()
     ]
-    # A fault of two rows is told by one of them, if a charge that is half done hides the other.
+    # A fault of two rows is found in one of them, if a charge that is half done hides the other.
     told = any("unverifiable" in end for end in ends)
     if told and now.verdict != "exact" and all(end - {"exact"} for end in ends):
         return Ended("unverifiable", why)
-    if all("in-flight" in end for end in ends):
+    if all(end & {"differs", "in-flight"} for end in ends) and any("in-flight" in e for e in ends):
         return Ended("in-flight", why)
     return Ended("missed", why)
 

@@ -88,6 +88,7 @@ class Results(NamedTuple):
 
     :ivar twin: findings on the image without a fault: (identity, item, difference)
     :ivar rows: number of rows of the image
+    :ivar each: each so-many-th fault was planted
     """
 
     kind: Kind
@@ -95,6 +96,7 @@ class Results(NamedTuple):
     rows: int
     results: list[Result]
     seconds: float
+    each: int = 1
 
 
 class Case(NamedTuple):
@@ -161,7 +163,7 @@ def measure(kind: Kind, lab: Lab, every: int = 1) -> Results:
     twin = [[f.identity, f.item, f.difference] for f in report.findings]
     chosen = cases(subject, kind)[KINDS.index(kind) % every :: every]
     results = list(plant(subject, chosen))
-    return Results(kind, twin, len(report.rows), results, time.monotonic() - began)
+    return Results(kind, twin, len(report.rows), results, time.monotonic() - began, every)
 
 
 def _kept(kind: Kind, every: int, commit: str | None) -> Path | None:
@@ -170,19 +172,25 @@ def _kept(kind: Kind, every: int, commit: str | None) -> Path | None:
 
 
 def run(kind: Kind, lab: Lab, every: int = 1, again: bool = False) -> Results:
-    """Return the results of a kind of image at this commit; measure them unless they are kept."""
-    path = _kept(kind, every, parts.commit())
-    if path is not None and path.exists() and not again:
-        return _read(path)
-    results = measure(kind, lab, every)
+    """
+    Return the results of a kind of image at this commit; measure them unless they are kept.
+
+    Results of all faults are taken in place of those of some.
+    """
+    commit = parts.commit()
+    for each in () if again else (1, every):
+        path = _kept(kind, each, commit)
+        if path is not None and path.exists():
+            return _read(path, each)
+    results, path = measure(kind, lab, every), _kept(kind, every, commit)
     if path is not None:
-        write_atomically(path, json.dumps(results).encode())
+        write_atomically(path, json.dumps(results[:-1]).encode())
     return results
 
 
-def _read(path: Path) -> Results:
+def _read(path: Path, each: int) -> Results:
     kind, twin, rows, results, seconds = json.loads(path.read_bytes())
-    return Results(Kind(*kind), twin, rows, [Result(*result) for result in results], seconds)
+    return Results(Kind(*kind), twin, rows, [Result(*result) for result in results], seconds, each)
 
 
 # What docs/reliability.md says
@@ -242,12 +250,17 @@ def table(title: str, cells: Sequence[tuple[str, Result]]) -> list[str]:
     return lines
 
 
-def document(results: Sequence[Results], commit: str, date: str, each: int = 1) -> str:
-    """
-    Return the tables of docs/reliability.md.
+def _whole(results: Sequence[Results]) -> str:
+    """Say which faults were planted."""
+    several = [r.each for r in results if r.each > 1]
+    if not several:
+        return ""
+    on = "each" if len(several) == len(results) else f"{len(several)} of them"
+    return f", and one of {max(several)} faults on {on}"
 
-    :param each: each so-many-th fault was planted
-    """
+
+def document(results: Sequence[Results], commit: str, date: str) -> str:
+    """Return the tables of docs/reliability.md."""
     every = [(r.kind, one) for r in results for one in r.results if one.outcome != "none"]
     accused = sum(len(r.twin) for r in results)
     seconds = sum(r.seconds for r in results)
@@ -255,8 +268,7 @@ def document(results: Sequence[Results], commit: str, date: str, each: int = 1) 
     lines = [
         f"commit {commit}, {date}: {counted(images, 'images')}, {counted(len(every), 'faults')}, "
         f"{seconds / 60:.0f} minutes",
-        f"{len(results)} of {len(KINDS)} kinds of image and types"
-        + (f", and one of {each} faults on each" if each > 1 else ""),
+        f"{len(results)} of {len(KINDS)} kinds of image and types{_whole(results)}",
         f"without a fault: {counted(len(results), 'audits')}, {sum(r.rows for r in results):,} "
         f"rows, {counted(accused, 'findings')}; at most "
         f"{100 * bound(sum(bool(r.twin) for r in results), len(results)):.1f} % of audits have one",
