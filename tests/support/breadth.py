@@ -99,7 +99,7 @@ WORKLOADS = (
     Configuration("pressure", workload="pressure", kernels=_SWAPPING),
     *(
         Configuration(name, workload=name, kernels=_WITHOUT_MODULES)
-        for name in ("pages", "sockets", "dying")
+        for name in ("kmem", "pages", "sockets")
     ),
 )
 
