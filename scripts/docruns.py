@@ -429,6 +429,25 @@ BLOCKS = {
         ),
         kernel=docscene.KERNEL,
     ),
+    "question_slab": Block(
+        "docs/questions.md", _command("slabinfo", "--node", "2", "--by", "memcg", "--top", "4")
+    ),
+    "question_cache": Block(
+        "docs/questions.md",
+        _command("slabinfo", "--node", "2", "--memcg", "/files/mail", "--by", "cache", "--top", "4"),
+    ),
+    "question_overview": Block("docs/questions.md", _command("overview", "--top", "4")),
+    "question_usage": Block("docs/questions.md", _command("usage", "/files/web")),
+    "question_dying": Block("docs/questions.md", _command("dying", workload="dying")),
+    "question_leak": Block(
+        "docs/questions.md",
+        _command(
+            *("allocinfo", "--by", "memcg,site", "--memcg", "/files/web"),
+            **_PROFILED,
+        ),
+        kernel=_PROFILED["kernel"],
+    ),
+    "question_right": Block("docs/questions.md", _fault),
     "who": Block("docs/commands/who.md", _who),
     "who_fields": Block("docs/commands/who.md", _fields("who"), "source"),
 }
