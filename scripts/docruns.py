@@ -434,7 +434,9 @@ BLOCKS = {
     ),
     "question_cache": Block(
         "docs/questions.md",
-        _command("slabinfo", "--node", "2", "--memcg", "/files/mail", "--by", "cache", "--top", "4"),
+        _command(
+            "slabinfo", "--node", "2", "--memcg", "/files/mail", "--by", "cache", "--top", "4"
+        ),
     ),
     "question_overview": Block("docs/questions.md", _command("overview", "--top", "4")),
     "question_usage": Block("docs/questions.md", _command("usage", "/files/web")),

@@ -25,11 +25,12 @@ OF_DRGN = {
     "VMCOREINFO",
     "vmemmap",
 }
-#: Enumerators and per-CPU variables, which BTF describes.
+#: Enumerators, per-CPU variables and functions, which BTF describes.
 IN_BTF = {
     *("N_MEMORY", "N_POSSIBLE", "PIDTYPE_PID"),
     *("cached_stacks", "int_active_memcg", "memcg_stock", "rcu_data"),
     *("__preempt_count", "pcpu_hot"),
+    "__get_obj_cgroup_from_memcg",
 }
 
 

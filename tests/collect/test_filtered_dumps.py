@@ -108,16 +108,17 @@ def test_level_31_is_incomplete(lab: Lab, filtered: Filter, kernel: str) -> None
     image = lab.image(kernel, "4", "mixed")
     report = filtered(image, 31)
     check_nothing_made_up(report, image.report())
-    assert sum(row.status == "exact" for row in report.rows) > 50
+    # At least what is about the machine and the root. The pages with other memcgs may be missing.
+    assert sum(row.status == "exact" for row in report.rows) > 10
     (note,) = report.notes
     assert "makedumpfile" in note
     assert "level 23" in note
 
 
-def _readable(report: Report) -> Row:
-    """Return whether this is a row of slab memory with a counter that could be read and charges."""
+def _readable(report: Report) -> Row | None:
+    """Return a row of slab memory with a counter that could be read, and charges."""
     parents = {memcg.parent for memcg in report.memcgs}
-    return next(
+    rows = (
         row
         for row in report.rows
         if row.identity == "slab"
@@ -125,14 +126,17 @@ def _readable(report: Report) -> Row:
         and row.claimed is not None
         and row.found.get("slab", 0) >= 1000
     )
+    return next(rows, None)
 
 
 @pytest.mark.parametrize("kernel", LACKING)
 def test_more_than_claimed_is_a_finding(
     lab: Lab, filtered: Filter, kernel: str, tmp_path: Path
 ) -> None:
-    image = lab.image(kernel, "4", "mixed")
-    row = _readable(filtered(image, 31))
+    # It depends on the addresses in pages which of them makedumpfile leaves out.
+    images = (lab.image(kernel, "4", workload) for workload in ("mixed", "files", "dying"))
+    found = ((image, row) for image in images if (row := _readable(filtered(image, 31))))
+    image, row = next(found)
     slot = StatReader(image_of(image.program()), ITEMS.values()).slots[row.item]
     stats = f"Object(prog, 'struct mem_cgroup *', {row.memcg}).nodeinfo[{row.nid}].lruvec_stats"
     broken = tmp_path / "broken"

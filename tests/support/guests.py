@@ -72,18 +72,26 @@ class GuestImage:
         """Return a program with types from BTF, or from debug info."""
         return _program(self.core, self.vmlinux if dwarf else None)
 
+    def own_program(self) -> drgn.Program:
+        """Return a program with types from BTF that no other test uses, and that may be changed."""
+        return _opened(self.core)
+
     def report(self, dwarf: bool = False) -> Report:
         return _report(self.core, self.vmlinux if dwarf else None)
+
+
+def _opened(core: Path) -> drgn.Program:
+    # QEMU has none of a guest without a driver for it.
+    note = core.with_name(core.name + ".guest") / "vmcoreinfo"
+    vmcoreinfo = str(note) if note.exists() else None
+    return open_program(ImageSource(core=str(core), vmcoreinfo=vmcoreinfo, debuginfo="btf"))
 
 
 # Debug info of a kernel takes hundreds of megabytes, so few programs are kept open.
 @lru_cache(maxsize=3)
 def _program(core: Path, vmlinux: Path | None) -> drgn.Program:
     if vmlinux is None:
-        # QEMU has none of a guest without a driver for it.
-        note = core.with_name(core.name + ".guest") / "vmcoreinfo"
-        vmcoreinfo = str(note) if note.exists() else None
-        return open_program(ImageSource(core=str(core), vmcoreinfo=vmcoreinfo, debuginfo="btf"))
+        return _opened(core)
     return open_program(ImageSource(core=str(core), symbols=(str(vmlinux),)))
 
 

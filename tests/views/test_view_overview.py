@@ -172,7 +172,7 @@ def test_memcgs_and_nodes_are_chosen(
 
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_what_is_not_found_is_said(lab: Lab, kernel: str) -> None:
-    prog = lab.image(kernel, "4", "mixed").program()
+    prog = lab.image(kernel, "4", "mixed").own_program()
     counter = find_memcg(prog, "/files/web").memory.usage.counter
     planted = (int(counter) + 7).to_bytes(8, "little")
 

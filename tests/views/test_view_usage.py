@@ -74,7 +74,7 @@ def test_terms_add_up_to_what_the_guest_read(lab: Lab, kernel: str) -> None:
 
 @pytest.mark.parametrize("kernel", ["6.1", "7.3"])
 def test_what_is_not_found_is_said(lab: Lab, kernel: str) -> None:
-    prog = lab.image(kernel, "4", "mixed").program()
+    prog = lab.image(kernel, "4", "mixed").own_program()
     counter = find_memcg(prog, "/files/web").memory.usage.counter
     planted = (int(counter) + 7).to_bytes(8, "little")
 
