@@ -264,12 +264,7 @@ def _effects(d: Differences, h: Hypothesis, keys: Iterable[RowKey]) -> Iterable[
         amount = alone.get(key)
         if amount:
             yield Effect(
-                identity=key.identity,
-                memcg=key.memcg,
-                objcg=key.objcg,
-                nid=key.nid,
-                item=key.item,
-                unit=key.unit,
+                **key._asdict(),
                 amount=amount,
                 difference=(row.difference or 0) if row is not None else 0,
             )

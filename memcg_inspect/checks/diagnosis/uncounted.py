@@ -93,12 +93,7 @@ def _diagnosis(
         findings=tuple(sorted(explained)),
         signature=tuple(
             Effect(
-                identity=row.identity,
-                memcg=row.memcg,
-                objcg=row.objcg,
-                nid=row.nid,
-                item=row.item,
-                unit=row.unit,
+                **row_key(row)._asdict(),
                 amount=row.difference or 0,
                 difference=row.difference or 0,
             )
