@@ -103,18 +103,6 @@ def test_level_31_says_the_same(lab: Lab, filtered: Filter, kernel: str) -> None
     assert told(filtered(image, 31)) == told(image.report())
 
 
-@pytest.mark.parametrize("kernel", LACKING)
-def test_level_31_is_incomplete(lab: Lab, filtered: Filter, kernel: str) -> None:
-    image = lab.image(kernel, "4", "mixed")
-    report = filtered(image, 31)
-    check_nothing_made_up(report, image.report())
-    # At least what is about the machine and the root. The pages with other memcgs may be missing.
-    assert sum(row.status == "exact" for row in report.rows) > 10
-    (note,) = report.notes
-    assert "makedumpfile" in note
-    assert "level 23" in note
-
-
 def _readable(report: Report) -> Row | None:
     """Return a row of slab memory with a counter that could be read, and charges."""
     parents = {memcg.parent for memcg in report.memcgs}
@@ -129,14 +117,36 @@ def _readable(report: Report) -> Row | None:
     return next(rows, None)
 
 
+def _with_memcgs(lab: Lab, filtered: Filter, kernel: str) -> tuple[GuestImage, Report, Row]:
+    """
+    Return an image of which level 31 leaves memcgs, its report, and a readable row of one.
+
+    It depends on what the pages contain which of them makedumpfile leaves out.
+    """
+    for workload in ("mixed", "files", "dying"):
+        image = lab.image(kernel, "4", workload)
+        report = filtered(image, 31)
+        check_nothing_made_up(report, image.report())
+        row = _readable(report)
+        if row is not None:
+            return image, report, row
+    raise AssertionError("makedumpfile left out the memcgs of all images")
+
+
+@pytest.mark.parametrize("kernel", LACKING)
+def test_level_31_is_incomplete(lab: Lab, filtered: Filter, kernel: str) -> None:
+    _, report, _ = _with_memcgs(lab, filtered, kernel)
+    assert sum(row.status == "exact" for row in report.rows) > 50
+    (note,) = report.notes
+    assert "makedumpfile" in note
+    assert "level 23" in note
+
+
 @pytest.mark.parametrize("kernel", LACKING)
 def test_more_than_claimed_is_a_finding(
     lab: Lab, filtered: Filter, kernel: str, tmp_path: Path
 ) -> None:
-    # It depends on the addresses in pages which of them makedumpfile leaves out.
-    images = (lab.image(kernel, "4", workload) for workload in ("mixed", "files", "dying"))
-    found = ((image, row) for image in images if (row := _readable(filtered(image, 31))))
-    image, row = next(found)
+    image, _, row = _with_memcgs(lab, filtered, kernel)
     slot = StatReader(image_of(image.program()), ITEMS.values()).slots[row.item]
     stats = f"Object(prog, 'struct mem_cgroup *', {row.memcg}).nodeinfo[{row.nid}].lruvec_stats"
     broken = tmp_path / "broken"
