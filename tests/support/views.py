@@ -9,15 +9,30 @@ from dataclasses import replace
 
 import drgn
 
+from memcg_inspect.helpers import find_memcg
 from memcg_inspect.image.image import image_of
 from memcg_inspect.image.missing import as_image_errors
 from memcg_inspect.model import NUMA_NO_NODE
 from memcg_inspect.subcommands import add_subcommands
 from memcg_inspect.tables import Answer, NotRead, Table, Value
+from support.guests import GuestImage
 
 Row = dict[str, Value]
 
 ROW_KEYS = ("memcg", "memcg_address", "node")
+
+
+def with_more_usage(image: GuestImage, path: str, pages: int) -> drgn.Program:
+    """Return a program of an image in which the page counter of a memcg has so many pages more."""
+    prog = image.own_program()
+    counter = find_memcg(prog, path).memory.usage.counter
+    planted = (int(counter) + pages).to_bytes(8, "little")
+
+    def read(address: int, count: int, offset: int, physical: bool) -> bytes:
+        return planted[offset : offset + count]
+
+    prog.add_memory_segment(counter.address_of_(), 8, read, False)
+    return prog
 
 
 def ask(prog: drgn.Program, *arguments: str) -> Answer:

@@ -13,9 +13,9 @@ from drgn import Program
 from support.guest_files import still, still_current
 from support.guests import KERNELS, GuestImage, Lab
 from support.schemas import checked
+from support.views import with_more_usage
 
 from memcg_inspect.cli import main
-from memcg_inspect.helpers import find_memcg
 from memcg_inspect.image.image import image_of
 from memcg_inspect.views.overview import overview
 
@@ -172,14 +172,7 @@ def test_memcgs_and_nodes_are_chosen(
 
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_what_is_not_found_is_said(lab: Lab, kernel: str) -> None:
-    prog = lab.image(kernel, "4", "mixed").own_program()
-    counter = find_memcg(prog, "/files/web").memory.usage.counter
-    planted = (int(counter) + 7).to_bytes(8, "little")
-
-    def read(address: int, count: int, offset: int, physical: bool) -> bytes:
-        return planted[offset : offset + count]
-
-    prog.add_memory_segment(counter.address_of_(), 8, read, False)
+    prog = with_more_usage(lab.image(kernel, "4", "mixed"), "/files/web", 7)
     answer = overview(image_of(prog))
     [table] = answer.tables
     wrong = {row.memcg: row.not_found for row in table.rows if row.not_found}

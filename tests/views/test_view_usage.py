@@ -9,8 +9,8 @@ import pytest
 from drgn import Program
 from support.guest_files import still, still_current
 from support.guests import KERNELS, Lab
+from support.views import with_more_usage
 
-from memcg_inspect.helpers import find_memcg
 from memcg_inspect.image.image import image_of
 from memcg_inspect.tables import UsageError
 from memcg_inspect.views.usage import usage
@@ -74,14 +74,7 @@ def test_terms_add_up_to_what_the_guest_read(lab: Lab, kernel: str) -> None:
 
 @pytest.mark.parametrize("kernel", ["6.1", "7.3"])
 def test_what_is_not_found_is_said(lab: Lab, kernel: str) -> None:
-    prog = lab.image(kernel, "4", "mixed").own_program()
-    counter = find_memcg(prog, "/files/web").memory.usage.counter
-    planted = (int(counter) + 7).to_bytes(8, "little")
-
-    def read(address: int, count: int, offset: int, physical: bool) -> bytes:
-        return planted[offset : offset + count]
-
-    prog.add_memory_segment(counter.address_of_(), 8, read, False)
+    prog = with_more_usage(lab.image(kernel, "4", "mixed"), "/files/web", 7)
     answer = usage(image_of(prog), "/files/web")
     [table] = answer.tables
     assert table.values(table.rows[-1])["bytes"] == 7 * 4096
