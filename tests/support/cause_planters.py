@@ -9,6 +9,7 @@ planter chooses one of all objects that fit, always the same one for the same me
 from __future__ import annotations
 
 import random
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from typing import NamedTuple, TypeVar
 
@@ -24,7 +25,7 @@ from memcg_inspect.linux.mm.zswap import ZswapEntry, ZswapReader
 from support.kernel_steps import Steps
 from support.planting import Fault, NoVictim, Planter, Subject
 
-__all__ = ("CAUSES",)
+__all__ = ("CAUSES", "each_percpu_size")
 
 ITEMS = {True: "NR_SLAB_RECLAIMABLE_B", False: "NR_SLAB_UNRECLAIMABLE_B"}
 
@@ -80,11 +81,32 @@ def of_slab(subject: Subject) -> Target:
     return Target(thing.element, 0, thing.objcg, subject.path(thing.objcg), slab.nid, size)
 
 
+def allocations(subject: Subject, path: str) -> dict[int, list[PcpuArea]]:
+    """Return the percpu allocations of a memcg by the bytes that each is charged with."""
+    reader, found = PercpuReader(subject.image), defaultdict[int, list[PcpuArea]](list)
+    for chunk in reader.chunks():
+        for area in reader.charged(chunk):
+            if subject.path(area.objcg) == path:
+                found[reader.charge(area)].append(area)
+    return found
+
+
 def of_percpu(subject: Subject) -> Target:
-    reader, (path, _) = PercpuReader(subject.image), subject.largest("percpu", "data")
-    some = [a for chunk in reader.chunks() for a in reader.charged(chunk)]
-    area: PcpuArea = chosen(path, [a for a in some if subject.path(a.objcg) == path])
-    return Target(area.element, 0, area.objcg, path, None, reader.charge(area))
+    path, _ = subject.largest("percpu", "data")
+    some = [(a, size) for size, areas in allocations(subject, path).items() for a in areas]
+    area, size = chosen(path, some)
+    return Target(area.element, 0, area.objcg, path, None, size)
+
+
+def each_percpu_size(subject: Subject) -> list[Planter]:
+    """Return planters that clear the owner of one percpu allocation of each size."""
+    path, _ = subject.largest("percpu", "data")
+
+    def of_size(size: int, area: PcpuArea) -> Planter:
+        what = Target(area.element, 0, area.objcg, path, None, size)
+        return Planter(f"no owner of an allocation of {size} bytes", lost(lambda _: what))
+
+    return [of_size(size, areas[-1]) for size, areas in sorted(allocations(subject, path).items())]
 
 
 def of_zswap(subject: Subject) -> Target:

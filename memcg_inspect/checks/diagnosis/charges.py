@@ -9,7 +9,8 @@ nobody's, follows from the other rows.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from itertools import combinations, islice
 from typing import NamedTuple
 
 from memcg_inspect.checks.diagnosis.cause import Cause, Hypothesis
@@ -46,6 +47,8 @@ _USED_FOR = {
 }
 #: The least that one object can be charged with: a pointer, and that to its obj_cgroup.
 _LEAST = 16
+#: Ways to share out half pages among nodes that are tried.
+_MOST_HALVES = 8
 
 
 def _starts(view: View, key: RowKey, amount: int) -> Iterator[tuple[RowKey, int]]:
@@ -99,19 +102,49 @@ def _of_several_nodes(view: View, key: RowKey, size: int) -> Iterator[Charge]:
     """
     Yield a percpu allocation that the obj_cgroups of several nodes pay for.
 
-    On kernels that count kernel memory by node, each pays for the copies of the CPUs on its node.
-    What it is off by tells how much that is, if it is less than a page.
+    On kernels that count kernel memory by node, each pays for the pages on its node. The node of
+    the page of a CPU that is not online is that of the CPU that allocated it, so only the rows
+    tell how much each node has: ``kmem`` in pages, and ``objcg_bytes`` what is beyond these.
     """
     if kmem.BY_NODE not in view.snapshot.features.items:
         return
     sign, page = 1 if view.residuals[key] > 0 else -1, view.snapshot.image.page_size
-    parts = {
-        row.nid: sign * view.residuals[row] % page
+    beyond = {
+        row.nid: sign * view.residuals[row]
         for row in view.of_memcg("objcg_bytes", key.memcg)
         if row.nid is not None
     }
-    if len(parts) > 1 and sum(parts.values()) == size:
-        yield Charge("percpu", "data", None, size, parts=tuple(sorted(parts.items())))
+    whole = {
+        row.nid: sign * view.residuals[row] * page
+        for row in view.of_memcg("kmem", key.memcg)
+        if row.nid is not None
+    }
+    less_than_a_page = {nid: part % page for nid, part in beyond.items()}
+    for parts in (*_sums(whole, beyond, size, page), less_than_a_page):
+        if len(parts) > 1 and sum(parts.values()) == size and min(parts.values()) > 0:
+            yield Charge("percpu", "data", None, size, parts=tuple(sorted(parts.items())))
+
+
+def _sums(
+    whole: Mapping[int, int], beyond: Mapping[int, int], size: int, page: int
+) -> Iterator[dict[int, int]]:
+    """
+    Yield what each node can have of an allocation, in bytes.
+
+    Rows of whole pages are rounded, so half a page may be in them or not.
+
+    :param whole: whole pages by node, in bytes
+    :param beyond: bytes beyond whole pages by node, half a page at most
+    :param size: sum of all nodes
+    """
+    halves = [nid for nid, part in beyond.items() if abs(part) == page // 2]
+    parts = {nid: whole.get(nid, 0) + beyond.get(nid, 0) for nid in (*whole, *beyond)}
+    parts |= {nid: whole.get(nid, 0) - page // 2 for nid in halves}
+    more = (size - sum(parts.values())) // page
+    if 0 <= more <= len(halves):
+        for chosen in islice(combinations(halves, more), _MOST_HALVES):
+            some = parts | {nid: parts[nid] + page for nid in chosen}
+            yield {nid: part for nid, part in some.items() if part}
 
 
 def _pages(view: View, detail: str, nid: int | None, size: int) -> Iterator[Charge]:
