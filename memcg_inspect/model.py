@@ -325,6 +325,12 @@ class CallSite(NamedTuple):
         """``file:line``."""
         return f"{self.file}:{self.line}"
 
+    @property
+    def place(self) -> str:
+        """``file:line [module] function()``."""
+        module = f" [{self.module}]" if self.module else ""
+        return f"{self.site}{module} {self.function}()"
+
 
 class NodeStat(NamedTuple):
     """

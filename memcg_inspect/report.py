@@ -190,6 +190,8 @@ class Evidence:
     :ivar objcg: ``struct obj_cgroup *`` that it is charged to
     :ivar memcg: ``struct mem_cgroup *`` of the memcg that pays
     :ivar note: details in English; may contain names from the image
+    :ivar site: where it was allocated, as ``file:line [module] function()``, on kernels that
+        profile allocations
     :ivar rank: of a candidate: 1 and more than the number of candidates that are likelier, so
         equally likely ones have the same rank
     """
@@ -203,6 +205,7 @@ class Evidence:
     objcg: Address | None = None
     memcg: Address | None = None
     note: str | None = None
+    site: str | None = None
     rank: int | None = None
 
     @property

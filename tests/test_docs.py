@@ -332,6 +332,15 @@ def test_commands_on_a_vmcore_run(
     assert capsys.readouterr().out
 
 
+def test_the_walk_goes_from_address_to_address() -> None:
+    """Each address that a reader is told to look at was on the screen before."""
+    page = (ROOT / "docs/postmortem.md").read_text()
+    commands = list(re.finditer(r"^\$ memcg-inspect who (\w+)", page, re.M))
+    assert len(commands) >= 2
+    for command in commands:
+        assert command[1] in page[: command.start()], command[0]
+
+
 def test_first_commands_of_the_readme() -> None:
     first, second = commands(ROOT / "README.md")[:2]
     assert (first, second) == (["scripts/demo"], ["scripts/test"])

@@ -4,16 +4,19 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 
 from memcg_inspect.checks.evidence_query import Candidates, EvidenceQuery, Rank
 from memcg_inspect.checks.snapshot import Snapshot
+from memcg_inspect.collect.site import SiteFinder
 from memcg_inspect.image.image import Image
 from memcg_inspect.linux.mm.mm_types import KmemPage, PagePiece, page_layout, scan_pages
 from memcg_inspect.linux.mm.mmzone import mem_map
-from memcg_inspect.linux.mm.percpu import PercpuReader
+from memcg_inspect.linux.mm.percpu import PcpuArea, PercpuReader
 from memcg_inspect.linux.mm.slab import Slab, SlabReader
-from memcg_inspect.linux.mm.zswap import ZswapReader
+from memcg_inspect.linux.mm.zswap import ZswapEntry, ZswapReader
+from memcg_inspect.model import CallSite
 from memcg_inspect.report import Evidence
 
 __all__ = ("find_evidence",)
@@ -32,6 +35,7 @@ class _Search:
     def __init__(self, image: Image, snapshot: Snapshot, queries: Iterable[EvidenceQuery]) -> None:
         self.image = image
         self.snapshot = snapshot
+        self.sites = SiteFinder(image)
         self.found = {query: Candidates() for query in queries}
         #: The queries for charges of one kind to one payer. Most charges have none.
         self._wanted: defaultdict[str, defaultdict[int, list[EvidenceQuery]]]
@@ -61,12 +65,17 @@ class _Search:
         """Return the queries for charges of a kind to an obj_cgroup."""
         return self._wanted[kind].get(payer, ())
 
-    def _add(self, evidence: Evidence) -> None:
-        """Add a charge to the queries that it fits."""
-        size = evidence.bytes or 0
-        for query in self._of(evidence.kind, evidence.objcg or 0):
-            if query.fits(size, nid=evidence.nid):
-                self.found[query].add(Rank(query.explains(size)), [evidence])
+    def _add(
+        self, kind: str, payer: int, size: int, nid: int | None, evidence: Callable[[], Evidence]
+    ) -> None:
+        """
+        Add a charge to the queries that it fits.
+
+        :param evidence: reads what is listed of it. Most charges are not listed.
+        """
+        for query in self._of(kind, payer):
+            if query.fits(size, nid=nid):
+                self.found[query].add(Rank(query.explains(size)), (make() for make in [evidence]))
 
     def _slabs(self, slabs: SlabReader, piece: PagePiece) -> None:
         for page in piece.slabs:
@@ -94,17 +103,19 @@ class _Search:
                     objcg=obj.objcg,
                     memcg=self.snapshot.payer(obj.objcg),
                     note=f"objcg at {obj.element:#x}",
+                    site=_place(self.sites.of_slab_object(slab, obj.number)),
                 )
 
     def _kmem(self, piece: PagePiece) -> None:
         frames = mem_map(self.image)
         for page in piece.kmem:
             if self._of("kmem", page.objcg):
-                self._add(self._page(page, frames.page_size << page.order, frames.virt(page.page)))
+                size = frames.page_size << page.order
+                self._add("kmem", page.objcg, size, page.nid, partial(self._page, page, size))
 
-    def _page(self, page: KmemPage, size: int, address: int) -> Evidence:
+    def _page(self, page: KmemPage, size: int) -> Evidence:
         return Evidence(
-            address=address,
+            address=mem_map(self.image).virt(page.page),
             kind="kmem",
             nid=page.nid,
             bytes=size,
@@ -112,6 +123,7 @@ class _Search:
             objcg=page.objcg,
             memcg=self.snapshot.payer(page.objcg),
             note=page.type or None,
+            site=_place(self.sites.of_page(page.page)),
         )
 
     def _user_pages(self, piece: PagePiece) -> None:
@@ -123,42 +135,53 @@ class _Search:
         for i, word in enumerate(words):
             # memcg_data of a user page has no flags, so it is the obj_cgroup itself.
             if word in wanted:
-                page = raw.page + i * frames.size
-                self._add(
-                    Evidence(
-                        address=frames.virt(page),
-                        kind="lru",
-                        nid=raw.nid(i),
-                        bytes=frames.page_size << raw.orders.get(i, 0),
-                        page=page,
-                        objcg=word,
-                        memcg=self.snapshot.payer(word),
-                    )
-                )
+                size, nid = frames.page_size << raw.orders.get(i, 0), raw.nid(i)
+                folio = partial(self._folio, raw.page + i * frames.size, word, nid, size)
+                self._add("lru", word, size, nid, folio)
+
+    def _folio(self, page: int, payer: int, nid: int, size: int) -> Evidence:
+        return Evidence(
+            address=mem_map(self.image).virt(page),
+            kind="lru",
+            nid=nid,
+            bytes=size,
+            page=page,
+            objcg=payer,
+            memcg=self.snapshot.payer(payer),
+        )
 
     def _percpu(self) -> None:
         reader = PercpuReader(self.image)
         for chunk in reader.chunks():
-            for alloc in reader.charged(chunk):
-                self._add(
-                    Evidence(
-                        address=chunk.base + alloc.offset,
-                        kind="percpu",
-                        bytes=reader.charge(alloc),
-                        objcg=alloc.objcg,
-                        memcg=self.snapshot.payer(alloc.objcg),
-                        note=f"{alloc.size} bytes for each CPU, objcg at {alloc.element:#x}",
-                    )
-                )
+            for area in reader.charged(chunk):
+                size = reader.charge(area)
+                listed = partial(self._area, area, chunk.base, size)
+                self._add("percpu", area.objcg, size, None, listed)
+
+    def _area(self, area: PcpuArea, base: int, size: int) -> Evidence:
+        return Evidence(
+            address=base + area.offset,
+            kind="percpu",
+            bytes=size,
+            objcg=area.objcg,
+            memcg=self.snapshot.payer(area.objcg),
+            note=f"{area.size} bytes for each CPU, objcg at {area.element:#x}",
+            site=_place(self.sites.of_percpu(area)),
+        )
 
     def _zswap(self) -> None:
         for entry in ZswapReader(self.image).entries():
-            self._add(
-                Evidence(
-                    address=entry.address,
-                    kind="zswap",
-                    bytes=entry.length,
-                    objcg=entry.objcg,
-                    memcg=self.snapshot.payer(entry.objcg),
-                )
-            )
+            self._add("zswap", entry.objcg, entry.length, None, partial(self._entry, entry))
+
+    def _entry(self, entry: ZswapEntry) -> Evidence:
+        return Evidence(
+            address=entry.address,
+            kind="zswap",
+            bytes=entry.length,
+            objcg=entry.objcg,
+            memcg=self.snapshot.payer(entry.objcg),
+        )
+
+
+def _place(site: CallSite | None) -> str | None:
+    return None if site is None else site.place

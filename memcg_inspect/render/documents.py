@@ -78,8 +78,8 @@ _FIELDS: dict[type, tuple[str, ...]] = {
         "evidence_is", "evidence", "evidence_total", "evidence_tied",
     ),
     Evidence: (
-        "address", "kind", "nid", "bytes", "cache", "page", "objcg", "memcg", "note", "rank",
-        "reason",
+        "address", "kind", "nid", "bytes", "cache", "page", "objcg", "memcg", "note", "site",
+        "rank", "reason",
     ),
     Diagnosis: (
         "cause", "what", "confidence", "memcgs", "nid", "amount", "unit", "evidence",

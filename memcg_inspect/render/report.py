@@ -233,6 +233,8 @@ def evidence_text(evidence: Evidence, names: Mapping[int, str]) -> str:
         parts.append("no node" if evidence.nid == NUMA_NO_NODE else f"node {evidence.nid}")
     if evidence.note is not None:
         parts.append(evidence.note)
+    if evidence.site is not None:
+        parts.append(f"allocated at {evidence.site}")
     return ", ".join(parts)
 
 

@@ -151,8 +151,7 @@ class AddressLayers:
 
     def _code(self, site: CallSite | None) -> Iterator[Layer]:
         if site is not None:
-            module = f" [{site.module}]" if site.module else ""
-            yield Layer("allocated at", f"{site.site}{module} {site.function}()", site.address)
+            yield Layer("allocated at", site.place, site.address)
 
     def _slab(self, info: PageInfo, address: int | None) -> Iterator[Layer]:
         assert info.slab is not None

@@ -14,7 +14,12 @@ import pytest
 from support.guests import BUILT_KERNELS, ROOT, GuestImage
 from support.schemas import checked
 
+from memcg_inspect.checks.evidence_query import EvidenceQuery
+from memcg_inspect.checks.ledger import ChargeKind
 from memcg_inspect.cli import main
+from memcg_inspect.collect import collect
+from memcg_inspect.collect.evidence import find_evidence
+from memcg_inspect.image.image import image_of
 
 pytestmark = [
     pytest.mark.image,
@@ -64,6 +69,10 @@ def test_from_the_dump_to_the_line(
         if identity != "references":
             assert finding["evidence"][0]["address"] == f"{scene.victim:#x}"
             assert f"{scene.element:#x}" in finding["evidence"][0]["note"]
+    line = line_of("kmem_cache_alloc_node(cache")
+    (diagnosis,) = audit["diagnoses"]
+    assert diagnosis["evidence"][0]["address"] == f"{scene.victim:#x}"
+    assert diagnosis["evidence"][0]["site"].endswith(f"charge.c:{line} [charge] allocate()")
 
     status, answer = run(capsys, image, "who", *(f"{address:x}" for address in scene))
     assert status == 0
@@ -78,7 +87,6 @@ def test_from_the_dump_to_the_line(
         "/shop/web",
         "/shop/batch",
     ]
-    line = line_of("kmem_cache_alloc_node(cache")
     for thing in (victim, neighbour):
         assert thing["object"]["charged"] == CHARGE
         where = f"charge.c:{line} [charge] allocate()"
@@ -92,6 +100,19 @@ def test_from_the_dump_to_the_line(
         if row["site"].endswith(f"charge.c:{line}")
     }
     assert calls == {"/shop/web": 61, "/shop/batch": 20}
+
+
+@pytest.mark.parametrize(
+    ("kind", "call"), [("percpu", "__alloc_percpu_gfp("), ("kmem", "__vmalloc(")]
+)
+def test_evidence_names_the_line_of_other_charges(kernel: str, kind: ChargeKind, call: str) -> None:
+    image = image_of(GuestImage(docscene.whole()).program())
+    snapshot = collect(image)
+    paths = {a: snapshot.memcgs[m].path for a in snapshot.objcgs if (m := snapshot.payer(a))}
+    payers = frozenset(a for a, path in paths.items() if path.startswith("/shop/"))
+    (found,) = find_evidence(image, snapshot, [EvidenceQuery(kind, payers)]).values()
+    wanted = f"charge.c:{line_of(call)} [charge] allocate()"
+    assert any((one.site or "").endswith(wanted) for one in found.listed)
 
 
 def test_before_that_nothing_is_wrong(kernel: str) -> None:
