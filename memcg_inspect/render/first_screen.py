@@ -26,9 +26,11 @@ __all__ = ("MOST_LINES", "diagnosis_lines", "explained_lines", "first_screen")
 
 #: The most lines of the first screen, on a terminal with at least 60 columns.
 MOST_LINES = 40
-#: The most lines of one item of a section, of the sentence of a diagnosis, and of a note.
+#: The most lines of one item of a section, of a sentence and of the evidence of a diagnosis, and
+#: of a note.
 _MOST_OF_ITEM = 2
 _MOST_OF_SENTENCE = 3
+_MOST_OF_EVIDENCE = 4
 _MOST_OF_NOTE = 8
 #: The widest path of a memcg on a terminal.
 _WIDEST_PATH = 56
@@ -237,11 +239,13 @@ class _Screen:
             lines += self.wrapped(indent + _some(memcgs), indent)
         for evidence in diagnosis.evidence[:1]:
             where = f"{indent}at {evidence_text(evidence, self.names)}{_fits(diagnosis)}"
-            lines += self.wrapped(where, indent, _MOST_OF_SENTENCE)
+            lines += self.wrapped(where, indent, _MOST_OF_EVIDENCE)
         for other in diagnosis.others[:1]:
             more = len(diagnosis.others) - 1
             and_more = f" (and {more} more)" if more else ""
-            lines += self.wrapped(f"{indent}or: {self.named(other)}{and_more}", indent)
+            lines += self.wrapped(
+                f"{indent}or: {self.named(other)}{and_more}", indent, _MOST_OF_SENTENCE
+            )
         return [*lines, _Line(f"{indent}$ {self._next(number, diagnosis)}")]
 
     def named(self, sentence: str) -> str:

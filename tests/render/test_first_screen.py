@@ -149,6 +149,20 @@ def test_a_diagnosis_has_all_that_is_needed_next() -> None:
     assert GONE not in diagnosis.memcgs
 
 
+def test_nothing_of_a_diagnosis_is_cut_at_80_columns() -> None:
+    made = diagnosed()
+    [diagnosis] = made.diagnoses
+    first = replace(
+        diagnosis.evidence[0], note=f"objcg at {WEB:#x}", site="charge.c:73 [charge] allocate()"
+    )
+    sentence = f"a slab object of 2,056 bytes on node 2 was charged to memcg {WEB:#x}, and now"
+    whole = replace(diagnosis, evidence=(first,), others=(f"{sentence} refers to {ROOT:#x}",) * 3)
+    said = " ".join(first_text(replace(made, diagnoses=(whole,)), 80).split())
+    assert "allocated at charge.c:73 [charge] allocate() (the likeliest of 20)" in said
+    assert "or: a slab object of 2,056 bytes" in said
+    assert f"and now refers to {ROOT:#x} (and 2 more)" in said
+
+
 def test_memcgs_in_a_sentence_have_their_paths() -> None:
     made = diagnosed()
     memcgs = tuple(Memcg(0x10 + n, f"/{name}", n, "online", None, 0x10 + n)
