@@ -8,3 +8,11 @@ class LabError(Exception):
 
 class GuestError(LabError):
     """An error in the guest. The message contains the end of its console."""
+
+
+class StaleCodeError(GuestError):
+    """A CPU of the guest ran code that another CPU had patched. That is QEMU's fault.
+
+    The kernel patches the code of a static key by way of a breakpoint (smp_text_poke_single()).
+    Under TCG, a CPU may run the breakpoint when the kernel no longer expects it.
+    """

@@ -15,11 +15,13 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from .errors import GuestError
+from .errors import GuestError, StaleCodeError
 from .qemu import Qemu
 
 PORTS = ("ctl", "out", "err")
 _TROUBLE = re.compile(r"Kernel panic - not syncing|\bOops\b|BUG: |general protection fault")
+
+_STALE_CODE = re.compile(r"\bint3: 0000 \[#1\]")
 
 
 @dataclass
@@ -57,8 +59,9 @@ class Guest:
 
     def fail(self, what: str) -> GuestError:
         """Return an error with the end of the console."""
-        tail = console_tail(self.qemu.console())
-        return GuestError(f"{what}; the guest's console:\n{tail}")
+        console = self.qemu.console()
+        error = StaleCodeError if _STALE_CODE.search(console) else GuestError
+        return error(f"{what}; the guest's console:\n{console_tail(console)}")
 
     def _no_answer(self, timeout: float | None, what: str) -> GuestError:
         # The places of its CPUs tell an idle guest from one that loops.

@@ -1,15 +1,16 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 """Add memory to a running guest, and write the memory of that guest as a vmcore."""
 
+import functools
 from pathlib import Path
 
 from . import dump, freeze, machine, topology
 from .errors import LabError
 from .fingerprint import code_hash
-from .images import NAME, key
+from .images import NAME, key, write
 from .machine import Machine, Options
 from .paths import cache_folder
-from .store import fresh_folder, locked, read_stamp, text_hash, write_stamp
+from .store import locked, read_stamp, text_hash
 
 # Free memory of a fresh guest is zero, and a memory map of zeros looks right. This leaves bytes
 # 0xaa in it: a struct page of these bytes looks charged.
@@ -96,7 +97,5 @@ def image(options: Options, size: str) -> Path:
     folder = cache_folder("images") / name
     with locked(f"image-{name}"):
         if read_stamp(folder) is None:
-            with fresh_folder(folder) as made:
-                hotplugged(options, size, made / NAME)
-                write_stamp(made, {"kernel": ready.name})
+            write(functools.partial(hotplugged, options, size), folder, ready)
     return folder / NAME

@@ -8,11 +8,14 @@ the kernel or the lab's code changes, the image is made anew. Comments do not co
 import functools
 import os
 import shutil
+import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from . import dump
+from .errors import StaleCodeError
 from .fingerprint import code_hash
 from .kernels import Kernel
 from .kmodules import own_name
@@ -92,6 +95,20 @@ def _make(options: Options, image: dump.Image, out: Path) -> None:
         dump.dump(options, image, out)
 
 
+def write(make: Callable[[Path], None], folder: Path, kernel: Kernel) -> None:
+    """Make an image in a folder of the cache. Begin again once if QEMU's CPUs ran stale code."""
+    for is_last in (False, True):
+        try:
+            with fresh_folder(folder) as made:
+                make(made / NAME)
+                write_stamp(made, {"kernel": kernel.name})
+            return
+        except StaleCodeError as error:
+            if is_last:
+                raise
+            print(f"lab: making the image again: {error}", file=sys.stderr)
+
+
 @functools.cache
 def _image(options: Options, image: dump.Image) -> Path:
     dump.check(options, image)
@@ -100,9 +117,7 @@ def _image(options: Options, image: dump.Image) -> Path:
     folder = cache_folder("images") / name
     with locked(f"image-{name}"):
         if read_stamp(folder) is None:
-            with fresh_folder(folder) as made:
-                _make(options, image, made / NAME)
-                write_stamp(made, {"kernel": kernel.name})
+            write(functools.partial(_make, options, image), folder, kernel)
             trim(folder)
         # trim() removes the least recently used.
         os.utime(folder)

@@ -10,9 +10,21 @@ import time
 from pathlib import Path
 
 import pytest
-from labkit import build, elf, guest, images, kdump, kmodules, progress, run, store, topology
+from labkit import (
+    build,
+    elf,
+    guest,
+    images,
+    kdump,
+    kernels,
+    kmodules,
+    progress,
+    run,
+    store,
+    topology,
+)
 from labkit.cpio import Cpio
-from labkit.errors import LabError
+from labkit.errors import GuestError, LabError, StaleCodeError
 
 MIB = 1 << 20
 
@@ -275,3 +287,56 @@ def test_the_console_is_shown_from_the_first_sign_of_trouble() -> None:
     shown = guest.console_tail(text).splitlines()
     assert shown[5].strip() == "BUG: kernel NULL pointer"
     assert len(guest.console_tail("\n".join(["x"] * 100)).splitlines()) == 30
+
+
+class Console:
+    """What QEMU shows of a guest, and that is all."""
+
+    def __init__(self, text: str) -> None:
+        self.ports = dict[str, object]()
+        self._text = text
+
+    def console(self) -> str:
+        return self._text
+
+
+@pytest.mark.parametrize(
+    ("line", "error"),
+    [
+        ("Oops: int3: 0000 [#1] SMP NOPTI", StaleCodeError),
+        ("int3: 0000 [#1] PREEMPT SMP NOPTI", StaleCodeError),
+        ("Oops: Oops: 0002 [#1] SMP NOPTI", GuestError),
+        ("Kernel panic - not syncing: Fatal exception", GuestError),
+    ],
+)
+def test_what_is_the_fault_of_qemu(line: str, error: type[GuestError]) -> None:
+    made = guest.Guest.__new__(guest.Guest)
+    made.qemu = Console(f"[    4.3] {line}\n")  # type: ignore[assignment]
+    assert type(made.fail("boot")) is error
+
+
+@pytest.mark.parametrize(
+    ("errors", "left"),
+    [
+        ([StaleCodeError("1")], None),
+        ([StaleCodeError("1"), StaleCodeError("2")], "2"),
+        ([GuestError("1")], "1"),
+    ],
+)
+def test_an_image_is_made_again_if_qemu_ran_stale_code(
+    tmp_path: Path, errors: list[GuestError], left: str | None
+) -> None:
+    def make(out: Path) -> None:
+        if errors:
+            raise errors.pop(0)
+        out.write_text("image")
+
+    kernel = kernels.Kernel("7.3", tmp_path, {})
+    try:
+        images.write(make, tmp_path / "made", kernel)
+    except GuestError as error:
+        assert str(error) == left
+        assert not (tmp_path / "made").exists()
+    else:
+        assert left is None
+        assert (tmp_path / "made" / images.NAME).read_text() == "image"
