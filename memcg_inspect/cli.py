@@ -17,6 +17,7 @@ from drgn import Architecture
 from drgn import __version__ as drgn_version
 
 from memcg_inspect import __version__
+from memcg_inspect.arguments import Parser
 from memcg_inspect.completion import SHELLS, complete, completion_script
 from memcg_inspect.image.image import image_of
 from memcg_inspect.image.program import ImageSource, open_program
@@ -51,7 +52,7 @@ class OutputError(MemcgInspectError):
     """The result cannot be written to standard output."""
 
 
-class _Parser(argparse.ArgumentParser):
+class _Parser(Parser):
     """A parser that says in one line which argument is wrong."""
 
     def error(self, message: str) -> NoReturn:
@@ -64,7 +65,7 @@ class _LogFormatter(logging.Formatter):
     """Escapes names from the image, such as those of modules, in messages of the log."""
 
     def format(self, record: logging.LogRecord) -> str:
-        from memcg_inspect.render.text import printable
+        from memcg_inspect.escape import printable
 
         return "\n".join(map(printable, super().format(record).splitlines()))
 
@@ -101,7 +102,7 @@ def _complain(message: str, lines: str = "") -> None:
     """
     if sys.stderr is None:
         return
-    from memcg_inspect.render.text import printable
+    from memcg_inspect.escape import printable
 
     try:
         # A message may have names from the image, e.g. those of the memcgs that there are.

@@ -10,7 +10,6 @@ the package is imported when the command runs.
 from __future__ import annotations
 
 import sys
-from argparse import ArgumentParser
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
@@ -21,13 +20,6 @@ from drgn.commands.linux import linux_kernel_custom_command
 __all__ = ()
 
 
-class _Parser(ArgumentParser):
-    """A parser that does not exit the session on wrong arguments."""
-
-    def exit(self, status: int = 0, message: str | None = None) -> NoReturn:
-        raise CommandArgumentError(*([message.rstrip()] if message else []))
-
-
 @linux_kernel_custom_command(  # type: ignore[untyped-decorator]
     description="audit and inspect the kernel memory of memory cgroups",
     usage="**memcg** *COMMAND* [*ARGUMENT* ...]",
@@ -36,9 +28,10 @@ class _Parser(ArgumentParser):
     parse=parse_shell_command,
 )
 def _cmd_memcg(prog: Program, name: str, args: Sequence[str], **kwargs: Any) -> Any:
+    from memcg_inspect.arguments import Parser
+    from memcg_inspect.escape import printable
     from memcg_inspect.image.image import image_of
     from memcg_inspect.model import MemcgInspectError
-    from memcg_inspect.render.text import printable
     from memcg_inspect.render.typed import Typed
     from memcg_inspect.subcommands import (
         BUG,
@@ -49,7 +42,13 @@ def _cmd_memcg(prog: Program, name: str, args: Sequence[str], **kwargs: Any) -> 
         traceback_lines,
     )
 
-    parser = _Parser(prog=f"%{name}")
+    class SessionParser(Parser):
+        """A parser that does not exit the session on wrong arguments."""
+
+        def exit(self, status: int = 0, message: str | None = None) -> NoReturn:
+            raise CommandArgumentError(*([message.rstrip()] if message else []))
+
+    parser = SessionParser(prog=f"%{name}")
     add_subcommands(parser)
     parsed = parser.parse_args(args)
     try:

@@ -35,9 +35,10 @@ from memcg_inspect.tables import (
     choose,
     columns_of,
     largest,
+    with_subtrees,
 )
 from memcg_inspect.views import NAMES, columns, views
-from memcg_inspect.views.payers import check_choice
+from memcg_inspect.views.payers import checked_choice
 from memcg_inspect.views.view import View, interrupted
 
 __all__ = (
@@ -74,12 +75,26 @@ _CHOICES: dict[str, tuple[str, dict[str, Any]]] = {
         {
             "metavar": "PATH",
             "type": as_path,
-            "help": "only rows of this memcg: a path, a shell pattern for paths, or an address",
+            "action": "append",
+            "help": "only rows of this memcg itself: a path, a shell pattern for paths, or an "
+            "address; may be given more than once",
+        },
+    ),
+    "subtree": (
+        "--subtree",
+        {
+            "action": "store_true",
+            "help": "with --memcg: rows of the memcgs below it, too",
         },
     ),
     "node": (
         "--node",
-        {"metavar": "NID", "type": int, "help": "only rows of this NUMA node"},
+        {
+            "metavar": "NID",
+            "type": int,
+            "action": "append",
+            "help": "only rows of this NUMA node; may be given more than once",
+        },
     ),
     "sort": (
         "--sort",
@@ -186,6 +201,9 @@ def _add_view(parser: ArgumentParser, view: View) -> None:
     for name in view.choices:
         flag, options = ("--top", _TOP) if name == "top" else _CHOICES[name]
         parser.add_argument(flag, **options)
+        if name == "memcg":
+            flag, options = _CHOICES["subtree"]
+            parser.add_argument(flag, **options)
     _add_formats(parser)
     parser.set_defaults(view=view, table=None, explain=None)
 
@@ -229,6 +247,8 @@ def check_arguments(args: Namespace) -> None:
     :raises UsageError: if they are wrong, or cannot be used together
     """
     choice = _choice(args)
+    if choice.subtree and not choice.memcgs:
+        raise UsageError("--subtree needs --memcg")
     if args.view is not None:
         check_fields(columns(args.view.name), choice)
         if getattr(args, "top", None) and (args.json or args.scripted):
@@ -256,7 +276,7 @@ def answer(image: Image, args: Namespace) -> Report | Answer:
     from memcg_inspect.collect import audit
 
     with as_image_errors():
-        check_choice(image, _choice(args))
+        checked_choice(image, _choice(args))
     with _cancellable(image):
         return audit(image)
 
@@ -269,10 +289,11 @@ def show(result: Report | Answer, args: Namespace, typed: Typed) -> None:
     :raises BrokenPipeError: if the reader of the pipe has closed it
     """
     if isinstance(result, Report) and not _is_prose(args):
+        choice = with_subtrees(_choice(args), result.memcgs)
         if args.explain is not None:
-            result = choose(effects_answer(result, args.explain), _choice(args))
+            result = choose(effects_answer(result, args.explain), choice)
         elif args.table is not None:
-            result = choose(report_answer(result, args.table, args.all), _choice(args))
+            result = choose(report_answer(result, args.table, args.all), choice)
     text = _document(result, args) if args.json else _text(result, args, typed)
     # Names may contain characters that the encoding of the terminal does not have.
     encoding = sys.stdout.encoding or "utf-8"
@@ -328,7 +349,7 @@ def _text(result: Report | Answer, args: Namespace, typed: Typed) -> str:
 
 def traceback_lines(error: Exception) -> str:
     """Return the last lines of the traceback of an error. Names from the image are escaped."""
-    from memcg_inspect.render.text import printable
+    from memcg_inspect.escape import printable
 
     lines = "".join(traceback.format_exception(error, limit=-_FRAMES)).splitlines()
     return "".join(f"{printable(line)}\n" for line in lines)
@@ -372,10 +393,12 @@ def _choice(args: Namespace) -> Choice:
     if fields is None and args.json and has_table:
         fields = ["all"]
     return Choice(
-        memcg=getattr(args, "memcg", None),
-        node=getattr(args, "node", None),
+        memcgs=tuple(getattr(args, "memcg", None) or ()),
+        nodes=tuple(getattr(args, "node", None) or ()),
         sort=getattr(args, "sort", None),
         fields=fields,
+        # Of a view without --memcg, it says which counters to read.
+        subtree=hasattr(args, "memcg") and args.subtree,
     )
 
 
@@ -383,7 +406,7 @@ def _view(image: Image, args: Namespace) -> Answer:
     choice = _choice(args)
     with _cancellable(image), as_image_errors():
         # Check before the command runs, which may take long.
-        check_choice(image, choice)
+        choice = checked_choice(image, choice)
         found = args.view.run(image, args)
     if image.progress.stop:
         found = interrupted(found)

@@ -18,7 +18,15 @@ from fnmatch import fnmatchcase
 from functools import cache
 from typing import Annotated, Any, Literal, NamedTuple, get_type_hints
 
-from memcg_inspect.model import NUMA_NO_NODE, Coverage, ImageInfo, MemcgInspectError, counted
+from memcg_inspect.escape import printable
+from memcg_inspect.model import (
+    NUMA_NO_NODE,
+    Coverage,
+    ImageInfo,
+    Memcg,
+    MemcgInspectError,
+    counted,
+)
 
 __all__ = (
     "AMOUNTS",
@@ -40,6 +48,7 @@ __all__ = (
     "columns_of",
     "largest",
     "matches",
+    "with_subtrees",
 )
 
 #: Type of a column. ``bytes``, ``pages``, ``KiB``, ``count`` and ``difference`` are amounts
@@ -298,25 +307,57 @@ class Choice(NamedTuple):
     """
     Which rows and columns the user wants.
 
-    :ivar memcg: a path, a shell pattern for paths, or an address; other rows are left out
-    :ivar node: rows that have nothing on this node are left out
+    :ivar memcgs: paths, shell patterns for paths, or addresses; rows of other memcgs are left out
+    :ivar nodes: rows that have nothing on any of these nodes are left out
     :ivar sort: name of a field. Amounts are sorted by absolute value, largest first, and other
         values in ascending order. ``:asc`` or ``:desc`` after the name sorts by signed value, in
         that order.
     :ivar fields: names of columns, in this order; ``all`` for all of them
+    :ivar subtree: whether the memcgs below *memcgs* are wanted, too
+    :ivar below: the memcgs below them, ``struct mem_cgroup *``: see :func:`with_subtrees`
     """
 
-    memcg: str | None = None
-    node: int | None = None
+    memcgs: Sequence[str] = ()
+    nodes: Sequence[int] = ()
     sort: str | None = None
     fields: Sequence[str] | None = None
+    subtree: bool = False
+    below: frozenset[int] = frozenset()
 
     @property
     def description(self) -> str:
         """Description of the rows that are wanted."""
-        memcg = "" if self.memcg is None else f"memcg {self.memcg}"
-        node = "" if self.node is None else f"node {self.node}"
+        memcg = f"memcg {' or '.join(self.memcgs)}" if self.memcgs else ""
+        if self.subtree:
+            memcg += " or below"
+        node = f"node {' or '.join(map(str, self.nodes))}" if self.nodes else ""
         return " on ".join(filter(None, (memcg, node)))
+
+    def has(self, path: object, address: object) -> bool:
+        """
+        Return whether rows of a memcg are wanted.
+
+        :param path: path of the memcg
+        :param address: ``struct mem_cgroup *``
+        """
+        if not self.memcgs or address in self.below:
+            return True
+        return any(matches(wanted, path, address) for wanted in self.memcgs)
+
+
+def with_subtrees(choice: Choice, memcgs: Iterable[Memcg]) -> Choice:
+    """
+    Return a choice that knows the memcgs below those that are wanted, if they are wanted, too.
+
+    :param memcgs: all memcgs, parents before their children
+    """
+    if not choice.subtree:
+        return choice
+    found: set[int] = set()
+    for memcg in memcgs:
+        if memcg.parent in found or choice.has(memcg.path, memcg.address):
+            found.add(memcg.address)
+    return choice._replace(below=frozenset(found))
 
 
 def check_fields(columns: Sequence[Column], choice: Choice) -> None:
@@ -375,19 +416,21 @@ def _largest(table: Table, most: int) -> Table:
 def _not_chosen(tables: Sequence[Table], choice: Choice) -> Iterator[str]:
     """Return notes on tables to which a choice does not apply, and on rows that it leaves out."""
     tables = [table for table in tables if table.rows]
-    if choice.memcg is not None:
+    if choice.memcgs:
         whole = [table.title for table in tables if not table.has("memcg")]
         yield from _whole(whole, "the whole machine", "--memcg")
-    if choice.node is None:
+    if not choice.nodes:
         return
-    part = f"node_{choice.node}"
-    whole = [table.title for table in tables if not (table.has("node") or table.has(part))]
+    parts = [f"node_{nid}" for nid in choice.nodes]
+    whole = [
+        table.title for table in tables if not (table.has("node") or any(map(table.has, parts)))
+    ]
     yield from _whole(whole, "all nodes", "--node")
     nowhere = 0
     for table in tables:
         if table.has("node"):
             node = table.column("node")
-            rows = _of(table, table.rows, choice.memcg)
+            rows = _of(table, table.rows, choice)
             nowhere += sum(_is_nowhere(node.value(row)) for row in rows)
     if nowhere:
         verb = "belongs" if nowhere == 1 else "belong"
@@ -411,9 +454,9 @@ def _has_any(table: Table, fields: Sequence[str]) -> bool:
 
 
 def _choose(table: Table, choice: Choice) -> Table:
-    rows = _of(table, table.rows, choice.memcg)
-    if choice.node is not None:
-        rows = [row for row in rows if _is_on(table, row, choice.node)]
+    rows = _of(table, table.rows, choice)
+    if choice.nodes:
+        rows = [row for row in rows if any(_is_on(table, row, nid) for nid in choice.nodes)]
     if choice.sort is not None and table.has(choice.sort.partition(":")[0]):
         rows = _sorted(table, rows, choice.sort)
     return replace(
@@ -443,26 +486,29 @@ def matches(wanted: str, path: object, address: object) -> bool:
     """
     Return whether a memcg matches what the user asked for.
 
+    Output has escapes in place of characters that are not printable. Such a name may be given as
+    it is shown.
+
     :param wanted: a path, a shell pattern for paths, or an address
     :param path: path of the memcg
     :param address: ``struct mem_cgroup *``
     """
-    if path == wanted:
-        return True
     if wanted.lower().startswith("0x"):
         return isinstance(address, int) and f"{address:#x}" == wanted.lower()
-    return isinstance(path, str) and fnmatchcase(path, wanted)
+    if not isinstance(path, str):
+        return False
+    return any(name == wanted or fnmatchcase(name, wanted) for name in {path, printable(path)})
 
 
-def _of(table: Table, rows: Sequence[Any], memcg: str | None) -> list[Any]:
-    """Return the rows of a memcg; all rows if none is given, or if the table has no memcgs."""
-    if memcg is None or not table.has("memcg"):
+def _of(table: Table, rows: Sequence[Any], choice: Choice) -> list[Any]:
+    """Return the rows of the memcgs that are wanted; all rows if the table has no memcgs."""
+    if not choice.memcgs or not table.has("memcg"):
         return list(rows)
     path = table.column("memcg")
     if not table.has("memcg_address"):
-        return [row for row in rows if matches(memcg, path.value(row), None)]
+        return [row for row in rows if choice.has(path.value(row), None)]
     address = table.column("memcg_address")
-    return [row for row in rows if matches(memcg, path.value(row), address.value(row))]
+    return [row for row in rows if choice.has(path.value(row), address.value(row))]
 
 
 def _is_on(table: Table, row: object, nid: int) -> bool:

@@ -21,7 +21,7 @@ import pytest
 from support.guests import KERNELS, ROOT, Lab
 from support.schemas import checked
 
-from memcg_inspect.cli import main
+from memcg_inspect.cli import main, make_parser
 
 CLI = [sys.executable, "-m", "memcg_inspect"]
 
@@ -191,6 +191,11 @@ def test_text_that_cannot_be_written(args: str) -> None:
         ("stat", "stat: the following arguments are required: MEMCG"),
         ("stat / --node x", "stat: argument --node: invalid int value: 'x'"),
         ("drift --json --scripted", "drift: argument --scripted: not allowed with argument --json"),
+        ("slabinfo --top 2 --top 3", "slabinfo: argument --top: given more than once"),
+        ("stock --fields cpu --sort cpu --fields all", "stock: argument --fields: given more than"),
+        ("overview -c a -c b", "overview: argument -c/--core: given more than once"),
+        ("-c a -c b overview", "argument -c/--core: given more than once"),
+        ("-c a overview --core b", "argument -c/--core: given more than once"),
         ("schema nope", "schema: argument COMMAND: invalid choice: 'nope'"),
         ("completion ksh", "completion: argument shell: invalid choice: 'ksh'"),
     ],
@@ -206,6 +211,33 @@ def test_options_that_need_a_table() -> None:
     for words in (["--sort", "name"], ["--scripted"], ["--memcg", "/"], ["--fields", "all"]):
         said = "need one of --diagnoses, --findings, --identities, --rows, --skew"
         assert said in refused("audit", *words)
+
+
+def test_memcgs_below_none() -> None:
+    for command in ("slabinfo", "audit", "stock"):
+        assert refused(command, "--subtree") == "memcg-inspect: --subtree needs --memcg"
+
+
+def test_what_is_added_up_before_and_after_the_command() -> None:
+    words = [
+        "-s",
+        "a",
+        "--core",
+        "x",
+        "overview",
+        "-s",
+        "b",
+        "--memcg",
+        "c",
+        "--memcg",
+        "d",
+        "-s",
+        "e",
+    ]
+    for _ in range(2):
+        args = make_parser().parse_args(words)
+        assert (args.symbols, args.core, args.memcg) == (["a", "b", "e"], "x", ["/c", "/d"])
+        assert not any("given" in name for name in vars(args))
 
 
 def test_no_such_file() -> None:

@@ -168,6 +168,18 @@ def test_a_message_that_lists_names(said: Callable[..., str], command: str) -> N
 
 
 @pytest.mark.image
+def test_names_can_be_given_as_they_are_shown(said: Callable[..., str]) -> None:
+    shown = said("overview", "--scripted", "--fields", "memcg,memcg_address").splitlines()
+    rows = [line.split("\t") for line in shown]
+    tried = [(path, address) for path, address in rows if "\\" in path][:20]
+    assert tried
+    for path, address in tried:
+        found = said("overview", "--scripted", "--fields", "memcg_address", "--memcg", path)
+        assert address in found.split()
+        assert said("usage", path, "--scripted")
+
+
+@pytest.mark.image
 def test_a_message_in_a_drgn_session(hostile: Program) -> None:
     with pytest.raises(CommandError) as error:
         run_command(hostile, "memcg stock --memcg /no/such")

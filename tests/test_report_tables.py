@@ -24,7 +24,9 @@ def values(made: Report, name: str, choice: Choice, show_all: bool = False) -> l
 
 def test_rows_are_chosen_and_sorted() -> None:
     fields = ["identity", "node", "difference", "status"]
-    assert values(more(), "rows", Choice("/web", 0, None, fields)) == [["slab", 0, 1064, "differs"]]
+    assert values(more(), "rows", Choice(["/web"], [0], None, fields)) == [
+        ["slab", 0, 1064, "differs"]
+    ]
     assert values(more(), "rows", Choice(sort="difference", fields=["difference"])) == [
         [1064], [-1], [1], [0], [NotRead("the counter could not be read")],
     ]  # fmt: skip
@@ -38,7 +40,7 @@ def test_rows_that_are_all_zero_are_shown_if_wanted() -> None:
 
 
 def test_parts_of_a_row_are_told() -> None:
-    wanted = Choice(memcg="/web", node=0, fields=["found_in", "claimed_in"])
+    wanted = Choice(memcgs=["/web"], nodes=[0], fields=["found_in", "claimed_in"])
     parts = [["slab:4000", "folded:5064,pending_cpu:0,stock:0"]]
     assert values(report(), "rows", wanted) == parts
 
@@ -55,7 +57,7 @@ def test_skew_is_by_both_nodes() -> None:
     assert found[:2] == [["slab", 0, 0, 4000], ["slab", 0, 1, 700]]
     assert found[2][:2] == ["sock", None]
     assert isinstance(found[2][2], NotRead)
-    assert values(more(), "skew", Choice(node=1, fields=["count"])) == [[3]]
+    assert values(more(), "skew", Choice(nodes=[1], fields=["count"])) == [[3]]
     (table,) = choose(report_answer(more(), "skew"), Choice()).tables
     assert table.totals == {"bytes": 8796, "count": 24}
 

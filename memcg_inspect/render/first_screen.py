@@ -14,9 +14,10 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
+from memcg_inspect.escape import printable
 from memcg_inspect.model import Memcg, Unit, counted, first_of
 from memcg_inspect.render.report import evidence_text, head_lines
-from memcg_inspect.render.text import Output, printable, rounded, size
+from memcg_inspect.render.text import Output, rounded, size
 from memcg_inspect.render.typed import Typed
 from memcg_inspect.report import Diagnosis, Finding, Report, Row
 from memcg_inspect.report_tables import effects_answer

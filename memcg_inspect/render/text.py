@@ -16,6 +16,7 @@ from rich.cells import cell_len, set_cell_size
 from rich.console import Console
 from rich.text import Text
 
+from memcg_inspect.escape import printable
 from memcg_inspect.model import NUMA_NO_NODE, Coverage, counted
 from memcg_inspect.render.fitting import Fit, fitted, short_paths
 from memcg_inspect.tables import AMOUNTS, Answer, Column, ColumnType, NotRead, Table, Value
@@ -26,7 +27,6 @@ __all__ = (
     "answer_lines",
     "coverage_lines",
     "make_output",
-    "printable",
     "rounded",
     "scripted",
     "signed",
@@ -50,23 +50,6 @@ _STATUS_STYLES = {
 
 #: The least number of bytes that is rounded.
 _LEAST_ROUNDED = 10 << 10
-
-
-def printable(text: str) -> str:
-    """
-    Escape the characters of a text that are not printable.
-
-    Users of the machine choose the names of cgroups, caches and tasks. These may contain control
-    sequences for terminals.
-    """
-    return "".join(c if c.isprintable() else _escaped(c) for c in text)
-
-
-def _escaped(char: str) -> str:
-    code = ord(char)
-    if code < 0x100:
-        return f"\\x{code:02x}"
-    return f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
 
 
 def amount(value: int | None) -> str:

@@ -21,13 +21,14 @@ from memcg_inspect.linux.mm.memcontrol_vmstats import ByCpu, StatReader, event_s
 from memcg_inspect.model import Memcg, Stat
 from memcg_inspect.tables import (
     Answer,
+    Choice,
     Field,
     MemcgAddress,
     NotRead,
     Table,
     Value,
     columns_of,
-    matches,
+    with_subtrees,
 )
 from memcg_inspect.views.payers import Payers
 from memcg_inspect.views.view import Argument, View
@@ -70,20 +71,21 @@ _NO_COUNTER = NotRead("its counter, or that of a memcg below it, is not in the i
 _NO_CHANGES = NotRead("the number of changes is not in the image")
 
 
-def drift(image: Image, show_all: bool = False, memcg: str | None = None) -> Answer:
+def drift(image: Image, show_all: bool = False, choice: Choice | None = None) -> Answer:
     """
     Return the counters of memcgs that are not exact, and their errors.
 
     :param show_all: whether to include exact counters
-    :param memcg: a path, a shell pattern for paths, or an address; ``None`` for all
+    :param choice: which memcgs to show; ``None`` for all
     """
     info, payers = image_info(image), Payers(image)
+    choice = with_subtrees(choice or Choice(), payers.memcgs.values())
     view = _Drift(image, payers)
     rows: list[DriftRow] = []
     same = 0
     lines = [line for line in stat_lines(image) if line.in_stat and len(line.items) == 1]
     for one in payers.memcgs.values():
-        if memcg is not None and not matches(memcg, one.path, one.address):
+        if not choice.has(one.path, one.address):
             continue
         for row in view.rows(one, lines):
             if show_all or row.error != 0:
@@ -183,7 +185,7 @@ class _Drift:
 
 
 def _run(image: Image, args: Namespace) -> Answer:
-    return drift(image, args.all, args.memcg)
+    return drift(image, args.all, Choice(args.memcg or (), subtree=args.subtree))
 
 
 VIEW = View(

@@ -574,7 +574,7 @@ def _run(image: Image, args: Namespace) -> Answer:
     answer = dying(image, args.files)
     if args.json or args.scripted:
         return answer
-    chosen = args.each or args.fields or args.memcg is not None or args.node is not None
+    chosen = args.each or args.fields or args.memcg or args.node
     first = {table.name: table for table in answer.tables}
     sort = (args.sort or "").partition(":")[0]
     if chosen or (sort and not first["summary"].has(sort)):

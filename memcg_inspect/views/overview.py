@@ -248,7 +248,7 @@ def _notes(snapshot: Snapshot, rows: Sequence[OverviewRow], by_node: bool) -> It
 
 
 def _run(image: Image, args: Namespace) -> Answer:
-    return overview(image, args.by_node or args.node is not None)
+    return overview(image, args.by_node or bool(args.node))
 
 
 VIEW = View(

@@ -4,44 +4,58 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from difflib import get_close_matches
 
 from memcg_inspect.image.image import Image
 from memcg_inspect.linux.mm.memcontrol import read_memcgs, read_objcgs, recover_objcgs
 from memcg_inspect.linux.mm.mmzone import online_nodes
 from memcg_inspect.model import Coverage, Memcg, Objcg
-from memcg_inspect.tables import Choice, NotRead, UsageError, Value, as_path, matches
+from memcg_inspect.tables import (
+    Choice,
+    NotRead,
+    UsageError,
+    Value,
+    as_path,
+    matches,
+    with_subtrees,
+)
 
-__all__ = ("Payers", "check_choice")
+__all__ = ("Payers", "checked_choice")
 
 
 _MOST_EXAMPLES = 12
 _NO_NAME = "''"
 
 
-def check_choice(image: Image, choice: Choice) -> None:
+def checked_choice(image: Image, choice: Choice) -> Choice:
     """
-    Check that the memcg and the node that the user asks for exist.
+    Check that the memcgs and the nodes that the user asks for exist.
 
     Otherwise a misspelled name would look like a memcg without memory.
 
+    :return: the choice, with the memcgs below those that the user asks for, if they are wanted
     :raises UsageError: if one does not exist
     """
-    if choice.node is not None and choice.node not in (nodes := online_nodes(image)):
-        some = ", ".join(map(str, nodes))
-        raise UsageError(f"there is no node {choice.node}; there are: {some}")
-    if choice.memcg is None:
-        return
+    for nid in choice.nodes:
+        if nid not in (nodes := online_nodes(image)):
+            some = ", ".join(map(str, nodes))
+            raise UsageError(f"there is no node {nid}; there are: {some}")
+    if not choice.memcgs:
+        return choice
     coverage = Coverage()
     memcgs = read_memcgs(image, coverage, coverage).values()
-    if not coverage.unreadable and not any(
-        matches(choice.memcg, memcg.path, memcg.address) for memcg in memcgs
-    ):
-        raise _no_memcg(choice.memcg, memcgs)
+    for wanted in choice.memcgs:
+        if not coverage.unreadable and not _matching(wanted, memcgs):
+            raise _no_memcg(wanted, memcgs)
+    return with_subtrees(choice, memcgs)
 
 
-def _no_memcg(wanted: str, memcgs: Iterable[Memcg]) -> UsageError:
+def _matching(wanted: str, memcgs: Iterable[Memcg]) -> list[Memcg]:
+    return [memcg for memcg in memcgs if matches(wanted, memcg.path, memcg.address)]
+
+
+def _no_memcg(wanted: str, memcgs: Collection[Memcg]) -> UsageError:
     paths = sorted({memcg.path for memcg in memcgs})
     near = get_close_matches(wanted, paths, n=_MOST_EXAMPLES)
     some = ", ".join([*near, *(path for path in paths if path not in near)][:_MOST_EXAMPLES])
@@ -111,14 +125,16 @@ class Payers:
 
         Removed memcgs may have the path of another memcg.
 
+        :param wanted: a path, a shell pattern that one path matches, or an address
         :raises UsageError: if there is none
         """
         wanted = as_path(wanted)
-        found = [
-            memcg
-            for memcg in self.memcgs.values()
-            if memcg.path == wanted or f"{memcg.address:#x}" == wanted.lower()
-        ]
+        matching = _matching(wanted, self.memcgs.values())
+        found = [memcg for memcg in matching if memcg.path == wanted] or matching
         if not found:
             raise _no_memcg(wanted, self.memcgs.values())
+        paths = sorted({memcg.path for memcg in found})
+        if len(paths) > 1:
+            some = ", ".join(paths[:_MOST_EXAMPLES])
+            raise UsageError(f"{len(paths)} memcgs match {wanted}; choose one, for example: {some}")
         return found

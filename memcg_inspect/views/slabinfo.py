@@ -390,7 +390,7 @@ def _node_rows(tally: _Tally) -> Iterator[NodeRow]:
 
 def _run(image: Image, args: Namespace) -> Answer:
     by = args.by and [*args.by, *narrowed_by(args)]
-    return slabinfo(image, args.by_node or args.node is not None, by)
+    return slabinfo(image, args.by_node or bool(args.node), by)
 
 
 VIEW = View(

@@ -18,14 +18,18 @@ from memcg_inspect.linux.mm.memcontrol_vmstats import StatReader, event_slots
 from memcg_inspect.model import Memcg
 from memcg_inspect.tables import Answer, Field, MemcgAddress, NotRead, Table, Value, columns_of
 from memcg_inspect.views.payers import Payers
-from memcg_inspect.views.view import Argument, View
+from memcg_inspect.views.view import ONE_MEMCG, Argument, View
 
 __all__ = ("VIEW", "StatRow", "stat")
 
 
 @dataclass(frozen=True)
 class StatRow:
-    """One line of ``memory.stat`` or ``memory.numa_stat``."""
+    """
+    One line of ``memory.stat`` or ``memory.numa_stat``.
+
+    With ``--subtree`` it includes the memcgs below, as the kernel's files do.
+    """
 
     memcg: Annotated[str, Field("memcg", "memcg of the counters", shown=False)]
     memcg_address: MemcgAddress
@@ -35,30 +39,41 @@ class StatRow:
         Field("node", "node, as in memory.numa_stat; none for the whole memcg", priority=9),
     ]
     unit: Annotated[str, Field("text", "bytes, or events: a count", priority=8)]
-    folded: Annotated[Value, Field("count", "value that a reader sees without a flush")]
+    folded: Annotated[
+        Value, Field("count", "what is folded; with --subtree, the value of the file")
+    ]
     pending: Annotated[
-        Value, Field("count", "changes not folded yet, of the memcg and its descendants")
+        Value,
+        Field("count", "changes not folded yet; with --subtree, those of the memcgs below, too"),
     ]
     exact: Annotated[
-        Value, Field("count", "sum of both: value of the file after a flush", priority=9)
+        Value,
+        Field(
+            "count",
+            "sum of both; with --subtree, the value of the file after a flush",
+            priority=9,
+        ),
     ]
 
 
-def stat(image: Image, memcg: str, show_all: bool = False) -> Answer:
+def stat(image: Image, memcg: str, show_all: bool = False, subtree: bool = True) -> Answer:
     """
-    Return the counters of a memcg and its descendants.
+    Return the counters of a memcg.
 
-    :param memcg: path or address
+    :param memcg: a path, a shell pattern that one path matches, or an address
     :param show_all: whether to include items that are 0 everywhere
+    :param subtree: whether to include the memcgs below it, as the kernel's files do. Those of a
+        removed memcg are included in any case.
     :raises UsageError: if there is no such memcg
     """
     info, payers = image_info(image), Payers(image)
     chosen, notes = _choose(payers, memcg)
+    whole = subtree or chosen.state == "dying"
     counters = _read(image, payers, chosen)
     rows: list[StatRow] = []
     hidden = 0
     for line in stat_lines(image):
-        found = list(_rows(line, chosen, counters, info.nodes))
+        found = list(_rows(line, chosen, counters, info.nodes, whole))
         if show_all or any(row.folded or row.pending or row.exact for row in found):
             rows += found
         else:
@@ -69,7 +84,13 @@ def stat(image: Image, memcg: str, show_all: bool = False) -> Answer:
         notes.append(f"{hidden} items that are 0 everywhere are left out; --all shows them.")
     if not on_default_hierarchy(image):
         notes.append("This is cgroup v1: names and items are those of cgroup v2.")
-    table = Table("stat", f"memory.stat of {chosen.path}", columns_of(StatRow), rows)
+    has_children = any(memcg.parent == chosen.address for memcg in payers.memcgs.values())
+    title = f"memory.stat of {chosen.path}"
+    if has_children:
+        title += " and the memcgs below it" if whole else " itself, without the memcgs below it"
+    if has_children and not whole:
+        notes.append("The kernel's file includes the memcgs below; --subtree does so, too.")
+    table = Table("stat", title, columns_of(StatRow), rows)
     return Answer("stat", info, (table,), dict(payers.coverage), tuple(notes))
 
 
@@ -115,10 +136,10 @@ def _subtree(payers: Payers, top: Memcg) -> Collection[int]:
 
 
 def _rows(
-    line: StatLine, memcg: Memcg, counters: Counters, nodes: tuple[int, ...]
+    line: StatLine, memcg: Memcg, counters: Counters, nodes: tuple[int, ...], whole: bool
 ) -> Iterator[StatRow]:
     for nid in (*((None,) if line.in_stat else ()), *(nodes if line.by_node else ())):
-        claim = _claim(line, memcg, counters, nid)
+        claim = _claim(line, memcg, counters, nid, whole)
         folded: Value = NotRead("its counter, or that of a memcg below it, is not in the image")
         pending = exact = folded
         if claim is not None:
@@ -136,11 +157,12 @@ def _rows(
 
 
 def _claim(
-    line: StatLine, memcg: Memcg, counters: Counters, nid: int | None
+    line: StatLine, memcg: Memcg, counters: Counters, nid: int | None, whole: bool
 ) -> CounterValue | None:
     folded = pending = 0
+    value = counters.hierarchical if whole else counters.own
     for item in line.items:
-        claim = counters.hierarchical(memcg.address, item, nid)
+        claim = value(memcg.address, item, nid)
         if claim is None:
             return None
         folded += claim.folded * line.scale
@@ -149,18 +171,23 @@ def _claim(
 
 
 def _run(image: Image, args: Namespace) -> Answer:
-    return stat(image, args.memcg_path, args.all)
+    return stat(image, args.memcg_path, args.all, args.subtree)
 
 
 VIEW = View(
     name="stat",
     help="memory.stat and memory.numa_stat of a memcg, exact as after a flush",
     description="Shows every item of memory.stat, for the memcg and for each node: what is "
-    "folded, what is pending, and the exact sum. Descendants of the memcg are included.",
+    "folded, what is pending, and the exact sum. Without --subtree, these are the parts of the "
+    "memcg itself, as in slabinfo and percpu. The kernel's files include the memcgs below.",
     run=_run,
     records=(StatRow,),
     arguments=(
-        Argument(("memcg_path",), {"metavar": "MEMCG", "help": "a path, or an address"}),
+        Argument(("memcg_path",), {"metavar": "MEMCG", "help": ONE_MEMCG}),
+        Argument(
+            ("--subtree",),
+            {"action": "store_true", "help": "include the memcgs below it, as the kernel does"},
+        ),
         Argument(
             ("--all",), {"action": "store_true", "help": "show items that are 0 everywhere, too"}
         ),

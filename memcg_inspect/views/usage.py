@@ -26,7 +26,7 @@ from memcg_inspect.tables import (
 from memcg_inspect.views.payers import Payers
 from memcg_inspect.views.stat import StatRow, stat
 from memcg_inspect.views.subtrees import KINDS, Subtrees
-from memcg_inspect.views.view import Argument, View
+from memcg_inspect.views.view import ONE_MEMCG, Argument, View
 
 __all__ = ("VIEW", "UsageRow", "usage")
 
@@ -210,6 +210,6 @@ VIEW = View(
     "memory.current is left, beside what a reader of memory.stat sees of each part.",
     run=_run,
     records=(UsageRow,),
-    arguments=(Argument(("memcg_path",), {"metavar": "MEMCG", "help": "a path, or an address"}),),
+    arguments=(Argument(("memcg_path",), {"metavar": "MEMCG", "help": ONE_MEMCG}),),
     choices=("sort", "fields"),
 )

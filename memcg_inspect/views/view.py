@@ -12,7 +12,10 @@ from memcg_inspect.image.image import Image
 from memcg_inspect.image.progress import interrupted_reason
 from memcg_inspect.tables import Answer, NotRead
 
-__all__ = ("Argument", "View", "by_argument", "interrupted", "narrowed_by", "named")
+__all__ = ("ONE_MEMCG", "Argument", "View", "by_argument", "interrupted", "narrowed_by", "named")
+
+#: Help of an argument that names one memcg.
+ONE_MEMCG = "a path, a shell pattern that one path matches, or an address"
 
 
 @dataclass(frozen=True)
@@ -39,7 +42,8 @@ class View:
         if it cannot answer
     :ivar records: classes of the rows of its tables
     :ivar arguments: arguments that only this view has
-    :ivar choices: which of ``memcg``, ``node``, ``sort``, ``fields`` and ``top`` apply to it
+    :ivar choices: which of ``memcg`` (with ``--subtree``), ``node``, ``sort``, ``fields`` and
+        ``top`` apply to it
     :ivar incomplete: meaning of exit status 3
     """
 
@@ -84,7 +88,7 @@ def narrowed_by(args: Namespace) -> Sequence[str]:
 
     Sums over memcgs have no memcg, so a view that sums up keeps these dimensions apart.
     """
-    return [name for name in ("memcg", "node") if getattr(args, name) is not None]
+    return [name for name in ("memcg", "node") if getattr(args, name)]
 
 
 def interrupted(answer: Answer) -> Answer:

@@ -13,8 +13,9 @@ from rich.cells import cell_len
 from support.printed import WIDE, findings_text, text
 from support.reports import ITEM, WEB, clean, more, report
 
+from memcg_inspect.escape import printable
 from memcg_inspect.model import Follows, counted
-from memcg_inspect.render.text import amount, printable, signed
+from memcg_inspect.render.text import amount, signed
 from memcg_inspect.report import Evidence, Moved, NotCovered, Report, RowStatus
 
 

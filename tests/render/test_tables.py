@@ -11,13 +11,16 @@ from types import SimpleNamespace
 from typing import Annotated
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from rich.cells import cell_len
 from rich.console import Console
 from support.printed import answer_text
 
-from memcg_inspect.model import NUMA_NO_NODE, Coverage, ImageInfo
+from memcg_inspect.escape import printable
+from memcg_inspect.model import NUMA_NO_NODE, Coverage, ImageInfo, Memcg
 from memcg_inspect.render.documents import answer_document, to_json
-from memcg_inspect.render.text import Output, answer_lines, make_output, printable, scripted
+from memcg_inspect.render.text import Output, answer_lines, make_output, scripted
 from memcg_inspect.tables import (
     Answer,
     Choice,
@@ -33,6 +36,8 @@ from memcg_inspect.tables import (
     choose,
     columns_of,
     largest,
+    matches,
+    with_subtrees,
 )
 
 
@@ -142,7 +147,7 @@ def test_sums_count_what_rows_have_in_common_once() -> None:
         [table] = largest(chosen, most).tables
         assert table.rest is not None
         assert table.rest.totals == {"bytes": rest}
-    below = choose(replace(answer(), tables=(nested,)), Choice(memcg="/[12]"))
+    below = choose(replace(answer(), tables=(nested,)), Choice(memcgs=["/[12]"]))
     assert below.tables[0].totals == {"bytes": 40}
 
 
@@ -207,12 +212,15 @@ ALL = Choice(fields=["all"])
     ("choice", "left"),
     [
         (ALL, [0, 1, 2, 3, 4]),
-        (ALL._replace(memcg="/b"), [1, 3]),
-        (ALL._replace(memcg="/b*"), [1, 2, 3]),
-        (ALL._replace(memcg="0xFFFF888000004000"), [3]),
-        (ALL._replace(memcg="/nowhere"), []),
-        (ALL._replace(node=1), [1, 2]),
-        (ALL._replace(node=1, memcg="/b"), [1]),
+        (ALL._replace(memcgs=["/b"]), [1, 3]),
+        (ALL._replace(memcgs=["/b*"]), [1, 2, 3]),
+        (ALL._replace(memcgs=["0xFFFF888000004000"]), [3]),
+        (ALL._replace(memcgs=["/nowhere"]), []),
+        (ALL._replace(nodes=[1]), [1, 2]),
+        (ALL._replace(nodes=[1], memcgs=["/b"]), [1]),
+        (ALL._replace(nodes=[1, 0]), [0, 1, 2]),
+        (ALL._replace(memcgs=["/a", "/b"]), [0, 1, 3]),
+        (ALL._replace(memcgs=["/a"], below=frozenset({0xFFFF888000004000})), [0, 3]),
         # amounts: largest first; what has none, last
         (ALL._replace(sort="bytes"), [1, 0, 4, 3, 2]),
         (ALL._replace(sort="bytes:asc"), [3, 4, 0, 1, 2]),
@@ -221,6 +229,26 @@ ALL = Choice(fields=["all"])
 )
 def test_rows_are_chosen(choice: Choice, left: list[int]) -> None:
     assert choose(answer(), choice).tables[0].rows == [ROWS[i] for i in left]
+
+
+@given(st.text(st.characters(exclude_characters="*?[")))
+def test_a_name_can_be_given_as_it_is_shown(name: str) -> None:
+    path = f"/{name}"
+    for written in (path, printable(path), f"{printable(path)}*"):
+        assert matches(written, path, None)
+
+
+def test_memcgs_below_are_those_of_the_tree() -> None:
+    """A removed memcg may have the path of another one, which has children of its own."""
+    there = {1: ("/", None), 2: ("/a", 1), 3: ("/a/b", 2), 4: ("/ab", 1), 5: ("/a", 1),
+             6: ("/a/b", 5), 7: ("/a/b/c", 6)}  # fmt: skip
+    memcgs = [Memcg(at, path, 1, "online", parent, at) for at, (path, parent) in there.items()]
+    for wanted, found in (("/a", {2, 3, 5, 6, 7}), ("0x5", {5, 6, 7}), ("/", {*there}),
+                          ("*/b", {3, 6, 7})):  # fmt: skip
+        choice = with_subtrees(Choice([wanted], subtree=True), memcgs)
+        assert choice.below == found
+        assert {at for at, (path, _) in there.items() if choice.has(path, at)} == found
+        assert with_subtrees(Choice([wanted]), memcgs).below == frozenset()
 
 
 def test_what_a_choice_has_no_say_in_is_told() -> None:
@@ -232,19 +260,19 @@ def test_what_a_choice_has_no_say_in_is_told() -> None:
     empty = replace(plain, rows=())
     made = replace(answer(), tables=(table, machine, removed, plain, parts, empty), notes=("said",))
     assert choose(made, Choice()).notes == ("said",)
-    assert choose(made, Choice(memcg="/a")).notes == (
+    assert choose(made, Choice(memcgs=["/a"])).notes == (
         "said",
         '"of nodes" and "parts" and "by part" show the whole machine: --memcg does not apply to '
         "them.",
     )
     # Two rows of the first table are on no node, one of them of /b.
-    assert choose(made, Choice(node=1)).notes == (
+    assert choose(made, Choice(nodes=[1])).notes == (
         "said",
         '"removed" and "parts" show all nodes: --node does not apply to them.',
         "2 rows that belong to no node are left out.",
     )
     made = replace(made, tables=(table, removed))
-    assert choose(made, Choice(node=1, memcg="/b")).notes == (
+    assert choose(made, Choice(nodes=[1], memcgs=["/b"])).notes == (
         "said",
         '"removed" shows all nodes: --node does not apply to it.',
         "1 row that belongs to no node is left out.",
@@ -271,7 +299,7 @@ def test_total_of_what_does_not_apply_is_none() -> None:
 
 
 def test_columns_are_chosen() -> None:
-    assert rows(Choice(fields=["bytes", "memcg"], node=0)) == [(1000, "/a")]
+    assert rows(Choice(fields=["bytes", "memcg"], nodes=[0])) == [(1000, "/a")]
     default = choose(answer(), Choice()).tables[0]
     assert [column.name for column in default.columns] == [
         "memcg",
@@ -313,14 +341,14 @@ def test_parts_on_nodes_are_chosen() -> None:
     columns = (Column("size", "bytes", ""), Column("node_0", "bytes", ""))
     rows = ((8, 0), (16, 64), (24, NotRead("the page is gone")), (32, None))
     made = Answer("test", answer().image, (table_of("parts", "parts", columns, *rows),))
-    assert [row.size for row in choose(made, Choice(node=0)).tables[0].rows] == [16, 24]
+    assert [row.size for row in choose(made, Choice(nodes=[0])).tables[0].rows] == [16, 24]
 
 
 def test_no_rows_of_some_memcg_are_not_no_rows() -> None:
     empty = Table("stock", "stocks", COLUMNS, (), empty="all stocks are empty")
     full = replace(empty, rows=ROWS)
     made = replace(answer(), tables=(empty, full))
-    one, other = choose(made, Choice(memcg="/idle", node=3)).tables
+    one, other = choose(made, Choice(memcgs=["/idle"], nodes=[3])).tables
     assert (one.empty, other.rows) == ("all stocks are empty", [])
     assert "stocks: nothing of memcg /idle on node 3" in shown(replace(made, tables=(other,)))
 
@@ -335,7 +363,7 @@ def test_tables_without_the_fields_are_left_out() -> None:
 
 
 def test_totals_are_of_the_chosen_rows() -> None:
-    made = choose(answer(), Choice(memcg="/b")).tables[0]
+    made = choose(answer(), Choice(memcgs=["/b"])).tables[0]
     assert (len(made.rows), made.totals) == (2, {"bytes": 3000})
     # a sum of which a part is not known is not known
     assert choose(answer(), Choice()).tables[0].totals == {"bytes": NotRead("the page is gone")}
@@ -370,7 +398,7 @@ def test_for_scripts() -> None:
 
 
 def test_tables_for_scripts_are_told_apart() -> None:
-    made = choose(answer(), Choice(fields=["node"], memcg="/b"))
+    made = choose(answer(), Choice(fields=["node"], memcgs=["/b"]))
     (table,) = made.tables
     empty = replace(table, rows=())
     made = replace(made, tables=(table, empty, table))

@@ -253,7 +253,7 @@ def test_what_a_module_planted(lab: Lab, kernel: str, tmp_path: Path) -> None:
 
 def test_choice_of_memcg_and_node(lab: Lab) -> None:
     answer = slabinfo(image_of(lab.image("7.3", "4", "mixed").program()), by_node=True)
-    chosen = choose(answer, Choice(memcg="/files/*", node=2, fields=["all"]))
+    chosen = choose(answer, Choice(memcgs=["/files/*"], nodes=[2], fields=["all"]))
     assert {row["memcg"] for row in rows(chosen)} == {
         f"/files/{name}" for name in ("build", "db", "mail", "web")
     }

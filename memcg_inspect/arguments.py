@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+"""What the parsers of the command line and of ``%memcg`` in drgn have in common."""
+
+from __future__ import annotations
+
+from argparse import Action, ArgumentError, ArgumentParser, Namespace
+from collections.abc import Sequence
+from typing import Any
+
+__all__ = ("Parser",)
+
+#: Begins the names of attributes that hold what each parser was given, by argument.
+_GIVEN = "given to "
+
+
+class _Once(Action):
+    """Store a value. A second one would silently replace the first."""
+
+    def __call__(
+        self, parser: ArgumentParser, namespace: Namespace, values: Any, option: str | None = None
+    ) -> None:
+        if option is not None:  # None for positional arguments
+            given = _given(parser, namespace)
+            if self.dest in given:
+                raise _repeated(self)
+            given[self.dest] = self
+        setattr(namespace, self.dest, values)
+
+
+class _Each(Action):
+    """Add a value to the others."""
+
+    def __call__(
+        self, parser: ArgumentParser, namespace: Namespace, values: Any, option: str | None = None
+    ) -> None:
+        found = _given(parser, namespace).setdefault(self.dest, [])
+        found.append(values)
+        setattr(namespace, self.dest, found)
+
+
+def _given(parser: ArgumentParser, namespace: Namespace) -> dict[str, Any]:
+    given: dict[str, Any] = vars(namespace).setdefault(_GIVEN + parser.prog, {})
+    return given
+
+
+def _repeated(action: Action) -> ArgumentError:
+    return ArgumentError(action, "given more than once, but it takes one value")
+
+
+class Parser(ArgumentParser):
+    """A parser that refuses a second value of an option that takes one."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        for name in (None, "store"):
+            self.register("action", name, _Once)
+        self.register("action", "append", _Each)
+
+    def parse_args(  # type: ignore[override]
+        self, args: Sequence[str] | None = None, namespace: Namespace | None = None
+    ) -> Namespace:
+        """Parse arguments. Options before and after the command are options of both parsers."""
+        found = super().parse_args(args, namespace)
+        given = [vars(found).pop(name) for name in [*vars(found)] if name.startswith(_GIVEN)]
+        together: dict[str, Any] = {}
+        for name, value in (pair for of_parser in given for pair in of_parser.items()):
+            if name not in together:
+                together[name] = value
+            elif isinstance(value, list):
+                setattr(found, name, together[name] + value)
+            else:
+                self.error(str(_repeated(value)))
+        return found
