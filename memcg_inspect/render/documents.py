@@ -45,6 +45,7 @@ from memcg_inspect.report import (
 from memcg_inspect.tables import Answer, Column, NotRead, Table, Value
 
 __all__ = (
+    "PATHS",
     "SCHEMA",
     "SPARSE",
     "answer_document",
@@ -114,6 +115,14 @@ _NAMES = {
 SPARSE = frozenset({Evidence})
 
 
+#: Records that name memcgs: the attribute with addresses, and the field for their paths.
+PATHS: Mapping[type, tuple[str, str]] = {
+    Finding: ("memcg", "memcg_path"),
+    Evidence: ("memcg", "memcg_path"),
+    Diagnosis: ("memcgs", "memcg_paths"),
+}
+
+
 def to_json(document: Mapping[str, Any]) -> str:
     """Return a document as text in ASCII."""
     return json.dumps(document, indent=1) + "\n"
@@ -125,7 +134,8 @@ def report_document(report: Report, show_all: bool = False) -> dict[str, Any]:
 
     :param show_all: whether to include rows that are exact and all zero
     """
-    document = {"schema": SCHEMA, **_plain(report, Report)}
+    paths = {memcg.address: memcg.path for memcg in report.memcgs}
+    document = {"schema": SCHEMA, **_plain(report, Report, paths)}
     if show_all:
         document["rows"] = _plain(report.rows, tuple[Row, ...])
     return document
@@ -175,8 +185,12 @@ def without_none(hint: Any) -> tuple[Any, bool]:
     return rest[0], True
 
 
-def _plain(value: Any, hint: Any) -> Any:
-    """Return a value as lists, dicts, strings and numbers."""
+def _plain(value: Any, hint: Any, paths: Mapping[int, str] | None = None) -> Any:
+    """
+    Return a value as lists, dicts, strings and numbers.
+
+    :param paths: paths of memcgs, by address
+    """
     hint, _ = without_none(hint)
     if value is None:
         return None
@@ -185,16 +199,27 @@ def _plain(value: Any, hint: Any) -> Any:
             return f"{value:#x}"
         return None if value == NUMA_NO_NODE else value
     if is_record(hint):
-        return {
-            name: _plain(found, inner)
-            for name, attribute, inner in members(hint)
-            if (found := getattr(value, attribute)) is not None or hint not in SPARSE
-        }
+        document = {}
+        for name, attribute, inner in members(hint):
+            found = getattr(value, attribute)
+            if found is None and hint in SPARSE:
+                continue
+            document[name] = _plain(found, inner, paths)
+            if hint in PATHS and attribute == PATHS[hint][0]:
+                document[PATHS[hint][1]] = _path(found, paths or {})
+        return document
     if get_origin(hint) in (tuple, list):
-        return [_plain(item, get_args(hint)[0]) for item in value]
+        return [_plain(item, get_args(hint)[0], paths) for item in value]
     if get_origin(hint) is Mapping:
-        return {name: _plain(item, get_args(hint)[1]) for name, item in value.items()}
+        return {name: _plain(item, get_args(hint)[1], paths) for name, item in value.items()}
     return round(value, 6) if hint is float else value
+
+
+def _path(memcg: Any, paths: Mapping[int, str]) -> Any:
+    """Return the path of a memcg, or of each of several; ``None`` if there is none there."""
+    if isinstance(memcg, int) or memcg is None:
+        return None if memcg is None else paths.get(memcg)
+    return [paths.get(address) for address in memcg]
 
 
 def _table(table: Table) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, Literal, get_args, get_origin
 
 from memcg_inspect.model import Coverage, ImageInfo
-from memcg_inspect.render.documents import SCHEMA, SPARSE, is_record, members, without_none
+from memcg_inspect.render.documents import PATHS, SCHEMA, SPARSE, is_record, members, without_none
 from memcg_inspect.report import Report
 from memcg_inspect.tables import Column, ColumnType, columns_of
 
@@ -91,12 +91,16 @@ def _schema_of(hint: Any) -> dict[str, Any]:
 
 def _record_schema(record: type) -> dict[str, Any]:
     properties, required = {}, []
-    for name, _, hint in members(record):
+    for name, attribute, hint in members(record):
         rest, is_optional = without_none(hint)
         is_left_out = is_optional and record in SPARSE
         properties[name] = _schema(rest if is_left_out else hint)
         if not is_left_out:
             required.append(name)
+        if record in PATHS and attribute == PATHS[record][0]:
+            path = {"type": ["string", "null"]}
+            is_one = PATHS[record][1] == "memcg_path"
+            properties[PATHS[record][1]] = path if is_one else {"type": "array", "items": path}
     return {"type": "object", "properties": properties, "required": required}
 
 

@@ -116,6 +116,29 @@ def test_removed_memcgs_share_paths_and_not_addresses() -> None:
     assert memcgs[f"{WEB:#x}"]["parent"] == f"{ROOT:#x}"
 
 
+def test_paths_are_beside_addresses_of_memcgs() -> None:
+    made = document(diagnosed())
+    paths = {memcg["address"]: memcg["path"] for memcg in made["memcgs"]}
+    seen = 0
+    for record in (*made["findings"], *made["diagnoses"]):
+        for one in (record, *record["evidence"]):
+            if "memcgs" in one:
+                assert one["memcg_paths"] == [paths[memcg] for memcg in one["memcgs"]]
+            assert ("memcg" in one) == ("memcg_path" in one)
+            if "memcg" in one:
+                assert one["memcg_path"] == paths.get(one["memcg"])
+            seen += "memcg" in one or "memcgs" in one
+    assert seen >= 3
+
+
+def test_a_memcg_that_is_not_there_has_no_path() -> None:
+    made = report()
+    [finding] = made.findings
+    for memcg in (None, 0x1000):
+        changed = replace(made, findings=(replace(finding, memcg=memcg),))
+        assert document(changed)["findings"][0]["memcg_path"] is None
+
+
 def test_finding() -> None:
     [finding] = document(report())["findings"]
     assert finding["memcg"] == f"{WEB:#x}"
