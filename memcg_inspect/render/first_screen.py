@@ -130,8 +130,7 @@ def explained_lines(
         if items:
             output.line(title, "bold")
         for item in items:
-            for text in output.wrapped(f"  {item}", "    "):
-                output.line(text)
+            output.item(item, "  ")
         if items:
             output.line()
 

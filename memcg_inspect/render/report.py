@@ -179,11 +179,15 @@ def _findings(report: Report, output: Output) -> None:
     names = {memcg.address: memcg.path for memcg in report.memcgs}
     for number, finding in enumerate(report.findings, 1):
         about = f"{_name(names, finding.memcg)}: {finding.what}"
-        output.line(f"Finding {number}: ", "bold red", rest=about)
+        head = f"Finding {number}:"
+        first, *more = output.wrapped(f"{head} {about}", "  ", whole=True)
+        output.line(head, "bold red", first[len(head) :])
+        for line in more:
+            output.line(line)
         if finding.evidence:
             output.line(f"  {finding.evidence_is}{_order(finding.evidence)}:")
         for evidence in finding.evidence:
-            output.line("    " + evidence_text(evidence, names))
+            output.item(evidence_text(evidence, names), "    ")
         _not_listed(finding, output)
         output.line()
 
@@ -205,7 +209,7 @@ def _not_listed(finding: Finding, output: Output) -> None:
         tied = finding.evidence_tied or 0
         some = "all" if tied == more else f"{tied:,}"
         as_likely = f", {some} of them as likely as the last one listed" if tied else ""
-        output.line(f"    and {more:,} more{as_likely}")
+        output.item(f"and {more:,} more{as_likely}", "    ")
 
 
 def _name(names: Mapping[int, str], address: int | None) -> str:

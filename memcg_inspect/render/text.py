@@ -10,9 +10,9 @@ untrusted input: every control character in them is escaped.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from rich.cells import cell_len, set_cell_size
+from rich.cells import cell_len, chop_cells, set_cell_size
 from rich.console import Console
 from rich.text import Text
 
@@ -163,7 +163,9 @@ class Output:
         tail = set_cell_size(text[::-1], room - cell_len(head)).rstrip()[::-1]
         return head + self._ellipsis + tail
 
-    def wrapped(self, text: str, indent: str = "", most: int | None = None) -> list[str]:
+    def wrapped(
+        self, text: str, indent: str = "", most: int | None = None, whole: bool = False
+    ) -> list[str]:
         """
         Return lines that fit on the terminal, broken at spaces only.
 
@@ -171,6 +173,7 @@ class Output:
 
         :param indent: begins the lines after the first one
         :param most: number of lines; what is more is left out, and an ellipsis in its place
+        :param whole: whether to break words that are too wide instead
         """
         text = printable(text)
         if self._width is None:
@@ -179,8 +182,8 @@ class Output:
         start = len(text) - len(text.lstrip(" "))
         lines, line = [], text[:start]
         is_empty = True
-        for word in text[start:].split(" "):
-            word = self.elided(word, room - max(cell_len(indent), start))
+        widest = room - max(cell_len(indent), start)
+        for word in self._narrow(text[start:].split(" "), widest, whole):
             if not is_empty and cell_len(line) + 1 + cell_len(word) > room:
                 lines.append(line.rstrip())
                 line, is_empty = indent, True
@@ -193,6 +196,14 @@ class Output:
         while " " in last.strip() and cell_len(last) > wide:
             last = last[: last.rindex(" ")]
         return [*lines[: most - 1], f"{self.elided(last, wide)} {self._ellipsis}"]
+
+    def _narrow(self, words: Iterable[str], widest: int, whole: bool) -> Iterator[str]:
+        """Return words that are not too wide: without their middle, or whole, in pieces."""
+        for word in words:
+            if whole and cell_len(word) > widest:
+                yield from chop_cells(word, widest)
+            else:
+                yield self.elided(word, widest)
 
     def _styled(self, text: str, style: str) -> str:
         if not style or self._console.color_system is None:
@@ -214,6 +225,15 @@ class Output:
         self.line(text if is_split else first, style, first[len(text) :] if is_split else "")
         for line in more:
             self.line(line, "" if rest else style)
+
+    def item(self, text: str, indent: str) -> None:
+        """
+        Add a line of a list. If the terminal has too few columns for it, the rest hangs.
+
+        :param indent: begins the first line
+        """
+        for line in self.wrapped(indent + text, f"{indent}  ", whole=True):
+            self.line(line)
 
     def table(self, table: Table, choosable: bool = True) -> None:
         """

@@ -307,6 +307,16 @@ def test_hostile_names_are_escaped(name: str) -> None:
     hostile.encode()
 
 
+@pytest.mark.parametrize("width", [40, 80, 120])
+def test_findings_fit_the_terminal(width: int) -> None:
+    made = report(path="/kubepods.slice/" + "long-name-" * 20, note="word " * 50)
+    shown, wide = (findings_text(made, w).partition("Finding 1:")[2] for w in (width, None))
+    assert max(map(cell_len, shown.splitlines())) <= width
+    assert "".join(shown.split()) == "".join(wide.split())
+    assert "\n    0xffff888000f00000" in shown
+    assert "\n      " in shown
+
+
 def test_very_long_names_are_shown_in_full() -> None:
     name = "/" + "abcdefghi-" * 200
     shown = text(report(path=name, name=name), width=120)
