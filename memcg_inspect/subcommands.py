@@ -220,9 +220,23 @@ def _add_formats(parser: ArgumentParser) -> None:
     )
     formats.add_argument(
         "--scripted",
-        action="store_true",
+        action="store_const",
+        const="tabs",
         help="print exact values separated by tabs, without headings; an empty line separates "
         "tables",
+    )
+    formats.add_argument(
+        "--csv",
+        dest="scripted",
+        action="store_const",
+        const="csv",
+        help="print exact values as CSV (RFC 4180), below a line with the names of the fields; "
+        "an empty line separates tables",
+    )
+    parser.add_argument(
+        "--header",
+        action="store_true",
+        help="with --scripted: print a line with the names of the fields above each table",
     )
 
 
@@ -249,15 +263,19 @@ def check_arguments(args: Namespace) -> None:
     choice = _choice(args)
     if choice.subtree and not choice.memcgs:
         raise UsageError("--subtree needs --memcg")
+    if args.header and not args.scripted:
+        raise UsageError("--header needs --scripted")
     if args.view is not None:
         check_fields(columns(args.view.name), choice)
         if getattr(args, "top", None) and (args.json or args.scripted):
-            raise UsageError("--top cannot be combined with --json or --scripted: they list all")
+            raise UsageError(
+                "--top cannot be combined with --json, --scripted or --csv: they list all"
+            )
     elif args.explain is not None:
         check_fields(columns_of(EffectRow), choice)
     elif args.table is None:
         if args.scripted or choice != Choice():
-            options = ", ".join(f"--{name}" for name in (*_CHOICES, "scripted"))
+            options = ", ".join(f"--{name}" for name in (*_CHOICES, "scripted", "csv"))
             tables = ", ".join(f"--{name}" for name in TABLES)
             raise UsageError(f"{options} need one of {tables}")
     else:
@@ -325,7 +343,7 @@ def _text(result: Report | Answer, args: Namespace, typed: Typed) -> str:
         first_screen,
     )
     from memcg_inspect.render.report import findings_lines, report_lines
-    from memcg_inspect.render.text import answer_lines, make_output, scripted
+    from memcg_inspect.render.text import answer_lines, as_csv, make_output, scripted
 
     output = make_output(args.exact)
     if isinstance(result, Report):
@@ -340,7 +358,7 @@ def _text(result: Report | Answer, args: Namespace, typed: Typed) -> str:
         else:
             first_screen(result, output, typed, args.exact)
     elif args.scripted or result.text is not None:
-        return scripted(result)
+        return as_csv(result) if args.scripted == "csv" else scripted(result, args.header)
     else:
         top = getattr(args, "top", None)
         answer_lines(largest(result, _MOST_ROWS if top is None else top), output)

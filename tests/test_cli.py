@@ -208,9 +208,22 @@ def test_wrong_arguments(args: str, why: str) -> None:
 
 
 def test_options_that_need_a_table() -> None:
-    for words in (["--sort", "name"], ["--scripted"], ["--memcg", "/"], ["--fields", "all"]):
+    for words in (
+        ["--sort", "name"],
+        ["--scripted"],
+        ["--csv"],
+        ["--memcg", "/"],
+        ["--fields", "all"],
+    ):
         said = "need one of --diagnoses, --findings, --identities, --rows, --skew"
         assert said in refused("audit", *words)
+
+
+def test_a_header_of_nothing() -> None:
+    assert refused("stock", "--header") == "memcg-inspect: --header needs --scripted"
+    assert "not allowed with" in refused("stock", "--csv", "--json")
+    assert "not allowed with" in refused("stock", "--csv", "--scripted")
+    assert "they list all" in refused("slabinfo", "--csv", "--top", "3")
 
 
 def test_memcgs_below_none() -> None:

@@ -8,6 +8,7 @@ a vmcore says what whoever wrote it wants.
 
 from __future__ import annotations
 
+import csv
 import logging
 from collections.abc import Callable, Iterator
 from itertools import cycle
@@ -138,7 +139,12 @@ def test_every_command(said: Callable[..., str], command: str) -> None:
     assert harmless(said(*words))
     assert harmless(said(*words, "--json"))
     table = ["--rows"] if command == "audit" else []
-    assert harmless(said(*words, *table, "--scripted"), "\t")
+    assert harmless(said(*words, *table, "--scripted", "--header"), "\t")
+    text = said(*words, *table, "--csv")
+    assert harmless(text)
+    for block in text.split("\n\n"):
+        header, *lines = csv.reader(block.splitlines())
+        assert {len(line) for line in lines} <= {len(header)}
 
 
 @pytest.mark.image

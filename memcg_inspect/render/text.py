@@ -10,6 +10,8 @@ untrusted input: every control character in them is escaped.
 
 from __future__ import annotations
 
+import csv
+import io
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from rich.cells import cell_len, chop_cells, set_cell_size
@@ -25,6 +27,7 @@ __all__ = (
     "Output",
     "amount",
     "answer_lines",
+    "as_csv",
     "coverage_lines",
     "make_output",
     "rounded",
@@ -381,23 +384,42 @@ def coverage_lines(coverage: Mapping[str, Coverage], output: Output) -> None:
                 output.paragraph(text, "", "  ")
 
 
-def scripted(answer: Answer) -> str:
+def scripted(answer: Answer, header: bool = False) -> str:
     """
-    Return rows for scripts: exact values separated by tabs, without headings.
+    Return rows for scripts: exact values separated by tabs.
 
     An empty line separates two tables, whether they have rows or not. The text of an answer that
     has one is returned as it is.
+
+    :param header: whether the names of the columns are above each table
     """
     if answer.text is not None:
         return "".join(f"{printable(line)}\n" for line in answer.text.splitlines())
-    return "\n".join(_lines(table) for table in answer.tables)
-
-
-def _lines(table: Table) -> str:
-    return "".join(
-        "\t".join(_exact(column, column.value(row)) for column in table.columns) + "\n"
-        for row in table.rows
+    return "\n".join(
+        "".join("\t".join(line) + "\n" for line in _exact_lines(table, header))
+        for table in answer.tables
     )
+
+
+def as_csv(answer: Answer) -> str:
+    """
+    Return rows as CSV: exact values below the names of the columns.
+
+    Values are those of :func:`scripted`. An empty line separates two tables.
+    """
+    out = io.StringIO()
+    for number, table in enumerate(answer.tables):
+        if number:
+            out.write("\n")
+        csv.writer(out, lineterminator="\n").writerows(_exact_lines(table, header=True))
+    return out.getvalue()
+
+
+def _exact_lines(table: Table, header: bool) -> Iterator[list[str]]:
+    if header:
+        yield [column.name for column in table.columns]
+    for row in table.rows:
+        yield [_exact(column, column.value(row)) for column in table.columns]
 
 
 def _exact(column: Column, value: Value) -> str:

@@ -324,7 +324,8 @@ def _run(image: Image, args: Namespace) -> Answer:
             )
         if as_proc and (args.fields or args.sort or args.json or args.scripted):
             raise UsageError(
-                "--format proc cannot be combined with --fields, --sort, --json or --scripted"
+                "--format proc cannot be combined with --fields, --sort, --json, --scripted or "
+                "--csv"
             )
         return allocinfo_overhead(image) if args.overhead else allocinfo_proc(image)
     if args.by or of:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import csv
 import io
 import json
 from collections.abc import Sequence
@@ -11,7 +12,7 @@ from types import SimpleNamespace
 from typing import Annotated
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from rich.cells import cell_len
 from rich.console import Console
@@ -20,7 +21,7 @@ from support.printed import answer_text
 from memcg_inspect.escape import printable
 from memcg_inspect.model import NUMA_NO_NODE, Coverage, ImageInfo, Memcg
 from memcg_inspect.render.documents import answer_document, to_json
-from memcg_inspect.render.text import Output, answer_lines, make_output, scripted
+from memcg_inspect.render.text import Output, answer_lines, as_csv, make_output, scripted
 from memcg_inspect.tables import (
     Answer,
     Choice,
@@ -206,6 +207,54 @@ def scripted_rows(made: Answer) -> list[list[str]]:
 
 
 ALL = Choice(fields=["all"])
+#: Names that would break a table of text: none of them is in its way in CSV.
+ODD = (
+    "/a\nb",
+    '/"',
+    '/a","b',
+    "/,",
+    "/\x1b[2J",
+    "/\r\n",
+    "/'",
+    "/a\tb",
+    "/ ",
+    "/\udc80",
+    "/=1+1",
+    r"/\x0a",
+)
+
+
+def named(*paths: str) -> Answer:
+    return answer([replace(ROWS[0], memcg=path) for path in paths])
+
+
+@given(st.lists(st.text().map("/{}".format)))
+@example(list(ODD))
+def test_csv_is_read_back(paths: list[str]) -> None:
+    made = choose(named(*paths), ALL)
+    text = as_csv(replace(made, tables=made.tables * 2))
+    assert all(char == "\n" or char.isprintable() for char in text)
+    blocks = text.split("\n\n")
+    assert len(blocks) == 2
+    for block in blocks:
+        header, *lines = csv.reader(io.StringIO(block, newline=""))
+        assert header == [column.name for column in made.tables[0].columns]
+        found = [dict(zip(header, line, strict=True)) for line in lines]
+        assert [row["memcg"] for row in found] == [printable(path) for path in paths]
+        assert {row["bytes"] for row in found} <= {"1000"}
+        assert {row["memcg_address"] for row in found} <= {"0xffff888000001000"}
+
+
+def test_a_header_for_scripts() -> None:
+    made = choose(answer(), ALL)
+    head, rest = scripted(made, header=True).split("\n", 1)
+    assert head.split("\t") == [column.name for column in made.tables[0].columns]
+    assert rest == scripted(made)
+    two = scripted(replace(made, tables=made.tables * 2), header=True)
+    assert two == f"{head}\n{rest}\n{head}\n{rest}"
+    empty = choose(answer(()), ALL)
+    assert scripted(empty, header=True) == as_csv(empty).replace(",", "\t") == f"{head}\n"
+    assert scripted(empty) == ""
 
 
 @pytest.mark.parametrize(
