@@ -12,7 +12,7 @@ from drgn import Object
 from drgn.helpers.linux.mmzone import NODE_DATA
 from drgn.helpers.linux.percpu import per_cpu_ptr
 from support import diagnosing
-from support.cause_planters import each_percpu_size
+from support.cause_planters import PERCPU, each_percpu_size
 from support.diagnosing import Case, Result
 from support.guests import KERNELS, PERNODE_KERNELS, Lab
 from support.planting import Fault, Subject
@@ -55,11 +55,16 @@ def test_faults_of_kernels_that_count_by_node(lab: Lab, kernel: str) -> None:
     assert [(r.what, r.said) for r in results if not (r.named and r.alone)] == []
 
 
+@pytest.mark.parametrize(
+    "cause",
+    [c if c == "still-charged" else pytest.param(c, marks=pytest.mark.long) for c in PERCPU],
+)
 @pytest.mark.parametrize("kernel", ["7.3", *PERNODE_KERNELS[:1]])
-def test_percpu_allocations_of_every_size(lab: Lab, kernel: str) -> None:
+def test_percpu_allocations_of_every_size(lab: Lab, kernel: str, cause: str) -> None:
     """One of less than a page on each node is seen by other rows than one of several pages."""
     image = subject(lab, kernel)
-    chosen = [Case(planter, 0, "still-charged") for planter in each_percpu_size(image)]
+    planters = each_percpu_size(image, PERCPU[cause])
+    chosen = [Case(planter, 0, cause) for planter in planters]
     results = list(diagnosing.singles(image, chosen, 1))
     check_never_wrongly_sure(results)
     assert len(results) >= 8

@@ -11,7 +11,8 @@ from __future__ import annotations
 import random
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from typing import NamedTuple, TypeVar
+from functools import partial
+from typing import NamedTuple, Protocol, TypeVar
 
 from drgn import Object
 from drgn.helpers.linux.percpu import per_cpu_ptr
@@ -25,7 +26,7 @@ from memcg_inspect.linux.mm.zswap import ZswapEntry, ZswapReader
 from support.kernel_steps import Steps
 from support.planting import Fault, NoVictim, Planter, Subject
 
-__all__ = ("CAUSES", "each_percpu_size")
+__all__ = ("CAUSES", "PERCPU", "each_percpu_size")
 
 ITEMS = {True: "NR_SLAB_RECLAIMABLE_B", False: "NR_SLAB_UNRECLAIMABLE_B"}
 
@@ -51,6 +52,12 @@ class Target(NamedTuple):
 
 
 T = TypeVar("T")
+
+
+class OfAllocation(Protocol):
+    """Plants a fault of one percpu allocation, which is charged with so many bytes."""
+
+    def __call__(self, subject: Subject, number: int, /, area: PcpuArea, size: int) -> Fault: ...
 
 
 def chosen(path: str, some: list[T]) -> T:
@@ -98,15 +105,52 @@ def of_percpu(subject: Subject) -> Target:
     return Target(area.element, 0, area.objcg, path, None, size)
 
 
-def each_percpu_size(subject: Subject) -> list[Planter]:
-    """Return planters that clear the owner of one percpu allocation of each size."""
+def each_percpu_size(subject: Subject, plant: OfAllocation) -> list[Planter]:
+    """Return planters of faults of one percpu allocation of each size."""
     path, _ = subject.largest("percpu", "data")
+    return [
+        Planter(f"an allocation of {size} bytes", partial(plant, area=areas[-1], size=size))
+        for size, areas in sorted(allocations(subject, path).items())
+    ]
 
-    def of_size(size: int, area: PcpuArea) -> Planter:
-        what = Target(area.element, 0, area.objcg, path, None, size)
-        return Planter(f"no owner of an allocation of {size} bytes", lost(lambda _: what))
 
-    return [of_size(size, areas[-1]) for size, areas in sorted(allocations(subject, path).items())]
+def target_of(subject: Subject, area: PcpuArea, size: int) -> Target:
+    return Target(area.element, 0, area.objcg, subject.path(area.objcg), None, size)
+
+
+def percpu_lost(subject: Subject, _: int, area: PcpuArea, size: int) -> Fault:
+    """Clear the pointer to the owner of a percpu allocation."""
+    what = target_of(subject, area, size)
+    return lost(lambda _: what)(subject, 0)
+
+
+def percpu_moved(subject: Subject, _: int, area: PcpuArea, size: int) -> Fault:
+    """Change the pointer to the owner of a percpu allocation."""
+    what = target_of(subject, area, size)
+    return moved(lambda _: what)(subject, 0)
+
+
+def percpu_recharged(
+    subject: Subject, _: int, area: PcpuArea, size: int, times: int, references: int
+) -> Fault:
+    """Charge a percpu allocation once more, or once less, and count it so."""
+    reader, steps, what = (
+        PercpuReader(subject.image),
+        Steps(subject),
+        target_of(subject, area, size),
+    )
+    siblings = subject.snapshot.objcgs[area.objcg].siblings
+    if siblings:
+        of_nodes = reader.data_nodes(area) + reader.metadata_nodes(area)
+        parts = {siblings[nid]: part for nid, part in of_nodes.items()}
+    else:
+        parts = {area.objcg: size}
+    for objcg, part in parts.items():
+        nid = subject.snapshot.objcgs[objcg].nid
+        steps.charge_bytes(objcg, times * part, 0 if nid is None else nid)
+        steps.refer(objcg, references)
+    steps.count(what.path, "MEMCG_PERCPU_B", times * size)
+    return fault(steps, what)
 
 
 def of_zswap(subject: Subject) -> Target:
@@ -304,4 +348,12 @@ CAUSES: dict[str, tuple[Planter, ...]] = {
     # No row tells the stock of a CPU from its counters, so the stock is named beside this one.
     "counted-wrong": (Planter("slab bytes in a stock", in_object_stock, (64, -8)),),
     "overwritten": (Planter("counters that were overwritten", overwritten, (6, 5)),),
+}
+
+#: By cause: what plants it into one percpu allocation.
+PERCPU: dict[str, OfAllocation] = {
+    "still-charged": percpu_lost,
+    "object-owner": percpu_moved,
+    "charged-twice": partial(percpu_recharged, times=1, references=0),
+    "not-counted": partial(percpu_recharged, times=-1, references=0),
 }
