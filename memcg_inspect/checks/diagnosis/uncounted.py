@@ -24,8 +24,10 @@ __all__ = ("CAUSES", "uncounted")
 #: Name and meaning, for the list in ``docs/output.md`` (Markdown).
 CAUSES = {"uncounted-item": "the kernel charges memory and counts it for no memcg"}
 
-#: The fewest memcgs with such memory: the counter of one or two may have been overwritten.
-_FEWEST_MEMCGS = 3
+#: The fewest memcgs with such memory: the counter of one may have been overwritten.
+_FEWEST_MEMCGS = 2
+#: The fewest of which nothing else is an explanation.
+_FEWEST_TO_BE_SURE = 3
 _FUNCTIONS: Mapping[str, tuple[str, ...]] = {
     "NR_PAGETABLE": ("__pagetable_ctor", "pagetable_dtor"),
     "NR_KERNEL_STACK_KB": ("account_kernel_stack",),
@@ -40,21 +42,31 @@ def uncounted(rows: Sequence[Row], by_row: Mapping[RowKey, int]) -> list[Diagnos
     """
     Return a diagnosis for each counter that is 0 in all memcgs, although memory is charged.
 
+    It is sure only if the counter was read in all memcgs, and if it is the only such counter:
+    memory that is not in a dump may read as 0.
+
     :param rows: all rows of the report
     :param by_row: indices of findings by the row that they are about
     """
     of_item: defaultdict[tuple[str, str], list[Row]] = defaultdict(list)
     sums: defaultdict[str, list[Row]] = defaultdict(list)
+    unread: set[tuple[str, str]] = set()
     for row in rows:
-        if row.memcg is not None and row.hierarchy is not None:
+        if row.memcg is None:
+            continue
+        if row.claimed is None:
+            unread.add((row.identity, row.item))
+        elif row.hierarchy is not None:
             if row.identity == "hierarchy":
                 sums[row.item].append(row)
-            elif "folded" in (row.claimed or ()):
+            elif "folded" in row.claimed:
                 of_item[row.identity, row.item].append(row)
+    found = {key: some for key in of_item if (some := list(_unknown(of_item[key], by_row)))}
     return [
-        _diagnosis(item, unknown, [*unknown, *sums[item]], by_row)
-        for (_, item), some in of_item.items()
-        if (unknown := list(_unknown(some, by_row)))
+        _diagnosis(
+            some, [*some, *sums[key[1]]], by_row, is_read=key not in unread, is_only=len(found) == 1
+        )
+        for key, some in found.items()
     ]
 
 
@@ -68,22 +80,31 @@ def _unknown(rows: Sequence[Row], by_row: Mapping[RowKey, int]) -> Iterator[Row]
 
 
 def _diagnosis(
-    item: str, unknown: Sequence[Row], touched: Sequence[Row], by_row: Mapping[RowKey, int]
+    unknown: Sequence[Row],
+    touched: Sequence[Row],
+    by_row: Mapping[RowKey, int],
+    is_read: bool,
+    is_only: bool,
 ) -> Diagnosis:
     """
     Return the diagnosis of a counter.
 
     :param unknown: the rows with charges
     :param touched: these, and the rows of memcgs with their descendants
+    :param is_read: whether the counter of each memcg could be read
+    :param is_only: whether there is no other such counter
     """
+    item = unknown[0].item
     explained = {by_row[key]: row for row in touched if (key := row_key(row)) in by_row}
     amount = sum(row.difference or 0 for row in unknown)
     memcgs = len({row.memcg for row in unknown})
+    is_sure = is_read and is_only and memcgs >= _FEWEST_TO_BE_SURE
     return Diagnosis(
         cause="uncounted-item",
         what=f"no memcg counts {item}: {counted(-amount, unknown[0].unit)} of "
-        f"{counted(memcgs, 'memcgs')} are charged, and this counter is 0 in all memcgs",
-        confidence="only-explanation",
+        f"{counted(memcgs, 'memcgs')} are charged, and this counter is 0 in all memcgs"
+        + ("" if is_read else " that could be read"),
+        confidence="only-explanation" if is_sure else "likely",
         memcgs=(),
         nid=None,
         amount=amount,
