@@ -3,7 +3,7 @@
 Thousands of commands on damaged images.
 
 :func:`run` makes a batch of runs on one kind of image; scripts/fuzz makes as many as it is told to,
-and docs/reliability.md has the result. Results are kept in the cache by commit, so that runs that
+and docs/reliability.md has the result. Results are kept (:mod:`support.kept`), so that runs that
 were interrupted go on where they were.
 """
 
@@ -20,9 +20,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from operator import itemgetter
 from typing import Any, NamedTuple
 
-from labkit import parts
 from labkit.paths import cache_folder
-from labkit.store import write_atomically
+from support import kept
 from support.guests import ROOT, Lab
 
 #: Runs of a batch: a few minutes.
@@ -133,18 +132,15 @@ def batches(runs: int) -> list[tuple[Kind, int]]:
 
 
 def run(kind: Kind, lab: Lab, number: int) -> Batch:
-    """Return a batch of this commit; make its runs unless they are kept."""
-    commit, path = parts.commit(), None
-    if commit is not None:
-        path = cache_folder("fuzz", commit) / f"{kind.name.replace(' ', '-')}-{number}.json"
-        if path.exists():
-            name, command, results = json.loads(path.read_bytes())
-            return Batch(name, command, [Result(*result) for result in results])
-    # Other seeds at each commit; the same if a batch is repeated.
-    first = zlib.crc32(f"{commit} {kind.name} {number}".encode())
+    """Return a batch of this code; make its runs unless they are kept."""
+    found = kept.load("fuzz", f"{kind.name}-{number}")
+    if found is not None:
+        name, command, results = found
+        return Batch(name, command, [Result(*result) for result in results])
+    # Other seeds for other code; the same if a batch is repeated.
+    first = zlib.crc32(f"{kept.code()} {kind.name} {number}".encode())
     batch = fuzz(kind, lab, first, BATCH)
-    if path is not None:
-        write_atomically(path, json.dumps(batch).encode())
+    kept.keep("fuzz", f"{kind.name}-{number}", batch)
     return batch
 
 

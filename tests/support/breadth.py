@@ -3,12 +3,11 @@
 Healthy guests of many kinds: kernels, configurations, topologies and workloads.
 
 :func:`run` audits one of them; scripts/breadth runs all, and docs/reliability.md has the result.
-Results are kept in the cache by commit, so that a run that was interrupted goes on where it was.
+Results are kept (:mod:`support.kept`), so that a run that was interrupted goes on where it was.
 """
 
 from __future__ import annotations
 
-import json
 import re
 import tempfile
 import time
@@ -16,13 +15,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from labkit import dump, hotplug, kmodules, parts
+from labkit import dump, hotplug, kmodules
 from labkit.kernels import breadth_names, kernel
 from labkit.machine import Options
 from labkit.paths import cache_folder
-from labkit.store import write_atomically
 
 from memcg_inspect.model import counted
+from support import kept
 from support.guests import GuestImage
 
 KERNELS = ("6.1", "6.12", "7.2", "7.3")
@@ -185,16 +184,13 @@ def measure(name: str, configuration: Configuration) -> Result:
 
 
 def run(name: str, configuration: Configuration, again: bool = False) -> Result:
-    """Return the result of a guest at this commit; measure it unless it is kept."""
-    at, path = parts.commit(), None
-    if at is not None:
-        words = re.sub(r"\W+", "-", f"{name} {configuration.name}")
-        path = cache_folder("breadth", at) / f"{words}.json"
-        if path.exists() and not again:
-            return Result(*json.loads(path.read_bytes()))
+    """Return the result of a guest; measure it unless it is kept."""
+    guest = f"{name} {configuration.name}"
+    found = None if again else kept.load("breadth", guest)
+    if found is not None:
+        return Result(*found)
     result = measure(name, configuration)
-    if path is not None:
-        write_atomically(path, json.dumps(result).encode())
+    kept.keep("breadth", guest, result)
     return result
 
 

@@ -3,26 +3,21 @@
 The matrix of planted faults: every planter on every kind of image.
 
 :func:`run` plants into one kind of image; scripts/reliability runs all of them and writes
-docs/reliability.md. Results are kept in the cache by commit and kind, so that a run that was
+docs/reliability.md. Results are kept by kind (:mod:`support.kept`), so that a run that was
 interrupted goes on where it was.
 """
 
 from __future__ import annotations
 
-import json
 import re
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import product
-from pathlib import Path
 from typing import Any, Literal, NamedTuple
-
-from labkit import parts
-from labkit.paths import cache_folder
-from labkit.store import write_atomically
 
 from memcg_inspect.checks.registry import CHECKS
 from memcg_inspect.model import counted
+from support import kept
 from support.guests import GuestImage, Lab
 from support.planters import planters_of
 from support.planting import NoVictim, Planter, Subject, cancels, ended
@@ -166,30 +161,23 @@ def measure(kind: Kind, lab: Lab, every: int = 1) -> Results:
     return Results(kind, twin, len(report.rows), results, time.monotonic() - began, every)
 
 
-def _kept(kind: Kind, every: int, commit: str | None) -> Path | None:
-    name = f"{kind}.json" if every == 1 else f"{kind}-{every}.json"
-    return None if commit is None else cache_folder("reliability", commit) / name
-
-
 def run(kind: Kind, lab: Lab, every: int = 1, again: bool = False) -> Results:
     """
-    Return the results of a kind of image at this commit; measure them unless they are kept.
+    Return the results of a kind of image; measure them unless they are kept.
 
     Results of all faults are taken in place of those of some.
     """
-    commit = parts.commit()
     for each in () if again else (1, every):
-        path = _kept(kind, each, commit)
-        if path is not None and path.exists():
-            return _read(path, each)
-    results, path = measure(kind, lab, every), _kept(kind, every, commit)
-    if path is not None:
-        write_atomically(path, json.dumps(results[:-1]).encode())
+        found = kept.load("reliability", f"{kind}-{each}")
+        if found is not None:
+            return _read(found, each)
+    results = measure(kind, lab, every)
+    kept.keep("reliability", f"{kind}-{every}", results[:-1])
     return results
 
 
-def _read(path: Path, each: int) -> Results:
-    kind, twin, rows, results, seconds = json.loads(path.read_bytes())
+def _read(found: Any, each: int) -> Results:
+    kind, twin, rows, results, seconds = found
     return Results(Kind(*kind), twin, rows, [Result(*result) for result in results], seconds, each)
 
 
