@@ -3,19 +3,21 @@
 The campaign of diagnoses: every planter, alone and in pairs, and what the audit says of the cause.
 
 Planters change memory and know nothing of rows (:mod:`support.planting`). Here is what a diagnosis
-must say of each. :func:`run` plants into one image; scripts/diagnosis runs several and writes
-docs/diagnosis.md.
+must say of each. scripts/diagnosis runs all parts and writes docs/diagnosis.md. Results are kept
+(:mod:`support.kept`).
 """
 
 from __future__ import annotations
 
+import functools
 import random
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from memcg_inspect.checks.registry import CHECKS
 from memcg_inspect.report import Diagnosis, Report
-from support import cause_planters
+from support import cause_planters, kept
+from support.guests import Lab
 from support.planters import planters_of
 from support.planting import Fault, NoVictim, Planter, Subject
 
@@ -45,6 +47,8 @@ CAUSES = {
     "cached_stacks": "cached-stack",
     "alloc_tags": "call-site",
 }
+#: Pairs that are kept together.
+_PAIRS = 20
 #: Those of some planters, which differ from the others of their identity.
 BY_PLANTER = {
     "owner of an object": "object-owner",
@@ -192,9 +196,9 @@ def _paths(subject: Subject, case: Case) -> tuple[str, ...]:
     return case.planter.plant(subject, case.size).paths
 
 
-def pairs(subject: Subject, chosen: Sequence[Case], number: int) -> Iterator[Result]:
+def pairs(subject: Subject, chosen: Sequence[Case], number: int, seed: int = 1) -> Iterator[Result]:
     """Plant pairs of faults of different causes, always the same ones."""
-    chance = random.Random(1)
+    chance = random.Random(seed)
     for _ in range(number):
         one = chance.choice(chosen)
         other = chance.choice([case for case in chosen if case.cause != one.cause])
@@ -203,27 +207,73 @@ def pairs(subject: Subject, chosen: Sequence[Case], number: int) -> Iterator[Res
             yield result
 
 
+class Unit(NamedTuple):
+    """
+    A part of the campaign whose results are kept by themselves.
+
+    :ivar kernel: name of the kernel
+    :ivar case: the fault to plant, in words; empty for pairs
+    :ivar number: how many victims, or pairs
+    :ivar seed: of the choice of pairs
+    :ivar sizes: sizes of each planter
+    """
+
+    kernel: str
+    case: str
+    number: int
+    seed: int
+    sizes: int
+
+
 class Rates(NamedTuple):
-    """The outcome on one image."""
+    """
+    The outcome on one image.
+
+    :ivar left: parts that were not measured
+    """
 
     kernel: str
     singles: list[Result]
     pairs: list[Result]
+    left: int = 0
 
 
-def run(kernel: str, subject: Subject, sizes: int, victims: int, number: int) -> Rates:
-    """Run the campaign on one image."""
-    chosen = cases(subject, sizes)
-    return Rates(
-        kernel,
-        list(singles(subject, chosen, victims)),
-        list(pairs(subject, chosen, number)),
-    )
+@functools.cache
+def _subject(kernel: str) -> Subject:
+    return Subject(Lab().image(kernel, "4", "mixed").program())
 
 
-def document(some: Iterable[Rates]) -> str:
+def units(kernel: str, sizes: int, victims: int, number: int) -> list[Unit]:
+    """Return the parts of the campaign on one image."""
+    chosen = cases(_subject(kernel), sizes)
+    return [Unit(kernel, str(case), victims, 0, sizes) for case in chosen] + [
+        Unit(kernel, "", min(_PAIRS, number - start), start // _PAIRS + 1, sizes)
+        for start in range(0, number, _PAIRS)
+    ]
+
+
+def run(unit: Unit) -> list[Result]:
+    """Return the results of a part of the campaign; measure them unless they are kept."""
+    name = " ".join(map(str, unit))
+    found = kept.load("diagnosis", name)
+    if found is not None:
+        return [Result(*result) for result in found]
+    subject = _subject(unit.kernel)
+    chosen = cases(subject, unit.sizes)
+    if unit.case:
+        some = [case for case in chosen if str(case) == unit.case]
+        results = list(singles(subject, some, unit.number))
+    else:
+        results = list(pairs(subject, chosen, unit.number, unit.seed))
+    kept.keep("diagnosis", name, results)
+    return results
+
+
+def document(some: Iterable[Rates], commit: str, date: str) -> str:
     """Return the table of docs/diagnosis.md."""
     lines = [
+        f"commit {commit}, {date}",
+        "",
         f"{'kernel':11} {'faults':>6} {'cause first':>12} {'all right':>10} {'alone':>6} "
         f"{'pairs':>6} {'both':>5} {'alone':>6} {'wrongly sure':>13} {'slowest':>8}",
     ]
@@ -236,5 +286,6 @@ def document(some: Iterable[Rates]) -> str:
             f"{sum(r.named for r in one):10} {sum(r.named and r.alone for r in one):6} "
             f"{len(two):6} {both:5} {sum(r.named and r.alone for r in two):6} {wrong:13} "
             f"{max((r.seconds for r in (*one, *two)), default=0):6.2f} s"
+            + (f"  {rates.left} parts not measured yet" if rates.left else "")
         )
     return "\n".join(lines)
