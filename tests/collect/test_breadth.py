@@ -57,12 +57,12 @@ def test_no_finding_on_healthy_guests(kernel: str, configuration: Configuration)
 def test_document() -> None:
     known, other = ["pagetable", "NR_PAGETABLE", -1], ["slab", "NR_SLAB_RECLAIMABLE_B", -8]
     made = [
-        Result("7.2", "one node", "mixed", "exact", 1200, 1200, 0, [], "", 20.0),
-        Result("7.3", "one node", "mixed", "incomplete", 1300, 1299, 1, [], "", 20.0),
-        Result("7.3", "KFENCE", "mixed", "findings", 900, 899, 0, [["slab", "X", 8]], "", 20.0),
-        Result("6.18", "mixed", "mixed", "findings", 100, 98, 0, [known, known], "", 0.0),
-        Result("6.18", "pages", "pages", "findings", 100, 99, 0, [other], "", 0.0),
-        Result("6.16", "pages", "pages", "exact", 100, 100, 0, [], "", 0.0),
+        Result("7.2", "one node", "mixed", "exact", 1200, 1200, 0, [], 0, "", 20.0),
+        Result("7.3", "one node", "mixed", "incomplete", 1300, 1299, 1, [], 0, "", 20.0),
+        Result("7.3", "KFENCE", "mixed", "findings", 900, 899, 0, [["slab", "X", 8]], 0, "", 20.0),
+        Result("6.18", "mixed", "mixed", "findings", 100, 98, 0, [known, known], 2, "", 0.0),
+        Result("6.18", "pages", "pages", "findings", 100, 99, 0, [known, other], 1, "", 0.0),
+        Result("6.16", "pages", "pages", "exact", 100, 100, 0, [], 0, "", 0.0),
     ]
     text = document(made, "abc", "2026-01-02").splitlines()
     assert text[0] == "commit abc, 2026-01-02: 6 guests, 3,700 rows, 1 minutes"
@@ -74,5 +74,5 @@ def test_document() -> None:
     assert text[4].split("  ")[-1].strip() == "1,299, 1 not"
     assert text[5].split() == ["KFENCE", "mixed", "-", "1", "finding"]
     assert text[7].split() == ["kernel", "mixed", "pages"]
-    assert text[8].split() == ["6.18", "98", "1", "finding"]
+    assert text[8].split() == ["6.18", "98", "2", "findings"]
     assert text[9].split() == ["6.16", "-", "100"]

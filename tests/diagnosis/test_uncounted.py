@@ -3,45 +3,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
-from drgn import Object
-from drgn.helpers.linux.cpumask import for_each_possible_cpu
 from drgn.helpers.linux.mm import follow_phys, phys_to_virt
-from drgn.helpers.linux.percpu import per_cpu_ptr
 from support.guests import Lab
 from support.missing_pages import excluded
-from support.planting import Fault, Subject, Write
+from support.never_counted import arrays, never_counted
+from support.planting import Fault, Subject
 
-from memcg_inspect.image.image import image_of
-from memcg_inspect.linux.mm.memcontrol_vmstats import StatReader
 from memcg_inspect.report import Diagnosis, Report
 
 pytestmark = [pytest.mark.image, pytest.mark.newest_kernel]
-
-
-def arrays(subject: Subject, memcg: int) -> Iterator[tuple[Object, Object]]:
-    """Yield the counters of a memcg, and of its nodes: folded, and of CPUs."""
-    css = subject.object("struct mem_cgroup *", memcg)
-    yield css.vmstats, css.vmstats_percpu
-    for nid in subject.snapshot.image.nodes:
-        yield css.nodeinfo[nid].lruvec_stats, css.nodeinfo[nid].lruvec_stats_percpu
-
-
-def never_counted(subject: Subject, item: str) -> Fault:
-    """Set a counter of all memcgs to what it is if nothing was ever counted."""
-    slot = StatReader(image_of(subject.prog), [item]).slots[item]
-    writes: list[Write] = []
-    for memcg in subject.snapshot.memcgs:
-        for folded, of_cpus in arrays(subject, memcg):
-            names = ("state", "state_local", "state_pending")
-            words = [folded.member_(name)[slot] for name in names]
-            for cpu in for_each_possible_cpu(subject.prog):
-                part = per_cpu_ptr(of_cpus, cpu)
-                words += [part.state[slot], part.state_prev[slot]]
-            writes += [subject.put(word, 0) for word in words]
-    return Fault(tuple(writes), (), set())
 
 
 def hide(subject: Subject, memcg: int) -> None:

@@ -20,8 +20,9 @@ from labkit.kernels import breadth_names, kernel
 from labkit.machine import Options
 from labkit.paths import cache_folder
 
+from memcg_inspect.image.image import image_of
 from memcg_inspect.model import counted
-from support import kept
+from support import kept, kernel_faults
 from support.guests import GuestImage
 
 KERNELS = ("6.1", "6.12", "7.2", "7.3")
@@ -29,14 +30,6 @@ KERNELS = ("6.1", "6.12", "7.2", "7.3")
 OTHERS = tuple(breadth_names())
 #: Debian's archive has no modules of these: they have no disk to swap to, and no overlayfs.
 _WITHOUT_MODULES = ("6.19", "7.0", "7.1")
-#: Items that are wrong by a fault of the kernel itself (docs/kernels.md), and the sign of claimed
-#: less found.
-_SLAB = {"NR_SLAB_RECLAIMABLE_B": 1, "NR_SLAB_UNRECLAIMABLE_B": 1}
-FAULTS: Mapping[str, Mapping[str, int]] = {
-    "6.16": _SLAB,
-    "6.17": _SLAB,
-    "6.18": {**_SLAB, "NR_PAGETABLE": -1},
-}
 #: A word on the kernel's command line: the workload goes on when the guest is stopped.
 REPEAT = "lab.repeat"
 
@@ -110,6 +103,7 @@ class Result(NamedTuple):
     :ivar verdict: of the report
     :ivar rows: number of rows; *exact* of them are exact, *unverifiable* could not be verified
     :ivar findings: identity, item and difference of each
+    :ivar known: how many of them a fault of the kernel explains (:mod:`support.kernel_faults`)
     :ivar unknown: kernel parameters that the kernel does not know
     """
 
@@ -121,14 +115,14 @@ class Result(NamedTuple):
     exact: int
     unverifiable: int
     findings: list[list[Any]]
+    known: int
     unknown: str
     seconds: float
 
     @property
     def accused(self) -> bool:
         """Whether there are findings other than those of a fault of the kernel."""
-        faults = FAULTS.get(self.kernel, {})
-        return any(difference * faults.get(item, 0) <= 0 for _, item, difference in self.findings)
+        return self.known < len(self.findings)
 
 
 def pairs() -> list[tuple[str, Configuration]]:
@@ -163,6 +157,9 @@ def measure(name: str, configuration: Configuration) -> Result:
             hotplug.hotplugged(options, configuration.hotplug, core)
         image = GuestImage(core)
         report = image.report()
+        known = kernel_faults.explained(
+            name, report, kernel_faults.charges_of(image_of(image.program()))
+        )
         # A guest that is stopped under load says nothing.
         log = "".join(path.read_text() for path in image.guest.glob("*/dmesg"))
         image.remove()
@@ -178,6 +175,7 @@ def measure(name: str, configuration: Configuration) -> Result:
         statuses.count("exact"),
         statuses.count("unverifiable"),
         [[f.identity, f.item, f.difference] for f in report.findings],
+        len(known),
         unknown[1] if unknown else "",
         time.monotonic() - began,
     )
