@@ -109,6 +109,7 @@ class Field(NamedTuple):
     :ivar priority: a table that does not fit on the terminal leaves out the columns with the least
         of it first
     :ivar in_bytes: whether a difference is in bytes
+    :ivar shares: whether a terminal shows how much of the total each row has
     """
 
     type: ColumnType
@@ -118,6 +119,7 @@ class Field(NamedTuple):
     each: str | None = None
     priority: int = 5
     in_bytes: bool = False
+    shares: bool = False
 
 
 #: The priority of columns that the user has chosen, which are never left out.
@@ -140,6 +142,7 @@ class Column:
     :ivar key: key in that attribute, if the attribute is a mapping
     :ivar priority: see :class:`Field`; :data:`CHOSEN` for columns that are never left out
     :ivar in_bytes: whether a difference is in bytes
+    :ivar shares: whether a terminal shows how much of the total each row has
     """
 
     name: str
@@ -151,6 +154,7 @@ class Column:
     key: int | str | None = None
     priority: int = 5
     in_bytes: bool = False
+    shares: bool = False
 
     def value(self, record: object) -> Value:
         """Return the value of this column in a row."""
@@ -194,6 +198,7 @@ def columns_of(
             declared.total,
             priority=declared.priority,
             in_bytes=declared.in_bytes,
+            shares=declared.shares,
         )
         if declared.each is None:
             columns.append(column)
@@ -584,4 +589,4 @@ def _columns(table: Table, choice: Choice) -> tuple[Column, ...]:
         )
     every = list(fields) == ["all"]
     names = [column.name for column in table.columns] if every else filter(table.has, fields)
-    return tuple(replace(table.column(name), priority=CHOSEN) for name in names)
+    return tuple(replace(table.column(name), priority=CHOSEN, shares=False) for name in names)

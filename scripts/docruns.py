@@ -385,7 +385,9 @@ BLOCKS = {
     ),
     "dying_fields": Block("docs/commands/dying.md", _fields("dying"), "source"),
     "allocinfo": Block(
-        "docs/commands/allocinfo.md", _command("allocinfo", **_PROFILED), kernel=_PROFILED["kernel"]
+        "docs/commands/allocinfo.md",
+        _command("allocinfo", "--top", "10", **_PROFILED),
+        kernel=_PROFILED["kernel"],
     ),
     "allocinfo_by": Block(
         "docs/commands/allocinfo.md",

@@ -39,6 +39,8 @@ __all__ = (
 _RIGHT: frozenset[ColumnType] = AMOUNTS | {"number", "node"}
 #: The least width of text that is wrapped.
 _NARROWEST = 12
+#: A column of tables on terminals. It tells more than most columns beside the size itself.
+_SHARE = Column("share", "share", "share of the total", priority=6)
 #: Shown for a value that does not apply, and for one that could not be read.
 _NONE, _NOT_READ = "-", "?"
 _STATUS_STYLES = {
@@ -255,6 +257,13 @@ class Output:
         foot = [] if totals is None else self._total(columns, totals)
         rest, label = self._rest(table)
         lines = [head, *rows, *([rest] if rest else []), *([foot] if foot else [])]
+        shares = self._shares(table)
+        if shares is not None:
+            at, added = shares
+            columns = (*columns[:at], _SHARE, *columns[at:])
+            pairs = zip(lines, added, strict=True)
+            lines = [[*line[:at], cell, *line[at:]] for line, cell in pairs]
+            label += label >= at
         fit = fitted(columns, lines, self._width, {0, label})
         columns = tuple(columns[i] for i in fit.shown)
         head, *lines = self._shortened(columns, lines, fit)
@@ -274,6 +283,25 @@ class Output:
             self.line()
         self._left_out([c.name for c in table.columns if c not in columns], choosable)
         self.reasons(table)
+
+    def _shares(self, table: Table) -> tuple[int, list[str]] | None:
+        """
+        Return a column with what share of the total each row has, and where it belongs.
+
+        :return: its index and the cells of all lines; ``None`` if there is none
+        """
+        at = next((i for i, column in enumerate(table.columns) if column.shares), None)
+        if at is None or not self._rounds or table.totals is None:
+            return None
+        column = table.columns[at]
+        total = table.totals.get(column.name)
+        if not isinstance(total, int) or total <= 0:
+            return None
+        values = [column.value(row) for row in table.rows]
+        if table.rest is not None:
+            values.append(table.rest.totals.get(column.name))
+        values.append(total)
+        return at + 1, [_SHARE.name, *(_share(value, total) for value in values)]
 
     def _left_out(self, names: Sequence[str], choosable: bool) -> None:
         """Add a line about the columns for which there is no room."""
@@ -356,6 +384,16 @@ class Output:
         if isinstance(value, int) and column.type in AMOUNTS:
             return amount(value)
         return _exact(column, value)
+
+
+def _share(value: Value, total: int) -> str:
+    """Format a share of a total: ``37 %``. It is 0 or 100 only if that is exact."""
+    if not isinstance(value, int):
+        return _NOT_READ if isinstance(value, NotRead) else _NONE
+    if 0 < 100 * value < total:
+        return "<1 %"
+    most = 100 if value == total else 99
+    return f"{min(most, round(100 * value / total))} %"
 
 
 def _padded(column: Column, text: str, width: int) -> str:

@@ -137,7 +137,7 @@ def allocinfo(image: Image, everything: bool = False) -> Answer:
     off = why_not_profiled(image)
     notes = (_TWICE,) if off is None else (f"{off}: these numbers are from before.", _TWICE)
     columns = _columns("site")
-    table = Table("allocinfo", "call sites", columns, _largest_first(rows), empty="nothing counted")
+    table = _ranked("call sites", columns, rows, empty="nothing counted")
     return Answer("allocinfo", image_info(image), (table,), {"call_sites": coverage}, notes)
 
 
@@ -203,7 +203,7 @@ def allocinfo_by(image: Image, by: Iterable[str]) -> Answer:
     ]
     columns = _columns(*wanted)
     title = f"allocations by {', '.join(wanted)}" if wanted else "allocations"
-    table = Table("allocinfo", title, columns, _largest_first(rows), empty="nothing found")
+    table = _ranked(title, columns, rows, empty="nothing found")
     coverage = {name: c for name, c in snapshot.coverage.items() if name in _SUBJECTS}
     notes = () if "kind" in wanted else (_TWICE,)
     return Answer("allocinfo", snapshot.image, (table,), coverage, notes)
@@ -240,12 +240,16 @@ def _columns(*dimensions: str) -> tuple[Column, ...]:
     return columns_of(CallSiteRow, only=("bytes", "calls", *names))
 
 
-def _largest_first(rows: Sequence[CallSiteRow]) -> list[CallSiteRow]:
+def _ranked(
+    title: str, columns: tuple[Column, ...], rows: Sequence[CallSiteRow], empty: str
+) -> Table:
+    """Return a table of call sites, the largest first."""
+
     def order(row: CallSiteRow) -> tuple[int, int]:
         size, calls = (v if isinstance(v, int) else 0 for v in (row.bytes, row.calls))
         return -size, -calls
 
-    return sorted(rows, key=order)
+    return Table("allocinfo", title, columns, sorted(rows, key=order), empty=empty, is_ranked=True)
 
 
 def _counter(site: CallSite, value: int | None) -> Value:
@@ -317,7 +321,7 @@ def _run(image: Image, args: Namespace) -> Answer:
     of = narrowed_by(args)
     as_proc = args.format == "proc"
     if as_proc or args.overhead:
-        if args.by or of or args.all or (args.overhead and as_proc):
+        if args.by or of or args.all or args.top is not None or (args.overhead and as_proc):
             raise UsageError(
                 "--format proc and --overhead cannot be combined with each other or with a "
                 "choice of rows"
@@ -361,4 +365,5 @@ VIEW = View(
             {"action": "store_true", "help": "show the memory that profiling itself takes"},
         ),
     ),
+    choices=("memcg", "node", "sort", "fields", "top"),
 )

@@ -150,7 +150,9 @@ class SummaryRow:
         int, Field("count", "references to these memcgs that it explains", total=True, priority=6)
     ]
     count: Annotated[int, Field("count", "number of charges or objects", priority=7)]
-    bytes: Annotated[int | None, Field("bytes", "size of all of them", total=True, priority=8)]
+    bytes: Annotated[
+        int | None, Field("bytes", "size of all of them", total=True, priority=8, shares=True)
+    ]
     least: Annotated[
         int | None, Field("bytes", "size of those of the memcg that has least", priority=3)
     ]

@@ -33,7 +33,10 @@ class OverviewRow:
     current: Annotated[
         Value, Field("bytes", "memory.current; the root has none", total=True, priority=9)
     ]
-    sum: Annotated[Value, Field("bytes", "sum of the amounts that follow", total=True, priority=4)]
+    sum: Annotated[
+        Value,
+        Field("bytes", "sum of the amounts that follow", total=True, priority=4, shares=True),
+    ]
     user: Annotated[Value, Field("bytes", "user pages and page cache", total=True, priority=8)]
     slab: Annotated[
         Value, Field("bytes", "slab objects, and large kmallocs", total=True, priority=8)

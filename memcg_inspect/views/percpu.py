@@ -73,6 +73,7 @@ class PercpuRow:
             "size for all possible CPUs; with --by node, on the node",
             total=True,
             priority=9,
+            shares=True,
         ),
     ]
     charged: Annotated[
@@ -104,7 +105,7 @@ class NodeRow:
     """Percpu memory of one node."""
 
     node: Annotated[int, Field("node", "node of the pages that back percpu memory")]
-    backing: Annotated[int, Field("bytes", "size of these pages", total=True)]
+    backing: Annotated[int, Field("bytes", "size of these pages", total=True, shares=True)]
     allocated: Annotated[
         int,
         Field(

@@ -51,7 +51,9 @@ class SlabRow:
             priority=8,
         ),
     ]
-    bytes: Annotated[Value, Field("bytes", "size of these objects", total=True, priority=9)]
+    bytes: Annotated[
+        Value, Field("bytes", "size of these objects", total=True, priority=9, shares=True)
+    ]
     charged: Annotated[
         Value,
         Field(
@@ -81,7 +83,7 @@ class NodeRow:
     kind: Annotated[
         str, Field("text", "reclaimable or unreclaimable slabs, or large kmallocs", priority=9)
     ]
-    slab_bytes: Annotated[Value, Field("bytes", "size of the slabs", total=True)]
+    slab_bytes: Annotated[Value, Field("bytes", "size of the slabs", total=True, shares=True)]
     paid: Annotated[Value, Field("bytes", "bytes in objects that memcgs pay for", total=True)]
     unpaid: Annotated[
         Value,

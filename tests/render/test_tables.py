@@ -6,6 +6,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
@@ -545,6 +546,38 @@ def test_a_terminal_without_utf_8_has_other_rules() -> None:
 def test_escapes_are_those_of_python(name: str, escaped: str) -> None:
     assert printable(name) == escaped
     assert escaped.encode("raw_unicode_escape").decode("unicode_escape") == name
+
+
+@pytest.mark.parametrize(("width", "has_room"), [(200, True), (80, True), (27, False)])
+def test_shares_are_shown_on_terminals_only(width: int, has_room: bool) -> None:
+    columns = (
+        Column("memcg", "memcg", ""),
+        Column("bytes", "bytes", "", total=True, priority=9, shares=True),
+        Column("count", "count", "", priority=9),
+    )
+    sizes = (600 << 20, 399 << 20, 100, 0, (1 << 20) - 100, None)
+    rows = [(f"/{n}", size, 7) for n, size in enumerate(sizes)]
+    made = Answer("test", answer().image, (table_of("t", "t", columns, *rows),))
+    ranked = replace(made, tables=(replace(made.tables[0], is_ranked=True),))
+    text = answer_text(choose(made, Choice()), width)
+    assert "600.0 MiB" in text
+    assert "not shown" not in text
+    assert re.findall(r"\S+ %", text) == (
+        ["60 %", "40 %", "<1 %", "0 %", "<1 %", "100 %"] if has_room else []
+    )
+    text = answer_text(largest(choose(ranked, Choice()), 1), width)
+    assert re.findall(r"\S+ %", text) == (["60 %", "40 %", "100 %"] if has_room else [])
+    for shown in (
+        answer_text(choose(made, Choice()), width, exact=True),
+        answer_text(choose(made, Choice())),
+        answer_text(choose(made, Choice(fields=["memcg", "bytes"])), width),
+        answer_text(choose(made, Choice(memcgs=["/3"])), width),
+        scripted(choose(made, Choice()), header=True),
+        as_csv(choose(made, Choice())),
+        to_json(answer_document(choose(made, ALL))),
+    ):
+        assert "%" not in shown
+        assert "share" not in shown
 
 
 def test_output_is_as_wide_as_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:

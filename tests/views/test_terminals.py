@@ -99,7 +99,7 @@ def test_no_line_is_too_wide_and_no_number_is_cut(
     monkeypatch.setenv("PYTHONPATH", ":".join(sys.path))
     asked = [[word.format(memcg=f"{memcg:#x}") for word in words] for words in COMMANDS]
     ways = [(width, option) for width in WIDTHS for option in ([], ["--exact"])]
-    left_out = 0
+    left_out = shares = 0
     for words, [piped], shown in zip(asked, run(core, asked), run(core, asked, *ways), strict=True):
         whole = tables(piped)
         assert whole, words
@@ -111,9 +111,15 @@ def test_no_line_is_too_wide_and_no_number_is_cut(
             assert wide == [], words
             assert [line for line in text.splitlines() if line != line.rstrip()] == []
             assert not option or numbers(text) <= numbers(piped), (words, width)
-            for (columns, _), (there, _) in zip(tables(text), whole, strict=True):
+            for (columns, lines), (there, _) in zip(tables(text), whole, strict=True):
+                if "share" in columns:
+                    assert "share" not in there and not option
+                    shares += 1
+                    columns.remove("share")
+                    assert all(re.search(r"\d %|[-?] ", line) for line in lines)
                 gone = [name for name in there if name not in columns]
                 assert all(name in text for name in gone)
                 assert columns == [name for name in there if name not in gone]
                 left_out += len(gone)
     assert left_out
+    assert shares > 10
