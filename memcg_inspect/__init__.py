@@ -7,8 +7,8 @@ Compare the memory that is charged to Linux memory cgroups with the kernel's cou
 in a vmcore or a running kernel.
 
 In a drgn session, ``import memcg_inspect`` provides :func:`audit` and the helpers of
-:mod:`memcg_inspect.helpers`. They are imported on first use, since drgn imports this package in
-every session.
+:mod:`memcg_inspect.helpers`, and in scripts ``memcg_inspect.open()``. They are imported on first
+use, since drgn imports this package in every session.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
         ChargedSlabObject,
         CounterValue,
         PcpuAllocation,
-        audit,
         find_memcg,
         for_each_charged_slab_object,
         for_each_memcg,
@@ -36,6 +35,8 @@ if TYPE_CHECKING:
         page_to_nid,
         slab_objcg,
     )
+    from memcg_inspect.session import audit
+    from memcg_inspect.session import open as open
 
 __version__ = "0.1.0"
 
@@ -57,13 +58,17 @@ __all__ = (
 )
 
 
-def __getattr__(name: str) -> Any:
-    if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from memcg_inspect import helpers
+# Not in __all__: "from memcg_inspect import *" must not replace the open() of Python.
+_OF_SESSION = ("audit", "open")
 
-    return getattr(helpers, name)
+
+def __getattr__(name: str) -> Any:
+    if name not in (*__all__, *_OF_SESSION):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from memcg_inspect import helpers, session
+
+    return getattr(session if name in _OF_SESSION else helpers, name)
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*globals(), *__all__, *_OF_SESSION})

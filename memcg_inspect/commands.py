@@ -30,9 +30,9 @@ __all__ = ()
 def _cmd_memcg(prog: Program, name: str, args: Sequence[str], **kwargs: Any) -> Any:
     from memcg_inspect.arguments import Parser
     from memcg_inspect.escape import printable
-    from memcg_inspect.image.image import image_of
     from memcg_inspect.model import MemcgInspectError
     from memcg_inspect.render.typed import Typed
+    from memcg_inspect.session import in_session, session_image
     from memcg_inspect.subcommands import (
         BUG,
         add_subcommands,
@@ -53,7 +53,7 @@ def _cmd_memcg(prog: Program, name: str, args: Sequence[str], **kwargs: Any) -> 
     parsed = parser.parse_args(args)
     try:
         check_arguments(parsed)
-        result = answer(image_of(prog), parsed)
+        result = in_session(answer(session_image(prog), parsed))
         _print(lambda: show(result, parsed, Typed(f"%{name}")))
     except CommandError:
         raise

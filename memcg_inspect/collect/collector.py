@@ -97,8 +97,24 @@ def collect(
     :raises ImageError: if this kernel does not charge kernel memory to memcgs, or its layout is
         unknown
     """
+    clock = clock or Clock(image.progress)
     with as_image_errors():
-        return _collect(image, clock or Clock(image.progress), call_sites, run)
+        if not call_sites or run is not map or not image.keeps_walks or image.is_moving:
+            return _collect(image, clock, call_sites, run)
+        kept = image.once(_Kept)
+        if kept.snapshot is None:
+            snapshot = _collect(image, clock, call_sites, run)
+            if image.progress.stop:
+                return snapshot
+            kept.snapshot = snapshot
+        return kept.snapshot
+
+
+class _Kept:
+    """The snapshot of an image, for the next command of a session. Nobody changes it."""
+
+    def __init__(self, image: Image) -> None:
+        self.snapshot: Snapshot | None = None
 
 
 def _collect(image: Image, clock: Clock, call_sites: bool, run: Mapper) -> Snapshot:

@@ -9,6 +9,7 @@ that are being freed.
 
 from __future__ import annotations
 
+from copy import deepcopy
 from dataclasses import replace
 
 from memcg_inspect.checks.snapshot import Snapshot
@@ -42,12 +43,16 @@ def with_unlisted(image: Image, snapshot: Snapshot) -> Snapshot:
         return snapshot
     snapshot = with_running(image, snapshot)
     shown = {h.address for cpu in snapshot.running for h in cpu.held or () if h.kind == "zswap"}
-    for address in snapshot.unlisted_zswap:
-        if address not in shown:
-            reason = "it was not found on an LRU list, and no task stores it"
-            snapshot.coverage["zswap"].miss("zswap entry", address, reason)
-            snapshot.ledger.note_missing("zswap")
-    return snapshot
+    unknown = [address for address in snapshot.unlisted_zswap if address not in shown]
+    if not unknown:
+        return snapshot
+    # A session keeps the snapshot for other commands.
+    coverage, ledger = deepcopy(snapshot.coverage), deepcopy(snapshot.ledger)
+    for address in unknown:
+        reason = "it was not found on an LRU list, and no task stores it"
+        coverage["zswap"].miss("zswap entry", address, reason)
+    ledger.note_missing("zswap")
+    return replace(snapshot, coverage=coverage, ledger=ledger)
 
 
 def with_pending(image: Image, snapshot: Snapshot) -> Snapshot:

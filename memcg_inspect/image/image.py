@@ -35,6 +35,8 @@ class Image:
     :ivar memory: bulk reads of its memory
     :ivar progress: progress and cancellation of the current walk
     :ivar stopped: whether the guest is paused while it is read
+    :ivar keeps_walks: whether the result of a walk is kept for the next command, as long as memory
+        cannot change
     """
 
     def __init__(self, prog: Program) -> None:
@@ -42,6 +44,7 @@ class Image:
         self.memory = Memory(prog)
         self.progress = Progress()
         self.stopped = False
+        self.keeps_walks = False
         self._found: dict[Callable[..., Any], Any] = {}
 
     @property

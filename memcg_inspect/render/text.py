@@ -30,6 +30,7 @@ __all__ = (
     "as_csv",
     "coverage_lines",
     "make_output",
+    "plain_output",
     "rounded",
     "scripted",
     "signed",
@@ -108,6 +109,16 @@ def make_output(exact: bool = False) -> Output:
     """
     console = Console(highlight=False, markup=False, emoji=False)
     return Output(console, console.width if console.is_terminal else None, exact)
+
+
+def plain_output(width: int | None) -> Output:
+    """
+    Return an output without colours, for text that may be shown anywhere.
+
+    :param width: columns; ``None``: as many as needed
+    """
+    console = Console(color_system=None, highlight=False, markup=False, emoji=False)
+    return Output(console, width)
 
 
 class Output:
