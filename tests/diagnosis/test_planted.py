@@ -74,7 +74,7 @@ def test_percpu_allocations_of_every_size(lab: Lab, kernel: str, cause: str) -> 
 @pytest.mark.parametrize("kernel", ["7.3"])
 def test_pairs(lab: Lab, kernel: str) -> None:
     image = subject(lab, kernel)
-    results = list(diagnosing.pairs(image, diagnosing.cases(image, 1), 8))
+    results = list(diagnosing.together(image, diagnosing.cases(image, 1), 2, 8))
     check_never_wrongly_sure(results)
     assert len(results) >= 5
     assert sum(r.named for r in results) >= len(results) - 1, results
@@ -109,9 +109,10 @@ def test_neighbouring_counters_that_were_overwritten_are_one_cause(lab: Lab, ker
 @pytest.mark.long
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_every_planter(kernel: str) -> None:
-    units = diagnosing.units(kernel, sizes=20, victims=2, number=60)
-    single = [result for unit in units if unit.case for result in diagnosing.run(unit)]
-    pairs = [result for unit in units if not unit.case for result in diagnosing.run(unit)]
-    check_never_wrongly_sure([*single, *pairs])
+    results: tuple[list[Result], ...] = ([], [], [])
+    for unit in diagnosing.units(kernel, sizes=20, victims=2, several=60):
+        results[unit.faults - 1].extend(diagnosing.run(unit))
+    single, pairs, triples = results
+    check_never_wrongly_sure([*single, *pairs, *triples])
     assert sum(result.cause for result in single) >= 0.99 * len(single)
     assert sum(result.named and result.alone for result in pairs) >= 0.9 * len(pairs)

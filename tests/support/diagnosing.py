@@ -47,8 +47,8 @@ CAUSES = {
     "cached_stacks": "cached-stack",
     "alloc_tags": "call-site",
 }
-#: Pairs that are kept together.
-_PAIRS = 20
+#: Pairs or triples that are kept together.
+_AT_ONCE = 10
 #: Those of some planters, which differ from the others of their identity.
 BY_PLANTER = {
     "owner of an object": "object-owner",
@@ -196,13 +196,22 @@ def _paths(subject: Subject, case: Case) -> tuple[str, ...]:
     return case.planter.plant(subject, case.size).paths
 
 
-def pairs(subject: Subject, chosen: Sequence[Case], number: int, seed: int = 1) -> Iterator[Result]:
-    """Plant pairs of faults of different causes, always the same ones."""
+def together(
+    subject: Subject, chosen: Sequence[Case], size: int, number: int, seed: int = 1
+) -> Iterator[Result]:
+    """
+    Plant several faults of different causes at once, always the same ones.
+
+    :param size: how many faults at once
+    :param number: how often
+    """
     chance = random.Random(seed)
     for _ in range(number):
-        one = chance.choice(chosen)
-        other = chance.choice([case for case in chosen if case.cause != one.cause])
-        result = plant(subject, one, other)
+        some = [chance.choice(chosen)]
+        while len(some) < size:
+            causes = {case.cause for case in some}
+            some.append(chance.choice([case for case in chosen if case.cause not in causes]))
+        result = plant(subject, *some)
         if result is not None:
             yield result
 
@@ -212,13 +221,15 @@ class Unit(NamedTuple):
     A part of the campaign whose results are kept by themselves.
 
     :ivar kernel: name of the kernel
-    :ivar case: the fault to plant, in words; empty for pairs
-    :ivar number: how many victims, or pairs
-    :ivar seed: of the choice of pairs
+    :ivar faults: how many are planted at once
+    :ivar case: the fault to plant, in words; empty if several are planted at once
+    :ivar number: how many victims, or how often several are planted
+    :ivar seed: of the choice of several
     :ivar sizes: sizes of each planter
     """
 
     kernel: str
+    faults: int
     case: str
     number: int
     seed: int
@@ -229,13 +240,18 @@ class Rates(NamedTuple):
     """
     The outcome on one image.
 
+    :ivar results: by the number of faults that were planted at once
     :ivar left: parts that were not measured
     """
 
     kernel: str
-    singles: list[Result]
-    pairs: list[Result]
+    results: tuple[list[Result], list[Result], list[Result]]
     left: int = 0
+
+    @property
+    def every(self) -> list[Result]:
+        """All results."""
+        return [result for some in self.results for result in some]
 
 
 @functools.cache
@@ -243,12 +259,17 @@ def _subject(kernel: str) -> Subject:
     return Subject(Lab().image(kernel, "4", "mixed").program())
 
 
-def units(kernel: str, sizes: int, victims: int, number: int) -> list[Unit]:
-    """Return the parts of the campaign on one image."""
+def units(kernel: str, sizes: int, victims: int, several: int) -> list[Unit]:
+    """
+    Return the parts of the campaign on one image.
+
+    :param several: number of pairs, and twice the number of triples
+    """
     chosen = cases(_subject(kernel), sizes)
-    return [Unit(kernel, str(case), victims, 0, sizes) for case in chosen] + [
-        Unit(kernel, "", min(_PAIRS, number - start), start // _PAIRS + 1, sizes)
-        for start in range(0, number, _PAIRS)
+    return [Unit(kernel, 1, str(case), victims, 0, sizes) for case in chosen] + [
+        Unit(kernel, faults, "", min(_AT_ONCE, number - start), start // _AT_ONCE + 1, sizes)
+        for faults, number in ((2, several), (3, several // 2))
+        for start in range(0, number, _AT_ONCE)
     ]
 
 
@@ -264,7 +285,7 @@ def run(unit: Unit) -> list[Result]:
         some = [case for case in chosen if str(case) == unit.case]
         results = list(singles(subject, some, unit.number))
     else:
-        results = list(pairs(subject, chosen, unit.number, unit.seed))
+        results = list(together(subject, chosen, unit.faults, unit.number, unit.seed))
     kept.keep("diagnosis", name, results)
     return results
 
@@ -275,17 +296,22 @@ def document(some: Iterable[Rates], commit: str, date: str) -> str:
         f"commit {commit}, {date}",
         "",
         f"{'kernel':11} {'faults':>6} {'cause first':>12} {'all right':>10} {'alone':>6} "
-        f"{'pairs':>6} {'both':>5} {'alone':>6} {'wrongly sure':>13} {'slowest':>8}",
+        f"{'pairs':>6} {'both':>5} {'alone':>6} {'triples':>8} {'all':>4} {'alone':>6} "
+        f"{'wrongly sure':>13} {'slowest':>8}",
     ]
     for rates in some:
-        one, two = rates.singles, rates.pairs
-        wrong = sum(len(r.wrongly_sure) for r in (*one, *two))
-        both = sum(r.named for r in two)
+        one, two, three = rates.results
+        wrong = sum(len(r.wrongly_sure) for r in rates.every)
         lines.append(
             f"{rates.kernel:11} {len(one):6} {sum(r.cause for r in one):12} "
-            f"{sum(r.named for r in one):10} {sum(r.named and r.alone for r in one):6} "
-            f"{len(two):6} {both:5} {sum(r.named and r.alone for r in two):6} {wrong:13} "
-            f"{max((r.seconds for r in (*one, *two)), default=0):6.2f} s"
+            f"{sum(r.named for r in one):10} {_alone(one):6} "
+            f"{len(two):6} {sum(r.named for r in two):5} {_alone(two):6} "
+            f"{len(three):8} {sum(r.named for r in three):4} {_alone(three):6} {wrong:13} "
+            f"{max((r.seconds for r in rates.every), default=0):6.2f} s"
             + (f"  {rates.left} parts not measured yet" if rates.left else "")
         )
     return "\n".join(lines)
+
+
+def _alone(results: Sequence[Result]) -> int:
+    return sum(result.named and result.alone for result in results)
