@@ -13,6 +13,7 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from rich.cells import cell_len, chop_cells, set_cell_size
 from rich.console import Console
@@ -271,7 +272,9 @@ class Output:
         shares = self._shares(table)
         if shares is not None:
             at, added = shares
-            columns = (*columns[:at], _SHARE, *columns[at:])
+            # It says nothing without its column, which is left out later, or never.
+            share = replace(_SHARE, priority=min(_SHARE.priority, columns[at - 1].priority))
+            columns = (*columns[:at], share, *columns[at:])
             pairs = zip(lines, added, strict=True)
             lines = [[*line[:at], cell, *line[at:]] for line, cell in pairs]
             label += label >= at

@@ -580,6 +580,19 @@ def test_shares_are_shown_on_terminals_only(width: int, has_room: bool) -> None:
         assert "share" not in shown
 
 
+def test_a_share_is_never_shown_without_its_column() -> None:
+    columns = (
+        Column("memcg", "memcg", ""),
+        Column("sum", "bytes", "", total=True, priority=4, shares=True),
+        *(Column(f"part_{n}", "bytes", "", total=True, priority=5) for n in range(4)),
+    )
+    rows = [(f"/a-name-of-some-length-{n}", *[1 << 30] * 5) for n in range(3)]
+    made = choose(Answer("test", answer().image, (table_of("t", "t", columns, *rows),)), Choice())
+    some = {width: answer_text(made, width).split("not shown")[0] for width in range(60, 130, 2)}
+    assert {"33 %" in shown for shown in some.values()} == {True, False}
+    assert not any("33 %" in shown and "sum" not in shown for shown in some.values())
+
+
 def test_output_is_as_wide_as_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     """Names of an image are no markup, whatever they look like."""
     monkeypatch.setenv("FORCE_COLOR", "1")
