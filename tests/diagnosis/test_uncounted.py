@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import pytest
 from drgn.helpers.linux.mm import follow_phys, phys_to_virt
+from support.cause_planters import CAUSES
 from support.guests import Lab
 from support.missing_pages import excluded
 from support.never_counted import arrays, never_counted
@@ -59,3 +60,16 @@ def test_it_is_likely_if_more_than_one_counter_is_0(subject: Subject) -> None:
     writes = tuple(write for fault in faults for write in fault.writes)
     found = of_tables(subject.audit(Fault(writes, (), set())))
     assert [d.confidence for d in found] == ["likely"] * 2
+
+
+def test_counters_are_not_charges(subject: Subject) -> None:
+    """Sums of nodes are found in rows of two memcgs, and their totals are 0."""
+    [planter] = CAUSES["overwritten"]
+    faults = []
+    for _ in range(2):
+        faults.append(planter.plant(subject, planter.sizes[0]))
+        subject.doubtful |= frozenset(faults[-1].paths)
+    writes = tuple(write for fault in faults for write in fault.writes)
+    report = subject.audit(Fault(writes, (), set()))
+    assert [d.cause for d in report.diagnoses if d.cause == "overwritten"] == ["overwritten"] * 2
+    assert of_tables(report) == []

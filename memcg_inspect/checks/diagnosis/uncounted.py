@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 
+from memcg_inspect.checks.registry import check_of
 from memcg_inspect.checks.rows import RowKey, row_key
 from memcg_inspect.model import counted
 from memcg_inspect.report import Diagnosis, Effect, Row
@@ -59,7 +60,7 @@ def uncounted(rows: Sequence[Row], by_row: Mapping[RowKey, int]) -> list[Diagnos
         elif row.hierarchy is not None:
             if row.identity == "hierarchy":
                 sums[row.item].append(row)
-            elif "folded" in row.claimed:
+            elif "folded" in row.claimed and not check_of(row).counters_only:
                 of_item[row.identity, row.item].append(row)
     found = {key: some for key in of_item if (some := list(_unknown(of_item[key], by_row)))}
     return [
