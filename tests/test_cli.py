@@ -362,7 +362,7 @@ def test_kernel_without_memcg(lab: Lab) -> None:
         (("overview", "--by-node", "--sort", "current"), "no field current; there are: memcg, "),
         (("slabinfo", "--top", "five"), "'five' is not a number of rows"),
         (("slabinfo", "--top", "5", "--json"), "--top cannot be combined with --json"),
-        (("percpu", "--top", "5", "--scripted"), "--top cannot be combined with --json or --sc"),
+        (("percpu", "--top", "5", "--scripted"), "--top cannot be combined with --json, --sc"),
         (("tasks", "--fields", "pid,name"), "no field name; there are: pid, "),
         (("tasks", "--fields", ""), "--fields takes names of fields"),
         (("tasks", "--fields", " ,"), "--fields takes names of fields"),

@@ -312,7 +312,12 @@ def test_names_are_escaped(
     change = (int.from_bytes(name, "little"), b"\x1b[A\nx")
     poke.poke(image.core, core, image.vmlinux, [change])
     outputs = []
-    for options in (["--format", "proc"], ["--by", "site"], ["--scripted"], ["--json"]):
+    for options in (
+        ["--format", "proc"],
+        ["--by", "site", "--top", "0"],
+        ["--scripted"],
+        ["--json"],
+    ):
         assert main(["allocinfo", "-c", str(core), "--debuginfo", "btf", *options]) == 0
         outputs.append(capsys.readouterr().out)
     core.unlink()

@@ -23,7 +23,7 @@ from support.guests import KERNELS, PERNODE_KERNELS, GuestImage, Lab
 from memcg_inspect.image.image import image_of
 from memcg_inspect.image.memory import Memory
 from memcg_inspect.image.program import ImageSource, open_program
-from memcg_inspect.tables import Answer, NotRead, Value
+from memcg_inspect.tables import Answer, Choice, NotRead, Value
 from memcg_inspect.views.drift import drift
 from memcg_inspect.views.payers import Payers
 
@@ -192,7 +192,7 @@ def test_exact_counters_are_counted_of_the_memcgs_that_are_asked_for(lab: Lab) -
     some = {path for path in every if path.startswith("/files/")}
     assert len(every) > len(some) > 2
     for pattern, paths in (("/files/web", {"/files/web"}), ("/files/*", some)):
-        answer = drift(image_of(prog), memcg=pattern)
+        answer = drift(image_of(prog), choice=Choice(memcgs=[pattern]))
         number = sum(exact[path] for path in paths)
         assert answer.notes == (f"{number} counters are exact; --all shows them.",)
         assert len(answer.tables[0].rows) == sum(every[path] for path in paths) - number
