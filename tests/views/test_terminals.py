@@ -43,7 +43,12 @@ for words in commands:
         status = cli.main([*words, *option, "-c", core, "--debuginfo", "btf"])
         assert status == 0, (words, status)
 """
-ARGUMENTS = {"stat": ["/files/web"], "usage": ["/files/web"], "who": ["{memcg}"]}
+ARGUMENTS = {
+    "drift": ["--all"],
+    "stat": ["/files/web"],
+    "usage": ["/files/web"],
+    "who": ["{memcg}"],
+}
 #: One that needs another kernel.
 COMMANDS = [[name, *ARGUMENTS.get(name, [])] for name in NAMES if name != "allocinfo"]
 COMMANDS += [
