@@ -31,13 +31,11 @@ from memcg_inspect.linux.mm.mmzone import mem_map
 from memcg_inspect.linux.mm.percpu import PercpuReader
 from memcg_inspect.linux.mm.slab import SlabReader
 from memcg_inspect.model import Coverage, Stat
-from memcg_inspect.report import Report
 
 __all__ = (
     "ChargedSlabObject",
     "CounterValue",
     "PcpuAllocation",
-    "audit",
     "find_memcg",
     "for_each_charged_slab_object",
     "for_each_memcg",
@@ -93,23 +91,6 @@ class _FaultingCoverage(Coverage):
         if isinstance(error, FaultError):
             raise error
         raise FaultError(f"{what}: {reason}", address)
-
-
-@takes_program_or_default
-def audit(prog: Program) -> Report:
-    """
-    Compare the memory charged to memcgs with their counters.
-
-    Unlike the helpers, this continues after a fault. ``coverage`` of the report counts what could
-    not be read.
-
-    :return: Report that ``memcg-inspect audit --json`` prints.
-    :raises ImageError: if the kernel does not account kernel memory to memcgs, or is not
-        supported
-    """
-    from memcg_inspect import collect
-
-    return collect.audit(image_of(prog))
 
 
 @takes_program_or_default

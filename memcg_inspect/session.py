@@ -21,18 +21,18 @@ from typing import Any
 from drgn import Path, Program
 from drgn.helpers.common.prog import takes_program_or_default
 
-from memcg_inspect import helpers, report, tables
+from memcg_inspect import collect, report, tables
 from memcg_inspect.image.image import Image, image_of
 from memcg_inspect.image.program import DebugInfo, ImageSource, open_program
 from memcg_inspect.render.documents import answer_document, report_document, to_json
-from memcg_inspect.render.first_screen import first_screen
+from memcg_inspect.render.first_screen import MOST_LINES, first_screen
 from memcg_inspect.render.text import answer_lines, plain_output
 from memcg_inspect.render.typed import Typed
 
 __all__ = ("Answer", "Report", "audit", "in_session", "open", "session_image")
 
-#: Lines of the first screen, and rows of each table on it.
-_MOST_LINES, _MOST_ROWS = 40, 20
+#: Rows of each table on the first screen.
+_MOST_ROWS = 20
 #: Columns of notebooks, which have no terminal.
 _WIDTH = 120
 
@@ -83,9 +83,9 @@ class Answer(tables.Answer):
         output = plain_output(width)
         answer_lines(tables.largest(self, _MOST_ROWS), output)
         lines = output.text.rstrip("\n").splitlines()
-        more = len(lines) - _MOST_LINES
+        more = len(lines) - MOST_LINES
         if more > 0:
-            lines[_MOST_LINES - 1 :] = [f"[{more + 1:,} lines more: .rows has all rows]"]
+            lines[MOST_LINES - 1 :] = [f"[{more + 1:,} lines more: .rows has all rows]"]
         return "\n".join(lines)
 
 
@@ -118,8 +118,7 @@ def audit(prog: Program) -> Report:
     :raises ImageError: if the kernel does not account kernel memory to memcgs, or is not
         supported
     """
-    session_image(prog)
-    shown: Report = in_session(helpers.audit(prog))
+    shown: Report = in_session(collect.audit(session_image(prog)))
     return shown
 
 
