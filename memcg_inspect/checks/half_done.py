@@ -34,11 +34,13 @@ __all__ = (
     "NODE",
     "NODE_LEVELS",
     "NODE_TOTALS",
+    "OBJCG",
     "HalfDone",
     "batch_pages",
     "block_pages",
     "charge_batches",
     "folio_pages",
+    "largest_kmem",
     "largest_object",
     "pattern",
     "slab_amounts",
@@ -90,6 +92,9 @@ CGROUP = (
     r"|delayed_put_task|mem_cgroup_id"
 )
 PERCPU = rf"{_CHARGE}|{_STOCK}|{_STAT}|pcpu_|alloc_percpu|free_percpu|percpu_create"
+#: Functions that charge bytes to obj_cgroups. They charge whole pages first. pcpu_alloc() clears
+#: the memory of all CPUs before pcpu_memcg_post_alloc_hook() records its owner.
+OBJCG = rf"{SLAB}|{PERCPU}|zswap"
 #: mem_cgroup_css_rstat_flush() moves amounts from one place to the next, one counter at a time.
 #: css_release_work_fn() takes a memcg off the list of children before it flushes its counters.
 FLUSH = (
@@ -148,9 +153,20 @@ def folio_pages(snapshot: Snapshot) -> int:
     return snapshot.limits.folio_batch * snapshot.limits.block
 
 
+def largest_kmem(snapshot: Snapshot) -> int:
+    """Return the most pages of kernel memory in one charge that is no block of pages."""
+    # A stack without CONFIG_VMAP_STACK, or a PGD, which do not store their order; the largest
+    # object; and what the stock of objects uncharges.
+    image, limits = snapshot.image, snapshot.limits
+    size = max(2 * limits.stack, limits.slab_object, limits.percpu) + limits.slab_stock
+    return -(-size // image.page_size)
+
+
 def batch_pages(snapshot: Snapshot) -> int:
-    """Return the pages that are charged in advance, and the single pages of a folio_batch."""
-    return snapshot.limits.charge_batch + snapshot.limits.folio_batch
+    """Return the pages that are charged at once, and the single pages of a folio_batch."""
+    # try_charge_memcg() charges a batch in advance, or what is asked for if that is more.
+    limits = snapshot.limits
+    return max(limits.charge_batch, largest_kmem(snapshot)) + limits.folio_batch
 
 
 def charge_batches(snapshot: Snapshot, cpu: Running) -> Iterator[int]:
@@ -320,7 +336,7 @@ class HalfDone:
             return False
         if self.modulo:
             return self.is_off_by(row, held.bytes, page_size)
-        return abs(row.difference or 0) == _in_unit(held.bytes, row.unit, page_size)
+        return abs(row.difference or 0) in _in_unit(held.bytes, row.unit, page_size)
 
     def is_off_by(self, row: Row, amount: int, page_size: int) -> bool:
         """Return whether a row differs by an amount, in the unit of *most*."""
@@ -335,11 +351,19 @@ def _adds_to_node(cpu: Running) -> bool:
     return any(map(_ADDS_TO_NODE.match, cpu.functions))
 
 
-def _in_unit(size: int, unit: Unit, page_size: int) -> int:
-    """Return bytes in another unit. A charge is whole pages: obj_cgroup_charge() rounds up."""
+def _in_unit(size: int, unit: Unit, page_size: int) -> tuple[int, ...]:
+    """
+    Return the amounts in another unit that a charge of so many bytes can show as.
+
+    obj_cgroup_charge() rounds pages up. What is left goes to a stock or to nr_charged_bytes. From
+    then on only the bytes themselves are missing from what was found, which is rounded to the
+    nearest page.
+    """
     if unit == "references":
-        return 1
-    return {"bytes": size, "pages": -(-size // page_size), "KiB": size // 1024}[unit]
+        return (1,)
+    if unit == "pages":
+        return -(-size // page_size), round(size / page_size)
+    return (size // 1024,) if unit == "KiB" else (size,)
 
 
 #: Counters of pages that the kernel keeps at several levels, and changes one after the other.

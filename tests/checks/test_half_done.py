@@ -263,6 +263,20 @@ def test_huge_pages_of_vmalloc_have_no_order() -> None:
     assert status("slab", unit, most + 1, both) == "differs"
 
 
+@pytest.mark.parametrize("identity", ["objcg_bytes", "kmem", "usage", "kmem_usage"])
+def test_bytes_of_objects_are_charged_in_pages(identity: str) -> None:
+    """Until the object is there, or in a list, the pages are charged for nothing that is found."""
+    for function in ("__memcg_slab_post_alloc_hook", "pcpu_alloc_noprof", "zswap_store"):
+        assert status(identity, BOUNDS[identity][1], 1, cpu(function)) == "unverifiable"
+
+
+def test_an_object_of_part_of_a_page() -> None:
+    """obj_cgroup_charge() rounds pages up. The rest of them may be in a stock already, or not."""
+    held = (*ITS_MEMCG, Held("object", 0xE000, 0, 0, PAGE + 8))
+    for pages, expected in ((1, "in-flight"), (2, "in-flight"), (3, "unverifiable")):
+        assert status("kmem", "pages", pages, cpu("kmem_cache_alloc", held=held)) == expected
+
+
 def test_a_stack_that_could_not_be_unwound_may_be_anywhere() -> None:
     assert status("slab", "bytes", 8, cpu(ELSEWHERE, held=None, frames=2)) == "unverifiable"
     assert status("slab", "bytes", 8, cpu(ELSEWHERE, frames=3)) == "differs"

@@ -19,12 +19,13 @@ from collections.abc import Mapping
 from memcg_inspect.checks.check import Check
 from memcg_inspect.checks.half_done import (
     FLUSH,
+    OBJCG,
     PAGES,
-    SLAB,
     STACK,
     VMALLOC,
     HalfDone,
     block_pages,
+    largest_kmem,
     pattern,
     stock_pages,
 )
@@ -33,7 +34,7 @@ from memcg_inspect.checks.rows import RowKey, counter_row, missing_if
 from memcg_inspect.checks.snapshot import Snapshot
 from memcg_inspect.report import Row
 
-__all__ = ("CHECK", "why_kmem_missing", "kmem_pages", "kmem_rows")
+__all__ = ("CHECK", "HALF_DONE", "kmem_pages", "kmem_rows", "why_kmem_missing")
 
 BY_MEMCG, BY_NODE = "MEMCG_KMEM", "NR_KMEM"
 
@@ -103,21 +104,12 @@ def _pages_by_node(snapshot: Snapshot) -> dict[tuple[int, int], dict[str, int]]:
     }
 
 
-def _most(snapshot: Snapshot) -> int:
-    # A stack without CONFIG_VMAP_STACK, or a PGD, which do not store their order; the largest
-    # object; and what the stock of objects uncharges.
-    image, limits = snapshot.image, snapshot.limits
-    size = max(2 * limits.stack, limits.slab_object, limits.percpu) + limits.slab_stock
-    return -(-size // image.page_size)
-
-
 HALF_DONE = HalfDone(
-    pattern(SLAB, PAGES, STACK, VMALLOC, FLUSH),
-    _most,
+    pattern(OBJCG, PAGES, STACK, VMALLOC, FLUSH),
+    largest_kmem,
     folios=block_pages,
     vmalloc=True,
     in_pages=True,
-    # obj_cgroup_charge() takes whole pages for objects.
     kinds=("object", "cache", "zswap", "kmem", "folio", "batch"),
     amounts=stock_pages,
     unpaid=True,

@@ -16,8 +16,8 @@ from collections import Counter
 from memcg_inspect.checks.check import Check
 from memcg_inspect.checks.half_done import (
     LRU,
+    OBJCG,
     PAGES,
-    SLAB,
     SOCK,
     STACK,
     VMALLOC,
@@ -102,11 +102,10 @@ CHECK = Check(
     page_counters=("memory",),
     of_subtrees=True,
     half_done=HalfDone(
-        pattern(SLAB, PAGES, STACK, VMALLOC, LRU, SOCK),
+        pattern(OBJCG, PAGES, STACK, VMALLOC, LRU, SOCK),
         batch_pages,
         folios=folio_pages,
         vmalloc=True,
-        # obj_cgroup_charge() takes whole pages for objects.
         kinds=("object", "cache", "zswap", "kmem", "folio", "batch"),
         amounts=charge_batches,
         unpaid=True,
