@@ -492,7 +492,7 @@ class PerNodeCharges(NamedTuple):
 
 
 HeldKind = Literal[
-    "memcg", "objcg", "object", "cache", "kmem", "folio", "batch", "zswap", "call site"
+    "memcg", "objcg", "object", "cache", "kmem", "folio", "batch", "zswap", "percpu", "call site"
 ]
 
 
@@ -504,8 +504,10 @@ class Held(NamedTuple):
         ``objcg``, ``object`` (of a slab), ``cache`` (a ``struct kmem_cache``), ``kmem`` (a block of
         pages with MEMCG_DATA_KMEM), ``folio`` (other pages), ``batch`` (pages that are uncharged
         together, ``struct uncharge_gather``), ``zswap`` (a ``struct zswap_entry`` that is being
-        stored or freed), ``call site`` (``struct codetag``)
-    :ivar address: its address; of pages, the ``struct page *``
+        stored or freed), ``percpu`` (a percpu allocation of a size that is there, while the task is
+        allocating or freeing one), ``call site`` (``struct codetag``)
+    :ivar address: its address; of pages, the ``struct page *``; of a percpu allocation, its bytes
+        for each CPU
     :ivar payer: ``struct mem_cgroup *`` or ``struct obj_cgroup *`` that it is, or that pays for
         it; 0 if none does, or not yet, or no longer
     :ivar nid: its node; :data:`NUMA_NO_NODE` if it has none

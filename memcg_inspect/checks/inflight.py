@@ -412,6 +412,8 @@ def reason_of(context: Context, shown: Allowance) -> str:
 
 
 def _name(held: Held) -> str:
+    if held.kind == "percpu":
+        return f"a percpu allocation of {counted(held.address, 'bytes')} for each CPU"
     kind = {"object": "slab object", "zswap": "zswap entry"}.get(held.kind, held.kind)
     return f"{kind} {held.address:#x} ({counted(held.bytes, 'bytes')})"
 

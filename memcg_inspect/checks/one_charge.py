@@ -166,7 +166,7 @@ def _events(candidates: Sequence[_Candidate]) -> Iterator[_Event]:
 
 
 def _size(held: Held) -> _Size:
-    return held.kind in ("object", "cache", "zswap"), held.bytes
+    return held.kind in ("object", "cache", "zswap", "percpu"), held.bytes
 
 
 def _agrees(snapshot: Snapshot, event: _Event, candidate: _Candidate) -> bool:

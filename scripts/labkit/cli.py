@@ -135,7 +135,9 @@ def _guest_arguments(command: argparse.ArgumentParser) -> None:
 
 
 def _image_arguments(command: argparse.ArgumentParser) -> None:
-    command.add_argument("--freeze", default="settled", metavar="{settled,busy,panic,in:FUNCTION}")
+    command.add_argument(
+        "--freeze", default="settled", metavar="{settled,busy,panic,in:[CALLER/]FUNCTION}"
+    )
     command.add_argument("--seed", type=int, help="of the moment to stop the guest")
     command.add_argument("--format", default="elf", choices=["elf", "kdump"])
     command.add_argument("--level", type=int, default=0, metavar="N", help="makedumpfile -d")

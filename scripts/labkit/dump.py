@@ -39,7 +39,7 @@ def check(options: Options, image: Image) -> None:
         raise LabError(f"workload {options.workload} never rests: use --freeze busy or panic")
     if image.freeze not in ("settled", "busy", "panic") and not image.freeze.startswith("in:"):
         raise LabError(
-            f"--freeze must be settled, busy, panic or in:FUNCTION, not {image.freeze!r}"
+            f"--freeze must be settled, busy, panic or in:[CALLER/]FUNCTION, not {image.freeze!r}"
         )
     if image.format not in ("elf", "kdump"):
         raise LabError(f"--format must be elf or kdump, not {image.format!r}")

@@ -66,22 +66,29 @@ def busy(machine: Machine, seed: int | None) -> None:
         machine.qemu.monitor.call("stop")
 
 
-def inside(machine: Machine, function: str, seed: int | None) -> None:
+def inside(machine: Machine, functions: str, seed: int | None) -> None:
     """Stop the guest in a function: when it is called the third time, after some instructions.
 
-    Without a seed, that is before its first instruction.
+    Without a seed, that is before its first instruction. ``CALLER/FUNCTION`` is the first call of
+    the function after the third one of the caller.
 
     :raises LabError: if the kernel has no such function, or does not call it in a minute
     """
+    first, *others = [_address(machine, function) for function in functions.split("/")]
+    with machine.timed("inside", f"let the guest run into {functions}()"):
+        let_run(seed)
+        gdb = Gdb(machine.qemu)
+        gdb.run_to(first, times=3)
+        for address in others:
+            gdb.run_to(address)
+        gdb.step(random.Random(seed).randrange(_MOST_STEPS) if seed else 0)
+
+
+def _address(machine: Machine, function: str) -> int:
     # The whole name: the compiler splits off FUNCTION.cold, which is another symbol.
     program = "$3 == name { print; found = 1; exit } END { exit !found }"
     found = machine.guest.must(
         f"exec awk -v name={shlex.quote(function)} {shlex.quote(program)} /proc/kallsyms",
         what=f"find {function}()",
     )
-    address = int(found.split()[0], 16)
-    with machine.timed("inside", f"let the guest run into {function}()"):
-        let_run(seed)
-        gdb = Gdb(machine.qemu)
-        gdb.run_to(address, times=3)
-        gdb.step(random.Random(seed).randrange(_MOST_STEPS) if seed else 0)
+    return int(found.split()[0], 16)

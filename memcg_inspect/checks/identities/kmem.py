@@ -110,7 +110,7 @@ HALF_DONE = HalfDone(
     folios=block_pages,
     vmalloc=True,
     in_pages=True,
-    kinds=("object", "cache", "zswap", "kmem", "folio", "batch"),
+    kinds=("object", "cache", "zswap", "percpu", "kmem", "folio", "batch"),
     amounts=stock_pages,
     unpaid=True,
 )

@@ -71,7 +71,7 @@ CHECK = Check(
         pattern(OBJCG),
         # Rows differ from the nearest number of pages.
         lambda snapshot: snapshot.image.page_size // 2,
-        kinds=("object", "cache", "zswap"),
+        kinds=("object", "cache", "zswap", "percpu"),
         amounts=stock_bytes,
         unpaid=True,
         modulo=True,

@@ -15,8 +15,8 @@ from memcg_inspect.checks.check import Check, Explained, references_differ
 from memcg_inspect.checks.half_done import (
     CGROUP,
     LRU,
+    OBJCG,
     PAGES,
-    SLAB,
     STACK,
     VMALLOC,
     HalfDone,
@@ -136,9 +136,9 @@ CHECK = Check(
     rows=reference_rows,
     by_node_rule=True,
     half_done=HalfDone(
-        pattern(SLAB, PAGES, STACK, VMALLOC, LRU, CGROUP),
+        pattern(OBJCG, PAGES, STACK, VMALLOC, LRU, CGROUP),
         lambda snapshot: snapshot.limits.folio_batch + 1,
-        kinds=("object", "cache", "kmem", "folio", "batch"),
+        kinds=("object", "cache", "percpu", "kmem", "folio", "batch"),
         unpaid=True,
     ),
     explain=lambda snapshot, row: (

@@ -106,7 +106,7 @@ CHECK = Check(
         batch_pages,
         folios=folio_pages,
         vmalloc=True,
-        kinds=("object", "cache", "zswap", "kmem", "folio", "batch"),
+        kinds=("object", "cache", "zswap", "percpu", "kmem", "folio", "batch"),
         amounts=charge_batches,
         unpaid=True,
     ),

@@ -35,6 +35,8 @@ _MOST_FRAMES = 24
 _OUTERMOST = re.compile(
     r"entry_|ret_from_|secondary_startup|common_startup|start_secondary|cpu_startup_entry|el0t?_"
 )
+#: Functions that allocate and free percpu memory.
+_PERCPU = re.compile(r"pcpu_|free_percpu")
 #: ``TASK_UNINTERRUPTIBLE`` and ``TASK_NOLOAD`` of include/linux/sched.h. Idle threads of the kernel
 #: have both.
 _UNINTERRUPTIBLE, _NOLOAD = 2, 0x400
@@ -123,6 +125,8 @@ class _Reader:
             )
             if not _OUTERMOST.match(functions[-1]):
                 functions = tuple(dict.fromkeys((*functions, *_functions_in(image, words))))
+            if any(map(_PERCPU.match, functions)):
+                held += tuple(self._pointers.percpu(words))
         return running._replace(functions=functions, busy=True, held=held)
 
 

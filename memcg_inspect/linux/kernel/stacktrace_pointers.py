@@ -23,9 +23,10 @@ from memcg_inspect.image.layout import has_type
 from memcg_inspect.image.lookup import UnknownKernelError
 from memcg_inspect.linux.lib.list import list_entries
 from memcg_inspect.linux.mm.debug import PageInfo, page_at, page_behind, read_page
-from memcg_inspect.linux.mm.memcontrol import nodeinfo
+from memcg_inspect.linux.mm.memcontrol import accounting, nodeinfo
 from memcg_inspect.linux.mm.memcontrol_limits import read_limits
 from memcg_inspect.linux.mm.mmzone import mem_map
+from memcg_inspect.linux.mm.percpu import MIN_ALLOC_SIZE, MIN_UNIT_SIZE, percpu_charge
 from memcg_inspect.linux.mm.slab import SlabCache, SlabReader
 from memcg_inspect.linux.mm.vmalloc_vfree import PartialAreaReader
 from memcg_inspect.linux.mm.zswap import ZswapReader, zswap_entry_cache
@@ -150,6 +151,19 @@ class PointerReader:
         values = (word - limit if word >= limit - half else word for word in words)
         values = (value - 2 * half if half <= value < 2 * half else value for value in values)
         return frozenset(abs(value) for value in values if page_size < abs(value) <= most)
+
+    def percpu(self, words: Iterable[int]) -> Iterator[Held]:
+        """
+        Return the percpu allocations that integers may be the sizes of.
+
+        ``pcpu_alloc()`` has charged an allocation, and nothing points to it before the function
+        returns. A kernel that accounts by node charges it in parts, which are not returned.
+        """
+        if accounting(self.image) == "kmem-per-node":
+            return
+        for size in sorted(word for word in set(words) if 0 < word <= MIN_UNIT_SIZE):
+            if size % MIN_ALLOC_SIZE == 0:
+                yield Held("percpu", size, bytes=percpu_charge(self.image, size))
 
     def _batches(self, words: Sequence[int]) -> Iterator[Held]:
         """

@@ -34,7 +34,14 @@ from memcg_inspect.linux.mm.mmzone import mem_map, possible_cpus
 from memcg_inspect.linux.mm.percpu_defs import percpu_offsets
 from memcg_inspect.model import NUMA_NO_NODE, Coverage
 
-__all__ = ("PcpuArea", "PcpuChunk", "PcpuPlace", "PercpuReader", "largest_percpu_charge")
+__all__ = (
+    "PcpuArea",
+    "PcpuChunk",
+    "PcpuPlace",
+    "PercpuReader",
+    "largest_percpu_charge",
+    "percpu_charge",
+)
 
 #: ``PCPU_MIN_ALLOC_SIZE``, in bytes.
 MIN_ALLOC_SIZE = 4
@@ -45,7 +52,15 @@ MIN_UNIT_SIZE = 32 << 10
 
 def largest_percpu_charge(image: Image) -> int:
     """Return the bytes charged for the largest possible allocation."""
-    size = max(MIN_UNIT_SIZE, mem_map(image).page_size)
+    return percpu_charge(image, max(MIN_UNIT_SIZE, mem_map(image).page_size))
+
+
+def percpu_charge(image: Image, size: int) -> int:
+    """
+    Return the bytes charged for an allocation on a kernel that charges one obj_cgroup for it.
+
+    :param size: bytes for each CPU
+    """
     pointers = size // MIN_ALLOC_SIZE * image.memory.word_size
     return size * len(possible_cpus(image)) + pointers
 
