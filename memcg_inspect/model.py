@@ -504,10 +504,9 @@ class Held(NamedTuple):
         ``objcg``, ``object`` (of a slab), ``cache`` (a ``struct kmem_cache``), ``kmem`` (a block of
         pages with MEMCG_DATA_KMEM), ``folio`` (other pages), ``batch`` (pages that are uncharged
         together, ``struct uncharge_gather``), ``zswap`` (a ``struct zswap_entry`` that is being
-        stored or freed), ``percpu`` (a percpu allocation of a size that is there, while the task is
-        allocating or freeing one), ``call site`` (``struct codetag``)
-    :ivar address: its address; of pages, the ``struct page *``; of a percpu allocation, its bytes
-        for each CPU
+        stored or freed), ``percpu`` (an allocation of that size), ``call site`` (``struct
+        codetag``)
+    :ivar address: ``struct page *`` of pages, bytes for each CPU of a percpu allocation, or its own
     :ivar payer: ``struct mem_cgroup *`` or ``struct obj_cgroup *`` that it is, or that pays for
         it; 0 if none does, or not yet, or no longer
     :ivar nid: its node; :data:`NUMA_NO_NODE` if it has none

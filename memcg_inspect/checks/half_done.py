@@ -40,6 +40,8 @@ __all__ = (
     "block_pages",
     "charge_batches",
     "folio_pages",
+    "is_charging",
+    "is_nearest_page",
     "largest_kmem",
     "largest_object",
     "pattern",
@@ -136,6 +138,16 @@ def pattern(*parts: str) -> re.Pattern[str]:
     Underscores before a name, and the prefixes of system calls, are not part of it.
     """
     return re.compile(rf"(?:__x64_sys_|__arm64_sys_|__se_sys_|_*)(?:{'|'.join(parts)})")
+
+
+#: Each is called from another file of the kernel, or includes functions of its own file that are.
+_CHARGING = pattern(
+    _CHARGE,
+    _STOCK,
+    r"mod_memcg_(page_)?state|memcg_account_kmem|uncharge_(folio|batch|list)",
+    r"commit_charge|mem_cgroup_(migrate|replace|move|swapout)|memcg1?_(swapout|slab|hotplug|move)",
+    r"obj_cgroup_|pcpu_memcg_",
+)
 
 
 def largest_object(snapshot: Snapshot) -> int:
@@ -239,6 +251,9 @@ class HalfDone:
     :ivar unpaid: whether nobody pays for an object or a folio while its charge is half done:
         counters are charged before its owner is set, and uncharged after the owner is cleared.
         Only __memcg_kmem_uncharge_page() clears it last, and zswap_entry_free() never does.
+    :ivar shows_in: if given, only the functions that charge memory change the counters, and a
+        charge of kernel memory shows in the rows of these items, too. See
+        :mod:`memcg_inspect.checks.charging`
     :ivar of_nodes: whether rows compare counters of nodes, which CPUs fold
     :ivar areas: if given, rows count pages of vmalloc areas, which a task may be counting or
         freeing; it returns the most by which that may change a row, of a subtree or not, in pages
@@ -260,6 +275,7 @@ class HalfDone:
     amounts: Callable[[Snapshot, Running], Iterable[int]] = _none
     modulo: bool = False
     unpaid: bool = False
+    shows_in: tuple[str, ...] = ()
     of_nodes: bool = False
     areas: Callable[[Snapshot, Running, Row, bool], int] | None = None
     subject: Callable[[Snapshot, Row], Address | None] | None = None
@@ -336,7 +352,7 @@ class HalfDone:
             return False
         if self.modulo:
             return self.is_off_by(row, held.bytes, page_size)
-        return abs(row.difference or 0) in _in_unit(held.bytes, row.unit, page_size)
+        return _shows_as(held.bytes, abs(row.difference or 0), row.unit, page_size)
 
     def is_off_by(self, row: Row, amount: int, page_size: int) -> bool:
         """Return whether a row differs by an amount, in the unit of *most*."""
@@ -347,23 +363,30 @@ class HalfDone:
         return off == amount * (page_size if in_pages else 1)
 
 
+def is_charging(cpu: Running) -> bool:
+    """Return whether a CPU was in a function that charges or uncharges memory to memcgs."""
+    return any(_CHARGING.match(_CLONE.sub("", function)) for function in cpu.functions)
+
+
 def _adds_to_node(cpu: Running) -> bool:
     return any(map(_ADDS_TO_NODE.match, cpu.functions))
 
 
-def _in_unit(size: int, unit: Unit, page_size: int) -> tuple[int, ...]:
+def _shows_as(size: int, amount: int, unit: Unit, page_size: int) -> bool:
     """
-    Return the amounts in another unit that a charge of so many bytes can show as.
+    Return whether a charge of so many bytes can show as an amount in another unit.
 
     obj_cgroup_charge() rounds pages up. What is left goes to a stock or to nr_charged_bytes. From
-    then on only the bytes themselves are missing from what was found, which is rounded to the
-    nearest page.
+    then on only the bytes themselves are missing from what was found; see :func:`is_nearest_page`.
     """
-    if unit == "references":
-        return (1,)
     if unit == "pages":
-        return -(-size // page_size), round(size / page_size)
-    return (size // 1024,) if unit == "KiB" else (size,)
+        return amount == -(-size // page_size) or is_nearest_page(size, amount, page_size)
+    return amount == {"references": 1, "KiB": size // 1024, "bytes": size}[unit]
+
+
+def is_nearest_page(size: int, pages: int, page_size: int) -> bool:
+    """Return whether rows, which round what was found, lack so many pages if bytes are missing."""
+    return 2 * abs(pages * page_size - size) <= page_size
 
 
 #: Counters of pages that the kernel keeps at several levels, and changes one after the other.

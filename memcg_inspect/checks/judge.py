@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from memcg_inspect.checks.charging import judge_charging
 from memcg_inspect.checks.findings import (
     PendingFinding,
     freed_findings,
@@ -58,7 +59,7 @@ def judge(snapshot: Snapshot) -> Judgement:
         else:
             some = check.rows(snapshot)
         rows += mark_in_flight(snapshot, some)
-    rows = judge_together(snapshot, rows)
+    rows = judge_charging(snapshot, judge_together(snapshot, rows))
     identities = [_outcome(check.name, rows, not_kept.get(check.name)) for check in CHECKS]
     skew = skew_matrix(snapshot)
     per_node = judge_per_node(snapshot, rows)

@@ -113,6 +113,7 @@ HALF_DONE = HalfDone(
     kinds=("object", "cache", "zswap", "percpu", "kmem", "folio", "batch"),
     amounts=stock_pages,
     unpaid=True,
+    shows_in=("memory.usage",),
 )
 
 CHECK = Check(

@@ -109,5 +109,6 @@ CHECK = Check(
         kinds=("object", "cache", "zswap", "percpu", "kmem", "folio", "batch"),
         amounts=charge_batches,
         unpaid=True,
+        shows_in=("MEMCG_KMEM", "NR_KMEM"),
     ),
 )

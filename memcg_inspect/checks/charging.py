@@ -1,0 +1,152 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+"""
+Charges of pages
+----------------
+
+One page is the most common charge, and most stacks point to a page or to an object. So rows of
+pages need more evidence than that. This is the third pass over rows in flight. It knows where the
+kernel changes which counter:
+
+* A function that charges pages changes the page counters and ``MEMCG_KMEM``, and records the owner
+  of the pages, before it returns. So does one that uncharges them. A CPU that is in none of them
+  has left no charge of pages half done.
+* ``obj_cgroup_charge_pages()`` changes the page counter and ``MEMCG_KMEM`` with nothing in between.
+  So a charge of kernel memory shows in both.
+* ``obj_cgroup_charge()`` charges whole pages for an object, and keeps what the object does not
+  need. The owner of the object may be recorded much later: by ``pcpu_memcg_post_alloc_hook()``, by
+  ``zswap_store()``, and up to Linux 6.9 by ``memcg_slab_post_alloc_hook()``. Meanwhile the bytes of
+  the object are missing from its obj_cgroup, which shows in ``objcg_bytes``.
+
+Rows in flight that do not agree with this are ``unverifiable``.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence, Set
+from dataclasses import replace
+
+from memcg_inspect.checks.half_done import is_charging, is_nearest_page
+from memcg_inspect.checks.inflight import (
+    allowance_of,
+    fitting,
+    half_done_of,
+    possible_contexts,
+    reason_of,
+)
+from memcg_inspect.checks.registry import check_of
+from memcg_inspect.checks.snapshot import Snapshot
+from memcg_inspect.model import Allowance, Held
+from memcg_inspect.report import Row
+
+__all__ = ("judge_charging",)
+
+_OBJECTS = ("object", "cache", "zswap", "percpu")
+
+
+def judge_charging(snapshot: Snapshot, rows: Sequence[Row]) -> list[Row]:
+    """Return the rows. Pages in flight that no charging function explains are unverifiable."""
+    pages = _Pages(snapshot, rows)
+    judged = [pages.judged(row, row.allowance) if row.allowance else row for row in rows]
+    same: defaultdict[tuple[str, int | None, int | None], list[Row]] = defaultdict(list)
+    for row in judged:
+        if row.allowance is not None and pages.is_of_pages(row):
+            same[row.item, row.nid, row.difference].append(row)
+    return [
+        _as_below(snapshot, now, same[now.item, now.nid, now.difference])
+        if now.status != row.status
+        else now
+        for row, now in zip(rows, judged, strict=True)
+    ]
+
+
+def _as_below(snapshot: Snapshot, row: Row, others: Sequence[Row]) -> Row:
+    """Return a row in flight by the charge of a memcg below it, if there is one."""
+    for other in others:
+        if other.allowance is not None and row.memcg in set(snapshot.ancestors(other.memcg)):
+            shown = other.allowance._replace(memcg=row.memcg, identity=row.identity)
+            return replace(row, status="in-flight", reason=other.reason, allowance=shown)
+    return row
+
+
+class _Pages:
+    def __init__(self, snapshot: Snapshot, rows: Sequence[Row]) -> None:
+        self.snapshot = snapshot
+        self.charging = {(cpu.cpu, cpu.pid) for cpu in snapshot.running if is_charging(cpu)}
+        off = [row for row in rows if row.status != "exact"]
+        self.lacking = self._above(row for row in off if _is_of_objcg(row))
+        # By the items of rows: memcgs that have one in their subtree, and one that is off.
+        self.compared, self.off = self._by_item(rows), self._by_item(off)
+
+    def _by_item(self, rows: Iterable[Row]) -> Mapping[str, Set[int]]:
+        some: defaultdict[str, list[Row]] = defaultdict(list)
+        for row in rows:
+            if row.unit == "pages":
+                some[row.item].append(row)
+        return {item: self._above(of_item) for item, of_item in some.items()}
+
+    def _above(self, rows: Iterable[Row]) -> Set[int]:
+        """Return the memcgs of some rows, and their ancestors."""
+        memcgs = {row.memcg for row in rows}
+        return {above for memcg in memcgs for above in self.snapshot.ancestors(memcg)}
+
+    def is_of_pages(self, row: Row) -> bool:
+        """Return whether a row is in flight by a charge of pages."""
+        half_done = half_done_of(row)
+        return row.status == "in-flight" and half_done is not None and bool(half_done.shows_in)
+
+    def judged(self, row: Row, shown: Allowance) -> Row:
+        """Return a row, unverifiable if its charge does not agree with the rules above."""
+        if not self.is_of_pages(row):
+            return row
+        judged = self._precharged(row, shown)
+        if judged is None and (shown.cpu, shown.pid) not in self.charging:
+            return _unverifiable(row, f"{shown.comm} ({shown.pid}) was in no function that charges")
+        others = self._others(row)
+        shows = any(row.memcg in self.off.get(item, ()) for item in others)
+        if others and not shows and not _is_of_users(judged or row):
+            return _unverifiable(row, f"{' and '.join(others)} does not show it")
+        return judged or row
+
+    def _precharged(self, row: Row, shown: Allowance) -> Row | None:
+        """Return a row if its pages are charged for an object whose owner is not recorded."""
+        half_done, task = half_done_of(row), (shown.cpu, shown.pid)
+        if shown.held is None or half_done is None:
+            return None
+        for context in possible_contexts(self.snapshot, row):
+            if (context.cpu.cpu, context.cpu.pid) == task:
+                some = [shown.held, *fitting(self.snapshot, half_done, context, row)]
+                held = next((held for held in some if self._is_precharge(row, held)), None)
+                if held is not None:
+                    now = allowance_of(context, held, row)
+                    return replace(row, allowance=now, reason=reason_of(context, now))
+        return None
+
+    def _is_precharge(self, row: Row, held: Held) -> bool:
+        page_size = self.snapshot.image.page_size
+        return (
+            held.kind in _OBJECTS
+            and (row.memcg in self.lacking or held.bytes % page_size == 0)
+            and is_nearest_page(held.bytes, abs(row.difference or 0), page_size)
+        )
+
+    def _others(self, row: Row) -> list[str]:
+        half_done = half_done_of(row)
+        items = () if half_done is None else half_done.shows_in
+        return [item for item in items if row.memcg in self.compared.get(item, ())]
+
+
+def _is_of_objcg(row: Row) -> bool:
+    half_done = check_of(row).half_done
+    return half_done is not None and half_done.modulo
+
+
+def _is_of_users(row: Row) -> bool:
+    """Return whether a row may be in flight by a charge of user pages, page cache or sockets."""
+    held = None if row.allowance is None else row.allowance.held
+    is_kernel_memory = held is not None and held.kind in (*_OBJECTS, "kmem")
+    return "lru" in check_of(row).sources and not is_kernel_memory
+
+
+def _unverifiable(row: Row, why: str) -> Row:
+    return replace(row, status="unverifiable", reason=f"{row.reason}, but {why}", allowance=None)

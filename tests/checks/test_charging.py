@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+"""What a stopped task must show for pages to be in flight."""
+
+from __future__ import annotations
+
+import pytest
+from support.made import OBJCG_A, ROOT, A, snapshot
+
+from memcg_inspect.checks.charging import judge_charging
+from memcg_inspect.checks.inflight import mark_in_flight
+from memcg_inspect.checks.one_charge import judge_together
+from memcg_inspect.checks.rows import RowKey, make_row
+from memcg_inspect.model import Held, Running
+from memcg_inspect.report import Row
+
+PAGE = 4096
+PAYER = Held("objcg", OBJCG_A, OBJCG_A)
+OBJECT = Held("object", 0x5000, 0, 1, 200, "unreclaimable")
+PERCPU = Held("percpu", 1280, bytes=7680)
+BLOCK = Held("kmem", 0xE000, OBJCG_A, 1, PAGE, "unreclaimable")
+FOLIO = Held("folio", 0xF000, 0, 1, PAGE)
+
+
+def task(function: str, *held: Held) -> Running:
+    return Running(0, 7, "sh", (function, "do_syscall_64", "entry_SYSCALL_64"), True, held)
+
+
+def kmem(pages: int, memcg: int = A) -> Row:
+    key = RowKey("kmem", "MEMCG_KMEM", "pages", memcg)
+    return make_row(key, {"objects": 0}, {"folded": pages})
+
+
+def usage(pages: int) -> Row:
+    key = RowKey("usage", "memory.usage", "pages", A)
+    return make_row(key, {"lru": 0}, {"page_counter": pages})
+
+
+def whole_pages(difference: int) -> Row:
+    key = RowKey("objcg_bytes", "bytes of whole pages", "bytes", A, 0, OBJCG_A)
+    return make_row(key, {"slab": 0}, {"whole_pages": difference})
+
+
+def subtree(pages: int) -> Row:
+    key = RowKey("hierarchy", "MEMCG_KMEM", "pages", ROOT)
+    return make_row(key, {"subtree": 0}, {"folded": pages})
+
+
+def judged(running: Running, *rows: Row) -> list[Row]:
+    made = snapshot(running=(running,))
+    marked: list[Row] = []
+    for identity in dict.fromkeys(row.identity for row in rows):
+        marked += mark_in_flight(made, [row for row in rows if row.identity == identity])
+    return judge_charging(made, judge_together(made, marked))
+
+
+def statuses(running: Running, *rows: Row) -> list[str]:
+    return [row.status for row in judged(running, *rows)]
+
+
+@pytest.mark.parametrize("held", [OBJECT, BLOCK])
+def test_a_task_that_charges(held: Held) -> None:
+    """The rest of the page is not kept yet, or the page has no owner yet."""
+    for function in ("__memcg_slab_post_alloc_hook", "obj_cgroup_charge_pages"):
+        charging = task(function, held, PAYER)
+        rows = (kmem(1), usage(1), whole_pages(0), subtree(1))
+        assert statuses(charging, *rows) == ["in-flight", "in-flight", "exact", "in-flight"]
+
+
+@pytest.mark.parametrize("held", [OBJECT, BLOCK])
+def test_a_task_that_does_not_charge(held: Held) -> None:
+    allocating = task("get_page_from_freelist", held, PAYER)
+    found = judged(allocating, kmem(1), usage(1), whole_pages(0), subtree(1))
+    assert [row.status for row in found] == ["unverifiable"] * 2 + ["exact", "unverifiable"]
+    assert "sh (7) was in no function that charges" in (found[0].reason or "")
+    assert found[0].allowance is None
+
+
+def test_kernel_memory_shows_in_both_counters() -> None:
+    charging = task("obj_cgroup_charge_pages", BLOCK, PAYER)
+    [row, _] = judged(charging, kmem(1), usage(0))
+    assert row.status == "unverifiable"
+    assert "memory.usage does not show it" in (row.reason or "")
+    assert statuses(charging, kmem(0), usage(1)) == ["exact", "unverifiable"]
+    # The root has no page counter to compare.
+    assert statuses(charging, kmem(1, ROOT)) == ["in-flight"]
+
+
+def test_user_pages_show_in_the_page_counter_only() -> None:
+    charging = task("charge_memcg", FOLIO, PAYER)
+    assert statuses(charging, kmem(0), usage(1)) == ["exact", "in-flight"]
+    assert statuses(charging, kmem(1), usage(0)) == ["unverifiable", "exact"]
+    assert statuses(task("folio_add_lru", FOLIO, PAYER), kmem(0), usage(1)) == (
+        ["exact", "unverifiable"]
+    )
+
+
+def test_an_object_whose_owner_is_not_recorded() -> None:
+    """It is charged. The obj_cgroup lacks its bytes, and what was found is rounded."""
+    allocating = task("pcpu_alloc_area", OBJECT, PERCPU, PAYER)
+    rest = PERCPU.bytes - 2 * PAGE
+    rows = judged(allocating, kmem(2), usage(2), whole_pages(rest), subtree(2))
+    assert [row.status for row in rows] == ["in-flight"] * 4
+    assert all("1,280 bytes for each CPU" in (row.reason or "") for row in rows)
+    # Not without the obj_cgroup, and not another number of pages.
+    assert statuses(allocating, kmem(2), usage(2), whole_pages(0))[0] == "unverifiable"
+    assert statuses(allocating, kmem(1), usage(1), whole_pages(rest))[0] == "unverifiable"
+    # An object of whole pages is missing from nothing but the pages.
+    page = Held("percpu", 1024, bytes=PAGE)
+    found = judged(task("pcpu_alloc_area", OBJECT, page, PAYER), kmem(1), usage(1), whole_pages(0))
+    assert [row.status for row in found] == ["in-flight", "in-flight", "exact"]
+    assert [row.allowance and row.allowance.held for row in found[:2]] == [page] * 2

@@ -1,0 +1,28 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+"""One page, on a guest in which each task points to pages and objects of its memcg."""
+
+from __future__ import annotations
+
+import pytest
+from support.guests import KERNELS, Lab
+from support.planting import Fault, Subject
+
+pytestmark = pytest.mark.image
+
+
+@pytest.mark.each_kernel
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("function", ["kmem_cache_free", "get_page_from_freelist"])
+def test_a_page_too_many_is_never_exact(lab: Lab, kernel: str, function: str) -> None:
+    image = lab.image(kernel, "4", "churn", freeze=f"in:{function}", seed=1)
+    subject = Subject(image.program())
+    assert not subject.report.findings
+    rows = [row for row in subject.report.rows if row.memcg is not None]
+    off = {subject.path(row.memcg or 0) for row in rows if row.status != "exact"}
+    paths = [path for path in subject.victims() if path not in off]
+    assert paths
+    for path in paths:
+        for pages in (1, -1):
+            counter = subject.percpu_counter(path, "MEMCG_KMEM")
+            report = subject.audit(Fault((subject.add(counter, pages),), (path,), set()))
+            assert report.verdict != "exact", path
