@@ -1,15 +1,16 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 """
-Charges of pages
-----------------
+Functions that charge
+---------------------
 
-One page is the most common charge, and most stacks point to a page or to an object. So rows of
-pages need more evidence than that. This is the third pass over rows in flight. It knows where the
-kernel changes which counter:
+One page or one reference is the most common charge, and most stacks point to a page or to an
+object. So rows of pages and references need more evidence than that. This is the third pass over
+rows in flight. It knows where the kernel changes which counter:
 
-* A function that charges pages changes the page counters and ``MEMCG_KMEM``, and records the owner
-  of the pages, before it returns. So does one that uncharges them. A CPU that is in none of them
-  has left no charge of pages half done.
+* A function that charges pages changes the page counters and ``MEMCG_KMEM``, takes a reference, and
+  records the owner of the pages, before it returns. So does one that uncharges them. A CPU that is
+  in none of them has left no charge of pages half done. The same is true of page tables, which have
+  functions of their own. See :attr:`memcg_inspect.checks.half_done.HalfDone.only_in`.
 * ``obj_cgroup_charge_pages()`` changes the page counter and ``MEMCG_KMEM`` with nothing in between.
   So a charge of kernel memory shows in both.
 * ``obj_cgroup_charge()`` charges whole pages for an object, and keeps what the object does not
@@ -26,7 +27,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import replace
 
-from memcg_inspect.checks.half_done import is_charging, is_nearest_page
+from memcg_inspect.checks.half_done import HalfDone, is_nearest_page
 from memcg_inspect.checks.inflight import (
     allowance_of,
     fitting,
@@ -45,12 +46,12 @@ _OBJECTS = ("object", "cache", "zswap", "percpu")
 
 
 def judge_charging(snapshot: Snapshot, rows: Sequence[Row]) -> list[Row]:
-    """Return the rows. Pages in flight that no charging function explains are unverifiable."""
-    pages = _Pages(snapshot, rows)
-    judged = [pages.judged(row, row.allowance) if row.allowance else row for row in rows]
+    """Return the rows. Those in flight that no function explains are unverifiable."""
+    charges = _Charges(snapshot, rows)
+    judged = [charges.judged(row, row.allowance) if row.allowance else row for row in rows]
     same: defaultdict[tuple[str, int | None, int | None], list[Row]] = defaultdict(list)
     for row in judged:
-        if row.allowance is not None and pages.is_of_pages(row):
+        if row.allowance is not None and _is_restricted(row):
             same[row.item, row.nid, row.difference].append(row)
     return [
         _as_below(snapshot, now, same[now.item, now.nid, now.difference])
@@ -69,10 +70,9 @@ def _as_below(snapshot: Snapshot, row: Row, others: Sequence[Row]) -> Row:
     return row
 
 
-class _Pages:
+class _Charges:
     def __init__(self, snapshot: Snapshot, rows: Sequence[Row]) -> None:
         self.snapshot = snapshot
-        self.charging = {(cpu.cpu, cpu.pid) for cpu in snapshot.running if is_charging(cpu)}
         off = [row for row in rows if row.status != "exact"]
         self.lacking = self._above(row for row in off if _is_of_objcg(row))
         # By the items of rows: memcgs that have one in their subtree, and one that is off.
@@ -90,28 +90,32 @@ class _Pages:
         memcgs = {row.memcg for row in rows}
         return {above for memcg in memcgs for above in self.snapshot.ancestors(memcg)}
 
-    def is_of_pages(self, row: Row) -> bool:
-        """Return whether a row is in flight by a charge of pages."""
-        half_done = half_done_of(row)
-        return row.status == "in-flight" and half_done is not None and bool(half_done.shows_in)
-
     def judged(self, row: Row, shown: Allowance) -> Row:
         """Return a row, unverifiable if its charge does not agree with the rules above."""
-        if not self.is_of_pages(row):
+        half_done = half_done_of(row)
+        if not _is_restricted(row) or half_done is None:
             return row
-        judged = self._precharged(row, shown)
-        if judged is None and (shown.cpu, shown.pid) not in self.charging:
-            return _unverifiable(row, f"{shown.comm} ({shown.pid}) was in no function that charges")
-        others = self._others(row)
+        judged = self._precharged(row, shown, half_done)
+        if judged is None and not self._is_in(half_done, shown):
+            return _unverifiable(
+                row, f"{shown.comm} ({shown.pid}) was in no function that makes such charges"
+            )
+        others = [i for i in half_done.shows_in if row.memcg in self.compared.get(i, ())]
         shows = any(row.memcg in self.off.get(item, ()) for item in others)
         if others and not shows and not _is_of_users(judged or row):
             return _unverifiable(row, f"{' and '.join(others)} does not show it")
         return judged or row
 
-    def _precharged(self, row: Row, shown: Allowance) -> Row | None:
-        """Return a row if its pages are charged for an object whose owner is not recorded."""
-        half_done, task = half_done_of(row), (shown.cpu, shown.pid)
-        if shown.held is None or half_done is None:
+    def _is_in(self, half_done: HalfDone, shown: Allowance) -> bool:
+        task = shown.cpu, shown.pid
+        return any(
+            half_done.is_in(cpu) for cpu in self.snapshot.running if (cpu.cpu, cpu.pid) == task
+        )
+
+    def _precharged(self, row: Row, shown: Allowance, half_done: HalfDone) -> Row | None:
+        """Return a row if it is about an object whose owner is not recorded."""
+        task = shown.cpu, shown.pid
+        if shown.held is None:
             return None
         for context in possible_contexts(self.snapshot, row):
             if (context.cpu.cpu, context.cpu.pid) == task:
@@ -124,16 +128,19 @@ class _Pages:
 
     def _is_precharge(self, row: Row, held: Held) -> bool:
         page_size = self.snapshot.image.page_size
-        return (
-            held.kind in _OBJECTS
-            and (row.memcg in self.lacking or held.bytes % page_size == 0)
-            and is_nearest_page(held.bytes, abs(row.difference or 0), page_size)
+        if held.kind not in _OBJECTS:
+            return False
+        if row.unit == "references":
+            return row.memcg in self.lacking
+        return (row.memcg in self.lacking or held.bytes % page_size == 0) and is_nearest_page(
+            held.bytes, abs(row.difference or 0), page_size
         )
 
-    def _others(self, row: Row) -> list[str]:
-        half_done = half_done_of(row)
-        items = () if half_done is None else half_done.shows_in
-        return [item for item in items if row.memcg in self.compared.get(item, ())]
+
+def _is_restricted(row: Row) -> bool:
+    """Return whether a row is in flight by a charge that only some functions make."""
+    half_done = half_done_of(row)
+    return row.status == "in-flight" and half_done is not None and half_done.only_in is not None
 
 
 def _is_of_objcg(row: Row) -> bool:

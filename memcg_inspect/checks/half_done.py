@@ -20,11 +20,13 @@ from memcg_inspect.report import Row
 
 __all__ = (
     "CGROUP",
+    "CHARGING",
     "FLUSH",
     "FOLD",
     "LEVEL",
     "LRU",
     "PAGES",
+    "PAGETABLE",
     "PERCPU",
     "SLAB",
     "SOCK",
@@ -40,7 +42,6 @@ __all__ = (
     "block_pages",
     "charge_batches",
     "folio_pages",
-    "is_charging",
     "is_nearest_page",
     "largest_kmem",
     "largest_object",
@@ -97,6 +98,18 @@ PERCPU = rf"{_CHARGE}|{_STOCK}|{_STAT}|pcpu_|alloc_percpu|free_percpu|percpu_cre
 #: Functions that charge bytes to obj_cgroups. They charge whole pages first. pcpu_alloc() clears
 #: the memory of all CPUs before pcpu_memcg_post_alloc_hook() records its owner.
 OBJCG = rf"{SLAB}|{PERCPU}|zswap"
+#: Functions that charge or uncharge memory to memcgs. Each is called from another file of the
+#: kernel, or calls one that is.
+CHARGING = (
+    rf"{_CHARGE}|{_STOCK}|mod_memcg_(page_)?state|memcg_account_kmem|uncharge_(folio|batch|list)"
+    r"|commit_charge|mem_cgroup_(migrate|replace|move|swapout)|memcg1?_(swapout|slab|hotplug|move)"
+    r"|obj_cgroup_|pcpu_memcg_"
+)
+#: Functions that make or free page tables, or that call those that do, where these are inlined.
+PAGETABLE = (
+    r"pagetable_|(pte|pmd|pud|p4d|pgd|pgtable)_\w*(alloc|free|install|ctor|dtor)|free_p[gmu4]d_"
+    r"|tlb_remove_table|zap_huge_|zap_deposited_|collapse_|retract_page_tables|kernel_pgtable_"
+)
 #: mem_cgroup_css_rstat_flush() moves amounts from one place to the next, one counter at a time.
 #: css_release_work_fn() takes a memcg off the list of children before it flushes its counters.
 FLUSH = (
@@ -138,16 +151,6 @@ def pattern(*parts: str) -> re.Pattern[str]:
     Underscores before a name, and the prefixes of system calls, are not part of it.
     """
     return re.compile(rf"(?:__x64_sys_|__arm64_sys_|__se_sys_|_*)(?:{'|'.join(parts)})")
-
-
-#: Each is called from another file of the kernel, or includes functions of its own file that are.
-_CHARGING = pattern(
-    _CHARGE,
-    _STOCK,
-    r"mod_memcg_(page_)?state|memcg_account_kmem|uncharge_(folio|batch|list)",
-    r"commit_charge|mem_cgroup_(migrate|replace|move|swapout)|memcg1?_(swapout|slab|hotplug|move)",
-    r"obj_cgroup_|pcpu_memcg_",
-)
 
 
 def largest_object(snapshot: Snapshot) -> int:
@@ -251,9 +254,9 @@ class HalfDone:
     :ivar unpaid: whether nobody pays for an object or a folio while its charge is half done:
         counters are charged before its owner is set, and uncharged after the owner is cleared.
         Only __memcg_kmem_uncharge_page() clears it last, and zswap_entry_free() never does.
-    :ivar shows_in: if given, only the functions that charge memory change the counters, and a
-        charge of kernel memory shows in the rows of these items, too. See
-        :mod:`memcg_inspect.checks.charging`
+    :ivar only_in: if given, functions that begin and end such a charge. A task that is in none of
+        them has left none half done. See :mod:`memcg_inspect.checks.charging`
+    :ivar shows_in: items of rows in which a charge of kernel memory shows, too
     :ivar of_nodes: whether rows compare counters of nodes, which CPUs fold
     :ivar areas: if given, rows count pages of vmalloc areas, which a task may be counting or
         freeing; it returns the most by which that may change a row, of a subtree or not, in pages
@@ -275,6 +278,7 @@ class HalfDone:
     amounts: Callable[[Snapshot, Running], Iterable[int]] = _none
     modulo: bool = False
     unpaid: bool = False
+    only_in: re.Pattern[str] | None = None
     shows_in: tuple[str, ...] = ()
     of_nodes: bool = False
     areas: Callable[[Snapshot, Running, Row, bool], int] | None = None
@@ -287,6 +291,11 @@ class HalfDone:
     def _is_place(self, function: str) -> bool:
         adds = self.of_nodes and _ADDS_TO_NODE.match(function) is not None
         return adds or self.functions.match(function) is not None
+
+    def is_in(self, cpu: Running) -> bool:
+        """Return whether a CPU may have begun such a charge, and not ended it."""
+        names = (_CLONE.sub("", function) for function in cpu.functions)
+        return self.only_in is None or any(map(self.only_in.match, names))
 
     def flushes(self, cpu: Running) -> bool:
         """Return whether a CPU was flushing counters, which changes many of them by any amount."""
@@ -361,11 +370,6 @@ class HalfDone:
             return (off - amount) % page_size == 0 or (off + amount) % page_size == 0
         in_pages = self.in_pages and row.unit == "bytes"
         return off == amount * (page_size if in_pages else 1)
-
-
-def is_charging(cpu: Running) -> bool:
-    """Return whether a CPU was in a function that charges or uncharges memory to memcgs."""
-    return any(_CHARGING.match(_CLONE.sub("", function)) for function in cpu.functions)
 
 
 def _adds_to_node(cpu: Running) -> bool:

@@ -71,7 +71,7 @@ def test_a_task_that_does_not_charge(held: Held) -> None:
     allocating = task("get_page_from_freelist", held, PAYER)
     found = judged(allocating, kmem(1), usage(1), whole_pages(0), subtree(1))
     assert [row.status for row in found] == ["unverifiable"] * 2 + ["exact", "unverifiable"]
-    assert "sh (7) was in no function that charges" in (found[0].reason or "")
+    assert "sh (7) was in no function that makes such charges" in (found[0].reason or "")
     assert found[0].allowance is None
 
 

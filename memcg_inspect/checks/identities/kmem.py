@@ -18,6 +18,7 @@ from collections.abc import Mapping
 
 from memcg_inspect.checks.check import Check
 from memcg_inspect.checks.half_done import (
+    CHARGING,
     FLUSH,
     OBJCG,
     PAGES,
@@ -113,6 +114,7 @@ HALF_DONE = HalfDone(
     kinds=("object", "cache", "zswap", "percpu", "kmem", "folio", "batch"),
     amounts=stock_pages,
     unpaid=True,
+    only_in=pattern(CHARGING),
     shows_in=("memory.usage",),
 )
 

@@ -11,7 +11,7 @@ levels that are counted are those whose pages have the type of page tables (``PG
 from __future__ import annotations
 
 from memcg_inspect.checks.check import Charges, Check
-from memcg_inspect.checks.half_done import FLUSH, PAGES, HalfDone, pattern
+from memcg_inspect.checks.half_done import FLUSH, PAGES, PAGETABLE, HalfDone, pattern
 from memcg_inspect.checks.kernel_pages import rows_by_node
 from memcg_inspect.checks.rows import RowKey
 from memcg_inspect.checks.snapshot import Snapshot
@@ -37,6 +37,10 @@ CHECK = Check(
     places=("folded", "pending_cpu"),
     rows=pagetable_rows,
     items=(ITEM,),
-    half_done=HalfDone(pattern(PAGES, r"exit_mm|mmput|tlb_", FLUSH), lambda snapshot: 2),
+    half_done=HalfDone(
+        pattern(PAGES, r"exit_mm|mmput|tlb_", FLUSH),
+        lambda snapshot: 2,
+        only_in=pattern(PAGETABLE),
+    ),
     charges=Charges(("kmem",)),
 )

@@ -12,7 +12,15 @@ neither counter. Counters of the children are subtracted before the comparison.
 from __future__ import annotations
 
 from memcg_inspect.checks.check import Check, in_flight
-from memcg_inspect.checks.half_done import LRU, PAGES, HalfDone, batch_pages, folio_pages, pattern
+from memcg_inspect.checks.half_done import (
+    CHARGING,
+    LRU,
+    PAGES,
+    HalfDone,
+    batch_pages,
+    folio_pages,
+    pattern,
+)
 from memcg_inspect.checks.held_on_stack import held_on_stack
 from memcg_inspect.checks.identities.swap import FUNCTIONS
 from memcg_inspect.checks.page_counters import (
@@ -72,5 +80,10 @@ CHECK = Check(
     not_kept=_not_kept,
     of_subtrees=True,
     explain=lambda snapshot, row: in_flight(held_on_stack(snapshot, row, most_swapped)),
-    half_done=HalfDone(pattern(FUNCTIONS, LRU, PAGES), batch_pages, folios=folio_pages),
+    half_done=HalfDone(
+        pattern(FUNCTIONS, LRU, PAGES),
+        batch_pages,
+        folios=folio_pages,
+        only_in=pattern(CHARGING, r"mem_cgroup_\w*swap|memcg1_swap"),
+    ),
 )

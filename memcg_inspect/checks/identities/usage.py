@@ -15,6 +15,7 @@ from collections import Counter
 
 from memcg_inspect.checks.check import Check
 from memcg_inspect.checks.half_done import (
+    CHARGING,
     LRU,
     OBJCG,
     PAGES,
@@ -109,6 +110,7 @@ CHECK = Check(
         kinds=("object", "cache", "zswap", "percpu", "kmem", "folio", "batch"),
         amounts=charge_batches,
         unpaid=True,
+        only_in=pattern(CHARGING),
         shows_in=("MEMCG_KMEM", "NR_KMEM"),
     ),
 )
