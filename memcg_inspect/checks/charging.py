@@ -3,14 +3,14 @@
 Functions that charge
 ---------------------
 
-One page or one reference is the most common charge, and most stacks point to a page or to an
-object. So rows of pages and references need more evidence than that. This is the third pass over
-rows in flight. It knows where the kernel changes which counter:
+One page is the most common charge, and most stacks point to a page or to an object. So rows of
+pages need more evidence than that. This is the third pass over rows in flight. It knows where the
+kernel changes which counter:
 
-* A function that charges pages changes the page counters and ``MEMCG_KMEM``, takes a reference, and
-  records the owner of the pages, before it returns. So does one that uncharges them. A CPU that is
-  in none of them has left no charge of pages half done. The same is true of page tables, which have
-  functions of their own. See :attr:`memcg_inspect.checks.half_done.HalfDone.only_in`.
+* A function that charges pages changes the page counters and ``MEMCG_KMEM``, and records the owner
+  of the pages, before it returns. So does one that uncharges them. A CPU that is in none of them
+  has left no charge of pages half done. The same is true of page tables, which have functions of
+  their own. See :attr:`memcg_inspect.checks.half_done.HalfDone.only_in`.
 * ``obj_cgroup_charge_pages()`` changes the page counter and ``MEMCG_KMEM`` with nothing in between.
   So a charge of kernel memory shows in both.
 * ``obj_cgroup_charge()`` charges whole pages for an object, and keeps what the object does not
@@ -130,8 +130,6 @@ class _Charges:
         page_size = self.snapshot.image.page_size
         if held.kind not in _OBJECTS:
             return False
-        if row.unit == "references":
-            return row.memcg in self.lacking
         return (row.memcg in self.lacking or held.bytes % page_size == 0) and is_nearest_page(
             held.bytes, abs(row.difference or 0), page_size
         )

@@ -14,7 +14,6 @@ from collections import Counter, defaultdict
 from memcg_inspect.checks.check import Check, Explained, references_differ
 from memcg_inspect.checks.half_done import (
     CGROUP,
-    CHARGING,
     LRU,
     OBJCG,
     PAGES,
@@ -141,7 +140,6 @@ CHECK = Check(
         lambda snapshot: snapshot.limits.folio_batch + 1,
         kinds=("object", "cache", "percpu", "kmem", "folio", "batch"),
         unpaid=True,
-        only_in=pattern(CHARGING, CGROUP),
     ),
     explain=lambda snapshot, row: (
         _being_freed(snapshot, row) or being_split(snapshot, row) or being_stored(snapshot, row)
