@@ -27,12 +27,12 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import replace
 
-from memcg_inspect.checks.half_done import HalfDone, is_nearest_page
+from memcg_inspect.checks.half_done import OBJECT_KINDS, HalfDone, is_nearest_page
 from memcg_inspect.checks.inflight import (
     allowance_of,
+    context_of,
     fitting,
     half_done_of,
-    possible_contexts,
     reason_of,
 )
 from memcg_inspect.checks.registry import check_of
@@ -41,8 +41,6 @@ from memcg_inspect.model import Allowance, Held
 from memcg_inspect.report import Row
 
 __all__ = ("judge_charging",)
-
-_OBJECTS = ("object", "cache", "zswap", "percpu")
 
 
 def judge_charging(snapshot: Snapshot, rows: Sequence[Row]) -> list[Row]:
@@ -114,21 +112,19 @@ class _Charges:
 
     def _precharged(self, row: Row, shown: Allowance, half_done: HalfDone) -> Row | None:
         """Return a row if it is about an object whose owner is not recorded."""
-        task = shown.cpu, shown.pid
-        if shown.held is None:
+        context = context_of(self.snapshot, row)
+        if shown.held is None or context is None:
             return None
-        for context in possible_contexts(self.snapshot, row):
-            if (context.cpu.cpu, context.cpu.pid) == task:
-                some = [shown.held, *fitting(self.snapshot, half_done, context, row)]
-                held = next((held for held in some if self._is_precharge(row, held)), None)
-                if held is not None:
-                    now = allowance_of(context, held, row)
-                    return replace(row, allowance=now, reason=reason_of(context, now))
-        return None
+        some = [shown.held, *fitting(self.snapshot, half_done, context, row)]
+        held = next((held for held in some if self._is_precharge(row, held)), None)
+        if held is None:
+            return None
+        now = allowance_of(context, held, row)
+        return replace(row, allowance=now, reason=reason_of(context, now))
 
     def _is_precharge(self, row: Row, held: Held) -> bool:
         page_size = self.snapshot.image.page_size
-        if held.kind not in _OBJECTS:
+        if held.kind not in OBJECT_KINDS:
             return False
         return (row.memcg in self.lacking or held.bytes % page_size == 0) and is_nearest_page(
             held.bytes, abs(row.difference or 0), page_size
@@ -149,7 +145,7 @@ def _is_of_objcg(row: Row) -> bool:
 def _is_of_users(row: Row) -> bool:
     """Return whether a row may be in flight by a charge of user pages, page cache or sockets."""
     held = None if row.allowance is None else row.allowance.held
-    is_kernel_memory = held is not None and held.kind in (*_OBJECTS, "kmem")
+    is_kernel_memory = held is not None and held.kind in (*OBJECT_KINDS, "kmem")
     return "lru" in check_of(row).sources and not is_kernel_memory
 
 

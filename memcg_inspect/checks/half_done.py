@@ -37,6 +37,7 @@ __all__ = (
     "NODE_LEVELS",
     "NODE_TOTALS",
     "OBJCG",
+    "OBJECT_KINDS",
     "HalfDone",
     "batch_pages",
     "block_pages",
@@ -110,6 +111,8 @@ PAGETABLE = (
     r"pagetable_|(pte|pmd|pud|p4d|pgd|pgtable)_\w*(alloc|free|install|ctor|dtor)|free_p[gmu4]d_"
     r"|tlb_remove_table|zap_huge_|zap_deposited_|collapse_|retract_page_tables|kernel_pgtable_"
 )
+#: What is charged in bytes.
+OBJECT_KINDS: tuple[HeldKind, ...] = ("object", "cache", "zswap", "percpu")
 #: mem_cgroup_css_rstat_flush() moves amounts from one place to the next, one counter at a time.
 #: css_release_work_fn() takes a memcg off the list of children before it flushes its counters.
 FLUSH = (

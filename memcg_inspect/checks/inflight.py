@@ -44,6 +44,7 @@ __all__ = (
     "Context",
     "allowance_of",
     "by_cell",
+    "context_of",
     "fitting",
     "half_done_of",
     "is_same_charge",
@@ -76,6 +77,17 @@ def possible_contexts(snapshot: Snapshot, row: Row) -> list[Context]:
     if half_done is None:
         return []
     return _possible(snapshot, half_done, row, list(_contexts(snapshot, half_done)))
+
+
+def context_of(snapshot: Snapshot, row: Row) -> Context | None:
+    """Return the task that explains a row; ``None`` if none does."""
+    shown = row.allowance
+    if row.status != "in-flight" or shown is None:
+        return None
+    for context in possible_contexts(snapshot, row):
+        if (context.cpu.cpu, context.cpu.pid) == (shown.cpu, shown.pid):
+            return context
+    return None
 
 
 def mark_in_flight(snapshot: Snapshot, rows: Sequence[Row]) -> list[Row]:

@@ -23,10 +23,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
+from memcg_inspect.checks.half_done import OBJECT_KINDS
 from memcg_inspect.checks.inflight import (
     Context,
     allowance_of,
     by_cell,
+    context_of,
     fitting,
     half_done_of,
     is_same_charge,
@@ -107,22 +109,11 @@ def _by_task(
 ) -> Mapping[_Task, list[_Candidate]]:
     found: defaultdict[_Task, list[_Candidate]] = defaultdict(list)
     for number, row in enumerate(rows):
-        context = None if number in without else _context(snapshot, row)
+        context = None if number in without else context_of(snapshot, row)
         if context is not None and row.allowance is not None and not context.moves_many:
             candidate = _candidate(snapshot, number, row, context)
             found[context.cpu.cpu, context.cpu.pid, row.allowance.held is None].append(candidate)
     return found
-
-
-def _context(snapshot: Snapshot, row: Row) -> Context | None:
-    """Return the task that explains a row; ``None`` if none does."""
-    shown = row.allowance
-    if row.status != "in-flight" or shown is None:
-        return None
-    for context in possible_contexts(snapshot, row):
-        if (context.cpu.cpu, context.cpu.pid) == (shown.cpu, shown.pid):
-            return context
-    return None
 
 
 def _candidate(snapshot: Snapshot, number: int, row: Row, context: Context) -> _Candidate:
@@ -137,7 +128,7 @@ def _is_sum(snapshot: Snapshot, row: Row) -> bool:
     half_done = half_done_of(row)
     if row.status != "in-flight" or row.allowance is None or half_done is None:
         return False
-    context = _context(snapshot, row)
+    context = context_of(snapshot, row)
     return context is None or shown_by(snapshot, half_done, context, row) is None
 
 
@@ -166,7 +157,7 @@ def _events(candidates: Sequence[_Candidate]) -> Iterator[_Event]:
 
 
 def _size(held: Held) -> _Size:
-    return held.kind in ("object", "cache", "zswap", "percpu"), held.bytes
+    return held.kind in OBJECT_KINDS, held.bytes
 
 
 def _agrees(snapshot: Snapshot, event: _Event, candidate: _Candidate) -> bool:

@@ -11,7 +11,7 @@ This needs no counter.
 from __future__ import annotations
 
 from memcg_inspect.checks.check import Charges, Check
-from memcg_inspect.checks.half_done import OBJCG, HalfDone, pattern, stock_bytes
+from memcg_inspect.checks.half_done import OBJCG, OBJECT_KINDS, HalfDone, pattern, stock_bytes
 from memcg_inspect.checks.rows import Missing, RowKey, make_row
 from memcg_inspect.checks.snapshot import OBJECTS, Snapshot
 from memcg_inspect.report import Row
@@ -71,7 +71,7 @@ CHECK = Check(
         pattern(OBJCG),
         # Rows differ from the nearest number of pages.
         lambda snapshot: snapshot.image.page_size // 2,
-        kinds=("object", "cache", "zswap", "percpu"),
+        kinds=OBJECT_KINDS,
         amounts=stock_bytes,
         unpaid=True,
         modulo=True,

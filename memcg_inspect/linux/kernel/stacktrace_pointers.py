@@ -26,7 +26,7 @@ from memcg_inspect.linux.mm.debug import PageInfo, page_at, page_behind, read_pa
 from memcg_inspect.linux.mm.memcontrol import accounting, nodeinfo
 from memcg_inspect.linux.mm.memcontrol_limits import read_limits
 from memcg_inspect.linux.mm.mmzone import mem_map
-from memcg_inspect.linux.mm.percpu import MIN_ALLOC_SIZE, MIN_UNIT_SIZE, percpu_charge
+from memcg_inspect.linux.mm.percpu import MIN_ALLOC_SIZE, largest_percpu_size, percpu_charge
 from memcg_inspect.linux.mm.slab import SlabCache, SlabReader
 from memcg_inspect.linux.mm.vmalloc_vfree import PartialAreaReader
 from memcg_inspect.linux.mm.zswap import ZswapReader, zswap_entry_cache
@@ -161,7 +161,8 @@ class PointerReader:
         """
         if accounting(self.image) == "kmem-per-node":
             return
-        for size in sorted(word for word in set(words) if 0 < word <= MIN_UNIT_SIZE):
+        most = largest_percpu_size(self.image)
+        for size in sorted(word for word in set(words) if 0 < word <= most):
             if size % MIN_ALLOC_SIZE == 0:
                 yield Held("percpu", size, bytes=percpu_charge(self.image, size))
 

@@ -40,6 +40,7 @@ __all__ = (
     "PcpuPlace",
     "PercpuReader",
     "largest_percpu_charge",
+    "largest_percpu_size",
     "percpu_charge",
 )
 
@@ -52,7 +53,12 @@ MIN_UNIT_SIZE = 32 << 10
 
 def largest_percpu_charge(image: Image) -> int:
     """Return the bytes charged for the largest possible allocation."""
-    return percpu_charge(image, max(MIN_UNIT_SIZE, mem_map(image).page_size))
+    return percpu_charge(image, largest_percpu_size(image))
+
+
+def largest_percpu_size(image: Image) -> int:
+    """Return the bytes for each CPU of the largest possible allocation."""
+    return max(MIN_UNIT_SIZE, mem_map(image).page_size)
 
 
 def percpu_charge(image: Image, size: int) -> int:
