@@ -109,3 +109,14 @@ def test_an_object_whose_owner_is_not_recorded() -> None:
     found = judged(task("pcpu_alloc_area", OBJECT, page, PAYER), kmem(1), usage(1), whole_pages(0))
     assert [row.status for row in found] == ["in-flight", "in-flight", "exact"]
     assert [row.allowance and row.allowance.held for row in found[:2]] == [page] * 2
+
+
+def test_page_tables_have_functions_of_their_own() -> None:
+    row = make_row(RowKey("pagetable", "NR_PAGETABLE", "pages", A, 1), {"table": 0}, {"folded": 1})
+    for function, status in (
+        ("pte_alloc_one", "in-flight"),
+        ("___pte_free_tlb", "in-flight"),
+        ("get_page_from_freelist", "unverifiable"),
+        ("__free_frozen_pages", "unverifiable"),
+    ):
+        assert statuses(task(function, BLOCK, PAYER), row) == [status], function
