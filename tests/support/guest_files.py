@@ -46,8 +46,9 @@ def still_current(image: GuestImage) -> dict[str, int]:
     return {path: size for path, size in second.items() if first[path] == size}
 
 
-#: Items of the root that change after the second copy: memory of the guest's own programs.
+#: Items of the root that change after the second copy: memory of the guest's own programs. The one
+#: that copies may still exit when the guest is frozen.
 MOVES_IN_ROOT = {
-    "anon", "file", "shmem", "file_mapped", "active_anon", "inactive_anon", "pagetables",
-    "kernel", "pgfault",
+    "anon", "anon_thp", "file", "shmem", "file_mapped", "active_anon", "inactive_anon",
+    "pagetables", "kernel", "pgfault",
 }  # fmt: skip
