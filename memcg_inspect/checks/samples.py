@@ -10,6 +10,9 @@ row that is exact in one sample is exact. A row that differs is a finding only i
 number of samples is high because a busy machine repeats the same half-done operation often, and
 because an audit has thousands of rows, so that rare coincidences do occur.
 
+A task can wait in the middle of a charge for longer than all samples take. From the sample with
+number :data:`SAMPLES` on, what tasks on no CPU were doing may explain a row, as in a frozen image.
+
 Memory that the program itself allocates while it reads is charged to the memcg that it runs in, in
 each sample the same amount. A difference there proves nothing.
 """
@@ -178,6 +181,8 @@ def _settled(history: _History, is_whole: bool) -> Row:
         return replace(last, status="moving", reason=reason)
     if history.is_proved():
         return history.verified()[-1]
+    if last.status == "unverifiable" and history.is_constant():
+        return last
     reason = f"changed between {history.samples} samples"
     return replace(last, status="moving", reason=reason, moved=history.moved())
 

@@ -21,7 +21,13 @@ from memcg_inspect.checks.diagnosis import diagnose
 from memcg_inspect.checks.evidence_query import Candidates, EvidenceQuery
 from memcg_inspect.checks.findings import attach
 from memcg_inspect.checks.judge import Judgement, judge, verdict
-from memcg_inspect.checks.samples import common_coverage, is_settled, settle, without_rows
+from memcg_inspect.checks.samples import (
+    SAMPLES,
+    common_coverage,
+    is_settled,
+    settle,
+    without_rows,
+)
 from memcg_inspect.checks.skew import charged
 from memcg_inspect.checks.snapshot import Snapshot
 from memcg_inspect.checks.uncharged import uncharged
@@ -31,7 +37,7 @@ from memcg_inspect.collect.collector import collect
 from memcg_inspect.collect.counter_words import find_words
 from memcg_inspect.collect.css_stacks import with_css_stacks
 from memcg_inspect.collect.evidence import find_evidence
-from memcg_inspect.collect.stopped import with_pending, with_running, with_unlisted
+from memcg_inspect.collect.stopped import with_pending, with_running, with_unlisted, with_waiting
 from memcg_inspect.collect.unlisted_maps import with_map_makers
 from memcg_inspect.image.image import Image
 from memcg_inspect.image.missing import as_image_errors, why_missing
@@ -69,7 +75,8 @@ def _audit(image: Image) -> Report:
     while not frozen and not _is_enough(samples) and not image.progress.stop:
         # Wait for a random time, so that samples do not coincide with a periodic workload.
         time.sleep(random.uniform(0.02, 0.2))
-        samples.append(_take_sample(image, clock, frozen))
+        is_decisive = len(samples) >= SAMPLES - 1
+        samples.append(_take_sample(image, clock, frozen, is_decisive))
     return _report(image, clock, samples)
 
 
@@ -78,7 +85,13 @@ class _Sample(NamedTuple):
     judged: Judgement
 
 
-def _take_sample(image: Image, clock: Clock, frozen: bool) -> _Sample:
+def _take_sample(image: Image, clock: Clock, frozen: bool, is_decisive: bool = False) -> _Sample:
+    """
+    Read and judge an image.
+
+    :param is_decisive: whether this sample of a running kernel may turn differences into findings.
+        What tasks wait for in the middle of a charge can take longer than all samples.
+    """
     for tries in range(_MOST_TRIES):
         try:
             snapshot = with_pending(image, with_unlisted(image, collect(image, clock)))
@@ -94,6 +107,8 @@ def _take_sample(image: Image, clock: Clock, frozen: bool) -> _Sample:
         with clock.measure("running"):
             if frozen and not snapshot.running:
                 snapshot = with_running(image, snapshot)
+            elif is_decisive:
+                snapshot = with_waiting(image, snapshot)
             # Tasks sleep with references for seconds, longer than all samples take.
             snapshot = with_css_stacks(image, snapshot, judged.rows)
             snapshot = with_map_makers(image, snapshot, judged.rows)

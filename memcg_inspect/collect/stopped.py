@@ -15,10 +15,10 @@ from dataclasses import replace
 from memcg_inspect.checks.snapshot import Snapshot
 from memcg_inspect.collect.released import RELEASED, Pending
 from memcg_inspect.image.image import Image
-from memcg_inspect.linux.kernel.stacktrace import read_running
+from memcg_inspect.linux.kernel.stacktrace import read_running, read_waiting
 from memcg_inspect.model_freeing import Transient
 
-__all__ = ("with_pending", "with_running", "with_unlisted")
+__all__ = ("with_pending", "with_running", "with_unlisted", "with_waiting")
 
 
 def with_running(image: Image, snapshot: Snapshot) -> Snapshot:
@@ -27,9 +27,27 @@ def with_running(image: Image, snapshot: Snapshot) -> Snapshot:
 
     This takes as long as reading all slabs.
     """
-    released = {memcg.address for memcg in snapshot.transients.get(0, ())} - snapshot.memcgs.keys()
-    running = read_running(image, snapshot.memcgs, snapshot.objcgs, released)
+    running = read_running(image, snapshot.memcgs, snapshot.objcgs, _released(snapshot))
     return replace(snapshot, running=running)
+
+
+def with_waiting(image: Image, snapshot: Snapshot) -> Snapshot:
+    """
+    Return a snapshot of a running kernel with what tasks on no CPU were doing.
+
+    If that cannot be read because tasks come and go, the snapshot is as it was.
+    """
+    try:
+        waiting = read_waiting(image, snapshot.memcgs, snapshot.objcgs, _released(snapshot))
+    except Exception:
+        # On a running kernel, memory that was freed and reused can lead to any error.
+        return snapshot
+    return replace(snapshot, running=waiting)
+
+
+def _released(snapshot: Snapshot) -> set[int]:
+    """Return the memcgs that are in no list any more, ``struct mem_cgroup *``."""
+    return {memcg.address for memcg in snapshot.transients.get(0, ())} - snapshot.memcgs.keys()
 
 
 def with_unlisted(image: Image, snapshot: Snapshot) -> Snapshot:

@@ -22,6 +22,7 @@ from support.guests import BUILT_KERNELS, DEBIAN_KERNELS, KERNELS, ROOT, kernels
 from support.live_guest import execute, from_inside, from_outside, kept
 from support.terminals import read_terminal
 
+from memcg_inspect.checks.samples import SAMPLES
 from memcg_inspect.image.image import Image
 from memcg_inspect.image.program import ImageSource, open_program
 from memcg_inspect.image.qmp import Monitor
@@ -211,6 +212,27 @@ def test_a_fault_is_found_in_the_churn_for_long(tmp_path: Path, kernel: str) -> 
     found, went = lost(tmp_path, kernel, 20)
     assert found == [run * LOST for run in range(1, 21)]
     assert went > 20
+
+
+@pytest.mark.parametrize("kernel", LAB_KERNEL)
+def test_a_task_that_waits_in_the_middle_of_a_charge(tmp_path: Path, kernel: str) -> None:
+    """It waits for longer than all samples take. What it charged is no finding; a fault is."""
+    modules = [str(ROOT / "fixtures" / "modules" / name) for name in MODULES]
+    words = ["--nodes", "2", "--cpus", "2", "--module", modules[0]]
+    words += ["--module", f"{modules[1]}:endless=2816", "--freeze", "none"]
+    words += ["--run", str(ROOT / "fixtures" / "scenes" / "percpu.sh")]
+    with kept(tmp_path, kernel, *words) as qmp:
+        lose(tmp_path)
+        execute(tmp_path, "echo 1 >/sys/kernel/debug/percpu_hold")
+        report = from_outside(qmp)["report"]
+    assert report["looks"] >= SAMPLES
+    path = {memcg["address"]: memcg["path"] for memcg in report["memcgs"]}
+    assert {path[f["memcg"]] for f in report["findings"]} == {"/planted"}
+    waits = [row for row in report["rows"] if row["status"] == "in-flight"]
+    rows = {(row["identity"], path[row["memcg"]]) for row in waits}
+    assert rows >= {(identity, "/percpu") for identity in ("kmem", "usage", "objcg_bytes")}
+    for row in waits:
+        assert re.search(r"2,816 bytes for each CPU by cat .* which was not running", row["reason"])
 
 
 def is_running(folder: Path) -> bool:

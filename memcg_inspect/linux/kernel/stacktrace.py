@@ -25,7 +25,7 @@ from memcg_inspect.linux.kernel.stacktrace_words import stack_words
 from memcg_inspect.linux.mm.mmzone import online_cpus
 from memcg_inspect.model import Running
 
-__all__ = ("read_running",)
+__all__ = ("read_running", "read_waiting")
 
 #: The most frames that are kept of a stack.
 _MOST_FRAMES = 24
@@ -62,6 +62,21 @@ def read_running(
     """
     reader = _Reader(image, memcgs, objcgs, released)
     return [*reader.on_cpus(), *reader.waiting()]
+
+
+def read_waiting(
+    image: Image,
+    memcgs: Collection[int] = (),
+    objcgs: Collection[int] = (),
+    released: Collection[int] = (),
+) -> list[Running]:
+    """
+    Return what was preempted or blocked in a running kernel. The parameters are as above.
+
+    Tasks on CPUs move, and have no stack that could be read.
+    """
+    reader = _Reader(image, memcgs, objcgs, released)
+    return [task for task in reader.waiting() if task.held is not None]
 
 
 class _Reader:
