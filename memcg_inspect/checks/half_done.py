@@ -106,10 +106,19 @@ CHARGING = (
     r"|commit_charge|mem_cgroup_(migrate|replace|move|swapout)|memcg1?_(swapout|slab|hotplug|move)"
     r"|obj_cgroup_|pcpu_memcg_"
 )
-#: Functions that make or free page tables, or that call those that do, where these are inlined.
+#: Functions that change a counter of a memcg and the same one of its node, or that of the node and
+#: that of a memcg, one after the other. Each is a function of its own in Linux 6.1 to 7.3, or is
+#: part of another one here: without debugging information, stacks do not show inlined functions.
+LEVEL = r"mod_(memcg_)?lruvec_(page_|kmem_)?state|lruvec_stat_mod_folio"
+#: Functions that add to a counter of a node. What exceeds the CPU's threshold goes from its
+#: vm_node_stat_diff to vm_stat of the node, and to vm_node_stat. See node_page_state_add().
+NODE = r"(mod|inc|dec)_node_(page_)?state"
+#: Functions that make or free page tables, or that count them, where the others are inlined: into
+#: do_fault(), copy_huge_pmd() and alloc_pte_page(), for example.
 PAGETABLE = (
     r"pagetable_|(pte|pmd|pud|p4d|pgd|pgtable)_\w*(alloc|free|install|ctor|dtor)|free_p[gmu4]d_"
     r"|tlb_remove_table|zap_huge_|zap_deposited_|collapse_|retract_page_tables|kernel_pgtable_"
+    rf"|{LEVEL}|{NODE}"
 )
 #: What is charged in bytes.
 OBJECT_KINDS: tuple[HeldKind, ...] = ("object", "cache", "zswap", "percpu")
@@ -120,13 +129,6 @@ FLUSH = (
     r"|(css|cgroup)_rstat_flush"
 )
 
-#: Functions that change a counter of a memcg and the same one of its node, or that of the node and
-#: that of a memcg, one after the other. Each is a function of its own in Linux 6.1 to 7.3, or is
-#: part of another one here: without debugging information, stacks do not show inlined functions.
-LEVEL = r"mod_(memcg_)?lruvec_(page_|kmem_)?state|lruvec_stat_mod_folio"
-#: Functions that add to a counter of a node. What exceeds the CPU's threshold goes from its
-#: vm_node_stat_diff to vm_stat of the node, and to vm_node_stat. See node_page_state_add().
-NODE = r"(mod|inc|dec)_node_(page_)?state"
 #: Functions that move what one CPU has in vm_node_stat_diff, one counter after the other. They add
 #: to vm_node_stat after all nodes.
 FOLD = (
