@@ -292,8 +292,11 @@ def _judged(
     :param taken: rows that the charge of each task explains already, by CPU and PID; the row is
         added
     """
-    # The CPU that was closest to such a function is the most likely one.
-    for context in sorted(contexts, key=_depth_of_function):
+    # The CPU that was closest to such a function is the most likely one, but one that had not begun
+    # a charge, or had ended it, is not.
+    for context in sorted(
+        contexts, key=lambda c: (not half_done.is_in(c.cpu), _depth_of_function(c))
+    ):
         others = taken[context.cpu.cpu, context.cpu.pid]
         if len(others) >= context.most_rows or not is_same_charge(snapshot, others, row):
             continue

@@ -21,8 +21,9 @@ BLOCK = Held("kmem", 0xE000, OBJCG_A, 1, PAGE, "unreclaimable")
 FOLIO = Held("folio", 0xF000, 0, 1, PAGE)
 
 
-def task(function: str, *held: Held) -> Running:
-    return Running(0, 7, "sh", (function, "do_syscall_64", "entry_SYSCALL_64"), True, held)
+def task(function: str, *held: Held, callers: tuple[str, ...] = (), cpu: int = 0) -> Running:
+    functions = (function, *callers, "do_syscall_64", "entry_SYSCALL_64")
+    return Running(cpu, 7 + cpu, "sh", functions, True, held)
 
 
 def kmem(pages: int, memcg: int = A) -> Row:
@@ -45,15 +46,15 @@ def subtree(pages: int) -> Row:
     return make_row(key, {"subtree": 0}, {"folded": pages})
 
 
-def judged(running: Running, *rows: Row) -> list[Row]:
-    made = snapshot(running=(running,))
+def judged(running: Running | tuple[Running, ...], *rows: Row) -> list[Row]:
+    made = snapshot(running=(running,) if isinstance(running, Running) else running)
     marked: list[Row] = []
     for identity in dict.fromkeys(row.identity for row in rows):
         marked += mark_in_flight(made, [row for row in rows if row.identity == identity])
     return judge_charging(made, judge_together(made, marked))
 
 
-def statuses(running: Running, *rows: Row) -> list[str]:
+def statuses(running: Running | tuple[Running, ...], *rows: Row) -> list[str]:
     return [row.status for row in judged(running, *rows)]
 
 
@@ -83,6 +84,17 @@ def test_kernel_memory_shows_in_both_counters() -> None:
     assert statuses(charging, kmem(0), usage(1)) == ["exact", "unverifiable"]
     # The root has no page counter to compare.
     assert statuses(charging, kmem(1, ROOT)) == ["in-flight"]
+
+
+def test_another_task_that_points_to_pages_of_the_memcg() -> None:
+    """Any task may point to a page. The one that charges made the charge."""
+    others = task("get_page_from_freelist", BLOCK, PAYER)
+    charging = task("xas_load", BLOCK, PAYER, callers=("charge_memcg",), cpu=1)
+    for running in ((others, charging), (charging, others)):
+        [row] = judged(running, usage(1))
+        assert row.status == "in-flight"
+        assert row.allowance is not None
+        assert row.allowance.pid == 8
 
 
 def test_user_pages_show_in_the_page_counter_only() -> None:
