@@ -11,8 +11,9 @@ kernel changes which counter:
   of the pages, before it returns. So does one that uncharges them. A CPU that is in none of them
   has left no charge of pages half done. The same is true of page tables, which have functions of
   their own. See :attr:`memcg_inspect.checks.half_done.HalfDone.only_in`.
-* ``obj_cgroup_charge_pages()`` changes the page counter and ``MEMCG_KMEM`` with nothing in between.
-  So a charge of kernel memory shows in both.
+* ``obj_cgroup_charge_pages()`` changes the page counter and ``MEMCG_KMEM``, one after the other. So
+  a charge of kernel memory shows in both, unless the task is in a function that changes one of
+  them. In between, ``try_charge_memcg()`` lets a task sleep that exceeds ``memory.high``.
 * ``obj_cgroup_charge()`` charges whole pages for an object, and keeps what the object does not
   need. The owner of the object may be recorded much later: by ``pcpu_memcg_post_alloc_hook()``, by
   ``zswap_store()``, and up to Linux 6.9 by ``memcg_slab_post_alloc_hook()``. Meanwhile the bytes of
@@ -27,7 +28,15 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import replace
 
-from memcg_inspect.checks.half_done import OBJECT_KINDS, HalfDone, is_nearest_page
+from memcg_inspect.checks.half_done import (
+    BETWEEN,
+    CHARGING,
+    OBJECT_KINDS,
+    THROTTLING,
+    HalfDone,
+    is_nearest_page,
+    pattern,
+)
 from memcg_inspect.checks.inflight import (
     allowance_of,
     context_of,
@@ -37,10 +46,13 @@ from memcg_inspect.checks.inflight import (
 )
 from memcg_inspect.checks.registry import check_of
 from memcg_inspect.checks.snapshot import Snapshot
-from memcg_inspect.model import Allowance, Held
+from memcg_inspect.model import Allowance, Held, Running
 from memcg_inspect.report import Row
 
 __all__ = ("judge_charging",)
+
+_CHARGING, _TRY_CHARGE = pattern(CHARGING), pattern("try_charge")
+_BETWEEN, _THROTTLING = pattern(BETWEEN), pattern(THROTTLING)
 
 
 def judge_charging(snapshot: Snapshot, rows: Sequence[Row]) -> list[Row]:
@@ -94,21 +106,20 @@ class _Charges:
         if not _is_restricted(row) or half_done is None:
             return row
         judged = self._precharged(row, shown, half_done)
-        if judged is None and not self._is_in(half_done, shown):
+        if judged is None and not any(map(half_done.is_in, self._tasks(shown))):
             return _unverifiable(
                 row, f"{shown.comm} ({shown.pid}) was in no function that makes such charges"
             )
         others = [i for i in half_done.shows_in if row.memcg in self.compared.get(i, ())]
         shows = any(row.memcg in self.off.get(item, ()) for item in others)
-        if others and not shows and not _is_of_users(judged or row):
+        is_between = any(_is_between(task, row) for task in self._tasks(shown))
+        if others and not shows and not is_between and not _is_of_users(judged or row):
             return _unverifiable(row, f"{' and '.join(others)} does not show it")
         return judged or row
 
-    def _is_in(self, half_done: HalfDone, shown: Allowance) -> bool:
+    def _tasks(self, shown: Allowance) -> list[Running]:
         task = shown.cpu, shown.pid
-        return any(
-            half_done.is_in(cpu) for cpu in self.snapshot.running if (cpu.cpu, cpu.pid) == task
-        )
+        return [cpu for cpu in self.snapshot.running if (cpu.cpu, cpu.pid) == task]
 
     def _precharged(self, row: Row, shown: Allowance, half_done: HalfDone) -> Row | None:
         """Return a row if it is about an object whose owner is not recorded."""
@@ -135,6 +146,17 @@ def _is_restricted(row: Row) -> bool:
     """Return whether a row is in flight by a charge that only some functions make."""
     half_done = half_done_of(row)
     return row.status == "in-flight" and half_done is not None and half_done.only_in is not None
+
+
+def _is_between(task: Running, row: Row) -> bool:
+    """Return whether a task may have changed one of the page counter and ``MEMCG_KMEM`` only."""
+    if row.item == "memory.usage" and any(map(_THROTTLING.match, task.functions)):
+        return True
+    # Most of the time that a task is in try_charge_memcg(), it reclaims memory, before the charge.
+    if any(map(_TRY_CHARGE.match, task.functions[:1])):
+        return True
+    innermost = next(filter(_CHARGING.match, task.functions), "")
+    return _BETWEEN.match(innermost) is not None
 
 
 def _is_of_objcg(row: Row) -> bool:

@@ -19,6 +19,7 @@ from memcg_inspect.model import NUMA_NO_NODE, Address, Held, HeldKind, Running, 
 from memcg_inspect.report import Row
 
 __all__ = (
+    "BETWEEN",
     "CGROUP",
     "CHARGING",
     "FLUSH",
@@ -31,6 +32,7 @@ __all__ = (
     "SLAB",
     "SOCK",
     "STACK",
+    "THROTTLING",
     "VMALLOC",
     "LEVELS",
     "NODE",
@@ -106,6 +108,13 @@ CHARGING = (
     r"|commit_charge|mem_cgroup_(migrate|replace|move|swapout)|memcg1?_(swapout|slab|hotplug|move)"
     r"|obj_cgroup_|pcpu_memcg_"
 )
+#: Functions that obj_cgroup_charge_pages() and obj_cgroup_uncharge_pages() call when they may have
+#: changed one of the page counter and MEMCG_KMEM, and not yet the other.
+BETWEEN = (
+    r"page_counter_\w*charge|(refill|drain|consume)_stock|mod_memcg_(page_)?state|memcg_account"
+)
+#: try_charge_memcg() lets a task that exceeds memory.high sleep when it has charged the pages.
+THROTTLING = r"mem_cgroup_handle_over_high"
 #: Functions that change a counter of a memcg and the same one of its node, or that of the node and
 #: that of a memcg, one after the other. Each is a function of its own in Linux 6.1 to 7.3, or is
 #: part of another one here: without debugging information, stacks do not show inlined functions.

@@ -12,7 +12,17 @@ WORKLOADS = FIXTURES / "workloads"
 GUEST = FIXTURES / "guest"
 # Workloads that never become idle.
 ENDLESS = frozenset(
-    {"churn", "mapchurn", "rmdirs", "sockdiag", "testrun", "thpsplit", "traffic", "zswapout"}
+    {
+        "churn",
+        "highforks",
+        "mapchurn",
+        "rmdirs",
+        "sockdiag",
+        "testrun",
+        "thpsplit",
+        "traffic",
+        "zswapout",
+    }
 )
 _FLAGS = ["-static", "-O2", "-g0", "-std=gnu11", "-Wall", "-Wextra", "-Werror", "-pthread"]
 

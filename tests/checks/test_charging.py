@@ -86,6 +86,33 @@ def test_kernel_memory_shows_in_both_counters() -> None:
     assert statuses(charging, kmem(1, ROOT)) == ["in-flight"]
 
 
+@pytest.mark.parametrize(
+    "functions",
+    [
+        ("schedule_timeout", "__mem_cgroup_handle_over_high", "try_charge_memcg"),
+        ("shrink_node", "mem_cgroup_handle_over_high", "try_charge_memcg"),
+        ("page_counter_uncharge", "drain_stock", "refill_stock", "try_charge_memcg"),
+        ("try_charge_memcg",),
+        ("__mod_memcg_state",),
+    ],
+)
+def test_a_task_that_has_changed_the_page_counter_only(functions: tuple[str, ...]) -> None:
+    callers = (*functions[1:], "obj_cgroup_charge_pages", "__memcg_slab_post_alloc_hook")
+    charging = task(functions[0], OBJECT, PAYER, callers=callers)
+    assert statuses(charging, kmem(0), usage(1)) == ["exact", "in-flight"]
+
+
+def test_a_task_that_has_changed_no_counter_yet() -> None:
+    """What it charges is known, but not charged: it reclaims memory first."""
+    callers = ("try_to_free_mem_cgroup_pages", "try_charge_memcg", "obj_cgroup_charge_pages")
+    reclaiming = task("shrink_node", OBJECT, PAYER, callers=callers)
+    assert statuses(reclaiming, kmem(0), usage(1)) == ["exact", "unverifiable"]
+    # It sleeps after the page counter has changed, not before.
+    callers = ("__mem_cgroup_handle_over_high", "try_charge_memcg", "obj_cgroup_charge_pages")
+    sleeping = task("schedule_timeout", OBJECT, PAYER, callers=callers)
+    assert statuses(sleeping, kmem(1), usage(0)) == ["unverifiable", "exact"]
+
+
 def test_another_task_that_points_to_pages_of_the_memcg() -> None:
     """Any task may point to a page. The one that charges made the charge."""
     others = task("get_page_from_freelist", BLOCK, PAYER)

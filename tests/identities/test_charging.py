@@ -27,3 +27,18 @@ def test_a_page_too_many_is_never_exact(lab: Lab, kernel: str, function: str) ->
             counter = subject.percpu_counter(path, "MEMCG_KMEM")
             report = subject.audit(Fault((subject.add(counter, pages),), (path,), set()))
             assert report.verdict != "exact", path
+
+
+def test_a_task_that_sleeps_in_a_charge(lab: Lab) -> None:
+    """try_charge_memcg() charges, and lets the task sleep. MEMCG_KMEM has not changed yet."""
+    subject = Subject(lab.image("7.3", "2", "highforks", freeze="busy", seed=1).program())
+    assert subject.report.verdict == "exact"
+    rows = {r.identity: r for r in subject.report.rows if r.status != "exact"}
+    row = rows["usage"]
+    assert (row.status, row.difference, subject.path(row.memcg or 0)) == ("in-flight", 1, "/high")
+    assert "slab object" in (row.reason or "")
+    assert "kmem" not in rows
+    report = subject.audit(
+        Fault((subject.add(subject.percpu_counter("/high", "MEMCG_SOCK"), 1),), ("/high",), set())
+    )
+    assert report.verdict == "findings"
