@@ -75,6 +75,7 @@ class Limits(NamedTuple):
     :ivar slab_object: most bytes charged for one slab object
     :ivar slab_stock: most bytes of ``NR_SLAB_*_B`` that an object stock holds back
     :ivar percpu: most bytes charged for one percpu allocation
+    :ivar hugetlb: pages of huge pages of hugetlb, by size, if these are charged before there is one
     """
 
     charge_batch: int
@@ -84,3 +85,4 @@ class Limits(NamedTuple):
     slab_object: int
     slab_stock: int
     percpu: int
+    hugetlb: tuple[int, ...] = ()

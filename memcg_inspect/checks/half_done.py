@@ -24,6 +24,7 @@ __all__ = (
     "CHARGING",
     "FLUSH",
     "FOLD",
+    "HUGETLB",
     "LEVEL",
     "LRU",
     "PAGES",
@@ -129,6 +130,8 @@ PAGETABLE = (
     r"|tlb_remove_table|zap_huge_|zap_deposited_|collapse_|retract_page_tables|kernel_pgtable_"
     rf"|{LEVEL}|{NODE}"
 )
+#: Up to Linux 6.13 it charges a huge page first, then looks for one, which it may have to allocate.
+HUGETLB = r"alloc_hugetlb_folio"
 #: What is charged in bytes.
 OBJECT_KINDS: tuple[HeldKind, ...] = ("object", "cache", "zswap", "percpu")
 #: mem_cgroup_css_rstat_flush() moves amounts from one place to the next, one counter at a time.
@@ -155,6 +158,7 @@ _CLONE = re.compile(r"(\.(part|isra|constprop|cold|llvm|lto_priv)(\.\d+)*)+$")
 _FLUSHES = re.compile(FLUSH)
 _FOLDS = re.compile(rf"_*({FOLD})")
 _ADDS_TO_NODE = re.compile(rf"_*({NODE}|{FOLD})")
+_IN_HUGETLB = re.compile(rf"_*({HUGETLB})")
 _IN_VMALLOC = re.compile(r"_*(vmalloc|vm_area_alloc_pages)")
 
 
@@ -202,9 +206,12 @@ def charge_batches(snapshot: Snapshot, cpu: Running) -> Iterator[int]:
     """
     Return the pages that try_charge_memcg() charges in advance, and those in the CPU's stocks.
 
-    drain_stock() uncharges these before it empties the slot.
+    drain_stock() uncharges these before it empties the slot. And those of the huge page for which
+    alloc_hugetlb_folio() has charged, and which it looks for.
     """
     yield snapshot.limits.charge_batch
+    if any(map(_IN_HUGETLB.match, cpu.functions)):
+        yield from snapshot.limits.hugetlb
     for stock in snapshot.charge_stocks:
         if stock.cpu == cpu.cpu:
             yield stock.nr_pages
@@ -346,7 +353,8 @@ class HalfDone:
         if sizes:
             return max(sizes)
         page = snapshot.image.page_size if row.unit == "bytes" else 1
-        most = self.most(snapshot) * (page if self.in_pages else 1)
+        most = max(self.most(snapshot), *self.amounts(snapshot, cpu), 0)
+        most *= page if self.in_pages else 1
         if self.folios is None:
             return most
         if cpu.held is None:

@@ -15,6 +15,7 @@ ENDLESS = frozenset(
     {
         "churn",
         "highforks",
+        "hugepages",
         "mapchurn",
         "rmdirs",
         "sockdiag",

@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
-from support.made import OBJCG_A, ROOT, A, snapshot
+from support.made import LIMITS, OBJCG_A, ROOT, A, snapshot
 
 from memcg_inspect.checks.charging import judge_charging
 from memcg_inspect.checks.inflight import mark_in_flight
@@ -46,8 +48,11 @@ def subtree(pages: int) -> Row:
     return make_row(key, {"subtree": 0}, {"folded": pages})
 
 
-def judged(running: Running | tuple[Running, ...], *rows: Row) -> list[Row]:
+def judged(
+    running: Running | tuple[Running, ...], *rows: Row, hugetlb: tuple[int, ...] = ()
+) -> list[Row]:
     made = snapshot(running=(running,) if isinstance(running, Running) else running)
+    made = replace(made, limits=LIMITS._replace(hugetlb=hugetlb))
     marked: list[Row] = []
     for identity in dict.fromkeys(row.identity for row in rows):
         marked += mark_in_flight(made, [row for row in rows if row.identity == identity])
@@ -162,3 +167,17 @@ def test_page_tables_have_functions_of_their_own() -> None:
         ("__free_frozen_pages", "unverifiable"),
     ):
         assert statuses(task(function, BLOCK, PAYER), row) == [status], function
+
+
+@pytest.mark.parametrize("pages", [512, 1 << 18])
+def test_a_huge_page_is_charged_before_there_is_one(pages: int) -> None:
+    """mem_cgroup_hugetlb_try_charge() has returned, and alloc_hugetlb_folio() looks for one."""
+    looking = task("dequeue_hugetlb_folio_nodemask", PAYER, callers=("alloc_hugetlb_folio",))
+    sizes = (512, 1 << 18)
+    assert [row.status for row in judged(looking, usage(pages), hugetlb=sizes)] == ["in-flight"]
+    assert [row.status for row in judged(looking, usage(pages - 1), hugetlb=sizes)] == (
+        ["unverifiable"]
+    )
+    assert statuses(looking, usage(pages)) == ["differs"]
+    elsewhere = task("clear_huge_page", PAYER)
+    assert [row.status for row in judged(elsewhere, usage(pages), hugetlb=sizes)] == ["differs"]

@@ -16,6 +16,7 @@ from collections import Counter
 from memcg_inspect.checks.check import Check
 from memcg_inspect.checks.half_done import (
     CHARGING,
+    HUGETLB,
     LRU,
     OBJCG,
     OBJECT_KINDS,
@@ -104,14 +105,14 @@ CHECK = Check(
     page_counters=("memory",),
     of_subtrees=True,
     half_done=HalfDone(
-        pattern(OBJCG, PAGES, STACK, VMALLOC, LRU, SOCK),
+        pattern(OBJCG, PAGES, STACK, VMALLOC, LRU, SOCK, HUGETLB),
         batch_pages,
         folios=folio_pages,
         vmalloc=True,
         kinds=(*OBJECT_KINDS, "kmem", "folio", "batch"),
         amounts=charge_batches,
         unpaid=True,
-        only_in=pattern(CHARGING),
+        only_in=pattern(CHARGING, HUGETLB),
         shows_in=("MEMCG_KMEM", "NR_KMEM"),
     ),
 )

@@ -20,7 +20,7 @@ from memcg_inspect.image.strings import c_string
 from memcg_inspect.linux.mm.memcontrol_vmstats import event_slots, item_names
 from memcg_inspect.linux.mm.mmzone import mem_map
 
-__all__ = ("StatLine", "stat_lines")
+__all__ = ("StatLine", "accounts_hugetlb", "stat_lines")
 
 #: Items that ``memcg_page_state_output_unit()`` shows as they are counted, without converting
 #: them to bytes.
@@ -70,7 +70,7 @@ def stat_lines(image: Image) -> tuple[StatLine, ...]:
         unit, scale = _unit(item, mem_map(image).page_size)
         name = c_string(entry.name).decode(errors="backslashreplace")
         # memory.numa_stat shows NR_HUGETLB in any case.
-        in_stat = item != "NR_HUGETLB" or _accounts_hugetlb(image)
+        in_stat = item != "NR_HUGETLB" or accounts_hugetlb(image)
         lines.append(StatLine(name, (item,), unit, scale, number < node_items, in_stat))
         if item == "NR_SLAB_UNRECLAIMABLE_B":
             slab = ("NR_SLAB_RECLAIMABLE_B", item)
@@ -89,7 +89,8 @@ def stat_lines(image: Image) -> tuple[StatLine, ...]:
     return tuple(lines)
 
 
-def _accounts_hugetlb(image: Image) -> bool:
+def accounts_hugetlb(image: Image) -> bool:
+    """Return whether huge pages of hugetlb are charged to memcgs, or may be."""
     # memcg_accounts_hugetlb(). Before commit 8cba9576df60 (in v6.7) there was neither the mount
     # option memory_hugetlb_accounting nor the item.
     flag = constant(image, "CGRP_ROOT_MEMORY_HUGETLB_ACCOUNTING")
