@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
-"""What a kernel supports, and how much one operation of it charges at the most."""
+"""What a kernel supports, how much one operation of it charges at the most, and what it moves."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from memcg_inspect.model import NotAccounted
+from memcg_inspect.model import Address, NotAccounted
 
-__all__ = ("Features", "Limits", "LocalItems")
+__all__ = ("Features", "Limits", "LocalItems", "Moving")
 
 
 class LocalItems(NamedTuple):
@@ -86,3 +86,21 @@ class Limits(NamedTuple):
     slab_stock: int
     percpu: int
     hugetlb: tuple[int, ...] = ()
+
+
+class Moving(NamedTuple):
+    """
+    What a task takes along that moves to another memcg (``mc`` of :linux:`mm/memcontrol.c`).
+
+    :ivar source: ``struct mem_cgroup *`` that it leaves
+    :ivar target: ``struct mem_cgroup *`` that it enters
+    :ivar precharged: pages that the target has charged, and that have not changed their owner
+    :ivar moved: pages that have, and that the source has not uncharged
+    :ivar moved_swap: swap entries that have. The target has charged pages for them
+    """
+
+    source: Address
+    target: Address
+    precharged: int
+    moved: int
+    moved_swap: int

@@ -35,7 +35,7 @@ from memcg_inspect.model import (
 )
 from memcg_inspect.model_counters import LocalStat, Unfolded
 from memcg_inspect.model_freeing import Transient
-from memcg_inspect.model_kernel import Features, Limits
+from memcg_inspect.model_kernel import Features, Limits, Moving
 from memcg_inspect.model_tasks import ActiveMemcg, CachedStackPage, TaskCharge
 
 __all__ = ("OBJECTS", "Snapshot")
@@ -87,6 +87,7 @@ class Snapshot:
         all released memcgs that were not freed
     :ivar unlisted_zswap: zswap entries in the trees that are on no LRU list, and not in the
         ledger, ``struct zswap_entry *``
+    :ivar moving: what a task that moves to another memcg takes along; ``None`` if there is none
     :ivar running: what each CPU was doing. Empty if nothing differs or is under way, and on a
         running kernel.
     :ivar per_node: for :mod:`memcg_inspect.checks.pernode`; ``None`` on kernels that do not
@@ -136,6 +137,7 @@ class Snapshot:
     swap_ids: Mapping[int, int] = field(default_factory=dict)
     transients: Mapping[int, Sequence[Transient]] = field(default_factory=dict)
     unlisted_zswap: Sequence[int] = ()
+    moving: Moving | None = None
     running: Sequence[Running] = ()
     per_node: PerNodeCharges | None = None
     tasks: Sequence[TaskCharge] = ()

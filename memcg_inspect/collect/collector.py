@@ -59,6 +59,7 @@ from memcg_inspect.linux.mm.memcontrol import (
     read_objcgs,
 )
 from memcg_inspect.linux.mm.memcontrol_limits import read_limits
+from memcg_inspect.linux.mm.memcontrol_move import read_moving
 from memcg_inspect.linux.mm.memcontrol_stock import read_charge_stocks, read_obj_stocks
 from memcg_inspect.linux.mm.memcontrol_vmstats import (
     StatReader,
@@ -179,6 +180,7 @@ def _collect(image: Image, clock: Clock, call_sites: bool, run: Mapper) -> Snaps
         page_counters=counts,
         transients=total.transients_by_objcg(),
         unlisted_zswap=unlisted,
+        moving=read_moving(image, memcgs),
         per_node=None if per_node is None else per_node.charges(),
         tasks=tasks,
         active_memcgs=read_active_memcgs(image, tasks, coverage["tasks"]),

@@ -17,6 +17,7 @@ ENDLESS = frozenset(
         "highforks",
         "hugepages",
         "mapchurn",
+        "moving",
         "rmdirs",
         "sockdiag",
         "testrun",

@@ -32,6 +32,7 @@ from memcg_inspect.checks.half_done import (
 )
 from memcg_inspect.checks.identities.kmem import kmem_pages, why_kmem_missing
 from memcg_inspect.checks.identities.sock import sock_doubt, sock_pages
+from memcg_inspect.checks.moving_charges import being_moved
 from memcg_inspect.checks.page_counters import own_usage, page_counter_row
 from memcg_inspect.checks.rows import RowKey, doubted, missing_if
 from memcg_inspect.checks.snapshot import Snapshot
@@ -104,6 +105,7 @@ CHECK = Check(
     rows=usage_rows,
     page_counters=("memory",),
     of_subtrees=True,
+    explain=being_moved,
     half_done=HalfDone(
         pattern(OBJCG, PAGES, STACK, VMALLOC, LRU, SOCK, HUGETLB),
         batch_pages,
