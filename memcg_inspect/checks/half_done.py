@@ -22,6 +22,7 @@ __all__ = (
     "BETWEEN",
     "CGROUP",
     "CHARGING",
+    "COUNTING",
     "FLUSH",
     "FOLD",
     "HUGETLB",
@@ -123,13 +124,14 @@ LEVEL = r"mod_(memcg_)?lruvec_(page_|kmem_)?state|lruvec_stat_mod_folio"
 #: Functions that add to a counter of a node. What exceeds the CPU's threshold goes from its
 #: vm_node_stat_diff to vm_stat of the node, and to vm_node_stat. See node_page_state_add().
 NODE = r"(mod|inc|dec)_node_(page_)?state"
-#: Functions that make or free page tables, or that count them, where the others are inlined: into
-#: do_fault(), copy_huge_pmd() and alloc_pte_page(), for example.
+#: Functions that make or free page tables, or that call those that do, where these are inlined.
 PAGETABLE = (
     r"pagetable_|(pte|pmd|pud|p4d|pgd|pgtable)_\w*(alloc|free|install|ctor|dtor)|free_p[gmu4]d_"
     r"|tlb_remove_table|zap_huge_|zap_deposited_|collapse_|retract_page_tables|kernel_pgtable_"
-    rf"|{LEVEL}|{NODE}"
 )
+#: Functions that count them. Where functions that make or free them are inlined into do_fault(),
+#: copy_huge_pmd() or alloc_pte_page(), their names are not on the stack.
+COUNTING = rf"{LEVEL}|{NODE}"
 #: Up to Linux 6.13 it charges a huge page first, then looks for one, which it may have to allocate.
 HUGETLB = r"alloc_hugetlb_folio"
 #: What is charged in bytes.
@@ -277,6 +279,7 @@ class HalfDone:
         Only __memcg_kmem_uncharge_page() clears it last, and zswap_entry_free() never does.
     :ivar only_in: if given, functions that begin and end such a charge. A task that is in none of
         them has left none half done. See :mod:`memcg_inspect.checks.charging`
+    :ivar only_at: functions that do so only if no other of *functions* is further in
     :ivar shows_in: items of rows in which a charge of kernel memory shows, too
     :ivar of_nodes: whether rows compare counters of nodes, which CPUs fold
     :ivar areas: if given, rows count pages of vmalloc areas, which a task may be counting or
@@ -300,6 +303,7 @@ class HalfDone:
     modulo: bool = False
     unpaid: bool = False
     only_in: re.Pattern[str] | None = None
+    only_at: re.Pattern[str] | None = None
     shows_in: tuple[str, ...] = ()
     of_nodes: bool = False
     areas: Callable[[Snapshot, Running, Row, bool], int] | None = None
@@ -316,7 +320,9 @@ class HalfDone:
     def is_in(self, cpu: Running) -> bool:
         """Return whether a CPU may have begun such a charge, and not ended it."""
         names = (_CLONE.sub("", function) for function in cpu.functions)
-        return self.only_in is None or any(map(self.only_in.match, names))
+        if self.only_in is None or any(map(self.only_in.match, names)):
+            return True
+        return self.only_at is not None and self.only_at.match(self.place(cpu) or "") is not None
 
     def flushes(self, cpu: Running) -> bool:
         """Return whether a CPU was flushing counters, which changes many of them by any amount."""

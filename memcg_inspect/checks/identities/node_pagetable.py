@@ -11,7 +11,7 @@ pages. Page tables that early boot made have no type and are not counted.
 from __future__ import annotations
 
 from memcg_inspect.checks.check import Check
-from memcg_inspect.checks.half_done import PAGES, PAGETABLE, HalfDone, pattern
+from memcg_inspect.checks.half_done import COUNTING, PAGES, PAGETABLE, HalfDone, pattern
 from memcg_inspect.checks.node_pages import node_page_rows, why_not_known
 from memcg_inspect.checks.snapshot import Snapshot
 from memcg_inspect.report import Row
@@ -46,5 +46,6 @@ CHECK = Check(
         lambda snapshot: 2,
         of_nodes=True,
         only_in=pattern(PAGETABLE),
+        only_at=pattern(COUNTING),
     ),
 )

@@ -11,7 +11,7 @@ levels that are counted are those whose pages have the type of page tables (``PG
 from __future__ import annotations
 
 from memcg_inspect.checks.check import Charges, Check
-from memcg_inspect.checks.half_done import FLUSH, PAGES, PAGETABLE, HalfDone, pattern
+from memcg_inspect.checks.half_done import COUNTING, FLUSH, PAGES, PAGETABLE, HalfDone, pattern
 from memcg_inspect.checks.kernel_pages import rows_by_node
 from memcg_inspect.checks.rows import RowKey
 from memcg_inspect.checks.snapshot import Snapshot
@@ -41,6 +41,7 @@ CHECK = Check(
         pattern(PAGES, r"exit_mm|mmput|tlb_", FLUSH),
         lambda snapshot: 2,
         only_in=pattern(PAGETABLE),
+        only_at=pattern(COUNTING),
     ),
     charges=Charges(("kmem",)),
 )
