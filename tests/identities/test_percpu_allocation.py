@@ -110,3 +110,22 @@ def test_a_memcg_that_is_being_created(lab: Lab, kernel: str) -> None:
     assert report.verdict == "incomplete"
     [now] = [r for r in report.rows if r.identity == "objcg_bytes" and r.status != "exact"]
     assert now.status == "unverifiable"
+
+
+def test_percpu_memory_that_is_freed(lab: Lab) -> None:
+    """The last thing that pcpu_memcg_free_hook() changes is its counter."""
+    where = "in:free_percpu/obj_cgroup_uncharge"
+    subject = Subject(lab.image("7.3", "4", "churn", freeze=where, seed=4).program())
+    assert subject.report.verdict == "exact"
+    rows = not_exact(subject, "percpu", "objcg_bytes")
+    [path] = {path for _, path in rows}
+    # A counter of each CPU for each of the four kinds of pages of an mm.
+    size = charged(16, 4)
+    for row in rows.values():
+        assert (row.status, row.difference) == ("in-flight", size)
+        assert "a percpu allocation of 16 bytes for each CPU" in (row.reason or "")
+    # All sizes are multiples of 4 bytes.
+    fault = subject.add(subject.percpu_counter(path, "MEMCG_PERCPU_B"), 1)
+    report = subject.audit(Fault((fault,), (path,), set()))
+    assert report.verdict == "incomplete"
+    assert {r.status for r in report.rows if r.identity == "percpu"} == {"exact", "unverifiable"}

@@ -49,6 +49,8 @@ CHECK = Check(
     places=("folded", "pending_cpu"),
     rows=percpu_rows,
     items=(ITEM,),
-    half_done=HalfDone(pattern(PERCPU, FLUSH), lambda snapshot: snapshot.limits.percpu, kinds=()),
+    half_done=HalfDone(
+        pattern(PERCPU, FLUSH), lambda snapshot: snapshot.limits.percpu, kinds={"percpu"}
+    ),
     charges=Charges(("percpu",)),
 )
