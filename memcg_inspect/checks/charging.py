@@ -12,8 +12,9 @@ kernel changes which counter:
   has left no charge of pages half done. The same is true of page tables, which have functions of
   their own. See :attr:`memcg_inspect.checks.half_done.HalfDone.only_in`.
 * ``obj_cgroup_charge_pages()`` changes the page counter and ``MEMCG_KMEM``, one after the other. So
-  a charge of kernel memory shows in both, unless the task is in a function that changes one of
-  them. In between, ``try_charge_memcg()`` lets a task sleep that exceeds ``memory.high``.
+  a charge of kernel memory shows in both, by the same amount, unless the task is in a function that
+  changes one of them. In between, ``try_charge_memcg()`` lets a task sleep that exceeds
+  ``memory.high``.
 * ``obj_cgroup_charge()`` charges whole pages for an object, and keeps what the object does not
   need. The owner of the object may be recorded much later: by ``pcpu_memcg_post_alloc_hook()``, by
   ``zswap_store()``, and up to Linux 6.9 by ``memcg_slab_post_alloc_hook()``. Meanwhile the bytes of
@@ -25,7 +26,7 @@ Rows in flight that do not agree with this are ``unverifiable``.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Iterable, Sequence, Set
 from dataclasses import replace
 
 from memcg_inspect.checks.half_done import (
@@ -85,15 +86,9 @@ class _Charges:
         self.snapshot = snapshot
         off = [row for row in rows if row.status != "exact"]
         self.lacking = self._above(row for row in off if _is_of_objcg(row))
-        # By the items of rows: memcgs that have one in their subtree, and one that is off.
-        self.compared, self.off = self._by_item(rows), self._by_item(off)
-
-    def _by_item(self, rows: Iterable[Row]) -> Mapping[str, Set[int]]:
-        some: defaultdict[str, list[Row]] = defaultdict(list)
-        for row in rows:
-            if row.unit == "pages":
-                some[row.item].append(row)
-        return {item: self._above(of_item) for item, of_item in some.items()}
+        # By the items of rows: memcgs that have one in their subtree, and the rows that are off.
+        self.off = _by_item(off)
+        self.compared = {item: self._above(some) for item, some in _by_item(rows).items()}
 
     def _above(self, rows: Iterable[Row]) -> Set[int]:
         """Return the memcgs of some rows, and their ancestors."""
@@ -111,11 +106,20 @@ class _Charges:
                 row, f"{shown.comm} ({shown.pid}) was in no function that makes such charges"
             )
         others = [i for i in half_done.shows_in if row.memcg in self.compared.get(i, ())]
-        shows = any(row.memcg in self.off.get(item, ()) for item in others)
+        shows = any(self._shows(row, other) for item in others for other in self.off[item])
         is_between = any(_is_between(task, row) for task in self._tasks(shown))
         if others and not shows and not is_between and not _is_of_users(judged or row):
             return _unverifiable(row, f"{' and '.join(others)} does not show it")
         return judged or row
+
+    def _shows(self, row: Row, other: Row) -> bool:
+        """Return whether another row can show the same charge of kernel memory."""
+        if row.memcg not in set(self.snapshot.ancestors(other.memcg)):
+            return False
+        held = [shown.held for shown in (row.allowance, other.allowance) if shown and shown.held]
+        # A batch is of user pages and of kernel memory. Nodes have parts of a charge.
+        in_part = any(h.kind == "batch" for h in held) or (row.nid, other.nid) != (None, None)
+        return in_part or other.status != "in-flight" or row.difference == other.difference
 
     def _tasks(self, shown: Allowance) -> list[Running]:
         task = shown.cpu, shown.pid
@@ -140,6 +144,14 @@ class _Charges:
         return (row.memcg in self.lacking or held.bytes % page_size == 0) and is_nearest_page(
             held.bytes, abs(row.difference or 0), page_size
         )
+
+
+def _by_item(rows: Iterable[Row]) -> defaultdict[str, list[Row]]:
+    some: defaultdict[str, list[Row]] = defaultdict(list)
+    for row in rows:
+        if row.unit == "pages":
+            some[row.item].append(row)
+    return some
 
 
 def _is_restricted(row: Row) -> bool:

@@ -87,6 +87,11 @@ def test_kernel_memory_shows_in_both_counters() -> None:
     assert row.status == "unverifiable"
     assert "memory.usage does not show it" in (row.reason or "")
     assert statuses(charging, kmem(0), usage(1)) == ["exact", "unverifiable"]
+    # Each counter shows an amount that one large object can explain, but not the same one.
+    large = Held("object", 0x5000, 0, 1, 2 * PAGE + 200, "unreclaimable")
+    allocating = task("__memcg_slab_post_alloc_hook", large, PAYER)
+    assert statuses(allocating, kmem(2), usage(3)) == ["unverifiable"] * 2
+    assert statuses(allocating, kmem(3), usage(3)) == ["in-flight"] * 2
     # The root has no page counter to compare.
     assert statuses(charging, kmem(1, ROOT)) == ["in-flight"]
 
