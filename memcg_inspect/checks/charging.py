@@ -10,7 +10,10 @@ kernel changes which counter:
 * A function that charges pages changes the page counters and ``MEMCG_KMEM``, and records the owner
   of the pages, before it returns. So does one that uncharges them. A CPU that is in none of them
   has left no charge of pages half done. The same is true of page tables, which have functions of
-  their own. See :attr:`memcg_inspect.checks.half_done.HalfDone.only_in`.
+  their own. See :attr:`memcg_inspect.checks.half_done.HalfDone.only_in`. While a charge is half
+  done, these do not sleep, with two exceptions (``SLEEPS`` of
+  :mod:`memcg_inspect.checks.half_done`). Without unwinding data, stacks also show functions that
+  have returned.
 * ``obj_cgroup_charge_pages()`` changes the page counter and ``MEMCG_KMEM``, one after the other. So
   a charge of kernel memory shows in both, by the same amount, unless the task is in a function that
   changes one of them. In between, ``try_charge_memcg()`` lets a task sleep that exceeds
@@ -33,6 +36,7 @@ from memcg_inspect.checks.half_done import (
     BETWEEN,
     CHARGING,
     OBJECT_KINDS,
+    SLEEPS,
     THROTTLING,
     HalfDone,
     is_nearest_page,
@@ -53,6 +57,11 @@ from memcg_inspect.report import Row
 __all__ = ("judge_charging",)
 
 _CHARGING, _TRY_CHARGE = pattern(CHARGING), pattern("try_charge")
+_SLEEPS = pattern(SLEEPS)
+#: Functions that show that a task can run, or that it waits for a spinlock (``PREEMPT_RT``).
+_PREEMPTED = pattern("preempt_schedule", "cond_resched", "schedule_rtlock")
+#: The innermost functions of a task that does not run, up to schedule() or preempt_schedule().
+_SCHEDULING = 4
 _BETWEEN, _THROTTLING = pattern(BETWEEN), pattern(THROTTLING)
 
 
@@ -101,7 +110,7 @@ class _Charges:
         if not _is_restricted(row) or half_done is None:
             return row
         judged = self._precharged(row, shown, half_done)
-        if judged is None and not any(map(half_done.is_in, self._tasks(shown))):
+        if judged is None and not any(_is_in(half_done, task) for task in self._tasks(shown)):
             return _unverifiable(
                 row, f"{shown.comm} ({shown.pid}) was in no function that makes such charges"
             )
@@ -158,6 +167,18 @@ def _is_restricted(row: Row) -> bool:
     """Return whether a row is in flight by a charge that only some functions make."""
     half_done = half_done_of(row)
     return row.status == "in-flight" and half_done is not None and half_done.only_in is not None
+
+
+def _is_in(half_done: HalfDone, task: Running) -> bool:
+    """Return whether a task may have begun a charge, and not ended it."""
+    may_sleep = any(map(_SLEEPS.match, task.functions))
+    return half_done.is_in(task) and (may_sleep or not _is_asleep(task))
+
+
+def _is_asleep(task: Running) -> bool:
+    """Return whether a task waits for something, rather than to run again."""
+    innermost = task.functions[:_SCHEDULING] if task.waiting else ()
+    return "schedule" in innermost and not any(map(_PREEMPTED.match, innermost))
 
 
 def _is_between(task: Running, row: Row) -> bool:

@@ -32,6 +32,7 @@ __all__ = (
     "PAGETABLE",
     "PERCPU",
     "SLAB",
+    "SLEEPS",
     "SOCK",
     "STACK",
     "THROTTLING",
@@ -134,6 +135,8 @@ PAGETABLE = (
 COUNTING = rf"{LEVEL}|{NODE}"
 #: Up to Linux 6.13 it charges a huge page first, then looks for one, which it may have to allocate.
 HUGETLB = r"alloc_hugetlb_folio"
+#: Functions that sleep while a charge of pages is half done.
+SLEEPS = rf"{THROTTLING}|{HUGETLB}"
 #: What is charged in bytes.
 OBJECT_KINDS: tuple[HeldKind, ...] = ("object", "cache", "zswap", "percpu")
 #: mem_cgroup_css_rstat_flush() moves amounts from one place to the next, one counter at a time.

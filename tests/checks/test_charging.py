@@ -123,6 +123,22 @@ def test_a_task_that_has_changed_no_counter_yet() -> None:
     assert statuses(sleeping, kmem(1), usage(0)) == ["unverifiable", "exact"]
 
 
+def test_a_task_that_waits_does_not_charge() -> None:
+    """Its stack has the name of a function that has returned."""
+    stale = ("down_write", "do_syscall_64", "__memcg_slab_free_hook")
+    rows = (kmem(1), usage(1), whole_pages(0))
+    for callers, status in (
+        (("schedule", "schedule_preempt_disabled", *stale), "unverifiable"),
+        (("preempt_schedule_irq", "irqentry_exit", "obj_cgroup_charge_pages"), "in-flight"),
+        (("schedule_rtlock", "rtlock_slowlock_locked", "refill_stock"), "in-flight"),
+    ):
+        waiting = task("__schedule", OBJECT, PAYER, callers=callers)._replace(waiting=True)
+        assert statuses(waiting, *rows)[:2] == [status] * 2, callers
+    callers = ("schedule", "schedule_timeout", "__mem_cgroup_handle_over_high", "try_charge_memcg")
+    sleeping = task("__schedule", OBJECT, PAYER, callers=callers)._replace(waiting=True)
+    assert statuses(sleeping, kmem(0), usage(1)) == ["exact", "in-flight"]
+
+
 def test_another_task_that_points_to_pages_of_the_memcg() -> None:
     """Any task may point to a page. The one that charges made the charge."""
     others = task("get_page_from_freelist", BLOCK, PAYER)
