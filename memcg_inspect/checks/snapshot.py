@@ -88,8 +88,8 @@ class Snapshot:
     :ivar unlisted_zswap: zswap entries in the trees that are on no LRU list, and not in the
         ledger, ``struct zswap_entry *``
     :ivar moving: what a task that moves to another memcg takes along; ``None`` if there is none
-    :ivar running: what each CPU was doing. Empty if nothing differs or is under way, and on a
-        running kernel.
+    :ivar running: what each CPU and each task that waits in the kernel was doing. Empty if nothing
+        differs or is under way. On a running kernel, only tasks, in the last samples
     :ivar per_node: for :mod:`memcg_inspect.checks.pernode`; ``None`` on kernels that do not
         account kernel memory by node
     :ivar tasks: the memcg of each task, and the obj_cgroups that it caches
