@@ -94,7 +94,7 @@ class _Charges:
     def __init__(self, snapshot: Snapshot, rows: Sequence[Row]) -> None:
         self.snapshot = snapshot
         off = [row for row in rows if row.status != "exact"]
-        self.lacking = self._above(row for row in off if _is_of_objcg(row))
+        self.lacking = [row for row in off if _is_of_objcg(row)]
         # By the items of rows: memcgs that have one in their subtree, and the rows that are off.
         self.off = _by_item(off)
         self.compared = {item: self._above(some) for item, some in _by_item(rows).items()}
@@ -150,9 +150,12 @@ class _Charges:
         page_size = self.snapshot.image.page_size
         if held.kind not in OBJECT_KINDS:
             return False
-        return (row.memcg in self.lacking or held.bytes % page_size == 0) and is_nearest_page(
-            held.bytes, abs(row.difference or 0), page_size
+        is_missing = held.bytes % page_size == 0 or any(
+            row.memcg in set(self.snapshot.ancestors(other.memcg))
+            and _may_lack(other, held, page_size)
+            for other in self.lacking
         )
+        return is_missing and is_nearest_page(held.bytes, abs(row.difference or 0), page_size)
 
 
 def _by_item(rows: Iterable[Row]) -> defaultdict[str, list[Row]]:
@@ -195,6 +198,13 @@ def _is_between(task: Running, row: Row) -> bool:
 def _is_of_objcg(row: Row) -> bool:
     half_done = check_of(row).half_done
     return half_done is not None and half_done.modulo
+
+
+def _may_lack(row: Row, held: Held, page_size: int) -> bool:
+    """Return whether the bytes of an object may be missing from its obj_cgroup."""
+    half_done, amount = half_done_of(row), held.bytes
+    shows = half_done is not None and half_done.is_off_by(row, amount, page_size)
+    return shows or row.status != "in-flight"
 
 
 def _is_of_users(row: Row) -> bool:

@@ -166,7 +166,11 @@ def test_an_object_whose_owner_is_not_recorded() -> None:
     rows = judged(allocating, kmem(2), usage(2), whole_pages(rest), subtree(2))
     assert [row.status for row in rows] == ["in-flight"] * 4
     assert all("1,280 bytes for each CPU" in (row.reason or "") for row in rows)
-    # Not without the obj_cgroup, and not another number of pages.
+    # Not if the obj_cgroup lacks other bytes, not without it, and not another number of pages.
+    others = (task("pcpu_alloc_area", PERCPU, PAYER), task("kfree", OBJECT, PAYER, cpu=1))
+    assert statuses(others, kmem(2), usage(2), whole_pages(OBJECT.bytes)) == (
+        ["unverifiable", "unverifiable", "in-flight"]
+    )
     assert statuses(allocating, kmem(2), usage(2), whole_pages(0))[0] == "unverifiable"
     assert statuses(allocating, kmem(1), usage(1), whole_pages(rest))[0] == "unverifiable"
     # An object of whole pages is missing from nothing but the pages.
