@@ -34,7 +34,6 @@ from dataclasses import replace
 
 from memcg_inspect.checks.half_done import (
     BETWEEN,
-    CHARGING,
     OBJECT_KINDS,
     SLEEPS,
     THROTTLING,
@@ -56,7 +55,7 @@ from memcg_inspect.report import Row
 
 __all__ = ("judge_charging",)
 
-_CHARGING, _TRY_CHARGE = pattern(CHARGING), pattern("try_charge")
+_TRY_CHARGE = pattern("try_charge")
 _SLEEPS = pattern(SLEEPS)
 #: Functions that show that a task can run, or that it waits for a spinlock (``PREEMPT_RT``).
 _PREEMPTED = pattern("preempt_schedule", "cond_resched", "schedule_rtlock")
@@ -188,11 +187,9 @@ def _is_between(task: Running, row: Row) -> bool:
     """Return whether a task may have changed one of the page counter and ``MEMCG_KMEM`` only."""
     if row.item == "memory.usage" and any(map(_THROTTLING.match, task.functions)):
         return True
-    # Most of the time that a task is in try_charge_memcg(), it reclaims memory, before the charge.
-    if any(map(_TRY_CHARGE.match, task.functions[:1])):
-        return True
-    innermost = next(filter(_CHARGING.match, task.functions), "")
-    return _BETWEEN.match(innermost) is not None
+    # It is in such a function right now: old names are further out. Most of the time that a task is
+    # in try_charge_memcg(), it reclaims memory, before the charge.
+    return any(_BETWEEN.match(name) or _TRY_CHARGE.match(name) for name in task.functions[:1])
 
 
 def _is_of_objcg(row: Row) -> bool:
