@@ -140,8 +140,7 @@ def _collect(image: Image, clock: Clock, call_sites: bool, run: Mapper) -> Snaps
         counts = read_page_counters(image, memcgs, coverage["counters"])
         ids = swap_ids(image, coverage["swap_ids"])
     with measure("tasks"):
-        tasks = _tasks(image, memcgs, coverage)
-        maps = read_map_references(image, coverage["bpf"])
+        tasks, maps = _tasks(image, memcgs, coverage), read_map_references(image, coverage["bpf"])
         references = {"task": _objcgs_of_tasks(tasks), "bpf": maps.held}
     with measure("vmalloc"):
         uses = _page_uses(image, total)

@@ -182,10 +182,9 @@ def _notes(
         names = {_TERMS[kind][0] for kind in _KERNEL}
         found = [row.bytes for row in rows if row.what in names]
         total = sum(size for size in found if isinstance(size, int))
-        change = f", and a flush changes that by {kernel.pending:+,}" if kernel.pending else ""
         yield (
             f"Kernel memory is {counted(total, 'bytes')} in all. The line kernel of memory.stat "
-            f"shows {kernel.folded:,}{change}."
+            f"shows {kernel.folded:,}, and a flush changes that by {kernel.pending:+,}."
         )
     if left:
         yield (

@@ -416,7 +416,7 @@ def test_a_socket_that_a_task_is_freeing(lab: Lab, kernel: str) -> None:
     path = next(path for path, address in subject.paths.items() if address == memcg)
     freeing = f"{task.comm.string_().decode()} ({task.pid.value_()})"
     # The socket holds one reference. Other tasks may hold some, and callbacks of RCU, too.
-    others = re.compile(rf"callbacks that CPU|\w \((?!{task.pid.value_()}\)|at most [2-9]")
+    others = re.compile(rf"callbacks that CPU|\w \((?!{task.pid.value_()}\))|at most [2-9]")
     before = held(subject.report)[path]
     reason = before.reason or ""
     assert before.status in ("in-flight", "unverifiable"), before
