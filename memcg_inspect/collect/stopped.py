@@ -16,6 +16,7 @@ from memcg_inspect.checks.snapshot import Snapshot
 from memcg_inspect.collect.released import RELEASED, Pending
 from memcg_inspect.image.image import Image
 from memcg_inspect.linux.kernel.stacktrace import read_running, read_waiting
+from memcg_inspect.model import Coverage
 from memcg_inspect.model_freeing import Transient
 
 __all__ = ("with_pending", "with_running", "with_unlisted", "with_waiting")
@@ -27,8 +28,11 @@ def with_running(image: Image, snapshot: Snapshot) -> Snapshot:
 
     This takes as long as reading all slabs.
     """
-    running = read_running(image, snapshot.memcgs, snapshot.objcgs, _released(snapshot))
-    return replace(snapshot, running=running)
+    unread = Coverage()
+    running = read_running(image, snapshot.memcgs, snapshot.objcgs, _released(snapshot), unread)
+    # Nobody knows what such a CPU has left half done.
+    coverage = {**snapshot.coverage, **({"cpus": unread} if unread.unreadable else {})}
+    return replace(snapshot, running=running, coverage=coverage)
 
 
 def with_waiting(image: Image, snapshot: Snapshot) -> Snapshot:

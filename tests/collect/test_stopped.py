@@ -7,10 +7,11 @@ import re
 
 import pytest
 from drgn import FaultError, Program
+from drgn.helpers.linux.percpu import per_cpu
 from support.findings import by_path, named
 from support.guests import BUILT_KERNELS, DEBIAN_KERNELS, GuestImage, Lab, Plant
 from support.planters import planters_of
-from support.planting import Subject, ended
+from support.planting import Fault, Subject, ended
 
 from memcg_inspect.checks.half_done import FLUSH
 from memcg_inspect.collect import audit
@@ -96,6 +97,10 @@ def check_nothing_wrong(report: Report) -> None:
     assert all(abs(r.difference or 0) < HALF_DONE for r in differing)
 
 
+def not_in_the_image(address: int, count: int, offset: int, physical: bool) -> bytes:
+    raise FaultError("not in the image", address)
+
+
 def flushes(prog: Program) -> bool:
     """Return whether a CPU was stopped in a flush, which changes the counters by any amount."""
     running = read_running(image_of(prog))
@@ -153,6 +158,22 @@ def test_fault_in_a_crash_dump_is_found(lab: Lab, kernel: str, workload: str) ->
     assert ("usage", memcg.value_(), 60_000) in {
         (finding.identity, finding.memcg, finding.difference) for finding in report.findings
     }
+
+
+@pytest.mark.parametrize("lost", ["runqueue", "task"])
+def test_cpu_whose_task_cannot_be_read(lab: Lab, lost: str) -> None:
+    """It may have been anywhere: what it may have left half done is neither exact nor wrong."""
+    image = lab.image("7.3", "2")
+    subject = Subject(open_program(ImageSource(core=str(image.core), debuginfo="btf")))
+    running = per_cpu(subject.prog["runqueues"], 0).curr
+    thing = running if lost == "runqueue" else running.comm
+    unread = thing.address_of_().value_()
+    subject.prog.add_memory_segment(unread, 8, not_in_the_image, False)
+    counter = subject.percpu_counter("/files/web", "NR_SLAB_UNRECLAIMABLE_B", 0)
+    report = subject.audit(Fault((subject.add(counter, 64),), ("/files/web",), set()))
+    assert (report.verdict, report.findings) == ("incomplete", ())
+    [unreadable] = report.coverage["cpus"].examples
+    assert (unreadable.address, unreadable.what) == (unread, "task that a CPU was running")
 
 
 @pytest.mark.long

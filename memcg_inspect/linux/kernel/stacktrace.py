@@ -23,7 +23,7 @@ from memcg_inspect.linux.kernel.sched import find_tasks
 from memcg_inspect.linux.kernel.stacktrace_pointers import PointerReader
 from memcg_inspect.linux.kernel.stacktrace_words import stack_words
 from memcg_inspect.linux.mm.mmzone import online_cpus
-from memcg_inspect.model import Running
+from memcg_inspect.model import Coverage, Running
 
 __all__ = ("read_running", "read_waiting")
 
@@ -47,6 +47,7 @@ def read_running(
     memcgs: Collection[int] = (),
     objcgs: Collection[int] = (),
     released: Collection[int] = (),
+    coverage: Coverage | None = None,
 ) -> list[Running]:
     """
     Return what was running on each online CPU, and what was preempted or blocked in the kernel.
@@ -59,9 +60,11 @@ def read_running(
     :param memcgs: memcgs to find pointers to, ``struct mem_cgroup *``
     :param objcgs: obj_cgroups to find pointers to, ``struct obj_cgroup *``
     :param released: memcgs that are in no list any more, ``struct mem_cgroup *``
+    :param coverage: where CPUs are counted whose runqueue or task cannot be read
     """
     reader = _Reader(image, memcgs, objcgs, released)
-    return [*reader.on_cpus(), *reader.waiting()]
+    coverage = Coverage() if coverage is None else coverage
+    return [*reader.on_cpus(coverage), *reader.waiting()]
 
 
 def read_waiting(
@@ -92,14 +95,16 @@ class _Reader:
         self._pointers: PointerReader | None = None
         self._current: set[int] = set()
 
-    def on_cpus(self) -> Iterator[Running]:
+    def on_cpus(self, coverage: Coverage) -> Iterator[Running]:
         """Return what each online CPU was running."""
         for cpu in online_cpus(self.image):
             try:
                 task = cpu_curr(self.image.prog, cpu)
                 self._current.add(task.value_())
                 running = _named(task, cpu)
-            except (FaultError, LookupError):
+            except (FaultError, LookupError) as error:
+                address = error.address if isinstance(error, FaultError) else 0
+                coverage.miss("task that a CPU was running", address, f"CPU {cpu}: {error}")
                 yield Running(cpu, -1, "?", (), True)
                 continue
             yield self._with_stack(task, running)
