@@ -21,6 +21,7 @@ from types import FrameType
 from typing import Any
 
 from memcg_inspect import __version__
+from memcg_inspect.growth import check_earlier, grown, growth_column, read_earlier
 from memcg_inspect.image.image import Image
 from memcg_inspect.image.missing import as_image_errors, why_missing
 from memcg_inspect.render.typed import Typed
@@ -127,6 +128,12 @@ _TOP: dict[str, Any] = {
     "0: list all rows, as --json and --scripted do)",
 }
 
+#: The option of these views that compares.
+_SINCE: dict[str, Any] = {
+    "metavar": "FILE",
+    "help": "show what grew since this file was printed by the same command with --json",
+}
+
 _TABLE_HELP = {
     "diagnoses": "print all causes of findings",
     "findings": "print the rows that are not exact, and the findings with their evidence",
@@ -204,6 +211,8 @@ def _add_view(parser: ArgumentParser, view: View) -> None:
         if name == "memcg":
             flag, options = _CHOICES["subtree"]
             parser.add_argument(flag, **options)
+        if name == "top":
+            parser.add_argument("--since", **_SINCE)
     _add_formats(parser)
     parser.set_defaults(view=view, table=None, explain=None)
 
@@ -258,6 +267,8 @@ def check_arguments(args: Namespace) -> None:
     """
     Check arguments that the parser cannot check, before an image is opened.
 
+    The file of ``--since`` takes the place of its name.
+
     :raises UsageError: if they are wrong, or cannot be used together
     """
     choice = _choice(args)
@@ -266,7 +277,12 @@ def check_arguments(args: Namespace) -> None:
     if args.header and not args.scripted:
         raise UsageError("--header needs --scripted")
     if args.view is not None:
-        check_fields(columns(args.view.name), choice)
+        of_view = columns(args.view.name)
+        if getattr(args, "since", None) is not None:
+            args.since = read_earlier(args.since)
+            check_earlier(args.since, args.view.name, choice)
+            of_view += tuple(growth_column(column) for column in of_view if column.total)
+        check_fields(of_view, choice)
         if getattr(args, "top", None) and (args.json or args.scripted):
             raise UsageError(
                 "--top cannot be combined with --json, --scripted or --csv: they list all"
@@ -421,10 +437,11 @@ def _choice(args: Namespace) -> Choice:
 
 
 def _view(image: Image, args: Namespace) -> Answer:
-    choice = _choice(args)
+    choice, since = _choice(args), getattr(args, "since", None)
+    gone = () if since is None else since.memcgs
     with _cancellable(image), as_image_errors():
         # Check before the command runs, which may take long.
-        choice = checked_choice(image, choice)
+        choice = checked_choice(image, choice, gone)
         found = args.view.run(image, args)
     if image.progress.stop:
         found = interrupted(found)
@@ -434,7 +451,7 @@ def _view(image: Image, args: Namespace) -> Answer:
         interrupted=found.interrupted or image.progress.stop,
         notes=found.notes + tuple(note for note in missing if note not in found.notes),
     )
-    return choose(found, choice)
+    return choose(found if since is None else grown(found, since), choice)
 
 
 def _fields(wanted: str | None) -> list[str] | None:

@@ -270,44 +270,6 @@ class Table:
         return {column.name: column.value(row) for column in self.columns}
 
 
-@dataclass(frozen=True)
-class Answer:
-    """
-    The result of a view.
-
-    :ivar command: name of the command
-    :ivar image: the image that was read
-    :ivar tables: the tables; ``--fields`` and ``--sort`` apply to those that have such columns
-    :ivar coverage: how much could be read, by subject
-    :ivar notes: sentences that help to read the tables
-    :ivar text: text that is printed instead of the tables
-    :ivar interrupted: whether the user interrupted it
-    :ivar unanswered: whether one of several questions has no answer; a note says why
-    """
-
-    command: str
-    image: ImageInfo
-    tables: tuple[Table, ...]
-    coverage: Mapping[str, Coverage] = field(default_factory=dict)
-    notes: tuple[str, ...] = ()
-    text: str | None = None
-    interrupted: bool = False
-    unanswered: bool = False
-
-    def __repr__(self) -> str:
-        tables = ", ".join(f"{table.name}: {len(table.rows)} rows" for table in self.tables[:10])
-        more = f", {len(self.tables) - 10} more tables" if len(self.tables) > 10 else ""
-        state = "whole" if self.is_whole else "not whole"
-        return f"<Answer of {self.command[:40]}: {tables[:600]}{more}; {state}>"
-
-    @property
-    def is_whole(self) -> bool:
-        """Whether everything that should have been read was read."""
-        if self.interrupted or self.unanswered:
-            return False
-        return not any(c.unreadable for c in self.coverage.values())
-
-
 class Choice(NamedTuple):
     """
     Which rows and columns the user wants.
@@ -347,7 +309,58 @@ class Choice(NamedTuple):
         """
         if not self.memcgs or address in self.below:
             return True
-        return any(matches(wanted, path, address) for wanted in self.memcgs)
+        paths = [path]
+        if self.subtree and address is None and isinstance(path, str):
+            # It is gone, so that its path alone tells what it was below.
+            paths += _above(path)
+        return any(matches(wanted, some, address) for wanted in self.memcgs for some in paths)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """
+    The result of a view.
+
+    :ivar command: name of the command
+    :ivar image: the image that was read
+    :ivar tables: the tables; ``--fields`` and ``--sort`` apply to those that have such columns
+    :ivar coverage: how much could be read, by subject
+    :ivar notes: sentences that help to read the tables
+    :ivar text: text that is printed instead of the tables
+    :ivar interrupted: whether the user interrupted it
+    :ivar unanswered: whether one of several questions has no answer; a note says why
+    :ivar chosen: the rows that it has
+    """
+
+    command: str
+    image: ImageInfo
+    tables: tuple[Table, ...]
+    coverage: Mapping[str, Coverage] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+    text: str | None = None
+    interrupted: bool = False
+    unanswered: bool = False
+    chosen: Choice = Choice()
+
+    def __repr__(self) -> str:
+        tables = ", ".join(f"{table.name}: {len(table.rows)} rows" for table in self.tables[:10])
+        more = f", {len(self.tables) - 10} more tables" if len(self.tables) > 10 else ""
+        state = "whole" if self.is_whole else "not whole"
+        return f"<Answer of {self.command[:40]}: {tables[:600]}{more}; {state}>"
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether everything that should have been read was read."""
+        if self.interrupted or self.unanswered:
+            return False
+        return not any(c.unreadable for c in self.coverage.values())
+
+
+def _above(path: str) -> Iterator[str]:
+    """Return the paths of the memcgs above one."""
+    while path != "/":
+        path = path.rpartition("/")[0] or "/"
+        yield path
 
 
 def with_subtrees(choice: Choice, memcgs: Iterable[Memcg]) -> Choice:
@@ -398,6 +411,7 @@ def choose(answer: Answer, choice: Choice) -> Answer:
         answer,
         tables=tuple(_choose(table, choice) for table in tables),
         notes=answer.notes + tuple(_not_chosen(tables, choice)),
+        chosen=choice,
     )
 
 

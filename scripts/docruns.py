@@ -44,6 +44,9 @@ ROOT = Path(__file__).resolve().parent.parent
 #: The image of scripts/demo.
 DEMO = {"kernel": "7.3", "nodes": "4", "workload": "files"}
 
+#: What grows beside its workload.
+_LEAK = ROOT / "fixtures/scenes/leak.sh"
+
 #: The tables that docs/output.md shows of it.
 _SHOWN = ("identities", "slab", "skew")
 
@@ -130,6 +133,23 @@ def _command(*arguments: str, **image: str | int) -> Callable[[], str]:
         output = _run("-m", "memcg_inspect", *arguments, "--debuginfo", "btf", "-c", core)
         output = shortened(output, None, most_rows=16)
         return fenced(f"$ memcg-inspect {' '.join(arguments)} -c vmcore\n" + output)
+
+    return write
+
+
+def _growth(*arguments: str) -> Callable[[], str]:
+    """Return a function that runs a command on two images, and says what grew."""
+
+    def write() -> str:
+        before, after = images.image(**DEMO), images.image(**DEMO, run=str(_LEAK))
+        words = ("-m", "memcg_inspect", *arguments, "--debuginfo", "btf")
+        with tempfile.TemporaryDirectory() as folder:
+            file = Path(folder) / "before.json"
+            file.write_text(_run(*words, "--json", "-c", before))
+            output = _run(*words, "--since", file, "--top", "5", "-c", after)
+        output = output.replace(str(file), file.name)
+        command = f"$ memcg-inspect {' '.join(arguments)} --since before.json --top 5 -c VMCORE.2\n"
+        return fenced(command + output)
 
     return write
 
@@ -362,6 +382,9 @@ BLOCKS = {
         "docs/commands/slabinfo.md",
         _command("slabinfo", "--memcg", "/files/*", "--top", "10"),
     ),
+    "slabinfo_since": Block(
+        "docs/commands/slabinfo.md", _growth("slabinfo", "--by", "cache"), "measured"
+    ),
     "slabinfo_by": Block(
         "docs/commands/slabinfo.md",
         _command("slabinfo", "--node", "2", "--by", "memcg", "--top", "10"),
@@ -450,6 +473,9 @@ BLOCKS = {
             **_PROFILED,
         ),
         kernel=_PROFILED["kernel"],
+    ),
+    "question_growth": Block(
+        "docs/questions.md", _growth("slabinfo", "--by", "memcg,cache"), "measured"
     ),
     "question_right": Block("docs/questions.md", _fault),
     "who": Block("docs/commands/who.md", _who),

@@ -275,7 +275,7 @@ def commands(document: Path) -> list[list[str]]:
     """Return the commands that a document shows in indented blocks."""
     text = re.sub(r"\\\n *", "", TEXTS[document])
     lines = re.findall(
-        r"^    (?:\w+=\$\()?((?:scripts/|memcg-inspect ).*?)(?:\).*)?$", text, re.MULTILINE
+        r"^    (?:\w+=\$\()?((?:scripts/|memcg-inspect ).*?)(?:\).*| > .*)?$", text, re.MULTILINE
     )
     return [shlex.split(line, comments=True) for line in lines]
 

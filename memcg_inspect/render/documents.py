@@ -149,6 +149,11 @@ def answer_document(answer: Answer) -> dict[str, Any]:
         "image": _plain(answer.image, ImageInfo),
         "interrupted": answer.interrupted,
         "whole": answer.is_whole,
+        "chosen": {
+            "memcgs": list(answer.chosen.memcgs),
+            "nodes": list(answer.chosen.nodes),
+            "subtree": answer.chosen.subtree,
+        },
         "tables": [_table(table) for table in answer.tables],
         "notes": list(answer.notes),
         "coverage": {name: _plain(c, Coverage) for name, c in answer.coverage.items()},

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, Literal, get_args, get_origin
 
+from memcg_inspect.growth import growth_column
 from memcg_inspect.model import Coverage, ImageInfo
 from memcg_inspect.render.documents import PATHS, SCHEMA, SPARSE, is_record, members, without_none
 from memcg_inspect.report import Report
@@ -41,6 +42,7 @@ def answer_schema(command: str, records: Sequence[type]) -> dict[str, Any]:
             "image": _schema(ImageInfo),
             "interrupted": {"type": "boolean"},
             "whole": {"type": "boolean"},
+            "chosen": _CHOSEN,
             "tables": {
                 "type": "array",
                 "items": {"anyOf": [_table_schema(record) for record in records]},
@@ -49,6 +51,18 @@ def answer_schema(command: str, records: Sequence[type]) -> dict[str, Any]:
             "coverage": _schema(Mapping[str, Coverage]),
         },
     )
+
+
+#: The options --memcg, --node and --subtree.
+_CHOSEN = {
+    "type": "object",
+    "properties": {
+        "memcgs": {"type": "array", "items": {"type": "string"}},
+        "nodes": {"type": "array", "items": {"type": "integer"}},
+        "subtree": {"type": "boolean"},
+    },
+    "required": ["memcgs", "nodes", "subtree"],
+}
 
 
 def _top(command: str, properties: Mapping[str, Any]) -> dict[str, Any]:
@@ -133,7 +147,9 @@ def _by_name(columns: Sequence[Column], schema: Callable[[Column], Any]) -> dict
 
 
 def _table_schema(record: type) -> dict[str, Any]:
-    columns = columns_of(record, keys=("N",))
+    columns = [*columns_of(record, keys=("N",))]
+    # With --since.
+    columns += [growth_column(column) for column in columns if column.total]
     text = {"type": "string"}
     named = [c for c in columns if c.key is None]
     names = {"enum": [c.name for c in named]}

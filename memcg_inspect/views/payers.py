@@ -28,12 +28,13 @@ _MOST_EXAMPLES = 12
 _NO_NAME = "''"
 
 
-def checked_choice(image: Image, choice: Choice) -> Choice:
+def checked_choice(image: Image, choice: Choice, gone: Collection[object] = ()) -> Choice:
     """
     Check that the memcgs and the nodes that the user asks for exist.
 
     Otherwise a misspelled name would look like a memcg without memory.
 
+    :param gone: paths of other memcgs that rows may be of
     :return: the choice, with the memcgs below those that the user asks for, if they are wanted
     :raises UsageError: if one does not exist
     """
@@ -46,7 +47,8 @@ def checked_choice(image: Image, choice: Choice) -> Choice:
     coverage = Coverage()
     memcgs = read_memcgs(image, coverage, coverage).values()
     for wanted in choice.memcgs:
-        if not coverage.unreadable and not _matching(wanted, memcgs):
+        is_gone = any(matches(wanted, path, None) for path in gone)
+        if not coverage.unreadable and not is_gone and not _matching(wanted, memcgs):
             raise _no_memcg(wanted, memcgs)
     return with_subtrees(choice, memcgs)
 
