@@ -50,6 +50,13 @@ _SINGULAR = {
 }
 
 
+def _part(some: int, every: int, what: str) -> str:
+    """Return how many of all there are: ``2 of 5 rows``, ``5 rows``, ``1 identity``."""
+    named = f"{every:,} {_SINGULAR[what]}" if every == 1 and what in _SINGULAR else None
+    text = named or counted(every, what)
+    return text if some == every else f"{some:,} of {text}"
+
+
 class _Line(NamedTuple):
     text: str
     style: str = ""
@@ -187,13 +194,16 @@ class _Screen:
 
     def _checked(self) -> str:
         kept = [i for i in self.report.identities if i.status != "not-kept"]
+        unknown = Counter(r.identity for r in self.report.rows if r.status == "unverifiable")
+        known = [i for i in kept if not i.rows or unknown[i.name] < i.rows]
+        rows = sum(identity.rows for identity in kept)
         charges = self.report.charges
         total, count = sum(c.bytes for c in charges), sum(c.count for c in charges)
         found = f"{size(total, self.exact)} of charges: {rounded(count)} objects and pages"
         return ", ".join(
             [
-                counted(len(kept), "identities") if len(kept) != 1 else "1 identity",
-                counted(sum(identity.rows for identity in kept), "rows"),
+                _part(len(known), len(kept), "identities"),
+                _part(rows - unknown.total(), rows, "rows"),
                 found if count else "nothing is charged",
             ]
         )

@@ -484,4 +484,6 @@ def _exact(column: Column, value: Value) -> str:
         return f"{value:#x}"
     if column.type == "flag":
         return "yes" if value else "no"
-    return printable(str(value))
+    text = printable(str(value))
+    # A name is not taken for a value that is missing.
+    return f"\\x{ord(text):02x}" if text in (_NONE, _NOT_READ) else text

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import os
 import pty
+import re
 import signal
 import subprocess
 import sys
@@ -83,6 +84,8 @@ def test_an_audit_for_people(lab: Lab) -> None:
     assert status == 130
     assert out.startswith("INCOMPLETE")
     assert "Interrupted: the results are incomplete" in out
+    # What was not read was not checked.
+    assert re.search(r"Checked: .*\b[\d,]+ of [\d,]+ rows", out), out
 
 
 @pytest.mark.parametrize("view", ["slabinfo", "dying"])

@@ -132,6 +132,14 @@ def test_healthy() -> None:
     assert "nothing is charged" in first_text(clean())
 
 
+def test_what_was_not_verified_was_not_checked() -> None:
+    made = with_rows("unverifiable", 3)
+    assert "Checked: 3 identities, 18 of 21 rows, " in first_text(made)
+    whole = tuple(replace(identity, rows=1) for identity in made.identities[:1])
+    made = replace(made, identities=(*whole, *made.identities[1:]))
+    assert "Checked: 2 of 3 identities, 12 of 15 rows, " in first_text(made)
+
+
 def test_a_diagnosis_has_all_that_is_needed_next() -> None:
     made = diagnosed()
     [diagnosis] = made.diagnoses

@@ -246,6 +246,14 @@ def test_csv_is_read_back(paths: list[str]) -> None:
         assert {row["memcg_address"] for row in found} <= {"0xffff888000001000"}
 
 
+def test_a_name_is_no_missing_value() -> None:
+    """Also one that is what stands for a value that is missing, or was not read."""
+    for name, shown in (("-", r"\x2d"), ("?", r"\x3f"), ("--", "--"), ("-x", "-x")):
+        made = choose(named(name), Choice(fields=["memcg"]))
+        assert scripted(made) == f"{shown}\n"
+        assert as_csv(made) == f"memcg\n{shown}\n"
+
+
 def test_a_header_for_scripts() -> None:
     made = choose(answer(), ALL)
     head, rest = scripted(made, header=True).split("\n", 1)
