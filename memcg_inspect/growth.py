@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 from memcg_inspect.model import NUMA_NO_NODE, counted
@@ -62,18 +63,17 @@ class Earlier(NamedTuple):
         return {row.get("memcg") for rows in self.tables.values() for row in rows}
 
 
-@dataclass(frozen=True)
-class GrownRow:
+class GrownRow(SimpleNamespace):
     """
-    How much one row grew.
+    How much one row grew. It has an attribute for each column, and these:
 
-    :ivar values: by name of the column
     :ivar memcg_address: ``struct mem_cgroup *``; a negative number if the memcg is gone
-    :ivar node: its node, if rows have one
+    :ivar address: ``struct mem_cgroup *``; ``None`` if it is gone
+    :ivar node: its node; ``None`` if rows have none
     """
 
-    values: _Values
     memcg_address: int | None
+    address: int | None
     node: Value
 
 
@@ -159,6 +159,8 @@ def growth_column(column: Column) -> Column:
         name=f"{column.name}_growth",
         type="difference",
         help=f"growth of {column.name}, in the same unit",
+        field="",
+        key=None,
         in_bytes=column.type == "bytes",
         shares=False,
     )
@@ -223,14 +225,14 @@ def _grown(table: Table, before: Sequence[_Values], earlier: Earlier) -> tuple[T
     then = columns.added_up(before)
     rows: list[GrownRow] = []
     parents = None if table.parents is None else dict(table.parents)
-    addresses = {row.values["memcg"]: row.memcg for row in now.values()} if parents else {}
+    addresses = {some.values["memcg"]: some.memcg for some in now.values()} if parents else {}
     for key in {**now, **then}:
         row = columns.row(now.get(key), then.get(key))
         if parents is not None and row.memcg_address is None:
             # It counts for the nearest memcg above it that there is.
             gone = -1 - len(rows)
-            parents[gone] = _nearest(str(row.values["memcg"]), addresses)
-            row = replace(row, memcg_address=gone)
+            parents[gone] = _nearest(row.memcg, addresses)
+            row.memcg_address = gone
         rows.append(row)
     changed = sorted((row for row in rows if columns.has_changed(row)), key=columns.order)
     return (
@@ -285,7 +287,7 @@ class _Columns:
     def __init__(self, table: Table) -> None:
         self._keys = [c for c in table.columns if c.type not in AMOUNTS and c.type != "address"]
         self._sums = [c for c in table.columns if c.total]
-        self._others = [c for c in table.columns if c.name == "memcg_address"]
+        self._addresses = [c for c in table.columns if c.name == "memcg_address"]
         self._main = next((c for c in self._sums if c.shares), self._sums[0])
         self.names = frozenset(c.name for c in (*self._keys, *self._sums))
 
@@ -319,28 +321,28 @@ class _Columns:
             values[growth_column(column).name] = _plus(after, before, -1)
             values[column.name] = 0 if now is None and before is not None else after
         memcg = None if now is None else now.memcg
-        return GrownRow({**values, "memcg_address": memcg}, memcg, values.get("node"))
+        return GrownRow(**{"node": None, **values}, memcg_address=memcg, address=memcg)
 
     def has_changed(self, row: GrownRow) -> bool:
         """Return whether an amount of a row grew or shrank, or may have."""
-        return any(row.values[growth_column(column).name] for column in self._sums)
+        return any(growth_column(column).value(row) for column in self._sums)
 
     def order(self, row: GrownRow) -> tuple[object, ...]:
         """Return a key that puts the largest growth first, and what is not known last."""
-        growth = row.values[growth_column(self._main).name]
-        is_known = isinstance(growth, (int, float))
-        size = -growth if isinstance(growth, (int, float)) else 0
-        return not is_known, size, *(str(row.values[column.name]) for column in self._keys)
+        growth = growth_column(self._main).value(row)
+        size = -growth if isinstance(growth, (int, float)) else None
+        return size is None, size or 0, *(str(column.value(row)) for column in self._keys)
 
     def shown(self) -> Iterator[Column]:
         """Return the columns of growth. Text has the main amount itself, too."""
-        for column in (*self._keys, *self._others):
-            yield replace(column, field="values", key=column.name)
-        main, rest = [self._main], [c for c in self._sums if c is not self._main]
-        for column in (*main, *rest):
-            amount = replace(column, shares=False, shown=column is self._main and column.shown)
-            for each in (amount, growth_column(column)):
-                yield replace(each, field="values", key=each.name)
+        yield from self._keys
+        yield from (replace(column, field="address") for column in self._addresses)
+        rest = [column for column in self._sums if column is not self._main]
+        main = replace(self._main, field="", key=None, shares=False, priority=9)
+        yield from (main, growth_column(main))
+        for column in rest:
+            yield replace(column, field="", key=None, shown=False)
+            yield growth_column(column)
 
 
 def _known(value: Value) -> Value:

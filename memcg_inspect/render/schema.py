@@ -10,6 +10,7 @@ the same records and columns. They allow unknown fields, since a later version m
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Annotated, Any, Literal, get_args, get_origin
 
 from memcg_inspect.growth import growth_column
@@ -149,7 +150,7 @@ def _by_name(columns: Sequence[Column], schema: Callable[[Column], Any]) -> dict
 def _table_schema(record: type) -> dict[str, Any]:
     columns = [*columns_of(record, keys=("N",))]
     # With --since.
-    columns += [growth_column(column) for column in columns if column.total]
+    columns += [replace(growth_column(c), key=c.key) for c in columns if c.total]
     text = {"type": "string"}
     named = [c for c in columns if c.key is None]
     names = {"enum": [c.name for c in named]}

@@ -4,12 +4,15 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.cells import cell_len
 from support.guests import ROOT, Lab
 from support.schemas import checked
+from support.terminals import on_terminal
 
 from memcg_inspect.cli import main
 
@@ -17,6 +20,7 @@ pytestmark = pytest.mark.image
 
 #: What the scene leaves behind: files by memcg.
 CREATED = {"/files/web": 2_000, "/leak": 300}
+CLI = [sys.executable, "-m", "memcg_inspect"]
 SCENE = str(ROOT / "fixtures/scenes/leak.sh")
 
 
@@ -119,6 +123,22 @@ def test_text_has_the_largest_growth(runs: Runs, cores: tuple[str, str]) -> None
     [line] = [line for line in text.splitlines() if "shmem_inode_cache" in line]
     assert "+2,000" in line
     assert "other rows" in text
+
+
+@pytest.mark.parametrize("columns", [80, 120])
+def test_on_a_terminal(runs: Runs, cores: tuple[str, str], columns: int) -> None:
+    """The amounts that matter most are never left out."""
+    by = {"slabinfo": ("--by", "memcg,cache"), "percpu": ("--by", "memcg"), "overview": ()}
+    for name, words in by.items():
+        since = ("--since", runs.earlier(cores[0], name, *words))
+        command = [*CLI, name, *words, *since, "-c", cores[1], "--debuginfo", "btf"]
+        status, shown = on_terminal(command, columns)
+        assert status == 0
+        assert ": growth since" in shown
+        [head] = [line for line in shown.splitlines() if line.startswith(" memcg ")]
+        main = "sum" if name == "overview" else "bytes"
+        assert {"memcg", main, f"{main}_growth"} <= set(head.split())
+        assert all(cell_len(line) <= columns for line in shown.splitlines() if since[1] not in line)
 
 
 def test_rows_and_fields_are_chosen(runs: Runs, cores: tuple[str, str]) -> None:
