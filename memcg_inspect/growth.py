@@ -3,10 +3,10 @@
 Growth
 ------
 
-What a command shows can be compared with what it showed earlier, of the same machine or of another
-dump: :func:`read_earlier` reads the document of an earlier run (``--json``), and :func:`grown`
-compares the tables. Rows belong together if all their values are equal that are neither amounts nor
-addresses. Addresses are of one boot, and memcgs are told apart by their paths.
+Compares the answer of a command with an earlier one, of the running machine or of another dump:
+:func:`read_earlier` reads the document of an earlier run (``--json``), and :func:`grown` compares
+the tables. A row matches an earlier one if they have the same values in all columns other than
+amounts and addresses. Addresses change with each boot, so memcgs are identified by their paths.
 """
 
 from __future__ import annotations

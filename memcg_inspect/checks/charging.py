@@ -4,19 +4,21 @@ Functions that charge
 ---------------------
 
 One page is the most common charge, and most stacks point to a page or to an object. So rows of
-pages need more evidence than that. This is the third pass over rows in flight. It knows where the
+pages need more evidence than that. This is the third pass over rows in flight, after
+:mod:`memcg_inspect.checks.inflight` and :mod:`memcg_inspect.checks.one_charge`. It knows where the
 kernel changes which counter:
 
 * A function that charges pages changes the page counters and ``MEMCG_KMEM``, and records the owner
   of the pages, before it returns. So does one that uncharges them. A CPU that is in none of them
   has left no charge of pages half done. The same is true of page tables, which have functions of
-  their own. See :attr:`memcg_inspect.checks.half_done.HalfDone.only_in`. While a charge is half
-  done, these do not sleep, with two exceptions (``SLEEPS`` of
-  :mod:`memcg_inspect.checks.half_done`). Without unwinding data, stacks also show functions that
+  their own. See :attr:`memcg_inspect.checks.half_done.HalfDone.only_in`.
+* These functions do not sleep while a charge is half done, with two exceptions (``SLEEPS`` of
+  :mod:`memcg_inspect.checks.half_done`). So a task that sleeps elsewhere has left none, even if its
+  stack has the name of such a function: without unwinding data, stacks also show functions that
   have returned.
 * ``obj_cgroup_charge_pages()`` changes the page counter and ``MEMCG_KMEM``, one after the other. So
   a charge of kernel memory shows in both, by the same amount, unless the task is in a function that
-  changes one of them. In between, ``try_charge_memcg()`` lets a task sleep that exceeds
+  changes one of them. Between the two, ``try_charge_memcg()`` can let a task sleep that exceeds
   ``memory.high``.
 * ``obj_cgroup_charge()`` charges whole pages for an object, and keeps what the object does not
   need. The owner of the object may be recorded much later: by ``pcpu_memcg_post_alloc_hook()``, by

@@ -3,9 +3,10 @@
 Half-done charges
 -----------------
 
-The kernel functions that make a charge, and the largest possible charge. A CPU that was stopped in
-such a function may have booked one charge in one place and not yet in another.
-:mod:`memcg_inspect.checks.inflight` uses this to explain rows that differ.
+The kernel functions that make a charge, and the largest possible charge. A charge changes several
+counters and pointers, one after the other. A CPU that was stopped in such a function may have
+changed one of them and not yet another. :mod:`memcg_inspect.checks.inflight` uses this to explain
+rows that differ.
 """
 
 from __future__ import annotations

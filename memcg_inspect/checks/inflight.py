@@ -3,9 +3,10 @@
 Rows in flight
 --------------
 
-A crash, or stopping a machine, stops each CPU at any point. A CPU may have booked one charge in
-one place and not yet in another. Such a charge leaves evidence: the CPU is in a function that makes
-charges, and its registers or its stack point to what is charged and to who pays.
+A crash, or stopping a machine, stops each CPU at any point. A CPU may have left a charge half done
+(:mod:`memcg_inspect.checks.half_done`). Such a charge leaves evidence: the CPU is in a function
+that makes charges, and its registers or its stack point to what is charged and to who pays. Here,
+"CPU" also stands for a task that was preempted or blocked in the kernel.
 
 A row that differs is
 
@@ -22,8 +23,8 @@ A CPU makes one charge at a time, and one more in an interrupt. In the rows of o
 shows in those of one memcg and of its ancestors, always with the same amount. If more rows differ
 than the CPUs can have left half done, all of them are findings.
 
-If all CPUs were idle, no charge was half done. An identity may have other explanations
-(:attr:`memcg_inspect.checks.check.Check.explain`).
+If all CPUs were idle, and no task was preempted or blocked, no charge was half done. An identity
+may have other explanations (:attr:`memcg_inspect.checks.check.Check.explain`).
 """
 
 from __future__ import annotations

@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 """
-Pages of a task that takes them along
--------------------------------------
+Charges that move with a task
+-----------------------------
 
-``mem_cgroup_can_attach()`` charges all pages of the task to its new memcg. Then each page changes
-its owner, and ``__mem_cgroup_clear_mc()`` uncharges all of them from the old memcg at the end. See
-:mod:`memcg_inspect.linux.mm.memcontrol_move`.
+On cgroup v1, a task that moves to another memcg can take its pages along
+(``memory.move_charge_at_immigrate``). ``mem_cgroup_can_attach()`` charges all of them to the new
+memcg in advance. Then each page changes its owner. At the end, ``__mem_cgroup_clear_mc()``
+uncharges all of them from the old memcg. Meanwhile the page counters of both memcgs include them.
+See :mod:`memcg_inspect.linux.mm.memcontrol_move`.
 """
 
 from __future__ import annotations

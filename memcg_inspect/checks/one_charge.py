@@ -3,14 +3,15 @@
 One charge in several identities
 --------------------------------
 
-Rows in flight are explained identity by identity. But a charge is one event: what a stopped CPU
-shows in one identity must be what it shows in all others. This is the second pass, over the rows of
-all identities. For each task it looks for the charge that explains most of its rows, which are of
-one memcg and of its ancestors. Any other row must be explained by another CPU, or it is
-``unverifiable``: by itself it may be in flight, but not together with the others.
+:mod:`memcg_inspect.checks.inflight` explains rows identity by identity. But a charge is one event:
+what a stopped CPU shows in one identity must be what it shows in all others. This is the second
+pass, over the rows of all identities. For each task it looks for the charge that explains most of
+its rows. These are rows of one memcg and of its ancestors. Any other row must be explained by
+another CPU, or it is ``unverifiable``: by itself it may be in flight, but not together with the
+others.
 
-A row shows an amount. So objects of the same size cannot be told apart here, nor can pages. A
-reference count does not show the size of what was charged.
+A row shows only an amount. So objects of the same size cannot be distinguished here, nor can pages.
+A reference count does not show the size of what was charged.
 
 What a CPU moves from its stocks is a charge of its own: charging one memcg can drain the stock of
 another.

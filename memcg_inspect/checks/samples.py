@@ -3,18 +3,20 @@
 Samples of a running kernel
 ---------------------------
 
-A running kernel changes while it is read. Charges are read after the counters, and a difference
-may be a change in between. So one sample proves that a row is exact, but not that it differs. A
-row that is exact in one sample is exact. A row that differs is a finding only if it differs in
-:data:`SAMPLES` samples, with the same amounts on both sides. Any other row is ``moving``. The
-number of samples is high because a busy machine repeats the same half-done operation often, and
-because an audit has thousands of rows, so that rare coincidences do occur.
+A running kernel changes while it is read. Charges are read after the counters, and a difference may
+be a change in between. So one sample proves that a row is exact, but not that it differs. A row
+that is exact or in flight in one sample is so in the result. A row that differs is a finding only
+if it differs in :data:`SAMPLES` samples, with the same amounts on both sides. Samples that could
+not verify it do not count. Any other row is ``moving``. The number of samples is high because a
+busy machine repeats the same half-done operation often, and because an audit has thousands of rows,
+so that rare coincidences do occur.
 
-A task can wait in the middle of a charge for longer than all samples take. From the sample with
-number :data:`SAMPLES` on, what tasks on no CPU were doing may explain a row, as in a frozen image.
+A task can wait in the middle of a charge for longer than all samples take. So the sample with
+number :data:`SAMPLES` and all later ones have the stacks of tasks that are on no CPU. These may
+explain a row as they do in a vmcore.
 
-Memory that the program itself allocates while it reads is charged to the memcg that it runs in, in
-each sample the same amount. A difference there proves nothing.
+Memory that the program itself allocates while it reads is charged to the memcg that it runs in,
+maybe by the same amount in each sample. So a difference there proves nothing.
 """
 
 from __future__ import annotations
