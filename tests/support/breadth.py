@@ -237,4 +237,6 @@ def _cell(result: Result | None) -> str:
     if result.accused:
         return counted(len(result.findings), "findings")
     left = f", {result.unverifiable} not" if result.unverifiable else ""
+    # Faults of the kernel itself.
+    left += f", {len(result.findings)} found" if result.findings else ""
     return f"{result.rows - result.unverifiable - len(result.findings):,}{left}"
