@@ -14,11 +14,11 @@ from memcg_inspect.collect.image_info import image_info
 from memcg_inspect.image.image import Image
 from memcg_inspect.linux.mm.memcontrol import has_node_objcgs, on_default_hierarchy
 from memcg_inspect.linux.mm.memcontrol_stat import StatLine, stat_lines
-from memcg_inspect.linux.mm.memcontrol_vmstats import StatReader, event_slots
+from memcg_inspect.linux.mm.memcontrol_vmstats import StatReader, event_slots, reparented_items
 from memcg_inspect.model import Memcg
 from memcg_inspect.tables import Answer, Field, MemcgAddress, NotRead, Table, Value, columns_of
 from memcg_inspect.views.payers import Payers
-from memcg_inspect.views.view import ONE_MEMCG, Argument, View
+from memcg_inspect.views.view import ONE_MEMCG, Argument, View, named
 
 __all__ = ("VIEW", "StatRow", "stat")
 
@@ -97,16 +97,14 @@ def stat(image: Image, memcg: str, show_all: bool = False, subtree: bool = True)
 def _removed(image: Image, payers: Payers, memcg: Memcg) -> str:
     """Return a note on which counters of a removed memcg the kernel still updates."""
     payer = payers.memcgs[memcg.payer].path if memcg.payer in payers.memcgs else "its parent"
-    # Since 7.1 user pages hold an obj_cgroup, which is reparented with its memcg.
-    if has_node_objcgs(image):
-        moved = f"Everything it was charged for counts for {payer} now."
-    else:
-        moved = (
-            f"Kernel memory it was charged for counts for {payer} now; user pages, page cache and "
-            "sockets still count here."
-        )
+    # Since 7.1 user pages hold an obj_cgroup, which is reparented with its memcg. Since 7.3, on
+    # cgroup v1 since 7.1, mod_memcg_state() counts for the nearest memcg that was not removed.
+    still = [] if has_node_objcgs(image) else ["user pages", "page cache"]
+    if not reparented_items(image).of_memcgs and on_default_hierarchy(image):
+        still.append("sockets")
+    what = f"Only {named(still)} still count here" if still else "Nothing counts here any more"
     return (
-        f"This memcg was removed, and its counters are no longer updated. {moved} "
+        f"This memcg was removed. {what}: {payer} pays for the rest of what it was charged for. "
         "The command dying shows what is left of it."
     )
 
