@@ -52,6 +52,12 @@ RECIPES: dict[str, Recipe] = {
         f"{series}-rt": Recipe(series, flavour="rt", breadth=True)
         for series in ("6.1", "6.12", "7.3")
     },
+    **{
+        f"7.3-{what}": Recipe(
+            "7.3", breadth=True, fragments=("lab", f"lab-{what}"), localversion="lab"
+        )
+        for what in ("kasan", "tiny")
+    },
     "6.12-lab": Recipe(
         "6.12", fragments=("lab", "lab-6.12"), localversion="lab", optional=_NOT_IN_6_12
     ),

@@ -23,7 +23,7 @@ from labkit.paths import cache_folder
 from memcg_inspect.image.image import image_of
 from memcg_inspect.model import counted
 from support import kept, kernel_faults
-from support.guests import GuestImage
+from support.guests import ROOT, GuestImage
 
 KERNELS = ("6.1", "6.12", "7.2", "7.3")
 #: Kernels that no other test boots.
@@ -55,6 +55,13 @@ class Configuration(NamedTuple):
     kernels: Sequence[str] = KERNELS
 
 
+_GIGANTIC: Mapping[str, Any] = {"nodes": "1", "workload": "gigantic", "more": {"memory": "3G"}}
+_OFFLINE = ROOT / "fixtures" / "scenes" / "offline.sh"
+#: Without a watermark, it always looks for pages that nobody used for a second.
+_DAMON = (
+    "damon_reclaim.enabled=Y damon_reclaim.min_age=1000000 damon_reclaim.wmarks_high=1000 "
+    "damon_reclaim.wmarks_mid=999 damon_reclaim.wmarks_low=0"
+)
 #: Of those here, only 6.1 has cgroup v1: later ones need CONFIG_MEMCG_V1.
 _V1: Mapping[str, Any] = {"more": {"cgroup": "v1"}, "kernels": ("6.1",)}
 CONFIGURATIONS = (
@@ -71,6 +78,15 @@ CONFIGURATIONS = (
     Configuration("page_owner", "page_owner=on", workload="mixed"),
     Configuration("memory is cleared", "init_on_alloc=1 init_on_free=1", workload="mixed"),
     Configuration("hugetlb without vmemmap", "hugepages=16 hugetlb_free_vmemmap=on"),
+    Configuration(
+        "gigantic pages", "hugepagesz=1G hugepages=1", kernels=("6.1", "7.3"), **_GIGANTIC
+    ),
+    Configuration(
+        "gigantic pages without vmemmap",
+        "hugepagesz=1G hugepages=1 hugetlb_free_vmemmap=on",
+        kernels=("6.12", "7.2"),
+        **_GIGANTIC,
+    ),
     Configuration("THP always", "transparent_hugepage=always", workload="pressure"),
     Configuration("4-level paging", "no5lvl", workload="mixed"),
     Configuration("percpu memory by pages", "percpu_alloc=page", workload="mixed"),
@@ -79,6 +95,13 @@ CONFIGURATIONS = (
     Configuration("one node", nodes="1", workload="mixed"),
     Configuration("nodes without CPUs", nodes="2cpu+2mem", workload="mixed"),
     Configuration("memory is added", "memory_hotplug.memmap_on_memory=1", hotplug="256M"),
+    Configuration(
+        "memory and CPUs are taken away",
+        "memhp_default_state=online_movable",
+        more={"cpus": 4, "run": str(_OFFLINE)},
+        hotplug="256M",
+    ),
+    Configuration("DAMON reclaims", _DAMON, workload="mixed", kernels=("7.2", "7.3")),
 )
 _SWAPPING = tuple(name for name in OTHERS if name not in _WITHOUT_MODULES)
 #: Of the other kernels.
