@@ -511,8 +511,8 @@ class Held(NamedTuple):
         it; 0 if none does, or not yet, or no longer
     :ivar nid: its node; :data:`NUMA_NO_NODE` if it has none
     :ivar bytes: bytes charged for one of it; 0 if nothing is charged for it
-    :ivar detail: of objects and caches, ``reclaimable`` or ``unreclaimable``; of zswap entries,
-        ``compressed`` or ``incompressible``
+    :ivar detail: of objects and caches, ``reclaimable`` or ``unreclaimable``; of kmem that may be
+        a large kmalloc, ``unreclaimable``; of zswap entries, ``compressed`` or ``incompressible``
     """
 
     kind: HeldKind

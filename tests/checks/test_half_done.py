@@ -218,6 +218,20 @@ def test_pages_that_a_stock_uncharges_in_the_unit_of_the_row(unit: Unit, amount:
     assert marked(rows_off("kmem", unit, amount), elsewhere, stocks=stocks) == ["unverifiable"]
 
 
+@pytest.mark.parametrize(
+    ("detail", "expected"), [("unreclaimable", "in-flight"), ("", "unverifiable")]
+)
+def test_kernel_memory_that_is_a_large_kmalloc(detail: str, expected: str) -> None:
+    """Other kernel memory is in no counter of slab memory, whatever its size."""
+    row = make_row(
+        RowKey("slab", "NR_SLAB_UNRECLAIMABLE_B", "bytes", A, nid=0), {"x": 0}, {"y": -4 * PAGE}
+    )
+    stopped = cpu(
+        "__memcg_slab_free_hook", held=(*ITS_MEMCG, Held("kmem", 0xE000, A, 0, 4 * PAGE, detail))
+    )
+    assert marked([row], stopped) == [expected]
+
+
 def test_pages_of_a_stack() -> None:
     """account_kernel_stack() counts one page after the other."""
     for pages in range(1, LIMITS.stack // PAGE + 1):

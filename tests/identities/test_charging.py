@@ -7,6 +7,8 @@ import pytest
 from support.guests import KERNELS, Lab
 from support.planting import Fault, Subject
 
+from memcg_inspect.linux.kernel.stacktrace import read_running
+
 pytestmark = pytest.mark.image
 
 
@@ -27,6 +29,15 @@ def test_a_page_too_many_is_never_exact(lab: Lab, kernel: str, function: str) ->
             counter = subject.percpu_counter(path, "MEMCG_KMEM")
             report = subject.audit(Fault((subject.add(counter, pages),), (path,), set()))
             assert report.verdict != "exact", path
+
+
+def test_one_page_is_no_large_kmalloc(lab: Lab) -> None:
+    """A task that frees a pipe points to a page of kernel memory, which is in no slab counter."""
+    image = lab.image("7.3", "4", "churn", freeze="in:get_page_from_freelist", seed=1)
+    subject = Subject(image.program())
+    running = read_running(subject.image, subject.snapshot.memcgs, subject.snapshot.objcgs)
+    for held in [held for cpu in running for held in cpu.held or () if held.kind == "kmem"]:
+        assert (held.detail == "unreclaimable") == (held.bytes > 4096)
 
 
 def test_a_task_that_sleeps_in_a_charge(lab: Lab) -> None:

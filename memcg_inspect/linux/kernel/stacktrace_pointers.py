@@ -190,7 +190,8 @@ class PointerReader:
         elif page.type != "buddy" and page.order <= _MAX_ORDER:
             kind: HeldKind = "kmem" if page.is_kmem or page.type == "large_kmalloc" else "folio"
             size = mem_map(self.image).page_size << page.order
-            detail = "unreclaimable" if kind == "kmem" else ""
+            # It may be a large kmalloc: a compound page, for more than the largest cache has.
+            detail = "unreclaimable" if kind == "kmem" and page.order else ""
             yield Held(kind, page.head, page.payer, page.nid, size, detail)
 
     def _memory(self, word: int) -> Iterator[Held]:
