@@ -14,8 +14,8 @@ kernel changes which counter:
   their own. See :attr:`memcg_inspect.checks.half_done.HalfDone.only_in`.
 * These functions do not sleep while a charge is half done, with two exceptions (``SLEEPS`` of
   :mod:`memcg_inspect.checks.half_done`). So a task that sleeps elsewhere has left none, even if its
-  stack has the name of such a function: without unwinding data, stacks also show functions that
-  have returned.
+  stack has the name of such a function: a stack that cannot be unwound also shows functions
+  that have returned.
 * ``obj_cgroup_charge_pages()`` changes the page counter and ``MEMCG_KMEM``, one after the other. So
   a charge of kernel memory shows in both, by the same amount, unless the task is in a function that
   changes one of them. Between the two, ``try_charge_memcg()`` can let a task sleep that exceeds

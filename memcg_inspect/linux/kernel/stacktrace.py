@@ -6,12 +6,16 @@ What each CPU was running
 Mirrors :linux:`kernel/stacktrace.c` for the task that each CPU runs (``cpu_curr()`` of
 :linux:`kernel/sched/sched.h`). A crash, or stopping a machine, stops each CPU at any point. The
 registers in the dump show the function, and the stack shows what it was charging.
+
+Without debug info, drgn unwinds stacks with the kernel's ORC tables, which do not tell what was
+inlined. A stack that it cannot unwind to its end counts as one with all functions that have an
+address on it.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 
 from drgn import FaultError, Object, StackTrace, SymbolKind
@@ -19,6 +23,7 @@ from drgn.helpers.linux.sched import cpu_curr, task_cpu
 
 from memcg_inspect.image.image import Image
 from memcg_inspect.image.lookup import UnknownKernelError
+from memcg_inspect.image.stacks import stack_trace
 from memcg_inspect.linux.kernel.sched import find_tasks
 from memcg_inspect.linux.kernel.stacktrace_pointers import PointerReader
 from memcg_inspect.linux.kernel.stacktrace_words import stack_words
@@ -28,7 +33,7 @@ from memcg_inspect.model import Coverage, Running
 __all__ = ("read_running", "read_waiting")
 
 #: The most frames that are kept of a stack.
-_MOST_FRAMES = 24
+_MOST_FRAMES = 64
 #: A stack whose outermost function is none of these was not unwound to its end: entries of system
 #: calls, and where tasks and CPUs begin. The entry of an interrupt is not among them, since the
 #: interrupt may have come while the kernel was running.
@@ -127,7 +132,7 @@ class _Reader:
     def _with_stack(self, task: Object, running: Running) -> Running:
         image = self.image
         try:
-            trace = image.prog.stack_trace(task)
+            trace = stack_trace(image, task)
             functions = _functions(image, trace)
         except (FaultError, LookupError, ValueError):
             return running._replace(busy=True)
@@ -143,7 +148,7 @@ class _Reader:
             running = running._replace(
                 numbers=self._pointers.numbers(words), areas=self._pointers.areas(held, words)
             )
-            if not _OUTERMOST.match(functions[-1]):
+            if not _is_whole(trace, functions):
                 functions = tuple(dict.fromkeys((*functions, *_functions_in(image, words))))
             if any(map(_PERCPU.match, functions)):
                 held += tuple(self._pointers.percpu(words))
@@ -173,6 +178,15 @@ def _functions(image: Image, trace: StackTrace) -> tuple[str, ...]:
         if name is not None:
             names.append(name)
     return tuple(names)
+
+
+def _is_whole(trace: StackTrace, functions: Sequence[str]) -> bool:
+    """Return whether a stack was unwound to its end."""
+    if _OUTERMOST.match(functions[-1]):
+        return True
+    # The entry of an exception or of an interrupt, which came in user mode: the addresses of the
+    # kernel are above those of user space where entries have these names (x86).
+    return functions[-1].startswith("asm_") and 0 < trace[-1].pc < 1 << 63
 
 
 def _is_idle(name: str) -> bool:
