@@ -27,7 +27,7 @@ def test_functions_of_stacks_are_no_old_names(lab: Lab, kernel: str) -> None:
             for name in set(task.functions) - set(known[key].functions)
             if not name.startswith(("entry_", "common_startup", "secondary_startup"))
         ]
-        right += len(more) < 3
+        right += not more
     # A CPU that changes from one task to another cannot be unwound.
     assert right >= 0.8 * len(found), found
     assert sum(len(task.functions) > 3 for task in found.values()) > 2
