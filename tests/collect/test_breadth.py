@@ -74,5 +74,5 @@ def test_document() -> None:
     assert text[4].split("  ")[-1].strip() == "1,299, 1 not"
     assert text[5].split() == ["KFENCE", "mixed", "-", "1", "finding"]
     assert text[7].split() == ["kernel", "mixed", "pages"]
-    assert text[8].split() == ["6.18", "98", "2", "findings"]
+    assert text[8].split() == ["6.18", "98,", "2", "found", "2", "findings"]
     assert text[9].split() == ["6.16", "-", "100"]
