@@ -116,8 +116,10 @@ def test_percpu_memory_that_is_freed(lab: Lab) -> None:
     """The last thing that pcpu_memcg_free_hook() changes is its counter."""
     where = "in:free_percpu/obj_cgroup_uncharge"
     subject = Subject(lab.image("7.3", "4", "churn", freeze=where, seed=4).program())
-    assert subject.report.verdict == "exact"
-    rows = not_exact(subject, "percpu", "objcg_bytes")
+    assert not subject.report.findings
+    # Other CPUs may have left other charges half done.
+    every = not_exact(subject, "percpu", "objcg_bytes")
+    rows = {key: row for key, row in every.items() if "obj_cgroup_uncharge" in (row.reason or "")}
     [path] = {path for _, path in rows}
     # A counter of each CPU for each of the four kinds of pages of an mm.
     size = charged(16, 4)
@@ -128,4 +130,6 @@ def test_percpu_memory_that_is_freed(lab: Lab) -> None:
     fault = subject.add(subject.percpu_counter(path, "MEMCG_PERCPU_B"), 1)
     report = subject.audit(Fault((fault,), (path,), set()))
     assert report.verdict == "incomplete"
-    assert {r.status for r in report.rows if r.identity == "percpu"} == {"exact", "unverifiable"}
+    memcg = subject.paths[path]
+    [now] = [r for r in report.rows if (r.identity, r.memcg) == ("percpu", memcg)]
+    assert now.status == "unverifiable"
