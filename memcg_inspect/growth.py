@@ -27,12 +27,12 @@ from memcg_inspect.tables import (
     Table,
     UsageError,
     Value,
+    above,
 )
 
 __all__ = ("Earlier", "GrownRow", "check_earlier", "growth_column", "grown", "read_earlier")
 
-#: What tells a row from others, in the order of the columns. ``True`` stands for a value that could
-#: not be read.
+#: What tells a row from others, in the order of the columns.
 _Key = tuple[Value, ...]
 #: The values of a row, by name of the column.
 _Values = Mapping[str, Value]
@@ -111,7 +111,11 @@ def _parsed(name: str, document: Any) -> Earlier:
         str(document["command"]),
         str(document["image"]["release"]),
         document["whole"] is True,
-        Choice(tuple(chosen["memcgs"]), tuple(chosen["nodes"]), subtree=bool(chosen["subtree"])),
+        Choice(
+            tuple(map(str, chosen["memcgs"])),
+            tuple(map(int, chosen["nodes"])),
+            subtree=bool(chosen["subtree"]),
+        ),
         tables,
     )
 
@@ -121,7 +125,8 @@ def _values(columns: Iterable[Mapping[str, str]], row: Mapping[str, Any]) -> _Va
     values: dict[str, Value] = {}
     for column in columns:
         name, value = column["name"], row[column["name"]]
-        if column["kind"] in AMOUNTS and not (value is None or isinstance(value, (int, float))):
+        kinds = (int, float) if column["kind"] in AMOUNTS else (str, int)
+        if not (value is None or isinstance(value, kinds)):
             raise ValueError(name)
         values[name] = NotRead(str(reasons[name])) if name in reasons else value
     return values
@@ -231,7 +236,8 @@ def _grown(table: Table, before: Sequence[_Values], earlier: Earlier) -> tuple[T
         if parents is not None and row.memcg_address is None:
             # It counts for the nearest memcg above it that there is.
             gone = -1 - len(rows)
-            parents[gone] = _nearest(row.memcg, addresses)
+            paths = (path for path in above(str(row.memcg)) if path in addresses)
+            parents[gone] = addresses.get(next(paths, None))
             row.memcg_address = gone
         rows.append(row)
     changed = sorted((row for row in rows if columns.has_changed(row)), key=columns.order)
@@ -256,13 +262,6 @@ def _plain_values(table: Table, record: object) -> _Values:
         is_nowhere = column.type == "node" and value == NUMA_NO_NODE
         values[column.name] = None if is_nowhere else value
     return values
-
-
-def _nearest(path: str, addresses: Mapping[Value, int | None]) -> int | None:
-    """Return the nearest memcg above a path."""
-    while path not in addresses and path not in ("", "/"):
-        path = path.rpartition("/")[0] or "/"
-    return addresses.get(path)
 
 
 class _Sum(NamedTuple):

@@ -42,6 +42,7 @@ __all__ = (
     "Table",
     "UsageError",
     "Value",
+    "above",
     "as_path",
     "check_fields",
     "choose",
@@ -312,7 +313,7 @@ class Choice(NamedTuple):
         paths = [path]
         if self.subtree and address is None and isinstance(path, str):
             # It is gone, so that its path alone tells what it was below.
-            paths += _above(path)
+            paths += above(path)
         return any(matches(wanted, some, address) for wanted in self.memcgs for some in paths)
 
 
@@ -356,7 +357,7 @@ class Answer:
         return not any(c.unreadable for c in self.coverage.values())
 
 
-def _above(path: str) -> Iterator[str]:
+def above(path: str) -> Iterator[str]:
     """Return the paths of the memcgs above one."""
     while path != "/":
         path = path.rpartition("/")[0] or "/"

@@ -30,9 +30,10 @@ def with_running(image: Image, snapshot: Snapshot) -> Snapshot:
     """
     unread = Coverage()
     running = read_running(image, snapshot.memcgs, snapshot.objcgs, _released(snapshot), unread)
-    # Nobody knows what such a CPU has left half done.
-    coverage = {**snapshot.coverage, **({"cpus": unread} if unread.unreadable else {})}
-    return replace(snapshot, running=running, coverage=coverage)
+    if unread.unreadable:
+        # Nobody knows what such a CPU has left half done.
+        snapshot = replace(snapshot, coverage={**snapshot.coverage, "cpus": unread})
+    return replace(snapshot, running=running)
 
 
 def with_waiting(image: Image, snapshot: Snapshot) -> Snapshot:

@@ -173,6 +173,10 @@ def test_documents_that_cannot_be_compared(
         "{}": "is no document with tables",
         json.dumps({**document, "tables": [{"name": "slabinfo"}]}): "is no document with tables",
         json.dumps({**document, "chosen": {}}): "is no document with tables",
+        json.dumps(
+            {**document, "chosen": {"memcgs": [7], "nodes": [], "subtree": False}}
+        ): "lists rows of memcg 7 only",
+        json.dumps(document).replace('"dentry"', '["dentry"]'): "is no document with tables",
         json.dumps({**document, "command": "percpu"}): "is of percpu",
     }
     for text, said in texts.items():
