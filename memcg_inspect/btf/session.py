@@ -28,6 +28,7 @@ from drgn import (
 )
 
 from memcg_inspect.btf import globals as table
+from memcg_inspect.btf.main_module import make_main_module
 from memcg_inspect.btf.modules import module_btfs, module_symbols
 from memcg_inspect.btf.parse import Btf, BtfKind
 from memcg_inspect.btf.source import Source, from_image
@@ -116,6 +117,10 @@ class Session:
                 btf = Btf(self.source.data, name=self.source.name)
                 if btf.end <= 1:
                     raise btf.error("has no types")
+                if not has_debug_info(self.prog):
+                    # BTF from a file needs no symbols.
+                    with suppress(ImageError):
+                        make_main_module(self.prog, self.symbols)
             finally:
                 self._is_busy = False
             self._makers.append(TypeMaker(self.prog, btf))

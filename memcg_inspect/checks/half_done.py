@@ -159,8 +159,6 @@ _SWAPCACHE = r"swap_cache_|(add_to|delete_from)_swap_cache|folio_migrate_mapping
 #: The most that is in vm_node_stat_diff, which is an s8, and that mod_node_state() moves in
 #: addition: half of a threshold.
 _MOST_DIFF = 128 + 64
-#: Suffixes of functions that a compiler has split or cloned.
-_CLONE = re.compile(r"(\.(part|isra|constprop|cold|llvm|lto_priv)(\.\d+)*)+$")
 _FLUSHES = re.compile(FLUSH)
 _FOLDS = re.compile(rf"_*({FOLD})")
 _ADDS_TO_NODE = re.compile(rf"_*({NODE}|{FOLD})")
@@ -315,7 +313,7 @@ class HalfDone:
 
     def place(self, cpu: Running) -> str | None:
         """Return the innermost function of a CPU that makes such a charge."""
-        return next((f for f in cpu.functions if self._is_place(_CLONE.sub("", f))), None)
+        return next((f for f in cpu.functions if self._is_place(f)), None)
 
     def _is_place(self, function: str) -> bool:
         adds = self.of_nodes and _ADDS_TO_NODE.match(function) is not None
@@ -323,8 +321,7 @@ class HalfDone:
 
     def is_in(self, cpu: Running) -> bool:
         """Return whether a CPU may have begun such a charge, and not ended it."""
-        names = (_CLONE.sub("", function) for function in cpu.functions)
-        if self.only_in is None or any(map(self.only_in.match, names)):
+        if self.only_in is None or any(map(self.only_in.match, cpu.functions)):
             return True
         return self.only_at is not None and self.only_at.match(self.place(cpu) or "") is not None
 
@@ -354,8 +351,8 @@ class HalfDone:
 
     def _charge(self, snapshot: Snapshot, cpu: Running, row: Row) -> int:
         """Return the largest charge itself, in the unit of the row."""
-        names = (_CLONE.sub("", function) for function in cpu.functions)
-        if self.of_nodes and _adds_to_node(cpu) and not any(map(self.functions.match, names)):
+        counts = any(map(self.functions.match, cpu.functions))
+        if self.of_nodes and _adds_to_node(cpu) and not counts:
             return 0  # it was counting something else
         if self.entries is not None and row.unit == "pages":
             return self.entries

@@ -186,7 +186,7 @@ def test_page_tables_have_functions_of_their_own() -> None:
         ("pte_alloc_one", "in-flight"),
         ("___pte_free_tlb", "in-flight"),
         # pte_free() is inlined into do_fault(), and alloc_pte_page() makes kernel page tables.
-        ("lruvec_stat_mod_folio.constprop.0", "in-flight"),
+        ("lruvec_stat_mod_folio", "in-flight"),
         ("__mod_lruvec_page_state", "in-flight"),
         ("get_page_from_freelist", "unverifiable"),
         ("__free_frozen_pages", "unverifiable"),

@@ -15,7 +15,7 @@ address on it.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator
 from contextlib import suppress
 
 from drgn import FaultError, Object, StackTrace, SymbolKind
@@ -23,10 +23,10 @@ from drgn.helpers.linux.sched import cpu_curr, task_cpu
 
 from memcg_inspect.image.image import Image
 from memcg_inspect.image.lookup import UnknownKernelError
-from memcg_inspect.image.stacks import stack_trace
+from memcg_inspect.linux.arch.entry import is_outermost
 from memcg_inspect.linux.kernel.sched import find_tasks
 from memcg_inspect.linux.kernel.stacktrace_pointers import PointerReader
-from memcg_inspect.linux.kernel.stacktrace_words import stack_words
+from memcg_inspect.linux.kernel.stacktrace_words import as_written, functions_in, stack_words
 from memcg_inspect.linux.mm.mmzone import online_cpus
 from memcg_inspect.model import Coverage, Running
 
@@ -34,12 +34,6 @@ __all__ = ("read_running", "read_waiting")
 
 #: The most frames that are kept of a stack.
 _MOST_FRAMES = 64
-#: A stack whose outermost function is none of these was not unwound to its end: entries of system
-#: calls, and where tasks and CPUs begin. The entry of an interrupt is not among them, since the
-#: interrupt may have come while the kernel was running.
-_OUTERMOST = re.compile(
-    r"entry_|ret_from_|secondary_startup|common_startup|start_secondary|cpu_startup_entry|el0t?_"
-)
 #: Functions that allocate and free percpu memory.
 _PERCPU = re.compile(r"pcpu_|free_percpu")
 #: ``TASK_UNINTERRUPTIBLE`` and ``TASK_NOLOAD`` of include/linux/sched.h. Idle threads of the kernel
@@ -132,7 +126,7 @@ class _Reader:
     def _with_stack(self, task: Object, running: Running) -> Running:
         image = self.image
         try:
-            trace = stack_trace(image, task)
+            trace = image.prog.stack_trace(task)
             functions = _functions(image, trace)
         except (FaultError, LookupError, ValueError):
             return running._replace(busy=True)
@@ -148,8 +142,8 @@ class _Reader:
             running = running._replace(
                 numbers=self._pointers.numbers(words), areas=self._pointers.areas(held, words)
             )
-            if not _is_whole(trace, functions):
-                functions = tuple(dict.fromkeys((*functions, *_functions_in(image, words))))
+            if not is_outermost(functions[-1], trace[-1].pc):
+                functions = tuple(dict.fromkeys((*functions, *functions_in(image, words))))
             if any(map(_PERCPU.match, functions)):
                 held += tuple(self._pointers.percpu(words))
         return running._replace(functions=functions, busy=True, held=held)
@@ -176,17 +170,8 @@ def _functions(image: Image, trace: StackTrace) -> tuple[str, ...]:
             if name is None and not names:
                 return ()  # the innermost frame is not in the kernel: user mode
         if name is not None:
-            names.append(name)
+            names.append(as_written(name))
     return tuple(names)
-
-
-def _is_whole(trace: StackTrace, functions: Sequence[str]) -> bool:
-    """Return whether a stack was unwound to its end."""
-    if _OUTERMOST.match(functions[-1]):
-        return True
-    # The entry of an exception or of an interrupt, which came in user mode: the addresses of the
-    # kernel are above those of user space where entries have these names (x86).
-    return functions[-1].startswith("asm_") and 0 < trace[-1].pc < 1 << 63
 
 
 def _is_idle(name: str) -> bool:
@@ -203,14 +188,3 @@ def _function_at(image: Image, address: int) -> str | None:
     # such a symbol is not a function: the per-CPU section begins at 0, and small numbers are in it.
     start, end = image.symbol("_stext").address, image.symbol("_etext").address
     return symbol.name if symbol.kind == SymbolKind.FUNC or start <= address < end else None
-
-
-def _functions_in(image: Image, words: Iterable[int]) -> tuple[str, ...]:
-    """
-    Return the functions that words point into.
-
-    As for frames that the kernel prints with a question mark, not all of them are callers.
-    """
-    start, end = image.symbol("_stext").address, image.symbol("_etext").address
-    found = (_function_at(image, word) for word in words if start <= word < end)
-    return tuple(dict.fromkeys(filter(None, found)))

@@ -14,17 +14,15 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence, Set
-from contextlib import suppress
 from typing import NamedTuple
 
 from drgn import FaultError, Object
 from drgn.helpers.linux.sched import cpu_curr
 
 from memcg_inspect.image.image import Image
-from memcg_inspect.image.lookup import UnknownKernelError
 from memcg_inspect.image.strings import text
 from memcg_inspect.linux.kernel.sched import find_tasks
-from memcg_inspect.linux.kernel.stacktrace_words import stack_of, stack_words
+from memcg_inspect.linux.kernel.stacktrace_words import functions_in, stack_of, stack_words
 from memcg_inspect.linux.lib.list import OnFault
 from memcg_inspect.linux.mm.mmzone import online_cpus
 from memcg_inspect.model import Coverage, StackRef
@@ -124,7 +122,7 @@ class _Stacks:
         elif not self._freed_at.isdisjoint(live):
             counts += self._freed(live)
         if live is not None and counts:
-            functions = tuple(dict.fromkeys(_functions(image, live)))
+            functions = functions_in(image, live)
         pid, comm = int(task.pid), text(task.comm.to_bytes_())
         for word, number in counts.items():
             yield word, StackRef(pid, comm, cpu, number, functions)
@@ -153,12 +151,3 @@ def _live(image: Image, task: Object) -> Sequence[int] | None:
         return stack_words(image, task, trace)
     except (FaultError, LookupError, ValueError):
         return None
-
-
-def _functions(image: Image, words: Sequence[int]) -> Iterator[str]:
-    """Return the functions that words point into. Not all of them are callers."""
-    start, end = image.symbol("_stext").address, image.symbol("_etext").address
-    for word in words:
-        if start <= word < end:
-            with suppress(UnknownKernelError):
-                yield image.symbol(word).name

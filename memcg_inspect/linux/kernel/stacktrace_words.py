@@ -20,7 +20,7 @@ from memcg_inspect.image.lookup import UnknownKernelError
 from memcg_inspect.image.memory import SMALLEST_PAGE
 from memcg_inspect.linux.mm.mmzone import mem_map
 
-__all__ = ("other_stack", "stack_of", "stack_words")
+__all__ = ("as_written", "functions_in", "other_stack", "places_in", "stack_of", "stack_words")
 
 #: Pages to read of a stack whose size is not known, e.g. the stack of an interrupt.
 _UNKNOWN_PAGES = 4
@@ -104,3 +104,27 @@ def other_stack(image: Image, sp: int) -> Iterator[int]:
         except FaultError:
             return
         address = end
+
+
+def as_written(name: str) -> str:
+    """
+    Return the name that a function has in the source.
+
+    Compilers name parts and clones of functions ``dput.part.0``, ``alloc_slab_obj_exts.isra.0``.
+    """
+    return name.partition(".")[0]
+
+
+def functions_in(image: Image, words: Iterable[int]) -> tuple[str, ...]:
+    """
+    Return the functions that words point into.
+
+    As for frames that the kernel prints with a question mark, not all of them are callers.
+    """
+    start, end = image.symbol("_stext").address, image.symbol("_etext").address
+    names: dict[str, None] = {}
+    for word in words:
+        if start <= word < end:
+            with suppress(UnknownKernelError):
+                names[as_written(image.symbol(word).name)] = None
+    return tuple(names)
