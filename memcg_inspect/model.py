@@ -578,8 +578,8 @@ class Running(NamedTuple):
     :ivar cpu: the CPU; of a task that was not running, the one it ran on last
     :ivar pid: PID of the task; 0 for the idle task
     :ivar comm: name of the task
-    :ivar functions: functions on its stack, innermost first, as the source names them; empty in user
-        mode. If the stack could not be unwound, all functions that have an address on it.
+    :ivar functions: functions on its stack, innermost first, by their names in the source; none in
+        user mode. If the stack could not be unwound: all functions that have an address on it
     :ivar busy: whether it was in the kernel, where it may have been charging memory
     :ivar held: what its registers and its stack point to; ``None`` if they could not be read
     :ivar numbers: absolute values of the integers in its registers and on its stack that may be

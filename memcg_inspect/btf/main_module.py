@@ -19,6 +19,10 @@ from memcg_inspect.btf.symbols import Symbols
 
 __all__ = ("make_main_module",)
 
+#: Where the kernel ends: arch/x86/kernel/vmlinux.lds.S has a section behind ``_end`` since 5.3.
+#: If debug info is loaded later, drgn keeps the range, which has to be that of the file.
+_ENDS = ("_end", "__init_scratch_end")
+
 
 def make_main_module(prog: Program, symbols: Symbols) -> None:
     """
@@ -29,13 +33,14 @@ def make_main_module(prog: Program, symbols: Symbols) -> None:
     :param prog: Program that debugs a Linux kernel.
     :param symbols: symbols of that kernel
     """
-    start, end = symbols.named("_stext"), symbols.named("_end")
-    if not start or not end:
+    start = symbols.named("_stext")
+    ends = [symbol.address for name in _ENDS for symbol in symbols.named(name)]
+    if not start or not ends:
         return
     with suppress(LookupError, ValueError):
         main = prog.main_module("kernel", create=True)
         if not main.address_ranges:
-            main.address_ranges = [(start[0].address, end[0].address)]
+            main.address_ranges = [(start[0].address, max(ends))]
         if main.build_id is None:  # drgn reads it only if it makes the module
             main.build_id = _build_id(prog)
 

@@ -4,16 +4,20 @@
 from __future__ import annotations
 
 import re
+from functools import partial
 from pathlib import Path
 
 import pytest
+from drgn import Program
 from drgn.helpers.linux.pid import find_task
+from drgn.helpers.linux.printk import get_dmesg
 from support.guests import KERNELS, Lab
 from support.live_guest import execute, kept
 
 from memcg_inspect import session
 from memcg_inspect.image.image import image_of
 from memcg_inspect.linux.kernel.stacktrace import read_running
+from memcg_inspect.linux.kernel.stacktrace_words import as_written
 
 pytestmark = [pytest.mark.image, pytest.mark.each_kernel]
 
@@ -56,6 +60,12 @@ def kernels_own(folder: Path) -> dict[int, list[str]]:
     return stacks
 
 
+def have_one_address(prog: Program, name: str, other: str) -> bool:
+    """Return whether two names may be of one function: ``__do_sys_pause``, ``__x64_sys_pause``."""
+    addresses = ({symbol.address for symbol in prog.symbols(each)} for each in (name, other))
+    return name == other or not set.isdisjoint(*addresses)
+
+
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_a_session_unwinds_as_the_kernel_does(tmp_path: Path, kernel: str) -> None:
     """/proc/PID/stack leaves out the functions of the scheduler, which are innermost."""
@@ -65,11 +75,48 @@ def test_a_session_unwinds_as_the_kernel_does(tmp_path: Path, kernel: str) -> No
         found = {}
         for pid in before:
             task = find_task(prog, pid)
-            found[pid] = [frame.name for frame in prog.stack_trace(task)] if task else None
+            frames = prog.stack_trace(task) if task else ()
+            # The last frame is in user space.
+            found[pid] = [f.name for f in frames if not f.name.startswith("0x")]
         after = kernels_own(tmp_path)
-    still = {pid: names for pid, names in before.items() if names and after.get(pid) == names}
-    assert len(still) > 20
-    for pid, names in still.items():
-        have = found[pid]
-        assert have and have[-len(names) :] == names, (pid, have)
-        assert have[0] == "__schedule"
+        same = partial(have_one_address, prog)
+        still = {pid: names for pid, names in before.items() if names and after.get(pid) == names}
+        assert len(still) > 20
+        del still[1]  # it waits for the script
+        for pid, names in still.items():
+            have = found[pid]
+            assert have[0] == "__schedule"
+            assert len(have) > len(names), pid
+            assert all(map(same, have[-len(names) :], names)), (pid, have, names)
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_the_stack_of_a_crash_is_that_of_the_log(lab: Lab, kernel: str) -> None:
+    """The kernel prints the stack of the CPU that panics, before it saves the registers."""
+    image = lab.image(kernel, "4", "files", freeze="panic", format="kdump", level=23)
+    prog = image.program()
+    log = get_dmesg(prog).decode()
+    printed = log.rpartition("Kernel panic")[2].partition("Call Trace:")[2].partition("</TASK>")[0]
+    logged = {as_written(name) for name in re.findall(r"\]  ([\w.]+)\+0x", printed)}
+    assert len(logged) > 5
+    running = read_running(image_of(prog))
+    (crashed,) = [task for task in running if "__crash_kexec" in task.functions]
+    assert logged - set(crashed.functions) <= {"dump_stack_lvl"}
+
+
+def test_damaged_tables_are_no_error(lab: Lab) -> None:
+    """Without tables, all addresses on the stack of a task that waits count."""
+    image = lab.image(KERNELS[-1], "4", "churn", freeze="busy", seed=1)
+    right = {task.pid: task for task in read_running(image_of(image.program()))}
+    prog = image.own_program()
+    header = prog.symbol("__start_orc_header").address
+    prog.add_memory_segment(header, 16, lambda *_: b"\xa5" * 16, False)
+    with pytest.raises(Exception, match="ORC"):
+        prog.stack_trace(1)
+    found = {task.pid: task for task in read_running(image_of(prog))}
+    waiting = {pid for pid, task in right.items() if task.waiting}
+    assert waiting <= found.keys()
+    for pid in waiting:
+        assert set(found[pid].functions) >= set(right[pid].functions), pid
+        assert found[pid].held is not None
+    assert all(task.busy for task in found.values())

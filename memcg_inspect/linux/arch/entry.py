@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 
-__all__ = ("is_outermost",)
+__all__ = ("has_exact_pc", "is_outermost")
 
 #: Entries of system calls, and where tasks and CPUs begin. The entry of an interrupt is not among
 #: them, since the interrupt may have come while the kernel was running.
@@ -22,6 +22,22 @@ _OUTERMOST = re.compile(
 #: addresses.
 _X86_EXCEPTION = "asm_"
 _X86_KERNEL = 1 << 63
+
+
+#: The function that crash_setup_regs() of arch/x86/include/asm/kexec.h is inlined in.
+_X86_SAVES_ITS_OWN = "__crash_kexec"
+
+
+def has_exact_pc(function: str) -> bool:
+    """
+    Return whether the saved program counter is where the function saved its registers.
+
+    It is a label in x86-64 when the kernel panics, and compilers move the label. So the stack
+    pointer that was saved with it need not fit the tables for unwinding.
+
+    :param function: innermost function of a stack
+    """
+    return function != _X86_SAVES_ITS_OWN
 
 
 def is_outermost(function: str, pc: int) -> bool:

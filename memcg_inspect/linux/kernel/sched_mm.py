@@ -45,7 +45,7 @@ from memcg_inspect.linux.arch.x86_insn import (
     stores_member,
 )
 from memcg_inspect.linux.kernel.preempt import in_interrupt_handler
-from memcg_inspect.linux.kernel.stacktrace_words import other_stack
+from memcg_inspect.linux.kernel.stacktrace_words import other_stack, unwind
 from memcg_inspect.linux.mm.mmzone import possible_cpus
 from memcg_inspect.linux.mm.vmalloc import thread_size
 from memcg_inspect.model import Coverage
@@ -346,7 +346,7 @@ def _running_stacks(image: Image, task: Object) -> _Stacks | None:
         in the image
     """
     try:
-        frame = image.prog.stack_trace(task)[0]
+        frame = unwind(image, task)[0]
         pc, sp = frame.pc, frame.sp
     except (FaultError, LookupError, ValueError):
         return None

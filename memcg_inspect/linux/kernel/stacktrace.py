@@ -23,10 +23,16 @@ from drgn.helpers.linux.sched import cpu_curr, task_cpu
 
 from memcg_inspect.image.image import Image
 from memcg_inspect.image.lookup import UnknownKernelError
-from memcg_inspect.linux.arch.entry import is_outermost
+from memcg_inspect.linux.arch.entry import has_exact_pc, is_outermost
 from memcg_inspect.linux.kernel.sched import find_tasks
 from memcg_inspect.linux.kernel.stacktrace_pointers import PointerReader
-from memcg_inspect.linux.kernel.stacktrace_words import as_written, functions_in, stack_words
+from memcg_inspect.linux.kernel.stacktrace_words import (
+    as_written,
+    functions_in,
+    stack_words,
+    unwind,
+    whole_stack,
+)
 from memcg_inspect.linux.mm.mmzone import online_cpus
 from memcg_inspect.model import Coverage, Running
 
@@ -119,6 +125,9 @@ class _Reader:
             except (FaultError, LookupError):
                 continue
             found = self._with_stack(task, running)
+            # drgn cannot unwind its stack. In a running kernel, it may have begun to run.
+            if found.held is None and not self.image.is_moving:
+                found = self._with_all_words(task, running)
             # Any other task has not run yet: copy_thread() makes it begin in ret_from_fork().
             if any(name.startswith("__schedule") for name in found.functions):
                 yield found
@@ -126,7 +135,7 @@ class _Reader:
     def _with_stack(self, task: Object, running: Running) -> Running:
         image = self.image
         try:
-            trace = image.prog.stack_trace(task)
+            trace = unwind(image, task)
             functions = _functions(image, trace)
         except (FaultError, LookupError, ValueError):
             return running._replace(busy=True)
@@ -134,19 +143,33 @@ class _Reader:
         is_idle = running.pid == 0 and bool(functions) and _is_idle(functions[0])
         if not functions or is_idle:
             return running._replace(functions=functions)
-        held = None
-        with suppress(FaultError, UnknownKernelError, ValueError):
+        try:
             words = stack_words(image, task, trace)
-            self._pointers = self._pointers or PointerReader(image, *self._wanted)
-            held = self._pointers.read(words)
-            running = running._replace(
-                numbers=self._pointers.numbers(words), areas=self._pointers.areas(held, words)
-            )
-            if not is_outermost(functions[-1], trace[-1].pc):
-                functions = tuple(dict.fromkeys((*functions, *functions_in(image, words))))
+        except (FaultError, ValueError):
+            return running._replace(functions=functions, busy=True)
+        if not _is_whole(trace, functions):
+            functions = tuple(dict.fromkeys((*functions, *functions_in(image, words))))
+        return self._with_words(running, functions, words)
+
+    def _with_all_words(self, task: Object, running: Running) -> Running:
+        try:
+            words = whole_stack(self.image, task)
+        except FaultError:
+            return running._replace(busy=True)
+        return self._with_words(running, functions_in(self.image, words), words)
+
+    def _with_words(
+        self, running: Running, functions: tuple[str, ...], words: list[int]
+    ) -> Running:
+        running = running._replace(functions=functions, busy=True)
+        with suppress(FaultError, UnknownKernelError, ValueError):
+            pointers = self._pointers = self._pointers or PointerReader(self.image, *self._wanted)
+            held = pointers.read(words)
+            areas = pointers.areas(held, words)
             if any(map(_PERCPU.match, functions)):
-                held += tuple(self._pointers.percpu(words))
-        return running._replace(functions=functions, busy=True, held=held)
+                held += tuple(pointers.percpu(words))
+            return running._replace(held=held, numbers=pointers.numbers(words), areas=areas)
+        return running
 
 
 def _named(task: Object, cpu: int) -> Running:
@@ -172,6 +195,13 @@ def _functions(image: Image, trace: StackTrace) -> tuple[str, ...]:
         if name is not None:
             names.append(as_written(name))
     return tuple(names)
+
+
+def _is_whole(trace: StackTrace, functions: tuple[str, ...]) -> bool:
+    """Return whether the functions are all that were on a stack."""
+    if len(trace) > _MOST_FRAMES or not has_exact_pc(functions[0]):
+        return False
+    return is_outermost(functions[-1], trace[-1].pc)
 
 
 def _is_idle(name: str) -> bool:

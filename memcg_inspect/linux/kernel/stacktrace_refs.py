@@ -22,7 +22,12 @@ from drgn.helpers.linux.sched import cpu_curr
 from memcg_inspect.image.image import Image
 from memcg_inspect.image.strings import text
 from memcg_inspect.linux.kernel.sched import find_tasks
-from memcg_inspect.linux.kernel.stacktrace_words import functions_in, stack_of, stack_words
+from memcg_inspect.linux.kernel.stacktrace_words import (
+    functions_in,
+    stack_of,
+    stack_words,
+    unwind,
+)
 from memcg_inspect.linux.lib.list import OnFault
 from memcg_inspect.linux.mm.mmzone import online_cpus
 from memcg_inspect.model import Coverage, StackRef
@@ -145,7 +150,7 @@ def _live(image: Image, task: Object) -> Sequence[int] | None:
         CPUs of a QEMU guest, and of a task that drgn cannot unwind
     """
     try:
-        trace = image.prog.stack_trace(task)
+        trace = unwind(image, task)
         if trace[0].pc < image.symbol("_stext").address:
             return []  # user mode
         return stack_words(image, task, trace)

@@ -20,7 +20,16 @@ from memcg_inspect.image.lookup import UnknownKernelError
 from memcg_inspect.image.memory import SMALLEST_PAGE
 from memcg_inspect.linux.mm.mmzone import mem_map
 
-__all__ = ("as_written", "functions_in", "other_stack", "places_in", "stack_of", "stack_words")
+__all__ = (
+    "as_written",
+    "functions_in",
+    "other_stack",
+    "places_in",
+    "stack_of",
+    "stack_words",
+    "unwind",
+    "whole_stack",
+)
 
 #: Pages to read of a stack whose size is not known, e.g. the stack of an interrupt.
 _UNKNOWN_PAGES = 4
@@ -28,6 +37,8 @@ _UNKNOWN_PAGES = 4
 _LARGEST_STACK = 1 << 18
 #: No function has more bytes.
 _LONGEST = 1 << 16
+#: The most stacks of interrupts and exceptions that a CPU may be on at the same time.
+_MOST_STACKS = 8
 
 
 def places_in(image: Image, names: Iterable[str]) -> frozenset[int]:
@@ -45,31 +56,79 @@ def places_in(image: Image, names: Iterable[str]) -> frozenset[int]:
     return frozenset(places)
 
 
+def unwind(image: Image, task: Object) -> StackTrace:
+    """
+    Unwind the kernel stack of a task.
+
+    :param task: ``struct task_struct *``
+    :raises drgn.FaultError: if the stack is not in the image
+    :raises LookupError: if the registers are not in the image
+    :raises ValueError: if the task runs in a live kernel, or if the kernel's tables are damaged
+    """
+    try:
+        return image.prog.stack_trace(task)
+    except (FaultError, LookupError, ValueError):
+        raise
+    except Exception as error:  # drgn raises Exception for tables that it cannot parse
+        raise ValueError(str(error)) from error
+
+
 def stack_words(image: Image, task: Object, trace: StackTrace) -> list[int]:
     """
     Return the words in the registers and on the kernel stack of a task.
 
-    If the CPU was on another stack, e.g. that of an interrupt, the words on it are included.
+    If the CPU was on other stacks, e.g. that of an interrupt, the words on them are included.
 
     :param task: ``struct task_struct *``
     :raises drgn.FaultError: if the stack is not in the image
     :raises ValueError: if the stack pointer is not known
     """
     memory = image.memory
-    frame = trace[0]
-    words = list(frame.registers().values())
+    words = list(trace[0].registers().values())
     start, size = stack_of(image, task)
-    try:
-        sp = frame.sp
-    except LookupError as error:
-        raise ValueError(str(error)) from error
-    inside = start <= sp < start + size
-    first = sp if inside else start
-    first -= first % memory.word_size
+    pointers = _stack_pointers(image, trace)
+    first = pointers[0] if start <= pointers[0] < start + size else start
     words += memory.words(memory.read(first, start + size - first), 0, memory.word_size)
-    if not inside:
-        words += other_stack(image, sp - sp % memory.word_size)
+    known = [(start, start + size)]
+    for sp in pointers:
+        if len(known) > _MOST_STACKS or any(first <= sp < end for first, end in known):
+            continue
+        other = list(other_stack(image, sp))
+        known.append((sp, sp + max(1, len(other)) * memory.word_size))
+        words += other
     return words
+
+
+def _stack_pointers(image: Image, trace: StackTrace) -> list[int]:
+    """
+    Return the stack pointers of the frames in the kernel, innermost first.
+
+    :raises ValueError: if that of the innermost frame is not known
+    """
+    kernel = image.symbol("_stext").address
+    pointers: list[int] = []
+    for frame in trace:
+        try:
+            if pointers and frame.pc < kernel:
+                break  # user mode
+            sp = frame.sp
+        except LookupError as error:
+            if not pointers:
+                raise ValueError(str(error)) from error
+            continue
+        pointers.append(sp - sp % image.memory.word_size)
+    return pointers
+
+
+def whole_stack(image: Image, task: Object) -> list[int]:
+    """
+    Return all words on the kernel stack of a task, those left over from earlier calls, too.
+
+    :param task: ``struct task_struct *``
+    :raises drgn.FaultError: if the stack is not in the image
+    """
+    start, size = stack_of(image, task)
+    return image.memory.words(image.memory.read(start, size)) if start else []
 
 
 def stack_of(image: Image, task: Object) -> tuple[int, int]:

@@ -15,7 +15,7 @@ from drgn import FaultError, Object, offsetof
 
 from memcg_inspect.image.image import Image
 from memcg_inspect.linux.kernel.sched import find_tasks
-from memcg_inspect.linux.kernel.stacktrace_words import places_in, stack_of
+from memcg_inspect.linux.kernel.stacktrace_words import places_in, stack_of, unwind
 from memcg_inspect.model import Coverage
 
 __all__ = ("socks_with_error_readers",)
@@ -81,6 +81,6 @@ def _stack_words(image: Image, task: Object, callers: frozenset[int]) -> set[int
 def _stack_pointer(image: Image, task: Object) -> int:
     """Return the stack pointer of a task; 0 if it is not known."""
     try:
-        return int(image.prog.stack_trace(task)[0].sp)
+        return int(unwind(image, task)[0].sp)
     except (FaultError, LookupError, ValueError):
         return 0
