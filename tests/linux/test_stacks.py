@@ -11,7 +11,7 @@ import pytest
 from drgn import Program
 from drgn.helpers.linux.pid import find_task
 from drgn.helpers.linux.printk import get_dmesg
-from support.guests import DEBIAN_KERNELS, KERNELS, Lab
+from support.guests import DEBIAN_KERNELS, KERNELS, ROOT, Lab
 from support.live_guest import execute, kept
 
 from memcg_inspect import session
@@ -109,6 +109,17 @@ def test_the_stack_of_a_crash_is_that_of_the_log(lab: Lab, kernel: str) -> None:
     running = read_running(image_of(prog))
     (crashed,) = [task for task in running if "__crash_kexec" in task.functions]
     assert logged - set(crashed.functions) <= {"dump_stack_lvl"}
+
+
+@pytest.mark.parametrize("dwarf", [False, True], ids=["btf", "dwarf"])
+def test_a_cpu_in_a_module_is_not_in_user_mode(lab: Lab, dwarf: bool) -> None:
+    """The debug info of the kernel does not have the functions of modules."""
+    module = (str(ROOT / "fixtures" / "modules" / "spinner"), "")
+    image = lab.image("7.3-lab", "2", "idle", freeze="busy", seed=1, cpus=2, modules=(module,))
+    program = image.program(dwarf=dwarf)
+    (task,) = [t for t in read_running(image_of(program)) if t.comm == "spinner"]
+    assert task.busy
+    assert task.held is not None
 
 
 def test_damaged_tables_are_no_error(lab: Lab) -> None:

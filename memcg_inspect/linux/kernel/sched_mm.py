@@ -37,6 +37,7 @@ from drgn.helpers.linux.sched import cpu_curr, task_cpu
 from memcg_inspect.image.image import Image, per_image
 from memcg_inspect.image.layout import has_member
 from memcg_inspect.image.lookup import UnknownKernelError
+from memcg_inspect.linux.arch.processor import is_kernel_address
 from memcg_inspect.linux.arch.x86_insn import (
     called,
     called_before,
@@ -66,8 +67,6 @@ _CALL_SIZE = 5
 _MOST_TRIES = 10
 #: Seconds between them. Most functions set the pointer for less time.
 _PAUSE = 0.002
-#: Addresses of the kernel have this bit set.
-_KERNEL = 1 << 63
 
 _RAN = "it ran while its stack was read"
 _NO_REGISTERS = "the registers of its CPU are not in the image"
@@ -94,7 +93,7 @@ class _Code:
 
     def function(self, address: int) -> tuple[int, str] | None:
         """Return the function that an address is in, but not at its start: address, name."""
-        if not address & _KERNEL:
+        if not is_kernel_address(self._image.prog, address):
             return None
         try:
             symbol = self._image.symbol(address)
@@ -350,7 +349,7 @@ def _running_stacks(image: Image, task: Object) -> _Stacks | None:
         pc, sp = frame.pc, frame.sp
     except (FaultError, LookupError, ValueError):
         return None
-    if not pc & _KERNEL:
+    if not is_kernel_address(image.prog, pc):
         return _Stacks([pc], [])
     pc = _within(image, pc)
     memory, start = image.memory, int(task.stack.value_())

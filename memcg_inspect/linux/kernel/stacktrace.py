@@ -24,6 +24,7 @@ from drgn.helpers.linux.sched import cpu_curr, task_cpu
 from memcg_inspect.image.image import Image
 from memcg_inspect.image.lookup import UnknownKernelError
 from memcg_inspect.linux.arch.entry import has_exact_pc, is_outermost
+from memcg_inspect.linux.arch.processor import is_kernel_address
 from memcg_inspect.linux.kernel.sched import find_tasks
 from memcg_inspect.linux.kernel.stacktrace_pointers import PointerReader
 from memcg_inspect.linux.kernel.stacktrace_words import (
@@ -191,7 +192,9 @@ def _functions(image: Image, trace: StackTrace) -> tuple[str, ...]:
         if name is None or name.startswith("0x"):
             name = _function_at(image, frame.pc)
             if name is None and not names:
-                return ()  # the innermost frame is not in the kernel: user mode
+                if not is_kernel_address(image.prog, frame.pc):
+                    return ()  # user mode
+                name = f"{frame.pc:#x}"  # a module without debug info, or a BPF program
         if name is not None:
             names.append(as_written(name))
     return tuple(names)

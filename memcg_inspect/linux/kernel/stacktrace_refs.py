@@ -21,6 +21,7 @@ from drgn.helpers.linux.sched import cpu_curr
 
 from memcg_inspect.image.image import Image
 from memcg_inspect.image.strings import text
+from memcg_inspect.linux.arch.processor import is_kernel_address
 from memcg_inspect.linux.kernel.sched import find_tasks
 from memcg_inspect.linux.kernel.stacktrace_words import (
     functions_in,
@@ -151,7 +152,7 @@ def _live(image: Image, task: Object) -> Sequence[int] | None:
     """
     try:
         trace = unwind(image, task)
-        if trace[0].pc < image.symbol("_stext").address:
+        if not is_kernel_address(image.prog, trace[0].pc):
             return []  # user mode
         return stack_words(image, task, trace)
     except (FaultError, LookupError, ValueError):

@@ -18,6 +18,7 @@ from memcg_inspect.image.image import Image
 from memcg_inspect.image.layout import has_member, has_type
 from memcg_inspect.image.lookup import UnknownKernelError
 from memcg_inspect.image.memory import SMALLEST_PAGE
+from memcg_inspect.linux.arch.processor import is_kernel_address
 from memcg_inspect.linux.mm.mmzone import mem_map
 
 __all__ = (
@@ -105,11 +106,10 @@ def _stack_pointers(image: Image, trace: StackTrace) -> list[int]:
 
     :raises ValueError: if that of the innermost frame is not known
     """
-    kernel = image.symbol("_stext").address
     pointers: list[int] = []
     for frame in trace:
         try:
-            if pointers and frame.pc < kernel:
+            if pointers and not is_kernel_address(image.prog, frame.pc):
                 break  # user mode
             sp = frame.sp
         except LookupError as error:
