@@ -482,6 +482,7 @@ class _Columns:
         some = now or then
         assert some is not None
         values, has_changed = dict(some.values), False
+        lost = self._lost(values)
         for column in self._sums:
             name = column.name
             after = self._gone if now is None else now.values[name]
@@ -489,12 +490,25 @@ class _Columns:
             if some.values[name] is None and (now is None or then is None):
                 after = before = None  # it does not apply
             growth = _growth(after, before)
+            if growth is not None and lost is not None:
+                growth = lost
             values[name], values[growth_column(column).name] = after, growth
             has_changed |= after != before or isinstance(growth, NotRead)
         memcg = None if now is None else now.memcg
         return GrownRow(
             **{"node": None, **values}, memcg_address=memcg, address=memcg, has_changed=has_changed
         )
+
+    def _lost(self, values: _Values) -> NotRead | None:
+        """
+        Return why it is not known what a row is of.
+
+        In the other run it may have been read, and be in other rows.
+        """
+        if not (isinstance(self._gone, NotRead) or isinstance(self._new, NotRead)):
+            return None
+        keys = (values[column.name] for column in self._keys)
+        return next((value for value in keys if isinstance(value, NotRead)), None)
 
     def order(self, row: GrownRow) -> tuple[object, ...]:
         """Return a key that puts the largest growth first, and what is not known last."""

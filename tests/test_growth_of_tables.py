@@ -166,6 +166,23 @@ def test_rows_that_were_not_read_are_not_zero(files: Files) -> None:
         )
 
 
+def test_rows_of_what_is_not_known(files: Files) -> None:
+    """They may be of ``/b``, which was read in the other one."""
+    lost = NotRead("no such memcg")
+    before, now = answer(Held(lost, bytes=10), Held("/b", bytes=7)), answer(Held(lost, bytes=13))
+    # Everything was read: charges to what is no memcg are a group of their own.
+    made = files.grown(before, now)
+    assert growths(made) == {None: (13, 3), "/b": (0, -7), "total": (13, -4)}
+    for then_whole, now_whole in ((False, True), (True, False), (False, False)):
+        then_now = (
+            replace(before, unanswered=not then_whole),
+            replace(now, unanswered=not now_whole),
+        )
+        [row] = [r for r in files.grown(*then_now)["tables"][0]["rows"] if r["memcg"] is None]
+        assert (row["bytes"], row["bytes_growth"]) == (13, None)
+        assert row["not_read"]["bytes_growth"] == "no such memcg"
+
+
 def test_a_value_that_was_not_read_then(files: Files) -> None:
     lost = Held("/a", bytes=NotRead("lost"))
     for before, now, expected in (
