@@ -451,7 +451,7 @@ def _view(image: Image, args: Namespace) -> Answer:
         interrupted=found.interrupted or image.progress.stop,
         notes=found.notes + tuple(note for note in missing if note not in found.notes),
     )
-    return choose(found if since is None else grown(found, since), choice)
+    return choose(found if since is None else grown(found, since, choice), choice)
 
 
 def _fields(wanted: str | None) -> list[str] | None:

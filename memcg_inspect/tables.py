@@ -31,6 +31,7 @@ from memcg_inspect.model import (
 __all__ = (
     "AMOUNTS",
     "CHOSEN",
+    "SCHEMA",
     "Answer",
     "Choice",
     "Column",
@@ -46,6 +47,7 @@ __all__ = (
     "as_path",
     "check_fields",
     "choose",
+    "chosen_rows",
     "columns_of",
     "largest",
     "matches",
@@ -76,6 +78,9 @@ AMOUNTS: frozenset[ColumnType] = frozenset(
 )
 
 _NO_NAME = "''"
+
+#: Number of the format of JSON documents.
+SCHEMA = 1
 
 
 class UsageError(MemcgInspectError):
@@ -237,6 +242,8 @@ class Table:
     :ivar rest: the rows that were left out
     :ivar parents: if each row includes the memcgs below its own: the memcg above each memcg, by
         address. Sums count each memcg once.
+    :ivar contents: what is added up, if options of the command change that and not the columns.
+        Only tables with the same contents can be compared.
     """
 
     name: str
@@ -248,6 +255,7 @@ class Table:
     is_ranked: bool = False
     rest: Rest | None = None
     parents: Mapping[int, int | None] | None = None
+    contents: str | None = None
 
     def column(self, name: str) -> Column:
         """
@@ -473,10 +481,16 @@ def _has_any(table: Table, fields: Sequence[str]) -> bool:
     return list(fields) == ["all"] or any(map(table.has, fields))
 
 
-def _choose(table: Table, choice: Choice) -> Table:
-    rows = _of(table, table.rows, choice)
+def chosen_rows(table: Table, rows: Sequence[Any], choice: Choice) -> list[Any]:
+    """Return the rows of the memcgs and nodes that are wanted."""
+    rows = _of(table, rows, choice)
     if choice.nodes:
         rows = [row for row in rows if any(_is_on(table, row, nid) for nid in choice.nodes)]
+    return rows
+
+
+def _choose(table: Table, choice: Choice) -> Table:
+    rows = chosen_rows(table, table.rows, choice)
     if choice.sort is not None and table.has(choice.sort.partition(":")[0]):
         rows = _sorted(table, rows, choice.sort)
     return replace(
@@ -535,8 +549,9 @@ def _is_on(table: Table, row: object, nid: int) -> bool:
     """Return whether a row belongs to a node, or has a part on it."""
     if table.has("node"):
         return table.column("node").value(row) == nid
-    part = f"node_{nid}"
-    return not table.has(part) or table.column(part).value(row) not in (0, None)
+    # What is no longer on the node has shrunk there.
+    parts = [name for name in (f"node_{nid}", f"node_{nid}_growth") if table.has(name)]
+    return not parts or any(table.column(name).value(row) not in (0, None) for name in parts)
 
 
 def _sorted(table: Table, rows: list[Any], wanted: str) -> list[Any]:

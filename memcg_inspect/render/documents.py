@@ -6,8 +6,8 @@ JSON documents
 The document of ``audit`` is made from the type hints of the records in
 :mod:`memcg_inspect.report` and :mod:`memcg_inspect.model`, and the documents of views from the
     types of their columns. Addresses are hexadecimal strings, amounts are integers. A value that
-    could not be read is ``null`` with a reason. Within one :data:`SCHEMA` number fields may be
-    added, and none changes its meaning.
+    could not be read is ``null`` with a reason. Within one number of the schema
+    (:data:`~memcg_inspect.tables.SCHEMA`) fields may be added, and none changes its meaning.
 """
 
 from __future__ import annotations
@@ -42,11 +42,10 @@ from memcg_inspect.report import (
     Uncharged,
     UnchargedSite,
 )
-from memcg_inspect.tables import Answer, Column, NotRead, Table, Value
+from memcg_inspect.tables import SCHEMA, Answer, Column, NotRead, Table, Value
 
 __all__ = (
     "PATHS",
-    "SCHEMA",
     "SPARSE",
     "answer_document",
     "is_record",
@@ -55,8 +54,6 @@ __all__ = (
     "to_json",
     "without_none",
 )
-
-SCHEMA = 1
 
 #: The attributes of each record that the document contains.
 _FIELDS: dict[type, tuple[str, ...]] = {
@@ -230,6 +227,7 @@ def _path(memcg: Any, paths: Mapping[int, str]) -> Any:
 def _table(table: Table) -> dict[str, Any]:
     return {
         "name": table.name,
+        "contents": table.contents,
         "columns": [{"name": c.name, "kind": c.type, "help": c.help} for c in table.columns],
         "rows": [_row(table, row) for row in table.rows],
         "totals": _totals(table),

@@ -15,9 +15,9 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 
 from memcg_inspect.growth import growth_column
 from memcg_inspect.model import Coverage, ImageInfo
-from memcg_inspect.render.documents import PATHS, SCHEMA, SPARSE, is_record, members, without_none
+from memcg_inspect.render.documents import PATHS, SPARSE, is_record, members, without_none
 from memcg_inspect.report import Report
-from memcg_inspect.tables import Column, ColumnType, columns_of
+from memcg_inspect.tables import SCHEMA, Column, ColumnType, columns_of
 
 __all__ = ("answer_schema", "report_schema")
 
@@ -171,6 +171,7 @@ def _table_schema(record: type) -> dict[str, Any]:
     totals = {"type": ["object", "null"], **_by_name(summed, _column_schema)}
     properties = {
         "name": text,
+        "contents": {"type": ["string", "null"]},
         "columns": {"type": "array", "items": column},
         "rows": {"type": "array", "items": row},
         "totals": totals,

@@ -137,7 +137,7 @@ def allocinfo(image: Image, everything: bool = False) -> Answer:
     off = why_not_profiled(image)
     notes = (_TWICE,) if off is None else (f"{off}: these numbers are from before.", _TWICE)
     columns = _columns("site")
-    table = _ranked("call sites", columns, rows, empty="nothing counted")
+    table = _ranked("call sites", columns, rows, "nothing counted", "counters")
     return Answer("allocinfo", image_info(image), (table,), {"call_sites": coverage}, notes)
 
 
@@ -203,7 +203,7 @@ def allocinfo_by(image: Image, by: Iterable[str]) -> Answer:
     ]
     columns = _columns(*wanted)
     title = f"allocations by {', '.join(wanted)}" if wanted else "allocations"
-    table = _ranked(title, columns, rows, empty="nothing found")
+    table = _ranked(title, columns, rows, "nothing found", "references")
     coverage = {name: c for name, c in snapshot.coverage.items() if name in _SUBJECTS}
     notes = () if "kind" in wanted else (_TWICE,)
     return Answer("allocinfo", snapshot.image, (table,), coverage, notes)
@@ -241,7 +241,7 @@ def _columns(*dimensions: str) -> tuple[Column, ...]:
 
 
 def _ranked(
-    title: str, columns: tuple[Column, ...], rows: Sequence[CallSiteRow], empty: str
+    title: str, columns: tuple[Column, ...], rows: Sequence[CallSiteRow], empty: str, contents: str
 ) -> Table:
     """Return a table of call sites, the largest first."""
 
@@ -249,7 +249,8 @@ def _ranked(
         size, calls = (v if isinstance(v, int) else 0 for v in (row.bytes, row.calls))
         return -size, -calls
 
-    return Table("allocinfo", title, columns, sorted(rows, key=order), empty=empty, is_ranked=True)
+    rows = sorted(rows, key=order)
+    return Table("allocinfo", title, columns, rows, empty=empty, is_ranked=True, contents=contents)
 
 
 def _counter(site: CallSite, value: int | None) -> Value:
@@ -321,10 +322,11 @@ def _run(image: Image, args: Namespace) -> Answer:
     of = narrowed_by(args)
     as_proc = args.format == "proc"
     if as_proc or args.overhead:
-        if args.by or of or args.all or args.top is not None or (args.overhead and as_proc):
+        rows = args.by or of or args.all or args.top is not None or args.since is not None
+        if rows or (args.overhead and as_proc):
             raise UsageError(
-                "--format proc and --overhead cannot be combined with each other or with a "
-                "choice of rows"
+                "--format proc and --overhead cannot be combined with each other, with --since or "
+                "with a choice of rows"
             )
         if as_proc and (args.fields or args.sort or args.json or args.scripted):
             raise UsageError(

@@ -319,7 +319,9 @@ def slabinfo(image: Image, by_node: bool = False, by: Collection[str] | None = N
         tables = (Table("nodes", "slab memory of nodes", columns_of(NodeRow), nodes),)
     omit = [field for name in DIMENSIONS if name not in wanted for field in DIMENSIONS[name]]
     title = f"slab objects by {named(wanted)}"
-    first = Table("slabinfo", title, columns_of(SlabRow, omit=omit), rows, is_ranked=True)
+    contents = "all objects" if by or "node" in wanted else "charged objects"
+    columns = columns_of(SlabRow, omit=omit)
+    first = Table("slabinfo", title, columns, rows, is_ranked=True, contents=contents)
     return Answer("slabinfo", image_info(image), (first, *tables), dict(coverage), _notes(tally))
 
 

@@ -14,8 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.reports import GONE, OBJCG, ROOT, WEB, clean, diagnosed, more, report
 
-from memcg_inspect.render.documents import SCHEMA, report_document, to_json
+from memcg_inspect.render.documents import report_document, to_json
 from memcg_inspect.report import Report
+from memcg_inspect.tables import SCHEMA
 
 #: Fields that hold an address wherever they are.
 ADDRESSES = {"address", "memcg", "objcg", "parent", "page"}
