@@ -24,6 +24,7 @@ from memcg_inspect.checks.judge import Judgement, judge, verdict
 from memcg_inspect.checks.samples import (
     SAMPLES,
     common_coverage,
+    is_coming_to_rest,
     is_settled,
     settle,
     without_rows,
@@ -43,7 +44,7 @@ from memcg_inspect.image.image import Image
 from memcg_inspect.image.missing import as_image_errors, why_missing
 from memcg_inspect.image.progress import interrupted_reason
 from memcg_inspect.model import Coverage
-from memcg_inspect.report import Identity, Report, Row
+from memcg_inspect.report import WAIT, Identity, Report, Row
 
 __all__ = ("audit", "collect")
 
@@ -54,25 +55,29 @@ _Reasoned = TypeVar("_Reasoned", Row, Identity)
 _MOST_TRIES = 3
 
 
-def audit(image: Image) -> Report:
+def audit(image: Image, wait: float = WAIT) -> Report:
     """
     Compare the memory charged to memcgs with their counters.
 
     A running kernel is read several times if there are differences; see
     :mod:`memcg_inspect.checks.samples`.
 
+    :param wait: how long a running kernel is given to come to rest, in seconds
     :raises ImageError: if this kernel does not charge kernel memory to memcgs, or its layout is
         unknown
     """
     with as_image_errors():
-        return _audit(image)
+        return _audit(image, wait)
 
 
-def _audit(image: Image) -> Report:
+def _audit(image: Image, wait: float) -> Report:
     frozen = not image.is_moving
     clock = Clock(image.progress)
+    began = time.monotonic()
     samples = [_take_sample(image, clock, frozen)]
-    while not frozen and not _is_enough(samples) and not image.progress.stop:
+    while not frozen and not image.progress.stop:
+        if _is_enough(samples) and not _is_worth_waiting(samples, began, wait):
+            break
         # Wait for a random time, so that samples do not coincide with a periodic workload.
         time.sleep(random.uniform(0.02, 0.2))
         is_decisive = len(samples) >= SAMPLES - 1
@@ -161,6 +166,19 @@ def _is_enough(samples: Sequence[_Sample]) -> bool:
         return False
     missed = [sum(c.unreadable for c in sample.snapshot.coverage.values()) for sample in samples]
     return not all(missed) or len(samples) >= _MOST_TRIES
+
+
+def _is_worth_waiting(samples: Sequence[_Sample], began: float, wait: float) -> bool:
+    """
+    Return whether the machine may come to rest before the time is over.
+
+    :param began: when the first sample was begun, in seconds
+    """
+    passed = time.monotonic() - began
+    if passed + passed / len(samples) > wait:
+        return False
+    own_memcgs = _own_memcgs(samples[-1].snapshot)
+    return is_coming_to_rest([sample.judged for sample in samples], own_memcgs)
 
 
 def _own_memcgs(snapshot: Snapshot) -> list[int]:
