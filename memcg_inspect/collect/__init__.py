@@ -74,23 +74,28 @@ def _audit(image: Image, wait: float) -> Report:
     frozen = not image.is_moving
     clock = Clock(image.progress)
     began = time.monotonic()
-    samples = [_take_sample(image, clock, frozen)]
+    # Only the newest snapshot is kept: each is as large as the machine has memcgs and objects.
+    snapshot, sample = _take_sample(image, clock, frozen)
+    samples = [sample]
     while not frozen and not image.progress.stop:
-        if _is_enough(samples) and not _is_worth_waiting(samples, began, wait):
+        if _is_enough(samples) and not _is_worth_waiting(samples, snapshot, began, wait):
             break
         # Wait for a random time, so that samples do not coincide with a periodic workload.
         time.sleep(random.uniform(0.02, 0.2))
         is_decisive = len(samples) >= SAMPLES - 1
-        samples.append(_take_sample(image, clock, frozen, is_decisive))
-    return _report(image, clock, samples)
+        snapshot, sample = _take_sample(image, clock, frozen, is_decisive)
+        samples.append(sample)
+    return _report(image, clock, snapshot, samples)
 
 
 class _Sample(NamedTuple):
-    snapshot: Snapshot
+    coverage: Mapping[str, Coverage]
     judged: Judgement
 
 
-def _take_sample(image: Image, clock: Clock, frozen: bool, is_decisive: bool = False) -> _Sample:
+def _take_sample(
+    image: Image, clock: Clock, frozen: bool, is_decisive: bool = False
+) -> tuple[Snapshot, _Sample]:
     """
     Read and judge an image.
 
@@ -121,7 +126,7 @@ def _take_sample(image: Image, clock: Clock, frozen: bool, is_decisive: bool = F
     if not frozen:
         with clock.measure("evidence"):
             judged = _with_proofs(image, snapshot, judged)
-    return _Sample(snapshot, judged)
+    return snapshot, _Sample(snapshot.coverage, judged)
 
 
 def _with_proofs(image: Image, snapshot: Snapshot, judged: Judgement) -> Judgement:
@@ -164,11 +169,13 @@ def _find_evidence(
 def _is_enough(samples: Sequence[_Sample]) -> bool:
     if not is_settled([sample.judged for sample in samples]):
         return False
-    missed = [sum(c.unreadable for c in sample.snapshot.coverage.values()) for sample in samples]
+    missed = [sum(c.unreadable for c in sample.coverage.values()) for sample in samples]
     return not all(missed) or len(samples) >= _MOST_TRIES
 
 
-def _is_worth_waiting(samples: Sequence[_Sample], began: float, wait: float) -> bool:
+def _is_worth_waiting(
+    samples: Sequence[_Sample], newest: Snapshot, began: float, wait: float
+) -> bool:
     """
     Return whether the machine may come to rest before the time is over.
 
@@ -177,8 +184,7 @@ def _is_worth_waiting(samples: Sequence[_Sample], began: float, wait: float) -> 
     passed = time.monotonic() - began
     if passed + passed / len(samples) > wait:
         return False
-    own_memcgs = _own_memcgs(samples[-1].snapshot)
-    return is_coming_to_rest([sample.judged for sample in samples], own_memcgs)
+    return is_coming_to_rest([sample.judged for sample in samples], _own_memcgs(newest))
 
 
 def _own_memcgs(snapshot: Snapshot) -> list[int]:
@@ -193,12 +199,9 @@ def _own_memcgs(snapshot: Snapshot) -> list[int]:
     return own_memcgs
 
 
-def _report(image: Image, clock: Clock, samples: Sequence[_Sample]) -> Report:
-    snapshot = samples[-1].snapshot
+def _report(image: Image, clock: Clock, snapshot: Snapshot, samples: Sequence[_Sample]) -> Report:
     coverage = {
-        name: common_coverage(
-            [sample.snapshot.coverage.get(name, Coverage()) for sample in samples]
-        )
+        name: common_coverage([sample.coverage.get(name, Coverage()) for sample in samples])
         for name in snapshot.coverage
     }
     is_whole = not any(c.unreadable for c in coverage.values())
