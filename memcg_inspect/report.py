@@ -29,6 +29,7 @@ from memcg_inspect.model import (
 )
 
 __all__ = (
+    "WAIT",
     "Charged",
     "Confidence",
     "Diagnosis",
@@ -47,6 +48,9 @@ __all__ = (
     "UnchargedSite",
     "Verdict",
 )
+
+#: Seconds that a running kernel is given to come to rest.
+WAIT = 30.0
 
 RowStatus = Literal["exact", "differs", "in-flight", "moving", "unverifiable"]
 IdentityStatus = Literal["exact", "findings", "unverifiable", "not-kept", "moving"]

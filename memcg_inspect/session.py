@@ -107,18 +107,19 @@ def session_image(prog: Program) -> Image:
 
 
 @takes_program_or_default
-def audit(prog: Program) -> Report:
+def audit(prog: Program, wait: float = report.WAIT) -> Report:
     """
     Compare the memory charged to memcgs with their counters.
 
     Unlike the helpers, this continues after a fault. ``coverage`` of the report counts what could
     not be read.
 
+    :param wait: how long a running kernel is given to come to rest, in seconds
     :return: Report that ``memcg-inspect audit --json`` prints.
     :raises ImageError: if the kernel does not account kernel memory to memcgs, or is not
         supported
     """
-    shown: Report = in_session(collect.audit(session_image(prog)))
+    shown: Report = in_session(collect.audit(session_image(prog), wait))
     return shown
 
 

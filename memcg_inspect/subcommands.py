@@ -25,7 +25,7 @@ from memcg_inspect.growth import check_earlier, grown, growth_column, read_earli
 from memcg_inspect.image.image import Image
 from memcg_inspect.image.missing import as_image_errors, why_missing
 from memcg_inspect.render.typed import Typed
-from memcg_inspect.report import Report
+from memcg_inspect.report import WAIT, Report
 from memcg_inspect.report_tables import TABLES, EffectRow, effects_answer, report_answer
 from memcg_inspect.tables import (
     Answer,
@@ -118,6 +118,15 @@ def _rows(text: str) -> int:
     return int(text)
 
 
+def _seconds(text: str) -> float:
+    """Parse the argument of ``--wait``."""
+    if not (text.isascii() and text.isdigit() and int(text) <= _LONGEST_WAIT):
+        raise ArgumentTypeError(f"{text!r} is not a number of seconds from 0 to {_LONGEST_WAIT:,}")
+    return float(text)
+
+
+#: The largest argument of ``--wait``, a day.
+_LONGEST_WAIT = 24 * 60 * 60
 #: Rows of text without ``--top``.
 _MOST_ROWS = 20
 #: The option of views whose tables are ranked.
@@ -182,6 +191,14 @@ def add_subcommands(
 def _add_audit(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--all", action="store_true", help="print everything: all rows of all identities"
+    )
+    parser.add_argument(
+        "--wait",
+        metavar="SECONDS",
+        type=_seconds,
+        default=WAIT,
+        help="how long to read a running kernel again while few rows change, until they stand "
+        f"still (default: {WAIT:.0f})",
     )
     tables = parser.add_argument_group("one part of the report")
     which = tables.add_mutually_exclusive_group()
@@ -312,7 +329,7 @@ def answer(image: Image, args: Namespace) -> Report | Answer:
     with as_image_errors():
         checked_choice(image, _choice(args))
     with _cancellable(image):
-        return audit(image)
+        return audit(image, args.wait)
 
 
 def show(result: Report | Answer, args: Namespace, typed: Typed) -> None:

@@ -11,6 +11,10 @@ not verify it do not count. Any other row is ``moving``. The number of samples i
 busy machine repeats the same half-done operation often, and because an audit has thousands of rows,
 so that rare coincidences do occur.
 
+On a machine that is about to come to rest, further samples settle rows that moved: see
+:func:`is_coming_to_rest`. A row that moved at first is a finding if it then differs in the same way
+in twice as many samples.
+
 A task can wait in the middle of a charge for longer than all samples take. So the sample with
 number :data:`SAMPLES` and all later ones have the stacks of tasks that are on no CPU. These may
 explain a row as they do in a vmcore.
@@ -33,47 +37,82 @@ from memcg_inspect.checks.rows import RowKey, finding_key, row_key, summarize
 from memcg_inspect.model import Coverage
 from memcg_inspect.report import Moved, Row
 
-__all__ = ("SAMPLES", "common_coverage", "is_settled", "settle", "without_rows")
+__all__ = (
+    "SAMPLES",
+    "common_coverage",
+    "is_coming_to_rest",
+    "is_settled",
+    "settle",
+    "without_rows",
+)
 
 #: Number of samples in which a finding must be the same.
 SAMPLES = 6
 #: The most samples that are taken. More than :data:`SAMPLES` are needed if a row is unverifiable in
 #: some of them because memory was freed while it was read.
 _MOST_SAMPLES = 2 * SAMPLES
+#: Samples that show whether a machine comes to rest.
+_RECENT = 3
+#: One of so many rows may move on a machine that does nothing else than a task now and then.
+_IDLE = 20
 
 
 class _History(NamedTuple):
     """
-    One row in all samples that have it.
+    One row in all samples.
 
-    :ivar rows: the row in each of these samples
-    :ivar samples: number of all samples
+    :ivar seen: the row in each sample; ``None`` if the sample does not have it
     """
 
-    rows: list[Row]
-    samples: int
+    seen: list[Row | None]
+
+    @property
+    def samples(self) -> int:
+        return len(self.seen)
+
+    @property
+    def rows(self) -> list[Row]:
+        """The row in those samples that have it."""
+        return [row for row in self.seen if row is not None]
 
     def verified(self) -> list[Row]:
         """Return the row in those samples that could verify it."""
         return [row for row in self.rows if row.status != "unverifiable"]
 
+    def since(self) -> int:
+        """Return the first of the last samples that have the same difference, an index."""
+        first, newest = len(self.seen), None
+        for number, row in reversed(list(enumerate(self.seen))):
+            if row is None or row.status not in ("differs", "unverifiable"):
+                break
+            if row.status == "differs":
+                newest = newest or row
+                if not _is_same(row, newest):
+                    break
+                first = number
+        return first
+
+    def same(self) -> list[Row]:
+        """
+        Return the row in the last samples that have the same difference.
+
+        Samples that could not verify it are left out.
+        """
+        return [row for row in self.seen[self.since() :] if row and row.status == "differs"]
+
     def is_constant(self) -> bool:
         """Return whether all samples have the row, verified ones with the same difference."""
-        rows = self.verified()
-        if not rows or len(self.rows) != self.samples:
-            return False
-        first = rows[0]
-        return all(
-            row.status == "differs"
-            and _parts(row) == _parts(first)
-            # A flush moves amounts between the parts of a counter. Their sum does not change.
-            and row.difference == first.difference
-            for row in rows
-        )
+        same = self.same()
+        return bool(same) and None not in self.seen and len(same) == len(self.verified())
 
     def is_proved(self) -> bool:
         """Return whether the difference is the same in enough samples."""
-        return self.is_constant() and len(self.verified()) >= SAMPLES
+        return len(self.same()) >= (SAMPLES if self.is_constant() else _MOST_SAMPLES)
+
+    def is_moving(self) -> bool:
+        """Return whether the samples do not tell if the row is exact."""
+        statuses = {row.status for row in self.rows}
+        return "differs" in statuses and statuses.isdisjoint(("exact", "in-flight"))
 
     def moved(self) -> Moved:
         """Return how far both sides changed."""
@@ -99,6 +138,34 @@ def is_settled(samples: Sequence[Judgement]) -> bool:
     # The findings of rows are settled with their rows.
     findings = [x for x in _common_findings(samples) if finding_key(x.finding) not in histories]
     return len(samples) >= SAMPLES or not findings
+
+
+def is_coming_to_rest(samples: Sequence[Judgement], own_memcgs: Sequence[int] = ()) -> bool:
+    """
+    Return whether further samples are likely to settle rows that moved.
+
+    Few rows move, the last samples settled half of them, or all of them stand still. On a machine
+    under load, many rows move, and do not stop.
+
+    :param own_memcgs: as for :func:`settle`
+    """
+    moving = _moving(samples, own_memcgs)
+    if not moving:
+        return False
+    if len(samples) <= _RECENT or _IDLE * len(moving) <= len(samples[-1].rows):
+        return True
+    before = _moving(samples[:-_RECENT], own_memcgs)
+    return 2 * len(moving) <= len(before) or all(len(h.same()) > _RECENT for h in moving)
+
+
+def _moving(samples: Sequence[Judgement], own_memcgs: Sequence[int]) -> list[_History]:
+    return [
+        history
+        for history in _histories(samples).values()
+        if history.is_moving()
+        and not history.is_proved()
+        and not _is_own(history.rows[-1], own_memcgs)
+    ]
 
 
 def settle(
@@ -154,12 +221,13 @@ def common_coverage(samples: Sequence[Coverage]) -> Coverage:
 
 def _histories(samples: Sequence[Judgement]) -> dict[RowKey, _History]:
     # Use the rows of the last sample: rows of memcgs that no longer exist are not needed.
-    histories = {row_key(row): _History([], len(samples)) for row in samples[-1].rows}
-    for sample in samples:
-        for row in sample.rows:
-            if row_key(row) in histories:
-                histories[row_key(row)].rows.append(row)
-    return histories
+    by_key = [{row_key(row): row for row in sample.rows} for sample in samples]
+    return {key: _History([rows.get(key) for rows in by_key]) for key in by_key[-1]}
+
+
+def _is_same(row: Row, other: Row) -> bool:
+    # A flush moves amounts between the parts of a counter. Their sum does not change.
+    return row.difference == other.difference and _parts(row) == _parts(other)
 
 
 def _parts(row: Row) -> Counter[str]:
@@ -182,7 +250,7 @@ def _settled(history: _History, is_whole: bool) -> Row:
         reason = f"something else could not be read in {len(rows)} of {history.samples} samples"
         return replace(last, status="moving", reason=reason)
     if history.is_proved():
-        return history.verified()[-1]
+        return history.same()[-1]
     if last.status == "unverifiable" and history.is_constant():
         return last
     reason = f"changed between {history.samples} samples"
@@ -208,9 +276,11 @@ def _common_findings(samples: Sequence[Judgement]) -> list[PendingFinding]:
     """
     Return the findings that are in all samples, with the evidence that is in all of them.
 
-    A sample that could not verify the row of a finding is not counted.
+    A sample that could not verify the row of a finding is not counted. Neither is one that is older
+    than a difference that the others prove.
     """
-    known = {row_key(row) for row in samples[-1].rows}
+    histories = _histories(samples)
+    first = {key: history.since() for key, history in histories.items() if history.is_proved()}
     unverified = [{row_key(r) for r in s.rows if r.status == "unverifiable"} for s in samples]
     newest: dict[tuple[RowKey, str], PendingFinding] = {}
     for sample in reversed(samples):
@@ -220,8 +290,8 @@ def _common_findings(samples: Sequence[Judgement]) -> list[PendingFinding]:
     for (key, _), pending in newest.items():
         others = [
             _same(pending, sample)
-            for sample, without in zip(samples, unverified, strict=True)
-            if key not in without
+            for number, (sample, without) in enumerate(zip(samples, unverified, strict=True))
+            if key not in without and number >= first.get(key, 0)
         ]
         if any(other is None for other in others):
             continue
@@ -229,7 +299,7 @@ def _common_findings(samples: Sequence[Judgement]) -> list[PendingFinding]:
         for other in others:
             seen = set() if other is None else {e.address for e in other.finding.evidence}
             evidence = tuple(e for e in evidence if e.address in seen)
-        if not evidence and (pending.finding.evidence or key not in known):
+        if not evidence and (pending.finding.evidence or key not in histories):
             continue  # all samples have evidence, but not the same
         finding = replace(pending.finding, evidence=evidence)
         if len(others) > 1:

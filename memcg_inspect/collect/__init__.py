@@ -24,6 +24,7 @@ from memcg_inspect.checks.judge import Judgement, judge, verdict
 from memcg_inspect.checks.samples import (
     SAMPLES,
     common_coverage,
+    is_coming_to_rest,
     is_settled,
     settle,
     without_rows,
@@ -43,7 +44,7 @@ from memcg_inspect.image.image import Image
 from memcg_inspect.image.missing import as_image_errors, why_missing
 from memcg_inspect.image.progress import interrupted_reason
 from memcg_inspect.model import Coverage
-from memcg_inspect.report import Identity, Report, Row
+from memcg_inspect.report import WAIT, Identity, Report, Row
 
 __all__ = ("audit", "collect")
 
@@ -54,38 +55,47 @@ _Reasoned = TypeVar("_Reasoned", Row, Identity)
 _MOST_TRIES = 3
 
 
-def audit(image: Image) -> Report:
+def audit(image: Image, wait: float = WAIT) -> Report:
     """
     Compare the memory charged to memcgs with their counters.
 
     A running kernel is read several times if there are differences; see
     :mod:`memcg_inspect.checks.samples`.
 
+    :param wait: how long a running kernel is given to come to rest, in seconds
     :raises ImageError: if this kernel does not charge kernel memory to memcgs, or its layout is
         unknown
     """
     with as_image_errors():
-        return _audit(image)
+        return _audit(image, wait)
 
 
-def _audit(image: Image) -> Report:
+def _audit(image: Image, wait: float) -> Report:
     frozen = not image.is_moving
     clock = Clock(image.progress)
-    samples = [_take_sample(image, clock, frozen)]
-    while not frozen and not _is_enough(samples) and not image.progress.stop:
+    began = time.monotonic()
+    # Only the newest snapshot is kept: each is as large as the machine has memcgs and objects.
+    snapshot, sample = _take_sample(image, clock, frozen)
+    samples = [sample]
+    while not frozen and not image.progress.stop:
+        if _is_enough(samples) and not _is_worth_waiting(samples, snapshot, began, wait):
+            break
         # Wait for a random time, so that samples do not coincide with a periodic workload.
         time.sleep(random.uniform(0.02, 0.2))
         is_decisive = len(samples) >= SAMPLES - 1
-        samples.append(_take_sample(image, clock, frozen, is_decisive))
-    return _report(image, clock, samples)
+        snapshot, sample = _take_sample(image, clock, frozen, is_decisive)
+        samples.append(sample)
+    return _report(image, clock, snapshot, samples)
 
 
 class _Sample(NamedTuple):
-    snapshot: Snapshot
+    coverage: Mapping[str, Coverage]
     judged: Judgement
 
 
-def _take_sample(image: Image, clock: Clock, frozen: bool, is_decisive: bool = False) -> _Sample:
+def _take_sample(
+    image: Image, clock: Clock, frozen: bool, is_decisive: bool = False
+) -> tuple[Snapshot, _Sample]:
     """
     Read and judge an image.
 
@@ -116,7 +126,7 @@ def _take_sample(image: Image, clock: Clock, frozen: bool, is_decisive: bool = F
     if not frozen:
         with clock.measure("evidence"):
             judged = _with_proofs(image, snapshot, judged)
-    return _Sample(snapshot, judged)
+    return snapshot, _Sample(snapshot.coverage, judged)
 
 
 def _with_proofs(image: Image, snapshot: Snapshot, judged: Judgement) -> Judgement:
@@ -159,8 +169,22 @@ def _find_evidence(
 def _is_enough(samples: Sequence[_Sample]) -> bool:
     if not is_settled([sample.judged for sample in samples]):
         return False
-    missed = [sum(c.unreadable for c in sample.snapshot.coverage.values()) for sample in samples]
+    missed = [sum(c.unreadable for c in sample.coverage.values()) for sample in samples]
     return not all(missed) or len(samples) >= _MOST_TRIES
+
+
+def _is_worth_waiting(
+    samples: Sequence[_Sample], newest: Snapshot, began: float, wait: float
+) -> bool:
+    """
+    Return whether the machine may come to rest before the time is over.
+
+    :param began: when the first sample was begun, in seconds
+    """
+    passed = time.monotonic() - began
+    if passed + passed / len(samples) > wait:
+        return False
+    return is_coming_to_rest([sample.judged for sample in samples], _own_memcgs(newest))
 
 
 def _own_memcgs(snapshot: Snapshot) -> list[int]:
@@ -175,12 +199,9 @@ def _own_memcgs(snapshot: Snapshot) -> list[int]:
     return own_memcgs
 
 
-def _report(image: Image, clock: Clock, samples: Sequence[_Sample]) -> Report:
-    snapshot = samples[-1].snapshot
+def _report(image: Image, clock: Clock, snapshot: Snapshot, samples: Sequence[_Sample]) -> Report:
     coverage = {
-        name: common_coverage(
-            [sample.snapshot.coverage.get(name, Coverage()) for sample in samples]
-        )
+        name: common_coverage([sample.coverage.get(name, Coverage()) for sample in samples])
         for name in snapshot.coverage
     }
     is_whole = not any(c.unreadable for c in coverage.values())

@@ -13,6 +13,7 @@ from memcg_inspect.checks.rows import Missing, RowKey, make_row, summarize
 from memcg_inspect.checks.samples import (
     SAMPLES,
     common_coverage,
+    is_coming_to_rest,
     is_settled,
     settle,
     without_rows,
@@ -112,6 +113,44 @@ def test_what_moves_is_no_finding() -> None:
     samples = [sample(row(n, n + 1)) for n in range(SAMPLES)]
     assert is_settled(samples[:2])
     assert outcome(*samples) == ("moving", "moving", 0)
+
+
+def test_what_moved_at_first_is_a_finding_after_twice_as_many_samples() -> None:
+    moved, same = sample(row(1, 9)), [sample(row(5, 6))] * (2 * SAMPLES)
+    assert outcome(moved, *same[1:]) == ("moving", "moving", 0)
+    assert outcome(moved, *same) == ("differs", "findings", 1)
+    (finding,) = settle([moved, *same], True).findings
+    assert finding.finding.difference == 1
+    # The memcg was created after the first sample.
+    assert outcome(sample(row(5, 5, DB)), *same) == ("differs", "findings", 1)
+    # What was exact once is exact.
+    assert outcome(sample(row(5, 5)), *same) == ("exact", "exact", 0)
+
+
+def test_a_machine_comes_to_rest() -> None:
+    """Half of the rows that moved are settled by three samples, or all stand still."""
+    busy = [sample(*(row(n, n + 1 + n % 2, memcg) for memcg in range(8))) for n in range(6)]
+    assert is_coming_to_rest(busy[:3])
+    assert not is_coming_to_rest(busy[:4])
+    assert not is_coming_to_rest(busy)
+    fewer = [
+        sample(*(row(9, 9 + (memcg > 4) * (n % 2 + 1), memcg) for memcg in range(8)))
+        for n in range(3)
+    ]
+    assert is_coming_to_rest([*busy, *fewer])
+    assert not is_coming_to_rest([*busy, *fewer, *fewer])
+    # Rows of the program's own memcg never come to rest.
+    assert not is_coming_to_rest([sample(row(5, 6))], [WEB])
+    still = [sample(*(row(5, 6, memcg) for memcg in range(8)))] * (2 * SAMPLES)
+    assert not is_coming_to_rest([*busy, *still[:3]])
+    assert is_coming_to_rest([*busy, *still[:4]])
+    assert is_coming_to_rest([*busy, *still[:-1]])
+    assert not is_coming_to_rest([*busy, *still])  # proved
+    assert not is_coming_to_rest([sample(row(5, 5))])
+    # Few rows move.
+    few = [sample(row(n, n + 1 + n % 2), *[row(5, 5, 2)] * 19) for n in range(6)]
+    assert is_coming_to_rest(few)
+    assert not is_coming_to_rest([one._replace(rows=one.rows[:-1]) for one in few])
 
 
 def test_folding_moves_nothing() -> None:

@@ -109,7 +109,7 @@ def churned(folder: Path, kernel: str, audits: int) -> list[tuple[int, int]]:
     with kept(folder, kernel, *plugged(kernel)) as qmp:
         for _ in range(audits):
             before = rounds(folder)
-            moved = check_found_nothing(from_outside(qmp), "qemu")
+            moved = check_found_nothing(from_outside(qmp, "--wait", "0"), "qemu")
             seen.append((moved, rounds(folder) - before))
     return seen
 
@@ -130,6 +130,21 @@ def test_under_churn_from_outside_for_long(tmp_path: Path, kernel: str) -> None:
     assert len(seen) == 40
     assert any(moved for moved, _ in seen)
     assert all(went for _, went in seen)
+
+
+#: Charges what a shell and its children need, again and again, until a file is gone.
+BURST = "touch /run/burst; (while [ -e /run/burst ]; do cat /proc/mounts; done) >/dev/null 2>&1 &"
+
+
+def test_a_machine_that_comes_to_rest(tmp_path: Path) -> None:
+    """Rows that moved stand still in the end, and are exact then."""
+    guest = ("--nodes", "2", "--workload", "files", "--freeze", "none")
+    with kept(tmp_path, NEWEST, *guest) as qmp:
+        execute(tmp_path, BURST)
+        moved = (check_found_nothing(from_outside(qmp, "--wait", "0"), "qemu") for _ in range(5))
+        assert any(moved)
+        execute(tmp_path, "(sleep 6; rm /run/burst) >/dev/null 2>&1 &")
+        assert check_found_nothing(from_outside(qmp), "qemu") == 0
 
 
 #: Few CPUs: they are emulated, and the audit runs on them, too.

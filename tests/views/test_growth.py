@@ -25,6 +25,7 @@ pytestmark = pytest.mark.image
 CREATED = {"/files/web": 2_000, "/leak": 300}
 CLI = [sys.executable, "-m", "memcg_inspect"]
 SCENE = str(ROOT / "fixtures/scenes/leak.sh")
+REMADE = str(ROOT / "fixtures/scenes/remade.sh")
 
 
 @pytest.fixture(scope="module")
@@ -142,6 +143,38 @@ def test_growth_is_the_difference_of_rows(
                 total[name] += expected
     for name in set(names) - {"current"}:  # which the root does not have
         assert table["totals"][f"{name}_growth"] == total[name], name
+
+
+def test_memcgs_that_were_removed_and_made_again(
+    lab: Lab, runs: Runs, images: tuple[GuestImage, GuestImage]
+) -> None:
+    """Amounts are what both guests read in ``memory.current``, whichever image is first."""
+    before, after = images[0], lab.image("7.3", "2", run=REMADE)
+    cores, names = (str(before.core), str(after.core)), ("/new", "/new/below", "/files/db")
+    read = [{"/new": 0, "/new/below": 0, **still_current(before)}, still_current(after)]
+    # CPUs may give back what they had charged in advance while the guest reads.
+    same = [name for name in names if name in read[0] and name in read[1]]
+    assert len(same) > 1
+    for first, second in ((0, 1), (1, 0)):
+        since = runs.earlier(cores[first], "overview")
+        choice = ("--memcg", "/new", "--memcg", "/files/db", "--subtree")
+        grew = runs.document(cores[second], "overview", *choice, "--since", since)
+        found = {key[0]: row["current_growth"] for key, row in rows_of(grew).items()}
+        assert found.keys() == set(names)
+        assert (found["/new"] > found["/new/below"] > 0 > found["/files/db"]) == (second == 1)
+        for name in same:
+            assert found[name] == read[second][name] - read[first][name]
+        # /new includes /new/below, also where both are gone.
+        total = grew["tables"][0]["totals"]["current_growth"]
+        assert total == found["/new"] + found["/files/db"]
+    # What the removed memcgs paid for is their parent's.
+    by = ("slabinfo", "--by", "memcg,cache")
+    rows = rows_of(runs.document(cores[1], *by, "--since", runs.earlier(cores[0], *by)))
+    inodes = {key[0]: row["objects_growth"] for key, row in rows.items() if "shmem" in key[1]}
+    inodes.pop(None, None)
+    assert inodes == {
+        "/new": 50, "/new/below": 200, "/files": 1_500, "/files/db": 100 - 1_500,
+    }  # fmt: skip
 
 
 def proc_slabinfo(image: GuestImage) -> dict[str, int]:
