@@ -12,6 +12,7 @@ from typing import Annotated, Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.documents import strictly
 from support.printed import answer_text
 
 from memcg_inspect.growth import Earlier, check_earlier, grown, read_earlier
@@ -66,13 +67,7 @@ def answer(
 
 
 def document(made: Answer) -> dict[str, Any]:
-    """Return a document as a strict parser reads it."""
-
-    def refuse(constant: str) -> None:
-        raise AssertionError(f"{constant} is not JSON")
-
-    loaded: dict[str, Any] = json.loads(to_json(answer_document(made)), parse_constant=refuse)
-    return loaded
+    return strictly(to_json(answer_document(made)))
 
 
 class Files:

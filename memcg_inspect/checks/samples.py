@@ -26,7 +26,7 @@ maybe by the same amount in each sample. So a difference there proves nothing.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -136,7 +136,8 @@ def is_settled(samples: Sequence[Judgement]) -> bool:
     if any(h.is_constant() and not h.is_proved() for h in histories.values()):
         return False
     # The findings of rows are settled with their rows.
-    findings = [x for x in _common_findings(samples) if finding_key(x.finding) not in histories]
+    common = _common_findings(samples, histories)
+    findings = [x for x in common if finding_key(x.finding) not in histories]
     return len(samples) >= SAMPLES or not findings
 
 
@@ -180,7 +181,8 @@ def settle(
         ``struct mem_cgroup *``
     """
     last = samples[-1]
-    rows = [_settled(history, is_whole) for history in _histories(samples).values()]
+    histories = _histories(samples)
+    rows = [_settled(history, is_whole) for history in histories.values()]
     rows = [_by_this_program(row) if _is_own(row, own_memcgs) else row for row in rows]
     identities = []
     for identity in last.identities:
@@ -190,11 +192,11 @@ def settle(
             some = [row for row in rows if row.identity == identity.name]
             identities.append(summarize(identity.name, some))
     differing = {row_key(row) for row in rows if row.status == "differs"}
-    known = {row_key(row) for row in rows}
     findings = [
         pending
-        for pending in _common_findings(samples)
-        if finding_key(pending.finding) in differing or finding_key(pending.finding) not in known
+        for pending in _common_findings(samples, histories)
+        if finding_key(pending.finding) in differing
+        or finding_key(pending.finding) not in histories
     ]
     return last._replace(identities=identities, rows=rows, findings=findings)
 
@@ -272,14 +274,15 @@ def _by_this_program(row: Row) -> Row:
     return replace(row, status="moving", reason=reason)
 
 
-def _common_findings(samples: Sequence[Judgement]) -> list[PendingFinding]:
+def _common_findings(
+    samples: Sequence[Judgement], histories: Mapping[RowKey, _History]
+) -> list[PendingFinding]:
     """
     Return the findings that are in all samples, with the evidence that is in all of them.
 
     A sample that could not verify the row of a finding is not counted. Neither is one that is older
     than a difference that the others prove.
     """
-    histories = _histories(samples)
     first = {key: history.since() for key, history in histories.items() if history.is_proved()}
     unverified = [{row_key(r) for r in s.rows if r.status == "unverifiable"} for s in samples]
     newest: dict[tuple[RowKey, str], PendingFinding] = {}

@@ -24,6 +24,7 @@ from drgn import Architecture, FaultError, Program
 from memcg_inspect.elf import MAGIC, PT_LOAD, ElfError, ElfFile, Segment
 
 __all__ = (
+    "HIGH_HALF",
     "LEFT_OUT",
     "UNMAPPED",
     "check_elf",
@@ -39,8 +40,8 @@ LEFT_OUT = "left out of the ELF dump"
 #: Message of drgn for an address that the kernel's page tables do not map.
 UNMAPPED = "address is not mapped"
 
-#: Architectures on which all addresses of the kernel have the highest bit set.
-_HIGH_HALF = frozenset(
+#: Architectures on which all addresses of the kernel have the highest bit set, and no others.
+HIGH_HALF = frozenset(
     {Architecture.X86_64, Architecture.AARCH64, Architecture.PPC64, Architecture.RISCV64}
 )
 #: Architectures whose direct map begins at 0: low addresses are those of real memory.
@@ -111,7 +112,7 @@ def unmap_low_addresses(prog: Program, path: str) -> None:
     platform = prog.platform
     if platform is None or platform.arch in _IDENTITY or not _segments(path)[0]:
         return
-    prog.add_memory_segment(0, 1 << 63 if platform.arch in _HIGH_HALF else _LEAST, read, False)
+    prog.add_memory_segment(0, 1 << 63 if platform.arch in HIGH_HALF else _LEAST, read, False)
 
 
 def has_holes(prog: Program) -> bool:

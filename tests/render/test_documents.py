@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.documents import strictly
 from support.reports import GONE, OBJCG, ROOT, WEB, clean, diagnosed, more, report
 
 from memcg_inspect.render.documents import report_document, to_json
@@ -23,13 +24,7 @@ ADDRESSES = {"address", "memcg", "objcg", "parent", "page"}
 
 
 def document(made: Report) -> dict[str, Any]:
-    """Return the document as a strict parser reads it."""
-
-    def refuse(constant: str) -> None:
-        raise AssertionError(f"{constant} is not JSON")
-
-    loaded: dict[str, Any] = json.loads(to_json(report_document(made)), parse_constant=refuse)
-    return loaded
+    return strictly(to_json(report_document(made)))
 
 
 def fields(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:

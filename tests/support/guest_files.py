@@ -46,6 +46,22 @@ def still_current(image: GuestImage) -> dict[str, int]:
     return {path: size for path, size in second.items() if first[path] == size}
 
 
+def still_slabinfo(image: GuestImage) -> dict[str, tuple[int, int]]:
+    """
+    Return the active objects and their size, by cache, of /proc/slabinfo.
+
+    Caches are left out that are not the same in both copies.
+    """
+    first, second = (
+        {
+            words[0]: (int(words[1]), int(words[3]))
+            for words in map(str.split, file.read_text().splitlines()[2:])
+        }
+        for file in (image.guest / which / "proc/slabinfo" for which in "12")
+    )
+    return {cache: value for cache, value in second.items() if first.get(cache) == value}
+
+
 #: Items of the root that change after the second copy: memory of the guest's own programs. The one
 #: that copies may still exit when the guest is frozen.
 MOVES_IN_ROOT = {

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from rich.cells import cell_len
 from support.allocinfo import GUESTS, guest_image
-from support.guest_files import still_current
+from support.guest_files import still_current, still_slabinfo
 from support.guests import ROOT, GuestImage, Lab
 from support.schemas import checked
 from support.terminals import on_terminal
@@ -177,21 +177,6 @@ def test_memcgs_that_were_removed_and_made_again(
     }  # fmt: skip
 
 
-def proc_slabinfo(image: GuestImage) -> dict[str, int]:
-    """Return the active objects of the caches in which they are the same in both copies."""
-    first, second = (
-        {
-            words[0]: int(words[1])
-            for words in map(
-                str.split, (image.guest / n / "proc/slabinfo").read_text().splitlines()
-            )
-            if words[1].isdigit()
-        }
-        for n in "12"
-    )
-    return {cache: number for cache, number in second.items() if first.get(cache) == number}
-
-
 def test_growth_is_what_the_guests_read(
     runs: Runs, images: tuple[GuestImage, GuestImage], cores: tuple[str, str]
 ) -> None:
@@ -207,7 +192,9 @@ def test_growth_is_what_the_guests_read(
         assert len(wrong) <= len(expected) // 20, wrong
         return sum(growth != 0 for name, growth in expected.items() if name not in wrong)
 
-    before, after = map(proc_slabinfo, images)
+    before, after = (
+        {cache: active for cache, (active, _) in still_slabinfo(image).items()} for image in images
+    )
     assert compared(before, after, "objects", "slabinfo", "--by", "cache") > 3
     before, after = map(still_current, images)
     # It was made by the scene.

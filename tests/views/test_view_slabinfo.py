@@ -13,7 +13,7 @@ import pytest
 from drgn import FaultError, Program
 from drgn.helpers.linux.percpu import per_cpu_ptr
 from support.charge_module import PAGE, guest_image
-from support.guest_files import still
+from support.guest_files import still, still_slabinfo
 from support.guests import BUILT_KERNELS, KERNELS, PERNODE_KERNELS, GuestImage, Lab
 from support.reference import plain_slabs
 
@@ -104,12 +104,6 @@ def test_objects_of_kfence_are_charged_all_the_same(lab: Lab, kernel: str) -> No
     assert apart
 
 
-def proc_slabinfo(folder: Path) -> dict[str, tuple[int, int]]:
-    """Return the active objects and their size, by cache."""
-    lines = (folder / "proc/slabinfo").read_text().splitlines()[2:]
-    return {words[0]: (int(words[1]), int(words[3])) for words in map(str.split, lines)}
-
-
 @pytest.mark.parametrize("kernel", ALL)
 def test_caches_are_those_of_proc_slabinfo(lab: Lab, kernel: str) -> None:
     image = lab.image(kernel, "4", "mixed")
@@ -118,8 +112,7 @@ def test_caches_are_those_of_proc_slabinfo(lab: Lab, kernel: str) -> None:
         if row["cache"] != LARGE_KMALLOC:
             objects[str(row["cache"])] += number(row, "objects")
             sizes[str(row["cache"])] = row["size"]
-    first, last = proc_slabinfo(image.guest / "1"), proc_slabinfo(image.guest / "2")
-    same = {c: v for c, v in last.items() if first.get(c) == v}
+    same = still_slabinfo(image)
     assert all(sizes[cache] == size for cache, (_, size) in same.items() if cache in sizes)
     # Slabs that a CPU allocates from count as full there; newer kernels have none of these.
     with_cpu_slabs = kernel.startswith("6.")

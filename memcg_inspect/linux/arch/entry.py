@@ -11,6 +11,10 @@ from __future__ import annotations
 
 import re
 
+from drgn import Program
+
+from memcg_inspect.linux.arch.processor import is_kernel_address
+
 __all__ = ("has_exact_pc", "is_outermost")
 
 #: Entries of system calls, and where tasks and CPUs begin. The entry of an interrupt is not among
@@ -18,12 +22,8 @@ __all__ = ("has_exact_pc", "is_outermost")
 _OUTERMOST = re.compile(
     r"entry_|ret_from_|secondary_startup|common_startup|start_secondary|cpu_startup_entry|el0t?_"
 )
-#: Entries of exceptions and interrupts of x86-64, where the kernel has the upper half of all
-#: addresses.
+#: Entries of exceptions and interrupts of x86-64.
 _X86_EXCEPTION = "asm_"
-_X86_KERNEL = 1 << 63
-
-
 #: The function that crash_setup_regs() of arch/x86/include/asm/kexec.h is inlined in.
 _X86_SAVES_ITS_OWN = "__crash_kexec"
 
@@ -40,7 +40,7 @@ def has_exact_pc(function: str) -> bool:
     return function != _X86_SAVES_ITS_OWN
 
 
-def is_outermost(function: str, pc: int) -> bool:
+def is_outermost(prog: Program, function: str, pc: int) -> bool:
     """
     Return whether a stack was unwound to its end.
 
@@ -50,4 +50,4 @@ def is_outermost(function: str, pc: int) -> bool:
     """
     if _OUTERMOST.match(function):
         return True
-    return function.startswith(_X86_EXCEPTION) and 0 < pc < _X86_KERNEL
+    return function.startswith(_X86_EXCEPTION) and pc > 0 and not is_kernel_address(prog, pc)

@@ -10,14 +10,11 @@ Tells addresses of the kernel from those of user space, as ``TASK_SIZE`` of
 
 from __future__ import annotations
 
-from drgn import Architecture, Program
+from drgn import Program
+
+from memcg_inspect.image.elf import HIGH_HALF
 
 __all__ = ("is_kernel_address",)
-
-#: Architectures on which all addresses of the kernel have the highest bit set, and no others.
-_HIGH_HALF = frozenset(
-    {Architecture.X86_64, Architecture.AARCH64, Architecture.PPC64, Architecture.RISCV64}
-)
 
 
 def is_kernel_address(prog: Program, address: int) -> bool:
@@ -28,6 +25,6 @@ def is_kernel_address(prog: Program, address: int) -> bool:
     counts as one of the kernel.
     """
     platform = prog.platform
-    if platform is None or platform.arch not in _HIGH_HALF:
+    if platform is None or platform.arch not in HIGH_HALF:
         return True
     return bool(address >> 63)

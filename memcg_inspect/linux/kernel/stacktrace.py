@@ -204,7 +204,7 @@ def _is_whole(trace: StackTrace, functions: tuple[str, ...]) -> bool:
     """Return whether the functions are all that were on a stack."""
     if len(trace) > _MOST_FRAMES or not has_exact_pc(functions[0]):
         return False
-    return is_outermost(functions[-1], trace[-1].pc)
+    return is_outermost(trace.prog, functions[-1], trace[-1].pc)
 
 
 def _is_idle(name: str) -> bool:

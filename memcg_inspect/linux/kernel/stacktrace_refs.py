@@ -25,9 +25,9 @@ from memcg_inspect.linux.arch.processor import is_kernel_address
 from memcg_inspect.linux.kernel.sched import find_tasks
 from memcg_inspect.linux.kernel.stacktrace_words import (
     functions_in,
-    stack_of,
     stack_words,
     unwind,
+    whole_stack,
 )
 from memcg_inspect.linux.lib.list import OnFault
 from memcg_inspect.linux.mm.mmzone import online_cpus
@@ -112,10 +112,9 @@ class _Stacks:
         :raises drgn.FaultError: if its stack is not in the image
         """
         image = self._image
-        start, size = stack_of(image, task)
-        if not start:
+        words = whole_stack(image, task)
+        if not words:
             return  # the task has exited
-        words = image.memory.words(image.memory.read(start, size))
         # To unwind a stack takes far longer than to read it.
         if cpu is None and self._wanted.isdisjoint(words) and self._freed_at.isdisjoint(words):
             return

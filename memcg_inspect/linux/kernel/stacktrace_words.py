@@ -92,7 +92,7 @@ def stack_words(image: Image, task: Object, trace: StackTrace) -> list[int]:
     words += memory.words(memory.read(first, start + size - first), 0, memory.word_size)
     known = [(start, start + size)]
     for sp in pointers:
-        if len(known) > _MOST_STACKS or any(first <= sp < end for first, end in known):
+        if len(known) > _MOST_STACKS or any(low <= sp < high for low, high in known):
             continue
         other = list(other_stack(image, sp))
         known.append((sp, sp + max(1, len(other)) * memory.word_size))
@@ -123,6 +123,8 @@ def _stack_pointers(image: Image, trace: StackTrace) -> list[int]:
 def whole_stack(image: Image, task: Object) -> list[int]:
     """
     Return all words on the kernel stack of a task, those left over from earlier calls, too.
+
+    There are none if the task has exited and its stack is freed.
 
     :param task: ``struct task_struct *``
     :raises drgn.FaultError: if the stack is not in the image
