@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import pytest
 from drgn import sizeof
-from drgn.helpers.linux.cpumask import for_each_possible_cpu
+from drgn.helpers.linux.cpumask import for_each_online_cpu, for_each_possible_cpu
+from drgn.helpers.linux.sched import cpu_curr
 from support.findings import named
 from support.guests import KERNELS, ROOT, Lab
 from support.planting import Fault, Subject
@@ -115,17 +116,32 @@ def test_a_memcg_that_is_being_created(lab: Lab, kernel: str) -> None:
 def test_percpu_memory_that_is_freed(lab: Lab) -> None:
     """The last thing that pcpu_memcg_free_hook() changes is its counter."""
     where = "in:free_percpu/obj_cgroup_uncharge"
-    subject = Subject(lab.image("7.3", "4", "churn", freeze=where, seed=4).program())
+    image = lab.image("7.3", "4", "churn", freeze=where, seed=4)
+    subject = Subject(image.program())
     assert not subject.report.findings
+    # Whatever is freed first, the stopped function was called with its size.
+    prog = image.program(dwarf=True)
+    traces = [prog.stack_trace(cpu_curr(prog, cpu)) for cpu in for_each_online_cpu(prog)]
+    size = next(
+        int(frame["size"])
+        for trace in traces
+        if "free_percpu" in {frame.name for frame in trace}
+        for frame in trace
+        if frame.name == "obj_cgroup_uncharge"
+    )
+    cpus = len(list(for_each_possible_cpu(prog)))
     # Other CPUs may have left other charges half done.
     every = not_exact(subject, "percpu", "objcg_bytes")
     rows = {key: row for key, row in every.items() if "obj_cgroup_uncharge" in (row.reason or "")}
     [path] = {path for _, path in rows}
-    # A counter of each CPU for each of the four kinds of pages of an mm.
-    size = charged(16, 4)
-    for row in rows.values():
-        assert (row.status, row.difference) == ("in-flight", size)
-        assert "a percpu allocation of 16 bytes for each CPU" in (row.reason or "")
+    each = size // charged(LEAST, cpus) * LEAST
+    assert size == charged(each, cpus)
+    for (identity, _), row in rows.items():
+        assert row.status == "in-flight"
+        # Whole pages are in the memcg's page counter.
+        beyond = size - (row.difference or 0)
+        assert beyond == 0 or (identity == "objcg_bytes" and beyond % PAGE == 0)
+        assert f"a percpu allocation of {each} bytes for each CPU" in (row.reason or "")
     # All sizes are multiples of 4 bytes.
     fault = subject.add(subject.percpu_counter(path, "MEMCG_PERCPU_B"), 1)
     report = subject.audit(Fault((fault,), (path,), set()))
