@@ -108,8 +108,11 @@ def _rows(number: int) -> str:
 
 _UNITS = "page|byte|reference|row|node|CPU|memcg|task|object"
 #: Candidates that are no slab objects, and those that are not listed: how many there are, and how
-#: likely, depends on the image.
-_MAY_BE = re.compile(r"    (0x[0-9a-f]+, [\d,]+ bytes, charged to |and [\d,]+ more).*")
+#: likely, depends on the image. So does whether a charge was half done.
+_MAY_BE = re.compile(
+    r"    (0x[0-9a-f]+, [\d,]+ bytes, charged to |and [\d,]+ more).*"
+    r"|Part of memory\.current was not found, or more was found than it says\. .*"
+)
 #: What differs from image to image, and what takes its place in a comparison.
 _VARIES = (
     (re.compile(r"(of caches that always account: [^:]*): .*"), r"\1: CACHES"),

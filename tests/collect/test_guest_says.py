@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 
 import pytest
-from support.guest_files import numbers, path_of, still
+from support.guest_files import MOST_MOVED, numbers, path_of, still
 from support.guests import KERNELS, GuestImage, Lab
 
 from memcg_inspect.checks.snapshot import Snapshot
@@ -90,9 +90,6 @@ def check_stats(image: GuestImage, file: str) -> Counter[str]:
         assert len(values) < over_zero[name], (name, values)
     return over_zero
 
-
-#: The most memcgs with memory that is freed just before the freeze, and those above them.
-MOST_MOVED = 8
 
 #: What every kernel's file has, and every workload some of.
 ALWAYS = {"slab_reclaimable", "slab_unreclaimable", "percpu", "kernel", "vmalloc", "sock"}

@@ -3,10 +3,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from itertools import count
+
 import pytest
 from support.cause_planters import ITEMS, of_slab, on_another_node, slab_object
 from support.guests import Lab
-from support.kernel_faults import charges_of, explained
+from support.kernel_faults import charges_of, explained, of_one_object
 from support.kernel_steps import Steps
 from support.never_counted import never_counted
 from support.planters import planters_of
@@ -14,10 +17,12 @@ from support.planting import Fault, Subject
 
 pytestmark = [pytest.mark.image, pytest.mark.newest_kernel]
 
+PAGE = 4096
+
 
 @pytest.fixture(scope="module")
-def subject() -> Subject:
-    return Subject(Lab().image("7.3", "4", "mixed").program())
+def subject(lab: Lab) -> Subject:
+    return Subject(lab.image("7.3", "4", "mixed").program())
 
 
 def left(subject: Subject, kernel: str, fault: Fault) -> tuple[int, int]:
@@ -27,21 +32,22 @@ def left(subject: Subject, kernel: str, fault: Fault) -> tuple[int, int]:
     return len(report.findings), len(report.findings) - len(explained(kernel, report, charges))
 
 
-def counted(subject: Subject, wrong: int, page: int = 0) -> Fault:
+def counted(subject: Subject, wrong: Callable[[int], int]) -> Fault:
     """
     Count a slab object wrong in its memcg and node.
 
-    :param wrong: how many times its size
-    :param page: how many times the size of a page
+    :param wrong: returns by how many bytes, of the bytes that it is charged with
     """
     thing, what, steps = slab_object(subject), of_slab(subject), Steps(subject)
-    amount = wrong * what.size + page * subject.snapshot.image.page_size
-    steps.count(what.path, ITEMS[thing.slab.cache.reclaimable], amount, what.nid)
+    steps.count(what.path, ITEMS[thing.slab.cache.reclaimable], wrong(what.size), what.nid)
     return Fault(steps.writes(), (what.path,), set())
 
 
 def test_an_object_that_the_stock_counts_wrong(subject: Subject) -> None:
-    freed, allocated = counted(subject, 2), counted(subject, -2, page=1)
+    freed = counted(subject, lambda size: 2 * size)
+    # What is left of the last page is counted, where the object is to be added. An object can be
+    # larger than a page.
+    allocated = counted(subject, lambda size: -size % PAGE - size)
     for fault in (freed, allocated):
         number, others = left(subject, "6.16", fault)
         assert (number, others) == (3, 0)
@@ -50,9 +56,16 @@ def test_an_object_that_the_stock_counts_wrong(subject: Subject) -> None:
 
 def test_other_faults_of_slab_memory(subject: Subject) -> None:
     one_level = planters_of("slab")[0]
+
+    def subtracted(size: int) -> int:
+        # Twice one object can be what another one is counted wrong by: 2 * 72 is 2 * 2,120 - PAGE.
+        made = {amount for sizes in charges.values() for amount in of_one_object(sizes, PAGE)}
+        return next(-times * size for times in count(2) if -times * size not in made)
+
+    charges = charges_of(subject.image)
     faults = [
-        counted(subject, -2),
-        counted(subject, 2, page=100),
+        counted(subject, subtracted),
+        counted(subject, lambda size: 2 * size + 100 * PAGE),
         one_level.plant(subject, one_level.sizes[0]),
         on_another_node(subject, 0),
     ]

@@ -12,17 +12,13 @@ from __future__ import annotations
 import pytest
 from support.guests import KERNELS, PERNODE_KERNELS, Lab, Plant
 from support.planters import planters_of
-from support.planting import Fault, Subject
+from support.planting import BY_STACKS, Fault, Subject
 from support.reliability import Case, Result, plant
 
 from memcg_inspect.checks.registry import CHECKS
 
 #: Identities of things that an image need not have: a CPU keeps a stack for a task to come, or not.
 BY_CHANCE = {"cached_stacks"}
-
-#: Identities for which a word that an earlier call left on the stack of a task casts doubt on a
-#: memcg. Which tasks sleep with such a word differs from image to image.
-BY_STACKS = {"active_memcg", "css_refs", "id_refs"}
 
 
 def test_planters_are_told_apart() -> None:

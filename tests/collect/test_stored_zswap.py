@@ -20,7 +20,9 @@ IDENTITIES = ("zswap", "objcg_bytes", "references", "kmem")
 def test_entries_that_are_not_charged_to_anybody_yet(lab: Lab, kernel: str) -> None:
     """zswap_store_page() charges an entry in a tree before it sets ``entry->objcg``."""
     freeze = "in:obj_cgroup_charge_zswap"
-    subject = Subject(lab.image(kernel, "2", "zswapout", freeze=freeze, seed=1).program())
+    # Another CPU could be storing a page, too, and be one step further.
+    image = lab.image(kernel, "1", "zswapout", freeze=freeze, seed=1, cpus=1)
+    subject = Subject(image.program())
     report, unlisted = subject.report, subject.snapshot.unlisted_zswap
     assert unlisted
     assert not report.findings
@@ -60,6 +62,9 @@ def test_entries_that_are_not_charged_to_anybody_yet(lab: Lab, kernel: str) -> N
     assert status["zswap", "MEMCG_ZSWAPPED"] == status["zswap", "MEMCG_ZSWAP_B"] == "unverifiable"
     # More than what is stored is a finding, in a memcg of which a page is being stored, too.
     path = subject.path(next(iter(storing)) or 0)
+    key = "zswap", subject.paths[path], "MEMCG_ZSWAP_B"
+    # A task that was preempted may have changed the counter, and not the entry.
+    [own] = [r.difference or 0 for r in report.rows if (r.identity, r.memcg, r.item) == key]
     counter = subject.percpu_counter(path, "MEMCG_ZSWAP_B")
     found = subject.audit(Fault((subject.add(counter, 9_000),), (path,), set()))
-    assert (path, None, "MEMCG_ZSWAP_B", 9_000) in named(found, "zswap")
+    assert (path, None, "MEMCG_ZSWAP_B", own + 9_000) in named(found, "zswap")

@@ -17,6 +17,7 @@ from support.planting import Fault, Subject
 from memcg_inspect.image.image import image_of
 from memcg_inspect.image.layout import has_member
 from memcg_inspect.linux.lib.percpu_refcount import percpu_ref_is_dying
+from memcg_inspect.model import Memcg
 
 pytestmark = pytest.mark.image
 
@@ -40,6 +41,20 @@ def defers(image: GuestImage) -> bool:
     return has_member(image_of(image.program()), "struct cgroup_subsys_state", "kill_finish_work")
 
 
+def check_is_found(subject: Subject, memcg: Memcg, off: int) -> None:
+    """Check that some references too many or too few are found."""
+    report = subject.audit(of_memcg(subject, memcg.address, memcg.path, off))
+    key = "css_refs", memcg.address
+    [row] = [row for row in report.rows if (row.identity, row.memcg) == key]
+    if row.status == "unverifiable":
+        # A word that an earlier call left on the stack of a task is no reference to the memcg, but
+        # looks like one. It does not look like many.
+        assert "a stack or register may point to it" in (row.reason or "")
+        off *= 100
+        report = subject.audit(of_memcg(subject, memcg.address, memcg.path, off))
+    assert named(report, "css_refs") == {(memcg.path, None, "css.refcnt", off)}
+
+
 @pytest.mark.each_kernel
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_memcgs_removed_while_their_tasks_exit(lab: Lab, kernel: str) -> None:
@@ -57,8 +72,7 @@ def test_memcgs_removed_while_their_tasks_exit(lab: Lab, kernel: str) -> None:
             assert not memcg.offline
             assert not percpu_ref_is_dying(css.refcnt.address_of_())
             for off in (1, -1):
-                report = subject.audit(of_memcg(subject, memcg.address, memcg.path, off))
-                assert named(report, "css_refs") == {(memcg.path, None, "css.refcnt", off)}
+                check_is_found(subject, memcg, off)
 
 
 @pytest.mark.newest_kernel

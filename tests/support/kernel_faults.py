@@ -56,14 +56,14 @@ def _is_of_fault(
     """Return whether the own counter of a memcg differs by what a fault makes."""
     if finding.identity == "slab" and kernel in STOCK_IN_USE:
         page = report.image.page_size
-        return finding.difference in _of_one_object(charges.get(finding.item, ()), page)
+        return finding.difference in of_one_object(charges.get(finding.item, ()), page)
     if finding.identity == "pagetable" and kernel in NO_PAGETABLES:
         rows = [row for row in report.rows if row.item == finding.item and row.memcg is not None]
         return not any(row.hierarchy or sum((row.claimed or {}).values()) for row in rows)
     return False
 
 
-def _of_one_object(charges: Collection[int], page: int) -> Iterator[int]:
+def of_one_object(charges: Collection[int], page: int) -> Iterator[int]:
     """
     Yield what ``refill_obj_stock()`` leaves for one object if it cannot lock the stock.
 

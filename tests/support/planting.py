@@ -62,6 +62,10 @@ _WORD = 8
 #: (path of a memcg, node, item, difference) of a finding
 Named = tuple[str, "int | None", str, "int | None"]
 
+#: Identities for which a word that an earlier call left on the stack of a task casts doubt on a
+#: memcg. Which tasks sleep with such a word differs from image to image.
+BY_STACKS = {"active_memcg", "css_refs", "id_refs"}
+
 #: How a planted fault ended.
 Outcome = Literal["found", "unverifiable", "in-flight", "missed", "accused"]
 
