@@ -16,7 +16,7 @@ from drgn.helpers.linux.list import list_for_each_entry
 from drgn.helpers.linux.mm import for_each_page, page_to_virt
 from drgn.helpers.linux.percpu import per_cpu_ptr
 from drgn.helpers.linux.slab import for_each_slab_cache, slab_object_info
-from support.guest_files import MOST_MOVED, numbers, path_of
+from support.guest_files import path_of, still
 from support.guests import DEBIAN_KERNELS, KERNELS, PERNODE_KERNELS, GuestImage, Lab
 from support.missing_pages import excluded, opened
 from support.sessions import converse
@@ -36,12 +36,6 @@ def kernel(request: pytest.FixtureRequest) -> str:
 @pytest.fixture
 def image(kernel: str, lab: Lab) -> GuestImage:
     return lab.image(kernel, workload="mixed")
-
-
-def stood_still(image: GuestImage) -> dict[tuple[str, str, int | None], int]:
-    """Return the values of memory.stat that are the same in both copies, by (path, item)."""
-    first, last = (numbers(image.guest / which / "cgroup", "memory.stat") for which in "12")
-    return {key: value for key, value in last.items() if first.get(key) == value}
 
 
 def guest_paths(image: GuestImage) -> set[str]:
@@ -93,19 +87,18 @@ def test_what_is_not_found_is_null(image: GuestImage, path: str | bytes) -> None
 
 def test_counters_are_the_guests(image: GuestImage) -> None:
     prog = image.program()
-    compared, moved = 0, set[bytes]()
+    compared = 0
     for memcg in memcg_inspect.for_each_memcg(prog):
         path = memcg_inspect.memcg_path(memcg)
         if memcg != memcg_inspect.find_memcg(prog, path):
             continue
         for item, name in (("NR_SLAB_RECLAIMABLE_B", "slab_reclaimable"), ("MEMCG_SOCK", "sock")):
-            said = stood_still(image).get((fsdecode(path), name, None))
+            said = still(image, "memory.stat").get((fsdecode(path), name, None))
             if said is not None:
                 value = memcg_inspect.memcg_counter(memcg, item)
                 unit = 1 if item.endswith("_B") else 4096
-                moved.update([path] if value.exact * unit != said else [])
-                compared += value.exact * unit == said > 0
-    assert len(moved) <= MOST_MOVED, moved
+                assert (path, value.exact * unit) == (path, said)
+                compared += said > 0
     assert compared > 5
     root = memcg_inspect.find_memcg(prog, "/")
     whole = memcg_inspect.memcg_counter(root, "NR_SLAB_UNRECLAIMABLE_B").exact
@@ -216,7 +209,9 @@ def test_nodes_of_pages_are_drgns(lab: Lab) -> None:
 
 def test_percpu_is_the_guests(image: GuestImage) -> None:
     prog = image.program()
-    said = {path: v for (path, name, _), v in stood_still(image).items() if name == "percpu"}
+    said = {
+        path: v for (path, name, _), v in still(image, "memory.stat").items() if name == "percpu"
+    }
     by_memcg: Counter[int] = Counter()
     for alloc in memcg_inspect.for_each_pcpu_alloc(prog):
         by_memcg[memcg_inspect.objcg_memcg(alloc.objcg).value_()] += alloc.charge

@@ -86,6 +86,13 @@ def write_elf(running: Machine, path: Path) -> None:
         dig_holes(path)
 
 
+def write_settled(running: Machine, told: Path, path: Path) -> None:
+    """Write the memory of a guest that is idle, and what it said before and after that."""
+    freeze.settled(running, told)
+    write_elf(running, path)
+    freeze.record_again(running, told)
+
+
 def _meta(options: Options, image: Image, ready: Kernel, times: dict[str, float]) -> dict[str, Any]:
     topology = options.topology
     return {
@@ -129,14 +136,15 @@ def _frozen(
         if not kmodules.has_driver(ready, "qemu_fw_cfg", "CONFIG_FW_CFG_SYSFS"):
             _keep_vmcoreinfo(running, told)
         _at_work(running)
-        if image.freeze == "settled":
-            freeze.settled(running, told)
-        elif image.freeze.startswith("in:"):
-            freeze.inside(running, image.freeze.removeprefix("in:"), image.seed)
-        else:
-            freeze.busy(running, image.seed)
         core = made.with_name("elf") if image.format == "kdump" else made
-        write_elf(running, core)
+        if image.freeze == "settled":
+            write_settled(running, told, core)
+        else:
+            if image.freeze.startswith("in:"):
+                freeze.inside(running, image.freeze.removeprefix("in:"), image.seed)
+            else:
+                freeze.busy(running, image.seed)
+            write_elf(running, core)
         (told / "console").write_text(running.qemu.console())
     if image.format == "kdump":
         with running.timed("makedumpfile", f"makedumpfile at level {image.level}"):

@@ -39,7 +39,11 @@ def record(machine: Machine, folder: Path) -> None:
 
 
 def settled(machine: Machine, told: Path) -> None:
-    """Record the guest's own files twice, then stop it while every CPU is idle."""
+    """
+    Record the guest's own files twice, then stop it while every CPU is idle.
+
+    :param told: folder of the records, ``1`` and ``2``
+    """
     with machine.timed("settle", "wait until the guest is idle"):
         # khugepaged looks for pages to collapse every ten seconds, so it may change what the second
         # record says. A write to this file makes it look once more, and then sleep for an hour.
@@ -60,6 +64,19 @@ def settled(machine: Machine, told: Path) -> None:
             monitor.call("cont")
             time.sleep(0.02)
     raise machine.guest.fail("the guest did not become idle")
+
+
+def record_again(machine: Machine, told: Path) -> None:
+    """
+    Let a guest that :func:`settled` stopped run on, and record its files once more.
+
+    What is the same in all records did not change while the guest was stopped.
+
+    :param told: folder of the records, ``3``
+    """
+    with machine.timed("record", "record the guest's own files once more"):
+        machine.qemu.monitor.call("cont")
+        record(machine, told / "3")
 
 
 def let_run(seed: int | None) -> None:

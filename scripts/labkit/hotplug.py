@@ -4,7 +4,7 @@
 import functools
 from pathlib import Path
 
-from . import dump, freeze, machine, topology
+from . import dump, machine, topology
 from .errors import LabError
 from .fingerprint import code_hash
 from .images import NAME, key, write
@@ -79,8 +79,7 @@ def hotplugged(options: Options, size: str, out: Path) -> None:
         running.start_workload()
         _plug(running, extra, node)
         running.run_script()
-        freeze.settled(running, told)
-        dump.write_elf(running, out)
+        dump.write_settled(running, told, out)
     (told / "vmlinux").symlink_to(ready.vmlinux)
 
 

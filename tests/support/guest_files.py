@@ -1,17 +1,20 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
-"""Files of a guest's cgroups, copied twice before the guest was frozen."""
+"""Files of a guest's cgroups, copied twice before the guest was frozen, and once after it."""
 
 from __future__ import annotations
 
+from collections.abc import Hashable, Iterable, Mapping
 from pathlib import Path
+from typing import TypeVar
 
 from support.guests import GuestImage
 
-#: The most memcgs with memory that is freed just before the freeze, and those above them. What
-#: stood still for seconds may be freed by then, e.g. by a callback of RCU.
-MOST_MOVED = 8
+#: Folders of the copies: two before the guest was frozen, and one when it ran on.
+COPIES = "123"
 
 Said = dict[tuple[str, str, int | None], int]  # (path, name, node)
+_Key = TypeVar("_Key", bound=Hashable)
+_Value = TypeVar("_Value")
 
 
 def path_of(file: Path, folder: Path) -> str:
@@ -32,38 +35,45 @@ def numbers(folder: Path, name: str) -> Said:
     return values
 
 
+def in_all(copies: Iterable[Mapping[_Key, _Value]]) -> dict[_Key, _Value]:
+    """Return what all copies have, with the same value."""
+    first, *others = copies
+    return {
+        key: value
+        for key, value in first.items()
+        if all(other.get(key) == value for other in others)
+    }
+
+
 def still(image: GuestImage, name: str) -> Said:
-    """Return the values that are the same in both copies."""
-    first, second = (numbers(image.guest / which / "cgroup", name) for which in "12")
-    return {key: value for key, value in second.items() if first.get(key) == value}
+    """Return the values that are the same in all copies, and so were when the guest was frozen."""
+    return in_all(numbers(image.guest / which / "cgroup", name) for which in COPIES)
 
 
 def still_current(image: GuestImage) -> dict[str, int]:
-    """Return the memory.current of memcgs that is the same in both copies, in bytes."""
-    first, second = (
+    """Return the memory.current of memcgs that is the same in all copies, in bytes."""
+    return in_all(
         {
             path_of(file, image.guest / which / "cgroup"): int(file.read_text())
             for file in (image.guest / which / "cgroup").rglob("memory.current")
         }
-        for which in "12"
+        for which in COPIES
     )
-    return {path: size for path, size in second.items() if first[path] == size}
 
 
 def still_slabinfo(image: GuestImage) -> dict[str, tuple[int, int]]:
     """
     Return the active objects and their size, by cache, of /proc/slabinfo.
 
-    Caches are left out that are not the same in both copies.
+    Caches are left out that are not the same in all copies.
     """
-    first, second = (
+    return in_all(
         {
             words[0]: (int(words[1]), int(words[3]))
             for words in map(str.split, file.read_text().splitlines()[2:])
         }
-        for file in (image.guest / which / "proc/slabinfo" for which in "12")
+        for file in (image.guest / which / "proc/slabinfo" for which in COPIES)
     )
-    return {cache: value for cache, value in second.items() if first.get(cache) == value}
 
 
 #: Items of the root that change after the second copy: memory of the guest's own programs. The one

@@ -39,8 +39,8 @@ class GuestImage:
     An image of a guest.
 
     :ivar core: the image
-    :ivar guest: folder of files that the guest copied out before it was frozen: ``1`` and ``2``
-        hold the same files, copied some seconds apart
+    :ivar guest: folder of files that the guest copied out: ``1`` and ``2`` hold the same files,
+        copied some seconds apart before it was frozen, and ``3`` those of after it
     """
 
     def __init__(self, core: Path, vmlinux: Path | None = None) -> None:
