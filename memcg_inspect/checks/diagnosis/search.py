@@ -23,7 +23,7 @@ from memcg_inspect.checks.diagnosis.cause import Cause, Hypothesis
 from memcg_inspect.checks.diagnosis.differences import Differences, Signature, View, added
 from memcg_inspect.checks.rows import RowKey
 
-__all__ = ("Explanation", "explain")
+__all__ = ("Explanation", "each_alone", "explain")
 
 #: Causes of one group that are searched for together.
 _MOST_TOGETHER = 3
@@ -97,6 +97,22 @@ def explain(
     return _Search(differences, causes).run(ignored)
 
 
+def each_alone(
+    differences: Differences, causes: Sequence[Cause], rows: Mapping[RowKey, int]
+) -> list[Hypothesis]:
+    """
+    Return the causes that add exactly these differences to rows, each by itself.
+
+    :param rows: differences by row; all others must stay as they are
+    :return: none, if there are too many to try all
+    """
+    goal = differences.of_goal(Signature(rows))
+    try:
+        return [h for (h,) in _Search(goal, causes).alone(goal)]
+    except _GaveUpError:
+        return []
+
+
 class _Search:
     def __init__(self, differences: Differences, causes: Sequence[Cause]) -> None:
         self.differences = differences
@@ -129,6 +145,10 @@ class _Search:
         ]
         # Faults of one page each can cancel each other in rows, and leave others.
         return [e._replace(sure=e.sure and not self._is_small(e.cause)) for e in found]
+
+    def alone(self, goal: Differences) -> list[tuple[Hypothesis, ...]]:
+        """Return each cause that explains a goal by itself."""
+        return self._sets(goal, goal.differing(), 1)
 
     # Hypotheses
 
