@@ -187,8 +187,8 @@ class _Search:
             for option in self._options(view, list(left)):
                 if option.charge is not None and option.charge.together:
                     continue  # it can take the references of another fault: see _fewer()
-                after, _ = self._after(d, left, total, option)
-                score = self._score(left, after, option)
+                after, then = self._after(d, left, total, option)
+                score = self._score(left, after, then, option)
                 if score.value > 0:
                     scored.append((score, option))
             if not scored:
@@ -198,7 +198,7 @@ class _Search:
             for score, option in scored:
                 # Those that explain all rows they change do not depend on each other.
                 after, then = self._after(d, left, total, option)
-                if first or (score.exact and self._score(left, after, option) == score):
+                if first or (score.exact and self._score(left, after, then, option) == score):
                     left = {k: r for k, r in (left | after).items() if r}
                     total = then
                     chosen.append(option)
@@ -208,12 +208,17 @@ class _Search:
         return chosen, left
 
     def _score(
-        self, before: Mapping[RowKey, int], after: Mapping[RowKey, int], option: Hypothesis
+        self,
+        before: Mapping[RowKey, int],
+        after: Mapping[RowKey, int],
+        total: Signature,
+        option: Hypothesis,
     ) -> _Score:
         rests = [(before.get(key, 0), rest) for key, rest in after.items()]
         explained = sum(1 for was, rest in rests if was and not rest)
         broken = sum(1 for was, rest in rests if rest and not was)
         changed = sum(1 for was, rest in rests if was and rest and was != rest)
+        explained += sum(self.differences.speaks_for(key, total) for key in after)
         exact = not broken and not changed
         return _Score(explained - 2 * broken - changed / 2, exact, self.prior[option.cause])
 
@@ -316,7 +321,8 @@ class _Search:
                 if size == len(group):
                     sets = [some for some in sets if sorted(h.cause for h in some) == causes]
                 if sets:
-                    return list(max(sets, key=self._likeliest))
+                    best = max(sets, key=lambda one: self._likeliest(one, total))
+                    return list(best)
         except _GaveUpError:
             pass
         return group
@@ -326,17 +332,24 @@ class _Search:
     ) -> tuple[Hypothesis, ...] | None:
         try:
             for size in range(1, most + 1):
-                some = list(self._deeper(self.differences, residuals, total, size))
+                some = [*self._deeper(self.differences, residuals, total, size)]
                 if some:
-                    return max(some, key=self._likeliest)
+                    return max(some, key=lambda one: self._likeliest(one, total))
         except _GaveUpError:
             pass
         return None
 
-    def _likeliest(self, some: Iterable[Hypothesis]) -> tuple[int, int]:
-        """Return numbers that are greater for likelier causes, and for smaller amounts of these."""
+    def _likeliest(self, some: Sequence[Hypothesis], total: Signature) -> tuple[int, ...]:
+        """
+        Return numbers that are greater for a likelier set of causes.
+
+        :param total: what others add to rows
+        """
+        total = added(total, _sum(some))
+        rows = set(self.differences.touched(total))
+        speaking = sum(self.differences.speaks_for(key, total) for key in rows)
         priors, amounts = zip(*((self.prior[h.cause], -abs(h.amount)) for h in some), strict=True)
-        return sum(priors), sum(amounts)
+        return speaking, sum(priors), sum(amounts)
 
     # How sure
 

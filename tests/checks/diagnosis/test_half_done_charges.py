@@ -89,3 +89,29 @@ def test_a_task_that_waits_is_on_no_cpu() -> None:
 
 def test_a_machine_at_rest_has_none() -> None:
     assert causes(busy(1)) == ((), ())
+
+
+def test_a_fault_in_a_row_that_is_in_flight_too() -> None:
+    """The other side of the fault is off by the fault and by what the CPU has half done."""
+    kernel = busy(1)
+    cpu = half_done(kernel, WEB)
+    kernel.slab(kernel.objcg(WEB, NODES[0]), NODES[0], 1112, "unreclaimable")
+    kernel.things[-1].payer = kernel.objcg(MAIL, NODES[1])
+    [moved], [charge] = causes(kernel, cpu)
+    assert (moved.cause, moved.memcgs, moved.amount) == ("object-owner", (WEB, MAIL), 1112)
+    # The rows that show it may have any difference.
+    assert moved.confidence == "likely"
+    assert any("was not charged" in other for other in moved.others)
+    assert charge.memcgs == (WEB,)
+
+
+def test_a_row_in_flight_that_is_off_by_something_else_does_not_tell() -> None:
+    kernel = busy(1)
+    cpu = half_done(kernel, WEB)
+    kernel.slab(kernel.objcg(WEB, NODES[0]), NODES[0], 1112, "unreclaimable")
+    kernel.things[-1].payer = kernel.objcg(MAIL, NODES[1])
+    kernel.cpu[WEB, "NR_SLAB_UNRECLAIMABLE_B", NODES[0]] += 24
+    kernel.cpu[WEB, "NR_SLAB_UNRECLAIMABLE_B", None] += 24
+    found, _ = causes(kernel, cpu)
+    assert {d.cause for d in found} == {"not-counted"}
+    assert {d.confidence for d in found} == {"likely"}
