@@ -503,7 +503,7 @@ def _groups(
     d: Differences, chosen: Sequence[Hypothesis], entangled: _Entangled
 ) -> list[list[Hypothesis]]:
     """
-    Return causes in groups that share rows, or concern the same memcgs.
+    Return causes in groups that share rows, or concern the same memcgs, or charges of one size.
 
     :param entangled: causes that may be in place of some, and that share rows with others
     """
@@ -514,6 +514,8 @@ def _groups(
             k for one in some for k in one.signature.rows if d.observed(k) is not None
         }
         keys.update(h.memcgs)
+        if h.charge is not None:
+            keys.add((h.item, h.nid, abs(h.amount)))  # the owners may be the other way round
         members = [h]
         apart = []
         for others, group in groups:

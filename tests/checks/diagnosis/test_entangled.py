@@ -84,3 +84,18 @@ def test_no_charge_is_of_a_size_that_the_kernel_does_not_charge(item: str, amoun
     [found] = diagnoses(kernel)
     cause = "counted-wrong" if item == SLAB else "counter"
     assert (found.cause, found.memcgs, found.amount) == (cause, (ROOT,), amount)
+
+
+def test_two_objects_of_one_size_with_other_owners() -> None:
+    """No row tells which of two owners has which of two objects."""
+    for seed in range(4):
+        kernel = busy(seed)
+        for was, now in ((WEB, MAIL), (BATCH, SHOP)):
+            kernel.slab(kernel.objcg(was, 0), 0, 1112, "unreclaimable")
+            kernel.things[-1].payer = kernel.objcg(now, 0)
+        found = diagnoses(kernel)
+        assert {(d.cause, d.confidence) for d in found} == {("object-owner", "likely")}
+        said = " ".join([*(d.what for d in found), *(o for d in found for o in d.others)])
+        for was in (WEB, BATCH):
+            for now in (MAIL, SHOP):
+                assert f"of memcg {was:#x}, and now refers to obj_cgroup {now + 0x100:#x}" in said
