@@ -68,4 +68,4 @@ def test_ten_faults_at_once(
     result = judged(subject, planted, report)
     assert result.wrongly_sure == ()
     assert result.named, result.said
-    assert 0 < calls.number[True] < calls.number[False] / 2, calls.number
+    assert 0 < calls.number[True] < calls.number[False], calls.number

@@ -21,7 +21,7 @@ speaks for this cause.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import NamedTuple
 
@@ -94,6 +94,7 @@ class Differences:
         self.page = snapshot.image.page_size
         self.goal: Signature | None = None
         self._rows = {row_key(row): row for row in rows}
+        self._observed: dict[RowKey, int | None] = {}
         self._kept = {c.name for c in CHECKS if c.why_not_kept(snapshot) is None}
         self._counters: dict[tuple[str, int, int | None], RowKey] = {}
         for key, row in self._rows.items():
@@ -114,6 +115,7 @@ class Differences:
             if row.status in ("in-flight", "unverifiable") and row.difference:
                 self._doubtful[key.identity, key.item, key.nid].append(key)
         self._speaking = frozenset(key for some in self._doubtful.values() for key in some)
+        self._made: dict[object, Signature] = {}
         self._of_pools: dict[Pool, tuple[RowKey, ...]] = {}
         self._chains: dict[int, tuple[int, ...]] = {}
         self._objcgs: defaultdict[int | None, list[int]] = defaultdict(list)
@@ -135,11 +137,17 @@ class Differences:
         of_objcgs = (k for k in self._rows if k.identity in ("references", "objcg_bytes"))
         self._hiding = frozenset(k.memcg for k in of_objcgs if self.observed(k) is None)
 
+    def remembered(self, key: object, make: Callable[[], Signature]) -> Signature:
+        """Return a signature that is made once: it takes a walk over all charges."""
+        if key not in self._made:
+            self._made[key] = make()
+        return self._made[key]
+
     def of_goal(self, goal: Signature) -> Differences:
         """Return the same rows with the differences that one cause makes."""
         other = object.__new__(Differences)
         other.__dict__ |= self.__dict__
-        other.goal = goal
+        other.goal, other._observed = goal, {}
         return other
 
     def differing(self) -> dict[RowKey, int]:
@@ -181,6 +189,11 @@ class Differences:
 
     def observed(self, key: RowKey) -> int | None:
         """Return the difference of a row to explain; ``None`` if it may have any."""
+        if key not in self._observed:
+            self._observed[key] = self._observe(key)
+        return self._observed[key]
+
+    def _observe(self, key: RowKey) -> int | None:
         row = self._rows.get(key)
         known = row is None or row.status == "exact"
         known = known or (row is not None and row.status == "differs" and key in self._findings)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from functools import partial
 
 from memcg_inspect.checks.diagnosis.cause import Cause, Hypothesis
 from memcg_inspect.checks.diagnosis.differences import Differences, Pool, Signature, View, added
@@ -47,7 +48,7 @@ def _owner_changed(view: View, key: RowKey, amount: int) -> Iterator[Hypothesis]
             "objcg->memcg",
             number,
             "references",
-            _moved(d, objcg, listed.payer, now),
+            d.remembered((objcg, listed.payer, now), partial(_moved, d, objcg, listed.payer, now)),
             place=f"{objcg.memcg:#x}" if now is None else "",
         )
 
