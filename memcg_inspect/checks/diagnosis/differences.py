@@ -146,8 +146,9 @@ class Differences:
     def of_goal(self, goal: Signature) -> Differences:
         """Return the same rows with the differences that one cause makes."""
         other = object.__new__(Differences)
-        other.__dict__ |= self.__dict__
-        other.goal, other._observed = goal, {}
+        # What was observed is that of another goal.
+        other.__dict__ |= self.__dict__ | {"_observed": {}}
+        other.goal = goal
         return other
 
     def differing(self) -> dict[RowKey, int]:
