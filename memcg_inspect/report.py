@@ -407,6 +407,8 @@ class Report:
     :ivar not_covered: counters that no identity compares with what was found
     :ivar uncharged: objects that no memcg pays for, of caches that always account
     :ivar diagnoses: causes of the findings, the one that explains most first
+    :ivar half_done: causes of the rows in flight, as far as stacks show the charge. They are no
+        faults; their :attr:`~Diagnosis.others` are faults that would do the same to these rows
     :ivar charges: all charges that were found, by kind
     :ivar not_accounted: memory that is charged to no memcg, since the kernel was told not to
     """
@@ -429,6 +431,7 @@ class Report:
     not_covered: tuple[NotCovered, ...] = ()
     uncharged: tuple[Uncharged, ...] = ()
     diagnoses: tuple[Diagnosis, ...] = ()
+    half_done: tuple[Diagnosis, ...] = ()
     charges: tuple[Charged, ...] = ()
     not_accounted: tuple[NotAccounted, ...] = ()
 
@@ -444,6 +447,11 @@ class Report:
     def nonzero_rows(self) -> tuple[Row, ...]:
         """The rows that are not all zero."""
         return tuple(row for row in self.rows if not row.is_zero)
+
+    @property
+    def causes(self) -> tuple[Diagnosis, ...]:
+        """The causes of findings and of rows in flight, in the order of their numbers."""
+        return self.diagnoses + self.half_done
 
     @property
     def unexplained(self) -> tuple[int, ...]:

@@ -228,8 +228,8 @@ def effects_answer(report: Report, number: int) -> Answer:
     :param number: number of the diagnosis, from 1
     :raises UsageError: if there is no such diagnosis
     """
-    if not 1 <= number <= len(report.diagnoses):
-        there = f"1 to {len(report.diagnoses)}" if report.diagnoses else "none"
+    if not 1 <= number <= len(report.causes):
+        there = f"1 to {len(report.causes)}" if report.causes else "none"
         raise UsageError(f"--explain {number}: there is no such diagnosis; there are: {there}")
     paths = {memcg.address: memcg.path for memcg in report.memcgs}
     rows = [
@@ -245,7 +245,7 @@ def effects_answer(report: Report, number: int) -> Answer:
             difference=effect.difference,
             rest=effect.difference - effect.amount,
         )
-        for effect in report.diagnoses[number - 1].signature
+        for effect in report.causes[number - 1].signature
     ]
     title = "what the cause does to each row, and the difference of the row"
     table = Table("explain", title, columns_of(EffectRow), rows, empty="no row shows it")

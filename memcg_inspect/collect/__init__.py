@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple, TypeVar
 
-from memcg_inspect.checks.diagnosis import diagnose
+from memcg_inspect.checks.diagnosis import diagnose, half_done_charges
 from memcg_inspect.checks.evidence_query import Candidates, EvidenceQuery
 from memcg_inspect.checks.findings import attach
 from memcg_inspect.checks.judge import Judgement, judge, verdict
@@ -214,6 +214,7 @@ def _report(image: Image, clock: Clock, snapshot: Snapshot, samples: Sequence[_S
     with clock.measure("diagnosis"):
         words = find_words(image, findings)
         diagnoses = diagnose(snapshot, judged.rows, findings, words)
+        half_done = half_done_charges(snapshot, judged.rows)
     report = Report(
         image=snapshot.image,
         verdict=verdict(judged.identities, findings, coverage),
@@ -235,6 +236,7 @@ def _report(image: Image, clock: Clock, snapshot: Snapshot, samples: Sequence[_S
         charges=charged(snapshot),
         not_accounted=snapshot.features.not_accounted,
         diagnoses=diagnoses,
+        half_done=half_done,
     )
     return _interrupted(report) if report.interrupted else report
 

@@ -95,8 +95,8 @@ _FIELDS: dict[type, tuple[str, ...]] = {
     Report: (
         "image", "verdict", "looks", "interrupted", "follows", "memcgs", "identities",
         "nonzero_rows", "skew", "slab_usage", "percpu_usage", "uncharged", "charges",
-        "not_accounted", "findings", "diagnoses", "unexplained", "not_covered", "notes",
-        "coverage", "timings",
+        "not_accounted", "findings", "diagnoses", "unexplained", "half_done", "not_covered",
+        "notes", "coverage", "timings",
     ),
 }  # fmt: skip
 

@@ -43,6 +43,7 @@ _OBJCG_OF_MEMCG = re.compile(r"(?:\bobj_cgroup 0x[0-9a-f]+ of )?\bmemcg (0x[0-9a
 
 
 _SINGULAR = {
+    "causes": "cause",
     "diagnoses": "diagnosis",
     "identities": "identity",
     "notes": "note",
@@ -103,9 +104,9 @@ def first_screen(report: Report, output: Output, typed: Typed, exact: bool = Fal
 def diagnosis_lines(report: Report, output: Output, typed: Typed, exact: bool = False) -> None:
     """Write all diagnoses, as the first screen has them."""
     screen = _Screen(report, output, typed, exact)
-    if not report.diagnoses:
+    if not report.causes:
         output.line("no diagnoses")
-    for number, diagnosis in enumerate(report.diagnoses, 1):
+    for number, diagnosis in enumerate(report.causes, 1):
         for line in screen.diagnosis(number, diagnosis):
             output.line(*line)
 
@@ -120,7 +121,7 @@ def explained_lines(
     :raises UsageError: if there is no such diagnosis
     """
     [table] = choose(effects_answer(report, number), Choice()).tables
-    screen, diagnosis = _Screen(report, output, typed, exact), report.diagnoses[number - 1]
+    screen, diagnosis = _Screen(report, output, typed, exact), report.causes[number - 1]
     for line in screen.diagnosis(number, diagnosis):
         output.line(*line)
     output.line()
@@ -220,7 +221,7 @@ class _Screen:
         )
         yield self._with_status("unverifiable", "Could not be verified", self._why)
         yield self._with_status("moving", "Were changing", self._who)
-        yield self._with_status("in-flight", "In flight, half done on a stopped CPU", self._why)
+        yield self._in_flight()
         yield self._not_read()
 
     def tail(self) -> Iterator[_Line]:
@@ -317,12 +318,16 @@ class _Screen:
         return sign + counted(abs(value), unit)
 
     def _with_status(
-        self, status: str, title: str, about: Callable[[Sequence[Row]], str]
+        self,
+        status: str,
+        title: str,
+        about: Callable[[Sequence[Row]], str],
+        wanted: Callable[[Row], bool] = lambda row: True,
     ) -> _Section:
         """Return the section of the rows that have a status, by identity."""
         rows: defaultdict[str, list[Row]] = defaultdict(list)
         for row in self.report.rows:
-            if row.status == status:
+            if row.status == status and wanted(row):
                 rows[row.identity].append(row)
         total = {identity.name: identity.rows for identity in self.report.identities}
         items = [
@@ -335,6 +340,26 @@ class _Screen:
         ]
         left_out = _left_out("identities", len(items), "--findings")
         return _Section(_Line(title, "bold yellow"), items, left_out)
+
+    def _in_flight(self) -> _Section:
+        """Return the section of what is half done, then of the rows whose charge no stack shows."""
+        numbered = enumerate(self.report.half_done, 1 + len(self.report.diagnoses))
+        made = [self.diagnosis(number, diagnosis) for number, diagnosis in numbered]
+        shown = {
+            (e.identity, e.memcg, e.objcg, e.nid, e.item, e.unit)
+            for diagnosis in self.report.half_done
+            for e in diagnosis.signature
+        }
+        rest = self._with_status(
+            "in-flight",
+            "In flight, half done on a stopped CPU",
+            self._why,
+            lambda r: (r.identity, r.memcg, r.objcg, r.nid, r.item, r.unit) not in shown,
+        )
+        if not made:
+            return rest
+        items = [*made, *rest.items]
+        return _Section(rest.title, items, _left_out("causes", len(items), "--diagnoses"))
 
     def _why(self, rows: Sequence[Row]) -> str:
         reasons = Counter(row.reason or "the reason is not known" for row in rows)

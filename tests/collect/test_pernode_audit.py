@@ -5,26 +5,28 @@ from __future__ import annotations
 
 import pytest
 from labkit import kernels
+from support import mistakes
 from support.guests import PERNODE_KERNELS, Lab
+from support.mistakes import MISTAKES
 
 from memcg_inspect.report import Report
 
 pytestmark = pytest.mark.image
 
 OFF = {"counter-above-objects", "counter-below-objects"}
-#: What gives each mistake away: the workload, the identity that fails, and how.
-MISTAKES = {
-    "kmem-high-order": ("mixed", "kmem", {"skew"}),
-    "percpu-current-node": ("interleave", "kmem", OFF),
-    "percpu-forgotten-node": ("interleave", "kmem", OFF),
-    "percpu-metadata-one-node": ("interleave", "kmem", OFF),
-    "percpu-metadata-size": ("interleave", "percpu", OFF),
-    "percpu-page-offset": ("interleave", "objcg_bytes", {"rule"}),
-    "percpu-short-precharge": ("interleave", "usage", OFF),
-    "reparent-forgotten-node": ("interleave", "reparenting", {"not-reparented"}),
-    "task-not-updated": ("interleave", "task_objcg", {"stale-task-objcg"}),
-    "zswap-first-page": ("straddle", "objcg_bytes", {"rule"}),
-    "zswap-storing-node": ("zswap", "zswap", {"skew"}),
+#: What gives each mistake away: the identity that fails, and how.
+IDENTITIES = {
+    "kmem-high-order": ("kmem", {"skew"}),
+    "percpu-current-node": ("kmem", OFF),
+    "percpu-forgotten-node": ("kmem", OFF),
+    "percpu-metadata-one-node": ("kmem", OFF),
+    "percpu-metadata-size": ("percpu", OFF),
+    "percpu-page-offset": ("objcg_bytes", {"rule"}),
+    "percpu-short-precharge": ("usage", OFF),
+    "reparent-forgotten-node": ("reparenting", {"not-reparented"}),
+    "task-not-updated": ("task_objcg", {"stale-task-objcg"}),
+    "zswap-first-page": ("objcg_bytes", {"rule"}),
+    "zswap-storing-node": ("zswap", {"skew"}),
 }
 
 
@@ -66,7 +68,7 @@ def test_honest_on_more(lab: Lab, nodes: str) -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("mistake", kernels.BROKEN)
 def test_each_mistake_is_found(lab: Lab, mistake: str) -> None:
-    workload, identity, kinds = MISTAKES[mistake]
+    workload, (identity, kinds) = MISTAKES[mistake].workload, IDENTITIES[mistake]
     report = lab.image(f"7.3-pernode-broken-{mistake}", "2cpu+6mem", workload).report()
     assert report.verdict == "findings"
     found = [f for f in report.findings if f.identity == identity and f.kind in kinds]
@@ -81,3 +83,11 @@ def test_each_mistake_is_found(lab: Lab, mistake: str) -> None:
         for finding in found:
             assert {e.kind for e in finding.evidence} == {kind}
             assert all(e.memcg == finding.memcg for e in finding.evidence)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("mistake", kernels.BROKEN)
+def test_the_cause_of_a_mistake_is_never_a_sure_wrong_one(mistake: str) -> None:
+    outcome = mistakes.run(mistake)
+    assert outcome.wrongly_sure == ()
+    assert outcome.right is not False, outcome.said

@@ -17,6 +17,8 @@ from support.diagnosing import Case, Result
 from support.guests import KERNELS, PERNODE_KERNELS, Lab
 from support.planting import BY_STACKS, Fault, NoVictim, Subject, ended
 
+from memcg_inspect.linux.mm.memcontrol_vmstats import StatReader
+
 pytestmark = pytest.mark.image
 
 
@@ -124,6 +126,59 @@ def test_neighbouring_counters_that_were_overwritten_are_one_cause(lab: Lab, ker
         [where] = found.evidence
         # The first words may be as they were, or counters that are compared with nothing.
         assert address <= where.address < address + 4 * 8
+
+
+def given_to(image: Subject, path: str, memcg: int) -> Fault:
+    """Let the obj_cgroup of a memcg that has most bytes refer to another memcg."""
+    sizes = {
+        objcg: sum(image.snapshot.objcg_bytes[objcg].values())
+        for objcg in image.snapshot.objcgs
+        if image.path(objcg) == path
+    }
+    objcg = image.object("struct obj_cgroup *", max(sizes, key=lambda each: sizes[each]))
+    return Fault((image.put(objcg.memcg, memcg),), (), set())
+
+
+@pytest.mark.parametrize("kernel", ["7.3", "6.1"])
+def test_all_that_an_obj_cgroup_pays_for_went_to_another_memcg(lab: Lab, kernel: str) -> None:
+    """That may be an ancestor, or one that was removed: then its charges are its parent's."""
+    image = subject(lab, kernel)
+    removed = {m.path: m for m in image.snapshot.memcgs.values() if m.offline}
+    chain, above = removed["/dying/chain"], image.paths["/files"]
+    for path, memcg, payer in (
+        ("/dying/family", chain.address, chain.payer),
+        ("/files/web", chain.address, chain.payer),
+        ("/files/web", above, above),
+    ):
+        report = image.audit(given_to(image, path, memcg))
+        [found] = report.diagnoses
+        assert (found.cause, found.confidence) == ("objcg-owner", "proved")
+        assert found.memcgs == (image.paths[path], payer)
+        assert report.unexplained == ()
+
+
+@pytest.mark.parametrize("kernel", ["7.3", "6.1"])
+def test_pages_of_an_obj_cgroup_that_was_not_reparented(lab: Lab, kernel: str) -> None:
+    """Since 7.1, user pages belong to an obj_cgroup, and so do their LRU lists."""
+    image = subject(lab, kernel)
+    [chain] = [m for m in image.snapshot.memcgs.values() if m.path == "/dying/chain"]
+    report = image.audit(given_to(image, "/dying", chain.address))
+    [found] = report.diagnoses
+    assert (found.cause, found.confidence) == ("not-reparented", "proved")
+    assert (found.memcgs, found.amount) == ((chain.address,), -1)
+    assert report.unexplained == ()
+
+
+@pytest.mark.parametrize("kernel", ["7.3", "6.1"])
+def test_a_change_that_will_not_be_folded_is_that_of_its_counter(lab: Lab, kernel: str) -> None:
+    image, item, path = subject(lab, kernel), "NR_SLAB_RECLAIMABLE_B", "/pages/tables"
+    slot = StatReader(image.image, [item]).slots[item]
+    write = image.add(image.memcg(path).vmstats.state_pending[slot], -200)
+    report = image.audit(Fault((write,), (), set()))
+    assert "never-folded" in {finding.kind for finding in report.findings}
+    [found] = report.diagnoses
+    assert (found.cause, found.memcgs, found.amount) == ("counter", (image.paths[path],), -200)
+    assert report.unexplained == ()
 
 
 @pytest.mark.long

@@ -69,6 +69,14 @@ def with_rows(status: RowStatus, identities: int = 41, verdict: str = "incomplet
     )
 
 
+def half_done(number: int) -> Report:
+    """Return a report of so many charges that are half done, and of rows that no stack shows."""
+    made = with_rows("in-flight", verdict="exact")
+    [one] = faults(1).diagnoses
+    charge = replace(one, cause="half-done", findings=(), memcgs=(WEB,))
+    return replace(made, half_done=(charge,) * number)
+
+
 def undiagnosed() -> Report:
     """Return a report with findings of 41 identities, and everything else."""
     made = with_rows("unverifiable", verdict="findings")
@@ -85,6 +93,7 @@ CASES: dict[str, Callable[[], Report]] = {
     "incomplete": lambda: with_rows("unverifiable"),
     "moving": lambda: with_rows("moving", verdict="moving"),
     "in flight": lambda: with_rows("in-flight", verdict="exact"),
+    "half done": lambda: half_done(50),
     "not accounted": lambda: replace(clean(), not_accounted=("kernel memory", "BPF", "sockets")),
     "no diagnosis": lambda: replace(undiagnosed(), diagnoses=()),
     "everything": undiagnosed,
@@ -130,6 +139,27 @@ def test_healthy() -> None:
     ]
     assert "3,221,225,472 bytes of charges" in first_text(made, exact=True)
     assert "nothing is charged" in first_text(clean())
+
+
+def test_a_half_done_charge_is_a_cause_with_a_number() -> None:
+    """Its rows are not counted again. Those that no stack shows are."""
+    made = half_done(1)
+    [charge] = made.half_done
+    effect = replace(charge.signature[0], identity="identity_0", memcg=made.rows[0].memcg)
+    made = replace(made, half_done=(replace(charge, signature=(effect,)),))
+    lines = first_text(made).splitlines()
+    start = lines.index("In flight, half done on a stopped CPU")
+    assert lines[start + 1].startswith(f"1. likely, {charge.amount:,} bytes, node 0: ")
+    assert any(line.startswith("   or: ") for line in lines[start:])
+    assert not any("identity_0: 1 of 7 rows" in line for line in lines)
+    assert any("identity_1: 1 of 7 rows: a long reason" in line for line in lines)
+    both = replace(made, diagnoses=faults(1).diagnoses, notes=(), coverage={})
+    assert "\n2. likely, " in first_text(both)
+    out = output()
+    explained_lines(both, 2, out, Typed())
+    assert "identity_0" in out.text
+    diagnosis_lines(made, out := output(), Typed())
+    assert "no diagnoses" not in out.text
 
 
 def test_what_was_not_verified_was_not_checked() -> None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import functools
 import random
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from typing import NamedTuple
 
 from memcg_inspect.checks.registry import CHECKS
@@ -178,6 +179,28 @@ def plant(subject: Subject, *some: Case) -> Result | None:
         subject.doubtful = before
     writes = tuple(write for _, fault in planted for write in fault.writes)
     return judged(subject, planted, subject.audit(Fault(writes, (), set())))
+
+
+def at_once(subject: Subject, number: int, seed: int) -> list[tuple[Case, Fault]]:
+    """
+    Return so many faults to plant at once, of different causes, each in other memcgs.
+
+    :param seed: of the choice; the same ones are chosen each time
+    """
+    chosen, planted = cases(subject, 1), list[tuple[Case, Fault]]()
+    random.Random(seed).shuffle(chosen)
+    before = subject.doubtful
+    for case in chosen:
+        if case.cause in {other.cause for other, _ in planted}:
+            continue
+        with suppress(NoVictim, StopIteration, ValueError):
+            fault = case.planter.plant(subject, case.size)
+            planted.append((case, fault))
+            subject.doubtful |= frozenset(fault.paths)
+        if len(planted) == number:
+            break
+    subject.doubtful = before
+    return planted
 
 
 def singles(subject: Subject, chosen: Iterable[Case], victims: int) -> Iterator[Result]:

@@ -47,6 +47,8 @@ _USED_FOR = {
 }
 #: The least that one object can be charged with: a pointer, and that to its obj_cgroup.
 _LEAST = 16
+#: Objects and percpu allocations (PCPU_MIN_ALLOC_SIZE) are aligned at least like this.
+_LEAST_WORD = 4
 #: Ways to share out half pages among nodes that are tried.
 _MOST_HALVES = 8
 
@@ -164,7 +166,8 @@ def _together(view: View, what: Charge, *payers: tuple[Payer, int]) -> Iterator[
 
     :param payers: who lost charges (1) or has too many (-1)
     """
-    yield what
+    if _is_possible(view, what, *(payer for payer, _ in payers)):
+        yield what
     if what.parts:
         return
     keys = [(row_of_references(view.differences, p, what.kind), sign) for p, sign in payers]
@@ -172,7 +175,27 @@ def _together(view: View, what: Charge, *payers: tuple[Payer, int]) -> Iterator[
     least = _LEAST if what.kind in _OBJECTS else view.snapshot.image.page_size
     for number in sorted(numbers - {what.references}):
         if number > 1 and number * least <= what.bytes:
-            yield what._replace(references=number, number=number, together=True)
+            several = what._replace(references=number, number=number, together=True)
+            if _is_possible(view, several):
+                yield several
+
+
+def _is_possible(view: View, what: Charge, *payers: Payer) -> bool:
+    """Return whether the kernel makes charges of this size."""
+    limits, page = view.snapshot.limits, view.snapshot.image.page_size
+    if what.kind == "sock":
+        return True  # all that one socket has charged
+    if what.kind == "slab" and what.bytes < _LEAST:
+        return False
+    if what.kind in ("slab", "percpu") and what.bytes % _LEAST_WORD:
+        return False
+    most = {"slab": limits.slab_object, "percpu": limits.percpu, "zswap": page}
+    number = what.references if what.together else 1
+    if what.kind == "kmem" and what.references > 1:
+        # Single pages, such as those of a vmalloc area: their references tell how many.
+        rows = (row_of_references(view.differences, payer, what.kind) for payer in payers)
+        number = what.references if what.together or any(rows) else 1
+    return what.bytes <= number * most.get(what.kind, limits.block * page)
 
 
 def _payers(view: View, memcg: int, what: Charge) -> list[Payer]:
@@ -244,6 +267,8 @@ def _twice(view: View, key: RowKey, amount: int) -> Iterator[Hypothesis]:
         for what in _charges(view, start, size):
             if what.kind == "lru":
                 continue  # a folio is on one list
+            if not _is_possible(view, what):
+                continue
             for payer in _payers(view, start.memcg, what):
                 yield _of_one(view, "charged-twice", payer, what._replace(references=0))
 
@@ -255,7 +280,7 @@ def _not_counted(view: View, key: RowKey, amount: int) -> Iterator[Hypothesis]:
             continue
         for what in _charges(view, start, -size):
             for payer in _payers(view, start.memcg, what):
-                if what.kind != "lru":
+                if what.kind != "lru" and _is_possible(view, what):
                     alone = what._replace(references=0)
                     yield _of_one(view, "not-counted", payer, alone, sign=-1)
                 for some in _together(view, what, (payer, -1)):
@@ -320,6 +345,8 @@ def _counted_elsewhere(view: View, key: RowKey, amount: int, cause: str) -> Iter
             continue
         counted_as = Charge("slab", _DETAILS[key.item], key.nid, amount, 0)
         found_as = Charge("slab", _DETAILS[other.item], other.nid, amount)
+        if not _is_possible(view, found_as):
+            continue
         payer = Payer(key.memcg, None)
         signature = added(
             taken_from(view.differences, payer, counted_as),

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -54,6 +55,7 @@ def diagnose(
         _of_rows(differences, explanation, keys[n], orphans.get(n, ()), by_row, findings)
         for n, explanation in enumerate(explanations)
     ]
+    found = [_with_unfolded(d, e.cause, findings) for d, e in zip(found, explanations, strict=True)]
     found = _at_once(found, at_once(explanations, words), findings)
     explained = {number for diagnosis in found for number in diagnosis.findings}
     found = _joined(unknown + found + _of_proofs(findings, explained), findings)
@@ -152,6 +154,25 @@ def _unfolded(event: AtOnce, findings: Sequence[Finding]) -> Iterator[int]:
         is_of_it = finding.kind == "never-folded" and finding.memcg in event.memcgs
         if is_of_it and 0 < (finding.difference or 0) <= event.unfolded:
             yield number
+
+
+def _with_unfolded(diagnosis: Diagnosis, h: Hypothesis, findings: Sequence[Finding]) -> Diagnosis:
+    """
+    Return a diagnosis of one counter, with the finding that its change will not be folded.
+
+    Where a change is on no list to fold it from, nothing but the fault itself has made it.
+    """
+    if h.cause != "counter" or h.place == "folded":
+        return diagnosis
+    alike = [
+        number
+        for number, finding in enumerate(findings)
+        if finding.kind == "never-folded"
+        and (finding.memcg,) == h.memcgs
+        and finding.difference == 1
+        and re.search(rf"\b{h.item}\b", finding.what)
+    ]
+    return replace(diagnosis, findings=tuple(sorted({*diagnosis.findings, *alike})))
 
 
 def _explained(d: Differences, causes: Sequence[Hypothesis]) -> list[list[RowKey]]:

@@ -14,12 +14,14 @@ compared with the rows as they were read. Most rows are linear. These are not:
   be too high in the image without a difference.
 
 What is not known to be exact (``in-flight``, ``moving``, ``unverifiable``) may have any difference.
+But if a cause leaves nothing of it, or exactly what a stopped CPU may have half done, the row
+speaks for this cause.
 """
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import NamedTuple
 
@@ -92,6 +94,7 @@ class Differences:
         self.page = snapshot.image.page_size
         self.goal: Signature | None = None
         self._rows = {row_key(row): row for row in rows}
+        self._observed: dict[RowKey, int | None] = {}
         self._kept = {c.name for c in CHECKS if c.why_not_kept(snapshot) is None}
         self._counters: dict[tuple[str, int, int | None], RowKey] = {}
         for key, row in self._rows.items():
@@ -99,6 +102,20 @@ class Differences:
                 continue
             if row.claimed is None or "folded" in row.claimed:
                 self._counters[key.item, key.memcg, key.nid] = key
+        self._half_done = frozenset(
+            held.bytes
+            for cpu in snapshot.running
+            if cpu.busy
+            for held in cpu.held or ()
+            if held.bytes
+        )
+        self._doubtful: defaultdict[tuple[str, str, int | None], list[RowKey]]
+        self._doubtful = defaultdict(list)
+        for key, row in self._rows.items() if self._half_done else ():
+            if row.status in ("in-flight", "unverifiable") and row.difference:
+                self._doubtful[key.identity, key.item, key.nid].append(key)
+        self._speaking = frozenset(key for some in self._doubtful.values() for key in some)
+        self._made: dict[object, Signature] = {}
         self._of_pools: dict[Pool, tuple[RowKey, ...]] = {}
         self._chains: dict[int, tuple[int, ...]] = {}
         self._objcgs: defaultdict[int | None, list[int]] = defaultdict(list)
@@ -120,10 +137,17 @@ class Differences:
         of_objcgs = (k for k in self._rows if k.identity in ("references", "objcg_bytes"))
         self._hiding = frozenset(k.memcg for k in of_objcgs if self.observed(k) is None)
 
+    def remembered(self, key: object, make: Callable[[], Signature]) -> Signature:
+        """Return a signature that is made once: it takes a walk over all charges."""
+        if key not in self._made:
+            self._made[key] = make()
+        return self._made[key]
+
     def of_goal(self, goal: Signature) -> Differences:
         """Return the same rows with the differences that one cause makes."""
         other = object.__new__(Differences)
-        other.__dict__ |= self.__dict__
+        # What was observed is that of another goal.
+        other.__dict__ |= self.__dict__ | {"_observed": {}}
         other.goal = goal
         return other
 
@@ -166,6 +190,11 @@ class Differences:
 
     def observed(self, key: RowKey) -> int | None:
         """Return the difference of a row to explain; ``None`` if it may have any."""
+        if key not in self._observed:
+            self._observed[key] = self._observe(key)
+        return self._observed[key]
+
+    def _observe(self, key: RowKey) -> int | None:
         row = self._rows.get(key)
         known = row is None or row.status == "exact"
         known = known or (row is not None and row.status == "differs" and key in self._findings)
@@ -188,6 +217,41 @@ class Differences:
         if least <= wanted <= most:
             return 0
         return wanted - least if abs(wanted - least) < abs(wanted - most) else wanted - most
+
+    def speaks_for(self, key: RowKey, total: Signature) -> bool:
+        """
+        Return whether a row that may have any difference has the one that causes explain.
+
+        That is what they add to it, and with it a charge that a CPU may have left half done.
+        """
+        if self.goal is not None or key not in self._speaking:
+            return False
+        least, most = self._range(key, total)
+        off = self._rows[key].difference or 0
+        return (least, most) != (0, 0) and any(
+            self._is_half_done(key, off - amount) for amount in range(least, most + 1)
+        )
+
+    def _is_half_done(self, key: RowKey, rest: int) -> bool:
+        """Return whether a difference is none, or what a CPU may have left half done."""
+        if key.identity == "objcg_bytes":
+            sizes = (0, *self._half_done)
+            return any((rest - s) % self.page == 0 or (rest + s) % self.page == 0 for s in sizes)
+        scale = {"bytes": 1, "KiB": 1024, "pages": self.page}.get(key.unit, 0)
+        return not rest or abs(rest) * scale in self._half_done
+
+    def opposite(self, key: RowKey, amount: int) -> Iterator[RowKey]:
+        """
+        Yield rows that may have any difference, and that may show the other side of a charge.
+
+        :param key: the row of one side, whose difference is the amount
+        """
+        if self.goal is not None:
+            return
+        for other in self._doubtful.get((key.identity, key.item, key.nid), ()):
+            off = self._rows[other].difference or 0
+            if other.memcg != key.memcg and self._is_half_done(other, off + amount):
+                yield other
 
     def touched(self, signature: Signature) -> Iterator[RowKey]:
         """Yield the rows that a signature changes."""
@@ -297,7 +361,8 @@ class View:
             for other in self._by_sign.get((*counter, amount < 0), ())
             if self.residuals[other] != -amount and other.memcg != key.memcg
         )
-        return [*same, *islice(rest, max(0, _MOST_PARTNERS - len(same)))]
+        doubtful = islice(self.differences.opposite(key, amount), _MOST_PARTNERS)
+        return [*same, *islice(rest, max(0, _MOST_PARTNERS - len(same))), *doubtful]
 
     def of_memcg(self, identity: str, memcg: int | None) -> list[RowKey]:
         """Return the rows of an identity and a memcg that differ."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from functools import partial
 
 from memcg_inspect.checks.diagnosis.cause import Cause, Hypothesis
 from memcg_inspect.checks.diagnosis.differences import Differences, Pool, Signature, View, added
@@ -24,20 +25,20 @@ from memcg_inspect.checks.diagnosis.effects import (
 from memcg_inspect.checks.diagnosis.proofs import PROVED
 from memcg_inspect.checks.identities import kmem
 from memcg_inspect.checks.rows import RowKey
-from memcg_inspect.model import Objcg
+from memcg_inspect.model import Objcg, counted
 
 __all__ = ("CAUSES",)
 
 
 def _owner_changed(view: View, key: RowKey, amount: int) -> Iterator[Hypothesis]:
-    """Yield the obj_cgroups in a list of a memcg that belong to none of its ancestors."""
+    """Yield the obj_cgroups in a list of a memcg that belong neither to it nor to its parent."""
     d, snapshot = view.differences, view.snapshot
     listed = snapshot.memcgs.get(key.memcg or 0)
     if listed is None:
         return
     for objcg, number in d.listed(key.memcg, key.nid):
         now = snapshot.payer(objcg.address)
-        if number != amount or now in d.chain(listed.payer):
+        if number != amount or now == listed.payer:
             continue
         yield Hypothesis(
             PROVED["misplaced-objcg"].cause,
@@ -47,7 +48,7 @@ def _owner_changed(view: View, key: RowKey, amount: int) -> Iterator[Hypothesis]
             "objcg->memcg",
             number,
             "references",
-            _moved(d, objcg, listed.payer, now),
+            d.remembered((objcg, listed.payer, now), partial(_moved, d, objcg, listed.payer, now)),
             place=f"{objcg.memcg:#x}" if now is None else "",
         )
 
@@ -99,23 +100,67 @@ def _moved(d: Differences, objcg: Objcg, was: int, now: int | None) -> Signature
         if objcg.address in task.objcgs and task.memcg != now and not task.stale:
             payer = snapshot.payer(task.memcg) or 0
             rows[RowKey("task_objcg", "task->objcg", "references", payer)] += 1
+    # If it is that of a memcg that was removed, it looks as if it had not been reparented.
+    rows[RowKey("reparenting", "objcg->memcg", "references", objcg.memcg, objcg.nid)] -= 1
     listed = Signature({k: v for k, v in rows.items() if d.has(k)})
-    signature = added(listed, _held(d, objcg, was))
-    return signature if now is None else added(signature, _held(d, objcg, now), sign=-1)
+    signature = added(listed, _held(d, objcg, was, was))
+    if now is None:
+        return signature
+    return added(signature, _held(d, objcg, now, objcg.memcg), sign=-1)
 
 
-def _held(d: Differences, objcg: Objcg, memcg: int) -> Signature:
-    """Return everything that is charged to an obj_cgroup, as if a memcg paid for it."""
+def _left_behind(view: View, key: RowKey, amount: int) -> Iterator[Hypothesis]:
+    """Yield the obj_cgroups of a removed memcg that are on its parent's list, and still its own."""
+    d, snapshot = view.differences, view.snapshot
+    memcg = snapshot.memcgs.get(key.memcg or 0)
+    if memcg is None:
+        return
+    objcgs = [o for o in snapshot.objcgs.values() if (o.memcg, o.nid) == (memcg.address, key.nid)]
+    if len(objcgs) != -amount:
+        return
+    rows = Counter({key: amount})
+    for objcg in objcgs:
+        for place in objcg.places:
+            listed = RowKey("objcg_lists", "objcg_list", "references", place.memcg, place.nid)
+            if place.memcg == memcg.payer and d.has(listed):
+                rows[listed] += 1
+    yield Hypothesis(
+        PROVED["not-reparented"].cause,
+        (memcg.address,),
+        tuple(objcg.address for objcg in objcgs),
+        key.nid,
+        key.item,
+        amount,
+        "references",
+        added(
+            added(Signature(rows), *(_on_lists(d, o, memcg.payer) for o in objcgs)),
+            *(_on_lists(d, o, memcg.address) for o in objcgs),
+            sign=-1,
+        ),
+    )
+
+
+def _on_lists(d: Differences, objcg: Objcg, memcg: int) -> Signature:
+    """Return the pages of an obj_cgroup that are on LRU lists, as if on those of a memcg."""
+    lru = d.snapshot.lru
+    return Signature(
+        {
+            RowKey("lru", item, "pages", memcg, nid): number
+            for (owner, nid, item), number in (lru.pages.items() if lru is not None else ())
+            if owner == objcg.address
+        }
+    )
+
+
+def _held(d: Differences, objcg: Objcg, memcg: int, listed: int) -> Signature:
+    """
+    Return everything that is charged to an obj_cgroup, as if a memcg paid for it.
+
+    :param listed: the memcg on whose lists its pages are, which may have been removed
+    """
     snapshot, payer = d.snapshot, Payer(memcg, None)
     pool = pool_of(d, Payer(memcg, objcg.address))
-    some = [taken_from_all(d, objcg.address, memcg)]
-    if snapshot.lru is not None:
-        pages = (
-            (RowKey("lru", item, "pages", memcg, nid), number)
-            for (owner, nid, item), number in snapshot.lru.pages.items()
-            if owner == objcg.address
-        )
-        some.append(Signature(dict(pages)))
+    some = [taken_from_all(d, objcg.address, memcg), _on_lists(d, objcg, listed)]
     for stock in snapshot.stocks:
         if stock.objcg != objcg.address:
             continue
@@ -183,6 +228,14 @@ def _say(h: Hypothesis) -> str:
     )
 
 
+def _say_left_behind(h: Hypothesis) -> str:
+    node = "" if h.nid is None else f" of node {h.nid}"
+    return (
+        f"memcg {h.memcgs[0]:#x} is offline, but {counted(-h.amount, 'obj_cgroups')}{node} still "
+        f"{'belongs' if h.amount == -1 else 'belong'} to it and not to its parent"
+    )
+
+
 CAUSES = (
     Cause(
         PROVED["stale-task-objcg"].cause,
@@ -207,5 +260,13 @@ CAUSES = (
         _say,
         PROVED["misplaced-objcg"].functions,
         "",
+    ),
+    Cause(
+        PROVED["not-reparented"].cause,
+        ("reparenting",),
+        _left_behind,
+        _say_left_behind,
+        PROVED["not-reparented"].functions,
+        PROVED["not-reparented"].meaning,
     ),
 )

@@ -14,7 +14,7 @@ of tries is bounded. What is left over has no explanation.
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import NamedTuple
@@ -23,7 +23,7 @@ from memcg_inspect.checks.diagnosis.cause import Cause, Hypothesis
 from memcg_inspect.checks.diagnosis.differences import Differences, Signature, View, added
 from memcg_inspect.checks.rows import RowKey
 
-__all__ = ("Explanation", "explain")
+__all__ = ("Explanation", "each_alone", "explain")
 
 #: Causes of one group that are searched for together.
 _MOST_TOGETHER = 3
@@ -69,6 +69,10 @@ class Explanation(NamedTuple):
     sure: bool
 
 
+#: By the key of a cause: others in its place, see :meth:`_Search._entangled`
+_Entangled = dict[tuple[object, ...], list[Hypothesis]]
+
+
 class _GaveUpError(Exception):
     """The bound of tries was reached."""
 
@@ -93,6 +97,22 @@ def explain(
     return _Search(differences, causes).run(ignored)
 
 
+def each_alone(
+    differences: Differences, causes: Sequence[Cause], rows: Mapping[RowKey, int]
+) -> list[Hypothesis]:
+    """
+    Return the causes that add exactly these differences to rows, each by itself.
+
+    :param rows: differences by row; all others must stay as they are
+    :return: none, if there are too many to try all
+    """
+    goal = differences.of_goal(Signature(rows))
+    try:
+        return [h for (h,) in _Search(goal, causes).alone(goal)]
+    except _GaveUpError:
+        return []
+
+
 class _Search:
     def __init__(self, differences: Differences, causes: Sequence[Cause]) -> None:
         self.differences = differences
@@ -108,14 +128,27 @@ class _Search:
         residuals = self.differences.differing()
         chosen, left = self._greedy(self.differences, residuals)
         chosen, left = self._mend(chosen, left, residuals, ignored)
-        groups = _groups(self.differences, chosen)
+        entangled = self._entangled(chosen, residuals)
+        groups = _groups(self.differences, chosen, entangled)
         found: list[Explanation] = []
         for group in groups:
-            found += self._judge(group, set(left) - ignored)
+            found += self._judge(group, set(left) - ignored, entangled)
         if len(found) == 1 and not ignored:
             return found
+        # Faults of the same amount can be others together than each by itself.
+        alike = Counter((e.cause.item, abs(e.cause.amount), e.cause.unit) for e in found)
+        found = [
+            e._replace(sure=False)
+            if alike[e.cause.item, abs(e.cause.amount), e.cause.unit] > 1
+            else e
+            for e in found
+        ]
         # Faults of one page each can cancel each other in rows, and leave others.
         return [e._replace(sure=e.sure and not self._is_small(e.cause)) for e in found]
+
+    def alone(self, goal: Differences) -> list[tuple[Hypothesis, ...]]:
+        """Return each cause that explains a goal by itself."""
+        return self._sets(goal, goal.differing(), 1)
 
     # Hypotheses
 
@@ -154,8 +187,8 @@ class _Search:
             for option in self._options(view, list(left)):
                 if option.charge is not None and option.charge.together:
                     continue  # it can take the references of another fault: see _fewer()
-                after, _ = self._after(d, left, total, option)
-                score = self._score(left, after, option)
+                after, then = self._after(d, left, total, option)
+                score = self._score(left, after, then, option)
                 if score.value > 0:
                     scored.append((score, option))
             if not scored:
@@ -165,7 +198,7 @@ class _Search:
             for score, option in scored:
                 # Those that explain all rows they change do not depend on each other.
                 after, then = self._after(d, left, total, option)
-                if first or (score.exact and self._score(left, after, option) == score):
+                if first or (score.exact and self._score(left, after, then, option) == score):
                     left = {k: r for k, r in (left | after).items() if r}
                     total = then
                     chosen.append(option)
@@ -175,27 +208,37 @@ class _Search:
         return chosen, left
 
     def _score(
-        self, before: Mapping[RowKey, int], after: Mapping[RowKey, int], option: Hypothesis
+        self,
+        before: Mapping[RowKey, int],
+        after: Mapping[RowKey, int],
+        total: Signature,
+        option: Hypothesis,
     ) -> _Score:
         rests = [(before.get(key, 0), rest) for key, rest in after.items()]
         explained = sum(1 for was, rest in rests if was and not rest)
         broken = sum(1 for was, rest in rests if rest and not was)
         changed = sum(1 for was, rest in rests if was and rest and was != rest)
+        explained += sum(self.differences.speaks_for(key, total) for key in after)
         exact = not broken and not changed
         return _Score(explained - 2 * broken - changed / 2, exact, self.prior[option.cause])
 
     # All sets
 
     def _sets(
-        self, d: Differences, residuals: Mapping[RowKey, int], size: int
+        self,
+        d: Differences,
+        residuals: Mapping[RowKey, int],
+        size: int,
+        total: Signature = _NOTHING,
     ) -> list[tuple[Hypothesis, ...]]:
         """
         Return all sets of so many causes that explain all rows, without those in another order.
 
+        :param total: what other causes add to rows
         :raises _GaveUpError: after too many tries
         """
         found: dict[frozenset[object], tuple[Hypothesis, ...]] = {}
-        for some in self._deeper(d, residuals, _NOTHING, size):
+        for some in self._deeper(d, residuals, total, size):
             found.setdefault(frozenset(option.key for option in some), some)
         return list(found.values())
 
@@ -204,6 +247,8 @@ class _Search:
     ) -> Iterator[tuple[Hypothesis, ...]]:
         if self.tries > _MOST_TRIES:
             raise _GaveUpError
+        if not residuals:
+            return
         view = View(d, residuals)
         # The last cause explains every row, so one of them is enough to find it.
         keys = list(residuals) if size > 1 else [min(residuals, key=_telling)]
@@ -228,61 +273,133 @@ class _Search:
     ) -> tuple[list[Hypothesis], dict[RowKey, int]]:
         """Replace causes that share rows by fewer, and explain what was left over with them."""
         d, kept = self.differences, list[Hypothesis]()
-        for group in _groups(d, chosen):
+        for group in _groups(d, chosen, self._entangled(chosen, residuals)):
             if 1 < len(group) <= 4 * _MOST_TOGETHER:
-                kept += self._fewer(d.of_goal(_sum(group)), group)
+                kept += self._fewer(group, [h for h in chosen if h not in group])
             else:
                 kept += group
         rest = {key: amount for key, amount in left.items() if key not in ignored}
         memcgs = {key.memcg for key in rest}
         near = [h for h in kept if memcgs.intersection(h.memcgs) or rest.keys() & h.signature.rows]
-        if rest and len(near) <= _MOST_TOGETHER and len(rest) <= _MOST_LEFT:
+        if rest and len(near) <= 4 * _MOST_TOGETHER and len(rest) <= _MOST_LEFT:
             others = [h for h in kept if h not in near]
             total = _sum(others)
-            keys = {*rest, *(k for h in near for k in d.touched(h.signature))}
-            wanted = {k: r for k in keys if (r := d.residual(k, total))}
-            better = self._first(d, wanted, total)
+            # Larger sets of many rows are too many.
+            most = _MOST_TOGETHER if len(near) <= _MOST_TOGETHER else _MOST_TOGETHER - 1
+            better = self._first(self._left_to(near, total, rest), total, most)
             if better is not None:
                 return [*others, *better], {k: v for k, v in left.items() if k in ignored}
         return kept, left
 
-    def _fewer(self, d: Differences, group: list[Hypothesis]) -> list[Hypothesis]:
-        """Return the smallest set of causes that explains the same as a group."""
-        residuals = d.differing()
+    def _left_to(
+        self, some: Iterable[Hypothesis], total: Signature, rest: Iterable[RowKey] = ()
+    ) -> dict[RowKey, int]:
+        """
+        Return the rows that some causes have to explain.
+
+        :param total: what the others add to rows
+        :param rest: other rows to explain
+        """
+        d = self.differences
+        keys = {*rest, *(key for h in some for key in d.touched(h.signature))}
+        return {key: amount for key in keys if (amount := d.residual(key, total))}
+
+    def _fewer(self, group: list[Hypothesis], others: Sequence[Hypothesis]) -> list[Hypothesis]:
+        """
+        Return the smallest set of causes that explains the same as a group.
+
+        Of two of the same causes, a counter that is off by less is likelier than one that is off by
+        what another one is, too.
+
+        :param others: causes that share no rows with them
+        """
+        total, causes = _sum(others), sorted(h.cause for h in group)
+        residuals = self._left_to(group, total)
         try:
-            for size in range(1, min(len(group), _MOST_TOGETHER)):
-                sets = self._sets(d, residuals, size)
+            for size in range(1, min(len(group) + 1, _MOST_TOGETHER)):
+                sets = self._sets(self.differences, residuals, size, total)
+                if size == len(group):
+                    sets = [some for some in sets if sorted(h.cause for h in some) == causes]
                 if sets:
-                    return list(max(sets, key=self._prior))
+                    best = max(sets, key=lambda one: self._likeliest(one, total))
+                    return list(best)
         except _GaveUpError:
             pass
         return group
 
     def _first(
-        self, d: Differences, residuals: Mapping[RowKey, int], total: Signature
+        self, residuals: Mapping[RowKey, int], total: Signature, most: int
     ) -> tuple[Hypothesis, ...] | None:
         try:
-            for size in range(1, _MOST_TOGETHER + 1):
-                some = list(self._deeper(d, residuals, total, size))
+            for size in range(1, most + 1):
+                some = [*self._deeper(self.differences, residuals, total, size)]
                 if some:
-                    return max(some, key=self._prior)
+                    return max(some, key=lambda one: self._likeliest(one, total))
         except _GaveUpError:
             pass
         return None
 
-    def _prior(self, some: Iterable[Hypothesis]) -> int:
-        return sum(self.prior[h.cause] for h in some)
+    def _likeliest(self, some: Sequence[Hypothesis], total: Signature) -> tuple[int, ...]:
+        """
+        Return numbers that are greater for a likelier set of causes.
+
+        :param total: what others add to rows
+        """
+        total = added(total, _sum(some))
+        rows = set(self.differences.touched(total))
+        speaking = sum(self.differences.speaks_for(key, total) for key in rows)
+        priors, amounts = zip(*((self.prior[h.cause], -abs(h.amount)) for h in some), strict=True)
+        return speaking, sum(priors), sum(amounts)
 
     # How sure
 
-    def _judge(self, group: list[Hypothesis], left: set[RowKey]) -> Iterator[Explanation]:
+    def _entangled(
+        self, chosen: Sequence[Hypothesis], residuals: Mapping[RowKey, int]
+    ) -> _Entangled:
+        """
+        Return the causes that explain all rows of one that was chosen, and change rows of others.
+
+        In their place, the causes of the other rows are others, too.
+        """
+        found: _Entangled = {}
+        for h in chosen if len(chosen) > 1 else ():
+            goal = self.differences.of_goal(h.signature)
+            own = goal.differing()
+            others = residuals.keys() - own.keys()
+            view = View(goal, {**residuals, **own})
+            found[h.key] = [
+                option
+                for option in self._options(view, [min(own, key=_telling)] if own else [])
+                if option.key != h.key and self._explains_with(goal, own, option, others)
+            ]
+        return found
+
+    def _explains_with(
+        self,
+        d: Differences,
+        residuals: Mapping[RowKey, int],
+        option: Hypothesis,
+        others: Collection[RowKey],
+    ) -> bool:
+        """Return whether a cause explains all rows, and changes only some of others beside them."""
+        after, _ = self._after(d, residuals, _NOTHING, option)
+        return (
+            residuals.keys() <= after.keys()
+            and any(key in others for key in after)
+            and not any(rest for key, rest in after.items() if key not in others)
+        )
+
+    def _judge(
+        self, group: list[Hypothesis], left: set[RowKey], entangled: _Entangled
+    ) -> Iterator[Explanation]:
         """Yield the causes of a group with what else explains the same rows."""
         d, found, sure = self.differences, dict[int, list[tuple[Hypothesis, ...]]](), True
         if self._is_near(group, left):
             sure = False
         for number, h in enumerate(group):
             sets, whole = self._instead_of(d.of_goal(h.signature), h)
-            found[number], sure = sets, sure and whole
+            found[number] = [*sets, *((option,) for option in entangled.get(h.key, ()))]
+            sure = sure and whole
         if len(group) > 1:
             # Faults in the same rows or memcgs can be parts of others, which are not all tried.
             sure = False
@@ -382,12 +499,23 @@ def _sum(some: Sequence[Hypothesis]) -> Signature:
     return added(_NOTHING, *(h.signature for h in some))
 
 
-def _groups(d: Differences, chosen: Sequence[Hypothesis]) -> list[list[Hypothesis]]:
-    """Return causes in groups that share rows, or concern the same memcgs."""
+def _groups(
+    d: Differences, chosen: Sequence[Hypothesis], entangled: _Entangled
+) -> list[list[Hypothesis]]:
+    """
+    Return causes in groups that share rows, or concern the same memcgs, or charges of one size.
+
+    :param entangled: causes that may be in place of some, and that share rows with others
+    """
     groups: list[tuple[set[object], list[Hypothesis]]] = []
     for h in chosen:
-        keys: set[object] = {k for k in h.signature.rows if d.observed(k) is not None}
+        some = (h, *entangled.get(h.key, ()))
+        keys: set[object] = {
+            k for one in some for k in one.signature.rows if d.observed(k) is not None
+        }
         keys.update(h.memcgs)
+        if h.charge is not None:
+            keys.add((h.item, h.nid, abs(h.amount)))  # the owners may be the other way round
         members = [h]
         apart = []
         for others, group in groups:

@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+"""What rows in flight have in common: one charge of one task, and the faults that look like it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from support.made_kernel import MAIL, NODES, SHOP, WEB, Kernel, busy
+
+from memcg_inspect.checks.diagnosis import diagnose, half_done_charges
+from memcg_inspect.checks.judge import judge
+from memcg_inspect.model import Held, Running
+from memcg_inspect.report import Diagnosis
+
+#: __memcg_slab_post_alloc_hook() has counted the object, and not yet set its owner.
+FUNCTIONS = ("__memcg_slab_post_alloc_hook", "kmem_cache_alloc_noprof", "alloc_inode")
+OBJECT = 0x9000
+SIZE = 208
+
+
+def half_done(kernel: Kernel, memcg: int, *, cpu: int = 2) -> Running:
+    """Let a CPU count an object and stop before the object has an owner."""
+    objcg = kernel.objcg(memcg, NODES[0])
+    kernel.slab(objcg, NODES[0], SIZE, "unreclaimable")
+    kernel.refs[kernel.things.pop().payer] -= 1
+    held = (
+        Held("object", OBJECT + cpu, 0, NODES[0], SIZE, "unreclaimable"),
+        Held("objcg", objcg, objcg),
+    )
+    return Running(cpu, 70 + cpu, "sh", FUNCTIONS, True, held)
+
+
+def causes(kernel: Kernel, *running: Running) -> tuple[tuple[Diagnosis, ...], ...]:
+    """Return the diagnoses, and the causes of rows in flight."""
+    made = replace(kernel.snapshot(), running=running)
+    judged = judge(made)
+    findings = [pending.finding for pending in judged.findings]
+    return diagnose(made, judged.rows, findings), half_done_charges(made, judged.rows)
+
+
+def test_one_charge_is_one_cause_of_all_its_rows() -> None:
+    kernel = busy(1)
+    found, [charge] = causes(kernel, half_done(kernel, WEB))
+    assert found == ()
+    assert (charge.cause, charge.confidence, charge.findings) == ("half-done", "likely", ())
+    assert (charge.memcgs, charge.nid, charge.amount, charge.unit) == (
+        *((WEB,), NODES[0]),
+        *(SIZE, "bytes"),
+    )
+    assert charge.what == (
+        f"the charge of a slab object of memcg {WEB:#x} is half done: CPU 2 (sh, 72) was in "
+        "__memcg_slab_post_alloc_hook()"
+    )
+    assert [e.address for e in charge.evidence] == [OBJECT + 2]
+    assert charge.functions == ("__memcg_slab_post_alloc_hook",)
+    # The counter of the memcg, those of its ancestors, and the bytes of the obj_cgroup.
+    assert {(e.identity, e.memcg) for e in charge.signature} >= {
+        ("slab", WEB),
+        ("hierarchy", SHOP),
+        ("objcg_bytes", WEB),
+    }
+    assert all(e.amount == e.difference for e in charge.signature)
+
+
+def test_a_fault_that_does_the_same_is_named_beside_it() -> None:
+    """An object without a reference may have been charged twice, too."""
+    kernel = busy(1)
+    _, [charge] = causes(kernel, half_done(kernel, WEB))
+    assert any("a slab object of 208 bytes" in s and "charged twice" in s for s in charge.others)
+
+
+def test_two_cpus_are_two_causes() -> None:
+    kernel = busy(1)
+    found, charges = causes(kernel, half_done(kernel, WEB), half_done(kernel, MAIL, cpu=3))
+    assert found == ()
+    assert {charge.memcgs for charge in charges} == {(WEB,), (MAIL,)}
+    assert {charge.what.split(": ")[1] for charge in charges} == {
+        "CPU 2 (sh, 72) was in __memcg_slab_post_alloc_hook()",
+        "CPU 3 (sh, 73) was in __memcg_slab_post_alloc_hook()",
+    }
+
+
+def test_a_task_that_waits_is_on_no_cpu() -> None:
+    kernel = busy(1)
+    waits = half_done(kernel, WEB)._replace(waiting=True, functions=(*FUNCTIONS, "schedule"))
+    _, [charge] = causes(kernel, waits)
+    assert "sh (72), which was not running, was in " in charge.what
+
+
+def test_a_machine_at_rest_has_none() -> None:
+    assert causes(busy(1)) == ((), ())
+
+
+def test_a_fault_in_a_row_that_is_in_flight_too() -> None:
+    """The other side of the fault is off by the fault and by what the CPU has half done."""
+    kernel = busy(1)
+    cpu = half_done(kernel, WEB)
+    kernel.slab(kernel.objcg(WEB, NODES[0]), NODES[0], 1112, "unreclaimable")
+    kernel.things[-1].payer = kernel.objcg(MAIL, NODES[1])
+    [moved], [charge] = causes(kernel, cpu)
+    assert (moved.cause, moved.memcgs, moved.amount) == ("object-owner", (WEB, MAIL), 1112)
+    # The rows that show it may have any difference.
+    assert moved.confidence == "likely"
+    assert any("was not charged" in other for other in moved.others)
+    assert charge.memcgs == (WEB,)
+
+
+def test_a_row_in_flight_that_is_off_by_something_else_does_not_tell() -> None:
+    kernel = busy(1)
+    cpu = half_done(kernel, WEB)
+    kernel.slab(kernel.objcg(WEB, NODES[0]), NODES[0], 1112, "unreclaimable")
+    kernel.things[-1].payer = kernel.objcg(MAIL, NODES[1])
+    kernel.cpu[WEB, "NR_SLAB_UNRECLAIMABLE_B", NODES[0]] += 24
+    kernel.cpu[WEB, "NR_SLAB_UNRECLAIMABLE_B", None] += 24
+    found, _ = causes(kernel, cpu)
+    assert {d.cause for d in found} == {"not-counted"}
+    assert {d.confidence for d in found} == {"likely"}
