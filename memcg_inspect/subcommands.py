@@ -9,12 +9,14 @@ drgn both use this module, so that their commands and options are the same.
 
 from __future__ import annotations
 
+import shutil
 import signal
 import sys
+import textwrap
 import threading
 import traceback
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from types import FrameType
@@ -48,6 +50,7 @@ __all__ = (
     "add_subcommands",
     "answer",
     "check_arguments",
+    "command_list",
     "exit_status",
     "schema",
     "show",
@@ -143,6 +146,7 @@ _SINCE: dict[str, Any] = {
     "help": "show what grew since this file was printed by the same command with --json",
 }
 
+_AUDIT_HELP = "compare all memory charged to memcgs with the counters"
 _TABLE_HELP = {
     "diagnoses": "print all causes of findings",
     "findings": "print the rows that are not exact, and the findings with their evidence",
@@ -166,7 +170,7 @@ def add_subcommands(
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     audit = commands.add_parser(
         "audit",
-        help="compare all memory charged to memcgs with the counters",
+        help=_AUDIT_HELP,
         description="Compares the memory charged to memcgs with the kernel's counters, and "
         "prints the verdict, what was checked and the causes of what was found, on one screen. "
         "Options print parts of the report, or with --all everything. "
@@ -186,6 +190,24 @@ def add_subcommands(
         add_options(added)
         _add_view(added, view)
     return commands
+
+
+def command_list(prog: str, more: Iterable[tuple[str, str]] = ()) -> str:
+    """
+    Return the list of commands, which is printed if no command is given.
+
+    :param prog: how the program is called
+    :param more: names and one line of help of the commands that the front end adds
+    """
+    known = [("audit", _AUDIT_HELP), *((view.name, view.help) for view in views()), *more]
+    wide = max(len(name) for name, _ in known)
+    room = max(40, shutil.get_terminal_size().columns - 1)
+    lines = [f"{prog} COMMAND [OPTION]... answers one question about memory cgroups:", ""]
+    for name, help in known:
+        head = f"  {name:{wide}}  "
+        lines += textwrap.wrap(help, room, initial_indent=head, subsequent_indent=" " * len(head))
+    lines += ["", f"{prog} COMMAND --help shows the options of a command, and examples."]
+    return "".join(f"{line}\n" for line in lines)
 
 
 def _add_audit(parser: ArgumentParser) -> None:
