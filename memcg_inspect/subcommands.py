@@ -481,7 +481,7 @@ def _view(image: Image, args: Namespace) -> Answer:
     with _cancellable(image), as_image_errors():
         # Check before the command runs, which may take long.
         choice = checked_choice(image, choice, gone)
-        found = args.view.run(image, args)
+        found = _answer_of(image, args)
     if image.progress.stop:
         found = interrupted(found)
     missing = why_missing(image, found.coverage.values())
@@ -491,6 +491,35 @@ def _view(image: Image, args: Namespace) -> Answer:
         notes=found.notes + tuple(note for note in missing if note not in found.notes),
     )
     return choose(found if since is None else grown(found, since, choice), choice)
+
+
+#: Arguments of a view that its answer does not depend on.
+_OF_OUTPUT = frozenset(
+    ("csv", "exact", "fields", "header", "json", "scripted", "since", "sort", "top")
+)
+#: Answers that a session keeps.
+_MOST_ANSWERS = 4
+
+
+class _Answers:
+    """The last answers of a session, by what was asked."""
+
+    def __init__(self, image: Image) -> None:
+        self.kept: dict[str, Answer] = {}
+
+
+def _answer_of(image: Image, args: Namespace) -> Answer:
+    """Run a view. In a session, the same question is answered once."""
+    if not image.keeps_walks or image.is_moving:
+        return args.view.run(image, args)  # type: ignore[no-any-return]
+    asked = {name: value for name, value in vars(args).items() if name not in _OF_OUTPUT}
+    key, kept = repr(sorted(asked.items(), key=lambda item: item[0])), image.once(_Answers).kept
+    found = kept.pop(key, None) or args.view.run(image, args)
+    if not image.progress.stop:
+        kept[key] = found  # the newest is the last
+        for old in [*kept][:-_MOST_ANSWERS]:
+            del kept[old]
+    return found
 
 
 def _fields(wanted: str | None) -> list[str] | None:
