@@ -117,7 +117,7 @@ def _complain(message: str, lines: str = "") -> None:
         _give_up(sys.stderr)
 
 
-def make_parser() -> argparse.ArgumentParser:
+def make_parser() -> Parser:
     """Return the parser of the command line."""
     parser = _Parser(
         prog="memcg-inspect",

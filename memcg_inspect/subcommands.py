@@ -23,6 +23,7 @@ from types import FrameType
 from typing import Any
 
 from memcg_inspect import __version__
+from memcg_inspect.arguments import Parser
 from memcg_inspect.growth import check_earlier, grown, growth_column, read_earlier
 from memcg_inspect.image.image import Image
 from memcg_inspect.image.missing import as_image_errors, why_missing
@@ -159,7 +160,7 @@ _PROSE = ("diagnoses", "findings")
 
 
 def add_subcommands(
-    parser: ArgumentParser, add_options: Callable[[ArgumentParser], None] = lambda parser: None
+    parser: Parser, add_options: Callable[[ArgumentParser], None] = lambda parser: None
 ) -> Any:
     """
     Add the audit and all views to a parser.
@@ -210,7 +211,7 @@ def command_list(prog: str, more: Iterable[tuple[str, str]] = ()) -> str:
     return "".join(f"{line}\n" for line in lines)
 
 
-def _add_audit(parser: ArgumentParser) -> None:
+def _add_audit(parser: Parser) -> None:
     parser.add_argument(
         "--all", action="store_true", help="print everything: all rows of all identities"
     )
@@ -239,9 +240,10 @@ def _add_audit(parser: ArgumentParser) -> None:
         tables.add_argument(flag, **options)
     _add_formats(parser)
     parser.set_defaults(view=None)
+    parser.example_of = "audit"
 
 
-def _add_view(parser: ArgumentParser, view: View) -> None:
+def _add_view(parser: Parser, view: View) -> None:
     for argument in view.arguments:
         parser.add_argument(*argument.flags, **argument.options)
     for name in view.choices:
@@ -254,6 +256,7 @@ def _add_view(parser: ArgumentParser, view: View) -> None:
             parser.add_argument("--since", **_SINCE)
     _add_formats(parser)
     parser.set_defaults(view=view, table=None, explain=None)
+    parser.example_of = view.name
 
 
 def _add_formats(parser: ArgumentParser) -> None:
