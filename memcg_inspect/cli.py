@@ -349,9 +349,15 @@ def _interrupts_kept() -> Iterator[None]:
     """
     Raise KeyboardInterrupt at the end, if there was one.
 
-    drgn loads its plugins when a program is opened. It prints what they raise, and goes on.
+    drgn loads its plugins when a program is opened. It prints what they raise, and goes on: of an
+    interrupt, it does not print the traceback here.
     """
     before, seen = signal.getsignal(signal.SIGINT), False
+    show = sys.unraisablehook
+
+    def show_others(ignored: Any) -> None:
+        if not issubclass(ignored.exc_type, KeyboardInterrupt):
+            show(ignored)
 
     def interrupt(number: int, frame: FrameType | None) -> None:
         nonlocal seen
@@ -360,9 +366,11 @@ def _interrupts_kept() -> Iterator[None]:
 
     if before is signal.default_int_handler:
         signal.signal(signal.SIGINT, interrupt)
+    sys.unraisablehook = show_others
     try:
         yield
     finally:
+        sys.unraisablehook = show
         if before is signal.default_int_handler:
             signal.signal(signal.SIGINT, before)
     if seen:

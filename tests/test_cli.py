@@ -184,6 +184,38 @@ def test_an_interrupt_while_a_program_is_opened(monkeypatch: pytest.MonkeyPatch)
         signal.signal(signal.SIGINT, inherited)
 
 
+def test_an_interrupt_that_drgn_ignores_shows_no_traceback(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It prints what a plugin raises as Python prints what a destructor raises."""
+
+    class Plugin:
+        def __init__(self, error: type[BaseException] | None) -> None:
+            self.error = error
+
+        def __del__(self) -> None:
+            if self.error is not None:
+                raise self.error
+            signal.raise_signal(signal.SIGINT)
+
+    def open_program(_: object) -> None:
+        Plugin(None)
+        Plugin(KeyError)
+
+    monkeypatch.setattr(sys, "unraisablehook", sys.__unraisablehook__)
+    monkeypatch.setattr("memcg_inspect.cli.open_program", open_program)
+    monkeypatch.setattr("memcg_inspect.cli.image_of", lambda prog: prog)
+    inherited = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        assert main(["audit", "-c", "/vmcore"]) == 130
+    finally:
+        signal.signal(signal.SIGINT, inherited)
+    said = capsys.readouterr().err
+    assert "KeyboardInterrupt" not in said
+    assert said.count("Traceback") == said.count("KeyError") == 1
+    assert sys.unraisablehook is sys.__unraisablehook__
+
+
 @pytest.mark.parametrize("args", ["schema", "completion bash"])
 def test_text_that_cannot_be_written(args: str) -> None:
     full, closed = "No space left on device", "standard output is closed"
