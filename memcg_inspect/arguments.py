@@ -48,7 +48,22 @@ def _repeated(action: Action) -> ArgumentError:
 
 
 class Parser(ArgumentParser):
-    """A parser that refuses a second value of an option that takes one."""
+    """
+    A parser that refuses a second value of an option that takes one.
+
+    :ivar example_of: command whose examples are at the end of the help; ``None`` for none
+    """
+
+    example_of: str | None = None
+
+    def format_help(self) -> str:
+        """Return the help, with examples."""
+        text = super().format_help()
+        if self.example_of is None:
+            return text
+        from memcg_inspect.examples import examples
+
+        return f"{text}\n{examples(self.example_of, self.prog.split()[0])}"
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)

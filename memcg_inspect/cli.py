@@ -31,6 +31,7 @@ from memcg_inspect.subcommands import (
     add_subcommands,
     answer,
     check_arguments,
+    command_list,
     exit_status,
     schema,
     show,
@@ -79,8 +80,12 @@ def main(argv: Sequence[str]) -> int:
     try:
         parser = make_parser()
         complete(parser)
+        if not argv:
+            return _print_text(_list_commands)
         args = parser.parse_args(argv)
-        return _print_text(args) if args.make_text else _run(args)
+        if args.make_text:
+            return _print_text(lambda: args.make_text(args))
+        return _run(args)
     except MemcgInspectError as error:
         _complain(str(error))
         return EXIT_UNUSABLE
@@ -112,7 +117,7 @@ def _complain(message: str, lines: str = "") -> None:
         _give_up(sys.stderr)
 
 
-def make_parser() -> argparse.ArgumentParser:
+def make_parser() -> Parser:
     """Return the parser of the command line."""
     parser = _Parser(
         prog="memcg-inspect",
@@ -126,25 +131,30 @@ def make_parser() -> argparse.ArgumentParser:
     _add_image_options(parser)
     parser.set_defaults(make_text=None, **_DEFAULTS)
     commands = add_subcommands(parser, _add_image_options)
-    printed = commands.add_parser(
-        "schema",
-        help="print the JSON Schema of the document of a command",
-        description="Prints the JSON Schema (draft 2020-12) of the document that a command prints "
-        "with --json.",
-    )
+    help, description = _MORE["schema"]
+    printed = commands.add_parser("schema", help=help, description=description)
     printed.add_argument("of", nargs="?", choices=COMMANDS, default="audit", metavar="COMMAND",
                          help="name of the command (default: audit)")  # fmt: skip
     printed.set_defaults(make_text=lambda args: to_json(schema(args.of)))
-    completion = commands.add_parser(
-        "completion",
-        help="print the completion script of a shell",
-        description="Prints a script that makes a shell complete commands and options. In bash: "
-        'eval "$(memcg-inspect completion bash)". Needs the Python package argcomplete.',
-    )
+    help, description = _MORE["completion"]
+    completion = commands.add_parser("completion", help=help, description=description)
     completion.add_argument("shell", choices=SHELLS, help="name of the shell")
     completion.set_defaults(make_text=lambda args: completion_script(args.shell))
     return parser
 
+
+#: Commands that need no image: their help and description.
+_MORE = {
+    "schema": (
+        "print the JSON Schema of the document of a command",
+        "Prints the JSON Schema (draft 2020-12) of the document that a command prints with --json.",
+    ),
+    "completion": (
+        "print the completion script of a shell",
+        "Prints a script that makes a shell complete commands and options. In bash: "
+        'eval "$(memcg-inspect completion bash)". Needs the Python package argcomplete.',
+    ),
+}
 
 #: Defaults of options that may be given before or after the command. The options themselves have no
 #: defaults, since the parser of the command must not reset an option that was given before it.
@@ -280,10 +290,16 @@ def _image_words(args: argparse.Namespace) -> Iterator[str]:
         yield "--pause"
 
 
-def _print_text(args: argparse.Namespace) -> int:
+def _list_commands() -> str:
+    more = [(name, help) for name, (help, _) in _MORE.items()]
+    first = "Where to begin: memcg-inspect audit -c VMCORE (without -c: the running kernel)."
+    return f"{command_list('memcg-inspect', more)}{first}\n"
+
+
+def _print_text(make: Callable[[], str]) -> int:
     """Run a command that needs no image."""
     _check_output()
-    text = args.make_text(args)
+    text = make()
     _output(lambda: print(text, end="", flush=True))
     return 0
 
@@ -333,9 +349,15 @@ def _interrupts_kept() -> Iterator[None]:
     """
     Raise KeyboardInterrupt at the end, if there was one.
 
-    drgn loads its plugins when a program is opened. It prints what they raise, and goes on.
+    drgn loads its plugins when a program is opened. It prints what they raise, and goes on: of an
+    interrupt, it does not print the traceback here.
     """
     before, seen = signal.getsignal(signal.SIGINT), False
+    show = sys.unraisablehook
+
+    def show_others(ignored: Any) -> None:
+        if not issubclass(ignored.exc_type, KeyboardInterrupt):
+            show(ignored)
 
     def interrupt(number: int, frame: FrameType | None) -> None:
         nonlocal seen
@@ -344,9 +366,11 @@ def _interrupts_kept() -> Iterator[None]:
 
     if before is signal.default_int_handler:
         signal.signal(signal.SIGINT, interrupt)
+    sys.unraisablehook = show_others
     try:
         yield
     finally:
+        sys.unraisablehook = show
         if before is signal.default_int_handler:
             signal.signal(signal.SIGINT, before)
     if seen:

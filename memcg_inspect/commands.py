@@ -38,6 +38,7 @@ def _cmd_memcg(prog: Program, name: str, args: Sequence[str], **kwargs: Any) -> 
         add_subcommands,
         answer,
         check_arguments,
+        command_list,
         show,
         traceback_lines,
     )
@@ -48,6 +49,9 @@ def _cmd_memcg(prog: Program, name: str, args: Sequence[str], **kwargs: Any) -> 
         def exit(self, status: int = 0, message: str | None = None) -> NoReturn:
             raise CommandArgumentError(*([message.rstrip()] if message else []))
 
+    if not args:
+        _print(lambda: print(command_list(f"%{name}"), end="", flush=True))
+        return None
     parser = SessionParser(prog=f"%{name}")
     add_subcommands(parser)
     parsed = parser.parse_args(args)

@@ -29,6 +29,8 @@ from memcg_inspect.model import (
 )
 
 __all__ = (
+    "OWN_MACHINE",
+    "OWN_MEMCG",
     "WAIT",
     "Charged",
     "Confidence",
@@ -51,6 +53,10 @@ __all__ = (
 
 #: Seconds that a running kernel is given to come to rest.
 WAIT = 30.0
+
+#: Reasons of rows that this program itself changes while it reads a running kernel.
+OWN_MEMCG = "this program runs in this memcg, or below it, and changes it while it reads"
+OWN_MACHINE = "this program runs on this machine, and changes the node while it reads"
 
 RowStatus = Literal["exact", "differs", "in-flight", "moving", "unverifiable"]
 IdentityStatus = Literal["exact", "findings", "unverifiable", "not-kept", "moving"]

@@ -9,18 +9,21 @@ drgn both use this module, so that their commands and options are the same.
 
 from __future__ import annotations
 
+import shutil
 import signal
 import sys
+import textwrap
 import threading
 import traceback
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from types import FrameType
 from typing import Any
 
 from memcg_inspect import __version__
+from memcg_inspect.arguments import Parser
 from memcg_inspect.growth import check_earlier, grown, growth_column, read_earlier
 from memcg_inspect.image.image import Image
 from memcg_inspect.image.missing import as_image_errors, why_missing
@@ -48,6 +51,7 @@ __all__ = (
     "add_subcommands",
     "answer",
     "check_arguments",
+    "command_list",
     "exit_status",
     "schema",
     "show",
@@ -143,6 +147,7 @@ _SINCE: dict[str, Any] = {
     "help": "show what grew since this file was printed by the same command with --json",
 }
 
+_AUDIT_HELP = "compare all memory charged to memcgs with the counters"
 _TABLE_HELP = {
     "diagnoses": "print all causes of findings",
     "findings": "print the rows that are not exact, and the findings with their evidence",
@@ -155,7 +160,7 @@ _PROSE = ("diagnoses", "findings")
 
 
 def add_subcommands(
-    parser: ArgumentParser, add_options: Callable[[ArgumentParser], None] = lambda parser: None
+    parser: Parser, add_options: Callable[[ArgumentParser], None] = lambda parser: None
 ) -> Any:
     """
     Add the audit and all views to a parser.
@@ -166,7 +171,7 @@ def add_subcommands(
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     audit = commands.add_parser(
         "audit",
-        help="compare all memory charged to memcgs with the counters",
+        help=_AUDIT_HELP,
         description="Compares the memory charged to memcgs with the kernel's counters, and "
         "prints the verdict, what was checked and the causes of what was found, on one screen. "
         "Options print parts of the report, or with --all everything. "
@@ -188,7 +193,25 @@ def add_subcommands(
     return commands
 
 
-def _add_audit(parser: ArgumentParser) -> None:
+def command_list(prog: str, more: Iterable[tuple[str, str]] = ()) -> str:
+    """
+    Return the list of commands, which is printed if no command is given.
+
+    :param prog: how the program is called
+    :param more: names and one line of help of the commands that the front end adds
+    """
+    known = [("audit", _AUDIT_HELP), *((view.name, view.help) for view in views()), *more]
+    wide = max(len(name) for name, _ in known)
+    room = max(40, shutil.get_terminal_size().columns - 1)
+    lines = [f"{prog} COMMAND [OPTION]... answers one question about memory cgroups:", ""]
+    for name, help in known:
+        head = f"  {name:{wide}}  "
+        lines += textwrap.wrap(help, room, initial_indent=head, subsequent_indent=" " * len(head))
+    lines += ["", f"{prog} COMMAND --help shows the options of a command, and examples."]
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _add_audit(parser: Parser) -> None:
     parser.add_argument(
         "--all", action="store_true", help="print everything: all rows of all identities"
     )
@@ -217,9 +240,10 @@ def _add_audit(parser: ArgumentParser) -> None:
         tables.add_argument(flag, **options)
     _add_formats(parser)
     parser.set_defaults(view=None)
+    parser.example_of = "audit"
 
 
-def _add_view(parser: ArgumentParser, view: View) -> None:
+def _add_view(parser: Parser, view: View) -> None:
     for argument in view.arguments:
         parser.add_argument(*argument.flags, **argument.options)
     for name in view.choices:
@@ -232,6 +256,7 @@ def _add_view(parser: ArgumentParser, view: View) -> None:
             parser.add_argument("--since", **_SINCE)
     _add_formats(parser)
     parser.set_defaults(view=view, table=None, explain=None)
+    parser.example_of = view.name
 
 
 def _add_formats(parser: ArgumentParser) -> None:
@@ -459,7 +484,7 @@ def _view(image: Image, args: Namespace) -> Answer:
     with _cancellable(image), as_image_errors():
         # Check before the command runs, which may take long.
         choice = checked_choice(image, choice, gone)
-        found = args.view.run(image, args)
+        found = _answer_of(image, args)
     if image.progress.stop:
         found = interrupted(found)
     missing = why_missing(image, found.coverage.values())
@@ -469,6 +494,35 @@ def _view(image: Image, args: Namespace) -> Answer:
         notes=found.notes + tuple(note for note in missing if note not in found.notes),
     )
     return choose(found if since is None else grown(found, since, choice), choice)
+
+
+#: Arguments of a view that its answer does not depend on.
+_OF_OUTPUT = frozenset(
+    ("csv", "exact", "fields", "header", "json", "scripted", "since", "sort", "top")
+)
+#: Answers that a session keeps.
+_MOST_ANSWERS = 4
+
+
+class _Answers:
+    """The last answers of a session, by what was asked."""
+
+    def __init__(self, image: Image) -> None:
+        self.kept: dict[str, Answer] = {}
+
+
+def _answer_of(image: Image, args: Namespace) -> Answer:
+    """Run a view. In a session, the same question is answered once."""
+    if not image.keeps_walks or image.is_moving:
+        return args.view.run(image, args)  # type: ignore[no-any-return]
+    asked = {name: value for name, value in vars(args).items() if name not in _OF_OUTPUT}
+    key, kept = repr(sorted(asked.items(), key=lambda item: item[0])), image.once(_Answers).kept
+    found = kept.pop(key, None) or args.view.run(image, args)
+    if not image.progress.stop:
+        kept[key] = found  # the newest is the last
+        for old in [*kept][:-_MOST_ANSWERS]:
+            del kept[old]
+    return found
 
 
 def _fields(wanted: str | None) -> list[str] | None:

@@ -25,6 +25,7 @@ from typing import Literal, NamedTuple
 
 import docscene
 from docblocks import fenced, fields, shortened
+from dochelp import DOCUMENT, EXAMPLES, examples_of
 from drgn import Object
 from labkit import images, kernels
 from labkit.errors import LabError
@@ -480,4 +481,10 @@ BLOCKS = {
     "question_right": Block("docs/questions.md", _fault),
     "who": Block("docs/commands/who.md", _who),
     "who_fields": Block("docs/commands/who.md", _fields("who"), "source"),
+    **{
+        f"help_{name}": Block(
+            DOCUMENT, examples_of(name), kernel=examples[0].image.get("kernel", DEMO["kernel"])
+        )
+        for name, examples in EXAMPLES.items()
+    },
 }

@@ -22,6 +22,7 @@ from support.guests import KERNELS, ROOT, Lab
 from support.schemas import checked
 
 from memcg_inspect.cli import main, make_parser
+from memcg_inspect.subcommands import COMMANDS
 
 CLI = [sys.executable, "-m", "memcg_inspect"]
 
@@ -48,6 +49,20 @@ def test_version() -> None:
     assert (done.returncode, done.stderr) == (0, "")
     installed, drgn = metadata.version("memcg-inspect"), metadata.version("drgn")
     assert done.stdout == f"memcg-inspect {installed} (drgn {drgn})\n"
+
+
+def test_without_arguments_it_lists_the_commands() -> None:
+    """This is no error. Each command has its line, which fits on the terminal."""
+    for columns in ("80", "120", "200"):
+        done = run(env=os.environ | {"COLUMNS": columns})
+        assert (done.returncode, done.stderr) == (0, "")
+        lines = done.stdout.splitlines()
+        assert max(map(len, lines)) < int(columns)
+        assert [line for line in lines if line != line.rstrip()] == []
+        listed = re.findall(r"^  (\w+) +\w", done.stdout, re.MULTILINE)
+        assert listed == [*COMMANDS, "schema", "completion"]
+        assert "memcg-inspect audit -c VMCORE" in done.stdout
+        assert len(lines) < 30
 
 
 def test_a_bug_is_status_70_and_says_where_to_report_it(
@@ -169,6 +184,38 @@ def test_an_interrupt_while_a_program_is_opened(monkeypatch: pytest.MonkeyPatch)
         signal.signal(signal.SIGINT, inherited)
 
 
+def test_an_interrupt_that_drgn_ignores_shows_no_traceback(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It prints what a plugin raises as Python prints what a destructor raises."""
+
+    class Plugin:
+        def __init__(self, error: type[BaseException] | None) -> None:
+            self.error = error
+
+        def __del__(self) -> None:
+            if self.error is not None:
+                raise self.error
+            signal.raise_signal(signal.SIGINT)
+
+    def open_program(_: object) -> None:
+        Plugin(None)
+        Plugin(KeyError)
+
+    monkeypatch.setattr(sys, "unraisablehook", sys.__unraisablehook__)
+    monkeypatch.setattr("memcg_inspect.cli.open_program", open_program)
+    monkeypatch.setattr("memcg_inspect.cli.image_of", lambda prog: prog)
+    inherited = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        assert main(["audit", "-c", "/vmcore"]) == 130
+    finally:
+        signal.signal(signal.SIGINT, inherited)
+    said = capsys.readouterr().err
+    assert "KeyboardInterrupt" not in said
+    assert said.count("Traceback") == said.count("KeyError") == 1
+    assert sys.unraisablehook is sys.__unraisablehook__
+
+
 @pytest.mark.parametrize("args", ["schema", "completion bash"])
 def test_text_that_cannot_be_written(args: str) -> None:
     full, closed = "No space left on device", "standard output is closed"
@@ -184,7 +231,7 @@ def test_text_that_cannot_be_written(args: str) -> None:
 @pytest.mark.parametrize(
     ("args", "why"),
     [
-        ("", "the following arguments are required: COMMAND"),
+        ("-c vmcore", "the following arguments are required: COMMAND"),
         ("nope", "argument COMMAND: invalid choice: 'nope'"),
         ("audit extra", "unrecognized arguments: extra"),
         ("audit --rows --skew", "audit: argument --skew: not allowed with argument --rows"),

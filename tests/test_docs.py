@@ -32,7 +32,9 @@ from memcg_inspect.checks.ledger import ChargeKind
 from memcg_inspect.checks.registry import CHECKS
 from memcg_inspect.views import NAMES, tables
 
-DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+DOCUMENTS = sorted(
+    [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), ROOT / "memcg_inspect/examples.md"]
+)
 TEXTS = {document: document.read_text() for document in DOCUMENTS}
 each_document = pytest.mark.parametrize("document", DOCUMENTS, ids=lambda p: p.name)
 

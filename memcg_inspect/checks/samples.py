@@ -35,7 +35,7 @@ from memcg_inspect.checks.judge import Judgement
 from memcg_inspect.checks.registry import check_of
 from memcg_inspect.checks.rows import RowKey, finding_key, row_key, summarize
 from memcg_inspect.model import Coverage
-from memcg_inspect.report import Moved, Row
+from memcg_inspect.report import OWN_MACHINE, OWN_MEMCG, Moved, Row
 
 __all__ = (
     "SAMPLES",
@@ -268,9 +268,7 @@ def _is_own(row: Row, own_memcgs: Sequence[int]) -> bool:
 
 
 def _by_this_program(row: Row) -> Row:
-    reason = "this program runs in this memcg, or below it, and changes it while it reads"
-    if check_of(row).of_whole_nodes:
-        reason = "this program runs on this machine, and changes the node while it reads"
+    reason = OWN_MACHINE if check_of(row).of_whole_nodes else OWN_MEMCG
     return replace(row, status="moving", reason=reason)
 
 

@@ -11,8 +11,9 @@ Collecting a snapshot
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping, Set
 from dataclasses import replace
+from typing import NamedTuple
 
 from drgn import FaultError
 
@@ -32,13 +33,21 @@ from memcg_inspect.collect.counters import (
 from memcg_inspect.collect.folds import Folds
 from memcg_inspect.collect.image_info import image_info
 from memcg_inspect.collect.nodes import read_nodes
-from memcg_inspect.collect.page_uses import CompoundOwners, PageUses, uses_of_areas
+from memcg_inspect.collect.owners import Owners, read_owners
+from memcg_inspect.collect.page_uses import (
+    CompoundOwners,
+    PageUses,
+    keep_pages_of_others,
+    page_uses,
+    uses_of_areas,
+)
 from memcg_inspect.collect.partial import Partial
 from memcg_inspect.collect.percpu import add_percpu, percpu_usage
 from memcg_inspect.collect.pernode import PerNode, per_node_of
 from memcg_inspect.collect.ranges import Mapper, PassContext, collect_ranges
 from memcg_inspect.collect.recover import recover_for_charges, recover_for_percpu
-from memcg_inspect.collect.zswap import ZswapAdded, add_zswap
+from memcg_inspect.collect.slab_cells import SlabCells
+from memcg_inspect.collect.zswap import ZswapAdded, ZswapExamples, add_zswap
 from memcg_inspect.image.image import Image
 from memcg_inspect.image.layout import has_member, has_type
 from memcg_inspect.image.missing import as_image_errors
@@ -55,8 +64,6 @@ from memcg_inspect.linux.mm.memcontrol import (
     not_accounted,
     on_default_hierarchy,
     page_counters,
-    read_memcgs,
-    read_objcgs,
 )
 from memcg_inspect.linux.mm.memcontrol_limits import read_limits
 from memcg_inspect.linux.mm.memcontrol_move import read_moving
@@ -71,6 +78,7 @@ from memcg_inspect.linux.mm.memcontrol_vmstats import (
 from memcg_inspect.linux.mm.memremap import has_user_pages_on_devices
 from memcg_inspect.linux.mm.mm_inline import LruReader, Sizes
 from memcg_inspect.linux.mm.mm_types import page_layout
+from memcg_inspect.linux.mm.mmzone import mem_map
 from memcg_inspect.linux.mm.percpu import PercpuReader
 from memcg_inspect.linux.mm.pernode import accounts_by_node, read_objcg_sets
 from memcg_inspect.linux.mm.slab import SlabReader
@@ -83,7 +91,7 @@ from memcg_inspect.model import Coverage, LruLists, Memcg, Objcg, ObjStock, Perc
 from memcg_inspect.model_kernel import Features
 from memcg_inspect.model_tasks import CachedStackPage, TaskCharge
 
-__all__ = ("collect",)
+__all__ = ("collect", "kept_slabs", "kept_zswap")
 
 
 def collect(
@@ -104,11 +112,19 @@ def collect(
             return _collect(image, clock, call_sites, run)
         kept = image.once(_Kept)
         if kept.snapshot is None:
-            snapshot = _collect(image, clock, call_sites, run)
+            more = _More(SlabCells(image, _payers(read_owners(image))), ZswapExamples())
+            snapshot = _collect(image, clock, call_sites, run, more)
             if image.progress.stop:
                 return snapshot
-            kept.snapshot = snapshot
+            kept.snapshot, kept.more = snapshot, more
         return kept.snapshot
+
+
+class _More(NamedTuple):
+    """What the audit does not need, and other commands would have to read again."""
+
+    cells: SlabCells
+    zswap: ZswapExamples
 
 
 class _Kept:
@@ -116,16 +132,49 @@ class _Kept:
 
     def __init__(self, image: Image) -> None:
         self.snapshot: Snapshot | None = None
+        self.more: _More | None = None
 
 
-def _collect(image: Image, clock: Clock, call_sites: bool, run: Mapper) -> Snapshot:
+def _payers(owners: Owners) -> Callable[[int], int | None]:
+    def payer(address: int) -> int | None:
+        objcg = owners.objcgs.get(address)
+        memcg = None if objcg is None else owners.memcgs.get(objcg.memcg)
+        return None if memcg is None else memcg.payer
+
+    return payer
+
+
+def kept_slabs(image: Image) -> tuple[SlabCells, Mapping[str, Coverage]] | None:
+    """
+    Return the slabs that an earlier command of a session has read, and what it could read.
+
+    :return: ``None`` if there was none, or if it could not read everything
+    """
+    kept = image.kept(_Kept)
+    if kept is None or kept.snapshot is None or kept.more is None:
+        return None
+    coverage = kept.snapshot.coverage
+    is_whole = not any(found.unreadable for found in coverage.values())
+    # A freed page that is still charged is no large kmalloc of the audit.
+    if not is_whole or not kept.more.cells.are_all_known or kept.snapshot.freed:
+        return None
+    return kept.more.cells, coverage
+
+
+def kept_zswap(image: Image) -> ZswapExamples | None:
+    """Return the zswap entries that an earlier command of a session has read, some of each."""
+    kept = image.kept(_Kept)
+    return None if kept is None or kept.more is None else kept.more.zswap
+
+
+def _collect(
+    image: Image, clock: Clock, call_sites: bool, run: Mapper, more: _More | None = None
+) -> Snapshot:
     total, measure = Partial(), clock.measure
     coverage = total.coverage
     sites = CallSites(image, coverage) if call_sites and not why_not_profiled(image) else None
     with measure("memcgs"):
-        memcgs = read_memcgs(image, coverage["memcgs"], coverage["names"])
-        unreadable: set[int] = set()
-        objcgs = read_objcgs(image, memcgs, coverage["objcgs"], unreadable)
+        memcgs, objcgs, unreadable = _owners(image, coverage)
         objcg_sets = read_objcg_sets(image, objcgs.values(), coverage["objcg_sets"])
     with measure("counters"):
         reader, folds = _stat_reader(image), Folds(image)
@@ -145,14 +194,14 @@ def _collect(image: Image, clock: Clock, call_sites: bool, run: Mapper) -> Snaps
     with measure("vmalloc"):
         uses = _page_uses(image, total)
     with measure("pages"):
-        _add_pages(image, total, PassContext(frozenset(memcgs), uses), sites, run)
+        _add_pages(image, total, _context(memcgs, uses, more), sites, run)
     with measure("percpu"):
         if accounts_by_node(image) and coverage["objcgs"].unreadable:
             objcgs |= recover_for_percpu(image, objcgs, coverage["objcgs"])
         per_node = per_node_of(image, objcgs, coverage["objcgs"])
         percpu = _add_percpu(image, total, per_node, sites)
     with measure("zswap"):
-        references["zswap"], unlisted = _add_zswap(image, total, objcgs, per_node)
+        references["zswap"], unlisted = _add_zswap(image, total, objcgs, per_node, more)
     with measure("memcgs"):
         objcgs |= _recovered(image, total, memcgs, objcgs, stocks, references)
     return Snapshot(
@@ -200,6 +249,16 @@ def _collect(image: Image, clock: Clock, call_sites: bool, run: Mapper) -> Snaps
     )
 
 
+def _owners(
+    image: Image, coverage: Mapping[str, Coverage]
+) -> tuple[Mapping[int, Memcg], dict[int, Objcg], Set[int]]:
+    """Return memcgs, obj_cgroups, and the memcgs with unreadable obj_cgroups."""
+    owners = read_owners(image)
+    for subject, found in owners.coverage.items():
+        coverage[subject].add(found)
+    return owners.memcgs, dict(owners.objcgs), owners.unreadable
+
+
 def _objcgs_of_tasks(tasks: Iterable[TaskCharge]) -> Counter[int]:
     return Counter(objcg for task in tasks for objcg in task.objcgs if objcg)
 
@@ -240,8 +299,12 @@ def _tasks(
     return tasks
 
 
+def _context(memcgs: Iterable[int], uses: PageUses, more: _More | None) -> PassContext:
+    return PassContext(frozenset(memcgs), uses, cells=None if more is None else more.cells)
+
+
 def _page_uses(image: Image, total: Partial) -> PageUses:
-    uses = PageUses(image, total.coverage)
+    uses = page_uses(image, total.coverage)
     if uses.stacks_are_blocks and total.coverage["stacks"].unreadable:
         total.ledger.note_missing("kmem", "stack")
     return uses
@@ -258,7 +321,7 @@ def _add_pages(
     if sites is not None:
         context = replace(context, call_sites=True)
     total.merge(collect_ranges(image, context, run))
-    _add_compound_pages(image, total)
+    _add_compound_pages(image, total, context.cells)
     _add_unplaced_pages(image, total)
     total.coverage["sock"].add(coverage)
     try:
@@ -273,14 +336,17 @@ def _add_pages(
         total.coverage["names"].miss("name of a kmem_cache", address, reason)
 
 
-def _add_compound_pages(image: Image, total: Partial) -> None:
+def _add_compound_pages(image: Image, total: Partial, cells: SlabCells | None) -> None:
     """Add the compound pages that are large kmallocs if they have no other owner."""
     if not total.compound:
         return
     owners = CompoundOwners(image, SlabReader(image))
     others = owners.pages(total.files, total.coverage["compound"])
+    keep_pages_of_others(image, others, total.coverage["compound"])
     for page, (entry, size) in total.compound.items():
         total.ledger.add(entry._replace(detail="other") if page in others else entry, size, 1)
+        if cells is not None and page not in others:
+            cells.add_larges(entry.payer, entry.nid, size // mem_map(image).page_size, 1)
 
 
 def _add_unplaced_pages(image: Image, total: Partial) -> None:
@@ -310,10 +376,15 @@ def _add_percpu(
 
 
 def _add_zswap(
-    image: Image, total: Partial, objcgs: Mapping[int, Objcg], per_node: PerNode | None
+    image: Image,
+    total: Partial,
+    objcgs: Mapping[int, Objcg],
+    per_node: PerNode | None,
+    more: _More | None,
 ) -> ZswapAdded:
     reader, charged = ZswapReader(image), on_default_hierarchy(image)
-    added = add_zswap(total.ledger, reader, objcgs, per_node, charged)
+    examples = None if more is None else more.zswap
+    added = add_zswap(total.ledger, reader, objcgs, per_node, charged, examples)
     total.coverage["zswap"] = reader.coverage
     total.coverage["zswap_nodes"] = reader.placement
     return added

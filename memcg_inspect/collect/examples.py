@@ -8,7 +8,9 @@ from collections.abc import Iterable, Iterator, Set
 from dataclasses import dataclass, field
 
 from memcg_inspect.checks.ledger import ChargeKind, Entry
-from memcg_inspect.collect.page_uses import PageUses, compound_pages_of_others
+from memcg_inspect.collect.collector import kept_zswap
+from memcg_inspect.collect.page_uses import compound_pages_of_others, page_uses
+from memcg_inspect.collect.zswap import ZswapExamples
 from memcg_inspect.image.image import Image
 from memcg_inspect.image.progress import STOPPED
 from memcg_inspect.linux.mm.memcg_data import Folio, folios_of
@@ -24,7 +26,7 @@ from memcg_inspect.model import NUMA_NO_NODE, Coverage
 __all__ = ("FolioGroup", "Examples", "find_examples")
 
 #: Number of addresses kept for each entry of the ledger.
-MOST = 3
+MOST = ZswapExamples.MOST
 
 
 @dataclass
@@ -96,7 +98,7 @@ def _pages(
     examples: Examples,
     coverage: defaultdict[str, Coverage],
 ) -> Iterator[tuple[Entry, int]]:
-    slabs, frames, uses = SlabReader(image), mem_map(image), PageUses(image, coverage)
+    slabs, frames, uses = SlabReader(image), mem_map(image), page_uses(image, coverage)
     others = compound_pages_of_others(image, coverage["compound"])
     socks, payers = SockReader(image, slabs), objcgs | memcgs
     blocks = BlockReader(image)
@@ -148,9 +150,16 @@ def _percpu(image: Image, objcgs: Set[int]) -> Iterator[tuple[Entry, int]]:
 
 
 def _zswap(image: Image, objcgs: Set[int]) -> Iterator[tuple[Entry, int]]:
+    kept = kept_zswap(image)
+    if kept is not None:
+        for known, addresses in kept.found.items():
+            if known.payer in objcgs:
+                yield from ((known, address) for address in addresses)
+        return
     reader, page_size = ZswapReader(image), mem_map(image).page_size
     for entry in reader.entries():
-        if entry.objcg in objcgs:
+        # Of one that is being stored, the obj_cgroup may be anything.
+        if entry.listed and entry.objcg in objcgs:
             detail = "incompressible" if entry.length == page_size else "compressed"
             for nid in reader.nodes(entry):
                 yield Entry(entry.objcg, "zswap", detail, nid), entry.address

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from drgn import FaultError
 
@@ -20,7 +20,14 @@ from memcg_inspect.linux.mm.vmalloc import VmArea, stack_blocks, vm_areas
 from memcg_inspect.linux.net.skbuff import unix_socket_pages
 from memcg_inspect.model import Coverage
 
-__all__ = ("CompoundOwners", "PageUses", "compound_pages_of_others", "uses_of_areas")
+__all__ = (
+    "CompoundOwners",
+    "PageUses",
+    "compound_pages_of_others",
+    "keep_pages_of_others",
+    "page_uses",
+    "uses_of_areas",
+)
 
 
 class PageUses:
@@ -60,6 +67,19 @@ class PageUses:
         # Each page of a vmalloc area is charged by itself.
         is_single = use == "vmalloc" or (use == "stack" and not self.stacks_are_blocks)
         return use, 1 if is_single else 1 << blocks.order(kmem.page)
+
+
+def page_uses(image: Image, coverage: defaultdict[str, Coverage]) -> PageUses:
+    """Return the uses of charged pages. In a session, their owners are read once."""
+    uses, found = image.keep(_page_uses)
+    for subject, part in found.items():
+        coverage[subject].add(part)
+    return uses
+
+
+def _page_uses(image: Image) -> tuple[PageUses, Mapping[str, Coverage]]:
+    coverage: defaultdict[str, Coverage] = defaultdict(Coverage)
+    return PageUses(image, coverage), coverage
 
 
 def uses_of_areas(areas: Iterable[VmArea]) -> dict[int, str]:
@@ -122,12 +142,26 @@ def compound_pages_of_others(image: Image, coverage: Coverage) -> set[int]:
     """
     Return the charged compound pages that are not large kmallocs, with a pass over all slabs.
 
+    In a session, there is one pass.
+
     :param coverage: counts what is unreadable
     :return: as for :meth:`CompoundOwners.pages`; empty on kernels that mark large kmallocs
     """
+    pages, found = image.keep(_pages_of_others)
+    coverage.add(found)
+    return pages
+
+
+def keep_pages_of_others(image: Image, pages: set[int], coverage: Coverage) -> None:
+    """Let :func:`compound_pages_of_others` of a session return what the pass of the audit found."""
+    image.keep_as(_pages_of_others, (pages, coverage))
+
+
+def _pages_of_others(image: Image) -> tuple[set[int], Coverage]:
     files: set[OpenFile] = set()
+    coverage = Coverage()
     if page_layout(image).has_large_kmalloc:
-        return set()
+        return set(), coverage
     slabs = SlabReader(image)
     owners = CompoundOwners(image, slabs)
     for piece in scan_pages(image):
@@ -136,4 +170,4 @@ def compound_pages_of_others(image: Image, coverage: Coverage) -> set[int]:
                 files |= owners.files(slab)
             except FaultError as error:
                 coverage.miss("files", error.address, str(error))
-    return owners.pages(files, coverage)
+    return owners.pages(files, coverage), coverage

@@ -23,6 +23,7 @@ from memcg_inspect.collect.call_sites import CallSiteCounter
 from memcg_inspect.collect.page_uses import CompoundOwners, PageUses
 from memcg_inspect.collect.partial import Partial, merged
 from memcg_inspect.collect.released import ReleasedReader
+from memcg_inspect.collect.slab_cells import SlabCells
 from memcg_inspect.collect.unlisted_maps import UnlistedMaps
 from memcg_inspect.image.image import Image
 from memcg_inspect.image.progress import STOPPED
@@ -63,12 +64,15 @@ class PassContext:
     :ivar uses: uses of charged pages
     :ivar protocols: protocols of sockets by ``struct kmem_cache *``
     :ivar call_sites: whether to read references to call sites
+    :ivar cells: if given, slabs and large kmallocs are added to it, too. Then the pass must be in
+        this process
     """
 
     memcgs: Set[int]
     uses: PageUses
     protocols: Mapping[int, Protocol] = field(default_factory=dict)
     call_sites: bool = False
+    cells: SlabCells | None = None
 
 
 class RangeCollector:
@@ -96,6 +100,7 @@ class RangeCollector:
         self._ledger = Ledger()
         self._pages = Coverage()
         self._sites = CallSiteCounter(image) if context.call_sites else None
+        self._cells = context.cells
 
     def __call__(self, part: PageRange) -> Partial:
         """
@@ -134,6 +139,8 @@ class RangeCollector:
     def _count_piece(self, partial: Partial, piece: PagePiece) -> None:
         self._pages.read += piece.pages
         partial.large_kmalloc += piece.large_kmalloc
+        if self._cells is not None:
+            self._cells.add_all_large(piece)
         for nid, pages in piece.tables.items():
             partial.node_pages["table", nid] += pages
         if piece.raw is not None:
@@ -153,6 +160,8 @@ class RangeCollector:
             return
         self._add_slab(partial, slab)
         partial.slabs.add(slab, slab.page in self._kfence)
+        if self._cells is not None:
+            self._cells.add(slab)
         if self._sites is not None:
             self._sites.add_slab(partial, slab, self._slabs)
         partial.transients.update(self._released.read(slab))
@@ -229,6 +238,8 @@ class RangeCollector:
             partial.unplaced[kmem.page] = entry, pages * self._page_size
         else:
             partial.ledger.add(entry, pages * self._page_size, 1)
+            if self._cells is not None and detail == "large_kmalloc":
+                self._cells.add_large(kmem, pages)
 
     def _is_free(self, page: int) -> bool:
         """Return whether a page is in a block of the buddy allocator, which is not allocated."""

@@ -13,7 +13,7 @@ from memcg_inspect.linux.mm.mmzone import mem_map
 from memcg_inspect.linux.mm.zswap import ZswapReader
 from memcg_inspect.model import NUMA_NO_NODE, Objcg
 
-__all__ = ("ZswapAdded", "add_zswap")
+__all__ = ("ZswapAdded", "ZswapExamples", "add_zswap")
 
 
 class ZswapAdded(NamedTuple):
@@ -29,12 +29,33 @@ class ZswapAdded(NamedTuple):
     unlisted: list[int]
 
 
+class ZswapExamples:
+    """
+    Some zswap entries of each obj_cgroup.
+
+    :ivar found: ``struct zswap_entry *`` by entry of the ledger
+    """
+
+    #: Number of addresses that are kept for each entry of the ledger.
+    MOST = 3
+
+    def __init__(self) -> None:
+        self.found: dict[Entry, list[int]] = {}
+
+    def add(self, entry: Entry, address: int) -> None:
+        """Add one of an entry of the ledger."""
+        known = self.found.setdefault(entry, [])
+        if len(known) < self.MOST:
+            known.append(address)
+
+
 def add_zswap(
     ledger: Ledger,
     reader: ZswapReader,
     objcgs: Mapping[int, Objcg],
     per_node: PerNode | None,
     charged: bool,
+    examples: ZswapExamples | None = None,
 ) -> ZswapAdded:
     """
     Add all zswap entries that a memcg pays for, except those that are on no LRU list.
@@ -45,6 +66,7 @@ def add_zswap(
         nodes
     :param charged: whether their bytes are charged. On cgroup v1 an entry only holds a
         reference to its obj_cgroup.
+    :param examples: if given, entries are added to it
     """
     page_size = mem_map(reader.image).page_size
     references: Counter[int] = Counter()
@@ -57,7 +79,11 @@ def add_zswap(
         if not entry.objcg or (objcg is not None and objcg.is_root):
             continue
         detail = "incompressible" if entry.length == page_size else "compressed"
-        nodes = reader.nodes(entry) or {NUMA_NO_NODE: 0}
+        nodes = reader.nodes(entry)
+        if examples is not None:
+            for nid in nodes:
+                examples.add(Entry(entry.objcg, "zswap", detail, nid), entry.address)
+        nodes = nodes or {NUMA_NO_NODE: 0}
         if per_node is None:
             shares = [ZswapShare(entry.objcg, nid, size) for nid, size in nodes.items()]
         else:

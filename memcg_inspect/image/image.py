@@ -94,6 +94,31 @@ class Image:
             value = self._found[find] = find(self)
             return value
 
+    def keep(self, walk: Callable[[Image], T]) -> T:
+        """
+        Return the result of a walk, which the next command reuses.
+
+        The walk is repeated if memory may have changed since, if the first one was interrupted, and
+        outside of sessions (:attr:`keeps_walks`). Nobody may change the result.
+        """
+        if not self.keeps_walks or self.is_moving:
+            return walk(self)
+        if walk in self._found:
+            return self._found[walk]  # type: ignore[no-any-return]
+        found = walk(self)
+        if not self.progress.stop:
+            self._found[walk] = found
+        return found
+
+    def keep_as(self, walk: Callable[[Image], T], found: T) -> None:
+        """Keep for :meth:`keep` what another walk has found, on the same conditions."""
+        if self.keeps_walks and not self.is_moving and not self.progress.stop:
+            self._found.setdefault(walk, found)
+
+    def kept(self, walk: Callable[[Image], T]) -> T | None:
+        """Return what :meth:`keep` has kept of a walk; ``None`` if it has kept nothing."""
+        return None if self.is_moving else self._found.get(walk)
+
 
 def per_image(find: Callable[[Image], T]) -> Callable[[Image], T]:
     """Make a function run once for each image. The image keeps the result."""

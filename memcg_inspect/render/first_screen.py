@@ -181,7 +181,7 @@ class _Screen:
 
     def head(self) -> Iterator[_Line]:
         """Return the lines about the verdict, the machine, and what was checked."""
-        verdict, *machine = head_lines(self.report)
+        verdict, *machine = head_lines(self.report, self.names)
         for style, word, rest in (verdict, ("", f"Checked: {self._checked()}", ""), *machine):
             first, *more = self.output.wrapped(word + rest, "", _MOST_OF_SENTENCE)
             is_whole = first.startswith(word)

@@ -7,12 +7,14 @@ The whole report of an audit as text: verdict, tables, findings with their evide
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from memcg_inspect.model import NUMA_NO_NODE, Coverage, counted
+from memcg_inspect.model import NUMA_NO_NODE, Coverage, counted, first_of
 from memcg_inspect.render.text import Output, coverage_lines, size
 from memcg_inspect.report import (
+    OWN_MACHINE,
+    OWN_MEMCG,
     Evidence,
     Finding,
     Identity,
@@ -74,9 +76,17 @@ def _head(report: Report, output: Output) -> None:
     output.line()
 
 
-def head_lines(report: Report) -> Iterator[tuple[str, str, str]]:
-    """Return the first lines: style, text in this style, and the rest."""
-    yield _STYLES[report.verdict], report.verdict.upper(), f": {_meaning(report)}"
+def head_lines(
+    report: Report, names: Mapping[int, str] | None = None
+) -> Iterator[tuple[str, str, str]]:
+    """
+    Return the first lines: style, text in this style, and the rest.
+
+    :param names: what to call memcgs; by default, by their paths
+    """
+    if names is None:
+        names = {memcg.address: memcg.path for memcg in report.memcgs}
+    yield _STYLES[report.verdict], report.verdict.upper(), f": {_meaning(report, names)}"
     yield "", f"Accounting: {_accounting(report)}", ""
     yield "", _image(report), ""
     if report.interrupted:
@@ -87,7 +97,7 @@ def head_lines(report: Report) -> Iterator[tuple[str, str, str]]:
         yield "", f"Types and symbols: {report.image.debug_info}", ""
 
 
-def _meaning(report: Report) -> str:
+def _meaning(report: Report, names: Mapping[int, str]) -> str:
     """Return what the verdict covers, or how much is behind it."""
     rows = counted(sum(identity.rows for identity in report.identities), "rows")
     if report.verdict == "exact":
@@ -106,14 +116,33 @@ def _meaning(report: Report) -> str:
         differing = _number_of(report, "differs")
         return f"{counted(len(report.findings), 'findings')}; {differing:,} of {rows} differ"
     meaning = "nothing wrong was found"
-    unverifiable, moving = _number_of(report, "unverifiable"), _number_of(report, "moving")
+    unverifiable = _number_of(report, "unverifiable")
+    moving = [row for row in report.rows if row.status == "moving"]
     if unverifiable:
         meaning += f"; {unverifiable:,} of {rows} could not be verified"
     elif report.verdict == "incomplete":
         meaning += "; not everything could be read"
     if moving:
-        meaning += f"; {moving:,} of {rows} were changing"
+        meaning += f"; {len(moving):,} of {rows} were changing{_who(moving, names)}"
     return meaning
+
+
+def _who(moving: Sequence[Row], names: Mapping[int, str]) -> str:
+    """
+    Return which memcgs or nodes were changing.
+
+    What this program itself changes is told apart from what else could hide a fault.
+    """
+    own = [row for row in moving if row.reason in (OWN_MEMCG, OWN_MACHINE)]
+    others = [row for row in moving if row.reason not in (OWN_MEMCG, OWN_MACHINE)]
+    text = f", {len(own):,} of them because this program runs there" if own else ""
+    if own and not others:
+        text = ", all because this program runs there"
+    rows = Counter(row.memcg for row in others if row.memcg is not None)
+    nodes = sorted({row.nid for row in others if row.nid is not None and row.nid >= 0})
+    order = sorted(rows, key=lambda m: (-rows[m], m not in names, names.get(m, ""), m))
+    who = [names.get(memcg, f"{memcg:#x}") for memcg in order] or [f"node {nid}" for nid in nodes]
+    return f"{text}: {first_of(who)}" if who else text
 
 
 def _number_of(report: Report, status: RowStatus) -> int:

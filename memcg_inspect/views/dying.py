@@ -6,6 +6,7 @@ from __future__ import annotations
 from argparse import Namespace
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from typing import Annotated, NamedTuple
 
@@ -183,7 +184,7 @@ def dying(image: Image, most_files: int = MOST_FILES) -> Answer:
 
     :param most_files: number of files to name for each memcg
     """
-    view = _Dying(image, most_files)
+    view = image.keep(_Dying).naming(most_files)
     snapshot = view.snapshot
     holders = list(view.holders())
     by_memcg: defaultdict[int | None, list[Holder]] = defaultdict(list)
@@ -237,11 +238,13 @@ class _Dying:
     :ivar removed: removed memcgs by address, the oldest first
     :ivar owners: memcgs that obj_cgroups were made for, as far as they are known
     :ivar left: obj_cgroups that belonged to a removed memcg
+    :ivar names: names of files that were read so far
     """
 
-    def __init__(self, image: Image, most_files: int) -> None:
+    def __init__(self, image: Image) -> None:
         self.image = image
-        self.most_files = most_files
+        self.most_files = MOST_FILES
+        self.names: dict[File, Value] = {}
         # From the audit's own pass, so that the amounts agree with the audit.
         self.snapshot: Snapshot = collect(image)
         self.coverage: defaultdict[str, Coverage] = defaultdict(Coverage)
@@ -278,6 +281,15 @@ class _Dying:
             self.examples = find_examples(
                 image, self.left, self.removed.keys(), kinds, self.coverage
             )
+
+    def naming(self, most_files: int) -> _Dying:
+        """Return the same, with so many files of each memcg named."""
+        made = copy(self)
+        made.most_files, made.names = most_files, {}
+        made.coverage = defaultdict(Coverage)
+        for subject, found in self.coverage.items():
+            made.coverage[subject].add(found)
+        return made
 
     def holders(self) -> Iterator[Holder]:
         """Return everything that is left, by memcg."""
@@ -405,6 +417,12 @@ class _Dying:
         return payer if payer in self.removed else self.owners.get(payer)
 
     def _name(self, file: File) -> Value:
+        """Return the name of a file. Thousands of memcgs may have pages of the same one."""
+        if file not in self.names:
+            self.names[file] = self._read_name(file)
+        return self.names[file]
+
+    def _read_name(self, file: File) -> Value:
         try:
             name = mapping_name(self.image, *file)
             self.coverage["files"].read += 1

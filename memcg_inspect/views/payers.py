@@ -7,8 +7,9 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
 from difflib import get_close_matches
 
+from memcg_inspect.collect.owners import read_owners
 from memcg_inspect.image.image import Image
-from memcg_inspect.linux.mm.memcontrol import read_memcgs, read_objcgs, recover_objcgs
+from memcg_inspect.linux.mm.memcontrol import read_memcgs, recover_objcgs
 from memcg_inspect.linux.mm.mmzone import online_nodes
 from memcg_inspect.model import Coverage, Memcg, Objcg
 from memcg_inspect.tables import (
@@ -44,13 +45,24 @@ def checked_choice(image: Image, choice: Choice, gone: Collection[object] = ()) 
             raise UsageError(f"there is no node {nid}; there are: {some}")
     if not choice.memcgs:
         return choice
-    coverage = Coverage()
-    memcgs = read_memcgs(image, coverage, coverage).values()
+    memcgs, is_whole = _known(image)
     for wanted in choice.memcgs:
         is_gone = any(matches(wanted, path, None) for path in gone)
-        if not coverage.unreadable and not is_gone and not _matching(wanted, memcgs):
+        if is_whole and not is_gone and not _matching(wanted, memcgs):
             raise _no_memcg(wanted, memcgs)
     return with_subtrees(choice, memcgs)
+
+
+def _known(image: Image) -> tuple[Collection[Memcg], bool]:
+    """Return all memcgs, and whether they could all be read, with their names."""
+    if image.keeps_walks:
+        owners = read_owners(image)
+        coverage = owners.coverage
+        is_whole = not coverage["memcgs"].unreadable and not coverage["names"].unreadable
+        return owners.memcgs.values(), is_whole
+    found = Coverage()
+    memcgs = read_memcgs(image, found, found).values()
+    return memcgs, not found.unreadable
 
 
 def _matching(wanted: str, memcgs: Iterable[Memcg]) -> list[Memcg]:
@@ -75,10 +87,11 @@ class Payers:
     def __init__(self, image: Image) -> None:
         self.image = image
         self.coverage: defaultdict[str, Coverage] = defaultdict(Coverage)
-        self.memcgs: Mapping[int, Memcg] = read_memcgs(
-            image, self.coverage["memcgs"], self.coverage["names"]
-        )
-        self._objcgs = read_objcgs(image, dict(self.memcgs), self.coverage["objcgs"], set())
+        owners = read_owners(image)
+        for subject, found in owners.coverage.items():
+            self.coverage[subject].add(found)
+        self.memcgs: Mapping[int, Memcg] = owners.memcgs
+        self._objcgs = dict(owners.objcgs)
 
     def objcg(self, address: int) -> Objcg | None:
         """

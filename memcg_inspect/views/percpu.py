@@ -4,8 +4,8 @@
 from __future__ import annotations
 
 from argparse import Namespace
-from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Annotated, NamedTuple
 
@@ -134,17 +134,36 @@ _EACH, _GROUPED = ("pointer", "objcg", "chunk"), ("count",)
 
 class _Found(NamedTuple):
     """
-    One allocation.
+    Allocations that differ in their addresses only.
 
     :ivar payer: ``struct mem_cgroup *``; ``None`` if no memcg pays
+    :ivar size: of one allocation for one CPU, in bytes
     :ivar nodes: bytes by node
+    :ivar charged: bytes charged for one allocation
+    :ivar codetag: ``struct codetag *`` of the call site
     """
 
-    alloc: PcpuArea
     payer: int | None
-    nodes: Mapping[int, int]
+    size: int
+    nodes: tuple[tuple[int, int], ...]
     charged: int
-    pointer: int
+    codetag: int
+
+
+class _Walk(NamedTuple):
+    """
+    The percpu allocations of an image.
+
+    :ivar found: number of allocations of each sort
+    :ivar nodes: rows of the table of nodes
+    :ivar made: call sites by ``struct codetag *``; ``None`` without allocation profiling
+    """
+
+    payers: Payers
+    found: Mapping[_Found, int]
+    nodes: Sequence[NodeRow]
+    made: Mapping[int, CallSite] | None
+    notes: tuple[str, ...]
 
 
 def percpu(image: Image, each: bool = False, by: Collection[str] | None = None) -> Answer:
@@ -157,24 +176,43 @@ def percpu(image: Image, each: bool = False, by: Collection[str] | None = None) 
     """
     if by and "site" in by and (reason := why_not_profiled(image)) is not None:
         raise ImageError(reason)
-    payers, reader, info = Payers(image), PercpuReader(image), image_info(image)
-    found = list(_found(payers, reader))
-    payers.coverage["percpu"], payers.coverage["percpu_nodes"] = reader.coverage, reader.placement
-    made = _made_at(image, payers, found)
+    info = image_info(image)
+    areas: list[tuple[_Found, PcpuArea, int]] = []
+    walk = _walk(image, areas) if each else image.keep(_walk)
     title = "percpu allocations"
     if by:
         wanted = [name for name in DIMENSIONS if name in by]
-        rows = _sums(payers, found, made, info.nodes, wanted)
+        rows = _sums(walk, info.nodes, wanted)
         columns = _columns(wanted, info.nodes)
         title += f" by {named(wanted)}"
     else:
-        rows = (_each if each else _groups)(payers, found, made, info.nodes)
-        omit = ("node", *(_GROUPED if each else _EACH), *(() if made is not None else ("site",)))
+        rows = _each(walk, areas, info.nodes) if each else _groups(walk, info.nodes)
+        no_site = () if walk.made is not None else ("site",)
+        omit = ("node", *(_GROUPED if each else _EACH), *no_site)
         columns = columns_of(PercpuRow, keys=info.nodes, omit=omit)
     table = Table("percpu", title, columns, sorted(rows, key=_order), is_ranked=True)
-    nodes = list(_nodes(reader, found))
-    by_node = Table("nodes", "percpu memory of nodes", columns_of(NodeRow), nodes)
-    return Answer("percpu", info, (table, by_node), dict(payers.coverage), _notes(reader))
+    by_node = Table("nodes", "percpu memory of nodes", columns_of(NodeRow), walk.nodes)
+    return Answer("percpu", info, (table, by_node), dict(walk.payers.coverage), walk.notes)
+
+
+def _walk(image: Image, areas: list[tuple[_Found, PcpuArea, int]] | None = None) -> _Walk:
+    """
+    Read all percpu allocations.
+
+    :param areas: if given, each allocation is added to it, with its ``__percpu`` pointer
+    """
+    payers, reader = Payers(image), PercpuReader(image)
+    found: Counter[_Found] = Counter()
+    for alloc, payer in _allocations(payers, reader):
+        charged = reader.charge(alloc) if alloc.objcg else 0
+        nodes = tuple(reader.data_nodes(alloc).items())
+        one = _Found(payer, alloc.size, nodes, charged, alloc.codetag)
+        found[one] += 1
+        if areas is not None:
+            areas.append((one, alloc, reader.pointer(alloc)))
+    payers.coverage["percpu"], payers.coverage["percpu_nodes"] = reader.coverage, reader.placement
+    made = _made_at(image, payers, {one.codetag for one in found})
+    return _Walk(payers, found, list(_nodes(reader, found)), made, _notes(reader))
 
 
 def _columns(by: Collection[str], nodes: Iterable[int]) -> tuple[Column, ...]:
@@ -187,7 +225,8 @@ def _columns(by: Collection[str], nodes: Iterable[int]) -> tuple[Column, ...]:
     return tuple(replace(c, total=c.total and c.name != "count") for c in columns)
 
 
-def _found(payers: Payers, reader: PercpuReader) -> Iterator[_Found]:
+def _allocations(payers: Payers, reader: PercpuReader) -> Iterator[tuple[PcpuArea, int | None]]:
+    """Return each allocation, and the memcg that pays for it."""
     known: dict[int, int] = {}
     for chunk in reader.chunks():
         for alloc in reader.allocations(chunk):
@@ -196,18 +235,15 @@ def _found(payers: Payers, reader: PercpuReader) -> Iterator[_Found]:
                 if alloc.objcg not in known:
                     known[alloc.objcg] = payers.payer(alloc.objcg) or _UNKNOWN_PAYER
                 payer = known[alloc.objcg]
-            charged = reader.charge(alloc) if alloc.objcg else 0
-            yield _Found(alloc, payer, reader.data_nodes(alloc), charged, reader.pointer(alloc))
+            yield alloc, payer
 
 
-def _made_at(
-    image: Image, payers: Payers, found: Iterable[_Found]
-) -> Mapping[int, CallSite] | None:
+def _made_at(image: Image, payers: Payers, codetags: Set[int]) -> Mapping[int, CallSite] | None:
     """Return call sites by ``struct codetag *``; ``None`` without allocation profiling."""
     if why_not_profiled(image) is not None:
         return None
     sites = read_call_sites(image, payers.coverage["call_sites"])
-    unknown = {f.alloc.codetag for f in found} - sites.keys()
+    unknown = set(codetags) - sites.keys()
     return sites | read_left_behind(image, unknown, payers.coverage["call_sites"])
 
 
@@ -238,93 +274,82 @@ def _by_node(sizes: Mapping[int, int], nodes: Iterable[int]) -> dict[int, Value]
     return {nid: sizes.get(nid, 0) for nid in nodes}
 
 
-def _site(alloc: PcpuArea, made: Mapping[int, CallSite] | None) -> str | None:
-    site = (made or {}).get(alloc.codetag)
+def _site(codetag: int, made: Mapping[int, CallSite] | None) -> str | None:
+    site = (made or {}).get(codetag)
     return None if site is None else f"{site.site} {site.function}"
 
 
-def _groups(
-    payers: Payers,
-    found: Iterable[_Found],
-    made: Mapping[int, CallSite] | None,
-    nodes: Iterable[int],
-) -> Iterator[PercpuRow]:
-    groups: dict[tuple[int | None, int, str, str | None], list[_Found]] = {}
-    for one in found:
-        key = one.payer, one.alloc.size, _node_list(one.nodes), _site(one.alloc, made)
-        groups.setdefault(key, []).append(one)
+def _groups(walk: _Walk, nodes: Iterable[int]) -> Iterator[PercpuRow]:
+    groups: dict[tuple[int | None, int, str, str | None], list[tuple[_Found, int]]] = {}
+    for one, count in walk.found.items():
+        where = _node_list(nid for nid, _ in one.nodes)
+        key = one.payer, one.size, where, _site(one.codetag, walk.made)
+        groups.setdefault(key, []).append((one, count))
     for (payer, size, where, site), group in groups.items():
         sizes: Counter[int] = Counter()
-        for one in group:
-            sizes.update(one.nodes)
-        memcg, address = _whose(payers, payer)
+        for one, count in group:
+            sizes.update({nid: count * part for nid, part in one.nodes})
+        memcg, address = _whose(walk.payers, payer)
         yield PercpuRow(
             memcg=memcg,
             memcg_address=address,
             size=size,
             nodes=where,
-            count=len(group),
+            count=sum(count for _, count in group),
             bytes=sizes.total(),
-            charged=sum(one.charged for one in group),
+            charged=sum(count * one.charged for one, count in group),
             by_node=_by_node(sizes, nodes),
             site=site,
         )
 
 
-def _sums(
-    payers: Payers,
-    found: Iterable[_Found],
-    made: Mapping[int, CallSite] | None,
-    nodes: Iterable[int],
-    by: Collection[str],
-) -> Iterator[PercpuRow]:
+def _sums(walk: _Walk, nodes: Iterable[int], by: Collection[str]) -> Iterator[PercpuRow]:
     """Yield sums by any of :data:`DIMENSIONS`."""
-    groups: dict[tuple[int | None, str | None, int | None], list[tuple[_Found, Counter[int]]]] = {}
-    for one in found:
+    sizes: defaultdict[tuple[int | None, str | None, int | None], Counter[int]]
+    sizes = defaultdict(Counter)
+    counts, charged = Counter[object](), Counter[object]()
+    for one, count in walk.found.items():
         payer = one.payer if "memcg" in by else None
-        site = _site(one.alloc, made) if "site" in by else None
-        if "node" in by:
-            for on, size in one.nodes.items():
-                groups.setdefault((payer, site, on), []).append((one, Counter({on: size})))
-        else:
-            groups.setdefault((payer, site, None), []).append((one, Counter(one.nodes)))
-    for (payer, site, nid), group in groups.items():
-        sizes: Counter[int] = Counter()
-        for _, part in group:
-            sizes.update(part)
-        memcg, address = _whose(payers, payer)
+        site = _site(one.codetag, walk.made) if "site" in by else None
+        keys = {(payer, site, nid if "node" in by else None) for nid, _ in one.nodes}
+        for key in keys or ({(payer, site, None)} if "node" not in by else ()):
+            counts[key] += count
+            charged[key] += count * one.charged
+            on = {nid: count * part for nid, part in one.nodes if key[2] in (None, nid)}
+            sizes[key].update(on)
+    for key, parts in sizes.items():
+        payer, site, on_node = key
+        memcg, address = _whose(walk.payers, payer)
         yield PercpuRow(
             memcg=memcg,
             memcg_address=address,
-            node=_NO_NODE if nid == NUMA_NO_NODE else nid,
-            count=len(group),
-            bytes=sizes.total(),
-            charged=sum(one.charged for one, _ in group),
-            by_node=_by_node(sizes, nodes),
+            node=_NO_NODE if on_node == NUMA_NO_NODE else on_node,
+            count=counts[key],
+            bytes=parts.total(),
+            charged=charged[key],
+            by_node=_by_node(parts, nodes),
             site=site,
         )
 
 
 def _each(
-    payers: Payers,
-    found: Iterable[_Found],
-    made: Mapping[int, CallSite] | None,
-    nodes: Iterable[int],
+    walk: _Walk, areas: Iterable[tuple[_Found, PcpuArea, int]], nodes: Iterable[int]
 ) -> Iterator[PercpuRow]:
-    for one in found:
-        memcg, address = _whose(payers, one.payer)
+    for one, alloc, pointer in areas:
+        memcg, address = _whose(walk.payers, one.payer)
+        sizes = dict(one.nodes)
         yield PercpuRow(
             memcg=memcg,
             memcg_address=address,
-            pointer=one.pointer,
-            size=one.alloc.size,
-            nodes=_node_list(one.nodes),
-            bytes=sum(one.nodes.values()),
+            pointer=pointer,
+            size=one.size,
+            nodes=_node_list(sizes),
+            bytes=sum(sizes.values()),
             charged=one.charged,
-            objcg=one.alloc.objcg or None,
-            chunk=one.alloc.chunk.address,
-            by_node=_by_node(one.nodes, nodes),
-            site=_site(one.alloc, made),
+            objcg=alloc.objcg or None,
+            chunk=alloc.chunk.address,
+            by_node=_by_node(sizes, nodes),
+            site=_site(one.codetag, walk.made),
         )
 
 
@@ -336,11 +361,11 @@ def _order(row: PercpuRow) -> tuple[object, ...]:
     return -row.bytes, rank, str(row.memcg), row.memcg_address or 0, *what
 
 
-def _nodes(reader: PercpuReader, found: Iterable[_Found]) -> Iterator[NodeRow]:
+def _nodes(reader: PercpuReader, found: Mapping[_Found, int]) -> Iterator[NodeRow]:
     paid: Counter[int] = Counter()
-    for one in found:
+    for one, count in found.items():
         if one.payer is not None:
-            paid.update(one.nodes)
+            paid.update({nid: count * part for nid, part in one.nodes})
     for nid in sorted(reader.pages):
         backing = reader.pages[nid] * mem_map(reader.image).page_size
         yield NodeRow(nid, backing, reader.allocated[nid], paid[nid])

@@ -4,27 +4,32 @@
 from __future__ import annotations
 
 from argparse import Namespace
-from collections import Counter
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Annotated, NamedTuple
 
+from memcg_inspect.collect.collector import kept_slabs
 from memcg_inspect.collect.image_info import image_info
-from memcg_inspect.collect.page_uses import PageUses, compound_pages_of_others
+from memcg_inspect.collect.page_uses import compound_pages_of_others, page_uses
+from memcg_inspect.collect.slab_cells import (
+    LARGE_KMALLOC,
+    UNKNOWN_PAYER,
+    SlabCell,
+    SlabCells,
+    SlabKey,
+)
 from memcg_inspect.image.image import Image
 from memcg_inspect.image.progress import STOPPED
-from memcg_inspect.linux.mm.kfence import kfence_pages
-from memcg_inspect.linux.mm.mm_types import KmemPage, PagePiece, page_layout, scan_pages
+from memcg_inspect.linux.mm.mm_types import page_layout, scan_pages
 from memcg_inspect.linux.mm.mmzone import mem_map
 from memcg_inspect.linux.mm.page_alloc import BlockReader
-from memcg_inspect.linux.mm.slab import Slab, SlabCache, SlabReader
+from memcg_inspect.linux.mm.slab import SlabReader
+from memcg_inspect.model import Coverage
 from memcg_inspect.tables import Answer, Field, MemcgAddress, NotRead, Table, Value, columns_of
 from memcg_inspect.views.payers import Payers
 from memcg_inspect.views.view import Argument, View, by_argument, named, narrowed_by
 
 __all__ = ("VIEW", "NodeRow", "SlabRow", "slabinfo")
-
-LARGE_KMALLOC = "(large kmalloc)"
 
 
 @dataclass(frozen=True)
@@ -99,8 +104,6 @@ class NodeRow:
 _ORPHAN = NotRead("charged to an obj_cgroup that does not exist or is not in the image")
 _UNKNOWN = NotRead("the obj_cgroups of some slabs are not in the image")
 _OTHERS = NotRead("other users of compound pages are not all in the image")
-#: Payer of a charge whose obj_cgroup is not known; no memcg has this address.
-_UNKNOWN_PAYER = 0
 
 
 #: The dimensions of ``--by``, and the fields that sums over all of it do not have.
@@ -113,156 +116,56 @@ DIMENSIONS: dict[str, tuple[str, ...]] = {
 _ALL_LARGE = 0
 
 
-class _Key(NamedTuple):
-    """
-    What identifies a row. Dimensions that it sums up are ``None``.
+class _Walk(NamedTuple):
+    """The slabs of an image."""
 
-    :ivar payer: ``struct mem_cgroup *``; ``None`` if no memcg pays
-    :ivar cache: ``struct kmem_cache *``; for large kmallocs, their size as a negative number, or
-        :data:`_ALL_LARGE`
-    """
-
-    payer: int | None
-    cache: int | None
-    nid: int | None
-
-
-@dataclass
-class _Cell:
-    """
-    The sums of a row.
-
-    :ivar bytes: of all objects, also those in the pool of KFENCE, which are in no slab of a cache
-    :ivar in_slabs: bytes of the objects in slabs
-    :ivar room: bytes of all objects that these slabs can hold
-    :ivar has_large: whether it includes large kmallocs
-    :ivar has_uncounted: whether it includes large kmallocs whose number is not known
-    """
-
-    objects: int = 0
-    bytes: int = 0
-    charged: int = 0
-    in_slabs: int = 0
-    slabs: int = 0
-    pages: int = 0
-    room: int = 0
-    shared: int = 0
-    others: set[int | None] = field(default_factory=set)
-    has_large: bool = False
-    has_uncounted: bool = False
+    payers: Payers
+    found: SlabCells
 
 
 class _Tally:
-    """Add slabs up by the memcgs that pay for their objects, by cache and by node."""
+    """
+    Sums of slabs by some of :data:`DIMENSIONS`.
 
-    def __init__(self, payers: Payers, by: Collection[str]) -> None:
-        self.payers = payers
+    :ivar cells: sums by what is told apart
+    :ivar unknown: rows without a memcg that belong to slabs whose obj_cgroups could not be read
+    """
+
+    def __init__(self, walk: _Walk, by: Collection[str]) -> None:
+        self.payers, self.found = walk
         self.by = by
-        self.cells: dict[_Key, _Cell] = {}
-        #: By node and kind: bytes of slabs, of objects that a memcg pays for, and of others.
-        self.nodes: dict[tuple[int, str], Counter[str]] = {}
-        #: Rows without a memcg that belong to slabs whose obj_cgroups could not be read.
-        self.unknown: set[_Key] = set()
-        self.caches: dict[int, SlabCache] = {}
-        self._kfence = kfence_pages(payers.image)
-        self._page_size = mem_map(payers.image).page_size
-        self._payers: dict[int, int] = {}
+        self.cells: dict[SlabKey, SlabCell] = {}
+        self.unknown = {self._key(None, *key) for key in self.found.unread}
+        by_memcg = "memcg" in by
+        for (payer, cache, nid), cell in self.found.cells.items():
+            large = cell.has_large and not by_memcg
+            to = self._cell(payer, _ALL_LARGE if large else cache, nid)
+            to.merge_objects(cell)
+            if by_memcg or large:
+                to.merge_slabs(cell)
+        if not by_memcg:
+            for key, cell in self.found.unread.items():
+                if cell.objects:
+                    self._cell(None, *key).merge_objects(cell)
+            for key, cell in self.found.slabs.items():
+                self._cell(None, *key).merge_slabs(cell)
 
-    def _payer(self, objcg: int) -> int:
-        payer = self._payers.get(objcg)
-        if payer is None:
-            payer = self._payers[objcg] = self.payers.payer(objcg) or _UNKNOWN_PAYER
-        return payer
-
-    def _key(self, payer: int | None, cache: int, nid: int) -> _Key:
-        return _Key(
+    def _key(self, payer: int | None, cache: int | None, nid: int | None) -> SlabKey:
+        return SlabKey(
             payer if "memcg" in self.by else None,
             cache if "cache" in self.by else None,
             nid if "node" in self.by else None,
         )
 
-    def _cell(self, payer: int | None, cache: int, nid: int) -> _Cell:
-        return self.cells.setdefault(self._key(payer, cache, nid), _Cell())
-
-    def _node(self, nid: int, kind: str) -> Counter[str]:
-        return self.nodes.setdefault((nid, kind), Counter())
-
-    def slab(self, slab: Slab) -> None:
-        """Add a slab."""
-        cache, owners = slab.cache, Counter[int | None]()
-        self.caches[cache.address] = cache
-        for objcg, count in (slab.charged or {}).items():
-            owners[self._payer(objcg)] += count
-        if slab.page in self._kfence:
-            # No counter of slabs includes it, and slab->inuse does not count its object.
-            for payer, count in owners.items():
-                self._objects(payer, count, slab)
-            return
-        kind = "reclaimable" if cache.reclaimable else "unreclaimable"
-        node, pages = self._node(slab.nid, kind), 1 << slab.order
-        node["slab_bytes"] += pages * self._page_size
-        if slab.charged is None:
-            self.unknown.add(self._key(None, cache.address, slab.nid))
-            node["unknown"] += 1
-            if "memcg" in self.by:
-                return
-        paid = owners.total()
-        if slab.inuse > paid:
-            owners[None] = slab.inuse - paid
-        node["paid"] += paid * cache.size
-        node["unpaid"] += owners[None] * cache.size
-        owners = +owners
-        for payer, count in owners.items():
-            cell = self._objects(payer, count, slab)
-            cell.in_slabs += count * cache.size
-            if "memcg" in self.by:
-                self._slab(cell, slab)
-                if len(owners) > 1:
-                    cell.shared += 1
-                    cell.others |= owners.keys()
-        if owners and "memcg" not in self.by:
-            self._slab(self._cell(None, cache.address, slab.nid), slab)
-
-    def _objects(self, payer: int | None, count: int, slab: Slab) -> _Cell:
-        """Add objects of a slab to their row, and return it."""
-        cell = self._cell(payer, slab.cache.address, slab.nid)
-        cell.objects += count
-        cell.bytes += count * slab.cache.size
-        cell.charged += count * slab.cache.charge if payer is not None else 0
-        return cell
-
-    def _slab(self, cell: _Cell, slab: Slab) -> None:
-        """Add a slab to a row that has objects in it."""
-        cell.slabs += 1
-        cell.pages += 1 << slab.order
-        cell.room += slab.objects * slab.cache.size
-
-    def large(self, kmem: KmemPage, pages: int) -> None:
-        """Add a large kmalloc that a memcg pays for."""
-        size = pages * self._page_size
-        cache = -size if "memcg" in self.by else _ALL_LARGE
-        cell = self._cell(self._payer(kmem.objcg), cache, kmem.nid)
-        cell.objects += 1
-        cell.slabs += 1
-        cell.pages += pages
-        cell.bytes += size
-        cell.charged += size
-        cell.in_slabs += size
-        cell.room += size
-        cell.has_large = True
-        self._node(kmem.nid, LARGE_KMALLOC)["paid"] += size
+    def _cell(self, payer: int | None, cache: int | None, nid: int | None) -> SlabCell:
+        return self.cells.setdefault(self._key(payer, cache, nid), SlabCell())
 
     def unpaid_large(self) -> None:
-        """Add the large kmallocs that no memcg pays for, after all others. They are the rest."""
-        for (nid, kind), found in self.nodes.items():
-            size = found["slab_bytes"] - found["paid"]
-            if kind == LARGE_KMALLOC and size > 0:
-                cell = self._cell(None, _ALL_LARGE, nid)
-                cell.pages += size // self._page_size
-                cell.bytes += size
-                cell.in_slabs += size
-                cell.room += size
-                cell.has_large = cell.has_uncounted = True
+        """Add the large kmallocs that no memcg pays for."""
+        for nid, cell in self.found.unpaid_large().items():
+            to = self._cell(None, _ALL_LARGE, nid)
+            to.merge_objects(cell)
+            to.merge_slabs(cell)
 
     @property
     def may_be_others(self) -> bool:
@@ -271,11 +174,6 @@ class _Tally:
             return False
         owners = ("compound", "vmalloc", "stacks")
         return any(self.payers.coverage[owner].unreadable for owner in owners)
-
-    def all_large(self, piece: PagePiece) -> None:
-        """Add the pages of all large kmallocs, where the kernel marks them (PGTY_large_kmalloc)."""
-        for nid, pages in piece.large_kmalloc.items():
-            self._node(nid, LARGE_KMALLOC)["slab_bytes"] += pages * self._page_size
 
 
 def slabinfo(image: Image, by_node: bool = False, by: Collection[str] | None = None) -> Answer:
@@ -288,26 +186,8 @@ def slabinfo(image: Image, by_node: bool = False, by: Collection[str] | None = N
     """
     chosen = {*(by or ("memcg", "cache")), *(["node"] if by_node else [])}
     wanted = [name for name in DIMENSIONS if name in chosen]
-    payers = Payers(image)
-    coverage = payers.coverage
-    uses, tally = PageUses(image, coverage), _Tally(payers, wanted)
-    slabs, blocks = SlabReader(image, coverage["names"]), BlockReader(image)
-    others = compound_pages_of_others(image, coverage["compound"])
-    for piece in scan_pages(image):
-        coverage["pages"].read += piece.pages
-        if piece.unreadable is not None:
-            why = STOPPED if image.progress.stop else "not in the image"
-            coverage["pages"].miss("struct pages", piece.unreadable, why)
-        for page in piece.slabs:
-            slab = slabs.slab(page)
-            if slab is not None:
-                tally.slab(slab)
-        for kmem in piece.kmem:
-            use, pages = uses.of(kmem, blocks)
-            if use == "large_kmalloc" and kmem.page not in others:
-                tally.large(kmem, pages)
-        tally.all_large(piece)
-    coverage["slab"] = slabs.coverage
+    walk = image.keep(_walk)
+    tally, coverage = _Tally(walk, wanted), walk.payers.coverage
     if by or "node" in wanted:
         tally.unpaid_large()
     rows = sorted((_row(tally, key, cell) for key, cell in tally.cells.items()), key=_order)
@@ -325,6 +205,36 @@ def slabinfo(image: Image, by_node: bool = False, by: Collection[str] | None = N
     return Answer("slabinfo", image_info(image), (first, *tables), dict(coverage), _notes(tally))
 
 
+def _walk(image: Image) -> _Walk:
+    """Read all slabs and large kmallocs, unless an earlier command of a session has done so."""
+    payers = Payers(image)
+    coverage = payers.coverage
+    kept = kept_slabs(image)
+    if kept is not None:
+        for subject in ("vmalloc", "stacks", "compound", "pages", "slab"):
+            coverage[subject].add(kept[1].get(subject, Coverage()))
+        return _Walk(payers, kept[0])
+    uses, found = page_uses(image, coverage), SlabCells(image, payers.payer)
+    slabs, blocks = SlabReader(image, coverage["names"]), BlockReader(image)
+    others = compound_pages_of_others(image, coverage["compound"])
+    for piece in scan_pages(image):
+        coverage["pages"].read += piece.pages
+        if piece.unreadable is not None:
+            why = STOPPED if image.progress.stop else "not in the image"
+            coverage["pages"].miss("struct pages", piece.unreadable, why)
+        for page in piece.slabs:
+            slab = slabs.slab(page)
+            if slab is not None:
+                found.add(slab)
+        for kmem in piece.kmem:
+            use, pages = uses.of(kmem, blocks)
+            if use == "large_kmalloc" and kmem.page not in others:
+                found.add_large(kmem, pages)
+        found.add_all_large(piece)
+    coverage["slab"] = slabs.coverage
+    return _Walk(payers, found)
+
+
 def _notes(tally: _Tally) -> tuple[str, ...]:
     notes = []
     if not page_layout(tally.payers.image).has_large_kmalloc:
@@ -337,11 +247,11 @@ def _notes(tally: _Tally) -> tuple[str, ...]:
     return tuple(notes)
 
 
-def _row(tally: _Tally, key: _Key, cell: _Cell) -> SlabRow:
-    cache = tally.caches.get(key.cache or 0)
+def _row(tally: _Tally, key: SlabKey, cell: SlabCell) -> SlabRow:
+    cache = tally.found.caches.get(key.cache or 0)
     is_large = key.cache is not None and key.cache <= _ALL_LARGE
     row = SlabRow(
-        memcg=_ORPHAN if key.payer == _UNKNOWN_PAYER else tally.payers.path(key.payer),
+        memcg=_ORPHAN if key.payer == UNKNOWN_PAYER else tally.payers.path(key.payer),
         memcg_address=key.payer or None,
         cache=LARGE_KMALLOC if is_large else None if cache is None else cache.name,
         cache_address=None if cache is None else cache.address,
@@ -380,7 +290,7 @@ def _order(row: SlabRow) -> tuple[object, ...]:
 
 def _node_rows(tally: _Tally) -> Iterator[NodeRow]:
     marked = page_layout(tally.payers.image).has_large_kmalloc
-    for (nid, kind), found in sorted(tally.nodes.items()):
+    for (nid, kind), found in sorted(tally.found.nodes.items()):
         size, paid = found["slab_bytes"], found["paid"]
         parts: tuple[Value, ...] = (size, paid, found["unpaid"], size - paid - found["unpaid"])
         if kind == LARGE_KMALLOC:

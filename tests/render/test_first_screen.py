@@ -19,7 +19,7 @@ from memcg_inspect.model import Coverage, Memcg
 from memcg_inspect.render.first_screen import MOST_LINES, diagnosis_lines, explained_lines
 from memcg_inspect.render.text import rounded, size
 from memcg_inspect.render.typed import Typed
-from memcg_inspect.report import Charged, Identity, Report, RowStatus
+from memcg_inspect.report import OWN_MACHINE, OWN_MEMCG, Charged, Identity, Report, Row, RowStatus
 from memcg_inspect.tables import UsageError
 
 #: The path of a container as Kubernetes and systemd name it.
@@ -339,6 +339,32 @@ def test_who_was_changing() -> None:
     )
     none = replace(made.rows[0], memcg=None, nid=None)
     assert "identity_0: 1 of 7 rows: -\n" in first_text(replace(made, rows=(none,)))
+
+
+def test_the_first_line_says_who_was_changing() -> None:
+    made = with_rows("moving", 1, "moving")
+    first = made.rows[0]
+    rows = [replace(first, memcg=memcg) for memcg in (WEB, ROOT, None, WEB, 0xBAD, 0xBAE)]
+    made = replace(made, identities=(Identity("slab", "moving", 90, 0, None),))
+
+    def line(*rows: Row, width: int | None = None) -> str:
+        return first_text(replace(made, rows=rows), width).splitlines()[0]
+
+    some = "MOVING: nothing wrong was found; "
+    assert line(*rows) == (
+        f"{some}6 of 90 rows were changing: {POD.format(7)} ({WEB:#x}), /, 0xbad and 1 more"
+    )
+    assert line(replace(first, memcg=None, nid=2)) == f"{some}1 of 90 rows were changing: node 2"
+    assert line(replace(first, memcg=None, nid=None)) == f"{some}1 of 90 rows were changing"
+    own = replace(first, memcg=WEB, reason=OWN_MEMCG)
+    node = replace(first, memcg=None, nid=0, reason=OWN_MACHINE)
+    assert line(own) == f"{some}1 of 90 rows were changing, all because this program runs there"
+    assert (
+        line(own, node) == f"{some}2 of 90 rows were changing, all because this program runs there"
+    )
+    assert line(own, node, rows[1]) == (
+        f"{some}3 of 90 rows were changing, 2 of them because this program runs there: /"
+    )
 
 
 def test_what_is_not_accounted_is_said_once() -> None:

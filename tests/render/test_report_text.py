@@ -83,7 +83,7 @@ def test_other_verdicts_say_how_much_is_behind_them() -> None:
     made = replace(clean(), verdict="incomplete")
     assert head(made)[0] == f"INCOMPLETE: {nothing}not everything could be read"
     made = replace(of_real_size(clean(), "moving"), verdict="moving")
-    assert head(made)[0] == f"MOVING: {nothing}1 of 33,333,309 rows were changing"
+    assert head(made)[0] == f"MOVING: {nothing}1 of 33,333,309 rows were changing: /"
 
 
 def test_the_second_line_names_the_accounting() -> None:

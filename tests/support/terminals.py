@@ -10,11 +10,12 @@ import re
 import struct
 import subprocess
 import termios
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 __all__ = ("on_terminal", "read_terminal", "resize")
 
-_ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+#: Colours. Whatever else moves the cursor or clears the screen is none of the program's.
+_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
 
 def resize(terminal: int, columns: int) -> None:
@@ -22,11 +23,19 @@ def resize(terminal: int, columns: int) -> None:
     fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 50, columns, 0, 0))
 
 
-def on_terminal(command: list[str], columns: int) -> tuple[int, str]:
-    """Return the exit status of a command and what it writes to a terminal of this width."""
+def on_terminal(
+    command: list[str], columns: int, more: Mapping[str, str] | None = None
+) -> tuple[int, str]:
+    """
+    Return the exit status of a command, and what it writes to a terminal of this width.
+
+    Colours are left out, and no other escape sequence.
+
+    :param more: variables of its environment
+    """
     ours, theirs = pty.openpty()
     resize(theirs, columns)
-    env = {**os.environ, "TERM": "xterm"}
+    env = {**os.environ, **(more or {}), "TERM": "xterm"}
     for name in ("COLUMNS", "LINES"):
         env.pop(name, None)
     with subprocess.Popen(
@@ -36,7 +45,7 @@ def on_terminal(command: list[str], columns: int) -> tuple[int, str]:
         shown = b"".join(read_terminal(ours))
         status = process.wait(timeout=120)
     os.close(ours)
-    return status, _ESCAPES.sub("", shown.decode()).replace("\r\n", "\n")
+    return status, _COLOURS.sub("", shown.decode()).replace("\r\n", "\n")
 
 
 def read_terminal(terminal: int) -> Iterator[bytes]:

@@ -21,6 +21,7 @@ from support.schemas import checked
 from support.sockets import protocol_of
 
 from memcg_inspect.cli import main
+from memcg_inspect.collect import audit
 from memcg_inspect.image.image import image_of
 from memcg_inspect.tables import Answer, NotRead, Value
 from memcg_inspect.views import dying as view
@@ -218,6 +219,44 @@ def test_linear_in_what_is_left(lab: Lab, kernel: str, monkeypatch: pytest.Monke
     answer = dying(image_of(lab.image(kernel, "4", "dying").program()))
     assert len(rows(answer, "dying")) == 11
     assert looks <= 6 * len(rows(answer, "left"))
+
+
+class Reads:
+    """
+    Count what is read of an image.
+
+    :ivar calls: reads of kernel memory
+    :ivar bytes: bytes that they return
+    """
+
+    def __init__(self, image: GuestImage) -> None:
+        self.calls = self.bytes = 0
+        self.prog, self._whole = image.own_program(), image.program()
+        self.prog.add_memory_segment(1 << 63, 1 << 63, self._read)
+
+    def _read(self, address: int, count: int, offset: int, physical: bool) -> bytes:
+        self.calls += 1
+        self.bytes += count
+        return self._whole.read(address, count)
+
+
+@pytest.mark.parametrize(("fewer", "more"), [(400, 1000)])
+def test_thousands_of_removed_memcgs(lab: Lab, fewer: int, more: int) -> None:
+    """What dying reads grows with the memcgs, and is at most three times what the audit reads."""
+    counts: dict[int, tuple[int, int]] = {}
+    for number in (fewer, more):
+        image = lab.image("7.3", "1", "removed", append=f"removed={number}")
+        reads, audit_reads = Reads(image), Reads(image)
+        answer = dying(image_of(reads.prog))
+        assert audit(image_of(audit_reads.prog)).verdict == "exact"
+        assert len(rows(answer, "dying")) == number
+        assert {row["unexplained"] for row in rows(answer, "dying")} == {0}
+        assert reads.calls <= 3 * audit_reads.calls
+        assert reads.bytes <= 3 * audit_reads.bytes
+        counts[number] = reads.calls, audit_reads.calls
+    for least, most in zip(counts[fewer], counts[more], strict=True):
+        # The rest of the machine is read once, and is the same in both guests.
+        assert most - least <= 1.2 * (more - fewer) / fewer * least
 
 
 @pytest.mark.parametrize("kernel", DEBIAN_KERNELS[-1:])

@@ -170,6 +170,10 @@ class PcpuPlace(NamedTuple):
     pointer: int
 
 
+def _no_nids(image: Image) -> dict[int, int]:
+    return {}
+
+
 class PercpuReader:
     """
     Reader of percpu chunks and of who pays for their allocations.
@@ -209,6 +213,8 @@ class PercpuReader:
         self.metadata = self.element if per_node else self.memory.word_size
         self._unit_offsets = self._read_unit_offsets()
         self._page_nids: dict[int, int] = {}
+        #: Those that earlier readers of a session have found.
+        self._known_nids = image.keep(_no_nids)
         self._unit_pages: dict[tuple[int, int], Counter[int]] = {}
 
     def _read_unit_offsets(self) -> list[int]:
@@ -548,12 +554,16 @@ class PercpuReader:
         frames = mem_map(self.image)
         number = address % (1 << 8 * self.memory.word_size) >> frames.page_shift
         nid = self._page_nids.get(number)
+        if nid is None and number in self._known_nids:
+            nid = self._page_nids[number] = self._known_nids[number]
+            self.placement.read += 1
         if nid is None:
             try:
                 init_mm = self.image.object("init_mm").address_of_()
                 page = follow_page(init_mm, number << frames.page_shift)
                 nid = frames.nid(self.memory.word(page.value_() + frames.flags))
                 self.placement.read += 1
+                self._known_nids[number] = nid
             except (FaultError, NotImplementedError, ValueError) as error:
                 nid = NUMA_NO_NODE
                 self.placement.miss("node of a percpu page", address, str(error))
