@@ -173,6 +173,9 @@ _READERS: dict[str, Entry | tuple[Entry, ...]] = {
     "module_tags": "struct alloc_tag_module_section",
     "page_alloc_tagging_ops": "struct page_ext_operations",
     "page_ext_size": "unsigned long",
+    # physical addresses
+    "io_tlb_default_mem": "struct io_tlb_mem",
+    "iomem_resource": "struct resource",
     # kfence
     "__kfence_pool": "char *",
     "kfence_metadata": _kfence_metadata,
