@@ -13,6 +13,7 @@ from pathlib import Path
 
 import drgn
 import pytest
+from drgn.helpers.linux.cpumask import for_each_possible_cpu
 from drgn.helpers.linux.list import list_for_each
 from drgn.helpers.linux.mm import PageLRU, PageSlab, compound_order, for_each_valid_page_range
 from drgn.helpers.linux.mmzone import for_each_online_pgdat
@@ -27,7 +28,6 @@ from memcg_inspect.views.pages import pages
 pytestmark = [pytest.mark.image, pytest.mark.newest_kernel]
 
 PAGE = 4096
-CPUS = 4
 #: Kernel, nodes and workload. Nodes 2 and up of ``2cpu+1mem`` have memory and no CPU.
 IMAGES = [
     *((kernel, "4", "mixed") for kernel in KERNELS),
@@ -139,7 +139,7 @@ def free_pages(prog: drgn.Program) -> Counter[tuple[object, ...]]:
                         sum(1 for _ in list_for_each(head.address_of_())) << order
                     )
             on_cpus, counted = 0, 0
-            for cpu in range(CPUS):
+            for cpu in for_each_possible_cpu(prog):
                 pcp = per_cpu_ptr(zone.per_cpu_pageset, cpu)
                 counted += int(pcp.count)
                 for index, head in enumerate(pcp.lists):
