@@ -63,7 +63,7 @@ _FINER = {
     "percpu_first": ("reserved",),
 }
 #: Kinds whose blocks of pages need not be compound, so that only the first page is marked.
-_BLOCKS = frozenset({"unknown", "kmem", "pagetables", "kernel_pagetables"})
+_BLOCKS = frozenset({"unknown", "kmem", "pagetables", "kernel_pagetables", "trace"})
 _USER = frozenset({"anon", "file", "shmem", "user"})
 #: Kinds of single pages that ``memcg_data`` names the payer of.
 _PAID = frozenset(name for name, kind in KINDS.items() if kind.is_charged)

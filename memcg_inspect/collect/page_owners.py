@@ -19,8 +19,12 @@ from drgn import FaultError
 from memcg_inspect.image.image import Image
 from memcg_inspect.image.lookup import UnknownKernelError
 from memcg_inspect.linux.arch.x86 import is_text_address
+from memcg_inspect.linux.block.bio_integrity import integrity_pages
+from memcg_inspect.linux.kernel.dma.pool import atomic_pools
 from memcg_inspect.linux.kernel.dma.swiotlb import swiotlb_pools
 from memcg_inspect.linux.kernel.resource import memory_resources
+from memcg_inspect.linux.kernel.trace.ftrace import ftrace_blocks
+from memcg_inspect.linux.kernel.trace.trace_sched_switch import saved_cmdlines
 from memcg_inspect.linux.mm.huge_memory import huge_zero_pages
 from memcg_inspect.linux.mm.init_mm import KernelTables, user_tables
 from memcg_inspect.linux.mm.kfence import kfence_pages
@@ -84,7 +88,7 @@ class Owners:
         found: list[Claim] = []
         for read in (
             *(self._areas, self._stacks, self._user_tables, self._page_ext, self._kfence),
-            self._huge_zero,
+            *(self._huge_zero, self._pools, self._ftrace),
         ):
             found += read()
         found += _joined("kernel_pagetables", ((pfn, 1) for pfn in tables.pfns))
@@ -164,6 +168,22 @@ class Owners:
         pages = huge_zero_pages(self._image)
         if pages:
             yield Claim(pages.start, pages.stop, "huge_zero")
+
+    def _pools(self) -> Iterator[Claim]:
+        shift = self._frames.page_shift
+        for start, end in atomic_pools(self._image, self._coverage["dma_pools"]):
+            yield Claim(start >> shift, end >> shift, "dma_pool")
+        for page, order in integrity_pages(self._image, self._coverage["mempools"]):
+            pfn = self._frames.pfn(page)
+            yield Claim(pfn, pfn + (1 << order), "mempool")
+
+    def _ftrace(self) -> Iterator[Claim]:
+        for address, order in ftrace_blocks(self._image, self._coverage["ftrace"]):
+            pfn = self._frames.pfn(self._frames.virt_to_page(address))
+            yield Claim(pfn, pfn + (1 << order), "trace")
+        for address in saved_cmdlines(self._image, self._coverage["ftrace"]):
+            pfn = self._frames.pfn(self._frames.virt_to_page(address))
+            yield Claim(pfn, pfn + 1, "trace")
 
     def _memory_map(self, tables: KernelTables) -> Iterator[Claim]:
         frames = self._frames
