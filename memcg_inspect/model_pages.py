@@ -64,6 +64,7 @@ KINDS: dict[str, Kind] = {
     "text": Kind("kernel", True, "code and data of modules, and code of BPF"),
     "zsmalloc": Kind("kernel", True, "compressed pages of zswap and zram"),
     "page_pool": Kind("kernel", False, "buffers of network drivers (page_pool)"),
+    "page_frag": Kind("kernel", False, "fragments of socket buffers, which sockets pay for"),
     "huge_zero": Kind("kernel", False, "the huge page of zeroes"),
     "trace": Kind("kernel", False, "ftrace: the places that it can patch, names of tasks"),
     "dma_pool": Kind("kernel", False, "pools for coherent DMA in atomic context"),

@@ -11,7 +11,7 @@ that is marked in one way and claimed in another is a conflict.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from itertools import compress
 from typing import NamedTuple
 
@@ -19,9 +19,11 @@ from drgn import FaultError, offsetof
 
 from memcg_inspect.collect.page_owners import Claim, Owners, Share
 from memcg_inspect.image.image import Image
+from memcg_inspect.image.layout import array_length, member_type
 from memcg_inspect.image.progress import STOPPED
 from memcg_inspect.linux.fs.proc_page import MarkReader, Marks
 from memcg_inspect.linux.kernel.resource import system_ram
+from memcg_inspect.linux.kernel.sched_frag import task_fragments
 from memcg_inspect.linux.mm.mm_types import (
     LRU_FLAGS,
     MEMCG_DATA_FLAGS,
@@ -34,7 +36,9 @@ from memcg_inspect.linux.mm.mm_types import (
 )
 from memcg_inspect.linux.mm.mmzone import mem_map
 from memcg_inspect.linux.mm.show_mem import FreeList, free_lists, read_zones
-from memcg_inspect.linux.mm.slab import SlabReader
+from memcg_inspect.linux.mm.slab import Slab, SlabReader
+from memcg_inspect.linux.net.skbuff import socket_fragments, unix_socket_pages
+from memcg_inspect.linux.net.sock import SockReader
 from memcg_inspect.model import Coverage
 from memcg_inspect.model_pages import (
     KINDS,
@@ -84,16 +88,20 @@ class _Head(NamedTuple):
 
 
 def read_inventory(
-    image: Image, payer: Callable[[int], int | None], coverage: defaultdict[str, Coverage]
+    image: Image,
+    memcgs: Container[int],
+    payer: Callable[[int], int | None],
+    coverage: defaultdict[str, Coverage],
 ) -> Inventory:
     """
     Read all page frames.
 
+    :param memcgs: ``struct mem_cgroup *`` of all memcgs
     :param payer: returns the memcg that pays, ``struct mem_cgroup *``, for a ``struct obj_cgroup
         *`` or ``struct mem_cgroup *``
     :param coverage: counts what was read, by subject
     """
-    reader = _Reader(image, payer, coverage)
+    reader = _Reader(image, memcgs, payer, coverage)
     for piece in scan_pages(image):
         reader.add(piece)
     reader.finish()
@@ -102,7 +110,11 @@ def read_inventory(
 
 class _Reader:
     def __init__(
-        self, image: Image, payer: Callable[[int], int | None], coverage: defaultdict[str, Coverage]
+        self,
+        image: Image,
+        memcgs: Container[int],
+        payer: Callable[[int], int | None],
+        coverage: defaultdict[str, Coverage],
     ) -> None:
         self._image, self._memory, self._frames = image, image.memory, mem_map(image)
         self._payer, self.coverage = payer, coverage
@@ -110,11 +122,16 @@ class _Reader:
         self.owners = Owners(image, coverage)
         self.marks, self.layout = MarkReader(image), page_layout(image)
         self.slabs = SlabReader(image, coverage["names"])
+        self._memcgs, self._socks = memcgs, SockReader(image, self.slabs)
+        #: Sockets, and compound pages that nothing marks, by page frame.
+        self._sock_addresses: list[int] = []
+        self.unmarked: dict[int, Place] = {}
         self.translate = bytes(
             _CODES[self.marks.kinds[code]] if code < len(self.marks.kinds) else 0
             for code in range(256)
         )
         self.holes = _Complement(system_ram(image, self._frames.page_shift))
+        self._orders = array_length(member_type(image.type("struct zone"), "free_area"))
         self.inventory = Inventory(zones=read_zones(image, coverage["zones"]))
         self.inventory.conflicts += self.owners.conflicts
         #: Pages without marks: the zone, and the first link.
@@ -163,8 +180,30 @@ class _Reader:
         inventory.bytes[place, nobody] += unpaid * times
         inventory.bytes[place, UNUSED] += (size - share.used) * times
 
+    def find_socks(self, slab: Slab) -> None:
+        """Note the sockets in a slab."""
+        self._sock_addresses += (s.address for s in self._socks.read(slab, self._memcgs))
+
+    def _add_fragments(self) -> None:
+        """Tell the fragments of socket buffers from other compound pages."""
+        coverage = self.coverage["page_frags"]
+        pages = list(socket_fragments(self._image, self._sock_addresses, coverage))
+        pages += unix_socket_pages(self._image, coverage)
+        pages += task_fragments(self._image, coverage)
+        for pfn in set(map(self._frames.pfn, pages)):
+            # An entry of a queue may name a page inside a compound page.
+            for order in range(self._orders):
+                place = self.unmarked.get(pfn >> order << order)
+                if place is not None and (place.order or 0) >= order:
+                    del self.unmarked[pfn >> order << order]
+                    number = 1 << (place.order or 0)
+                    self.count(place, -number, NEVER)
+                    self.count(place._replace(kind="page_frag"), number, NEVER)
+                    break
+
     def finish(self) -> None:
         """Add the pages that nothing marks: free pages of CPUs, and parts of blocks."""
+        self._add_fragments()
         for found in free_lists(self._image, self.coverage["free_lists"]):
             try:
                 self._add_free(found)
@@ -401,6 +440,7 @@ class _Piece:
                 continue
             size = slab.cache.size
             paid = tuple((o, n * size) for o, n in (slab.charged or {}).items())
+            reader.find_socks(slab)
             place = Place(nid, zone, "slab", page.order, slab.cache.name)
             used = max(slab.inuse * size, sum(b for _, b in paid))
             reader.count_shared(place, pages, Share(used, paid))
@@ -424,6 +464,8 @@ class _Piece:
             lru = _list_of(LRU_FLAGS[self._marks.lru[i]]) if kind in _USER else None
             share = reader.owners.shares.get(self._first + i) if kind == "zsmalloc" else None
             place = Place(nid, zone, kind, order, None, None, lru)
+            if kind == "unknown":
+                reader.unmarked[self._first + i] = place
             if share is not None:
                 reader.count_shared(place, 1 << order, share)
             else:

@@ -165,7 +165,7 @@ def pages(image: Image, by: Collection[str] | None = None) -> Answer:
     """
     payers = Payers(image)
     coverage = payers.coverage
-    inventory = read_inventory(image, payers.payer, coverage)
+    inventory = read_inventory(image, payers.memcgs, payers.payer, coverage)
     _compare(inventory, coverage["zones"])
     wanted = [name for name in DIMENSIONS if name in (by or _DEFAULT)]
     cells = _cells(inventory, wanted, mem_map(image).page_size)
