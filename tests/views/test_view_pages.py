@@ -172,7 +172,7 @@ def test_marked_pages(lab: Lab, kernel: str, nodes: str, workload: str) -> None:
         for row in rows(asked(image.core, ("kind", "lru")))
         if row["lru"] not in (None, "none")
     )
-    assert on_lists == lru > 1000
+    assert on_lists == lru > 500
 
 
 def kfence_slabs(prog: drgn.Program) -> int:
@@ -185,34 +185,30 @@ def kfence_slabs(prog: drgn.Program) -> int:
 
 
 def meminfo(image: GuestImage) -> dict[str, int]:
-    """Return the lines of /proc/meminfo that are the same in both copies, in pages."""
-    first, second = (
-        dict(
-            re.findall(r"^(\w+): +(\d+) kB$", (image.guest / n / "proc/meminfo").read_text(), re.M)
-        )
-        for n in "12"
-    )
-    return {name: int(v) * 1024 // PAGE for name, v in second.items() if first.get(name) == v}
+    """Return the lines of /proc/meminfo, in pages."""
+    text = (image.guest / "2/proc/meminfo").read_text()
+    return {
+        name: int(value) * 1024 // PAGE
+        for name, value in re.findall(r"^(\w+): +(\d+) kB$", text, re.M)
+    }
 
 
 @pytest.mark.parametrize(("kernel", "nodes", "workload"), IMAGES)
 def test_kernel_memory_is_that_of_meminfo(lab: Lab, kernel: str, nodes: str, workload: str) -> None:
     image = lab.image(kernel, nodes, workload)
-    found, said, compared = kinds(asked(image.core)), meminfo(image), 0
-    percpu = found["percpu"] + found["percpu_first"]
+    found, said = kinds(asked(image.core)), meminfo(image)
     for name, value in (
         ("Slab", found["slab"] + found["large_kmalloc"]),
         ("VmallocUsed", found["vmalloc"] + found["text"] + found["stack"]),
         ("PageTables", found["pagetables"]),
     ):
-        if name in said and said[name]:
-            # The copying programs are gone, and slabs are freed when CPUs find the time.
-            assert abs(value - said[name]) <= max(200, said[name] // 10), name
-            compared += 1
-    if "Percpu" in said:
-        # Percpu does not include static variables that are not in the first chunk.
-        assert 0 <= percpu - said["Percpu"] <= 512
-    assert compared >= 1
+        # The copying programs are gone, and slabs are freed when CPUs find the time.
+        most = max(200, said[name] // 10)
+        # Large kmallocs without a mark are counted as slab memory, and found as other pages.
+        unmarked = found["kmem"] + found["unknown"] if not found["large_kmalloc"] else 0
+        assert -most <= said[name] - value <= most + unmarked * (name == "Slab"), name
+    # Static variables that are not in the first chunk are not in it.
+    assert 0 <= found["percpu"] + found["percpu_first"] - said["Percpu"] <= 512
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
