@@ -34,7 +34,7 @@ from memcg_inspect.linux.mm.mm_types import (
     positions,
     scan_pages,
 )
-from memcg_inspect.linux.mm.mmzone import mem_map
+from memcg_inspect.linux.mm.mmzone import mem_map, memory_map_end
 from memcg_inspect.linux.mm.show_mem import FreeList, free_lists, read_zones
 from memcg_inspect.linux.mm.slab import Slab, SlabReader
 from memcg_inspect.linux.net.skbuff import socket_fragments, unix_socket_pages
@@ -130,7 +130,7 @@ class _Reader:
             _CODES[self.marks.kinds[code]] if code < len(self.marks.kinds) else 0
             for code in range(256)
         )
-        self.holes = _Complement(system_ram(image, self._frames.page_shift))
+        self.holes = _Complement(self._memory_ranges())
         self._orders = array_length(member_type(image.type("struct zone"), "free_area"))
         self.inventory = Inventory(zones=read_zones(image, coverage["zones"]))
         self.inventory.conflicts += self.owners.conflicts
@@ -140,6 +140,14 @@ class _Reader:
         #: The block that the last piece ended in: the page frame after it, and its code.
         self.open: tuple[int, int] = (0, 0)
         self.last: tuple[int, _Head | None] = (-1, None)
+
+    def _memory_ranges(self) -> list[tuple[int, int]]:
+        """Return the page frames that are no holes; all, if the tree of resources is unreadable."""
+        try:
+            return system_ram(self._image, self._frames.page_shift)
+        except FaultError as error:
+            self.coverage["resources"].miss("iomem_resource", error.address, str(error))
+            return [(0, memory_map_end(self._image))]
 
     def add(self, piece: PagePiece) -> None:
         """Add a piece of the memory map."""

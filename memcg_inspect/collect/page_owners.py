@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
 from drgn import FaultError
@@ -88,13 +88,12 @@ class Owners:
         found: list[Claim] = []
         for read in (
             *(self._areas, self._stacks, self._user_tables, self._page_ext, self._kfence),
-            *(self._huge_zero, self._pools, self._ftrace),
+            *(self._huge_zero, self._pools, self._trace, self._compressed),
+            lambda: _joined("kernel_pagetables", ((pfn, 1) for pfn in tables.pfns)),
+            lambda: self._memory_map(tables),
+            lambda: self._percpu(tables),
         ):
-            found += read()
-        found += _joined("kernel_pagetables", ((pfn, 1) for pfn in tables.pfns))
-        found += self._memory_map(tables)
-        found += self._percpu(tables)
-        found += self._compressed()
+            found += self._as_far_as_readable(read)
         self.claims = self._sorted(found)
         self._ends = [claim.end for claim in self.claims]
         self.regions = list(self._regions())
@@ -106,6 +105,13 @@ class Owners:
             if claim.start >= end:
                 return
             yield claim._replace(start=max(claim.start, start), end=min(claim.end, end))
+
+    def _as_far_as_readable(self, read: Callable[[], Iterable[Claim]]) -> Iterator[Claim]:
+        """Yield claims. If they cannot all be read, the rest of the pages have no known owner."""
+        try:
+            yield from read()
+        except FaultError as error:
+            self._coverage["owners"].miss("owner of pages", error.address, str(error))
 
     def _sorted(self, found: Iterable[Claim]) -> list[Claim]:
         claims: list[Claim] = []
@@ -177,7 +183,7 @@ class Owners:
             pfn = self._frames.pfn(page)
             yield Claim(pfn, pfn + (1 << order), "mempool")
 
-    def _ftrace(self) -> Iterator[Claim]:
+    def _trace(self) -> Iterator[Claim]:
         for address, order in ftrace_blocks(self._image, self._coverage["ftrace"]):
             pfn = self._frames.pfn(self._frames.virt_to_page(address))
             yield Claim(pfn, pfn + (1 << order), "trace")

@@ -234,6 +234,21 @@ def test_unknown_is_little(lab: Lab, kernel: str) -> None:
     assert found["unknown"] < found.total() // 100
 
 
+@pytest.mark.parametrize("kernel", [k for k in DEBIAN_KERNELS if k in ("6.1", "7.3")])
+def test_huge_pages(lab: Lab, kernel: str) -> None:
+    """A page of 1 GiB in use, and 20 of 2 MiB that are free, without most of their memory map."""
+    append = "hugepagesz=1G hugepages=1 hugepagesz=2M hugepages=20 hugetlb_free_vmemmap=on"
+    image = lab.image(kernel, "1", "gigantic", append=append, memory="3G")
+    answer = asked(image.core)
+    check_whole(answer)
+    found = kinds(answer)
+    assert (found["hugetlb"], found["hugetlb_free"]) == (1 << 18, 20 << 9)
+    # A struct page takes 64 bytes. A page of the map is left for each huge page, or shared.
+    whole = found.total() // 64
+    left_out = (1 << 18) // 64 + (20 << 9) // 64
+    assert whole - left_out <= found["memmap"] <= whole - left_out + 100
+
+
 HIDDEN = {4096: 0, 256: 4, 16: 9}
 
 

@@ -105,30 +105,45 @@ def free_lists(image: Image, coverage: Coverage) -> Iterator[FreeList]:
     """
     Iterate over the lists of free blocks that are not marked, except those that are empty.
 
-    :param coverage: counts the lists of CPUs that are unreadable
+    :param coverage: counts the lists that are unreadable
+    """
+    try:
+        for nid, number, zone in _zones(image):
+            yield from _cpu_lists(image, nid, number, zone, coverage)
+            # Commit 8c57b687e833 ("mm, bpf: Introduce free_pages_nolock()") (in v6.15).
+            if has_member(image, "struct zone", "trylock_free_pages"):
+                first = int(zone.trylock_free_pages.first.value_())
+                if first:
+                    yield FreeList(nid, number, None, 0, first)
+    except FaultError as error:
+        coverage.miss("lists of free pages", error.address, str(error))
+
+
+def _cpu_lists(
+    image: Image, nid: int, number: int, zone: Object, coverage: Coverage
+) -> Iterator[FreeList]:
+    """
+    Return the lists of all CPUs in a zone that are not empty.
+
+    :raises drgn.FaultError: if the zone cannot be read
     """
     pages = image.type("struct per_cpu_pages")
     lists = offsetof(pages, "lists")
     count = array_length(member_type(pages, "lists"))
     each = sizeof(image.type("struct list_head"))
     memory = image.memory
-    for nid, number, zone in _zones(image):
-        for offset in percpu_offsets(image).values():
-            head = (zone.per_cpu_pageset.value_() + offset) % (1 << 8 * memory.word_size) + lists
-            try:
-                links = memory.words(memory.read(head, count * each), 0, each)
-            except FaultError as error:
-                coverage.miss("free pages of a CPU", error.address, str(error))
-                continue
-            for index, first in enumerate(links):
-                at = head + index * each
-                if first != at:
-                    yield FreeList(nid, number, _order_of(image, index), at, first)
-        # Commit 8c57b687e833 ("mm, bpf: Introduce free_pages_nolock()") (in v6.15).
-        if has_member(image, "struct zone", "trylock_free_pages"):
-            first = int(zone.trylock_free_pages.first.value_())
-            if first:
-                yield FreeList(nid, number, None, 0, first)
+    start = zone.per_cpu_pageset.value_() + lists
+    for offset in percpu_offsets(image).values():
+        head = (start + offset) % (1 << 8 * memory.word_size)
+        try:
+            links = memory.words(memory.read(head, count * each), 0, each)
+        except FaultError as error:
+            coverage.miss("free pages of a CPU", error.address, str(error))
+            continue
+        for index, first in enumerate(links):
+            at = head + index * each
+            if first != at:
+                yield FreeList(nid, number, _order_of(image, index), at, first)
 
 
 def _order_of(image: Image, index: int) -> int:
