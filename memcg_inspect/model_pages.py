@@ -69,6 +69,8 @@ KINDS: dict[str, Kind] = {
     "trace": Kind("kernel", False, "ftrace: the places that it can patch, names of tasks"),
     "dma_pool": Kind("kernel", False, "pools for coherent DMA in atomic context"),
     "mempool": Kind("kernel", False, "reserve of the block layer for bio integrity"),
+    "blk_mq": Kind("kernel", False, "requests of block devices"),
+    "kvfree_rcu": Kind("kernel", False, "pages that CPUs keep for kvfree_rcu()"),
     "kmem": Kind("kernel", True, "other pages that memcgs are charged for as kernel memory"),
     "memmap": Kind("kernel", False, "the memory map: struct page of all page frames"),
     "page_ext": Kind("kernel", False, "extensions of struct page"),

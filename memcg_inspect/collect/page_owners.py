@@ -20,6 +20,7 @@ from memcg_inspect.image.image import Image
 from memcg_inspect.image.lookup import UnknownKernelError
 from memcg_inspect.linux.arch.x86 import is_text_address
 from memcg_inspect.linux.block.bio_integrity import integrity_pages
+from memcg_inspect.linux.block.blk_mq import request_blocks
 from memcg_inspect.linux.kernel.dma.pool import atomic_pools
 from memcg_inspect.linux.kernel.dma.swiotlb import swiotlb_pools
 from memcg_inspect.linux.kernel.resource import memory_resources
@@ -31,6 +32,7 @@ from memcg_inspect.linux.mm.kfence import kfence_pages
 from memcg_inspect.linux.mm.mmzone import mem_map, memory_map_end
 from memcg_inspect.linux.mm.page_ext import page_ext_tables
 from memcg_inspect.linux.mm.percpu import PcpuChunk, PercpuReader
+from memcg_inspect.linux.mm.slab_common import kvfree_rcu_pages
 from memcg_inspect.linux.mm.vmalloc import block_users, thread_size, vm_areas
 from memcg_inspect.linux.mm.zswap import ZswapReader
 from memcg_inspect.model import Coverage
@@ -182,6 +184,12 @@ class Owners:
         for page, order in integrity_pages(self._image, self._coverage["mempools"]):
             pfn = self._frames.pfn(page)
             yield Claim(pfn, pfn + (1 << order), "mempool")
+        for page, order in request_blocks(self._image, self._coverage["blk_mq"]):
+            pfn = self._frames.pfn(page)
+            yield Claim(pfn, pfn + (1 << order), "blk_mq")
+        for address in kvfree_rcu_pages(self._image, self._coverage["kvfree_rcu"]):
+            pfn = self._frames.pfn(self._frames.virt_to_page(address))
+            yield Claim(pfn, pfn + 1, "kvfree_rcu")
 
     def _trace(self) -> Iterator[Claim]:
         for address, order in ftrace_blocks(self._image, self._coverage["ftrace"]):

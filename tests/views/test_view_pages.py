@@ -227,11 +227,17 @@ def test_dimensions_add_up(lab: Lab, kernel: str) -> None:
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
-def test_unknown_is_little(lab: Lab, kernel: str) -> None:
-    """What nothing marks is less than a hundredth of the memory of a machine at rest."""
-    image = lab.image(kernel, "4", "idle")
+@pytest.mark.parametrize("workload", ["idle", "mixed"])
+def test_unknown_is_little(lab: Lab, kernel: str, workload: str) -> None:
+    """
+    What nothing marks is less than a thousandth of the memory of a machine at rest.
+
+    Up to 6.14, large kmallocs that no memcg pays for have no mark.
+    """
+    image = lab.image(kernel, "4", workload)
     found = kinds(asked(image.core))
-    assert found["unknown"] < found.total() // 100
+    marks_kmallocs = found["large_kmalloc"] > 0
+    assert found["unknown"] < found.total() // (1000 if marks_kmallocs else 250)
 
 
 @pytest.mark.parametrize("kernel", [k for k in DEBIAN_KERNELS if k in ("6.1", "7.3")])
