@@ -60,7 +60,7 @@ class PagesRow:
         Value,
         Field(
             "pages",
-            "number of page frames. With --by memcg, it is missing where memcgs share pages",
+            "number of page frames; not with --by memcg, since memcgs share pages",
             total=True,
             priority=9,
         ),
@@ -145,11 +145,11 @@ class _Cell:
     """
     The sums of a row.
 
-    :ivar pages: number of pages; ``None`` in a row that has only a part of some
+    :ivar pages: number of pages; has no meaning for a memcg, which may have parts of some
     :ivar bytes: bytes by field: ``paid``, ``unpaid``, ``never`` or ``unused``
     """
 
-    pages: int | None = 0
+    pages: int = 0
     bytes: Counter[str] = field(default_factory=Counter)
 
 
@@ -172,14 +172,14 @@ def pages(image: Image, by: Collection[str] | None = None) -> Answer:
     rows = [_row(payers, inventory, key, cell) for key, cell in cells.items()]
     rows.sort(key=_order if by else _by_place)
     omit = [name for name in DIMENSIONS if name not in wanted]
-    if "memcg" not in wanted:
-        omit.append("memcg_address")
+    # Memcgs share slabs and pages of percpu memory.
+    omit.append("pages" if "memcg" in wanted else "memcg_address")
     title = f"page frames by {named(wanted)}"
     columns = columns_of(PagesRow, omit=omit)
     first = Table("pages", title, columns, rows, is_ranked=by is not None)
     zones = list(_zone_rows(inventory, mem_map(image).page_size))
     tables = (first, Table("zones", "zones of nodes", columns_of(ZoneRow), zones))
-    return Answer("pages", image_info(image), tables, dict(coverage), tuple(_notes(image, rows)))
+    return Answer("pages", image_info(image), tables, dict(coverage), tuple(_notes(image)))
 
 
 def _compare(inventory: Inventory, coverage: Coverage) -> None:
@@ -203,10 +203,8 @@ def _cells(inventory: Inventory, by: Collection[str], page_size: int) -> dict[_K
         memcg = payer if "memcg" in by and payer not in _FIELDS else None
         cell = cells.setdefault((memcg, place._replace(**omitted)), _Cell())  # type: ignore[arg-type]
         cell.bytes[_FIELDS.get(payer, "paid")] += size
-    for key, cell in cells.items():
-        whole, rest = divmod(cell.bytes.total(), page_size)
-        cell.pages = None if rest else whole
-        assert key is not None
+    for cell in cells.values():
+        cell.pages = cell.bytes.total() // page_size
     return cells
 
 
@@ -277,14 +275,12 @@ def _groups(inventory: Inventory) -> Mapping[str, Counter[tuple[int, int]]]:
     return groups
 
 
-def _notes(image: Image, rows: Collection[PagesRow]) -> Iterator[str]:
+def _notes(image: Image) -> Iterator[str]:
     if not page_layout(image).has_large_kmalloc:
         yield (
             "This kernel does not mark large kmallocs. Those that a memcg pays for are kmem, the "
             "others are unknown."
         )
-    if any(row.pages is None for row in rows):
-        yield "Memcgs share slabs and pages of percpu memory, so that rows have parts of pages."
 
 
 def _run(image: Image, args: Namespace) -> Answer:
