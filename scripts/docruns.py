@@ -21,7 +21,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import docscene
 from docblocks import fenced, fields, shortened
@@ -38,6 +38,7 @@ from memcg_inspect.image.image import image_of
 from memcg_inspect.image.program import ImageSource, open_program
 from memcg_inspect.linux.mm.mm_types import scan_pages
 from memcg_inspect.linux.mm.slab import SlabReader
+from memcg_inspect.model_pages import KINDS
 from memcg_inspect.views import tables
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -53,6 +54,13 @@ _SHOWN = ("identities", "slab", "skew")
 
 #: A guest that profiles allocations.
 _PROFILED = {"kernel": "7.3-lab", "append": "sysctl.vm.mem_profiling=1"}
+
+#: A guest in which a module hides memory.
+_HIDDEN = {
+    "kernel": "7.3-lab",
+    "nodes": "2",
+    "modules": ((str(ROOT / "fixtures/modules/hider"), ""),),
+}
 
 
 def _run(*command: str | Path, status: int = 0) -> str:
@@ -126,16 +134,26 @@ def _bench() -> str:
     return fenced("$ scripts/bench\n" + _run("scripts/bench"))
 
 
-def _command(*arguments: str, **image: str | int) -> Callable[[], str]:
+def _command(*arguments: str, most_rows: int = 16, **image: Any) -> Callable[[], str]:
     """Return a function that runs a command on an image, and shortens its tables."""
 
     def write() -> str:
         core = images.image(**{"kernel": "7.3", "nodes": "4", "workload": "mixed", **image})
         output = _run("-m", "memcg_inspect", *arguments, "--debuginfo", "btf", "-c", core)
-        output = shortened(output, None, most_rows=16)
+        output = shortened(output, None, most_rows=most_rows)
         return fenced(f"$ memcg-inspect {' '.join(arguments)} -c vmcore\n" + output)
 
     return write
+
+
+def _page_kinds() -> str:
+    """Return the list of kinds of page frames."""
+    width = max(map(len, KINDS))
+    lines = (
+        f"{name:{width}}  {kind.group:7}  {'memcg' if kind.is_charged else '-':5}  {kind.help}"
+        for name, kind in KINDS.items()
+    )
+    return fenced("\n".join(lines))
 
 
 def _growth(*arguments: str) -> Callable[[], str]:
@@ -370,6 +388,27 @@ BLOCKS = {
         ),
     ),
     "rss_fields": Block("docs/commands/rss.md", _fields("rss"), "source"),
+    "pages": Block("docs/commands/pages.md", _command("pages", "--node", "2", most_rows=40)),
+    "pages_bill": Block(
+        "docs/commands/pages.md",
+        _command("pages", "--node", "2", "--by", "memcg", "--top", "10"),
+    ),
+    "pages_kinds": Block("docs/commands/pages.md", _page_kinds, "source"),
+    "pages_fields": Block("docs/commands/pages.md", _fields("pages"), "source"),
+    "where_kinds": Block(
+        "docs/where-did-my-memory-go.md",
+        _command("pages", "--by", "kind", "--top", "0", most_rows=40, **_HIDDEN),
+        kernel=_HIDDEN["kernel"],
+    ),
+    "where_unknown": Block(
+        "docs/where-did-my-memory-go.md",
+        _command(*("pages", "--by", "kind,order,node", "--sort", "never", "--top", "6"), **_HIDDEN),
+        kernel=_HIDDEN["kernel"],
+    ),
+    "where_bill": Block(
+        "docs/where-did-my-memory-go.md",
+        _command("pages", "--node", "2", "--by", "memcg", "--top", "6"),
+    ),
     "percpu": Block(
         "docs/commands/percpu.md",
         _command("percpu", "--memcg", "/bpf-percpu*", "--top", "10"),

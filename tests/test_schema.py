@@ -25,6 +25,8 @@ ASKED = (
     ("audit",),
     ("overview",),
     ("overview", "--node", "1"),
+    ("pages",),
+    ("pages", "--by", "memcg,node,kind,order,cache,caller,lru"),
     ("slabinfo",),
     ("slabinfo", "--by-node"),
     ("slabinfo", "--fields", "memcg,bytes"),

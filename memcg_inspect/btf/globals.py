@@ -173,6 +173,16 @@ _READERS: dict[str, Entry | tuple[Entry, ...]] = {
     "module_tags": "struct alloc_tag_module_section",
     "page_alloc_tagging_ops": "struct page_ext_operations",
     "page_ext_size": "unsigned long",
+    # physical addresses
+    "atomic_pool_dma": ("struct dma_gen_pool", "struct gen_pool *"),
+    "atomic_pool_dma32": ("struct dma_gen_pool", "struct gen_pool *"),
+    "atomic_pool_kernel": ("struct dma_gen_pool", "struct gen_pool *"),
+    "io_tlb_default_mem": "struct io_tlb_mem",
+    "iomem_resource": "struct resource",
+    # ftrace, bio_integrity
+    "ftrace_pages_start": "struct ftrace_page *",
+    "integrity_buf_pool": "mempool_t",
+    "savedcmd": "struct saved_cmdlines_buffer *",
     # kfence
     "__kfence_pool": "char *",
     "kfence_metadata": _kfence_metadata,

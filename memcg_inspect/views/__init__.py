@@ -19,6 +19,7 @@ __all__ = ("NAMES", "columns", "tables", "views")
 #: Modules of this package, in the order of ``--help``.
 NAMES = (
     "overview",
+    "pages",
     "slabinfo",
     "percpu",
     "usage",

@@ -27,8 +27,8 @@ OF_DRGN = {
 }
 #: Enumerators, per-CPU variables and functions, which BTF describes.
 IN_BTF = {
-    *("N_MEMORY", "N_POSSIBLE", "PIDTYPE_PID"),
-    *("cached_stacks", "int_active_memcg", "memcg_stock", "rcu_data"),
+    *("N_MEMORY", "N_POSSIBLE", "NR_FREE_PAGES", "PIDTYPE_PID"),
+    *("cached_stacks", "int_active_memcg", "krc", "memcg_stock", "rcu_data"),
     *("__preempt_count", "pcpu_hot"),
     "__get_obj_cgroup_from_memcg",
 }

@@ -50,6 +50,8 @@ VIEWS: tuple[tuple[str, ...], ...] = (
     ("overview", "--json"),
     ("overview", "--by-node", "--json"),
     ("dying", "--json"),
+    ("pages", "--json"),
+    ("pages", "--by", "memcg,kind,order,cache,caller,lru", "--json"),
     ("percpu", "--each", "--json"),
     ("rss", "--json"),
     ("rss", "--check", "--json"),

@@ -113,6 +113,8 @@ SUMS = (
     (("slabinfo",), ("memcg", "cache"), ("objects", "bytes", "charged")),
     (("percpu", "--by", "memcg"), ("memcg",), ("count", "bytes", "charged", "node_0", "node_1")),
     (("percpu",), ("memcg", "nodes"), ("count", "bytes", "charged", "node_0", "node_1")),
+    (("pages",), ("node", "zone", "kind"), ("pages", "bytes", "paid", "never", "unused")),
+    (("pages", "--by", "memcg"), ("memcg",), ("bytes", "paid", "unpaid")),
     (("overview",), ("memcg",), ("current", "sum", "user", "slab", "percpu", "other", "dying")),
     (("overview", "--by-node"), ("memcg", "node"), ("sum", "user", "slab", "percpu")),
 )

@@ -22,6 +22,7 @@ __all__ = (
     "ENTRIES",
     "Entry",
     "Geometry",
+    "is_text_address",
     "page_table_geometry",
 )
 
@@ -41,6 +42,8 @@ _ERRATUM = 0x60
 #: ``__PHYSICAL_MASK_SHIFT``.
 _PHYSICAL_BITS = 52
 _ALL = (1 << 64) - 1
+#: ``__START_KERNEL_map``.
+_START_KERNEL_MAP = 0xFFFFFFFF80000000
 #: ``SWP_TYPE_BITS`` and ``SWP_OFFSET_SHIFT``.
 _SWAP_TYPE_BITS, _SWAP_OFFSET_SHIFT = 5, 14
 #: ``MAX_PHYSMEM_BITS``, by the number of levels.
@@ -129,6 +132,17 @@ class Geometry(NamedTuple):
         address = (entry if entry & _PRESENT else ~entry) & self.mask
         pfn = (address >> PAGE_SHIFT) & -pages
         return Entry("special" if entry & _SPECIAL else "page", pfn)
+
+
+def is_text_address(image: Image, address: int) -> bool:
+    """
+    Return whether an address is where code can be: that of the kernel, of modules, and of BPF.
+
+    :return: always ``False`` on machines other than x86-64
+    """
+    platform = image.prog.platform
+    is_x86 = platform is not None and platform.arch == Architecture.X86_64
+    return is_x86 and address >= _START_KERNEL_MAP
 
 
 @per_image

@@ -47,6 +47,7 @@ from memcg_inspect.linux.mm.page_flags import FlagBits, page_flags
 from memcg_inspect.model import ImageError
 
 __all__ = (
+    "LRU_FLAGS",
     "FlagColumn",
     "KmemPage",
     "LruFlags",
@@ -62,6 +63,7 @@ __all__ = (
     "positions",
     "scan_pages",
     "scan_range",
+    "type_markers",
 )
 
 #: All bits that any kernel has used for flags, ``__NR_MEMCG_DATA_FLAGS - 1`` or more.
@@ -337,7 +339,7 @@ def page_layout(image: Image) -> PageLayout:
         kmem=Marker(low, MEMCG_DATA_KMEM, MEMCG_DATA_KMEM),
         lru=Marker(low, MEMCG_DATA_FLAGS, 0),
         large_kmalloc=_large_kmalloc_marker(image, memory, page_type),
-        table=_type_markers(image, memory, page_type, "table", PG_TABLE),
+        table=type_markers(image, memory, page_type, "table", PG_TABLE),
         on_lru=_flag(image, memory, flags, "PG_lru"),
         lru_flags=_flag_column(memory, flags, listed),
         zone=_flag_column(memory, flags, [bits.zone]),
@@ -366,8 +368,8 @@ def _flag_column(memory: Memory, flags: int, parts: Iterable[FlagBits]) -> FlagC
 
 _NOT_ZERO = b"\0" + b"\1" * 255
 
-#: The flags for each value of a byte of the column.
-_LRU_FLAGS = tuple(
+#: The flags for each value of a byte of :attr:`PageLayout.lru_flags`.
+LRU_FLAGS = tuple(
     LruFlags(bool(b & 1), bool(b & 2), bool(b & 4), bool(b & 8), b >> 4) for b in range(256)
 )
 
@@ -377,7 +379,7 @@ def page_type_base(image: Image) -> int:
     return constant(image, "PAGE_TYPE_BASE") or PAGE_TYPE_BASE
 
 
-def _type_markers(
+def type_markers(
     image: Image, memory: Memory, page_type: int, name: str, bit: int
 ) -> tuple[Marker, ...]:
     """
@@ -404,13 +406,13 @@ def _slab_markers(image: Image, memory: Memory, flags: int, page_type: int) -> t
     is_flag = bit is not None and bit < 8 * memory.word_size
     if is_flag or constant(image, "PGTY_slab", "PG_slab") is None:
         return (_flag(image, memory, flags, "PG_slab"),)
-    return _type_markers(image, memory, page_type, "slab", 0)
+    return type_markers(image, memory, page_type, "slab", 0)
 
 
 def _large_kmalloc_marker(image: Image, memory: Memory, page_type: int) -> Marker | None:
     if constant(image, "PGTY_large_kmalloc") is None:
         return None
-    return _type_markers(image, memory, page_type, "large_kmalloc", 0)[0]
+    return type_markers(image, memory, page_type, "large_kmalloc", 0)[0]
 
 
 def _order_offset(image: Image, memory: Memory, flags: int) -> int:
@@ -645,7 +647,7 @@ class _Scan:
 
 def _alike(places: Iterable[tuple[int, int, int, int]], order: int) -> Iterator[LruPages]:
     for (word, flag, zone, nid), folios in Counter(places).items():
-        yield LruPages(nid, word, zone, _LRU_FLAGS[flag], folios, folios << order)
+        yield LruPages(nid, word, zone, LRU_FLAGS[flag], folios, folios << order)
 
 
 def _pages_by_node(

@@ -29,6 +29,7 @@ __all__ = (
     "MemMap",
     "PageRange",
     "mem_map",
+    "memory_map_end",
     "memory_nodes",
     "online_cpus",
     "online_nodes",
@@ -251,6 +252,17 @@ def page_ranges(image: Image) -> list[PageRange]:
             raise ImageError(f"max_pfn is {found[-1].end:#x}, more than memory can be") from None
         return found
     return list(_joined(_online_ranges(image, roots)))
+
+
+def memory_map_end(image: Image) -> int:
+    """Return the page frame after the last one that has a ``struct page``, valid or not."""
+    end = max((part.end for part in page_ranges(image)), default=0)
+    try:
+        number = int(image.object("__highest_present_section_nr").value_())
+        bits = int(image.object("SECTION_SIZE_BITS").value_())
+    except UnknownKernelError:  # FLATMEM
+        return end
+    return max(end, number + 1 << bits - int(image.object("PAGE_SHIFT").value_()))
 
 
 def _joined(ranges: Iterable[PageRange]) -> Iterator[PageRange]:

@@ -221,20 +221,27 @@ class PercpuReader:
         offsets = self.image.object("pcpu_unit_offsets").read_()
         return [int(offsets[cpu]) for cpu in possible_cpus(self.image)]
 
-    def chunks(self) -> Iterator[PcpuChunk]:
-        """Iterate over all chunks. Those whose bitmaps are unreadable are counted and left out."""
+    def chunks(self, place: bool = True) -> Iterator[PcpuChunk]:
+        """
+        Iterate over all chunks. Those whose bitmaps are unreadable are counted and left out.
+
+        :param place: whether to find the nodes of all pages, for :attr:`pages` and
+            :attr:`allocated`
+        """
 
         def missed(error: FaultError) -> None:
             self.coverage.miss("percpu chunk", error.address, str(error))
 
         try:
-            self._count_static()
+            if place:
+                self._count_static()
         except FaultError as error:
             missed(error)
         for chunk in self._listed(missed):
             try:
                 found = self._chunk(chunk)
-                self._count(found, chunk)
+                if place:
+                    self._count(found, chunk)
             except FaultError as error:
                 missed(error)
                 continue
@@ -378,29 +385,75 @@ class PercpuReader:
     def _count_static(self) -> None:
         """Count the pages before the first chunk: static and reserved percpu memory."""
         size = mem_map(self.image).page_size
+        for address in self._static_pages():
+            for offset in self._unit_offsets:
+                nid = self._nid(address + offset)
+                self.pages[nid] += 1
+                self.allocated[nid] += size
+
+    def _static_pages(self) -> range:
+        """
+        Return the addresses of the pages before the first chunk, in the first unit.
+
+        :raises drgn.FaultError: if they cannot be read
+        """
+        size = mem_map(self.image).page_size
         start = self.image.object("pcpu_base_addr").value_()
         first = self.image.object("pcpu_first_chunk")
         end = first.base_addr.value_()
         if not start <= end <= start + _unit_size(self.image):
             raise FaultError(f"the first chunk does not begin at {end:#x}", first.value_())
         self.static_size = end - start + int(first.start_offset)
-        for address in range(start, end - size + 1, size):
-            for offset in self._unit_offsets:
-                nid = self._nid(address + offset)
-                self.pages[nid] += 1
-                self.allocated[nid] += size
+        return range(start, end - size + 1, size)
+
+    def static_pages(self) -> range:
+        """
+        Return the addresses of the pages of static percpu variables, in the first unit.
+
+        If they cannot be read, they are counted as unreadable.
+        """
+        try:
+            return self._static_pages()
+        except FaultError as error:
+            self.coverage.miss("static percpu variables", error.address, str(error))
+            return range(0)
+
+    def unit_offsets(self) -> list[int]:
+        """Return the bytes from the first unit of a chunk to that of each possible CPU."""
+        return list(self._unit_offsets)
+
+    def populated(self, chunk: PcpuChunk) -> int:
+        """
+        Return the pages of each unit that have memory, a bit for each.
+
+        If they cannot be read, they are counted as unreadable.
+        """
+        found = Object(self.image.prog, "struct pcpu_chunk *", chunk.address)
+        try:
+            return self._bitmap(found.populated.address_ or 0, chunk.nr_pages)
+        except FaultError as error:
+            self.coverage.miss("percpu chunk", error.address, str(error))
+            return 0
+
+    def used(self, chunk: PcpuChunk, page: int) -> int:
+        """
+        Return the allocated bytes of a page of a unit.
+
+        :param page: index of the page
+        """
+        units = (1 << mem_map(self.image).page_shift) // MIN_ALLOC_SIZE
+        return (chunk.alloc_map >> page * units & (1 << units) - 1).bit_count() * MIN_ALLOC_SIZE
 
     def _count(self, found: PcpuChunk, chunk: Object) -> None:
         """Count the pages that back a chunk, and how much of them is allocated."""
-        units = (1 << mem_map(self.image).page_shift) // MIN_ALLOC_SIZE
         populated = self._bitmap(chunk.populated.address_ or 0, found.nr_pages)
         for page in range(found.nr_pages):
             if not populated >> page & 1:
                 continue
-            taken = found.alloc_map >> page * units & (1 << units) - 1
+            taken = self.used(found, page)
             for nid, cpus in self.page_nodes(found, page).items():
                 self.pages[nid] += cpus
-                self.allocated[nid] += taken.bit_count() * MIN_ALLOC_SIZE * cpus
+                self.allocated[nid] += taken * cpus
 
     def _bitmap(self, address: int, bits: int) -> int:
         word = self.memory.word_size

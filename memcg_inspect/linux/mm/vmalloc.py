@@ -69,6 +69,7 @@ class VmArea(NamedTuple):
     :ivar user: who uses a stack; ``""`` for other areas
     :ivar is_counted: whether vmalloc() counts its pages, as ``NR_VMALLOC`` or
         ``nr_vmalloc_pages``
+    :ivar caller: address of the code that made the area
     """
 
     address: int
@@ -76,6 +77,7 @@ class VmArea(NamedTuple):
     is_stack: bool
     user: StackUser = ""
     is_counted: bool = True
+    caller: int = 0
 
 
 #: Macros for ``vm_struct.flags`` in the same file, in words.
@@ -231,6 +233,7 @@ def vm_areas(image: Image, coverage: Coverage, stack_coverage: Coverage) -> Iter
                 is_stack=is_stack,
                 user=stacks.users.get(vm, "unknown") if is_stack else "",
                 is_counted=vm != uncounted,
+                caller=memory.word_at(data, caller),
             )
             if found.user == "unknown" and found.pages and _is_charged(image, found.pages[0]):
                 # A stack is counted as long as it is charged: exit_task_stack_account().

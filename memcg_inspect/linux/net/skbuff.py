@@ -12,16 +12,21 @@ compound pages.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from drgn import Architecture, FaultError, Object, cast, offsetof, sizeof
 
 from memcg_inspect.image.image import Image
 from memcg_inspect.image.layout import array_length, bit_field, constant, has_member, has_type
-from memcg_inspect.linux.lib.list import hlist_entries, list_entries
+from memcg_inspect.linux.lib.list import (
+    hlist_entries,
+    list_entries,
+    raise_fault,
+    rbtree_entries,
+)
 from memcg_inspect.model import Coverage
 
-__all__ = ("SkbReader", "unix_socket_pages")
+__all__ = ("SkbReader", "fragments", "socket_fragments", "unix_socket_pages")
 
 #: ``UNIX_HASH_SIZE``: sockets with an abstract name are in the second half.
 _UNIX_HASH_SIZE = 512
@@ -57,6 +62,42 @@ def unix_socket_pages(image: Image, coverage: Coverage) -> Iterator[int]:
                     yield from _queue(image, sock.sk_receive_queue)
                 except FaultError as error:
                     missed(error)
+
+
+def socket_fragments(image: Image, socks: Iterable[int], coverage: Coverage) -> Iterator[int]:
+    """
+    Iterate over the pages in the queues of sockets, and over those that sockets fill now.
+
+    :param socks: ``struct sock *``
+    :param coverage: counts the sockets that were read, and those whose queue is unreadable
+    :return: ``struct page *`` of each fragment
+    """
+    for address in socks:
+        sock = Object(image.prog, "struct sock *", address)
+        try:
+            yield from fragments(sock.sk_frag)
+            for name in ("sk_receive_queue", "sk_write_queue", "sk_error_queue"):
+                yield from _queue(image, sock.member_(name))
+            # tcp_rtx_queue, in a union with sk_send_head
+            root = sock.tcp_rtx_queue.address_of_()
+            for skb in rbtree_entries(image, "struct sk_buff", root, "rbnode", raise_fault):
+                yield from _pages(_shared_info(image, skb))
+            coverage.read += 1
+        except FaultError as error:
+            coverage.miss("queue of a socket", error.address, str(error))
+
+
+def fragments(frag: Object) -> Iterator[int]:
+    """
+    Yield the page that a task or a socket takes its next fragments from, if it has one.
+
+    :param frag: ``struct page_frag``
+    :return: ``struct page *``
+    :raises drgn.FaultError: if it cannot be read
+    """
+    page = frag.page.value_()
+    if page:
+        yield page
 
 
 def _queue(image: Image, queue: Object) -> Iterator[int]:

@@ -1,0 +1,331 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+"""
+What struct page says of its page
+---------------------------------
+
+Mirrors ``stable_page_flags()`` of :linux:`fs/proc/page.c` (``/proc/kpageflags``), for all pages of
+a piece of the memory map at once. What no mark tells is left to the owners of pages.
+
+What differs between kernel releases:
+
+- hugetlb pages have a destructor in ``page[1].compound_dtor`` up to 6.5, the flag ``PG_hugetlb`` in
+  ``page[1].flags`` up to 6.9, and a page type since commit d99e3140a4d3 ("mm: turn
+  folio_test_hugetlb into a PageType") (in v6.10);
+- pages of zsmalloc have a page type since commit 43d746dc49bb ("mm/zsmalloc: use a proper page
+  type") (in v6.11). Before, ``page->mapping`` names ``zsmalloc_mops``.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from drgn import offsetof
+
+from memcg_inspect.image.image import Image
+from memcg_inspect.image.layout import array_length, constant, has_member, member_type
+from memcg_inspect.image.lookup import UnknownKernelError
+from memcg_inspect.linux.mm.mm_types import (
+    FlagColumn,
+    Marker,
+    RawPiece,
+    page_layout,
+    positions,
+    type_markers,
+)
+from memcg_inspect.linux.mm.mmzone import mem_map
+from memcg_inspect.linux.mm.page_alloc import bare_markers
+from memcg_inspect.linux.mm.page_flags import page_flags
+
+__all__ = ("UNMARKED", "MarkReader", "Marks")
+
+#: Page types by the kind of their pages. ``buddy`` pages are found by themselves.
+_TYPES = {
+    "offline": "offline",
+    "table": "pagetables",
+    "guard": "guard",
+    "hugetlb": "hugetlb",
+    "zsmalloc": "zsmalloc",
+    "unaccepted": "unaccepted",
+    "large_kmalloc": "large_kmalloc",
+}
+#: ``PG_buddy`` etc. while they were macros (up to 6.9). 0: the kernel has no such type.
+_MACROS = {"buddy": 0x80, "offline": 0x100, "table": 0x200, "guard": 0x400}
+#: ``PAGE_MAPPING_ANON`` and ``PAGE_MAPPING_MOVABLE``.
+_ANON, _MOVABLE = 1, 2
+#: ``PP_SIGNATURE`` without ``POISON_POINTER_DELTA``, and the bits that are always those.
+_PP_SIGNATURE, _PP_MASK = 0x40, 0x7C
+#: The upper 16 bits of ``POISON_POINTER_DELTA`` (``CONFIG_ILLEGAL_POINTER_VALUE``).
+_POISON = 0xDEAD
+_NOT_ZERO = b"\0" + b"\1" * 255
+
+#: The code of pages that no mark tells the kind of.
+UNMARKED = 0
+
+
+class Marks(NamedTuple):
+    """
+    What the pages of a piece say of themselves.
+
+    The columns are integers with a byte of 0 or 1 for each page, the first in the lowest byte.
+
+    :ivar codes: a byte for each page: the index of its kind in :attr:`MarkReader.kinds`, or
+        :data:`UNMARKED`. Only that of the first page of a block has a meaning
+    :ivar free: order of each free block that begins in the piece, by index
+    :ivar tails: pages that are not the first of a compound page
+    :ivar bare: pages without refcount and type, charged to nobody, and in no compound page
+    :ivar kmem: pages that are charged as kernel memory
+    :ivar lru: flags that determine the LRU list, a byte for each page:
+        :data:`memcg_inspect.linux.mm.mm_types.LRU_FLAGS`
+    """
+
+    codes: bytearray
+    free: dict[int, int]
+    tails: int
+    bare: int
+    kmem: int
+    lru: bytes
+
+
+class MarkReader:
+    """
+    Finder of the marks of pages.
+
+    :ivar kinds: kinds by code
+    """
+
+    def __init__(self, image: Image) -> None:
+        self._memory, self._frames, self._layout = image.memory, mem_map(image), page_layout(image)
+        layout = self._layout
+        page = image.type("struct page")
+        self._private = offsetof(page, "private")
+        self._mapping = offsetof(page, "mapping")
+        self._orders = array_length(member_type(image.type("struct zone"), "free_area"))
+        self._bare = bare_markers(image)
+        self._link = offsetof(page, "lru")
+        self._buddy = _type(image, "buddy")
+        types = {kind: _type(image, name) for name, kind in _TYPES.items()}
+        self._types = {kind: markers for kind, markers in types.items() if markers}
+        self._hugetlb = self._hugetlb_mark(image) if "hugetlb" not in self._types else None
+        self._zsmalloc = self._zsmalloc_mapping(image)
+        self._reserved = self._flag(image, "PG_reserved")
+        self._hwpoison = self._flag(image, "PG_hwpoison")  # CONFIG_MEMORY_FAILURE
+        # PageVmemmapSelfHosted(), of memory that was added with its own memory map.
+        self._self_hosted = self._flag(image, "PG_vmemmap_self_hosted")
+        self._pool = self._pool_markers(image)
+        bit = page_flags(image).swapbacked.shift
+        self._swapbacked = Marker(self._byte(bit), 1 << bit % 8, 1 << bit % 8)
+        low = self._memory.byte_of_word(self._mapping, 0)
+        self._anon = Marker(low, _ANON, _ANON)
+        self._movable = Marker(low, _ANON | _MOVABLE, _MOVABLE)
+        marked = [*self._types, "slab", "reserved", "hwpoison", "memmap"]
+        marked += [
+            "page_pool",
+            "anon",
+            "shmem",
+            "file",
+            "user",
+            "hugetlb",
+            "hugetlb_free",
+            "zsmalloc",
+        ]
+        self.kinds: tuple[str, ...] = ("", *dict.fromkeys(marked))
+        self._code = {kind: code for code, kind in enumerate(self.kinds)}
+        self._lru: FlagColumn = layout.lru_flags
+
+    def _byte(self, bit: int) -> int:
+        return self._memory.byte_of_word(self._frames.flags, bit // 8)
+
+    def _flag(self, image: Image, name: str) -> Marker | None:
+        bit = constant(image, name)
+        return None if bit is None else Marker(self._byte(bit), 1 << bit % 8, 1 << bit % 8)
+
+    def _hugetlb_mark(self, image: Image) -> Marker | None:
+        """Return the test of ``page[1]`` that tells that a compound page is one of hugetlb."""
+        value = constant(image, "HUGETLB_PAGE_DTOR")
+        if has_member(image, "struct page", "compound_dtor") and value is not None:
+            return Marker(offsetof(image.type("struct page"), "compound_dtor"), 0xFF, value)
+        bit = constant(image, "PG_hugetlb")
+        if bit is None or bit >= 8 * self._memory.word_size:
+            return None
+        return Marker(self._byte(bit), 1 << bit % 8, 1 << bit % 8)
+
+    def _pool_markers(self, image: Image) -> tuple[Marker, ...]:
+        """Return the tests of ``page->pp_magic``, ``page_pool_page_is_pp()``."""
+        page, memory = image.type("struct page"), self._memory
+        if not page.has_member("pp_magic") or memory.word_size < 8:
+            return ()
+        # Between the signature and POISON_POINTER_DELTA there may be an index (since 6.16).
+        at = offsetof(page, "pp_magic")
+        return (
+            Marker(memory.byte_of_word(at, 0), _PP_MASK, _PP_SIGNATURE),
+            Marker(memory.byte_of_word(at, 6), 0xFF, _POISON & 0xFF),
+            Marker(memory.byte_of_word(at, 7), 0xFF, _POISON >> 8),
+        )
+
+    def _zsmalloc_mapping(self, image: Image) -> int | None:
+        if "zsmalloc" in self._types:
+            return None
+        try:
+            return int(image.symbol("zsmalloc_mops").address) | _MOVABLE
+        except UnknownKernelError:
+            return None
+
+    def read(self, raw: RawPiece) -> Marks:
+        """Find the marks of a piece of the memory map."""
+        data, size, layout = raw.data, self._frames.size, self._layout
+        count = len(data) // size
+        everything = int.from_bytes(b"\1" * count, "little")
+        tails = layout.tail.column(data, size)
+        for i, order in raw.orders.items():
+            # Tails of a hugetlb page can look like heads.
+            tails |= int.from_bytes(b"\1" * (min(1 << order, count - i) - 1), "little") << 8 * (
+                i + 1
+            )
+        alone = everything & ~tails
+        codes, known = 0, 0
+        slabs = _all(layout.slab, data, size) & alone
+        for kind, markers in self._types.items():
+            column = _all(markers, data, size) & alone & ~slabs & ~known
+            codes += column * self._code[kind]
+            known |= column
+        codes += slabs * self._code["slab"]
+        kmem = layout.kmem.column(data, size) & alone & ~slabs
+        known |= slabs
+        for kind, columns in self._reserved_pages(data).items():
+            column = columns & alone & ~known
+            codes += column * self._code[kind]
+            known |= column
+        pool = _all(self._pool, data, size) & alone & ~known & ~kmem
+        pool &= self._references(data, count)
+        codes += pool * self._code["page_pool"]
+        known |= pool
+        users, found = self._users(data, count, alone & ~known & ~kmem)
+        codes += users
+        known |= found
+        bare = _all(self._bare, data, size) & alone & ~known
+        bare &= ~kmem & ~layout.head.column(data, size)
+        found_codes = bytearray(codes.to_bytes(count, "little"))
+        self._set_others(raw, found_codes, alone)
+        return Marks(
+            codes=found_codes,
+            free=self._free(raw, alone, count),
+            tails=tails,
+            bare=bare,
+            kmem=kmem,
+            lru=self._lru.column(data, size),
+        )
+
+    def _reserved_pages(self, data: bytes) -> dict[str, int]:
+        """Return pages that are reserved, and those that are poisoned, the most special first."""
+        flags = {
+            "hwpoison": self._hwpoison,
+            "memmap": self._self_hosted,
+            "reserved": self._reserved,
+        }
+        found = {
+            kind: flag.column(data, self._frames.size) if flag is not None else 0
+            for kind, flag in flags.items()
+        }
+        found["memmap"] &= found["reserved"]
+        return found
+
+    def _users(self, data: bytes, count: int, rest: int) -> tuple[int, int]:
+        """
+        Find user pages, which are mapped by processes, or belong to files.
+
+        :param rest: pages that can be
+        :return: the codes of their kinds, and the pages
+        """
+        size, layout = self._frames.size, self._layout
+        anon = self._anon.column(data, size)
+        charged = layout.lru.column(data, size) & self._words(data, layout.memcg_data, count)
+        listed = layout.on_lru.column(data, size)
+        used = self._references(data, count)
+        users = rest & used & (anon | charged | listed)
+        mapped = self._words(data, self._mapping, count) & users
+        anon &= users
+        movable = self._movable.column(data, size) & mapped & ~listed & ~charged
+        users &= ~movable
+        mapped &= ~anon & ~movable
+        shmem = mapped & self._swapbacked.column(data, size)
+        kinds = {
+            "anon": anon,
+            "shmem": shmem,
+            "file": mapped & ~shmem,
+            "user": users & ~anon & ~mapped,
+        }
+        return sum(column * self._code[kind] for kind, column in kinds.items()), users
+
+    def _words(self, data: bytes, start: int, count: int) -> int:
+        """Return a column of whether a word is not 0."""
+        return self._not_zero(data, range(start, start + self._memory.word_size), count)
+
+    def _references(self, data: bytes, count: int) -> int:
+        return self._not_zero(data, range(self._layout.refcount, self._layout.refcount + 4), count)
+
+    def _not_zero(self, data: bytes, offsets: range, count: int) -> int:
+        words = 0
+        for offset in offsets:
+            words |= int.from_bytes(data[offset :: self._frames.size], "little")
+        return int.from_bytes(words.to_bytes(count, "little").translate(_NOT_ZERO), "little")
+
+    def _set_others(self, raw: RawPiece, codes: bytearray, alone: int) -> None:
+        """Set the codes of hugetlb pages, and of pages of zsmalloc on kernels without that type."""
+        size, code = self._frames.size, self._code
+        for i, order in raw.orders.items():
+            after = raw.data[(i + 1) * size : (i + 2) * size]
+            is_huge = codes[i] == code["hugetlb"]
+            if self._hugetlb is not None and after:
+                is_huge = self._hugetlb.is_set(after) and order > 0
+            if is_huge:
+                at = i * size + self._layout.refcount
+                codes[i] = code["hugetlb" if any(raw.data[at : at + 4]) else "hugetlb_free"]
+        if self._zsmalloc is not None:
+            movable = self._movable.column(raw.data, size) & alone
+            for i in positions(movable, len(codes)):
+                word = self._memory.word_at(raw.data, i * size + self._mapping)
+                if codes[i] == UNMARKED and word == self._zsmalloc:
+                    codes[i] = code["zsmalloc"]
+
+    def _free(self, raw: RawPiece, alone: int, count: int) -> dict[int, int]:
+        size = self._frames.size
+        buddy = _all(self._buddy, raw.data, size) & alone
+        found: dict[int, int] = {}
+        for i in positions(buddy, count):
+            order = self._memory.word_at(raw.data, i * size + self._private)
+            if order < self._orders:
+                found[i] = order
+        return found
+
+    def payers(self, raw: RawPiece) -> list[int]:
+        """Return ``memcg_data`` of each page of a piece."""
+        return self._memory.words(raw.data, self._layout.memcg_data, self._frames.size)
+
+    def links(self, raw: RawPiece) -> list[int]:
+        """Return the first word of ``page->lru`` of each page of a piece."""
+        return self._memory.words(raw.data, self._link, self._frames.size)
+
+
+def _all(markers: tuple[Marker, ...], data: bytes, size: int) -> int:
+    found: int | None = None
+    for marker in markers:
+        column = marker.column(data, size)
+        found = column if found is None else found & column
+    return found or 0
+
+
+def _type(image: Image, name: str) -> tuple[Marker, ...]:
+    """
+    Return the tests of a page type.
+
+    :return: empty if the kernel has no such type
+    """
+    macro = _MACROS.get(name, 0)
+    if constant(image, f"PGTY_{name}") is None:
+        bit = constant(image, f"PG_{name}")
+        # Before, the same name was that of a page flag, whose number is smaller than these bits.
+        is_bit = bit is not None and bit >= min(_MACROS.values())
+        if not is_bit and (not macro or constant(image, "PGTY_buddy") is not None):
+            return ()
+    memory, layout = image.memory, page_layout(image)
+    return type_markers(image, memory, layout.page_type, name, macro)

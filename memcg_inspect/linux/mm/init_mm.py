@@ -1,0 +1,205 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+"""
+Page tables of the kernel
+-------------------------
+
+Mirrors the upper half of ``init_mm.pgd`` (:linux:`mm/init-mm.c`), and ``pgd_list`` of
+:linux:`arch/x86/mm/pgtable.c`, the top-level tables of all processes.
+
+A table is read once, however often it is mapped. (The shadow of KASAN maps the same tables again
+and again.) Tables of the direct map are counted, and not read: they may be many.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from drgn import FaultError, offsetof
+from drgn.helpers.linux.mm import follow_page
+
+from memcg_inspect.image.image import Image
+from memcg_inspect.image.lookup import UnknownKernelError
+from memcg_inspect.linux.arch.x86 import ENTRIES, TABLE_SHIFT, Entry, Geometry, page_table_geometry
+from memcg_inspect.linux.lib.xarray import MOST_NODES
+from memcg_inspect.linux.mm.mmzone import mem_map, page_ranges
+from memcg_inspect.model import Coverage, ImageError
+
+__all__ = ("KernelTables", "user_tables")
+
+
+class KernelTables:
+    """
+    The page tables of the kernel.
+
+    :ivar pfns: page frames of the tables; empty on machines whose tables cannot be read
+    :ivar can_read: whether the format of the tables is known
+    :param coverage: counts the tables that were read, and those that are unreadable
+    """
+
+    def __init__(self, image: Image, coverage: Coverage) -> None:
+        self._image, self._memory, self._frames = image, image.memory, mem_map(image)
+        self._coverage = coverage
+        self.pfns: set[int] = set()
+        self._tables: dict[int, tuple[int, ...]] = {}
+        # The entries of the two lowest levels above PTEs, by their part of the address.
+        self._entries: dict[tuple[int, int], Entry] = {}
+        end = max((part.end for part in page_ranges(image)), default=0)
+        direct = self._frames.direct_map
+        self._direct = range(direct, direct + (end << self._frames.page_shift))
+        try:
+            self._geometry: Geometry | None = page_table_geometry(image)
+        except ImageError:
+            self._geometry = None
+        self.can_read = self._geometry is not None
+        if self._geometry is not None:
+            self._walk(self._geometry)
+
+    def _walk(self, geometry: Geometry) -> None:
+        pgd = self._image.object("init_mm").pgd.value_()
+        try:
+            words = self._memory.words(self._memory.read(pgd, self._frames.page_size))
+            level = geometry.levels
+            first = follow_page(self._image.object("init_mm").address_of_(), pgd)
+            self.pfns.add(self._frames.pfn(first.value_()))
+        except (FaultError, NotImplementedError, ValueError) as error:
+            self._coverage.miss("page tables of the kernel", pgd, str(error))
+            return
+        # Addresses of the upper half are negative numbers: sign extension.
+        top = -(1 << self._shift(level) + TABLE_SHIFT)
+        todo = [(level, top, words)]
+        while todo:
+            level, base, words = todo.pop()
+            for number, word in enumerate(words):
+                if level == geometry.levels and number < ENTRIES // 2:
+                    continue
+                if word & 1 and (entry := geometry.entry(word, level)) is not None:
+                    address = (base + (number << self._shift(level))) % (1 << 64)
+                    todo += self._below(entry, level, address)
+
+    def _shift(self, level: int) -> int:
+        return self._frames.page_shift + TABLE_SHIFT * (level - 1)
+
+    def _below(self, entry: Entry, level: int, address: int) -> list[tuple[int, int, list[int]]]:
+        """Note an entry. Return the table that it points to if it is to be read."""
+        is_direct = address in self._direct
+        if level <= 3 and not is_direct:
+            self._entries[level, address >> self._shift(level)] = entry
+        if entry.kind != "table" or entry.pfn in self.pfns:
+            return []
+        self.pfns.add(entry.pfn)
+        self._coverage.read += 1
+        if level == 2:
+            return []  # a table of PTEs is read if its pages are asked for
+        try:
+            return [(level - 1, address, list(self._table(entry.pfn)))]
+        except FaultError as error:
+            self._coverage.miss("page table of the kernel", error.address, str(error))
+            return []
+
+    def _table(self, pfn: int) -> tuple[int, ...]:
+        address = self._frames.virt(self._frames.page(pfn))
+        return tuple(self._memory.words(self._memory.read(address, self._frames.page_size)))
+
+    def pages(self, start: int, size: int) -> Iterator[tuple[int, int]]:
+        """
+        Yield the page frames behind a range of kernel addresses, as far as any are mapped.
+
+        :param start: ``void *``, aligned to a page
+        :param size: in bytes
+        :return: first page frame, number of page frames
+        """
+        if start in self._direct:
+            yield (
+                self._frames.pfn(self._frames.virt_to_page(start)),
+                size >> self._frames.page_shift,
+            )
+            return
+        step = self._frames.page_size
+        address, end = start, start + size
+        while address < end:
+            block = self._shift(2)
+            limit = min(end, (address >> block) + 1 << block)
+            yield from self._in_block(address, (limit - address) // step)
+            address = limit
+
+    def _in_block(self, address: int, count: int) -> Iterator[tuple[int, int]]:
+        """:param count: pages, none of them beyond what a table of PTEs maps"""
+        if self._geometry is None:
+            yield from self._one_by_one(address, count)
+            return
+        shift = self._frames.page_shift
+        table = 0
+        for level in (3, 2):
+            entry = self._entries.get((level, address >> self._shift(level)))
+            if entry is None:
+                return
+            if entry.kind != "table":
+                inside = address & (1 << self._shift(level)) - 1
+                yield entry.pfn + (inside >> shift), count
+                return
+            table = entry.pfn
+        try:
+            words = self._tables.get(table)
+            if words is None:
+                words = self._tables[table] = self._table(table)
+        except FaultError as error:
+            self._coverage.miss("page table of the kernel", error.address, str(error))
+            return
+        first = address >> shift & ENTRIES - 1
+        for pfn in self._geometry.plain_pfns(words[first : first + count]):
+            yield pfn, 1
+
+    def _one_by_one(self, address: int, count: int) -> Iterator[tuple[int, int]]:
+        init_mm = self._image.object("init_mm").address_of_()
+        for number in range(count):
+            try:
+                page = follow_page(init_mm, address + number * self._frames.page_size)
+                yield self._frames.pfn(page.value_()), 1
+            except (FaultError, NotImplementedError, ValueError):
+                continue  # not mapped
+
+
+def user_tables(image: Image, coverage: Coverage) -> Iterator[int]:
+    """
+    Yield the page frames of the two upper levels of the page tables of processes.
+
+    Up to 6.15, these have no page type. The levels below have one in each kernel.
+
+    :param coverage: counts the top-level tables, and those that are unreadable
+    :return: nothing on machines other than x86-64
+    """
+    try:
+        geometry = page_table_geometry(image)
+        head = image.object("pgd_list").address_of_().value_()
+    except (ImageError, UnknownKernelError):
+        return
+    memory, frames = image.memory, mem_map(image)
+    # pgd_list_add(): page->lru, since 6.7 ptdesc->pt_list.
+    link = offsetof(image.type("struct page"), "lru")
+    at, seen = head, {head}
+    try:
+        while (at := memory.word(at)) not in seen:
+            if len(seen) > MOST_NODES:
+                raise FaultError("the list does not end", at)
+            seen.add(at)
+            pfn = frames.pfn(at - link)
+            yield pfn
+            yield from _lower_tables(image, geometry, pfn)
+            coverage.read += 1
+    except FaultError as error:
+        coverage.miss("pgd_list", error.address, str(error))
+
+
+def _lower_tables(image: Image, geometry: Geometry, pfn: int) -> Iterator[int]:
+    """Yield the tables of P4Ds and PUDs of the lower half of a top-level table."""
+    memory, frames = image.memory, mem_map(image)
+    todo = [(geometry.levels, pfn, ENTRIES // 2)]
+    while todo:
+        level, pfn, count = todo.pop()
+        data = memory.read(frames.virt(frames.page(pfn)), count * memory.word_size)
+        for word in filter(None, memory.words(data)):
+            entry = geometry.entry(word, level)
+            if entry is not None and entry.kind == "table":
+                yield entry.pfn
+                if level == 5:
+                    todo.append((4, entry.pfn, ENTRIES))

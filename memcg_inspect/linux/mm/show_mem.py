@@ -1,0 +1,156 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+"""
+Zones and their free pages
+--------------------------
+
+Mirrors ``show_free_areas()`` of :linux:`mm/show_mem.c`, and the lists of free pages of
+:linux:`mm/page_alloc.c`. A free block of pages is in one of three places:
+
+- on a list of ``zone->free_area``. The first page of the block has the type ``buddy``;
+- on a list of a CPU, ``zone->per_cpu_pageset``. No page of the block is marked. The list tells the
+  order of its blocks, ``pindex_to_order()``;
+- on ``zone->trylock_free_pages`` (since 6.15), if a lock could not be taken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from drgn import FaultError, Object, offsetof, sizeof
+
+from memcg_inspect.image.image import Image
+from memcg_inspect.image.layout import array_length, constant, has_member, member_type
+from memcg_inspect.image.strings import c_string, text
+from memcg_inspect.linux.mm.mmzone import mem_map, online_pgdats
+from memcg_inspect.linux.mm.percpu_defs import percpu_offsets
+from memcg_inspect.model import Coverage
+from memcg_inspect.model_pages import Zone
+
+__all__ = ("FreeList", "free_lists", "read_zones")
+
+#: ``PAGE_ALLOC_COSTLY_ORDER``. CPUs keep blocks of orders up to this, and huge pages.
+_COSTLY_ORDER = 3
+
+
+class FreeList(NamedTuple):
+    """
+    A list of free blocks that are not marked.
+
+    :ivar nid: node
+    :ivar zone: value of ``enum zone_type``
+    :ivar order: order of its blocks; ``None`` if each block stores it in ``page->private``
+    :ivar head: ``struct list_head *``; 0 for a list that ends with ``NULL``
+    :ivar first: address of the first link, in a ``struct page``
+    """
+
+    nid: int
+    zone: int
+    order: int | None
+    head: int
+    first: int
+
+
+def _zones(image: Image) -> Iterator[tuple[int, int, Object]]:
+    """Return node, index and ``struct zone`` of all zones that have pages."""
+    for pgdat in online_pgdats(image):
+        zones = pgdat.node_zones
+        for number in range(array_length(zones.type_)):
+            zone = zones[number]
+            if zone.present_pages:
+                yield int(pgdat.node_id), number, zone
+
+
+def read_zones(image: Image, coverage: Coverage) -> dict[tuple[int, int], Zone]:
+    """
+    Read the zones that have pages.
+
+    :param coverage: counts the zones that were read
+    :return: by node and value of ``enum zone_type``
+    """
+    found: dict[tuple[int, int], Zone] = {}
+    try:
+        for nid, number, zone in _zones(image):
+            found[nid, number] = Zone(
+                nid=nid,
+                number=number,
+                name=text(c_string(zone.name)),
+                present=int(zone.present_pages),
+                managed=int(zone.managed_pages.counter),
+                free_blocks=tuple(int(area.nr_free) for area in zone.free_area),
+                nr_free=int(zone.vm_stat[image.object("NR_FREE_PAGES")].counter),
+                nr_free_cpu=_cpu_changes(image, zone),
+            )
+            coverage.read += 1
+    except FaultError as error:
+        coverage.miss("zone", error.address, str(error))
+    return found
+
+
+def _cpu_changes(image: Image, zone: Object) -> int:
+    """Return the changes of ``NR_FREE_PAGES`` that CPUs have not added yet."""
+    stat = image.type("struct per_cpu_zonestat")
+    if not stat.has_member("vm_stat_diff"):
+        return 0  # CONFIG_SMP=n
+    slot = int(image.object("NR_FREE_PAGES").value_())
+    at = zone.per_cpu_zonestats.value_() + offsetof(stat, "vm_stat_diff") + slot  # s8
+    changes = 0
+    for offset in percpu_offsets(image).values():
+        byte = image.memory.read(at + offset, 1)[0]
+        changes += byte - 256 if byte > 127 else byte
+    return changes
+
+
+def free_lists(image: Image, coverage: Coverage) -> Iterator[FreeList]:
+    """
+    Iterate over the lists of free blocks that are not marked, except those that are empty.
+
+    :param coverage: counts the lists that are unreadable
+    """
+    try:
+        for nid, number, zone in _zones(image):
+            yield from _cpu_lists(image, nid, number, zone, coverage)
+            # Commit 8c57b687e833 ("mm, bpf: Introduce free_pages_nolock()") (in v6.15).
+            if has_member(image, "struct zone", "trylock_free_pages"):
+                first = int(zone.trylock_free_pages.first.value_())
+                if first:
+                    yield FreeList(nid, number, None, 0, first)
+    except FaultError as error:
+        coverage.miss("lists of free pages", error.address, str(error))
+
+
+def _cpu_lists(
+    image: Image, nid: int, number: int, zone: Object, coverage: Coverage
+) -> Iterator[FreeList]:
+    """
+    Return the lists of all CPUs in a zone that are not empty.
+
+    :raises drgn.FaultError: if the zone cannot be read
+    """
+    pages = image.type("struct per_cpu_pages")
+    lists = offsetof(pages, "lists")
+    count = array_length(member_type(pages, "lists"))
+    each = sizeof(image.type("struct list_head"))
+    memory = image.memory
+    start = zone.per_cpu_pageset.value_() + lists
+    for offset in percpu_offsets(image).values():
+        head = (start + offset) % (1 << 8 * memory.word_size)
+        try:
+            links = memory.words(memory.read(head, count * each), 0, each)
+        except FaultError as error:
+            coverage.miss("free pages of a CPU", error.address, str(error))
+            continue
+        for index, first in enumerate(links):
+            at = head + index * each
+            if first != at:
+                yield FreeList(nid, number, _order_of(image, index), at, first)
+
+
+def _order_of(image: Image, index: int) -> int:
+    """Return the order of the blocks of a list of a CPU, ``pindex_to_order()``."""
+    types = constant(image, "MIGRATE_PCPTYPES") or 3
+    order = index // types
+    if order <= _COSTLY_ORDER:
+        return order
+    # HPAGE_PMD_ORDER: a table of 8-byte entries fills a page.
+    return mem_map(image).page_shift - 3

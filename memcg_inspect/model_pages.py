@@ -1,0 +1,168 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+"""
+Page frames by use
+------------------
+
+Every page frame of a node is of exactly one kind. :data:`KINDS` lists them.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
+
+__all__ = (
+    "KINDS",
+    "NEVER",
+    "NOBODY",
+    "UNKNOWN_PAYER",
+    "UNUSED",
+    "Group",
+    "Inventory",
+    "Kind",
+    "Place",
+    "Zone",
+)
+
+#: What the pages of a kind are: free, of user space, of the kernel, or not known.
+Group = Literal["free", "user", "kernel", "other", "unknown"]
+
+
+class Kind(NamedTuple):
+    """
+    A kind of page frames.
+
+    :ivar group: what its pages are
+    :ivar is_charged: whether memcgs can be charged for its pages
+    :ivar help: what it means
+    """
+
+    group: Group
+    is_charged: bool
+    help: str
+
+
+KINDS: dict[str, Kind] = {
+    "free": Kind("free", False, "free blocks of the buddy allocator"),
+    "free_pcp": Kind("free", False, "free blocks that CPUs keep"),
+    "unaccepted": Kind("free", False, "free, and not accepted by the guest yet"),
+    "anon": Kind("user", True, "anonymous pages of processes"),
+    "file": Kind("user", True, "page cache of files"),
+    "shmem": Kind("user", True, "shared memory and files of tmpfs"),
+    "user": Kind("user", True, "user pages in the swap cache only, or in no mapping yet"),
+    "hugetlb": Kind("user", True, "huge pages of hugetlb that are in use"),
+    "hugetlb_free": Kind("other", False, "huge pages of hugetlb that are free"),
+    "slab": Kind("kernel", True, "slabs"),
+    "large_kmalloc": Kind("kernel", True, "kmalloc() of more than a slab holds (since 6.15)"),
+    "stack": Kind("kernel", True, "kernel stacks"),
+    "pagetables": Kind("kernel", True, "page tables of processes"),
+    "kernel_pagetables": Kind("kernel", False, "page tables of the kernel"),
+    "percpu": Kind("kernel", True, "chunks of percpu memory"),
+    "percpu_first": Kind("kernel", False, "static percpu variables, and the first chunk"),
+    "vmalloc": Kind("kernel", True, "vmalloc areas"),
+    "text": Kind("kernel", True, "code and data of modules, and code of BPF"),
+    "zsmalloc": Kind("kernel", True, "compressed pages of zswap and zram"),
+    "page_pool": Kind("kernel", False, "buffers of network drivers (page_pool)"),
+    "page_frag": Kind("kernel", False, "fragments of socket buffers, which sockets pay for"),
+    "huge_zero": Kind("kernel", False, "the huge page of zeroes"),
+    "trace": Kind("kernel", False, "ftrace: the places that it can patch, names of tasks"),
+    "dma_pool": Kind("kernel", False, "pools for coherent DMA in atomic context"),
+    "mempool": Kind("kernel", False, "reserve of the block layer for bio integrity"),
+    "blk_mq": Kind("kernel", False, "requests of block devices"),
+    "kvfree_rcu": Kind("kernel", False, "pages that CPUs keep for kvfree_rcu()"),
+    "kmem": Kind("kernel", True, "other pages that memcgs are charged for as kernel memory"),
+    "memmap": Kind("kernel", False, "the memory map: struct page of all page frames"),
+    "page_ext": Kind("kernel", False, "extensions of struct page"),
+    "kfence": Kind("kernel", False, "pool of KFENCE"),
+    "swiotlb": Kind("kernel", False, "bounce buffers for DMA"),
+    "image": Kind("kernel", False, "the kernel: code, data and bss"),
+    "crash_kernel": Kind("other", False, "reserved for the crash kernel"),
+    "reserved": Kind("kernel", False, "reserved at boot, and never freed"),
+    "offline": Kind("other", False, "given back to the hypervisor (balloon)"),
+    "guard": Kind("other", False, "guard pages of debug_pagealloc"),
+    "hwpoison": Kind("other", False, "pages with errors of the hardware"),
+    "unknown": Kind("unknown", False, "allocated, and nothing marks them"),
+}
+
+#: Payers that are not addresses of memcgs. In use, and no memcg pays.
+NOBODY = 0
+#: In use, and of a kind that no memcg can pay for.
+NEVER = -1
+#: Free memory, and the free part of slabs and percpu memory.
+UNUSED = -2
+#: Charged to an ``obj_cgroup`` that is not known.
+UNKNOWN_PAYER = -3
+
+
+class Zone(NamedTuple):
+    """
+    One ``struct zone`` with pages.
+
+    :ivar nid: node
+    :ivar number: value of ``enum zone_type``
+    :ivar name: its name
+    :ivar present: ``present_pages``
+    :ivar managed: ``managed_pages``
+    :ivar free_blocks: ``free_area[].nr_free``: number of free blocks, by order
+    :ivar nr_free: ``NR_FREE_PAGES``
+    :ivar nr_free_cpu: changes of it that CPUs have not added yet
+    """
+
+    nid: int
+    number: int
+    name: str
+    present: int
+    managed: int
+    free_blocks: tuple[int, ...]
+    nr_free: int
+    nr_free_cpu: int
+
+
+class Place(NamedTuple):
+    """
+    What page frames are.
+
+    :ivar nid: node
+    :ivar zone: value of ``enum zone_type``
+    :ivar kind: key of :data:`KINDS`
+    :ivar order: order of the block or compound page; ``None`` if it has no meaning
+    :ivar cache: name of the cache of a slab
+    :ivar caller: function that made a vmalloc area
+    :ivar lru: LRU list of user pages
+    """
+
+    nid: int
+    zone: int
+    kind: str
+    order: int | None = None
+    cache: str | None = None
+    caller: str | None = None
+    lru: str | None = None
+
+
+@dataclass
+class Inventory:
+    """
+    All page frames of a machine.
+
+    :ivar zones: the zones that have pages, by node and number
+    :ivar pages: number of page frames, by what they are
+    :ivar bytes: bytes of these pages, by what they are and who pays: ``struct mem_cgroup *``,
+        or one of :data:`NOBODY`, :data:`NEVER`, :data:`UNUSED` and :data:`UNKNOWN_PAYER`
+    :ivar holes: page frames of the memory map that are no memory, by node and zone
+    :ivar conflicts: page frame number, and the two kinds that claim it
+    """
+
+    zones: dict[tuple[int, int], Zone] = field(default_factory=dict)
+    pages: Counter[Place] = field(default_factory=Counter)
+    bytes: Counter[tuple[Place, int]] = field(default_factory=Counter)
+    holes: Counter[tuple[int, int]] = field(default_factory=Counter)
+    conflicts: list[tuple[int, str, str]] = field(default_factory=list)
+
+    def present(self) -> Counter[tuple[int, int]]:
+        """Return the page frames found, by node and zone."""
+        found: Counter[tuple[int, int]] = Counter()
+        for place, pages in self.pages.items():
+            found[place.nid, place.zone] += pages
+        return found
