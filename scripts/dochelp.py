@@ -85,6 +85,11 @@ EXAMPLES: dict[str, tuple[Example, ...]] = {
         Example("Who uses that of node 2?", "percpu --by memcg --node 2 --top 3"),
         Example("Which allocations are there, and where?", "percpu --each --top 3"),
     ),
+    "pages": (
+        Example("What is the memory of the machine used for?", "pages --by kind --top 4"),
+        Example("Who pays for the memory of node 2?", "pages --by memcg --node 2 --top 4"),
+        Example("Which slab caches have most pages?", "pages --by cache --top 4"),
+    ),
     "usage": (
         Example("What does memory.current consist of?", "usage /files/web"),
         Example("The same in bytes:", "usage /pages/all --exact"),
