@@ -10,6 +10,8 @@ import pytest
 from support.guests import DEBIAN_KERNELS, Lab
 from support.sessions import converse
 
+from memcg_inspect.subcommands import COMMANDS
+
 
 @pytest.mark.image
 def test_run_command_in_a_script(lab: Lab) -> None:
@@ -45,6 +47,23 @@ def test_result_is_there_although_nobody_reads_on(lab: Lab) -> None:
         capture_output=True, text=True, timeout=120, check=False,
     )  # fmt: skip
     assert done.stdout.splitlines() == ["{", "Report", "{", "Answer"], done.stderr
+
+
+@pytest.mark.image
+def test_without_arguments_it_lists_the_commands(lab: Lab) -> None:
+    image = lab.image(DEBIAN_KERNELS[-1])
+    script = "from drgn.commands import run_command\nprint(run_command(prog, 'memcg'))\n"
+    done = subprocess.run(
+        [sys.executable, "-m", "drgn", "-c", image.core, "--no-default-symbols", "-q", "-e",
+         script],
+        capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    *lines, result = done.stdout.splitlines()
+    assert result == "None", done.stderr
+    assert [word for word, *_ in (line.split() for line in lines if line) if word in COMMANDS] == (
+        list(COMMANDS)
+    )
+    assert "%memcg" in lines[0]
 
 
 @pytest.mark.parametrize(
