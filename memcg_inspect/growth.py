@@ -13,6 +13,7 @@ paths. A row that one of the two does not have is 0 there, if everything could b
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 from types import SimpleNamespace
@@ -400,6 +401,10 @@ def _plain_values(table: Table, record: object) -> _Values:
     return values
 
 
+#: What paths have for the name of a memcg that could not be read.
+_NO_NAME = re.compile(r"<memcg 0x[0-9a-f]+>")
+
+
 class _Sum(NamedTuple):
     """
     Rows with the same key. Removed memcgs may have the path of another memcg.
@@ -507,7 +512,9 @@ class _Columns:
         """
         if not (isinstance(self._gone, NotRead) or isinstance(self._new, NotRead)):
             return None
-        keys = (values[column.name] for column in self._keys)
+        keys = [values[column.name] for column in self._keys]
+        if any(isinstance(value, str) and _NO_NAME.search(value) for value in keys):
+            return NotRead("the name of a memcg could not be read")
         return next((value for value in keys if isinstance(value, NotRead)), None)
 
     def order(self, row: GrownRow) -> tuple[object, ...]:

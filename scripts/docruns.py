@@ -521,9 +521,8 @@ BLOCKS = {
     "who": Block("docs/commands/who.md", _who),
     "who_fields": Block("docs/commands/who.md", _fields("who"), "source"),
     **{
-        f"help_{name}": Block(
-            DOCUMENT, examples_of(name), kernel=examples[0].image.get("kernel", DEMO["kernel"])
-        )
-        for name, examples in EXAMPLES.items()
+        # Which columns fit depends on the amounts.
+        f"help_{name}": Block(DOCUMENT, examples_of(name), "measured")
+        for name in EXAMPLES
     },
 }

@@ -178,6 +178,20 @@ def test_rows_of_what_is_not_known(files: Files) -> None:
         assert row["not_read"]["bytes_growth"] == "no such memcg"
 
 
+def test_a_memcg_without_a_name(files: Files) -> None:
+    """Its rows may be those of another path in the other run, whichever of them was not whole."""
+    one, other = Held("/a/<memcg 0x10>", 16, bytes=10), Held("/a/b", 16, bytes=10)
+    for before, now in ((one, other), (other, one)):
+        whole = before is other
+        made = files.grown(answer(before, whole=whole), answer(now, whole=not whole))
+        found = growths(made)
+        assert found["/a/<memcg 0x10>"][1] is None
+        assert found["/a/b"][1] is None
+        assert found["total"][1] is None
+        [row] = [row for row in made["tables"][0]["rows"] if "<" in row["memcg"]]
+        assert row["not_read"]["bytes_growth"] == "the name of a memcg could not be read"
+
+
 def test_a_value_that_was_not_read_then(files: Files) -> None:
     lost = Held("/a", bytes=NotRead("lost"))
     for before, now, expected in (

@@ -70,9 +70,10 @@ def test_one_page_is_no_large_kmalloc(lab: Lab) -> None:
 
 def test_a_task_that_sleeps_in_a_charge(lab: Lab) -> None:
     """try_charge_memcg() charges, and lets the task sleep. MEMCG_KMEM has not changed yet."""
-    # The first fork() charges some 500 pages, 64 at a time, and sleeps every second time. The third
-    # time, it is duplicating memory areas. The only CPU is idle then.
-    freeze = "in:schedule_timeout_killable/tick_nohz_idle_enter"
+    # fork() charges some 500 pages for memory areas. Each task in the memcg also sleeps when it
+    # returns to user mode, so the guest is stopped at the first sleep that begins after a fork()
+    # has begun, when the only CPU becomes idle.
+    freeze = "in:copy_process/schedule_timeout_killable/tick_nohz_idle_enter"
     subject = Subject(lab.image("7.3", "1", "highforks", freeze=freeze, cpus=1).program())
     assert subject.report.verdict == "exact"
     rows = {r.identity: r for r in subject.report.rows if r.status != "exact"}

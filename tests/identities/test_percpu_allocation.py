@@ -8,7 +8,7 @@ from drgn import sizeof
 from drgn.helpers.linux.cpumask import for_each_online_cpu, for_each_possible_cpu
 from drgn.helpers.linux.sched import cpu_curr
 from support.findings import named
-from support.guests import KERNELS, ROOT, Lab
+from support.guests import BUILT_KERNELS, KERNELS, PERNODE_KERNELS, ROOT, Lab
 from support.planting import Fault, Subject
 
 from memcg_inspect.report import Row
@@ -52,10 +52,11 @@ def allocating(lab: Lab, kernel: str, function: str) -> Subject:
     return Subject(image.program())
 
 
+@pytest.mark.parametrize("kernel", [k for k in BUILT_KERNELS if k == "7.3-lab"])
 @pytest.mark.parametrize("function", ["pcpu_alloc_area", "memset_orig"])
-def test_percpu_memory_without_an_owner(lab: Lab, function: str) -> None:
+def test_percpu_memory_without_an_owner(lab: Lab, kernel: str, function: str) -> None:
     """Its pages are in the counters, and nothing that is charged shows them."""
-    subject = allocating(lab, "7.3-lab", function)
+    subject = allocating(lab, kernel, function)
     assert subject.report.verdict == "exact"
     size = charged(SIZE, CPUS)
     pages = round(size / PAGE)
@@ -79,10 +80,11 @@ def test_percpu_memory_without_an_owner(lab: Lab, function: str) -> None:
             assert named(report, "kmem") == {(path, None, "MEMCG_KMEM", amount + pages)}
 
 
+@pytest.mark.parametrize("kernel", PERNODE_KERNELS)
 @pytest.mark.parametrize("function", ["pcpu_alloc_area", "memset_orig"])
-def test_percpu_memory_without_an_owner_by_node(lab: Lab, function: str) -> None:
+def test_percpu_memory_without_an_owner_by_node(lab: Lab, kernel: str, function: str) -> None:
     """Parts of it are charged to several obj_cgroups, and no stack has their sizes."""
-    subject = allocating(lab, "7.3-pernode", function)
+    subject = allocating(lab, kernel, function)
     assert subject.report.verdict == "incomplete"
     [((identity, path), row)] = not_exact(subject, "kmem", "usage", "objcg_bytes").items()
     assert (identity, path, row.status) == ("usage", "/percpu", "unverifiable")

@@ -61,7 +61,7 @@ def test_mistakes_are_raised_as_they_are(error: Exception) -> None:
     ("command", "reader"),
     [
         ("stock", "memcg_inspect.views.stock.read_obj_stocks"),
-        ("audit", "memcg_inspect.collect.collector.read_memcgs"),
+        ("audit", "memcg_inspect.collect.owners.read_memcgs"),
     ],
 )
 @pytest.mark.image
