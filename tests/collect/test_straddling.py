@@ -23,7 +23,7 @@ from support.guests import PERNODE_KERNELS, GuestImage, Lab, Plant
 from memcg_inspect.collect import collect
 from memcg_inspect.image.image import image_of
 from memcg_inspect.linux.mm.mmzone import MemMap, mem_map
-from memcg_inspect.linux.mm.zswap import ZswapReader
+from memcg_inspect.linux.mm.zswap import ZswapEntry, ZswapReader
 from memcg_inspect.model import Objcg
 from memcg_inspect.report import Report
 
@@ -157,6 +157,16 @@ def on_two_nodes(prog: Program) -> dict[int, tuple[int, int, int]]:
     return found
 
 
+def in_first_pages(image: GuestImage) -> Iterator[tuple[GuestImage, int, ZswapEntry]]:
+    """Return each entry on two nodes that begins in the first page of its zspage, and that page."""
+    prog = image.program()
+    for address in on_two_nodes(prog):
+        entry = ZswapReader(image_of(prog)).entry(address)
+        (first, *_), start = placed(prog, entry.handle)
+        if start < mem_map(image_of(prog)).page_size:
+            yield image, first, entry
+
+
 def test_the_lab_kernel_books_each_part_where_it_is(lab: Lab, kernel: str) -> None:
     image = lab.image(kernel, "4", "straddle")
     prog, report = image.program(), image.report()
@@ -175,15 +185,11 @@ def test_the_lab_kernel_books_each_part_where_it_is(lab: Lab, kernel: str) -> No
 
 
 def test_data_that_was_moved_is_paid_for_as_before(lab: Lab, plant: Plant, kernel: str) -> None:
-    """A page of a zspage moved to another node, as by a migration: the charges stay."""
-    image = lab.image(kernel, "4", "straddle")
-    prog, frames, pages = image.program(), mem_map(image_of(image.program())), {}
-    for address in on_two_nodes(prog):
-        entry = ZswapReader(image_of(prog)).entry(address)
-        places, start = placed(prog, entry.handle)
-        pages[places[start // frames.page_size]] = entry
-    assert pages
-    page, entry = next(iter(pages.items()))
+    """The first page of a zspage moved to another node, as by a migration: the charge stays."""
+    # The kernel ignores the word. Not every image has such an entry.
+    images = (lab.image(kernel, "4", "straddle", append=f"lab.try={n}" * (n > 0)) for n in range(5))
+    image, page, entry = next(found for image in images for found in in_first_pages(image))
+    prog, frames = image.program(), mem_map(image_of(image.program()))
     free = min({0, 1, 2, 3} - set(on_two_nodes(prog)[entry.address][:2]))
     place = page + frames.flags
     flags = prog.read_u64(place)

@@ -52,8 +52,14 @@ MIN_UNIT_SIZE = 32 << 10
 
 
 def largest_percpu_charge(image: Image) -> int:
-    """Return the bytes charged for the largest possible allocation."""
-    return percpu_charge(image, largest_percpu_size(image))
+    """Return the most bytes that are charged for one allocation."""
+    size = largest_percpu_size(image)
+    if not has_member(image, "struct pcpu_chunk", "obj_exts"):
+        return percpu_charge(image, size)
+    # Kernels with per-node accounting charge for the struct, which is larger than the pointer if
+    # it has a call site, too.
+    more = sizeof(image.type("struct pcpuobj_ext")) - image.memory.word_size
+    return percpu_charge(image, size) + size // MIN_ALLOC_SIZE * max(more, 0)
 
 
 def largest_percpu_size(image: Image) -> int:
