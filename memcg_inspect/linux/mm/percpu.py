@@ -58,7 +58,7 @@ def largest_percpu_charge(image: Image) -> int:
         return percpu_charge(image, size)
     # Kernels with per-node accounting charge for the struct, which is larger than the pointer if
     # it has a call site, too.
-    more = sizeof(image.type("struct pcpuobj_ext")) - image.memory.word_size
+    more: int = sizeof(image.type("struct pcpuobj_ext")) - image.memory.word_size
     return percpu_charge(image, size) + size // MIN_ALLOC_SIZE * max(more, 0)
 
 
