@@ -54,7 +54,7 @@ MIN_UNIT_SIZE = 32 << 10
 def largest_percpu_charge(image: Image) -> int:
     """Return the most bytes that are charged for one allocation."""
     size = largest_percpu_size(image)
-    if not has_member(image, "struct obj_cgroup", "nid"):
+    if accounting(image) != "kmem-per-node":
         return percpu_charge(image, size)
     # Kernels with per-node accounting charge for the struct, which is larger than the pointer if
     # it has a call site, too.
