@@ -104,3 +104,15 @@ VIEWS: dict[tuple[str, ...], Callable[[Answer, Answer], None]] = {
     ("stock",): lambda found, truth: same(found, truth, "cpu", "stock", "slot"),
     ("tasks",): lambda found, truth: same(found, truth, "task", "objcg"),
 }
+
+
+def rows(answer: Answer, table: int = 0) -> list[Row]:
+    """Return the rows of a table of an answer."""
+    return [answer.tables[table].values(row) for row in answer.tables[table].rows]
+
+
+def number(row: Row, field: str) -> int:
+    """Return a field that is a number."""
+    value = row[field]
+    assert isinstance(value, int), (field, value)
+    return value

@@ -19,6 +19,7 @@ from drgn.helpers.linux.mm import PageLRU, PageSlab, compound_order, for_each_va
 from drgn.helpers.linux.mmzone import for_each_online_pgdat
 from drgn.helpers.linux.percpu import per_cpu_ptr
 from support.guests import BUILT_KERNELS, DEBIAN_KERNELS, KERNELS, ROOT, GuestImage, Lab
+from support.views import number, rows
 
 from memcg_inspect.image.image import image_of
 from memcg_inspect.model_pages import KINDS
@@ -33,22 +34,11 @@ IMAGES = [
     *((kernel, "4", "mixed") for kernel in KERNELS),
     *((kernel, "2cpu+1mem", "idle") for kernel in DEBIAN_KERNELS),
 ]
-Row = dict[str, object]
 
 
 @lru_cache(maxsize=4)
 def asked(core: Path, by: tuple[str, ...] = ()) -> Answer:
     return pages(image_of(GuestImage(core).program()), by or None)
-
-
-def rows(answer: Answer, table: int = 0) -> list[Row]:
-    return [answer.tables[table].values(row) for row in answer.tables[table].rows]
-
-
-def number(row: Row, field: str) -> int:
-    value = row[field]
-    assert isinstance(value, int), (field, value)
-    return value
 
 
 def kinds(answer: Answer) -> Counter[str]:

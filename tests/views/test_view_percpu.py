@@ -18,27 +18,16 @@ from support.guest_files import still
 from support.guests import BUILT_KERNELS, KERNELS, PERNODE_KERNELS, Lab
 from support.percpu import nid_of, plain_areas
 from support.reference import node_spans
+from support.views import number, rows
 
 from memcg_inspect.image.image import image_of
 from memcg_inspect.image.memory import Memory
 from memcg_inspect.linux.mm.percpu import PercpuReader
-from memcg_inspect.tables import Answer
 from memcg_inspect.views.percpu import percpu
 
 pytestmark = [pytest.mark.image, pytest.mark.newest_kernel]
 
 ALL = (*KERNELS, *PERNODE_KERNELS)
-Row = dict[str, object]
-
-
-def rows(answer: Answer, table: int = 0) -> list[Row]:
-    return [answer.tables[table].values(row) for row in answer.tables[table].rows]
-
-
-def number(row: Row, field: str) -> int:
-    value = row[field]
-    assert isinstance(value, int), (field, value)
-    return value
 
 
 @pytest.mark.parametrize("kernel", ALL)

@@ -16,6 +16,7 @@ from support.charge_module import PAGE, guest_image
 from support.guest_files import still, still_slabinfo
 from support.guests import BUILT_KERNELS, KERNELS, PERNODE_KERNELS, GuestImage, Lab
 from support.reference import plain_slabs
+from support.views import number, rows
 
 from memcg_inspect.image.image import image_of
 from memcg_inspect.image.memory import Memory
@@ -24,24 +25,13 @@ from memcg_inspect.linux.mm.memcontrol_stock import read_obj_stocks
 from memcg_inspect.linux.mm.mm_types import scan_pages
 from memcg_inspect.linux.mm.slab import SlabReader
 from memcg_inspect.model import Coverage
-from memcg_inspect.tables import Answer, Choice, NotRead, choose
+from memcg_inspect.tables import Choice, NotRead, choose
 from memcg_inspect.views.payers import Payers
 from memcg_inspect.views.slabinfo import LARGE_KMALLOC, slabinfo
 
 pytestmark = [pytest.mark.image, pytest.mark.newest_kernel]
 
 ALL = (*KERNELS, *PERNODE_KERNELS)
-Row = dict[str, object]
-
-
-def rows(answer: Answer, table: int = 0) -> list[Row]:
-    return [answer.tables[table].values(row) for row in answer.tables[table].rows]
-
-
-def number(row: Row, field: str) -> int:
-    value = row[field]
-    assert isinstance(value, int), (field, value)
-    return value
 
 
 def is_below(path: str, top: str) -> bool:
