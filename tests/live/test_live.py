@@ -61,8 +61,6 @@ def check_found_nothing(audited: dict[str, Any], source: str) -> int:
         # known.
         known_reason = re.compile(
             r"\bmay\b|registers of its CPU are not in the image$|^half-done charge of "
-            # What frees a memcg whose last reference is gone may be on such a CPU, too.
-            r"|what frees them is unknown: memcg that was released"
         )
         assert all(map(known_reason.search, unverifiable)), unverifiable
     assert (audited["status"], report["verdict"]) in ends

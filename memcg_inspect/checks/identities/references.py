@@ -110,7 +110,7 @@ def _being_freed(snapshot: Snapshot, row: Row) -> Explained | None:
             return Explained("in-flight", reason)
     else:
         what = first_of(sorted({f"{t.what} ({t.address:#x})" for t in unsure}))
-        reason = f"objects hold references, and what frees them is unknown: {what}"
+        reason = f"objects hold references, and what was not found may free them: {what}"
     return Explained("unverifiable", reason, max(difference - most, 0))
 
 
