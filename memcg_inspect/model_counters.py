@@ -10,8 +10,17 @@ from typing import Literal, NamedTuple
 __all__ = ("CounterArray", "CounterWord", "LocalStat", "Unfolded")
 
 #: Arrays of counters: of ``struct memcg_vmstats`` or ``struct lruvec_stats``; ``state`` of their
-#: per-CPU parts; ``lru_zone_size`` and ``lrugen.nr_pages``; ``pglist_data.vm_stat``
-CounterArray = Literal["state", "state_pending", "state_local", "percpu", "lists", "vm_stat"]
+#: per-CPU parts; ``lru_zone_size`` and ``lrugen.nr_pages``; ``pglist_data.vm_stat``; and the
+#: ``usage`` of each ``struct page_counter`` of ``struct mem_cgroup``
+CounterArray = Literal[
+    "state",
+    "state_pending",
+    "state_local",
+    "percpu",
+    "lists",
+    "vm_stat",
+    "page_counter",
+]
 
 
 class LocalStat(NamedTuple):

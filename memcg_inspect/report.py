@@ -192,7 +192,8 @@ class Evidence:
 
     :ivar address: address of the object
     :ivar kind: kind of a charge (``slab``, ``percpu``, ``kmem``, ``zswap``, ``lru``), or
-        ``obj_exts``, ``obj_cgroup``, ``mem_cgroup``, ``task``, or ``counters``: a range of them
+        ``obj_exts``, ``obj_cgroup``, ``mem_cgroup``, ``task``, ``counter``, or ``counters``: a
+        range of them
     :ivar nid: node of the memory; :data:`~memcg_inspect.model.NUMA_NO_NODE` if it could not be read
     :ivar bytes: bytes that are charged for it
     :ivar cache: name of its slab cache

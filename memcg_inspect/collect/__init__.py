@@ -38,6 +38,7 @@ from memcg_inspect.collect.collector import collect
 from memcg_inspect.collect.counter_words import find_words
 from memcg_inspect.collect.css_stacks import with_css_stacks
 from memcg_inspect.collect.evidence import find_evidence
+from memcg_inspect.collect.neighbours import with_neighbours
 from memcg_inspect.collect.stopped import with_pending, with_running, with_unlisted, with_waiting
 from memcg_inspect.collect.unlisted_maps import with_map_makers
 from memcg_inspect.image.image import Image
@@ -213,7 +214,7 @@ def _report(image: Image, clock: Clock, snapshot: Snapshot, samples: Sequence[_S
         findings = tuple(attach(pending, evidence) for pending in judged.findings)
     with clock.measure("diagnosis"):
         words = find_words(image, findings)
-        diagnoses = diagnose(snapshot, judged.rows, findings, words)
+        diagnoses = with_neighbours(image, diagnose(snapshot, judged.rows, findings, words))
         half_done = half_done_charges(snapshot, judged.rows)
     report = Report(
         image=snapshot.image,

@@ -63,7 +63,6 @@ from memcg_inspect.linux.mm.memcontrol import (
     has_node_objcgs,
     not_accounted,
     on_default_hierarchy,
-    page_counters,
 )
 from memcg_inspect.linux.mm.memcontrol_limits import read_limits
 from memcg_inspect.linux.mm.memcontrol_move import read_moving
@@ -79,6 +78,7 @@ from memcg_inspect.linux.mm.memremap import has_user_pages_on_devices
 from memcg_inspect.linux.mm.mm_inline import LruReader, Sizes
 from memcg_inspect.linux.mm.mm_types import page_layout
 from memcg_inspect.linux.mm.mmzone import mem_map
+from memcg_inspect.linux.mm.page_counter import page_counters
 from memcg_inspect.linux.mm.percpu import PercpuReader
 from memcg_inspect.linux.mm.pernode import accounts_by_node, read_objcg_sets
 from memcg_inspect.linux.mm.slab import SlabReader

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
-"""Find the words of memory that counters are in, where several counters of one thing are wrong."""
+"""Find the words of memory that counters are in, where counters are wrong."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from collections.abc import Iterator, Sequence
 
 from drgn import FaultError, Object
 
-from memcg_inspect.checks.diagnosis.at_once import MOST_WORDS_OF, WORDS_OF_A_RANGE
 from memcg_inspect.image.image import Image
 from memcg_inspect.linux.mm.memcontrol import nodeinfo
 from memcg_inspect.linux.mm.memcontrol_vmstats import StatReader, lruvec_items, memcg_items
 from memcg_inspect.linux.mm.mm_inline import LruReader
+from memcg_inspect.linux.mm.page_counter import page_counter_words
 from memcg_inspect.linux.mm.vmstat import node_stat_words
 from memcg_inspect.model import Coverage
 from memcg_inspect.model_counters import CounterWord
@@ -20,10 +20,15 @@ from memcg_inspect.report import Finding
 
 __all__ = ("find_words",)
 
+#: Memcgs whose words are read.
+_MOST_MEMCGS = 64
+
 
 def find_words(image: Image, findings: Sequence[Finding]) -> list[CounterWord]:
     """
-    Return the words of the counters of each memcg, and of each node, with several findings.
+    Return the words of the counters of each memcg, and of each node, with findings.
+
+    Those with most findings are read; there may be too many.
 
     What cannot be read is left out: a diagnosis is true without it, too.
     """
@@ -32,9 +37,9 @@ def find_words(image: Image, findings: Sequence[Finding]) -> list[CounterWord]:
     for finding in findings:
         nids[finding.memcg].add(finding.nid)
         items[finding.memcg].add((finding.item, finding.nid))
-    several = [memcg for memcg, some in items.items() if len(some) >= WORDS_OF_A_RANGE]
+    most = sorted(items, key=lambda memcg: len(items[memcg]), reverse=True)
     found: list[CounterWord] = []
-    for memcg in several[:MOST_WORDS_OF]:
+    for memcg in most[:_MOST_MEMCGS]:
         try:
             found += _words(image, memcg, nids[memcg])
         except FaultError:
@@ -51,7 +56,7 @@ def _words(image: Image, memcg: int | None, nids: set[int | None]) -> Iterator[C
     reader = StatReader(image, dict.fromkeys((*memcg_items(image), *lruvec_items(image))))
     lists = LruReader(image, Coverage())
     of = Object(image.prog, "struct mem_cgroup *", memcg)
-    for word in reader.memcg_words(of):
+    for word in (*reader.memcg_words(of), *page_counter_words(image, of)):
         yield word._replace(memcg=memcg)
     for nid, pn in nodeinfo(image, of):
         if nid in nids:

@@ -10,14 +10,10 @@ from drgn import FaultError, Object
 from memcg_inspect.checks.counters import Counters
 from memcg_inspect.collect.folds import Folds
 from memcg_inspect.image.image import Image
-from memcg_inspect.linux.mm.memcontrol import (
-    memory_usage,
-    nodeinfo,
-    page_counter_usage,
-    page_counters,
-)
+from memcg_inspect.linux.mm.memcontrol import nodeinfo
 from memcg_inspect.linux.mm.memcontrol_vmstats import StatReader
 from memcg_inspect.linux.mm.mmzone import online_nodes
+from memcg_inspect.linux.mm.page_counter import memory_usage, page_counter_usage, page_counters
 from memcg_inspect.model import Coverage, Memcg, Stat
 
 __all__ = (

@@ -248,7 +248,8 @@ class _Screen:
         if not said.issuperset(diagnosis.memcgs):
             memcgs = [self._name(address) for address in diagnosis.memcgs]
             lines += self.wrapped(indent + _some(memcgs), indent)
-        for evidence in diagnosis.evidence[:1]:
+        # What was overwritten is not enough: the object before it is a suspect.
+        for evidence in diagnosis.evidence[: 2 if diagnosis.cause == "overwritten" else 1]:
             where = f"{indent}at {evidence_text(evidence, self.names)}{_fits(diagnosis)}"
             lines += self.wrapped(where, indent, _MOST_OF_EVIDENCE)
         for other in diagnosis.others[:1]:
@@ -268,7 +269,8 @@ class _Screen:
 
     def _next(self, number: int, diagnosis: Diagnosis) -> str:
         """Return the command that shows more of a diagnosis."""
-        if diagnosis.evidence:
+        # Of a counter, the rows that compare it tell more.
+        if diagnosis.evidence and diagnosis.evidence[0].kind != "counter":
             return self.typed.command("who", f"{diagnosis.evidence[0].address:#x}")
         if diagnosis.signature:
             return self.typed.command("audit", "--explain", str(number))
@@ -407,8 +409,10 @@ def _fits(diagnosis: Diagnosis) -> str:
     """Return how many objects may be the cause."""
     total = diagnosis.evidence_total
     number, or_more = (len(diagnosis.evidence), " or more") if total is None else (total, "")
-    if diagnosis.confidence == "proved" or number < 2:
+    if diagnosis.confidence == "proved" or diagnosis.cause == "overwritten" or number < 2:
         return ""
+    if diagnosis.evidence[0].kind == "counter":
+        return f" (or one of {counted(number - 1, 'other words')})"
     return f" (the likeliest of {number:,}{or_more})"
 
 

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import pytest
 from drgn import Object
+from drgn.helpers.linux.mm import compound_head, virt_to_page
 from drgn.helpers.linux.mmzone import NODE_DATA
 from drgn.helpers.linux.percpu import per_cpu_ptr
+from drgn.helpers.linux.slab import find_containing_slab_cache, slab_object_info
 from support import diagnosing
 from support.cause_planters import PERCPU, each_percpu_size
 from support.diagnosing import Case, Result
@@ -18,6 +20,7 @@ from support.guests import KERNELS, PERNODE_KERNELS, Lab
 from support.planting import BY_STACKS, Fault, NoVictim, Subject, ended
 
 from memcg_inspect.linux.mm.memcontrol_vmstats import StatReader
+from memcg_inspect.report import Evidence
 
 pytestmark = pytest.mark.image
 
@@ -123,9 +126,46 @@ def test_neighbouring_counters_that_were_overwritten_are_one_cause(lab: Lab, ker
         fault, address = range_of_counters(image, array, 6)
         [found] = image.audit(fault).diagnoses
         assert (found.cause, found.confidence) == ("overwritten", "likely")
-        [where] = found.evidence
+        where, *before = found.evidence
         # The first words may be as they were, or counters that are compared with nothing.
         assert address <= where.address < address + 4 * 8
+        assert [(e.address + size_of(image, e), e.kind) for e in before] == starts_of(image, array)
+
+
+def size_of(image: Subject, evidence: Evidence) -> int:
+    """Return the bytes from one object of a slab to the next, or those of a percpu allocation."""
+    cache = find_containing_slab_cache(image.prog, evidence.address)
+    return int(cache.size) if cache else evidence.bytes or 1
+
+
+def starts_of(image: Subject, array: Object) -> list[tuple[int, str]]:
+    """Return where the object or the percpu allocation begins, and its kind, if there is any."""
+    address = array[0].address_of_().value_()
+    info = slab_object_info(image.prog, address)
+    if info is not None:
+        # The first object of a slab has none before it.
+        heads = [
+            compound_head(virt_to_page(image.prog, at)) for at in (info.address, info.address - 1)
+        ]
+        return [(info.address, "slab")] if heads[0] == heads[1] else []
+    # The counters of a node are in no object of an allocator.
+    return [] if array[0].type_.type_name() == "atomic_long_t" else [(address, "percpu")]
+
+
+def test_the_words_of_a_wrong_counter(lab: Lab) -> None:
+    """The CPU and the address are named, and no other word fits."""
+    image = subject(lab, "7.3")
+    for case in diagnosing.cases(image, 1):
+        if case.cause not in ("counter", "page-counter", "lru-size"):
+            continue
+        fault = case.planter.plant(image, case.size)
+        [found] = image.audit(fault).diagnoses
+        where = [evidence.address for evidence in found.evidence]
+        # Of a few counters, no row tells which node it is.
+        if case.planter.what == "the page cache of a node alone":
+            assert where == []
+        else:
+            assert where == [fault.writes[0].address], str(case)
 
 
 def given_to(image: Subject, path: str, memcg: int) -> Fault:

@@ -14,8 +14,8 @@ from collections.abc import Iterator
 from drgn import Object
 from drgn.helpers.linux.mmzone import NODE_DATA
 
-from memcg_inspect.linux.mm.memcontrol import page_counters
 from memcg_inspect.linux.mm.memcontrol_vmstats import StatReader
+from memcg_inspect.linux.mm.page_counter import page_counters
 from support.planting import Subject, Write
 
 

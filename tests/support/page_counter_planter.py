@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from memcg_inspect.linux.mm.memcontrol import page_counters
+from memcg_inspect.linux.mm.page_counter import page_counters
 from support.planting import Fault, Planter, Subject
 
 

@@ -5,10 +5,6 @@ Causes: several counters that are wrong at once
 
 The search finds one cause for each counter. Where that are several of one memcg or node, one event
 is likelier: something overwrote neighbouring words, or a flush went wrong.
-
-What is not folded yet is in as many words as there are CPUs, and in what children handed up. That
-one was overwritten whose changes are those that are wrong, within half of them: those of others are
-small.
 """
 
 from __future__ import annotations
@@ -17,13 +13,13 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from memcg_inspect.checks.diagnosis.cause import Hypothesis
+from memcg_inspect.checks.diagnosis.places import array_name, places
 from memcg_inspect.checks.diagnosis.search import Explanation
 from memcg_inspect.model import Unit, counted
-from memcg_inspect.model_counters import CounterArray, CounterWord
+from memcg_inspect.model_counters import CounterWord
 from memcg_inspect.report import Evidence
 
-__all__ = ("CAUSES", "MOST_WORDS_OF", "WORDS_OF_A_RANGE", "AtOnce", "at_once")
+__all__ = ("CAUSES", "AtOnce", "at_once")
 
 #: Name and meaning, for the list in ``docs/output.md`` (Markdown).
 CAUSES = {
@@ -32,28 +28,10 @@ CAUSES = {
     "a CPU had changed, or what a child handed up",
 }
 #: The fewest counters of a range. Two faults may be neighbours by coincidence.
-WORDS_OF_A_RANGE = 3
-#: Memcgs whose words are looked for.
-MOST_WORDS_OF = 64
+_WORDS_OF_A_RANGE = 3
 #: The most bytes from one counter of a range to the next: some words are compared with nothing.
 _MOST_APART = 32
 _FLUSH = ("mem_cgroup_css_rstat_flush", "mem_cgroup_stat_aggregate")
-_ARRAYS: Mapping[str, CounterArray] = {
-    "folded": "state",
-    "handed up": "state_pending",
-    "cpu": "percpu",
-}
-_NAMES: Mapping[CounterArray, str] = {
-    "state": "folded counters (state)",
-    "state_pending": "what children handed up (state_pending)",
-    "state_local": "local counters (state_local)",
-    "percpu": "counters of CPU {cpu} (state)",
-    "lists": "sizes of LRU lists",
-    "vm_stat": "counters of the node (vm_stat)",
-}
-
-#: Array, item, memcg and node; ``None`` for any node if the hypothesis has none of several
-_Key = tuple[CounterArray, str, "int | None", "int | None"]
 
 
 class AtOnce(NamedTuple):
@@ -93,12 +71,12 @@ def at_once(explanations: Sequence[Explanation], words: Iterable[CounterWord]) -
     left = dict(enumerate(explanations))
     found = list(_flushes(left, both_levels=True))
     left = _without(left, found)
-    candidates = sorted(_candidates(left, words), key=lambda pair: pair[0].address)
+    candidates = sorted(places(left, words), key=lambda pair: pair[0].address)
     while True:
         here = [(word, number) for word, number in candidates if number in left]
         run = max(_runs(here), key=lambda run: len({n for _, n in run}), default=[])
         numbers = {number for _, number in run}
-        if len(numbers) < WORDS_OF_A_RANGE:
+        if len(numbers) < _WORDS_OF_A_RANGE:
             break
         found.append(_overwritten([word for word, _ in run], sorted(numbers)))
         left = _without(left, found)
@@ -111,49 +89,6 @@ def _without(
     """Return the explanations that belong to no event."""
     taken = {number for event in found for number in event.numbers}
     return {number: e for number, e in explanations.items() if number not in taken}
-
-
-def _candidates(
-    explanations: Mapping[int, Explanation], words: Iterable[CounterWord]
-) -> Iterator[tuple[CounterWord, int]]:
-    """Yield the words that each cause, or another one in its place, can be in."""
-    by_key: defaultdict[_Key, list[tuple[int, Hypothesis]]] = defaultdict(list)
-    for number, explanation in explanations.items():
-        alone = [some[0] for some in explanation.others if len(some) == 1]
-        for h in (explanation.cause, *alone):
-            for key in _keys(h):
-                by_key[key].append((number, h))
-    for word in words if by_key else ():
-        for nid in {word.nid, None}:
-            for number, h in by_key.get((word.array, word.item, word.memcg, nid), ()):
-                is_here = nid == word.nid or _is_of_a_node(h)
-                if is_here and (word.pending is None or _is_due_to(h, word.pending)):
-                    yield word, number
-
-
-def _is_due_to(h: Hypothesis, pending: int) -> bool:
-    """Return whether what is to be folded is what is wrong, and some more or less."""
-    return 2 * abs(pending - h.amount) < abs(h.amount)
-
-
-def _keys(h: Hypothesis) -> Iterator[_Key]:
-    memcg = h.memcgs[0] if h.memcgs else None
-    if h.cause == "counter":
-        for place in h.place.removesuffix(_OF_A_NODE).split(", "):
-            yield _ARRAYS[place.removesuffix(_OF_A_NODE)], h.item, memcg, h.nid
-    elif h.cause == "local-counter":
-        yield "state_local", h.item, memcg, h.nid
-    elif h.cause == "lru-size":
-        yield "lists", h.item, memcg, h.nid
-    elif h.cause == "node-counter":
-        yield "vm_stat", h.item, None, h.nid
-
-
-_OF_A_NODE = " of a node"
-
-
-def _is_of_a_node(h: Hypothesis) -> bool:
-    return h.place.endswith(_OF_A_NODE)
 
 
 def _runs(
@@ -180,7 +115,7 @@ def _are_neighbours(one: CounterWord, other: CounterWord) -> bool:
 
 def _overwritten(words: Sequence[CounterWord], numbers: Sequence[int]) -> AtOnce:
     first, last = words[0], words[-1]
-    name = _NAMES[first.array].format(cpu=first.cpu)
+    name = array_name(first)
     whose = "" if first.memcg is None else f" of memcg {first.memcg:#x}"
     if first.nid is not None:
         whose += f" on node {first.nid}"
@@ -229,7 +164,7 @@ def _flushes(explanations: Mapping[int, Explanation], both_levels: bool) -> Iter
     memcgs = [
         memcg
         for memcg, numbers in of_memcg.items()
-        if len(numbers) >= WORDS_OF_A_RANGE and (memcg in both or not both_levels)
+        if len(numbers) >= _WORDS_OF_A_RANGE and (memcg in both or not both_levels)
     ]
     for memcg in memcgs:
         numbers = of_memcg[memcg]

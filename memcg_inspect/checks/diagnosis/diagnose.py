@@ -12,6 +12,7 @@ from typing import NamedTuple
 from memcg_inspect.checks.diagnosis.at_once import AtOnce, at_once
 from memcg_inspect.checks.diagnosis.cause import Hypothesis
 from memcg_inspect.checks.diagnosis.differences import Differences
+from memcg_inspect.checks.diagnosis.places import words_of
 from memcg_inspect.checks.diagnosis.proofs import PROVED
 from memcg_inspect.checks.diagnosis.registry import CAUSES, cause_of
 from memcg_inspect.checks.diagnosis.search import Explanation, explain
@@ -38,7 +39,7 @@ def diagnose(
 
     :param rows: all rows of the report
     :param findings: all findings of the report, with their evidence
-    :param words: where the counters are, of memcgs and nodes with several findings
+    :param words: where the counters are, of memcgs and nodes with findings
     """
     if not findings:
         return ()
@@ -56,6 +57,7 @@ def diagnose(
         for n, explanation in enumerate(explanations)
     ]
     found = [_with_unfolded(d, e.cause, findings) for d, e in zip(found, explanations, strict=True)]
+    found = _with_words(found, explanations, words)
     found = _at_once(found, at_once(explanations, words), findings)
     explained = {number for diagnosis in found for number in diagnosis.findings}
     found = _joined(unknown + found + _of_proofs(findings, explained), findings)
@@ -110,6 +112,19 @@ def _of_rows(
         signature=tuple(_effects(d, h, keys)),
         functions=cause.functions_by_item.get(h.item, cause.functions),
     )
+
+
+def _with_words(
+    found: Sequence[Diagnosis], explanations: Sequence[Explanation], words: Sequence[CounterWord]
+) -> list[Diagnosis]:
+    """Return diagnoses of counters with the words of memory that are wrong, if they are known."""
+    of = words_of(dict(enumerate(explanations)), words)
+    return [
+        diagnosis
+        if diagnosis.evidence or number not in of
+        else replace(diagnosis, evidence=of[number], evidence_total=len(of[number]))
+        for number, diagnosis in enumerate(found)
+    ]
 
 
 def _at_once(

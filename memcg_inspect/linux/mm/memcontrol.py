@@ -50,14 +50,11 @@ __all__ = (
     "memcg_children",
     "memcg_descendants",
     "memcg_path",
-    "memory_usage",
     "nodeinfo",
     "not_accounted",
     "objcg_nid",
     "objcg_owners",
     "on_default_hierarchy",
-    "page_counter_usage",
-    "page_counters",
     "payer_of",
     "read_memcgs",
     "read_objcgs",
@@ -72,8 +69,6 @@ _KEYS: tuple[tuple[NotAccounted, tuple[str, ...]], ...] = (
     ("BPF", ("memcg_bpf_enabled_key",)),
     ("sockets", ("memcg_sockets_enabled_key",)),
 )
-#: Page counters of cgroup v1.
-_V1_COUNTERS = ("memory", "memsw", "kmem", "tcpmem")
 
 
 @per_image
@@ -427,41 +422,6 @@ def on_default_hierarchy(image: Image) -> bool:
     """Return whether the memory controller is on the cgroup v2 hierarchy."""
     root = image.object("memory_cgrp_subsys").root.value_()
     return bool(root == image.object("cgrp_dfl_root").address_)
-
-
-@per_image
-def page_counters(image: Image) -> tuple[str, ...]:
-    """
-    Return the page counters that are in use.
-
-    ``swap`` and ``memsw`` share their memory: the first is used on cgroup v2, the others only on
-    v1. A kernel without ``CONFIG_MEMCG_V1`` has no ``kmem`` and ``tcpmem``.
-
-    :return: members of ``struct mem_cgroup``
-    """
-    names = ("memory", "swap") if on_default_hierarchy(image) else _V1_COUNTERS
-    return tuple(name for name in names if has_member(image, "struct mem_cgroup", name))
-
-
-def page_counter_usage(memcg: Object, name: str) -> int:
-    """
-    Return the usage of a page counter of a memcg, in pages.
-
-    :param memcg: ``struct mem_cgroup *``
-    :param name: one of :func:`page_counters()`
-    :raises drgn.FaultError: if it cannot be read
-    """
-    return int(memcg.member_(name).usage.counter)
-
-
-def memory_usage(memcg: Object) -> int:
-    """
-    Return the page counter of a memcg, ``memcg->memory.usage``, in pages.
-
-    :param memcg: ``struct mem_cgroup *``
-    :raises drgn.FaultError: if it cannot be read
-    """
-    return page_counter_usage(memcg, "memory")
 
 
 def nodeinfo(
