@@ -102,11 +102,13 @@ class Candidates:
     Charges that are equally likely are listed in the order in which they are added.
 
     :ivar numbers: number of charges by rank
+    :ivar sizes: number of charges by kind, bytes of one charge and ``struct obj_cgroup *``
     :ivar likeliest: those that are listed, with their ranks
     """
 
     def __init__(self) -> None:
         self.numbers: Counter[Rank] = Counter()
+        self.sizes: Counter[tuple[str, int, int]] = Counter()
         self.likeliest: list[tuple[Rank, Evidence]] = []
 
     def add(self, rank: Rank, evidence: Iterable[Evidence], number: int = 1) -> None:
@@ -126,6 +128,7 @@ class Candidates:
 
     def merge(self, other: Candidates) -> None:
         """Add those of another query."""
+        self.sizes.update(other.sizes)
         for rank, number in other.numbers.items():
             self.add(rank, [charge for r, charge in other.likeliest if r == rank], number)
 

@@ -10,7 +10,7 @@ to list as evidence, and :func:`attach` adds those that were found.
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple, cast
@@ -26,6 +26,7 @@ from memcg_inspect.report import Evidence, Finding, Row, Skew
 __all__ = (
     "PendingFinding",
     "attach",
+    "candidate_sizes",
     "freed_findings",
     "orphan_findings",
     "row_findings",
@@ -306,6 +307,17 @@ def skew_findings(snapshot: Snapshot, skew: Sequence[Skew]) -> list[PendingFindi
         query = EvidenceQuery(kind=kind, payers=objcgs, nid=cell.backing_nid)
         findings.append(PendingFinding(finding, (query,)))
     return findings
+
+
+def candidate_sizes(
+    pending: PendingFinding, evidence: Mapping[EvidenceQuery, Candidates]
+) -> Counter[tuple[str, int, int]]:
+    """Return the number of candidates by kind, bytes of one charge and ``struct obj_cgroup *``."""
+    found: Counter[tuple[str, int, int]] = Counter()
+    for query in pending.queries:
+        if query in evidence:
+            found.update(evidence[query].sizes)
+    return found
 
 
 def attach(pending: PendingFinding, evidence: Mapping[EvidenceQuery, Candidates]) -> Finding:

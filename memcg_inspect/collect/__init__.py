@@ -19,7 +19,7 @@ from typing import NamedTuple, TypeVar
 
 from memcg_inspect.checks.diagnosis import diagnose, half_done_charges
 from memcg_inspect.checks.evidence_query import Candidates, EvidenceQuery
-from memcg_inspect.checks.findings import attach
+from memcg_inspect.checks.findings import attach, candidate_sizes
 from memcg_inspect.checks.judge import Judgement, judge, verdict
 from memcg_inspect.checks.samples import (
     SAMPLES,
@@ -214,7 +214,10 @@ def _report(image: Image, clock: Clock, snapshot: Snapshot, samples: Sequence[_S
         findings = tuple(attach(pending, evidence) for pending in judged.findings)
     with clock.measure("diagnosis"):
         words = find_words(image, findings)
-        diagnoses = with_neighbours(image, diagnose(snapshot, judged.rows, findings, words))
+        # Findings of several samples have no queries left: each sample had its own candidates.
+        sizes = [candidate_sizes(pending, evidence) for pending in judged.findings]
+        diagnoses = diagnose(snapshot, judged.rows, findings, words, sizes)
+        diagnoses = with_neighbours(image, diagnoses)
         half_done = half_done_charges(snapshot, judged.rows)
     report = Report(
         image=snapshot.image,

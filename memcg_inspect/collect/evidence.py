@@ -75,6 +75,7 @@ class _Search:
         """
         for query in self._of(kind, payer):
             if query.fits(size, nid=nid):
+                self.found[query].sizes[kind, size, payer] += 1
                 self.found[query].add(Rank(query.explains(size)), (make() for make in [evidence]))
 
     def _slabs(self, slabs: SlabReader, piece: PagePiece) -> None:
@@ -89,6 +90,9 @@ class _Search:
                 if query.fits(cache.charge, detail, slab.nid):
                     rank, number = query.in_slab(slab.charged, cache.charge)
                     self.found[query].add(rank, self._objects(slabs, slab, query), number)
+                    for objcg in slab.charged.keys() & query.payers:
+                        key = "slab", cache.charge, objcg
+                        self.found[query].sizes[key] += slab.charged[objcg]
 
     def _objects(self, slabs: SlabReader, slab: Slab, query: EvidenceQuery) -> Iterator[Evidence]:
         for obj in slabs.charged_objects(slab):

@@ -186,6 +186,22 @@ def check_owner(image: GuestImage, plant: Plant) -> None:
         [own] = [e for e in evidence if e.address == victim.address]
         assert own.rank == 1
         assert (own.cache, own.page) == (victim.slab.cache.name, victim.slab.page)
+    check_number_that_fits(image, report, victim)
+
+
+def check_number_that_fits(image: GuestImage, report: Report, victim: SlabObject) -> None:
+    """The diagnosis says how many objects of the thief have this size, listed or not."""
+    [found] = report.diagnoses
+    assert found.cause == "object-owner"
+    memcg = Object(image.program(), "struct mem_cgroup *", by_path(report)[THIEF])
+    objcg, size = memcg.nodeinfo[NID].objcg.value_(), victim.slab.cache.charge
+    alike = [
+        thing
+        for objects in slabs_of(image, NID)
+        for thing in objects.get(THIEF, ())
+        if (thing.objcg, thing.slab.cache.charge) == (objcg, size)
+    ]
+    assert found.evidence_total == len(alike) + 1
 
 
 @each_kernel

@@ -299,9 +299,9 @@ def _where(h: Hypothesis) -> str:
 
 
 _PLACES = {
-    "cpu": "in a CPU's changes that are not folded, or in what a flush made of them",
+    "cpu": "in a CPU's part, or in a flush of it",
     "folded": "in the folded value",
-    "handed up": "in what children handed up, or in what a flush made of it",
+    "handed up": "in what children handed up, or in a flush of it",
 }
 
 

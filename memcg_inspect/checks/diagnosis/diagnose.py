@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -26,6 +26,7 @@ __all__ = ("diagnose",)
 
 #: Other explanations that are named.
 _MOST_OTHERS = 5
+_Sizes = Mapping[tuple[str, int, int], int]
 
 
 def diagnose(
@@ -33,6 +34,7 @@ def diagnose(
     rows: Sequence[Row],
     findings: Sequence[Finding],
     words: Sequence[CounterWord] = (),
+    sizes: Sequence[_Sizes] = (),
 ) -> tuple[Diagnosis, ...]:
     """
     Return the causes of findings, the one that explains most of them first.
@@ -40,6 +42,8 @@ def diagnose(
     :param rows: all rows of the report
     :param findings: all findings of the report, with their evidence
     :param words: where the counters are, of memcgs and nodes with findings
+    :param sizes: number of the candidates of each finding by kind, bytes of one charge and
+        ``struct obj_cgroup *``; empty if it is not known
     """
     if not findings:
         return ()
@@ -53,7 +57,7 @@ def diagnose(
     keys = _explained(differences, [e.cause for e in explanations])
     orphans = _orphans(snapshot, findings, [e.cause for e in explanations])
     found = [
-        _of_rows(differences, explanation, keys[n], orphans.get(n, ()), by_row, findings)
+        _of_rows(differences, explanation, keys[n], orphans.get(n, ()), by_row, findings, sizes)
         for n, explanation in enumerate(explanations)
     ]
     found = [_with_unfolded(d, e.cause, findings) for d, e in zip(found, explanations, strict=True)]
@@ -73,6 +77,7 @@ def _of_rows(
     orphans: Sequence[int],
     by_row: dict[RowKey, int],
     findings: Sequence[Finding],
+    sizes: Sequence[_Sizes],
 ) -> Diagnosis:
     """
     Return the diagnosis of a cause that was found from rows.
@@ -96,7 +101,7 @@ def _of_rows(
         confidence = "proved"
     elif explanation.sure and not explanation.others:
         confidence = "only-explanation"
-    evidence, total = _evidence(d, h, [findings[n] for n in proofs or numbers])
+    evidence, total = _evidence(h, {n: findings[n] for n in proofs or numbers}, sizes)
     return Diagnosis(
         cause=h.cause,
         what=cause.sentence(h),
@@ -307,49 +312,35 @@ def _effects(d: Differences, h: Hypothesis, keys: Iterable[RowKey]) -> Iterable[
 
 
 def _evidence(
-    d: Differences, h: Hypothesis, findings: Sequence[Finding]
+    h: Hypothesis, findings: Mapping[int, Finding], sizes: Sequence[_Sizes]
 ) -> tuple[tuple[Evidence, ...], int | None]:
     """Return the objects of findings that can be what a cause is about, and how many there are."""
     if not findings:
         return (), None
-    if findings[0].evidence_is == "proof":
-        return findings[0].evidence, findings[0].evidence_total
-    if h.charge is None:
+    first = next(iter(findings.values()))
+    if first.evidence_is == "proof":
+        return first.evidence, first.evidence_total
+    if h.charge is None or h.cause not in ("object-owner", "not-counted"):
         return (), None
     owners = {objcg for objcg in h.objcgs[-1:] if objcg is not None}
-    for finding in findings:
+    kind, size = h.charge.kind, h.charge.bytes
+    for number, finding in findings.items():
         fitting = tuple(
             e
             for e in finding.evidence
-            if e.kind == h.charge.kind
-            and e.bytes == h.charge.bytes
-            and (not owners or e.objcg in owners)
+            if e.kind == kind and e.bytes == size and (not owners or e.objcg in owners)
         )
-        if fitting and h.cause in ("object-owner", "not-counted"):
-            return fitting, _total(d, h, finding, fitting)
+        if fitting and number < len(sizes) and sizes[number]:
+            # All charges of one size fit the query of a finding, or none does.
+            return fitting, sum(
+                count
+                for (k, bytes_of_one, objcg), count in sizes[number].items()
+                if (k, bytes_of_one) == (kind, size) and (not owners or objcg in owners)
+            )
+        if fitting:
+            whole = len(finding.evidence) == finding.evidence_total
+            return fitting, len(fitting) if whole else None
     return (), None
-
-
-def _total(
-    d: Differences, h: Hypothesis, finding: Finding, fitting: Sequence[Evidence]
-) -> int | None:
-    """Return how many candidates of a finding fit, also of those that are not listed, if known."""
-    if finding.evidence_total is None or h.charge is None:
-        return None
-    left_out = finding.evidence_total - len(finding.evidence)
-    if not left_out:
-        return len(fitting)
-    # Those that are as likely as the last one make up the amount alone, as it does.
-    scale = {"bytes": 1, "pages": d.page, "KiB": 1024}.get(finding.unit, 0)
-    alike = (
-        finding.objcg is None
-        and abs(finding.difference or 0) * scale == h.charge.bytes
-        and len(fitting) == len(finding.evidence)
-        and left_out == finding.evidence_tied
-    )
-    # The candidates are of all obj_cgroups of the memcg.
-    owners = d.objcgs(h.memcgs[-1])
-    return finding.evidence_total if alike and len(owners) == 1 else None
 
 
 def _joined(found: Sequence[Diagnosis], findings: Sequence[Finding]) -> list[Diagnosis]:

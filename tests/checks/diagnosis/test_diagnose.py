@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from support.made_kernel import BATCH, MAIL, WEB, Kernel, Thing, busy
@@ -16,14 +17,19 @@ from memcg_inspect.checks.rows import RowKey, finding_key, row_key
 from memcg_inspect.model_tasks import TaskCharge
 from memcg_inspect.report import Diagnosis, Evidence, Finding
 
+#: Number of candidates by kind, bytes of one charge and obj_cgroup.
+Sizes = Mapping[tuple[str, int, int], int]
+
 
 def findings_of(kernel: Kernel) -> list[Finding]:
     return [pending.finding for pending in judge(kernel.snapshot()).findings]
 
 
-def diagnoses(kernel: Kernel, findings: list[Finding]) -> tuple[Diagnosis, ...]:
+def diagnoses(
+    kernel: Kernel, findings: list[Finding], sizes: Sequence[Sizes] = ()
+) -> tuple[Diagnosis, ...]:
     made = kernel.snapshot()
-    return diagnose(made, judge(made).rows, findings)
+    return diagnose(made, judge(made).rows, findings, sizes=sizes)
 
 
 def of_cause(found: tuple[Diagnosis, ...], cause: str) -> list[Diagnosis]:
@@ -96,18 +102,16 @@ def test_one_unknown_owner_is_no_proof_of_two_causes() -> None:
 
 
 def test_all_objects_that_may_be_the_cause_are_counted() -> None:
-    def total(count: int | None, tied: int | None) -> int | None:
+    def total(count: int | None, sizes: Sizes) -> int | None:
         listed = tuple(
             Evidence(address=n, kind="slab", nid=0, bytes=1112, objcg=payer, memcg=MAIL, rank=n)
             for n in range(1, 11)
         )
-        given = [
-            replace(f, evidence=listed, evidence_total=count, evidence_tied=tied)
-            if (f.identity, f.memcg) == ("slab", MAIL)
-            else f
-            for f in findings
-        ]
-        [moved] = of_cause(diagnoses(kernel, given), "object-owner")
+        number = next(n for n, f in enumerate(findings) if (f.identity, f.memcg) == ("slab", MAIL))
+        given = list(findings)
+        given[number] = replace(given[number], evidence=listed, evidence_total=count)
+        counts = [sizes if n == number else {} for n in range(len(findings))]
+        [moved] = of_cause(diagnoses(kernel, given, counts), "object-owner")
         assert moved.evidence == listed
         return moved.evidence_total
 
@@ -115,10 +119,12 @@ def test_all_objects_that_may_be_the_cause_are_counted() -> None:
     kernel.slab(kernel.objcg(WEB, 0), 0, 1112, "unreclaimable")
     kernel.things[-1].payer = payer = kernel.objcg(MAIL, 0)
     findings = findings_of(kernel)
-    assert total(10, 0) == 10
-    # What is not listed may be of another size, or of the other obj_cgroup of the memcg.
-    assert total(40, 3) is None
-    assert total(None, None) is None
+    assert total(10, {}) == 10
+    assert total(40, {}) is None
+    assert total(None, {}) is None
+    # Others are of another size or kind, or of the other obj_cgroup of the memcg.
+    others = {("slab", 556, payer): 3, ("kmem", 1112, payer): 5, ("slab", 1112, payer + 8): 7}
+    assert total(40, {("slab", 1112, payer): 25, **others}) == 25
 
 
 def test_functions_are_those_of_what_was_charged() -> None:
