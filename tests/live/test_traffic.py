@@ -7,6 +7,7 @@ Workload ``traffic`` fills and drains receive queues, write queues and error que
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from pathlib import Path
 
@@ -17,6 +18,12 @@ from support.live_guest import from_outside, kept
 pytestmark = [pytest.mark.image, pytest.mark.long]
 
 TRAFFIC = ("--nodes", "2", "--workload", "traffic", "--freeze", "none")
+#: recvmsg() takes an skb off the error queue before it takes off its bytes. What a CPU of a guest
+#: that was stopped from outside is doing is not known: its registers are not.
+KNOWN = re.compile(
+    "is reading the error queue"
+    "|^a charge may be half done, but no stack shows this amount: .* in an unknown place"
+)
 MEMCGS = {f"/traffic/{name}" for name in ("copied", "zerocopy", "stamps", "datagrams")}
 
 
@@ -30,8 +37,8 @@ def test_no_socket_is_accused(tmp_path: Path, kernel: str) -> None:
             names = {memcg["address"]: memcg["path"] for memcg in report["memcgs"]}
             rows = [row for row in report["rows"] if row["identity"] == "sock_bytes"]
             unsure = [row for row in rows if row["status"] == "unverifiable"]
-            # recvmsg() takes an skb off the error queue before it takes off its bytes.
-            assert all("is reading the error queue" in row["reason"] for row in unsure)
+            reasons = {row["reason"] for row in unsure}
+            assert all(map(KNOWN.search, reasons)), reasons
             statuses = {row["status"] for row in rows}
             assert statuses <= {"exact", "in-flight", "moving", "unverifiable"}
             if options:
