@@ -37,6 +37,18 @@ def not_exact(subject: Subject, *identities: str) -> dict[tuple[str, str], Row]:
     }
 
 
+def check_one_cause(subject: Subject, path: str, size: int) -> None:
+    """All rows in flight are one charge of a task that the guest was stopped in."""
+    [cause] = subject.report.half_done
+    assert (cause.cause, cause.confidence) == ("half-done", "likely")
+    assert (cause.memcgs, cause.amount) == ((subject.paths[path],), size)
+    # memset_orig() is called by pcpu_alloc(), or pcpu_alloc_noprof(), itself.
+    [function] = cause.functions
+    assert function.startswith("pcpu_alloc")
+    rows = {(row.identity, row.memcg) for row in subject.report.rows if row.status == "in-flight"}
+    assert {(effect.identity, effect.memcg) for effect in cause.signature} == rows
+
+
 def allocating(lab: Lab, kernel: str, function: str) -> Subject:
     """Return a guest in which a module allocates percpu memory in the memcg ``/percpu``."""
     image = lab.image(
@@ -70,6 +82,7 @@ def test_percpu_memory_without_an_owner(lab: Lab, kernel: str, function: str) ->
     for row in rows.values():
         assert row.status == "in-flight"
         assert f"a percpu allocation of {SIZE:,} bytes for each CPU" in (row.reason or "")
+    check_one_cause(subject, "/percpu", size)
     # The charge has a bound, and explains no other memcg. (Another task may have been charging it.)
     other = next(path for path in subject.victims() if path != "/percpu")
     for path, amount in ((other, 1), ("/percpu", 60_000)):
@@ -108,6 +121,7 @@ def test_a_memcg_that_is_being_created(lab: Lab, kernel: str) -> None:
     for row in rows.values():
         assert row.status == "in-flight"
         assert f"a percpu allocation of {size:,} bytes for each CPU" in (row.reason or "")
+    check_one_cause(subject, path, charged(size, cpus))
     # All sizes are multiples of 4 bytes.
     objcg = subject.object("struct obj_cgroup *", rows["objcg_bytes", path].objcg or 0)
     fault = Fault((subject.add(objcg.nr_charged_bytes.counter, 1),), (path,), set())
@@ -146,6 +160,7 @@ def test_percpu_memory_that_is_freed(lab: Lab) -> None:
         beyond = size - (row.difference or 0)
         assert beyond == 0 or (identity == "objcg_bytes" and beyond % PAGE == 0)
         assert f"a percpu allocation of {each} bytes for each CPU" in (row.reason or "")
+    check_one_cause(subject, path, charged(size, cpus))
     # All sizes are multiples of 4 bytes.
     fault = subject.add(subject.percpu_counter(path, "MEMCG_PERCPU_B"), 1)
     report = subject.audit(Fault((fault,), (path,), set()))
