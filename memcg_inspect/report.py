@@ -296,8 +296,8 @@ class Diagnosis:
 
     Confidence is ``proved`` if an address in memory shows the cause, ``only-explanation`` if no
     other cause that is known here, alone or with a second one, adds up to the same rows, and
-    ``likely`` otherwise. Pairs that need the same large amount by coincidence are
-    not tried (docs/output.md).
+    ``likely`` otherwise. Pairs of counters that need the same large amount by coincidence
+    are not tried (docs/output.md).
 
     :ivar cause: name of the cause, for example ``object-owner``
     :ivar what: one sentence in English, without paths of memcgs

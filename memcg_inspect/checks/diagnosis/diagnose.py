@@ -15,6 +15,7 @@ from memcg_inspect.checks.diagnosis.differences import Differences
 from memcg_inspect.checks.diagnosis.places import words_of
 from memcg_inspect.checks.diagnosis.proofs import PROVED
 from memcg_inspect.checks.diagnosis.registry import CAUSES, cause_of
+from memcg_inspect.checks.diagnosis.rules import rules
 from memcg_inspect.checks.diagnosis.search import Explanation, explain
 from memcg_inspect.checks.diagnosis.uncounted import uncounted
 from memcg_inspect.checks.rows import RowKey, finding_key
@@ -48,7 +49,7 @@ def diagnose(
     if not findings:
         return ()
     by_row = {finding_key(finding): number for number, finding in enumerate(findings)}
-    unknown = uncounted(rows, by_row)
+    unknown = [*uncounted(rows, by_row), *rules(snapshot, findings)]
     known = {number for diagnosis in unknown for number in diagnosis.findings}
     left = {key for key, number in by_row.items() if number not in known}
     differences = Differences(snapshot, rows, left)
@@ -63,7 +64,7 @@ def diagnose(
     found = [_with_unfolded(d, e.cause, findings) for d, e in zip(found, explanations, strict=True)]
     found = _with_words(found, explanations, words)
     found = _at_once(found, at_once(explanations, words), findings)
-    explained = {number for diagnosis in found for number in diagnosis.findings}
+    explained = known | {number for diagnosis in found for number in diagnosis.findings}
     found = _joined(unknown + found + _of_proofs(findings, explained), findings)
     return tuple(
         sorted(found, key=lambda d: (len(d.findings), d.confidence == "proved"), reverse=True)

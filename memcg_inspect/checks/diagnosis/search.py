@@ -466,9 +466,9 @@ class _Search:
         residuals = d.differing()
         try:
             sets = self._sets(d, residuals, 1)
-            # What was charged twice, and a reference that was leaked, are one charge that is lost.
-            one_reference = len(h.memcgs) == 1 and h.charge is not None and h.charge.references
-            if self._is_small(h) or one_reference:
+            # Charges have few sizes, so two faults may well be of the same one: a charge of one
+            # memcg that is lost, and one of another that was not counted, look like one that moved.
+            if self._is_small(h) or h.charge is not None:
                 sets += self._sets(d, residuals, 2)
         except _GaveUpError:
             return [], False
