@@ -58,6 +58,10 @@ def _part(some: int, every: int, what: str) -> str:
     return text if some == every else f"{some:,} of {text}"
 
 
+#: The fewest diagnoses of one cause of which the first one stands for all.
+_MANY_ALIKE = 4
+
+
 class _Line(NamedTuple):
     text: str
     style: str = ""
@@ -230,9 +234,31 @@ class _Screen:
         yield from self.wrapped(text, "")
 
     def _diagnoses(self) -> _Section:
-        made = [self.diagnosis(n, d) for n, d in enumerate(self.report.diagnoses, 1)]
-        title = _Line("Diagnoses", "bold red")
-        return _Section(title, made, _left_out("diagnoses", len(made), "--diagnoses"))
+        """Return the section of the diagnoses; of many that are alike, the first one is shown."""
+        alike: defaultdict[tuple[str, str], list[Diagnosis]] = defaultdict(list)
+        for diagnosis in self.report.diagnoses:
+            alike[diagnosis.cause, diagnosis.confidence].append(diagnosis)
+        items, counts = [], []
+        for number, diagnosis in enumerate(self.report.diagnoses, 1):
+            same = alike[diagnosis.cause, diagnosis.confidence]
+            if len(same) < _MANY_ALIKE:
+                items.append(self.diagnosis(number, diagnosis))
+                counts.append(1)
+            elif same[0] is diagnosis:
+                items.append([*self.diagnosis(number, diagnosis), *self._like_it(same[1:])])
+                counts.append(len(same))
+
+        def left_out(shown: int) -> str:
+            return _left_out("diagnoses", sum(counts[shown:]), "--diagnoses")(0)
+
+        return _Section(_Line("Diagnoses", "bold red"), items, left_out)
+
+    def _like_it(self, others: Sequence[Diagnosis]) -> list[_Line]:
+        """Return the line that counts the diagnoses of the same cause as the one above it."""
+        memcgs = dict.fromkeys(memcg for d in others for memcg in d.memcgs[:1])
+        about = f", of {_some([self._name(memcg) for memcg in memcgs])}" if memcgs else ""
+        text = f"   and {len(others):,} more like it: {others[0].cause}{about} (--diagnoses)"
+        return self.wrapped(text, "   ")
 
     def diagnosis(self, number: int, diagnosis: Diagnosis) -> list[_Line]:
         """Return the lines of a diagnosis."""

@@ -90,6 +90,7 @@ CASES: dict[str, Callable[[], Report]] = {
     "healthy": clean,
     "one fault": lambda: faults(1),
     "50 faults": lambda: faults(50),
+    "50 causes": lambda: different(faults(50)),
     "incomplete": lambda: with_rows("unverifiable"),
     "moving": lambda: with_rows("moving", verdict="moving"),
     "in flight": lambda: with_rows("in-flight", verdict="exact"),
@@ -291,8 +292,29 @@ def test_a_diagnosis_is_explained_row_by_row() -> None:
         explained_lines(clean(), 1, out, Typed())
 
 
+def different(made: Report) -> Report:
+    """Return a report whose diagnoses have a cause each."""
+    diagnoses = (replace(d, cause=f"cause-{n}") for n, d in enumerate(made.diagnoses))
+    return replace(made, diagnoses=tuple(diagnoses))
+
+
+def test_of_many_diagnoses_that_are_alike_the_first_one_is_shown() -> None:
+    made = faults(50)
+    shown = first_text(made)
+    assert re.findall(r"^(\d+)\. ", shown, re.MULTILINE) == ["1"]
+    assert f"   and 49 more like it: {made.diagnoses[0].cause}, of /" in shown
+    assert "more diagnoses" not in shown
+    three = replace(made, diagnoses=made.diagnoses[:3])
+    assert re.findall(r"^(\d+)\. ", first_text(three), re.MULTILINE) == ["1", "2", "3"]
+    # The number is that of --explain. Those that are not shown are counted in all.
+    mixed = replace(made, diagnoses=(*different(faults(30)).diagnoses, *made.diagnoses))
+    shown = first_text(mixed, 100)
+    numbers = re.findall(r"^(\d+)\. ", shown, re.MULTILINE)
+    assert f"and {80 - len(numbers)} more diagnoses (--diagnoses)" in shown
+
+
 def test_diagnoses_that_do_not_fit_are_counted() -> None:
-    shown = first_text(faults(50))
+    shown = first_text(different(faults(50)))
     numbers = [int(n) for n in re.findall(r"^(\d+)\. ", shown, re.MULTILINE)]
     assert numbers == list(range(1, len(numbers) + 1))
     assert 2 < len(numbers) < 10
