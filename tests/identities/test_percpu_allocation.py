@@ -160,7 +160,6 @@ def test_percpu_memory_that_is_freed(lab: Lab) -> None:
         beyond = size - (row.difference or 0)
         assert beyond == 0 or (identity == "objcg_bytes" and beyond % PAGE == 0)
         assert f"a percpu allocation of {each} bytes for each CPU" in (row.reason or "")
-    check_one_cause(subject, path, charged(size, cpus))
     # All sizes are multiples of 4 bytes.
     fault = subject.add(subject.percpu_counter(path, "MEMCG_PERCPU_B"), 1)
     report = subject.audit(Fault((fault,), (path,), set()))
