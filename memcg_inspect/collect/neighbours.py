@@ -4,7 +4,7 @@ What lies before an address
 ---------------------------
 
 Where memory was overwritten, the object before it is a suspect: something may have written past its
-end. :class:`Neighbours` finds it among the objects of a slab, and among percpu allocations.
+end. It is looked for among the objects of a slab, and among percpu allocations.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from memcg_inspect.linux.mm.slub import FreeObjects
 from memcg_inspect.model import counted
 from memcg_inspect.report import Diagnosis, Evidence
 
-__all__ = ("Neighbours", "with_neighbours")
+__all__ = ("with_neighbours",)
 
 
 def with_neighbours(image: Image, diagnoses: Sequence[Diagnosis]) -> tuple[Diagnosis, ...]:
     """Return diagnoses; those of overwritten memory with what lies before it as evidence."""
     if all(diagnosis.cause != "overwritten" for diagnosis in diagnoses):
         return tuple(diagnoses)
-    neighbours = Neighbours(image)
+    neighbours = _Neighbours(image)
     return tuple(
         replace(diagnosis, evidence=(*diagnosis.evidence, before), evidence_total=None)
         if diagnosis.cause == "overwritten"
@@ -40,7 +40,7 @@ def with_neighbours(image: Image, diagnoses: Sequence[Diagnosis]) -> tuple[Diagn
     )
 
 
-class Neighbours:
+class _Neighbours:
     """Finds the object or the allocation before the one that has an address."""
 
     def __init__(self, image: Image) -> None:
@@ -86,7 +86,7 @@ class Neighbours:
             is_free = self._free.is_free(slab, number)
         except FaultError:
             return "state not known"
-        return {None: "state not known", True: "free", False: "allocated"}[is_free]
+        return "free" if is_free else "allocated"
 
     def _allocation(self, address: int) -> Evidence | None:
         for place in self._percpu.find(address):

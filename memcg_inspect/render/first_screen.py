@@ -49,6 +49,8 @@ _SINGULAR = {
     "notes": "note",
     "subjects": "subject",
 }
+#: The fewest diagnoses of one cause of which the first one stands for all.
+_MANY_ALIKE = 4
 
 
 def _part(some: int, every: int, what: str) -> str:
@@ -56,10 +58,6 @@ def _part(some: int, every: int, what: str) -> str:
     named = f"{every:,} {_SINGULAR[what]}" if every == 1 and what in _SINGULAR else None
     text = named or counted(every, what)
     return text if some == every else f"{some:,} of {text}"
-
-
-#: The fewest diagnoses of one cause of which the first one stands for all.
-_MANY_ALIKE = 4
 
 
 class _Line(NamedTuple):
@@ -249,7 +247,7 @@ class _Screen:
                 counts.append(len(same))
 
         def left_out(shown: int) -> str:
-            return _left_out("diagnoses", sum(counts[shown:]), "--diagnoses")(0)
+            return _more("diagnoses", sum(counts[shown:]), "--diagnoses")
 
         return _Section(_Line("Diagnoses", "bold red"), items, left_out)
 
@@ -419,11 +417,12 @@ class _Screen:
 
 
 def _left_out(what: str, total: int, option: str) -> Callable[[int], str]:
-    def text(shown: int) -> str:
-        more = total - shown
-        return f"  and {more:,} more {_SINGULAR[what] if more == 1 else what} ({option})"
+    return lambda shown: _more(what, total - shown, option)
 
-    return text
+
+def _more(what: str, number: int, option: str) -> str:
+    """Return the line that counts what is left out, and names the option that shows it."""
+    return f"  and {number:,} more {_SINGULAR[what] if number == 1 else what} ({option})"
 
 
 def _some(names: Sequence[str]) -> str:

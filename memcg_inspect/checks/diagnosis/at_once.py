@@ -66,7 +66,7 @@ def at_once(explanations: Sequence[Explanation], words: Iterable[CounterWord]) -
     """
     Return the events that several of the causes follow from.
 
-    :param words: where counters are, of all memcgs and nodes with several findings
+    :param words: where counters are, of memcgs and nodes with findings
     """
     left = dict(enumerate(explanations))
     found = list(_flushes(left, both_levels=True))

@@ -18,6 +18,7 @@ from memcg_inspect.checks.diagnosis.registry import CAUSES, cause_of
 from memcg_inspect.checks.diagnosis.rules import rules
 from memcg_inspect.checks.diagnosis.search import Explanation, explain
 from memcg_inspect.checks.diagnosis.uncounted import uncounted
+from memcg_inspect.checks.evidence_query import MOST_EVIDENCE
 from memcg_inspect.checks.rows import RowKey, finding_key
 from memcg_inspect.checks.snapshot import Snapshot
 from memcg_inspect.model_counters import CounterWord
@@ -128,7 +129,7 @@ def _with_words(
     return [
         diagnosis
         if diagnosis.evidence or number not in of
-        else replace(diagnosis, evidence=of[number], evidence_total=len(of[number]))
+        else replace(diagnosis, evidence=of[number][:MOST_EVIDENCE], evidence_total=len(of[number]))
         for number, diagnosis in enumerate(found)
     ]
 

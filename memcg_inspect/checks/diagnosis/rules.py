@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from memcg_inspect.checks.diagnosis.proofs import PROVED
 from memcg_inspect.checks.evidence_query import MOST_EVIDENCE
 from memcg_inspect.checks.identities import hierarchy, kmem
+from memcg_inspect.checks.rows import finding_key
 from memcg_inspect.checks.snapshot import Snapshot
 from memcg_inspect.model import counted
 from memcg_inspect.report import Diagnosis, Effect, Finding
@@ -62,13 +63,13 @@ def _moved(snapshot: Snapshot, findings: Sequence[Finding], skewed: Iterable[int
         for ancestor in () if memcg is None else snapshot.ancestors(memcg):
             below[ancestor, nid] += size
     item = {f.item for f in findings if f.identity == kmem.CHECK.name and f.nid is not None}
-    none: Counter[tuple[int | None, int | None]] = Counter()
     sizes = {kmem.CHECK.name: moved, hierarchy.CHECK.name: below}
     for number, finding in enumerate(findings):
-        size = sizes.get(finding.identity, none)[finding.memcg, finding.nid]
-        pages = size // snapshot.image.page_size
-        if finding.item in item and pages and pages == finding.difference:
-            yield number
+        if finding.identity in sizes and finding.item in item:
+            size = sizes[finding.identity][finding.memcg, finding.nid]
+            pages = size // snapshot.image.page_size
+            if pages and pages == finding.difference:
+                yield number
 
 
 def _diagnosis(
@@ -93,14 +94,7 @@ def _diagnosis(
         findings=tuple(sorted(numbers)),
         signature=tuple(
             Effect(
-                identity=f.identity,
-                memcg=f.memcg,
-                objcg=f.objcg,
-                nid=f.nid,
-                item=f.item,
-                unit=f.unit,
-                amount=f.difference or 0,
-                difference=f.difference or 0,
+                **finding_key(f)._asdict(), amount=f.difference or 0, difference=f.difference or 0
             )
             for f in some
             if f.kind != "skew"
