@@ -181,8 +181,13 @@ _READERS: dict[str, Entry | tuple[Entry, ...]] = {
     "iomem_resource": "struct resource",
     # ftrace, bio_integrity
     "ftrace_pages_start": "struct ftrace_page *",
+    "ftrace_trace_arrays": "struct list_head",
     "integrity_buf_pool": "mempool_t",
     "savedcmd": "struct saved_cmdlines_buffer *",
+    "temp_buffer": "struct trace_buffer *",
+    # slub_large
+    "pack_list": "struct list_head",
+    "serial8250_reg": "struct uart_driver",
     # kfence
     "__kfence_pool": "char *",
     "kfence_metadata": _kfence_metadata,

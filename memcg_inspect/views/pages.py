@@ -278,8 +278,8 @@ def _groups(inventory: Inventory) -> Mapping[str, Counter[tuple[int, int]]]:
 def _notes(image: Image) -> Iterator[str]:
     if not page_layout(image).has_large_kmalloc:
         yield (
-            "This kernel does not mark large kmallocs. Those that a memcg pays for are kmem, the "
-            "others are unknown."
+            "This kernel does not mark large kmallocs. Those of some known owners are "
+            "large_kmalloc. Others that a memcg pays for are kmem, and the rest is unknown."
         )
 
 
