@@ -50,6 +50,7 @@ KINDS: dict[str, Kind] = {
     "anon": Kind("user", True, "anonymous pages of processes"),
     "file": Kind("user", True, "page cache of files"),
     "shmem": Kind("user", True, "shared memory and files of tmpfs"),
+    "secretmem": Kind("user", True, "secret memory, which the kernel itself cannot read"),
     "user": Kind("user", True, "user pages in the swap cache only, or in no mapping yet"),
     "hugetlb": Kind("user", True, "huge pages of hugetlb that are in use"),
     "hugetlb_free": Kind("other", False, "huge pages of hugetlb that are free"),
@@ -75,6 +76,7 @@ KINDS: dict[str, Kind] = {
     "mempool": Kind("kernel", False, "reserve of the block layer for bio integrity"),
     "blk_mq": Kind("kernel", False, "requests of block devices"),
     "kvfree_rcu": Kind("kernel", False, "pages of kvfree_rcu(), which CPUs fill and keep"),
+    "hash_table": Kind("kernel", False, "hash tables of the kernel, on machines with one node"),
     "vmcoreinfo": Kind("kernel", False, "notes for crash dumps"),
     "kmem": Kind("kernel", True, "other pages that memcgs are charged for as kernel memory"),
     "memmap": Kind("kernel", False, "the memory map: struct page of all page frames"),
@@ -134,7 +136,8 @@ class Place(NamedTuple):
     :ivar order: order of the block or compound page; ``None`` if it has no meaning
     :ivar cache: name of the cache of a slab
     :ivar caller: function that made a vmalloc area
-    :ivar lru: LRU list of user pages
+    :ivar lru: LRU list of user pages: ``active``, ``inactive``, ``multi-gen``, ``unevictable``,
+        ``mlocked`` (unevictable since a process locked it), or ``none``
     """
 
     nid: int

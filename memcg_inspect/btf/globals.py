@@ -206,6 +206,7 @@ _READERS: dict[str, Entry | tuple[Entry, ...]] = {
     "tcpv6_prot": "struct proto",
     "udp_prot": "struct proto",
     "udp_table": "struct udp_table",
+    "udplite_table": "struct udp_table",
 }
 
 # Variables that drgn's helpers use, by module.

@@ -69,7 +69,7 @@ _FINER = {
 _BLOCKS = frozenset({"unknown", "kmem", "pagetables", "kernel_pagetables", "trace"})
 #: Kinds of pages that nothing marks. ``memcg_data`` tells who pays for those of ``kmem``.
 _UNMARKED = ("kmem", "unknown")
-_USER = frozenset({"anon", "file", "shmem", "user"})
+_USER = frozenset({"anon", "file", "shmem", "secretmem", "user"})
 #: Kinds of single pages that ``memcg_data`` names the payer of.
 _PAID = frozenset(name for name, kind in KINDS.items() if kind.is_charged)
 #: More blocks than all lists of free pages of CPUs can have.
@@ -471,7 +471,7 @@ class _Piece:
                 payer = reader.payer(self._words[i]) if is_kmem else NEVER
             elif kind in _PAID:
                 payer = reader.payer(self._words[i])
-            lru = _list_of(LRU_FLAGS[self._marks.lru[i]]) if kind in _USER else None
+            lru = self._list_of(self._marks.lru[i], self._marks.mlocked[i], kind)
             share = reader.owners.shares.get(self._first + i) if kind == "zsmalloc" else None
             place = Place(nid, zone, kind, order, None, None, lru)
             if kind in _UNMARKED:
@@ -505,14 +505,20 @@ class _Piece:
                     self._done[i] = 1
             free = self._done.translate(bytes(byte == 0 for byte in range(256)))
             chosen = _both(chosen, free)
-        columns = (self._kinds, self._words, self._marks.lru, self._all_zones())
+        marks = self._marks
+        columns = (self._kinds, self._words, marks.lru, marks.mlocked, self._all_zones())
         together = zip(*(compress(column, chosen) for column in columns), strict=True)
-        for (code, word, flags, (nid, zone)), pages in Counter(together).items():
+        for (code, word, flags, mlocked, (nid, zone)), pages in Counter(together).items():
             kind = _NAMES[code]
-            is_user = kind in _USER
-            lru = _list_of(LRU_FLAGS[flags]) if is_user else None
-            place = Place(nid, zone, kind, 0 if is_user else None, None, None, lru)
+            lru = self._list_of(flags, mlocked, kind)
+            place = Place(nid, zone, kind, 0 if kind in _USER else None, None, None, lru)
             reader.count(place, pages, reader.payer(word))
+
+    def _list_of(self, flags: int, mlocked: int, kind: str) -> str | None:
+        """Return the LRU list of user pages."""
+        if kind not in _USER:
+            return None
+        return "mlocked" if mlocked else _list_of(LRU_FLAGS[flags])
 
     def _all_zones(self) -> list[tuple[int, int]]:
         return self._zones if self._zone is None else [self._zone] * self._count

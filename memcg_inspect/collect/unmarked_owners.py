@@ -23,6 +23,7 @@ from memcg_inspect.linux.kernel.events import ring_buffer as perf
 from memcg_inspect.linux.kernel.sched_frag import task_fragments
 from memcg_inspect.linux.kernel.trace.ring_buffer import ring_buffer_pages
 from memcg_inspect.linux.kernel.vmcore_info import vmcoreinfo_pages
+from memcg_inspect.linux.mm.mm_init import hash_tables
 from memcg_inspect.linux.mm.mm_types import page_layout
 from memcg_inspect.linux.mm.mmzone import mem_map, memory_map_end
 from memcg_inspect.linux.mm.slab import Slab, SlabReader
@@ -97,6 +98,7 @@ class UnmarkedOwners:
         yield "trace", lambda: ring_buffer_pages(image, coverage["ftrace"])
         yield "perf", lambda: perf.perf_pages(image, events, coverage["perf"])
         yield "virtqueue", lambda: virtqueue_rings(image, coverage["virtqueues"])
+        yield "hash_table", lambda: hash_tables(image, coverage["hash_tables"])
         yield "vmcoreinfo", lambda: vmcoreinfo_pages(image, coverage["vmcoreinfo"])
         if not page_layout(image).has_large_kmalloc:
             yield "large_kmalloc", lambda: large_kmallocs(image, coverage["large_kmallocs"])

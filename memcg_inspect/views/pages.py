@@ -54,7 +54,13 @@ class PagesRow:
     ]
     lru: Annotated[
         str | None,
-        Field("text", "LRU list of user pages, with --by lru; none if on no list", priority=6),
+        Field(
+            "text",
+            "LRU list of user pages, with --by lru; mlocked: unevictable, since a process has "
+            "locked them; "
+            "none: on no list",
+            priority=6,
+        ),
     ]
     pages: Annotated[
         Value,

@@ -6,6 +6,7 @@ guest's own files tell.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from functools import lru_cache
 from pathlib import Path
@@ -23,6 +24,7 @@ pytestmark = [pytest.mark.image, pytest.mark.each_kernel]
 PAGE = 4096
 #: What fixtures/workloads/buffers.c makes.
 TRACE_BYTES, PERF_PAGES, PIPE_PAGES = 1000 << 10, 64 + 1, 48
+SECRET_PAGES, LOCKED_PAGES = 24, 40
 #: ``BUF_PAGE_SIZE``: bytes of a page that events can have.
 TRACE_PAGE = PAGE - 16
 
@@ -69,3 +71,63 @@ def test_pipes(lab: Lab, kernel: str) -> None:
     # Since 7.3, a pipe keeps up to 8 pages for the next write.
     assert PIPE_PAGES <= paid["pipe"] // PAGE <= PIPE_PAGES + 8
     assert paid["kmem"] == 0
+
+
+def lru(answer: Answer) -> Counter[str]:
+    """Return the pages of each LRU list."""
+    found: Counter[str] = Counter()
+    for row in rows(answer):
+        if row["lru"] is not None:
+            found[str(row["lru"])] += number(row, "bytes") // PAGE
+    return found
+
+
+@pytest.mark.parametrize("kernel", DEBIAN_KERNELS)
+def test_locked_memory(lab: Lab, kernel: str) -> None:
+    """The guest counts it in /proc/meminfo."""
+    image = buffers(lab, kernel)
+    answer = asked(image.core, ("kind", "memcg", "lru"))
+    assert by_kind(answer, "/buffers/secret")["secretmem"] == SECRET_PAGES * PAGE
+    locked = [row for row in rows(answer) if row["memcg"] == "/buffers/locked"]
+    assert {number(row, "paid") for row in locked if row["lru"] == "mlocked"} >= {
+        LOCKED_PAGES * PAGE
+    }
+    found = lru(asked(image.core, ("lru",)))
+    # CPUs add their changes to the totals within seconds.
+    said, unevictable = (
+        [meminfo(image, which, name) for which in ("2", "3")] for name in ("Mlocked", "Unevictable")
+    )
+    assert found["mlocked"] in said, said
+    assert found["mlocked"] + found["unevictable"] in unevictable, unevictable
+    # The mapping of secret memory is unevictable, and its pages are.
+    assert found["mlocked"] >= LOCKED_PAGES
+    assert found["unevictable"] >= SECRET_PAGES
+
+
+def meminfo(image: GuestImage, which: str, name: str) -> int:
+    """Return a line of /proc/meminfo, in pages."""
+    text = (image.guest / which / "proc/meminfo").read_text()
+    found = re.search(rf"^{name}: +(\d+) kB$", text, re.M)
+    assert found is not None
+    return int(found[1]) * 1024 // PAGE
+
+
+#: Hash tables that are from memblock, or whose size no variable has.
+NOT_FOUND = ("Dentry cache", "Inode-cache", "Table-perturb", "posixtimers", "futex")
+
+
+@pytest.mark.parametrize("kernel", DEBIAN_KERNELS)
+def test_hash_tables(lab: Lab, kernel: str) -> None:
+    """The kernel says their sizes when it boots. With several nodes, they are vmalloc areas."""
+    image = lab.image(kernel, "1", "idle")
+    log = (image.guest / "2/dmesg").read_text()
+    made = re.findall(r"\] (.*) hash table entries: .* (\d+) bytes, linear\)", log)
+    # The table of futexes is one up to 6.15.
+    left_out = NOT_FOUND[: -1 if kernel in ("6.1", "6.12") else None]
+    sizes = [int(size) for name, size in made if name not in left_out]
+    answer = asked(image.core, ("kind",))
+    assert by_kind(answer)["hash_table"] == sum(sizes)
+    assert len(sizes) >= 7
+    assert by_kind(answer)["unknown"] < by_kind(answer).total() // 1000
+    of_nodes = asked(lab.image(kernel, "2", "idle").core, ("kind",))
+    assert by_kind(of_nodes)["hash_table"] == 0
