@@ -135,7 +135,8 @@ class Place(NamedTuple):
     :ivar kind: key of :data:`KINDS`
     :ivar order: order of the block or compound page; ``None`` if it has no meaning
     :ivar cache: name of the cache of a slab
-    :ivar caller: function that made a vmalloc area
+    :ivar caller: function that made a vmalloc area; line of code that allocated pages of no known
+        use, on kernels that profile allocations
     :ivar lru: LRU list of user pages: ``active``, ``inactive``, ``multi-gen``, ``unevictable``,
         ``mlocked`` (unevictable since a process locked it), or ``none``
     """

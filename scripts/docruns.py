@@ -405,6 +405,16 @@ BLOCKS = {
         _command(*("pages", "--by", "kind,order,node", "--sort", "never", "--top", "6"), **_HIDDEN),
         kernel=_HIDDEN["kernel"],
     ),
+    "where_site": Block(
+        "docs/where-did-my-memory-go.md",
+        _command(
+            *("pages", "--by", "kind,caller", "--sort", "never", "--top", "4"),
+            **_HIDDEN,
+            append=_PROFILED["append"],
+            workload="idle",
+        ),
+        kernel=_HIDDEN["kernel"],
+    ),
     "where_bill": Block(
         "docs/where-did-my-memory-go.md",
         _command("pages", "--node", "2", "--by", "memcg", "--top", "6"),

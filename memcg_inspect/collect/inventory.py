@@ -19,6 +19,7 @@ from typing import NamedTuple
 from drgn import FaultError, offsetof
 
 from memcg_inspect.collect.page_owners import Claim, Owners, Share
+from memcg_inspect.collect.site import SiteFinder
 from memcg_inspect.collect.unmarked_owners import UnmarkedOwners
 from memcg_inspect.image.image import Image
 from memcg_inspect.image.layout import array_length, member_type
@@ -123,6 +124,7 @@ class _Reader:
         self.owners = Owners(image, coverage)
         self.marks, self.layout = MarkReader(image), page_layout(image)
         self.slabs = SlabReader(image, coverage["names"])
+        self._sites = SiteFinder(image)
         self._late = UnmarkedOwners(image, self.slabs, memcgs, coverage)
         #: First page frames of blocks that nothing marks.
         self.unmarked: defaultdict[tuple[Place, int], array[int]] = defaultdict(lambda: array("Q"))
@@ -202,16 +204,25 @@ class _Reader:
             for order in range(self._orders)
         }
         for (place, payer), blocks in self.unmarked.items():
-            found: Counter[tuple[int, str]] = Counter()
+            found: Counter[tuple[int, str, str | None]] = Counter()
             for pfn in blocks:
                 order = self._orders_found.get(pfn, place.order or 0)
                 kind = wanted[order].get(pfn, place.kind) if order < self._orders else place.kind
                 # Who pays for a page of a kind that is never charged cannot be told.
                 is_other = payer != NEVER and not KINDS[kind].is_charged
-                found[order, place.kind if is_other else kind] += 1
-            for (order, kind), number in found.items():
+                kind = place.kind if is_other else kind
+                found[order, kind, self._site(pfn) if kind == "unknown" else None] += 1
+            for (order, kind, site), number in found.items():
                 paid_by = NOBODY if payer == NEVER and KINDS[kind].is_charged else payer
-                self.count(place._replace(kind=kind, order=order), number << order, paid_by)
+                is_of = place._replace(kind=kind, order=order, caller=site)
+                self.count(is_of, number << order, paid_by)
+
+    def _site(self, pfn: int) -> str | None:
+        """Return the line of code that allocated a block, on kernels that profile allocations."""
+        if self._sites.why_not:
+            return None
+        site = self._sites.of_page(self._frames.page(pfn))
+        return site.place if site is not None else None
 
     def finish(self) -> None:
         """Add the pages that nothing marks: free pages of CPUs, and parts of blocks."""
@@ -223,6 +234,7 @@ class _Reader:
         for first in sorted(self.heads):
             self._add_block(first, self.heads[first])
         self._add_unmarked()
+        self.coverage["call_sites"].add(self._sites.coverage)
         for nid, zone, _ in self.bare.values():
             self.count(Place(nid, zone, "unknown", 0), 1, NEVER)
         self.bare.clear()

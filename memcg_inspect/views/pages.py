@@ -50,7 +50,12 @@ class PagesRow:
     cache: Annotated[str | None, Field("text", "cache of the slabs, with --by cache", priority=8)]
     caller: Annotated[
         str | None,
-        Field("text", "function that made the vmalloc areas, with --by caller", priority=8),
+        Field(
+            "text",
+            "with --by caller: function that made the vmalloc areas; line that allocated unknown "
+            "pages, with allocation profiling",
+            priority=8,
+        ),
     ]
     lru: Annotated[
         str | None,

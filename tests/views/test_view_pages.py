@@ -264,6 +264,26 @@ def test_hidden_memory_is_unknown(lab: Lab, kernel: str) -> None:
     assert sum(n for (nid, _), n in more.items() if nid == 0) < 200
 
 
+@pytest.mark.parametrize("kernel", [k for k in BUILT_KERNELS if k == "7.3-lab"])
+@pytest.mark.parametrize("profiling", ["1", "1,compressed"])
+def test_hidden_memory_has_a_call_site(lab: Lab, kernel: str, profiling: str) -> None:
+    """With allocation profiling, the line of the module has all of it."""
+    source = ROOT / "fixtures/modules/hider/hider.c"
+    append = f"sysctl.vm.mem_profiling={profiling}"
+    image = lab.image(kernel, "2", "idle", modules=((str(source.parent), ""),), append=append)
+    answer = asked(image.core, ("node", "kind", "order", "caller"))
+    check_whole(answer)
+    lines = source.read_text().splitlines()
+    (number_of_line,) = (n for n, text in enumerate(lines, 1) if "alloc_pages_node(" in text)
+    found = Counter[int]()
+    for row in rows(answer):
+        if row["kind"] == "unknown" and "hider.c" in str(row["caller"]):
+            assert f"hider.c:{number_of_line} [hider] hide()" in str(row["caller"])
+            assert row["node"] == 1
+            found[number(row, "order")] += number(row, "pages")
+    assert found == {order: count << order for count, order in HIDDEN.items()}
+
+
 def by_order(core: Path) -> Counter[tuple[int, int]]:
     found: Counter[tuple[int, int]] = Counter()
     for row in rows(asked(core, ("node", "kind", "order"))):
