@@ -9,6 +9,7 @@ Every page frame of a node is of exactly one kind. :data:`KINDS` lists them.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
@@ -22,6 +23,7 @@ __all__ = (
     "Inventory",
     "Kind",
     "Place",
+    "ZONE_ITEMS",
     "Zone",
 )
 
@@ -102,6 +104,10 @@ UNUSED = -2
 UNKNOWN_PAYER = -3
 
 
+#: Items of ``enum zone_stat_item`` that count page frames.
+ZONE_ITEMS = ("NR_FREE_PAGES", "NR_UNACCEPTED", "NR_ZSPAGES")
+
+
 class Zone(NamedTuple):
     """
     One ``struct zone`` with pages.
@@ -112,8 +118,11 @@ class Zone(NamedTuple):
     :ivar present: ``present_pages``
     :ivar managed: ``managed_pages``
     :ivar free_blocks: ``free_area[].nr_free``: number of free blocks, by order
-    :ivar nr_free: ``NR_FREE_PAGES``
-    :ivar nr_free_cpu: changes of it that CPUs have not added yet
+    :ivar isolated: free pages of isolated blocks, which ``NR_FREE_PAGES`` leaves out
+    :ivar counters: counters of the zone by item, with the changes that CPUs have not added yet;
+        only those of :data:`ZONE_ITEMS` that the kernel has
+    :ivar is_locked: whether a CPU holds ``zone->lock``, and so may be changing lists and counters;
+        ``None`` if that cannot be told
     """
 
     nid: int
@@ -122,8 +131,9 @@ class Zone(NamedTuple):
     present: int
     managed: int
     free_blocks: tuple[int, ...]
-    nr_free: int
-    nr_free_cpu: int
+    isolated: int
+    counters: Mapping[str, int]
+    is_locked: bool | None
 
 
 class Place(NamedTuple):
@@ -161,6 +171,8 @@ class Inventory:
         or one of :data:`NOBODY`, :data:`NEVER`, :data:`UNUSED` and :data:`UNKNOWN_PAYER`
     :ivar holes: page frames of the memory map that are no memory, by node and zone
     :ivar conflicts: page frame number, and the two kinds that claim it
+    :ivar memmap: pages of the memory map and of page_ext that the kernel counts; ``None`` if it
+        does not count them
     """
 
     zones: dict[tuple[int, int], Zone] = field(default_factory=dict)
@@ -168,6 +180,7 @@ class Inventory:
     bytes: Counter[tuple[Place, int]] = field(default_factory=Counter)
     holes: Counter[tuple[int, int]] = field(default_factory=Counter)
     conflicts: list[tuple[int, str, str]] = field(default_factory=list)
+    memmap: int | None = None
 
     def present(self) -> Counter[tuple[int, int]]:
         """Return the page frames found, by node and zone."""

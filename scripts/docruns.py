@@ -393,6 +393,10 @@ BLOCKS = {
         "docs/commands/pages.md",
         _command("pages", "--node", "2", "--by", "memcg", "--top", "10"),
     ),
+    "pages_counters": Block(
+        "docs/commands/pages.md",
+        _command("pages", "--node", "2", "--by", "zone", "--counters"),
+    ),
     "pages_kinds": Block("docs/commands/pages.md", _page_kinds, "source"),
     "pages_fields": Block("docs/commands/pages.md", _fields("pages"), "source"),
     "where_kinds": Block(

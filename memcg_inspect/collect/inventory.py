@@ -37,7 +37,7 @@ from memcg_inspect.linux.mm.mm_types import (
     scan_pages,
 )
 from memcg_inspect.linux.mm.mmzone import mem_map, memory_map_end
-from memcg_inspect.linux.mm.show_mem import FreeList, free_lists, read_zones
+from memcg_inspect.linux.mm.show_mem import FreeList, counted_memmap, free_lists, read_zones
 from memcg_inspect.linux.mm.slab import Slab, SlabReader
 from memcg_inspect.model import Coverage
 from memcg_inspect.model_pages import (
@@ -138,6 +138,10 @@ class _Reader:
         self._orders = array_length(member_type(image.type("struct zone"), "free_area"))
         self.inventory = Inventory(zones=read_zones(image, coverage["zones"]))
         self.inventory.conflicts += self.owners.conflicts
+        try:
+            self.inventory.memmap = counted_memmap(image)
+        except FaultError as error:
+            coverage["zones"].miss("nr_memmap_pages", error.address, str(error))
         #: Pages without marks: the zone, and the first link.
         self.bare: dict[int, tuple[int, int, int]] = {}
         self.heads: dict[int, _Head] = {}
