@@ -144,6 +144,24 @@ def test_counters_that_are_wrong(lab: Lab, kernel: str) -> None:
     assert answer.coverage["zones"].unreadable == 0
 
 
+@pytest.mark.parametrize("kernel", [k for k in DEBIAN_KERNELS if k == "7.3"])
+def test_memory_map_that_is_not_all_counted(lab: Lab, kernel: str) -> None:
+    """The pages that stand for the tails of huge pages are found, and the kernel does not count."""
+    append = "hugepagesz=1G hugepages=1 hugepagesz=2M hugepages=20 hugetlb_free_vmemmap=on"
+    image = lab.image(kernel, "1", "gigantic", append=append, memory="3G")
+    prog = image.program()
+    tails = sum(
+        bool(page)
+        for zone in prog["node_data"][0].node_zones
+        if zone.present_pages
+        for page in zone.vmemmap_tails
+    )
+    answer = compared(image_of(prog))
+    assert differing(answer) == {("nr_memmap_pages", None, None): -tails}
+    assert tails > 0
+    assert answer.coverage["zones"].unreadable == 0
+
+
 def added(thing: drgn.Object, amount: int) -> Write:
     """Return what adds to an integer."""
     assert thing.address_ is not None
