@@ -54,13 +54,16 @@ class UnmarkedOwners:
         self._end = memory_map_end(image)
         self._memcgs, self._sock_reader = memcgs, SockReader(image, slabs)
         self._file_reader = FileReader(image, slabs, *pipe.FILE_OPERATIONS, perf.FILE_OPERATIONS)
-        self._socks: list[int] = []
+        self._socks: set[int] = set()
         #: ``private_data`` of files, by the name of their operations.
         self._files: defaultdict[str, set[int]] = defaultdict(set)
 
     def add(self, slab: Slab) -> None:
         """Note the sockets and files in a slab."""
-        self._socks += (sock.address for sock in self._sock_reader.read(slab, self._memcgs))
+        reader = self._sock_reader
+        # Those without a cache of their own are told from other objects by their memcg.
+        self._socks.update(sock.address for sock in reader.read(slab, self._memcgs))
+        self._socks.update(reader.in_use(slab))
         try:
             for file in self._file_reader.read(slab):
                 if file.is_open:

@@ -12,7 +12,7 @@ from functools import lru_cache
 from pathlib import Path
 
 import pytest
-from support.guests import DEBIAN_KERNELS, GuestImage, Lab
+from support.guests import DEBIAN_KERNELS, KERNELS, GuestImage, Lab
 from support.views import number, rows
 
 from memcg_inspect.image.image import image_of
@@ -131,3 +131,22 @@ def test_hash_tables(lab: Lab, kernel: str) -> None:
     assert by_kind(answer)["unknown"] < by_kind(answer).total() // 1000
     of_nodes = asked(lab.image(kernel, "2", "idle").core, ("kind",))
     assert by_kind(of_nodes)["hash_table"] == 0
+
+
+#: Kernels and versions of cgroups. Debian's newer kernels have none of version 1.
+CGROUPS = [
+    *((kernel, "v2") for kernel in DEBIAN_KERNELS),
+    *((kernel, "v1") for kernel in KERNELS if kernel in ("6.1", "7.3-lab")),
+]
+
+
+@pytest.mark.parametrize(("kernel", "cgroup"), CGROUPS)
+def test_buffers_of_sockets_that_no_memcg_pays_for(lab: Lab, kernel: str, cgroup: str) -> None:
+    """With cgroup v1, sockets refer to no memcg. The guest counts the memory of TCP."""
+    image = lab.image(kernel, "4", "mixed", cgroup=cgroup)
+    found = by_kind(asked(image.core, ("kind",)))
+    text = (image.guest / "2/proc/net/sockstat").read_text()
+    counted = re.search(r"^TCP: .* mem (\d+)$", text, re.M)
+    assert counted is not None
+    assert found["page_frag"] // PAGE >= int(counted[1]) > 400
+    assert found["unknown"] < found.total() // 2000
