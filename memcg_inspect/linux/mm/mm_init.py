@@ -16,15 +16,13 @@ from collections.abc import Iterator
 from drgn import FaultError, Object, sizeof
 
 from memcg_inspect.image.image import Image
-from memcg_inspect.image.layout import has_type
+from memcg_inspect.image.layout import array_length, has_type, member_type
 from memcg_inspect.image.lookup import UnknownKernelError
 from memcg_inspect.linux.mm.mmzone import mem_map
 from memcg_inspect.model import Coverage
 
 __all__ = ("hash_tables",)
 
-#: More bytes than any table has.
-_MOST_BYTES = 1 << 40
 #: Tables of namespaces, of routes (``ip_idents`` and ``ip_tstamps``) and of MPTCP: variables with
 #: the address and the mask, and the size or the type of an entry.
 _MASKED: tuple[tuple[str, str, int | str], ...] = (
@@ -51,13 +49,14 @@ def hash_tables(image: Image, coverage: Coverage) -> Iterator[int]:
     :return: the address of each page. Tables can be in vmalloc areas, and in reserved memory.
     """
     step = mem_map(image).page_size
+    orders = array_length(member_type(image.type("struct zone"), "free_area"))
     for read in (_masked, _of_sockets, _of_futexes):
         try:
             for start, size in read(image):
-                if not 0 <= size <= _MOST_BYTES:
-                    raise FaultError(f"a hash table of {size} bytes", start)
                 coverage.read += 1
-                yield from range(start, start + size, step)
+                # A larger one is a vmalloc area.
+                if size <= step << orders - 1:
+                    yield from range(start, start + size, step)
         except FaultError as error:
             coverage.miss("hash table", error.address, str(error))
 

@@ -21,8 +21,8 @@ __all__ = ("FILE_OPERATIONS", "perf_pages")
 
 #: Name of the operations of files whose ``private_data`` is a ``struct perf_event *``.
 FILE_OPERATIONS = "perf_fops"
-#: More pages than a buffer has.
-_MOST_PAGES = 1 << 24
+#: More pages than a buffer has: their addresses are in one block of pages (rb_alloc()).
+_MOST_PAGES = 1 << 20
 
 
 def perf_pages(image: Image, events: Iterable[int], coverage: Coverage) -> Iterator[int]:
