@@ -196,6 +196,7 @@ _READERS: dict[str, Entry | tuple[Entry, ...]] = {
     "huge_zero_pfn": "unsigned long",
     "percpu_counter_batch": "int",
     "pgd_list": "struct list_head",
+    "boot_cpu_data": "struct cpuinfo_x86",
     "cgroup_mutex": "struct mutex",
     # sockets
     "proto_list": "struct list_head",

@@ -150,3 +150,15 @@ def test_buffers_of_sockets_that_no_memcg_pays_for(lab: Lab, kernel: str, cgroup
     assert counted is not None
     assert found["page_frag"] // PAGE >= int(counted[1]) > 400
     assert found["unknown"] < found.total() // 2000
+
+
+@pytest.mark.parametrize("kernel", DEBIAN_KERNELS)
+def test_page_tables_for_user_space(lab: Lab, kernel: str) -> None:
+    """With page table isolation, there are tables for what user space sees of the kernel."""
+    isolated, plain = (lab.image(kernel, "1", "idle", append=append) for append in ("pti=on", ""))
+    log = (isolated.guest / "2/dmesg").read_text()
+    assert "Kernel/User page tables isolation: enabled" in log
+    found, before = (by_kind(asked(image.core, ("kind",))) for image in (isolated, plain))
+    # At least those of each level below the top for what is not shared: code of the entry.
+    assert before["kernel_pagetables"] + 3 * PAGE <= found["kernel_pagetables"]
+    assert abs(found["unknown"] - before["unknown"]) <= 4 * PAGE
