@@ -9,6 +9,7 @@ Every page frame of a node is of exactly one kind. :data:`KINDS` lists them.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
@@ -22,6 +23,7 @@ __all__ = (
     "Inventory",
     "Kind",
     "Place",
+    "ZONE_ITEMS",
     "Zone",
 )
 
@@ -50,11 +52,12 @@ KINDS: dict[str, Kind] = {
     "anon": Kind("user", True, "anonymous pages of processes"),
     "file": Kind("user", True, "page cache of files"),
     "shmem": Kind("user", True, "shared memory and files of tmpfs"),
+    "secretmem": Kind("user", True, "secret memory, which the kernel itself cannot read"),
     "user": Kind("user", True, "user pages in the swap cache only, or in no mapping yet"),
     "hugetlb": Kind("user", True, "huge pages of hugetlb that are in use"),
     "hugetlb_free": Kind("other", False, "huge pages of hugetlb that are free"),
     "slab": Kind("kernel", True, "slabs"),
-    "large_kmalloc": Kind("kernel", True, "kmalloc() of more than a slab holds (since 6.15)"),
+    "large_kmalloc": Kind("kernel", True, "kmalloc() of more than a slab holds"),
     "stack": Kind("kernel", True, "kernel stacks"),
     "pagetables": Kind("kernel", True, "page tables of processes"),
     "kernel_pagetables": Kind("kernel", False, "page tables of the kernel"),
@@ -66,11 +69,17 @@ KINDS: dict[str, Kind] = {
     "page_pool": Kind("kernel", False, "buffers of network drivers (page_pool)"),
     "page_frag": Kind("kernel", False, "fragments of socket buffers, which sockets pay for"),
     "huge_zero": Kind("kernel", False, "the huge page of zeroes"),
-    "trace": Kind("kernel", False, "ftrace: the places that it can patch, names of tasks"),
+    "pipe": Kind("kernel", True, "buffers of pipes"),
+    "swap_cgroup": Kind("kernel", False, "memcgs that pay for swap entries (up to 6.13)"),
+    "trace": Kind("kernel", False, "ftrace: its ring buffers, places to patch, names of tasks"),
+    "perf": Kind("kernel", False, "ring buffers of perf that user space maps"),
+    "virtqueue": Kind("kernel", False, "rings of virtio devices"),
     "dma_pool": Kind("kernel", False, "pools for coherent DMA in atomic context"),
     "mempool": Kind("kernel", False, "reserve of the block layer for bio integrity"),
     "blk_mq": Kind("kernel", False, "requests of block devices"),
-    "kvfree_rcu": Kind("kernel", False, "pages that CPUs keep for kvfree_rcu()"),
+    "kvfree_rcu": Kind("kernel", False, "pages of kvfree_rcu(), which CPUs fill and keep"),
+    "hash_table": Kind("kernel", False, "hash tables of the kernel, on machines with one node"),
+    "vmcoreinfo": Kind("kernel", False, "notes for crash dumps"),
     "kmem": Kind("kernel", True, "other pages that memcgs are charged for as kernel memory"),
     "memmap": Kind("kernel", False, "the memory map: struct page of all page frames"),
     "page_ext": Kind("kernel", False, "extensions of struct page"),
@@ -95,6 +104,10 @@ UNUSED = -2
 UNKNOWN_PAYER = -3
 
 
+#: Items of ``enum zone_stat_item`` that count page frames.
+ZONE_ITEMS = ("NR_FREE_PAGES", "NR_UNACCEPTED", "NR_ZSPAGES")
+
+
 class Zone(NamedTuple):
     """
     One ``struct zone`` with pages.
@@ -105,8 +118,11 @@ class Zone(NamedTuple):
     :ivar present: ``present_pages``
     :ivar managed: ``managed_pages``
     :ivar free_blocks: ``free_area[].nr_free``: number of free blocks, by order
-    :ivar nr_free: ``NR_FREE_PAGES``
-    :ivar nr_free_cpu: changes of it that CPUs have not added yet
+    :ivar isolated: free pages of isolated blocks, which ``NR_FREE_PAGES`` leaves out
+    :ivar counters: counters of the zone by item, with the changes that CPUs have not added yet;
+        only those of :data:`ZONE_ITEMS` that the kernel has
+    :ivar is_locked: whether a CPU holds ``zone->lock``, and so may be changing lists and counters;
+        ``None`` if that cannot be told
     """
 
     nid: int
@@ -115,8 +131,9 @@ class Zone(NamedTuple):
     present: int
     managed: int
     free_blocks: tuple[int, ...]
-    nr_free: int
-    nr_free_cpu: int
+    isolated: int
+    counters: Mapping[str, int]
+    is_locked: bool | None
 
 
 class Place(NamedTuple):
@@ -128,8 +145,10 @@ class Place(NamedTuple):
     :ivar kind: key of :data:`KINDS`
     :ivar order: order of the block or compound page; ``None`` if it has no meaning
     :ivar cache: name of the cache of a slab
-    :ivar caller: function that made a vmalloc area
-    :ivar lru: LRU list of user pages
+    :ivar caller: function that made a vmalloc area; line of code that allocated pages of no known
+        use, on kernels that profile allocations
+    :ivar lru: LRU list of user pages: ``active``, ``inactive``, ``multi-gen``, ``unevictable``,
+        ``mlocked`` (unevictable since a process locked it), or ``none``
     """
 
     nid: int
@@ -152,6 +171,8 @@ class Inventory:
         or one of :data:`NOBODY`, :data:`NEVER`, :data:`UNUSED` and :data:`UNKNOWN_PAYER`
     :ivar holes: page frames of the memory map that are no memory, by node and zone
     :ivar conflicts: page frame number, and the two kinds that claim it
+    :ivar memmap: pages of the memory map and of page_ext that the kernel counts; ``None`` if it
+        does not count them
     """
 
     zones: dict[tuple[int, int], Zone] = field(default_factory=dict)
@@ -159,6 +180,7 @@ class Inventory:
     bytes: Counter[tuple[Place, int]] = field(default_factory=Counter)
     holes: Counter[tuple[int, int]] = field(default_factory=Counter)
     conflicts: list[tuple[int, str, str]] = field(default_factory=list)
+    memmap: int | None = None
 
     def present(self) -> Counter[tuple[int, int]]:
         """Return the page frames found, by node and zone."""

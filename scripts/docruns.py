@@ -393,6 +393,10 @@ BLOCKS = {
         "docs/commands/pages.md",
         _command("pages", "--node", "2", "--by", "memcg", "--top", "10"),
     ),
+    "pages_counters": Block(
+        "docs/commands/pages.md",
+        _command("pages", "--node", "2", "--by", "zone", "--counters"),
+    ),
     "pages_kinds": Block("docs/commands/pages.md", _page_kinds, "source"),
     "pages_fields": Block("docs/commands/pages.md", _fields("pages"), "source"),
     "where_kinds": Block(
@@ -403,6 +407,16 @@ BLOCKS = {
     "where_unknown": Block(
         "docs/where-did-my-memory-go.md",
         _command(*("pages", "--by", "kind,order,node", "--sort", "never", "--top", "6"), **_HIDDEN),
+        kernel=_HIDDEN["kernel"],
+    ),
+    "where_site": Block(
+        "docs/where-did-my-memory-go.md",
+        _command(
+            *("pages", "--by", "kind,caller", "--sort", "never", "--top", "4"),
+            **_HIDDEN,
+            append=_PROFILED["append"],
+            workload="idle",
+        ),
         kernel=_HIDDEN["kernel"],
     ),
     "where_bill": Block(

@@ -181,8 +181,13 @@ _READERS: dict[str, Entry | tuple[Entry, ...]] = {
     "iomem_resource": "struct resource",
     # ftrace, bio_integrity
     "ftrace_pages_start": "struct ftrace_page *",
+    "ftrace_trace_arrays": "struct list_head",
     "integrity_buf_pool": "mempool_t",
     "savedcmd": "struct saved_cmdlines_buffer *",
+    "temp_buffer": "struct trace_buffer *",
+    # slub_large
+    "pack_list": "struct list_head",
+    "serial8250_reg": "struct uart_driver",
     # kfence
     "__kfence_pool": "char *",
     "kfence_metadata": _kfence_metadata,
@@ -191,6 +196,7 @@ _READERS: dict[str, Entry | tuple[Entry, ...]] = {
     "huge_zero_pfn": "unsigned long",
     "percpu_counter_batch": "int",
     "pgd_list": "struct list_head",
+    "boot_cpu_data": "struct cpuinfo_x86",
     "cgroup_mutex": "struct mutex",
     # sockets
     "proto_list": "struct list_head",
@@ -201,6 +207,7 @@ _READERS: dict[str, Entry | tuple[Entry, ...]] = {
     "tcpv6_prot": "struct proto",
     "udp_prot": "struct proto",
     "udp_table": "struct udp_table",
+    "udplite_table": "struct udp_table",
 }
 
 # Variables that drgn's helpers use, by module.

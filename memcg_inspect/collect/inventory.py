@@ -10,6 +10,7 @@ that is marked in one way and claimed in another is a conflict.
 
 from __future__ import annotations
 
+from array import array
 from collections import Counter, defaultdict
 from collections.abc import Callable, Container, Iterator
 from itertools import compress
@@ -18,12 +19,13 @@ from typing import NamedTuple
 from drgn import FaultError, offsetof
 
 from memcg_inspect.collect.page_owners import Claim, Owners, Share
+from memcg_inspect.collect.site import SiteFinder
+from memcg_inspect.collect.unmarked_owners import UnmarkedOwners
 from memcg_inspect.image.image import Image
 from memcg_inspect.image.layout import array_length, member_type
 from memcg_inspect.image.progress import STOPPED
 from memcg_inspect.linux.fs.proc_page import MarkReader, Marks
 from memcg_inspect.linux.kernel.resource import system_ram
-from memcg_inspect.linux.kernel.sched_frag import task_fragments
 from memcg_inspect.linux.mm.mm_types import (
     LRU_FLAGS,
     MEMCG_DATA_FLAGS,
@@ -35,10 +37,8 @@ from memcg_inspect.linux.mm.mm_types import (
     scan_pages,
 )
 from memcg_inspect.linux.mm.mmzone import mem_map, memory_map_end
-from memcg_inspect.linux.mm.show_mem import FreeList, free_lists, read_zones
+from memcg_inspect.linux.mm.show_mem import FreeList, counted_memmap, free_lists, read_zones
 from memcg_inspect.linux.mm.slab import Slab, SlabReader
-from memcg_inspect.linux.net.skbuff import socket_fragments, unix_socket_pages
-from memcg_inspect.linux.net.sock import SockReader
 from memcg_inspect.model import Coverage
 from memcg_inspect.model_pages import (
     KINDS,
@@ -68,7 +68,9 @@ _FINER = {
 }
 #: Kinds whose blocks of pages need not be compound, so that only the first page is marked.
 _BLOCKS = frozenset({"unknown", "kmem", "pagetables", "kernel_pagetables", "trace"})
-_USER = frozenset({"anon", "file", "shmem", "user"})
+#: Kinds of pages that nothing marks. ``memcg_data`` tells who pays for those of ``kmem``.
+_UNMARKED = ("kmem", "unknown")
+_USER = frozenset({"anon", "file", "shmem", "secretmem", "user"})
 #: Kinds of single pages that ``memcg_data`` names the payer of.
 _PAID = frozenset(name for name, kind in KINDS.items() if kind.is_charged)
 #: More blocks than all lists of free pages of CPUs can have.
@@ -122,10 +124,12 @@ class _Reader:
         self.owners = Owners(image, coverage)
         self.marks, self.layout = MarkReader(image), page_layout(image)
         self.slabs = SlabReader(image, coverage["names"])
-        self._memcgs, self._socks = memcgs, SockReader(image, self.slabs)
-        #: Sockets, and compound pages that nothing marks, by page frame.
-        self._sock_addresses: list[int] = []
-        self.unmarked: dict[int, Place] = {}
+        self._sites = SiteFinder(image)
+        self._late = UnmarkedOwners(image, self.slabs, memcgs, coverage)
+        #: First page frames of blocks that nothing marks.
+        self.unmarked: defaultdict[tuple[Place, int], array[int]] = defaultdict(lambda: array("Q"))
+        #: Orders of those of them that are not compound, and are no single pages.
+        self._orders_found: dict[int, int] = {}
         self.translate = bytes(
             _CODES[self.marks.kinds[code]] if code < len(self.marks.kinds) else 0
             for code in range(256)
@@ -134,6 +138,10 @@ class _Reader:
         self._orders = array_length(member_type(image.type("struct zone"), "free_area"))
         self.inventory = Inventory(zones=read_zones(image, coverage["zones"]))
         self.inventory.conflicts += self.owners.conflicts
+        try:
+            self.inventory.memmap = counted_memmap(image)
+        except FaultError as error:
+            coverage["zones"].miss("nr_memmap_pages", error.address, str(error))
         #: Pages without marks: the zone, and the first link.
         self.bare: dict[int, tuple[int, int, int]] = {}
         self.heads: dict[int, _Head] = {}
@@ -188,30 +196,40 @@ class _Reader:
         inventory.bytes[place, nobody] += unpaid * times
         inventory.bytes[place, UNUSED] += (size - share.used) * times
 
-    def find_socks(self, slab: Slab) -> None:
-        """Note the sockets in a slab."""
-        self._sock_addresses += (s.address for s in self._socks.read(slab, self._memcgs))
+    def find_owners(self, slab: Slab) -> None:
+        """Note the sockets and files in a slab."""
+        self._late.add(slab)
 
-    def _add_fragments(self) -> None:
-        """Tell the fragments of socket buffers from other compound pages."""
-        coverage = self.coverage["page_frags"]
-        pages = list(socket_fragments(self._image, self._sock_addresses, coverage))
-        pages += unix_socket_pages(self._image, coverage)
-        pages += task_fragments(self._image, coverage)
-        for pfn in set(map(self._frames.pfn, pages)):
-            # An entry of a queue may name a page inside a compound page.
-            for order in range(self._orders):
-                place = self.unmarked.get(pfn >> order << order)
-                if place is not None and (place.order or 0) >= order:
-                    del self.unmarked[pfn >> order << order]
-                    number = 1 << (place.order or 0)
-                    self.count(place, -number, NEVER)
-                    self.count(place._replace(kind="page_frag"), number, NEVER)
-                    break
+    def _add_unmarked(self) -> None:
+        """Count the blocks that nothing marks, by their owners."""
+        owners = self._late.find()
+        wanted: dict[int, dict[int, str]] = {
+            order: {pfn >> order << order: kind for pfn, kind in owners.items()}
+            for order in range(self._orders)
+        }
+        for (place, payer), blocks in self.unmarked.items():
+            found: Counter[tuple[int, str, str | None]] = Counter()
+            for pfn in blocks:
+                order = self._orders_found.get(pfn, place.order or 0)
+                kind = wanted[order].get(pfn, place.kind) if order < self._orders else place.kind
+                # Who pays for a page of a kind that is never charged cannot be told.
+                is_other = payer != NEVER and not KINDS[kind].is_charged
+                kind = place.kind if is_other else kind
+                found[order, kind, self._site(pfn) if kind == "unknown" else None] += 1
+            for (order, kind, site), number in found.items():
+                paid_by = NOBODY if payer == NEVER and KINDS[kind].is_charged else payer
+                is_of = place._replace(kind=kind, order=order, caller=site)
+                self.count(is_of, number << order, paid_by)
+
+    def _site(self, pfn: int) -> str | None:
+        """Return the line of code that allocated a block, on kernels that profile allocations."""
+        if self._sites.why_not:
+            return None
+        site = self._sites.of_page(self._frames.page(pfn))
+        return site.place if site is not None else None
 
     def finish(self) -> None:
         """Add the pages that nothing marks: free pages of CPUs, and parts of blocks."""
-        self._add_fragments()
         for found in free_lists(self._image, self.coverage["free_lists"]):
             try:
                 self._add_free(found)
@@ -219,6 +237,8 @@ class _Reader:
                 self.coverage["free_lists"].miss("free pages", error.address, str(error))
         for first in sorted(self.heads):
             self._add_block(first, self.heads[first])
+        self._add_unmarked()
+        self.coverage["call_sites"].add(self._sites.coverage)
         for nid, zone, _ in self.bare.values():
             self.count(Place(nid, zone, "unknown", 0), 1, NEVER)
         self.bare.clear()
@@ -270,12 +290,10 @@ class _Reader:
         tails = [pfn for pfn in range(first + 1, first + size) if pfn in self.bare]
         if len(tails) != size - 1:
             return
-        place = head.place
-        if place.order is not None:
-            self.count(place, -1, head.payer)
-            place = place._replace(order=order)
-            self.count(place, 1, head.payer)
-        self.count(place, size - 1, head.payer)
+        if head.place.order is not None:
+            self._orders_found[first] = order
+        else:
+            self.count(head.place, size - 1, head.payer)
         for pfn in tails:
             del self.bare[pfn]
 
@@ -448,7 +466,7 @@ class _Piece:
                 continue
             size = slab.cache.size
             paid = tuple((o, n * size) for o, n in (slab.charged or {}).items())
-            reader.find_socks(slab)
+            reader.find_owners(slab)
             place = Place(nid, zone, "slab", page.order, slab.cache.name)
             used = max(slab.inuse * size, sum(b for _, b in paid))
             reader.count_shared(place, pages, Share(used, paid))
@@ -469,12 +487,12 @@ class _Piece:
                 payer = reader.payer(self._words[i]) if is_kmem else NEVER
             elif kind in _PAID:
                 payer = reader.payer(self._words[i])
-            lru = _list_of(LRU_FLAGS[self._marks.lru[i]]) if kind in _USER else None
+            lru = self._list_of(self._marks.lru[i], self._marks.mlocked[i], kind)
             share = reader.owners.shares.get(self._first + i) if kind == "zsmalloc" else None
             place = Place(nid, zone, kind, order, None, None, lru)
-            if kind == "unknown":
-                reader.unmarked[self._first + i] = place
-            if share is not None:
+            if kind in _UNMARKED:
+                reader.unmarked[place, payer].append(self._first + i)
+            elif share is not None:
                 reader.count_shared(place, 1 << order, share)
             else:
                 reader.count(place, 1 << order, payer)
@@ -503,14 +521,20 @@ class _Piece:
                     self._done[i] = 1
             free = self._done.translate(bytes(byte == 0 for byte in range(256)))
             chosen = _both(chosen, free)
-        columns = (self._kinds, self._words, self._marks.lru, self._all_zones())
+        marks = self._marks
+        columns = (self._kinds, self._words, marks.lru, marks.mlocked, self._all_zones())
         together = zip(*(compress(column, chosen) for column in columns), strict=True)
-        for (code, word, flags, (nid, zone)), pages in Counter(together).items():
+        for (code, word, flags, mlocked, (nid, zone)), pages in Counter(together).items():
             kind = _NAMES[code]
-            is_user = kind in _USER
-            lru = _list_of(LRU_FLAGS[flags]) if is_user else None
-            place = Place(nid, zone, kind, 0 if is_user else None, None, None, lru)
+            lru = self._list_of(flags, mlocked, kind)
+            place = Place(nid, zone, kind, 0 if kind in _USER else None, None, None, lru)
             reader.count(place, pages, reader.payer(word))
+
+    def _list_of(self, flags: int, mlocked: int, kind: str) -> str | None:
+        """Return the LRU list of user pages."""
+        if kind not in _USER:
+            return None
+        return "mlocked" if mlocked else _list_of(LRU_FLAGS[flags])
 
     def _all_zones(self) -> list[tuple[int, int]]:
         return self._zones if self._zone is None else [self._zone] * self._count
@@ -525,11 +549,9 @@ class _Piece:
         bare = self._marks.bare & rest
         for i in positions(rest & ~bare & self._marks.kmem, self._count):
             place = Place(*self._at(i), "kmem", 0)
-            reader.count(place, 1, reader.payer(self._words[i]))
-        unknown = rest & ~bare & ~self._marks.kmem
-        column = unknown.to_bytes(self._count, "little")
-        for (nid, zone), pages in Counter(compress(self._all_zones(), column)).items():
-            reader.count(Place(nid, zone, "unknown", 0), pages, NEVER)
+            reader.unmarked[place, reader.payer(self._words[i])].append(first + i)
+        for i in positions(rest & ~bare & ~self._marks.kmem, self._count):
+            reader.unmarked[Place(*self._at(i), "unknown", 0), NEVER].append(first + i)
         links = reader.marks.links(self._raw) if bare else []
         for i in positions(bare, self._count):
             reader.bare[first + i] = (*self._at(i), links[i])
@@ -552,7 +574,7 @@ class _Piece:
         kind = _NAMES[self._kinds[i]] or ("kmem" if is_kmem else "unknown")
         if kind not in _BLOCKS:
             return None
-        order = 0 if kind in ("kmem", "unknown") else None
+        order = 0 if kind in _UNMARKED else None
         payer = self._reader.payer(self._words[i]) if KINDS[kind].is_charged else NEVER
         return _Head(Place(*self._at(i), kind, order), payer)
 

@@ -98,7 +98,7 @@ class CompoundOwners:
 
     def __init__(self, image: Image, slabs: SlabReader) -> None:
         self._image = image
-        self._files = FileReader(image, slabs, io_uring.FILE_OPERATIONS, pipe.FILE_OPERATIONS)
+        self._files = FileReader(image, slabs, io_uring.FILE_OPERATIONS, *pipe.FILE_OPERATIONS)
 
     def files(self, slab: Slab) -> set[OpenFile]:
         """
@@ -123,11 +123,12 @@ class CompoundOwners:
                 data[file.operations].add(file.data)
         if not self._files.can_read:
             coverage.miss("cache of files", 0, "filp_cachep is not known")
+        pipes = set[int]().union(*(data[name] for name in pipe.FILE_OPERATIONS))
         pages: set[int] = set()
         try:
             for found in (
                 io_uring.io_uring_pages(self._image, data[io_uring.FILE_OPERATIONS], coverage),
-                pipe.pipe_pages(self._image, data[pipe.FILE_OPERATIONS], coverage),
+                pipe.pipe_pages(self._image, pipes, coverage),
                 unix_socket_pages(self._image, coverage),
             ):
                 for page in found:

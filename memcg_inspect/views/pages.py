@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from argparse import Namespace
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated
 
@@ -23,12 +23,13 @@ from memcg_inspect.model_pages import (
     UNUSED,
     Inventory,
     Place,
+    Zone,
 )
 from memcg_inspect.tables import Answer, Field, MemcgAddress, NotRead, Table, Value, columns_of
 from memcg_inspect.views.payers import Payers
-from memcg_inspect.views.view import View, by_argument, named, narrowed_by
+from memcg_inspect.views.view import Argument, View, by_argument, named, narrowed_by
 
-__all__ = ("VIEW", "PagesRow", "ZoneRow", "pages")
+__all__ = ("VIEW", "CounterRow", "PagesRow", "ZoneRow", "pages")
 
 
 @dataclass(frozen=True)
@@ -50,11 +51,22 @@ class PagesRow:
     cache: Annotated[str | None, Field("text", "cache of the slabs, with --by cache", priority=8)]
     caller: Annotated[
         str | None,
-        Field("text", "function that made the vmalloc areas, with --by caller", priority=8),
+        Field(
+            "text",
+            "with --by caller: function that made the vmalloc areas; line that allocated unknown "
+            "pages, with allocation profiling",
+            priority=8,
+        ),
     ]
     lru: Annotated[
         str | None,
-        Field("text", "LRU list of user pages, with --by lru; none if on no list", priority=6),
+        Field(
+            "text",
+            "LRU list of user pages, with --by lru; mlocked: unevictable, since a process has "
+            "locked them; "
+            "none: on no list",
+            priority=6,
+        ),
     ]
     pages: Annotated[
         Value,
@@ -132,10 +144,35 @@ class ZoneRow:
     ]
 
 
+@dataclass(frozen=True)
+class CounterRow:
+    """One counter of page frames, and what it counts."""
+
+    node: Annotated[int | None, Field("node", "node; none for a counter of all", priority=9)]
+    zone: Annotated[str | None, Field("text", "zone", priority=9)]
+    counter: Annotated[
+        str,
+        Field(
+            "text",
+            "counter; free_area is nr_free of all orders, and of each order that differs",
+            priority=9,
+        ),
+    ]
+    says: Annotated[
+        int, Field("pages", "its value, with the changes that CPUs have not added yet", priority=8)
+    ]
+    found: Annotated[int, Field("pages", "page frames found that it counts", priority=8)]
+    difference: Annotated[
+        int, Field("difference", "what the counter says, less what was found", priority=7)
+    ]
+    note: Annotated[str | None, Field("text", "why a difference need not be an error", priority=5)]
+
+
 #: The dimensions of ``--by``.
 DIMENSIONS = ("memcg", "node", "zone", "kind", "order", "cache", "caller", "lru")
 _DEFAULT = ("node", "zone", "kind")
 _ORPHAN = NotRead("charged to an obj_cgroup that does not exist or is not in the image")
+_NOT_ALL_COUNTED = "the memory map of huge pages, of devices and of added memory is not all counted"
 #: Names of the fields for payers that are no memcgs.
 _FIELDS = {NOBODY: "unpaid", NEVER: "never", UNUSED: "unused"}
 
@@ -157,16 +194,18 @@ class _Cell:
 _Key = tuple[int | None, Place]
 
 
-def pages(image: Image, by: Collection[str] | None = None) -> Answer:
+def pages(image: Image, by: Collection[str] | None = None, counters: bool = False) -> Answer:
     """
     Return all page frames that are present, by what they are used for.
 
     :param by: any of :data:`DIMENSIONS`; by default node, zone and kind
+    :param counters: whether to return a table of counters of page frames, too
     """
     payers = Payers(image)
     coverage = payers.coverage
     inventory = read_inventory(image, payers.memcgs, payers.payer, coverage)
-    _compare(inventory, coverage["zones"])
+    compared = list(_counter_rows(inventory))
+    _compare(inventory, compared, image.is_moving, coverage["zones"])
     wanted = [name for name in DIMENSIONS if name in (by or _DEFAULT)]
     cells = _cells(inventory, wanted, mem_map(image).page_size)
     rows = [_row(payers, inventory, key, cell) for key, cell in cells.items()]
@@ -178,17 +217,83 @@ def pages(image: Image, by: Collection[str] | None = None) -> Answer:
     columns = columns_of(PagesRow, omit=omit)
     first = Table("pages", title, columns, rows, is_ranked=by is not None)
     zones = list(_zone_rows(inventory, mem_map(image).page_size))
-    tables = (first, Table("zones", "zones of nodes", columns_of(ZoneRow), zones))
-    return Answer("pages", image_info(image), tables, dict(coverage), tuple(_notes(image)))
+    tables = [first, Table("zones", "zones of nodes", columns_of(ZoneRow), zones)]
+    if counters:
+        title = "counters of page frames"
+        tables.append(Table("counters", title, columns_of(CounterRow), compared))
+    return Answer("pages", image_info(image), tuple(tables), dict(coverage), tuple(_notes(image)))
 
 
-def _compare(inventory: Inventory, coverage: Coverage) -> None:
-    """Count zones whose pages are not as many as the kernel says as unreadable."""
+def _compare(
+    inventory: Inventory, counters: Iterable[CounterRow], is_moving: bool, coverage: Coverage
+) -> None:
+    """
+    Count what differs from what the kernel says as unreadable.
+
+    Counters of a running kernel change while pages are read.
+    """
     found = inventory.present()
     for key, zone in inventory.zones.items():
         if found[key] != zone.present:
             reason = f"{zone.present:,} pages are present, and {found[key]:,} were found"
             coverage.miss(f"zone {zone.name} of node {zone.nid}", 0, reason)
+    for row in counters:
+        if row.difference and row.note is None and not is_moving:
+            where = "" if row.zone is None else f" of zone {row.zone} of node {row.node}"
+            reason = f"it says {row.says:,} pages, and {row.found:,} were found"
+            coverage.miss(f"counter {row.counter}{where}", 0, reason)
+
+
+def _counter_rows(inventory: Inventory) -> Iterator[CounterRow]:
+    kinds: Counter[tuple[int, int, str]] = Counter()
+    orders: Counter[tuple[int, int, int]] = Counter()
+    for place, pages in inventory.pages.items():
+        kinds[place.nid, place.zone, place.kind] += pages
+        if place.kind == "free" and place.order is not None:
+            orders[place.nid, place.zone, place.order] += pages
+    for (nid, number), zone in sorted(inventory.zones.items()):
+        free, unaccepted = (kinds[nid, number, kind] for kind in ("free", "unaccepted"))
+        listed = [blocks << order for order, blocks in enumerate(zone.free_blocks)]
+        counted = zone.counters.get("NR_UNACCEPTED", 0)
+        parts = [
+            ("NR_FREE_PAGES", free - zone.isolated + unaccepted),
+            ("NR_UNACCEPTED", unaccepted),
+            ("NR_ZSPAGES", kinds[nid, number, "zsmalloc"]),
+        ]
+        said = {**zone.counters, "free_area": sum(listed)}
+        for order, pages in enumerate(listed):
+            # What is too much of one order may be too little of another.
+            if pages != orders[nid, number, order]:
+                item = f"free_area[{order}]"
+                said[item] = pages
+                parts.append((item, orders[nid, number, order]))
+        for item, found in [("free_area", free), *parts]:
+            if item in said and (said[item] or found):
+                difference = said[item] - found
+                note = None
+                if difference and item != "NR_ZSPAGES":
+                    note = _why_free_pages_differ(zone, counted, unaccepted)
+                yield CounterRow(nid, zone.name, item, said[item], found, difference, note)
+    if inventory.memmap is not None:
+        found = sum(n for (_, _, kind), n in kinds.items() if kind in ("memmap", "page_ext"))
+        said_ = inventory.memmap
+        # vmemmap_get_tail(), for example, does not count what it allocates.
+        note = None if said_ == found else _NOT_ALL_COUNTED
+        yield CounterRow(None, None, "nr_memmap_pages", said_, found, said_ - found, note)
+
+
+def _why_free_pages_differ(zone: Zone, counted: int, found: int) -> str | None:
+    """
+    Return why a counter of free pages of a sound kernel may differ from what was found.
+
+    :param counted: pages that are not accepted, as the kernel says
+    :param found: these pages, as far as they are marked
+    """
+    if counted != found:
+        return "not all pages that are not accepted yet are marked (before 6.12)"
+    if zone.is_locked is None:
+        return "whether a CPU was changing the lists is not known"
+    return "a CPU was changing the lists of free pages" if zone.is_locked else None
 
 
 def _cells(inventory: Inventory, by: Collection[str], page_size: int) -> dict[_Key, _Cell]:
@@ -278,8 +383,8 @@ def _groups(inventory: Inventory) -> Mapping[str, Counter[tuple[int, int]]]:
 def _notes(image: Image) -> Iterator[str]:
     if not page_layout(image).has_large_kmalloc:
         yield (
-            "This kernel does not mark large kmallocs. Those that a memcg pays for are kmem, the "
-            "others are unknown."
+            "This kernel does not mark large kmallocs. Those of some known owners are "
+            "large_kmalloc. Others that a memcg pays for are kmem, and the rest is unknown."
         )
 
 
@@ -287,7 +392,7 @@ def _run(image: Image, args: Namespace) -> Answer:
     by = args.by and [*args.by, *narrowed_by(args)]
     if not by and args.memcg:
         by = [*_DEFAULT, "memcg"]
-    return pages(image, by)
+    return pages(image, by, args.counters)
 
 
 VIEW = View(
@@ -297,7 +402,13 @@ VIEW = View(
     "pages, slabs, page tables, percpu memory, vmalloc areas, the memory map and so on, and how "
     "much of it memcgs pay for. The numbers add up to the pages that are present.",
     run=_run,
-    records=(PagesRow, ZoneRow),
-    arguments=(by_argument(DIMENSIONS),),
+    records=(PagesRow, ZoneRow, CounterRow),
+    arguments=(
+        by_argument(DIMENSIONS),
+        Argument(
+            ("--counters",),
+            {"action": "store_true", "help": "compare the kernel's counters with what was found"},
+        ),
+    ),
     choices=("memcg", "node", "sort", "fields", "top"),
 )

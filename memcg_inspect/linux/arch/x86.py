@@ -16,12 +16,14 @@ from typing import NamedTuple
 from drgn import Architecture
 
 from memcg_inspect.image.image import Image, per_image
+from memcg_inspect.image.lookup import UnknownKernelError
 from memcg_inspect.model import ImageError
 
 __all__ = (
     "ENTRIES",
     "Entry",
     "Geometry",
+    "has_pti",
     "is_text_address",
     "page_table_geometry",
 )
@@ -48,6 +50,11 @@ _START_KERNEL_MAP = 0xFFFFFFFF80000000
 _SWAP_TYPE_BITS, _SWAP_OFFSET_SHIFT = 5, 14
 #: ``MAX_PHYSMEM_BITS``, by the number of levels.
 _PHYSMEM_BITS = {4: 46, 5: 52}
+
+
+#: ``X86_FEATURE_PTI`` (:linux:`arch/x86/include/asm/cpufeatures.h`): word and bit of
+#: ``x86_capability``.
+_PTI = (7, 11)
 
 
 class Entry(NamedTuple):
@@ -132,6 +139,20 @@ class Geometry(NamedTuple):
         address = (entry if entry & _PRESENT else ~entry) & self.mask
         pfn = (address >> PAGE_SHIFT) & -pages
         return Entry("special" if entry & _SPECIAL else "page", pfn)
+
+
+def has_pti(image: Image) -> bool:
+    """
+    Return whether processes have page tables of their own for user space (PTI).
+
+    :raises drgn.FaultError: if the features of the CPU cannot be read
+    """
+    try:
+        words = image.object("boot_cpu_data").x86_capability
+    except UnknownKernelError:
+        return False
+    word, bit = _PTI
+    return bool(int(words[word]) >> bit & 1)
 
 
 def is_text_address(image: Image, address: int) -> bool:

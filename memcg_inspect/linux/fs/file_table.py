@@ -23,6 +23,10 @@ from memcg_inspect.linux.mm.slab import Slab, SlabReader
 __all__ = ("FileReader", "OpenFile")
 
 
+#: Name of the cache of files.
+_NAME = "filp"
+
+
 class OpenFile(NamedTuple):
     """
     One open file.
@@ -77,7 +81,10 @@ class FileReader:
 
         :raises drgn.FaultError: if the slab cannot be read
         """
-        if slab.cache.address != self._cache:
+        # A pointer that the kernel patches into its code (runtime_const_ptr()) may be in no
+        # variable. The cache is never merged, since its objects are SLAB_TYPESAFE_BY_RCU.
+        is_files = slab.cache.address == self._cache if self._cache else slab.cache.name == _NAME
+        if not is_files:
             return
         for address in self._slabs.objects(slab):
             name = self._names.get(self._memory.word(address + self._f_op))

@@ -17,10 +17,11 @@ from drgn.helpers.linux.mm import compound_head
 from memcg_inspect.image.image import Image
 from memcg_inspect.model import Coverage
 
-__all__ = ("FILE_OPERATIONS", "pipe_pages")
+__all__ = ("FILE_OPERATIONS", "pipe_pages", "spare_pages")
 
-#: Name of the operations of files whose ``private_data`` is a ``struct pipe_inode_info *``.
-FILE_OPERATIONS = "pipefifo_fops"
+#: Names of the operations of files whose ``private_data`` is a ``struct pipe_inode_info *``. Files
+#: of pipes without a name have their own since v6.15.
+FILE_OPERATIONS = ("pipefifo_fops", "pipeanon_fops")
 
 
 def pipe_pages(image: Image, pipes: Iterable[int], coverage: Coverage) -> Iterator[int]:
@@ -44,3 +45,31 @@ def pipe_pages(image: Image, pipes: Iterable[int], coverage: Coverage) -> Iterat
                     yield compound_head(page).value_()
         except FaultError as error:
             coverage.miss("pipe", error.address, str(error))
+
+
+def spare_pages(image: Image, pipes: Iterable[int], coverage: Coverage) -> Iterator[int]:
+    """
+    Iterate over the pages that pipes keep for the next write.
+
+    :param pipes: ``struct pipe_inode_info *``
+    :param coverage: counts what is unreadable
+    :return: ``struct page *``
+    """
+    for address in pipes:
+        pipe = Object(image.prog, "struct pipe_inode_info *", address)
+        try:
+            yield from filter(None, _spare(pipe))
+        except FaultError as error:
+            coverage.miss("pipe", error.address, str(error))
+
+
+def _spare(pipe: Object) -> list[int]:
+    members = pipe.type_.type
+    if not pipe.files:
+        return []
+    if members.has_member("prealloc"):  # since 7.3
+        pages = pipe.prealloc.pages.value_()
+        return list(pages[: int(pipe.prealloc.count)])
+    # An array of two since v6.15.
+    found = pipe.tmp_page.value_()
+    return found if isinstance(found, list) else [found]

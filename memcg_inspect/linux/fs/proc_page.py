@@ -13,13 +13,15 @@ What differs between kernel releases:
   folio_test_hugetlb into a PageType") (in v6.10);
 - pages of zsmalloc have a page type since commit 43d746dc49bb ("mm/zsmalloc: use a proper page
   type") (in v6.11). Before, ``page->mapping`` names ``zsmalloc_mops``.
+
+Files of secret memory (:linux:`mm/secretmem.c`) have address space operations of their own.
 """
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
-from drgn import offsetof
+from drgn import FaultError, offsetof
 
 from memcg_inspect.image.image import Image
 from memcg_inspect.image.layout import array_length, constant, has_member, member_type
@@ -76,6 +78,8 @@ class Marks(NamedTuple):
     :ivar kmem: pages that are charged as kernel memory
     :ivar lru: flags that determine the LRU list, a byte for each page:
         :data:`memcg_inspect.linux.mm.mm_types.LRU_FLAGS`
+    :ivar mlocked: a byte of 0 or 1 for each page: locked by a process, and so on the list of
+        unevictable pages
     """
 
     codes: bytearray
@@ -84,6 +88,7 @@ class Marks(NamedTuple):
     bare: int
     kmem: int
     lru: bytes
+    mlocked: bytes
 
 
 class MarkReader:
@@ -127,10 +132,17 @@ class MarkReader:
             "hugetlb",
             "hugetlb_free",
             "zsmalloc",
+            "secretmem",
         ]
         self.kinds: tuple[str, ...] = ("", *dict.fromkeys(marked))
         self._code = {kind: code for code, kind in enumerate(self.kinds)}
         self._lru: FlagColumn = layout.lru_flags
+        self._mlocked = self._flag(image, "PG_mlocked")  # CONFIG_MMU
+        self._unevictable = self._flag(image, "PG_unevictable")
+        self._secret = _operations(image, "secretmem_aops")
+        self._operations = offsetof(image.type("struct address_space"), "a_ops")
+        #: Whether mappings are of secret memory, by ``page->mapping``.
+        self._secret_mappings: dict[int, bool] = {}
 
     def _byte(self, bit: int) -> int:
         return self._memory.byte_of_word(self._frames.flags, bit // 8)
@@ -206,6 +218,10 @@ class MarkReader:
         bare &= ~kmem & ~layout.head.column(data, size)
         found_codes = bytearray(codes.to_bytes(count, "little"))
         self._set_others(raw, found_codes, alone)
+        unlisted = alone & ~layout.on_lru.column(data, size)
+        unevictable = self._flagged(self._unevictable, data) & alone
+        if self._secret:
+            self._set_secret(raw, found_codes, unlisted | unevictable)
         return Marks(
             codes=found_codes,
             free=self._free(raw, alone, count),
@@ -213,6 +229,9 @@ class MarkReader:
             bare=bare,
             kmem=kmem,
             lru=self._lru.column(data, size),
+            mlocked=(self._flagged(self._mlocked, data) & unevictable & ~unlisted).to_bytes(
+                count, "little"
+            ),
         )
 
     def _reserved_pages(self, data: bytes) -> dict[str, int]:
@@ -287,6 +306,32 @@ class MarkReader:
                 if codes[i] == UNMARKED and word == self._zsmalloc:
                     codes[i] = code["zsmalloc"]
 
+    def _flagged(self, flag: Marker | None, data: bytes) -> int:
+        return flag.column(data, self._frames.size) if flag is not None else 0
+
+    def _set_secret(self, raw: RawPiece, codes: bytearray, candidates: int) -> None:
+        """
+        Set the codes of secret memory.
+
+        :param candidates: pages that are unevictable, or on no list
+        """
+        file, known = self._code["file"], self._secret_mappings
+        for i in positions(candidates, len(codes)):
+            if codes[i] != file:
+                continue
+            mapping = self._memory.word_at(raw.data, i * self._frames.size + self._mapping)
+            is_secret = known.get(mapping)
+            if is_secret is None:
+                is_secret = known[mapping] = self._is_secret(mapping)
+            if is_secret:
+                codes[i] = self._code["secretmem"]
+
+    def _is_secret(self, mapping: int) -> bool:
+        try:
+            return self._memory.word(mapping + self._operations) == self._secret
+        except FaultError:
+            return False
+
     def _free(self, raw: RawPiece, alone: int, count: int) -> dict[int, int]:
         size = self._frames.size
         buddy = _all(self._buddy, raw.data, size) & alone
@@ -312,6 +357,14 @@ def _all(markers: tuple[Marker, ...], data: bytes, size: int) -> int:
         column = marker.column(data, size)
         found = column if found is None else found & column
     return found or 0
+
+
+def _operations(image: Image, name: str) -> int:
+    """Return the address of a variable of the kernel; 0 if there is none."""
+    try:
+        return int(image.symbol(name).address)
+    except UnknownKernelError:
+        return 0
 
 
 def _type(image: Image, name: str) -> tuple[Marker, ...]:

@@ -19,7 +19,14 @@ from drgn.helpers.linux.mm import follow_page
 
 from memcg_inspect.image.image import Image
 from memcg_inspect.image.lookup import UnknownKernelError
-from memcg_inspect.linux.arch.x86 import ENTRIES, TABLE_SHIFT, Entry, Geometry, page_table_geometry
+from memcg_inspect.linux.arch.x86 import (
+    ENTRIES,
+    TABLE_SHIFT,
+    Entry,
+    Geometry,
+    has_pti,
+    page_table_geometry,
+)
 from memcg_inspect.linux.lib.xarray import MOST_NODES
 from memcg_inspect.linux.mm.mmzone import mem_map, page_ranges
 from memcg_inspect.model import Coverage, ImageError
@@ -58,12 +65,21 @@ class KernelTables:
         pgd = self._image.object("init_mm").pgd.value_()
         try:
             words = self._memory.words(self._memory.read(pgd, self._frames.page_size))
-            level = geometry.levels
             first = follow_page(self._image.object("init_mm").address_of_(), pgd)
             self.pfns.add(self._frames.pfn(first.value_()))
         except (FaultError, NotImplementedError, ValueError) as error:
             self._coverage.miss("page tables of the kernel", pgd, str(error))
             return
+        self._walk_upper(geometry, words)
+        try:
+            if has_pti(self._image):
+                self._walk_user(geometry, pgd + self._frames.page_size)
+        except FaultError as error:
+            self._coverage.miss("page tables of user space", error.address, str(error))
+
+    def _walk_upper(self, geometry: Geometry, words: list[int]) -> None:
+        """:param words: the top-level table"""
+        level = geometry.levels
         # Addresses of the upper half are negative numbers: sign extension.
         top = -(1 << self._shift(level) + TABLE_SHIFT)
         todo = [(level, top, words)]
@@ -75,6 +91,27 @@ class KernelTables:
                 if word & 1 and (entry := geometry.entry(word, level)) is not None:
                     address = (base + (number << self._shift(level))) % (1 << 64)
                     todo += self._below(entry, level, address)
+
+    def _walk_user(self, geometry: Geometry, pgd: int) -> None:
+        """
+        Add what user space sees of the kernel, ``pti_init()`` of :linux:`arch/x86/mm/pti.c`.
+
+        :param pgd: the table for user space, which follows the top-level table of the kernel
+        :raises drgn.FaultError: if a table cannot be read
+        """
+        words = self._memory.words(self._memory.read(pgd, self._frames.page_size))
+        todo = [(geometry.levels, words[ENTRIES // 2 :])]
+        while todo:
+            level, words = todo.pop()
+            for word in words:
+                entry = geometry.entry(word, level) if word & 1 else None
+                # Some tables of the kernel are shared.
+                if entry is None or entry.kind != "table" or entry.pfn in self.pfns:
+                    continue
+                self.pfns.add(entry.pfn)
+                self._coverage.read += 1
+                if level > 2:
+                    todo.append((level - 1, list(self._table(entry.pfn))))
 
     def _shift(self, level: int) -> int:
         return self._frames.page_shift + TABLE_SHIFT * (level - 1)

@@ -44,6 +44,8 @@ __all__ = ("PAGE_EXT_INVALID", "PageTagReader", "TaggedPages", "page_ext_bytes")
 PAGE_EXT_INVALID = 1
 #: ``CODETAG_ID_FIRST``. Lower indexes, ``CODETAG_ID_NULL`` and ``CODETAG_ID_EMPTY``, are no tags.
 _FIRST_INDEX = 2
+#: A page frame number after that of any page.
+_END = 1 << 64
 
 
 class TaggedPages(NamedTuple):
@@ -171,6 +173,8 @@ class PageTagReader:
         self.memory, self.frames, self.layout = image.memory, mem_map(image), page_layout(image)
         self._indexes = _indexes(image)
         self._page_ext = None if self._indexes else _PageExt(image)
+        #: The run that the last page was in.
+        self._run = (0, 0, 0)
         self._bare = bare_markers(image)
         self._plain = BlockReader(image, self._is_tagged, self._miss_list)
 
@@ -186,7 +190,9 @@ class PageTagReader:
             return self._indexes.codetag(self.memory.word(page + self.frames.flags))
         assert self._page_ext is not None
         pfn = self.frames.pfn(page)
-        ((_, _, base),) = self._page_ext.runs(pfn, pfn + 1)
+        start, end, base = self._run
+        if not start <= pfn < end:
+            start, end, base = self._run = next(self._page_ext.runs(pfn, _END))
         codetag = self.memory.word(base + pfn * self._page_ext.size) if base else 0
         return codetag if codetag > CODETAG_EMPTY else 0
 

@@ -21,13 +21,15 @@ from drgn import FaultError, Object, offsetof, sizeof
 
 from memcg_inspect.image.image import Image
 from memcg_inspect.image.layout import array_length, constant, has_member, member_type
+from memcg_inspect.image.lookup import UnknownKernelError
 from memcg_inspect.image.strings import c_string, text
+from memcg_inspect.linux.lib.list import list_entries, raise_fault
 from memcg_inspect.linux.mm.mmzone import mem_map, online_pgdats
 from memcg_inspect.linux.mm.percpu_defs import percpu_offsets
 from memcg_inspect.model import Coverage
-from memcg_inspect.model_pages import Zone
+from memcg_inspect.model_pages import ZONE_ITEMS, Zone
 
-__all__ = ("FreeList", "free_lists", "read_zones")
+__all__ = ("FreeList", "counted_memmap", "free_lists", "read_zones")
 
 #: ``PAGE_ALLOC_COSTLY_ORDER``. CPUs keep blocks of orders up to this, and huge pages.
 _COSTLY_ORDER = 3
@@ -78,8 +80,9 @@ def read_zones(image: Image, coverage: Coverage) -> dict[tuple[int, int], Zone]:
                 present=int(zone.present_pages),
                 managed=int(zone.managed_pages.counter),
                 free_blocks=tuple(int(area.nr_free) for area in zone.free_area),
-                nr_free=int(zone.vm_stat[image.object("NR_FREE_PAGES")].counter),
-                nr_free_cpu=_cpu_changes(image, zone),
+                isolated=_isolated(image, zone),
+                counters=_counters(image, zone),
+                is_locked=_is_locked(image, zone),
             )
             coverage.read += 1
     except FaultError as error:
@@ -87,18 +90,66 @@ def read_zones(image: Image, coverage: Coverage) -> dict[tuple[int, int], Zone]:
     return found
 
 
-def _cpu_changes(image: Image, zone: Object) -> int:
-    """Return the changes of ``NR_FREE_PAGES`` that CPUs have not added yet."""
+def _isolated(image: Image, zone: Object) -> int:
+    """
+    Return the free pages of isolated pageblocks.
+
+    :raises drgn.FaultError: if a list is broken
+    """
+    migratetype = constant(image, "MIGRATE_ISOLATE")
+    if migratetype is None:
+        return 0  # CONFIG_MEMORY_ISOLATION=n
+    pages = 0
+    for order, area in enumerate(zone.free_area):
+        head = area.free_list[migratetype].address_of_()
+        blocks = list_entries(image, "struct page", head, "lru", raise_fault)
+        pages += sum(1 for _ in blocks) << order
+    return pages
+
+
+def _counters(image: Image, zone: Object) -> dict[str, int]:
+    """
+    Return the counters of a zone, with the changes that CPUs have not added yet.
+
+    :raises drgn.FaultError: if they cannot be read
+    """
     stat = image.type("struct per_cpu_zonestat")
-    if not stat.has_member("vm_stat_diff"):
-        return 0  # CONFIG_SMP=n
-    slot = int(image.object("NR_FREE_PAGES").value_())
-    at = zone.per_cpu_zonestats.value_() + offsetof(stat, "vm_stat_diff") + slot  # s8
-    changes = 0
-    for offset in percpu_offsets(image).values():
-        byte = image.memory.read(at + offset, 1)[0]
-        changes += byte - 256 if byte > 127 else byte
-    return changes
+    found: dict[str, int] = {}
+    for item in ZONE_ITEMS:
+        slot = constant(image, item)
+        if slot is None:
+            continue
+        total = int(zone.vm_stat[slot].counter)
+        if stat.has_member("vm_stat_diff"):  # CONFIG_SMP
+            at = zone.per_cpu_zonestats.value_() + offsetof(stat, "vm_stat_diff") + slot  # s8
+            for offset in percpu_offsets(image).values():
+                byte = image.memory.read(at + offset, 1)[0]
+                total += byte - 256 if byte > 127 else byte
+        found[item] = total
+    return found
+
+
+def _is_locked(image: Image, zone: Object) -> bool | None:
+    """Return whether ``zone->lock`` is held; ``None`` if it is no queued spinlock."""
+    # There is none with CONFIG_SMP=n, and with PREEMPT_RT the lock is another one.
+    is_queued = has_member(image, "struct qspinlock", "val")
+    if not is_queued or not has_member(image, "struct spinlock", "rlock"):
+        return None
+    return bool(zone.lock.rlock.raw_lock.val.counter)
+
+
+def counted_memmap(image: Image) -> int | None:
+    """
+    Return the pages of the memory map and of page_ext that the kernel counts.
+
+    :return: ``None`` if it does not count them for all nodes together (before 6.11)
+    :raises drgn.FaultError: if a counter cannot be read
+    """
+    try:
+        counters = [image.symbol(f"nr_memmap_{name}pages").address for name in ("", "boot_")]
+    except UnknownKernelError:
+        return None
+    return sum(map(image.memory.word, counters))
 
 
 def free_lists(image: Image, coverage: Coverage) -> Iterator[FreeList]:

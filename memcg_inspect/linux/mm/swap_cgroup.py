@@ -30,7 +30,7 @@ from memcg_inspect.linux.mm.mmzone import mem_map
 from memcg_inspect.linux.mm.vmalloc import check_room
 from memcg_inspect.model import Coverage
 
-__all__ = ("swap_ids",)
+__all__ = ("swap_cgroup_pages", "swap_ids")
 
 #: Bytes of one ID, an ``unsigned short``.
 ID_SIZE = 2
@@ -59,6 +59,29 @@ def swap_ids(image: Image, coverage: Coverage) -> Counter[int]:
         found.update(column)
     del found[0]
     return found
+
+
+def swap_cgroup_pages(image: Image, coverage: Coverage) -> Iterator[int]:
+    """
+    Iterate over the pages of IDs, which only kernels up to 6.13 have.
+
+    :param coverage: counts the tables of pages that are unreadable
+    :return: ``struct page *``
+    """
+
+    def missed(error: FaultError) -> None:
+        coverage.miss("memcgs of swap entries", error.address, str(error))
+
+    if not has_member(image, "struct swap_cgroup_ctrl", "length"):
+        return
+    try:
+        for control in image.object("swap_cgroup_ctrl").read_():
+            if control.map:
+                yield from _page_table(image, control.map, int(control.length), missed)
+    except UnknownKernelError:
+        return  # CONFIG_SWAP=n
+    except FaultError as error:
+        missed(error)
 
 
 _NATIVE = "little" if array("H", b"\1\0")[0] == 1 else "big"
@@ -129,15 +152,20 @@ def _of_clusters(image: Image, area: Object, on_fault: OnFault) -> Iterator[byte
 
 
 def _of_pages(image: Image, pages: Object, length: int, on_fault: OnFault) -> Iterator[bytes]:
-    memory, frames = image.memory, mem_map(image)
-    size = memory.word_size
+    frames = mem_map(image)
+    for page in _page_table(image, pages, length, on_fault):
+        yield from _pieces(image, frames.virt(page), frames.page_size, on_fault)
+
+
+def _page_table(image: Image, pages: Object, length: int, on_fault: OnFault) -> Iterator[int]:
+    """Return the pages of a ``struct page **``, ``struct page *``."""
+    memory, size = image.memory, image.memory.word_size
     check_room(image, pages.value_(), length * size)
     for _, data in memory.pieces(pages.value_(), length * size, size):
         if data is None:
             on_fault(FaultError("not in the image", pages.value_()))
             continue
-        for page in filter(None, memory.words(data)):
-            yield from _pieces(image, frames.virt(page), frames.page_size, on_fault)
+        yield from filter(None, memory.words(data))
 
 
 def _pieces(image: Image, address: int, size: int, on_fault: OnFault) -> Iterator[bytes]:

@@ -222,6 +222,36 @@ class SockReader:
                 proto = self.memory.word_at(data, self._proto)
                 yield self._sock(address, memcg, data, self._protocol_at(proto) or of_cache)
 
+    def in_use(self, slab: Slab) -> Iterator[int]:
+        """
+        Return the sockets in a slab of a protocol's cache, whether they refer to a memcg or not.
+
+        A slot is a socket if it is in use and a protocol of the kernel made it. (``skc_prot`` can
+        be a copy, of kTLS for example.)
+
+        :return: ``struct sock *``
+        """
+        if slab.cache.address not in self.caches:
+            return
+        for address in self.slabs.objects(slab):
+            try:
+                data = self.memory.read(address, self._size)
+            except FaultError:
+                continue  # an object of KFENCE; read() counts it if it is another one
+            if self.memory.word_at(data, self._creator) in self._all and self._use.of(data):
+                yield address
+
+    @cached_property
+    def _all(self) -> frozenset[int]:
+        """All protocols, ``struct proto *``, as far as their list can be read."""
+        try:
+            head = self.image.object("proto_list").address_of_()
+        except UnknownKernelError:
+            return frozenset()  # CONFIG_NET=n
+        # socket_caches() has counted what is unreadable.
+        protocols = list_entries(self.image, "struct proto", head, "node", lambda _: None)
+        return frozenset(proto.value_() for proto in protocols)
+
     def _without_cache(self, slab: Slab, memcgs: Container[int]) -> Iterator[Sock]:
         """Return the sockets of protocols that have no cache of their own, from kmalloc()."""
         name, size = slab.cache.name, slab.cache.object_size

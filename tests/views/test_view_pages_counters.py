@@ -1,0 +1,170 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+"""
+The counters that ``pages`` compares are those of the guest's /proc/zoneinfo, buddyinfo and vmstat,
+are equal to what is found, and differ by what a test adds to them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+
+import drgn
+import pytest
+from support.guests import DEBIAN_KERNELS, KERNELS, GuestImage, Lab
+from support.planting import Overlay, Write
+from support.views import number, rows
+
+from memcg_inspect.image.image import Image, image_of
+from memcg_inspect.tables import Answer
+from memcg_inspect.views.pages import pages
+
+pytestmark = [pytest.mark.image, pytest.mark.each_kernel]
+
+
+def compared(image: Image) -> Answer:
+    return pages(image, ("kind",), counters=True)
+
+
+def differing(answer: Answer) -> dict[tuple[object, ...], int]:
+    """Return the differences by counter, node and zone."""
+    return {
+        (row["counter"], row["node"], row["zone"]): number(row, "difference")
+        for row in rows(answer, 2)
+        if row["difference"]
+    }
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("workload", ["mixed", "idle"])
+def test_counters_at_rest(lab: Lab, kernel: str, workload: str) -> None:
+    image = lab.image(kernel, "4", workload)
+    answer = compared(image_of(image.program()))
+    assert differing(answer) == {}
+    assert answer.coverage["zones"].unreadable == 0
+    said = {
+        (row["node"], row["zone"], row["counter"]): number(row, "says") for row in rows(answer, 2)
+    }
+    zones = {(nid, zone) for nid, zone, _ in said if nid is not None}
+    assert len(zones) >= 4
+    assert all((*zone, "free_area") in said and (*zone, "NR_FREE_PAGES") in said for zone in zones)
+    # CPUs add their changes to the totals within seconds.
+    zspages = [nr_zspages(image, which) for which in ("2", "3")]
+    found = {key[:2]: pages for key, pages in said.items() if key[2] == "NR_ZSPAGES"}
+    assert found in zspages
+    # zswap of Debian's older kernels needs a module that the guest does not load.
+    has_zswap = workload == "mixed" and not kernel.startswith("6.")
+    assert (sum(found.values()) > 500) == has_zswap
+    # Before 6.11, there is no such counter.
+    memmap = nr_memmap_pages(image)
+    assert said.get((None, None, "nr_memmap_pages")) == memmap
+    assert (memmap is None) == (kernel == "6.1")
+
+
+def nr_zspages(image: GuestImage, which: str) -> dict[tuple[object, object], int]:
+    """Return ``nr_zspages`` of /proc/zoneinfo by node and zone, where it is not 0."""
+    text = (image.guest / which / "proc/zoneinfo").read_text()
+    found: dict[tuple[object, object], int] = {}
+    for part in re.split(r"^(?=Node )", text, flags=re.M)[1:]:
+        place = re.match(r"Node (\d+), zone +(\w+)", part)
+        count = re.search(r"^ +nr_zspages +(\d+)$", part, re.M)
+        if place is not None and count is not None and int(count[1]):
+            found[int(place[1]), place[2]] = int(count[1])
+    return found
+
+
+def nr_memmap_pages(image: GuestImage) -> int | None:
+    """Return the sum of the counters of /proc/vmstat."""
+    text = (image.guest / "2/proc/vmstat").read_text()
+    found = re.findall(r"^nr_memmap_(?:boot_)?pages (\d+)$", text, re.M)
+    return sum(map(int, found)) if found else None
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("workload", ["mixed", "idle"])
+def test_free_blocks_are_those_of_buddyinfo(lab: Lab, kernel: str, workload: str) -> None:
+    """Zones that were the same before the guest was stopped and after it, in all orders."""
+    image = lab.image(kernel, "4", workload)
+    found: dict[tuple[object, object], list[int]] = defaultdict(lambda: [0] * 11)
+    for row in rows(pages(image_of(image.program()), ("node", "zone", "kind", "order"))):
+        if row["kind"] == "free":
+            order = number(row, "order")
+            found[row["node"], row["zone"]][order] += number(row, "pages") >> order
+    before, after = (buddyinfo(image, which) for which in ("2", "3"))
+    same = {zone: blocks for zone, blocks in before.items() if after[zone] == blocks}
+    # Nobody takes memory from the lowest zone.
+    assert (0, "DMA") in same
+    assert {zone: found[zone] for zone in same} == same
+
+
+def buddyinfo(image: GuestImage, which: str) -> dict[tuple[object, object], list[int]]:
+    """Return the number of free blocks of each order, by node and zone."""
+    text = (image.guest / which / "proc/buddyinfo").read_text()
+    found = re.findall(r"^Node (\d+), zone +(\w+) +(.*)$", text, re.M)
+    return {(int(node), zone): list(map(int, counts.split())) for node, zone, counts in found}
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("freeze", ["busy", "panic"])
+def test_counters_under_load(lab: Lab, kernel: str, freeze: str) -> None:
+    """Free pages differ only while a CPU changes their lists."""
+    image = lab.image(kernel, "4", "churn", freeze=freeze, seed=1)
+    answer = compared(image_of(image.program()))
+    for row in rows(answer, 2):
+        assert not row["difference"] or "changing the lists" in str(row["note"]), row
+
+
+@pytest.mark.parametrize("kernel", DEBIAN_KERNELS)
+def test_counters_that_are_wrong(lab: Lab, kernel: str) -> None:
+    prog = lab.image(kernel, "4", "mixed").own_program()
+    zone = next(z for z in prog["node_data"][2].node_zones if z.present_pages)
+    name = zone.name.string_().decode()
+    overlay, stat = Overlay(prog), zone.vm_stat
+    items = {item: stat[prog[item]].counter for item in ("NR_FREE_PAGES", "NR_ZSPAGES")}
+    for item, counter in items.items():
+        overlay.write((added(counter, 5),))
+        assert differing(compared(Image(prog))) == {(item, 2, name): 5}
+        overlay.clear()
+    # Two blocks of order 3 too much, and one of order 4 too little: the sum is right.
+    orders = [zone.free_area[order].nr_free for order in (3, 4)]
+    overlay.write((added(orders[0], 2), added(orders[1], -1)))
+    answer = compared(Image(prog))
+    assert differing(answer) == {
+        ("free_area[3]", 2, name): 2 << 3,
+        ("free_area[4]", 2, name): -1 << 4,
+    }
+    whats = [example.what for example in answer.coverage["zones"].examples]
+    assert whats == [f"counter free_area[{n}] of zone {name} of node 2" for n in (3, 4)]
+    overlay.clear()
+    # With its lock held, the same is no difference to tell.
+    lock = zone.lock.rlock.raw_lock.val.counter
+    overlay.write((added(orders[0], 2), added(lock, 1)))
+    answer = compared(Image(prog))
+    assert set(differing(answer)) == {("free_area", 2, name), ("free_area[3]", 2, name)}
+    assert answer.coverage["zones"].unreadable == 0
+
+
+@pytest.mark.parametrize("kernel", [k for k in DEBIAN_KERNELS if k == "7.3"])
+def test_memory_map_that_is_not_all_counted(lab: Lab, kernel: str) -> None:
+    """The pages that stand for the tails of huge pages are found, and the kernel does not count."""
+    append = "hugepagesz=1G hugepages=1 hugepagesz=2M hugepages=20 hugetlb_free_vmemmap=on"
+    image = lab.image(kernel, "1", "gigantic", append=append, memory="3G")
+    prog = image.program()
+    tails = sum(
+        bool(page)
+        for zone in prog["node_data"][0].node_zones
+        if zone.present_pages
+        for page in zone.vmemmap_tails
+    )
+    answer = compared(image_of(prog))
+    assert differing(answer) == {("nr_memmap_pages", None, None): -tails}
+    assert tails > 0
+    assert answer.coverage["zones"].unreadable == 0
+
+
+def added(thing: drgn.Object, amount: int) -> Write:
+    """Return what adds to an integer."""
+    assert thing.address_ is not None
+    size = drgn.sizeof(thing)
+    value = (thing.value_() + amount) % (1 << 8 * size)
+    return Write(thing.address_, value.to_bytes(size, "little"))
