@@ -453,10 +453,23 @@ class SlabReader:
                 )
 
     def objects(self, slab: Slab) -> Iterator[int]:
-        """Return the addresses of all objects of a slab, allocated or free."""
+        """
+        Return the addresses of all objects of a slab, allocated or free.
+
+        A freed object of KFENCE is left out: its page is not mapped (kfence_protect()).
+        """
+        if slab.page in self._kfence and self._is_protected(slab.page):
+            return
         first = self._first_object(slab)
         for number in range(slab.objects):
             yield first + number * slab.cache.size
+
+    def _is_protected(self, page: int) -> bool:
+        try:
+            found = kfence_object(self.image, page)
+        except FaultError:
+            return False
+        return found is not None and found.state == "freed"
 
     def number(self, slab: Slab, address: int) -> int | None:
         """
