@@ -154,11 +154,17 @@ def test_a_task_that_holds_a_reference_for_a_moment() -> None:
     assert status(made(-1, css_stacks=sleeping)) == "in-flight"
     # It has one pointer to the memcg, so it does not hold two references.
     assert status(made(2, css_stacks=sleeping)) == "differs"
-    twice = holding("try_charge_memcg", words=9, cpu=1)
-    assert status(made(2, css_stacks=twice)) == "differs"
+    # It takes the reference of the page before that refers to the memcg.
+    twice = holding("__rcu_read_unlock", "charge_memcg", words=9, cpu=1)
+    assert status(made(2, css_stacks=twice)) == "in-flight"
+    assert status(made(3, css_stacks=twice)) == "differs"
     more = holding("shrink_node", "try_charge_memcg", words=9, cpu=1)
     assert status(made(2, css_stacks=more)) == "in-flight"
     assert status(made(3, css_stacks=more)) == "differs"
+    # One for all pages, and that of the page which no longer refers to the memcg.
+    freeing = holding("uncharge_folio", "shrink_node", words=9, cpu=1)
+    assert status(made(3, css_stacks=freeing)) == "in-flight"
+    assert status(made(4, css_stacks=freeing)) == "differs"
     # Reclaim because of memory.high, in a charge.
     high = holding(
         "try_to_free", "shrink_node", "__mem_cgroup_handle_over_high", "try_charge", words=9
@@ -179,8 +185,8 @@ def test_a_pointer_that_may_be_left_over() -> None:
 def test_a_task_whose_registers_are_not_known() -> None:
     """One that runs has no stack to unwind in a running guest: it may charge and reclaim."""
     unknown = holding(words=12, cpu=3)
-    assert status(made(2, css_stacks=unknown)) == "unverifiable"
-    assert status(made(5, css_stacks=unknown)) == "differs"
+    assert status(made(6, css_stacks=unknown)) == "unverifiable"
+    assert status(made(7, css_stacks=unknown)) == "differs"
 
 
 def test_a_reason_names_the_tasks() -> None:

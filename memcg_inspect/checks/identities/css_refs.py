@@ -23,13 +23,12 @@ from memcg_inspect.report import Row
 __all__ = ("CHECK", "css_ref_rows", "css_references")
 
 #: Each holds one reference while a task calls it: a charge, memory.high (a charge may wait for it),
-#: the walk of the reclaim that either needs (mem_cgroup_iter()), and zswap. Parts of names.
-_HOLD_ONE = (
-    ("charge",),
-    ("over_high",),
-    ("shrink_", "reclaim", "mem_cgroup_iter"),
-    ("zswap_",),
-)
+#: the walk of the reclaim that either needs (mem_cgroup_iter()), what uncharges pages, and zswap.
+#: Parts of names; a function is of the first kind that fits.
+_UNCHARGE = ("uncharge",)
+_CHARGE = ("charge",)
+_WAIT = (("over_high",), ("shrink_", "reclaim", "mem_cgroup_iter"))
+_HOLD_ONE = (_UNCHARGE, _CHARGE, *_WAIT, ("zswap_",))
 
 #: Holders by subject of the coverage.
 _HOLDERS = {
@@ -77,12 +76,20 @@ def _charged_in_interrupt(snapshot: Snapshot, row: Row) -> Missing | None:
 def _most(task: StackRef) -> int:
     """Return the most references to one memcg that a task holds."""
     if not task.functions:  # they are not known
-        return min(task.words, len(_HOLD_ONE))
-    held = sum(
-        any(part in function for function in task.functions for part in parts)
-        for parts in _HOLD_ONE
-    )
+        return min(task.words, len(_HOLD_ONE) + 1)
+    kinds = set(filter(None, map(_kind, task.functions)))
+    held = len(kinds)
+    # A charge takes the reference of a page (charge_memcg()) or a stock (refill_stock()) before
+    # either refers to the memcg, and after it has waited for memory. uncharge_folio() drops that
+    # of the page afterwards.
+    if _UNCHARGE in kinds or (_CHARGE in kinds and kinds.isdisjoint(_WAIT)):
+        held += 1
     return min(task.words, max(held, 1))
+
+
+def _kind(function: str) -> tuple[str, ...] | None:
+    """Return which of the kinds that hold a reference a function is of."""
+    return next((parts for parts in _HOLD_ONE if any(part in function for part in parts)), None)
 
 
 def css_references(snapshot: Snapshot) -> defaultdict[int, Counter[str]]:
