@@ -121,6 +121,9 @@ class RangeCollector:
         # On a running kernel, these lists change while they are read.
         for fault in () if self._image.is_moving else self._released.faults:
             partial.coverage["css"].miss("work items", fault.address, str(fault))
+        if self._maps.fault is not None:
+            fault = self._maps.fault
+            partial.coverage["bpf"].miss("types of BPF maps", fault.address, str(fault))
         for piece in scan_range(self._image, part):
             self._count_piece(partial, piece)
             if self._sites is not None:

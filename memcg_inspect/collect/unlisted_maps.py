@@ -48,13 +48,21 @@ _USES = frozenset(
 
 
 class UnlistedMaps:
-    """Finds BPF maps without an ID in slabs."""
+    """
+    Finds BPF maps without an ID in slabs.
+
+    :ivar fault: why maps cannot be told from other objects
+    """
 
     def __init__(self, image: Image, slabs: SlabReader) -> None:
         self._image = image
         self._memory = image.memory
         self._slabs = slabs
-        self._operations = _operations(image)
+        self.fault: FaultError | None = None
+        try:
+            self._operations = _operations(image)
+        except FaultError as error:
+            self._operations, self.fault = frozenset[int](), error
         if self._operations:
             self._listed = _listed(image)
             self._size = sizeof(image.type("struct bpf_map"))
@@ -96,12 +104,16 @@ class UnlistedMaps:
 
 
 def _operations(image: Image) -> frozenset[int]:
-    """Return all ``struct bpf_map_ops *``. Each BPF map has one of them."""
+    """
+    Return all ``struct bpf_map_ops *``. Each BPF map has one of them.
+
+    :raises drgn.FaultError: if they cannot be read
+    """
     if not has_type(image, "struct bpf_map"):
         return frozenset()
     try:
         return frozenset(ops.value_() for ops in image.object("bpf_map_types") if ops)
-    except (UnknownKernelError, FaultError):
+    except UnknownKernelError:
         return frozenset()
 
 

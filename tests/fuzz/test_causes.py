@@ -116,6 +116,16 @@ def test_a_module_that_is_missing(image: GuestImage) -> None:
 
 
 @OLD_AND_NEW
+def test_types_of_bpf_maps_that_are_missing(image: GuestImage) -> None:
+    """Maps that hold references, and are on no list, cannot be told from other objects."""
+    types = place(image.program()["bpf_map_types"])
+    found = audit(damaged(image.core, (types, "missing")))
+    assert found.verdict == "incomplete"
+    assert found.findings == ()
+    assert {missed.what for missed in found.coverage["bpf"].examples} == {"types of BPF maps"}
+
+
+@OLD_AND_NEW
 def test_an_area_has_no_more_pages_than_addresses(image: GuestImage) -> None:
     stack = find_task(image.program(), 1).stack_vm_area
     changed = damaged(image.core, (place(stack.nr_pages), number(1 << 27)))
