@@ -15,7 +15,7 @@ from drgn.helpers.linux.percpu import per_cpu_ptr
 from drgn.helpers.linux.sched import cpu_curr
 from support.charge_module import GUESTS, guest_image
 from support.findings import named
-from support.guests import BUILT_KERNELS, DEBIAN_KERNELS, KERNELS, PERNODE_KERNELS, Lab
+from support.guests import BUILT_KERNELS, DEBIAN_KERNELS, KERNELS, PERNODE_KERNELS, ROOT, Lab
 from support.live_guest import from_outside, kept
 from support.made import DEAD, A, B, features, ledger, snapshot
 from support.planters.css_refs import of_memcg
@@ -461,3 +461,25 @@ def test_a_socket_whose_refcount_is_never_dropped(lab: Lab, kernel: str) -> None
     for off in (-1, 1):
         report = subject.audit(of_memcg(subject, subject.paths[path], path, off))
         assert named(report, "css_refs") == {(path, None, "css.refcnt", off)}
+
+
+CHARGE = "charge_memcg/__rcu_read_unlock"
+#: It takes a reference for all pages that it uncharges, then drops that of the page.
+UNCHARGE = "uncharge_folio/__rcu_read_unlock/__rcu_read_lock"
+
+
+@pytest.mark.image
+@pytest.mark.parametrize(
+    ("kernel", "functions"), [("6.1", CHARGE), ("6.1", UNCHARGE), ("6.12", UNCHARGE)]
+)
+def test_a_task_holds_two_references_while_it_charges_a_page(
+    lab: Lab, kernel: str, functions: str
+) -> None:
+    """A guest that was stopped between the reference of the page, and the page's pointer."""
+    scene = str(ROOT / "fixtures" / "scenes" / "faults.sh")
+    options = {"freeze": f"in:{functions}", "cpus": 1, "run": scene}
+    subject = Subject(lab.image(kernel, "1", "idle", **options).program())
+    memcg = subject.paths["/faults"]
+    found = [row for row in subject.report.rows if (row.identity, row.memcg) == ("css_refs", memcg)]
+    [row] = found
+    assert (row.difference, row.status) == (2, "in-flight")

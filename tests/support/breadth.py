@@ -77,7 +77,13 @@ CONFIGURATIONS = (
     Configuration("no merged slab caches", "slab_nomerge", workload="mixed"),
     Configuration("page_owner", "page_owner=on", workload="mixed"),
     Configuration("memory is cleared", "init_on_alloc=1 init_on_free=1", workload="mixed"),
-    Configuration("hugetlb without vmemmap", "hugepages=16 hugetlb_free_vmemmap=on"),
+    # 6.12.118 has a fault: it frees such a page with what is left in the first tail pages
+    # ("corrupted mapping in tail page"), and the lab takes that for a crash.
+    Configuration(
+        "hugetlb without vmemmap",
+        "hugepages=16 hugetlb_free_vmemmap=on",
+        kernels=("6.1", "7.2", "7.3"),
+    ),
     Configuration(
         "gigantic pages", "hugepagesz=1G hugepages=1", kernels=("6.1", "7.3"), **_GIGANTIC
     ),
