@@ -113,7 +113,8 @@ def _meta(options: Options, image: Image, ready: Kernel, times: dict[str, float]
     }
 
 
-def _at_work(running: Machine) -> None:
+def at_work(running: Machine) -> None:
+    """Load the modules of a guest, and start its workload and its script."""
     running.load_modules()
     running.start_workload()
     running.run_script()
@@ -135,7 +136,7 @@ def _frozen(
     with machine.booted(options, ready=ready) as running:
         if not kmodules.has_driver(ready, "qemu_fw_cfg", "CONFIG_FW_CFG_SYSFS"):
             _keep_vmcoreinfo(running, told)
-        _at_work(running)
+        at_work(running)
         core = made.with_name("elf") if image.format == "kdump" else made
         if image.freeze == "settled":
             write_settled(running, told, core)
@@ -160,7 +161,7 @@ def _crashed(
     files = crash.files(ready)
     with machine.booted(options, ready=ready, extra_files=files, append=crash.APPEND) as running:
         crash.load(running, image.format, image.level)
-        _at_work(running)
+        at_work(running)
         freeze.let_run(image.seed)
         flattened = image.format == "kdump" or image.level > 0
         crash.crash(running, made, flattened=flattened)

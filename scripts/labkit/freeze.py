@@ -6,6 +6,7 @@ import random
 import shlex
 import tarfile
 import time
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from .errors import LabError
@@ -99,17 +100,39 @@ def inside(machine: Machine, functions: str, seed: int | None) -> None:
 
     :raises LabError: if the kernel has no such function, or does not call it in a minute
     """
-    first, *others = [_address(machine, function) for function in functions.split("/")]
+    first, *others = [address(machine, function) for function in functions.split("/")]
     with machine.timed("inside", f"let the guest run into {functions}()"):
         let_run(seed)
         gdb = Gdb(machine.qemu)
         gdb.run_to(first, times=3)
-        for address in others:
-            gdb.run_to(address)
+        for other in others:
+            gdb.run_to(other)
         gdb.step(random.Random(seed).randrange(_MOST_STEPS) if seed else 0)
 
 
-def _address(machine: Machine, function: str) -> int:
+def stepped(machine: Machine, function: str, strides: Iterable[int]) -> Iterator[int]:
+    """Stop the guest in a function, and again after each number of instructions.
+
+    Other CPUs do not run meanwhile.
+
+    :return: the number of instructions that were run, at each stop
+    :raises LabError: if the kernel has no such function, or does not call it in a minute
+    """
+    done, first = 0, address(machine, function)
+    gdb = Gdb(machine.qemu)
+    gdb.run_to(first, times=3)
+    yield done
+    for stride in strides:
+        gdb.step(stride)
+        done += stride
+        yield done
+
+
+def address(machine: Machine, function: str) -> int:
+    """Return the address of a function.
+
+    :raises LabError: if the kernel has no such function
+    """
     # The whole name: the compiler splits off FUNCTION.cold, which is another symbol.
     program = "$3 == name { print; found = 1; exit } END { exit !found }"
     found = machine.guest.must(

@@ -81,6 +81,11 @@ PARTS = (
         "healthy guests of many configurations",
         ("tests/collect/test_breadth.py",),
     ),
+    Part(
+        "steps",
+        "guests that are stopped at one instruction of a charge after the other",
+        ("tests/collect/test_steps.py",),
+    ),
     Part("fuzz", "thousands of commands on damaged images", ("tests/fuzz",)),
 )
 
