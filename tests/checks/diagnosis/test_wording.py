@@ -387,3 +387,43 @@ def test_functions_of_what_an_address_proves(
     kind: str, cause: str, functions: tuple[str, ...]
 ) -> None:
     assert (PROVED[kind].cause, PROVED[kind].functions) == (cause, functions)
+
+
+CHARGES = "object-owner still-charged not-counted charged-twice"
+COUNTED = f"{CHARGES} counter"
+REFERENCES = "reference-leaked reference-lost"
+
+
+@pytest.mark.parametrize(
+    ("identity", "causes"),
+    [
+        ("slab", f"{COUNTED} wrong-node wrong-item counted-wrong stock-slab-bytes"),
+        *((name, f"{COUNTED} counted-wrong") for name in ("kernel_stack", "pagetable", "vmalloc")),
+        *((name, COUNTED) for name in ("percpu", "kmem")),
+        ("zswap", f"{COUNTED} zswap-length"),
+        ("sock", f"{COUNTED} socket-bytes"),
+        ("lru", f"{CHARGES} lru-size"),
+        ("objcg_bytes", f"{CHARGES} stock-bytes"),
+        ("usage", f"{CHARGES} page-counter charge-stock"),
+        ("tcpmem", "page-counter socket-bytes"),
+        *((name, "page-counter") for name in ("kmem_usage", "swap_usage")),
+        *((name, "counter") for name in ("swap", "levels", "page_levels")),
+        ("hierarchy", "counter counted-wrong"),
+        ("node_levels", "counter counted-wrong node-counter"),
+        ("local", "counter local-counter"),
+        ("local_fold", "local-counter"),
+        *((name, REFERENCES) for name in ("references", "css_refs", "id_refs")),
+        *((f"node_{name}", "node-counter") for name in ("slab", "stack", "pagetable", "vmalloc")),
+        ("node_totals", "node-counter"),
+        ("objcg_lists", "objcg-owner"),
+        ("reparenting", "not-reparented"),
+        ("task_objcg", "task-objcg"),
+        ("released", "memcg-leaked"),
+        ("cached_stacks", "cached-stack"),
+        ("alloc_tags", "call-site"),
+        # An address proves what is wrong here, and it changes nothing else.
+        *((name, "") for name in ("sock_bytes", "objcg_sets", "updated", "placement")),
+    ],
+)
+def test_what_can_be_wrong_if_an_identity_does_not_hold(identity: str, causes: str) -> None:
+    assert {cause.name for cause in CAUSES if identity in cause.rows} == set(causes.split())
