@@ -126,6 +126,18 @@ def test_a_charge_may_have_been_made_twice(
     assert found == [(*charge[:4], 0) for charge in charges if charge[0] != "lru"]
 
 
+def test_what_was_freed_and_what_was_not_charged_are_opposite() -> None:
+    row, above = ("slab", SLAB, B, 0), ("hierarchy", SLAB, ROOT, 0)
+    for cause, sign in (("still-charged", 1), ("not-counted", -1)):
+        found = options({row: 208 * sign, OF_B: sign}, [above])
+        whole = [h for h in found if h.cause == cause and h.charge and h.charge.references]
+        assert [shown(h.signature) for h in whole] == [
+            {row: 208 * sign, above: 208 * sign, OF_B: sign}
+        ]
+        assert [h.signature.pools for h in whole] == [{(B, None): 208 * sign}]
+        assert {(h.memcgs, h.objcgs) for h in found} == {((B,), (B0,))}
+
+
 def test_user_memory_is_compared_with_lists_if_there_are_any() -> None:
     made = kernel(lru=LruLists({}, {}, False))
     assert options({("usage", "memory.usage", B): 3}, made=made) == []
@@ -325,6 +337,9 @@ def test_an_allocation_of_several_nodes_is_in_the_rows_of_their_obj_cgroups() ->
     ]
     # Less than a page of each node, if no row of pages tells.
     assert by_node({PERCPU: 4104, ON_0: 100, ON_1: -92}) == [((0, 100), (1, 4004))]
+    assert by_node({PERCPU: 3 * PAGE + 300, ON_0: 100, PAGES_0: 1, ON_1: 200, PAGES_1: 2}) == [
+        ((0, PAGE + 100), (1, 2 * PAGE + 200))
+    ]
     assert by_node({PERCPU: 301, ON_0: 100, ON_1: 200}) == []
     assert by_node({PERCPU: 300, ON_0: 300}) == []
     assert by_node({PERCPU: 300, ON_0: -100, ON_1: 400}) == []
@@ -340,6 +355,9 @@ def test_half_a_page_of_a_node_may_be_rounded_up_or_down() -> None:
     assert by_node({PERCPU: 3 * half + 100, ON_0: half, ON_1: 100, PAGES_0: 1}) == [
         ((0, 3 * half), (1, 100))
     ]
+    off = {PERCPU: half + PAGE + 100, ON_0: half, ON_1: 100, PAGES_1: 1}
+    for pages in ({}, {PAGES_0: 1}):
+        assert by_node({**off, **pages}) == [((0, half), (1, PAGE + 100))]
     both = by_node({PERCPU: 2 * half, ON_0: half, ON_1: half})
     assert both == [((0, half), (1, half))]
 
