@@ -73,6 +73,7 @@ def test_rows_of_zeros_are_left_out_by_some_identities() -> None:
         assert d.keeps(identity)
         assert not without.keeps(identity)
         assert not d.has(key(*row))
+        assert exact(made, row).has(key(*row))
         assert d.row(key(*row)) is None
     for identity in ("slab", "usage", "levels", "percpu"):
         assert not d.applies(key(identity, "x", B))
@@ -373,6 +374,7 @@ def test_obj_cgroups_that_a_charge_can_concern() -> None:
     rows = [("references", "refcnt", B, n & 1, n) for n in objcgs]
     # Those whose rows differ, or, if none does, the first ones.
     assert view(made, {rows[2]: 1, BYTES: 8, rows[0]: 2}).objcgs(B) == [0xB2, 0xB0]
+    assert view(made, {BYTES: 8}).objcgs(B) == [0xB0]
     assert view(made, {}, rows).objcgs(B) == [0xB0, 0xB1, 0xB2, 0xB3]
     assert view(made, {}, rows).objcgs(A) == []
     hidden = rows_of(made, {rows[0]: (0, "exact"), rows[1]: (1, "unverifiable")})
