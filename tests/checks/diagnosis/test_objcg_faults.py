@@ -98,6 +98,13 @@ def test_an_obj_cgroup_of_another_memcg_is_one_fault(now: int) -> None:
         assert ("hierarchy" in identities) == (now == ROOT)
 
 
+def test_an_obj_cgroup_of_a_removed_memcg_looks_as_if_it_was_not_handed_up() -> None:
+    [found] = diagnosed(with_memcg(used(1), OBJCG, GONE))
+    assert (found.cause, found.memcgs) == ("objcg-owner", (WEB, SHOP))
+    assert "reparenting" in {e.identity for e in found.signature}
+    assert [e for e in found.signature if e.amount != e.difference] == []
+
+
 def test_an_obj_cgroup_of_no_memcg_has_no_other_side() -> None:
     [found] = diagnosed(with_memcg(used(1), OBJCG, 0x77000))[:1]
     assert (found.cause, found.memcgs) == ("objcg-owner", (WEB,))
@@ -142,6 +149,15 @@ def test_a_removed_memcg_is_recognized_by_the_number_of_its_obj_cgroups() -> Non
     assert len(options(made, {row: -1})) == 1
     for off in ({row: -2}, {row: 1}, {(*row[:3], 1): -1}, {("reparenting", row[1], 0x99, 0): -1}):
         assert options(made, off) == []
+
+
+def test_lists_that_could_not_be_read_have_no_rows() -> None:
+    row = ("reparenting", "objcg->memcg", GONE, 0)
+    made = with_memcg(used(1), GONE + 0x100, GONE)
+    [found] = options(replace(made, lru=None), {row: -1})
+    assert shown(found.signature) == {row: -1}
+    [listed] = options(made, {row: -1})
+    assert {r[0] for r in shown(listed.signature)} == {"reparenting", "lru"}
 
 
 def by_node(**more: Any) -> Snapshot:
@@ -228,6 +244,7 @@ def leaked(
     rows: list[Short] = [("references", "refcnt", SHOP, 0, GONE + 0x100)]
     rows += [("usage", "memory.usage", SHOP), ("sock", "MEMCG_SOCK", SHOP)]
     rows += [("swap", "MEMCG_SWAP", SHOP), ("hierarchy", "MEMCG_SWAP", SHOP)]
+    rows += [("css_refs", "css.refcnt", SHOP)]
     rows += [("swap_usage", f"{name}.usage", SHOP) for name in ("swap", "memsw")]
     found = options(made, {RELEASED: off}, rows)
     return found, made
