@@ -136,6 +136,9 @@ def test_what_was_freed_and_what_was_not_charged_are_opposite() -> None:
         ]
         assert [h.signature.pools for h in whole] == [{(B, None): 208 * sign}]
         assert {(h.memcgs, h.objcgs) for h in found} == {((B,), (B0,))}
+        # Without its reference, or twice, it is the same but for that.
+        rest = [h for h in found if h.charge and not h.charge.references]
+        assert [shown(h.signature) for h in rest] == [{row: 208 * sign, above: 208 * sign}]
 
 
 def test_user_memory_is_compared_with_lists_if_there_are_any() -> None:
