@@ -143,15 +143,19 @@ def test_causes_and_what_could_not_be_read() -> None:
 
 def test_findings_and_rows_without_a_cause() -> None:
     made = replace(everything(), diagnoses=(), half_done=(), notes=(), coverage={})
+    small = (finding("percpu", 3000, "bytes", None, WEB), finding("swap", 1, "pages", None, WEB))
+    made = replace(made, findings=made.findings + small)
     assert first_text(made, 200).splitlines() == [
-        "FINDINGS: 8 findings; 1 of 14 rows differ",
+        "FINDINGS: 10 findings; 1 of 14 rows differ",
         "Checked: 3 of 4 identities, 10 of 14 rows, 297.0 KiB of charges: 1,501 objects and pages",
         *(line.replace(", 1.0 GiB of memory", "") for line in HEAD),
         "",
-        "Unexplained: 8 findings (memcg-inspect audit --findings -c vmcore)",
+        "Unexplained: 10 findings (memcg-inspect audit --findings -c vmcore)",
         "  sock: 2 findings, largest -5 pages: /, /web",
         "  kernel_stack: 1 finding, +16.0 KiB: /web, node 1",
         "  slab: 2 findings, largest -12.7 KiB: /web",
+        "  swap: 1 finding, +1 page: /web",
+        "  percpu: 1 finding, +3,000 bytes: /web",
         "  references: 2 findings, largest +2 references: /web",
         "  objcg_sets: 1 finding: /web, node 0",
         "",

@@ -283,3 +283,30 @@ def test_other_explanations_are_said_once_and_not_that_of_the_diagnosis() -> Non
         assert 0 < len(found.others) <= 5
         assert len(set(found.others)) == len(found.others)
         assert found.what not in found.others
+
+
+@pytest.mark.parametrize(
+    ("change", "is_it"),
+    [
+        ({}, True),
+        ({"memcg": WEB}, False),
+        ({"identity": "percpu"}, False),
+        ({"nid": 1}, False),
+        ({"difference": 1104}, False),
+        ({"kind": "objcg-set"}, False),
+    ],
+)
+def test_a_charge_on_the_node_of_another_obj_cgroup_proves_who_has_it(
+    change: dict[str, Any], is_it: bool
+) -> None:
+    """The charge that moved is on another node than that of its new owner."""
+    kernel = busy(1)
+    kernel.slab(OBJCG, 0, 1112, "unreclaimable")
+    kernel.things[-1].payer = MAIL + 0x200
+    known = {"identity": "slab", "memcg": MAIL, "nid": 0, "difference": 1112, "unit": "bytes"}
+    skew = proof(**{"kind": "skew", **known, **change}, evidence=(Evidence(0x8000, "slab", nid=0),))
+    found = with_unfolded(kernel, skew)
+    [moved] = [d for d in found if d.cause == "object-owner"]
+    assert moved.confidence == ("proved" if is_it else "likely")
+    assert [e.address for e in moved.evidence] == ([0x8000] if is_it else [])
+    assert len(found) == (1 if is_it else 2)
