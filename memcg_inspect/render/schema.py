@@ -154,7 +154,11 @@ def _table_schema(record: type) -> dict[str, Any]:
     text = {"type": "string"}
     named = [c for c in columns if c.key is None]
     names = {"enum": [c.name for c in named]}
-    each = [{"pattern": f"^{c.name.replace('N', '[0-9]+')}$"} for c in columns if c.key is not None]
+    each = [
+        {"type": "string", "pattern": f"^{c.name.replace('N', '[0-9]+')}$"}
+        for c in columns
+        if c.key is not None
+    ]
     column = {
         "type": "object",
         "properties": {

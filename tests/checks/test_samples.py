@@ -19,7 +19,7 @@ from memcg_inspect.checks.samples import (
     without_rows,
 )
 from memcg_inspect.model import Coverage
-from memcg_inspect.report import Evidence, Finding, Moved, Row
+from memcg_inspect.report import Evidence, Finding, Identity, Moved, Row
 
 WEB, DB = 0x1000, 0x2000
 
@@ -151,6 +151,37 @@ def test_a_machine_comes_to_rest() -> None:
     few = [sample(row(n, n + 1 + n % 2), *[row(5, 5, 2)] * 19) for n in range(6)]
     assert is_coming_to_rest(few)
     assert not is_coming_to_rest([one._replace(rows=one.rows[:-1]) for one in few])
+
+
+@pytest.mark.parametrize(("number", "rests"), [(3, True), (4, True), (5, False)])
+def test_the_last_samples_settled_half_of_the_rows(number: int, rests: bool) -> None:
+    busy = [sample(*(row(n, n + 1 + n % 2, memcg) for memcg in range(8))) for n in range(6)]
+    fewer = [
+        sample(*(row(9, 9 + (memcg < number) * (n % 2 + 1), memcg) for memcg in range(8)))
+        for n in range(3)
+    ]
+    assert is_coming_to_rest([*busy, *fewer]) == rests
+
+
+def test_few_rows_are_few_of_those_of_the_last_sample() -> None:
+    few = [sample(row(n, n + 1 + n % 2), *[row(5, 5, 2)] * 19) for n in range(6)]
+    shorter = few[5]._replace(rows=few[5].rows[:-1])
+    assert is_coming_to_rest([few[0], few[1]._replace(rows=few[1].rows[:-1]), *few[2:]])
+    assert not is_coming_to_rest([*few[:5], shorter])
+
+
+def test_an_identity_that_is_not_kept_stays_so() -> None:
+    none = Identity("zswap", "not-kept", 0, 0, "this kernel has no zswap")
+    some = [one._replace(identities=[*one.identities, none]) for one in [sample(row(5, 5))] * 2]
+    assert settle(some, True).identities[1] == none
+
+
+def test_counters_that_no_sample_could_read_did_not_move() -> None:
+    unread = [sample(row(n, None)) for n in (5, 7)]
+    [one] = settle(unread, False).rows
+    assert (one.status, one.reason) == ("unverifiable", "the counter could not be read")
+    moving = [sample(row(5, 6)), sample(row(9, None)), sample(row(7, 11))]
+    assert settle(moving, True).rows[0].moved == Moved(3, 4, 5, 1, 4)
 
 
 def test_folding_moves_nothing() -> None:

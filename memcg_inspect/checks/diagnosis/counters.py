@@ -153,7 +153,7 @@ def _node_rows(view: View, item: str, nid: int | None, amount: int) -> dict[RowK
 def _of_node(
     view: View, item: str, nid: int | None, amount: int, place: str, rows: dict[RowKey, int]
 ) -> Hypothesis:
-    unit = next(key.unit for key in rows if key.item == item)
+    unit = next(iter(rows)).unit
     return Hypothesis("node-counter", (), (), nid, item, amount, unit, Signature(rows), place)
 
 

@@ -36,7 +36,7 @@ __all__ = ("Differences", "Pool", "Signature", "View", "added")
 
 #: ``struct mem_cgroup *`` whose pages objects are charged from, and the node of these pages on
 #: kernels that account by node
-Pool = tuple[int, "int | None"]
+Pool = tuple[int, int | None]
 
 #: Identities that leave out rows in which both sides are 0.
 _SPARSE = frozenset(

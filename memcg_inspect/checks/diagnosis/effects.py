@@ -217,7 +217,7 @@ def _count_in_subtrees(
 
 
 def _count_references(d: Differences, rows: Counter[RowKey], payer: Payer, what: Charge) -> None:
-    key = row_of_references(d, payer, what.kind) if what.references else None
+    key = row_of_references(d, payer, what.kind)
     if key is not None:
         rows[key] += what.references
 
@@ -307,8 +307,8 @@ def level(d: Differences, key: RowKey, amount: int) -> Signature:
             both = RowKey("swap_usage", "memsw.usage", "pages", memcg)
             if d.has(both):
                 rows[both] = -share
-        root = chain[-1]
-        both = RowKey("swap_usage", "memsw.usage", "pages", root)
-        if len(chain) == 2 and d.has(both):
-            rows[both] = amount
+        if len(chain) == 2 and d.has(
+            root := RowKey("swap_usage", "memsw.usage", "pages", chain[1])
+        ):
+            rows[root] = amount
     return Signature(rows)

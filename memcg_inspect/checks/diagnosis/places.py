@@ -22,7 +22,7 @@ from memcg_inspect.report import Evidence
 __all__ = ("array_name", "places", "words_of")
 
 #: Array, item, memcg and node; ``None`` for any node if the hypothesis has none of several
-_Key = tuple[CounterArray, str, "int | None", "int | None"]
+_Key = tuple[CounterArray, str, int | None, int | None]
 
 _OF_A_NODE = " of a node"
 _ARRAYS: Mapping[str, CounterArray] = {

@@ -4,18 +4,22 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
+import pytest
 from support.made_kernel import MAIL, NODES, SHOP, WEB, Kernel, busy
 
 from memcg_inspect.checks.diagnosis import diagnose, half_done_charges
 from memcg_inspect.checks.judge import judge
-from memcg_inspect.model import Held, Running
+from memcg_inspect.checks.rows import RowKey, make_row
+from memcg_inspect.model import Allowance, Held, Running
 from memcg_inspect.report import Diagnosis
 
 #: __memcg_slab_post_alloc_hook() has counted the object, and not yet set its owner.
 FUNCTIONS = ("__memcg_slab_post_alloc_hook", "kmem_cache_alloc_noprof", "alloc_inode")
 OBJECT = 0x9000
 SIZE = 208
+ITEM = "NR_SLAB_UNRECLAIMABLE_B"
 
 
 def half_done(kernel: Kernel, memcg: int, *, cpu: int = 2) -> Running:
@@ -51,7 +55,9 @@ def test_one_charge_is_one_cause_of_all_its_rows() -> None:
         f"the charge of a slab object of memcg {WEB:#x} is half done: CPU 2 (sh, 72) was in "
         "__memcg_slab_post_alloc_hook()"
     )
-    assert [e.address for e in charge.evidence] == [OBJECT + 2]
+    [shown] = charge.evidence
+    assert (shown.address, shown.kind, shown.nid, shown.bytes) == (OBJECT + 2, "slab", 0, SIZE)
+    assert (shown.objcg, shown.memcg, shown.note, charge.evidence_total) == (None, None, None, 1)
     assert charge.functions == ("__memcg_slab_post_alloc_hook",)
     # The counter of the memcg, those of its ancestors, and the bytes of the obj_cgroup.
     assert {(e.identity, e.memcg) for e in charge.signature} >= {
@@ -67,6 +73,45 @@ def test_a_fault_that_does_the_same_is_named_beside_it() -> None:
     kernel = busy(1)
     _, [charge] = causes(kernel, half_done(kernel, WEB))
     assert any("a slab object of 208 bytes" in s and "charged twice" in s for s in charge.others)
+
+
+@pytest.mark.parametrize(
+    ("held", "what", "kind", "note"),
+    [
+        ("object", "a slab object", "slab", None),
+        ("cache", "a slab object", "slab", "the cache of the object"),
+        ("zswap", "a zswap entry", "zswap", None),
+        ("percpu", "a percpu allocation", None, None),
+        ("kmem", "a block of kernel memory", "kmem", None),
+        ("folio", "a folio", "folio", None),
+        ("batch", "pages that are uncharged together", "batch", None),
+    ],
+)
+def test_each_kind_of_charge_has_a_name(
+    held: Any, what: str, kind: str | None, note: str | None
+) -> None:
+    """As rows in flight show it, whichever identity these are of."""
+    kernel = busy(1)
+    objcg = kernel.objcg(WEB, 0)
+    charge = Held(held, OBJECT, objcg, 1, SIZE, "")
+    shown = Allowance(3, 7, "sh", "f", charge, WEB, SIZE, "bytes", "slab", 0, ITEM)
+    made, keys = kernel.snapshot(), [("slab", WEB), ("usage", SHOP)]
+    rows = [
+        replace(
+            make_row(RowKey(name, ITEM, "bytes", memcg, 0), {"found": 0}, {"folded": SIZE}),
+            status="in-flight",
+            allowance=shown,
+        )
+        for name, memcg in keys
+    ]
+    [found] = half_done_charges(made, rows)
+    assert found.what == (
+        f"the charge of {what} of memcg {WEB:#x} is half done: CPU 3 (sh, 7) was in f()"
+    )
+    assert (found.memcgs, found.nid, found.amount, found.unit) == ((WEB,), 1, SIZE, "bytes")
+    assert [(e.kind, e.note) for e in found.evidence] == ([] if kind is None else [(kind, note)])
+    assert {(e.objcg, e.memcg) for e in found.evidence} <= {(objcg, WEB)}
+    assert (found.evidence_total, found.functions) == (1, ("f",))
 
 
 def test_two_cpus_are_two_causes() -> None:

@@ -1,0 +1,174 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+"""The search for sets of causes, with causes and rows made for it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import pytest
+from support.made import snapshot
+from support.made_rows import Short, key, view
+
+from memcg_inspect.checks.diagnosis.cause import Cause, Hypothesis
+from memcg_inspect.checks.diagnosis.differences import Signature, View
+from memcg_inspect.checks.diagnosis.effects import Charge
+from memcg_inspect.checks.diagnosis.search import Explanation, each_alone, explain
+from memcg_inspect.checks.rows import RowKey
+
+#: Rows of one memcg each, that differ by more than by coincidence.
+ROWS: list[Short] = [("css_refs", "css.refcnt", 0x9000 + n) for n in range(9)]
+
+
+def fault(name: str, rows: Mapping[Short, int], **known: Any) -> Hypothesis:
+    """Return a fault that adds amounts to rows."""
+    first = {"memcgs": (), "objcgs": (), "nid": None, "item": name, "unit": "references"}
+    signature = Signature({key(*short): amount for short, amount in rows.items()})
+    amount = next(iter(rows.values()))
+    return Hypothesis(name, **{**first, "amount": amount, "signature": signature, **known})
+
+
+def causes(*faults: Hypothesis) -> list[Cause]:
+    """Return a cause for each name, which is recognized from each row that its faults change."""
+
+    def cause(name: str) -> Cause:
+        def options(rows: View, row: RowKey, amount: int) -> Iterator[Hypothesis]:
+            yield from (f for f in faults if f.cause == name and row in f.signature.rows)
+
+        identities = tuple({row.identity for f in faults for row in f.signature.rows})
+        return Cause(name, identities, options, str, (), "")
+
+    return [cause(name) for name in dict.fromkeys(f.cause for f in faults)]
+
+
+def found(
+    off: Mapping[Short, int], *faults: Hypothesis, exact: Sequence[Short] = (), **more: Any
+) -> list[Explanation]:
+    differences = view(snapshot(), dict(off), exact).differences
+    return explain(differences, causes(*faults), **more)
+
+
+def names(some: Sequence[Explanation]) -> list[str]:
+    return sorted(e.cause.cause for e in some)
+
+
+A, B, C, D = ({row: 100 + 7 * n} for n, row in enumerate(ROWS[:4]))
+
+
+def test_the_cause_of_most_rows_is_taken() -> None:
+    both = fault("both", A | B)
+    assert names(found(A | B, fault("a", A), fault("b", B), both)) == ["both"]
+    assert names(found(A | B, fault("a", A), fault("b", B))) == ["a", "b"]
+    assert names(found(A, fault("a", A), both)) == ["a"]
+    assert found(A | B) == found({}, both) == []
+
+
+def test_a_cause_must_not_change_rows_that_are_exact() -> None:
+    wrong = fault("wrong", A | B)
+    assert found(A, wrong, exact=[ROWS[1]]) == []
+    # A row that is not there may have any difference.
+    assert names(found(A, wrong)) == ["wrong"]
+    # Three rows are worth one that is wrong then.
+    assert names(found(A | B | C, fault("three", A | B | C | D), exact=[ROWS[3]])) == ["three"]
+    assert found(A | B, fault("two", A | B | D), exact=[ROWS[3]]) == []
+
+
+def test_of_causes_of_the_same_rows_the_first_one_is_taken_and_others_are_named() -> None:
+    one, other = fault("one", A), fault("other", A)
+    [explained] = found(A, one, other)
+    assert (explained.cause.cause, explained.sure) == ("one", True)
+    assert [[h.cause for h in some] for some in explained.others] == [["other"]]
+    [alone] = found(A, one)
+    assert (alone.others, alone.sure) == ((), True)
+
+
+def test_fewer_causes_are_better_than_those_that_were_taken_first() -> None:
+    """The largest cause leaves rows to two others; two causes explain all."""
+    large = fault("large", A | B)
+    rows = A | B | C | D
+    first, second = fault("first", A | C), fault("second", B | D)
+    some = (large, fault("c", C), fault("d", D), first, second)
+    assert names(found(rows, *some)) == ["first", "second"]
+
+
+def test_places_that_no_row_tells_apart_are_one_cause() -> None:
+    some = [fault("a", A, place=place) for place in ("here", "there", "")]
+    [explained] = found(A, *some)
+    assert (explained.cause.place, explained.others) == ("here, there", ())
+
+
+@pytest.mark.parametrize(
+    ("amount", "unit", "sure"),
+    [
+        (16, "references", False),
+        (-16, "references", False),
+        (17, "references", True),
+        (100, "bytes", True),
+        (4096, "bytes", False),
+        (16 * 4096, "bytes", False),
+        (17 * 4096, "bytes", True),
+    ],
+)
+def test_small_amounts_may_be_a_coincidence(amount: int, unit: Any, sure: bool) -> None:
+    rows = A | B
+    both = fault("both", A, amount=amount, unit=unit), fault("other", B, amount=777)
+    made = {e.cause.cause: e.sure for e in found(rows, *both)}
+    assert made == {"both": sure, "other": True}
+
+
+def test_causes_of_the_same_amount_are_not_sure() -> None:
+    one, other = fault("one", A, amount=100), fault("other", B, amount=-100, item="one")
+    assert [e.sure for e in found(A | B, one, other)] == [False, False]
+    different = other._replace(item="other")
+    assert [e.sure for e in found(A | B, one, different)] == [True, True]
+    unit = other._replace(unit="bytes")
+    assert [e.sure for e in found(A | B, one, unit)] == [True, True]
+
+
+def test_causes_that_concern_one_memcg_are_not_sure() -> None:
+    one, other = fault("one", A, memcgs=(1,)), fault("other", B, memcgs=(2, 1))
+    assert [e.sure for e in found(A | B, one, other)] == [False, False]
+    apart = other._replace(memcgs=(2,))
+    assert [e.sure for e in found(A | B, one, apart)] == [True, True]
+
+
+def test_rows_without_an_explanation_make_those_near_them_unsure() -> None:
+    one = fault("one", A, memcgs=(0x9001,))
+    off = A | B
+    assert [e.sure for e in found(off, one)] == [False]  # B is a row of 0x9001
+    assert [e.sure for e in found(A | C, one)] == [True]
+    # Unless they differ for a reason of their own.
+    ignored = frozenset([key(*ROWS[1])])
+    assert [e.sure for e in found(off, one, ignored=ignored)] == [True]
+    node = fault("node", A, nid=1)
+    near = ("node_levels", "NR_SHMEM", None, 1)
+    for nid, sure in ((1, False), (0, True)):
+        assert [e.sure for e in found(A | {(*near[:3], nid): 500}, node)] == [sure]
+
+
+@pytest.mark.parametrize(
+    ("charge", "objcgs", "sure"),
+    [
+        (Charge("slab", "", 0, 700), (0xB0,), True),
+        (Charge("slab", "", 0, 700, references=0), (0xB0,), False),
+        (Charge("slab", "", 0, 700, references=3, together=True), (0xB0,), False),
+        (Charge("slab", "", 0, 700), (None,), True),
+    ],
+)
+def test_a_charge_is_sure_with_its_references(charge: Charge, objcgs: Any, sure: bool) -> None:
+    """The row of references that it changes tells as much as its obj_cgroup."""
+    one = fault("one", A, charge=charge, objcgs=objcgs, unit="bytes", amount=700)
+    assert [e.sure for e in found(A, one)] == ([sure] if not charge.together else [False])
+    without = fault("one", {("usage", "x", 1): 70}, charge=charge, objcgs=(None,), amount=700)
+    if not charge.together:
+        assert [e.sure for e in found({("usage", "x", 1): 70}, without)] == [False]
+
+
+def test_each_alone() -> None:
+    one, other, both = fault("one", A), fault("other", A), fault("both", A | B)
+    made = view(snapshot(), {}, ROWS).differences
+    goal = {key(*row): amount for row, amount in A.items()}
+    alone = each_alone(made, causes(one, other, both), goal)
+    assert [h.cause for h in alone] == ["one", "other"]
+    many = [fault("many", A, place=str(n)) for n in range(40_000)]
+    assert each_alone(made, causes(*many), goal) == []
