@@ -217,7 +217,8 @@ def _count_in_subtrees(
 
 
 def _count_references(d: Differences, rows: Counter[RowKey], payer: Payer, what: Charge) -> None:
-    key = row_of_references(d, payer, what.kind)
+    # A row with 0 would say that it tells who has the charge.
+    key = row_of_references(d, payer, what.kind) if what.references else None
     if key is not None:
         rows[key] += what.references
 

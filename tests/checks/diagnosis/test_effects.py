@@ -160,6 +160,8 @@ def test_a_charge(
     assert shown(several) == rows | {REFERENCE: 5}
     part = taken_from(d, Payer(B, B0), what._replace(references=0))
     assert shown(part) == rows
+    # Nor is there a row with 0: rows of references tell who has a charge.
+    assert all(row.unit != "references" for row in part.rows)
 
 
 def test_rows_that_are_not_there_are_not_changed() -> None:
