@@ -308,8 +308,8 @@ def level(d: Differences, key: RowKey, amount: int) -> Signature:
             both = RowKey("swap_usage", "memsw.usage", "pages", memcg)
             if d.has(both):
                 rows[both] = -share
-        if len(chain) == 2 and d.has(
-            root := RowKey("swap_usage", "memsw.usage", "pages", chain[1])
-        ):
-            rows[root] = amount
+        if len(chain) == 2:
+            root = RowKey("swap_usage", "memsw.usage", "pages", chain[1])
+            if d.has(root):
+                rows[root] = amount
     return Signature(rows)
