@@ -38,7 +38,7 @@ from memcg_inspect.image.layout import (
 )
 from memcg_inspect.image.lookup import UnknownKernelError
 from memcg_inspect.image.strings import Strings
-from memcg_inspect.linux.mm.kfence import kfence_object, kfence_pages
+from memcg_inspect.linux.mm.kfence import KfenceObject, kfence_object, kfence_pages
 from memcg_inspect.linux.mm.mm_types import MEMCG_DATA_FLAGS, SlabPage
 from memcg_inspect.linux.mm.mmzone import mem_map
 from memcg_inspect.model import NUMA_NO_NODE, Coverage, ImageError, SlabUsage
@@ -458,18 +458,12 @@ class SlabReader:
 
         A freed object of KFENCE is left out: its page is not mapped (kfence_protect()).
         """
-        if slab.page in self._kfence and self._is_protected(slab.page):
+        of_kfence = self._of_kfence(slab)
+        if of_kfence is not None and of_kfence.state == "freed":
             return
-        first = self._first_object(slab)
+        first = self._begin(slab, of_kfence)
         for number in range(slab.objects):
             yield first + number * slab.cache.size
-
-    def _is_protected(self, page: int) -> bool:
-        try:
-            found = kfence_object(self.image, page)
-        except FaultError:
-            return False
-        return found is not None and found.state == "freed"
 
     def number(self, slab: Slab, address: int) -> int | None:
         """
@@ -500,15 +494,24 @@ class SlabReader:
         return word & ~MEMCG_DATA_FLAGS
 
     def _first_object(self, slab: Slab) -> int:
-        start = self.frames.virt(slab.page)
-        if slab.page not in self._kfence:
-            return start + slab.cache.red_left_pad
+        return self._begin(slab, self._of_kfence(slab))
+
+    def _begin(self, slab: Slab, of_kfence: KfenceObject | None) -> int:
+        """Return the address of the first object of a slab."""
         # kfence_guarded_alloc() aligns half of its objects to the end of their page.
+        if of_kfence is not None:
+            return of_kfence.address
+        start = self.frames.virt(slab.page)
+        return start if slab.page in self._kfence else start + slab.cache.red_left_pad
+
+    def _of_kfence(self, slab: Slab) -> KfenceObject | None:
+        """Return the object of KFENCE in a slab; ``None`` if there is none, or it is not known."""
+        if slab.page not in self._kfence:
+            return None
         try:
-            found = kfence_object(self.image, slab.page)
+            return kfence_object(self.image, slab.page)
         except FaultError:
-            return start
-        return start if found is None else found.address
+            return None
 
     def vector_page(self, slab: Slab) -> int | None:
         """
