@@ -110,17 +110,18 @@ def inside(machine: Machine, functions: str, seed: int | None) -> None:
         gdb.step(random.Random(seed).randrange(_MOST_STEPS) if seed else 0)
 
 
-def stepped(machine: Machine, function: str, strides: Iterable[int]) -> Iterator[int]:
+def stepped(machine: Machine, function: int, strides: Iterable[int]) -> Iterator[int]:
     """Stop the guest in a function, and again after each number of instructions.
 
     Other CPUs do not run meanwhile.
 
+    :param function: its address
     :return: the number of instructions that were run, at each stop
-    :raises LabError: if the kernel has no such function, or does not call it in a minute
+    :raises LabError: if the kernel does not call it in a minute
     """
-    done, first = 0, address(machine, function)
+    done = 0
     gdb = Gdb(machine.qemu)
-    gdb.run_to(first, times=3)
+    gdb.run_to(function, times=3)
     yield done
     for stride in strides:
         gdb.step(stride)
