@@ -480,6 +480,5 @@ def test_a_task_holds_two_references_while_it_charges_a_page(
     options = {"freeze": f"in:{functions}", "cpus": 1, "run": scene}
     subject = Subject(lab.image(kernel, "1", "idle", **options).program())
     memcg = subject.paths["/faults"]
-    found = [row for row in subject.report.rows if (row.identity, row.memcg) == ("css_refs", memcg)]
-    [row] = found
+    [row] = [r for r in subject.report.rows if (r.identity, r.memcg) == ("css_refs", memcg)]
     assert (row.difference, row.status) == (2, "in-flight")

@@ -4,9 +4,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any, get_args
+from typing import Any
 
+from memcg_inspect.checks.diagnosis.cause import Hypothesis
 from memcg_inspect.checks.diagnosis.differences import Differences, Signature, View
+from memcg_inspect.checks.diagnosis.registry import CAUSES
 from memcg_inspect.checks.rows import RowKey, make_row
 from memcg_inspect.checks.snapshot import Snapshot
 from memcg_inspect.model import Unit
@@ -14,7 +16,6 @@ from memcg_inspect.model import Unit
 #: A row in short: identity, item, and then memcg, node and obj_cgroup, if it has these.
 Short = tuple[Any, ...]
 
-_PAGES = ("usage", "kmem_usage", "swap_usage", "tcpmem", "lru", "sock", "kmem", "swap")
 _REFERENCES = (
     *("references", "css_refs", "id_refs", "objcg_lists", "task_objcg", "reparenting", "released"),
     "sock_bytes",
@@ -30,7 +31,6 @@ def key(identity: str, item: str, *where: Any) -> RowKey:
         unit = "bytes"
     elif item.endswith("_KB"):
         unit = "KiB"
-    assert unit in get_args(Unit)
     return RowKey(identity, item, unit, *where)
 
 
@@ -49,6 +49,20 @@ def view(snapshot: Snapshot, off: Mapping[Short, int], exact: Iterable[Short] = 
 def exact(snapshot: Snapshot, *rows: Short) -> Differences:
     """Return rows that do not differ."""
     return view(snapshot, {}, rows).differences
+
+
+def options(
+    snapshot: Snapshot, off: Mapping[Short, int], exact: Iterable[Short] = ()
+) -> list[Hypothesis]:
+    """Return all faults that explain the first of some rows that differ."""
+    rows = view(snapshot, off, exact)
+    first, amount = next(iter(off.items()))
+    return [
+        option
+        for cause in CAUSES
+        if first[0] in cause.rows
+        for option in cause.options(rows, key(*first), amount)
+    ]
 
 
 def shown(signature: Signature) -> dict[Short, int]:

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from support import made_rows
 from support.made import OBJCG_B, ROOT, A, B, features, snapshot
 from support.made_rows import Short, key, shown, view
 
@@ -32,15 +33,7 @@ def options(
     off: dict[Short, int], exact: Sequence[Short] = (), made: Snapshot | None = None
 ) -> list[Hypothesis]:
     """Return all faults that explain the first of some rows that differ."""
-    rows = view(kernel() if made is None else made, off, exact)
-    first, amount = next(iter(off.items()))
-    row = key(*first)
-    return [
-        option
-        for cause in CAUSES
-        if first[0] in cause.rows
-        for option in cause.options(rows, row, amount)
-    ]
+    return made_rows.options(kernel() if made is None else made, off, exact)
 
 
 def of(cause: str, some: Sequence[Hypothesis]) -> list[tuple[str, int | None, int]]:

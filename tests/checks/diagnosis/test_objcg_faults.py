@@ -8,18 +8,16 @@ kernel, and each of them is an effect of the one fault.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import pytest
 from support.made import features, ledger, snapshot
 from support.made_kernel import GONE, MAIL, ROOT, SHOP, WEB, busy
-from support.made_rows import Short, key, shown, view
+from support.made_rows import Short, options, shown
 
 from memcg_inspect.checks.diagnosis import diagnose
 from memcg_inspect.checks.diagnosis.cause import Hypothesis
-from memcg_inspect.checks.diagnosis.registry import CAUSES
 from memcg_inspect.checks.judge import judge
 from memcg_inspect.checks.snapshot import Snapshot
 from memcg_inspect.model import ChargeStock, Memcg, Objcg, ObjcgPlace
@@ -122,13 +120,6 @@ def test_an_obj_cgroup_of_a_removed_memcg_that_was_not_handed_up() -> None:
 
 
 # Each recognized from one row
-
-
-def options(made: Snapshot, off: dict[Short, int], exact: Sequence[Short] = ()) -> list[Hypothesis]:
-    rows = view(made, off, exact)
-    first, amount = next(iter(off.items()))
-    some = [c for c in CAUSES if first[0] in c.rows]
-    return [h for c in some for h in c.options(rows, key(*first), amount)]
 
 
 LISTED = ("objcg_lists", "objcg_list", WEB, 0)
