@@ -29,7 +29,6 @@ from dochelp import DOCUMENT, EXAMPLES, examples_of
 from drgn import Object
 from labkit import images, kernels
 from labkit.errors import LabError
-from labkit.paths import cache_folder
 from labkit.poke import poke
 
 import memcg_inspect
@@ -112,8 +111,8 @@ def _wrong_owner() -> Iterator[Path]:
         if snapshot.payer(obj.objcg) == memcgs["/files/mail"]
     )
     thief = Object(prog, "struct mem_cgroup *", memcgs["/files/db"]).nodeinfo[2].objcg
-    with tempfile.TemporaryDirectory(dir=cache_folder("images")) as folder:
-        out = Path(folder) / "vmcore"
+    with images.scratch() as folder:
+        out = folder / "vmcore"
         poke(image, out, vmlinux, [(f"u64:{victim.element:#x}", thief.value_())])
         yield out
 
@@ -194,8 +193,8 @@ def _postmortem(*arguments: str) -> Callable[[], str]:
     """
 
     def write() -> str:
-        with tempfile.TemporaryDirectory(dir=cache_folder("images")) as folder:
-            core = Path(folder) / "vmcore"
+        with images.scratch() as folder:
+            core = folder / "vmcore"
             scene = docscene.broken(core)._asdict()
             words = [word.format(**scene) for word in arguments]
             if "audit" in words:

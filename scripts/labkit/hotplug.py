@@ -7,10 +7,9 @@ from pathlib import Path
 from . import dump, machine, topology
 from .errors import LabError
 from .fingerprint import code_hash
-from .images import NAME, key, write
+from .images import kept, key
 from .machine import Machine, Options
-from .paths import cache_folder
-from .store import locked, read_stamp, text_hash
+from .store import text_hash
 
 # Free memory of a fresh guest is zero, and a memory map of zeros looks right. This leaves bytes
 # 0xaa in it: a struct page of these bytes looks charged.
@@ -93,8 +92,4 @@ def image(options: Options, size: str) -> Path:
             "by": code_hash(Path(__file__)),
         }
     )[:24]
-    folder = cache_folder("images") / name
-    with locked(f"image-{name}"):
-        if read_stamp(folder) is None:
-            write(functools.partial(hotplugged, options, size), folder, ready)
-    return folder / NAME
+    return kept(name, functools.partial(hotplugged, options, size), ready)

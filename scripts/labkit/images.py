@@ -5,11 +5,14 @@ The key of an image is a hash of everything that shapes it. When a workload, the
 the kernel or the lab's code changes, the image is made anew. Comments do not count.
 """
 
+import contextlib
+import fcntl
 import functools
 import os
 import shutil
 import sys
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,6 +29,10 @@ from .store import file_hash, fresh_folder, locked, read_stamp, text_hash, write
 
 NAME = "vmcore"
 _MOST_BYTES = 20 << 30
+#: More than the tests of one file use, and few enough for a disk: two processes run tests.
+_MOST_HELD = 64
+#: The images that this process holds, by the handles that have the locks.
+_held: dict[int, Path] = {}
 # The modules of the lab that shape an image.
 _SHAPING = ("crash", "dump", "elf", "freeze", "gdb", "initramfs", "kdump", "machine", "topology")
 
@@ -73,23 +80,75 @@ def _last_use(folder: Path) -> float:
         return 0.0
 
 
-def trim(keep: Path, most: int = _MOST_BYTES) -> None:
-    """Remove the least recently used images until `most` bytes are left, but not `keep`."""
+def _locked(folder: Path, how: int) -> int | None:
+    """Return a handle of a folder that has a lock on it; None if it cannot be had now."""
+    try:
+        handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    except FileNotFoundError:
+        return None
+    try:
+        fcntl.flock(handle, how)
+    except BlockingIOError:
+        os.close(handle)
+        return None
+    return handle
+
+
+def hold(folder: Path) -> bool:
+    """Keep trim() of any process from removing a complete image; return whether there is one.
+
+    The image is held until this process ends, or has asked for _MOST_HELD others.
+    """
+    handle = _locked(folder, fcntl.LOCK_SH)
+    if handle is None:
+        return False
+    if read_stamp(folder) is None:
+        os.close(handle)
+        return False
+    _held[handle] = folder
+    for old in [other for other, path in _held.items() if path == folder and other != handle]:
+        _release(old)
+    while len(_held) > _MOST_HELD:
+        _release(next(iter(_held)))
+    return True
+
+
+def _release(handle: int) -> None:
+    del _held[handle]
+    os.close(handle)
+
+
+@contextlib.contextmanager
+def scratch() -> Iterator[Path]:
+    """Yield a folder beside the images that is removed in the end."""
+    with tempfile.TemporaryDirectory(dir=cache_folder("images"), prefix="scratch-") as name:
+        handle = _locked(Path(name), fcntl.LOCK_SH)
+        try:
+            yield Path(name)
+        finally:
+            if handle is not None:
+                os.close(handle)
+
+
+def trim(most: int = _MOST_BYTES) -> None:
+    """Remove the least recently used images until `most` bytes are left, but none that is held."""
     folders = [path for path in cache_folder("images").iterdir() if not path.name.startswith(".")]
     sizes = {folder: _size(folder) for folder in folders}
     total = sum(sizes.values())
     for folder in sorted(folders, key=_last_use):
         if total <= most:
             break
-        if folder != keep:
+        handle = _locked(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if handle is not None:
             shutil.rmtree(folder, ignore_errors=True)
+            os.close(handle)
             total -= sizes[folder]
 
 
 def _make(options: Options, image: dump.Image, out: Path) -> None:
     """Make an image. A kdump of a guest that QEMU stops is made of the ELF image of that guest."""
     if image.format == "kdump" and image.freeze != "panic":
-        elf = _image(options, replace(image, format="elf", level=0))
+        elf = cached(options, replace(image, format="elf", level=0))
         dump.convert(elf, image, out)
     else:
         dump.dump(options, image, out)
@@ -109,19 +168,27 @@ def write(make: Callable[[Path], None], folder: Path, kernel: Kernel) -> None:
             print(f"lab: making the image again: {error}", file=sys.stderr)
 
 
-@functools.cache
-def _image(options: Options, image: dump.Image) -> Path:
-    dump.check(options, image)
-    kernel = check(options)
-    name = key(options, image, kernel)
+def kept(name: str, make: Callable[[Path], None], kernel: Kernel) -> Path:
+    """Return the path of the image with a name in the cache; make it unless it is there."""
     folder = cache_folder("images") / name
     with locked(f"image-{name}"):
-        if read_stamp(folder) is None:
-            write(functools.partial(_make, options, image), folder, kernel)
-            trim(folder)
+        made = False
+        # Another process may remove it before it is held.
+        while not hold(folder):
+            write(make, folder, kernel)
+            made = True
+        if made:
+            trim()
         # trim() removes the least recently used.
         os.utime(folder)
     return folder / NAME
+
+
+@functools.cache
+def _known(options: Options, image: dump.Image) -> tuple[str, Kernel]:
+    dump.check(options, image)
+    kernel = check(options)
+    return key(options, image, kernel), kernel
 
 
 def image(
@@ -145,4 +212,5 @@ def image(
 
 def cached(options: Options, how: dump.Image) -> Path:
     """Return the path of an image, like image()."""
-    return _image(options, how)
+    name, kernel = _known(options, how)
+    return kept(name, functools.partial(_make, options, how), kernel)

@@ -13,14 +13,13 @@ import json
 import os
 import subprocess
 import sys
-import tempfile
 import zlib
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from operator import itemgetter
 from typing import Any, NamedTuple
 
-from labkit.paths import cache_folder
+from labkit import images
 from support import kept
 from support.guests import ROOT, Lab
 
@@ -107,10 +106,10 @@ def fuzz(kind: Kind, lab: Lab, first: int, number: int) -> Batch:
     :raises RuntimeError: the fuzzer itself failed
     """
     image = lab.image(kind.kernel, **kind.options)
-    with tempfile.TemporaryDirectory(dir=cache_folder("images")) as folder:
+    with images.scratch() as folder:
         command = [sys.executable, str(ROOT / "tests/fuzz/run.py"), str(image.core)]
         if kind.part == "headers":
-            command += ["--headers", folder]
+            command += ["--headers", str(folder)]
         elif kind.part == "opening":
             command.append("--opening")
         command += ["--seed", str(first), "--runs", str(number)]

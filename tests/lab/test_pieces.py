@@ -25,6 +25,7 @@ from labkit import (
 )
 from labkit.cpio import Cpio
 from labkit.errors import GuestError, LabError, StaleCodeError
+from support.guests import ROOT
 
 MIB = 1 << 20
 
@@ -213,16 +214,59 @@ def test_program_headers_move_to_the_front(tmp_path: Path) -> None:
     assert path.read_bytes() == after
 
 
+def _made_image(own_cache: Path, age: int) -> Path:
+    """Make an image of 64 KiB that was used a while ago."""
+    folder = own_cache / "images" / f"image-{age}"
+    folder.mkdir(parents=True)
+    (folder / "vmcore").write_bytes(b"x" * 65536)
+    store.write_stamp(folder, {})
+    os.utime(folder, (1000 - age, 1000 - age))
+    return folder
+
+
+def _there(folders: list[Path]) -> list[bool]:
+    return [folder.exists() for folder in folders]
+
+
 def test_images_used_longest_ago_go_first(own_cache: Path) -> None:
-    folders = []
-    for age in range(4):
-        folder = own_cache / "images" / f"image-{age}"
-        folder.mkdir(parents=True)
-        (folder / "vmcore").write_bytes(b"x" * 65536)
-        os.utime(folder, (1000 - age, 1000 - age))
-        folders.append(folder)
-    images.trim(folders[3], most=2 * 65536 + 20000)
-    assert [folder.exists() for folder in folders] == [True, False, False, True]
+    folders = [_made_image(own_cache, age) for age in range(4)]
+    images.trim(most=2 * 65536 + 20000)
+    assert _there(folders) == [True, True, False, False]
+
+
+def test_images_that_are_held_stay(own_cache: Path) -> None:
+    """A test still has the path of an image when another process makes more of them."""
+    folders = [_made_image(own_cache, age) for age in range(4)]
+    assert images.hold(folders[3])
+    assert images.hold(folders[3])
+    with images.scratch() as scratch:
+        (scratch / "vmcore").write_bytes(b"x" * 65536)
+        os.utime(scratch, (1, 1))
+        code = f"from labkit import images; images.trim(most={3 * 65536 + 30000})"
+        path = {"PYTHONPATH": str(ROOT / "scripts"), "MEMCG_INSPECT_CACHE": str(own_cache)}
+        subprocess.run([sys.executable, "-c", code], env=os.environ | path, check=True)
+        assert _there([*folders, scratch]) == [True, False, False, True, True]
+    assert not scratch.exists()
+
+
+def test_the_last_images_that_were_asked_for_are_held(
+    own_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(images, "_MOST_HELD", 2)
+    folders = [_made_image(own_cache, age) for age in range(3)]
+    for folder in (*folders, folders[1]):
+        assert images.hold(folder)
+    images.trim(most=0)
+    assert _there(folders) == [False, True, True]
+
+
+def test_an_image_that_is_not_complete_is_not_held(own_cache: Path) -> None:
+    folder = _made_image(own_cache, 0)
+    assert not images.hold(folder.with_name("other"))
+    (folder / "vmcore").write_bytes(b"x")
+    assert not images.hold(folder)
+    images.trim(most=0)
+    assert not folder.exists()
 
 
 def test_not_an_elf_image(tmp_path: Path) -> None:

@@ -9,16 +9,13 @@ Results are kept (:mod:`support.kept`), so that a run that was interrupted goes 
 from __future__ import annotations
 
 import re
-import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
-from labkit import dump, hotplug, kmodules
+from labkit import dump, hotplug, images, kmodules
 from labkit.kernels import breadth_names, kernel
 from labkit.machine import Options
-from labkit.paths import cache_folder
 
 from memcg_inspect.image.image import image_of
 from memcg_inspect.model import counted
@@ -177,8 +174,8 @@ def options_of(name: str, configuration: Configuration) -> Options:
 def measure(name: str, configuration: Configuration) -> Result:
     """Boot a guest and audit its image, which no cache keeps."""
     began = time.monotonic()
-    with tempfile.TemporaryDirectory(dir=cache_folder("images")) as folder:
-        core = Path(folder) / "vmcore"
+    with images.scratch() as folder:
+        core = folder / "vmcore"
         options = options_of(name, configuration)
         if configuration.hotplug is None:
             dump.dump(options, dump.Image(configuration.freeze, "elf", 0), core)
