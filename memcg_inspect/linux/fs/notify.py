@@ -18,7 +18,6 @@ from drgn import FaultError, offsetof, sizeof
 from memcg_inspect.image.image import Image
 from memcg_inspect.image.layout import has_member
 from memcg_inspect.image.lookup import UnknownKernelError
-from memcg_inspect.linux.mm.kfence import kfence_pages
 from memcg_inspect.linux.mm.slab import Slab, SlabReader
 from memcg_inspect.model import Coverage
 
@@ -51,7 +50,6 @@ class GroupReader:
         self.coverage = Coverage()
         self._memory = image.memory
         self._slabs = slabs
-        self._kfence = kfence_pages(image)
         self._operations = _operations(image)
         if not self._operations:
             return
@@ -78,8 +76,7 @@ class GroupReader:
                     self.coverage.read += 1
                     yield Group(address, memcg)
         except FaultError as error:
-            # The page of a freed object of KFENCE is not mapped (kfence_protect()).
-            if slab.page not in self._kfence:
+            if not self._slabs.has_freed(slab):
                 self.coverage.miss("slab that may have groups", error.address, str(error))
 
     def _candidates(self, slab: Slab) -> Iterator[int]:

@@ -260,6 +260,10 @@ def _cache_flag(image: Image, name: str, macro: int) -> int:
     return 0 if constant(image, "_SLAB_CONSISTENCY_CHECKS") is not None else macro
 
 
+def _is_freed(of_kfence: KfenceObject | None) -> bool:
+    return of_kfence is not None and of_kfence.state == "freed"
+
+
 class SlabReader:
     """
     Reader of slabs and of who pays for their objects.
@@ -456,14 +460,23 @@ class SlabReader:
         """
         Return the addresses of all objects of a slab, allocated or free.
 
-        A freed object of KFENCE is left out: its page is not mapped (kfence_protect()).
+        An object that KFENCE has freed is left out: it cannot be read.
         """
         of_kfence = self._of_kfence(slab)
-        if of_kfence is not None and of_kfence.state == "freed":
+        if _is_freed(of_kfence):
             return
         first = self._begin(slab, of_kfence)
         for number in range(slab.objects):
             yield first + number * slab.cache.size
+
+    def has_freed(self, slab: Slab) -> bool:
+        """
+        Return whether KFENCE has freed the object of a slab.
+
+        ``kfence_guarded_free()`` marks it as freed, and then unmaps its page: an object that cannot
+        be read and is not marked is missing in the image.
+        """
+        return _is_freed(self._of_kfence(slab))
 
     def number(self, slab: Slab, address: int) -> int | None:
         """

@@ -212,8 +212,7 @@ class SockReader:
             try:
                 data = self.memory.read(address, self._size)
             except FaultError as error:
-                # The page of a freed object of KFENCE is not mapped (kfence_protect()).
-                if slab.page not in self._kfence:
+                if not self.slabs.has_freed(slab):
                     self.coverage.miss("socket", address, str(error))
                 continue
             memcg = self.memory.word_at(data, self._memcg)
@@ -237,7 +236,7 @@ class SockReader:
             try:
                 data = self.memory.read(address, self._size)
             except FaultError:
-                continue  # an object of KFENCE; read() counts it if it is another one
+                continue  # read() counts it
             if self.memory.word_at(data, self._creator) in self._all and self._use.of(data):
                 yield address
 
@@ -270,8 +269,7 @@ class SockReader:
                         self.others.read += 1
                         yield self._sock(first + number * stride, memcg, sock, protocol)
         except FaultError as error:
-            # The page of a freed object of KFENCE is not mapped (kfence_protect()).
-            if slab.page not in self._kfence:
+            if not self.slabs.has_freed(slab):
                 self.others.miss("slab that may have sockets", error.address, str(error))
 
     def _of_kmalloc(self, data: bytes, size: int) -> Protocol | None:
