@@ -17,6 +17,7 @@ ENDLESS = frozenset(
         "highforks",
         "hugepages",
         "mapchurn",
+        "mlocking",
         "moving",
         "rmdirs",
         "sockdiag",
