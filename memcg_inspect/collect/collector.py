@@ -47,6 +47,7 @@ from memcg_inspect.collect.pernode import PerNode, per_node_of
 from memcg_inspect.collect.ranges import Mapper, PassContext, collect_ranges
 from memcg_inspect.collect.recover import recover_for_charges, recover_for_percpu
 from memcg_inspect.collect.slab_cells import SlabCells
+from memcg_inspect.collect.zones import read_zone_counters
 from memcg_inspect.collect.zswap import ZswapAdded, ZswapExamples, add_zswap
 from memcg_inspect.image.image import Image
 from memcg_inspect.image.layout import has_member, has_type
@@ -182,7 +183,6 @@ def _collect(
         unfolded = folds.unfolded(reader, coverage["updated"])
         usage = read_usage(image, memcgs, coverage["counters"])
         lists, sizes = _lru_lists(image, memcgs, coverage)
-        all_nodes = read_nodes(image, coverage["node_stats"])
         stocks = read_obj_stocks(image, coverage["stock"])
         charge_stocks = read_charge_stocks(image, coverage["charge_stock"])
         css = read_css_refs(image, memcgs, coverage["css"])
@@ -240,8 +240,9 @@ def _collect(
         freed=sorted(total.freed),
         large_kmalloc=total.large_kmalloc,
         node_pages=total.node_pages,
-        all_nodes=all_nodes,
+        all_nodes=read_nodes(image, coverage["node_stats"]),
         node_stats=read_node_stats(image, coverage["node_stats"]),
+        zones=read_zone_counters(image, total, coverage["zones"]),
         lru=LruLists(_pages_on_lists(total, lists), sizes, lists.by_generation),
         profile=_profile(image, sites, total) if call_sites else None,
         coverage=dict(coverage),

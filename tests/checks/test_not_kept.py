@@ -26,6 +26,7 @@ BARE = Features(
     zswap=False,
 )
 NODES = "the counters of nodes of this kernel are not known"
+ZONES = "the counters of zones of this kernel are not known"
 SLABS = "this kernel does not keep NR_SLAB_RECLAIMABLE_B or NR_SLAB_UNRECLAIMABLE_B"
 
 #: What is missing in a snapshot with none of the optional parts.
@@ -45,6 +46,8 @@ UNKNOWN = {
     "node_vmalloc": "the number of vmalloc pages of this kernel is not known",
     "node_levels": NODES,
     "node_totals": NODES,
+    "zone_free_area": "the zones of this kernel are not known",
+    **dict.fromkeys(("zone_free", "zone_zspages", "zone_mlock", "zone_lru", "zone_totals"), ZONES),
     "cached_stacks": "this kernel caches no kernel stacks",
     "alloc_tags": "call sites were not read",
 }
