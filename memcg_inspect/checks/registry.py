@@ -43,6 +43,7 @@ from memcg_inspect.checks.identities import (
     tcpmem,
     updated,
     usage,
+    user_pages,
     vmalloc,
     zswap,
 )
@@ -68,6 +69,7 @@ CHECKS: tuple[Check, ...] = (
     kmem_usage.CHECK,
     tcpmem.CHECK,
     lru.CHECK,
+    user_pages.CHECK,
     levels.CHECK,
     page_levels.CHECK,
     local.CHECK,

@@ -57,6 +57,7 @@ from memcg_inspect.linux.kernel.fork import caches_stacks, read_cached_stacks
 from memcg_inspect.linux.kernel.sched import caches_objcg, read_tasks
 from memcg_inspect.linux.kernel.sched_mm import read_active_memcgs
 from memcg_inspect.linux.mm.alloc_tag import why_not_profiled
+from memcg_inspect.linux.mm.khugepaged import may_have_collapsed_files
 from memcg_inspect.linux.mm.memcg_data import charges_node_of_folio, kernel_payers
 from memcg_inspect.linux.mm.memcontrol import (
     csses_made_since,
@@ -243,6 +244,8 @@ def _collect(
         all_nodes=all_nodes,
         node_stats=read_node_stats(image, coverage["node_stats"]),
         lru=LruLists(_pages_on_lists(total, lists), sizes, lists.by_generation),
+        user_pages=total.user_pages,
+        may_have_collapsed_files=may_have_collapsed_files(image),
         profile=_profile(image, sites, total) if call_sites else None,
         coverage=dict(coverage),
         unreadable=frozenset(memcgs[memcg].payer for memcg in unreadable),

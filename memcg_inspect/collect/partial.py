@@ -55,6 +55,7 @@ class Partial:
     :ivar files: files that can own such pages
     :ivar node_pages: pages that nodes count, charged or not, by use and node
     :ivar lru: pages on LRU lists, by payer (0 if not charged), node, zone and flags
+    :ivar user_pages: pages that count in counters of user pages, by payer, node and item
     :ivar uses: references to call sites
     :ivar uncharged: objects with a call site that no memcg pays for, of caches that always account,
         by ``struct kmem_cache *`` and ``struct codetag *``
@@ -81,6 +82,7 @@ class Partial:
     freed: set[FreedPage] = field(default_factory=set)
     files: set[OpenFile] = field(default_factory=set)
     lru: Counter[tuple[int, int, int, LruFlags]] = field(default_factory=Counter)
+    user_pages: Counter[tuple[int, int, str]] = field(default_factory=Counter)
     uses: dict[Use, Amount] = field(default_factory=dict)
     uncharged: Counter[tuple[int, int]] = field(default_factory=Counter)
     unnamed: dict[int, str] = field(default_factory=dict)
@@ -112,6 +114,7 @@ class Partial:
         self.freed |= other.freed
         self.files |= other.files
         self.lru += other.lru
+        self.user_pages += other.user_pages
         for use, amount in other.uses.items():
             self.use(use, amount.bytes, amount.charges)
         self.uncharged += other.uncharged
