@@ -36,6 +36,7 @@ from memcg_inspect.model import (
 from memcg_inspect.model_counters import LocalStat, Unfolded
 from memcg_inspect.model_freeing import Transient
 from memcg_inspect.model_kernel import Features, Limits, Moving
+from memcg_inspect.model_pages import UserPages
 from memcg_inspect.model_tasks import ActiveMemcg, CachedStackPage, TaskCharge
 
 __all__ = ("OBJECTS", "Snapshot")
@@ -98,9 +99,7 @@ class Snapshot:
     :ivar vectors: vectors of obj_cgroups outside their slabs, by node of the slab
     :ivar sockets: sockets whose protocols account memory, by the memcg that they are charged to
     :ivar lru: pages on LRU lists, and the sizes of the lists; ``None`` if they are unknown
-    :ivar user_pages: pages that count in counters of user pages, by payer, node and item
-    :ivar may_have_collapsed_files: whether the kernel may have put pages of files together to huge
-        pages, and has counted that for the wrong memcgs and nodes
+    :ivar user_pages: pages that count in counters of user pages
     :ivar slab_usage: slab memory by node and cache, charged or not
     :ivar percpu_usage: percpu memory by node, charged or not
     :ivar freed: free pages that are still charged as kernel memory
@@ -149,8 +148,7 @@ class Snapshot:
     vectors: Mapping[int, Vectors] = field(default_factory=dict)
     sockets: Mapping[int, SockUsage] = field(default_factory=dict)
     lru: LruLists | None = None
-    user_pages: Mapping[tuple[int, int, str], int] = field(default_factory=dict)
-    may_have_collapsed_files: bool = False
+    user_pages: UserPages = UserPages()
     slab_usage: tuple[SlabUsage, ...] = ()
     percpu_usage: tuple[PercpuUsage, ...] = ()
     freed: Sequence[FreedPage] = ()

@@ -90,6 +90,7 @@ from memcg_inspect.linux.mm.zswap import ZswapReader, zswap_cursors
 from memcg_inspect.linux.net.sock import socket_caches
 from memcg_inspect.model import Coverage, LruLists, Memcg, Objcg, ObjStock, PercpuUsage
 from memcg_inspect.model_kernel import Features
+from memcg_inspect.model_pages import UserPages
 from memcg_inspect.model_tasks import CachedStackPage, TaskCharge
 
 __all__ = ("collect", "kept_slabs", "kept_zswap")
@@ -185,7 +186,6 @@ def _collect(
         lists, sizes = _lru_lists(image, memcgs, coverage)
         all_nodes = read_nodes(image, coverage["node_stats"])
         stocks = read_obj_stocks(image, coverage["stock"])
-        charge_stocks = read_charge_stocks(image, coverage["charge_stock"])
         css = read_css_refs(image, memcgs, coverage["css"])
         counts = read_page_counters(image, memcgs, coverage["counters"])
         ids = swap_ids(image, coverage["swap_ids"])
@@ -218,7 +218,7 @@ def _collect(
         unfolded=unfolded,
         csses_since=csses_made_since(image, memcgs),
         stocks=stocks,
-        charge_stocks=charge_stocks,
+        charge_stocks=read_charge_stocks(image, coverage["charge_stock"]),
         usage=usage,
         references=references,
         unknown_holders={o: f"BPF maps of {name}" for o, name in maps.unknown.items()},
@@ -244,8 +244,7 @@ def _collect(
         all_nodes=all_nodes,
         node_stats=read_node_stats(image, coverage["node_stats"]),
         lru=LruLists(_pages_on_lists(total, lists), sizes, lists.by_generation),
-        user_pages=total.user_pages,
-        may_have_collapsed_files=may_have_collapsed_files(image),
+        user_pages=UserPages(total.user_pages, may_have_collapsed_files(image)),
         profile=_profile(image, sites, total) if call_sites else None,
         coverage=dict(coverage),
         unreadable=frozenset(memcgs[memcg].payer for memcg in unreadable),

@@ -103,7 +103,7 @@ def _kept(snapshot: Snapshot) -> Collection[str]:
 
 def _found(snapshot: Snapshot) -> Counter[tuple[int, int | None, str]]:
     found: Counter[tuple[int, int | None, str]] = Counter()
-    for (payer, nid, item), pages in snapshot.user_pages.items():
+    for (payer, nid, item), pages in snapshot.user_pages.pages.items():
         memcg = snapshot.payer(payer)
         if memcg is not None:
             found[memcg, nid if item in BY_NODE else None, item] += pages
@@ -122,7 +122,7 @@ def _missing(snapshot: Snapshot, item: str, nid: int | None) -> Missing | None:
 def _doubt(snapshot: Snapshot, item: str, nid: int | None) -> Missing | None:
     nids = snapshot.counters.nids if nid is None else (nid,)
     why = why_not_flushed(snapshot, item, nids)
-    if why is None and item in _OF_FILES and snapshot.may_have_collapsed_files:
+    if why is None and item in _OF_FILES and snapshot.user_pages.may_have_collapsed_files:
         why = _COLLAPSED
     return missing_if(why, either_way=True)
 

@@ -46,7 +46,7 @@ from memcg_inspect.linux.mm.mmzone import mem_map
 from memcg_inspect.linux.mm.rmap import MapcountReader
 from memcg_inspect.model import Coverage, ImageError
 
-__all__ = ("UserPageReader", "UserPages")
+__all__ = ("PagesByItem", "UserPageReader")
 
 #: ``PAGE_MAPPING_ANON`` and ``PAGE_MAPPING_MOVABLE`` in the lowest byte of ``page->mapping``.
 _ANON, _FLAGS = 1, 3
@@ -58,7 +58,7 @@ _NOT_ZERO = b"\0" + b"\1" * 255
 
 #: Pages by payer (``struct obj_cgroup *``; of user pages up to 7.0 ``struct mem_cgroup *``), node
 #: and item.
-UserPages = Counter[tuple[int, int, str]]
+PagesByItem = Counter[tuple[int, int, str]]
 
 
 def _items(state: int) -> tuple[str, ...]:
@@ -167,9 +167,9 @@ class UserPageReader:
             self._memory.byte_of_word(self._frames.flags, bit // 8), 1 << bit % 8, 1 << bit % 8
         )
 
-    def read(self, raw: RawPiece) -> UserPages:
+    def read(self, raw: RawPiece) -> PagesByItem:
         """Add up the pages of a piece of the memory map."""
-        found, columns = UserPages(), self._columns(raw)
+        found, columns = PagesByItem(), self._columns(raw)
         if not columns.user and not columns.kmem & (columns.mapped | columns.head):
             return found
         words = self._memory.words(raw.data, self._layout.memcg_data, self._frames.size)
@@ -194,7 +194,7 @@ class UserPageReader:
         found = {order: int.from_bytes(pages, "little") for order, pages in folios.items()}
         return {0: columns.user & ~columns.head, **found}
 
-    def _add_states(self, found: UserPages, chosen: _Chosen, states: bytes, order: int) -> None:
+    def _add_states(self, found: PagesByItem, chosen: _Chosen, states: bytes, order: int) -> None:
         is_huge = order > 0 and 1 << order >= self._pmd_pages
         # The mapcount of the first page of a folio does not tell that of the folio.
         known = ~(_MAPPED if order else 0)
@@ -207,7 +207,7 @@ class UserPageReader:
                 found[word, nid, item] += pages
 
     def _add_dirty(
-        self, found: UserPages, chosen: _Chosen, mappings: list[int], order: int
+        self, found: PagesByItem, chosen: _Chosen, mappings: list[int], order: int
     ) -> None:
         for (word, mapping, nid), number in Counter(chosen.rows(mappings)).items():
             try:
@@ -219,7 +219,7 @@ class UserPageReader:
                 found[word, nid, "NR_FILE_DIRTY"] += number << order
 
     def _add_mapped(
-        self, found: UserPages, raw: RawPiece, columns: _Columns, words: list[int]
+        self, found: PagesByItem, raw: RawPiece, columns: _Columns, words: list[int]
     ) -> None:
         """Add the mapped pages of large folios, and of kernel memory."""
         for i in positions(columns.kmem & columns.mapped & ~columns.head, columns.number):
