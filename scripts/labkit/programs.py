@@ -20,6 +20,7 @@ ENDLESS = frozenset(
         "moving",
         "rmdirs",
         "sockdiag",
+        "states",
         "testrun",
         "thpsplit",
         "traffic",
