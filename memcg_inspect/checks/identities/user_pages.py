@@ -43,7 +43,7 @@ from memcg_inspect.checks.rows import Missing, RowKey, counter_row, doubted, mis
 from memcg_inspect.checks.snapshot import Snapshot
 from memcg_inspect.report import Row
 
-__all__ = ("BY_MEMCG", "BY_NODE", "CHECK", "ITEMS", "user_page_rows")
+__all__ = ("BY_MEMCG", "BY_NODE", "CHECK", "ITEMS", "kept_items", "user_page_rows")
 
 #: Counters that are compared by node.
 BY_NODE = (
@@ -81,7 +81,7 @@ def user_page_rows(snapshot: Snapshot) -> list[Row]:
     """Compare pages with the counters of user pages, where either is not zero."""
     found = _found(snapshot)
     rows = []
-    for item in _kept(snapshot):
+    for item in kept_items(snapshot):
         nids = snapshot.image.nodes if item in BY_NODE else (None,)
         for nid in nids:
             missing, doubt = _missing(snapshot, item, nid), _doubt(snapshot, item, nid)
@@ -95,7 +95,8 @@ def user_page_rows(snapshot: Snapshot) -> list[Row]:
     return [row for row in rows if not row.is_zero]
 
 
-def _kept(snapshot: Snapshot) -> Collection[str]:
+def kept_items(snapshot: Snapshot) -> Collection[str]:
+    """Return the counters that are compared on this kernel."""
     features = snapshot.features
     left_out = frozenset() if features.default_hierarchy else _NOT_ON_V1
     return [item for item in ITEMS if item in features.items and item not in left_out]
@@ -128,7 +129,7 @@ def _doubt(snapshot: Snapshot, item: str, nid: int | None) -> Missing | None:
 
 
 def _not_kept(snapshot: Snapshot) -> str | None:
-    return None if _kept(snapshot) else "this kernel keeps no counter of user pages by memcg"
+    return None if kept_items(snapshot) else "this kernel keeps no counter of user pages by memcg"
 
 
 CHECK = Check(
