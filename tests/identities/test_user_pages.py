@@ -178,7 +178,7 @@ def rows_of(report: Report) -> list[Row]:
 
 
 @pytest.mark.image
-@pytest.mark.newest_kernel
+@pytest.mark.each_kernel
 @pytest.mark.parametrize("kernel", DEBIAN_KERNELS)
 def test_pages_in_every_state(lab: Lab, kernel: str) -> None:
     report = states(lab, kernel).report()
@@ -189,9 +189,11 @@ def test_pages_in_every_state(lab: Lab, kernel: str) -> None:
     found: Counter[tuple[str, str]] = Counter()
     for row in rows:
         found[paths[row.memcg or 0], row.item] += row.found["pages"]
-    # What the workload wrote: 3 MiB dirty, twice, of which one memcg was removed.
-    assert found["/states/dirty", "NR_FILE_DIRTY"] == found["/states", "NR_FILE_DIRTY"] == 768
+    # What the workload wrote: 3 MiB, twice; one of the memcgs was removed. The kernel may have
+    # written some of it back.
     assert found["/states/dirty", "NR_FILE_PAGES"] == found["/states", "NR_FILE_PAGES"] == 768
+    assert 0 < found["/states/dirty", "NR_FILE_DIRTY"] <= 768
+    assert 0 < found["/states", "NR_FILE_DIRTY"] <= 768
     assert found["/states/writer", "NR_WRITEBACK"] == 64
     assert found["/states/bpf", "NR_FILE_MAPPED"] >= 10
     # Four huge pages of a file. Of the second, forty pages are mapped, of the last one none is.
@@ -203,7 +205,7 @@ def test_pages_in_every_state(lab: Lab, kernel: str) -> None:
 
 
 @pytest.mark.image
-@pytest.mark.newest_kernel
+@pytest.mark.each_kernel
 @pytest.mark.parametrize("kernel", DEBIAN_KERNELS)
 @pytest.mark.parametrize("freeze", ["settled", "busy", "panic"])
 def test_huge_pages_and_swap(lab: Lab, kernel: str, freeze: str) -> None:
@@ -222,7 +224,7 @@ def test_huge_pages_and_swap(lab: Lab, kernel: str, freeze: str) -> None:
 
 
 @pytest.mark.image
-@pytest.mark.newest_kernel
+@pytest.mark.each_kernel
 @pytest.mark.parametrize("kernel", DEBIAN_KERNELS)
 def test_under_load(lab: Lab, kernel: str) -> None:
     """Huge pages are made and split without end."""
@@ -246,7 +248,7 @@ LINES = {
 
 
 @pytest.mark.image
-@pytest.mark.newest_kernel
+@pytest.mark.each_kernel
 @pytest.mark.parametrize("kernel", KERNELS)
 @pytest.mark.parametrize("append", ["", "transparent_hugepage=always"])
 def test_the_guest_read_the_same(lab: Lab, kernel: str, append: str) -> None:
@@ -269,7 +271,7 @@ def test_the_guest_read_the_same(lab: Lab, kernel: str, append: str) -> None:
 
 
 @pytest.mark.image
-@pytest.mark.newest_kernel
+@pytest.mark.each_kernel
 @pytest.mark.parametrize("kernel", DEBIAN_KERNELS)
 def test_planted_faults(lab: Lab, kernel: str) -> None:
     """On kernels up to 6.19, huge pages excuse some of them: `files` has none."""
