@@ -18,6 +18,7 @@ from support.guest_files import still
 from support.guests import DEBIAN_KERNELS, KERNELS, GuestImage, Lab
 from support.made import DEAD, OBJCG_A, OBJCG_B, OBJCG_DEAD, ROOT, A, B, features, snapshot
 from support.planters import planters_of
+from support.planters.user_pages import PAGES
 from support.planting import NoVictim, Subject, ended
 
 from memcg_inspect.checks.found import FoundAmounts
@@ -277,7 +278,7 @@ def test_planted_faults(lab: Lab, kernel: str) -> None:
     """On kernels up to 6.19, huge pages excuse some of them: `files` has none."""
     subject = Subject(lab.image(kernel, "4", "files").program())
     outcomes = {}
-    for planter in planters_of("user_pages"):
+    for planter in (*planters_of("user_pages"), *PAGES):
         try:
             fault = planter.plant(subject, planter.sizes[0])
         except NoVictim:

@@ -94,11 +94,10 @@ def _left_the_file(subject: Subject, size: int) -> Fault:
     return Fault((subject.put(page.mapping, 0),), (path,), named)
 
 
-PLANTERS = (
-    *(_counter(item) for item in (*BY_NODE, *BY_MEMCG)),
-    Planter(
-        "a page is marked as being written", _with_flag("anon", "PG_writeback", "NR_WRITEBACK")
-    ),
+PLANTERS = tuple(_counter(item) for item in (*BY_NODE, *BY_MEMCG))
+#: Faults of the pages themselves. The identity names them, but no cause that diagnoses know.
+PAGES = (
+    Planter("a page is written", _with_flag("anon", "PG_writeback", "NR_WRITEBACK")),
     Planter("a page is in the swap cache", _with_flag("anon", "PG_swapcache", "NR_SWAPCACHE")),
     Planter("a page has no mapcount", _not_mapped),
     Planter("a page has no file", _left_the_file),
