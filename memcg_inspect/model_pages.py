@@ -26,6 +26,7 @@ __all__ = (
     "Inventory",
     "Kind",
     "Place",
+    "UserPages",
     "Zone",
     "ZoneUse",
     "Zones",
@@ -234,3 +235,17 @@ class Inventory:
         for place, pages in self.pages.items():
             found[place.nid, place.zone] += pages
         return found
+
+
+class UserPages(NamedTuple):
+    """
+    User pages, by the counters of memcgs that they count in.
+
+    :ivar pages: number of pages by payer (``struct obj_cgroup *``; of user pages up to 7.0
+        ``struct mem_cgroup *``), node and enumerator of the counter
+    :ivar may_have_collapsed_files: whether the kernel may have put pages of files together to huge
+        pages, and has counted that for the wrong memcgs and nodes
+    """
+
+    pages: Mapping[tuple[int, int, str], int] = MappingProxyType({})
+    may_have_collapsed_files: bool = False

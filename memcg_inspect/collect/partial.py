@@ -58,6 +58,7 @@ class Partial:
     :ivar zone_free: free blocks in buddy lists, by node, zone and order
     :ivar zone_pages: pages that zones count, by use, node and zone
     :ivar lru: pages on LRU lists, by payer (0 if not charged), node, zone and flags
+    :ivar user_pages: pages that count in counters of user pages, by payer, node and item
     :ivar uses: references to call sites
     :ivar uncharged: objects with a call site that no memcg pays for, of caches that always account,
         by ``struct kmem_cache *`` and ``struct codetag *``
@@ -86,6 +87,7 @@ class Partial:
     zone_free: Counter[tuple[int, int, int]] = field(default_factory=Counter)
     zone_pages: Counter[tuple[ZoneUse, int, int]] = field(default_factory=Counter)
     lru: Counter[tuple[int, int, int, LruFlags]] = field(default_factory=Counter)
+    user_pages: Counter[tuple[int, int, str]] = field(default_factory=Counter)
     uses: dict[Use, Amount] = field(default_factory=dict)
     uncharged: Counter[tuple[int, int]] = field(default_factory=Counter)
     unnamed: dict[int, str] = field(default_factory=dict)
@@ -119,6 +121,7 @@ class Partial:
         self.zone_free += other.zone_free
         self.zone_pages += other.zone_pages
         self.lru += other.lru
+        self.user_pages += other.user_pages
         for use, amount in other.uses.items():
             self.use(use, amount.bytes, amount.charges)
         self.uncharged += other.uncharged

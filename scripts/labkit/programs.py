@@ -21,6 +21,7 @@ ENDLESS = frozenset(
         "moving",
         "rmdirs",
         "sockdiag",
+        "states",
         "testrun",
         "thpsplit",
         "traffic",

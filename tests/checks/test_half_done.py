@@ -51,6 +51,7 @@ BOUNDS: dict[str, tuple[str, Unit, int]] = {
     "kmem_usage": ("obj_cgroup_charge_pages", "pages", KMEM),
     "tcpmem": ("tcp_sendmsg", "pages", BATCH),
     "lru": ("folio_batch_move_lru", "pages", FOLIOS + 1),
+    "user_pages": ("folio_add_new_anon_rmap", "pages", FOLIOS + 1),
     "levels": ("__mod_objcg_mlstate_kmem_cache", "bytes", OBJECT),
     "page_levels": ("__mod_memcg_lruvec_state", "pages", BLOCK),
     "node_slab": ("allocate_slab", "pages", BLOCK),
@@ -266,7 +267,13 @@ def test_rows_of_subtrees_are_told_apart_by_counter() -> None:
 
 @pytest.mark.parametrize(
     ("identity", "unread"),
-    [("kmem", BLOCK), ("usage", FOLIOS * BLOCK), ("lru", FOLIOS * BLOCK), ("hierarchy", BLOCK)],
+    [
+        ("kmem", BLOCK),
+        ("usage", FOLIOS * BLOCK),
+        ("lru", FOLIOS * BLOCK),
+        ("user_pages", FOLIOS * BLOCK),
+        ("hierarchy", BLOCK),
+    ],
 )
 def test_pages_that_the_stack_points_to(identity: str, unread: int) -> None:
     function, unit, most = BOUNDS[identity]

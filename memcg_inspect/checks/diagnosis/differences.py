@@ -41,7 +41,8 @@ Pool = tuple[int, int | None]
 #: Identities that leave out rows in which both sides are 0.
 _SPARSE = frozenset(
     (
-        *("lru", "page_levels", "local", "local_fold", "node_levels", "node_totals", "alloc_tags"),
+        *("lru", "user_pages", "page_levels", "local", "local_fold", "node_levels"),
+        *("node_totals", "alloc_tags"),
         *("zone_free", "zone_free_area", "zone_lru", "zone_totals"),
     )
 )

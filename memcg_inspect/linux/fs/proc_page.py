@@ -8,9 +8,7 @@ a piece of the memory map at once. What no mark tells is left to the owners of p
 
 What differs between kernel releases:
 
-- hugetlb pages have a destructor in ``page[1].compound_dtor`` up to 6.5, the flag ``PG_hugetlb`` in
-  ``page[1].flags`` up to 6.9, and a page type since commit d99e3140a4d3 ("mm: turn
-  folio_test_hugetlb into a PageType") (in v6.10);
+- for pages of hugetlb, see :class:`~memcg_inspect.linux.mm.hugetlb.HugetlbPages`;
 - pages of zsmalloc have a page type since commit 43d746dc49bb ("mm/zsmalloc: use a proper page
   type") (in v6.11). Before, ``page->mapping`` names ``zsmalloc_mops``.
 
@@ -24,8 +22,9 @@ from typing import NamedTuple
 from drgn import FaultError, offsetof
 
 from memcg_inspect.image.image import Image
-from memcg_inspect.image.layout import constant, has_member
+from memcg_inspect.image.layout import constant
 from memcg_inspect.image.lookup import UnknownKernelError
+from memcg_inspect.linux.mm.hugetlb import HugetlbPages
 from memcg_inspect.linux.mm.internal import ZonePageReader, all_of, page_type_markers
 from memcg_inspect.linux.mm.mm_types import (
     FlagColumn,
@@ -106,7 +105,7 @@ class MarkReader:
         self._zones = ZonePageReader(image)
         types = {kind: page_type_markers(image, name) for name, kind in _TYPES.items()}
         self._types = {kind: markers for kind, markers in types.items() if markers}
-        self._hugetlb = self._hugetlb_mark(image) if "hugetlb" not in self._types else None
+        self._hugetlb = HugetlbPages(image)
         self._zsmalloc = self._zsmalloc_mapping(image)
         self._reserved = self._flag(image, "PG_reserved")
         self._hwpoison = self._flag(image, "PG_hwpoison")  # CONFIG_MEMORY_FAILURE
@@ -146,16 +145,6 @@ class MarkReader:
     def _flag(self, image: Image, name: str) -> Marker | None:
         bit = constant(image, name)
         return None if bit is None else Marker(self._byte(bit), 1 << bit % 8, 1 << bit % 8)
-
-    def _hugetlb_mark(self, image: Image) -> Marker | None:
-        """Return the test of ``page[1]`` that tells that a compound page is one of hugetlb."""
-        value = constant(image, "HUGETLB_PAGE_DTOR")
-        if has_member(image, "struct page", "compound_dtor") and value is not None:
-            return Marker(offsetof(image.type("struct page"), "compound_dtor"), 0xFF, value)
-        bit = constant(image, "PG_hugetlb")
-        if bit is None or bit >= 8 * self._memory.word_size:
-            return None
-        return Marker(self._byte(bit), 1 << bit % 8, 1 << bit % 8)
 
     def _pool_markers(self, image: Image) -> tuple[Marker, ...]:
         """Return the tests of ``page->pp_magic``, ``page_pool_page_is_pp()``."""
@@ -288,11 +277,7 @@ class MarkReader:
         """Set the codes of hugetlb pages, and of pages of zsmalloc on kernels without that type."""
         size, code = self._frames.size, self._code
         for i, order in raw.orders.items():
-            after = raw.data[(i + 1) * size : (i + 2) * size]
-            is_huge = codes[i] == code["hugetlb"]
-            if self._hugetlb is not None and after:
-                is_huge = self._hugetlb.is_set(after) and order > 0
-            if is_huge:
+            if order > 0 and self._hugetlb.begins(raw.data, i):
                 at = i * size + self._layout.refcount
                 codes[i] = code["hugetlb" if any(raw.data[at : at + 4]) else "hugetlb_free"]
         if self._zsmalloc is not None:
