@@ -9,7 +9,7 @@ If that fails, the error is one line.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from typing import Literal
@@ -24,6 +24,7 @@ from drgn import (
 )
 
 from memcg_inspect.btf import load_btf
+from memcg_inspect.image.dump_file import DumpFile, open_dump
 from memcg_inspect.image.elf import check_elf, cut_short, hide_holes, unmap_low_addresses
 from memcg_inspect.image.file_format import check_format
 from memcg_inspect.image.kdump import check_kdump
@@ -35,6 +36,7 @@ __all__ = ("DebugInfo", "ImageSource", "open_program")
 
 DebugInfo = Literal["auto", "dwarf", "btf"]
 
+_CACHE = ("memcg_inspect", "dump_file")
 #: ``VMCOREINFO_BYTES`` is one page, of 64 KiB at most.
 _LONGEST_VMCOREINFO = 64 << 10
 
@@ -45,6 +47,8 @@ class ImageSource:
     Image to open, and where its types are.
 
     :ivar core: path of a vmcore
+    :ivar parts: paths of the other parts, if *core* is one part of a split dump. Those that lie
+        beside it are found without.
     :ivar qemu: address of a QMP socket. Without *core* and *qemu*, the running kernel is opened.
     :ivar qemu_descriptor: file descriptor of a connection to it, which drgn closes
     :ivar timeout: seconds to wait for QEMU, if there is no such connection yet
@@ -58,6 +62,7 @@ class ImageSource:
     """
 
     core: str | None = None
+    parts: Sequence[str] = field(default=())
     qemu: str | None = None
     qemu_descriptor: int | None = None
     timeout: float = GREETING_TIMEOUT
@@ -74,23 +79,31 @@ class ImageSource:
         return self.core or self.qemu or "the running kernel"
 
 
-def open_program(source: ImageSource) -> Program:
+def open_program(
+    source: ImageSource, report: Callable[[str, float], None] = lambda what, share: None
+) -> Program:
     """
     Open an image and load its types.
 
+    :param report: function to call with what is copied, and the share of it that is done, if a dump
+        must be copied first
     :raises ImageError: if it cannot be opened, or has no types
     """
-    for path in (*source.symbols, *filter(None, [source.vmcoreinfo])):
-        _check_readable(path)
+    for given in (*source.symbols, *filter(None, [source.vmcoreinfo])):
+        _check_readable(given)
     platform = None
     if source.architecture is not None:
         platform = Platform(Architecture[source.architecture.upper()])
     prog = _program(platform, source.vmcoreinfo)
+    dump = None if source.core is None else _dump_file(source, report)
+    # As long as the program is there, its copy is open, and not removed.
+    prog.cache[_CACHE] = dump
+    path = None if dump is None else dump.path
     try:
         with as_image_errors():
-            _open(prog, source)
+            _open(prog, source, path)
     except ImageError as error:
-        why = None if source.core is None else cut_short(source.core)
+        why = None if path is None else cut_short(path)
         if why is None:
             raise
         raise ImageError(f"{error} ({why})") from None
@@ -108,8 +121,16 @@ def _program(platform: Platform | None, vmcoreinfo: str | None) -> Program:
         raise ImageError(f"{vmcoreinfo}: {_one_line(error)}") from None
 
 
-def _open(prog: Program, source: ImageSource) -> None:
-    _attach(prog, source)
+def _dump_file(source: ImageSource, report: Callable[[str, float], None]) -> DumpFile:
+    paths = [*filter(None, [source.core]), *source.parts]
+    for path in paths:
+        _check_readable(path)
+        check_format(path)
+    return open_dump(paths, report)
+
+
+def _open(prog: Program, source: ImageSource, path: str | None) -> None:
+    _attach(prog, source, path)
     if not prog.flags & ProgramFlags.IS_LINUX_KERNEL:
         raise ImageError(
             f"{source.name} is not an image of a Linux kernel (a dump needs a VMCOREINFO note; "
@@ -126,21 +147,18 @@ def _check_readable(path: str) -> None:
         raise ImageError(f"{path}: {error.strerror}") from None
 
 
-def _attach(prog: Program, source: ImageSource) -> None:
-    if source.core is not None:
-        _check_readable(source.core)
-        check_format(source.core)
+def _attach(prog: Program, source: ImageSource, path: str | None) -> None:
     descriptor = source.qemu_descriptor
     if source.qemu is not None and descriptor is None:
         with closing(Monitor(source.qemu, source.timeout)) as monitor:
             descriptor = monitor.descriptor()
     try:
-        if source.core is not None:
-            check_elf(source.core)
-            check_kdump(source.core)
-            prog.set_core_dump(source.core)
-            hide_holes(prog, source.core)
-            unmap_low_addresses(prog, source.core)
+        if path is not None:
+            check_elf(path)
+            check_kdump(path)
+            prog.set_core_dump(path)
+            hide_holes(prog, path)
+            unmap_low_addresses(prog, path)
         elif descriptor is not None:
             prog.set_qemu_qmp(descriptor)
         else:
