@@ -268,7 +268,7 @@ def _run(args: argparse.Namespace) -> int:
         if args.pause:
             monitor = guest.enter_context(closing(Monitor(args.qemu, _timeout(args))))
         with _interrupts_kept(), _progress() as report:
-            image = image_of(open_program(_source(args, monitor), report))
+            image = image_of(open_program(_source(args, monitor, report)))
         if monitor is not None:
             guest.enter_context(_signals_unwind())
             guest.enter_context(monitor.paused())
@@ -342,7 +342,9 @@ def _give_up(stream: TextIO) -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
-def _source(args: argparse.Namespace, monitor: Monitor | None) -> ImageSource:
+def _source(
+    args: argparse.Namespace, monitor: Monitor | None, report: Callable[[str, float], None]
+) -> ImageSource:
     return ImageSource(
         core=args.core[0] if args.core else None,
         parts=tuple(args.core[1:]),
@@ -355,6 +357,7 @@ def _source(args: argparse.Namespace, monitor: Monitor | None) -> ImageSource:
         architecture=args.architecture,
         vmcoreinfo=args.vmcoreinfo,
         debuginfo=args.debuginfo,
+        report=report,
     )
 
 

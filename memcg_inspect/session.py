@@ -148,15 +148,17 @@ def open(
     """
     given = () if path is None else (path,) if isinstance(path, str | bytes | PathLike) else path
     paths = tuple(os.fsdecode(name) for name in given)
-    source = ImageSource(
-        core=paths[0] if paths else None,
-        parts=paths[1:],
-        qemu=qemu,
-        symbols=tuple(os.fsdecode(name) for name in symbols),
-        debuginfo=debuginfo,
-    )
     with progress_if_needed() as report:
-        return open_program(source, report)
+        return open_program(
+            ImageSource(
+                core=paths[0] if paths else None,
+                parts=paths[1:],
+                qemu=qemu,
+                symbols=tuple(os.fsdecode(name) for name in symbols),
+                debuginfo=debuginfo,
+                report=report,
+            )
+        )
 
 
 def _width() -> int | None:

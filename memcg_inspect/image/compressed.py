@@ -162,13 +162,15 @@ def _checked(read: Read, compression: Compression) -> Read:
         try:
             return read(size)
         except EOFError:
-            raise ImageError(f"the {compression.program} stream is truncated") from None
+            raise ImageError(
+                f"the {compression.program} stream is truncated: copy it again"
+            ) from None
         except MemoryError:
             raise
         except Exception as error:  # OSError, zlib.error, LZMAError, ValueError
             if isinstance(error, OSError) and error.errno is not None:
                 raise  # the disk
-            raise ImageError(f"the {compression.program} stream is damaged: {error}") from None
+            raise ImageError(f"the {compression.program} stream is damaged ({error})") from None
 
     return checked
 
@@ -195,7 +197,9 @@ def _run(file: BinaryIO, compression: Compression) -> Iterator[Read]:
             if not data and process.wait() != 0:
                 said.seek(0)
                 words = said.read(1000).decode(errors="replace").split()
-                raise ImageError(f"the {compression.program} stream is damaged: {' '.join(words)}")
+                raise ImageError(
+                    f"the {compression.program} stream is truncated or damaged ({' '.join(words)})"
+                )
             return data
 
         try:

@@ -254,10 +254,11 @@ def given_limit() -> int | None:
 
     :raises ImageError: if it is no number of bytes
     """
-    given = os.environ.get(LIMIT, "").strip().upper()
+    given = os.environ.get(LIMIT, "").strip()
     if not given:
         return None
-    number, unit = (given[:-1], given[-1]) if given[-1] in _UNITS else (given, "")
+    unit = given[-1].upper()
+    number, unit = (given[:-1], unit) if unit in _UNITS else (given, "")
     if not (number.isascii() and number.isdigit()):
         raise ImageError(f"{LIMIT} is {given!r}, not a number of bytes such as 500M or 20G")
     return int(number) * _UNITS[unit]

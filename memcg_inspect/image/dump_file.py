@@ -22,12 +22,16 @@ from memcg_inspect.image.file_format import HEAD, is_dump
 from memcg_inspect.image.room import NoRoomError, Output, room
 from memcg_inspect.model import ImageError
 
-__all__ = ("DumpFile", "open_dump")
+__all__ = ("DumpFile", "Report", "nothing_to_report", "open_dump")
 
 #: Zeroes of a dump that are not written, since its file may be mostly zeroes.
 _PIECE = 1 << 16
 
 Report = Callable[[str, float], None]
+
+
+def nothing_to_report(what: str, share: float) -> None:
+    """Show no progress."""
 
 
 class DumpFile(NamedTuple):
@@ -47,24 +51,22 @@ class _Work(NamedTuple):
     How a copy is made.
 
     :ivar paths: what it is made of
-    :ivar what: what is done, for the line of progress
     :ivar needed: what must be done, for a message
     :ivar command: the command that does it
-    :ivar least: bytes that the copy takes: exactly, or at least
+    :ivar measure: function that returns how many bytes the copy takes, exactly or at least
     :ivar is_exact: which of both
     :ivar write: function that writes it
     """
 
     paths: tuple[str, ...]
-    what: str
     needed: str
     command: str
-    least: int
+    measure: Callable[[], int]
     is_exact: bool
     write: Callable[[Output, Report], None]
 
 
-def open_dump(paths: Sequence[str], report: Report = lambda what, share: None) -> DumpFile:
+def open_dump(paths: Sequence[str], report: Report = nothing_to_report) -> DumpFile:
     """
     Return the file that drgn can open.
 
@@ -73,6 +75,7 @@ def open_dump(paths: Sequence[str], report: Report = lambda what, share: None) -
     :raises ImageError: if it is truncated or damaged, if parts are missing, or if there is no room
         for a copy. The message says which command makes a copy elsewhere.
     """
+    copies.given_limit()  # an error in it is none of the dump
     work = _work(paths)
     if work is None:
         return DumpFile(paths[0], None)
@@ -112,35 +115,33 @@ def _joining(paths: Sequence[str]) -> _Work:
 
     names = tuple(part.path for part in parts)
     command = f"makedumpfile --reassemble {shlex.join(names)} vmcore"
-    return _Work(names, "parts of the dump", "joined", command, least, True, write)
+    return _Work(names, "joined", command, lambda: least, True, write)
 
 
 def _unflattening(path: str, size: int) -> _Work:
-    with open(path, "rb") as file:
-        try:
-            extent = flattened.measure(file, size)
-        except ImageError as error:
-            raise ImageError(f"{path}: {error}") from None
+    def measure() -> int:
+        with open(path, "rb") as file:
+            return flattened.measure(file, size).written
 
     def write(output: Output, report: Report) -> None:
         def done(written: int) -> None:
-            report("the flattened dump", written / (extent.written or 1))
+            report("the flattened dump", written / size)
 
         with open(path, "rb") as file:
             flattened.unflatten(file.read, output, done)
 
     command = f"makedumpfile -R vmcore < {shlex.quote(path)}"
-    return _Work((path,), "the flattened dump", "unflattened", command, extent.written, True, write)
+    return _Work((path,), "unflattened", command, measure, True, write)
 
 
 def _unpacking(path: str, size: int, compression: Compression) -> _Work:
-    what = "the compressed dump"
-
     def write(output: Output, report: Report) -> None:
         with open(path, "rb", buffering=0) as file, unpacked(file, compression) as read:
 
             def done() -> None:
-                report(what, min(1.0, os.lseek(file.fileno(), 0, os.SEEK_CUR) / size))
+                report(
+                    "the compressed dump", min(1.0, os.lseek(file.fileno(), 0, os.SEEK_CUR) / size)
+                )
 
             _write_unpacked(read, output, done)
 
@@ -151,7 +152,7 @@ def _unpacking(path: str, size: int, compression: Compression) -> _Work:
             f"where it is ({command}), or install it (Debian: {compression.program})"
         )
     # What it unpacks to is not known before. If it is a dump, it is hardly ever smaller.
-    return _Work((path,), what, "unpacked", command, size, False, write)
+    return _Work((path,), "unpacked", command, lambda: size, False, write)
 
 
 def _write_unpacked(read: Read, output: Output, done: Callable[[], None]) -> None:
@@ -211,7 +212,7 @@ def _copy(work: _Work, report: Report) -> BinaryIO:
 
     kept = None if copies.given_limit() == 0 else _kept()
     if kept is None:
-        return copies.write_temporary(copies.temporary_folder(), work.least, write)
+        return copies.write_temporary(copies.temporary_folder(), work.measure(), write)
     file = kept.find(key)
     if file is not None:
         return file
@@ -219,13 +220,14 @@ def _copy(work: _Work, report: Report) -> BinaryIO:
         file = kept.find(key)
         if file is not None:
             return file
+        least = work.measure()
         try:
-            return kept.make(key, work.least, write)
+            return kept.make(key, least, write)
         except NoRoomError:
             other = copies.temporary_folder()
             if room(other) <= room(str(copies.cache_folder())):
                 raise
-    return copies.write_temporary(other, work.least, write)
+    return copies.write_temporary(other, least, write)
 
 
 def _kept() -> copies.Copies | None:
@@ -245,7 +247,7 @@ def _no_room(work: _Work, needed: int) -> str:
     if copies.given_limit() != 0 and _kept() is not None:
         folders.insert(0, str(copies.cache_folder()))
     there = " and ".join(f"{room(folder):,} in {folder}" for folder in folders)
-    need = f"{max(needed, work.least):,} bytes" if work.is_exact else f"more than {needed:,} bytes"
+    need = f"{work.measure():,} bytes" if work.is_exact else f"more than {needed:,} bytes"
     names = ", ".join(work.paths)
     return (
         f"{names} must be {work.needed} first, which takes {need}, and there is room for {there}: "

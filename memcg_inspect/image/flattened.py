@@ -32,7 +32,10 @@ _RECORD, _END = struct.Struct(">qq"), -1
 #: Bytes that are copied together.
 _PIECE = 1 << 20
 #: Bytes of a dump that nothing is written to: what is left of blocks of headers, and of bitmaps.
+#: Before the end of the stream, the list of pages may have gaps.
 _MOST_GAPS = 1 << 30
+#: No dump is larger.
+_MOST_SIZE = 1 << 50
 
 
 class Extent(NamedTuple):
@@ -61,13 +64,11 @@ def measure(file: BinaryIO, size: int) -> Extent:
         file.seek(at)
         offset, length = _record(file.read, at)
         if offset == _END:
-            return Extent(written, end)
+            return Extent(written, _size(written, end))
         at += _RECORD.size + length
         if at > size:
             raise _cut(at, size)
         written, end = written + length, max(end, offset + length)
-        if end > written + _MOST_GAPS:
-            raise _damaged(f"a piece of {length:,} bytes at {offset:#x}")
 
 
 def unflatten(
@@ -90,14 +91,19 @@ def unflatten(
         if offset == _END:
             break
         written, end = written + length, max(end, offset + length)
-        if end > output.most + _MOST_GAPS:
-            raise _damaged(f"a piece of {length:,} bytes at {offset:#x}")
         at += _RECORD.size + length
         for first in range(0, length, _PIECE):
             piece = read_all(read, min(_PIECE, length - first))
             output.write(offset + first, piece)
             report(written - length + first + len(piece))
-    output.end_at(end)
+    output.end_at(_size(written, end))
+
+
+def _size(written: int, end: int) -> int:
+    """Return the size of a dump whose last piece ends there."""
+    if end > written + _MOST_GAPS:
+        raise _damaged(f"a piece ends at byte {end:,}, all pieces have {written:,}")
+    return end
 
 
 def read_all(read: Callable[[int], bytes], size: int) -> bytes:
@@ -110,7 +116,7 @@ def read_all(read: Callable[[int], bytes], size: int) -> bytes:
     while len(data) < size:
         more = read(size - len(data))
         if not more:
-            raise ImageError(f"the stream is truncated: it ends {size - len(data):,} bytes early")
+            raise ImageError("the stream is truncated: copy it again")
         data += more
     return data
 
@@ -126,13 +132,17 @@ def _check_header(read: Callable[[int], bytes]) -> None:
 def _record(read: Callable[[int], bytes], at: int) -> tuple[int, int]:
     """Return offset and size of the next piece."""
     offset, length = _RECORD.unpack(read_all(read, _RECORD.size))
-    if offset != _END and (offset < 0 or length <= 0):
+    is_wrong = offset < 0 or length <= 0 or offset + length > _MOST_SIZE
+    if offset != _END and is_wrong:
         raise _damaged(f"a piece of {length:,} bytes at {offset:,}, in the record at {at:,}")
     return offset, length
 
 
 def _cut(end: int, size: int) -> ImageError:
-    return ImageError(f"the stream is truncated: a piece ends at byte {end:,} of {size:,}")
+    return ImageError(
+        f"the stream is truncated: a piece ends at byte {end:,}, the file has {size:,} bytes: copy "
+        "it again"
+    )
 
 
 def _damaged(what: str) -> ImageError:

@@ -9,7 +9,7 @@ If that fails, the error is one line.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from typing import Literal
@@ -24,7 +24,7 @@ from drgn import (
 )
 
 from memcg_inspect.btf import load_btf
-from memcg_inspect.image.dump_file import DumpFile, open_dump
+from memcg_inspect.image.dump_file import DumpFile, Report, nothing_to_report, open_dump
 from memcg_inspect.image.elf import check_elf, cut_short, hide_holes, unmap_low_addresses
 from memcg_inspect.image.file_format import check_format
 from memcg_inspect.image.kdump import check_kdump
@@ -59,6 +59,8 @@ class ImageSource:
     :ivar vmcoreinfo: path of a VMCOREINFO note to use in place of the image's
     :ivar debuginfo: ``dwarf`` to use debug info only, ``btf`` to use BTF only, ``auto`` to use the
         debug info that is given or found, and else BTF
+    :ivar report: function to call with what is copied, and the share of it that is done, if the
+        dump must be copied first
     """
 
     core: str | None = None
@@ -72,6 +74,7 @@ class ImageSource:
     architecture: str | None = None
     vmcoreinfo: str | None = None
     debuginfo: DebugInfo = "auto"
+    report: Report = nothing_to_report
 
     @property
     def name(self) -> str:
@@ -79,14 +82,10 @@ class ImageSource:
         return self.core or self.qemu or "the running kernel"
 
 
-def open_program(
-    source: ImageSource, report: Callable[[str, float], None] = lambda what, share: None
-) -> Program:
+def open_program(source: ImageSource) -> Program:
     """
     Open an image and load its types.
 
-    :param report: function to call with what is copied, and the share of it that is done, if a dump
-        must be copied first
     :raises ImageError: if it cannot be opened, or has no types
     """
     for given in (*source.symbols, *filter(None, [source.vmcoreinfo])):
@@ -95,7 +94,7 @@ def open_program(
     if source.architecture is not None:
         platform = Platform(Architecture[source.architecture.upper()])
     prog = _program(platform, source.vmcoreinfo)
-    dump = None if source.core is None else _dump_file(source, report)
+    dump = None if source.core is None else _dump_file(source)
     # As long as the program is there, its copy is open, and not removed.
     prog.cache[_CACHE] = dump
     path = None if dump is None else dump.path
@@ -121,12 +120,12 @@ def _program(platform: Platform | None, vmcoreinfo: str | None) -> Program:
         raise ImageError(f"{vmcoreinfo}: {_one_line(error)}") from None
 
 
-def _dump_file(source: ImageSource, report: Callable[[str, float], None]) -> DumpFile:
+def _dump_file(source: ImageSource) -> DumpFile:
     paths = [*filter(None, [source.core]), *source.parts]
     for path in paths:
         _check_readable(path)
         check_format(path)
-    return open_dump(paths, report)
+    return open_dump(paths, source.report)
 
 
 def _open(prog: Program, source: ImageSource, path: str | None) -> None:

@@ -23,6 +23,9 @@ __all__ = ("progress_bar", "progress_if_needed")
 #: On the line of progress after the first Ctrl-C.
 _STOPPING = "interrupted: Ctrl-C again to stop at once"
 
+#: Share of a copy that is shown. It is reported more often.
+_LEAST_STEP = 0.002
+
 
 class _Hint(ProgressColumn):
     """Says how to end the program, whenever the line is drawn."""
@@ -68,12 +71,16 @@ def progress_if_needed() -> Iterator[Callable[[str, float], None]]:
     :return: function to call, as that of :func:`progress_bar`
     """
     bar: Callable[[str, float], None] | None = None
+    shown = ("", 0.0)
     with ExitStack() as stack:
 
         def report(what: str, share: float) -> None:
-            nonlocal bar
+            nonlocal bar, shown
             if bar is None:
                 bar = stack.enter_context(progress_bar(lambda: False))
+            elif what == shown[0] and share - shown[1] < _LEAST_STEP:
+                return
+            shown = what, share
             bar(what, share)
 
         yield report
