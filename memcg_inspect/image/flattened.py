@@ -112,13 +112,14 @@ def read_all(read: Callable[[int], bytes], size: int) -> bytes:
 
     :raises ImageError: if there are fewer
     """
-    data = read(size)
-    while len(data) < size:
-        more = read(size - len(data))
-        if not more:
+    pieces = [read(size)]
+    left = size - len(pieces[0])
+    while left > 0:
+        pieces.append(read(left))
+        if not pieces[-1]:
             raise ImageError("the stream is truncated: copy it again")
-        data += more
-    return data
+        left -= len(pieces[-1])
+    return b"".join(pieces)
 
 
 def _check_header(read: Callable[[int], bytes]) -> None:
