@@ -98,12 +98,19 @@ def _work(paths: Sequence[str]) -> _Work | None:
             return None
         start = file.read(HEAD)
         size = os.fstat(file.fileno()).st_size
-    if len(paths) > 1 or split.part_of(first) is not None:
+    if len(paths) > 1 or _is_part(first):
         return _joining(paths)
     compression = compression_of(start)
     if compression is not None:
         return _unpacking(first, size, compression)
     return _unflattening(first, size) if start.startswith(flattened.MAGIC) else None
+
+
+def _is_part(path: str) -> bool:
+    try:
+        return split.part_of(path) is not None
+    except ImageError:
+        return False  # whoever opens it finds the same
 
 
 def _joining(paths: Sequence[str]) -> _Work:

@@ -102,10 +102,12 @@ def check_no_part(path: str) -> None:
 
     :raises ImageError: if it is
     """
-    with suppress(OSError):
+    part = None
+    # What cannot be read is none of this check.
+    with suppress(OSError, ImageError):
         part = part_of(path)
-        if part is not None:
-            raise ImageError(f"{_says(part)}: {_GIVE}")
+    if part is not None:
+        raise ImageError(f"{_says(part)}: {_GIVE}")
 
 
 #: What to do.
@@ -135,7 +137,10 @@ def find_set(paths: Sequence[str]) -> tuple[Part, ...]:
     """
     given: list[Part] = []
     for path in paths:
-        part = part_of(path)
+        try:
+            part = part_of(path)
+        except ImageError as error:
+            raise ImageError(f"{path}: {error}") from None
         if part is None:
             raise ImageError(
                 f"{path} is no part of a split dump: more than one file can be given of those only "

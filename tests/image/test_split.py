@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from memcg_inspect.image.dump_file import open_dump
 from memcg_inspect.image.kdump import check_kdump
+from memcg_inspect.image.program import ImageSource, open_program
 from memcg_inspect.image.room import NoRoomError, Output
 from memcg_inspect.image.split import check_no_part, find_set, join, joined_size, part_of
 from memcg_inspect.model import ImageError
@@ -225,6 +227,19 @@ def test_headers_that_are_truncated(tmp_path: Path) -> None:
         paths = write(tmp_path, [parts[0], parts[1][:size], parts[2]])
         with pytest.raises(ImageError, match=r"vmcore.1: the file is truncated or damaged"):
             joined(paths)
+
+
+def test_a_second_header_that_is_missing(tmp_path: Path) -> None:
+    """Then it is not known whether a file is a part: opening it says what is wrong."""
+    path = tmp_path / "vmcore.0"
+    path.write_bytes(part(*RANGES[0])[:BLOCK])
+    check_no_part(str(path))
+    assert open_dump([str(path)]) == (str(path), None)
+    with pytest.raises(ImageError, match=r"vmcore.0 cannot be opened: .* second header is missing"):
+        open_program(ImageSource(core=str(path)))
+    (other,) = write(tmp_path, [part(*RANGES[1])], "vmcore.1{}")
+    with pytest.raises(ImageError, match=r"vmcore.0: .* second header is missing"):
+        find_set([other, str(path)])
 
 
 def test_a_part_that_had_no_room_marks_the_whole(tmp_path: Path) -> None:
