@@ -31,6 +31,7 @@ from memcg_inspect.model import ImageError
 __all__ = (
     "LIMIT",
     "Copies",
+    "Write",
     "cache_folder",
     "given_limit",
     "key_of",
@@ -134,14 +135,20 @@ class Copies:
         Open a copy. As long as the file is open, the copy is not removed.
 
         :return: ``None`` if there is none
+        :raises OSError: if it cannot be locked
         """
         path = self._path(key)
         try:
             file = path.open("rb", buffering=0)
         except OSError:
             return None
-        fcntl.flock(file, fcntl.LOCK_SH)
-        if not _is_at(file.fileno(), path):
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH)
+            is_there = _is_at(file.fileno(), path)
+        except BaseException:
+            file.close()
+            raise
+        if not is_there:
             file.close()
             return None
         with suppress(OSError):

@@ -14,6 +14,7 @@ import os
 import shlex
 import stat
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import BinaryIO, NamedTuple
 
 from memcg_inspect.image import copies, flattened, split
@@ -204,8 +205,7 @@ def _write_plain(read: Read, output: Output, done: Callable[[], None]) -> None:
 
 
 def _copy(work: _Work, report: Report) -> BinaryIO:
-    """Return the copy in the cache, which is made if it is not there, or else a temporary one."""
-
+    """Return the copy in the cache, or else a temporary one."""
     key = copies.key_of(work.paths)
 
     def write(output: Output) -> None:
@@ -218,23 +218,26 @@ def _copy(work: _Work, report: Report) -> BinaryIO:
             )
 
     kept = None if copies.given_limit() == 0 else _kept()
-    if kept is None:
-        return copies.write_temporary(copies.temporary_folder(), work.measure(), write)
+    if kept is not None:
+        # A file system may not have locks, or fail. There may be another for temporary files.
+        with suppress(OSError):
+            try:
+                return _kept_copy(kept, key, work, write, report)
+            except NoRoomError:
+                if room(copies.temporary_folder()) <= room(str(copies.cache_folder())):
+                    raise
+    return copies.write_temporary(copies.temporary_folder(), work.measure(), write)
+
+
+def _kept_copy(
+    kept: copies.Copies, key: str, work: _Work, write: copies.Write, report: Report
+) -> BinaryIO:
+    """Return the copy in the cache, which is made if it is not there."""
     file = kept.find(key)
     if file is not None:
         return file
     with kept.turn(key, lambda: report("the dump, which another process copies", 0.0)):
-        file = kept.find(key)
-        if file is not None:
-            return file
-        least = work.measure()
-        try:
-            return kept.make(key, least, write)
-        except NoRoomError:
-            other = copies.temporary_folder()
-            if room(other) <= room(str(copies.cache_folder())):
-                raise
-    return copies.write_temporary(other, least, write)
+        return kept.find(key) or kept.make(key, work.measure(), write)
 
 
 def _kept() -> copies.Copies | None:

@@ -137,6 +137,20 @@ def test_a_cache_that_cannot_be_written(tmp_path: Path) -> None:
     assert left(tmp_path) == []
 
 
+def test_a_cache_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As NFS may be."""
+
+    def flock(*args: object) -> None:
+        raise OSError(37, "No locks available")
+
+    monkeypatch.setattr(copies.fcntl, "flock", flock)
+    path = tmp_path / "dump"
+    path.write_bytes(FLAT)
+    for _ in range(2):
+        assert opened(path) == DUMP
+        assert all(file.suffix != ".core" for file in left(tmp_path))
+
+
 def test_no_copies_are_kept_if_told_so(
     tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
