@@ -189,13 +189,11 @@ def _missing(parts: Sequence[Part]) -> list[tuple[int, int]]:
 
 def _beside(part: Part) -> Iterator[Part]:
     """Return the parts of the same dump in the same folder."""
-    folder, name = os.path.split(os.path.abspath(part.path))
+    folder, name = os.path.split(part.path)
     pattern = re.compile(r"[0-9]+".join(map(re.escape, re.split(r"[0-9]+", name))))
     with suppress(OSError):
-        names = sorted(os.listdir(folder))[:_MOST_FILES]
-        for other in names:
-            if other == name or not pattern.fullmatch(other):
-                continue
+        others = {other for other in os.listdir(folder or ".") if pattern.fullmatch(other)}
+        for other in sorted(others - {name})[:_MOST_FILES]:
             with suppress(OSError, ImageError):
                 found = part_of(os.path.join(folder, other))
                 if found is not None and found.common == part.common:

@@ -25,7 +25,8 @@ from typing import Any
 import drgn
 import pytest
 from labkit.elf import program_headers_first
-from support.guests import Lab
+from support.guests import GuestImage, Lab
+from support.sessions import converse
 
 import memcg_inspect
 from memcg_inspect.cli import main
@@ -302,6 +303,13 @@ def test_one_part_alone_is_refused_in_a_session(formats: Formats, number: int) -
     for ask in (image_of, memcg_inspect.audit):
         with pytest.raises(ImageError, match="is one part of a split dump"):
             ask(prog)
+
+
+def test_commands_of_a_session_refuse_one_part(formats: Formats) -> None:
+    said = converse(GuestImage(formats.parts()[0]), "%memcg audit", "%memcg overview")
+    for text in said:
+        assert "is one part of a split dump" in text
+        assert "Traceback" not in text
 
 
 def test_parts_that_are_truncated_are_not_exact(

@@ -132,7 +132,7 @@ def test_a_part_without_pages(tmp_path: Path) -> None:
     assert pages_of(data, "<") == {pfn: page(pfn) for pfn in PRESENT}
 
 
-def test_the_others_are_found_beside_one(tmp_path: Path) -> None:
+def test_the_others_are_found_beside_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     parts = [part(*r) for r in RANGES]
     paths = write(tmp_path, parts)
     write(tmp_path, [part(*RANGES[0], note=b"another crash")], "vmcore.3{}")
@@ -142,6 +142,8 @@ def test_the_others_are_found_beside_one(tmp_path: Path) -> None:
     (tmp_path / "other.1").write_bytes(b"")
     for given in (paths, paths[::-1], *([path] for path in paths), [paths[0], paths[0]]):
         assert [found.path for found in find_set(given)] == paths
+    monkeypatch.chdir(tmp_path)
+    assert [found.path for found in find_set(["vmcore.1"])] == ["vmcore.0", "vmcore.1", "vmcore.2"]
     name = "dump-20{}-of-3.kdump"
     paths = write(tmp_path / "named", parts, name)
     assert [found.path for found in find_set(paths[1:2])] == paths
