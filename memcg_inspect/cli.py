@@ -19,6 +19,7 @@ from drgn import __version__ as drgn_version
 from memcg_inspect import __version__
 from memcg_inspect.arguments import Parser
 from memcg_inspect.completion import SHELLS, complete, completion_script
+from memcg_inspect.image.copies import LIMIT
 from memcg_inspect.image.image import image_of
 from memcg_inspect.image.program import ImageSource, open_program
 from memcg_inspect.image.qmp import GREETING_TIMEOUT, Monitor
@@ -159,7 +160,7 @@ _MORE = {
 #: Defaults of options that may be given before or after the command. The options themselves have no
 #: defaults, since the parser of the command must not reset an option that was given before it.
 _DEFAULTS: dict[str, Any] = {
-    "core": None,
+    "core": [],
     "qemu": None,
     "pause": False,
     "timeout": None,
@@ -178,7 +179,15 @@ def _add_image_options(parser: argparse.ArgumentParser) -> None:
     images = parser.add_argument_group("image")
     image = images.add_mutually_exclusive_group()
     image.add_argument(
-        "-c", "--core", metavar="IMAGE", help="a vmcore (default: the running kernel)"
+        "-c",
+        "--core",
+        metavar="IMAGE",
+        action="append",
+        help="a vmcore (default: the running kernel). Of one that was split, each part may be "
+        "given; parts beside it are found. A vmcore that is split, flattened or "
+        "compressed is copied to ~/.cache/memcg-inspect/dumps first, and the copy is used again. "
+        f"{LIMIT} is the most that all copies take, such as 20G (default: half of the room there; "
+        "0: copies are temporary)",
     )
     image.add_argument("--qemu", metavar="QMP_SOCKET", help="a running QEMU guest")
     images.add_argument(
@@ -237,7 +246,7 @@ def _add_image_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(args: argparse.Namespace) -> int:
-    if args.core is not None and args.qemu is not None:
+    if args.core and args.qemu is not None:
         raise UsageError("-c and --qemu cannot be used together")
     level = logging.CRITICAL + 1 if args.log_level == "none" else args.log_level.upper()
     handler = logging.StreamHandler()
@@ -258,8 +267,8 @@ def _run(args: argparse.Namespace) -> int:
         monitor = None
         if args.pause:
             monitor = guest.enter_context(closing(Monitor(args.qemu, _timeout(args))))
-        with _interrupts_kept():
-            image = image_of(open_program(_source(args, monitor)))
+        with _interrupts_kept(), _progress() as report:
+            image = image_of(open_program(_source(args, monitor, report)))
         if monitor is not None:
             guest.enter_context(_signals_unwind())
             guest.enter_context(monitor.paused())
@@ -270,10 +279,19 @@ def _run(args: argparse.Namespace) -> int:
     return exit_status(result)
 
 
+@contextmanager
+def _progress() -> Iterator[Callable[[str, float], None]]:
+    """Show the progress of making a copy of a dump."""
+    from memcg_inspect.render.progress import progress_if_needed
+
+    with progress_if_needed() as report:
+        yield report
+
+
 def _image_words(args: argparse.Namespace) -> Iterator[str]:
     """Return the options that name the image and its debug info, as they were given."""
     for flag, values in (
-        ("-c", [args.core]),
+        ("-c", args.core),
         ("--qemu", [args.qemu]),
         ("-s", args.symbols),
         ("--debug-directory", args.debug_directory),
@@ -324,9 +342,12 @@ def _give_up(stream: TextIO) -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
-def _source(args: argparse.Namespace, monitor: Monitor | None) -> ImageSource:
+def _source(
+    args: argparse.Namespace, monitor: Monitor | None, report: Callable[[str, float], None]
+) -> ImageSource:
     return ImageSource(
-        core=args.core,
+        core=args.core[0] if args.core else None,
+        parts=tuple(args.core[1:]),
         qemu=args.qemu,
         qemu_descriptor=None if monitor is None else monitor.descriptor(),
         timeout=_timeout(args),
@@ -336,6 +357,7 @@ def _source(args: argparse.Namespace, monitor: Monitor | None) -> ImageSource:
         architecture=args.architecture,
         vmcoreinfo=args.vmcoreinfo,
         debuginfo=args.debuginfo,
+        report=report,
     )
 
 

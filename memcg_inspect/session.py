@@ -14,8 +14,9 @@ import html
 import os
 import shutil
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import fields
+from os import PathLike
 from typing import Any
 
 from drgn import Path, Program
@@ -26,6 +27,7 @@ from memcg_inspect.image.image import Image, image_of
 from memcg_inspect.image.program import DebugInfo, ImageSource, open_program
 from memcg_inspect.render.documents import answer_document, report_document, to_json
 from memcg_inspect.render.first_screen import MOST_LINES, first_screen
+from memcg_inspect.render.progress import progress_if_needed
 from memcg_inspect.render.text import answer_lines, plain_output
 from memcg_inspect.render.typed import Typed
 
@@ -124,7 +126,7 @@ def audit(prog: Program, wait: float = report.WAIT) -> Report:
 
 
 def open(
-    path: Path | None = None,
+    path: Path | Sequence[Path] | None = None,
     *,
     symbols: Iterable[Path] = (),
     debuginfo: DebugInfo = "auto",
@@ -133,21 +135,30 @@ def open(
     """
     Open an image, with types from its debug info or from BTF.
 
-    :param path: Path of a vmcore; without it and *qemu*, the running kernel is opened.
+    A dump that is flattened, split or compressed is copied first. The line of progress is shown on
+    a terminal only.
+
+    :param path: Path of a vmcore, or paths of the parts of a split one; without it and *qemu*, the
+        running kernel is opened.
     :param symbols: Paths of files with debug info.
     :param debuginfo: ``dwarf``: use debug info only; ``btf``: use BTF only; ``auto``: use BTF if
         there is no debug info.
     :param qemu: Path of a QMP socket of a guest.
     :raises ImageError: if it cannot be opened
     """
-    return open_program(
-        ImageSource(
-            core=None if path is None else os.fsdecode(path),
-            qemu=qemu,
-            symbols=tuple(os.fsdecode(name) for name in symbols),
-            debuginfo=debuginfo,
+    given = () if path is None else (path,) if isinstance(path, str | bytes | PathLike) else path
+    paths = tuple(os.fsdecode(name) for name in given)
+    with progress_if_needed() as report:
+        return open_program(
+            ImageSource(
+                core=paths[0] if paths else None,
+                parts=paths[1:],
+                qemu=qemu,
+                symbols=tuple(os.fsdecode(name) for name in symbols),
+                debuginfo=debuginfo,
+                report=report,
+            )
         )
-    )
 
 
 def _width() -> int | None:

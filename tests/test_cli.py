@@ -3,10 +3,7 @@
 
 from __future__ import annotations
 
-import bz2
-import gzip
 import json
-import lzma
 import os
 import re
 import signal
@@ -240,9 +237,9 @@ def test_text_that_cannot_be_written(args: str) -> None:
         ("drift --json --scripted", "drift: argument --scripted: not allowed with argument --json"),
         ("slabinfo --top 2 --top 3", "slabinfo: argument --top: given more than once"),
         ("stock --fields cpu --sort cpu --fields all", "stock: argument --fields: given more than"),
-        ("overview -c a -c b", "overview: argument -c/--core: given more than once"),
-        ("-c a -c b overview", "argument -c/--core: given more than once"),
-        ("-c a overview --core b", "argument -c/--core: given more than once"),
+        ("overview --qemu a --qemu b", "overview: argument --qemu: given more than once"),
+        ("--qemu a --qemu b overview", "argument --qemu: given more than once"),
+        ("--qemu a overview --qemu b", "argument --qemu: given more than once"),
         ("schema nope", "schema: argument COMMAND: invalid choice: 'nope'"),
         ("completion ksh", "completion: argument shell: invalid choice: 'ksh'"),
     ],
@@ -296,7 +293,7 @@ def test_what_is_added_up_before_and_after_the_command() -> None:
     ]
     for _ in range(2):
         args = make_parser().parse_args(words)
-        assert (args.symbols, args.core, args.memcg) == (["a", "b", "e"], "x", ["/c", "/d"])
+        assert (args.symbols, args.core, args.memcg) == (["a", "b", "e"], ["x"], ["/c", "/d"])
         assert not any("given" in name for name in vars(args))
 
 
@@ -325,11 +322,6 @@ def test_no_qemu_there() -> None:
 @pytest.mark.parametrize(
     ("content", "what", "do"),
     [
-        (gzip.compress(b"KDUMP   "), "is compressed by gzip", "decompress it first (gunzip)"),
-        (lzma.compress(b"KDUMP   "), "is compressed by xz", "decompress it first (unxz)"),
-        (bz2.compress(b"KDUMP   "), "is compressed by bzip2", "decompress it first (bunzip2)"),
-        (b"\x28\xb5\x2f\xfd" + bytes(99), "is compressed by zstd", "decompress it first (unzstd)"),
-        (b"\x04\x22\x4d\x18" + bytes(99), "is compressed by lz4", "decompress it first (unlz4)"),
         (b"PK\x03\x04" + bytes(99), "is a zip archive", "unpack it first (unzip)"),
         (b"x.core".ljust(257, b"\0") + b"ustar", "is a tar archive", "unpack it first (tar -x)"),
         (b"", "is empty", "copy it again"),
@@ -337,8 +329,7 @@ def test_no_qemu_there() -> None:
         (b"KDUMP   " + bytes(300), "is truncated", "copy it again"),
         (b"a text\n", "is neither an ELF core nor a dump of makedumpfile", "vmcore"),
     ],
-    # gzip records the time, and every process must have the same names of tests.
-    ids=("gzip", "xz", "bzip2", "zstd", "lz4", "zip", "tar", "empty", "short", "zeros", "text"),
+    ids=("zip", "tar", "empty", "short", "zeros", "text"),
 )
 def test_file_that_is_no_dump(tmp_path: Path, content: bytes, what: str, do: str) -> None:
     """The message says what the file is, and what to do, in no library's words."""

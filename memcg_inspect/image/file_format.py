@@ -3,46 +3,43 @@
 Formats of files
 ----------------
 
-What a file is that is no dump, by the bytes that it begins with. The libraries that read dumps only
-say what it is not.
+What a file is, by the bytes that it begins with. Of one that is no dump, the libraries that read
+dumps only say what it is not.
 """
 
 from __future__ import annotations
 
 from memcg_inspect.elf import MAGIC
+from memcg_inspect.image.compressed import compression_of
+from memcg_inspect.image.flattened import MAGIC as FLATTENED
 from memcg_inspect.model import ImageError
 
-__all__ = ("check_format",)
+__all__ = ("HEAD", "check_format", "is_dump")
 
 _KDUMP = (b"KDUMP   ", b"DISKDUMP")
-#: Of a dump that makedumpfile wrote to a pipe (``-F``).
-_FLATTENED = b"makedumpfile\0\0\0\0"
-
-#: How a file begins, what wrote it, and what undoes that.
-_COMPRESSED = (
-    (b"\x1f\x8b", "gzip", "gunzip"),
-    (b"\xfd7zXZ\0", "xz", "unxz"),
-    (b"BZh", "bzip2", "bunzip2"),
-    (b"\x28\xb5\x2f\xfd", "zstd", "unzstd"),
-    (b"\x04\x22\x4d\x18", "lz4", "unlz4"),
-)
 #: The first page of a dump in the kdump format has its header.
-_LEAST_KDUMP = 4096
+HEAD = _LEAST_KDUMP = 4096
 _TAR_AT = 257
+
+
+def is_dump(start: bytes) -> bool:
+    """
+    Return whether a file begins as a dump that drgn opens.
+
+    :param start: its first :data:`HEAD` bytes
+    """
+    return start.startswith((MAGIC, *_KDUMP))
 
 
 def check_format(path: str) -> None:
     """
-    Check that a file may be a dump.
+    Check that a file may be a dump, or a dump that is flattened or compressed.
 
     :param path: path of the file
     :raises ImageError: if it is not; the message says what it is, and what to do
     """
     with open(path, "rb") as file:
         start = file.read(_LEAST_KDUMP)
-    for magic, program, undo in _COMPRESSED:
-        if start.startswith(magic):
-            raise ImageError(f"{path} is compressed by {program}: decompress it first ({undo})")
     if start.startswith(b"PK\x03\x04"):
         raise ImageError(f"{path} is a zip archive: unpack it first (unzip)")
     if start[_TAR_AT:].startswith(b"ustar"):
@@ -59,7 +56,7 @@ def check_format(path: str) -> None:
                 "of a dump: copy it again; if the original has the same size, there was no room "
                 "where it was written"
             )
-    elif not start.startswith((MAGIC, _FLATTENED)):
+    elif not (is_dump(start) or start.startswith(FLATTENED) or compression_of(start)):
         raise ImageError(
             f"{path} is neither an ELF core nor a dump of makedumpfile: give the vmcore that "
             "kdump, makedumpfile or dump-guest-memory of QEMU wrote"

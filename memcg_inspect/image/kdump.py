@@ -22,7 +22,7 @@ from typing import BinaryIO, NamedTuple
 
 from memcg_inspect.model import ImageError
 
-__all__ = ("check_kdump",)
+__all__ = ("DESC", "KdumpHeader", "bits", "check_kdump", "read_header")
 
 #: ``KDUMP_SIGNATURE`` and ``DISK_DUMP_SIGNATURE``.
 _SIGNATURES = (b"KDUMP   ", b"DISKDUMP")
@@ -30,25 +30,49 @@ _SIGNATURES = (b"KDUMP   ", b"DISKDUMP")
 #: kdump_sub_header``, for machines whose ``long`` has 8 and 4 bytes. ``start_pfn`` and ``end_pfn``
 #: follow ``split``.
 _OFFSETS = ((0x1AC, 12), (0x1A0, 8))
+#: Since this ``header_version``, ``struct kdump_sub_header`` has ``start_pfn_64``, ``end_pfn_64``
+#: and ``max_mapnr_64``, at this offset where ``long`` has 8 bytes. The older members end at 2^32 -
+#: 1. A machine whose ``long`` has 4 bytes has fewer page frames.
+_WIDE_VERSION, _WIDE_PFNS = 6, 80
 _BLOCK_SIZES = frozenset(1 << shift for shift in range(12, 19))
 #: ``sizeof(struct page_desc)``, and how many of them are read together.
-_DESC, _DESCS_PER_READ = 24, 1 << 16
+DESC, _DESCS_PER_READ = 24, 1 << 16
 #: Bytes of a bitmap that are read together.
 _PIECE = 1 << 20
 
 
-class _Header(NamedTuple):
+class KdumpHeader(NamedTuple):
     """
     What is used of the headers; sizes in blocks.
 
+    :ivar order: ``<`` for little-endian, ``>`` for big-endian
+    :ivar wide: whether ``long`` has 8 bytes
+    :ivar version: ``header_version``
+    :ivar block: bytes of a block, which is a page
+    :ivar sub: size of the second header
+    :ivar bitmaps: size of both bitmaps
     :ivar part: the first page frame and the end of those that the file has, if it is one of several
+    :ivar frames: page frames of the machine: ``max_mapnr``
     """
 
     order: str
+    wide: bool
+    version: int
     block: int
     sub: int
     bitmaps: int
     part: tuple[int, int] | None
+    frames: int
+
+    @property
+    def bitmaps_at(self) -> int:
+        """Return where the bitmaps begin in the file."""
+        return (1 + self.sub) * self.block
+
+    @property
+    def pages_at(self) -> int:
+        """Return where the list of pages begins in the file, which is where the bitmaps end."""
+        return self.bitmaps_at + self.bitmaps * self.block
 
 
 def check_kdump(path: str) -> None:
@@ -60,19 +84,16 @@ def check_kdump(path: str) -> None:
         reading one that is missing is a fault.
     """
     with open(path, "rb") as file:
-        if file.read(8) not in _SIGNATURES:
-            return
-        size = file.seek(0, os.SEEK_END)
-        header = _header(file)
+        header = read_header(file)
         if header is None:
             return  # libkdumpfile does not open it
-        start = (1 + header.sub) * header.block
-        end = start + header.bitmaps * header.block
+        size = file.seek(0, os.SEEK_END)
+        end = header.pages_at
         _check(header.sub > 0 and header.bitmaps > 0, "its headers are damaged")
         _check(end <= size, f"its bitmaps end at byte {end:,}, the file has {size:,} bytes")
         half = header.bitmaps * header.block // 2
-        pages = _bits(file, start + half, *(header.part or (0, 8 * half)))
-        last = end + _DESC * pages
+        pages = bits(file, header.bitmaps_at + half, *(header.part or (0, 8 * half)))
+        last = end + DESC * pages
         _check(last <= size, f"its list of pages ends at byte {last:,}, the file has {size:,}")
         _check_pages(file, header, end, pages)
 
@@ -85,29 +106,56 @@ def _check(is_right: bool, what: str) -> None:
         )
 
 
-def _header(file: BinaryIO) -> _Header | None:
+def read_header(file: BinaryIO) -> KdumpHeader | None:
+    """
+    Read the headers of a dump.
+
+    :return: ``None`` if it has another format
+    :raises ImageError: if the second header is not in the file, or damaged
+    """
     file.seek(0)
     data = file.read(0x1D0)
+    if not data.startswith(_SIGNATURES):
+        return None
     for order in "<>":
         for at, split in _OFFSETS:
-            if len(data) < at + 12:
+            if len(data) < at + 16:
                 continue
-            block, sub, bitmaps = struct.unpack_from(f"{order}iiI", data, at)
+            block, sub, bitmaps, mapnr = struct.unpack_from(f"{order}iiII", data, at)
             if block in _BLOCK_SIZES and 0 <= sub < 1 << 16:
-                form = struct.Struct(f"{order}i{'QQ' if at == _OFFSETS[0][0] else 'II'}")
-                file.seek(block + split)
-                words = file.read(form.size)
-                _check(len(words) == form.size, "its second header is missing")
-                is_part, first, end = form.unpack(words)
-                # Each bitmap has half of the blocks.
-                frames = 4 * bitmaps * block
-                if is_part:
-                    _check(first <= end <= frames, f"page frames {first} to {end} of {frames}")
-                return _Header(order, block, sub, bitmaps, (first, end) if is_part else None)
+                (version,) = struct.unpack_from(f"{order}i", data, 8)
+                wide = at == _OFFSETS[0][0]
+                header = KdumpHeader(order, wide, version, block, sub, bitmaps, None, mapnr)
+                return _with_second(file, header, split)
     return None
 
 
-def _bits(file: BinaryIO, start: int, first: int, end: int) -> int:
+def _with_second(file: BinaryIO, header: KdumpHeader, split: int) -> KdumpHeader:
+    """
+    Add what the second header has.
+
+    :param split: offset of ``split`` in it
+    """
+    form = struct.Struct(f"{header.order}i{'QQ' if header.wide else 'II'}")
+    file.seek(header.block + split)
+    words = file.read(form.size)
+    _check(len(words) == form.size, "its second header is missing")
+    is_part, first, end = form.unpack(words)
+    frames = header.frames
+    if header.wide and header.version >= _WIDE_VERSION:
+        form = struct.Struct(f"{header.order}QQQ")
+        file.seek(header.block + _WIDE_PFNS)
+        words = file.read(form.size)
+        _check(len(words) == form.size, "its second header is missing")
+        first, end, frames = form.unpack(words)
+    # Each bitmap has half of the blocks.
+    most = 4 * header.bitmaps * header.block
+    if is_part:
+        _check(first <= end <= most, f"page frames {first} to {end} of {most}")
+    return header._replace(part=(first, end) if is_part else None, frames=frames)
+
+
+def bits(file: BinaryIO, start: int, first: int, end: int) -> int:
     """
     Return the number of bits that are set in a part of a bitmap.
 
@@ -125,12 +173,12 @@ def _bits(file: BinaryIO, start: int, first: int, end: int) -> int:
     return number
 
 
-def _check_pages(file: BinaryIO, header: _Header, start: int, pages: int) -> None:
+def _check_pages(file: BinaryIO, header: KdumpHeader, start: int, pages: int) -> None:
     """Check ``page_desc.size``, the bytes of each page in the file: a block at most."""
     file.seek(start)
     native = (header.order == "<") == (sys.byteorder == "little")
     for first in range(0, pages, _DESCS_PER_READ):
-        words = array("I", file.read(_DESC * min(_DESCS_PER_READ, pages - first)))
+        words = array("I", file.read(DESC * min(_DESCS_PER_READ, pages - first)))
         if not native:
             words.byteswap()
         longest = max(words[2::6], default=0)

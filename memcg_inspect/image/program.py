@@ -24,6 +24,7 @@ from drgn import (
 )
 
 from memcg_inspect.btf import load_btf
+from memcg_inspect.image.dump_file import DumpFile, Report, nothing_to_report, open_dump
 from memcg_inspect.image.elf import check_elf, cut_short, hide_holes, unmap_low_addresses
 from memcg_inspect.image.file_format import check_format
 from memcg_inspect.image.kdump import check_kdump
@@ -35,6 +36,7 @@ __all__ = ("DebugInfo", "ImageSource", "open_program")
 
 DebugInfo = Literal["auto", "dwarf", "btf"]
 
+_CACHE = ("memcg_inspect", "dump_file")
 #: ``VMCOREINFO_BYTES`` is one page, of 64 KiB at most.
 _LONGEST_VMCOREINFO = 64 << 10
 
@@ -45,6 +47,8 @@ class ImageSource:
     Image to open, and where its types are.
 
     :ivar core: path of a vmcore
+    :ivar parts: paths of the other parts, if *core* is one part of a split dump. Those that lie
+        beside it are found without.
     :ivar qemu: address of a QMP socket. Without *core* and *qemu*, the running kernel is opened.
     :ivar qemu_descriptor: file descriptor of a connection to it, which drgn closes
     :ivar timeout: seconds to wait for QEMU, if there is no such connection yet
@@ -55,9 +59,12 @@ class ImageSource:
     :ivar vmcoreinfo: path of a VMCOREINFO note to use in place of the image's
     :ivar debuginfo: ``dwarf`` to use debug info only, ``btf`` to use BTF only, ``auto`` to use the
         debug info that is given or found, and else BTF
+    :ivar report: function to call with what is copied, and the share of it that is done, if the
+        dump must be copied first
     """
 
     core: str | None = None
+    parts: Sequence[str] = field(default=())
     qemu: str | None = None
     qemu_descriptor: int | None = None
     timeout: float = GREETING_TIMEOUT
@@ -67,6 +74,7 @@ class ImageSource:
     architecture: str | None = None
     vmcoreinfo: str | None = None
     debuginfo: DebugInfo = "auto"
+    report: Report = nothing_to_report
 
     @property
     def name(self) -> str:
@@ -80,17 +88,21 @@ def open_program(source: ImageSource) -> Program:
 
     :raises ImageError: if it cannot be opened, or has no types
     """
-    for path in (*source.symbols, *filter(None, [source.vmcoreinfo])):
-        _check_readable(path)
+    for given in (*source.symbols, *filter(None, [source.vmcoreinfo])):
+        _check_readable(given)
     platform = None
     if source.architecture is not None:
         platform = Platform(Architecture[source.architecture.upper()])
     prog = _program(platform, source.vmcoreinfo)
+    dump = None if source.core is None else _dump_file(source)
+    # As long as the program is there, its copy is open, and not removed.
+    prog.cache[_CACHE] = dump
+    path = None if dump is None else dump.path
     try:
         with as_image_errors():
-            _open(prog, source)
+            _open(prog, source, path)
     except ImageError as error:
-        why = None if source.core is None else cut_short(source.core)
+        why = None if path is None else cut_short(path)
         if why is None:
             raise
         raise ImageError(f"{error} ({why})") from None
@@ -108,8 +120,16 @@ def _program(platform: Platform | None, vmcoreinfo: str | None) -> Program:
         raise ImageError(f"{vmcoreinfo}: {_one_line(error)}") from None
 
 
-def _open(prog: Program, source: ImageSource) -> None:
-    _attach(prog, source)
+def _dump_file(source: ImageSource) -> DumpFile:
+    paths = [*filter(None, [source.core]), *source.parts]
+    for path in paths:
+        _check_readable(path)
+        check_format(path)
+    return open_dump(paths, source.report)
+
+
+def _open(prog: Program, source: ImageSource, path: str | None) -> None:
+    _attach(prog, source, path)
     if not prog.flags & ProgramFlags.IS_LINUX_KERNEL:
         raise ImageError(
             f"{source.name} is not an image of a Linux kernel (a dump needs a VMCOREINFO note; "
@@ -126,21 +146,18 @@ def _check_readable(path: str) -> None:
         raise ImageError(f"{path}: {error.strerror}") from None
 
 
-def _attach(prog: Program, source: ImageSource) -> None:
-    if source.core is not None:
-        _check_readable(source.core)
-        check_format(source.core)
+def _attach(prog: Program, source: ImageSource, path: str | None) -> None:
     descriptor = source.qemu_descriptor
     if source.qemu is not None and descriptor is None:
         with closing(Monitor(source.qemu, source.timeout)) as monitor:
             descriptor = monitor.descriptor()
     try:
-        if source.core is not None:
-            check_elf(source.core)
-            check_kdump(source.core)
-            prog.set_core_dump(source.core)
-            hide_holes(prog, source.core)
-            unmap_low_addresses(prog, source.core)
+        if path is not None:
+            check_elf(path)
+            check_kdump(path)
+            prog.set_core_dump(path)
+            hide_holes(prog, path)
+            unmap_low_addresses(prog, path)
         elif descriptor is not None:
             prog.set_qemu_qmp(descriptor)
         else:

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 from rich.console import Console
 from rich.progress import (
@@ -18,10 +18,13 @@ from rich.progress import (
 )
 from rich.text import Text
 
-__all__ = ("progress_bar",)
+__all__ = ("progress_bar", "progress_if_needed")
 
 #: On the line of progress after the first Ctrl-C.
 _STOPPING = "interrupted: Ctrl-C again to stop at once"
+
+#: Share of a copy that is shown. It is reported more often.
+_LEAST_STEP = 0.002
 
 
 class _Hint(ProgressColumn):
@@ -58,3 +61,26 @@ def progress_bar(is_stopping: Callable[[], bool]) -> Iterator[Callable[[str, flo
     with Progress(*columns, console=console, transient=True) as bar:
         task = bar.add_task("", total=1.0)
         yield lambda what, share: bar.update(task, description=what, completed=share)
+
+
+@contextmanager
+def progress_if_needed() -> Iterator[Callable[[str, float], None]]:
+    """
+    Show a progress bar from the first report on, if there is any, until a block ends.
+
+    :return: function to call, as that of :func:`progress_bar`
+    """
+    bar: Callable[[str, float], None] | None = None
+    shown = ("", 0.0)
+    with ExitStack() as stack:
+
+        def report(what: str, share: float) -> None:
+            nonlocal bar, shown
+            if bar is None:
+                bar = stack.enter_context(progress_bar(lambda: False))
+            elif what == shown[0] and share - shown[1] < _LEAST_STEP:
+                return
+            shown = what, share
+            bar(what, share)
+
+        yield report
