@@ -31,6 +31,7 @@ __all__ = (
     "cut_short",
     "has_holes",
     "hide_holes",
+    "protect",
     "unmap_low_addresses",
 )
 
@@ -51,6 +52,7 @@ _IDENTITY = frozenset({Architecture.S390X, Architecture.S390})
 _LEAST = 64 << 10
 
 _CACHE = ("memcg_inspect", "elf_holes")
+_PROTECTED = ("memcg_inspect", "elf_protected")
 
 
 #: Addresses end here, and offsets in a file (``off_t``) at half of it.
@@ -74,6 +76,20 @@ def check_elf(path: str) -> None:
             # Of a segment without physical address, p_paddr is -1.
             if start != _END - 1 and start + segment.memory_size > _END:
                 raise ElfError(f"a segment at {start:#x} exceeds the address space")
+
+
+def protect(prog: Program, path: str) -> None:
+    """
+    Make reading what is no memory of the kernel a :class:`drgn.FaultError`, once for a program.
+
+    :param path: path of its dump
+    :raises ElfError: if the program headers are truncated or damaged
+    :raises OSError: if the dump cannot be read
+    """
+    if _PROTECTED not in prog.cache:
+        hide_holes(prog, path)
+        unmap_low_addresses(prog, path)
+        prog.cache[_PROTECTED] = True
 
 
 def hide_holes(prog: Program, path: str) -> None:

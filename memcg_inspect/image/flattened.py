@@ -14,12 +14,13 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable
+from contextlib import suppress
 from typing import BinaryIO, NamedTuple
 
 from memcg_inspect.image.room import Output
 from memcg_inspect.model import ImageError
 
-__all__ = ("MAGIC", "Extent", "measure", "unflatten")
+__all__ = ("MAGIC", "Extent", "begins_with", "measure", "unflatten")
 
 #: ``MAKEDUMPFILE_SIGNATURE``.
 MAGIC = b"makedumpfile\0\0\0\0"
@@ -69,6 +70,27 @@ def measure(file: BinaryIO, size: int) -> Extent:
         if at > size:
             raise _cut(at, size)
         written, end = written + length, max(end, offset + length)
+
+
+def begins_with(path: str, magic: bytes) -> bool:
+    """
+    Return whether a file is a flattened dump that begins with these bytes.
+
+    :raises OSError: if it cannot be read
+    """
+    with open(path, "rb") as file:
+        if file.read(len(MAGIC)) != MAGIC:
+            return False
+        at = _HEADER_SIZE
+        # What is damaged is none of this question.
+        with suppress(ImageError):
+            while True:
+                file.seek(at)
+                offset, length = _record(file.read, at)
+                if offset in (0, _END):
+                    return file.read(len(magic)) == magic
+                at += _RECORD.size + length
+    return False
 
 
 def unflatten(

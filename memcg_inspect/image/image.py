@@ -18,8 +18,8 @@ from drgn import Object, ObjectNotFoundError, Program, ProgramFlags, Symbol, Typ
 
 from memcg_inspect.image.lookup import UnknownKernelError
 from memcg_inspect.image.memory import Memory
+from memcg_inspect.image.opened import prepare
 from memcg_inspect.image.progress import Progress
-from memcg_inspect.image.split import check_no_part
 
 __all__ = ("Image", "image_of", "per_image")
 
@@ -135,12 +135,12 @@ def image_of(prog: Program) -> Image:
     """
     Return the one :class:`Image` of a program. ``prog.cache`` keeps it.
 
-    :raises ImageError: if the program was opened from one part of a split dump
+    :raises ImageError: if drgn opened a dump that it cannot read right; see
+        :func:`~memcg_inspect.image.opened.prepare`
     """
     try:
         return prog.cache[_KEY]  # type: ignore[no-any-return]
     except KeyError:
-        if prog.core_dump_path is not None:
-            check_no_part(prog.core_dump_path)
+        prepare(prog)
         image = prog.cache[_KEY] = Image(prog)
         return image

@@ -25,7 +25,7 @@ from drgn import (
 
 from memcg_inspect.btf import load_btf
 from memcg_inspect.image.dump_file import DumpFile, Report, nothing_to_report, open_dump
-from memcg_inspect.image.elf import check_elf, cut_short, hide_holes, unmap_low_addresses
+from memcg_inspect.image.elf import check_elf, cut_short, protect
 from memcg_inspect.image.file_format import check_format
 from memcg_inspect.image.kdump import check_kdump
 from memcg_inspect.image.missing import as_image_errors
@@ -156,8 +156,7 @@ def _attach(prog: Program, source: ImageSource, path: str | None) -> None:
             check_elf(path)
             check_kdump(path)
             prog.set_core_dump(path)
-            hide_holes(prog, path)
-            unmap_low_addresses(prog, path)
+            protect(prog, path)
         elif descriptor is not None:
             prog.set_qemu_qmp(descriptor)
         else:

@@ -20,6 +20,8 @@ from memcg_inspect.image.elf import (
     hide_holes,
     unmap_low_addresses,
 )
+from memcg_inspect.image.flattened import begins_with
+from memcg_inspect.image.opened import prepare
 from memcg_inspect.image.program import ImageSource, open_program
 from memcg_inspect.model import ImageError
 
@@ -179,3 +181,32 @@ def test_a_vmcoreinfo_that_lacks_what_drgn_needs(tmp_path: Path, text: bytes) ->
     note.write_bytes(text)
     with pytest.raises(ImageError, match="note: VMCOREINFO does not contain"):
         open_program(ImageSource(core=str(core), vmcoreinfo=str(note)))
+
+
+def test_a_dump_that_drgn_opened_has_its_holes_hidden(tmp_path: Path) -> None:
+    core = dump(tmp_path / "core", 0x1000, 0x3000)
+    prog = Program()
+    prog.set_core_dump(str(core))
+    assert not has_holes(prog)
+    for _ in range(2):
+        prepare(prog)
+        assert has_holes(prog)
+        with pytest.raises(FaultError, match=LEFT_OUT):
+            prog.read(VIRTUAL + 0x1000, 8)
+
+
+def test_a_flattened_dump_that_drgn_opened(tmp_path: Path) -> None:
+    """What was left out of it reads as zeroes, and nothing tells where."""
+    plain = dump(tmp_path / "core", 0x1000, 0x3000).read_bytes()
+    path = tmp_path / "flattened"
+    stream = b"makedumpfile\0\0\0\0" + struct.pack(">qq", 1, 1)
+    stream = stream.ljust(4096, b"\0")
+    for offset in (0x1000, 0):
+        piece = plain[offset : offset + 0x1000]
+        stream += struct.pack(">qq", offset, len(piece)) + piece
+    path.write_bytes(stream + struct.pack(">qq", -1, -1))
+    assert begins_with(str(path), b"\x7fELF")
+    assert not begins_with(str(path), b"KDUMP   ")
+    assert not begins_with(str(tmp_path / "core"), b"\x7fELF")
+    path.write_bytes(stream[:-0x1000])
+    assert not begins_with(str(path), b"\x7fELF")
