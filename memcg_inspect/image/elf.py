@@ -31,6 +31,7 @@ __all__ = (
     "cut_short",
     "has_holes",
     "hide_holes",
+    "is_protected",
     "protect",
     "unmap_low_addresses",
 )
@@ -86,10 +87,15 @@ def protect(prog: Program, path: str) -> None:
     :raises ElfError: if the program headers are truncated or damaged
     :raises OSError: if the dump cannot be read
     """
-    if _PROTECTED not in prog.cache:
+    if not is_protected(prog):
         hide_holes(prog, path)
         unmap_low_addresses(prog, path)
         prog.cache[_PROTECTED] = True
+
+
+def is_protected(prog: Program) -> bool:
+    """Return whether :func:`protect` has run for a program."""
+    return _PROTECTED in prog.cache
 
 
 def hide_holes(prog: Program, path: str) -> None:

@@ -14,7 +14,7 @@ import shlex
 from drgn import Program
 
 from memcg_inspect.elf import MAGIC
-from memcg_inspect.image.elf import protect
+from memcg_inspect.image.elf import is_protected, protect
 from memcg_inspect.image.flattened import begins_with
 from memcg_inspect.image.split import check_no_part
 from memcg_inspect.model import ImageError
@@ -30,7 +30,8 @@ def prepare(prog: Program) -> None:
         dump, from a flattened ELF dump, or from a file that cannot be read any more
     """
     path = prog.core_dump_path
-    if path is None:
+    # That of a copy without a name cannot be opened a second time.
+    if path is None or is_protected(prog):
         return
     check_no_part(path)
     try:
