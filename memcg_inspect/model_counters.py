@@ -19,7 +19,6 @@ CounterArray = Literal[
     "percpu",
     "lists",
     "vm_stat",
-    "zone_stat",
     "page_counter",
 ]
 
