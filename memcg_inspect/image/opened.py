@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import shlex
 
-from drgn import Program
+from drgn import Program, ProgramFlags
 
 from memcg_inspect.elf import MAGIC
 from memcg_inspect.image.elf import is_protected, protect
@@ -29,7 +29,7 @@ def prepare(prog: Program) -> None:
     :raises ImageError: if the program cannot be prepared: it was opened from one part of a split
         dump, from a flattened ELF dump, or from a file that cannot be read any more
     """
-    path = prog.core_dump_path
+    path = None if prog.flags & ProgramFlags.IS_LIVE else prog.core_dump_path
     # That of a copy without a name cannot be opened a second time.
     if path is None or is_protected(prog):
         return
