@@ -164,9 +164,7 @@ def _unpacking(path: str, size: int, compression: Compression) -> _Work:
 
 
 def _write_unpacked(read: Read, output: Output, done: Callable[[], None]) -> None:
-    start = b""
-    while len(start) < HEAD and (more := read(HEAD - len(start))):
-        start += more
+    start = flattened.read_up_to(read, HEAD)
     if start.startswith(flattened.MAGIC):
         flattened.unflatten(_Again(start, read).read, output, lambda written: done())
     elif not is_dump(start):
@@ -190,13 +188,8 @@ class _Again:
 
 
 def _write_plain(read: Read, output: Output, done: Callable[[], None]) -> None:
-    at, zeroes, is_end = 0, bytes(_PIECE), False
-    while not is_end:
-        piece = b""
-        while len(piece) < _PIECE and not is_end:
-            more = read(_PIECE - len(piece))
-            is_end = not more
-            piece += more
+    at, zeroes = 0, bytes(_PIECE)
+    while piece := flattened.read_up_to(read, _PIECE):
         if piece != zeroes:
             output.write(at, piece)
         at += len(piece)

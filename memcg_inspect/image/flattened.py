@@ -13,14 +13,14 @@ and so does :func:`unflatten`.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import BinaryIO, NamedTuple
 
 from memcg_inspect.image.room import Output
 from memcg_inspect.model import ImageError
 
-__all__ = ("MAGIC", "Extent", "begins_with", "measure", "unflatten")
+__all__ = ("MAGIC", "Extent", "begins_with", "measure", "read_up_to", "unflatten")
 
 #: ``MAKEDUMPFILE_SIGNATURE``.
 MAGIC = b"makedumpfile\0\0\0\0"
@@ -60,16 +60,12 @@ def measure(file: BinaryIO, size: int) -> Extent:
     """
     file.seek(0)
     _check_header(file.read)
-    at, written, end = _HEADER_SIZE, 0, 0
-    while True:
-        file.seek(at)
-        offset, length = _record(file.read, at)
-        if offset == _END:
-            return Extent(written, _size(written, end))
-        at += _RECORD.size + length
-        if at > size:
-            raise _cut(at, size)
+    written, end = 0, 0
+    for at, offset, length in _records(file):
+        if at + length > size:
+            raise _cut(at + length, size)
         written, end = written + length, max(end, offset + length)
+    return Extent(written, _size(written, end))
 
 
 def begins_with(path: str, magic: bytes) -> bool:
@@ -81,15 +77,12 @@ def begins_with(path: str, magic: bytes) -> bool:
     with open(path, "rb") as file:
         if file.read(len(MAGIC)) != MAGIC:
             return False
-        at = _HEADER_SIZE
         # What is damaged is none of this question.
         with suppress(ImageError):
-            while True:
-                file.seek(at)
-                offset, length = _record(file.read, at)
-                if offset in (0, _END):
+            for at, offset, _ in _records(file):
+                if offset == 0:
+                    file.seek(at)
                     return file.read(len(magic)) == magic
-                at += _RECORD.size + length
     return False
 
 
@@ -134,13 +127,22 @@ def read_all(read: Callable[[int], bytes], size: int) -> bytes:
 
     :raises ImageError: if there are fewer
     """
-    pieces = [read(size)]
-    left = size - len(pieces[0])
-    while left > 0:
-        pieces.append(read(left))
-        if not pieces[-1]:
-            raise ImageError("the stream is truncated: copy it again")
-        left -= len(pieces[-1])
+    data = read_up_to(read, size)
+    if len(data) < size:
+        raise ImageError("the stream is truncated: copy it again")
+    return data
+
+
+def read_up_to(read: Callable[[int], bytes], size: int) -> bytes:
+    """
+    Return the next bytes of a stream, fewer only at its end.
+
+    :param read: function that returns the next bytes, as many as asked for or fewer
+    """
+    pieces, left = [], size
+    while left > 0 and (piece := read(left)):
+        pieces.append(piece)
+        left -= len(piece)
     return b"".join(pieces)
 
 
@@ -150,6 +152,19 @@ def _check_header(read: Callable[[int], bytes]) -> None:
     found = _HEADER.unpack(read_all(read, _HEADER.size))
     if found != _KNOWN:
         raise _damaged("type {} and version {} are unknown".format(*found))
+
+
+def _records(file: BinaryIO) -> Iterator[tuple[int, int, int]]:
+    """Return where each piece is in the file, and its offset and size in the dump."""
+    at = _HEADER_SIZE
+    while True:
+        file.seek(at)
+        offset, length = _record(file.read, at)
+        if offset == _END:
+            return
+        at += _RECORD.size
+        yield at, offset, length
+        at += length
 
 
 def _record(read: Callable[[int], bytes], at: int) -> tuple[int, int]:

@@ -65,6 +65,11 @@ class KdumpHeader(NamedTuple):
     frames: int
 
     @property
+    def is_native(self) -> bool:
+        """Return whether this machine has the same byte order."""
+        return (self.order == "<") == (sys.byteorder == "little")
+
+    @property
     def bitmaps_at(self) -> int:
         """Return where the bitmaps begin in the file."""
         return (1 + self.sub) * self.block
@@ -176,10 +181,9 @@ def bits(file: BinaryIO, start: int, first: int, end: int) -> int:
 def _check_pages(file: BinaryIO, header: KdumpHeader, start: int, pages: int) -> None:
     """Check ``page_desc.size``, the bytes of each page in the file: a block at most."""
     file.seek(start)
-    native = (header.order == "<") == (sys.byteorder == "little")
     for first in range(0, pages, _DESCS_PER_READ):
         words = array("I", file.read(DESC * min(_DESCS_PER_READ, pages - first)))
-        if not native:
+        if not header.is_native:
             words.byteswap()
         longest = max(words[2::6], default=0)
         _check(longest <= header.block, f"a page of {longest:,} bytes in its list of pages")

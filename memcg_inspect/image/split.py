@@ -17,7 +17,6 @@ import hashlib
 import os
 import re
 import struct
-import sys
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
@@ -240,7 +239,7 @@ def join(parts: Sequence[Part], output: Output, report: Callable[[int], None]) -
             moved = data_at - begin
             for words, sizes in _lists(file, part, count):
                 _move(words, sizes, begin, part.size, moved)
-                if not _is_native(part):
+                if not part.header.is_native:
                     words.byteswap()
                 output.write(list_at, words.tobytes())
                 list_at += DESC * len(sizes)
@@ -299,10 +298,6 @@ def _write_headers(parts: Sequence[Part], output: Output) -> None:
         output.write(header.block + offset, bytes(size))
 
 
-def _is_native(part: Part) -> bool:
-    return (part.header.order == "<") == (sys.byteorder == "little")
-
-
 def _lists(file: BinaryIO, part: Part, count: int) -> Iterator[tuple[array[int], array[int]]]:
     """
     Read the list of pages of a part, many at a time.
@@ -317,7 +312,7 @@ def _lists(file: BinaryIO, part: Part, count: int) -> Iterator[tuple[array[int],
         if not data or len(data) % DESC:
             raise ImageError(f"{part.path} became shorter while it was read")
         words, sizes = array("Q", data), array("I", data)[2::6]
-        if not _is_native(part):
+        if not part.header.is_native:
             words.byteswap()
             sizes.byteswap()
         yield words, sizes

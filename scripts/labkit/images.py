@@ -31,8 +31,9 @@ NAME = "vmcore"
 _MOST_BYTES = 20 << 30
 #: More than the tests of one file use, and few enough for a disk: two processes run tests.
 _MOST_HELD = 64
-#: The images that this process holds, by the handles that have the locks.
-_held: dict[int, Path] = {}
+#: The images that this process holds, the last one that was asked for last, with the handles that
+#: have the locks.
+_held: dict[Path, int] = {}
 # The modules of the lab that shape an image.
 _SHAPING = ("crash", "dump", "elf", "freeze", "gdb", "initramfs", "kdump", "machine", "topology")
 
@@ -105,17 +106,13 @@ def hold(folder: Path) -> bool:
     if read_stamp(folder) is None:
         os.close(handle)
         return False
-    _held[handle] = folder
-    for old in [other for other, path in _held.items() if path == folder and other != handle]:
-        _release(old)
+    before = _held.pop(folder, None)
+    _held[folder] = handle
+    if before is not None:
+        os.close(before)
     while len(_held) > _MOST_HELD:
-        _release(next(iter(_held)))
+        os.close(_held.pop(next(iter(_held))))
     return True
-
-
-def _release(handle: int) -> None:
-    del _held[handle]
-    os.close(handle)
 
 
 @contextlib.contextmanager

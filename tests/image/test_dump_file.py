@@ -223,28 +223,24 @@ def test_room_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     assert left(tmp_path) == []
 
 
-def test_a_disk_that_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Others may have taken the room meanwhile."""
-
-    def full(*args: object) -> int:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(os, "pwrite", full)
-    path = tmp_path / "dump"
-    path.write_bytes(FLAT)
-    with pytest.raises(ImageError, match="must be unflattened first"):
-        opened(path)
-    assert left(tmp_path) == []
-
-
-def test_a_disk_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("number", "words", "said"),
+    [
+        # Others may have taken the room meanwhile.
+        (28, "No space left on device", "must be unflattened first"),
+        (5, "Input/output error", "dump cannot be copied: Input/output error"),
+    ],
+)
+def test_a_disk_that_is_full_or_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, words: str, said: str
+) -> None:
     def fail(*args: object) -> int:
-        raise OSError(5, "Input/output error")
+        raise OSError(number, words)
 
     monkeypatch.setattr(os, "pwrite", fail)
     path = tmp_path / "dump"
     path.write_bytes(FLAT)
-    with pytest.raises(ImageError, match="dump cannot be copied: Input/output error"):
+    with pytest.raises(ImageError, match=said):
         opened(path)
     assert left(tmp_path) == []
 
