@@ -19,6 +19,7 @@ CounterArray = Literal[
     "percpu",
     "lists",
     "vm_stat",
+    "zone_stat",
     "page_counter",
 ]
 

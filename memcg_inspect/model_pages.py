@@ -11,7 +11,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Literal, NamedTuple
+
+from memcg_inspect.model import NodeStat
 
 __all__ = (
     "KINDS",
@@ -23,8 +26,10 @@ __all__ = (
     "Inventory",
     "Kind",
     "Place",
-    "ZONE_ITEMS",
+    "UserPages",
     "Zone",
+    "ZoneUse",
+    "Zones",
 )
 
 #: What the pages of a kind are: free, of user space, of the kernel, or not known.
@@ -104,10 +109,6 @@ UNUSED = -2
 UNKNOWN_PAYER = -3
 
 
-#: Items of ``enum zone_stat_item`` that count page frames.
-ZONE_ITEMS = ("NR_FREE_PAGES", "NR_UNACCEPTED", "NR_ZSPAGES")
-
-
 class Zone(NamedTuple):
     """
     One ``struct zone`` with pages.
@@ -119,8 +120,8 @@ class Zone(NamedTuple):
     :ivar managed: ``managed_pages``
     :ivar free_blocks: ``free_area[].nr_free``: number of free blocks, by order
     :ivar isolated: free pages of isolated blocks, which ``NR_FREE_PAGES`` leaves out
-    :ivar counters: counters of the zone by item, with the changes that CPUs have not added yet;
-        only those of :data:`ZONE_ITEMS` that the kernel has
+    :ivar isolates: whether blocks are isolated (``nr_isolate_pageblock``), with free pages or not
+    :ivar stats: its counters, by enumerator of ``enum zone_stat_item``, in pages
     :ivar is_locked: whether a CPU holds ``zone->lock``, and so may be changing lists and counters;
         ``None`` if that cannot be told
     """
@@ -132,8 +133,54 @@ class Zone(NamedTuple):
     managed: int
     free_blocks: tuple[int, ...]
     isolated: int
-    counters: Mapping[str, int]
+    isolates: bool
+    stats: Mapping[str, NodeStat]
     is_locked: bool | None
+
+    def counter(self, item: str) -> int | None:
+        """
+        Return a counter, with the changes that CPUs have not added yet.
+
+        :return: ``None`` if the kernel has no such counter
+        """
+        stat = self.stats.get(item)
+        return None if stat is None else sum(stat)
+
+
+#: Pages that a mark tells, and that zones count.
+ZoneUse = Literal["mlocked", "zsmalloc", "unaccepted"]
+
+
+class Zones(NamedTuple):
+    """
+    The zones of all nodes, and the pages that they count.
+
+    :ivar zones: the zones that have pages, by node and number
+    :ivar names: enumerators of ``enum zone_type`` by value
+    :ivar totals: totals of the counters of zones (``vm_zone_stat``) by enumerator of
+        ``enum zone_stat_item``
+    :ivar sums: sums of ``vm_stat`` over all zones, by the same
+    :ivar free: number of free blocks in buddy lists, by node, zone and order
+    :ivar pages: pages with a mark, by use, node and zone
+    :ivar marks: uses that this kernel marks
+    :ivar listed: pages on LRU lists, by node, zone and enumerator of ``enum zone_stat_item``
+    :ivar has_generations: whether folios are on lists of the multi-gen LRU, which do not tell
+        active ones from others
+    """
+
+    zones: Mapping[tuple[int, int], Zone] = MappingProxyType({})
+    names: Mapping[int, str] = MappingProxyType({})
+    totals: Mapping[str, int] = MappingProxyType({})
+    sums: Mapping[str, int] = MappingProxyType({})
+    free: Mapping[tuple[int, int, int], int] = MappingProxyType({})
+    pages: Mapping[tuple[ZoneUse, int, int], int] = MappingProxyType({})
+    marks: frozenset[ZoneUse] = frozenset()
+    listed: Mapping[tuple[int, int, str], int] = MappingProxyType({})
+    has_generations: bool = False
+
+    def name(self, number: int) -> str:
+        """Return the enumerator of ``enum zone_type`` of a value."""
+        return self.names.get(number, str(number))
 
 
 class Place(NamedTuple):
@@ -188,3 +235,17 @@ class Inventory:
         for place, pages in self.pages.items():
             found[place.nid, place.zone] += pages
         return found
+
+
+class UserPages(NamedTuple):
+    """
+    User pages, by the counters of memcgs that they count in.
+
+    :ivar pages: number of pages by payer (``struct obj_cgroup *``; of user pages up to 7.0
+        ``struct mem_cgroup *``), node and enumerator of the counter
+    :ivar may_have_collapsed_files: whether the kernel may have put pages of files together to huge
+        pages, and has counted that for the wrong memcgs and nodes
+    """
+
+    pages: Mapping[tuple[int, int, str], int] = MappingProxyType({})
+    may_have_collapsed_files: bool = False

@@ -133,6 +133,7 @@ class Check:
     :ivar items: enumerators of the counters that it reads. It is ``not-kept`` on a kernel that has
         none of them.
     :ivar node_items: returns the enumerators of the counters of whole nodes that it compares
+    :ivar zone_items: enumerators of the counters of zones that it compares with memory
     :ivar page_counters: the page counters that it compares, members of ``struct mem_cgroup``
     :ivar not_kept: returns any other reason why a kernel does not keep the identity
     :ivar counters_only: whether both sides of its rows are counters
@@ -164,6 +165,7 @@ class Check:
     derive: Callable[[Snapshot, Sequence[Row]], list[Row]] | None = None
     items: tuple[str, ...] = ()
     node_items: Callable[[Snapshot], Iterable[str]] = _no_items
+    zone_items: tuple[str, ...] = ()
     page_counters: tuple[str, ...] = ()
     not_kept: Callable[[Snapshot], str | None] = _nothing
     counters_only: bool = False

@@ -38,10 +38,15 @@ __all__ = (
     "STACK",
     "THROTTLING",
     "VMALLOC",
+    "FREE",
     "LEVELS",
+    "MLOCK",
     "NODE",
     "NODE_LEVELS",
     "NODE_TOTALS",
+    "ZONE",
+    "ZONE_COUNTERS",
+    "ZSMALLOC",
     "OBJCG",
     "OBJECT_KINDS",
     "HalfDone",
@@ -126,6 +131,27 @@ LEVEL = r"mod_(memcg_)?lruvec_(page_|kmem_)?state|lruvec_stat_mod_folio"
 #: Functions that add to a counter of a node. What exceeds the CPU's threshold goes from its
 #: vm_node_stat_diff to vm_stat of the node, and to vm_node_stat. See node_page_state_add().
 NODE = r"(mod|inc|dec)_node_(page_)?state"
+#: The same of zones: ``zone.vm_stat`` and ``vm_zone_stat``. See zone_page_state_add().
+ZONE = r"(mod|inc|dec)_zone_(page_)?state"
+#: Functions that change lists of free pages, with zone->lock.
+FREE = (
+    r"alloc_(frozen_)?pages|alloc_pages_|get_page_from_freelist|rmqueue|free_(one_page|pcppages)"
+    r"|free_(the_|frozen_)?page|free_unref|free_pages_ok|drain_|unreserve_highatomic|isolate_"
+    r"|compact_|take_page_off_buddy|(set|unset)_migratetype|undo_isolate|page_reporting"
+    r"|accept_page|split_free_page"
+)
+#: Functions that set or clear PG_mlocked, or that call those that do, where these are inlined.
+MLOCK = (
+    r"mlock|munlock|apply_vma_lock|folio_batch_move_lru|lru_add|(folios|pages)?_?put_|release_pages"
+    r"|folios?_put|free_pages_(prepare|and_swap)|free_unref|free_(frozen_)?pages|page_cache_release"
+    r"|lru_cache|unmap_|zap_|try_to_|remove_rmap|page_remove_rmap|folio_remove_rmap|do_anonymous"
+    r"|wp_page_copy|do_swap_page|finish_fault|migrate_|remove_migration|split_huge|tlb_|exit_mmap"
+)
+#: Functions that allocate, free or migrate pages of zsmalloc, and those that isolate them.
+ZSMALLOC = (
+    r"zs_|alloc_z(s|p)|free_z(s|p)|zspage|zpdesc|async_free_zspage|zswap|zram|isolate_mov|migrate_"
+    r"|compact_|kcompactd|putback_mov"
+)
 #: Functions that make or free page tables, or that call those that do, where these are inlined.
 PAGETABLE = (
     r"pagetable_|(pte|pmd|pud|p4d|pgd|pgtable)_\w*(alloc|free|install|ctor|dtor)|free_p[gmu4]d_"
@@ -162,6 +188,7 @@ _MOST_DIFF = 128 + 64
 _FLUSHES = re.compile(FLUSH)
 _FOLDS = re.compile(rf"_*({FOLD})")
 _ADDS_TO_NODE = re.compile(rf"_*({NODE}|{FOLD})")
+_ADDS_TO_ZONE = re.compile(rf"_*({ZONE}|{FOLD})")
 _IN_HUGETLB = re.compile(rf"_*({HUGETLB})")
 _IN_VMALLOC = re.compile(r"_*(vmalloc|vm_area_alloc_pages)")
 
@@ -284,6 +311,7 @@ class HalfDone:
     :ivar only_at: functions that do so only if no other of *functions* is further in
     :ivar shows_in: items of rows in which a charge of kernel memory shows, too
     :ivar of_nodes: whether rows compare counters of nodes, which CPUs fold
+    :ivar of_zones: whether rows compare counters of zones, which CPUs fold together with those
     :ivar areas: if given, rows count pages of vmalloc areas, which a task may be counting or
         freeing; it returns the most by which that may change a row, of a subtree or not, in pages
     :ivar subject: returns what a CPU must point to if the row is not about a memcg; ``None`` for a
@@ -308,6 +336,7 @@ class HalfDone:
     only_at: re.Pattern[str] | None = None
     shows_in: tuple[str, ...] = ()
     of_nodes: bool = False
+    of_zones: bool = False
     areas: Callable[[Snapshot, Running, Row, bool], int] | None = None
     subject: Callable[[Snapshot, Row], Address | None] | None = None
 
@@ -316,8 +345,12 @@ class HalfDone:
         return next((f for f in cpu.functions if self._is_place(f)), None)
 
     def _is_place(self, function: str) -> bool:
-        adds = self.of_nodes and _ADDS_TO_NODE.match(function) is not None
-        return adds or self.functions.match(function) is not None
+        return self._adds(function) or self.functions.match(function) is not None
+
+    def _adds(self, function: str) -> bool:
+        """Return whether a function adds to counters of nodes or zones, if rows compare these."""
+        to_node = self.of_nodes and _ADDS_TO_NODE.match(function) is not None
+        return to_node or (self.of_zones and _ADDS_TO_ZONE.match(function) is not None)
 
     def is_in(self, cpu: Running) -> bool:
         """Return whether a CPU may have begun such a charge, and not ended it."""
@@ -325,13 +358,16 @@ class HalfDone:
             return True
         return self.only_at is not None and self.only_at.match(self.place(cpu) or "") is not None
 
+    def _is_adding(self, cpu: Running) -> bool:
+        return any(map(self._adds, cpu.functions))
+
     def flushes(self, cpu: Running) -> bool:
         """Return whether a CPU was flushing counters, which changes many of them by any amount."""
         return any(_FLUSHES.match(f) and self.functions.match(f) for f in cpu.functions)
 
     def folds(self, cpu: Running) -> bool:
-        """Return whether a CPU was moving its part of many counters of nodes."""
-        return self.of_nodes and any(map(_FOLDS.match, cpu.functions))
+        """Return whether a CPU was moving its part of many counters of nodes and zones."""
+        return (self.of_nodes or self.of_zones) and any(map(_FOLDS.match, cpu.functions))
 
     def largest(self, snapshot: Snapshot, cpu: Running, row: Row) -> int:
         """Return the largest charge that a CPU may have left half done, in the unit of the row."""
@@ -342,17 +378,19 @@ class HalfDone:
         return self._charge(snapshot, cpu, row) + self._diff(snapshot, cpu, row) + areas
 
     def _diff(self, snapshot: Snapshot, cpu: Running, row: Row) -> int:
-        """Return the most of a counter of nodes that a CPU may have moved only half."""
+        """Return the most of a counter of nodes or zones that a CPU may have moved only half."""
         unknown = cpu.held is None or not cpu.functions
-        if not self.of_nodes or not (unknown or _adds_to_node(cpu)):
+        if not (self.of_nodes or self.of_zones) or not (unknown or self._is_adding(cpu)):
             return 0
-        of_all_nodes = row.nid is None and (unknown or self.folds(cpu))
-        return _MOST_DIFF * (len(snapshot.image.nodes) if of_all_nodes else 1)
+        if row.nid is not None or not (unknown or self.folds(cpu)):
+            return _MOST_DIFF
+        all_of = snapshot.zones.zones if self.of_zones else snapshot.image.nodes
+        return _MOST_DIFF * max(1, len(all_of))
 
     def _charge(self, snapshot: Snapshot, cpu: Running, row: Row) -> int:
         """Return the largest charge itself, in the unit of the row."""
         counts = any(map(self.functions.match, cpu.functions))
-        if self.of_nodes and _adds_to_node(cpu) and not counts:
+        if self._is_adding(cpu) and not counts:
             return 0  # it was counting something else
         if self.entries is not None and row.unit == "pages":
             return self.entries
@@ -401,10 +439,6 @@ class HalfDone:
         return off == amount * (page_size if in_pages else 1)
 
 
-def _adds_to_node(cpu: Running) -> bool:
-    return any(map(_ADDS_TO_NODE.match, cpu.functions))
-
-
 def _shows_as(size: int, amount: int, unit: Unit, page_size: int) -> bool:
     """
     Return whether a charge of so many bytes can show as an amount in another unit.
@@ -428,3 +462,5 @@ LEVELS = HalfDone(pattern(LEVEL, FLUSH), block_pages)
 NODE_LEVELS = HalfDone(pattern(LEVEL, NODE, _SWAPCACHE, FLUSH), block_pages, of_nodes=True)
 #: Those of nodes, and of all nodes.
 NODE_TOTALS = HalfDone(pattern(NODE), block_pages, of_nodes=True)
+#: Those of zones, and of all zones.
+ZONE_COUNTERS = HalfDone(pattern(ZONE), block_pages, of_zones=True)

@@ -36,6 +36,7 @@ from memcg_inspect.model import (
 from memcg_inspect.model_counters import LocalStat, Unfolded
 from memcg_inspect.model_freeing import Transient
 from memcg_inspect.model_kernel import Features, Limits, Moving
+from memcg_inspect.model_pages import UserPages, Zones
 from memcg_inspect.model_tasks import ActiveMemcg, CachedStackPage, TaskCharge
 
 __all__ = ("OBJECTS", "Snapshot")
@@ -97,7 +98,9 @@ class Snapshot:
     :ivar cached_stacks: pages of cached kernel stacks; ``None`` if the kernel caches none
     :ivar vectors: vectors of obj_cgroups outside their slabs, by node of the slab
     :ivar sockets: sockets whose protocols account memory, by the memcg that they are charged to
+    :ivar zones: zones, and the pages that they count
     :ivar lru: pages on LRU lists, and the sizes of the lists; ``None`` if they are unknown
+    :ivar user_pages: pages that count in counters of user pages
     :ivar slab_usage: slab memory by node and cache, charged or not
     :ivar percpu_usage: percpu memory by node, charged or not
     :ivar freed: free pages that are still charged as kernel memory
@@ -145,7 +148,9 @@ class Snapshot:
     cached_stacks: Sequence[CachedStackPage] | None = None
     vectors: Mapping[int, Vectors] = field(default_factory=dict)
     sockets: Mapping[int, SockUsage] = field(default_factory=dict)
+    zones: Zones = Zones()
     lru: LruLists | None = None
+    user_pages: UserPages = UserPages()
     slab_usage: tuple[SlabUsage, ...] = ()
     percpu_usage: tuple[PercpuUsage, ...] = ()
     freed: Sequence[FreedPage] = ()

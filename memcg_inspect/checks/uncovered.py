@@ -34,6 +34,9 @@ _NODE_ONLY = (
     "kept for whole nodes only; their sum is compared with the total of all nodes, but not with "
     "memory"
 )
+_ZONE_ONLY = (
+    "kept for zones; their sum is compared with the total of all zones, but not with memory"
+)
 #: Why the owners of the memory that a counter counts are not found.
 _NO_OWNER = {
     "NR_SECONDARY_PAGETABLE": "the page tables of KVM and of IOMMU drivers are not walked",
@@ -50,7 +53,7 @@ def not_covered(snapshot: Snapshot) -> tuple[NotCovered, ...]:
     """
     Return the counters that no identity of this kernel compares with what was found.
 
-    Counters of memcgs come first, then page counters, events, and counters of whole nodes.
+    Counters of memcgs come first, then page counters, events, counters of nodes and of zones.
     """
     return tuple(_all(snapshot))
 
@@ -77,6 +80,10 @@ def _all(snapshot: Snapshot) -> Iterator[NotCovered]:
     for item in features.node_items:
         if item not in by_node and item not in features.lruvec_items:
             yield _because(item, _NODE_ONLY)
+    by_zone = {item for check in kept for item in check.zone_items}
+    for item in snapshot.zones.totals:
+        if item not in by_zone:
+            yield NotCovered(item, _ZONE_ONLY)
 
 
 def _because(item: str, reason: str) -> NotCovered:

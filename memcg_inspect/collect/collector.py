@@ -47,6 +47,7 @@ from memcg_inspect.collect.pernode import PerNode, per_node_of
 from memcg_inspect.collect.ranges import Mapper, PassContext, collect_ranges
 from memcg_inspect.collect.recover import recover_for_charges, recover_for_percpu
 from memcg_inspect.collect.slab_cells import SlabCells
+from memcg_inspect.collect.zones import read_zone_counters
 from memcg_inspect.collect.zswap import ZswapAdded, ZswapExamples, add_zswap
 from memcg_inspect.image.image import Image
 from memcg_inspect.image.layout import has_member, has_type
@@ -57,6 +58,7 @@ from memcg_inspect.linux.kernel.fork import caches_stacks, read_cached_stacks
 from memcg_inspect.linux.kernel.sched import caches_objcg, read_tasks
 from memcg_inspect.linux.kernel.sched_mm import read_active_memcgs
 from memcg_inspect.linux.mm.alloc_tag import why_not_profiled
+from memcg_inspect.linux.mm.khugepaged import may_have_collapsed_files
 from memcg_inspect.linux.mm.memcg_data import charges_node_of_folio, kernel_payers
 from memcg_inspect.linux.mm.memcontrol import (
     csses_made_since,
@@ -89,6 +91,7 @@ from memcg_inspect.linux.mm.zswap import ZswapReader, zswap_cursors
 from memcg_inspect.linux.net.sock import socket_caches
 from memcg_inspect.model import Coverage, LruLists, Memcg, Objcg, ObjStock, PercpuUsage
 from memcg_inspect.model_kernel import Features
+from memcg_inspect.model_pages import UserPages
 from memcg_inspect.model_tasks import CachedStackPage, TaskCharge
 
 __all__ = ("collect", "kept_slabs", "kept_zswap")
@@ -182,9 +185,7 @@ def _collect(
         unfolded = folds.unfolded(reader, coverage["updated"])
         usage = read_usage(image, memcgs, coverage["counters"])
         lists, sizes = _lru_lists(image, memcgs, coverage)
-        all_nodes = read_nodes(image, coverage["node_stats"])
         stocks = read_obj_stocks(image, coverage["stock"])
-        charge_stocks = read_charge_stocks(image, coverage["charge_stock"])
         css = read_css_refs(image, memcgs, coverage["css"])
         counts = read_page_counters(image, memcgs, coverage["counters"])
         ids = swap_ids(image, coverage["swap_ids"])
@@ -217,7 +218,7 @@ def _collect(
         unfolded=unfolded,
         csses_since=csses_made_since(image, memcgs),
         stocks=stocks,
-        charge_stocks=charge_stocks,
+        charge_stocks=read_charge_stocks(image, coverage["charge_stock"]),
         usage=usage,
         references=references,
         unknown_holders={o: f"BPF maps of {name}" for o, name in maps.unknown.items()},
@@ -240,9 +241,11 @@ def _collect(
         freed=sorted(total.freed),
         large_kmalloc=total.large_kmalloc,
         node_pages=total.node_pages,
-        all_nodes=all_nodes,
+        all_nodes=read_nodes(image, coverage["node_stats"]),
         node_stats=read_node_stats(image, coverage["node_stats"]),
+        zones=read_zone_counters(image, total, coverage["zones"]),
         lru=LruLists(_pages_on_lists(total, lists), sizes, lists.by_generation),
+        user_pages=UserPages(total.user_pages, may_have_collapsed_files(image)),
         profile=_profile(image, sites, total) if call_sites else None,
         coverage=dict(coverage),
         unreadable=frozenset(memcgs[memcg].payer for memcg in unreadable),

@@ -13,7 +13,7 @@ from memcg_inspect.linux.mm.memcontrol import nodeinfo
 from memcg_inspect.linux.mm.memcontrol_vmstats import StatReader, lruvec_items, memcg_items
 from memcg_inspect.linux.mm.mm_inline import LruReader
 from memcg_inspect.linux.mm.page_counter import page_counter_words
-from memcg_inspect.linux.mm.vmstat import node_stat_words
+from memcg_inspect.linux.mm.vmstat import node_stat_words, zone_stat_words
 from memcg_inspect.model import Coverage
 from memcg_inspect.model_counters import CounterWord
 from memcg_inspect.report import Finding
@@ -51,7 +51,8 @@ def _words(image: Image, memcg: int | None, nids: set[int | None]) -> Iterator[C
     if memcg is None:
         for nid in nids:
             if nid is not None and nid >= 0:
-                yield from (word._replace(nid=nid) for word in node_stat_words(image, nid))
+                for word in (*node_stat_words(image, nid), *zone_stat_words(image, nid)):
+                    yield word._replace(nid=nid)
         return
     reader = StatReader(image, dict.fromkeys((*memcg_items(image), *lruvec_items(image))))
     lists = LruReader(image, Coverage())

@@ -21,6 +21,7 @@ from memcg_inspect.linux.mm.mm_types import LruFlags
 from memcg_inspect.linux.mm.slab import SlabTally
 from memcg_inspect.model import Coverage, FreedPage, NodeUse, Vectors
 from memcg_inspect.model_freeing import Transient
+from memcg_inspect.model_pages import ZoneUse
 
 __all__ = ("Partial", "merged")
 
@@ -54,7 +55,10 @@ class Partial:
     :ivar freed: free pages that are still charged as kernel memory
     :ivar files: files that can own such pages
     :ivar node_pages: pages that nodes count, charged or not, by use and node
+    :ivar zone_free: free blocks in buddy lists, by node, zone and order
+    :ivar zone_pages: pages that zones count, by use, node and zone
     :ivar lru: pages on LRU lists, by payer (0 if not charged), node, zone and flags
+    :ivar user_pages: pages that count in counters of user pages, by payer, node and item
     :ivar uses: references to call sites
     :ivar uncharged: objects with a call site that no memcg pays for, of caches that always account,
         by ``struct kmem_cache *`` and ``struct codetag *``
@@ -80,7 +84,10 @@ class Partial:
     unplaced: dict[int, tuple[Entry, int]] = field(default_factory=dict)
     freed: set[FreedPage] = field(default_factory=set)
     files: set[OpenFile] = field(default_factory=set)
+    zone_free: Counter[tuple[int, int, int]] = field(default_factory=Counter)
+    zone_pages: Counter[tuple[ZoneUse, int, int]] = field(default_factory=Counter)
     lru: Counter[tuple[int, int, int, LruFlags]] = field(default_factory=Counter)
+    user_pages: Counter[tuple[int, int, str]] = field(default_factory=Counter)
     uses: dict[Use, Amount] = field(default_factory=dict)
     uncharged: Counter[tuple[int, int]] = field(default_factory=Counter)
     unnamed: dict[int, str] = field(default_factory=dict)
@@ -111,7 +118,10 @@ class Partial:
         self.unplaced |= other.unplaced
         self.freed |= other.freed
         self.files |= other.files
+        self.zone_free += other.zone_free
+        self.zone_pages += other.zone_pages
         self.lru += other.lru
+        self.user_pages += other.user_pages
         for use, amount in other.uses.items():
             self.use(use, amount.bytes, amount.charges)
         self.uncharged += other.uncharged

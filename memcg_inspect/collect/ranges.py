@@ -29,6 +29,8 @@ from memcg_inspect.image.image import Image
 from memcg_inspect.image.progress import STOPPED
 from memcg_inspect.linux.fs.notify import GroupReader
 from memcg_inspect.linux.mm.debug import is_kmalloc_page, read_page
+from memcg_inspect.linux.mm.filemap import UserPageReader
+from memcg_inspect.linux.mm.internal import ZonePageReader
 from memcg_inspect.linux.mm.kfence import kfence_pages
 from memcg_inspect.linux.mm.mm_types import (
     KmemPage,
@@ -95,6 +97,8 @@ class RangeCollector:
         self._groups = GroupReader(image, self._slabs)
         self._released = ReleasedReader(image, self._slabs, context.memcgs)
         self._maps = UnlistedMaps(image, self._slabs)
+        self._zones = ZonePageReader(image)
+        self._users = UserPageReader(image)
         self._kmalloc: dict[int, bool] = {}
         self._blocks = BlockReader(image, miss=self._miss_list)
         self._ledger = Ledger()
@@ -118,6 +122,7 @@ class RangeCollector:
         self._socks.queues = partial.coverage["sock_queues"]
         self._socks.others = partial.coverage["other_socks"]
         self._groups.coverage = partial.coverage["notify"]
+        self._users.coverage = partial.coverage["user_pages"]
         # On a running kernel, these lists change while they are read.
         for fault in () if self._image.is_moving else self._released.faults:
             partial.coverage["css"].miss("work items", fault.address, str(fault))
@@ -148,6 +153,8 @@ class RangeCollector:
             partial.node_pages["table", nid] += pages
         if piece.raw is not None:
             partial.node_pages += self._context.uses.on_nodes.of(piece.raw)
+            self._zones.add(piece.raw, partial.zone_free, partial.zone_pages)
+            partial.user_pages += self._users.read(piece.raw)
         if piece.unreadable is not None:
             why = STOPPED if self._image.progress.stop else "not in the image"
             self._pages.miss("struct pages", piece.unreadable, why)

@@ -9,6 +9,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated
 
+from memcg_inspect.checks.zone_pages import why_lists_may_change
 from memcg_inspect.collect.image_info import image_info
 from memcg_inspect.collect.inventory import read_inventory
 from memcg_inspect.image.image import Image
@@ -254,13 +255,14 @@ def _counter_rows(inventory: Inventory) -> Iterator[CounterRow]:
     for (nid, number), zone in sorted(inventory.zones.items()):
         free, unaccepted = (kinds[nid, number, kind] for kind in ("free", "unaccepted"))
         listed = [blocks << order for order, blocks in enumerate(zone.free_blocks)]
-        counted = zone.counters.get("NR_UNACCEPTED", 0)
+        counted = zone.counter("NR_UNACCEPTED") or 0
         parts = [
             ("NR_FREE_PAGES", free - zone.isolated + unaccepted),
             ("NR_UNACCEPTED", unaccepted),
             ("NR_ZSPAGES", kinds[nid, number, "zsmalloc"]),
         ]
-        said = {**zone.counters, "free_area": sum(listed)}
+        said = {item: sum(stat) for item, stat in zone.stats.items()}
+        said["free_area"] = sum(listed)
         for order, pages in enumerate(listed):
             # What is too much of one order may be too little of another.
             if pages != orders[nid, number, order]:
@@ -291,9 +293,7 @@ def _why_free_pages_differ(zone: Zone, counted: int, found: int) -> str | None:
     """
     if counted != found:
         return "not all pages that are not accepted yet are marked (before 6.12)"
-    if zone.is_locked is None:
-        return "whether a CPU was changing the lists is not known"
-    return "a CPU was changing the lists of free pages" if zone.is_locked else None
+    return why_lists_may_change(zone)
 
 
 def _cells(inventory: Inventory, by: Collection[str], page_size: int) -> dict[_Key, _Cell]:

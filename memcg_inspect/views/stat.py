@@ -4,11 +4,13 @@
 from __future__ import annotations
 
 from argparse import Namespace
-from collections.abc import Collection, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass, replace
 from typing import Annotated
 
 from memcg_inspect.checks.counters import Counters, CounterValue
+from memcg_inspect.checks.found import FoundAmounts
+from memcg_inspect.collect import collect
 from memcg_inspect.collect.counters import read_counters
 from memcg_inspect.collect.image_info import image_info
 from memcg_inspect.image.image import Image
@@ -54,9 +56,19 @@ class StatRow:
             priority=9,
         ),
     ]
+    found: Annotated[
+        Value,
+        Field(
+            "count",
+            "what the audit finds in memory for this counter; none if no identity compares it",
+            priority=9,
+        ),
+    ] = None
 
 
-def stat(image: Image, memcg: str, show_all: bool = False, subtree: bool = True) -> Answer:
+def stat(
+    image: Image, memcg: str, show_all: bool = False, subtree: bool = True, walk: bool = True
+) -> Answer:
     """
     Return the counters of a memcg.
 
@@ -64,17 +76,26 @@ def stat(image: Image, memcg: str, show_all: bool = False, subtree: bool = True)
     :param show_all: whether to include items that are 0 everywhere
     :param subtree: whether to include the memcgs below it, as the kernel's files do. Those of a
         removed memcg are included in any case.
+    :param walk: whether to walk all memory, for what is found there
     :raises UsageError: if there is no such memcg
     """
     info, payers = image_info(image), Payers(image)
     chosen, notes = _choose(payers, memcg)
     whole = subtree or chosen.state == "dying"
     counters = _read(image, payers, chosen)
+    # No counter of a removed memcg is compared: what is left of it is charged to another.
+    truth = _truth(image, payers) if walk and chosen.state != "dying" else None
     rows: list[StatRow] = []
     hidden = 0
     for line in stat_lines(image):
         found = list(_rows(line, chosen, counters, info.nodes, whole))
-        if show_all or any(row.folded or row.pending or row.exact for row in found):
+        if truth is not None:
+            of_memcg = truth.subtree if whole else truth.own
+            found = [
+                replace(row, found=_truth_of(line, of_memcg, chosen.address, row.node))
+                for row in found
+            ]
+        if show_all or any(row.folded or row.pending or row.exact or row.found for row in found):
             rows += found
         else:
             hidden += 1
@@ -92,6 +113,31 @@ def stat(image: Image, memcg: str, show_all: bool = False, subtree: bool = True)
         notes.append("The kernel's file includes the memcgs below; --subtree does so, too.")
     table = Table("stat", title, columns_of(StatRow), rows)
     return Answer("stat", info, (table,), dict(payers.coverage), tuple(notes))
+
+
+def _truth(image: Image, payers: Payers) -> FoundAmounts:
+    """Return what is found in all memory."""
+    snapshot = collect(image, call_sites=False)
+    for subject in ("pages", "slab", "user_pages"):
+        if subject in snapshot.coverage:
+            payers.coverage[subject].add(snapshot.coverage[subject])
+    return FoundAmounts(snapshot)
+
+
+def _truth_of(
+    line: StatLine,
+    of_memcg: Callable[[int, str, int | None], int | NotRead | None],
+    memcg: int,
+    nid: int | None,
+) -> int | NotRead | None:
+    """Return what was found for a line; ``None`` if some of its counters is not compared."""
+    total = 0
+    for item in line.items:
+        found = of_memcg(memcg, item, nid)
+        if not isinstance(found, int):
+            return found
+        total += found * line.scale
+    return total
 
 
 def _removed(image: Image, payers: Payers, memcg: Memcg) -> str:
@@ -176,8 +222,9 @@ VIEW = View(
     name="stat",
     help="memory.stat and memory.numa_stat of a memcg, exact as after a flush",
     description="Shows every item of memory.stat, for the memcg and for each node: what is "
-    "folded, what is pending, and the exact sum. Without --subtree, these are the parts of the "
-    "memcg itself, as in slabinfo and percpu. The kernel's files include the memcgs below.",
+    "folded, what is pending, the exact sum, and what is found in memory. Without --subtree, these "
+    "are the parts of the memcg itself, as in slabinfo and percpu. The kernel's files include the "
+    "memcgs below.",
     run=_run,
     records=(StatRow,),
     arguments=(

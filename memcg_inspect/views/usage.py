@@ -88,7 +88,7 @@ def usage(image: Image, memcg: str) -> Answer:
     :raises UsageError: if there is no such memcg, or it has no ``memory.current``
     """
     snapshot, chosen = collect(image), _choose(Payers(image), memcg)
-    lines = stat(image, f"{chosen.address:#x}", show_all=True).tables[0].rows
+    lines = stat(image, f"{chosen.address:#x}", show_all=True, walk=False).tables[0].rows
     stats = {row.item: row for row in lines if row.node is None}
     subtrees = Subtrees(snapshot)
     left = subtrees.not_found()[chosen.address]

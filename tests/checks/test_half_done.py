@@ -51,6 +51,7 @@ BOUNDS: dict[str, tuple[str, Unit, int]] = {
     "kmem_usage": ("obj_cgroup_charge_pages", "pages", KMEM),
     "tcpmem": ("tcp_sendmsg", "pages", BATCH),
     "lru": ("folio_batch_move_lru", "pages", FOLIOS + 1),
+    "user_pages": ("folio_add_new_anon_rmap", "pages", FOLIOS + 1),
     "levels": ("__mod_objcg_mlstate_kmem_cache", "bytes", OBJECT),
     "page_levels": ("__mod_memcg_lruvec_state", "pages", BLOCK),
     "node_slab": ("allocate_slab", "pages", BLOCK),
@@ -59,6 +60,11 @@ BOUNDS: dict[str, tuple[str, Unit, int]] = {
     "node_vmalloc": ("__vmalloc_area_node", "pages", BLOCK),
     "node_levels": ("__mod_lruvec_state", "pages", BLOCK),
     "node_totals": ("mod_node_page_state", "pages", BLOCK + DIFF),
+    "zone_free": ("__mod_zone_page_state", "pages", BLOCK + DIFF),
+    "zone_zspages": ("zs_malloc", "pages", 32),
+    "zone_mlock": ("mlock_folio", "pages", BLOCK),
+    "zone_lru": ("folio_batch_move_lru", "pages", FOLIOS + 1),
+    "zone_totals": ("mod_zone_page_state", "pages", BLOCK + DIFF),
     "references": ("obj_cgroup_release", "references", FOLIOS + 1),
     "objcg_sets": ("obj_cgroup_release", "references", 1),
     "reparenting": ("mem_cgroup_css_offline", "references", 1),
@@ -66,7 +72,7 @@ BOUNDS: dict[str, tuple[str, Unit, int]] = {
     "hierarchy": ("obj_cgroup_charge_pages", "pages", KMEM),
 }
 #: Identities of rows that nothing leaves half done.
-WHOLE = {"placement", "released", "task_objcg", "active_memcg", "cached_stacks"}
+WHOLE = {"zone_free_area", "placement", "released", "task_objcg", "active_memcg", "cached_stacks"}
 #: A function that charges nothing.
 ELSEWHERE = "osq_lock"
 #: A CPU points to the memcg of the rows, and not to what is charged.
@@ -129,7 +135,8 @@ def test_one_charge_of_each_identity(identity: str) -> None:
         ("__lruvec_stat_mod_folio", {"page_levels", "node_levels"}),
         ("mod_lruvec_page_state", {"page_levels", "node_levels"}),
         ("mod_node_page_state", {"node_levels", "node_totals"}),
-        ("refresh_cpu_vm_stats", {"node_levels", "node_totals"}),
+        ("refresh_cpu_vm_stats", {"node_levels", "node_totals", "zone_free", "zone_totals"}),
+        ("mod_zone_page_state", {"zone_free", "zone_totals"}),
         ("__swap_cache_add_folio", {"node_levels"}),
         # They charge pages, and call functions that change one counter at all its levels.
         ("free_unref_page", set()),
@@ -140,13 +147,17 @@ def test_one_charge_of_each_identity(identity: str) -> None:
 )
 def test_levels_of_one_counter(function: str, explained: set[str]) -> None:
     """They differ only within the functions that change several levels."""
-    for identity in ("page_levels", "node_levels", "node_totals"):
+    for identity in ("page_levels", "node_levels", "node_totals", "zone_free", "zone_totals"):
         expected = "unverifiable" if identity in explained else "differs"
         assert status(identity, "pages", 1, cpu(function)) == expected, identity
 
 
 @pytest.mark.parametrize(
-    "identity", ["node_slab", "node_stack", "node_pagetable", "node_vmalloc", "node_levels"]
+    "identity",
+    [
+        *("node_slab", "node_stack", "node_pagetable", "node_vmalloc", "node_levels"),
+        *("zone_free", "zone_zspages", "zone_mlock", "zone_lru"),
+    ],
 )
 def test_counters_of_nodes_that_a_cpu_folds(identity: str) -> None:
     """Any CPU that adds to counters of nodes may have moved its part of this one only half."""
@@ -183,6 +194,7 @@ def test_identities_that_nothing_leaves_half_done() -> None:
         and name not in ("sock_bytes", "objcg_sets", "reparenting", "alloc_tags")
         # Counters of nodes and page counters are not flushed.
         and name not in ("node_slab", "node_stack", "node_pagetable", "node_vmalloc", "node_totals")
+        and not name.startswith("zone_")
         and name not in ("swap_usage", "kmem_usage", "tcpmem")
     ],
 )
@@ -255,7 +267,13 @@ def test_rows_of_subtrees_are_told_apart_by_counter() -> None:
 
 @pytest.mark.parametrize(
     ("identity", "unread"),
-    [("kmem", BLOCK), ("usage", FOLIOS * BLOCK), ("lru", FOLIOS * BLOCK), ("hierarchy", BLOCK)],
+    [
+        ("kmem", BLOCK),
+        ("usage", FOLIOS * BLOCK),
+        ("lru", FOLIOS * BLOCK),
+        ("user_pages", FOLIOS * BLOCK),
+        ("hierarchy", BLOCK),
+    ],
 )
 def test_pages_that_the_stack_points_to(identity: str, unread: int) -> None:
     function, unit, most = BOUNDS[identity]

@@ -26,7 +26,14 @@ BARE = Features(
     zswap=False,
 )
 NODES = "the counters of nodes of this kernel are not known"
+ZONES = "the counters of zones of this kernel are not known"
 SLABS = "this kernel does not keep NR_SLAB_RECLAIMABLE_B or NR_SLAB_UNRECLAIMABLE_B"
+
+USERS = (
+    "this kernel does not keep NR_ANON_MAPPED or NR_FILE_MAPPED or NR_ANON_THPS or NR_SHMEM or "
+    "NR_FILE_DIRTY or NR_WRITEBACK or NR_SWAPCACHE or NR_FILE_PAGES or NR_SHMEM_THPS or "
+    "NR_FILE_THPS"
+)
 
 #: What is missing in a snapshot with none of the optional parts.
 UNKNOWN = {
@@ -35,6 +42,7 @@ UNKNOWN = {
     "kmem_usage": "only cgroup v1 has a page counter of kernel memory",
     "tcpmem": "only cgroup v1 has a page counter of sockets",
     "lru": "the sizes of the LRU lists of this kernel are not known",
+    "user_pages": USERS,
     "page_levels": "this kernel keeps no other counter by memcg and node",
     "local": "this kernel loses the local counters of memcgs that are removed",
     "local_fold": ("this kernel adds up local counters when they are read: it has no state_local"),
@@ -45,6 +53,8 @@ UNKNOWN = {
     "node_vmalloc": "the number of vmalloc pages of this kernel is not known",
     "node_levels": NODES,
     "node_totals": NODES,
+    "zone_free_area": "the zones of this kernel are not known",
+    **dict.fromkeys(("zone_free", "zone_zspages", "zone_mlock", "zone_lru", "zone_totals"), ZONES),
     "cached_stacks": "this kernel caches no kernel stacks",
     "alloc_tags": "call sites were not read",
 }

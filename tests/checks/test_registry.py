@@ -90,9 +90,13 @@ def test_flags() -> None:
         "node_totals",
         "page_levels",
         "updated",
+        "zone_totals",
     }
     # Stacks and vmalloc areas are not what this program allocates.
-    assert names("of_whole_nodes") == {"node_levels", "node_pagetable", "node_slab"}
+    assert names("of_whole_nodes") == {
+        *("node_levels", "node_pagetable", "node_slab"),
+        *("zone_free", "zone_free_area", "zone_lru"),
+    }
     page_counters = {"usage", "swap_usage", "kmem_usage", "tcpmem"}
     assert names("of_subtrees") == {*page_counters, "hierarchy"}
     assert {check.name for check in CHECKS if check.page_counters} == page_counters

@@ -23,6 +23,7 @@ from support.guests import PERNODE_KERNELS, GuestImage, Lab, Plant
 from memcg_inspect.collect import collect
 from memcg_inspect.image.image import image_of
 from memcg_inspect.linux.mm.mmzone import MemMap, mem_map
+from memcg_inspect.linux.mm.page_flags import page_flags
 from memcg_inspect.linux.mm.zswap import ZswapEntry, ZswapReader
 from memcg_inspect.model import Objcg
 from memcg_inspect.report import Report
@@ -79,10 +80,10 @@ def straddlers(prog: Program, objcgs: dict[int, Objcg]) -> Iterator[Straddler]:
 
 
 class Moved(NamedTuple):
-    """An entry, the change that moves its second page to another node, and who should pay there."""
+    """An entry, what moves its second page to another node, and who should pay there."""
 
     who: Straddler
-    change: tuple[str, int]
+    changes: tuple[tuple[str, int | str], ...]
     payer: Objcg
 
     @property
@@ -105,6 +106,13 @@ def node_shift(frames: MemMap) -> int:
     )  # fmt: skip
 
 
+def counted(prog: Program, flags: int, nid: int, other: int) -> tuple[tuple[str, str], ...]:
+    """Return what counts a page on another node, as zs_page_migrate() does."""
+    zone = page_flags(image_of(prog)).zone.get(flags)
+    place = f"node_data[{{}}].node_zones[{zone}].vm_stat[NR_ZSPAGES].counter"
+    return (place.format(nid), "old - 1"), (place.format(other), "old + 1")
+
+
 def moved(prog: Program) -> Moved:
     objcgs = dict(collect(image_of(prog)).objcgs)
     frames = mem_map(image_of(prog))
@@ -118,7 +126,8 @@ def moved(prog: Program) -> Moved:
                 flags = prog.read_u64(place)
                 flags = flags & ~(who.nid << shift) | payer.nid << shift
                 assert frames.nid(flags) == payer.nid
-                return Moved(who, (f"u64:{place:#x}", flags), payer)
+                changes = ((f"u64:{place:#x}", flags), *counted(prog, flags, who.nid, payer.nid))
+                return Moved(who, changes, payer)
     raise AssertionError("no entry of this image can be moved")
 
 
@@ -195,7 +204,7 @@ def test_data_that_was_moved_is_paid_for_as_before(lab: Lab, plant: Plant, kerne
     flags = prog.read_u64(place)
     begins = frames.nid(flags)
     moved_to = flags & ~(begins << node_shift(frames)) | free << node_shift(frames)
-    report = plant(image, (f"u64:{place:#x}", moved_to))
+    report = plant(image, (f"u64:{place:#x}", moved_to), *counted(prog, flags, begins, free))
     assert follows(report) == "physical"
     assert {(f.kind, f.identity) for f in report.findings} == {("skew", "zswap")}
     moved = {e.address: e.bytes for f in report.findings for e in f.evidence}
@@ -205,9 +214,9 @@ def test_data_that_was_moved_is_paid_for_as_before(lab: Lab, plant: Plant, kerne
 
 
 def test_booked_as_posted(lab: Lab, plant: Plant, kernel: str) -> None:
-    image, (who, change, payer) = take(lab, kernel)
+    image, (who, changes, payer) = take(lab, kernel)
     assert follows(image.report()) == "both"
-    report = plant(image, change)
+    report = plant(image, *changes)
     assert follows(report) == "posted"
     assert {f.kind for f in report.findings} == {"rule"}
     assert {f.nid for f in report.findings} == {who.nid, payer.nid}
@@ -225,7 +234,7 @@ def test_booked_as_posted(lab: Lab, plant: Plant, kernel: str) -> None:
 
 def test_a_kernel_that_books_them_by_their_pages(lab: Lab, plant: Plant, kernel: str) -> None:
     image, found = take(lab, kernel)
-    report = plant(image, found.change, *found.booked)
+    report = plant(image, *found.changes, *found.booked)
     assert follows(report) == "physical"
     assert (report.findings, report.verdict) == ((), "exact")
 
@@ -233,7 +242,7 @@ def test_a_kernel_that_books_them_by_their_pages(lab: Lab, plant: Plant, kernel:
 def test_bytes_that_neither_rule_explains(lab: Lab, plant: Plant, kernel: str) -> None:
     image, found = take(lab, kernel)
     more = (found.booked[0][0], "old + 8")
-    report = plant(image, found.change, more)
+    report = plant(image, *found.changes, more)
     assert report.follows == {"percpu": "neither", "zswap": "neither"}
     assert "rule" not in {f.kind for f in report.findings}
     named = {(f.objcg, f.identity) for f in report.findings}

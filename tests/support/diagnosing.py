@@ -34,6 +34,10 @@ CAUSES = {
         ),
         "node-counter",
     ),
+    **dict.fromkeys(
+        ("zone_free", "zone_free_area", "zone_zspages", "zone_mlock", "zone_lru", "zone_totals"),
+        "zone-counter",
+    ),
     "objcg_bytes": "stock-bytes",
     "sock_bytes": "socket-bytes",
     "lru": "lru-size",

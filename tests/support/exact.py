@@ -22,6 +22,9 @@ def not_kept(kernel: str) -> set[str]:
     missing |= {"kmem_usage", "tcpmem"}
     if config.get("CONFIG_ZSWAP") != "y":
         missing.add("zswap")
+    if kernel == "6.1" or config.get("CONFIG_ZSMALLOC") not in ("y", "m"):
+        # Commit 43d746dc49bb ("mm/zsmalloc: use a proper page type") (in v6.11).
+        missing.add("zone_zspages")
     if kernel == "6.1":
         # Commit 1aacbd354313 ("mm: kmem: add direct objcg pointer to task_struct") (in v6.8).
         missing.add("task_objcg")

@@ -14,6 +14,7 @@ import pytest
 from support.guests import DEBIAN_KERNELS, KERNELS, GuestImage, Lab
 from support.planting import Overlay, Write
 from support.views import number, rows
+from support.zones import buddyinfo, zoneinfo
 
 from memcg_inspect.image.image import Image, image_of
 from memcg_inspect.tables import Answer
@@ -61,16 +62,10 @@ def test_counters_at_rest(lab: Lab, kernel: str, workload: str) -> None:
     assert (memmap is None) == (kernel == "6.1")
 
 
-def nr_zspages(image: GuestImage, which: str) -> dict[tuple[object, object], int]:
+def nr_zspages(image: GuestImage, which: str) -> dict[tuple[int, str], int]:
     """Return ``nr_zspages`` of /proc/zoneinfo by node and zone, where it is not 0."""
-    text = (image.guest / which / "proc/zoneinfo").read_text()
-    found: dict[tuple[object, object], int] = {}
-    for part in re.split(r"^(?=Node )", text, flags=re.M)[1:]:
-        place = re.match(r"Node (\d+), zone +(\w+)", part)
-        count = re.search(r"^ +nr_zspages +(\d+)$", part, re.M)
-        if place is not None and count is not None and int(count[1]):
-            found[int(place[1]), place[2]] = int(count[1])
-    return found
+    said = zoneinfo(image, which)
+    return {place: n for place, counters in said.items() if (n := counters.get("nr_zspages", 0))}
 
 
 def nr_memmap_pages(image: GuestImage) -> int | None:
@@ -95,13 +90,6 @@ def test_free_blocks_are_those_of_buddyinfo(lab: Lab, kernel: str, workload: str
     # Nobody takes memory from the lowest zone.
     assert (0, "DMA") in same
     assert {zone: found[zone] for zone in same} == same
-
-
-def buddyinfo(image: GuestImage, which: str) -> dict[tuple[object, object], list[int]]:
-    """Return the number of free blocks of each order, by node and zone."""
-    text = (image.guest / which / "proc/buddyinfo").read_text()
-    found = re.findall(r"^Node (\d+), zone +(\w+) +(.*)$", text, re.M)
-    return {(int(node), zone): list(map(int, counts.split())) for node, zone, counts in found}
 
 
 @pytest.mark.parametrize("kernel", KERNELS)

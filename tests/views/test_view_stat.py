@@ -66,6 +66,45 @@ def test_exact_is_what_the_guest_read(lab: Lab, kernel: str) -> None:
     assert nodes > 200
 
 
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("subtree", [False, True])
+def test_found_is_exact_on_an_idle_guest(lab: Lab, kernel: str, subtree: bool) -> None:
+    image = lab.image(kernel, "4", "mixed")
+    compared: set[str] = set()
+    for path in ("/files", "/pages/user", "/zswap"):
+        answer = stat(image_of(image.program()), path, True, subtree)
+        for item, nid, exact, found in columns(answer, "item", "node", "exact", "found"):
+            assert found in (None, exact), (path, item, nid)
+            compared |= {str(item)} if found else set()
+    assert compared >= {"anon", "file", "shmem", "kernel", "slab", "percpu"}
+
+
+def test_found_is_not_what_a_wrong_counter_says(lab: Lab, tmp_path: Path) -> None:
+    image, out = lab.image("7.3", "4", "mixed"), tmp_path / "wrong.core"
+    web = Payers(image_of(image.program())).memcgs
+    memcg = next(m.address for m in web.values() if m.path == "/files/web")
+    stats = Object(image.program(), "struct mem_cgroup *", memcg).vmstats_percpu
+    slot = slot_of(image.program(), "NR_FILE_PAGES")
+    at = per_cpu_ptr(stats, 1).state[slot].address_
+    poke.poke(image.core, out, image.vmlinux, [(f"s64:{at:#x}", "old + 7")])
+    answer = stat(image_of(GuestImage(out).program()), "/files/web")
+    out.unlink()
+    [(exact, found)] = [
+        (exact, found)
+        for item, nid, exact, found in columns(answer, "item", "node", "exact", "found")
+        if (item, nid) == ("file", None)
+    ]
+    assert isinstance(found, int)
+    assert exact == found + 7 * 4096
+
+
+def test_a_removed_memcg_has_nothing_to_find(lab: Lab) -> None:
+    prog = lab.image("7.3", "4", "dying").program()
+    removed = next(m for m in Payers(image_of(prog)).memcgs.values() if m.state == "dying")
+    answer = stat(image_of(prog), f"{removed.address:#x}", True)
+    assert {found for (found,) in columns(answer, "found")} == {None}
+
+
 def test_hugetlb_is_a_line_where_it_is_accounted(lab: Lab, tmp_path: Path) -> None:
     """The kernel prints ``hugetlb`` if cgroup2 was mounted with memory_hugetlb_accounting."""
     image, path = lab.image("7.3", "4", "mixed"), tmp_path / "mounted.core"

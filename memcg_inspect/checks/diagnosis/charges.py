@@ -93,11 +93,24 @@ def _charges(view: View, key: RowKey, size: int) -> Iterator[Charge]:
     elif key.identity == "kmem":
         yield from _pages(view, "other", key.nid, size * page)
     elif key.identity == "lru":
-        yield Charge("lru", key.item, key.nid, size * page)
+        what = Charge("lru", key.item, key.nid, size * page)
+        states = _states(view, key)
+        if states:
+            yield what._replace(states=states)
+        yield what
     elif key.identity == "usage" and not view.differences.keeps("lru"):
         yield Charge("lru", "", None, size * page)
     elif key.identity == "sock":
         yield Charge("sock", "", None, size * page)
+
+
+def _states(view: View, key: RowKey) -> tuple[str, ...]:
+    """Return the counters of user pages that are off by as much as the size of an LRU list."""
+    return tuple(
+        other.item
+        for other in view.of_memcg("user_pages", key.memcg)
+        if view.residuals[other] == view.residuals[key] and other.nid in (None, key.nid)
+    )
 
 
 def _of_several_nodes(view: View, key: RowKey, size: int) -> Iterator[Charge]:

@@ -24,7 +24,11 @@ __all__ = ("CAUSES",)
 #: Rows that compare a counter of memcgs with charges, or with another counter.
 _COUNTERS = (
     *("slab", "percpu", "kernel_stack", "pagetable", "vmalloc", "kmem", "zswap", "sock", "swap"),
-    *("levels", "page_levels", "hierarchy", "node_levels"),
+    *("user_pages", "levels", "page_levels", "hierarchy", "node_levels"),
+)
+#: Identities whose rows show the node of a counter.
+_BY_NODE = (
+    *("slab", "kernel_stack", "pagetable", "vmalloc", "user_pages", "node_levels", "local"),
 )
 _REFERENCES = ("references", "css_refs", "id_refs")
 _PAGE_COUNTERS = ("usage", "kmem_usage", "swap_usage", "tcpmem")
@@ -51,7 +55,7 @@ def _of_a_level(view: View, key: RowKey, amount: int) -> Iterator[Hypothesis]:
     yield from _at(view, key.item, memcg, None, amount)
     nids = {
         other.nid
-        for identity in ("slab", "kernel_stack", "pagetable", "vmalloc", "node_levels", "local")
+        for identity in _BY_NODE
         for other in (*view.of_memcg(identity, memcg), *view.of_memcg(identity, None))
         if other.item == key.item and other.nid is not None
     }

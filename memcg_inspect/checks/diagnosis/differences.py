@@ -40,7 +40,11 @@ Pool = tuple[int, int | None]
 
 #: Identities that leave out rows in which both sides are 0.
 _SPARSE = frozenset(
-    ("lru", "page_levels", "local", "local_fold", "node_levels", "node_totals", "alloc_tags")
+    (
+        *("lru", "user_pages", "page_levels", "local", "local_fold", "node_levels"),
+        *("node_totals", "alloc_tags"),
+        *("zone_free", "zone_free_area", "zone_lru", "zone_totals"),
+    )
 )
 #: Rows, and obj_cgroups, that are tried as the other side of a charge that was moved, if none
 #: differs by as much.

@@ -13,7 +13,7 @@ from collections import Counter
 from typing import Literal, NamedTuple
 
 from memcg_inspect.checks.diagnosis.differences import Differences, Pool, Signature, added
-from memcg_inspect.checks.identities import kmem, node_levels, slab
+from memcg_inspect.checks.identities import kmem, node_levels, slab, user_pages
 from memcg_inspect.checks.identities.page_levels import unit_of
 from memcg_inspect.checks.ledger import ChargeKind
 from memcg_inspect.checks.rows import RowKey
@@ -59,6 +59,7 @@ class Charge(NamedTuple):
     :ivar together: whether it is several charges, of which only the sum of the bytes is known
     :ivar parts: bytes by node, if the obj_cgroup of each node pays for what is there, and holds
         references of its own; else empty
+    :ivar states: counters that ``user_pages`` compares, and that all of its pages count in
     """
 
     kind: ChargeKind
@@ -69,6 +70,7 @@ class Charge(NamedTuple):
     number: int = 1
     together: bool = False
     parts: tuple[tuple[int, int], ...] = ()
+    states: tuple[str, ...] = ()
 
 
 class Payer(NamedTuple):
@@ -91,11 +93,12 @@ def one_row(key: RowKey, amount: int) -> Signature:
 def taken_from(d: Differences, payer: Payer, what: Charge) -> Signature:
     """Return the signature of a charge that was counted for a payer, and is not found there."""
     rows: Counter[RowKey] = Counter()
-    page = d.page
+    pages = -(-what.bytes // d.page)
     for item, nid, amount in _counted(d, what):
         _count(d, rows, item, payer.memcg, nid, amount)
+    for item in what.states:
+        _count(d, rows, item, payer.memcg, _node_of(item, what.nid), pages)
     if what.kind in ("kmem", "lru", "sock"):
-        pages = -(-what.bytes // page)
         usage = RowKey("usage", "memory.usage", "pages", payer.memcg)
         if d.has(usage) and (what.kind != "sock" or d.snapshot.features.default_hierarchy):
             rows[usage] += pages
@@ -145,9 +148,23 @@ def taken_from_all(d: Differences, address: int, memcg: int) -> Signature:
             detail = "" if entry.kind == "lru" else entry.detail
             what = Charge(entry.kind, detail, entry.nid, amount.bytes, 0, amount.charges)
             some.append(taken_from(d, Payer(memcg, None), what))
-    rows, pools = added(Signature({}), *some)
+    rows, pools = added(Signature({}), *some, _states_of(d, address, memcg))
     pool = pool_of(d, Payer(memcg, address if address in d.snapshot.objcgs else None))
     return Signature(rows, {pool: sum(pools.values())} if pools else {})
+
+
+def _states_of(d: Differences, address: int, memcg: int) -> Signature:
+    """Return what user pages that an obj_cgroup or memcg pays for count, as if for a memcg."""
+    rows: Counter[RowKey] = Counter()
+    for (payer, nid, item), pages in d.snapshot.user_pages.pages.items():
+        if payer == address:
+            _count(d, rows, item, memcg, _node_of(item, nid), pages)
+    return Signature(rows)
+
+
+def _node_of(item: str, nid: int | None) -> int | None:
+    """Return the node of the row of a counter of user pages."""
+    return nid if item in user_pages.BY_NODE else None
 
 
 def pool_of(d: Differences, payer: Payer) -> Pool:

@@ -16,6 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from memcg_inspect.checks.diagnosis.cause import Hypothesis
 from memcg_inspect.checks.diagnosis.search import Explanation
+from memcg_inspect.checks.zone_pages import counters_of
 from memcg_inspect.model_counters import CounterArray, CounterWord
 from memcg_inspect.report import Evidence
 
@@ -37,6 +38,7 @@ _NAMES: Mapping[CounterArray, str] = {
     "percpu": "counters of CPU {cpu} (state)",
     "lists": "sizes of LRU lists",
     "vm_stat": "counters of the node (vm_stat)",
+    "zone_stat": "counters of the zone (vm_stat)",
     "page_counter": "page counters",
 }
 
@@ -80,6 +82,9 @@ def _keys(h: Hypothesis) -> Iterator[_Key]:
         yield "lists", h.item, memcg, h.nid
     elif h.cause == "node-counter":
         yield "vm_stat", h.item, None, h.nid
+    elif h.cause == "zone-counter":
+        for item in counters_of(h.item):
+            yield "zone_stat", item + h.item[h.item.find("[") :], None, h.nid
     elif h.cause == "page-counter":
         yield "page_counter", h.item, memcg, None
 

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from memcg_inspect.checks.diagnosis import charges, counters, objcgs, released
+from memcg_inspect.checks.diagnosis import charges, counters, objcgs, released, zones
 from memcg_inspect.checks.diagnosis.cause import Cause
 
 __all__ = ("CAUSES", "cause_of")
@@ -13,6 +13,7 @@ CAUSES: tuple[Cause, ...] = (
     *objcgs.CAUSES,
     *charges.CAUSES,
     *counters.CAUSES,
+    *zones.CAUSES,
 )
 
 _BY_NAME = {cause.name: cause for cause in reversed(CAUSES)}

@@ -8,9 +8,7 @@ a piece of the memory map at once. What no mark tells is left to the owners of p
 
 What differs between kernel releases:
 
-- hugetlb pages have a destructor in ``page[1].compound_dtor`` up to 6.5, the flag ``PG_hugetlb`` in
-  ``page[1].flags`` up to 6.9, and a page type since commit d99e3140a4d3 ("mm: turn
-  folio_test_hugetlb into a PageType") (in v6.10);
+- for pages of hugetlb, see :class:`~memcg_inspect.linux.mm.hugetlb.HugetlbPages`;
 - pages of zsmalloc have a page type since commit 43d746dc49bb ("mm/zsmalloc: use a proper page
   type") (in v6.11). Before, ``page->mapping`` names ``zsmalloc_mops``.
 
@@ -24,15 +22,16 @@ from typing import NamedTuple
 from drgn import FaultError, offsetof
 
 from memcg_inspect.image.image import Image
-from memcg_inspect.image.layout import array_length, constant, has_member, member_type
+from memcg_inspect.image.layout import constant
 from memcg_inspect.image.lookup import UnknownKernelError
+from memcg_inspect.linux.mm.hugetlb import HugetlbPages
+from memcg_inspect.linux.mm.internal import ZonePageReader, all_of, page_type_markers
 from memcg_inspect.linux.mm.mm_types import (
     FlagColumn,
     Marker,
     RawPiece,
     page_layout,
     positions,
-    type_markers,
 )
 from memcg_inspect.linux.mm.mmzone import mem_map
 from memcg_inspect.linux.mm.page_alloc import bare_markers
@@ -50,8 +49,6 @@ _TYPES = {
     "unaccepted": "unaccepted",
     "large_kmalloc": "large_kmalloc",
 }
-#: ``PG_buddy`` etc. while they were macros (up to 6.9). 0: the kernel has no such type.
-_MACROS = {"buddy": 0x80, "offline": 0x100, "table": 0x200, "guard": 0x400}
 #: ``PAGE_MAPPING_ANON`` and ``PAGE_MAPPING_MOVABLE``.
 _ANON, _MOVABLE = 1, 2
 #: ``PP_SIGNATURE`` without ``POISON_POINTER_DELTA``, and the bits that are always those.
@@ -102,15 +99,13 @@ class MarkReader:
         self._memory, self._frames, self._layout = image.memory, mem_map(image), page_layout(image)
         layout = self._layout
         page = image.type("struct page")
-        self._private = offsetof(page, "private")
         self._mapping = offsetof(page, "mapping")
-        self._orders = array_length(member_type(image.type("struct zone"), "free_area"))
         self._bare = bare_markers(image)
         self._link = offsetof(page, "lru")
-        self._buddy = _type(image, "buddy")
-        types = {kind: _type(image, name) for name, kind in _TYPES.items()}
+        self._zones = ZonePageReader(image)
+        types = {kind: page_type_markers(image, name) for name, kind in _TYPES.items()}
         self._types = {kind: markers for kind, markers in types.items() if markers}
-        self._hugetlb = self._hugetlb_mark(image) if "hugetlb" not in self._types else None
+        self._hugetlb = HugetlbPages(image)
         self._zsmalloc = self._zsmalloc_mapping(image)
         self._reserved = self._flag(image, "PG_reserved")
         self._hwpoison = self._flag(image, "PG_hwpoison")  # CONFIG_MEMORY_FAILURE
@@ -151,16 +146,6 @@ class MarkReader:
         bit = constant(image, name)
         return None if bit is None else Marker(self._byte(bit), 1 << bit % 8, 1 << bit % 8)
 
-    def _hugetlb_mark(self, image: Image) -> Marker | None:
-        """Return the test of ``page[1]`` that tells that a compound page is one of hugetlb."""
-        value = constant(image, "HUGETLB_PAGE_DTOR")
-        if has_member(image, "struct page", "compound_dtor") and value is not None:
-            return Marker(offsetof(image.type("struct page"), "compound_dtor"), 0xFF, value)
-        bit = constant(image, "PG_hugetlb")
-        if bit is None or bit >= 8 * self._memory.word_size:
-            return None
-        return Marker(self._byte(bit), 1 << bit % 8, 1 << bit % 8)
-
     def _pool_markers(self, image: Image) -> tuple[Marker, ...]:
         """Return the tests of ``page->pp_magic``, ``page_pool_page_is_pp()``."""
         page, memory = image.type("struct page"), self._memory
@@ -195,9 +180,9 @@ class MarkReader:
             )
         alone = everything & ~tails
         codes, known = 0, 0
-        slabs = _all(layout.slab, data, size) & alone
+        slabs = all_of(layout.slab, data, size) & alone
         for kind, markers in self._types.items():
-            column = _all(markers, data, size) & alone & ~slabs & ~known
+            column = all_of(markers, data, size) & alone & ~slabs & ~known
             codes += column * self._code[kind]
             known |= column
         codes += slabs * self._code["slab"]
@@ -207,14 +192,14 @@ class MarkReader:
             column = columns & alone & ~known
             codes += column * self._code[kind]
             known |= column
-        pool = _all(self._pool, data, size) & alone & ~known & ~kmem
+        pool = all_of(self._pool, data, size) & alone & ~known & ~kmem
         pool &= self._references(data, count)
         codes += pool * self._code["page_pool"]
         known |= pool
         users, found = self._users(data, count, alone & ~known & ~kmem)
         codes += users
         known |= found
-        bare = _all(self._bare, data, size) & alone & ~known
+        bare = all_of(self._bare, data, size) & alone & ~known
         bare &= ~kmem & ~layout.head.column(data, size)
         found_codes = bytearray(codes.to_bytes(count, "little"))
         self._set_others(raw, found_codes, alone)
@@ -292,11 +277,7 @@ class MarkReader:
         """Set the codes of hugetlb pages, and of pages of zsmalloc on kernels without that type."""
         size, code = self._frames.size, self._code
         for i, order in raw.orders.items():
-            after = raw.data[(i + 1) * size : (i + 2) * size]
-            is_huge = codes[i] == code["hugetlb"]
-            if self._hugetlb is not None and after:
-                is_huge = self._hugetlb.is_set(after) and order > 0
-            if is_huge:
+            if order > 0 and self._hugetlb.begins(raw.data, i):
                 at = i * size + self._layout.refcount
                 codes[i] = code["hugetlb" if any(raw.data[at : at + 4]) else "hugetlb_free"]
         if self._zsmalloc is not None:
@@ -333,14 +314,9 @@ class MarkReader:
             return False
 
     def _free(self, raw: RawPiece, alone: int, count: int) -> dict[int, int]:
-        size = self._frames.size
-        buddy = _all(self._buddy, raw.data, size) & alone
-        found: dict[int, int] = {}
-        for i in positions(buddy, count):
-            order = self._memory.word_at(raw.data, i * size + self._private)
-            if order < self._orders:
-                found[i] = order
-        return found
+        first, orders = self._zones.free_orders(raw, alone)
+        found = zip(positions(first, count), orders, strict=True)
+        return {i: order for i, order in found if order <= self._zones.most_order}
 
     def payers(self, raw: RawPiece) -> list[int]:
         """Return ``memcg_data`` of each page of a piece."""
@@ -351,34 +327,9 @@ class MarkReader:
         return self._memory.words(raw.data, self._link, self._frames.size)
 
 
-def _all(markers: tuple[Marker, ...], data: bytes, size: int) -> int:
-    found: int | None = None
-    for marker in markers:
-        column = marker.column(data, size)
-        found = column if found is None else found & column
-    return found or 0
-
-
 def _operations(image: Image, name: str) -> int:
     """Return the address of a variable of the kernel; 0 if there is none."""
     try:
         return int(image.symbol(name).address)
     except UnknownKernelError:
         return 0
-
-
-def _type(image: Image, name: str) -> tuple[Marker, ...]:
-    """
-    Return the tests of a page type.
-
-    :return: empty if the kernel has no such type
-    """
-    macro = _MACROS.get(name, 0)
-    if constant(image, f"PGTY_{name}") is None:
-        bit = constant(image, f"PG_{name}")
-        # Before, the same name was that of a page flag, whose number is smaller than these bits.
-        is_bit = bit is not None and bit >= min(_MACROS.values())
-        if not is_bit and (not macro or constant(image, "PGTY_buddy") is not None):
-            return ()
-    memory, layout = image.memory, page_layout(image)
-    return type_markers(image, memory, layout.page_type, name, macro)

@@ -1,9 +1,14 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 """
-Writeback of memcgs
--------------------
+Writeback
+---------
 
-Mirrors :linux:`mm/backing-dev.c`. With ``CONFIG_CGROUP_WRITEBACK``, a memcg that dirties files of a
+Mirrors :linux:`mm/backing-dev.c`.
+
+``mapping_can_writeback()`` tells which files are written back: those of file systems whose
+``struct backing_dev_info`` says so, and block devices.
+
+With ``CONFIG_CGROUP_WRITEBACK``, a memcg that dirties files of a
 device has a ``struct bdi_writeback`` of its own there. ``cgwb_create()`` takes a reference to the
 memcg for it. ``cgwb_release_workfn()`` drops it when no inode uses the structure any more, and
 takes the structure off ``offline_cgwbs`` later.
@@ -14,15 +19,68 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator
 
-from drgn import FaultError, Object, container_of, offsetof
+from drgn import FaultError, Object, container_of, offsetof, sizeof
 
 from memcg_inspect.image.image import Image
+from memcg_inspect.image.layout import member_type
 from memcg_inspect.image.lookup import UnknownKernelError
 from memcg_inspect.linux.kernel.stacktrace_refs import Freeing
 from memcg_inspect.linux.kernel.stacktrace_words import places_in
 from memcg_inspect.linux.lib.list import OnFault, list_entries
 
-__all__ = ("cgwbs", "offline_cgwbs", "released_cgwbs")
+__all__ = ("MappingReader", "cgwbs", "offline_cgwbs", "released_cgwbs")
+
+#: ``BDI_CAP_WRITEBACK``, a macro.
+_BDI_CAP_WRITEBACK = 1
+#: ``BDEVFS_MAGIC`` of :linux:`include/uapi/linux/magic.h`.
+_BDEVFS_MAGIC = 0x62646576
+
+
+class MappingReader:
+    """Tells which files are written back, ``mapping_can_writeback()``."""
+
+    def __init__(self, image: Image) -> None:
+        self._memory = image.memory
+        self._host = offsetof(image.type("struct address_space"), "host")
+        self._sb = offsetof(image.type("struct inode"), "i_sb")
+        sb = image.type("struct super_block")
+        self._magic, self._bdi = offsetof(sb, "s_magic"), offsetof(sb, "s_bdi")
+        bdi = image.type("struct backing_dev_info")
+        self._capabilities = offsetof(bdi, "capabilities")
+        self._size = sizeof(member_type(bdi, "capabilities"))
+        self._known: dict[int, bool] = {}
+        self._of_sb: dict[int, bool] = {}
+
+    def can_writeback(self, mapping: int) -> bool:
+        """
+        Return whether dirty pages of a file are counted, and written back.
+
+        What was read of a file, and of its file system, is remembered.
+
+        :param mapping: ``struct address_space *``
+        :raises drgn.FaultError: if the file or its file system cannot be read
+        """
+        known = self._known.get(mapping)
+        if known is None:
+            known = self._known[mapping] = self._inode_can(self._memory.word(mapping + self._host))
+        return known
+
+    def _inode_can(self, inode: int) -> bool:
+        if not inode:
+            return False  # noop_backing_dev_info
+        sb = self._memory.word(inode + self._sb)
+        known = self._of_sb.get(sb)
+        if known is None:
+            known = self._of_sb[sb] = self._sb_can(sb)
+        return known
+
+    def _sb_can(self, sb: int) -> bool:
+        # inode_to_bdi() takes the bdi of the disk for a block device. bdi_alloc() sets the flag.
+        if self._memory.word(sb + self._magic) == _BDEVFS_MAGIC:
+            return True
+        bdi = self._memory.word(sb + self._bdi)
+        data = self._memory.read(bdi + self._capabilities, self._size)
+        return bool(int.from_bytes(data, self._memory.order) & _BDI_CAP_WRITEBACK)
 
 
 def cgwbs(image: Image, memcg: Object, on_fault: OnFault) -> Iterator[Object]:

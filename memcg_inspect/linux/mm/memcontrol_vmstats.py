@@ -56,6 +56,7 @@ __all__ = (
     "memcg_items",
     "node_stat_items",
     "reparented_items",
+    "stat_items",
     "slot_names",
     "stat_index",
 )
@@ -202,11 +203,21 @@ def stat_index(image: Image) -> dict[int, int] | None:
 
 def node_stat_items(image: Image) -> dict[int, str]:
     """Return the enumerators of ``enum node_stat_item`` by value, in order."""
+    return stat_items(image, "enum node_stat_item", "NR_VM_NODE_STAT_ITEMS")
+
+
+def stat_items(image: Image, name: str, last: str) -> dict[int, str]:
+    """
+    Return the enumerators of an enumeration of counters by value, in order.
+
+    :param name: its type
+    :param last: the enumerator after that of the last counter
+    """
     names: dict[int, str] = {}
     # Names that end in _BASE have the value of the first of a group, which comes after them.
-    for enumerator in image.type("enum node_stat_item").enumerators or ():
+    for enumerator in image.type(name).enumerators or ():
         names[enumerator.value] = enumerator.name
-    end = constant(image, "NR_VM_NODE_STAT_ITEMS")
+    end = constant(image, last)
     return {value: name for value, name in sorted(names.items()) if end is None or value < end}
 
 

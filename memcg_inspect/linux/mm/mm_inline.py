@@ -29,7 +29,7 @@ from memcg_inspect.image.image import Image
 from memcg_inspect.image.layout import has_member, member_type
 from memcg_inspect.linux.kernel.sched import find_tasks
 from memcg_inspect.linux.mm.mm_types import LruFlags
-from memcg_inspect.linux.mm.mmzone import mem_map
+from memcg_inspect.linux.mm.mmzone import mem_map, zone_types
 from memcg_inspect.linux.mm.page_flags import lru_generations, page_flags
 from memcg_inspect.model import Coverage
 from memcg_inspect.model_counters import CounterWord
@@ -64,7 +64,7 @@ class LruReader:
         self.walks = Coverage()
         self.by_generation = True
         self._has_generations = page_flags(image).generation is not None
-        self._zones = _enumerators(image.type("enum zone_type"), "__MAX_NR_ZONES")
+        self._zones = zone_types(image)
         self._lists = _enumerators(image.type("enum lru_list"), "NR_LRU_LISTS")
         pn = image.type("struct mem_cgroup_per_node")
         self._size = sizeof(pn)

@@ -40,6 +40,7 @@ __all__ = (
     "present_sections",
     "split_ranges",
     "steady_nodes",
+    "zone_types",
 )
 
 
@@ -468,6 +469,14 @@ def steady_nodes(image: Image) -> frozenset[int]:
             if flags & reserved and frames.nid(flags) == nid:
                 found.add(nid)
     return frozenset(found)
+
+
+@per_image
+def zone_types(image: Image) -> dict[int, str]:
+    """Return the enumerators of ``enum zone_type`` by value."""
+    values = {e.name: e.value for e in image.type("enum zone_type").enumerators or ()}
+    end = values.get("__MAX_NR_ZONES", 0)
+    return {value: name for name, value in values.items() if 0 <= value < end}
 
 
 def _nodes_in_state(image: Image, state: str) -> list[int]:

@@ -26,8 +26,9 @@ from memcg_inspect.image.strings import c_string, text
 from memcg_inspect.linux.lib.list import list_entries, raise_fault
 from memcg_inspect.linux.mm.mmzone import mem_map, online_pgdats
 from memcg_inspect.linux.mm.percpu_defs import percpu_offsets
+from memcg_inspect.linux.mm.vmstat import zone_stats
 from memcg_inspect.model import Coverage
-from memcg_inspect.model_pages import ZONE_ITEMS, Zone
+from memcg_inspect.model_pages import Zone
 
 __all__ = ("FreeList", "counted_memmap", "free_lists", "read_zones")
 
@@ -81,13 +82,21 @@ def read_zones(image: Image, coverage: Coverage) -> dict[tuple[int, int], Zone]:
                 managed=int(zone.managed_pages.counter),
                 free_blocks=tuple(int(area.nr_free) for area in zone.free_area),
                 isolated=_isolated(image, zone),
-                counters=_counters(image, zone),
+                isolates=_isolates(image, zone),
+                stats=zone_stats(image, zone),
                 is_locked=_is_locked(image, zone),
             )
             coverage.read += 1
     except FaultError as error:
         coverage.miss("zone", error.address, str(error))
     return found
+
+
+def _isolates(image: Image, zone: Object) -> bool:
+    """Return whether blocks of a zone are isolated; with ``CONFIG_MEMORY_ISOLATION``."""
+    if not has_member(image, "struct zone", "nr_isolate_pageblock"):
+        return False
+    return bool(zone.nr_isolate_pageblock)
 
 
 def _isolated(image: Image, zone: Object) -> int:
@@ -107,31 +116,15 @@ def _isolated(image: Image, zone: Object) -> int:
     return pages
 
 
-def _counters(image: Image, zone: Object) -> dict[str, int]:
-    """
-    Return the counters of a zone, with the changes that CPUs have not added yet.
-
-    :raises drgn.FaultError: if they cannot be read
-    """
-    stat = image.type("struct per_cpu_zonestat")
-    found: dict[str, int] = {}
-    for item in ZONE_ITEMS:
-        slot = constant(image, item)
-        if slot is None:
-            continue
-        total = int(zone.vm_stat[slot].counter)
-        if stat.has_member("vm_stat_diff"):  # CONFIG_SMP
-            at = zone.per_cpu_zonestats.value_() + offsetof(stat, "vm_stat_diff") + slot  # s8
-            for offset in percpu_offsets(image).values():
-                byte = image.memory.read(at + offset, 1)[0]
-                total += byte - 256 if byte > 127 else byte
-        found[item] = total
-    return found
-
-
 def _is_locked(image: Image, zone: Object) -> bool | None:
-    """Return whether ``zone->lock`` is held; ``None`` if it is no queued spinlock."""
-    # There is none with CONFIG_SMP=n, and with PREEMPT_RT the lock is another one.
+    """
+    Return whether ``zone->lock`` is held.
+
+    :return: ``None`` if it is neither a queued spinlock nor one of ``PREEMPT_RT``
+    """
+    if has_member(image, "struct spinlock", "lock"):  # rt_mutex_base
+        return bool(zone.lock.lock.owner)
+    # With CONFIG_SMP=n there is none.
     is_queued = has_member(image, "struct qspinlock", "val")
     if not is_queued or not has_member(image, "struct spinlock", "rlock"):
         return None

@@ -359,3 +359,22 @@ def test_half_a_page_of_a_node_may_be_rounded_up_or_down() -> None:
 def test_a_kernel_without_kernel_memory_by_node_has_no_such_allocation() -> None:
     found = options({PERCPU: 300, ON_0: 100, ON_1: 200})
     assert not [h for h in found if h.charge is not None and h.charge.parts]
+
+
+def test_a_user_page_and_what_it_counts_in() -> None:
+    """The counters that are off by as much as the list are those that the folio counts in."""
+    off: dict[Short, int] = {
+        ("lru", "LIST", B, 1): 3,
+        ("user_pages", "NR_SHMEM", B, 1): 3,
+        ("user_pages", "NR_FILE_PAGES", B): 3,
+        ("user_pages", "NR_ANON_MAPPED", B, 0): 3,  # on another node
+        ("user_pages", "NR_FILE_DIRTY", B, 1): 2,
+        OF_B: 1,
+    }
+    made = kernel("NR_SHMEM", "NR_FILE_PAGES", "NR_ANON_MAPPED", "NR_FILE_DIRTY")
+    found = [h for h in options(off, made=made) if h.cause == "still-charged"]
+    assert [h.charge.states for h in found if h.charge] == [("NR_SHMEM", "NR_FILE_PAGES"), ()]
+    rows = shown(found[0].signature)
+    assert rows["user_pages", "NR_SHMEM", B, 1] == 3
+    assert rows["user_pages", "NR_FILE_PAGES", B] == 3
+    assert not {("user_pages", "NR_ANON_MAPPED", B, 0)} & rows.keys()

@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+"""
+Huge pages of hugetlb
+---------------------
+
+Mirrors ``folio_test_hugetlb()``, up to 6.7 ``PageHuge()`` of :linux:`mm/hugetlb.c`.
+"""
+
+from __future__ import annotations
+
+from drgn import offsetof
+
+from memcg_inspect.image.image import Image
+from memcg_inspect.image.layout import constant, has_member
+from memcg_inspect.linux.mm.mm_types import Marker, page_layout, type_markers
+from memcg_inspect.linux.mm.mmzone import mem_map
+
+__all__ = ("HugetlbPages",)
+
+#: The least bit of a page type. An enumerator below is the number of a page flag.
+_LEAST_TYPE_BIT = 0x80
+
+
+class HugetlbPages:
+    """
+    Tells compound pages of hugetlb from others.
+
+    - Since commit d99e3140a4d3 ("mm: turn folio_test_hugetlb into a PageType") (in v6.10) they
+      have a page type;
+    - before, since 6.6, the second page has the flag ``PG_hugetlb``;
+    - before, the second page has the destructor ``HUGETLB_PAGE_DTOR``.
+    """
+
+    def __init__(self, image: Image) -> None:
+        self._size = mem_map(image).size
+        self._type = self._page_type(image)
+        self._second = None if self._type else self._second_page(image)
+
+    def begins(self, data: bytes, i: int) -> bool:
+        """
+        Return whether a compound page is one of hugetlb.
+
+        :param data: an array of ``struct page``
+        :param i: index of the first page of a compound page
+        """
+        if self._type:
+            raw = data[i * self._size : (i + 1) * self._size]
+            return all(marker.is_set(raw) for marker in self._type)
+        after = data[(i + 1) * self._size : (i + 2) * self._size]
+        return self._second is not None and bool(after) and self._second.is_set(after)
+
+    def _page_type(self, image: Image) -> tuple[Marker, ...]:
+        bit = constant(image, "PG_hugetlb")
+        is_type = bit is not None and bit >= _LEAST_TYPE_BIT
+        if constant(image, "PGTY_hugetlb") is None and not is_type:
+            return ()
+        return type_markers(image, image.memory, page_layout(image).page_type, "hugetlb", 0)
+
+    def _second_page(self, image: Image) -> Marker | None:
+        memory, page = image.memory, image.type("struct page")
+        value = constant(image, "HUGETLB_PAGE_DTOR")
+        if has_member(image, "struct page", "compound_dtor") and value is not None:
+            return Marker(offsetof(page, "compound_dtor"), 0xFF, value)
+        bit = constant(image, "PG_hugetlb")
+        if bit is None or bit >= 8 * memory.word_size:
+            return None
+        at = memory.byte_of_word(mem_map(image).flags, bit // 8)
+        return Marker(at, 1 << bit % 8, 1 << bit % 8)

@@ -1,0 +1,364 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+"""
+The identities of zones, by hand and on images of kernels.
+
+What the images must say is what the guest's own /proc/zoneinfo and /proc/buddyinfo said.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any, TypeVar
+
+import pytest
+from drgn.helpers.linux.percpu import per_cpu_ptr
+from support.guests import DEBIAN_KERNELS, KERNELS, GuestImage, Lab
+from support.made import snapshot
+from support.planters import planters_of
+from support.planting import Overlay, Subject, ended
+from support.zones import buddyinfo, object_of, zone_in_use, zoneinfo
+
+from memcg_inspect.checks.identities import (
+    zone_free,
+    zone_free_area,
+    zone_lru,
+    zone_mlock,
+    zone_totals,
+    zone_zspages,
+)
+from memcg_inspect.checks.inflight import mark_in_flight
+from memcg_inspect.checks.snapshot import Snapshot
+from memcg_inspect.checks.zone_pages import counters_of
+from memcg_inspect.collect import audit
+from memcg_inspect.image.image import Image
+from memcg_inspect.model import Coverage, NodeStat, Running
+from memcg_inspect.model_pages import Zone, Zones
+from memcg_inspect.report import Report, Row
+
+T = TypeVar("T")
+IDENTITIES = ("zone_free", "zone_free_area", "zone_zspages", "zone_mlock", "zone_lru")
+ANON = ("NR_ZONE_INACTIVE_ANON", "NR_ZONE_ACTIVE_ANON")
+
+#: Free are 3 single pages and 2 blocks of 4, of which one is isolated; 2 pages are not accepted.
+STATS = {
+    "NR_FREE_PAGES": NodeStat(10, -1),
+    "NR_ZONE_INACTIVE_ANON": NodeStat(20, 3),
+    "NR_ZONE_ACTIVE_ANON": NodeStat(7, 0),
+    "NR_ZONE_INACTIVE_FILE": NodeStat(0, 0),
+    "NR_ZONE_ACTIVE_FILE": NodeStat(0, 0),
+    "NR_ZONE_UNEVICTABLE": NodeStat(6, -1),
+    "NR_MLOCK": NodeStat(4, 1),
+    "NR_ZSPAGES": NodeStat(9, 0),
+    "NR_UNACCEPTED": NodeStat(2, 0),
+}
+ZONE = Zone(1, 2, "Normal", 900, 800, (3, 0, 2), 4, False, STATS, False)
+ROWS: dict[str, Any] = {
+    "zone_free": zone_free.zone_free_rows,
+    "zone_free_area": zone_free_area.zone_free_area_rows,
+    "zone_zspages": zone_zspages.zone_zspages_rows,
+    "zone_mlock": zone_mlock.zone_mlock_rows,
+    "zone_lru": zone_lru.zone_lru_rows,
+    "zone_totals": zone_totals.zone_total_rows,
+}
+
+
+def made(zone: Zone = ZONE, running: tuple[Running, ...] = (), **more: Any) -> Snapshot:
+    """Node 1 has one zone with pages."""
+    totals = {item: stat.folded for item, stat in zone.stats.items()}
+    zones = Zones(
+        **{
+            "zones": {(1, 2): zone},
+            "names": {0: "ZONE_DMA", 1: "ZONE_DMA32", 2: "ZONE_NORMAL"},
+            "totals": totals,
+            "sums": totals,
+            "free": {(1, 2, 0): 3, (1, 2, 2): 2},
+            "pages": {
+                ("mlocked", 1, 2): 5,
+                ("zsmalloc", 1, 2): 9,
+                ("unaccepted", 1, 2): 2,
+            },
+            "marks": frozenset(("mlocked", "zsmalloc", "unaccepted")),
+            "listed": {(1, 2, ANON[0]): 23, (1, 2, ANON[1]): 7, (1, 2, "NR_ZONE_UNEVICTABLE"): 5},
+            **more,
+        }
+    )
+    return snapshot(zones=zones, running=running)
+
+
+def with_stat(item: str, amount: int, **more: Any) -> Zone:
+    stats = {**STATS, item: STATS[item]._replace(folded=STATS[item].folded + amount)}
+    return ZONE._replace(stats=stats, **more)
+
+
+def off(rows: list[Row]) -> dict[str, tuple[str, int | None]]:
+    """Return the rows that are not exact: status and difference by item."""
+    assert {row.nid for row in rows} <= {None, 1}
+    return {row.item: (row.status, row.difference) for row in rows if row.status != "exact"}
+
+
+@pytest.mark.parametrize("identity", ROWS)
+def test_a_zone_at_rest_is_exact(identity: str) -> None:
+    rows = ROWS[identity](made())
+    assert rows and off(rows) == {}
+
+
+@pytest.mark.parametrize(
+    ("identity", "counter", "item"),
+    [
+        ("zone_free", "NR_FREE_PAGES", "NR_FREE_PAGES[ZONE_NORMAL]"),
+        ("zone_zspages", "NR_ZSPAGES", "NR_ZSPAGES[ZONE_NORMAL]"),
+        ("zone_mlock", "NR_MLOCK", "NR_MLOCK[ZONE_NORMAL]"),
+        ("zone_lru", ANON[1], f"{ANON[1]}[ZONE_NORMAL]"),
+        ("zone_lru", "NR_ZONE_ACTIVE_FILE", "NR_ZONE_ACTIVE_FILE[ZONE_NORMAL]"),
+    ],
+)
+def test_a_counter_that_is_wrong(identity: str, counter: str, item: str) -> None:
+    for amount in (1, -3, 4_000):
+        taken = made(with_stat(counter, amount))
+        assert off(ROWS[identity](taken)) == {item: ("differs", amount)}
+        others = [name for name in IDENTITIES if name != identity]
+        assert all(off(ROWS[name](taken)) == {} for name in others)
+
+
+def test_generations_are_compared_by_type() -> None:
+    """Only the lruvec knows which generations are active."""
+    listed = {(1, 2, ANON[0]): 30, (1, 2, "NR_ZONE_UNEVICTABLE"): 5}
+    rows = zone_lru.zone_lru_rows(made(listed=listed, has_generations=True))
+    assert [row.item for row in rows] == [
+        "NR_ZONE_UNEVICTABLE[ZONE_NORMAL]",
+        "NR_ZONE_INACTIVE_ANON + NR_ZONE_ACTIVE_ANON[ZONE_NORMAL]",
+    ]
+    assert off(rows) == {}
+    assert [counters_of(row.item) for row in rows] == [("NR_ZONE_UNEVICTABLE",), ANON]
+    assert off(zone_lru.zone_lru_rows(made(listed=listed))) != {}
+
+
+def test_pages_that_are_not_accepted() -> None:
+    """Before 6.12 nothing marks them, and the counter is all that there is."""
+    old = made(marks=frozenset(("mlocked",)), pages={("mlocked", 1, 2): 5})
+    [row] = zone_free.zone_free_rows(old)
+    assert (row.status, row.found["unaccepted"]) == ("exact", 2)
+    [row] = zone_free.zone_free_rows(made(pages={}))
+    assert (row.status, row.difference) == ("differs", 2)
+    reason = zone_zspages.CHECK.why_not_kept(old)
+    assert reason == "this kernel does not mark pages of zsmalloc (before 6.11)"
+    assert zone_zspages.CHECK.why_not_kept(made()) is None
+
+
+def test_a_page_of_an_order_that_no_list_has() -> None:
+    found = {(1, 2, 0): 3, (1, 2, 2): 1, (1, 2, 3): 1}
+    assert off(zone_free_area.zone_free_area_rows(made(free=found))) == {
+        "free_area[ZONE_NORMAL][2]": ("differs", 4),
+        "free_area[ZONE_NORMAL][3]": ("differs", -8),
+    }
+
+
+def test_a_zone_that_was_not_read() -> None:
+    taken = made(zones={})
+    for identity in IDENTITIES:
+        rows = ROWS[identity](taken)
+        assert rows and {row.status for row in rows} == {"unverifiable"}
+
+
+def test_pages_that_are_missing() -> None:
+    """They can be more free pages, but not fewer."""
+    for amount, status in ((2, "unverifiable"), (0, "unverifiable"), (-2, "differs")):
+        taken = made(with_stat("NR_FREE_PAGES", amount))
+        taken = replace(taken, coverage={"pages": Coverage(1, 1)})
+        [row] = zone_free.zone_free_rows(taken)
+        assert row.status == status
+
+
+def explained(identity: str, taken: Snapshot) -> dict[str, tuple[str, int | None]]:
+    return off(mark_in_flight(taken, ROWS[identity](taken)))
+
+
+def test_while_a_cpu_changes_the_lists() -> None:
+    """It holds the lock. It may have taken a batch off the lists, and one block off its list."""
+    item = "NR_FREE_PAGES[ZONE_NORMAL]"
+    for amount, status in ((4096, "unverifiable"), (-4096, "unverifiable"), (4097, "differs")):
+        zone = with_stat("NR_FREE_PAGES", amount, is_locked=True)
+        assert explained("zone_free", made(zone)) == {item: (status, amount)}
+    for blocks, status in ((3, "unverifiable"), (1, "unverifiable"), (4, "differs")):
+        zone = ZONE._replace(free_blocks=(3, 0, blocks), is_locked=True)
+        found = {"free_area[ZONE_NORMAL][2]": (status, 4 * (blocks - 2))}
+        assert explained("zone_free_area", made(zone)) == found
+    # What is not free memory is not changed with this lock.
+    for identity, counter in (("zone_mlock", "NR_MLOCK"), ("zone_zspages", "NR_ZSPAGES")):
+        zone = with_stat(counter, 1, is_locked=True)
+        assert explained(identity, made(zone)) == {f"{counter}[ZONE_NORMAL]": ("differs", 1)}
+
+
+def cpu(*functions: str) -> Running:
+    return Running(0, 7, "sh", functions, True, ())
+
+
+def test_a_kernel_whose_lock_does_not_tell() -> None:
+    zone = with_stat("NR_FREE_PAGES", 4, is_locked=None)
+    item = "NR_FREE_PAGES[ZONE_NORMAL]"
+    assert explained("zone_free", made(zone)) == {item: ("differs", 4)}
+    for functions, status in (
+        (("rmqueue_bulk", "get_page_from_freelist", "do_syscall_64"), "unverifiable"),
+        (("osq_lock", "mutex_lock", "do_syscall_64"), "differs"),
+        (("osq_lock",), "unverifiable"),  # the rest of the stack is not known
+    ):
+        taken = made(zone, (cpu(*functions),))
+        assert explained("zone_free", taken) == {item: (status, 4)}
+
+
+def test_isolated_blocks() -> None:
+    zone = with_stat("NR_FREE_PAGES", 4, isolates=True)
+    assert explained("zone_free", made(zone)) == {"NR_FREE_PAGES[ZONE_NORMAL]": ("unverifiable", 4)}
+
+
+def test_totals() -> None:
+    totals = {item: stat.folded for item, stat in STATS.items()}
+    rows = zone_totals.zone_total_rows(made(sums={**totals, "NR_ZSPAGES": 7}))
+    assert off(rows) == {"NR_ZSPAGES": ("differs", 2)}
+    # Counters that are 0 on both sides have no row.
+    assert {row.item for row in rows} == {item for item, total in totals.items() if total}
+
+
+def zone_rows(report: Report, *identities: str) -> list[Row]:
+    return [row for row in report.rows if row.identity in (identities or IDENTITIES)]
+
+
+def of_zones(rows: list[Row]) -> Iterator[tuple[Row, tuple[int, str], tuple[str, ...]]]:
+    """Yield rows with their zones and counters."""
+    for row in rows:
+        assert row.nid is not None
+        name = row.item.partition("[")[2].partition("]")[0]
+        yield row, (row.nid, name), counters_of(row.item)
+
+
+def by_type(said: dict[tuple[int, str], T]) -> dict[tuple[int, str], T]:
+    """Return what the guest says by enumerator of ``enum zone_type``."""
+    return {(nid, f"ZONE_{name.upper()}"): value for (nid, name), value in said.items()}
+
+
+@pytest.mark.image
+@pytest.mark.each_kernel
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("workload", ["mlocked", "mixed"])
+def test_zones_are_those_of_the_guest(lab: Lab, kernel: str, workload: str) -> None:
+    """
+    All counters that were the same before the guest was stopped and after it.
+
+    What reads the guest's files takes memory of the node that it runs on. Node 2 has no CPU.
+    """
+    image = lab.image(kernel, "2cpu+1mem", workload)
+    report = image.report()
+    compared: set[str] = set()
+    before, after = (by_type(zoneinfo(image, which)) for which in "23")
+    for row, place, items in of_zones(zone_rows(report)):
+        assert row.status == "exact"
+        is_quiet = row.identity in ("zone_mlock", "zone_zspages") or row.nid == 2
+        if row.identity == "zone_free_area" or not is_quiet:
+            continue
+        names = [item.lower() for item in items]
+        told = [sum(zone[place][name] for name in names) for zone in (before, after)]
+        found = sum(row.found.values())
+        # CPUs add their changes within seconds, so they may have done so in between.
+        if told[0] == told[1] and row.claimed is not None and not row.claimed["cpu"]:
+            assert found == told[0], row
+        if found and found in told:
+            compared.add(row.identity)
+    assert "zone_lru" in compared
+    if workload == "mlocked":
+        assert "zone_mlock" in compared
+        mlocked = {row.nid for row in zone_rows(report, "zone_mlock") if row.found["mlocked"]}
+        assert mlocked == {0, 1, 2}
+    check_blocks(image, report)
+
+
+def check_blocks(image: GuestImage, report: Report) -> None:
+    before, after = (by_type(buddyinfo(image, which)) for which in "23")
+    same = {place for place, blocks in before.items() if after[place] == blocks}
+    # Nobody takes memory from the lowest zone.
+    assert (0, "ZONE_DMA") in same
+    for row, place, _ in of_zones(zone_rows(report, "zone_free")):
+        if place in same:
+            blocks = before[place]
+            assert row.found["free"] == sum(n << order for order, n in enumerate(blocks))
+    found = {place: [0] * len(before[place]) for place in same}
+    for row, place, _ in of_zones(zone_rows(report, "zone_free_area")):
+        if place in same:
+            order = int(row.item.rpartition("[")[2].strip("]"))
+            found[place][order] = row.found["free"] >> order
+    assert found == {place: before[place] for place in same}
+
+
+@pytest.mark.image
+@pytest.mark.each_kernel
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("freeze", ["busy", "panic"])
+@pytest.mark.parametrize("workload", ["churn", "mlocking", "zswapout"])
+def test_zones_under_load(lab: Lab, kernel: str, freeze: str, workload: str) -> None:
+    report = lab.image(kernel, "4", workload, freeze=freeze, seed=1).report()
+    rows = zone_rows(report, *IDENTITIES, "zone_totals")
+    assert [row for row in rows if row.status == "differs"] == []
+    locked = "a CPU was changing the lists of free pages"
+    for row in rows:
+        if row.identity in ("zone_free", "zone_free_area"):
+            assert row.status in ("exact", "in-flight") or row.reason == locked, row
+
+
+@pytest.mark.image
+@pytest.mark.each_kernel
+@pytest.mark.parametrize("kernel", DEBIAN_KERNELS)
+def test_every_size_is_found(lab: Lab, kernel: str) -> None:
+    subject = Subject(lab.image(kernel, "4", "mixed").program())
+    kept = {i.name for i in subject.report.identities if i.status == "exact"}
+    chosen = [name for name in ROWS if name in kept]
+    assert set(ROWS) - set(chosen) == ({"zone_zspages"} if kernel == "6.1" else set())
+    for identity in chosen:
+        for planter in planters_of(identity):
+            for size in planter.sizes:
+                fault = planter.plant(subject, size)
+                found = subject.audit(fault)
+                end = ended(subject.report, identity, fault, found)
+                assert end.outcome == "found", (identity, size, end)
+                assert [d.cause for d in found.diagnoses] == ["zone-counter"]
+
+
+@pytest.mark.image
+@pytest.mark.parametrize("kernel", [k for k in DEBIAN_KERNELS if k in ("6.1", "7.3")])
+def test_the_lock_of_a_zone(lab: Lab, kernel: str) -> None:
+    """A list that is one block short is no finding while the lock is held."""
+    subject = Subject(lab.image(kernel, "4", "mixed").own_program())
+    zone = object_of(subject, zone_in_use(subject, 1))
+    overlay = Overlay(subject.prog)
+    less = subject.add(zone.free_area[0].nr_free, -1)
+    lock = subject.add(zone.lock.rlock.raw_lock.val.counter, 1)
+    for writes, verdict in (
+        ((less,), "findings"),
+        ((less, lock), "incomplete"),
+        ((lock,), "exact"),
+    ):
+        overlay.write(writes)
+        report = audit(Image(subject.prog))
+        overlay.clear()
+        assert report.verdict == verdict
+        reasons = [row.reason for row in report.rows if row.status == "unverifiable"]
+        assert len(reasons) == (verdict == "incomplete")
+
+
+@pytest.mark.image
+@pytest.mark.parametrize("kernel", [k for k in DEBIAN_KERNELS if k in ("6.1", "7.3")])
+def test_what_a_cpu_has_not_added_yet(lab: Lab, kernel: str) -> None:
+    """It is part of the counter of a zone, and in no total."""
+    subject = Subject(lab.image(kernel, "4", "mixed").own_program())
+    chosen = zone_in_use(subject)
+    stat = per_cpu_ptr(object_of(subject, chosen).per_cpu_zonestats, 1)
+    write = subject.add(stat.vm_stat_diff[subject.prog["NR_MLOCK"]], -5)
+    overlay = Overlay(subject.prog)
+    overlay.write((write,))
+    report = audit(Image(subject.prog))
+    overlay.clear()
+    [finding] = report.findings
+    name = subject.snapshot.zones.name(chosen.number)
+    told = (finding.identity, finding.nid, finding.item, finding.difference)
+    assert told == ("zone_mlock", chosen.nid, f"NR_MLOCK[{name}]", -5)
+    [diagnosis] = report.diagnoses
+    assert diagnosis.cause == "zone-counter" and "a CPU's changes" in diagnosis.what
