@@ -555,8 +555,8 @@ def test_json_is_one_document_by_the_contract(lab: Lab) -> None:
     assert {m["state"] for m in memcgs.values()} == {"online", "dying"}
     assert all(m["parent"] in memcgs for m in memcgs.values() if m["parent"] is not None)
     for row in document["rows"]:
-        of_nodes = row["identity"].startswith("node_")
-        # Slabs, cached stacks and CPUs have rows without a memcg.
+        of_nodes = row["identity"].startswith(("node_", "zone_"))
+        # Nodes, zones, slabs, cached stacks and CPUs have rows without a memcg.
         of_machine = row["identity"] in ("placement", "cached_stacks", "active_memcg")
         assert row["memcg"] in memcgs or (row["memcg"] is None and (of_nodes or of_machine))
         assert row["difference"] == sum(row["claimed"].values()) - sum(row["found"].values()) == 0

@@ -104,22 +104,23 @@ def collect(
     Read everything that is checked, except the stacks of CPUs.
 
     :param clock: measures the steps; if not given, a new one
-    :param call_sites: whether to read references to call sites, if the kernel has any
+    :param call_sites: whether to read references to call sites, if the kernel has any. What an
+        earlier command has read is returned with them.
     :param run: see :func:`~memcg_inspect.collect.ranges.collect_ranges`
     :raises ImageError: if this kernel does not charge kernel memory to memcgs, or its layout is
         unknown
     """
     clock = clock or Clock(image.progress)
     with as_image_errors():
-        if not call_sites or run is not map or not image.keeps_walks or image.is_moving:
+        if run is not map or not image.keeps_walks or image.is_moving:
             return _collect(image, clock, call_sites, run)
         kept = image.once(_Kept)
-        if kept.snapshot is None:
+        if kept.snapshot is None or (call_sites and not kept.call_sites):
             more = _More(SlabCells(image, _payers(read_owners(image))), ZswapExamples())
             snapshot = _collect(image, clock, call_sites, run, more)
             if image.progress.stop:
                 return snapshot
-            kept.snapshot, kept.more = snapshot, more
+            kept.snapshot, kept.more, kept.call_sites = snapshot, more, call_sites
         return kept.snapshot
 
 
@@ -136,6 +137,7 @@ class _Kept:
     def __init__(self, image: Image) -> None:
         self.snapshot: Snapshot | None = None
         self.more: _More | None = None
+        self.call_sites = False  # whether the snapshot has references to call sites
 
 
 def _payers(owners: Owners) -> Callable[[int], int | None]:
