@@ -142,21 +142,24 @@ def test_percpu_memory_that_is_freed(lab: Lab) -> None:
     assert not subject.report.findings
     # Whatever is freed first, the stopped function was called with its size.
     prog = image.program(dwarf=True)
-    traces = [prog.stack_trace(cpu_curr(prog, cpu)) for cpu in for_each_online_cpu(prog)]
-    size = next(
-        int(frame["size"])
-        for trace in traces
+    traces = {cpu: prog.stack_trace(cpu_curr(prog, cpu)) for cpu in for_each_online_cpu(prog)}
+    stopped, size = next(
+        (cpu, int(frame["size"]))
+        for cpu, trace in traces.items()
         if "free_percpu" in {frame.name for frame in trace}
         for frame in trace
         if frame.name == "obj_cgroup_uncharge"
     )
     cpus = len(list(for_each_possible_cpu(prog)))
-    # Other CPUs may have left other charges half done.
-    every = not_exact(subject, "percpu", "objcg_bytes")
-    rows = {key: row for key, row in every.items() if "obj_cgroup_uncharge" in (row.reason or "")}
-    [path] = {path for _, path in rows}
     each = size // charged(LEAST, cpus) * LEAST
     assert size == charged(each, cpus)
+    # Other CPUs may have left other charges half done, of the same memcg, too.
+    every = not_exact(subject, "percpu", "objcg_bytes")
+    rows = {
+        key: row for key, row in every.items() if row.allowance and row.allowance.cpu == stopped
+    }
+    [path] = {path for identity, path in rows if identity == "percpu"}
+    assert rows["percpu", path].difference == size
     for (identity, _), row in rows.items():
         assert row.status == "in-flight"
         # Whole pages are in the memcg's page counter.
