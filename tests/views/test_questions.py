@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from drgn import Program
 from support.allocinfo import GUESTS
 from support.findings import by_path
 from support.guest_files import numbers, still, still_current
@@ -51,6 +52,13 @@ def rows(text: str, table: int = 0) -> list[dict[str, str]]:
 
 def amount(text: str) -> int:
     return int(text.replace(",", ""))
+
+
+def in_kfence(prog: Program, cache: str) -> int:
+    """Return how many objects of a cache KFENCE has handed out. It has 255 objects here."""
+    metadata = (prog["kfence_metadata"][number] for number in range(255))
+    caches = [object_.cache for object_ in metadata if object_.cache]
+    return sum(found.name.string_() == cache.encode() for found in caches)
 
 
 def first_words(shown: Sequence[str]) -> set[str]:
@@ -133,7 +141,9 @@ def test_which_line_leaks(lab: Lab, kernel: str, append: str) -> None:
     words = ("allocinfo", "--by", "memcg,site", "--memcg", "/files/web", "--top", "8")
     piped, shown = asked(image.core, *words)
     found = {row["function"]: row for row in rows(piped)}
-    assert amount(found["shmem_alloc_inode"]["calls"]) == FILES
+    # On 7.3, objects that KFENCE hands out have no call site, and no counter has them.
+    counted = amount(found["shmem_alloc_inode"]["calls"])
+    assert FILES - in_kfence(image.program(), "shmem_inode_cache") <= counted <= FILES
     assert re.fullmatch(r"mm/shmem\.c:\d+", found["shmem_alloc_inode"]["site"])
     assert all("mm/shmem.c" in text for text in shown)
 
