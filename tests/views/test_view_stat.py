@@ -20,6 +20,7 @@ from support.guests import BUILT_KERNELS, KERNELS, PERNODE_KERNELS, GuestImage, 
 from memcg_inspect.image.image import image_of
 from memcg_inspect.image.memory import Memory
 from memcg_inspect.image.program import ImageSource, open_program
+from memcg_inspect.session import session_image
 from memcg_inspect.tables import Answer, NotRead, UsageError
 from memcg_inspect.views.dying import dying
 from memcg_inspect.views.payers import Payers
@@ -45,8 +46,9 @@ def test_exact_is_what_the_guest_read(lab: Lab, kernel: str) -> None:
     ]
     over_zero: set[str] = set()
     nodes = 0
+    once = session_image(image.own_program())
     for path in {path for path, _, _ in said}:
-        rows = columns(stat(image_of(image.program()), path, True), "item", "node", "exact")
+        rows = columns(stat(once, path, True), "item", "node", "exact")
         assert {(item, nid) for item, nid, _ in rows} == {
             (item, nid) for where, item, nid in said if where == path
         }
@@ -71,8 +73,9 @@ def test_exact_is_what_the_guest_read(lab: Lab, kernel: str) -> None:
 def test_found_is_exact_on_an_idle_guest(lab: Lab, kernel: str, subtree: bool) -> None:
     image = lab.image(kernel, "4", "mixed")
     compared: set[str] = set()
+    once = session_image(image.own_program())
     for path in ("/files", "/pages/user", "/zswap"):
-        answer = stat(image_of(image.program()), path, True, subtree)
+        answer = stat(once, path, True, subtree)
         for item, nid, exact, found in columns(answer, "item", "node", "exact", "found"):
             assert found in (None, exact), (path, item, nid)
             compared |= {str(item)} if found else set()
@@ -161,14 +164,14 @@ def test_folded_and_pending_are_what_stands_there(lab: Lab, kernel: str, tmp_pat
     out.unlink()
     payers = Payers(image_of(prog))
     units = {"MEMCG_KMEM": ("kernel", 4096), "NR_SLAB_UNRECLAIMABLE_B": ("slab_unreclaimable", 1)}
-    waiting = 0
+    waiting, once = 0, session_image(prog)
     for memcg in payers.memcgs.values():
         if memcg.address in parents:
             continue  # one that has nobody below it, so that pending is all its own
         rows = {
             (item, nid): (folded, pending)
             for item, nid, folded, pending in columns(
-                stat(image_of(prog), f"{memcg.address:#x}", True),
+                stat(once, f"{memcg.address:#x}", True),
                 "item",
                 "node",
                 "folded",
@@ -188,8 +191,9 @@ def test_cgroup_v1(lab: Lab, kernel: str) -> None:
     """On v1 the file has other lines, and hierarchical values are called total_*."""
     image = lab.image(kernel, "4", "mixed", cgroup="v1")
     said, compared = still(image, "memory.stat"), 0
+    once = session_image(image.own_program())
     for path in {path for path, _, _ in said} - {"/"}:
-        answer = stat(image_of(image.program()), path, True)
+        answer = stat(once, path, True)
         assert "cgroup v1" in answer.notes[-1]
         for item, nid, exact in columns(answer, "item", "node", "exact"):
             value = said.get((path, f"total_{item}", None))
@@ -200,26 +204,24 @@ def test_cgroup_v1(lab: Lab, kernel: str) -> None:
 
 
 def test_choice_of_memcg(lab: Lab) -> None:
-    prog = lab.image("7.3", "4", "mixed").program()
+    once = session_image(lab.image("7.3", "4", "mixed").own_program())
     with pytest.raises(UsageError, match="no memcg /nowhere"):
-        stat(image_of(prog), "/nowhere")
-    everything, some = stat(image_of(prog), "/files", True), stat(image_of(prog), "/files")
+        stat(once, "/nowhere")
+    everything, some = stat(once, "/files", True), stat(once, "/files")
     hidden = {i for (i,) in columns(everything, "item")} - {i for (i,) in columns(some, "item")}
     assert some.notes == (f"{len(hidden)} items that are 0 everywhere are left out; "
                           "--all shows them.",)  # fmt: skip
     values = columns(everything, "item", "folded", "pending", "exact")
     assert hidden == {i for i, *_ in values} - {i for i, *v in values if any(v)}
     # Removed memcgs are still there, under an address if another one has their path.
-    memcgs = Payers(image_of(prog)).memcgs.values()
+    memcgs = Payers(once).memcgs.values()
     online = {m.path: m.address for m in memcgs if m.state == "online"}
     removed = next(m for m in memcgs if m.state == "dying" and m.path in online)
-    (address,) = {
-        a for (a,) in columns(stat(image_of(prog), f"{removed.address:#x}", True), "memcg_address")
-    }
+    (address,) = {a for (a,) in columns(stat(once, f"{removed.address:#x}", True), "memcg_address")}
     assert address == removed.address
-    answer = stat(image_of(prog), f"{removed.address:#x}", True)
+    answer = stat(once, f"{removed.address:#x}", True)
     assert any("was removed" in note for note in answer.notes)
-    answer = stat(image_of(prog), removed.path, True)
+    answer = stat(once, removed.path, True)
     assert not any("was removed" in note for note in answer.notes)
     assert {a for (a,) in columns(answer, "memcg_address")} == {online[removed.path]}
     assert f"{removed.address:#x}" in answer.notes[0]
