@@ -61,6 +61,7 @@ PARTS = (
     Part("rest", "all tests that no other part runs", ("tests",)),
     Part("lab", "guests, workloads, kernels", ("tests/lab",)),
     Part("views", "every view on every kernel", ("tests/views",)),
+    Part("identities", "each identity on every kernel, at rest and stopped", ("tests/identities",)),
     Part("collect", "audits of images, faults planted into them", ("tests/collect",)),
     Part(
         "matrix",

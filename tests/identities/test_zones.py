@@ -249,8 +249,19 @@ def check_blocks(image: GuestImage, report: Report) -> None:
 @pytest.mark.image
 @pytest.mark.each_kernel
 @pytest.mark.parametrize("kernel", KERNELS)
-@pytest.mark.parametrize("freeze", ["busy", "panic"])
-@pytest.mark.parametrize("workload", ["churn", "mlocking", "zswapout"])
+@pytest.mark.parametrize(
+    ("workload", "freeze"),
+    [
+        *(("churn", "busy"), ("mlocking", "panic")),
+        *(
+            pytest.param(*sort, marks=pytest.mark.long)
+            for sort in (
+                *(("churn", "panic"), ("mlocking", "busy")),
+                *(("zswapout", "busy"), ("zswapout", "panic")),
+            )
+        ),
+    ],
+)
 def test_zones_under_load(lab: Lab, kernel: str, freeze: str, workload: str) -> None:
     report = lab.image(kernel, "4", workload, freeze=freeze, seed=1).report()
     rows = zone_rows(report, *IDENTITIES, "zone_totals")
