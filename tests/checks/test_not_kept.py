@@ -32,7 +32,7 @@ SLABS = "this kernel does not keep NR_SLAB_RECLAIMABLE_B or NR_SLAB_UNRECLAIMABL
 USERS = (
     "this kernel does not keep NR_ANON_MAPPED or NR_FILE_MAPPED or NR_ANON_THPS or NR_SHMEM or "
     "NR_FILE_DIRTY or NR_WRITEBACK or NR_SWAPCACHE or NR_FILE_PAGES or NR_SHMEM_THPS or "
-    "NR_FILE_THPS"
+    "NR_FILE_THPS or NR_HUGETLB"
 )
 
 #: What is missing in a snapshot with none of the optional parts.

@@ -19,7 +19,7 @@ from support.guests import DEBIAN_KERNELS, KERNELS, GuestImage, Lab
 from support.made import DEAD, OBJCG_A, OBJCG_B, OBJCG_DEAD, ROOT, A, B, features, snapshot
 from support.planters import planters_of
 from support.planters.user_pages import PAGES
-from support.planting import NoVictim, Subject, ended
+from support.planting import Fault, NoVictim, Subject, ended
 
 from memcg_inspect.checks.found import FoundAmounts
 from memcg_inspect.checks.identities.user_pages import BY_NODE, ITEMS, user_page_rows
@@ -28,6 +28,8 @@ from memcg_inspect.checks.ledger import Ledger
 from memcg_inspect.checks.snapshot import Snapshot
 from memcg_inspect.collect import collect
 from memcg_inspect.image.image import image_of
+from memcg_inspect.linux.mm.mm_types import page_layout, scan_pages
+from memcg_inspect.linux.mm.mmzone import mem_map
 from memcg_inspect.model import Coverage, Stat
 from memcg_inspect.model_pages import UserPages
 from memcg_inspect.report import Report, Row
@@ -233,6 +235,33 @@ def test_under_load(lab: Lab, kernel: str) -> None:
     assert [f for f in image.report().findings if f.identity == "user_pages"] == []
 
 
+@pytest.mark.image
+@pytest.mark.newest_kernel
+@pytest.mark.parametrize("kernel", [k for k in DEBIAN_KERNELS if k in ("7.2", "7.3")])
+def test_huge_pages_of_hugetlb(lab: Lab, kernel: str) -> None:
+    """A page of 1 GiB is charged. It counts in no other state, although it is mapped."""
+    append = "hugepagesz=1G hugepages=1 hugepagesz=2M hugepages=20 hugetlb_free_vmemmap=on"
+    image = lab.image(kernel, "1", "gigantic", append=append, memory="3G")
+    assert still(image, "memory.stat")["/gigantic", "hugetlb", None] == 1 << 30
+    subject = Subject(image.program())
+    rows = [r for r in rows_of(subject.report) if subject.path(r.memcg or 0) == "/gigantic"]
+    found = {row.item: (row.status, row.nid, row.found["pages"]) for row in rows}
+    assert found["NR_HUGETLB"] == ("exact", None, 1 << 18)
+    assert sum(pages for item, (_, _, pages) in found.items() if item != "NR_HUGETLB") < 1 << 10
+    # The owner of the page is lost.
+    frames, layout = mem_map(subject.image), page_layout(subject.image)
+    [folio] = [
+        piece.raw.page + i * frames.size
+        for piece in scan_pages(subject.image)
+        if piece.raw is not None
+        for i, order in piece.raw.orders.items()
+        if order == 18
+    ]
+    fault = Fault((subject.put(folio + layout.memcg_data, 0),), ("/gigantic",), set())
+    told = {(f.identity, f.item, f.difference) for f in subject.audit(fault).findings}
+    assert ("user_pages", "NR_HUGETLB", 1 << 18) in told
+
+
 #: Lines of memory.stat by counter.
 LINES = {
     "anon": "NR_ANON_MAPPED",
@@ -245,6 +274,7 @@ LINES = {
     "anon_thp": "NR_ANON_THPS",
     "file_thp": "NR_FILE_THPS",
     "shmem_thp": "NR_SHMEM_THPS",
+    "hugetlb": "NR_HUGETLB",
 }
 
 

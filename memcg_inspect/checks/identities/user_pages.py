@@ -15,13 +15,15 @@ is charged to, and for the node of the page.
 - ``NR_FILE_DIRTY``: pages in the page cache that are dirty, of files that are written back.
   ``NR_WRITEBACK``: pages that are being written.
 - ``NR_SWAPCACHE``: pages in the swap cache.
+- ``NR_HUGETLB``: pages of hugetlb that are charged.
 
 What the kernel does not promise is not compared:
 
 - the node of ``NR_FILE_PAGES``: the migration of a folio of the swap cache moves it from one node
   to the other, although memcgs do not count it (``folio_migrate_mapping()``). That of
   ``NR_FILE_THPS`` and ``NR_SHMEM_THPS``: a migration does not move the first, and up to 7.0 neither
-  the second;
+  the second. That of ``NR_HUGETLB``: kernels without ``move_hugetlb_lruvec_stat()`` do not move it
+  either;
 - on kernels whose user pages point to memcgs (up to 7.0), the root memcg: its pages are not
   charged. But a migration changes its counters of nodes;
 - on cgroup v1, ``NR_SWAPCACHE``: ``mem_cgroup_swapout()`` uncharged a folio before it left the swap
@@ -56,7 +58,7 @@ BY_NODE = (
     "NR_SWAPCACHE",
 )
 #: Counters of which only the sum over nodes is compared.
-BY_MEMCG = ("NR_FILE_PAGES", "NR_SHMEM_THPS", "NR_FILE_THPS")
+BY_MEMCG = ("NR_FILE_PAGES", "NR_SHMEM_THPS", "NR_FILE_THPS", "NR_HUGETLB")
 ITEMS = (*BY_NODE, *BY_MEMCG)
 #: Counters that the kernel does not promise on cgroup v1.
 _NOT_ON_V1 = frozenset(("NR_SWAPCACHE", "NR_SHMEM_THPS", "NR_FILE_THPS"))
@@ -74,6 +76,7 @@ _STATE = (
     r"|do_set_p|do_huge_pmd|copy_p[mtu4]\w+_range|copy_page_range|copy_huge|insert_page|vm_insert"
     r"|change_p|collapse_|khugepaged|try_to_unmap|try_to_migrate|rmap_walk|set_pmd|do_fault_around"
     r"|mem_cgroup_migrate|memcg_migrate|ksm_|replace_page|secretmem_|invalidate_"
+    r"|alloc_hugetlb_folio|free_huge_(folio|page)|hugetlb_(no_page|fault|wp)"
 )
 
 
@@ -136,7 +139,8 @@ CHECK = Check(
     name="user_pages",
     counter=(
         "`NR_ANON_MAPPED`, `NR_FILE_MAPPED`, `NR_ANON_THPS`, `NR_SHMEM`, `NR_FILE_DIRTY`, "
-        "`NR_WRITEBACK`, `NR_SWAPCACHE`, by node; `NR_FILE_PAGES`, `NR_FILE_THPS`, `NR_SHMEM_THPS`"
+        "`NR_WRITEBACK`, `NR_SWAPCACHE`, by node; `NR_FILE_PAGES`, `NR_FILE_THPS`, "
+        "`NR_SHMEM_THPS`, `NR_HUGETLB`"
     ),
     unit="pages",
     found=(

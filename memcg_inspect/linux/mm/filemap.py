@@ -17,7 +17,9 @@ in
 - ``NR_FILE_DIRTY`` while it is in the page cache, has ``PG_dirty``, and is of a file system that
   writes back: ``folio_account_dirtied()``;
 - ``NR_ANON_MAPPED``, ``NR_FILE_MAPPED``, ``NR_ANON_THPS``: see
-  :mod:`memcg_inspect.linux.mm.rmap`. Kernel memory that is mapped counts in ``NR_FILE_MAPPED``.
+  :mod:`memcg_inspect.linux.mm.rmap`. Kernel memory that is mapped counts in ``NR_FILE_MAPPED``;
+- ``NR_HUGETLB`` while it is a folio of hugetlb that is charged: ``alloc_hugetlb_folio()``. Since
+  commit 05d4532b5364 ("memcg/hugetlb: add hugeTLB counters to memcg") (in v6.14).
 
 These are all counted in pages.
 """
@@ -183,6 +185,7 @@ class UserPageReader:
                 dirty = chosen._replace(pages=columns.dirty & pages)
                 self._add_dirty(found, dirty, mappings, order)
         self._add_mapped(found, raw, columns, words)
+        self._add_hugetlb(found, raw, columns, words)
         return found
 
     def _folios(self, raw: RawPiece, columns: _Columns) -> dict[int, int]:
@@ -193,6 +196,14 @@ class UserPageReader:
                 folios[raw.orders[i]][i] = 1
         found = {order: int.from_bytes(pages, "little") for order, pages in folios.items()}
         return {0: columns.user & ~columns.head, **found}
+
+    def _add_hugetlb(
+        self, found: PagesByItem, raw: RawPiece, columns: _Columns, words: list[int]
+    ) -> None:
+        for i in positions(columns.user & columns.head, columns.number):
+            if i in raw.orders and self._hugetlb.begins(raw.data, i):
+                payer = words[i] & ~MEMCG_DATA_FLAGS
+                found[payer, raw.nid(i), "NR_HUGETLB"] += 1 << raw.orders[i]
 
     def _add_states(self, found: PagesByItem, chosen: _Chosen, states: bytes, order: int) -> None:
         is_huge = order > 0 and 1 << order >= self._pmd_pages
