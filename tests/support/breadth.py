@@ -240,8 +240,8 @@ def document(results: Sequence[Result], commit: str, date: str) -> str:
         f"itself: {faults}",
     ]
     tested = [r for r in results if r.kernel not in OTHERS]
-    found = {(f"{r.configuration:27} {r.workload}", r.kernel): r for r in tested}
-    lines += ["", *_table("configuration               workload", found)] if tested else []
+    found = {(f"{r.configuration:30} {r.workload}", r.kernel): r for r in tested}
+    lines += ["", *_table(f"{'configuration':30} workload", found)] if tested else []
     found = {(r.kernel, r.configuration): r for r in results if r.kernel in OTHERS}
     lines += ["", *_table("kernel", found)] if found else []
     return "\n".join(line.rstrip() for line in lines)
