@@ -15,7 +15,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from . import dump
 from .errors import StaleCodeError
@@ -27,6 +27,7 @@ from .paths import cache_folder
 from .programs import GUEST, WORKLOADS, workload_parts
 from .store import file_hash, fresh_folder, locked, read_stamp, text_hash, write_stamp
 
+T = TypeVar("T")
 NAME = "vmcore"
 _MOST_BYTES = 20 << 30
 #: More than the tests of one file use, and few enough for a disk: two processes run tests.
@@ -151,18 +152,24 @@ def _make(options: Options, image: dump.Image, out: Path) -> None:
         dump.dump(options, image, out)
 
 
+def unless_stale(make: Callable[[], T]) -> T:
+    """Return what a function makes of a guest. Begin again once if QEMU's CPUs ran stale code."""
+    try:
+        return make()
+    except StaleCodeError as error:
+        print(f"lab: making the image again: {error}", file=sys.stderr)
+        return make()
+
+
 def write(make: Callable[[Path], None], folder: Path, kernel: Kernel) -> None:
-    """Make an image in a folder of the cache. Begin again once if QEMU's CPUs ran stale code."""
-    for is_last in (False, True):
-        try:
-            with fresh_folder(folder) as made:
-                make(made / NAME)
-                write_stamp(made, {"kernel": kernel.name})
-            return
-        except StaleCodeError as error:
-            if is_last:
-                raise
-            print(f"lab: making the image again: {error}", file=sys.stderr)
+    """Make an image in a folder of the cache."""
+
+    def once() -> None:
+        with fresh_folder(folder) as made:
+            make(made / NAME)
+            write_stamp(made, {"kernel": kernel.name})
+
+    unless_stale(once)
 
 
 def kept(name: str, make: Callable[[Path], None], kernel: Kernel) -> Path:

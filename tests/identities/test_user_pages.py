@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from labkit import kernels, kmodules
 from support.guest_files import still
-from support.guests import DEBIAN_KERNELS, KERNELS, GuestImage, Lab
+from support.guests import DEBIAN_KERNELS, KERNELS, GuestImage, Lab, gigantic
 from support.made import DEAD, OBJCG_A, OBJCG_B, OBJCG_DEAD, ROOT, A, B, features, snapshot
 from support.planters import planters_of
 from support.planters.user_pages import PAGES
@@ -240,8 +240,7 @@ def test_under_load(lab: Lab, kernel: str) -> None:
 @pytest.mark.parametrize("kernel", [k for k in DEBIAN_KERNELS if k in ("7.2", "7.3")])
 def test_huge_pages_of_hugetlb(lab: Lab, kernel: str) -> None:
     """A page of 1 GiB is charged. It counts in no other state, although it is mapped."""
-    append = "hugepagesz=1G hugepages=1 hugepagesz=2M hugepages=20 hugetlb_free_vmemmap=on"
-    image = lab.image(kernel, "1", "gigantic", append=append, memory="3G")
+    image = gigantic(lab, kernel)
     assert still(image, "memory.stat")["/gigantic", "hugetlb", None] == 1 << 30
     subject = Subject(image.program())
     rows = [r for r in rows_of(subject.report) if subject.path(r.memcg or 0) == "/gigantic"]

@@ -14,7 +14,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from labkit import dump, hotplug, images, kmodules
-from labkit.errors import StaleCodeError
 from labkit.kernels import breadth_names, kernel
 from labkit.machine import Options
 
@@ -214,10 +213,7 @@ def run(name: str, configuration: Configuration, again: bool = False) -> Result:
     found = None if again else kept.load("breadth", guest)
     if found is not None:
         return Result(*found)
-    try:
-        result = measure(name, configuration)
-    except StaleCodeError:  # of QEMU, not of the guest: see labkit.guest
-        result = measure(name, configuration)
+    result = images.unless_stale(lambda: measure(name, configuration))
     kept.keep("breadth", guest, result)
     return result
 

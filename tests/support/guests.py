@@ -120,6 +120,12 @@ class Lab:
         return GuestImage(images.image(kernel, nodes, workload, **more))  # type: ignore[arg-type]
 
 
+def gigantic(lab: Lab, kernel: str) -> GuestImage:
+    """Return an image with a page of 1 GiB in use, and 20 of 2 MiB that are free."""
+    append = "hugepagesz=1G hugepages=1 hugepagesz=2M hugepages=20 hugetlb_free_vmemmap=on"
+    return lab.image(kernel, "1", "gigantic", append=append, memory="3G")
+
+
 def complaints(core: Path) -> list[str]:
     """Return the warnings in the guest's dmesg."""
     words = ("WARNING:", " BUG:", "INFO:", "suspicious RCU", "underflow")

@@ -18,7 +18,7 @@ from drgn.helpers.linux.list import list_for_each
 from drgn.helpers.linux.mm import PageLRU, PageSlab, compound_order, for_each_valid_page_range
 from drgn.helpers.linux.mmzone import for_each_online_pgdat
 from drgn.helpers.linux.percpu import per_cpu_ptr
-from support.guests import BUILT_KERNELS, DEBIAN_KERNELS, KERNELS, ROOT, GuestImage, Lab
+from support.guests import BUILT_KERNELS, DEBIAN_KERNELS, KERNELS, ROOT, GuestImage, Lab, gigantic
 from support.views import number, rows
 
 from memcg_inspect.image.image import image_of
@@ -232,8 +232,7 @@ def test_unknown_is_little(lab: Lab, kernel: str, workload: str) -> None:
 @pytest.mark.parametrize("kernel", [k for k in DEBIAN_KERNELS if k in ("6.1", "7.3")])
 def test_huge_pages(lab: Lab, kernel: str) -> None:
     """A page of 1 GiB in use, and 20 of 2 MiB that are free, without most of their memory map."""
-    append = "hugepagesz=1G hugepages=1 hugepagesz=2M hugepages=20 hugetlb_free_vmemmap=on"
-    image = lab.image(kernel, "1", "gigantic", append=append, memory="3G")
+    image = gigantic(lab, kernel)
     answer = asked(image.core)
     check_whole(answer)
     found = kinds(answer)

@@ -11,7 +11,7 @@ from collections import defaultdict
 
 import drgn
 import pytest
-from support.guests import DEBIAN_KERNELS, KERNELS, GuestImage, Lab
+from support.guests import DEBIAN_KERNELS, KERNELS, GuestImage, Lab, gigantic
 from support.planting import Overlay, Write
 from support.views import number, rows
 from support.zones import buddyinfo, zoneinfo
@@ -136,8 +136,7 @@ def test_counters_that_are_wrong(lab: Lab, kernel: str) -> None:
 @pytest.mark.parametrize("kernel", [k for k in DEBIAN_KERNELS if k == "7.3"])
 def test_memory_map_that_is_not_all_counted(lab: Lab, kernel: str) -> None:
     """The pages that stand for the tails of huge pages are found, and the kernel does not count."""
-    append = "hugepagesz=1G hugepages=1 hugepagesz=2M hugepages=20 hugetlb_free_vmemmap=on"
-    image = lab.image(kernel, "1", "gigantic", append=append, memory="3G")
+    image = gigantic(lab, kernel)
     prog = image.program()
     tails = sum(
         bool(page)

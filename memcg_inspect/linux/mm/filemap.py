@@ -27,7 +27,7 @@ These are all counted in pages.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from itertools import compress, repeat
 from typing import NamedTuple
 
@@ -178,32 +178,31 @@ class UserPageReader:
         mappings: list[int] = []
         if columns.dirty:
             mappings = self._memory.words(raw.data, self._mapping, self._frames.size)
-        for order, pages in self._folios(raw, columns).items():
+        hugetlb = self._hugetlb_heads(raw, columns)
+        for i in hugetlb:
+            found[words[i] & ~MEMCG_DATA_FLAGS, raw.nid(i), "NR_HUGETLB"] += 1 << raw.orders[i]
+        for order, pages in self._folios(raw, columns, hugetlb).items():
             chosen = _Chosen(pages, columns.number, words, raw.nids)
             self._add_states(found, chosen, columns.states, order)
             if columns.dirty & pages:
                 dirty = chosen._replace(pages=columns.dirty & pages)
                 self._add_dirty(found, dirty, mappings, order)
-        self._add_mapped(found, raw, columns, words)
-        self._add_hugetlb(found, raw, columns, words)
+        self._add_mapped(found, raw, columns, words, hugetlb)
         return found
 
-    def _folios(self, raw: RawPiece, columns: _Columns) -> dict[int, int]:
-        """Return columns of the first pages of user folios by the order of the folio."""
+    def _hugetlb_heads(self, raw: RawPiece, columns: _Columns) -> Set[int]:
+        """Return the indexes of the first pages of charged folios of hugetlb."""
+        heads = positions((columns.user | columns.kmem) & columns.head, columns.number)
+        return {i for i in heads if i in raw.orders and self._hugetlb.begins(raw.data, i)}
+
+    def _folios(self, raw: RawPiece, columns: _Columns, hugetlb: Set[int]) -> dict[int, int]:
+        """Return columns of the first pages of other user folios by the order of the folio."""
         folios: defaultdict[int, bytearray] = defaultdict(lambda: bytearray(columns.number))
         for i in positions(columns.user & columns.head, columns.number):
-            if i in raw.orders and not self._hugetlb.begins(raw.data, i):
+            if i in raw.orders and i not in hugetlb:
                 folios[raw.orders[i]][i] = 1
         found = {order: int.from_bytes(pages, "little") for order, pages in folios.items()}
         return {0: columns.user & ~columns.head, **found}
-
-    def _add_hugetlb(
-        self, found: PagesByItem, raw: RawPiece, columns: _Columns, words: list[int]
-    ) -> None:
-        for i in positions(columns.user & columns.head, columns.number):
-            if i in raw.orders and self._hugetlb.begins(raw.data, i):
-                payer = words[i] & ~MEMCG_DATA_FLAGS
-                found[payer, raw.nid(i), "NR_HUGETLB"] += 1 << raw.orders[i]
 
     def _add_states(self, found: PagesByItem, chosen: _Chosen, states: bytes, order: int) -> None:
         is_huge = order > 0 and 1 << order >= self._pmd_pages
@@ -230,14 +229,19 @@ class UserPageReader:
                 found[word, nid, "NR_FILE_DIRTY"] += number << order
 
     def _add_mapped(
-        self, found: PagesByItem, raw: RawPiece, columns: _Columns, words: list[int]
+        self,
+        found: PagesByItem,
+        raw: RawPiece,
+        columns: _Columns,
+        words: list[int],
+        hugetlb: Set[int],
     ) -> None:
         """Add the mapped pages of large folios, and of kernel memory."""
         for i in positions(columns.kmem & columns.mapped & ~columns.head, columns.number):
             found[words[i] & ~MEMCG_DATA_FLAGS, raw.nid(i), "NR_FILE_MAPPED"] += 1
         mapped = columns.mapped.to_bytes(columns.number, "little")
         for i in positions((columns.user | columns.kmem) & columns.head, columns.number):
-            if i not in raw.orders or self._hugetlb.begins(raw.data, i):
+            if i not in raw.orders or i in hugetlb:
                 continue
             try:
                 pages, entire = self._mapcounts.folio(raw, i, raw.orders[i], mapped)
