@@ -35,11 +35,14 @@ def test_functions_of_stacks_are_no_old_names(lab: Lab, kernel: str) -> None:
         more = [
             name
             for name in set(task.functions) - set(known[key].functions)
-            if not name.startswith(("entry_", "common_startup", "secondary_startup"))
+            if not name.startswith(
+                # __put_user_nocheck_4() is a label in __put_user_4(), which drgn says.
+                ("entry_", "common_startup", "secondary_startup", "__put_user_nocheck")
+            )
         ]
         right += not more
     # A CPU that changes from one task to another cannot be unwound.
-    assert len(found) - right <= max(2, len(found) // 5), found
+    assert right >= 0.8 * len(found), found
     assert sum(len(task.functions) > 3 for task in found.values()) > 2
 
 
