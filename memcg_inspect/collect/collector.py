@@ -218,7 +218,7 @@ def _collect(
         limits=read_limits(image),
         local=folds.local,
         unfolded=unfolded,
-        csses_since=csses_made_since(image, memcgs),
+        csses_since=csses_made_since(image, memcgs, coverage["css"]),
         stocks=stocks,
         charge_stocks=read_charge_stocks(image, coverage["charge_stock"]),
         usage=usage,

@@ -125,6 +125,13 @@ def test_types_of_bpf_maps_that_are_missing(image: GuestImage) -> None:
     assert {missed.what for missed in found.coverage["bpf"].examples} == {"types of BPF maps"}
 
 
+@NEW
+def test_the_number_of_memcgs_that_were_removed(image: GuestImage) -> None:
+    """Each may leave slab memory in the local counter of its parent, which then is exact."""
+    serial = place(image.program()["css_serial_nr_next"])
+    check_incomplete(audit(damaged(image.core, (serial, "missing"))), "css")
+
+
 @OLD_AND_NEW
 def test_an_area_has_no_more_pages_than_addresses(image: GuestImage) -> None:
     stack = find_task(image.program(), 1).stack_vm_area

@@ -118,6 +118,16 @@ def test_slab_memory_that_was_in_two_stocks_may_be_left() -> None:
     assert (pages.status, pages.difference) == ("differs", 1)
 
 
+def test_slab_memory_if_it_is_not_known_how_many_memcgs_were_removed() -> None:
+    """css_serial_nr_next is not in the image, or has no symbol."""
+    found = {
+        off: by_memcg(local_rows(made({A: 7 + off}, SLAB)), item=SLAB)[A] for off in (-1, 0, 1)
+    }
+    status = {off: row.status for off, row in found.items()}
+    assert status == {-1: "differs", 0: "exact", 1: "unverifiable"}
+    assert "how many memcgs were removed is not known" in (found[1].reason or "")
+
+
 def test_kernels_that_lose_local_counters() -> None:
     [outcome] = [i for i in judge(snapshot()).identities if i.name == "local"]
     assert (outcome.status, bool(outcome.reason)) == ("not-kept", True)

@@ -38,8 +38,7 @@ __all__ = ("CHECK", "local_rows")
 
 #: The most bytes of one kind of slab memory that the stock of a CPU holds: ``S16_MAX``, or a page.
 _MOST_IN_STOCK = 1 << 15
-#: Removed memcgs, if their number is not known.
-_MOST_MEMCGS = 1 << 32
+_UNKNOWN = "how many memcgs were removed is not known, which leave slab memory in this counter"
 
 
 def local_rows(snapshot: Snapshot) -> list[Row]:
@@ -61,11 +60,15 @@ def _row(snapshot: Snapshot, key: RowKey) -> Row:
     memcg = key.memcg or 0
     share = snapshot.counters.folded_share(memcg, key.item, key.nid)
     found: dict[str, int] = {}
+    unknown = False
     if share is not None:
         found = {"state": share.state, "state_pending": share.pending}
         too_much = share.local - share.state - share.pending
-        if key.item in ITEMS.values() and 0 < too_much <= _most_clamped(snapshot, key):
-            found["clamped"] = too_much
+        if key.item in ITEMS.values() and too_much > 0:
+            most = _most_clamped(snapshot, key)
+            unknown = most is None
+            if most is not None and too_much <= most:
+                found["clamped"] = too_much
     row = make_row(
         key,
         found,
@@ -75,12 +78,19 @@ def _row(snapshot: Snapshot, key: RowKey) -> Row:
     )
     # What a removed memcg had on a node is moved to its parent for the memcg as a whole, too.
     nids = snapshot.counters.nids if key.nid is None else [key.nid]
-    return doubted(row, missing_if(why_not_flushed(snapshot, key.item, nids), either_way=True))
+    why = why_not_flushed(snapshot, key.item, nids) or (_UNKNOWN if unknown else None)
+    return doubted(row, missing_if(why, either_way=True))
 
 
-def _most_clamped(snapshot: Snapshot, key: RowKey) -> int:
-    """Return the most bytes that removed memcgs may have left in a local counter."""
-    removed = snapshot.csses_since.get(key.memcg or 0, _MOST_MEMCGS)
+def _most_clamped(snapshot: Snapshot, key: RowKey) -> int | None:
+    """
+    Return the most bytes that removed memcgs may have left in a local counter.
+
+    :return: ``None`` if it is not known how many were removed
+    """
+    removed = snapshot.csses_since.get(key.memcg or 0)
+    if removed is None:
+        return None
     nodes = 1 if key.nid is not None else len(snapshot.counters.nids)
     in_stock = max(_MOST_IN_STOCK, snapshot.image.page_size)
     return removed * in_stock * snapshot.image.cpus * nodes

@@ -394,26 +394,30 @@ def _cgroup_id(css: Object) -> int | None:
         return None
 
 
-def csses_made_since(image: Image, memcgs: Iterable[int]) -> dict[int, int]:
+def csses_made_since(image: Image, memcgs: Iterable[int], coverage: Coverage) -> dict[int, int]:
     """
     Return how many ``struct cgroup_subsys_state`` were made after each memcg.
 
     Those of all controllers count, also those that are freed: no more memcgs were ever below it.
 
     :param memcgs: ``struct mem_cgroup *``
+    :param coverage: counts what is unreadable
     :return: by ``struct mem_cgroup *``, without those for which it is not known
     """
     made: dict[int, int] = {}
     try:
         latest = int(image.object("css_serial_nr_next")) - 1
-    except (FaultError, UnknownKernelError):
+    except UnknownKernelError:
+        return made  # without CONFIG_KALLSYMS_ALL, kallsyms has no variables
+    except FaultError as error:
+        coverage.miss("css_serial_nr_next", error.address, str(error))
         return made
     for address in memcgs:
         memcg = Object(image.prog, "struct mem_cgroup *", address)
         try:
             made[address] = latest - int(memcg.css.serial_nr)
-        except FaultError:
-            continue
+        except FaultError as error:
+            coverage.miss("serial number of a memcg", error.address, str(error))
     return made
 
 
