@@ -29,6 +29,7 @@ from memcg_inspect.image.layout import has_member
 from memcg_inspect.linux.fs.inode import dentry_name
 from memcg_inspect.linux.lib.list import rbtree_entries
 from memcg_inspect.linux.mm.debug import read_page
+from memcg_inspect.linux.mm.kfence import kfence_pool
 from memcg_inspect.linux.mm.memcontrol import find_memcg, memcg_path
 from memcg_inspect.linux.mm.mm_types import page_layout, pages_per_piece, scan_pages
 from memcg_inspect.linux.mm.mmzone import (
@@ -578,3 +579,16 @@ def slabs(image: Image) -> Iterator:  # type: ignore[type-arg]
             slab = reader.slab(page)
             if slab is not None and slab.charged:
                 yield slab
+
+
+def test_the_end_of_the_metadata_of_kfence(lab: Lab) -> None:
+    """The size of the pool is found from them, and objects without them are not known."""
+    image = lab.image("7.2", "4", "mixed", append="kfence.sample_interval=1")
+    whole = kfence_pool(Image(image.program()))
+    number = len(whole.pages) // 2 - 2
+    last = place(image.program()["kfence_metadata"][number])
+    changed = damaged(image.core, (last, "missing"))
+    found = kfence_pool(changed)
+    assert found.pages == whole.pages and not whole.unreadable
+    assert found.unreadable[-1] == last
+    check_incomplete(audit(changed), "kfence")

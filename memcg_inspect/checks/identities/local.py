@@ -38,6 +38,8 @@ __all__ = ("CHECK", "local_rows")
 
 #: The most bytes of one kind of slab memory that the stock of a CPU holds: ``S16_MAX``, or a page.
 _MOST_IN_STOCK = 1 << 15
+#: Removed memcgs, if their number is not known.
+_MOST_MEMCGS = 1 << 32
 _UNKNOWN = "how many memcgs were removed is not known, which leave slab memory in this counter"
 
 
@@ -65,9 +67,9 @@ def _row(snapshot: Snapshot, key: RowKey) -> Row:
         found = {"state": share.state, "state_pending": share.pending}
         too_much = share.local - share.state - share.pending
         if key.item in ITEMS.values() and too_much > 0:
-            most = _most_clamped(snapshot, key)
-            unknown = most is None
-            if most is not None and too_much <= most:
+            removed = snapshot.csses_since.get(memcg)
+            unknown = removed is None and too_much <= _most_clamped(snapshot, key, _MOST_MEMCGS)
+            if removed is not None and too_much <= _most_clamped(snapshot, key, removed):
                 found["clamped"] = too_much
     row = make_row(
         key,
@@ -82,15 +84,8 @@ def _row(snapshot: Snapshot, key: RowKey) -> Row:
     return doubted(row, missing_if(why, either_way=True))
 
 
-def _most_clamped(snapshot: Snapshot, key: RowKey) -> int | None:
-    """
-    Return the most bytes that removed memcgs may have left in a local counter.
-
-    :return: ``None`` if it is not known how many were removed
-    """
-    removed = snapshot.csses_since.get(key.memcg or 0)
-    if removed is None:
-        return None
+def _most_clamped(snapshot: Snapshot, key: RowKey, removed: int) -> int:
+    """Return the most bytes that so many removed memcgs may have left in a local counter."""
     nodes = 1 if key.nid is not None else len(snapshot.counters.nids)
     in_stock = max(_MOST_IN_STOCK, snapshot.image.page_size)
     return removed * in_stock * snapshot.image.cpus * nodes
