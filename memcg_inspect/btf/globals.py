@@ -114,6 +114,10 @@ _READERS: dict[str, Entry | tuple[Entry, ...]] = {
     "stats_flush_threshold": "atomic_t",
     # released
     "bpf_map_types": _map_types,
+    # hugetlb, hugetlb_cgroup
+    "hugetlb_cgrp_subsys": "struct cgroup_subsys",
+    "hugetlb_cgrp_subsys_enabled_key": "struct static_key_true",
+    "hugetlb_lock": "spinlock_t",
     # workqueue
     "worker_pool_idr": "struct idr",
     # backing_dev

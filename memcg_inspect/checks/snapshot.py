@@ -35,6 +35,7 @@ from memcg_inspect.model import (
 )
 from memcg_inspect.model_counters import LocalStat, Unfolded
 from memcg_inspect.model_freeing import Transient
+from memcg_inspect.model_hugetlb import Hugetlb
 from memcg_inspect.model_kernel import Features, Limits, Moving
 from memcg_inspect.model_pages import UserPages, Zones
 from memcg_inspect.model_tasks import ActiveMemcg, CachedStackPage, TaskCharge
@@ -101,6 +102,7 @@ class Snapshot:
     :ivar zones: zones, and the pages that they count
     :ivar lru: pages on LRU lists, and the sizes of the lists; ``None`` if they are unknown
     :ivar user_pages: pages that count in counters of user pages
+    :ivar hugetlb: cgroups of the hugetlb controller, and the huge pages charged to them
     :ivar slab_usage: slab memory by node and cache, charged or not
     :ivar percpu_usage: percpu memory by node, charged or not
     :ivar freed: free pages that are still charged as kernel memory
@@ -151,6 +153,7 @@ class Snapshot:
     zones: Zones = Zones()
     lru: LruLists | None = None
     user_pages: UserPages = UserPages()
+    hugetlb: Hugetlb = Hugetlb()
     slab_usage: tuple[SlabUsage, ...] = ()
     percpu_usage: tuple[PercpuUsage, ...] = ()
     freed: Sequence[FreedPage] = ()

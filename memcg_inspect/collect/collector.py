@@ -31,6 +31,7 @@ from memcg_inspect.collect.counters import (
     read_usage,
 )
 from memcg_inspect.collect.folds import Folds
+from memcg_inspect.collect.hugetlb import read_hugetlb
 from memcg_inspect.collect.image_info import image_info
 from memcg_inspect.collect.nodes import read_nodes
 from memcg_inspect.collect.owners import Owners, read_owners
@@ -58,6 +59,7 @@ from memcg_inspect.linux.kernel.fork import caches_stacks, read_cached_stacks
 from memcg_inspect.linux.kernel.sched import caches_objcg, read_tasks
 from memcg_inspect.linux.kernel.sched_mm import read_active_memcgs
 from memcg_inspect.linux.mm.alloc_tag import why_not_profiled
+from memcg_inspect.linux.mm.kfence import kfence_pool
 from memcg_inspect.linux.mm.khugepaged import may_have_collapsed_files
 from memcg_inspect.linux.mm.memcg_data import charges_node_of_folio, kernel_payers
 from memcg_inspect.linux.mm.memcontrol import (
@@ -189,7 +191,6 @@ def _collect(
         lists, sizes = _lru_lists(image, memcgs, coverage)
         stocks = read_obj_stocks(image, coverage["stock"])
         css = read_css_refs(image, memcgs, coverage["css"])
-        counts = read_page_counters(image, memcgs, coverage["counters"])
         ids = swap_ids(image, coverage["swap_ids"])
     with measure("tasks"):
         tasks, maps = _tasks(image, memcgs, coverage), read_map_references(image, coverage["bpf"])
@@ -228,7 +229,7 @@ def _collect(
         css_holders=_css_holders(image, total),
         swap_ids=ids,
         swap_entries=read_swap_entries(image, memcgs, ids, coverage["swap_ids"]),
-        page_counters=counts,
+        page_counters=read_page_counters(image, memcgs, coverage["counters"]),
         transients=total.transients_by_objcg(),
         unlisted_zswap=unlisted,
         moving=read_moving(image, memcgs),
@@ -247,6 +248,7 @@ def _collect(
         node_stats=read_node_stats(image, coverage["node_stats"]),
         zones=read_zone_counters(image, total, coverage["zones"]),
         lru=LruLists(_pages_on_lists(total, lists), sizes, lists.by_generation),
+        hugetlb=read_hugetlb(image, total, coverage["hugetlb"]),
         user_pages=UserPages(total.user_pages, may_have_collapsed_files(image)),
         profile=_profile(image, sites, total) if call_sites else None,
         coverage=dict(coverage),
@@ -329,6 +331,8 @@ def _add_pages(
     _add_compound_pages(image, total, context.cells)
     _add_unplaced_pages(image, total)
     total.coverage["sock"].add(coverage)
+    for metadata in kfence_pool(image).unreadable:
+        total.coverage["kfence"].miss("metadata of KFENCE", metadata, "not in the image")
     try:
         on_devices = has_user_pages_on_devices(image)
     except FaultError as error:

@@ -59,6 +59,7 @@ class Partial:
     :ivar zone_pages: pages that zones count, by use, node and zone
     :ivar lru: pages on LRU lists, by payer (0 if not charged), node, zone and flags
     :ivar user_pages: pages that count in counters of user pages, by payer, node and item
+    :ivar hugetlb: pages of huge pages that are charged, by ``struct hugetlb_cgroup *``, order, node
     :ivar uses: references to call sites
     :ivar uncharged: objects with a call site that no memcg pays for, of caches that always account,
         by ``struct kmem_cache *`` and ``struct codetag *``
@@ -88,6 +89,7 @@ class Partial:
     zone_pages: Counter[tuple[ZoneUse, int, int]] = field(default_factory=Counter)
     lru: Counter[tuple[int, int, int, LruFlags]] = field(default_factory=Counter)
     user_pages: Counter[tuple[int, int, str]] = field(default_factory=Counter)
+    hugetlb: Counter[tuple[int, int, int]] = field(default_factory=Counter)
     uses: dict[Use, Amount] = field(default_factory=dict)
     uncharged: Counter[tuple[int, int]] = field(default_factory=Counter)
     unnamed: dict[int, str] = field(default_factory=dict)
@@ -122,6 +124,7 @@ class Partial:
         self.zone_pages += other.zone_pages
         self.lru += other.lru
         self.user_pages += other.user_pages
+        self.hugetlb += other.hugetlb
         for use, amount in other.uses.items():
             self.use(use, amount.bytes, amount.charges)
         self.uncharged += other.uncharged

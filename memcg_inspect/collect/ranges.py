@@ -30,6 +30,7 @@ from memcg_inspect.image.progress import STOPPED
 from memcg_inspect.linux.fs.notify import GroupReader
 from memcg_inspect.linux.mm.debug import is_kmalloc_page, read_page
 from memcg_inspect.linux.mm.filemap import UserPageReader
+from memcg_inspect.linux.mm.hugetlb_cgroup import HugetlbChargeReader
 from memcg_inspect.linux.mm.internal import ZonePageReader
 from memcg_inspect.linux.mm.kfence import kfence_pages
 from memcg_inspect.linux.mm.mm_types import (
@@ -99,6 +100,7 @@ class RangeCollector:
         self._maps = UnlistedMaps(image, self._slabs)
         self._zones = ZonePageReader(image)
         self._users = UserPageReader(image)
+        self._hugetlb = HugetlbChargeReader(image)
         self._kmalloc: dict[int, bool] = {}
         self._blocks = BlockReader(image, miss=self._miss_list)
         self._ledger = Ledger()
@@ -155,6 +157,8 @@ class RangeCollector:
             partial.node_pages += self._context.uses.on_nodes.of(piece.raw)
             self._zones.add(piece.raw, partial.zone_free, partial.zone_pages)
             partial.user_pages += self._users.read(piece.raw)
+            for charge, pages in self._hugetlb.read(piece.raw):
+                partial.hugetlb[charge] += pages
         if piece.unreadable is not None:
             why = STOPPED if self._image.progress.stop else "not in the image"
             self._pages.miss("struct pages", piece.unreadable, why)

@@ -43,6 +43,9 @@ UNKNOWN = {
     "tcpmem": "only cgroup v1 has a page counter of sockets",
     "lru": "the sizes of the LRU lists of this kernel are not known",
     "user_pages": USERS,
+    **dict.fromkeys(
+        ("hugetlb_usage", "hugetlb_nodes"), "the cgroups of hugetlb of this kernel are not known"
+    ),
     "page_levels": "this kernel keeps no other counter by memcg and node",
     "local": "this kernel loses the local counters of memcgs that are removed",
     "local_fold": ("this kernel adds up local counters when they are read: it has no state_local"),

@@ -38,6 +38,7 @@ CAUSES = {
         ("zone_free", "zone_free_area", "zone_zspages", "zone_mlock", "zone_lru", "zone_totals"),
         "zone-counter",
     ),
+    **dict.fromkeys(("hugetlb_usage", "hugetlb_nodes"), "hugetlb-charge"),
     "objcg_bytes": "stock-bytes",
     "sock_bytes": "socket-bytes",
     "lru": "lru-size",

@@ -44,6 +44,7 @@ _SPARSE = frozenset(
         *("lru", "user_pages", "page_levels", "local", "local_fold", "node_levels"),
         *("node_totals", "alloc_tags"),
         *("zone_free", "zone_free_area", "zone_lru", "zone_totals"),
+        *("hugetlb_usage", "hugetlb_nodes"),
     )
 )
 #: Rows, and obj_cgroups, that are tried as the other side of a charge that was moved, if none

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from memcg_inspect.checks.diagnosis import charges, counters, objcgs, released, zones
+from memcg_inspect.checks.diagnosis import charges, counters, hugetlb, objcgs, released, zones
 from memcg_inspect.checks.diagnosis.cause import Cause
 
 __all__ = ("CAUSES", "cause_of")
@@ -14,6 +14,7 @@ CAUSES: tuple[Cause, ...] = (
     *charges.CAUSES,
     *counters.CAUSES,
     *zones.CAUSES,
+    *hugetlb.CAUSES,
 )
 
 _BY_NAME = {cause.name: cause for cause in reversed(CAUSES)}

@@ -8,17 +8,34 @@ Mirrors ``folio_test_hugetlb()``, up to 6.7 ``PageHuge()`` of :linux:`mm/hugetlb
 
 from __future__ import annotations
 
-from drgn import offsetof
+from drgn import FaultError, offsetof
 
 from memcg_inspect.image.image import Image
 from memcg_inspect.image.layout import constant, has_member
 from memcg_inspect.linux.mm.mm_types import Marker, page_layout, type_markers
 from memcg_inspect.linux.mm.mmzone import mem_map
 
-__all__ = ("HugetlbPages",)
+__all__ = ("HugetlbPages", "huge_page_orders")
 
+#: No architecture has more sizes of huge pages (``HUGE_MAX_HSTATE``), or a larger one.
+_MOST_SIZES, _MOST_ORDER = 16, 30
 #: The least bit of a page type. An enumerator below is the number of a page flag.
 _LEAST_TYPE_BIT = 0x80
+
+
+def huge_page_orders(image: Image) -> tuple[int, ...]:
+    """
+    Return the orders of huge pages, in the order of ``hstates``.
+
+    :raises drgn.FaultError: if they cannot be read, or are none
+    """
+    number, states = image.object("hugetlb_max_hstate"), image.object("hstates")
+    if not 0 <= int(number) <= _MOST_SIZES:
+        raise FaultError(f"{int(number)} sizes of huge pages", number.address_ or 0)
+    orders = tuple(int(states[n].order) for n in range(int(number)))
+    if any(order > _MOST_ORDER for order in orders):
+        raise FaultError("a huge page has no order", states.address_ or 0)
+    return orders
 
 
 class HugetlbPages:

@@ -14,6 +14,7 @@ from drgn import FaultError
 from memcg_inspect.image.image import Image
 from memcg_inspect.image.layout import array_length, has_type, member_type
 from memcg_inspect.image.lookup import UnknownKernelError
+from memcg_inspect.linux.mm.hugetlb import huge_page_orders
 from memcg_inspect.linux.mm.memcontrol_stat import accounts_hugetlb
 from memcg_inspect.linux.mm.memcontrol_stock import (
     MEMCG_CHARGE_BATCH,
@@ -30,8 +31,6 @@ __all__ = ("read_limits",)
 
 #: A stack is at most this many pages: ``THREAD_SIZE_ORDER`` is 3 with KASAN, and 2 otherwise.
 _STACK_PAGES = 8
-#: No architecture has more sizes of huge pages (``HUGE_MAX_HSTATE``), or a larger one.
-_MOST_SIZES, _MOST_ORDER = 16, 30
 
 
 def read_limits(image: Image) -> Limits:
@@ -64,11 +63,9 @@ def _hugetlb(image: Image) -> tuple[int, ...]:
         image.symbol("mem_cgroup_hugetlb_try_charge")  # 6.7 to 6.13
         if not accounts_hugetlb(image):
             return ()
-        number, states = int(image.object("hugetlb_max_hstate")), image.object("hstates")
-        orders = [int(states[n].order) for n in range(min(number, _MOST_SIZES))]
+        return tuple(1 << order for order in huge_page_orders(image))
     except (FaultError, UnknownKernelError):
         return ()
-    return tuple(1 << order for order in orders if order <= _MOST_ORDER)
 
 
 def _folio_batch(image: Image) -> int:

@@ -23,6 +23,7 @@ from memcg_inspect.image.image import Image
 from memcg_inspect.image.layout import array_length, constant, has_member, member_type
 from memcg_inspect.image.lookup import UnknownKernelError
 from memcg_inspect.image.strings import c_string, text
+from memcg_inspect.linux.kernel.locking import spin_is_locked
 from memcg_inspect.linux.lib.list import list_entries, raise_fault
 from memcg_inspect.linux.mm.mmzone import mem_map, online_pgdats
 from memcg_inspect.linux.mm.percpu_defs import percpu_offsets
@@ -84,7 +85,7 @@ def read_zones(image: Image, coverage: Coverage) -> dict[tuple[int, int], Zone]:
                 isolated=_isolated(image, zone),
                 isolates=_isolates(image, zone),
                 stats=zone_stats(image, zone),
-                is_locked=_is_locked(image, zone),
+                is_locked=spin_is_locked(image, zone.lock),
             )
             coverage.read += 1
     except FaultError as error:
@@ -114,21 +115,6 @@ def _isolated(image: Image, zone: Object) -> int:
         blocks = list_entries(image, "struct page", head, "lru", raise_fault)
         pages += sum(1 for _ in blocks) << order
     return pages
-
-
-def _is_locked(image: Image, zone: Object) -> bool | None:
-    """
-    Return whether ``zone->lock`` is held.
-
-    :return: ``None`` if it is neither a queued spinlock nor one of ``PREEMPT_RT``
-    """
-    if has_member(image, "struct spinlock", "lock"):  # rt_mutex_base
-        return bool(zone.lock.lock.owner)
-    # With CONFIG_SMP=n there is none.
-    is_queued = has_member(image, "struct qspinlock", "val")
-    if not is_queued or not has_member(image, "struct spinlock", "rlock"):
-        return None
-    return bool(zone.lock.rlock.raw_lock.val.counter)
 
 
 def counted_memmap(image: Image) -> int | None:

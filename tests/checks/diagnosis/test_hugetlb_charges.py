@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+"""Which of the three places that have a charge of a huge page is wrong."""
+
+from __future__ import annotations
+
+import pytest
+from support.made_hugetlb import CHARGED, HUGE, A, B, alone, made
+
+from memcg_inspect.checks.diagnosis import diagnose
+from memcg_inspect.checks.judge import judge
+from memcg_inspect.checks.snapshot import Snapshot
+
+MOVED = {**CHARGED, (A, 9, 0): HUGE, (B, 9, 0): 2 * HUGE}
+
+
+def only(taken: Snapshot) -> tuple[str, int | None, int | None, str]:
+    """Return cause, node, amount and words of the only diagnosis."""
+    judged = judge(taken)
+    findings = [pending.finding for pending in judged.findings]
+    [found] = diagnose(taken, judged.rows, findings, ())
+    return found.cause, found.nid, found.amount, found.what
+
+
+def test_cgroups_at_rest() -> None:
+    judged = judge(made())
+    assert not judged.findings
+    assert {row.status for row in judged.rows if row.identity.startswith("hugetlb")} == {"exact"}
+
+
+@pytest.mark.parametrize(("pages", "side"), [(HUGE, "high"), (-HUGE, "low"), (3, "high")])
+def test_one_page_counter(pages: int, side: str) -> None:
+    cause, nid, amount, what = only(alone(made(), B, 0, pages))
+    assert (cause, nid, amount) == ("hugetlb-charge", None, pages)
+    assert what.startswith("hugetlb.2MB.usage[/a/b] is ")
+    assert what.endswith(f" too {side}, in this page counter only")
+
+
+@pytest.mark.parametrize("pages", [HUGE, -HUGE])
+def test_page_counters_up_to_the_root(pages: int) -> None:
+    cause, nid, amount, what = only(made(own={(B, 0): pages}))
+    assert (cause, nid, amount) == ("hugetlb-charge", None, pages)
+    assert what.endswith("in all page counters from this one up")
+
+
+def test_the_usage_of_a_node() -> None:
+    found = only(made(on_nodes={(B, 0, 1): -HUGE}))
+    what = "hugetlb.2MB.numa_stat[/a/b] of node 1 is 512 pages too low"
+    assert found == ("hugetlb-charge", 1, -HUGE, what)
+
+
+def test_a_page_that_was_uncharged_from_neither() -> None:
+    cause, nid, amount, what = only(made({(B, 0): HUGE}, {(B, 0, 1): HUGE}))
+    assert (cause, nid, amount) == ("hugetlb-charge", 1, HUGE)
+    assert what.endswith("in both counters")
+
+
+def test_a_page_that_is_counted_on_another_node() -> None:
+    """As by kernels that do not move the usage with a page that migrates."""
+    cause, nid, amount, what = only(made(on_nodes={(B, 0, 0): HUGE, (B, 0, 1): -HUGE}))
+    assert (cause, nid, amount) == ("hugetlb-charge", 0, HUGE)
+    counted = "512 pages of hugetlb.2MB.numa_stat[/a/b] are counted on node 0 instead of on node 1"
+    assert what == counted
+
+
+def test_a_page_that_refers_to_another_cgroup() -> None:
+    cause, nid, amount, what = only(made(charged=MOVED))
+    assert (cause, nid, amount) == ("hugetlb-owner", 0, HUGE)
+    assert what == (
+        "512 pages of huge pages of node 0 that were charged to hugetlb.2MB.usage[/a] refer to the"
+        " cgroup of hugetlb.2MB.usage[/a/b]"
+    )
+
+
+def test_a_page_of_another_cgroup_where_nodes_are_not_compared() -> None:
+    cause, nid, amount, what = only(made(charged=MOVED, moves_usage=False))
+    assert (nid, amount) == (None, HUGE)
+    assert cause == "hugetlb-owner"
+
+
+def test_what_is_no_cgroup() -> None:
+    charged = {**CHARGED, (0xBAD, 9, 0): HUGE}
+    del charged[B, 9, 0]
+    cause, nid, amount, what = only(made(charged=charged))
+    assert (cause, nid, amount) == ("hugetlb-owner", 0, HUGE)
+    assert what.endswith("refer to the cgroup of hugetlb.2MB.usage[0xbad]")
