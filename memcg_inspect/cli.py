@@ -164,6 +164,7 @@ _DEFAULTS: dict[str, Any] = {
     "qemu": None,
     "pause": False,
     "timeout": None,
+    "jobs": None,
     "symbols": [],
     "debuginfo": "auto",
     "debug_directory": [],
@@ -202,6 +203,13 @@ def _add_image_options(parser: argparse.ArgumentParser) -> None:
         type=float,
         help="with --qemu: wait this long for QEMU, which serves one client of a monitor at a time "
         f"(default: {GREETING_TIMEOUT:g})",
+    )
+    images.add_argument(
+        "--jobs",
+        metavar="N",
+        type=_number_of_jobs,
+        help="number of processes that share the reading of all pages (default: that of the cores "
+        "if the image has more than 4 GiB of memory)",
     )
     types = parser.add_argument_group("debug info (as in drgn)")
     types.add_argument(
@@ -245,6 +253,17 @@ def _add_image_options(parser: argparse.ArgumentParser) -> None:
     parser.argument_default = None
 
 
+def _number_of_jobs(text: str) -> int:
+    """Parse the argument of ``--jobs``."""
+    if not (text.isascii() and text.isdigit() and 1 <= int(text) <= _MOST_JOBS):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 1 to {_MOST_JOBS}")
+    return int(text)
+
+
+#: More processes than any machine has cores.
+_MOST_JOBS = 9999
+
+
 def _run(args: argparse.Namespace) -> int:
     if args.core and args.qemu is not None:
         raise UsageError("-c and --qemu cannot be used together")
@@ -258,6 +277,8 @@ def _run(args: argparse.Namespace) -> int:
         raise UsageError("--pause needs --qemu")
     if args.timeout is not None and args.qemu is None:
         raise UsageError("--timeout needs --qemu")
+    if args.jobs not in (None, 1) and args.qemu is not None:
+        raise UsageError("--jobs cannot be used with --qemu, which serves one process")
     if args.timeout is not None and not 0 <= args.timeout <= _LONGEST_TIMEOUT:
         raise UsageError(f"--timeout takes 0 to {_LONGEST_TIMEOUT} seconds")
     check_arguments(args)
@@ -273,6 +294,8 @@ def _run(args: argparse.Namespace) -> int:
             guest.enter_context(_signals_unwind())
             guest.enter_context(monitor.paused())
             image.stopped = True
+        # Processes would share one connection to QEMU.
+        image.jobs = args.jobs if args.qemu is None else 1
         result = answer(image, args)
     # The guest is resumed before output is written: a slow reader must not keep it stopped.
     _output(lambda: show(result, args, Typed("memcg-inspect", tuple(_image_words(args)))))

@@ -214,6 +214,10 @@ def _bench_sites() -> str:
     return fenced("$ scripts/bench --call-sites\n" + _run("scripts/bench", "--call-sites"))
 
 
+def _bench_jobs() -> str:
+    return fenced("$ scripts/bench --jobs\n" + _run("scripts/bench", "--jobs"))
+
+
 def _bench_states() -> str:
     return fenced("$ scripts/bench --page-states\n" + _run("scripts/bench", "--page-states"))
 
@@ -485,6 +489,7 @@ BLOCKS = {
     ),
     "allocinfo_fields": Block("docs/commands/allocinfo.md", _fields("allocinfo"), "source"),
     "bench_sites": Block("docs/architecture.md", _bench_sites, "measured"),
+    "bench_jobs": Block("docs/architecture.md", _bench_jobs, "measured"),
     "bench_states": Block("docs/architecture.md", _bench_states, "measured"),
     "live": Block("docs/live.md", _live, "measured"),
     "reliability": Block("docs/reliability.md", _measured("scripts/reliability"), "measured"),

@@ -45,7 +45,7 @@ from memcg_inspect.collect.page_uses import (
 from memcg_inspect.collect.partial import Partial
 from memcg_inspect.collect.percpu import add_percpu, percpu_usage
 from memcg_inspect.collect.pernode import PerNode, per_node_of
-from memcg_inspect.collect.ranges import Mapper, PassContext, collect_ranges
+from memcg_inspect.collect.ranges import PassContext, collect_ranges, jobs_of
 from memcg_inspect.collect.recover import recover_for_charges, recover_for_percpu
 from memcg_inspect.collect.slab_cells import SlabCells
 from memcg_inspect.collect.zones import read_zone_counters
@@ -99,27 +99,25 @@ from memcg_inspect.model_tasks import CachedStackPage, TaskCharge
 __all__ = ("collect", "kept_slabs", "kept_zswap")
 
 
-def collect(
-    image: Image, clock: Clock | None = None, call_sites: bool = True, run: Mapper = map
-) -> Snapshot:
+def collect(image: Image, clock: Clock | None = None, call_sites: bool = True) -> Snapshot:
     """
     Read everything that is checked, except the stacks of CPUs.
 
     :param clock: measures the steps; if not given, a new one
     :param call_sites: whether to read references to call sites, if the kernel has any. What an
         earlier command has read is returned with them.
-    :param run: see :func:`~memcg_inspect.collect.ranges.collect_ranges`
     :raises ImageError: if this kernel does not charge kernel memory to memcgs, or its layout is
         unknown
     """
     clock = clock or Clock(image.progress)
     with as_image_errors():
-        if run is not map or not image.keeps_walks or image.is_moving:
-            return _collect(image, clock, call_sites, run)
+        # What is kept of slabs is of this process only.
+        if jobs_of(image) > 1 or not image.keeps_walks or image.is_moving:
+            return _collect(image, clock, call_sites)
         kept = image.once(_Kept)
         if kept.snapshot is None or (call_sites and not kept.call_sites):
             more = _More(SlabCells(image, _payers(read_owners(image))), ZswapExamples())
-            snapshot = _collect(image, clock, call_sites, run, more)
+            snapshot = _collect(image, clock, call_sites, more)
             if image.progress.stop:
                 return snapshot
             kept.snapshot, kept.more, kept.call_sites = snapshot, more, call_sites
@@ -174,9 +172,7 @@ def kept_zswap(image: Image) -> ZswapExamples | None:
     return None if kept is None or kept.more is None else kept.more.zswap
 
 
-def _collect(
-    image: Image, clock: Clock, call_sites: bool, run: Mapper, more: _More | None = None
-) -> Snapshot:
+def _collect(image: Image, clock: Clock, call_sites: bool, more: _More | None = None) -> Snapshot:
     total, measure = Partial(), clock.measure
     coverage = total.coverage
     sites = CallSites(image, coverage) if call_sites and not why_not_profiled(image) else None
@@ -198,7 +194,7 @@ def _collect(
     with measure("vmalloc"):
         uses = _page_uses(image, total)
     with measure("pages"):
-        _add_pages(image, total, _context(memcgs, uses, more), sites, run)
+        _add_pages(image, total, _context(memcgs, uses, more), sites)
     with measure("percpu"):
         if accounts_by_node(image) and coverage["objcgs"].unreadable:
             objcgs |= recover_for_percpu(image, objcgs, coverage["objcgs"])
@@ -317,9 +313,7 @@ def _page_uses(image: Image, total: Partial) -> PageUses:
     return uses
 
 
-def _add_pages(
-    image: Image, total: Partial, context: PassContext, sites: CallSites | None, run: Mapper
-) -> None:
+def _add_pages(image: Image, total: Partial, context: PassContext, sites: CallSites | None) -> None:
     """Read all page frames."""
     coverage = Coverage()
     context = replace(context, protocols=socket_caches(image, coverage))
@@ -327,7 +321,7 @@ def _add_pages(
         total.ledger.note_missing("sock")
     if sites is not None:
         context = replace(context, call_sites=True)
-    total.merge(collect_ranges(image, context, run))
+    total.merge(collect_ranges(image, context))
     _add_compound_pages(image, total, context.cells)
     _add_unplaced_pages(image, total)
     total.coverage["sock"].add(coverage)

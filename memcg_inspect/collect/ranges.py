@@ -5,15 +5,17 @@ The pass over all page frames
 
 :class:`RangeCollector` is a function from a range of page frames to a
 :class:`~memcg_inspect.collect.partial.Partial`. :func:`collect_ranges` applies it to all ranges and
-merges the results. It can use the ``map()`` of an :class:`concurrent.futures.Executor` instead of
-the builtin. With processes, each process makes a :class:`RangeCollector` from the same
-:class:`PassContext` and from its own :class:`~memcg_inspect.image.image.Image`.
+merges the results. Processes that are forked share the ranges (:attr:`Image.jobs
+<memcg_inspect.image.image.Image.jobs>`), or the ``map()`` of a :class:`concurrent.futures.Executor`
+is used. With processes that are not forked, each process makes a :class:`RangeCollector` from the
+same :class:`PassContext` and from its own :class:`~memcg_inspect.image.image.Image`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from drgn import FaultError
 
@@ -26,6 +28,7 @@ from memcg_inspect.collect.released import ReleasedReader
 from memcg_inspect.collect.slab_cells import SlabCells
 from memcg_inspect.collect.unlisted_maps import UnlistedMaps
 from memcg_inspect.image.image import Image
+from memcg_inspect.image.processes import available_cores, forked_map
 from memcg_inspect.image.progress import STOPPED
 from memcg_inspect.linux.fs.notify import GroupReader
 from memcg_inspect.linux.mm.debug import is_kmalloc_page, read_page
@@ -48,11 +51,18 @@ from memcg_inspect.linux.mm.slab import Slab, SlabReader
 from memcg_inspect.linux.net.sock import Protocol, Sock, SockReader
 from memcg_inspect.model import NUMA_NO_NODE, Coverage, FreedPage
 
-__all__ = ("Mapper", "PassContext", "RangeCollector", "collect_ranges")
+__all__ = ("Mapper", "PassContext", "RangeCollector", "collect_ranges", "jobs_of", "walk_ranges")
 
 #: Pieces of the memory map in one range. With a ``struct page`` of 64 bytes and pages of 4 KiB,
 #: a range is 4 GiB of memory.
 PIECES_PER_RANGE = 32
+
+#: Ranges for each process: one that is done early can take more of them.
+_PARTS_PER_JOB = 8
+#: Bytes of memory that one process reads as fast as several do, which have to be started.
+_SMALL = 4 << 30
+
+T = TypeVar("T")
 
 #: Applies a function to page ranges, like ``map()``.
 Mapper = Callable[[Callable[[PageRange], Partial], Iterable[PageRange]], Iterable[Partial]]
@@ -277,26 +287,64 @@ class RangeCollector:
             partial.lru[lru.payer, lru.nid, lru.zone, lru.flags] += lru.pages
 
 
+def jobs_of(image: Image) -> int:
+    """Return the number of processes that read the pages of an image."""
+    if image.jobs is not None:
+        return image.jobs
+    pages = sum(part.end - part.start for part in page_ranges(image))
+    is_large = pages * mem_map(image).page_size > _SMALL
+    return available_cores() if is_large else 1
+
+
 def collect_ranges(
     image: Image,
     context: PassContext,
-    run: Mapper = map,
+    run: Mapper | None = None,
     parts: Sequence[PageRange] | None = None,
 ) -> Partial:
     """
     Collect all valid page frames, and report progress.
 
-    :param run: applies the collector to the ranges: ``map()``, or the ``map()`` of an executor
+    :param run: applies the collector to the ranges: ``map()``, or the ``map()`` of an executor; if
+        not given, as many processes as the image says
     :param parts: ranges that together are all valid page frames; if not given, ranges of
-        :data:`PIECES_PER_RANGE` pieces
+        :data:`PIECES_PER_RANGE` pieces, or less so that no process has to wait for another
     """
+    return merged([Partial(), *walk_ranges(image, RangeCollector(image, context), run, parts)])
+
+
+def walk_ranges(
+    image: Image,
+    read: Callable[[PageRange], T],
+    run: Callable[[Callable[[PageRange], T], Iterable[PageRange]], Iterable[T]] | None = None,
+    parts: Sequence[PageRange] | None = None,
+) -> Iterator[T]:
+    """
+    Read all valid page frames, and report progress.
+
+    :param read: reads a range. Its result must be such that it can be pickled
+    :param run: see :func:`collect_ranges`
+    :param parts: see :func:`collect_ranges`
+    :return: the results of the ranges, in their order
+    """
+    jobs = jobs_of(image)
+    if run is None:
+        run = map if jobs == 1 else forked_map(image, jobs)
     if parts is None:
-        parts = list(split_ranges(page_ranges(image), PIECES_PER_RANGE * pages_per_piece(image)))
-    partials = run(RangeCollector(image, context), parts)
-    return merged([Partial(), *_with_progress(image, partials, len(parts))])
+        parts = _parts(image, jobs)
+    return _with_progress(image, run(read, parts), len(parts))
 
 
-def _with_progress(image: Image, partials: Iterable[Partial], total: int) -> Iterator[Partial]:
+def _parts(image: Image, jobs: int) -> list[PageRange]:
+    ranges, piece = page_ranges(image), pages_per_piece(image)
+    pieces = PIECES_PER_RANGE
+    if jobs > 1:
+        total = sum(part.end - part.start for part in ranges) // piece
+        pieces = max(1, min(pieces, total // (_PARTS_PER_JOB * jobs)))
+    return list(split_ranges(ranges, pieces * piece))
+
+
+def _with_progress(image: Image, partials: Iterable[T], total: int) -> Iterator[T]:
     done = 0
     for done, partial in enumerate(partials, 1):
         image.progress.report("pages", done / total)

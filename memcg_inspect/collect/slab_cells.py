@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from memcg_inspect.image.image import Image
 from memcg_inspect.linux.mm.kfence import kfence_pages
@@ -91,6 +91,11 @@ class SlabCell:
         self.others |= other.others
 
 
+def _merge(cell: SlabCell, other: SlabCell) -> None:
+    cell.merge_objects(other)
+    cell.merge_slabs(other)
+
+
 class SlabCells:
     """
     The cells of an image, or of a part of it.
@@ -115,6 +120,22 @@ class SlabCells:
         self._page_size = mem_map(image).page_size
         self._payer_of = payer
         self._payers: dict[int, int] = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Sums can be pickled. The function cannot: only the process that has it can add to them.
+        return self.__dict__ | {"_payer_of": None}
+
+    def merge(self, other: SlabCells) -> None:
+        """Add another part of the image. It must have no slab in common."""
+        for key, cell in other.cells.items():
+            _merge(self.cells.setdefault(key, SlabCell()), cell)
+        for mine, theirs in ((self.slabs, other.slabs), (self.unread, other.unread)):
+            for place, cell in theirs.items():
+                _merge(mine.setdefault(place, SlabCell()), cell)
+        for node, sums in other.nodes.items():
+            self._node(*node).update(sums)
+        self.caches |= other.caches
+        self._payers |= other._payers
 
     @property
     def are_all_known(self) -> bool:

@@ -36,6 +36,7 @@ class Image:
     :ivar memory: bulk reads of its memory
     :ivar progress: progress and cancellation of the current walk
     :ivar stopped: whether the guest is paused while it is read
+    :ivar jobs: number of processes that walk over all pages; ``None`` for as many as are fastest
     :ivar keeps_walks: whether the result of a walk is kept for the next command, as long as memory
         cannot change
     """
@@ -45,6 +46,7 @@ class Image:
         self.memory = Memory(prog)
         self.progress = Progress()
         self.stopped = False
+        self.jobs: int | None = 1
         self.keeps_walks = False
         self._found: dict[Callable[..., Any], Any] = {}
 

@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+"""
+A walk in several processes
+---------------------------
+
+The parts of a walk are independent of each other, so processes can share them.
+:func:`forked_map` takes the place of ``map()``. Its processes are forked: they inherit the program,
+with what was read of the image so far, and need not open it again.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from typing import Any, TypeVar
+
+from memcg_inspect.image.image import Image
+from memcg_inspect.model import ImageError
+
+__all__ = ("available_cores", "forked_map")
+
+P = TypeVar("P")
+R = TypeVar("R")
+
+#: What the processes of a walk call. They inherit it.
+_function: Callable[[Any], Any] | None = None
+
+
+def available_cores() -> int:
+    """Return the number of cores that this process may use."""
+    return len(os.sched_getaffinity(0))
+
+
+def forked_map(image: Image, jobs: int) -> Callable[[Callable[[P], R], Iterable[P]], Iterator[R]]:
+    """
+    Return a function like ``map()`` that uses processes.
+
+    If the walk is cancelled, this process calls the function for the parts that no process has
+    begun. It must then return at once.
+
+    :param jobs: number of processes
+    """
+
+    def run(function: Callable[[P], R], parts: Iterable[P]) -> Iterator[R]:
+        global _function
+        _function = function
+        context, (alive, ours) = multiprocessing.get_context("fork"), os.pipe()
+        try:
+            with ProcessPoolExecutor(jobs, context, _begin, (image, alive, ours)) as pool:
+                running = [(part, pool.submit(_call, part)) for part in parts]
+                for part, future in running:
+                    if image.progress.stop:
+                        pool.shutdown(wait=False, cancel_futures=True)
+                    yield function(part) if future.cancelled() else future.result()
+        except BrokenProcessPool as error:
+            raise ImageError(
+                "a process that was reading the image ended, for lack of memory perhaps: "
+                "try --jobs 1"
+            ) from error
+        finally:
+            _function = None
+            os.close(ours)
+            os.close(alive)
+
+    return run
+
+
+def _begin(image: Image, alive: int, ours: int) -> None:
+    """
+    Prepare a process.
+
+    :param alive: end of a pipe that is at its end when the process that began the walk is gone
+    :param ours: the other end, which only that process keeps
+    """
+    image.progress.report = lambda what, share: None
+    os.close(ours)
+    threading.Thread(target=_end_with_parent, args=(alive,), daemon=True).start()
+
+
+def _end_with_parent(alive: int) -> None:
+    os.read(alive, 1)
+    os._exit(1)
+
+
+def _call(part: Any) -> Any:
+    assert _function is not None
+    return _function(part)
