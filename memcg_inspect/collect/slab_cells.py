@@ -107,6 +107,7 @@ class SlabCells:
         (``paid``) and of others (``unpaid``), and number of slabs whose obj_cgroups could not be
         read (``unknown``)
     :ivar caches: by ``struct kmem_cache *``
+    :ivar has_unknown: whether the payer of some charge is not known
     """
 
     def __init__(self, image: Image, payer: Callable[[int], int | None]) -> None:
@@ -116,6 +117,7 @@ class SlabCells:
         self.unread: dict[tuple[int, int], SlabCell] = {}
         self.nodes: dict[tuple[int, str], Counter[str]] = {}
         self.caches: dict[int, SlabCache] = {}
+        self.has_unknown = False
         self._kfence = kfence_pages(image)
         self._page_size = mem_map(image).page_size
         self._payer_of = payer
@@ -135,17 +137,18 @@ class SlabCells:
         for node, sums in other.nodes.items():
             self._node(*node).update(sums)
         self.caches |= other.caches
-        self._payers |= other._payers
+        self.has_unknown |= other.has_unknown
 
     @property
     def are_all_known(self) -> bool:
         """Whether all payers are known."""
-        return not self.unread and UNKNOWN_PAYER not in self._payers.values()
+        return not self.unread and not self.has_unknown
 
     def _payer(self, objcg: int) -> int:
         payer = self._payers.get(objcg)
         if payer is None:
             payer = self._payers[objcg] = self._payer_of(objcg) or UNKNOWN_PAYER
+            self.has_unknown |= payer == UNKNOWN_PAYER
         return payer
 
     def _cell(self, payer: int | None, cache: int, nid: int) -> SlabCell:
