@@ -213,21 +213,24 @@ def test_rows_in_bytes_of_what_is_charged_in_pages(identity: str) -> None:
     assert status(identity, "bytes", most * PAGE + 1, cpu(function)) == "differs"
 
 
-@pytest.mark.parametrize(("unit", "amount"), [("pages", 3), ("bytes", 3 * PAGE)])
-def test_pages_that_a_stock_uncharges_in_the_unit_of_the_row(unit: Unit, amount: int) -> None:
+@pytest.mark.parametrize(
+    ("identity", "unit", "amount"),
+    [("kmem", "pages", 3), ("kmem", "bytes", 3 * PAGE), ("usage", "pages", 3)],
+)
+def test_pages_that_a_stock_uncharges(identity: str, unit: Unit, amount: int) -> None:
     """drain_obj_stock() uncharges the whole pages of what the CPU has in stock."""
     stocks = [ObjStock(0, 0, OBJCG_A, 3 * PAGE + 100, None, 0, 0, False)]
     draining = cpu("drain_obj_stock")
 
     def status_of(difference: int) -> list[str]:
-        return marked(rows_off("kmem", unit, difference), draining, stocks=stocks)
+        return marked(rows_off(identity, unit, difference), draining, stocks=stocks)
 
     assert status_of(amount) == status_of(-amount) == ["in-flight"]
     for other in (amount - 1, amount + 1, 3 if unit == "bytes" else 2):
         assert status_of(other) == ["unverifiable"]
     # They are in the stock of another CPU.
     elsewhere = cpu("drain_obj_stock", 1)
-    assert marked(rows_off("kmem", unit, amount), elsewhere, stocks=stocks) == ["unverifiable"]
+    assert marked(rows_off(identity, unit, amount), elsewhere, stocks=stocks) == ["unverifiable"]
 
 
 @pytest.mark.parametrize(

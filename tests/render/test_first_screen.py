@@ -16,7 +16,12 @@ from support.printed import first_text, output
 from support.reports import GONE, ITEM, ROOT, WEB, clean, diagnosed, more, report, row
 
 from memcg_inspect.model import Coverage, Memcg
-from memcg_inspect.render.first_screen import MOST_LINES, diagnosis_lines, explained_lines
+from memcg_inspect.render.first_screen import (
+    MOST_LINES,
+    diagnosis_lines,
+    explained_lines,
+    first_screen,
+)
 from memcg_inspect.render.text import rounded, size
 from memcg_inspect.render.typed import Typed
 from memcg_inspect.report import OWN_MACHINE, OWN_MEMCG, Charged, Identity, Report, Row, RowStatus
@@ -139,6 +144,9 @@ def test_healthy() -> None:
         "More: --findings, --identities, --rows, --skew; --all prints everything",
     ]
     assert "3,221,225,472 bytes of charges" in first_text(made, exact=True)
+    out = output(100)
+    first_screen(made, out, Typed("%memcg"))  # as sessions do
+    assert "3.0 GiB of charges" in out.text
     assert "nothing is charged" in first_text(clean())
 
 

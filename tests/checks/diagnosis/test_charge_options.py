@@ -212,6 +212,14 @@ def test_a_charge_that_another_memcg_has() -> None:
         assert of("object-owner", moved) == [("slab", "unreclaimable", 0, 208, 1)]
 
 
+def test_a_page_that_another_memcg_has() -> None:
+    was, now = ("pagetable", "NR_PAGETABLE", B, 0), ("pagetable", "NR_PAGETABLE", A, 0)
+    for off in ({was: 1, now: -1}, {now: -1, was: 1}):
+        moved = [h for h in options({**off, OF_B: 1, OF_A: -1}) if h.cause == "object-owner"]
+        assert {h.memcgs for h in moved} == {(B, A)}
+        assert of("object-owner", moved) == [("kmem", "table", 0, PAGE, 1)]
+
+
 def test_several_objects_that_another_memcg_has() -> None:
     off = {("slab", SLAB, B, 0): 800, ("slab", SLAB, A, 0): -800}
     found = options({**off, OF_B: 4, OF_A: -4})

@@ -127,6 +127,22 @@ def test_all_objects_that_may_be_the_cause_are_counted() -> None:
     assert total(40, {("slab", 1112, payer): 25, **others}) == 25
 
 
+def test_objects_that_were_not_counted_are_those_of_the_obj_cgroup() -> None:
+    kernel = busy(1)
+    payer = kernel.objcg(WEB, 0)
+    kernel.things.append(Thing("slab", "reclaimable", 0, 1112, payer))
+    findings = findings_of(kernel)
+    number = next(n for n, f in enumerate(findings) if (f.identity, f.memcg) == ("slab", WEB))
+    listed = tuple(
+        Evidence(address=n, kind="slab", nid=0, bytes=1112, objcg=objcg, memcg=WEB, rank=n)
+        for n, objcg in enumerate((payer, payer + 8, payer), 1)
+    )
+    findings[number] = replace(findings[number], evidence=listed, evidence_total=3)
+    [found] = of_cause(diagnoses(kernel, findings), "not-counted")
+    assert [e.address for e in found.evidence] == [1, 3]
+    assert found.evidence_total == 2
+
+
 def test_functions_are_those_of_what_was_charged() -> None:
     for kind, moving, freeing in (
         ("slab", {"__memcg_slab_post_alloc_hook"}, {"__memcg_slab_free_hook"}),
