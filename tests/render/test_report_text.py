@@ -278,6 +278,11 @@ def test_no_colours_unless_it_is_a_terminal() -> None:
     assert "\x1b[" in text(report(), colour=True)
 
 
+def test_notes_are_coloured() -> None:
+    made = replace(report(), notes=("something else",))
+    assert "\x1b[1;33msomething else" in text(made, colour=True)
+
+
 HOSTILE = [
     "/\x1b[2J\x1b[1;1Hfake",
     "/\x1b]0;title\x07",
