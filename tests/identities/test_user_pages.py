@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from labkit import kernels, kmodules
+from labkit.paths import FIXTURES
 from support.guest_files import still
 from support.guests import DEBIAN_KERNELS, KERNELS, GuestImage, Lab, gigantic
 from support.made import DEAD, OBJCG_A, OBJCG_B, OBJCG_DEAD, ROOT, A, B, features, snapshot
@@ -259,6 +260,26 @@ def test_huge_pages_of_hugetlb(lab: Lab, kernel: str) -> None:
     fault = Fault((subject.put(folio + layout.memcg_data, 0),), ("/gigantic",), set())
     told = {(f.identity, f.item, f.difference) for f in subject.audit(fault).findings}
     assert ("user_pages", "NR_HUGETLB", 1 << 18) in told
+
+
+@pytest.mark.image
+@pytest.mark.newest_kernel
+def test_huge_pages_of_files(lab: Lab) -> None:
+    """A file of ext4, which has large folios (since 6.16)."""
+    script = str(FIXTURES / "scenes/hugefile.sh")
+    image = lab.image("7.3", "2", "idle", modules=(("+loop", ""),), run=script)
+    said = still(image, "memory.stat")["/hugefile", "file_thp", None]
+    subject = Subject(image.program())
+    rows = [r for r in rows_of(subject.report) if subject.path(r.memcg or 0) == "/hugefile"]
+    found = {r.item: (r.status, r.found["pages"]) for r in rows if r.nid is None}
+    # Single folios may have been allocated in smaller pieces.
+    assert said >= 20 << 20
+    assert found["NR_FILE_THPS"] == ("exact", said // 4096)
+    assert subject.report.verdict == "exact"
+    counter = subject.percpu_counter("/hugefile", "NR_FILE_THPS")
+    fault = Fault((subject.add(counter, 512),), ("/hugefile",), set())
+    told = {(f.identity, f.item, f.difference) for f in subject.audit(fault).findings}
+    assert ("user_pages", "NR_FILE_THPS", 512) in told
 
 
 #: Lines of memory.stat by counter.
