@@ -237,3 +237,17 @@ def test_a_local_counter_of_slab_memory_that_is_off() -> None:
             [found] = diagnoses(kernel, findings_of(kernel))
             assert (found.cause, found.memcgs, found.nid) == ("local-counter", (WEB,), 0)
             assert abs(found.amount) == abs(amount)
+
+
+def test_of_causes_with_as_many_findings_those_that_are_proved_come_first() -> None:
+    kernel = busy(1)
+    for counters in (kernel.local, kernel.flushed):
+        counters[WEB, "NR_SLAB_RECLAIMABLE_B", 0] -= 200
+    [local] = findings_of(kernel)
+    evidence = (Evidence(address=0x6000, kind="memcg"),)
+    leaked = replace(
+        local, identity="dying", kind="leaked-memcg", evidence_is="proof", evidence=evidence
+    )
+    found = diagnoses(kernel, [local, leaked])
+    assert [d.cause for d in found] == ["memcg-leaked", "local-counter"]
+    assert {len(d.findings) for d in found} == {1}
