@@ -165,6 +165,7 @@ _DEFAULTS: dict[str, Any] = {
     "pause": False,
     "timeout": None,
     "jobs": None,
+    "nice": False,
     "symbols": [],
     "debuginfo": "auto",
     "debug_directory": [],
@@ -204,13 +205,7 @@ def _add_image_options(parser: argparse.ArgumentParser) -> None:
         help="with --qemu: wait this long for QEMU, which serves one client of a monitor at a time "
         f"(default: {GREETING_TIMEOUT:g})",
     )
-    images.add_argument(
-        "--jobs",
-        metavar="N",
-        type=_number_of_jobs,
-        help="number of processes that share the reading of all pages (default: that of the cores "
-        "if the image has more than 4 GiB of memory)",
-    )
+    _add_work_options(images)
     types = parser.add_argument_group("debug info (as in drgn)")
     types.add_argument(
         "-s",
@@ -253,6 +248,27 @@ def _add_image_options(parser: argparse.ArgumentParser) -> None:
     parser.argument_default = None
 
 
+def _add_work_options(images: Any) -> None:
+    """
+    Add the options that say how much of the machine a command may use.
+
+    :param images: group of arguments
+    """
+    images.add_argument(
+        "--jobs",
+        metavar="N",
+        type=_number_of_jobs,
+        help="number of processes that share the reading of all pages (default: that of the cores "
+        "if the image has more than 4 GiB of memory)",
+    )
+    images.add_argument(
+        "--nice",
+        action="store_const",
+        const=True,
+        help="run only while the machine has nothing else to do, on one core",
+    )
+
+
 def _number_of_jobs(text: str) -> int:
     """Parse the argument of ``--jobs``."""
     if not (text.isascii() and text.isdigit() and 1 <= int(text) <= _MOST_JOBS):
@@ -281,7 +297,11 @@ def _run(args: argparse.Namespace) -> int:
         raise UsageError("--jobs cannot be used with --qemu, which serves one process")
     if args.timeout is not None and not 0 <= args.timeout <= _LONGEST_TIMEOUT:
         raise UsageError(f"--timeout takes 0 to {_LONGEST_TIMEOUT} seconds")
+    if args.nice and args.jobs not in (None, 1):
+        raise UsageError("--nice uses one core: it cannot be used with --jobs")
     check_arguments(args)
+    if args.nice:
+        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
     # Check before the command runs, which may take long.
     _check_output()
     with ExitStack() as guest:
@@ -295,7 +315,7 @@ def _run(args: argparse.Namespace) -> int:
             guest.enter_context(monitor.paused())
             image.stopped = True
         # Processes would share one connection to QEMU.
-        image.jobs = args.jobs if args.qemu is None else 1
+        image.jobs = args.jobs if args.qemu is None and not args.nice else 1
         result = answer(image, args)
     # The guest is resumed before output is written: a slow reader must not keep it stopped.
     _output(lambda: show(result, args, Typed("memcg-inspect", tuple(_image_words(args)))))

@@ -10,7 +10,7 @@ identity, the skew, and findings with their evidence.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 from memcg_inspect.model import (
@@ -42,6 +42,7 @@ __all__ = (
     "IdentityStatus",
     "Moved",
     "NotCovered",
+    "Reads",
     "Report",
     "Row",
     "RowStatus",
@@ -390,6 +391,18 @@ class NotCovered(NamedTuple):
     reason: str
 
 
+class Reads(NamedTuple):
+    """
+    Reads of the memory of an image.
+
+    :ivar reads: number of reads
+    :ivar bytes: number of bytes
+    """
+
+    reads: int = 0
+    bytes: int = 0
+
+
 @dataclass(frozen=True)
 class Report:
     """
@@ -403,7 +416,8 @@ class Report:
     :ivar rows: the equations of all identities
     :ivar skew: charges by charged node and backing node
     :ivar coverage: how much could be read, by subject
-    :ivar timings: seconds, by phase
+    :ivar timings: seconds, by step
+    :ivar reads: reads of the image in bulk, by the same
     :ivar follows: the rule of per-node accounting that the counters follow, by kind of memory;
         ``None`` on kernels without it
     :ivar notes: why parts of the image could not be read, and what to do about it
@@ -441,6 +455,7 @@ class Report:
     half_done: tuple[Diagnosis, ...] = ()
     charges: tuple[Charged, ...] = ()
     not_accounted: tuple[NotAccounted, ...] = ()
+    reads: Mapping[str, Reads] = field(default_factory=dict)
 
     def __repr__(self) -> str:
         image = f"Linux {self.image.release[:100]} ({self.image.source})"

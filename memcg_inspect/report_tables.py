@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Annotated
 
 from memcg_inspect.model import NUMA_NO_NODE
-from memcg_inspect.report import Report, Row
+from memcg_inspect.report import Reads, Report, Row
 from memcg_inspect.tables import (
     Answer,
     Field,
@@ -36,6 +36,7 @@ __all__ = (
     "MatrixRow",
     "RowRow",
     "SkewRow",
+    "TimingRow",
     "diagnoses_table",
     "effects_answer",
     "findings_table",
@@ -44,6 +45,7 @@ __all__ = (
     "rows_table",
     "skew_matrix",
     "skew_table",
+    "timings_table",
 )
 
 
@@ -65,6 +67,19 @@ class IdentityRow:
     reason: Annotated[
         str | None, Field("text", "why the identity is unverifiable or not kept", priority=6)
     ]
+
+
+@dataclass(frozen=True)
+class TimingRow:
+    """One step of the audit."""
+
+    step: Annotated[str, Field("text", "what was read or done")]
+    milliseconds: Annotated[int, Field("count", "time that it took", total=True)]
+    reads: Annotated[
+        int,
+        Field("count", "reads in bulk; members of single structures are not counted", total=True),
+    ]
+    read: Annotated[int, Field("bytes", "bytes of these reads", total=True)]
 
 
 @dataclass(frozen=True)
@@ -375,6 +390,16 @@ def diagnoses_table(report: Report, show_all: bool = False) -> Table:
     return Table("diagnoses", "diagnoses", columns_of(DiagnosisRow), rows, empty="none")
 
 
+def timings_table(report: Report, show_all: bool = False) -> Table:
+    """Return a table with a row for each step of the audit."""
+    rows = [
+        TimingRow(step, round(1000 * seconds), reads.reads, reads.bytes)
+        for step, seconds in report.timings.items()
+        for reads in (report.reads.get(step, Reads()),)
+    ]
+    return Table("timings", "steps of the audit", columns_of(TimingRow), rows)
+
+
 def skew_matrix(report: Report) -> Table:
     """Return the bytes of the skew with a column for each backing node, memcg by memcg."""
     # Charges without a node come last.
@@ -404,4 +429,5 @@ TABLES: dict[str, tuple[type, Callable[[Report, bool], Table]]] = {
     "identities": (IdentityRow, identities_table),
     "rows": (RowRow, rows_table),
     "skew": (SkewRow, skew_table),
+    "timings": (TimingRow, timings_table),
 }

@@ -154,6 +154,7 @@ _TABLE_HELP = {
     "identities": "print the table of identities",
     "rows": "print one table with the rows of all identities",
     "skew": "print the table of charges by charged node and backing node",
+    "timings": "print the time that each step took, and what it read of the image",
 }
 #: Parts of the report that are text for people unless rows and columns of their table are chosen.
 _PROSE = ("diagnoses", "findings")

@@ -48,6 +48,20 @@ def test_version() -> None:
     assert done.stdout == f"memcg-inspect {installed} (drgn {drgn})\n"
 
 
+def test_processes_and_priority(monkeypatch: pytest.MonkeyPatch) -> None:
+    for words, why in (
+        (["--jobs", "0"], "'0' is not a number from 1 to 9999"),
+        (["--jobs", "two"], "'two' is not a number from 1 to 9999"),
+        (["--jobs", "2", "--qemu", "/nowhere"], "--jobs cannot be used with --qemu"),
+        (["--jobs", "2", "--nice"], "--nice uses one core: it cannot be used with --jobs"),
+    ):
+        assert why in refused("audit", *words)
+    asked = list[tuple[int, int]]()
+    monkeypatch.setattr(os, "sched_setscheduler", lambda pid, how, _: asked.append((pid, how)))
+    assert main(["audit", "--nice", "-c", "/nowhere"]) == 2
+    assert asked == [(0, os.SCHED_IDLE)]
+
+
 def test_without_arguments_it_lists_the_commands() -> None:
     """This is no error. Each command has its line, which fits on the terminal."""
     for columns in ("80", "120", "200"):

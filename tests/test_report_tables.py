@@ -9,7 +9,7 @@ import pytest
 from support.printed import answer_text
 from support.reports import WEB, clean, more, report, row
 
-from memcg_inspect.report import Identity, Report
+from memcg_inspect.report import Identity, Reads, Report
 from memcg_inspect.report_tables import TABLES, report_answer
 from memcg_inspect.tables import Answer, Choice, NotRead, Table, Value, choose, columns_of
 
@@ -49,6 +49,15 @@ def test_identities() -> None:
     assert values(more(), "identities", Choice(sort="name", fields=["name", "reason"])) == [
         ["kmem", None], ["slab", None], ["zswap", "this kernel has no zswap"],
     ]  # fmt: skip
+
+
+def test_timings_have_what_each_step_read() -> None:
+    made = replace(
+        report(), timings={"pages": 0.0306, "judge": 0.5}, reads={"pages": Reads(40, 4096)}
+    )
+    assert values(made, "timings", Choice()) == [["pages", 31, 40, 4096], ["judge", 500, 0, 0]]
+    (table,) = choose(report_answer(made, "timings"), Choice()).tables
+    assert table.totals == {"milliseconds": 531, "reads": 40, "read": 4096}
 
 
 def test_skew_is_by_both_nodes() -> None:

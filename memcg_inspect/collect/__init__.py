@@ -73,7 +73,7 @@ def audit(image: Image, wait: float = WAIT) -> Report:
 
 def _audit(image: Image, wait: float) -> Report:
     frozen = not image.is_moving
-    clock = Clock(image.progress)
+    clock = Clock(image)
     began = time.monotonic()
     # Only the newest snapshot is kept: each is as large as the machine has memcgs and objects.
     snapshot, sample = _take_sample(image, clock, frozen)
@@ -229,6 +229,7 @@ def _report(image: Image, clock: Clock, snapshot: Snapshot, samples: Sequence[_S
         findings=findings,
         coverage=coverage,
         timings=clock.seconds,
+        reads=clock.reads,
         slab_usage=snapshot.slab_usage,
         percpu_usage=snapshot.percpu_usage,
         follows=judged.follows,

@@ -109,7 +109,7 @@ def collect(image: Image, clock: Clock | None = None, call_sites: bool = True) -
     :raises ImageError: if this kernel does not charge kernel memory to memcgs, or its layout is
         unknown
     """
-    clock = clock or Clock(image.progress)
+    clock = clock or Clock(image)
     with as_image_errors():
         # What is kept of slabs is of this process only.
         if jobs_of(image) > 1 or not image.keeps_walks or image.is_moving:

@@ -20,6 +20,7 @@ from concurrent.futures.process import BrokenProcessPool
 from typing import Any, TypeVar
 
 from memcg_inspect.image.image import Image
+from memcg_inspect.image.memory import Memory
 from memcg_inspect.model import ImageError
 
 __all__ = ("available_cores", "forked_map")
@@ -29,6 +30,7 @@ R = TypeVar("R")
 
 #: What the processes of a walk call. They inherit it.
 _function: Callable[[Any], Any] | None = None
+_memory: Memory | None = None
 
 
 def available_cores() -> int:
@@ -56,7 +58,13 @@ def forked_map(image: Image, jobs: int) -> Callable[[Callable[[P], R], Iterable[
                 for part, future in running:
                     if image.progress.stop:
                         pool.shutdown(wait=False, cancel_futures=True)
-                    yield function(part) if future.cancelled() else future.result()
+                    if future.cancelled():
+                        yield function(part)
+                        continue
+                    result, reads, size = future.result()
+                    image.memory.reads += reads
+                    image.memory.bytes_read += size
+                    yield result
         except BrokenProcessPool as error:
             raise ImageError(
                 "a process that was reading the image ended, for lack of memory perhaps: "
@@ -77,6 +85,8 @@ def _begin(image: Image, alive: int, ours: int) -> None:
     :param alive: end of a pipe that is at its end when the process that began the walk is gone
     :param ours: the other end, which only that process keeps
     """
+    global _memory
+    _memory = image.memory
     image.progress.report = lambda what, share: None
     os.close(ours)
     threading.Thread(target=_end_with_parent, args=(alive,), daemon=True).start()
@@ -87,6 +97,8 @@ def _end_with_parent(alive: int) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def _call(part: Any) -> Any:
-    assert _function is not None
-    return _function(part)
+def _call(part: Any) -> tuple[Any, int, int]:
+    """Return the result of a part, and the number of reads and of bytes that it took."""
+    assert _function is not None and _memory is not None
+    reads, size = _memory.reads, _memory.bytes_read
+    return _function(part), _memory.reads - reads, _memory.bytes_read - size

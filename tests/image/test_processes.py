@@ -24,7 +24,19 @@ PATIENCE = 20
 
 
 def image() -> Any:
-    return SimpleNamespace(progress=Progress())
+    return SimpleNamespace(progress=Progress(), memory=SimpleNamespace(reads=0, bytes_read=0))
+
+
+def test_reads_of_all_processes_count() -> None:
+    taken = image()
+
+    def read(part: int) -> int:
+        taken.memory.reads += 1
+        taken.memory.bytes_read += part
+        return part
+
+    assert sum(forked_map(taken, 3)(read, range(10))) == 45
+    assert (taken.memory.reads, taken.memory.bytes_read) == (10, 45)
 
 
 def test_results_are_in_the_order_of_the_parts() -> None:
@@ -98,7 +110,8 @@ from memcg_inspect.image.progress import Progress
 def work(part):
     os.write(1, b"%d\\n" % os.getpid())
     time.sleep(600)
-list(forked_map(SimpleNamespace(progress=Progress()), 2)(work, [1, 2]))
+memory = SimpleNamespace(reads=0, bytes_read=0)
+list(forked_map(SimpleNamespace(progress=Progress(), memory=memory), 2)(work, [1, 2]))
 """
     command = [sys.executable, "-c", script]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as first:

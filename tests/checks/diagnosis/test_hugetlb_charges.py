@@ -62,6 +62,16 @@ def test_a_page_that_is_counted_on_another_node() -> None:
     assert what == counted
 
 
+def test_pages_of_two_sizes_are_two_causes() -> None:
+    taken = made({(B, 0): HUGE, (A, 1): -HUGE}, moves_usage=False)
+    judged = judge(taken)
+    found = diagnose(taken, judged.rows, [pending.finding for pending in judged.findings], ())
+    assert {(d.cause, d.amount) for d in found} == {
+        ("hugetlb-charge", HUGE),
+        ("hugetlb-charge", -HUGE),
+    }
+
+
 def test_a_page_that_refers_to_another_cgroup() -> None:
     cause, nid, amount, what = only(made(charged=MOVED))
     assert (cause, nid, amount) == ("hugetlb-owner", 0, HUGE)
