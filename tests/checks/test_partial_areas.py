@@ -59,6 +59,13 @@ def test_the_pages_that_are_still_counted() -> None:
     assert "3,500 pages" in shown
 
 
+def test_rows_of_other_counters_are_not_explained() -> None:
+    key = RowKey("hierarchy", "NR_PAGETABLE", "pages", ROOT, 0)
+    row = make_row(key, {"table": 0}, {"folded": 3_500})
+    [judged] = mark_in_flight(snapshot(running=[task(AREA)]), [row])
+    assert judged.status == "differs"
+
+
 @pytest.mark.parametrize("pages", [3_499, 3_501, -3_500])
 def test_another_number_of_pages_is_not_explained(pages: int) -> None:
     assert off_by(pages, task(AREA)).status == "unverifiable"

@@ -91,6 +91,16 @@ def test_fewer_causes_are_better_than_those_that_were_taken_first() -> None:
     assert names(found(rows, *some)) == ["first", "second"]
 
 
+def test_causes_near_rows_that_are_left_over_are_replaced() -> None:
+    """Two causes of other rows are about the memcg of a row that nothing explains after them."""
+    memcgs, rest = (0x9002,), {ROWS[4]: 500}
+    large, other = fault("large", A | B, memcgs=memcgs), fault("other", rest, memcgs=memcgs)
+    first, second = fault("first", A | C), fault("second", B | D)
+    assert names(found(A | B | C | D | rest, large, other)) == ["large", "other"]
+    made = found(A | B | C | D | rest, large, other, first, second)
+    assert names(made) == ["first", "other", "second"]
+
+
 def test_places_that_no_row_tells_apart_are_one_cause() -> None:
     some = [fault("a", A, place=place) for place in ("here", "there", "")]
     [explained] = found(A, *some)
