@@ -61,9 +61,10 @@ def test_the_pages_that_are_still_counted() -> None:
 
 def test_rows_of_other_counters_are_not_explained() -> None:
     key = RowKey("hierarchy", "NR_PAGETABLE", "pages", ROOT, 0)
-    row = make_row(key, {"table": 0}, {"folded": 3_500})
-    [judged] = mark_in_flight(snapshot(running=[task(AREA)]), [row])
-    assert judged.status == "differs"
+    for pages in (3_500, 7_500, 10_000):
+        row = make_row(key, {"table": 0}, {"folded": pages})
+        [judged] = mark_in_flight(snapshot(running=[task(AREA)]), [row])
+        assert judged.status == "differs"
 
 
 @pytest.mark.parametrize("pages", [3_499, 3_501, -3_500])

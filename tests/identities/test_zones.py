@@ -29,7 +29,7 @@ from memcg_inspect.checks.identities import (
 )
 from memcg_inspect.checks.inflight import mark_in_flight
 from memcg_inspect.checks.snapshot import Snapshot
-from memcg_inspect.checks.zone_pages import counters_of
+from memcg_inspect.checks.zone_pages import counters_of, zone_of
 from memcg_inspect.collect import audit
 from memcg_inspect.image.image import Image
 from memcg_inspect.model import Coverage, Running
@@ -149,6 +149,20 @@ def test_while_a_cpu_changes_the_lists() -> None:
 
 def cpu(*functions: str) -> Running:
     return Running(0, 7, "sh", functions, True, ())
+
+
+def test_a_row_is_about_a_zone_of_its_node() -> None:
+    other_node, other_zone = ZONE._replace(nid=0), ZONE._replace(number=1)
+    zones = {(0, 2): other_node, (1, 1): other_zone, (1, 2): ZONE}
+    taken = made(zones=zones)
+    found = {
+        (row.nid, row.item): zone_of(taken.zones, row) for row in zone_free.zone_free_rows(taken)
+    }
+    assert found == {
+        (0, "NR_FREE_PAGES[ZONE_NORMAL]"): other_node,
+        (1, "NR_FREE_PAGES[ZONE_DMA32]"): other_zone,
+        (1, "NR_FREE_PAGES[ZONE_NORMAL]"): ZONE,
+    }
 
 
 def test_a_kernel_whose_lock_does_not_tell() -> None:
