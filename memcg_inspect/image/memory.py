@@ -14,13 +14,14 @@ from __future__ import annotations
 
 import sys
 from array import array
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from struct import Struct
 from typing import Literal
 
 from drgn import FaultError, PlatformFlags, Program
 
-__all__ = ("PIECE", "SMALLEST_PAGE", "Memory", "filled")
+__all__ = ("PIECE", "SMALLEST_PAGE", "Blocks", "Memory", "filled")
 
 #: Bytes of one bulk read. Reads of dumps are fastest at this size.
 PIECE = 2 << 20
@@ -30,6 +31,12 @@ SMALLEST_PAGE = 4096
 
 #: The most bytes of one read. A larger length is taken for damaged.
 LARGEST = 1 << 30
+
+
+#: Size of a block, in bytes. A block is in an image as a whole, or not at all.
+_BLOCK = SMALLEST_PAGE
+#: Blocks that are kept: 8 MiB.
+_MOST_BLOCKS = 2048
 
 
 class Memory:
@@ -168,6 +175,52 @@ class Memory:
                 yield part, self.read(address + part, size)
             except FaultError:
                 yield part, None
+
+
+class Blocks:
+    """
+    Reads of small structures that lie near each other: a block of memory is read once.
+
+    Memory must not change meanwhile. The last :data:`_MOST_BLOCKS` blocks are kept.
+    """
+
+    def __init__(self, memory: Memory) -> None:
+        self._memory = memory
+        self._blocks: OrderedDict[int, bytes | None] = OrderedDict()
+
+    def read(self, address: int, size: int) -> bytes:
+        """
+        Read *size* bytes at a virtual address.
+
+        :raises drgn.FaultError: as :meth:`Memory.read`
+        """
+        offset = address % _BLOCK
+        block = self._block(address - offset) if offset + size <= _BLOCK else None
+        if block is None:
+            return self._memory.read(address, size)
+        return block[offset : offset + size]
+
+    def word(self, address: int) -> int:
+        """
+        Return the ``unsigned long`` at a virtual address.
+
+        :raises drgn.FaultError: if it is not in the image
+        """
+        return self._memory.word_at(self.read(address, self._memory.word_size), 0)
+
+    def _block(self, start: int) -> bytes | None:
+        """Return a block; ``None`` if not all of it can be read."""
+        if start in self._blocks:
+            self._blocks.move_to_end(start)
+            return self._blocks[start]
+        try:
+            block = self._memory.read(start, _BLOCK)
+        except FaultError:
+            block = None
+        self._blocks[start] = block
+        if len(self._blocks) > _MOST_BLOCKS:
+            self._blocks.popitem(last=False)
+        return block
 
 
 def filled(data: bytes, unit: int) -> Iterator[tuple[int, bytes]]:

@@ -8,6 +8,7 @@ from support.findings import named
 from support.guests import Lab
 from support.planting import Fault, Subject
 
+from memcg_inspect.image.image import Image
 from memcg_inspect.linux.kernel.stacktrace import read_running
 from memcg_inspect.linux.mm.zswap import ZswapReader
 
@@ -68,3 +69,18 @@ def test_entries_that_are_not_charged_to_anybody_yet(lab: Lab, kernel: str) -> N
     counter = subject.percpu_counter(path, "MEMCG_ZSWAP_B")
     found = subject.audit(Fault((subject.add(counter, 9_000),), (path,), set()))
     assert (path, None, "MEMCG_ZSWAP_B", own + 9_000) in named(found, "zswap")
+
+
+@pytest.mark.image
+@pytest.mark.newest_kernel
+def test_entries_take_few_reads(lab: Lab) -> None:
+    """Entries and handles lie in slabs, and many objects in one zspage."""
+    image = Image(lab.image("7.3", "4", "mixed").program())
+    reader, before = ZswapReader(image), image.memory.reads
+    entries = list(reader.entries())
+    assert len(entries) > 1_000
+    assert image.memory.reads - before < len(entries) // 8
+    pages = {part.page for entry in entries for part in reader.parts(entry) or ()}
+    assert reader.placement.read == len(entries)
+    # Of each zspage, its structure, its class and its pages.
+    assert image.memory.reads - before < 3 * len(pages) + len(entries) // 4

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
+from dataclasses import replace
 
 import pytest
 from drgn import Object, Program
@@ -41,6 +42,20 @@ def test_a_removed_memcg_refers_to_what_its_parent_has() -> None:
         (A, 1): ({"own": 1}, {"listed": 1}),
         (DEAD, 1): ({"own": 1}, {"listed": 1}),
     }
+
+
+def test_a_memcg_whose_obj_cgroups_were_not_all_read() -> None:
+    """One that does not belong there is a fault, whatever else is on the list."""
+    right = objcg(OBJCG_A, A, 0, ObjcgPlace(A, 0, "objcg"))
+    wrong = objcg(OBJCG_A, B, 0, ObjcgPlace(A, 0, "objcg"))
+    for some, unread, status in (
+        (right, (), "exact"),
+        (right, (B,), "exact"),
+        (right, (A,), "unverifiable"),
+        (wrong, (A,), "differs"),
+    ):
+        [row] = objcg_list_rows(replace(made(some), unreadable=frozenset(unread)))
+        assert row.status == status
 
 
 def test_while_it_is_removed_they_may_be_its_own() -> None:

@@ -16,7 +16,7 @@ from support.reports import ITEM, WEB, clean, more, report
 from memcg_inspect.escape import printable
 from memcg_inspect.model import Follows, counted
 from memcg_inspect.render.text import amount, signed
-from memcg_inspect.report import Evidence, Moved, NotCovered, Report, RowStatus
+from memcg_inspect.report import Evidence, Moved, NotCovered, Report, RowStatus, Uncharged
 
 
 def alike(name: str) -> Report:
@@ -276,6 +276,20 @@ def test_what_is_missing_is_counted_and_shown() -> None:
 def test_no_colours_unless_it_is_a_terminal() -> None:
     assert "\x1b" not in text(report())
     assert "\x1b[" in text(report(), colour=True)
+
+
+def test_what_is_not_charged_is_a_paragraph() -> None:
+    some = (
+        Uncharged("dentry", 1, 3, 576),
+        Uncharged("filp", 2, 1, 232),
+        Uncharged("pid", 3, None, None),
+    )
+    shown = text(replace(clean(), uncharged=some))
+    assert (
+        "\n\nNot charged, of caches that always account: at most 4 objects (808 bytes): dentry 3, "
+        "filp 1\n\nRead "
+    ) in shown
+    assert "Not charged" not in text(replace(clean(), uncharged=some[2:]))
 
 
 def test_notes_are_coloured() -> None:

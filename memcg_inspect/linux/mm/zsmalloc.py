@@ -8,11 +8,14 @@ Mirrors :linux:`mm/zsmalloc.c`: the pages that hold an object.
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from drgn import FaultError, Object, offsetof, sizeof
 
 from memcg_inspect.image.image import Image
 from memcg_inspect.image.layout import bit_field, has_member, has_type
 from memcg_inspect.image.lookup import UnknownKernelError
+from memcg_inspect.image.memory import Blocks
 from memcg_inspect.linux.mm.mmzone import mem_map
 from memcg_inspect.linux.mm.zpool import ZswapPart
 
@@ -25,6 +28,8 @@ MAX_POSSIBLE_PHYSMEM_BITS = (52, 46, 48)
 OBJ_ALLOCATED_TAG = 1
 #: The largest ``CONFIG_ZSMALLOC_CHAIN_SIZE``.
 ZSMALLOC_CHAIN_SIZE = 16
+#: Pages whose zspage and node are kept.
+_MOST_PAGES = 1 << 14
 
 
 class ZsmallocObjects:
@@ -44,13 +49,16 @@ class ZsmallocObjects:
         # struct zpdesc overlays struct page since 6.14. The members have the same offsets.
         if has_type(image, "struct zpdesc"):
             desc = image.type("struct zpdesc")
-            self._zspage, self._next = offsetof(desc, "zspage"), offsetof(desc, "next")
+            self._owner, self._next = offsetof(desc, "zspage"), offsetof(desc, "next")
         else:
-            self._zspage, self._next = offsetof(page, "private"), offsetof(page, "index")
+            self._owner, self._next = offsetof(page, "private"), offsetof(page, "index")
         self._class = bit_field(image, "struct zspage", "class")
         has_zpdesc = has_member(image, "struct zspage", "first_zpdesc")
         self._first = "first_zpdesc" if has_zpdesc else "first_page"
-        self._zspages: dict[int, tuple[int, list[int]]] = {}
+        # Many objects are in one page, and their handles in one slab.
+        self._near = image.memory if image.is_moving else Blocks(image.memory)
+        keep = lru_cache(0 if image.is_moving else _MOST_PAGES)
+        self._zspage, self._nid = keep(self._read_zspage), keep(self._read_nid)
 
     def parts(self, handle: int, skip: int, length: int) -> list[ZswapPart]:
         """
@@ -74,9 +82,9 @@ class ZsmallocObjects:
         raise ValueError("the handle does not lead to an object")
 
     def _parts(self, handle: int, skip: int, length: int) -> list[ZswapPart]:
-        location = self.memory.word(handle)
+        location = self._near.word(handle)
         page = self.frames.page(location >> self._shift)
-        size, pages = self._pages_of(page)
+        size, pages = self._zspage(self._near.word(page + self._owner))
         start = self._offset(location, handle, page, size, pages) + skip
         parts: list[ZswapPart] = []
         end, page_size = start + length, self.frames.page_size
@@ -85,22 +93,22 @@ class ZsmallocObjects:
                 raise ValueError("the object is longer than its zspage")
             page_end = min(end, (start // page_size + 1) * page_size)
             data_page = pages[start // page_size]
-            nid = self.frames.nid(self.memory.word(data_page + self.frames.flags))
-            parts.append(ZswapPart(data_page, nid, start % page_size, page_end - start))
+            parts.append(
+                ZswapPart(data_page, self._nid(data_page), start % page_size, page_end - start)
+            )
             start = page_end
         return parts
 
-    def _pages_of(self, page: int) -> tuple[int, list[int]]:
-        """
-        Return the objects' size and the pages of the ``struct zspage`` that a page belongs to.
+    def _read_nid(self, page: int) -> int:
+        return self.frames.nid(self.memory.word(page + self.frames.flags))
 
-        :param page: ``struct page *``
+    def _read_zspage(self, address: int) -> tuple[int, list[int]]:
+        """
+        Return the objects' size and the pages of a zspage.
+
+        :param address: ``struct zspage *``
         :return: size in bytes, ``struct page *`` of all pages
         """
-        address = self.memory.word(page + self._zspage)
-        known = self._zspages.get(address)
-        if known is not None:
-            return known
         zspage = Object(self.image.prog, "struct zspage *", address)
         raw = self.memory.read(address, sizeof(self.image.type("struct zspage")))
         size_class = zspage.pool.size_class[self._class.get(raw)]
@@ -109,8 +117,7 @@ class ZsmallocObjects:
             raise FaultError(f"a zspage of {number} pages", size_class.value_())
         for _ in range(number - 1):
             pages.append(self.memory.word(pages[-1] + self._next))
-        known = self._zspages[address] = (int(size_class.size), pages)
-        return known
+        return int(size_class.size), pages
 
     def _offset(self, location: int, handle: int, page: int, size: int, pages: list[int]) -> int:
         """

@@ -28,6 +28,7 @@ from drgn import FaultError, Object, offsetof, sizeof
 from memcg_inspect.image.image import Image
 from memcg_inspect.image.layout import bit_field, has_member, has_type
 from memcg_inspect.image.lookup import UnknownKernelError
+from memcg_inspect.image.memory import Blocks
 from memcg_inspect.linux.lib.list import OnFault, list_entries, rbtree_entries
 from memcg_inspect.linux.lib.xarray import xa_entries
 from memcg_inspect.linux.mm.mm_types import MEMCG_DATA_FLAGS
@@ -80,6 +81,8 @@ class ZswapReader:
     def __init__(self, image: Image) -> None:
         self.image = image
         self.memory = image.memory
+        # Entries lie in slabs, one near the other.
+        self._near = image.memory if image.is_moving else Blocks(image.memory)
         self.coverage = Coverage()
         self.placement = Coverage()
         self.has_zswap = has_type(image, "struct zswap_entry")
@@ -122,7 +125,7 @@ class ZswapReader:
         :param address: ``struct zswap_entry *``
         :raises drgn.FaultError: if the entry cannot be read
         """
-        data = self.memory.read(address, self.entry_size)
+        data = self._near.read(address, self.entry_size)
         length = int.from_bytes(data[self._length : self._length + 4], self.memory.order)
         beyond, beyond_nid = [field.get(data) for field in self._split] or (0, NUMA_NO_NODE)
         if not 0 < beyond < length:
@@ -150,7 +153,7 @@ class ZswapReader:
         following, before = memory.words(data[: 2 * memory.word_size])
         for neighbour, back in ((following, memory.word_size), (before, 0)):
             with suppress(FaultError):
-                if neighbour != head and memory.word(neighbour + back) == head:
+                if neighbour != head and self._near.word(neighbour + back) == head:
                     return True
         return False
 
