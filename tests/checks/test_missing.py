@@ -32,8 +32,10 @@ from memcg_inspect.checks.identities.slab import slab_rows
 from memcg_inspect.checks.identities.usage import usage_rows
 from memcg_inspect.checks.identities.vmalloc import vmalloc_rows
 from memcg_inspect.checks.judge import judge
+from memcg_inspect.checks.kernel_pages import gone_pages
 from memcg_inspect.checks.ledger import GONE, ChargeKind
 from memcg_inspect.checks.node_pages import why_not_all_pages
+from memcg_inspect.checks.rows import RowKey, make_row
 from memcg_inspect.checks.skew import skew_matrix
 from memcg_inspect.checks.snapshot import Snapshot
 from memcg_inspect.model import Coverage, NodeUse, Objcg, Stat
@@ -187,6 +189,16 @@ def test_pages_that_were_freed_before_their_use_was_known(gone: int, expected: s
     whole = hierarchy_rows(taken, stacks)
     assert {row.status for row in whole if (row.memcg, row.nid) == (A, 0)} <= {expected}
     assert {row.status for row in whole if row.nid == 0} == {expected}
+
+
+@pytest.mark.parametrize(
+    ("difference", "most", "is_doubted"),
+    [(1, 1, True), (2, 1, False), (0, 1, False), (-1, 1, False), (1, 0, False)],
+)
+def test_as_many_pages_as_are_gone(difference: int, most: int, is_doubted: bool) -> None:
+    key = RowKey("vmalloc", "NR_VMALLOC", "pages", A, 0)
+    row = make_row(key, {"vmalloc": 4}, {"folded": 4 + difference})
+    assert (gone_pages(row, most) is not None) == is_doubted
 
 
 STOCKS, TASKS = "object stocks are not all in the image", "tasks are not all in the image"

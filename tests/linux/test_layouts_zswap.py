@@ -127,7 +127,7 @@ def test_entries_that_are_on_no_list() -> None:
                              struct list_head lru; };
         """
     )
-    reader, head = ZswapReader(image), ENTRIES + 4096
+    head = ENTRIES + 4096
     lru = offsetof(image.type("struct zswap_entry"), "lru")
 
     def listed(following: int, before: int, forth: int, back: int, length: int = 100) -> bool:
@@ -135,7 +135,7 @@ def test_entries_that_are_on_no_list() -> None:
         links = [entry + lru if link == 0 else link for link in (following, before, forth, back)]
         image.words(entry + lru, *links[:2])
         image.words(head, *links[2:])
-        return reader.entry(entry).listed
+        return ZswapReader(image).entry(entry).listed
 
     assert listed(head, head, 0, 0)
     # __list_add() of another entry behind it, and __list_del() of one before it

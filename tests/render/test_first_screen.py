@@ -292,7 +292,8 @@ def test_a_diagnosis_is_explained_row_by_row() -> None:
         ("Other causes that fit", diagnosis.others[0]),
         ("Functions of the kernel that could do it", "mod_objcg_mlstate()"),
     ):
-        assert f"\n{title}\n  {item}" in out.text
+        assert f"\n\n{title}\n  {item}" in out.text
+    assert out.text.endswith("\n\n")
     for number in (0, 2, -1):
         with pytest.raises(UsageError, match="no such diagnosis; there are: 1 to 1"):
             explained_lines(made, number, out, Typed())
