@@ -258,8 +258,8 @@ def _add_work_options(images: Any) -> None:
         "--jobs",
         metavar="N",
         type=_number_of_jobs,
-        help="number of processes that share the reading of all pages (default: that of the cores "
-        "if the image has more than 4 GiB of memory)",
+        help="with -c: number of processes that share the reading of all pages (default: that of "
+        "the cores if the image has more than 4 GiB of memory)",
     )
     images.add_argument(
         "--nice",
@@ -293,8 +293,8 @@ def _run(args: argparse.Namespace) -> int:
         raise UsageError("--pause needs --qemu")
     if args.timeout is not None and args.qemu is None:
         raise UsageError("--timeout needs --qemu")
-    if args.jobs not in (None, 1) and args.qemu is not None:
-        raise UsageError("--jobs cannot be used with --qemu, which serves one process")
+    if args.jobs not in (None, 1) and not args.core:
+        raise UsageError("--jobs needs -c: what is running is read by one process")
     if args.timeout is not None and not 0 <= args.timeout <= _LONGEST_TIMEOUT:
         raise UsageError(f"--timeout takes 0 to {_LONGEST_TIMEOUT} seconds")
     if args.nice and args.jobs not in (None, 1):
@@ -315,7 +315,7 @@ def _run(args: argparse.Namespace) -> int:
             guest.enter_context(monitor.paused())
             image.stopped = True
         # Processes would share one connection to QEMU.
-        image.jobs = args.jobs if args.qemu is None and not args.nice else 1
+        image.jobs = args.jobs if args.core and not args.nice else 1
         result = answer(image, args)
     # The guest is resumed before output is written: a slow reader must not keep it stopped.
     _output(lambda: show(result, args, Typed("memcg-inspect", tuple(_image_words(args)))))

@@ -288,7 +288,14 @@ class RangeCollector:
 
 
 def jobs_of(image: Image) -> int:
-    """Return the number of processes that read the pages of an image."""
+    """
+    Return the number of processes that read the pages of an image.
+
+    A running kernel is read by one: others would take memory of the machine, between the step that
+    reads its counters and the one that reads its pages.
+    """
+    if image.is_moving:
+        return 1
     if image.jobs is not None:
         return image.jobs
     pages = sum(part.end - part.start for part in page_ranges(image))

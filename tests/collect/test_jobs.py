@@ -76,6 +76,9 @@ def test_the_number_of_processes(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> N
     assert jobs_of(image) == 3
     image.jobs = 2
     assert jobs_of(image) == 2
+    # Processes would take memory of the machine that they read.
+    monkeypatch.setattr(Image, "is_moving", True)
+    assert jobs_of(image) == 1
 
 
 def test_there_are_more_ranges_than_processes(lab: Lab) -> None:
