@@ -143,6 +143,22 @@ def test_objects_that_were_not_counted_are_those_of_the_obj_cgroup() -> None:
     assert found.evidence_total == 2
 
 
+def test_objects_with_another_owner_are_those_of_the_new_one() -> None:
+    kernel = busy(1)
+    old, new = kernel.objcg(WEB, 0), kernel.objcg(MAIL, 0)
+    kernel.slab(old, 0, 1112, "unreclaimable")
+    kernel.things[-1].payer = new
+    findings = findings_of(kernel)
+    number = next(n for n, f in enumerate(findings) if (f.identity, f.memcg) == ("slab", MAIL))
+    listed = tuple(
+        Evidence(address=n, kind="slab", nid=0, bytes=1112, objcg=objcg, memcg=MAIL, rank=n)
+        for n, objcg in enumerate((old, new), 1)
+    )
+    findings[number] = replace(findings[number], evidence=listed, evidence_total=2)
+    [moved] = of_cause(diagnoses(kernel, findings), "object-owner")
+    assert [e.address for e in moved.evidence] == [2]
+
+
 def test_functions_are_those_of_what_was_charged() -> None:
     for kind, moving, freeing in (
         ("slab", {"__memcg_slab_post_alloc_hook"}, {"__memcg_slab_free_hook"}),
