@@ -11,7 +11,6 @@ from support.made import DEAD, ROOT, A, B, family, features, snapshot
 from support.planters.local import move
 from support.planting import Fault, Subject
 
-from memcg_inspect.checks.found import FoundAmounts
 from memcg_inspect.checks.identities.local import local_rows
 from memcg_inspect.checks.identities.local_fold import local_fold_rows
 from memcg_inspect.checks.judge import judge
@@ -127,11 +126,6 @@ def test_slab_memory_if_it_is_not_known_how_many_memcgs_were_removed() -> None:
     status = {off: row.status for off, row in found.items()}
     assert status == {-1: "differs", 0: "exact", 1: "unverifiable"}
     assert "how many memcgs were removed is not known" in (found[1].reason or "")
-
-
-def test_what_was_found_is_no_counter() -> None:
-    """No object is charged, whatever the local counters have."""
-    assert FoundAmounts(made({}, SLAB)).own(A, SLAB) == 0
 
 
 def test_kernels_that_lose_local_counters() -> None:
