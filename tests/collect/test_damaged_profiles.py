@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 import drgn
 import pytest
+from drgn import FaultError
 from drgn.helpers.linux.mm import follow_phys
 from fuzz.damage import damaged
 from support.allocinfo import GUESTS, guest_image
@@ -19,6 +20,7 @@ from memcg_inspect.image.image import Image, image_of
 from memcg_inspect.linux.lib.list import idr_entries
 from memcg_inspect.linux.mm.alloc_tag import read_call_sites, tag_ranges
 from memcg_inspect.linux.mm.mmzone import mem_map
+from memcg_inspect.linux.mm.page_ext import page_ext_tables
 from memcg_inspect.model import Coverage, ImageError
 from memcg_inspect.report import Report
 from memcg_inspect.tables import Answer, NotRead
@@ -28,6 +30,7 @@ from memcg_inspect.views.allocinfo import (
     allocinfo_overhead,
     allocinfo_proc,
 )
+from memcg_inspect.views.pages import pages
 
 pytestmark = pytest.mark.image
 
@@ -166,3 +169,14 @@ def test_sizes_of_what_refers_to_call_sites(lab: Lab, kernel: str, append: str, 
     changed = damaged(image.core, (variable.address_ or 0, new.to_bytes(size, "little")))
     with pytest.raises(ImageError, match="damaged"):
         audit(changed)
+
+
+@pytest.mark.parametrize("value", [1 << 20, (1 << 64) - 1])
+def test_the_tables_of_page_ext_are_not_larger_than_memory(lab: Lab, value: int) -> None:
+    image = guest_image(lab, *GUESTS[0])
+    size = image.program()["page_ext_size"]
+    changed = damaged(image.core, (size.address_ or 0, value))
+    with pytest.raises(FaultError, match="page_ext_size is"):
+        list(page_ext_tables(changed, Coverage()))
+    with pytest.raises(ImageError, match="page_ext_size is"):
+        pages(changed)

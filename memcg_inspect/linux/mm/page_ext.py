@@ -17,7 +17,7 @@ from drgn.helpers.linux.mmzone import pfn_to_section, pfn_to_section_nr, section
 from memcg_inspect.image.image import Image
 from memcg_inspect.image.layout import has_member
 from memcg_inspect.image.lookup import UnknownKernelError
-from memcg_inspect.linux.mm.mmzone import page_ranges
+from memcg_inspect.linux.mm.mmzone import mem_map, page_ranges
 from memcg_inspect.linux.mm.pgalloc_tag import PAGE_EXT_INVALID
 from memcg_inspect.model import Coverage
 
@@ -30,13 +30,18 @@ def page_ext_tables(image: Image, coverage: Coverage) -> Iterator[tuple[int, int
 
     :param coverage: counts the tables, and sections that are unreadable
     :return: address, size in bytes
+    :raises drgn.FaultError: if the size of an extension cannot be read, or cannot be right
     """
     if not has_member(image, "struct mem_section", "page_ext"):
         return
     try:
-        each = int(image.object("page_ext_size"))
+        size = image.object("page_ext_size")
+        each = int(size)
     except UnknownKernelError:
         return
+    if each > mem_map(image).page_size:
+        # The tables would be larger than the memory that they are about.
+        raise FaultError(f"page_ext_size is {each} bytes", size.address_ or 0)
     for start, end in page_ranges(image):
         while start < end:
             try:
