@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from support.made import LIMITS, OBJCG_A, ROOT, A, snapshot
+from support.made import LIMITS, OBJCG_A, OBJCG_B, ROOT, A, B, snapshot
 
 from memcg_inspect.checks.charging import judge_charging
 from memcg_inspect.checks.inflight import mark_in_flight
@@ -178,6 +178,14 @@ def test_an_object_whose_owner_is_not_recorded() -> None:
     found = judged(task("pcpu_alloc_area", OBJECT, page, PAYER), kmem(1), usage(1), whole_pages(0))
     assert [row.status for row in found] == ["in-flight", "in-flight", "exact"]
     assert [row.allowance and row.allowance.held for row in found[:2]] == [page] * 2
+
+
+def test_the_same_amount_of_another_memcg() -> None:
+    """Only a charge of a memcg below explains a row; one beside it does not."""
+    charging = task("obj_cgroup_charge_pages", BLOCK, PAYER)
+    allocating = task("get_page_from_freelist", Held("kmem", 0xE000, OBJCG_B, 1, PAGE), cpu=1)
+    beside = allocating._replace(held=(*(allocating.held or ()), Held("objcg", OBJCG_B, OBJCG_B)))
+    assert statuses((charging, beside), kmem(1), kmem(1, B)) == ["in-flight", "unverifiable"]
 
 
 def test_page_tables_have_functions_of_their_own() -> None:

@@ -20,7 +20,7 @@ from memcg_inspect.checks.half_done import (
 from memcg_inspect.checks.inflight import mark_in_flight
 from memcg_inspect.checks.registry import CHECKS
 from memcg_inspect.checks.rows import RowKey, make_row
-from memcg_inspect.model import Held, ObjStock, Running, Unit
+from memcg_inspect.model import Held, HeldKind, ObjStock, Running, Unit
 from memcg_inspect.model_freeing import Transient
 from memcg_inspect.report import Row
 
@@ -247,6 +247,16 @@ def test_kernel_memory_that_is_a_large_kmalloc(detail: str, expected: str) -> No
     assert marked([row], stopped) == [expected]
 
 
+@pytest.mark.parametrize("kind", ["object", "cache", "percpu", "kmem", "folio", "batch"])
+def test_what_is_charged_holds_a_reference(kind: HeldKind) -> None:
+    """Of an object, a register may have the cache only."""
+    row = make_row(RowKey("references", "refcnt", "references", A, 0, OBJCG_A), {"x": 0}, {"y": 1})
+    held = (Held("objcg", OBJCG_A, OBJCG_A), Held(kind, 0xE000, 0, 0, 200))
+    assert marked([row], cpu("obj_cgroup_charge", held=held)) == ["in-flight"]
+    nothing = (Held("objcg", OBJCG_A, OBJCG_A), Held("memcg", A, A))
+    assert marked([row], cpu("obj_cgroup_charge", held=nothing)) == ["unverifiable"]
+
+
 def test_pages_of_a_stack() -> None:
     """account_kernel_stack() counts one page after the other."""
     for pages in range(1, LIMITS.stack // PAGE + 1):
@@ -290,6 +300,8 @@ def test_huge_pages_of_vmalloc_have_no_order() -> None:
     inside = cpu("vm_area_alloc_pages", held=pages(9))
     assert status("kmem", "pages", KMEM + 9 + BLOCK, inside) == "unverifiable"
     assert status("kmem", "pages", KMEM + 9 + BLOCK + 1, inside) == "differs"
+    assert status("kmem", "bytes", (KMEM + 9 + BLOCK) * PAGE, inside) == "unverifiable"
+    assert status("kmem", "bytes", (KMEM + 9 + BLOCK) * PAGE + 1, inside) == "differs"
     # They are in no counter of slab memory.
     function, unit, most = BOUNDS["slab"]
     both = cpu(function, held=())

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from support.exact import not_kept
 from support.guests import KERNELS, PERNODE_KERNELS, Lab
@@ -15,7 +17,7 @@ from memcg_inspect.checks.identities.local import local_rows
 from memcg_inspect.checks.identities.local_fold import local_fold_rows
 from memcg_inspect.checks.judge import judge
 from memcg_inspect.checks.snapshot import Snapshot
-from memcg_inspect.model import Stat
+from memcg_inspect.model import Nodes, Stat
 from memcg_inspect.model_counters import LocalStat
 from memcg_inspect.model_kernel import LocalItems
 from memcg_inspect.report import Row
@@ -116,6 +118,14 @@ def test_slab_memory_that_was_in_two_stocks_may_be_left() -> None:
     assert (too_little.status, too_little.difference) == ("differs", -1)
     pages = by_memcg(local_rows(made({A: 8}, LRU, {A: 9})))[A]
     assert (pages.status, pages.difference) == ("differs", 1)
+
+
+def test_nodes_that_the_kernel_does_not_flush() -> None:
+    """What a removed memcg had there is in the local counter of the memcg, but not of others."""
+    for memory, statuses in (((0,), ("differs", "differs")), ((), ("unverifiable",) * 2)):
+        taken = replace(made({A: 8}), all_nodes=Nodes(with_memory=frozenset(memory)))
+        rows = local_rows(taken)
+        assert tuple(by_memcg(rows, nid)[A].status for nid in (None, 0)) == statuses
 
 
 def test_slab_memory_if_it_is_not_known_how_many_memcgs_were_removed() -> None:

@@ -133,6 +133,19 @@ def test_only_what_is_in_bytes_is_rounded() -> None:
     assert re.split(" {2,}", other.strip()) == ["y", "0", "0", "0", "-9 B", "0"]
 
 
+def test_the_widest_column_is_not_narrowed_if_it_has_numbers() -> None:
+    """Numbers are never cut. Words of another column are folded in their place."""
+    columns = (
+        Column("memcg", "memcg", ""),
+        Column("size", "number", ""),
+        Column("why", "text", ""),
+    )
+    number = 10**39
+    shown = answer_text(answer(columns, ("/web", number, "one word after the other " * 2)), 72)
+    assert f" {number} " in shown
+    assert max(map(len, shown.splitlines())) <= 72
+
+
 @pytest.mark.parametrize(
     ("width", "short"),
     [

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from support.made_kernel import MAIL, NODES, SHOP, WEB, Kernel, busy
+from support.made_kernel import MAIL, NODES, ROOT, SHOP, WEB, Kernel, busy
 
 from memcg_inspect.checks.diagnosis import diagnose, half_done_charges
 from memcg_inspect.checks.judge import judge
@@ -112,6 +112,20 @@ def test_each_kind_of_charge_has_a_name(
     assert [(e.kind, e.note) for e in found.evidence] == ([] if kind is None else [(kind, note)])
     assert {(e.objcg, e.memcg) for e in found.evidence} <= {(objcg, WEB)}
     assert (found.evidence_total, found.functions) == (1, ("f",))
+
+
+def test_a_charge_in_advance_is_as_large_as_its_row() -> None:
+    """try_charge_memcg() has charged a batch, and not put it into the stock."""
+    kernel = busy(1)
+    for memcg in (WEB, SHOP, ROOT):
+        kernel.usage[memcg] += 64
+    charging = Running(2, 72, "sh", ("try_charge_memcg", "charge_memcg", "do_fault"), True, ())
+    charging = charging._replace(held=(Held("memcg", WEB, WEB),))
+    found, [charge] = causes(kernel, charging)
+    assert found == ()
+    assert (charge.amount, charge.unit, charge.memcgs) == (64, "pages", (WEB,))
+    assert charge.what.startswith(f"a charge in advance of memcg {WEB:#x} is half done")
+    assert charge.evidence == ()
 
 
 def test_two_cpus_are_two_causes() -> None:

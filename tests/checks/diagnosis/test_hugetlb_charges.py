@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from support.made_hugetlb import CHARGED, HUGE, A, B, alone, made
 
@@ -85,6 +87,15 @@ def test_a_page_of_another_cgroup_where_nodes_are_not_compared() -> None:
     cause, nid, amount, what = only(made(charged=MOVED, moves_usage=False))
     assert (nid, amount) == (None, HUGE)
     assert cause == "hugetlb-owner"
+
+
+def test_a_path_that_looks_like_a_counter() -> None:
+    taken = made(charged=MOVED)
+    cgroups = taken.hugetlb.cgroups
+    hostile = {**cgroups, A: cgroups[A]._replace(path="/a.usage[b")}
+    cause, nid, amount, what = only(replace(taken, hugetlb=replace(taken.hugetlb, cgroups=hostile)))
+    assert (cause, nid, amount) == ("hugetlb-owner", 0, HUGE)
+    assert "hugetlb.2MB.usage[/a.usage[b]" in what
 
 
 def test_what_is_no_cgroup() -> None:

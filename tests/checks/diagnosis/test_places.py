@@ -54,6 +54,16 @@ def test_a_counter_is_in_the_array_of_its_place(place: str, words: list[CounterW
     assert numbers(wrong(place=place), STATE, PENDING, CPU, word("state_local")) == words
 
 
+def test_the_counter_of_a_zone() -> None:
+    """A row may compare the sum of several."""
+    items = [f"NR_ZONE_{which}_ANON[ZONE_NORMAL]" for which in ("INACTIVE", "ACTIVE")]
+    words = [word("zone_stat", item, memcg=None) for item in items]
+    other = word("zone_stat", items[0].replace("NORMAL", "DMA"), memcg=None)
+    both = " + ".join((items[0].partition("[")[0], items[1]))
+    cause = wrong("zone-counter", "the value of the zone", memcgs=(), item=both)
+    assert numbers(cause, *words, other) == words
+
+
 @pytest.mark.parametrize(
     ("cause", "found"),
     [

@@ -1,0 +1,16 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+"""Progress is shown on a terminal only."""
+
+from __future__ import annotations
+
+import pytest
+
+from memcg_inspect.render.progress import progress_bar, progress_if_needed
+
+
+def test_nothing_is_shown_where_there_is_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    with progress_bar(lambda: False) as report:
+        report("pages", 0.5)
+    with progress_if_needed() as report:
+        report("copy", 0.5)
+    assert capsys.readouterr() == ("", "")
