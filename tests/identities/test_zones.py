@@ -245,8 +245,10 @@ def test_zones_are_those_of_the_guest(lab: Lab, kernel: str, workload: str) -> N
 
 def check_blocks(image: GuestImage, report: Report) -> None:
     before, after = (by_type(buddyinfo(image, which)) for which in "23")
-    same = {place for place, blocks in before.items() if after[place] == blocks}
+    # A node with a CPU may have had other blocks in between.
     # Nobody takes memory from the lowest zone.
+    quiet = {place for place in before if place[0] == 2 or place == (0, "ZONE_DMA")}
+    same = {place for place in quiet if after[place] == before[place]}
     assert (0, "ZONE_DMA") in same
     for row, place, _ in of_zones(zone_rows(report, "zone_free")):
         if place in same:
