@@ -71,6 +71,11 @@ class Compared(NamedTuple):
     claimed: int | None
 
     @property
+    def is_zero(self) -> bool:
+        """Whether both are known, and 0."""
+        return self == (0, 0)
+
+    @property
     def difference(self) -> int:
         """Claimed less found."""
         return 0 if self.claimed is None else self.claimed - self.found

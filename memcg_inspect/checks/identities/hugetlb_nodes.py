@@ -39,8 +39,9 @@ def hugetlb_nodes_rows(snapshot: Snapshot) -> list[Row]:
             unread="the cgroup has no usage of this node",
         )
         for (cgroup, n, nid), compared in hugetlb.on_nodes.items()
+        if not compared.is_zero
     ]
-    return [doubted(row, missing) for row in rows if not row.is_zero]
+    return [doubted(row, missing) for row in rows]
 
 
 def _explain(snapshot: Snapshot, row: Row) -> Explained | None:

@@ -39,8 +39,9 @@ def hugetlb_usage_rows(snapshot: Snapshot) -> list[Row]:
             {"page_counter": compared.claimed or 0},
         )
         for (cgroup, n), compared in hugetlb.usage.items()
+        if not compared.is_zero
     ]
-    return [doubted(row, missing) for row in rows if not row.is_zero]
+    return [doubted(row, missing) for row in rows]
 
 
 def _explain(snapshot: Snapshot, row: Row) -> Explained | None:
