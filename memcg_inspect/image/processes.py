@@ -10,13 +10,10 @@ with what was read of the image so far, and need not open it again.
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import signal
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
 from typing import Any, TypeVar
 
 from memcg_inspect.image.image import Image
@@ -49,12 +46,24 @@ def forked_map(image: Image, jobs: int) -> Callable[[Callable[[P], R], Iterable[
     """
 
     def run(function: Callable[[P], R], parts: Iterable[P]) -> Iterator[R]:
+        # Most commands need none of these modules.
+        from concurrent.futures import ProcessPoolExecutor
+        from concurrent.futures.process import BrokenProcessPool
+        from multiprocessing import active_children, get_context
+
         global _function
         _function = function
-        context, (alive, ours) = multiprocessing.get_context("fork"), os.pipe()
+        context, (alive, ours) = get_context("fork"), os.pipe()
         try:
             with ProcessPoolExecutor(jobs, context, _begin, (image, alive, ours)) as pool:
-                running = [(part, pool.submit(_call, part)) for part in parts]
+                try:
+                    running = [(part, pool.submit(_call, part)) for part in parts]
+                except OSError as error:  # the first one starts the processes
+                    for child in active_children():
+                        child.kill()  # those before it would wait for ever
+                        child.join()
+                    why = f"{jobs} processes cannot be started: {error.strerror}: try --jobs 1"
+                    raise ImageError(why) from error
                 for part, future in running:
                     if image.progress.stop:
                         pool.shutdown(wait=False, cancel_futures=True)

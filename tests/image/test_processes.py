@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import errno
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -81,6 +83,22 @@ def test_a_process_that_is_killed() -> None:
     """As by the kernel, if there is not enough memory."""
     with pytest.raises(ImageError, match="try --jobs 1"):
         list(forked_map(image(), 2)(lambda part: os.kill(os.getpid(), signal.SIGKILL), [1, 2, 3]))
+
+
+@pytest.mark.parametrize("most", [0, 2])
+def test_processes_that_cannot_be_started(monkeypatch: pytest.MonkeyPatch, most: int) -> None:
+    whole, made = os.fork, list[int]()
+
+    def fork() -> int:
+        if len(made) == most:
+            raise OSError(errno.EAGAIN, "Resource temporarily unavailable")
+        made.append(1)
+        return whole()
+
+    monkeypatch.setattr(os, "fork", fork)
+    with pytest.raises(ImageError, match="4 processes cannot be started: Resource .*: try --jobs"):
+        list(forked_map(image(), 4)(abs, [1, 2, 3]))
+    assert [child for child in multiprocessing.active_children() if child.is_alive()] == []
 
 
 def test_a_walk_that_is_cancelled() -> None:
