@@ -169,11 +169,16 @@ def test_the_words_of_a_wrong_counter(lab: Lab) -> None:
 
 
 def given_to(image: Subject, path: str, memcg: int) -> Fault:
-    """Let the obj_cgroup of a memcg that has most bytes refer to another memcg."""
+    """
+    Let the obj_cgroup of a memcg that has most bytes refer to another memcg.
+
+    If the memcg has some that were made for the other one, it is one of these.
+    """
+    some = [o for o in image.snapshot.objcgs.values() if image.path(o.address) == path]
+    made_for = [o for o in some if any(place.memcg == memcg for place in o.places)]
     sizes = {
-        objcg: sum(image.snapshot.objcg_bytes[objcg].values())
-        for objcg in image.snapshot.objcgs
-        if image.path(objcg) == path
+        objcg.address: sum(image.snapshot.objcg_bytes[objcg.address].values())
+        for objcg in made_for or some
     }
     objcg = image.object("struct obj_cgroup *", max(sizes, key=lambda each: sizes[each]))
     return Fault((image.put(objcg.memcg, memcg),), (), set())
