@@ -23,7 +23,6 @@ from memcg_inspect.model_hugetlb import Hugetlb
 from memcg_inspect.report import Row
 
 __all__ = (
-    "charging",
     "half_done",
     "item_of",
     "parent_item",
@@ -86,7 +85,7 @@ def why_not_kept(snapshot: Snapshot) -> str | None:
     return snapshot.hugetlb.not_kept
 
 
-def charging(snapshot: Snapshot) -> list[Running]:
+def _charging(snapshot: Snapshot) -> list[Running]:
     """Return the tasks that may be charging, or uncharging, a huge page."""
     return [
         cpu
@@ -105,7 +104,7 @@ def half_done(snapshot: Snapshot, row: Row, off: Mapping[int, int]) -> Explained
     :param off: pages that all rows are off by, by index of the size
     """
     n = _size_of(snapshot.hugetlb, row)
-    tasks = charging(snapshot)
+    tasks = _charging(snapshot)
     if not tasks or n is None:
         return None
     pages = snapshot.hugetlb.sizes[n].pages

@@ -32,9 +32,9 @@ SMALLEST_PAGE = 4096
 #: The most bytes of one read. A larger length is taken for damaged.
 LARGEST = 1 << 30
 
-
 #: Size of a block, in bytes. A block is in an image as a whole, or not at all.
 _BLOCK = SMALLEST_PAGE
+
 #: Blocks that are kept: 8 MiB.
 _MOST_BLOCKS = 2048
 
