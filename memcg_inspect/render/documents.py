@@ -5,7 +5,7 @@ JSON documents
 
 The document of ``audit`` is made from the type hints of the records in
 :mod:`memcg_inspect.report` and :mod:`memcg_inspect.model`, and the documents of views from the
-    types of their columns. Addresses are hexadecimal strings, amounts are integers. A value that
+types of their columns. Addresses are hexadecimal strings, amounts are integers. A value that
     could not be read is ``null`` with a reason. Within one number of the schema
     (:data:`~memcg_inspect.tables.SCHEMA`) fields may be added, and none changes its meaning.
 """
@@ -13,8 +13,8 @@ The document of ``audit`` is made from the type hints of the records in
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from functools import cache
+from collections.abc import Callable, Mapping
+from functools import cache, partial
 from types import NoneType, UnionType
 from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
@@ -55,6 +55,8 @@ __all__ = (
     "without_none",
 )
 
+#: A function that makes a value for JSON; it gets the paths of memcgs, by address.
+_Maker = Callable[[Any, Mapping[int, str]], Any]
 #: The attributes of each record that the document contains.
 _FIELDS: dict[type, tuple[str, ...]] = {
     ImageInfo: ("release", "source", "nodes", "cpus", "page_size", "accounting", "debug_info"),
@@ -193,28 +195,70 @@ def _plain(value: Any, hint: Any, paths: Mapping[int, str] | None = None) -> Any
 
     :param paths: paths of memcgs, by address
     """
+    return _maker(hint)(value, paths or {})
+
+
+@cache
+def _maker(hint: Any) -> _Maker:
+    """
+    Return the function that does what :func:`_plain` says for values of a type.
+
+    A report has thousands of rows: their types are looked at once.
+    """
     hint, _ = without_none(hint)
+    if get_origin(hint) is Annotated:
+        return _address if "address" in get_args(hint) else _node
+    if is_record(hint):
+        fields = [(name, attribute, _maker(inner)) for name, attribute, inner in members(hint)]
+        return partial(_record, hint, fields)
+    if get_origin(hint) in (tuple, list):
+        return partial(_list, _maker(get_args(hint)[0]))
+    if get_origin(hint) is Mapping:
+        return partial(_mapping, _maker(get_args(hint)[1]))
+    return _rounded if hint is float else _same
+
+
+def _address(value: int | None, paths: Mapping[int, str]) -> str | None:
+    return None if value is None else f"{value:#x}"
+
+
+def _node(value: int | None, paths: Mapping[int, str]) -> int | None:
+    return None if value == NUMA_NO_NODE else value
+
+
+def _rounded(value: float | None, paths: Mapping[int, str]) -> float | None:
+    return None if value is None else round(value, 6)
+
+
+def _same(value: Any, paths: Mapping[int, str]) -> Any:
+    return value
+
+
+def _list(each: _Maker, value: Any, paths: Mapping[int, str]) -> list[Any] | None:
+    return None if value is None else [each(item, paths) for item in value]
+
+
+def _mapping(each: _Maker, value: Any, paths: Mapping[int, str]) -> dict[str, Any] | None:
     if value is None:
         return None
-    if get_origin(hint) is Annotated:
-        if "address" in get_args(hint):
-            return f"{value:#x}"
-        return None if value == NUMA_NO_NODE else value
-    if is_record(hint):
-        document = {}
-        for name, attribute, inner in members(hint):
-            found = getattr(value, attribute)
-            if found is None and hint in SPARSE:
-                continue
-            document[name] = _plain(found, inner, paths)
-            if hint in PATHS and attribute == PATHS[hint][0]:
-                document[PATHS[hint][1]] = _path(found, paths or {})
-        return document
-    if get_origin(hint) in (tuple, list):
-        return [_plain(item, get_args(hint)[0], paths) for item in value]
-    if get_origin(hint) is Mapping:
-        return {name: _plain(item, get_args(hint)[1], paths) for name, item in value.items()}
-    return round(value, 6) if hint is float else value
+    return {name: each(item, paths) for name, item in value.items()}
+
+
+def _record(
+    record: type, fields: list[tuple[str, str, _Maker]], value: Any, paths: Mapping[int, str]
+) -> dict[str, Any] | None:
+    if value is None:
+        return None
+    named, path_field = PATHS.get(record, (None, ""))
+    document = {}
+    for name, attribute, make in fields:
+        found = getattr(value, attribute)
+        if found is None and record in SPARSE:
+            continue
+        document[name] = make(found, paths)
+        if attribute == named:
+            document[path_field] = _path(found, paths)
+    return document
 
 
 def _path(memcg: Any, paths: Mapping[int, str]) -> Any:

@@ -7,14 +7,12 @@ that asked for it. A target is drawn from the lines first and from the reads of 
 a line that reads one pointer is hit as often as one that reads a gigabyte. A new reader is covered
 as soon as a command calls it. Nothing here knows a structure or a field.
 
-:class:`Memory` stands between drgn and the file. It applies the damage, and counts the reads: a
-command that reads many times as much as on the undamaged image hangs.
+:class:`Memory` puts itself before the pages that are damaged. drgn reads all others itself.
 """
 
 from __future__ import annotations
 
 import errno
-import mmap
 import random
 import sys
 from collections import defaultdict
@@ -26,7 +24,6 @@ import drgn
 from drgn.helpers.linux.mm import follow_phys
 
 import memcg_inspect
-from memcg_inspect.elf import PT_LOAD, ElfFile
 from memcg_inspect.image.image import Image
 from memcg_inspect.image.program import ImageSource, open_program
 
@@ -34,17 +31,10 @@ PAGE = 4096
 WORD = 8
 HIGH_HALF = 1 << 63
 _PACKAGE = str(Path(memcg_inspect.__file__).parent)
-#: Reads of a command on a damaged image of the lab that end it. Of a whole image, none makes a
-#: tenth as many.
-MOST_READS = 5_000_000
 #: Functions that read the same in two ways: tasks are in an idr and on a list.
 _REDUNDANT = frozenset({"find_tasks"})
 _COMMON = ("image/", "linux/lib/")
 _ODD_WORDS = (0, 1, 7, 64, 0x1000, (1 << 31) - 1, (1 << 32) - 1, 1 << 47, 1 << 63, (1 << 64) - 1)
-
-
-class HangError(BaseException):
-    """More reads than any walk with bounds makes. Nothing in the package catches it."""
 
 
 class Read(NamedTuple):
@@ -139,60 +129,43 @@ class Trace:
 
 class Memory:
     """
-    The physical memory of an ELF dump, with damage.
+    The physical memory of a program, with damage.
 
-    :ivar reads: number of reads so far
-    :ivar most: number of reads from which on the command hangs
     :ivar faults: number of reads that damage made impossible
     """
 
-    def __init__(self, prog: drgn.Program, core: Path) -> None:
-        self.reads, self.most, self.faults = 0, 1 << 62, 0
+    def __init__(self, prog: drgn.Program, under: drgn.Program) -> None:
+        """:param under: a program of the same image, which reads what is not damaged"""
+        self.faults = 0
+        self._prog, self._under = prog, under
         self._missing: dict[int, str] = {}
         self._changed: dict[int, list[tuple[int, bytes]]] = defaultdict(list)
-        with core.open("rb") as file:
-            segments = [s for s in ElfFile(file).segments() if s.type == PT_LOAD]
-            data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        for segment in segments:
-            self._cover(prog, data, segment.offset, segment.physical, segment.file_size)
-
-    def _cover(self, prog: drgn.Program, data: mmap.mmap, start: int, base: int, size: int) -> None:
-        def read(address: int, count: int, offset: int, physical: bool) -> bytes:
-            self.reads += 1
-            if self.reads > self.most:
-                raise HangError(line_of_package())
-            found = data[start + offset : start + offset + count]
-            pages = range(address // PAGE, (address + count - 1) // PAGE + 1)
-            if self._missing.keys().isdisjoint(pages) and self._changed.keys().isdisjoint(pages):
-                return found
-            return self._damaged(address, found, pages)
-
-        prog.add_memory_segment(base, size, read, True)
-
-    def _damaged(self, address: int, found: bytes, pages: range) -> bytes:
-        for page in pages:
-            how = self._missing.get(page)
-            if how is not None:
-                self.faults += not _is_redundant()
-                if how == "eio":
-                    raise OSError(errno.EIO, "Input/output error")
-                raise drgn.FaultError("Excluded page", address)
-        data = bytearray(found)
-        for page in pages:
-            for at, new in self._changed.get(page, ()):
-                first, last = max(at, address), min(at + len(new), address + len(data))
-                if first < last:
-                    data[first - address : last - address] = new[first - at : last - at]
-        return bytes(data)
 
     def apply(self, changes: Iterable[Change]) -> None:
         """Damage the memory. A change lies on one page."""
         for change in changes:
             page = change.address // PAGE
+            if page not in self._missing and page not in self._changed:
+                self._prog.add_memory_segment(page * PAGE, PAGE, self._read, True)
             if change.data is None:
                 self._missing[page] = change.kind
             else:
                 self._changed[page].append((change.address, change.data))
+
+    def _read(self, address: int, count: int, offset: int, physical: bool) -> bytes:
+        page = address // PAGE
+        how = self._missing.get(page)
+        if how is not None:
+            self.faults += not _is_redundant()
+            if how == "eio":
+                raise OSError(errno.EIO, "Input/output error")
+            raise drgn.FaultError("Excluded page", address)
+        data = bytearray(self._under.read(address, count, True))
+        for at, new in self._changed.get(page, ()):
+            first, last = max(at, address), min(at + len(new), address + len(data))
+            if first < last:
+                data[first - address : last - address] = new[first - at : last - at]
+        return bytes(data)
 
 
 class Chooser:
@@ -282,8 +255,7 @@ def damaged(core: Path, *writes: tuple[int, bytes | int | str]) -> Image:
     whole = open_program(ImageSource(core=str(core), debuginfo="btf"))
     init_mm = whole["init_mm"].address_of_()
     prog = open_program(ImageSource(core=str(core), debuginfo="btf"))
-    memory = Memory(prog, core)
-    memory.most = MOST_READS
+    memory = Memory(prog, whole)
     for address, data in writes:
         place = follow_phys(init_mm, address).value_()
         if isinstance(data, str):

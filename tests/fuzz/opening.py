@@ -16,7 +16,7 @@ from typing import Any
 
 import drgn
 from fuzz.attempt import AUDIT, VIEWS, in_child, opened, run
-from fuzz.damage import MOST_READS, Chooser, Memory, Read, Trace
+from fuzz.damage import Chooser, Memory, Read, Trace
 
 from memcg_inspect.btf import load_btf
 from memcg_inspect.image.elf import unmap_low_addresses
@@ -52,14 +52,12 @@ def runs(core: Path, seeds: range) -> Iterator[dict[str, Any]]:
     for seed in seeds:
         changes, arguments = chooser.changes(seed), COMMANDS[seed % len(COMMANDS)]
         prog = _without_types(core)
-        memory = Memory(prog, core)
-        memory.most = MOST_READS
-        memory.apply(changes)
-        result = in_child(partial(_attempt, prog, memory, arguments))
+        Memory(prog, under).apply(changes)
+        result = in_child(partial(_attempt, prog, arguments))
         yield {"seed": seed, "command": arguments[0], **result, "damage": list(map(str, changes))}
 
 
-def _attempt(prog: drgn.Program, memory: Memory, arguments: Sequence[str]) -> tuple[str, int]:
+def _attempt(prog: drgn.Program, arguments: Sequence[str]) -> str:
     with as_image_errors():
         load_btf(prog)
-        return run(Image(prog), arguments), memory.reads
+        return run(Image(prog), arguments)

@@ -14,6 +14,7 @@ import subprocess
 import sys
 
 import pytest
+from fuzz.attempt import in_child
 from fuzz.campaign import BATCH, KINDS, Batch, Kind, Result, batches, document, fuzz, result_of
 from support.guests import DEBIAN_KERNELS, NOT_BUILT, ROOT, Lab
 
@@ -50,6 +51,15 @@ def test_as_many_runs_as_an_hour_has_room_for() -> None:
     done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=False)
     print(done.stdout)
     assert done.returncode == 0
+
+
+def test_what_does_not_end_is_bad() -> None:
+    def attempt() -> str:
+        while True:
+            sum(range(1000))
+
+    found = in_child(attempt, seconds=0.2)
+    assert found["bad"] and found["outcome"].startswith("hangs in ")
 
 
 def test_batches_are_of_all_kinds_in_turn() -> None:
