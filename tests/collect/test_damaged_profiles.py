@@ -172,8 +172,11 @@ def test_sizes_of_what_refers_to_call_sites(lab: Lab, kernel: str, append: str, 
 
 
 @pytest.mark.parametrize("value", [1 << 20, (1 << 64) - 1])
-def test_the_tables_of_page_ext_are_not_larger_than_memory(lab: Lab, value: int) -> None:
-    image = guest_image(lab, *GUESTS[0])
+@pytest.mark.parametrize(("kernel", "append"), GUESTS[:1])
+def test_the_tables_of_page_ext_are_not_larger_than_memory(
+    lab: Lab, kernel: str, append: str, value: int
+) -> None:
+    image = guest_image(lab, kernel, append)
     size = image.program()["page_ext_size"]
     changed = damaged(image.core, (size.address_ or 0, value))
     with pytest.raises(FaultError, match="page_ext_size is"):
