@@ -3,11 +3,14 @@
 
 from __future__ import annotations
 
-from argparse import Action, ArgumentError, ArgumentParser, Namespace
+from argparse import Action, ArgumentError, ArgumentParser, ArgumentTypeError, Namespace
 from collections.abc import Sequence
 from typing import Any
 
-__all__ = ("Parser",)
+__all__ = ("Parser", "number_of_jobs")
+
+#: More processes than any machine has cores.
+_MOST_JOBS = 9999
 
 #: Begins the names of attributes that hold what each parser was given, by argument.
 _GIVEN = "given to "
@@ -86,3 +89,10 @@ class Parser(ArgumentParser):
             else:
                 self.error(str(_repeated(value)))
         return found
+
+
+def number_of_jobs(text: str) -> int:
+    """Parse the argument of ``--jobs``."""
+    if not (text.isascii() and text.isdigit() and 1 <= int(text) <= _MOST_JOBS):
+        raise ArgumentTypeError(f"{text!r} is not a number from 1 to {_MOST_JOBS}")
+    return int(text)

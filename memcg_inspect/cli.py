@@ -17,8 +17,9 @@ from drgn import Architecture
 from drgn import __version__ as drgn_version
 
 from memcg_inspect import __version__
-from memcg_inspect.arguments import Parser
+from memcg_inspect.arguments import Parser, number_of_jobs
 from memcg_inspect.completion import SHELLS, complete, completion_script
+from memcg_inspect.fleet_commands import FLEET_COMMANDS, add_fleet
 from memcg_inspect.image.copies import LIMIT
 from memcg_inspect.image.image import image_of
 from memcg_inspect.image.program import ImageSource, open_program
@@ -86,7 +87,7 @@ def main(argv: Sequence[str]) -> int:
         args = parser.parse_args(argv)
         if args.make_text:
             return _print_text(lambda: args.make_text(args))
-        return _run(args)
+        return _run(args) if args.run is None else _run_without_image(args)
     except MemcgInspectError as error:
         _complain(str(error))
         return EXIT_UNUSABLE
@@ -130,11 +131,12 @@ def make_parser() -> Parser:
         "--version", action="version", version=version, help="print the version and exit"
     )
     _add_image_options(parser)
-    parser.set_defaults(make_text=None, **_DEFAULTS)
+    parser.set_defaults(make_text=None, run=None, **_DEFAULTS)
     commands = add_subcommands(parser, _add_image_options)
+    add_fleet(commands, _add_type_options)
     help, description = _MORE["schema"]
     printed = commands.add_parser("schema", help=help, description=description)
-    printed.add_argument("of", nargs="?", choices=COMMANDS, default="audit", metavar="COMMAND",
+    printed.add_argument("of", nargs="?", choices=_WITH_SCHEMA, default="audit", metavar="COMMAND",
                          help="name of the command (default: audit)")  # fmt: skip
     printed.set_defaults(make_text=lambda args: to_json(schema(args.of)))
     help, description = _MORE["completion"]
@@ -143,6 +145,8 @@ def make_parser() -> Parser:
     completion.set_defaults(make_text=lambda args: completion_script(args.shell))
     return parser
 
+
+_WITH_SCHEMA = (*COMMANDS, *FLEET_COMMANDS)
 
 #: Commands that need no image: their help and description.
 _MORE = {
@@ -166,6 +170,7 @@ _DEFAULTS: dict[str, Any] = {
     "timeout": None,
     "jobs": None,
     "nice": False,
+    "dask": None,
     "symbols": [],
     "debuginfo": "auto",
     "debug_directory": [],
@@ -206,6 +211,13 @@ def _add_image_options(parser: argparse.ArgumentParser) -> None:
         f"(default: {GREETING_TIMEOUT:g})",
     )
     _add_work_options(images)
+    _add_type_options(parser)
+    parser.argument_default = None
+
+
+def _add_type_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options that say where types are."""
+    parser.argument_default = argparse.SUPPRESS
     types = parser.add_argument_group("debug info (as in drgn)")
     types.add_argument(
         "-s",
@@ -257,9 +269,15 @@ def _add_work_options(images: Any) -> None:
     images.add_argument(
         "--jobs",
         metavar="N",
-        type=_number_of_jobs,
+        type=number_of_jobs,
         help="with -c: number of processes that share the reading of all pages (default: that of "
         "the cores if the image has more than 4 GiB of memory)",
+    )
+    images.add_argument(
+        "--dask",
+        metavar="ADDRESS",
+        help="with audit -c: let the workers of this dask scheduler, such as tcp://HOST:8786, "
+        "share the reading of all pages; each must be able to read the vmcore at the same path",
     )
     images.add_argument(
         "--nice",
@@ -269,15 +287,19 @@ def _add_work_options(images: Any) -> None:
     )
 
 
-def _number_of_jobs(text: str) -> int:
-    """Parse the argument of ``--jobs``."""
-    if not (text.isascii() and text.isdigit() and 1 <= int(text) <= _MOST_JOBS):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 1 to {_MOST_JOBS}")
-    return int(text)
+def _run_without_image(args: argparse.Namespace) -> int:
+    """Run a command of :mod:`memcg_inspect.fleet_commands`."""
+    if args.core or args.qemu is not None or args.pause or args.timeout is not None:
+        raise UsageError(f"{args.command} takes files as arguments, not -c or --qemu")
+    _be_nice(args)
+    _check_output()
+    with _failed_output():
+        return args.run(args)  # type: ignore[no-any-return]
 
 
-#: More processes than any machine has cores.
-_MOST_JOBS = 9999
+def _be_nice(args: argparse.Namespace) -> None:
+    if args.nice:
+        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
 
 
 def _run(args: argparse.Namespace) -> int:
@@ -299,9 +321,10 @@ def _run(args: argparse.Namespace) -> int:
         raise UsageError(f"--timeout takes 0 to {_LONGEST_TIMEOUT} seconds")
     if args.nice and args.jobs not in (None, 1):
         raise UsageError("--nice uses one core: it cannot be used with --jobs")
+    if args.dask is not None:
+        _check_dask(args)
     check_arguments(args)
-    if args.nice:
-        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+    _be_nice(args)
     # Check before the command runs, which may take long.
     _check_output()
     with ExitStack() as guest:
@@ -316,10 +339,21 @@ def _run(args: argparse.Namespace) -> int:
             image.stopped = True
         # Processes would share one connection to QEMU.
         image.jobs = args.jobs if args.core and not args.nice else 1
+        if args.dask is not None:
+            from memcg_inspect.image.dask import dask_pool
+
+            image.pool = guest.enter_context(dask_pool(args.dask, _source(args, None, report)))
         result = answer(image, args)
     # The guest is resumed before output is written: a slow reader must not keep it stopped.
     _output(lambda: show(result, args, Typed("memcg-inspect", tuple(_image_words(args)))))
     return exit_status(result)
+
+
+def _check_dask(args: argparse.Namespace) -> None:
+    if args.command != "audit" or not args.core:
+        raise UsageError("--dask needs audit -c")
+    if args.jobs is not None or args.nice:
+        raise UsageError("--dask cannot be used with --jobs or --nice: the workers do the reading")
 
 
 @contextmanager
@@ -352,7 +386,7 @@ def _image_words(args: argparse.Namespace) -> Iterator[str]:
 
 
 def _list_commands() -> str:
-    more = [(name, help) for name, (help, _) in _MORE.items()]
+    more = [*FLEET_COMMANDS.items(), *((name, help) for name, (help, _) in _MORE.items())]
     first = "Where to begin: memcg-inspect audit -c VMCORE (without -c: the running kernel)."
     return f"{command_list('memcg-inspect', more)}{first}\n"
 
@@ -371,8 +405,19 @@ def _check_output() -> None:
 
 
 def _output(write: Callable[[], None]) -> None:
-    try:
+    with _failed_output():
         write()
+
+
+@contextmanager
+def _failed_output() -> Iterator[None]:
+    """
+    Say in one line that standard output cannot be written.
+
+    :raises OutputError: unless the reader of a pipe has closed it
+    """
+    try:
+        yield
     except BrokenPipeError:
         _give_up(sys.stdout)  # the reader of the pipe has closed it
     except OSError as error:

@@ -301,6 +301,7 @@ def _notes(answer: Answer, earlier: Earlier, same: int) -> Iterator[str]:
         )
     if not answer.is_whole:
         yield "Not everything could be read now: what shrank may still be there."
+    assert answer.image is not None
     if earlier.release != answer.image.release:
         yield (
             f"{earlier.name} is of another kernel, {earlier.release}: lines of code and caches may "

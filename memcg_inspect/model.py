@@ -112,6 +112,7 @@ class ImageInfo:
     :ivar page_size: ``PAGE_SIZE``, in bytes
     :ivar accounting: how the kernel accounts kernel memory
     :ivar debug_info: source of types and symbols, in words
+    :ivar host: name of the machine, as in ``uname -n``; empty if it could not be read
     """
 
     release: str
@@ -121,6 +122,7 @@ class ImageInfo:
     page_size: int
     accounting: Accounting
     debug_info: str = ""
+    host: str = ""
 
 
 @dataclass(frozen=True)
@@ -609,8 +611,7 @@ class Allowance(NamedTuple):
     :ivar comm: name of the task
     :ivar function: the innermost function on its stack that makes such charges
     :ivar held: what is charged; ``None`` if the amount is known from what the function does
-    :ivar memcg: ``struct mem_cgroup *`` of the row that shows it; ``None`` if it is not about a
-        memcg
+    :ivar memcg: ``struct mem_cgroup *`` of the row that shows it; ``None`` if it has none
     :ivar amount: claimed less found, in :attr:`unit`
     :ivar unit: unit of the amount
     :ivar identity: name of the identity
@@ -639,8 +640,7 @@ class StackRef(NamedTuple):
     :ivar comm: its name
     :ivar cpu: the CPU that it was running on; ``None`` if it was not running
     :ivar words: how often they contain the address. Registers that are not known count once.
-    :ivar functions: functions that they also point into. Empty if the registers are not known, and
-        with them which part of the stack is in use.
+    :ivar functions: functions that they also point into; empty if the registers are not known
     """
 
     pid: int

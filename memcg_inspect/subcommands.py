@@ -41,16 +41,18 @@ from memcg_inspect.tables import (
     largest,
     with_subtrees,
 )
-from memcg_inspect.views import NAMES, columns, views
+from memcg_inspect.views import NAMES, views
 from memcg_inspect.views.payers import checked_choice
 from memcg_inspect.views.view import View, interrupted
 
 __all__ = (
     "BUG",
     "COMMANDS",
+    "add_view",
     "add_subcommands",
     "answer",
     "check_arguments",
+    "chosen",
     "command_list",
     "exit_status",
     "schema",
@@ -183,15 +185,27 @@ def add_subcommands(
     add_options(audit)
     _add_audit(audit)
     for view in views():
-        added = commands.add_parser(
-            view.name,
-            help=view.help,
-            description=f"{view.description} Exit status: 0 done, 2 the command could not be run, "
-            f"3 {view.incomplete}, 130 interrupted, 70 a bug in this program.",
-        )
-        add_options(added)
-        _add_view(added, view)
+        add_view(commands, view, add_options)
     return commands
+
+
+def add_view(
+    commands: Any, view: View, add_options: Callable[[ArgumentParser], None] = lambda parser: None
+) -> None:
+    """
+    Add a view to a parser.
+
+    :param commands: what ``ArgumentParser.add_subparsers()`` returned
+    :param add_options: as in :func:`add_subcommands`
+    """
+    added = commands.add_parser(
+        view.name,
+        help=view.help,
+        description=f"{view.description} Exit status: 0 done, 2 the command could not be run, "
+        f"3 {view.incomplete}, 130 interrupted, 70 a bug in this program.",
+    )
+    add_options(added)
+    _add_view(added, view)
 
 
 def command_list(prog: str, more: Iterable[tuple[str, str]] = ()) -> str:
@@ -298,11 +312,16 @@ def schema(command: str) -> dict[str, Any]:
 
     :param command: one of :data:`COMMANDS`
     """
-    from memcg_inspect.render.schema import answer_schema, report_schema
+    from memcg_inspect.fleet.summary import SUMMARY
+    from memcg_inspect.render.schema import answer_schema, fleet_schema, report_schema
 
     for view in views():
         if view.name == command:
             return answer_schema(view.name, view.records)
+    if command == SUMMARY.name:
+        return answer_schema(SUMMARY.name, SUMMARY.records, of_image=False)
+    if command == "fleet":
+        return fleet_schema()
     return report_schema()
 
 
@@ -320,7 +339,7 @@ def check_arguments(args: Namespace) -> None:
     if args.header and not args.scripted:
         raise UsageError("--header needs --scripted")
     if args.view is not None:
-        of_view = columns(args.view.name)
+        of_view = tuple(c for record in args.view.records for c in columns_of(record))
         if getattr(args, "since", None) is not None:
             args.since = read_earlier(args.since)
             check_earlier(args.since, args.view.name, choice)
@@ -339,6 +358,11 @@ def check_arguments(args: Namespace) -> None:
             raise UsageError(f"{options} need one of {tables}")
     else:
         check_fields(columns_of(TABLES[args.table][0]), choice)
+
+
+def chosen(found: Answer, args: Namespace) -> Answer:
+    """Choose rows and columns of an answer, as the arguments say."""
+    return choose(found, _choice(args))
 
 
 def answer(image: Image, args: Namespace) -> Report | Answer:

@@ -331,7 +331,7 @@ class Answer:
     The result of a view.
 
     :ivar command: name of the command
-    :ivar image: the image that was read
+    :ivar image: the image that was read; ``None`` if there is not one
     :ivar tables: the tables; ``--fields`` and ``--sort`` apply to those that have such columns
     :ivar coverage: how much could be read, by subject
     :ivar notes: sentences that help to read the tables
@@ -342,7 +342,7 @@ class Answer:
     """
 
     command: str
-    image: ImageInfo
+    image: ImageInfo | None
     tables: tuple[Table, ...]
     coverage: Mapping[str, Coverage] = field(default_factory=dict)
     notes: tuple[str, ...] = ()

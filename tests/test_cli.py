@@ -72,7 +72,7 @@ def test_without_arguments_it_lists_the_commands() -> None:
         assert max(map(len, lines)) < int(columns)
         assert [line for line in lines if line != line.rstrip()] == []
         listed = re.findall(r"^  (\w+) +\w", done.stdout, re.MULTILINE)
-        assert listed == [*COMMANDS, "schema", "completion"]
+        assert listed == [*COMMANDS, "fleet", "summary", "schema", "completion"]
         assert "memcg-inspect audit -c VMCORE" in done.stdout
         assert len(lines) < 30
 

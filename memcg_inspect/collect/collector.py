@@ -30,6 +30,7 @@ from memcg_inspect.collect.counters import (
     read_swap_entries,
     read_usage,
 )
+from memcg_inspect.collect.elsewhere import map_elsewhere
 from memcg_inspect.collect.folds import Folds
 from memcg_inspect.collect.hugetlb import read_hugetlb
 from memcg_inspect.collect.image_info import image_info
@@ -112,7 +113,7 @@ def collect(image: Image, clock: Clock | None = None, call_sites: bool = True) -
     clock = clock or Clock(image)
     with as_image_errors():
         # What is kept of slabs is of this process only.
-        if jobs_of(image) > 1 or not image.keeps_walks or image.is_moving:
+        if image.pool is not None or jobs_of(image) > 1 or not image.keeps_walks or image.is_moving:
             return _collect(image, clock, call_sites)
         kept = image.once(_Kept)
         if kept.snapshot is None or (call_sites and not kept.call_sites):
@@ -321,7 +322,8 @@ def _add_pages(image: Image, total: Partial, context: PassContext, sites: CallSi
         total.ledger.note_missing("sock")
     if sites is not None:
         context = replace(context, call_sites=True)
-    total.merge(collect_ranges(image, context))
+    run = None if image.pool is None else map_elsewhere(image, image.pool, context)
+    total.merge(collect_ranges(image, context, run))
     _add_compound_pages(image, total, context.cells)
     _add_unplaced_pages(image, total)
     total.coverage["sock"].add(coverage)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from drgn import ProgramFlags
+from drgn import FaultError, ProgramFlags
 
 from memcg_inspect.btf import debug_info_source
 from memcg_inspect.image.image import Image
@@ -17,7 +17,7 @@ __all__ = ("image_info",)
 
 
 def image_info(image: Image) -> ImageInfo:
-    """Return the kernel release, source, nodes, CPUs and accounting of an image."""
+    """Return the kernel release, source, nodes, CPUs, accounting and host of an image."""
     source: Literal["vmcore", "live", "qemu"] = "vmcore"
     if image.prog.flags & ProgramFlags.IS_LIVE:
         source = "live" if image.prog.flags & ProgramFlags.IS_LOCAL else "qemu"
@@ -29,4 +29,13 @@ def image_info(image: Image) -> ImageInfo:
         page_size=mem_map(image).page_size,
         accounting=accounting(image),
         debug_info=debug_info_source(image.prog),
+        host=_host(image),
     )
+
+
+def _host(image: Image) -> str:
+    try:
+        name: bytes = image.object("init_uts_ns").name.nodename.string_()
+    except FaultError:
+        return ""
+    return name.decode(errors="backslashreplace")

@@ -7,8 +7,9 @@ The pass over all page frames
 :class:`~memcg_inspect.collect.partial.Partial`. :func:`collect_ranges` applies it to all ranges and
 merges the results. Processes that are forked share the ranges (:attr:`Image.jobs
 <memcg_inspect.image.image.Image.jobs>`), or the ``map()`` of a :class:`concurrent.futures.Executor`
-is used. With processes that are not forked, each process makes a :class:`RangeCollector` from the
-same :class:`PassContext` and from its own :class:`~memcg_inspect.image.image.Image`.
+is used. Processes that are not forked each make a :class:`RangeCollector` from the same
+:class:`PassContext` and from an :class:`~memcg_inspect.image.image.Image` of their own
+(:mod:`memcg_inspect.collect.elsewhere`).
 """
 
 from __future__ import annotations
@@ -296,6 +297,8 @@ def jobs_of(image: Image) -> int:
     """
     if image.is_moving:
         return 1
+    if image.pool is not None:
+        return image.pool.workers
     if image.jobs is not None:
         return image.jobs
     pages = sum(part.end - part.start for part in page_ranges(image))

@@ -19,6 +19,7 @@ from drgn import Object, ObjectNotFoundError, Program, ProgramFlags, Symbol, Typ
 from memcg_inspect.image.lookup import UnknownKernelError
 from memcg_inspect.image.memory import Memory
 from memcg_inspect.image.opened import prepare
+from memcg_inspect.image.pool import Pool
 from memcg_inspect.image.progress import Progress
 
 __all__ = ("Image", "image_of", "per_image")
@@ -37,6 +38,7 @@ class Image:
     :ivar progress: progress and cancellation of the current walk
     :ivar stopped: whether the guest is paused while it is read
     :ivar jobs: number of processes that walk over all pages; ``None`` for as many as are fastest
+    :ivar pool: processes elsewhere that walk over all pages, in place of this one
     :ivar keeps_walks: whether the result of a walk is kept for the next command, as long as memory
         cannot change
     """
@@ -47,6 +49,7 @@ class Image:
         self.progress = Progress()
         self.stopped = False
         self.jobs: int | None = 1
+        self.pool: Pool | None = None
         self.keeps_walks = False
         self._found: dict[Callable[..., Any], Any] = {}
 

@@ -13,14 +13,15 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future
 from typing import Any, TypeVar
 
 from memcg_inspect.image.image import Image
 from memcg_inspect.image.memory import Memory
 from memcg_inspect.model import ImageError
 
-__all__ = ("available_cores", "forked_map")
+__all__ = ("available_cores", "forked_map", "gathered")
 
 P = TypeVar("P")
 R = TypeVar("R")
@@ -64,16 +65,7 @@ def forked_map(image: Image, jobs: int) -> Callable[[Callable[[P], R], Iterable[
                         child.join()
                     why = f"{jobs} processes cannot be started: {error.strerror}: try --jobs 1"
                     raise ImageError(why) from error
-                for part, future in running:
-                    if image.progress.stop:
-                        pool.shutdown(wait=False, cancel_futures=True)
-                    if future.cancelled():
-                        yield function(part)
-                        continue
-                    result, reads, size = future.result()
-                    image.memory.reads += reads
-                    image.memory.bytes_read += size
-                    yield result
+                yield from gathered(image, function, running)
         except BrokenProcessPool as error:
             raise ImageError(
                 "a process that was reading the image ended, for lack of memory perhaps: "
@@ -85,6 +77,31 @@ def forked_map(image: Image, jobs: int) -> Callable[[Callable[[P], R], Iterable[
             os.close(alive)
 
     return run
+
+
+def gathered(
+    image: Image,
+    function: Callable[[P], R],
+    running: Sequence[tuple[P, Future[tuple[R, int, int]]]],
+) -> Iterator[R]:
+    """
+    Yield the results of the parts of a walk, in their order.
+
+    If the walk is cancelled, parts that have not begun are left to *function*.
+
+    :param running: parts, and what will have the result, the reads and the bytes that were read
+    """
+    for part, future in running:
+        if image.progress.stop:
+            for _, other in running:
+                other.cancel()
+        if future.cancelled():
+            yield function(part)
+            continue
+        result, reads, size = future.result()
+        image.memory.reads += reads
+        image.memory.bytes_read += size
+        yield result
 
 
 def _begin(image: Image, alive: int, ours: int) -> None:

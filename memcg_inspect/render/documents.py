@@ -27,6 +27,7 @@ from memcg_inspect.model import (
     SlabUsage,
     Unreadable,
 )
+from memcg_inspect.model_fleet import DumpCause, DumpResult
 from memcg_inspect.report import (
     Charged,
     Diagnosis,
@@ -50,6 +51,7 @@ __all__ = (
     "answer_document",
     "is_record",
     "members",
+    "record_document",
     "report_document",
     "to_json",
     "without_none",
@@ -59,7 +61,17 @@ __all__ = (
 _Maker = Callable[[Any, Mapping[int, str]], Any]
 #: The attributes of each record that the document contains.
 _FIELDS: dict[type, tuple[str, ...]] = {
-    ImageInfo: ("release", "source", "nodes", "cpus", "page_size", "accounting", "debug_info"),
+    DumpResult: (
+        *("dump", "bytes", "mtime_ns", "status", "verdict", "error", "host", "release", "memcgs"),
+        *("rows", "findings", "unexplained", "unreadable", "causes", "seconds"),
+    ),
+    DumpCause: (
+        *("cause", "what", "confidence", "memcg_paths", "node", "amount", "unit", "findings"),
+    ),
+    ImageInfo: (
+        *("release", "source", "nodes", "cpus", "page_size", "accounting", "debug_info"),
+        "host",
+    ),
     Memcg: ("address", "path", "cgroup_id", "state", "parent"),
     Identity: ("name", "status", "rows", "differing", "reason"),
     Row: (
@@ -138,6 +150,11 @@ def report_document(report: Report, show_all: bool = False) -> dict[str, Any]:
     if show_all:
         document["rows"] = _plain(report.rows, tuple[Row, ...])
     return document
+
+
+def record_document(command: str, record: Any) -> dict[str, Any]:
+    """Return the document of one record that is a document of its own."""
+    return {"schema": SCHEMA, "command": command, **_plain(record, type(record))}
 
 
 def answer_document(answer: Answer) -> dict[str, Any]:

@@ -15,12 +15,14 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 
 from memcg_inspect.growth import growth_column
 from memcg_inspect.model import Coverage, ImageInfo
+from memcg_inspect.model_fleet import DumpResult
 from memcg_inspect.render.documents import PATHS, SPARSE, is_record, members, without_none
 from memcg_inspect.report import Report
 from memcg_inspect.tables import SCHEMA, Column, ColumnType, columns_of
 
-__all__ = ("answer_schema", "report_schema")
+__all__ = ("answer_schema", "fleet_schema", "report_schema")
 
+_FLEET = "a line of memcg-inspect fleet"
 _DRAFT = "https://json-schema.org/draft/2020-12/schema"
 
 
@@ -30,17 +32,24 @@ def report_schema() -> dict[str, Any]:
     return _top("audit", schema["properties"])
 
 
-def answer_schema(command: str, records: Sequence[type]) -> dict[str, Any]:
+def fleet_schema() -> dict[str, Any]:
+    """Return the JSON Schema of each line of ``fleet``."""
+    properties = {"command": {"const": "fleet"}, **_record_schema(DumpResult)["properties"]}
+    return {**_top("fleet", properties), "title": _FLEET}
+
+
+def answer_schema(command: str, records: Sequence[type], of_image: bool = True) -> dict[str, Any]:
     """
     Return the JSON Schema of the document of a view.
 
     :param records: classes of the rows of its tables
+    :param of_image: whether it answers for one image
     """
     return _top(
         command,
         {
             "command": {"const": command},
-            "image": _schema(ImageInfo),
+            "image": _schema(ImageInfo) if of_image else {"type": "null"},
             "interrupted": {"type": "boolean"},
             "whole": {"type": "boolean"},
             "chosen": _CHOSEN,
