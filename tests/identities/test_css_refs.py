@@ -437,7 +437,10 @@ def test_a_socket_that_a_task_is_freeing(lab: Lab, kernel: str) -> None:
 @pytest.mark.image
 @pytest.mark.newest_kernel
 @pytest.mark.parametrize("kernel", KERNELS)
-@pytest.mark.parametrize("freeze", ["busy", "in:sock_diag_broadcast_destroy_work"])
+@pytest.mark.parametrize(
+    "freeze",
+    ["busy", "in:sock_diag_broadcast_destroy", "in:sock_diag_broadcast_destroy_work"],
+)
 def test_sockets_whose_end_is_reported(lab: Lab, kernel: str, freeze: str) -> None:
     """A work item frees each while somebody listens (ss -E). Until then it looks free."""
     subject = Subject(lab.image(kernel, "2", "sockdiag", freeze=freeze, seed=1).program())

@@ -31,8 +31,12 @@ __all__ = ("SockUse", "broadcast_sockets", "closing_sockets", "freed_sockets")
 #: Bytes of a ``refcount_t``.
 _INT = 4
 _BROADCAST = "sock_diag_broadcast_destroy_work"
-#: Functions that a task is in from the last reference to a socket on until it is freed.
-_FREE = ("sk_free", "__sk_free", "sk_destruct", "__sk_destruct", _BROADCAST)
+#: Functions that a task is in from the last reference to a socket on until it is freed. Each may
+#: end with a jump to the next one, and leave no trace of itself.
+_FREE = (
+    *("sk_free", "__sk_free", "sk_destruct", "__sk_destruct"),
+    *("sock_diag_broadcast_destroy", _BROADCAST),
+)
 
 
 class SockUse:
