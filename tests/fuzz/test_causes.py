@@ -252,6 +252,16 @@ def test_where_the_direct_map_and_the_memory_map_begin(image: GuestImage, bit: i
             mem_map(damaged(image.core, (address, value)))
 
 
+@OLD_AND_NEW
+def test_sections_that_are_not_there(image: GuestImage) -> None:
+    """drgn looks at all that there could be, and audit() must not ask it again and again."""
+    roots = image.program()["mem_section"]
+    began = time.process_time()
+    with pytest.raises(ImageError, match="mem_section is damaged"):
+        audit(damaged(image.core, (place(roots), roots.value_() + (1 << 12))))
+    assert time.process_time() - began < PATIENCE
+
+
 # Bits and words
 
 

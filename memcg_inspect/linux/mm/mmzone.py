@@ -121,7 +121,8 @@ def mem_map(image: Image) -> MemMap:
     The array ``node_data`` has ``1 << NODES_SHIFT`` elements. The node is in the highest bits of
     the flags word: with ``CONFIG_SPARSEMEM_VMEMMAP``, no section number is above it.
 
-    :raises ImageError: if the memory model is neither ``SPARSEMEM_VMEMMAP`` nor ``FLATMEM``
+    :raises ImageError: if the memory model is neither ``SPARSEMEM_VMEMMAP`` nor ``FLATMEM``, or if
+        what leads to the memory map cannot be read
     """
     memory = image.memory
     page = image.type("struct page")
@@ -130,6 +131,9 @@ def mem_map(image: Image) -> MemMap:
     possible_cpus(image)
     try:
         base = int(image.object("vmemmap").value_())
+    except FaultError as error:
+        # drgn has looked at every section that there could be, and would do so for each reader.
+        raise ImageError(f"the memory map is not known: mem_section is damaged ({error})") from None
     except UnknownKernelError:
         try:
             base = int(image.object("mem_map").value_())
