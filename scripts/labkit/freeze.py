@@ -18,6 +18,8 @@ _APART = 3.0
 _QUIET_TRIES = 200
 # Instructions of a function that are run before the guest is stopped in it.
 _MOST_STEPS = 60
+# milliseconds
+_KHUGEPAGED_SLEEPS = "/sys/kernel/mm/transparent_hugepage/khugepaged/scan_sleep_millisecs"
 
 
 def record(machine: Machine, folder: Path) -> None:
@@ -44,6 +46,12 @@ def settled(machine: Machine, told: Path) -> None:
     :param told: folder of the records, ``1`` and ``2``
     """
     with machine.timed("settle", "wait until the guest is idle"):
+        # khugepaged looks for pages to collapse every ten seconds, so it may change what the second
+        # record says. A write to this file makes it look once more, and then sleep for an hour.
+        machine.guest.must(
+            f"[ ! -e {_KHUGEPAGED_SLEEPS} ] || echo 3600000 > {_KHUGEPAGED_SLEEPS}",
+            what="let khugepaged sleep",
+        )
         record(machine, told / "1")
         time.sleep(_APART)
         record(machine, told / "2")
