@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from argparse import Action, ArgumentError, ArgumentParser, ArgumentTypeError, Namespace
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 __all__ = ("Parser", "number_of_jobs")
@@ -55,12 +55,15 @@ class Parser(ArgumentParser):
     A parser that refuses a second value of an option that takes one.
 
     :ivar example_of: command whose examples are at the end of the help; ``None`` for none
+    :ivar commands: what ``add_subparsers()`` returned
     """
 
     example_of: str | None = None
+    commands: Any = None
 
     def format_help(self) -> str:
         """Return the help, with examples."""
+        self.filled()
         text = super().format_help()
         if self.example_of is None:
             return text
@@ -68,11 +71,41 @@ class Parser(ArgumentParser):
 
         return f"{text}\n{examples(self.example_of, self.prog.split()[0])}"
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def __init__(
+        self, *args: Any, fill: Callable[[Any], None] | None = None, **kwargs: Any
+    ) -> None:
+        """
+        Make a parser.
+
+        :param fill: adds the arguments, when they are needed
+        """
         super().__init__(*args, **kwargs)
+        self._fill = fill
         for name in (None, "store"):
             self.register("action", name, _Once)
         self.register("action", "append", _Each)
+
+    def filled(self) -> Parser:
+        """Return this parser, with its arguments."""
+        if self._fill is not None:
+            fill, self._fill = self._fill, None
+            fill(self)
+        return self
+
+    def fill_commands(self) -> None:
+        """Add the arguments of all commands, for what looks at them."""
+        for parser in self.commands.choices.values():
+            parser.filled()
+
+    def add_subparsers(self, **kwargs: Any) -> Any:
+        """Add parsers for commands."""
+        self.commands = super().add_subparsers(**kwargs)
+        return self.commands
+
+    def parse_known_args(self, *args: Any, **kwargs: Any) -> Any:
+        """Parse arguments that there are."""
+        self.filled()
+        return super().parse_known_args(*args, **kwargs)
 
     def parse_args(  # type: ignore[override]
         self, args: Sequence[str] | None = None, namespace: Namespace | None = None

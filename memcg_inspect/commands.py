@@ -28,20 +28,13 @@ __all__ = ()
     parse=parse_shell_command,
 )
 def _cmd_memcg(prog: Program, name: str, args: Sequence[str], **kwargs: Any) -> Any:
+    from memcg_inspect.answers import BUG, answer, check_arguments, show, traceback_lines
     from memcg_inspect.arguments import Parser
     from memcg_inspect.escape import printable
     from memcg_inspect.model import MemcgInspectError
     from memcg_inspect.render.typed import Typed
     from memcg_inspect.session import in_session, session_image
-    from memcg_inspect.subcommands import (
-        BUG,
-        add_subcommands,
-        answer,
-        check_arguments,
-        command_list,
-        show,
-        traceback_lines,
-    )
+    from memcg_inspect.subcommands import add_subcommands, command_list
 
     class SessionParser(Parser):
         """A parser that does not exit the session on wrong arguments."""

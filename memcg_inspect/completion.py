@@ -4,10 +4,9 @@
 from __future__ import annotations
 
 import os
-from argparse import ArgumentParser
 from contextlib import suppress
 
-from memcg_inspect.model import MemcgInspectError
+from memcg_inspect.arguments import Parser
 
 __all__ = ("SHELLS", "complete", "completion_script")
 
@@ -18,17 +17,14 @@ SHELLS = ("bash", "zsh", "fish")
 _ASKED = "_ARGCOMPLETE"
 
 
-class CompletionError(MemcgInspectError):
-    """The package argcomplete is not installed."""
-
-
-def complete(parser: ArgumentParser) -> None:
+def complete(parser: Parser) -> None:
     """Answer a shell that asks for completions and exit; else do nothing."""
     if _ASKED not in os.environ:
         return
     with suppress(ImportError):
         import argcomplete
 
+        parser.fill_commands()
         argcomplete.autocomplete(parser)
 
 
@@ -37,12 +33,14 @@ def completion_script(shell: str) -> str:
     Return the completion script of a shell.
 
     :param shell: one of :data:`SHELLS`
-    :raises CompletionError: if argcomplete is not installed
+    :raises MemcgInspectError: if argcomplete is not installed
     """
     try:
         from argcomplete.shell_integration import shellcode
     except ImportError:
-        raise CompletionError(
+        from memcg_inspect.model import MemcgInspectError
+
+        raise MemcgInspectError(
             "completion needs the Python package argcomplete: pip install argcomplete"
         ) from None
     script: str = shellcode(["memcg-inspect"], shell=shell)

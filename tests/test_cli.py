@@ -19,7 +19,7 @@ from support.guests import KERNELS, ROOT, Lab
 from support.schemas import checked
 
 from memcg_inspect.cli import main, make_parser
-from memcg_inspect.subcommands import COMMANDS
+from memcg_inspect.names import COMMANDS
 
 CLI = [sys.executable, "-m", "memcg_inspect"]
 
@@ -88,7 +88,7 @@ def test_a_bug_is_status_70_and_says_where_to_report_it(
         raise error
 
     for error in (KeyError("slab"), IndexError("7"), TypeError("x"), AssertionError()):
-        monkeypatch.setattr("memcg_inspect.cli.open_program", lambda _, e=error: deep(50, e))
+        monkeypatch.setattr("memcg_inspect.running.open_program", lambda _, e=error: deep(50, e))
         assert main(["audit", "-c", "/vmcore"]) == 70
         out, said = capsys.readouterr()
         lines = said.splitlines()
@@ -185,8 +185,8 @@ def test_an_interrupt_while_a_program_is_opened(monkeypatch: pytest.MonkeyPatch)
         with suppress(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
 
-    monkeypatch.setattr("memcg_inspect.cli.open_program", open_program)
-    monkeypatch.setattr("memcg_inspect.cli.image_of", lambda prog: prog)
+    monkeypatch.setattr("memcg_inspect.running.open_program", open_program)
+    monkeypatch.setattr("memcg_inspect.running.image_of", lambda prog: prog)
     # A shell that runs the tests in the background makes them ignore the signal.
     inherited = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
@@ -215,8 +215,8 @@ def test_an_interrupt_that_drgn_ignores_shows_no_traceback(
         Plugin(KeyError)
 
     monkeypatch.setattr(sys, "unraisablehook", sys.__unraisablehook__)
-    monkeypatch.setattr("memcg_inspect.cli.open_program", open_program)
-    monkeypatch.setattr("memcg_inspect.cli.image_of", lambda prog: prog)
+    monkeypatch.setattr("memcg_inspect.running.open_program", open_program)
+    monkeypatch.setattr("memcg_inspect.running.image_of", lambda prog: prog)
     inherited = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         assert main(["audit", "-c", "/vmcore"]) == 130

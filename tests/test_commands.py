@@ -10,7 +10,7 @@ import pytest
 from support.guests import DEBIAN_KERNELS, Lab
 from support.sessions import converse
 
-from memcg_inspect.subcommands import COMMANDS
+from memcg_inspect.names import COMMANDS
 
 
 @pytest.mark.image

@@ -22,7 +22,7 @@ from docruns import BLOCKS
 from labkit import cli as lab_cli
 from support.guests import NOT_BUILT, ROOT, Lab
 
-from memcg_inspect import cli, model, report, subcommands
+from memcg_inspect import answers, cli, model, report
 from memcg_inspect.checks.diagnosis.at_once import CAUSES as AT_ONCE
 from memcg_inspect.checks.diagnosis.half_done import MEANINGS as HALF_DONE
 from memcg_inspect.checks.diagnosis.proofs import PROVED
@@ -202,7 +202,7 @@ def test_statuses_of_rows() -> None:
 
 def exit_statuses() -> set[int]:
     """Return the names in the constants of the front ends."""
-    found = {*subcommands._STATUS.values(), subcommands._INCOMPLETE, subcommands._INTERRUPTED}
+    found = {*answers._STATUS.values(), answers._INCOMPLETE, answers._INTERRUPTED}
     found |= {value for name, value in vars(cli).items() if name.startswith("EXIT_")}
     return found
 

@@ -14,7 +14,7 @@ from support.guests import ROOT
 
 from memcg_inspect.cli import main, make_parser
 from memcg_inspect.examples import examples
-from memcg_inspect.subcommands import COMMANDS
+from memcg_inspect.names import COMMANDS
 
 _COMMAND = re.compile(r"^  \$ (.*)$", re.MULTILINE)
 

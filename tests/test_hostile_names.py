@@ -27,7 +27,7 @@ from memcg_inspect.collect import collect
 from memcg_inspect.image.image import image_of
 from memcg_inspect.linux.mm.mm_types import scan_pages
 from memcg_inspect.linux.mm.slab import SlabReader
-from memcg_inspect.subcommands import COMMANDS
+from memcg_inspect.names import COMMANDS
 
 #: The title of a window, clearing of the screen, line breaks, C1 control characters as UTF-8 and
 #: as a byte that is not UTF-8, marks that turn the direction of text, and an invisible character.
@@ -115,7 +115,7 @@ def said(
     hostile: Program, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> Callable[..., str]:
     """Return a function that runs a command on the image, and returns all that it prints."""
-    monkeypatch.setattr("memcg_inspect.cli.open_program", lambda source: hostile)
+    monkeypatch.setattr("memcg_inspect.running.open_program", lambda source: hostile)
 
     def run(*words: str) -> str:
         status = main([*words, "-c", "/vmcore"])
@@ -205,7 +205,7 @@ def test_bugs_and_the_log(
         raise KeyError(f"one\n{text}")
 
     monkeypatch.setattr(logging.getLogger(), "handlers", [])
-    monkeypatch.setattr("memcg_inspect.cli.open_program", fail)
+    monkeypatch.setattr("memcg_inspect.running.open_program", fail)
     assert main(["audit", "-c", "/vmcore"]) == 70
     printed = capsys.readouterr().err
     assert harmless(printed)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from memcg_inspect.cli import main
-from memcg_inspect.subcommands import COMMANDS
+from memcg_inspect.names import COMMANDS
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = (ROOT / "docs/memcg-inspect.1").read_text()

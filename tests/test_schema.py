@@ -13,10 +13,11 @@ from support.guests import KERNELS, Lab
 from support.reports import clean, diagnosed, more, report
 from support.schemas import checked, errors, validator
 
+from memcg_inspect.answers import schema
 from memcg_inspect.cli import main
+from memcg_inspect.names import COMMANDS
 from memcg_inspect.render.documents import report_document
 from memcg_inspect.report_tables import TABLES
-from memcg_inspect.subcommands import COMMANDS, schema
 from memcg_inspect.tables import columns_of
 from memcg_inspect.views import tables, views
 

@@ -17,14 +17,14 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from tempfile import TemporaryFile
 from typing import Any
 
 from memcg_inspect.collect import audit
 from memcg_inspect.image.image import image_of
 from memcg_inspect.image.program import ImageSource, open_program
-from memcg_inspect.model import MemcgInspectError
+from memcg_inspect.model import ImageError, MemcgInspectError
 from memcg_inspect.model_fleet import DumpCause, DumpResult, parse_result
 from memcg_inspect.render.documents import record_document
 from memcg_inspect.report import Report
@@ -42,6 +42,7 @@ def audit_dump(options: Mapping[str, Any], path: str) -> DumpResult:
 
     :param options: fields of :class:`~memcg_inspect.image.program.ImageSource`
     :param path: absolute path of the dump
+    :raises ImageError: if no process can be started
     """
     began = time.monotonic()
     printed, errors, status = _run(json.dumps(options), path)
@@ -62,11 +63,22 @@ _running: set[subprocess.Popen[str]] = set()
 
 
 def _run(*words: str) -> tuple[str, str, int]:
-    """Run this module in another process; return what it printed, and its exit status."""
+    """
+    Run this module in another process; return what it printed, and its exit status.
+
+    :raises ImageError: if no process can be started
+    """
+    try:
+        return _communicate([sys.executable, "-m", _MODULE, *words])
+    except OSError as error:
+        raise ImageError(f"a process cannot be started: {error.strerror}") from None
+
+
+def _communicate(command: Sequence[str]) -> tuple[str, str, int]:
     with (
         TemporaryFile("w+", errors="backslashreplace") as errors,
         subprocess.Popen(
-            [sys.executable, "-m", _MODULE, *words],
+            command,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=errors,

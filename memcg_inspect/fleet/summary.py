@@ -180,7 +180,6 @@ def summary_of(args: Namespace) -> Answer:
 
 SUMMARY = View(
     name="summary",
-    help="sum up what fleet found: dumps by kernel and verdict, findings by kernel, host and cause",
     description="Reads files that memcg-inspect fleet made, and sums them up. If a dump was "
     "audited more than once, the last result counts.",
     run=lambda image, args: summary_of(args),

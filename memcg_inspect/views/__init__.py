@@ -14,7 +14,7 @@ from importlib import import_module
 from memcg_inspect.tables import Column, columns_of
 from memcg_inspect.views.view import View
 
-__all__ = ("NAMES", "columns", "tables", "views")
+__all__ = ("NAMES", "columns", "tables", "view_of", "views")
 
 #: Modules of this package, in the order of ``--help``.
 NAMES = (
@@ -34,14 +34,15 @@ NAMES = (
 )
 
 
-def _view(name: str) -> View:
+def view_of(name: str) -> View:
+    """Return the view with a name, one of :data:`NAMES`."""
     view: View = import_module(f"{__name__}.{name}").VIEW
     return view
 
 
 def views() -> tuple[View, ...]:
     """Return all views."""
-    return tuple(map(_view, NAMES))
+    return tuple(map(view_of, NAMES))
 
 
 def tables(name: str) -> tuple[tuple[Column, ...], ...]:
@@ -50,9 +51,9 @@ def tables(name: str) -> tuple[tuple[Column, ...], ...]:
 
     Columns that exist once for each node are named ``node_N``.
     """
-    return tuple(columns_of(record, keys=("N",)) for record in _view(name).records)
+    return tuple(columns_of(record, keys=("N",)) for record in view_of(name).records)
 
 
 def columns(name: str) -> tuple[Column, ...]:
     """Return the columns of all tables of a view, without those of single nodes."""
-    return tuple(column for record in _view(name).records for column in columns_of(record))
+    return tuple(column for record in view_of(name).records for column in columns_of(record))

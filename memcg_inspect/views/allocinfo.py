@@ -343,7 +343,6 @@ def _run(image: Image, args: Namespace) -> Answer:
 
 VIEW = View(
     name="allocinfo",
-    help="allocated memory by call site, memcg and node",
     description="Lists the call sites of memory allocations as /proc/allocinfo does, or sums up "
     "the memory that refers to them. Needs a kernel with CONFIG_MEM_ALLOC_PROFILING.",
     run=_run,

@@ -190,7 +190,6 @@ def _run(image: Image, args: Namespace) -> Answer:
 
 VIEW = View(
     name="drift",
-    help="errors of memcg counters that are not folded, and their bounds",
     description="Lists the counters of memory.stat that are not folded: the value that a reader "
     "sees without a flush, the exact value, the error and its bound, and the CPU that holds most "
     "of the difference.",

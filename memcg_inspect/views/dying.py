@@ -607,7 +607,6 @@ def _run(image: Image, args: Namespace) -> Answer:
 
 VIEW = View(
     name="dying",
-    help="removed memcgs that still exist, and what keeps each alive",
     description="Sums up what keeps memcgs alive that were removed but not freed, and the charges "
     "that removed memcgs have left for others to pay. With --each, or with a choice of memcgs, "
     "nodes or fields, lists them, with all references to each and what holds them.",

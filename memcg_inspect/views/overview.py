@@ -256,7 +256,6 @@ def _run(image: Image, args: Namespace) -> Answer:
 
 VIEW = View(
     name="overview",
-    help="what each memcg is charged for, and memory.current, in one line",
     description="Shows in one line for each memcg, descendants included, what it is charged for: "
     "user pages, slab objects, percpu memory, kernel stacks, page tables, vmalloc areas, sockets, "
     "zswap and the rest, beside memory.current and the number of removed memcgs below it. The "

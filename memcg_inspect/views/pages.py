@@ -397,7 +397,6 @@ def _run(image: Image, args: Namespace) -> Answer:
 
 VIEW = View(
     name="pages",
-    help="all page frames of the machine, by node, zone and use, and who pays",
     description="Shows for each node and zone what all its page frames are used for: free, user "
     "pages, slabs, page tables, percpu memory, vmalloc areas, the memory map and so on, and how "
     "much of it memcgs pay for. The numbers add up to the pages that are present.",

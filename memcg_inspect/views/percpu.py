@@ -379,7 +379,6 @@ def _run(image: Image, args: Namespace) -> Answer:
 
 VIEW = View(
     name="percpu",
-    help="percpu allocations by owner, size, node and call site",
     description="Groups percpu allocations by the memcg that pays, by size, and by the nodes of "
     "the pages that back them; with allocation profiling also by the line of code. The largest "
     "come first.",

@@ -278,7 +278,6 @@ def _run(image: Image, args: Namespace) -> Answer:
 
 VIEW = View(
     name="rss",
-    help="pages mapped by processes: approximate and exact counters, and the error",
     description="Lists the counters of mapped pages of every process, their errors, and the bounds "
     "of these errors.",
     run=_run,

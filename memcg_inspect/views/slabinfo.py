@@ -347,7 +347,6 @@ def _run(image: Image, args: Namespace) -> Answer:
 
 VIEW = View(
     name="slabinfo",
-    help="slab objects by memcg, cache and node, and how slabs are shared",
     description="Lists for each memcg and slab cache the objects, their bytes, the slabs that "
     "hold them, and how many other memcgs share these slabs; the largest first.",
     run=_run,

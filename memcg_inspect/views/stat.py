@@ -220,7 +220,6 @@ def _run(image: Image, args: Namespace) -> Answer:
 
 VIEW = View(
     name="stat",
-    help="memory.stat and memory.numa_stat of a memcg, exact as after a flush",
     description="Shows every item of memory.stat, for the memcg and for each node: what is "
     "folded, what is pending, the exact sum, and what is found in memory. Without --subtree, these "
     "are the parts of the memcg itself, as in slabinfo and percpu. The kernel's files include the "

@@ -167,7 +167,6 @@ def _run(image: Image, args: Namespace) -> Answer:
 
 VIEW = View(
     name="stock",
-    help="what CPUs have charged in advance, for which memcg and node",
     description="Lists the charge stock and the object stock of every CPU, and how far off "
     "counters can be because of them.",
     run=_run,

@@ -116,7 +116,6 @@ def _run(image: Image, args: Namespace) -> Answer:
 
 VIEW = View(
     name="tasks",
-    help="memcg of each task, and the obj_cgroup that it has cached",
     description="Lists every task with its memcg and the obj_cgroup that it has cached to charge "
     "kernel memory (one per node where kernel memory is counted by node), and says whether the "
     "cached one is right.",

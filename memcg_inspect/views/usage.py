@@ -204,7 +204,6 @@ def _run(image: Image, args: Namespace) -> Answer:
 
 VIEW = View(
     name="usage",
-    help="what memory.current consists of, and what memory.stat shows of it",
     description="Adds up what a memcg and its descendants are charged for, until nothing of "
     "memory.current is left, beside what a reader of memory.stat sees of each part.",
     run=_run,

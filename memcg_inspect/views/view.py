@@ -36,7 +36,6 @@ class View:
     A command that answers one question with tables.
 
     :ivar name: name of the command
-    :ivar help: one line, for the list of commands
     :ivar description: first sentences of its ``--help``
     :ivar run: takes the image and the parsed arguments; raises ``ImageError`` or ``UsageError``
         if it cannot answer
@@ -48,7 +47,6 @@ class View:
     """
 
     name: str
-    help: str
     description: str
     run: Callable[[Image, Namespace], Answer]
     records: tuple[type, ...]

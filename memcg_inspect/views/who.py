@@ -151,7 +151,6 @@ def _run(image: Image, args: Namespace) -> Answer:
 
 VIEW = View(
     name="who",
-    help="what is at an address, and who pays for it",
     description="Shows for each address the page or memory area, the object in it and its use, and "
     "the obj_cgroup and memcg that pay. With allocation profiling, also shows the line of code "
     "that allocated it.",

@@ -163,6 +163,40 @@ def test_the_lines_of_two_commands_are_not_mixed(
     assert "another memcg-inspect fleet writes to it" in capsys.readouterr().err
 
 
+def test_a_reader_that_has_gone(dumps: list[str]) -> None:
+    """As of ``memcg-inspect fleet ... | head -1``: nothing is audited for nobody."""
+    command = [sys.executable, "-m", "memcg_inspect", *FLEET, "--jobs", "1", *dumps[3:]]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None and process.stderr is not None
+        process.stdout.close()
+        assert process.stderr.read() == b""
+    assert process.returncode == 3
+
+
+def test_output_that_cannot_be_written(dumps: list[str]) -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "memcg_inspect", *FLEET, dumps[3]],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+    assert done.returncode == 2
+    assert done.stderr == "memcg-inspect: output cannot be written: No space left on device\n"
+
+
+def test_no_process_can_be_started(
+    dumps: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """That is no fault of the dump, so it has no line."""
+    monkeypatch.setattr(one.sys, "executable", "/nowhere/python")
+    assert main([*FLEET, dumps[0]]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err == "memcg-inspect: a process cannot be started: No such file or directory\n"
+
+
 @pytest.mark.parametrize(
     ("arguments", "what"),
     [

@@ -27,12 +27,13 @@ from typing import Any
 import drgn
 from fuzz.damage import line_of_package
 
+from memcg_inspect.answers import answer, check_arguments, show
 from memcg_inspect.image.image import Image
 from memcg_inspect.image.program import ImageSource, open_program
 from memcg_inspect.model import MemcgInspectError
 from memcg_inspect.render.typed import Typed
 from memcg_inspect.report import Report
-from memcg_inspect.subcommands import add_subcommands, answer, check_arguments, show
+from memcg_inspect.subcommands import add_subcommands
 
 #: Bytes of memory that a command may need more than the undamaged one.
 MEMORY = 1 << 30

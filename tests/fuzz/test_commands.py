@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from fuzz.attempt import AUDIT, VIEWS
 
-from memcg_inspect.subcommands import COMMANDS
+from memcg_inspect.names import COMMANDS
 
 
 def test_every_command_is_tried() -> None:

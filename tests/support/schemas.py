@@ -6,7 +6,7 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-from memcg_inspect.subcommands import schema
+from memcg_inspect.answers import schema
 
 
 def strict(schema: Any) -> Any:

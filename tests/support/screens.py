@@ -24,10 +24,10 @@ HEIGHT = 50
 DRIVER = """
 import json, sys
 from support.terminals import resize
-from memcg_inspect import cli
+from memcg_inspect import cli, running
 core, widths, options, commands, expected = json.loads(sys.argv[1])
-prog, run, answers = None, cli.answer, {}
-def opened(source, open_program=cli.open_program):
+prog, run, answers = None, running.answer, {}
+def opened(source, open_program=running.open_program):
     global prog
     prog = prog or open_program(source)
     return prog
@@ -35,7 +35,7 @@ def answer(image, args):
     asked = json.dumps(words)
     answers[asked] = answers.get(asked) or run(image, args)
     return answers[asked]
-cli.open_program, cli.answer = opened, answer
+running.open_program, running.answer = opened, answer
 for words in commands:
     for width, option in zip(widths, options):
         if sys.stdout.isatty():

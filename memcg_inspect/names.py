@@ -1,0 +1,38 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+"""
+Names of commands
+-----------------
+
+One line of help for each command. The list of commands needs nothing else, so that it is there at
+once.
+"""
+
+from __future__ import annotations
+
+__all__ = ("COMMANDS", "COMMAND_HELP", "MORE_HELP")
+
+#: The commands that answer a question about an image.
+COMMAND_HELP = {
+    "audit": "compare all memory charged to memcgs with the counters",
+    "overview": "what each memcg is charged for, and memory.current, in one line",
+    "pages": "all page frames of the machine, by node, zone and use, and who pays",
+    "slabinfo": "slab objects by memcg, cache and node, and how slabs are shared",
+    "percpu": "percpu allocations by owner, size, node and call site",
+    "usage": "what memory.current consists of, and what memory.stat shows of it",
+    "stat": "memory.stat and memory.numa_stat of a memcg, exact as after a flush",
+    "stock": "what CPUs have charged in advance, for which memcg and node",
+    "tasks": "memcg of each task, and the obj_cgroup that it has cached",
+    "dying": "removed memcgs that still exist, and what keeps each alive",
+    "rss": "pages mapped by processes: approximate and exact counters, and the error",
+    "drift": "errors of memcg counters that are not folded, and their bounds",
+    "allocinfo": "allocated memory by call site, memcg and node",
+    "who": "what is at an address, and who pays for it",
+}
+#: The other commands of the program.
+MORE_HELP = {
+    "fleet": "audit many dumps; one line of JSON each",
+    "summary": "sum up what fleet found, by kernel, host and cause",
+    "schema": "print the JSON Schema of the document of a command",
+    "completion": "print the completion script of a shell",
+}
+COMMANDS = tuple(COMMAND_HELP)

@@ -1,0 +1,46 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+"""The program imports what it needs, when it needs it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from memcg_inspect.cli import main
+from memcg_inspect.image import copies
+from memcg_inspect.image.qmp import GREETING_TIMEOUT
+
+
+@pytest.mark.parametrize("arguments", [[], ["--help"]])
+def test_the_list_of_commands_is_there_at_once(arguments: list[str]) -> None:
+    """It needs no more than the parser: drgn and the readers take ten times as long to import."""
+    code = (
+        "import atexit, sys; from memcg_inspect.cli import main; "
+        "atexit.register(lambda: print(*sorted(sys.modules))); "
+        f"main({arguments!r})"
+    )
+    command = [sys.executable, "-c", code]
+    printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    loaded = set(printed.splitlines()[-1].split())
+    assert loaded.isdisjoint({"drgn", "dataclasses", "rich", "logging", "json"})
+    ours = {name for name in loaded if name.startswith("memcg_inspect.")}
+    assert "memcg_inspect.cli" in ours
+    assert len(ours) < 10
+
+
+def test_defaults_in_help(capsys: pytest.CaptureFixture[str]) -> None:
+    """The help of options repeats what is written elsewhere, since importing that takes long."""
+    with pytest.raises(SystemExit):
+        main(["audit", "--help"])
+    text = " ".join(capsys.readouterr().out.split())
+    assert copies.LIMIT in text
+    assert f"(default: {GREETING_TIMEOUT:g})" in text
+
+
+def test_an_unknown_architecture(capsys: pytest.CaptureFixture[str]) -> None:
+    """Its names are those of drgn, which is imported to check them only."""
+    assert main(["audit", "--architecture", "vax"]) == 2
+    said = capsys.readouterr().err
+    assert "invalid choice: 'vax'" in said and "'S390X'" in said
