@@ -8,7 +8,7 @@ from typing import Literal
 from drgn import FaultError, ProgramFlags
 
 from memcg_inspect.btf import debug_info_source
-from memcg_inspect.image.image import Image
+from memcg_inspect.image.image import Image, per_image
 from memcg_inspect.linux.mm.memcontrol import accounting
 from memcg_inspect.linux.mm.mmzone import mem_map, online_nodes, possible_cpus
 from memcg_inspect.model import ImageInfo
@@ -33,6 +33,7 @@ def image_info(image: Image) -> ImageInfo:
     )
 
 
+@per_image
 def _host(image: Image) -> str:
     try:
         name: bytes = image.object("init_uts_ns").name.nodename.string_()
