@@ -29,6 +29,7 @@ from memcg_inspect.linux.mm.memcontrol_vmstats import StatReader
 from memcg_inspect.linux.mm.mmzone import possible_nodes
 from memcg_inspect.linux.mm.slab import Slab, SlabReader
 from memcg_inspect.linux.mm.slub import FreeObjects
+from memcg_inspect.model import Coverage
 from memcg_inspect.model_freeing import Transient
 
 __all__ = ("QUEUED_WORK", "RELEASED", "Pending", "ReleasedReader", "queued_callback")
@@ -55,6 +56,7 @@ class ReleasedReader:
 
     :ivar faults: why not all work items that free memcgs are known. A memcg that is being freed may
         hold a reference to its parent that is not found then.
+    :ivar coverage: counts the slabs that are unreadable
     """
 
     def __init__(self, image: Image, slabs: SlabReader, memcgs: Container[int]) -> None:
@@ -70,6 +72,7 @@ class ReleasedReader:
         self._released = constant(image, "CSS_RELEASED") or CSS_RELEASED
         self._memory_subsys = image.object("memory_cgrp_subsys").address_
         self.faults: list[FaultError] = []
+        self.coverage = Coverage()
         self._being_freed = _running(image, "css_free_rwork_fn", self.faults.append)
         self._free = FreeObjects(image, slabs)
 
@@ -83,8 +86,8 @@ class ReleasedReader:
         try:
             if self._may_have_memcgs(slab):
                 yield from self._released_memcgs(slab)
-        except FaultError:
-            return  # an object that could not be read cannot explain a difference
+        except FaultError as error:
+            self._miss(slab, error)
 
     def children(self, slab: Slab) -> Iterator[int]:
         """
@@ -105,8 +108,13 @@ class ReleasedReader:
                     continue
                 if self._holds_parent(address):
                     yield self.memory.word(address + self._parent)
-        except FaultError:
-            return  # it cannot explain a difference
+        except FaultError as error:
+            self._miss(slab, error)
+
+    def _miss(self, slab: Slab, error: FaultError) -> None:
+        # On a running kernel, memory that was freed and reused can lead to any error.
+        if not self.image.is_moving:
+            self.coverage.miss("slab of memcgs", slab.page, str(error))
 
     def _holds_parent(self, address: int) -> bool:
         """Return whether a memcg on no list was not freed; see :meth:`children`."""

@@ -52,6 +52,7 @@ class UnlistedMaps:
     Finds BPF maps without an ID in slabs.
 
     :ivar fault: why maps cannot be told from other objects
+    :ivar coverage: counts the objects that are unreadable
     """
 
     def __init__(self, image: Image, slabs: SlabReader) -> None:
@@ -59,6 +60,7 @@ class UnlistedMaps:
         self._memory = image.memory
         self._slabs = slabs
         self.fault: FaultError | None = None
+        self.coverage = Coverage()
         try:
             self._operations = _operations(image)
         except FaultError as error:
@@ -74,8 +76,6 @@ class UnlistedMaps:
         """
         Find the maps of a slab that have no ID.
 
-        An object that cannot be read explains no difference.
-
         :return: (``struct obj_cgroup *`` to which the map can hold references, the map)
         """
         if not (self._operations and slab.charged and slab.cache.name.startswith("kmalloc-cg-")):
@@ -84,8 +84,11 @@ class UnlistedMaps:
             return
         with suppress(FaultError):
             for obj in self._slabs.charged_objects(slab):
-                with suppress(FaultError):
+                try:
                     yield from self._of_object(obj.address)
+                except FaultError as error:
+                    if not self._image.is_moving:
+                        self.coverage.miss("possible BPF map", obj.address, str(error))
 
     def _of_object(self, address: int) -> list[tuple[int, Transient]]:
         if address in self._listed or not self._may_be_map(address):

@@ -11,7 +11,6 @@ A run is bad if
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import io
 import json
@@ -28,6 +27,7 @@ import drgn
 from fuzz.damage import line_of_package
 
 from memcg_inspect.answers import answer, check_arguments, show
+from memcg_inspect.arguments import Parser
 from memcg_inspect.image.image import Image
 from memcg_inspect.image.program import ImageSource, open_program
 from memcg_inspect.model import MemcgInspectError
@@ -70,7 +70,7 @@ def opened(core: Path) -> drgn.Program:
 
 def run(image: Image, arguments: Sequence[str]) -> str:
     """Run a command as the program does; return the verdict, or how it ended."""
-    parser = argparse.ArgumentParser()
+    parser = Parser()
     add_subcommands(parser)
     args = parser.parse_args(list(arguments))
     check_arguments(args)

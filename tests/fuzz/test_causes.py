@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 import drgn
 import pytest
-from drgn import FaultError, Object, container_of
+from drgn import FaultError, Object, container_of, sizeof
 from drgn.helpers.linux.bpf import bpf_map_for_each
 from drgn.helpers.linux.fs import d_path, for_each_mount
 from drgn.helpers.linux.list import hlist_for_each_entry, list_for_each_entry
@@ -602,3 +602,19 @@ def test_the_end_of_the_metadata_of_kfence(lab: Lab) -> None:
     assert found.pages == whole.pages and not whole.unreadable
     assert found.unreadable[-1] == last
     check_incomplete(audit(changed), "kfence")
+
+
+@OLD_AND_NEW
+def test_an_object_that_may_be_a_map(image: GuestImage) -> None:
+    """Every charged object of its size is looked at, and one that cannot be read is told of."""
+    found = image_of(image.program())
+    reader, smallest = SlabReader(found), sizeof(found.type("struct bpf_map"))
+    address = next(
+        obj.address
+        for slab in slabs(found)
+        if slab.cache.name.startswith("kmalloc-cg-") and slab.cache.object_size >= smallest
+        for obj in reader.charged_objects(slab)
+    )
+    report = audit(damaged(image.core, (address, "eio")))
+    assert report.verdict == "incomplete"
+    assert report.coverage["bpf"].unreadable

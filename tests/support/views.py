@@ -3,12 +3,12 @@
 
 from __future__ import annotations
 
-from argparse import ArgumentParser
 from collections.abc import Callable
 from dataclasses import replace
 
 import drgn
 
+from memcg_inspect.arguments import Parser
 from memcg_inspect.helpers import find_memcg
 from memcg_inspect.image.image import image_of
 from memcg_inspect.image.missing import as_image_errors
@@ -36,7 +36,7 @@ def with_more_usage(image: GuestImage, path: str, pages: int) -> drgn.Program:
 
 
 def ask(prog: drgn.Program, *arguments: str) -> Answer:
-    parser = ArgumentParser()
+    parser = Parser()
     add_subcommands(parser)
     args = parser.parse_args(arguments)
     with as_image_errors():
