@@ -11,7 +11,6 @@ from __future__ import annotations
 import signal
 import sys
 import threading
-import traceback
 from argparse import Namespace
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,7 +18,6 @@ from dataclasses import replace
 from types import FrameType
 from typing import Any
 
-from memcg_inspect import __version__
 from memcg_inspect.growth import check_earlier, grown, growth_column, read_earlier
 from memcg_inspect.image.image import Image
 from memcg_inspect.image.missing import as_image_errors, why_missing
@@ -42,23 +40,13 @@ from memcg_inspect.views.payers import checked_choice
 from memcg_inspect.views.view import interrupted
 
 __all__ = (
-    "BUG",
     "answer",
     "check_arguments",
     "chosen",
     "exit_status",
     "schema",
     "show",
-    "traceback_lines",
 )
-
-#: What to say of an exception that is no :class:`~memcg_inspect.model.MemcgInspectError`.
-BUG = (
-    f"this is a bug in memcg-inspect {__version__}: please report it to its maintainers, with the "
-    "lines above and the release of the kernel"
-)
-#: Frames of a traceback to print, the innermost ones.
-_FRAMES = 8
 
 _STATUS = {"exact": 0, "findings": 1, "incomplete": 3, "moving": 3}
 _INCOMPLETE = 3
@@ -208,14 +196,6 @@ def _text(result: Report | Answer, args: Namespace, typed: Typed) -> str:
         top = getattr(args, "top", None)
         answer_lines(largest(result, MOST_ROWS if top is None else top), output)
     return output.text
-
-
-def traceback_lines(error: Exception) -> str:
-    """Return the last lines of the traceback of an error. Names from the image are escaped."""
-    from memcg_inspect.escape import printable
-
-    lines = "".join(traceback.format_exception(error, limit=-_FRAMES)).splitlines()
-    return "".join(f"{printable(line)}\n" for line in lines)
 
 
 @contextmanager

@@ -35,6 +35,10 @@ class _Parser(Parser):
 
         raise UsageError(f"{where}{message} ({self.prog} --help shows the usage)")
 
+    def print_help(self, file: Any = None) -> None:
+        """Print the help to standard output. argparse would not say that it cannot be written."""
+        _print_text(self.format_help)
+
 
 class _Version(argparse.Action):
     """Print the versions and exit."""
@@ -86,13 +90,12 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _failed(error: Exception) -> int:
+    from memcg_inspect.bug import BUG, traceback_lines
     from memcg_inspect.model import MemcgInspectError
 
     if isinstance(error, MemcgInspectError):
         _complain(str(error))
         return EXIT_UNUSABLE
-    from memcg_inspect.answers import BUG, traceback_lines
-
     _complain(BUG, traceback_lines(error))
     return EXIT_FAULT
 
@@ -103,7 +106,7 @@ def _complain(message: str, lines: str = "") -> None:
 
     If nothing can be written there, the exit status alone must say what happened.
 
-    :param lines: of :func:`~memcg_inspect.answers.traceback_lines`, printed before it
+    :param lines: of :func:`~memcg_inspect.bug.traceback_lines`, printed before it
     """
     if sys.stderr is None:
         return
@@ -207,12 +210,18 @@ def _add_image_options(parser: argparse.ArgumentParser) -> None:
         "(default: 10)",
     )
     _add_work_options(images)
-    _add_type_options(parser)
+    types = _add_type_options(parser)
+    parser.argument_default = argparse.SUPPRESS
+    types.add_argument(
+        "--log-level",
+        choices=["debug", "info", "warning", "error", "critical", "none"],
+        help="print log messages of at least this level to standard error (default: error)",
+    )
     parser.argument_default = None
 
 
-def _add_type_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options that say where types are."""
+def _add_type_options(parser: argparse.ArgumentParser) -> Any:
+    """Add the options that say where types are; return their group."""
     parser.argument_default = argparse.SUPPRESS
     types = parser.add_argument_group("debug info (as in drgn)")
     types.add_argument(
@@ -248,12 +257,8 @@ def _add_type_options(parser: argparse.ArgumentParser) -> None:
     )
     architecture.completer = _architectures  # type: ignore[attr-defined]
     types.add_argument("--vmcoreinfo", metavar="PATH", help="read VMCOREINFO from this file")
-    types.add_argument(
-        "--log-level",
-        choices=["debug", "info", "warning", "error", "critical", "none"],
-        help="print log messages of at least this level to standard error (default: error)",
-    )
     parser.argument_default = None
+    return types
 
 
 def _add_work_options(images: Any) -> None:

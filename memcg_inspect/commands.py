@@ -28,8 +28,9 @@ __all__ = ()
     parse=parse_shell_command,
 )
 def _cmd_memcg(prog: Program, name: str, args: Sequence[str], **kwargs: Any) -> Any:
-    from memcg_inspect.answers import BUG, answer, check_arguments, show, traceback_lines
+    from memcg_inspect.answers import answer, check_arguments, show
     from memcg_inspect.arguments import Parser
+    from memcg_inspect.bug import BUG, traceback_lines
     from memcg_inspect.escape import printable
     from memcg_inspect.model import MemcgInspectError
     from memcg_inspect.render.typed import Typed

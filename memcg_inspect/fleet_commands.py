@@ -38,19 +38,23 @@ def fleet(args: Namespace) -> int:
     """Run ``fleet``; return its exit status."""
     if args.retry and args.output is None:
         raise UsageError("fleet: --retry needs -o")
+    if args.dask is not None and (args.jobs is not None or args.nice):
+        raise UsageError("fleet: --dask cannot be used with --jobs or --nice")
     with nullcontext() if args.output is None else result_file(args.output) as file:
-        results, audited = _audit_all(args, file)
+        results, audited, wanted = _audit_all(args, file)
     if file is not None:
         output(lambda: print(_summed_up(results, audited), flush=True))
-    return fleet_status(results)
+    # Nobody may have wanted all of them.
+    return fleet_status(results) if len(results) == wanted else fleet_status(results) or 3
 
 
-def _audit_all(args: Namespace, file: ResultFile | None) -> tuple[Sequence[DumpResult], int]:
-    """Return the results of all dumps that were named, and how many were audited now."""
+def _audit_all(args: Namespace, file: ResultFile | None) -> tuple[Sequence[DumpResult], int, int]:
+    """Return the results of dumps that were named, how many were audited now, and named."""
     wanted = dict.fromkeys(os.path.abspath(path) for path in _paths(args.dumps))
     paths = left_to_do(wanted, () if file is None else file.done, args.retry)
     results = {} if file is None else {result.dump: result for result in file.done}
-    running = run_fleet(paths, _options(args), args.jobs or available_cores(), args.dask)
+    jobs = args.jobs or (1 if args.nice else available_cores())
+    running = run_fleet(paths, _options(args), jobs, args.dask)
     with closing(running), progress_bar(lambda: False) as report:
         for number, result in enumerate(running, 1):
             results[result.dump] = result
@@ -59,7 +63,7 @@ def _audit_all(args: Namespace, file: ResultFile | None) -> tuple[Sequence[DumpR
             elif not _is_written(line_of(result)):
                 break
             report("dumps", number / len(paths))
-    return [results[path] for path in wanted if path in results], len(paths)
+    return [results[path] for path in wanted if path in results], len(paths), len(wanted)
 
 
 def _is_written(line: str) -> bool:
@@ -78,7 +82,10 @@ def _is_written(line: str) -> bool:
 def _paths(names: Iterable[str]) -> Iterator[str]:
     for name in names:
         if name == "-":
-            yield from filter(None, (line.rstrip("\n") for line in sys.stdin))
+            if sys.stdin is None:
+                raise UsageError("fleet: standard input is closed")
+            text = sys.stdin.read()
+            yield from filter(None, text.split("\0" if "\0" in text else "\n"))  # find -print0
         else:
             yield name
 

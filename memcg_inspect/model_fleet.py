@@ -100,6 +100,8 @@ def _record(record: type[R], document: Mapping[str, Any]) -> R:
         value, kind = document[name], get_origin(hint) or hint
         if kind is tuple:
             value = tuple(value)
+            if record is DumpCause and not all(isinstance(v, str | None) for v in value):
+                raise TypeError(f"{name} is {value!r}")
         elif kind is float:
             value = float(value)
         elif not isinstance(value, hint if kind is UnionType else kind):

@@ -39,6 +39,20 @@ def test_defaults_in_help(capsys: pytest.CaptureFixture[str]) -> None:
     assert f"(default: {GREETING_TIMEOUT:g})" in text
 
 
+@pytest.mark.parametrize("arguments", [["--help"], ["audit", "--help"], ["--version"]])
+def test_help_that_cannot_be_written(arguments: list[str]) -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "memcg_inspect", *arguments],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+    assert done.returncode == 2
+    assert done.stderr == "memcg-inspect: output cannot be written: No space left on device\n"
+
+
 def test_an_unknown_architecture(capsys: pytest.CaptureFixture[str]) -> None:
     """Its names are those of drgn, which is imported to check them only."""
     assert main(["audit", "--architecture", "vax"]) == 2

@@ -72,6 +72,6 @@ def map_elsewhere(
                 (part, pool.executor.submit(_collected, pool.open, walk, shared, part))
                 for part in parts
             ]
-            yield from gathered(image, collector, running)
+            yield from gathered(image, collector, running, pool.wait)
 
     return run

@@ -41,6 +41,8 @@ __all__ = ("UNLISTED_MAP", "UnlistedMaps", "with_map_makers")
 
 #: :attr:`~memcg_inspect.model_freeing.Transient.what` of these maps.
 UNLISTED_MAP = "BPF map without an ID"
+#: Bytes of an ``enum bpf_map_type``.
+_ENUM = 4
 #: Functions that create maps, and that drop the last reference to one. Some may be inlined.
 _USES = frozenset(
     {"map_create", "__sys_bpf", "bpf_map_put", "bpf_map_put_with_uref", "bpf_map_release"}
@@ -71,6 +73,7 @@ class UnlistedMaps:
             self._types = types_with_allocators(image)
             # The first member until 6.17; a hash of the map is since 6.18.
             self._ops = offsetof(image.type("struct bpf_map"), "ops")
+            self._type = offsetof(image.type("struct bpf_map"), "map_type")
 
     def read(self, slab: Slab) -> Iterator[tuple[int, Transient]]:
         """
@@ -91,19 +94,24 @@ class UnlistedMaps:
                         self.coverage.miss("possible BPF map", obj.address, str(error))
 
     def _of_object(self, address: int) -> list[tuple[int, Transient]]:
-        if address in self._listed or not self._may_be_map(address):
+        ops = self._memory.word(address + self._ops)
+        if address in self._listed or not self._may_be_map(address, ops):
             return []
         bpf_map = Object(self._image.prog, "struct bpf_map *", address)
-        return [] if _has_id(bpf_map) else list(_transients(self._image, bpf_map))
+        try:
+            return [] if _has_id(bpf_map) else list(_transients(self._image, bpf_map))
+        except FaultError:
+            if ops:
+                raise
+            return []  # anything can look like a map without operations, data of a user too
 
-    def _may_be_map(self, address: int) -> bool:
-        ops = self._memory.word(address + self._ops)
+    def _may_be_map(self, address: int, ops: int) -> bool:
         if ops:
             return ops in self._operations
         # map_create() sets the operations after bpf_map_init_from_attr() has set the type, and the
         # allocators have been made. Tasks tell whether it is a map: see with_map_makers().
-        bpf_map = Object(self._image.prog, "struct bpf_map *", address)
-        return int(bpf_map.map_type) in self._types
+        data = self._memory.read(address + self._type, _ENUM)
+        return int.from_bytes(data, self._memory.order) in self._types
 
 
 def _operations(image: Image) -> frozenset[int]:

@@ -3,16 +3,17 @@
 The audit of one dump
 ---------------------
 
-``python -m memcg_inspect.fleet.one OPTIONS PATH`` audits a dump, and prints a line of JSON.
-:func:`audit_dump` runs it in a process of its own: whatever a dump does to that process, others are
-audited.
+:func:`audit_dump` audits a dump in a process of its own: whatever the dump does to that process,
+others are audited. :func:`main` is what that process runs.
 """
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
+import stat
 import subprocess
 import sys
 import threading
@@ -23,58 +24,63 @@ from typing import Any
 
 from memcg_inspect.collect import audit
 from memcg_inspect.image.image import image_of
+from memcg_inspect.image.place import code_of_program
 from memcg_inspect.image.program import ImageSource, open_program
 from memcg_inspect.model import ImageError, MemcgInspectError
 from memcg_inspect.model_fleet import DumpCause, DumpResult, parse_result
 from memcg_inspect.render.documents import record_document
 from memcg_inspect.report import Report
 
-__all__ = ("audit_dump", "end_audits", "failed", "identity_of")
+__all__ = ("audit_dump", "end_audits", "failed", "identity_of", "main")
 
 _STATUS = {"exact": 0, "findings": 1, "incomplete": 3, "moving": 3}
 _UNUSABLE, _BUG = 2, 70
-_MODULE = "memcg_inspect.fleet.one"
+#: Python looks for modules in the current directory, which is anybody's.
+_PROGRAM = (
+    "import sys; sys.path[:] = filter(None, sys.path); "
+    "from memcg_inspect.fleet.one import main; main()"
+)
 
 
-def audit_dump(options: Mapping[str, Any], path: str) -> DumpResult:
+def audit_dump(options: Mapping[str, Any], path: str, code: str) -> DumpResult:
     """
     Audit a dump in another process, and wait for it.
 
     :param options: fields of :class:`~memcg_inspect.image.program.ImageSource`
     :param path: absolute path of the dump
-    :raises ImageError: if no process can be started
+    :param code: hash of the program that wants to know,
+        :func:`~memcg_inspect.image.place.code_of_program`
+    :raises ImageError: if no process can be started, or if this is another version
     """
+    if code != code_of_program():
+        raise ImageError(f"{os.uname().nodename} has another version of memcg-inspect")
     began = time.monotonic()
-    printed, errors, status = _run(json.dumps(options), path)
+    try:
+        printed, errors, status = _communicate(
+            [sys.executable, "-c", _PROGRAM, json.dumps(options), path]
+        )
+    except OSError as error:
+        if error.errno == errno.E2BIG:
+            return failed(path, _UNUSABLE, "its path is too long")
+        raise ImageError(f"a process cannot be started: {error.strerror}") from None
     try:
         return parse_result(json.loads(printed))
     except (ValueError, KeyError, TypeError):
         pass
     if status < 0:
-        error = f"the audit was ended by {_name_of(-status)}, for lack of memory perhaps"
+        why = f"the audit was ended by {_name_of(-status)}, for lack of memory perhaps"
     else:
         last = errors.strip().rpartition("\n")[2] or "no reason was printed"
-        error = f"a bug in memcg-inspect: {last}"
-    return failed(path, _BUG, error, time.monotonic() - began)
+        why = f"a bug in memcg-inspect: {last}"
+    return failed(path, _BUG, why, time.monotonic() - began)
 
 
 #: Audits that run. Each ends when the other end of its standard input is closed.
 _running: set[subprocess.Popen[str]] = set()
 
 
-def _run(*words: str) -> tuple[str, str, int]:
-    """
-    Run this module in another process; return what it printed, and its exit status.
-
-    :raises ImageError: if no process can be started
-    """
-    try:
-        return _communicate([sys.executable, "-m", _MODULE, *words])
-    except OSError as error:
-        raise ImageError(f"a process cannot be started: {error.strerror}") from None
-
-
 def _communicate(command: Sequence[str]) -> tuple[str, str, int]:
+    """Run a command; return what it printed, and its exit status."""
     with (
         TemporaryFile("w+", errors="backslashreplace") as errors,
         subprocess.Popen(
@@ -127,7 +133,9 @@ def identity_of(path: str) -> tuple[int | None, int | None]:
     return found.st_size, found.st_mtime_ns
 
 
-def _result(path: str, report: Report, seconds: float) -> DumpResult:
+def _result(
+    path: str, identity: tuple[int | None, int | None], report: Report, seconds: float
+) -> DumpResult:
     paths = {memcg.address: memcg.path for memcg in report.memcgs}
     causes = [
         DumpCause(
@@ -143,7 +151,7 @@ def _result(path: str, report: Report, seconds: float) -> DumpResult:
         for found in report.diagnoses
     ]
     return DumpResult(
-        *(path, *identity_of(path), _STATUS[report.verdict], report.verdict, None),
+        *(path, *identity, _STATUS[report.verdict], report.verdict, None),
         host=report.image.host,
         release=report.image.release,
         memcgs=len(report.memcgs),
@@ -157,20 +165,23 @@ def _result(path: str, report: Report, seconds: float) -> DumpResult:
 
 
 def _audited(options: Mapping[str, Any], path: str) -> DumpResult:
-    began = time.monotonic()
+    began, identity = time.monotonic(), identity_of(path)
     try:
+        mode = os.stat(path).st_mode if identity[0] is not None else stat.S_IFREG
+        if stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode) or stat.S_ISCHR(mode):
+            return failed(path, _UNUSABLE, f"{path} is no regular file")
         image = image_of(open_program(ImageSource(core=path, **options)))
-        return _result(path, audit(image), time.monotonic() - began)
-    except MemcgInspectError as error:
+        found = _result(path, identity, audit(image), time.monotonic() - began)
+    except (MemcgInspectError, OSError) as error:
         return failed(path, _UNUSABLE, str(error), time.monotonic() - began)
+    if identity_of(path) != identity:
+        return failed(path, _UNUSABLE, f"{path} was changed while it was read")
+    return found
 
 
-def _main() -> None:
+def main() -> None:
+    """Audit the dump that the arguments name, and print a line of JSON."""
     options, path = sys.argv[1:]
     threading.Thread(target=_end_with_parent, daemon=True).start()
     result = _audited(json.loads(options), path)
     print(json.dumps(record_document("fleet", result)))
-
-
-if __name__ == "__main__":
-    _main()

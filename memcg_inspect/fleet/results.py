@@ -12,8 +12,10 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import stat
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from io import RawIOBase
 from typing import BinaryIO
 
 from memcg_inspect.model import MemcgInspectError
@@ -25,6 +27,8 @@ __all__ = ("ResultFile", "line_of", "result_file", "results_in")
 
 #: The longest line that is read: thousands of causes.
 _LONGEST = 16 << 20
+#: How each line begins.
+_BEGIN = f'{{"schema": {SCHEMA}, "command": "fleet"'.encode()
 
 
 def line_of(result: DumpResult) -> str:
@@ -49,17 +53,23 @@ def _results(name: str, file: BinaryIO) -> Iterator[DumpResult]:
     number = 0
     while line := file.readline(_LONGEST):
         number += 1
-        if not line.endswith(b"\n"):
-            return  # it was not finished
         try:
+            if _is_unfinished(line):
+                return
             document = json.loads(line)
             if (document["schema"], document["command"]) != (SCHEMA, "fleet"):
                 raise ValueError
             yield parse_result(document)
-        except (ValueError, KeyError, TypeError, RecursionError):
+        except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
             raise MemcgInspectError(
                 f"{name}: line {number} is none of memcg-inspect fleet"
             ) from None
+
+
+def _is_unfinished(line: bytes) -> bool:
+    """Return whether a line was being written when the program was killed."""
+    size = min(len(line), len(_BEGIN))
+    return not line.endswith(b"\n") and len(line) < _LONGEST and line[:size] == _BEGIN[:size]
 
 
 @contextmanager
@@ -71,9 +81,11 @@ def result_file(name: str) -> Iterator[ResultFile]:
     """
     with ExitStack() as stack:
         try:
-            file = stack.enter_context(open(name, "a+b"))
+            file = stack.enter_context(open(name, "a+b", buffering=0))
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise MemcgInspectError(f"{name} is no regular file")
         except OSError as error:
-            raise MemcgInspectError(f"{name}: {error.strerror}") from None
+            raise MemcgInspectError(f"{name}: {error.strerror or error}") from None
         yield ResultFile(name, file)
 
 
@@ -84,28 +96,26 @@ class ResultFile:
     :ivar done: the results that it had
     """
 
-    def __init__(self, name: str, file: BinaryIO) -> None:
+    def __init__(self, name: str, file: RawIOBase) -> None:
         """
-        Read what a file has.
+        Read what a file has, and cut off a last line that was not finished.
 
         :raises MemcgInspectError: if it has other lines, or if another program adds to it
         """
         self._name, self._file = name, file
         try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             raise MemcgInspectError(f"{name}: another memcg-inspect fleet writes to it") from None
-        self._file.seek(0)
-        self.done = list(_results(name, self._file))
-        self._cut()
-
-    def _cut(self) -> None:
-        """Remove a last line that was not finished."""
-        size = self._file.seek(0, os.SEEK_END)
-        self._file.seek(max(0, size - _LONGEST))
-        tail = self._file.read()
-        unfinished = len(tail) - (tail.rfind(b"\n") + 1)
-        self._file.truncate(size - unfinished)
+        try:
+            file.seek(0)
+            lines = open(file.fileno(), "rb", closefd=False)  # noqa: SIM115
+            self.done = list(_results(name, lines))
+            finished = sum(len(line) for line in _finished(lines))
+            if finished < file.seek(0, os.SEEK_END):
+                file.truncate(finished)
+        except OSError as error:
+            raise MemcgInspectError(f"{name}: {error.strerror or error}") from None
 
     def add(self, result: DumpResult) -> None:
         """
@@ -113,8 +123,15 @@ class ResultFile:
 
         :raises MemcgInspectError: if it cannot be written
         """
+        left = memoryview(line_of(result).encode())
         try:
-            self._file.write(line_of(result).encode())
-            self._file.flush()
+            while left:
+                left = left[self._file.write(left) or 0 :]
         except OSError as error:
             raise MemcgInspectError(f"{self._name}: {error.strerror}") from None
+
+
+def _finished(lines: BinaryIO) -> Iterator[bytes]:
+    """Yield the lines of a file that have an end."""
+    lines.seek(0)
+    return (line for line in lines if line.endswith(b"\n"))

@@ -10,20 +10,28 @@ the results as they come.
 from __future__ import annotations
 
 import os
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Executor, Future, ThreadPoolExecutor, as_completed
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Executor, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 from memcg_inspect.fleet.one import audit_dump, end_audits, failed, identity_of
-from memcg_inspect.image.dask import WorkersEndedError, dask_client, dask_errors
-from memcg_inspect.model import ImageError
+from memcg_inspect.image.dask import (
+    WorkersEndedError,
+    check_workers,
+    dask_client,
+    dask_errors,
+)
+from memcg_inspect.image.place import code_of_program
 from memcg_inspect.model_fleet import DumpResult
 
 __all__ = ("fleet_status", "left_to_do", "run_fleet")
 
 #: Exit status of a dump that no worker could finish.
 _UNUSABLE = 2
+#: Seconds after which to look whether anybody is still at work.
+_LOOK = 10.0
 
 
 def left_to_do(
@@ -37,7 +45,7 @@ def left_to_do(
     """
     known = {
         (result.dump, result.bytes, result.mtime_ns)
-        for result in done
+        for result in {result.dump: result for result in done}.values()
         if not (retry and result.error is not None)
     }
     every = dict.fromkeys(map(os.path.abspath, paths))
@@ -56,10 +64,15 @@ def run_fleet(
     :param dask: address of a dask scheduler, whose workers are used instead
     :raises ImageError: if the scheduler cannot be used
     """
-    with _here(jobs) if dask is None else _there(dask) as executor:
-        running = {executor.submit(audit_dump, options, path): path for path in paths}
-        for future in as_completed(running):
-            yield _result(future, running[future])
+    with _here(jobs) if dask is None else _there(dask) as (executor, check):
+        code = code_of_program()
+        running = {executor.submit(audit_dump, options, path, code): path for path in paths}
+        while running:
+            done = wait(running, _LOOK, FIRST_COMPLETED).done
+            if not done:
+                check()
+            for future in done:
+                yield _result(future, running.pop(future))
 
 
 def _result(future: Future[DumpResult], path: str) -> DumpResult:
@@ -71,11 +84,11 @@ def _result(future: Future[DumpResult], path: str) -> DumpResult:
 
 
 @contextmanager
-def _here(jobs: int) -> Iterator[Executor]:
+def _here(jobs: int) -> Iterator[tuple[Executor, Callable[[], None]]]:
     """Yield threads, each of which waits for one process. Audits that run at the end are ended."""
     executor = ThreadPoolExecutor(jobs)
     try:
-        yield executor
+        yield executor, lambda: None
     finally:
         executor.shutdown(wait=False, cancel_futures=True)
         end_audits()
@@ -83,11 +96,10 @@ def _here(jobs: int) -> Iterator[Executor]:
 
 
 @contextmanager
-def _there(address: str) -> Iterator[Executor]:
+def _there(address: str) -> Iterator[tuple[Executor, Callable[[], None]]]:
+    """Yield the workers of dask, and a function that raises an error if there is none."""
     with dask_client(address) as client:
-        if not client.nthreads():
-            raise ImageError(f"the dask scheduler {address} has no worker")
-        yield client.get_executor()
+        yield client.get_executor(), partial(check_workers, client)
 
 
 def fleet_status(results: Iterable[DumpResult]) -> int:

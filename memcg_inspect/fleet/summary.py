@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 from argparse import Namespace
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -82,11 +83,11 @@ _BY = ("release", "host", "cause")
 
 def summary(results: Iterable[DumpResult], by: Sequence[str] = _BY) -> Answer:
     """
-    Sum up the results of many dumps. The last result of a dump counts.
+    Sum up the results of many dumps, one for each.
 
     :param by: what to sum causes up by: ``release``, ``host``, ``cause``, ``memcg``, ``node``
     """
-    last = list({result.dump: result for result in results}.values())
+    last = list(results)
     causes = [found for result in last for found in _causes(result)]
     return Answer(
         "summary",
@@ -174,14 +175,16 @@ def summary_of(args: Namespace) -> Answer:
 
     :raises MemcgInspectError: if one cannot be read
     """
-    results = (result for name in args.results for result in results_in(name))
-    return summary(results, args.by or _BY)
+    # Dumps of several machines may have the same path.
+    names = {os.path.realpath(name): name for name in args.results}.values()
+    files = ({result.dump: result for result in results_in(name)} for name in names)
+    return summary((result for file in files for result in file.values()), args.by or _BY)
 
 
 SUMMARY = View(
     name="summary",
-    description="Reads files that memcg-inspect fleet made, and sums them up. If a dump was "
-    "audited more than once, the last result counts.",
+    description="Reads files that memcg-inspect fleet made, and sums them up. If a dump has "
+    "more than one line in a file, the last one counts.",
     run=lambda image, args: summary_of(args),
     records=(KernelRow, CauseRow, FailedRow),
     arguments=(

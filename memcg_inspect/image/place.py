@@ -21,7 +21,7 @@ from memcg_inspect.image.dump_file import nothing_to_report
 from memcg_inspect.image.program import ImageSource, open_program
 from memcg_inspect.model import ImageError
 
-__all__ = ("Place", "place_of")
+__all__ = ("Place", "code_of_program", "place_of")
 
 #: Bytes at the beginning of a dump that tell it from others: the headers and the notes, which have
 #: the registers of each CPU.
@@ -49,7 +49,7 @@ class Place:
         :raises ImageError: if that fails, or if it is another image
         """
         host = os.uname().nodename
-        if _code() != self.code:
+        if code_of_program() != self.code:
             raise ImageError(f"{host} has another version of memcg-inspect")
         try:
             if _files(self.source) != self.files:
@@ -82,11 +82,11 @@ def place_of(source: ImageSource) -> Place:
         vmcoreinfo=absolute(source.vmcoreinfo),
         report=nothing_to_report,
     )
-    return Place(shared, _files(shared), _code())
+    return Place(shared, _files(shared), code_of_program())
 
 
 @cache
-def _code() -> str:
+def code_of_program() -> str:
     """Return a hash of this program: what another version reads is not merged."""
     found = hashlib.sha256()
     for path in sorted(Path(__file__).parent.parent.rglob("*.py")):

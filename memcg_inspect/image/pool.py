@@ -9,7 +9,7 @@ Processes of other machines can share a walk: they open the image themselves.
 from __future__ import annotations
 
 from collections.abc import Callable
-from concurrent.futures import Executor
+from concurrent.futures import Executor, Future
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,9 +27,12 @@ class Pool:
     :ivar open: opens the image in one of them; it can be pickled
     :ivar workers: number of calls that they run at a time
     :ivar share: sends a value that all calls need; returns what to give to each as an argument
+    :ivar wait: waits for a call; raises :exc:`~memcg_inspect.model.ImageError` if no process is
+        left that could do it
     """
 
     executor: Executor
     open: Callable[[], Program]
     workers: int
     share: Callable[[Any], Any] = lambda value: value
+    wait: Callable[[Future[Any]], None] = lambda future: None

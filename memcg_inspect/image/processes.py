@@ -83,6 +83,7 @@ def gathered(
     image: Image,
     function: Callable[[P], R],
     running: Sequence[tuple[P, Future[tuple[R, int, int]]]],
+    wait: Callable[[Future[Any]], None] = lambda future: None,
 ) -> Iterator[R]:
     """
     Yield the results of the parts of a walk, in their order.
@@ -90,6 +91,7 @@ def gathered(
     If the walk is cancelled, parts that have not begun are left to *function*.
 
     :param running: parts, and what will have the result, the reads and the bytes that were read
+    :param wait: waits for a result; raises an error if it will never come
     """
     for part, future in running:
         if image.progress.stop:
@@ -98,6 +100,7 @@ def gathered(
         if future.cancelled():
             yield function(part)
             continue
+        wait(future)
         result, reads, size = future.result()
         image.memory.reads += reads
         image.memory.bytes_read += size

@@ -53,6 +53,8 @@ def lines(text: str) -> list[dict[str, Any]]:
 
 
 FLEET = ["fleet", "--debuginfo", "btf"]
+#: Seconds of a sleep that no other process of the machine sleeps.
+NAP = f"1000.{os.getpid()}"
 
 
 def test_each_dump_has_one_line(dumps: list[str], capsys: pytest.CaptureFixture[str]) -> None:
@@ -84,7 +86,7 @@ def test_what_is_done_is_not_done_again(
     file = tmp_path / "results"
     done = list[str]()
 
-    def audited(options: object, path: str) -> Any:
+    def audited(options: object, path: str, code: str) -> Any:
         done.append(path)
         return failed(path, 2, "not tried")
 
@@ -104,12 +106,65 @@ def test_what_is_done_is_not_done_again(
     assert done[-1] == dumps[0] and len(lines(file.read_text())) == 8
 
 
+def test_a_dump_that_was_away_for_a_time(dumps: list[str], tmp_path: Path) -> None:
+    """What was said of it before does not stand against what was said last."""
+    file, away = tmp_path / "results", Path(dumps[0] + ".away")
+    command = [*FLEET, "-o", str(file), dumps[0]]
+    assert main(command) == 0
+    Path(dumps[0]).rename(away)
+    assert main(command) == 3
+    away.rename(dumps[0])
+    assert main(command) == 0
+    assert [line["status"] for line in lines(file.read_text())] == [0, 2, 0]
+
+
+def test_a_dump_that_changes_while_it_is_read(
+    dumps: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The verdict would be of one file, and the size of another."""
+    known = iter([(1, 2), (1, 3), (1, 3)])
+    monkeypatch.setattr(one, "identity_of", lambda path: next(known))
+    found = one._audited({"debuginfo": "btf"}, dumps[0])
+    assert (found.status, found.verdict) == (2, None)
+    assert "was changed while it was read" in (found.error or "")
+
+
+def test_modules_in_the_current_directory_are_not_run(
+    dumps: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "json.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n")
+    monkeypatch.chdir(tmp_path)
+    assert main([*FLEET, dumps[0]]) == 0
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize("text", ["precious", "a\nb\n", '{"schema": 2, "command'])
+def test_a_file_of_something_else_is_left_alone(
+    text: str, dumps: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "keep"
+    file.write_text(text)
+    assert main([*FLEET, "-o", str(file), dumps[5]]) == 2
+    assert "line 1 is none of memcg-inspect fleet" in capsys.readouterr().err
+    assert file.read_text() == text
+
+
+def test_a_pipe_is_no_dump(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """To open it would wait for ever."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    assert main([*FLEET, str(pipe)]) == 3
+    [line] = lines(capsys.readouterr().out)
+    assert "is no regular file" in line["error"]
+
+
 def test_paths_from_standard_input(
     dumps: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("sys.stdin", io.StringIO(f"{dumps[5]}\n\n{dumps[3]}"))
-    assert main([*FLEET, "-"]) == 3
-    assert {line["dump"] for line in lines(capsys.readouterr().out)} == {dumps[3], dumps[5]}
+    for text in (f"{dumps[5]}\n\n{dumps[3]}", f"{dumps[5]}\0{dumps[3]}\0"):
+        monkeypatch.setattr("sys.stdin", io.StringIO(text))
+        assert main([*FLEET, "-"]) == 3
+        assert {line["dump"] for line in lines(capsys.readouterr().out)} == {dumps[3], dumps[5]}
 
 
 def test_an_audit_that_is_killed_has_a_line(
@@ -132,7 +187,7 @@ def test_an_interrupt_ends_all_audits(dumps: list[str], tmp_path: Path) -> None:
     file = tmp_path / "results"
     program = tmp_path / "python"
     program.write_text(
-        f'#!/bin/sh\ncase "$*" in *fleet.one*{dumps[0]}) exec sleep 1000;; esac\n'
+        f'#!/bin/sh\ncase "$*" in *fleet.one*{dumps[0]}) exec sleep {NAP};; esac\n'
         f'exec {sys.executable} "$@"\n'
     )
     program.chmod(0o700)
@@ -148,7 +203,7 @@ def test_an_interrupt_ends_all_audits(dumps: list[str], tmp_path: Path) -> None:
     _, said = process.communicate()
     assert (process.returncode, said) == (130, "memcg-inspect: interrupted\n")
     assert len(lines(file.read_text())) == len(dumps) - 1
-    running = subprocess.run(["pgrep", "-f", "sleep 1000"], capture_output=True, check=False)
+    running = subprocess.run(["pgrep", "-f", f"sleep {NAP}$"], capture_output=True, check=False)
     assert running.stdout == b""
 
 
@@ -165,7 +220,7 @@ def test_the_lines_of_two_commands_are_not_mixed(
 
 def test_a_reader_that_has_gone(dumps: list[str]) -> None:
     """As of ``memcg-inspect fleet ... | head -1``: nothing is audited for nobody."""
-    command = [sys.executable, "-m", "memcg_inspect", *FLEET, "--jobs", "1", *dumps[3:]]
+    command = [sys.executable, "-m", "memcg_inspect", *FLEET, "--jobs", "1", dumps[0], *dumps[4:]]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert process.stdout is not None and process.stderr is not None
         process.stdout.close()
@@ -206,6 +261,8 @@ def test_no_process_can_be_started(
         (["fleet", "--jobs", "2", "--dask", "y", "x"], "not allowed with argument"),
         (["-c", "x", "fleet", "x"], "not -c or --qemu"),
         (["fleet", "-o", "/", "x"], "/: Is a directory"),
+        (["fleet", "-o", "/dev/null", "x"], "/dev/null is no regular file"),
+        (["--jobs", "2", "fleet", "--dask", "y", "x"], "--dask cannot be used with --jobs"),
         (["summary", "/nowhere"], "/nowhere: No such file"),
         (["summary", __file__], "line 1 is none of memcg-inspect fleet"),
         (["fleet", "--dask", "tcp://127.0.0.1:1", "x"], "no dask scheduler"),
@@ -242,6 +299,34 @@ def test_a_worker_of_dask_is_killed(
     found = lines(file.read_text())
     assert len(found) == len(dumps)
     assert {line["dump"]: without_time(line) for line in found} == expected
+
+
+def test_the_last_worker_of_dask_is_gone(
+    dumps: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """dask would wait for another one without end."""
+    monkeypatch.setattr(dask, "_LOOK", 0.2)
+    monkeypatch.setattr(run, "_LOOK", 0.2)
+    with cluster(tmp_path, 1) as made:
+        monkeypatch.setattr(run, "audit_dump", Killer(made.workers[0].pid))
+        assert main([*FLEET, "--dask", made.address, dumps[0]]) == 2
+    assert "start one, and repeat the command" in capsys.readouterr().err
+
+
+class Killer:
+    """Ends the worker that calls it."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+
+    def __reduce__(self) -> tuple[object, tuple[int, int]]:
+        return os.kill, (self.pid, signal.SIGKILL)
+
+    def __call__(self) -> None:
+        raise AssertionError("the worker has got this")
 
 
 def without_time(line: dict[str, Any]) -> dict[str, Any]:

@@ -35,7 +35,7 @@ RESULTS = [
     result("/3", "b"),
     result("/4", "a", "6.1", verdict="incomplete"),
     DumpResult("/5", None, None, 2, None, "/5: No such file"),
-    result("/3", "b", causes=(cause("stuck", "/z", 1),)),  # audited again
+    result("/3", "c", causes=(cause("stuck", "/z", 1),)),  # on another machine
 ]
 
 
@@ -48,7 +48,7 @@ def test_kernels() -> None:
     found = {row.pop("release"): row for row in rows(summary(RESULTS), "kernels")}
     names = ("hosts", "dumps", "exact", "findings", "incomplete", "unread")
     assert {release: tuple(row[name] for name in names) for release, row in found.items()} == {
-        "7.3": (2, 3, 0, 3, 0, 0),
+        "7.3": (3, 4, 1, 3, 0, 0),
         "6.1": (1, 1, 0, 0, 1, 0),
         "(not known)": (0, 1, 0, 0, 0, 1),
     }
@@ -61,7 +61,7 @@ def test_causes() -> None:
         ("7.3", "b", "object-owner", 1, 1, 2, "/2"),
         ("7.3", "a", "stuck", 1, 1, 1, "/1"),
         ("7.3", "b", "(unexplained)", 1, 1, 1, "/2"),
-        ("7.3", "b", "stuck", 1, 1, 1, "/3"),
+        ("7.3", "c", "stuck", 1, 1, 1, "/3"),
     ]
     found = rows(summary(RESULTS, ["cause"]), "causes")
     assert [tuple(row.values()) for row in found] == [
@@ -79,6 +79,26 @@ def test_causes() -> None:
     ]
 
 
+def test_the_last_line_of_a_dump_in_a_file_counts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The same path in two files is on two machines. A file that is named twice counts once."""
+    again = result("/1", "a")
+    names = [str(tmp_path / name) for name in "ab"]
+    Path(names[0]).write_text(line_of(RESULTS[0]) + line_of(again))
+    Path(names[1]).write_text(line_of(RESULTS[0]))
+    assert main(["summary", *names, names[0], "--json"]) == 0
+    kernels = json.loads(capsys.readouterr().out)["tables"][0]["rows"]
+    assert [(row["dumps"], row["exact"], row["findings"]) for row in kernels] == [(2, 1, 1)]
+
+
+def test_a_text_that_has_no_lines(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "text"
+    file.write_text("precious")
+    assert main(["summary", str(file)]) == 2
+    assert "line 1 is none of memcg-inspect fleet" in capsys.readouterr().err
+
+
 def test_dumps_that_could_not_be_read() -> None:
     answer = summary(RESULTS)
     assert rows(answer, "not_read") == [{"dump": "/5", "error": "/5: No such file"}]
@@ -89,7 +109,7 @@ def test_dumps_that_could_not_be_read() -> None:
 def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     names = [str(tmp_path / name) for name in "ab"]
     for name, some in zip(names, (RESULTS[:3], RESULTS[3:]), strict=True):
-        Path(name).write_text("".join(map(line_of, some)) + '{"schema": 1, "du')
+        Path(name).write_text("".join(map(line_of, some)) + '{"schema": 1, "comm')
     assert main(["summary", *names, "--json"]) == 3
     document = json.loads(capsys.readouterr().out)
     assert errors(document) == {}
@@ -103,7 +123,16 @@ def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    "change", [{"rows": "7"}, {"causes": [7]}, {"schema": 2}, {"error": 3}, {"causes": None}]
+    "change",
+    [
+        {"rows": "7"},
+        {"causes": [7]},
+        {"schema": 2},
+        {"error": 3},
+        {"causes": None},
+        {"seconds": 10**400},
+        {"causes": [{**vars(RESULTS[0].causes[0]), "memcg_paths": [[1]]}]},
+    ],
 )
 def test_other_lines(
     change: dict[str, object], tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 import drgn
 import pytest
-from drgn import FaultError, Object, container_of, sizeof
+from drgn import FaultError, Object, container_of, offsetof, sizeof
 from drgn.helpers.linux.bpf import bpf_map_for_each
 from drgn.helpers.linux.fs import d_path, for_each_mount
 from drgn.helpers.linux.list import hlist_for_each_entry, list_for_each_entry
@@ -618,3 +618,9 @@ def test_an_object_that_may_be_a_map(image: GuestImage) -> None:
     report = audit(damaged(image.core, (address, "eio")))
     assert report.verdict == "incomplete"
     assert report.coverage["bpf"].unreadable
+    # So does the last part of a message of a user: it begins with a null pointer.
+    bpf_map = found.type("struct bpf_map")
+    ops, kind = offsetof(bpf_map, "ops"), offsetof(bpf_map, "map_type")
+    words = bytearray(b"\x81" * smallest)
+    words[ops : ops + WORD], words[kind : kind + INT] = bytes(WORD), number(1)
+    assert audit(damaged(image.core, (address, bytes(words)))).verdict == "exact"
