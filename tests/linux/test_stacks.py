@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -130,6 +131,17 @@ def test_a_cpu_in_a_module_is_not_in_user_mode(lab: Lab, kernel: str, dwarf: boo
     assert task.held is not None
 
 
+def begun_functions(prog: Program, pid: int) -> set[str]:
+    """Return the functions that a task was interrupted in before their first instruction."""
+    found = set()
+    for frame in prog.stack_trace(pid):
+        with suppress(LookupError):  # user mode
+            symbol = frame.symbol()
+            if frame.pc == symbol.address:
+                found.add(symbol.name)
+    return found
+
+
 def test_damaged_tables_are_no_error(lab: Lab) -> None:
     """Without tables, all addresses on the stack of a task that waits count."""
     image = lab.image(KERNELS[-1], "4", "churn", freeze="busy", seed=1)
@@ -143,6 +155,8 @@ def test_damaged_tables_are_no_error(lab: Lab) -> None:
     waiting = {pid for pid, task in right.items() if task.waiting}
     assert waiting <= found.keys()
     for pid in waiting:
-        assert set(found[pid].functions) >= set(right[pid].functions), pid
+        # The address of a function on a stack is a pointer to it, unless it was interrupted there.
+        begun = set(right[pid].functions) & begun_functions(image.program(), pid)
+        assert set(found[pid].functions) >= set(right[pid].functions) - begun, pid
         assert found[pid].held is not None
     assert all(task.busy for task in found.values())
