@@ -11,6 +11,8 @@ import pytest
 from memcg_inspect.cli import main
 from memcg_inspect.image import copies
 from memcg_inspect.image.qmp import GREETING_TIMEOUT
+from memcg_inspect.names import COMMANDS
+from memcg_inspect.views import NAMES
 
 
 @pytest.mark.parametrize("arguments", [[], ["--help"]])
@@ -28,6 +30,10 @@ def test_the_list_of_commands_is_there_at_once(arguments: list[str]) -> None:
     ours = {name for name in loaded if name.startswith("memcg_inspect.")}
     assert "memcg_inspect.cli" in ours
     assert len(ours) < 10
+
+
+def test_each_view_has_its_line_of_help() -> None:
+    assert ("audit", *NAMES) == COMMANDS
 
 
 def test_defaults_in_help(capsys: pytest.CaptureFixture[str]) -> None:
