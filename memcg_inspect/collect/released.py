@@ -56,7 +56,7 @@ class ReleasedReader:
 
     :ivar faults: why not all work items that free memcgs are known. A memcg that is being freed may
         hold a reference to its parent that is not found then.
-    :ivar coverage: counts the slabs that are unreadable
+    :ivar coverage: counts the objects that are unreadable
     """
 
     def __init__(self, image: Image, slabs: SlabReader, memcgs: Container[int]) -> None:
@@ -83,11 +83,9 @@ class ReleasedReader:
         :return: (``struct obj_cgroup *`` to which the memcg can hold a reference, the memcg), also
             with 0 instead of the obj_cgroup
         """
-        try:
-            if self._may_have_memcgs(slab):
-                yield from self._released_memcgs(slab)
-        except FaultError as error:
-            self._miss(slab, error)
+        for number, address in self._old_memcgs(slab, self.coverage):
+            with suppress(FaultError):  # an object that is used again can point anywhere
+                yield from self._released_memcg(slab, number, address)
 
     def children(self, slab: Slab) -> Iterator[int]:
         """
@@ -98,23 +96,34 @@ class ReleasedReader:
 
         :return: ``struct mem_cgroup *`` of the parents
         """
-        if self._rwork is None or not self._may_have_memcgs(slab):
+        if self._rwork is None:
             return
-        try:
-            for address in self.slabs.objects(slab):
-                if address in self.memcgs:
-                    continue
-                if self.memory.word(address + self._subsys) != self._memory_subsys:
-                    continue
+        for _, address in self._old_memcgs(slab, Coverage()):
+            with suppress(FaultError):
                 if self._holds_parent(address):
                     yield self.memory.word(address + self._parent)
-        except FaultError as error:
-            self._miss(slab, error)
 
-    def _miss(self, slab: Slab, error: FaultError) -> None:
-        # On a running kernel, memory that was freed and reused can lead to any error.
-        if not self.image.is_moving:
-            self.coverage.miss("slab of memcgs", slab.page, str(error))
+    def _old_memcgs(self, slab: Slab, coverage: Coverage) -> Iterator[tuple[int, int]]:
+        """
+        Find objects of a slab that are, or were, memcgs that are on no list.
+
+        :param coverage: counts those that are unreadable
+        :return: (index in the slab, address)
+        """
+        if not self._may_have_memcgs(slab):
+            return
+        for number, address in enumerate(self.slabs.objects(slab)):
+            if address in self.memcgs:
+                continue
+            try:
+                subsys = self.memory.word(address + self._subsys)
+            except FaultError as error:
+                # On a running kernel, memory that was freed can lead to any error.
+                if not self.image.is_moving:
+                    coverage.miss("possible memcg", address, str(error))
+                continue
+            if subsys == self._memory_subsys:
+                yield number, address
 
     def _holds_parent(self, address: int) -> bool:
         """Return whether a memcg on no list was not freed; see :meth:`children`."""
@@ -136,21 +145,18 @@ class ReleasedReader:
         is_general = name.startswith("kmalloc-")
         return is_general and self._memcg_size <= size < 2 * self._memcg_size
 
-    def _released_memcgs(self, slab: Slab) -> Iterator[tuple[int, Transient]]:
-        for number, address in enumerate(self.slabs.objects(slab)):
-            if address in self.memcgs:
-                continue
-            if self.memory.word(address + self._subsys) != self._memory_subsys:
-                continue
-            if not self._is_allocated(slab, number):
-                continue
-            memcg, transient = self._memcg(address), Transient(RELEASED, address)
-            # css_free_rwork_fn() begins with percpu_ref_exit(), which clears the pointer. So this
-            # memcg was not freed, not even into a sheaf of its cache.
-            if int(memcg.css.flags) & self._released and memcg.css.refcnt.data:
-                yield 0, transient
-            for objcg in self._original_objcgs(memcg):
-                yield objcg, transient
+    def _released_memcg(
+        self, slab: Slab, number: int, address: int
+    ) -> Iterator[tuple[int, Transient]]:
+        if not self._is_allocated(slab, number):
+            return
+        memcg, transient = self._memcg(address), Transient(RELEASED, address)
+        # css_free_rwork_fn() begins with percpu_ref_exit(), which clears the pointer. So this
+        # memcg was not freed, not even into a sheaf of its cache.
+        if int(memcg.css.flags) & self._released and memcg.css.refcnt.data:
+            yield 0, transient
+        for objcg in self._original_objcgs(memcg):
+            yield objcg, transient
 
     def _memcg(self, address: int) -> Object:
         return Object(self.image.prog, "struct mem_cgroup *", address)

@@ -24,6 +24,7 @@ from support.guests import GuestImage, Lab
 
 from memcg_inspect.checks.evidence_query import MOST_EVIDENCE
 from memcg_inspect.collect import audit
+from memcg_inspect.helpers import for_each_memcg
 from memcg_inspect.image.image import Image, image_of
 from memcg_inspect.image.layout import has_member
 from memcg_inspect.linux.fs.inode import dentry_name
@@ -624,3 +625,26 @@ def test_an_object_that_may_be_a_map(image: GuestImage) -> None:
     words = bytearray(b"\x81" * smallest)
     words[ops : ops + WORD], words[kind : kind + INT] = bytes(WORD), number(1)
     assert audit(damaged(image.core, (address, bytes(words)))).verdict == "exact"
+
+
+@pytest.mark.parametrize("kernel", ["6.1"])
+def test_an_object_that_was_a_memcg(image: GuestImage) -> None:
+    """Who has it now wrote over its pointers. The memcg of old is gone, and nothing is missing."""
+    found = image_of(image.program())
+    memcg = found.type("struct mem_cgroup")
+    reader, size = SlabReader(found), sizeof(memcg)
+    others = (for_each_memcg(image.program()), bpf_map_for_each(image.program()))
+    known = {thing.value_() for things in others for thing in things}
+    address = next(
+        address
+        for slab in slabs(found)
+        if slab.cache.name.startswith("kmalloc-") and size <= slab.cache.object_size < 2 * size
+        for address in reader.objects(slab)
+        if address not in known
+    )
+    words = bytearray(b"\x81" * PAGE)[: PAGE - address % PAGE][:size]
+    start = offsetof(memcg, "css.ss")
+    words[start : start + WORD] = number(place(image.program()["memory_cgrp_subsys"]), WORD)
+    report = audit(damaged(image.core, (address, bytes(words))))
+    assert {name: c for name, c in report.coverage.items() if c.unreadable} == {}
+    assert report.verdict == "exact"
