@@ -219,7 +219,7 @@ def add_view(parser: Parser, view: Any) -> None:
         if name == "memcg":
             flag, options = CHOICES["subtree"]
             parser.add_argument(flag, **options)
-        if name == "top":
+        if name == "top" and view.compares:
             parser.add_argument("--since", **_SINCE)
     _add_formats(parser)
     parser.set_defaults(view=view, table=None, explain=None)

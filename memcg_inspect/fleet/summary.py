@@ -193,4 +193,5 @@ SUMMARY = View(
     ),
     choices=("sort", "fields", "top"),
     incomplete="one of the dumps could not be read",
+    compares=False,
 )

@@ -44,6 +44,7 @@ class View:
     :ivar choices: which of ``memcg`` (with ``--subtree``), ``node``, ``sort``, ``fields`` and
         ``top`` apply to it
     :ivar incomplete: meaning of exit status 3
+    :ivar compares: whether its ranked tables can be compared with earlier ones
     """
 
     name: str
@@ -53,6 +54,7 @@ class View:
     arguments: tuple[Argument, ...] = ()
     choices: tuple[str, ...] = ("memcg", "node", "sort", "fields")
     incomplete: str = "something could not be read"
+    compares: bool = True
 
 
 def by_argument(dimensions: Iterable[str]) -> Argument:

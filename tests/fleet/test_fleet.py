@@ -264,6 +264,7 @@ def test_no_process_can_be_started(
         (["fleet", "-o", "/dev/null", "x"], "/dev/null is no regular file"),
         (["--jobs", "2", "fleet", "--dask", "y", "x"], "--dask cannot be used with --jobs"),
         (["summary", "/nowhere"], "/nowhere: No such file"),
+        (["summary", "--since", "x", "y"], "unrecognized arguments: --since"),
         (["summary", __file__], "line 1 is none of memcg-inspect fleet"),
         (["fleet", "--dask", "tcp://127.0.0.1:1", "x"], "no dask scheduler"),
     ],
