@@ -22,7 +22,7 @@ from memcg_inspect.growth import check_earlier, grown, growth_column, read_earli
 from memcg_inspect.image.image import Image
 from memcg_inspect.image.missing import as_image_errors, why_missing
 from memcg_inspect.render.typed import Typed
-from memcg_inspect.report import Report
+from memcg_inspect.report import EXIT_STATUS, Report
 from memcg_inspect.report_tables import TABLES, EffectRow, effects_answer, report_answer
 from memcg_inspect.subcommands import CHOICES, MOST_ROWS
 from memcg_inspect.tables import (
@@ -48,7 +48,6 @@ __all__ = (
     "show",
 )
 
-_STATUS = {"exact": 0, "findings": 1, "incomplete": 3, "moving": 3}
 _INCOMPLETE = 3
 _INTERRUPTED = 130
 
@@ -306,5 +305,5 @@ def exit_status(result: Report | Answer) -> int:
     if result.interrupted:
         return _INTERRUPTED
     if isinstance(result, Report):
-        return _STATUS[result.verdict]
+        return EXIT_STATUS[result.verdict]
     return 0 if result.is_whole else _INCOMPLETE

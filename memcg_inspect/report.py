@@ -29,6 +29,7 @@ from memcg_inspect.model import (
 )
 
 __all__ = (
+    "EXIT_STATUS",
     "OWN_MACHINE",
     "OWN_MEMCG",
     "WAIT",
@@ -62,6 +63,8 @@ OWN_MACHINE = "this program runs on this machine, and changes the node while it 
 RowStatus = Literal["exact", "differs", "in-flight", "moving", "unverifiable"]
 IdentityStatus = Literal["exact", "findings", "unverifiable", "not-kept", "moving"]
 Verdict = Literal["exact", "findings", "incomplete", "moving"]
+#: Exit status of an audit, by verdict.
+EXIT_STATUS: Mapping[Verdict, int] = {"exact": 0, "findings": 1, "incomplete": 3, "moving": 3}
 Confidence = Literal["proved", "only-explanation", "likely"]
 
 

@@ -202,7 +202,7 @@ def test_statuses_of_rows() -> None:
 
 def exit_statuses() -> set[int]:
     """Return the names in the constants of the front ends."""
-    found = {*answers._STATUS.values(), answers._INCOMPLETE, answers._INTERRUPTED}
+    found = {*report.EXIT_STATUS.values(), answers._INCOMPLETE, answers._INTERRUPTED}
     found |= {value for name, value in vars(cli).items() if name.startswith("EXIT_")}
     return found
 

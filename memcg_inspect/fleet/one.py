@@ -29,11 +29,10 @@ from memcg_inspect.image.program import ImageSource, open_program
 from memcg_inspect.model import ImageError, MemcgInspectError
 from memcg_inspect.model_fleet import DumpCause, DumpResult, parse_result
 from memcg_inspect.render.documents import record_document
-from memcg_inspect.report import Report
+from memcg_inspect.report import EXIT_STATUS, Report
 
 __all__ = ("audit_dump", "end_audits", "failed", "identity_of", "main")
 
-_STATUS = {"exact": 0, "findings": 1, "incomplete": 3, "moving": 3}
 _UNUSABLE, _BUG = 2, 70
 #: Python looks for modules in the current directory, which is anybody's.
 _PROGRAM = (
@@ -151,7 +150,7 @@ def _result(
         for found in report.diagnoses
     ]
     return DumpResult(
-        *(path, *identity, _STATUS[report.verdict], report.verdict, None),
+        *(path, *identity, EXIT_STATUS[report.verdict], report.verdict, None),
         host=report.image.host,
         release=report.image.release,
         memcgs=len(report.memcgs),
