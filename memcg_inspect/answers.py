@@ -35,7 +35,7 @@ from memcg_inspect.tables import (
     largest,
     with_subtrees,
 )
-from memcg_inspect.views import views
+from memcg_inspect.views import NAMES, view_of
 from memcg_inspect.views.payers import checked_choice
 from memcg_inspect.views.view import interrupted
 
@@ -59,14 +59,13 @@ def schema(command: str) -> dict[str, Any]:
     """
     Return the JSON Schema of the document of a command.
 
-    :param command: one of :data:`COMMANDS`
+    :param command: one of :data:`~memcg_inspect.names.COMMANDS`, ``fleet`` or ``summary``
     """
     from memcg_inspect.fleet.summary import SUMMARY
     from memcg_inspect.render.schema import answer_schema, fleet_schema, report_schema
 
-    for view in views():
-        if view.name == command:
-            return answer_schema(view.name, view.records)
+    if command in NAMES:
+        return answer_schema(command, view_of(command).records)
     if command == SUMMARY.name:
         return answer_schema(SUMMARY.name, SUMMARY.records, of_image=False)
     if command == "fleet":

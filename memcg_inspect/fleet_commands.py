@@ -51,8 +51,8 @@ def fleet(args: Namespace) -> int:
 def _audit_all(args: Namespace, file: ResultFile | None) -> tuple[Sequence[DumpResult], int, int]:
     """Return the results of dumps that were named, how many were audited now, and named."""
     wanted = dict.fromkeys(os.path.abspath(path) for path in _paths(args.dumps))
-    paths = left_to_do(wanted, () if file is None else file.done, args.retry)
-    results = {} if file is None else {result.dump: result for result in file.done}
+    results = {} if file is None else file.done
+    paths = left_to_do(wanted, results, args.retry)
     jobs = args.jobs or (1 if args.nice else available_cores())
     running = run_fleet(paths, _options(args), jobs, args.dask)
     with closing(running), progress_bar(lambda: False) as report:

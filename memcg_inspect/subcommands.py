@@ -14,6 +14,7 @@ import shutil
 import textwrap
 from argparse import ArgumentParser, ArgumentTypeError
 from collections.abc import Callable, Mapping
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -125,9 +126,8 @@ def add_subcommands(
     """
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
-    def fill(added: Parser) -> None:
+    def fill(name: str, added: Parser) -> None:
         add_options(added)
-        name = added.prog.rpartition(" ")[2]
         if name == "audit":
             _add_audit(added)
             return
@@ -136,7 +136,7 @@ def add_subcommands(
         add_view(added, view_of(name))
 
     for name, help in COMMAND_HELP.items():
-        commands.add_parser(name, help=help, fill=fill)
+        commands.add_parser(name, help=help, fill=partial(fill, name))
     return commands
 
 

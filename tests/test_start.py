@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import pytest
+from support.printed import on_full_disk
 
 from memcg_inspect.cli import main
 from memcg_inspect.image import copies
@@ -47,16 +48,9 @@ def test_defaults_in_help(capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.parametrize("arguments", [["--help"], ["audit", "--help"], ["--version"]])
 def test_help_that_cannot_be_written(arguments: list[str]) -> None:
-    with open("/dev/full", "w") as full:
-        done = subprocess.run(
-            [sys.executable, "-m", "memcg_inspect", *arguments],
-            stdout=full,
-            stderr=subprocess.PIPE,
-            text=True,
-            check=False,
-        )
-    assert done.returncode == 2
-    assert done.stderr == "memcg-inspect: output cannot be written: No space left on device\n"
+    status, said = on_full_disk(*arguments)
+    assert status == 2
+    assert said == "memcg-inspect: output cannot be written: No space left on device\n"
 
 
 def test_an_unknown_architecture(capsys: pytest.CaptureFixture[str]) -> None:

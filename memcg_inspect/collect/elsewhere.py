@@ -17,7 +17,6 @@ from drgn import Program
 
 from memcg_inspect.collect.partial import Partial
 from memcg_inspect.collect.ranges import PassContext, RangeCollector
-from memcg_inspect.image.dask import dask_errors
 from memcg_inspect.image.image import Image
 from memcg_inspect.image.pool import Pool
 from memcg_inspect.image.processes import gathered
@@ -66,7 +65,7 @@ def map_elsewhere(
     def run(
         collector: Callable[[PageRange], Partial], parts: Iterable[PageRange]
     ) -> Iterator[Partial]:
-        with dask_errors():
+        with pool.errors():
             shared, walk = pool.share(context), os.urandom(16).hex()
             running = [
                 (part, pool.executor.submit(_collected, pool.open, walk, shared, part))

@@ -13,7 +13,7 @@ import fcntl
 import json
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from io import RawIOBase
 from typing import BinaryIO
@@ -23,7 +23,7 @@ from memcg_inspect.model_fleet import DumpResult, parse_result
 from memcg_inspect.render.documents import record_document
 from memcg_inspect.tables import SCHEMA
 
-__all__ = ("ResultFile", "line_of", "result_file", "results_in")
+__all__ = ("ResultFile", "latest", "line_of", "result_file", "results_in")
 
 #: The longest line that is read: thousands of causes.
 _LONGEST = 16 << 20
@@ -47,6 +47,11 @@ def results_in(name: str) -> Iterator[DumpResult]:
             yield from _results(name, file)
     except OSError as error:
         raise MemcgInspectError(f"{name}: {error.strerror}") from None
+
+
+def latest(results: Iterable[DumpResult]) -> dict[str, DumpResult]:
+    """Return the last result of each dump, by its path."""
+    return {result.dump: result for result in results}
 
 
 def _results(name: str, file: BinaryIO) -> Iterator[DumpResult]:
@@ -93,7 +98,7 @@ class ResultFile:
     """
     A file to which results are added. One program at a time adds to it.
 
-    :ivar done: the results that it had
+    :ivar done: the last result of each dump that it had
     """
 
     def __init__(self, name: str, file: RawIOBase) -> None:
@@ -110,10 +115,12 @@ class ResultFile:
         try:
             file.seek(0)
             lines = open(file.fileno(), "rb", closefd=False)  # noqa: SIM115
-            self.done = list(_results(name, lines))
-            finished = sum(len(line) for line in _finished(lines))
-            if finished < file.seek(0, os.SEEK_END):
-                file.truncate(finished)
+            self.done = latest(_results(name, lines))
+            size = lines.seek(0, os.SEEK_END)
+            lines.seek(max(0, size - _LONGEST))
+            unfinished = lines.read().rpartition(b"\n")[2]
+            if unfinished:
+                file.truncate(size - len(unfinished))
         except OSError as error:
             raise MemcgInspectError(f"{name}: {error.strerror or error}") from None
 
@@ -129,9 +136,3 @@ class ResultFile:
                 left = left[self._file.write(left) or 0 :]
         except OSError as error:
             raise MemcgInspectError(f"{self._name}: {error.strerror}") from None
-
-
-def _finished(lines: BinaryIO) -> Iterator[bytes]:
-    """Yield the lines of a file that have an end."""
-    lines.seek(0)
-    return (line for line in lines if line.endswith(b"\n"))

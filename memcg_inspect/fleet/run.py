@@ -9,7 +9,6 @@ the results as they come.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
@@ -35,21 +34,22 @@ _LOOK = 10.0
 
 
 def left_to_do(
-    paths: Iterable[str], done: Iterable[DumpResult], retry: bool = False
+    paths: Iterable[str], done: Mapping[str, DumpResult], retry: bool = False
 ) -> Sequence[str]:
     """
-    Return the absolute paths of the dumps that are to be audited, each once.
+    Return the dumps that are to be audited.
 
-    :param done: results that there are. A dump that was changed since is audited again.
+    :param paths: absolute paths
+    :param done: the last result of each dump, by its path. A dump that was changed since is audited
+        again.
     :param retry: whether to try again what could not be read
     """
     known = {
         (result.dump, result.bytes, result.mtime_ns)
-        for result in {result.dump: result for result in done}.values()
+        for result in done.values()
         if not (retry and result.error is not None)
     }
-    every = dict.fromkeys(map(os.path.abspath, paths))
-    return [path for path in every if (path, *identity_of(path)) not in known]
+    return [path for path in paths if (path, *identity_of(path)) not in known]
 
 
 def run_fleet(

@@ -8,9 +8,10 @@ from argparse import Namespace
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Annotated, NamedTuple
 
-from memcg_inspect.fleet.results import results_in
+from memcg_inspect.fleet.results import latest, results_in
 from memcg_inspect.model_fleet import DumpCause, DumpResult
 from memcg_inspect.tables import Answer, Field, Table, Value, columns_of
 from memcg_inspect.views.view import Argument, View, by_argument, named
@@ -177,8 +178,8 @@ def summary_of(args: Namespace) -> Answer:
     """
     # Dumps of several machines may have the same path.
     names = {os.path.realpath(name): name for name in args.results}.values()
-    files = ({result.dump: result for result in results_in(name)} for name in names)
-    return summary((result for file in files for result in file.values()), args.by or _BY)
+    files = (latest(results_in(name)).values() for name in names)
+    return summary(chain.from_iterable(files), args.by or _BY)
 
 
 SUMMARY = View(

@@ -53,7 +53,7 @@ def dask_pool(address: str, source: ImageSource) -> Iterator[Pool]:
         # A worker that has it alone would take it along when it ends.
         share = partial(client.scatter, broadcast=True)
         wait = partial(_wait, client)
-        yield Pool(client.get_executor(), place.opened, workers, share, wait)
+        yield Pool(client.get_executor(), place.opened, workers, share, dask_errors, wait)
 
 
 def _wait(client: Any, future: Future[Any]) -> None:

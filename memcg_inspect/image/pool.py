@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,6 +28,7 @@ class Pool:
     :ivar open: opens the image in one of them; it can be pickled
     :ivar workers: number of calls that they run at a time
     :ivar share: sends a value that all calls need; returns what to give to each as an argument
+    :ivar errors: returns a block that says in one line why the processes could not do their work
     :ivar wait: waits for a call; raises :exc:`~memcg_inspect.model.ImageError` if no process is
         left that could do it
     """
@@ -35,4 +37,5 @@ class Pool:
     open: Callable[[], Program]
     workers: int
     share: Callable[[Any], Any] = lambda value: value
+    errors: Callable[[], AbstractContextManager[None]] = nullcontext
     wait: Callable[[Future[Any]], None] = lambda future: None

@@ -14,7 +14,7 @@ from importlib import import_module
 from memcg_inspect.tables import Column, columns_of
 from memcg_inspect.views.view import View
 
-__all__ = ("NAMES", "columns", "tables", "view_of", "views")
+__all__ = ("NAMES", "tables", "view_of", "views")
 
 #: Modules of this package, in the order of ``--help``.
 NAMES = (
@@ -52,8 +52,3 @@ def tables(name: str) -> tuple[tuple[Column, ...], ...]:
     Columns that exist once for each node are named ``node_N``.
     """
     return tuple(columns_of(record, keys=("N",)) for record in view_of(name).records)
-
-
-def columns(name: str) -> tuple[Column, ...]:
-    """Return the columns of all tables of a view, without those of single nodes."""
-    return tuple(column for record in view_of(name).records for column in columns_of(record))

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 from support.dask_cluster import cluster
 from support.guests import GuestImage, Lab
+from support.printed import on_full_disk
 from support.schemas import errors
 
 from memcg_inspect.cli import main
@@ -229,16 +230,9 @@ def test_a_reader_that_has_gone(dumps: list[str]) -> None:
 
 
 def test_output_that_cannot_be_written(dumps: list[str]) -> None:
-    with open("/dev/full", "w") as full:
-        done = subprocess.run(
-            [sys.executable, "-m", "memcg_inspect", *FLEET, dumps[3]],
-            stdout=full,
-            stderr=subprocess.PIPE,
-            text=True,
-            check=False,
-        )
-    assert done.returncode == 2
-    assert done.stderr == "memcg-inspect: output cannot be written: No space left on device\n"
+    status, said = on_full_disk(*FLEET, dumps[3])
+    assert status == 2
+    assert said == "memcg-inspect: output cannot be written: No space left on device\n"
 
 
 def test_no_process_can_be_started(

@@ -3,6 +3,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 from rich.console import Console
 
 from memcg_inspect.render.first_screen import first_screen
@@ -52,3 +55,16 @@ def answer_text(made: Answer, width: int | None = None, exact: bool = False) -> 
     out = output(width, exact=exact)
     answer_lines(made, out)
     return out.text
+
+
+def on_full_disk(*arguments: str) -> tuple[int, str]:
+    """Run the program with standard output on a full disk; return its status, and its errors."""
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "memcg_inspect", *arguments],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+    return done.returncode, done.stderr
