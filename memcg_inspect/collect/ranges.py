@@ -52,7 +52,15 @@ from memcg_inspect.linux.mm.slab import Slab, SlabReader
 from memcg_inspect.linux.net.sock import Protocol, Sock, SockReader
 from memcg_inspect.model import NUMA_NO_NODE, Coverage, FreedPage
 
-__all__ = ("Mapper", "PassContext", "RangeCollector", "collect_ranges", "jobs_of", "walk_ranges")
+__all__ = (
+    "Mapper",
+    "PassContext",
+    "RangeCollector",
+    "collect_ranges",
+    "jobs_of",
+    "page_parts",
+    "walk_ranges",
+)
 
 #: Pieces of the memory map in one range. With a ``struct page`` of 64 bytes and pages of 4 KiB,
 #: a range is 4 GiB of memory.
@@ -339,16 +347,17 @@ def walk_ranges(
     :param parts: see :func:`collect_ranges`
     :return: the results of the ranges, in their order
     """
-    jobs = jobs_of(image)
     if run is None:
+        jobs = jobs_of(image)
         run = map if jobs == 1 else forked_map(image, jobs)
     if parts is None:
-        parts = _parts(image, jobs)
+        parts = page_parts(image)
     return _with_progress(image, run(read, parts), len(parts))
 
 
-def _parts(image: Image, jobs: int) -> list[PageRange]:
-    ranges, piece = page_ranges(image), pages_per_piece(image)
+def page_parts(image: Image) -> list[PageRange]:
+    """Return the ranges that the processes of an image share."""
+    jobs, ranges, piece = jobs_of(image), page_ranges(image), pages_per_piece(image)
     pieces = PIECES_PER_RANGE
     if jobs > 1:
         total = sum(part.end - part.start for part in ranges) // piece

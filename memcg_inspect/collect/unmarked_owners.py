@@ -11,14 +11,14 @@ in another way is no conflict.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Container, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from drgn import FaultError
 
+from memcg_inspect.collect.slab_owners import SlabOwners
 from memcg_inspect.image.image import Image
 from memcg_inspect.linux.drivers.virtio_ring import virtqueue_rings
 from memcg_inspect.linux.fs import pipe
-from memcg_inspect.linux.fs.file_table import FileReader
 from memcg_inspect.linux.kernel.events import ring_buffer as perf
 from memcg_inspect.linux.kernel.sched_frag import task_fragments
 from memcg_inspect.linux.kernel.trace.ring_buffer import ring_buffer_pages
@@ -26,11 +26,9 @@ from memcg_inspect.linux.kernel.vmcore_info import vmcoreinfo_pages
 from memcg_inspect.linux.mm.mm_init import hash_tables
 from memcg_inspect.linux.mm.mm_types import page_layout
 from memcg_inspect.linux.mm.mmzone import mem_map, memory_map_end
-from memcg_inspect.linux.mm.slab import Slab, SlabReader
 from memcg_inspect.linux.mm.slub_large import large_kmallocs
 from memcg_inspect.linux.mm.swap_cgroup import swap_cgroup_pages
 from memcg_inspect.linux.net.skbuff import socket_fragments, unix_socket_pages
-from memcg_inspect.linux.net.sock import SockReader
 from memcg_inspect.model import Coverage
 
 __all__ = ("UnmarkedOwners",)
@@ -40,42 +38,21 @@ class UnmarkedOwners:
     """
     Finder of the owners of pages that nothing marks.
 
-    :param memcgs: ``struct mem_cgroup *`` of all memcgs
+    :param in_slabs: owners that were found in slabs
     """
 
     def __init__(
-        self,
-        image: Image,
-        slabs: SlabReader,
-        memcgs: Container[int],
-        coverage: defaultdict[str, Coverage],
+        self, image: Image, in_slabs: SlabOwners, coverage: defaultdict[str, Coverage]
     ) -> None:
         self._image, self._frames, self._coverage = image, mem_map(image), coverage
         self._end = memory_map_end(image)
-        self._memcgs, self._sock_reader = memcgs, SockReader(image, slabs)
-        self._file_reader = FileReader(image, slabs, *pipe.FILE_OPERATIONS, perf.FILE_OPERATIONS)
-        self._socks: set[int] = set()
-        #: ``private_data`` of files, by the name of their operations.
-        self._files: defaultdict[str, set[int]] = defaultdict(set)
-
-    def add(self, slab: Slab) -> None:
-        """Note the sockets and files in a slab."""
-        reader = self._sock_reader
-        # Those without a cache of their own are told from other objects by their memcg.
-        self._socks.update(sock.address for sock in reader.read(slab, self._memcgs))
-        self._socks.update(reader.in_use(slab))
-        try:
-            for file in self._file_reader.read(slab):
-                if file.is_open:
-                    self._files[file.operations].add(file.data)
-        except FaultError as error:
-            self._coverage["files"].miss("slab of files", error.address, str(error))
+        self._socks, self._files = in_slabs.socks, in_slabs.files
 
     def find(self) -> dict[int, str]:
         """Return a kind of :data:`memcg_inspect.model_pages.KINDS` by page frame number."""
         image, coverage, found = self._image, self._coverage, dict[int, str]()
         frags = coverage["page_frags"]
-        pipes = set[int]().union(*(self._files[name] for name in pipe.FILE_OPERATIONS))
+        pipes = set[int]().union(*(self._files.get(name, ()) for name in pipe.FILE_OPERATIONS))
         pages: tuple[tuple[str, Callable[[], Iterable[int]]], ...] = (
             ("pipe", lambda: pipe.pipe_pages(image, pipes, coverage["pipes"])),
             ("pipe", lambda: pipe.spare_pages(image, pipes, coverage["pipes"])),
@@ -97,7 +74,7 @@ class UnmarkedOwners:
     def _addresses(self) -> Iterator[tuple[str, Callable[[], Iterable[int]]]]:
         """Return the owners that give addresses, with the kind of their pages."""
         image, coverage = self._image, self._coverage
-        events = self._files[perf.FILE_OPERATIONS]
+        events = self._files.get(perf.FILE_OPERATIONS, set())
         yield "trace", lambda: ring_buffer_pages(image, coverage["ftrace"])
         yield "perf", lambda: perf.perf_pages(image, events, coverage["perf"])
         yield "virtqueue", lambda: virtqueue_rings(image, coverage["virtqueues"])

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from support.guests import GuestImage, Lab
+from support.guests import GuestImage, Lab, gigantic
 
 from memcg_inspect.collect import audit, ranges
 from memcg_inspect.collect.ranges import jobs_of, walk_ranges
@@ -19,6 +19,7 @@ from memcg_inspect.linux.mm.mmzone import page_ranges
 from memcg_inspect.render.documents import answer_document, report_document, to_json
 from memcg_inspect.tables import Answer
 from memcg_inspect.views.overview import overview
+from memcg_inspect.views.pages import DIMENSIONS, pages
 from memcg_inspect.views.slabinfo import slabinfo
 
 pytestmark = pytest.mark.image
@@ -60,11 +61,19 @@ def test_a_report_with_findings_and_call_sites(lab: Lab) -> None:
         overview,
         slabinfo,
         lambda image: slabinfo(image, by=("cache", "node")),
+        pages,
+        lambda image: pages(image, by=DIMENSIONS, counters=True),
     ],
 )
 def test_an_answer_is_the_same(lab: Lab, command: Callable[[Image], Answer]) -> None:
     image = lab.image("7.3", "4", "mixed")
     documents = [to_json(answer_document(command(opened(image, jobs)))) for jobs in (1, 2)]
+    assert documents[0] == documents[1]
+
+
+def test_pages_with_a_block_that_is_larger_than_a_range(lab: Lab) -> None:
+    image = gigantic(lab, "7.3")
+    documents = [to_json(answer_document(pages(opened(image, jobs)))) for jobs in (1, 4)]
     assert documents[0] == documents[1]
 
 
