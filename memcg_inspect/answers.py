@@ -41,6 +41,7 @@ from memcg_inspect.views.view import interrupted
 
 __all__ = (
     "answer",
+    "cancellable",
     "check_arguments",
     "chosen",
     "exit_status",
@@ -59,15 +60,18 @@ def schema(command: str) -> dict[str, Any]:
     """
     Return the JSON Schema of the document of a command.
 
-    :param command: one of :data:`~memcg_inspect.names.COMMANDS`, ``fleet`` or ``summary``
+    :param command: one of :data:`~memcg_inspect.names.COMMANDS`, ``diff``, ``watch``, ``fleet`` or
+        ``summary``
     """
     from memcg_inspect.fleet.summary import SUMMARY
     from memcg_inspect.render.schema import answer_schema, fleet_schema, report_schema
+    from memcg_inspect.snapshots.diff import DIFF, WATCH
 
     if command in NAMES:
         return answer_schema(command, view_of(command).records)
-    if command == SUMMARY.name:
-        return answer_schema(SUMMARY.name, SUMMARY.records, of_image=False)
+    for view in (SUMMARY, DIFF, WATCH):
+        if command == view.name:
+            return answer_schema(view.name, view.records, of_image=False)
     if command == "fleet":
         return fleet_schema()
     return report_schema()
@@ -126,7 +130,7 @@ def answer(image: Image, args: Namespace) -> Report | Answer:
 
     with as_image_errors():
         checked_choice(image, _choice(args))
-    with _cancellable(image):
+    with cancellable(image):
         return audit(image, args.wait)
 
 
@@ -197,7 +201,7 @@ def _text(result: Report | Answer, args: Namespace, typed: Typed) -> str:
 
 
 @contextmanager
-def _cancellable(image: Image) -> Iterator[None]:
+def cancellable(image: Image) -> Iterator[None]:
     """
     Show progress, and let Ctrl-C cancel the command.
 
@@ -246,7 +250,7 @@ def _choice(args: Namespace) -> Choice:
 def _view(image: Image, args: Namespace) -> Answer:
     choice, since = _choice(args), getattr(args, "since", None)
     gone = () if since is None else since.memcgs
-    with _cancellable(image), as_image_errors():
+    with cancellable(image), as_image_errors():
         # Check before the command runs, which may take long.
         choice = checked_choice(image, choice, gone)
         found = _answer_of(image, args)

@@ -14,6 +14,7 @@ from memcg_inspect.completion import SHELLS, complete, completion_script
 from memcg_inspect.fleet_arguments import add_fleet
 from memcg_inspect.names import COMMANDS, MORE_HELP
 from memcg_inspect.output import check_output, give_up, output
+from memcg_inspect.snapshot_arguments import add_snapshots
 from memcg_inspect.subcommands import add_subcommands, command_list
 
 # What runs a command is imported when one runs: --help needs none of it.
@@ -81,7 +82,9 @@ def main(argv: Sequence[str]) -> int:
             return _print_text(lambda: args.make_text(args))
         from memcg_inspect.running import run, run_without_image
 
-        return run(args) if args.run is None else run_without_image(args)
+        if args.run is None:
+            return run(args)
+        return args.run(args) if args.opens else run_without_image(args)
     except KeyboardInterrupt:
         _complain("interrupted")
         return EXIT_INTERRUPTED
@@ -129,8 +132,9 @@ def make_parser() -> Parser:
     )
     parser.add_argument("--version", action=_Version, nargs=0, help="print the version and exit")
     _add_image_options(parser)
-    parser.set_defaults(make_text=None, run=None, **_DEFAULTS)
+    parser.set_defaults(make_text=None, run=None, opens=False, **_DEFAULTS)
     commands = add_subcommands(parser, _add_image_options)
+    add_snapshots(commands, _add_image_options, _add_type_options)
     add_fleet(commands, _add_type_options)
     printed = commands.add_parser("schema", help=MORE_HELP["schema"], description=_SCHEMA)
     printed.add_argument("of", nargs="?", choices=_WITH_SCHEMA, default="audit", metavar="COMMAND",
@@ -143,7 +147,7 @@ def make_parser() -> Parser:
     return parser
 
 
-_WITH_SCHEMA = (*COMMANDS, "fleet", "summary")
+_WITH_SCHEMA = (*COMMANDS, "diff", "watch", "fleet", "summary")
 _SCHEMA = (
     "Prints the JSON Schema (draft 2020-12) of the document that a command prints with --json."
 )

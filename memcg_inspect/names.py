@@ -30,6 +30,9 @@ COMMAND_HELP = {
 }
 #: The other commands of the program.
 MORE_HELP = {
+    "snapshot": "write a small file with what each memcg is charged for",
+    "diff": "what grew between snapshots or dumps, and how fast",
+    "watch": "take snapshots of a running machine, and tell what leaks",
     "fleet": "audit many dumps; one line of JSON each",
     "summary": "sum up what fleet found, by kernel, host and cause",
     "schema": "print the JSON Schema of the document of a command",

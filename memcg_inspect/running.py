@@ -14,14 +14,14 @@ from types import FrameType
 from typing import Any
 
 from memcg_inspect.answers import answer, check_arguments, exit_status, show
-from memcg_inspect.image.image import image_of
+from memcg_inspect.image.image import Image, image_of
 from memcg_inspect.image.program import ImageSource, open_program
 from memcg_inspect.image.qmp import GREETING_TIMEOUT, Monitor
 from memcg_inspect.output import check_output, output
 from memcg_inspect.render.typed import Typed
 from memcg_inspect.tables import UsageError
 
-__all__ = ("run", "run_without_image")
+__all__ = ("opened_image", "run", "run_without_image")
 
 #: An hour: no one waits longer for a monitor.
 _LONGEST_TIMEOUT = 3600
@@ -37,7 +37,7 @@ class _LogFormatter(logging.Formatter):
 
 
 def run_without_image(args: argparse.Namespace) -> int:
-    """Run a command of :mod:`memcg_inspect.fleet_commands`."""
+    """Run a command that takes files as arguments."""
     if args.core or args.qemu is not None or args.pause or args.timeout is not None:
         raise UsageError(f"{args.command} takes files as arguments, not -c or --qemu")
     _be_nice(args)
@@ -58,30 +58,26 @@ def run(args: argparse.Namespace) -> int:
     :return: exit status
     :raises MemcgInspectError: if it cannot be run
     """
-    if args.core and args.qemu is not None:
-        raise UsageError("-c and --qemu cannot be used together")
-    level = logging.CRITICAL + 1 if args.log_level == "none" else args.log_level.upper()
-    handler = logging.StreamHandler()
-    handler.setFormatter(_LogFormatter("%(name)s: %(message)s"))
-    logging.basicConfig(handlers=[handler])
-    for name in ("drgn", "memcg_inspect"):
-        logging.getLogger(name).setLevel(level)
-    if args.pause and args.qemu is None:
-        raise UsageError("--pause needs --qemu")
-    if args.timeout is not None and args.qemu is None:
-        raise UsageError("--timeout needs --qemu")
-    if args.jobs not in (None, 1) and not args.core:
-        raise UsageError("--jobs needs -c: what is running is read by one process")
-    if args.timeout is not None and not 0 <= args.timeout <= _LONGEST_TIMEOUT:
-        raise UsageError(f"--timeout takes 0 to {_LONGEST_TIMEOUT} seconds")
-    if args.nice and args.jobs not in (None, 1):
-        raise UsageError("--nice uses one core: it cannot be used with --jobs")
-    if args.dask is not None:
-        _check_dask(args)
     check_arguments(args)
-    _be_nice(args)
     # Check before the command runs, which may take long.
     check_output()
+    with opened_image(args) as image:
+        result = answer(image, args)
+    # The guest is resumed before output is written: a slow reader must not keep it stopped.
+    output(lambda: show(result, args, Typed("memcg-inspect", tuple(_image_words(args)))))
+    return exit_status(result)
+
+
+@contextmanager
+def opened_image(args: argparse.Namespace) -> Iterator[Image]:
+    """
+    Open the image that the options name. With ``--pause``, the guest is stopped until the end.
+
+    :raises MemcgInspectError: if it cannot be opened, or if options contradict each other
+    """
+    _check_options(args)
+    _log(args)
+    _be_nice(args)
     with ExitStack() as guest:
         monitor = None
         if args.pause:
@@ -98,10 +94,38 @@ def run(args: argparse.Namespace) -> int:
             from memcg_inspect.image.dask import dask_pool
 
             image.pool = guest.enter_context(dask_pool(args.dask, _source(args, None, report)))
-        result = answer(image, args)
-    # The guest is resumed before output is written: a slow reader must not keep it stopped.
-    output(lambda: show(result, args, Typed("memcg-inspect", tuple(_image_words(args)))))
-    return exit_status(result)
+        yield image
+
+
+def _check_options(args: argparse.Namespace) -> None:
+    """
+    Check the options that say what is read, and how.
+
+    :raises UsageError: if they cannot be used together
+    """
+    if args.core and args.qemu is not None:
+        raise UsageError("-c and --qemu cannot be used together")
+    if args.pause and args.qemu is None:
+        raise UsageError("--pause needs --qemu")
+    if args.timeout is not None and args.qemu is None:
+        raise UsageError("--timeout needs --qemu")
+    if args.jobs not in (None, 1) and not args.core:
+        raise UsageError("--jobs needs -c: what is running is read by one process")
+    if args.timeout is not None and not 0 <= args.timeout <= _LONGEST_TIMEOUT:
+        raise UsageError(f"--timeout takes 0 to {_LONGEST_TIMEOUT} seconds")
+    if args.nice and args.jobs not in (None, 1):
+        raise UsageError("--nice uses one core: it cannot be used with --jobs")
+    if args.dask is not None:
+        _check_dask(args)
+
+
+def _log(args: argparse.Namespace) -> None:
+    level = logging.CRITICAL + 1 if args.log_level == "none" else args.log_level.upper()
+    handler = logging.StreamHandler()
+    handler.setFormatter(_LogFormatter("%(name)s: %(message)s"))
+    logging.basicConfig(handlers=[handler])
+    for name in ("drgn", "memcg_inspect"):
+        logging.getLogger(name).setLevel(level)
 
 
 def _check_dask(args: argparse.Namespace) -> None:

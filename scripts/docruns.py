@@ -38,6 +38,7 @@ from memcg_inspect.image.program import ImageSource, open_program
 from memcg_inspect.linux.mm.mm_types import scan_pages
 from memcg_inspect.linux.mm.slab import SlabReader
 from memcg_inspect.model_pages import KINDS
+from memcg_inspect.tables import columns_of
 from memcg_inspect.views import tables
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -62,9 +63,9 @@ _HIDDEN = {
 }
 
 
-def _run(*command: str | Path, status: int = 0) -> str:
+def _run(*command: str | Path, status: int = 0, cwd: str | Path = ROOT) -> str:
     done = subprocess.run(
-        [sys.executable, *map(str, command)], cwd=ROOT, stdout=subprocess.PIPE, text=True
+        [sys.executable, *map(str, command)], cwd=cwd, stdout=subprocess.PIPE, text=True
     )
     if done.returncode != status:
         raise LabError(f"{' '.join(map(str, command))}: exit status {done.returncode}")
@@ -204,6 +205,54 @@ def _postmortem(*arguments: str) -> Callable[[], str]:
         return fenced(f"$ memcg-inspect {shlex.join(words)} -c vmcore\n{output}")
 
     return write
+
+
+def _diff() -> str:
+    """Return what grew between two images of which the second has a leak."""
+    before, after = images.image(**DEMO), images.image(**DEMO, run=str(_LEAK))
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "VMCORE").symlink_to(before)
+        (Path(folder) / "VMCORE.2").symlink_to(after)
+        shown = ""
+        for words in (
+            ("snapshot", "-c", "VMCORE", "-o", "before.memcg"),
+            ("diff", "before.memcg", "VMCORE.2", "--top", "5"),
+        ):
+            command = ("-m", "memcg_inspect", *words, "--debuginfo", "btf")
+            shown += f"$ memcg-inspect {' '.join(words)}\n{_run(*command, cwd=folder)}"
+    return fenced(shown)
+
+
+#: Programs that leak, and that come and go, in memcgs of their own.
+_WATCHED = """
+set -e
+mkdir -p /run/leak && mount -t tmpfs none /run/leak
+cd /sys/fs/cgroup
+echo +memory >cgroup.subtree_control
+mkdir leak noise
+sh -c 'echo 0 >leak/cgroup.procs; while :; do
+dd if=/dev/zero bs=65536 count=1 >>/run/leak/all; sleep 0.1; done' >/dev/null 2>&1 &
+sh -c 'echo 0 >noise/cgroup.procs; while :; do
+dd if=/dev/zero bs=65536 count=64 >/run/leak/some; sleep 0.7; : >/run/leak/some; sleep 0.7
+done' >/dev/null 2>&1 &
+"""
+
+
+def _watch() -> str:
+    """Return what ``watch`` says of a guest with a leak."""
+    words = ("watch", "--every", "2", "--count", "8", "--top", "4")
+    with _running() as socket:
+        script = socket.with_name("script")
+        script.write_text(_WATCHED)
+        _run("scripts/lab", "exec", socket.parent, script)
+        output = _run("-m", "memcg_inspect", "--qemu", socket, *words)
+    return fenced(f"$ memcg-inspect --qemu QMP_SOCKET {' '.join(words)}\n{output}")
+
+
+def _snapshot_fields() -> str:
+    from memcg_inspect.snapshots.diff import DIFF
+
+    return fields([columns_of(record) for record in DIFF.records])
 
 
 def _fields(name: str) -> Callable[[], str]:
@@ -372,6 +421,9 @@ BLOCKS = {
         _command("usage", "/churn/group-1", workload="churn", freeze="busy", seed=1),
     ),
     "usage_fields": Block("docs/commands/usage.md", _fields("usage"), "source"),
+    "diff": Block("docs/snapshots.md", _diff, "measured"),
+    "diff_fields": Block("docs/snapshots.md", _snapshot_fields, "source"),
+    "watch": Block("docs/snapshots.md", _watch, "measured"),
     "drift": Block(
         "docs/commands/drift.md",
         _command("drift", "--sort", "error:asc", workload="churn", freeze="busy", seed=1),

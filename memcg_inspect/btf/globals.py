@@ -267,6 +267,7 @@ _DRGN: dict[str, Entry | tuple[Entry, ...]] = {
     "jiffies_64": "u64",
     "nr_irqs": "int",
     "prb": "struct printk_ringbuffer *",
+    "shadow_timekeeper": "struct timekeeper",
     "sparse_irqs": "struct maple_tree",
     "timekeeper_data": "struct tk_data [TIMEKEEPERS_MAX]",
     "total_nr_irqs": "unsigned int",

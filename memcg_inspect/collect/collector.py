@@ -100,18 +100,26 @@ from memcg_inspect.model_tasks import CachedStackPage, TaskCharge
 __all__ = ("collect", "kept_slabs", "kept_zswap")
 
 
-def collect(image: Image, clock: Clock | None = None, call_sites: bool = True) -> Snapshot:
+def collect(
+    image: Image,
+    clock: Clock | None = None,
+    call_sites: bool = True,
+    cells: SlabCells | None = None,
+) -> Snapshot:
     """
     Read everything that is checked, except the stacks of CPUs.
 
     :param clock: measures the steps; if not given, a new one
     :param call_sites: whether to read references to call sites, if the kernel has any. What an
         earlier command has read is returned with them.
+    :param cells: if given, all slabs are added to it, and this process does all the reading
     :raises ImageError: if this kernel does not charge kernel memory to memcgs, or its layout is
         unknown
     """
     clock = clock or Clock(image)
     with as_image_errors():
+        if cells is not None:
+            return _collect(image, clock, call_sites, _More(cells, ZswapExamples()))
         # What is kept of slabs is of this process only.
         if image.pool is not None or jobs_of(image) > 1 or not image.keeps_walks or image.is_moving:
             return _collect(image, clock, call_sites)

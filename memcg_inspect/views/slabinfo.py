@@ -4,14 +4,11 @@
 from __future__ import annotations
 
 from argparse import Namespace
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 from typing import Annotated, NamedTuple
 
-from memcg_inspect.collect.collector import kept_slabs
 from memcg_inspect.collect.image_info import image_info
-from memcg_inspect.collect.page_uses import compound_pages_of_others, page_uses
-from memcg_inspect.collect.ranges import walk_ranges
 from memcg_inspect.collect.slab_cells import (
     LARGE_KMALLOC,
     UNKNOWN_PAYER,
@@ -19,13 +16,10 @@ from memcg_inspect.collect.slab_cells import (
     SlabCells,
     SlabKey,
 )
+from memcg_inspect.collect.slab_walk import read_slabs
 from memcg_inspect.image.image import Image
-from memcg_inspect.image.progress import STOPPED
-from memcg_inspect.linux.mm.mm_types import page_layout, scan_range
-from memcg_inspect.linux.mm.mmzone import PageRange, mem_map
-from memcg_inspect.linux.mm.page_alloc import BlockReader
-from memcg_inspect.linux.mm.slab import SlabReader
-from memcg_inspect.model import Coverage
+from memcg_inspect.linux.mm.mm_types import page_layout
+from memcg_inspect.linux.mm.mmzone import mem_map
 from memcg_inspect.tables import Answer, Field, MemcgAddress, NotRead, Table, Value, columns_of
 from memcg_inspect.views.payers import Payers
 from memcg_inspect.views.view import Argument, View, by_argument, named, narrowed_by
@@ -207,70 +201,8 @@ def slabinfo(image: Image, by_node: bool = False, by: Collection[str] | None = N
 
 
 def _walk(image: Image) -> _Walk:
-    """Read all slabs and large kmallocs, unless an earlier command of a session has done so."""
     payers = Payers(image)
-    coverage = payers.coverage
-    kept = kept_slabs(image)
-    if kept is not None:
-        for subject in ("vmalloc", "stacks", "compound", "pages", "slab"):
-            coverage[subject].add(kept[1].get(subject, Coverage()))
-        return _Walk(payers, kept[0])
-    found, reader = SlabCells(image, payers.payer), _RangeReader(image, payers)
-    unnamed: dict[int, str] = {}
-    for part in walk_ranges(image, reader):
-        found.merge(part.cells)
-        coverage["pages"].add(part.pages)
-        coverage["slab"].add(part.slabs)
-        unnamed |= part.unnamed
-    for address, reason in unnamed.items():
-        coverage["names"].miss("name of a kmem_cache", address, reason)
-    return _Walk(payers, found)
-
-
-class _Part(NamedTuple):
-    """
-    The slabs and large kmallocs of a range of page frames.
-
-    :ivar cells: sums
-    :ivar pages: counts the ``struct page`` that were read
-    :ivar slabs: counts the slabs that were read
-    :ivar unnamed: why the name of a cache could not be read, by ``struct kmem_cache *``
-    """
-
-    cells: SlabCells
-    pages: Coverage
-    slabs: Coverage
-    unnamed: Mapping[int, str]
-
-
-class _RangeReader:
-    """Reads ranges of page frames."""
-
-    def __init__(self, image: Image, payers: Payers) -> None:
-        self._image, self._payers = image, payers
-        self._uses, self._slabs = page_uses(image, payers.coverage), SlabReader(image)
-        self._others = compound_pages_of_others(image, payers.coverage["compound"])
-        self._blocks = BlockReader(image)
-
-    def __call__(self, part: PageRange) -> _Part:
-        """Read a range."""
-        image, found = self._image, SlabCells(self._image, self._payers.payer)
-        pages, self._slabs.coverage = Coverage(), Coverage()
-        for piece in scan_range(image, part):
-            pages.read += piece.pages
-            if piece.unreadable is not None:
-                why = STOPPED if image.progress.stop else "not in the image"
-                pages.miss("struct pages", piece.unreadable, why)
-            for page in piece.slabs:
-                slab = self._slabs.slab(page)
-                if slab is not None:
-                    found.add(slab)
-            for kmem in piece.kmem:
-                use, size = self._uses.of(kmem, self._blocks)
-                if use == "large_kmalloc" and kmem.page not in self._others:
-                    found.add_large(kmem, size)
-            found.add_all_large(piece)
-        return _Part(found, pages, self._slabs.coverage, self._slabs.unnamed)
+    return _Walk(payers, read_slabs(image, payers.payer, payers.coverage))
 
 
 def _notes(tally: _Tally) -> tuple[str, ...]:

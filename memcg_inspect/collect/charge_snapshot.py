@@ -1,0 +1,159 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+"""The charges and counters of an image, as a snapshot keeps them."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+
+from memcg_inspect.checks.snapshot import Snapshot
+from memcg_inspect.collect.collector import collect
+from memcg_inspect.collect.owners import read_owners
+from memcg_inspect.collect.ranges import jobs_of
+from memcg_inspect.collect.slab_cells import SlabCells
+from memcg_inspect.collect.slab_walk import read_slabs
+from memcg_inspect.image.image import Image
+from memcg_inspect.linux.kernel.time.timekeeping import read_time
+from memcg_inspect.linux.mm.memcontrol_vmstats import lruvec_items, memcg_items
+from memcg_inspect.model import NUMA_NO_NODE, Coverage
+from memcg_inspect.model_snapshot import (
+    ChargeSnapshot,
+    ImageTime,
+    SavedCharge,
+    SavedCounter,
+    SavedMemcg,
+    SavedSite,
+    SavedSlab,
+)
+
+__all__ = ("take_snapshot",)
+
+#: The most times that a running kernel is read.
+_MOST_TRIES = 3
+
+
+def take_snapshot(image: Image) -> ChargeSnapshot:
+    """
+    Read the charges and counters of an image.
+
+    A running kernel is read again if not everything could be read, or if memory that changed led to
+    an error.
+
+    :raises ImageError: as :func:`~memcg_inspect.collect.collect`
+    """
+    found = None
+    for tries in range(_MOST_TRIES if image.is_moving else 1):
+        try:
+            found = _take(image)
+        except Exception:
+            if found is None and (not image.is_moving or tries == _MOST_TRIES - 1):
+                raise
+            continue
+        if found.is_whole or image.progress.stop:
+            break
+    assert found is not None
+    return found
+
+
+def _take(image: Image) -> ChargeSnapshot:
+    payers = _Payers(image)
+    if jobs_of(image) > 1:
+        read = collect(image)
+        # What it cannot read, the pass of collect() could not read, either.
+        cells = read_slabs(image, payers.payer, defaultdict(Coverage))
+    else:
+        cells = SlabCells(image, payers.payer)
+        read = collect(image, cells=cells)
+    numbers = {address: number for number, address in enumerate(read.memcgs)}
+    return ChargeSnapshot(
+        image=read.image,
+        time=read_time(image) or _own_time(read),
+        memcgs=tuple(SavedMemcg(m.path, m.cgroup_id, m.state) for m in read.memcgs.values()),
+        charges=tuple(_charges(read, numbers)),
+        slabs=tuple(_slabs(cells, numbers)),
+        sites=_sites(read, numbers),
+        counters=tuple(_counters(image, read, numbers)),
+        unread={name: c.unreadable for name, c in read.coverage.items() if c.unreadable},
+    )
+
+
+class _Payers:
+    """The memcgs that pay for obj_cgroups."""
+
+    def __init__(self, image: Image) -> None:
+        self._owners = read_owners(image)
+
+    def payer(self, objcg: int) -> int | None:
+        """Return the memcg that pays, ``struct mem_cgroup *``; ``None`` if it is not known."""
+        found = self._owners.objcgs.get(objcg)
+        memcg = None if found is None else self._owners.memcgs.get(found.memcg)
+        return None if memcg is None else memcg.payer
+
+
+def _number(numbers: Mapping[int, int], memcg: int | None) -> int | None:
+    return None if memcg is None else numbers.get(memcg)
+
+
+def _node(nid: int | None) -> int | None:
+    return None if nid == NUMA_NO_NODE else nid
+
+
+def _charges(read: Snapshot, numbers: Mapping[int, int]) -> Iterator[SavedCharge]:
+    """Return the ledger by memcg: several obj_cgroups may have the same payer."""
+    bytes_: Counter[tuple[int | None, int | None, int | None, str, str]] = Counter()
+    charges: Counter[tuple[int | None, int | None, int | None, str, str]] = Counter()
+    for entry, amount in read.ledger:
+        objcg = read.objcgs.get(entry.payer)
+        key = (
+            _number(numbers, read.payer(entry.payer)),
+            _node(entry.nid),
+            None if objcg is None else objcg.nid,
+            entry.kind,
+            entry.detail,
+        )
+        bytes_[key] += amount.bytes
+        charges[key] += amount.charges
+    return (SavedCharge(*key, size, charges[key]) for key, size in bytes_.items())
+
+
+def _slabs(cells: SlabCells, numbers: Mapping[int, int]) -> Iterator[SavedSlab]:
+    for (payer, cache, nid), cell in cells.cells.items():
+        known = cells.caches.get(cache or 0)
+        if known is not None and cell.objects:  # large kmallocs are pages, and so among the charges
+            size = cell.bytes if payer is None else cell.charged
+            yield SavedSlab(_number(numbers, payer), nid, known.name, size, cell.objects)
+
+
+def _own_time(read: Snapshot) -> ImageTime | None:
+    """Return the time of this machine, if that is the image."""
+    if read.image.source != "live":
+        return None
+    return ImageTime(int(time.time()), int(time.monotonic()))
+
+
+def _sites(read: Snapshot, numbers: Mapping[int, int]) -> tuple[SavedSite, ...] | None:
+    """Return the allocations by call site; ``None`` if the kernel does not profile them."""
+    profile = read.profile
+    if profile is None or profile.why_not:
+        return None
+    found = []
+    for use, amount in profile:
+        site = profile.sites.get(use.codetag)
+        memcg = _number(numbers, read.payer(use.payer)) if use.payer else None
+        name = f"codetag {use.codetag:#x}" if site is None else f"{site.site} {site.function}"
+        saved = SavedSite(memcg, _node(use.nid), use.kind, name, amount.bytes, amount.charges)
+        found.append(saved)
+    return tuple(found)
+
+
+def _counters(image: Image, read: Snapshot, numbers: Mapping[int, int]) -> Iterator[SavedCounter]:
+    """Return the counters of memcgs themselves that are not 0; those that are unknown are not."""
+    places: list[tuple[int | None, Iterable[str]]] = [(None, memcg_items(image))]
+    places += [(nid, lruvec_items(image)) for nid in read.counters.nids]
+    for memcg in read.live():
+        for nid, items in places:
+            for item in items:
+                claim = read.counters.own(memcg.address, item, nid)
+                if claim is not None and claim.exact:
+                    yield SavedCounter(numbers[memcg.address], nid, item, claim.exact)

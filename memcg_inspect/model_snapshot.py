@@ -1,0 +1,158 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+"""
+Snapshots of charges
+--------------------
+
+What ``memcg-inspect snapshot`` keeps of an image: who pays for what, on which node, without the
+addresses, which mean nothing on another boot.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from memcg_inspect.model import ImageInfo
+
+__all__ = (
+    "ChargeSnapshot",
+    "ImageTime",
+    "SavedCharge",
+    "SavedCounter",
+    "SavedMemcg",
+    "SavedSite",
+    "SavedSlab",
+)
+
+
+class ImageTime(NamedTuple):
+    """
+    The clocks of a machine.
+
+    :ivar realtime: ``CLOCK_REALTIME``, in seconds since 1970
+    :ivar uptime: ``CLOCK_MONOTONIC``, in seconds since boot
+    """
+
+    realtime: int
+    uptime: int
+
+
+class SavedMemcg(NamedTuple):
+    """
+    One memcg.
+
+    :ivar path: path in the cgroup hierarchy
+    :ivar cgroup_id: inode number of its cgroup; ``None`` if it could not be read
+    :ivar state: ``online`` or ``dying``
+    """
+
+    path: str
+    cgroup_id: int | None
+    state: str
+
+
+class SavedCharge(NamedTuple):
+    """
+    Charges that are added up.
+
+    :ivar memcg: index in :attr:`ChargeSnapshot.memcgs`; ``None``: no memcg pays, or it is not known
+    :ivar node: backing node; ``None`` if there is none (sockets)
+    :ivar charged_node: node of the ``obj_cgroup`` that pays, on kernels with one for each node
+    :ivar kind: ``slab``, ``percpu``, ``kmem``, ``zswap``, ``lru`` or ``sock``
+    :ivar what: part of the kind: use of kernel pages, protocol of sockets, ``reclaimable``
+    :ivar bytes: bytes of all of them
+    :ivar number: number of charges
+    """
+
+    memcg: int | None
+    node: int | None
+    charged_node: int | None
+    kind: str
+    what: str
+    bytes: int
+    number: int
+
+
+class SavedSlab(NamedTuple):
+    """
+    Objects of one slab cache.
+
+    :ivar memcg: as in :class:`SavedCharge`
+    :ivar node: node of the slabs
+    :ivar cache: name of the cache
+    :ivar bytes: size of all of them; of those that a memcg pays for, with one pointer for each
+    :ivar number: number of objects
+    """
+
+    memcg: int | None
+    node: int | None
+    cache: str
+    bytes: int
+    number: int
+
+
+class SavedSite(NamedTuple):
+    """
+    Allocations of one call site.
+
+    :ivar memcg: as in :class:`SavedCharge`
+    :ivar node: backing node
+    :ivar kind: as in :class:`memcg_inspect.checks.profile.Use`
+    :ivar site: file, line and function
+    :ivar bytes: bytes of all of them
+    :ivar number: number of allocations
+    """
+
+    memcg: int | None
+    node: int | None
+    kind: str
+    site: str
+    bytes: int
+    number: int
+
+
+class SavedCounter(NamedTuple):
+    """
+    A counter of a memcg itself, as after a flush.
+
+    :ivar memcg: index in :attr:`ChargeSnapshot.memcgs`
+    :ivar node: ``None`` for counters that are not kept by node
+    :ivar item: enumerator of ``enum node_stat_item`` or ``enum memcg_stat_item``
+    :ivar value: in the unit of the item
+    """
+
+    memcg: int
+    node: int | None
+    item: str
+    value: int
+
+
+@dataclass(frozen=True)
+class ChargeSnapshot:
+    """
+    The charges of an image.
+
+    :ivar image: the image
+    :ivar time: when it was; ``None`` if that is not known
+    :ivar memcgs: the memcgs that charges and counters are of
+    :ivar charges: what memcgs pay for
+    :ivar slabs: slab objects, also those that no memcg pays for
+    :ivar sites: allocations by call site; ``None`` if the kernel does not profile allocations
+    :ivar counters: counters that are not 0
+    :ivar unread: number of things that could not be read, by subject
+    """
+
+    image: ImageInfo
+    time: ImageTime | None
+    memcgs: tuple[SavedMemcg, ...]
+    charges: tuple[SavedCharge, ...]
+    slabs: tuple[SavedSlab, ...]
+    sites: tuple[SavedSite, ...] | None
+    counters: tuple[SavedCounter, ...]
+    unread: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether everything was read."""
+        return not self.unread

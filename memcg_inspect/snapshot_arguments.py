@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+"""The arguments of the commands that make and compare snapshots."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from typing import Any
+
+from memcg_inspect.arguments import Parser
+from memcg_inspect.names import MORE_HELP
+
+__all__ = ("add_snapshots",)
+
+#: A day.
+_LONGEST = 24 * 60 * 60
+#: The most snapshots that watch keeps, and compares.
+_MOST_KEPT = 1000
+
+
+def add_snapshots(
+    commands: Any,
+    add_image: Callable[[argparse.ArgumentParser], None],
+    add_types: Callable[[argparse.ArgumentParser], None],
+) -> None:
+    """
+    Add the commands to a parser.
+
+    :param commands: what ``ArgumentParser.add_subparsers()`` returned
+    :param add_image: adds the options that name an image
+    :param add_types: adds the options that say where types are
+    """
+
+    def fill_snapshot(parser: Parser) -> None:
+        add_image(parser)
+        _add_snapshot(parser)
+
+    def fill_diff(parser: Parser) -> None:
+        _add_diff(parser)
+        add_types(parser)
+
+    def fill_watch(parser: Parser) -> None:
+        add_image(parser)
+        _add_watch(parser)
+
+    for name, fill in (("snapshot", fill_snapshot), ("diff", fill_diff), ("watch", fill_watch)):
+        commands.add_parser(name, help=MORE_HELP[name], fill=fill)
+
+
+def _add_snapshot(parser: Parser) -> None:
+    parser.description = (
+        "Writes a small file with what each memcg is charged for, by node, kind, slab cache and "
+        "line of code, and with the counters of memcgs. memcg-inspect diff compares such files. "
+        "Exit status: 0 done, 2 the command could not be run, 3 something could not be read, and "
+        "the file says so, 130 interrupted, 70 a bug in this program."
+    )
+    parser.add_argument(
+        "-o",
+        "--output",
+        metavar="FILE",
+        help="the file; one that exists is replaced (default: HOST-TIME.memcg, in this directory)",
+    )
+    parser.set_defaults(run=_snapshot, opens=True)
+
+
+def _add_diff(parser: Parser) -> None:
+    from memcg_inspect.snapshots.diff import DIFF
+    from memcg_inspect.subcommands import add_view
+
+    add_view(parser, DIFF)
+    parser.set_defaults(run=_diff)
+
+
+def _number(least: int, most: int) -> Callable[[str], int]:
+    """Return a parser of whole numbers."""
+
+    def parse(text: str) -> int:
+        if not (text.isascii() and text.isdigit() and least <= int(text) <= most):
+            raise argparse.ArgumentTypeError(f"{text!r} is no number from {least} to {most:,}")
+        return int(text)
+
+    return parse
+
+
+def _add_watch(parser: Parser) -> None:
+    from memcg_inspect.snapshots.diff import WATCH
+    from memcg_inspect.subcommands import add_view
+
+    parser.add_argument(
+        "-o",
+        "--output",
+        metavar="DIR",
+        help="keep the snapshots in this directory (default: a temporary one, which is removed)",
+    )
+    parser.add_argument(
+        "--every",
+        metavar="SECONDS",
+        type=_number(1, _LONGEST),
+        default=60,
+        help="time from one snapshot to the next (default: 60)",
+    )
+    parser.add_argument(
+        "--count",
+        metavar="N",
+        type=_number(2, _MOST_KEPT),
+        help="end after this many snapshots (default: only Ctrl-C ends it)",
+    )
+    parser.add_argument(
+        "--keep",
+        metavar="N",
+        type=_number(4, _MOST_KEPT),
+        default=60,
+        help="keep this many; of more, every other one is removed, so that those that are left "
+        "cover all of the time (default: 60)",
+    )
+    add_view(parser, WATCH)
+    parser.set_defaults(run=_watch, opens=True)
+
+
+def _snapshot(args: argparse.Namespace) -> int:
+    from memcg_inspect.snapshot_commands import snapshot
+
+    return snapshot(args)
+
+
+def _diff(args: argparse.Namespace) -> int:
+    from memcg_inspect.snapshot_commands import diff
+
+    return diff(args)
+
+
+def _watch(args: argparse.Namespace) -> int:
+    from memcg_inspect.snapshot_commands import watch
+
+    return watch(args)

@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+"""
+``watch`` tells what leaks from what comes and goes: one memcg of a guest writes to a file of tmpfs
+all the time, and others are made, used and removed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from support.guests import DEBIAN_KERNELS
+from support.live_guest import execute, kept
+
+from memcg_inspect.snapshots.file import read_snapshot
+
+pytestmark = pytest.mark.image
+
+GUEST = ("--nodes", "2", "--workload", "churn", "--freeze", "none")
+#: 64 KiB ten times a second; and, in a memcg of its own, a file that grows and is emptied again.
+LEAK = """
+set -e
+mkdir -p /run/leak && mount -t tmpfs none /run/leak
+cd /sys/fs/cgroup
+echo +memory >cgroup.subtree_control
+mkdir leak noise
+cat >/run/leak.sh <<'EOF'
+echo 0 >/sys/fs/cgroup/leak/cgroup.procs
+while :; do dd if=/dev/zero bs=65536 count=1 >>/run/leak/all 2>/dev/null; sleep 0.1; done
+EOF
+cat >/run/noise.sh <<'EOF'
+echo 0 >/sys/fs/cgroup/noise/cgroup.procs
+while :; do dd if=/dev/zero bs=65536 count=64 >/run/leak/some 2>/dev/null; sleep 0.7
+: >/run/leak/some; sleep 0.7; done
+EOF
+sh /run/leak.sh >/dev/null 2>&1 &
+sh /run/noise.sh >/dev/null 2>&1 &
+"""
+
+
+def command(qmp: Path, *words: str) -> list[str]:
+    return [sys.executable, "-m", "memcg_inspect", "--qemu", str(qmp), "watch", *words]
+
+
+def test_a_leak_among_noise(tmp_path: Path) -> None:
+    guest, folder = tmp_path / "guest", tmp_path / "snapshots"
+    guest.mkdir()
+    with kept(guest, DEBIAN_KERNELS[-1], *GUEST) as qmp:
+        execute(guest, LEAK)
+        words = ("--every", "2", "--count", "9", "--keep", "6", "-o", str(folder), "--json")
+        done = subprocess.run(
+            command(qmp, *words), capture_output=True, text=True, timeout=300, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        interrupted(qmp)
+    lines = done.stderr.splitlines()
+    assert len(lines) == 9
+    assert " charged, " not in lines[0]
+    assert all(" charged, " in line for line in lines[1:])
+    document = json.loads(done.stdout)
+    (by_kind, by_cache, memcgs, snapshots) = document["tables"]
+    assert by_kind["name"] == "trend_memcg_node_kind"
+    rows = {
+        (row["memcg"], row["kind"]): row
+        for row in by_kind["rows"]
+        if row["memcg"] in ("/leak", "/noise") and row["kind"] == "lru"
+    }
+    grown = sum(
+        row["last"] - row["first"]
+        for row in by_kind["rows"]
+        if (row["memcg"], row["kind"]) == ("/leak", "lru")
+    )
+    seconds = clock(snapshots["rows"][-1]["time"]) - clock(snapshots["rows"][0]["time"])
+    # At most ten times a second; the guest is slow, and clocks are read to the second.
+    assert 65536 * seconds < grown < 65536 * 10 * (seconds + 2)
+    assert rows["/leak", "lru"]["grows"]
+    assert rows["/leak", "lru"]["low"] > 0
+    assert ("/noise", "lru") not in rows or not rows["/noise", "lru"]["grows"]
+    # The first and the last are kept, and few of the others.
+    files = sorted(folder.iterdir())
+    assert 4 <= len(files) <= 6
+    assert (files[0].name[-11:], files[-1].name[-11:]) == ("00001.memcg", "00009.memcg")
+    assert [row["snapshot"] for row in snapshots["rows"]] == [file.name for file in files]
+    assert all(read_snapshot(str(file)).image.source == "qemu" for file in files)
+    assert {by_cache["name"], memcgs["name"]} == {"trend_memcg_cache", "memcgs"}
+
+
+def clock(text: str) -> float:
+    return time.mktime(time.strptime(text, "%Y-%m-%d %H:%M:%S"))
+
+
+def interrupted(qmp: Path) -> None:
+    """Ctrl-C ends it: it prints what it has found, and leaves no files."""
+    before = {*Path(os.environ.get("TMPDIR", "/tmp")).glob("memcg-inspect-*")}
+    process = subprocess.Popen(
+        command(qmp, "--every", "1"), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    lines = [process.stdout.readline() for _ in range(3)]
+    process.send_signal(signal.SIGINT)
+    said, error = process.communicate(timeout=60)
+    assert (process.returncode, error) == (0, "")
+    assert all(" charged" in line for line in lines)
+    assert "charges by memcg, node and kind" in said
+    assert "what is compared" in said
+    assert {*Path(os.environ.get("TMPDIR", "/tmp")).glob("memcg-inspect-*")} == before
