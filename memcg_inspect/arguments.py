@@ -7,7 +7,7 @@ from argparse import Action, ArgumentError, ArgumentParser, ArgumentTypeError, N
 from collections.abc import Callable, Sequence
 from typing import Any
 
-__all__ = ("Parser", "number_of_jobs")
+__all__ = ("Parser", "number_between", "number_of_jobs")
 
 #: More processes than any machine has cores.
 _MOST_JOBS = 9999
@@ -124,8 +124,16 @@ class Parser(ArgumentParser):
         return found
 
 
-def number_of_jobs(text: str) -> int:
-    """Parse the argument of ``--jobs``."""
-    if not (text.isascii() and text.isdigit() and 1 <= int(text) <= _MOST_JOBS):
-        raise ArgumentTypeError(f"{text!r} is not a number from 1 to {_MOST_JOBS}")
-    return int(text)
+def number_between(least: int, most: int) -> Callable[[str], int]:
+    """Return a parser of whole numbers from *least* to *most*."""
+
+    def parse(text: str) -> int:
+        if not (text.isascii() and text.isdigit() and least <= int(text) <= most):
+            raise ArgumentTypeError(f"{text!r} is not a number from {least} to {most:,}")
+        return int(text)
+
+    return parse
+
+
+#: Parses the argument of ``--jobs``.
+number_of_jobs = number_between(1, _MOST_JOBS)

@@ -7,7 +7,7 @@ import argparse
 from collections.abc import Callable
 from typing import Any
 
-from memcg_inspect.arguments import Parser
+from memcg_inspect.arguments import Parser, number_between
 from memcg_inspect.names import MORE_HELP
 
 __all__ = ("add_snapshots",)
@@ -71,17 +71,6 @@ def _add_diff(parser: Parser) -> None:
     parser.set_defaults(run=_diff)
 
 
-def _number(least: int, most: int) -> Callable[[str], int]:
-    """Return a parser of whole numbers."""
-
-    def parse(text: str) -> int:
-        if not (text.isascii() and text.isdigit() and least <= int(text) <= most):
-            raise argparse.ArgumentTypeError(f"{text!r} is no number from {least} to {most:,}")
-        return int(text)
-
-    return parse
-
-
 def _add_watch(parser: Parser) -> None:
     from memcg_inspect.snapshots.diff import WATCH
     from memcg_inspect.subcommands import add_view
@@ -95,20 +84,20 @@ def _add_watch(parser: Parser) -> None:
     parser.add_argument(
         "--every",
         metavar="SECONDS",
-        type=_number(1, _LONGEST),
+        type=number_between(1, _LONGEST),
         default=60,
         help="time from one snapshot to the next (default: 60)",
     )
     parser.add_argument(
         "--count",
         metavar="N",
-        type=_number(2, _MOST_KEPT),
+        type=number_between(2, _MOST_KEPT),
         help="end after this many snapshots (default: only Ctrl-C ends it)",
     )
     parser.add_argument(
         "--keep",
         metavar="N",
-        type=_number(4, _MOST_KEPT),
+        type=number_between(4, _MOST_KEPT),
         default=60,
         help="keep this many; of more, every other one is removed, so that those that are left "
         "cover all of the time (default: 60)",

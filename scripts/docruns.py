@@ -249,6 +249,17 @@ def _watch() -> str:
     return fenced(f"$ memcg-inspect --qemu QMP_SOCKET {' '.join(words)}\n{output}")
 
 
+def _metrics() -> str:
+    """Return the metrics of the demo's image: what each means, and one of its samples."""
+    words = ("metrics", "--debuginfo", "btf", "-c", images.image(**DEMO))
+    lines, shown = _run("-m", "memcg_inspect", *words).splitlines(), list[str]()
+    for line in lines:
+        name = re.split("[{ ]", line)[0]
+        if line.startswith("#") or not any(one.startswith(f"{name}{{") for one in shown):
+            shown.append(line)
+    return fenced("$ memcg-inspect metrics -c vmcore\n" + "\n".join(shown))
+
+
 def _snapshot_fields() -> str:
     from memcg_inspect.snapshots.diff import DIFF
 
@@ -421,6 +432,7 @@ BLOCKS = {
         _command("usage", "/churn/group-1", workload="churn", freeze="busy", seed=1),
     ),
     "usage_fields": Block("docs/commands/usage.md", _fields("usage"), "source"),
+    "metrics": Block("docs/metrics.md", _metrics, "measured"),
     "diff": Block("docs/snapshots.md", _diff, "measured"),
     "diff_fields": Block("docs/snapshots.md", _snapshot_fields, "source"),
     "watch": Block("docs/snapshots.md", _watch, "measured"),

@@ -50,8 +50,8 @@ def test_version() -> None:
 
 def test_processes_and_priority(monkeypatch: pytest.MonkeyPatch) -> None:
     for words, why in (
-        (["--jobs", "0"], "'0' is not a number from 1 to 9999"),
-        (["--jobs", "two"], "'two' is not a number from 1 to 9999"),
+        (["--jobs", "0"], "'0' is not a number from 1 to 9,999"),
+        (["--jobs", "two"], "'two' is not a number from 1 to 9,999"),
         (["--jobs", "2", "--qemu", "/nowhere"], "--jobs needs -c: what is running is read by one"),
         (["--jobs", "2"], "--jobs needs -c: what is running is read by one process"),
         (["--jobs", "2", "--nice", "-c", "/nowhere"], "--nice uses one core: it cannot be used"),

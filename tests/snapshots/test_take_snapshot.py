@@ -198,7 +198,7 @@ def test_wrong_arguments(lab: Lab, tmp_path: Path) -> None:
         (["diff", "a", "b", "--by", "cpu"], "'cpu' is not one of memcg, node"),
         (["watch", "-c", core], "a vmcore does not change"),
         (["watch", "--qemu", "none", "--pause"], "--pause would stop the guest all the time"),
-        (["watch", "--qemu", "none", "--every", "0"], "'0' is no number from 1 to 86,400"),
+        (["watch", "--qemu", "none", "--every", "0"], "'0' is not a number from 1 to 86,400"),
         (["watch", "--qemu", "none"], "No such file"),
         (["snapshot", "-c", core, "-o", "/nowhere/a"], "No such file or directory"),
         (["snapshot", "-c", core, "--pause"], "--pause needs --qemu"),

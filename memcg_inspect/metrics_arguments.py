@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+"""The arguments of ``metrics``."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from memcg_inspect.arguments import Parser, number_between
+from memcg_inspect.names import MORE_HELP
+
+__all__ = ("Address", "add_metrics")
+
+#: A day.
+_LONGEST = 24 * 60 * 60
+_MOST = 1_000_000
+
+
+class Address(NamedTuple):
+    """Where to listen."""
+
+    host: str
+    port: int
+
+
+def _address(text: str) -> Address:
+    host, colon, port = text.rpartition(":")
+    if not colon or not host or not (port.isascii() and port.isdigit() and int(port) < 1 << 16):
+        raise argparse.ArgumentTypeError(f"{text!r} is no ADDRESS:PORT")
+    return Address(host.removeprefix("[").removesuffix("]"), int(port))
+
+
+def add_metrics(commands: Any, add_image: Callable[[argparse.ArgumentParser], None]) -> None:
+    """
+    Add the command to a parser.
+
+    :param commands: what ``ArgumentParser.add_subparsers()`` returned
+    :param add_image: adds the options that name an image
+    """
+
+    def fill(parser: Parser) -> None:
+        add_image(parser)
+        _add(parser)
+
+    commands.add_parser("metrics", help=MORE_HELP["metrics"], fill=fill)
+
+
+def _add(parser: Parser) -> None:
+    parser.description = (
+        "Audits, and prints figures for Prometheus: what memcgs are charged for by node and kind, "
+        "charges on other nodes than those that pay, changes that memory.stat does not show yet, "
+        "removed memcgs, the verdict and the number of findings. The format is that of the "
+        "textfile collector of the node exporter. Exit status: 0 done, 2 the command could not be "
+        "run, 3 something could not be read, 130 interrupted, 70 a bug in this program."
+    )
+    where = parser.add_mutually_exclusive_group()
+    where.add_argument(
+        "--out",
+        metavar="FILE",
+        help="write to this file, which is replaced as a whole: a name that ends with .prom, in "
+        "the directory of the textfile collector",
+    )
+    where.add_argument(
+        "--listen",
+        metavar="ADDRESS:PORT",
+        type=_address,
+        help="serve http://ADDRESS:PORT/metrics until Ctrl-C, such as 127.0.0.1:9917, also in "
+        "the format of OpenMetrics; audits are made one after the other meanwhile",
+    )
+    parser.add_argument(
+        "--every",
+        metavar="SECONDS",
+        type=number_between(1, _LONGEST),
+        default=60,
+        help="with --listen: time from one audit to the next, which is nine times as long as the "
+        "audit at least (default: 60)",
+    )
+    parser.add_argument(
+        "--depth",
+        metavar="N",
+        type=number_between(0, _MOST),
+        help="memcgs deeper than this count for the one above them at this depth; 1: those below "
+        "the root (default: no limit)",
+    )
+    parser.add_argument(
+        "--top",
+        metavar="N",
+        type=number_between(1, _MOST),
+        default=200,
+        help="only the N memcgs that are charged for most have figures of their own; the others "
+        "are added up as memcg=other (default: 200)",
+    )
+    parser.add_argument(
+        "--pages",
+        action="store_true",
+        help="read all pages, too, for kernel memory by node that memcgs pay for, and that they do "
+        "not",
+    )
+    parser.set_defaults(run=_run, opens=True)
+
+
+def _run(args: argparse.Namespace) -> int:
+    from memcg_inspect.metrics_commands import metrics
+
+    return metrics(args)
