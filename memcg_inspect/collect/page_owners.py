@@ -39,6 +39,9 @@ from memcg_inspect.model import Coverage
 
 __all__ = ("Claim", "Owners", "Share")
 
+#: The most page frames of two claims that are kept as conflicts.
+_MOST_CONFLICTS = 1000
+
 
 class Share(NamedTuple):
     """
@@ -83,6 +86,7 @@ class Owners:
 
     def __init__(self, image: Image, coverage: defaultdict[str, Coverage]) -> None:
         self._image, self._frames, self._coverage = image, mem_map(image), coverage
+        self._end = memory_map_end(image)
         self._symbols: dict[int, str] = {}
         self.conflicts: list[tuple[int, str, str]] = []
         self.shares: dict[int, Share] = {}
@@ -117,16 +121,26 @@ class Owners:
 
     def _sorted(self, found: Iterable[Claim]) -> list[Claim]:
         claims: list[Claim] = []
-        for claim in sorted(found, key=lambda claim: claim[:2]):
+        for claim in sorted(map(self._within_memory, found), key=lambda claim: claim[:2]):
             last = claims[-1] if claims else None
             if last is not None and claim.start < last.end:
-                for pfn in range(claim.start, min(claim.end, last.end)):
-                    self.conflicts.append((pfn, last.kind, claim.kind))
+                both = range(claim.start, min(claim.end, last.end))
+                self.conflicts += ((pfn, last.kind, claim.kind) for pfn in both[:_MOST_CONFLICTS])
                 if claim.end <= last.end:
                     continue
                 claim = claim._replace(start=last.end)
-            claims.append(claim)
+            if claim.start < claim.end:
+                claims.append(claim)
         return claims
+
+    def _within_memory(self, claim: Claim) -> Claim:
+        """Return the part of a claim that is in the memory map. Nothing owns what is beyond it."""
+        start, end = (min(max(pfn, 0), self._end) for pfn in (claim.start, claim.end))
+        end = max(start, end)
+        if (start, end) != (claim.start, claim.end):
+            reason = f"{claim.kind} of page frames {claim.start:#x} to {claim.end:#x}"
+            self._coverage["owners"].miss("owner of pages", self._frames.page(start), reason)
+        return claim._replace(start=start, end=end)
 
     def _areas(self) -> Iterator[Claim]:
         """Yield the pages of vmalloc areas: stacks, modules, and all others."""
@@ -201,7 +215,7 @@ class Owners:
 
     def _memory_map(self, tables: KernelTables) -> Iterator[Claim]:
         frames = self._frames
-        end = frames.page(memory_map_end(self._image))
+        end = frames.page(self._end)
         if not tables.can_read:
             return
         yield from _joined("memmap", set(tables.pages(frames.base, end - frames.base)))

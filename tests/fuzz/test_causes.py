@@ -50,6 +50,7 @@ from memcg_inspect.linux.mm.zswap import ZswapReader
 from memcg_inspect.linux.net.skbuff import unix_socket_pages
 from memcg_inspect.model import Coverage, ImageError
 from memcg_inspect.report import Report
+from memcg_inspect.views.pages import pages
 
 pytestmark = pytest.mark.image
 
@@ -648,3 +649,32 @@ def test_an_object_that_was_a_memcg(image: GuestImage) -> None:
     report = audit(damaged(image.core, (address, bytes(words))))
     assert {name: c for name, c in report.coverage.items() if c.unreadable} == {}
     assert report.verdict == "exact"
+
+
+@OLD_AND_NEW
+def test_a_pool_of_more_memory_than_there_is(image: GuestImage) -> None:
+    """Each of its page frames was a conflict: a list of them took all memory."""
+    prog = image.program()
+    chunks = []
+    for name in ("atomic_pool_kernel", "atomic_pool_dma32", "atomic_pool_dma"):
+        pool = prog[name]
+        if pool.type_.unaliased_kind() != drgn.TypeKind.POINTER:
+            pool = pool.pool
+        if pool:
+            head = pool.chunks.address_of_()
+            chunks += list_for_each_entry("struct gen_pool_chunk", head, "next_chunk")
+    chunk = chunks[0]
+    start, end = chunk.start_addr.value_(), chunk.end_addr.value_()
+    found = [row.found for row in pages(image_of(prog)).tables[1].rows]
+    # The last address, or the first one, is far away: before the other, too.
+    for field, value in (
+        (chunk.end_addr, end | (1 << 63) | (1 << 62)),
+        (chunk.end_addr, end & ~(1 << 62)),
+        (chunk.start_addr, start & ~(1 << 62)),
+        (chunk.phys_addr, 1 << 61),
+        (chunk.phys_addr, (1 << 64) - PAGE),
+    ):
+        answer = pages(damaged(image.core, (place(field), value)))
+        if value not in (start, end):
+            assert answer.coverage["owners"].unreadable > 0
+        assert [row.found for row in answer.tables[1].rows] == found

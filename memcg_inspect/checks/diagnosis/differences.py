@@ -22,6 +22,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
 from itertools import islice
 from typing import NamedTuple
 
@@ -342,15 +343,29 @@ class View:
         self.differences = differences
         self.snapshot = differences.snapshot
         self.residuals = residuals
-        self._by_sign: defaultdict[tuple[str, str, int | None, bool], list[RowKey]]
-        self._by_sign = defaultdict(list)
-        self._by_amount: defaultdict[tuple[str, str, int | None, int], list[RowKey]]
-        self._by_amount = defaultdict(list)
-        self._by_memcg: defaultdict[tuple[str, int | None], list[RowKey]] = defaultdict(list)
-        for key, amount in residuals.items():
-            self._by_sign[key.identity, key.item, key.nid, amount > 0].append(key)
-            self._by_amount[key.identity, key.item, key.nid, amount].append(key)
-            self._by_memcg[key.identity, key.memcg].append(key)
+
+    # Few causes need these, and there may be a row for each call site of the kernel.
+
+    @cached_property
+    def _by_sign(self) -> Mapping[tuple[str, str, int | None, bool], list[RowKey]]:
+        found: defaultdict[tuple[str, str, int | None, bool], list[RowKey]] = defaultdict(list)
+        for key, amount in self.residuals.items():
+            found[key.identity, key.item, key.nid, amount > 0].append(key)
+        return found
+
+    @cached_property
+    def _by_amount(self) -> Mapping[tuple[str, str, int | None, int], list[RowKey]]:
+        found: defaultdict[tuple[str, str, int | None, int], list[RowKey]] = defaultdict(list)
+        for key, amount in self.residuals.items():
+            found[key.identity, key.item, key.nid, amount].append(key)
+        return found
+
+    @cached_property
+    def _by_memcg(self) -> Mapping[tuple[str, int | None], list[RowKey]]:
+        found: defaultdict[tuple[str, int | None], list[RowKey]] = defaultdict(list)
+        for key in self.residuals:
+            found[key.identity, key.memcg].append(key)
+        return found
 
     def opposite(self, key: RowKey, amount: int) -> list[RowKey]:
         """

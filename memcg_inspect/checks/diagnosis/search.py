@@ -32,6 +32,9 @@ _MOST_TRIES = 30_000
 #: The most rows that are left over to search for causes of all of them together. Each try looks at
 #: all of them.
 _MOST_LEFT = 256
+#: The most rows that differ for which causes are searched that explain rows of several others. Each
+#: search looks at all of them.
+_MOST_ENTANGLED = 4096
 #: The most causes of one image.
 _MOST_CAUSES = 64
 #: Two causes of the same amount are taken for a coincidence if it is larger than this, in its unit.
@@ -133,6 +136,8 @@ class _Search:
         found: list[Explanation] = []
         for group in groups:
             found += self._judge(group, set(left) - ignored, entangled)
+        if len(residuals) > _MOST_ENTANGLED:
+            return [e._replace(sure=False) for e in found]
         if len(found) == 1 and not ignored:
             return found
         # Faults of the same amount can be others together than each by itself.
@@ -362,6 +367,8 @@ class _Search:
         In their place, the causes of the other rows are others, too.
         """
         found: _Entangled = {}
+        if len(residuals) > _MOST_ENTANGLED:
+            return found
         for h in chosen if len(chosen) > 1 else ():
             goal = self.differences.of_goal(h.signature)
             own = goal.differing()

@@ -3,8 +3,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import NoReturn
+from unittest import mock
 
 from support.made_kernel import busy
 
@@ -130,3 +131,20 @@ def test_a_finding_is_compared_with_rows_of_its_own_amount() -> None:
     rows: list[Row] = [Told(**vars(r)) for r in many(400)]
     assert len(row_findings(SNAPSHOT, rows)) == 400
     assert Told.told < 20 * len(rows)
+
+
+def test_causes_of_very_many_rows_take_no_look_at_all_rows_each() -> None:
+    """Of 64 causes, each was looked at beside all 5,000 rows. Without that, none is sure."""
+    looks, plain = 0, View.__init__
+
+    def counted(view: View, made: Differences, residuals: Mapping[RowKey, int]) -> None:
+        nonlocal looks
+        looks += len(residuals) > 4096
+        plain(view, made, residuals)
+
+    with mock.patch.object(View, "__init__", counted):
+        found = explain(differences(5000), CAUSES)
+    assert len(found) == 64
+    assert looks < 10
+    assert not any(explanation.sure for explanation in found)
+    assert any(explanation.sure for explanation in explain(differences(1), CAUSES))
