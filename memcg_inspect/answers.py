@@ -21,6 +21,7 @@ from typing import Any
 from memcg_inspect.growth import check_earlier, grown, growth_column, read_earlier
 from memcg_inspect.image.image import Image
 from memcg_inspect.image.missing import as_image_errors, why_missing
+from memcg_inspect.output import write_file
 from memcg_inspect.render.typed import Typed
 from memcg_inspect.report import EXIT_STATUS, Report
 from memcg_inspect.report_tables import TABLES, EffectRow, effects_answer, report_answer
@@ -141,6 +142,8 @@ def show(result: Report | Answer, args: Namespace, typed: Typed) -> None:
     :param typed: how the user types commands
     :raises BrokenPipeError: if the reader of the pipe has closed it
     """
+    # The page of an audit has all its parts.
+    report = result if isinstance(result, Report) else None
     if isinstance(result, Report) and not _is_prose(args):
         choice = with_subtrees(_choice(args), result.memcgs)
         if args.explain is not None:
@@ -148,6 +151,11 @@ def show(result: Report | Answer, args: Namespace, typed: Typed) -> None:
         elif args.table is not None:
             result = choose(report_answer(result, args.table, args.all), choice)
     text = _document(result, args) if args.json else _text(result, args, typed)
+    whole = result if report is None else report
+    if args.html is not None:
+        write_file(args.html, _page(whole, args, typed))
+    if args.svg is not None:
+        write_file(args.svg, _picture(whole))
     # Names may contain characters that the encoding of the terminal does not have.
     encoding = sys.stdout.encoding or "utf-8"
     sys.stdout.write(text.encode(encoding, "backslashreplace").decode(encoding))
@@ -169,6 +177,27 @@ def _document(result: Report | Answer, args: Namespace) -> str:
     if isinstance(result, Report):
         return to_json(report_document(result, args.all))
     return to_json(answer_document(result))
+
+
+def _page(result: Report | Answer, args: Namespace, typed: Typed) -> str:
+    from memcg_inspect.render.first_screen import first_screen
+    from memcg_inspect.render.page import answer_page, report_page
+    from memcg_inspect.render.text import plain_output
+
+    if not isinstance(result, Report):
+        return answer_page(result)
+    screen = plain_output(None)
+    first_screen(result, screen, typed, args.exact)
+    return report_page(result, screen.text)
+
+
+def _picture(result: Report | Answer) -> str:
+    from memcg_inspect.render.page import first_picture
+
+    found = first_picture(result)
+    if found is None:
+        raise UsageError("--svg: there is nothing to draw")
+    return found
 
 
 def _text(result: Report | Answer, args: Namespace, typed: Typed) -> str:
@@ -267,7 +296,7 @@ def _view(image: Image, args: Namespace) -> Answer:
 
 #: Arguments of a view that its answer does not depend on.
 _OF_OUTPUT = frozenset(
-    ("csv", "exact", "fields", "header", "json", "scripted", "since", "sort", "top")
+    ("csv", "exact", "fields", "header", "html", "json", "scripted", "since", "sort", "svg", "top")
 )
 #: Answers that a session keeps.
 _MOST_ANSWERS = 4

@@ -3,14 +3,11 @@
 
 from __future__ import annotations
 
-import os
 import sys
-import tempfile
 import time
 from argparse import Namespace
 from collections import Counter
 from contextlib import suppress
-from pathlib import Path
 
 from memcg_inspect import __version__
 from memcg_inspect.answers import cancellable
@@ -22,7 +19,7 @@ from memcg_inspect.metrics.exposition import OPENMETRICS, PROMETHEUS, Family, ex
 from memcg_inspect.metrics.families import Unpaid, metrics_of
 from memcg_inspect.metrics.serve import served
 from memcg_inspect.model import MemcgInspectError
-from memcg_inspect.output import check_output, output
+from memcg_inspect.output import check_output, output, write_file
 from memcg_inspect.running import opened_image
 from memcg_inspect.tables import UsageError
 from memcg_inspect.views.pages import pages
@@ -53,7 +50,7 @@ def metrics(args: Namespace) -> int:
             return _INTERRUPTED
     text = exposition(found)
     if args.out is not None:
-        _write(args.out, text)
+        write_file(args.out, text)
     else:
         output(lambda: print(text, end="", flush=True))
     return 0 if is_whole else _INCOMPLETE
@@ -76,26 +73,6 @@ def _unpaid(image: Image) -> list[Unpaid]:
         paid[row.node] += row.kernel_paid
         unpaid[row.node] += row.kernel_unpaid
     return [Unpaid(node, paid[node], unpaid[node]) for node in sorted(unpaid)]
-
-
-def _write(name: str, text: str) -> None:
-    """
-    Write a file that another program may read at any time.
-
-    :raises MemcgInspectError: if it cannot be written
-    """
-    target, temporary = Path(name), None
-    try:
-        handle, temporary = tempfile.mkstemp(".tmp", f".{target.name}.", target.parent)
-        with open(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-            os.fchmod(file.fileno(), 0o644)  # the node exporter is another user
-        os.replace(temporary, target)
-    except OSError as error:
-        if temporary is not None:
-            with suppress(OSError):
-                os.unlink(temporary)
-        raise MemcgInspectError(f"{name}: {error.strerror}") from None
 
 
 def _serve(image: Image, args: Namespace) -> None:

@@ -230,6 +230,14 @@ def _add_formats(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--exact", action="store_true", help="print sizes in bytes, where text has 1.2 GiB"
     )
+    parser.add_argument(
+        "--html",
+        metavar="FILE",
+        help="write one HTML page with pictures and tables, too; it needs no other file",
+    )
+    parser.add_argument(
+        "--svg", metavar="FILE", help="write the first picture of that page as SVG, too"
+    )
     formats = parser.add_mutually_exclusive_group()
     formats.add_argument(
         "--json",

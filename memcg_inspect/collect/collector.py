@@ -10,7 +10,7 @@ Collecting a snapshot
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Container, Iterable, Mapping, Set
 from dataclasses import replace
 from typing import NamedTuple
@@ -215,7 +215,7 @@ def _collect(image: Image, clock: Clock, call_sites: bool, more: _More | None = 
         objcgs |= _recovered(image, total, memcgs, objcgs, stocks, references)
     return Snapshot(
         image=image_info(image),
-        features=_features(image, reader, len(memcgs) > 1),
+        features=_features(image, reader, len(memcgs) > 1, coverage),
         memcgs=memcgs,
         objcgs=objcgs,
         objcg_sets=objcg_sets,
@@ -443,7 +443,14 @@ def _profile(image: Image, sites: CallSites | None, total: Partial) -> Profile:
     return Profile(why_not_profiled(image)) if sites is None else sites.finish(total)
 
 
-def _features(image: Image, reader: StatReader, has_memcgs: bool) -> Features:
+def _features(
+    image: Image,
+    reader: StatReader,
+    has_memcgs: bool,
+    coverage: defaultdict[str, Coverage],
+) -> Features:
+    # The root is never charged: without others, the keys are off on any kernel.
+    off = not_accounted(image, coverage["static_keys"]) if has_memcgs else ()
     return Features(
         items=frozenset(reader.slots),
         # User pages refer to obj_cgroups since memcgs have one for each node (7.1).
@@ -459,6 +466,5 @@ def _features(image: Image, reader: StatReader, has_memcgs: bool) -> Features:
         page_counters=page_counters(image),
         local=reparented_items(image),
         has_local=has_member(image, "struct memcg_vmstats", "state_local"),
-        # The root is never charged: without others, the keys are off on any kernel.
-        not_accounted=not_accounted(image) if has_memcgs else (),
+        not_accounted=off,
     )

@@ -30,6 +30,7 @@ __all__ = (
     "answer_lines",
     "as_csv",
     "coverage_lines",
+    "exact_cell",
     "make_output",
     "plain_output",
     "rounded",
@@ -264,7 +265,7 @@ class Output:
         self.paragraph(table.title, "italic")
         self.line()
         columns, totals = table.columns, table.totals
-        rows = [[self._cell(c, c.value(row)) for c in columns] for row in table.rows]
+        rows = [[self.cell(c, c.value(row)) for c in columns] for row in table.rows]
         head = [column.name for column in columns]
         foot = [] if totals is None else self._total(columns, totals)
         rest, label = self._rest(table)
@@ -365,7 +366,7 @@ class Output:
 
     def _total(self, columns: Sequence[Column], totals: Mapping[str, Value]) -> list[str]:
         return [
-            self._cell(c, totals[c.name]) if c.name in totals else "" if i else "total"
+            self.cell(c, totals[c.name]) if c.name in totals else "" if i else "total"
             for i, c in enumerate(columns)
         ]
 
@@ -378,11 +379,11 @@ class Output:
         if table.rest is None:
             return [], 0
         totals, label = table.rest.totals, f"({counted(table.rest.rows, 'other rows')})"
-        cells = [self._cell(c, totals[c.name]) if c.name in totals else "" for c in table.columns]
+        cells = [self.cell(c, totals[c.name]) if c.name in totals else "" for c in table.columns]
         at = cells.index("") if "" in cells else 0
         return [label if i == at and not cell else cell for i, cell in enumerate(cells)], at
 
-    def _cell(self, column: Column, value: Value) -> str:
+    def cell(self, column: Column, value: Value) -> str:
         """Format a value for people."""
         if isinstance(value, (int, float)) and column.type == "share":
             return f"{100 * value:.1f}%"
@@ -398,6 +399,11 @@ class Output:
         if isinstance(value, int) and column.type in AMOUNTS:
             return amount(value)
         return _exact(column, value)
+
+
+def exact_cell(column: Column, value: Value) -> str:
+    """Format a value for people, with all digits of its amounts."""
+    return plain_output(None).cell(column, value)
 
 
 def _share(value: Value, total: int) -> str:

@@ -31,8 +31,9 @@ PAGE = 4096
 WORD = 8
 HIGH_HALF = 1 << 63
 _PACKAGE = str(Path(memcg_inspect.__file__).parent)
-#: Functions that read the same in two ways: tasks are in an idr and on a list.
-_REDUNDANT = frozenset({"find_tasks"})
+#: Functions that read the same in two ways, as tasks are in an idr and on a list; and that of the
+#: name of the machine, which no identity needs.
+_REDUNDANT = frozenset({"find_tasks", "_host"})
 _COMMON = ("image/", "linux/lib/")
 _ODD_WORDS = (0, 1, 7, 64, 0x1000, (1 << 31) - 1, (1 << 32) - 1, 1 << 47, 1 << 63, (1 << 64) - 1)
 

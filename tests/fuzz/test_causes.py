@@ -16,11 +16,13 @@ from drgn import FaultError, Object, container_of, offsetof, sizeof
 from drgn.helpers.linux.bpf import bpf_map_for_each
 from drgn.helpers.linux.fs import d_path, for_each_mount
 from drgn.helpers.linux.list import hlist_for_each_entry, list_for_each_entry
+from drgn.helpers.linux.mm import follow_phys
 from drgn.helpers.linux.module import for_each_module
 from drgn.helpers.linux.percpu import per_cpu
 from drgn.helpers.linux.pid import find_task
 from fuzz.damage import PAGE, damaged
 from support.guests import GuestImage, Lab
+from support.missing_pages import without
 
 from memcg_inspect.checks.evidence_query import MOST_EVIDENCE
 from memcg_inspect.collect import audit
@@ -678,3 +680,18 @@ def test_a_pool_of_more_memory_than_there_is(image: GuestImage) -> None:
         if value not in (start, end):
             assert answer.coverage["owners"].unreadable > 0
         assert [row.found for row in answer.tables[1].rows] == found
+
+
+@OLD_AND_NEW
+def test_whether_kernel_memory_is_accounted_may_be_missing(image: GuestImage) -> None:
+    """With the key, EXACT would hold where both sides are 0, too."""
+    prog = image.program()
+    names = ("memcg_kmem_online_key", "memcg_kmem_enabled_key")
+    (key,) = [s.address for name in names for s in prog.symbols(name)]
+    frames = mem_map(image_of(prog))
+    pfn = follow_phys(prog["init_mm"].address_of_(), key).value_() >> frames.page_shift
+    report = audit(image_of(without(image, [pfn])))
+    assert report.verdict == "incomplete"
+    examples = report.coverage["static_keys"].examples
+    assert "whether kernel memory is accounted" in [example.what for example in examples]
+    assert audit(image_of(prog)).coverage["static_keys"].unreadable == 0

@@ -11,7 +11,6 @@ Mirrors ``struct mem_cgroup``, ``struct mem_cgroup_per_node`` and ``struct obj_c
 from __future__ import annotations
 
 from collections.abc import Container, Iterable, Iterator
-from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property
 
@@ -93,7 +92,7 @@ def has_node_objcgs(image: Image) -> bool:
     return has_member(image, "struct mem_cgroup_per_node", "objcg")
 
 
-def not_accounted(image: Image) -> tuple[NotAccounted, ...]:
+def not_accounted(image: Image, coverage: Coverage) -> tuple[NotAccounted, ...]:
     """
     Return which memory the kernel charges to no memcg.
 
@@ -101,13 +100,18 @@ def not_accounted(image: Image) -> tuple[NotAccounted, ...]:
     ``mem_cgroup_css_alloc()``), unless ``cgroup.memory=`` or the kernel's default is against it.
     Sockets are not charged on cgroup v1 before a memcg has a limit of them.
 
-    A key that the kernel lacks, or that cannot be read, says nothing.
+    A key that the kernel lacks says nothing.
+
+    :param coverage: counts the keys that cannot be read
     """
     off: list[NotAccounted] = []
     for what, names in _KEYS:
-        with suppress(FaultError):
+        try:
             if any(static_key_enabled(image, name) is False for name in names):
                 off.append(what)
+            coverage.read += 1
+        except FaultError as error:
+            coverage.miss(f"whether {what} is accounted", error.address, str(error))
     return tuple(off)
 
 

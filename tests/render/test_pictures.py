@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+"""What pictures show: areas, lengths and shades are as the amounts, and nothing is lost."""
+
+from __future__ import annotations
+
+import random
+from xml.etree import ElementTree
+
+import pytest
+
+from memcg_inspect.render.pictures import WIDTH, Bar, Tile, bars, heat_map, tree_map
+
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+def shapes(svg: str) -> list[dict[str, str]]:
+    """Return the shapes that show amounts."""
+    found = [dict(e.attrib) for e in ElementTree.fromstring(svg).iter(f"{SVG}rect")]
+    return [shape for shape in found if "data-amount" in shape]
+
+
+def titles(svg: str) -> list[str]:
+    return [e.text or "" for e in ElementTree.fromstring(svg).iter(f"{SVG}title")]
+
+
+def box(shape: dict[str, str]) -> tuple[float, float, float, float]:
+    x, y, width, height = (float(shape[name]) for name in ("x", "y", "width", "height"))
+    return x, y, width, height
+
+
+def test_areas_of_a_tree_map_are_as_the_amounts() -> None:
+    chance = random.Random(3)
+    tiles = [Tile("all", f"/{n}", "slab", chance.randrange(1 << 20, 1 << 24)) for n in range(40)]
+    svg = tree_map(tiles)
+    found = shapes(svg)
+    assert sorted(int(shape["data-amount"]) for shape in found) == sorted(t.amount for t in tiles)
+    # With the gap between tiles added.
+    areas = {int(s["data-amount"]): (box(s)[2] + 2) * (box(s)[3] + 2) for s in found}
+    ratios = [area / amount for amount, area in areas.items()]
+    assert max(ratios) < 1.05 * min(ratios)
+
+
+def test_tiles_are_inside_and_do_not_overlap() -> None:
+    chance = random.Random(4)
+    tiles = [
+        Tile(f"node {n % 3}", f"/{n}", "lru", chance.choice((1, 100, 4096, 1 << 30)))
+        for n in range(60)
+    ]
+    boxes = [box(shape) for shape in shapes(tree_map(tiles))]
+    assert len(boxes) == 60
+    for x, y, width, height in boxes:
+        assert x >= 0 and y >= 0 and x + width <= WIDTH + 1 and y + height <= 421
+    large = [b for b in boxes if b[2] > 2 and b[3] > 2]
+    for n, (x, y, width, height) in enumerate(large):
+        for u, v, wide, high in large[n + 1 :]:
+            beside = x + width <= u + 0.2 or u + wide <= x + 0.2
+            assert beside or y + height <= v + 0.2 or v + high <= y + 0.2
+
+
+@pytest.mark.parametrize("tiles", [[], [Tile("a", "b", "c", 0)], [Tile("a", "b", "c", 1)]])
+def test_few_tiles(tiles: list[Tile]) -> None:
+    assert len(shapes(tree_map(tiles))) == sum(tile.amount > 0 for tile in tiles)
+
+
+def test_names_are_harmless() -> None:
+    name = "/<script>alert(1)</script>\"'\x1b[31m&amp;\n"
+    for svg in (
+        tree_map([Tile(name, name, name, 5)]),
+        heat_map([name], [name], {(name, name): 5}),
+        bars([Bar(name, {name: 5})]),
+    ):
+        assert "<script" not in svg
+        assert "\x1b" not in svg
+        (title,) = titles(svg)
+        assert "<script>alert(1)</script>" in title
+        assert title.endswith("5 bytes")
+
+
+def test_a_heat_map_has_each_amount() -> None:
+    amounts = {("/a", "node 0"): 100, ("/b", "node 1"): 400}
+    svg = heat_map(["/a", "/b"], ["node 0", "node 1"], amounts)
+    found = [(int(s["data-amount"]), float(s["fill-opacity"])) for s in shapes(svg)]
+    assert found == [(100, 0.5), (0, 0), (0, 0), (400, 1)]
+    assert titles(svg)[0] == "/a, node 0: 100 bytes"
+
+
+def test_bars_begin_at_zero_and_end_at_the_amount() -> None:
+    svg = bars([Bar("/a", {"one": 300, "two": 100}), Bar("/b", {"one": -200})])
+    one, two, below = shapes(svg)
+    x, _, width, _ = box(one)
+    assert box(two)[0] == pytest.approx(x + width, abs=0.2)
+    assert box(two)[2] == pytest.approx(width / 3, abs=0.2)
+    assert box(below)[0] + box(below)[2] == pytest.approx(x, abs=0.2)
+    assert box(below)[2] == pytest.approx(width * 2 / 3, abs=0.2)
+    assert one["class"] == below["class"] != two["class"]
+
+
+def test_many_kinds_share_a_colour() -> None:
+    tiles = [Tile("a", f"/{n}", f"kind {n}", 1000 - n) for n in range(20)]
+    svg = tree_map(tiles)
+    classes = [shape["class"] for shape in shapes(svg)]
+    assert len(set(classes)) == 8
+    assert classes.count("kind-7") == 13
+    assert ">others<" in svg
