@@ -18,10 +18,10 @@ from dataclasses import replace
 from types import FrameType
 from typing import Any
 
+from memcg_inspect.files import write_file
 from memcg_inspect.growth import check_earlier, grown, growth_column, read_earlier
 from memcg_inspect.image.image import Image
 from memcg_inspect.image.missing import as_image_errors, why_missing
-from memcg_inspect.output import write_file
 from memcg_inspect.render.typed import Typed
 from memcg_inspect.report import EXIT_STATUS, Report
 from memcg_inspect.report_tables import TABLES, EffectRow, effects_answer, report_answer

@@ -26,9 +26,11 @@ class Address(NamedTuple):
 
 def _address(text: str) -> Address:
     host, colon, port = text.rpartition(":")
-    if not colon or not host or not (port.isascii() and port.isdigit() and int(port) < 1 << 16):
+    name = host[1:-1] if host.startswith("[") and host.endswith("]") else host
+    is_port = port.isascii() and port.isdigit() and int(port) < 1 << 16
+    if not colon or not name or "[" in name or "]" in name or not is_port:
         raise argparse.ArgumentTypeError(f"{text!r} is no ADDRESS:PORT")
-    return Address(host.removeprefix("[").removesuffix("]"), int(port))
+    return Address(name, int(port))
 
 
 def add_metrics(commands: Any, add_image: Callable[[argparse.ArgumentParser], None]) -> None:
@@ -73,8 +75,8 @@ def _add(parser: Parser) -> None:
         metavar="SECONDS",
         type=number_between(1, _LONGEST),
         default=60,
-        help="with --listen: time from one audit to the next, which is nine times as long as the "
-        "audit at least (default: 60)",
+        help="with --listen: time from one audit to the next (default: 60); the pause between two "
+        "is at least nine times as long as an audit",
     )
     parser.add_argument(
         "--depth",

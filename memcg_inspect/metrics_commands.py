@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from argparse import Namespace
 from collections import Counter
@@ -13,13 +12,14 @@ from memcg_inspect import __version__
 from memcg_inspect.answers import cancellable
 from memcg_inspect.collect import audit
 from memcg_inspect.escape import printable
+from memcg_inspect.files import write_file
 from memcg_inspect.image.image import Image
 from memcg_inspect.image.missing import as_image_errors
 from memcg_inspect.metrics.exposition import OPENMETRICS, PROMETHEUS, Family, exposition
 from memcg_inspect.metrics.families import Unpaid, metrics_of
 from memcg_inspect.metrics.serve import served
 from memcg_inspect.model import MemcgInspectError
-from memcg_inspect.output import check_output, output, write_file
+from memcg_inspect.output import check_output, output, say
 from memcg_inspect.running import opened_image
 from memcg_inspect.tables import UsageError
 from memcg_inspect.views.pages import pages
@@ -92,7 +92,8 @@ def _serve(image: Image, args: Namespace) -> None:
                 }
             except MemcgInspectError as error:
                 # The figures of the last audit stay, with their time.
-                print(f"memcg-inspect: {printable(str(error))}", file=sys.stderr, flush=True)
+                say(f"memcg-inspect: {printable(str(error))}")
+                content.why_not = str(error)
             ended = time.monotonic()
             due = max(due + args.every, ended + _REST * (ended - began))
             time.sleep(max(0.0, due - ended))

@@ -16,6 +16,7 @@ from typing import NamedTuple
 from memcg_inspect.model import ImageInfo
 
 __all__ = (
+    "SITES",
     "ChargeSnapshot",
     "ImageTime",
     "SavedCharge",
@@ -26,16 +27,20 @@ __all__ = (
 )
 
 
+#: In :attr:`ChargeSnapshot.missing`: references to call sites.
+SITES = "sites"
+
+
 class ImageTime(NamedTuple):
     """
-    The clocks of a machine.
+    The clocks of a machine, in nanoseconds.
 
-    :ivar realtime: ``CLOCK_REALTIME``, in seconds since 1970
-    :ivar uptime: ``CLOCK_MONOTONIC``, in seconds since boot
+    :ivar realtime: ``CLOCK_REALTIME``, since 1970
+    :ivar boottime: ``CLOCK_BOOTTIME``, since boot, suspend included
     """
 
     realtime: int
-    uptime: int
+    boottime: int
 
 
 class SavedMemcg(NamedTuple):
@@ -135,21 +140,26 @@ class ChargeSnapshot:
 
     :ivar image: the image
     :ivar time: when it was; ``None`` if that is not known
+    :ivar boot_id: ``/proc/sys/kernel/random/boot_id``, which is made when it is first read; empty
+        if it was not made, or is not known
     :ivar memcgs: the memcgs that charges and counters are of
     :ivar charges: what memcgs pay for
     :ivar slabs: slab objects, also those that no memcg pays for
     :ivar sites: allocations by call site; ``None`` if the kernel does not profile allocations
     :ivar counters: counters that are not 0
+    :ivar missing: kinds of charges that may not all be there, with the reason
     :ivar unread: number of things that could not be read, by subject
     """
 
     image: ImageInfo
     time: ImageTime | None
+    boot_id: str
     memcgs: tuple[SavedMemcg, ...]
     charges: tuple[SavedCharge, ...]
     slabs: tuple[SavedSlab, ...]
     sites: tuple[SavedSite, ...] | None
     counters: tuple[SavedCounter, ...]
+    missing: Mapping[str, str] = field(default_factory=dict)
     unread: Mapping[str, int] = field(default_factory=dict)
 
     @property

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
-"""Output that cannot be written, to standard output or to a file, is an error in one line."""
+"""Standard output that cannot be written is an error in one line."""
 
 from __future__ import annotations
 
@@ -7,11 +7,9 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from pathlib import Path
-from tempfile import mkstemp
 from typing import TextIO
 
-__all__ = ("check_output", "failed_output", "give_up", "output", "write_file")
+__all__ = ("check_output", "failed_output", "give_up", "output", "say")
 
 
 def _error(message: str) -> Exception:
@@ -57,31 +55,12 @@ def failed_output() -> Iterator[None]:
         raise _error(f"output cannot be written: {error.strerror}") from None
 
 
-def write_file(name: str, text: str, mode: int = 0o644) -> None:
-    """
-    Write a file. Another program that reads it meanwhile has the old one or the new one whole.
-
-    :param mode: its permissions, less those of the umask
-    :raises MemcgInspectError: if it cannot be written
-    """
-    target, temporary = Path(name), None
-    try:
-        handle, temporary = mkstemp(".tmp", f".{target.name}.", target.parent)
-        with open(handle, "w", encoding="utf-8", errors="backslashreplace") as file:
-            file.write(text)
-            os.fchmod(file.fileno(), mode & ~_umask())
-        os.replace(temporary, target)
-    except OSError as error:
-        if temporary is not None:
-            with suppress(OSError):
-                os.unlink(temporary)
-        raise _error(f"{name}: {error.strerror}") from None
-
-
-def _umask() -> int:
-    found = os.umask(0o077)
-    os.umask(found)
-    return found
+def say(line: str) -> None:
+    """Write a line to standard error, if there is one that can be written."""
+    if sys.stderr is not None:
+        with suppress(OSError):
+            sys.stderr.write(f"{line}\n")
+            sys.stderr.flush()
 
 
 def give_up(stream: TextIO) -> None:

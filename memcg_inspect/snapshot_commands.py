@@ -4,11 +4,12 @@
 from __future__ import annotations
 
 import re
+import signal
 import sys
 import time
 from argparse import Namespace
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from time import gmtime, strftime
@@ -22,7 +23,7 @@ from memcg_inspect.image.image import Image
 from memcg_inspect.image.missing import as_image_errors
 from memcg_inspect.model import MemcgInspectError, counted
 from memcg_inspect.model_snapshot import ChargeSnapshot
-from memcg_inspect.output import check_output, output
+from memcg_inspect.output import check_output, output, say
 from memcg_inspect.render.text import size
 from memcg_inspect.render.typed import Typed
 from memcg_inspect.running import opened_image
@@ -32,6 +33,7 @@ from memcg_inspect.tables import UsageError
 
 __all__ = ("diff", "snapshot", "watch")
 
+_UNUSABLE = 2
 _INCOMPLETE = 3
 _INTERRUPTED = 130
 #: How long the pause after a snapshot of watch is, by how long it took.
@@ -58,7 +60,7 @@ def snapshot(args: Namespace) -> int:
 def _file_name(found: ChargeSnapshot) -> str:
     """Return the name of the file of a snapshot: by host and time."""
     host = re.sub(r"[^\w.-]+", "-", found.image.host).strip("-.") or "snapshot"
-    seconds = time.time() if found.time is None else found.time.realtime
+    seconds = time.time() if found.time is None else found.time.realtime / 10**9
     return f"{host}-{strftime('%Y%m%dT%H%M%SZ', gmtime(seconds))}.memcg"
 
 
@@ -104,14 +106,36 @@ def watch(args: Namespace) -> int:
         raise UsageError("watch: a vmcore does not change: name none with -c")
     if args.pause:
         raise UsageError("watch: --pause would stop the guest all the time")
-    with opened_image(args) as image, _folder(args.output) as folder:
+    failed = False
+    with opened_image(args) as image, _folder(args.output) as folder, _ended_by_sigterm():
         files = _Files(folder, args.keep)
-        with suppress(KeyboardInterrupt):
+        try:
             _watch(image.prog, files, args)
+        except KeyboardInterrupt:
+            pass
+        except MemcgInspectError as error:
+            # What was seen until then is not lost.
+            say(f"memcg-inspect: {printable(str(error))}")
+            failed = True
         snapshots = [Named(path.name, read_snapshot(str(path))) for path in files.paths]
     if len(snapshots) < 2:
-        raise MemcgInspectError("watch: interrupted before there were two snapshots")
-    return _show(args, snapshots)
+        say("memcg-inspect: watch: ended before there were two snapshots")
+        return _UNUSABLE if failed else _INTERRUPTED
+    return _show(args, snapshots) or (_INCOMPLETE if failed else 0)
+
+
+@contextmanager
+def _ended_by_sigterm() -> Iterator[None]:
+    """End as Ctrl-C does if the process is to end."""
+
+    def interrupt(number: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 @contextmanager
@@ -186,7 +210,7 @@ def _print_line(args: Namespace, before: ChargeSnapshot | None, found: ChargeSna
             grown = _grown(most.growth)
             line += f"; most: {printable(str(most.memcg))} {most.kind}{where} {grown}"
     if args.json or args.scripted:
-        print(line, file=sys.stderr, flush=True)
+        say(line)
     else:
         output(lambda: print(line, flush=True))
 

@@ -6,7 +6,9 @@ from __future__ import annotations
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
+from typing import get_args
 
+from memcg_inspect.checks.ledger import ChargeKind
 from memcg_inspect.checks.snapshot import Snapshot
 from memcg_inspect.collect.collector import collect
 from memcg_inspect.collect.owners import read_owners
@@ -14,10 +16,12 @@ from memcg_inspect.collect.ranges import jobs_of
 from memcg_inspect.collect.slab_cells import SlabCells
 from memcg_inspect.collect.slab_walk import read_slabs
 from memcg_inspect.image.image import Image
+from memcg_inspect.linux.drivers.random import boot_id
 from memcg_inspect.linux.kernel.time.timekeeping import read_time
 from memcg_inspect.linux.mm.memcontrol_vmstats import lruvec_items, memcg_items
 from memcg_inspect.model import NUMA_NO_NODE, Coverage
 from memcg_inspect.model_snapshot import (
+    SITES,
     ChargeSnapshot,
     ImageTime,
     SavedCharge,
@@ -69,11 +73,13 @@ def _take(image: Image) -> ChargeSnapshot:
     return ChargeSnapshot(
         image=read.image,
         time=read_time(image) or _own_time(read),
+        boot_id=boot_id(image),
         memcgs=tuple(SavedMemcg(m.path, m.cgroup_id, m.state) for m in read.memcgs.values()),
         charges=tuple(_charges(read, numbers)),
         slabs=tuple(_slabs(cells, numbers)),
         sites=_sites(read, numbers),
         counters=tuple(_counters(image, read, numbers)),
+        missing=_missing(read),
         unread={name: c.unreadable for name, c in read.coverage.items() if c.unreadable},
     )
 
@@ -129,7 +135,17 @@ def _own_time(read: Snapshot) -> ImageTime | None:
     """Return the time of this machine, if that is the image."""
     if read.image.source != "live":
         return None
-    return ImageTime(int(time.time()), int(time.monotonic()))
+    return ImageTime(time.time_ns(), time.clock_gettime_ns(time.CLOCK_BOOTTIME))
+
+
+def _missing(read: Snapshot) -> dict[str, str]:
+    """Return the kinds of charges that may not all be there."""
+    kinds: tuple[ChargeKind, ...] = get_args(ChargeKind)
+    reasons = ((kind, read.why_missing(kind)) for kind in kinds)
+    found: dict[str, str] = {kind: why for kind, why in reasons if why is not None}
+    if read.profile is not None and read.profile.missing is not None:
+        found[SITES] = read.profile.missing
+    return found
 
 
 def _sites(read: Snapshot, numbers: Mapping[int, int]) -> tuple[SavedSite, ...] | None:

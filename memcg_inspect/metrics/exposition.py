@@ -13,6 +13,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
+from memcg_inspect.escape import printable
+
 __all__ = ("OPENMETRICS", "PROMETHEUS", "Family", "exposition")
 
 #: The content types.
@@ -67,9 +69,7 @@ def _labels(labels: Mapping[str, str]) -> str:
 
 
 def _escaped(text: str) -> str:
-    # Bytes of names that are not UTF-8 are escaped already. Lone surrogates would not be encodable.
-    plain = text.encode("utf-8", "backslashreplace").decode()
-    return plain.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
+    return printable(text).replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
 
 
 def _number(value: float) -> str:

@@ -5,11 +5,15 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from socket import AF_INET, AF_INET6
+from ipaddress import ip_address
+from socket import AF_INET, AF_INET6, SHUT_RDWR
+from typing import Any
+from urllib.parse import urlsplit
 
+from memcg_inspect.escape import printable
 from memcg_inspect.metrics.exposition import OPENMETRICS, PROMETHEUS
 from memcg_inspect.model import MemcgInspectError
 
@@ -17,6 +21,8 @@ __all__ = ("Served", "served")
 
 #: Seconds that a client may take for its request.
 _TIMEOUT = 10
+#: The most clients at a time.
+_MOST_CLIENTS = 16
 _HTML = "text/html; charset=utf-8"
 _INDEX = '<!DOCTYPE html><title>memcg-inspect</title><a href="/metrics">metrics</a>\n'
 
@@ -26,10 +32,12 @@ class Served:
     What is served now.
 
     :ivar texts: the metrics by content type; empty until there are any
+    :ivar why_not: why there are none
     """
 
     def __init__(self) -> None:
         self.texts: dict[str, str] = {}
+        self.why_not = "the first audit is not done yet"
 
 
 @contextmanager
@@ -46,13 +54,12 @@ def served(address: str, port: int) -> Iterator[tuple[Served, int]]:
     class Handler(_Handler):
         shown = content
 
-    class Server(ThreadingHTTPServer):
+    class Server(_Server):
         address_family = AF_INET6 if ":" in address else AF_INET
-        daemon_threads = True
 
     try:
         server = Server((address, port), Handler)
-    except (OSError, OverflowError) as error:
+    except (OSError, OverflowError, TypeError, UnicodeError) as error:
         why = getattr(error, "strerror", None) or str(error)
         raise MemcgInspectError(f"cannot listen on {address} port {port}: {why}") from None
     thread = threading.Thread(target=server.serve_forever, daemon=True)
@@ -65,10 +72,55 @@ def served(address: str, port: int) -> Iterator[tuple[Served, int]]:
         thread.join()
 
 
+class _Server(ThreadingHTTPServer):
+    """A server for few clients, each of which takes little time."""
+
+    daemon_threads = True
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self._room = threading.BoundedSemaphore(_MOST_CLIENTS)
+        bound = str(self.server_address[0])
+        self.is_local = bound == "localhost" or _is_loopback(bound)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Begin a thread for a client, unless there are too many."""
+        if self._room.acquire(blocking=False):
+            super().process_request(request, client_address)
+        else:
+            self.shutdown_request(request)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        """Serve a client. One that sends a byte now and then does not hold the thread."""
+        end = threading.Timer(_TIMEOUT, self._cut, [request])
+        end.daemon = True
+        end.start()
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            end.cancel()
+            self._room.release()
+
+    def _cut(self, request: Any) -> None:
+        with suppress(OSError):
+            request.shutdown(SHUT_RDWR)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Say nothing: what clients do is no error of this program."""
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
 class _Handler(BaseHTTPRequestHandler):
     """Answers GET and HEAD."""
 
     shown: Served
+    server: _Server
     timeout = _TIMEOUT
     server_version = "memcg-inspect"
     sys_version = ""
@@ -82,7 +134,14 @@ class _Handler(BaseHTTPRequestHandler):
         self._answer(False)
 
     def _answer(self, has_body: bool) -> None:
-        path = self.path.partition("?")[0]
+        try:
+            path = urlsplit(self.path).path  # a proxy may send all of the URL
+        except ValueError:
+            path = ""
+        if not self._is_meant():
+            why = "this server is asked by its address, or as localhost\n"
+            self._send(HTTPStatus.FORBIDDEN, PROMETHEUS, why, has_body)
+            return
         if path == "/":
             self._send(HTTPStatus.OK, _HTML, _INDEX, has_body)
             return
@@ -93,10 +152,24 @@ class _Handler(BaseHTTPRequestHandler):
         wanted = OPENMETRICS if accepts_open else PROMETHEUS
         text = self.shown.texts.get(wanted)
         if text is None:
-            why = "the first audit is not done yet\n"
+            why = f"{printable(self.shown.why_not)}\n"
             self._send(HTTPStatus.SERVICE_UNAVAILABLE, PROMETHEUS, why, has_body)
             return
         self._send(HTTPStatus.OK, wanted, text, has_body)
+
+    def _is_meant(self) -> bool:
+        """
+        Return whether the client knows whom it asks.
+
+        A page of another site that has its name resolve to a loopback address does not.
+        """
+        if not self.server.is_local:
+            return True
+        try:
+            host = urlsplit(f"//{self.headers.get('Host', 'localhost')}").hostname or ""
+        except ValueError:
+            return False
+        return host == "localhost" or _is_loopback(host)
 
     def _send(self, status: HTTPStatus, content_type: str, text: str, has_body: bool) -> None:
         body = text.encode()

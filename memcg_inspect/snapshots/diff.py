@@ -14,13 +14,14 @@ from argparse import ArgumentTypeError
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from time import gmtime, strftime
 from typing import Annotated, NamedTuple
 
 from memcg_inspect.model import counted
 from memcg_inspect.model_snapshot import (
+    SITES,
     ChargeSnapshot,
-    ImageTime,
     SavedCharge,
     SavedSite,
     SavedSlab,
@@ -41,9 +42,12 @@ __all__ = (
     "largest_growth",
 )
 
-_HOUR = 60 * 60
-#: Two boots of a machine are further apart, in seconds. Clocks may be set meanwhile.
-_SAME_BOOT = 60
+#: In nanoseconds.
+_SECOND = 10**9
+_DATE = "%Y-%m-%d %H:%M:%S"
+_HOUR = 60 * 60 * _SECOND
+#: Without IDs of boots: two boots of a machine are further apart. Clocks may be set meanwhile.
+_SAME_BOOT = 60 * _SECOND
 
 
 class Named(NamedTuple):
@@ -183,6 +187,9 @@ _TITLES = {"charges": "charges", "slabs": "slab objects", "sites": "allocations"
 #: What is compared without ``--by``.
 _DEFAULT = (("memcg", "node", "kind"), ("memcg", "cache"), ("site",))
 
+#: Subjects of what could not be read: memcgs, and their names.
+_MEMCGS = frozenset({"memcgs", "names"})
+
 _Key = tuple[Value, ...]
 _Saved = SavedCharge | SavedSlab | SavedSite
 
@@ -244,120 +251,154 @@ def _lacks_sites(snapshots: Iterable[Named], by: Sequence[str]) -> bool:
     return "site" in by and any(some.snapshot.sites is None for some in snapshots)
 
 
-def _times(snapshots: Sequence[Named]) -> list[float] | None:
+def _times(snapshots: Sequence[Named]) -> list[int] | None:
     """
-    Return the times of snapshots in seconds after the first one.
+    Return the times of snapshots in nanoseconds after the first one.
 
-    :return: ``None`` if they are not known, or not in ascending order
+    :return: ``None`` if they are not known, or if a later one is not after the one before
+    :raises UsageError: if there are more than two, and they are not in order
     """
     known = [some.snapshot.time for some in snapshots]
     clocks = [time for time in known if time is not None]
     if len(clocks) != len(known):
         return None
-    of_one_boot = all(_is_same_boot(clocks[0], time) for time in clocks)
-    seconds = [time.uptime if of_one_boot else time.realtime for time in clocks]
-    if any(after <= before for before, after in zip(seconds, seconds[1:], strict=False)):
-        return None
-    return [float(time - seconds[0]) for time in seconds]
+    first = snapshots[0].snapshot
+    of_one_boot = all(_is_same_boot(first, some.snapshot) for some in snapshots)
+    times = [time.boottime if of_one_boot else time.realtime for time in clocks]
+    for (before, one), (after, two) in pairwise(zip(times, snapshots, strict=True)):
+        if after < before and len(snapshots) > 2:
+            raise UsageError(f"{two.name} is older than {one.name}: name the older ones first")
+        if after <= before:
+            return None
+    return [time - times[0] for time in times]
 
 
-def _is_same_boot(one: ImageTime, other: ImageTime) -> bool:
-    return abs((one.realtime - one.uptime) - (other.realtime - other.uptime)) < _SAME_BOOT
+def _is_same_boot(one: ChargeSnapshot, other: ChargeSnapshot) -> bool:
+    """Return whether two snapshots are of the same boot of a machine."""
+    if one.boot_id and other.boot_id:
+        return one.boot_id == other.boot_id
+    if one.time is None or other.time is None or one.image.host != other.image.host:
+        return False
+    booted = [some.time.realtime - some.time.boottime for some in (one, other) if some.time]
+    return abs(booted[0] - booted[1]) < _SAME_BOOT
 
 
 class _Amount(NamedTuple):
+    """
+    What is found of an amount.
+
+    :ivar bytes: its bytes
+    :ivar number: its charges or objects
+    :ivar missing: why it may be more
+    """
+
     bytes: int
     number: int
+    missing: str | None
 
 
-def _amounts(snapshot: ChargeSnapshot, by: Sequence[str]) -> dict[_Key, _Amount]:
-    """Return the sums of a part of a snapshot, by what rows are told apart by."""
-    rows: Iterable[_Saved] = getattr(snapshot, _part_of(by)) or ()
-    bytes_: Counter[_Key] = Counter()
-    numbers: Counter[_Key] = Counter()
-    for row in rows:
-        key = tuple(
-            _path(snapshot, row.memcg) if name == "memcg" else getattr(row, name) for name in by
-        )
-        bytes_[key] += row.bytes
-        numbers[key] += row.number
-    return {key: _Amount(size, numbers[key]) for key, size in bytes_.items()}
+class _Part:
+    """One part of a snapshot, added up by what rows are told apart by."""
+
+    def __init__(self, some: Named, by: Sequence[str]) -> None:
+        self._by, self._part, self._snapshot = by, _part_of(by), some.snapshot
+        self._name = some.name
+        rows: Iterable[_Saved] = getattr(self._snapshot, self._part) or ()
+        self._bytes: Counter[_Key] = Counter()
+        self._numbers: Counter[_Key] = Counter()
+        for row in rows:
+            key = tuple(self._value(row, name) for name in by)
+            self._bytes[key] += row.bytes
+            self._numbers[key] += row.number
+
+    def _value(self, row: _Saved, name: str) -> Value:
+        if name == "memcg":
+            return _path(self._snapshot, row.memcg)
+        value: Value = getattr(row, name)
+        return value
+
+    def __iter__(self) -> Iterator[_Key]:
+        return iter(self._bytes)
+
+    def at(self, key: _Key) -> _Amount:
+        """Return an amount; 0 if there is none."""
+        missing = self._missing(dict(zip(self._by, key, strict=True)).get("kind"))
+        return _Amount(self._bytes[key], self._numbers[key], missing)
+
+    def _missing(self, kind: Value) -> str | None:
+        """
+        Return why an amount may be more than was found.
+
+        :param kind: its kind; ``None`` for all kinds
+        """
+        wanted = {"slabs": "slab", "sites": SITES}.get(self._part, kind)
+        for missing, why in self._snapshot.missing.items():
+            if wanted == missing or (wanted is None and missing != SITES):
+                return f"{why} ({self._name})"
+        return None
 
 
 def _path(snapshot: ChargeSnapshot, memcg: int | None) -> str | None:
     return None if memcg is None else snapshot.memcgs[memcg].path
 
 
-def _table(snapshots: Sequence[Named], by: Sequence[str], times: Sequence[float] | None) -> Table:
-    amounts = [_amounts(some.snapshot, by) for some in snapshots]
-    keys = dict.fromkeys(key for found in amounts for key in found)
-    none = [
-        0 if s.is_whole else NotRead(f"not found in {name}, which is not whole")
-        for name, s in snapshots
-    ]
+def _table(snapshots: Sequence[Named], by: Sequence[str], times: Sequence[int] | None) -> Table:
+    parts = [_Part(some, by) for some in snapshots]
+    keys = dict.fromkeys(key for part in parts for key in part)
     title = f"{_TITLES[_part_of(by)]} by {named(by)}"
     omit = [name for name in DIMENSIONS if name not in by]
-    name = "_".join(("growth", *by)) if len(snapshots) == 2 else "_".join(("trend", *by))
+    found: list[GrowthRow] | list[TrendRow]
     if len(snapshots) == 2:
         hours = None if times is None else times[1] / _HOUR
-        grown = [_growth(by, key, amounts, none, hours) for key in keys]
-        rows = sorted((row for row in grown if row.growth or row.number_growth), key=_most)
-        columns = columns_of(GrowthRow, omit=omit)
-        return Table(name, f"growth of {title}", columns, rows, empty=_SAME, is_ranked=True)
-    trends = [_trend(by, key, amounts, none, times) for key in keys]
-    found = sorted((row for row in trends if row is not None), key=_certain)
-    columns = columns_of(TrendRow, omit=omit)
-    return Table(name, f"trend of {title}", columns, found, empty=_SAME, is_ranked=True)
-
-
-_SAME = "nothing grew or shrank"
+        grown = (_growth(by, key, parts[0].at(key), parts[1].at(key), hours) for key in keys)
+        found = sorted((row for row in grown if row.growth or row.number_growth), key=_most)
+        columns, what = columns_of(GrowthRow, omit=omit), "growth"
+    else:
+        trends = (_trend(by, key, [part.at(key) for part in parts], times) for key in keys)
+        found = sorted((row for row in trends if row is not None), key=_certain)
+        columns, what = columns_of(TrendRow, omit=omit), "trend"
+    return Table(
+        "_".join((what, *by)),
+        f"{what} of {title}",
+        columns,
+        found,
+        empty="nothing grew or shrank",
+        is_ranked=True,
+    )
 
 
 def _growth(
-    by: Sequence[str],
-    key: _Key,
-    amounts: Sequence[dict[_Key, _Amount]],
-    none: Sequence[Value],
-    hours: float | None,
+    by: Sequence[str], key: _Key, before: _Amount, after: _Amount, hours: float | None
 ) -> GrowthRow:
-    before, after = (found.get(key) for found in amounts)
-    sizes = [
-        some.bytes if some is not None else value
-        for some, value in zip((before, after), none, strict=True)
-    ]
-    unread = next((size for size in sizes if isinstance(size, NotRead)), None)
-    growth: Value = unread
-    number: Value = unread
-    if unread is None:
-        growth = (after.bytes if after else 0) - (before.bytes if before else 0)
-        number = (after.number if after else 0) - (before.number if before else 0)
-    rate = round(growth / hours) if isinstance(growth, int) and hours else unread
+    growth: Value = after.bytes - before.bytes
+    number: Value = after.number - before.number
+    rate: Value = round((after.bytes - before.bytes) / hours) if hours else None
+    missing = before.missing or after.missing
+    if missing is not None:
+        growth = number = rate = NotRead(missing)
     places = {**dict.fromkeys(DIMENSIONS), **dict(zip(by, key, strict=True))}
     return GrowthRow(
         **places,  # type: ignore[arg-type]
-        before=sizes[0],
-        after=sizes[1],
+        before=_size(before),
+        after=_size(after),
         growth=growth,
         number_growth=number,
         per_hour=rate,
     )
 
 
+def _size(amount: _Amount) -> Value:
+    """Return the bytes that were found; unknown if none was, and some may be missing."""
+    return NotRead(amount.missing) if amount.missing and not amount.bytes else amount.bytes
+
+
 def _trend(
-    by: Sequence[str],
-    key: _Key,
-    amounts: Sequence[dict[_Key, _Amount]],
-    none: Sequence[Value],
-    times: Sequence[float] | None,
+    by: Sequence[str], key: _Key, amounts: Sequence[_Amount], times: Sequence[int] | None
 ) -> TrendRow | None:
-    """Return the trend of an amount; ``None`` if it did not change, or was read once only."""
-    sizes: list[Value] = [
-        found[key].bytes if key in found else value
-        for found, value in zip(amounts, none, strict=True)
-    ]
+    """Return the trend of an amount; ``None`` if it did not change, or is known once only."""
     # Without times, the windows are of the same length.
-    at = times or [float(number) for number in range(len(sizes))]
-    known = [(time, size) for time, size in zip(at, sizes, strict=True) if isinstance(size, int)]
+    at = times or list(range(len(amounts)))
+    known = [(t, a.bytes) for t, a in zip(at, amounts, strict=True) if a.missing is None]
     values = [size for _, size in known]
     if len(set(values)) < 2:
         return None
@@ -369,8 +410,8 @@ def _trend(
     places = {**dict.fromkeys(DIMENSIONS), **dict(zip(by, key, strict=True))}
     return TrendRow(
         **places,  # type: ignore[arg-type]
-        first=sizes[0],
-        last=sizes[-1],
+        first=_size(amounts[0]),
+        last=_size(amounts[-1]),
         per_hour=rate(trend.slope),
         low=rate(trend.low),
         high=rate(trend.high),
@@ -403,10 +444,12 @@ def _memcgs(first: ChargeSnapshot, last: ChargeSnapshot) -> Table:
     before, after = ({m.path for m in s.memcgs if m.state == "online"} for s in (first, last))
     rows = [
         MemcgRow(path, change, size)
-        for snapshot, paths, change in (
-            (last, after - before, "new"),
-            (first, before - after, "gone"),
+        for snapshot, other, paths, change in (
+            (last, first, after - before, "new"),
+            (first, last, before - after, "gone"),
         )
+        # One that could not be read is not gone.
+        if _MEMCGS.isdisjoint(other.unread)
         for path, size in _charged(snapshot, paths).items()
     ]
     rows.sort(key=lambda row: (row.change, -row.bytes, row.memcg))
@@ -429,7 +472,7 @@ def _row_of(some: Named) -> SnapshotRow:
         snapshot=some.name,
         host=snapshot.image.host,
         release=snapshot.image.release,
-        time=None if time is None else strftime("%Y-%m-%d %H:%M:%S", gmtime(time.realtime)),
+        time=None if time is None else strftime(_DATE, gmtime(time.realtime // _SECOND)),
         memcgs=len(snapshot.memcgs),
         dying=sum(memcg.state == "dying" for memcg in snapshot.memcgs),
         bytes=sum(charge.bytes for charge in snapshot.charges),
@@ -437,17 +480,23 @@ def _row_of(some: Named) -> SnapshotRow:
     )
 
 
-def _notes(snapshots: Sequence[Named], times: Sequence[float] | None) -> Iterator[str]:
-    if times is None:
-        if all(some.snapshot.time is not None for some in snapshots):
-            yield "The snapshots are not in the order of their times: there are no rates."
-        else:
-            yield "The time of a snapshot is not known: there are no rates."
-    else:
-        yield f"From the first snapshot to the last: {counted(round(times[-1]), 'seconds')}."
+def _notes(snapshots: Sequence[Named], times: Sequence[int] | None) -> Iterator[str]:
+    yield "Rows that did not change are left out, also of the totals."
     clocks = [some.snapshot.time for some in snapshots if some.snapshot.time is not None]
-    if any(not _is_same_boot(clocks[0], clock) for clock in clocks[1:]):
-        yield "The machine was booted in between, or they are of several machines."
+    if times is not None:
+        seconds = round(times[-1] / _SECOND)
+        yield f"From the first snapshot to the last: {counted(seconds, 'seconds')}."
+    elif len(clocks) < len(snapshots):
+        yield "The time of a snapshot is not known: there are no rates."
+    elif len(set(clocks)) < len(clocks):
+        yield "Two snapshots are of the same time: there are no rates."
+    else:
+        yield "The second snapshot is older than the first: there are no rates."
+    first = snapshots[0].snapshot
+    if len({some.snapshot.image.host for some in snapshots}) > 1:
+        yield "They are of several machines."
+    elif any(not _is_same_boot(first, some.snapshot) for some in snapshots[1:] if clocks):
+        yield "The machine was booted in between."
     if len({some.snapshot.image.release for some in snapshots}) > 1:
         yield "They are of several kernels: caches and lines of code may have other names."
     for name, snapshot in snapshots:

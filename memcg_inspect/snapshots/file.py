@@ -10,17 +10,16 @@ that. Only the tables below are read, and only if the file says that it is such 
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import sqlite3
-import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import quote
 
+from memcg_inspect.files import replace_file
 from memcg_inspect.model import ImageInfo, MemcgInspectError
 from memcg_inspect.model_snapshot import (
     ChargeSnapshot,
@@ -41,10 +40,14 @@ VERSION = 1
 _MAGIC = b"SQLite format 3\0"
 #: Offset of the application ID in the header of a database.
 _ID_OFFSET = 68
+#: The most work for a file: instructions of SQLite's virtual machine, and how often it counts them.
+#: A row of a table takes about ten.
+_STEP, _MOST_STEPS = 100_000, 20_000
 
 #: The tables. ``what``, ``cache``, ``site`` and the like are numbers of names.
 _TABLES = """
 CREATE TABLE image (name TEXT PRIMARY KEY, value) WITHOUT ROWID;
+CREATE TABLE missing (kind TEXT PRIMARY KEY, reason TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE unread (subject TEXT PRIMARY KEY, number INTEGER NOT NULL) WITHOUT ROWID;
 CREATE TABLE name (id INTEGER PRIMARY KEY, name TEXT NOT NULL);
 CREATE TABLE memcg (
@@ -72,15 +75,19 @@ CREATE VIEW counters AS SELECT memcg.path AS memcg, node, i.name AS item, value
     FROM counter JOIN memcg ON memcg.id = counter.memcg JOIN name AS i ON i.id = item;
 """
 
+_NAMES = ("image", "missing", "unread", "name", "memcg", "charge", "slab", "site", "counter")
+
 R = TypeVar("R", SavedCharge, SavedSlab, SavedSite, SavedCounter)
 
 
 def is_snapshot(path: str) -> bool:
     """Return whether a file is a snapshot. One that cannot be read is not."""
     try:
+        if not os.path.isfile(path):
+            return False  # a pipe would be waited for
         with open(path, "rb") as file:
             header = file.read(_ID_OFFSET + 4)
-    except OSError:
+    except (OSError, ValueError):
         return False
     return header.startswith(_MAGIC) and header[_ID_OFFSET:] == APPLICATION_ID.to_bytes(4, "big")
 
@@ -90,32 +97,27 @@ def write_snapshot(path: str, snapshot: ChargeSnapshot) -> int:
     Write a snapshot. A file that exists is replaced once all of it is written.
 
     :return: size of the file in bytes
-    :raises MemcgInspectError: if it cannot be written
+    :raises MemcgInspectError: if it cannot be written, or is no regular file
     """
-    target = Path(path)
-    temporary = None
-    try:
-        handle, temporary = tempfile.mkstemp(".tmp", f".{target.name}.", target.parent)
-        os.close(handle)
+    target = Path(os.path.realpath(path))
+    if target.exists() and not target.is_file():
+        raise MemcgInspectError(f"{path} is no regular file")
+
+    def write(temporary: Path) -> None:
         with closing(sqlite3.connect(temporary)) as database:
             database.execute("PRAGMA journal_mode = OFF")
             _fill(database, snapshot)
             database.commit()
         with open(temporary, "rb+") as file:
-            os.fchmod(file.fileno(), 0o600)
             os.fsync(file.fileno())
-            size = os.fstat(file.fileno()).st_size
-        os.replace(temporary, target)
-        temporary = None
+
+    try:
+        replace_file(target, write)
+        return target.stat().st_size
     except OSError as error:
         raise MemcgInspectError(f"{path}: {error.strerror}") from None
     except (sqlite3.Error, OverflowError) as error:
         raise MemcgInspectError(f"{path} cannot be written: {error}") from None
-    finally:
-        if temporary is not None:
-            with contextlib.suppress(OSError):
-                os.unlink(temporary)
-    return size
 
 
 def _fill(database: sqlite3.Connection, snapshot: ChargeSnapshot) -> None:
@@ -142,6 +144,7 @@ def _fill(database: sqlite3.Connection, snapshot: ChargeSnapshot) -> None:
     database.executemany("INSERT INTO name VALUES (?, ?)", ((n, name) for name, n in names.items()))
     memcgs = ((number, *memcg) for number, memcg in enumerate(snapshot.memcgs))
     database.executemany("INSERT INTO memcg VALUES (?, ?, ?, ?)", memcgs)
+    database.executemany("INSERT INTO missing VALUES (?, ?)", snapshot.missing.items())
     database.executemany("INSERT INTO unread VALUES (?, ?)", snapshot.unread.items())
     database.executemany("INSERT INTO image VALUES (?, ?)", _facts(snapshot).items())
 
@@ -158,7 +161,8 @@ def _facts(snapshot: ChargeSnapshot) -> dict[str, str | int | None]:
         "debug_info": image.debug_info,
         "host": image.host,
         "realtime": None if time is None else time.realtime,
-        "uptime": None if time is None else time.uptime,
+        "boottime": None if time is None else time.boottime,
+        "boot_id": snapshot.boot_id,
         "profiles": int(snapshot.sites is not None),
     }
 
@@ -170,13 +174,9 @@ def read_snapshot(path: str) -> ChargeSnapshot:
     :raises MemcgInspectError: if it is none, or is damaged, or of a later version
     """
     if not is_snapshot(path):
-        try:
-            os.stat(path)
-        except OSError as error:
-            raise MemcgInspectError(f"{path}: {error.strerror}") from None
         raise MemcgInspectError(f"{path} is no snapshot of memcg-inspect")
     # Nothing is written, not even a journal beside it.
-    uri = f"file:{quote(os.path.abspath(path))}?mode=ro&immutable=1"
+    uri = f"file:{quote(os.fsencode(os.path.abspath(path)))}?mode=ro&immutable=1"
     try:
         with closing(sqlite3.connect(uri, uri=True)) as database:
             database.execute("PRAGMA trusted_schema = OFF")
@@ -186,6 +186,8 @@ def read_snapshot(path: str) -> ChargeSnapshot:
                 raise MemcgInspectError(
                     f"{path} has version {version} of the format, and this program reads {VERSION}"
                 )
+            steps = iter(range(_MOST_STEPS))
+            database.set_progress_handler(lambda: next(steps, None) is None, _STEP)
             return _Reader(database).read()
     except (sqlite3.Error, _Damaged, RecursionError, ValueError) as error:
         # SQLite may say what it could not understand, in several lines.
@@ -206,6 +208,7 @@ class _Reader:
         self._memcgs = 0
 
     def read(self) -> ChargeSnapshot:
+        self._check_tables()
         facts = dict(self._rows("image", 2))
         names = self._rows("name", 2)
         self._names = {_of(int, number): _of(str, name) for number, name in names}
@@ -217,7 +220,8 @@ class _Reader:
         return ChargeSnapshot(
             image=_image(facts),
             time=_time(facts),
-            memcgs=tuple(SavedMemcg(_of(str, path), _of((int, type(None)), number), _of(str, state))
+            boot_id=_of(str, facts.get("boot_id")),
+            memcgs=tuple(SavedMemcg(_of(str, path), _of((int, type(None)), number), _state(state))
                          for _, path, number, state in memcgs),
             charges=self._all(
                 "charge", SavedCharge, _memcg, _number, _number, _name, _name, _whole, _whole
@@ -225,8 +229,17 @@ class _Reader:
             slabs=self._all("slab", SavedSlab, _memcg, _number, _name, _whole, _whole),
             sites=sites if facts.get("profiles") else None,
             counters=self._all("counter", SavedCounter, _known_memcg, _number, _name, _whole),
-            unread={_of(str, subject): _of(int, n) for subject, n in self._rows("unread", 2)},
+            missing={_of(str, kind): _of(str, why) for kind, why in self._rows("missing", 2)},
+            unread={_of(str, subject): _above(n) for subject, n in self._rows("unread", 2)},
         )  # fmt: skip
+
+    def _check_tables(self) -> None:
+        """Check that they are tables. A view could have any number of rows."""
+        rows = self._database.execute("SELECT name, type FROM sqlite_master")
+        kinds = dict(rows)
+        for name in _NAMES:
+            if kinds.get(name) != "table":
+                raise _Damaged(f"there is no table {name}")
 
     def _rows(self, table: str, columns: int) -> Iterator[tuple[Any, ...]]:
         for row in self._database.execute(f"SELECT * FROM {table}"):
@@ -260,6 +273,18 @@ def _of(wanted: type | tuple[type, ...], value: Any) -> Any:
     if not isinstance(value, wanted):
         raise _Damaged(f"{value!r:.40} is no {getattr(wanted, '__name__', 'number')}")
     return value
+
+
+def _state(value: Any) -> str:
+    if value not in ("online", "dying"):
+        raise _Damaged(f"{value!r:.40} is no state of a memcg")
+    return str(value)
+
+
+def _above(value: Any) -> int:
+    if _of(int, value) < 1:
+        raise _Damaged(f"{value} is not above 0")
+    return int(value)
 
 
 def _memcg(reader: _Reader, value: Any) -> int | None:
@@ -297,5 +322,9 @@ def _image(facts: dict[str, Any]) -> ImageInfo:
 
 
 def _time(facts: dict[str, Any]) -> ImageTime | None:
-    realtime, uptime = facts.get("realtime"), facts.get("uptime")
-    return None if realtime is None else ImageTime(_of(int, realtime), _of(int, uptime))
+    if facts.get("realtime") is None:
+        return None
+    found = ImageTime(_of(int, facts["realtime"]), _of(int, facts.get("boottime")))
+    if not 0 <= found.boottime <= found.realtime:
+        raise _Damaged("there is no such time")
+    return found

@@ -7,6 +7,7 @@ import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_open
 from prometheus_client.parser import text_string_to_metric_families as parse
 
+from memcg_inspect.escape import printable
 from memcg_inspect.metrics.exposition import OPENMETRICS, PROMETHEUS, Family, exposition
 
 HOSTILE = [
@@ -38,8 +39,10 @@ def test_what_is_written_is_read(form: str) -> None:
     assert (found.name, found.type) == ("a_bytes", "gauge")
     samples = {tuple(sample.labels.items()): sample.value for sample in found.samples}
     expected = {
-        (("memcg", name), ("node", "0")): number + 1.0 for number, name in enumerate(HOSTILE)
+        (("memcg", printable(name)), ("node", "0")): number + 1.0
+        for number, name in enumerate(HOSTILE)
     }
+    assert "\x1b" not in text
     assert samples == {**expected, (): 0.5, (("memcg", "/a"), ("node", "1")): 1.0}
     assert (found.unit == "bytes") == (form == OPENMETRICS)
     assert all(sample.timestamp is None for sample in found.samples)

@@ -179,6 +179,8 @@ def scraped(url: str) -> float:
         (["--listen", "127.0.0.1"], "'127.0.0.1' is no ADDRESS:PORT"),
         (["--listen", "127.0.0.1:99999"], "is no ADDRESS:PORT"),
         (["--listen", ":80"], "':80' is no ADDRESS:PORT"),
+        (["--listen", "[]:80"], "'[]:80' is no ADDRESS:PORT"),
+        (["--listen", "[::1:80"], "'[::1:80' is no ADDRESS:PORT"),
         (["--out", "a", "--listen", "127.0.0.1:0"], "not allowed with argument"),
         (["-c", "none"], "none"),
         (["--top", "0"], "'0' is not a number from 1 to 1,000,000"),

@@ -31,6 +31,8 @@ def snapshot(
     dying: Iterable[str] = (),
     boot: int = BOOT,
     release: str = "7.3.4",
+    boot_id: str = "",
+    missing: Mapping[str, str] | None = None,
 ) -> ChargeSnapshot:
     """
     Make a snapshot.
@@ -49,7 +51,8 @@ def snapshot(
             slabs.append(SavedSlab(memcg, node, "kmalloc-64", size, size // 64))
     return ChargeSnapshot(
         image=image(release),
-        time=None if uptime is None else ImageTime(boot + uptime, uptime),
+        time=None if uptime is None else ImageTime((boot + uptime) * 10**9, uptime * 10**9),
+        boot_id=boot_id,
         memcgs=tuple(memcgs),
         charges=tuple(found),
         slabs=tuple(slabs),
@@ -57,5 +60,6 @@ def snapshot(
         if sites is None
         else tuple(SavedSite(0, 1, "slab", name, size, 1) for name, size in sites.items()),
         counters=(SavedCounter(0, None, "MEMCG_KMEM", 7), SavedCounter(0, 1, "NR_SHMEM", -3)),
+        missing=dict(missing or {}),
         unread=dict(unread or {}),
     )

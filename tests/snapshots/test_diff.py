@@ -3,10 +3,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
-from snapshots.made import BOOT, snapshot
+from snapshots.made import BOOT, image, snapshot
 
 from memcg_inspect.model_snapshot import ChargeSnapshot
 from memcg_inspect.snapshots.diff import Named, compared, largest_growth
@@ -108,8 +109,8 @@ def test_dimensions_that_no_part_has(by: tuple[str, ...], why: str) -> None:
     ("after", "note"),
     [
         (snapshot({("/a", 0, "lru"): 9}, None), "The time of a snapshot is not known"),
-        (snapshot({("/a", 0, "lru"): 9}, 50), "not in the order of their times"),
-        (snapshot({("/a", 0, "lru"): 9}, 100), "not in the order of their times"),
+        (snapshot({("/a", 0, "lru"): 9}, 50), "The second snapshot is older than the first"),
+        (snapshot({("/a", 0, "lru"): 9}, 100), "Two snapshots are of the same time"),
     ],
 )
 def test_without_times_there_are_no_rates(after: ChargeSnapshot, note: str) -> None:
@@ -124,7 +125,7 @@ def test_another_boot_is_told_and_its_time_counts() -> None:
     answer = ask(before, after)
     assert [row["per_hour"] for row in rows(answer)] == [6]
     assert "From the first snapshot to the last: 3,600 seconds." in answer.notes
-    assert any("booted in between" in note for note in answer.notes)
+    assert "The machine was booted in between." in answer.notes
     assert any("several kernels" in note for note in answer.notes)
 
 
@@ -136,17 +137,60 @@ def test_a_clock_that_was_set_is_no_boot() -> None:
     assert not any("booted" in note for note in answer.notes)
 
 
+LRU = {"lru": "lru memory is not all in the image"}
+
+
 def test_what_was_not_read_is_not_zero() -> None:
-    before = snapshot({("/a", 0, "lru"): 3}, unread={"slab": 2})
-    after = snapshot({("/a", 0, "lru"): 9, ("/b", 0, "lru"): 4096}, 200)
-    answer = ask(before, after)
-    assert not answer.is_whole
-    known, unknown = rows(answer)
-    assert (known["memcg"], known["growth"]) == ("/a", 6)
-    assert unknown["memcg"] == "/b"
-    for name in ("before", "growth", "number_growth", "per_hour"):
-        assert unknown[name] == NotRead("not found in s0, which is not whole"), name
-    assert "s0 is not whole; not read: 2 of slab." in answer.notes
+    """What was found of it is shown, and no growth follows from that."""
+    before = snapshot(
+        {("/a", 0, "lru"): 3, ("/a", 0, "slab"): 64}, unread={"pages": 2}, missing=LRU
+    )
+    after = snapshot({("/a", 0, "lru"): 9, ("/b", 0, "lru"): 4096, ("/a", 0, "slab"): 128}, 200)
+    for pair in ((before, after), (after, before)):
+        answer = ask(*pair)
+        assert not answer.is_whole
+        found = {(row["memcg"], row["kind"]): row for row in rows(answer)}
+        name = "s0" if pair[0] is before else "s1"
+        unknown = NotRead(f"lru memory is not all in the image ({name})")
+        for path in ("/a", "/b"):
+            for column in ("growth", "number_growth", "per_hour"):
+                assert found[path, "lru"][column] == unknown
+        known = "before" if pair[0] is before else "after"
+        assert found["/b", "lru"][known] == unknown
+        assert found["/a", "lru"][known] == 3
+        assert abs(found["/a", "slab"]["growth"]) == 64
+        assert any("is not whole; not read: 2 of pages." in note for note in answer.notes)
+        # Sums over all kinds are not known, either.
+        assert {type(row["growth"]) for row in rows(ask(*pair, by=("memcg",)))} == {NotRead}
+        assert [type(row["growth"]) for row in rows(ask(*pair, by=("cache",)))] == [int]
+
+
+def test_a_memcg_that_could_not_be_read_is_not_gone() -> None:
+    before = snapshot({("/a", 0, "lru"): 3}, unread={"memcgs": 1})
+    after = snapshot({("/b", 0, "lru"): 3}, 200)
+    assert [row["change"] for row in rows(ask(before, after), 2)] == ["gone"]
+    assert [row["change"] for row in rows(ask(after, before), 2)] == ["new"]
+    assert rows(ask(before, replace(after, unread={"names": 1})), 2) == []
+
+
+def test_of_one_boot_or_of_several() -> None:
+    """The ID of the boot decides. Without it, the time of the boot does, and the host."""
+    here = snapshot({}, 100, boot_id="a")
+    for other, note in (
+        (snapshot({}, 200, boot_id="a", boot=BOOT + 9999), None),
+        (snapshot({}, 200, boot_id="b"), "The machine was booted in between."),
+        (snapshot({}, 200), None),
+        (snapshot({}, 200, boot=BOOT + 9999), "The machine was booted in between."),
+        (replace(snapshot({}, 200), image=image(host="db")), "They are of several machines."),
+    ):
+        notes = ask(here, other).notes
+        told = [some for some in notes if "booted" in some or "machines" in some]
+        assert told == ([] if note is None else [note])
+
+
+def test_snapshots_that_are_not_in_order() -> None:
+    with pytest.raises(UsageError, match="s2 is older than s1: name the older ones first"):
+        ask(snapshot({}, 100), snapshot({}, 200), snapshot({}, 150))
 
 
 def test_trends_tell_a_leak_from_noise() -> None:
@@ -178,12 +222,12 @@ def test_trends_tell_a_leak_from_noise() -> None:
 def test_a_trend_leaves_out_what_was_not_read() -> None:
     some = [
         snapshot({("/a", 0, "lru"): 100}, 0),
-        snapshot({}, 60, unread={"pages": 1}),
+        snapshot({}, 60, missing=LRU),
         snapshot({("/a", 0, "lru"): 200}, 120),
     ]
     (row,) = rows(ask(*some))
     assert (row["first"], row["last"], row["windows"], row["per_hour"]) == (100, 200, 1, 3000)
-    some[2] = snapshot({}, 120, unread={"pages": 1})
+    some[2] = snapshot({}, 120, missing=LRU)
     assert rows(ask(*some)) == []
 
 

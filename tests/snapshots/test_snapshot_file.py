@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import sqlite3
 from contextlib import closing
@@ -14,6 +15,7 @@ from snapshots.made import snapshot
 
 from memcg_inspect.model import MemcgInspectError
 from memcg_inspect.model_snapshot import ChargeSnapshot, SavedCharge, SavedMemcg, SavedSlab
+from memcg_inspect.snapshots import file
 from memcg_inspect.snapshots.file import is_snapshot, read_snapshot, write_snapshot
 
 WHOLE = snapshot(
@@ -25,6 +27,8 @@ WHOLE = snapshot(
     },
     sites={"mm/slub.c:1 f": 99},
     unread={"slab": 3},
+    missing={"slab": "slab memory is not all in the image"},
+    boot_id="3b8f",
     dying=["/a"],
 )
 
@@ -98,7 +102,7 @@ def refused(path: str) -> str:
 
 def test_files_that_are_none(tmp_path: Path) -> None:
     path = tmp_path / "some"
-    assert "No such file" in refused(str(path))
+    assert "is no snapshot" in refused(str(path))
     path.write_bytes(b"SQLite format 3\0" + bytes(200))
     assert not is_snapshot(str(path))
     assert refused(str(path)) == f"{path} is no snapshot of memcg-inspect"
@@ -130,7 +134,12 @@ def test_a_later_version(tmp_path: Path) -> None:
         "UPDATE image SET value = '7' WHERE name = 'nodes'",
         "UPDATE image SET value = '[1.5]' WHERE name = 'nodes'",
         f"UPDATE image SET value = '{'[' * 100_000}' WHERE name = 'nodes'",
-        "UPDATE image SET value = 'x' WHERE name = 'uptime'",
+        "UPDATE image SET value = 'x' WHERE name = 'boottime'",
+        "UPDATE image SET value = 9223372036854775807 WHERE name = 'boottime'",
+        "UPDATE image SET value = -1 WHERE name = 'boottime'",
+        "UPDATE memcg SET state = 'zombie'",
+        "UPDATE unread SET number = 0",
+        "DROP TABLE missing",
         "DELETE FROM image",
         "DROP TABLE slab",
         "ALTER TABLE charge ADD COLUMN more",
@@ -142,6 +151,44 @@ def test_tables_that_are_damaged(tmp_path: Path, statement: str) -> None:
     with closing(sqlite3.connect(path)) as database:
         database.executescript(statement)
     assert refused(path).startswith(f"{path} is damaged: ")
+
+
+def test_a_view_in_place_of_a_table_is_not_read(tmp_path: Path) -> None:
+    """It could have rows without end."""
+    path = written(tmp_path)
+    with closing(sqlite3.connect(path)) as database:
+        database.executescript(
+            "DROP TABLE counter; CREATE VIEW counter AS WITH RECURSIVE n(i) AS "
+            "(SELECT 0 UNION ALL SELECT i + 1 FROM n) SELECT 0, NULL, 0, i FROM n"
+        )
+    assert refused(path) == f"{path} is damaged: there is no table counter"
+
+
+def test_the_work_for_a_file_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = written(tmp_path)
+    monkeypatch.setattr(file, "_STEP", 10)
+    monkeypatch.setattr(file, "_MOST_STEPS", 3)
+    assert refused(path) == f"{path} is damaged: interrupted"
+
+
+def test_what_is_no_regular_file(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    assert not is_snapshot(str(pipe))
+    for path in (str(pipe), "/dev/null"):
+        with pytest.raises(MemcgInspectError, match="is no regular file"):
+            write_snapshot(path, WHOLE)
+    target = tmp_path / "target"
+    (tmp_path / "link").symlink_to(target)
+    write_snapshot(str(tmp_path / "link"), WHOLE)
+    assert (tmp_path / "link").is_symlink()
+    assert read_snapshot(str(target)) == WHOLE
+
+
+def test_names_of_any_bytes(tmp_path: Path) -> None:
+    path = os.fsdecode(os.fsencode(tmp_path) + b"/\xff.memcg")
+    write_snapshot(path, WHOLE)
+    assert read_snapshot(path) == WHOLE
 
 
 def test_any_damage_is_told_in_one_line(tmp_path: Path) -> None:
@@ -164,5 +211,5 @@ def test_any_damage_is_told_in_one_line(tmp_path: Path) -> None:
 def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
     with pytest.raises(MemcgInspectError, match="No such file or directory"):
         write_snapshot(str(tmp_path / "none" / "a"), WHOLE)
-    with pytest.raises(MemcgInspectError, match="Is a directory"):
+    with pytest.raises(MemcgInspectError, match="is no regular file"):
         write_snapshot(str(tmp_path), WHOLE)

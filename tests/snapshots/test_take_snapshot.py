@@ -126,8 +126,8 @@ def test_the_time_is_that_of_the_guest(lab: Lab, kernel: str) -> None:
     time = take_snapshot(found).time
     assert time is not None
     written = guest.core.stat().st_mtime
-    assert written - 600 < time.realtime <= written + 5
-    assert 0 < time.uptime < 600
+    assert written - 600 < time.realtime / 10**9 <= written + 5
+    assert 0 < time.boottime / 10**9 < 600
 
 
 def test_several_processes_take_the_same(lab: Lab) -> None:
@@ -192,7 +192,7 @@ def test_wrong_arguments(lab: Lab, tmp_path: Path) -> None:
     (tmp_path / "some").write_bytes(b"x" * 10_000)
     for words, why in (
         (["diff", "some"], "name two snapshots or more"),
-        (["diff", "none", "none"], "No such file"),
+        (["diff", "none", "none"], "none: No such file"),
         (["diff", "some", "some"], "some is neither an ELF core nor a dump"),
         (["-c", core, "diff", "some", "some"], "diff takes files as arguments"),
         (["diff", "a", "b", "--by", "cpu"], "'cpu' is not one of memcg, node"),

@@ -25,25 +25,41 @@ from memcg_inspect.model_snapshot import ImageTime
 
 __all__ = ("read_time",)
 
-#: Year 2500, in seconds since 1970.
-_LATEST = 530 * 365 * 24 * 60 * 60
+_SECOND = 10**9
+#: Year 2500, in nanoseconds since 1970.
+_LATEST = 530 * 365 * 24 * 60 * 60 * _SECOND
+#: The most bits of a fraction of a nanosecond.
+_MOST_SHIFT = 32
 
 
 def read_time(image: Image) -> ImageTime | None:
     """
-    Read the clocks of the image, to the second.
+    Read the clocks of the image, as of the last tick.
+
+    Mirrors ``tk_xtime()`` and ``ktime_get_boottime()``, without the cycles since the last update.
 
     :return: ``None`` if the kernel's types do not tell where they are, or if they are unreadable
     """
     for find in (_aux_clocks, _core, _shadow):
         try:
-            timekeeper = find(image)
-            found = ImageTime(timekeeper.xtime_sec.value_(), timekeeper.ktime_sec.value_())
+            tk = find(image).read_()
+            shift = tk.tkr_mono.shift.value_()
+            if shift > _MOST_SHIFT:
+                continue
+            second = tk.tkr_mono.xtime_nsec.value_() >> shift
+            realtime = tk.xtime_sec.value_() * _SECOND + second
+            monotonic = realtime + _nanoseconds(tk.wall_to_monotonic)
+            found = ImageTime(realtime, monotonic + tk.offs_boot.value_())
         except (UnknownKernelError, LookupError, AttributeError, TypeError, FaultError):
             continue
-        if 0 <= found.uptime <= found.realtime <= _LATEST:
+        if 0 <= found.boottime <= found.realtime <= _LATEST:
             return found
     return None
+
+
+def _nanoseconds(time: Object) -> int:
+    """Return a ``struct timespec64`` in nanoseconds."""
+    return int(time.tv_sec.value_() * _SECOND + time.tv_nsec.value_())
 
 
 def _aux_clocks(image: Image) -> Object:
