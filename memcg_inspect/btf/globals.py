@@ -270,6 +270,7 @@ _DRGN: dict[str, Entry | tuple[Entry, ...]] = {
     "shadow_timekeeper": "struct timekeeper",
     "sparse_irqs": "struct maple_tree",
     "timekeeper_data": "struct tk_data [TIMEKEEPERS_MAX]",
+    "tk_core": "struct tk_data",
     "total_nr_irqs": "unsigned int",
     # mm, mmzone, vmstat, swap, hugetlb
     "__highest_present_section_nr": "unsigned long",
