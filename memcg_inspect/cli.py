@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 from memcg_inspect import __version__
 from memcg_inspect.arguments import Parser, number_of_jobs
 from memcg_inspect.completion import SHELLS, complete, completion_script
+from memcg_inspect.crash_arguments import add_crash
 from memcg_inspect.fleet_arguments import add_fleet
 from memcg_inspect.metrics_arguments import add_metrics
 from memcg_inspect.names import COMMANDS, MORE_HELP
@@ -137,6 +138,7 @@ def make_parser() -> Parser:
     commands = add_subcommands(parser, _add_image_options)
     add_snapshots(commands, _add_image_options, _add_type_options)
     add_metrics(commands, _add_image_options)
+    add_crash(commands, _add_type_options)
     add_fleet(commands, _add_type_options)
     printed = commands.add_parser("schema", help=MORE_HELP["schema"], description=_SCHEMA)
     printed.add_argument("of", nargs="?", choices=_WITH_SCHEMA, default="audit", metavar="COMMAND",

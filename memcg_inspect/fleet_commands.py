@@ -23,7 +23,7 @@ from memcg_inspect.render.progress import progress_bar
 from memcg_inspect.render.typed import Typed
 from memcg_inspect.tables import UsageError
 
-__all__ = ("fleet", "summary")
+__all__ = ("fleet", "image_options", "summary")
 
 
 def summary(args: Namespace) -> int:
@@ -54,7 +54,7 @@ def _audit_all(args: Namespace, file: ResultFile | None) -> tuple[Sequence[DumpR
     results = {} if file is None else file.done
     paths = left_to_do(wanted, results, args.retry)
     jobs = args.jobs or (1 if args.nice else available_cores())
-    running = run_fleet(paths, _options(args), jobs, args.dask)
+    running = run_fleet(paths, image_options(args), jobs, args.dask)
     with closing(running), progress_bar(lambda: False) as report:
         for number, result in enumerate(running, 1):
             results[result.dump] = result
@@ -90,7 +90,7 @@ def _paths(names: Iterable[str]) -> Iterator[str]:
             yield name
 
 
-def _options(args: Namespace) -> dict[str, Any]:
+def image_options(args: Namespace) -> dict[str, Any]:
     """Return the fields of :class:`~memcg_inspect.image.program.ImageSource` for each dump."""
     return {
         "symbols": [os.path.abspath(path) for path in args.symbols],

@@ -34,6 +34,7 @@ MORE_HELP = {
     "diff": "what grew between snapshots or dumps, and how fast",
     "watch": "take snapshots of a running machine, and tell what leaks",
     "metrics": "figures of an audit for Prometheus",
+    "crash": "report on the dumps of kdump, after each crash",
     "fleet": "audit many dumps; one line of JSON each",
     "summary": "sum up what fleet found, by kernel, host and cause",
     "schema": "print the JSON Schema of the document of a command",

@@ -1,0 +1,158 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+"""
+Whether a crash would leave what an audit needs
+-----------------------------------------------
+
+Looks at the kdump of this machine as Debian (``/etc/default/kdump-tools``), Fedora
+(``/etc/kdump.conf``) and SUSE (``/etc/sysconfig/kdump``) configure it.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+__all__ = ("Check", "checks")
+
+#: Bits of the level of makedumpfile. Those of free pages and pages of zeroes are never missed.
+_USER_DATA = 8
+#: The level that leaves out all that an audit does not need, on any kernel.
+_LEVEL = 23
+#: Debian's makedumpfile takes tail pages for user data on these kernels and newer ones.
+_TAILS = (7, 1)
+_DEFAULT_LEVEL = 31
+_RESERVED = 192 << 20
+
+
+class Check(NamedTuple):
+    """
+    One thing that a crash dump needs.
+
+    :ivar name: what it is
+    :ivar is_good: whether it is as it must be; ``None`` if that cannot be told
+    :ivar found: what it is now
+    :ivar fix: what to do, as lines of a shell or of a file; empty if nothing is to be done
+    """
+
+    name: str
+    is_good: bool | None
+    found: str
+    fix: str = ""
+
+
+def checks(root: str = "/") -> Iterator[Check]:
+    """Check the kdump of a machine, from its files below a directory."""
+    top = Path(root)
+    setup = _setup(top)
+    if setup is None:
+        yield Check("kdump", False, "not installed", "apt install kdump-tools")
+    else:
+        yield setup
+    yield _reserved(top)
+    yield _loaded(top)
+    yield _level(top)
+
+
+def _read(path: Path) -> str | None:
+    try:
+        return path.read_text(errors="replace")
+    except OSError:
+        return None
+
+
+def _variables(text: str) -> dict[str, str]:
+    """Return the variables that a file of a shell sets, without what it computes."""
+    found = {}
+    for line in text.splitlines():
+        match = re.fullmatch(r"\s*(?:export\s+)?(\w+)=(.*)", line)
+        if match:
+            try:
+                words = shlex.split(match[2], comments=True)
+            except ValueError:
+                continue
+            found[match[1]] = words[0] if words else ""
+    return found
+
+
+def _setup(top: Path) -> Check | None:
+    debian = _read(top / "etc/default/kdump-tools")
+    if debian is not None:
+        is_on = _variables(debian).get("USE_KDUMP") == "1"
+        fix = "" if is_on else "set USE_KDUMP=1 in /etc/default/kdump-tools"
+        return Check("kdump", is_on, "kdump-tools", fix)
+    for name in ("etc/kdump.conf", "etc/sysconfig/kdump"):
+        if (top / name).exists():
+            return Check("kdump", True, f"/{name}")
+    return None
+
+
+def _reserved(top: Path) -> Check:
+    size = _number(_read(top / "sys/kernel/kexec_crash_size"))
+    if size is None:
+        return Check("reserved memory", None, "unknown: /sys/kernel/kexec_crash_size is not there")
+    found = f"{size >> 20:,} MiB"
+    if size >= _RESERVED:
+        return Check("reserved memory", True, found)
+    fix = "add crashkernel=512M to the kernel's command line (GRUB_CMDLINE_LINUX_DEFAULT), reboot"
+    return Check("reserved memory", False, found if size else "none", fix)
+
+
+def _loaded(top: Path) -> Check:
+    loaded = _number(_read(top / "sys/kernel/kexec_crash_loaded"))
+    if loaded is None:
+        return Check("crash kernel", None, "unknown: /sys/kernel/kexec_crash_loaded is not there")
+    if loaded:
+        return Check("crash kernel", True, "loaded")
+    return Check("crash kernel", False, "not loaded", "kdump-config load")
+
+
+def _number(text: str | None) -> int | None:
+    return int(text) if text is not None and text.strip().isdigit() else None
+
+
+def _level(top: Path) -> Check:
+    """Check the level of makedumpfile: user data are left out of most dumps."""
+    arguments, fix = _arguments(top)
+    match = re.search(r"(?:^|\s)-d\s*(\d+)", arguments)
+    level = int(match[1]) if match else 0
+    release = _read(top / "proc/sys/kernel/osrelease") or ""
+    kernel = re.match(r"(\d+)\.(\d+)", release)
+    is_new = kernel is not None and (int(kernel[1]), int(kernel[2])) >= _TAILS
+    if not level & _USER_DATA or (kernel is not None and not is_new):
+        return Check("dump level", True, str(level))
+    if kernel is None:
+        return Check("dump level", None, f"{level}, of an unknown kernel", fix)
+    why = (
+        f"{level}: makedumpfile up to 1.7.8 takes pages of slabs for user data on Linux 7.1 and "
+        "newer, and leaves them out"
+    )
+    return Check("dump level", False, why, fix)
+
+
+def _arguments(top: Path) -> tuple[str, str]:
+    """Return the arguments of makedumpfile, and how to change their level."""
+    debian = _read(top / "etc/default/kdump-tools")
+    if debian is not None:
+        arguments = _variables(debian).get("MAKEDUMP_ARGS") or f"-c -d {_DEFAULT_LEVEL}"
+        line = f'MAKEDUMP_ARGS="{_with_level(arguments)}"'
+        return arguments, f"set {line} in /etc/default/kdump-tools"
+    fedora = _read(top / "etc/kdump.conf")
+    if fedora is not None:
+        lines = re.findall(r"^\s*core_collector\s+(.*)$", fedora, re.MULTILINE)
+        arguments = lines[-1] if lines else f"makedumpfile -l -d {_DEFAULT_LEVEL}"
+        return arguments, f"set core_collector {_with_level(arguments)} in /etc/kdump.conf"
+    suse = _read(top / "etc/sysconfig/kdump")
+    if suse is not None:
+        level = _variables(suse).get("KDUMP_DUMPLEVEL") or str(_DEFAULT_LEVEL)
+        return f"-d {level}", f"set KDUMP_DUMPLEVEL={_LEVEL} in /etc/sysconfig/kdump"
+    return (
+        f"-c -d {_DEFAULT_LEVEL}",
+        f'set MAKEDUMP_ARGS="-c -d {_LEVEL}" in /etc/default/kdump-tools',
+    )
+
+
+def _with_level(arguments: str) -> str:
+    return re.sub(r"(^|\s)-d\s*\d+", rf"\1-d {_LEVEL}", arguments)
