@@ -28,11 +28,15 @@ _CODE = ("memcg_inspect", "scripts/labkit", "fixtures", "tests/support", "tests/
 
 
 @functools.cache
-def code() -> str | None:
-    """Return a hash of the code at this commit; ``None`` if not everything is committed."""
+def code(*more: str) -> str | None:
+    """
+    Return a hash of the code at this commit; ``None`` if not everything is committed.
+
+    :param more: paths that a measurement depends on, too
+    """
     if parts.commit() is None:
         return None
-    names = [f"HEAD:{path}" for path in _CODE]
+    names = [f"HEAD:{path}" for path in (*_CODE, *more)]
     git = ["git", "-C", str(PROJECT), "rev-parse", *names]
     trees = subprocess.run(git, capture_output=True, check=True).stdout
     return hashlib.sha256(trees).hexdigest()[:24]
