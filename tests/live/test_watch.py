@@ -15,8 +15,8 @@ import time
 from pathlib import Path
 
 import pytest
-from support.guests import DEBIAN_KERNELS
-from support.live_guest import execute, kept
+from support.guests import DEBIAN_KERNELS, ROOT
+from support.live_guest import LAB, execute, kept
 
 from memcg_inspect.snapshots.file import read_snapshot
 
@@ -110,3 +110,30 @@ def interrupted(qmp: Path) -> None:
     assert "charges by memcg, node and kind" in said
     assert "what is compared" in said
     assert {*Path(os.environ.get("TMPDIR", "/tmp")).glob("memcg-inspect-*")} == before
+
+
+@pytest.mark.long
+def test_from_inside() -> None:
+    """The kernel that it runs on, under load. Its own memory is among what it sees."""
+    small = ("--nodes", "2", "--cpus", "2", "--memory", "384M", "--workload", "churn")
+    program = f"nice -n -19 {sys.executable} -m memcg_inspect"
+    script = " && ".join(
+        f"{{ {program} {words} >&2 || [ $? -eq 3 ]; }}"
+        for words in ("snapshot -o /tmp/a --debuginfo btf", "snapshot -o /tmp/b --debuginfo btf")
+    )
+    inside = ("sh", "-c", f"{script} && {program} diff /tmp/a /tmp/b --json")
+    done = subprocess.run(
+        [sys.executable, LAB, "live", "--kernel", DEBIAN_KERNELS[-1], *small, "--", *inside],
+        capture_output=True,
+        text=True,
+        timeout=900,
+        check=False,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+    )
+    assert done.returncode in (0, 3), done.stderr
+    document = json.loads(done.stdout)
+    first, second = document["tables"][-1]["rows"]
+    assert first["time"] < second["time"]
+    assert (first["whole"] and second["whole"]) == (done.returncode == 0)
+    assert min(first["bytes"], second["bytes"]) > 1 << 20
+    assert document["tables"][0]["name"] == "growth_memcg_node_kind"
