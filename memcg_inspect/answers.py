@@ -151,15 +151,16 @@ def show(result: Report | Answer, args: Namespace, typed: Typed) -> None:
         elif args.table is not None:
             result = choose(report_answer(result, args.table, args.all), choice)
     text = _document(result, args) if args.json else _text(result, args, typed)
+    # Names may contain characters that the encoding of the terminal does not have.
+    encoding = sys.stdout.encoding or "utf-8"
+    sys.stdout.write(text.encode(encoding, "backslashreplace").decode(encoding))
+    sys.stdout.flush()
+    # If these cannot be written, the text is there.
     whole = result if report is None else report
     if args.html is not None:
         write_file(args.html, _page(whole, args, typed))
     if args.svg is not None:
         write_file(args.svg, _picture(whole))
-    # Names may contain characters that the encoding of the terminal does not have.
-    encoding = sys.stdout.encoding or "utf-8"
-    sys.stdout.write(text.encode(encoding, "backslashreplace").decode(encoding))
-    sys.stdout.flush()
 
 
 def _is_prose(args: Namespace) -> bool:

@@ -7,7 +7,7 @@ import argparse
 from collections.abc import Callable
 from typing import Any
 
-from memcg_inspect.arguments import Parser
+from memcg_inspect.arguments import Parser, number_between
 from memcg_inspect.names import MORE_HELP
 
 __all__ = ("add_crash",)
@@ -32,7 +32,7 @@ def add_crash(commands: Any, add_types: Callable[[argparse.ArgumentParser], None
             "Reports on crash dumps of kdump. Exit status: 0 done, 2 the command could not be run, "
             "130 interrupted, 70 a bug in this program. Of report: 1 at least one dump has "
             "findings, 3 none has, but one could not be read, or not all of it. Of config: 1 a "
-            "crash would not leave what an audit needs."
+            "crash would not leave what an audit needs, 3 it cannot be told."
         )
         actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
         report = actions.add_parser("report", help=_HELP["report"], description=_REPORT)
@@ -71,6 +71,13 @@ def _add_report(parser: argparse.ArgumentParser) -> None:
         "(default: /var/crash)",
     )
     parser.add_argument("--again", action="store_true", help="also dumps that have a report")
+    parser.add_argument(
+        "--settle",
+        metavar="SECONDS",
+        type=number_between(0, 3600),
+        default=0,
+        help="of directories: wait until no dump has changed for this long (default: 0)",
+    )
     parser.set_defaults(run=_crash)
 
 

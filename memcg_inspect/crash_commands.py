@@ -4,15 +4,17 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
+import time
 from argparse import Namespace
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
 from memcg_inspect.crash.config import Check, checks
-from memcg_inspect.crash.dumps import CRASHES, dumps_below, has_report
+from memcg_inspect.crash.dumps import CRASHES, dumps_below, report_name
 from memcg_inspect.crash.one import Outcome, report_on
 from memcg_inspect.crash.told import MOTD, sentence, tell_journal, write_motd
 from memcg_inspect.crash.units import install
@@ -33,9 +35,10 @@ def crash(args: Namespace) -> int:
 
 
 def _report(args: Namespace) -> int:
+    signal.signal(signal.SIGTERM, _end)  # so that the audit that runs ends, too
     outcomes, failed = list[Outcome](), False
-    for dump in _dumps(args.dumps or [CRASHES]):
-        if has_report(dump) and not args.again:
+    for dump in _dumps(args.dumps or [CRASHES], args.settle):
+        if not args.again and os.path.lexists(dump.parent / report_name(dump, "txt")):
             continue
         try:
             outcome = report_on(dump, image_options(args))
@@ -54,21 +57,34 @@ def _report(args: Namespace) -> int:
     return _INCOMPLETE if failed or any(o.verdict != "exact" for o in outcomes) else 0
 
 
-def _dumps(names: Sequence[str]) -> Iterator[Path]:
+def _end(number: int, frame: object) -> None:
+    raise SystemExit(128 + number)
+
+
+def _dumps(names: Sequence[str], settle: int) -> list[Path]:
     """
     Return the dumps that are meant.
 
+    :param settle: wait until none of them has changed for this many seconds
     :raises MemcgInspectError: if there is no such file or directory
     """
+    dumps = list[Path]()
     for name in map(os.path.abspath, names):
         try:
-            if os.path.isdir(name):
-                yield from dumps_below(name)
-            else:
+            if not os.path.isdir(name):
                 os.stat(name)
-                yield Path(name)
+                dumps.append(Path(name))
+                continue
+            found = dumps_below(name)
+            while (age := time.time() - found.newest) < settle:
+                time.sleep(min(settle - max(age, 0), settle))
+                found = dumps_below(name)
         except OSError as error:
             raise MemcgInspectError(f"{name}: {error.strerror}") from None
+        for other in found.others:
+            say(f"memcg-inspect: {printable(str(other))} is left out: others can change it")
+        dumps += found.dumps
+    return dumps
 
 
 def _install(args: Namespace) -> int:
@@ -89,11 +105,15 @@ def _config(args: Namespace) -> int:
     found = list(checks(args.root))
     for check in found:
         _print(check.fix if args.fix else _line(check), is_wanted=not args.fix or bool(check.fix))
-    is_good = all(check.is_good is not False for check in found)
-    if not args.fix:
-        good = "A crash leaves what an audit needs."
-        _print(good if is_good else "A crash would not leave what an audit needs.")
-    return 0 if is_good else _FINDINGS
+    values = {check.is_good for check in found}
+    if False in values:
+        status, verdict = _FINDINGS, "A crash would not leave what an audit needs."
+    elif None in values:
+        status, verdict = _INCOMPLETE, "It cannot be told whether a crash leaves what is needed."
+    else:
+        status, verdict = 0, "A crash leaves what an audit needs."
+    _print(verdict, is_wanted=not args.fix)
+    return status
 
 
 def _line(check: Check) -> str:

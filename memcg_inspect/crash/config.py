@@ -24,6 +24,8 @@ _LEVEL = 23
 #: Debian's makedumpfile takes tail pages for user data on these kernels and newer ones.
 _TAILS = (7, 1)
 _DEFAULT_LEVEL = 31
+#: The option with the level, alone or with others: ``-d 31``, ``-cd31``, ``-d 0x1f``, ``-d 17,31``.
+_LEVELS = re.compile(r"((?:^|\s)-[A-Za-z]*d\s*)((?:0[xX][0-9A-Fa-f]+|\d+)(?:,\d+)*)")
 _RESERVED = 192 << 20
 
 
@@ -48,11 +50,13 @@ def checks(root: str = "/") -> Iterator[Check]:
     top = Path(root)
     setup = _setup(top)
     if setup is None:
-        yield Check("kdump", False, "not installed", "apt install kdump-tools")
+        package = "kdump-tools" if _is_debian(top) else "kexec-tools"
+        yield Check("kdump", False, "not installed", f"install the package {package}")
     else:
         yield setup
-    yield _reserved(top)
-    yield _loaded(top)
+    loaded = _number(_read(top / "sys/kernel/kexec_crash_loaded"))
+    yield _reserved(top, bool(loaded))
+    yield _loaded(top, loaded)
     yield _level(top)
 
 
@@ -89,24 +93,32 @@ def _setup(top: Path) -> Check | None:
     return None
 
 
-def _reserved(top: Path) -> Check:
+def _is_debian(top: Path) -> bool:
+    return (top / "etc/debian_version").exists()
+
+
+def _reserved(top: Path, is_loaded: bool) -> Check:
     size = _number(_read(top / "sys/kernel/kexec_crash_size"))
     if size is None:
         return Check("reserved memory", None, "unknown: /sys/kernel/kexec_crash_size is not there")
     found = f"{size >> 20:,} MiB"
     if size >= _RESERVED:
         return Check("reserved memory", True, found)
-    fix = "add crashkernel=512M to the kernel's command line (GRUB_CMDLINE_LINUX_DEFAULT), reboot"
+    if size and is_loaded:
+        return Check("reserved memory", None, f"{found}: whether that is enough, a crash shows")
+    fix = "set crashkernel=512M in the kernel's command line, and reboot"
+    if _is_debian(top):
+        fix = "set crashkernel=512M in /etc/default/grub.d/kdump-tools.cfg, update-grub, reboot"
     return Check("reserved memory", False, found if size else "none", fix)
 
 
-def _loaded(top: Path) -> Check:
-    loaded = _number(_read(top / "sys/kernel/kexec_crash_loaded"))
+def _loaded(top: Path, loaded: int | None) -> Check:
     if loaded is None:
         return Check("crash kernel", None, "unknown: /sys/kernel/kexec_crash_loaded is not there")
     if loaded:
         return Check("crash kernel", True, "loaded")
-    return Check("crash kernel", False, "not loaded", "kdump-config load")
+    fix = "kdump-config load" if _is_debian(top) else "systemctl restart kdump"
+    return Check("crash kernel", False, "not loaded", fix)
 
 
 def _number(text: str | None) -> int | None:
@@ -116,8 +128,10 @@ def _number(text: str | None) -> int | None:
 def _level(top: Path) -> Check:
     """Check the level of makedumpfile: user data are left out of most dumps."""
     arguments, fix = _arguments(top)
-    match = re.search(r"(?:^|\s)-d\s*(\d+)", arguments)
-    level = int(match[1]) if match else 0
+    match = _LEVELS.search(arguments)
+    # Of several levels, makedumpfile takes the next one if there is no room.
+    levels = [int(text, 0) for text in match[2].split(",")] if match else [0]
+    level = next((level for level in levels if level & _USER_DATA), levels[0])
     release = _read(top / "proc/sys/kernel/osrelease") or ""
     kernel = re.match(r"(\d+)\.(\d+)", release)
     is_new = kernel is not None and (int(kernel[1]), int(kernel[2])) >= _TAILS
@@ -141,7 +155,7 @@ def _arguments(top: Path) -> tuple[str, str]:
         return arguments, f"set {line} in /etc/default/kdump-tools"
     fedora = _read(top / "etc/kdump.conf")
     if fedora is not None:
-        lines = re.findall(r"^\s*core_collector\s+(.*)$", fedora, re.MULTILINE)
+        lines = re.findall(r"^\s*core_collector\s+([^#\n]*?)\s*(?:#.*)?$", fedora, re.MULTILINE)
         arguments = lines[-1] if lines else f"makedumpfile -l -d {_DEFAULT_LEVEL}"
         return arguments, f"set core_collector {_with_level(arguments)} in /etc/kdump.conf"
     suse = _read(top / "etc/sysconfig/kdump")
@@ -155,4 +169,4 @@ def _arguments(top: Path) -> tuple[str, str]:
 
 
 def _with_level(arguments: str) -> str:
-    return re.sub(r"(^|\s)-d\s*\d+", rf"\1-d {_LEVEL}", arguments)
+    return _LEVELS.sub(rf"\g<1>{_LEVEL}", arguments)

@@ -10,45 +10,96 @@ Each crash has a directory of its own below ``/var/crash``:
 - Fedora: ``HOST-DATE/vmcore``, or ``vmcore.flat``; SUSE: ``DATE/vmcore``.
 
 A dump that is being written, or was never finished, has ``incomplete`` in its name.
+
+Other users may be able to write to ``/var/crash``: Ubuntu lets all. Links are not followed, and the
+directories and dumps of other users are left alone.
 """
 
 from __future__ import annotations
 
 import os
 import re
+import stat
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
 
-__all__ = ("CRASHES", "NAMES", "dumps_below", "has_report")
+__all__ = ("CRASHES", "Found", "dumps_below", "report_name")
 
 #: Where kdump leaves dumps.
 CRASHES = "/var/crash"
-#: The files of a report, in the directory of the dump. The first one is written first.
-NAMES = ("report.txt", "report.json", "report.html")
 
 _DUMP = re.compile(r"(dump\.\d{8,14}|vmcore(\.\d{8,14}|\.flat)?)(\.(gz|xz|lz4|bz2|zst))?")
 
 
-def dumps_below(folder: str) -> Iterator[Path]:
+class Found(NamedTuple):
     """
-    Find the finished dumps in a directory, and in the directories in it, the newest first.
+    What is in a directory of crashes.
 
-    :raises OSError: if it cannot be read
+    :ivar dumps: finished dumps, the newest first
+    :ivar newest: when the last file of a dump was changed, finished or not, in seconds since 1970
+    :ivar others: dumps of other users, which are left alone
     """
-    found = []
-    for entry in os.scandir(folder):
-        if entry.is_dir(follow_symlinks=False):
-            found += [other for other in os.scandir(entry) if _is_dump(other)]
-        elif _is_dump(entry):
-            found.append(entry)
-    found.sort(key=lambda entry: entry.stat().st_mtime, reverse=True)
-    return (Path(entry.path) for entry in found)
+
+    dumps: list[Path]
+    newest: float
+    others: list[Path]
 
 
-def _is_dump(entry: os.DirEntry[str]) -> bool:
-    return entry.is_file() and _DUMP.fullmatch(entry.name) is not None
+def dumps_below(folder: str) -> Found:
+    """
+    Find the dumps in a directory, and in the directories in it.
+
+    :raises OSError: if it cannot be read. What is in it, and cannot be, is left out
+    """
+    dumps, others, newest = list[tuple[float, Path]](), list[Path](), 0.0
+    for path, found in _files(folder):
+        is_dump = _DUMP.fullmatch(path.name) is not None
+        if is_dump or "incomplete" in path.name:
+            newest = max(newest, found.st_mtime)
+        if is_dump and _is_ours(path.parent, found):
+            dumps.append((found.st_mtime, path))
+        elif is_dump:
+            others.append(path)
+    ranked = sorted(dumps, key=lambda pair: (-pair[0], pair[1]))
+    return Found([path for _, path in ranked], newest, others)
 
 
-def has_report(dump: Path) -> bool:
-    """Return whether a report on a dump was begun."""
-    return (dump.parent / NAMES[0]).exists()
+def _files(folder: str) -> Iterator[tuple[Path, os.stat_result]]:
+    """Return the regular files in a directory, and in the directories in it."""
+    for entry in sorted(os.scandir(folder), key=lambda entry: entry.name):
+        with suppress(OSError):
+            if entry.is_dir(follow_symlinks=False):
+                for other in sorted(os.scandir(entry), key=lambda entry: entry.name):
+                    with suppress(OSError):
+                        if other.is_file(follow_symlinks=False):
+                            yield Path(other.path), other.stat(follow_symlinks=False)
+            elif entry.is_file(follow_symlinks=False):
+                yield Path(entry.path), entry.stat(follow_symlinks=False)
+
+
+def _is_ours(folder: Path, found: os.stat_result) -> bool:
+    """Return whether a dump belongs to this user, or to root, and nobody else can replace it."""
+    with suppress(OSError):
+        parent, ours = folder.stat(), {0, os.geteuid()}
+        can_others = parent.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+        # In a directory such as /tmp, others cannot replace files of ours.
+        is_safe = not can_others or bool(parent.st_mode & stat.S_ISVTX)
+        return is_safe and {parent.st_uid, found.st_uid} <= ours and found.st_nlink == 1
+    return False
+
+
+def report_name(dump: Path, kind: str) -> str:
+    """
+    Return the name of a file of the report on a dump.
+
+    Dumps that share a directory have reports with their names.
+
+    :param kind: ``txt``, ``json`` or ``html``
+    """
+    with suppress(OSError):
+        dumps = [name for name in os.listdir(dump.parent) if _DUMP.fullmatch(name)]
+        if dumps == [dump.name]:
+            return f"report.{kind}"
+    return f"{dump.name}.report.{kind}"

@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from memcg_inspect.collect import audit
-from memcg_inspect.crash.dumps import NAMES
+from memcg_inspect.crash.dumps import report_name
 from memcg_inspect.escape import printable
-from memcg_inspect.files import write_file
+from memcg_inspect.files import write_beside
 from memcg_inspect.image.image import image_of
 from memcg_inspect.image.program import ImageSource, open_program
 from memcg_inspect.model import MemcgInspectError
@@ -33,7 +33,6 @@ from memcg_inspect.tables import SCHEMA
 
 __all__ = ("Outcome", "report_on")
 
-_TEXT, _JSON, _HTML = NAMES
 #: Columns of the text, which is read on consoles.
 _COLUMNS = 80
 #: What to do so that the next dump has all memory.
@@ -66,9 +65,9 @@ def report_on(dump: Path, options: dict[str, Any]) -> Outcome:
     :param options: fields of :class:`~memcg_inspect.image.program.ImageSource`
     :raises MemcgInspectError: if the report cannot be written
     """
-    folder = dump.parent
-    write_file(
-        str(folder / _TEXT),
+    _write(
+        dump,
+        "txt",
         f"The audit of {printable(dump.name)} has begun and did not end. To repeat it:\n"
         f"    memcg-inspect crash report --again {printable(str(dump))}\n",
     )
@@ -84,10 +83,14 @@ def report_on(dump: Path, options: dict[str, Any]) -> Outcome:
         found = Outcome(str(dump), None, 0, why)
     if found.verdict is None:
         text = f"{printable(dump.name)}: no report: {printable(found.what)}\n{_ADVICE}"
-        write_file(str(folder / _TEXT), text)
+        _write(dump, "txt", text)
         document = {"schema": SCHEMA, "verdict": None, "error": found.what}
-        write_file(str(folder / _JSON), json.dumps(document, indent=1) + "\n")
+        _write(dump, "json", json.dumps(document, indent=1) + "\n")
     return found
+
+
+def _write(dump: Path, kind: str, text: str) -> None:
+    write_beside(dump, report_name(dump, kind), text)
 
 
 def _audited(dump: Path, options: dict[str, Any]) -> Outcome:
@@ -98,14 +101,19 @@ def _audited(dump: Path, options: dict[str, Any]) -> Outcome:
     screen, whole = plain_output(_COLUMNS), plain_output(None)
     first_screen(report, screen, typed)
     report_lines(report, whole)
-    folder = dump.parent
-    write_file(str(folder / _HTML), report_page(report, screen.text))
-    write_file(str(folder / _JSON), to_json(report_document(report, False)))
     text = f"{screen.text}\n{whole.text}" if report.findings else screen.text
-    write_file(str(folder / _TEXT), text if report.verdict != "incomplete" else text + _ADVICE)
+    # The text is the least, and what tells most.
+    _write(dump, "txt", text if report.verdict != "incomplete" else text + _ADVICE)
+    failed = ""
+    try:
+        _write(dump, "json", to_json(report_document(report, False)))
+        _write(dump, "html", report_page(report, screen.text))
+    except MemcgInspectError as error:
+        failed = f"not all files of the report could be written: {error}"
     causes = [diagnosis.what for diagnosis in report.diagnoses]
     what = causes[0] if causes else report.findings[0].what if report.findings else ""
-    return Outcome(str(dump), report.verdict, len(report.findings), what or " ".join(report.notes))
+    told = [what or " ".join(report.notes), failed]
+    return Outcome(str(dump), report.verdict, len(report.findings), "; ".join(filter(None, told)))
 
 
 def main() -> int:

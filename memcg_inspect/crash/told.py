@@ -17,7 +17,7 @@ from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 
-from memcg_inspect.crash.dumps import NAMES
+from memcg_inspect.crash.dumps import report_name
 from memcg_inspect.crash.one import Outcome
 from memcg_inspect.escape import printable
 from memcg_inspect.files import write_file
@@ -41,6 +41,11 @@ def sentence(outcome: Outcome) -> str:
     return f"{outcome.dump}: memory accounting is {outcome.verdict}{counted}{what}"
 
 
+def _report_of(outcome: Outcome) -> str:
+    dump = Path(outcome.dump)
+    return str(dump.parent / report_name(dump, "txt"))
+
+
 def tell_journal(outcome: Outcome, path: str = JOURNAL) -> bool:
     """Send a line to the journal; return whether it is there."""
     fields = {
@@ -48,7 +53,7 @@ def tell_journal(outcome: Outcome, path: str = JOURNAL) -> bool:
         "PRIORITY": str(_NOTICE if outcome.verdict == "exact" else _WARNING),
         "SYSLOG_IDENTIFIER": "memcg-inspect",
         "MEMCG_INSPECT_DUMP": outcome.dump,
-        "MEMCG_INSPECT_REPORT": str(Path(outcome.dump).parent / NAMES[0]),
+        "MEMCG_INSPECT_REPORT": _report_of(outcome),
         "MEMCG_INSPECT_VERDICT": outcome.verdict or "",
         "MEMCG_INSPECT_FINDINGS": str(outcome.findings),
     }
@@ -71,14 +76,14 @@ def write_motd(outcomes: list[Outcome], path: str = MOTD) -> None:
 
     :raises MemcgInspectError: if the file cannot be written
     """
-    lines = ["This machine has crashed. memcg-inspect has looked at the dumps:"]
+    lines = ["memcg-inspect has looked at new crash dumps:"]
     for outcome in outcomes[:_MOST_CRASHES]:
         when = ""
         with suppress(OSError):
             seconds = os.stat(outcome.dump).st_mtime
             when = f"{datetime.fromtimestamp(seconds):%Y-%m-%d %H:%M}  "
         lines.append(f"  {when}{printable(sentence(outcome))}")
-        lines.append(f"    report: {printable(str(Path(outcome.dump).parent))}/{NAMES[0]}")
+        lines.append(f"    report: {printable(_report_of(outcome))}")
     left = len(outcomes) - _MOST_CRASHES
     if left > 0:
         lines.append(f"  and {left:,} more")

@@ -10,15 +10,17 @@ starts it if a dump arrives later, as on a machine that collects those of others
 
 from __future__ import annotations
 
-import shlex
+import re
 from pathlib import Path
 
 from memcg_inspect.crash.dumps import CRASHES
 from memcg_inspect.files import write_file
+from memcg_inspect.model import MemcgInspectError
 
 __all__ = ("FOLDER", "UNITS", "install")
 
 FOLDER = "etc/systemd/system"
+_PLAIN = re.compile(r"[\w%$./:=@+-]+", re.ASCII)
 
 _SERVICE = """\
 # SPDX-License-Identifier: LGPL-2.1-or-later
@@ -29,6 +31,7 @@ Documentation=man:memcg-inspect(1)
 # Not in the kernel that saves a dump, and not in the way of booting.
 ConditionPathExists=!/proc/vmcore
 ConditionDirectoryNotEmpty={crashes}
+RequiresMountsFor={crashes}
 DefaultDependencies=no
 Requires=sysinit.target
 After=sysinit.target basic.target kdump-tools.service kdump.service
@@ -39,6 +42,8 @@ Before=shutdown.target
 Type=oneshot
 ExecStartPre=+/bin/mkdir -p /run/motd.d
 ExecStart={command}
+# There are findings, or not everything could be read.
+SuccessExitStatus=1 3
 # A dump that is flattened or compressed is copied here for the time of its audit.
 CacheDirectory=memcg-inspect
 Environment=TMPDIR=/var/cache/memcg-inspect
@@ -102,16 +107,31 @@ def install(root: str, python: str, crashes: str = CRASHES) -> list[Path]:
     :return: the files that were made
     :raises MemcgInspectError: if one cannot be written
     """
-    words = [python, "-m", "memcg_inspect", "crash", "report", crashes]
+    words = [python, "-m", "memcg_inspect", "crash", "report", "--settle", "60", crashes]
+    command = " ".join(map(_quoted, words))
     folder, made = Path(root) / FOLDER, []
-    for name, text in UNITS.items():
-        path = folder / name
-        write_file(str(path), text.format(crashes=crashes, command=shlex.join(words)))
-        made.append(path)
-        wants = folder / "multi-user.target.wants"
+    wants = folder / "multi-user.target.wants"
+    try:
         wants.mkdir(parents=True, exist_ok=True)
-        link = wants / name
-        link.unlink(missing_ok=True)
-        link.symlink_to(f"../{name}")
-        made.append(link)
+        if not wants.resolve().is_relative_to(Path(root).resolve()):
+            raise MemcgInspectError(f"{wants} leads out of {root}")
+        for name, text in UNITS.items():
+            path, link = folder / name, wants / name
+            if path.is_symlink():
+                raise MemcgInspectError(f"{path} is a link: it is masked, or not from here")
+            write_file(str(path), text.format(crashes=crashes, command=command))
+            link.unlink(missing_ok=True)
+            link.symlink_to(f"../{name}")
+            made += [path, link]
+    except OSError as error:
+        raise MemcgInspectError(f"{error.filename}: {error.strerror}") from None
     return made
+
+
+def _quoted(word: str) -> str:
+    """Return a word as ``ExecStart=`` reads it, see :manpage:`systemd.service(5)`."""
+    text = word.replace("%", "%%").replace("$", "$$")
+    if _PLAIN.fullmatch(text):
+        return text
+    inner = text.replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{inner}"'

@@ -30,7 +30,7 @@ __all__ = ("answer_page", "first_picture", "report_page")
 #: The most that all rows of a page take, in characters. The rest of the page takes much less.
 _MOST_ROWS = 800_000
 #: The most rows of a picture, and tiles of a tree map.
-_MOST_LINES, _MOST_TILES = 25, 300
+_MOST_LINES, _MOST_TILES, _MOST_GROUPS = 25, 300, 32
 #: Tables of more rows have a filter.
 _MOST_WITHOUT_FILTER = 8
 #: Identities whose counters are in parts that memory.stat does not show.
@@ -167,7 +167,12 @@ def _report_pictures(report: Report) -> Iterator[str]:
     shown = _folded(report, paths)
     if shown:
         note = "memory.stat shows what is folded. A flush adds what is pending, but not the stocks."
-        yield _section("Slab objects and percpu memory in counters", bars(shown), note)
+        if len(shown) > _MOST_LINES:
+            left = counted(len(shown) - _MOST_LINES, "other memcgs")
+            note += f" {left} with less are not shown."
+        yield _section(
+            "Slab objects and percpu memory in counters", bars(shown[:_MOST_LINES]), note
+        )
 
 
 def _node(nid: int) -> str:
@@ -176,11 +181,16 @@ def _node(nid: int) -> str:
 
 def _most_tiles(tiles: Sequence[Tile]) -> list[Tile]:
     """Return the largest tiles, and the sums of the others."""
-    ranked = sorted(tiles, key=lambda tile: -tile.amount)
-    rest: Counter[tuple[str, str]] = Counter()
+    sums: Counter[str] = Counter()
+    for tile in tiles:
+        sums[tile.group] += tile.amount
+    groups = {group for group, _ in sums.most_common(_MOST_GROUPS)}
+    known = [t if t.group in groups else t._replace(group=_OTHER) for t in tiles]
+    ranked = sorted(known, key=lambda tile: -tile.amount)
+    rest: Counter[str] = Counter()
     for tile in ranked[_MOST_TILES:]:
-        rest[tile.group, tile.kind] += tile.amount
-    others = (Tile(group, _OTHER, kind, amount) for (group, kind), amount in rest.items())
+        rest[tile.group] += tile.amount
+    others = (Tile(group, _OTHER, _OTHER, amount) for group, amount in rest.items())
     return [*ranked[:_MOST_TILES], *others]
 
 
@@ -207,14 +217,15 @@ def _folded(report: Report, paths: dict[int, str]) -> list[Bar]:
                 if name is not None and amount:
                     parts[paths.get(row.memcg or 0, "unknown")][name] += amount * scale[row.unit]
     ranked = sorted(parts.items(), key=lambda pair: -sum(map(abs, pair[1].values())))
-    return [Bar(path, some) for path, some in ranked[:_MOST_LINES]]
+    return [Bar(path, some) for path, some in ranked]
 
 
 def _answer_pictures(table: Table) -> Iterator[str]:
     """Return a picture of a table, if it has amounts that add up."""
     names = {column.name: column for column in table.columns}
     main = _main_column(table)
-    if main is None or not table.rows:
+    # Rows that include the memcgs below would be drawn twice.
+    if main is None or not table.rows or table.parents is not None:
         return
     if "growth" in names or main.type == "difference":
         main, label = names.get("growth", main), _label_of(names, True)
@@ -254,7 +265,10 @@ def _label_of(names: Mapping[str, Column], has_node: bool) -> Callable[[object],
     chosen = [names[name] for name in _LABELS if name in names]
 
     def label(row: object) -> str:
-        words = [_cell_text(column, row) for column in chosen]
+        words = [
+            _cell_text(column, row) or ("(no memcg)" if column.type == "memcg" else "")
+            for column in chosen
+        ]
         if has_node and _cell_text(names.get("node"), row):
             words.append(_group(names["node"], row))
         return ", ".join(filter(None, words)) or "all"
@@ -264,9 +278,9 @@ def _label_of(names: Mapping[str, Column], has_node: bool) -> Callable[[object],
 
 def _group(column: Column | None, row: object) -> str:
     text = _cell_text(column, row)
-    return (
-        f"node {text}" if column is not None and column.type == "node" and text else text or "all"
-    )
+    if column is not None and column.type == "node":
+        return f"node {text}" if text else "no node"
+    return text or "all"
 
 
 def _cell_text(column: Column | None, row: object) -> str:
@@ -295,7 +309,7 @@ def _table(table: Table, room: int) -> str:
     rows, used = list[str](), 0
     for row in table.rows:
         line = "".join(_cell(column, column.value(row)) for column in table.columns)
-        used += len(line)
+        used += len(line.encode()) + len("<tr></tr>\n")
         if used > room:
             break
         rows.append(f"<tr>{line}</tr>\n")
@@ -319,9 +333,10 @@ def _table(table: Table, room: int) -> str:
 
 def _head(column: Column) -> str:
     first = "descending" if column.type in AMOUNTS else "ascending"
-    name, right = _safe(column.name), ' class="number"' if column.type in _RIGHT else ""
+    right = ' class="number"' if column.type in _RIGHT else ""
     return (
-        f'<th{right} data-first="{first}" title="{_safe(column.help)}"><button>{name}</button></th>'
+        f'<th{right} scope="col" data-first="{first}" title="{_safe(column.help)}">'
+        f"<button>{_safe(column.name)}</button></th>"
     )
 
 

@@ -32,7 +32,9 @@ _NAMES = 300
 _CHARACTER = 7.0
 #: Colours of kinds, by class: ``kind-0`` and so on.
 _COLOURS = 8
-_OTHERS = "others"
+_OTHERS = "(other kinds)"
+#: Names of colours in a line.
+_IN_LINE = 4
 
 
 class Tile(NamedTuple):
@@ -92,7 +94,7 @@ def tree_map(tiles: Sequence[Tile]) -> str:
         for tile, place in zip(some, _squares([t.amount for t in some], inner), strict=True):
             parts += _tile(tile, place, colours.get(tile.kind, _COLOURS - 1))
     legend = _legend(colours, _TREE_HEIGHT + 16)
-    return _svg(_TREE_HEIGHT + 24, "tree-map", [*parts, *legend])
+    return _svg(_TREE_HEIGHT + _legend_height(colours), "tree-map", [*parts, *legend])
 
 
 def _colours(names: Sequence[str]) -> dict[str, int]:
@@ -186,7 +188,7 @@ def heat_map(
                 f"<title>{_safe(title)}</title></rect>"
             )
             shown = _fitting(size(amount), width - 6) if amount else ""
-            strong = " strong" if share > 0.6 else ""
+            strong = " strong" if share > 0.88 else ""
             parts.append(_text(x + 4, y + 15, shown, f"value{strong}"))
     return _svg(_ROW * (len(rows) + 1), "heat-map", parts)
 
@@ -214,21 +216,28 @@ def bars(some: Sequence[Bar]) -> str:
             )
         parts.append(_text(ends[True] + 4, y + 15, size(sum(bar.parts.values())), "value"))
     height = _ROW * len(some)
-    return _svg(height + 24, "bars", [*parts, *_legend(colours, height + 16)])
+    height_of_all = height + _legend_height(colours)
+    return _svg(height_of_all, "bars", [*parts, *_legend(colours, height + 16)])
 
 
 def _legend(colours: Mapping[str, int], y: float) -> Iterator[str]:
-    x = 0.0
-    for name, colour in colours.items():
-        yield f'<rect class="kind-{colour}" x="{x:.1f}" y="{y - 10:.1f}" width="10" height="10"/>'
-        yield _text(x + 14, y, name, "legend")
-        x += 30 + _CHARACTER * len(name)
+    """Return names of colours, four in a line."""
+    width = WIDTH / _IN_LINE
+    for number, (name, colour) in enumerate(colours.items()):
+        x, at = number % _IN_LINE * width, y + number // _IN_LINE * _HEADING
+        yield f'<rect class="kind-{colour}" x="{x:.1f}" y="{at - 10:.1f}" width="10" height="10"/>'
+        yield _text(x + 14, at, _fitting(name or "-", width - 20), "legend")
+
+
+def _legend_height(colours: Mapping[str, int]) -> int:
+    return 8 + _HEADING * -(-len(colours) // _IN_LINE)
 
 
 def _svg(height: float, name: str, parts: Sequence[str]) -> str:
     body = "\n".join(filter(None, parts))
     return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" class="{name}" role="img" '
+        f'<svg xmlns="http://www.w3.org/2000/svg" class="{name}" role="group" '
+        f'aria-label="{name.replace("-", " ")}" '
         f'viewBox="0 0 {WIDTH} {height:.0f}">\n{body}\n</svg>\n'
     )
 
@@ -243,7 +252,9 @@ def _fitting(text: str, width: float) -> str:
     text = printable(text)
     if len(text) <= most:
         return text
-    return f"…{text[-(most - 1) :]}" if most > 3 else ""
+    if most > 3:
+        return f"…{text[-(most - 1) :]}"
+    return text[-most:].strip() if most else ""
 
 
 def _safe(text: str) -> str:

@@ -27,6 +27,7 @@ def good(folder: Path, release: str, defaults: str = "USE_KDUMP=1\n") -> str:
     return machine(
         folder,
         etc__default__kdump_tools=defaults,
+        etc__debian_version="13.0\n",
         sys__kernel__kexec_crash_size=f"{512 << 20}\n",
         sys__kernel__kexec_crash_loaded="1\n",
         proc__sys__kernel__osrelease=f"{release}\n",
@@ -47,8 +48,13 @@ def test_a_machine_that_is_set_up(tmp_path: Path) -> None:
         ("6.12.0", "", True, ""),
         ("7.0.12", 'MAKEDUMP_ARGS="-c -d 31"', True, ""),
         ("7.1.0-1-amd64", "", False, 'set MAKEDUMP_ARGS="-c -d 23" in /etc/default/kdump-tools'),
-        ("7.3.4", 'MAKEDUMP_ARGS="-F -l -d31 # x"', False,
-         'set MAKEDUMP_ARGS="-F -l -d 23 # x" in /etc/default/kdump-tools'),
+        ("7.3.4", 'MAKEDUMP_ARGS="-F -l -d31" # -d 1', False,
+         'set MAKEDUMP_ARGS="-F -l -d23" in /etc/default/kdump-tools'),
+        ("7.3.4", 'MAKEDUMP_ARGS="-cd 0x1f"', False,
+         'set MAKEDUMP_ARGS="-cd 23" in /etc/default/kdump-tools'),
+        ("7.3.4", 'MAKEDUMP_ARGS="-d 17,31 -l"', False,
+         'set MAKEDUMP_ARGS="-d 23 -l" in /etc/default/kdump-tools'),
+        ("7.3.4", 'MAKEDUMP_ARGS="-d 17 --message-level 31"', True, ""),
         ("7.3.4", 'MAKEDUMP_ARGS="-c -d 23"', True, ""),
         ("7.3.4", '#MAKEDUMP_ARGS="-c -d 23"', False,
          'set MAKEDUMP_ARGS="-c -d 23" in /etc/default/kdump-tools'),
@@ -65,7 +71,7 @@ def test_the_level(tmp_path: Path, release: str, line: str, is_good: bool | None
 
 def test_other_distributions(tmp_path: Path) -> None:
     common = {"proc__sys__kernel__osrelease": "7.3.1\n"}
-    text = "# core_collector a\ncore_collector makedumpfile -l -d 31\n"
+    text = "# core_collector a\ncore_collector makedumpfile -l -d 31  # -d 1\n"
     fedora = machine(tmp_path / "f", etc__kdump_conf=text, **common)
     (tmp_path / "f/etc/kdump_conf").rename(tmp_path / "f/etc/kdump.conf")
     level = told(fedora)["dump level"]
@@ -77,7 +83,7 @@ def test_other_distributions(tmp_path: Path) -> None:
 
 def test_nothing_is_there(tmp_path: Path) -> None:
     found = told(str(tmp_path))
-    assert found["kdump"] == (False, "apt install kdump-tools")
+    assert found["kdump"] == (False, "install the package kexec-tools")
     assert found["reserved memory"][0] is None
     assert found["crash kernel"][0] is None
 
@@ -86,7 +92,7 @@ def test_nothing_is_there(tmp_path: Path) -> None:
     ("files", "name", "fix"),
     [
         ({"etc__default__kdump_tools": "USE_KDUMP=0\n"}, "kdump", "set USE_KDUMP=1"),
-        ({"sys__kernel__kexec_crash_size": "0\n"}, "reserved memory", "crashkernel=512M"),
+        ({"sys__kernel__kexec_crash_size": "0\n"}, "reserved memory", "update-grub"),
         ({"sys__kernel__kexec_crash_loaded": "0\n"}, "crash kernel", "kdump-config load"),
     ],
 )
@@ -111,6 +117,9 @@ def test_the_command(tmp_path: Path) -> None:
     status, lines = run("--check", "--root", root)
     assert (status, lines[-1]) == (0, "A crash leaves what an audit needs.")
     assert run("--fix", "--root", root) == (0, [])
+    (tmp_path / "sys/kernel/kexec_crash_size").write_text(f"{160 << 20}\n")
+    status, lines = run("--root", root)
+    assert (status, lines[-1]) == (3, "It cannot be told whether a crash leaves what is needed.")
     (tmp_path / DEBIAN).write_text('USE_KDUMP=0\nMAKEDUMP_ARGS="unfinished\n')
     (tmp_path / "proc/sys/kernel/osrelease").write_text("7.3.0\n")
     status, lines = run("--root", root)

@@ -5,19 +5,23 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import socket
 import struct
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 from support.guests import Lab
 
-from memcg_inspect.crash.dumps import dumps_below, has_report
+from memcg_inspect.crash.dumps import dumps_below, report_name
 from memcg_inspect.crash.one import Outcome, report_on
 from memcg_inspect.crash.told import sentence, tell_journal, write_motd
 from memcg_inspect.crash.units import UNITS, install
+from memcg_inspect.files import write_beside
+from memcg_inspect.model import MemcgInspectError
 
 
 def run(*words: str) -> tuple[int, str, str]:
@@ -56,8 +60,73 @@ def test_dumps_of_distributions(tmp_path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(b"x")
         os.utime(path, (number, number))
-    found = [str(path.relative_to(tmp_path)) for path in dumps_below(str(tmp_path))]
-    assert found == wanted[::-1]
+    found = dumps_below(str(tmp_path))
+    assert [str(path.relative_to(tmp_path)) for path in found.dumps] == wanted[::-1]
+    assert found.newest == (wanted + others).index("202611260216/vmcore-incomplete")
+    assert found.others == []
+
+
+def test_what_others_can_change_is_left_alone(tmp_path: Path) -> None:
+    """Links, dumps of other users, and dumps in directories of theirs, as on Ubuntu."""
+    names = ("link", "owner", "folder", "open", "sticky", "twice")
+    dumps = {name: tmp_path / name / "vmcore" for name in names}
+    for dump in dumps.values():
+        dump.parent.mkdir()
+        dump.write_bytes(b"x")
+    dumps["link"].unlink()
+    dumps["link"].symlink_to("/etc/passwd")
+    (tmp_path / "loop").mkdir()
+    (tmp_path / "loop/vmcore").symlink_to("vmcore")
+    os.chown(dumps["owner"], 65534, 65534)
+    os.chown(dumps["folder"].parent, 65534, 65534)
+    dumps["open"].parent.chmod(0o777)
+    dumps["sticky"].parent.chmod(0o1777)
+    os.link(dumps["twice"], tmp_path / "secret")
+    found = dumps_below(str(tmp_path))
+    assert found.dumps == [dumps["sticky"]]
+    assert set(found.others) == {dumps[name] for name in ("owner", "folder", "open", "twice")}
+    status, said, error = run("report", str(tmp_path))
+    assert status == 3
+    assert [line.partition(": ")[0] for line in said.splitlines()] == [str(dumps["sticky"])]
+    assert error.count("is left out: others can change it") == 4
+
+
+def test_a_report_goes_through_no_link(tmp_path: Path) -> None:
+    """Nor is it for more eyes than the dump."""
+    dump, secret = tmp_path / "vmcore", tmp_path / "secret"
+    dump.write_bytes(b"x")
+    dump.chmod(0o400)
+    os.chown(dump, 65534, 65534)
+    secret.write_text("secret")
+    (tmp_path / "report.txt").symlink_to(secret)
+    write_beside(dump, "report.txt", "text")
+    assert secret.read_text() == "secret"
+    found = (tmp_path / "report.txt").lstat()
+    assert (found.st_mode, found.st_uid) == (0o100400, 65534)
+    assert sorted(os.listdir(tmp_path)) == ["report.txt", "secret", "vmcore"]
+    (tmp_path / "way").symlink_to(tmp_path)
+    with pytest.raises(MemcgInspectError, match="Not a directory"):
+        write_beside(tmp_path / "way/vmcore", "report.txt", "text")
+
+
+def test_dumps_that_share_a_directory(tmp_path: Path) -> None:
+    dump = tmp_path / "dump.202611260212"
+    dump.write_bytes(b"x")
+    assert report_name(dump, "txt") == "report.txt"
+    (tmp_path / "vmcore").write_bytes(b"x")
+    assert report_name(dump, "txt") == "dump.202611260212.report.txt"
+    assert report_name(tmp_path / "core", "html") == "core.report.html"
+
+
+def test_dumps_that_change_are_waited_for(tmp_path: Path) -> None:
+    dump = tmp_path / "vmcore"
+    dump.write_bytes(b"x")
+    before = time.monotonic()
+    status, said, _ = run("report", "--settle", "2", str(tmp_path))
+    assert (status, len(said.splitlines())) == (3, 1)
+    assert time.monotonic() - before > 1.5
+    os.utime(dump, (0, 0))
+    run("report", "--again", "--settle", "3600", str(tmp_path))
 
 
 @pytest.mark.image
@@ -66,7 +135,8 @@ def test_a_report_is_written_once(lab: Lab, tmp_path: Path) -> None:
     first, second, third = (tmp_path / f"20261126021{n}" for n in range(3))
     for folder in (first, second, third):
         folder.mkdir()
-    (first / "dump.202611260210").symlink_to(core)
+    copy = first / "dump.202611260210"
+    subprocess.run(["cp", "--sparse=always", "--reflink=auto", core, copy], check=True)
     (second / "dump.202611260211").write_bytes(b"no dump" * 1000)
     (third / "dump-incomplete").write_bytes(core.read_bytes()[:4096])
     status, said, error = run("report", str(tmp_path))
@@ -111,7 +181,7 @@ def test_an_audit_that_fails_is_told(
     monkeypatch.setattr(sys, "executable", str(python))
     assert report_on(dump, {}) == Outcome(str(dump), None, 0, why)
     assert (tmp_path / "report.txt").read_text().startswith(f"vmcore: no report: {why}\n")
-    assert has_report(dump)
+    assert not (tmp_path / "report.html").exists()
 
 
 def test_an_audit_that_does_not_end_leaves_a_report(
@@ -134,6 +204,7 @@ def test_wrong_arguments(tmp_path: Path) -> None:
     for words, why in (
         (["report", str(tmp_path / "none")], "No such file or directory"),
         (["install", "--root", "/dev/null"], "Not a directory"),
+        (["report", "--settle", "-1"], "'-1' is not a number from 0 to 3,600"),
         (["config", "--check", "--fix"], "not allowed with argument"),
         ([], "the following arguments are required: ACTION"),
         (["destroy"], "invalid choice"),
@@ -148,16 +219,32 @@ def test_units(tmp_path: Path) -> None:
     folder = tmp_path / "etc/systemd/system"
     folder.mkdir(parents=True)
     for _ in range(2):
-        made = install(str(tmp_path), "/opt/my python/bin/python3", "/var/crash")
+        made = install(str(tmp_path), "/opt/my 100% $py/\\bin/python3", "/var/crash")
     assert len(made) == 2 * len(UNITS)
     for name in UNITS:
         link = folder / "multi-user.target.wants" / name
         assert link.resolve() == folder / name
     service = (folder / "memcg-inspect-crash.service").read_text()
-    command = "ExecStart='/opt/my python/bin/python3' -m memcg_inspect crash report /var/crash"
+    words = "-m memcg_inspect crash report --settle 60 /var/crash"
+    command = f'ExecStart="/opt/my 100%% $$py/\\\\bin/python3" {words}'
     assert command in service.splitlines()
+    assert "SuccessExitStatus=1 3" in service.splitlines()
     assert "ConditionPathExists=!/proc/vmcore" in service
     assert "{" not in service
+
+
+def test_units_go_where_they_belong(tmp_path: Path) -> None:
+    root = tmp_path / "root"
+    folder = root / "etc/systemd/system"
+    folder.mkdir(parents=True)
+    (folder / "memcg-inspect-crash.service").symlink_to("/dev/null")
+    with pytest.raises(MemcgInspectError, match="is a link: it is masked"):
+        install(str(root), "/usr/bin/python3")
+    (folder / "memcg-inspect-crash.service").unlink()
+    shutil.rmtree(folder)
+    folder.symlink_to(tmp_path)
+    with pytest.raises(MemcgInspectError, match="leads out of"):
+        install(str(root), "/usr/bin/python3")
 
 
 @pytest.mark.long
@@ -187,7 +274,7 @@ def test_the_journal_gets_fields(tmp_path: Path) -> None:
         message = message[9 + size :]
     assert fields["MEMCG_INSPECT_VERDICT"] == "findings"
     assert fields["MEMCG_INSPECT_DUMP"] == "/var/crash/1/dump.1"
-    assert fields["MEMCG_INSPECT_REPORT"] == "/var/crash/1/report.txt"
+    assert fields["MEMCG_INSPECT_REPORT"] == "/var/crash/1/dump.1.report.txt"
     assert fields["PRIORITY"] == "4"
     assert "\x1b" not in fields["MESSAGE"]
     assert "memory accounting is findings (2 findings)" in fields["MESSAGE"]
@@ -198,7 +285,7 @@ def test_the_message_of_the_day(tmp_path: Path) -> None:
     path = tmp_path / "motd"
     write_motd(some, str(path))
     lines = path.read_text().splitlines()
-    assert lines[0].startswith("This machine has crashed.")
+    assert lines[0] == "memcg-inspect has looked at new crash dumps:"
     assert lines[1] == f"  {sentence(some[0])}"
-    assert lines[2] == "    report: /var/crash/0/report.txt"
+    assert lines[2] == "    report: /var/crash/0/vmcore.report.txt"
     assert lines[-1] == "  and 3 more"

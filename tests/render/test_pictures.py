@@ -101,4 +101,4 @@ def test_many_kinds_share_a_colour() -> None:
     classes = [shape["class"] for shape in shapes(svg)]
     assert len(set(classes)) == 8
     assert classes.count("kind-7") == 13
-    assert ">others<" in svg
+    assert ">(other kinds)<" in svg

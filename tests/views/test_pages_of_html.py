@@ -13,6 +13,7 @@ import shutil
 import subprocess
 import sys
 from collections import Counter
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -261,3 +262,36 @@ def test_in_a_browser(lab: Lab, tmp_path: Path) -> None:
         shown = f"{rows}.filter((row) => row.offsetParent !== null)"
         assert set(tab.evaluate(f"{shown}.map((row) => row.cells[2].textContent)")) == {"slab"}
         browser.close()
+
+
+def test_a_page_of_very_many_rows(lab: Lab) -> None:
+    """It stays small, and says what it leaves out. No picture loses an amount."""
+    image = image_of(lab.image("7.3", "2", "files").program())
+    whole = pages(image)
+    row = whole.tables[0].rows[0]
+    rows = [
+        replace(row, node=n % 70, zone=f"ä{n % 8}" * 20, kind=f"kind-{n}", bytes=4096 + n)
+        for n in range(30_000)
+    ]
+    table = replace(whole.tables[0], rows=rows)
+    text = answer_page(replace(whole, tables=(table,)))
+    assert len(text.encode()) < 1 << 20
+    assert "more rows: --json has all of them." in text
+    shown = [amount for amount, title in Page(text).amounts if "memcg" not in title]
+    assert sum(shown) == sum(row.bytes for row in rows)
+
+
+def test_rows_that_include_others_are_not_drawn(lab: Lab, tmp_path: Path) -> None:
+    """A memcg of overview has the memory of those below it, too."""
+    core, file = str(lab.image("7.3", "4", "mixed").core), tmp_path / "a.html"
+    run("overview", "-c", core, "--html", str(file))
+    assert Page(file.read_text()).amounts == []
+
+
+def test_a_file_keeps_its_permissions(lab: Lab, tmp_path: Path) -> None:
+    core, file = str(lab.image("7.3", "2", "files").core), tmp_path / "a.html"
+    file.write_text("")
+    file.chmod(0o600)
+    run("tasks", "-c", core, "--html", str(file))
+    assert file.stat().st_mode & 0o777 == 0o600
+    assert "<h1>memcg-inspect tasks" in run("tasks", "-c", core, "--html", "/dev/stdout")
