@@ -315,13 +315,7 @@ def _table(table: Table, room: int) -> str:
         rows.append(f"<tr>{line}</tr>\n")
     left = len(table.rows) - len(rows)
     note = f"{counted(left, 'more rows')}: --json has all of them." if left else ""
-    foot = ""
-    if table.totals:
-        cells = (
-            _cell(column, table.totals[column.name]) if column.name in table.totals else "<td></td>"
-            for column in table.columns
-        )
-        foot = f"<tfoot><tr>{''.join(cells)}</tr></tfoot>\n"
+    foot = "" if table.totals is None else _foot(table.columns, table.totals)
     search = '<input type="search" placeholder="filter rows" aria-label="filter rows">\n'
     body = (
         f"{search if len(rows) > _MOST_WITHOUT_FILTER else ''}"
@@ -329,6 +323,14 @@ def _table(table: Table, room: int) -> str:
         f"<tbody>\n{''.join(rows)}</tbody>\n{foot}</table></div>\n"
     )
     return _section(table.title, body, note)
+
+
+def _foot(columns: Sequence[Column], totals: Mapping[str, Value]) -> str:
+    """Return the sums over all rows, whether they are filtered or not."""
+    cells = [_cell(c, totals[c.name]) if c.name in totals else "<td></td>" for c in columns]
+    if "<td></td>" in cells:
+        cells[cells.index("<td></td>")] = "<td>all rows</td>"
+    return f"<tfoot><tr>{''.join(cells)}</tr></tfoot>\n"
 
 
 def _head(column: Column) -> str:
