@@ -80,9 +80,21 @@ def test_more_clients_wait_than_qemu_lets_wait(machine: Machine) -> None:
             Monitor(str(machine.path), timeout=0.2)
 
 
+def wait_until_stopped(pid: int) -> None:
+    """The signal takes its time: a thread may accept a client, and greet it, meanwhile."""
+    end, tasks = time.monotonic() + 60, Path(f"/proc/{pid}/task")
+    states = {"R"}
+    while states != {"T"}:
+        assert time.monotonic() < end
+        time.sleep(0.01)
+        texts = [(task / "stat").read_text() for task in tasks.iterdir()]
+        states = {text.rpartition(")")[2].split()[0] for text in texts}
+
+
 def test_qemu_that_is_stopped(machine: Machine) -> None:
     os.kill(machine.process.pid, signal.SIGSTOP)
     try:
+        wait_until_stopped(machine.process.pid)
         with pytest.raises(ImageError, match=BUSY):
             open_program(ImageSource(qemu=str(machine.path), timeout=0.2))
     finally:
