@@ -103,7 +103,7 @@ def is_served(address: tuple[str, int]) -> bool:
         return False
 
 
-@pytest.mark.parametrize("address", ["192.0.2.1", "nowhere.invalid", "\udcff", "a" * 70])
+@pytest.mark.parametrize("address", ["192.0.2.1", "\udcff", "a" * 70])
 def test_addresses_that_cannot_be_used(address: str) -> None:
     with pytest.raises(MemcgInspectError, match="cannot listen on"), served(address, 0):
         pass
