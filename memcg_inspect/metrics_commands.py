@@ -20,6 +20,7 @@ from memcg_inspect.metrics.families import Unpaid, metrics_of
 from memcg_inspect.metrics.serve import served
 from memcg_inspect.model import MemcgInspectError
 from memcg_inspect.output import check_output, output, say
+from memcg_inspect.report import WAIT
 from memcg_inspect.running import opened_image
 from memcg_inspect.tables import UsageError
 from memcg_inspect.views.pages import pages
@@ -58,7 +59,8 @@ def metrics(args: Namespace) -> int:
 
 def _metrics(image: Image, args: Namespace) -> tuple[list[Family], bool]:
     """Return the metrics of an audit, and whether everything could be read."""
-    report = audit(image)
+    # What is watched all the time need not be waited for.
+    report = audit(image, WAIT if args.listen is None else 0.0)
     unpaid = _unpaid(image) if args.pages else None
     found = metrics_of(report, time.time(), __version__, args.depth, args.top, unpaid)
     return found, report.verdict != "incomplete"

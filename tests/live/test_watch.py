@@ -55,61 +55,62 @@ def test_a_leak_among_noise(tmp_path: Path) -> None:
         execute(guest, LEAK)
         words = ("--every", "2", "--count", "9", "--keep", "6", "-o", str(folder), "--json")
         done = subprocess.run(
-            command(qmp, *words), capture_output=True, text=True, timeout=300, check=False
+            command(qmp, *words, "--by", "memcg,kind"),
+            capture_output=True,
+            text=True,
+            timeout=300,
+            check=False,
         )
-        assert done.returncode == 0, done.stderr
-        interrupted(qmp)
+        # 3: memory that changes cannot always be read.
+        assert done.returncode in (0, 3), done.stderr
+        interrupted(qmp, tmp_path)
     lines = done.stderr.splitlines()
     assert len(lines) == 9
     assert " charged, " not in lines[0]
     assert all(" charged, " in line for line in lines[1:])
-    document = json.loads(done.stdout)
-    (by_kind, by_cache, memcgs, snapshots) = document["tables"]
-    assert by_kind["name"] == "trend_memcg_node_kind"
-    rows = {
-        (row["memcg"], row["kind"]): row
-        for row in by_kind["rows"]
-        if row["memcg"] in ("/leak", "/noise") and row["kind"] == "lru"
-    }
-    grown = sum(
-        row["last"] - row["first"]
-        for row in by_kind["rows"]
-        if (row["memcg"], row["kind"]) == ("/leak", "lru")
-    )
+    by_kind, memcgs, snapshots = json.loads(done.stdout)["tables"]
+    assert (by_kind["name"], memcgs["name"]) == ("trend_memcg_kind", "memcgs")
+    (leak,) = (r for r in by_kind["rows"] if (r["memcg"], r["kind"]) == ("/leak", "lru"))
     seconds = clock(snapshots["rows"][-1]["time"]) - clock(snapshots["rows"][0]["time"])
-    # At most ten times a second; the guest is slow, and clocks are read to the second.
-    assert 65536 * seconds < grown < 65536 * 10 * (seconds + 2)
-    assert rows["/leak", "lru"]["grows"]
-    assert rows["/leak", "lru"]["low"] > 0
-    assert ("/noise", "lru") not in rows or not rows["/noise", "lru"]["grows"]
+    # At most ten times a second; clocks are read to the second. Whether what comes and goes is told
+    # from it depends on chance here: tests/snapshots makes it up.
+    assert 0 < leak["last"] - leak["first"] < 65536 * 10 * (seconds + 2)
+    assert leak["grows"]
+    assert leak["per_hour"] > 0
     # The first and the last are kept, and few of the others.
     files = sorted(folder.iterdir())
     assert 4 <= len(files) <= 6
     assert (files[0].name[-11:], files[-1].name[-11:]) == ("00001.memcg", "00009.memcg")
     assert [row["snapshot"] for row in snapshots["rows"]] == [file.name for file in files]
     assert all(read_snapshot(str(file)).image.source == "qemu" for file in files)
-    assert {by_cache["name"], memcgs["name"]} == {"trend_memcg_cache", "memcgs"}
 
 
 def clock(text: str) -> float:
     return time.mktime(time.strptime(text, "%Y-%m-%d %H:%M:%S"))
 
 
-def interrupted(qmp: Path) -> None:
+def interrupted(qmp: Path, folder: Path) -> None:
     """Ctrl-C ends it: it prints what it has found, and leaves no files."""
-    before = {*Path(os.environ.get("TMPDIR", "/tmp")).glob("memcg-inspect-*")}
+    temporary = folder / "temporary"
+    temporary.mkdir()
     process = subprocess.Popen(
-        command(qmp, "--every", "1"), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        command(qmp, "--every", "1"),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"TMPDIR": str(temporary)},
     )
     assert process.stdout is not None
     lines = [process.stdout.readline() for _ in range(3)]
+    assert [*temporary.iterdir()]
     process.send_signal(signal.SIGINT)
     said, error = process.communicate(timeout=60)
-    assert (process.returncode, error) == (0, "")
+    assert process.returncode in (0, 3)
+    assert error == ""
     assert all(" charged" in line for line in lines)
     assert "charges by memcg, node and kind" in said
     assert "what is compared" in said
-    assert {*Path(os.environ.get("TMPDIR", "/tmp")).glob("memcg-inspect-*")} == before
+    assert [*temporary.iterdir()] == []
 
 
 @pytest.mark.long
