@@ -61,7 +61,7 @@ def take_snapshot(image: Image) -> ChargeSnapshot:
 
 
 def _take(image: Image) -> ChargeSnapshot:
-    payers = _Payers(image)
+    payers = read_owners(image)
     if jobs_of(image) > 1:
         read = collect(image)
         # What it cannot read, the pass of collect() could not read, either.
@@ -82,19 +82,6 @@ def _take(image: Image) -> ChargeSnapshot:
         missing=_missing(read),
         unread={name: c.unreadable for name, c in read.coverage.items() if c.unreadable},
     )
-
-
-class _Payers:
-    """The memcgs that pay for obj_cgroups."""
-
-    def __init__(self, image: Image) -> None:
-        self._owners = read_owners(image)
-
-    def payer(self, objcg: int) -> int | None:
-        """Return the memcg that pays, ``struct mem_cgroup *``; ``None`` if it is not known."""
-        found = self._owners.objcgs.get(objcg)
-        memcg = None if found is None else self._owners.memcgs.get(found.memcg)
-        return None if memcg is None else memcg.payer
 
 
 def _number(numbers: Mapping[int, int], memcg: int | None) -> int | None:

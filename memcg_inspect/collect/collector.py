@@ -11,7 +11,7 @@ Collecting a snapshot
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Container, Iterable, Mapping, Set
+from collections.abc import Container, Iterable, Mapping, Set
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -35,7 +35,7 @@ from memcg_inspect.collect.folds import Folds
 from memcg_inspect.collect.hugetlb import read_hugetlb
 from memcg_inspect.collect.image_info import image_info
 from memcg_inspect.collect.nodes import read_nodes
-from memcg_inspect.collect.owners import Owners, read_owners
+from memcg_inspect.collect.owners import read_owners
 from memcg_inspect.collect.page_uses import (
     CompoundOwners,
     PageUses,
@@ -125,7 +125,7 @@ def collect(
             return _collect(image, clock, call_sites)
         kept = image.once(_Kept)
         if kept.snapshot is None or (call_sites and not kept.call_sites):
-            more = _More(SlabCells(image, _payers(read_owners(image))), ZswapExamples())
+            more = _More(SlabCells(image, read_owners(image).payer), ZswapExamples())
             snapshot = _collect(image, clock, call_sites, more)
             if image.progress.stop:
                 return snapshot
@@ -147,15 +147,6 @@ class _Kept:
         self.snapshot: Snapshot | None = None
         self.more: _More | None = None
         self.call_sites = False  # whether the snapshot has references to call sites
-
-
-def _payers(owners: Owners) -> Callable[[int], int | None]:
-    def payer(address: int) -> int | None:
-        objcg = owners.objcgs.get(address)
-        memcg = None if objcg is None else owners.memcgs.get(objcg.memcg)
-        return None if memcg is None else memcg.payer
-
-    return payer
 
 
 def kept_slabs(image: Image) -> tuple[SlabCells, Mapping[str, Coverage]] | None:

@@ -29,6 +29,12 @@ class Owners(NamedTuple):
     unreadable: frozenset[int]
     coverage: Mapping[str, Coverage]
 
+    def payer(self, objcg: int) -> int | None:
+        """Return the memcg that pays, ``struct mem_cgroup *``; ``None`` if it is not known."""
+        found = self.objcgs.get(objcg)
+        memcg = None if found is None else self.memcgs.get(found.memcg)
+        return None if memcg is None else memcg.payer
+
 
 def read_owners(image: Image) -> Owners:
     """Read the memcgs and their obj_cgroups; in a session, once."""
