@@ -19,6 +19,7 @@ from support.dask_cluster import cluster
 from support.guests import GuestImage, Lab
 from support.printed import on_full_disk
 from support.schemas import errors
+from support.signals import with_interrupts
 
 from memcg_inspect.cli import main
 from memcg_inspect.fleet import one, run
@@ -196,7 +197,12 @@ def test_an_interrupt_ends_all_audits(dumps: list[str], tmp_path: Path) -> None:
         f"import sys; from memcg_inspect.cli import main; sys.executable = {str(program)!r}; "
         f"sys.exit(main({[*FLEET, '--jobs', '2', '-o', str(file), *dumps]!r}))"
     )
-    process = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        [sys.executable, "-c", code],
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=with_interrupts,
+    )
     while not file.exists() or len(file.read_text().splitlines()) < len(dumps) - 1:
         assert process.poll() is None
         time.sleep(0.1)

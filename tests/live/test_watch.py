@@ -17,12 +17,13 @@ from pathlib import Path
 import pytest
 from support.guests import DEBIAN_KERNELS, ROOT
 from support.live_guest import LAB, execute, kept
+from support.signals import with_interrupts
 
 from memcg_inspect.snapshots.file import read_snapshot
 
 pytestmark = pytest.mark.image
 
-GUEST = ("--nodes", "2", "--workload", "churn", "--freeze", "none")
+GUEST = ("--nodes", "2", "--workload", "idle", "--freeze", "none")
 #: 64 KiB ten times a second; and, in a memcg of its own, a file that grows and is emptied again.
 LEAK = """
 set -e
@@ -53,19 +54,19 @@ def test_a_leak_among_noise(tmp_path: Path) -> None:
     guest.mkdir()
     with kept(guest, DEBIAN_KERNELS[-1], *GUEST) as qmp:
         execute(guest, LEAK)
-        words = ("--every", "2", "--count", "9", "--keep", "6", "-o", str(folder), "--json")
+        words = ("--every", "2", "--count", "7", "--keep", "5", "-o", str(folder), "--json")
         done = subprocess.run(
             command(qmp, *words, "--by", "memcg,kind"),
             capture_output=True,
             text=True,
-            timeout=300,
+            timeout=900,
             check=False,
         )
         # 3: memory that changes cannot always be read.
         assert done.returncode in (0, 3), done.stderr
         interrupted(qmp, tmp_path)
     lines = done.stderr.splitlines()
-    assert len(lines) == 9
+    assert len(lines) == 7
     assert " charged, " not in lines[0]
     assert all(" charged, " in line for line in lines[1:])
     by_kind, memcgs, snapshots = json.loads(done.stdout)["tables"]
@@ -79,8 +80,8 @@ def test_a_leak_among_noise(tmp_path: Path) -> None:
     assert leak["per_hour"] > 0
     # The first and the last are kept, and few of the others.
     files = sorted(folder.iterdir())
-    assert 4 <= len(files) <= 6
-    assert (files[0].name[-11:], files[-1].name[-11:]) == ("00001.memcg", "00009.memcg")
+    assert 3 <= len(files) <= 5
+    assert (files[0].name[-11:], files[-1].name[-11:]) == ("00001.memcg", "00007.memcg")
     assert [row["snapshot"] for row in snapshots["rows"]] == [file.name for file in files]
     assert all(read_snapshot(str(file)).image.source == "qemu" for file in files)
 
@@ -99,12 +100,13 @@ def interrupted(qmp: Path, folder: Path) -> None:
         stderr=subprocess.PIPE,
         text=True,
         env=os.environ | {"TMPDIR": str(temporary)},
+        preexec_fn=with_interrupts,
     )
     assert process.stdout is not None
     lines = [process.stdout.readline() for _ in range(3)]
     assert [*temporary.iterdir()]
     process.send_signal(signal.SIGINT)
-    said, error = process.communicate(timeout=60)
+    said, error = process.communicate(timeout=300)
     assert process.returncode in (0, 3)
     assert error == ""
     assert all(" charged" in line for line in lines)

@@ -19,6 +19,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families as parse
 from support.guests import DEBIAN_KERNELS, KERNELS, Lab
 from support.live_guest import kept
+from support.signals import with_interrupts
 
 pytestmark = [pytest.mark.image, pytest.mark.newest_kernel]
 
@@ -129,6 +130,7 @@ def test_it_serves_a_running_guest(tmp_path: Path) -> None:
             stderr=subprocess.PIPE,
             text=True,
             env=os.environ | {"PYTHONUNBUFFERED": "1"},
+            preexec_fn=with_interrupts,
         )
         try:
             assert process.stdout is not None
@@ -145,7 +147,7 @@ def test_it_serves_a_running_guest(tmp_path: Path) -> None:
                 ask(url + "x")
         finally:
             process.send_signal(2)
-            _, error = process.communicate(timeout=60)
+            _, error = process.communicate(timeout=300)
         assert (process.returncode, error) == (0, "")
 
 
