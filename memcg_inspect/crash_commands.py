@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -22,6 +21,7 @@ from memcg_inspect.escape import printable
 from memcg_inspect.fleet_commands import image_options
 from memcg_inspect.model import MemcgInspectError
 from memcg_inspect.output import output, say
+from memcg_inspect.running import signals_unwind
 
 __all__ = ("crash",)
 
@@ -35,9 +35,13 @@ def crash(args: Namespace) -> int:
 
 
 def _report(args: Namespace) -> int:
-    signal.signal(signal.SIGTERM, _end)  # so that the audit that runs ends, too
+    with signals_unwind():  # so that the audit that runs ends, too
+        return _report_on(_dumps(args.dumps or [CRASHES], args.settle), args)
+
+
+def _report_on(dumps: Sequence[Path], args: Namespace) -> int:
     outcomes, failed = list[Outcome](), False
-    for dump in _dumps(args.dumps or [CRASHES], args.settle):
+    for dump in dumps:
         if not args.again and os.path.lexists(dump.parent / report_name(dump, "txt")):
             continue
         try:
@@ -55,10 +59,6 @@ def _report(args: Namespace) -> int:
     if any(outcome.verdict == "findings" for outcome in outcomes):
         return _FINDINGS
     return _INCOMPLETE if failed or any(o.verdict != "exact" for o in outcomes) else 0
-
-
-def _end(number: int, frame: object) -> None:
-    raise SystemExit(128 + number)
 
 
 def _dumps(names: Sequence[str], settle: int) -> list[Path]:

@@ -21,7 +21,7 @@ from memcg_inspect.metrics.serve import served
 from memcg_inspect.model import MemcgInspectError
 from memcg_inspect.output import check_output, output, say
 from memcg_inspect.report import WAIT
-from memcg_inspect.running import opened_image
+from memcg_inspect.running import opened_image, paced
 from memcg_inspect.tables import UsageError
 from memcg_inspect.views.pages import pages
 
@@ -29,8 +29,6 @@ __all__ = ("metrics",)
 
 _INCOMPLETE = 3
 _INTERRUPTED = 130
-#: How long the pause after an audit is, by how long it took.
-_REST = 9
 
 
 def metrics(args: Namespace) -> int:
@@ -82,13 +80,11 @@ def _serve(image: Image, args: Namespace) -> None:
     with served(*args.listen) as (content, port):
         host = f"[{args.listen.host}]" if ":" in args.listen.host else args.listen.host
         output(lambda: print(f"http://{host}:{port}/metrics", flush=True))
-        due = time.monotonic()
-        while True:
-            began = time.monotonic()
+        for _ in paced(args.every):
             try:
                 # A new image: nodes, memory and CPUs may have come and gone.
                 with as_image_errors():
-                    found, _ = _metrics(Image(image.prog), args)
+                    found = _metrics(Image(image.prog), args)[0]
                 content.texts = {
                     kind: exposition(found, kind) for kind in (PROMETHEUS, OPENMETRICS)
                 }
@@ -96,6 +92,3 @@ def _serve(image: Image, args: Namespace) -> None:
                 # The figures of the last audit stay, with their time.
                 say(f"memcg-inspect: {printable(str(error))}")
                 content.why_not = str(error)
-            ended = time.monotonic()
-            due = max(due + args.every, ended + _REST * (ended - began))
-            time.sleep(max(0.0, due - ended))

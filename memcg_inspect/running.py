@@ -8,8 +8,10 @@ import logging
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
+from itertools import count
 from types import FrameType
 from typing import Any
 
@@ -21,8 +23,10 @@ from memcg_inspect.output import check_output, output
 from memcg_inspect.render.typed import Typed
 from memcg_inspect.tables import UsageError
 
-__all__ = ("opened_image", "run", "run_without_image")
+__all__ = ("opened_image", "paced", "run", "run_without_image", "signals_unwind")
 
+#: How long the pause after a read of a running machine is, by how long it took.
+_REST = 9
 #: An hour: no one waits longer for a monitor.
 _LONGEST_TIMEOUT = 3600
 
@@ -85,7 +89,7 @@ def opened_image(args: argparse.Namespace) -> Iterator[Image]:
         with _interrupts_kept(), _progress() as report:
             image = image_of(open_program(_source(args, monitor, report)))
         if monitor is not None:
-            guest.enter_context(_signals_unwind())
+            guest.enter_context(signals_unwind())
             guest.enter_context(monitor.paused())
             image.stopped = True
         # Processes would share one connection to QEMU.
@@ -95,6 +99,25 @@ def opened_image(args: argparse.Namespace) -> Iterator[Image]:
 
             image.pool = guest.enter_context(dask_pool(args.dask, _source(args, None, report)))
         yield image
+
+
+def paced(every: float, number: int | None = None) -> Iterator[None]:
+    """
+    Yield once for each read of a running machine, which is done before the next one.
+
+    The pause after a read is at least nine times as long as it took.
+
+    :param every: seconds from one to the next
+    :param number: how many; ``None``: without end
+    """
+    due = time.monotonic()
+    for left in count() if number is None else range(number - 1, -1, -1):
+        began = time.monotonic()
+        yield
+        if number is None or left:
+            ended = time.monotonic()
+            due = max(due + every, ended + _REST * (ended - began))
+            time.sleep(max(0.0, due - ended))
 
 
 def _check_options(args: argparse.Namespace) -> None:
@@ -222,7 +245,7 @@ def _interrupts_kept() -> Iterator[None]:
 
 
 @contextmanager
-def _signals_unwind() -> Iterator[None]:
+def signals_unwind() -> Iterator[None]:
     """Run ``finally`` blocks on SIGTERM and SIGHUP, so that the guest is resumed."""
 
     def end(number: int, frame: FrameType | None) -> None:

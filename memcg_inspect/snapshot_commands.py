@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import re
 import signal
-import sys
 import time
 from argparse import Namespace
 from collections.abc import Iterator, Sequence
@@ -26,7 +25,7 @@ from memcg_inspect.model_snapshot import ChargeSnapshot
 from memcg_inspect.output import check_output, output, say
 from memcg_inspect.render.text import size
 from memcg_inspect.render.typed import Typed
-from memcg_inspect.running import opened_image
+from memcg_inspect.running import opened_image, paced
 from memcg_inspect.snapshots.diff import Named, compared, largest_growth
 from memcg_inspect.snapshots.file import is_snapshot, read_snapshot, write_snapshot
 from memcg_inspect.tables import UsageError
@@ -36,8 +35,6 @@ __all__ = ("diff", "snapshot", "watch")
 _UNUSABLE = 2
 _INCOMPLETE = 3
 _INTERRUPTED = 130
-#: How long the pause after a snapshot of watch is, by how long it took.
-_REST = 9
 
 
 def snapshot(args: Namespace) -> int:
@@ -183,19 +180,14 @@ class _Files:
 
 def _watch(prog: Program, files: _Files, args: Namespace) -> None:
     """Take snapshots until there are enough of them."""
-    before, due = None, time.monotonic()
-    for number in range(1, (args.count or sys.maxsize) + 1):
-        began = time.monotonic()
+    before = None
+    for _ in paced(args.every, args.count):
         # A new image: nodes, memory and CPUs may have come and gone.
         with as_image_errors():
             found = take_snapshot(Image(prog))
         files.add(found)
         _print_line(args, before, found)
         before = found
-        if number != args.count:
-            ended = time.monotonic()
-            due = max(due + args.every, ended + _REST * (ended - began))
-            time.sleep(max(0.0, due - ended))
 
 
 def _print_line(args: Namespace, before: ChargeSnapshot | None, found: ChargeSnapshot) -> None:

@@ -14,6 +14,7 @@ import csv
 import io
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 
 from rich.cells import cell_len, chop_cells, set_cell_size
 from rich.console import Console
@@ -403,7 +404,13 @@ class Output:
 
 def exact_cell(column: Column, value: Value) -> str:
     """Format a value for people, with all digits of its amounts."""
-    return plain_output(None).cell(column, value)
+    return _unbounded().cell(column, value)
+
+
+@cache
+def _unbounded() -> Output:
+    """Return an output that only formats cells: a page has thousands of them."""
+    return plain_output(None)
 
 
 def _share(value: Value, total: int) -> str:

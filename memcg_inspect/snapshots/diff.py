@@ -203,17 +203,14 @@ def compared(snapshots: Sequence[Named], by: Sequence[str] | None = None) -> Ans
         tells where memory went
     :raises UsageError: if they cannot be told apart by that
     """
+    wanted = [_checked(by)] if by else [w for w in _DEFAULT if not _lacks_sites(snapshots, w)]
+    if by and _lacks_sites(snapshots, by):
+        raise UsageError("--by site: not all of these kernels profile allocations")
     times = _times(snapshots)
-    tables = [
-        _table(snapshots, wanted, times)
-        for wanted in ([_checked(by)] if by else _DEFAULT)
-        if by or not _lacks_sites(snapshots, wanted)
-    ]
+    tables = [_table(snapshots, some, times) for some in wanted]
     tables.append(_memcgs(snapshots[0].snapshot, snapshots[-1].snapshot))
     rows = [_row_of(some) for some in snapshots]
     tables.append(Table("snapshots", "what is compared", columns_of(SnapshotRow), rows))
-    if by and _lacks_sites(snapshots, _checked(by)):
-        raise UsageError("--by site: not all of these kernels profile allocations")
     return Answer(
         "diff",
         None,
