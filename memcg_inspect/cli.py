@@ -6,17 +6,15 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
+from importlib import import_module
 from typing import Any, NoReturn
 
 from memcg_inspect import __version__
 from memcg_inspect.arguments import Parser, number_of_jobs
 from memcg_inspect.completion import SHELLS, complete, completion_script
-from memcg_inspect.crash_arguments import add_crash
-from memcg_inspect.fleet_arguments import add_fleet
-from memcg_inspect.metrics_arguments import add_metrics
 from memcg_inspect.names import COMMANDS, MORE_HELP
 from memcg_inspect.output import check_output, give_up, output
-from memcg_inspect.snapshot_arguments import add_snapshots
 from memcg_inspect.subcommands import add_subcommands, command_list
 
 # What runs a command is imported when one runs: --help needs none of it.
@@ -136,10 +134,8 @@ def make_parser() -> Parser:
     _add_image_options(parser)
     parser.set_defaults(make_text=None, run=None, opens=False, **_DEFAULTS)
     commands = add_subcommands(parser, _add_image_options)
-    add_snapshots(commands, _add_image_options, _add_type_options)
-    add_metrics(commands, _add_image_options)
-    add_crash(commands, _add_type_options)
-    add_fleet(commands, _add_type_options)
+    for name in _ARGUMENTS:
+        commands.add_parser(name, help=MORE_HELP[name], fill=partial(_fill, name))
     printed = commands.add_parser("schema", help=MORE_HELP["schema"], description=_SCHEMA)
     printed.add_argument("of", nargs="?", choices=_WITH_SCHEMA, default="audit", metavar="COMMAND",
                          help="name of the command (default: audit)")  # fmt: skip
@@ -149,6 +145,20 @@ def make_parser() -> Parser:
     completion.add_argument("shell", choices=SHELLS, help="name of the shell")
     completion.set_defaults(make_text=lambda args: completion_script(args.shell))
     return parser
+
+
+#: Where the arguments of commands are that need more than an image.
+_ARGUMENTS = {
+    **dict.fromkeys(("snapshot", "diff", "watch"), "snapshot_arguments"),
+    "metrics": "metrics_arguments",
+    "crash": "crash_arguments",
+    **dict.fromkeys(("fleet", "summary"), "fleet_arguments"),
+}
+
+
+def _fill(name: str, parser: Parser) -> None:
+    module = import_module(f"memcg_inspect.{_ARGUMENTS[name]}")
+    module.fill(name, parser, _add_image_options, _add_type_options)
 
 
 _WITH_SCHEMA = (*COMMANDS, "diff", "watch", "fleet", "summary")

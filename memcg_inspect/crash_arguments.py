@@ -5,12 +5,10 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
-from typing import Any
 
 from memcg_inspect.arguments import Parser, number_between
-from memcg_inspect.names import MORE_HELP
 
-__all__ = ("add_crash",)
+__all__ = ("fill",)
 
 _HELP = {
     "report": "audit the dumps that kdump has left, and write a report beside each",
@@ -19,31 +17,33 @@ _HELP = {
 }
 
 
-def add_crash(commands: Any, add_types: Callable[[argparse.ArgumentParser], None]) -> None:
+def fill(
+    name: str,
+    parser: Parser,
+    add_image: Callable[[argparse.ArgumentParser], None],
+    add_types: Callable[[argparse.ArgumentParser], None],
+) -> None:
     """
-    Add the command to a parser.
+    Add the arguments of a command to its parser.
 
-    :param commands: what ``ArgumentParser.add_subparsers()`` returned
+    :param name: of the command
+    :param add_image: adds the options that name an image
     :param add_types: adds the options that say where types are
     """
-
-    def fill(parser: Parser) -> None:
-        parser.description = (
-            "Reports on crash dumps of kdump. Exit status: 0 done, 2 the command could not be run, "
-            "130 interrupted, 70 a bug in this program. Of report: 1 at least one dump has "
-            "findings, 3 none has, but one could not be read, or not all of it. Of config: 1 a "
-            "crash would not leave what an audit needs, 3 it cannot be told."
-        )
-        actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
-        report = actions.add_parser("report", help=_HELP["report"], description=_REPORT)
-        _add_report(report)
-        add_types(report)
-        install = actions.add_parser("install", help=_HELP["install"], description=_INSTALL)
-        _add_install(install)
-        config = actions.add_parser("config", help=_HELP["config"], description=_CONFIG)
-        _add_config(config)
-
-    commands.add_parser("crash", help=MORE_HELP["crash"], fill=fill)
+    parser.description = (
+        "Reports on crash dumps of kdump. Exit status: 0 done, 2 the command could not be run, "
+        "130 interrupted, 70 a bug in this program. Of report: 1 at least one dump has "
+        "findings, 3 none has, but one could not be read, or not all of it. Of config: 1 a "
+        "crash would not leave what an audit needs, 3 it cannot be told."
+    )
+    actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
+    report = actions.add_parser("report", help=_HELP["report"], description=_REPORT)
+    _add_report(report)
+    add_types(report)
+    install = actions.add_parser("install", help=_HELP["install"], description=_INSTALL)
+    _add_install(install)
+    config = actions.add_parser("config", help=_HELP["config"], description=_CONFIG)
+    _add_config(config)
 
 
 _REPORT = (

@@ -5,29 +5,31 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
-from typing import Any
 
 from memcg_inspect.arguments import Parser, number_of_jobs
-from memcg_inspect.names import MORE_HELP
 from memcg_inspect.subcommands import add_view
 
-__all__ = ("add_fleet",)
+__all__ = ("fill",)
 
 
-def add_fleet(commands: Any, add_types: Callable[[argparse.ArgumentParser], None]) -> None:
+def fill(
+    name: str,
+    parser: Parser,
+    add_image: Callable[[argparse.ArgumentParser], None],
+    add_types: Callable[[argparse.ArgumentParser], None],
+) -> None:
     """
-    Add the commands to a parser.
+    Add the arguments of a command to its parser.
 
-    :param commands: what ``ArgumentParser.add_subparsers()`` returned
+    :param name: of the command
+    :param add_image: adds the options that name an image
     :param add_types: adds the options that say where types are
     """
-
-    def fill_fleet(parser: Parser) -> None:
-        _add_fleet(parser)
-        add_types(parser)
-
-    commands.add_parser("fleet", help=MORE_HELP["fleet"], fill=fill_fleet)
-    commands.add_parser("summary", help=MORE_HELP["summary"], fill=_add_summary)
+    if name == "summary":
+        _add_summary(parser)
+        return
+    _add_fleet(parser)
+    add_types(parser)
 
 
 def _add_fleet(fleet: Parser) -> None:

@@ -5,12 +5,11 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from memcg_inspect.arguments import Parser, number_between
-from memcg_inspect.names import MORE_HELP
 
-__all__ = ("Address", "add_metrics")
+__all__ = ("Address", "fill")
 
 #: A day.
 _LONGEST = 24 * 60 * 60
@@ -33,19 +32,21 @@ def _address(text: str) -> Address:
     return Address(name, int(port))
 
 
-def add_metrics(commands: Any, add_image: Callable[[argparse.ArgumentParser], None]) -> None:
+def fill(
+    name: str,
+    parser: Parser,
+    add_image: Callable[[argparse.ArgumentParser], None],
+    add_types: Callable[[argparse.ArgumentParser], None],
+) -> None:
     """
-    Add the command to a parser.
+    Add the arguments of a command to its parser.
 
-    :param commands: what ``ArgumentParser.add_subparsers()`` returned
+    :param name: of the command
     :param add_image: adds the options that name an image
+    :param add_types: adds the options that say where types are
     """
-
-    def fill(parser: Parser) -> None:
-        add_image(parser)
-        _add(parser)
-
-    commands.add_parser("metrics", help=MORE_HELP["metrics"], fill=fill)
+    add_image(parser)
+    _add(parser)
 
 
 def _add(parser: Parser) -> None:

@@ -5,12 +5,10 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
-from typing import Any
 
 from memcg_inspect.arguments import Parser, number_between
-from memcg_inspect.names import MORE_HELP
 
-__all__ = ("add_snapshots",)
+__all__ = ("fill",)
 
 #: A day.
 _LONGEST = 24 * 60 * 60
@@ -18,33 +16,28 @@ _LONGEST = 24 * 60 * 60
 _MOST_KEPT = 1000
 
 
-def add_snapshots(
-    commands: Any,
+def fill(
+    name: str,
+    parser: Parser,
     add_image: Callable[[argparse.ArgumentParser], None],
     add_types: Callable[[argparse.ArgumentParser], None],
 ) -> None:
     """
-    Add the commands to a parser.
+    Add the arguments of a command to its parser.
 
-    :param commands: what ``ArgumentParser.add_subparsers()`` returned
+    :param name: of the command
     :param add_image: adds the options that name an image
     :param add_types: adds the options that say where types are
     """
-
-    def fill_snapshot(parser: Parser) -> None:
-        add_image(parser)
-        _add_snapshot(parser)
-
-    def fill_diff(parser: Parser) -> None:
+    if name == "diff":
         _add_diff(parser)
         add_types(parser)
-
-    def fill_watch(parser: Parser) -> None:
-        add_image(parser)
+        return
+    add_image(parser)
+    if name == "snapshot":
+        _add_snapshot(parser)
+    else:
         _add_watch(parser)
-
-    for name, fill in (("snapshot", fill_snapshot), ("diff", fill_diff), ("watch", fill_watch)):
-        commands.add_parser(name, help=MORE_HELP[name], fill=fill)
 
 
 def _add_snapshot(parser: Parser) -> None:
