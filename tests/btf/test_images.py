@@ -9,7 +9,7 @@ import sys
 from types import FrameType
 
 import pytest
-from drgn import FindObjectFlags, Object, Program, Symbol
+from drgn import FindObjectFlags, Object, Program, Symbol, Type, TypeKind
 from drgn.helpers.linux.kallsyms import load_vmlinux_kallsyms
 from support.guests import DEBIAN_KERNELS, KERNELS, NOT_BUILT, GuestImage, Lab
 from support.spell import layout
@@ -50,6 +50,13 @@ def _variable(prog: Program, name: str) -> Object | None:
         return None
 
 
+def _named(type_: Type) -> bool:
+    """Whether a type is spelled without a structure that has no name."""
+    while type_.kind in (TypeKind.ARRAY, TypeKind.POINTER):
+        type_ = type_.type
+    return type_.kind not in (TypeKind.STRUCT, TypeKind.UNION, TypeKind.ENUM) or bool(type_.tag)
+
+
 _checked: set[str] = set()
 
 
@@ -57,6 +64,10 @@ def test_the_table_of_variables(image: GuestImage, btf: Program) -> None:
     dwarf = image.program(dwarf=True)
     for name in VARIABLES:
         wanted, have = _variable(dwarf, name), _variable(btf, name)
+        if wanted is not None and not _named(wanted.type_):
+            # BTF has no variables of a kernel's own, so a type is all that can be asked for.
+            assert have is None, name
+            continue
         assert (wanted is None) == (have is None), name
         if wanted is None or have is None:
             continue
