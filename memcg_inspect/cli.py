@@ -150,6 +150,7 @@ def make_parser() -> Parser:
 #: Where the arguments of commands are that need more than an image.
 _ARGUMENTS = {
     **dict.fromkeys(("snapshot", "diff", "watch"), "snapshot_arguments"),
+    "top": "top_arguments",
     "metrics": "metrics_arguments",
     "crash": "crash_arguments",
     **dict.fromkeys(("fleet", "summary"), "fleet_arguments"),

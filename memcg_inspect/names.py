@@ -33,6 +33,7 @@ MORE_HELP = {
     "snapshot": "write a small file with what each memcg is charged for",
     "diff": "what grew between snapshots or dumps, and how fast",
     "watch": "take snapshots of a running machine, and tell what leaks",
+    "top": "memcgs of a running machine by node, and how fast they grow",
     "metrics": "figures of an audit for Prometheus",
     "crash": "report on the dumps of kdump, after each crash",
     "fleet": "audit many dumps; one line of JSON each",

@@ -23,10 +23,10 @@ from memcg_inspect.output import check_output, output
 from memcg_inspect.render.typed import Typed
 from memcg_inspect.tables import UsageError
 
-__all__ = ("opened_image", "paced", "run", "run_without_image", "signals_unwind")
+__all__ = ("REST", "opened_image", "paced", "run", "run_without_image", "signals_unwind")
 
 #: How long the pause after a read of a running machine is, by how long it took.
-_REST = 9
+REST = 9
 #: An hour: no one waits longer for a monitor.
 _LONGEST_TIMEOUT = 3600
 
@@ -116,7 +116,7 @@ def paced(every: float, number: int | None = None) -> Iterator[None]:
         yield
         if number is None or left:
             ended = time.monotonic()
-            due = max(due + every, ended + _REST * (ended - began))
+            due = max(due + every, ended + REST * (ended - began))
             time.sleep(max(0.0, due - ended))
 
 

@@ -238,15 +238,28 @@ done' >/dev/null 2>&1 &
 """
 
 
-def _watch() -> str:
-    """Return what ``watch`` says of a guest with a leak."""
-    words = ("watch", "--every", "2", "--count", "8", "--top", "4")
+def _beside_a_leak(*words: str) -> str:
+    """Return what a command says of a guest with a leak."""
     with _running() as socket:
         script = socket.with_name("script")
         script.write_text(_WATCHED)
         _run("scripts/lab", "exec", socket.parent, script)
-        output = _run("-m", "memcg_inspect", "--qemu", socket, *words)
-    return fenced(f"$ memcg-inspect --qemu QMP_SOCKET {' '.join(words)}\n{output}")
+        return _run("-m", "memcg_inspect", "--qemu", socket, *words)
+
+
+def _watch() -> str:
+    words = ("watch", "--every", "2", "--count", "8", "--top", "4")
+    return fenced(
+        f"$ memcg-inspect --qemu QMP_SOCKET {shlex.join(words)}\n{_beside_a_leak(*words)}"
+    )
+
+
+def _top() -> str:
+    """Return the last page that ``top`` shows of a guest with a leak."""
+    words = ("top", "--item", "shmem", "--sort", "rate")
+    pages = _beside_a_leak(*words, "--batch", "--count", "3", "--every", "2")
+    page = pages.rstrip().split("\n\n")[-1]
+    return fenced(f"$ memcg-inspect --qemu QMP_SOCKET {shlex.join(words)}\n{page}\n")
 
 
 def _metrics() -> str:
@@ -436,6 +449,7 @@ BLOCKS = {
     "diff": Block("docs/snapshots.md", _diff, "measured"),
     "diff_fields": Block("docs/snapshots.md", _snapshot_fields, "source"),
     "watch": Block("docs/snapshots.md", _watch, "measured"),
+    "top": Block("docs/live.md", _top, "measured"),
     "drift": Block(
         "docs/commands/drift.md",
         _command("drift", "--sort", "error:asc", workload="churn", freeze="busy", seed=1),

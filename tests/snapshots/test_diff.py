@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from snapshots.made import BOOT, image, snapshot
+from support.made_snapshots import BOOT, image, snapshot
 
 from memcg_inspect.model_snapshot import ChargeSnapshot
 from memcg_inspect.snapshots.diff import Named, compared, largest_growth

@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from snapshots.made import snapshot
+from support.made_snapshots import snapshot
 
 from memcg_inspect.model import MemcgInspectError
 from memcg_inspect.model_snapshot import ChargeSnapshot, SavedCharge, SavedMemcg, SavedSlab

@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+"""The arguments of ``top``."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+
+from memcg_inspect.arguments import Parser, number_between
+
+__all__ = ("fill",)
+
+#: A day.
+_LONGEST = 24 * 60 * 60
+_MOST = 1_000_000
+
+
+def fill(
+    name: str,
+    parser: Parser,
+    add_image: Callable[[argparse.ArgumentParser], None],
+    add_types: Callable[[argparse.ArgumentParser], None],
+) -> None:
+    """
+    Add the arguments of the command to its parser.
+
+    :param name: of the command
+    :param add_image: adds the options that name an image
+    :param add_types: adds the options that say where types are
+    """
+    add_image(parser)
+    parser.description = (
+        "Shows what memcgs of a running machine use, by node, and how fast it grows. Enter shows "
+        "what one memcg is charged for, a audits, h tells the other keys. Amounts are the exact "
+        "ones of memory.stat. Exit status: 0 done, 2 the command could not be run, 130 "
+        "interrupted, 70 a bug in this program."
+    )
+    parser.add_argument(
+        "--every",
+        metavar="SECONDS",
+        type=number_between(1, _LONGEST),
+        default=5,
+        help="time from one read to the next (default: 5); the pause between two is at least nine "
+        "times as long as a read",
+    )
+    parser.add_argument(
+        "--item",
+        default="slab",
+        help="what is shown first: a line of memory.stat in bytes, or current (default: slab)",
+    )
+    parser.add_argument(
+        "--sort",
+        metavar="COLUMN",
+        default="total",
+        help='name, total, rate, or a node, such as "node 1" (default: total)',
+    )
+    parser.add_argument(
+        "--batch",
+        action="store_true",
+        help="print pages one after the other, with all lines, and read no keys",
+    )
+    parser.add_argument(
+        "--count",
+        metavar="N",
+        type=number_between(1, _MOST),
+        help="end after this many reads (default: without end)",
+    )
+    parser.set_defaults(run=_run, opens=True)
+
+
+def _run(args: argparse.Namespace) -> int:
+    from memcg_inspect.top_commands import top
+
+    return top(args)
