@@ -125,12 +125,15 @@ class SavedCounter(NamedTuple):
     :ivar node: ``None`` for counters that are not kept by node
     :ivar item: enumerator of ``enum node_stat_item`` or ``enum memcg_stat_item``
     :ivar value: in the unit of the item
+    :ivar found: for the counter of kernel memory, what was found in memory, in the same unit;
+        ``None`` if that is not known, and for the other counters
     """
 
     memcg: int
     node: int | None
     item: str
     value: int
+    found: int | None = None
 
 
 @dataclass(frozen=True)

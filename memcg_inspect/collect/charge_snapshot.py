@@ -8,6 +8,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from typing import get_args
 
+from memcg_inspect.checks.identities.kmem import kmem_rows
 from memcg_inspect.checks.ledger import ChargeKind
 from memcg_inspect.checks.snapshot import Snapshot
 from memcg_inspect.collect.collector import collect
@@ -154,9 +155,12 @@ def _counters(image: Image, read: Snapshot, numbers: Mapping[int, int]) -> Itera
     """Return the counters of memcgs themselves that are not 0; those that are unknown are not."""
     places: list[tuple[int | None, Iterable[str]]] = [(None, memcg_items(image))]
     places += [(nid, lruvec_items(image)) for nid in read.counters.nids]
+    rows = [row for row in kmem_rows(read) if row.status != "unverifiable"]
+    found = {(row.memcg, row.nid, row.item): sum(row.found.values()) for row in rows}
     for memcg in read.live():
         for nid, items in places:
             for item in items:
                 claim = read.counters.own(memcg.address, item, nid)
-                if claim is not None and claim.exact:
-                    yield SavedCounter(numbers[memcg.address], nid, item, claim.exact)
+                size = found.get((memcg.address, nid, item))
+                if claim is not None and (claim.exact or size):
+                    yield SavedCounter(numbers[memcg.address], nid, item, claim.exact, size)

@@ -26,6 +26,11 @@ from memcg_inspect.model_snapshot import (
     SavedSite,
     SavedSlab,
 )
+from memcg_inspect.snapshots.conservation import (
+    ConservationRow,
+    conservation_notes,
+    conservation_table,
+)
 from memcg_inspect.snapshots.trend import trend_of
 from memcg_inspect.tables import Answer, Field, NotRead, Table, UsageError, Value, columns_of
 from memcg_inspect.views.view import Argument, View, by_argument, named
@@ -208,7 +213,8 @@ def compared(snapshots: Sequence[Named], by: Sequence[str] | None = None) -> Ans
         raise UsageError("--by site: not all of these kernels profile allocations")
     times = _times(snapshots)
     tables = [_table(snapshots, some, times) for some in wanted]
-    tables.append(_memcgs(snapshots[0].snapshot, snapshots[-1].snapshot))
+    ends = snapshots[0].snapshot, snapshots[-1].snapshot
+    tables += [_memcgs(*ends), conservation_table(*ends)]
     rows = [_row_of(some) for some in snapshots]
     tables.append(Table("snapshots", "what is compared", columns_of(SnapshotRow), rows))
     return Answer(
@@ -490,6 +496,7 @@ def _notes(snapshots: Sequence[Named], times: Sequence[int] | None) -> Iterator[
     else:
         yield "The second snapshot is older than the first: there are no rates."
     first = snapshots[0].snapshot
+    yield from conservation_notes(first, snapshots[-1].snapshot)
     if len({some.snapshot.image.host for some in snapshots}) > 1:
         yield "They are of several machines."
     elif any(not _is_same_boot(first, some.snapshot) for some in snapshots[1:] if clocks):
@@ -517,7 +524,7 @@ DIFF = View(
     "tell a leak from what comes and goes. Each may be a file that memcg-inspect snapshot has "
     "made, or a vmcore.",
     run=lambda image, args: compared(args.compared, args.by),
-    records=(GrowthRow, TrendRow, MemcgRow, SnapshotRow),
+    records=(GrowthRow, TrendRow, MemcgRow, ConservationRow, SnapshotRow),
     arguments=(
         Argument(
             ("snapshots",),

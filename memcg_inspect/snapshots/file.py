@@ -36,7 +36,7 @@ __all__ = ("APPLICATION_ID", "VERSION", "is_snapshot", "read_snapshot", "write_s
 #: ``PRAGMA application_id`` of snapshots: "mcgs".
 APPLICATION_ID = 0x6D636773
 #: ``PRAGMA user_version``: number of the format.
-VERSION = 1
+VERSION = 2
 _MAGIC = b"SQLite format 3\0"
 #: Offset of the application ID in the header of a database.
 _ID_OFFSET = 68
@@ -62,7 +62,8 @@ CREATE TABLE site (
     memcg INTEGER, node INTEGER, kind INTEGER NOT NULL, site INTEGER NOT NULL,
     bytes INTEGER NOT NULL, number INTEGER NOT NULL);
 CREATE TABLE counter (
-    memcg INTEGER NOT NULL, node INTEGER, item INTEGER NOT NULL, value INTEGER NOT NULL);
+    memcg INTEGER NOT NULL, node INTEGER, item INTEGER NOT NULL, value INTEGER NOT NULL,
+    found INTEGER);
 CREATE VIEW charges AS SELECT memcg.path AS memcg, node, charged_node, k.name AS kind,
     w.name AS what, bytes, number FROM charge LEFT JOIN memcg ON memcg.id = charge.memcg
     JOIN name AS k ON k.id = kind JOIN name AS w ON w.id = what;
@@ -71,7 +72,7 @@ CREATE VIEW slabs AS SELECT memcg.path AS memcg, node, c.name AS cache, bytes, n
 CREATE VIEW sites AS SELECT memcg.path AS memcg, node, k.name AS kind, s.name AS site, bytes,
     number FROM site LEFT JOIN memcg ON memcg.id = site.memcg
     JOIN name AS k ON k.id = kind JOIN name AS s ON s.id = site.site;
-CREATE VIEW counters AS SELECT memcg.path AS memcg, node, i.name AS item, value
+CREATE VIEW counters AS SELECT memcg.path AS memcg, node, i.name AS item, value, found
     FROM counter JOIN memcg ON memcg.id = counter.memcg JOIN name AS i ON i.id = item;
 """
 
@@ -138,7 +139,7 @@ def _fill(database: sqlite3.Connection, snapshot: ChargeSnapshot) -> None:
         ("site", snapshot.sites or ()),
         ("counter", snapshot.counters),
     ):
-        columns = {"charge": 7, "slab": 5, "site": 6, "counter": 4}[table]
+        columns = {"charge": 7, "slab": 5, "site": 6, "counter": 5}[table]
         places = ", ".join("?" * columns)
         database.executemany(f"INSERT INTO {table} VALUES ({places})", numbered(rows))  # type: ignore[type-var]
     database.executemany("INSERT INTO name VALUES (?, ?)", ((n, name) for name, n in names.items()))
@@ -228,7 +229,9 @@ class _Reader:
             ),
             slabs=self._all("slab", SavedSlab, _memcg, _number, _name, _whole, _whole),
             sites=sites if facts.get("profiles") else None,
-            counters=self._all("counter", SavedCounter, _known_memcg, _number, _name, _whole),
+            counters=self._all(
+                "counter", SavedCounter, _known_memcg, _number, _name, _whole, _number
+            ),
             missing={_of(str, kind): _of(str, why) for kind, why in self._rows("missing", 2)},
             unread={_of(str, subject): _above(n) for subject, n in self._rows("unread", 2)},
         )  # fmt: skip

@@ -69,7 +69,7 @@ def test_a_leak_among_noise(tmp_path: Path) -> None:
     assert len(lines) == 7
     assert " charged, " not in lines[0]
     assert all(" charged, " in line for line in lines[1:])
-    by_kind, memcgs, snapshots = json.loads(done.stdout)["tables"]
+    by_kind, memcgs, _, snapshots = json.loads(done.stdout)["tables"]
     assert (by_kind["name"], memcgs["name"]) == ("trend_memcg_kind", "memcgs")
     (leak,) = (r for r in by_kind["rows"] if (r["memcg"], r["kind"]) == ("/leak", "lru"))
     seconds = clock(snapshots["rows"][-1]["time"]) - clock(snapshots["rows"][0]["time"])

@@ -32,6 +32,7 @@ def test_growth_by_memcg_node_and_kind() -> None:
         "growth_memcg_node_kind",
         "growth_memcg_cache",
         "memcgs",
+        "conservation",
         "snapshots",
     ]
     assert rows(answer) == [
@@ -78,7 +79,7 @@ def test_memcgs_that_are_new_or_gone() -> None:
         {"memcg": "/a", "change": "gone", "bytes": 644},
         {"memcg": "/b", "change": "new", "bytes": 64},
     ]
-    (_, last) = rows(ask(before, after), 3)
+    (_, last) = rows(ask(before, after), 4)
     assert (last["memcgs"], last["dying"], last["bytes"]) == (4, 1, 65)
 
 

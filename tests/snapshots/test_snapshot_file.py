@@ -69,8 +69,8 @@ def test_it_can_be_queried(tmp_path: Path) -> None:
         ]
         assert database.execute("SELECT site FROM sites").fetchall() == [("mm/slub.c:1 f",)]
         assert database.execute("SELECT * FROM counters").fetchall() == [
-            ("/", None, "MEMCG_KMEM", 7),
-            ("/", 1, "NR_SHMEM", -3),
+            ("/", None, "MEMCG_KMEM", 7, 6),
+            ("/", 1, "NR_SHMEM", -3, None),
         ]
 
 
@@ -113,7 +113,7 @@ def test_a_later_version(tmp_path: Path) -> None:
     path = written(tmp_path)
     with closing(sqlite3.connect(path)) as database:
         database.execute("PRAGMA user_version = 9")
-    assert "has version 9 of the format, and this program reads 1" in refused(path)
+    assert "has version 9 of the format, and this program reads 2" in refused(path)
 
 
 @pytest.mark.parametrize(

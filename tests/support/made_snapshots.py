@@ -59,7 +59,7 @@ def snapshot(
         sites=None
         if sites is None
         else tuple(SavedSite(0, 1, "slab", name, size, 1) for name, size in sites.items()),
-        counters=(SavedCounter(0, None, "MEMCG_KMEM", 7), SavedCounter(0, 1, "NR_SHMEM", -3)),
+        counters=(SavedCounter(0, None, "MEMCG_KMEM", 7, 6), SavedCounter(0, 1, "NR_SHMEM", -3)),
         missing=dict(missing or {}),
         unread=dict(unread or {}),
     )
