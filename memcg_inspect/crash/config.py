@@ -27,6 +27,12 @@ _DEFAULT_LEVEL = 31
 #: The option with the level, alone or with others: ``-d 31``, ``-cd31``, ``-d 0x1f``, ``-d 17,31``.
 _LEVELS = re.compile(r"((?:^|\s)-[A-Za-z]*d\s*)((?:0[xX][0-9A-Fa-f]+|\d+)(?:,\d+)*)")
 _RESERVED = 192 << 20
+#: Options of makedumpfile that erase what a file says.
+_FILTERS = frozenset({"--config", "--eppic"})
+#: Values of KDUMP_COMPRESSION that an audit unpacks.
+_PACKED = frozenset({"gzip", "xz", "lz4", "bzip2"})
+#: Options of makedumpfile that compress pages.
+_PAGES = {"c": "zlib", "l": "lzo", "p": "snappy", "z": "zstd"}
 
 
 class Check(NamedTuple):
@@ -58,6 +64,9 @@ def checks(root: str = "/") -> Iterator[Check]:
     yield _reserved(top, bool(loaded))
     yield _loaded(top, loaded)
     yield _level(top)
+    if setup is not None:
+        yield _filters(top)
+        yield _compression(top)
 
 
 def _read(path: Path) -> str | None:
@@ -144,6 +153,28 @@ def _level(top: Path) -> Check:
         "newer, and leaves them out"
     )
     return Check("dump level", False, why, fix)
+
+
+def _filters(top: Path) -> Check:
+    """Check for options of makedumpfile that overwrite memory of the kernel in the dump."""
+    arguments, _ = _arguments(top)
+    used = [word for word in arguments.split() if word.split("=")[0] in _FILTERS]
+    if not used:
+        return Check("filters", True, "none")
+    fix = f"remove {' '.join(used)} from the arguments of makedumpfile"
+    return Check("filters", None, f"{' '.join(used)}: what is erased cannot be audited", fix)
+
+
+def _compression(top: Path) -> Check:
+    """Check how dumps are compressed."""
+    whole = _variables(_read(top / "etc/default/kdump-tools") or "").get("KDUMP_COMPRESSION")
+    if whole:
+        is_good = True if whole in _PACKED else None
+        return Check("compression", is_good, f"{whole}: of the whole file")
+    arguments, _ = _arguments(top)
+    flags = "".join(word[1:] for word in arguments.split() if re.fullmatch(r"-[A-Za-z]\S*", word))
+    found = next((name for flag, name in _PAGES.items() if flag in flags), "none")
+    return Check("compression", True, found)
 
 
 def _arguments(top: Path) -> tuple[str, str]:

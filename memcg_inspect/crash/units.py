@@ -40,10 +40,12 @@ Before=shutdown.target
 
 [Service]
 Type=oneshot
-ExecStartPre=+/bin/mkdir -p /run/motd.d
 ExecStart={command}
 # There are findings, or not everything could be read.
 SuccessExitStatus=1 3
+# For the message of the day, which stays.
+RuntimeDirectory=motd.d
+RuntimeDirectoryPreserve=yes
 # A dump that is flattened or compressed is copied here for the time of its audit.
 CacheDirectory=memcg-inspect
 Environment=TMPDIR=/var/cache/memcg-inspect
@@ -56,7 +58,7 @@ MemoryMax=50%
 OOMPolicy=continue
 # What a dump says is not trusted.
 ProtectSystem=strict
-ReadWritePaths={crashes} /run/motd.d
+ReadWritePaths={crashes}
 ProtectHome=read-only
 PrivateTmp=yes
 PrivateNetwork=yes

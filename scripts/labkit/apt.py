@@ -50,8 +50,11 @@ def system_targets(etc: Path | None = None) -> list[Target]:
     return list(dict.fromkeys(targets))
 
 
-def lab_sources(system: list[Target]) -> str:
-    """Return the lab's own list (deb822) with the mirrors that `system` uses for Debian."""
+def lab_sources(system: list[Target], only: str = "") -> str:
+    """Return the lab's own list (deb822) with the mirrors that `system` uses for Debian.
+
+    :param only: leave out the suites of other releases
+    """
     debian = [target for target in system if _DEBIAN.match(target.suite)]
     secure = [t for t in debian if "-security" in t.suite or "/updates" in t.suite]
     plain = [target for target in debian if target not in secure]
@@ -59,7 +62,8 @@ def lab_sources(system: list[Target]) -> str:
         raise LabError("no Debian mirror is named in /etc/apt; the lab takes its kernels from one")
     stanzas = []
     for targets, suites in ((plain, _MAIN_SUITES), (secure, _SECURITY_SUITES)):
-        if targets:
+        suites = tuple(suite for suite in suites if suite.startswith(only))
+        if targets and suites:
             entry = f"Types: deb\nURIs: {targets[0].uri.rstrip('/')}\nSuites: {' '.join(suites)}\n"
             entry += "Components: main\n"
             if _KEYRING.exists():

@@ -11,11 +11,13 @@ import re
 import secrets
 import selectors
 import socket
+import subprocess
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from .errors import GuestError, StaleCodeError
+from .progress import doing
 from .qemu import Qemu
 
 PORTS = ("ctl", "out", "err")
@@ -186,8 +188,21 @@ class Guest:
     def crash(self) -> None:
         """Make the guest's kernel crash. Call receive() after this."""
         self._crashing = True
-        script = base64.b64encode(b"echo c >/proc/sysrq-trigger").decode()
-        self.send(f"crash {script}\n".encode())
+        self._begin("echo c >/proc/sysrq-trigger")
+
+    def _begin(self, script: str) -> None:
+        """Begin a script after which the guest does not answer."""
+        self.send(f"last {base64.b64encode(script.encode()).decode()}\n".encode())
+
+    def end_by(self, script: str, *, timeout: float, what: str) -> None:
+        """Run a script that ends the guest, by a crash perhaps, and wait until QEMU has ended."""
+        self._crashing = True
+        with doing(what):
+            self._begin(script)
+            try:
+                self.qemu.process.wait(timeout)
+            except subprocess.TimeoutExpired:
+                raise self._no_answer(timeout, what) from None
 
     def receive(self, feed: Callable[[bytes], None], *, timeout: float, what: str) -> int:
         """Receive what the crash kernel sends on out, and return the status of its command."""

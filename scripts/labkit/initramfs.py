@@ -44,6 +44,7 @@ def guest(
     """Return the initramfs of a guest: programs and modules by name, `extra` files by path."""
     drivers = _DRIVERS + (_SHARES if shares else [])
     archive = base(kernel, init="init", drivers=drivers)
+    archive.file("lab/agent", (GUEST / "agent").read_bytes())
     archive.file("lab/bin/record", compiled(GUEST / "record.c"), 0o755)
     for name, data in programs.items():
         archive.file(f"lab/workloads/{name}", data, 0o755)

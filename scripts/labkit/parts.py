@@ -87,6 +87,11 @@ PARTS = (
         "guests that are stopped at one instruction of a charge after the other",
         ("tests/collect/test_steps.py",),
     ),
+    Part(
+        "crashes",
+        "real crashes of Debian, saved by its kdump-tools",
+        ("tests/crash/test_kdump_tools.py",),
+    ),
     Part("fuzz", "thousands of commands on damaged images", ("tests/fuzz",)),
 )
 

@@ -69,6 +69,32 @@ def test_the_level(tmp_path: Path, release: str, line: str, is_good: bool | None
     assert told(root)["dump level"] == (is_good, fix)
 
 
+@pytest.mark.parametrize(
+    ("line", "name", "is_good", "found"),
+    [
+        ("", "compression", True, "zlib"),
+        ('MAKEDUMP_ARGS="-d 31"', "compression", True, "none"),
+        ('MAKEDUMP_ARGS="-z -d 31"', "compression", True, "zstd"),
+        ("KDUMP_COMPRESSION=xz", "compression", True, "xz: of the whole file"),
+        ("KDUMP_COMPRESSION=other", "compression", None, "other: of the whole file"),
+        ("", "filters", True, "none"),
+        (
+            'MAKEDUMP_ARGS="-c -d 31 --config /etc/f"',
+            "filters",
+            None,
+            "--config: what is erased cannot be audited",
+        ),
+    ],
+)
+def test_filters_and_compression(
+    tmp_path: Path, line: str, name: str, is_good: bool | None, found: str
+) -> None:
+    root = good(tmp_path, "6.12.0", f"USE_KDUMP=1\n{line}\n")
+    (check,) = [check for check in checks(root) if check.name == name]
+    assert (check.is_good, check.found) == (is_good, found)
+    assert bool(check.fix) == (name == "filters" and is_good is None)
+
+
 def test_other_distributions(tmp_path: Path) -> None:
     common = {"proc__sys__kernel__osrelease": "7.3.1\n"}
     text = "# core_collector a\ncore_collector makedumpfile -l -d 31  # -d 1\n"

@@ -94,6 +94,19 @@ def test_the_labs_own_list_uses_the_systems_mirrors(tmp_path: Path, style: str) 
     ]
 
 
+def test_the_list_of_one_release(tmp_path: Path) -> None:
+    system = [
+        apt.Target("http://mirror.example/debian", "bookworm"),
+        apt.Target("http://mirror.example/security", "bookworm-security"),
+    ]
+    (tmp_path / "lab").mkdir()
+    read = apt.system_targets(etc(tmp_path / "lab", lab_sources=apt.lab_sources(system, "trixie")))
+    assert [target.suite for target in read] == [
+        *("trixie", "trixie-updates", "trixie-backports"),
+        "trixie-security",
+    ]
+
+
 def test_no_debian_mirror_is_an_error() -> None:
     with pytest.raises(LabError, match="no Debian mirror"):
         apt.lab_sources([apt.Target("https://other.example/", "tool-bookworm")])
