@@ -18,7 +18,7 @@ from memcg_inspect.fleet.summary import summary_of
 from memcg_inspect.image.processes import available_cores
 from memcg_inspect.model import counted
 from memcg_inspect.model_fleet import DumpResult
-from memcg_inspect.output import failed_output, output
+from memcg_inspect.output import is_written, output
 from memcg_inspect.render.progress import progress_bar
 from memcg_inspect.render.typed import Typed
 from memcg_inspect.tables import UsageError
@@ -60,23 +60,10 @@ def _audit_all(args: Namespace, file: ResultFile | None) -> tuple[Sequence[DumpR
             results[result.dump] = result
             if file is not None:
                 file.add(result)
-            elif not _is_written(line_of(result)):
+            elif not is_written(line_of(result)):
                 break
             report("dumps", number / len(paths))
     return [results[path] for path in wanted if path in results], len(paths), len(wanted)
-
-
-def _is_written(line: str) -> bool:
-    """
-    Write a line to standard output; return whether anybody reads it.
-
-    :raises MemcgInspectError: if it cannot be written
-    """
-    with failed_output():
-        sys.stdout.write(line)
-        sys.stdout.flush()
-        return True
-    return False
 
 
 def _paths(names: Iterable[str]) -> Iterator[str]:

@@ -77,7 +77,7 @@ def _add(parser: Parser) -> None:
         type=number_between(1, _LONGEST),
         default=60,
         help="with --listen: time from one audit to the next (default: 60); the pause between two "
-        "is at least nine times as long as an audit",
+        "is at least nine times as long as the CPU time of an audit",
     )
     parser.add_argument(
         "--depth",

@@ -24,11 +24,15 @@ __all__ = (
     "SavedMemcg",
     "SavedSite",
     "SavedSlab",
+    "is_same_boot",
 )
 
 
 #: In :attr:`ChargeSnapshot.missing`: references to call sites.
 SITES = "sites"
+#: Without IDs of boots, in nanoseconds: two boots of a machine are further apart. Clocks may be set
+#: meanwhile.
+_SAME_BOOT = 60 * 10**9
 
 
 class ImageTime(NamedTuple):
@@ -149,7 +153,8 @@ class ChargeSnapshot:
     :ivar charges: what memcgs pay for
     :ivar slabs: slab objects, also those that no memcg pays for
     :ivar sites: allocations by call site; ``None`` if the kernel does not profile allocations
-    :ivar counters: counters that are not 0
+    :ivar counters: counters that are not 0, and those of kernel memory
+    :ivar is_moving: whether the machine ran while it was read
     :ivar missing: kinds of charges that may not all be there, with the reason
     :ivar unread: number of things that could not be read, by subject
     """
@@ -162,6 +167,7 @@ class ChargeSnapshot:
     slabs: tuple[SavedSlab, ...]
     sites: tuple[SavedSite, ...] | None
     counters: tuple[SavedCounter, ...]
+    is_moving: bool = False
     missing: Mapping[str, str] = field(default_factory=dict)
     unread: Mapping[str, int] = field(default_factory=dict)
 
@@ -169,3 +175,13 @@ class ChargeSnapshot:
     def is_whole(self) -> bool:
         """Whether everything was read."""
         return not self.unread
+
+
+def is_same_boot(one: ChargeSnapshot, other: ChargeSnapshot) -> bool:
+    """Return whether two snapshots are of the same boot of a machine."""
+    if one.boot_id and other.boot_id:
+        return one.boot_id == other.boot_id
+    if one.time is None or other.time is None or one.image.host != other.image.host:
+        return False
+    booted = [some.time.realtime - some.time.boottime for some in (one, other) if some.time]
+    return abs(booted[0] - booted[1]) < _SAME_BOOT

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import TextIO
 
-__all__ = ("check_output", "failed_output", "give_up", "output", "say")
+__all__ = ("check_output", "failed_output", "give_up", "is_written", "output", "say")
 
 
 def _error(message: str) -> Exception:
@@ -37,6 +37,19 @@ def output(write: Callable[[], None]) -> None:
     """
     with failed_output():
         write()
+
+
+def is_written(text: str) -> bool:
+    """
+    Write text to standard output; return whether anybody reads it.
+
+    :raises MemcgInspectError: as :func:`failed_output`
+    """
+    with failed_output():
+        sys.stdout.write(text)
+        sys.stdout.flush()
+        return True
+    return False
 
 
 @contextmanager

@@ -25,7 +25,7 @@ from memcg_inspect.tables import UsageError
 
 __all__ = ("REST", "opened_image", "paced", "run", "run_without_image", "signals_unwind")
 
-#: How long the pause after a read of a running machine is, by how long it took.
+#: How long the pause after a read of a running machine is, by the CPU time that it took.
 REST = 9
 #: An hour: no one waits longer for a monitor.
 _LONGEST_TIMEOUT = 3600
@@ -101,23 +101,25 @@ def opened_image(args: argparse.Namespace) -> Iterator[Image]:
         yield image
 
 
-def paced(every: float, number: int | None = None) -> Iterator[None]:
+def paced(every: float, number: int | None = None, spent: float = 0.0) -> Iterator[None]:
     """
     Yield once for each read of a running machine, which is done before the next one.
 
-    The pause after a read is at least nine times as long as it took.
+    The pause after a read is at least nine times as long as the CPU time that it took, so a reader
+    takes at most a tenth of one core. A slow reader of the output does not count.
 
     :param every: seconds from one to the next
     :param number: how many; ``None``: without end
+    :param spent: seconds of CPU time that were spent on the first one before
     """
     due = time.monotonic()
     for left in count() if number is None else range(number - 1, -1, -1):
-        began = time.monotonic()
+        began = time.thread_time()
         yield
         if number is None or left:
-            ended = time.monotonic()
-            due = max(due + every, ended + REST * (ended - began))
-            time.sleep(max(0.0, due - ended))
+            took, now = time.thread_time() - began + spent, time.monotonic()
+            due, spent = max(due + every, now + REST * took), 0.0
+            time.sleep(max(0.0, due - now))
 
 
 def _check_options(args: argparse.Namespace) -> None:

@@ -80,6 +80,7 @@ def _take(image: Image) -> ChargeSnapshot:
         slabs=tuple(_slabs(cells, numbers)),
         sites=_sites(read, numbers),
         counters=tuple(_counters(image, read, numbers)),
+        is_moving=image.is_moving,
         missing=_missing(read),
         unread={name: c.unreadable for name, c in read.coverage.items() if c.unreadable},
     )
@@ -152,15 +153,23 @@ def _sites(read: Snapshot, numbers: Mapping[int, int]) -> tuple[SavedSite, ...] 
 
 
 def _counters(image: Image, read: Snapshot, numbers: Mapping[int, int]) -> Iterator[SavedCounter]:
-    """Return the counters of memcgs themselves that are not 0; those that are unknown are not."""
+    """
+    Return the counters of memcgs themselves that are not 0; those that are unknown are not.
+
+    That of kernel memory is, also if it is 0.
+    """
     places: list[tuple[int | None, Iterable[str]]] = [(None, memcg_items(image))]
     places += [(nid, lruvec_items(image)) for nid in read.counters.nids]
-    rows = [row for row in kmem_rows(read) if row.status != "unverifiable"]
-    found = {(row.memcg, row.nid, row.item): sum(row.found.values()) for row in rows}
+    found = {
+        (row.memcg, row.nid, row.item): None
+        if row.status == "unverifiable"
+        else sum(row.found.values())
+        for row in kmem_rows(read)
+    }
     for memcg in read.live():
         for nid, items in places:
             for item in items:
-                claim = read.counters.own(memcg.address, item, nid)
-                size = found.get((memcg.address, nid, item))
-                if claim is not None and (claim.exact or size):
-                    yield SavedCounter(numbers[memcg.address], nid, item, claim.exact, size)
+                claim, key = read.counters.own(memcg.address, item, nid), (memcg.address, nid, item)
+                if claim is not None and (claim.exact or key in found):
+                    number = numbers[memcg.address]
+                    yield SavedCounter(number, nid, item, claim.exact, found.get(key))

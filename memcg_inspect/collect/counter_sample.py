@@ -30,6 +30,7 @@ class Sample:
 
     :ivar image: the image that was read
     :ivar seconds: when, by a clock that is never set
+    :ivar clock: when, in seconds since 1970
     :ivar memcgs: by ``struct mem_cgroup *``, parents first
     :ivar lines: lines of ``memory.stat`` in bytes, by name
     :ivar nodes: nodes that memcgs have counters for
@@ -38,6 +39,7 @@ class Sample:
 
     image: ImageInfo
     seconds: float
+    clock: float
     memcgs: Mapping[int, Memcg]
     lines: Mapping[str, StatLine]
     nodes: tuple[int, ...]
@@ -75,7 +77,7 @@ def take_sample(image: Image) -> Sample:
     :raises ImageError: if the kernel has no memcgs
     :raises drgn.FaultError: if what all of them depend on cannot be read
     """
-    coverage, began = Coverage(), time.monotonic()
+    coverage, began, clock = Coverage(), time.monotonic(), time.time()
     memcgs = read_memcgs(image, coverage)
     lines = {line.name: line for line in stat_lines(image) if line.unit == "bytes"}
     reader = StatReader(image, dict.fromkeys(_items(lines.values())))
@@ -85,6 +87,7 @@ def take_sample(image: Image) -> Sample:
     return Sample(
         image=image_info(image),
         seconds=began,
+        clock=clock,
         memcgs=memcgs,
         lines=lines,
         nodes=counters.nids,

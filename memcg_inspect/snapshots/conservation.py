@@ -11,12 +11,12 @@ counter is one for each node.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, NamedTuple
 
 from memcg_inspect.model import counted
-from memcg_inspect.model_snapshot import ChargeSnapshot
+from memcg_inspect.model_snapshot import ChargeSnapshot, is_same_boot
 from memcg_inspect.tables import Field, Table, columns_of
 
 __all__ = ("ConservationRow", "conservation_notes", "conservation_table")
@@ -47,14 +47,42 @@ class ConservationRow:
 
 
 class _Amounts(NamedTuple):
-    """A counter of kernel memory, and what was found, in pages."""
+    """A counter of kernel memory, and what was found, in pages; ``None`` if that is not known."""
 
     counter: int
     found: int | None
 
 
-_Key = tuple[str, int | None, str]
-_NOTHING = _Amounts(0, 0)
+class _Memcg(NamedTuple):
+    """A memcg. On another boot it is told by its path only."""
+
+    path: str
+    cgroup_id: int | None
+
+
+_Place = tuple[_Memcg, "int | None", str]
+
+
+class _Counters:
+    """The counters of kernel memory of a snapshot."""
+
+    def __init__(self, some: ChargeSnapshot, has_ids: bool) -> None:
+        memcgs = [_Memcg(m.path, m.cgroup_id if has_ids else None) for m in some.memcgs]
+        live = (m.state == "online" for m in some.memcgs)
+        self._live = {memcg for memcg, is_live in zip(memcgs, live, strict=True) if is_live}
+        item = "NR_KMEM" if some.image.accounting == "kmem-per-node" else "MEMCG_KMEM"
+        self.page_size = some.image.page_size
+        self.places: dict[_Place, _Amounts] = {
+            (memcgs[counter.memcg], counter.node, item): _Amounts(counter.value, counter.found)
+            for counter in some.counters
+            if counter.item == item
+        }
+
+    def at(self, place: _Place) -> _Amounts | None:
+        """Return a counter; ``None`` if it is not known. A memcg that is not there uses nothing."""
+        if place in self.places:
+            return self.places[place]
+        return None if place[0] in self._live else _Amounts(0, 0)
 
 
 def conservation_table(before: ChargeSnapshot, after: ChargeSnapshot) -> Table:
@@ -69,7 +97,7 @@ def conservation_table(before: ChargeSnapshot, after: ChargeSnapshot) -> Table:
 
 def conservation_notes(before: ChargeSnapshot, after: ChargeSnapshot) -> Iterator[str]:
     """Return what is to be known of the table."""
-    if any(some.image.source != "vmcore" for some in (before, after)):
+    if before.is_moving or after.is_moving:
         yield (
             "A running machine is not read at once: counters of kernel memory that grew otherwise "
             "than what was found show a fault only if nothing was charged meanwhile."
@@ -77,28 +105,19 @@ def conservation_notes(before: ChargeSnapshot, after: ChargeSnapshot) -> Iterato
 
 
 def _compared(before: ChargeSnapshot, after: ChargeSnapshot) -> Iterator[ConservationRow]:
-    old, new = _kernel_memory(before), _kernel_memory(after)
-    if {item for _, _, item in old} ^ {item for _, _, item in new} and old and new:
+    has_ids = is_same_boot(before, after)
+    old, new = _Counters(before, has_ids), _Counters(after, has_ids)
+    if old.places and new.places and _items(old) != _items(new):
         return  # the kernels account in other ways
-    for key in {**old, **new}:
-        one, other = old.get(key, _NOTHING), new.get(key, _NOTHING)
-        if one.found is None or other.found is None:
+    for place in {**old.places, **new.places}:
+        one, other = old.at(place), new.at(place)
+        if one is None or other is None or one.found is None or other.found is None:
             continue
-        counter = other.counter * after.image.page_size - one.counter * before.image.page_size
-        found = other.found * after.image.page_size - one.found * before.image.page_size
-        yield ConservationRow(*key, counter, found, counter - found)
+        counter = other.counter * new.page_size - one.counter * old.page_size
+        found = other.found * new.page_size - one.found * old.page_size
+        memcg, nid, item = place
+        yield ConservationRow(memcg.path, nid, item, counter, found, counter - found)
 
 
-def _kernel_memory(some: ChargeSnapshot) -> Mapping[_Key, _Amounts]:
-    """Return the counters of kernel memory by path, node and name."""
-    return {
-        (some.memcgs[counter.memcg].path, counter.node, counter.item): _Amounts(
-            counter.value, counter.found
-        )
-        for counter in some.counters
-        if counter.item == _item_of(some)
-    }
-
-
-def _item_of(some: ChargeSnapshot) -> str:
-    return "NR_KMEM" if some.image.accounting == "kmem-per-node" else "MEMCG_KMEM"
+def _items(some: _Counters) -> set[str]:
+    return {item for _, _, item in some.places}

@@ -25,6 +25,7 @@ from memcg_inspect.model_snapshot import (
     SavedCharge,
     SavedSite,
     SavedSlab,
+    is_same_boot,
 )
 from memcg_inspect.snapshots.conservation import (
     ConservationRow,
@@ -51,8 +52,6 @@ __all__ = (
 _SECOND = 10**9
 _DATE = "%Y-%m-%d %H:%M:%S"
 _HOUR = 60 * 60 * _SECOND
-#: Without IDs of boots: two boots of a machine are further apart. Clocks may be set meanwhile.
-_SAME_BOOT = 60 * _SECOND
 
 
 class Named(NamedTuple):
@@ -266,7 +265,7 @@ def _times(snapshots: Sequence[Named]) -> list[int] | None:
     if len(clocks) != len(known):
         return None
     first = snapshots[0].snapshot
-    of_one_boot = all(_is_same_boot(first, some.snapshot) for some in snapshots)
+    of_one_boot = all(is_same_boot(first, some.snapshot) for some in snapshots)
     times = [time.boottime if of_one_boot else time.realtime for time in clocks]
     for (before, one), (after, two) in pairwise(zip(times, snapshots, strict=True)):
         if after < before and len(snapshots) > 2:
@@ -274,16 +273,6 @@ def _times(snapshots: Sequence[Named]) -> list[int] | None:
         if after <= before:
             return None
     return [time - times[0] for time in times]
-
-
-def _is_same_boot(one: ChargeSnapshot, other: ChargeSnapshot) -> bool:
-    """Return whether two snapshots are of the same boot of a machine."""
-    if one.boot_id and other.boot_id:
-        return one.boot_id == other.boot_id
-    if one.time is None or other.time is None or one.image.host != other.image.host:
-        return False
-    booted = [some.time.realtime - some.time.boottime for some in (one, other) if some.time]
-    return abs(booted[0] - booted[1]) < _SAME_BOOT
 
 
 class _Amount(NamedTuple):
@@ -499,7 +488,7 @@ def _notes(snapshots: Sequence[Named], times: Sequence[int] | None) -> Iterator[
     yield from conservation_notes(first, snapshots[-1].snapshot)
     if len({some.snapshot.image.host for some in snapshots}) > 1:
         yield "They are of several machines."
-    elif any(not _is_same_boot(first, some.snapshot) for some in snapshots[1:] if clocks):
+    elif any(not is_same_boot(first, some.snapshot) for some in snapshots[1:] if clocks):
         yield "The machine was booted in between."
     if len({some.snapshot.image.release for some in snapshots}) > 1:
         yield "They are of several kernels: caches and lines of code may have other names."
@@ -547,6 +536,6 @@ WATCH = replace(
     name="watch",
     description="Takes snapshots of a running kernel or a guest, one after the other, and prints "
     "a line about each. In the end (--count, or Ctrl-C) it prints what grows, as diff does for "
-    "these snapshots. The pause after each is at least nine times as long as it took.",
+    "these snapshots. The pause after each is at least nine times as long as its CPU time.",
     arguments=DIFF.arguments[1:],
 )

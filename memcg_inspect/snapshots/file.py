@@ -165,6 +165,7 @@ def _facts(snapshot: ChargeSnapshot) -> dict[str, str | int | None]:
         "boottime": None if time is None else time.boottime,
         "boot_id": snapshot.boot_id,
         "profiles": int(snapshot.sites is not None),
+        "moving": int(snapshot.is_moving),
     }
 
 
@@ -232,6 +233,7 @@ class _Reader:
             counters=self._all(
                 "counter", SavedCounter, _known_memcg, _number, _name, _whole, _number
             ),
+            is_moving=bool(facts.get("moving")),
             missing={_of(str, kind): _of(str, why) for kind, why in self._rows("missing", 2)},
             unread={_of(str, subject): _above(n) for subject, n in self._rows("unread", 2)},
         )  # fmt: skip

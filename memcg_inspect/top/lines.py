@@ -8,9 +8,20 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from typing import Literal, NamedTuple
 
 from memcg_inspect.collect.counter_sample import Sample
-from memcg_inspect.model_snapshot import ChargeSnapshot
+from memcg_inspect.model_snapshot import SITES, ChargeSnapshot
 
-__all__ = ("DETAILS", "Detail", "Line", "Walk", "detail_lines", "memcg_lines", "sorted_lines")
+__all__ = (
+    "DETAILS",
+    "Detail",
+    "Line",
+    "MemcgKey",
+    "Walk",
+    "detail_lines",
+    "is_there",
+    "memcg_lines",
+    "sorted_lines",
+    "why_missing",
+)
 
 Detail = Literal["kinds", "caches", "call sites"]
 DETAILS: tuple[Detail, ...] = ("kinds", "caches", "call sites")
@@ -19,14 +30,28 @@ DETAILS: tuple[Detail, ...] = ("kinds", "caches", "call sites")
 DYING, FAULT = "D", "!"
 
 
+class MemcgKey(NamedTuple):
+    """
+    A memcg. One that is made again at the same path or address is another one.
+
+    :ivar path: its path
+    :ivar cgroup_id: inode number of its cgroup; ``None`` if it could not be read
+    """
+
+    path: str
+    cgroup_id: int | None
+
+
 class Walk(NamedTuple):
     """
     The charges of all memcgs at one time.
 
     :ivar seconds: when, by a clock that is never set
+    :ivar clock: when, in seconds since 1970
     """
 
     seconds: float
+    clock: float
     snapshot: ChargeSnapshot
 
 
@@ -51,28 +76,27 @@ class Line(NamedTuple):
 
 
 def memcg_lines(
-    now: Sample, before: Sample | None, item: str, faults: Collection[int] = ()
+    now: Sample, before: Sample | None, item: str, faults: Collection[MemcgKey] = ()
 ) -> list[Line]:
     """
     Return a line for each memcg, descendants included.
 
     :param before: what rates are since
     :param item: as in :meth:`~memcg_inspect.collect.counter_sample.Sample.amount`
-    :param faults: ``struct mem_cgroup *`` of the memcgs that an audit found fault with
+    :param faults: the memcgs that an audit found fault with
     """
     seconds = 0.0 if before is None else now.seconds - before.seconds
     found = []
     for address, memcg in now.memcgs.items():
-        total = now.amount(address, item)
-        # The address may be that of another memcg since.
+        total, key = now.amount(address, item), MemcgKey(memcg.path, memcg.cgroup_id)
         old = None if before is None else before.memcgs.get(address)
         was = None
-        if before is not None and old is not None and old.cgroup_id == memcg.cgroup_id:
+        if before is not None and old is not None and key == (old.path, old.cgroup_id):
             was = before.amount(address, item)
-        marks = (DYING if memcg.state == "dying" else "") + (FAULT if address in faults else "")
+        marks = (DYING if memcg.state == "dying" else "") + (FAULT if key in faults else "")
         nodes = tuple(now.amount(address, item, nid) for nid in now.nodes)
-        key = (memcg.path, memcg.cgroup_id, address)
-        found.append(Line(key, memcg.path, marks, total, _rate(total, was, seconds), nodes))
+        rate = _rate(total, was, seconds)
+        found.append(Line((*key, address), memcg.path, marks, total, rate, nodes))
     return found
 
 
@@ -82,23 +106,72 @@ def _rate(now: int | None, before: int | None, seconds: float) -> float | None:
     return (now - before) / seconds
 
 
+def is_there(walk: Walk, memcg: MemcgKey) -> bool:
+    """Return whether a walk has found a memcg."""
+    return any((some.path, some.cgroup_id) == memcg for some in walk.snapshot.memcgs)
+
+
+def _within(found: ChargeSnapshot, memcg: MemcgKey) -> set[int]:
+    """Return the numbers of a memcg and of its descendants in a snapshot."""
+    below = "/" if memcg.path == "/" else f"{memcg.path}/"
+    return {
+        number
+        for number, some in enumerate(found.memcgs)
+        # A removed memcg may have the path of another one.
+        if (some.path, some.cgroup_id) == memcg
+        or (some.path.startswith(below) and some.path != memcg.path)
+    }
+
+
+def why_missing(walk: Walk, detail: Detail) -> Mapping[str, str]:
+    """Return the kinds of charges that may not all be in a walk, and why."""
+    wanted = {"caches": "slab", "call sites": SITES}.get(detail)
+    missing = walk.snapshot.missing
+    if wanted is not None:
+        return {wanted: missing[wanted]} if wanted in missing else {}
+    return {kind: why for kind, why in missing.items() if kind != SITES}
+
+
 class _Amounts:
     """What one memcg is charged for, added up by label and node."""
 
-    def __init__(self, walk: Walk, memcg: str, detail: Detail) -> None:
-        self.totals: Counter[str] = Counter()
-        self.by_node: defaultdict[str, Counter[int | None]] = defaultdict(Counter)
-        found = walk.snapshot
-        within = {n for n, some in enumerate(found.memcgs) if is_within(some.path, memcg)}
-        for who, node, label, size in _rows(found, detail):
+    def __init__(self, walk: Walk, memcg: MemcgKey, detail: Detail) -> None:
+        self._by_label: Counter[str] = Counter()
+        self._by_node: defaultdict[str, Counter[int | None]] = defaultdict(Counter)
+        self._missing, self._has_kinds = set(why_missing(walk, detail)), detail == "kinds"
+        self._is_there = is_there(walk, memcg)
+        within = _within(walk.snapshot, memcg)
+        for who, node, label, size in _rows(walk.snapshot, detail):
             if who in within:
-                self.totals[label] += size
-                self.by_node[label][node] += size
+                self._by_label[label] += size
+                self._by_node[label][node] += size
 
+    def labels(self) -> dict[str, int]:
+        """Return the labels, with their bytes."""
+        return self._by_label
 
-def is_within(path: str, memcg: str) -> bool:
-    """Return whether a path is that of a memcg, or of a descendant."""
-    return memcg == "/" or path == memcg or path.startswith(f"{memcg}/")
+    def is_known(self, label: str) -> bool:
+        """Return whether all that has a label was read."""
+        # Caches and call sites are known or missing as a whole.
+        is_missing = label.split(" ")[0] in self._missing if self._has_kinds else self._missing
+        return self._is_there and not is_missing
+
+    def total(self, label: str) -> int | None:
+        """Return the bytes with a label; ``None`` if there may be more."""
+        if not self.is_known(label):
+            return None
+        return self._by_label[label]
+
+    def shown(self, label: str) -> int | None:
+        """Return the bytes with a label that were found; ``None`` if none was, and some may be."""
+        return self._by_label[label] or self.total(label)
+
+    def on_node(self, label: str, nid: int) -> int | None:
+        """Return the bytes on a node; ``None`` if there may be some."""
+        amounts = self._by_node[label]
+        if amounts[nid] or (self.is_known(label) and not amounts[None]):
+            return amounts[nid]
+        return None
 
 
 def _rows(
@@ -118,51 +191,57 @@ def _rows(
 
 
 def detail_lines(
-    now: Walk, before: Walk | None, memcg: str, detail: Detail, nodes: Sequence[int]
+    now: Walk, before: Walk | None, memcg: MemcgKey, detail: Detail, nodes: Sequence[int]
 ) -> list[Line]:
     """
-    Return what a memcg and its descendants are charged for.
+    Return what a memcg and its descendants are charged for; nothing if it is not there any more.
 
     :param before: what rates are since
-    :param memcg: its path
     """
+    if not is_there(now, memcg):
+        return []
     amounts = _Amounts(now, memcg, detail)
     old = None if before is None else _Amounts(before, memcg, detail)
     seconds = 0.0 if before is None else now.seconds - before.seconds
-    labels: Iterable[str] = {**amounts.totals, **(old.totals if old else {})}
+    labels: Iterable[str] = {**amounts.labels(), **(old.labels() if old else {})}
     return [
         Line(
             key=(label,),
             label=label,
             marks="",
-            total=amounts.totals[label],
-            rate=_rate(amounts.totals[label], old.totals[label] if old else None, seconds),
-            nodes=tuple(amounts.by_node[label][nid] for nid in nodes),
+            total=amounts.shown(label),
+            rate=_rate(amounts.total(label), None if old is None else old.total(label), seconds),
+            nodes=tuple(amounts.on_node(label, nid) for nid in nodes),
         )
         for label in labels
     ]
 
 
-def sorted_lines(lines: Iterable[Line], by: str, nodes: Sequence[int]) -> list[Line]:
+def sorted_lines(
+    lines: Iterable[Line], by: str, nodes: Sequence[int], is_reversed: bool = False
+) -> list[Line]:
     """
     Return lines in order, the largest first; by ``name``, in alphabetical order.
 
+    What is not known is last in any case.
+
     :param by: ``name``, ``total``, ``rate``, or a node as ``node N``; a node that is not there
         counts as the total
+    :param is_reversed: whether the smallest are the first
     """
+    if by == "name":
+        return sorted(lines, key=lambda line: (line.label, str(line.key)), reverse=is_reversed)
     sizes: Mapping[str, Callable[[Line], float | None]] = {
         "total": lambda line: line.total,
         "rate": lambda line: line.rate,
         **{f"node {nid}": _of_node(number) for number, nid in enumerate(nodes)},
     }
-    if by == "name":
-        return sorted(lines, key=lambda line: (line.label, line.key[1:]))
-    size = sizes.get(by, sizes["total"])
+    size, sign = sizes.get(by, sizes["total"]), 1 if is_reversed else -1
 
     def order(line: Line) -> tuple[bool, float, float, str]:
         value = size(line)
         # Of lines that do not grow, the largest first.
-        return value is None, -(value or 0), -(line.total or 0), line.label
+        return value is None, sign * (value or 0), -(line.total or 0), line.label
 
     return sorted(lines, key=order)
 

@@ -35,16 +35,27 @@ _PATIENCE = 5.0
 
 class Failed(NamedTuple):
     """
-    A read that failed.
+    A read that failed, or was cancelled.
 
-    :ivar why: one line
+    :ivar why: one line; empty if it was cancelled
     """
 
-    task: Task
     why: str
 
 
 Result = Sample | Walk | Report | Failed
+
+
+class Done(NamedTuple):
+    """
+    A read that has ended.
+
+    :ivar spent: CPU time that it took, in seconds
+    """
+
+    task: Task
+    result: Result
+    spent: float
 
 
 def read(prog: Program, task: Task, keep: Callable[[Image], None] | None = None) -> Result:
@@ -57,17 +68,21 @@ def read(prog: Program, task: Task, keep: Callable[[Image], None] | None = None)
     image = Image(prog)
     if keep is not None:
         keep(image)
-    began = time.monotonic()
     try:
         with as_image_errors():
-            if task == "sample":
-                return take_sample(image)
-            if task == "walk":
-                return Walk(began, take_snapshot(image))
-            # What is seen all the time need not be waited for.
-            return audit(image, 0.0)
+            found = _read(image, task)
     except MemcgInspectError as error:
-        return Failed(task, str(error))
+        return Failed("" if image.progress.stop else str(error))
+    return Failed("") if image.progress.stop else found
+
+
+def _read(image: Image, task: Task) -> Result:
+    if task == "sample":
+        return take_sample(image)
+    if task == "walk":
+        return Walk(time.monotonic(), time.time(), take_snapshot(image))
+    # What is seen all the time need not be waited for.
+    return audit(image, 0.0)
 
 
 class Reader(threading.Thread):
@@ -83,56 +98,68 @@ class Reader(threading.Thread):
         self._prog, self._done = prog, done
         self._changed = threading.Condition()
         self._wanted: list[Task] = []
-        self._results: list[tuple[Result, float]] = []
+        self._results: list[Done] = []
         self._image: Image | None = None
         self._is_ended = False
-        self.doing: Task | None = None
-        self.error: BaseException | None = None
+        self._doing: Task | None = None
+        self._error: BaseException | None = None
 
     def want(self, task: Task) -> None:
-        """Read something as soon as possible, unless that waits already."""
+        """Read something as soon as possible, unless that waits already, or is being read."""
         with self._changed:
-            if task not in self._wanted and task != self.doing:
+            if task not in self._wanted and task != self._doing:
                 self._wanted.append(task)
                 self._changed.notify()
 
-    def results(self) -> list[tuple[Result, float]]:
+    def results(self) -> list[Done]:
         """
-        Return what has been read since the last call, with the seconds that it took.
+        Return what has been read since the last call.
 
         :raises BaseException: what ended the thread
         """
         with self._changed:
             found, self._results = self._results, []
-            if self.error is not None:
-                raise self.error
+            if self._error is not None:
+                raise self._error
             return found
+
+    def doing(self) -> Task | None:
+        """Return what is being read."""
+        with self._changed:
+            return self._doing
 
     def is_busy(self) -> bool:
         """Return whether something is being read, or will be."""
         with self._changed:
-            return self.doing is not None or bool(self._wanted)
+            return self._doing is not None or bool(self._wanted)
+
+    def cancel(self, *tasks: Task) -> None:
+        """End a read that is going on, and do not begin it."""
+        with self._changed:
+            self._wanted = [task for task in self._wanted if task not in tasks]
+            if self._doing in tasks and self._image is not None:
+                self._image.progress.stop = True
 
     def run(self) -> None:
         """Read until :meth:`end`."""
         try:
             while (task := self._next()) is not None:
-                began = time.monotonic()
+                began = time.thread_time()
                 found = read(self._prog, task, self._keep)
                 with self._changed:
-                    self._results.append((found, time.monotonic() - began))
-                    self.doing = None
+                    self._results.append(Done(task, found, time.thread_time() - began))
+                    self._doing = self._image = None
                 self._done()
         except BaseException as error:  # the other thread raises it
             with self._changed:
-                self.error = error
+                self._error = error
             self._done()
 
     def _next(self) -> Task | None:
         with self._changed:
             self._changed.wait_for(lambda: self._wanted or self._is_ended)
-            self.doing = None if self._is_ended else self._wanted.pop(0)
-            return self.doing
+            self._doing = None if self._is_ended else self._wanted.pop(0)
+            return self._doing
 
     def _keep(self, image: Image) -> None:
         with self._changed:

@@ -13,11 +13,21 @@ from memcg_inspect.escape import printable
 from memcg_inspect.render.fitting import short_paths
 from memcg_inspect.top.lines import FAULT, Line
 
-__all__ = ("HELP", "Page", "Shown", "compact", "natural_size", "page_lines", "room_for_lines")
+__all__ = (
+    "HELP",
+    "Page",
+    "Shown",
+    "compact",
+    "help_lines",
+    "natural_size",
+    "page_lines",
+    "room_for_lines",
+    "room_for_nodes",
+)
 
 #: Columns for an amount, a rate, and marks, with the space before them.
 _AMOUNT, _RATE, _MARKS = 8, 10, 3
-#: The least width of labels, and the least number of nodes beside them.
+#: The least width of labels, and of a path in the state.
 _LABEL = 12
 _GAP = "  "
 #: Lines that are not lines of the table: title, state, heads, keys.
@@ -25,19 +35,22 @@ _OTHERS = 4
 
 HELP = (
     "up, down, PgUp, PgDn, Home, End   choose a line",
-    "Enter      what this memcg is charged for: kinds, caches and call sites",
-    "Tab        the next of these",
-    "Esc        back to all memcgs",
-    "i, I       the next, the previous item of memory.stat",
-    "<, >       sort by the column to the left, to the right",
-    "left, right   other nodes, if there are more than fit",
-    "/          only lines with this text; an empty one for all",
-    "a          audit now: memcgs with findings are marked with !",
-    "Space      read now",
-    "q          quit",
+    "Enter         show what this memcg is charged for: kinds, caches, call sites",
+    "Tab           show the next of these",
+    "Esc           cancel what is being read; go back to all memcgs",
+    "i, I          show the next, the previous item of memory.stat",
+    "<, >          sort by the column to the left, to the right",
+    "R             sort the other way round",
+    "left, right   show other nodes, if there are more than fit",
+    "/             show only lines with this text; Ctrl-U erases it",
+    "r             hide removed memcgs, or show them",
+    "a             audit now, and mark memcgs with findings with !",
+    "Space         read now",
+    "q             quit",
     "",
     "Amounts include descendants. They are what memory.stat shows after a flush.",
-    "K, M, G and T are powers of 1,024 bytes. D: removed, but still charged.",
+    "K, M, G and T are powers of 1,024 bytes. D: removed, but not freed yet.",
+    "The pause after a read is at least nine times as long as its CPU time.",
 )
 
 
@@ -62,7 +75,8 @@ class Page(NamedTuple):
     One page.
 
     :ivar title: parts of the first line, which has as many of them as fit
-    :ivar state: second line: what is sorted, filtered, not read
+    :ivar state: parts of the second line, likewise: what is not as usual comes first
+    :ivar path: at the end of the second line; its beginning is cut off
     :ivar label: head of the labels
     :ivar nodes: nodes of the amounts of lines
     :ivar lines: in order
@@ -71,7 +85,8 @@ class Page(NamedTuple):
     """
 
     title: tuple[str, ...]
-    state: str
+    state: tuple[str, ...]
+    path: str
     label: str
     nodes: tuple[int, ...]
     lines: Sequence[Line]
@@ -98,6 +113,20 @@ def room_for_lines(height: int) -> int:
     return max(1, height - _OTHERS)
 
 
+def room_for_nodes(width: int) -> int:
+    """Return how many nodes there is room for."""
+    return max(0, (width - _MARKS - _LABEL - _AMOUNT - _RATE) // _AMOUNT)
+
+
+def help_lines(part: int, height: int) -> list[Text]:
+    """Return a part of the help that fits; nothing after the last one."""
+    room = max(1, height - 1)
+    lines = HELP[part * room :][:room]
+    if not lines:
+        return []
+    return [Text(line, no_wrap=True, overflow="ellipsis") for line in (*lines, "Press any key.")]
+
+
 def page_lines(page: Page, shown: Shown, width: int, height: int) -> list[Text]:
     """Return the lines of a terminal, at most *height*, none wider than *width*."""
     heads, nodes = _heads(page, shown, width)
@@ -107,8 +136,8 @@ def page_lines(page: Page, shown: Shown, width: int, height: int) -> list[Text]:
     names = short_paths([printable(line.label) for line in lines], label_width, "…")
     labels = [_cut(name, label_width) for name in names]
     found = [
-        _plain(_title(page, width), width, "bold"),
-        _plain(page.state, width, "bold red" if page.is_alarm else ""),
+        _plain(_joined(page.title, _GAP, width), width, "bold"),
+        _plain(_state(page, width), width, "bold red" if page.is_alarm else ""),
         _head_line(page.label, heads, shown.sort, label_width),
     ]
     for number, (line, label) in enumerate(zip(lines, labels, strict=True)):
@@ -125,23 +154,24 @@ def natural_size(page: Page) -> tuple[int, int]:
     label = max([_LABEL, len(page.label), *labels])
     width = label + _MARKS + _AMOUNT + _RATE + _AMOUNT * len(page.nodes)
     title = cell_len(printable(_GAP.join(page.title)))
-    return max(width, title, len(page.state)), len(page.lines) + _OTHERS
+    state = cell_len(printable("; ".join((*page.state, page.path))))
+    return max(width, title, state), len(page.lines) + _OTHERS
 
 
-def _title(page: Page, width: int) -> str:
-    parts = [part for part in page.title if part]
-    while len(parts) > 1 and cell_len(printable(_GAP.join(parts))) > width:
-        parts.pop()
-    return _GAP.join(parts)
+def _joined(parts: Sequence[str], between: str, width: int) -> str:
+    """Return as many parts as fit, at least one."""
+    shown = [printable(part) for part in parts if part]
+    while len(shown) > 1 and cell_len(between.join(shown)) > width:
+        shown.pop()
+    return between.join(shown)
 
 
-def _heads(page: Page, shown: Shown, width: int) -> tuple[list[str], list[int]]:
-    """Return the heads of columns that fit, and the indexes of the nodes among them."""
-    heads = ["total", "rate/s"]
-    left = width - _MARKS - _LABEL - sum(map(_width, heads))
-    most = max(0, left // _AMOUNT)
-    nodes = list(range(len(page.nodes)))[shown.first_node :][:most]
-    return [*heads, *(f"node {page.nodes[n]}" for n in nodes)], nodes
+def _state(page: Page, width: int) -> str:
+    if not page.path:
+        return _joined(page.state, "; ", width)
+    text = f"{_joined(page.state, '; ', width - _LABEL)}; "
+    path = printable(page.path)
+    return text + _cut(path, max(_LABEL, width - cell_len(text)))
 
 
 def _cut(name: str, width: int) -> str:
@@ -150,6 +180,14 @@ def _cut(name: str, width: int) -> str:
         return name
     first = next(n for n in range(1, len(name) + 1) if cell_len(name[n:]) < width)
     return f"…{name[first:]}"
+
+
+def _heads(page: Page, shown: Shown, width: int) -> tuple[list[str], list[int]]:
+    """Return the heads of columns that fit, and the indexes of the nodes among them."""
+    most = room_for_nodes(width)
+    first = max(0, min(shown.first_node, len(page.nodes) - most))
+    nodes = list(range(len(page.nodes)))[first:][:most]
+    return ["total", "rate/s", *(f"node {page.nodes[n]}" for n in nodes)], nodes
 
 
 def _width(head: str) -> int:

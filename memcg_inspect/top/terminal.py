@@ -24,41 +24,33 @@ from rich.text import Text
 
 from memcg_inspect.tables import UsageError
 
-__all__ = ("Terminal", "opened_terminal")
+__all__ = ("GONE", "Terminal", "opened_terminal")
 
+#: In place of a key: nobody is at the terminal any more.
+GONE = "gone"
 #: Sequences that terminals send, see :manpage:`console_codes(4)` and xterm's ctlseqs.
 _KEYS = {
-    b"\x1b[A": "up",
-    b"\x1b[B": "down",
-    b"\x1b[C": "right",
-    b"\x1b[D": "left",
-    b"\x1bOA": "up",
-    b"\x1bOB": "down",
-    b"\x1bOC": "right",
-    b"\x1bOD": "left",
-    b"\x1b[5~": "page up",
-    b"\x1b[6~": "page down",
-    b"\x1b[Z": "back tab",
-    b"\x1b[H": "home",
-    b"\x1b[F": "end",
-    b"\x1b[1~": "home",
-    b"\x1b[4~": "end",
-    b"\x1bOH": "home",
-    b"\x1bOF": "end",
-    b"\x1b": "escape",
-    b"\t": "tab",
-    b"\r": "enter",
-    b"\n": "enter",
-    b"\x7f": "backspace",
-    b"\x08": "backspace",
-}
+    b"\x1b[A": "up", b"\x1b[B": "down", b"\x1b[C": "right", b"\x1b[D": "left",
+    b"\x1bOA": "up", b"\x1bOB": "down", b"\x1bOC": "right", b"\x1bOD": "left",
+    b"\x1b[5~": "page up", b"\x1b[6~": "page down", b"\x1b[Z": "back tab",
+    b"\x1b[H": "home", b"\x1b[F": "end", b"\x1b[1~": "home", b"\x1b[4~": "end",
+    b"\x1bOH": "home", b"\x1bOF": "end", b"\x1b": "escape", b"\t": "tab",
+    b"\r": "enter", b"\n": "enter", b"\x7f": "backspace", b"\x08": "backspace",
+    b"\x15": "erase",
+}  # fmt: skip
 #: Seconds that the rest of a sequence may take to arrive.
 _PAUSE = 0.05
 _MOST_BYTES = 1024
 
+_Handler = Callable[[int, "FrameType | None"], None]
+
 
 class Terminal:
-    """A terminal without echo, on its alternate screen."""
+    """
+    A terminal without echo, on its alternate screen.
+
+    :ivar is_gone: whether nobody is at it any more, so that it cannot be written to
+    """
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -68,7 +60,8 @@ class Terminal:
         os.set_blocking(self._wake_out, False)
         self._keys = sys.stdin.fileno()
         self._before = termios.tcgetattr(self._keys)
-        self._stop = False
+        self._stops = self._continues = False
+        self.is_gone = False
 
     def size(self) -> tuple[int, int]:
         """Return columns and lines."""
@@ -77,7 +70,11 @@ class Terminal:
     def show(self, lines: Sequence[Text]) -> None:
         """Show lines in place of those that are there."""
         if self._live is not None:
-            self._live.update(Group(*lines), refresh=True)
+            try:
+                self._live.update(Group(*lines), refresh=True)
+            except OSError:
+                self.is_gone = True
+                self.wake()
 
     def wake(self) -> None:
         """Make :meth:`wait` return. Any thread, and any handler of a signal, may do so."""
@@ -88,20 +85,23 @@ class Terminal:
         """
         Wait for keys, for :meth:`wake`, or for the time.
 
-        :return: the keys by name, characters as they are
+        :return: the keys by name, characters as they are; :data:`GONE` if there will be none
         """
         ready, _, _ = select.select([self._keys, self._wake_out], [], [], max(0.0, seconds))
         if self._wake_out in ready:
             os.read(self._wake_out, _MOST_BYTES)
-        if self._stop:
-            self._stopped()
+        self._stop_or_continue()
+        if self.is_gone:
+            return [GONE]
         if self._keys not in ready:
             return []
-        data = os.read(self._keys, _MOST_BYTES)
-        if data.endswith(b"\x1b") and select.select([self._keys], [], [], _PAUSE)[0]:
-            data += os.read(self._keys, _MOST_BYTES)
-        # The terminal is gone.
-        return list(_names(data)) if data else ["q"]
+        try:
+            data = os.read(self._keys, _MOST_BYTES)
+            if data.endswith(b"\x1b") and select.select([self._keys], [], [], _PAUSE)[0]:
+                data += os.read(self._keys, _MOST_BYTES)
+        except OSError:
+            return [GONE]
+        return list(_names(data)) if data else [GONE]
 
     def enter(self) -> None:
         """Take the terminal over."""
@@ -111,26 +111,47 @@ class Terminal:
 
     def leave(self) -> None:
         """Give the terminal back as it was."""
-        if self._live is not None:
-            self._live.stop()
-            self._live = None
-        with suppress(termios.error):
-            termios.tcsetattr(self._keys, termios.TCSADRAIN, self._before)
+        live, self._live = self._live, None
+        try:
+            if live is not None:
+                live.stop()
+        except OSError:
+            self.is_gone = True
+        finally:
+            with suppress(termios.error):
+                termios.tcsetattr(self._keys, termios.TCSADRAIN, self._before)
 
-    def ask_to_stop(self, number: int, frame: FrameType | None) -> None:
-        """Stop the process as soon as the terminal has been given back (Ctrl-Z)."""
-        self._stop = True
+    def handlers(self) -> dict[int, _Handler]:
+        """Return what to do on signals."""
+        return {
+            signal.SIGWINCH: lambda number, frame: self.wake(),
+            signal.SIGTSTP: self._ask_to_stop,
+            signal.SIGCONT: self._ask_to_continue,
+        }
+
+    def _ask_to_stop(self, number: int, frame: FrameType | None) -> None:
+        self._stops = True
         self.wake()
 
-    def resized(self, number: int, frame: FrameType | None) -> None:
-        """Show the page anew."""
+    def _ask_to_continue(self, number: int, frame: FrameType | None) -> None:
+        self._continues = True
         self.wake()
 
-    def _stopped(self) -> None:
-        self._stop = False
-        self.leave()
-        os.kill(os.getpid(), signal.SIGSTOP)
-        self.enter()
+    def _stop_or_continue(self) -> None:
+        """Stop when the terminal has been given back (Ctrl-Z), and take it over again."""
+        if self._stops:
+            self._stops = False
+            self.leave()
+            ours = signal.signal(signal.SIGTSTP, signal.SIG_DFL)
+            # The kernel ignores it if nobody could continue this process.
+            signal.raise_signal(signal.SIGTSTP)
+            signal.signal(signal.SIGTSTP, ours)
+            self.enter()
+        elif self._continues:
+            # Somebody else had it meanwhile.
+            self.leave()
+            self.enter()
+        self._continues = False
 
 
 def _names(data: bytes) -> Iterator[str]:
@@ -168,19 +189,23 @@ def opened_terminal() -> Iterator[Terminal]:
 
     :raises UsageError: if there is none
     """
+    # The size is that of the terminal, also when that changes.
+    for name in ("COLUMNS", "LINES"):
+        os.environ.pop(name, None)
     console = Console(highlight=False, markup=False, emoji=False)
-    if not console.is_terminal or not sys.stdin.isatty() or console.is_dumb_terminal:
+    # rich's is_terminal says whether colours are wanted.
+    are_terminals = all(some is not None and some.isatty() for some in (sys.stdin, sys.stdout))
+    if not are_terminals or not console.is_terminal or console.is_dumb_terminal:
         raise UsageError("top needs a terminal; --batch prints pages one after the other")
     terminal = Terminal(console)
-    handlers: dict[int, Callable[[int, FrameType | None], None]] = {
-        signal.SIGWINCH: terminal.resized,
-        signal.SIGTSTP: terminal.ask_to_stop,
-    }
+    handlers = terminal.handlers()
     before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
-    terminal.enter()
     try:
+        terminal.enter()
         yield terminal
     finally:
-        terminal.leave()
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        try:
+            terminal.leave()
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)

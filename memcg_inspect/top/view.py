@@ -3,9 +3,10 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Collection
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from time import localtime, strftime
+from typing import NamedTuple
 
 from memcg_inspect.collect.counter_sample import Sample, item_names
 from memcg_inspect.model import counted
@@ -15,207 +16,310 @@ from memcg_inspect.top.lines import (
     DYING,
     Detail,
     Line,
+    MemcgKey,
     Walk,
     detail_lines,
+    is_there,
     memcg_lines,
     sorted_lines,
+    why_missing,
 )
 from memcg_inspect.top.reader import Failed, Result, Task
 from memcg_inspect.top.screen import Page, Shown
+from memcg_inspect.top.terminal import GONE
 
-__all__ = ("View",)
+__all__ = ("Options", "View")
 
 _KEYS = "q quit  h help  Enter into  i item  < > sort  / filter  a audit  Space now"
 _DETAIL_KEYS = "q quit  h help  Esc back  Tab next  < > sort  / filter  Space now"
+_CLOCK = "%H:%M:%S"
+#: Rates over a window this many times as long as usual are told.
+_LONG = 2
+
+_Key = tuple[str | int | None, ...]
+
+
+class _Verdict(NamedTuple):
+    """What the last audit has found."""
+
+    clock: str
+    verdict: str
+    findings: int
+    faults: frozenset[MemcgKey]
 
 
 @dataclass
 class _Read:
-    """What has been read: the last of each, and the one before it."""
+    """What has been read: the last of each, and the one before it; why the last one failed."""
 
     sample: Sample | None = None
     sample_before: Sample | None = None
     walk: Walk | None = None
     walk_before: Walk | None = None
-    report: Report | None = None
-    audited: str = ""
-    failed: str = ""
+    verdict: _Verdict | None = None
+    failed: dict[Task, str] = field(default_factory=dict)
 
 
-@dataclass
+@dataclass(frozen=True)
+class Options:
+    """
+    What the user has chosen.
+
+    :ivar item: the item of ``memory.stat`` that is shown
+    :ivar sort: as in :func:`~memcg_inspect.top.lines.sorted_lines`
+    :ivar is_reversed: whether the smallest are the first
+    :ivar filter: text that the lines have
+    :ivar hides_removed: whether removed memcgs are left out
+    :ivar inside: the memcg whose charges are shown; ``None`` for all memcgs
+    :ivar detail: which of its charges
+    """
+
+    item: str
+    sort: str = "total"
+    is_reversed: bool = False
+    filter: str = ""
+    hides_removed: bool = False
+    inside: MemcgKey | None = None
+    detail: Detail = DETAILS[0]
+
+
+class _Place(NamedTuple):
+    """Where the user is in a table."""
+
+    chosen: _Key | None = None
+    number: int = 0
+    first: int = 0
+
+
 class View:
     """
     The view, and its state.
 
-    :ivar every: seconds from one read to the next, for the title
-    :ivar item: the item of ``memory.stat`` that is shown
-    :ivar sort: as in :func:`~memcg_inspect.top.lines.sorted_lines`
-    :ivar inside: path of the memcg whose charges are shown; ``None`` for all memcgs
+    :ivar options: what the user has chosen
     :ivar is_ended: whether the user wants to quit
-    :ivar wants_help: whether help is shown
     :ivar doing: what is being read, for the state
+    :ivar pace: seconds from one read to the next, for the title
+    :ivar room: number of lines that there is room for
+    :ivar node_room: number of nodes, likewise
     """
 
-    every: int
-    item: str
-    sort: str = "total"
-    inside: str | None = None
-    detail: Detail = DETAILS[0]
-    filter: str = ""
-    is_ended: bool = False
-    wants_help: bool = False
-    doing: Task | None = None
-    _typed: str | None = None
-    _chosen: tuple[str | int | None, ...] | None = None
-    _first: int = 0
-    _first_node: int = 0
-    _read: _Read = field(default_factory=_Read)
-    _wanted: list[Task] = field(default_factory=list)
+    def __init__(self, options: Options, every: float) -> None:
+        self.options = options
+        self.is_ended = False
+        self.doing: Task | None = None
+        self.pace = every
+        self.room, self.node_room = 1, 0
+        self._typed: str | None = None
+        self._help: int | None = None
+        self._place = _Place()
+        #: Place and filter in the table of all memcgs, while one memcg is shown.
+        self._outside: tuple[_Place, str] = (_Place(), "")
+        self._first_node = 0
+        #: What the user sees as chosen.
+        self._pointed: Line | None = None
+        self._read = _Read()
+        self._wanted: list[Task] = []
+        self._cancelled: list[Task] = []
 
-    def add(self, found: Result) -> None:
+    def add(self, task: Task, found: Result) -> None:
         """Take what has been read."""
         read = self._read
         if isinstance(found, Failed):
-            read.failed = f"not read: {found.why}"
+            if found.why:
+                read.failed[task] = found.why
             return
-        read.failed = ""
+        read.failed.pop(task, None)
         if isinstance(found, Sample):
             read.sample_before, read.sample = read.sample, found
         elif isinstance(found, Walk):
             read.walk_before, read.walk = read.walk, found
         else:
-            read.report, read.audited = found, time.strftime("%H:%M:%S")
+            read.verdict = _verdict_of(found)
 
     def task(self) -> Task:
         """Return what the page needs."""
-        return "sample" if self.inside is None else "walk"
+        return "sample" if self.options.inside is None else "walk"
 
     def wanted(self) -> list[Task]:
         """Return what the user has asked for since the last call."""
         found, self._wanted = self._wanted, []
         return found
 
-    def is_ready(self) -> bool:
-        """Return whether there is something to show."""
-        return self._read.sample is not None or bool(self._read.failed)
+    def cancelled(self) -> list[Task]:
+        """Return what the user does not want any more, since the last call."""
+        found, self._cancelled = self._cancelled, []
+        return found
+
+    def is_whole(self) -> bool:
+        """Return whether everything could be read the last time."""
+        return not self._read.failed and not self._unread()
+
+    def help_part(self) -> int | None:
+        """Return which part of the help is shown; ``None`` for none."""
+        return self._help
+
+    def close_help(self) -> None:
+        """Show the page again."""
+        self._help = None
 
     def page(self) -> Page:
         """Return the page."""
-        sample = self._read.sample
-        nodes = sample.nodes if sample is not None else ()
+        inside = self.options.inside
         return Page(
             title=self._title(),
             state=self._state(),
-            label="memcg" if self.inside is None else self.detail,
-            nodes=nodes,
+            path="" if inside is None else inside.path,
+            label="memcg" if inside is None else self.options.detail,
+            nodes=self._nodes(),
             lines=self._lines(),
-            keys=self._typing() or (_KEYS if self.inside is None else _DETAIL_KEYS),
+            keys=self._typing() or (_KEYS if inside is None else _DETAIL_KEYS),
             is_alarm=bool(self._read.failed or self._faults()),
         )
 
-    def shown(self, room: int) -> Shown:
-        """
-        Return what is shown of the page.
+    def shown(self) -> Shown:
+        """Return which part of the page is shown, and remember what is chosen there."""
+        lines, place = self._lines(), self._place
+        number = self._number(lines)
+        if number is None:
+            self._pointed = None
+            return Shown(self.options.sort, None, 0, self._first_node)
+        first = min(max(place.first, number - self.room + 1), number)
+        first = max(0, min(first, len(lines) - self.room))
+        # Who has chosen no line looks at the first one. What comes there later is another one.
+        chosen = lines[number].key if place.chosen is not None else None
+        self._place = _Place(chosen, number, first)
+        self._pointed = lines[number]
+        return Shown(self.options.sort, number, first, self._first_node)
 
-        :param room: number of lines that there is room for
-        """
-        lines = self._lines()
-        chosen = self._chosen_index(lines)
-        if chosen is not None:
-            self._first = min(max(self._first, chosen - room + 1), chosen)
-        self._first = max(0, min(self._first, len(lines) - room))
-        return Shown(self.sort, chosen, self._first, self._first_node)
-
-    def key(self, name: str, room: int) -> None:
+    def key(self, name: str) -> None:
         """Do what a key is for."""
-        if self._typed is not None:
+        if name == GONE:
+            self.is_ended = True
+        elif self._typed is not None:
             self._type(name)
-        elif self.wants_help:
-            self.wants_help = False
-        elif name in ("up", "down", "page up", "page down", "home", "end", "k", "j"):
-            self._move(name, room)
+        elif self._help is not None:
+            self._help += 1
+        elif name in _MOVES:
+            self._move(name)
         elif name in _ACTIONS:
             _ACTIONS[name](self)
 
+    def _nodes(self) -> tuple[int, ...]:
+        if self.options.inside is None:
+            return () if self._read.sample is None else self._read.sample.nodes
+        return () if self._read.walk is None else self._read.walk.snapshot.image.nodes
+
     def _title(self) -> tuple[str, ...]:
-        sample = self._read.sample
-        if sample is None:
+        """Return the time of what is shown, and what it is of."""
+        sample, walk = self._read.sample, self._read.walk
+        states: list[str]
+        if self.options.inside is not None and walk is not None:
+            clock, image = walk.clock, walk.snapshot.image
+            states = [memcg.state for memcg in walk.snapshot.memcgs]
+        elif self.options.inside is None and sample is not None:
+            clock, image = sample.clock, sample.image
+            states = [memcg.state for memcg in sample.memcgs.values()]
+        else:
             return ("memcg-inspect top",)
-        dying = sum(memcg.state == "dying" for memcg in sample.memcgs.values())
-        removed = f", {dying:,} removed" if dying else ""
-        what = counted(len(sample.memcgs), "memcgs")
+        removed = f", {states.count('dying'):,} removed" if "dying" in states else ""
         return (
-            f"memcg-inspect top {time.strftime('%H:%M:%S')}",
-            f"{what}{removed}",
-            f"every {self.every} s",
-            sample.image.host,
-            sample.image.release,
+            f"memcg-inspect top {strftime(_CLOCK, localtime(clock))}",
+            f"{counted(len(states), 'memcgs')}{removed}",
+            f"every {self.pace:.0f} s",
+            image.host,
+            image.release,
         )
 
-    def _state(self) -> str:
-        read = self._read
-        if read.failed:
-            return read.failed
-        what = f"{self.item}" if self.inside is None else f"{self.inside}: {self.detail}"
-        parts = [f"{what}, by {self.sort}"]
-        if self.filter:
-            parts.append(f"with {self.filter!r}")
-        if self.inside is not None and read.walk is None:
-            parts.append("reading ...")
-        elif self.inside is not None and self.detail == "call sites" and not self._has_sites():
+    def _state(self) -> tuple[str, ...]:
+        """Return what there is to know of the page, what is not as usual first."""
+        read, options = self._read, self.options
+        parts = [f"{task} failed: {why}" for task, why in read.failed.items()]
+        if self.doing in ("audit", "walk"):
+            parts.append(f"{'auditing' if self.doing == 'audit' else 'reading'} ... (Esc cancels)")
+        elif options.inside is not None and read.walk is None:
+            parts.append("not read yet: press Space")
+        parts += self._missing()
+        order = f"by {options.sort}{', the smallest first' if options.is_reversed else ''}"
+        parts.append(f"{options.item if options.inside is None else options.detail} {order}")
+        if options.filter:
+            parts.append(f"with {options.filter!r}")
+        if options.hides_removed and options.inside is None:
+            parts.append("without removed ones")
+        if read.verdict is not None:
+            findings = f", {read.verdict.findings:,} findings" if read.verdict.findings else ""
+            parts.append(f"audit {read.verdict.clock}: {read.verdict.verdict}{findings}")
+        window = self._window()
+        if window > _LONG * self.pace:
+            parts.append(f"rates over {window:,.0f} s")
+        return tuple(parts)
+
+    def _missing(self) -> list[str]:
+        """Return what of the page is not known."""
+        read, options = self._read, self.options
+        parts = [f"{unread:,} not read"] if (unread := self._unread()) else []
+        if options.inside is None or read.walk is None:
+            return parts
+        if not is_there(read.walk, options.inside):
+            parts.append("removed: its parent is charged for what is left")
+        elif options.detail == "call sites" and read.walk.snapshot.sites is None:
             parts.append("this kernel does not profile allocations")
-        missing = self._unread()
-        if missing:
-            parts.append(f"{missing:,} not read")
-        if read.report is not None:
-            found = f", {len(read.report.findings):,} findings" if read.report.findings else ""
-            parts.append(f"audit {read.audited}: {read.report.verdict.upper()}{found}")
-        if self.doing == "audit":
-            parts.append("auditing ...")
-        return "; ".join(parts)
+        parts += [
+            f"{kind} not known: {why}"
+            for kind, why in why_missing(read.walk, options.detail).items()
+        ]
+        return parts
 
     def _unread(self) -> int:
         read = self._read
-        if self.inside is None:
+        if self.options.inside is None:
             return 0 if read.sample is None else read.sample.unread
         return 0 if read.walk is None else sum(read.walk.snapshot.unread.values())
 
-    def _has_sites(self) -> bool:
-        return self._read.walk is not None and self._read.walk.snapshot.sites is not None
+    def _window(self) -> float:
+        """Return the seconds that rates are over; 0 if there are none."""
+        read = self._read
+        now: Sample | Walk | None = read.walk
+        before: Sample | Walk | None = read.walk_before
+        if self.options.inside is None:
+            now, before = read.sample, read.sample_before
+        return 0.0 if now is None or before is None else now.seconds - before.seconds
 
-    def _faults(self) -> Collection[int]:
-        report = self._read.report
-        if report is None:
-            return ()
-        return {finding.memcg for finding in report.findings if finding.memcg is not None}
+    def _faults(self) -> frozenset[MemcgKey]:
+        return frozenset() if self._read.verdict is None else self._read.verdict.faults
 
     def _lines(self) -> list[Line]:
-        read = self._read
-        nodes = () if read.sample is None else read.sample.nodes
+        read, options = self._read, self.options
         found: list[Line] = []
-        if self.inside is not None and read.walk is not None:
-            found = detail_lines(read.walk, read.walk_before, self.inside, self.detail, nodes)
-        elif self.inside is None and read.sample is not None:
-            found = memcg_lines(read.sample, read.sample_before, self.item, self._faults())
-        text = self._typed if self._typed is not None else self.filter
-        wanted = (line for line in found if text in line.label or (text == DYING in line.marks))
-        return sorted_lines(wanted, self.sort, nodes)
+        if options.inside is not None and read.walk is not None:
+            memcg, detail = options.inside, options.detail
+            found = detail_lines(read.walk, read.walk_before, memcg, detail, self._nodes())
+        elif options.inside is None and read.sample is not None:
+            found = memcg_lines(read.sample, read.sample_before, options.item, self._faults())
+        text = self._typed if self._typed is not None else options.filter
+        wanted = (
+            line
+            for line in found
+            if text in line.label and not (options.hides_removed and DYING in line.marks)
+        )
+        return sorted_lines(wanted, options.sort, self._nodes(), options.is_reversed)
 
-    def _chosen_index(self, lines: list[Line]) -> int | None:
+    def _number(self, lines: list[Line]) -> int | None:
+        """Return the index of the line that is chosen, or that is where it was."""
         if not lines:
             return None
-        return next((n for n, line in enumerate(lines) if line.key == self._chosen), 0)
+        if self._place.chosen is None:
+            return 0
+        number = next((n for n, line in enumerate(lines) if line.key == self._place.chosen), None)
+        return min(self._place.number, len(lines) - 1) if number is None else number
 
-    def _move(self, name: str, room: int) -> None:
+    def _move(self, name: str) -> None:
         lines = self._lines()
-        if not lines:
+        number = self._number(lines)
+        if number is None:
             return
-        now = self._chosen_index(lines) or 0
-        step = {"up": -1, "k": -1, "down": 1, "j": 1, "page up": -room, "page down": room}
-        number = {"home": 0, "end": len(lines) - 1}.get(name, now + step.get(name, 0))
+        number = _MOVES[name](number, self.room, len(lines))
         number = max(0, min(number, len(lines) - 1))
-        # The first line stays the first one: what is on top may change all the time.
-        self._chosen = lines[number].key if number else None
+        self._place = self._place._replace(chosen=lines[number].key, number=number)
 
     def _typing(self) -> str:
         return "" if self._typed is None else f"only lines with: {self._typed}_   Enter, Esc"
@@ -223,11 +327,14 @@ class View:
     def _type(self, name: str) -> None:
         assert self._typed is not None
         if name == "enter":
-            self.filter, self._typed = self._typed, None
+            self.options = replace(self.options, filter=self._typed)
+            self._typed = None
         elif name == "escape":
             self._typed = None
         elif name == "backspace":
             self._typed = self._typed[:-1]
+        elif name == "erase":
+            self._typed = ""
         elif len(name) == 1 and name.isprintable():
             self._typed += name
 
@@ -237,11 +344,11 @@ class View:
 
     def help(self) -> None:
         """Show help."""
-        self.wants_help = True
+        self._help = 0
 
     def start_filter(self) -> None:
         """Let the user type what lines are to contain."""
-        self._typed = ""
+        self._typed = self.options.filter
 
     def audit(self) -> None:
         """Ask for an audit."""
@@ -252,65 +359,92 @@ class View:
         self._wanted.append(self.task())
 
     def enter(self) -> None:
-        """Show what the memcg that is chosen is charged for."""
-        lines = self._lines()
-        chosen = self._chosen_index(lines)
-        if self.inside is None and chosen is not None:
-            self.inside, self.filter, self._chosen, self._first = lines[chosen].label, "", None, 0
-            self._wanted.append("walk")
+        """Show what the memcg is charged for that the user points at."""
+        line = self._pointed
+        if self.options.inside is not None or line is None:
+            return
+        path, cgroup_id, _ = line.key
+        assert isinstance(path, str)
+        assert not isinstance(cgroup_id, str)
+        self._outside = self._place._replace(chosen=line.key), self.options.filter
+        self._place = _Place()
+        self.options = replace(self.options, inside=MemcgKey(path, cgroup_id), filter="")
+        # What was read of it long ago is not what it is now.
+        self._read.walk = self._read.walk_before = None
+        self._wanted.append("walk")
 
     def back(self) -> None:
-        """Show all memcgs, or no longer only some of the lines."""
-        if self.inside is not None:
-            self._chosen = None
-            self.inside, self.filter, self._first = None, "", 0
+        """Cancel what is being read, show all memcgs, or no longer only some of the lines."""
+        if self.doing == "audit":
+            self._cancelled.append("audit")
+        elif self.options.inside is not None:
+            self._place, text = self._outside
+            self.options = replace(self.options, inside=None, filter=text)
+            self._read.failed.pop("walk", None)
+            self._cancelled.append("walk")
             self._wanted.append("sample")
-        self.filter = ""
+        else:
+            self.options = replace(self.options, filter="")
 
     def next_detail(self, step: int) -> None:
         """Show other parts of what a memcg is charged for."""
-        if self.inside is not None:
-            self.detail = DETAILS[(DETAILS.index(self.detail) + step) % len(DETAILS)]
-            self._chosen, self._first = None, 0
+        if self.options.inside is not None:
+            detail = DETAILS[(DETAILS.index(self.options.detail) + step) % len(DETAILS)]
+            self.options = replace(self.options, detail=detail)
+            self._place = _Place()
 
     def next_item(self, step: int) -> None:
         """Show another item of ``memory.stat``."""
-        if self._read.sample is not None and self.inside is None:
+        if self._read.sample is not None and self.options.inside is None:
             names = item_names(self._read.sample)
-            now = names.index(self.item) if self.item in names else -step
-            self.item = names[(now + step) % len(names)]
+            now = names.index(self.options.item) if self.options.item in names else -step
+            self.options = replace(self.options, item=names[(now + step) % len(names)])
 
     def next_sort(self, step: int) -> None:
         """Sort by another column."""
-        sample = self._read.sample
-        nodes = () if sample is None else sample.nodes
-        columns = ["name", "total", "rate", *(f"node {nid}" for nid in nodes)]
-        now = columns.index(self.sort) if self.sort in columns else 1
-        self.sort = columns[max(0, min(now + step, len(columns) - 1))]
+        columns = ["name", "total", "rate", *(f"node {nid}" for nid in self._nodes())]
+        now = columns.index(self.options.sort) if self.options.sort in columns else 1
+        sort = columns[max(0, min(now + step, len(columns) - 1))]
+        self.options = replace(self.options, sort=sort)
+
+    def reverse(self) -> None:
+        """Sort the other way round."""
+        self.options = replace(self.options, is_reversed=not self.options.is_reversed)
+
+    def hide_removed(self) -> None:
+        """Leave removed memcgs out, or show them."""
+        self.options = replace(self.options, hides_removed=not self.options.hides_removed)
 
     def next_node(self, step: int) -> None:
         """Show other nodes."""
-        sample = self._read.sample
-        most = 0 if sample is None else len(sample.nodes) - 1
+        most = max(0, len(self._nodes()) - self.node_room)
         self._first_node = max(0, min(self._first_node + step, most))
 
 
-_ACTIONS: dict[str, Callable[[View], None]] = {
-    "q": View.end,
-    "h": View.help,
-    "?": View.help,
-    "/": View.start_filter,
-    "a": View.audit,
-    " ": View.now,
-    "enter": View.enter,
-    "escape": View.back,
-    "backspace": View.back,
-    "tab": lambda view: view.next_detail(1),
-    "back tab": lambda view: view.next_detail(-1),
-    "i": lambda view: view.next_item(1),
-    "I": lambda view: view.next_item(-1),
-    ">": lambda view: view.next_sort(1),
-    "<": lambda view: view.next_sort(-1),
-    "right": lambda view: view.next_node(1),
-    "left": lambda view: view.next_node(-1),
+def _verdict_of(report: Report) -> _Verdict:
+    keys = {memcg.address: MemcgKey(memcg.path, memcg.cgroup_id) for memcg in report.memcgs}
+    faults = {keys[f.memcg] for f in report.findings if f.memcg in keys}
+    clock = strftime(_CLOCK)
+    return _Verdict(clock, report.verdict.upper(), len(report.findings), frozenset(faults))
+
+
+#: Where a key moves to: from the index of a line, a number of lines that fit, and of all lines.
+_MOVES: dict[str, Callable[[int, int, int], int]] = {
+    "up": lambda now, room, all_: now - 1,
+    "down": lambda now, room, all_: now + 1,
+    "page up": lambda now, room, all_: now - room,
+    "page down": lambda now, room, all_: now + room,
+    "home": lambda now, room, all_: 0,
+    "end": lambda now, room, all_: all_ - 1,
 }
+_MOVES |= {"k": _MOVES["up"], "j": _MOVES["down"]}
+
+_ACTIONS: dict[str, Callable[[View], None]] = {
+    "q": View.end, "h": View.help, "?": View.help, "/": View.start_filter, "a": View.audit,
+    " ": View.now, "enter": View.enter, "escape": View.back,
+    "R": View.reverse, "r": View.hide_removed,
+    "tab": lambda view: view.next_detail(1), "back tab": lambda view: view.next_detail(-1),
+    "i": lambda view: view.next_item(1), "I": lambda view: view.next_item(-1),
+    ">": lambda view: view.next_sort(1), "<": lambda view: view.next_sort(-1),
+    "right": lambda view: view.next_node(1), "left": lambda view: view.next_node(-1),
+}  # fmt: skip

@@ -115,7 +115,7 @@ def reported(machine: Debian) -> dict[str, Any]:
             "login": sh(guest, LOGIN),
             "folder": f"/var/crash/{folder}",
             "failed": sh(guest, "systemctl --failed --no-legend"),
-            "dump": sh(guest, f"head -c 16 /var/crash/{folder}/dump.*").encode(),
+            "dump": guest.must(f"head -c 16 /var/crash/{folder}/dump.*", what="read the dump"),
             "again": sh(
                 guest,
                 "systemctl start memcg-inspect-crash.service; ls -l --full-time "

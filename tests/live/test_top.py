@@ -5,10 +5,11 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
-import time
+import termios
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -104,7 +105,7 @@ def test_what_grows_is_found_and_what_is_removed_is_marked(guest: Path) -> None:
     with terminal_of(command(guest, "--every", "1", "--sort", "rate"), 80, 24) as screen:
         lines = screen.wait(lambda lines: re.match(r"/grows .*\+", lines[3]))
         assert lines[0].startswith("memcg-inspect top ")
-        assert lines[1].startswith("slab, by rate")
+        assert lines[1].startswith("slab by rate")
         assert lines[2].split()[:3] == ["memcg", "total", "rate/s"]
         assert lines[2].endswith("node 0  node 1  node 2  node 3")
         assert all(len(line) <= 80 for line in lines)
@@ -114,7 +115,8 @@ def test_what_grows_is_found_and_what_is_removed_is_marked(guest: Path) -> None:
         screen.wait(lambda lines: lines[3].startswith("/grows"))
         screen.press("\r")
         lines = screen.wait(lambda lines: any(line.startswith("slab recl") for line in lines))
-        assert lines[1].startswith("/grows: kinds")
+        assert lines[1].startswith("kinds by rate; ")
+        assert lines[1].endswith("; /grows")
         screen.press("\t")
         screen.wait(lambda lines: any(line.startswith("shmem_inode_cache") for line in lines))
         # Its inodes grow, told by cache.
@@ -133,17 +135,12 @@ def test_the_terminal_is_given_back(guest: Path) -> None:
     with terminal_of(command(guest, "--every", "60")) as screen:
         ready(screen)
         assert screen.settings_now() != screen.settings
-        screen.press("\x1a")
-        screen.wait(lambda _: screen.settings_now() == screen.settings)
-        end = time.monotonic() + 30
-        while _state(screen.process.pid) != "T":
-            assert time.monotonic() < end
-            time.sleep(0.05)
-        screen.process.send_signal(signal.SIGCONT)
-        screen.wait(lambda _: screen.settings_now() != screen.settings)
         screen.resize(60, 12)
         screen.process.send_signal(signal.SIGWINCH)
         screen.wait(lambda lines: len(lines[2]) <= 60 and lines[11].startswith("q quit"))
+        # Nobody could continue a leader of a session: it is not stopped.
+        screen.press("\x1ai")
+        screen.wait(lambda lines: lines[1].startswith("current"))
         screen.press("\x03")
         assert screen.ended() == 130
         assert screen.settings_now() == screen.settings
@@ -152,8 +149,20 @@ def test_the_terminal_is_given_back(guest: Path) -> None:
         assert screen.raw.rindex(b"\x1b[?25h") > screen.raw.rindex(b"\x1b[?25l")
 
 
-def _state(pid: int) -> str:
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+def test_stopped_and_continued(guest: Path) -> None:
+    words = shlex.join(command(guest, "--every", "60"))
+    script = f"{words}; echo stopped $?; read -r; fg >/dev/null; echo ended $?"
+    with terminal_of(["bash", "-m", "-c", script]) as screen:
+        ready(screen)
+        screen.press("\x1a")
+        screen.wait(lambda lines: f"stopped {128 + signal.SIGTSTP}" in lines)
+        assert screen.settings_now()[3] & termios.ECHO
+        screen.press("\r")
+        screen.wait(lambda lines: lines[0].startswith("memcg-inspect top"))
+        assert not screen.settings_now()[3] & termios.ECHO
+        screen.press("q")
+        screen.wait(lambda lines: "ended 0" in lines)
+        assert screen.ended() == 0
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
@@ -165,20 +174,61 @@ def test_signals_give_the_terminal_back(guest: Path, number: signal.Signals) -> 
         assert screen.settings_now() == screen.settings
 
 
+@pytest.mark.parametrize("keys", ["", "/filter", "h", "\r"])
+def test_a_window_that_is_closed(guest: Path, tmp_path: Path, keys: str) -> None:
+    said = tmp_path / "said"
+    with open(said, "w") as file, terminal_of(command(guest, "-d", "1"), stderr=file) as screen:
+        ready(screen)
+        screen.press(keys)
+        screen.read(0.5)
+        screen.hang_up()
+        assert screen.process.wait(60) == 128 + signal.SIGHUP
+    assert said.read_text() == ""
+
+
+def test_a_terminal_that_is_none_of_its_own(guest: Path, tmp_path: Path) -> None:
+    """Without SIGHUP, it ends when there is nothing to read any more."""
+    said = tmp_path / "said"
+    with (
+        open(said, "w") as file,
+        terminal_of(command(guest), stderr=file, controls=False) as screen,
+    ):
+        ready(screen)
+        screen.press("/ab")
+        screen.read(0.5)
+        screen.hang_up()
+        assert screen.process.wait(60) == 0
+    assert said.read_text() == ""
+
+
+def test_nobody_reads_the_pages(guest: Path) -> None:
+    words = shlex.join(command(guest, "--batch", "--every", "1"))
+    done = subprocess.run(
+        ["bash", "-o", "pipefail", "-c", f"{words} | head -n 3"],
+        capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("memcg-inspect top ")
+
+
 def test_it_ends_by_itself(guest: Path) -> None:
     with terminal_of(command(guest, "--every", "1", "--count", "2")) as screen:
         assert screen.ended() == 0
+        # The last page stays on the terminal.
+        after = screen.raw[screen.raw.rindex(b"\x1b[?1049l") :]
+        assert b"slab by total" in after
     done = batch(guest, "--every", "1", "--count", "3", "--item", "current", "--sort", "name")
     pages = done.stdout.rstrip().split("\n\n")
     assert (done.returncode, len(pages)) == (0, 3)
-    assert "current, by name" in pages[2]
+    assert "current by name" in pages[2]
 
 
 @pytest.mark.parametrize(
     ("words", "why"),
     [
         (("--item", "nothing"), "--item: this kernel has slab, current,"),
-        (("--sort", "node 9"), "--sort: the columns are name, total, rate, node 0,"),
+        (("--sort", "node 9"), ":asc or :desc: name, total, rate, node 0,"),
+        (("--sort", "total:up"), "--sort takes a column"),
         (("--every", "0"), "--every"),
     ],
 )
@@ -189,10 +239,11 @@ def test_arguments_that_are_wrong(guest: Path, words: tuple[str, ...], why: str)
     assert "Traceback" not in done.stderr
 
 
-def test_without_a_terminal(guest: Path) -> None:
+@pytest.mark.parametrize("force", ["", "1"])
+def test_without_a_terminal(guest: Path, force: str) -> None:
     done = subprocess.run(
         command(guest), capture_output=True, text=True, timeout=120, check=False,
-        stdin=subprocess.DEVNULL,
+        stdin=subprocess.DEVNULL, env=os.environ | {"FORCE_COLOR": force, "COLUMNS": "40"},
     )  # fmt: skip
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == (
@@ -210,11 +261,11 @@ def test_a_guest_that_ends_meanwhile(tmp_path: Path) -> None:
     ):
         ready(screen)
         os.kill(_qemu_of(tmp_path), signal.SIGKILL)
-        screen.wait(lambda lines: lines[1].startswith("not read: "))
+        screen.wait(lambda lines: lines[1].startswith("sample failed: "))
         # What was read is still there.
         assert any(line.startswith("/ ") for line in screen.lines())
         screen.press("q")
-        assert screen.ended() == 0
+        assert screen.ended() == 3
 
 
 def _qemu_of(folder: Path) -> int:

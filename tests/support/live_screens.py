@@ -28,7 +28,9 @@ def _control() -> None:
 class TerminalScreen:
     """What a terminal of some size shows."""
 
-    def __init__(self, command: Sequence[str], columns: int, rows: int, **popen: Any) -> None:
+    def __init__(
+        self, command: Sequence[str], columns: int, rows: int, controls: bool, **popen: Any
+    ) -> None:
         self._screen = pyte.Screen(columns, rows)
         self._stream = pyte.ByteStream(self._screen)
         self._host, terminal = pty.openpty()
@@ -39,10 +41,11 @@ class TerminalScreen:
         env = {**os.environ, "TERM": "xterm-256color", **popen.pop("env", {})}
         env = {name: value for name, value in env.items() if name not in ("COLUMNS", "LINES")}
         self.process = subprocess.Popen(
-            command, stdin=terminal, stdout=terminal, stderr=terminal, env=env,
-            start_new_session=True, preexec_fn=_control, **popen,
+            command, **{"stdin": terminal, "stdout": terminal, "stderr": terminal, **popen},
+            env=env, start_new_session=True, preexec_fn=_control if controls else None,
         )  # fmt: skip
         self._terminal = terminal
+        self._open: tuple[int, ...] = (self._host, terminal)
 
     def _resize(self, columns: int, rows: int) -> None:
         fcntl.ioctl(self._host, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
@@ -95,21 +98,34 @@ class TerminalScreen:
         self.read(0.1)
         return self.process.returncode
 
+    def hang_up(self) -> None:
+        """Close the terminal, as a user who closes its window."""
+        for descriptor in self._open:
+            os.close(descriptor)
+        self._open = ()
+
     def close(self) -> None:
         """End the command."""
         if self.process.poll() is None:
             self.process.kill()
             self.process.wait()
-        for descriptor in (self._host, self._terminal):
-            os.close(descriptor)
+        self.hang_up()
 
 
 @contextlib.contextmanager
 def terminal_of(
-    command: Sequence[str], columns: int = 80, rows: int = 24, **popen: Any
+    command: Sequence[str],
+    columns: int = 80,
+    rows: int = 24,
+    controls: bool = True,
+    **popen: Any,
 ) -> Iterator[TerminalScreen]:
-    """Run a command in a terminal until the end of the block."""
-    screen = TerminalScreen(command, columns, rows, **popen)
+    """
+    Run a command in a terminal until the end of the block.
+
+    :param controls: whether the command gets the terminal's Ctrl-C
+    """
+    screen = TerminalScreen(command, columns, rows, controls, **popen)
     try:
         yield screen
     finally:

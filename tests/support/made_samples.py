@@ -29,6 +29,7 @@ def made_sample(seconds: float, slab: int, memcgs: dict[int, Memcg] = MEMCGS) ->
     return Sample(
         image=ImageInfo("7.3.4", "qemu", (0, 1), 4, 4096, "memcg", "BTF", "web"),
         seconds=seconds,
+        clock=1_700_000_000 + seconds,
         memcgs=memcgs,
         lines={"slab": SLAB, "kernel_stack": STACK},
         nodes=(0, 1),

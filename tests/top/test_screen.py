@@ -1,24 +1,26 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
-"""What top shows on terminals of any size, and what keys do."""
+"""What top shows on terminals of any size, and the keys that terminals send."""
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
-from support.made_samples import APP, made_sample
-from support.made_snapshots import snapshot
-from support.reports import report
 
-from memcg_inspect.top.lines import Line, Walk
-from memcg_inspect.top.reader import Failed
-from memcg_inspect.top.screen import HELP, Page, Shown, compact, natural_size, page_lines
+from memcg_inspect.top.lines import Line
+from memcg_inspect.top.screen import (
+    HELP,
+    Page,
+    Shown,
+    compact,
+    help_lines,
+    natural_size,
+    page_lines,
+)
 from memcg_inspect.top.terminal import _names
-from memcg_inspect.top.view import View
 
 HOSTILE = "/\x1b[31mred\n\u202eevil"
 
@@ -50,7 +52,15 @@ def page(number: int, nodes: int = 4) -> Page:
     lines = [
         Line((n,), f"/{'a' * n}/{HOSTILE}", "D!", n << 20, 1.0, (n,) * nodes) for n in range(number)
     ]
-    return Page(("title", "b" * 30), "state", "memcg", tuple(range(nodes)), lines, "keys")
+    return Page(
+        title=("title", "b" * 30),
+        state=("state", "c" * 30),
+        path=f"/{HOSTILE}" * 20,
+        label="memcg",
+        nodes=tuple(range(nodes)),
+        lines=lines,
+        keys="keys",
+    )
 
 
 @pytest.mark.parametrize("width", [1, 5, 20, 40, 80, 200])
@@ -85,9 +95,34 @@ def test_a_whole_page_is_not_cut() -> None:
     assert len(lines) == 34
 
 
-def test_help_fits_a_terminal() -> None:
+@pytest.mark.parametrize("height", [1, 2, 12, 24, 50])
+def test_all_of_the_help_is_shown(height: int) -> None:
     assert max(map(len, HELP)) <= 80
-    assert len(HELP) <= 23
+    shown = list[str]()
+    for part in itertools.count():
+        lines = help_lines(part, height)
+        assert len(lines) <= max(2, height)
+        if not lines:
+            break
+        shown += [line.plain for line in lines[:-1]]
+    assert shown == list(HELP)
+    assert height < 24 or len(help_lines(0, height)) == len(HELP) + 1
+
+
+@pytest.mark.parametrize(
+    ("width", "shown"),
+    [
+        (80, "bad news; slab by total; more; /a/b/c"),
+        (36, "bad news; slab by total; /a/b/c"),
+        (24, "bad news; /a/b/c"),
+        (12, "bad news; /a/b/c"[:12]),
+    ],
+)
+def test_the_state_says_first_what_matters(width: int, shown: str) -> None:
+    some = page(1)._replace(state=("bad news", "slab by total", "more"), path="/a/b/c")
+    assert page_lines(some, Shown("total"), width, 24)[1].plain == shown
+    long = some._replace(path="/kubepods.slice" * 20 + "/end")
+    assert page_lines(long, Shown("total"), 80, 24)[1].plain.endswith("/end")
 
 
 KEYS = {
@@ -114,111 +149,3 @@ def test_keys_that_nobody_knows() -> None:
 @given(st.binary(max_size=20))
 def test_any_bytes_are_keys(data: bytes) -> None:
     assert all(isinstance(name, str) for name in _names(data))
-
-
-def view_of_two() -> View:
-    view = View(5, "slab")
-    view.add(made_sample(10.0, 1000))
-    view.add(made_sample(14.0, 5000))
-    return view
-
-
-def press(view: View, *names: str) -> None:
-    for name in names:
-        view.key(name, 10)
-
-
-def labels(view: View) -> list[str]:
-    return [line.label for line in view.page().lines]
-
-
-def test_a_filter_is_typed() -> None:
-    view = view_of_two()
-    press(view, "/", *"gonx", "backspace", "e")
-    assert labels(view) == ["/app/gone"]
-    assert "only lines with: gone" in view.page().keys
-    press(view, "escape")
-    assert len(labels(view)) == 3
-    press(view, "/", *"app", "enter")
-    assert labels(view) == ["/app", "/app/gone"]
-    assert not view.is_ended  # an a or a q of a filter is no command
-    press(view, "escape")
-    assert len(labels(view)) == 3
-
-
-def test_into_a_memcg_and_back() -> None:
-    view = view_of_two()
-    press(view, "down", "enter")
-    assert (view.inside, view.wanted(), view.task()) == ("/app", ["walk"], "walk")
-    assert "reading" in view.page().state
-    view.add(Walk(1.0, snapshot({("/app", 0, "slab"): 640, ("/app", 1, "lru"): 4096})))
-    assert labels(view) == ["lru", "slab"]
-    press(view, "tab")
-    assert labels(view) == ["kmalloc-64"]
-    press(view, "back tab", "back tab")
-    assert "does not profile" in view.page().state
-    press(view, "escape")
-    assert (view.inside, view.task()) == (None, "sample")
-    assert len(labels(view)) == 3
-
-
-def test_items_and_columns() -> None:
-    view = view_of_two()
-    press(view, "i", "i", "i")
-    assert view.item == "slab"
-    press(view, "I")
-    assert view.item == "kernel_stack"
-    press(view, "<", "<")
-    assert view.sort == "name"
-    press(view, *">>>>>>")
-    assert view.sort == "node 1"
-
-
-def test_the_line_that_is_chosen_stays_chosen() -> None:
-    view = view_of_two()
-    press(view, "end")
-    chosen = labels(view)[-1]
-    press(view, "<")
-    shown = view.shown(10)
-    assert shown.chosen is not None
-    assert labels(view)[shown.chosen] == chosen
-    # It is scrolled to.
-    assert view.shown(1).first == shown.chosen
-    press(view, "home", "up")
-    assert view.shown(10).chosen == 0
-    press(view, "/", *"nothing", "enter", "down", "enter")
-    assert (view.shown(10).chosen, view.inside) == (None, None)
-
-
-def test_what_fails_is_told_and_what_was_read_stays() -> None:
-    view = view_of_two()
-    view.add(Failed("sample", "the guest is gone"))
-    assert "the guest is gone" in view.page().state
-    assert view.page().is_alarm
-    assert len(labels(view)) == 3
-    view.add(made_sample(20.0, 1))
-    assert not view.page().is_alarm
-
-
-def test_an_audit_marks_memcgs() -> None:
-    view, found = view_of_two(), report("/app")
-    press(view, "a")
-    assert view.wanted() == ["audit"]
-    view.doing = "audit"
-    assert "auditing" in view.page().state
-    (finding,) = found.findings
-    view.add(dataclasses.replace(found, findings=(dataclasses.replace(finding, memcg=APP),)))
-    marks = {line.label: line.marks for line in view.page().lines}
-    assert marks == {"/": "", "/app": "!", "/app/gone": "D"}
-    assert "FINDINGS, 1 findings" in view.page().state
-    assert view.page().is_alarm
-
-
-def test_help_and_the_end() -> None:
-    view = view_of_two()
-    press(view, "h")
-    assert view.wants_help
-    press(view, "q")
-    assert (view.wants_help, view.is_ended) == (False, False)
-    press(view, "q")
-    assert view.is_ended
