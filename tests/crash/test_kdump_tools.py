@@ -29,6 +29,9 @@ pytestmark = [pytest.mark.image, pytest.mark.long]
 
 SYSRQ = "echo c >/proc/sysrq-trigger"
 OOPS = "insmod /usr/local/lib/lab/oops.ko"
+DOCUMENT = ROOT / "docs" / "crash.md"
+#: What the first test writes with --write-docs.
+BEGIN, END = "<!-- crash -->", "<!-- /crash -->"
 #: Seconds, under TCG on a busy machine.
 PATIENCE = 900
 #: Waits until the service, which waits until dumps have settled, has ended.
@@ -171,12 +174,33 @@ def backports(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Debian]:
         yield machine
 
 
-def test_a_crash_as_it_comes(bookworm: Debian) -> None:
+def test_a_crash_as_it_comes(bookworm: Debian, request: pytest.FixtureRequest) -> None:
     crash(bookworm, SYSRQ)
     found = reported(bookworm)
     # Debian saves them flattened.
     assert found["dump"].startswith(b"makedumpfile")
     check_exact(found)
+    if request.config.getoption("--write-docs"):
+        before, _, rest = DOCUMENT.read_text().partition(BEGIN)
+        DOCUMENT.write_text(f"{before}{BEGIN}\n{shown(found)}{END}{rest.partition(END)[2]}")
+
+
+def shown(found: dict[str, Any]) -> str:
+    """Return what a user sees after a crash."""
+    (entry,) = found["journal"]
+    commands = {
+        "journalctl -b -t memcg-inspect -o cat": entry["MESSAGE"],
+        f"ls {found['folder']}": "\n".join(sorted(found["files"])),
+        f"cat {found['folder']}/report.txt": found["text"].rstrip(),
+    }
+    text = "\n\n".join(f"# {command}\n{output}" for command, output in commands.items())
+    return f"```text\n{text}\n```\n"
+
+
+def test_the_document_shows_a_crash() -> None:
+    body = DOCUMENT.read_text().partition(BEGIN)[2].partition(END)[0]
+    assert "memory accounting is exact" in body
+    assert "\nEXACT" in body
 
 
 @pytest.mark.parametrize(("compression", "suffix"), [("gzip", "gz"), ("xz", "xz")])
