@@ -6,6 +6,7 @@ initramfs for the devices that it finds, and reads there how much memory to rese
 """
 
 import contextlib
+import os
 import re
 import shutil
 import tempfile
@@ -17,6 +18,7 @@ from typing import Any
 from . import topology
 from .apt import Archive, lab_sources, system_targets
 from .debian import newest_release
+from .errors import LabError
 from .guest import PORTS, Guest
 from .paths import cache_folder
 from .programs import GUEST
@@ -108,6 +110,8 @@ def disk(series: str, modules: Sequence[Path] = ()) -> Disk:
 
 def _make(series: str, modules: Sequence[Path], folder: Path) -> dict[str, Any]:
     need("mmdebstrap", "mke2fs", "qemu-system-x86_64", "unshare")
+    if os.geteuid() != 0:
+        raise LabError("only root can make a disk with Debian on it: files of several users")
     release = newest_release(Archive().names("linux-"), series)
     suite = _SUITES.get(series, _NEWEST)
     kernel = [f"linux-image-{release}", *([] if series in _SUITES else [_BACKPORTS])]
