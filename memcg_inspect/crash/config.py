@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-__all__ = ("Check", "checks")
+__all__ = ("Check", "advice", "checks")
 
 #: Bits of the level of makedumpfile. Those of free pages and pages of zeroes are never missed.
 _USER_DATA = 8
@@ -67,6 +67,15 @@ def checks(root: str = "/") -> Iterator[Check]:
     if setup is not None:
         yield _filters(top)
         yield _compression(top)
+
+
+def advice(root: str = "/") -> str:
+    """Return what to do so that the next dump has all that an audit needs, in lines."""
+    fixes = [check.fix for check in checks(root) if check.is_good is False and check.fix]
+    if not fixes:
+        return "memcg-inspect crash config says what a crash of this machine would leave.\n"
+    lines = "".join(f"    {fix}\n" for fix in fixes)
+    return f"So that the next dump of this machine has all that an audit needs:\n{lines}"
 
 
 def _read(path: Path) -> str | None:

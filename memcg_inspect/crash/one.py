@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from memcg_inspect.collect import audit
+from memcg_inspect.crash.config import advice
 from memcg_inspect.crash.dumps import report_name
 from memcg_inspect.escape import printable
 from memcg_inspect.files import write_beside
@@ -35,8 +36,6 @@ __all__ = ("Outcome", "report_on")
 
 #: Columns of the text, which is read on consoles.
 _COLUMNS = 80
-#: What to do so that the next dump has all memory.
-_ADVICE = "\nmemcg-inspect crash config --fix says how to have dumps with all that is needed.\n"
 
 
 class Outcome(NamedTuple):
@@ -82,7 +81,7 @@ def report_on(dump: Path, options: dict[str, Any]) -> Outcome:
             why = f"the audit was ended by signal {-done.returncode}, for lack of memory perhaps"
         found = Outcome(str(dump), None, 0, why)
     if found.verdict is None:
-        text = f"{printable(dump.name)}: no report: {printable(found.what)}\n{_ADVICE}"
+        text = f"{printable(dump.name)}: no report: {printable(found.what)}\n\n{advice()}"
         _write(dump, "txt", text)
         document = {"schema": SCHEMA, "verdict": None, "error": found.what}
         _write(dump, "json", json.dumps(document, indent=1) + "\n")
@@ -103,7 +102,7 @@ def _audited(dump: Path, options: dict[str, Any]) -> Outcome:
     report_lines(report, whole)
     text = f"{screen.text}\n{whole.text}" if report.findings else screen.text
     # The text is the least, and what tells most.
-    _write(dump, "txt", text if report.verdict != "incomplete" else text + _ADVICE)
+    _write(dump, "txt", text if report.verdict != "incomplete" else f"{text}\n{advice()}")
     failed = ""
     try:
         _write(dump, "json", to_json(report_document(report, False)))

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from memcg_inspect.crash.config import checks
+from memcg_inspect.crash.config import advice, checks
 
 DEBIAN = "etc/default/kdump-tools"
 
@@ -129,6 +129,15 @@ def test_what_is_missing_is_told(
     is_good, line = told(machine(tmp_path, **files))[name]
     assert not is_good
     assert fix in line
+
+
+def test_advice(tmp_path: Path) -> None:
+    root = good(tmp_path, "7.3.4")
+    assert advice(root) == (
+        "So that the next dump of this machine has all that an audit needs:\n"
+        '    set MAKEDUMP_ARGS="-c -d 23" in /etc/default/kdump-tools\n'
+    )
+    assert "crash config" in advice(good(tmp_path, "6.12.0"))
 
 
 def run(*words: str) -> tuple[int, list[str]]:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -43,8 +44,21 @@ systemctl show -P Result $unit
 CONFIGURE = (
     "sed -i '/^#*{0}=/d' /etc/default/kdump-tools; echo '{0}=\"{1}\"' >>/etc/default/kdump-tools"
 )
-#: Logs in on a terminal, looks at what is shown, and leaves.
-LOGIN = "{ sleep 20; echo exit; sleep 5; } | timeout 60 script -qec 'login -f root' /dev/null || :"
+#: Lets root in on the console, without a password.
+AUTOLOGIN = """
+set -e
+cd /run/systemd/system
+mkdir -p serial-getty@ttyS0.service.d
+cat >serial-getty@ttyS0.service.d/root.conf <<'EOF'
+[Service]
+ExecStart=
+ExecStart=-/sbin/agetty --autologin root --keep-baud 115200 %I vt220
+EOF
+systemctl daemon-reload
+systemctl restart serial-getty@ttyS0.service
+"""
+#: Begins the message of the day.
+MESSAGE = "memcg-inspect has looked at new crash dumps:"
 
 
 @dataclass
@@ -115,7 +129,7 @@ def reported(machine: Debian) -> dict[str, Any]:
             "text": sh(guest, f"cat /var/crash/{folder}/report.txt"),
             "report": json.loads(sh(guest, f"cat /var/crash/{folder}/report.json")),
             "journal": [json.loads(line) for line in entries.splitlines()],
-            "login": sh(guest, LOGIN),
+            "login": logged_in(guest),
             "folder": f"/var/crash/{folder}",
             "failed": sh(guest, "systemctl --failed --no-legend"),
             "dump": guest.must(f"head -c 16 /var/crash/{folder}/dump.*", what="read the dump"),
@@ -128,6 +142,16 @@ def reported(machine: Debian) -> dict[str, Any]:
         }
         rootfs.power_off(guest)
     return found
+
+
+def logged_in(guest: Guest) -> str:
+    """Return what the console shows when root logs in."""
+    sh(guest, AUTOLOGIN)
+    end = time.monotonic() + PATIENCE
+    while "report: " not in guest.qemu.console().partition(MESSAGE)[2]:
+        assert time.monotonic() < end, guest.qemu.console()[-2000:]
+        time.sleep(1)
+    return guest.qemu.console().partition(MESSAGE)[2]
 
 
 def check_told(found: dict[str, Any], verdict: str | None) -> None:
@@ -235,9 +259,9 @@ def test_a_dump_without_pages_of_slabs(backports: Debian) -> None:
     crash(backports, SYSRQ)
     found = reported(backports)
     assert found["report"]["verdict"] in (None, "incomplete")
-    assert "crash config --fix" in found["text"]
-    check_told(found, found["report"]["verdict"])
     # What it says is what to do.
+    assert text.rstrip() in found["text"]
+    check_told(found, found["report"]["verdict"])
     fix = re.fullmatch(r"set (\w+)=\"(.*)\" in /etc/default/kdump-tools\n", text)
     assert fix is not None, text
     with backports.booted() as guest:
