@@ -326,9 +326,14 @@ RUNNABLE = [
 @pytest.mark.image
 @pytest.mark.parametrize("words", RUNNABLE, ids=" ".join)
 def test_commands_on_a_vmcore_run(
-    lab: Lab, words: list[str], capsys: pytest.CaptureFixture[str]
+    lab: Lab,
+    words: list[str],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
 ) -> None:
     core = lab.image("7.3", "4", "mixed").core
+    monkeypatch.chdir(tmp_path)  # some write files
     places = {"VMCORE": str(core)}
     status = cli.main([*(places.get(word, word) for word in words[1:]), "--debuginfo", "btf"])
     assert status == 0
