@@ -19,6 +19,7 @@ __all__ = (
     "SITES",
     "ChargeSnapshot",
     "ImageTime",
+    "MemcgKey",
     "SavedCharge",
     "SavedCounter",
     "SavedMemcg",
@@ -45,6 +46,18 @@ class ImageTime(NamedTuple):
 
     realtime: int
     boottime: int
+
+
+class MemcgKey(NamedTuple):
+    """
+    A memcg on one boot. One that is made again at the same path or address is another one.
+
+    :ivar path: its path
+    :ivar cgroup_id: inode number of its cgroup; ``None`` if it could not be read
+    """
+
+    path: str
+    cgroup_id: int | None
 
 
 class SavedMemcg(NamedTuple):

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Annotated, NamedTuple
 
 from memcg_inspect.model import counted
-from memcg_inspect.model_snapshot import ChargeSnapshot, is_same_boot
+from memcg_inspect.model_snapshot import ChargeSnapshot, MemcgKey, is_same_boot
 from memcg_inspect.tables import Field, Table, columns_of
 
 __all__ = ("ConservationRow", "conservation_notes", "conservation_table")
@@ -53,21 +53,18 @@ class _Amounts(NamedTuple):
     found: int | None
 
 
-class _Memcg(NamedTuple):
-    """A memcg. On another boot it is told by its path only."""
-
-    path: str
-    cgroup_id: int | None
-
-
-_Place = tuple[_Memcg, "int | None", str]
+_Place = tuple[MemcgKey, "int | None", str]
 
 
 class _Counters:
-    """The counters of kernel memory of a snapshot."""
+    """
+    The counters of kernel memory of a snapshot.
+
+    :param has_ids: whether memcgs are told by their IDs, too: they change with each boot
+    """
 
     def __init__(self, some: ChargeSnapshot, has_ids: bool) -> None:
-        memcgs = [_Memcg(m.path, m.cgroup_id if has_ids else None) for m in some.memcgs]
+        memcgs = [MemcgKey(m.path, m.cgroup_id if has_ids else None) for m in some.memcgs]
         live = (m.state == "online" for m in some.memcgs)
         self._live = {memcg for memcg, is_live in zip(memcgs, live, strict=True) if is_live}
         item = "NR_KMEM" if some.image.accounting == "kmem-per-node" else "MEMCG_KMEM"

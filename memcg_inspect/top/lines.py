@@ -8,13 +8,12 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from typing import Literal, NamedTuple
 
 from memcg_inspect.collect.counter_sample import Sample
-from memcg_inspect.model_snapshot import SITES, ChargeSnapshot
+from memcg_inspect.model_snapshot import SITES, ChargeSnapshot, MemcgKey
 
 __all__ = (
     "DETAILS",
     "Detail",
     "Line",
-    "MemcgKey",
     "Walk",
     "detail_lines",
     "is_there",
@@ -28,18 +27,6 @@ DETAILS: tuple[Detail, ...] = ("kinds", "caches", "call sites")
 
 #: A removed memcg, and one that the last audit found fault with.
 DYING, FAULT = "D", "!"
-
-
-class MemcgKey(NamedTuple):
-    """
-    A memcg. One that is made again at the same path or address is another one.
-
-    :ivar path: its path
-    :ivar cgroup_id: inode number of its cgroup; ``None`` if it could not be read
-    """
-
-    path: str
-    cgroup_id: int | None
 
 
 class Walk(NamedTuple):

@@ -10,13 +10,13 @@ from typing import NamedTuple
 
 from memcg_inspect.collect.counter_sample import Sample, item_names
 from memcg_inspect.model import counted
+from memcg_inspect.model_snapshot import MemcgKey
 from memcg_inspect.report import Report
 from memcg_inspect.top.lines import (
     DETAILS,
     DYING,
     Detail,
     Line,
-    MemcgKey,
     Walk,
     detail_lines,
     is_there,
@@ -118,12 +118,14 @@ class View:
         #: What the user sees as chosen.
         self._pointed: Line | None = None
         self._read = _Read()
+        #: The lines, and the options and the text that they were made for.
+        self._made: tuple[tuple[Options, str | None], list[Line]] | None = None
         self._wanted: list[Task] = []
         self._cancelled: list[Task] = []
 
     def add(self, task: Task, found: Result) -> None:
         """Take what has been read."""
-        read = self._read
+        read, self._made = self._read, None
         if isinstance(found, Failed):
             if found.why:
                 read.failed[task] = found.why
@@ -288,6 +290,12 @@ class View:
         return frozenset() if self._read.verdict is None else self._read.verdict.faults
 
     def _lines(self) -> list[Line]:
+        asked = self.options, self._typed
+        if self._made is None or self._made[0] != asked:
+            self._made = asked, self._make_lines()
+        return self._made[1]
+
+    def _make_lines(self) -> list[Line]:
         read, options = self._read, self.options
         found: list[Line] = []
         if options.inside is not None and read.walk is not None:
@@ -370,7 +378,7 @@ class View:
         self._place = _Place()
         self.options = replace(self.options, inside=MemcgKey(path, cgroup_id), filter="")
         # What was read of it long ago is not what it is now.
-        self._read.walk = self._read.walk_before = None
+        self._read.walk = self._read.walk_before = self._made = None
         self._wanted.append("walk")
 
     def back(self) -> None:

@@ -11,10 +11,9 @@ from support.made_snapshots import snapshot
 
 from memcg_inspect.checks.counters import Counters
 from memcg_inspect.collect.counter_sample import item_names
-from memcg_inspect.model_snapshot import SavedSite, SavedSlab
+from memcg_inspect.model_snapshot import MemcgKey, SavedSite, SavedSlab
 from memcg_inspect.top.lines import (
     Line,
-    MemcgKey,
     Walk,
     detail_lines,
     is_there,

@@ -10,8 +10,8 @@ from support.made_snapshots import snapshot
 from support.reports import report
 
 from memcg_inspect.model import Memcg
-from memcg_inspect.model_snapshot import ChargeSnapshot
-from memcg_inspect.top.lines import MemcgKey, Walk
+from memcg_inspect.model_snapshot import ChargeSnapshot, MemcgKey
+from memcg_inspect.top.lines import Walk
 from memcg_inspect.top.reader import Failed
 from memcg_inspect.top.terminal import GONE
 from memcg_inspect.top.view import Options, View
