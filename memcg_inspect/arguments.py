@@ -5,12 +5,14 @@ from __future__ import annotations
 
 from argparse import Action, ArgumentError, ArgumentParser, ArgumentTypeError, Namespace
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
-__all__ = ("Parser", "number_between", "number_of_jobs")
+__all__ = ("CommonOptions", "Parser", "number_between", "number_of_jobs", "period")
 
 #: More processes than any machine has cores.
 _MOST_JOBS = 9999
+#: A day, in seconds.
+_LONGEST_PERIOD = 24 * 60 * 60
 
 #: Begins the names of attributes that hold what each parser was given, by argument.
 _GIVEN = "given to "
@@ -137,3 +139,17 @@ def number_between(least: int, most: int) -> Callable[[str], int]:
 
 #: Parses the argument of ``--jobs``.
 number_of_jobs = number_between(1, _MOST_JOBS)
+#: Parses the argument of ``--every``, in seconds.
+period = number_between(1, _LONGEST_PERIOD)
+
+
+class CommonOptions(NamedTuple):
+    """
+    What adds options to the parser of a command that other commands have, too.
+
+    :ivar image: adds those that name an image
+    :ivar types: adds those that say where types are
+    """
+
+    image: Callable[[ArgumentParser], None]
+    types: Callable[[ArgumentParser], None]

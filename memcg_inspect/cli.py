@@ -11,7 +11,7 @@ from importlib import import_module
 from typing import Any, NoReturn
 
 from memcg_inspect import __version__
-from memcg_inspect.arguments import Parser, number_of_jobs
+from memcg_inspect.arguments import CommonOptions, Parser, number_of_jobs
 from memcg_inspect.completion import SHELLS, complete, completion_script
 from memcg_inspect.names import COMMANDS, MORE_HELP
 from memcg_inspect.output import check_output, give_up, output
@@ -159,7 +159,7 @@ _ARGUMENTS = {
 
 def _fill(name: str, parser: Parser) -> None:
     module = import_module(f"memcg_inspect.{_ARGUMENTS[name]}")
-    module.fill(name, parser, _add_image_options, _add_type_options)
+    module.fill(name, parser, CommonOptions(_add_image_options, _add_type_options))
 
 
 _WITH_SCHEMA = (*COMMANDS, "diff", "watch", "fleet", "summary")

@@ -4,9 +4,8 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
 
-from memcg_inspect.arguments import Parser, number_between
+from memcg_inspect.arguments import CommonOptions, Parser, number_between
 
 __all__ = ("fill",)
 
@@ -17,18 +16,11 @@ _HELP = {
 }
 
 
-def fill(
-    name: str,
-    parser: Parser,
-    add_image: Callable[[argparse.ArgumentParser], None],
-    add_types: Callable[[argparse.ArgumentParser], None],
-) -> None:
+def fill(name: str, parser: Parser, common: CommonOptions) -> None:
     """
     Add the arguments of a command to its parser.
 
     :param name: of the command
-    :param add_image: adds the options that name an image
-    :param add_types: adds the options that say where types are
     """
     parser.description = (
         "Reports on crash dumps of kdump. Exit status: 0 done, 2 the command could not be run, "
@@ -39,7 +31,7 @@ def fill(
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
     report = actions.add_parser("report", help=_HELP["report"], description=_REPORT)
     _add_report(report)
-    add_types(report)
+    common.types(report)
     install = actions.add_parser("install", help=_HELP["install"], description=_INSTALL)
     _add_install(install)
     config = actions.add_parser("config", help=_HELP["config"], description=_CONFIG)

@@ -4,32 +4,24 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
 
-from memcg_inspect.arguments import Parser, number_of_jobs
+from memcg_inspect.arguments import CommonOptions, Parser, number_of_jobs
 from memcg_inspect.subcommands import add_view
 
 __all__ = ("fill",)
 
 
-def fill(
-    name: str,
-    parser: Parser,
-    add_image: Callable[[argparse.ArgumentParser], None],
-    add_types: Callable[[argparse.ArgumentParser], None],
-) -> None:
+def fill(name: str, parser: Parser, common: CommonOptions) -> None:
     """
     Add the arguments of a command to its parser.
 
     :param name: of the command
-    :param add_image: adds the options that name an image
-    :param add_types: adds the options that say where types are
     """
     if name == "summary":
         _add_summary(parser)
         return
     _add_fleet(parser)
-    add_types(parser)
+    common.types(parser)
 
 
 def _add_fleet(fleet: Parser) -> None:

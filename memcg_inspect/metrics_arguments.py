@@ -4,15 +4,12 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
 from typing import NamedTuple
 
-from memcg_inspect.arguments import Parser, number_between
+from memcg_inspect.arguments import CommonOptions, Parser, number_between, period
 
 __all__ = ("Address", "fill")
 
-#: A day.
-_LONGEST = 24 * 60 * 60
 _MOST = 1_000_000
 
 
@@ -32,20 +29,13 @@ def _address(text: str) -> Address:
     return Address(name, int(port))
 
 
-def fill(
-    name: str,
-    parser: Parser,
-    add_image: Callable[[argparse.ArgumentParser], None],
-    add_types: Callable[[argparse.ArgumentParser], None],
-) -> None:
+def fill(name: str, parser: Parser, common: CommonOptions) -> None:
     """
     Add the arguments of a command to its parser.
 
     :param name: of the command
-    :param add_image: adds the options that name an image
-    :param add_types: adds the options that say where types are
     """
-    add_image(parser)
+    common.image(parser)
     _add(parser)
 
 
@@ -74,7 +64,7 @@ def _add(parser: Parser) -> None:
     parser.add_argument(
         "--every",
         metavar="SECONDS",
-        type=number_between(1, _LONGEST),
+        type=period,
         default=60,
         help="with --listen: time from one audit to the next (default: 60); the pause between two "
         "is at least nine times as long as the CPU time of an audit",

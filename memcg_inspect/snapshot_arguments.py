@@ -4,36 +4,26 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
 
-from memcg_inspect.arguments import Parser, number_between
+from memcg_inspect.arguments import CommonOptions, Parser, number_between, period
 
 __all__ = ("fill",)
 
-#: A day.
-_LONGEST = 24 * 60 * 60
 #: The most snapshots that watch keeps, and compares.
 _MOST_KEPT = 1000
 
 
-def fill(
-    name: str,
-    parser: Parser,
-    add_image: Callable[[argparse.ArgumentParser], None],
-    add_types: Callable[[argparse.ArgumentParser], None],
-) -> None:
+def fill(name: str, parser: Parser, common: CommonOptions) -> None:
     """
     Add the arguments of a command to its parser.
 
     :param name: of the command
-    :param add_image: adds the options that name an image
-    :param add_types: adds the options that say where types are
     """
     if name == "diff":
         _add_diff(parser)
-        add_types(parser)
+        common.types(parser)
         return
-    add_image(parser)
+    common.image(parser)
     if name == "snapshot":
         _add_snapshot(parser)
     else:
@@ -77,7 +67,7 @@ def _add_watch(parser: Parser) -> None:
     parser.add_argument(
         "--every",
         metavar="SECONDS",
-        type=number_between(1, _LONGEST),
+        type=period,
         default=60,
         help="time from one snapshot to the next (default: 60)",
     )

@@ -4,31 +4,21 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
 
-from memcg_inspect.arguments import Parser, number_between
+from memcg_inspect.arguments import CommonOptions, Parser, number_between, period
 
 __all__ = ("fill",)
 
-#: A day.
-_LONGEST = 24 * 60 * 60
 _MOST = 1_000_000
 
 
-def fill(
-    name: str,
-    parser: Parser,
-    add_image: Callable[[argparse.ArgumentParser], None],
-    add_types: Callable[[argparse.ArgumentParser], None],
-) -> None:
+def fill(name: str, parser: Parser, common: CommonOptions) -> None:
     """
-    Add the arguments of the command to its parser.
+    Add the arguments of a command to its parser.
 
     :param name: of the command
-    :param add_image: adds the options that name an image
-    :param add_types: adds the options that say where types are
     """
-    add_image(parser)
+    common.image(parser)
     parser.description = (
         "Shows what the memcgs of a running machine use, by node, and how fast that grows. Amounts "
         "are those of memory.stat after a flush. Press h for the keys. Exit status: 0 done, 2 the "
@@ -39,7 +29,7 @@ def fill(
         "-d",
         "--every",
         metavar="SECONDS",
-        type=number_between(1, _LONGEST),
+        type=period,
         default=5,
         help="time from one read to the next (default: 5); the pause between two is at least nine "
         "times as long as the CPU time of a read",
