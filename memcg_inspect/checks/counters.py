@@ -101,6 +101,18 @@ class Counters:
         """Return H of a memcg: what it and all its descendants claim, whether flushed or not."""
         return self._hierarchical(item, nid).get(memcg)
 
+    def hierarchical_sum(
+        self, memcg: int, items: Iterable[str], nid: int | None = None
+    ) -> CounterValue | None:
+        """Return the sum of :meth:`hierarchical` of items; ``None`` if one is ``None``."""
+        return _sum_of(self.hierarchical(memcg, item, nid) for item in items)
+
+    def own_sum(
+        self, memcg: int, items: Iterable[str], nid: int | None = None
+    ) -> CounterValue | None:
+        """Return the sum of :meth:`own` of items; ``None`` if one is ``None``."""
+        return _sum_of(self.own(memcg, item, nid) for item in items)
+
     def own(self, memcg: int, item: str, nid: int | None = None) -> CounterValue | None:
         """
         Return what a live memcg, and the removed ones below it, claim for themselves.
@@ -166,3 +178,12 @@ class Counters:
                 waiting[memcg.parent] = None if above is None or total is None else above + total
         self._whole[item, nid] = whole
         return whole
+
+
+def _sum_of(values: Iterable[CounterValue | None]) -> CounterValue | None:
+    folded = pending = 0
+    for value in values:
+        if value is None:
+            return None
+        folded, pending = folded + value.folded, pending + value.pending
+    return CounterValue(folded, pending)

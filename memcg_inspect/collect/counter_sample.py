@@ -61,13 +61,8 @@ class Sample:
         line = self.lines.get(item)
         if line is None:
             return None
-        total = 0
-        for name in line.items:
-            value = self._counters.hierarchical(memcg, name, nid)
-            if value is None:
-                return None
-            total += value.exact * line.scale
-        return total
+        value = self._counters.hierarchical_sum(memcg, line.items, nid)
+        return None if value is None else value.exact * line.scale
 
 
 def take_sample(image: Image) -> Sample:

@@ -203,15 +203,11 @@ def _rows(
 def _claim(
     line: StatLine, memcg: Memcg, counters: Counters, nid: int | None, whole: bool
 ) -> CounterValue | None:
-    folded = pending = 0
-    value = counters.hierarchical if whole else counters.own
-    for item in line.items:
-        claim = value(memcg.address, item, nid)
-        if claim is None:
-            return None
-        folded += claim.folded * line.scale
-        pending += claim.pending * line.scale
-    return CounterValue(folded, pending)
+    total = counters.hierarchical_sum if whole else counters.own_sum
+    claim = total(memcg.address, line.items, nid)
+    if claim is None:
+        return None
+    return CounterValue(claim.folded * line.scale, claim.pending * line.scale)
 
 
 def _run(image: Image, args: Namespace) -> Answer:
