@@ -71,20 +71,25 @@ def kernel_command(place: str, series: str, root: str | None) -> list[str]:
     return make_command(tree, trees / root, over)
 
 
-def configure(make: list[str], output: Path, text: str, *, optional: frozenset[str]) -> None:
-    """Write .config from the fragment, unless it was made from the same fragment."""
+def configure(make: list[str], output: Path, text: str, *, optional: frozenset[str]) -> list[str]:
+    """Write .config from the fragment, unless it was made from the same fragment.
+
+    :return: the lines of optional options that did not take effect
+    """
     output.mkdir(parents=True, exist_ok=True)
     written = output / ".lab-fragment"
-    if written.exists() and written.read_text() == text and (output / ".config").exists():
-        return
+    config = output / ".config"
+    if written.exists() and written.read_text() == text and config.exists():
+        return check_config(text, config.read_text())
     given = output / ".lab-fragment.new"
     given.write_text(text)
     target = [f"KCONFIG_ALLCONFIG={given}", "allnoconfig"]
     run([*make, *target], what="configure the kernel")
-    missed = check_config(text, (output / ".config").read_text(), optional)
+    missed = check_config(text, config.read_text(), optional)
     if missed:
         raise LabError("options without effect in the kernel's configuration: " + ", ".join(missed))
     given.rename(written)
+    return check_config(text, config.read_text())
 
 
 def compile_kernel(make: list[str], name: str) -> None:
@@ -104,8 +109,11 @@ def collect(output: Path, folder: Path) -> str:
         shutil.copy2(output / ".config", folder / "config")
         modules = folder / "modules"
         modules.mkdir()
-        shutil.copy2(output / "modules.builtin", modules / "modules.builtin")
-        for line in (output / "modules.order").read_text().split():
+        # A kernel without loadable modules has neither file.
+        order, builtin = output / "modules.order", output / "modules.builtin"
+        if builtin.exists():
+            shutil.copy2(builtin, modules / "modules.builtin")
+        for line in order.read_text().split() if order.exists() else ():
             built = output / line.replace(".o", ".ko")
             if built.exists():
                 shutil.copy2(built, modules / built.name)

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from . import dump, hotplug, images, kernels, kmodules, live, poke, updown
+from . import dump, gate, given, hotplug, images, kernels, kmodules, live, poke, updown
 from .errors import LabError
 from .machine import Options
 from .programs import workload_names
@@ -113,6 +113,22 @@ def _poke(args: argparse.Namespace) -> int:
     return 0
 
 
+def _gate(args: argparse.Namespace) -> int:
+    tests = gate.chosen(args.only)
+    if args.list:
+        print(*(test.name for test in tests), sep="\n")
+        return 0
+    if args.kernel:
+        kernel = kernels.kernel(args.kernel)
+    elif args.kernel_dir:
+        kernel = given.from_folder(args.kernel_dir)
+    elif args.source:
+        kernel = given.from_source(args.source)
+    else:
+        raise LabError("gate: give --kernel-dir, --source or --kernel")
+    return gate.gate(kernel, tests)
+
+
 def _guest_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument("--kernel", required=True, metavar="NAME")
     command.add_argument(
@@ -141,6 +157,31 @@ def _image_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument("--seed", type=int, help="of the moment to stop the guest")
     command.add_argument("--format", default="elf", choices=["elf", "kdump"])
     command.add_argument("--level", type=int, default=0, metavar="N", help="makedumpfile -d")
+
+
+def _gate_arguments(command: argparse.ArgumentParser) -> None:
+    which = command.add_mutually_exclusive_group()
+    which.add_argument(
+        "--kernel-dir",
+        type=Path,
+        metavar="DIR",
+        help="a kernel build tree, or a folder as `lab kernel` prints it",
+    )
+    which.add_argument(
+        "--source",
+        type=Path,
+        metavar="TREE",
+        help="build this kernel source with the lab's configuration",
+    )
+    which.add_argument("--kernel", metavar="NAME", help="a kernel of the lab")
+    command.add_argument(
+        "--only",
+        action="append",
+        default=[],
+        metavar="PATTERN",
+        help="only tests whose name matches this shell pattern; may be repeated",
+    )
+    command.add_argument("--list", action="store_true", help="list the tests, and run none")
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -192,6 +233,8 @@ def _parser() -> argparse.ArgumentParser:
 
     command = add("down", _down, "end a guest that `up` booted")
     command.add_argument("state", type=Path, metavar="DIR|SOCKET")
+
+    _gate_arguments(add("gate", _gate, "test the memcg accounting of a kernel, and print KTAP"))
 
     command = add("poke", _poke, "copy an ELF image, and change words in the copy")
     command.add_argument("-s", "--symbols", type=Path, metavar="VMLINUX")

@@ -10,6 +10,10 @@ class GuestError(LabError):
     """An error in the guest. The message contains the end of its console."""
 
 
+class BootError(GuestError):
+    """A guest whose init did not start."""
+
+
 class StaleCodeError(GuestError):
     """A CPU of the guest ran code that another CPU had patched. That is QEMU's fault.
 

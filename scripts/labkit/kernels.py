@@ -96,11 +96,13 @@ class Kernel:
     """A kernel that is ready to boot.
 
     `facts` is what it was made from: release, packages, and a hash of the inputs of a build.
+    `tree` is the build tree of a kernel that somebody else built, if there is one.
     """
 
     name: str
     folder: Path
     facts: dict[str, Any] = field(repr=False)
+    tree: Path | None = None
 
     @property
     def release(self) -> str:
@@ -119,7 +121,9 @@ class Kernel:
 
     @property
     def module_command(self) -> list[str] | None:
-        """The make command for modules of this kernel; None for Debian's kernels."""
+        """The make command for modules of this kernel; None without a build tree."""
+        if self.name in _given:
+            return None if self.tree is None else ["make", "-C", str(self.tree)]
         how = RECIPES[self.name]
         if not how.fragments:
             return None
@@ -133,6 +137,15 @@ class Kernel:
         """The configuration, CONFIG_X -> value, without options that are not set."""
         lines = (self.folder / "config").read_text().splitlines()
         return dict(line.split("=", 1) for line in lines if line.startswith("CONFIG_"))
+
+
+# By name, the kernels that somebody else built.
+_given: dict[str, Kernel] = {}
+
+
+def give(kernel: Kernel) -> None:
+    """Let a kernel that somebody else built be booted by its name, in this process."""
+    _given[kernel.name] = kernel
 
 
 def _patch_files(recipe: Recipe) -> list[Path]:
@@ -170,6 +183,8 @@ def _current(recipe: Recipe, facts: dict[str, Any] | None) -> bool:
 
 def tools(name: str) -> tuple[str, ...]:
     """Return the programs needed to make a kernel ready; none if it is in the cache."""
+    if name in _given:
+        return ()
     how = recipe(name)
     if (cache_folder("kernels") / name / STAMP).exists():
         return ()
@@ -231,6 +246,8 @@ def _renew(name: str, *, refresh: bool) -> Kernel:
 
 def kernel(name: str, *, refresh: bool = False) -> Kernel:
     """Return a kernel; make it ready if it is missing, out of date, or if `refresh` is set."""
+    if name in _given:
+        return _given[name]
     need(*(FETCH_TOOLS if refresh else ()), *tools(name))
     if refresh:
         _ready.cache_clear()

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from . import initramfs, kmodules, topology
-from .errors import GuestError, LabError
+from .errors import BootError, GuestError, LabError
 from .guest import PORTS, Guest
 from .kernels import Kernel, kernel, tools
 from .programs import workload_parts, workload_programs
@@ -164,7 +164,7 @@ def booted(
                 # has just patched. Nothing has been done in the guest yet: boot it again.
                 attempt.close()
                 if patience == _PATIENCE[-1]:
-                    raise
+                    raise BootError(str(error)) from None
                 print(f"lab: booting again: {error}", file=sys.stderr)
         machine = Machine(options, ready, qemu, guest, share)
         machine.times["boot"] = round(time.monotonic() - began, 2)

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from labkit.selftest import MEMCG, held, selftest
 from support.guests import BUILT_KERNELS, PERNODE_KERNELS, GuestImage
-from support.selftest import MEMCG, held, selftest
 
 from memcg_inspect.checks.snapshot import Snapshot
 from memcg_inspect.collect import collect

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 from labkit import images, kernels
+from labkit.selftest import held, selftest
 from support.guests import complaints
-from support.selftest import held, selftest
 
 #: Run with --all only, which builds the kernel first.
 pytestmark = pytest.mark.long

@@ -1,15 +1,16 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 """Images of guests in which the module ``pernode_selftest`` made known charges on every node."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
-from labkit import images
+from . import images
+from .paths import FIXTURES
 
-MODULE = Path(__file__).resolve().parent.parent.parent / "fixtures" / "modules" / "pernode_selftest"
+MODULE = FIXTURES / "modules" / "pernode_selftest"
 FOLDER = "/sys/kernel/debug/pernode_selftest"
 
+#: The slab cache of its objects.
+CACHE = "pernode_selftest"
 #: The memcg that pays.
 MEMCG = "/self/here"
 
@@ -23,7 +24,7 @@ MAKE={folder}/do
 """
 _ALL = "(echo 0 >self/here/cgroup.procs; echo all >$MAKE{more})\n"
 
-#: By stage, what the guest does before the image is taken. Two nodes have CPUs, six only memory.
+#: By stage, what the guest does before the image is taken. "cpuless" needs a node 5.
 STAGES = {
     "before": "",
     "all": _ALL.format(more=""),
@@ -39,12 +40,18 @@ STAGES = {
 }
 
 
+def script(folder: Path, stage: str) -> Path:
+    """Write the script of a stage, which runs in the guest, and return its path."""
+    path = folder / stage
+    path.write_text(_SETUP.format(folder=FOLDER) + STAGES[stage])
+    return path
+
+
 def selftest(tmp_path: Path, kernel: str, stage: str) -> Path:
     """Return an image of a guest with eight nodes, taken at a stage."""
-    script = tmp_path / stage
-    script.write_text(_SETUP.format(folder=FOLDER) + STAGES[stage])
+    run = str(script(tmp_path, stage))
     return images.image(
-        kernel, "2cpu+6mem", modules=((str(MODULE), ""),), run=str(script), append="nokaslr"
+        kernel, "2cpu+6mem", modules=((str(MODULE), ""),), run=run, append="nokaslr"
     )
 
 

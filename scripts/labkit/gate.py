@@ -1,0 +1,291 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+"""Test the memcg accounting of a kernel: boot it in many ways, audit each image, print KTAP."""
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from . import dump, machine, selftest
+from .errors import BootError, GuestError, LabError
+from .images import unless_stale
+from .kernels import Kernel
+from .machine import Options
+from .paths import PROJECT, cache_folder
+
+#: What the kernel says of itself. Stalls and soft lockups are the fault of a slow emulator.
+_COMPLAINT = re.compile(r"WARNING:| BUG:(?! soft lockup)|suspicious RCU|refcount_t: |underflow")
+#: Findings that are told of where no diagnosis explains them.
+_MOST_FINDINGS = 5
+_MOST_COMPLAINTS = 10
+_UNREADABLE = 3
+#: Options of the kernel that a workload, a freeze, or the module needs.
+_NEEDS = {
+    "mixed": ("CONFIG_ZSWAP", "CONFIG_BPF_SYSCALL", "CONFIG_INET"),
+    "loaded": ("CONFIG_ZSWAP", "CONFIG_BPF_SYSCALL", "CONFIG_INET"),
+    "interleave": ("CONFIG_CPUSETS",),
+    "straddle": ("CONFIG_ZSWAP",),
+    "zswap": ("CONFIG_ZSWAP",),
+    "panic": ("CONFIG_KEXEC", "CONFIG_PROC_VMCORE", "CONFIG_MAGIC_SYSRQ"),
+    "pernode_selftest": ("CONFIG_MODULES", "CONFIG_DEBUG_FS", "CONFIG_CPUSETS"),
+}
+_HALF = "half"
+
+
+class Case(NamedTuple):
+    """
+    One guest, and the audit of its image.
+
+    :ivar nodes: as for ``--nodes``
+    :ivar workload: as for ``--workload``; ``idle`` with a stage
+    :ivar freeze: ``settled``, ``busy`` or ``panic``
+    :ivar seed: of the moment at which a busy guest is stopped
+    :ivar stage: what the module ``pernode_selftest`` has done, if it is loaded
+    """
+
+    nodes: str
+    workload: str
+    freeze: str = "settled"
+    seed: int | None = None
+    stage: str = ""
+
+    @property
+    def name(self) -> str:
+        """The name of the test, as it is printed."""
+        what = f"{selftest.MODULE.name}:{self.stage}" if self.stage else self.workload
+        moment = self.freeze if self.seed is None else f"{self.freeze}:{self.seed}"
+        return f"nodes={self.nodes} {what} {moment}"
+
+    def missing(self, kernel: Kernel) -> list[str]:
+        """Return the options that the test needs, and a kernel does not have."""
+        needed = [*_NEEDS.get(self.workload, ()), *_NEEDS.get(self.freeze, ())]
+        if self.stage:
+            needed += _NEEDS[selftest.MODULE.name]
+        return [option for option in needed if kernel.config.get(option) not in ("y", "m")]
+
+
+_MEMORY_ONLY = "2cpu+6mem"
+MATRIX = (
+    *(Case(nodes, "mixed") for nodes in ("1", "2", "4", _MEMORY_ONLY)),
+    *(Case(_MEMORY_ONLY, workload) for workload in ("interleave", "straddle", "zswap")),
+    *(Case("4", "idle", stage=stage) for stage in (_HALF, "removed")),
+    *(Case(_MEMORY_ONLY, "idle", stage=stage) for stage in (_HALF, "cpuless", "removed")),
+    *(Case(nodes, "loaded", "busy", 1) for nodes in ("1", "4", _MEMORY_ONLY)),
+    Case("2", "loaded", "busy", 2),
+    *(Case(nodes, "mixed", "panic") for nodes in ("1", "4")),
+)
+
+
+@dataclass
+class Result:
+    """
+    What became of a test.
+
+    :ivar passed: ``None`` if the test could not be run
+    :ivar told: lines that explain it
+    :ivar skipped: why it was not run; empty if it was
+    """
+
+    passed: bool | None
+    told: list[str] = field(default_factory=list)
+    skipped: str = ""
+
+
+def chosen(patterns: Sequence[str]) -> list[Case]:
+    """Return the tests whose names match one of some shell patterns; all, if there are none."""
+    if not patterns:
+        return list(MATRIX)
+    tests = [t for t in MATRIX if any(fnmatchcase(t.name, pattern) for pattern in patterns)]
+    if not tests:
+        raise LabError(f"--only: no test matches {' or '.join(patterns)}; --list lists the tests")
+    return tests
+
+
+def gate(kernel: Kernel, tests: Sequence[Case]) -> int:
+    """
+    Run tests, and print KTAP.
+
+    :return: exit status: 0 if all passed, 1 if one failed, 2 if one could not be run
+    """
+    kept = cache_folder("gate") / kernel.name
+    shutil.rmtree(kept, ignore_errors=True)
+    print("KTAP version 1", f"# kernel: {kernel.release}", f"1..{len(tests)}", sep="\n", flush=True)
+    results = []
+    for number, test in enumerate(tests, 1):
+        try:
+            result = run(kernel, test, kept / f"{number:02}")
+        except BootError as error:
+            print(*(f"# {line}" for line in str(error).splitlines()), sep="\n")
+            print("Bail out! The kernel does not boot.")
+            return 2
+        results.append(result)
+        print(*_ktap(number, test, result), sep="\n", flush=True)
+    failed = sum(result.passed is False for result in results)
+    broken = sum(result.passed is None for result in results)
+    skipped = sum(bool(result.skipped) for result in results)
+    passed = len(results) - failed - broken - skipped
+    print(f"# {passed} passed, {failed} failed, {skipped} skipped, {broken} could not be run")
+    return 1 if failed else 2 if broken else 0
+
+
+def _ktap(number: int, test: Case, result: Result) -> Iterator[str]:
+    """Return the lines about a test. Those that explain a failure are before its result."""
+    for text in result.told:
+        yield from (f"# {line}" for line in text.splitlines())
+    word = "ok" if result.passed else "not ok"
+    yield f"{word} {number} {test.name}" + (f" # SKIP {result.skipped}" if result.skipped else "")
+
+
+def run(kernel: Kernel, test: Case, folder: Path) -> Result:
+    """Run one test. Its image stays in a folder unless the test passes."""
+    lacks = test.missing(kernel)
+    if lacks:
+        return Result(True, skipped=f"the kernel has no {', '.join(lacks)}")
+    if test.stage and kernel.module_command is None:
+        return Result(True, skipped="modules cannot be built without a build tree")
+    folder.mkdir(parents=True)
+    core = folder / "vmcore"
+    try:
+        unless_stale(lambda: _image(kernel, test, core))
+    except BootError:
+        raise
+    except GuestError as error:
+        return Result(False, [str(error)])
+    except LabError as error:
+        return Result(None, [f"could not be run: {error}"])
+    result = judged(kernel, test, core)
+    if result.passed:
+        shutil.rmtree(folder)
+    else:
+        result.told.append(f"image: {core}")
+    return result
+
+
+def _image(kernel: Kernel, test: Case, core: Path) -> None:
+    with tempfile.TemporaryDirectory(prefix="gate.") as name:
+        more: dict[str, Any] = {}
+        if test.stage:
+            script = selftest.script(Path(name), test.stage)
+            more = {"modules": ((str(selftest.MODULE), ""),), "run": str(script)}
+        options = Options(kernel.name, test.nodes, workload=test.workload, **more)
+        machine.check(options)
+        dump.dump(options, dump.Image(test.freeze, seed=test.seed), core)
+
+
+def judged(kernel: Kernel, test: Case, core: Path) -> Result:
+    """Audit the image of a test, and look at what the guest said."""
+    told = [f"console: {line}" for line in complaints(core)]
+    try:
+        report = _asked(kernel, core, "audit")
+        told += verdict(report)
+        if test.stage == _HALF:
+            told += _misses(kernel, core, report)
+    except LabError as error:
+        return Result(None, [*told, f"could not be audited: {error}"])
+    return Result(not told, told)
+
+
+def complaints(core: Path) -> list[str]:
+    """Return what the kernel of an image complained about on its console."""
+    text = (dump.beside(core) / "console").read_text(errors="replace").replace("\r", "")
+    return [line for line in text.splitlines() if _COMPLAINT.search(line)][:_MOST_COMPLAINTS]
+
+
+def _asked(kernel: Kernel, core: Path, *words: str) -> dict[str, Any]:
+    """Run a command of the package on an image, and return its JSON document."""
+    command = [sys.executable, "-m", "memcg_inspect", *words, "-c", str(core), "--json"]
+    if kernel.config.get("CONFIG_DEBUG_INFO_BTF") != "y":
+        command += ["-s", str(kernel.vmlinux)]
+    note = dump.beside(core) / "vmcoreinfo"
+    if note.exists():
+        command += ["--vmcoreinfo", str(note)]
+    done = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, check=False)
+    try:
+        document: dict[str, Any] = json.loads(done.stdout)
+    except ValueError:
+        raise LabError(done.stderr.strip() or f"exit status {done.returncode}") from None
+    return document
+
+
+def verdict(report: dict[str, Any]) -> list[str]:
+    """Return what an audit found, in lines; none if it is exact."""
+    if report["verdict"] == "exact":
+        return []
+    said = [f"audit: {report['verdict']}, {len(report['findings'])} findings"]
+    for cause in report["diagnoses"]:
+        said.append(f"{cause['confidence']}: {cause['what']}{_of(cause['memcg_paths'])}")
+        if cause["functions"]:
+            said.append(f"  look at {', '.join(cause['functions'])}")
+    unexplained = [report["findings"][index] for index in report["unexplained"]]
+    for finding in unexplained[:_MOST_FINDINGS]:
+        node = "" if finding["nid"] is None else f", node {finding['nid']}"
+        where = _of([finding["memcg_path"]])
+        said.append(f"{finding['identity']} {finding['item']}{node}{where}: {finding['what']}")
+    if len(unexplained) > _MOST_FINDINGS:
+        said.append(f"{len(unexplained) - _MOST_FINDINGS} other findings have no diagnosis")
+    for subject, coverage in report["coverage"].items():
+        if coverage["unreadable"]:
+            examples = [missed["what"] for missed in coverage["examples"][:_UNREADABLE]]
+            said.append(f"not read: {subject}: {coverage['unreadable']}, such as {examples}")
+    return said
+
+
+def _of(paths: Iterable[str | None]) -> str:
+    known = sorted({path for path in paths if path})
+    return f" ({', '.join(known)})" if known else ""
+
+
+ByNode = dict[str, dict[int, int]]
+
+
+def _misses(kernel: Kernel, core: Path, report: dict[str, Any]) -> list[str]:
+    """Compare what the module says it holds with what its memcg is charged for, by node."""
+    held, charged = _held(core), _charged(kernel, core, report)
+    return [
+        f"{kind} on node {nid}: the module holds {size}, its memcg is charged for {got}"
+        for kind in held
+        for nid in sorted(held[kind].keys() | charged[kind].keys())
+        if (size := held[kind].get(nid, 0)) != (got := charged[kind].get(nid, 0))
+    ]
+
+
+def _held(core: Path) -> dict[str, Counter[int]]:
+    """Return bytes, or objects of a cache, that the module holds."""
+    found: dict[str, Counter[int]] = defaultdict(Counter)
+    for kind, size, nodes in selftest.held(core):
+        for nid, amount in nodes.items():
+            if kind == "slab":
+                found["objects"][nid] += amount // size
+            else:
+                found["percpu bytes" if kind == "percpu" else "bytes of pages"][nid] += amount
+    return found
+
+
+def _charged(kernel: Kernel, core: Path, report: dict[str, Any]) -> dict[str, Counter[int]]:
+    found: dict[str, Counter[int]] = defaultdict(Counter)
+    memcg = next(m["address"] for m in report["memcgs"] if m["path"] == selftest.MEMCG)
+    for cell in report["skew"]:
+        if (cell["memcg"], cell["kind"]) == (memcg, "kmem") and cell["backing_nid"] is not None:
+            found["bytes of pages"][cell["backing_nid"]] += cell["bytes"]
+    of_memcg = ("--memcg", selftest.MEMCG, "--by", "memcg,node")
+    for row in _rows(_asked(kernel, core, "percpu", *of_memcg)):
+        found["percpu bytes"][row["node"]] += row["bytes"]
+    by_cache = (*of_memcg[:-1], "memcg,cache,node")
+    for row in _rows(_asked(kernel, core, "slabinfo", *by_cache)):
+        if row["cache"] == selftest.CACHE:
+            found["objects"][row["node"]] += row["objects"]
+    return found
+
+
+def _rows(document: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Return the rows of the first table of a document."""
+    rows: Iterator[dict[str, Any]] = iter(document["tables"][0]["rows"])
+    return rows

@@ -1,0 +1,265 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+"""`scripts/lab gate`: a kernel passes, a fault fails, and each failure is explained."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from labkit import gate, given, kernels, poke, selftest
+from labkit.cli import main
+from labkit.errors import BootError, LabError
+from labkit.gate import MATRIX, Case, Result
+from support.guests import PERNODE_KERNELS, Lab
+from support.mistakes import MISTAKES, name_of
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+SOME = (Case("1", "mixed"), Case("2", "loaded", "busy", 7), Case("4", "idle", stage="half"))
+Made = Callable[..., kernels.Kernel]
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> Made:
+    """Return a function that makes a kernel of nothing but a configuration."""
+
+    def make(*options: str, name: str = "made") -> kernels.Kernel:
+        folder = tmp_path / name
+        folder.mkdir()
+        (folder / "bzImage").write_bytes(b"kernel")
+        (folder / "release").write_text("9.9.9-made\n")
+        (folder / "config").write_text("".join(f"{option}=y\n" for option in options))
+        return kernels.Kernel(name, folder, {"release": "9.9.9-made", "packages": {}})
+
+    return make
+
+
+def printed(capsys: pytest.CaptureFixture[str]) -> list[str]:
+    return capsys.readouterr().out.splitlines()
+
+
+# What is printed
+
+
+def test_each_test_has_a_name_of_its_own() -> None:
+    names = [test.name for test in MATRIX]
+    assert len(set(names)) == len(names)
+    assert not any("#" in name for name in names)  # KTAP: what follows is a directive
+
+
+def test_tests_are_chosen_by_their_names() -> None:
+    assert gate.chosen([]) == list(MATRIX)
+    assert {test.nodes for test in gate.chosen(["nodes=4 *", "nodes=1 *"])} == {"1", "4"}
+    with pytest.raises(LabError, match="no test matches nodes=3"):
+        gate.chosen(["nodes=3"])
+
+
+@pytest.mark.parametrize(
+    ("results", "status", "lines"),
+    [
+        ([Result(True)] * 3, 0, "3 passed, 0 failed, 0 skipped, 0 could not be run"),
+        (
+            [Result(True), Result(True, skipped="no X"), Result(False, ["because"])],
+            1,
+            "1 passed, 1 failed, 1 skipped, 0 could not be run",
+        ),
+        (
+            [Result(None, ["broken"]), Result(True), Result(True)],
+            2,
+            "2 passed, 0 failed, 0 skipped, 1 could not be run",
+        ),
+        (
+            [Result(None), Result(False), Result(True)],
+            1,
+            "1 passed, 1 failed, 0 skipped, 1 could not be run",
+        ),
+    ],
+)
+def test_the_exit_status_and_the_sums(
+    results: list[Result],
+    status: int,
+    lines: str,
+    made: Made,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    left = list(results)
+    monkeypatch.setattr(gate, "run", lambda *_: left.pop(0))
+    assert gate.gate(made(), SOME) == status
+    out = printed(capsys)
+    assert out[:3] == ["KTAP version 1", "# kernel: 9.9.9-made", "1..3"]
+    assert out[-1] == f"# {lines}"
+    said = [line for line in out if line.startswith(("ok ", "not ok "))]
+    assert [line.startswith("ok ") for line in said] == [bool(r.passed) for r in results]
+
+
+def test_a_failure_is_explained_before_its_result(
+    made: Made, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(gate, "run", lambda *_: Result(False, ["one\ntwo", "three"]))
+    gate.gate(made(), SOME[1:2])
+    assert printed(capsys)[3:-1] == ["# one", "# two", "# three", "not ok 1 nodes=2 loaded busy:7"]
+
+
+def test_a_kernel_that_does_not_boot_is_tried_once(
+    made: Made, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def run(*_: object) -> Result:
+        raise BootError("no answer:\n  Kernel panic")
+
+    monkeypatch.setattr(gate, "run", run)
+    assert gate.gate(made(), SOME) == 2
+    assert printed(capsys)[3:] == [
+        "# no answer:",
+        "#   Kernel panic",
+        "Bail out! The kernel does not boot.",
+    ]
+
+
+def test_what_a_kernel_lacks_is_skipped(made: Made, tmp_path: Path) -> None:
+    bare = made("CONFIG_ZSWAP", "CONFIG_INET")
+    result = gate.run(bare, SOME[0], tmp_path / "1")
+    assert (result.passed, result.skipped) == (True, "the kernel has no CONFIG_BPF_SYSCALL")
+    panic = Case("1", "idle", "panic")
+    assert panic.missing(bare) == ["CONFIG_KEXEC", "CONFIG_PROC_VMCORE", "CONFIG_MAGIC_SYSRQ"]
+
+
+def test_complaints_of_the_kernel(tmp_path: Path) -> None:
+    core = tmp_path / "vmcore"
+    told = gate.dump.beside(core)
+    told.mkdir()
+    complaints = [
+        "[    1.0] WARNING: CPU: 0 PID: 1 at mm/memcontrol.c:1 f+0x1/0x2",
+        "[    1.0] BUG: unable to handle page fault",
+        "[    1.0] WARNING: suspicious RCU usage",
+        "[    1.0] page_counter underflow: -1 nr_pages=1",
+    ]
+    others = [
+        "[    1.0] watchdog: BUG: soft lockup - CPU#1 stuck for 22s!",
+        "[    1.0] rcu: INFO: rcu_sched self-detected stall on CPU",
+        "[    1.0] Kernel panic - not syncing: sysrq triggered crash",
+    ]
+    (told / "console").write_text("\r\n".join(complaints + others))
+    assert gate.complaints(core) == complaints
+
+
+# Kernels of others
+
+
+def test_what_is_no_kernel(tmp_path: Path) -> None:
+    with pytest.raises(LabError, match="has no kernel: neither arch/x86/boot/bzImage"):
+        given.from_folder(tmp_path)
+    with pytest.raises(LabError, match="no source of a kernel"):
+        given.from_source(tmp_path)
+    (tmp_path / "arch/x86/boot").mkdir(parents=True)
+    (tmp_path / "arch/x86/boot/bzImage").touch()
+    with pytest.raises(LabError, match="no vmlinux: run `make vmlinux bzImage modules`"):
+        given.from_folder(tmp_path)
+
+
+def test_a_kernel_that_the_lab_cannot_use(
+    made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MEMCG_INSPECT_CACHE", str(tmp_path / "cache"))
+    with pytest.raises(LabError, match=r"9\.9\.9-made has no .*CONFIG_NUMA.*CONFIG_VIRTIO_PCI"):
+        given.from_folder(made("CONFIG_MEMCG").folder)
+
+
+def test_copies_of_kernels_are_bounded(
+    made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MEMCG_INSPECT_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(kernels, "_given", {})
+    enough = [*given._NEEDED, "CONFIG_DEBUG_INFO_BTF"]
+    ready = [
+        given.from_folder(made(*enough, f"CONFIG_OF_{i}", name=f"made-{i}").folder)
+        for i in range(6)
+    ]
+    assert [one.folder.exists() for one in ready] == [False] * 2 + [True] * 4
+    last = ready[-1]
+    assert kernels.kernel(last.name) is last and last.release == "9.9.9-made"
+    assert kernels.tools(last.name) == () and last.module_command is None
+
+
+def test_the_arguments(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["gate", "--list", "--only", "*panic"]) == 0
+    assert printed(capsys) == [test.name for test in MATRIX if test.freeze == "panic"]
+    assert main(["gate"]) == 2
+    assert "give --kernel-dir, --source or --kernel" in capsys.readouterr().err
+
+
+# On real kernels
+
+
+@pytest.mark.image
+def test_a_kernel_passes(tmp_path: Path) -> None:
+    kernel = kernels.kernel("7.3")
+    assert given.from_folder(kernel.folder) == kernel
+    result = gate.run(kernel, Case("1", "mixed"), tmp_path / "1")
+    assert result == Result(True, [])
+    assert not (tmp_path / "1").exists()  # an image that nobody needs
+
+
+def copied(core: Path, folder: Path) -> Path:
+    """Return a copy of an image's directory beside a path for the image itself."""
+    out = folder / "vmcore"
+    shutil.copytree(gate.dump.beside(core), gate.dump.beside(out), symlinks=True)
+    return out
+
+
+@pytest.mark.image
+def test_a_fault_fails_and_is_diagnosed(lab: Lab, tmp_path: Path) -> None:
+    image = lab.image("7.3", "1", "mixed")
+    core = copied(image.core, tmp_path)
+    shutil.copy(image.core, core)
+    assert gate.judged(kernels.kernel("7.3"), Case("1", "mixed"), core) == Result(True, [])
+    counter = (
+        "root_mem_cgroup.nodeinfo[0].lruvec_stats"
+        ".state[mem_cgroup_stats_index[NR_SLAB_RECLAIMABLE_B]]"
+    )
+    poke.poke(image.core, core, image.vmlinux, [(counter, "old + 64")])
+    result = gate.judged(kernels.kernel("7.3"), Case("1", "mixed"), core)
+    assert result.passed is False
+    assert result.told[0].startswith("audit: findings, ")
+    assert any("64 bytes" in line for line in result.told), result.told
+
+
+@pytest.mark.image
+@pytest.mark.parametrize("kernel", PERNODE_KERNELS)
+def test_what_the_module_holds_is_compared(kernel: str, tmp_path: Path) -> None:
+    (tmp_path / "image").mkdir()
+    original = selftest.selftest(tmp_path, kernel, "half")
+    core = copied(original, tmp_path / "image")
+    core.symlink_to(original)
+    ready, test = kernels.kernel(kernel), Case("2cpu+6mem", "idle", stage="half")
+    assert gate.judged(ready, test, core) == Result(True, [])
+    held = gate.dump.beside(core) / "2" / selftest.FOLDER.lstrip("/") / "held"
+    lines = held.read_text().splitlines()
+    one = next(number for number, line in enumerate(lines) if line.split()[1] == "slab")
+    held.write_text("\n".join(lines[:one] + lines[one + 1 :]))
+    (told,) = gate.judged(ready, test, core).told
+    assert told.startswith("objects on node ") and "its memcg is charged for" in told
+
+
+@pytest.mark.image
+@pytest.mark.long
+@pytest.mark.parametrize("kernel", ["7.3-lab", "7.3-pernode"])
+def test_an_honest_kernel_passes_the_whole_gate(kernel: str) -> None:
+    command = [sys.executable, ROOT / "scripts" / "lab", "gate", "--kernel", kernel]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert f"# {len(MATRIX)} passed, 0 failed, 0 skipped" in done.stdout
+
+
+@pytest.mark.image
+@pytest.mark.long
+@pytest.mark.parametrize("mistake", kernels.BROKEN)
+def test_each_broken_kernel_fails(mistake: str, tmp_path: Path) -> None:
+    test = Case("2cpu+6mem", MISTAKES[mistake].workload)
+    assert test in MATRIX
+    result = gate.run(kernels.kernel(name_of(mistake)), test, tmp_path / "1")
+    assert result.passed is False
+    assert result.told[-1] == f"image: {tmp_path / '1' / 'vmcore'}"
