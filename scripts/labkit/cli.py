@@ -20,7 +20,7 @@ _NODES_HELP = "NUMA nodes: 4, or 2cpu+6mem for 2 nodes with CPUs and 6 without (
 
 def _kernel(args: argparse.Namespace) -> int:
     ready = kernels.kernel(args.name, refresh=args.refresh)
-    if not kernels.recipe(args.name).breadth:
+    if not kernels.recipe(args.name).part:
         kernels.debug_info(args.name)
     print(ready.folder)
     for package, version in ready.facts["packages"].items():

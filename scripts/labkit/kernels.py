@@ -3,7 +3,7 @@
 
 import functools
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,14 +21,14 @@ class Recipe:
     series: str
     # of Debian's kernels
     flavour: str = "cloud"
-    # scripts/breadth boots it, and no test
-    breadth: bool = False
+    # the part of the tests that alone boots it: "breadth", "museum"; empty if all may
+    part: str = ""
     # config fragments in fixtures/kernels/; a later one overrides an earlier one
     fragments: tuple[str, ...] = ()
     localversion: str = ""
     # options of the fragments that this series does not have
     optional: frozenset[str] = frozenset()
-    # patches, or folders of patches, in fixtures/patches/, in the order to apply them
+    # patches, or folders of patches, in fixtures/, in the order to apply them
     patches: tuple[str, ...] = ()
     # of a patched kernel: the kernel without the patches, from whose build tree it starts
     base: str | None = None
@@ -45,16 +45,16 @@ RECIPES: dict[str, Recipe] = {
     "7.2": Recipe("7.2"),
     "7.3": Recipe("7.3"),
     **{
-        series: Recipe(series, breadth=True)
+        series: Recipe(series, part="breadth")
         for series in ("6.16", "6.17", "6.18", "6.19", "7.0", "7.1")
     },
     **{
-        f"{series}-rt": Recipe(series, flavour="rt", breadth=True)
+        f"{series}-rt": Recipe(series, flavour="rt", part="breadth")
         for series in ("6.1", "6.12", "7.3")
     },
     **{
         f"7.3-{what}": Recipe(
-            "7.3", breadth=True, fragments=("lab", f"lab-{what}"), localversion="lab"
+            "7.3", part="breadth", fragments=("lab", f"lab-{what}"), localversion="lab"
         )
         for what in ("kasan", "tiny")
     },
@@ -63,13 +63,17 @@ RECIPES: dict[str, Recipe] = {
     ),
     "7.3-lab": Recipe("7.3", fragments=("lab",), localversion="lab"),
     "7.3-pernode": Recipe(
-        "7.3", fragments=("lab",), localversion="lab", patches=("7.3-pernode",), base="7.3-lab"
+        "7.3",
+        fragments=("lab",),
+        localversion="lab",
+        patches=("patches/7.3-pernode",),
+        base="7.3-lab",
     ),
     "7.3-pernode-debug": Recipe(
         "7.3",
         fragments=("lab", "lab-debug"),
         localversion="lab",
-        patches=("7.3-pernode",),
+        patches=("patches/7.3-pernode",),
         base="7.3-lab",
     ),
 }
@@ -83,12 +87,30 @@ RECIPES |= {
         "7.3",
         fragments=("lab",),
         localversion="lab",
-        patches=(f"7.3-pernode-broken/{mistake}.patch",),
+        patches=(f"patches/7.3-pernode-broken/{mistake}.patch",),
         base="7.3-pernode",
         place="7.3-pernode-broken",
     )
     for mistake in BROKEN
 }
+
+
+def _museum(series: str, folder: str) -> dict[str, Recipe]:
+    """Return the kernels that have a real bug of Linux put back, named after the patch."""
+    base = RECIPES[f"{series}-lab"]
+    return {
+        f"{series}-museum-{path.stem}": replace(
+            base,
+            part="museum",
+            patches=(f"{folder}/{path.name}",),
+            base=f"{series}-lab",
+            place=f"{series}-museum",
+        )
+        for path in sorted((FIXTURES / folder).glob("*.patch"))
+    }
+
+
+RECIPES |= _museum("7.3", "museum") | _museum("6.12", "museum/6.12")
 
 
 @dataclass(frozen=True)
@@ -151,7 +173,7 @@ def give(kernel: Kernel) -> None:
 def _patch_files(recipe: Recipe) -> list[Path]:
     found: list[Path] = []
     for name in recipe.patches:
-        place = FIXTURES / "patches" / name
+        place = FIXTURES / name
         files = [place] if place.is_file() else sorted(place.glob("*.patch"))
         if not files:
             raise LabError(f"no patches in {place}")
@@ -275,10 +297,10 @@ def names(built_here: bool | None = None) -> Sequence[str]:
     return [
         name
         for name, how in RECIPES.items()
-        if not how.breadth and (built_here is None or built_here == bool(how.fragments))
+        if not how.part and (built_here is None or built_here == bool(how.fragments))
     ]
 
 
-def breadth_names() -> Sequence[str]:
-    """Return the names of the kernels that only scripts/breadth boots."""
-    return [name for name, how in RECIPES.items() if how.breadth]
+def names_of_part(part: str) -> Sequence[str]:
+    """Return the names of the kernels that only one part of the tests boots."""
+    return [name for name, how in RECIPES.items() if how.part == part]

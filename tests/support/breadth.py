@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from labkit import dump, hotplug, images, kmodules
-from labkit.kernels import breadth_names, kernel
+from labkit.kernels import kernel, names_of_part
 from labkit.machine import Options
 
 from memcg_inspect.image.image import image_of
@@ -24,7 +24,7 @@ from support.guests import ROOT, GuestImage
 
 KERNELS = ("6.1", "6.12", "7.2", "7.3")
 #: Kernels that no other test boots.
-OTHERS = tuple(breadth_names())
+OTHERS = tuple(names_of_part("breadth"))
 #: Debian's archive has no modules of these: they have no disk to swap to, and no overlayfs.
 _WITHOUT_MODULES = ("6.19", "7.0", "7.1")
 #: A word on the kernel's command line: the workload goes on when the guest is stopped.
