@@ -130,7 +130,8 @@ class Hugetlb:
     def on_nodes(self) -> Mapping[tuple[int, int, int], Compared]:
         """By cgroup, index of the size, and node: pages, and the usage of the node."""
         found: dict[tuple[int, int, int], Compared] = {}
-        nids = sorted({*self.nids, *(nid for _, _, nid in self.charged)})
+        used = {nid for one in self.cgroups.values() for (_, nid), n in one.on_nodes.items() if n}
+        nids = sorted({*self.nids, *used, *(nid for _, _, nid in self.charged)})
         for cgroup in self.referred:
             one = self.cgroups.get(cgroup)
             for n in range(len(self.sizes)):

@@ -18,7 +18,11 @@ Exceptions, by counter:
   So ``NR_SWAPCACHE`` of memcgs only grows.
 - NFS clients count in ``NR_WRITEBACK`` of nodes what the server has not committed yet
   (``nfs_folio_mark_unstable()``). If there is one, the node may have more than the root memcg.
-- ``NR_FILE_MAPPED``, ``NR_HUGETLB``, ``NR_SECONDARY_PAGETABLE`` and those of shadow entries
+- ``NR_HUGETLB`` (6.14) is not compared. ``free_huge_folio()`` subtracts from the node what nobody
+  has added: surplus pages that ``gather_surplus_pages()`` gives back, because a process asked for
+  more than there is, and up to 7.2 the targets of migrations, of ``UFFDIO_COPY`` and of
+  ``memfd_alloc_folio()``. It may fall below 0. Memcgs are not changed: nothing was charged.
+- ``NR_FILE_MAPPED``, ``NR_SECONDARY_PAGETABLE`` and those of shadow entries
   (``WORKINGSET_NODES``, ``WORKINGSET_NODERECLAIM``) also count pages and objects that need not be
   charged, and that are not counted here. The counter of the node cannot be less than the root
   memcg's. The rest is taken as not charged.
@@ -90,7 +94,6 @@ _OF_FOLIOS = (
 #: Counters of folios, pages and objects that need not be charged.
 AT_LEAST = (
     "NR_FILE_MAPPED",
-    "NR_HUGETLB",
     "NR_SECONDARY_PAGETABLE",
     "WORKINGSET_NODERECLAIM",
     "WORKINGSET_NODES",

@@ -150,7 +150,7 @@ def test_bytes_of_an_obj_cgroup_are_compared_modulo_a_page(off: int, size: int, 
         (("local", SLAB, B, 0), {8: 0, -8: 0}),
         (("local", "NR_SHMEM", B, 0), {8: -8, -8: 8}),
         # A node may have what is not charged, so only more of the root memcg's shows.
-        (("node_levels", "NR_HUGETLB", None, 0), {8: 0, -8: 0}),
+        (("node_levels", "NR_FILE_MAPPED", None, 0), {8: 0, -8: 0}),
         (("node_levels", "NR_SHMEM", None, 0), {8: -8, -8: 8}),
     ],
 )
@@ -164,14 +164,14 @@ def test_rows_in_which_something_may_be_hidden(row: Short, amounts: dict[int, in
     [
         (("local", SLAB, B, 0), 8, {8: 0, 20: 0, 4: 4, -8: 8}),
         (("local", SLAB, B, 0), -8, {-8: 0, -20: 0, 8: -8}),
-        (("node_levels", "NR_HUGETLB", None, 0), -8, {-8: 0, -20: 0, -4: -4, 8: -8}),
-        (("node_levels", "NR_HUGETLB", None, 0), 8, {8: 8, 20: 8}),
+        (("node_levels", "NR_FILE_MAPPED", None, 0), -8, {-8: 0, -20: 0, -4: -4, 8: -8}),
+        (("node_levels", "NR_FILE_MAPPED", None, 0), 8, {8: 8, 20: 8}),
     ],
 )
 def test_of_what_may_be_hidden_a_row_shows_a_part(
     row: Short, off: int, rests: dict[int, int]
 ) -> None:
-    d = view(snapshot(features=features("NR_HUGETLB", has_local=True)), {row: off}).differences
+    d = view(snapshot(features=features("NR_FILE_MAPPED", has_local=True)), {row: off}).differences
     assert {n: left(d, row, {row: n}) for n in rests} == rests
 
 

@@ -280,7 +280,7 @@ def levels(item: str = STACK) -> list[Short]:
 def at(place: Any, nid: int | None, item: str = STACK, memcg: int = A) -> dict[Short, int]:
     d = exact(
         kernel(
-            *(STACK, "NR_INACTIVE_FILE", "NR_HUGETLB", "NR_FILE_PAGES"),
+            *(STACK, "NR_INACTIVE_FILE", "NR_FILE_MAPPED", "NR_FILE_PAGES"),
             local=LocalItems(frozenset((STACK,)), frozenset((SLAB,))),
             has_local=True,
         ),
@@ -359,7 +359,7 @@ def test_a_counter_of_slab_memory_has_levels_of_its_own() -> None:
     ("item", "nid", "changed"),
     [
         ("NR_INACTIVE_FILE", 1, {("node_levels", "NR_INACTIVE_FILE", None, 1): -40}),
-        ("NR_HUGETLB", 1, {("node_levels", "NR_HUGETLB", None, 1): -40}),
+        ("NR_FILE_MAPPED", 1, {("node_levels", "NR_FILE_MAPPED", None, 1): -40}),
         ("NR_FILE_PAGES", 1, {("node_levels", "NR_FILE_PAGES"): -40}),
         ("NR_INACTIVE_FILE", None, {}),
         # Not a counter of lruvecs of this kernel.
