@@ -24,7 +24,7 @@ from .kernels import Kernel
 from .kmodules import own_name
 from .machine import Options, check
 from .paths import cache_folder
-from .programs import GUEST, WORKLOADS, workload_parts
+from .programs import GUEST, WORKLOADS, source, workload_parts
 from .store import file_hash, fresh_folder, locked, read_stamp, text_hash, write_stamp
 
 T = TypeVar("T")
@@ -47,7 +47,7 @@ def _lab_hash() -> str:
 
 def key(options: Options, image: dump.Image, kernel: Kernel) -> str:
     """Return the name of an image in the cache."""
-    sources = [WORKLOADS / f"{part}.c" for part in workload_parts(options.workload)]
+    sources = [source(part) for part in workload_parts(options.workload)]
     sources += [WORKLOADS / "common.c", WORKLOADS / "common.h"]
     return text_hash(
         {

@@ -87,6 +87,7 @@ PARTS = (
         "guests that are stopped at one instruction of a charge after the other",
         ("tests/collect/test_steps.py",),
     ),
+    Part("museum", "bugs that Linux really had, put back into its kernel", ("tests/museum",)),
     Part("gate", "the gate for kernels, honest and with a mistake", ("tests/lab/test_gate.py",)),
     Part(
         "crashes",

@@ -9,6 +9,8 @@ from .run import need, run
 from .store import fresh_folder, locked, read_stamp, text_hash, tree_hash, write_stamp
 
 WORKLOADS = FIXTURES / "workloads"
+#: Those that provoke bugs that were put back into a kernel.
+MUSEUM = FIXTURES / "museum"
 GUEST = FIXTURES / "guest"
 # Workloads that never become idle.
 ENDLESS = frozenset(
@@ -40,14 +42,21 @@ def compiled(source: Path, *with_files: Path) -> bytes:
         if read_stamp(folder) is None:
             units = [source, *(path for path in with_files if path.suffix == ".c")]
             with fresh_folder(folder) as made:
-                command = ["gcc", *_FLAGS, "-o", made / "program", *units]
+                headers = [f"-I{path.parent}" for path in with_files if path.suffix == ".h"]
+                command = ["gcc", *_FLAGS, *headers, "-o", made / "program", *units]
                 run(command, what=f"compile {source.name}")
                 write_stamp(made, {"source": source.name})
     return (folder / "program").read_bytes()
 
 
+def source(part: str) -> Path:
+    """Return the source of a program of a workload. It need not be there."""
+    own = WORKLOADS / f"{part}.c"
+    return own if own.exists() else MUSEUM / f"{part}.c"
+
+
 def workload_names() -> list[str]:
-    """Return the names of all workloads."""
+    """Return the names of all workloads, without those of the museum."""
     names = {path.stem for path in WORKLOADS.glob("*.c")} - {"common"}
     return sorted(names | {path.stem for path in WORKLOADS.glob("*.list")})
 
@@ -58,7 +67,7 @@ def workload_parts(name: str) -> list[str]:
     if together.exists():
         lines = together.read_text().splitlines()
         return [line.strip() for line in lines if line.strip() and not line.startswith("#")]
-    if name == "common" or not (WORKLOADS / f"{name}.c").exists():
+    if name == "common" or not source(name).exists():
         raise LabError(f"no workload {name!r}; there are: {', '.join(workload_names())}")
     return [name]
 
@@ -66,4 +75,4 @@ def workload_parts(name: str) -> list[str]:
 def workload_programs(name: str) -> dict[str, bytes]:
     """Return the compiled programs of a workload, by name."""
     common = (WORKLOADS / "common.c", WORKLOADS / "common.h")
-    return {part: compiled(WORKLOADS / f"{part}.c", *common) for part in workload_parts(name)}
+    return {part: compiled(source(part), *common) for part in workload_parts(name)}
