@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 from support.guests import NOT_BUILT, Lab, Plant
+from support.planting import left_behind
 
 # On a loaded machine any example can take long.
 settings.register_profile("loaded", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -100,6 +101,13 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 @pytest.fixture(scope="session")
 def lab(request: pytest.FixtureRequest) -> Lab:
     return Lab(request.config.getoption("--anew"))
+
+
+@pytest.fixture(autouse=True)
+def faults_are_taken_back() -> Iterator[None]:
+    """Fail a test that leaves a fault in the memory that the tests after it read."""
+    yield
+    assert left_behind() == []
 
 
 @pytest.fixture

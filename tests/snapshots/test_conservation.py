@@ -119,7 +119,7 @@ def test_memcgs_of_one_path() -> None:
 def test_a_counter_that_lost_pages(lab: Lab, kernel: str) -> None:
     """All that another workload charges is in counters. A planted fault is found, to the page."""
     before = take_snapshot(Image(lab.image(kernel, "4", "files").program()))
-    subject = Subject(lab.image(kernel, "4", "mixed").program())
+    subject = Subject(lab.image(kernel, "4", "mixed").own_program())
     after = take_snapshot(Image(subject.image.prog))
     honest = compared([Named("before", before), Named("after", after)])
     (table,) = [table for table in honest.tables if table.name == "conservation"]

@@ -87,12 +87,24 @@ def _opened(core: Path) -> drgn.Program:
     return open_program(ImageSource(core=str(core), vmcoreinfo=vmcoreinfo, debuginfo="btf"))
 
 
+#: A key of ``Program.cache``.
+_SHARED = "shared by tests"
+
+
 # Debug info of a kernel takes hundreds of megabytes, so few programs are kept open.
 @lru_cache(maxsize=3)
 def _program(core: Path, vmlinux: Path | None) -> drgn.Program:
     if vmlinux is None:
-        return _opened(core)
-    return open_program(ImageSource(core=str(core), symbols=(str(vmlinux),)))
+        prog = _opened(core)
+    else:
+        prog = open_program(ImageSource(core=str(core), symbols=(str(vmlinux),)))
+    prog.cache[_SHARED] = True
+    return prog
+
+
+def is_shared(prog: drgn.Program) -> bool:
+    """Return whether other tests use a program, too."""
+    return bool(prog.cache.get(_SHARED))
 
 
 @lru_cache(maxsize=200)

@@ -38,6 +38,7 @@ planter is a function and the sizes to plant, the first of which is the default 
 
 from __future__ import annotations
 
+import weakref
 from collections import defaultdict
 from collections.abc import Callable
 from contextlib import suppress
@@ -56,6 +57,7 @@ from memcg_inspect.image.image import Image
 from memcg_inspect.linux.mm.memcontrol_vmstats import StatReader
 from memcg_inspect.report import Finding, Report
 from support.findings import by_path, named
+from support.guests import is_shared
 
 _WORD = 8
 
@@ -105,6 +107,15 @@ class Planter:
     sizes: tuple[int, ...] = (0,)
 
 
+#: All that are in use.
+_overlays: weakref.WeakSet[Overlay] = weakref.WeakSet()
+
+
+def left_behind() -> list[drgn.Program]:
+    """Return the programs that other tests use, and that read as if faults were in the image."""
+    return [overlay.prog for overlay in _overlays if overlay.is_laid() and is_shared(overlay.prog)]
+
+
 class Overlay:
     """
     The memory of a program, with other values at some addresses.
@@ -114,10 +125,11 @@ class Overlay:
     """
 
     def __init__(self, prog: drgn.Program) -> None:
-        self._prog = prog
+        self.prog = prog
         # None where a page was left out of the dump
         self._words: dict[int, bytes | None] = {}
         self._original: dict[int, bytes | None] = {}
+        _overlays.add(self)
 
     def write(self, writes: tuple[Write, ...]) -> None:
         """Make all readers of the program see these bytes."""
@@ -133,10 +145,14 @@ class Overlay:
         """Make the image read as it was."""
         self._words.update(self._original)
 
+    def is_laid(self) -> bool:
+        """Return whether the image reads other than it was."""
+        return self._words != self._original
+
     def _cover(self, at: int) -> None:
         if at in self._words:
             return
-        prog = self._prog
+        prog = self.prog
         try:
             original = prog.read(at, _WORD)
         except FaultError:
@@ -180,8 +196,8 @@ class Subject:
 
     def audit(self, fault: Fault) -> Report:
         """Audit the image with a fault. Nothing that was read before is used again."""
-        self._overlay.write(fault.writes)
         try:
+            self._overlay.write(fault.writes)
             return audit(Image(self.prog))
         finally:
             self._overlay.clear()
