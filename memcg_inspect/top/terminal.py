@@ -81,6 +81,17 @@ class Terminal:
         with suppress(BlockingIOError):
             os.write(self._wake_in, b"\0")
 
+    def wake_on_signals(self) -> int:
+        """
+        Make :meth:`wait` return on every signal.
+
+        Python runs a handler between two instructions. A signal that comes after the last of them,
+        and before the wait begins, would wait with it.
+
+        :return: what :func:`signal.set_wakeup_fd` takes to undo it
+        """
+        return signal.set_wakeup_fd(self._wake_in, warn_on_full_buffer=False)
+
     def wait(self, seconds: float) -> list[str]:
         """
         Wait for keys, for :meth:`wake`, or for the time.
@@ -200,6 +211,7 @@ def opened_terminal() -> Iterator[Terminal]:
     terminal = Terminal(console)
     handlers = terminal.handlers()
     before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
+    woken = terminal.wake_on_signals()
     try:
         terminal.enter()
         yield terminal
@@ -207,5 +219,6 @@ def opened_terminal() -> Iterator[Terminal]:
         try:
             terminal.leave()
         finally:
+            signal.set_wakeup_fd(woken)
             for number, handler in before.items():
                 signal.signal(number, handler)
