@@ -54,8 +54,9 @@ class FoundAmounts:
                 NotRead(row.reason or "not all memory could be read") if is_missing else amount
             )
         if check is user_pages.CHECK:
-            self._items.update(user_pages.kept_items(self._snapshot))
-            self._by_node.update(user_pages.BY_NODE)
+            kept = user_pages.kept_items(self._snapshot)
+            self._items.update(kept)
+            self._by_node.update(i for i in kept if user_pages.has_nodes(self._snapshot, i))
 
     def own(self, memcg: int, item: str, nid: int | None = None) -> int | NotRead | None:
         """

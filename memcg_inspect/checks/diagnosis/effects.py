@@ -97,7 +97,7 @@ def taken_from(d: Differences, payer: Payer, what: Charge) -> Signature:
     for item, nid, amount in _counted(d, what):
         _count(d, rows, item, payer.memcg, nid, amount)
     for item in what.states:
-        _count(d, rows, item, payer.memcg, _node_of(item, what.nid), pages)
+        _count(d, rows, item, payer.memcg, _node_of(d, item, what.nid), pages)
     if what.kind in ("kmem", "lru", "sock"):
         usage = RowKey("usage", "memory.usage", "pages", payer.memcg)
         if d.has(usage) and (what.kind != "sock" or d.snapshot.features.default_hierarchy):
@@ -158,13 +158,13 @@ def _states_of(d: Differences, address: int, memcg: int) -> Signature:
     rows: Counter[RowKey] = Counter()
     for (payer, nid, item), pages in d.snapshot.user_pages.pages.items():
         if payer == address:
-            _count(d, rows, item, memcg, _node_of(item, nid), pages)
+            _count(d, rows, item, memcg, _node_of(d, item, nid), pages)
     return Signature(rows)
 
 
-def _node_of(item: str, nid: int | None) -> int | None:
+def _node_of(d: Differences, item: str, nid: int | None) -> int | None:
     """Return the node of the row of a counter of user pages."""
-    return nid if item in user_pages.BY_NODE else None
+    return nid if user_pages.has_nodes(d.snapshot, item) else None
 
 
 def pool_of(d: Differences, payer: Payer) -> Pool:

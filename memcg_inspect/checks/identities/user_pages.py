@@ -21,9 +21,10 @@ What the kernel does not promise is not compared:
 
 - the node of ``NR_FILE_PAGES``: the migration of a folio of the swap cache moves it from one node
   to the other, although memcgs do not count it (``folio_migrate_mapping()``). That of
-  ``NR_FILE_THPS`` and ``NR_SHMEM_THPS``: a migration does not move the first, and up to 7.0 neither
-  the second. That of ``NR_HUGETLB``: kernels without ``move_hugetlb_lruvec_stat()`` do not move it
-  either;
+  ``NR_FILE_THPS`` and ``NR_SHMEM_THPS``: a migration does not move the first, and up to 6.4 neither
+  the second ("mm: fix shmem THP counters on migration"). No type came with that: the node of the
+  second is compared on kernels whose user pages point to obj_cgroups (7.1). That of ``NR_HUGETLB``:
+  kernels without ``move_hugetlb_lruvec_stat()`` do not move it either;
 - on kernels whose user pages point to memcgs (up to 7.0), the root memcg: its pages are not
   charged. But a migration changes its counters of nodes;
 - on cgroup v1, ``NR_SWAPCACHE``: ``mem_cgroup_swapout()`` uncharged a folio before it left the swap
@@ -45,10 +46,10 @@ from memcg_inspect.checks.rows import Missing, RowKey, counter_row, doubted, mis
 from memcg_inspect.checks.snapshot import Snapshot
 from memcg_inspect.report import Row
 
-__all__ = ("BY_MEMCG", "BY_NODE", "CHECK", "ITEMS", "kept_items", "user_page_rows")
+__all__ = ("CHECK", "ITEMS", "has_nodes", "kept_items", "user_page_rows")
 
 #: Counters that are compared by node.
-BY_NODE = (
+_BY_NODE = (
     "NR_ANON_MAPPED",
     "NR_FILE_MAPPED",
     "NR_ANON_THPS",
@@ -57,9 +58,8 @@ BY_NODE = (
     "NR_WRITEBACK",
     "NR_SWAPCACHE",
 )
-#: Counters of which only the sum over nodes is compared.
-BY_MEMCG = ("NR_FILE_PAGES", "NR_SHMEM_THPS", "NR_FILE_THPS", "NR_HUGETLB")
-ITEMS = (*BY_NODE, *BY_MEMCG)
+_SHMEM_THPS = "NR_SHMEM_THPS"
+ITEMS = (*_BY_NODE, "NR_FILE_PAGES", _SHMEM_THPS, "NR_FILE_THPS", "NR_HUGETLB")
 #: Counters that the kernel does not promise on cgroup v1.
 _NOT_ON_V1 = frozenset(("NR_SWAPCACHE", "NR_SHMEM_THPS", "NR_FILE_THPS"))
 _OF_FILES = frozenset(("NR_FILE_PAGES", "NR_SHMEM"))
@@ -85,7 +85,7 @@ def user_page_rows(snapshot: Snapshot) -> list[Row]:
     found = _found(snapshot)
     rows = []
     for item in kept_items(snapshot):
-        nids = snapshot.image.nodes if item in BY_NODE else (None,)
+        nids = snapshot.image.nodes if has_nodes(snapshot, item) else (None,)
         for nid in nids:
             missing, doubt = _missing(snapshot, item, nid), _doubt(snapshot, item, nid)
             for memcg in snapshot.live():
@@ -105,12 +105,17 @@ def kept_items(snapshot: Snapshot) -> Collection[str]:
     return [item for item in ITEMS if item in features.items and item not in left_out]
 
 
+def has_nodes(snapshot: Snapshot, item: str) -> bool:
+    """Return whether a counter is compared by node; else, the sum over nodes is."""
+    return item in _BY_NODE or (item == _SHMEM_THPS and snapshot.features.lru_holds_objcg)
+
+
 def _found(snapshot: Snapshot) -> Counter[tuple[int, int | None, str]]:
     found: Counter[tuple[int, int | None, str]] = Counter()
     for (payer, nid, item), pages in snapshot.user_pages.pages.items():
         memcg = snapshot.payer(payer)
         if memcg is not None:
-            found[memcg, nid if item in BY_NODE else None, item] += pages
+            found[memcg, nid if has_nodes(snapshot, item) else None, item] += pages
     return found
 
 
@@ -139,8 +144,8 @@ CHECK = Check(
     name="user_pages",
     counter=(
         "`NR_ANON_MAPPED`, `NR_FILE_MAPPED`, `NR_ANON_THPS`, `NR_SHMEM`, `NR_FILE_DIRTY`, "
-        "`NR_WRITEBACK`, `NR_SWAPCACHE`, by node; `NR_FILE_PAGES`, `NR_FILE_THPS`, "
-        "`NR_SHMEM_THPS`, `NR_HUGETLB`"
+        "`NR_WRITEBACK`, `NR_SWAPCACHE`, `NR_SHMEM_THPS` (7.1), by node; `NR_FILE_PAGES`, "
+        "`NR_FILE_THPS`, `NR_HUGETLB`"
     ),
     unit="pages",
     found=(

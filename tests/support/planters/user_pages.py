@@ -8,7 +8,7 @@ from typing import Literal
 
 from drgn import Object
 
-from memcg_inspect.checks.identities.user_pages import BY_MEMCG, BY_NODE
+from memcg_inspect.checks.identities.user_pages import ITEMS, has_nodes
 from memcg_inspect.linux.mm.mm_types import page_layout, scan_pages
 from memcg_inspect.linux.mm.mmzone import mem_map
 from support.planting import Fault, NoVictim, Planter, Subject, Write
@@ -27,7 +27,7 @@ def _counter(item: str) -> Planter:
         if item in _OF_FILES and subject.snapshot.user_pages.may_have_collapsed_files:
             raise NoVictim(f"khugepaged ran, and on this kernel it makes {item} wrong")
         path, nid = subject.largest("lru")
-        where = nid if item in BY_NODE else None
+        where = nid if has_nodes(subject.snapshot, item) else None
         write = subject.add(subject.percpu_counter(path, item, where), size)
         return Fault((write,), (path,), {(path, where, item, size)})
 
@@ -77,7 +77,9 @@ def _with_flag(kind: _Kind, flag: str, *items: str) -> Callable[[Subject, int], 
     def plant(subject: Subject, size: int) -> Fault:
         page, path, nid = _page(subject, kind, 1 << subject.prog[flag].value_())
         kept = [item for item in items if item in subject.snapshot.features.items]
-        named = {(path, nid if item in BY_NODE else None, item, -1) for item in kept}
+        named = {
+            (path, nid if has_nodes(subject.snapshot, item) else None, item, -1) for item in kept
+        }
         return Fault((_flag(subject, page, flag),), (path,), named)
 
     return plant
@@ -98,7 +100,7 @@ def _left_the_file(subject: Subject, size: int) -> Fault:
     return Fault((subject.put(page.mapping, 0),), (path,), named)
 
 
-PLANTERS = tuple(_counter(item) for item in (*BY_NODE, *BY_MEMCG))
+PLANTERS = tuple(_counter(item) for item in ITEMS)
 #: Faults of the pages themselves. The identity names them, but no cause that diagnoses know.
 PAGES = (
     Planter("a page is written", _with_flag("anon", "PG_writeback", "NR_WRITEBACK")),
