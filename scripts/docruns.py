@@ -399,6 +399,22 @@ def _kernel_cost() -> str:
     return fenced("$ scripts/bench-kernel\n" + _run("scripts/bench-kernel"))
 
 
+def _museum() -> str:
+    return fenced("$ scripts/museum\n" + _run("scripts/museum"))
+
+
+def _leak() -> str:
+    """Return what the audit says of a bug that 7.3 has."""
+    folder = ROOT / "fixtures"
+    core = images.image(
+        "7.3-lab",
+        "2",
+        modules=((str(folder / "modules" / "exhibits"), ""),),
+        run=str(folder / "museum" / "speculative.sh"),
+    )
+    return fenced(_audit(core, status=1))
+
+
 def _gate() -> str:
     """Return what the gate says of a kernel with a mistake that only some topologies show."""
     words = ["gate", "--kernel", "7.3-pernode-broken-kmem-high-order"]
@@ -543,6 +559,8 @@ BLOCKS = {
         _command("slabinfo", "--node", "2", "--top", "10"),
     ),
     "slabinfo_fields": Block("docs/commands/slabinfo.md", _fields("slabinfo"), "source"),
+    "museum": Block("docs/museum.md", _museum, "measured"),
+    "leak": Block("docs/museum.md", _leak, "measured"),
     "gate": Block("docs/gate.md", _gate, "measured"),
     "kernel_cost": Block("docs/pernode-kernel.md", _kernel_cost, "measured"),
     "stat": Block("docs/commands/stat.md", _command("stat", "/files/web", workload="files")),

@@ -26,6 +26,7 @@ _COMPLAINT = re.compile(r"WARNING:| BUG:(?! soft lockup)|suspicious RCU|refcount
 #: Findings that are told of where no diagnosis explains them.
 _MOST_FINDINGS = 5
 _MOST_COMPLAINTS = 10
+_MOST_PATHS = 3
 _UNREADABLE = 3
 #: Options of the kernel that a workload, a freeze, or the module needs.
 _NEEDS = {
@@ -141,7 +142,7 @@ def _ktap(number: int, test: Case, result: Result) -> Iterator[str]:
     for text in result.told:
         yield from (f"# {line}" for line in text.splitlines())
     word = "ok" if result.passed else "not ok"
-    yield f"{word} {number} {test.name}" + (f" # SKIP {result.skipped}" if result.skipped else "")
+    yield f"{word} {number} - {test.name}" + (f" # SKIP {result.skipped}" if result.skipped else "")
 
 
 def run(kernel: Kernel, test: Case, folder: Path) -> Result:
@@ -240,7 +241,9 @@ def verdict(report: dict[str, Any]) -> list[str]:
 
 def _of(paths: Iterable[str | None]) -> str:
     known = sorted({path for path in paths if path})
-    return f" ({', '.join(known)})" if known else ""
+    others = len(known) - _MOST_PATHS
+    shown = ", ".join(known[:_MOST_PATHS]) + (f", {others} others" if others > 0 else "")
+    return f" ({shown})" if known else ""
 
 
 ByNode = dict[str, dict[int, int]]

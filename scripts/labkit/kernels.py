@@ -62,6 +62,9 @@ RECIPES: dict[str, Recipe] = {
         "6.12", fragments=("lab", "lab-6.12"), localversion="lab", optional=_NOT_IN_6_12
     ),
     "7.3-lab": Recipe("7.3", fragments=("lab",), localversion="lab"),
+    "7.3-lab-moving": Recipe(
+        "7.3", part="museum", fragments=("lab", "lab-moving"), localversion="lab", base="7.3-lab"
+    ),
     "7.3-pernode": Recipe(
         "7.3",
         fragments=("lab",),
@@ -95,19 +98,23 @@ RECIPES |= {
 }
 
 
+# Bugs of migration.
+_MOVING = frozenset({"codetag-migrate", "shmem-thp-migrate"})
+
+
 def _museum(series: str, folder: str) -> dict[str, Recipe]:
     """Return the kernels that have a real bug of Linux put back, named after the patch."""
-    base = RECIPES[f"{series}-lab"]
-    return {
-        f"{series}-museum-{path.stem}": replace(
-            base,
+    made = {}
+    for path in sorted((FIXTURES / folder).glob("*.patch")):
+        kind = "-moving" if path.stem in _MOVING else ""
+        made[f"{series}-museum-{path.stem}"] = replace(
+            RECIPES[f"{series}-lab{kind}"],
             part="museum",
             patches=(f"{folder}/{path.name}",),
-            base=f"{series}-lab",
-            place=f"{series}-museum",
+            base=f"{series}-lab{kind}",
+            place=f"{series}-museum{kind}",
         )
-        for path in sorted((FIXTURES / folder).glob("*.patch"))
-    }
+    return made
 
 
 RECIPES |= _museum("7.3", "museum") | _museum("6.12", "museum/6.12")

@@ -101,7 +101,12 @@ def test_a_failure_is_explained_before_its_result(
 ) -> None:
     monkeypatch.setattr(gate, "run", lambda *_: Result(False, ["one\ntwo", "three"]))
     gate.gate(made(), SOME[1:2])
-    assert printed(capsys)[3:-1] == ["# one", "# two", "# three", "not ok 1 nodes=2 loaded busy:7"]
+    assert printed(capsys)[3:-1] == [
+        "# one",
+        "# two",
+        "# three",
+        "not ok 1 - nodes=2 loaded busy:7",
+    ]
 
 
 def test_a_kernel_that_does_not_boot_is_tried_once(
