@@ -49,6 +49,7 @@ LAYOUTS = [
 ]
 
 
+@pytest.mark.each_kernel
 @pytest.mark.parametrize(("kernel", "append"), LAYOUTS)
 def test_ledger_equals_the_plain_walk(lab: Lab, kernel: str, append: str) -> None:
     prog = lab.image(kernel, "4", "mixed", append=append).program(dwarf=True)

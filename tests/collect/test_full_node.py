@@ -41,7 +41,7 @@ def vectors_apart(prog: Program) -> Counter[tuple[int, str]]:
     return found
 
 
-@pytest.mark.each_kernel
+@pytest.mark.newest_kernel
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_vectors_elsewhere_are_no_fault(lab: Lab, kernel: str) -> None:
     image = lab.image(kernel, "2", "fullnode")

@@ -24,6 +24,7 @@ from memcg_inspect.linux.mm.mmzone import page_ranges, steady_nodes
 pytestmark = [
     pytest.mark.image,
     pytest.mark.parametrize("kernel", (DEBIAN_KERNELS[0], DEBIAN_KERNELS[-1])),
+    pytest.mark.newest_kernel,
 ]
 
 #: Page frames in a block of memory, which is one section.

@@ -85,6 +85,7 @@ def test_sums_of_parts_add_up() -> None:
 
 
 @pytest.mark.image
+@pytest.mark.newest_kernel
 @pytest.mark.parametrize("kernel", DEBIAN_KERNELS)
 def test_no_range_begins_within_a_block(lab: Lab, kernel: str) -> None:
     """A page of 1 GiB is eight times as large as the smallest range."""

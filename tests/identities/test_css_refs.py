@@ -474,7 +474,12 @@ UNCHARGE = "shmem_undo_range/uncharge_folio/__rcu_read_unlock/__rcu_read_lock"
 
 @pytest.mark.image
 @pytest.mark.parametrize(
-    ("kernel", "functions"), [("6.1", CHARGE), ("6.1", UNCHARGE), ("6.12", UNCHARGE)]
+    ("kernel", "functions"),
+    [
+        ("6.1", CHARGE),
+        ("6.1", UNCHARGE),
+        pytest.param("6.12", UNCHARGE, marks=pytest.mark.long),
+    ],
 )
 def test_a_task_holds_two_references_while_it_charges_a_page(
     lab: Lab, kernel: str, functions: str
