@@ -34,6 +34,11 @@ __all__ = (
 )
 
 
+#: Addresses that are no obj_cgroups, of one kind of memory, that have a finding each. More of them
+#: have one cause: a vector of pointers was overwritten, or is looked for in the wrong place.
+_MOST_ORPHANS = 100
+
+
 class PendingFinding(NamedTuple):
     """
     A finding that may still need evidence.
@@ -193,34 +198,46 @@ def _owner(snapshot: Snapshot, memcg: int | None) -> int | None:
 
 
 def orphan_findings(snapshot: Snapshot) -> list[PendingFinding]:
-    """Make findings of orphans: charges to an address that is no obj_cgroup and no memcg."""
+    """
+    Make findings of orphans: charges to an address that is no obj_cgroup and no memcg.
+
+    There is one for each address, or one for all, if a vector of pointers was overwritten.
+    """
     if not snapshot.complete("objcgs", "memcgs"):
         return []  # it may be one that could not be read
-    orphans: dict[tuple[ChargeKind, int], list[Entry]] = {}
+    orphans: dict[ChargeKind, dict[int, list[Entry]]] = defaultdict(lambda: defaultdict(list))
     for entry, _ in snapshot.ledger:
         if snapshot.payer(entry.payer) is None:
-            orphans.setdefault((entry.kind, entry.payer), []).append(entry)
-    return [
-        PendingFinding(
-            Finding(
-                identity=kind,
-                kind="unknown-objcg",
-                memcg=None,
-                objcg=payer,
-                nid=entries[0].nid if len({e.nid for e in entries}) == 1 else None,
-                item=kind,
-                unit="bytes",
-                difference=None,
-                what=(
-                    f"{kind} memory is charged to {payer:#x}, which is not an obj_cgroup of any "
-                    "memcg"
-                ),
-                evidence_is="proof",
-            ),
-            (EvidenceQuery(kind=kind, payers=frozenset({payer})),),
-        )
-        for (kind, payer), entries in orphans.items()
-    ]
+            orphans[entry.kind][entry.payer].append(entry)
+    found = []
+    for kind, by_payer in orphans.items():
+        one_by_one = len(by_payer) <= _MOST_ORPHANS
+        for payers in [[payer] for payer in by_payer] if one_by_one else [[*by_payer]]:
+            entries = [entry for payer in payers for entry in by_payer[payer]]
+            query = EvidenceQuery(kind=kind, payers=frozenset(payers))
+            found.append(PendingFinding(_orphan(kind, payers, entries), (query,)))
+    return found
+
+
+def _orphan(kind: ChargeKind, payers: Sequence[int], entries: Sequence[Entry]) -> Finding:
+    first = f"{payers[0]:#x}"
+    where = (
+        f"{first}, which is not an obj_cgroup of any memcg"
+        if len(payers) == 1
+        else f"{len(payers):,} addresses that are not obj_cgroups of any memcg, such as {first}"
+    )
+    return Finding(
+        identity=kind,
+        kind="unknown-objcg",
+        memcg=None,
+        objcg=payers[0] if len(payers) == 1 else None,
+        nid=entries[0].nid if len({e.nid for e in entries}) == 1 else None,
+        item=kind,
+        unit="bytes",
+        difference=None,
+        what=f"{kind} memory is charged to {where}",
+        evidence_is="proof",
+    )
 
 
 def freed_findings(snapshot: Snapshot) -> list[PendingFinding]:

@@ -169,6 +169,21 @@ def test_orphan_pointer_on_several_nodes_names_none() -> None:
     assert pending.finding.nid is None
 
 
+@pytest.mark.parametrize(("number", "findings"), [(100, 100), (101, 1)])
+def test_very_many_orphan_pointers_are_one_finding(number: int, findings: int) -> None:
+    """A vector was overwritten: nobody reads a finding for each of its elements."""
+    others = {(0xBAD000 + n, "percpu", "data", 0): (64, 1) for n in range(number)}
+    charges = ledger({**others, (0xBAD, "slab", "reclaimable", 1): (512, 1)})
+    found = orphan_findings(snapshot(charges=charges))
+    assert len(found) == findings + 1
+    if findings == 1:
+        first = found[0]
+        assert (first.finding.objcg, first.finding.nid) == (None, 0)
+        assert "101 addresses that are not obj_cgroups" in first.finding.what
+        assert "0xbad000" in first.finding.what
+        assert first.queries == (EvidenceQuery("percpu", frozenset(p for p, *_ in others)),)
+
+
 @pytest.mark.parametrize("subject", ["objcgs", "memcgs"])
 def test_orphan_pointer_may_be_to_what_could_not_be_read(subject: str) -> None:
     taken = snapshot(

@@ -371,7 +371,7 @@ def _joined(found: Sequence[Diagnosis], findings: Sequence[Finding]) -> list[Dia
 def _about(diagnosis: Diagnosis, findings: Sequence[Finding]) -> set[int | None]:
     """Return the addresses of which others are proved, if a diagnosis may follow from that."""
     if diagnosis.cause == PROVED["unknown-objcg"].cause:
-        return {findings[number].objcg for number in diagnosis.findings}
+        return {findings[number].objcg for number in diagnosis.findings} - {None}
     if diagnosis.cause == PROVED["skew"].cause:
         return {e.objcg for number in diagnosis.findings for e in findings[number].evidence}
     counts = ("reference-lost", "reference-leaked")
