@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from .errors import LabError
+from .errors import GuestError, LabError
 from .gdb import Gdb
 from .machine import Machine
 
@@ -89,7 +89,10 @@ def busy(machine: Machine, seed: int | None) -> None:
     """Stop the guest at a random moment, whatever it is doing."""
     with machine.timed("busy", "let the guest run"):
         let_run(seed)
-        machine.qemu.monitor.call("stop")
+        try:
+            machine.qemu.monitor.call("stop")
+        except GuestError:
+            raise machine.guest.fail("the guest ended while it ran") from None
 
 
 def inside(machine: Machine, functions: str, seed: int | None) -> None:

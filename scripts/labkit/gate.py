@@ -9,25 +9,37 @@ import sys
 import tempfile
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from . import dump, machine, selftest
+from . import dump, kmodules, machine, selftest
 from .errors import BootError, GuestError, LabError
 from .images import unless_stale
 from .kernels import Kernel
 from .machine import Options
 from .paths import PROJECT, cache_folder
+from .store import locked
 
-#: What the kernel says of itself. Stalls and soft lockups are the fault of a slow emulator.
-_COMPLAINT = re.compile(r"WARNING:| BUG:(?! soft lockup)|suspicious RCU|refcount_t: |underflow")
-#: Findings that are told of where no diagnosis explains them.
+#: What the kernel says of itself. Stalls and lockups are the fault of a slow emulator.
+_COMPLAINT = re.compile(
+    r"WARNING:| BUG:? (?!soft lockup|workqueue lockup|MAX_)|kernel BUG at |\bOops: "
+    r"|general protection fault|Kernel panic - not syncing: (?!sysrq triggered crash)|UBSAN: "
+    r"|_(?:add|del) corruption|suspicious RCU|refcount_t: |underflow"
+)
+_SYSRQ = "sysrq triggered crash"
+#: How many diagnoses, findings without a diagnosis, complaints, memcgs, and examples of what was
+#: not read are printed of a test, and how many lines of a text.
+_MOST_DIAGNOSES = 10
 _MOST_FINDINGS = 5
 _MOST_COMPLAINTS = 10
 _MOST_PATHS = 3
 _UNREADABLE = 3
+_MOST_LINES = 80
+#: Seconds that an audit may take.
+_PATIENCE = 600
 #: Options of the kernel that a workload, a freeze, or the module needs.
 _NEEDS = {
     "mixed": ("CONFIG_ZSWAP", "CONFIG_BPF_SYSCALL", "CONFIG_INET"),
@@ -35,9 +47,20 @@ _NEEDS = {
     "interleave": ("CONFIG_CPUSETS",),
     "straddle": ("CONFIG_ZSWAP",),
     "zswap": ("CONFIG_ZSWAP",),
-    "panic": ("CONFIG_KEXEC", "CONFIG_PROC_VMCORE", "CONFIG_MAGIC_SYSRQ"),
+    "panic": (
+        "CONFIG_KEXEC_FILE",
+        "CONFIG_CRASH_DUMP",
+        "CONFIG_PROC_VMCORE",
+        "CONFIG_MAGIC_SYSRQ",
+    ),
     "pernode_selftest": ("CONFIG_MODULES", "CONFIG_DEBUG_FS", "CONFIG_CPUSETS"),
 }
+#: Options that rule them out: the lab signs nothing.
+_RULED_OUT = {
+    "panic": ("CONFIG_KEXEC_SIG_FORCE",),
+    "pernode_selftest": ("CONFIG_MODULE_SIG_FORCE",),
+}
+_UNPRINTABLE = re.compile(r"[^\x20-\x7e\t]")
 _HALF = "half"
 
 
@@ -65,12 +88,23 @@ class Case(NamedTuple):
         moment = self.freeze if self.seed is None else f"{self.freeze}:{self.seed}"
         return f"nodes={self.nodes} {what} {moment}"
 
-    def missing(self, kernel: Kernel) -> list[str]:
-        """Return the options that the test needs, and a kernel does not have."""
-        needed = [*_NEEDS.get(self.workload, ()), *_NEEDS.get(self.freeze, ())]
-        if self.stage:
-            needed += _NEEDS[selftest.MODULE.name]
-        return [option for option in needed if kernel.config.get(option) not in ("y", "m")]
+    def obstacle(self, kernel: Kernel) -> str:
+        """Return why a kernel cannot run the test; empty if it can."""
+        names = [self.workload, self.freeze, *([selftest.MODULE.name] if self.stage else ())]
+        lacks = [
+            option
+            for name in names
+            for option in _NEEDS.get(name, ())
+            if kernel.config.get(option) not in ("y", "m")
+        ]
+        if lacks:
+            return f"the kernel has no {', '.join(lacks)}"
+        has = [o for name in names for o in _RULED_OUT.get(name, ()) if kernel.config.get(o) == "y"]
+        if has:
+            return f"the kernel has {', '.join(has)}"
+        if self.stage and kernel.module_command is None:
+            return "modules cannot be built without a build tree"
+        return ""
 
 
 _MEMORY_ONLY = "2cpu+6mem"
@@ -93,11 +127,13 @@ class Result:
     :ivar passed: ``None`` if the test could not be run
     :ivar told: lines that explain it
     :ivar skipped: why it was not run; empty if it was
+    :ivar not_kept: why this kernel does not support an identity, by its name
     """
 
     passed: bool | None
     told: list[str] = field(default_factory=list)
     skipped: str = ""
+    not_kept: dict[str, str] = field(default_factory=dict)
 
 
 def chosen(patterns: Sequence[str]) -> list[Case]:
@@ -114,59 +150,96 @@ def gate(kernel: Kernel, tests: Sequence[Case]) -> int:
     """
     Run tests, and print KTAP.
 
-    :return: exit status: 0 if all passed, 1 if one failed, 2 if one could not be run
+    :return: exit status: 0 if all passed or were skipped, 1 if one failed, 2 if one could not be
+        run, none was, or the kernel does not boot
     """
-    kept = cache_folder("gate") / kernel.name
-    shutil.rmtree(kept, ignore_errors=True)
-    print("KTAP version 1", f"# kernel: {kernel.release}", f"1..{len(tests)}", sep="\n", flush=True)
-    results = []
-    for number, test in enumerate(tests, 1):
-        try:
-            result = run(kernel, test, kept / f"{number:02}")
-        except BootError as error:
-            print(*(f"# {line}" for line in str(error).splitlines()), sep="\n")
-            print("Bail out! The kernel does not boot.")
-            return 2
-        results.append(result)
-        print(*_ktap(number, test, result), sep="\n", flush=True)
+    with locked(f"gate-{kernel.name}"):
+        kept = cache_folder("gate") / kernel.name
+        shutil.rmtree(kept, ignore_errors=True)
+        if any(test.stage and not test.obstacle(kernel) for test in tests):
+            # The build tree may change meanwhile. The tests say what is wrong with it.
+            with suppress(LabError):
+                kmodules.build_module(kernel, selftest.MODULE)
+        head = f"# kernel: {kernel.release}, {kernel.tree or kernel.folder}"
+        print("KTAP version 1", head, f"1..{len(tests)}", sep="\n", flush=True)
+        results: list[Result] = []
+        for number, test in enumerate(tests, 1):
+            result = _result(kernel, test, kept / f"{number:02}", results)
+            results.append(result)
+            print(*_ktap(number, test, result), sep="\n", flush=True)
+        return _summary(results)
+
+
+class _NoBoot(Result):
+    """The first guest did not boot."""
+
+
+def _result(kernel: Kernel, test: Case, folder: Path, before: Sequence[Result]) -> Result:
+    """Run one test, unless no guest can be expected to boot."""
+    if any(isinstance(result, _NoBoot) for result in before):
+        return Result(True, skipped="the kernel does not boot")
+    try:
+        return run(kernel, test, folder)
+    except BootError as error:
+        # Others may boot: on other nodes, say.
+        has_booted = any(not result.skipped for result in before)
+        return (Result if has_booted else _NoBoot)(False, [str(error)])
+
+
+def _summary(results: Sequence[Result]) -> int:
+    """Print what became of all tests; return the exit status."""
+    for name, why in sorted({pair for r in results for pair in r.not_kept.items()}):
+        print(f"# not compared: {name}: {why}")
     failed = sum(result.passed is False for result in results)
     broken = sum(result.passed is None for result in results)
     skipped = sum(bool(result.skipped) for result in results)
     passed = len(results) - failed - broken - skipped
     print(f"# {passed} passed, {failed} failed, {skipped} skipped, {broken} could not be run")
+    if any(isinstance(result, _NoBoot) for result in results) or not (passed or failed):
+        return 2
     return 1 if failed else 2 if broken else 0
 
 
 def _ktap(number: int, test: Case, result: Result) -> Iterator[str]:
     """Return the lines about a test. Those that explain a failure are before its result."""
     for text in result.told:
-        yield from (f"# {line}" for line in text.splitlines())
+        lines = [_UNPRINTABLE.sub("?", line) for line in text.splitlines()]
+        yield from (f"# {line}" for line in lines[:_MOST_LINES])
+        if len(lines) > _MOST_LINES:
+            yield f"# ({len(lines) - _MOST_LINES} other lines)"
     word = "ok" if result.passed else "not ok"
-    yield f"{word} {number} - {test.name}" + (f" # SKIP {result.skipped}" if result.skipped else "")
+    directive = f" # SKIP {result.skipped}" if result.skipped else ""
+    if result.passed is None:
+        directive = " # ERROR could not be run"
+    yield f"{word} {number} - {test.name}{directive}"
 
 
 def run(kernel: Kernel, test: Case, folder: Path) -> Result:
-    """Run one test. Its image stays in a folder unless the test passes."""
-    lacks = test.missing(kernel)
-    if lacks:
-        return Result(True, skipped=f"the kernel has no {', '.join(lacks)}")
-    if test.stage and kernel.module_command is None:
-        return Result(True, skipped="modules cannot be built without a build tree")
+    """
+    Run one test. Its image stays in a folder unless the test passes.
+
+    :raises BootError: if the guest does not boot
+    """
+    obstacle = test.obstacle(kernel)
+    if obstacle:
+        return Result(True, skipped=obstacle)
     folder.mkdir(parents=True)
     core = folder / "vmcore"
     try:
         unless_stale(lambda: _image(kernel, test, core))
+        result = judged(kernel, test, core)
     except BootError:
         raise
     except GuestError as error:
-        return Result(False, [str(error)])
-    except LabError as error:
-        return Result(None, [f"could not be run: {error}"])
-    result = judged(kernel, test, core)
+        result = Result(False, [str(error)])
+    except (LabError, OSError, subprocess.SubprocessError) as error:
+        result = Result(None, [str(error)])
     if result.passed:
         shutil.rmtree(folder)
-    else:
+    elif core.exists():
         result.told.append(f"image: {core}")
+    else:
+        folder.rmdir()
     return result
 
 
@@ -182,22 +255,30 @@ def _image(kernel: Kernel, test: Case, core: Path) -> None:
 
 
 def judged(kernel: Kernel, test: Case, core: Path) -> Result:
-    """Audit the image of a test, and look at what the guest said."""
+    """
+    Audit the image of a test, and look at what the guest said.
+
+    :raises LabError: if the image cannot be audited
+    """
     told = [f"console: {line}" for line in complaints(core)]
-    try:
-        report = _asked(kernel, core, "audit")
-        told += verdict(report)
-        if test.stage == _HALF:
-            told += _misses(kernel, core, report)
-    except LabError as error:
-        return Result(None, [*told, f"could not be audited: {error}"])
-    return Result(not told, told)
+    if test.freeze == "panic" and _SYSRQ not in _console(core):
+        told.append("console: the kernel crashed before it was asked to")
+    report = _asked(kernel, core, "audit")
+    told += verdict(report)
+    if test.stage == _HALF:
+        told += _misses(kernel, core, report)
+    not_kept = {i["name"]: i["reason"] for i in report["identities"] if i["status"] == "not-kept"}
+    return Result(not told, told, not_kept=not_kept)
+
+
+def _console(core: Path) -> str:
+    return (dump.beside(core) / "console").read_text(errors="replace").replace("\r", "")
 
 
 def complaints(core: Path) -> list[str]:
     """Return what the kernel of an image complained about on its console."""
-    text = (dump.beside(core) / "console").read_text(errors="replace").replace("\r", "")
-    return [line for line in text.splitlines() if _COMPLAINT.search(line)][:_MOST_COMPLAINTS]
+    lines = _console(core).splitlines()
+    return [line for line in lines if _COMPLAINT.search(line)][:_MOST_COMPLAINTS]
 
 
 def _asked(kernel: Kernel, core: Path, *words: str) -> dict[str, Any]:
@@ -208,11 +289,14 @@ def _asked(kernel: Kernel, core: Path, *words: str) -> dict[str, Any]:
     note = dump.beside(core) / "vmcoreinfo"
     if note.exists():
         command += ["--vmcoreinfo", str(note)]
-    done = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        command, cwd=PROJECT, capture_output=True, text=True, check=False, timeout=_PATIENCE
+    )
     try:
         document: dict[str, Any] = json.loads(done.stdout)
     except ValueError:
-        raise LabError(done.stderr.strip() or f"exit status {done.returncode}") from None
+        why = done.stderr.strip() or f"exit status {done.returncode}"
+        raise LabError(f"the image cannot be audited: {why}") from None
     return document
 
 
@@ -221,10 +305,12 @@ def verdict(report: dict[str, Any]) -> list[str]:
     if report["verdict"] == "exact":
         return []
     said = [f"audit: {report['verdict']}, {len(report['findings'])} findings"]
-    for cause in report["diagnoses"]:
+    for cause in report["diagnoses"][:_MOST_DIAGNOSES]:
         said.append(f"{cause['confidence']}: {cause['what']}{_of(cause['memcg_paths'])}")
         if cause["functions"]:
             said.append(f"  look at {', '.join(cause['functions'])}")
+    if len(report["diagnoses"]) > _MOST_DIAGNOSES:
+        said.append(f"{len(report['diagnoses']) - _MOST_DIAGNOSES} other diagnoses")
     unexplained = [report["findings"][index] for index in report["unexplained"]]
     for finding in unexplained[:_MOST_FINDINGS]:
         node = "" if finding["nid"] is None else f", node {finding['nid']}"
@@ -252,6 +338,8 @@ ByNode = dict[str, dict[int, int]]
 def _misses(kernel: Kernel, core: Path, report: dict[str, Any]) -> list[str]:
     """Compare what the module says it holds with what its memcg is charged for, by node."""
     held, charged = _held(core), _charged(kernel, core, report)
+    if not held:
+        return [f"{selftest.MODULE.name} holds nothing"]
     return [
         f"{kind} on node {nid}: the module holds {size}, its memcg is charged for {got}"
         for kind in held
@@ -274,7 +362,10 @@ def _held(core: Path) -> dict[str, Counter[int]]:
 
 def _charged(kernel: Kernel, core: Path, report: dict[str, Any]) -> dict[str, Counter[int]]:
     found: dict[str, Counter[int]] = defaultdict(Counter)
-    memcg = next(m["address"] for m in report["memcgs"] if m["path"] == selftest.MEMCG)
+    paths = {memcg["path"]: memcg["address"] for memcg in report["memcgs"]}
+    memcg = paths.get(selftest.MEMCG)
+    if memcg is None:
+        raise LabError(f"the image has no memcg {selftest.MEMCG}")
     for cell in report["skew"]:
         if (cell["memcg"], cell["kind"]) == (memcg, "kmem") and cell["backing_nid"] is not None:
             found["bytes of pages"][cell["backing_nid"]] += cell["bytes"]

@@ -21,8 +21,11 @@ from .progress import doing
 from .qemu import Qemu
 
 PORTS = ("ctl", "out", "err")
-_TROUBLE = re.compile(r"Kernel panic - not syncing|\bOops\b|BUG: |general protection fault")
-
+# Lockups are the fault of a slow emulator.
+_TROUBLE = re.compile(
+    r"Kernel panic - not syncing|\bOops\b|BUG: (?!soft lockup|workqueue lockup)"
+    r"|general protection fault"
+)
 _STALE_CODE = re.compile(r"\bint3: 0000 \[#1\]")
 
 

@@ -152,7 +152,8 @@ class Kernel:
     def module_command(self) -> list[str] | None:
         """The make command for modules of this kernel; None without a build tree."""
         if self.name in _given:
-            return None if self.tree is None else ["make", "-C", str(self.tree)]
+            clang = ["LLVM=1"] if self.config.get("CONFIG_CC_IS_CLANG") == "y" else []
+            return None if self.tree is None else ["make", "-C", str(self.tree), *clang]
         how = RECIPES[self.name]
         if not how.fragments:
             return None
@@ -164,8 +165,8 @@ class Kernel:
     @functools.cached_property
     def config(self) -> dict[str, str]:
         """The configuration, CONFIG_X -> value, without options that are not set."""
-        lines = (self.folder / "config").read_text().splitlines()
-        return dict(line.split("=", 1) for line in lines if line.startswith("CONFIG_"))
+        lines = (self.folder / "config").read_text(errors="replace").splitlines()
+        return dict(x.split("=", 1) for x in lines if x.startswith("CONFIG_") and "=" in x)
 
 
 # By name, the kernels that somebody else built.

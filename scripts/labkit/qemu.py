@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 """A QEMU process, its monitor (QMP) and its serial ports."""
 
+import contextlib
 import json
 import socket
 import subprocess
@@ -43,8 +44,11 @@ class Monitor:
         request: dict[str, Any] = {"execute": command}
         if arguments:
             request["arguments"] = arguments
-        self._file.write(json.dumps(request).encode() + b"\n")
-        self._file.flush()
+        try:
+            self._file.write(json.dumps(request).encode() + b"\n")
+            self._file.flush()
+        except OSError:
+            raise GuestError("QEMU closed its monitor") from None
         while True:
             message = self._read()
             if "return" in message:
@@ -64,7 +68,8 @@ class Monitor:
 
     def close(self) -> None:
         """Close the connection."""
-        self._file.close()
+        with contextlib.suppress(OSError):  # of what could not be written
+            self._file.close()
         self._socket.close()
 
 

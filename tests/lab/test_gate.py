@@ -3,28 +3,37 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from labkit import gate, given, kernels, poke, selftest
 from labkit.cli import main
-from labkit.errors import BootError, LabError
+from labkit.errors import BootError, GuestError, LabError
 from labkit.gate import MATRIX, Case, Result
 from support.guests import PERNODE_KERNELS, Lab
 from support.mistakes import MISTAKES, name_of
 
 ROOT = Path(__file__).resolve().parent.parent.parent
+MODULES = ("CONFIG_MODULES", "CONFIG_DEBUG_FS", "CONFIG_CPUSETS")
+ENOUGH = (
+    *given._NEEDED,
+    *("CONFIG_DEBUG_INFO_BTF", "CONFIG_ZSWAP", "CONFIG_BPF_SYSCALL", "CONFIG_INET"),
+)
 SOME = (Case("1", "mixed"), Case("2", "loaded", "busy", 7), Case("4", "idle", stage="half"))
 Made = Callable[..., kernels.Kernel]
 
 
 @pytest.fixture
-def made(tmp_path: Path) -> Made:
+def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Made:
     """Return a function that makes a kernel of nothing but a configuration."""
+    monkeypatch.setenv("MEMCG_INSPECT_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(kernels, "_given", {})
 
     def make(*options: str, name: str = "made") -> kernels.Kernel:
         folder = tmp_path / name
@@ -32,7 +41,9 @@ def made(tmp_path: Path) -> Made:
         (folder / "bzImage").write_bytes(b"kernel")
         (folder / "release").write_text("9.9.9-made\n")
         (folder / "config").write_text("".join(f"{option}=y\n" for option in options))
-        return kernels.Kernel(name, folder, {"release": "9.9.9-made", "packages": {}})
+        kernel = kernels.Kernel(name, folder, {"release": "9.9.9-made", "packages": {}})
+        kernels.give(kernel)
+        return kernel
 
     return make
 
@@ -90,7 +101,8 @@ def test_the_exit_status_and_the_sums(
     monkeypatch.setattr(gate, "run", lambda *_: left.pop(0))
     assert gate.gate(made(), SOME) == status
     out = printed(capsys)
-    assert out[:3] == ["KTAP version 1", "# kernel: 9.9.9-made", "1..3"]
+    assert (out[0], out[2]) == ("KTAP version 1", "1..3")
+    assert out[1].startswith("# kernel: 9.9.9-made, /")
     assert out[-1] == f"# {lines}"
     said = [line for line in out if line.startswith(("ok ", "not ok "))]
     assert [line.startswith("ok ") for line in said] == [bool(r.passed) for r in results]
@@ -117,19 +129,84 @@ def test_a_kernel_that_does_not_boot_is_tried_once(
 
     monkeypatch.setattr(gate, "run", run)
     assert gate.gate(made(), SOME) == 2
-    assert printed(capsys)[3:] == [
+    assert printed(capsys)[3:-1] == [
         "# no answer:",
         "#   Kernel panic",
-        "Bail out! The kernel does not boot.",
+        "not ok 1 - nodes=1 mixed settled",
+        "ok 2 - nodes=2 loaded busy:7 # SKIP the kernel does not boot",
+        "ok 3 - nodes=4 pernode_selftest:half settled # SKIP the kernel does not boot",
     ]
 
 
+def test_a_kernel_that_does_not_boot_with_some_nodes_fails(
+    made: Made, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It is what the topologies are for: the others are tested."""
+
+    def run(_: object, test: Case, folder: Path) -> Result:
+        if test.nodes == "2":
+            raise BootError("no answer")
+        return Result(True)
+
+    monkeypatch.setattr(gate, "run", run)
+    assert gate.gate(made(), SOME) == 1
+    said = [line[:8] for line in printed(capsys) if line.startswith(("ok", "not ok"))]
+    assert said == ["ok 1 - n", "not ok 2", "ok 3 - n"]
+
+
+def test_nothing_that_can_be_tested_is_no_success(
+    made: Made, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert gate.gate(made(), SOME[:1]) == 2
+    assert printed(capsys)[-1] == "# 0 passed, 0 failed, 1 skipped, 0 could not be run"
+
+
+@pytest.mark.parametrize(
+    ("error", "passed"),
+    [(GuestError("panic"), False), (LabError("no QEMU"), None), (OSError("disk full"), None)],
+)
+def test_what_goes_wrong_is_told_and_the_others_go_on(
+    error: Exception, passed: bool | None, made: Made, tmp_path: Path, monkeypatch: Any
+) -> None:
+    def image(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(gate, "_image", image)
+    result = gate.run(made(*ENOUGH), SOME[0], tmp_path / "1")
+    assert result == Result(passed, [str(error)])
+    assert not (tmp_path / "1").exists()
+
+
+def test_lines_are_printable_and_not_too_many(
+    made: Made, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(gate, "run", lambda *_: Result(None, ["\x1b[2J\n" * 500]))
+    assert gate.gate(made(), SOME[:1]) == 2
+    out = printed(capsys)
+    assert out[3] == "# ?[2J"
+    assert out[-3:-1] == [
+        "# (420 other lines)",
+        f"not ok 1 - {SOME[0].name} # ERROR could not be run",
+    ]
+    assert len(out) < 90
+
+
 def test_what_a_kernel_lacks_is_skipped(made: Made, tmp_path: Path) -> None:
-    bare = made("CONFIG_ZSWAP", "CONFIG_INET")
+    bare = made("CONFIG_ZSWAP", "CONFIG_INET", "CONFIG_MODULE_SIG_FORCE")
     result = gate.run(bare, SOME[0], tmp_path / "1")
     assert (result.passed, result.skipped) == (True, "the kernel has no CONFIG_BPF_SYSCALL")
-    panic = Case("1", "idle", "panic")
-    assert panic.missing(bare) == ["CONFIG_KEXEC", "CONFIG_PROC_VMCORE", "CONFIG_MAGIC_SYSRQ"]
+    assert "CONFIG_KEXEC_FILE" in Case("1", "idle", "panic").obstacle(bare)
+    module = made(*MODULES, "CONFIG_MODULE_SIG_FORCE", name="signed")
+    assert SOME[2].obstacle(module) == "the kernel has CONFIG_MODULE_SIG_FORCE"
+
+
+def test_identities_that_a_kernel_does_not_keep_are_told(
+    made: Made, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    result = Result(True, not_kept={"percpu": "this kernel has no MEMCG_PERCPU_B"})
+    monkeypatch.setattr(gate, "run", lambda *_: result)
+    assert gate.gate(made(), SOME) == 0
+    assert printed(capsys)[-2] == "# not compared: percpu: this kernel has no MEMCG_PERCPU_B"
 
 
 def test_complaints_of_the_kernel(tmp_path: Path) -> None:
@@ -139,11 +216,16 @@ def test_complaints_of_the_kernel(tmp_path: Path) -> None:
     complaints = [
         "[    1.0] WARNING: CPU: 0 PID: 1 at mm/memcontrol.c:1 f+0x1/0x2",
         "[    1.0] BUG: unable to handle page fault",
+        "[    1.0] kernel BUG at mm/page_counter.c:60!",
+        "[    1.0] Oops: general protection fault, 0000 [#1]",
+        "[    1.0] Kernel panic - not syncing: Fatal exception",
+        "[    1.0] BUG kmalloc-64 (Not tainted): Poison overwritten",
+        "[    1.0] list_del corruption. prev->next should be 1",
         "[    1.0] WARNING: suspicious RCU usage",
-        "[    1.0] page_counter underflow: -1 nr_pages=1",
     ]
     others = [
         "[    1.0] watchdog: BUG: soft lockup - CPU#1 stuck for 22s!",
+        "[    1.0] BUG: workqueue lockup - pool cpus=0",
         "[    1.0] rcu: INFO: rcu_sched self-detected stall on CPU",
         "[    1.0] Kernel panic - not syncing: sysrq triggered crash",
     ]
@@ -151,7 +233,7 @@ def test_complaints_of_the_kernel(tmp_path: Path) -> None:
     assert gate.complaints(core) == complaints
 
 
-# Kernels of others
+# External kernels
 
 
 def test_what_is_no_kernel(tmp_path: Path) -> None:
@@ -163,24 +245,51 @@ def test_what_is_no_kernel(tmp_path: Path) -> None:
     (tmp_path / "arch/x86/boot/bzImage").touch()
     with pytest.raises(LabError, match="no vmlinux: run `make vmlinux bzImage modules`"):
         given.from_folder(tmp_path)
+    (tmp_path / "vmlinux").touch()
+    os.utime(tmp_path / "arch/x86/boot/bzImage", (1, 1))
+    with pytest.raises(LabError, match="vmlinux is newer than arch/x86/boot/bzImage"):
+        given.from_folder(tmp_path)
+    (tmp_path / "Kconfig").touch()
+    (tmp_path / ".config").touch()
+    with pytest.raises(LabError, match="was built in place"):
+        given.from_source(tmp_path)
 
 
-def test_a_kernel_that_the_lab_cannot_use(
-    made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("MEMCG_INSPECT_CACHE", str(tmp_path / "cache"))
+def test_a_kernel_that_the_lab_cannot_use(made: Made) -> None:
     with pytest.raises(LabError, match=r"9\.9\.9-made has no .*CONFIG_NUMA.*CONFIG_VIRTIO_PCI"):
         given.from_folder(made("CONFIG_MEMCG").folder)
+    with pytest.raises(LabError, match="has no types: neither CONFIG_DEBUG_INFO_BTF nor a vmlinux"):
+        given.from_folder(made(*given._NEEDED, "CONFIG_DEBUG_INFO", name="stripped").folder)
 
 
-def test_copies_of_kernels_are_bounded(
-    made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_kernel_that_was_built_again_is_another_one(
+    made: Made,
 ) -> None:
-    monkeypatch.setenv("MEMCG_INSPECT_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(kernels, "_given", {})
-    enough = [*given._NEEDED, "CONFIG_DEBUG_INFO_BTF"]
+    """Whatever is written in place: the folder's files are no links of the cache."""
+    folder = made(*ENOUGH).folder
+    (folder / "of-no-concern").touch()
+    first = given.from_folder(folder)
+    assert not (first.folder / "of-no-concern").exists()
+    (folder / "bzImage").write_bytes(b"another kernel")
+    assert first.bzimage.read_bytes() == b"kernel"
+    second = given.from_folder(folder)
+    assert second.bzimage.read_bytes() == b"another kernel"
+    (folder / "modules").mkdir()
+    (folder / "modules" / "virtio_blk.ko").touch()
+    third = given.from_folder(folder)
+    assert len({kernel.facts["inputs"] for kernel in (first, second, third)}) == 3
+    assert (third.folder / "modules" / "virtio_blk.ko").exists()
+
+
+def test_a_configuration_of_odd_bytes(made: Made) -> None:
+    kernel = made()
+    (kernel.folder / "config").write_bytes(b'CONFIG_A=y\nCONFIG_B\n# \xe9\nCONFIG_C="\xe9"\n')
+    assert kernel.config["CONFIG_A"] == "y" and "CONFIG_B" not in kernel.config
+
+
+def test_copies_of_kernels_are_bounded(made: Made) -> None:
     ready = [
-        given.from_folder(made(*enough, f"CONFIG_OF_{i}", name=f"made-{i}").folder)
+        given.from_folder(made(*ENOUGH, f"CONFIG_OF_{i}", name=f"made-{i}").folder)
         for i in range(6)
     ]
     assert [one.folder.exists() for one in ready] == [False] * 2 + [True] * 4
@@ -204,7 +313,7 @@ def test_a_kernel_passes(tmp_path: Path) -> None:
     kernel = kernels.kernel("7.3")
     assert given.from_folder(kernel.folder) == kernel
     result = gate.run(kernel, Case("1", "mixed"), tmp_path / "1")
-    assert result == Result(True, [])
+    assert (result.passed, result.told, result.skipped) == (True, [], "")
     assert not (tmp_path / "1").exists()  # an image that nobody needs
 
 
@@ -220,7 +329,9 @@ def test_a_fault_fails_and_is_diagnosed(lab: Lab, tmp_path: Path) -> None:
     image = lab.image("7.3", "1", "mixed")
     core = copied(image.core, tmp_path)
     shutil.copy(image.core, core)
-    assert gate.judged(kernels.kernel("7.3"), Case("1", "mixed"), core) == Result(True, [])
+    assert gate.judged(kernels.kernel("7.3"), Case("1", "mixed"), core).told == []
+    crashed = gate.judged(kernels.kernel("7.3"), Case("1", "mixed", "panic"), core)
+    assert crashed.told == ["console: the kernel crashed before it was asked to"]
     counter = (
         "root_mem_cgroup.nodeinfo[0].lruvec_stats"
         ".state[mem_cgroup_stats_index[NR_SLAB_RECLAIMABLE_B]]"
@@ -240,13 +351,15 @@ def test_what_the_module_holds_is_compared(kernel: str, tmp_path: Path) -> None:
     core = copied(original, tmp_path / "image")
     core.symlink_to(original)
     ready, test = kernels.kernel(kernel), Case("2cpu+6mem", "idle", stage="half")
-    assert gate.judged(ready, test, core) == Result(True, [])
+    assert gate.judged(ready, test, core).told == []
     held = gate.dump.beside(core) / "2" / selftest.FOLDER.lstrip("/") / "held"
     lines = held.read_text().splitlines()
     one = next(number for number, line in enumerate(lines) if line.split()[1] == "slab")
     held.write_text("\n".join(lines[:one] + lines[one + 1 :]))
     (told,) = gate.judged(ready, test, core).told
     assert told.startswith("objects on node ") and "its memcg is charged for" in told
+    held.write_text("")
+    assert gate.judged(ready, test, core).told == ["pernode_selftest holds nothing"]
 
 
 @pytest.mark.image
