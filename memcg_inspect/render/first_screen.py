@@ -276,13 +276,16 @@ class _Screen:
         for evidence in diagnosis.evidence[: 2 if diagnosis.cause == "overwritten" else 1]:
             where = f"{indent}at {evidence_text(evidence, self.names)}{_fits(diagnosis)}"
             lines += self.wrapped(where, indent, _MOST_OF_EVIDENCE)
-        for other in diagnosis.others[:1]:
-            more = len(diagnosis.others) - 1
-            and_more = f" (and {more} more)" if more else ""
-            lines += self.wrapped(
-                f"{indent}or: {self.named(other)}{and_more}", indent, _MOST_OF_SENTENCE
-            )
+        others = self._others(diagnosis)
+        for other in others[:1]:
+            and_more = f" (and {len(others) - 1} more)" if len(others) > 1 else ""
+            lines += self.wrapped(f"{indent}or: {other}{and_more}", indent, _MOST_OF_SENTENCE)
         return [*lines, _Line(f"{indent}$ {self._next(number, diagnosis)}")]
+
+    def _others(self, diagnosis: Diagnosis) -> list[str]:
+        """Return other causes, one of those that differ by the obj_cgroup of a memcg alone."""
+        said = dict.fromkeys(map(self.named, diagnosis.others))
+        return [other for other in said if other != self.named(diagnosis.what)]
 
     def named(self, sentence: str) -> str:
         """Return a sentence with the paths of memcgs in place of their addresses."""

@@ -203,11 +203,23 @@ def test_nothing_of_a_diagnosis_is_cut_at_80_columns() -> None:
         diagnosis.evidence[0], note=f"objcg at {WEB:#x}", site="charge.c:73 [charge] allocate()"
     )
     sentence = f"a slab object of 2,056 bytes on node 2 was charged to memcg {WEB:#x}, and now"
-    whole = replace(diagnosis, evidence=(first,), others=(f"{sentence} refers to {ROOT:#x}",) * 3)
+    others = tuple(f"{sentence} refers to {ROOT + n:#x}" for n in range(3))
+    whole = replace(diagnosis, evidence=(first,), others=others)
     said = " ".join(first_text(replace(made, diagnoses=(whole,)), 80).split())
     assert "allocated at charge.c:73 [charge] allocate() (the likeliest of 20)" in said
     assert "or: a slab object of 2,056 bytes" in said
     assert f"and now refers to {ROOT:#x} (and 2 more)" in said
+
+
+def test_causes_that_differ_by_the_obj_cgroup_alone_are_one() -> None:
+    made = diagnosed()
+    said = [f"pages were charged twice to obj_cgroup 0x{n} of memcg {WEB:#x}" for n in "ab"]
+    other = f"{WEB:#x} is wrong"
+    changed = replace(made.diagnoses[0], what=said[0], others=(said[1], other, other))
+    shown = " ".join(first_text(replace(made, diagnoses=(changed,)), None).split())
+    assert "charged twice to /web" in shown
+    assert f"or: {other} " in shown
+    assert "more)" not in shown
 
 
 def test_memcgs_in_a_sentence_have_their_paths() -> None:
