@@ -17,11 +17,14 @@ from typing import Any
 
 import pyte
 
+from support.signals import with_interrupts
+
 _PATIENCE = 60.0
 
 
 def _control() -> None:
     """Make standard input the terminal whose Ctrl-C this process gets."""
+    with_interrupts()
     fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 
 
@@ -42,7 +45,7 @@ class TerminalScreen:
         env = {name: value for name, value in env.items() if name not in ("COLUMNS", "LINES")}
         self.process = subprocess.Popen(
             command, **{"stdin": terminal, "stdout": terminal, "stderr": terminal, **popen},
-            env=env, start_new_session=True, preexec_fn=_control if controls else None,
+            env=env, start_new_session=True, preexec_fn=_control if controls else with_interrupts,
         )  # fmt: skip
         self._terminal = terminal
         self._open: tuple[int, ...] = (self._host, terminal)
