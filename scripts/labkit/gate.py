@@ -234,12 +234,10 @@ def run(kernel: Kernel, test: Case, folder: Path) -> Result:
         result = Result(False, [str(error)])
     except (LabError, OSError, subprocess.SubprocessError) as error:
         result = Result(None, [str(error)])
-    if result.passed:
-        shutil.rmtree(folder)
-    elif core.exists():
+    if core.exists() and not result.passed:
         result.told.append(f"image: {core}")
     else:
-        folder.rmdir()
+        shutil.rmtree(folder)
     return result
 
 
@@ -330,9 +328,6 @@ def _of(paths: Iterable[str | None]) -> str:
     others = len(known) - _MOST_PATHS
     shown = ", ".join(known[:_MOST_PATHS]) + (f", {others} others" if others > 0 else "")
     return f" ({shown})" if known else ""
-
-
-ByNode = dict[str, dict[int, int]]
 
 
 def _misses(kernel: Kernel, core: Path, report: dict[str, Any]) -> list[str]:
