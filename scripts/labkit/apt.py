@@ -73,16 +73,20 @@ def lab_sources(system: list[Target], only: str = "") -> str:
 
 
 class Archive:
-    """Debian's archive through apt, with the lab's own lists, updated when one is made."""
+    """Debian's archive through apt, with the lab's own lists, updated when one is made.
 
-    def __init__(self) -> None:
+    :param arch: architecture of its packages, by Debian's name
+    """
+
+    def __init__(self, arch: str = "amd64") -> None:
         need("apt-get", "dpkg-deb")
-        self._root = cache_folder("apt")
+        self._arch = arch
+        self._root = cache_folder("apt" if arch == "amd64" else f"apt-{arch}")
         for name in ("lists/partial", "cache/archives/partial", "parts"):
             (self._root / name).mkdir(parents=True, exist_ok=True)
         sources = lab_sources(system_targets())
         # apt-get fails at once if another one updates the same lists.
-        with locked("apt"):
+        with locked(self._root.name):
             write_atomically(self._root / "parts" / "lab.sources", sources.encode())
             self._apt("apt-get", "update", "-q", what="update the lists of Debian's archive")
 
@@ -92,6 +96,8 @@ class Archive:
             "Dir::Etc::SourceParts": self._root / "parts",
             "Dir::State::Lists": self._root / "lists",
             "Dir::Cache": self._root / "cache",
+            "APT::Architecture": self._arch,
+            "APT::Architectures": self._arch,
             "APT::Sandbox::User": "root",
             "APT::Update::Error-Mode": "any",
         }

@@ -27,7 +27,7 @@ def files(kernel: Kernel) -> dict[str, bytes]:
     for path, data in kdump.program_and_libraries().items():
         archive.file(path, data, 0o755)
     return {
-        "lab/bin/kexec-crash": compiled(GUEST / "kexec-crash.c"),
+        "lab/bin/kexec-crash": compiled(kernel.arch, GUEST / "kexec-crash.c"),
         "lab/crash/bzImage": kernel.bzimage.read_bytes(),
         "lab/crash/initrd": archive.finish(),
     }

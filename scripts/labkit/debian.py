@@ -15,10 +15,13 @@ from .progress import doing
 from .run import run
 
 
-def newest_release(names: set[str], series: str, flavour: str = "cloud") -> str:
-    """Return the newest release of a series that has an image, and if possible debug info."""
+def newest_release(names: set[str], series: str, flavour: str = "cloud-amd64") -> str:
+    """Return the newest release of a series that has an image, and if possible debug info.
+
+    :param flavour: Debian's name of the configuration and the architecture
+    """
     pattern = re.compile(
-        rf"linux-(?:image|binary-unsigned|binary)-({re.escape(series)}\..*-{flavour}-amd64)"
+        rf"linux-(?:image|binary-unsigned|binary)-({re.escape(series)}\.[^-]*(?:-\d+)?-{flavour})"
         r"(?:-unsigned)?$"
     )
     found = {match[1] for name in names if (match := pattern.match(name))}
@@ -56,7 +59,7 @@ def debug_package(release: str) -> str:
     return f"linux-image-{release}-dbg"
 
 
-def fetch(series: str, flavour: str, folder: Path) -> dict[str, Any]:
+def fetch(series: str, flavour: str, arch: str, folder: Path) -> dict[str, Any]:
     """Fill `folder` with the newest kernel of `series`, without its debug info.
 
     Of series that left the archive, it may keep only the signed kernel. Such a kernel boots without
@@ -64,7 +67,7 @@ def fetch(series: str, flavour: str, folder: Path) -> dict[str, Any]:
 
     :return: release and packages
     """
-    archive = Archive()
+    archive = Archive(arch)
     names = archive.names("linux-")
     release = newest_release(names, series, flavour)
     packages = image_packages(names, release)
@@ -89,7 +92,7 @@ def fetch(series: str, flavour: str, folder: Path) -> dict[str, Any]:
     return {"release": release, "packages": versions}
 
 
-def fetch_vmlinux(facts: Mapping[str, Any], target: Path) -> None:
+def fetch_vmlinux(facts: Mapping[str, Any], arch: str, target: Path) -> None:
     """Fetch the vmlinux with debug info of a kernel that fetch() fetched.
 
     The caller holds the lock of the kernel.
@@ -98,7 +101,7 @@ def fetch_vmlinux(facts: Mapping[str, Any], target: Path) -> None:
     package = debug_package(release)
     # All binary packages of one build have the same version.
     wanted = next(iter(facts["packages"].values()))
-    archive = Archive()
+    archive = Archive(arch)
     if archive.version(package) != wanted:
         raise LabError(
             f"Debian's archive has no {package} {wanted} any more; "

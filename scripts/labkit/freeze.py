@@ -57,10 +57,11 @@ def settled(machine: Machine, told: Path) -> None:
         record(machine, told / "2")
         machine.guest.must("sync", what="sync")
         time.sleep(0.3)
-        monitor = machine.qemu.monitor
+        monitor, arch = machine.qemu.monitor, machine.kernel.arch
+        idle = [addresses(machine, function) for function in arch.idle]
         for _ in range(_QUIET_TRIES):
             monitor.call("stop")
-            if monitor.halted():
+            if arch.halted(monitor.registers(), idle):
                 return
             monitor.call("cont")
             time.sleep(0.02)
@@ -130,6 +131,20 @@ def stepped(machine: Machine, function: int, strides: Iterable[int]) -> Iterator
         gdb.step(stride)
         done += stride
         yield done
+
+
+def addresses(machine: Machine, function: str) -> range:
+    """Return the addresses of the instructions of a function, and of what pads it.
+
+    :raises LabError: if the kernel has no such function
+    """
+    first = address(machine, function)
+    program = "$1 > first { print $1; exit }"
+    text = machine.guest.must(
+        f"awk -v first={first:016x} '{program}' /proc/kallsyms",
+        what=f"find the end of {function}()",
+    )
+    return range(first, int(text, 16))
 
 
 def address(machine: Machine, function: str) -> int:

@@ -70,8 +70,8 @@ class Guest:
 
     def _no_answer(self, timeout: float | None, what: str) -> GuestError:
         # The places of its CPUs tell an idle guest from one that loops.
-        registers = self.qemu.monitor.human("info registers -a")
-        places = ", ".join(re.findall(r"RIP=(\w+)", registers))
+        counters = self.qemu.arch.counters(self.qemu.monitor.registers())
+        places = ", ".join(f"{pc:x}" for pc in counters)
         text = f"no answer from the guest in {timeout:.0f} s during: {what} (CPUs at {places})"
         return self.fail(text)
 

@@ -36,7 +36,18 @@ _MOST_HELD = 64
 #: have the locks.
 _held: dict[Path, int] = {}
 # The modules of the lab that shape an image.
-_SHAPING = ("crash", "dump", "elf", "freeze", "gdb", "initramfs", "kdump", "machine", "topology")
+_SHAPING = (
+    "arch",
+    "crash",
+    "dump",
+    "elf",
+    "freeze",
+    "gdb",
+    "initramfs",
+    "kdump",
+    "machine",
+    "topology",
+)
 
 
 @functools.cache

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from . import build, debian
+from .arch import Arch, arch
 from .errors import LabError
 from .paths import FIXTURES, cache_folder
 from .run import BUILD_TOOLS, FETCH_TOOLS, need
@@ -19,9 +20,10 @@ class Recipe:
     """How to get a kernel: fetch it from Debian, or build it."""
 
     series: str
-    # of Debian's kernels
-    flavour: str = "cloud"
-    # the part of the tests that alone boots it: "breadth", "museum"; empty if all may
+    # of Debian's kernels: configuration and architecture
+    flavour: str = "cloud-amd64"
+    arch: str = "amd64"
+    # the part of the tests that alone boots it: "arches", "breadth", "museum"; empty if all may
     part: str = ""
     # config fragments in fixtures/kernels/; a later one overrides an earlier one
     fragments: tuple[str, ...] = ()
@@ -49,9 +51,14 @@ RECIPES: dict[str, Recipe] = {
         for series in ("6.16", "6.17", "6.18", "6.19", "7.0", "7.1")
     },
     **{
-        f"{series}-rt": Recipe(series, flavour="rt", part="breadth")
+        f"{series}-rt": Recipe(series, flavour="rt-amd64", part="breadth")
         for series in ("6.1", "6.12", "7.3")
     },
+    **{
+        f"{series}/arm64": Recipe(series, flavour="cloud-arm64", arch="arm64", part="arches")
+        for series in ("6.1", "6.12", "7.2", "7.3")
+    },
+    "7.3/arm64-16k": Recipe("7.3", flavour="arm64-16k", arch="arm64", part="arches"),
     **{
         f"7.3-{what}": Recipe(
             "7.3", part="breadth", fragments=("lab", f"lab-{what}"), localversion="lab"
@@ -145,8 +152,18 @@ class Kernel:
 
     @property
     def bzimage(self) -> Path:
-        """The path of the bzImage."""
+        """The path of the kernel to boot: a bzImage, or what the architecture has instead."""
         return self.folder / "bzImage"
+
+    @property
+    def arch(self) -> Arch:
+        """The architecture."""
+        return kernel_arch(self.name)
+
+    @property
+    def file_name(self) -> str:
+        """The name of the kernel, as a part of names of files."""
+        return _file_name(self.name)
 
     @property
     def module_command(self) -> list[str] | None:
@@ -167,6 +184,15 @@ class Kernel:
         """The configuration, CONFIG_X -> value, without options that are not set."""
         lines = (self.folder / "config").read_text(errors="replace").splitlines()
         return dict(x.split("=", 1) for x in lines if x.startswith("CONFIG_") and "=" in x)
+
+
+def kernel_arch(name: str) -> Arch:
+    """Return the architecture of a kernel, without making it ready."""
+    return arch("amd64" if name in _given else recipe(name).arch)
+
+
+def _file_name(name: str) -> str:
+    return name.replace("/", "-")
 
 
 # By name, the kernels that somebody else built.
@@ -216,14 +242,14 @@ def tools(name: str) -> tuple[str, ...]:
     if name in _given:
         return ()
     how = recipe(name)
-    if (cache_folder("kernels") / name / STAMP).exists():
+    if (_folder(name) / STAMP).exists():
         return ()
     return FETCH_TOOLS + (BUILD_TOOLS if how.fragments else ())
 
 
 def _make(name: str, recipe: Recipe, folder: Path, refresh: bool) -> dict[str, Any]:
     if not recipe.fragments:
-        return debian.fetch(recipe.series, recipe.flavour, folder)
+        return debian.fetch(recipe.series, recipe.flavour, recipe.arch, folder)
     base = None
     if recipe.base:
         below = kernel(recipe.base)
@@ -250,9 +276,13 @@ def recipe(name: str) -> Recipe:
     return RECIPES[name]
 
 
+def _folder(name: str) -> Path:
+    return cache_folder("kernels") / _file_name(name)
+
+
 def cached(name: str) -> Kernel | None:
     """Return a kernel if it is in the cache, complete and up to date."""
-    folder = cache_folder("kernels") / name
+    folder = _folder(name)
     facts = read_stamp(folder)
     return Kernel(name, folder, facts) if facts and _current(recipe(name), facts) else None
 
@@ -263,7 +293,7 @@ def _ready(name: str) -> Kernel:
 
 
 def _renew(name: str, *, refresh: bool) -> Kernel:
-    target = cache_folder("kernels") / name
+    target = _folder(name)
     with locked(f"kernel-{name}"):
         # Another process may have made it while this one waited for the lock.
         if not refresh and (found := cached(name)):
@@ -296,7 +326,7 @@ def debug_info(name: str) -> Path:
         with locked(f"kernel-{name}"):
             # Another process may have fetched it while this one waited for the lock.
             if not ready.vmlinux.exists():
-                debian.fetch_vmlinux(ready.facts, ready.vmlinux)
+                debian.fetch_vmlinux(ready.facts, ready.arch.name, ready.vmlinux)
     return ready.vmlinux
 
 

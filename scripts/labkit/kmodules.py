@@ -107,7 +107,7 @@ def build_module(kernel: Kernel, folder: Path) -> Path:
     check_folder(folder)
     need(*BUILD_TOOLS)
     key = text_hash([kernel.facts["inputs"], tree_hash(folder), folder.name])[:16]
-    name = f"{folder.name}-{kernel.name}-{key}"
+    name = f"{folder.name}-{kernel.file_name}-{key}"
     built = cache_folder("modules") / name
     with locked(f"module-{name}"):
         if read_stamp(built) is None:
@@ -123,7 +123,7 @@ def _own_module(kernel: Kernel, name: str) -> Path:
     if name not in order:
         raise LabError(f"--module: kernel {kernel.name} has no module {name}")
     key = text_hash([kernel.facts, name])[:16]
-    kept = cache_folder("modules") / f"{name}-{kernel.name}-{key}"
+    kept = cache_folder("modules") / f"{name}-{kernel.file_name}-{key}"
     with locked(f"module-{kept.name}"):
         if read_stamp(kept) is None:
             with fresh_folder(kept) as made:

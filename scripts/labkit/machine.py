@@ -13,16 +13,14 @@ from typing import Any
 from . import initramfs, kmodules, topology
 from .errors import BootError, GuestError, LabError
 from .guest import PORTS, Guest
-from .kernels import Kernel, kernel, tools
+from .kernels import Kernel, kernel, kernel_arch, tools
 from .programs import workload_parts, workload_programs
 from .progress import doing
 from .qemu import Qemu
-from .run import BUILD_TOOLS, GUEST_TOOLS, need
+from .run import BUILD_TOOLS, need
 from .share import Share, shared
 
-# no_timer_check: on a busy machine an emulated timer ticks too late for the check, and the kernel
-# panics ("IO-APIC + timer doesn't work!").
-_COMMAND_LINE = "console=ttyS0 loglevel=5 oops=panic panic=-1 no_timer_check rdinit=/init"
+_COMMAND_LINE = "loglevel=5 oops=panic panic=-1 rdinit=/init"
 _SWAP_SIZE = 1 << 30
 # How long to wait for a guest to boot, in seconds, for each attempt.
 _PATIENCE = (60.0, 90.0, 180.0)
@@ -71,7 +69,7 @@ def check(options: Options, *also: str) -> Kernel:
     for folder, _ in options.modules:
         kmodules.check_folder(Path(folder))
     build = BUILD_TOOLS if options.modules else ()
-    need(*GUEST_TOOLS, *tools(options.kernel), *build, *also)
+    need(*kernel_arch(options.kernel).tools, *tools(options.kernel), *build, *also)
     ready = kernel(options.kernel)
     # CONFIG_MEMCG_V1 came with 6.11. Kernels before it always have cgroup v1.
     if options.cgroup == "v1" and not {"CONFIG_MEMCG_V1", "CONFIG_MEMCG_KMEM"} & set(ready.config):
@@ -140,7 +138,7 @@ def booted(
         (folder / "initrd").write_bytes(
             initramfs.guest(
                 ready,
-                programs=workload_programs(options.workload),
+                programs=workload_programs(options.workload, ready.arch),
                 modules=[kmodules.build_module(ready, Path(p)) for p, _ in options.modules],
                 extra=extra_files or {},
                 shares=host_files,
@@ -148,7 +146,8 @@ def booted(
         )
         with open(folder / "swap", "wb") as file:
             file.truncate(_SWAP_SIZE)
-        line = f"{_COMMAND_LINE} lab.cgroup={options.cgroup} {append} {options.append}".strip()
+        words = (ready.arch.parameters, _COMMAND_LINE, f"lab.cgroup={options.cgroup}", append)
+        line = " ".join((*words, options.append)).strip()
         for patience in _PATIENCE:
             began = time.monotonic()
             attempt = stack.enter_context(contextlib.ExitStack())
@@ -156,7 +155,7 @@ def booted(
             args = [*_devices(options, ready, folder, line, share), *extra_args]
             try:
                 with doing(what):
-                    qemu = attempt.enter_context(contextlib.closing(Qemu(args, PORTS)))
+                    qemu = attempt.enter_context(contextlib.closing(Qemu(args, PORTS, ready.arch)))
                     guest = Guest(qemu, timeout=patience)
                 break
             except GuestError as error:

@@ -3,9 +3,11 @@
 
 from pathlib import Path
 
+from .apt import Archive
+from .arch import Arch
 from .errors import LabError
 from .paths import FIXTURES, cache_folder
-from .run import need, run
+from .run import find, need, run
 from .store import fresh_folder, locked, read_stamp, text_hash, tree_hash, write_stamp
 
 WORKLOADS = FIXTURES / "workloads"
@@ -33,20 +35,42 @@ ENDLESS = frozenset(
 _FLAGS = ["-static", "-O2", "-g0", "-std=gnu11", "-Wall", "-Wextra", "-Werror", "-pthread"]
 
 
-def compiled(source: Path, *with_files: Path) -> bytes:
+def compiled(arch: Arch, source: Path, *with_files: Path) -> bytes:
     """Return a static program made of `source` and the other C files."""
-    need("gcc", "/usr/include/stdio.h")
-    key = text_hash([_FLAGS, [tree_hash(path) for path in (source, *with_files)]])[:16]
+    need(arch.compiler, arch.headers)
+    hashes = [tree_hash(path) for path in (source, *with_files)]
+    key = text_hash([arch.name, _FLAGS, hashes])[:16]
     folder = cache_folder("programs") / f"{source.stem}-{key}"
     with locked(f"program-{folder.name}"):
         if read_stamp(folder) is None:
             units = [source, *(path for path in with_files if path.suffix == ".c")]
             with fresh_folder(folder) as made:
                 headers = [f"-I{path.parent}" for path in with_files if path.suffix == ".h"]
-                command = ["gcc", *_FLAGS, *headers, "-o", made / "program", *units]
+                command = [arch.compiler, *_FLAGS, *headers, "-o", made / "program", *units]
                 run(command, what=f"compile {source.name}")
                 write_stamp(made, {"source": source.name})
     return (folder / "program").read_bytes()
+
+
+def busybox(arch: Arch) -> bytes:
+    """Return busybox, that of this machine if it is of this architecture, or Debian's."""
+    if not arch.cross:
+        need("busybox")
+        own = find("busybox")
+        assert own is not None
+        return Path(own).read_bytes()
+    folder = cache_folder("programs") / f"busybox-{arch.name}"
+    with locked(f"program-{folder.name}"):
+        if read_stamp(folder) is None:
+            with fresh_folder(folder) as made:
+                deb = Archive(arch.name).download("busybox-static", made)
+                run(["dpkg-deb", "-x", deb, made / "root"], what=f"unpack {deb.name}")
+                # /bin up to Debian 12, /usr/bin since.
+                (program,) = made.glob("root/**/bin/busybox")
+                program.rename(made / "busybox")
+                run(["rm", "-rf", made / "root", deb], what="clean up")
+                write_stamp(made, {"package": deb.name})
+    return (folder / "busybox").read_bytes()
 
 
 def source(part: str) -> Path:
@@ -72,7 +96,7 @@ def workload_parts(name: str) -> list[str]:
     return [name]
 
 
-def workload_programs(name: str) -> dict[str, bytes]:
+def workload_programs(name: str, arch: Arch) -> dict[str, bytes]:
     """Return the compiled programs of a workload, by name."""
     common = (WORKLOADS / "common.c", WORKLOADS / "common.h")
-    return {part: compiled(source(part), *common) for part in workload_parts(name)}
+    return {part: compiled(arch, source(part), *common) for part in workload_parts(name)}

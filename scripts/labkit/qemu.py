@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from .arch import Arch
 from .errors import GuestError, LabError
 from .run import dies_with_lab, tool
 
@@ -60,11 +61,9 @@ class Monitor:
         """Run a command of the human monitor and return its output."""
         return str(self.call("human-monitor-command", **{"command-line": command}))
 
-    def halted(self) -> bool:
-        """Return whether every CPU of the stopped machine is in HLT, that is idle."""
-        text = self.human("info registers -a")
-        states = [word for word in text.split() if word.startswith("HLT=")]
-        return bool(states) and all(state == "HLT=1" for state in states)
+    def registers(self) -> str:
+        """Return the registers of all CPUs, as text for people."""
+        return self.human("info registers -a")
 
     def close(self) -> None:
         """Close the connection."""
@@ -115,7 +114,8 @@ class Qemu:
     :raises LabError: if QEMU refuses the options
     """
 
-    def __init__(self, args: list[str], ports: tuple[str, ...]) -> None:
+    def __init__(self, args: list[str], ports: tuple[str, ...], arch: Arch) -> None:
+        self.arch = arch
         self._folder = tempfile.TemporaryDirectory(prefix="lab.")
         self.folder = Path(self._folder.name)
         made = Ports(self.folder, ports)
@@ -125,9 +125,10 @@ class Qemu:
         monitor = self.folder / "qmp.sock"
         # TCG counts instructions (-icount) in one thread only.
         threads = "single" if "-icount" in args else "multi"
+        told = ["-device", "vmcoreinfo"] if arch.has_vmcoreinfo else []
         command = [
-            tool("qemu-system-x86_64"), "-no-user-config", "-nodefaults", "-display", "none",
-            "-accel", f"tcg,thread={threads}", "-cpu", "max", "-no-reboot", "-device", "vmcoreinfo",
+            tool(arch.qemu), *arch.machine, "-no-user-config", "-nodefaults", "-display", "none",
+            "-accel", f"tcg,thread={threads}", "-no-reboot", *told,
             "-serial", f"file:{self.console_path}", "-qmp", f"unix:{monitor},server=on,wait=off",
             *made.qemu_args(), *args,
         ]  # fmt: skip

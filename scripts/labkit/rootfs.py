@@ -17,6 +17,7 @@ from typing import Any
 
 from . import topology
 from .apt import Archive, lab_sources, system_targets
+from .arch import arch
 from .debian import newest_release
 from .errors import LabError
 from .guest import PORTS, Guest
@@ -216,7 +217,7 @@ def booted(
         *topology.parse(nodes, memory=topology.parse_size(_MEMORY)).qemu_args(),
         *(word for one in disks for word in ("-drive", one)),
     ]  # fmt: skip
-    with contextlib.closing(Qemu(args, PORTS)) as qemu:
+    with contextlib.closing(Qemu(args, PORTS, arch("amd64"))) as qemu:
         yield Guest(qemu, timeout=_BOOT_SECONDS)
 
 

@@ -14,6 +14,7 @@ from .progress import doing
 
 # Programs and headers that the lab needs, and the Debian packages that have them.
 PACKAGES = {
+    "aarch64-linux-gnu-gcc": "gcc-aarch64-linux-gnu",
     "apt-get": "apt",
     "bc": "bc",
     "bison": "bison",
@@ -29,11 +30,13 @@ PACKAGES = {
     "makedumpfile": "makedumpfile",
     "pahole": "dwarves",
     "patch": "patch",
+    "qemu-system-aarch64": "qemu-system-arm",
     "qemu-system-x86_64": "qemu-system-x86",
     "unshare": "util-linux",
     "virtiofsd": "virtiofsd",
     "xz": "xz-utils",
     "zstd": "zstd",
+    "/usr/aarch64-linux-gnu/include/stdio.h": "libc6-dev-arm64-cross",
     "/usr/include/gelf.h": "libelf-dev",
     "/usr/include/openssl/ssl.h": "libssl-dev",
     "/usr/include/stdio.h": "libc6-dev",
@@ -44,7 +47,6 @@ _ELSEWHERE = {"virtiofsd": ("/usr/libexec/virtiofsd", "/usr/lib/qemu/virtiofsd")
 
 _PR_SET_PDEATHSIG = 1
 
-GUEST_TOOLS = ("qemu-system-x86_64", "busybox", "gcc", "/usr/include/stdio.h")
 FETCH_TOOLS = ("apt-get", "dpkg-deb", "xz")
 BUILD_TOOLS = (
     "gcc", "make", "flex", "bison", "bc", "lz4", "pahole", "patch", "unshare",

@@ -149,8 +149,17 @@ def test_the_newest_release_that_can_be_booted(series: str, release: str) -> Non
 
 
 def test_a_series_that_left_the_archive() -> None:
-    with pytest.raises(LabError, match=r"no cloud kernel 7\.2"):
+    with pytest.raises(LabError, match=r"no cloud-amd64 kernel 7\.2"):
         debian.newest_release(NAMES, "7.2")
+
+
+def test_a_flavour_is_the_whole_end_of_a_name() -> None:
+    names = {
+        f"linux-image-{release}"
+        for release in ("7.3.9+deb13-cloud-arm64", "7.3.8+deb13-rt-arm64", "7.3.1+deb13-arm64")
+    }
+    assert debian.newest_release(names, "7.3", "arm64") == "7.3.1+deb13-arm64"
+    assert debian.newest_release(names, "7.3", "cloud-arm64") == "7.3.9+deb13-cloud-arm64"
 
 
 def test_packages_of_both_layouts() -> None:

@@ -29,6 +29,9 @@ class Archive:
     versions = {IMAGE: "7.3.9-1", DEBUG: "7.3.9-1"}
     downloaded: list[str] = []
 
+    def __init__(self, arch: str) -> None:
+        assert arch == "amd64"
+
     def names(self, prefix: str) -> set[str]:
         return set(self.versions)
 

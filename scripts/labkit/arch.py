@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+"""The architectures that the lab can boot, and what differs between them."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from .errors import LabError
+
+
+@dataclass(frozen=True)
+class Arch:
+    """An architecture.
+
+    `name` is Debian's name of it, and `make` the kernel's (ARCH=).
+    """
+
+    name: str
+    make: str
+    # path of the kernel that a build makes to boot, in its tree
+    image: str
+    # prefix of the cross compiler's programs; empty on this machine's own architecture
+    cross: str
+    qemu: str
+    # QEMU's options for the machine and its CPU
+    machine: tuple[str, ...]
+    # the kernel's parameters that this machine needs
+    parameters: str
+    # what QEMU's `info registers` prints before the program counter
+    counter: str
+    # functions in which an idle CPU waits; empty if QEMU tells of a CPU whether it is halted
+    idle: tuple[str, ...] = ()
+    # bus of virtio devices
+    bus: str = "pci"
+    # whether the guest can tell QEMU its VMCOREINFO
+    has_vmcoreinfo: bool = True
+
+    @property
+    def compiler(self) -> str:
+        """The C compiler, as a program of this machine."""
+        return f"{self.cross}gcc"
+
+    @property
+    def headers(self) -> str:
+        """A header of the C library: programs need it."""
+        folder = f"/usr/{self.cross.removesuffix('-')}" if self.cross else "/usr"
+        return f"{folder}/include/stdio.h"
+
+    @property
+    def tools(self) -> tuple[str, ...]:
+        """The programs and files that a guest of this architecture needs."""
+        own = () if self.cross else ("busybox",)
+        return (self.qemu, *own, self.compiler, self.headers)
+
+    def halted(self, registers: str, idle: list[range]) -> bool:
+        """Return whether every CPU of a stopped machine is idle.
+
+        :param registers: what QEMU's `info registers -a` prints
+        :param idle: addresses of the functions in `idle`
+        """
+        if not self.idle:
+            states = re.findall(r"\bHLT=(\d)", registers)
+            return bool(states) and set(states) == {"1"}
+        counters = self.counters(registers)
+        return bool(counters) and all(any(pc in part for part in idle) for pc in counters)
+
+    def counters(self, registers: str) -> list[int]:
+        """Return the program counter of each CPU, from what `info registers -a` prints."""
+        return [int(word, 16) for word in re.findall(rf"\b{self.counter}=(\w+)", registers)]
+
+
+ARCHES = {
+    arch.name: arch
+    for arch in (
+        Arch(
+            name="amd64",
+            make="x86_64",
+            image="arch/x86/boot/bzImage",
+            cross="",
+            qemu="qemu-system-x86_64",
+            machine=("-cpu", "max"),
+            # no_timer_check: on a busy machine an emulated timer ticks too late for the check, and
+            # the kernel panics ("IO-APIC + timer doesn't work!").
+            parameters="console=ttyS0 no_timer_check",
+            counter="RIP",
+        ),
+        Arch(
+            name="arm64",
+            make="arm64",
+            image="arch/arm64/boot/Image",
+            cross="aarch64-linux-gnu-",
+            qemu="qemu-system-aarch64",
+            # The architecture's own algorithm for pointer authentication is slow in emulation.
+            # dump-guest-memory takes the length of the first CPU's SVE vectors for that of all,
+            # and writes a damaged file if they differ.
+            machine=(
+                "-machine",
+                "virt,gic-version=3",
+                "-cpu",
+                "max,pauth-impdef=on,sve=off,sme=off",
+            ),
+            parameters="console=ttyAMA0",
+            counter="PC",
+            idle=("cpu_do_idle",),
+        ),
+    )
+}
+
+
+def arch(name: str) -> Arch:
+    """Return an architecture by its name in Debian."""
+    if name not in ARCHES:
+        raise LabError(f"no architecture {name!r}; there are: {', '.join(ARCHES)}")
+    return ARCHES[name]
