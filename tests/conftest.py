@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
-from support.guests import NOT_BUILT, Lab, Plant
+from support.guests import ARCH, DEBIAN_KERNELS, NOT_BUILT, Lab, Plant, series
 from support.planting import left_behind
 
 # On a loaded machine any example can take long.
@@ -56,7 +56,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _is_wanted(config: pytest.Config, item: pytest.Item) -> bool:
-    if _has_no_kernel(item):
+    if _has_no_kernel(item) or not _is_of_architecture(item):
         return False
     if bool(config.getoption("--soak")) != bool(item.get_closest_marker("soak")):
         return False
@@ -70,7 +70,13 @@ def _has_no_kernel(item: pytest.Item) -> bool:
     return any(reason.startswith("got empty parameter set") for reason in reasons)
 
 
-_OLDEST, _NEWEST = "6.1", "7.3"
+def _is_of_architecture(item: pytest.Item) -> bool:
+    """Return whether a test runs on a kernel of the chosen architecture."""
+    params = getattr(item, "callspec", None)
+    return ARCH == "amd64" or (params is not None and params.params.get("kernel") in DEBIAN_KERNELS)
+
+
+_OLDEST, _NEWEST = min(DEBIAN_KERNELS, key=series), DEBIAN_KERNELS[-1]
 #: Audits and readers are tested on two kernels without --all: the default run has a limit of time.
 OLDEST_TOO = ("btf", "collect", "diagnosis", "lab", "linux")
 

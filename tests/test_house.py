@@ -192,6 +192,7 @@ def test_no_circles_of_imports() -> None:
 
 #: Readers that are named after what they read, since its source file is about much else.
 NAMED_OTHERWISE = {
+    "linux/arch/page_tables.py": "the choice between architectures",
     "linux/mm/memcg_data.py": "page->memcg_data, enum page_memcg_data_flags",
     "linux/mm/pernode.py": "the patches that count kernel memory by node",
     "linux/mm/rss_stat.py": "mm_struct->rss_stat",
@@ -220,6 +221,44 @@ def test_readers_are_named_after_kernel_sources() -> None:
         if not sources or known is (name in NAMED_OTHERWISE):
             wrong.append(f"{name}: {sources}")
     assert wrong == []
+
+
+#: Words for an architecture, and what is called by one elsewhere, in code.
+ARCHITECTURES = re.compile(r"x86|amd64|aarch64|arm64|ppc64|s390|riscv|loongarch", re.IGNORECASE)
+NAMED_BY_ONE = {"btf/globals.py": {"struct cpuinfo_x86"}}
+
+
+def test_only_readers_of_architectures_know_them() -> None:
+    """What differs between architectures is in ``linux/arch/``."""
+    wrong = []
+    for path in PACKAGE:
+        name = str(path.relative_to(ROOT / "memcg_inspect"))
+        if name.startswith("linux/arch/"):
+            continue
+        told = set()
+        explained = {id(node.body[0].value) for node in _explained(_parsed(path))}
+        for node in ast.walk(_parsed(path)):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                told |= set() if id(node) in explained else {node.value}
+            elif isinstance(node, ast.Name):
+                told.add(node.id)
+            elif isinstance(node, ast.Attribute):
+                told.add(node.attr)
+            elif isinstance(node, ast.ImportFrom):
+                told |= {f"{node.module}", *(alias.name for alias in node.names)}
+        found = {text for text in told if ARCHITECTURES.search(text)}
+        if found != NAMED_BY_ONE.get(name, set()):
+            wrong.append((name, found))
+    assert wrong == []
+
+
+def _explained(tree: ast.Module) -> Iterator[ast.Module | ast.ClassDef | ast.FunctionDef]:
+    """Yield what has a docstring."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and ast.get_docstring(
+            node
+        ):
+            yield node
 
 
 def test_readers_are_handed_their_image() -> None:

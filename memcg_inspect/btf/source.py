@@ -62,9 +62,13 @@ def from_image(prog: Program, symbols: Symbols) -> Source:
         return from_file(f"{SYS}/vmlinux")
     ends = [symbols.named(name) for name in ("__start_BTF", "__stop_BTF")]
     if not all(ends):
-        raise BtfError(
-            f"this kernel has no BTF (it was built without CONFIG_DEBUG_INFO_BTF): {ADVICE}"
-        )
+        if symbols.named("_stext") and not symbols.named("init_task"):
+            why = (
+                "its symbols have no variables, so its BTF cannot be found (CONFIG_KALLSYMS_ALL=n)"
+            )
+        else:
+            why = "this kernel has no BTF (it was built without CONFIG_DEBUG_INFO_BTF)"
+        raise BtfError(f"{why}: {ADVICE}")
     start, stop = (found[0].address for found in ends)
     if not 0 < stop - start <= LIMIT:
         raise BtfError(

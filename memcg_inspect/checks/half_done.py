@@ -199,7 +199,7 @@ def pattern(*parts: str) -> re.Pattern[str]:
 
     Underscores before a name, and the prefixes of system calls, are not part of it.
     """
-    return re.compile(rf"(?:__x64_sys_|__arm64_sys_|__se_sys_|_*)(?:{'|'.join(parts)})")
+    return re.compile(rf"(?:__[a-z0-9]+_sys_|_*)(?:{'|'.join(parts)})")
 
 
 def largest_object(snapshot: Snapshot) -> int:

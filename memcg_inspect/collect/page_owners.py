@@ -18,7 +18,7 @@ from drgn import FaultError
 
 from memcg_inspect.image.image import Image
 from memcg_inspect.image.lookup import UnknownKernelError
-from memcg_inspect.linux.arch.x86 import is_text_address
+from memcg_inspect.linux.arch.page_tables import is_text_address
 from memcg_inspect.linux.block.bio_integrity import integrity_pages
 from memcg_inspect.linux.block.blk_mq import request_blocks
 from memcg_inspect.linux.kernel.dma.pool import atomic_pools
@@ -29,7 +29,7 @@ from memcg_inspect.linux.kernel.trace.trace_sched_switch import saved_cmdlines
 from memcg_inspect.linux.mm.huge_memory import huge_zero_pages
 from memcg_inspect.linux.mm.init_mm import KernelTables, user_tables
 from memcg_inspect.linux.mm.kfence import kfence_pages
-from memcg_inspect.linux.mm.mmzone import mem_map, memory_map_end
+from memcg_inspect.linux.mm.mmzone import mem_map, memory_map_end, page_ranges
 from memcg_inspect.linux.mm.page_ext import page_ext_tables
 from memcg_inspect.linux.mm.percpu import PcpuChunk, PercpuReader
 from memcg_inspect.linux.mm.slab_common import kvfree_rcu_pages
@@ -214,11 +214,14 @@ class Owners:
             yield Claim(pfn, pfn + 1, "trace")
 
     def _memory_map(self, tables: KernelTables) -> Iterator[Claim]:
-        frames = self._frames
-        end = frames.page(self._end)
         if not tables.can_read:
             return
-        yield from _joined("memmap", set(tables.pages(frames.base, end - frames.base)))
+        # Page frames may begin far above 0, and other things lie before their memory map then.
+        size = self._frames.page_size
+        first = min((part.start for part in page_ranges(self._image)), default=self._end)
+        start = self._frames.page(first) // size * size
+        end = self._frames.page(self._end)
+        yield from _joined("memmap", set(tables.pages(start, end - start)))
 
     def _percpu(self, tables: KernelTables) -> Iterator[Claim]:
         reader = PercpuReader(self._image)

@@ -17,18 +17,19 @@ kdump format.
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
-from drgn import Architecture, FaultError, Program
+from drgn import FaultError, PlatformFlags, Program
 
 from memcg_inspect.elf import MAGIC, PT_LOAD, ElfError, ElfFile, Segment
 
 __all__ = (
-    "HIGH_HALF",
     "LEFT_OUT",
     "UNMAPPED",
     "check_elf",
     "cut_short",
+    "has_high_half",
     "has_holes",
     "hide_holes",
     "is_protected",
@@ -42,17 +43,14 @@ LEFT_OUT = "left out of the ELF dump"
 #: Message of drgn for an address that the kernel's page tables do not map.
 UNMAPPED = "address is not mapped"
 
-#: Architectures on which all addresses of the kernel have the highest bit set, and no others.
-HIGH_HALF = frozenset(
-    {Architecture.X86_64, Architecture.AARCH64, Architecture.PPC64, Architecture.RISCV64}
-)
-#: Architectures whose direct map begins at 0: low addresses are those of real memory.
-_IDENTITY = frozenset({Architecture.S390X, Architecture.S390})
-#: Other architectures have 32 bits, and a split of their address space that is not known here.
-#: This is what ``CONFIG_DEFAULT_MMAP_MIN_ADDR`` keeps unmapped.
+#: The address of the kernel's first function in VMCOREINFO.
+_STEXT = re.compile(rb"^SYMBOL\(_stext\)=([0-9a-f]{1,16})$", re.MULTILINE)
+#: The split of an address space of 32 bits is not known here. This is what
+#: ``CONFIG_DEFAULT_MMAP_MIN_ADDR`` keeps unmapped.
 _LEAST = 64 << 10
 
 _CACHE = ("memcg_inspect", "elf_holes")
+_HIGH_HALF = ("memcg_inspect", "high_half")
 _PROTECTED = ("memcg_inspect", "elf_protected")
 
 
@@ -132,9 +130,35 @@ def unmap_low_addresses(prog: Program, path: str) -> None:
         raise FaultError(UNMAPPED, address)
 
     platform = prog.platform
-    if platform is None or platform.arch in _IDENTITY or not _segments(path)[0]:
+    if platform is None or not _segments(path)[0]:
         return
-    prog.add_memory_segment(0, 1 << 63 if platform.arch in HIGH_HALF else _LEAST, read, False)
+    if has_high_half(prog):
+        prog.add_memory_segment(0, 1 << 63, read, False)
+    elif not platform.flags & PlatformFlags.IS_64_BIT:
+        prog.add_memory_segment(0, _LEAST, read, False)
+
+
+def has_high_half(prog: Program) -> bool:
+    """
+    Return whether all addresses of the kernel have the highest bit set, and no others.
+
+    It is so on all architectures of 64 bits but s390, whose direct map begins at 0. The address of
+    ``_stext`` in VMCOREINFO tells them apart.
+
+    :return: ``True`` if VMCOREINFO is damaged: most machines are like that
+    """
+    found: bool | None = prog.cache.get(_HIGH_HALF)
+    if found is None:
+        platform = prog.platform
+        is_64_bit = platform is not None and bool(platform.flags & PlatformFlags.IS_64_BIT)
+        try:
+            text = prog["VMCOREINFO"].string_()
+        except (FaultError, KeyError):
+            text = b""
+        match = _STEXT.search(text)
+        found = is_64_bit and (match is None or int(match[1], 16) >> 63 == 1)
+        prog.cache[_HIGH_HALF] = found
+    return found
 
 
 def has_holes(prog: Program) -> bool:

@@ -285,7 +285,7 @@ VIEW = View(
     arguments=(
         Argument(
             ("--check",),
-            {"action": "store_true", "help": "compare the counters with the page tables (x86-64)"},
+            {"action": "store_true", "help": "compare the counters with the page tables"},
         ),
     ),
     choices=("memcg", "sort", "fields"),

@@ -54,11 +54,11 @@ RECIPES: dict[str, Recipe] = {
         f"{series}-rt": Recipe(series, flavour="rt-amd64", part="breadth")
         for series in ("6.1", "6.12", "7.3")
     },
+    "7.3/arm64-16k": Recipe("7.3", flavour="arm64-16k", arch="arm64", part="arches"),
     **{
         f"{series}/arm64": Recipe(series, flavour="cloud-arm64", arch="arm64", part="arches")
         for series in ("6.1", "6.12", "7.2", "7.3")
     },
-    "7.3/arm64-16k": Recipe("7.3", flavour="arm64-16k", arch="arm64", part="arches"),
     **{
         f"7.3-{what}": Recipe(
             "7.3", part="breadth", fragments=("lab", f"lab-{what}"), localversion="lab"
@@ -154,6 +154,12 @@ class Kernel:
     def bzimage(self) -> Path:
         """The path of the kernel to boot: a bzImage, or what the architecture has instead."""
         return self.folder / "bzImage"
+
+    @property
+    def has_btf(self) -> bool:
+        """Whether an image is enough to find its types: symbols of variables lead to BTF."""
+        wanted = ("CONFIG_DEBUG_INFO_BTF", "CONFIG_KALLSYMS_ALL")
+        return not self.config or all(self.config.get(option) == "y" for option in wanted)
 
     @property
     def arch(self) -> Arch:
@@ -330,12 +336,14 @@ def debug_info(name: str) -> Path:
     return ready.vmlinux
 
 
-def names(built_here: bool | None = None) -> Sequence[str]:
+def names(built_here: bool | None = None, arch: str = "amd64") -> Sequence[str]:
     """Return the names of the kernels that tests boot: all, or those (not) built here."""
+    part = "" if arch == "amd64" else "arches"
     return [
         name
         for name, how in RECIPES.items()
-        if not how.part and (built_here is None or built_here == bool(how.fragments))
+        if (how.part, how.arch) == (part, arch)
+        and (built_here is None or built_here == bool(how.fragments))
     ]
 
 

@@ -46,6 +46,8 @@ class Part:
     # files and folders with tests; less those that another part names
     paths: tuple[str, ...] = ()
     kernels: tuple[str, ...] = ()
+    # of the kernels that tests with a kernel as parameter run on
+    arch: str = "amd64"
 
 
 def _built_here(*, broken: bool) -> tuple[str, ...]:
@@ -53,6 +55,8 @@ def _built_here(*, broken: bool) -> tuple[str, ...]:
     wanted = [name for name in names if ("-broken-" in name) == broken]
     return tuple(name for name in wanted if not name.endswith("-debug"))
 
+
+_MATRIX = ("tests/collect/test_matrix.py", "tests/collect/test_stopped.py")
 
 #: Each takes less than an hour on two CPUs with an empty cache.
 PARTS = (
@@ -63,11 +67,7 @@ PARTS = (
     Part("views", "every view on every kernel", ("tests/views",)),
     Part("identities", "each identity on every kernel, at rest and stopped", ("tests/identities",)),
     Part("collect", "audits of images, faults planted into them", ("tests/collect",)),
-    Part(
-        "matrix",
-        "audits on every kernel, topology and workload",
-        ("tests/collect/test_matrix.py", "tests/collect/test_stopped.py"),
-    ),
+    Part("matrix", "audits on every kernel, topology and workload", _MATRIX),
     Part("live", "audits of running guests, two hundred under load", ("tests/live",)),
     Part(
         "reliability",
@@ -87,6 +87,8 @@ PARTS = (
         "guests that are stopped at one instruction of a charge after the other",
         ("tests/collect/test_steps.py",),
     ),
+    Part("arm64-matrix", "audits on Debian's arm64 kernels", _MATRIX, arch="arm64"),
+    Part("arm64-rest", "all other tests of kernels on arm64", ("tests",), arch="arm64"),
     Part("museum", "bugs that Linux really had, put back into its kernel", ("tests/museum",)),
     Part("gate", "the gate for kernels, honest and with a mistake", ("tests/lab/test_gate.py",)),
     Part(
@@ -112,7 +114,9 @@ def arguments(part: Part) -> list[str]:
         path
         for other in PARTS
         for path in other.paths
-        if path not in part.paths and any(path.startswith(f"{own}/") for own in part.paths)
+        if other.arch == part.arch
+        and path not in part.paths
+        and any(path.startswith(f"{own}/") for own in part.paths)
     ]
     return ["--all", *part.paths, *(f"--ignore={path}" for path in ignored)]
 
@@ -176,7 +180,9 @@ def run_part(part: Part) -> bool:
             print(f"test: {error}", file=sys.stderr)
             return False
         return True
-    return subprocess.run([*_PYTEST, *arguments(part)], cwd=PROJECT, check=False).returncode == 0
+    environment = {**os.environ, "LAB_ARCH": part.arch}
+    command = [*_PYTEST, *arguments(part)]
+    return subprocess.run(command, cwd=PROJECT, env=environment, check=False).returncode == 0
 
 
 def run_parts(
@@ -230,7 +236,7 @@ def main(argv: Sequence[str]) -> int:
         print("test: not everything is committed, so results are not kept", file=sys.stderr)
     if args.parts:
         for part in PARTS:
-            print(f"{part.name:12}{results.told(part):36}{part.what}")
+            print(f"{part.name:14}{results.told(part):36}{part.what}")
         return 0
     if not args.all or rest or args.soak:
         _pytest(args, rest)

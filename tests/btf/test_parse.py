@@ -346,6 +346,8 @@ def test_what_an_image_lacks_is_told_in_one_line() -> None:
     assert from_image(prog, Said(**ends)).data == data  # type: ignore[arg-type]
     for said, what in (
         ({}, "built without CONFIG_DEBUG_INFO_BTF"),
+        ({"_stext": 0x8000}, r"have no variables, so .* cannot be found \(CONFIG_KALLSYMS_ALL=n\)"),
+        ({"_stext": 0x8000, "init_task": 0x9000}, "built without CONFIG_DEBUG_INFO_BTF"),
         ({"__start_BTF": 0x1000, "__stop_BTF": 0x1000}, "impossible size of 0 bytes"),
         ({"__start_BTF": 0x1000, "__stop_BTF": 1 << 40}, "impossible size"),
         ({"__start_BTF": 0x800, "__stop_BTF": 0x1100}, "is not in the image"),

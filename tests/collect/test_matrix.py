@@ -18,7 +18,7 @@ from drgn.helpers.linux.cpumask import for_each_possible_cpu
 from drgn.helpers.linux.percpu import per_cpu
 from labkit import topology
 from support.exact import check_exact, not_kept
-from support.guests import KERNELS, GuestImage, Lab
+from support.guests import KERNELS, GuestImage, Lab, series
 from support.identity_table import check_table, found_in
 
 from memcg_inspect.checks.snapshot import Snapshot
@@ -33,7 +33,7 @@ MATRIX = [(k, nodes, w) for k in KERNELS for nodes in TOPOLOGIES for w in WORKLO
 SHORT = {
     (kernel, nodes, "mixed")
     for kernel in KERNELS
-    for nodes in (TOPOLOGIES if kernel == "7.3" else ("4",))
+    for nodes in (TOPOLOGIES if series(kernel) == "7.3" else ("4",))
 }
 
 pytestmark = pytest.mark.image

@@ -9,7 +9,14 @@ import pytest
 from drgn import FaultError, Program
 from drgn.helpers.linux.percpu import per_cpu
 from support.findings import by_path, named
-from support.guests import BUILT_KERNELS, DEBIAN_KERNELS, GuestImage, Lab, Plant
+from support.guests import (
+    BUILT_KERNELS,
+    DEBIAN_KERNELS,
+    GuestImage,
+    Lab,
+    Plant,
+    series,
+)
 from support.planters import planters_of
 from support.planting import Fault, Subject, ended
 
@@ -27,7 +34,7 @@ KERNELS = [*DEBIAN_KERNELS, *(k for k in BUILT_KERNELS if k.endswith("-lab"))]
 #: One of the oldest and the newest kernel by default, ten of each sort with --all.
 BUSY = [(kernel, 1) for kernel in KERNELS]
 MORE_BUSY = [(kernel, seed) for kernel in KERNELS for seed in (2, 3)]
-PANIC = [(kernel, "mixed") for kernel in KERNELS if kernel == "6.1"]
+PANIC = [(kernel, "mixed") for kernel in KERNELS if series(kernel) == "6.1"]
 MORE_PANIC = [
     (kernel, workload)
     for kernel in KERNELS

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from drgn import Architecture as Arch
-from drgn import FaultError, Platform, Program
+from drgn import FaultError, FindObjectFlags, Object, Platform, Program
 
 from memcg_inspect.elf import ElfError
 from memcg_inspect.image.elf import (
@@ -140,17 +140,31 @@ def test_dumps_that_end_in_their_program_headers(tmp_path: Path) -> None:
             open_program(ImageSource(core=str(tmp_path / "core")))
 
 
-def made(arch: Arch) -> Program:
-    """Return a program whose low addresses read as physical memory, as in dumps of QEMU."""
+def made(arch: Arch, stext: int | None = None) -> Program:
+    """
+    Return a program whose low addresses read as physical memory, as in dumps of QEMU.
+
+    :param stext: address of the kernel's code in VMCOREINFO; ``None`` if it does not say that
+    """
     prog = Program(Platform(arch))
+    text = b"OSRELEASE=7.3\n" + (b"" if stext is None else b"SYMBOL(_stext)=%x\n" % stext)
+
+    def find(prog: Program, name: str, flags: FindObjectFlags, file: str | None) -> Object | None:
+        if name != "VMCOREINFO":
+            return None
+        char = prog.int_type("char", 1, True)
+        return Object(prog, prog.array_type(char, len(text) + 1), [*text, 0])
+
+    prog.register_object_finder("made", find, enable_index=0)
     prog.add_memory_segment(0, 0x300000, lambda _, n, __, ___: b"y" * n, False)
     prog.add_memory_segment(0, 0x300000, lambda _, n, __, ___: b"x" * n, True)
     return prog
 
 
 @pytest.mark.parametrize("arch", [Arch.X86_64, Arch.AARCH64, Arch.PPC64, Arch.RISCV64])
-def test_low_addresses_fault(tmp_path: Path, arch: Arch) -> None:
-    prog = made(arch)
+@pytest.mark.parametrize("stext", [0xFFFF800080010000, None])
+def test_low_addresses_fault(tmp_path: Path, arch: Arch, stext: int | None) -> None:
+    prog = made(arch, stext)
     unmap_low_addresses(prog, str(dump(tmp_path / "core", 0x3000, 0x3000)))
     for address in (0, 8, 0x1000, 0x2FFFF8, (1 << 47) - 8):
         with pytest.raises(FaultError, match=UNMAPPED):
@@ -159,7 +173,7 @@ def test_low_addresses_fault(tmp_path: Path, arch: Arch) -> None:
 
 
 def test_low_addresses_of_a_direct_map_that_begins_at_0(tmp_path: Path) -> None:
-    prog = made(Arch.S390X)
+    prog = made(Arch.S390X, 0x3FFE0100000)
     unmap_low_addresses(prog, str(dump(tmp_path / "core", 0x3000, 0x3000)))
     assert prog.read(0, 8) == prog.read(0x1000, 8) == b"y" * 8
 

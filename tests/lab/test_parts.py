@@ -13,10 +13,10 @@ ONE, TWO = Part("one", "first", paths=("a",)), Part("two", "second", paths=("b",
 BUILD = Part("build", "kernels", kernels=("x",))
 
 
-def owner(path: str) -> list[str]:
+def owner(path: str, arch: str = "amd64") -> list[str]:
     """Return the parts that run the tests of a file."""
     found = []
-    for part in PARTS:
+    for part in (part for part in PARTS if part.arch == arch):
         words = parts.arguments(part)
         ignored = [word.removeprefix("--ignore=") for word in words if word.startswith("--ignore=")]
         chosen = [word for word in words if not word.startswith("-")]
@@ -34,6 +34,8 @@ def test_every_file_of_tests_is_in_one_part() -> None:
     assert owner("tests/lab/test_parts.py") == ["lab"]
     assert owner("tests/collect/test_matrix.py") == ["matrix"]
     assert owner("tests/test_house.py") == ["rest"]
+    assert {path: owner(path, "arm64") for path in files if len(owner(path, "arm64")) != 1} == {}
+    assert owner("tests/collect/test_matrix.py", "arm64") == ["arm64-matrix"]
 
 
 def test_what_parts_name_exists() -> None:

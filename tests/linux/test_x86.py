@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 from support.made_memory import BASE, MadeMemory
 
-from memcg_inspect.linux.arch.x86 import page_table_geometry
+from memcg_inspect.linux.arch.x86 import x86_geometry
 from memcg_inspect.model import ImageError
 
 
@@ -14,7 +14,7 @@ def levels(text: bytes) -> int:
     made = MadeMemory()
     made.write(BASE, text)
     made.variable("VMCOREINFO", made.array(made.char, len(text) + 1), BASE)
-    return page_table_geometry(made.image).levels
+    return x86_geometry(made.image).levels
 
 
 def test_levels() -> None:

@@ -18,6 +18,7 @@ _MAY_BE_EMPTY = {"hugetlb_usage", "hugetlb_nodes"}
 def not_kept(kernel: str) -> set[str]:
     """Return the identities that a kernel cannot keep, from its configuration."""
     config = kernels.kernel(kernel).config
+    kernel = kernel.partition("/")[0]
     # Allocation profiling is on only where a guest was booted with it.
     missing = {"alloc_tags"}
     if "-pernode" not in kernel:

@@ -7,6 +7,8 @@ The fixtures ``lab`` and ``plant`` of conftest.py are made of this.
 
 from __future__ import annotations
 
+import json
+import os
 import shutil
 from functools import lru_cache
 from pathlib import Path
@@ -22,16 +24,25 @@ from memcg_inspect.report import Report
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 
-DEBIAN_KERNELS = tuple(kernels.names(built_here=False))
+#: Tests with a kernel as parameter run on the kernels of this architecture, by Debian's name.
+ARCH = os.environ.get("LAB_ARCH", "amd64")
+DEBIAN_KERNELS = tuple(kernels.names(built_here=False, arch=ARCH))
 #: Kernels that the lab builds are tested if they are in the cache, since a build takes long. Those
 #: with planted mistakes, and the debug kernel, have tests of their own.
 HONEST_KERNELS = tuple(
-    k for k in kernels.names(built_here=True) if "-broken-" not in k and not k.endswith("-debug")
+    k
+    for k in kernels.names(built_here=True, arch=ARCH)
+    if "-broken-" not in k and not k.endswith("-debug")
 )
 NOT_BUILT = tuple(k for k in HONEST_KERNELS if not kernels.cached(k))
 BUILT_KERNELS = tuple(k for k in HONEST_KERNELS if k.endswith("-lab") and k not in NOT_BUILT)
 KERNELS = (*DEBIAN_KERNELS, *BUILT_KERNELS)
 PERNODE_KERNELS = tuple(k for k in HONEST_KERNELS if "-pernode" in k and k not in NOT_BUILT)
+
+
+def series(kernel: str) -> str:
+    """Return the series of one of Debian's kernels, of any architecture."""
+    return kernel.partition("/")[0]
 
 
 class GuestImage:
@@ -70,17 +81,26 @@ class GuestImage:
 
     def program(self, dwarf: bool = False) -> drgn.Program:
         """Return a program with types from BTF, or from debug info."""
-        return _program(self.core, self.vmlinux if dwarf else None)
+        return _program(self.core, self._symbols(dwarf))
+
+    def _symbols(self, dwarf: bool) -> Path | None:
+        """Return the debug info that is asked for, or needed because BTF cannot be found."""
+        meta = self.guest / "meta.json"
+        kernel = json.loads(meta.read_bytes())["kernel"] if meta.exists() else None
+        has_btf = kernel not in kernels.RECIPES or kernels.kernel(kernel).has_btf
+        return self.vmlinux if dwarf or not has_btf else None
 
     def own_program(self) -> drgn.Program:
         """Return a program with types from BTF that no other test uses, and that may be changed."""
-        return _opened(self.core)
+        return _opened(self.core, self._symbols(dwarf=False))
 
     def report(self, dwarf: bool = False) -> Report:
-        return _report(self.core, self.vmlinux if dwarf else None)
+        return _report(self.core, self._symbols(dwarf))
 
 
-def _opened(core: Path) -> drgn.Program:
+def _opened(core: Path, vmlinux: Path | None) -> drgn.Program:
+    if vmlinux is not None:
+        return open_program(ImageSource(core=str(core), symbols=(str(vmlinux),)))
     # QEMU has none of a guest without a driver for it.
     note = core.with_name(core.name + ".guest") / "vmcoreinfo"
     vmcoreinfo = str(note) if note.exists() else None
@@ -94,10 +114,7 @@ _SHARED = "shared by tests"
 # Debug info of a kernel takes hundreds of megabytes, so few programs are kept open.
 @lru_cache(maxsize=3)
 def _program(core: Path, vmlinux: Path | None) -> drgn.Program:
-    if vmlinux is None:
-        prog = _opened(core)
-    else:
-        prog = open_program(ImageSource(core=str(core), symbols=(str(vmlinux),)))
+    prog = _opened(core, vmlinux)
     prog.cache[_SHARED] = True
     return prog
 

@@ -18,7 +18,13 @@ from drgn.helpers.linux.cpumask import for_each_possible_cpu
 from drgn.helpers.linux.percpu import per_cpu_ptr
 from drgn.helpers.linux.pid import find_task, for_each_task
 from labkit import poke
-from support.guests import KERNELS, PERNODE_KERNELS, GuestImage, Lab
+from support.guests import (
+    KERNELS,
+    PERNODE_KERNELS,
+    GuestImage,
+    Lab,
+    series,
+)
 
 from memcg_inspect.image.image import Image, image_of
 from memcg_inspect.image.memory import Memory
@@ -117,7 +123,7 @@ def test_page_tables_are_what_the_kernel_found_in_them(lab: Lab, kernel: str) ->
 def test_counters_are_what_the_guest_read(lab: Lab, kernel: str) -> None:
     """6.1 shows the approximate value in /proc; newer kernels add up the values of all CPUs."""
     image = guest_image(lab, kernel)
-    rows, shown = checked(image), "approximate" if kernel == "6.1" else "exact"
+    rows, shown = checked(image), "approximate" if series(kernel) == "6.1" else "exact"
     compared = 0
     for record in (image.guest / "2/proc/tasks").read_text().split("\n\n"):
         told = dict(re.findall(r"^(\w+):\s+(\d+)", record, re.MULTILINE))
@@ -231,7 +237,7 @@ def test_planted_entries(lab: Lab, kernel: str, tmp_path: Path) -> None:
     # Memory that this machine does not have.
     plant(lost, 0x7FFFFFFFF067)
     mm = find_task(prog, counted).mm
-    member = "rss_stat.count[1].counter" if kernel == "6.1" else "rss_stat[1].count"
+    member = "rss_stat.count[1].counter" if series(kernel) == "6.1" else "rss_stat[1].count"
     where = Object(prog, "struct mm_struct *", mm.value_())
     for part in re.findall(r"\w+", member):
         where = where[int(part)] if part.isdigit() else where.member_(part)

@@ -1,20 +1,34 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 """
-Addresses of the kernel
+Addresses and registers
 -----------------------
 
 Tells addresses of the kernel from those of user space, as ``TASK_SIZE`` of
 :linux:`arch/arm64/include/asm/processor.h` and of :linux:`arch/riscv/include/asm/pgtable.h`, and
-``TASK_SIZE_MAX`` of :linux:`arch/x86/include/asm/page_64_types.h` do.
+``TASK_SIZE_MAX`` of :linux:`arch/x86/include/asm/page_64_types.h` do, and return addresses that are
+signed from the addresses themselves, as ``ptrauth_strip_kernel_insn_pac()`` of
+:linux:`arch/arm64/include/asm/pointer_auth.h` does.
 """
 
 from __future__ import annotations
 
-from drgn import Program
+from collections.abc import Iterable, Iterator
 
-from memcg_inspect.image.elf import HIGH_HALF
+from drgn import Architecture, Object, Program
 
-__all__ = ("is_kernel_address",)
+from memcg_inspect.image.elf import has_high_half
+from memcg_inspect.image.image import Image, per_image
+from memcg_inspect.image.layout import has_member
+from memcg_inspect.linux.arch.pgtable import vmcoreinfo_number
+from memcg_inspect.model import ImageError
+
+__all__ = ("cache_line", "code_addresses", "is_kernel_address", "saved_stack_pointer")
+
+#: ``SMP_CACHE_BYTES``, where it is not 64.
+_CACHE_LINES = {Architecture.S390X: 256, Architecture.PPC64: 128}
+
+#: The bit of an address on arm64 that tells the kernel from user space, and that no signature uses.
+_KERNEL_BIT = 1 << 55
 
 
 def is_kernel_address(prog: Program, address: int) -> bool:
@@ -24,7 +38,49 @@ def is_kernel_address(prog: Program, address: int) -> bool:
     Elsewhere than on architectures whose kernel has the upper half of all addresses, every address
     counts as one of the kernel.
     """
+    return not has_high_half(prog) or bool(address >> 63)
+
+
+def cache_line(prog: Program) -> int:
+    """Return ``SMP_CACHE_BYTES`` in bytes."""
     platform = prog.platform
-    if platform is None or platform.arch not in HIGH_HALF:
-        return True
-    return bool(address >> 63)
+    return 64 if platform is None else _CACHE_LINES.get(platform.arch, 64)
+
+
+@per_image
+def _signature_mask(image: Image) -> int:
+    """Return the bits of a return address of the kernel that are its signature, on arm64."""
+    try:
+        return vmcoreinfo_number(image, "KERNELPACMASK", 0)
+    except ImageError:
+        return 0
+
+
+def code_addresses(image: Image, words: Iterable[int]) -> Iterator[int]:
+    """
+    Return words that may be return addresses, without signatures.
+
+    arm64 signs the return addresses that it saves (``CONFIG_ARM64_PTR_AUTH_KERNEL``, pointer
+    authentication).
+    """
+    mask = _signature_mask(image)
+    if not mask:
+        yield from words
+        return
+    for word in words:
+        yield word | mask if word & _KERNEL_BIT else word
+
+
+def saved_stack_pointer(image: Image, task: Object) -> int | None:
+    """
+    Return the stack pointer of a task that does not run.
+
+    :param task: ``struct task_struct *``
+    :return: ``None`` if this is not known of the architecture
+    :raises drgn.FaultError: if the task cannot be read
+    """
+    if has_member(image, "struct thread_struct", "sp"):  # x86
+        return int(task.thread.sp)
+    if has_member(image, "struct thread_struct", "cpu_context"):  # arm64
+        return int(task.thread.cpu_context.sp)
+    return None

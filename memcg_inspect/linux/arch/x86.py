@@ -9,29 +9,17 @@ entries of page tables.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Iterator, Sequence
 
-from drgn import Architecture
-
-from memcg_inspect.image.image import Image, per_image
+from memcg_inspect.image.image import Image
 from memcg_inspect.image.lookup import UnknownKernelError
-from memcg_inspect.model import ImageError
+from memcg_inspect.linux.arch.pgtable import Entry, Geometry, vmcoreinfo_number
 
-__all__ = (
-    "ENTRIES",
-    "Entry",
-    "Geometry",
-    "has_pti",
-    "is_text_address",
-    "page_table_geometry",
-)
+__all__ = ("X86Geometry", "has_pti", "is_text_address", "x86_geometry")
 
-#: ``PTRS_PER_PTE``. The first half of the top-level table maps user space.
-ENTRIES = 512
-TABLE_SHIFT = 9
-PAGE_SHIFT = 12
+#: ``PTRS_PER_PTE`` and ``PAGE_SHIFT``.
+_ENTRIES = 512
+_PAGE_SHIFT = 12
 
 _PRESENT = 1 << 0
 _PSE = 1 << 7
@@ -57,52 +45,34 @@ _PHYSMEM_BITS = {4: 46, 5: 52}
 _PTI = (7, 11)
 
 
-class Entry(NamedTuple):
+class X86Geometry(Geometry):
     """
-    One entry of a page table.
+    Format of the page tables.
 
-    :ivar kind: ``table`` for a lower table, ``page`` for a page or a huge page, ``special`` for a
-        page that ``vm_normal_page()`` hides, ``swap`` for any entry that is not present
-    :ivar pfn: page frame number of the table, or of the first page
-    :ivar type: ``swp_type()`` of a swap entry
-    :ivar offset: ``swp_offset()`` of a swap entry
+    :param levels: number of levels, 4 or 5
+    :param encrypted: bits of an entry that mark encrypted memory, ``sme_me_mask``
     """
 
-    kind: str
-    pfn: int = 0
-    type: int = 0
-    offset: int = 0
+    page_shift = _PAGE_SHIFT
+    entries = top = _ENTRIES
+    # One table at the top maps user space and the kernel.
+    user = kernel = _ENTRIES // 2
 
+    def __init__(self, levels: int, encrypted: int) -> None:
+        self.levels = levels
+        self.swap_pfn_mask = (1 << _PHYSMEM_BITS[levels] - _PAGE_SHIFT) - 1
+        # PTE_PFN_MASK
+        self._mask = (1 << _PHYSICAL_BITS) - (1 << _PAGE_SHIFT) & ~encrypted
 
-class Geometry(NamedTuple):
-    """
-    Format of the page tables, which depends on the boot.
-
-    :ivar levels: number of levels, 4 or 5
-    :ivar mask: bits of an entry that are the physical address, ``PTE_PFN_MASK``
-    """
-
-    levels: int
-    mask: int
-
-    @property
-    def swap_pfn_mask(self) -> int:
-        """``SWP_PFN_MASK``: bits of ``swp_offset()`` that are a page frame number."""
-        return (1 << _PHYSMEM_BITS[self.levels] - PAGE_SHIFT) - 1
-
-    def pages_of(self, level: int) -> int:
-        """
-        Return the number of pages that an entry maps.
-
-        :param level: level of its table, 1 for a table of PTEs
-        """
-        return 1 << TABLE_SHIFT * (level - 1)
+    def is_valid(self, entry: int) -> bool:
+        """Return whether the processor uses an entry."""
+        return bool(entry & _PRESENT)
 
     def plain_pfns(self, entries: Sequence[int]) -> list[int]:
         """Return the page frame numbers of PTEs that are present and not special."""
-        mask = self.mask
+        mask = self._mask
         return [
-            (entry & mask) >> PAGE_SHIFT
+            (entry & mask) >> _PAGE_SHIFT
             for entry in entries
             if entry & (_PRESENT | _SPECIAL) == _PRESENT
         ]
@@ -123,7 +93,7 @@ class Geometry(NamedTuple):
         if not entry & ~_ERRATUM:
             return None
         if entry & _PRESENT and not entry & _PSE:
-            return Entry("table", (entry & self.mask) >> PAGE_SHIFT)
+            return Entry("table", (entry & self._mask) >> _PAGE_SHIFT)
         return self._page(entry, self.pages_of(level))
 
     def _page(self, entry: int, pages: int) -> Entry:
@@ -136,8 +106,8 @@ class Geometry(NamedTuple):
                 "swap", type=entry >> 64 - _SWAP_TYPE_BITS, offset=offset >> _SWAP_OFFSET_SHIFT
             )
         # protnone_mask(): the address is inverted in entries without _PAGE_PRESENT (L1TF).
-        address = (entry if entry & _PRESENT else ~entry) & self.mask
-        pfn = (address >> PAGE_SHIFT) & -pages
+        address = (entry if entry & _PRESENT else ~entry) & self._mask
+        pfn = (address >> _PAGE_SHIFT) & -pages
         return Entry("special" if entry & _SPECIAL else "page", pfn)
 
 
@@ -155,44 +125,17 @@ def has_pti(image: Image) -> bool:
     return bool(int(words[word]) >> bit & 1)
 
 
-def is_text_address(image: Image, address: int) -> bool:
-    """
-    Return whether an address is where code can be: that of the kernel, of modules, and of BPF.
-
-    :return: always ``False`` on machines other than x86-64
-    """
-    platform = image.prog.platform
-    is_x86 = platform is not None and platform.arch == Architecture.X86_64
-    return is_x86 and address >= _START_KERNEL_MAP
+def is_text_address(address: int) -> bool:
+    """Return whether an address is where code can be: the kernel, modules, and BPF programs."""
+    return address >= _START_KERNEL_MAP
 
 
-@per_image
-def page_table_geometry(image: Image) -> Geometry:
+def x86_geometry(image: Image) -> X86Geometry:
     """
     Return the format of the page tables of the image.
 
-    :raises ImageError: if the machine is not x86-64
+    :raises ImageError: if VMCOREINFO is damaged
     """
-    platform = image.prog.platform
-    if platform is None or platform.arch != Architecture.X86_64:
-        name = "unknown" if platform is None else platform.arch.name
-        raise ImageError(f"page tables are read on x86-64 only, and this machine is {name}")
-    numbers = dict(
-        re.findall(
-            r"^NUMBER\((\w+)\)=(-?\w+)$",
-            image.object("VMCOREINFO").string_().decode(errors="replace"),
-            re.MULTILINE,
-        )
-    )
     # The bit that marks encrypted memory (SME) is not a part of the address.
-    encrypted = _number(numbers, "sme_mask")
-    mask = (1 << _PHYSICAL_BITS) - (1 << PAGE_SHIFT)
-    return Geometry(5 if _number(numbers, "pgtable_l5_enabled") else 4, mask & ~encrypted)
-
-
-def _number(numbers: Mapping[str, str], name: str) -> int:
-    text = numbers.get(name, "0")
-    try:
-        return int(text, 0)
-    except ValueError:
-        raise ImageError(f"VMCOREINFO is damaged: NUMBER({name})={text}") from None
+    encrypted = vmcoreinfo_number(image, "sme_mask", 0)
+    return X86Geometry(5 if vmcoreinfo_number(image, "pgtable_l5_enabled", 0) else 4, encrypted)

@@ -13,7 +13,15 @@ from __future__ import annotations
 import re
 from functools import cache
 
-__all__ = ("called", "called_before", "jumped_to", "loads_member", "stores_member")
+__all__ = (
+    "CALL_SIZE",
+    "called",
+    "called_before",
+    "is_thunk",
+    "jumped_to",
+    "loads_member",
+    "stores_member",
+)
 
 #: ``REX.W``, with any of ``REX.R`` and ``REX.B``.
 _REX = rb"[\x48\x49\x4c\x4d]"
@@ -21,7 +29,7 @@ _REX = rb"[\x48\x49\x4c\x4d]"
 #: ``r12``.
 _OPERAND = rb"[\x80-\xbf]\x24?"
 #: ``call rel32`` and ``jmp rel32``, and their size in bytes.
-_CALL, _JUMP, _CALL_SIZE = 0xE8, 0xE9, 5
+_CALL, _JUMP, CALL_SIZE = 0xE8, 0xE9, 5
 #: The smallest displacement that does not fit in one byte.
 _LEAST_DISPLACEMENT = 128
 
@@ -71,8 +79,8 @@ def jumped_to(text: bytes, address: int) -> set[int]:
 def _targets(text: bytes, address: int, opcode: int) -> set[int]:
     found = set()
     at = text.find(opcode)
-    while 0 <= at <= len(text) - _CALL_SIZE:
-        after = at + _CALL_SIZE
+    while 0 <= at <= len(text) - CALL_SIZE:
+        after = at + CALL_SIZE
         displacement = int.from_bytes(text[at + 1 : after], "little", signed=True)
         found.add((address + after + displacement) % (1 << 64))
         at = text.find(opcode, at + 1)
@@ -87,6 +95,11 @@ def called_before(text: bytes, address: int) -> int | None:
     :param address: the return address
     :return: ``None`` if there is no such call: the call is indirect, or it is no return address
     """
-    if len(text) != _CALL_SIZE or text[0] != _CALL:
+    if len(text) != CALL_SIZE or text[0] != _CALL:
         return None
     return (address + int.from_bytes(text[1:], "little", signed=True)) % (1 << 64)
+
+
+def is_thunk(name: str) -> bool:
+    """Return whether a function stands for an indirect call: a retpoline."""
+    return name.startswith(("__x86_indirect", "__pi___x86_indirect"))

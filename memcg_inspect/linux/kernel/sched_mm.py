@@ -30,20 +30,18 @@ import time
 from collections.abc import Iterable, Iterator, Set
 from typing import NamedTuple
 
-from drgn import Architecture, FaultError, Object, SymbolKind, offsetof
+from drgn import FaultError, Object, SymbolKind, offsetof
 from drgn.helpers.linux.percpu import per_cpu_ptr
 from drgn.helpers.linux.sched import cpu_curr, task_cpu
 
 from memcg_inspect.image.image import Image, per_image
 from memcg_inspect.image.layout import has_member
 from memcg_inspect.image.lookup import UnknownKernelError
-from memcg_inspect.linux.arch.processor import is_kernel_address
-from memcg_inspect.linux.arch.x86_insn import (
-    called,
-    called_before,
-    jumped_to,
-    loads_member,
-    stores_member,
+from memcg_inspect.linux.arch.insn import Instructions, instructions
+from memcg_inspect.linux.arch.processor import (
+    code_addresses,
+    is_kernel_address,
+    saved_stack_pointer,
 )
 from memcg_inspect.linux.kernel.preempt import in_interrupt_handler
 from memcg_inspect.linux.kernel.stacktrace_words import other_stack, unwind
@@ -61,8 +59,6 @@ _KNOWN = "mem_cgroup_css_alloc"
 _MOST_TEXT = 1 << 20
 #: A function that ends with a call jumps instead. So may the one that it calls.
 _MOST_JUMPS = 2
-#: Bytes that a direct call takes.
-_CALL_SIZE = 5
 #: How often a task of a running kernel is read until it does not run meanwhile.
 _MOST_TRIES = 10
 #: Seconds between them. Most functions set the pointer for less time.
@@ -75,17 +71,14 @@ _NO_REGISTERS = "the registers of its CPU are not in the image"
 class _Code:
     """Finder of functions that set the pointer."""
 
-    def __init__(self, image: Image) -> None:
-        self._image = image
+    def __init__(self, image: Image, known: Instructions) -> None:
+        self._image, self.instructions = image, known
         self._offset = offsetof(image.type("struct task_struct"), "active_memcg")
         self._kinds: dict[int, tuple[bool, bool]] = {}
         self._sets: dict[int, bool] = {}
 
     def is_known(self) -> bool:
         """Return whether such functions can be told in this kernel."""
-        platform = self._image.prog.platform
-        if platform is None or platform.arch != Architecture.X86_64:
-            return False
         try:
             return self.sets(self._image.symbol(_KNOWN).address)
         except UnknownKernelError:
@@ -115,7 +108,8 @@ class _Code:
             loads, stores = self._kind(function)
             text = b"" if loads and stores else self._text(function)
             found = self._sets[function] = (loads and stores) or any(
-                self._kind(other) == (False, True) for other in called(text, function)
+                self._kind(other) == (False, True)
+                for other in self.instructions.called(text, function)
             )
         return found
 
@@ -125,6 +119,7 @@ class _Code:
         for _ in range(_MOST_JUMPS):
             if not reached.isdisjoint(others):
                 return True
+            jumped_to = self.instructions.jumped_to
             reached = {to for one in reached for to in jumped_to(self._text(one), one)}
         return not reached.isdisjoint(others)
 
@@ -134,8 +129,8 @@ class _Code:
         if found is None:
             text = self._text(function)
             found = self._kinds[function] = (
-                loads_member(text, self._offset),
-                stores_member(text, self._offset),
+                self.instructions.loads_member(text, self._offset),
+                self.instructions.stores_member(text, self._offset),
             )
         return found
 
@@ -151,7 +146,10 @@ class _Code:
 
 @per_image
 def _code(image: Image) -> _Code | None:
-    code = _Code(image)
+    known = instructions(image)
+    if known is None:
+        return None
+    code = _Code(image, known)
     return code if code.is_known() else None
 
 
@@ -190,13 +188,13 @@ def _find(image: Image, words: Iterable[int], *, skip: int = 0) -> _Place:
         return _Place(None, "functions that set active_memcg are not known on this kernel")
     called_from: set[int] = set()
     doubtful: str | None = None
-    for word in words:
+    for word in code_addresses(image, words):
         found = code.function(word)
         if found is None:
             continue
         function, name = found
         if code.sets(function):
-            callee = _callee(image, word)
+            callee = _callee(image, code.instructions, word)
             if callee is None or code.continues_in(callee, called_from):
                 if not skip:
                     return _Place(name)
@@ -208,26 +206,25 @@ def _find(image: Image, words: Iterable[int], *, skip: int = 0) -> _Place:
     return _Place()
 
 
-def _callee(image: Image, address: int) -> int | None:
+def _callee(image: Image, known: Instructions, address: int) -> int | None:
     """
     Return the function that the call before a return address calls directly.
 
     :return: ``None`` if the call is indirect, or if the address is that of the next instruction
     """
     try:
-        text = image.memory.read(address - _CALL_SIZE, _CALL_SIZE)
+        text = image.memory.read(address - known.CALL_SIZE, known.CALL_SIZE)
     except FaultError:
         return None
-    callee = called_before(text, address)
+    callee = known.called_before(text, address)
     if callee is None:
         return None
     try:
         symbol = image.symbol(callee)
     except UnknownKernelError:
         return None
-    # A retpoline is an indirect call.
-    is_thunk = symbol.name.startswith(("__x86_indirect", "__pi___x86_indirect"))
-    return None if is_thunk or symbol.address != callee else callee
+    is_indirect = known.is_thunk(symbol.name) or symbol.address != callee
+    return None if is_indirect else callee
 
 
 def read_active_memcgs(
@@ -311,9 +308,9 @@ def _words(image: Image, task: Object) -> list[int]:
     """
     memory, start = image.memory, int(task.stack.value_())
     end, first = start + thread_size(image), start
-    if has_member(image, "struct thread_struct", "sp"):  # x86
-        sp = int(task.thread.sp)
-        first = sp if start <= sp < end else start
+    sp = saved_stack_pointer(image, task)
+    if sp is not None and start <= sp < end:
+        first = sp
     first -= first % memory.word_size
     return memory.words(memory.read(first, end - first))
 

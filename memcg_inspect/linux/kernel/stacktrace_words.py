@@ -18,7 +18,7 @@ from memcg_inspect.image.image import Image
 from memcg_inspect.image.layout import has_member, has_type
 from memcg_inspect.image.lookup import UnknownKernelError
 from memcg_inspect.image.memory import SMALLEST_PAGE
-from memcg_inspect.linux.arch.processor import is_kernel_address
+from memcg_inspect.linux.arch.processor import code_addresses, is_kernel_address
 from memcg_inspect.linux.mm.mmzone import mem_map
 
 __all__ = (
@@ -184,7 +184,7 @@ def functions_in(image: Image, words: Iterable[int]) -> tuple[str, ...]:
     """
     start, end = image.symbol("_stext").address, image.symbol("_etext").address
     names: dict[str, None] = {}
-    for word in words:
+    for word in code_addresses(image, words):
         if start <= word < end:
             with suppress(UnknownKernelError):
                 names[as_written(image.symbol(word).name)] = None

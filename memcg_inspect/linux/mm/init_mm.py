@@ -3,8 +3,8 @@
 Page tables of the kernel
 -------------------------
 
-Mirrors the upper half of ``init_mm.pgd`` (:linux:`mm/init-mm.c`), and ``pgd_list`` of
-:linux:`arch/x86/mm/pgtable.c`, the top-level tables of all processes.
+Mirrors ``init_mm.pgd`` (:linux:`mm/init-mm.c`), ``pgd_list`` of :linux:`arch/x86/mm/pgtable.c`,
+which has the top-level tables of all processes, and ``mm_struct.pgd`` where there is no such list.
 
 A table is read once, however often it is mapped. (The shadow of KASAN maps the same tables again
 and again.) Tables of the direct map are counted, and not read: they may be many.
@@ -19,19 +19,18 @@ from drgn.helpers.linux.mm import follow_page
 
 from memcg_inspect.image.image import Image
 from memcg_inspect.image.lookup import UnknownKernelError
-from memcg_inspect.linux.arch.x86 import (
-    ENTRIES,
-    TABLE_SHIFT,
-    Entry,
-    Geometry,
-    has_pti,
-    page_table_geometry,
-)
+from memcg_inspect.linux.arch.page_tables import has_user_half, page_table_geometry
+from memcg_inspect.linux.arch.pgtable import Entry, Geometry
+from memcg_inspect.linux.kernel.sched import find_tasks
 from memcg_inspect.linux.lib.xarray import MOST_NODES
 from memcg_inspect.linux.mm.mmzone import mem_map, page_ranges
 from memcg_inspect.model import Coverage, ImageError
 
 __all__ = ("KernelTables", "user_tables")
+
+
+#: Tables of this level have entries that map huge pages, and those above it have none.
+_HUGE_LEVEL = 3
 
 
 class KernelTables:
@@ -72,25 +71,23 @@ class KernelTables:
             return
         self._walk_upper(geometry, words)
         try:
-            if has_pti(self._image):
+            if has_user_half(self._image):
                 self._walk_user(geometry, pgd + self._frames.page_size)
         except FaultError as error:
             self._coverage.miss("page tables of user space", error.address, str(error))
 
     def _walk_upper(self, geometry: Geometry, words: list[int]) -> None:
         """:param words: the top-level table"""
-        level = geometry.levels
-        # Addresses of the upper half are negative numbers: sign extension.
-        top = -(1 << self._shift(level) + TABLE_SHIFT)
-        todo = [(level, top, words)]
+        todo = [(geometry.levels, geometry.kernel_base(), words[: geometry.top])]
         while todo:
             level, base, words = todo.pop()
             for number, word in enumerate(words):
-                if level == geometry.levels and number < ENTRIES // 2:
+                if level == geometry.levels and number < geometry.kernel:
                     continue
-                if word & 1 and (entry := geometry.entry(word, level)) is not None:
-                    address = (base + (number << self._shift(level))) % (1 << 64)
-                    todo += self._below(entry, level, address)
+                entry = geometry.entry(word, level) if geometry.is_valid(word) else None
+                if entry is not None:
+                    address = base + (number << geometry.shift(level))
+                    todo += self._below(geometry, entry, level, address)
 
     def _walk_user(self, geometry: Geometry, pgd: int) -> None:
         """
@@ -100,11 +97,11 @@ class KernelTables:
         :raises drgn.FaultError: if a table cannot be read
         """
         words = self._memory.words(self._memory.read(pgd, self._frames.page_size))
-        todo = [(geometry.levels, words[ENTRIES // 2 :])]
+        todo = [(geometry.levels, words[geometry.kernel :])]
         while todo:
             level, words = todo.pop()
             for word in words:
-                entry = geometry.entry(word, level) if word & 1 else None
+                entry = geometry.entry(word, level) if geometry.is_valid(word) else None
                 # Some tables of the kernel are shared.
                 if entry is None or entry.kind != "table" or entry.pfn in self.pfns:
                     continue
@@ -113,14 +110,13 @@ class KernelTables:
                 if level > 2:
                     todo.append((level - 1, list(self._table(entry.pfn))))
 
-    def _shift(self, level: int) -> int:
-        return self._frames.page_shift + TABLE_SHIFT * (level - 1)
-
-    def _below(self, entry: Entry, level: int, address: int) -> list[tuple[int, int, list[int]]]:
+    def _below(
+        self, geometry: Geometry, entry: Entry, level: int, address: int
+    ) -> list[tuple[int, int, list[int]]]:
         """Note an entry. Return the table that it points to if it is to be read."""
         is_direct = address in self._direct
-        if level <= 3 and not is_direct:
-            self._entries[level, address >> self._shift(level)] = entry
+        if level <= _HUGE_LEVEL and not is_direct:
+            self._entries[level, address >> geometry.shift(level)] = entry
         if entry.kind != "table" or entry.pfn in self.pfns:
             return []
         self.pfns.add(entry.pfn)
@@ -151,27 +147,26 @@ class KernelTables:
                 size >> self._frames.page_shift,
             )
             return
-        step = self._frames.page_size
-        address, end = start, start + size
+        geometry, step = self._geometry, self._frames.page_size
+        if geometry is None:
+            yield from self._one_by_one(start, size // step)
+            return
+        address, end, block = start, start + size, geometry.shift(2)
         while address < end:
-            block = self._shift(2)
             limit = min(end, (address >> block) + 1 << block)
-            yield from self._in_block(address, (limit - address) // step)
+            yield from self._in_block(geometry, address, (limit - address) // step)
             address = limit
 
-    def _in_block(self, address: int, count: int) -> Iterator[tuple[int, int]]:
+    def _in_block(self, geometry: Geometry, address: int, count: int) -> Iterator[tuple[int, int]]:
         """:param count: pages, none of them beyond what a table of PTEs maps"""
-        if self._geometry is None:
-            yield from self._one_by_one(address, count)
-            return
         shift = self._frames.page_shift
         table = 0
-        for level in (3, 2):
-            entry = self._entries.get((level, address >> self._shift(level)))
+        for level in range(min(_HUGE_LEVEL, geometry.levels), 1, -1):
+            entry = self._entries.get((level, address >> geometry.shift(level)))
             if entry is None:
                 return
             if entry.kind != "table":
-                inside = address & (1 << self._shift(level)) - 1
+                inside = address & (1 << geometry.shift(level)) - 1
                 yield entry.pfn + (inside >> shift), count
                 return
             table = entry.pfn
@@ -182,8 +177,8 @@ class KernelTables:
         except FaultError as error:
             self._coverage.miss("page table of the kernel", error.address, str(error))
             return
-        first = address >> shift & ENTRIES - 1
-        for pfn in self._geometry.plain_pfns(words[first : first + count]):
+        first = (address >> shift) % geometry.entries
+        for pfn in geometry.plain_pfns(words[first : first + count]):
             yield pfn, 1
 
     def _one_by_one(self, address: int, count: int) -> Iterator[tuple[int, int]]:
@@ -203,12 +198,30 @@ def user_tables(image: Image, coverage: Coverage) -> Iterator[int]:
     Up to 6.15, these have no page type. The levels below have one in each kernel.
 
     :param coverage: counts the top-level tables, and those that are unreadable
-    :return: nothing on machines other than x86-64
+    :return: nothing on machines whose page tables cannot be read
     """
     try:
         geometry = page_table_geometry(image)
+    except ImageError:
+        return
+    frames = mem_map(image)
+    for pgd in _tops(image, coverage):
+        try:
+            # On arm64, a table at the top that is less than a page is in a slab.
+            if geometry.top == geometry.entries:
+                yield frames.pfn(frames.virt_to_page(pgd))
+            yield from _lower_tables(image, geometry, pgd)
+            coverage.read += 1
+        except FaultError as error:
+            coverage.miss("page table", error.address, str(error))
+
+
+def _tops(image: Image, coverage: Coverage) -> Iterator[int]:
+    """Yield the addresses of the top-level tables of processes."""
+    try:
         head = image.object("pgd_list").address_of_().value_()
-    except (ImageError, UnknownKernelError):
+    except UnknownKernelError:  # not on x86
+        yield from _tops_of_tasks(image, coverage)
         return
     memory, frames = image.memory, mem_map(image)
     # pgd_list_add(): page->lru, since 6.7 ptdesc->pt_list.
@@ -219,24 +232,42 @@ def user_tables(image: Image, coverage: Coverage) -> Iterator[int]:
             if len(seen) > MOST_NODES:
                 raise FaultError("the list does not end", at)
             seen.add(at)
-            pfn = frames.pfn(at - link)
-            yield pfn
-            yield from _lower_tables(image, geometry, pfn)
-            coverage.read += 1
+            yield frames.virt(at - link)
     except FaultError as error:
         coverage.miss("pgd_list", error.address, str(error))
 
 
-def _lower_tables(image: Image, geometry: Geometry, pfn: int) -> Iterator[int]:
-    """Yield the tables of P4Ds and PUDs of the lower half of a top-level table."""
+def _tops_of_tasks(image: Image, coverage: Coverage) -> Iterator[int]:
+    """Yield the top-level tables of all tasks, and of those that kernel threads have borrowed."""
+
+    def missed(error: FaultError) -> None:
+        coverage.miss("task", error.address, str(error))
+
+    seen = {0, int(image.object("init_mm").address_of_())}
+    for task in find_tasks(image, missed):
+        for member in ("mm", "active_mm"):
+            try:
+                mm = task.member_(member)
+                if mm.value_() in seen:
+                    continue
+                seen.add(mm.value_())
+                yield mm.pgd.value_()
+            except FaultError as error:
+                missed(error)
+
+
+def _lower_tables(image: Image, geometry: Geometry, pgd: int) -> Iterator[int]:
+    """Yield the tables of P4Ds and PUDs below a top-level table that map user space."""
     memory, frames = image.memory, mem_map(image)
-    todo = [(geometry.levels, pfn, ENTRIES // 2)]
+    # The levels above those of PTEs and PMDs.
+    todo = [(geometry.levels, pgd, geometry.user)]
     while todo:
-        level, pfn, count = todo.pop()
-        data = memory.read(frames.virt(frames.page(pfn)), count * memory.word_size)
+        level, table, count = todo.pop()
+        data = memory.read(table, count * memory.word_size)
         for word in filter(None, memory.words(data)):
             entry = geometry.entry(word, level)
-            if entry is not None and entry.kind == "table":
+            if entry is not None and entry.kind == "table" and level > _HUGE_LEVEL:
                 yield entry.pfn
-                if level == 5:
-                    todo.append((4, entry.pfn, ENTRIES))
+                below = frames.virt(frames.page(entry.pfn))
+                if level - 1 > _HUGE_LEVEL:
+                    todo.append((level - 1, below, geometry.entries))

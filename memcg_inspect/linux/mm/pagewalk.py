@@ -21,10 +21,11 @@ from typing import NamedTuple
 from drgn import FaultError, Object, ProgramFlags, offsetof
 
 from memcg_inspect.image.image import Image
-from memcg_inspect.image.layout import constant
+from memcg_inspect.image.layout import array_length, constant, member_type
 from memcg_inspect.image.lookup import UnknownKernelError
 from memcg_inspect.image.progress import STOPPED
-from memcg_inspect.linux.arch.x86 import ENTRIES, Entry, page_table_geometry
+from memcg_inspect.linux.arch.page_tables import page_table_geometry
+from memcg_inspect.linux.arch.pgtable import Entry
 from memcg_inspect.linux.mm.mm_types import Marker, compound_orders, page_layout, page_nids
 from memcg_inspect.linux.mm.mmzone import mem_map, page_ranges
 from memcg_inspect.linux.mm.page_flags import page_flags
@@ -41,9 +42,6 @@ _MARKERS = 16
 _MAPPING_ANON = 1
 #: ``pgtables_bytes`` counts tables of these levels: ``pud_t``, ``pmd_t`` and ``pte_t``.
 _COUNTED_LEVELS = 3
-#: Page frames are read in aligned ranges of ``1 << _SHIFT``. With pages of 4 KiB, no folio is
-#: larger (``MAX_PAGE_ORDER``), except gigantic pages of hugetlb, which are not asked for.
-_SHIFT = 10
 _FILE, _ANON, _SHMEM, _MISSING = range(4)
 _ITEMS = {_FILE: "file", _ANON: "anon", _SHMEM: "shmem", _MISSING: None}
 #: Layout of a kind as a number: bits 0 and 1 are the item, bit 2 is set for pages of a device, and
@@ -70,10 +68,13 @@ class _PageKinds:
     """
     Kinds of many page frames, ``mm_counter()``.
 
-    Each range of page frames is read once, because processes share pages.
+    Each aligned range of page frames is read once, because processes share pages. No folio is
+    larger than a range, except gigantic pages of hugetlb, which are not asked for.
     """
 
     def __init__(self, image: Image) -> None:
+        # MAX_PAGE_ORDER
+        self._shift = array_length(member_type(image.type("struct zone"), "free_area")) - 1
         self._memory, self._frames, self._layout = image.memory, mem_map(image), page_layout(image)
         mapping = offsetof(image.type("struct page"), "mapping")
         byte = self._memory.byte_of_word(mapping, 0)
@@ -93,14 +94,15 @@ class _PageKinds:
     def count(self, pfns: Iterable[int]) -> Counter[_PageKind]:
         """Count page frames by kind."""
         found: Counter[int] = Counter()
-        pieces, low = self._pieces, (1 << _SHIFT) - 1
+        pieces, shift = self._pieces, self._shift
+        low = (1 << shift) - 1
         for pfn in pfns:
-            piece = pieces.get(pfn >> _SHIFT)
+            piece = pieces.get(pfn >> shift)
             if piece is None:
                 if pfn >= self._end:
                     found[_MISSING] += 1
                     continue
-                piece = pieces[pfn >> _SHIFT] = self._read(pfn >> _SHIFT)
+                piece = pieces[pfn >> shift] = self._read(pfn >> shift)
             found[piece[pfn & low]] += 1
         return Counter({_kind(number): count for number, count in found.items()})
 
@@ -109,18 +111,18 @@ class _PageKinds:
         return next(iter(self.count([pfn])))
 
     def _read(self, number: int) -> array[int]:
-        size, length = self._frames.size, self._frames.size << _SHIFT
+        size, length = self._frames.size, self._frames.size << self._shift
         # A folio may span a missing range: find the kinds of all pages first, with zeros for what
         # is missing, and mark the missing ones afterwards.
         data, missing, end = bytearray(length), [], 0
         for offset, part in self._memory.pieces(
-            self._frames.page(number << _SHIFT), length, 2 * size
+            self._frames.page(number << self._shift), length, 2 * size
         ):
             if part is not None:
                 data[offset : offset + len(part)] = part
                 missing.append((end // size, offset // size))
                 end = offset + len(part)
-        missing.append((end // size, 1 << _SHIFT))
+        missing.append((end // size, 1 << self._shift))
         kinds = self._find_kinds(bytes(data))
         for first, last in missing:
             kinds[first:last] = [_MISSING] * (last - first)
@@ -248,13 +250,13 @@ class PageTableReader:
             self._missed("page table", table, "it is in the page tables of a process twice")
             return
         self._seen.add((table, level))
-        self._counted += level <= _COUNTED_LEVELS
+        # The table at the top is not counted, however few levels there are.
+        self._counted += level <= _COUNTED_LEVELS and level < self._geometry.levels
         if self._most is not None and self._counted > self._most:
             self._missed("page table", table, "the process has more page tables than it counts")
             return
         memory, geometry = self._memory, self._geometry
-        # The second half of the top-level table maps the kernel.
-        number = ENTRIES // 2 if level == geometry.levels else ENTRIES
+        number = geometry.user if level == geometry.levels else geometry.entries
         try:
             entries = memory.words(memory.read(table, number * memory.word_size))
         except FaultError as error:

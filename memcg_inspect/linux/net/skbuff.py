@@ -14,10 +14,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from drgn import Architecture, FaultError, Object, cast, offsetof, sizeof
+from drgn import FaultError, Object, cast, offsetof, sizeof
 
 from memcg_inspect.image.image import Image
 from memcg_inspect.image.layout import array_length, bit_field, constant, has_member, has_type
+from memcg_inspect.linux.arch.processor import cache_line
 from memcg_inspect.linux.lib.list import (
     hlist_entries,
     list_entries,
@@ -32,8 +33,6 @@ __all__ = ("SkbReader", "fragments", "socket_fragments", "unix_socket_pages")
 _UNIX_HASH_SIZE = 512
 #: ``PACKET_OUTGOING`` (:linux:`include/uapi/linux/if_packet.h`)
 _PACKET_OUTGOING = 4
-#: ``SMP_CACHE_BYTES`` of the architectures where it is not 64
-_CACHE_LINE = {Architecture.S390X: 256, Architecture.PPC64: 128}
 
 
 def unix_socket_pages(image: Image, coverage: Coverage) -> Iterator[int]:
@@ -170,8 +169,7 @@ class SkbReader:
         node = image.type("struct rb_node")
         self._children = [offsetof(node, "rb_left"), offsetof(node, "rb_right")]
         self._skb_size, self._shared_size = sizeof(skb), sizeof(shared)
-        platform = image.prog.platform
-        line = _CACHE_LINE.get(platform.arch, 64) if platform is not None else 64
+        line = cache_line(image.prog)
         # SKB_TRUESIZE(0)
         self._overhead = sum(-(-size // line) * line for size in (sizeof(skb), sizeof(shared)))
 

@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+"""
+One image of Debian's arm64 kernel, held against what the guest said.
+
+``scripts/test --all --part arm64`` runs the tests of all kernels on those of arm64.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+
+import pytest
+from support.exact import check_exact, not_kept
+from support.guest_files import still
+from support.guests import GuestImage, Lab
+
+from memcg_inspect.collect.charge_snapshot import take_snapshot
+from memcg_inspect.image.image import image_of
+from memcg_inspect.report import Report
+from memcg_inspect.views.pages import pages
+from memcg_inspect.views.rss import rss
+
+pytestmark = pytest.mark.image
+
+KERNEL = "7.3/arm64"
+#: Lines of memory.numa_stat that are pages on lists, by the kind of charge.
+LISTS = ("inactive_anon", "active_anon", "inactive_file", "active_file", "unevictable")
+
+
+@pytest.fixture
+def image(lab: Lab) -> GuestImage:
+    return lab.image(KERNEL, "4", "mixed")
+
+
+def test_every_identity_is_exact(image: GuestImage) -> None:
+    report: Report = image.report()
+    check_exact(report, not_kept(KERNEL))
+    assert report.image.nodes == (0, 1, 2, 3)
+
+
+def test_pages_add_up(image: GuestImage) -> None:
+    """All page frames have an owner, as far as the guest's /proc/zoneinfo has any."""
+    answer = pages(image_of(image.program()))
+    by_kind, zones = answer.tables[:2]
+    found: Counter[int] = Counter()
+    unknown = 0
+    for row in map(by_kind.values, by_kind.rows):
+        found[row["node"]] += row["pages"]
+        unknown += row["pages"] if row["kind"] == "unknown" else 0
+    said: dict[int, int] = defaultdict(int)
+    node = None
+    for line in (image.guest / "2/proc/zoneinfo").read_text().splitlines():
+        if line.startswith("Node "):
+            node = int(line.split()[1].rstrip(","))
+        elif line.split()[:1] == ["present"] and node is not None:
+            said[node] += int(line.split()[1])
+    assert found == said
+    assert 0 < unknown < sum(said.values()) / 1000
+    assert zones.rows
+    assert not any(coverage.unreadable for coverage in answer.coverage.values())
+
+
+def test_user_pages_are_what_the_guest_says(image: GuestImage) -> None:
+    found = take_snapshot(image_of(image.program()))
+    assert found.is_whole
+    on_lists: Counter[tuple[str, int]] = Counter()
+    for charge in found.charges:
+        if charge.kind == "lru" and charge.memcg is not None and charge.node is not None:
+            path = found.memcgs[charge.memcg].path
+            while path not in ("", "/"):
+                on_lists[path, charge.node] += charge.bytes
+                path = path.rpartition("/")[0]
+    lists: dict[tuple[str, int], list[int]] = {}
+    for (path, item, nid), value in still(image, "memory.numa_stat").items():
+        if item in LISTS and nid is not None and path != "/":
+            lists.setdefault((path, nid), []).append(value)
+    whole = {key: sum(values) for key, values in lists.items() if len(values) == len(LISTS)}
+    assert {key: on_lists[key] for key in whole} == whole
+    assert sum(value > 0 for value in whole.values()) >= 10
+
+
+def test_page_tables_have_what_rss_counts(image: GuestImage) -> None:
+    [table] = rss(image_of(image.program()), check=True).tables
+    statuses = Counter(table.values(row)["status"] for row in table.rows)
+    assert statuses == {"exact": len(table.rows)}
+    assert len(table.rows) > 50
