@@ -7,6 +7,7 @@ they are. They name the mirrors that the system uses for Debian; the project nam
 
 import os
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -121,6 +122,21 @@ class Archive:
         if not match or match[1] == "(none)":
             raise LabError(f"Debian's archive has no package {package}")
         return match[1]
+
+    def with_libraries(self, packages: Sequence[str]) -> list[str]:
+        """Return packages and those with the libraries that they depend on."""
+        found = list(packages)
+        for package in found:
+            text = self._apt(
+                "apt-cache", "depends", "--no-recommends", "--no-suggests", "--no-conflicts",
+                "--no-breaks", "--no-replaces", "--no-enhances", package,
+                what="read the lists of Debian's archive",
+            )  # fmt: skip
+            # An alternative begins with a bar: the last one counts.
+            names = re.findall(r"^  (?:Pre)?Depends: ([a-z0-9.+-]+)$", text, re.MULTILINE)
+            libraries = [name for name in names if name.startswith(("lib", "zlib"))]
+            found += [name for name in dict.fromkeys(libraries) if name not in found]
+        return found
 
     def download(self, package: str, folder: Path) -> Path:
         """Fetch a package into `folder` and return its path. apt checks its hash."""

@@ -31,6 +31,8 @@ class Arch:
     counter: str
     # functions in which an idle CPU waits; empty if QEMU tells of a CPU whether it is halted
     idle: tuple[str, ...] = ()
+    # what a crash kernel needs, in MiB
+    crash_memory: int = 192
     # bus of virtio devices
     bus: str = "pci"
     # whether the guest can tell QEMU its VMCOREINFO
@@ -103,6 +105,7 @@ ARCHES = {
             parameters="console=ttyAMA0",
             counter="PC",
             idle=("cpu_do_idle",),
+            crash_memory=256,
         ),
     )
 }

@@ -4,17 +4,16 @@
 import shlex
 from pathlib import Path
 
-from . import initramfs, kdump
+from . import foreign, initramfs, kdump
+from .arch import Arch
 from .kernels import Kernel
 from .machine import Machine
 from .programs import GUEST, compiled
 from .topology import Topology
 
-# Memory that the first kernel reserves for the crash kernel.
-APPEND = "crashkernel=192M"
 _DRIVERS = ["virtio_pci", "virtio_console"]
 _COMMAND_LINE = (
-    "console=ttyS0 loglevel=4 nr_cpus=1 irqpoll reset_devices panic=-1 no_timer_check rdinit=/init "
+    "loglevel=4 nr_cpus=1 irqpoll reset_devices panic=-1 rdinit=/init "
     # The crash kernel has little memory and needs no memcgs.
     "cgroup_disable=memory"
 )
@@ -24,18 +23,32 @@ _TIMEOUT = 600.0
 def files(kernel: Kernel) -> dict[str, bytes]:
     """Return the files that a guest needs to load a crash kernel, by path."""
     archive = initramfs.base(kernel, init="crash-init", drivers=_DRIVERS)
-    for path, data in kdump.program_and_libraries().items():
+    for path, data in kdump.program_and_libraries(kernel.arch).items():
         archive.file(path, data, 0o755)
+    if _loads_files(kernel):
+        loader = {"lab/bin/kexec-crash": compiled(kernel.arch, GUEST / "kexec-crash.c")}
+    else:
+        loader = foreign.programs(kernel.arch, ["kexec-tools"], ["kexec"])
     return {
-        "lab/bin/kexec-crash": compiled(kernel.arch, GUEST / "kexec-crash.c"),
+        **loader,
         "lab/crash/bzImage": kernel.bzimage.read_bytes(),
         "lab/crash/initrd": archive.finish(),
     }
 
 
-def enough_memory(topology: Topology) -> str:
+def append(kernel: Kernel) -> str:
+    """Return the kernel parameter that reserves memory for the crash kernel."""
+    return f"crashkernel={kernel.arch.crash_memory}M"
+
+
+def _loads_files(kernel: Kernel) -> bool:
+    """Return whether the kernel itself loads a crash kernel: kexec_file_load(2)."""
+    return kernel.config.get("CONFIG_KEXEC_FILE") == "y"
+
+
+def enough_memory(arch: Arch, topology: Topology) -> str:
     """Return a memory size (like "1024M") that leaves each node room for the crash kernel."""
-    return f"{max(1024, 384 * len(topology.nodes))}M"
+    return f"{max(1024, 2 * arch.crash_memory * len(topology.nodes))}M"
 
 
 def _save_command(format: str, level: int) -> str:
@@ -45,14 +58,17 @@ def _save_command(format: str, level: int) -> str:
 
 
 def load(machine: Machine, format: str, level: int) -> None:
-    """Load the crash kernel into the memory reserved for it (kexec_file_load(2))."""
+    """Load the crash kernel into the memory reserved for it."""
     # The crash kernel's init finds the command in its kernel command line, as one word.
     save = _save_command(format, level).replace(" ", "@")
-    line = f"{_COMMAND_LINE} lab.save={save}"
-    machine.guest.must(
-        f"exec kexec-crash /lab/crash/bzImage /lab/crash/initrd {shlex.quote(line)}",
-        what="load the crash kernel",
-    )
+    kernel = machine.kernel
+    line = shlex.quote(f"{kernel.arch.parameters} {_COMMAND_LINE} lab.save={save}")
+    script = f"exec kexec-crash /lab/crash/bzImage /lab/crash/initrd {line}"
+    if not _loads_files(kernel):
+        script = (
+            f"exec kexec -p /lab/crash/bzImage --initrd=/lab/crash/initrd --command-line={line}"
+        )
+    machine.guest.must(script, what="load the crash kernel")
 
 
 def crash(machine: Machine, out: Path, *, flattened: bool) -> None:

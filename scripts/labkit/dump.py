@@ -159,7 +159,9 @@ def _crashed(
 ) -> dict[str, float]:
     """Write the memory of a guest that crashes; return the seconds of each step."""
     files = crash.files(ready)
-    with machine.booted(options, ready=ready, extra_files=files, append=crash.APPEND) as running:
+    with machine.booted(
+        options, ready=ready, extra_files=files, append=crash.append(ready)
+    ) as running:
         crash.load(running, image.format, image.level)
         at_work(running)
         freeze.let_run(image.seed)
@@ -191,7 +193,7 @@ def dump(options: Options, image: Image, out: Path) -> None:
     also = ["makedumpfile"] if crashing or image.format == "kdump" else []
     ready = machine.check(options, *also)
     if crashing and options.memory is None:
-        options = replace(options, memory=crash.enough_memory(options.topology))
+        options = replace(options, memory=crash.enough_memory(ready.arch, options.topology))
     with _replacing(out) as (made, told):
         take = _crashed if crashing else _frozen
         times = take(options, image, ready, made, told)

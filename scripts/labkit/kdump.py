@@ -7,6 +7,8 @@ import subprocess
 from pathlib import Path
 from typing import BinaryIO
 
+from . import foreign
+from .arch import Arch
 from .elf import program_headers_first
 from .errors import LabError
 from .run import need, run, tool
@@ -92,8 +94,10 @@ class Plain:
         self._file.truncate()
 
 
-def program_and_libraries() -> dict[str, bytes]:
+def program_and_libraries(arch: Arch) -> dict[str, bytes]:
     """Return makedumpfile and the libraries it is linked with, by path."""
+    if arch.cross:
+        return foreign.programs(arch, ["makedumpfile"], ["makedumpfile"])
     need("makedumpfile")
     program = tool("makedumpfile")
     listed = subprocess.run(["ldd", program], capture_output=True, text=True, check=True).stdout

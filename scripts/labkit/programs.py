@@ -3,7 +3,7 @@
 
 from pathlib import Path
 
-from .apt import Archive
+from . import foreign
 from .arch import Arch
 from .errors import LabError
 from .paths import FIXTURES, cache_folder
@@ -59,18 +59,7 @@ def busybox(arch: Arch) -> bytes:
         own = find("busybox")
         assert own is not None
         return Path(own).read_bytes()
-    folder = cache_folder("programs") / f"busybox-{arch.name}"
-    with locked(f"program-{folder.name}"):
-        if read_stamp(folder) is None:
-            with fresh_folder(folder) as made:
-                deb = Archive(arch.name).download("busybox-static", made)
-                run(["dpkg-deb", "-x", deb, made / "root"], what=f"unpack {deb.name}")
-                # /bin up to Debian 12, /usr/bin since.
-                (program,) = made.glob("root/**/bin/busybox")
-                program.rename(made / "busybox")
-                run(["rm", "-rf", made / "root", deb], what="clean up")
-                write_stamp(made, {"package": deb.name})
-    return (folder / "busybox").read_bytes()
+    return foreign.file_of(arch, "busybox-static", "busybox")
 
 
 def source(part: str) -> Path:

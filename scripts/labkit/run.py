@@ -30,6 +30,7 @@ PACKAGES = {
     "makedumpfile": "makedumpfile",
     "pahole": "dwarves",
     "patch": "patch",
+    "readelf": "binutils",
     "qemu-system-aarch64": "qemu-system-arm",
     "qemu-system-x86_64": "qemu-system-x86",
     "unshare": "util-linux",
