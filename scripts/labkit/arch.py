@@ -27,10 +27,14 @@ class Arch:
     machine: tuple[str, ...]
     # the kernel's parameters that this machine needs
     parameters: str
-    # what QEMU's `info registers` prints before the program counter
+    # finds the program counter of each CPU in what QEMU's `info registers` prints
     counter: str
-    # functions in which an idle CPU waits; empty if QEMU tells of a CPU whether it is halted
+    # finds the state of each CPU there, a number of which a bit tells whether the CPU is halted
+    state: tuple[str, int] | None = None
+    # functions in which an idle CPU waits, if QEMU does not tell that
     idle: tuple[str, ...] = ()
+    # whether the machine has NUMA nodes
+    has_nodes: bool = True
     # what a crash kernel needs, in MiB
     crash_memory: int = 192
     # bus of virtio devices
@@ -61,15 +65,16 @@ class Arch:
         :param registers: what QEMU's `info registers -a` prints
         :param idle: addresses of the functions in `idle`
         """
-        if not self.idle:
-            states = re.findall(r"\bHLT=(\d)", registers)
-            return bool(states) and set(states) == {"1"}
+        if self.state is not None:
+            pattern, bit = self.state
+            states = [int(word, 16) >> bit & 1 for word in re.findall(pattern, registers)]
+            return bool(states) and all(states)
         counters = self.counters(registers)
         return bool(counters) and all(any(pc in part for part in idle) for pc in counters)
 
     def counters(self, registers: str) -> list[int]:
         """Return the program counter of each CPU, from what `info registers -a` prints."""
-        return [int(word, 16) for word in re.findall(rf"\b{self.counter}=(\w+)", registers)]
+        return [int(word, 16) for word in re.findall(self.counter, registers)]
 
 
 ARCHES = {
@@ -85,7 +90,8 @@ ARCHES = {
             # no_timer_check: on a busy machine an emulated timer ticks too late for the check, and
             # the kernel panics ("IO-APIC + timer doesn't work!").
             parameters="console=ttyS0 no_timer_check",
-            counter="RIP",
+            counter=r"\bRIP=(\w+)",
+            state=(r"\bHLT=(\d)", 0),
         ),
         Arch(
             name="arm64",
@@ -103,9 +109,37 @@ ARCHES = {
                 "max,pauth-impdef=on,sve=off,sme=off",
             ),
             parameters="console=ttyAMA0",
-            counter="PC",
+            counter=r"\bPC=(\w+)",
             idle=("cpu_do_idle",),
             crash_memory=256,
+        ),
+        Arch(
+            name="s390x",
+            make="s390",
+            image="arch/s390/boot/bzImage",
+            cross="s390x-linux-gnu-",
+            qemu="qemu-system-s390x",
+            machine=("-machine", "s390-ccw-virtio", "-cpu", "max"),
+            parameters="console=ttysclp0",
+            counter=r"\bPSW=mask \w+ addr (\w+)",
+            # PSW_MASK_WAIT
+            state=(r"\bPSW=mask (\w+)", 49),
+            has_nodes=False,
+            bus="ccw",
+            has_vmcoreinfo=False,
+        ),
+        Arch(
+            name="ppc64el",
+            make="powerpc",
+            image="vmlinux",
+            cross="powerpc64le-linux-gnu-",
+            qemu="qemu-system-ppc64",
+            machine=("-machine", "pseries", "-cpu", "power9"),
+            parameters="console=hvc0",
+            counter=r"\bNIP (\w+)",
+            # H_CEDE
+            idle=("plpar_hcall_norets_notrace", "plpar_hcall_norets"),
+            has_vmcoreinfo=False,
         ),
     )
 }

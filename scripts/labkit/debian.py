@@ -4,6 +4,7 @@
 import re
 import shutil
 import subprocess
+import sys
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,7 +17,12 @@ from .run import run
 
 
 def newest_release(names: set[str], series: str, flavour: str = "cloud-amd64") -> str:
-    """Return the newest release of a series that has an image, and if possible debug info.
+    """Return the newest release of a series that has an image, and if possible debug info."""
+    return releases(names, series, flavour)[0]
+
+
+def releases(names: set[str], series: str, flavour: str) -> list[str]:
+    """Return the releases of a series that have an image, the newest with debug info first.
 
     :param flavour: Debian's name of the configuration and the architecture
     """
@@ -28,9 +34,10 @@ def newest_release(names: set[str], series: str, flavour: str = "cloud-amd64") -
     bootable = [release for release in found if image_packages(names, release)]
     if not bootable:
         raise LabError(f"Debian's archive has no {flavour} kernel {series} now")
-    described = [release for release in bootable if debug_package(release) in names]
-    return max(
-        described or bootable, key=lambda release: [int(n) for n in re.findall(r"\d+", release)]
+    return sorted(
+        bootable,
+        key=lambda name: (debug_package(name) in names, [int(n) for n in re.findall(r"\d+", name)]),
+        reverse=True,
     )
 
 
@@ -69,17 +76,17 @@ def fetch(series: str, flavour: str, arch: str, folder: Path) -> dict[str, Any]:
     """
     archive = Archive(arch)
     names = archive.names("linux-")
-    release = newest_release(names, series, flavour)
-    packages = image_packages(names, release)
+    release, debs = _downloaded(archive, names, releases(names, series, flavour), folder)
+    packages = list(debs)
     versions = {package: archive.version(package) for package in packages}
     parts = folder / "unpacked"
     parts.mkdir()
-    for package in packages:
-        deb = archive.download(package, folder)
+    for package, deb in debs.items():
         run(["dpkg-deb", "-x", deb, parts], what=f"unpack {package}")
         deb.unlink()
     newer = f"usr/lib/modules/{release}"
-    image = [f"boot/vmlinuz-{release}", f"{newer}/vmlinuz.unsigned", f"{newer}/vmlinuz"]
+    names_of_image = ("boot/vmlinuz-" + release, "boot/vmlinux-" + release)
+    image = [*names_of_image, f"{newer}/vmlinuz.unsigned", f"{newer}/vmlinuz"]
     _take(parts, image, folder / "bzImage")
     if packages == [signed_package(release)]:
         (folder / "config").touch()
@@ -90,6 +97,21 @@ def fetch(series: str, flavour: str, arch: str, folder: Path) -> dict[str, Any]:
     run(["rm", "-rf", parts], what="clean up")
     (folder / "release").write_text(release + "\n")
     return {"release": release, "packages": versions}
+
+
+def _downloaded(
+    archive: Archive, names: set[str], candidates: list[str], folder: Path
+) -> tuple[str, dict[str, Path]]:
+    """Download the packages of the first release that the mirror has as its lists say."""
+    for release in candidates:
+        try:
+            packages = image_packages(names, release)
+            return release, {package: archive.download(package, folder) for package in packages}
+        except LabError as error:
+            if release == candidates[-1]:
+                raise
+            print(f"lab: {str(error).splitlines()[0]}; trying an older one", file=sys.stderr)
+    raise LabError("no release to download")
 
 
 def fetch_vmlinux(facts: Mapping[str, Any], arch: str, target: Path) -> None:

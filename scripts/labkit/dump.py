@@ -120,13 +120,14 @@ def at_work(running: Machine) -> None:
     running.run_script()
 
 
-def _keep_vmcoreinfo(running: Machine, told: Path) -> None:
-    """Write the guest's VMCOREINFO note, which QEMU only has if the guest's driver told it."""
+def _vmcoreinfo(running: Machine, told: Path) -> bytes:
+    """Return the guest's VMCOREINFO note, which QEMU only has if the guest's driver told it."""
     kcore = told / "kcore"
     script = f"head -c {_KCORE_HEADERS} /proc/kcore"
     kcore.write_bytes(running.guest.must(script, what="read VMCOREINFO"))
-    (told / "vmcoreinfo").write_bytes(elf.note(kcore, "VMCOREINFO"))
+    note = elf.note(kcore, "VMCOREINFO")
     kcore.unlink()
+    return note
 
 
 def _frozen(
@@ -134,8 +135,10 @@ def _frozen(
 ) -> dict[str, float]:
     """Write the memory of a guest that QEMU stops; return the seconds of each step."""
     with machine.booted(options, ready=ready) as running:
-        if not kmodules.has_driver(ready, "qemu_fw_cfg", "CONFIG_FW_CFG_SYSFS"):
-            _keep_vmcoreinfo(running, told)
+        knows = ready.arch.has_vmcoreinfo and kmodules.has_driver(
+            ready, "qemu_fw_cfg", "CONFIG_FW_CFG_SYSFS"
+        )
+        note = b"" if knows else _vmcoreinfo(running, told)
         at_work(running)
         core = made.with_name("elf") if image.format == "kdump" else made
         if image.freeze == "settled":
@@ -147,6 +150,8 @@ def _frozen(
                 freeze.busy(running, image.seed)
             write_elf(running, core)
         (told / "console").write_text(running.qemu.console())
+    if note:
+        elf.add_note(core, "VMCOREINFO", note)
     if image.format == "kdump":
         with running.timed("makedumpfile", f"makedumpfile at level {image.level}"):
             kdump.convert(core, made, image.level)

@@ -4,6 +4,8 @@
 Few commands of the lab need it, so pyelftools is imported when one of them runs.
 """
 
+import os
+import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -11,6 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from .errors import LabError
+
+# Names and contents of notes begin at multiples of it.
+_NOTE_ALIGN = 4
 
 
 @dataclass(frozen=True)
@@ -24,7 +29,7 @@ class Segment:
 
 @contextmanager
 def _opened(path: Path, mode: str = "rb") -> Iterator[Any]:
-    """Open a 64-bit little-endian ELF file as an `elftools.elf.elffile.ELFFile`."""
+    """Open a 64-bit ELF file as an `elftools.elf.elffile.ELFFile`."""
     try:
         from elftools.common.exceptions import ELFError
         from elftools.elf.elffile import ELFFile
@@ -38,7 +43,7 @@ def _opened(path: Path, mode: str = "rb") -> Iterator[Any]:
             image = ELFFile(file)
         except ELFError:
             image = None
-        if image is None or image.elfclass != 64 or not image.little_endian:
+        if image is None or image.elfclass != 64:
             raise LabError(f"{path} is not a 64-bit ELF image")
         yield image
 
@@ -60,6 +65,26 @@ def note(path: Path, name: str) -> bytes:
                 if one["n_name"] == name:
                     return bytes(one["n_descdata"])
     raise LabError(f"{path} has no note {name}")
+
+
+def add_note(path: Path, name: str, data: bytes) -> None:
+    """Add a note to a core file: all notes move to its end."""
+    with _opened(path, "r+b") as image:
+        header, file = image.header, image.stream
+        (number,) = [n for n, s in enumerate(image.iter_segments()) if s["p_type"] == "PT_NOTE"]
+        segment = image.get_segment(number)
+        word = struct.Struct("<III" if image.little_endian else ">III")
+        label = name.encode() + b"\0"
+        parts = [segment.data(), word.pack(len(label), len(data), 0), label, data]
+        notes = b"".join(part + bytes(-len(part) % _NOTE_ALIGN) for part in parts)
+        file.seek(0, os.SEEK_END)
+        file.write(bytes(-file.tell() % _NOTE_ALIGN))
+        program = segment.header
+        program["p_offset"] = file.tell()
+        program["p_filesz"] = program["p_memsz"] = len(notes)
+        file.write(notes)
+        file.seek(header["e_phoff"] + number * header["e_phentsize"])
+        file.write(image.structs.Elf_Phdr.build(program))
 
 
 def file_offset(table: list[Segment], physical: int, size: int) -> int:

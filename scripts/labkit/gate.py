@@ -284,9 +284,6 @@ def _asked(kernel: Kernel, core: Path, *words: str) -> dict[str, Any]:
     command = [sys.executable, "-m", "memcg_inspect", *words, "-c", str(core), "--json"]
     if kernel.config.get("CONFIG_DEBUG_INFO_BTF") != "y":
         command += ["-s", str(kernel.vmlinux)]
-    note = dump.beside(core) / "vmcoreinfo"
-    if note.exists():
-        command += ["--vmcoreinfo", str(note)]
     done = subprocess.run(
         command, cwd=PROJECT, capture_output=True, text=True, check=False, timeout=_PATIENCE
     )

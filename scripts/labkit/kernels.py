@@ -54,6 +54,15 @@ RECIPES: dict[str, Recipe] = {
         f"{series}-rt": Recipe(series, flavour="rt-amd64", part="breadth")
         for series in ("6.1", "6.12", "7.3")
     },
+    **{
+        f"{series}/s390x": Recipe(series, flavour="s390x", arch="s390x", part="arches")
+        for series in ("6.1", "6.12")
+    },
+    **{
+        f"{series}/ppc64el": Recipe(series, flavour="powerpc64le", arch="ppc64el", part="arches")
+        for series in ("6.1", "6.12")
+    },
+    "6.12/ppc64el-64k": Recipe("6.12", flavour="powerpc64le-64k", arch="ppc64el", part="arches"),
     "7.3/arm64-16k": Recipe("7.3", flavour="arm64-16k", arch="arm64", part="arches"),
     **{
         f"{series}/arm64": Recipe(series, flavour="cloud-arm64", arch="arm64", part="arches")

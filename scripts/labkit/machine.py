@@ -70,6 +70,8 @@ def check(options: Options, *also: str) -> Kernel:
         kmodules.check_folder(Path(folder))
     build = BUILD_TOOLS if options.modules else ()
     need(*kernel_arch(options.kernel).tools, *tools(options.kernel), *build, *also)
+    if not kernel_arch(options.kernel).has_nodes and len(options.topology.nodes) > 1:
+        raise LabError(f"--nodes {options.nodes}: machines of {options.kernel} have one node")
     ready = kernel(options.kernel)
     # CONFIG_MEMCG_V1 came with 6.11. Kernels before it always have cgroup v1.
     if options.cgroup == "v1" and not {"CONFIG_MEMCG_V1", "CONFIG_MEMCG_KMEM"} & set(ready.config):
@@ -176,7 +178,9 @@ def _devices(
     """Return QEMU's options for a guest."""
     return [
         "-kernel", str(ready.bzimage), "-initrd", str(folder / "initrd"), "-append", line,
-        *options.topology.qemu_args(shared=share is not None and share.shared_memory),
+        *options.topology.qemu_args(
+            shared=share is not None and share.shared_memory, has_nodes=ready.arch.has_nodes
+        ),
         "-drive", f"file={folder / 'swap'},format=raw,if=virtio,cache=unsafe",
         *(share.args if share else []),
     ]  # fmt: skip

@@ -75,8 +75,8 @@ class Monitor:
 class Ports:
     """The host's ends of the guest's virtio-serial ports: sockets made before QEMU starts."""
 
-    def __init__(self, folder: Path, names: tuple[str, ...]) -> None:
-        self.names = names
+    def __init__(self, folder: Path, names: tuple[str, ...], bus: str) -> None:
+        self.names, self._bus = names, bus
         self._listeners = {}
         for name in names:
             listener = socket.socket(socket.AF_UNIX)
@@ -87,7 +87,7 @@ class Ports:
 
     def qemu_args(self) -> list[str]:
         """Return QEMU's options for these ports."""
-        args = ["-device", "virtio-serial-pci,max_ports=8"]
+        args = ["-device", f"virtio-serial-{self._bus},max_ports=8"]
         for name in self.names:
             args += ["-chardev", f"socket,id={name},path={self._folder / name}.sock"]
             args += ["-device", f"virtserialport,chardev={name},name=lab.{name}"]
@@ -118,7 +118,7 @@ class Qemu:
         self.arch = arch
         self._folder = tempfile.TemporaryDirectory(prefix="lab.")
         self.folder = Path(self._folder.name)
-        made = Ports(self.folder, ports)
+        made = Ports(self.folder, ports, arch.bus)
         self._kept: list[socket.socket] = []
         self.console_path = self.folder / "console"
         self._errors = self.folder / "qemu.err"

@@ -37,8 +37,13 @@ class Topology:
         """The memory of all nodes together, in bytes."""
         return sum(size for _, size in self.nodes)
 
-    def qemu_args(self, *, shared: bool = False) -> list[str]:
-        """Return QEMU's options. vhost-user devices need `shared` memory."""
+    def qemu_args(self, *, shared: bool = False, has_nodes: bool = True) -> list[str]:
+        """Return QEMU's options. vhost-user devices need `shared` memory.
+
+        :param has_nodes: whether the machine has NUMA nodes
+        """
+        if not has_nodes:
+            return ["-m", f"{self.memory // MIB}M", "-smp", str(self.cpus)]
         with_cpus = sum(1 for cpus, _ in self.nodes if cpus)
         # The kernel warns about NUMA nodes that split a package (topology_sane()).
         sockets = with_cpus if self.cpus % with_cpus == 0 else self.cpus

@@ -101,10 +101,7 @@ class GuestImage:
 def _opened(core: Path, vmlinux: Path | None) -> drgn.Program:
     if vmlinux is not None:
         return open_program(ImageSource(core=str(core), symbols=(str(vmlinux),)))
-    # QEMU has none of a guest without a driver for it.
-    note = core.with_name(core.name + ".guest") / "vmcoreinfo"
-    vmcoreinfo = str(note) if note.exists() else None
-    return open_program(ImageSource(core=str(core), vmcoreinfo=vmcoreinfo, debuginfo="btf"))
+    return open_program(ImageSource(core=str(core), debuginfo="btf"))
 
 
 #: A key of ``Program.cache``.
