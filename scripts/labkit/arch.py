@@ -33,6 +33,7 @@ class Arch:
     state: tuple[str, int] | None = None
     # functions in which an idle CPU waits, if QEMU does not tell that
     idle: tuple[str, ...] = ()
+    is_little_endian: bool = True
     # whether the machine has NUMA nodes
     has_nodes: bool = True
     # what a crash kernel needs, in MiB
@@ -124,6 +125,7 @@ ARCHES = {
             counter=r"\bPSW=mask \w+ addr (\w+)",
             # PSW_MASK_WAIT
             state=(r"\bPSW=mask (\w+)", 49),
+            is_little_endian=False,
             has_nodes=False,
             bus="ccw",
             has_vmcoreinfo=False,

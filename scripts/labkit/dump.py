@@ -83,6 +83,8 @@ def write_elf(running: Machine, path: Path) -> None:
         running.qemu.monitor.call(
             "dump-guest-memory", paging=False, protocol=f"file:{path}", format="elf"
         )
+        if running.kernel.arch.is_little_endian:
+            elf.make_little_endian(path)
         dig_holes(path)
 
 

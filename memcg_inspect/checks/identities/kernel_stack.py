@@ -17,7 +17,7 @@ from memcg_inspect.checks.snapshot import Snapshot
 from memcg_inspect.model import Running
 from memcg_inspect.report import Row
 
-__all__ = ("CHECK", "stack_rows")
+__all__ = ("CHECK", "stack_rows", "stacks_are_objects")
 
 ITEM = "NR_KERNEL_STACK_KB"
 
@@ -33,6 +33,18 @@ def _pages_of_stack(snapshot: Snapshot, cpu: Running) -> range:
     return range(page, stack + 1, page)
 
 
+def stacks_are_objects(snapshot: Snapshot) -> str | None:
+    """
+    Return why stacks are not found if they are smaller than a page.
+
+    Without ``CONFIG_VMAP_STACK``, they are then objects of the slab cache ``thread_stack``
+    (:linux:`kernel/fork.c`), and the identity ``slab`` covers their memory.
+    """
+    if 0 < snapshot.limits.stack < snapshot.image.page_size:
+        return "kernel stacks are slab objects, since they are smaller than a page"
+    return None
+
+
 CHECK = Check(
     name="kernel_stack",
     counter="`NR_KERNEL_STACK_KB`, by node",
@@ -42,6 +54,7 @@ CHECK = Check(
     places=("folded", "pending_cpu"),
     rows=stack_rows,
     items=(ITEM,),
+    not_kept=stacks_are_objects,
     half_done=HalfDone(
         pattern(STACK, FLUSH),
         lambda snapshot: snapshot.limits.stack // 1024,

@@ -19,6 +19,7 @@ from dataclasses import replace
 
 from memcg_inspect.checks.check import Check
 from memcg_inspect.checks.half_done import STACK, HalfDone, pattern
+from memcg_inspect.checks.identities.kernel_stack import stacks_are_objects
 from memcg_inspect.checks.node_pages import node_page_rows, why_not_known
 from memcg_inspect.checks.snapshot import Snapshot
 from memcg_inspect.report import Row
@@ -43,6 +44,10 @@ def _or_of_no_task(snapshot: Snapshot, row: Row) -> Row:
     return replace(row, status="unverifiable", reason=reason)
 
 
+def _not_kept(snapshot: Snapshot) -> str | None:
+    return stacks_are_objects(snapshot) or why_not_known(snapshot)
+
+
 def _items(snapshot: Snapshot) -> tuple[str, ...]:
     return (ITEM,)
 
@@ -56,7 +61,7 @@ CHECK = Check(
     places=("vm_stat", "cpu"),
     rows=node_stack_rows,
     node_items=_items,
-    not_kept=why_not_known,
+    not_kept=_not_kept,
     half_done=HalfDone(
         pattern(STACK), lambda snapshot: snapshot.limits.stack // 1024, of_nodes=True
     ),

@@ -16,13 +16,15 @@ from memcg_inspect.image.image import Image
 from memcg_inspect.image.layout import bit_field, has_member, has_type
 from memcg_inspect.image.lookup import UnknownKernelError
 from memcg_inspect.image.memory import Blocks
+from memcg_inspect.linux.arch.pgtable import vmcoreinfo_number
 from memcg_inspect.linux.mm.mmzone import mem_map
 from memcg_inspect.linux.mm.zpool import ZswapPart
 
 __all__ = ("ZsmallocObjects",)
 
-#: Values of ``MAX_POSSIBLE_PHYSMEM_BITS`` on 64-bit machines: x86-64 and arm64; x86-64 built
-#: without 5-level page tables (up to 6.16); arm64 with 48 bits.
+#: Values of ``MAX_POSSIBLE_PHYSMEM_BITS`` on 64-bit machines that define it: x86-64 and arm64;
+#: x86-64 built without 5-level page tables (up to 6.16); arm64 with 48 bits. On others, it is
+#: ``MAX_PHYSMEM_BITS``.
 MAX_POSSIBLE_PHYSMEM_BITS = (52, 46, 48)
 #: ``OBJ_ALLOCATED_TAG``, set in the word before each object that holds its handle.
 OBJ_ALLOCATED_TAG = 1
@@ -42,7 +44,9 @@ class ZsmallocObjects:
         # A handle points to a location: a page frame number in the high bits, the index of the
         # object in the low bits. The shift follows from the macro MAX_POSSIBLE_PHYSMEM_BITS. All
         # known values are tried until the header of an object names its handle.
-        shifts = [64 - (bits - self.frames.page_shift) for bits in MAX_POSSIBLE_PHYSMEM_BITS]
+        physical = vmcoreinfo_number(image, "MAX_PHYSMEM_BITS", MAX_POSSIBLE_PHYSMEM_BITS[0])
+        known = dict.fromkeys((*MAX_POSSIBLE_PHYSMEM_BITS, physical))
+        shifts = [64 - (bits - self.frames.page_shift) for bits in known]
         self._shifts = tuple(shifts)
         self._shift = shifts[0]
         page = image.type("struct page")
