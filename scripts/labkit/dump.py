@@ -85,6 +85,7 @@ def write_elf(running: Machine, path: Path) -> None:
         )
         if running.kernel.arch.is_little_endian:
             elf.make_little_endian(path)
+        elf.number_cpus(path)
         dig_holes(path)
 
 

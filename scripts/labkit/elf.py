@@ -10,15 +10,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from .errors import LabError
 
 # Names and contents of notes begin at multiples of it.
 _NOTE_ALIGN = 4
-# Sizes of the name and of the content, and type of a note (struct elf64_note), big-endian.
-_NOTE = struct.Struct(">III")
-# Type of the note with the registers of a CPU, and where it has them.
+# Size of struct elf64_note: sizes of the name and of the content, and the type.
+_NOTE_HEADER = 12
+# Type of the note with the registers of a CPU, and where it has a process number and the registers.
 _PRSTATUS, _PID, _REGISTERS = 1, 32, 112
 
 
@@ -94,9 +94,8 @@ def add_note(path: Path, name: str, data: bytes) -> None:
 def make_little_endian(path: Path) -> None:
     """Give a core file of a little-endian machine that byte order, if its headers have the other.
 
-    QEMU decides by a register that says nothing of guests on its machine pseries (HID0). Its notes
-    are those of struct elf_prstatus (arch/powerpc/include/uapi/asm/elf.h): a process number, and
-    64-bit registers behind it.
+    QEMU decides by a register that says nothing of guests on its machine pseries (HID0).
+    number_cpus() writes the process numbers anew.
     """
     with _opened(path, "r+b") as image:
         if image.little_endian:
@@ -124,23 +123,47 @@ def make_little_endian(path: Path) -> None:
             file.write(data)
 
 
+def number_cpus(path: Path) -> None:
+    """Give each CPU's note with registers the number by which drgn finds it, from 1 on.
+
+    QEMU 7.2 leaves it 0 on ppc64, and writes it in the byte order of this machine on s390.
+    """
+    with _opened(path, "r+b") as image:
+        order: Literal["little", "big"] = "little" if image.little_endian else "big"
+        for segment in image.iter_segments("PT_NOTE"):
+            number = 0
+            for kind, start, _ in _notes(segment.data(), order):
+                if kind == _PRSTATUS:
+                    number += 1
+                    image.stream.seek(segment["p_offset"] + start + _PID)
+                    image.stream.write(number.to_bytes(4, order))
+
+
+def _notes(data: bytes, order: Literal["little", "big"]) -> Iterator[tuple[int, int, int]]:
+    """Yield type, start and size of the content of each note."""
+    at = 0
+    while at + _NOTE_HEADER <= len(data):
+        names, size, kind = (
+            int.from_bytes(data[place : place + 4], order) for place in range(at, at + 12, 4)
+        )
+        start = at + _NOTE_HEADER + _aligned(names)
+        yield kind, start, size
+        at = start + _aligned(size)
+
+
 def _swapped_notes(data: bytes) -> bytes:
     made, at = b"", 0
-    while at + _NOTE.size <= len(data):
-        names, size, kind = _NOTE.unpack_from(data, at)
-        start = at + _NOTE.size + _aligned(names)
+    for kind, start, size in _notes(data, "big"):
+        header = struct.pack("<3I", *struct.unpack_from(">3I", data, at))
         end = start + _aligned(size)
         description = data[start:end]
-        if kind == _PRSTATUS:
-            pid = description[_PID : _PID + 4]
-            description = description[:_PID] + pid[::-1] + description[_PID + 4 :]
         if kind:  # not text
             first = _REGISTERS if kind == _PRSTATUS else 0
             whole = first + (size - first) // 8 * 8
             words = struct.unpack(f">{(whole - first) // 8}Q", description[first:whole])
             swapped = struct.pack(f"<{len(words)}Q", *words)
             description = description[:first] + swapped + description[whole:]
-        made += struct.pack("<III", names, size, kind) + data[at + _NOTE.size : start] + description
+        made += header + data[at + _NOTE_HEADER : start] + description
         at = end
     return made + data[at:]
 

@@ -57,6 +57,7 @@ def _built_here(*, broken: bool) -> tuple[str, ...]:
 
 
 _MATRIX = ("tests/collect/test_matrix.py", "tests/collect/test_stopped.py")
+_AUDITS = ("tests/collect/test_matrix.py",)
 
 #: Each takes less than an hour on two CPUs with an empty cache.
 PARTS = (
@@ -89,6 +90,8 @@ PARTS = (
     ),
     Part("arm64-matrix", "audits on Debian's arm64 kernels", _MATRIX, arch="arm64"),
     Part("arm64-rest", "all other tests of kernels on arm64", ("tests",), arch="arm64"),
+    Part("s390x", "audits on Debian's s390x kernels", _AUDITS, arch="s390x"),
+    Part("ppc64el", "audits on Debian's ppc64el kernels", _AUDITS, arch="ppc64el"),
     Part("museum", "bugs that Linux really had, put back into its kernel", ("tests/museum",)),
     Part("gate", "the gate for kernels, honest and with a mistake", ("tests/lab/test_gate.py",)),
     Part(
