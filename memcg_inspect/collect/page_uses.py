@@ -13,6 +13,7 @@ from memcg_inspect.image.image import Image
 from memcg_inspect.linux.fs import pipe
 from memcg_inspect.linux.fs.file_table import FileReader, OpenFile
 from memcg_inspect.linux.io_uring import io_uring
+from memcg_inspect.linux.mm.init_mm import top_table_pages
 from memcg_inspect.linux.mm.mm_types import KmemPage, page_layout, scan_pages
 from memcg_inspect.linux.mm.page_alloc import BlockReader
 from memcg_inspect.linux.mm.slab import Slab, SlabReader
@@ -92,8 +93,8 @@ class CompoundOwners:
     Finds the charged compound pages that are not large kmallocs.
 
     Kernels without ``PGTY_large_kmalloc`` do not mark the pages of a large kmalloc. So all other
-    users of charged compound pages are read: rings of io_uring, and buffers of AF_UNIX sockets,
-    which ``splice()`` may have moved to pipes.
+    users of charged compound pages are read: rings of io_uring, buffers of AF_UNIX sockets, which
+    ``splice()`` may have moved to pipes, and page tables that are blocks of pages.
     """
 
     def __init__(self, image: Image, slabs: SlabReader) -> None:
@@ -130,6 +131,7 @@ class CompoundOwners:
                 io_uring.io_uring_pages(self._image, data[io_uring.FILE_OPERATIONS], coverage),
                 pipe.pipe_pages(self._image, pipes, coverage),
                 unix_socket_pages(self._image, coverage),
+                top_table_pages(self._image, coverage),
             ):
                 for page in found:
                     coverage.read += 1

@@ -34,11 +34,15 @@ __all__ = (
     "hide_holes",
     "is_protected",
     "protect",
+    "translates_addresses",
     "unmap_low_addresses",
 )
 
 #: Message of the fault.
 LEFT_OUT = "left out of the ELF dump"
+
+#: Message of drgn for an address in no segment, when it does not know how to translate it.
+_NO_SEGMENT = "could not find memory segment"
 
 #: Message of drgn for an address that the kernel's page tables do not map.
 UNMAPPED = "address is not mapped"
@@ -151,14 +155,29 @@ def has_high_half(prog: Program) -> bool:
     if found is None:
         platform = prog.platform
         is_64_bit = platform is not None and bool(platform.flags & PlatformFlags.IS_64_BIT)
-        try:
-            text = prog["VMCOREINFO"].string_()
-        except (FaultError, KeyError):
-            text = b""
-        match = _STEXT.search(text)
+        match = _STEXT.search(_vmcoreinfo(prog))
         found = is_64_bit and (match is None or int(match[1], 16) >> 63 == 1)
         prog.cache[_HIGH_HALF] = found
     return found
+
+
+def _vmcoreinfo(prog: Program) -> bytes:
+    try:
+        return bytes(prog["VMCOREINFO"].string_())
+    except (FaultError, KeyError):
+        return b""
+
+
+def translates_addresses(prog: Program) -> bool:
+    """Return whether drgn can read virtual addresses of the architecture, as far as this shows."""
+    match = _STEXT.search(_vmcoreinfo(prog))
+    if match is None:
+        return True
+    try:
+        prog.read(int(match[1], 16), 1)
+    except FaultError as error:
+        return str(error.message) != _NO_SEGMENT
+    return True
 
 
 def has_holes(prog: Program) -> bool:

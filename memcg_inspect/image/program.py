@@ -25,7 +25,7 @@ from drgn import (
 
 from memcg_inspect.btf import load_btf
 from memcg_inspect.image.dump_file import DumpFile, Report, nothing_to_report, open_dump
-from memcg_inspect.image.elf import check_elf, cut_short, protect
+from memcg_inspect.image.elf import check_elf, cut_short, protect, translates_addresses
 from memcg_inspect.image.file_format import check_format
 from memcg_inspect.image.kdump import check_kdump
 from memcg_inspect.image.missing import as_image_errors
@@ -134,6 +134,12 @@ def _open(prog: Program, source: ImageSource, path: str | None) -> None:
         raise ImageError(
             f"{source.name} is not an image of a Linux kernel (a dump needs a VMCOREINFO note; "
             "--vmcoreinfo gives one)"
+        )
+    if not translates_addresses(prog):
+        name = "of this dump" if prog.platform is None else prog.platform.arch.name
+        raise ImageError(
+            f"{source.name} cannot be read: drgn does not translate virtual addresses on the "
+            f"architecture {name}"
         )
     _load_types(prog, source)
 

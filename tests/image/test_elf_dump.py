@@ -197,6 +197,25 @@ def test_a_vmcoreinfo_that_lacks_what_drgn_needs(tmp_path: Path, text: bytes) ->
         open_program(ImageSource(core=str(core), vmcoreinfo=str(note)))
 
 
+@pytest.mark.parametrize(
+    ("machine", "name"), [(243, "RISCV64"), (258, "LOONGARCH64"), (9, "UNKNOWN")]
+)
+def test_architectures_whose_addresses_drgn_does_not_translate(
+    tmp_path: Path, machine: int, name: str
+) -> None:
+    core, note = dump(tmp_path / "core", 0x3000, 0x3000), tmp_path / "note"
+    data = bytearray(core.read_bytes())
+    struct.pack_into("<H", data, 18, machine)
+    core.write_bytes(data)
+    note.write_text(
+        "OSRELEASE=7.3.0\nPAGESIZE=4096\nSYMBOL(swapper_pg_dir)=ffffffff81000000\n"
+        "SYMBOL(_stext)=ffffffff80002000\n"
+    )
+    wanted = f"drgn does not translate virtual addresses on the architecture {name}$"
+    with pytest.raises(ImageError, match=wanted):
+        open_program(ImageSource(core=str(core), vmcoreinfo=str(note)))
+
+
 def test_a_dump_that_drgn_opened_has_its_holes_hidden(tmp_path: Path) -> None:
     core = dump(tmp_path / "core", 0x1000, 0x3000)
     prog = Program()

@@ -18,11 +18,13 @@ _MAY_BE_EMPTY = {"hugetlb_usage", "hugetlb_nodes"}
 def not_kept(kernel: str) -> set[str]:
     """Return the identities that a kernel cannot keep, from its configuration."""
     config = kernels.kernel(kernel).config
-    kernel = kernel.partition("/")[0]
+    name, kernel = kernel, kernel.partition("/")[0]
     # Allocation profiling is on only where a guest was booted with it.
     missing = {"alloc_tags"}
     if "-pernode" not in kernel:
         missing.add("objcg_sets")
+    if name.endswith("64k"):
+        missing |= {"kernel_stack", "node_stack"}  # stacks are slab objects
     # These page counters are those of cgroup v1.
     missing |= {"kmem_usage", "tcpmem"}
     if config.get("CONFIG_ZSWAP") != "y":

@@ -3,8 +3,10 @@
 Where the stacks of the kernel begin
 ------------------------------------
 
-Mirrors :linux:`arch/x86/entry/entry_64.S`, :linux:`arch/x86/kernel/head_64.S` and
-:linux:`arch/arm64/kernel/entry.S` for the functions that call the others and were not called.
+Mirrors :linux:`arch/x86/entry/entry_64.S`, :linux:`arch/x86/kernel/head_64.S`,
+:linux:`arch/arm64/kernel/entry.S`, :linux:`arch/s390/kernel/entry.S` and
+:linux:`arch/powerpc/kernel/interrupt_64.S` for the functions that call the others and were not
+called.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ __all__ = ("has_exact_pc", "is_outermost")
 #: them, since the interrupt may have come while the kernel was running.
 _OUTERMOST = re.compile(
     r"entry_|ret_from_|secondary_startup|common_startup|start_secondary|cpu_startup_entry|el0t?_"
+    r"|system_call|restart_int_handler|start_here_common"
 )
 #: Entries of exceptions and interrupts of x86-64.
 _X86_EXCEPTION = "asm_"

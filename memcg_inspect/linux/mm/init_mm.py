@@ -26,7 +26,7 @@ from memcg_inspect.linux.lib.xarray import MOST_NODES
 from memcg_inspect.linux.mm.mmzone import mem_map, page_ranges
 from memcg_inspect.model import Coverage, ImageError
 
-__all__ = ("KernelTables", "user_tables")
+__all__ = ("KernelTables", "top_table_pages", "user_tables")
 
 
 #: Tables of this level have entries that map huge pages, and those above it have none.
@@ -214,6 +214,24 @@ def user_tables(image: Image, coverage: Coverage) -> Iterator[int]:
             coverage.read += 1
         except FaultError as error:
             coverage.miss("page table", error.address, str(error))
+
+
+def top_table_pages(image: Image, coverage: Coverage) -> Iterator[int]:
+    """
+    Yield the pages of the top-level tables of processes that may be compound.
+
+    On s390 each has four pages, ``crst_table_alloc()`` of :linux:`arch/s390/mm/pgalloc.c`. They are
+    charged, and have no page type before commit d95936a2267c ("mm: introduce ctor/dtor at PGD
+    level") (in v6.14).
+
+    :param coverage: counts the tasks whose tables are unreadable
+    :return: ``struct page *``; nothing on machines whose tables are known to be single pages
+    """
+    try:
+        page_table_geometry(image)
+    except ImageError:
+        frames = mem_map(image)
+        yield from map(frames.virt_to_page, _tops(image, coverage))
 
 
 def _tops(image: Image, coverage: Coverage) -> Iterator[int]:
