@@ -10,14 +10,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from drgn import Architecture
+from drgn import Architecture, FaultError
 
 from memcg_inspect.image.image import Image, per_image
 from memcg_inspect.linux.arch import arm64, x86
 from memcg_inspect.linux.arch.pgtable import Geometry
 from memcg_inspect.model import ImageError
 
-__all__ = ("has_user_half", "is_text_address", "page_table_geometry")
+__all__ = ("has_user_half", "huge_page_order", "is_text_address", "page_table_geometry")
+
+#: ``PTRS_PER_PTE`` of s390 in bits, and the largest of all architectures.
+_S390_PTE_BITS, _MOST_PTE_BITS = 8, 13
+#: Bits of the size of an entry in bytes.
+_ENTRY_SHIFT = 3
 
 _GEOMETRIES: dict[Architecture, Callable[[Image], Geometry]] = {
     Architecture.X86_64: x86.x86_geometry,
@@ -44,6 +49,28 @@ def page_table_geometry(image: Image) -> Geometry:
         known = ", ".join(known.name for known in _GEOMETRIES)
         raise ImageError(f"page tables are read on {known} only, and this machine is {name}")
     return read(image)
+
+
+@per_image
+def huge_page_order(image: Image) -> int:
+    """
+    Return ``HPAGE_PMD_ORDER``: the order of the page that stands for a table of PTEs.
+
+    :raises ImageError: if it cannot be read
+    """
+    architecture = _architecture(image)
+    if architecture == Architecture.S390X:
+        return _S390_PTE_BITS
+    if architecture == Architecture.PPC64:
+        # It depends on whether the MMU is in radix or in hash mode.
+        try:
+            order = image.memory.word(image.symbol("__pte_index_size").address)
+        except FaultError as error:
+            raise ImageError(f"__pte_index_size cannot be read: {error}") from None
+        if not 0 < order <= _MOST_PTE_BITS:
+            raise ImageError(f"__pte_index_size cannot be {order}")
+        return order
+    return int(image.object("PAGE_SHIFT").value_()) - _ENTRY_SHIFT
 
 
 def has_user_half(image: Image) -> bool:

@@ -35,6 +35,7 @@ from drgn import FaultError, offsetof
 
 from memcg_inspect.image.image import Image
 from memcg_inspect.image.layout import constant
+from memcg_inspect.linux.arch.page_tables import huge_page_order
 from memcg_inspect.linux.mm.backing_dev import MappingReader
 from memcg_inspect.linux.mm.hugetlb import HugetlbPages
 from memcg_inspect.linux.mm.mm_types import (
@@ -158,8 +159,7 @@ class UserPageReader:
         self._mapcounts = MapcountReader(image)
         self._hugetlb = HugetlbPages(image)
         self._mappings = MappingReader(image)
-        # HPAGE_PMD_NR: a table of entries of a word each fills a page.
-        self._pmd_pages = self._frames.page_size // memory.word_size
+        self._pmd_pages = 1 << huge_page_order(image)  # HPAGE_PMD_NR
 
     def _flag(self, image: Image, name: str) -> Marker:
         bit = constant(image, name)

@@ -12,19 +12,18 @@ from drgn import FaultError
 
 from memcg_inspect.image.image import Image
 from memcg_inspect.image.lookup import UnknownKernelError
-from memcg_inspect.linux.mm.mmzone import mem_map, memory_map_end
+from memcg_inspect.linux.arch.page_tables import huge_page_order
+from memcg_inspect.linux.mm.mmzone import memory_map_end
 
 __all__ = ("huge_zero_pages",)
 
 
 def huge_zero_pages(image: Image) -> range:
     """Return the page frames of the huge page of zeroes; empty if there is none now."""
-    frames = mem_map(image)
     try:
         pfn = int(image.object("huge_zero_pfn").value_())
     except (UnknownKernelError, FaultError):
         return range(0)  # CONFIG_TRANSPARENT_HUGEPAGE=n
     if not 0 < pfn < memory_map_end(image):
         return range(0)
-    # HPAGE_PMD_NR: a table of 8-byte entries fills a page.
-    return range(pfn, pfn + frames.page_size // 8)
+    return range(pfn, pfn + (1 << huge_page_order(image)))  # HPAGE_PMD_NR

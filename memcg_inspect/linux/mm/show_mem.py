@@ -23,9 +23,10 @@ from memcg_inspect.image.image import Image
 from memcg_inspect.image.layout import array_length, constant, has_member, member_type
 from memcg_inspect.image.lookup import UnknownKernelError
 from memcg_inspect.image.strings import c_string, text
+from memcg_inspect.linux.arch.page_tables import huge_page_order
 from memcg_inspect.linux.kernel.locking import spin_is_locked
 from memcg_inspect.linux.lib.list import list_entries, raise_fault
-from memcg_inspect.linux.mm.mmzone import mem_map, online_pgdats
+from memcg_inspect.linux.mm.mmzone import online_pgdats
 from memcg_inspect.linux.mm.percpu_defs import percpu_offsets
 from memcg_inspect.linux.mm.vmstat import zone_stats
 from memcg_inspect.model import Coverage
@@ -182,5 +183,4 @@ def _order_of(image: Image, index: int) -> int:
     order = index // types
     if order <= _COSTLY_ORDER:
         return order
-    # HPAGE_PMD_ORDER: a table of 8-byte entries fills a page.
-    return mem_map(image).page_shift - 3
+    return huge_page_order(image)
