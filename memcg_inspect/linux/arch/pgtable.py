@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from memcg_inspect.image.image import Image, per_image
+from memcg_inspect.image.lookup import UnknownKernelError
 from memcg_inspect.model import ImageError
 
 __all__ = ("Entry", "Geometry", "vmcoreinfo_number")
@@ -106,7 +107,10 @@ class Geometry(ABC):
 
 @per_image
 def _vmcoreinfo(image: Image) -> dict[str, str]:
-    text = image.object("VMCOREINFO").string_().decode(errors="replace")
+    try:
+        text = image.object("VMCOREINFO").string_().decode(errors="replace")
+    except UnknownKernelError:
+        return {}
     found = {}
     for line in text.splitlines():
         name, sign, value = line.partition("=")
