@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
-from support.guests import ARCH, DEBIAN_KERNELS, NOT_BUILT, Lab, Plant, series
+from labkit import kernels
+from support.guests import ARCH, DEBIAN_KERNELS, NOT_BUILT, OF_OTHERS, Lab, Plant, series
 from support.planting import left_behind
 
 # On a loaded machine any example can take long.
@@ -96,6 +97,9 @@ def _is_one_more(item: pytest.Item) -> bool:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    if missed := sorted(set(kernels.OF_OTHERS) - set(OF_OTHERS)):
+        terminalreporter.section("kernels of other architectures")
+        terminalreporter.line(f"not in the cache, so not tested: {', '.join(missed)}")
     if NOT_BUILT:
         terminalreporter.section("kernels not tested")
         terminalreporter.line(

@@ -136,6 +136,10 @@ def _museum(series: str, folder: str) -> dict[str, Recipe]:
 RECIPES |= _museum("7.3", "museum") | _museum("6.12", "museum/6.12")
 
 
+#: Kernels of other architectures that are tested with those of this one.
+OF_OTHERS = ("7.3/arm64",)
+
+
 @dataclass(frozen=True)
 class Kernel:
     """A kernel that is ready to boot.

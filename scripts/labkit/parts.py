@@ -249,8 +249,19 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
+def fetch_others() -> None:
+    """Fetch kernels of other architectures, as far as Debian's mirrors have them now."""
+    for name in kernels.OF_OTHERS:
+        try:
+            kernels.kernel(name)
+        except LabError as error:
+            print(f"test: {name} is not tested: {str(error).splitlines()[0]}", file=sys.stderr)
+
+
 def _pytest(args: argparse.Namespace, rest: list[str]) -> NoReturn:
     """Become pytest, so that its closing line is the last one."""
+    if not args.soak:
+        fetch_others()
     if args.all:
         build(_built_here(broken=False) + _built_here(broken=True))
         rest.insert(0, "--all")

@@ -36,6 +36,8 @@ HONEST_KERNELS = tuple(
 )
 NOT_BUILT = tuple(k for k in HONEST_KERNELS if not kernels.cached(k))
 BUILT_KERNELS = tuple(k for k in HONEST_KERNELS if k.endswith("-lab") and k not in NOT_BUILT)
+#: Kernels of other architectures, which scripts/test fetches. A mirror may lack them.
+OF_OTHERS = tuple(k for k in kernels.OF_OTHERS if kernels.cached(k))
 KERNELS = (*DEBIAN_KERNELS, *BUILT_KERNELS)
 PERNODE_KERNELS = tuple(k for k in HONEST_KERNELS if "-pernode" in k and k not in NOT_BUILT)
 
