@@ -149,16 +149,25 @@ def has_high_half(prog: Program) -> bool:
     It is so on all architectures of 64 bits but s390, whose direct map begins at 0. The address of
     ``_stext`` in VMCOREINFO tells them apart.
 
-    :return: ``True`` if VMCOREINFO is damaged: most machines are like that
+    :return: ``True`` if VMCOREINFO is damaged, since most machines are like that
     """
     found: bool | None = prog.cache.get(_HIGH_HALF)
     if found is None:
         platform = prog.platform
         is_64_bit = platform is not None and bool(platform.flags & PlatformFlags.IS_64_BIT)
-        match = _STEXT.search(_vmcoreinfo(prog))
-        found = is_64_bit and (match is None or int(match[1], 16) >> 63 == 1)
-        prog.cache[_HIGH_HALF] = found
+        found = prog.cache[_HIGH_HALF] = is_64_bit and not _has_low_code(prog)
     return found
+
+
+def _has_low_code(prog: Program) -> bool:
+    match = _STEXT.search(_vmcoreinfo(prog))
+    if match is None or int(match[1], 16) >> 63:
+        return False
+    try:
+        prog.read(int(match[1], 16), 1)
+    except FaultError:
+        return False
+    return True
 
 
 def _vmcoreinfo(prog: Program) -> bytes:
