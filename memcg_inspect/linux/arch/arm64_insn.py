@@ -14,6 +14,7 @@ import struct
 
 __all__ = (
     "CALL_SIZE",
+    "ENTRIES",
     "called",
     "called_before",
     "is_thunk",
@@ -24,6 +25,8 @@ __all__ = (
 
 #: Size of an instruction in bytes, and so of a call.
 CALL_SIZE = 4
+#: Offsets of the entries of a function, in bytes.
+ENTRIES = (0,)
 #: ``ldr x, [x, #imm]`` and ``str x, [x, #imm]``: mask, and the value of these bits.
 _MEMBER_MASK, _LOAD, _STORE = 0xFFC00000, 0xF9400000, 0xF9000000
 #: Where the offset is, in units of 8 bytes.

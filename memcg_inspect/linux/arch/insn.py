@@ -11,10 +11,10 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from drgn import Architecture
+from drgn import Architecture, PlatformFlags
 
 from memcg_inspect.image.image import Image
-from memcg_inspect.linux.arch import arm64_insn, x86_insn
+from memcg_inspect.linux.arch import arm64_insn, powerpc_insn, s390_insn, x86_insn
 
 __all__ = ("Instructions", "instructions")
 
@@ -25,6 +25,10 @@ class Instructions(Protocol):
     @property
     def CALL_SIZE(self) -> int:  # noqa: N802
         """Size of a direct call in bytes."""
+
+    @property
+    def ENTRIES(self) -> tuple[int, ...]:  # noqa: N802
+        """Offsets of the entries of a function, in bytes."""
 
     def loads_member(self, text: bytes, offset: int) -> bool:
         """Return whether a function may load a word at an offset in a structure."""
@@ -48,10 +52,17 @@ class Instructions(Protocol):
 _KNOWN: dict[Architecture, Instructions] = {
     Architecture.X86_64: x86_insn,
     Architecture.AARCH64: arm64_insn,
+    Architecture.PPC64: powerpc_insn,
+    Architecture.S390X: s390_insn,
 }
 
 
 def instructions(image: Image) -> Instructions | None:
     """Return what is known of the machine code of an image; ``None`` for other architectures."""
     platform = image.prog.platform
-    return None if platform is None else _KNOWN.get(platform.arch)
+    if platform is None:
+        return None
+    is_little = bool(platform.flags & PlatformFlags.IS_LITTLE_ENDIAN)
+    if platform.arch == Architecture.PPC64 and not is_little:
+        return None
+    return _KNOWN.get(platform.arch)

@@ -81,6 +81,8 @@ def saved_stack_pointer(image: Image, task: Object) -> int | None:
     """
     if has_member(image, "struct thread_struct", "sp"):  # x86
         return int(task.thread.sp)
+    if has_member(image, "struct thread_struct", "ksp"):  # powerpc, s390
+        return int(task.thread.ksp)
     if has_member(image, "struct thread_struct", "cpu_context"):  # arm64
         return int(task.thread.cpu_context.sp)
     return None

@@ -15,6 +15,7 @@ from functools import cache
 
 __all__ = (
     "CALL_SIZE",
+    "ENTRIES",
     "called",
     "called_before",
     "is_thunk",
@@ -30,6 +31,8 @@ _REX = rb"[\x48\x49\x4c\x4d]"
 _OPERAND = rb"[\x80-\xbf]\x24?"
 #: ``call rel32`` and ``jmp rel32``, and their size in bytes.
 _CALL, _JUMP, CALL_SIZE = 0xE8, 0xE9, 5
+#: Offsets of the entries of a function, in bytes.
+ENTRIES = (0,)
 #: The smallest displacement that does not fit in one byte.
 _LEAST_DISPLACEMENT = 128
 

@@ -10,9 +10,9 @@ reference to the memcg, which may be a removed one.
 
 So while the pointer is set, a function that sets it is on the stack. Such a function is told by its
 machine code, not by its name: it loads and stores the member ``active_memcg``, since
-``set_active_memcg()`` is inlined. In newer kernels (7.2 is one), users of BPF maps call
-``bpf_map_memcg_enter()`` and ``bpf_map_memcg_exit()`` instead. So a function that calls one that
-only stores the member counts, too.
+``set_active_memcg()`` is inlined, or it calls that function where it is not (s390). In newer
+kernels (7.2 is one), users of BPF maps call ``bpf_map_memcg_enter()`` and ``bpf_map_memcg_exit()``
+instead. So a function that calls one that only stores the member counts, too.
 
 Not only the frames of a stack are read, but all words of its used part. Kernel code needs no frame
 pointers, and without debug info drgn cannot unwind it. If no word is an address in a function that
@@ -44,7 +44,7 @@ from memcg_inspect.linux.arch.processor import (
     saved_stack_pointer,
 )
 from memcg_inspect.linux.kernel.preempt import in_interrupt_handler
-from memcg_inspect.linux.kernel.stacktrace_words import other_stack, unwind
+from memcg_inspect.linux.kernel.stacktrace_words import as_written, other_stack, unwind
 from memcg_inspect.linux.mm.mmzone import possible_cpus
 from memcg_inspect.linux.mm.vmalloc import thread_size
 from memcg_inspect.model import Coverage
@@ -55,6 +55,8 @@ __all__ = ("read_active_memcgs", "sets_active_memcg")
 #: A function that sets the pointer in all kernels. If it does not look like one, then this compiler
 #: uses other instructions.
 _KNOWN = "mem_cgroup_css_alloc"
+#: Sets the pointer if it is not inlined, and returns.
+_SETTER = "set_active_memcg"
 #: No function has more bytes of code.
 _MOST_TEXT = 1 << 20
 #: A function that ends with a call jumps instead. So may the one that it calls.
@@ -105,13 +107,21 @@ class _Code:
         """
         found = self._sets.get(function)
         if found is None:
-            loads, stores = self._kind(function)
-            text = b"" if loads and stores else self._text(function)
-            found = self._sets[function] = (loads and stores) or any(
-                self._kind(other) == (False, True)
-                for other in self.instructions.called(text, function)
+            inlines = self._kind(function) == (True, True)
+            text = b"" if inlines else self._text(function)
+            found = self._sets[function] = inlines or any(
+                self._kind(other) == (False, True) or self._is(_SETTER, other)
+                for other in self._functions(self.instructions.called(text, function))
             )
         return found
+
+    def _is(self, name: str, function: int) -> bool:
+        """Return whether the function at an address has a name in the source."""
+        try:
+            symbol = self._image.symbol(function)
+        except UnknownKernelError:
+            return False
+        return bool(symbol.address == function and as_written(symbol.name) == name)
 
     def continues_in(self, function: int, others: Set[int]) -> bool:
         """Return whether a function is one of some others, or may end with a jump to one."""
@@ -120,8 +130,16 @@ class _Code:
             if not reached.isdisjoint(others):
                 return True
             jumped_to = self.instructions.jumped_to
-            reached = {to for one in reached for to in jumped_to(self._text(one), one)}
+            reached = {
+                to for one in reached for to in self._functions(jumped_to(self._text(one), one))
+            }
         return not reached.isdisjoint(others)
+
+    def _functions(self, places: Set[int]) -> Iterator[int]:
+        """Yield the addresses that functions have if these are entries of theirs."""
+        for place in places:
+            for entry in self.instructions.ENTRIES:
+                yield place - entry
 
     def _kind(self, function: int) -> tuple[bool, bool]:
         """Return whether a function loads the member, and whether it stores it."""
@@ -223,8 +241,9 @@ def _callee(image: Image, known: Instructions, address: int) -> int | None:
         symbol = image.symbol(callee)
     except UnknownKernelError:
         return None
-    is_indirect = known.is_thunk(symbol.name) or symbol.address != callee
-    return None if is_indirect else callee
+    if known.is_thunk(symbol.name) or callee - symbol.address not in known.ENTRIES:
+        return None
+    return int(symbol.address)
 
 
 def read_active_memcgs(
