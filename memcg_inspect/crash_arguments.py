@@ -44,13 +44,13 @@ _REPORT = (
     "message of the day."
 )
 _INSTALL = (
-    "Writes memcg-inspect-crash.service and .path to /etc/systemd/system, and enables them: after "
-    "the boot that follows a crash, systemd runs memcg-inspect crash report, with idle priority "
-    "and in a sandbox."
+    "Writes memcg-inspect-crash.service, .timer and .path to /etc/systemd/system, and enables the "
+    "last two: after the boot that follows a crash, systemd runs memcg-inspect crash report, with "
+    "idle priority and in a sandbox."
 )
 _CONFIG = (
     "Looks at this machine's kdump: whether it is set up and loaded, the memory that is reserved, "
-    "and the level of makedumpfile."
+    "where dumps are saved, and the level of makedumpfile."
 )
 
 
@@ -68,7 +68,7 @@ def _add_report(parser: argparse.ArgumentParser) -> None:
         metavar="SECONDS",
         type=number_between(0, 3600),
         default=0,
-        help="of directories: wait until no dump has changed for this long (default: 0)",
+        help="of directories: wait until a dump has not changed for this long (default: 0)",
     )
     parser.set_defaults(run=_crash)
 

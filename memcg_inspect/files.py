@@ -12,7 +12,7 @@ from tempfile import mkstemp
 
 from memcg_inspect.model import MemcgInspectError
 
-__all__ = ("replace_file", "write_beside", "write_file")
+__all__ = ("remove_beside", "replace_file", "write_beside", "write_file")
 
 #: Their files may be descriptors of this process, which another file must not replace.
 _DEVICES = ("/dev/", "/proc/")
@@ -82,13 +82,43 @@ def write_beside(other: Path, name: str, text: str) -> None:
                 try:
                     file.write(data)
                     file.flush()
-                    os.fchmod(file.fileno(), found.st_mode & 0o640)
-                    if os.geteuid() == 0:
-                        os.fchown(file.fileno(), found.st_uid, found.st_gid)
+                    os.fchmod(file.fileno(), _give(file.fileno(), found))
                     os.replace(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
                 except BaseException:
                     os.unlink(temporary, dir_fd=folder)
                     raise
+        finally:
+            os.close(folder)
+    except OSError as error:
+        raise MemcgInspectError(f"{other.parent / name}: {error.strerror}") from None
+
+
+def _give(handle: int, other: os.stat_result) -> int:
+    """
+    Give a file to the owner and the group of another one, as far as this process may.
+
+    :return: the permissions that it may have then
+    """
+    mode, own = stat.S_IMODE(other.st_mode) & 0o640, os.fstat(handle)
+    if (own.st_uid, own.st_gid) == (other.st_uid, other.st_gid) or os.geteuid() != 0:
+        return mode if own.st_gid == other.st_gid else mode & 0o600
+    try:
+        os.fchown(handle, other.st_uid, other.st_gid)
+    except PermissionError:  # a service without CAP_CHOWN
+        return mode & 0o600
+    return mode
+
+
+def remove_beside(other: Path, name: str) -> None:
+    """
+    Remove a file in the directory of another one. No link to the directory is followed.
+
+    :raises MemcgInspectError: if it cannot be removed
+    """
+    try:
+        folder = os.open(other.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        try:
+            os.unlink(name, dir_fd=folder)
         finally:
             os.close(folder)
     except OSError as error:

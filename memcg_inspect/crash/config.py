@@ -15,6 +15,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from memcg_inspect.crash.dumps import CRASHES
+
 __all__ = ("Check", "advice", "checks")
 
 #: Bits of the level of makedumpfile. Those of free pages and pages of zeroes are never missed.
@@ -29,6 +31,8 @@ _LEVELS = re.compile(r"((?:^|\s)-[A-Za-z]*d\s*)((?:0[xX][0-9A-Fa-f]+|\d+)(?:,\d+
 _RESERVED = 192 << 20
 #: Options of makedumpfile that erase what a file says.
 _FILTERS = frozenset({"--config", "--eppic"})
+#: Options of Fedora's kdump.conf that save a dump elsewhere.
+_REMOTE = ("ssh", "nfs", "raw", "ext2", "ext3", "ext4", "xfs", "btrfs", "virtiofs")
 #: Values of KDUMP_COMPRESSION that an audit unpacks.
 _PACKED = frozenset({"gzip", "xz", "lz4", "bzip2"})
 #: Options of makedumpfile that compress pages.
@@ -65,6 +69,7 @@ def checks(root: str = "/") -> Iterator[Check]:
     yield _loaded(top, loaded)
     yield _level(top)
     if setup is not None:
+        yield _target(top)
         yield _filters(top)
         yield _compression(top)
 
@@ -140,15 +145,17 @@ def _loaded(top: Path, loaded: int | None) -> Check:
 
 
 def _number(text: str | None) -> int | None:
-    return int(text) if text is not None and text.strip().isdigit() else None
+    words = "" if text is None else text.strip()
+    return int(words) if words.isascii() and words.isdigit() else None
 
 
 def _level(top: Path) -> Check:
     """Check the level of makedumpfile: user data are left out of most dumps."""
     arguments, fix = _arguments(top)
-    match = _LEVELS.search(arguments)
-    # Of several levels, makedumpfile takes the next one if there is no room.
-    levels = [int(text, 0) for text in match[2].split(",")] if match else [0]
+    # Of several options, the last one counts. Of several levels, makedumpfile takes the next one if
+    # there is no room.
+    given = [match[2] for match in _LEVELS.finditer(arguments)] or ["0"]
+    levels = [int(text, 16 if "x" in text.lower() else 10) for text in given[-1].split(",")]
     level = next((level for level in levels if level & _USER_DATA), levels[0])
     release = _read(top / "proc/sys/kernel/osrelease") or ""
     kernel = re.match(r"(\d+)\.(\d+)", release)
@@ -162,6 +169,32 @@ def _level(top: Path) -> Check:
         "newer, and leaves them out"
     )
     return Check("dump level", False, why, fix)
+
+
+def _target(top: Path) -> Check:
+    """Check where dumps are saved: the service looks in one directory of this machine."""
+    debian = _read(top / "etc/default/kdump-tools")
+    fedora, suse = _read(top / "etc/kdump.conf"), _read(top / "etc/sysconfig/kdump")
+    folder = remote = ""
+    if debian is not None:
+        variables = _variables(debian)
+        folder = variables.get("KDUMP_COREDIR", "")
+        remote = next((name for name in ("SSH", "NFS", "FTP") if variables.get(name)), "")
+    elif fedora is not None:
+        options = dict(re.findall(r"^\s*(\w+)\s+(\S.*?)\s*$", fedora, re.MULTILINE))
+        folder = options.get("path", "")
+        remote = next((name for name in _REMOTE if name in options), "")
+    elif suse is not None:
+        place = _variables(suse).get("KDUMP_SAVEDIR", "")
+        is_local = "://" not in place or place.startswith("file://")
+        folder, remote = (place.removeprefix("file://"), "") if is_local else ("", place)
+    if remote:
+        found = f"{remote}: run memcg-inspect crash report where dumps are saved"
+        return Check("target", None, found)
+    folder = folder.rstrip("/") or CRASHES
+    if folder != CRASHES:
+        return Check("target", False, folder, f"save dumps to {CRASHES}, which the service reads")
+    return Check("target", True, folder)
 
 
 def _filters(top: Path) -> Check:

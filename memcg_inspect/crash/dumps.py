@@ -20,30 +20,33 @@ from __future__ import annotations
 import os
 import re
 import stat
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-__all__ = ("CRASHES", "Found", "dumps_below", "report_name")
+__all__ = ("CRASHES", "Found", "arriving", "dumps_below", "shares_directory")
 
 #: Where kdump leaves dumps.
 CRASHES = "/var/crash"
 
 _DUMP = re.compile(r"(dump\.\d{8,14}|vmcore(\.\d{8,14}|\.flat)?)(\.(gz|xz|lz4|bz2|zst))?")
+#: How often a dump is looked at while it may still be written, in seconds.
+_LOOK = 5
+#: After this many times as long as a dump must stand still, those that do not are left for later.
+_MOST_WAITS = 10
 
 
 class Found(NamedTuple):
     """
     What is in a directory of crashes.
 
-    :ivar dumps: finished dumps, the newest first
-    :ivar newest: when the last file of a dump was changed, finished or not, in seconds since 1970
+    :ivar dumps: finished dumps, the newest first, with what changes while one is written
     :ivar others: dumps of other users, which are left alone
     """
 
-    dumps: list[Path]
-    newest: float
+    dumps: dict[Path, os.stat_result]
     others: list[Path]
 
 
@@ -53,17 +56,15 @@ def dumps_below(folder: str) -> Found:
 
     :raises OSError: if it cannot be read. What is in it, and cannot be, is left out
     """
-    dumps, others, newest = list[tuple[float, Path]](), list[Path](), 0.0
+    dumps, others = list[tuple[Path, os.stat_result]](), list[Path]()
     for path, found in _files(folder):
-        is_dump = _DUMP.fullmatch(path.name) is not None
-        if is_dump or "incomplete" in path.name:
-            newest = max(newest, found.st_mtime)
-        if is_dump and _is_ours(path.parent, found):
-            dumps.append((found.st_mtime, path))
-        elif is_dump:
+        if _DUMP.fullmatch(path.name) is None:
+            continue
+        if _is_ours(path.parent, found):
+            dumps.append((path, found))
+        else:
             others.append(path)
-    ranked = sorted(dumps, key=lambda pair: (-pair[0], pair[1]))
-    return Found([path for _, path in ranked], newest, others)
+    return Found(dict(sorted(dumps, key=lambda pair: (-pair[1].st_mtime, pair[0]))), others)
 
 
 def _files(folder: str) -> Iterator[tuple[Path, os.stat_result]]:
@@ -83,23 +84,56 @@ def _is_ours(folder: Path, found: os.stat_result) -> bool:
     """Return whether a dump belongs to this user, or to root, and nobody else can replace it."""
     with suppress(OSError):
         parent, ours = folder.stat(), {0, os.geteuid()}
-        can_others = parent.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+        can_group = bool(parent.st_mode & stat.S_IWGRP) and parent.st_gid != 0
+        can_others = can_group or bool(parent.st_mode & stat.S_IWOTH)
         # In a directory such as /tmp, others cannot replace files of ours.
         is_safe = not can_others or bool(parent.st_mode & stat.S_ISVTX)
         return is_safe and {parent.st_uid, found.st_uid} <= ours and found.st_nlink == 1
     return False
 
 
-def report_name(dump: Path, kind: str) -> str:
-    """
-    Return the name of a file of the report on a dump.
-
-    Dumps that share a directory have reports with their names.
-
-    :param kind: ``txt``, ``json`` or ``html``
-    """
+def shares_directory(dump: Path) -> bool:
+    """Return whether there are other dumps in the directory of a dump."""
     with suppress(OSError):
         dumps = [name for name in os.listdir(dump.parent) if _DUMP.fullmatch(name)]
-        if dumps == [dump.name]:
-            return f"report.{kind}"
-    return f"{dump.name}.report.{kind}"
+        return dumps != [dump.name]
+    return True
+
+
+def arriving(
+    folder: str,
+    settle: float,
+    is_wanted: Callable[[Path], bool],
+    sleep: Callable[[float], None] = time.sleep,
+) -> Iterator[Path]:
+    """
+    Return the dumps of a directory, each once, also those that arrive meanwhile.
+
+    A dump that may still be written is waited for. That it changes is seen by its size and its
+    time. Its time alone tells nothing: the clock of the kernel that saved it may be wrong.
+
+    :param settle: for how many seconds a dump must not have changed
+    :param is_wanted: whether a dump is to be returned
+    :raises OSError: if the directory cannot be read
+    """
+    seen: dict[Path, tuple[tuple[int, int], float]] = {}
+    done, began = set[Path](), time.monotonic()
+    while True:
+        now = time.monotonic()
+        waiting = False
+        for path, found in dumps_below(folder).dumps.items():
+            if path in done or not is_wanted(path):
+                continue
+            state = found.st_size, found.st_mtime_ns
+            if path not in seen or seen[path][0] != state:
+                seen[path] = state, now
+            stood = max(now - seen[path][1], time.time() - found.st_mtime)
+            if stood >= settle:
+                done.add(path)
+                yield path
+                break
+            waiting = True
+        else:
+            if not waiting or now - began > _MOST_WAITS * settle:
+                return
+            sleep(min(_LOOK, settle))

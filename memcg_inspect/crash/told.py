@@ -15,9 +15,7 @@ import socket
 import struct
 from contextlib import suppress
 from datetime import datetime
-from pathlib import Path
 
-from memcg_inspect.crash.dumps import report_name
 from memcg_inspect.crash.one import Outcome
 from memcg_inspect.escape import printable
 from memcg_inspect.files import write_file
@@ -30,6 +28,10 @@ MOTD = "/run/motd.d/memcg-inspect"
 _WARNING, _NOTICE = 4, 5
 #: The most crashes that the message of the day names.
 _MOST_CRASHES = 5
+#: The most bytes of it.
+_LARGEST = 1 << 16
+_TITLE = "memcg-inspect has looked at new crash dumps:"
+_MORE = "  and others: journalctl -t memcg-inspect"
 
 
 def sentence(outcome: Outcome) -> str:
@@ -41,11 +43,6 @@ def sentence(outcome: Outcome) -> str:
     return f"{outcome.dump}: memory accounting is {outcome.verdict}{counted}{what}"
 
 
-def _report_of(outcome: Outcome) -> str:
-    dump = Path(outcome.dump)
-    return str(dump.parent / report_name(dump, "txt"))
-
-
 def tell_journal(outcome: Outcome, path: str = JOURNAL) -> bool:
     """Send a line to the journal; return whether it is there."""
     fields = {
@@ -53,7 +50,7 @@ def tell_journal(outcome: Outcome, path: str = JOURNAL) -> bool:
         "PRIORITY": str(_NOTICE if outcome.verdict == "exact" else _WARNING),
         "SYSLOG_IDENTIFIER": "memcg-inspect",
         "MEMCG_INSPECT_DUMP": outcome.dump,
-        "MEMCG_INSPECT_REPORT": _report_of(outcome),
+        "MEMCG_INSPECT_REPORT": outcome.report or "",
         "MEMCG_INSPECT_VERDICT": outcome.verdict or "",
         "MEMCG_INSPECT_FINDINGS": str(outcome.findings),
     }
@@ -72,19 +69,48 @@ def _field(name: str, value: str) -> bytes:
 
 def write_motd(outcomes: list[Outcome], path: str = MOTD) -> None:
     """
-    Say at the next login what was found, the newest crash first.
+    Say at the next login what was found, the last report first.
+
+    What earlier runs since the boot have said stays.
 
     :raises MemcgInspectError: if the file cannot be written
     """
-    lines = ["memcg-inspect has looked at new crash dumps:"]
-    for outcome in outcomes[:_MOST_CRASHES]:
-        when = ""
-        with suppress(OSError):
-            seconds = os.stat(outcome.dump).st_mtime
-            when = f"{datetime.fromtimestamp(seconds):%Y-%m-%d %H:%M}  "
-        lines.append(f"  {when}{printable(sentence(outcome))}")
-        lines.append(f"    report: {printable(_report_of(outcome))}")
-    left = len(outcomes) - _MOST_CRASHES
-    if left > 0:
-        lines.append(f"  and {left:,} more")
-    write_file(path, "".join(f"{line}\n" for line in lines))
+    said = list(map(_said, outcomes))
+    dumps = {lines[0].partition(": ")[0].split("  ")[-1] for lines in said}
+    before = _said_before(path)
+    had_more = [_MORE] in before
+    for lines in before:
+        if lines == [_MORE]:
+            continue
+        if lines[0].partition(": ")[0].split("  ")[-1] not in dumps:
+            said.append(lines)
+    text = [_TITLE, *(line for lines in said[:_MOST_CRASHES] for line in lines)]
+    if had_more or len(said) > _MOST_CRASHES:
+        text.append(_MORE)
+    write_file(path, "".join(f"{line}\n" for line in text))
+
+
+def _said(outcome: Outcome) -> list[str]:
+    """Return the lines for one report."""
+    when = ""
+    with suppress(OSError):
+        seconds = os.stat(outcome.dump).st_mtime
+        when = f"{datetime.fromtimestamp(seconds):%Y-%m-%d %H:%M}  "
+    lines = [f"  {when}{printable(sentence(outcome))}"]
+    return [*lines, f"    report: {printable(outcome.report)}"] if outcome.report else lines
+
+
+def _said_before(path: str) -> list[list[str]]:
+    """Return the lines for each report that a message of the day names, and the last line."""
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            title, *lines = file.read(_LARGEST).splitlines()
+    except (OSError, ValueError):
+        return []
+    said: list[list[str]] = []
+    for line in lines if title == _TITLE else []:
+        if line.startswith("    ") and said:
+            said[-1].append(line)
+        else:
+            said.append([line])
+    return said

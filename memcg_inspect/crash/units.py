@@ -3,9 +3,9 @@
 Units of systemd
 ----------------
 
-The service reports on dumps after the boot that follows a crash. It never delays that boot: without
-default dependencies, ``multi-user.target`` does not wait for a service that it wants. The path unit
-starts it if a dump arrives later, as on a machine that collects those of others.
+The service reports on dumps after the boot that follows a crash. A timer starts it, so it is no job
+of the boot, which ends without it. The timer starts it again later, and the path unit does when
+something appears in the directory, as on a machine that collects the dumps of others.
 """
 
 from __future__ import annotations
@@ -17,9 +17,10 @@ from memcg_inspect.crash.dumps import CRASHES
 from memcg_inspect.files import write_file
 from memcg_inspect.model import MemcgInspectError
 
-__all__ = ("FOLDER", "UNITS", "install")
+__all__ = ("FOLDER", "STARTED", "UNITS", "install")
 
 FOLDER = "etc/systemd/system"
+_WANTED_BY = re.compile(r"^WantedBy=(\S+)$", re.MULTILINE)
 _PLAIN = re.compile(r"[\w%$./:=@+-]+", re.ASCII)
 
 _SERVICE = """\
@@ -31,6 +32,8 @@ Documentation=man:memcg-inspect(1)
 # Not in the kernel that saves a dump, and not in the way of booting.
 ConditionPathExists=!/proc/vmcore
 ConditionDirectoryNotEmpty={crashes}
+# Anybody may be able to make files in there.
+StartLimitIntervalSec=0
 RequiresMountsFor={crashes}
 DefaultDependencies=no
 Requires=sysinit.target
@@ -41,8 +44,8 @@ Before=shutdown.target
 [Service]
 Type=oneshot
 ExecStart={command}
-# There are findings, or not everything could be read.
-SuccessExitStatus=1 3
+# There are findings, not everything could be read, or it was stopped.
+SuccessExitStatus=1 3 143
 # For the message of the day, which stays.
 RuntimeDirectory=motd.d
 RuntimeDirectoryPreserve=yes
@@ -64,6 +67,12 @@ PrivateTmp=yes
 PrivateNetwork=yes
 PrivateDevices=yes
 NoNewPrivileges=yes
+UMask=0077
+IPAddressDeny=any
+ProtectProc=invisible
+PrivateIPC=yes
+SystemCallFilter=@system-service
+SystemCallErrorNumber=EPERM
 ProtectKernelTunables=yes
 ProtectKernelModules=yes
 ProtectKernelLogs=yes
@@ -76,10 +85,22 @@ RestrictRealtime=yes
 RestrictSUIDSGID=yes
 LockPersonality=yes
 SystemCallArchitectures=native
-CapabilityBoundingSet=CAP_DAC_OVERRIDE CAP_DAC_READ_SEARCH CAP_FOWNER
+CapabilityBoundingSet=CAP_CHOWN CAP_DAC_OVERRIDE CAP_DAC_READ_SEARCH CAP_FOWNER
+"""
+
+_TIMER = """\
+# SPDX-License-Identifier: LGPL-2.1-or-later
+# Made by memcg-inspect crash install.
+[Unit]
+Description=Looks for crash dumps after the boot, and from time to time
+ConditionPathExists=!/proc/vmcore
+
+[Timer]
+OnBootSec=1min
+OnUnitInactiveSec=1h
 
 [Install]
-WantedBy=multi-user.target
+WantedBy=timers.target
 """
 
 _PATH = """\
@@ -93,11 +114,17 @@ ConditionPathExists=!/proc/vmcore
 PathChanged={crashes}
 
 [Install]
-WantedBy=multi-user.target
+WantedBy=paths.target
 """
 
 #: The units, by name.
-UNITS = {"memcg-inspect-crash.service": _SERVICE, "memcg-inspect-crash.path": _PATH}
+UNITS = {
+    "memcg-inspect-crash.service": _SERVICE,
+    "memcg-inspect-crash.timer": _TIMER,
+    "memcg-inspect-crash.path": _PATH,
+}
+#: Those that are started when they are installed.
+STARTED = ("memcg-inspect-crash.timer", "memcg-inspect-crash.path")
 
 
 def install(root: str, python: str, crashes: str = CRASHES) -> list[Path]:
@@ -112,22 +139,31 @@ def install(root: str, python: str, crashes: str = CRASHES) -> list[Path]:
     words = [python, "-m", "memcg_inspect", "crash", "report", "--settle", "60", crashes]
     command = " ".join(map(_quoted, words))
     folder, made = Path(root) / FOLDER, []
-    wants = folder / "multi-user.target.wants"
     try:
-        wants.mkdir(parents=True, exist_ok=True)
-        if not wants.resolve().is_relative_to(Path(root).resolve()):
-            raise MemcgInspectError(f"{wants} leads out of {root}")
         for name, text in UNITS.items():
-            path, link = folder / name, wants / name
+            path = folder / name
             if path.is_symlink():
                 raise MemcgInspectError(f"{path} is a link: it is masked, or not from here")
+            _make_folder(folder, root)
             write_file(str(path), text.format(crashes=crashes, command=command))
-            link.unlink(missing_ok=True)
-            link.symlink_to(f"../{name}")
-            made += [path, link]
+            made.append(path)
+            for target in _WANTED_BY.findall(text):
+                wants = folder / f"{target}.wants"
+                _make_folder(wants, root)
+                link = wants / name
+                link.unlink(missing_ok=True)
+                link.symlink_to(f"../{name}")
+                made.append(link)
     except OSError as error:
         raise MemcgInspectError(f"{error.filename}: {error.strerror}") from None
     return made
+
+
+def _make_folder(folder: Path, root: str) -> None:
+    """:raises MemcgInspectError: if a link leads out of the system"""
+    if not folder.resolve().is_relative_to(Path(root).resolve()):
+        raise MemcgInspectError(f"{folder} leads out of {root}")
+    folder.mkdir(parents=True, exist_ok=True)
 
 
 def _quoted(word: str) -> str:

@@ -59,6 +59,10 @@ def test_a_machine_that_is_set_up(tmp_path: Path) -> None:
         ("7.3.4", '#MAKEDUMP_ARGS="-c -d 23"', False,
          'set MAKEDUMP_ARGS="-c -d 23" in /etc/default/kdump-tools'),
         ("7.3.4", 'MAKEDUMP_ARGS="-c"', True, ""),
+        ("7.3.4", 'MAKEDUMP_ARGS="-c -d 031"', False,
+         'set MAKEDUMP_ARGS="-c -d 23" in /etc/default/kdump-tools'),
+        ("7.3.4", 'MAKEDUMP_ARGS="-d 23 -d 31"', False,
+         'set MAKEDUMP_ARGS="-d 23 -d 23" in /etc/default/kdump-tools'),
         ("10.0", "MAKEDUMP_ARGS='-d 8'", False,
          'set MAKEDUMP_ARGS="-d 23" in /etc/default/kdump-tools'),
         ("strange", "", None, 'set MAKEDUMP_ARGS="-c -d 23" in /etc/default/kdump-tools'),
@@ -105,6 +109,38 @@ def test_other_distributions(tmp_path: Path) -> None:
     suse = machine(tmp_path / "s", etc__sysconfig__kdump='KDUMP_DUMPLEVEL="31"\n', **common)
     assert told(suse)["dump level"] == (False, "set KDUMP_DUMPLEVEL=23 in /etc/sysconfig/kdump")
     assert told(suse)["kdump"][0]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "is_good", "found"),
+    [
+        ("kdump-tools", "", True, "/var/crash"),
+        ("kdump-tools", "KDUMP_COREDIR=/var/crash/", True, "/var/crash"),
+        ("kdump-tools", 'KDUMP_COREDIR="/srv/dumps"', False, "/srv/dumps"),
+        ("kdump-tools", 'SSH="root@far"', None, "SSH: "),
+        ("kdump-tools", "NFS=far:/x", None, "NFS: "),
+        ("kdump.conf", "# path /x\npath /var/crash", True, "/var/crash"),
+        ("kdump.conf", "path /srv/dumps", False, "/srv/dumps"),
+        ("kdump.conf", "ssh root@far\npath /x", None, "ssh: "),
+        ("kdump", "KDUMP_SAVEDIR=/var/crash", True, "/var/crash"),
+        ("kdump", 'KDUMP_SAVEDIR="file:///srv/dumps"', False, "/srv/dumps"),
+        ("kdump", "KDUMP_SAVEDIR=ftp://far/x", None, "ftp://far/x: "),
+    ],
+)
+def test_where_dumps_are_saved(
+    tmp_path: Path, name: str, text: str, is_good: bool | None, found: str
+) -> None:
+    folder = {"kdump-tools": "etc/default", "kdump.conf": "etc", "kdump": "etc/sysconfig"}[name]
+    (tmp_path / folder).mkdir(parents=True)
+    (tmp_path / folder / name).write_text(f"{text}\n")
+    (check,) = [check for check in checks(str(tmp_path)) if check.name == "target"]
+    assert check.is_good == is_good
+    assert check.found.startswith(found)
+
+
+def test_a_number_that_is_none(tmp_path: Path) -> None:
+    root = machine(tmp_path, sys__kernel__kexec_crash_size="\u00b2\n")
+    assert told(root)["reserved memory"][0] is None
 
 
 def test_nothing_is_there(tmp_path: Path) -> None:

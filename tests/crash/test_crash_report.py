@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import shutil
@@ -14,10 +15,11 @@ import time
 from pathlib import Path
 
 import pytest
-from support.guests import Lab
+from support.guests import ROOT, Lab
 
-from memcg_inspect.crash.dumps import dumps_below, report_name
+from memcg_inspect.crash.dumps import arriving, dumps_below
 from memcg_inspect.crash.one import Outcome, report_on
+from memcg_inspect.crash.reports import ReportFiles
 from memcg_inspect.crash.told import sentence, tell_journal, write_motd
 from memcg_inspect.crash.units import UNITS, install
 from memcg_inspect.files import write_beside
@@ -62,13 +64,12 @@ def test_dumps_of_distributions(tmp_path: Path) -> None:
         os.utime(path, (number, number))
     found = dumps_below(str(tmp_path))
     assert [str(path.relative_to(tmp_path)) for path in found.dumps] == wanted[::-1]
-    assert found.newest == (wanted + others).index("202611260216/vmcore-incomplete")
     assert found.others == []
 
 
 def test_what_others_can_change_is_left_alone(tmp_path: Path) -> None:
     """Links, dumps of other users, and dumps in directories of theirs, as on Ubuntu."""
-    names = ("link", "owner", "folder", "open", "sticky", "twice")
+    names = ("link", "owner", "folder", "open", "sticky", "twice", "group", "root")
     dumps = {name: tmp_path / name / "vmcore" for name in names}
     for dump in dumps.values():
         dump.parent.mkdir()
@@ -82,13 +83,20 @@ def test_what_others_can_change_is_left_alone(tmp_path: Path) -> None:
     dumps["open"].parent.chmod(0o777)
     dumps["sticky"].parent.chmod(0o1777)
     os.link(dumps["twice"], tmp_path / "secret")
+    os.chown(dumps["group"].parent, 0, 1)
+    dumps["group"].parent.chmod(0o775)
+    dumps["root"].parent.chmod(0o775)
     found = dumps_below(str(tmp_path))
-    assert found.dumps == [dumps["sticky"]]
-    assert set(found.others) == {dumps[name] for name in ("owner", "folder", "open", "twice")}
+    assert set(found.dumps) == {dumps["sticky"], dumps["root"]}
+    others = {dumps[name] for name in ("owner", "folder", "open", "twice", "group")}
+    assert set(found.others) == others
     status, said, error = run("report", str(tmp_path))
     assert status == 3
-    assert [line.partition(": ")[0] for line in said.splitlines()] == [str(dumps["sticky"])]
-    assert error.count("is left out: others can change it") == 4
+    named = {line.partition(": ")[0] for line in said.splitlines()}
+    assert named == {str(dumps["sticky"]), str(dumps["root"])}
+    assert error.count("is left out: others can change it") == 5
+    # What is left out is no success, also if there is nothing else to do.
+    assert run("report", str(tmp_path))[0] == 3
 
 
 def test_a_report_goes_through_no_link(tmp_path: Path) -> None:
@@ -110,23 +118,105 @@ def test_a_report_goes_through_no_link(tmp_path: Path) -> None:
 
 
 def test_dumps_that_share_a_directory(tmp_path: Path) -> None:
-    dump = tmp_path / "dump.202611260212"
+    """A dump that has a report has one, whatever comes after it."""
+    dump, other = tmp_path / "dump.202611260212", tmp_path / "vmcore"
     dump.write_bytes(b"x")
-    assert report_name(dump, "txt") == "report.txt"
-    (tmp_path / "vmcore").write_bytes(b"x")
-    assert report_name(dump, "txt") == "dump.202611260212.report.txt"
-    assert report_name(tmp_path / "core", "html") == "core.report.html"
+    assert ReportFiles(dump).text.name == "report.txt"
+    assert run("report", str(tmp_path))[1].startswith(f"{dump}: no report")
+    other.write_bytes(b"x")
+    assert ReportFiles(dump).text.name == "dump.202611260212.report.txt"
+    assert ReportFiles(tmp_path / "core").text.name == "core.report.txt"
+    said = run("report", str(tmp_path))[1]
+    assert [line.partition(": ")[0] for line in said.splitlines()] == [str(other)]
+    assert run("report", str(tmp_path)) == (0, "", "")
+    names = {path.name for path in tmp_path.glob("*.txt")}
+    assert names == {"report.txt", "vmcore.report.txt"}
+
+
+def test_what_is_no_report(tmp_path: Path) -> None:
+    """Links, files of others, reports on other dumps, and those on what the dump was before."""
+    dump, text = tmp_path / "vmcore", tmp_path / "report.txt"
+    dump.write_bytes(b"x")
+    files = ReportFiles(dump)
+    assert files.state() == "none"
+    files.write("txt", "EXACT")
+    assert files.state() == "done"
+    os.utime(dump, (1 << 33, 1 << 33))  # a clock that was ahead
+    assert files.state() == "done"
+    later = text.stat().st_mtime + 0.001
+    os.utime(dump, (later, later))
+    time.sleep(0.01)
+    assert files.state() == "none"
+    files.write("txt", "EXACT")
+    os.chown(text, 65534, 65534)
+    assert files.state() == "none"
+    text.rename(tmp_path / "elsewhere")
+    text.symlink_to(tmp_path / "elsewhere")
+    assert files.state() == "none"
+    text.unlink()
+    os.mkfifo(text)
+    assert files.state() == "none"
+    text.unlink()
+    (tmp_path / "vmcore.flat").write_bytes(b"x")
+    other = ReportFiles(tmp_path / "vmcore.flat")
+    other.prefix = "report"
+    other.write("txt", "EXACT")
+    assert files.state() == "none"
+
+
+def slept(seconds: float) -> None:
+    time.sleep(min(seconds, 0.1))
 
 
 def test_dumps_that_change_are_waited_for(tmp_path: Path) -> None:
+    """By themselves: neither the clock, nor files of others, nor unfinished dumps matter."""
     dump = tmp_path / "vmcore"
     dump.write_bytes(b"x")
-    before = time.monotonic()
-    status, said, _ = run("report", "--settle", "2", str(tmp_path))
-    assert (status, len(said.splitlines())) == (3, 1)
-    assert time.monotonic() - before > 1.5
+    (tmp_path / "dump-incomplete").write_bytes(b"x")
+    for seconds in (time.time(), time.time() + 9999, 1 << 33):
+        os.utime(dump, (seconds, seconds))
+        before = time.monotonic()
+        assert list(arriving(str(tmp_path), 0.5, lambda path: True, slept)) == [dump]
+        assert 0.4 < time.monotonic() - before < 5
     os.utime(dump, (0, 0))
-    run("report", "--again", "--settle", "3600", str(tmp_path))
+    assert next(arriving(str(tmp_path), 3600, lambda path: True)) == dump
+
+
+def test_a_dump_that_never_rests_is_left_for_later(tmp_path: Path) -> None:
+    dump, other = tmp_path / "vmcore", tmp_path / "one/vmcore"
+    other.parent.mkdir()
+    other.write_bytes(b"x")
+    os.utime(other, (0, 0))
+
+    def grow(seconds: float) -> None:
+        dump.write_bytes(dump.read_bytes() + b"x")
+        slept(seconds)
+
+    dump.write_bytes(b"x")
+    assert list(arriving(str(tmp_path), 0.2, lambda path: True, grow)) == [other]
+
+
+def test_dumps_that_arrive_meanwhile(tmp_path: Path) -> None:
+    first, second = tmp_path / "1/vmcore", tmp_path / "2/vmcore"
+    first.parent.mkdir()
+    first.write_bytes(b"x")
+    found = arriving(str(tmp_path), 0, lambda path: True)
+    assert next(found) == first
+    second.parent.mkdir()
+    second.write_bytes(b"x")
+    assert list(found) == [second]
+
+
+def test_code_in_the_current_directory_is_not_run(tmp_path: Path) -> None:
+    (tmp_path / "json.py").write_text("open('run', 'w')\nraise SystemExit(9)\n")
+    (tmp_path / "vmcore").write_bytes(b"x")
+    code = f"import sys; sys.path.insert(0, {str(ROOT)!r}); from memcg_inspect.cli import main; "
+    code += "sys.exit(main(['crash', 'report', '.']))"
+    words = [sys.executable, "-I", "-c", code]
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 3
+    assert "is neither an ELF core nor a dump" in done.stdout
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.image
@@ -153,6 +243,7 @@ def test_a_report_is_written_once(lab: Lab, tmp_path: Path) -> None:
     text = (first / "report.txt").read_text()
     assert text.startswith("EXACT: ")
     assert max(map(len, text.splitlines())) <= 80
+    assert text.splitlines()[-1] == "Dump: dump.202611260210"
     assert '<span class="verdict exact">' in (first / "report.html").read_text()
     # Nothing is done twice, unless that is asked for.
     assert run("report", str(tmp_path)) == (0, "", "")
@@ -179,7 +270,8 @@ def test_an_audit_that_fails_is_told(
     python.write_text(f"#!/bin/sh\n{script}\n")
     python.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(python))
-    assert report_on(dump, {}) == Outcome(str(dump), None, 0, why)
+    assert report_on(dump, {}) == Outcome(str(dump), None, 0, why, str(tmp_path / "report.txt"))
+    assert ReportFiles(dump).state() == "done"
     assert (tmp_path / "report.txt").read_text().startswith(f"vmcore: no report: {why}\n")
     assert not (tmp_path / "report.html").exists()
 
@@ -195,9 +287,102 @@ def test_an_audit_that_does_not_end_leaves_a_report(
     monkeypatch.setattr(sys, "executable", str(python))
     report_on(dump, {})
     assert (tmp_path / "meanwhile").read_text() == (
-        "The audit of vmcore has begun and did not end. To repeat it:\n"
-        f"    memcg-inspect crash report --again {dump}\n"
+        "The audit of this dump has begun. If it does not end, repeat it:\n"
+        f"    memcg-inspect crash report --again {dump}\n\nDump: vmcore\n"
     )
+
+
+def test_an_audit_that_an_earlier_boot_began(tmp_path: Path) -> None:
+    """It is told once, and not tried again unless that is asked for."""
+    dump = tmp_path / "vmcore"
+    dump.write_bytes(b"x")
+    ReportFiles(dump).begin()
+    status, said, _ = run("report", str(tmp_path))
+    assert status == 3
+    assert said.startswith(f"{dump}: no report: an earlier audit of it did not end")
+    assert run("report", str(tmp_path)) == (0, "", "")
+    assert "neither an ELF core" in run("report", "--again", str(tmp_path))[1]
+
+
+def test_an_audit_that_is_told_to_end_begins_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dump, python = tmp_path / "vmcore", tmp_path / "python"
+    dump.write_bytes(b"x")
+    python.write_text("#!/bin/sh\nkill -TERM $PPID; sleep 60\n")
+    python.chmod(0o755)
+    code = f"import sys; sys.executable = {str(python)!r}; from memcg_inspect.cli import main; "
+    code += f"sys.exit(main(['crash', 'report', {str(tmp_path)!r}]))"
+    done = subprocess.run([sys.executable, "-c", code], check=False, timeout=50)
+    assert done.returncode == 143
+    assert sorted(os.listdir(tmp_path)) == ["python", "vmcore"]
+
+
+def test_one_process_audits_a_dump(tmp_path: Path) -> None:
+    dump = tmp_path / "vmcore"
+    dump.write_bytes(b"x")
+    with dump.open() as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        assert report_on(dump, {}) is None
+        assert run("report", str(tmp_path)) == (0, "", "")
+    assert os.listdir(tmp_path) == ["vmcore"]
+
+
+def test_a_report_that_finds_no_room(tmp_path: Path) -> None:
+    """What was found is told all the same, and nothing wrong is left."""
+    dump = tmp_path / "vmcore"
+    dump.write_bytes(b"x")
+    code = "import resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (40, 40)); "
+    code += "import signal; signal.signal(signal.SIGXFSZ, signal.SIG_IGN); "
+    code += (
+        f"from memcg_inspect.cli import main; sys.exit(main(['crash', 'report', {str(dump)!r}]))"
+    )
+    words = [sys.executable, "-c", code]
+    done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 3
+    assert "neither an ELF core" in done.stdout
+    assert "the report could not be written" in done.stdout
+    assert os.listdir(tmp_path) == ["vmcore"]
+
+
+def test_files_that_cannot_be_given_away(tmp_path: Path) -> None:
+    """A service without CAP_CHOWN: the report has no group that is not the dump's."""
+    dump = tmp_path / "vmcore"
+    dump.write_bytes(b"x")
+    dump.chmod(0o640)
+    os.chown(dump, 0, 4)
+    caps = ["setpriv", "--bounding-set", "-chown", "--inh-caps", "-chown"]
+    words = [*caps, sys.executable, "-m", "memcg_inspect", "crash", "report", str(dump)]
+    done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=60)
+    assert (done.returncode, done.stderr) == (3, "")
+    found = (tmp_path / "report.txt").stat()
+    assert (found.st_mode & 0o777, found.st_gid) == (0o600, 0)
+    assert run("report", "--again", str(dump))[0] == 3
+    found = (tmp_path / "report.txt").stat()
+    assert (found.st_mode & 0o777, found.st_gid) == (0o640, 4)
+
+
+def test_what_is_no_dump(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "dump").write_bytes(b"x")
+    (tmp_path / "dump").chmod(0o600)
+    (tmp_path / "way").symlink_to(tmp_path / "dump")
+    for name in (str(tmp_path / "pipe"), "/dev/null"):
+        status, said, error = run("report", name)
+        assert (status, said) == (2, "")
+        assert error == f"memcg-inspect: {name} is neither a file nor a directory\n"
+    assert run("report", str(tmp_path / "way"))[0] == 3
+    assert (tmp_path / "dump.report.txt").stat().st_mode & 0o777 == 0o600
+
+
+def test_an_output_that_is_full_stops_nothing(tmp_path: Path) -> None:
+    for name in ("1", "2"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "vmcore").write_bytes(b"x")
+    words = [sys.executable, "-m", "memcg_inspect", "crash", "report", str(tmp_path)]
+    with open("/dev/full", "wb") as full:
+        assert subprocess.run(words, stdout=full, check=False, timeout=60).returncode == 3
+    assert all((tmp_path / name / "report.txt").exists() for name in ("1", "2"))
 
 
 def test_wrong_arguments(tmp_path: Path) -> None:
@@ -220,15 +405,18 @@ def test_units(tmp_path: Path) -> None:
     folder.mkdir(parents=True)
     for _ in range(2):
         made = install(str(tmp_path), "/opt/my 100% $py/\\bin/python3", "/var/crash")
-    assert len(made) == 2 * len(UNITS)
-    for name in UNITS:
-        link = folder / "multi-user.target.wants" / name
-        assert link.resolve() == folder / name
+    links = {path for path in made if path.is_symlink()}
+    assert {str(path.relative_to(folder)) for path in links} == {
+        "timers.target.wants/memcg-inspect-crash.timer",
+        "paths.target.wants/memcg-inspect-crash.path",
+    }
+    assert {link.resolve() for link in links} <= set(made)
+    assert {path.name for path in set(made) - links} == set(UNITS)
     service = (folder / "memcg-inspect-crash.service").read_text()
     words = "-m memcg_inspect crash report --settle 60 /var/crash"
     command = f'ExecStart="/opt/my 100%% $$py/\\\\bin/python3" {words}'
     assert command in service.splitlines()
-    assert "SuccessExitStatus=1 3" in service.splitlines()
+    assert "SuccessExitStatus=1 3 143" in service.splitlines()
     assert "ConditionPathExists=!/proc/vmcore" in service
     assert "{" not in service
 
@@ -242,9 +430,10 @@ def test_units_go_where_they_belong(tmp_path: Path) -> None:
         install(str(root), "/usr/bin/python3")
     (folder / "memcg-inspect-crash.service").unlink()
     shutil.rmtree(folder)
-    folder.symlink_to(tmp_path)
+    folder.symlink_to(tmp_path / "elsewhere")
     with pytest.raises(MemcgInspectError, match="leads out of"):
         install(str(root), "/usr/bin/python3")
+    assert os.listdir(tmp_path) == ["root"]
 
 
 @pytest.mark.long
@@ -259,7 +448,8 @@ def test_systemd_accepts_the_units(tmp_path: Path) -> None:
 
 def test_the_journal_gets_fields(tmp_path: Path) -> None:
     path = str(tmp_path / "socket")
-    outcome = Outcome("/var/crash/1/dump.1", "findings", 2, "a\nb \x1b[31m")
+    report = "/var/crash/1/dump.1.report.txt"
+    outcome = Outcome("/var/crash/1/dump.1", "findings", 2, "a\nb \x1b[31m", report)
     assert not tell_journal(outcome, path)
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as journal:
         journal.bind(path)
@@ -281,11 +471,25 @@ def test_the_journal_gets_fields(tmp_path: Path) -> None:
 
 
 def test_the_message_of_the_day(tmp_path: Path) -> None:
-    some = [Outcome(f"/var/crash/{n}/vmcore", "exact", 0, "") for n in range(8)]
+    some = [
+        Outcome(f"/var/crash/{n}/vmcore", "exact", 0, "", f"/var/crash/{n}/report.txt")
+        for n in range(8)
+    ]
     path = tmp_path / "motd"
+    write_motd(some[1:2], str(path))
+    title, *first = path.read_text().splitlines()
+    assert title == "memcg-inspect has looked at new crash dumps:"
+    assert first == [f"  {sentence(some[1])}", "    report: /var/crash/1/report.txt"]
+    # A later run in the same boot takes nothing away.
+    write_motd([some[0]._replace(report=None)], str(path))
+    assert path.read_text().splitlines() == [title, f"  {sentence(some[0])}", *first]
+    write_motd([some[1]._replace(verdict="findings", findings=2)], str(path))
+    lines = path.read_text().splitlines()
+    assert [line.count("/vmcore: ") for line in lines] == [0, 1, 0, 1]
+    assert "findings (2 findings)" in lines[1]
     write_motd(some, str(path))
     lines = path.read_text().splitlines()
-    assert lines[0] == "memcg-inspect has looked at new crash dumps:"
-    assert lines[1] == f"  {sentence(some[0])}"
-    assert lines[2] == "    report: /var/crash/0/vmcore.report.txt"
-    assert lines[-1] == "  and 3 more"
+    assert (len(lines), lines[-1]) == (12, "  and others: journalctl -t memcg-inspect")
+    write_motd(some[:1], str(path))
+    lines = path.read_text().splitlines()
+    assert (len(lines), lines[-1]) == (12, "  and others: journalctl -t memcg-inspect")
