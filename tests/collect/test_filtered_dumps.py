@@ -199,15 +199,22 @@ def test_sockets_of_a_removed_memcg_that_is_missing(lab: Lab, kernel: str) -> No
     shift = mem_map(image_of(prog)).page_shift
     size = prog.type("struct mem_cgroup").size
 
-    def pages(memcg: int) -> set[int]:
-        return {virt_to_phys(prog, at).value_() >> shift for at in (memcg, memcg + size - 1)}
+    def pages(memcg: int) -> list[int]:
+        return [virt_to_phys(prog, at).value_() >> shift for at in (memcg, memcg + size - 1)]
 
-    # Without a memcg that was not removed, there is no row of it.
-    needed = {p for m in snapshot.memcgs.values() if m.state == "online" for p in pages(m.address)}
+    def needed(memcg: int | None) -> set[int]:
+        """Return the pages without which there is no row of a memcg: its own and its ancestors'."""
+        found: set[int] = set()
+        while memcg is not None:
+            found.update(pages(memcg))
+            memcg = snapshot.memcgs[memcg].parent
+        return found
+
     gone, pfn = next(
         (memcg, pfn)
-        for memcg in owners
-        if (pfn := virt_to_phys(prog, memcg).value_() >> shift) not in needed
+        for memcg, payer in owners.items()
+        for pfn in pages(memcg)
+        if pfn not in needed(payer)
     )
     report, left = ask_without(image, {pfn}, audit)
     assert left

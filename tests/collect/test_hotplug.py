@@ -101,8 +101,6 @@ def test_a_node_that_was_without_memory_for_a_time(kernel: str, plant: Plant) ->
     doubtful = [row for row in report.rows if row.status != "exact"]
     # Which counters lose changes depends on what memcgs had not flushed when the node went. A memcg
     # that is still there may have flushed them since.
-    if doubtful:
-        assert {row.identity for row in doubtful} & {"node_levels", "page_levels", "updated"}
     assert report.verdict == ("incomplete" if doubtful else "exact")
     for row in doubtful:
         assert row.nid in (None, 2)
