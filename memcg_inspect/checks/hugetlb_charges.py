@@ -81,7 +81,7 @@ def why_pages_missing(snapshot: Snapshot) -> Missing | None:
 def why_not_kept(snapshot: Snapshot) -> str | None:
     """Return why a kernel does not charge cgroups for huge pages."""
     if snapshot.hugetlb.not_kept is None and not snapshot.hugetlb.sizes:
-        return "the cgroups of hugetlb of this kernel are not known"
+        return "no sizes of huge pages of hugetlb were found on this machine"
     return snapshot.hugetlb.not_kept
 
 

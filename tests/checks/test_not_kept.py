@@ -44,7 +44,8 @@ UNKNOWN = {
     "lru": "the sizes of the LRU lists of this kernel are not known",
     "user_pages": USERS,
     **dict.fromkeys(
-        ("hugetlb_usage", "hugetlb_nodes"), "the cgroups of hugetlb of this kernel are not known"
+        ("hugetlb_usage", "hugetlb_nodes"),
+        "no sizes of huge pages of hugetlb were found on this machine",
     ),
     "page_levels": "this kernel keeps no other counter by memcg and node",
     "local": "this kernel loses the local counters of memcgs that are removed",
