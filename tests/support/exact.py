@@ -17,7 +17,8 @@ _MAY_BE_EMPTY = {"hugetlb_usage", "hugetlb_nodes"}
 
 def not_kept(kernel: str) -> set[str]:
     """Return the identities that a kernel cannot keep, from its configuration."""
-    config = kernels.kernel(kernel).config
+    ready = kernels.kernel(kernel)
+    config = ready.config
     name, kernel = kernel, kernel.partition("/")[0]
     # Allocation profiling is on only where a guest was booted with it.
     missing = {"alloc_tags"}
@@ -34,9 +35,11 @@ def not_kept(kernel: str) -> set[str]:
     if name.endswith("s390x"):
         # QEMU's TCG has no EDAT, and so no huge pages.
         missing |= {"hugetlb_usage", "hugetlb_nodes"}
-    if kernel in ("6.1", "7.2"):
-        # They have no hugetlb_cgroup_move_usage().
+    if kernel in ("6.1", "7.2") or ready.release.startswith("6.12.107+"):
+        # They have no hugetlb_cgroup_move_usage(). Mirrors have the latter for rarer architectures.
         missing.add("hugetlb_nodes")
+    if config.get("CONFIG_VMAP_STACK") != "y":
+        missing.add("cached_stacks")
     if kernel == "6.1" or config.get("CONFIG_ZSMALLOC") not in ("y", "m"):
         # Commit 43d746dc49bb ("mm/zsmalloc: use a proper page type") (in v6.11).
         missing.add("zone_zspages")
