@@ -192,6 +192,7 @@ def test_no_circles_of_imports() -> None:
 
 #: Readers that are named after what they read, since its source file is about much else.
 NAMED_OTHERWISE = {
+    "linux/arch/fixed_insn.py": "machine code that two architectures have in common",
     "linux/arch/page_tables.py": "the choice between architectures",
     "linux/mm/memcg_data.py": "page->memcg_data, enum page_memcg_data_flags",
     "linux/mm/pernode.py": "the patches that count kernel memory by node",

@@ -58,7 +58,7 @@ class ReportFiles:
         Links, files of other users, reports on other dumps, and those that are older than the dump
         do not count.
         """
-        for name in dict.fromkeys(("report.txt", f"{self.dump.name}.report.txt", self.text.name)):
+        for name in ("report.txt", f"{self.dump.name}.report.txt"):
             text = self._text(self.dump.parent / name)
             if text is None:
                 continue

@@ -11,15 +11,9 @@ from .errors import LabError
 
 @dataclass(frozen=True)
 class Arch:
-    """An architecture.
-
-    `name` is Debian's name of it, and `make` the kernel's (ARCH=).
-    """
+    """An architecture. `name` is Debian's name of it."""
 
     name: str
-    make: str
-    # path of the kernel that a build makes to boot, in its tree
-    image: str
     # prefix of the cross compiler's programs; empty on this machine's own architecture
     cross: str
     qemu: str
@@ -83,8 +77,6 @@ ARCHES = {
     for arch in (
         Arch(
             name="amd64",
-            make="x86_64",
-            image="arch/x86/boot/bzImage",
             cross="",
             qemu="qemu-system-x86_64",
             machine=("-cpu", "max"),
@@ -96,8 +88,6 @@ ARCHES = {
         ),
         Arch(
             name="arm64",
-            make="arm64",
-            image="arch/arm64/boot/Image",
             cross="aarch64-linux-gnu-",
             qemu="qemu-system-aarch64",
             # The architecture's own algorithm for pointer authentication is slow in emulation.
@@ -116,8 +106,6 @@ ARCHES = {
         ),
         Arch(
             name="s390x",
-            make="s390",
-            image="arch/s390/boot/bzImage",
             cross="s390x-linux-gnu-",
             qemu="qemu-system-s390x",
             machine=("-machine", "s390-ccw-virtio", "-cpu", "max"),
@@ -132,8 +120,6 @@ ARCHES = {
         ),
         Arch(
             name="ppc64el",
-            make="powerpc",
-            image="vmlinux",
             cross="powerpc64le-linux-gnu-",
             qemu="qemu-system-ppc64",
             machine=("-machine", "pseries", "-cpu", "power9"),

@@ -11,7 +11,7 @@ from collections import Counter, defaultdict
 
 import pytest
 from support.exact import check_exact, not_kept
-from support.guest_files import still
+from support.guest_files import still_on_lists
 from support.guests import OF_OTHERS, GuestImage, Lab
 
 from memcg_inspect.collect.charge_snapshot import take_snapshot
@@ -21,9 +21,6 @@ from memcg_inspect.views.pages import pages
 from memcg_inspect.views.rss import rss
 
 pytestmark = pytest.mark.image
-
-#: Lines of memory.numa_stat that are pages on lists, by the kind of charge.
-LISTS = ("inactive_anon", "active_anon", "inactive_file", "active_file", "unevictable")
 
 
 @pytest.mark.parametrize("kernel", OF_OTHERS)
@@ -69,11 +66,7 @@ def test_user_pages_are_what_the_guest_says(lab: Lab, kernel: str) -> None:
             while path not in ("", "/"):
                 on_lists[path, charge.node] += charge.bytes
                 path = path.rpartition("/")[0]
-    lists: dict[tuple[str, int], list[int]] = {}
-    for (path, item, nid), value in still(image, "memory.numa_stat").items():
-        if item in LISTS and nid is not None and path != "/":
-            lists.setdefault((path, nid), []).append(value)
-    whole = {key: sum(values) for key, values in lists.items() if len(values) == len(LISTS)}
+    whole = still_on_lists(image)
     assert {key: on_lists[key] for key in whole} == whole
     assert sum(value > 0 for value in whole.values()) >= 10
 

@@ -50,6 +50,23 @@ def still(image: GuestImage, name: str) -> Said:
     return in_all(numbers(image.guest / which / "cgroup", name) for which in COPIES)
 
 
+#: Lines of memory.numa_stat that are pages on LRU lists.
+LISTS = ("inactive_anon", "active_anon", "inactive_file", "active_file", "unevictable")
+
+
+def still_on_lists(image: GuestImage) -> dict[tuple[str, int], int]:
+    """
+    Return the bytes on all LRU lists of each memcg and node, without the root.
+
+    A memcg of which one list changed between the copies is left out.
+    """
+    lists: dict[tuple[str, int], list[int]] = {}
+    for (path, item, nid), value in still(image, "memory.numa_stat").items():
+        if item in LISTS and nid is not None and path != "/":
+            lists.setdefault((path, nid), []).append(value)
+    return {key: sum(values) for key, values in lists.items() if len(values) == len(LISTS)}
+
+
 def still_current(image: GuestImage) -> dict[str, int]:
     """Return the memory.current of memcgs that is the same in all copies, in bytes."""
     return in_all(

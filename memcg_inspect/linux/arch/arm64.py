@@ -167,9 +167,7 @@ def arm64_geometry(image: Image) -> Arm64Geometry:
             f"{actual} bits (VA_BITS={built}) and physical ones of {physical} bits"
         )
     bits = built if page_shift == _LARGEST_PAGE else actual
-    has_new_layout = constant(image, "PGTY_buddy") is not None or (
-        constant(image, "PG_buddy") is not None
-    )
+    has_new_layout = constant(image, "PGTY_buddy", "PG_buddy") is not None
     return Arm64Geometry(page_shift, bits, actual > _LARGE_BITS, physical, has_new_layout)
 
 
