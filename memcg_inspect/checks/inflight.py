@@ -65,6 +65,8 @@ _ALL_ROWS = 1 << 32
 _INTERRUPT = re.compile(
     r"_*(asm_)?(sysvec|common_interrupt|handle_softirqs|do_softirq|irq_exit|el1)"
 )
+#: Functions that charge one object to several obj_cgroups, where kernel memory is counted by node.
+_SPLIT = re.compile(r"pcpu_|__alloc_percpu|free_percpu|zswap_")
 
 #: Memcg, node, item and difference of a row.
 _Half = tuple[int | None, int | None, str, int | None]
@@ -239,6 +241,8 @@ def _contexts(snapshot: Snapshot, half_done: HalfDone) -> Iterator[Context]:
             for address in (held.payer, held.address if held.kind == "call site" else 0)
             if address
         )
+        if any(map(_SPLIT.match, cpu.functions)):
+            direct |= _siblings(snapshot, direct)
         payers = set(direct)
         if direct and half_done.areas:
             payers.update(run.payer for area in cpu.areas for run in area.left)
@@ -252,6 +256,13 @@ def _contexts(snapshot: Snapshot, half_done: HalfDone) -> Iterator[Context]:
             rows = _ALL_ROWS
         interrupted = any(map(_INTERRUPT.match, cpu.functions))
         yield Context(cpu, place, memcgs or None, direct, rows * (1 + interrupted), interrupted)
+
+
+def _siblings(snapshot: Snapshot, objcgs: Iterable[int]) -> frozenset[int]:
+    """Return the obj_cgroups of the same sets: one is enough to find the others."""
+    sets = {snapshot.objcgs[o].set for o in objcgs if o in snapshot.objcgs}
+    found = (snapshot.objcg_sets[at] for at in sets if at in snapshot.objcg_sets)
+    return frozenset(objcg for each in found for objcg in each.entries.values() if objcg)
 
 
 def _depth(snapshot: Snapshot, memcg: int) -> int:

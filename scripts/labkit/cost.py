@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 """Measure the cost of percpu allocations, in instructions of a guest (QEMU -icount)."""
 
-from collections.abc import Mapping, Sequence
-from itertools import product
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from .errors import LabError
@@ -14,10 +13,20 @@ MODULE = FIXTURES / "modules" / "percpu_bench"
 COUNTING = ("-icount", "shift=0,sleep=off")
 #: Only one CPU is online, since the instructions of all CPUs are counted; percpu memory is for
 #: the possible CPUs. calibrate_APIC_clock() waits for a timer, which takes many instructions.
-_APPEND = "nokaslr maxcpus=1 noapictimer"
+ONE_CPU = "nokaslr maxcpus=1 noapictimer"
 KERNELS = ("7.3-lab", "7.3-pernode")
-NODES = (1, 2)
-CPUS = (4, 64)
+#: The same kernels, with up to 256 CPUs.
+MANY_CPUS = ("7.3-lab-256", "7.3-pernode-256")
+#: Two kernels to compare, by nodes and possible CPUs.
+Places = Mapping[tuple[int, int], tuple[str, str]]
+PLACES: Places = {
+    (1, 4): KERNELS,
+    (1, 64): KERNELS,
+    (2, 4): KERNELS,
+    (2, 64): KERNELS,
+    (2, 255): MANY_CPUS,
+    (8, 255): MANY_CPUS,
+}
 _PAIRS = 16
 
 #: Instructions for a pair of allocating and freeing, by bytes and whether accounted.
@@ -49,7 +58,7 @@ def measure(guest: Guest) -> Costs:
         guest.kernel,
         str(guest.nodes),
         cpus=guest.cpus,
-        append=_APPEND,
+        append=ONE_CPU,
         modules=((str(MODULE), f"pairs={_PAIRS}"),),
     )
     script = (
@@ -63,22 +72,25 @@ def measure(guest: Guest) -> Costs:
     return parse(said.decode())
 
 
-def measure_all() -> dict[Guest, Costs]:
-    """Measure on each kernel and topology."""
+def measure_all(places: Places = PLACES) -> dict[Guest, Costs]:
+    """Measure both kernels of each place."""
     return {
-        guest: measure(guest) for guest in (Guest(*one) for one in product(KERNELS, NODES, CPUS))
+        guest: measure(guest)
+        for (nodes, cpus), kernels in places.items()
+        for guest in (Guest(kernel, nodes, cpus) for kernel in kernels)
     }
 
 
-def table(costs: Mapping[Guest, Costs], kernels: Sequence[str] = KERNELS) -> str:
+def table(costs: Mapping[Guest, Costs], places: Places = PLACES) -> str:
     """Return a table of ratios: accounted to unaccounted, and one kernel to the other."""
+    names = next(iter(places.values()))
     lines = [
         f"{'':21}{'unaccounted':>13}{'accounted / unaccounted':>28}{'accounting':>16}",
-        f"{'nodes':>5}{'CPUs':>6}{'bytes':>8}  {kernels[0]:>13}"
-        + "".join(f"{kernel:>14}" for kernel in kernels)
+        f"{'nodes':>5}{'CPUs':>6}{'bytes':>8}  {names[0]:>13}"
+        + "".join(f"{kernel:>14}" for kernel in names)
         + f"{'added':>14}",
     ]
-    for nodes, cpus in sorted({(guest.nodes, guest.cpus) for guest in costs}):
+    for (nodes, cpus), kernels in places.items():
         base, changed = (costs[Guest(kernel, nodes, cpus)] for kernel in kernels)
         for size in sorted({size for size, _ in base}):
             added = [costs_[size, True] - costs_[size, False] for costs_ in (base, changed)]

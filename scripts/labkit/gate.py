@@ -45,6 +45,7 @@ _NEEDS = {
     "mixed": ("CONFIG_ZSWAP", "CONFIG_BPF_SYSCALL", "CONFIG_INET"),
     "loaded": ("CONFIG_ZSWAP", "CONFIG_BPF_SYSCALL", "CONFIG_INET"),
     "interleave": ("CONFIG_CPUSETS",),
+    "repopulated": ("CONFIG_CPUSETS",),
     "straddle": ("CONFIG_ZSWAP",),
     "zswap": ("CONFIG_ZSWAP",),
     "panic": (
@@ -110,7 +111,10 @@ class Case(NamedTuple):
 _MEMORY_ONLY = "2cpu+6mem"
 MATRIX = (
     *(Case(nodes, "mixed") for nodes in ("1", "2", "4", _MEMORY_ONLY)),
-    *(Case(_MEMORY_ONLY, workload) for workload in ("interleave", "straddle", "zswap")),
+    *(
+        Case(_MEMORY_ONLY, workload)
+        for workload in ("interleave", "repopulated", "straddle", "zswap")
+    ),
     *(Case("4", "idle", stage=stage) for stage in (_HALF, "removed")),
     *(Case(_MEMORY_ONLY, "idle", stage=stage) for stage in (_HALF, "cpuless", "removed")),
     *(Case(nodes, "loaded", "busy", 1) for nodes in ("1", "4", _MEMORY_ONLY)),

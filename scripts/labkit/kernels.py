@@ -23,7 +23,8 @@ class Recipe:
     # of Debian's kernels: configuration and architecture
     flavour: str = "cloud-amd64"
     arch: str = "amd64"
-    # the part of the tests that alone boots it: "arches", "breadth", "museum"; empty if all may
+    # the part of the tests that alone boots it: "arches", "breadth", "museum", "seeds"; empty if
+    # all may
     part: str = ""
     # config fragments in fixtures/kernels/; a later one overrides an earlier one
     fragments: tuple[str, ...] = ()
@@ -94,6 +95,19 @@ RECIPES: dict[str, Recipe] = {
         localversion="lab",
         patches=("patches/7.3-pernode",),
         base="7.3-lab",
+    ),
+}
+
+# Kernels whose cost is measured: with more CPUs, and with counters of mapped pages by node.
+RECIPES |= {
+    "7.3-lab-256": replace(
+        RECIPES["7.3-lab"], part="seeds", fragments=("lab", "lab-256"), base="7.3-lab"
+    ),
+    "7.3-pernode-256": replace(
+        RECIPES["7.3-pernode"], part="seeds", fragments=("lab", "lab-256"), base="7.3-lab-256"
+    ),
+    "7.3-nodecounter": replace(
+        RECIPES["7.3-pernode"], part="seeds", patches=("patches/7.3-nodecounter",)
     ),
 }
 

@@ -98,12 +98,26 @@ def test_percpu_memory_without_an_owner(lab: Lab, kernel: str, function: str) ->
 
 @pytest.mark.parametrize("kernel", PERNODE_KERNELS)
 @pytest.mark.parametrize("function", ["pcpu_alloc_area", "memset_orig"])
-def test_percpu_memory_without_an_owner_by_node(lab: Lab, kernel: str, function: str) -> None:
-    """Parts of it are charged to several obj_cgroups, and no stack has their sizes."""
+def test_percpu_memory_that_is_not_charged_yet(lab: Lab, kernel: str, function: str) -> None:
+    """By node, it is charged when it is made."""
     subject = allocating(lab, kernel, function)
+    assert subject.report.verdict == "exact"
+    assert not_exact(subject, "kmem", "usage", "objcg_bytes", "percpu", "references") == {}
+
+
+@pytest.mark.parametrize("kernel", PERNODE_KERNELS)
+def test_percpu_memory_that_is_charged_to_no_node_yet(lab: Lab, kernel: str) -> None:
+    """Its bytes are counted, and it has references to the obj_cgroups of both nodes."""
+    subject = allocating(lab, kernel, "obj_cgroup_charge")
     assert subject.report.verdict == "incomplete"
-    [((identity, path), row)] = not_exact(subject, "kmem", "usage", "objcg_bytes").items()
-    assert (identity, path, row.status) == ("usage", "/percpu", "unverifiable")
+    found = not_exact(subject, "kmem", "usage", "objcg_bytes", "percpu", "references")
+    assert {key for key, _ in found} == {"percpu", "references"}
+    counted = found["percpu", "/percpu"]
+    assert counted.difference == SIZE * CPUS + SIZE // LEAST * 2 * POINTER
+    assert counted.status == "unverifiable"
+    references = [r for r in subject.report.rows if r.identity == "references" and r.difference]
+    assert [(row.nid, row.difference) for row in references] == [(0, 1), (1, 1)]
+    assert {row.status for row in references} <= {"in-flight", "unverifiable"}
 
 
 @pytest.mark.each_kernel

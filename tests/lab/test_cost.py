@@ -27,7 +27,8 @@ def test_ratios() -> None:
         Guest("old", 2, 4): {(64, False): 2000.0, (64, True): 2100.0},
         Guest("new", 2, 4): {(64, False): 2000.0, (64, True): 2050.0},
     }
-    _, head, one, two = cost.table(costs, ("old", "new")).splitlines()
+    places = {(1, 4): ("old", "new"), (2, 4): ("old", "new")}
+    _, head, one, two = cost.table(costs, places).splitlines()
     assert head.split() == ["nodes", "CPUs", "bytes", "old", "old", "new", "added"]
     # three times as many instructions as without accounting, of which 2,000 instead of 500
     assert one.split() == ["1", "4", "64", "1,000", "1.50", "x", "3.00", "x", "4.00", "x"]

@@ -39,9 +39,12 @@ MISTAKES = {
     "percpu-metadata-one-node": Mistake("interleave"),
     "percpu-metadata-size": Mistake("interleave"),
     "percpu-page-offset": Mistake("interleave", frozenset(("rule",))),
-    "percpu-short-precharge": Mistake("interleave", frozenset(("page-counter",))),
+    "percpu-not-noted": Mistake("interleave"),
+    "percpu-note-stays": Mistake("repopulated"),
+    "percpu-table-at-boot": Mistake("interleave"),
     "reparent-forgotten-node": Mistake("interleave", frozenset(("not-reparented",))),
     "task-not-updated": Mistake("interleave", frozenset(("task-objcg",))),
+    "uncharged-page-counter": Mistake("interleave", frozenset(("page-counter",))),
     "zswap-first-page": Mistake("straddle", frozenset(("rule",))),
     "zswap-storing-node": Mistake("zswap", frozenset(("charged-to-node",))),
 }
