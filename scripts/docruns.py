@@ -27,7 +27,7 @@ import docscene
 from docblocks import fenced, fields, shortened
 from dochelp import DOCUMENT, EXAMPLES, examples_of
 from drgn import Object
-from labkit import images, kernels
+from labkit import images, kernels, seeds
 from labkit.errors import LabError
 from labkit.paths import cache_folder
 from labkit.poke import poke
@@ -399,6 +399,27 @@ def _kernel_cost() -> str:
     return fenced("$ scripts/bench-kernel\n" + _run("scripts/bench-kernel"))
 
 
+def _seeds(table: str) -> Callable[[], str]:
+    return lambda: fenced(f"$ scripts/seeds {table}\n" + _run("scripts/seeds", table))
+
+
+def _errors() -> str:
+    """Return the errors of counters of mapped pages, by CPU and by node."""
+    shown = []
+    for kernel in seeds.RSS:
+        core = images.image(kernel, "4", "rss", cpus=8)
+        words = (
+            "rss",
+            "--memcg",
+            "/rss/hopping-[01]",
+            "--fields",
+            "item,approximate,exact,error,bound",
+        )
+        output = _run("-m", "memcg_inspect", *words, "--debuginfo", "btf", "-c", core)
+        shown.append(f"{kernel}$ memcg-inspect {shlex.join(words)} -c vmcore\n{output}")
+    return fenced("\n".join(shown))
+
+
 def _museum() -> str:
     return fenced("$ scripts/museum\n" + _run("scripts/museum"))
 
@@ -563,6 +584,12 @@ BLOCKS = {
     "leak": Block("docs/museum.md", _leak, "measured"),
     "gate": Block("docs/gate.md", _gate, "measured"),
     "kernel_cost": Block("docs/pernode-kernel.md", _kernel_cost, "measured"),
+    **{
+        f"seeds_{table}": Block("docs/seeds.md", _seeds(table), "measured")
+        for table in ("stock", "profiling", "rss", "slabs")
+    },
+    "kselftests": Block("docs/pernode-kernel.md", _seeds("selftests"), "measured"),
+    "seeds_error": Block("docs/seeds.md", _errors, "measured"),
     "stat": Block("docs/commands/stat.md", _command("stat", "/files/web", workload="files")),
     "stat_fields": Block("docs/commands/stat.md", _fields("stat"), "source"),
     "stock": Block("docs/commands/stock.md", _command("stock")),

@@ -194,6 +194,7 @@ def test_no_circles_of_imports() -> None:
 NAMED_OTHERWISE = {
     "linux/arch/fixed_insn.py": "machine code that two architectures have in common",
     "linux/arch/page_tables.py": "the choice between architectures",
+    "linux/lib/nodecounter.py": "lib/nodecounter.c, a patch that is not merged",
     "linux/mm/memcg_data.py": "page->memcg_data, enum page_memcg_data_flags",
     "linux/mm/pernode.py": "the patches that count kernel memory by node",
     "linux/mm/rss_stat.py": "mm_struct->rss_stat",

@@ -239,7 +239,7 @@ class _Rows:
         if counts_by_task(self._image) and not self._reader.is_all:
             return _NOT_ALL
         bound = rss_bounds(self._image, self._reader.users(process.mm))[item]
-        return NotRead("percpu_counter_batch is not known") if bound is None else bound
+        return NotRead("the batch of the counters is not known") if bound is None else bound
 
     def _checked(self, row: RssRow, counter: RssCounter | None, pages: Mapped) -> RssRow:
         """Fill in the fields of ``--check``."""

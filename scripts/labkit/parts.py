@@ -93,6 +93,7 @@ PARTS = (
     Part("s390x", "audits on Debian's s390x kernels", _AUDITS, arch="s390x"),
     Part("ppc64el", "audits on Debian's ppc64el kernels", _AUDITS, arch="ppc64el"),
     Part("museum", "bugs that Linux really had, put back into its kernel", ("tests/museum",)),
+    Part("seeds", "kernels whose cost is measured, and the kernel's own tests", ("tests/seeds",)),
     Part("gate", "the gate for kernels, honest and with a mistake", ("tests/lab/test_gate.py",)),
     Part(
         "crashes",

@@ -9,7 +9,6 @@ kernel walked their page tables for smaps and numa_maps, which the guest printed
 from __future__ import annotations
 
 import re
-from functools import lru_cache
 from pathlib import Path
 
 import pytest
@@ -18,67 +17,19 @@ from drgn.helpers.linux.cpumask import for_each_possible_cpu
 from drgn.helpers.linux.percpu import per_cpu_ptr
 from drgn.helpers.linux.pid import find_task, for_each_task
 from labkit import poke
-from support.guests import (
-    KERNELS,
-    PERNODE_KERNELS,
-    GuestImage,
-    Lab,
-    series,
-)
+from support.guests import KERNELS, PERNODE_KERNELS, Lab, series
+from support.rss import PROCESSES, STATUS, by_status, checked, guest_image, number, rows_of, said
 
 from memcg_inspect.image.image import Image, image_of
 from memcg_inspect.image.memory import Memory
 from memcg_inspect.image.program import ImageSource, open_program
 from memcg_inspect.linux.kernel.sched import has_mm
-from memcg_inspect.tables import Answer, NotRead, Value
+from memcg_inspect.tables import NotRead
 from memcg_inspect.views.rss import rss
 
 pytestmark = [pytest.mark.image, pytest.mark.newest_kernel]
 
-PROCESSES, THREADS, NODES = 12, 64, range(4)
-#: What /proc/PID/status calls the items.
-STATUS = {"file": "RssFile", "anon": "RssAnon", "swapents": "VmSwap", "shmem": "RssShmem"}
-
-Rows = dict[tuple[int, str], dict[str, Value]]
-
-
-def guest_image(lab: Lab, kernel: str) -> GuestImage:
-    return lab.image(kernel, "4", "rss", cpus=8)
-
-
-def rows_of(answer: Answer) -> Rows:
-    (table,) = answer.tables
-    found: Rows = {}
-    for row in table.rows:
-        values = table.values(row)
-        pid, item = values["pid"], values["item"]
-        assert isinstance(pid, int)
-        assert isinstance(item, str)
-        found[pid, item] = values
-    return found
-
-
-@lru_cache(maxsize=len(KERNELS))
-def checked(image: GuestImage) -> Rows:
-    return rows_of(rss(image_of(image.program()), check=True))
-
-
-def said(image: GuestImage) -> dict[int, dict[str, int]]:
-    """Return the pages that the kernel found in page tables, by process."""
-    console = (image.guest / "console").read_text(errors="replace")
-    lines = re.findall(r"^rss (\d+) (.*)$", console, re.MULTILINE)
-    found = {
-        int(pid): {name: int(value) for name, value in re.findall(r"(\w+)=(\d+)", rest)}
-        for pid, rest in lines
-    }
-    assert len(found) == PROCESSES
-    return found
-
-
-def number(values: dict[str, Value], *names: str) -> int:
-    found = [values[name] for name in names]
-    assert all(isinstance(value, int) for value in found), found
-    return sum(value for value in found if isinstance(value, int))
+THREADS, NODES = 64, range(4)
 
 
 @pytest.mark.parametrize("kernel", (*KERNELS, *PERNODE_KERNELS))
@@ -125,13 +76,10 @@ def test_counters_are_what_the_guest_read(lab: Lab, kernel: str) -> None:
     image = guest_image(lab, kernel)
     rows, shown = checked(image), "approximate" if series(kernel) == "6.1" else "exact"
     compared = 0
-    for record in (image.guest / "2/proc/tasks").read_text().split("\n\n"):
-        told = dict(re.findall(r"^(\w+):\s+(\d+)", record, re.MULTILINE))
-        if not told or int(told["Pid"]) not in said(image):
-            continue
-        for item, name in STATUS.items():
-            values = rows.get((int(told["Pid"]), item))
-            assert (0 if values is None else values[shown]) == int(told[name]) // 4, (item, told)
+    for pid, told in by_status(image).items():
+        for item, pages in told.items():
+            values = rows.get((pid, item))
+            assert (0 if values is None else values[shown]) == pages, (item, told)
             compared += values is not None
     assert compared >= 3 * PROCESSES
 

@@ -9,7 +9,8 @@ a central value that is cheap to read, and parts that CPUs or threads have not a
 - since commit f1a7941243c1 ("mm: convert mm's rss stats into percpu_counter") (in v6.2), each
   counter is a ``struct percpu_counter``;
 - up to 6.1, each counter is an ``atomic_long_t``, and threads hold changes in
-  ``task_struct.rss_stat`` (``SPLIT_RSS_COUNTING``).
+  ``task_struct.rss_stat`` (``SPLIT_RSS_COUNTING``);
+- with a patch that is not merged, each counter is a ``struct nodecounter``.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from memcg_inspect.image.image import Image, per_image
 from memcg_inspect.image.layout import constant, has_member, member_type
 from memcg_inspect.image.lookup import UnknownKernelError
 from memcg_inspect.linux.kernel.sched import Thread
+from memcg_inspect.linux.lib.nodecounter import nodecounter_bound, nodecounter_parts
 from memcg_inspect.linux.lib.percpu_counter import percpu_counter_bound, percpu_counter_parts
 from memcg_inspect.linux.mm.mmzone import mem_map
 from memcg_inspect.model import Coverage, ImageError
@@ -77,10 +79,11 @@ class RssCounter(NamedTuple):
 
 
 @per_image
-def _is_percpu(image: Image) -> bool:
+def _type_of_counters(image: Image) -> str | None:
+    """Return the name of the structure that each counter is; ``None`` if it is none."""
     # Commit f1a7941243c1 ("mm: convert mm's rss stats into percpu_counter") (in v6.2).
     type_ = member_type(image.type("struct mm_struct"), "rss_stat").unaliased()
-    return bool(type_.kind == TypeKind.ARRAY)
+    return type_.type.tag if type_.kind == TypeKind.ARRAY else None
 
 
 @per_image
@@ -102,14 +105,18 @@ def rss_bounds(image: Image, threads: int) -> dict[str, int | None]:
     """
     Return how far :attr:`RssCounter.approximate` can be from :attr:`RssCounter.exact`.
 
-    Since 6.2, each CPU holds less than ``percpu_counter_batch``. Up to 6.1, each thread holds the
+    Since 6.2, each CPU holds less than ``percpu_counter_batch``, or each node less than
+    ``NODECOUNTER_BATCH``. Up to 6.1, each thread holds the
     changes of a limited number of faults. A fault maps one page, or up to ``fault_around_bytes``
     of a file. (Drivers that map pages outside of faults exceed that bound.)
 
     :param threads: number of tasks that use the ``mm_struct``
     :return: pages by item, in :data:`ITEMS`; ``None`` where the bound is not known
     """
-    if _is_percpu(image):
+    kind = _type_of_counters(image)
+    if kind == "nodecounter":
+        return dict.fromkeys(ITEMS.values(), nodecounter_bound(image))
+    if kind is not None:
         try:
             return dict.fromkeys(ITEMS.values(), percpu_counter_bound(image))
         except UnknownKernelError:
@@ -157,8 +164,10 @@ def read_rss(
             coverage.read += 1
         except FaultError as error:
             coverage.miss("counters of a process", error.address, str(error))
-    if _is_percpu(image):
-        return _percpu(image, data, coverage)
+    kind = _type_of_counters(image)
+    if kind is not None:
+        read = _by_node if kind == "nodecounter" else _percpu
+        return read(image, data, coverage)
     if not is_all:
         _drop_partial(image, held)
     return _atomic(image, data, held)
@@ -199,6 +208,29 @@ def _percpu(
         if part is None:
             coverage.miss("per-CPU counters of a process", pointer, "not in the image")
         found[mm][item] = RssCounter(value, part)
+    return found
+
+
+def _by_node(
+    image: Image, data: Mapping[int, bytes], coverage: Coverage
+) -> dict[int, dict[str, RssCounter]]:
+    counter, memory, slots = image.type("struct nodecounter"), image.memory, _slots(image)
+    size, count, at = (sizeof(counter), offsetof(counter, "count"), offsetof(counter, "nodes"))
+    # The counters of an mm_struct are made together, in the order of the items.
+    pointers = {mm: memory.word_at(raw, at) for mm, raw in data.items()}
+    parts = nodecounter_parts(image, [(pointers[mm], len(raw) // size) for mm, raw in data.items()])
+    found: dict[int, dict[str, RssCounter]] = {}
+    for mm, raw in data.items():
+        sums = parts.get(pointers[mm])
+        if sums is None:
+            coverage.miss("per-node counters of a process", pointers[mm], "not in the image")
+        found[mm] = {
+            item: RssCounter(
+                memory.signed_at(raw, slot * size + count),
+                sums[slot] if sums is not None and slot < len(sums) else None,
+            )
+            for item, slot in slots.items()
+        }
     return found
 
 
