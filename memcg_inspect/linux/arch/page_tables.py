@@ -8,26 +8,39 @@ Chooses what mirrors :linux:`arch` of the image.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import TypeVar
 
-from drgn import Architecture, FaultError
+from drgn import Architecture
 
 from memcg_inspect.image.image import Image, per_image
-from memcg_inspect.linux.arch import arm64, x86
-from memcg_inspect.linux.arch.pgtable import Geometry
+from memcg_inspect.linux.arch import arm64, powerpc, s390, x86
+from memcg_inspect.linux.arch.pgtable import ENTRY_SHIFT, Geometry, UserGeometry
 from memcg_inspect.model import ImageError
 
-__all__ = ("has_user_half", "huge_page_order", "is_text_address", "page_table_geometry")
+__all__ = (
+    "has_user_half",
+    "huge_page_order",
+    "is_text_address",
+    "page_table_geometry",
+    "user_geometry",
+)
 
-#: ``PTRS_PER_PTE`` of s390 in bits, and the largest of all architectures.
-_S390_PTE_BITS, _MOST_PTE_BITS = 8, 13
-#: Bits of the size of an entry in bytes.
-_ENTRY_SHIFT = 3
+#: ``PTRS_PER_PTE`` of s390 in bits.
+_S390_PTE_BITS = 8
 
+#: Architectures on which the page tables of the kernel are read as well.
 _GEOMETRIES: dict[Architecture, Callable[[Image], Geometry]] = {
     Architecture.X86_64: x86.x86_geometry,
     Architecture.AARCH64: arm64.arm64_geometry,
 }
+_USER_GEOMETRIES: dict[Architecture, Callable[[Image], UserGeometry]] = {
+    **_GEOMETRIES,
+    Architecture.PPC64: powerpc.powerpc_geometry,
+    Architecture.S390X: s390.s390_geometry,
+}
+
+F = TypeVar("F", bound=UserGeometry)
 
 
 def _architecture(image: Image) -> Architecture | None:
@@ -35,20 +48,34 @@ def _architecture(image: Image) -> Architecture | None:
     return None if platform is None else platform.arch
 
 
+def _read(image: Image, known: Mapping[Architecture, Callable[[Image], F]], what: str) -> F:
+    architecture = _architecture(image)
+    read = None if architecture is None else known.get(architecture)
+    if read is None:
+        name = "unknown" if architecture is None else architecture.name
+        names = ", ".join(each.name for each in known)
+        raise ImageError(f"page tables of {what} are read on {names} only, not on {name}")
+    return read(image)
+
+
 @per_image
 def page_table_geometry(image: Image) -> Geometry:
     """
-    Return the format of the page tables of the image.
+    Return the format of the page tables of the kernel and of processes.
 
     :raises ImageError: if the format is not known
     """
-    architecture = _architecture(image)
-    read = None if architecture is None else _GEOMETRIES.get(architecture)
-    if read is None:
-        name = "unknown" if architecture is None else architecture.name
-        known = ", ".join(known.name for known in _GEOMETRIES)
-        raise ImageError(f"page tables are read on {known} only, and this machine is {name}")
-    return read(image)
+    return _read(image, _GEOMETRIES, "the kernel")
+
+
+@per_image
+def user_geometry(image: Image) -> UserGeometry:
+    """
+    Return the format of the page tables of processes.
+
+    :raises ImageError: if the format is not known
+    """
+    return _read(image, _USER_GEOMETRIES, "processes")
 
 
 @per_image
@@ -63,14 +90,8 @@ def huge_page_order(image: Image) -> int:
         return _S390_PTE_BITS
     if architecture == Architecture.PPC64:
         # It depends on whether the MMU is in radix or in hash mode.
-        try:
-            order = image.memory.word(image.symbol("__pte_index_size").address)
-        except FaultError as error:
-            raise ImageError(f"__pte_index_size cannot be read: {error}") from None
-        if not 0 < order <= _MOST_PTE_BITS:
-            raise ImageError(f"__pte_index_size cannot be {order}")
-        return order
-    return int(image.object("PAGE_SHIFT").value_()) - _ENTRY_SHIFT
+        return powerpc.table_bits(image, "__pte_index_size")
+    return int(image.object("PAGE_SHIFT").value_()) - ENTRY_SHIFT
 
 
 def has_user_half(image: Image) -> bool:

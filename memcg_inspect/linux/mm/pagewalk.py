@@ -24,8 +24,8 @@ from memcg_inspect.image.image import Image
 from memcg_inspect.image.layout import array_length, constant, member_type
 from memcg_inspect.image.lookup import UnknownKernelError
 from memcg_inspect.image.progress import STOPPED
-from memcg_inspect.linux.arch.page_tables import page_table_geometry
-from memcg_inspect.linux.arch.pgtable import Entry
+from memcg_inspect.linux.arch.page_tables import user_geometry
+from memcg_inspect.linux.arch.pgtable import ENTRY_SHIFT, Entry
 from memcg_inspect.linux.mm.mm_types import Marker, compound_orders, page_layout, page_nids
 from memcg_inspect.linux.mm.mmzone import mem_map, page_ranges
 from memcg_inspect.linux.mm.page_flags import page_flags
@@ -181,7 +181,7 @@ class PageTableReader:
     def __init__(self, image: Image) -> None:
         self.image = image
         self._progress = image.progress
-        self._geometry = page_table_geometry(image)
+        self._geometry = user_geometry(image)
         self._memory, self._frames = image.memory, mem_map(image)
         self._kinds = _PageKinds(image)
         members = image.type("struct mm_struct")
@@ -211,16 +211,19 @@ class PageTableReader:
         try:
             pgd = self._memory.word(mm + self._pgd)
             self._most = self._most_tables(mm)
+            self._levels = self._geometry.levels_of(
+                Object(self.image.prog, "struct mm_struct *", mm)
+            )
         except FaultError as error:
             self._missed("mm_struct", error.address, str(error))
         else:
-            self._table(pgd, self._geometry.levels, 0)
+            self._table(pgd, self._levels, 0)
             self._coverage.read += 1
         return Mapped(self._pages, self._missing)
 
     def _most_tables(self, mm: int) -> int | None:
         """
-        Return the number of page tables of the lowest levels that a process has.
+        Return the bytes of the page tables of the lowest levels that a process has.
 
         ``pgtables_bytes`` counts the tables of ``pud_t``, ``pmd_t`` and ``pte_t``.
 
@@ -229,7 +232,8 @@ class PageTableReader:
         """
         if self.image.prog.flags & ProgramFlags.IS_LIVE:
             return None
-        return self._memory.word(mm + self._bytes) >> self._frames.page_shift
+        one = self._geometry.length(_COUNTED_LEVELS, False) << ENTRY_SHIFT
+        return self._memory.word(mm + self._bytes) + self._geometry.uncounted * one
 
     def _missed(self, what: str, address: int, reason: str) -> None:
         self._missing += 1
@@ -250,15 +254,16 @@ class PageTableReader:
             self._missed("page table", table, "it is in the page tables of a process twice")
             return
         self._seen.add((table, level))
+        memory, geometry = self._memory, self._geometry
         # The table at the top is not counted, however few levels there are.
-        self._counted += level <= _COUNTED_LEVELS and level < self._geometry.levels
+        if level <= _COUNTED_LEVELS and level < self._levels:
+            self._counted += geometry.length(level, False) << ENTRY_SHIFT
         if self._most is not None and self._counted > self._most:
             self._missed("page table", table, "the process has more page tables than it counts")
             return
-        memory, geometry = self._memory, self._geometry
-        number = geometry.user if level == geometry.levels else geometry.entries
+        number = geometry.length(level, level == self._levels)
         try:
-            entries = memory.words(memory.read(table, number * memory.word_size))
+            entries = geometry.words(memory, memory.read(table, number << ENTRY_SHIFT))
         except FaultError as error:
             self._missed("page table", error.address, str(error))
             return
@@ -274,7 +279,8 @@ class PageTableReader:
                 continue
             address = start + i * size
             if entry.kind == "table":
-                self._table(self._frames.virt(self._frames.page(entry.pfn)), level - 1, address)
+                below = self._frames.virt(self._frames.page(entry.pfn)) + entry.offset
+                self._table(below, level - 1, address)
             else:
                 self._huge(entry, geometry.pages_of(level), address)
 
