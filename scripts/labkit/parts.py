@@ -57,7 +57,10 @@ def _built_here(*, broken: bool) -> tuple[str, ...]:
 
 
 _MATRIX = ("tests/collect/test_matrix.py", "tests/collect/test_stopped.py")
-_AUDITS = ("tests/collect/test_matrix.py",)
+_AUDITS = (
+    *("tests/collect/test_matrix.py", "tests/arches/test_page_tables.py"),
+    "tests/collect/test_planted_everywhere.py::test_every_fault_is_named",
+)
 
 #: Each takes less than an hour on two CPUs with an empty cache.
 PARTS = (

@@ -14,7 +14,7 @@ import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from . import elf, kernels
 from .errors import LabError
@@ -141,10 +141,16 @@ def copy(image: Path, out: Path) -> None:
         shutil.copyfile(image, out)
 
 
+def byte_order(program: Any) -> Literal["little", "big"]:
+    """Return the order of the bytes of a number in an image."""
+    little = program.platform.flags & _drgn().PlatformFlags.IS_LITTLE_ENDIAN
+    return "little" if little else "big"
+
+
 def _changes(
     program: Any, changes: Sequence[tuple[str | int, str | int | bytes]]
 ) -> list[tuple[int, bytes]]:
-    scope = names(program)
+    scope, order = names(program), byte_order(program)
     found = []
     for what, value in changes:
         if isinstance(value, bytes):
@@ -154,13 +160,13 @@ def _changes(
         if isinstance(what, int):
             what = f"u64:{what:#x}"
         address, size, signed = _place(program, scope, what)
-        old = int.from_bytes(program.read(address, size), "little", signed=signed)
+        old = int.from_bytes(program.read(address, size), order, signed=signed)
         new = _evaluate(program, scope, value, old=old) if isinstance(value, str) else value
         bits = 8 * size
         number = int(new)
         if not -(1 << bits - 1) <= number < 1 << bits:
             raise LabError(f"{what} holds {bits} bits; {number} does not fit")
-        found.append((address, (number & (1 << bits) - 1).to_bytes(size, "little")))
+        found.append((address, (number & (1 << bits) - 1).to_bytes(size, order)))
     return found
 
 

@@ -49,6 +49,7 @@ import drgn
 from drgn import FaultError, Object, TypeKind
 from drgn.helpers.linux.mm import follow_phys, phys_to_virt
 from drgn.helpers.linux.percpu import per_cpu_ptr
+from labkit.poke import byte_order
 
 from memcg_inspect.checks.ledger import ChargeKind
 from memcg_inspect.checks.snapshot import Snapshot
@@ -287,9 +288,13 @@ class Subject:
     def put(self, thing: Object | int, value: int) -> Write:
         """Set an integer or a pointer; at a number, set the word at this address."""
         if isinstance(thing, int):
-            return Write(thing, _bytes(value, _WORD))
+            return Write(thing, self._bytes(value, _WORD))
         thing = _integer(thing)
-        return Write(thing.address_, _bytes(value, drgn.sizeof(thing)))
+        return Write(thing.address_, self._bytes(value, drgn.sizeof(thing)))
+
+    def _bytes(self, value: int, size: int) -> bytes:
+        # Modulo the width, as the kernel's own additions: a counter of a CPU may be below 0.
+        return (value % (1 << 8 * size)).to_bytes(size, byte_order(self.prog))
 
 
 def _integer(thing: Object) -> Object:
@@ -300,11 +305,6 @@ def _integer(thing: Object) -> Object:
     if kind.kind == TypeKind.STRUCT and len(kind.members) == 1:
         return _integer(thing.member_(kind.members[0].name))
     return thing
-
-
-def _bytes(value: int, size: int) -> bytes:
-    # Modulo the width, as the kernel's own additions: a counter of a CPU may be below 0.
-    return (value % (1 << 8 * size)).to_bytes(size, "little")
 
 
 # How it ended

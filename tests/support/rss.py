@@ -69,11 +69,17 @@ def number(values: dict[str, Value], *names: str) -> int:
     return sum(value for value in found if isinstance(value, int))
 
 
-def by_status(image: GuestImage) -> dict[int, dict[str, int]]:
-    """Return the pages that /proc/PID/status shows, by process and item."""
+def by_status(image: GuestImage, page: int = 4096) -> dict[int, dict[str, int]]:
+    """
+    Return the pages that /proc/PID/status shows, by process and item.
+
+    :param page: bytes of a page
+    """
     found = {}
     for record in (image.guest / "2/proc/tasks").read_text().split("\n\n"):
         told = dict(re.findall(r"^(\w+):\s+(\d+)", record, re.MULTILINE))
         if told and int(told["Pid"]) in said(image):
-            found[int(told["Pid"])] = {item: int(told[name]) // 4 for item, name in STATUS.items()}
+            found[int(told["Pid"])] = {
+                item: int(told[name]) * 1024 // page for item, name in STATUS.items()
+            }
     return found
