@@ -40,7 +40,7 @@ def test_every_file_of_tests_is_in_one_part() -> None:
 
 def test_what_parts_name_exists() -> None:
     for part in PARTS:
-        assert all((ROOT / path).exists() for path in part.paths)
+        assert all((ROOT / path.split("::")[0]).exists() for path in part.paths)
         assert bool(part.paths) != bool(part.kernels)
     built = {name for part in PARTS for name in part.kernels}
     assert built == set(kernels.names(built_here=True)) - {"7.3-pernode-debug"}
