@@ -28,23 +28,25 @@ def mapped(rows: Rows, pid: int, item: str) -> int:
 @pytest.mark.parametrize("kernel", OF_OTHER_ARCHES)
 def test_rss_of_processes(lab: Lab, kernel: str) -> None:
     nodes = "2" if kernel_arch(kernel).has_nodes else "1"
-    image = lab.image(kernel, nodes, "rss", cpus=4)
+    image = lab.image(kernel, nodes, "rss", cpus=4, memory="6G")
     rows = checked(image)
     assert {(values["status"], values["difference"]) for values in rows.values()} == {("exact", 0)}
     assert {item for _, item in rows} == set(STATUS)
     assert len(said(image)) == PROCESSES
+    # The workload counts in units of 4 KiB.
+    units = mem_map(image_of(image.program())).page_size // 4096
     for pid, told in said(image).items():
         resident = sum(mapped(rows, pid, item) for item in STATUS if item != "swapents")
-        assert resident == told["rss"]
-        assert mapped(rows, pid, "anon") == told["anon"]
-        assert mapped(rows, pid, "swapents") == told["swap"]
+        assert units * resident == told["rss"]
+        assert units * mapped(rows, pid, "anon") == told["anon"]
+        assert units * mapped(rows, pid, "swapents") == told["swap"]
 
 
 @pytest.mark.parametrize("kernel", OF_OTHER_ARCHES)
 def test_rss_is_what_the_guest_read(lab: Lab, kernel: str) -> None:
     """6.1 shows the approximate value in /proc; newer kernels add up the values of all CPUs."""
     nodes = "2" if kernel_arch(kernel).has_nodes else "1"
-    image = lab.image(kernel, nodes, "rss", cpus=4)
+    image = lab.image(kernel, nodes, "rss", cpus=4, memory="6G")
     rows, shown = checked(image), "approximate" if series(kernel) == "6.1" else "exact"
     page = mem_map(image_of(image.program())).page_size
     told = by_status(image, page)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import re
 
 from drgn import Object
+from drgn.helpers.linux.mmzone import NODE_DATA
 
 from memcg_inspect.model_pages import Zone
 from support.guests import GuestImage
@@ -31,7 +32,7 @@ def zone_in_use(subject: Subject, blocks: int = 0) -> Zone:
 
 def object_of(subject: Subject, zone: Zone) -> Object:
     """Return the ``struct zone``."""
-    return subject.prog["node_data"][zone.nid].node_zones[zone.number]
+    return NODE_DATA(subject.prog, zone.nid).node_zones[zone.number]
 
 
 def wrong(subject: Subject, item: str, size: int) -> Fault:

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from drgn.helpers.linux.mmzone import NODE_DATA
+
 from support.planting import Fault, Planter, Subject
 
 ANON, FILE, SECONDARY = "NR_ANON_MAPPED", "NR_FILE_PAGES", "NR_SECONDARY_PAGETABLE"
@@ -11,14 +13,14 @@ ANON, FILE, SECONDARY = "NR_ANON_MAPPED", "NR_FILE_PAGES", "NR_SECONDARY_PAGETAB
 def vm_stat(subject: Subject, size: int) -> Fault:
     """Change the counter of the last node."""
     nid, prog = subject.snapshot.image.nodes[-1], subject.prog
-    counter = prog["node_data"][nid].vm_stat[prog[ANON]]
+    counter = NODE_DATA(prog, nid).vm_stat[prog[ANON]]
     return Fault((subject.add(counter, size),), (), {("?", nid, ANON, size)})
 
 
 def file_pages(subject: Subject, size: int) -> Fault:
     """Change the counter whose row is the sum of all nodes."""
     nid, prog = subject.snapshot.image.nodes[0], subject.prog
-    counter = prog["node_data"][nid].vm_stat[prog[FILE]]
+    counter = NODE_DATA(prog, nid).vm_stat[prog[FILE]]
     return Fault((subject.add(counter, size),), (), {("?", None, FILE, size)})
 
 

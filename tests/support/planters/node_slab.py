@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from drgn.helpers.linux.mmzone import NODE_DATA
+
 from support.planting import Fault, Planter, Subject
 
 ITEM = "NR_SLAB_RECLAIMABLE_B"
@@ -11,7 +13,7 @@ ITEM = "NR_SLAB_RECLAIMABLE_B"
 def vm_stat(subject: Subject, size: int) -> Fault:
     """Change the counter of the last node."""
     nid, prog = subject.snapshot.image.nodes[-1], subject.prog
-    counter = prog["node_data"][nid].vm_stat[prog[ITEM]]
+    counter = NODE_DATA(prog, nid).vm_stat[prog[ITEM]]
     return Fault((subject.add(counter, size),), (), {("?", nid, ITEM, size)})
 
 

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from drgn.helpers.linux.mmzone import NODE_DATA
+
 from support.planting import Fault, NoVictim, Planter, Subject
 
 ITEM = "NR_KERNEL_STACK_KB"
@@ -16,7 +18,7 @@ def vm_stat(subject: Subject, size: int) -> Fault:
     if not known:
         raise NoVictim("each node has stacks of no task")
     nid = known[-1]
-    counter = prog["node_data"][nid].vm_stat[prog[ITEM]]
+    counter = NODE_DATA(prog, nid).vm_stat[prog[ITEM]]
     return Fault((subject.add(counter, size),), (), {("?", nid, ITEM, size)})
 
 

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from drgn.helpers.linux.mmzone import NODE_DATA
+
 from memcg_inspect.linux.mm.vmalloc import nr_vmalloc_pages
 from support.planting import Fault, Planter, Subject
 
@@ -15,7 +17,7 @@ def counter(subject: Subject, size: int) -> Fault:
     if nr_vmalloc_pages(subject.image) is not None:
         write = subject.add(subject.image.object(TOTAL), size)
         return Fault((write,), (), {("?", None, TOTAL, size)})
-    write = subject.add(prog["node_data"][nid].vm_stat[prog[BY_NODE]], size)
+    write = subject.add(NODE_DATA(prog, nid).vm_stat[prog[BY_NODE]], size)
     return Fault((write,), (), {("?", nid, BY_NODE, size)})
 
 
