@@ -18,15 +18,15 @@ KERNELS = ("7.3-lab", "7.3-pernode")
 #: The same kernels, with up to 256 CPUs.
 MANY_CPUS = ("7.3-lab-256", "7.3-pernode-256")
 #: Two kernels to compare, by nodes and possible CPUs.
-Places = Mapping[tuple[int, int], tuple[str, str]]
+Places = dict[tuple[int, int], tuple[str, str]]
 PLACES: Places = {
     (1, 4): KERNELS,
     (1, 64): KERNELS,
     (2, 4): KERNELS,
     (2, 64): KERNELS,
-    (2, 255): MANY_CPUS,
-    (8, 255): MANY_CPUS,
 }
+#: Those that need kernels that nothing else does.
+MORE_PLACES: Places = {(2, 255): MANY_CPUS, (8, 255): MANY_CPUS}
 _PAIRS = 16
 
 #: Instructions for a pair of allocating and freeing, by bytes and whether accounted.
