@@ -61,15 +61,19 @@ def measure(guest: Guest) -> Costs:
         append=ONE_CPU,
         modules=((str(MODULE), f"pairs={_PAIRS}"),),
     )
+    return parse(read_in_a_memcg(options, "percpu_bench").decode())
+
+
+def read_in_a_memcg(options: Options, file: str) -> bytes:
+    """Boot a guest that counts instructions; return a file of debugfs, read below the root."""
     script = (
         "set -e\ncd /sys/fs/cgroup\necho +memory >cgroup.subtree_control\nmkdir paying\n"
-        "(echo 0 >paying/cgroup.procs; cat /sys/kernel/debug/percpu_bench)\n"
+        f"(echo 0 >paying/cgroup.procs; cat /sys/kernel/debug/{file})\n"
     )
     with booted(options, extra_args=COUNTING) as running:
         running.load_modules()
-        with running.timed("measure", "measuring percpu allocations"):
-            said = running.guest.must(script, what="measuring", timeout=300)
-    return parse(said.decode())
+        with running.timed("measure", "measuring allocations"):
+            return running.guest.must(script, what="measuring", timeout=300)
 
 
 def measure_all(places: Places = PLACES) -> dict[Guest, Costs]:

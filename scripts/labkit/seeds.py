@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple, TypeVar
 
-from .cost import COUNTING, ONE_CPU
+from .cost import COUNTING, ONE_CPU, Guest, read_in_a_memcg
 from .errors import LabError
 from .machine import Options, booted
 from .paths import FIXTURES
@@ -41,19 +41,6 @@ Row = Mapping[str, Any]
 #: Nanoseconds, or instructions, by what a process does.
 Processes = Mapping[str, float]
 
-_IN_A_MEMCG = (
-    "set -e\ncd /sys/fs/cgroup\necho +memory >cgroup.subtree_control\nmkdir paying\n"
-    "(echo 0 >paying/cgroup.procs; cat /sys/kernel/debug/alloc_bench)\n"
-)
-
-
-class Place(NamedTuple):
-    """Where a process is measured; `cpus` are possible CPUs."""
-
-    kernel: str
-    nodes: int
-    cpus: int
-
 
 def allocations(kernel: str, append: str = "") -> Allocations:
     """Boot a guest, and measure allocations in a memcg below the root."""
@@ -63,10 +50,7 @@ def allocations(kernel: str, append: str = "") -> Allocations:
         append=f"{ONE_CPU} {append}",
         modules=((str(MODULE), f"pairs={_PAIRS}"),),
     )
-    with booted(options, extra_args=COUNTING) as running:
-        running.load_modules()
-        with running.timed("measure", "measuring allocations"):
-            said = running.guest.must(_IN_A_MEMCG, what="measuring", timeout=300)
+    said = read_in_a_memcg(options, "alloc_bench")
     found = {}
     for line in said.decode().splitlines():
         kind, accounted, cycles = line.split()
@@ -74,16 +58,16 @@ def allocations(kernel: str, append: str = "") -> Allocations:
     return _measured(found, said)
 
 
-def processes(place: Place, *, counting: bool) -> Processes:
+def processes(guest: Guest, *, counting: bool) -> Processes:
     """
     Boot a guest, and measure what the kernel does for a process.
 
     :param counting: whether instructions are counted, on one CPU, instead of the time
     """
     options = Options(
-        place.kernel,
-        str(place.nodes),
-        cpus=place.cpus,
+        guest.kernel,
+        str(guest.nodes),
+        cpus=guest.cpus,
         append=ONE_CPU if counting else _FEW_CPUS,
         workload="forks",
     )
@@ -126,7 +110,7 @@ def profiling_table(costs: Mapping[str, Allocations]) -> str:
     return "\n".join(lines)
 
 
-def rss_table(counted: Mapping[Place, Processes], timed: Mapping[Place, list[Processes]]) -> str:
+def rss_table(counted: Mapping[Guest, Processes], timed: Mapping[Guest, list[Processes]]) -> str:
     """
     Return a table of what a process costs on both kernels.
 
@@ -138,12 +122,12 @@ def rss_table(counted: Mapping[Place, Processes], timed: Mapping[Place, list[Pro
         + "".join(f"{kernel:>17}" for kernel in RSS)
         + f"{'instructions':>16}{'time':>9}"
     ]
-    for nodes, cpus in sorted({(place.nodes, place.cpus) for place in counted}):
-        old, new = (Place(kernel, nodes, cpus) for kernel in RSS)
+    for nodes, cpus in sorted({(guest.nodes, guest.cpus) for guest in counted}):
+        old, new = (Guest(kernel, nodes, cpus) for kernel in RSS)
         for name, base in counted[old].items():
             changed = counted[new][name]
             before, after = (
-                statistics.median(one[name] for one in timed[place]) for place in (old, new)
+                statistics.median(one[name] for one in timed[guest]) for guest in (old, new)
             )
             lines.append(
                 f"{nodes:5}{cpus:6}  {name:10}{base:17,.0f}{changed:17,.0f}"

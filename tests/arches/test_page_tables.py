@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import pytest
 from labkit.kernels import kernel_arch
-from support.guests import ARCH, KERNELS, Lab, series
+from support.guests import ARCH, KERNELS, GuestImage, Lab, series
 from support.rss import PROCESSES, STATUS, Rows, by_status, checked, number, said
 
 from memcg_inspect.image.image import image_of
@@ -20,6 +20,15 @@ pytestmark = [pytest.mark.image, pytest.mark.long]
 OF_OTHER_ARCHES = KERNELS if ARCH != "amd64" else ()
 
 
+def processes(lab: Lab, kernel: str) -> GuestImage:
+    nodes = "2" if kernel_arch(kernel).has_nodes else "1"
+    return lab.image(kernel, nodes, "rss", cpus=4, memory="6G")
+
+
+def page_size(image: GuestImage) -> int:
+    return mem_map(image_of(image.program())).page_size
+
+
 def mapped(rows: Rows, pid: int, item: str) -> int:
     values = rows.get((pid, item))
     return 0 if values is None else number(values, "mapped")
@@ -27,14 +36,13 @@ def mapped(rows: Rows, pid: int, item: str) -> int:
 
 @pytest.mark.parametrize("kernel", OF_OTHER_ARCHES)
 def test_rss_of_processes(lab: Lab, kernel: str) -> None:
-    nodes = "2" if kernel_arch(kernel).has_nodes else "1"
-    image = lab.image(kernel, nodes, "rss", cpus=4, memory="6G")
+    image = processes(lab, kernel)
     rows = checked(image)
     assert {(values["status"], values["difference"]) for values in rows.values()} == {("exact", 0)}
     assert {item for _, item in rows} == set(STATUS)
     assert len(said(image)) == PROCESSES
     # The workload counts in units of 4 KiB.
-    units = mem_map(image_of(image.program())).page_size // 4096
+    units = page_size(image) // 4096
     for pid, told in said(image).items():
         resident = sum(mapped(rows, pid, item) for item in STATUS if item != "swapents")
         assert units * resident == told["rss"]
@@ -45,11 +53,9 @@ def test_rss_of_processes(lab: Lab, kernel: str) -> None:
 @pytest.mark.parametrize("kernel", OF_OTHER_ARCHES)
 def test_rss_is_what_the_guest_read(lab: Lab, kernel: str) -> None:
     """6.1 shows the approximate value in /proc; newer kernels add up the values of all CPUs."""
-    nodes = "2" if kernel_arch(kernel).has_nodes else "1"
-    image = lab.image(kernel, nodes, "rss", cpus=4, memory="6G")
+    image = processes(lab, kernel)
     rows, shown = checked(image), "approximate" if series(kernel) == "6.1" else "exact"
-    page = mem_map(image_of(image.program())).page_size
-    told = by_status(image, page)
+    told = by_status(image, page_size(image))
     assert len(told) == PROCESSES
     for pid, items in told.items():
         for item, pages in items.items():

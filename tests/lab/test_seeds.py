@@ -6,7 +6,8 @@ from __future__ import annotations
 from typing import Any
 
 from labkit import seeds
-from labkit.seeds import Place, SlabUse
+from labkit.cost import Guest
+from labkit.seeds import SlabUse
 
 
 def costs(*values: float) -> dict[tuple[str, bool], float]:
@@ -32,7 +33,7 @@ def test_profiling_is_relative_to_the_first_row() -> None:
 
 
 def test_rss() -> None:
-    old, new = (Place(kernel, 2, 64) for kernel in seeds.RSS)
+    old, new = (Guest(kernel, 2, 64) for kernel in seeds.RSS)
     counted = {old: {"fork": 1000.0}, new: {"fork": 800.0}}
     timed = {
         old: [{"fork": 10.0}, {"fork": 12.0}, {"fork": 90.0}],

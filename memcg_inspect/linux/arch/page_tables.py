@@ -26,9 +26,6 @@ __all__ = (
     "user_geometry",
 )
 
-#: ``PTRS_PER_PTE`` of s390 in bits.
-_S390_PTE_BITS = 8
-
 #: Architectures on which the page tables of the kernel are read as well.
 _GEOMETRIES: dict[Architecture, Callable[[Image], Geometry]] = {
     Architecture.X86_64: x86.x86_geometry,
@@ -87,7 +84,7 @@ def huge_page_order(image: Image) -> int:
     """
     architecture = _architecture(image)
     if architecture == Architecture.S390X:
-        return _S390_PTE_BITS
+        return s390.PTE_BITS
     if architecture == Architecture.PPC64:
         # It depends on whether the MMU is in radix or in hash mode.
         return powerpc.table_bits(image, "__pte_index_size")

@@ -17,12 +17,12 @@ from drgn import Object
 from memcg_inspect.image.image import Image
 from memcg_inspect.linux.arch.pgtable import Entry, UserGeometry, vmcoreinfo_number
 
-__all__ = ("S390Geometry", "s390_geometry")
+__all__ = ("PTE_BITS", "S390Geometry", "s390_geometry")
 
 _PAGE_SHIFT = 12
 _PAGE = 1 << _PAGE_SHIFT
-#: ``_PAGE_ENTRIES`` and ``_CRST_ENTRIES``, in bits.
-_PTE_BITS, _CRST_BITS = 8, 11
+#: ``PTRS_PER_PTE`` and ``_CRST_ENTRIES``, in bits.
+PTE_BITS, _CRST_BITS = 8, 11
 #: ``_ASCE_TYPE_MASK`` begins at this bit; a segment table, of level 2, has type 0.
 _ASCE_TYPE_SHIFT, _ASCE_TYPES, _SEGMENT_LEVEL = 2, 3, 2
 #: Bits of a PTE: ``_PAGE_INVALID``, ``_PAGE_PROTECT``, ``_PAGE_PRESENT``, ``_PAGE_SPECIAL``.
@@ -62,11 +62,11 @@ class S390Geometry(UserGeometry):
 
     def length(self, level: int, is_top: bool) -> int:
         """Return the number of entries of a table. All map user space: the kernel has its own."""
-        return 1 << (_PTE_BITS if level == 1 else _CRST_BITS)
+        return 1 << (PTE_BITS if level == 1 else _CRST_BITS)
 
     def shift(self, level: int) -> int:
         """Return the number of bits of an address that an entry leaves open."""
-        return _PAGE_SHIFT if level == 1 else _PAGE_SHIFT + _PTE_BITS + _CRST_BITS * (level - 2)
+        return _PAGE_SHIFT if level == 1 else _PAGE_SHIFT + PTE_BITS + _CRST_BITS * (level - 2)
 
     def plain_pfns(self, entries: Sequence[int]) -> list[int]:
         """Return the page frame numbers of PTEs that are present and not special."""
