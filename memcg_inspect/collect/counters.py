@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from drgn import FaultError, Object
 
@@ -11,7 +11,7 @@ from memcg_inspect.checks.counters import Counters
 from memcg_inspect.collect.folds import Folds
 from memcg_inspect.image.image import Image
 from memcg_inspect.linux.mm.memcontrol import nodeinfo
-from memcg_inspect.linux.mm.memcontrol_vmstats import StatReader
+from memcg_inspect.linux.mm.memcontrol_vmstats import Cell, StatArrays, StatReader
 from memcg_inspect.linux.mm.mmzone import online_nodes
 from memcg_inspect.linux.mm.page_counter import memory_usage, page_counter_usage, page_counters
 from memcg_inspect.model import Coverage, Memcg, Stat
@@ -23,6 +23,8 @@ __all__ = (
     "read_swap_entries",
     "read_usage",
 )
+
+_OF_NODE = "counters of a memcg on a node"
 
 
 def read_counters(
@@ -44,34 +46,69 @@ def read_counters(
     """
     memcg_stats: dict[int, dict[str, Stat]] = {}
     lruvec_stats: dict[tuple[int, int], dict[str, Stat]] = {}
-    nids: set[int] = set(online_nodes(image))
+    holders = _holders(image, memcgs if only is None else only, coverage, folds)
 
-    def missed(error: FaultError, what: str = "counters of a memcg on a node") -> None:
-        coverage.miss(what, error.address, str(error))
+    for (address, nid), arrays in _arrays(image, reader, holders):
+        try:
+            if isinstance(arrays, FaultError):
+                raise arrays
+            holder = holders[address, nid]
+            if nid is None:
+                memcg_stats[address] = reader.memcg_stats(holder, arrays)
+            else:
+                lruvec_stats[address, nid] = reader.lruvec_stats(holder, arrays)
+        except FaultError as error:
+            what = "counters of a memcg" if nid is None else _OF_NODE
+            coverage.miss(what, error.address, str(error))
+            if folds is not None:
+                folds.miss(address)
+            continue
+        coverage.read += 1
+        if folds is None:
+            continue
+        if nid is None:
+            folds.add_memcg(address, arrays, reader.event_arrays(arrays))
+        else:
+            folds.add_lruvec(address, nid, arrays)
+    nids = {*online_nodes(image), *(nid for _, nid in holders if nid is not None)}
+    return Counters(
+        memcgs,
+        {address: memcg_stats[address] for address, _ in holders if address in memcg_stats},
+        {
+            (address, nid): lruvec_stats[address, nid]
+            for address, nid in holders
+            if nid is not None and (address, nid) in lruvec_stats
+        },
+        nids,
+    )
+
+
+def _holders(
+    image: Image, memcgs: Iterable[int], coverage: Coverage, folds: Folds | None
+) -> dict[Cell, Object]:
+    """Return ``struct mem_cgroup *`` and ``struct mem_cgroup_per_node *`` of memcgs."""
+
+    def missed(error: FaultError) -> None:
+        coverage.miss(_OF_NODE, error.address, str(error))
         if folds is not None:
             folds.miss(address)
 
-    for address in memcgs if only is None else only:
-        memcg = Object(image.prog, "struct mem_cgroup *", address)
-        try:
-            arrays = reader.memcg_arrays(memcg)
-            memcg_stats[address] = reader.memcg_stats(memcg, arrays)
-            if folds is not None:
-                folds.add_memcg(address, arrays, reader.event_arrays(arrays))
-            coverage.read += 1
-        except FaultError as error:
-            missed(error, "counters of a memcg")
-        for nid, pn in nodeinfo(image, memcg, missed):
-            nids.add(nid)
-            try:
-                arrays = reader.lruvec_arrays(pn)
-                lruvec_stats[address, nid] = reader.lruvec_stats(pn, arrays)
-                if folds is not None:
-                    folds.add_lruvec(address, nid, arrays)
-                coverage.read += 1
-            except FaultError as error:
-                missed(error)
-    return Counters(memcgs, memcg_stats, lruvec_stats, nids)
+    holders: dict[Cell, Object] = {}
+    for address in memcgs:
+        memcg = holders[address, None] = Object(image.prog, "struct mem_cgroup *", address)
+        holders |= {(address, nid): pn for nid, pn in nodeinfo(image, memcg, missed)}
+    return holders
+
+
+def _arrays(
+    image: Image, reader: StatReader, holders: Mapping[Cell, Object]
+) -> Iterator[tuple[Cell, StatArrays | FaultError]]:
+    if not image.is_moving:
+        yield from reader.all_arrays(holders)
+        return
+    # What is flushed between the reads of a counter is taken for a change of it.
+    for cell, holder in holders.items():
+        yield from reader.all_arrays({cell: holder})
 
 
 def read_usage(image: Image, memcgs: Iterable[int], coverage: Coverage) -> dict[int, int]:

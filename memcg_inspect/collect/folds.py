@@ -11,6 +11,7 @@ from drgn import FaultError, Object
 from memcg_inspect.image.image import Image
 from memcg_inspect.linux.kernel.rstat import read_updated
 from memcg_inspect.linux.mm.memcontrol_vmstats import (
+    Cell,
     StatArrays,
     StatReader,
     event_slots,
@@ -22,7 +23,6 @@ from memcg_inspect.model_counters import LocalStat, Unfolded
 
 __all__ = ("Folds",)
 
-Cell = tuple[int, int | None]
 #: Names of changed counters by CPU.
 Changed = dict[int, set[str]]
 

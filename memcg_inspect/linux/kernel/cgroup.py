@@ -19,14 +19,14 @@ from __future__ import annotations
 
 from collections.abc import Container, Mapping, Sequence
 
-from drgn import FaultError, Object
+from drgn import FaultError, Object, offsetof
 
 from memcg_inspect.image.image import Image
 from memcg_inspect.image.layout import constant
 from memcg_inspect.linux.kernel.cgroup_kill import CSS_DYING, CSS_ONLINE, running_kills
 from memcg_inspect.linux.kernel.workqueue import is_pending
 from memcg_inspect.linux.lib.list import OnFault, list_entries
-from memcg_inspect.linux.lib.percpu_refcount import percpu_ref_count
+from memcg_inspect.linux.lib.percpu_refcount import percpu_ref_counts
 from memcg_inspect.linux.mm.backing_dev import cgwbs, offline_cgwbs
 from memcg_inspect.model import Coverage, CssRefs, Memcg
 
@@ -49,12 +49,15 @@ def read_css_refs(
         coverage.miss("list of writebacks", fault.address, str(fault))
     kills = _running_kills(image, memcgs, coverage)
     found: dict[int, CssRefs] = {}
-    for address, memcg in memcgs.items():
-        if memcg.parent is None:
-            continue
+    below_root = [address for address, memcg in memcgs.items() if memcg.parent is not None]
+    counts = _refcnts(image, below_root)
+    for address in below_root:
         css = Object(image.prog, "struct mem_cgroup *", address)
         try:
-            refs = _read(image, css, offline.get(address, ()), bool(faults), coverage)
+            count = counts[address]
+            if isinstance(count, FaultError):
+                raise count
+            refs = _read(image, css, count, offline.get(address, ()), bool(faults), coverage)
             found[address] = refs._replace(base=refs.base + _deferred_kill(css, kills))
             coverage.read += 1
         except FaultError as error:
@@ -62,8 +65,20 @@ def read_css_refs(
     return found
 
 
+def _refcnts(image: Image, memcgs: Sequence[int]) -> dict[int, int | FaultError]:
+    """Return the references to memcgs, by ``struct mem_cgroup *``."""
+    at = offsetof(image.type("struct mem_cgroup"), "css.refcnt")
+    refs = [Object(image.prog, "struct percpu_ref *", address + at) for address in memcgs]
+    return {address - at: count for address, count in percpu_ref_counts(image, refs).items()}
+
+
 def _read(
-    image: Image, memcg: Object, offline: Sequence[int], is_broken: bool, coverage: Coverage
+    image: Image,
+    memcg: Object,
+    count: int,
+    offline: Sequence[int],
+    is_broken: bool,
+    coverage: Coverage,
 ) -> CssRefs:
     faults: list[FaultError] = []
     flags = int(memcg.css.flags)
@@ -71,7 +86,7 @@ def _read(
     is_dying = bool(flags & (constant(image, "CSS_DYING") or CSS_DYING))
     writebacks = [wb.value_() for wb in cgwbs(image, memcg, faults.append)]
     refs = CssRefs(
-        refs=percpu_ref_count(image, memcg.css.refcnt.address_of_()),
+        refs=count,
         id=int(memcg.id.id),
         id_refs=int(memcg.id.ref.refs.counter),
         is_online=is_online,

@@ -31,6 +31,8 @@ __all__ = ("KernelTables", "top_table_pages", "user_tables")
 
 #: Tables of this level have entries that map huge pages, and those above it have none.
 _HUGE_LEVEL = 3
+#: Tables of PTEs that are kept: 5 MiB of memory.
+_MOST_TABLES = 256
 
 
 class KernelTables:
@@ -174,6 +176,8 @@ class KernelTables:
             words = self._tables.get(table)
             if words is None:
                 words = self._tables[table] = self._table(table)
+                if len(self._tables) > _MOST_TABLES:
+                    del self._tables[next(iter(self._tables))]
         except FaultError as error:
             self._coverage.miss("page table of the kernel", error.address, str(error))
             return

@@ -14,7 +14,7 @@ from collections.abc import Container, Iterable, Iterator
 from dataclasses import replace
 from functools import cached_property
 
-from drgn import NULL, FaultError, Object, container_of
+from drgn import NULL, FaultError, Object, container_of, offsetof
 
 from memcg_inspect.image.image import Image, per_image
 from memcg_inspect.image.layout import constant, has_member, static_key_enabled
@@ -27,7 +27,7 @@ from memcg_inspect.linux.kernel.cgroup_kill import (
     running_kills,
 )
 from memcg_inspect.linux.lib.list import OnFault, idr_entries, list_entries, raise_fault
-from memcg_inspect.linux.lib.percpu_refcount import percpu_ref_count, percpu_ref_is_dying
+from memcg_inspect.linux.lib.percpu_refcount import percpu_ref_counts, percpu_ref_is_dying
 from memcg_inspect.linux.mm.mmzone import possible_nodes
 from memcg_inspect.model import (
     Accounting,
@@ -494,7 +494,23 @@ def read_objcgs(
                     places=(*known.places, ObjcgPlace(address, nid, member)),
                 )
     coverage.read += len(objcgs)
-    return objcgs
+    return _with_refs(image, objcgs, coverage)
+
+
+def _with_refs(image: Image, objcgs: dict[int, Objcg], coverage: Coverage) -> dict[int, Objcg]:
+    """Add the references to obj_cgroups; ``None`` for what cannot be read."""
+    at = offsetof(image.type("struct obj_cgroup"), "refcnt")
+    refs = [Object(image.prog, "struct percpu_ref *", address + at) for address in objcgs]
+    counts = percpu_ref_counts(image, refs)
+    found = {}
+    for address, objcg in objcgs.items():
+        count = counts[address + at]
+        if isinstance(count, FaultError):
+            coverage.miss("references of an objcg", count.address, str(count))
+            found[address] = objcg
+        else:
+            found[address] = replace(objcg, refs=count)
+    return found
 
 
 def objcg_owners(image: Image, memcgs: Iterable[int], coverage: Coverage) -> dict[int, int]:
@@ -638,7 +654,7 @@ def _objcg(image: Image, objcg: Object, nid: int | None, coverage: Coverage) -> 
         nid=nid,
         is_root=bool(value.is_root) if members.has_member("is_root") else False,
         nr_charged_bytes=int(value.nr_charged_bytes.counter),
-        refs=_refs(image, objcg.refcnt.address_of_(), coverage),
+        refs=None,
         siblings=_siblings(image, value, coverage),
         set=value.set.value_() if members.has_member("set") else 0,
     )
@@ -653,11 +669,3 @@ def _siblings(image: Image, objcg: Object, coverage: Coverage) -> tuple[int, ...
     except FaultError as error:
         coverage.miss("siblings of an objcg", error.address, str(error))
         return ()
-
-
-def _refs(image: Image, ref: Object, coverage: Coverage) -> int | None:
-    try:
-        return percpu_ref_count(image, ref)
-    except FaultError as error:
-        coverage.miss("references of an objcg", error.address, str(error))
-        return None

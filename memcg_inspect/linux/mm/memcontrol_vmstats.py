@@ -41,13 +41,14 @@ from memcg_inspect.image.layout import (
 from memcg_inspect.image.lookup import UnknownKernelError
 from memcg_inspect.image.memory import Memory
 from memcg_inspect.linux.mm.memcontrol import on_default_hierarchy
-from memcg_inspect.linux.mm.percpu_defs import percpu_offsets
+from memcg_inspect.linux.mm.percpu_defs import Copies, PercpuRange, percpu_offsets, read_percpu
 from memcg_inspect.model import Stat
 from memcg_inspect.model_counters import CounterWord
 from memcg_inspect.model_kernel import LocalItems
 
 __all__ = (
     "ByCpu",
+    "Cell",
     "StatArrays",
     "StatReader",
     "event_slots",
@@ -86,6 +87,9 @@ _ONLY_NODES = frozenset(
 
 #: Changes that are not flushed, by CPU and item; zeros are left out.
 ByCpu = dict[int, dict[str, int]]
+
+#: Whose counters: ``struct mem_cgroup *``, and the node, or ``None`` for the memcg itself.
+Cell = tuple[int, int | None]
 
 
 class _Layout(NamedTuple):
@@ -135,13 +139,14 @@ class StatArrays(NamedTuple):
     :ivar memory: memory that they were read from
     :ivar layout: layout of both structures
     :ivar data: ``struct memcg_vmstats`` or ``struct lruvec_stats``
-    :ivar percpu: ``struct memcg_vmstats_percpu`` or ``struct lruvec_stats_percpu``, by CPU
+    :ivar percpu: ``struct memcg_vmstats_percpu`` or ``struct lruvec_stats_percpu``, by CPU; those
+        that are all zeros are left out
     """
 
     memory: Memory
     layout: _Layout
     data: bytes
-    percpu: dict[int, bytes]
+    percpu: Copies
 
     def pending(self) -> tuple[int, ...]:
         """Return ``state_pending``, by index."""
@@ -153,10 +158,13 @@ class StatArrays(NamedTuple):
         return None if at is None else self._longs(self.data, at)
 
     def flushed(self) -> tuple[int, ...]:
-        """Return the sum of ``state_prev`` over all CPUs, by index."""
-        at = self.layout.percpu_prev
-        rows = [self._longs(data, at) for data in self.percpu.values()]
-        return tuple(map(sum, zip(*rows, strict=True)))
+        """Return the sum of ``state_prev`` over all CPUs, by index. It wraps around as in C."""
+        at, length = self.layout.percpu_prev, self.layout.length
+        size = length * self.memory.word_size
+        words = self.memory.words(b"".join(data[at : at + size] for data in self.percpu.values()))
+        sign = 1 << 8 * self.memory.word_size - 1
+        sums = (sum(words[slot::length]) for slot in range(length))
+        return tuple((total + sign) % (2 * sign) - sign for total in sums)
 
     def changed(self, cpu: int) -> list[int]:
         """Return the indexes of the counters that a CPU has changed since its last flush."""
@@ -170,7 +178,8 @@ class StatArrays(NamedTuple):
     def is_same(self, cpu: int, other: StatArrays) -> bool:
         """Return whether a CPU's counters are those that were read another time."""
         size = self.layout.length * self.memory.word_size
-        mine, others = self.percpu[cpu], other.percpu[cpu]
+        zeros = bytes(self.layout.percpu_size)
+        mine, others = self.percpu.get(cpu, zeros), other.percpu.get(cpu, zeros)
         return all(
             mine[at : at + size] == others[at : at + size]
             for at in (self.layout.percpu_state, self.layout.percpu_prev)
@@ -404,7 +413,7 @@ class StatReader:
         :param memcg: ``struct mem_cgroup *``
         :raises drgn.FaultError: if any of them cannot be read
         """
-        return self._read(memcg.vmstats.value_(), memcg.vmstats_percpu.value_(), self._memcg)
+        return self._read(*self._of_memcg(memcg))
 
     def event_arrays(self, arrays: StatArrays) -> StatArrays:
         """Return the arrays of events that are in the same structures as those of a memcg."""
@@ -442,14 +451,42 @@ class StatReader:
         :param pn: ``struct mem_cgroup_per_node *``
         :raises drgn.FaultError: if any of them cannot be read
         """
-        return self._read(*self._of_lruvec(pn), self._lruvec)
+        return self._read(*self._of_lruvec(pn))
 
-    def _of_lruvec(self, pn: Object) -> tuple[int, int]:
+    def all_arrays(
+        self, holders: Mapping[Cell, Object]
+    ) -> Iterator[tuple[Cell, StatArrays | FaultError]]:
+        """
+        Read all arrays of many memcgs, with few reads.
+
+        :param holders: ``struct mem_cgroup *`` or ``struct mem_cgroup_per_node *``
+        :return: in the order of their per-CPU parts; an error for what cannot be read
+        """
+        held_in: dict[PercpuRange, list[tuple[Cell, int, _Layout]]] = {}
+        for cell, holder in holders.items():
+            try:
+                of = self._of_memcg if cell[1] is None else self._of_lruvec
+                address, percpu, layout = of(holder)
+            except FaultError as error:
+                yield cell, error
+                continue
+            held_in.setdefault(_range(percpu, layout), []).append((cell, address, layout))
+        for percpu_range, copies in read_percpu(self.image, held_in):
+            for cell, address, layout in held_in[percpu_range]:
+                try:
+                    yield cell, self._arrays(address, copies, layout)
+                except FaultError as error:
+                    yield cell, error
+
+    def _of_memcg(self, memcg: Object) -> tuple[int, int, _Layout]:
+        return memcg.vmstats.value_(), memcg.vmstats_percpu.value_(), self._memcg
+
+    def _of_lruvec(self, pn: Object) -> tuple[int, int, _Layout]:
         lruvec_stats = pn.lruvec_stats
         address = lruvec_stats.address_ if self._embedded else lruvec_stats.value_()
         if address is None:
             raise FaultError("lruvec_stats has no address", 0)
-        return address, pn.lruvec_stats_percpu.value_()
+        return address, pn.lruvec_stats_percpu.value_(), self._lruvec
 
     def lruvec_stats(self, pn: Object, arrays: StatArrays) -> dict[str, Stat]:
         """
@@ -470,7 +507,7 @@ class StatReader:
         :param memcg: ``struct mem_cgroup *``
         :raises drgn.FaultError: if any of the counters cannot be read
         """
-        return self._words(memcg.vmstats.value_(), memcg.vmstats_percpu.value_(), self._memcg)
+        return self._words(*self._of_memcg(memcg))
 
     def lruvec_words(self, pn: Object) -> Iterator[CounterWord]:
         """
@@ -479,7 +516,7 @@ class StatReader:
         :param pn: ``struct mem_cgroup_per_node *``
         :raises drgn.FaultError: if any of the counters cannot be read
         """
-        return self._words(*self._of_lruvec(pn), self._lruvec)
+        return self._words(*self._of_lruvec(pn))
 
     def _words(self, address: int, percpu: int, layout: _Layout) -> Iterator[CounterWord]:
         word, signed_at = self.memory.word_size, self.memory.signed_at
@@ -502,13 +539,17 @@ class StatReader:
                 )
 
     def _read(self, address: int, percpu: int, layout: _Layout) -> StatArrays:
-        read = self.memory.read
-        data = read(address, layout.size)
-        by_cpu = {
-            cpu: read(percpu + offset, layout.percpu_size)
-            for cpu, offset in percpu_offsets(self.image).items()
-        }
-        return StatArrays(self.memory, layout, data, by_cpu)
+        ((_, copies),) = read_percpu(self.image, [_range(percpu, layout)])
+        return self._arrays(address, copies, layout)
+
+    def _arrays(self, address: int, copies: Copies | FaultError, layout: _Layout) -> StatArrays:
+        if isinstance(copies, FaultError):
+            raise copies
+        return StatArrays(self.memory, layout, self.memory.read(address, layout.size), copies)
+
+
+def _range(percpu: int, layout: _Layout) -> PercpuRange:
+    return PercpuRange(percpu, layout.percpu_size)
 
 
 def _stats(

@@ -16,12 +16,11 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterator
-from itertools import compress, pairwise
+from itertools import compress, groupby, pairwise
 from operator import or_
 from typing import NamedTuple
 
 from drgn import FaultError, Object, offsetof, sizeof
-from drgn.helpers.linux.mm import follow_page
 
 from memcg_inspect.image.image import Image
 from memcg_inspect.image.layout import has_member
@@ -32,6 +31,7 @@ from memcg_inspect.linux.mm.memcontrol import accounting
 from memcg_inspect.linux.mm.mm_types import MEMCG_DATA_FLAGS
 from memcg_inspect.linux.mm.mmzone import mem_map, possible_cpus
 from memcg_inspect.linux.mm.percpu_defs import percpu_offsets
+from memcg_inspect.linux.mm.percpu_vm import PcpuPages
 from memcg_inspect.model import NUMA_NO_NODE, Coverage
 
 __all__ = (
@@ -176,10 +176,6 @@ class PcpuPlace(NamedTuple):
     pointer: int
 
 
-def _no_nids(image: Image) -> dict[int, int]:
-    return {}
-
-
 class PercpuReader:
     """
     Reader of percpu chunks and of who pays for their allocations.
@@ -199,7 +195,6 @@ class PercpuReader:
         self.image = image
         self.memory: Memory = image.memory
         self.coverage = Coverage()
-        self.placement = Coverage()
         self.pages: Counter[int] = Counter()
         self.allocated: Counter[int] = Counter()
         self.static_size: int | None = None
@@ -218,10 +213,13 @@ class PercpuReader:
         per_node = accounting(image) == "kmem-per-node"
         self.metadata = self.element if per_node else self.memory.word_size
         self._unit_offsets = self._read_unit_offsets()
-        self._page_nids: dict[int, int] = {}
-        #: Those that earlier readers of a session have found.
-        self._known_nids = image.keep(_no_nids)
+        self._places = PcpuPages(image)
+        self.placement = self._places.coverage
         self._unit_pages: dict[tuple[int, int], Counter[int]] = {}
+        #: Chunks the nodes of whose vectors were looked for.
+        self._expected: set[int] = set()
+        #: Most pages are on the same nodes as others: equal counters are one.
+        self._counters: dict[tuple[tuple[int, int], ...], Counter[int]] = {}
 
     def _read_unit_offsets(self) -> list[int]:
         offsets = self.image.object("pcpu_unit_offsets").read_()
@@ -342,7 +340,7 @@ class PercpuReader:
         """
         if place.cpu is None:
             return NUMA_NO_NODE
-        return self._nid(place.pointer + percpu_offsets(self.image)[place.cpu])
+        return self._places.nid(place.pointer + percpu_offsets(self.image)[place.cpu])
 
     def alloc_at(self, chunk: PcpuChunk, offset: int) -> PcpuArea | None:
         """
@@ -393,7 +391,7 @@ class PercpuReader:
         size = mem_map(self.image).page_size
         for address in self._static_pages():
             for offset in self._unit_offsets:
-                nid = self._nid(address + offset)
+                nid = self._places.nid(address + offset)
                 self.pages[nid] += 1
                 self.allocated[nid] += size
 
@@ -453,13 +451,24 @@ class PercpuReader:
     def _count(self, found: PcpuChunk, chunk: Object) -> None:
         """Count the pages that back a chunk, and how much of them is allocated."""
         populated = self._bitmap(chunk.populated.address_ or 0, found.nr_pages)
-        for page in range(found.nr_pages):
-            if not populated >> page & 1:
-                continue
+        self._place(found, populated)
+        for page in set_bits(populated):
             taken = self.used(found, page)
             for nid, cpus in self.page_nodes(found, page).items():
                 self.pages[nid] += cpus
                 self.allocated[nid] += taken * cpus
+
+    def _place(self, chunk: PcpuChunk, populated: int) -> None:
+        """Find the nodes of all pages of a chunk."""
+        shift, pages = mem_map(self.image).page_shift, set_bits(populated)
+        for _, group in groupby(enumerate(pages), lambda pair: pair[1] - pair[0]):
+            run = [page for _, page in group]
+            start = chunk.base + (run[0] << shift)
+            rows = [self._places.nids(start + at, len(run)) for at in self._unit_offsets]
+            for page, nids in zip(run, zip(*rows, strict=True), strict=True):
+                nodes = Counter(nids)
+                key = tuple(sorted(nodes.items()))
+                self._unit_pages[chunk.address, page] = self._counters.setdefault(key, nodes)
 
     def _bitmap(self, address: int, bits: int) -> int:
         word = self.memory.word_size
@@ -586,13 +595,21 @@ class PercpuReader:
         """
         nodes: Counter[int] = Counter()
         shift = mem_map(self.image).page_shift
+        if alloc.chunk.address not in self._expected:
+            self._expect_vector(alloc.chunk)
         start = alloc.chunk.vector + alloc.offset // MIN_ALLOC_SIZE * self.element
         end = start + alloc.size // MIN_ALLOC_SIZE * self.element
         while start < end:
             page_end = min(end, (start >> shift) + 1 << shift)
-            nodes[self._nid(start)] += (page_end - start) // self.element * self.metadata
+            nodes[self._places.nid(start)] += (page_end - start) // self.element * self.metadata
             start = page_end
         return nodes
+
+    def _expect_vector(self, chunk: PcpuChunk) -> None:
+        self._expected.add(chunk.address)
+        shift = mem_map(self.image).page_shift
+        first, end = chunk.vector >> shift, chunk.vector + self.units(chunk) * self.element
+        self._places.expect(first << shift, (end - 1 >> shift) - first + 1)
 
     def page_nodes(self, chunk: PcpuChunk, page: int) -> Counter[int]:
         """
@@ -605,26 +622,6 @@ class PercpuReader:
         nodes = self._unit_pages.get(key)
         if nodes is None:
             address = chunk.base + (page << mem_map(self.image).page_shift)
-            nodes = Counter(self._nid(address + offset) for offset in self._unit_offsets)
+            nodes = Counter(self._places.nid(address + offset) for offset in self._unit_offsets)
             self._unit_pages[key] = nodes
         return nodes
-
-    def _nid(self, address: int) -> int:
-        frames = mem_map(self.image)
-        number = address % (1 << 8 * self.memory.word_size) >> frames.page_shift
-        nid = self._page_nids.get(number)
-        if nid is None and number in self._known_nids:
-            nid = self._page_nids[number] = self._known_nids[number]
-            self.placement.read += 1
-        if nid is None:
-            try:
-                init_mm = self.image.object("init_mm").address_of_()
-                page = follow_page(init_mm, number << frames.page_shift)
-                nid = frames.nid(self.memory.word(page.value_() + frames.flags))
-                self.placement.read += 1
-                self._known_nids[number] = nid
-            except (FaultError, NotImplementedError, ValueError) as error:
-                nid = NUMA_NO_NODE
-                self.placement.miss("node of a percpu page", address, str(error))
-            self._page_nids[number] = nid
-        return nid

@@ -5,18 +5,43 @@ Per-CPU pointers
 
 Mirrors ``per_cpu_ptr()`` of :linux:`include/linux/percpu-defs.h`, for pointers that are plain
 integers. drgn's :func:`~drgn.helpers.linux.percpu.per_cpu_ptr()` takes objects.
+
+A machine has millions of copies: one of each allocation for each possible CPU. Allocations that lie
+near each other are near each other on each CPU, so :func:`read_percpu()` reads them together.
 """
 
 from __future__ import annotations
 
-from drgn import NULL
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+from drgn import NULL, FaultError
 from drgn.helpers.linux.percpu import per_cpu_ptr
 
 from memcg_inspect.image.image import Image, per_image
+from memcg_inspect.image.memory import SMALLEST_PAGE
 from memcg_inspect.linux.mm.mmzone import possible_cpus
 from memcg_inspect.model import ImageError
 
-__all__ = ("percpu_offsets",)
+__all__ = ("Copies", "PercpuRange", "percpu_offsets", "read_percpu")
+
+#: The most bytes of the copies of all CPUs that are held at a time, and of those of one CPU.
+_MOST, _MOST_OF_CPU = 8 << 20, 64 << 10
+
+#: The copies of an allocation, by CPU. Copies that are all zeros are left out.
+Copies = dict[int, bytes]
+
+
+class PercpuRange(NamedTuple):
+    """
+    A range of percpu memory.
+
+    :ivar pointer: ``__percpu`` pointer to it
+    :ivar size: bytes for each CPU
+    """
+
+    pointer: int
+    size: int
 
 
 @per_image
@@ -35,3 +60,66 @@ def percpu_offsets(image: Image) -> dict[int, int]:
             "damaged"
         )
     return found
+
+
+def read_percpu(
+    image: Image, ranges: Iterable[PercpuRange]
+) -> Iterator[tuple[PercpuRange, Copies | FaultError]]:
+    """
+    Read the copies that all possible CPUs have of many ranges, with few reads.
+
+    :return: each range once, in the order of the pointers, and its copies, or why one of them
+        cannot be read
+    """
+    most = min(max(_MOST // len(percpu_offsets(image)), SMALLEST_PAGE), _MOST_OF_CPU)
+    for run in _runs(sorted(set(ranges)), most):
+        yield from _copies(image, run)
+
+
+def _runs(ranges: Sequence[PercpuRange], most: int) -> Iterator[list[PercpuRange]]:
+    """
+    Yield ranges that are read together.
+
+    There is less than a page between them, so each page has a part of one: all of them have memory.
+    """
+    run: list[PercpuRange] = []
+    start = end = 0
+    for one in ranges:
+        after = one.pointer + one.size
+        if run and (one.pointer - end >= SMALLEST_PAGE or after - start > most):
+            yield run
+            run = []
+        if not run:
+            start = end = one.pointer
+        run.append(one)
+        end = max(end, after)
+    if run:
+        yield run
+
+
+def _copies(
+    image: Image, run: Sequence[PercpuRange]
+) -> Iterator[tuple[PercpuRange, Copies | FaultError]]:
+    start = run[0].pointer
+    length = max(one.pointer + one.size for one in run) - start
+    empty = bytes(length)
+    nothing = {one.size: bytes(one.size) for one in run}
+    found: dict[PercpuRange, Copies] = {one: {} for one in run}
+    for cpu, offset in percpu_offsets(image).items():
+        try:
+            data = image.memory.read(start + offset, length)
+        except FaultError as error:
+            if len(run) == 1:
+                yield run[0], error
+                return
+            for one in run:
+                yield from _copies(image, [one])
+            return
+        if data == empty:
+            continue
+        for one, copies in found.items():
+            at = one.pointer - start
+            copy = data[at : at + one.size]
+            if copy != nothing[one.size]:
+                copies[cpu] = copy
+    yield from found.items()

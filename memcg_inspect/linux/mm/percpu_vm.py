@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+"""
+Nodes of percpu pages
+---------------------
+
+Mirrors ``pcpu_chunk_page()`` of :linux:`mm/percpu-vm.c`, which is ``vmalloc_to_page()``. A machine
+has a page for each possible CPU and each page of a unit, so the page tables are read a table at a
+time, and the memory map a block at a time.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator
+
+from drgn import FaultError
+from drgn.helpers.linux.mm import follow_page
+
+from memcg_inspect.image.image import Image
+from memcg_inspect.linux.mm.init_mm import KernelTables
+from memcg_inspect.linux.mm.mm_types import page_nids
+from memcg_inspect.linux.mm.mmzone import mem_map
+from memcg_inspect.model import NUMA_NO_NODE, Coverage
+
+__all__ = ("PcpuPages",)
+
+#: ``struct page`` that are read together, and how many such blocks are kept: 16 MiB of memory.
+_BLOCK, _MOST_BLOCKS = 512, 4096
+
+
+def _no_nids(image: Image) -> dict[int, int]:
+    return {}
+
+
+class PcpuPages:
+    """
+    Reader of the nodes of pages that are mapped into the address space of the kernel.
+
+    :ivar coverage: counts the pages whose node was found, and those whose node was not
+    """
+
+    def __init__(self, image: Image) -> None:
+        self.coverage = Coverage()
+        self._image, self._memory, self._frames = image, image.memory, mem_map(image)
+        self._nids: dict[int, int] = {}
+        #: Those that were found with others, or by earlier readers of a session.
+        self._known = image.keep(_no_nids)
+        self._tables: KernelTables | None = None
+        self._blocks: OrderedDict[int, int | list[int] | None] = OrderedDict()
+
+    def nid(self, address: int) -> int:
+        """
+        Return the node of one page.
+
+        :param address: any address in it
+        :return: ``NUMA_NO_NODE`` if it is not found
+        """
+        number = address % (1 << 8 * self._memory.word_size) >> self._frames.page_shift
+        nid = self._nids.get(number)
+        if nid is None:
+            nid = self._nids[number] = self._one(number)
+        return nid
+
+    def _one(self, number: int) -> int:
+        nid = self._known.get(number)
+        if nid is None:
+            try:
+                init_mm = self._image.object("init_mm").address_of_()
+                page = follow_page(init_mm, number << self._frames.page_shift).value_()
+                nid = self._frames.nid(self._memory.word(page + self._frames.flags))
+            except (FaultError, NotImplementedError, ValueError) as error:
+                address = number << self._frames.page_shift
+                self.coverage.miss("node of a percpu page", address, str(error))
+                return NUMA_NO_NODE
+            self._known[number] = nid
+        self.coverage.read += 1
+        return nid
+
+    def nids(self, start: int, count: int) -> list[int]:
+        """
+        Return the nodes of pages that follow each other.
+
+        :param start: address of the first
+        :return: a node for each; ``NUMA_NO_NODE`` for those that are not found
+        """
+        shift = self._frames.page_shift
+        found = () if self._image.is_moving else self._together(start, count << shift)
+        nids = [nid for nid in found if nid is not None]
+        if len(nids) == count:
+            self.coverage.read += count
+            return nids
+        return [self.nid(start + (number << shift)) for number in range(count)]
+
+    def expect(self, start: int, count: int) -> None:
+        """Find together the nodes of pages that are asked for one by one later."""
+        if self._image.is_moving:
+            return
+        shift = self._frames.page_shift
+        first = start % (1 << 8 * self._memory.word_size) >> shift
+        nids = list(self._together(start, count << shift))
+        if len(nids) == count:
+            self._known |= {first + n: nid for n, nid in enumerate(nids) if nid is not None}
+
+    def _together(self, start: int, size: int) -> Iterator[int | None]:
+        """Yield the nodes of pages as far as they are mapped; ``None`` for unreadable ones."""
+        if self._tables is None:
+            self._tables = KernelTables(self._image, Coverage())
+        if self._tables.can_read:
+            for first, number in self._tables.pages(
+                start % (1 << 8 * self._memory.word_size), size
+            ):
+                yield from map(self._of_frame, range(first, first + number))
+
+    def _of_frame(self, pfn: int) -> int | None:
+        number, at = divmod(pfn, _BLOCK)
+        if number not in self._blocks:
+            self._blocks[number] = self._block(number)
+            if len(self._blocks) > _MOST_BLOCKS:
+                self._blocks.popitem(last=False)
+        nids = self._blocks[number]
+        return nids[at] if isinstance(nids, list) else nids
+
+    def _block(self, number: int) -> int | list[int] | None:
+        """Return the nodes of page frames: one if all are on it, ``None`` if unreadable."""
+        start, size = self._frames.page(number * _BLOCK), self._frames.size * _BLOCK
+        try:
+            return page_nids(self._memory, self._frames, self._memory.read(start, size))
+        except FaultError:
+            return None
