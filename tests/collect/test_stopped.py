@@ -51,7 +51,7 @@ MORE_INSIDE = [
         "page_counter_uncharge",
         "drain_stock",
         "refill_stock",
-        "obj_cgroup_charge_pages",
+        "__memcg_kmem_charge_page",
         "copy_process",
         "mem_cgroup_css_rstat_flush",
         "css_free_rwork_fn",
