@@ -90,6 +90,7 @@ class Counters:
         # A child that could not be read is in its parent's counters all the same.
         self.partial = frozenset(m.payer for m in memcgs.values() if not m.whole)
         self._whole: dict[tuple[str, int | None], dict[int, CounterValue | None]] = {}
+        self._active: dict[int, frozenset[str] | None] = {}
 
     def stat(self, memcg: int, item: str, nid: int | None = None) -> Stat | None:
         """Return a counter as the kernel keeps it; ``None`` if it was not read."""
@@ -134,6 +135,35 @@ class Counters:
                 return None
             pending += part.pending + part.percpu
         return CounterValue(folded, pending)
+
+    def active(self, memcg: int) -> frozenset[str] | None:
+        """
+        Return the items any of which a live memcg may claim for itself, on any node.
+
+        Most of the counters of a memcg are 0. The others need not be looked at one by one.
+
+        :return: ``None`` if some counters could not be read: these may be any item's
+        """
+        below = (*self._children.get(memcg, ()), *self._removed.get(memcg, ()))
+        found: set[str] = set()
+        for one in (memcg, *below):
+            if one not in self._active:
+                self._active[one] = self._active_of(one)
+            items = self._active[one]
+            if items is None:
+                return None
+            found |= items
+        return frozenset(found)
+
+    def _active_of(self, memcg: int) -> frozenset[str] | None:
+        parts = [self._memcg_stats.get(memcg)]
+        parts += [self._lruvec_stats.get((memcg, nid)) for nid in self.nids]
+        found: set[str] = set()
+        for stats in parts:
+            if stats is None:
+                return None
+            found |= {item for item, stat in stats.items() if any(stat)}
+        return frozenset(found)
 
     def folded_share(self, memcg: int, item: str, nid: int | None = None) -> FoldedShare | None:
         """

@@ -10,10 +10,12 @@ image again to find the evidence for findings.
 
 from __future__ import annotations
 
+import gc
 import os
 import random
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import NamedTuple, TypeVar
 
@@ -67,8 +69,20 @@ def audit(image: Image, wait: float = WAIT) -> Report:
     :raises ImageError: if this kernel does not charge kernel memory to memcgs, or its layout is
         unknown
     """
-    with as_image_errors():
+    with as_image_errors(), _no_garbage():
         return _audit(image, wait)
+
+
+@contextmanager
+def _no_garbage() -> Iterator[None]:
+    """Do not look for circles of objects, which takes an eighth of an audit. It makes none."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def _audit(image: Image, wait: float) -> Report:

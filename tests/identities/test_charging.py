@@ -30,7 +30,7 @@ def changing(prog: Program) -> list[str]:
     for cpu in for_each_online_cpu(prog):
         task = cpu_curr(prog, cpu)
         if CHANGING.match(prog.stack_trace(task)[0].name):
-            found.append(f"{task.comm.string_().decode()} ({task.pid.value_()})")
+            found.append(f"CPU {cpu} ({task.comm.string_().decode()}, {task.pid.value_()})")
     return found
 
 

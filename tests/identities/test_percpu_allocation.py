@@ -101,7 +101,8 @@ def test_percpu_memory_without_an_owner(lab: Lab, kernel: str, function: str) ->
 def test_percpu_memory_that_is_not_charged_yet(lab: Lab, kernel: str, function: str) -> None:
     """By node, it is charged when it is made."""
     subject = allocating(lab, kernel, function)
-    assert subject.report.verdict == "exact"
+    # Another CPU may be in the middle of a charge of another kind.
+    assert subject.report.verdict in ("exact", "incomplete")
     assert not_exact(subject, "kmem", "usage", "objcg_bytes", "percpu", "references") == {}
 
 

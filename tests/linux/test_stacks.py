@@ -8,16 +8,19 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from drgn import Program, UnsupportedOperation
+from drgn import FaultError, Object, Program, UnsupportedOperation
+from drgn.helpers.linux.percpu import per_cpu
 from drgn.helpers.linux.pid import find_task
 from drgn.helpers.linux.printk import get_dmesg
 from support.guests import BUILT_KERNELS, DEBIAN_KERNELS, KERNELS, ROOT, Lab
 from support.live_guest import execute, kept
 
 from memcg_inspect import session
-from memcg_inspect.image.image import image_of
+from memcg_inspect.image.image import Image, image_of
+from memcg_inspect.linux.kernel.sched import find_tasks, find_tasks_and_dead
 from memcg_inspect.linux.kernel.stacktrace import read_running
 from memcg_inspect.linux.kernel.stacktrace_words import as_written
+from memcg_inspect.linux.mm.mmzone import online_cpus
 
 pytestmark = [pytest.mark.image, pytest.mark.each_kernel]
 
@@ -154,3 +157,28 @@ def test_damaged_tables_are_no_error(lab: Lab) -> None:
         assert found[pid].held is not None
     in_user_mode = {pid for pid, task in right.items() if not task.functions}
     assert {pid for pid, task in found.items() if not task.busy} <= in_user_mode
+
+
+def dead_of(image: Image) -> list[Object]:
+    """Return the tasks that have no PID any more, and are on the queue of a CPU."""
+    faults: list[FaultError] = []
+    listed = {task.value_() for task in find_tasks(image, faults.append)}
+    found = {task.value_(): task for task in find_tasks_and_dead(image, faults.append)}
+    assert faults == []
+    assert found.keys() >= listed
+    return [task for address, task in found.items() if address not in listed]
+
+
+@pytest.mark.newest_kernel
+def test_a_dead_thread_is_found_on_its_cpu(lab: Lab) -> None:
+    """The stack of a thread is uncharged after release_task() has taken its PID."""
+    where = "in:release_task/exit_task_stack_account"
+    # Instead of a thread, the leader of a process may be stopped, which has its PID.
+    for seed in range(1, 9):
+        image = image_of(lab.image("7.3", "4", "churn", freeze=where, seed=seed).program())
+        dead = dead_of(image)
+        if dead:
+            break
+    assert not any(task.thread_pid for task in dead)
+    queues = [per_cpu(image.prog["runqueues"], cpu) for cpu in online_cpus(image)]
+    assert any(task == queue.curr for task in dead for queue in queues)

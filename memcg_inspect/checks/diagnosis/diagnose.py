@@ -67,9 +67,13 @@ def diagnose(
     found = _at_once(found, at_once(explanations, words), findings)
     explained = known | {number for diagnosis in found for number in diagnosis.findings}
     found = _joined(unknown + found + _of_proofs(findings, explained), findings)
-    return tuple(
-        sorted(found, key=lambda d: (len(d.findings), d.confidence == "proved"), reverse=True)
-    )
+    return tuple(sorted(found, key=_place))
+
+
+def _place(diagnosis: Diagnosis) -> tuple[int, bool, int]:
+    # The last part makes the order of two runs the same.
+    explained = diagnosis.findings
+    return -len(explained), diagnosis.confidence != "proved", min(explained, default=-1)
 
 
 def _of_rows(

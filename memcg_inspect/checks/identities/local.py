@@ -50,8 +50,9 @@ def local_rows(snapshot: Snapshot) -> list[Row]:
     for memcg in snapshot.live():
         keys: list[tuple[str, int | None]] = [(item, None) for item in sorted(items.of_memcgs)]
         keys += [(item, nid) for nid in snapshot.image.nodes for item in sorted(items.of_nodes)]
+        active = snapshot.counters.active(memcg.address)
         for item, nid in keys:
-            if item in snapshot.features.items:
+            if item in snapshot.features.items and (active is None or item in active):
                 rows.append(
                     _row(snapshot, RowKey("local", item, unit_of(item), memcg.address, nid))
                 )

@@ -13,7 +13,7 @@ changes on a node that has lost its memory are not folded, and are lost when the
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 from memcg_inspect.checks.check import Check
 from memcg_inspect.checks.half_done import LEVELS
@@ -40,15 +40,18 @@ def unit_of(item: str) -> Unit:
 
 def page_level_rows(snapshot: Snapshot) -> list[Row]:
     """Compare each counter of each memcg with the sum of its nodes', where either is not zero."""
-    rows = (
-        level_row(snapshot, RowKey("page_levels", item, unit_of(item), memcg.address))
-        for memcg in snapshot.live()
-        for item in _items(snapshot)
-    )
+    rows, items = [], _items(snapshot)
+    for memcg in snapshot.live():
+        active = snapshot.counters.active(memcg.address)
+        rows += [
+            level_row(snapshot, RowKey("page_levels", item, unit_of(item), memcg.address))
+            for item in items
+            if active is None or item in active
+        ]
     return [row for row in rows if not row.is_zero]
 
 
-def _items(snapshot: Snapshot) -> Iterable[str]:
+def _items(snapshot: Snapshot) -> Sequence[str]:
     slab = ITEMS.values()
     return [item for item in snapshot.features.lruvec_items if item not in slab]
 

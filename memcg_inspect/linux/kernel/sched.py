@@ -14,13 +14,14 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from drgn import FaultError, Object, container_of, offsetof, sizeof
+from drgn.helpers.linux.percpu import per_cpu
 from drgn.helpers.linux.pid import pid_task
 
 from memcg_inspect.image.image import Image, per_image
 from memcg_inspect.image.layout import array_length, constant, has_member, member_type
 from memcg_inspect.image.strings import text
 from memcg_inspect.linux.lib.list import OnFault, idr_entries, list_entries
-from memcg_inspect.linux.mm.mmzone import possible_nodes
+from memcg_inspect.linux.mm.mmzone import online_cpus, possible_nodes
 from memcg_inspect.model import Coverage
 from memcg_inspect.model_tasks import TaskCharge
 
@@ -28,6 +29,7 @@ __all__ = (
     "Thread",
     "caches_objcg",
     "find_tasks",
+    "find_tasks_and_dead",
     "has_mm",
     "read_task",
     "read_tasks",
@@ -35,6 +37,7 @@ __all__ = (
     "task_of_stack",
 )
 
+_TASK = "struct task_struct"
 #: ``CURRENT_OBJCG_UPDATE_FLAG``: the cached obj_cgroup is stale, but a reference is still held.
 OBJCG_UPDATE_FLAG = 1
 #: ``TASK_NEW``: the task is being forked and has not run yet.
@@ -85,16 +88,36 @@ def find_tasks(image: Image, on_fault: OnFault) -> list[Object]:
     return list(tasks.values())
 
 
+def find_tasks_and_dead(image: Image, on_fault: OnFault) -> list[Object]:
+    """
+    Find all tasks, and the dead ones that have not left the kernel yet.
+
+    ``release_task()`` takes the PID from a thread in ``exit_notify()``. After that, ``do_exit()``
+    uncharges its stack, and may be preempted there. It is on the queue of a CPU
+    (:linux:`kernel/sched/sched.h`, ``rq->cfs_tasks``) until it stops for good.
+
+    :param on_fault: called for what is unreadable
+    :return: ``struct task_struct *`` objects
+    """
+    tasks = {task.value_(): task for task in find_tasks(image, on_fault)}
+    if has_member(image, "struct rq", "cfs_tasks"):  # CONFIG_SMP
+        for cpu in online_cpus(image):
+            head = per_cpu(image.object("runqueues"), cpu).cfs_tasks.address_of_()
+            for task in list_entries(image, _TASK, head, "se.group_node", on_fault):
+                tasks.setdefault(task.value_(), task)
+    return list(tasks.values())
+
+
 def _processes(image: Image, on_fault: OnFault) -> Iterator[Object]:
     head = image.object("init_task").tasks.address_of_()
-    for leader in list_entries(image, "struct task_struct", head, "tasks", on_fault):
+    for leader in list_entries(image, _TASK, head, "tasks", on_fault):
         yield leader
         try:
             threads = leader.signal.thread_head.address_of_()
         except FaultError as error:
             on_fault(error)
             continue
-        yield from list_entries(image, "struct task_struct", threads, "thread_node", on_fault)
+        yield from list_entries(image, _TASK, threads, "thread_node", on_fault)
 
 
 def read_tasks(image: Image, coverage: Coverage) -> Iterator[TaskCharge]:

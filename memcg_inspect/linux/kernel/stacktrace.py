@@ -25,7 +25,7 @@ from memcg_inspect.image.image import Image
 from memcg_inspect.image.lookup import UnknownKernelError
 from memcg_inspect.linux.arch.entry import has_exact_pc, is_outermost
 from memcg_inspect.linux.arch.processor import is_kernel_address
-from memcg_inspect.linux.kernel.sched import find_tasks
+from memcg_inspect.linux.kernel.sched import find_tasks_and_dead
 from memcg_inspect.linux.kernel.stacktrace_pointers import PointerReader
 from memcg_inspect.linux.kernel.stacktrace_words import (
     as_written,
@@ -118,7 +118,7 @@ class _Reader:
     def waiting(self) -> Iterator[Running]:
         """Return the tasks that were stopped in the kernel and were on no CPU."""
         unread: list[FaultError] = []
-        for task in find_tasks(self.image, unread.append):
+        for task in find_tasks_and_dead(self.image, unread.append):
             try:
                 if task.value_() in self._current or not _may_be_at_work(task):
                     continue

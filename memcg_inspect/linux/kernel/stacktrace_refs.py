@@ -22,7 +22,7 @@ from drgn.helpers.linux.sched import cpu_curr
 from memcg_inspect.image.image import Image
 from memcg_inspect.image.strings import text
 from memcg_inspect.linux.arch.processor import is_kernel_address
-from memcg_inspect.linux.kernel.sched import find_tasks
+from memcg_inspect.linux.kernel.sched import find_tasks_and_dead
 from memcg_inspect.linux.kernel.stacktrace_words import (
     functions_in,
     stack_words,
@@ -67,7 +67,7 @@ def stack_refs(
         coverage.miss("kernel stack", error.address, str(error))
 
     cpus = _cpus(image, missed)
-    tasks = {task.value_(): task for task in find_tasks(image, missed)}
+    tasks = {task.value_(): task for task in find_tasks_and_dead(image, missed)}
     # The idle tasks are in no list.
     for address in cpus.keys() - tasks.keys():
         tasks[address] = Object(image.prog, "struct task_struct *", address)
