@@ -58,6 +58,8 @@ def test_sites_are_what_refers_to_them() -> None:
         for unit in ("bytes", "references")
     }
     assert {row.status for row in found.values()} == {"exact"}
+    assert [*found.values()][0].claimed == {"counter": 192}
+    assert all([*(row.claimed or {})] == ["counter"] for row in found.values())
     assert found["mm/a.c:256 func:f", "bytes"].found == {"slab": 192}
     assert found["mm/a.c:512 func:f", "references"].found == {"percpu": 1}
 

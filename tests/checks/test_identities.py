@@ -40,7 +40,7 @@ from memcg_inspect.checks.ledger import ChargeKind
 from memcg_inspect.checks.snapshot import Snapshot
 from memcg_inspect.model import Coverage, Objcg, Vectors
 from memcg_inspect.model_tasks import TaskCharge
-from memcg_inspect.report import Row
+from memcg_inspect.report import Evidence, Row
 
 RULES = [
     stack_rows,
@@ -338,6 +338,15 @@ def test_vector_on_another_node_is_counted_and_right() -> None:
         (0, "exact", {"on_node": 3, "elsewhere": 2}, 0),
         (1, "differs", {"on_node": 1, "elsewhere": 1}, 1),
     ]
+
+
+def test_a_vector_of_freed_memory_is_a_proof() -> None:
+    vectors = {1: Vectors(3, 1, ((0xF00, 0, 0xE00),))}
+    found = [p.finding for p in judge(image(vectors=vectors)).findings]
+    [finding] = [finding for finding in found if finding.identity == "placement"]
+    assert (finding.kind, finding.evidence_is) == ("dangling-vector", "proof")
+    note = "slab on node 1"
+    assert finding.evidence == (Evidence(0xF00, "obj_exts", nid=0, page=0xE00, note=note),)
 
 
 def task(memcg: int, *objcgs: int, stale: bool = False, is_user: bool = True) -> TaskCharge:

@@ -115,3 +115,10 @@ def test_the_counter_of_all_nodes_has_all_pages_or_none() -> None:
     one = task(AREA)
     assert off_by(10_000, one, memcg=None, nid=None, of="node_vmalloc").status == "in-flight"
     assert off_by(7_500, one, memcg=None, nid=None, of="node_vmalloc").status == "unverifiable"
+
+
+def test_the_reason_says_who_and_where() -> None:
+    one = task(AREA)
+    for found, who in ((one, "CPU 0 (kworker, 7)"), (one._replace(waiting=True), "kworker (7)")):
+        reason = off_by(3_500, found).reason or ""
+        assert reason.startswith(f"{who} frees the vmalloc area 0x5000, and 3,500 pages")

@@ -163,3 +163,21 @@ def test_proofs_of_charged_stacks_and_of_stale_tasks() -> None:
         (0x7000, "task", OBJCG_B, "sh (9)")
     ]
     assert [(e.address, e.objcg, e.memcg) for e in stale[B].evidence] == [(0x8000, OBJCG_A, B)]
+
+
+def test_tasks_that_were_not_all_read() -> None:
+    tasks = [task(A, OBJCG_A), task(B, OBJCG_A)]
+    rows = task_rows(image(tasks=tasks, coverage={"tasks": Coverage(2, 1)}))
+    assert {row.memcg: (row.status, row.reason) for row in rows} == {
+        A: ("unverifiable", "tasks are not all in the image"),
+        B: ("differs", None),
+    }
+
+
+def test_a_task_with_an_obj_cgroup_that_was_not_read() -> None:
+    tasks = [task(A, 0xBAD), task(B, OBJCG_B)]
+    rows = task_rows(image(tasks=tasks, coverage={"objcgs": Coverage(2, 1)}))
+    assert {row.memcg: (row.status, row.reason) for row in rows} == {
+        A: ("unverifiable", "obj_cgroups are not all in the image"),
+        B: ("exact", None),
+    }

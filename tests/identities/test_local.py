@@ -159,7 +159,10 @@ def test_local_counters_are_what_was_folded() -> None:
         (DEAD, 1, SLAB, "bytes", -8),
     ]
     # The memcgs' own counters were not read.
-    assert {row.nid for row in rows if row.claimed is None} == {None}
+    unread = [row for row in rows if row.claimed is None]
+    assert {row.nid for row in unread} == {None}
+    assert {row.status for row in unread} == {"unverifiable"}
+    assert all(row.found == {} for row in unread)
 
 
 @pytest.mark.image

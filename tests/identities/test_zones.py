@@ -101,6 +101,7 @@ def test_pages_that_are_not_accepted() -> None:
     """Before 6.12 nothing marks them, and the counter is all that there is."""
     old = made(marks=frozenset(("mlocked",)), pages={("mlocked", 1, 2): 5})
     [row] = zone_free.zone_free_rows(old)
+    assert row.found == {"free": 11, "isolated": -4, "unaccepted": 2}
     assert (row.status, row.found["unaccepted"]) == ("exact", 2)
     [row] = zone_free.zone_free_rows(made(pages={}))
     assert (row.status, row.difference) == ("differs", 2)

@@ -255,6 +255,8 @@ def test_what_is_known_decides_what_comes_next() -> None:
     explain = ["memcg-inspect", "audit", "--explain", "1", *end]
     assert command(evidence=()) == explain
     assert command() == ["memcg-inspect", "who", "0xffff888000f00000", *end]
+    of_counter = tuple(replace(evidence, kind="counter") for evidence in diagnosis.evidence)
+    assert command(evidence=of_counter) == explain
     rows = ["memcg-inspect", "audit", "--rows", "--memcg", f"{WEB:#x}", "--sort", "difference"]
     assert command(evidence=(), signature=()) == [*rows, *end]
     assert command(evidence=(), signature=(), memcgs=()) == [

@@ -102,3 +102,40 @@ def test_many_kinds_share_a_colour() -> None:
     assert len(set(classes)) == 8
     assert classes.count("kind-7") == 13
     assert ">(other kinds)<" in svg
+
+
+def texts(svg: str, name: str) -> list[tuple[float, float, str]]:
+    """Return the places and the words of texts of one class."""
+    found = [e for e in ElementTree.fromstring(svg).iter(f"{SVG}text") if e.get("class") == name]
+    return [(float(e.attrib["x"]), float(e.attrib["y"]), e.text or "") for e in found]
+
+
+def test_a_heat_map_has_heads_above_its_columns() -> None:
+    columns = ["node 0", "node 1", "node 2"]
+    svg = heat_map(["/a"], columns, {("/a", "node 0"): 5, ("/a", "node 2"): 5 << 20})
+    lefts = [box(shape)[0] for shape in shapes(svg)]
+    assert [(x - 4, y, word) for x, y, word in texts(svg, "heading")] == [
+        (left, 14, name) for left, name in zip(lefts, columns, strict=True)
+    ]
+    # Nothing is written where nothing is.
+    assert [(x - 4, word) for x, _, word in texts(svg, "value")] == [(lefts[0], "5 bytes")]
+    assert [(x - 4, word) for x, _, word in texts(svg, "value strong")] == [(lefts[2], "5.0 MiB")]
+
+
+def test_a_legend_is_below_the_bars() -> None:
+    svg = bars([Bar("/a", {"one": 300, "two": 100}), Bar("/b", {"one": 200})])
+    lowest = max(y + height for _, y, _, height in map(box, shapes(svg)))
+    legend = texts(svg, "legend")
+    assert [word for _, _, word in legend] == ["one", "two"]
+    view = ElementTree.fromstring(svg).attrib["viewBox"]
+    assert all(lowest < y < float(view.split()[3]) for _, y, _ in legend)
+
+
+def test_sums_are_at_the_ends_of_bars() -> None:
+    svg = bars([Bar("/a", {"one": 3 << 20, "two": 1 << 20}), Bar("/b", {"one": -(2 << 20)})])
+    one, two, below = map(box, shapes(svg))
+    ends = texts(svg, "value")
+    assert [word for _, _, word in ends] == ["4.0 MiB", "-2.0 MiB"]
+    assert ends[0][0] == pytest.approx(two[0] + two[2] + 4, abs=0.2)
+    assert ends[1][0] == pytest.approx(below[0] + below[2] + 4, abs=0.2)
+    assert one[1] == two[1] < below[1]

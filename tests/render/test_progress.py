@@ -14,3 +14,16 @@ def test_nothing_is_shown_where_there_is_no_terminal(capsys: pytest.CaptureFixtu
     with progress_if_needed() as report:
         report("copy", 0.5)
     assert capsys.readouterr() == ("", "")
+
+
+def test_a_bar_on_a_terminal(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm")
+    with progress_bar(lambda: False) as report:
+        report("pages", 0.5)
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "reading pages" in err
+    assert "50%" in err

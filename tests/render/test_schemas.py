@@ -258,3 +258,15 @@ def test_what_may_be_null_in_a_report() -> None:
     path = {"type": ["string", "null"]}
     assert finding["memcg_path"] == evidence["properties"]["memcg_path"] == path
     assert diagnosis["memcg_paths"] == {"type": "array", "items": path}
+
+
+def test_columns_by_node_have_no_other_names() -> None:
+    """A column for each node is ``N0``, ``N1`` and so on: no table has one for ``NN``."""
+    for top in (SCHEMA, report_schema()):
+        for inner in schemas(top):
+            column = inner.get("properties", {}).get("columns", {}).get("items", {})
+            names = column.get("properties", {}).get("name", {}).get("anyOf", [])
+            if len(names) > 1:
+                patterns = [name["pattern"] for name in names[1:]]
+                wrong = [p.strip("^$").replace("[0-9]+", "N") for p in patterns]
+                assert not set(wrong) & set(names[0]["enum"])

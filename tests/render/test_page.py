@@ -1,0 +1,236 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+"""What a page of HTML has: the text, the pictures and the tables of a result, and nothing else."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from html.parser import HTMLParser
+
+from support.reports import clean, more, report
+
+from memcg_inspect.render.page import answer_page, first_picture, report_page
+from memcg_inspect.render.text import exact_cell
+from memcg_inspect.report_tables import TABLES, report_answer
+from memcg_inspect.tables import Choice, NotRead, choose
+
+
+@dataclass
+class Section:
+    """
+    A section of a page.
+
+    :ivar rows: texts of cells, with the heads first and the foot last
+    :ivar numbers: ``data-value`` of cells
+    :ivar titles: explanations that are shown when one points at something
+    :ivar amounts: ``data-amount`` of shapes
+    """
+
+    title: str = ""
+    rows: list[list[str]] = field(default_factory=list)
+    numbers: list[str] = field(default_factory=list)
+    titles: list[str] = field(default_factory=list)
+    amounts: list[int] = field(default_factory=list)
+    classes: list[str] = field(default_factory=list)
+    note: str = ""
+
+
+class Page(HTMLParser):
+    """A page that was read: its sections, and the text before them."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.sections = [Section()]
+        self.words: dict[str, list[str]] = {}
+        self._open: list[tuple[str, str]] = []
+        self.feed(text)
+        assert self._open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        given = {name: value or "" for name, value in attrs}
+        if tag == "section":
+            self.sections.append(Section())
+        section = self.sections[-1]
+        if tag == "tr":
+            section.rows.append([])
+        elif tag in ("td", "th"):
+            section.rows[-1].append("")
+            section.titles += [given["title"]] if "title" in given else []
+            section.numbers += [given["data-value"]] if "data-value" in given else []
+            section.classes.append(given.get("class", ""))
+        if "data-amount" in given:
+            section.amounts.append(int(given["data-amount"]))
+        if tag not in ("meta", "input"):
+            self._open.append((tag, given.get("class", "")))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self._open.pop()[0] == tag
+
+    def handle_data(self, data: str) -> None:
+        section, tags = self.sections[-1], [tag for tag, _ in self._open]
+        if "h2" in tags:
+            section.title += data
+        elif "td" in tags or "th" in tags:
+            section.rows[-1][-1] += data
+        elif tags and tags[-1] == "title" and "svg" in tags:
+            section.titles.append(data)
+        elif self._open and self._open[-1] == ("p", "more"):
+            section.note += data
+        elif tags and data.strip():
+            self.words.setdefault(tags[-1], []).append(data)
+
+    def named(self, title: str) -> Section:
+        [found] = [section for section in self.sections if section.title == title]
+        return found
+
+
+def table_names() -> list[str]:
+    return [name for name in TABLES if name != "timings"]
+
+
+def test_a_report_has_all_its_parts() -> None:
+    made = more()
+    page = Page(report_page(made, "first <b> & last\nsecond line"))
+    assert page.words["pre"] == ["first <b> & last\nsecond line"]
+    assert page.words["h1"] == ["memcg-inspect audit"]
+    assert page.words["span"] == ["findings"]
+    facts = "Linux 7.3.0 (vmcore), nodes 0, 1, 2 CPUs, objcg-per-node"
+    assert facts in page.words["p"]
+    tables = [TABLES[name][1](made, False) for name in table_names()]
+    assert [section.title for section in page.sections[1:]] == [
+        "Charges by node, memcg and kind",
+        "Charges by memcg and node",
+        "Charged node and backing node",
+        "Slab objects and percpu memory in counters",
+        *(table.title for table in tables if table.rows),
+        "Not read",
+    ]
+
+
+def test_tables_have_each_value() -> None:
+    made = more()
+    page = Page(report_page(made, ""))
+    for name in table_names():
+        table = TABLES[name][1](made, False)
+        if not table.rows:
+            continue
+        section = page.named(table.title)
+        values = [[column.value(row) for column in table.columns] for row in table.rows]
+        shown = [
+            [
+                "?" if isinstance(value, NotRead) else exact_cell(column, value)
+                for column, value in zip(table.columns, row, strict=True)
+            ]
+            for row in values
+        ]
+        heads, *rows = section.rows
+        assert heads == [column.name for column in table.columns]
+        assert rows[: len(shown)] == shown
+        assert set(section.numbers) <= {str(v) for row in values for v in row}
+        for row in values:
+            reasons = [value.reason for value in row if isinstance(value, NotRead)]
+            assert set(reasons) <= set(section.titles)
+        assert len(rows) == len(shown)
+
+
+def test_sums_are_at_the_foot() -> None:
+    answer = choose(report_answer(more(), "skew"), Choice())
+    [table] = answer.tables
+    assert table.totals is not None
+    *_, foot = Page(answer_page(answer)).named(table.title).rows
+    cells = dict(zip((column.name for column in table.columns), foot, strict=True))
+    assert {name: cells[name] for name in table.totals} == {"bytes": "8,796", "count": "24"}
+    others = [cell for name, cell in cells.items() if name not in table.totals]
+    assert others == ["all rows", *[""] * (len(others) - 1)]
+
+
+def test_numbers_are_to_the_right_and_can_be_sorted() -> None:
+    page = Page(report_page(report(), ""))
+    section = page.named(TABLES["skew"][1](report(), False).title)
+    assert {"4000", "700"} <= set(section.numbers)
+    of_heads = section.classes[: len(section.rows[0])]
+    assert dict(zip(section.rows[0], of_heads, strict=True)) == {
+        name: "number" if name in ("charged_node", "node", "bytes", "count") else ""
+        for name in section.rows[0]
+    }
+
+
+def test_pictures_show_the_charges() -> None:
+    page = Page(report_page(more(), ""))
+    by_kind = page.named("Charges by node, memcg and kind")
+    assert sorted(by_kind.amounts) == [700, 4000, 4096]
+    assert sorted(by_kind.titles) == [
+        "/web, slab, node 0: 4,000 bytes",
+        "/web, slab, node 1: 700 bytes",
+        "/web, sock, no node: 4,096 bytes",
+    ]
+    by_node = page.named("Charges by memcg and node")
+    assert by_node.titles == [
+        "/web, no node: 4,096 bytes", "/web, node 0: 4,000 bytes", "/web, node 1: 700 bytes",
+    ]  # fmt: skip
+    assert by_node.note == ""
+    pairs = page.named("Charged node and backing node")
+    assert dict(zip(pairs.titles, pairs.amounts, strict=True)) == {
+        "charged on node 0, node 0: 4,000 bytes": 4000,
+        "charged on node 0, node 1: 700 bytes": 700,
+        "charged on node 1, node 0: 0 bytes": 0,
+        "charged on node 1, node 1: 0 bytes": 0,
+    }
+    assert "off the diagonal" in pairs.note
+    counters = page.named("Slab objects and percpu memory in counters")
+    assert counters.amounts == [5064]
+    assert counters.titles == ["/web, folded: 5,064 bytes"]
+
+
+def test_the_file_of_a_picture_is_the_first_one() -> None:
+    picture = first_picture(report())
+    assert picture is not None
+    assert picture.startswith("<svg")
+    assert "<style>" in picture
+    assert "/web, slab, node 0: 4,000 bytes" in picture
+    assert first_picture(replace(clean(), skew=(), rows=())) is None
+
+
+def test_what_could_not_be_read_is_listed() -> None:
+    page = Page(report_page(report(), ""))
+    coverage = report().coverage["slab"]
+    [line] = page.words["li"]
+    assert line.startswith(f"{coverage.unreadable:,} of slab, for example ")
+    for missed in coverage.examples[:3]:
+        assert f"{missed.what} at {missed.address:#x}: {missed.reason}" in line
+
+
+def test_long_texts_may_be_broken() -> None:
+    answer = report_answer(report("/" + "web" * 20), "rows")
+    page = Page(answer_page(answer))
+    [table] = answer.tables
+    section = page.named(table.title)
+    by_cell = dict(zip((c for row in section.rows for c in row), section.classes, strict=False))
+    assert by_cell["/" + "web" * 20] == "text"
+    assert by_cell["slab"] == ""
+
+
+def test_an_answer_in_words_is_shown_as_it_is() -> None:
+    answer = replace(
+        report_answer(report(), "rows"),
+        text="one <line>\ntwo",
+        notes=("a <note>",),
+        interrupted=True,
+    )
+    page = Page(answer_page(answer))
+    assert page.words["pre"] == ["one <line>\ntwo"]
+    assert "a <note>" in page.words["p"]
+    assert "Interrupted: the results are incomplete." in page.words["p"]
+    assert not any(section.rows for section in page.sections)
+
+
+def test_an_answer_has_pictures_and_tables() -> None:
+    answer = report_answer(more(), "skew")
+    page = Page(answer_page(answer))
+    [table] = answer.tables
+    titles = [section.title for section in page.sections[1:]]
+    assert titles[-1] in (table.title, "Not read")
+    assert f"{table.title}: bytes" in titles
+    assert "bytes by memcg and node" in titles
+    assert sorted(page.named(f"{table.title}: bytes").amounts) == [700, 4000, 4096]
+    assert sorted(page.named("bytes by memcg and node").amounts) == [700, 4000, 4096]
+    assert page.words["h1"] == [f"memcg-inspect {answer.command}"]
