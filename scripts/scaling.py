@@ -1,0 +1,190 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+"""
+Measure how the time of an audit grows with the machine: `scripts/bench --scale`.
+
+The images differ from a base in one thing each: memory, memcgs, possible CPUs, slab objects or
+percpu chunks. Memory that a guest never touched costs nothing, and CPUs that are possible and never
+come online cost little, so a small machine can make images of large ones.
+"""
+
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import NamedTuple
+
+from labkit import images
+from labkit.errors import LabError
+
+from memcg_inspect.collect import audit
+from memcg_inspect.image.image import image_of
+from memcg_inspect.image.program import ImageSource, open_program
+from memcg_inspect.linux.mm.mmzone import page_ranges, possible_cpus
+from memcg_inspect.report import Report
+
+KERNEL, NODES = "7.3", 2
+#: Audits of each image.
+TIMES = 5
+
+
+@dataclass(frozen=True)
+class Size:
+    """
+    How large a machine is made.
+
+    :ivar memory: GiB
+    :ivar objects: slab objects that memcgs are charged for
+    :ivar maps: BPF maps with a thousand percpu allocations of 2 KiB each
+    """
+
+    memory: int = 8
+    memcgs: int = 1000
+    cpus: int = 4
+    objects: int = 200_000
+    maps: int = 1
+
+    def image(self) -> Path:
+        """Return an image of such a machine; make it unless it is in the cache."""
+        words = (
+            # Chunks of percpu memory are smaller so, and more fit into the memory.
+            *("maxcpus=4", "percpu_alloc=page", f"lab.memcgs={self.memcgs}"),
+            *(f"lab.objects={self.objects}", f"lab.maps={self.maps}"),
+        )
+        return images.image(
+            KERNEL,
+            str(NODES),
+            "scale",
+            memory=f"{self.memory}G",
+            cpus=self.cpus,
+            append=" ".join(words),
+        )
+
+
+BASE = Size()
+#: What is larger in the images of a row, and by what it is counted.
+LARGER: Mapping[str, tuple[Size, ...]] = {
+    "pages of memory": (replace(BASE, memory=1), replace(BASE, memory=16)),
+    "memcgs on nodes": (replace(BASE, memcgs=3_000), replace(BASE, memcgs=10_000)),
+    "per-CPU parts": (replace(BASE, cpus=64), replace(BASE, cpus=255)),
+    "slabs": (replace(BASE, objects=2_000_000), replace(BASE, objects=8_000_000)),
+    "percpu pages": (replace(BASE, maps=30), replace(BASE, maps=120)),
+}
+#: A host with 1 TiB, 10,000 memcgs, 8 nodes and 256 CPUs.
+HOST = {
+    "pages of memory": 1 << 28,
+    "memcgs on nodes": 10_000 * 9,
+    "per-CPU parts": 10_000 * 9 * 256,
+    "slabs": 5_000_000,
+    "percpu pages": 10_000 * 9 * 256 * 1024 // 4096,
+}
+
+
+class Measured(NamedTuple):
+    """
+    Audits of one image.
+
+    :ivar amounts: what the image has, by the names of :data:`LARGER`
+    :ivar seconds: median by stage
+    :ivar spread: the longest audit less the shortest, in seconds
+    """
+
+    amounts: Mapping[str, int]
+    seconds: Mapping[str, float]
+    spread: float
+
+    @property
+    def total(self) -> float:
+        """The time of a whole audit, in seconds."""
+        return sum(self.seconds.values())
+
+
+class Growth(NamedTuple):
+    """
+    How the time of an audit grows with one thing.
+
+    :ivar name: of the thing
+    :ivar slope: seconds for each
+    :ivar residual: the largest distance of a time from the line, in seconds
+    """
+
+    name: str
+    slope: float
+    residual: float
+
+
+def measure(core: Path, times: int = TIMES) -> Measured:
+    """Audit an image several times, with one process."""
+    runs = []
+    for _ in range(times):
+        image = image_of(open_program(ImageSource(core=str(core), debuginfo="btf")))
+        image.jobs = 1
+        report = audit(image)
+        if report.verdict != "exact":
+            raise LabError(f"{core}: the verdict is {report.verdict}")
+        runs.append(report.timings)
+        pages = sum(end - start for start, end in page_ranges(image))
+        amounts = _amounts(report, len(possible_cpus(image)), pages)
+        del image, report
+    totals = [sum(run.values()) for run in runs]
+    seconds = {stage: statistics.median(run[stage] for run in runs) for stage in runs[0]}
+    return Measured(amounts, seconds, max(totals) - min(totals))
+
+
+def _amounts(report: Report, cpus: int, pages: int) -> dict[str, int]:
+    cells = len(report.memcgs) * (NODES + 1)
+    return {
+        "pages of memory": pages,
+        "memcgs on nodes": cells,
+        "per-CPU parts": cells * cpus,
+        "slabs": sum(usage.slabs for usage in report.slab_usage),
+        "percpu pages": sum(usage.pages for usage in report.percpu_usage),
+    }
+
+
+def growth(name: str, some: Sequence[Measured]) -> Growth:
+    """Fit a line to the times of images that differ in one thing."""
+    amounts = [float(one.amounts[name]) for one in some]
+    times = [one.total for one in some]
+    slope, start = statistics.linear_regression(amounts, times)
+    lines = (start + slope * amount for amount in amounts)
+    residual = max(abs(line - time) for line, time in zip(lines, times, strict=True))
+    return Growth(name, slope, residual)
+
+
+def predicted(base: Measured, lines: Sequence[Growth]) -> float:
+    """Return the time of an audit of the :data:`HOST`, in seconds, by these lines."""
+    more = ((HOST[line.name] - base.amounts[line.name]) * line.slope for line in lines)
+    return base.total + sum(more)
+
+
+def report_lines() -> Iterator[str]:
+    """Measure all images; yield the lines of a table as they are known."""
+    stages = ("memcgs", "counters", "pages", "percpu", "judge")
+    yield f"{KERNEL}, {NODES} nodes: seconds of an audit, with one process, median of {TIMES}"
+    yield ""
+    heads = "".join(f"{stage:>10}" for stage in (*stages, "all", "spread"))
+    yield f"{'image':34}{heads}"
+    base = measure(BASE.image())
+
+    def line(name: str, one: Measured) -> str:
+        times = [*(one.seconds[stage] for stage in stages), one.total, one.spread]
+        return f"{name:34}" + "".join(f"{seconds:10.2f}" for seconds in times)
+
+    yield line("base", base)
+    found = []
+    for name, sizes in LARGER.items():
+        some = [base]
+        for size in sizes:
+            some.append(measure(size.image()))
+            yield line(f"{some[-1].amounts[name]:,} {name}", some[-1])
+        found.append(growth(name, some))
+    yield ""
+    heads = f"{'in base':>12}{'microseconds':>14}{'residual':>12}{'of the host':>14}"
+    yield f"{'for each of':20}{heads}"
+    for each in found:
+        yield (
+            f"{each.name:20}{base.amounts[each.name]:12,}{each.slope * 1e6:14.3f}"
+            f"{each.residual:10.2f} s{HOST[each.name]:14,}"
+        )
+    yield ""
+    yield f"An audit of the host would take {predicted(base, found):,.0f} s on one core."
