@@ -144,6 +144,8 @@ class Counters:
 
         :return: ``None`` if some counters could not be read: these may be any item's
         """
+        if memcg in self.partial:
+            return None
         below = (*self._children.get(memcg, ()), *self._removed.get(memcg, ()))
         found: set[str] = set()
         for one in (memcg, *below):

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from support.made import DEAD, ROOT, A, B, family, tree
 
 from memcg_inspect.checks.counters import Counters, CounterValue
@@ -104,3 +106,21 @@ def test_unknown_item_node_or_memcg_is_none() -> None:
     assert whole.own(A, ITEM, 3) is None
     assert whole.own(0x9999, ITEM) is None
     assert whole.hierarchical(0x9999, ITEM) is None
+
+
+def test_items_that_a_memcg_or_those_below_it_have() -> None:
+    quiet = {"NR_SHMEM": Stat(0, 0, 0, 0)}
+    stats = {memcg: {**of, **quiet} for memcg, of in STATS.items()}
+    by_node = {(memcg, nid): {"NR_FILE": Stat(0, 0, 0)} for memcg in stats for nid in (0, 1)}
+    whole = Counters(family(), stats, by_node)
+    assert whole.active(B) == {ITEM}
+    only_in_child = {**stats, A: quiet}
+    assert Counters(family(), only_in_child, by_node).active(A) == {ITEM}
+    on_a_node = {**by_node, (A, 1): {"NR_FILE": Stat(0, 0, -1)}}
+    assert Counters(family(), stats, on_a_node).active(A) == {ITEM, "NR_FILE"}
+    # What was not read may be anything.
+    unread = {cell: of for cell, of in by_node.items() if cell != (DEAD, 1)}
+    assert Counters(family(), stats, unread).active(A) is None
+    assert Counters(family(), stats, unread).active(B) == {ITEM}
+    partial = {a: replace(m, whole=a != B) for a, m in family().items()}
+    assert Counters(partial, stats, by_node).active(B) is None

@@ -71,7 +71,7 @@ def read_percpu(
     :return: each range once, in the order of the pointers, and its copies, or why one of them
         cannot be read
     """
-    most = min(max(_MOST // len(percpu_offsets(image)), SMALLEST_PAGE), _MOST_OF_CPU)
+    most = min(max(_MOST // max(len(percpu_offsets(image)), 1), SMALLEST_PAGE), _MOST_OF_CPU)
     for run in _runs(sorted(set(ranges)), most):
         yield from _copies(image, run)
 
@@ -102,8 +102,7 @@ def _copies(
 ) -> Iterator[tuple[PercpuRange, Copies | FaultError]]:
     start = run[0].pointer
     length = max(one.pointer + one.size for one in run) - start
-    empty = bytes(length)
-    nothing = {one.size: bytes(one.size) for one in run}
+    empty = b""
     found: dict[PercpuRange, Copies] = {one: {} for one in run}
     for cpu, offset in percpu_offsets(image).items():
         try:
@@ -115,11 +114,13 @@ def _copies(
             for one in run:
                 yield from _copies(image, [one])
             return
+        if not empty:  # the length is known to be plausible now
+            empty = bytes(length)
         if data == empty:
             continue
         for one, copies in found.items():
             at = one.pointer - start
             copy = data[at : at + one.size]
-            if copy != nothing[one.size]:
+            if not empty.startswith(copy):
                 copies[cpu] = copy
     yield from found.items()

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterator
+from functools import cached_property
 
 from drgn import FaultError
 from drgn.helpers.linux.mm import follow_page
@@ -45,7 +46,6 @@ class PcpuPages:
         self._nids: dict[int, int] = {}
         #: Those that were found with others, or by earlier readers of a session.
         self._known = image.keep(_no_nids)
-        self._tables: KernelTables | None = None
         self._blocks: OrderedDict[int, int | list[int] | None] = OrderedDict()
 
     def nid(self, address: int) -> int:
@@ -103,13 +103,19 @@ class PcpuPages:
 
     def _together(self, start: int, size: int) -> Iterator[int | None]:
         """Yield the nodes of pages as far as they are mapped; ``None`` for unreadable ones."""
-        if self._tables is None:
-            self._tables = KernelTables(self._image, Coverage())
-        if self._tables.can_read:
-            for first, number in self._tables.pages(
-                start % (1 << 8 * self._memory.word_size), size
-            ):
-                yield from map(self._of_frame, range(first, first + number))
+        tables = self._tables
+        if tables is None:
+            return
+        for first, number in tables.pages(start % (1 << 8 * self._memory.word_size), size):
+            yield from map(self._of_frame, range(first, first + number))
+
+    @cached_property
+    def _tables(self) -> KernelTables | None:
+        try:
+            tables = KernelTables(self._image, Coverage())
+        except FaultError:
+            return None
+        return tables if tables.can_read else None
 
     def _of_frame(self, pfn: int) -> int | None:
         number, at = divmod(pfn, _BLOCK)
