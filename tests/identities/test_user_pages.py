@@ -337,4 +337,5 @@ def test_planted_faults(lab: Lab, kernel: str) -> None:
         now = subject.audit(fault)
         outcomes[planter.what] = ended(subject.report, "user_pages", fault, now).outcome
     assert set(outcomes.values()) - {"no victim"} == {"found"}
-    assert list(outcomes.values()).count("no victim") <= 3
+    # What an image has not is left out: pages of one kind may all be on the node of their counter.
+    assert list(outcomes.values()).count("found") >= 10
