@@ -100,11 +100,15 @@ def find_tasks_and_dead(image: Image, on_fault: OnFault) -> list[Object]:
     :return: ``struct task_struct *`` objects
     """
     tasks = {task.value_(): task for task in find_tasks(image, on_fault)}
+    # The queues of a running kernel change while they are read. It is read several times.
+    faults: list[FaultError] = []
     if has_member(image, "struct rq", "cfs_tasks"):  # CONFIG_SMP
         for cpu in online_cpus(image):
             head = per_cpu(image.object("runqueues"), cpu).cfs_tasks.address_of_()
-            for task in list_entries(image, _TASK, head, "se.group_node", on_fault):
+            for task in list_entries(image, _TASK, head, "se.group_node", faults.append):
                 tasks.setdefault(task.value_(), task)
+    for fault in () if image.is_moving else faults:
+        on_fault(fault)
     return list(tasks.values())
 
 
