@@ -29,7 +29,7 @@ OF_DRGN = {
 IN_BTF = {
     *("N_MEMORY", "N_POSSIBLE", "NR_FREE_PAGES", "PIDTYPE_PID"),
     *("cached_stacks", "int_active_memcg", "krc", "memcg_stock", "numa_node", "rcu_data"),
-    *("trace_buffered_event", "vm_event_states"),
+    *("runqueues", "trace_buffered_event", "vm_event_states"),
     *("__preempt_count", "pcpu_hot"),
     "__get_obj_cgroup_from_memcg",
 }
