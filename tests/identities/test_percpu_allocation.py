@@ -168,11 +168,10 @@ def test_percpu_memory_that_is_freed(lab: Lab) -> None:
     cpus = len(list(for_each_possible_cpu(prog)))
     each = size // charged(LEAST, cpus) * LEAST
     assert size == charged(each, cpus)
-    # Other CPUs may have left other charges half done, of the same memcg, too.
+    # Other tasks may have left other charges half done, of the same memcg, too.
+    pid = int(cpu_curr(prog, stopped).pid)
     every = not_exact(subject, "percpu", "objcg_bytes")
-    rows = {
-        key: row for key, row in every.items() if row.allowance and row.allowance.cpu == stopped
-    }
+    rows = {key: row for key, row in every.items() if row.allowance and row.allowance.pid == pid}
     [path] = {path for identity, path in rows if identity == "percpu"}
     assert rows["percpu", path].difference == size
     for (identity, _), row in rows.items():
