@@ -389,9 +389,9 @@ class PercpuReader:
     def _count_static(self) -> None:
         """Count the pages before the first chunk: static and reserved percpu memory."""
         size = mem_map(self.image).page_size
-        for address in self._static_pages():
-            for offset in self._unit_offsets:
-                nid = self._places.nid(address + offset)
+        pages = self._static_pages()
+        for offset in self._unit_offsets:
+            for nid in self._places.nids(pages.start + offset, len(pages)):
                 self.pages[nid] += 1
                 self.allocated[nid] += size
 
