@@ -30,9 +30,9 @@ from memcg_inspect.linux.mm.mm_types import (
     PagePiece,
     RawPiece,
     page_layout,
-    positions,
     scan_range,
 )
+from memcg_inspect.linux.mm.mm_types_columns import positions
 from memcg_inspect.linux.mm.mmzone import PageRange, mem_map, memory_map_end
 from memcg_inspect.linux.mm.slab import SlabReader
 from memcg_inspect.model import Coverage
@@ -166,7 +166,7 @@ class _Piece:
         self._kinds = bytearray(self._marks.codes.translate(reader.translate))
         # 1: counted, or to be counted, with the block that the page is in; 2: claimed by its owner.
         self._done = bytearray(self._count)
-        zones = reader.layout.zone.column(raw.data, self._frames.size)
+        zones = raw.columns.flags(reader.layout.zone)
         nids = raw.nids
         is_one = isinstance(nids, int) and zones == zones[:1] * self._count
         self._zone: tuple[int, int] | None = None

@@ -9,13 +9,8 @@ import pytest
 from drgn import Architecture, Platform, PlatformFlags, Program
 
 from memcg_inspect.image.memory import Memory
-from memcg_inspect.linux.mm.mm_types import (
-    Marker,
-    PageLayout,
-    compound_orders,
-    page_nids,
-    positions,
-)
+from memcg_inspect.linux.mm.mm_types import PageLayout, compound_orders, page_nids
+from memcg_inspect.linux.mm.mm_types_columns import Marker, PageColumns, positions
 from memcg_inspect.linux.mm.mmzone import MemMap
 
 SIZE, FLAGS, ORDER = 64, 8, 17
@@ -31,11 +26,9 @@ def mem_map(width: int, word: int = 8) -> MemMap:
     return MemMap(0xEA << 56, SIZE, 12, FLAGS, 8 * word - width, (1 << width) - 1, 0xFF << 56)
 
 
-def pages(of: Memory, *flags: int) -> bytes:
-    return b"".join(
-        (bytes(FLAGS) + word.to_bytes(of.word_size, of.order)).ljust(SIZE, b"\xa5")
-        for word in flags
-    )
+def pages(of: Memory, *flags: int) -> PageColumns:
+    words = [word.to_bytes(of.word_size, of.order) for word in flags]
+    return PageColumns(b"".join((bytes(FLAGS) + w).ljust(SIZE, b"\xa5") for w in words), SIZE)
 
 
 @pytest.mark.parametrize("flags", [LITTLE, PlatformFlags.IS_64_BIT, PlatformFlags(0)])
@@ -112,7 +105,7 @@ def test_positions_of_marks() -> None:
 def test_marks_of_pages() -> None:
     data = b"".join(bytes([0, byte]).ljust(SIZE, b"\0") for byte in (0x31, 0x30, 0x21, 0xF1))
     marker = Marker(1, 0x11, 0x11)
-    column = marker.column(data, SIZE)
+    column = PageColumns(data, SIZE).of(marker)
     assert list(positions(column, 4)) == [0, 3]
     found = [marker.is_set(data[i * SIZE : (i + 1) * SIZE]) for i in range(4)]
     assert found == [True, False, False, True]

@@ -25,14 +25,9 @@ from memcg_inspect.image.image import Image
 from memcg_inspect.image.layout import constant
 from memcg_inspect.image.lookup import UnknownKernelError
 from memcg_inspect.linux.mm.hugetlb import HugetlbPages
-from memcg_inspect.linux.mm.internal import ZonePageReader, all_of, page_type_markers
-from memcg_inspect.linux.mm.mm_types import (
-    FlagColumn,
-    Marker,
-    RawPiece,
-    page_layout,
-    positions,
-)
+from memcg_inspect.linux.mm.internal import ZonePageReader, page_type_markers
+from memcg_inspect.linux.mm.mm_types import RawPiece, page_layout
+from memcg_inspect.linux.mm.mm_types_columns import FlagColumn, Marker, PageColumns, positions
 from memcg_inspect.linux.mm.mmzone import mem_map
 from memcg_inspect.linux.mm.page_alloc import bare_markers
 from memcg_inspect.linux.mm.page_flags import page_flags
@@ -55,7 +50,6 @@ _ANON, _MOVABLE = 1, 2
 _PP_SIGNATURE, _PP_MASK = 0x40, 0x7C
 #: The upper 16 bits of ``POISON_POINTER_DELTA`` (``CONFIG_ILLEGAL_POINTER_VALUE``).
 _POISON = 0xDEAD
-_NOT_ZERO = b"\0" + b"\1" * 255
 
 #: The code of pages that no mark tells the kind of.
 UNMARKED = 0
@@ -169,42 +163,41 @@ class MarkReader:
 
     def read(self, raw: RawPiece) -> Marks:
         """Find the marks of a piece of the memory map."""
-        data, size, layout = raw.data, self._frames.size, self._layout
-        count = len(data) // size
-        everything = int.from_bytes(b"\1" * count, "little")
-        tails = layout.tail.column(data, size)
+        layout, columns = self._layout, raw.columns
+        count = columns.count
+        tails = columns.of(layout.tail)
         for i, order in raw.orders.items():
             # Tails of a hugetlb page can look like heads.
             tails |= int.from_bytes(b"\1" * (min(1 << order, count - i) - 1), "little") << 8 * (
                 i + 1
             )
-        alone = everything & ~tails
+        alone = columns.everything & ~tails
         codes, known = 0, 0
-        slabs = all_of(layout.slab, data, size) & alone
+        slabs = columns.all_of(layout.slab) & alone
         for kind, markers in self._types.items():
-            column = all_of(markers, data, size) & alone & ~slabs & ~known
+            column = columns.all_of(markers) & alone & ~slabs & ~known
             codes += column * self._code[kind]
             known |= column
         codes += slabs * self._code["slab"]
-        kmem = layout.kmem.column(data, size) & alone & ~slabs
+        kmem = columns.of(layout.kmem) & alone & ~slabs
         known |= slabs
-        for kind, columns in self._reserved_pages(data).items():
-            column = columns & alone & ~known
+        for kind, pages in self._reserved_pages(columns).items():
+            column = pages & alone & ~known
             codes += column * self._code[kind]
             known |= column
-        pool = all_of(self._pool, data, size) & alone & ~known & ~kmem
-        pool &= self._references(data, count)
+        pool = columns.all_of(self._pool) & alone & ~known & ~kmem
+        pool &= self._references(columns)
         codes += pool * self._code["page_pool"]
         known |= pool
-        users, found = self._users(data, count, alone & ~known & ~kmem)
+        users, found = self._users(columns, alone & ~known & ~kmem)
         codes += users
         known |= found
-        bare = all_of(self._bare, data, size) & alone & ~known
-        bare &= ~kmem & ~layout.head.column(data, size)
+        bare = columns.all_of(self._bare) & alone & ~known
+        bare &= ~kmem & ~columns.of(layout.head)
         found_codes = bytearray(codes.to_bytes(count, "little"))
         self._set_others(raw, found_codes, alone)
-        unlisted = alone & ~layout.on_lru.column(data, size)
-        unevictable = self._flagged(self._unevictable, data) & alone
+        unlisted = alone & ~columns.of(layout.on_lru)
+        unevictable = _flagged(self._unevictable, columns) & alone
         if self._secret:
             self._set_secret(raw, found_codes, unlisted | unevictable)
         return Marks(
@@ -213,45 +206,42 @@ class MarkReader:
             tails=tails,
             bare=bare,
             kmem=kmem,
-            lru=self._lru.column(data, size),
-            mlocked=(self._flagged(self._mlocked, data) & unevictable & ~unlisted).to_bytes(
+            lru=columns.flags(self._lru),
+            mlocked=(_flagged(self._mlocked, columns) & unevictable & ~unlisted).to_bytes(
                 count, "little"
             ),
         )
 
-    def _reserved_pages(self, data: bytes) -> dict[str, int]:
+    def _reserved_pages(self, columns: PageColumns) -> dict[str, int]:
         """Return pages that are reserved, and those that are poisoned, the most special first."""
         flags = {
             "hwpoison": self._hwpoison,
             "memmap": self._self_hosted,
             "reserved": self._reserved,
         }
-        found = {
-            kind: flag.column(data, self._frames.size) if flag is not None else 0
-            for kind, flag in flags.items()
-        }
+        found = {kind: _flagged(flag, columns) for kind, flag in flags.items()}
         found["memmap"] &= found["reserved"]
         return found
 
-    def _users(self, data: bytes, count: int, rest: int) -> tuple[int, int]:
+    def _users(self, columns: PageColumns, rest: int) -> tuple[int, int]:
         """
         Find user pages, which are mapped by processes, or belong to files.
 
         :param rest: pages that can be
         :return: the codes of their kinds, and the pages
         """
-        size, layout = self._frames.size, self._layout
-        anon = self._anon.column(data, size)
-        charged = layout.lru.column(data, size) & self._words(data, layout.memcg_data, count)
-        listed = layout.on_lru.column(data, size)
-        used = self._references(data, count)
+        layout, word = self._layout, self._memory.word_size
+        anon = columns.of(self._anon)
+        charged = columns.of(layout.lru) & columns.not_zero(layout.memcg_data, word)
+        listed = columns.of(layout.on_lru)
+        used = self._references(columns)
         users = rest & used & (anon | charged | listed)
-        mapped = self._words(data, self._mapping, count) & users
+        mapped = columns.not_zero(self._mapping, word) & users
         anon &= users
-        movable = self._movable.column(data, size) & mapped & ~listed & ~charged
+        movable = columns.of(self._movable) & mapped & ~listed & ~charged
         users &= ~movable
         mapped &= ~anon & ~movable
-        shmem = mapped & self._swapbacked.column(data, size)
+        shmem = mapped & columns.of(self._swapbacked)
         kinds = {
             "anon": anon,
             "shmem": shmem,
@@ -260,18 +250,8 @@ class MarkReader:
         }
         return sum(column * self._code[kind] for kind, column in kinds.items()), users
 
-    def _words(self, data: bytes, start: int, count: int) -> int:
-        """Return a column of whether a word is not 0."""
-        return self._not_zero(data, range(start, start + self._memory.word_size), count)
-
-    def _references(self, data: bytes, count: int) -> int:
-        return self._not_zero(data, range(self._layout.refcount, self._layout.refcount + 4), count)
-
-    def _not_zero(self, data: bytes, offsets: range, count: int) -> int:
-        words = 0
-        for offset in offsets:
-            words |= int.from_bytes(data[offset :: self._frames.size], "little")
-        return int.from_bytes(words.to_bytes(count, "little").translate(_NOT_ZERO), "little")
+    def _references(self, columns: PageColumns) -> int:
+        return columns.not_zero(self._layout.refcount, 4)
 
     def _set_others(self, raw: RawPiece, codes: bytearray, alone: int) -> None:
         """Set the codes of hugetlb pages, and of pages of zsmalloc on kernels without that type."""
@@ -281,14 +261,11 @@ class MarkReader:
                 at = i * size + self._layout.refcount
                 codes[i] = code["hugetlb" if any(raw.data[at : at + 4]) else "hugetlb_free"]
         if self._zsmalloc is not None:
-            movable = self._movable.column(raw.data, size) & alone
+            movable = raw.columns.of(self._movable) & alone
             for i in positions(movable, len(codes)):
                 word = self._memory.word_at(raw.data, i * size + self._mapping)
                 if codes[i] == UNMARKED and word == self._zsmalloc:
                     codes[i] = code["zsmalloc"]
-
-    def _flagged(self, flag: Marker | None, data: bytes) -> int:
-        return flag.column(data, self._frames.size) if flag is not None else 0
 
     def _set_secret(self, raw: RawPiece, codes: bytearray, candidates: int) -> None:
         """
@@ -325,6 +302,10 @@ class MarkReader:
     def links(self, raw: RawPiece) -> list[int]:
         """Return the first word of ``page->lru`` of each page of a piece."""
         return self._memory.words(raw.data, self._link, self._frames.size)
+
+
+def _flagged(flag: Marker | None, columns: PageColumns) -> int:
+    return columns.of(flag) if flag is not None else 0
 
 
 def _operations(image: Image, name: str) -> int:

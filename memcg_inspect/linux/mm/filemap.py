@@ -38,13 +38,8 @@ from memcg_inspect.image.layout import constant
 from memcg_inspect.linux.arch.page_tables import huge_page_order
 from memcg_inspect.linux.mm.backing_dev import MappingReader
 from memcg_inspect.linux.mm.hugetlb import HugetlbPages
-from memcg_inspect.linux.mm.mm_types import (
-    MEMCG_DATA_FLAGS,
-    Marker,
-    RawPiece,
-    page_layout,
-    positions,
-)
+from memcg_inspect.linux.mm.mm_types import MEMCG_DATA_FLAGS, RawPiece, page_layout
+from memcg_inspect.linux.mm.mm_types_columns import Marker, positions
 from memcg_inspect.linux.mm.mmzone import mem_map
 from memcg_inspect.linux.mm.rmap import MapcountReader
 from memcg_inspect.model import Coverage, ImageError
@@ -57,7 +52,6 @@ _ANON, _FLAGS = 1, 3
 _IS_ANON, _CACHED, _SWAPBACKED, _WRITEBACK, _SWAPCACHE, _MAPPED = (1 << n for n in range(6))
 #: If fewer pages than one in so many are of use, they are picked one by one.
 _SPARSE = 8
-_NOT_ZERO = b"\0" + b"\1" * 255
 
 #: Pages by payer (``struct obj_cgroup *``; of user pages up to 7.0 ``struct mem_cgroup *``), node
 #: and item.
@@ -172,6 +166,8 @@ class UserPageReader:
     def read(self, raw: RawPiece) -> PagesByItem:
         """Add up the pages of a piece of the memory map."""
         found, columns = PagesByItem(), self._columns(raw)
+        if columns is None:
+            return found
         if not columns.user and not columns.kmem & (columns.mapped | columns.head):
             return found
         words = self._memory.words(raw.data, self._layout.memcg_data, self._frames.size)
@@ -257,42 +253,38 @@ class UserPageReader:
             else:
                 found[payer, nid, "NR_FILE_MAPPED"] += pages
 
-    def _columns(self, raw: RawPiece) -> _Columns:
-        data, size, layout = raw.data, self._frames.size, self._layout
-        count = len(data) // size
-        first = int.from_bytes(b"\1" * count, "little") & ~layout.tail.column(data, size)
+    def _columns(self, raw: RawPiece) -> _Columns | None:
+        """Return the columns of a piece; ``None`` if it has no charged pages."""
+        layout, piece, word = self._layout, raw.columns, self._memory.word_size
+        count = piece.count
+        charged = piece.not_zero(layout.memcg_data, word)
+        if not charged:
+            return None
+        first = piece.everything & ~piece.of(layout.tail)
         for i, order in raw.orders.items():
             # Tails of a hugetlb page can look like heads.
             tails = min(1 << order, count - i) - 1
             first &= ~(int.from_bytes(b"\1" * tails, "little") << 8 * (i + 1))
-        charged = self._not_zero(data, layout.memcg_data, count) & first
-        mapping = self._not_zero(data, self._mapping, count)
-        cached = mapping & self._flagged.column(data, size)
-        swapbacked = self._swapbacked.column(data, size)
-        mapped = self._mapcounts.column(data)
+        charged &= first
+        cached = piece.not_zero(self._mapping, word) & piece.of(self._flagged)
+        swapbacked = piece.of(self._swapbacked)
+        mapped = self._mapcounts.mapped(piece)
         parts = (
-            self._anon.column(data, size),
+            piece.of(self._anon),
             cached,
             swapbacked,
-            self._writeback.column(data, size),
-            self._swapcache.column(data, size),
+            piece.of(self._writeback),
+            piece.of(self._swapcache),
             mapped,
         )
         states = sum(column << n for n, column in enumerate(parts))
-        user = layout.lru.column(data, size) & charged
+        user = piece.of(layout.lru) & charged
         return _Columns(
             number=count,
             user=user,
-            kmem=layout.kmem.column(data, size) & charged,
-            head=layout.head.column(data, size),
+            kmem=piece.of(layout.kmem) & charged,
+            head=piece.of(layout.head),
             mapped=mapped,
             states=states.to_bytes(count, "little"),
-            dirty=self._dirty.column(data, size) & user & cached & ~swapbacked,
+            dirty=piece.of(self._dirty) & user & cached & ~swapbacked,
         )
-
-    def _not_zero(self, data: bytes, start: int, count: int) -> int:
-        """Return a column of whether a word is not 0."""
-        words = 0
-        for offset in range(start, start + self._memory.word_size):
-            words |= int.from_bytes(data[offset :: self._frames.size], "little")
-        return int.from_bytes(words.to_bytes(count, "little").translate(_NOT_ZERO), "little")

@@ -12,7 +12,8 @@ from drgn import FaultError, offsetof
 
 from memcg_inspect.image.image import Image
 from memcg_inspect.image.layout import constant, has_member
-from memcg_inspect.linux.mm.mm_types import Marker, page_layout, type_markers
+from memcg_inspect.linux.mm.mm_types import page_layout, type_markers
+from memcg_inspect.linux.mm.mm_types_columns import Marker
 from memcg_inspect.linux.mm.mmzone import mem_map
 
 __all__ = ("HugetlbPages", "huge_page_orders")

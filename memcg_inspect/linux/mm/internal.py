@@ -14,41 +14,24 @@ type") (in v6.11), that of pages that are not accepted yet in 6.12.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from itertools import compress, repeat
 
 from drgn import offsetof
 
 from memcg_inspect.image.image import Image
 from memcg_inspect.image.layout import array_length, constant, member_type
-from memcg_inspect.linux.mm.mm_types import (
-    Marker,
-    RawPiece,
-    page_layout,
-    type_markers,
-)
+from memcg_inspect.linux.mm.mm_types import RawPiece, page_layout, type_markers
+from memcg_inspect.linux.mm.mm_types_columns import Marker, positions
 from memcg_inspect.linux.mm.mmzone import mem_map
 from memcg_inspect.model_pages import ZoneUse
 
-__all__ = ("ZonePageReader", "all_of", "page_type_markers", "zone_uses")
+__all__ = ("ZonePageReader", "page_type_markers", "zone_uses")
 
 #: ``PG_buddy`` etc. while they were macros (up to 6.9). 0: the kernel has no such type.
 _MACROS = {"buddy": 0x80, "offline": 0x100, "table": 0x200, "guard": 0x400}
 #: Page types of pages that counters of zones count.
 _TYPES: tuple[ZoneUse, ...] = ("zsmalloc", "unaccepted")
-
-
-def all_of(markers: Iterable[Marker], data: bytes, size: int) -> int:
-    """
-    Return the pages for which all tests are true, as :meth:`Marker.column` does.
-
-    :return: 0 if there are no tests
-    """
-    found: int | None = None
-    for marker in markers:
-        column = marker.column(data, size)
-        found = column if found is None else found & column
-    return found or 0
 
 
 def page_type_markers(image: Image, name: str) -> tuple[Marker, ...]:
@@ -101,14 +84,15 @@ class ZonePageReader:
         :return: column of their first pages, and the order of each, ``buddy_order()``; one that
             cannot be right is :attr:`most_order` plus one
         """
-        size = self._frames.size
-        count = len(raw.data) // size
-        found = all_of(self._buddy, raw.data, size) & alone
+        columns = raw.columns
+        found = columns.all_of(self._buddy) & alone
         if not found:
             return 0, []
-        words = self._memory.words(raw.data, self._private, size)
-        marked = compress(words, found.to_bytes(count, "little"))
-        return found, [min(order, self._orders) for order in marked]
+        orders = [
+            min(self._memory.word_at(columns.data, i * columns.size + self._private), self._orders)
+            for i in positions(found, columns.count)
+        ]
+        return found, orders
 
     @property
     def most_order(self) -> int:
@@ -128,14 +112,13 @@ class ZonePageReader:
             order :attr:`most_order` plus one
         :param pages: number of pages by use, node and zone
         """
-        data, size = raw.data, self._frames.size
-        count = len(data) // size
-        alone = int.from_bytes(b"\1" * count, "little") & ~self._layout.tail.column(data, size)
-        zones = self._layout.zone.column(data, size)
+        columns = raw.columns
+        alone = columns.everything & ~columns.of(self._layout.tail)
+        zones = columns.flags(self._layout.zone)
 
         def chosen(column: int) -> Iterator[tuple[int, int]]:
             """Return node and zone of the pages that a column marks."""
-            marks = column.to_bytes(count, "little")
+            marks = column.to_bytes(columns.count, "little")
             if isinstance(raw.nids, int):
                 return zip(repeat(raw.nids), compress(zones, marks))  # noqa: B905  one is endless
             return zip(compress(raw.nids, marks), compress(zones, marks), strict=True)
@@ -146,13 +129,13 @@ class ZonePageReader:
         ).items():
             free[nid, zone, order] += blocks
         for use, markers in self.markers.items():
-            column = all_of(markers, data, size) & alone & ~buddies
+            column = columns.all_of(markers) & alone & ~buddies
             if not column:
                 continue
             each = 1 << self.most_order if use == "unaccepted" else 1
             for (nid, zone), blocks in Counter(chosen(column)).items():
                 pages[use, nid, zone] += blocks * each
-            marks = column.to_bytes(count, "little")
+            marks = column.to_bytes(columns.count, "little")
             for i, order in raw.orders.items():
                 if marks[i]:
                     pages[use, raw.nid(i), zones[i]] += (1 << order) - 1

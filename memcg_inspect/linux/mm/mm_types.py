@@ -27,7 +27,6 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
-from functools import cache
 from itertools import compress, repeat
 from typing import NamedTuple
 
@@ -36,6 +35,7 @@ from drgn import FaultError, offsetof, sizeof
 from memcg_inspect.image.image import Image, per_image
 from memcg_inspect.image.layout import constant, has_member
 from memcg_inspect.image.memory import PIECE, Memory
+from memcg_inspect.linux.mm.mm_types_columns import FlagColumn, Marker, PageColumns, positions
 from memcg_inspect.linux.mm.mmzone import (
     MemMap,
     PageRange,
@@ -48,11 +48,9 @@ from memcg_inspect.model import ImageError
 
 __all__ = (
     "LRU_FLAGS",
-    "FlagColumn",
     "KmemPage",
     "LruFlags",
     "LruPages",
-    "Marker",
     "PageLayout",
     "PagePiece",
     "RawPiece",
@@ -60,7 +58,6 @@ __all__ = (
     "page_layout",
     "page_type_base",
     "pages_per_piece",
-    "positions",
     "scan_pages",
     "scan_range",
     "type_markers",
@@ -78,61 +75,6 @@ MEMCG_DATA_KMEM = 2
 #: macros to enum") (in v6.10).
 PG_TABLE = 0x200
 PAGE_TYPE_BASE = 0xF0000000
-
-
-@cache
-def _table(mask: int, value: int) -> bytes:
-    return bytes((byte & mask) == value for byte in range(256))
-
-
-class Marker(NamedTuple):
-    """
-    A test of one byte of ``struct page``: ``(byte & mask) == value``.
-
-    :ivar offset: offset of the byte in ``struct page``
-    :ivar mask: bits of the byte to compare
-    :ivar value: value of these bits if the test is true
-    """
-
-    offset: int
-    mask: int
-    value: int
-
-    def column(self, data: bytes, size: int) -> int:
-        """
-        Return the result of the test for each page.
-
-        :param size: ``sizeof(struct page)``
-        :return: an integer with a byte for each page, 1 or 0, the first page in the lowest byte
-        """
-        table = _table(self.mask, self.value)
-        return int.from_bytes(data[self.offset :: size].translate(table), "little")
-
-    def is_set(self, raw: bytes) -> bool:
-        """Return the result of the test for one ``struct page``."""
-        return raw[self.offset] & self.mask == self.value
-
-
-class FlagColumn(NamedTuple):
-    """
-    Some bits of ``page->flags``, collected in one byte.
-
-    :ivar tables: for each byte of the flags that has such bits: its offset in ``struct page``, and
-        a table from its value to the bits of the result
-    """
-
-    tables: tuple[tuple[int, bytes], ...]
-
-    def column(self, data: bytes, size: int) -> bytes:
-        """
-        Return the gathered bits, one byte for each page.
-
-        :param size: ``sizeof(struct page)``
-        """
-        total = 0
-        for offset, table in self.tables:
-            total |= int.from_bytes(data[offset::size].translate(table), "little")
-        return total.to_bytes(len(data) // size, "little")
 
 
 class LruFlags(NamedTuple):
@@ -265,15 +207,20 @@ class RawPiece(NamedTuple):
     The bytes of one piece of the memory map.
 
     :ivar page: ``struct page *`` of the first page
-    :ivar data: the bytes, an array of ``struct page``
+    :ivar columns: columns of the pages
     :ivar nids: the node of all pages, or a list with the node of each
     :ivar orders: orders of compound pages by index of the head
     """
 
     page: int
-    data: bytes
+    columns: PageColumns
     nids: int | list[int]
     orders: dict[int, int]
+
+    @property
+    def data(self) -> bytes:
+        """The bytes: an array of ``struct page``."""
+        return self.columns.data
 
     def nid(self, i: int) -> int:
         """Return the node of the page at an index."""
@@ -365,8 +312,6 @@ def _flag_column(memory: Memory, flags: int, parts: Iterable[FlagBits]) -> FlagC
     used = ((memory.byte_of_word(flags, n), bytes(t)) for n, t in enumerate(tables) if any(t))
     return FlagColumn(tuple(used))
 
-
-_NOT_ZERO = b"\0" + b"\1" * 255
 
 #: The flags for each value of a byte of :attr:`PageLayout.lru_flags`.
 LRU_FLAGS = tuple(
@@ -474,7 +419,7 @@ def pages_per_piece(image: Image) -> int:
     return 2 * (PIECE // (2 * mem_map(image).size))
 
 
-def page_nids(memory: Memory, frames: MemMap, data: bytes) -> int | list[int]:
+def page_nids(memory: Memory, frames: MemMap, columns: PageColumns) -> int | list[int]:
     """
     Return the nodes of the pages of a piece of the memory map.
 
@@ -482,15 +427,15 @@ def page_nids(memory: Memory, frames: MemMap, data: bytes) -> int | list[int]:
     """
     if not frames.node_mask:
         return 0
-    first = frames.nid(memory.word_at(data, frames.flags))
+    first = frames.nid(memory.word_at(columns.data, frames.flags))
     low, size = frames.node_shift, memory.word_size
     for n in range(low // 8, size):
         mask = 0xFF if 8 * n >= low else 0xFF << low % 8 & 0xFF
-        column = data[memory.byte_of_word(frames.flags, n) :: frames.size]
+        column = columns.byte(memory.byte_of_word(frames.flags, n))
         if mask != 0xFF:
             column = column.translate(bytes(byte & mask for byte in range(256)))
         if column != column[:1] * len(column):
-            flags = memory.words(data, frames.flags, frames.size)
+            flags = memory.words(columns.data, frames.flags, frames.size)
             return [frames.nid(word) for word in flags]
     return first
 
@@ -543,18 +488,13 @@ class _Scan:
         self._covered = head + (size << order)
 
     def piece(self, address: int, data: bytes) -> PagePiece:
-        size, layout = self.frames.size, self.layout
-        count = len(data) // size
-        everything = int.from_bytes(b"\1" * count, "little")
-        nids = page_nids(self.memory, self.frames, data)
-        head = layout.head.column(data, size)
-        alone = everything & ~layout.tail.column(data, size)
-        slab = everything
-        for marker in layout.slab:
-            slab &= marker.column(data, size)
-        slab &= alone
-        kmem = layout.kmem.column(data, size) & alone & ~slab
-        user = layout.lru.column(data, size) & alone & ~slab
+        size, layout, columns = self.frames.size, self.layout, PageColumns(data, self.frames.size)
+        count = columns.count
+        nids = page_nids(self.memory, self.frames, columns)
+        head, alone = columns.of(layout.head), columns.everything & ~columns.of(layout.tail)
+        slab = columns.all_of(layout.slab) & alone
+        kmem = columns.of(layout.kmem) & alone & ~slab
+        user = columns.of(layout.lru) & alone & ~slab
         orders = self._orders(address, data, head & alone)
         slabs = [
             SlabPage(
@@ -565,16 +505,14 @@ class _Scan:
         charged = [
             self._kmem(address, data, i, _at(nids, i), orders) for i in positions(kmem, count)
         ]
-        lru = list(self._lru(data, user, head, orders, count))
+        lru = list(self._lru(columns, user, head, orders))
         large: Counter[int] = Counter()
         if layout.large_kmalloc is not None:
-            large_kmalloc = layout.large_kmalloc.column(data, size) & alone
+            large_kmalloc = columns.of(layout.large_kmalloc) & alone
             large = _pages_by_node(positions(large_kmalloc, count), nids, orders)
-        table = alone & ~slab
-        for marker in layout.table:
-            table &= marker.column(data, size)
+        table = columns.all_of(layout.table) & alone & ~slab
         tables = _pages_by_node(positions(table, count), nids, orders)
-        raw = RawPiece(address, data, nids, orders)
+        raw = RawPiece(address, columns, nids, orders)
         return PagePiece(count, slabs, charged, lru, large, tables, None, raw)
 
     def _orders(self, address: int, data: bytes, heads: int) -> dict[int, int]:
@@ -609,15 +547,17 @@ class _Scan:
         return "large_kmalloc" if is_large else ""
 
     def _lru(
-        self, data: bytes, user: int, head: int, orders: dict[int, int], count: int
+        self, columns: PageColumns, user: int, head: int, orders: dict[int, int]
     ) -> Iterator[LruPages]:
         # Most pages without flags in memcg_data are free.
-        user &= self._charged(data, count) | self.layout.on_lru.column(data, self.frames.size)
+        layout, data, count = self.layout, columns.data, columns.count
+        charged = columns.not_zero(layout.memcg_data, self.memory.word_size)
+        user &= charged | columns.of(layout.on_lru)
         single = user & ~head
         if single.bit_count() < count // 8:
             places = self._places(self._take(data, positions(single, count)))
         else:
-            places = compress(self._places(data), single.to_bytes(count, "little"))
+            places = compress(self._places(columns), single.to_bytes(count, "little"))
         yield from _alike(places, 0)
         heads: defaultdict[int, list[int]] = defaultdict(list)
         for i in positions(user & head, count):
@@ -626,22 +566,16 @@ class _Scan:
         for order, some in heads.items():
             yield from _alike(self._places(self._take(data, some)), order)
 
-    def _charged(self, data: bytes, count: int) -> int:
-        first, words = self.layout.memcg_data, 0
-        for offset in range(first, first + self.memory.word_size):
-            words |= int.from_bytes(data[offset :: self.frames.size], "little")
-        return int.from_bytes(words.to_bytes(count, "little").translate(_NOT_ZERO), "little")
-
-    def _take(self, data: bytes, pages: Iterable[int]) -> bytes:
+    def _take(self, data: bytes, pages: Iterable[int]) -> PageColumns:
         size = self.frames.size
-        return b"".join([data[i * size : (i + 1) * size] for i in pages])
+        return PageColumns(b"".join([data[i * size : (i + 1) * size] for i in pages]), size)
 
-    def _places(self, data: bytes) -> Iterator[tuple[int, int, int, int]]:
+    def _places(self, columns: PageColumns) -> Iterator[tuple[int, int, int, int]]:
         """Return the payer, the flags, the zone and the node of each page."""
-        size, layout = self.frames.size, self.layout
-        words = self.memory.words(data, layout.memcg_data, size)
-        flags, zones = layout.lru_flags.column(data, size), layout.zone.column(data, size)
-        nids = page_nids(self.memory, self.frames, data)
+        layout = self.layout
+        words = self.memory.words(columns.data, layout.memcg_data, columns.size)
+        flags, zones = columns.flags(layout.lru_flags), columns.flags(layout.zone)
+        nids = page_nids(self.memory, self.frames, columns)
         return zip(words, flags, zones, repeat(nids) if isinstance(nids, int) else nids)  # noqa: B905
 
 
@@ -666,14 +600,3 @@ def _pages_by_node(
 
 def _at(nids: int | list[int], i: int) -> int:
     return nids if isinstance(nids, int) else nids[i]
-
-
-def positions(column: int, count: int) -> Iterator[int]:
-    """Return the indexes of the pages that a column marks."""
-    if not column:
-        return
-    data = column.to_bytes(count, "little")
-    at = data.find(1)
-    while at >= 0:
-        yield at
-        at = data.find(1, at + 1)

@@ -25,7 +25,8 @@ from drgn import FaultError, offsetof
 from memcg_inspect.image.image import Image
 from memcg_inspect.image.layout import array_length, has_member, member_type
 from memcg_inspect.linux.mm.debug import page_at, page_behind
-from memcg_inspect.linux.mm.mm_types import Marker, page_layout
+from memcg_inspect.linux.mm.mm_types import page_layout
+from memcg_inspect.linux.mm.mm_types_columns import Marker
 from memcg_inspect.linux.mm.mmzone import mem_map, online_pgdats, page_ranges
 
 __all__ = ("BlockReader", "bare_markers")

@@ -26,7 +26,8 @@ from memcg_inspect.image.lookup import UnknownKernelError
 from memcg_inspect.image.progress import STOPPED
 from memcg_inspect.linux.arch.page_tables import user_geometry
 from memcg_inspect.linux.arch.pgtable import ENTRY_SHIFT, Entry
-from memcg_inspect.linux.mm.mm_types import Marker, compound_orders, page_layout, page_nids
+from memcg_inspect.linux.mm.mm_types import compound_orders, page_layout, page_nids
+from memcg_inspect.linux.mm.mm_types_columns import Marker, PageColumns
 from memcg_inspect.linux.mm.mmzone import mem_map, page_ranges
 from memcg_inspect.linux.mm.page_flags import page_flags
 from memcg_inspect.linux.mm.vma import vmas
@@ -130,21 +131,25 @@ class _PageKinds:
 
     def _find_kinds(self, data: bytes) -> list[int]:
         """Return the kind of each ``struct page`` in *data*, as a number."""
-        size, layout = self._frames.size, self._layout
-        count = len(data) // size
-        anon = self._anon.column(data, size)
-        shmem = self._swapbacked.column(data, size) & ~anon
-        zones = layout.zone.column(data, size).translate(self._device)
+        size, layout, columns = (
+            self._frames.size,
+            self._layout,
+            PageColumns(data, self._frames.size),
+        )
+        count = columns.count
+        anon = columns.of(self._anon)
+        shmem = columns.of(self._swapbacked) & ~anon
+        zones = columns.flags(layout.zone).translate(self._device)
         # One byte per page in one large integer.
         kinds = anon * _ANON | shmem * _SHMEM | int.from_bytes(zones, "little")
         # A tail page has the kind of its head. It is missing if its head is.
-        tails = layout.tail.column(data, size)
+        tails = columns.of(layout.tail)
         column = bytearray((kinds | tails * _MISSING).to_bytes(count, "little"))
-        heads = layout.head.column(data, size) & ~tails
+        heads = columns.of(layout.head) & ~tails
         for i, order in compound_orders(layout, size, data, heads):
             end = min(i + (1 << order), count)
             column[i:end] = bytes([column[i]]) * (end - i)
-        nids = page_nids(self._memory, self._frames, data)
+        nids = page_nids(self._memory, self._frames, columns)
         if isinstance(nids, int):
             return [kind | nids << _NODE_SHIFT for kind in column]
         return [kind | nid << _NODE_SHIFT for kind, nid in zip(column, nids, strict=True)]

@@ -20,6 +20,7 @@ from drgn.helpers.linux.mm import follow_page
 from memcg_inspect.image.image import Image
 from memcg_inspect.linux.mm.init_mm import KernelTables
 from memcg_inspect.linux.mm.mm_types import page_nids
+from memcg_inspect.linux.mm.mm_types_columns import PageColumns
 from memcg_inspect.linux.mm.mmzone import mem_map
 from memcg_inspect.model import NUMA_NO_NODE, Coverage
 
@@ -130,6 +131,7 @@ class PcpuPages:
         """Return the nodes of page frames: one if all are on it, ``None`` if unreadable."""
         start, size = self._frames.page(number * _BLOCK), self._frames.size * _BLOCK
         try:
-            return page_nids(self._memory, self._frames, self._memory.read(start, size))
+            data = self._memory.read(start, size)
+            return page_nids(self._memory, self._frames, PageColumns(data, self._frames.size))
         except FaultError:
             return None

@@ -31,8 +31,8 @@ from memcg_inspect.linux.mm.mm_types import (
     PagePiece,
     RawPiece,
     page_layout,
-    positions,
 )
+from memcg_inspect.linux.mm.mm_types_columns import positions
 from memcg_inspect.linux.mm.mmzone import mem_map
 from memcg_inspect.linux.mm.page_alloc import BlockReader, bare_markers
 from memcg_inspect.linux.mm.slab import CODETAG_EMPTY
@@ -275,11 +275,8 @@ class PageTagReader:
 
         :return: orders, by index of the first page in the piece
         """
-        size, count = self.frames.size, len(tags)
-        bare = int.from_bytes(b"\1" * count, "little")
-        for marker in self._bare:
-            bare &= marker.column(raw.data, size)
-        bare &= ~self.layout.tail.column(raw.data, size)
+        size, count, columns = self.frames.size, len(tags), raw.columns
+        bare = columns.all_of(self._bare) & ~columns.of(self.layout.tail)
         tagged = int.from_bytes(bytes(map(bool, tags)), "little")
         # Candidates have a tag, are not bare, and are followed by a bare page. (One byte per page.)
         orders: dict[int, int] = {}

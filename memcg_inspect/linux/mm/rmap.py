@@ -30,7 +30,8 @@ from drgn import FaultError, offsetof, sizeof
 
 from memcg_inspect.image.image import Image
 from memcg_inspect.image.layout import has_member
-from memcg_inspect.linux.mm.mm_types import Marker, RawPiece, page_layout
+from memcg_inspect.linux.mm.mm_types import RawPiece, page_layout
+from memcg_inspect.linux.mm.mm_types_columns import Marker, PageColumns
 from memcg_inspect.linux.mm.mmzone import mem_map
 
 __all__ = ("Mapped", "MapcountReader")
@@ -76,9 +77,9 @@ class MapcountReader:
         page = image.type("struct page")
         return int(sizeof(page) + offsetof(page, "compound_mapcount"))
 
-    def column(self, data: bytes) -> int:
-        """Return which pages of an array of ``struct page`` have a mapcount that is not below 0."""
-        return self._mapped.column(data, self._frames.size)
+    def mapped(self, columns: PageColumns) -> int:
+        """Return which pages have a mapcount that is not below 0, as a column of bits."""
+        return columns.of(self._mapped)
 
     def folio(self, raw: RawPiece, i: int, order: int, mapped: bytes) -> Mapped:
         """
@@ -115,4 +116,4 @@ class MapcountReader:
             data = self._memory.read(page, size)
         except FaultError as error:
             raise FaultError(f"rest of a folio: {error}", page) from error
-        return self.column(data).bit_count()
+        return self.mapped(PageColumns(data, self._frames.size)).bit_count()
