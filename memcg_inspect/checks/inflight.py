@@ -95,7 +95,7 @@ def context_of(snapshot: Snapshot, row: Row) -> Context | None:
 
 def mark_in_flight(snapshot: Snapshot, rows: Sequence[Row]) -> list[Row]:
     """Return the rows. Those that differ, and that half-done charges may explain, are marked."""
-    marked = [_explained(snapshot, row) for row in rows]
+    marked = [_explained(snapshot, row) if row.status == "differs" else row for row in rows]
     differing: defaultdict[tuple[str, str], list[int]] = defaultdict(list)
     for number, row in enumerate(marked):
         if row.status == "differs":
@@ -186,8 +186,9 @@ def _other_halves(snapshot: Snapshot, rows: Sequence[Row]) -> set[_Half]:
 
 
 def _explained(snapshot: Snapshot, row: Row) -> Row:
+    """Return a row that differs, with what the identity itself says of it."""
     explain = check_of(row).explain
-    if explain is None or row.status != "differs":
+    if explain is None:
         return row
     explained = explain(snapshot, row)
     if explained is None:

@@ -59,8 +59,9 @@ def judge(snapshot: Snapshot) -> Judgement:
         else:
             some = check.rows(snapshot)
         rows += mark_in_flight(snapshot, some)
-    rows = judge_charging(snapshot, judge_together(snapshot, rows))
-    identities = [_outcome(check.name, rows, not_kept.get(check.name)) for check in CHECKS]
+    if any(row.allowance is not None for row in rows):
+        rows = judge_charging(snapshot, judge_together(snapshot, rows))
+    identities = _outcomes(rows, not_kept)
     skew = skew_matrix(snapshot)
     per_node = judge_per_node(snapshot, rows)
     findings = orphan_findings(snapshot) + freed_findings(snapshot) + per_node.findings
@@ -68,10 +69,21 @@ def judge(snapshot: Snapshot) -> Judgement:
     return Judgement(identities, rows, skew, findings, per_node.follows)
 
 
-def _outcome(name: str, rows: Sequence[Row], not_kept: str | None) -> Identity:
-    if not_kept is not None:
-        return Identity(name, "not-kept", 0, 0, not_kept)
-    return summarize(name, [row for row in rows if row.identity == name])
+def _outcomes(rows: Sequence[Row], not_kept: Mapping[str, str]) -> list[Identity]:
+    """
+    Return the outcome of each identity.
+
+    :param not_kept: why there are no rows, by name of the identity
+    """
+    of: dict[str, list[Row]] = {check.name: [] for check in CHECKS}
+    for row in rows:
+        of[row.identity].append(row)
+    return [
+        Identity(name, "not-kept", 0, 0, not_kept[name])
+        if name in not_kept
+        else summarize(name, some)
+        for name, some in of.items()
+    ]
 
 
 def verdict(
