@@ -89,8 +89,9 @@ class Counters:
                 self._children.setdefault(memcgs[memcg.parent].payer, []).append(memcg.address)
         # A child that could not be read is in its parent's counters all the same.
         self.partial = frozenset(m.payer for m in memcgs.values() if not m.whole)
-        self._whole: dict[tuple[str, int | None], dict[int, CounterValue | None]] = {}
+        self._changes: dict[int | None, _Changes] = {}
         self._active: dict[int, frozenset[str] | None] = {}
+        self._not_zero: dict[int, frozenset[str] | None] = {}
 
     def stat(self, memcg: int, item: str, nid: int | None = None) -> Stat | None:
         """Return a counter as the kernel keeps it; ``None`` if it was not read."""
@@ -100,7 +101,10 @@ class Counters:
 
     def hierarchical(self, memcg: int, item: str, nid: int | None = None) -> CounterValue | None:
         """Return H of a memcg: what it and all its descendants claim, whether flushed or not."""
-        return self._hierarchical(item, nid).get(memcg)
+        stat, changes = self.stat(memcg, item, nid), self._changes_below(nid)
+        if stat is None or memcg in changes.unknown:
+            return None
+        return CounterValue(stat.state, changes.amounts[memcg].get(item, 0))
 
     def hierarchical_sum(
         self, memcg: int, items: Iterable[str], nid: int | None = None
@@ -136,28 +140,35 @@ class Counters:
             pending += part.pending + part.percpu
         return CounterValue(folded, pending)
 
-    def active(self, memcg: int) -> frozenset[str] | None:
+    def is_active(self, memcg: int, item: str) -> bool:
         """
-        Return the items any of which a live memcg may claim for itself, on any node.
+        Return whether a live memcg may claim some of an item for itself, on any node.
 
-        Most of the counters of a memcg are 0. The others need not be looked at one by one.
+        Most of the counters of a memcg are 0. These need not be looked at node by node.
 
-        :return: ``None`` if some counters could not be read: these may be any item's
+        :return: also ``True`` if some counters could not be read
         """
+        if memcg not in self._active:
+            self._active[memcg] = self._active_items(memcg)
+        items = self._active[memcg]
+        return items is None or item in items
+
+    def _active_items(self, memcg: int) -> frozenset[str] | None:
+        """Return the items that :meth:`is_active` is about; ``None`` for all."""
         if memcg in self.partial:
             return None
-        below = (*self._children.get(memcg, ()), *self._removed.get(memcg, ()))
         found: set[str] = set()
-        for one in (memcg, *below):
-            if one not in self._active:
-                self._active[one] = self._active_of(one)
-            items = self._active[one]
+        for one in (memcg, *self._children.get(memcg, ()), *self._removed.get(memcg, ())):
+            if one not in self._not_zero:
+                self._not_zero[one] = self._not_zero_of(one)
+            items = self._not_zero[one]
             if items is None:
                 return None
             found |= items
         return frozenset(found)
 
-    def _active_of(self, memcg: int) -> frozenset[str] | None:
+    def _not_zero_of(self, memcg: int) -> frozenset[str] | None:
+        """Return the items of a memcg of which any part is not 0, on any node."""
         parts = [self._memcg_stats.get(memcg)]
         parts += [self._lruvec_stats.get((memcg, nid)) for nid in self.nids]
         found: set[str] = set()
@@ -192,24 +203,45 @@ class Counters:
             pending, local = pending + part.pending, local + part.local
         return FoldedShare(state, pending, local)
 
-    def _hierarchical(self, item: str, nid: int | None) -> dict[int, CounterValue | None]:
-        known = self._whole.get((item, nid))
+    def _changes_below(self, nid: int | None) -> _Changes:
+        """Return the changes that are not folded, of memcgs and all their descendants."""
+        known = self._changes.get(nid)
         if known is not None:
             return known
-        waiting: dict[int, int | None] = dict.fromkeys(self.memcgs, 0)
-        whole: dict[int, CounterValue | None] = {}
+        found = self._changes[nid] = _Changes({}, set())
         for memcg in reversed(list(self.memcgs.values())):  # children first
-            stat, below = self.stat(memcg.address, item, nid), waiting[memcg.address]
-            if stat is None or below is None or not memcg.whole:
-                total, whole[memcg.address] = None, None
-            else:
-                total = below + stat.pending + stat.percpu
-                whole[memcg.address] = CounterValue(stat.state, total)
-            if memcg.parent is not None:
-                above = waiting[memcg.parent]
-                waiting[memcg.parent] = None if above is None or total is None else above + total
-        self._whole[item, nid] = whole
-        return whole
+            stats = self._stats(memcg.address, nid)
+            below = found.amounts.setdefault(memcg.address, {})
+            for item, stat in (stats or {}).items():
+                if stat.pending or stat.percpu:
+                    below[item] = below.get(item, 0) + stat.pending + stat.percpu
+            if stats is None or not memcg.whole:
+                found.unknown.add(memcg.address)
+            if memcg.parent is None:
+                continue
+            above = found.amounts.setdefault(memcg.parent, {})
+            for item, amount in below.items():
+                above[item] = above.get(item, 0) + amount
+            if memcg.address in found.unknown:
+                found.unknown.add(memcg.parent)
+        return found
+
+    def _stats(self, memcg: int, nid: int | None) -> Stats | None:
+        if nid is None:
+            return self._memcg_stats.get(memcg)
+        return self._lruvec_stats.get((memcg, nid))
+
+
+class _Changes(NamedTuple):
+    """
+    Changes that are not folded, of memcgs and all their descendants.
+
+    :ivar amounts: by ``struct mem_cgroup *`` and item, where there are any
+    :ivar unknown: memcgs some of whose changes could not be read
+    """
+
+    amounts: dict[int, dict[str, int]]
+    unknown: set[int]
 
 
 def _sum_of(values: Iterable[CounterValue | None]) -> CounterValue | None:

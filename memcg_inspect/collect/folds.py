@@ -34,7 +34,8 @@ class Folds:
 
     :ivar image: the image that is read
     :ivar local: local counters by (``struct mem_cgroup *``, node) and enumerator, those of the
-        memcg itself with ``None`` for the node; empty on kernels without ``state_local``
+        memcg itself with ``None`` for the node. Counters that are 0 are left out. Empty on kernels
+        without ``state_local``
     """
 
     image: Image
@@ -72,7 +73,7 @@ class Folds:
             return
         self._add_local(memcg, nid, arrays, slot_names(self.image))
         found = self._unsteady.setdefault(memcg, {})
-        found |= {cpu: nid for cpu in arrays.percpu if arrays.changed(cpu)}
+        found |= {cpu: nid for cpu in arrays.percpu if arrays.changes(cpu)}
         if any(arrays.pending()):
             found[None] = nid
 
@@ -93,17 +94,21 @@ class Folds:
         if local is not None:
             pairs = zip(local, arrays.flushed(), strict=True)
             self.local[memcg, nid] = {
-                names[slot]: LocalStat(*pair) for slot, pair in enumerate(pairs) if slot in names
+                names[slot]: LocalStat(now, flushed)
+                for slot, (now, flushed) in enumerate(pairs)
+                if (now or flushed) and slot in names
             }
 
     def _add_changes(self, memcg: int, arrays: StatArrays, names: Mapping[int, str]) -> None:
         changed = self._changed.setdefault(memcg, {})
         for cpu in arrays.percpu:
-            slots = arrays.changed(cpu)
+            slots = arrays.changes(cpu)
             if slots:
                 changed.setdefault(cpu, set()).update(names.get(s, str(s)) for s in slots)
         pending = self._pending.setdefault(memcg, set())
-        pending |= {names.get(s, str(s)) for s, value in enumerate(arrays.pending()) if value}
+        values = arrays.pending()
+        if any(values):
+            pending |= {names.get(s, str(s)) for s, value in enumerate(values) if value}
 
     def unfolded(self, reader: StatReader, coverage: Coverage) -> dict[int, Unfolded]:
         """

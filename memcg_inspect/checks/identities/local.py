@@ -50,9 +50,8 @@ def local_rows(snapshot: Snapshot) -> list[Row]:
     for memcg in snapshot.live():
         keys: list[tuple[str, int | None]] = [(item, None) for item in sorted(items.of_memcgs)]
         keys += [(item, nid) for nid in snapshot.image.nodes for item in sorted(items.of_nodes)]
-        active = snapshot.counters.active(memcg.address)
         for item, nid in keys:
-            if item in snapshot.features.items and (active is None or item in active):
+            if item in snapshot.features.items and snapshot.counters.is_active(memcg.address, item):
                 rows.append(
                     _row(snapshot, RowKey("local", item, unit_of(item), memcg.address, nid))
                 )

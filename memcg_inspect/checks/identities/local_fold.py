@@ -20,12 +20,14 @@ from memcg_inspect.checks.identities.page_levels import unit_of
 from memcg_inspect.checks.identities.slab import ITEMS
 from memcg_inspect.checks.rows import RowKey, make_row
 from memcg_inspect.checks.snapshot import Snapshot
+from memcg_inspect.model_counters import LocalStat
 from memcg_inspect.report import Row
 
 __all__ = ("CHECK", "local_fold_rows")
 
 #: Items that have a row in any case.
-_ALWAYS = frozenset(ITEMS.values())
+_ALWAYS = tuple(ITEMS.values())
+_ZERO = LocalStat(0, 0)
 _UNREAD = "its counter is not in the image"
 
 
@@ -36,13 +38,14 @@ def local_fold_rows(snapshot: Snapshot) -> list[Row]:
         for nid in (None, *snapshot.image.nodes):
             stats = snapshot.local.get((memcg, nid))
             if stats is None:
-                if snapshot.counters.stat(memcg, next(iter(ITEMS.values())), nid) is None:
-                    rows += [_row(memcg, nid, item, None, None) for item in ITEMS.values()]
+                if snapshot.counters.stat(memcg, _ALWAYS[0], nid) is None:
+                    rows += [_row(memcg, nid, item, None, None) for item in _ALWAYS]
                 continue
+            rows += [_row(memcg, nid, item, *stats.get(item, _ZERO)) for item in _ALWAYS]
             rows += [
-                _row(memcg, nid, item, stat.local, stat.flushed)
+                _row(memcg, nid, item, *stat)
                 for item, stat in stats.items()
-                if item in _ALWAYS or stat.local != stat.flushed
+                if stat.local != stat.flushed and item not in _ALWAYS
             ]
     return rows
 

@@ -42,11 +42,10 @@ def page_level_rows(snapshot: Snapshot) -> list[Row]:
     """Compare each counter of each memcg with the sum of its nodes', where either is not zero."""
     rows, items = [], _items(snapshot)
     for memcg in snapshot.live():
-        active = snapshot.counters.active(memcg.address)
         rows += [
             level_row(snapshot, RowKey("page_levels", item, unit_of(item), memcg.address))
             for item in items
-            if active is None or item in active
+            if snapshot.counters.is_active(memcg.address, item)
         ]
     return [row for row in rows if not row.is_zero]
 

@@ -82,7 +82,7 @@ _STATE = (
 
 def user_page_rows(snapshot: Snapshot) -> list[Row]:
     """Compare pages with the counters of user pages, where either is not zero."""
-    found = _found(snapshot)
+    found, is_active = _found(snapshot), snapshot.counters.is_active
     rows = []
     for item in kept_items(snapshot):
         nids = snapshot.image.nodes if has_nodes(snapshot, item) else (None,)
@@ -91,8 +91,10 @@ def user_page_rows(snapshot: Snapshot) -> list[Row]:
             for memcg in snapshot.live():
                 if memcg.parent is None and not snapshot.features.lru_holds_objcg:
                     continue
+                number = found.get((memcg.address, nid, item), 0)
+                if missing is None and not number and not is_active(memcg.address, item):
+                    continue
                 key = RowKey("user_pages", item, "pages", memcg.address, nid)
-                number = found[memcg.address, nid, item]
                 row = counter_row(snapshot, key, {"pages": number}, missing)
                 rows.append(doubted(row, doubt))
     return [row for row in rows if not row.is_zero]

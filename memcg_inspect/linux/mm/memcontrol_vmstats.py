@@ -27,6 +27,7 @@ What differs between kernel releases:
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from operator import add, or_, sub
 from typing import NamedTuple
 
 from drgn import FaultError, Object, SymbolBinding, Type, TypeKind, offsetof, sizeof
@@ -148,6 +149,10 @@ class StatArrays(NamedTuple):
     data: bytes
     percpu: Copies
 
+    def state(self) -> tuple[int, ...]:
+        """Return ``state``, by index."""
+        return self._longs(self.data, self.layout.state)
+
     def pending(self) -> tuple[int, ...]:
         """Return ``state_pending``, by index."""
         return self._longs(self.data, self.layout.pending)
@@ -159,21 +164,20 @@ class StatArrays(NamedTuple):
 
     def flushed(self) -> tuple[int, ...]:
         """Return the sum of ``state_prev`` over all CPUs, by index. It wraps around as in C."""
-        at, length = self.layout.percpu_prev, self.layout.length
-        size = length * self.memory.word_size
-        words = self.memory.words(b"".join(data[at : at + size] for data in self.percpu.values()))
+        at, sums = self.layout.percpu_prev, [0] * self.layout.length
+        for data in self.percpu.values():
+            sums = list(map(add, sums, self._longs(data, at)))
         sign = 1 << 8 * self.memory.word_size - 1
-        sums = (sum(words[slot::length]) for slot in range(length))
-        return tuple((total + sign) % (2 * sign) - sign for total in sums)
+        return tuple((total + sign) % (2 * sign) - sign if total else 0 for total in sums)
 
-    def changed(self, cpu: int) -> list[int]:
-        """Return the indexes of the counters that a CPU has changed since its last flush."""
+    def changes(self, cpu: int) -> dict[int, int]:
+        """Return what a CPU has changed since its last flush, by index of the counter."""
         data, size = self.percpu[cpu], self.layout.length * self.memory.word_size
         state, prev = self.layout.percpu_state, self.layout.percpu_prev
         if data[state : state + size] == data[prev : prev + size]:
-            return []
-        pairs = zip(self._longs(data, state), self._longs(data, prev), strict=True)
-        return [slot for slot, (now, before) in enumerate(pairs) if now != before]
+            return {}
+        changed = map(sub, self._longs(data, state), self._longs(data, prev))
+        return {slot: delta for slot, delta in enumerate(changed) if delta}
 
     def is_same(self, cpu: int, other: StatArrays) -> bool:
         """Return whether a CPU's counters are those that were read another time."""
@@ -555,34 +559,27 @@ def _range(percpu: int, layout: _Layout) -> PercpuRange:
 def _stats(
     arrays: StatArrays, slots: Mapping[str, int], by_cpu: ByCpu | None = None
 ) -> dict[str, Stat]:
-    memory, layout = arrays.memory, arrays.layout
-    word = memory.word_size
-    slots = {name: slot for name, slot in slots.items() if slot < layout.length}
-    deltas = dict.fromkeys(slots, 0)
-    size = layout.length * word
-    local = arrays.local()
-    for cpu, data in arrays.percpu.items():
-        state = data[layout.percpu_state : layout.percpu_state + size]
-        prev = data[layout.percpu_prev : layout.percpu_prev + size]
-        if state == prev:
-            continue
-        for name, slot in slots.items():
-            offset = slot * word
-            if state[offset : offset + word] == prev[offset : offset + word]:
-                continue
-            delta = memory.signed_at(state, offset) - memory.signed_at(prev, offset)
-            deltas[name] += delta
-            if delta and by_cpu is not None:
-                by_cpu.setdefault(cpu, {})[name] = delta
-    return {
-        name: Stat(
-            state=memory.signed_at(arrays.data, layout.state + slot * word),
-            pending=memory.signed_at(arrays.data, layout.pending + slot * word),
-            percpu=deltas[name],
-            local=None if local is None else local[slot],
-        )
-        for name, slot in slots.items()
-    }
+    length, local = arrays.layout.length, arrays.local()
+    names = {slot: name for name, slot in slots.items() if slot < length}
+    deltas: dict[int, int] = {}
+    for cpu in arrays.percpu:
+        for slot, delta in arrays.changes(cpu).items():
+            deltas[slot] = deltas.get(slot, 0) + delta
+            if slot in names and by_cpu is not None:
+                by_cpu.setdefault(cpu, {})[names[slot]] = delta
+    state, pending = arrays.state(), arrays.pending()
+    # Most counters are 0: all of these are one object.
+    found = dict.fromkeys(names.values(), Stat(0, 0, 0, None if local is None else 0))
+    some = map(or_, state, pending) if local is None else map(or_, map(or_, state, pending), local)
+    for slot in deltas.keys() | {slot for slot, bits in enumerate(some) if bits}:
+        if slot in names:
+            found[names[slot]] = Stat(
+                state=state[slot],
+                pending=pending[slot],
+                percpu=deltas.get(slot, 0),
+                local=None if local is None else local[slot],
+            )
+    return found
 
 
 def _add(stats: dict[str, Stat], name: str, amount: int) -> None:

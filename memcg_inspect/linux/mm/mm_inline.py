@@ -22,6 +22,8 @@ its batch.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from functools import cached_property
+from itertools import product
 
 from drgn import FaultError, Object, Type, offsetof, sizeof
 
@@ -66,6 +68,7 @@ class LruReader:
         self._has_generations = page_flags(image).generation is not None
         self._zones = zone_types(image)
         self._lists = _enumerators(image.type("enum lru_list"), "NR_LRU_LISTS")
+        self._zone_lists = len(self._zones) * len(self._lists)
         pn = image.type("struct mem_cgroup_per_node")
         self._size = sizeof(pn)
         self._lruvec = offsetof(pn, "lruvec")
@@ -133,27 +136,26 @@ class LruReader:
 
     def _zone_sizes(self, data: bytes) -> Iterator[tuple[str, int]]:
         # unsigned long lru_zone_size[MAX_NR_ZONES][NR_LRU_LISTS]
-        word, offset = self.memory.word_size, self._zone_size
-        for zone in range(len(self._zones)):
-            for number, name in self._lists.items():
-                pages = self.memory.signed_at(data, offset + number * word)
-                if not pages:
-                    continue
-                if self.by_generation or name == "LRU_UNEVICTABLE":
-                    yield self._list_item(zone, name), pages
-                else:
-                    yield self._type_item(zone, name.endswith("FILE")), pages
-            offset += len(self._lists) * word
+        for slot, pages in self._not_zero(data, self._zone_size, self._zone_lists):
+            zone, number = divmod(slot, len(self._lists))
+            name = self._lists[number]
+            if self.by_generation or name == "LRU_UNEVICTABLE":
+                yield self._list_item(zone, name), pages
+            else:
+                yield self._type_item(zone, name.endswith("FILE")), pages
 
     def _nr_pages_of(self, data: bytes) -> Iterator[tuple[str, int]]:
-        word, offset = self.memory.word_size, self._nr_pages
-        for generation, is_file, zone in self._each_list():
-            pages = self.memory.signed_at(data, offset)
-            offset += word
-            if pages and self.by_generation:
+        for slot, pages in self._not_zero(data, self._nr_pages, len(self._each_list)):
+            generation, is_file, zone = self._each_list[slot]
+            if self.by_generation:
                 yield self._generation_item(generation, is_file, zone), pages
-            elif pages:
+            else:
                 yield self._type_item(zone, is_file), pages
+
+    def _not_zero(self, data: bytes, offset: int, length: int) -> list[tuple[int, int]]:
+        """Return the index and the value of the elements of an array of ``long`` that are not 0."""
+        values = self.memory.unpacker(length, signed=True)(data, offset)
+        return [(slot, value) for slot, value in enumerate(values) if value]
 
     def words(self, pn: Object) -> Iterator[CounterWord]:
         """
@@ -168,20 +170,18 @@ class LruReader:
                 yield CounterWord("lists", self._list_item(zone, name), at, word)
         if self._has_generations:
             address = pn.value_() + self._nr_pages
-            for slot, (generation, is_file, zone) in enumerate(self._each_list()):
+            for slot, (generation, is_file, zone) in enumerate(self._each_list):
                 item = self._generation_item(generation, is_file, zone)
                 yield CounterWord("lists", item, address + slot * word, word)
 
-    def _each_list(self) -> Iterator[tuple[int, bool, int]]:
+    @cached_property
+    def _each_list(self) -> list[tuple[int, bool, int]]:
         """
-        Return generation, type and zone of each list, in the order of the arrays.
+        Generation, type and zone of each list, in the order of the arrays.
 
         The arrays are ``[MAX_NR_GENS][ANON_AND_FILE][MAX_NR_ZONES]``.
         """
-        for generation in range(self._generations):
-            for is_file in (False, True):
-                for zone in range(len(self._zones)):
-                    yield generation, is_file, zone
+        return list(product(range(self._generations), (False, True), range(len(self._zones))))
 
     def _generations_are_right(self, lruvecs: Iterable[tuple[int, bytes]]) -> bool:
         # The width of each field of the page flags is a macro, and is derived from types. Check
@@ -201,18 +201,20 @@ class LruReader:
 
     def _first_folios(self, pn: int, data: bytes) -> Iterator[tuple[int, int]]:
         """Return the generation of each list, and the field in the flags of its first folio."""
-        word, offset = self.memory.word_size, self._folios
         bits = page_flags(self.image).generation
+        if bits is None:
+            return
         lru = offsetof(self.image.type("struct page"), "lru")
-        flags = mem_map(self.image).flags
-        for generation, _, _ in self._each_list():
-            first = self.memory.word_at(data, offset)
-            if bits is not None and first not in (0, pn + offset):
-                try:
-                    yield generation, bits.get(self.memory.word(first - lru + flags))
-                except FaultError as error:
-                    self.coverage.miss("first folio of an LRU list", error.address, str(error))
-            offset += 2 * word  # sizeof(struct list_head)
+        flags, size = mem_map(self.image).flags, 2 * self.memory.word_size  # struct list_head
+        heads = range(pn + self._folios, pn + self._folios + size * len(self._each_list), size)
+        firsts = self.memory.unpacker(2 * len(heads))(data, self._folios)[::2]
+        for (generation, _, _), head, first in zip(self._each_list, heads, firsts, strict=True):
+            if first in (0, head):
+                continue
+            try:
+                yield generation, bits.get(self.memory.word(first - lru + flags))
+            except FaultError as error:
+                self.coverage.miss("first folio of an LRU list", error.address, str(error))
 
     def _add_batches(
         self, sizes: dict[tuple[int, int], Sizes], lruvecs: Mapping[int, tuple[int, int]]
@@ -235,7 +237,7 @@ class LruReader:
                 walk = state.mm_walk.read_() if state else None
                 if not walk or walk.lruvec.value_() not in lruvecs:
                     continue
-                batch, lists = walk.nr_pages.to_bytes_(), list(self._each_list())
+                batch, lists = walk.nr_pages.to_bytes_(), self._each_list
                 size = len(batch) // len(lists)
                 for offset, (generation, is_file, zone) in zip(
                     range(0, len(batch), size), lists, strict=True
