@@ -31,9 +31,12 @@ PAGE = 4096
 WORD = 8
 HIGH_HALF = 1 << 63
 _PACKAGE = str(Path(memcg_inspect.__file__).parent)
-#: Functions that read the same in two ways, as tasks are in an idr and on a list; and that of the
-#: name of the machine, which no identity needs.
-_REDUNDANT = frozenset({"find_tasks", "_host"})
+#: Methods and functions that read the same in two ways: tasks are in an idr and on a list, nodes of
+#: percpu pages are looked up one by one if they cannot be together; and that of the name of the
+#: machine, which no identity needs.
+_REDUNDANT = frozenset(
+    {("sched.py", "find_tasks"), ("percpu_vm.py", "_together"), ("image_info.py", "_host")}
+)
 _COMMON = ("image/", "linux/lib/")
 _ODD_WORDS = (0, 1, 7, 64, 0x1000, (1 << 31) - 1, (1 << 32) - 1, 1 << 47, 1 << 63, (1 << 64) - 1)
 
@@ -93,7 +96,9 @@ def _is_redundant() -> bool:
     frame = sys._getframe(1)
     while frame is not None:
         name = frame.f_code.co_filename
-        if frame.f_code.co_name in _REDUNDANT or name.startswith(f"{_PACKAGE}/btf/"):
+        if (Path(name).name, frame.f_code.co_name) in _REDUNDANT or name.startswith(
+            f"{_PACKAGE}/btf/"
+        ):
             return True
         frame = frame.f_back  # type: ignore[assignment]
     return False
