@@ -16,7 +16,7 @@ from memcg_inspect.linux.io_uring import io_uring
 from memcg_inspect.linux.mm.init_mm import top_table_pages
 from memcg_inspect.linux.mm.mm_types import KmemPage, page_layout, scan_pages
 from memcg_inspect.linux.mm.page_alloc import BlockReader
-from memcg_inspect.linux.mm.slab import Slab, SlabReader
+from memcg_inspect.linux.mm.slab import Slab, SlabCache, SlabReader
 from memcg_inspect.linux.mm.vmalloc import VmArea, stack_blocks, vm_areas
 from memcg_inspect.linux.net.skbuff import unix_socket_pages
 from memcg_inspect.model import Coverage
@@ -108,6 +108,10 @@ class CompoundOwners:
         :raises drgn.FaultError: if the slab cannot be read
         """
         return set(self._files.read(slab))
+
+    def may_read(self, cache: SlabCache) -> bool:
+        """Return whether slabs of a cache have files."""
+        return self._files.may_read(cache)
 
     def pages(self, files: Iterable[OpenFile], coverage: Coverage) -> set[int]:
         """

@@ -16,9 +16,9 @@ from dataclasses import dataclass, field
 from memcg_inspect.checks.ledger import Amount, Entry, Ledger
 from memcg_inspect.checks.profile import Use
 from memcg_inspect.checks.sockets import SockRemainder, SockUsage, UnknownSock
+from memcg_inspect.collect.slab_tally import SlabTally
 from memcg_inspect.linux.fs.file_table import OpenFile
 from memcg_inspect.linux.mm.mm_types import LruFlags
-from memcg_inspect.linux.mm.slab import SlabTally
 from memcg_inspect.model import Coverage, FreedPage, NodeUse, Vectors
 from memcg_inspect.model_freeing import Transient
 from memcg_inspect.model_pages import ZoneUse

@@ -48,7 +48,8 @@ from memcg_inspect.linux.mm.mm_types import (
 )
 from memcg_inspect.linux.mm.mmzone import PageRange, mem_map, page_ranges, split_ranges
 from memcg_inspect.linux.mm.page_alloc import BlockReader
-from memcg_inspect.linux.mm.slab import Slab, SlabReader
+from memcg_inspect.linux.mm.slab import Slab, SlabCache, SlabReader
+from memcg_inspect.linux.mm.slab_groups import SlabGroup, SlabGroupReader
 from memcg_inspect.linux.net.sock import Protocol, Sock, SockReader
 from memcg_inspect.model import NUMA_NO_NODE, Coverage, FreedPage
 
@@ -64,7 +65,7 @@ __all__ = (
 
 #: Pieces of the memory map in one range. With a ``struct page`` of 64 bytes and pages of 4 KiB,
 #: a range is 4 GiB of memory.
-PIECES_PER_RANGE = 32
+PIECES_PER_RANGE = 64
 
 #: Ranges for each process: one that is done early can take more of them.
 _PARTS_PER_JOB = 8
@@ -107,14 +108,15 @@ class RangeCollector:
     def __init__(self, image: Image, context: PassContext) -> None:
         self._image = image
         self._context = context
-        self._page_size = mem_map(image).page_size
+        self._frames = mem_map(image)
+        self._page_size = self._frames.page_size
         self._kfence = kfence_pages(image)
         self._slabs = SlabReader(image)
         self._socks = SockReader(image, self._slabs, context.protocols)
         # Only kernels that do not mark large kmallocs need the owners of other compound pages.
         marked = page_layout(image).has_large_kmalloc
         self._owners = None if marked else CompoundOwners(image, self._slabs)
-        self._groups = GroupReader(image, self._slabs)
+        self._notify = GroupReader(image, self._slabs)
         self._released = ReleasedReader(image, self._slabs, context.memcgs)
         self._maps = UnlistedMaps(image, self._slabs)
         self._zones = ZonePageReader(image)
@@ -126,6 +128,7 @@ class RangeCollector:
         self._pages = Coverage()
         self._sites = CallSiteCounter(image) if context.call_sites else None
         self._cells = context.cells
+        self._groups = SlabGroupReader(image, self._slabs, self._is_alone)
 
     def __call__(self, part: PageRange) -> Partial:
         """
@@ -142,7 +145,7 @@ class RangeCollector:
         self._socks.coverage = partial.coverage["sock"]
         self._socks.queues = partial.coverage["sock_queues"]
         self._socks.others = partial.coverage["other_socks"]
-        self._groups.coverage = partial.coverage["notify"]
+        self._notify.coverage = partial.coverage["notify"]
         self._users.coverage = partial.coverage["user_pages"]
         self._released.coverage = partial.coverage["css"]
         self._maps.coverage = partial.coverage["bpf"]
@@ -156,7 +159,10 @@ class RangeCollector:
             self._count_piece(partial, piece)
             if self._sites is not None:
                 self._sites.add_pages(partial, piece)
-            for page in piece.slabs:
+            groups, others = self._groups.read(piece.slabs)
+            for group in groups:
+                self._add_group(partial, group)
+            for page in others:
                 self._add_slab_page(partial, page)
             for kmem in piece.kmem:
                 self._add_kmem(partial, kmem)
@@ -186,6 +192,24 @@ class RangeCollector:
             for kind in ("slab", "kmem", "lru", "sock"):
                 partial.ledger.note_missing(kind)
 
+    def _is_alone(self, cache: SlabCache) -> bool:
+        """Return whether somebody wants to see each slab of a cache, or each of its objects."""
+        if self._cells is not None or self._sites is not None:
+            return True
+        readers = (self._released, self._maps, self._socks, self._notify)
+        if any(reader.may_read(cache) for reader in readers):
+            return True
+        return self._owners is not None and self._owners.may_read(cache)
+
+    def _add_group(self, partial: Partial, group: SlabGroup) -> None:
+        cache, nid = group.cache, group.nid
+        detail = _detail(cache)
+        for objcg, count in group.charged.items():
+            partial.ledger.add(Entry(objcg, "slab", detail, nid), count * cache.charge, count)
+        partial.slabs.add_group(group)
+        for slab, vector in group.outside:
+            self._add_vector(partial, nid, slab, vector)
+
     def _add_slab_page(self, partial: Partial, page: SlabPage) -> None:
         slab = self._slabs.slab(page)
         if slab is None:
@@ -209,35 +233,40 @@ class RangeCollector:
         partial.released.update(self._released.children(slab))
         for sock in self._socks.read(slab, self._context.memcgs):
             self._add_sock(partial, sock)
-        for group in self._groups.read(slab, self._context.memcgs):
+        for group in self._notify.read(slab, self._context.memcgs):
             partial.groups[group.memcg] += 1
 
     def _add_slab(self, partial: Partial, slab: Slab) -> None:
-        detail = "reclaimable" if slab.cache.reclaimable else "unreclaimable"
+        detail = _detail(slab.cache)
         if slab.charged is None:
             partial.ledger.note_missing("slab", detail, slab.nid)
         for objcg, count in (slab.charged or {}).items():
             entry = Entry(objcg, "slab", detail, slab.nid)
             partial.ledger.add(entry, count * slab.cache.charge, count)
-        if slab.vector is not None:
-            self._add_vector(partial, slab, slab.vector.address)
+        if slab.vector is not None and self._slabs.vector_page(slab) is not None:
+            self._add_vector(partial, slab.nid, slab.page, slab.vector.address)
 
-    def _add_vector(self, partial: Partial, slab: Slab, vector: int) -> None:
-        page = self._slabs.vector_page(slab)
-        if page is None:
-            return
+    def _add_vector(self, partial: Partial, of: int, slab: int, vector: int) -> None:
+        """
+        Add a vector that is not inside its slab.
+
+        :param of: node of the slab
+        :param slab: ``struct slab *``
+        :param vector: address of the vector
+        """
+        page = self._frames.virt_to_page(vector)
         nid = self._slabs.page_nid(page)
         if nid == NUMA_NO_NODE:
             return  # its struct page is not in the image, which the coverage of pages tells
-        partial.vectors[slab.nid] += 1
+        partial.vectors[of] += 1
         # alloc_slab_obj_exts() allocates the vector with kmalloc_nolock() or kcalloc_node().
         # Either can return an object of kfence. Its pages are not all marked as slabs. The vectors
         # of kfence's own pages are in its metadata, which kmalloc() has not returned.
-        is_of_kfence = page in self._kfence or slab.page in self._kfence
+        is_of_kfence = page in self._kfence or slab in self._kfence
         if not is_of_kfence and not self._of_kmalloc(page):
-            partial.vectors_dangling.add((slab.nid, vector, nid, slab.page))
-        elif nid != slab.nid:
-            partial.vectors_elsewhere[slab.nid] += 1
+            partial.vectors_dangling.add((of, vector, nid, slab))
+        elif nid != of:
+            partial.vectors_elsewhere[of] += 1
 
     def _of_kmalloc(self, page: int) -> bool:
         found = self._kmalloc.get(page)
@@ -296,6 +325,10 @@ class RangeCollector:
             partial.ledger.add(entry, lru.pages * self._page_size, lru.folios)
         if lru.flags.on_list:
             partial.lru[lru.payer, lru.nid, lru.zone, lru.flags] += lru.pages
+
+
+def _detail(cache: SlabCache) -> str:
+    return "reclaimable" if cache.reclaimable else "unreclaimable"
 
 
 def jobs_of(image: Image) -> int:

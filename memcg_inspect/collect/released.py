@@ -27,7 +27,7 @@ from memcg_inspect.linux.lib.list import OnFault
 from memcg_inspect.linux.mm.memcontrol import has_node_objcgs, nodeinfo
 from memcg_inspect.linux.mm.memcontrol_vmstats import StatReader
 from memcg_inspect.linux.mm.mmzone import possible_nodes
-from memcg_inspect.linux.mm.slab import Slab, SlabReader
+from memcg_inspect.linux.mm.slab import Slab, SlabCache, SlabReader
 from memcg_inspect.linux.mm.slub import FreeObjects
 from memcg_inspect.model import Coverage
 from memcg_inspect.model_freeing import Transient
@@ -110,7 +110,7 @@ class ReleasedReader:
         :param coverage: counts those that are unreadable
         :return: (index in the slab, address)
         """
-        if not self._may_have_memcgs(slab):
+        if not self.may_read(slab.cache):
             return
         for number, address in enumerate(self.slabs.objects(slab)):
             if address in self.memcgs:
@@ -137,8 +137,9 @@ class ReleasedReader:
             return bool(int(css.flags) & self._released)
         return css.destroy_rwork.work.address_of_().value_() in self._being_freed
 
-    def _may_have_memcgs(self, slab: Slab) -> bool:
-        name, size = slab.cache.name, slab.cache.object_size
+    def may_read(self, cache: SlabCache) -> bool:
+        """Return whether slabs of a cache may have memcgs."""
+        name, size = cache.name, cache.object_size
         if name == "mem_cgroup":
             return True
         # Up to 6.15 memcgs come from kmalloc(), charged or not.

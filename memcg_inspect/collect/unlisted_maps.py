@@ -32,7 +32,7 @@ from memcg_inspect.linux.kernel.rcu import queued_callbacks
 from memcg_inspect.linux.kernel.stacktrace_refs import stack_refs
 from memcg_inspect.linux.kernel.workqueue import works_of
 from memcg_inspect.linux.lib.list import idr_entries
-from memcg_inspect.linux.mm.slab import Slab, SlabReader
+from memcg_inspect.linux.mm.slab import Slab, SlabCache, SlabReader
 from memcg_inspect.model import Coverage, StackRef
 from memcg_inspect.model_freeing import Transient
 from memcg_inspect.report import Row
@@ -81,9 +81,7 @@ class UnlistedMaps:
 
         :return: (``struct obj_cgroup *`` to which the map can hold references, the map)
         """
-        if not (self._operations and slab.charged and slab.cache.name.startswith("kmalloc-cg-")):
-            return
-        if slab.cache.object_size < self._size:
+        if not slab.charged or not self.may_read(slab.cache):
             return
         with suppress(FaultError):
             for obj in self._slabs.charged_objects(slab):
@@ -92,6 +90,14 @@ class UnlistedMaps:
                 except FaultError as error:
                     if not self._image.is_moving:
                         self.coverage.miss("possible BPF map", obj.address, str(error))
+
+    def may_read(self, cache: SlabCache) -> bool:
+        """Return whether slabs of a cache may have maps."""
+        return (
+            bool(self._operations)
+            and cache.name.startswith("kmalloc-cg-")
+            and cache.object_size >= self._size
+        )
 
     def _of_object(self, address: int) -> list[tuple[int, Transient]]:
         ops = self._memory.word(address + self._ops)

@@ -17,14 +17,17 @@ from array import array
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from struct import Struct
-from typing import Literal
+from typing import Literal, TypeAlias
 
 from drgn import FaultError, PlatformFlags, Program
 
-__all__ = ("PIECE", "SMALLEST_PAGE", "Blocks", "Memory", "filled")
+__all__ = ("PIECE", "SMALLEST_PAGE", "Blocks", "Memory", "Words", "filled")
 
 #: Bytes of one bulk read. Reads of dumps are fastest at this size.
-PIECE = 2 << 20
+PIECE = 1 << 20
+
+#: An array of ``unsigned long``.
+Words: TypeAlias = "memoryview[int] | array[int]"
 
 #: The smallest page size of any kernel, in bytes. Missing ranges of a dump are multiples of it.
 SMALLEST_PAGE = 4096
@@ -112,19 +115,26 @@ class Memory:
         """
         size = self.word_size
         stride = size if stride is None else stride
-        usable = len(data) - len(data) % size
         if start % size or stride % size:
             return [
                 int.from_bytes(data[at : at + size], self.order)
                 for at in range(start, len(data) - size + 1, stride)
             ]
+        column: list[int] = self.array(data)[start // size :: stride // size].tolist()
+        return column
+
+    def array(self, data: bytes) -> Words:
+        """
+        Return *data* as an array of ``unsigned long``; bytes after the last whole one are left out.
+
+        Slices of it, with any step, are columns: see :meth:`words`.
+        """
+        usable = len(data) - len(data) % self.word_size
         if self._native:
-            view = memoryview(data)[:usable].cast(self._code)
-            column: list[int] = view[start // size :: stride // size].tolist()
-            return column
+            return memoryview(data)[:usable].cast(self._code)
         swapped = array(self._code, data[:usable])
         swapped.byteswap()
-        return swapped[start // size :: stride // size].tolist()
+        return swapped
 
     def unpacker(self, words: int, signed: bool = False) -> Callable[..., tuple[int, ...]]:
         """

@@ -11,7 +11,8 @@ import pytest
 from memcg_inspect.checks.ledger import Amount, Entry
 from memcg_inspect.checks.profile import Use
 from memcg_inspect.collect.partial import Partial, merged
-from memcg_inspect.linux.mm.slab import SlabCache, SlabSum, SlabTally
+from memcg_inspect.collect.slab_tally import SlabSum, SlabTally
+from memcg_inspect.linux.mm.slab import SlabCache
 from memcg_inspect.model import Unreadable
 
 DENTRY = SlabCache(0x1000, "dentry", 192, 192, 0, True, 200)

@@ -18,7 +18,7 @@ from drgn import FaultError, offsetof
 
 from memcg_inspect.image.image import Image
 from memcg_inspect.image.lookup import UnknownKernelError
-from memcg_inspect.linux.mm.slab import Slab, SlabReader
+from memcg_inspect.linux.mm.slab import Slab, SlabCache, SlabReader
 
 __all__ = ("FileReader", "OpenFile")
 
@@ -81,10 +81,7 @@ class FileReader:
 
         :raises drgn.FaultError: if the slab cannot be read
         """
-        # A pointer that the kernel patches into its code (runtime_const_ptr()) may be in no
-        # variable. The cache is never merged, since its objects are SLAB_TYPESAFE_BY_RCU.
-        is_files = slab.cache.address == self._cache if self._cache else slab.cache.name == _NAME
-        if not is_files:
+        if not self.may_read(slab.cache):
             return
         for address in self._slabs.objects(slab):
             name = self._names.get(self._memory.word(address + self._f_op))
@@ -92,6 +89,12 @@ class FileReader:
                 data = self._memory.word(address + self._data)
                 if data:
                     yield OpenFile(name, data, self._references(address) >= self._least)
+
+    def may_read(self, cache: SlabCache) -> bool:
+        """Return whether slabs of a cache have files."""
+        # A pointer that the kernel patches into its code (runtime_const_ptr()) may be in no
+        # variable. The cache is never merged, since its objects are SLAB_TYPESAFE_BY_RCU.
+        return cache.address == self._cache if self._cache else cache.name == _NAME
 
     def _references(self, address: int) -> int:
         data = self._memory.read(address + self._count, self._memory.word_size)

@@ -18,7 +18,7 @@ from drgn import FaultError, offsetof, sizeof
 from memcg_inspect.image.image import Image
 from memcg_inspect.image.layout import has_member
 from memcg_inspect.image.lookup import UnknownKernelError
-from memcg_inspect.linux.mm.slab import Slab, SlabReader
+from memcg_inspect.linux.mm.slab import Slab, SlabCache, SlabReader
 from memcg_inspect.model import Coverage
 
 __all__ = ("Group", "GroupReader")
@@ -65,7 +65,7 @@ class GroupReader:
 
         :param memcgs: ``struct mem_cgroup *`` of all memcgs
         """
-        if not self._operations or not slab.objects or not self._may_contain(slab):
+        if not slab.objects or not self.may_read(slab.cache):
             return
         try:
             for address in self._candidates(slab):
@@ -79,18 +79,22 @@ class GroupReader:
             if not self._slabs.has_freed(slab):
                 self.coverage.miss("slab that may have groups", error.address, str(error))
 
+    def may_read(self, cache: SlabCache) -> bool:
+        """Return whether slabs of a cache may have groups."""
+        # The smallest cache that is large enough. The sizes are powers of 2, but for 96 and 192.
+        # A name that could not be read may be that of such a cache.
+        return (
+            bool(self._operations)
+            and cache.name.startswith(("kmalloc", "kmem_cache 0x"))
+            and self._size <= cache.object_size < 2 * self._size
+        )
+
     def _candidates(self, slab: Slab) -> Iterator[int]:
         first, stride = self._slabs.address(slab, 0), slab.cache.size
         data = self._memory.read(first, (slab.objects - 1) * stride + self._size)
         for number, ops in enumerate(self._memory.words(data, self._ops, stride)):
             if ops in self._operations:
                 yield first + number * stride
-
-    def _may_contain(self, slab: Slab) -> bool:
-        # The smallest cache that is large enough. The sizes are powers of 2, but for 96 and 192.
-        # A name that could not be read may be that of such a cache.
-        name, size = slab.cache.name, slab.cache.object_size
-        return name.startswith(("kmalloc", "kmem_cache 0x")) and self._size <= size < 2 * self._size
 
 
 def _operations(image: Image) -> frozenset[int]:

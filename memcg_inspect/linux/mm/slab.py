@@ -22,8 +22,7 @@ What differs between kernel releases:
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from drgn import FaultError, offsetof, sizeof
@@ -41,7 +40,7 @@ from memcg_inspect.image.strings import Strings
 from memcg_inspect.linux.mm.kfence import KfenceObject, kfence_object, kfence_pages
 from memcg_inspect.linux.mm.mm_types import MEMCG_DATA_FLAGS, SlabPage
 from memcg_inspect.linux.mm.mmzone import mem_map
-from memcg_inspect.model import NUMA_NO_NODE, Coverage, ImageError, SlabUsage
+from memcg_inspect.model import NUMA_NO_NODE, Coverage, ImageError
 
 __all__ = (
     "CODETAG_EMPTY",
@@ -50,9 +49,8 @@ __all__ = (
     "SlabCache",
     "SlabLayout",
     "SlabReader",
-    "SlabSum",
-    "SlabTally",
     "Vector",
+    "payers",
     "slab_layout",
 )
 
@@ -346,12 +344,8 @@ class SlabReader:
             :attr:`coverage` counts
         """
         layout, words = self.layout, self._words(found.raw)
-        objects, address = layout.objects.get(words), layout.cache.get(words)
-        # allocate_slab() and __free_slab() mark a page as a slab before it has a cache, or after.
-        is_empty = not objects or (not address and not self._exts(words))
         try:
-            cache = self._no_cache if is_empty else self.cache(address)
-            self._check_size(found, cache, objects)
+            cache, objects = self._cache_and_objects(found, words)
         except FaultError as error:
             self.coverage.miss("kmem_cache of a slab", found.page, str(error))
             return None
@@ -366,6 +360,30 @@ class SlabReader:
         page, nid, order, raw = found
         inuse = layout.inuse.get(words)
         return Slab(page, nid, order, cache, objects, inuse, vector, charged, raw)
+
+    def fields(self, found: SlabPage) -> tuple[SlabCache, int, int, Vector | None]:
+        """
+        Return what the ``struct slab`` of a slab says, without a look at its objects.
+
+        :return: the cache, ``objects``, ``inuse``, and the vector of ``struct obj_cgroup *``
+        :raises drgn.FaultError: if its cache is unreadable, or a field cannot be right
+        """
+        words = self._words(found.raw)
+        cache, objects = self._cache_and_objects(found, words)
+        return cache, objects, self.layout.inuse.get(words), self._vector(words, cache)
+
+    def _cache_and_objects(self, found: SlabPage, words: Sequence[int]) -> tuple[SlabCache, int]:
+        """
+        Return the cache of a slab, and the number of its objects.
+
+        :raises drgn.FaultError: if its cache is unreadable, or cannot be its cache
+        """
+        objects, address = self.layout.objects.get(words), self.layout.cache.get(words)
+        # allocate_slab() and __free_slab() mark a page as a slab before it has a cache, or after.
+        is_empty = not objects or (not address and not self._exts(words))
+        cache = self._no_cache if is_empty else self.cache(address)
+        self._check_size(found, cache, objects)
+        return cache, objects
 
     def _check_size(self, found: SlabPage, cache: SlabCache, objects: int) -> None:
         """
@@ -592,95 +610,18 @@ class SlabReader:
         return self.memory.words(data, 0, vector.stride)
 
     def _count(self, vector: Vector, objects: int) -> Mapping[int, int]:
-        counts = Counter(self._elements(vector, objects))
-        if any(word & MEMCG_DATA_FLAGS for word in counts):
-            counts = Counter(word & ~MEMCG_DATA_FLAGS for word in counts.elements())
-        counts.pop(0, None)
-        return counts
+        return payers(self._elements(vector, objects))
 
 
-@dataclass
-class SlabSum:
+def payers(words: Iterable[int]) -> Counter[int]:
     """
-    The slabs of one cache on one node.
+    Count the objects of each payer.
 
-    :ivar cache: the cache
-    :ivar slabs: number of slabs
-    :ivar pages: number of pages of the slabs
-    :ivar objects: number of objects that the slabs have room for
-    :ivar inuse: sum of ``slab->inuse``
-    :ivar charged: number of charged objects; ``None`` if the objcgs of a slab are unreadable
+    :param words: elements of vectors, with flags of ``enum objext_flags``
+    :return: number of objects by ``struct obj_cgroup *``, without those that nobody pays for
     """
-
-    cache: SlabCache
-    slabs: int = 0
-    pages: int = 0
-    objects: int = 0
-    inuse: int = 0
-    charged: int | None = 0
-
-
-@dataclass
-class SlabTally:
-    """
-    Slabs, added up.
-
-    :ivar sums: by (node, ``struct kmem_cache *``, whether the slabs are in the pool of kfence)
-    """
-
-    sums: dict[tuple[int, int, bool], SlabSum] = field(default_factory=dict)
-
-    def add(self, slab: Slab, kfence: bool) -> None:
-        """
-        Add a slab.
-
-        :param kfence: whether it is in the pool of kfence
-        """
-        found = self._sum(slab.cache, (slab.nid, slab.cache.address, kfence))
-        found.slabs += 1
-        found.pages += 1 << slab.order
-        found.objects += slab.objects
-        found.inuse += slab.inuse
-        if slab.charged is None:
-            found.charged = None
-        elif slab.charged and found.charged is not None:
-            found.charged += sum(slab.charged.values())
-
-    def merge(self, other: SlabTally) -> None:
-        """Add the slabs of another tally. The two must have no slab in common."""
-        for key, theirs in other.sums.items():
-            found = self._sum(theirs.cache, key)
-            found.slabs += theirs.slabs
-            found.pages += theirs.pages
-            found.objects += theirs.objects
-            found.inuse += theirs.inuse
-            is_known = found.charged is not None and theirs.charged is not None
-            found.charged = (found.charged or 0) + (theirs.charged or 0) if is_known else None
-
-    def _sum(self, cache: SlabCache, key: tuple[int, int, bool]) -> SlabSum:
-        found = self.sums.get(key)
-        if found is None:
-            found = self.sums[key] = SlabSum(cache)
-        return found
-
-    def usage(self) -> tuple[SlabUsage, ...]:
-        """Return the sums, sorted by node and name of the cache."""
-        usage = [
-            SlabUsage(
-                nid=nid,
-                cache=found.cache.name,
-                address=address,
-                reclaimable=found.cache.reclaimable,
-                kfence=kfence,
-                accounts=found.cache.accounts,
-                size=found.cache.size,
-                charge=found.cache.charge,
-                slabs=found.slabs,
-                pages=found.pages,
-                objects=found.objects,
-                inuse=found.inuse,
-                charged=found.charged,
-            )
-            for (nid, address, kfence), found in self.sums.items()
-        ]
-        return tuple(sorted(usage, key=lambda u: (u.nid, u.cache, u.address)))
+    counts = Counter(words)
+    if any(word & MEMCG_DATA_FLAGS for word in counts):
+        counts = Counter(word & ~MEMCG_DATA_FLAGS for word in counts.elements())
+    counts.pop(0, None)
+    return counts

@@ -33,7 +33,7 @@ from memcg_inspect.image.lookup import UnknownKernelError
 from memcg_inspect.linux.lib.list import list_entries
 from memcg_inspect.linux.mm.kfence import kfence_object, kfence_pages
 from memcg_inspect.linux.mm.mmzone import mem_map
-from memcg_inspect.linux.mm.slab import Slab, SlabReader
+from memcg_inspect.linux.mm.slab import Slab, SlabCache, SlabReader
 from memcg_inspect.linux.net.ip_sockglue import socks_with_error_readers
 from memcg_inspect.linux.net.skbuff import SkbReader
 from memcg_inspect.linux.net.sock_destruct import SockUse
@@ -221,6 +221,12 @@ class SockReader:
                 proto = self.memory.word_at(data, self._proto)
                 yield self._sock(address, memcg, data, self._protocol_at(proto) or of_cache)
 
+    def may_read(self, cache: SlabCache) -> bool:
+        """Return whether slabs of a cache may have sockets."""
+        # A name that could not be read may be that of a cache of kmalloc().
+        is_general = cache.object_size >= self._size and cache.name.startswith(_GENERAL)
+        return is_general or cache.address in self.caches
+
     def in_use(self, slab: Slab) -> Iterator[int]:
         """
         Return the sockets in a slab of a protocol's cache, whether they refer to a memcg or not.
@@ -253,9 +259,8 @@ class SockReader:
 
     def _without_cache(self, slab: Slab, memcgs: Container[int]) -> Iterator[Sock]:
         """Return the sockets of protocols that have no cache of their own, from kmalloc()."""
-        name, size = slab.cache.name, slab.cache.object_size
-        # A name that could not be read may be that of such a cache.
-        if not slab.objects or size < self._size or not name.startswith(_GENERAL):
+        size = slab.cache.object_size
+        if not slab.objects or not self.may_read(slab.cache):
             return
         first, stride = self.slabs.address(slab, 0), slab.cache.size
         try:
