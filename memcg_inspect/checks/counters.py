@@ -153,6 +153,15 @@ class Counters:
         items = self._active[memcg]
         return items is None or item in items
 
+    def is_zero(self, memcg: int, item: str, nid: int | None = None) -> bool:
+        """
+        Return whether a live memcg claims nothing of an item for itself, on any node.
+
+        :return: also ``False`` if that was not read, or if changes of the memcg and of those below
+            it add up to nothing
+        """
+        return not self.is_active(memcg, item) and self.stat(memcg, item, nid) is not None
+
     def _active_items(self, memcg: int) -> frozenset[str] | None:
         """Return the items that :meth:`is_active` is about; ``None`` for all."""
         if memcg in self.partial:

@@ -24,6 +24,10 @@ def rows_by_node(
     :param areas: whether the pages are those of vmalloc areas
     """
     found, gone = snapshot.by_node("kmem", detail), snapshot.by_node("kmem", GONE)
+    missing = {
+        nid: (missing_areas if areas else missing_pages)(snapshot, detail, nid)
+        for nid in snapshot.image.nodes
+    }
     rows = []
     for memcg in snapshot.live():
         for nid in snapshot.image.nodes:
@@ -32,7 +36,7 @@ def rows_by_node(
                 snapshot,
                 key._replace(memcg=memcg.address, nid=nid),
                 {detail: amount.bytes // size},
-                (missing_areas if areas else missing_pages)(snapshot, detail, nid),
+                missing[nid],
             )
             most = gone.get((memcg.address, nid), Amount(0, 0)).bytes // size if areas else 0
             rows.append(doubted(row, gone_pages(row, most)))

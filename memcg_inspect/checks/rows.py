@@ -13,7 +13,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import NamedTuple
 
-from memcg_inspect.checks.snapshot import Snapshot
+from memcg_inspect.checks.counters import CounterValue
+from memcg_inspect.checks.snapshot import Snapshot, split
 from memcg_inspect.model import Unit
 from memcg_inspect.report import Finding, Identity, Row, RowStatus
 
@@ -28,6 +29,9 @@ __all__ = (
     "row_key",
     "summarize",
 )
+
+
+_NOTHING = CounterValue(0, 0)
 
 
 class RowKey(NamedTuple):
@@ -102,26 +106,28 @@ def make_row(
             status, reason = "unverifiable", missing.reason
         else:
             status = "differs" if difference else "exact"
-    return Row(
-        identity=key.identity,
-        memcg=key.memcg,
-        objcg=key.objcg,
-        nid=key.nid,
-        item=key.item,
-        unit=key.unit,
-        status=status,
-        found=found,
-        claimed=claimed,
-        reason=reason,
-        hierarchy=hierarchy,
-    )
+    return _row(key, status, found, claimed, reason, hierarchy)
+
+
+def _row(
+    key: RowKey,
+    status: RowStatus,
+    found: Mapping[str, int],
+    claimed: Mapping[str, int] | None,
+    reason: str | None = None,
+    hierarchy: int | None = None,
+) -> Row:
+    identity, item, unit, memcg, nid, objcg = key
+    return Row(identity, memcg, objcg, nid, item, unit, status, found, claimed, reason, hierarchy)
 
 
 def counter_row(
     snapshot: Snapshot, key: RowKey, found: Mapping[str, int], missing: Missing | None = None
 ) -> Row:
     """Compare what was found with a memcg's own share of the counter that *key* names."""
-    memcg = key.memcg or 0
+    memcg, counters = key.memcg or 0, snapshot.counters
+    if missing is None and counters.is_zero(memcg, key.item, key.nid) and not any(found.values()):
+        return _row(key, "exact", found, split(_NOTHING), hierarchy=0)
     return make_row(
         key,
         found,

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
-from drgn import FaultError, Object
+from drgn import FaultError
 
 from memcg_inspect.image.image import Image
 from memcg_inspect.linux.mm.memcontrol import nodeinfo
@@ -56,7 +56,7 @@ def _words(image: Image, memcg: int | None, nids: set[int | None]) -> Iterator[C
         return
     reader = StatReader(image, dict.fromkeys((*memcg_items(image), *lruvec_items(image))))
     lists = LruReader(image, Coverage())
-    of = Object(image.prog, "struct mem_cgroup *", memcg)
+    of = image.pointer("struct mem_cgroup *", memcg)
     for word in (*reader.memcg_words(of), *page_counter_words(image, of)):
         yield word._replace(memcg=memcg)
     for nid, pn in nodeinfo(image, of):

@@ -95,7 +95,7 @@ def _holders(
 
     holders: dict[Cell, Object] = {}
     for address in memcgs:
-        memcg = holders[address, None] = Object(image.prog, "struct mem_cgroup *", address)
+        memcg = holders[address, None] = image.pointer("struct mem_cgroup *", address)
         holders |= {(address, nid): pn for nid, pn in nodeinfo(image, memcg, missed)}
     return holders
 
@@ -121,7 +121,7 @@ def read_usage(image: Image, memcgs: Iterable[int], coverage: Coverage) -> dict[
     usage = {}
     for address in memcgs:
         try:
-            usage[address] = memory_usage(Object(image.prog, "struct mem_cgroup *", address))
+            usage[address] = memory_usage(image.pointer("struct mem_cgroup *", address))
         except FaultError as error:
             coverage.miss("page counter", error.address, str(error))
     return usage
@@ -138,7 +138,7 @@ def read_page_counters(
     """
     found = {}
     for address in memcgs:
-        memcg = Object(image.prog, "struct mem_cgroup *", address)
+        memcg = image.pointer("struct mem_cgroup *", address)
         try:
             for name in page_counters(image):
                 if name != "memory":
@@ -162,7 +162,7 @@ def read_swap_entries(
     for address in memcgs:
         try:
             # The ID of a removed memcg is 0 when nothing refers to it any more.
-            number = int(Object(image.prog, "struct mem_cgroup *", address).id.id)
+            number = int(image.pointer("struct mem_cgroup *", address).id.id)
         except FaultError as error:
             coverage.miss("ID of a memcg", error.address, str(error))
             continue
@@ -186,5 +186,5 @@ def read_lruvecs(
     return {
         (address, nid): pn
         for address in memcgs
-        for nid, pn in nodeinfo(image, Object(image.prog, "struct mem_cgroup *", address), missed)
+        for nid, pn in nodeinfo(image, image.pointer("struct mem_cgroup *", address), missed)
     }

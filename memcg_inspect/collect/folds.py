@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from drgn import FaultError, Object
+from drgn import FaultError
 
 from memcg_inspect.image.image import Image
 from memcg_inspect.linux.kernel.rstat import read_updated
@@ -143,7 +143,7 @@ class Folds:
             return left
         before = self._arrays[memcg]
         try:
-            now = reader.memcg_arrays(Object(self.image.prog, "struct mem_cgroup *", memcg))
+            now = reader.memcg_arrays(self.image.pointer("struct mem_cgroup *", memcg))
         except FaultError:
             return left._replace(changed={}, pending=())  # it was freed
         pairs = [(now, before), (reader.event_arrays(now), reader.event_arrays(before))]

@@ -160,7 +160,7 @@ class ReleasedReader:
             yield objcg, transient
 
     def _memcg(self, address: int) -> Object:
-        return Object(self.image.prog, "struct mem_cgroup *", address)
+        return self.image.pointer("struct mem_cgroup *", address)
 
     def _original_objcgs(self, memcg: Object) -> Iterator[int]:
         holders = (
@@ -251,7 +251,7 @@ class Pending:
             return transient._replace(unsure=True)
 
     def _of_memcg(self, transient: Transient) -> Transient:
-        memcg = Object(self.image.prog, "struct mem_cgroup *", transient.address)
+        memcg = self.image.pointer("struct mem_cgroup *", transient.address)
         css = memcg.css
         works = [css.destroy_work, css.destroy_rwork.work]
         freed_by = self._freed_by(works, css.destroy_rwork.rcu)
@@ -274,7 +274,7 @@ class Pending:
             return transient  # it is a leak all the same
 
     def _of_map(self, transient: Transient) -> Transient:
-        bpf_map = Object(self.image.prog, "struct bpf_map *", transient.address)
+        bpf_map = self.image.pointer("struct bpf_map *", transient.address)
         freed_by = self._freed_by([bpf_map.work], bpf_map.rcu)
         # A map can also wait for a grace period of RCU tasks, whose callbacks are not read.
         waits = bpf_map.rcu.func.value_() in self._map_callbacks

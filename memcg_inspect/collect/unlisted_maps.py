@@ -103,7 +103,7 @@ class UnlistedMaps:
         ops = self._memory.word(address + self._ops)
         if address in self._listed or not self._may_be_map(address, ops):
             return []
-        bpf_map = Object(self._image.prog, "struct bpf_map *", address)
+        bpf_map = self._image.pointer("struct bpf_map *", address)
         try:
             return [] if _has_id(bpf_map) else list(_transients(self._image, bpf_map))
         except FaultError:
@@ -193,7 +193,7 @@ def _being_freed(image: Image) -> Iterator[tuple[Object, str]]:
         at = offsetof(image.type("struct callback_head"), "func")
         for address, cpu in queued_callbacks(image).items():
             if image.memory.word(address + at) == function:
-                head = Object(image.prog, "struct callback_head *", address)
+                head = image.pointer("struct callback_head *", address)
                 yield container_of(head, "struct bpf_map", "rcu"), queued_callback(cpu)
     except UnknownKernelError:
         return

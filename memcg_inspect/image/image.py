@@ -52,6 +52,7 @@ class Image:
         self.pool: Pool | None = None
         self.keeps_walks = False
         self._found: dict[Callable[..., Any], Any] = {}
+        self._types_by_name: dict[str, Type] = {}
 
     @property
     def is_moving(self) -> bool:
@@ -64,10 +65,22 @@ class Image:
 
         :raises UnknownKernelError: if there is none
         """
-        try:
-            return self.prog.type(name)
-        except LookupError as error:
-            raise UnknownKernelError(error) from error
+        found = self._types_by_name.get(name)
+        if found is None:
+            try:
+                found = self._types_by_name[name] = self.prog.type(name)
+            except LookupError as error:
+                raise UnknownKernelError(error) from error
+        return found
+
+    def pointer(self, type_name: str, address: int) -> Object:
+        """
+        Return a pointer.
+
+        :param type_name: e.g. ``struct mem_cgroup *``
+        :raises UnknownKernelError: if there is no such type
+        """
+        return Object(self.prog, self.type(type_name), value=address)
 
     def object(self, name: str, filename: str | None = None) -> Object:
         """

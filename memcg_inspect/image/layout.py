@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from drgn import Type, TypeKind, TypeMember, sizeof
 
-from memcg_inspect.image.image import Image
+from memcg_inspect.image.image import Image, per_image
 from memcg_inspect.image.lookup import UnknownKernelError
 
 __all__ = (
@@ -46,12 +46,25 @@ def has_member(image: Image, type_name: str, member: str) -> bool:
 
 def constant(image: Image, *names: str) -> int | None:
     """Return the value of the first enumerator or macro of *names* that exists."""
+    known = _constants(image)
     for name in names:
-        try:
-            return int(image.object(name).value_())
-        except UnknownKernelError:
-            continue
+        if name not in known:
+            known[name] = _constant(image, name)
+        if known[name] is not None:
+            return known[name]
     return None
+
+
+@per_image
+def _constants(image: Image) -> dict[str, int | None]:
+    return {}
+
+
+def _constant(image: Image, name: str) -> int | None:
+    try:
+        return int(image.object(name).value_())
+    except UnknownKernelError:
+        return None
 
 
 def static_key_enabled(image: Image, name: str) -> bool | None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Annotated
 
-from drgn import FaultError, Object
+from drgn import FaultError
 
 from memcg_inspect.checks.counters import Counters
 from memcg_inspect.collect.image_info import image_info
@@ -116,7 +116,7 @@ class _Drift:
             held = self._held.setdefault(memcg.address, Counter())
             handed_up = self._handed_up.setdefault(memcg.address, Counter())
             try:
-                pointer = Object(image.prog, "struct mem_cgroup *", memcg.address)
+                pointer = image.pointer("struct mem_cgroup *", memcg.address)
                 found = reader.memcg(pointer, by_cpu)
                 stats[memcg.address] = found
                 coverage.read += 1
@@ -136,7 +136,7 @@ class _Drift:
 
     def rows(self, memcg: Memcg, lines: list[StatLine]) -> Iterator[DriftRow]:
         """Return one row for each line of ``memory.stat``."""
-        due = self._rule.is_due(Object(self._image.prog, "struct mem_cgroup *", memcg.address))
+        due = self._rule.is_due(self._image.pointer("struct mem_cgroup *", memcg.address))
         held = self._largest(memcg.address)
         for line in lines:
             (item,) = line.items

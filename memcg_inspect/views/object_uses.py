@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from functools import cached_property
 from typing import NamedTuple
 
-from drgn import FaultError, Object
+from drgn import FaultError
 
 from memcg_inspect.image.image import Image
 from memcg_inspect.linux.fs.inode import dentry_name
@@ -92,7 +92,7 @@ class ObjectUses:
 
     def _memcg(self, address: int) -> Iterator[Layer]:
         memcg = self.payers.memcgs[address]
-        refcnt = Object(self.image.prog, "struct mem_cgroup *", address).css.refcnt.address_of_()
+        refcnt = self.image.pointer("struct mem_cgroup *", address).css.refcnt.address_of_()
         # References to the root are not counted.
         refs = (
             "" if memcg.parent is None else f", {percpu_ref_count(self.image, refcnt)} references"
@@ -173,9 +173,9 @@ class ObjectUses:
             yield Layer("zswap data", what, start, size=part.length, nid=part.nid)
 
     def _dentry(self, address: int) -> Iterator[Layer]:
-        dentry = Object(self.image.prog, "struct dentry *", address)
+        dentry = self.image.pointer("struct dentry *", address)
         yield Layer("dentry", dentry_name(self.image, dentry), address)
 
     def _file(self, address: int) -> Iterator[Layer]:
-        path = Object(self.image.prog, "struct file *", address).f_path.read_()
+        path = self.image.pointer("struct file *", address).f_path.read_()
         yield Layer("open file", dentry_name(self.image, path.dentry, path.mnt), address)

@@ -48,6 +48,11 @@ def slab_rows(snapshot: Snapshot) -> list[Row]:
     """Compare slab objects and large kmallocs with their counters, by memcg, node and item."""
     found, stock = _found(snapshot), _in_stock(snapshot)
     no_stock = None if stock is not None else "object stocks are not all in the image"
+    missing = {
+        (nid, detail): _missing(snapshot, detail, nid)
+        for nid in snapshot.image.nodes
+        for detail in ITEMS
+    }
     rows = []
     for memcg in snapshot.live():
         for nid in snapshot.image.nodes:
@@ -61,7 +66,7 @@ def slab_rows(snapshot: Snapshot) -> list[Row]:
                         RowKey("slab", item, "bytes", memcg.address, nid),
                         found.get(cell, {"slab": 0}),
                         None if stock is None else claimed,
-                        _missing(snapshot, detail, nid),
+                        missing[nid, detail],
                         unread=no_stock or snapshot.unread(memcg.address),
                         hierarchy=snapshot.folded(memcg.address, item, nid),
                     )

@@ -45,7 +45,7 @@ def mapping_name(image: Image, mapping: int, swap_cache: bool) -> str:
         return "(swap cache)" if swap_cache else "(no file)"
     if mapping & _FLAGS:
         return "(anonymous)" if mapping & _ANON else "(movable)"
-    inode = Object(image.prog, "struct address_space *", mapping).host.read_()
+    inode = image.pointer("struct address_space *", mapping).host.read_()
     if not inode:
         return "(no file)"
     first = inode.i_dentry.first.read_()

@@ -33,7 +33,7 @@ def pipe_pages(image: Image, pipes: Iterable[int], coverage: Coverage) -> Iterat
     :return: ``struct page *`` of the head of each page
     """
     for address in pipes:
-        pipe = Object(image.prog, "struct pipe_inode_info *", address)
+        pipe = image.pointer("struct pipe_inode_info *", address)
         try:
             size, used = int(pipe.ring_size), int(pipe.head) - int(pipe.tail)
             # pipe_full(): a ring is a power of 2.
@@ -56,7 +56,7 @@ def spare_pages(image: Image, pipes: Iterable[int], coverage: Coverage) -> Itera
     :return: ``struct page *``
     """
     for address in pipes:
-        pipe = Object(image.prog, "struct pipe_inode_info *", address)
+        pipe = image.pointer("struct pipe_inode_info *", address)
         try:
             yield from filter(None, _spare(pipe))
         except FaultError as error:

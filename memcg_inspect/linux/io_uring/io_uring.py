@@ -53,7 +53,7 @@ def io_uring_pages(image: Image, of_files: Iterable[int], coverage: Coverage) ->
     def missed(error: FaultError) -> None:
         coverage.miss("rings of io_uring", error.address, str(error))
 
-    contexts = [Object(image.prog, "struct io_ring_ctx *", ctx) for ctx in of_files]
+    contexts = [image.pointer("struct io_ring_ctx *", ctx) for ctx in of_files]
     for ctx in (*contexts, *_exiting(image, missed)):
         try:
             yield from _rings(image, ctx)
@@ -96,7 +96,7 @@ def _buffer_rings(image: Image, ctx: Object) -> Iterator[int]:
     Pages of user space are among them (``io_pin_pbuf_ring()``).
     """
     lists = [
-        Object(image.prog, "struct io_buffer_list *", entry)
+        image.pointer("struct io_buffer_list *", entry)
         for entry in xa_entries(image, ctx.io_bl_xa.address_of_())
     ]
     if ctx.type_.type.has_member("io_bl") and ctx.io_bl:  # until 6.8

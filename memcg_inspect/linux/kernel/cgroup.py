@@ -52,7 +52,7 @@ def read_css_refs(
     below_root = [address for address, memcg in memcgs.items() if memcg.parent is not None]
     counts = _refcnts(image, below_root)
     for address in below_root:
-        css = Object(image.prog, "struct mem_cgroup *", address)
+        css = image.pointer("struct mem_cgroup *", address)
         try:
             count = counts[address]
             if isinstance(count, FaultError):
@@ -68,7 +68,7 @@ def read_css_refs(
 def _refcnts(image: Image, memcgs: Sequence[int]) -> dict[int, int | FaultError]:
     """Return the references to memcgs, by ``struct mem_cgroup *``."""
     at = offsetof(image.type("struct mem_cgroup"), "css.refcnt")
-    refs = [Object(image.prog, "struct percpu_ref *", address + at) for address in memcgs]
+    refs = [image.pointer("struct percpu_ref *", address + at) for address in memcgs]
     return {address - at: count for address, count in percpu_ref_counts(image, refs).items()}
 
 

@@ -97,7 +97,7 @@ class _Lists:
         """
         owners: dict[int, list[int]] = {}
         for address in memcgs:
-            memcg = Object(self._image.prog, "struct mem_cgroup *", address)
+            memcg = self._image.pointer("struct mem_cgroup *", address)
             owners.setdefault(self._node(memcg), []).append(address)
         return owners
 

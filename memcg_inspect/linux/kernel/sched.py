@@ -150,7 +150,7 @@ def read_task(image: Image, address: int) -> TaskCharge:
     :param address: ``struct task_struct *``
     :raises drgn.FaultError: if the task cannot be read
     """
-    task = Object(image.prog, "struct task_struct *", address)
+    task = image.pointer("struct task_struct *", address)
     return _task(image, task, constant(image, "memory_cgrp_id") or 0)
 
 
@@ -352,7 +352,7 @@ class _CssSets:
     def memcg(self, css_set: int) -> int | None:
         if css_set not in self._found:
             try:
-                subsys = Object(self._image.prog, "struct css_set *", css_set).subsys
+                subsys = self._image.pointer("struct css_set *", css_set).subsys
                 css = subsys[self._subsys].read_()
                 memcg = container_of(css, "struct mem_cgroup", "css").value_()
             except FaultError as error:

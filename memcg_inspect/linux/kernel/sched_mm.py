@@ -295,7 +295,7 @@ def _state(image: Image, task: Object) -> _State:
 
 
 def _of_task(image: Image, task: TaskCharge) -> Iterator[ActiveMemcg]:
-    struct = Object(image.prog, "struct task_struct *", task.address)
+    struct = image.pointer("struct task_struct *", task.address)
     state, place = _state(image, struct), _Place(None, _RAN)
     for _ in range(_MOST_TRIES):
         if not image.is_moving:

@@ -16,7 +16,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence, Set
 from contextlib import suppress
 from functools import cached_property
 
-from drgn import FaultError, Object, container_of, offsetof, sizeof
+from drgn import FaultError, container_of, offsetof, sizeof
 
 from memcg_inspect.image.image import Image
 from memcg_inspect.image.layout import has_type
@@ -80,12 +80,12 @@ class PointerReader:
         for address in memcgs:
             held = Held("memcg", address, address)
             yield address, address + size, held
-            memcg = Object(self.image.prog, "struct mem_cgroup *", address)
+            memcg = self.image.pointer("struct mem_cgroup *", address)
             for nid, node in nodeinfo(self.image, memcg, lambda error: None):
                 yield node.value_(), node.value_() + node_size, held._replace(nid=nid)
 
     def _released_ranges(self, address: int) -> list[tuple[int, int, Held]]:
-        css = Object(self.image.prog, "struct mem_cgroup *", address).css
+        css = self.image.pointer("struct mem_cgroup *", address).css
         parent = container_of(css.parent, "struct mem_cgroup", "css").value_()
         return [
             (start, end, held._replace(payer=parent))

@@ -70,7 +70,7 @@ def stack_refs(
     tasks = {task.value_(): task for task in find_tasks_and_dead(image, missed)}
     # The idle tasks are in no list.
     for address in cpus.keys() - tasks.keys():
-        tasks[address] = Object(image.prog, "struct task_struct *", address)
+        tasks[address] = image.pointer("struct task_struct *", address)
     found: defaultdict[int, list[StackRef]] = defaultdict(list)
     stacks = _Stacks(image, wanted, freeing)
     for address, task in tasks.items():

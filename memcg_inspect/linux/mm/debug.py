@@ -23,7 +23,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from drgn import FaultError, Object, offsetof
+from drgn import FaultError, offsetof
 from drgn.helpers.linux.mm import compound_head, in_direct_map
 
 from memcg_inspect.image.image import Image, per_image
@@ -123,7 +123,7 @@ def is_kmalloc_page(image: Image, page: int) -> bool:
     """
     layout = page_layout(image)
     try:
-        head = compound_head(Object(image.prog, "struct page *", page)).value_()
+        head = compound_head(image.pointer("struct page *", page)).value_()
         raw = image.memory.read(head, mem_map(image).size)
     except FaultError:
         return True
@@ -140,7 +140,7 @@ def read_page(image: Image, page: int) -> PageInfo:
     :raises drgn.FaultError: if its ``struct page``, or that of its head, cannot be read
     """
     memory, frames, layout = image.memory, mem_map(image), page_layout(image)
-    head = compound_head(Object(image.prog, "struct page *", page)).value_()
+    head = compound_head(image.pointer("struct page *", page)).value_()
     raw, order = memory.read(head, frames.size), 0
     if layout.head.is_set(raw):
         order = memory.read(head + frames.size + layout.order, 1)[0]

@@ -361,7 +361,7 @@ class _Tree:
         # A child whose memory is missing cannot be found by its id. Only the list of its parent's
         # children shows that it exists.
         todo = [
-            Object(self.image.prog, "struct mem_cgroup *", address)
+            self.image.pointer("struct mem_cgroup *", address)
             for address in self.memcgs.keys() - linked
         ]
         while todo:
@@ -417,7 +417,7 @@ def csses_made_since(image: Image, memcgs: Iterable[int], coverage: Coverage) ->
         coverage.miss("css_serial_nr_next", error.address, str(error))
         return made
     for address in memcgs:
-        memcg = Object(image.prog, "struct mem_cgroup *", address)
+        memcg = image.pointer("struct mem_cgroup *", address)
         try:
             made[address] = latest - int(memcg.css.serial_nr)
         except FaultError as error:
@@ -476,7 +476,7 @@ def read_objcgs(
         unreadable.add(address)
 
     for address in memcgs:
-        memcg = Object(image.prog, "struct mem_cgroup *", address)
+        memcg = image.pointer("struct mem_cgroup *", address)
         holders: Iterable[tuple[int | None, Object]] = [(None, memcg)]
         if has_node_objcgs(image):
             holders = nodeinfo(image, memcg, missed)
@@ -500,7 +500,7 @@ def read_objcgs(
 def _with_refs(image: Image, objcgs: dict[int, Objcg], coverage: Coverage) -> dict[int, Objcg]:
     """Add the references to obj_cgroups; ``None`` for what cannot be read."""
     at = offsetof(image.type("struct obj_cgroup"), "refcnt")
-    refs = [Object(image.prog, "struct percpu_ref *", address + at) for address in objcgs]
+    refs = [image.pointer("struct percpu_ref *", address + at) for address in objcgs]
     counts = percpu_ref_counts(image, refs)
     found = {}
     for address, objcg in objcgs.items():
@@ -529,7 +529,7 @@ def objcg_owners(image: Image, memcgs: Iterable[int], coverage: Coverage) -> dic
         coverage.miss("objcgs of a memcg", error.address, str(error))
 
     for address in memcgs:
-        memcg = Object(image.prog, "struct mem_cgroup *", address)
+        memcg = image.pointer("struct mem_cgroup *", address)
         holders: Iterable[tuple[int | None, Object]] = [(None, memcg)]
         if has_node_objcgs(image):
             holders = nodeinfo(image, memcg, missed)
@@ -565,9 +565,7 @@ def recover_objcgs(
     objcgs: dict[int, Objcg] = {}
     for address in addresses:
         try:
-            found = _objcg(
-                image, Object(image.prog, "struct obj_cgroup *", address), None, coverage
-            )
+            found = _objcg(image, image.pointer("struct obj_cgroup *", address), None, coverage)
         except FaultError as error:
             coverage.miss("objcg", error.address, str(error))
             continue

@@ -9,8 +9,6 @@ Mirrors :linux:`mm/memremap.c`. A driver gives the memory of its device pages wi
 
 from __future__ import annotations
 
-from drgn import Object
-
 from memcg_inspect.image.image import Image
 from memcg_inspect.image.layout import constant
 from memcg_inspect.image.lookup import UnknownKernelError
@@ -34,6 +32,6 @@ def has_user_pages_on_devices(image: Image) -> bool:
         return False  # without CONFIG_ZONE_DEVICE
     types = {constant(image, name) for name in ("MEMORY_DEVICE_PRIVATE", "MEMORY_DEVICE_COHERENT")}
     return any(
-        int(Object(image.prog, "struct dev_pagemap *", pgmap).type) in types
+        int(image.pointer("struct dev_pagemap *", pgmap).type) in types
         for pgmap in xa_entries(image, pgmaps.address_of_())
     )

@@ -154,7 +154,7 @@ def mem_map(image: Image) -> MemMap:
         flags=offsetof(page, "flags"),
         node_shift=8 * memory.word_size - width,
         node_mask=(1 << width) - 1,
-        direct_map=int(page_to_virt(Object(image.prog, "struct page *", base)).value_()),
+        direct_map=int(page_to_virt(image.pointer("struct page *", base)).value_()),
     )
     _check_direct_map(image, found)
     _check_base(image, found)

@@ -18,7 +18,7 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from drgn import FaultError, Object, ProgramFlags, offsetof
+from drgn import FaultError, ProgramFlags, offsetof
 
 from memcg_inspect.image.image import Image
 from memcg_inspect.image.layout import array_length, constant, member_type
@@ -216,9 +216,7 @@ class PageTableReader:
         try:
             pgd = self._memory.word(mm + self._pgd)
             self._most = self._most_tables(mm)
-            self._levels = self._geometry.levels_of(
-                Object(self.image.prog, "struct mm_struct *", mm)
-            )
+            self._levels = self._geometry.levels_of(self.image.pointer("struct mm_struct *", mm))
         except FaultError as error:
             self._missed("mm_struct", error.address, str(error))
         else:
@@ -333,7 +331,7 @@ class PageTableReader:
     def _vm_flags(self, address: int) -> int | None:
         """Return ``vma->vm_flags`` of an address; ``None`` if they cannot be read."""
         if self._areas is None:
-            mm = Object(self.image.prog, "struct mm_struct *", self._mm)
+            mm = self.image.pointer("struct mm_struct *", self._mm)
             try:
                 self._areas = sorted(
                     (int(vma.vm_start), int(vma.vm_end), int(vma.vm_flags))

@@ -432,7 +432,7 @@ class PercpuReader:
 
         If they cannot be read, they are counted as unreadable.
         """
-        found = Object(self.image.prog, "struct pcpu_chunk *", chunk.address)
+        found = self.image.pointer("struct pcpu_chunk *", chunk.address)
         try:
             return self._bitmap(found.populated.address_ or 0, chunk.nr_pages)
         except FaultError as error:

@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping
 
-from drgn import FaultError, Object
+from drgn import FaultError
 
 from memcg_inspect.image.image import Image
 from memcg_inspect.linux.mm.memcontrol import accounting
@@ -74,7 +74,7 @@ def read_objcg_sets(
     """
     found: dict[int, ObjcgSet] = {}
     for address in dict.fromkeys(objcg.set for objcg in objcgs if objcg.set):
-        members = Object(image.prog, "struct obj_cgroup_set *", address)
+        members = image.pointer("struct obj_cgroup_set *", address)
         try:
             entries = {nid: members.objcgs[nid].value_() for nid in possible_nodes(image)}
             found[address] = ObjcgSet(address, int(members.refcnt.refs.counter), entries)

@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from drgn import FaultError, Object, TypeKind, offsetof, sizeof
+from drgn import FaultError, TypeKind, offsetof, sizeof
 
 from memcg_inspect.image.image import Image, per_image
 from memcg_inspect.image.layout import constant, has_member, member_type
@@ -178,7 +178,7 @@ def _drop_partial(image: Image, held: dict[int, list[Sequence[int]]]) -> None:
     # mm_users counts.
     for mm, parts in held.items():
         try:
-            users = int(Object(image.prog, "struct mm_struct *", mm).mm_users.counter)
+            users = int(image.pointer("struct mm_struct *", mm).mm_users.counter)
         except FaultError:
             users = -1
         if users != len(parts):

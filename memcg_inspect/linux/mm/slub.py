@@ -81,7 +81,7 @@ class FreeObjects:
         """Return the objects on the list of a slab, and why there may be more."""
         found: set[int] = set()
         try:
-            first = Object(self._image.prog, "struct slab *", slab.page).freelist.value_()
+            first = self._image.pointer("struct slab *", slab.page).freelist.value_()
             self._follow(self._cache(slab), first, found)
         except FaultError as error:
             return found, error
@@ -98,7 +98,7 @@ class FreeObjects:
         return known
 
     def _cache(self, slab: Slab) -> Object:
-        return Object(self._image.prog, "struct kmem_cache *", slab.cache.address)
+        return self._image.pointer("struct kmem_cache *", slab.cache.address)
 
     def _kept(self, cache: Object, on_fault: OnFault) -> Iterator[int]:
         parts: list[Callable[[Object, OnFault], Iterator[int]]] = []

@@ -30,7 +30,7 @@ def vmas(image: Image, mm: Object) -> Iterator[Object]:
     # Commit 763ecb035029 ("mm: remove the vma linked list") (in v6.1).
     if mm.type_.type.has_member("mm_mt"):
         for entry in maple_entries(image, mm.mm_mt.address_of_()):
-            yield Object(image.prog, "struct vm_area_struct *", entry)
+            yield image.pointer("struct vm_area_struct *", entry)
         return
     area, seen = mm.mmap.read_(), set[int]()
     while area:

@@ -80,7 +80,7 @@ class ZpoolReader:
             return Allocator("zsmalloc")
         found = self._known.get(pool)
         if found is None:
-            found = self._read(Object(self.image.prog, "struct zswap_pool *", pool))
+            found = self._read(self.image.pointer("struct zswap_pool *", pool))
             self._known[pool] = found
         return found
 

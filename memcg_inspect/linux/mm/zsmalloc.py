@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from drgn import FaultError, Object, offsetof, sizeof
+from drgn import FaultError, offsetof, sizeof
 
 from memcg_inspect.image.image import Image
 from memcg_inspect.image.layout import bit_field, has_member, has_type
@@ -113,7 +113,7 @@ class ZsmallocObjects:
         :param address: ``struct zspage *``
         :return: size in bytes, ``struct page *`` of all pages
         """
-        zspage = Object(self.image.prog, "struct zspage *", address)
+        zspage = self.image.pointer("struct zspage *", address)
         raw = self.memory.read(address, sizeof(self.image.type("struct zspage")))
         size_class = zspage.pool.size_class[self._class.get(raw)]
         pages, number = [zspage.member_(self._first).value_()], int(size_class.pages_per_zspage)

@@ -72,7 +72,7 @@ def socket_fragments(image: Image, socks: Iterable[int], coverage: Coverage) -> 
     :return: ``struct page *`` of each fragment
     """
     for address in socks:
-        sock = Object(image.prog, "struct sock *", address)
+        sock = image.pointer("struct sock *", address)
         try:
             yield from fragments(sock.sk_frag)
             for name in ("sk_receive_queue", "sk_write_queue", "sk_error_queue"):

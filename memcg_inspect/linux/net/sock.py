@@ -283,7 +283,7 @@ class SockReader:
         if creator not in self._creators:
             # Protocols such as that of tun are on no list (proto_register()).
             try:
-                proto = Object(self.image.prog, "struct proto *", creator)
+                proto = self.image.pointer("struct proto *", creator)
                 made = not proto.slab and self._size <= int(proto.obj_size) <= size
                 self._creators[creator] = _protocol(proto) if made else None
             except FaultError:
@@ -321,7 +321,7 @@ class SockReader:
         """
         if address not in self._protocols:
             try:
-                proto = Object(self.image.prog, "struct proto *", address)
+                proto = self.image.pointer("struct proto *", address)
                 self._protocols[address] = _protocol(proto)
             except FaultError as error:
                 self.coverage.miss("protocol of a socket", address, str(error))
@@ -425,7 +425,7 @@ class _ChargeReader:
         """
         ops = self._memory.word(address + self._ulp)
         if ops not in self._ulps:
-            name = Object(self._image.prog, "struct tcp_ulp_ops *", ops).name
+            name = self._image.pointer("struct tcp_ulp_ops *", ops).name
             self._ulps[ops] = name.string_().decode(errors="backslashreplace") or "unnamed"
         return self._ulps[ops]
 

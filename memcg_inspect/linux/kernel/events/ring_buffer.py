@@ -39,7 +39,7 @@ def perf_pages(image: Image, events: Iterable[int], coverage: Coverage) -> Itera
     seen: set[int] = set()
     for address in events:
         try:
-            buffer = Object(image.prog, "struct perf_event *", address).rb.read_()
+            buffer = image.pointer("struct perf_event *", address).rb.read_()
             if not buffer or buffer.value_() in seen:
                 continue  # events can share a buffer (PERF_EVENT_IOC_SET_OUTPUT)
             seen.add(buffer.value_())
