@@ -98,6 +98,7 @@ PARTS = (
     Part("museum", "bugs that Linux really had, put back into its kernel", ("tests/museum",)),
     Part("seeds", "kernels whose cost is measured, and the kernel's own tests", ("tests/seeds",)),
     Part("gate", "the gate for kernels, honest and with a mistake", ("tests/lab/test_gate.py",)),
+    Part("bench", "speed and memory, compared with a baseline", ("tests/lab/test_bench.py",)),
     Part(
         "crashes",
         "real crashes of Debian, saved by its kdump-tools",

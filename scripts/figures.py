@@ -1,0 +1,180 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+"""
+Figures of speed and memory that can be compared between machines: `scripts/bench --figures`, and
+`scripts/bench --check`, which compares them with those of a baseline that is checked in.
+
+All but the memory are ratios of times that were measured in turn, in one run on one image.
+"""
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import scaling
+from labkit.errors import LabError
+from support.reference import charged_slab_objects
+
+from memcg_inspect.collect import audit
+from memcg_inspect.image.image import Image, image_of
+from memcg_inspect.image.memory import PIECE
+from memcg_inspect.image.program import ImageSource, open_program
+from memcg_inspect.linux.mm.mmzone import mem_map, page_ranges
+
+BASELINE = Path(__file__).with_name("figures.json")
+#: A figure may be worse than that of the baseline by this factor: other work on the machine, and
+#: other processors, change the ratio of reads to computation.
+TOLERANCE = 1.5
+#: Measurements of each figure.
+TIMES = 5
+#: Machines whose images are read: of 8 and of 16 GiB.
+SIZES = (scaling.BASE, replace(scaling.BASE, memory=16))
+#: Commands whose memory is measured. Others read less.
+COMMANDS = ("audit", "pages", "slabinfo", "overview", "percpu", "dying", "tasks", "stock")
+
+_OPEN = """\
+import sys
+from memcg_inspect.image.image import image_of
+from memcg_inspect.image.program import ImageSource, open_program
+image_of(open_program(ImageSource(core=sys.argv[1], debuginfo="btf")))
+"""
+
+
+class Figure(NamedTuple):
+    """
+    One figure.
+
+    :ivar name: what was measured
+    :ivar values: all measurements
+    :ivar unit: e.g. ``x raw read``
+    :ivar better: which values are better
+    """
+
+    name: str
+    values: Sequence[float]
+    unit: str
+    better: Literal["less", "more"] = "less"
+
+    @property
+    def median(self) -> float:
+        """The median of the measurements."""
+        return statistics.median(self.values)
+
+    def is_worse(self, than: float) -> bool:
+        """Return whether the figure is worse than that of the baseline, beyond the tolerance."""
+        if self.better == "more":
+            return self.median * TOLERANCE < than
+        return self.median > than * TOLERANCE
+
+
+def raw_read(image: Image) -> int:
+    """Read the whole memory map, and return its size in bytes."""
+    memory, frames, size = image.memory, mem_map(image), 0
+    for start, end in page_ranges(image):
+        length = (end - start) * frames.size
+        for offset in range(0, length, PIECE):
+            size += len(memory.read(frames.page(start) + offset, min(PIECE, length - offset)))
+    return size
+
+
+def _seconds(work: Callable[[], Any]) -> float:
+    start = time.perf_counter()
+    work()
+    return time.perf_counter() - start
+
+
+def _opened(core: Path) -> Image:
+    image = image_of(open_program(ImageSource(core=str(core), debuginfo="btf")))
+    image.jobs = 1
+    return image
+
+
+def _of_image(size: scaling.Size) -> Iterator[Figure]:
+    core, name = size.image(), f"{size.memory} GiB"
+    _seconds(lambda: raw_read(_opened(core)))  # the file is in memory afterwards
+    passes, audits, raw_times = [], [], []
+    for _ in range(TIMES):
+        image = _opened(core)
+        raw_times.append(min(_seconds(partial(raw_read, image)) for _ in range(3)))
+        report = audit(image)
+        if report.verdict != "exact":
+            raise LabError(f"{core}: the verdict is {report.verdict}")
+        passes.append(report.timings["pages"])
+        audits.append(sum(report.timings.values()))
+    raw = statistics.median(raw_times)
+    plain = _seconds(lambda: charged_slab_objects(_opened(core).prog))
+    yield Figure(f"{name}: pass over pages and slabs", [t / raw for t in passes], "x raw read")
+    yield Figure(f"{name}: whole audit", [t / raw for t in audits], "x raw read")
+    faster = "x faster than plain walker"
+    yield Figure(f"{name}: pass over pages and slabs", [plain / t for t in passes], faster, "more")
+    yield Figure(f"{name}: whole audit", [plain / t for t in audits], faster, "more")
+
+
+def _peak(arguments: Sequence[str]) -> float:
+    """Run Python; return the most memory that it had resident, in MiB."""
+    process = subprocess.Popen([sys.executable, *arguments], stdout=subprocess.DEVNULL)
+    _, status, usage = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    if process.returncode:
+        raise LabError(f"{' '.join(arguments)}: exit status {process.returncode}")
+    return usage.ru_maxrss / 1024
+
+
+def _memory(size: scaling.Size) -> Iterator[Figure]:
+    core = str(size.image())
+    opened = _peak(["-c", _OPEN, core])
+    for command in COMMANDS:
+        arguments = ["-m", "memcg_inspect", command, "-c", core, "--debuginfo", "btf"]
+        more = _peak(arguments) - opened
+        yield Figure(f"{size.memory} GiB: memory of {command}", [more], "MiB more than opened")
+
+
+def _start() -> Figure:
+    def run(*arguments: str) -> float:
+        command = [sys.executable, *arguments]
+        return _seconds(lambda: subprocess.run(command, check=True, capture_output=True))
+
+    values = [run("-m", "memcg_inspect", "--help") / run("-c", "pass") for _ in range(TIMES)]
+    return Figure("memcg-inspect --help", values, "x python -c pass")
+
+
+def figures() -> Iterator[Figure]:
+    """Measure all figures."""
+    for size in SIZES:
+        yield from _of_image(size)
+    yield from _memory(SIZES[-1])
+    yield _start()
+
+
+def report_lines() -> Iterator[str]:
+    """Yield the lines of a table of all figures as they are known."""
+    yield f"{scaling.KERNEL}, {scaling.NODES} nodes, 1,000 memcgs, one process: medians of {TIMES}"
+    yield ""
+    yield f"{'':36}{'median':>8}{'least':>8}{'most':>8}"
+    for figure in figures():
+        values = (figure.median, min(figure.values), max(figure.values))
+        yield f"{figure.name:36}{''.join(f'{value:8.1f}' for value in values)}  {figure.unit}"
+
+
+def check() -> Iterator[tuple[str, bool]]:
+    """Compare all figures with the baseline; yield a line for each, and whether it is worse."""
+    baseline = json.loads(BASELINE.read_text())
+    yield f"{'':36}{'now':>8}{'baseline':>10}", False
+    for figure in figures():
+        than = baseline[f"{figure.name}, {figure.unit}"]
+        is_worse = figure.is_worse(than)
+        line = f"{figure.name:36}{figure.median:8.1f}{than:10.1f}  {figure.unit}"
+        yield line + (f": worse by more than {TOLERANCE} x" if is_worse else ""), is_worse
+
+
+def write_baseline() -> None:
+    """Measure all figures, and make them the baseline."""
+    found = {f"{f.name}, {f.unit}": round(f.median, 2) for f in figures()}
+    BASELINE.write_text(json.dumps(found, indent=1) + "\n")
