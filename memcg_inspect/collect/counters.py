@@ -44,8 +44,8 @@ def read_counters(
         unreadable
     :param folds: if given, the arrays that the counters are in are added to it
     """
-    memcg_stats: dict[int, dict[str, Stat]] = {}
-    lruvec_stats: dict[tuple[int, int], dict[str, Stat]] = {}
+    memcg_stats: dict[int, Mapping[str, Stat]] = {}
+    lruvec_stats: dict[tuple[int, int], Mapping[str, Stat]] = {}
     holders = _holders(image, memcgs if only is None else only, coverage, folds)
 
     for (address, nid), arrays in _arrays(image, reader, holders):

@@ -91,7 +91,9 @@ class Folds:
         self, memcg: int, nid: int | None, arrays: StatArrays, names: Mapping[int, str]
     ) -> None:
         local = arrays.local()
-        if local is not None:
+        if local is not None and arrays.is_zero:
+            self.local[memcg, nid] = {}
+        elif local is not None:
             pairs = zip(local, arrays.flushed(), strict=True)
             self.local[memcg, nid] = {
                 names[slot]: LocalStat(now, flushed)
@@ -101,14 +103,18 @@ class Folds:
 
     def _add_changes(self, memcg: int, arrays: StatArrays, names: Mapping[int, str]) -> None:
         changed = self._changed.setdefault(memcg, {})
+        self._pending.setdefault(memcg, set())
+        if arrays.is_zero:
+            return
         for cpu in arrays.percpu:
             slots = arrays.changes(cpu)
             if slots:
                 changed.setdefault(cpu, set()).update(names.get(s, str(s)) for s in slots)
-        pending = self._pending.setdefault(memcg, set())
         values = arrays.pending()
         if any(values):
-            pending |= {names.get(s, str(s)) for s, value in enumerate(values) if value}
+            self._pending[memcg] |= {
+                names.get(s, str(s)) for s, value in enumerate(values) if value
+            }
 
     def unfolded(self, reader: StatReader, coverage: Coverage) -> dict[int, Unfolded]:
         """

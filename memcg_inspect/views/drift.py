@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from argparse import Namespace
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Annotated
@@ -107,7 +107,7 @@ class _Drift:
         self._rule = FlushRule(image)
         items = {item for line in stat_lines(image) for item in line.items}
         reader = StatReader(image, items, event_slots(image))
-        stats: dict[int, dict[str, Stat]] = {}
+        stats: dict[int, Mapping[str, Stat]] = {}
         self._held: dict[int, Counter[tuple[str, int]]] = {}
         self._handed_up: dict[int, Counter[str]] = {}
         coverage = payers.coverage["counters"]

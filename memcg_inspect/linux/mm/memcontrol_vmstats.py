@@ -149,6 +149,11 @@ class StatArrays(NamedTuple):
     data: bytes
     percpu: Copies
 
+    @property
+    def is_zero(self) -> bool:
+        """Whether all counters are 0, and all changes of all CPUs."""
+        return not self.percpu and self.data.count(0) == len(self.data)
+
     def state(self) -> tuple[int, ...]:
         """Return ``state``, by index."""
         return self._longs(self.data, self.layout.state)
@@ -363,6 +368,18 @@ def event_slots(image: Image) -> dict[str, int]:
     return {names[event]: slot for slot, event in enumerate(events)}
 
 
+class _Items(NamedTuple):
+    """
+    The items of an array of counters.
+
+    :ivar names: names by index
+    :ivar zeros: the counters, by name, of an array that is all zeros
+    """
+
+    names: Mapping[int, str]
+    zeros: Mapping[str, Stat]
+
+
 class StatReader:
     """
     Reader of the counters of memcgs and lruvecs.
@@ -387,6 +404,7 @@ class StatReader:
             if slot is not None:
                 self.slots[name] = slot
         self._event_slots = events or {}
+        self._named: dict[_Layout, _Items] = {}
         vmstats = image.type("struct memcg_vmstats"), image.type("struct memcg_vmstats_percpu")
         self._memcg = _layout(*vmstats)
         self._events = _layout(*vmstats, "events")
@@ -399,7 +417,7 @@ class StatReader:
         self._nmi_memcg = has_member(image, "struct mem_cgroup", "kmem_stat")
         self._nmi_lruvec = has_member(image, "struct mem_cgroup_per_node", "slab_reclaimable")
 
-    def memcg(self, memcg: Object, by_cpu: ByCpu | None = None) -> dict[str, Stat]:
+    def memcg(self, memcg: Object, by_cpu: ByCpu | None = None) -> Mapping[str, Stat]:
         """
         Read the counters of a memcg.
 
@@ -425,20 +443,21 @@ class StatReader:
 
     def memcg_stats(
         self, memcg: Object, arrays: StatArrays, by_cpu: ByCpu | None = None
-    ) -> dict[str, Stat]:
+    ) -> Mapping[str, Stat]:
         """
         Return the counters of a memcg from its arrays, as :meth:`memcg()` does.
 
         :raises drgn.FaultError: if an atomic of the memcg cannot be read
         """
-        stats = _stats(arrays, self.slots, by_cpu)
+        stats = self._stats(arrays, self.slots, by_cpu)
         if self._event_slots:
-            stats |= _stats(self.event_arrays(arrays), self._event_slots, by_cpu)
+            events = self._stats(self.event_arrays(arrays), self._event_slots, by_cpu)
+            stats = {**stats, **events}
         if self._nmi_memcg:
-            _add(stats, "MEMCG_KMEM", int(memcg.kmem_stat.counter))
+            stats = _plus(stats, "MEMCG_KMEM", int(memcg.kmem_stat.counter))
         return stats
 
-    def lruvec(self, pn: Object) -> dict[str, Stat]:
+    def lruvec(self, pn: Object) -> Mapping[str, Stat]:
         """
         Read the counters of the lruvec of a memcg on a node.
 
@@ -492,17 +511,52 @@ class StatReader:
             raise FaultError("lruvec_stats has no address", 0)
         return address, pn.lruvec_stats_percpu.value_(), self._lruvec
 
-    def lruvec_stats(self, pn: Object, arrays: StatArrays) -> dict[str, Stat]:
+    def lruvec_stats(self, pn: Object, arrays: StatArrays) -> Mapping[str, Stat]:
         """
         Return the counters of a memcg on a node from its arrays, as :meth:`lruvec()` does.
 
         :raises drgn.FaultError: if an atomic of the memcg on the node cannot be read
         """
-        stats = _stats(arrays, self.slots)
+        stats = self._stats(arrays, self.slots)
         if self._nmi_lruvec:
-            _add(stats, "NR_SLAB_RECLAIMABLE_B", int(pn.slab_reclaimable.counter))
-            _add(stats, "NR_SLAB_UNRECLAIMABLE_B", int(pn.slab_unreclaimable.counter))
+            stats = _plus(stats, "NR_SLAB_RECLAIMABLE_B", int(pn.slab_reclaimable.counter))
+            stats = _plus(stats, "NR_SLAB_UNRECLAIMABLE_B", int(pn.slab_unreclaimable.counter))
         return stats
+
+    def _stats(
+        self, arrays: StatArrays, slots: Mapping[str, int], by_cpu: ByCpu | None = None
+    ) -> Mapping[str, Stat]:
+        items = self._items(arrays.layout, slots)
+        if arrays.is_zero:
+            return items.zeros
+        deltas: dict[int, int] = {}
+        for cpu in arrays.percpu:
+            for slot, delta in arrays.changes(cpu).items():
+                deltas[slot] = deltas.get(slot, 0) + delta
+                if slot in items.names and by_cpu is not None:
+                    by_cpu.setdefault(cpu, {})[items.names[slot]] = delta
+        state, pending, local = arrays.state(), arrays.pending(), arrays.local()
+        some = map(or_, state, pending)
+        if local is not None:
+            some = map(or_, some, local)
+        found = {
+            items.names[slot]: Stat(
+                state=state[slot],
+                pending=pending[slot],
+                percpu=deltas.get(slot, 0),
+                local=None if local is None else local[slot],
+            )
+            for slot in deltas.keys() | {slot for slot, bits in enumerate(some) if bits}
+            if slot in items.names
+        }
+        return {**items.zeros, **found}
+
+    def _items(self, layout: _Layout, slots: Mapping[str, int]) -> _Items:
+        if layout not in self._named:
+            names = {slot: name for name, slot in slots.items() if slot < layout.length}
+            zero = Stat(0, 0, 0, None if layout.local is None else 0)
+            self._named[layout] = _Items(names, dict.fromkeys(names.values(), zero))
+        return self._named[layout]
 
     def memcg_words(self, memcg: Object) -> Iterator[CounterWord]:
         """
@@ -556,32 +610,8 @@ def _range(percpu: int, layout: _Layout) -> PercpuRange:
     return PercpuRange(percpu, layout.percpu_size)
 
 
-def _stats(
-    arrays: StatArrays, slots: Mapping[str, int], by_cpu: ByCpu | None = None
-) -> dict[str, Stat]:
-    length, local = arrays.layout.length, arrays.local()
-    names = {slot: name for name, slot in slots.items() if slot < length}
-    deltas: dict[int, int] = {}
-    for cpu in arrays.percpu:
-        for slot, delta in arrays.changes(cpu).items():
-            deltas[slot] = deltas.get(slot, 0) + delta
-            if slot in names and by_cpu is not None:
-                by_cpu.setdefault(cpu, {})[names[slot]] = delta
-    state, pending = arrays.state(), arrays.pending()
-    # Most counters are 0: all of these are one object.
-    found = dict.fromkeys(names.values(), Stat(0, 0, 0, None if local is None else 0))
-    some = map(or_, state, pending) if local is None else map(or_, map(or_, state, pending), local)
-    for slot in deltas.keys() | {slot for slot, bits in enumerate(some) if bits}:
-        if slot in names:
-            found[names[slot]] = Stat(
-                state=state[slot],
-                pending=pending[slot],
-                percpu=deltas.get(slot, 0),
-                local=None if local is None else local[slot],
-            )
-    return found
-
-
-def _add(stats: dict[str, Stat], name: str, amount: int) -> None:
-    if name in stats:
-        stats[name] = stats[name]._replace(percpu=stats[name].percpu + amount)
+def _plus(stats: Mapping[str, Stat], name: str, amount: int) -> Mapping[str, Stat]:
+    """Return counters, with an amount added to the changes of one of them."""
+    if not amount or name not in stats:
+        return stats
+    return {**stats, name: stats[name]._replace(percpu=stats[name].percpu + amount)}
