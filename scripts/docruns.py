@@ -292,6 +292,14 @@ def _bench_jobs() -> str:
     return fenced("$ scripts/bench --jobs\n" + _run("scripts/bench", "--jobs"))
 
 
+def _figures() -> str:
+    return fenced("$ scripts/bench --figures\n" + _run("scripts/bench", "--figures"))
+
+
+def _scale() -> str:
+    return fenced("$ scripts/bench --scale\n" + _run("scripts/bench", "--scale"))
+
+
 def _bench_states() -> str:
     return fenced("$ scripts/bench --page-states\n" + _run("scripts/bench", "--page-states"))
 
@@ -624,6 +632,8 @@ BLOCKS = {
     "allocinfo_fields": Block("docs/commands/allocinfo.md", _fields("allocinfo"), "source"),
     "bench_sites": Block("docs/architecture.md", _bench_sites, "measured"),
     "bench_jobs": Block("docs/architecture.md", _bench_jobs, "measured"),
+    "figures": Block("docs/performance.md", _figures, "measured"),
+    "scale": Block("docs/performance.md", _scale, "measured"),
     "bench_states": Block("docs/architecture.md", _bench_states, "measured"),
     "live": Block("docs/live.md", _live, "measured"),
     "reliability": Block("docs/reliability.md", _measured("scripts/reliability"), "measured"),

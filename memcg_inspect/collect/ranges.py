@@ -67,6 +67,8 @@ __all__ = (
 #: a range is 4 GiB of memory.
 PIECES_PER_RANGE = 64
 
+#: Pages with vectors that are kept: many vectors are in one page.
+_MOST_KMALLOC = 1 << 16
 #: Ranges for each process: one that is done early can take more of them.
 _PARTS_PER_JOB = 8
 #: Bytes of memory that one process reads as fast as several do, which have to be started.
@@ -271,6 +273,8 @@ class RangeCollector:
     def _of_kmalloc(self, page: int) -> bool:
         found = self._kmalloc.get(page)
         if found is None:
+            if len(self._kmalloc) >= _MOST_KMALLOC:
+                self._kmalloc.clear()
             found = self._kmalloc[page] = is_kmalloc_page(self._image, page)
         return found
 

@@ -59,6 +59,8 @@ __all__ = (
 SLAB_RECLAIM_ACCOUNT = 0x00020000
 #: ``SLAB_ACCOUNT`` while it was a macro.
 SLAB_ACCOUNT = 0x04000000
+#: Nodes of pages that are kept: vectors of neighbouring slabs are often in one page.
+_MOST_NIDS = 1 << 16
 #: ``CODETAG_EMPTY``: the reference to a call site is empty on purpose.
 CODETAG_EMPTY = 1
 
@@ -575,6 +577,8 @@ class SlabReader:
                 nid = self.frames.nid(self.memory.word(page + self.frames.flags))
             except FaultError:
                 nid = NUMA_NO_NODE
+            if len(self._nids) >= _MOST_NIDS:
+                self._nids.clear()
             self._nids[page] = nid
         return nid
 
