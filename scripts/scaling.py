@@ -199,4 +199,5 @@ def report_lines() -> Iterator[str]:
         )
     yield ""
     alone, several = (predicted(base, found, cores) for cores in (1, CORES))
-    yield f"An audit of the host would take {alone:,.0f} s on one core, {several:,.0f} s on {CORES}."
+    yield f"An audit of the host would take {alone:,.0f} s on one core,"
+    yield f"and {several:,.0f} s if {CORES} share the pass over pages."
