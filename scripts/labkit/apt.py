@@ -63,8 +63,8 @@ def lab_sources(system: list[Target], only: str = "") -> str:
     if not plain:
         raise LabError("no Debian mirror is named in /etc/apt; the lab takes its kernels from one")
     stanzas = []
-    for targets, suites in ((plain, _MAIN_SUITES), (secure, _SECURITY_SUITES)):
-        suites = tuple(suite for suite in suites if suite.startswith(only))
+    for targets, every in ((plain, _MAIN_SUITES), (secure, _SECURITY_SUITES)):
+        suites = [suite for suite in every if suite.startswith(only)]
         if targets and suites:
             entry = f"Types: deb\nURIs: {targets[0].uri.rstrip('/')}\nSuites: {' '.join(suites)}\n"
             entry += "Components: main\n"
