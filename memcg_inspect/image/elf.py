@@ -23,6 +23,7 @@ from pathlib import Path
 from drgn import FaultError, PlatformFlags, Program
 
 from memcg_inspect.elf import MAGIC, PT_LOAD, ElfError, ElfFile, Segment
+from memcg_inspect.model import ImageError
 
 __all__ = (
     "LEFT_OUT",
@@ -178,7 +179,11 @@ def _vmcoreinfo(prog: Program) -> bytes:
 
 
 def translates_addresses(prog: Program) -> bool:
-    """Return whether drgn can read virtual addresses of the architecture, as far as this shows."""
+    """
+    Return whether drgn can read virtual addresses of the architecture, as far as this shows.
+
+    :raises ImageError: if VMCOREINFO is so damaged that nothing can be read
+    """
     match = _STEXT.search(_vmcoreinfo(prog))
     if match is None:
         return True
@@ -186,6 +191,9 @@ def translates_addresses(prog: Program) -> bool:
         prog.read(int(match[1], 16), 1)
     except FaultError as error:
         return str(error.message) != _NO_SEGMENT
+    except UnicodeDecodeError:
+        # libkdumpfile quotes what it cannot parse, such as OSRELEASE, and drgn decodes that.
+        raise ImageError("the dump cannot be read: its VMCOREINFO is damaged") from None
     return True
 
 

@@ -12,6 +12,7 @@ types of their columns. Addresses are hexadecimal strings, amounts are integers.
 
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import Callable, Mapping
 from functools import cache, partial
@@ -136,7 +137,12 @@ PATHS: Mapping[type, tuple[str, str]] = {
 
 def to_json(document: Mapping[str, Any]) -> str:
     """Return a document as text in ASCII."""
-    return json.dumps(document, indent=1) + "\n"
+    # dumps() keeps each word of the text as an object of its own until the end.
+    text = io.StringIO()
+    for part in json.JSONEncoder(indent=1).iterencode(document):
+        text.write(part)
+    text.write("\n")
+    return text.getvalue()
 
 
 def report_document(report: Report, show_all: bool = False) -> dict[str, Any]:

@@ -32,10 +32,16 @@ WORD = 8
 HIGH_HALF = 1 << 63
 _PACKAGE = str(Path(memcg_inspect.__file__).parent)
 #: Methods and functions that read the same in two ways: tasks are in an idr and on a list, nodes of
-#: percpu pages are looked up one by one if they cannot be together; and that of the name of the
-#: machine, which no identity needs.
+#: percpu pages are looked up one by one if they cannot be together. Also that of the most that one
+#: operation charges, which has a larger bound then, and matters only to rows that differ; and that
+#: of the name of the machine, which no identity needs.
 _REDUNDANT = frozenset(
-    {("sched.py", "find_tasks"), ("percpu_vm.py", "_together"), ("image_info.py", "_host")}
+    {
+        ("sched.py", "find_tasks"),
+        ("percpu_vm.py", "_together"),
+        ("memcontrol_limits.py", "read_limits"),
+        ("image_info.py", "_host"),
+    }
 )
 _COMMON = ("image/", "linux/lib/")
 _ODD_WORDS = (0, 1, 7, 64, 0x1000, (1 << 31) - 1, (1 << 32) - 1, 1 << 47, 1 << 63, (1 << 64) - 1)

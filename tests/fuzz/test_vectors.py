@@ -33,3 +33,15 @@ def test_the_vector_of_a_percpu_chunk_is_something_else(lab: Lab, kernel: str) -
     assert (unknown.identity, unknown.objcg) == ("percpu", None)
     assert "addresses that are not obj_cgroups" in unknown.what
     assert len(found.findings) < 500
+
+
+def test_what_lies_beside_the_call_sites_of_pages(lab: Lab) -> None:
+    """The fuzzer found it: 132,000 findings about addresses that are no call sites."""
+    image = lab.image("7.3-lab", "1", "mixed", append="sysctl.vm.mem_profiling=1")
+    prog = image.program()
+    size = prog["page_ext_size"]
+    found = audit(damaged(image.core, (size.address_, 8 * int(size))))
+    assert found.verdict == "findings"
+    unknown = [f for f in found.findings if f.item is not None and "no call site at" in f.item]
+    assert len(unknown) <= 2
+    assert len(found.findings) < 10_000

@@ -16,8 +16,8 @@ of all CPUs. The counters show which rule a kernel follows.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping
 
 from memcg_inspect.checks.check import Check
 from memcg_inspect.checks.half_done import (
@@ -40,6 +40,8 @@ from memcg_inspect.report import Row
 
 __all__ = ("CHECK", "alloc_tag_rows", "counts_one_cpu", "site_name")
 
+#: The most addresses that are not call sites and have rows of their own.
+_MOST_UNKNOWN = 64
 _UNREAD = "the counters of the call site are not in the image"
 
 
@@ -55,7 +57,8 @@ def counts_one_cpu(profile: Profile) -> bool:
 
     def differing(rule: bool) -> int:
         return sum(
-            sum(_sizes(profile, tag, found.get(tag, {}), rule).values()) != profile.sites[tag].bytes
+            sum(_sizes(profile, [tag], found.get(tag, {}), rule).values())
+            != profile.sites[tag].bytes
             for tag in profile.one_cpu
             if tag in profile.sites
         )
@@ -73,8 +76,9 @@ def alloc_tag_rows(snapshot: Snapshot) -> list[Row]:
     shared = Counter(site.counters for site in profile.sites.values() if site.counters)
     found = profile.by_site()
     rows: list[Row] = []
-    for tag in [*profile.sites, *(found.keys() - profile.sites.keys())]:
-        site, kinds = profile.sites.get(tag), found.get(tag, {})
+    for tags in [*([tag] for tag in profile.sites), *_unknown(names, found, profile)]:
+        tag = tags[0]
+        site, kinds = profile.sites.get(tag), _sum(found.get(tag, {}) for tag in tags)
         if site is not None and not kinds and site.bytes == site.calls == 0:
             continue
         missing = missing_if(profile.missing)
@@ -84,7 +88,7 @@ def alloc_tag_rows(snapshot: Snapshot) -> list[Row]:
         rows += [
             make_row(
                 RowKey("alloc_tags", names[tag], "bytes"),
-                _sizes(profile, tag, kinds, one_cpu),
+                _sizes(profile, tags, kinds, one_cpu),
                 size,
                 missing,
                 unread=_UNREAD,
@@ -114,12 +118,32 @@ def _counters(
     )
 
 
+def _unknown(
+    names: Mapping[int, str], found: Mapping[int, Mapping[str, Amount]], profile: Profile
+) -> Iterable[list[int]]:
+    """Return the addresses that are not call sites; those that share a name together."""
+    by_name: defaultdict[str, list[int]] = defaultdict(list)
+    for tag in sorted(found.keys() - profile.sites.keys()):
+        by_name[names[tag]].append(tag)
+    return by_name.values()
+
+
+def _sum(some: Iterable[Mapping[str, Amount]]) -> Mapping[str, Amount]:
+    """Return the sums by kind."""
+    first, *others = some
+    total = dict(first)
+    for other in others:
+        for kind, amount in other.items():
+            total[kind] = total.get(kind, Amount(0, 0)).plus(amount)
+    return total
+
+
 def _sizes(
-    profile: Profile, tag: int, kinds: Mapping[str, Amount], one_cpu: bool
+    profile: Profile, tags: Iterable[int], kinds: Mapping[str, Amount], one_cpu: bool
 ) -> dict[str, int]:
     sizes = {kind: amount.bytes for kind, amount in kinds.items()}
     if one_cpu and "percpu" in sizes:
-        sizes["percpu"] = profile.one_cpu[tag]
+        sizes["percpu"] = sum(profile.one_cpu[tag] for tag in tags)
     return sizes
 
 
@@ -131,8 +155,11 @@ def _names(profile: Profile) -> dict[int, str]:
         name = site_name(site)
         seen[name] += 1
         names[tag] = name if seen[name] == 1 else f"{name} ({seen[name]})"
-    for tag in sorted(profile.codetags() - names.keys()):
-        names[tag] = f"no call site at {tag:#x}"
+    unknown = sorted(profile.codetags() - names.keys())
+    # Damaged memory can have any number of them, and a finding about each says nothing more.
+    several = f"no call site at any of {len(unknown):,} addresses"
+    for tag in unknown:
+        names[tag] = several if len(unknown) > _MOST_UNKNOWN else f"no call site at {tag:#x}"
     return names
 
 

@@ -1,0 +1,33 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+"""VMCOREINFO that is damaged is refused in one line."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+from support.guests import Lab
+
+from memcg_inspect.cli import main
+
+pytestmark = [pytest.mark.image, pytest.mark.newest_kernel]
+
+RELEASE = b"OSRELEASE=7."
+
+
+def test_a_release_that_is_no_text(
+    lab: Lab, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What libkdumpfile says of it has the byte that is no text, and drgn decodes that."""
+    core = tmp_path / "vmcore"
+    shutil.copy(lab.image("7.3", "4", "mixed", format="kdump").core, core)
+    with core.open("r+b") as file:
+        at = file.read(1 << 16).index(RELEASE)
+        file.seek(at + len(RELEASE))
+        file.write(b"\xff")
+    capsys.readouterr()  # of the lab
+    assert main(["stock", "-c", str(core)]) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err == ("memcg-inspect: the dump cannot be read: its VMCOREINFO is damaged\n")
