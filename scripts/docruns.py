@@ -293,7 +293,9 @@ def _bench_jobs() -> str:
 
 
 def _figures() -> str:
-    return fenced("$ scripts/bench --figures\n" + _run("scripts/bench", "--figures"))
+    # Figures and the baseline are of one run.
+    figures = _run("scripts/bench", "--figures", "--write-baseline")
+    return fenced(f"$ scripts/bench --figures\n{figures}")
 
 
 def _scale() -> str:

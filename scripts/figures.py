@@ -67,6 +67,11 @@ class Figure(NamedTuple):
         """The median of the measurements."""
         return statistics.median(self.values)
 
+    @property
+    def key(self) -> str:
+        """The name of the figure in the baseline."""
+        return f"{self.name}, {self.unit}"
+
     def is_worse(self, than: float) -> bool:
         """Return whether the figure is worse than that of the baseline, beyond the tolerance."""
         if self.better == "more":
@@ -153,14 +158,22 @@ def figures() -> Iterator[Figure]:
     yield _start()
 
 
-def report_lines() -> Iterator[str]:
-    """Yield the lines of a table of all figures as they are known."""
+def report_lines(is_baseline: bool) -> Iterator[str]:
+    """
+    Yield the lines of a table of all figures as they are known.
+
+    :param is_baseline: whether to make them the baseline
+    """
     yield f"{scaling.KERNEL}, {scaling.NODES} nodes, 1,000 memcgs, one process: medians of {TIMES}"
     yield ""
     yield f"{'':36}{'median':>8}{'least':>8}{'most':>8}"
+    found = {}
     for figure in figures():
+        found[figure.key] = round(figure.median, 2)
         values = (figure.median, min(figure.values), max(figure.values))
         yield f"{figure.name:36}{''.join(f'{value:8.1f}' for value in values)}  {figure.unit}"
+    if is_baseline:
+        BASELINE.write_text(json.dumps(found, indent=1) + "\n")
 
 
 def check() -> Iterator[tuple[str, bool]]:
@@ -168,13 +181,7 @@ def check() -> Iterator[tuple[str, bool]]:
     baseline = json.loads(BASELINE.read_text())
     yield f"{'':36}{'now':>8}{'baseline':>10}", False
     for figure in figures():
-        than = baseline[f"{figure.name}, {figure.unit}"]
+        than = baseline[figure.key]
         is_worse = figure.is_worse(than)
         line = f"{figure.name:36}{figure.median:8.1f}{than:10.1f}  {figure.unit}"
         yield line + (f": worse by more than {TOLERANCE} x" if is_worse else ""), is_worse
-
-
-def write_baseline() -> None:
-    """Measure all figures, and make them the baseline."""
-    found = {f"{f.name}, {f.unit}": round(f.median, 2) for f in figures()}
-    BASELINE.write_text(json.dumps(found, indent=1) + "\n")
