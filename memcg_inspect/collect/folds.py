@@ -73,7 +73,7 @@ class Folds:
             return
         self._add_local(memcg, nid, arrays, slot_names(self.image))
         found = self._unsteady.setdefault(memcg, {})
-        found |= {cpu: nid for cpu in arrays.percpu if arrays.changes(cpu)}
+        found |= dict.fromkeys(arrays.changes, nid)
         if any(arrays.pending()):
             found[None] = nid
 
@@ -106,10 +106,8 @@ class Folds:
         self._pending.setdefault(memcg, set())
         if arrays.is_zero:
             return
-        for cpu in arrays.percpu:
-            slots = arrays.changes(cpu)
-            if slots:
-                changed.setdefault(cpu, set()).update(names.get(s, str(s)) for s in slots)
+        for cpu, slots in arrays.changes.items():
+            changed.setdefault(cpu, set()).update(names.get(s, str(s)) for s in slots)
         values = arrays.pending()
         if any(values):
             self._pending[memcg] |= {

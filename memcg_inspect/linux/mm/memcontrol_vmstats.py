@@ -27,7 +27,10 @@ What differs between kernel releases:
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from operator import add, or_, sub
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import repeat
+from operator import or_, sub
 from typing import NamedTuple
 
 from drgn import FaultError, Object, SymbolBinding, Type, TypeKind, offsetof, sizeof
@@ -133,7 +136,8 @@ def _layout(stats: Type, percpu: Type, member: str = "state") -> _Layout:
     )
 
 
-class StatArrays(NamedTuple):
+@dataclass(frozen=True)
+class StatArrays:
     """
     The arrays of counters of a memcg, or of a memcg on a node, as read from memory.
 
@@ -169,20 +173,22 @@ class StatArrays(NamedTuple):
 
     def flushed(self) -> tuple[int, ...]:
         """Return the sum of ``state_prev`` over all CPUs, by index. It wraps around as in C."""
-        at, sums = self.layout.percpu_prev, [0] * self.layout.length
-        for data in self.percpu.values():
-            sums = list(map(add, sums, self._longs(data, at)))
-        sign = 1 << 8 * self.memory.word_size - 1
+        at, sign = self.layout.percpu_prev, 1 << 8 * self.memory.word_size - 1
+        of_cpus = [self._longs(data, at) for data in self.percpu.values()]
+        sums = map(sum, zip(*of_cpus, strict=True)) if of_cpus else repeat(0, self.layout.length)
         return tuple((total + sign) % (2 * sign) - sign if total else 0 for total in sums)
 
-    def changes(self, cpu: int) -> dict[int, int]:
-        """Return what a CPU has changed since its last flush, by index of the counter."""
-        data, size = self.percpu[cpu], self.layout.length * self.memory.word_size
+    @cached_property
+    def changes(self) -> Mapping[int, Mapping[int, int]]:
+        """What CPUs have changed since the last flush, by CPU, and by index of the counter."""
+        size = self.layout.length * self.memory.word_size
         state, prev = self.layout.percpu_state, self.layout.percpu_prev
-        if data[state : state + size] == data[prev : prev + size]:
-            return {}
-        changed = map(sub, self._longs(data, state), self._longs(data, prev))
-        return {slot: delta for slot, delta in enumerate(changed) if delta}
+        found = {}
+        for cpu, data in self.percpu.items():
+            if data[state : state + size] != data[prev : prev + size]:
+                deltas = map(sub, self._longs(data, state), self._longs(data, prev))
+                found[cpu] = {slot: delta for slot, delta in enumerate(deltas) if delta}
+        return found
 
     def is_same(self, cpu: int, other: StatArrays) -> bool:
         """Return whether a CPU's counters are those that were read another time."""
@@ -439,7 +445,7 @@ class StatReader:
 
     def event_arrays(self, arrays: StatArrays) -> StatArrays:
         """Return the arrays of events that are in the same structures as those of a memcg."""
-        return arrays._replace(layout=self._events)
+        return replace(arrays, layout=self._events)
 
     def memcg_stats(
         self, memcg: Object, arrays: StatArrays, by_cpu: ByCpu | None = None
@@ -530,8 +536,8 @@ class StatReader:
         if arrays.is_zero:
             return items.zeros
         deltas: dict[int, int] = {}
-        for cpu in arrays.percpu:
-            for slot, delta in arrays.changes(cpu).items():
+        for cpu, changes in arrays.changes.items():
+            for slot, delta in changes.items():
                 deltas[slot] = deltas.get(slot, 0) + delta
                 if slot in items.names and by_cpu is not None:
                     by_cpu.setdefault(cpu, {})[items.names[slot]] = delta
