@@ -69,7 +69,7 @@ LARGER: Mapping[str, tuple[Size, ...]] = {
     "memcgs on nodes": (replace(BASE, memcgs=3_000), replace(BASE, memcgs=10_000)),
     "per-CPU parts": (replace(BASE, cpus=64), replace(BASE, cpus=255)),
     "slabs": (replace(BASE, objects=2_000_000), replace(BASE, objects=8_000_000)),
-    "percpu pages": (replace(BASE, maps=30), replace(BASE, maps=120)),
+    "percpu allocations": (replace(BASE, maps=30), replace(BASE, maps=120)),
 }
 #: A host with 1 TiB, 10,000 memcgs, 8 nodes and 256 CPUs.
 HOST = {
@@ -77,7 +77,8 @@ HOST = {
     "memcgs on nodes": 10_000 * 9,
     "per-CPU parts": 10_000 * 9 * 256,
     "slabs": 5_000_000,
-    "percpu pages": 10_000 * 9 * 256 * 1024 // 4096,
+    # Counters and a reference count of each memcg on nodes.
+    "percpu allocations": 10_000 * 9 * 2,
 }
 
 
@@ -141,7 +142,7 @@ def _amounts(report: Report, cpus: int, pages: int) -> dict[str, int]:
         "memcgs on nodes": cells,
         "per-CPU parts": cells * cpus,
         "slabs": sum(usage.slabs for usage in report.slab_usage),
-        "percpu pages": sum(usage.pages for usage in report.percpu_usage),
+        "percpu allocations": sum(c.count for c in report.charges if c.kind == "percpu"),
     }
 
 

@@ -96,6 +96,10 @@ ByCpu = dict[int, dict[str, int]]
 Cell = tuple[int, int | None]
 
 
+#: Members of ``struct memcg_vmstats_percpu`` and ``struct lruvec_stats_percpu`` that are arrays.
+_ARRAYS = ("state", "events", "state_prev", "events_prev")
+
+
 class _Layout(NamedTuple):
     """
     Layout of an aggregated structure and its per-CPU part, for one kind of counters.
@@ -106,9 +110,11 @@ class _Layout(NamedTuple):
     :ivar state: byte offset of ``state`` (or ``events``) in it
     :ivar pending: byte offset of ``state_pending`` (or ``events_pending``) in it
     :ivar local: byte offset of ``state_local`` (or ``events_local``) in it; ``None`` before 6.6
-    :ivar percpu_size: ``sizeof()`` the per-CPU structure, in bytes
-    :ivar percpu_state: byte offset of ``state`` (or ``events``) in it
-    :ivar percpu_prev: byte offset of ``state_prev`` (or ``events_prev``) in it
+    :ivar percpu_start: byte offset of the first of the arrays in the per-CPU structure. Pointers
+        before it are set for each possible CPU
+    :ivar percpu_size: bytes from there to the end of that structure
+    :ivar percpu_state: byte offset of ``state`` (or ``events``) from ``percpu_start``
+    :ivar percpu_prev: byte offset of ``state_prev`` (or ``events_prev``) from ``percpu_start``
     :ivar length: number of elements of each array
     """
 
@@ -116,6 +122,7 @@ class _Layout(NamedTuple):
     state: int
     pending: int
     local: int | None
+    percpu_start: int
     percpu_size: int
     percpu_state: int
     percpu_prev: int
@@ -124,14 +131,17 @@ class _Layout(NamedTuple):
 
 def _layout(stats: Type, percpu: Type, member: str = "state") -> _Layout:
     local = f"{member}_local"
+    arrays = [name for name in _ARRAYS if percpu.has_member(name)]
+    start = min(offsetof(percpu, name) for name in arrays)
     return _Layout(
         size=sizeof(stats),
         state=offsetof(stats, member),
         pending=offsetof(stats, f"{member}_pending"),
         local=offsetof(stats, local) if stats.has_member(local) else None,
-        percpu_size=sizeof(percpu),
-        percpu_state=offsetof(percpu, member),
-        percpu_prev=offsetof(percpu, f"{member}_prev"),
+        percpu_start=start,
+        percpu_size=sizeof(percpu) - start,
+        percpu_state=offsetof(percpu, member) - start,
+        percpu_prev=offsetof(percpu, f"{member}_prev") - start,
         length=array_length(member_type(percpu, member)),
     )
 
@@ -144,8 +154,8 @@ class StatArrays:
     :ivar memory: memory that they were read from
     :ivar layout: layout of both structures
     :ivar data: ``struct memcg_vmstats`` or ``struct lruvec_stats``
-    :ivar percpu: ``struct memcg_vmstats_percpu`` or ``struct lruvec_stats_percpu``, by CPU; those
-        that are all zeros are left out
+    :ivar percpu: the arrays of ``struct memcg_vmstats_percpu``, or those of
+        ``struct lruvec_stats_percpu``, by CPU; those that are all zeros are left out
     """
 
     memory: Memory
@@ -174,7 +184,10 @@ class StatArrays:
     def flushed(self) -> tuple[int, ...]:
         """Return the sum of ``state_prev`` over all CPUs, by index. It wraps around as in C."""
         at, sign = self.layout.percpu_prev, 1 << 8 * self.memory.word_size - 1
-        of_cpus = [self._longs(data, at) for data in self.percpu.values()]
+        zeros = bytes(self.layout.length * self.memory.word_size)
+        of_cpus = [
+            self._longs(data, at) for data in self.percpu.values() if not data.startswith(zeros, at)
+        ]
         sums = map(sum, zip(*of_cpus, strict=True)) if of_cpus else repeat(0, self.layout.length)
         return tuple((total + sign) % (2 * sign) - sign if total else 0 for total in sums)
 
@@ -594,7 +607,8 @@ class StatReader:
             if layout.local is not None:
                 yield CounterWord("state_local", name, address + layout.local + at, word)
         for cpu, offset in percpu_offsets(self.image).items():
-            start, state, prev = percpu + offset, layout.percpu_state, layout.percpu_prev
+            start = percpu + offset + layout.percpu_start
+            state, prev = layout.percpu_state, layout.percpu_prev
             data = self.memory.read(start, layout.percpu_size)
             for name, at in slots:
                 pending = signed_at(data, state + at) - signed_at(data, prev + at)
@@ -613,7 +627,7 @@ class StatReader:
 
 
 def _range(percpu: int, layout: _Layout) -> PercpuRange:
-    return PercpuRange(percpu, layout.percpu_size)
+    return PercpuRange(percpu + layout.percpu_start, layout.percpu_size)
 
 
 def _plus(stats: Mapping[str, Stat], name: str, amount: int) -> Mapping[str, Stat]:

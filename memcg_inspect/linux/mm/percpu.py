@@ -16,7 +16,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterator
-from itertools import compress, groupby, pairwise
+from itertools import compress, count, groupby, pairwise
 from operator import or_
 from typing import NamedTuple
 
@@ -547,10 +547,11 @@ class PercpuReader:
     def _elements(self, data: bytes) -> Iterator[tuple[int, int, int]]:
         """Return index, objcg and codetag of the elements of a vector that are not 0."""
         words = self.memory.words(data, self._objcg, self.element)
-        tags = [0] * len(words)
-        if self._codetag is not None:
-            tags = self.memory.words(data, self._codetag, self.element)
-        for number in compress(range(len(words)), map(or_, words, tags)):
+        if self._codetag is None:
+            yield from ((number, words[number], 0) for number in compress(count(), words))
+            return
+        tags = self.memory.words(data, self._codetag, self.element)
+        for number in compress(count(), map(or_, words, tags)):
             yield number, words[number], tags[number]
 
     def _alloc(self, chunk: PcpuChunk, unit: int, end: int, objcg: int, codetag: int) -> PcpuArea:
