@@ -7,7 +7,6 @@ All but the memory are ratios of times that were measured in turn, in one run on
 """
 
 import json
-import os
 import statistics
 import subprocess
 import sys
@@ -39,11 +38,22 @@ SIZES = (scaling.BASE, replace(scaling.BASE, memory=16))
 #: Commands whose memory is measured. Others read less.
 COMMANDS = ("audit", "pages", "slabinfo", "overview", "percpu", "dying", "tasks", "stock")
 
-_OPEN = """\
-import sys
+#: Opens an image, or runs a command. What getrusage() says includes the memory of the process that
+#: forked this one.
+_PROGRAM = """\
+import re, sys
+from memcg_inspect.cli import main
 from memcg_inspect.image.image import image_of
 from memcg_inspect.image.program import ImageSource, open_program
-image_of(open_program(ImageSource(core=sys.argv[1], debuginfo="btf")))
+core, *command = sys.argv[1:]
+if command:
+    status = main([*command, "-c", core, "--debuginfo", "btf"])
+else:
+    image_of(open_program(ImageSource(core=core, debuginfo="btf")))
+    status = 0
+peak = re.search(r"VmHWM:\\s+(\\d+) kB", open("/proc/self/status").read())
+print(peak[1], file=sys.stderr)
+sys.exit(status)
 """
 
 
@@ -122,22 +132,24 @@ def _of_image(size: scaling.Size) -> Iterator[Figure]:
     yield Figure(f"{name}: whole audit", [plain / t for t in audits], faster, "more")
 
 
-def _peak(arguments: Sequence[str]) -> float:
-    """Run Python; return the most memory that it had resident, in MiB."""
-    process = subprocess.Popen([sys.executable, *arguments], stdout=subprocess.DEVNULL)
-    _, status, usage = os.wait4(process.pid, 0)
-    process.returncode = os.waitstatus_to_exitcode(status)
-    if process.returncode:
-        raise LabError(f"{' '.join(arguments)}: exit status {process.returncode}")
-    return usage.ru_maxrss / 1024
+def _peak(core: Path, *command: str) -> float:
+    """
+    Return the most memory that a program had resident, in MiB.
+
+    :param command: a command on the image; if not given, it is opened only
+    """
+    program = [sys.executable, "-c", _PROGRAM, str(core), *command]
+    done = subprocess.run(program, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise LabError(f"{' '.join(command)}: exit status {done.returncode}: {done.stderr}")
+    return int(done.stderr.split()[-1]) / 1024
 
 
 def _memory(size: scaling.Size) -> Iterator[Figure]:
-    core = str(size.image())
-    opened = _peak(["-c", _OPEN, core])
+    core = size.image()
+    opened = _peak(core)
     for command in COMMANDS:
-        arguments = ["-m", "memcg_inspect", command, "-c", core, "--debuginfo", "btf"]
-        more = _peak(arguments) - opened
+        more = _peak(core, command) - opened
         yield Figure(f"{size.memory} GiB: memory of {command}", [more], "MiB more than opened")
 
 
