@@ -68,7 +68,7 @@ __all__ = (
 PIECES_PER_RANGE = 64
 
 #: Pages with vectors that are kept: many vectors are in one page.
-_MOST_KMALLOC = 1 << 16
+_MOST_PAGES = 1 << 16
 #: Ranges for each process: one that is done early can take more of them.
 _PARTS_PER_JOB = 8
 #: Bytes of memory that one process reads as fast as several do, which have to be started.
@@ -124,7 +124,7 @@ class RangeCollector:
         self._zones = ZonePageReader(image)
         self._users = UserPageReader(image)
         self._hugetlb = HugetlbChargeReader(image)
-        self._kmalloc: dict[int, bool] = {}
+        self._vector_pages: dict[int, tuple[int, bool]] = {}
         self._blocks = BlockReader(image, miss=self._miss_list)
         self._ledger = Ledger()
         self._pages = Coverage()
@@ -257,26 +257,27 @@ class RangeCollector:
         :param vector: address of the vector
         """
         page = self._frames.virt_to_page(vector)
-        nid = self._slabs.page_nid(page)
+        found = self._vector_pages.get(page)
+        if found is None:
+            if len(self._vector_pages) >= _MOST_PAGES:
+                self._vector_pages.clear()
+            found = self._vector_pages[page] = self._vector_page(page)
+        nid, is_of_allocator = found
         if nid == NUMA_NO_NODE:
             return  # its struct page is not in the image, which the coverage of pages tells
         partial.vectors[of] += 1
-        # alloc_slab_obj_exts() allocates the vector with kmalloc_nolock() or kcalloc_node().
-        # Either can return an object of kfence. Its pages are not all marked as slabs. The vectors
-        # of kfence's own pages are in its metadata, which kmalloc() has not returned.
-        is_of_kfence = page in self._kfence or slab in self._kfence
-        if not is_of_kfence and not self._of_kmalloc(page):
+        # The vectors of kfence's own pages are in its metadata, which kmalloc() has not returned.
+        if not is_of_allocator and slab not in self._kfence:
             partial.vectors_dangling.add((of, vector, nid, slab))
         elif nid != of:
             partial.vectors_elsewhere[of] += 1
 
-    def _of_kmalloc(self, page: int) -> bool:
-        found = self._kmalloc.get(page)
-        if found is None:
-            if len(self._kmalloc) >= _MOST_KMALLOC:
-                self._kmalloc.clear()
-            found = self._kmalloc[page] = is_kmalloc_page(self._image, page)
-        return found
+    def _vector_page(self, page: int) -> tuple[int, bool]:
+        """Return the node of a page, and whether vectors can be on it."""
+        # alloc_slab_obj_exts() allocates the vector with kmalloc_nolock() or kcalloc_node().
+        # Either can return an object of kfence. Its pages are not all marked as slabs.
+        is_of_allocator = page in self._kfence or is_kmalloc_page(self._image, page)
+        return self._slabs.page_nid(page), is_of_allocator
 
     def _add_sock(self, partial: Partial, sock: Sock) -> None:
         entry = Entry(sock.memcg, "sock", sock.protocol, NUMA_NO_NODE)

@@ -23,6 +23,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from operator import itemgetter
 from typing import NamedTuple
 
 from drgn import FaultError, offsetof, sizeof
@@ -49,6 +50,7 @@ __all__ = (
     "SlabCache",
     "SlabLayout",
     "SlabReader",
+    "SlabShape",
     "Vector",
     "payers",
     "slab_layout",
@@ -59,8 +61,8 @@ __all__ = (
 SLAB_RECLAIM_ACCOUNT = 0x00020000
 #: ``SLAB_ACCOUNT`` while it was a macro.
 SLAB_ACCOUNT = 0x04000000
-#: Nodes of pages that are kept: vectors of neighbouring slabs are often in one page.
-_MOST_NIDS = 1 << 16
+#: Shapes of slabs that are kept.
+_MOST_SHAPES = 1 << 16
 #: ``CODETAG_EMPTY``: the reference to a call site is empty on purpose.
 CODETAG_EMPTY = 1
 
@@ -151,6 +153,34 @@ class Slab(NamedTuple):
     vector: Vector | None
     charged: Mapping[int, int] | None
     raw: bytes
+
+
+class Elements(NamedTuple):
+    """
+    Where the ``struct obj_cgroup *`` of the objects of a slab are.
+
+    :ivar offset: bytes from ``obj_exts`` to that of the first object
+    :ivar stride: bytes from one to the next
+    """
+
+    offset: int
+    stride: int
+
+
+class SlabShape(NamedTuple):
+    """
+    What slabs that look alike have in common.
+
+    :ivar cache: the cache
+    :ivar objects: ``slab->objects``
+    :ivar inuse: ``slab->inuse``
+    :ivar elements: where the objcgs are if the slab has ``obj_exts``; ``None`` if it has none
+    """
+
+    cache: SlabCache
+    objects: int
+    inuse: int
+    elements: Elements | None
 
 
 class SlabObject(NamedTuple):
@@ -285,10 +315,14 @@ class SlabReader:
         self._words = self.memory.unpacker(
             sizeof(image.type("struct slab")) // self.memory.word_size
         )
+        layout = self.layout
+        fields = [layout.cache, layout.objects, layout.inuse]
+        fields += filter(None, (layout.stride, layout.in_object, layout.needs_objcg))
+        self._alike = itemgetter(*sorted({field.word for field in fields}))
+        self._shapes: dict[tuple[int, int | tuple[int, ...]], SlabShape] = {}
         self.caches: dict[int, SlabCache] = {}
         self.unnamed: dict[int, str] = {}
         self.coverage = Coverage()
-        self._nids: dict[int, int] = {}
         self._members = _CacheMembers.of(image)
         # Do not read the whole structure: it ends with node[MAX_NUMNODES], but memory is allocated
         # for nr_node_ids nodes only.
@@ -363,16 +397,27 @@ class SlabReader:
         inuse = layout.inuse.get(words)
         return Slab(page, nid, order, cache, objects, inuse, vector, charged, raw)
 
-    def fields(self, found: SlabPage) -> tuple[SlabCache, int, int, Vector | None]:
+    def shape(self, found: SlabPage) -> tuple[SlabShape, int]:
         """
         Return what the ``struct slab`` of a slab says, without a look at its objects.
 
-        :return: the cache, ``objects``, ``inuse``, and the vector of ``struct obj_cgroup *``
+        :param found: not a page of KFENCE
+        :return: what slabs that look alike have in common, and ``obj_exts`` without its flags
         :raises drgn.FaultError: if its cache is unreadable, or a field cannot be right
         """
         words = self._words(found.raw)
-        cache, objects = self._cache_and_objects(found, words)
-        return cache, objects, self.layout.inuse.get(words), self._vector(words, cache)
+        key = found.order, self._alike(words)
+        shape = self._shapes.get(key)
+        if shape is None:
+            cache, objects = self._cache_and_objects(found, words)
+            elements = self._places(words, cache)
+            shape = SlabShape(cache, objects, self.layout.inuse.get(words), elements)
+            # One that is empty may be so for its obj_exts, which is not in the key.
+            if objects and cache is not self._no_cache:
+                if len(self._shapes) >= _MOST_SHAPES:
+                    self._shapes.clear()
+                self._shapes[key] = shape
+        return shape, self._exts(words)
 
     def _cache_and_objects(self, found: SlabPage, words: Sequence[int]) -> tuple[SlabCache, int]:
         """
@@ -571,16 +616,10 @@ class SlabReader:
         :param page: ``struct page *``
         :return: ``NUMA_NO_NODE`` if the ``struct page`` cannot be read
         """
-        nid = self._nids.get(page)
-        if nid is None:
-            try:
-                nid = self.frames.nid(self.memory.word(page + self.frames.flags))
-            except FaultError:
-                nid = NUMA_NO_NODE
-            if len(self._nids) >= _MOST_NIDS:
-                self._nids.clear()
-            self._nids[page] = nid
-        return nid
+        try:
+            return self.frames.nid(self.memory.word(page + self.frames.flags))
+        except FaultError:
+            return NUMA_NO_NODE
 
     def _exts(self, words: Sequence[int]) -> int:
         # The flags are masked before the test for NULL: OBJEXTS_ALLOC_FAIL, whose value differs
@@ -588,22 +627,30 @@ class SlabReader:
         return self.layout.exts.get(words) & ~MEMCG_DATA_FLAGS
 
     def _vector(self, words: Sequence[int], cache: SlabCache) -> Vector | None:
-        layout, exts = self.layout, self._exts(words)
-        if not exts:
-            return None
+        exts = self._exts(words)
+        elements = self._places(words, cache) if exts else None
+        return None if elements is None else Vector(exts + elements.offset, elements.stride)
+
+    def _places(self, words: Sequence[int], cache: SlabCache) -> Elements | None:
+        """
+        Return where the ``struct obj_cgroup *`` are; ``None`` if all elements are codetags.
+
+        :raises drgn.FaultError: if the distance of elements cannot be right
+        """
+        layout = self.layout
         if layout.needs_objcg is not None:
             if not layout.needs_objcg.get(words):
-                return None  # all elements are codetags
+                return None
             if layout.in_object is not None and layout.in_object.get(words):
-                return Vector(exts + layout.objcg, cache.size)
-            return Vector(exts + layout.objcg, layout.element * (1 + layout.has_codetag))
+                return Elements(layout.objcg, cache.size)
+            return Elements(layout.objcg, layout.element * (1 + layout.has_codetag))
         if layout.stride is not None:
             # 0 for slabs of KFENCE, which have one object.
             stride = layout.stride.get(words) or layout.element
             if stride not in (layout.element, cache.size):
-                raise FaultError(f"a vector with an element in {stride} bytes", exts)
-            return Vector(exts + layout.objcg, stride)
-        return Vector(exts + layout.objcg, layout.element)
+                raise FaultError(f"a vector with an element in {stride} bytes", self._exts(words))
+            return Elements(layout.objcg, stride)
+        return Elements(layout.objcg, layout.element)
 
     def _objcgs(self, vector: Vector, objects: int) -> list[int]:
         return [word & ~MEMCG_DATA_FLAGS for word in self._elements(vector, objects)]

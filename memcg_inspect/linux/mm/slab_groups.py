@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from typing import NamedTuple
 
 from drgn import FaultError
 
@@ -21,7 +20,7 @@ from memcg_inspect.image.image import Image
 from memcg_inspect.linux.mm.kfence import kfence_pages
 from memcg_inspect.linux.mm.mm_types import SlabPage
 from memcg_inspect.linux.mm.mmzone import mem_map
-from memcg_inspect.linux.mm.slab import SlabCache, SlabReader, Vector, payers
+from memcg_inspect.linux.mm.slab import SlabCache, SlabReader, payers
 
 __all__ = ("SlabGroupReader", "SlabGroup")
 
@@ -76,15 +75,9 @@ class SlabGroup:
         self._words = []
 
 
-class _Waiting(NamedTuple):
-    """A slab whose vector is not read yet, and the end of its last element."""
-
-    vector: Vector
-    end: int
-    page: SlabPage
-    group: SlabGroup
-    objects: int
-    inuse: int
+#: A slab whose vector is not read yet: address of the vector, a number that no other slab has, end
+#: of the vector, its stride, the slab, its group, ``slab->objects`` and ``slab->inuse``.
+_Waiting = tuple[int, int, int, int, SlabPage, SlabGroup, int, int]
 
 
 class SlabGroupReader:
@@ -115,27 +108,31 @@ class SlabGroupReader:
         groups: dict[tuple[int, int], SlabGroup] = {}
         others: list[SlabPage] = []
         waiting: list[_Waiting] = []
-        word = self._memory.word_size
+        word, shape_of, kfence = self._memory.word_size, self._slabs.shape, self._kfence
         for page in pages:
+            if page.page in kfence:
+                others.append(page)
+                continue
             try:
-                cache, objects, inuse, vector = self._slabs.fields(page)
+                (cache, objects, inuse, elements), exts = shape_of(page)
             except FaultError:
                 others.append(page)
                 continue
-            if not objects or page.page in self._kfence or self._is_other(cache):
+            if not objects or self._is_other(cache):
                 others.append(page)
                 continue
             group = groups.get((cache.address, page.nid))
             if group is None:
                 group = groups[cache.address, page.nid] = SlabGroup(cache, page.nid)
-            if vector is None:
+            if not exts or elements is None:
                 group.add(page, objects, inuse)
                 continue
-            if (vector.address | vector.stride) % word:  # of a damaged cache
+            address, stride = exts + elements.offset, elements.stride
+            if (address | stride) % word:  # of a damaged cache
                 others.append(page)
                 continue
-            end = vector.address + vector.stride * (objects - 1) + word
-            waiting.append(_Waiting(vector, end, page, group, objects, inuse))
+            end = address + stride * (objects - 1) + word
+            waiting.append((address, len(waiting), end, stride, page, group, objects, inuse))
         for run in _runs(waiting):
             others += self._read(run)
         for group in groups.values():
@@ -151,19 +148,17 @@ class SlabGroupReader:
 
     def _read(self, run: list[_Waiting]) -> list[SlabPage]:
         """Add the vectors of a run to their groups; return the slabs whose are unreadable."""
-        start, word = run[0].vector.address, self._memory.word_size
+        start, word = run[0][0], self._memory.word_size
         try:
-            words = self._memory.array(
-                self._memory.read(start, max(one.end for one in run) - start)
-            )
+            data = self._memory.read(start, max(one[2] for one in run) - start)
         except FaultError:
-            return [one.page for one in run]
+            return [one[4] for one in run]
+        words = self._memory.array(data)
         size, virt = self._frames.page_size, self._frames.virt
-        for (address, stride), end, page, group, objects, inuse in run:
-            first = (address - start) // word
-            elements = words[first : (end - start) // word : stride // word].tolist()
+        for address, _, end, stride, page, group, objects, inuse in run:
+            elements = words[(address - start) // word : (end - start) // word : stride // word]
             group.add(page, objects, inuse)
-            group.add_vector(elements)
+            group.add_vector(elements.tolist())
             if not 0 <= address - virt(page.page) < size << page.order:
                 group.outside.append((page.page, address))
         return []
@@ -172,15 +167,15 @@ class SlabGroupReader:
 def _runs(waiting: list[_Waiting]) -> Iterator[list[_Waiting]]:
     """Return slabs whose vectors lie near each other, sorted by the address of the vector."""
     run: list[_Waiting] = []
-    end = start = 0
-    for one in sorted(waiting, key=lambda one: one.vector.address):
-        address = one.vector.address
-        if run and (address > end + _GAP or one.end > start + _MOST):
+    last = start = 0
+    for one in sorted(waiting):
+        address, end = one[0], one[2]
+        if run and (address > last + _GAP or end > start + _MOST):
             yield run
             run = []
         if not run:
-            start = end = address
+            start = last = address
         run.append(one)
-        end = max(end, one.end)
+        last = max(last, end)
     if run:
         yield run
