@@ -60,7 +60,7 @@ class FoldedShare(NamedTuple):
 
 class Counters:
     """
-    The counters of all memcgs.
+    The counters of all memcgs. All mappings of memcgs have the same items, and all those of a node.
 
     :param memcgs: all memcgs, parents first
     :param memcg_stats: counters of memcgs; missing where they could not be read
@@ -92,6 +92,7 @@ class Counters:
         self._changes: dict[int | None, _Changes] = {}
         self._active: dict[int, frozenset[str] | None] = {}
         self._not_zero: dict[int, frozenset[str] | None] = {}
+        self._items: dict[int | None, frozenset[str]] = {}
 
     def stat(self, memcg: int, item: str, nid: int | None = None) -> Stat | None:
         """Return a counter as the kernel keeps it; ``None`` if it was not read."""
@@ -146,7 +147,8 @@ class Counters:
 
         Most of the counters of a memcg are 0. These need not be looked at node by node.
 
-        :return: also ``True`` if some counters could not be read
+        :return: also ``True`` if some counters of the memcg could not be read. Whether those of the
+            item are read of any memcg, :meth:`has` tells
         """
         if memcg not in self._active:
             self._active[memcg] = self._active_items(memcg)
@@ -155,12 +157,28 @@ class Counters:
 
     def is_zero(self, memcg: int, item: str, nid: int | None = None) -> bool:
         """
-        Return whether a live memcg claims nothing of an item for itself, on any node.
+        Return whether a live memcg's counters of an item were read and are 0, on all nodes.
 
-        :return: also ``False`` if that was not read, or if changes of the memcg and of those below
-            it add up to nothing
+        :param nid: node whose counter must have been read; ``None`` for that of the memcg
+        :return: also ``False`` if parts of the memcg and of those below it add up to nothing
         """
-        return not self.is_active(memcg, item) and self.stat(memcg, item, nid) is not None
+        return not self.is_active(memcg, item) and self.has(item, nid)
+
+    def has(self, item: str, nid: int | None = None) -> bool:
+        """
+        Return whether counters of an item were read.
+
+        :param nid: node; ``None`` for those of memcgs
+        """
+        items = self._items.get(nid)
+        if items is None:
+            some = (
+                self._memcg_stats.values()
+                if nid is None
+                else (stats for (_, of), stats in self._lruvec_stats.items() if of == nid)
+            )
+            items = self._items[nid] = frozenset(next(iter(some), ()))
+        return item in items
 
     def _active_items(self, memcg: int) -> frozenset[str] | None:
         """Return the items that :meth:`is_active` is about; ``None`` for all."""
@@ -246,7 +264,7 @@ class _Changes(NamedTuple):
     Changes that are not folded, of memcgs and all their descendants.
 
     :ivar amounts: by ``struct mem_cgroup *`` and item, where there are any
-    :ivar unknown: memcgs some of whose changes could not be read
+    :ivar unknown: memcgs some of whose changes, or those of a descendant, could not be read
     """
 
     amounts: dict[int, dict[str, int]]

@@ -211,8 +211,8 @@ def orphan_findings(snapshot: Snapshot) -> list[PendingFinding]:
             orphans[entry.kind][entry.payer].append(entry)
     found = []
     for kind, by_payer in orphans.items():
-        one_by_one = len(by_payer) <= _MOST_ORPHANS
-        for payers in [[payer] for payer in by_payer] if one_by_one else [[*by_payer]]:
+        one_by_one, every = len(by_payer) <= _MOST_ORPHANS, sorted(by_payer)
+        for payers in [[payer] for payer in every] if one_by_one else [every]:
             entries = [entry for payer in payers for entry in by_payer[payer]]
             query = EvidenceQuery(kind=kind, payers=frozenset(payers))
             found.append(PendingFinding(_orphan(kind, payers, entries), (query,)))

@@ -19,6 +19,10 @@ def charged(snapshot: Snapshot) -> tuple[Charged, ...]:
     return tuple(Charged(kind, *kinds[kind]) for kind in sorted(kinds))
 
 
+#: Memcg, kind, charged node and backing node.
+_Cell = tuple[int, str, int | None, int]
+
+
 def skew_matrix(snapshot: Snapshot) -> list[Skew]:
     """
     Return the ledger added up by memcg, kind, charged node and backing node.
@@ -27,7 +31,7 @@ def skew_matrix(snapshot: Snapshot) -> list[Skew]:
     nodes it is ``None``. Charges without a node, and those whose node could not be read, are left
     out.
     """
-    cells: dict[tuple[int, str, int | None, int], Amount] = {}
+    cells: dict[_Cell, Amount] = {}
     for entry, amount in snapshot.ledger:
         payer = snapshot.payer(entry.payer)
         objcg = snapshot.objcgs.get(entry.payer)
@@ -36,7 +40,13 @@ def skew_matrix(snapshot: Snapshot) -> list[Skew]:
         key = (payer, entry.kind, objcg.nid if objcg is not None else None, entry.nid)
         before = cells.get(key, Amount(0, 0))
         cells[key] = Amount(before.bytes + amount.bytes, before.charges + amount.charges)
+    position = {memcg: number for number, memcg in enumerate(snapshot.memcgs)}
+
+    def place(cell: tuple[_Cell, Amount]) -> tuple[int, str, int, int]:
+        (memcg, kind, charged, backing), _ = cell
+        return position[memcg], kind, NUMA_NO_NODE if charged is None else charged, backing
+
     return [
         Skew(memcg, kind, charged, backing, amount.bytes, amount.charges)
-        for (memcg, kind, charged, backing), amount in cells.items()
+        for (memcg, kind, charged, backing), amount in sorted(cells.items(), key=place)
     ]

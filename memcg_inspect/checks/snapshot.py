@@ -63,7 +63,7 @@ class Snapshot:
     :ivar counters: the counters of memcgs
     :ivar limits: the most that one operation charges
     :ivar local: local counters (``state_local``) by memcg and node, ``None`` for the memcg itself,
-        and by item; only of nodes with memory. Counters that are 0 are left out
+        and by item; only of nodes with memory. Counters of which both are 0 are left out
     :ivar unfolded: changes of counters that are not folded yet, by memcg
     :ivar csses_since: by memcg, how many ``struct cgroup_subsys_state`` were made after it; memcgs
         for which it is not known are left out

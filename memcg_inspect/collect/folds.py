@@ -34,8 +34,8 @@ class Folds:
 
     :ivar image: the image that is read
     :ivar local: local counters by (``struct mem_cgroup *``, node) and enumerator, those of the
-        memcg itself with ``None`` for the node. Counters that are 0 are left out. Empty on kernels
-        without ``state_local``
+        memcg itself with ``None`` for the node. Counters of which both are 0 are left out. Empty
+        on kernels without ``state_local``
     """
 
     image: Image

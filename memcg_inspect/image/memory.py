@@ -5,9 +5,8 @@ Bulk reads
 
 Structures that exist in large numbers are read through :class:`Memory`: whole arrays with one
 ``Program.read()`` for each piece. A member of all structures is a strided slice of the bytes. A
-drgn
-:class:`~drgn.Object` would need one read for each member. Reads are counted, so that tests can
-    check how their number grows.
+drgn :class:`~drgn.Object` would need one read for each member. Reads are counted, so that tests can
+check how their number grows.
 """
 
 from __future__ import annotations
@@ -23,7 +22,8 @@ from drgn import FaultError, PlatformFlags, Program
 
 __all__ = ("PIECE", "SMALLEST_PAGE", "Blocks", "Memory", "Words", "filled")
 
-#: Bytes of one bulk read. Reads of dumps are fastest at this size.
+#: Bytes of one bulk read. Larger reads are not faster, and slices of them are slower: they do not
+#: fit into the cache of a core.
 PIECE = 1 << 20
 
 #: An array of ``unsigned long``.

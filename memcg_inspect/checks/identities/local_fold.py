@@ -27,7 +27,7 @@ __all__ = ("CHECK", "local_fold_rows")
 
 #: Items that have a row in any case.
 _ALWAYS = tuple(ITEMS.values())
-_ZERO = LocalStat(0, 0)
+_ZERO, _NONE = LocalStat(0, 0), (None, None)
 _UNREAD = "its counter is not in the image"
 
 
@@ -41,7 +41,9 @@ def local_fold_rows(snapshot: Snapshot) -> list[Row]:
                 if snapshot.counters.stat(memcg, _ALWAYS[0], nid) is None:
                     rows += [_row(memcg, nid, item, None, None) for item in _ALWAYS]
                 continue
-            rows += [_row(memcg, nid, item, *stats.get(item, _ZERO)) for item in _ALWAYS]
+            for item in _ALWAYS:
+                is_read = snapshot.counters.has(item, nid)
+                rows.append(_row(memcg, nid, item, *stats.get(item, _ZERO if is_read else _NONE)))
             rows += [
                 _row(memcg, nid, item, *stat)
                 for item, stat in stats.items()

@@ -40,12 +40,13 @@ def unit_of(item: str) -> Unit:
 
 def page_level_rows(snapshot: Snapshot) -> list[Row]:
     """Compare each counter of each memcg with the sum of its nodes', where either is not zero."""
-    rows, items = [], _items(snapshot)
+    rows, items, counters = [], _items(snapshot), snapshot.counters
+    read = {i for i in items if all(counters.has(i, nid) for nid in (None, *counters.nids))}
     for memcg in snapshot.live():
         rows += [
             level_row(snapshot, RowKey("page_levels", item, unit_of(item), memcg.address))
             for item in items
-            if snapshot.counters.is_active(memcg.address, item)
+            if item not in read or counters.is_active(memcg.address, item)
         ]
     return [row for row in rows if not row.is_zero]
 

@@ -82,7 +82,7 @@ _STATE = (
 
 def user_page_rows(snapshot: Snapshot) -> list[Row]:
     """Compare pages with the counters of user pages, where either is not zero."""
-    found, is_active = _found(snapshot), snapshot.counters.is_active
+    found, is_zero = _found(snapshot), snapshot.counters.is_zero
     rows = []
     for item in kept_items(snapshot):
         nids = snapshot.image.nodes if has_nodes(snapshot, item) else (None,)
@@ -92,7 +92,7 @@ def user_page_rows(snapshot: Snapshot) -> list[Row]:
                 if memcg.parent is None and not snapshot.features.lru_holds_objcg:
                     continue
                 number = found.get((memcg.address, nid, item), 0)
-                if missing is None and not number and not is_active(memcg.address, item):
+                if missing is None and not number and is_zero(memcg.address, item, nid):
                     continue
                 key = RowKey("user_pages", item, "pages", memcg.address, nid)
                 row = counter_row(snapshot, key, {"pages": number}, missing)

@@ -13,7 +13,7 @@ once.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from functools import cache
+from functools import cache, lru_cache
 from typing import NamedTuple
 
 __all__ = ("FlagColumn", "Marker", "PageColumns", "positions")
@@ -62,16 +62,19 @@ class PageColumns:
     :ivar data: the array
     :ivar size: ``sizeof(struct page)``
     :ivar count: number of pages
-    :ivar everything: the column of bits that are all 1
     """
 
     def __init__(self, data: bytes, size: int) -> None:
         self.data, self.size = data, size
         self.count = len(data) // size
-        self.everything = _ones(self.count)
         self._bytes: dict[int, bytes] = {}
         self._bits: dict[Marker | tuple[int, int], int] = {}
         self._flags: dict[FlagColumn, bytes] = {}
+
+    @property
+    def everything(self) -> int:
+        """The column of bits that are all 1."""
+        return _ones(self.count)
 
     def byte(self, offset: int) -> bytes:
         """Return the byte at an offset of each ``struct page``."""
@@ -124,12 +127,12 @@ class PageColumns:
         return found
 
 
-@cache
+@lru_cache(maxsize=8)
 def _zeros(count: int) -> bytes:
     return bytes(count)
 
 
-@cache
+@lru_cache(maxsize=8)
 def _ones(count: int) -> int:
     return int.from_bytes(b"\1" * count, "little")
 

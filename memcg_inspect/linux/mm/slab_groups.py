@@ -26,7 +26,7 @@ __all__ = ("SlabGroupReader", "SlabGroup")
 
 #: The most bytes between two vectors that are read at once, and the most that are read at once.
 _GAP, _MOST = 4096, 1 << 20
-#: Elements of vectors that are kept until they are counted.
+#: Elements of vectors of all groups that are kept until they are counted.
 _MOST_WORDS = 1 << 16
 
 
@@ -66,8 +66,6 @@ class SlabGroup:
     def add_vector(self, words: list[int]) -> None:
         """Add the elements of the vector of a slab."""
         self._words += words
-        if len(self._words) > _MOST_WORDS:
-            self.count()
 
     def count(self) -> None:
         """Count the charged objects in the vectors that were added."""
@@ -133,8 +131,14 @@ class SlabGroupReader:
                 continue
             end = address + stride * (objects - 1) + word
             waiting.append((address, len(waiting), end, stride, page, group, objects, inuse))
+        kept = 0
         for run in _runs(waiting):
             others += self._read(run)
+            kept += sum(one[6] for one in run)
+            if kept > _MOST_WORDS:
+                kept = 0
+                for group in groups.values():
+                    group.count()
         for group in groups.values():
             group.count()
             self._slabs.coverage.read += group.slabs
