@@ -95,7 +95,7 @@ def _node(nid: int | None) -> int | None:
 
 
 def _charges(read: Snapshot, numbers: Mapping[int, int]) -> Iterator[SavedCharge]:
-    """Return the ledger by memcg: several obj_cgroups may have the same payer."""
+    """Return the ledger by memcg, sorted: several obj_cgroups may have the same payer."""
     bytes_: Counter[tuple[int | None, int | None, int | None, str, str]] = Counter()
     charges: Counter[tuple[int | None, int | None, int | None, str, str]] = Counter()
     for entry, amount in read.ledger:
@@ -109,7 +109,9 @@ def _charges(read: Snapshot, numbers: Mapping[int, int]) -> Iterator[SavedCharge
         )
         bytes_[key] += amount.bytes
         charges[key] += amount.charges
-    return (SavedCharge(*key, size, charges[key]) for key, size in bytes_.items())
+    # None comes after all numbers.
+    keys = sorted(bytes_, key=lambda key: [(part is None, part) for part in key])
+    return (SavedCharge(*key, bytes_[key], charges[key]) for key in keys)
 
 
 def _slabs(cells: SlabCells, numbers: Mapping[int, int]) -> Iterator[SavedSlab]:
