@@ -35,7 +35,7 @@ TOLERANCE = 1.5
 TIMES = 5
 #: Machines whose images are read: of 8 and of 16 GiB.
 SIZES = (scaling.BASE, replace(scaling.BASE, memory=16))
-#: Commands whose memory is measured. Others read less.
+#: Commands whose memory is measured.
 COMMANDS = ("audit", "pages", "slabinfo", "overview", "percpu", "dying", "tasks", "stock")
 
 #: Opens an image, or runs a command. What getrusage() says includes the memory of the process that

@@ -96,9 +96,8 @@ class Counters:
 
     def stat(self, memcg: int, item: str, nid: int | None = None) -> Stat | None:
         """Return a counter as the kernel keeps it; ``None`` if it was not read."""
-        if nid is None:
-            return self._memcg_stats.get(memcg, {}).get(item)
-        return self._lruvec_stats.get((memcg, nid), {}).get(item)
+        stats = self._stats(memcg, nid)
+        return None if stats is None else stats.get(item)
 
     def hierarchical(self, memcg: int, item: str, nid: int | None = None) -> CounterValue | None:
         """Return H of a memcg: what it and all its descendants claim, whether flushed or not."""
@@ -196,10 +195,9 @@ class Counters:
 
     def _not_zero_of(self, memcg: int) -> frozenset[str] | None:
         """Return the items of a memcg of which any part is not 0, on any node."""
-        parts = [self._memcg_stats.get(memcg)]
-        parts += [self._lruvec_stats.get((memcg, nid)) for nid in self.nids]
         found: set[str] = set()
-        for stats in parts:
+        for nid in (None, *self.nids):
+            stats = self._stats(memcg, nid)
             if stats is None:
                 return None
             found |= {item for item, stat in stats.items() if any(stat)}

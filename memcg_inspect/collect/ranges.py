@@ -204,13 +204,10 @@ class RangeCollector:
         return self._owners is not None and self._owners.may_read(cache)
 
     def _add_group(self, partial: Partial, group: SlabGroup) -> None:
-        cache, nid = group.cache, group.nid
-        detail = _detail(cache)
-        for objcg, count in group.charged.items():
-            partial.ledger.add(Entry(objcg, "slab", detail, nid), count * cache.charge, count)
+        _add_charged(partial, group.cache, group.nid, group.charged)
         partial.slabs.add_group(group)
         for slab, vector in group.outside:
-            self._add_vector(partial, nid, slab, vector)
+            self._add_vector(partial, group.nid, slab, vector)
 
     def _add_slab_page(self, partial: Partial, page: SlabPage) -> None:
         slab = self._slabs.slab(page)
@@ -239,12 +236,9 @@ class RangeCollector:
             partial.groups[group.memcg] += 1
 
     def _add_slab(self, partial: Partial, slab: Slab) -> None:
-        detail = _detail(slab.cache)
         if slab.charged is None:
-            partial.ledger.note_missing("slab", detail, slab.nid)
-        for objcg, count in (slab.charged or {}).items():
-            entry = Entry(objcg, "slab", detail, slab.nid)
-            partial.ledger.add(entry, count * slab.cache.charge, count)
+            partial.ledger.note_missing("slab", _detail(slab.cache), slab.nid)
+        _add_charged(partial, slab.cache, slab.nid, slab.charged or {})
         if slab.vector is not None and self._slabs.vector_page(slab) is not None:
             self._add_vector(partial, slab.nid, slab.page, slab.vector.address)
 
@@ -334,6 +328,17 @@ class RangeCollector:
 
 def _detail(cache: SlabCache) -> str:
     return "reclaimable" if cache.reclaimable else "unreclaimable"
+
+
+def _add_charged(partial: Partial, cache: SlabCache, nid: int, charged: Mapping[int, int]) -> None:
+    """
+    Add charged objects of a cache.
+
+    :param charged: their number by ``struct obj_cgroup *``
+    """
+    detail = _detail(cache)
+    for objcg, count in charged.items():
+        partial.ledger.add(Entry(objcg, "slab", detail, nid), count * cache.charge, count)
 
 
 def jobs_of(image: Image) -> int:

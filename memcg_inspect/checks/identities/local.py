@@ -51,8 +51,9 @@ def local_rows(snapshot: Snapshot) -> list[Row]:
         keys: list[tuple[str, int | None]] = [(item, None) for item in sorted(items.of_memcgs)]
         keys += [(item, nid) for nid in snapshot.image.nodes for item in sorted(items.of_nodes)]
         for item, nid in keys:
-            is_zero = snapshot.counters.is_zero(memcg.address, item, nid)
-            if item in snapshot.features.items and not is_zero:
+            if item not in snapshot.features.items:
+                continue
+            if not snapshot.counters.is_zero(memcg.address, item, nid):
                 rows.append(
                     _row(snapshot, RowKey("local", item, unit_of(item), memcg.address, nid))
                 )

@@ -165,12 +165,7 @@ class MarkReader:
         """Find the marks of a piece of the memory map."""
         layout, columns = self._layout, raw.columns
         count = columns.count
-        tails = columns.of(layout.tail)
-        for i, order in raw.orders.items():
-            # Tails of a hugetlb page can look like heads.
-            tails |= int.from_bytes(b"\1" * (min(1 << order, count - i) - 1), "little") << 8 * (
-                i + 1
-            )
+        tails = raw.tails(layout.tail)
         alone = columns.everything & ~tails
         codes, known = 0, 0
         slabs = columns.all_of(layout.slab) & alone

@@ -260,12 +260,7 @@ class UserPageReader:
         charged = piece.not_zero(layout.memcg_data, word)
         if not charged:
             return None
-        first = piece.everything & ~piece.of(layout.tail)
-        for i, order in raw.orders.items():
-            # Tails of a hugetlb page can look like heads.
-            tails = min(1 << order, count - i) - 1
-            first &= ~(int.from_bytes(b"\1" * tails, "little") << 8 * (i + 1))
-        charged &= first
+        charged &= ~raw.tails(layout.tail)
         cached = piece.not_zero(self._mapping, word) & piece.of(self._flagged)
         swapbacked = piece.of(self._swapbacked)
         mapped = self._mapcounts.mapped(piece)

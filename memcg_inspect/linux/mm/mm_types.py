@@ -226,6 +226,18 @@ class RawPiece(NamedTuple):
         """Return the node of the page at an index."""
         return _at(self.nids, i)
 
+    def tails(self, tail: Marker) -> int:
+        """
+        Return the pages that are not the first of a compound page, as a column of bits.
+
+        :param tail: marks tails. Those of a hugetlb page can look like heads all the same
+        """
+        found, count = self.columns.of(tail), self.columns.count
+        for i, order in self.orders.items():
+            number = min(1 << order, count - i) - 1
+            found |= int.from_bytes(b"\1" * number, "little") << 8 * (i + 1)
+        return found
+
 
 class PagePiece(NamedTuple):
     """
