@@ -129,6 +129,11 @@ class Row:
         return sum(self.claimed.values()) - sum(self.found.values())
 
     @property
+    def off(self) -> int:
+        """:attr:`difference`, 0 if the counter could not be read."""
+        return self.difference or 0
+
+    @property
     def is_zero(self) -> bool:
         """Whether it is exact and all its amounts are 0."""
         amounts = (*self.found.values(), *(self.claimed or {}).values())
@@ -266,6 +271,11 @@ class Finding:
     evidence: tuple[Evidence, ...] = ()
     evidence_total: int | None = None
     evidence_tied: int | None = None
+
+    @property
+    def off(self) -> int:
+        """:attr:`difference`, 0 if it is not known."""
+        return self.difference or 0
 
 
 @dataclass(frozen=True)

@@ -156,7 +156,7 @@ class _Charges:
             and _may_lack(other, held, page_size)
             for other in self.lacking
         )
-        return is_missing and is_nearest_page(held.bytes, abs(row.difference or 0), page_size)
+        return is_missing and is_nearest_page(held.bytes, abs(row.off), page_size)
 
 
 def _by_item(rows: Iterable[Row]) -> defaultdict[str, list[Row]]:

@@ -82,7 +82,7 @@ class Proof(NamedTuple):
 
 def counter_differs(row: Row) -> str:
     """Return a sentence that says how a counter differs from the amount found."""
-    difference = row.difference or 0
+    difference = row.off
     where = "" if row.nid is None else f" on node {row.nid}"
     more = "more" if difference > 0 else "less"
     amount = counted(abs(difference), row.unit)
@@ -97,7 +97,7 @@ def references_differ(row: Row, subject: str, if_more: str, if_fewer: str) -> st
     :param if_more: what follows from more references than were found
     :param if_fewer: what follows from fewer references
     """
-    difference = row.difference or 0
+    difference = row.off
     more, rest = ("more", if_more) if difference > 0 else ("less", if_fewer)
     return f"{subject} is {counted(abs(difference), row.unit)} {more} than found: {rest}"
 

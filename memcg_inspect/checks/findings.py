@@ -58,15 +58,15 @@ def row_findings(snapshot: Snapshot, rows: Sequence[Row]) -> list[PendingFinding
     # There may be as many as rows: each is compared only with those of its own amount.
     alike: defaultdict[tuple[str, str, int], list[Row]] = defaultdict(list)
     for row in differing:
-        alike[row.identity, row.item, row.difference or 0].append(row)
+        alike[row.identity, row.item, row.off].append(row)
     return [
-        _from_row(snapshot, row, alike.get((row.identity, row.item, -(row.difference or 0)), ()))
+        _from_row(snapshot, row, alike.get((row.identity, row.item, -row.off), ()))
         for row in differing
     ]
 
 
 def _from_row(snapshot: Snapshot, row: Row, opposite: Sequence[Row]) -> PendingFinding:
-    check, difference = check_of(row), row.difference or 0
+    check, difference = check_of(row), row.off
     if check.prove is not None:
         proof = check.prove(snapshot, row)
         finding = replace(
@@ -107,7 +107,7 @@ def _offsets(row: Row, other: Row) -> bool:
         # obj_cgroups have a node, but one can be off against another of any node
         and (row.nid == other.nid or row.objcg is not None)
         and (row.memcg, row.objcg) != (other.memcg, other.objcg)
-        and (row.difference or 0) + (other.difference or 0) == 0
+        and row.off + other.off == 0
     )
 
 
@@ -117,13 +117,13 @@ def _queries(
     """Return queries for the charges that may point to the wrong obj_cgroup."""
     if check.charges is None:
         return
-    difference, page = row.difference or 0, snapshot.image.page_size
+    difference, page = row.off, snapshot.image.page_size
     if check.charges.modulo_page:
         # A remainder does not tell who has too many charges: 8 bytes too many are as far beyond
         # whole pages as a page less 8 bytes too few.
         for holder, other in ((row, partner), (partner, row)):
             if holder is not None:
-                amount = -(holder.difference or 0) % page
+                amount = -holder.off % page
                 yield from _of_holder(snapshot, check.charges, holder, other, amount, page)
         return
     # If more was found than the counter claims, the wrong charge is among those of this memcg. If

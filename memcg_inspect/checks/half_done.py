@@ -373,7 +373,7 @@ class HalfDone:
         """Return the largest charge that a CPU may have left half done, in the unit of the row."""
         if cpu.held and self.flushes(cpu):
             # What CPUs have not flushed yet can be of any size.
-            return abs(row.difference or 0)
+            return abs(row.off)
         areas = 0 if self.areas is None else self.areas(snapshot, cpu, row, self.in_many_rows)
         return self._charge(snapshot, cpu, row) + self._diff(snapshot, cpu, row) + areas
 
@@ -428,11 +428,11 @@ class HalfDone:
             return False
         if self.modulo:
             return self.is_off_by(row, held.bytes, page_size)
-        return _shows_as(held.bytes, abs(row.difference or 0), row.unit, page_size)
+        return _shows_as(held.bytes, abs(row.off), row.unit, page_size)
 
     def is_off_by(self, row: Row, amount: int, page_size: int) -> bool:
         """Return whether a row differs by an amount, in the unit of *most*."""
-        off = abs(row.difference or 0)
+        off = abs(row.off)
         if self.modulo:
             return (off - amount) % page_size == 0 or (off + amount) % page_size == 0
         in_pages = self.in_pages and row.unit == "bytes"

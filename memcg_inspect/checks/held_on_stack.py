@@ -61,7 +61,7 @@ def _tasks(snapshot: Snapshot, row: Row) -> Sequence[StackRef]:
 
 
 def _covers(tasks: Sequence[StackRef], row: Row, most: Most) -> bool:
-    return bool(tasks) and abs(row.difference or 0) <= sum(map(most, tasks))
+    return bool(tasks) and abs(row.off) <= sum(map(most, tasks))
 
 
 def _function(task: StackRef) -> str | None:

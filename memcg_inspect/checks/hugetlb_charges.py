@@ -108,7 +108,7 @@ def half_done(snapshot: Snapshot, row: Row, off: Mapping[int, int]) -> Explained
     if not tasks or n is None:
         return None
     pages = snapshot.hugetlb.sizes[n].pages
-    if (row.difference or 0) % pages or off[n] > len(tasks) * pages:
+    if row.off % pages or off[n] > len(tasks) * pages:
         return None
     where = ", ".join(f"{task.comm} ({task.pid})" for task in tasks)
     reason = f"a huge page may be half charged by {where}"

@@ -178,7 +178,7 @@ def _other_halves(snapshot: Snapshot, rows: Sequence[Row]) -> set[_Half]:
     both rows, with opposite signs.
     """
     return {
-        (snapshot.memcgs[above].payer, row.nid, row.item, -(row.difference or 0))
+        (snapshot.memcgs[above].payer, row.nid, row.item, -row.off)
         for row in rows
         if row.status == "differs" and row.memcg is not None
         if (above := snapshot.memcgs[row.memcg].parent) is not None
@@ -195,7 +195,7 @@ def _explained(snapshot: Snapshot, row: Row) -> Row:
         return row
     reason = explained.reason
     if explained.rest:
-        held = (row.difference or 0) - explained.rest
+        held = row.off - explained.rest
         contexts = possible_contexts(snapshot, replace(row, found={**row.found, "held": held}))
         if not contexts:
             return row
@@ -276,7 +276,7 @@ def _possible(
     """Return the CPUs that may have changed a row; none if its difference exceeds their charges."""
     some = [context for context in contexts if _reaches(snapshot, half_done, context, row)]
     most = sum(half_done.largest(snapshot, context.cpu, row) for context in some)
-    return some if abs(row.difference or 0) <= most else []
+    return some if abs(row.off) <= most else []
 
 
 def _reaches(snapshot: Snapshot, half_done: HalfDone, context: Context, row: Row) -> bool:
@@ -354,18 +354,18 @@ def of_several(
         if other.memcg != row.memcg and row.memcg in snapshot.ancestors(other.memcg)
     ]
     shown = [other.allowance for other in below if other.allowance is not None]
-    total = sum(other.difference or 0 for other in below)
-    if not shown or len(shown) < len(below) or total != -(row.difference or 0):
+    total = sum(other.off for other in below)
+    if not shown or len(shown) < len(below) or total != -row.off:
         return row
     reason = "; ".join(dict.fromkeys(other.reason or "" for other in below))
-    allowance = shown[0]._replace(memcg=row.memcg, amount=row.difference or 0)
+    allowance = shown[0]._replace(memcg=row.memcg, amount=row.off)
     return replace(row, status="in-flight", reason=reason, allowance=allowance)
 
 
 def is_same_charge(snapshot: Snapshot, others: Sequence[Row], row: Row) -> bool:
     """Return whether one charge can show in these rows: of one memcg and of its ancestors."""
     for other in others:
-        if other.unit == row.unit and abs(other.difference or 0) != abs(row.difference or 0):
+        if other.unit == row.unit and abs(other.off) != abs(row.off):
             return False
         above, others_above = (set(snapshot.ancestors(r.memcg)) for r in (row, other))
         if not (above <= others_above or others_above <= above):
@@ -416,7 +416,7 @@ def allowance_of(context: Context, held: Held | None, row: Row) -> Allowance:
         function=context.function,
         held=held,
         memcg=row.memcg,
-        amount=row.difference or 0,
+        amount=row.off,
         unit=row.unit,
         identity=row.identity,
         nid=row.nid,

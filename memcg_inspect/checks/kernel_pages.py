@@ -45,7 +45,7 @@ def rows_by_node(
 
 def gone_pages(row: Row, most: int) -> Missing | None:
     """Return that pages which are gone may be what a row lacks, if there are enough of them."""
-    if not 0 < (row.difference or 0) <= most:
+    if not 0 < row.off <= most:
         return None
     return Missing(f"{counted(most, row.unit)} were freed before their use was known")
 

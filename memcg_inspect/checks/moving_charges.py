@@ -37,7 +37,7 @@ def being_moved(snapshot: Snapshot, row: Row) -> Explained | None:
         reason = f"a task that moves away still has {counted(held, 'pages')} charged here"
     else:
         return None
-    rest = (row.difference or 0) - held
+    rest = row.off - held
     known = not rest or _moves(snapshot, abs(rest))
     return Explained("in-flight" if known else "unverifiable", reason, rest) if held else None
 

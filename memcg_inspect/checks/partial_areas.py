@@ -70,7 +70,7 @@ def _explain(snapshot: Snapshot, row: Row, of_subtree: bool) -> Explained | None
         }
         if len(sums) > _MOST_SUMS:
             return None
-    parts = sums.get(row.difference or 0)
+    parts = sums.get(row.off)
     if parts is None:
         return None
     reasons = [_reason(some, part) for some, part in zip(found, parts, strict=True) if part]

@@ -147,7 +147,7 @@ def doubted(row: Row, doubt: Missing | None) -> Row:
     """
     if doubt is None or row.status != "differs":
         return row
-    if (row.difference or 0) < 0 and not doubt.either_way:
+    if row.off < 0 and not doubt.either_way:
         return row
     return replace(row, status="unverifiable", reason=doubt.reason)
 

@@ -31,7 +31,7 @@ _SPLITS = re.compile(
 
 def being_split(snapshot: Snapshot, row: Row) -> Explained | None:
     """Return which folios that CPUs are splitting explain references that were not found."""
-    off = row.difference or 0
+    off = row.off
     if off <= 0:
         return None
     splits = [split for cpu in snapshot.running for split in _splits(snapshot, cpu, row)]

@@ -136,7 +136,7 @@ def why_not_known(*items: str) -> Callable[[Snapshot], str | None]:
 def being_changed(snapshot: Snapshot, row: Row) -> Explained | None:
     """Return why free pages that differ are no finding; ``None`` if they are one."""
     zone = zone_of(snapshot.zones, row)
-    if zone is None or abs(row.difference or 0) > max(2 * snapshot.limits.block, _MOST_AT_ONCE):
+    if zone is None or abs(row.off) > max(2 * snapshot.limits.block, _MOST_AT_ONCE):
         return None
     reason = why_lists_may_change(zone)
     if reason is None or (zone.is_locked is None and not any(_allocating(snapshot.running))):

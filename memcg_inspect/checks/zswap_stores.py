@@ -26,7 +26,7 @@ _STORES = re.compile(r"zswap_(frontswap_)?store")
 
 def being_stored(snapshot: Snapshot, row: Row) -> Explained | None:
     """Return which tasks that store pages in zswap explain references that were not found."""
-    off = row.difference or 0
+    off = row.off
     if off <= 0 or row.objcg is None:
         return None
     # Another task may have an old pointer to an entry: each holds one reference.

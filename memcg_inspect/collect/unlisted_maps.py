@@ -159,9 +159,7 @@ def with_map_makers(image: Image, snapshot: Snapshot, rows: Iterable[Row]) -> Sn
     :param rows: rows of the snapshot without them
     """
     if not any(
-        row.identity == references.CHECK.name
-        and row.status == "differs"
-        and (row.difference or 0) > 0
+        row.identity == references.CHECK.name and row.status == "differs" and row.off > 0
         for row in rows
     ):
         return snapshot

@@ -335,7 +335,7 @@ class _Screen:
 
     def _bytes(self, finding: Finding) -> int:
         scale = {"pages": self.report.image.page_size, "KiB": 1024}.get(finding.unit, 1)
-        return abs(finding.difference or 0) * scale
+        return abs(finding.off) * scale
 
     def amount(self, value: int, unit: Unit, signed: bool = False) -> str:
         """Return an amount with its unit."""

@@ -164,7 +164,7 @@ class Subtrees:
         for row in usage_rows(snapshot):
             unread = row.difference is None or row.status == "unverifiable"
             reason = NotRead(row.reason or "a page counter is not in the image")
-            own = reason if unread else (row.difference or 0) * snapshot.image.page_size
+            own = reason if unread else row.off * snapshot.image.page_size
             for above in snapshot.ancestors(row.memcg):
                 if snapshot.memcgs[above].parent is None:
                     continue

@@ -178,7 +178,7 @@ def _unfolded(event: AtOnce, findings: Sequence[Finding]) -> Iterator[int]:
     """Yield the findings on a memcg with changes that no flush knows of, if an event made these."""
     for number, finding in enumerate(findings):
         is_of_it = finding.kind == "never-folded" and finding.memcg in event.memcgs
-        if is_of_it and 0 < (finding.difference or 0) <= event.unfolded:
+        if is_of_it and 0 < finding.off <= event.unfolded:
             yield number
 
 
@@ -313,7 +313,7 @@ def _effects(d: Differences, h: Hypothesis, keys: Iterable[RowKey]) -> Iterable[
             yield Effect(
                 **key._asdict(),
                 amount=amount,
-                difference=(row.difference or 0) if row is not None else 0,
+                difference=row.off if row is not None else 0,
             )
 
 

@@ -161,7 +161,7 @@ class Differences:
         """Return the rows that differ, with their differences."""
         if self.goal is None:
             return {
-                key: row.difference or 0
+                key: row.off
                 for key, row in self._rows.items()
                 if row.status == "differs" and row.difference and key in self._findings
             }
@@ -209,7 +209,7 @@ class Differences:
         if self.goal is not None:
             least, most = self._range(key, self.goal)
             return least or most
-        return 0 if row is None else row.difference or 0
+        return 0 if row is None else row.off
 
     def residual(self, key: RowKey, total: Signature) -> int:
         """Return what is left of a difference to explain after some causes."""
@@ -233,7 +233,7 @@ class Differences:
         if self.goal is not None or key not in self._speaking:
             return False
         least, most = self._range(key, total)
-        off = self._rows[key].difference or 0
+        off = self._rows[key].off
         return (least, most) != (0, 0) and any(
             self._is_half_done(key, off - amount) for amount in range(least, most + 1)
         )
@@ -255,7 +255,7 @@ class Differences:
         if self.goal is not None:
             return
         for other in self._doubtful.get((key.identity, key.item, key.nid), ()):
-            off = self._rows[other].difference or 0
+            off = self._rows[other].off
             if other.memcg != key.memcg and self._is_half_done(other, off + amount):
                 yield other
 

@@ -85,8 +85,7 @@ def _of_task(d: Differences, some: Sequence[tuple[Row, Allowance]]) -> Diagnosis
         evidence_total=None if held is None else 1,
         others=_others(d, rows),
         signature=tuple(
-            Effect(**row_key(r)._asdict(), amount=r.difference or 0, difference=r.difference or 0)
-            for r in rows
+            Effect(**row_key(r)._asdict(), amount=r.off, difference=r.off) for r in rows
         ),
         functions=tuple(dict.fromkeys(shown.function for _, shown in some)),
     )
@@ -124,6 +123,6 @@ def _evidence(snapshot: Snapshot, held: Held | None) -> Iterator[Evidence]:
 
 def _others(d: Differences, rows: Sequence[Row]) -> tuple[str, ...]:
     """Return the faults that would do the same to these rows, in words."""
-    wanted = {row_key(row): row.difference or 0 for row in rows}
+    wanted = {row_key(row): row.off for row in rows}
     said = (cause_of(h.cause).sentence(h) for h in each_alone(d, CAUSES, wanted))
     return tuple(dict.fromkeys(said))[:_MOST_OTHERS]

@@ -39,7 +39,7 @@ def rules(snapshot: Snapshot, findings: Sequence[Finding]) -> list[Diagnosis]:
     for kind, numbers in skewed.items():
         memcgs = {findings[n].memcg for n in numbers}
         if len(memcgs) >= _FEWEST_MEMCGS:
-            amount = sum(findings[n].difference or 0 for n in numbers)
+            amount = sum(findings[n].off for n in numbers)
             what = (
                 f"{counted(amount, 'bytes')} of {kind} memory of {counted(len(memcgs), 'memcgs')} "
                 "are charged to other nodes than theirs: the kernel chooses the wrong node for "
@@ -56,8 +56,8 @@ def _moved(snapshot: Snapshot, findings: Sequence[Finding], skewed: Iterable[int
     for finding in (findings[number] for number in skewed):
         objcg = snapshot.objcgs.get(finding.evidence[0].objcg or 0) if finding.evidence else None
         if objcg is not None:
-            moved[finding.memcg, finding.nid] -= finding.difference or 0
-            moved[finding.memcg, objcg.nid] += finding.difference or 0
+            moved[finding.memcg, finding.nid] -= finding.off
+            moved[finding.memcg, objcg.nid] += finding.off
     below: Counter[tuple[int | None, int | None]] = Counter()
     for (memcg, nid), size in moved.items():
         for ancestor in () if memcg is None else snapshot.ancestors(memcg):
@@ -79,7 +79,7 @@ def _diagnosis(
     of_memcg: Counter[int] = Counter()
     for finding in some:
         if finding.memcg is not None and finding.kind == kind:
-            of_memcg[finding.memcg] += abs(finding.difference or 0)
+            of_memcg[finding.memcg] += abs(finding.off)
     evidence = {e.address: e for finding in some for e in finding.evidence}
     return Diagnosis(
         cause=PROVED[kind].cause,
@@ -93,9 +93,7 @@ def _diagnosis(
         evidence_total=_total(some),
         findings=tuple(sorted(numbers)),
         signature=tuple(
-            Effect(
-                **finding_key(f)._asdict(), amount=f.difference or 0, difference=f.difference or 0
-            )
+            Effect(**finding_key(f)._asdict(), amount=f.off, difference=f.off)
             for f in some
             if f.kind != "skew"
         ),

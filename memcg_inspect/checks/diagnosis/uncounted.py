@@ -97,7 +97,7 @@ def _diagnosis(
     """
     item = unknown[0].item
     explained = {by_row[key]: row for row in touched if (key := row_key(row)) in by_row}
-    amount = sum(row.difference or 0 for row in unknown)
+    amount = sum(row.off for row in unknown)
     memcgs = len({row.memcg for row in unknown})
     is_sure = is_read and is_only and memcgs >= _FEWEST_TO_BE_SURE
     return Diagnosis(
@@ -116,8 +116,8 @@ def _diagnosis(
         signature=tuple(
             Effect(
                 **row_key(row)._asdict(),
-                amount=row.difference or 0,
-                difference=row.difference or 0,
+                amount=row.off,
+                difference=row.off,
             )
             for _, row in sorted(explained.items())
         ),

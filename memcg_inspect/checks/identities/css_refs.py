@@ -68,7 +68,7 @@ def _charged_in_interrupt(snapshot: Snapshot, row: Row) -> Missing | None:
     """Return why interrupts may hold references: no task's stack shows them."""
     active = [a for a in snapshot.active_memcgs if a.task is None and a.memcg == row.memcg]
     # One by the caller of set_active_memcg(), and one while it charges.
-    if not active or (row.difference or 0) > 2 * len(active):
+    if not active or row.off > 2 * len(active):
         return None
     return Missing(f"interrupts of {active[0].name} charge the memcg, and may hold references")
 

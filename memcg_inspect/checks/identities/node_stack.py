@@ -38,7 +38,7 @@ def node_stack_rows(snapshot: Snapshot) -> list[Row]:
 def _or_of_no_task(snapshot: Snapshot, row: Row) -> Row:
     pages = snapshot.node_pages.get(("unknown stack", row.nid or 0), 0)
     most = pages * snapshot.image.page_size // 1024
-    if row.status != "differs" or not 0 < (row.difference or 0) <= most:
+    if row.status != "differs" or not 0 < row.off <= most:
         return row
     reason = f"{most} KiB of stacks belong to no task that runs, and may be counted or not"
     return replace(row, status="unverifiable", reason=reason)

@@ -51,7 +51,7 @@ def _missing(snapshot: Snapshot) -> Missing | None:
 
 
 def _sentence(row: Row) -> str:
-    difference = row.difference or 0
+    difference = row.off
     off = "short of" if difference > 0 else "beyond"
     return (
         f"the bytes charged to obj_cgroup {row.objcg:#x} are {abs(difference):,} {off} whole pages"

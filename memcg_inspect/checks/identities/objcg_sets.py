@@ -85,7 +85,7 @@ def _prove(snapshot: Snapshot, row: Row) -> Proof:
     found = snapshot.objcg_sets[snapshot.objcgs[row.objcg or 0].set]
     right = set(_right(snapshot, found))
     wrong = {nid: entry for nid, entry in found.entries.items() if entry and entry not in right}
-    difference = row.difference or 0
+    difference = row.off
     amount = counted(abs(difference), "references")
     return Proof(
         "objcg-set",

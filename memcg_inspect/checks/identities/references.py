@@ -95,7 +95,7 @@ def _why_missing(snapshot: Snapshot) -> str | None:
 def _being_freed(snapshot: Snapshot, row: Row) -> Explained | None:
     """Return which objects that are being freed hold the references that were not found."""
     transients = snapshot.transients.get(row.objcg or 0, ())
-    difference = row.difference or 0
+    difference = row.off
     waiting = [transient for transient in transients if transient.freed_by is not None]
     held = sum(transient.references for transient in waiting)
     unsure = [t for t in transients if t.unsure and t.freed_by is None]

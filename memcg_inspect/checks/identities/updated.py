@@ -131,7 +131,7 @@ def _prove(snapshot: Snapshot, row: Row) -> Proof:
     notes = [f"CPU {cpu}: {', '.join(names)}" for cpu, names in off.items()]
     if left.pending and not any(left.updated.values()):
         notes.append(f"state_pending: {', '.join(left.pending)}")
-    number = counted(row.difference or 0, "counters")
+    number = counted(row.off, "counters")
     return Proof(
         "never-folded",
         f"changes of {number} are not folded, and the memcg is on no list to fold them from "

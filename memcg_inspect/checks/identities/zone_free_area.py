@@ -51,7 +51,7 @@ def _explain(snapshot: Snapshot, row: Row) -> Explained | None:
     # The list, the number of its blocks and the type of the page change one after the other, for
     # one block at a time.
     order = _ORDER.search(row.item)
-    is_one = order is not None and abs(row.difference or 0) == 1 << int(order[1])
+    is_one = order is not None and abs(row.off) == 1 << int(order[1])
     return being_changed(snapshot, row) if is_one else None
 
 
