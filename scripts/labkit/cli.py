@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from . import dump, gate, given, hotplug, images, kernels, kmodules, live, poke, updown
+from . import dump, environment, gate, given, hotplug, images, kernels, kmodules, live, poke, updown
 from .errors import LabError
 from .machine import Options
 from .programs import workload_names
@@ -114,6 +114,7 @@ def _poke(args: argparse.Namespace) -> int:
 
 
 def _gate(args: argparse.Namespace) -> int:
+    environment.enter()  # It audits images.
     tests = gate.chosen(args.only)
     if args.list:
         print(*(test.name for test in tests), sep="\n")
