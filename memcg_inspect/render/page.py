@@ -168,8 +168,7 @@ def _report_pictures(report: Report) -> Iterator[str]:
     if shown:
         note = "memory.stat shows what is folded. A flush adds what is pending, but not the stocks."
         if len(shown) > _MOST_LINES:
-            left = counted(len(shown) - _MOST_LINES, "other memcgs")
-            note += f" {left} with less are not shown."
+            note += f" {_left_out(len(shown) - _MOST_LINES)}"
         yield _section(
             "Slab objects and percpu memory in counters", bars(shown[:_MOST_LINES]), note
         )
@@ -202,8 +201,11 @@ def _memcgs_by_node(cells: Counter[tuple[str, str]]) -> tuple[str, str]:
     rows = [path for path, _ in sums.most_common(_MOST_LINES)]
     nodes = sorted({node for _, node in cells})
     left = len(sums) - len(rows)
-    note = f"{counted(left, 'other memcgs')} with less are not shown." if left else ""
-    return heat_map(rows, nodes, cells), note
+    return heat_map(rows, nodes, cells), _left_out(left) if left else ""
+
+
+def _left_out(memcgs: int) -> str:
+    return f"Not shown: {counted(memcgs, 'other memcgs')} with less."
 
 
 def _folded(report: Report, paths: dict[int, str]) -> list[Bar]:

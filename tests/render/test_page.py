@@ -6,10 +6,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from html.parser import HTMLParser
 
-from support.reports import clean, more, report
+import pytest
+from support.reports import clean, more, report, row
 
-from memcg_inspect.render.page import answer_page, first_picture, report_page
+from memcg_inspect.render.page import _most_tiles, answer_page, first_picture, report_page
+from memcg_inspect.render.pictures import Tile
 from memcg_inspect.render.text import exact_cell
+from memcg_inspect.report import Report, Skew
 from memcg_inspect.report_tables import TABLES, report_answer
 from memcg_inspect.tables import Choice, NotRead, choose
 
@@ -125,9 +128,9 @@ def test_tables_have_each_value() -> None:
         heads, *rows = section.rows
         assert heads == [column.name for column in table.columns]
         assert rows[: len(shown)] == shown
-        assert set(section.numbers) <= {str(v) for row in values for v in row}
-        for row in values:
-            reasons = [value.reason for value in row if isinstance(value, NotRead)]
+        assert set(section.numbers) <= {str(v) for some in values for v in some}
+        for some in values:
+            reasons = [value.reason for value in some if isinstance(value, NotRead)]
             assert set(reasons) <= set(section.titles)
         assert len(rows) == len(shown)
 
@@ -234,3 +237,39 @@ def test_an_answer_has_pictures_and_tables() -> None:
     assert sorted(page.named(f"{table.title}: bytes").amounts) == [700, 4000, 4096]
     assert sorted(page.named("bytes by memcg and node").amounts) == [700, 4000, 4096]
     assert page.words["h1"] == [f"memcg-inspect {answer.command}"]
+
+
+def crowd(number: int) -> Report:
+    """Return a report of some memcgs that have charges and counters; the first one has most."""
+    one = report()
+    memcgs = [replace(one.memcgs[1], address=n, path=f"/m{n}") for n in range(1, number + 1)]
+    return replace(
+        one,
+        memcgs=tuple(memcgs),
+        skew=tuple(Skew(m.address, "slab", 0, 0, 1000 - m.address, 1) for m in memcgs),
+        rows=tuple(row(m.address, 0, 1000 - m.address, "differs") for m in memcgs),
+    )
+
+
+@pytest.mark.parametrize(
+    ("number", "left"), [(25, ""), (26, "Not shown: 1 other memcg with less.")]
+)
+def test_most_memcgs_of_a_picture(number: int, left: str) -> None:
+    page = Page(report_page(crowd(number), ""))
+    counters = page.named("Slab objects and percpu memory in counters")
+    assert counters.amounts == [1000 - n for n in range(1, 26)]
+    assert counters.note.endswith(left or "but not the stocks.")
+    by_node = page.named("Charges by memcg and node")
+    assert by_node.amounts == [1000 - n for n in range(1, 26)]
+    assert by_node.note == left
+
+
+def test_most_groups_and_tiles_of_a_picture() -> None:
+    """What is left has one tile in each group, and there is one group of the smallest ones."""
+    tiles = [Tile(f"node {n}", "/web", "slab", 1000 - n) for n in range(33)]
+    assert _most_tiles(tiles[:32]) == tiles[:32]
+    assert _most_tiles(tiles) == [*tiles[:32], tiles[32]._replace(group="(others)")]
+    tiles = [Tile("node 0", f"/m{n}", "slab", 1000 - n) for n in range(302)]
+    assert _most_tiles(tiles[:300]) == tiles[:300]
+    rest = Tile("node 0", "(others)", "(others)", 700 + 699)
+    assert _most_tiles(tiles) == [*tiles[:300], rest]

@@ -139,3 +139,6 @@ def test_sums_are_at_the_ends_of_bars() -> None:
     assert ends[0][0] == pytest.approx(two[0] + two[2] + 4, abs=0.2)
     assert ends[1][0] == pytest.approx(below[0] + below[2] + 4, abs=0.2)
     assert one[1] == two[1] < below[1]
+    # They are in the picture, and the longest bar takes most of it.
+    assert all(x + 10 * len(word) <= WIDTH for x, _, word in ends)
+    assert two[0] + two[2] >= 0.85 * WIDTH
