@@ -27,6 +27,7 @@ from support.made_charges import CHARGES, PAGE, image
 from memcg_inspect.checks.identities.hierarchy import hierarchy_rows
 from memcg_inspect.checks.identities.kernel_stack import stack_rows
 from memcg_inspect.checks.identities.kmem import kmem_rows
+from memcg_inspect.checks.identities.objcg_bytes import objcg_rows
 from memcg_inspect.checks.identities.references import reference_rows
 from memcg_inspect.checks.identities.slab import slab_rows
 from memcg_inspect.checks.identities.usage import usage_rows
@@ -54,6 +55,23 @@ def test_stock_not_read(rule: Callable[[Snapshot], list[Row]]) -> None:
         coverage={"stock": Coverage(1, 1)},
     )
     assert {row.status for row in rule(taken)} == {"unverifiable"}
+
+
+@pytest.mark.parametrize("missing", ["stock", "slab"])
+@pytest.mark.parametrize("bytes_", [PAGE - 1, PAGE, PAGE + 1])
+def test_whole_pages_with_bytes_that_were_not_read(missing: str, bytes_: int) -> None:
+    """What is missing completes a page, or goes beyond it."""
+    charges = ledger({(OBJCG_A, "slab", "reclaimable", 0): (bytes_, 5)})
+    if missing == "slab":
+        charges.note_missing("slab")
+    [row] = objcg_rows(
+        snapshot(
+            charges=charges,
+            objcgs={OBJCG_A: Objcg(OBJCG_A, A, 0, False, 0)},
+            coverage={"stock": Coverage(2, int(missing == "stock"))},
+        )
+    )
+    assert (row.status, row.difference) == ("unverifiable", PAGE - bytes_)
 
 
 def test_hierarchy_row_knows_what_is_missing_below() -> None:

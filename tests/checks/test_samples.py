@@ -113,6 +113,9 @@ def test_what_moves_is_no_finding() -> None:
     samples = [sample(row(n, n + 1)) for n in range(SAMPLES)]
     assert is_settled(samples[:2])
     assert outcome(*samples) == ("moving", "moving", 0)
+    # The amounts are those of the last sample, which is the newest.
+    [last] = settle(samples, True).rows
+    assert (last.found, last.claimed) == ({"slab": SAMPLES - 1}, {"folded": SAMPLES})
 
 
 def test_what_moved_at_first_is_a_finding_after_twice_as_many_samples() -> None:
