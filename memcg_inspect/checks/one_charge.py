@@ -175,7 +175,7 @@ def _name_one(rows: list[Row], event: _Event, candidates: Sequence[_Candidate]) 
     same = {c.number: [h for h in c.held if _size(h) == event.size] for c in candidates}
     counted = Counter(held for some in same.values() for held in dict.fromkeys(some))
     for candidate in candidates:
-        if same[candidate.number] and not candidate.any_size:
+        if same[candidate.number]:
             best = max(same[candidate.number], key=lambda held: counted[held])
             _show(rows, candidate.number, candidate.context, best)
 

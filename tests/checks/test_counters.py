@@ -131,3 +131,14 @@ def test_items_that_a_memcg_or_those_below_it_have() -> None:
     assert active(Counters(family(), stats, unread), B) == {ITEM}
     partial = {a: replace(m, whole=a != B) for a, m in family().items()}
     assert active(Counters(partial, stats, by_node), B) == EVERY
+
+
+def test_sums_of_items() -> None:
+    """One item that could not be read leaves no sum."""
+    stats = {memcg: {**some, "OTHER": Stat(50, 6, 1)} for memcg, some in STATS.items()}
+    whole = Counters(family(), stats, {})
+    assert whole.own_sum(B, (ITEM, "OTHER")) == CounterValue(300 + 50, 7 + 7)
+    assert whole.hierarchical_sum(B, (ITEM, "OTHER")) == CounterValue(300 + 50, 7 + 7)
+    assert whole.own_sum(A, ()) == CounterValue(0, 0)
+    for total in (whole.own_sum, whole.hierarchical_sum):
+        assert total(B, (ITEM, "NONE")) is None

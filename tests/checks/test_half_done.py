@@ -296,6 +296,13 @@ def test_pages_that_the_stack_points_to(identity: str, unread: int) -> None:
     assert status(identity, unit, most + unread + 1, cpu(function, held=None)) == "differs"
 
 
+def test_a_stack_that_could_not_be_read_may_point_to_pages_of_bytes() -> None:
+    function, unit, most = BOUNDS["slab"]
+    unread = most + BLOCK * PAGE
+    assert status("slab", unit, unread, cpu(function, held=None)) == "unverifiable"
+    assert status("slab", unit, unread + 1, cpu(function, held=None)) == "differs"
+
+
 def test_huge_pages_of_vmalloc_have_no_order() -> None:
     inside = cpu("vm_area_alloc_pages", held=pages(9))
     assert status("kmem", "pages", KMEM + 9 + BLOCK, inside) == "unverifiable"
@@ -317,9 +324,10 @@ def test_bytes_of_objects_are_charged_in_pages(identity: str) -> None:
         assert status(identity, BOUNDS[identity][1], 1, cpu(function)) == "unverifiable"
 
 
-def test_an_object_of_part_of_a_page() -> None:
+@pytest.mark.parametrize("kind", ["object", "cache", "zswap", "percpu"])
+def test_an_object_of_part_of_a_page(kind: HeldKind) -> None:
     """obj_cgroup_charge() rounds pages up. The rest of them may be in a stock already, or not."""
-    held = (*ITS_MEMCG, Held("object", 0xE000, 0, 0, PAGE + 8))
+    held = (*ITS_MEMCG, Held(kind, 0xE000, 0, 0, PAGE + 8))
     for pages, expected in ((1, "in-flight"), (2, "in-flight"), (3, "unverifiable")):
         assert status("kmem", "pages", pages, cpu("kmem_cache_alloc", held=held)) == expected
 

@@ -121,6 +121,27 @@ def test_another_cpu_that_shows_nothing_explains_nothing() -> None:
         assert [row.status for row in rows] == ["in-flight", "in-flight", "unverifiable"]
 
 
+def test_another_cpu_whose_charge_is_known_explains_a_row_of_it() -> None:
+    first = cpu(an_object(200), an_object(104, 0x6000), PAYER_A)
+    second = cpu(an_object(104, 0x7000), PAYER_A, PAYER_B, number=1)
+    of_second = (slab(104, B), whole_pages(104, OBJCG_B, B))
+    rows = judged(slab(200), subtree(200), *of_second, whole_pages(104), running=(first, second))
+    assert [row.status for row in rows] == ["in-flight"] * 5
+    assert [row.allowance and row.allowance.cpu for row in rows] == [0, 0, 1, 1, 1]
+    [*_, last] = rows
+    assert last.allowance is not None
+    assert last.allowance.held == an_object(104, 0x7000)
+    # It made one charge, and not of another size.
+    rows = judged(
+        slab(200),
+        subtree(200),
+        slab(96, B),
+        whole_pages(104),
+        running=(first, cpu(an_object(104, 0x7000), an_object(96), PAYER_A, PAYER_B, number=1)),
+    )
+    assert [row.status for row in rows] == [*["in-flight"] * 3, "unverifiable"]
+
+
 def usage(memcg: int, pages: int) -> Row:
     key = RowKey("usage", "memory.usage", "pages", memcg)
     return make_row(key, {"lru": 0}, {"page_counter": pages})

@@ -80,6 +80,14 @@ def test_the_same_difference_again_and_again_is_a_finding() -> None:
     assert outcome(*samples[:-1]) == ("moving", "moving", 0)
 
 
+def test_the_result_is_that_of_the_last_sample() -> None:
+    first, last = sample(row(5, 5)), sample(row(5, 5), row(7, 7, DB))
+    last = last._replace(identities=[*last.identities, Identity("zswap", "not-kept", 0, 0)])
+    settled = settle([first, first, last], True)
+    assert [identity.name for identity in settled.identities] == ["slab", "zswap"]
+    assert [r.memcg for r in settled.rows] == [WEB, DB]
+
+
 def test_what_the_program_itself_changes_proves_nothing() -> None:
     samples = [sample(row(5, 6), row(5, 6, DB))] * SAMPLES
     settled = settle(samples, True, [WEB, DB])

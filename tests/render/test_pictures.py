@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import random
+from itertools import pairwise
 from xml.etree import ElementTree
 
 import pytest
@@ -142,3 +143,16 @@ def test_sums_are_at_the_ends_of_bars() -> None:
     # They are in the picture, and the longest bar takes most of it.
     assert all(x + 10 * len(word) <= WIDTH for x, _, word in ends)
     assert two[0] + two[2] >= 0.85 * WIDTH
+
+
+def test_a_tile_of_nothing_is_not_drawn() -> None:
+    svg = tree_map([Tile("a", "/one", "slab", 100), Tile("a", "/two", "slab", 0)])
+    assert titles(svg) == ["/one, slab, a: 100 bytes"]
+
+
+def test_long_names_in_a_legend_do_not_overlap() -> None:
+    svg = bars([Bar("/a", {f"{n} {'x' * 100}": 300 for n in range(5)})])
+    legend = texts(svg, "legend")
+    assert len({y for _, y, _ in legend}) == 2
+    for (x, y, word), (following, below, _) in pairwise(legend):
+        assert y < below or x + 6 * len(word) <= following

@@ -203,11 +203,10 @@ def _is_possible(view: View, what: Charge, *payers: Payer) -> bool:
     if what.kind in ("slab", "percpu") and what.bytes % _LEAST_WORD:
         return False
     most = {"slab": limits.slab_object, "percpu": limits.percpu, "zswap": page}
-    number = what.references if what.together else 1
-    if what.kind == "kmem" and what.references > 1:
-        # Single pages, such as those of a vmalloc area: their references tell how many.
-        rows = (row_of_references(view.differences, payer, what.kind) for payer in payers)
-        number = what.references if what.together or any(rows) else 1
+    # References of single pages, such as those of a vmalloc area, tell how many there are.
+    rows = (row_of_references(view.differences, payer, what.kind) for payer in payers)
+    is_told = what.kind == "kmem" and any(rows)
+    number = what.references if what.together or is_told else 1
     return what.bytes <= number * most.get(what.kind, limits.block * page)
 
 

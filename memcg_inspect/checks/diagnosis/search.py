@@ -469,7 +469,7 @@ class _Search:
     def _instead_of(
         self, d: Differences, h: Hypothesis
     ) -> tuple[list[tuple[Hypothesis, ...]], bool]:
-        """Return what has the same signature, and whether everything was tried."""
+        """Return what has the same signature, *h* too, and whether everything was tried."""
         residuals = d.differing()
         try:
             sets = self._sets(d, residuals, 1)
@@ -479,7 +479,7 @@ class _Search:
                 sets += self._sets(d, residuals, 2)
         except _GaveUpError:
             return [], False
-        return [some for some in sets if h.key not in {o.key for o in some}], True
+        return sets, True
 
 
 def _telling(key: RowKey) -> tuple[int, bool, str]:

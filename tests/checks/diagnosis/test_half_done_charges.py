@@ -174,3 +174,17 @@ def test_a_row_in_flight_that_is_off_by_something_else_does_not_tell() -> None:
     found, _ = causes(kernel, cpu)
     assert {d.cause for d in found} == {"not-counted"}
     assert {d.confidence for d in found} == {"likely"}
+
+
+def test_the_charge_that_most_rows_show() -> None:
+    """Rows of one task that name different objects are one cause."""
+    kernel = busy(1)
+    often, once = (Held("object", address, 0, 0, SIZE, "") for address in (0x9000, 0xA000))
+    rows = []
+    for name, held in (("slab", once), ("usage", often), ("kmem", often)):
+        row = make_row(RowKey(name, ITEM, "bytes", WEB, 0), {"found": 0}, {"folded": SIZE})
+        shown = Allowance(3, 7, "sh", "f", held, WEB, SIZE, "bytes", name, 0, ITEM)
+        rows.append(replace(row, status="in-flight", allowance=shown))
+    [found] = half_done_charges(kernel.snapshot(), rows)
+    assert [evidence.address for evidence in found.evidence] == [often.address]
+    assert len(found.signature) == 3
