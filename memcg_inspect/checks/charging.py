@@ -118,7 +118,8 @@ class _Charges:
         others = [i for i in half_done.shows_in if row.memcg in self.compared.get(i, ())]
         shows = any(self._shows(row, other) for item in others for other in self.off[item])
         is_between = any(_is_between(task, row) for task in self._tasks(shown))
-        if others and not shows and not is_between and not _is_of_users(judged or row):
+        of_users = judged is None and _is_of_users(row, shown)
+        if others and not shows and not is_between and not of_users:
             return _unverifiable(row, f"{' and '.join(others)} does not show it")
         return judged or row
 
@@ -206,10 +207,9 @@ def _may_lack(row: Row, held: Held, page_size: int) -> bool:
     return shows or row.status != "in-flight"
 
 
-def _is_of_users(row: Row) -> bool:
+def _is_of_users(row: Row, shown: Allowance) -> bool:
     """Return whether a row may be in flight by a charge of user pages, page cache or sockets."""
-    held = None if row.allowance is None else row.allowance.held
-    is_kernel_memory = held is not None and held.kind in (*OBJECT_KINDS, "kmem")
+    is_kernel_memory = shown.held is not None and shown.held.kind in (*OBJECT_KINDS, "kmem")
     return "lru" in check_of(row).sources and not is_kernel_memory
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import pytest
 from support.made import OBJCG_A, OBJCG_B, ROOT, A, B, snapshot
 
+from memcg_inspect.checks import partial_areas
 from memcg_inspect.checks.inflight import mark_in_flight
 from memcg_inspect.checks.rows import RowKey, make_row
 from memcg_inspect.model import Held, PagesOfArea, PartialArea, Running
@@ -83,6 +84,17 @@ def test_each_area_explains_its_pages_once() -> None:
     assert off_by(9_500, task(AREA), task(other)).status == "in-flight"
     assert off_by(9_500, task(AREA)).status == "differs"
     assert off_by(12_000 + 2 * BLOCK + 1, task(AREA), task(other)).status == "differs"
+
+
+@pytest.mark.parametrize(("most", "status"), [(9, "in-flight"), (8, "unverifiable")])
+def test_sums_of_too_many_areas_are_not_tried(
+    monkeypatch: pytest.MonkeyPatch, most: int, status: str
+) -> None:
+    """Two areas of three amounts each have nine sums."""
+    monkeypatch.setattr(partial_areas, "_MOST_SUMS", most)
+    left = (PagesOfArea(OBJCG_A, 0, 100),)
+    other = AREA._replace(address=0x6000, nr_pages=100, left=left, stops=(0, 50, 100))
+    assert off_by(6_050, task(AREA), task(other)).status == status
 
 
 def test_areas_of_other_memcgs_explain_nothing() -> None:

@@ -6,13 +6,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from support.made import OBJCG_B, A, B, ledger, snapshot
+from support.made import DEAD, OBJCG_B, ROOT, A, B, features, ledger, snapshot
 
+from memcg_inspect.checks.identities.kmem import kmem_rows
 from memcg_inspect.checks.identities.objcg_bytes import objcg_rows
 from memcg_inspect.checks.judge import judge
 from memcg_inspect.checks.pernode import judge_per_node
 from memcg_inspect.checks.snapshot import Snapshot
-from memcg_inspect.model import Accounting, Follows, Misplaced, Objcg, PerNodeCharges
+from memcg_inspect.model import Accounting, Follows, Misplaced, Objcg, PerNodeCharges, Stat
 from memcg_inspect.report import Evidence
 
 #: Objcgs of /a on nodes 0 and 1.
@@ -152,3 +153,45 @@ def test_rows_that_the_posted_rule_explains_are_not_reported_twice() -> None:
 def test_other_kernels_follow_none() -> None:
     taken = replace(booked("physical", "physical"), per_node=None)
     assert judge_per_node(taken, objcg_rows(taken)).follows is None
+
+
+def test_whole_pages_that_the_posted_rule_books_show_in_counters_only() -> None:
+    """No obj_cgroup lacks part of a page. Each kind is found in the memcg that has some of it."""
+    b_0, b_1 = OBJCG_B, OBJCG_B + 8
+    nodes = {ON_0: (A, 0), ON_1: (A, 1), b_0: (B, 0), b_1: (B, 1)}
+    charges = {
+        (objcg, kind, "data", nid): (2 * PAGE, 1)
+        for (objcg, (memcg, nid)) in nodes.items()
+        for kind in MOVED
+        if kind == ("percpu" if memcg == A else "zswap")
+    }
+    taken = snapshot(
+        accounting="kmem-per-node",
+        objcgs={o: Objcg(o, memcg, nid, False, 0, refs=1) for o, (memcg, nid) in nodes.items()},
+        charges=ledger(charges),
+        features=features("NR_KMEM"),
+        # Of 2 pages on each node, one more is booked on node 0. /a has its child's, too.
+        lruvec_stats={
+            (memcg, nid): {"NR_KMEM": Stat(pages * below, 0, 0)}
+            for memcg, below in ((ROOT, 2), (A, 2), (B, 1), (DEAD, 0))
+            for nid, pages in ((0, 3), (1, 1))
+        },
+        per_node=PerNodeCharges(
+            posted={
+                "percpu": {(ON_0, 0): PAGE, (ON_1, 1): -PAGE, (b_0, 0): 0},
+                "zswap": {(b_0, 0): PAGE, (b_1, 1): -PAGE, (ON_1, 1): 0},
+            },
+            straddling=[],
+            misplaced=[],
+        ),
+    )
+    rows = [*objcg_rows(taken), *kmem_rows(taken)]
+    assert {row.identity for row in rows if row.status == "differs"} == {"kmem"}
+    judged = judge_per_node(taken, rows)
+    assert judged.follows == {"percpu": "posted", "zswap": "posted"}
+    found = [pending.finding for pending in judged.findings]
+    assert [(f.what.split()[0], f.memcg, f.nid, f.objcg) for f in found] == [
+        ("percpu", A, 0, None), ("percpu", A, 1, None),
+        ("zswap", B, 0, None), ("zswap", B, 1, None),
+    ]  # fmt: skip
+    assert [row.status for row in judged.others if row.identity == "kmem"] == ["exact"] * 2

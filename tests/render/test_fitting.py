@@ -219,3 +219,10 @@ def _value(chance: random.Random, column: Column) -> Value:
 def test_a_terminal_narrower_than_the_first_column() -> None:
     columns = (Column("number", "count", ""), Column("other", "count", ""))
     assert fitted(columns, [["number", "other"], ["1,000,000", "5"]], 5).shown == [0]
+
+
+@pytest.mark.parametrize(("room", "gap"), [(None, 3), (14, 3), (13, 2)])
+def test_gaps_are_as_wide_as_the_room_allows(room: int | None, gap: int) -> None:
+    """A space is at the beginning of each line."""
+    columns = [Column("one", "count", ""), Column("two", "count", "")]
+    assert fitted(columns, [["11111", "22222"]], room, keep=(0, 1)).gap == gap

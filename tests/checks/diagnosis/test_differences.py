@@ -352,6 +352,10 @@ def test_few_rows_that_differ_by_other_amounts_are_tried() -> None:
     assert rows.opposite(key(*ROW), 208) == [key(*short) for short in list(others)[:4]]
     rows = view(snapshot(), {ROW: 208, OTHER: -208, **others})
     assert rows.opposite(key(*ROW), 208) == [key(*OTHER), *(key(*s) for s in list(others)[:3])]
+    # None where enough differ by as much.
+    same = {("slab", SLAB, 0x8000 + n, 0): -208 for n in range(4)}
+    rows = view(snapshot(), {ROW: 208, **same, **others})
+    assert rows.opposite(key(*ROW), 208) == [key(*short) for short in same]
 
 
 def test_the_other_side_may_be_in_flight() -> None:

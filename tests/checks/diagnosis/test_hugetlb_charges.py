@@ -62,6 +62,9 @@ def test_a_page_that_is_counted_on_another_node() -> None:
     assert (cause, nid, amount) == ("hugetlb-charge", 0, HUGE)
     counted = "512 pages of hugetlb.2MB.numa_stat[/a/b] are counted on node 0 instead of on node 1"
     assert what == counted
+    *_, amount, what = only(made(on_nodes={(B, 0, 0): 1, (B, 0, 1): -1}))
+    assert amount == 1
+    assert what.endswith("node 0 instead of on node 1")
 
 
 def test_pages_of_two_sizes_are_two_causes() -> None:

@@ -84,7 +84,8 @@ def test_an_obj_cgroup_of_another_memcg_is_one_fault(now: int) -> None:
     for seed in range(3):
         [found] = diagnosed(with_memcg(used(seed), OBJCG, now))
         assert (found.cause, found.confidence) == ("objcg-owner", "proved")
-        assert (found.memcgs, found.nid, found.amount) == ((WEB, now), 0, 1)
+        assert (found.memcgs, found.nid) == ((WEB, now), 0)
+        assert (found.amount, found.unit) == (1, "references")
         assert found.what == (
             f"obj_cgroup {OBJCG:#x} is one of memcg {WEB:#x}, and refers to memcg {now:#x}, to "
             "which all its charges went"
