@@ -111,7 +111,8 @@ def _largest(tile: Tile) -> tuple[int, str]:
 
 def _tile(tile: Tile, box: _Box, colour: int) -> Iterator[str]:
     width, height = max(box.width - _GAP, 0.2), max(box.height - _GAP, 0.2)
-    title = f"{tile.name}, {tile.kind}, {tile.group}: {counted(tile.amount, 'bytes')}"
+    names = ", ".join(filter(None, (tile.name, tile.kind, tile.group)))
+    title = f"{names}: {counted(tile.amount, 'bytes')}"
     yield (
         f'<rect class="kind-{colour}" x="{box.x:.1f}" y="{box.y:.1f}" width="{width:.1f}" '
         f'height="{height:.1f}" data-amount="{tile.amount}"><title>{_safe(title)}</title></rect>'

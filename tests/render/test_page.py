@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from html.parser import HTMLParser
+from types import SimpleNamespace
 
 import pytest
 from support.reports import clean, more, report, row
@@ -14,7 +15,7 @@ from memcg_inspect.render.pictures import Tile
 from memcg_inspect.render.text import exact_cell
 from memcg_inspect.report import Report, Skew
 from memcg_inspect.report_tables import TABLES, report_answer
-from memcg_inspect.tables import Choice, NotRead, choose
+from memcg_inspect.tables import Answer, Choice, Column, NotRead, Table, choose
 
 
 @dataclass
@@ -273,3 +274,25 @@ def test_most_groups_and_tiles_of_a_picture() -> None:
     assert _most_tiles(tiles[:300]) == tiles[:300]
     rest = Tile("node 0", "(others)", "(others)", 700 + 699)
     assert _most_tiles(tiles) == [*tiles[:300], rest]
+
+
+def test_tiles_of_caches_that_are_not_all_known() -> None:
+    """A name that could not be read is no name, and says nothing."""
+    columns = (
+        Column("memcg", "memcg", ""),
+        Column("cache", "text", ""),
+        Column("node", "node", ""),
+        Column("bytes", "bytes", "", total=True),
+    )
+    rows = [
+        SimpleNamespace(memcg="/web", cache="dentry", node=1, bytes=700),
+        SimpleNamespace(memcg="/web", cache=NotRead("the page is gone"), node=None, bytes=50),
+        SimpleNamespace(memcg=None, cache=None, node=0, bytes=9),
+    ]
+    image = report().image
+    page = Page(answer_page(Answer("test", image, (Table("t", "sizes", columns, rows),))))
+    assert sorted(page.named("sizes: bytes").titles) == [
+        "(no memcg), node 0: 9 bytes",
+        "/web, dentry, dentry, node 1: 700 bytes",
+        "/web, no node: 50 bytes",
+    ]

@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from support.made_rows import options
 from support.made_zones import STATS, ZONE, made, with_stat
 
 from memcg_inspect.checks.diagnosis import diagnose
@@ -81,3 +82,18 @@ def test_pages_that_lost_their_type(more: dict[str, Any]) -> None:
     cause, nid, size, what = only(made(**more))
     assert (cause, nid, size) == ("zone-counter", 1, missing)
     assert what.endswith(f"is {missing} pages too high, in the type of pages")
+
+
+def test_the_value_of_a_zone_is_suggested_by_either_row() -> None:
+    """The total of all zones may be hidden by another fault, which is found beside it."""
+    zone, total = (
+        ("zone_free", "NR_FREE_PAGES[ZONE_NORMAL]", None, 1),
+        ("zone_totals", "NR_FREE_PAGES"),
+    )
+    for off, same in (({zone: 4}, [total]), ({zone: 4, total: -4}, [])):
+        places = [h.place for h in options(made(), off, same)]
+        assert places == ["a CPU's changes", "the value of the zone"]
+    assert [h.place for h in options(made(), {total: -4, zone: 4})] == [
+        "the total of all zones",
+        "the value of the zone",
+    ]
