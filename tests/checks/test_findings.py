@@ -28,6 +28,7 @@ from memcg_inspect.checks.evidence_query import MOST_EVIDENCE, Candidates, Evide
 from memcg_inspect.checks.findings import (
     PendingFinding,
     attach,
+    freed_findings,
     orphan_findings,
     row_findings,
     skew_findings,
@@ -41,6 +42,7 @@ from memcg_inspect.checks.snapshot import OBJECTS, Snapshot
 from memcg_inspect.model import (
     Accounting,
     Coverage,
+    FreedPage,
     Memcg,
     Objcg,
     Stat,
@@ -441,3 +443,23 @@ def test_obj_cgroups_that_were_not_reparented(number: int, nid: int | None, what
     assert (finding.difference, finding.evidence_is) == (-number, "proof")
     assert finding.what == f"{what} and not to its parent"
     assert [evidence.address for evidence in finding.evidence] == list(objcgs)
+
+
+def test_free_pages_that_are_still_charged() -> None:
+    """One finding for each memcg and node, whatever the counters say."""
+    pages = [(0x10, OBJCG_A, 0), (0x20, OBJCG_A, 0), (0x30, OBJCG_B, 1), (0x40, 0xBAD, 1)]
+    freed = [FreedPage(*page) for page in pages]
+    found = [pending.finding for pending in freed_findings(snapshot(freed=freed))]
+    assert [(f.memcg, f.nid, f.evidence_total, f.difference) for f in found] == [
+        (A, 0, 2, None),
+        (B, 1, 1, None),
+        (None, 1, 1, None),
+    ]
+    assert {(f.identity, f.kind, f.item, f.unit, f.evidence_is) for f in found} == {
+        ("kmem", "charged-free-page", "free pages", "pages", "proof")
+    }
+    assert [evidence.address for evidence in found[0].evidence] == [0x10, 0x20]
+    assert found[0].what == (
+        "2 pages in the page allocator's free lists on node 0 are still charged as kernel memory"
+    )
+    assert "1 page in the page allocator's free lists on node 1 is" in found[1].what

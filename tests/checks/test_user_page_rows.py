@@ -1,22 +1,28 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
-"""Counters of user pages, compared by node or for all nodes together."""
+"""Counters of user pages by node, for all nodes together, and what both have of each other."""
 
 from __future__ import annotations
 
 import pytest
 from support.made import DEAD, ROOT, A, B, features, snapshot
 
+from memcg_inspect.checks.identities.levels import level_row
 from memcg_inspect.checks.identities.user_pages import user_page_rows
+from memcg_inspect.checks.rows import RowKey
 from memcg_inspect.checks.snapshot import Snapshot
 from memcg_inspect.model import Nodes, Stat
 
 
-def made(item: str, nodes: Nodes) -> Snapshot:
-    """Return a kernel that counts 3 pages of ``/a/b``, on node 1, where none are."""
+def made(item: str, nodes: Nodes, more: int = 0) -> Snapshot:
+    """
+    Return a kernel that counts 3 pages of ``/a/b``, on node 1, where none are.
+
+    :param more: pages that the memcg counts, and its nodes do not
+    """
     pages = {ROOT: 3, A: 3, B: 3, DEAD: 0}
     return snapshot(
         features=features(item),
-        memcg_stats={memcg: {item: Stat(n, 0, 0)} for memcg, n in pages.items()},
+        memcg_stats={m: {item: Stat(n + more * (m == B), 0, 0)} for m, n in pages.items()},
         lruvec_stats={
             (memcg, nid): {item: Stat(n * nid, 0, 0)}
             for memcg, n in pages.items()
@@ -41,3 +47,14 @@ def test_counters_of_a_node_that_are_not_flushed(item: str, nodes: Nodes, status
     [row] = user_page_rows(made(item, nodes))
     assert (row.memcg, row.status, row.difference) == (B, status, 3)
     assert row.nid == (1 if item == "NR_SHMEM" else None)
+
+
+@pytest.mark.parametrize("more", [1, -1])
+def test_levels_of_a_node_that_is_not_flushed(more: int) -> None:
+    """The memcg may have lost changes of either sign."""
+    for nodes, status in (
+        (Nodes(with_memory=frozenset({0, 1})), "differs"),
+        (Nodes(with_memory=frozenset({0})), "unverifiable"),
+    ):
+        row = level_row(made("NR_SHMEM", nodes, more), RowKey("levels", "NR_SHMEM", "pages", B))
+        assert (row.status, row.difference) == (status, more)
