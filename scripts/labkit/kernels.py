@@ -39,8 +39,13 @@ class Recipe:
     place: str | None = None
 
 
-# Options that were added or removed between 6.12 and 7.3.
+# Options that were added or removed between 6.12 and 7.3, and between 6.1 and 6.12.
 _NOT_IN_6_12 = frozenset({"CONFIG_SYSCTL"})
+_NOT_IN_6_1 = _NOT_IN_6_12 | {
+    "CONFIG_MEMCG_V1",
+    "CONFIG_MEM_ALLOC_PROFILING",
+    "CONFIG_MEM_ALLOC_PROFILING_ENABLED_BY_DEFAULT",
+}
 
 RECIPES: dict[str, Recipe] = {
     "6.1": Recipe("6.1"),
@@ -77,6 +82,13 @@ RECIPES: dict[str, Recipe] = {
     },
     "6.12-lab": Recipe(
         "6.12", fragments=("lab", "lab-6.12"), localversion="lab", optional=_NOT_IN_6_12
+    ),
+    "6.1-lab": Recipe(
+        "6.1",
+        part="seeds",
+        fragments=("lab", "lab-6.12"),
+        localversion="lab",
+        optional=_NOT_IN_6_1,
     ),
     "7.3-lab": Recipe("7.3", fragments=("lab",), localversion="lab"),
     "7.3-lab-moving": Recipe(

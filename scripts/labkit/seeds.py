@@ -4,8 +4,10 @@
 import math
 import statistics
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
+from . import images
 from .cost import COUNTING, ONE_CPU, Guest, read_in_a_memcg
 from .errors import LabError
 from .machine import Options, booted
@@ -18,8 +20,10 @@ MODULE = FIXTURES / "modules" / "alloc_bench"
 _FEW_CPUS = "maxcpus=4"
 #: Pairs of allocating and freeing in a round.
 _PAIRS = 512
+#: A script that lets a task allocate and free objects without end.
+_WITHOUT_END = FIXTURES / "scenes" / "objects.sh"
 #: Kernels with different stocks of obj_cgroups.
-STOCKS = ("7.3-lab", "7.3-pernode")
+STOCKS = ("6.1-lab", "6.12-lab", "7.3-lab", "7.3-pernode")
 #: How memory allocation profiling is started, by its name.
 PROFILING = {
     "never": "never",
@@ -56,6 +60,18 @@ def allocations(kernel: str, append: str = "") -> Allocations:
         kind, accounted, cycles = line.split()
         found[kind, accounted == "1"] = int(cycles) / _PAIRS
     return _measured(found, said)
+
+
+def allocating(kernel: str) -> Path:
+    """Return an image of a guest in which a task of the memcg /objects allocates without end."""
+    return images.image(
+        kernel,
+        "2",
+        freeze="busy",
+        seed=1,
+        modules=((str(MODULE), "endless=1"),),
+        run=str(_WITHOUT_END),
+    )
 
 
 def processes(guest: Guest, *, counting: bool) -> Processes:

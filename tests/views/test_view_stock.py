@@ -9,9 +9,12 @@ import pytest
 from drgn import FaultError, Object, Program
 from drgn.helpers.linux.percpu import per_cpu
 from drgn.helpers.linux.slab import for_each_slab_cache
-from support.guests import KERNELS, PERNODE_KERNELS, Lab
+from labkit import seeds
+from support.guests import BUILT_KERNELS, KERNELS, PERNODE_KERNELS, Lab
 
+from memcg_inspect.collect import audit
 from memcg_inspect.image.image import image_of
+from memcg_inspect.image.program import ImageSource, open_program
 from memcg_inspect.linux.mm import memcontrol_stock
 from memcg_inspect.tables import Answer, NotRead
 from memcg_inspect.views.stock import stock
@@ -168,6 +171,18 @@ def test_bounds(lab: Lab, kernel: str, how: dict[str, object]) -> None:
         most = bound["cpu_bound"] + over  # type: ignore[operator]
         assert max(held[counter].values(), default=0) <= most
     assert held["kernel"].total() > 0 or how is AT_REST
+
+
+@pytest.mark.parametrize("kernel", [k for k in BUILT_KERNELS if k in seeds.STOCKS])
+def test_what_a_task_that_allocates_has_in_stock(kernel: str) -> None:
+    """It may be in the middle of a charge. What is held back is part of the audit."""
+    prog = open_program(ImageSource(str(seeds.allocating(kernel))))
+    found = [row for row in rows(stock(image_of(prog)), 0) if row["memcg"] == "/objects"]
+    held = {(row["objcg"], row["charged"]) for row in found if row["stock"] == "object"}
+    plain = {some[:2] for cpu in range(CPUS) for some in plain_bytes(prog, cpu).values()}
+    assert held
+    assert held <= plain
+    assert audit(image_of(prog)).verdict in ("exact", "incomplete")
 
 
 def test_no_bound_without_the_caches(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
