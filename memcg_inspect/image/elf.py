@@ -185,12 +185,11 @@ def translates_addresses(prog: Program) -> bool:
     :raises ImageError: if VMCOREINFO is so damaged that nothing can be read
     """
     match = _STEXT.search(_vmcoreinfo(prog))
-    if match is None:
-        return True
     try:
-        prog.read(int(match[1], 16), 1)
+        # Without the address of anything, reading shows at least whether VMCOREINFO can be used.
+        prog.read(0 if match is None else int(match[1], 16), 1)
     except FaultError as error:
-        return str(error.message) != _NO_SEGMENT
+        return match is None or str(error.message) != _NO_SEGMENT
     except UnicodeDecodeError:
         # libkdumpfile quotes what it cannot parse, such as OSRELEASE, and drgn decodes that.
         raise ImageError("the dump cannot be read: its VMCOREINFO is damaged") from None

@@ -16,16 +16,19 @@ pytestmark = [pytest.mark.image, pytest.mark.newest_kernel]
 RELEASE = b"OSRELEASE=7."
 
 
+@pytest.mark.parametrize("also", [b"", b"SYMBOL(_stext)"])
 def test_a_release_that_is_no_text(
-    lab: Lab, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    lab: Lab, tmp_path: Path, capsys: pytest.CaptureFixture[str], also: bytes
 ) -> None:
     """What libkdumpfile says of it has the byte that is no text, and drgn decodes that."""
     core = tmp_path / "vmcore"
     shutil.copy(lab.image("7.3", "4", "mixed", format="kdump").core, core)
     with core.open("r+b") as file:
-        at = file.read(1 << 16).index(RELEASE)
-        file.seek(at + len(RELEASE))
+        head = file.read(1 << 16)
+        file.seek(head.index(RELEASE) + len(RELEASE))
         file.write(b"\xff")
+        file.seek(head.index(also))
+        file.write(head[head.index(also) :][: len(also)].lower())
     capsys.readouterr()  # of the lab
     assert main(["stock", "-c", str(core)]) == 2
     said = capsys.readouterr()
