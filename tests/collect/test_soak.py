@@ -7,7 +7,8 @@ memcgs while they charge, and memcgs that are made and removed.
 from __future__ import annotations
 
 import pytest
-from support.guests import Lab, complaints
+from labkit.gate import complaints
+from support.guests import Lab
 
 KERNEL = "7.3-pernode-debug"
 SECONDS = 200
