@@ -35,11 +35,12 @@ def subject(lab: Lab, kernel: str, **more: str) -> Subject:
 
 
 def plant_one(subject: Subject, case: Case) -> Result:
-    """Plant a fault. If a stack casts doubt on a memcg, it is planted in another one."""
+    """Plant a fault. If a stack explains it, or casts doubt on a memcg, another one has it."""
     [result] = plant(subject, [case])
     victims = subject.victims()
     for number in (4, 12):
-        if result.outcome == "unverifiable" and case.identity in BY_STACKS:
+        by_stack = result.outcome in ("unverifiable", "in-flight")
+        if by_stack and case.identity in BY_STACKS:
             subject.doubtful = frozenset(victims[:number])
             [result] = plant(subject, [case])
     subject.doubtful = frozenset()
