@@ -8,8 +8,9 @@ The format is that of ``makedumpfile`` and ``diskdump``: a ``struct disk_dump_he
 frame in the second bitmap, followed by the pages. Byte order and ``long`` are those of the machine.
 
 libkdumpfile, which reads such dumps for drgn, maps the file. Where the file is shorter than its
-headers say, or a page longer than a page can be, the process gets ``SIGBUS``.
-:func:`check_kdump` compares the lengths in the headers with the size of the file first.
+headers say, or a page longer than a page can be, the process gets ``SIGBUS``. A line of VMCOREINFO
+that begins with a dot ends it by ``SIGSEGV``. :func:`check_kdump` compares the lengths in the
+headers with the size of the file first, and looks at these lines.
 """
 
 from __future__ import annotations
@@ -34,6 +35,12 @@ _OFFSETS = ((0x1AC, 12), (0x1A0, 8))
 #: and ``max_mapnr_64``, at this offset where ``long`` has 8 bytes. The older members end at 2^32 -
 #: 1. A machine whose ``long`` has 4 bytes has fewer page frames.
 _WIDE_VERSION, _WIDE_PFNS = 6, 80
+#: Offsets in it of ``offset_vmcoreinfo`` and ``offset_note``, which a size follows, and the
+#: ``header_version`` since which there are these, where ``long`` has 8 bytes.
+_TEXT, _NOTES = (32, 3), (48, 4)
+_NAME_OF_TEXT = b"VMCOREINFO\0"
+#: The most bytes that notes, or VMCOREINFO, may have: a page, and one for each of many CPUs.
+_MOST_TEXT, _MOST_NOTES = 1 << 20, 64 << 20
 _BLOCK_SIZES = frozenset(1 << shift for shift in range(12, 19))
 #: ``sizeof(struct page_desc)``, and how many of them are read together.
 DESC, _DESCS_PER_READ = 24, 1 << 16
@@ -92,6 +99,7 @@ def check_kdump(path: str) -> None:
         header = read_header(file)
         if header is None:
             return  # libkdumpfile does not open it
+        _check(_is_parsable(file, header), "its VMCOREINFO is damaged")
         size = file.seek(0, os.SEEK_END)
         end = header.pages_at
         _check(header.sub > 0 and header.bitmaps > 0, "its headers are damaged")
@@ -158,6 +166,35 @@ def _with_second(file: BinaryIO, header: KdumpHeader, split: int) -> KdumpHeader
     if is_part:
         _check(first <= end <= most, f"page frames {first} to {end} of {most}")
     return header._replace(part=(first, end) if is_part else None, frames=frames)
+
+
+def _is_parsable(file: BinaryIO, header: KdumpHeader) -> bool:
+    """Return whether no line of VMCOREINFO begins with a dot."""
+    text = _part(file, header, *_TEXT, _MOST_TEXT)
+    # A process has no note of that name, and no other note is text.
+    note = _part(file, header, *_NOTES, _MOST_NOTES).partition(_NAME_OF_TEXT)[2]
+    lines = (text, note[:_MOST_TEXT].lstrip(b"\0").partition(b"\0")[0])
+    return not any(some.startswith(b".") or b"\n." in some for some in lines)
+
+
+def _part(file: BinaryIO, header: KdumpHeader, at: int, since: int, most: int) -> bytes:
+    """
+    Return what an offset and a size in the second header refer to.
+
+    :param at: where the offset is
+    :param since: the version of the header that has it
+    :param most: the most bytes to return
+    """
+    form = struct.Struct(f"{header.order}qQ")
+    file.seek(header.block + at)
+    words = file.read(form.size)
+    if not header.wide or header.version < since or len(words) < form.size:
+        return b""
+    offset, size = form.unpack(words)
+    if offset <= 0:
+        return b""
+    file.seek(offset)
+    return file.read(min(size, most))
 
 
 def bits(file: BinaryIO, start: int, first: int, end: int) -> int:
