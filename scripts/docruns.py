@@ -596,7 +596,7 @@ BLOCKS = {
     "kernel_cost": Block("docs/pernode-kernel.md", _kernel_cost, "measured"),
     **{
         f"seeds_{table}": Block("docs/seeds.md", _seeds(table), "measured")
-        for table in ("stock", "held", "profiling", "rss", "slabs")
+        for table in ("stock", "profiling", "rss", "slabs")
     },
     "kselftests": Block("docs/pernode-kernel.md", _seeds("selftests"), "measured"),
     "seeds_error": Block("docs/seeds.md", _errors, "measured"),
