@@ -85,6 +85,7 @@ def test_proof_of_released_memcgs() -> None:
         assert released.CHECK.prove is not None
         proof = released.CHECK.prove(made, row)
         assert proof is not None
+        assert proof.kind == "leaked-memcg"
         assert proof.what.startswith(f"{words} not freed, and nothing will free them")
         assert [e.address for e in proof.evidence] == [memcg.address for memcg in some]
         assert {(e.kind, e.note) for e in proof.evidence} == {("mem_cgroup", "memcg")}

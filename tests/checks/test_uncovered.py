@@ -16,16 +16,15 @@ from memcg_inspect.model import NodeStat
 LRUVEC = ("NR_INACTIVE_ANON", RECLAIMABLE, UNRECLAIMABLE, "NR_PAGETABLE", "NR_SECONDARY_PAGETABLE")
 
 
-def made(**more: tuple[str, ...]) -> Snapshot:
+def made(node_items: tuple[str, ...] = ("NR_DIRTIED", "NR_IOMMU_PAGES")) -> Snapshot:
     kernel = features(*LRUVEC, "MEMCG_SOCK")
     return snapshot(
         features=replace(
             kernel,
             memcg_items=("MEMCG_SOCK", "MEMCG_NEW"),
             lruvec_items=LRUVEC,
-            node_items=(*LRUVEC, "NR_DIRTIED", "NR_IOMMU_PAGES"),
+            node_items=(*LRUVEC, *node_items),
             page_counters=("memory", "new"),
-            **more,
         ),
         node_stats={(0, RECLAIMABLE): NodeStat(0, 0)},
     )
@@ -56,6 +55,18 @@ NODE_ONLY = (
     "memory"
 )
 NOT_NODES = "compared for memcgs, but not for whole nodes: what is not charged is not found"
+
+
+@pytest.mark.parametrize(
+    ("item", "reason"),
+    [
+        ("NR_GPU_ACTIVE", "the pages of GPU drivers are not walked"),
+        ("NR_GPU_RECLAIM", "the pages of GPU drivers are not walked"),
+        ("NR_KERNEL_SCS_KB", "shadow call stacks are not walked"),
+    ],
+)
+def test_counters_of_memory_whose_owners_are_not_found(item: str, reason: str) -> None:
+    assert dict(not_covered(made(node_items=(item,))))[item] == f"{reason}; {NODE_ONLY}"
 
 
 def test_counters_and_reasons_in_their_order() -> None:

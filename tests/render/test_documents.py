@@ -7,6 +7,7 @@ import json
 import re
 from collections.abc import Iterator
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,9 +16,9 @@ from hypothesis import strategies as st
 from support.documents import strictly
 from support.reports import GONE, OBJCG, ROOT, WEB, clean, diagnosed, more, report
 
-from memcg_inspect.render.documents import report_document, to_json
+from memcg_inspect.render.documents import answer_document, report_document, to_json
 from memcg_inspect.report import Report
-from memcg_inspect.tables import SCHEMA
+from memcg_inspect.tables import SCHEMA, Answer, Column, Table
 
 #: Fields that hold an address wherever they are.
 ADDRESSES = {"address", "memcg", "objcg", "parent", "page"}
@@ -226,3 +227,13 @@ def test_hostile_names_stay_inside_their_strings(name: str) -> None:
 @given(st.text(st.characters()))
 def test_any_name_comes_back_as_it_was(name: str) -> None:
     assert json.loads(to_json(report_document(report(path=name))))["memcgs"][1]["path"] == name
+
+
+def test_flags_are_booleans() -> None:
+    """They may be words of an image."""
+    rows = [SimpleNamespace(flag=flag) for flag in (1, 0, None)]
+    table = Table("t", "t", (Column("flag", "flag", ""),), rows)
+    document = answer_document(Answer("test", report().image, (table,)))
+    found = [row["flag"] for row in document["tables"][0]["rows"]]
+    assert [(value, type(value)) for value in found[:2]] == [(True, bool), (False, bool)]
+    assert found[2] is None

@@ -8,7 +8,7 @@ from html.parser import HTMLParser
 from types import SimpleNamespace
 
 import pytest
-from support.reports import clean, more, report, row
+from support.reports import WEB, clean, more, report, row
 
 from memcg_inspect.render.page import _most_tiles, answer_page, first_picture, report_page
 from memcg_inspect.render.pictures import Tile
@@ -263,6 +263,11 @@ def test_most_memcgs_of_a_picture(number: int, left: str) -> None:
     by_node = page.named("Charges by memcg and node")
     assert by_node.amounts == [1000 - n for n in range(1, 26)]
     assert by_node.note == left
+
+
+def test_one_byte_is_drawn() -> None:
+    made = replace(report(), skew=(Skew(WEB, "slab", 0, 0, 1, 1),), rows=())
+    assert Page(report_page(made, "")).named("Charges by node, memcg and kind").amounts == [1]
 
 
 def test_most_groups_and_tiles_of_a_picture() -> None:

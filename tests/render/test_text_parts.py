@@ -12,7 +12,7 @@ from support.reports import clean, report, row
 
 from memcg_inspect.render.text import amount, plain_output, rounded, signed, size
 from memcg_inspect.report import Report
-from memcg_inspect.tables import Field, Table, Value, columns_of
+from memcg_inspect.tables import Column, Field, NotRead, Table, Value, columns_of
 
 
 def test_amounts() -> None:
@@ -47,6 +47,13 @@ def test_only_the_first_words_have_the_style() -> None:
     made.paragraph("FINDINGS", "bold red", rest=": 3")
     made.paragraph("all of it", "yellow")
     assert made.text == "\x1b[1;31mFINDINGS\x1b[0m: 3\n\x1b[33mall of it\x1b[0m\n"
+
+
+def test_why_values_were_not_read_is_yellow() -> None:
+    made = output(100, colour=True)
+    made.reasons(Table("t", "t", (Column("bytes", "bytes", ""),), [Part("a", 0, NotRead("gone"))]))
+    assert "\x1b[33m" in made.text
+    assert "gone" in made.text
 
 
 @dataclass(frozen=True)

@@ -215,6 +215,17 @@ def test_a_task_with_the_obj_cgroup_of_another_memcg() -> None:
     assert cached({("task_objcg", "task->objcg"): 1, HAD: 1, HAS: -1}) == []
 
 
+def test_a_task_with_an_obj_cgroup_that_nobody_pays_for() -> None:
+    lost = 0x99000
+    made = busy(1).snapshot()
+    task = TaskCharge(1, 1, "made", WEB, (lost,), False, True)
+    objcgs = {**made.objcgs, lost: Objcg(lost, 0x77000, 0, False, 0)}
+    made = replace(made, tasks=(task,), objcgs=objcgs)
+    off = {CACHED: 1, HAD: 1, ("references", "refcnt", None, 0, lost): -1}
+    [found] = [h for h in options(made, off) if h.cause == "task-objcg"]
+    assert (found.memcgs, found.objcgs) == ((WEB,), (OBJCG, lost))
+
+
 # Memcgs that nothing frees
 
 RELEASED = ("released", "css")
