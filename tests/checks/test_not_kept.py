@@ -107,3 +107,17 @@ def test_a_kernel_without_counters() -> None:
 def test_what_is_enough_to_keep_an_identity(identity: str, taken: Snapshot) -> None:
     assert identity in UNKNOWN | NOT_COUNTED
     assert identity not in not_kept(taken)
+
+
+@pytest.mark.parametrize(
+    ("off", "reason"),
+    [
+        ("default_hierarchy", "zswap is charged on cgroup v2 only"),
+        ("zswap", "this kernel was built without zswap"),
+    ],
+)
+def test_kernels_that_do_not_charge_zswap(off: str, reason: str) -> None:
+    kept = {"items": frozenset({"MEMCG_ZSWAP_B"}), "default_hierarchy": True, "zswap": True}
+    taken = snapshot(features=replace(BARE, **{**kept, off: False}))  # type: ignore[arg-type]
+    assert not_kept(taken)["zswap"] == reason
+    assert "zswap" not in not_kept(snapshot(features=replace(BARE, **kept)))  # type: ignore[arg-type]

@@ -156,3 +156,15 @@ def test_long_names_in_a_legend_do_not_overlap() -> None:
     assert len({y for _, y, _ in legend}) == 2
     for (x, y, word), (following, below, _) in pairwise(legend):
         assert y < below or x + 6 * len(word) <= following
+
+
+def test_long_names_of_tiles_end_in_their_tile() -> None:
+    """The end of a path tells more than its beginning."""
+    svg = tree_map([Tile("a", f"/{'x' * 200}{n}", "slab", 100 + n) for n in range(5)])
+    labels, found = texts(svg, "label"), []
+    for left, top, width, height in map(box, shapes(svg)):
+        right, bottom = left + width, top + height
+        here = [(x, w) for x, y, w in labels if left <= x < right and top <= y < bottom]
+        assert all(x + 6.5 * len(word) <= right for x, word in here)
+        found += [word[-1] for _, word in here]
+    assert sorted(found) == list("01234")
