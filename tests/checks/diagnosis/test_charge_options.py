@@ -262,7 +262,7 @@ def test_the_length_of_a_zswap_entry() -> None:
     assert not of("zswap-length", options({("zswap", "MEMCG_ZSWAP_B", None): 50, OF_B: 1}))
 
 
-@pytest.mark.parametrize("amount", [3, -3])
+@pytest.mark.parametrize("amount", [1, -1, 3, -3])
 def test_a_socket_that_charged_no_whole_pages(amount: int) -> None:
     row, proof = ("sock", "MEMCG_SOCK", B), ("sock_bytes", "sk_forward_alloc", B)
     usage = ("usage", "memory.usage", B)
