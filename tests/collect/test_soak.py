@@ -7,8 +7,7 @@ memcgs while they charge, and memcgs that are made and removed.
 from __future__ import annotations
 
 import pytest
-from labkit.gate import complaints
-from support.guests import Lab
+from support.guests import Lab, complaints
 
 KERNEL = "7.3-pernode-debug"
 SECONDS = 200

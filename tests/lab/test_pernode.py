@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 from labkit import images, kernels
-from labkit.gate import complaints
 from labkit.selftest import held, selftest
+from support.guests import complaints
 
 #: Run with --all only, which builds the kernel first.
 pytestmark = pytest.mark.long

@@ -154,6 +154,13 @@ def gigantic(lab: Lab, kernel: str) -> GuestImage:
     return lab.image(kernel, "1", "gigantic", append=append, memory="3G")
 
 
+def complaints(core: Path) -> list[str]:
+    """Return the warnings in the guest's dmesg."""
+    words = ("WARNING:", " BUG:", "INFO:", "suspicious RCU", "underflow")
+    lines = (core.with_name(core.name + ".guest") / "2" / "dmesg").read_text().splitlines()
+    return [line for line in lines if any(word in line for word in words)]
+
+
 class Plant:
     """Plant faults into copies of images. The copies are removed after the test."""
 
