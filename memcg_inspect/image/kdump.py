@@ -149,23 +149,29 @@ def _with_second(file: BinaryIO, header: KdumpHeader, split: int) -> KdumpHeader
 
     :param split: offset of ``split`` in it
     """
-    form = struct.Struct(f"{header.order}i{'QQ' if header.wide else 'II'}")
-    file.seek(header.block + split)
-    words = file.read(form.size)
-    _check(len(words) == form.size, "its second header is missing")
-    is_part, first, end = form.unpack(words)
+    is_part, first, end = _words(file, header, split, f"i{'QQ' if header.wide else 'II'}")
     frames = header.frames
     if header.wide and header.version >= _WIDE_VERSION:
-        form = struct.Struct(f"{header.order}QQQ")
-        file.seek(header.block + _WIDE_PFNS)
-        words = file.read(form.size)
-        _check(len(words) == form.size, "its second header is missing")
-        first, end, frames = form.unpack(words)
+        first, end, frames = _words(file, header, _WIDE_PFNS, "QQQ")
     # Each bitmap has half of the blocks.
     most = 4 * header.bitmaps * header.block
     if is_part:
         _check(first <= end <= most, f"page frames {first} to {end} of {most}")
     return header._replace(part=(first, end) if is_part else None, frames=frames)
+
+
+def _words(file: BinaryIO, header: KdumpHeader, at: int, form: str) -> tuple[int, ...]:
+    """
+    Return words of the second header.
+
+    :param at: offset of the first of them
+    :param form: of the struct module, without the byte order
+    """
+    words = struct.Struct(f"{header.order}{form}")
+    file.seek(header.block + at)
+    data = file.read(words.size)
+    _check(len(data) == words.size, "its second header is missing")
+    return words.unpack(data)
 
 
 def _is_parsable(file: BinaryIO, header: KdumpHeader) -> bool:
@@ -185,13 +191,10 @@ def _part(file: BinaryIO, header: KdumpHeader, at: int, since: int, most: int) -
     :param since: the version of the header that has it
     :param most: the most bytes to return
     """
-    form = struct.Struct(f"{header.order}qQ")
-    file.seek(header.block + at)
-    words = file.read(form.size)
-    if not header.wide or header.version < since or len(words) < form.size:
+    if not header.wide or header.version < since:
         return b""
-    offset, size = form.unpack(words)
-    if offset <= 0:
+    offset, size = _words(file, header, at, "qQ")
+    if not 0 < offset < file.seek(0, os.SEEK_END):
         return b""
     file.seek(offset)
     return file.read(min(size, most))

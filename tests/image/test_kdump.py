@@ -108,3 +108,18 @@ def test_opening_a_truncated_dump_is_one_line(tmp_path: Path) -> None:
     path.write_bytes(dump()[:LIST])
     with pytest.raises(ImageError, match=r"core cannot be opened: the file is truncated"):
         open_program(ImageSource(core=str(path)))
+
+
+@pytest.mark.parametrize("order", ["<", ">"])
+@pytest.mark.parametrize("at", [32, 48])
+def test_where_vmcoreinfo_is(tmp_path: Path, order: str, at: int) -> None:
+    """It may be anywhere in the file, and what is not in it is not read."""
+    data, text = bytearray(dump(order)), b"VMCOREINFO\0\0OSRELEASE=7.3\n.a=1\n"
+    struct.pack_into(f"{order}i", data, 8, 4)
+    data += text
+    for offset, said in ((len(data) - len(text), True), (len(data), False), (1 << 62, False)):
+        struct.pack_into(f"{order}qQ", data, BLOCK + at, offset, len(text))
+        why = refusal(tmp_path / "core", bytes(data)) or ""
+        assert ("its VMCOREINFO is damaged" in why) == said, offset
+    struct.pack_into(f"{order}qQ", data, BLOCK + at, -1, len(text))
+    assert refusal(tmp_path / "core", bytes(data)) is None
