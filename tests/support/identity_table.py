@@ -4,9 +4,10 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 
 from labkit import kernels
+from labkit.store import locked
 
 from memcg_inspect.report import Report
 from support.guests import ROOT
@@ -30,12 +31,12 @@ def found_in(reports: Iterable[Report]) -> dict[str, tuple[str, str]]:
 
 
 def read_table(text: str) -> Table:
-    """Read the table in the text of the document."""
+    """Read the tables in the text of the document."""
     table: Table = defaultdict(dict)
     head: list[str] = []
     for line in text.split(BEGIN)[1].split(END)[0].strip().splitlines():
         cells = [cell.strip() for cell in line.strip("|").split("|")]
-        if line.startswith("|") and not head:
+        if line.startswith("| identity"):
             head = cells[1:]
         elif line.startswith("| `"):
             for kernel, cell in zip(head, cells[1:], strict=True):
@@ -43,9 +44,10 @@ def read_table(text: str) -> Table:
                     table[kernel][cells[0].strip("`")] = cell, ""
         elif line.startswith("- "):
             names, reason = line[2:].split(": ", 1)
-            identity, _, kernel = names.partition(" on ")
+            identity, _, kernels_of_reason = names.partition(" on ")
             identity = identity.strip("`")
-            table[kernel][identity] = table[kernel][identity][0], reason
+            for kernel in kernels_of_reason.split("; "):
+                table[kernel][identity] = table[kernel][identity][0], reason
     return dict(table)
 
 
@@ -55,26 +57,34 @@ def identities() -> set[str]:
 
 
 def write_table(text: str, table: Table) -> str:
-    """Return the text of the document with another table."""
+    """Return the text of the document with other tables: of x86-64, and of other architectures."""
     columns = [kernel for kernel in kernels.names() if kernel in table]
     columns += [name for name in table if name not in columns]
-    lines = [
-        "| identity | " + " | ".join(columns) + " |",
-        "|---|" + "---|" * len(columns),
-    ]
-    names = dict.fromkeys(identity for column in table.values() for identity in column)
-    for identity in names:
-        cells = [table[kernel].get(identity, ("?", ""))[0] for kernel in columns]
-        lines.append(f"| `{identity}` | " + " | ".join(cells) + " |")
-    reasons = [
-        f"- `{identity}` on {kernel}: {table[kernel][identity][1]}"
-        for identity in names
-        for kernel in columns
-        if table[kernel].get(identity, ("", ""))[1]
-    ]
+    of_others = [kernel for kernel in columns if "/" in kernel]
+    own = [kernel for kernel in columns if kernel not in of_others]
+    parts = [*_lines(table, own)]
+    if of_others:
+        parts += ["Kernels of other architectures:", "", *_lines(table, of_others)]
     before, after = text.split(BEGIN)[0], text.split(END)[1]
-    parts = [BEGIN, "", *lines, "", *reasons, "", END]
-    return before + "\n".join(parts) + after
+    return before + "\n".join([BEGIN, "", *parts, END]) + after
+
+
+def _lines(table: Table, columns: Sequence[str]) -> Iterator[str]:
+    """Yield a table of some kernels, and the reasons for what they do not keep."""
+    yield "| identity | " + " | ".join(columns) + " |"
+    yield "|---|" + "---|" * len(columns)
+    names = dict.fromkeys(identity for column in table.values() for identity in column)
+    reasons: defaultdict[tuple[str, str], list[str]] = defaultdict(list)
+    for identity in names:
+        cells = [table[kernel].get(identity, ("?", "")) for kernel in columns]
+        yield f"| `{identity}` | " + " | ".join(cell for cell, _ in cells) + " |"
+        for kernel, (_, reason) in zip(columns, cells, strict=True):
+            if reason:
+                reasons[identity, reason].append(kernel)
+    yield ""
+    for (identity, reason), some in reasons.items():
+        yield f"- `{identity}` on {'; '.join(some)}: {reason}"
+    yield ""
 
 
 def check_table(name: str, found: dict[str, tuple[str, str]], write: bool) -> None:
@@ -84,6 +94,7 @@ def check_table(name: str, found: dict[str, tuple[str, str]], write: bool) -> No
     :param write: write the column first
     """
     if write:
-        text = DOCS.read_text()
-        DOCS.write_text(write_table(text, {**read_table(text), name: found}))
+        with locked("identity-table"):  # processes of one test run share the document
+            text = DOCS.read_text()
+            DOCS.write_text(write_table(text, {**read_table(text), name: found}))
     assert read_table(DOCS.read_text()).get(name) == found
