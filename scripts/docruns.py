@@ -490,7 +490,7 @@ BLOCKS = {
     "btf": Block("docs/btf.md", _btf, "measured"),
     "tables": Block("docs/output.md", _tables),
     "finding": Block("docs/output.md", _finding),
-    "bench": Block("docs/architecture.md", _bench, "measured"),
+    "bench": Block("docs/performance.md", _bench, "measured"),
     "overview": Block("docs/commands/overview.md", _command("overview", "--top", "8")),
     "overview_node": Block(
         "docs/commands/overview.md",
@@ -596,7 +596,7 @@ BLOCKS = {
     "kernel_cost": Block("docs/pernode-kernel.md", _kernel_cost, "measured"),
     **{
         f"seeds_{table}": Block("docs/seeds.md", _seeds(table), "measured")
-        for table in ("stock", "profiling", "rss", "slabs")
+        for table in ("stock", "held", "profiling", "rss", "slabs")
     },
     "kselftests": Block("docs/pernode-kernel.md", _seeds("selftests"), "measured"),
     "seeds_error": Block("docs/seeds.md", _errors, "measured"),
@@ -632,11 +632,11 @@ BLOCKS = {
         kernel=_PROFILED["kernel"],
     ),
     "allocinfo_fields": Block("docs/commands/allocinfo.md", _fields("allocinfo"), "source"),
-    "bench_sites": Block("docs/architecture.md", _bench_sites, "measured"),
-    "bench_jobs": Block("docs/architecture.md", _bench_jobs, "measured"),
+    "bench_sites": Block("docs/performance.md", _bench_sites, "measured"),
+    "bench_jobs": Block("docs/performance.md", _bench_jobs, "measured"),
     "figures": Block("docs/performance.md", _figures, "measured"),
     "scale": Block("docs/performance.md", _scale, "measured"),
-    "bench_states": Block("docs/architecture.md", _bench_states, "measured"),
+    "bench_states": Block("docs/performance.md", _bench_states, "measured"),
     "live": Block("docs/live.md", _live, "measured"),
     "reliability": Block("docs/reliability.md", _measured("scripts/reliability"), "measured"),
     "damage": Block("docs/reliability.md", _measured("scripts/fuzz"), "measured"),

@@ -7,9 +7,11 @@ All but the memory are ratios of times that were measured in turn, in one run on
 """
 
 import json
+import resource
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -18,9 +20,13 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import scaling
+from labkit import images
 from labkit.errors import LabError
+from support.live_guest import kept
 from support.reference import charged_slab_objects
 
+from memcg_inspect.btf.source import from_image
+from memcg_inspect.btf.symbols import load_symbols
 from memcg_inspect.collect import audit
 from memcg_inspect.image.image import Image, image_of
 from memcg_inspect.image.memory import PIECE
@@ -37,6 +43,9 @@ TIMES = 5
 SIZES = (scaling.BASE, replace(scaling.BASE, memory=16))
 #: Commands whose memory is measured.
 COMMANDS = ("audit", "pages", "slabinfo", "overview", "percpu", "dying", "tasks", "stock")
+
+#: Nodes and workload of the idle guest that is audited live.
+_LIVE = ("4", "files")
 
 #: Opens an image, or runs a command. What getrusage() says includes the memory of the process that
 #: forked this one.
@@ -162,12 +171,50 @@ def _start() -> Figure:
     return Figure("memcg-inspect --help", values, "x python -c pass")
 
 
+def _btf_start(size: scaling.Size) -> Figure:
+    """Measure the opening of an image with its BTF, as a ratio to a read of the BTF."""
+    core = size.image()
+    prog = _opened(core).prog
+    symbols = load_symbols(prog)
+    read = min(_seconds(lambda: from_image(prog, symbols)) for _ in range(TIMES))
+    values = [_seconds(lambda: _opened(core)) / read for _ in range(TIMES)]
+    return Figure("open an image with BTF", values, "x read of the BTF")
+
+
+def _audited(*where: str) -> tuple[float, int]:
+    """Return the CPU time of an audit in seconds, and the number of its samples."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    command = [sys.executable, "-m", "memcg_inspect", "audit", "--json", "--jobs", "1", *where]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    if not done.stdout:
+        raise LabError(f"{' '.join(command)}: exit status {done.returncode}: {done.stderr}")
+    seconds = after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime
+    return seconds, int(json.loads(done.stdout)["looks"])
+
+
+def _live() -> Figure:
+    """Measure audits of an idle guest, as a ratio to those of an image, for each sample."""
+    core = images.image(scaling.KERNEL, *_LIVE)
+    values = []
+    with tempfile.TemporaryDirectory() as folder:
+        words = ("--nodes", _LIVE[0], "--workload", _LIVE[1], "--freeze", "none")
+        with kept(Path(folder), scaling.KERNEL, *words) as qmp:
+            for _ in range(TIMES):
+                frozen, _ = _audited("-c", str(core), "--debuginfo", "btf")
+                live, samples = _audited("--qemu", str(qmp))
+                values.append(live / frozen / samples)
+    return Figure("live audit, for each sample", values, "x audit of an image")
+
+
 def figures() -> Iterator[Figure]:
     """Measure all figures."""
     for size in SIZES:
         yield from _of_image(size)
     yield from _memory(SIZES[-1])
     yield _start()
+    yield _btf_start(SIZES[0])
+    yield _live()
 
 
 def report_lines(is_baseline: bool) -> Iterator[str]:

@@ -86,7 +86,7 @@ RECIPES: dict[str, Recipe] = {
     "6.1-lab": Recipe(
         "6.1",
         part="seeds",
-        fragments=("lab", "lab-6.12"),
+        fragments=("lab", "lab-6.12", "lab-6.1"),
         localversion="lab",
         optional=_NOT_IN_6_1,
     ),
