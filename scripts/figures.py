@@ -7,6 +7,7 @@ All but the memory are ratios of times that were measured in turn, in one run on
 """
 
 import json
+import os
 import resource
 import statistics
 import subprocess
@@ -18,10 +19,12 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
+from unittest import mock
 
 import scaling
 from labkit import images
 from labkit.errors import LabError
+from support.formats import Formats
 from support.live_guest import kept
 from support.reference import charged_slab_objects
 
@@ -44,8 +47,10 @@ SIZES = (scaling.BASE, replace(scaling.BASE, memory=16))
 #: Commands whose memory is measured.
 COMMANDS = ("audit", "pages", "slabinfo", "overview", "percpu", "dying", "tasks", "stock")
 
-#: Nodes and workload of the idle guest that is audited live.
-_LIVE = ("4", "files")
+#: Nodes and workload of a guest that is audited live, and of a dump in several formats.
+_SMALL = ("4", "files")
+#: Formats of dumps.
+_FORMATS = ("zlib", "lzo", "snappy", "zstd", "flattened")
 
 #: Opens an image, or runs a command. What getrusage() says includes the memory of the process that
 #: forked this one.
@@ -181,6 +186,29 @@ def _btf_start(size: scaling.Size) -> Figure:
     return Figure("open an image with BTF", values, "x read of the BTF")
 
 
+def _audit_of(core: Path, times: int = 3) -> float:
+    """Return the shortest time to open and audit a dump, in seconds."""
+    return min(_seconds(lambda: audit(_opened(core))) for _ in range(times))
+
+
+def _formats() -> Iterator[Figure]:
+    """Measure audits of dumps in other formats, as ratios to that of the same dump in ELF."""
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        mock.patch.dict(os.environ, XDG_CACHE_HOME=folder),  # where copies are kept
+    ):
+        formats = Formats(images.image(scaling.KERNEL, *_SMALL), Path(folder))
+        for name in _FORMATS:
+            path = formats.file(name)
+            first = _audit_of(path, 1)
+            pairs = [(_audit_of(path), _audit_of(formats.elf)) for _ in range(TIMES)]
+            elf = statistics.median(of_elf for _, of_elf in pairs)
+            if name == "flattened":
+                yield Figure("flattened dump, the first time", [first / elf], "x ELF dump")
+            values = [seconds / of_elf for seconds, of_elf in pairs]
+            yield Figure(f"{name} dump", values, "x ELF dump")
+
+
 def _audited(*where: str) -> tuple[float, int]:
     """Return the CPU time of an audit in seconds, and the number of its samples."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -195,10 +223,10 @@ def _audited(*where: str) -> tuple[float, int]:
 
 def _live() -> Figure:
     """Measure audits of an idle guest, as a ratio to those of an image, for each sample."""
-    core = images.image(scaling.KERNEL, *_LIVE)
+    core = images.image(scaling.KERNEL, *_SMALL)
     values = []
     with tempfile.TemporaryDirectory() as folder:
-        words = ("--nodes", _LIVE[0], "--workload", _LIVE[1], "--freeze", "none")
+        words = ("--nodes", _SMALL[0], "--workload", _SMALL[1], "--freeze", "none")
         with kept(Path(folder), scaling.KERNEL, *words) as qmp:
             for _ in range(TIMES):
                 frozen, _ = _audited("-c", str(core), "--debuginfo", "btf")
@@ -214,6 +242,7 @@ def figures() -> Iterator[Figure]:
     yield from _memory(SIZES[-1])
     yield _start()
     yield _btf_start(SIZES[0])
+    yield from _formats()
     yield _live()
 
 

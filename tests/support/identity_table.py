@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 
 from labkit import kernels
-from labkit.store import locked
+from labkit.store import locked, write_atomically
 
 from memcg_inspect.report import Report
 from support.guests import ROOT
@@ -96,5 +96,6 @@ def check_table(name: str, found: dict[str, tuple[str, str]], write: bool) -> No
     if write:
         with locked("identity-table"):  # processes of one test run share the document
             text = DOCS.read_text()
-            DOCS.write_text(write_table(text, {**read_table(text), name: found}))
+            # Others read it meanwhile.
+            write_atomically(DOCS, write_table(text, {**read_table(text), name: found}).encode())
     assert read_table(DOCS.read_text()).get(name) == found
