@@ -291,6 +291,7 @@ def test_an_object_that_was_counted_on_another_node() -> None:
     # Nothing is on the node that counts less than it has.
     assert "wrong-node" not in {h.cause for h in options({found_on: -208, counted: 208})}
     assert "wrong-node" not in {h.cause for h in options({counted: 208, found_on: 208})}
+    assert "wrong-node" not in {h.cause for h in options({counted: 208, found_on: 1})}
     # No object is of this size.
     assert "wrong-node" not in {h.cause for h in options({counted: 9000, found_on: -9000})}
 

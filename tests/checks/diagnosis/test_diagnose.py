@@ -267,3 +267,51 @@ def test_of_causes_with_as_many_findings_those_that_are_proved_come_first() -> N
     found = diagnoses(kernel, [local, leaked])
     assert [d.cause for d in found] == ["memcg-leaked", "local-counter"]
     assert {len(d.findings) for d in found} == {1}
+
+
+def test_a_small_fault_is_the_only_explanation_where_nothing_else_is_wrong() -> None:
+    kernel = busy(1)
+    kernel.refs[kernel.objcg(WEB, 0)] += 1
+    [found] = diagnoses(kernel, findings_of(kernel))
+    assert (found.cause, found.confidence) == ("reference-leaked", "only-explanation")
+    # What an address proves may have made it, too.
+    evidence = (Evidence(address=0x9000, kind="memcg"),)
+    [finding] = findings_of(kernel)
+    local = replace(
+        finding,
+        identity="local",
+        item=ITEMS["reclaimable"],
+        kind="never-folded",
+        memcg=MAIL,
+        objcg=None,
+        evidence_is="proof",
+        evidence=evidence,
+    )
+    [leaked] = of_cause(diagnoses(kernel, [finding, local]), "reference-leaked")
+    assert leaked.confidence == "likely"
+
+
+def test_references_to_a_memcg_that_leaked_follow_from_that() -> None:
+    for number, cause in ((1, "reference-leaked"), (-1, "reference-lost")):
+        kernel = busy(1)
+        kernel.css[WEB] += number
+        [references] = findings_of(kernel)
+        proof = replace(
+            references,
+            identity="dying",
+            item="",
+            kind="leaked-memcg",
+            evidence_is="proof",
+            evidence=(Evidence(address=WEB, kind="memcg"),),
+        )
+        [alone] = diagnoses(kernel, [references])
+        assert alone.cause == cause
+        [found] = diagnoses(kernel, [references, proof])
+        assert (found.cause, found.findings) == ("memcg-leaked", (0, 1))
+        other = replace(proof, evidence=(Evidence(address=MAIL, kind="memcg"),))
+        assert {d.cause for d in diagnoses(kernel, [references, other])} == {cause, "memcg-leaked"}
+        # Those of an obj_cgroup are no references to a memcg.
+        kernel = busy(1)
+        kernel.refs[kernel.objcg(WEB, 0)] += number
+        [references] = findings_of(kernel)
+        assert {d.cause for d in diagnoses(kernel, [references, proof])} == {cause, "memcg-leaked"}

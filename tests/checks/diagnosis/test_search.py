@@ -182,3 +182,24 @@ def test_each_alone() -> None:
     assert [h.cause for h in alone] == ["one", "other"]
     many = [fault("many", A, place=str(n)) for n in range(40_000)]
     assert each_alone(made, causes(*many), goal) == []
+
+
+def test_a_node_is_near_a_fault_of_no_memcg_only() -> None:
+    on_node, everywhere = ("node_levels", "NR_SHMEM", None, 1), ("node_totals", "NR_SHMEM")
+    of_memcg = fault("one", A, memcgs=(0x9000,), nid=1)
+    assert [e.sure for e in found(A | {on_node: 500}, of_memcg)] == [True]
+    assert [e.sure for e in found(A | {everywhere: 500}, fault("one", A))] == [True]
+
+
+def test_the_cause_of_all_rows_is_looked_for_in_one_of_them() -> None:
+    asked: list[RowKey] = []
+
+    def options(_rows: View, row: RowKey, _amount: int) -> Iterator[Hypothesis]:
+        asked.append(row)
+        yield fault("all", A | B | C)
+
+    made = view(snapshot(), {}, ROWS).differences
+    goal = {key(*row): amount for row, amount in (A | B | C).items()}
+    cause = Cause("all", ("css_refs",), options, str, (), "")
+    assert [h.cause for h in each_alone(made, [cause], goal)] == ["all"]
+    assert len(asked) == 1
