@@ -10,6 +10,7 @@ import pytest
 from support.made import snapshot
 from support.made_rows import Short, key, view
 
+from memcg_inspect.checks.diagnosis import search
 from memcg_inspect.checks.diagnosis.cause import Cause, Hypothesis
 from memcg_inspect.checks.diagnosis.differences import Signature, View
 from memcg_inspect.checks.diagnosis.effects import Charge
@@ -203,3 +204,29 @@ def test_the_cause_of_all_rows_is_looked_for_in_one_of_them() -> None:
     cause = Cause("all", ("css_refs",), options, str, (), "")
     assert [h.cause for h in each_alone(made, [cause], goal)] == ["all"]
     assert len(asked) == 1
+
+
+@pytest.mark.parametrize(("singles", "fewer"), [(11, True), (12, False)])
+def test_fewer_causes_are_looked_for_in_place_of_twelve(singles: int, fewer: bool) -> None:
+    """The largest cause leaves rows to as many others, and two causes explain all."""
+    rows: list[dict[Short, int]] = [
+        {("css_refs", "css.refcnt", 0xA000 + n): 100 + 7 * n} for n in range(14 + singles)
+    ]
+
+    def of(*numbers: int) -> dict[Short, int]:
+        return {row: amount for n in numbers for row, amount in rows[n].items()}
+
+    every = range(len(rows))
+    some = [fault("large", of(*every[:14]), memcgs=(1,))]
+    some += [fault(f"single {n}", of(n), memcgs=(1,)) for n in every[14:]]
+    halves = [fault(f"half {n}", of(*every[n::2])) for n in (0, 1)]
+    explained = names(found(of(*every), *some, *halves))
+    assert explained == (["half 0", "half 1"] if fewer else sorted(h.cause for h in some))
+
+
+@pytest.mark.parametrize(("most", "sure"), [(2, True), (1, False)])
+def test_nothing_is_sure_where_very_many_rows_differ(
+    monkeypatch: pytest.MonkeyPatch, most: int, sure: bool
+) -> None:
+    monkeypatch.setattr(search, "_MOST_ENTANGLED", most)
+    assert [e.sure for e in found(A | B, fault("a", A), fault("b", B))] == [sure, sure]
