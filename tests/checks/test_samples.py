@@ -271,6 +271,17 @@ def test_unreadable_in_every_sample() -> None:
     assert outcome(hidden, sample(row(5, 5)), is_whole=False)[0] == "exact"
 
 
+def test_a_difference_that_the_last_sample_could_not_verify_is_unverifiable() -> None:
+    off, unknown = sample(row(5, 6)), sample(row(5, None, missing="gone"))
+    settled = settle([off, unknown], True)
+    assert settled.rows == unknown.rows
+    assert settled.identities[0].status == "unverifiable"
+    # It moved before.
+    assert settle([sample(row(5, 7)), off, unknown], True).rows[0].reason == (
+        "changed between 3 samples"
+    )
+
+
 @pytest.mark.parametrize(
     ("seen", "left"),
     [
