@@ -230,3 +230,20 @@ def test_nothing_is_sure_where_very_many_rows_differ(
 ) -> None:
     monkeypatch.setattr(search, "_MOST_ENTANGLED", most)
     assert [e.sure for e in found(A | B, fault("a", A), fault("b", B))] == [sure, sure]
+
+
+def test_causes_away_from_rows_that_are_left_over_stay() -> None:
+    large, first, second = fault("large", A | B), fault("first", A | C), fault("second", B | D)
+    assert names(found(A | B | C | D, large, first, second)) == ["large"]
+
+
+def test_two_causes_are_others_of_two_and_three_are_not() -> None:
+    """In rows of one memcg."""
+    one, two = fault("one", A | B, memcgs=(1,)), fault("two", C | D, memcgs=(1,))
+    pair = fault("pair 1", A | C), fault("pair 2", B | D)
+    three = fault("three 1", A), fault("three 2", B | C), fault("three 3", D)
+    explanations = found(A | B | C | D, one, two, *pair, *three)
+    assert names(explanations) == ["one", "two"]
+    for explained in explanations:
+        others = {tuple(sorted(h.cause for h in some)) for some in explained.others}
+        assert others == {("pair 1", "pair 2")}
