@@ -309,6 +309,16 @@ def test_a_proof_must_be_the_same_one(
     assert all(finding.evidence_total is None for finding in settled)
 
 
+def test_the_evidence_of_a_single_sample_is_all_there_is() -> None:
+    one = sample(row(5, 5), findings=(pending(row(1, 2, DB), 7, 8),))
+    for samples, total in (([one], 2), ([one, one], None)):
+        [found] = settle(samples, True).findings
+        assert ([e.address for e in found.finding.evidence], found.finding.evidence_total) == (
+            [7, 8],
+            total,
+        )
+
+
 def test_a_proof_without_a_row_needs_enough_samples() -> None:
     one = sample(row(5, 5), findings=(pending(row(1, 2, DB), 7),))
     assert not is_settled([one] * (SAMPLES - 1))
