@@ -72,7 +72,7 @@ def judge_charging(snapshot: Snapshot, rows: Sequence[Row]) -> list[Row]:
     judged = [charges.judged(row, row.allowance) if row.allowance else row for row in rows]
     same: defaultdict[tuple[str, int | None, int | None], list[Row]] = defaultdict(list)
     for row in judged:
-        if row.allowance is not None and _is_restricted(row):
+        if _is_restricted(row):
             same[row.item, row.nid, row.difference].append(row)
     return [
         _as_below(snapshot, now, same[now.item, now.nid, now.difference])

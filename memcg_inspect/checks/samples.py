@@ -281,7 +281,7 @@ def _common_findings(
     A sample that could not verify the row of a finding is not counted. Neither is one that is older
     than a difference that the others prove.
     """
-    first = {key: history.since() for key, history in histories.items() if history.is_proved()}
+    first = {key: history.since() for key, history in histories.items()}
     unverified = [{row_key(r) for r in s.rows if r.status == "unverifiable"} for s in samples]
     newest: dict[tuple[RowKey, str], PendingFinding] = {}
     for sample in reversed(samples):

@@ -139,6 +139,16 @@ def test_a_task_that_waits_does_not_charge() -> None:
     assert statuses(sleeping, kmem(0), usage(1)) == ["exact", "in-flight"]
 
 
+def test_a_task_sleeps_if_one_of_its_innermost_functions_is_schedule() -> None:
+    """Further out, and on a CPU that runs, it is the name of a function that has returned."""
+    rows, charging = (kmem(1), usage(1)), ("obj_cgroup_charge_pages",)
+    for before, status in ((3, "unverifiable"), (4, "in-flight")):
+        inner = [f"made_{n}" for n in range(before)]
+        one = task("__switch_to", OBJECT, PAYER, callers=(*inner[1:], "schedule", *charging))
+        assert statuses(one._replace(waiting=True), *rows) == [status] * 2
+        assert statuses(one, *rows) == ["in-flight"] * 2
+
+
 def test_another_task_that_points_to_pages_of_the_memcg() -> None:
     """Any task may point to a page. The one that charges made the charge."""
     others = task("get_page_from_freelist", BLOCK, PAYER)
@@ -186,6 +196,19 @@ def test_the_same_amount_of_another_memcg() -> None:
     allocating = task("get_page_from_freelist", Held("kmem", 0xE000, OBJCG_B, 1, PAGE), cpu=1)
     beside = allocating._replace(held=(*(allocating.held or ()), Held("objcg", OBJCG_B, OBJCG_B)))
     assert statuses((charging, beside), kmem(1), kmem(1, B)) == ["in-flight", "unverifiable"]
+
+
+def test_a_charge_of_a_memcg_below_explains_what_the_page_counter_does_not_show() -> None:
+    """That of the memcg below could not be read."""
+    block, payer = Held("kmem", 0xF000, OBJCG_B, 1, PAGE), Held("objcg", OBJCG_B, OBJCG_B)
+    charging = task("obj_cgroup_charge_pages", block, payer)
+    above, below, _ = judged(charging, kmem(1), kmem(1, B), usage(0))
+    assert (above.status, below.status) == ("in-flight", "in-flight")
+    assert above.reason == below.reason
+    assert below.allowance is not None
+    assert (below.allowance.memcg, below.allowance.identity) == (B, "kmem")
+    assert above.allowance == below.allowance._replace(memcg=A)
+    assert statuses(charging, kmem(1), kmem(2, B), usage(0))[0] == "unverifiable"
 
 
 def test_page_tables_have_functions_of_their_own() -> None:

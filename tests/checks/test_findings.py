@@ -239,6 +239,16 @@ def test_skew_is_a_fault_only_where_memory_is_counted_per_node() -> None:
     assert pending.queries == (EvidenceQuery("slab", payers, nid=1),)
 
 
+def test_kernel_memory_is_skewed_where_it_is_counted_per_node() -> None:
+    charges = {(OBJCG_A, kind, "", 1): (4096, 1) for kind in ("kmem", "slab", "percpu")}
+    taken = snapshot(charges=ledger(charges), accounting="kmem-per-node")
+    found = [pending.finding for pending in skew_findings(taken, skew_matrix(taken))]
+    assert [(f.identity, f.item, f.difference) for f in found] == [
+        ("kmem", "kmem", 4096),
+        ("slab", "slab", 4096),
+    ]
+
+
 def test_skew_of_user_pages_is_a_fault_only_where_they_are_charged_to_their_node() -> None:
     charges = ledger({(OBJCG_A, "lru", "", 1): (8192, 2)})
     for own_node in (False, True):

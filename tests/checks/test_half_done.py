@@ -442,3 +442,16 @@ def test_references_of_what_is_being_freed(difference: int, expected: str) -> No
     # of another obj_cgroup
     [found] = mark_in_flight(taken, [make_row(key._replace(objcg=0xB0), row.found, row.claimed)])
     assert found.status == "differs"
+
+
+@pytest.mark.parametrize(
+    ("identity", "expected"),
+    [("usage", "unverifiable"), ("lru", "in-flight"), ("user_pages", "in-flight")],
+)
+def test_a_folio_that_somebody_pays_for_may_be_on_its_way_to_a_list(
+    identity: str, expected: str
+) -> None:
+    """It is charged. Its list and the counters of user pages are changed later."""
+    function, unit, _ = BOUNDS[identity]
+    held = (*ITS_MEMCG, Held("folio", 0xE000, A, 0, 8 * PAGE))
+    assert status(identity, unit, 8, cpu(function, held=held)) == expected

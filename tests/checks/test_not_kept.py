@@ -6,6 +6,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from support import made_hugetlb
 from support.made import A, snapshot
 from support.made_charges import image
 
@@ -13,6 +14,7 @@ from memcg_inspect.checks.judge import judge
 from memcg_inspect.checks.snapshot import Snapshot
 from memcg_inspect.checks.sockets import SockUsage
 from memcg_inspect.model import Nodes, NodeStat
+from memcg_inspect.model_hugetlb import Hugetlb
 from memcg_inspect.model_kernel import Features, LocalItems
 
 #: A kernel with cgroup v1 that keeps no counter at all.
@@ -107,6 +109,13 @@ def test_a_kernel_without_counters() -> None:
 def test_what_is_enough_to_keep_an_identity(identity: str, taken: Snapshot) -> None:
     assert identity in UNKNOWN | NOT_COUNTED
     assert identity not in not_kept(taken)
+
+
+def test_why_a_kernel_does_not_charge_for_huge_pages() -> None:
+    reason = "this kernel was built without cgroups of hugetlb"
+    for taken in (snapshot(hugetlb=Hugetlb(not_kept=reason)), made_hugetlb.made(not_kept=reason)):
+        assert not_kept(taken)["hugetlb_usage"] == reason
+    assert "hugetlb_usage" not in not_kept(made_hugetlb.made())
 
 
 @pytest.mark.parametrize(

@@ -134,3 +134,16 @@ def test_the_reason_says_who_and_where() -> None:
     for found, who in ((one, "CPU 0 (kworker, 7)"), (one._replace(waiting=True), "kworker (7)")):
         reason = off_by(3_500, found).reason or ""
         assert reason.startswith(f"{who} frees the vmalloc area 0x5000, and 3,500 pages")
+
+
+def test_areas_on_a_stack_add_no_payer_to_other_counters() -> None:
+    theirs = AREA._replace(left=(PagesOfArea(OBJCG_B, 0, 10_000),))
+    one = task(theirs, functions=("pagetable_pte_dtor", "vfree", "do_syscall_64"))
+    for memcg, status in ((A, "unverifiable"), (B, "differs")):
+        assert off_by(1, one, memcg=memcg, of="pagetable").status == status
+
+
+def test_areas_do_not_tell_who_pays_for_what_a_stack_does_not_show() -> None:
+    """The stack points to no memcg, so the task may have charged any."""
+    one = task(AREA)._replace(held=())
+    assert off_by(5, one, memcg=B).status == "unverifiable"

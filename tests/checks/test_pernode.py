@@ -78,7 +78,8 @@ def test_each_kind_follows_a_rule_of_its_own(percpu: Follows, zswap: Follows) ->
         (kind, nid) for kind in wrong for nid in (0, 1)
     ]
     for finding in findings:
-        assert finding.memcg == A
+        assert (finding.memcg, finding.identity, finding.unit) == (A, "objcg_bytes", "bytes")
+        assert (finding.evidence_is, finding.evidence_total) == ("proof", 1)
         [evidence] = finding.evidence
         address = {"percpu": 0x9000, "zswap": 0x9100}[finding.what.split()[0]]
         assert (evidence.address, evidence.nid) == (address, 1)

@@ -271,6 +271,17 @@ def test_unreadable_in_every_sample() -> None:
     assert outcome(hidden, sample(row(5, 5)), is_whole=False)[0] == "exact"
 
 
+def test_a_difference_that_the_last_sample_could_not_verify_is_unverifiable() -> None:
+    off, unknown = sample(row(5, 6)), sample(row(5, None, missing="gone"))
+    settled = settle([off, unknown], True)
+    assert settled.rows == unknown.rows
+    assert settled.identities[0].status == "unverifiable"
+    # It moved before.
+    assert settle([sample(row(5, 7)), off, unknown], True).rows[0].reason == (
+        "changed between 3 samples"
+    )
+
+
 @pytest.mark.parametrize(
     ("seen", "left"),
     [
@@ -296,6 +307,16 @@ def test_a_proof_must_be_the_same_one(
     assert found == ([] if left is None else [left])
     # How many of those that are not listed are in all samples is not known.
     assert all(finding.evidence_total is None for finding in settled)
+
+
+def test_the_evidence_of_a_single_sample_is_all_there_is() -> None:
+    one = sample(row(5, 5), findings=(pending(row(1, 2, DB), 7, 8),))
+    for samples, total in (([one], 2), ([one, one], None)):
+        [found] = settle(samples, True).findings
+        assert ([e.address for e in found.finding.evidence], found.finding.evidence_total) == (
+            [7, 8],
+            total,
+        )
 
 
 def test_a_proof_without_a_row_needs_enough_samples() -> None:

@@ -127,6 +127,13 @@ def test_what_a_task_does_not_explain(
     assert {status for status, _ in judged(made(own, running=tasks)).values()} == {"differs"}
 
 
+def test_a_half_charged_page_is_of_the_size_of_its_row() -> None:
+    running = (task("alloc_hugetlb_folio"),)
+    item = ("hugetlb.1GB.usage[/a/b]", None)
+    for pages, status in ((1 << 18, "in-flight"), (HUGE, "differs")):
+        assert judged(made({(B, 1): pages}, running=running)) == {item: (status, pages)}
+
+
 def test_two_tasks_explain_two_pages() -> None:
     tasks = (task("alloc_hugetlb_folio", pid=1), task("alloc_hugetlb_folio", pid=2))
     taken = made({(B, 0): HUGE, (A, 0): HUGE}, running=tasks)

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -291,6 +292,7 @@ def test_an_object_that_was_counted_on_another_node() -> None:
     # Nothing is on the node that counts less than it has.
     assert "wrong-node" not in {h.cause for h in options({found_on: -208, counted: 208})}
     assert "wrong-node" not in {h.cause for h in options({counted: 208, found_on: 208})}
+    assert "wrong-node" not in {h.cause for h in options({counted: 208, found_on: 1})}
     # No object is of this size.
     assert "wrong-node" not in {h.cause for h in options({counted: 9000, found_on: -9000})}
 
@@ -314,9 +316,9 @@ def test_any_obj_cgroup_may_be_the_payer_if_no_row_tells() -> None:
     assert {h.objcgs for h in sock if h.cause == "still-charged"} == {(None,)}
 
 
-def by_node(off: dict[Short, int]) -> list[tuple[tuple[int, int], ...]]:
+def by_node(off: dict[Short, int], **more: Any) -> list[tuple[tuple[int, int], ...]]:
     """Return what each node has of a percpu allocation, on a kernel that accounts by node."""
-    made = kernel("NR_KMEM", accounting="kmem-per-node")
+    made = replace(kernel("NR_KMEM", accounting="kmem-per-node"), **more)
     found = options(off, [OF_B, ("references", "refcnt", B, 1, B1)], made)
     several = [h for h in found if h.charge is not None and h.charge.parts]
     assert {h.cause for h in several} <= {"still-charged", "charged-twice"}
@@ -342,9 +344,17 @@ def test_an_allocation_of_several_nodes_is_in_the_rows_of_their_obj_cgroups() ->
     assert by_node({PERCPU: 3 * PAGE + 300, ON_0: 100, PAGES_0: 1, ON_1: 200, PAGES_1: 2}) == [
         ((0, PAGE + 100), (1, 2 * PAGE + 200))
     ]
+    assert by_node({PERCPU: 300, ON_0: 1, ON_1: 299}) == [((0, 1), (1, 299))]
     assert by_node({PERCPU: 301, ON_0: 100, ON_1: 200}) == []
     assert by_node({PERCPU: 300, ON_0: 300}) == []
     assert by_node({PERCPU: 300, ON_0: -100, ON_1: 400}) == []
+
+
+def test_a_set_without_an_obj_cgroup_of_a_node_has_paid_for_nothing_there() -> None:
+    off = {PERCPU: 300, ON_0: 100, ON_1: 200}
+    for siblings in ((B0,), (), (B0, 0xBAD), (B0, 0)):
+        objcgs = {o: replace(objcg, siblings=siblings) for o, objcg in OBJCGS.items()}
+        assert by_node(off, objcgs=objcgs) == []
 
 
 def test_half_a_page_of_a_node_may_be_rounded_up_or_down() -> None:

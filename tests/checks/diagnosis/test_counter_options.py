@@ -71,6 +71,7 @@ def test_of_a_level_the_memcg_or_its_nodes_may_be_wrong() -> None:
         *((place, None, 8) for place in PLACES),
         *((f"{place} of a node", None, -8) for place in PLACES),
     ]
+    assert options(off, made=kernel(nodes=(0,))) == alone
     shown_by = options(
         {**off, ("kernel_stack", STACK, A, 1): -8, ("kernel_stack", STACK, A, 0): 4,
          ("kernel_stack", TABLE, A, 2): 4, ("local", STACK, B, 3): 4}

@@ -267,3 +267,98 @@ def test_of_causes_with_as_many_findings_those_that_are_proved_come_first() -> N
     found = diagnoses(kernel, [local, leaked])
     assert [d.cause for d in found] == ["memcg-leaked", "local-counter"]
     assert {len(d.findings) for d in found} == {1}
+
+
+def test_a_small_fault_is_the_only_explanation_where_nothing_else_is_wrong() -> None:
+    kernel = busy(1)
+    kernel.refs[kernel.objcg(WEB, 0)] += 1
+    [found] = diagnoses(kernel, findings_of(kernel))
+    assert (found.cause, found.confidence) == ("reference-leaked", "only-explanation")
+    # What an address proves may have made it, too.
+    evidence = (Evidence(address=0x9000, kind="memcg"),)
+    [finding] = findings_of(kernel)
+    local = replace(
+        finding,
+        identity="local",
+        item=ITEMS["reclaimable"],
+        kind="never-folded",
+        memcg=MAIL,
+        objcg=None,
+        evidence_is="proof",
+        evidence=evidence,
+    )
+    [leaked] = of_cause(diagnoses(kernel, [finding, local]), "reference-leaked")
+    assert leaked.confidence == "likely"
+
+
+def test_references_to_a_memcg_that_leaked_follow_from_that() -> None:
+    for number, cause in ((1, "reference-leaked"), (-1, "reference-lost")):
+        kernel = busy(1)
+        kernel.css[WEB] += number
+        [references] = findings_of(kernel)
+        proof = replace(
+            references,
+            identity="dying",
+            item="",
+            kind="leaked-memcg",
+            evidence_is="proof",
+            evidence=(Evidence(address=WEB, kind="memcg"),),
+        )
+        [alone] = diagnoses(kernel, [references])
+        assert alone.cause == cause
+        [found] = diagnoses(kernel, [references, proof])
+        assert (found.cause, found.findings) == ("memcg-leaked", (0, 1))
+        other = replace(proof, evidence=(Evidence(address=MAIL, kind="memcg"),))
+        assert {d.cause for d in diagnoses(kernel, [references, other])} == {cause, "memcg-leaked"}
+        # Those of an obj_cgroup are no references to a memcg.
+        kernel = busy(1)
+        kernel.refs[kernel.objcg(WEB, 0)] += number
+        [references] = findings_of(kernel)
+        assert {d.cause for d in diagnoses(kernel, [references, proof])} == {cause, "memcg-leaked"}
+
+
+def test_no_other_explanation_says_the_same() -> None:
+    """A charge with its reference and one without it are the same in words."""
+    kernel = busy(1)
+    kernel.things.append(Thing("slab", "reclaimable", 0, 1112, kernel.objcg(WEB, 0)))
+    made = kernel.snapshot()
+    judged = judge(made)
+    hidden = ("references", "objcg_bytes")
+    rows = [
+        replace(row, status="unverifiable", reason="made") if row.identity in hidden else row
+        for row in judged.rows
+    ]
+    findings = [p.finding for p in judged.findings if p.finding.identity not in hidden]
+    found = diagnose(made, rows, findings)
+    assert found
+    for diagnosis in found:
+        assert diagnosis.what not in diagnosis.others
+        assert len(set(diagnosis.others)) == len(diagnosis.others)
+
+
+def test_a_change_that_no_flush_finds_is_that_of_the_counter_in_a_cpu() -> None:
+    item = "NR_PAGETABLE"
+
+    def found(where: str, difference: int = 1, memcg: int = WEB, what: str = item) -> set[str]:
+        kernel = busy(1)
+        getattr(kernel, where)[WEB, item, 0] += 40
+        findings = findings_of(kernel)
+        unfolded = replace(
+            findings[0],
+            identity="updated",
+            item="changes to fold",
+            kind="never-folded",
+            memcg=memcg,
+            nid=None,
+            difference=difference,
+            what=f"changes of {what} are on no list",
+            evidence_is="proof",
+            evidence=(Evidence(address=0x8000, kind="memcg"),),
+        )
+        return {d.cause for d in diagnoses(kernel, [*findings, unfolded])}
+
+    both = {"counter", "never-folded"}
+    assert found("cpu") == {"counter"}
+    assert found("state") == both
+    assert found("cpu", difference=2) == found("cpu", memcg=MAIL) == both
+    assert found("cpu", what="NR_PAGETABLES") == both

@@ -299,3 +299,15 @@ def test_swap_without_an_id_is_no_memcgs() -> None:
     assert "swap" not in {row[0] for row in shown(found.signature)}
     [unused], _ = leaked(LEAKED._replace(swap_id=9, sock_pages=0))
     assert shown(unused.signature) == shown(found.signature)
+
+
+def test_bytes_in_stock_of_no_node_are_in_no_counter() -> None:
+    made = with_memcg(used(1), OBJCG, MAIL)
+    [stock] = made.stocks
+    row = ("slab", UNRECLAIMABLE, WEB, 1)
+    [found] = options(made, {LISTED: 1}, [row])
+    [without] = options(replace(made, stocks=[stock._replace(nid=None)]), {LISTED: 1}, [row])
+    assert shown(without.signature)[row] == shown(found.signature)[row] + 504
+    none = ("slab", UNRECLAIMABLE, WEB)
+    [no_node] = options(replace(made, stocks=[stock._replace(nid=None)]), {LISTED: 1}, [none])
+    assert none not in shown(no_node.signature)

@@ -10,6 +10,7 @@ import pytest
 from support.made import snapshot
 from support.made_rows import Short, key, view
 
+from memcg_inspect.checks.diagnosis import search
 from memcg_inspect.checks.diagnosis.cause import Cause, Hypothesis
 from memcg_inspect.checks.diagnosis.differences import Signature, View
 from memcg_inspect.checks.diagnosis.effects import Charge
@@ -182,3 +183,67 @@ def test_each_alone() -> None:
     assert [h.cause for h in alone] == ["one", "other"]
     many = [fault("many", A, place=str(n)) for n in range(40_000)]
     assert each_alone(made, causes(*many), goal) == []
+
+
+def test_a_node_is_near_a_fault_of_no_memcg_only() -> None:
+    on_node, everywhere = ("node_levels", "NR_SHMEM", None, 1), ("node_totals", "NR_SHMEM")
+    of_memcg = fault("one", A, memcgs=(0x9000,), nid=1)
+    assert [e.sure for e in found(A | {on_node: 500}, of_memcg)] == [True]
+    assert [e.sure for e in found(A | {everywhere: 500}, fault("one", A))] == [True]
+
+
+def test_the_cause_of_all_rows_is_looked_for_in_one_of_them() -> None:
+    asked: list[RowKey] = []
+
+    def options(_rows: View, row: RowKey, _amount: int) -> Iterator[Hypothesis]:
+        asked.append(row)
+        yield fault("all", A | B | C)
+
+    made = view(snapshot(), {}, ROWS).differences
+    goal = {key(*row): amount for row, amount in (A | B | C).items()}
+    cause = Cause("all", ("css_refs",), options, str, (), "")
+    assert [h.cause for h in each_alone(made, [cause], goal)] == ["all"]
+    assert len(asked) == 1
+
+
+@pytest.mark.parametrize(("singles", "fewer"), [(11, True), (12, False)])
+def test_fewer_causes_are_looked_for_in_place_of_twelve(singles: int, fewer: bool) -> None:
+    """The largest cause leaves rows to as many others, and two causes explain all."""
+    rows: list[dict[Short, int]] = [
+        {("css_refs", "css.refcnt", 0xA000 + n): 100 + 7 * n} for n in range(14 + singles)
+    ]
+
+    def of(*numbers: int) -> dict[Short, int]:
+        return {row: amount for n in numbers for row, amount in rows[n].items()}
+
+    every = range(len(rows))
+    some = [fault("large", of(*every[:14]), memcgs=(1,))]
+    some += [fault(f"single {n}", of(n), memcgs=(1,)) for n in every[14:]]
+    halves = [fault(f"half {n}", of(*every[n::2])) for n in (0, 1)]
+    explained = names(found(of(*every), *some, *halves))
+    assert explained == (["half 0", "half 1"] if fewer else sorted(h.cause for h in some))
+
+
+@pytest.mark.parametrize(("most", "sure"), [(2, True), (1, False)])
+def test_nothing_is_sure_where_very_many_rows_differ(
+    monkeypatch: pytest.MonkeyPatch, most: int, sure: bool
+) -> None:
+    monkeypatch.setattr(search, "_MOST_ENTANGLED", most)
+    assert [e.sure for e in found(A | B, fault("a", A), fault("b", B))] == [sure, sure]
+
+
+def test_causes_away_from_rows_that_are_left_over_stay() -> None:
+    large, first, second = fault("large", A | B), fault("first", A | C), fault("second", B | D)
+    assert names(found(A | B | C | D, large, first, second)) == ["large"]
+
+
+def test_two_causes_are_others_of_two_and_three_are_not() -> None:
+    """In rows of one memcg."""
+    one, two = fault("one", A | B, memcgs=(1,)), fault("two", C | D, memcgs=(1,))
+    pair = fault("pair 1", A | C), fault("pair 2", B | D)
+    three = fault("three 1", A), fault("three 2", B | C), fault("three 3", D)
+    explanations = found(A | B | C | D, one, two, *pair, *three)
+    assert names(explanations) == ["one", "two"]
+    for explained in explanations:
+        others = {tuple(sorted(h.cause for h in some)) for some in explained.others}
+        assert others == {("pair 1", "pair 2")}

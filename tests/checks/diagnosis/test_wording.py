@@ -192,6 +192,11 @@ def test_a_counter_of_a_node_that_no_row_shows() -> None:
             "too little",
         ),
         (
+            "counted-wrong",
+            {"item": "NR_X", "amount": 1},
+            "NR_X of memcg 0xa000, and that of the whole memcg with it, counted 1 byte too much",
+        ),
+        (
             "node-counter",
             {"item": "NR_X", "nid": 1, "amount": -8, "memcgs": (), "place": "one, another"},
             "NR_X of node 1 is 8 bytes too low, in one, or in another",
