@@ -75,17 +75,23 @@ def test_whole_pages_with_bytes_that_were_not_read(missing: str, bytes_: int) ->
 
 
 def test_hierarchy_row_knows_what_is_missing_below() -> None:
-    # /a/b's 1000 bytes are in slabs that are missing; /a has 8 bytes more than it claims.
+    # /a/b's 1000 bytes are in slabs that are missing; /a has more than it claims: 8 bytes, or so
+    # many that the whole subtree has more, too.
     stats = zero(family(), (0,))
     for memcg in (ROOT, A, B):
         stats[memcg, 0] = {RECLAIMABLE: Stat(1000, 0, 0), UNRECLAIMABLE: Stat(0, 0, 0)}
-    charges = ledger({(OBJCG_A, "slab", "reclaimable", 0): (8, 1)})
-    charges.note_missing("slab")
-    taken = snapshot(charges=charges, lruvec_stats=stats, nodes=(0,))
-    rows = slab_rows(taken)
-    assert {(r.memcg, r.difference) for r in rows if r.status == "differs"} == {(A, -8)}
-    above = {r.memcg: r.status for r in hierarchy_rows(taken, rows) if r.item == RECLAIMABLE}
-    assert above[A] == "unverifiable"
+    for size in (8, 1008):
+        charges = ledger({(OBJCG_A, "slab", "reclaimable", 0): (size, 1)})
+        charges.note_missing("slab")
+        taken = snapshot(charges=charges, lruvec_stats=stats, nodes=(0,))
+        rows = slab_rows(taken)
+        assert {(r.memcg, r.difference) for r in rows if r.status == "differs"} == {(A, -size)}
+        above = {r.memcg: r for r in hierarchy_rows(taken, rows) if r.item == RECLAIMABLE}
+        assert (above[A].status, above[A].reason, above[A].difference) == (
+            "unverifiable",
+            "objcgs of slabs on this node are not in the image",
+            1000 - size,
+        )
 
 
 def test_unknown_compound_page_may_be_no_large_kmalloc() -> None:
@@ -95,7 +101,11 @@ def test_unknown_compound_page_may_be_no_large_kmalloc() -> None:
         features=features(large_kmalloc_type=False),
         coverage={"compound": Coverage(3, 1)},
     )
-    assert "differs" not in {row.status for row in slab_rows(taken)}
+    rows = {(row.memcg, row.nid, row.item): row for row in slab_rows(taken)}
+    assert "differs" not in {row.status for row in rows.values()}
+    assert rows[A, 0, UNRECLAIMABLE].reason == (
+        "owners of compound pages, which tell them from large kmallocs, are not in the image"
+    )
 
 
 def test_skew_is_between_nodes() -> None:

@@ -105,13 +105,24 @@ def test_other_references_than_were_found(off: int, kind: str | None) -> None:
 
 
 def test_holders_that_could_not_be_read() -> None:
-    for subject in ("memcgs", "charge_stock", "notify", "zswap_cursor"):
+    for subject, holders in (
+        ("memcgs", "memcgs, which hold references to their parents,"),
+        ("charge_stock", "charge stocks"),
+        ("other_socks", "sockets of protocols without a slab cache"),
+        ("notify", "groups of inotify and fanotify"),
+        ("zswap_cursor", "zswap's cursors"),
+    ):
         coverage = {subject: Coverage(1, 1)}
-        assert status(made(1, coverage=coverage)) == "unverifiable"
+        row = row_of(B, made(1, coverage=coverage))
+        reason = f"{holders} are not all in the image"
+        assert (row.status, row.reason) == ("unverifiable", reason)
         # What is missing can only add to what was found.
         assert status(made(-1, coverage=coverage)) == "differs"
     broken = REFS | {B: REFS[B]._replace(whole=False)}
-    assert status(made(css=broken)) == "unverifiable"
+    row = row_of(B, made(css=broken))
+    assert (row.status, row.reason) == (
+        *("unverifiable", "lists of what holds references to it are not all in the image"),
+    )
     assert status(made(css={A: REFS[A], DEAD: REFS[DEAD]})) == "unverifiable"
     lost = made(1)
     lost.ledger.note_missing("sock")

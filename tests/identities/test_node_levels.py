@@ -129,7 +129,10 @@ def test_pages_of_no_memcg_make_counters_of_folios_unverifiable() -> None:
     """Only where they differ, and not those of LRU lists, on which every page has a memcg."""
     rows = rows_of(made({(1, SHMEM): 1, (1, ANON): 1}, uncharged=1))
     assert rows[SHMEM, 0].status == "exact"
-    assert rows[SHMEM, 1].status == "unverifiable"
+    assert (rows[SHMEM, 1].status, rows[SHMEM, 1].reason) == (
+        "unverifiable",
+        "pages on LRU lists are not charged to any memcg, and only nodes count them",
+    )
     assert rows[ANON, 1].status == "differs"
 
 
@@ -141,6 +144,11 @@ def test_the_swap_cache_of_cgroup_v1() -> None:
         kernel = replace(kernel, lruvec_items=ITEMS, node_items=ITEMS)
         rows = rows_of(replace(taken, features=kernel))
         assert (rows[CACHE, 0].status, rows[CACHE, 1].status) == ("exact", status)
+        reason = (
+            "cgroup v1 may have uncharged pages before they left the swap cache "
+            "(mem_cgroup_swapout())"
+        )
+        assert rows[CACHE, 1].reason == (reason if status == "unverifiable" else None)
 
 
 @pytest.mark.parametrize(("by_nfs", "status"), [(False, "differs"), (True, "unverifiable")])

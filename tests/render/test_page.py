@@ -301,3 +301,43 @@ def test_tiles_of_caches_that_are_not_all_known() -> None:
         "/web, dentry, dentry, node 1: 700 bytes",
         "/web, no node: 50 bytes",
     ]
+
+
+GROWTH = (
+    Column("memcg", "memcg", ""),
+    Column("node", "node", ""),
+    Column("bytes", "bytes", "", total=True),
+    Column("growth", "difference", "", in_bytes=True),
+)
+
+
+def sections_of(columns: tuple[Column, ...], rows: list[SimpleNamespace]) -> list[Section]:
+    """Return the sections of a page with one table."""
+    answer = Answer("test", report().image, (Table("t", "sizes", columns, rows),))
+    return Page(answer_page(answer)).sections[1:]
+
+
+def test_bars_of_what_grew_and_shrank_most() -> None:
+    """What stayed the same is left out, and so is what could not be read."""
+    grown = {"/a": 5, "/b": -900, "/c": 0, "/d": 70, "/e": NotRead("gone")}
+    rows = [SimpleNamespace(memcg=m, node=1, bytes=1, growth=n) for m, n in grown.items()]
+    chart, _ = sections_of(GROWTH, rows)
+    assert chart.title == "sizes: growth"
+    assert chart.titles == [
+        "/b, node 1, growth: -900 bytes",
+        "/d, node 1, growth: 70 bytes",
+        "/a, node 1, growth: 5 bytes",
+    ]
+    [table] = sections_of(GROWTH, [row for row in rows if row.memcg in ("/c", "/e")])
+    assert table.title == "sizes"
+
+
+def test_no_picture_of_nothing() -> None:
+    nothing = [
+        SimpleNamespace(memcg="/a", node=0, bytes=0),
+        SimpleNamespace(memcg="/b", node=1, bytes=-5),
+    ]
+    assert [section.title for section in sections_of(GROWTH[:3], nothing)] == ["sizes"]
+    one = SimpleNamespace(memcg="/c", node=1, bytes=1)
+    tree, heat, _ = sections_of(GROWTH[:3], [*nothing, one])
+    assert (tree.amounts, heat.titles) == ([1], ["/c, node 1: 1 byte"])

@@ -5,7 +5,9 @@ from __future__ import annotations
 
 from xml.etree import ElementTree
 
-from memcg_inspect.render.pictures import Bar, Tile, bars, heat_map, tree_map
+import pytest
+
+from memcg_inspect.render.pictures import Bar, Tile, _Box, _squares, bars, heat_map, tree_map
 
 _PLACE = ("x", "y", "width", "height", "fill-opacity")
 
@@ -26,7 +28,7 @@ def test_parts_of_bars() -> None:
     some = [
         Bar("/a", {"one": 300, "two": 100}),
         Bar("/b", {"one": -100, "two": -60}),
-        Bar("/c", {"three": 0, "four": 1, "five": 1}),
+        Bar("/c", {"three": 1, "four": 0, "five": 1}),
     ]
     assert drawn(bars(some)) == [
         "0 0 960 110",
@@ -39,8 +41,8 @@ def test_parts_of_bars() -> None:
         "kind-1 at 300.0 25 60.0 16",
         "value at 464.0 37.0: -160 bytes",
         "label at 0.0 59.0: /c",
-        "kind-2 at 460.0 47 0.0 16",
-        "kind-3 at 460.0 47 1.0 16",
+        "kind-2 at 460.0 47 1.0 16",
+        "kind-3 at 460.0 47 0.0 16",
         "kind-4 at 461.0 47 1.0 16",
         "value at 466.0 59.0: 2 bytes",
         "kind-0 at 0.0 72.0 10 10",
@@ -94,6 +96,10 @@ def test_cells_of_a_heat_map() -> None:
 def test_heat_maps_of_nothing() -> None:
     """A column is no wider than it needs to be."""
     assert drawn(heat_map([], [], {})) == ["0 0 960 22"]
+    assert drawn(heat_map(["/a"], ["node 0"], {("/a", "node 0"): 1}))[-2:] == [
+        "heat at 300.0 22 138.0 20 1.000",
+        "value strong at 304.0 37.0: 1 byte",
+    ]
     assert drawn(heat_map(["/a"], ["node 0"], {})) == [
         "0 0 960 44",
         "heading at 304.0 14.0: node 0",
@@ -157,6 +163,60 @@ def test_a_group_that_is_too_low_has_no_heading() -> None:
         "kind-1 at 240.0 426.0 10 10",
         "legend at 254.0 436.0: lru",
     ]
+
+
+def test_the_least_height_with_words() -> None:
+    """It is 1 point below the heading of a group, and 18 points of a tile."""
+    groups = [Tile("a", "/a", "", 319_200), Tile("b", "/b", "", 80_200), Tile("c", "/c", "", 3_800)]
+    assert drawn(tree_map(groups))[5:-2] == [
+        "kind-0 at 760.0 18.0 198.0 381.0",
+        "label at 763.0 31.0: /b",
+        "heading at 763.0 414.0: c: 3,800 bytes",
+        "kind-0 at 760.0 419.0 198.0 0.2",
+    ]
+    tiles = [Tile("a", "/d", "", 289_440), Tile("a", "/e", "", 91_680), Tile("a", "/f", "", 4_800)]
+    assert drawn(tree_map(tiles))[4:-2] == [
+        "kind-0 at 720.0 18.0 238.0 380.0",
+        "label at 723.0 31.0: /e",
+        "kind-0 at 720.0 400.0 238.0 18.0",
+        "label at 723.0 413.0: /f",
+    ]
+
+
+def test_squares_of_the_paper() -> None:
+    """Its example is 6, 6, 4, 3, 2, 2 and 1, in a box of 6 by 4."""
+    found = _squares([6, 6, 4, 3, 2, 2, 1], _Box(0, 0, 6, 4))
+    wanted = [
+        (0, 0, 3, 2),
+        (0, 2, 3, 2),
+        (3, 0, 12 / 7, 7 / 3),
+        (3 + 12 / 7, 0, 9 / 7, 7 / 3),
+        (3, 7 / 3, 6 / 5, 5 / 3),
+        (21 / 5, 7 / 3, 6 / 5, 5 / 3),
+        (27 / 5, 7 / 3, 3 / 5, 5 / 3),
+    ]
+    assert [pytest.approx(one) for one in wanted] == found
+    # Of two ways that are as good, the one with more in a row.
+    assert _squares([1, 1], _Box(0, 0, 2, 2)) == [(0, 0, 2, 1), (0, 1, 2, 1)]
+
+
+def test_as_many_kinds_as_colours() -> None:
+    """With one more, the least two kinds share the last colour."""
+    for kinds, named in ((8, "kind 7"), (9, "(other kinds)")):
+        tiles = [Tile("a", f"/{n}", f"kind {n}", 1000 - n) for n in range(kinds)]
+        *_, square, name = drawn(tree_map(tiles))
+        assert (square, name) == ("kind-7 at 720.0 444.0 10 10", f"legend at 734.0 454.0: {named}")
+
+
+def test_pictures_say_what_they_are() -> None:
+    for svg, name in (
+        (tree_map([]), "tree-map"),
+        (heat_map([], [], {}), "heat-map"),
+        (bars([]), "bars"),
+    ):
+        given = ElementTree.fromstring(svg).attrib
+        told = (given["class"], given["role"], given["aria-label"])
+        assert told == (name, "group", name.replace("-", " "))
 
 
 def test_a_tile_below_zero_has_no_area() -> None:
