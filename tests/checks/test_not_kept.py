@@ -109,6 +109,12 @@ def test_what_is_enough_to_keep_an_identity(identity: str, taken: Snapshot) -> N
     assert identity not in not_kept(taken)
 
 
+def test_sockets_of_cgroup_v1() -> None:
+    kept = {"items": frozenset({"MEMCG_SOCK"}), "default_hierarchy": False}
+    taken = snapshot(features=replace(BARE, **kept))  # type: ignore[arg-type]
+    assert not_kept(taken)["sock"] == "cgroup v1 charges sockets to a separate page counter"
+
+
 @pytest.mark.parametrize(
     ("off", "reason"),
     [
