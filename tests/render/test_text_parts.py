@@ -11,7 +11,14 @@ import pytest
 from support.printed import findings_text, output, text
 from support.reports import clean, report, row
 
-from memcg_inspect.render.text import amount, plain_output, rounded, signed, size
+from memcg_inspect.render.text import (
+    amount,
+    make_output,
+    plain_output,
+    rounded,
+    signed,
+    size,
+)
 from memcg_inspect.report import Report
 from memcg_inspect.tables import Column, Field, NotRead, Table, Value, columns_of
 
@@ -191,3 +198,18 @@ def test_not_everything_could_be_read() -> None:
     assert text(made).splitlines()[0] == (
         "INCOMPLETE: nothing wrong was found; not everything could be read"
     )
+
+
+def test_lines_are_wrapped_on_a_terminal_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sizes in tables are rounded there, too, unless they are to be exact."""
+    words, column = "many words " * 9, Column("bytes", "bytes", "")
+    monkeypatch.setenv("COLUMNS", "40")
+    made = make_output()
+    assert made.wrapped(words) == [words]
+    assert made.cell(column, 5 << 20) == "5,242,880"
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm")
+    assert max(map(len, make_output().wrapped(words))) <= 40
+    assert make_output().cell(column, 5 << 20) == "5.0 MiB"
+    assert make_output(exact=True).cell(column, 5 << 20) == "5,242,880"
+    assert plain_output(40).cell(column, 5 << 20) == "5.0 MiB"
