@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from support.made import DEAD, OBJCG_A, OBJCG_B, ROOT, A, B
 from support.made_charges import image
@@ -184,3 +186,27 @@ def test_a_task_with_an_obj_cgroup_that_was_not_read() -> None:
         A: ("unverifiable", "obj_cgroups are not all in the image"),
         B: ("exact", None),
     }
+
+
+def test_tasks_that_charge_another_memcg_are_counted_by_their_own() -> None:
+    """One of ``/a`` is wrong, and so is a CPU; those of ``/a/b`` are not."""
+    wrong = ACTIVE._replace(function=None)
+    cpu = wrong._replace(name="CPU 1", task=None, owner=None)
+    tasks = [task(A, OBJCG_A), task(A, OBJCG_A), task(B, OBJCG_B)]
+
+    def told(*active: ActiveMemcg) -> list[tuple[Any, ...]]:
+        rows = active_memcg_rows(image(tasks=tasks, active_memcgs=active))
+        return [(r.memcg, r.item, r.unit, r.found, r.claimed) for r in rows]
+
+    by_task, by_cpu = ("task->active_memcg", "references"), ("int_active_memcg", "references")
+    of_b = (B, *by_task, {"tasks": 1}, {"tasks": 1})
+    assert told(wrong) == [
+        (A, *by_task, {"tasks": 1}, {"tasks": 2}),
+        of_b,
+        (None, *by_cpu, {"cpus": 2}, {"cpus": 2}),
+    ]
+    assert told(cpu) == [
+        (A, *by_task, {"tasks": 2}, {"tasks": 2}),
+        of_b,
+        (None, *by_cpu, {"cpus": 1}, {"cpus": 2}),
+    ]

@@ -89,6 +89,13 @@ def test_each_holder_counts() -> None:
     assert +found[DEAD] == {"id": 1, "sock": 1, "zswap": 1}
 
 
+def test_an_id_without_references_holds_none() -> None:
+    """mem_cgroup_id_put() dropped the one of the ID with the last reference to it."""
+    for references, held in ((0, 0), (1, 1), (2, 1)):
+        css = REFS | {B: REFS[B]._replace(id_refs=references)}
+        assert row_of(B, made(css=css)).found["id"] == held
+
+
 def test_user_pages_hold_references_up_to_7_1() -> None:
     before = made(features=features(lru_holds_objcg=False))
     assert row_of(A, before).found["lru"] == 2
@@ -182,6 +189,10 @@ def test_a_task_that_holds_a_reference_for_a_moment() -> None:
     )
     assert status(made(3, css_stacks=high)) == "in-flight"
     assert status(made(4, css_stacks=high)) == "differs"
+    # A walk of zswap, and reclaim under another name, hold one each.
+    both = holding("zswap_shrinker_count", "do_try_to_free_reclaim", words=9)
+    assert status(made(2, css_stacks=both)) == "in-flight"
+    assert status(made(3, css_stacks=both)) == "differs"
     # A task that points to another memcg explains nothing here.
     other = {A: more[B]}
     assert status(made(1, css_stacks=other)) == "differs"
@@ -191,6 +202,8 @@ def test_a_pointer_that_may_be_left_over() -> None:
     for functions in ((), ("do_sys_poll", "schedule")):
         assert status(made(1, css_stacks=holding(*functions))) == "unverifiable"
         assert status(made(2, css_stacks=holding(*functions))) == "differs"
+    # Of functions that hold none, one reference at most is left over, however many words there are.
+    assert status(made(2, css_stacks=holding("do_sys_poll", words=9))) == "differs"
 
 
 def test_a_task_whose_registers_are_not_known() -> None:

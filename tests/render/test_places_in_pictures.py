@@ -200,6 +200,17 @@ def test_squares_of_the_paper() -> None:
     assert _squares([1, 1], _Box(0, 0, 2, 2)) == [(0, 0, 2, 1), (0, 1, 2, 1)]
 
 
+def test_amounts_that_are_too_small_for_an_area() -> None:
+    """They have a place all the same: at the end of what the others take."""
+    whole = _Box(0, 0, 960, 420)
+    assert _squares([1 << 60, 1, 1], whole) == [whole, (960, 0, 0, 0), (960, 0, 0, 0)]
+    tiles = [Tile("a", "/a", "", 1 << 60), Tile("b", "/b", "", 1), Tile("b", "/c", "", 1)]
+    assert [line for line in drawn(tree_map(tiles)) if line.startswith("kind")][:3] == [
+        "kind-0 at 0.0 18.0 958.0 400.0",
+        *["kind-0 at 960.0 0.0 0.2 0.2"] * 2,
+    ]
+
+
 def test_as_many_kinds_as_colours() -> None:
     """With one more, the least two kinds share the last colour."""
     for kinds, named in ((8, "kind 7"), (9, "(other kinds)")):
