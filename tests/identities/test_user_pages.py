@@ -24,14 +24,16 @@ from support.planting import Fault, NoVictim, Subject, ended
 
 from memcg_inspect.checks.found import FoundAmounts
 from memcg_inspect.checks.identities.user_pages import ITEMS, has_nodes, user_page_rows
+from memcg_inspect.checks.inflight import mark_in_flight
 from memcg_inspect.checks.judge import judge
 from memcg_inspect.checks.ledger import Ledger
+from memcg_inspect.checks.rows import RowKey, make_row
 from memcg_inspect.checks.snapshot import Snapshot
 from memcg_inspect.collect import collect
 from memcg_inspect.image.image import image_of
 from memcg_inspect.linux.mm.mm_types import page_layout, scan_pages
 from memcg_inspect.linux.mm.mmzone import mem_map
-from memcg_inspect.model import Coverage, Stat
+from memcg_inspect.model import Coverage, Running, Stat
 from memcg_inspect.model_pages import UserPages
 from memcg_inspect.report import Report, Row
 from memcg_inspect.tables import NotRead
@@ -186,6 +188,20 @@ def test_what_is_found_for_a_line() -> None:
     assert isinstance(FoundAmounts(made(charges=ledger)).own(A, "NR_SHMEM"), NotRead)
     kernel = replace(features("NR_SHMEM"), has_local=True)
     assert FoundAmounts(made(features=kernel)).own(A, "NR_ANON_MAPPED") is None
+
+
+@pytest.mark.parametrize(("identity", "most"), [("user_pages", 8), ("lru", 4)])
+def test_rows_in_which_one_folio_shows(identity: str, most: int) -> None:
+    """One CPU that works on a folio explains that many rows, and none if there are more."""
+    cpu = Running(0, 7, "sh", ("folio_add_lru", "do_syscall_64", "entry_SYSCALL_64"), True)
+
+    def statuses(number: int) -> set[str]:
+        keys = (RowKey(identity, f"ITEM_{n}", "pages", A, 0) for n in range(number))
+        rows = [make_row(key, {"pages": 5}, {"folded": 6}) for key in keys]
+        return {row.status for row in mark_in_flight(snapshot(running=[cpu]), rows)}
+
+    assert statuses(most) == {"unverifiable"}
+    assert statuses(most + 1) == {"differs"}
 
 
 def states(lab: Lab, kernel: str) -> GuestImage:
