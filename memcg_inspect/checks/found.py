@@ -40,6 +40,10 @@ class FoundAmounts:
         for check in CHECKS:
             if _compares(check) and check.why_not_kept(snapshot) is None:
                 self._add(check)
+        # The identity has no row of a counter that is 0. On a kernel without it, none is kept.
+        kept = user_pages.kept_items(snapshot)
+        self._items.update(kept)
+        self._by_node.update(item for item in kept if user_pages.has_nodes(snapshot, item))
 
     def _add(self, check: Check) -> None:
         for row in check.rows(self._snapshot):
@@ -53,10 +57,6 @@ class FoundAmounts:
             self._amounts[row.memcg, row.nid, row.item] = (
                 NotRead(row.reason or "not all memory could be read") if is_missing else amount
             )
-        if check is user_pages.CHECK:
-            kept = user_pages.kept_items(self._snapshot)
-            self._items.update(kept)
-            self._by_node.update(i for i in kept if user_pages.has_nodes(self._snapshot, i))
 
     def own(self, memcg: int, item: str, nid: int | None = None) -> int | NotRead | None:
         """

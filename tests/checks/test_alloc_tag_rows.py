@@ -107,6 +107,7 @@ def test_what_could_not_be_read() -> None:
     made = profile(site(KMALLOC, None, None), site(PERCPU, 32, 1))
     unread = rows(made)["mm/a.c:256 func:f", "bytes"]
     assert (unread.status, unread.claimed) == ("unverifiable", None)
+    assert unread.reason == "the counters of the call site are not in the image"
     # A reference that is missing can only make found too small.
     made = profile(site(KMALLOC, 128, 3), site(PERCPU, 40, 1), missing="pages are missing")
     found = {key: row.status for key, row in rows(made).items()}
@@ -121,7 +122,9 @@ def test_what_could_not_be_read() -> None:
 def test_a_counter_of_several_sites_cannot_be_divided() -> None:
     shared = {"counters": 0x8}
     made = profile(site(KMALLOC, 224, 4, **shared), site(PERCPU, 224, 4, **shared))
-    assert {row.status for row in rows(made).values()} == {"unverifiable"}
+    assert {(row.status, row.reason) for row in rows(made).values()} == {
+        ("unverifiable", "several call sites share one counter")
+    }
 
 
 def test_sites_of_one_line_are_told_apart() -> None:

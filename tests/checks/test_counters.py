@@ -142,3 +142,25 @@ def test_sums_of_items() -> None:
     assert whole.own_sum(A, ()) == CounterValue(0, 0)
     for total in (whole.own_sum, whole.hierarchical_sum):
         assert total(B, (ITEM, "NONE")) is None
+
+
+def test_counters_that_were_read_and_are_zero() -> None:
+    """On any node. Of a counter that was not read, nothing is known."""
+    quiet = {"NR_SHMEM": Stat(0, 0, 0)}
+    stats = {memcg: {**of, **quiet} for memcg, of in STATS.items()}
+    by_node = {(memcg, 1): {"NR_FILE": Stat(0, 0, 0)} for memcg in stats}
+    made = Counters(family(), stats, by_node)
+    zero = [
+        (item, nid)
+        for item in (*sorted(EVERY), "NONE")
+        for nid in (None, 0, 1)
+        if made.is_zero(B, item, nid)
+    ]
+    assert zero == [("NR_FILE", 1), ("NR_SHMEM", None)]
+    assert [
+        (item, nid) for item in sorted(EVERY) for nid in (None, 0, 1) if made.has(item, nid)
+    ] == [
+        (ITEM, None),
+        ("NR_FILE", 1),
+        ("NR_SHMEM", None),
+    ]

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 from support.made import (
@@ -14,6 +15,7 @@ from support.made import (
     ROOT,
     A,
     B,
+    family,
     family_objcgs,
     features,
     ledger,
@@ -38,7 +40,7 @@ from memcg_inspect.checks.identities.zswap import zswap_rows
 from memcg_inspect.checks.judge import judge
 from memcg_inspect.checks.ledger import ChargeKind
 from memcg_inspect.checks.snapshot import Snapshot
-from memcg_inspect.model import Coverage, Objcg, Vectors
+from memcg_inspect.model import Coverage, Nodes, Objcg, Vectors
 from memcg_inspect.model_tasks import TaskCharge
 from memcg_inspect.report import Evidence, Row
 
@@ -397,3 +399,32 @@ def test_cgroup_v1_charges_neither_zswap_nor_sockets() -> None:
 def test_kernel_without_zswap() -> None:
     status, reason = outcome(image(features=features("MEMCG_ZSWAP_B", zswap=False)))["zswap"]
     assert (status, reason) == ("not-kept", "this kernel was built without zswap")
+
+
+def test_a_subtree_has_what_stocks_have_not_given_to_its_counters() -> None:
+    """What a stock holds is in no counter yet."""
+    rows = [
+        replace(row, found={"slab": 100}, claimed={"folded": 60, "stock": 40})
+        for row in stack_rows(image())
+        if (row.memcg, row.nid) in ((A, 0), (B, 0))
+    ]
+    assert the(hierarchy_rows(image(), rows), A, 0).found == {"subtree": 2 * (100 - 40)}
+
+
+def test_slab_memory_of_nodes_that_are_not_flushed() -> None:
+    """If there is some: the sum of the nodes, and the memcg, may have more or less."""
+    lost = "node 1 has counters but no memory: the kernel does not flush them"
+    for node, off, why in ((8, 3, lost), (8, -3, lost), (0, 3, None)):
+        nodes = {(m, n): own(NR_SLAB_RECLAIMABLE_B=node * n) for m in family() for n in (0, 1)}
+        whole = {m: own(NR_SLAB_RECLAIMABLE_B=node + off * (m == B)) for m in family()}
+        taken = snapshot(
+            lruvec_stats=nodes, memcg_stats=whole, all_nodes=Nodes(with_memory=frozenset({0}))
+        )
+        row = the(level_rows(taken), B, item="NR_SLAB_RECLAIMABLE_B")
+        assert (row.difference, row.reason) == (off, why)
+        assert row.status == ("differs" if why is None else "unverifiable")
+    # What was not read may be some, and nothing is compared with a sum that is not whole.
+    del nodes[B, 1]
+    taken = snapshot(lruvec_stats=nodes, memcg_stats=whole)
+    row = the(level_rows(taken), B, item="NR_SLAB_RECLAIMABLE_B")
+    assert (row.status, row.found, row.claimed) == ("unverifiable", {"nodes": 0}, None)

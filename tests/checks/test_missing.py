@@ -4,10 +4,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from support.made import (
+    DEAD,
     OBJCG_A,
     OBJCG_B,
     OBJCG_DEAD,
@@ -22,14 +24,17 @@ from support.made import (
     snapshot,
     zero,
 )
-from support.made_charges import CHARGES, PAGE, image
+from support.made_charges import CHARGES, MEMCG_STATS, PAGE, image
 
 from memcg_inspect.checks.identities.hierarchy import hierarchy_rows
 from memcg_inspect.checks.identities.kernel_stack import stack_rows
 from memcg_inspect.checks.identities.kmem import kmem_rows
+from memcg_inspect.checks.identities.node_totals import node_total_rows
 from memcg_inspect.checks.identities.objcg_bytes import objcg_rows
+from memcg_inspect.checks.identities.placement import placement_rows
 from memcg_inspect.checks.identities.references import reference_rows
 from memcg_inspect.checks.identities.slab import slab_rows
+from memcg_inspect.checks.identities.sock_bytes import sock_bytes_rows
 from memcg_inspect.checks.identities.usage import usage_rows
 from memcg_inspect.checks.identities.vmalloc import vmalloc_rows
 from memcg_inspect.checks.judge import judge
@@ -39,7 +44,8 @@ from memcg_inspect.checks.node_pages import why_not_all_pages
 from memcg_inspect.checks.rows import RowKey, make_row
 from memcg_inspect.checks.skew import skew_matrix
 from memcg_inspect.checks.snapshot import Snapshot
-from memcg_inspect.model import Coverage, NodeUse, Objcg, Stat
+from memcg_inspect.checks.sockets import SockUsage
+from memcg_inspect.model import Coverage, Nodes, NodeStat, NodeUse, Objcg, Stat, Vectors
 from memcg_inspect.report import Row
 
 
@@ -75,17 +81,23 @@ def test_whole_pages_with_bytes_that_were_not_read(missing: str, bytes_: int) ->
 
 
 def test_hierarchy_row_knows_what_is_missing_below() -> None:
-    # /a/b's 1000 bytes are in slabs that are missing; /a has 8 bytes more than it claims.
+    # /a/b's 1000 bytes are in slabs that are missing; /a has more than it claims: 8 bytes, or so
+    # many that the whole subtree has more, too.
     stats = zero(family(), (0,))
     for memcg in (ROOT, A, B):
         stats[memcg, 0] = {RECLAIMABLE: Stat(1000, 0, 0), UNRECLAIMABLE: Stat(0, 0, 0)}
-    charges = ledger({(OBJCG_A, "slab", "reclaimable", 0): (8, 1)})
-    charges.note_missing("slab")
-    taken = snapshot(charges=charges, lruvec_stats=stats, nodes=(0,))
-    rows = slab_rows(taken)
-    assert {(r.memcg, r.difference) for r in rows if r.status == "differs"} == {(A, -8)}
-    above = {r.memcg: r.status for r in hierarchy_rows(taken, rows) if r.item == RECLAIMABLE}
-    assert above[A] == "unverifiable"
+    for size in (8, 1008):
+        charges = ledger({(OBJCG_A, "slab", "reclaimable", 0): (size, 1)})
+        charges.note_missing("slab")
+        taken = snapshot(charges=charges, lruvec_stats=stats, nodes=(0,))
+        rows = slab_rows(taken)
+        assert {(r.memcg, r.difference) for r in rows if r.status == "differs"} == {(A, -size)}
+        above = {r.memcg: r for r in hierarchy_rows(taken, rows) if r.item == RECLAIMABLE}
+        assert (above[A].status, above[A].reason, above[A].difference) == (
+            "unverifiable",
+            "objcgs of slabs on this node are not in the image",
+            1000 - size,
+        )
 
 
 def test_unknown_compound_page_may_be_no_large_kmalloc() -> None:
@@ -95,7 +107,11 @@ def test_unknown_compound_page_may_be_no_large_kmalloc() -> None:
         features=features(large_kmalloc_type=False),
         coverage={"compound": Coverage(3, 1)},
     )
-    assert "differs" not in {row.status for row in slab_rows(taken)}
+    rows = {(row.memcg, row.nid, row.item): row for row in slab_rows(taken)}
+    assert "differs" not in {row.status for row in rows.values()}
+    assert rows[A, 0, UNRECLAIMABLE].reason == (
+        "owners of compound pages, which tell them from large kmallocs, are not in the image"
+    )
 
 
 def test_skew_is_between_nodes() -> None:
@@ -160,6 +176,69 @@ def test_reasons_name_what_could_not_be_read() -> None:
     stats = {key: value for key, value in zero(family(), (0, 1)).items() if key != (B, 0)}
     unread = {row.reason for row in slab_rows(snapshot(lruvec_stats=stats)) if row.nid == 0}
     assert unread == {"its counter, or that of a memcg below it, is not in the image", None}
+    partial = {m: replace(memcg, whole=m != B) for m, memcg in family().items()}
+    rows = slab_rows(snapshot(memcgs=partial))
+    assert {row.memcg: row.reason for row in rows} == {
+        **dict.fromkeys((ROOT, A)),
+        B: "memcgs below this one, which its counter includes, are not all in the image",
+    }
+
+
+def test_a_subtree_whose_counters_are_not_all_known() -> None:
+    """``/a`` has counters of its own, and those that ``/a/dead`` left are not in the image."""
+    taken = image()
+    rows = kmem_rows(taken)
+    stats = {m: stats for m, stats in MEMCG_STATS.items() if m != DEAD}
+    lost = {row.memcg: row for row in hierarchy_rows(image(memcg_stats=stats), rows)}
+    told = ("unverifiable", "counters of its subtree are not all in the image", None)
+    assert {(r.status, r.reason, r.claimed) for r in lost.values()} == {told}
+    assert {row.found["subtree"] for row in lost.values()} == {27}
+
+
+def test_vectors_of_slabs_that_could_not_be_read() -> None:
+    """One that is dangling is a finding all the same."""
+    charges = ledger({})
+    charges.note_missing("slab", None, 1)
+    vectors = {0: Vectors(5, 2), 1: Vectors(3, 1)}
+    rows = placement_rows(snapshot(charges=charges, vectors=vectors))
+    assert [(row.nid, row.status, row.reason) for row in rows] == [
+        (0, "exact", None),
+        (1, "unverifiable", "slabs on this node are not all in the image"),
+    ]
+    vectors[1] = Vectors(3, 1, ((0xF00, 0, 0xE00),))
+    rows = placement_rows(snapshot(charges=charges, vectors=vectors))
+    assert [row.status for row in rows] == ["exact", "differs"]
+
+
+def test_sockets_of_memcgs_that_could_not_be_read() -> None:
+    """Removed memcgs below ``/a`` had sockets, which are its own now."""
+    partial = {m: replace(memcg, whole=m != A) for m, memcg in family().items()}
+    sockets = {m: SockUsage(2) for m in (A, B)}
+    rows = sock_bytes_rows(snapshot(memcgs=partial, sockets=sockets))
+    assert {row.memcg: (row.status, row.reason) for row in rows} == {
+        A: (
+            "unverifiable",
+            "removed memcgs below this one, whose sockets it has, may not be in the image",
+        ),
+        B: ("exact", None),
+    }
+
+
+def test_counters_of_nodes_that_could_not_be_read() -> None:
+    """The total of all nodes cannot be too much, or too little, then."""
+    for total in (9, 11):
+        taken = snapshot(
+            all_nodes=Nodes(totals={"NR_SHMEM": total, "NR_KERNEL_STACK_KB": 0}),
+            node_stats={(0, "NR_SHMEM"): NodeStat(10, 3), (1, "NR_FILE_PAGES"): NodeStat(7, 0)},
+        )
+        [row] = node_total_rows(taken)
+        assert (row.found, row.claimed) == ({"nodes": 10}, {"vm_node_stat": total})
+        assert (row.item, row.unit, row.status) == ("NR_SHMEM", "pages", "differs")
+        rows = node_total_rows(replace(taken, coverage={"node_stats": Coverage(1, 1)}))
+        assert [(row.item, row.unit, row.status, row.reason) for row in rows] == [
+            ("NR_SHMEM", "pages", "unverifiable", "counters of nodes are not in the image"),
+            ("NR_KERNEL_STACK_KB", "KiB", "unverifiable", "counters of nodes are not in the image"),
+        ]
 
 
 @pytest.mark.parametrize(

@@ -75,6 +75,8 @@ def test_what_could_not_be_read() -> None:
     rows = node_slab_rows(image(coverage={"slab_pages": coverage}, node_stats=stats))
     assert {row.status for row in rows} == {"unverifiable"}
     assert rows[0].claimed is None
+    reason = "struct pages, or caches of slabs, are not in the image"
+    assert {row.reason for row in rows[1:]} == {reason}
 
 
 def test_not_kept_where_no_node_was_read() -> None:

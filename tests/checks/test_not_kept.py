@@ -118,6 +118,12 @@ def test_why_a_kernel_does_not_charge_for_huge_pages() -> None:
     assert "hugetlb_usage" not in not_kept(made_hugetlb.made())
 
 
+def test_sockets_of_cgroup_v1() -> None:
+    kept = {"items": frozenset({"MEMCG_SOCK"}), "default_hierarchy": False}
+    taken = snapshot(features=replace(BARE, **kept))  # type: ignore[arg-type]
+    assert not_kept(taken)["sock"] == "cgroup v1 charges sockets to a separate page counter"
+
+
 @pytest.mark.parametrize(
     ("off", "reason"),
     [

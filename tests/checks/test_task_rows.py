@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from support.made import DEAD, OBJCG_A, OBJCG_B, ROOT, A, B
 from support.made_charges import image
@@ -131,9 +133,12 @@ def test_cached_stacks_are_not_charged() -> None:
     pages = [CachedStackPage(0, 0x1000, 0, 0), CachedStackPage(1, 0x2000, 1, OBJCG_A)]
     missing = {"cached_stacks": Coverage(2, 1)}
     rows = cached_stack_rows(image(cached_stacks=pages, coverage=missing))
-    statuses = {row.nid: row.status for row in rows if row.claimed and row.claimed["cached"]}
+    told = {row.nid: (row.status, row.reason) for row in rows}
     # A charged one that was read is a fault, whatever else is missing.
-    assert statuses == {0: "unverifiable", 1: "differs"}
+    assert told == {
+        0: ("unverifiable", "cached stacks are not in the image"),
+        1: ("differs", None),
+    }
     rows = cached_stack_rows(image(cached_stacks=pages))
     assert {row.nid: (row.status, row.difference) for row in rows if row.claimed["cached"]} == {
         0: ("exact", 0),
@@ -181,3 +186,27 @@ def test_a_task_with_an_obj_cgroup_that_was_not_read() -> None:
         A: ("unverifiable", "obj_cgroups are not all in the image"),
         B: ("exact", None),
     }
+
+
+def test_tasks_that_charge_another_memcg_are_counted_by_their_own() -> None:
+    """One of ``/a`` is wrong, and so is a CPU; those of ``/a/b`` are not."""
+    wrong = ACTIVE._replace(function=None)
+    cpu = wrong._replace(name="CPU 1", task=None, owner=None)
+    tasks = [task(A, OBJCG_A), task(A, OBJCG_A), task(B, OBJCG_B)]
+
+    def told(*active: ActiveMemcg) -> list[tuple[Any, ...]]:
+        rows = active_memcg_rows(image(tasks=tasks, active_memcgs=active))
+        return [(r.memcg, r.item, r.unit, r.found, r.claimed) for r in rows]
+
+    by_task, by_cpu = ("task->active_memcg", "references"), ("int_active_memcg", "references")
+    of_b = (B, *by_task, {"tasks": 1}, {"tasks": 1})
+    assert told(wrong) == [
+        (A, *by_task, {"tasks": 1}, {"tasks": 2}),
+        of_b,
+        (None, *by_cpu, {"cpus": 2}, {"cpus": 2}),
+    ]
+    assert told(cpu) == [
+        (A, *by_task, {"tasks": 2}, {"tasks": 2}),
+        of_b,
+        (None, *by_cpu, {"cpus": 1}, {"cpus": 2}),
+    ]

@@ -12,6 +12,7 @@ from memcg_inspect.checks.registry import CHECKS
 from memcg_inspect.checks.snapshot import Snapshot
 from memcg_inspect.checks.uncovered import not_covered
 from memcg_inspect.model import NodeStat
+from memcg_inspect.model_pages import Zones
 
 LRUVEC = ("NR_INACTIVE_ANON", RECLAIMABLE, UNRECLAIMABLE, "NR_PAGETABLE", "NR_SECONDARY_PAGETABLE")
 
@@ -123,3 +124,13 @@ def test_a_counter_of_an_identity_that_is_not_kept_is_listed() -> None:
     taken = made()
     without = replace(taken, features=replace(taken.features, items=frozenset({RECLAIMABLE})))
     assert "NR_PAGETABLE" in dict(not_covered(without))
+
+
+def test_counters_of_zones_that_are_compared_with_each_other_only() -> None:
+    """Free pages are compared with memory."""
+    zones = Zones(totals={"NR_BOUNCE": 3, "NR_FREE_PAGES": 5}, sums={"NR_BOUNCE": 3})
+    reasons = dict(not_covered(replace(made(), zones=zones)))
+    assert reasons["NR_BOUNCE"] == (
+        "kept for zones; their sum is compared with the total of all zones, but not with memory"
+    )
+    assert "NR_FREE_PAGES" not in reasons

@@ -89,6 +89,13 @@ def test_each_holder_counts() -> None:
     assert +found[DEAD] == {"id": 1, "sock": 1, "zswap": 1}
 
 
+def test_an_id_without_references_holds_none() -> None:
+    """mem_cgroup_id_put() dropped the one of the ID with the last reference to it."""
+    for references, held in ((0, 0), (1, 1), (2, 1)):
+        css = REFS | {B: REFS[B]._replace(id_refs=references)}
+        assert row_of(B, made(css=css)).found["id"] == held
+
+
 def test_user_pages_hold_references_up_to_7_1() -> None:
     before = made(features=features(lru_holds_objcg=False))
     assert row_of(A, before).found["lru"] == 2
@@ -105,13 +112,24 @@ def test_other_references_than_were_found(off: int, kind: str | None) -> None:
 
 
 def test_holders_that_could_not_be_read() -> None:
-    for subject in ("memcgs", "charge_stock", "notify", "zswap_cursor"):
+    for subject, holders in (
+        ("memcgs", "memcgs, which hold references to their parents,"),
+        ("charge_stock", "charge stocks"),
+        ("other_socks", "sockets of protocols without a slab cache"),
+        ("notify", "groups of inotify and fanotify"),
+        ("zswap_cursor", "zswap's cursors"),
+    ):
         coverage = {subject: Coverage(1, 1)}
-        assert status(made(1, coverage=coverage)) == "unverifiable"
+        row = row_of(B, made(1, coverage=coverage))
+        reason = f"{holders} are not all in the image"
+        assert (row.status, row.reason) == ("unverifiable", reason)
         # What is missing can only add to what was found.
         assert status(made(-1, coverage=coverage)) == "differs"
     broken = REFS | {B: REFS[B]._replace(whole=False)}
-    assert status(made(css=broken)) == "unverifiable"
+    row = row_of(B, made(css=broken))
+    assert (row.status, row.reason) == (
+        *("unverifiable", "lists of what holds references to it are not all in the image"),
+    )
     assert status(made(css={A: REFS[A], DEAD: REFS[DEAD]})) == "unverifiable"
     lost = made(1)
     lost.ledger.note_missing("sock")
@@ -171,6 +189,10 @@ def test_a_task_that_holds_a_reference_for_a_moment() -> None:
     )
     assert status(made(3, css_stacks=high)) == "in-flight"
     assert status(made(4, css_stacks=high)) == "differs"
+    # A walk of zswap, and reclaim under another name, hold one each.
+    both = holding("zswap_shrinker_count", "memory_reclaim", words=9)
+    assert status(made(2, css_stacks=both)) == "in-flight"
+    assert status(made(3, css_stacks=both)) == "differs"
     # A task that points to another memcg explains nothing here.
     other = {A: more[B]}
     assert status(made(1, css_stacks=other)) == "differs"
@@ -180,6 +202,8 @@ def test_a_pointer_that_may_be_left_over() -> None:
     for functions in ((), ("do_sys_poll", "schedule")):
         assert status(made(1, css_stacks=holding(*functions))) == "unverifiable"
         assert status(made(2, css_stacks=holding(*functions))) == "differs"
+    # Of functions that hold none, one reference at most is left over, however many words there are.
+    assert status(made(2, css_stacks=holding("do_sys_poll", words=9))) == "differs"
 
 
 def test_a_task_whose_registers_are_not_known() -> None:

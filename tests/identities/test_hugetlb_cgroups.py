@@ -7,6 +7,8 @@ What the images must say is what the guest's own hugetlb.2MB.current and numa_st
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from support.guest_files import COPIES, in_all, path_of
 from support.guests import GuestImage, Lab, series
@@ -55,6 +57,23 @@ def test_rows_of_cgroups_at_rest() -> None:
         ("hugetlb.1GB.numa_stat[/a/b]", 1, 1 << 18),
     ]
     assert off(rows) == {}
+
+
+def test_a_node_that_a_cgroup_has_no_usage_of() -> None:
+    """It has huge pages there all the same."""
+    taken = made()
+    one = taken.hugetlb.cgroups[B]
+    left = {where: pages for where, pages in one.on_nodes.items() if where != (0, 1)}
+    cgroups = {**taken.hugetlb.cgroups, B: one._replace(on_nodes=left)}
+    lost = replace(taken, hugetlb=replace(taken.hugetlb, cgroups=cgroups))
+    [row] = [row for row in hugetlb_nodes_rows(lost) if row.status != "exact"]
+    assert (row.item, row.nid, row.found) == (
+        *("hugetlb.2MB.numa_stat[/a/b]", 1),
+        {"hugetlb": 3 * HUGE},
+    )
+    told = ("unverifiable", None, "the cgroup has no usage of this node")
+    assert (row.status, row.claimed, row.reason) == told
+    assert {tuple(row.claimed or ()) for row in hugetlb_nodes_rows(taken)} == {("usage",)}
 
 
 @pytest.mark.parametrize("pages", [1, HUGE, -HUGE])

@@ -13,6 +13,7 @@ from support.guests import DEBIAN_KERNELS, KERNELS, Lab
 from support.made import DEAD, ROOT, A, B, features, snapshot
 from support.planting import Fault, Subject, Write
 
+from memcg_inspect.checks.counters import Counters
 from memcg_inspect.checks.identities.node_levels import EXACT, node_level_rows
 from memcg_inspect.checks.identities.node_totals import node_total_rows
 from memcg_inspect.checks.snapshot import Snapshot
@@ -129,7 +130,10 @@ def test_pages_of_no_memcg_make_counters_of_folios_unverifiable() -> None:
     """Only where they differ, and not those of LRU lists, on which every page has a memcg."""
     rows = rows_of(made({(1, SHMEM): 1, (1, ANON): 1}, uncharged=1))
     assert rows[SHMEM, 0].status == "exact"
-    assert rows[SHMEM, 1].status == "unverifiable"
+    assert (rows[SHMEM, 1].status, rows[SHMEM, 1].reason) == (
+        "unverifiable",
+        "pages on LRU lists are not charged to any memcg, and only nodes count them",
+    )
     assert rows[ANON, 1].status == "differs"
 
 
@@ -141,6 +145,11 @@ def test_the_swap_cache_of_cgroup_v1() -> None:
         kernel = replace(kernel, lruvec_items=ITEMS, node_items=ITEMS)
         rows = rows_of(replace(taken, features=kernel))
         assert (rows[CACHE, 0].status, rows[CACHE, 1].status) == ("exact", status)
+        reason = (
+            "cgroup v1 may have uncharged pages before they left the swap cache "
+            "(mem_cgroup_swapout())"
+        )
+        assert rows[CACHE, 1].reason == (reason if status == "unverifiable" else None)
 
 
 @pytest.mark.parametrize(("by_nfs", "status"), [(False, "differs"), (True, "unverifiable")])
@@ -159,6 +168,31 @@ def test_pages_that_servers_of_nfs_write_back(by_nfs: bool, status: str) -> None
     )
     rows = rows_of(taken)
     assert [rows[WRITEBACK, nid].status for nid, _ in cells] == [status, "differs"]
+    unstable = "pages that NFS servers have not committed may be counted by nodes only"
+    assert rows[WRITEBACK, 0].reason == (unstable if by_nfs else None)
+
+
+def test_a_root_memcg_that_was_not_read() -> None:
+    """What the node counts has nothing to be compared with then, and is not shown."""
+    taken = made()
+    stats = {cell: {ANON: Stat(1, 0, 0)} for cell in ((A, 0), (A, 1), (B, 0), (B, 1))}
+    lost = replace(taken, counters=Counters(taken.memcgs, {}, stats))
+    rows = rows_of(lost)
+    reason = "a counter of the node, or of a memcg on it, is not in the image"
+    assert {(row.status, row.claimed, row.reason) for row in rows.values()} == {
+        ("unverifiable", None, reason)
+    }
+    assert {row.found["memcgs"] for row in rows.values()} == {0}
+
+
+def test_page_cache_that_may_be_counted_by_nodes_only() -> None:
+    """In either direction. Pages of memcgs on LRU lists say nothing about it."""
+    for amount in (5, -5):
+        row = rows_of(made({(1, FILE): amount}, uncharged=1))[FILE, None]
+        assert (row.status, row.unit, row.difference) == ("unverifiable", "pages", amount)
+        charged = LruLists({(A, 0, "list"): 7, (0, 0, "list"): 0}, {}, True)
+        taken = replace(made({(1, FILE): amount}), lru=charged)
+        assert rows_of(taken)[FILE, None].status == "differs"
 
 
 def test_what_was_not_read() -> None:

@@ -67,7 +67,11 @@ def test_a_set_that_is_wrong(
 ) -> None:
     [finding] = findings(made(refs, entries))
     assert (finding.memcg, finding.difference, finding.kind) == (A, difference, "objcg-set")
-    assert [evidence.address for evidence in finding.evidence] == [SET, *wrong]
+    nodes = {address: nid for nid, address in enumerate(entries)}
+    assert [(e.address, e.kind, e.nid) for e in finding.evidence] == [
+        (SET, "obj_cgroup_set", None),
+        *((address, "obj_cgroup", nodes[address]) for address in wrong),
+    ]
 
 
 def test_a_released_obj_cgroup_has_no_entry() -> None:

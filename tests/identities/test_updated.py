@@ -115,6 +115,8 @@ def test_lists_that_could_not_be_read() -> None:
     assert statuses(made(a=left({}, {1: False}, ("NR_SHMEM",)))) == {A: "unverifiable"}
     gone = snapshot(unfolded={memcg: left() for memcg in family() if memcg != B})
     assert statuses(gone) == {B: "unverifiable"}
+    [row] = [r for r in updated_rows(made(a=left({0: MANY}, {1: False}))) if r.memcg == A]
+    assert row.reason == "lists of updated memcgs are not all in the image"
 
 
 def test_changes_on_a_node_that_had_no_memory_for_a_time() -> None:
@@ -132,6 +134,8 @@ def test_counters_that_could_not_be_read() -> None:
     partial = left({1: MANY}, SECOND)._replace(complete=False)
     assert statuses(made(a=partial)) == {A: "unverifiable"}
     assert statuses(made(a=partial._replace(updated=NONE))) == {A: "differs"}
+    [row] = [row for row in updated_rows(made(a=partial)) if row.memcg == A]
+    assert row.reason == "counters of the memcg, or of one of its nodes, are not in the image"
 
 
 def test_a_flush_that_was_stopped() -> None:

@@ -108,6 +108,9 @@ def test_pages_that_are_not_accepted() -> None:
     reason = zone_zspages.CHECK.why_not_kept(old)
     assert reason == "this kernel does not mark pages of zsmalloc (before 6.11)"
     assert zone_zspages.CHECK.why_not_kept(made()) is None
+    assert zone_mlock.CHECK.why_not_kept(old) is None
+    unmarked = made(marks=frozenset(("zsmalloc",)))
+    assert zone_mlock.CHECK.why_not_kept(unmarked) == "this kernel has no PG_mlocked"
 
 
 def test_a_page_of_an_order_that_no_list_has() -> None:
@@ -120,9 +123,10 @@ def test_a_page_of_an_order_that_no_list_has() -> None:
 
 def test_a_zone_that_was_not_read() -> None:
     taken = made(zones={})
+    reason = "the zone is not in the image, or has no pages"
     for identity in IDENTITIES:
         rows = ROWS[identity](taken)
-        assert rows and {row.status for row in rows} == {"unverifiable"}
+        assert rows and {(r.status, r.reason) for r in rows} == {("unverifiable", reason)}
 
 
 def test_pages_that_are_missing() -> None:
@@ -182,17 +186,23 @@ def test_a_kernel_whose_lock_does_not_tell() -> None:
         (("osq_lock",), "unverifiable"),  # the rest of the stack is not known
     ):
         taken = made(zone, (cpu(*functions),))
-        assert explained("zone_free", taken) == {item: (status, 4)}
+        [row] = mark_in_flight(taken, zone_free.zone_free_rows(taken))
+        unknown = "whether a CPU was changing the lists is not known"
+        assert (row.item, row.status, row.difference) == (item, status, 4)
+        assert row.reason == (unknown if status == "unverifiable" else None)
 
 
 def test_isolated_blocks() -> None:
     zone = with_stat("NR_FREE_PAGES", 4, isolates=True)
-    assert explained("zone_free", made(zone)) == {"NR_FREE_PAGES[ZONE_NORMAL]": ("unverifiable", 4)}
+    [row] = mark_in_flight(made(zone), zone_free.zone_free_rows(made(zone)))
+    assert (row.status, row.reason) == ("unverifiable", "blocks of the zone are isolated")
 
 
 def test_totals() -> None:
     totals = {item: stat.folded for item, stat in STATS.items()}
     rows = zone_totals.zone_total_rows(made(sums={**totals, "NR_ZSPAGES": 7}))
+    [off_by] = [row for row in rows if row.item == "NR_ZSPAGES"]
+    assert (off_by.found, off_by.claimed) == ({"zones": 7}, {"vm_zone_stat": 9})
     assert off(rows) == {"NR_ZSPAGES": ("differs", 2)}
     # Counters that are 0 on both sides have no row.
     assert {row.item for row in rows} == {item for item, total in totals.items() if total}

@@ -16,8 +16,14 @@ from hypothesis import strategies as st
 from support.documents import strictly
 from support.reports import GONE, OBJCG, ROOT, WEB, clean, diagnosed, more, report
 
-from memcg_inspect.render.documents import answer_document, report_document, to_json
-from memcg_inspect.report import Report
+from memcg_inspect.model import NUMA_NO_NODE
+from memcg_inspect.render.documents import (
+    answer_document,
+    record_document,
+    report_document,
+    to_json,
+)
+from memcg_inspect.report import Evidence, Report
 from memcg_inspect.tables import SCHEMA, Answer, Column, Table
 
 #: Fields that hold an address wherever they are.
@@ -237,3 +243,11 @@ def test_flags_are_booleans() -> None:
     found = [row["flag"] for row in document["tables"][0]["rows"]]
     assert [(value, type(value)) for value in found[:2]] == [(True, bool), (False, bool)]
     assert found[2] is None
+
+
+def test_a_record_that_is_a_document() -> None:
+    """Such as the result of one of many dumps."""
+    evidence = Evidence(0xABC, "slab", nid=NUMA_NO_NODE, bytes=7)
+    made = strictly(to_json(record_document("test", evidence)))
+    assert (made["schema"], made["command"], made["address"]) == (1, "test", "0xabc")
+    assert (made["kind"], made["bytes"]) == ("slab", 7)

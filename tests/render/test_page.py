@@ -301,3 +301,111 @@ def test_tiles_of_caches_that_are_not_all_known() -> None:
         "/web, dentry, dentry, node 1: 700 bytes",
         "/web, no node: 50 bytes",
     ]
+
+
+GROWTH = (
+    Column("memcg", "memcg", ""),
+    Column("node", "node", ""),
+    Column("bytes", "bytes", "", total=True),
+    Column("growth", "difference", "", in_bytes=True),
+)
+
+
+def sections_of(columns: tuple[Column, ...], rows: list[SimpleNamespace]) -> list[Section]:
+    """Return the sections of a page with one table."""
+    answer = Answer("test", report().image, (Table("t", "sizes", columns, rows),))
+    return Page(answer_page(answer)).sections[1:]
+
+
+def test_bars_of_what_grew_and_shrank_most() -> None:
+    """What stayed the same is left out, and so is what could not be read."""
+    grown = {"/a": 5, "/b": -900, "/c": 0, "/d": 70, "/e": NotRead("gone")}
+    rows = [SimpleNamespace(memcg=m, node=1, bytes=1, growth=n) for m, n in grown.items()]
+    chart, _ = sections_of(GROWTH, rows)
+    assert chart.title == "sizes: growth"
+    assert chart.titles == [
+        "/b, node 1, growth: -900 bytes",
+        "/d, node 1, growth: 70 bytes",
+        "/a, node 1, growth: 5 bytes",
+    ]
+    [table] = sections_of(GROWTH, [row for row in rows if row.memcg in ("/c", "/e")])
+    assert table.title == "sizes"
+
+
+def test_no_picture_of_nothing() -> None:
+    nothing = [
+        SimpleNamespace(memcg="/a", node=0, bytes=0),
+        SimpleNamespace(memcg="/b", node=1, bytes=-5),
+    ]
+    assert [section.title for section in sections_of(GROWTH[:3], nothing)] == ["sizes"]
+    one = SimpleNamespace(memcg="/c", node=1, bytes=1)
+    tree, heat, _ = sections_of(GROWTH[:3], [*nothing, one])
+    assert (tree.amounts, heat.titles) == ([1], ["/c, node 1: 1 byte"])
+
+
+def test_what_rows_are_told_apart_by() -> None:
+    """The path and the cache come first; what is not known is left out."""
+    labels = ("state", "zone", "item", "what", "kind", "caller", "site", "cache", "memcg", "size")
+    columns = (
+        *(Column(name, "memcg" if name == "memcg" else "text", "") for name in labels),
+        Column("bytes", "bytes", "", total=True),
+    )
+    row = SimpleNamespace(**{name: f"a {name}" for name in labels}, bytes=1)
+    [tree, _] = sections_of(columns, [row])
+    names = "memcg", "cache", "site", "caller", "kind", "what", "item", "zone", "state", "size"
+    label = ", ".join(f"a {name}" for name in names)
+    assert tree.titles == [f"{label}, a kind, a kind: 1 byte"]
+    nothing = SimpleNamespace(**dict.fromkeys(labels), bytes=1)
+    [tree, _] = sections_of(columns, [nothing])
+    assert tree.titles == ["(no memcg), all: 1 byte"]
+    [tree, _] = sections_of((columns[-1],), [SimpleNamespace(bytes=1)])
+    assert tree.titles == ["all, all: 1 byte"]
+
+
+def test_texts_of_more_than_thirty_characters_may_be_broken() -> None:
+    column = Column("site", "text", "")
+    rows = [SimpleNamespace(site="x" * size) for size in (30, 31)]
+    [section] = sections_of((column,), rows)
+    assert section.classes == ["", "", "text"]
+
+
+def test_charges_without_two_nodes_are_not_on_the_diagonal_or_off_it() -> None:
+    """Neither memory of no node, nor charges that no node has."""
+    skew = (
+        Skew(WEB, "slab", 1, 0, 5, 1),
+        Skew(WEB, "slab", 0, -1, 7, 1),
+        Skew(WEB, "slab", None, 1, 9, 1),
+    )
+    page = Page(report_page(replace(report(), skew=skew), ""))
+    pairs = page.named("Charged node and backing node")
+    assert pairs.titles == [
+        "charged on node 0, node 0: 0 bytes",
+        "charged on node 0, node 1: 0 bytes",
+        "charged on node 1, node 0: 5 bytes",
+        "charged on node 1, node 1: 0 bytes",
+    ]
+    assert pairs.note == (
+        "Memory off the diagonal is on another node than the obj_cgroup that pays for it."
+    )
+
+
+def test_parts_of_counters_that_a_reader_does_not_see() -> None:
+    """Amounts in KiB and in pages are shown in bytes. Other parts are not shown."""
+    claimed = {"folded": 3, "pending_cpu": -2, "stock": 5, "other": 7}
+    rows = tuple(
+        replace(row(WEB, 0, 0), claimed=claimed, unit=u) for u in ("bytes", "KiB", "pages")
+    )
+    other = replace(rows[0], identity="kmem")
+    unread = replace(rows[0], claimed=None)
+    references = replace(rows[0], unit="references")
+    made = replace(report(), rows=(*rows, other, unread, references))
+    section = Page(report_page(made, "")).named("Slab objects and percpu memory in counters")
+    each = 1 + 1024 + 4096
+    assert section.titles == [
+        f"/web, folded: {3 * each:,} bytes",
+        f"/web, pending on CPUs: {-2 * each:,} bytes",
+        f"/web, in stocks: {5 * each:,} bytes",
+    ]
+    assert section.note == (
+        "memory.stat shows what is folded. A flush adds what is pending, but not the stocks."
+    )

@@ -27,3 +27,17 @@ def test_a_bar_on_a_terminal(
     assert out == ""
     assert "reading pages" in err
     assert "50%" in err
+
+
+def test_a_second_interrupt_is_told_of(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From the first one on."""
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "200")
+    for is_stopping in (True, False):
+        with progress_bar(lambda: is_stopping) as report:  # noqa: B023
+            report("pages", 0.5)
+        shown = capsys.readouterr().err
+        assert ("interrupted: Ctrl-C again to stop at once" in shown) == is_stopping

@@ -15,7 +15,7 @@ from support.reports import report
 
 from memcg_inspect.model import Coverage
 from memcg_inspect.render.documents import answer_document, report_document
-from memcg_inspect.render.schema import answer_schema, report_schema
+from memcg_inspect.render.schema import answer_schema, fleet_schema, report_schema
 from memcg_inspect.tables import Answer, Choice, Field, NotRead, Table, Value, columns_of
 
 
@@ -123,6 +123,7 @@ def test_a_value_of_another_type_is_refused(column: str, values: list[Any]) -> N
         ("tables.0.contents", [1]),
         ("tables.0.totals", [[]]),
         ("tables.0.totals.bytes", ["1"]),
+        ("tables.0.totals.bytes_growth", ["1"]),
         ("tables.0.columns", [{}, [1]]),
         ("tables.0.columns.0.name", ["other", "node", 5, "xnode1", "node1x"]),
         ("tables.0.columns.0.kind", ["word", None]),
@@ -270,3 +271,19 @@ def test_columns_by_node_have_no_other_names() -> None:
                 patterns = [name["pattern"] for name in names[1:]]
                 wrong = [p.strip("^$").replace("[0-9]+", "N") for p in patterns]
                 assert not set(wrong) & set(names[0]["enum"])
+
+
+def test_only_columns_that_are_summed_up_have_totals() -> None:
+    """What growth adds to a sum is a sum, too."""
+    [table] = SCHEMA["properties"]["tables"]["items"]["anyOf"]
+    assert list(table["properties"]["totals"]["properties"]) == ["bytes", "bytes_growth"]
+    assert "patternProperties" not in table["properties"]["totals"]
+
+
+def test_schemas_say_what_they_are_about() -> None:
+    assert fleet_schema()["title"] == "a line of memcg-inspect fleet"
+    assert report_schema()["title"] == "memcg-inspect audit --json"
+    assert SCHEMA["title"] == "memcg-inspect test --json"
+    [table] = SCHEMA["properties"]["tables"]["items"]["anyOf"]
+    assert table["title"] == "A row with a column of each type."
+    assert answer_schema("test", (Made,), of_image=False)["properties"]["image"] == {"type": "null"}

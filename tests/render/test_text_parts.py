@@ -4,13 +4,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from types import SimpleNamespace
 from typing import Annotated
 
 import pytest
 from support.printed import findings_text, output, text
 from support.reports import clean, report, row
 
-from memcg_inspect.render.text import amount, plain_output, rounded, signed, size
+from memcg_inspect.render.text import (
+    amount,
+    make_output,
+    plain_output,
+    rounded,
+    signed,
+    size,
+)
 from memcg_inspect.report import Report
 from memcg_inspect.tables import Column, Field, NotRead, Table, Value, columns_of
 
@@ -144,3 +152,64 @@ def test_the_tables_of_a_report_have_no_fields_to_choose() -> None:
     narrow = text(report(), 40)
     assert "A pipe" in narrow
     assert "--fields" not in narrow
+
+
+def test_states_of_rows_have_their_colours() -> None:
+    made = output(100, colour=True)
+    rows = [
+        SimpleNamespace(status=status)
+        for status in ("exact", "differs", "WRONG", "in-flight", "moving", "unverifiable")
+    ]
+    made.table(Table("t", "t", (Column("status", "text", ""),), rows))
+    red, yellow = ("\x1b[1;31m", "\x1b[33m")
+    lines = [line for line in made.text.splitlines() if "status" not in line][3:]
+    assert [line.rstrip() for line in lines if line] == [
+        " exact",
+        f"{red} differs\x1b[0m",
+        f"{red} WRONG\x1b[0m",
+        *(f"{yellow} {status}\x1b[0m" for status in ("in-flight", "moving", "unverifiable")),
+    ]
+
+
+def test_words_that_are_too_wide() -> None:
+    """They lose their middle, unless they are to be shown as a whole."""
+    made = output(20)
+    word = "/abcdefghijklmnopqrstuvwxyz"
+    assert made.wrapped(f"of {word} all") == ["of", "/abcde…nopqrstuvwxyz", "all"]
+    assert made.wrapped(f"of {word} all", whole=True) == ["of", word[:20], f"{word[20:]} all"]
+
+
+def test_fields_can_be_chosen_where_nothing_else_is_said() -> None:
+    made = output(24)
+    rows = [Part("a long name", 0, 1 << 30, "words that are long")]
+    made.table(Table("parts", "Parts", columns_of(Part), rows))
+    assert "--fields chooses columns" in " ".join(made.text.split())
+
+
+def test_the_end_of_a_report() -> None:
+    """Notes are below what was read, after an empty line each."""
+    made = replace(clean(), notes=("one", "two"), timings={"pages": 1.0, "slab": 0.25})
+    assert text(made).splitlines()[-5:] == ["Read 1,024 pages in 1.25 s.", "", "one", "", "two"]
+
+
+def test_not_everything_could_be_read() -> None:
+    """Although every row could be verified."""
+    made = replace(clean(), verdict="incomplete")
+    assert text(made).splitlines()[0] == (
+        "INCOMPLETE: nothing wrong was found; not everything could be read"
+    )
+
+
+def test_lines_are_wrapped_on_a_terminal_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sizes in tables are rounded there, too, unless they are to be exact."""
+    words, column = "many words " * 9, Column("bytes", "bytes", "")
+    monkeypatch.setenv("COLUMNS", "40")
+    made = make_output()
+    assert made.wrapped(words) == [words]
+    assert made.cell(column, 5 << 20) == "5,242,880"
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm")
+    assert max(map(len, make_output().wrapped(words))) <= 40
+    assert make_output().cell(column, 5 << 20) == "5.0 MiB"
+    assert make_output(exact=True).cell(column, 5 << 20) == "5,242,880"
+    assert plain_output(40).cell(column, 5 << 20) == "5.0 MiB"
