@@ -178,11 +178,13 @@ def _vmcoreinfo(prog: Program) -> bytes:
         return b""
 
 
-def translates_addresses(prog: Program) -> bool:
+def translates_addresses(prog: Program, has_debug_info: bool = False) -> bool:
     """
     Return whether drgn can read virtual addresses of the architecture, as far as this shows.
 
-    :raises ImageError: if VMCOREINFO is so damaged that nothing can be read
+    :param has_debug_info: whether vmlinux will be loaded
+    :raises ImageError: if VMCOREINFO is so damaged that nothing can be read, or if drgn needs
+        vmlinux to read anything
     """
     match = _STEXT.search(_vmcoreinfo(prog))
     try:
@@ -193,6 +195,14 @@ def translates_addresses(prog: Program) -> bool:
     except UnicodeDecodeError:
         # libkdumpfile quotes what it cannot parse, such as OSRELEASE, and drgn decodes that.
         raise ImageError("the dump cannot be read: its VMCOREINFO is damaged") from None
+    except LookupError as error:
+        # Before commit 36e826b568e4 ("powerpc/vmcore: Add MMU information to vmcoreinfo") (in
+        # v6.7), VMCOREINFO does not tell the MMU of powerpc, and drgn reads cur_cpu_spec.
+        if not has_debug_info:
+            raise ImageError(
+                f"drgn needs the debug info of this kernel to translate addresses ({error}): name "
+                "its vmlinux with -s"
+            ) from None
     return True
 
 

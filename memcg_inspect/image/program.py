@@ -135,7 +135,7 @@ def _open(prog: Program, source: ImageSource, path: str | None) -> None:
             f"{source.name} is not an image of a Linux kernel (a dump needs a VMCOREINFO note; "
             "--vmcoreinfo gives one)"
         )
-    if not translates_addresses(prog):
+    if not translates_addresses(prog, bool(source.symbols)):
         name = "of this dump" if prog.platform is None else prog.platform.arch.name
         raise ImageError(
             f"{source.name} cannot be read: drgn does not translate virtual addresses on the "

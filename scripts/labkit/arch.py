@@ -30,6 +30,8 @@ class Arch:
     is_little_endian: bool = True
     # whether the machine has NUMA nodes
     has_nodes: bool = True
+    # bytes that the memory of a node is a multiple of
+    node_unit: int = 2 << 20
     # what a crash kernel needs, in MiB
     crash_memory: int = 192
     # bus of virtio devices
@@ -127,6 +129,7 @@ ARCHES = {
             counter=r"\bNIP (\w+)",
             # H_CEDE
             idle=("plpar_hcall_norets_notrace", "plpar_hcall_norets"),
+            node_unit=256 << 20,
             has_vmcoreinfo=False,
         ),
     )

@@ -46,7 +46,8 @@ class Options:
     def topology(self) -> topology.Topology:
         """The topology that nodes, cpus and memory describe."""
         memory = None if self.memory is None else topology.parse_size(self.memory)
-        return topology.parse(self.nodes, self.cpus, memory)
+        unit = kernel_arch(self.kernel).node_unit
+        return topology.parse(self.nodes, self.cpus, memory, unit)
 
     def facts(self) -> dict[str, Any]:
         """Return the options as plain data for JSON."""

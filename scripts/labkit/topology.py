@@ -59,10 +59,13 @@ class Topology:
         return args
 
 
-def parse(spec: str, cpus: int | None = None, memory: int | None = None) -> Topology:
+def parse(
+    spec: str, cpus: int | None = None, memory: int | None = None, unit: int = 2 * MIB
+) -> Topology:
     """Parse `N` (N nodes with CPUs) or `Ncpu+Mmem`: N nodes with CPUs, and M without.
 
     :param memory: of all nodes together, in bytes
+    :param unit: bytes that the memory of a node is a multiple of
     :raises LabError: for anything else, and for too few CPUs or too little memory
     """
     match = re.fullmatch(r"(\d+)(?:cpu(?:\+(\d+)mem)?)?", spec)
@@ -74,10 +77,11 @@ def parse(spec: str, cpus: int | None = None, memory: int | None = None) -> Topo
     if cpus < with_cpus:
         raise LabError(f"--nodes {spec}: {with_cpus} nodes need at least {with_cpus} CPUs")
     if memory is None:
-        memory = max(1024 * MIB, count * 192 * MIB)
-    size = memory // count // (2 * MIB) * (2 * MIB)
+        memory = max(1024 * MIB, count * max(192 * MIB, unit))
+    size = memory // count // unit * unit
     if size < _LEAST_A_NODE:
-        raise LabError(f"--nodes {spec}: {memory // MIB}M is less than 128M for each node")
+        least = max(_LEAST_A_NODE, unit) // MIB
+        raise LabError(f"--nodes {spec}: {memory // MIB}M is less than {least}M for each node")
     nodes = []
     first = 0
     for nid in range(count):

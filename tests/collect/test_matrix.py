@@ -98,6 +98,8 @@ def kinds_of(image: GuestImage, kernel: str) -> set[tuple[str, str]]:
     kinds = set(KINDS)
     if kernel == "6.1/s390x":  # crst_table_alloc() and page_table_alloc() charge no memcg
         kinds.discard(("kmem", "table"))
+    if "kernel_stack" in not_kept(kernel):
+        kinds.discard(("kmem", "stack"))
     stat = (image.guest / "2/cgroup/memory.stat").read_text()
     if (image.guest / "2/sys/kernel/debug/zswap").is_dir():
         kinds.add(("zswap", "compressed"))
@@ -121,8 +123,8 @@ def test_nothing_is_trivially_empty(lab: Lab, kernel: str) -> None:
             paid[entry.kind, entry.detail] += amount.bytes
     kinds = kinds_of(image, kernel)
     zswap = 0 if "zswap" in not_kept(kernel) else 1 if kernel.startswith("6.") else 2
-    tables = ("kmem", "table") in kinds
-    assert len(kinds) == len(KINDS) - (not tables) + 2 + zswap
+    without = len({("kmem", "table"), ("kmem", "stack")} - kinds)
+    assert len(kinds) == len(KINDS) - without + 2 + zswap
     assert {kind for kind, size in paid.items() if size > 0} == kinds
 
 

@@ -10,6 +10,7 @@ from drgn import FaultError, Program
 from drgn.helpers.linux.percpu import per_cpu
 from support.findings import by_path, named
 from support.guests import (
+    ARCH,
     BUILT_KERNELS,
     DEBIAN_KERNELS,
     GuestImage,
@@ -24,7 +25,6 @@ from memcg_inspect.checks.half_done import FLUSH
 from memcg_inspect.collect import audit
 from memcg_inspect.helpers import find_memcg
 from memcg_inspect.image.image import image_of
-from memcg_inspect.image.program import ImageSource, open_program
 from memcg_inspect.linux.kernel.stacktrace import read_running
 from memcg_inspect.linux.kernel.workqueue import works_of
 from memcg_inspect.linux.mm.memcontrol_vmstats import StatReader
@@ -59,6 +59,8 @@ MORE_INSIDE = [
         "rcu_work_rcufn",
         "obj_cgroup_release",
     )
+    # inlined there
+    if (kernel, function) not in (("6.1/arm64", "refill_stock"), ("6.12/arm64", "refill_stock"))
 ]
 #: Functions that change one counter at several levels, and numbers of instructions in them.
 BETWEEN_LEVELS = [
@@ -126,21 +128,24 @@ def test_stopped_in_full_flight_again(lab: Lab, kernel: str, seed: int) -> None:
     check_nothing_wrong(lab.image(kernel, "4", "churn", freeze="busy", seed=seed).report())
 
 
-def crashed(lab: Lab, kernel: str, workload: str) -> Report:
-    image = lab.image(kernel, "4", workload, freeze="panic", format="kdump", level=23)
-    return image.report()
+def crash(lab: Lab, kernel: str, workload: str) -> GuestImage:
+    """Return the memory that the crash kernel saved: all of it, where makedumpfile fails."""
+    # 1.7.2 on arm64: "get_machdep_info_arm64: Can't determine platform config values"
+    how: dict[str, object] = (
+        {"format": "elf"} if ARCH == "arm64" else {"format": "kdump", "level": 23}
+    )
+    return lab.image(kernel, "4", workload, freeze="panic", **how)
 
 
 @pytest.mark.parametrize(("kernel", "workload"), PANIC)
 def test_crashed(lab: Lab, kernel: str, workload: str) -> None:
-    check_nothing_wrong(crashed(lab, kernel, workload))
+    check_nothing_wrong(crash(lab, kernel, workload).report())
 
 
 @pytest.mark.parametrize(("kernel", "workload"), PANIC)
 def test_fault_in_a_crash_dump_is_found(lab: Lab, kernel: str, workload: str) -> None:
     """The dump tells with BTF, too, that CPUs were idle, and idle CPUs excuse nothing."""
-    image = lab.image(kernel, "4", workload, freeze="panic", format="kdump", level=23)
-    prog = open_program(ImageSource(core=str(image.core), debuginfo="btf"))
+    prog = crash(lab, kernel, workload).own_program()
     running = {cpu.cpu: cpu for cpu in read_running(image_of(prog))}
     idle = [cpu for cpu, task in running.items() if task.pid == 0]
     for cpu in running.values():
@@ -171,7 +176,7 @@ def test_fault_in_a_crash_dump_is_found(lab: Lab, kernel: str, workload: str) ->
 def test_cpu_whose_task_cannot_be_read(lab: Lab, lost: str) -> None:
     """It may have been anywhere: what it may have left half done is neither exact nor wrong."""
     image = lab.image("7.3", "2")
-    subject = Subject(open_program(ImageSource(core=str(image.core), debuginfo="btf")))
+    subject = Subject(image.own_program())
     running = per_cpu(subject.prog["runqueues"], 0).curr
     thing = running if lost == "runqueue" else running.comm
     unread = thing.address_of_().value_()
@@ -186,7 +191,7 @@ def test_cpu_whose_task_cannot_be_read(lab: Lab, lost: str) -> None:
 @pytest.mark.long
 @pytest.mark.parametrize(("kernel", "workload"), MORE_PANIC)
 def test_crashed_more(lab: Lab, kernel: str, workload: str) -> None:
-    check_nothing_wrong(crashed(lab, kernel, workload))
+    check_nothing_wrong(crash(lab, kernel, workload).report())
 
 
 @pytest.mark.parametrize("kernel", ["6.1", "7.3"])

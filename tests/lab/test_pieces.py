@@ -72,6 +72,14 @@ def test_bad_topologies(spec: str) -> None:
         topology.parse(spec)
 
 
+def test_the_memory_of_a_node_is_a_multiple_of_a_unit() -> None:
+    unit = 256 * MIB
+    assert {size for _, size in topology.parse("2cpu+6mem", unit=unit).nodes} == {unit}
+    assert {size for _, size in topology.parse("3", memory=1024 * MIB, unit=unit).nodes} == {unit}
+    with pytest.raises(LabError, match="less than 256M"):
+        topology.parse("8", 8, 1024 * MIB, unit)
+
+
 def test_too_few_cpus_and_too_little_memory() -> None:
     with pytest.raises(LabError, match="at least 4 CPUs"):
         topology.parse("4", 2)

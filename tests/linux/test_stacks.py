@@ -12,14 +12,21 @@ from drgn import FaultError, Object, Program, UnsupportedOperation
 from drgn.helpers.linux.percpu import per_cpu
 from drgn.helpers.linux.pid import find_task
 from drgn.helpers.linux.printk import get_dmesg
+from drgn.helpers.linux.sched import cpu_curr
 from support.guests import BUILT_KERNELS, DEBIAN_KERNELS, KERNELS, ROOT, Lab
 from support.live_guest import execute, kept
 
 from memcg_inspect import session
 from memcg_inspect.image.image import Image, image_of
+from memcg_inspect.linux.arch.entry import is_idle
 from memcg_inspect.linux.kernel.sched import find_tasks, find_tasks_and_dead
 from memcg_inspect.linux.kernel.stacktrace import read_running
-from memcg_inspect.linux.kernel.stacktrace_words import as_written
+from memcg_inspect.linux.kernel.stacktrace_words import (
+    as_written,
+    functions_in,
+    stack_of,
+    whole_stack,
+)
 from memcg_inspect.linux.mm.mmzone import online_cpus
 
 pytestmark = [pytest.mark.image, pytest.mark.each_kernel]
@@ -182,3 +189,41 @@ def test_a_dead_thread_is_found_on_its_cpu(lab: Lab) -> None:
     assert not any(task.thread_pid for task in dead)
     queues = [per_cpu(image.prog["runqueues"], cpu) for cpu in online_cpus(image)]
     assert any(task == queue.curr for task in dead for queue in queues)
+
+
+@pytest.mark.newest_kernel
+def test_a_cpu_between_two_tasks(lab: Lab) -> None:
+    """Its task is the next one already, and it is on the stack of the previous one."""
+    image = image_of(
+        lab.image("7.3", "4", "churn", freeze="in:__schedule/switch_mm_irqs_off").program()
+    )
+    between = 0
+    for running in read_running(image):
+        if running.waiting or running.functions[:1] != ("switch_mm_irqs_off",):
+            continue
+        task = cpu_curr(image.prog, running.cpu)
+        start, size = stack_of(image, task)
+        [sp] = [frame.sp for frame in list(image.prog.stack_trace(task))[:1]]
+        if not start <= sp < start + size:
+            between += 1
+            assert running.held is not None
+            assert set(functions_in(image, whole_stack(image, task))) <= set(running.functions)
+    assert between
+
+
+@pytest.mark.parametrize(
+    ("functions", "waits"),
+    [
+        (("default_idle", "do_idle"), True),
+        (("cpu_do_idle", "arch_cpu_idle"), True),
+        (("plpar_hcall_norets_notrace", "shared_cede_loop", "cpuidle_enter_state"), True),
+        (("plpar_hcall_norets_notrace", "pseries_lpar_idle"), True),
+        # It waits for a lock that the hypervisor's other processors hold.
+        (("plpar_hcall_norets_notrace", "queued_spin_lock_slowpath", "do_idle"), False),
+        (("plpar_hcall_norets_notrace",), False),
+        (("tick_nohz_restart_sched_tick", "do_idle"), False),
+        ((), False),
+    ],
+)
+def test_where_an_idle_cpu_waits(functions: tuple[str, ...], waits: bool) -> None:
+    assert is_idle(functions) is waits

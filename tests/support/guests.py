@@ -94,7 +94,11 @@ class GuestImage:
 
     def own_program(self) -> drgn.Program:
         """Return a program with types from BTF that no other test uses, and that may be changed."""
-        return _opened(self.core, self._symbols(dwarf=False))
+        return self.opened(self.core)
+
+    def opened(self, core: Path) -> drgn.Program:
+        """Return a program of a changed copy of the image."""
+        return _opened(core, self._symbols(dwarf=False))
 
     def report(self, dwarf: bool = False) -> Report:
         return _report(self.core, self._symbols(dwarf))
@@ -172,7 +176,7 @@ class Plant:
         out = self.folder / f"{len(self.made)}.core"
         self.made.append(out)
         poke.poke(image.core, out, image.vmlinux, changes)
-        return audit(image_of(open_program(ImageSource(core=str(out), debuginfo="btf"))))
+        return audit(image_of(image.opened(out)))
 
     def remove(self) -> None:
         for path in self.made:

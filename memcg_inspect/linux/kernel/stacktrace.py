@@ -23,13 +23,14 @@ from drgn.helpers.linux.sched import cpu_curr, task_cpu
 
 from memcg_inspect.image.image import Image
 from memcg_inspect.image.lookup import UnknownKernelError
-from memcg_inspect.linux.arch.entry import has_exact_pc, is_outermost
+from memcg_inspect.linux.arch.entry import has_exact_pc, is_idle, is_outermost
 from memcg_inspect.linux.arch.processor import is_kernel_address
 from memcg_inspect.linux.kernel.sched import find_tasks_and_dead
 from memcg_inspect.linux.kernel.stacktrace_pointers import PointerReader
 from memcg_inspect.linux.kernel.stacktrace_words import (
     as_written,
     functions_in,
+    is_on_own_stack,
     stack_words,
     unwind,
     whole_stack,
@@ -141,14 +142,14 @@ class _Reader:
         except (FaultError, LookupError, ValueError):
             return running._replace(busy=True)
         # A CPU that halted in the idle loop, outside of interrupts, has finished what it was doing.
-        is_idle = running.pid == 0 and bool(functions) and _is_idle(functions[0])
-        if not functions or is_idle:
+        if not functions or (running.pid == 0 and is_idle(functions)):
             return running._replace(functions=functions)
         try:
             words = stack_words(image, task, trace)
+            is_whole = _is_whole(trace, functions) and is_on_own_stack(image, task, trace)
         except (FaultError, ValueError):
             return running._replace(functions=functions, busy=True)
-        if not _is_whole(trace, functions):
+        if not is_whole:
             functions = tuple(dict.fromkeys((*functions, *functions_in(image, words))))
         return self._with_words(running, functions, words)
 
@@ -205,10 +206,6 @@ def _is_whole(trace: StackTrace, functions: tuple[str, ...]) -> bool:
     if len(trace) > _MOST_FRAMES or not has_exact_pc(functions[0]):
         return False
     return is_outermost(trace.prog, functions[-1], trace[-1].pc)
-
-
-def _is_idle(name: str) -> bool:
-    return "idle" in name or "halt" in name or "mwait" in name
 
 
 def _function_at(image: Image, address: int) -> str | None:

@@ -24,6 +24,7 @@ from memcg_inspect.linux.mm.mmzone import mem_map
 __all__ = (
     "as_written",
     "functions_in",
+    "is_on_own_stack",
     "other_stack",
     "places_in",
     "stack_of",
@@ -118,6 +119,21 @@ def _stack_pointers(image: Image, trace: StackTrace) -> list[int]:
             continue
         pointers.append(sp - sp % image.memory.word_size)
     return pointers
+
+
+def is_on_own_stack(image: Image, task: Object, trace: StackTrace) -> bool:
+    """
+    Return whether any function of a stack trace is on the stack of the task.
+
+    ``__schedule()`` of kernel/sched/core.c makes the next task that of the CPU, and switches stacks
+    afterwards: in between, the CPU is on the stack of the previous task.
+
+    :param task: ``struct task_struct *``
+    :raises drgn.FaultError: if the task is not in the image
+    :raises ValueError: if the stack pointer is not known
+    """
+    start, size = stack_of(image, task)
+    return any(start <= sp < start + size for sp in _stack_pointers(image, trace))
 
 
 def whole_stack(image: Image, task: Object) -> list[int]:
