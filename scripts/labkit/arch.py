@@ -104,7 +104,7 @@ ARCHES = {
             parameters="console=ttyAMA0",
             counter=r"\bPC=(\w+)",
             idle=("cpu_do_idle",),
-            crash_memory=256,
+            crash_memory=320,
         ),
         Arch(
             name="s390x",

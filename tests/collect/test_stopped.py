@@ -34,10 +34,12 @@ KERNELS = [*DEBIAN_KERNELS, *(k for k in BUILT_KERNELS if k.endswith("-lab"))]
 #: One of the oldest and the newest kernel by default, ten of each sort with --all.
 BUSY = [(kernel, 1) for kernel in KERNELS]
 MORE_BUSY = [(kernel, seed) for kernel in KERNELS for seed in (2, 3)]
-PANIC = [(kernel, "mixed") for kernel in KERNELS if series(kernel) == "6.1"]
+#: The crash kernel of 6.1 for arm64 has an external abort while it reads /proc/vmcore.
+CRASHING = [kernel for kernel in KERNELS if kernel != "6.1/arm64"]
+PANIC = [(kernel, "mixed") for kernel in CRASHING if series(kernel) == "6.1"]
 MORE_PANIC = [
     (kernel, workload)
-    for kernel in KERNELS
+    for kernel in CRASHING
     for workload in ("mixed", "churn")
     if (kernel, workload) not in PANIC
 ]
@@ -130,7 +132,7 @@ def test_stopped_in_full_flight_again(lab: Lab, kernel: str, seed: int) -> None:
 
 def crash(lab: Lab, kernel: str, workload: str) -> GuestImage:
     """Return the memory that the crash kernel saved: all of it, where makedumpfile fails."""
-    # 1.7.2 on arm64: "get_machdep_info_arm64: Can't determine platform config values"
+    # 1.7.2 on arm64: "VA Bits 52 not supported", and "Can't convert a virtual address" on 6.1
     how: dict[str, object] = (
         {"format": "elf"} if ARCH == "arm64" else {"format": "kdump", "level": 23}
     )
