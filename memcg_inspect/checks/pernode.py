@@ -115,8 +115,7 @@ def _fits(
     """Return whether the counters fit if these kinds, and no others, follow the posted rule."""
     if posted:
         ledger = Ledger()
-        for entry, amount in snapshot.ledger:
-            ledger.add(entry, amount.bytes, amount.charges)
+        ledger.merge(snapshot.ledger)
         for kind in posted:
             for (objcg, nid), size in charges.posted[kind].items():
                 ledger.add(Entry(objcg, kind, "posted", nid), size, 0)

@@ -93,6 +93,14 @@ def test_where_nothing_straddles_there_is_no_telling(wrong: int) -> None:
 
 
 @pytest.mark.parametrize("percpu", ["physical", "posted"])
+def test_where_charges_may_be_missing_there_is_no_telling(percpu: str) -> None:
+    taken = booked(percpu, "physical", wrong=8)
+    taken.ledger.note_missing("percpu")
+    assert judge_per_node(taken, objcg_rows(taken)).follows == {"percpu": "both", "zswap": "both"}
+    assert judge(taken).findings == []
+
+
+@pytest.mark.parametrize("percpu", ["physical", "posted"])
 def test_what_no_rule_explains(percpu: str) -> None:
     taken = booked(percpu, "", wrong=8)
     assert judge_per_node(taken, objcg_rows(taken)).follows == {
