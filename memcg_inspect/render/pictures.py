@@ -74,12 +74,11 @@ class _Box(NamedTuple):
 
 def tree_map(tiles: Sequence[Tile]) -> str:
     """Return a tree map: areas are as the amounts, first by group, and then within each group."""
+    tiles = sorted((tile for tile in tiles if tile.amount > 0), key=_largest)
     groups: Counter[str] = Counter()
-    for tile in tiles:
-        if tile.amount > 0:
-            groups[tile.group] += tile.amount
     kinds: Counter[str] = Counter()
     for tile in tiles:
+        groups[tile.group] += tile.amount
         kinds[tile.kind] += tile.amount
     colours = _colours([kind for kind, _ in kinds.most_common()])
     parts, ranked = list[str](), groups.most_common()
@@ -90,7 +89,7 @@ def tree_map(tiles: Sequence[Tile]) -> str:
         if inner.height < 1:
             inner, heading = box, ""
         parts.append(_text(box.x + 3, box.y + 13, heading, "heading"))
-        some = sorted((t for t in tiles if t.group == group and t.amount > 0), key=_largest)
+        some = [tile for tile in tiles if tile.group == group]
         for tile, place in zip(some, _squares([t.amount for t in some], inner), strict=True):
             parts += _tile(tile, place, colours.get(tile.kind, _COLOURS - 1))
     legend = _legend(colours, _TREE_HEIGHT + 16)

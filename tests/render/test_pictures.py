@@ -146,8 +146,9 @@ def test_sums_are_at_the_ends_of_bars() -> None:
 
 
 def test_a_tile_of_nothing_is_not_drawn() -> None:
-    svg = tree_map([Tile("a", "/one", "slab", 100), Tile("a", "/two", "slab", 0)])
+    svg = tree_map([Tile("a", "/one", "slab", 100), Tile("a", "/two", "stack", 0)])
     assert titles(svg) == ["/one, slab, a: 100 bytes"]
+    assert [word for _, _, word in texts(svg, "legend")] == ["slab"]
 
 
 def test_long_names_in_a_legend_do_not_overlap() -> None:
