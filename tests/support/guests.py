@@ -100,6 +100,12 @@ class GuestImage:
         """Return a program of a changed copy of the image."""
         return _opened(core, self._symbols(dwarf=False))
 
+    def arguments(self, core: Path | None = None) -> list[str]:
+        """Return the arguments of a command that name the image, or a changed copy of it."""
+        vmlinux = self._symbols(dwarf=False)
+        types = ["--debuginfo", "btf"] if vmlinux is None else ["-s", str(vmlinux)]
+        return ["-c", str(core or self.core), *types]
+
     def report(self, dwarf: bool = False) -> Report:
         return _report(self.core, self._symbols(dwarf))
 

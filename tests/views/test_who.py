@@ -58,7 +58,7 @@ from support.sockets import protocol_of
 from memcg_inspect.cli import main
 from memcg_inspect.image.image import image_of
 from memcg_inspect.linux.mm.kfence import kfence_object, kfence_pages
-from memcg_inspect.linux.mm.mmzone import page_ranges
+from memcg_inspect.linux.mm.mmzone import mem_map, page_ranges
 from memcg_inspect.linux.mm.percpu import PercpuReader
 from memcg_inspect.linux.mm.zswap import ZswapReader
 from memcg_inspect.tables import UsageError, Value
@@ -303,19 +303,20 @@ def test_free_blocks_are_told_whole(lab: Lab, kernel: str) -> None:
     """The middle of each block on the buddy allocator's lists is found to be free."""
     prog = lab.image(kernel, "4", "mixed").program()
     blocks = list(free_blocks(prog))
-    addresses = [start + middle(order) for start, order, _ in blocks]
+    page = mem_map(image_of(prog)).page_size
+    addresses = [start + middle(page << order) for start, order, _ in blocks]
     for (start, order, nid), rows in zip(blocks, rows_of(prog, *addresses), strict=True):
         (row,) = rows
         assert re.match("free; page frame 0x[0-9a-f]+$", str(row["what"]))
-        assert (row["start"], row["offset"]) == (start, middle(order))
-        assert (row["size"], row["node"], row["charged"]) == (PAGE << order, nid, 0)
+        assert (row["start"], row["offset"]) == (start, middle(page << order))
+        assert (row["size"], row["node"], row["charged"]) == (page << order, nid, 0)
     # Some orders may have no free block at the moment.
     seen = Counter(order for _, order, _ in blocks)
     assert len(seen) > 5 and seen.total() > 30, seen
 
 
-def middle(order: int) -> int:
-    return (PAGE << order) // 2 + 5
+def middle(size: int) -> int:
+    return size // 2 + 5
 
 
 def free_blocks(prog: Program) -> Iterator[tuple[int, int, int]]:
@@ -472,9 +473,7 @@ def test_addresses() -> None:
 def test_several_at_once(lab: Lab, kernel: str, capsys: pytest.CaptureFixture[str]) -> None:
     image = lab.image(kernel, "4", "mixed")
     first, second = [task.value_() for task in for_each_task(image.program())][:2]
-    status = main(
-        ["who", f"{first:x}", f"{second:#x}", "--json", "-c", str(image.core), "--debuginfo", "btf"]
-    )
+    status = main(["who", f"{first:x}", f"{second:#x}", "--json", *image.arguments()])
     document = checked(json.loads(capsys.readouterr().out))
     assert status == 0
     asked = [{row["address"] for row in table["rows"]} for table in document["tables"]]
@@ -496,7 +495,7 @@ def test_broken_cache_of_a_slab(
     out = tmp_path / "poked.core"
     place = page.slab_cache.address_
     poke.poke(image.core, out, image.vmlinux, [(f"u64:{place:#x}", 0xDEAD000000000000)])
-    status = main(["who", f"{task.value_():x}", "--json", "-c", str(out), "--debuginfo", "btf"])
+    status = main(["who", f"{task.value_():x}", "--json", *image.arguments(out)])
     (table,) = checked(json.loads(capsys.readouterr().out))["tables"]
     assert status == 3
     assert [row["layer"] for row in table["rows"]] == ["page"]
