@@ -24,7 +24,7 @@ class Recipe:
     flavour: str = "cloud-amd64"
     arch: str = "amd64"
     # the part of the tests that alone boots it: "arches", "breadth", "museum", "seeds", and
-    # "refused" if drgn cannot read its images; empty if all may
+    # "refused" if drgn cannot read its images, "untested" if the mirrors had none; empty if all may
     part: str = ""
     # config fragments in fixtures/kernels/; a later one overrides an earlier one
     fragments: tuple[str, ...] = ()
@@ -66,6 +66,11 @@ RECIPES: dict[str, Recipe] = {
     },
     "6.1/ppc64el": Recipe("6.1", flavour="powerpc64le", arch="ppc64el", part="refused"),
     "6.12/ppc64el": Recipe("6.12", flavour="powerpc64le", arch="ppc64el", part="arches"),
+    **{
+        f"{series}/{arch}": Recipe(series, flavour=flavour, arch=arch, part="untested")
+        for series in ("7.2", "7.3")
+        for arch, flavour in (("s390x", "s390x"), ("ppc64el", "powerpc64le"))
+    },
     "6.12/ppc64el-64k": Recipe("6.12", flavour="powerpc64le-64k", arch="ppc64el", part="arches"),
     "7.3/arm64-16k": Recipe("7.3", flavour="arm64-16k", arch="arm64", part="arches"),
     **{
