@@ -45,7 +45,7 @@ class Size:
     objects: int = 200_000
     maps: int = 1
 
-    def image(self) -> Path:
+    def image(self, format: str = "elf") -> Path:
         """Return an image of such a machine; make it unless it is in the cache."""
         words = (
             # Chunks of percpu memory are smaller so, and more fit into the memory.
@@ -59,6 +59,7 @@ class Size:
             memory=f"{self.memory}G",
             cpus=self.cpus,
             append=" ".join(words),
+            format=format,
         )
 
 
