@@ -178,7 +178,7 @@ def _vmcoreinfo(prog: Program) -> bytes:
         return b""
 
 
-def translates_addresses(prog: Program, has_debug_info: bool = False) -> bool:
+def translates_addresses(prog: Program, has_debug_info: bool) -> bool:
     """
     Return whether drgn can read virtual addresses of the architecture, as far as this shows.
 

@@ -178,20 +178,24 @@ def test_functions_are_those_of_what_was_charged() -> None:
         assert set(freed.functions) == freeing
 
 
+def without_objcgs(kernel: Kernel) -> tuple[Diagnosis, ...]:
+    """Return the diagnoses if no identity of obj_cgroups can be verified."""
+    made, hidden = kernel.snapshot(), ("references", "objcg_bytes")
+    judged = judge(made)
+    rows = [
+        replace(row, status="unverifiable", reason="made") if row.identity in hidden else row
+        for row in judged.rows
+    ]
+    findings = [p.finding for p in judged.findings if p.finding.identity not in hidden]
+    return diagnose(made, rows, findings)
+
+
 def test_an_object_that_moved_may_be_two_faults_of_its_size() -> None:
     kernel = busy(1)
     kernel.slab(kernel.objcg(WEB, 0), 0, 1112, "unreclaimable")
     kernel.things[-1].payer = kernel.objcg(MAIL, 0)
-    made = kernel.snapshot()
-    judged = judge(made)
-    of_objcgs = ("references", "objcg_bytes")
-    rows = [
-        replace(row, status="unverifiable", reason="made") if row.identity in of_objcgs else row
-        for row in judged.rows
-    ]
-    findings = [p.finding for p in judged.findings if p.finding.identity not in of_objcgs]
-    known, hidden = diagnose(made, judged.rows, findings_of(kernel)), diagnose(made, rows, findings)
-    for found in (known, hidden):
+    known = diagnoses(kernel, findings_of(kernel))
+    for found in (known, without_objcgs(kernel)):
         assert [(d.cause, d.confidence) for d in found] == [("object-owner", "likely")]
         lost, more = found[0].others[0].split("; and ")
         assert "is charged to" in lost
@@ -321,15 +325,7 @@ def test_no_other_explanation_says_the_same() -> None:
     """A charge with its reference and one without it are the same in words."""
     kernel = busy(1)
     kernel.things.append(Thing("slab", "reclaimable", 0, 1112, kernel.objcg(WEB, 0)))
-    made = kernel.snapshot()
-    judged = judge(made)
-    hidden = ("references", "objcg_bytes")
-    rows = [
-        replace(row, status="unverifiable", reason="made") if row.identity in hidden else row
-        for row in judged.rows
-    ]
-    findings = [p.finding for p in judged.findings if p.finding.identity not in hidden]
-    found = diagnose(made, rows, findings)
+    found = without_objcgs(kernel)
     assert found
     for diagnosis in found:
         assert diagnosis.what not in diagnosis.others
