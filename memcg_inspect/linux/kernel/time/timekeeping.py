@@ -8,11 +8,11 @@ it is:
 
 - up to 6.12, ``tk_core`` has no named type. ``shadow_timekeeper``, which each update writes first
   (``timekeeping_advance()``), is as new;
-- since commit "timekeeping: Move shadow_timekeeper into tk_core" (in v6.13), ``tk_core`` has both;
+- since commit "timekeeping: Move shadow_timekeeper into tk_core" (in v6.13), ``tk_core`` has both.
+  Its type has a name since commit 10f7c178a9da ("timekeeping: Define a struct type for tk_core to
+  make it reusable") (in v6.13);
 - since there are auxiliary timekeepers (in v6.17), ``tk_core`` is the first element of
   ``timekeeper_data``.
-
-Between the last two, BTF has no type of ``tk_core``, so the time is known with debug info only.
 """
 
 from __future__ import annotations
