@@ -224,18 +224,21 @@ class AddressLayers:
         obj = kfence_object(self.image, slab.page)
         if obj is None:
             return
-        objcg = self.slabs.objcg(slab, 0)
+        objcg, offset = self.slabs.objcg(slab, 0), address - obj.address
+        # The page around an object is filled with a pattern, to find writes outside of it.
+        is_outside = bool(obj.size) and not 0 <= offset < obj.size
         yield Layer(
             "object",
-            f"{slab.cache.name}, {obj.state}, in the pool of kfence",
+            f"{slab.cache.name}, {obj.state}, in the pool of kfence"
+            + ("; the address is outside of it" if is_outside else ""),
             obj.address,
-            address - obj.address,
+            offset,
             obj.size,
             slab.nid,
             objcg,
             self._charge(objcg, slab.cache.charge),
         )
-        if obj.state == "allocated":
+        if obj.state == "allocated" and not is_outside:
             yield from self.uses.of(slab, obj.address, address)
 
     def _may_be_zsmalloc(self, info: PageInfo) -> bool:

@@ -17,11 +17,29 @@ from pathlib import Path
 from typing import Any
 
 from . import source
+from .arch import arch
 from .errors import LabError
 from .paths import FIXTURES, cache_folder
 from .progress import doing
 from .run import BUILD_TOOLS, need, run
 from .store import fresh_folder, locked, text_hash, tree_hash
+
+
+@dataclass(frozen=True)
+class Target:
+    """An architecture that kernels are built for here, as Kbuild names it."""
+
+    name: str
+    # the kernel to boot: what to make, and where it is in the build tree
+    image: str
+    path: str
+
+
+#: By Debian's names of architectures.
+TARGETS = {
+    "amd64": Target("x86_64", "bzImage", "arch/x86/boot/bzImage"),
+    "arm64": Target("arm64", "Image", "arch/arm64/boot/Image"),
+}
 
 
 def fragment_text(fragments: tuple[str, ...], localversion: str) -> str:
@@ -32,13 +50,15 @@ def fragment_text(fragments: tuple[str, ...], localversion: str) -> str:
 
 
 def check_config(fragment: str, config: str, allowed: frozenset[str] = frozenset()) -> list[str]:
-    """Return the lines of a fragment that did not take effect in the finished config."""
+    """Return the lines of a fragment that did not take effect in the finished config.
+
+    Of several lines with one option, the last one counts.
+    """
     have = set(config.splitlines())
+    given = [line for line in fragment.splitlines() if line.startswith("CONFIG_")]
     missed = []
-    for line in fragment.splitlines():
-        if not line.startswith("CONFIG_"):
-            continue
-        name, value = line.split("=", 1)
+    for name, value in dict(line.split("=", 1) for line in given).items():
+        line = f"{name}={value}"
         wanted = f"# {name} is not set" if value == "n" else line
         absent = value == "n" and not re.search(rf"(?m)^{name}=", config)
         if wanted not in have and not absent and name not in allowed:
@@ -46,9 +66,21 @@ def check_config(fragment: str, config: str, allowed: frozenset[str] = frozenset
     return missed
 
 
-def make_command(tree: Path, output: Path, over: Sequence[tuple[Path, Path]] = ()) -> list[str]:
-    """Return the make command for a source; `over` are (folder, where to mount it)."""
-    command = ["make", "-C", str(tree), f"O={output}", "ARCH=x86_64"]
+def make_command(
+    tree: Path,
+    output: Path,
+    over: Sequence[tuple[Path, Path]] = (),
+    *,
+    target: str = "amd64",
+) -> list[str]:
+    """Return the make command for a source.
+
+    :param over: (folder, where to mount it)
+    :param target: architecture, by Debian's name
+    """
+    cross = arch(target).cross
+    command = ["make", "-C", str(tree), f"O={output}", f"ARCH={TARGETS[target].name}"]
+    command += [f"CROSS_COMPILE={cross}"] if cross else []
     if not over:
         return command
     root = [] if os.geteuid() == 0 else ["--map-root-user"]
@@ -57,18 +89,19 @@ def make_command(tree: Path, output: Path, over: Sequence[tuple[Path, Path]] = (
     return ["unshare", "--mount", *root, "sh", "-c", script, "sh", *command]
 
 
-def kernel_command(place: str, series: str, root: str | None) -> list[str]:
+def kernel_command(place: str, series: str, root: str | None, target: str = "amd64") -> list[str]:
     """Return the make command for a kernel that is built here, and for modules of it.
 
     :param place: name of its build tree, and of its source if that is patched
     :param root: of a patched kernel, the kernel without patches; source and build tree are
         mounted over the ones of that kernel
+    :param target: architecture, by Debian's name
     """
     tree, trees = source.folder(series), cache_folder("build")
     if root is None:
-        return make_command(tree, trees / place)
+        return make_command(tree, trees / place, target=target)
     over = [(source.patched_folder(place), tree), (trees / place, trees / root)]
-    return make_command(tree, trees / root, over)
+    return make_command(tree, trees / root, over, target=target)
 
 
 def configure(make: list[str], output: Path, text: str, *, optional: frozenset[str]) -> list[str]:
@@ -92,20 +125,20 @@ def configure(make: list[str], output: Path, text: str, *, optional: frozenset[s
     return check_config(text, config.read_text())
 
 
-def compile_kernel(make: list[str], name: str) -> None:
-    """Build vmlinux, bzImage and modules. make skips what is up to date."""
-    log = cache_folder("logs") / f"build-{name}.log"
+def compile_kernel(make: list[str], name: str, place: str, target: Target) -> None:
+    """Build vmlinux, the kernel to boot and modules. make skips what is up to date."""
+    log = cache_folder("logs") / f"build-{place}.log"
     jobs = max(2, len(os.sched_getaffinity(0)) + 1)
-    targets = [f"-j{jobs}", "vmlinux", "bzImage", "modules"]
+    targets = [f"-j{jobs}", "vmlinux", target.image, "modules"]
     run([*make, *targets], what=f"build kernel {name}", log=log)
 
 
-def collect(output: Path, folder: Path) -> str:
+def collect(output: Path, folder: Path, target: Target) -> str:
     """Copy what the lab needs of a build into `folder`, and return the release."""
     release = (output / "include" / "config" / "kernel.release").read_text().strip()
     with doing(f"copy kernel {release}"):
         shutil.copy2(output / "vmlinux", folder / "vmlinux")
-        shutil.copy2(output / "arch" / "x86" / "boot" / "bzImage", folder / "bzImage")
+        shutil.copy2(output / target.path, folder / "bzImage")
         shutil.copy2(output / ".config", folder / "config")
         modules = folder / "modules"
         modules.mkdir()
@@ -143,6 +176,7 @@ def build(
     series: str,
     folder: Path,
     *,
+    target: str,
     fragments: tuple[str, ...],
     localversion: str,
     optional: frozenset[str],
@@ -156,10 +190,11 @@ def build(
 
     The build tree stays in the cache, so the next build only makes what changed.
 
+    :param target: architecture, by Debian's name
     :param patches: to apply to the source of `base`
     :param all_patches: `patches` and those of the base
     """
-    need(*BUILD_TOOLS)
+    need(*BUILD_TOOLS, arch(target).compiler)
     tree, version = source.source(series, refresh=refresh)
     text = fragment_text(fragments, localversion)
     output = cache_folder("build") / place
@@ -168,10 +203,10 @@ def build(
             _start_from(base, output, place)
             below = tree if base.place == base.root else source.patched_folder(base.place)
             source.patched(place, below, f"{version} {base.inputs}", patches)
-        make = kernel_command(place, series, base.root if base else None)
+        make = kernel_command(place, series, base.root if base else None, target)
         configure(make, output, text, optional=optional)
-        compile_kernel(make, name)
-        release = collect(output, folder)
+        compile_kernel(make, name, place, TARGETS[target])
+        release = collect(output, folder, TARGETS[target])
     return {
         "release": release,
         "packages": {f"linux-source-{series}": version},

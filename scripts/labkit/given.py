@@ -103,7 +103,7 @@ def from_source(source: Path) -> Kernel:
         known = frozenset(line.split("=")[0] for line in text.splitlines() if "=" in line)
         for line in build.configure(make, output, text, optional=known):
             print(f"lab: {source.name} has no {line}", file=sys.stderr)
-        build.compile_kernel(make, place)
+        build.compile_kernel(make, place, place, build.TARGETS["amd64"])
         return _taken(output, output)
 
 
@@ -112,7 +112,7 @@ def _taken(folder: Path, tree: Path | None) -> Kernel:
     target = cache_folder("given") / f"given-{text_hash(str(folder))[:12]}"
     with locked(f"kernel-{target.name}"), fresh_folder(target) as made:
         if tree:
-            build.collect(folder, made)
+            build.collect(folder, made, build.TARGETS["amd64"])
         else:
             _copy(folder, made)
         inputs = tree_hash(made)

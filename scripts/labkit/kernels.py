@@ -47,6 +47,15 @@ _NOT_IN_6_1 = _NOT_IN_6_12 | {
     "CONFIG_MEM_ALLOC_PROFILING_ENABLED_BY_DEFAULT",
 }
 
+# Options of x86, and of what has it.
+_NOT_ON_ARM64 = frozenset(
+    f"CONFIG_{option}"
+    for option in (
+        *("HYPERVISOR_GUEST", "KVM_GUEST", "PVH", "X86_X2APIC", "X86_64_ACPI_NUMA"),
+        *("X86_MSR", "X86_CPUID", "KERNEL_LZ4", "UNWINDER_ORC"),
+    )
+)
+
 RECIPES: dict[str, Recipe] = {
     "6.1": Recipe("6.1"),
     "6.12": Recipe("6.12"),
@@ -76,6 +85,17 @@ RECIPES: dict[str, Recipe] = {
     **{
         f"{series}/arm64": Recipe(series, flavour="cloud-arm64", arch="arm64", part="arches")
         for series in ("6.1", "6.12", "7.2", "7.3")
+    },
+    **{
+        f"7.3/arm64-{what}": Recipe(
+            "7.3",
+            arch="arm64",
+            part="arches",
+            fragments=("lab", "lab-arm64", f"lab-{what}"),
+            localversion="lab",
+            optional=_NOT_ON_ARM64,
+        )
+        for what in ("64k", "tags")
     },
     **{
         f"7.3-{what}": Recipe(
@@ -224,8 +244,8 @@ class Kernel:
             return None
         # A shared build tree may hold another kernel. Modules of the base fit this one as well.
         name = how.base if how.place and how.base else self.name
-        root = _root(name)
-        return build.kernel_command(name, how.series, None if root == name else root)
+        root = None if _root(name) == name else _root(name)
+        return build.kernel_command(_file_name(name), how.series, root, how.arch)
 
     @functools.cached_property
     def config(self) -> dict[str, str]:
@@ -292,7 +312,7 @@ def tools(name: str) -> tuple[str, ...]:
     how = recipe(name)
     if (_folder(name) / STAMP).exists():
         return ()
-    return FETCH_TOOLS + (BUILD_TOOLS if how.fragments else ())
+    return FETCH_TOOLS + ((*BUILD_TOOLS, arch(how.arch).compiler) if how.fragments else ())
 
 
 def _make(name: str, recipe: Recipe, folder: Path, refresh: bool) -> dict[str, Any]:
@@ -306,11 +326,12 @@ def _make(name: str, recipe: Recipe, folder: Path, refresh: bool) -> dict[str, A
         name,
         recipe.series,
         folder,
+        target=recipe.arch,
         fragments=recipe.fragments,
         localversion=recipe.localversion,
         optional=recipe.optional,
         refresh=refresh,
-        place=recipe.place or name,
+        place=recipe.place or _file_name(name),
         patches=_patch_files(recipe),
         all_patches=_all_patches(recipe),
         base=base,

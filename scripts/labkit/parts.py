@@ -50,8 +50,8 @@ class Part:
     arch: str = "amd64"
 
 
-def _built_here(*, broken: bool) -> tuple[str, ...]:
-    names = kernels.names(built_here=True)
+def _built_here(*, broken: bool = False, arch: str = "amd64") -> tuple[str, ...]:
+    names = kernels.names(built_here=True, arch=arch)
     wanted = [name for name in names if ("-broken-" in name) == broken]
     return tuple(name for name in wanted if not name.endswith("-debug"))
 
@@ -64,7 +64,7 @@ _AUDITS = (
 
 #: Each takes less than an hour on two CPUs with an empty cache.
 PARTS = (
-    Part("kernels", "build the kernels that the tests need", kernels=_built_here(broken=False)),
+    Part("kernels", "build the kernels that the tests need", kernels=_built_here()),
     Part("broken", "build the kernels with a mistake each", kernels=_built_here(broken=True)),
     Part("rest", "all tests that no other part runs", ("tests",)),
     Part("lab", "guests, workloads, kernels", ("tests/lab",)),
@@ -91,7 +91,8 @@ PARTS = (
         "guests that are stopped at one instruction of a charge after the other",
         ("tests/collect/test_steps.py",),
     ),
-    Part("arm64-matrix", "audits on Debian's arm64 kernels", _MATRIX, arch="arm64"),
+    Part("arm64-kernels", "build a kernel with pages of 64 KiB", kernels=_built_here(arch="arm64")),
+    Part("arm64-matrix", "audits on arm64 kernels", _MATRIX, arch="arm64"),
     Part("arm64-rest", "all other tests of kernels on arm64", ("tests",), arch="arm64"),
     Part("s390x", "audits on Debian's s390x kernels", _AUDITS, arch="s390x"),
     Part("ppc64el", "audits on Debian's ppc64el kernels", _AUDITS, arch="ppc64el"),
@@ -268,7 +269,7 @@ def _pytest(args: argparse.Namespace, rest: list[str]) -> NoReturn:
     if not args.soak:
         fetch_others()
     if args.all:
-        build(_built_here(broken=False) + _built_here(broken=True))
+        build(_built_here() + _built_here(broken=True))
         rest.insert(0, "--all")
     if args.soak:
         build(["7.3-pernode-debug"])

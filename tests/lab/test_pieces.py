@@ -177,6 +177,8 @@ def test_lines_of_the_config_that_were_refused() -> None:
     got = "CONFIG_A=y\n# CONFIG_B is not set\nCONFIG_D=5\n"
     assert build.check_config(wanted, got) == ["CONFIG_D=4", "CONFIG_E=y"]
     assert build.check_config(wanted, got, frozenset({"CONFIG_D"})) == ["CONFIG_E=y"]
+    # A later fragment changes what an earlier one says.
+    assert build.check_config(wanted + "CONFIG_D=5\n", got) == ["CONFIG_E=y"]
 
 
 # formats

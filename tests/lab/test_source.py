@@ -89,6 +89,13 @@ def test_a_kernel_on_a_patched_one_starts_from_it(own_cache: Path) -> None:
     assert f"{own_cache}/src/9.9-broken {own_cache}/src/linux-source-9.9" in " ".join(broken)
 
 
+def test_a_kernel_of_another_architecture_is_built_with_its_compiler(own_cache: Path) -> None:
+    assert build.kernel_command("9.9-lab", "9.9", None)[-1] == "ARCH=x86_64"
+    command = build.kernel_command("9.9-arm64-64k", "9.9", None, "arm64")
+    assert command[-2:] == ["ARCH=arm64", "CROSS_COMPILE=aarch64-linux-gnu-"]
+    assert f"O={own_cache}/build/9.9-arm64-64k" in command
+
+
 def test_a_build_starts_anew_when_its_base_is_another(own_cache: Path) -> None:
     base, output = own_cache / "build" / "base", own_cache / "build" / "x"
     base.mkdir(parents=True)

@@ -24,7 +24,7 @@ def not_kept(kernel: str) -> set[str]:
     missing = {"alloc_tags"}
     if "-pernode" not in kernel:
         missing.add("objcg_sets")
-    if name.endswith("64k"):
+    if name.endswith("ppc64el-64k"):
         missing |= {"kernel_stack", "node_stack"}  # stacks are slab objects
     # These page counters are those of cgroup v1.
     missing |= {"kmem_usage", "tcpmem"}

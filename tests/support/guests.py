@@ -35,7 +35,7 @@ HONEST_KERNELS = tuple(
     if "-broken-" not in k and not k.endswith("-debug")
 )
 NOT_BUILT = tuple(k for k in HONEST_KERNELS if not kernels.cached(k))
-BUILT_KERNELS = tuple(k for k in HONEST_KERNELS if k.endswith("-lab") and k not in NOT_BUILT)
+BUILT_KERNELS = tuple(k for k in HONEST_KERNELS if "-pernode" not in k and k not in NOT_BUILT)
 #: Kernels of other architectures, which scripts/test fetches. A mirror may lack them.
 OF_OTHERS = tuple(k for k in kernels.OF_OTHERS if kernels.cached(k))
 KERNELS = (*DEBIAN_KERNELS, *BUILT_KERNELS)
