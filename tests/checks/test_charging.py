@@ -7,9 +7,11 @@ from dataclasses import replace
 
 import pytest
 from support.made import LIMITS, OBJCG_A, OBJCG_B, ROOT, A, B, snapshot
+from support.made_charges import image
 
 from memcg_inspect.checks.charging import judge_charging
 from memcg_inspect.checks.inflight import mark_in_flight
+from memcg_inspect.checks.judge import judge
 from memcg_inspect.checks.one_charge import judge_together
 from memcg_inspect.checks.rows import RowKey, make_row
 from memcg_inspect.model import Held, Running
@@ -324,3 +326,17 @@ def test_a_reference_is_that_of_what_shows_it() -> None:
     [row] = judged(task("obj_cgroup_charge", OBJECT, page, PAYER), row)
     assert row.allowance is not None
     assert row.allowance.held == OBJECT
+
+
+def test_a_whole_image_is_judged_by_these_rules() -> None:
+    sound = image()
+    charging, allocating = (
+        task(function, FOLIO, PAYER) for function in ("charge_memcg", "get_page_from_freelist")
+    )
+    for running, status in ((charging, "in-flight"), (allocating, "unverifiable")):
+        usage = {**sound.usage, A: sound.usage[A] + 1}
+        result = judge(replace(sound, usage=usage, running=(running,)))
+        [row] = [r for r in result.rows if (r.identity, r.memcg) == ("usage", A)]
+        assert row.status == status
+    left_out = [each for each in result.identities if each.status == "not-kept"]
+    assert {(each.rows, each.differing) for each in left_out} == {(0, 0)}

@@ -387,3 +387,22 @@ def test_obj_cgroups_of_one_set(function: str, status: str) -> None:
 def test_no_cpu_leaves_half_done_what_is_changed_at_once() -> None:
     row = make_row(RowKey("placement", "ITEM", "pages", A), {"x": 0}, {"y": 1})
     assert possible_contexts(snapshot(running=(cpu(0, (), None),)), row) == []
+
+
+def test_two_tasks_that_store_a_page_in_zswap() -> None:
+    """Both point to one entry, which holds one reference. One of them does not run."""
+    entry = Held("zswap", 0x7000, 0, NUMA_NO_NODE, 900, "compressed")
+    functions = ("obj_cgroup_charge_zswap", "zswap_store", "swap_writeout")
+    one, other = cpu(0, functions, (PAYER_A, entry)), cpu(1, functions, (PAYER_A, entry))
+    two = (one, other._replace(waiting=True))
+    key = RowKey("references", "refcnt", "references", A, 0, OBJCG_A)
+    made = snapshot(running=two, unlisted_zswap=(entry.address,))
+    for off in (1, 2, 3):
+        [row] = mark_in_flight(made, [make_row(key, {"zswap": 5}, {"refcnt": 5 + off})])
+        assert row.status == "in-flight"
+        assert row.reason == (
+            "at most 2 references of CPU 0 (sh, 7), in zswap_store, with zswap entry 0x7000; "
+            "at most 1 reference of sh (7), in zswap_store"
+        )
+    [row] = mark_in_flight(made, [make_row(key, {"zswap": 5}, {"refcnt": 9})])
+    assert "at most 2 references" not in (row.reason or "")
