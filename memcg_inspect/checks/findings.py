@@ -130,7 +130,7 @@ def _queries(
     # less was found, it may be charged to the partner, which has too much by the same amount.
     holder, other = (row, partner) if difference < 0 else (partner, row)
     if holder is not None:
-        size = {"bytes": 1, "KiB": 1024, "pages": page}.get(row.unit, 1)
+        size = {"KiB": 1024, "pages": page}.get(row.unit, 1)
         yield from _of_holder(snapshot, check.charges, holder, other, abs(difference) * size)
 
 

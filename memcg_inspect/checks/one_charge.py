@@ -126,10 +126,8 @@ def _candidate(snapshot: Snapshot, number: int, row: Row, context: Context) -> _
 
 def _is_sum(snapshot: Snapshot, row: Row) -> bool:
     """Return whether a row is in flight by several charges to memcgs below it."""
-    if row.status != "in-flight" or row.allowance is None:
-        return False
     half_done = half_done_of(row)
-    if half_done is None:
+    if row.status != "in-flight" or row.allowance is None or half_done is None:
         return False
     context = context_of(snapshot, row)
     return context is None or shown_by(snapshot, half_done, context, row) is None

@@ -7,9 +7,11 @@ from dataclasses import replace
 
 import pytest
 from support.made import LIMITS, OBJCG_A, OBJCG_B, ROOT, A, B, snapshot
+from support.made_charges import image
 
 from memcg_inspect.checks.charging import judge_charging
 from memcg_inspect.checks.inflight import mark_in_flight
+from memcg_inspect.checks.judge import judge
 from memcg_inspect.checks.one_charge import judge_together
 from memcg_inspect.checks.rows import RowKey, make_row
 from memcg_inspect.model import Held, Running
@@ -240,3 +242,101 @@ def test_a_huge_page_is_charged_before_there_is_one(pages: int) -> None:
     assert statuses(looking, usage(pages)) == ["differs"]
     elsewhere = task("clear_huge_page", PAYER)
     assert [row.status for row in judged(elsewhere, usage(pages), hugetlb=sizes)] == ["differs"]
+
+
+def test_a_task_that_was_preempted_can_run() -> None:
+    """Further out, its stack has the name of a function that has returned."""
+    for function in ("preempt_schedule_irq", "__cond_resched", "schedule_rtlock"):
+        callers = (function, "schedule", "obj_cgroup_charge_pages")
+        waiting = task("__schedule", OBJECT, PAYER, callers=callers)._replace(waiting=True)
+        assert statuses(waiting, kmem(1), usage(1)) == ["in-flight"] * 2, function
+
+
+def test_a_task_that_reclaims_memory_for_a_charge() -> None:
+    """try_charge_memcg() is not its innermost function: it has changed nothing yet."""
+    callers = ("try_charge_memcg", "obj_cgroup_charge_pages")
+    reclaiming = task("try_to_free_mem_cgroup_pages", OBJECT, PAYER, callers=callers)
+    assert statuses(reclaiming, kmem(0), usage(1)) == ["exact", "unverifiable"]
+
+
+def test_what_no_charge_explains_stays() -> None:
+    """A row may be in flight for another reason, and one may differ by as much as a charge."""
+    block, payer = BLOCK._replace(payer=OBJCG_B), Held("objcg", OBJCG_B, OBJCG_B)
+    made = snapshot(running=(task("obj_cgroup_charge_pages", block, payer),))
+    other = replace(kmem(1), status="in-flight", reason="an area is being freed")
+    [below] = mark_in_flight(made, [kmem(1, B)])
+    rows = [other, kmem(1), below]
+    assert judge_charging(made, rows) == rows
+    assert [row.status for row in rows] == ["in-flight", "differs", "in-flight"]
+
+
+def test_a_row_in_flight_keeps_the_charge_of_its_own_memcg() -> None:
+    charging = task("obj_cgroup_charge_pages", BLOCK, PAYER)
+    other, payer = Held("kmem", 0xF000, OBJCG_B, 1, PAGE), Held("objcg", OBJCG_B, OBJCG_B)
+    below = task("obj_cgroup_charge_pages", other, payer, cpu=1)
+    rows = judged((charging, below), kmem(1, B), kmem(1))
+    assert [row.allowance and row.allowance.held for row in rows] == [other, BLOCK]
+
+
+def test_other_counters_that_differ_lack_no_bytes_of_an_object() -> None:
+    allocating = task("pcpu_alloc_area", PERCPU, PAYER)
+    sockets = make_row(RowKey("sock", "MEMCG_SOCK", "pages", A), {"sock": 0}, {"folded": 1})
+    found = statuses(allocating, kmem(2), usage(2), whole_pages(0), sockets)
+    assert found == ["unverifiable", "unverifiable", "exact", "differs"]
+
+
+def test_the_page_counter_of_a_memcg_above_shows_no_charge() -> None:
+    block, payer = BLOCK._replace(payer=OBJCG_B), Held("objcg", OBJCG_B, OBJCG_B)
+    charging = task("obj_cgroup_charge_pages", block, payer)
+    its_own = replace(usage(0), memcg=B)
+    [row, _, _] = judged(charging, kmem(1, B), its_own, usage(1))
+    assert row.status == "unverifiable"
+    assert "memory.usage does not show it" in (row.reason or "")
+
+
+def test_a_page_counter_that_is_off_by_more_may_show_the_charge() -> None:
+    """What else it shows is not known."""
+    charging = task("obj_cgroup_charge_pages", BLOCK, PAYER)
+    assert statuses(charging, kmem(1), usage(2)) == ["in-flight", "unverifiable"]
+
+
+def test_pages_that_are_uncharged_together() -> None:
+    """Kernel memory is part of a batch, but not of a folio of user pages."""
+    other = task("uncharge_folio", BLOCK, PAYER, cpu=1)
+    for kind, status in (("batch", "in-flight"), ("folio", "unverifiable")):
+        three = Held("batch" if kind == "batch" else "folio", 0xB000, 0, bytes=3 * PAGE)
+        uncharging = task("uncharge_batch", three, PAYER)
+        assert statuses((uncharging, other), kmem(-1), usage(-3)) == [status, "in-flight"]
+
+
+def test_nodes_have_parts_of_a_charge() -> None:
+    """The memcg itself has all of it."""
+    large = Held("object", 0x5000, 0, 1, 2 * PAGE + 200, "unreclaimable")
+    allocating = task("__memcg_slab_post_alloc_hook", large, PAYER)
+    part = replace(kmem(2), item="NR_KMEM", nid=1)
+    assert statuses(allocating, part, usage(3)) == ["in-flight"] * 2
+    assert statuses(allocating, kmem(2), usage(3)) == ["unverifiable"] * 2
+
+
+def test_a_reference_is_that_of_what_shows_it() -> None:
+    """References are not of pages, so an object of a whole page explains them no better."""
+    page = Held("percpu", 1024, bytes=PAGE)
+    key = RowKey("references", "refcnt", "references", A, 0, OBJCG_A)
+    row = make_row(key, {"slab": 0}, {"refcnt": 1})
+    [row] = judged(task("obj_cgroup_charge", OBJECT, page, PAYER), row)
+    assert row.allowance is not None
+    assert row.allowance.held == OBJECT
+
+
+def test_a_whole_image_is_judged_by_these_rules() -> None:
+    sound = image()
+    charging, allocating = (
+        task(function, FOLIO, PAYER) for function in ("charge_memcg", "get_page_from_freelist")
+    )
+    for running, status in ((charging, "in-flight"), (allocating, "unverifiable")):
+        usage = {**sound.usage, A: sound.usage[A] + 1}
+        result = judge(replace(sound, usage=usage, running=(running,)))
+        [row] = [r for r in result.rows if (r.identity, r.memcg) == ("usage", A)]
+        assert row.status == status
+    left_out = [each for each in result.identities if each.status == "not-kept"]
+    assert {(each.rows, each.differing) for each in left_out} == {(0, 0)}

@@ -175,3 +175,12 @@ def test_candidates_of_several_queries() -> None:
     assert shown(one) == [(2, 1), (3, 1), (1, 3), (4, 3)]
     assert (one.total, one.tied) == (6, 2)
     assert (other.total, other.tied) == (3, 0)
+
+
+def test_a_charge_that_is_likelier_than_the_last_one_takes_its_place() -> None:
+    candidates = Candidates()
+    candidates.add(LIKELY, charges(*range(9)), 9)
+    candidates.add(LEAST, charges(0x30))
+    candidates.add(LESS, charges(0x20))
+    assert shown(candidates)[-1] == (0x20, 10)
+    assert (candidates.total, candidates.tied) == (11, 0)

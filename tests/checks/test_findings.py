@@ -123,10 +123,17 @@ def test_strangers_that_offset_each_other() -> None:
     }
     assert set(findings) == {B, SIBLING}
     for pending in findings.values():
-        assert pending.finding.what.endswith(
+        assert pending.finding.what.split("; ")[1] == (
             "another memcg differs by as much in the opposite direction: a charge may have changed "
             "owner"
         )
+
+
+def test_a_stranger_of_the_root() -> None:
+    """Which has no parent."""
+    findings = [pending.finding for pending in slab_findings(off((ROOT, 8), (B, -8)))]
+    assert [finding.memcg for finding in findings] == [ROOT, B]
+    assert all("; another memcg differs" in finding.what for finding in findings)
 
 
 def test_no_partner_unless_amount_and_place_agree() -> None:
@@ -155,8 +162,10 @@ def test_orphan_pointer_is_proof() -> None:
     finding = pending.finding
     assert (finding.kind, finding.evidence_is) == ("unknown-objcg", "proof")
     assert (finding.memcg, finding.objcg, finding.nid) == (None, 0xBAD, 1)
-    assert finding.difference is None
-    assert "0xbad" in finding.what
+    assert (finding.difference, finding.unit) == (None, "bytes")
+    assert finding.what == (
+        "slab memory is charged to 0xbad, which is not an obj_cgroup of any memcg"
+    )
     assert pending.queries == (EvidenceQuery("slab", frozenset({0xBAD})),)
 
 
@@ -229,10 +238,12 @@ def test_skew_is_a_fault_only_where_memory_is_counted_per_node() -> None:
         taken = skewed(accounting)  # type: ignore[arg-type]
         assert skew_findings(taken, skew_matrix(taken)) == []
     taken = skewed("kmem-per-node")
+    # One of the node that pays for memory of that node is no candidate.
+    taken = replace(taken, objcgs={**taken.objcgs, 0xA1: Objcg(0xA1, A, 1, False, 0)})
     [pending] = skew_findings(taken, skew_matrix(taken))
     finding = pending.finding
     assert (finding.memcg, finding.nid, finding.difference) == (A, 1, 200)
-    assert (finding.kind, finding.evidence_is) == ("skew", "proof")
+    assert (finding.kind, finding.evidence_is, finding.unit) == ("skew", "proof", "bytes")
     assert finding.what == "200 bytes of slab memory on node 1 are charged to node 0"
     # what the removed memcg left is /a's, too
     payers = frozenset({OBJCG_A, OBJCG_DEAD})

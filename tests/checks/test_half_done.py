@@ -73,6 +73,24 @@ BOUNDS: dict[str, tuple[str, Unit, int]] = {
 }
 #: Identities of rows that nothing leaves half done.
 WHOLE = {"zone_free_area", "placement", "released", "task_objcg", "active_memcg", "cached_stacks"}
+#: Kinds of what shows in the rows of each identity while it is charged: pages in most of them.
+OF_PAGES = {"kmem", "folio", "batch"}
+OF_OBJECTS = {"object", "cache", "zswap", "percpu"}
+SHOWN: dict[str, set[str]] = {
+    **dict.fromkeys(("pagetable", "vmalloc", "user_pages", "node_slab"), OF_PAGES),
+    **dict.fromkeys(("page_levels", "node_levels", "node_totals", "zone_totals"), OF_PAGES),
+    "slab": {"object", "cache", "kmem"},
+    "levels": {"object", "cache", "kmem"},
+    "percpu": {"percpu"},
+    "kmem": OF_OBJECTS | OF_PAGES,
+    "usage": OF_OBJECTS | OF_PAGES,
+    "lru": {"folio"},
+    "zone_lru": {"folio"},
+    "sock": set(),
+    "references": OF_PAGES | OF_OBJECTS - {"zswap"},
+}
+#: Those whose counters are charged before a charge has an owner, and uncharged afterwards.
+OWNED_LATER = {"slab", "levels", "kmem", "usage", "references"}
 #: A function that charges nothing.
 ELSEWHERE = "osq_lock"
 #: A CPU points to the memcg of the rows, and not to what is charged.
@@ -255,6 +273,23 @@ def test_what_is_charged_holds_a_reference(kind: HeldKind) -> None:
     assert marked([row], cpu("obj_cgroup_charge", held=held)) == ["in-flight"]
     nothing = (Held("objcg", OBJCG_A, OBJCG_A), Held("memcg", A, A))
     assert marked([row], cpu("obj_cgroup_charge", held=nothing)) == ["unverifiable"]
+
+
+@pytest.mark.parametrize("payer", [0, A])
+@pytest.mark.parametrize("kind", sorted(OF_OBJECTS | OF_PAGES))
+@pytest.mark.parametrize("identity", SHOWN)
+def test_the_kinds_of_charges_that_show_in_an_identity(
+    identity: str, kind: HeldKind, payer: int
+) -> None:
+    """In some, the charge of a folio or of an object that has an owner is done."""
+    function, unit, _ = BOUNDS[identity]
+    item = "NR_SLAB_UNRECLAIMABLE_B" if identity == "slab" else "ITEM"
+    amount = {"bytes": 2 * PAGE, "pages": 2, "references": 1}[unit]
+    row = make_row(RowKey(identity, item, unit, A, 0), {"x": 0}, {"y": amount})
+    charged = Held(kind, 0xE000, payer, 0, 2 * PAGE, "unreclaimable")
+    is_done = payer and identity in OWNED_LATER and kind not in ("kmem", "batch", "zswap")
+    [found] = marked([row], cpu(function, held=(*ITS_MEMCG, charged)))
+    assert (found == "in-flight") == (kind in SHOWN[identity] and not is_done)
 
 
 def test_pages_of_a_stack() -> None:

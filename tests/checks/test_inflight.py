@@ -10,9 +10,9 @@ from support.made import LIMITS, OBJCG_A, OBJCG_B, ROOT, UNRECLAIMABLE, A, B, sn
 from support.made_charges import image
 
 from memcg_inspect.checks.identities.usage import usage_rows
-from memcg_inspect.checks.inflight import mark_in_flight
+from memcg_inspect.checks.inflight import mark_in_flight, possible_contexts
 from memcg_inspect.checks.rows import RowKey, make_row
-from memcg_inspect.model import NUMA_NO_NODE, ChargeStock, Held, Running, Unit
+from memcg_inspect.model import NUMA_NO_NODE, ChargeStock, Held, Objcg, ObjcgSet, Running, Unit
 from memcg_inspect.report import Row
 
 FREEING = ("lru_gen_add_folio", "folio_batch_move_lru", "exit_mmap")
@@ -214,6 +214,7 @@ def test_the_allowance_of_an_ancestor_is_its_own_amount() -> None:
     *below, above = mark_in_flight(taken, (usage(B, 3), usage(C, 64), usage(A, -67)))
     assert above.allowance is not None
     assert (above.allowance.memcg, above.allowance.amount) == (A, -67)
+    assert above.allowance.cpu == 0  # the first of them
     assert above.reason == "; ".join(row.reason or "" for row in below)
     assert above.reason.count("half-done charge of folio 0xe000") == 2
 
@@ -283,7 +284,7 @@ def test_the_reason_names_the_cpu_and_its_charge() -> None:
 def test_the_cpu_that_was_closest_to_the_charge_is_named() -> None:
     """Both show it. One has gone on from there."""
     gone_on = cpu(0, ("osq_lock", "mutex_lock", *FREEING), folio(8))
-    closest = cpu(2, FREEING, folio(8))
+    closest = cpu(2, (*FREEING, "mmput", "do_exit", "do_group_exit"), folio(8))
     row = off_by(8, gone_on, closest)
     assert row.allowance is not None
     assert (row.allowance.cpu, row.allowance.function) == (2, FREEING[0])
@@ -314,3 +315,94 @@ def test_a_reason_names_what_is_charged() -> None:
     row = off_by(LIMITS.charge_batch, cpu(0, FREEING, folio(8)))
     assert row.reason is not None
     assert row.reason.startswith("half-done charge of a charge in advance by CPU 0")
+
+
+def test_rows_that_fewer_cpus_explain_come_first() -> None:
+    """The other CPU cannot explain what is off by 104."""
+    small = OBJECT._replace(address=0x6000, nid=0, bytes=104)
+    two = (cpu(0, SLAB, (OBJECT, small, PAYER_A)), cpu(1, SLAB, (OBJECT, PAYER_A)))
+    assert judged(slab(200), slab(104, nid=0), running=two) == ["in-flight"] * 2
+
+
+def test_no_more_rows_than_one_charge_shows_in() -> None:
+    """Another CPU may have charged as much, but its stack does not show it."""
+    two = (cpu(0, SLAB, (OBJECT, PAYER_B)), cpu(1, SLAB, (PAYER_B,)))
+    rows = (slab(200, B), slab(-200, A), slab(200, ROOT))
+    assert judged(*rows, running=two) == ["in-flight", "in-flight", "unverifiable"]
+
+
+def test_one_charge_does_not_show_in_memcgs_beside_each_other() -> None:
+    other = replace(snapshot().memcgs[B], address=C, path="/a/c", payer=C)
+    memcgs = {**snapshot().memcgs, C: other}
+    one = cpu(0, SLAB, (OBJECT, PAYER_B, Held("memcg", C, C)))
+    rows = (slab(200, B), slab(200, C))
+    assert judged(*rows, running=(one,), memcgs=memcgs) == ["in-flight", "unverifiable"]
+
+
+def test_a_row_keeps_the_charge_that_its_own_task_shows() -> None:
+    """It is no sum of charges below it, although the one below is off by as much."""
+    two = (cpu(1, SLAB, (OBJECT, PAYER_A)), cpu(0, SLAB, (OBJECT, PAYER_B)))
+    rows = mark_in_flight(snapshot(running=two), [slab(200, B), slab(-200)])
+    assert [row.allowance and row.allowance.cpu for row in rows] == [0, 1]
+
+
+def test_what_somebody_pays_for_says_more() -> None:
+    free = Held("folio", 0xF000, 0, 1, PAGE)
+    paid = Held("kmem", 0xE000, OBJCG_A, 1, PAGE)
+    row = off_by(1, cpu(0, ("obj_cgroup_charge_pages", *FREEING), (free, paid, PAYER_A)))
+    assert row.allowance is not None
+    assert row.allowance.held == paid
+
+
+def test_an_entry_of_zswap_has_one_obj_cgroup() -> None:
+    """Bytes of the other one were not charged for it."""
+    entry = Held("zswap", 0x7000, OBJCG_A, NUMA_NO_NODE, 900, "compressed")
+    key = RowKey("objcg_bytes", "bytes of whole pages", "bytes", A, 0, OBJCG_A)
+    row = make_row(key, {"zswap": 0}, {"whole_pages": 900})
+    freeing = snapshot(running=(cpu(0, ("zswap_entry_free", *FREEING), (entry, PAYER_B)),))
+    [found] = mark_in_flight(freeing, [row])
+    assert found.status == "in-flight"
+    assert "of zswap entry 0x7000 (900 bytes) by" in (found.reason or "")
+    other = make_row(key._replace(memcg=B, objcg=OBJCG_B), {"zswap": 0}, {"whole_pages": 900})
+    assert [row.status for row in mark_in_flight(freeing, [other])] == ["unverifiable"]
+
+
+@pytest.mark.parametrize(
+    ("function", "status"),
+    [("pcpu_alloc_noprof", "unverifiable"), ("obj_cgroup_charge", "differs")],
+)
+def test_obj_cgroups_of_one_set(function: str, status: str) -> None:
+    """A percpu allocation is charged to those of several nodes, of which one is on the stack."""
+    objcgs = {
+        address: Objcg(address, A, nid, False, 0, set=0x9000)
+        for address, nid in ((OBJCG_A, 0), (0xA1, 1))
+    }
+    key = RowKey("objcg_bytes", "bytes of whole pages", "bytes", A, 1, 0xA1)
+    row = make_row(key, {"percpu": 0}, {"whole_pages": 8})
+    sets = {0x9000: ObjcgSet(0x9000, 3, {0: OBJCG_A, 1: 0xA1, 2: 0})}
+    one = cpu(0, (function, "do_syscall_64", "entry_SYSCALL_64"), (PAYER_A,))
+    assert judged(row, running=(one,), objcgs=objcgs, objcg_sets=sets) == [status]
+
+
+def test_no_cpu_leaves_half_done_what_is_changed_at_once() -> None:
+    row = make_row(RowKey("placement", "ITEM", "pages", A), {"x": 0}, {"y": 1})
+    assert possible_contexts(snapshot(running=(cpu(0, (), None),)), row) == []
+
+
+def test_two_tasks_that_store_a_page_in_zswap() -> None:
+    """Both point to one entry, which holds one reference. One of them does not run."""
+    entry = Held("zswap", 0x7000, 0, NUMA_NO_NODE, 900, "compressed")
+    functions = ("obj_cgroup_charge_zswap", "zswap_store", "swap_writeout")
+    one, other = cpu(0, functions, (PAYER_A, entry)), cpu(1, functions, (PAYER_A, entry))
+    two = (one, other._replace(waiting=True))
+    key = RowKey("references", "refcnt", "references", A, 0, OBJCG_A)
+    made = snapshot(running=two, unlisted_zswap=(entry.address,))
+    for off in (1, 2, 3):
+        [row] = mark_in_flight(made, [make_row(key, {"zswap": 5}, {"refcnt": 5 + off})])
+        assert row.status == "in-flight"
+        assert row.reason == (
+            "at most 2 references of CPU 0 (sh, 7), in zswap_store, with zswap entry 0x7000; "
+            "at most 1 reference of sh (7), in zswap_store"
+        )
+    [row] = mark_in_flight(made, [make_row(key, {"zswap": 5}, {"refcnt": 9})])
+    assert "at most 2 references" not in (row.reason or "")

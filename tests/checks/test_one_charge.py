@@ -205,3 +205,35 @@ def test_rows_that_are_not_in_flight_are_left_as_they_are() -> None:
     assert statuses(sound, other, running=(cpu(an_object(200), PAYER_A),)) == ["exact", "differs"]
     busy = (cpu(an_object(200), PAYER_A),)
     assert statuses(slab(201), running=busy) == ["unverifiable"]
+
+
+def test_rows_name_the_object_that_all_of_them_can_mean() -> None:
+    """A counter of a node shows which of two objects of one size it was."""
+    elsewhere, other = an_object(200)._replace(nid=0), an_object(200, 0x6000)
+    rows = judged(slab(200), whole_pages(200), running=(cpu(elsewhere, other, PAYER_A),))
+    assert [row.allowance and row.allowance.held for row in rows] == [other] * 2
+
+
+def test_a_reference_does_not_show_what_was_charged() -> None:
+    """The stack has an old pointer to an object, which holds a reference, too."""
+    entry = Held("zswap", 0x7000, 0, -1, 900, "compressed")
+    key = RowKey("zswap", "MEMCG_ZSWAP_B", "bytes", A)
+    stored = make_row(key, {"zswap": 0}, {"folded": 900})
+    key = RowKey("references", "refcnt", "references", A, 0, OBJCG_A)
+    references = make_row(key, {"zswap": 5}, {"refcnt": 6})
+    storing = ("obj_cgroup_charge_zswap", "zswap_store", "swap_writeout")
+    busy = (cpu(an_object(200), entry, PAYER_A, functions=storing),)
+    rows = judged(stored, references, running=busy)
+    assert [row.status for row in rows] == ["in-flight"] * 2
+
+
+def test_a_cpu_that_flushes_makes_no_single_charge() -> None:
+    """It changes many counters, each by an amount of its own."""
+    key = RowKey("percpu", "MEMCG_PERCPU_B", "bytes", A)
+    percpu = make_row(key, {"data": 0}, {"folded": 1000})
+    held = (an_object(200), Held("percpu", 250, bytes=1000), PAYER_A)
+    functions = ("pcpu_alloc_noprof", *FUNCTIONS)
+    one = cpu(*held, functions=functions)
+    assert statuses(slab(200), percpu, running=(one,)) == ["in-flight", "unverifiable"]
+    flushing = cpu(*held, functions=(*functions, "mem_cgroup_css_rstat_flush"))
+    assert statuses(slab(200), percpu, running=(flushing,)) == ["in-flight"] * 2

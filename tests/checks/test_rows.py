@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.made import RECLAIMABLE, A, family, snapshot
 
 from memcg_inspect.checks.judge import verdict
-from memcg_inspect.checks.rows import Missing, RowKey, make_row, summarize
-from memcg_inspect.model import Coverage
+from memcg_inspect.checks.rows import Missing, RowKey, counter_row, make_row, summarize
+from memcg_inspect.model import Coverage, Stat
 from memcg_inspect.report import Finding, Identity, Row
 
 
@@ -131,3 +132,13 @@ def test_coverage_counts_all_and_keeps_few() -> None:
         coverage.miss("slab", address, "not in the image")
     assert coverage.unreadable == 25
     assert [example.address for example in coverage.examples] == list(range(10))
+
+
+def test_a_counter_that_is_zero() -> None:
+    key = RowKey("slab", RECLAIMABLE, "bytes", A, 0)
+    stats = dict.fromkeys(family(), {RECLAIMABLE: Stat(0, 0, 0)})
+    taken = snapshot(memcg_stats=stats)
+    sound = counter_row(taken, key, {"slab": 0})
+    assert (sound.status, sound.hierarchy) == ("exact", 0)
+    more = counter_row(taken, key, {"slab": 8})
+    assert (more.status, more.difference) == ("differs", -8)

@@ -3,10 +3,11 @@
 
 from __future__ import annotations
 
-from support.made import OBJCG_A, OBJCG_B, ledger, snapshot
+from support.made import OBJCG_A, OBJCG_B, A, ledger, snapshot
 
-from memcg_inspect.checks.skew import charged
-from memcg_inspect.report import Charged
+from memcg_inspect.checks.skew import charged, skew_matrix
+from memcg_inspect.model import Objcg
+from memcg_inspect.report import Charged, Skew
 
 
 def test_charges_by_kind() -> None:
@@ -19,3 +20,12 @@ def test_charges_by_kind() -> None:
     )
     assert charged(snapshot(charges=some)) == (Charged("percpu", 4096, 1), Charged("slab", 264, 3))
     assert charged(snapshot()) == ()
+
+
+def test_obj_cgroups_without_a_node_come_first() -> None:
+    objcgs = {a: Objcg(a, A, nid, False, 0) for a, nid in ((0xA1, 0), (0xA2, None))}
+    some = ledger({(0xA1, "slab", "", 0): (8, 1), (0xA2, "slab", "", 1): (16, 1)})
+    assert skew_matrix(snapshot(objcgs=objcgs, charges=some)) == [
+        Skew(A, "slab", None, 1, 16, 1),
+        Skew(A, "slab", 0, 0, 8, 1),
+    ]

@@ -162,3 +162,19 @@ def test_charges_to_a_memcg_itself_count_like_an_objcgs() -> None:
     assert taken.payer(B) == B
     assert taken.payer(DEAD) == A
     assert taken.payer(OBJCG_B) is None
+
+
+def test_what_a_stock_holds_back_of_either_kind() -> None:
+    """A stock that has no node holds back nothing, and none belongs to a freed obj_cgroup."""
+    stocks = [
+        ObjStock(0, 0, OBJCG_B, 0, 0, 0, 24, False),
+        ObjStock(1, 0, OBJCG_B, 0, None, 0, 0, False),
+        ObjStock(1, 1, 0xBAD, 0, 0, 8, 8, False),
+    ]
+    rows = slab_rows(snapshot(stocks=stocks))
+    held = {
+        (row.memcg, row.nid, row.item): row.claimed["stock"]
+        for row in rows
+        if row.claimed and row.claimed["stock"]
+    }
+    assert held == {(B, 0, UNRECLAIMABLE): 24}

@@ -5,15 +5,18 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from typing import Any
 
 import pytest
-from support.made import OBJCG_A, OBJCG_B, OBJCG_DEAD, A, B, family, ledger, snapshot
+from support.made import OBJCG_A, OBJCG_B, OBJCG_DEAD, A, B, family, features, ledger, snapshot
 
 from memcg_inspect.checks.identities import released, reparenting
 from memcg_inspect.checks.identities.node_levels import AT_LEAST, EXACT
 from memcg_inspect.checks.identities.sock import sock_pages
-from memcg_inspect.model import Objcg, Running
+from memcg_inspect.checks.registry import CHECKS
+from memcg_inspect.model import Nodes, Objcg, ObjcgPlace, ObjcgSet, Running
 from memcg_inspect.model_freeing import Transient
+from memcg_inspect.model_tasks import TaskCharge
 
 PAGE = 4096
 
@@ -129,3 +132,42 @@ def test_sockets_that_charge_pages_together_are_rounded(size: int, pages: int) -
     made = snapshot(charges=ledger({(B, "sock", "TCP", -1): (size, 1)}))
     assert (sock_pages(made)[B], sock_pages(made)[A]) == (pages, 0)
     assert {OBJCG_A, OBJCG_B, OBJCG_DEAD} == set(made.objcgs)
+
+
+OF_TASKS = [TaskCharge(0x7000, 7, "sh", A, (OBJCG_A,), False, True)]
+ON_LIST = Objcg(OBJCG_A, A, 0, False, 0, set=0x9000, places=(ObjcgPlace(A, 0, "list"),))
+#: What there is a row of, by identity.
+WITH_ROWS: dict[str, dict[str, Any]] = {
+    "objcg_lists": {"objcgs": {OBJCG_A: ON_LIST}},
+    "objcg_sets": {
+        "objcgs": {OBJCG_A: ON_LIST},
+        "objcg_sets": {0x9000: ObjcgSet(0x9000, 1, {0: OBJCG_A})},
+    },
+    "reparenting": {"memcgs": {**family(), B: replace(family()[B], offline=True)}},
+    "task_objcg": {"tasks": OF_TASKS},
+    "cached_stacks": {"cached_stacks": []},
+    "node_vmalloc": {"all_nodes": Nodes(vmalloc_pages=0)},
+    "swap": {},
+    "swap_usage": {"page_counters": {(A, "swap"): 0}},
+    "kmem_usage": {"page_counters": {(A, "kmem"): 0}},
+    "tcpmem": {"page_counters": {(A, "tcpmem"): 0}},
+}
+
+
+@pytest.mark.parametrize("name", WITH_ROWS)
+def test_rows_have_the_name_the_unit_and_the_parts_of_their_identity(name: str) -> None:
+    [check] = [check for check in CHECKS if check.name == name]
+    rows = check.rows(snapshot(**WITH_ROWS[name]))
+    assert {(row.identity, row.unit) for row in rows} == {(name, check.unit)}
+    for row in rows:
+        assert row.found.keys() <= set(check.sources)
+        assert (row.claimed or {}).keys() <= set(check.places)
+
+
+def test_what_only_cgroup_v1_counts() -> None:
+    """On cgroup v2, one page counter counts it together with everything else."""
+    v1 = replace(features(), page_counters=frozenset({"kmem", "tcpmem"}))
+    for name, of in (("kmem_usage", "kernel memory"), ("tcpmem", "sockets")):
+        [check] = [check for check in CHECKS if check.name == name]
+        assert check.why_not_kept(snapshot()) == f"only cgroup v1 has a page counter of {of}"
+        assert check.why_not_kept(snapshot(features=v1)) is None

@@ -67,6 +67,7 @@ def rows_of(taken: Snapshot) -> dict[tuple[str, int | None], Row]:
 def test_a_node_counts_what_all_memcgs_count() -> None:
     rows = rows_of(made())
     assert Counter(row.status for row in rows.values()) == {"exact": 9}
+    assert {row.identity for row in rows.values()} == {"node_levels"}
     row = rows[SHMEM, 1]
     assert (row.found, row.claimed) == ({"memcgs": 10}, {"vm_stat": 9, "cpu": 1})
     assert rows[MAPPED, 0].found == {"memcgs": 3, "not_charged": 2}

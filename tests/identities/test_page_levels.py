@@ -70,8 +70,27 @@ def test_counters_of_a_node_that_were_not_read() -> None:
     assert all(row.claimed is None for row in rows.values())
 
 
-def test_a_kernel_that_keeps_none_of_the_counters() -> None:
-    [outcome] = [i for i in judge(snapshot(memcgs=family())).identities if i.name == "page_levels"]
+def test_a_counter_of_one_node_that_was_not_read() -> None:
+    """It may have been any number, so there is a row of each memcg, also where the rest is 0."""
+    taken = made()
+    stats = {
+        (memcg, nid): {STACK: Stat(0, 0, 0), **({} if nid else {TABLE: Stat(0, 0, 0)})}
+        for memcg in (ROOT, A, B, DEAD)
+        for nid in (0, 1)
+    }
+    none = {memcg: {STACK: Stat(0, 0, 0), TABLE: Stat(0, 0, 0)} for memcg in taken.memcgs}
+    taken = replace(taken, counters=Counters(taken.memcgs, none, stats))
+    rows = page_level_rows(taken)
+    assert [(row.memcg, row.item, row.status) for row in rows] == [
+        (memcg, TABLE, "unverifiable") for memcg in (ROOT, A, B)
+    ]
+
+
+@pytest.mark.parametrize("kept", [(), ("NR_SLAB_RECLAIMABLE_B", "NR_SLAB_UNRECLAIMABLE_B")])
+def test_a_kernel_that_keeps_none_of_the_counters(kept: tuple[str, ...]) -> None:
+    """Those of slab memory are compared by another identity."""
+    taken = snapshot(memcgs=family(), features=replace(features(), lruvec_items=kept))
+    [outcome] = [i for i in judge(taken).identities if i.name == "page_levels"]
     assert outcome.status == "not-kept"
     assert outcome.reason == "this kernel keeps no other counter by memcg and node"
 

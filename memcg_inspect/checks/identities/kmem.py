@@ -44,11 +44,9 @@ BY_MEMCG, BY_NODE = "MEMCG_KMEM", "NR_KMEM"
 def kmem_pages(snapshot: Snapshot) -> Mapping[int, dict[str, int]]:
     """Return all kernel memory found, in pages, by memcg and then by source."""
     page_size = snapshot.image.page_size
-    objects: defaultdict[int, int] = defaultdict(int)
+    objects: defaultdict[int | None, int] = defaultdict(int)
     for address, found in snapshot.objcg_bytes.items():
-        payer = snapshot.payer(address)
-        if payer is not None:
-            objects[payer] += sum(found.values())
+        objects[snapshot.payer(address)] += sum(found.values())
     pages = snapshot.by_memcg("kmem")
     return {
         memcg.address: {
@@ -91,11 +89,9 @@ def _pages_by_node(snapshot: Snapshot) -> dict[tuple[int, int], dict[str, int]]:
     """
     page_size = snapshot.image.page_size
     pages = snapshot.by_node("kmem")
-    objects: defaultdict[tuple[int, int], int] = defaultdict(int)
+    objects: defaultdict[tuple[int | None, int | None], int] = defaultdict(int)
     for address, found in snapshot.objcg_bytes.items():
-        payer, nid = snapshot.payer(address), snapshot.objcgs[address].nid
-        if nid is not None and payer is not None:
-            objects[payer, nid] += sum(found.values())
+        objects[snapshot.payer(address), snapshot.objcgs[address].nid] += sum(found.values())
     cells = [(m.address, nid) for m in snapshot.live() for nid in snapshot.image.nodes]
     return {
         cell: {
