@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import ItemsView, Iterator, Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -247,3 +248,70 @@ def test_two_causes_are_others_of_two_and_three_are_not() -> None:
     for explained in explanations:
         others = {tuple(sorted(h.cause for h in some)) for some in explained.others}
         assert others == {("pair 1", "pair 2")}
+
+
+#: Rows that tell less than those before them: other rows tell least.
+TELLING = (
+    *("objcg_lists", "task_objcg", "id_refs", "slab", "percpu", "zswap", "sock", "kernel_stack"),
+    *("pagetable", "vmalloc", "lru", "kmem", "swap", "levels", "page_levels", "usage", "local"),
+    *("node_levels", "references"),
+)
+
+
+@pytest.mark.parametrize(("first", "second"), list(pairwise(TELLING)))
+def test_the_cause_is_looked_for_in_the_row_that_tells_most(first: str, second: str) -> None:
+    """A cause of a charge starts from the row of its kind, and not from that of its references."""
+    rows: dict[Short, int] = {(second, "x", 0x9000): 100, (first, "x", 0x9000): 100}
+    asked: list[str] = []
+
+    def options(_rows: View, row: RowKey, _amount: int) -> Iterator[Hypothesis]:
+        asked.append(row.identity)
+        yield fault("all", rows)
+
+    made = view(snapshot(), {}, rows).differences
+    goal = {key(*row): amount for row, amount in rows.items()}
+    each_alone(made, [Cause("all", TELLING, options, str, (), "")], goal)
+    assert asked == [first]
+
+
+def test_of_rows_that_tell_as_much_those_of_bytes_are_the_first() -> None:
+    asked: list[str] = []
+
+    def options(_rows: View, row: RowKey, _amount: int) -> Iterator[Hypothesis]:
+        asked.append(row.item)
+        return iter(())
+
+    rows: list[Short] = [("zswap", "MEMCG_A", 1), ("zswap", "Z_B", 1), ("zswap", "X_B", 1)]
+    made = view(snapshot(), {}, rows).differences
+    cause = Cause("all", ("zswap",), options, str, (), "")
+    each_alone(made, [cause], {key(*row): 100 for row in rows})
+    assert asked == ["X_B"]
+
+
+class Looked(dict[RowKey, int]):
+    """Counts how often all amounts are looked up."""
+
+    looks = 0
+
+    def items(self) -> ItemsView[RowKey, int]:
+        self.looks += 1
+        return super().items()
+
+
+def looks_at(suggested_by: int) -> int:
+    """Return how often a cause of three rows is looked at that so many of them suggest."""
+    rows = Looked({key(*row): amount for row, amount in (A | B | C).items()})
+    one = fault("one", A)._replace(signature=Signature(rows))
+
+    def options(_rows: View, row: RowKey, _amount: int) -> Iterator[Hypothesis]:
+        if row in list(rows)[:suggested_by]:
+            yield one
+
+    cause = Cause("one", ("css_refs",), options, str, (), "")
+    [explained] = explain(view(snapshot(), A | B | C).differences, [cause])
+    assert explained.cause == one
+    return rows.looks
+
+
+def test_a_cause_that_several_rows_suggest_is_tried_once() -> None:
+    assert looks_at(suggested_by=3) == looks_at(suggested_by=1) > 0
