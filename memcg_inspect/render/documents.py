@@ -249,8 +249,8 @@ def _node(value: int | None, paths: Mapping[int, str]) -> int | None:
     return None if value == NUMA_NO_NODE else value
 
 
-def _rounded(value: float | None, paths: Mapping[int, str]) -> float | None:
-    return None if value is None else round(value, 6)
+def _rounded(value: float, paths: Mapping[int, str]) -> float:
+    return round(value, 6)
 
 
 def _same(value: Any, paths: Mapping[int, str]) -> Any:
@@ -286,9 +286,9 @@ def _record(
 
 def _path(memcg: Any, paths: Mapping[int, str]) -> Any:
     """Return the path of a memcg, or of each of several; ``None`` if there is none there."""
-    if isinstance(memcg, int) or memcg is None:
-        return None if memcg is None else paths.get(memcg)
-    return [paths.get(address) for address in memcg]
+    if isinstance(memcg, tuple):
+        return [paths.get(address) for address in memcg]
+    return paths.get(memcg)
 
 
 def _table(table: Table) -> dict[str, Any]:

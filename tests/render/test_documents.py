@@ -23,8 +23,8 @@ from memcg_inspect.render.documents import (
     report_document,
     to_json,
 )
-from memcg_inspect.report import Evidence, Report
-from memcg_inspect.tables import SCHEMA, Answer, Column, Table
+from memcg_inspect.report import Evidence, Report, Uncharged, UnchargedSite
+from memcg_inspect.tables import SCHEMA, Answer, Column, NotRead, Table
 
 #: Fields that hold an address wherever they are.
 ADDRESSES = {"address", "memcg", "objcg", "parent", "page"}
@@ -251,3 +251,24 @@ def test_a_record_that_is_a_document() -> None:
     made = strictly(to_json(record_document("test", evidence)))
     assert (made["schema"], made["command"], made["address"]) == (1, "test", "0xabc")
     assert (made["kind"], made["bytes"]) == ("slab", 7)
+
+
+def test_each_value_is_on_a_line_of_its_own() -> None:
+    assert to_json({"a": [1, "b"]}) == '{\n "a": [\n  1,\n  "b"\n ]\n}\n'
+
+
+def test_totals_are_null_where_a_part_could_not_be_read() -> None:
+    totals = {"bytes": 5, "objects": NotRead("gone")}
+    made = answer_document(Answer("test", report().image, (Table("t", "t", (), [], totals),)))
+    assert made["tables"][0]["totals"] == {"bytes": 5, "objects": None}
+    without = answer_document(Answer("test", report().image, (Table("t", "t", (), []),)))
+    assert without["tables"][0]["totals"] is None
+
+
+def test_a_list_that_is_not_known_is_null() -> None:
+    """Not an empty one."""
+    shown = [
+        record_document("test", Uncharged("c", 0xABC, 2, 64, sites))["sites"]
+        for sites in (None, (), (UnchargedSite("f:1", 2),))
+    ]
+    assert shown == [None, [], [{"site": "f:1", "objects": 2}]]

@@ -18,7 +18,6 @@ from memcg_inspect.checks.identities.page_levels import unit_of
 from memcg_inspect.checks.ledger import ChargeKind
 from memcg_inspect.checks.rows import RowKey
 from memcg_inspect.checks.snapshot import OBJECTS
-from memcg_inspect.model import Unit
 
 __all__ = (
     "Charge",
@@ -38,11 +37,7 @@ __all__ = (
 #: handed up to it.
 Place = Literal["cpu", "folded", "handed up"]
 
-_BY_USE: dict[str, tuple[str, Unit]] = {
-    "stack": ("NR_KERNEL_STACK_KB", "KiB"),
-    "table": ("NR_PAGETABLE", "pages"),
-    "vmalloc": ("NR_VMALLOC", "pages"),
-}
+_BY_USE = {"stack": "NR_KERNEL_STACK_KB", "table": "NR_PAGETABLE", "vmalloc": "NR_VMALLOC"}
 
 
 class Charge(NamedTuple):
@@ -200,8 +195,8 @@ def _counted(d: Differences, what: Charge) -> list[tuple[str, int | None, int]]:
     if what.detail == "large_kmalloc":
         counted.append((slab.ITEMS["unreclaimable"], what.nid, what.bytes))
     elif what.detail in _BY_USE:
-        item, unit = _BY_USE[what.detail]
-        amount = what.bytes // 1024 if unit == "KiB" else pages
+        item = _BY_USE[what.detail]
+        amount = what.bytes // 1024 if unit_of(item) == "KiB" else pages
         if item == "NR_VMALLOC" and item not in d.snapshot.features.items:
             counted.append(("MEMCG_VMALLOC", None, amount))
         else:

@@ -50,7 +50,7 @@ def _owner(view: View, key: RowKey, amount: int) -> Iterator[Hypothesis]:
         return  # the other row suggests it, too
     for other in _others(view, key, amount):
         rows = {key: amount, other: -amount}
-        if not view.differences.applies(RowKey(_NODES, _node_item(key), key.unit, nid=0)):
+        if not view.differences.keeps(_NODES):
             yield _moved(key, other, amount, None, rows)
         for node in _nodes(view, key, amount):
             thief = node._replace(item=_node_item(other))

@@ -321,7 +321,7 @@ class _Search:
         total, causes = _sum(others), sorted(h.cause for h in group)
         residuals = self._left_to(group, total)
         try:
-            for size in range(1, min(len(group) + 1, _MOST_TOGETHER)):
+            for size in range(1, _MOST_TOGETHER):
                 sets = self._sets(self.differences, residuals, size, total)
                 if size == len(group):
                     sets = [some for some in sets if sorted(h.cause for h in some) == causes]

@@ -7,11 +7,16 @@ from dataclasses import replace
 
 import pytest
 from support.made_hugetlb import CHARGED, HUGE, A, B, alone, made
+from support.made_rows import Short, options, shown
 
 from memcg_inspect.checks.diagnosis import diagnose
 from memcg_inspect.checks.judge import judge
 from memcg_inspect.checks.snapshot import Snapshot
 
+USAGE: Short = ("hugetlb_usage", "hugetlb.2MB.usage[/a]")
+OTHER: Short = ("hugetlb_usage", "hugetlb.2MB.usage[/a/b]")
+ON_NODE: Short = ("hugetlb_nodes", "hugetlb.2MB.numa_stat[/a]", None)
+OTHER_ON_NODE: Short = ("hugetlb_nodes", "hugetlb.2MB.numa_stat[/a/b]", None)
 MOVED = {**CHARGED, (A, 9, 0): HUGE, (B, 9, 0): 2 * HUGE}
 
 
@@ -87,9 +92,12 @@ def test_a_page_that_refers_to_another_cgroup() -> None:
 
 
 def test_a_page_of_another_cgroup_where_nodes_are_not_compared() -> None:
-    cause, nid, amount, what = only(made(charged=MOVED, moves_usage=False))
-    assert (nid, amount) == (None, HUGE)
-    assert cause == "hugetlb-owner"
+    what = (
+        "512 pages of huge pages that were charged to hugetlb.2MB.usage[/a] refer to the cgroup of"
+        " hugetlb.2MB.usage[/a/b]"
+    )
+    found = only(made(charged=MOVED, moves_usage=False))
+    assert found == ("hugetlb-owner", None, HUGE, what)
 
 
 def test_a_path_that_looks_like_a_counter() -> None:
@@ -107,3 +115,44 @@ def test_what_is_no_cgroup() -> None:
     cause, nid, amount, what = only(made(charged=charged))
     assert (cause, nid, amount) == ("hugetlb-owner", 0, HUGE)
     assert what.endswith("refer to the cgroup of hugetlb.2MB.usage[0xbad]")
+
+
+def test_the_two_sides_of_a_charge_are_off_by_as_much() -> None:
+    """Not a cgroup, a size, or a node that is off by another amount, or in the same direction."""
+    off: dict[Short, int] = {
+        USAGE: HUGE,
+        OTHER: -HUGE,
+        ("hugetlb_usage", "hugetlb.2MB.usage[/]"): -300,
+        ("hugetlb_usage", "hugetlb.2MB.usage[0x400]"): HUGE,
+        ("hugetlb_usage", "hugetlb.1GB.usage[/a/b]"): -HUGE,
+        (*ON_NODE, 0): 7,
+        (*ON_NODE, 1): HUGE,
+        (*OTHER_ON_NODE, 0): HUGE,
+        (*OTHER_ON_NODE, 1): -HUGE,
+    }
+    above: Short = ("hugetlb_usage", "hugetlb.2MB.usage[/]")
+    found = [(h.cause, h.nid, h.place, shown(h.signature)) for h in options(made(), off)]
+    assert found == [
+        (
+            *("hugetlb-owner", 1, OTHER[1]),
+            {USAGE: HUGE, OTHER: -HUGE, (*ON_NODE, 1): HUGE, (*OTHER_ON_NODE, 1): -HUGE},
+        ),
+        ("hugetlb-charge", None, "in this page counter only", {USAGE: HUGE, above: -HUGE}),
+        ("hugetlb-charge", None, "in all page counters from this one up", {USAGE: HUGE}),
+        ("hugetlb-charge", 1, "in both counters", {USAGE: HUGE, (*ON_NODE, 1): HUGE}),
+    ]
+
+
+def test_a_page_on_another_node_stays_in_its_cgroup() -> None:
+    off: dict[Short, int] = {(*ON_NODE, 0): HUGE, (*OTHER_ON_NODE, 1): -HUGE, (*ON_NODE, 1): -HUGE}
+    found = [(h.nid, h.place, shown(h.signature)) for h in options(made(), off)]
+    assert found == [
+        (0, "", {(*ON_NODE, 0): HUGE}),
+        (0, "instead of on node 1", {(*ON_NODE, 0): HUGE, (*ON_NODE, 1): -HUGE}),
+    ]
+
+
+def test_no_more_than_eight_cgroups_are_tried_as_the_other_side() -> None:
+    others = [("hugetlb_usage", f"hugetlb.2MB.usage[/{n}]") for n in range(9)]
+    some = options(made(moves_usage=False), {USAGE: HUGE, **dict.fromkeys(others, -HUGE)})
+    assert [h.place for h in some if h.cause == "hugetlb-owner"] == [name for _, name in others[:8]]

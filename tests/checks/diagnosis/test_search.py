@@ -3,55 +3,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import ItemsView, Iterator
+from itertools import pairwise
 from typing import Any
 
 import pytest
 from support.made import snapshot
 from support.made_rows import Short, key, view
+from support.made_search import ROWS, causes, fault, found, names
 
 from memcg_inspect.checks.diagnosis import search
 from memcg_inspect.checks.diagnosis.cause import Cause, Hypothesis
 from memcg_inspect.checks.diagnosis.differences import Signature, View
 from memcg_inspect.checks.diagnosis.effects import Charge
-from memcg_inspect.checks.diagnosis.search import Explanation, each_alone, explain
+from memcg_inspect.checks.diagnosis.search import each_alone, explain
 from memcg_inspect.checks.rows import RowKey
-
-#: Rows of one memcg each, that differ by more than by coincidence.
-ROWS: list[Short] = [("css_refs", "css.refcnt", 0x9000 + n) for n in range(9)]
-
-
-def fault(name: str, rows: Mapping[Short, int], **known: Any) -> Hypothesis:
-    """Return a fault that adds amounts to rows."""
-    first = {"memcgs": (), "objcgs": (), "nid": None, "item": name, "unit": "references"}
-    signature = Signature({key(*short): amount for short, amount in rows.items()})
-    amount = next(iter(rows.values()))
-    return Hypothesis(name, **{**first, "amount": amount, "signature": signature, **known})
-
-
-def causes(*faults: Hypothesis) -> list[Cause]:
-    """Return a cause for each name, which is recognized from each row that its faults change."""
-
-    def cause(name: str) -> Cause:
-        def options(rows: View, row: RowKey, amount: int) -> Iterator[Hypothesis]:
-            yield from (f for f in faults if f.cause == name and row in f.signature.rows)
-
-        identities = tuple({row.identity for f in faults for row in f.signature.rows})
-        return Cause(name, identities, options, str, (), "")
-
-    return [cause(name) for name in dict.fromkeys(f.cause for f in faults)]
-
-
-def found(
-    off: Mapping[Short, int], *faults: Hypothesis, exact: Sequence[Short] = (), **more: Any
-) -> list[Explanation]:
-    differences = view(snapshot(), dict(off), exact).differences
-    return explain(differences, causes(*faults), **more)
-
-
-def names(some: Sequence[Explanation]) -> list[str]:
-    return sorted(e.cause.cause for e in some)
-
 
 A, B, C, D = ({row: 100 + 7 * n} for n, row in enumerate(ROWS[:4]))
 
@@ -247,3 +213,70 @@ def test_two_causes_are_others_of_two_and_three_are_not() -> None:
     for explained in explanations:
         others = {tuple(sorted(h.cause for h in some)) for some in explained.others}
         assert others == {("pair 1", "pair 2")}
+
+
+#: Rows that tell less than those before them: other rows tell least.
+TELLING = (
+    *("objcg_lists", "task_objcg", "id_refs", "slab", "percpu", "zswap", "sock", "kernel_stack"),
+    *("pagetable", "vmalloc", "lru", "kmem", "swap", "levels", "page_levels", "usage", "local"),
+    *("node_levels", "references"),
+)
+
+
+@pytest.mark.parametrize(("first", "second"), list(pairwise(TELLING)))
+def test_the_cause_is_looked_for_in_the_row_that_tells_most(first: str, second: str) -> None:
+    """A cause of a charge starts from the row of its kind, and not from that of its references."""
+    rows: dict[Short, int] = {(second, "x", 0x9000): 100, (first, "x", 0x9000): 100}
+    asked: list[str] = []
+
+    def options(_rows: View, row: RowKey, _amount: int) -> Iterator[Hypothesis]:
+        asked.append(row.identity)
+        yield fault("all", rows)
+
+    made = view(snapshot(), {}, rows).differences
+    goal = {key(*row): amount for row, amount in rows.items()}
+    each_alone(made, [Cause("all", TELLING, options, str, (), "")], goal)
+    assert asked == [first]
+
+
+def test_of_rows_that_tell_as_much_those_of_bytes_are_the_first() -> None:
+    asked: list[str] = []
+
+    def options(_rows: View, row: RowKey, _amount: int) -> Iterator[Hypothesis]:
+        asked.append(row.item)
+        return iter(())
+
+    rows: list[Short] = [("zswap", "MEMCG_A", 1), ("zswap", "Z_B", 1), ("zswap", "X_B", 1)]
+    made = view(snapshot(), {}, rows).differences
+    cause = Cause("all", ("zswap",), options, str, (), "")
+    each_alone(made, [cause], {key(*row): 100 for row in rows})
+    assert asked == ["X_B"]
+
+
+class Looked(dict[RowKey, int]):
+    """Counts how often all amounts are looked up."""
+
+    looks = 0
+
+    def items(self) -> ItemsView[RowKey, int]:
+        self.looks += 1
+        return super().items()
+
+
+def looks_at(suggested_by: int) -> int:
+    """Return how often a cause of three rows is looked at that so many of them suggest."""
+    rows = Looked({key(*row): amount for row, amount in (A | B | C).items()})
+    one = fault("one", A)._replace(signature=Signature(rows))
+
+    def options(_rows: View, row: RowKey, _amount: int) -> Iterator[Hypothesis]:
+        if row in list(rows)[:suggested_by]:
+            yield one
+
+    cause = Cause("one", ("css_refs",), options, str, (), "")
+    [explained] = explain(view(snapshot(), A | B | C).differences, [cause])
+    assert explained.cause == one
+    return rows.looks
+
+
+def test_a_cause_that_several_rows_suggest_is_tried_once() -> None:
+    assert looks_at(suggested_by=3) == looks_at(suggested_by=1) > 0
