@@ -7,7 +7,8 @@ Tells addresses of the kernel from those of user space, as ``TASK_SIZE`` of
 :linux:`arch/arm64/include/asm/processor.h` and of :linux:`arch/riscv/include/asm/pgtable.h`, and
 ``TASK_SIZE_MAX`` of :linux:`arch/x86/include/asm/page_64_types.h` do, and return addresses that are
 signed from the addresses themselves, as ``ptrauth_strip_kernel_insn_pac()`` of
-:linux:`arch/arm64/include/asm/pointer_auth.h` does.
+:linux:`arch/arm64/include/asm/pointer_auth.h` does, and takes tags from pointers, as
+``__tag_reset()`` of :linux:`arch/arm64/include/asm/memory.h` does.
 """
 
 from __future__ import annotations
@@ -22,13 +23,39 @@ from memcg_inspect.image.layout import has_member
 from memcg_inspect.linux.arch.pgtable import vmcoreinfo_number
 from memcg_inspect.model import ImageError
 
-__all__ = ("cache_line", "code_addresses", "is_kernel_address", "saved_stack_pointer")
+__all__ = (
+    "cache_line",
+    "code_addresses",
+    "is_kernel_address",
+    "saved_stack_pointer",
+    "tag_bits",
+    "untagged",
+)
 
 #: ``SMP_CACHE_BYTES``, where it is not 64.
 _CACHE_LINES = {Architecture.S390X: 256, Architecture.PPC64: 128}
 
 #: The bit of an address on arm64 that tells the kernel from user space, and that no signature uses.
 _KERNEL_BIT = 1 << 55
+#: The bits of an address on arm64 that the processor ignores (Top Byte Ignore).
+_TOP_BYTE = 0xFF << 56
+
+
+def tag_bits(prog: Program) -> int:
+    """
+    Return the bits of a pointer to memory of the kernel that may be a tag, and not part of it.
+
+    A kernel for arm64 with ``CONFIG_KASAN_SW_TAGS`` or ``CONFIG_KASAN_HW_TAGS`` has tags there.
+    drgn reads memory at such pointers, and does not take the tag from an address that is compared.
+    """
+    platform = prog.platform
+    is_arm64 = platform is not None and platform.arch == Architecture.AARCH64
+    return _TOP_BYTE if is_arm64 else 0
+
+
+def untagged(prog: Program, address: int) -> int:
+    """Return the address in a pointer to memory of the kernel, without its tag."""
+    return address | tag_bits(prog) if address & _KERNEL_BIT else address
 
 
 def is_kernel_address(prog: Program, address: int) -> bool:
@@ -38,7 +65,7 @@ def is_kernel_address(prog: Program, address: int) -> bool:
     Elsewhere than on architectures whose kernel has the upper half of all addresses, every address
     counts as one of the kernel.
     """
-    return not has_high_half(prog) or bool(address >> 63)
+    return not has_high_half(prog) or bool(untagged(prog, address) >> 63)
 
 
 def cache_line(prog: Program) -> int:

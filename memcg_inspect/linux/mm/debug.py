@@ -28,6 +28,7 @@ from drgn.helpers.linux.mm import compound_head, in_direct_map
 
 from memcg_inspect.image.image import Image, per_image
 from memcg_inspect.image.layout import array_length, constant, has_type, member_type
+from memcg_inspect.linux.arch.processor import untagged
 from memcg_inspect.linux.mm.memcg_data import swap_cache_bits
 from memcg_inspect.linux.mm.mm_types import (
     MEMCG_DATA_FLAGS,
@@ -90,7 +91,7 @@ def page_behind(image: Image, address: int) -> int | None:
     :param address: ``void *``
     :return: ``struct page *``; ``None`` if the address is not in the direct map, or has no page
     """
-    if not in_direct_map(image.prog, address):
+    if not in_direct_map(image.prog, untagged(image.prog, address)):
         return None
     page = mem_map(image).virt_to_page(address)
     return page if _is_valid(image, page) else None

@@ -23,6 +23,7 @@ from drgn.helpers.linux.nodemask import nr_node_ids
 from memcg_inspect.image.image import Image, per_image
 from memcg_inspect.image.layout import array_length, constant, has_member
 from memcg_inspect.image.lookup import UnknownKernelError
+from memcg_inspect.linux.arch.processor import tag_bits
 from memcg_inspect.model import ImageError
 
 __all__ = (
@@ -65,6 +66,7 @@ class MemMap(NamedTuple):
     :ivar node_shift: bits below the node id in the flags word
     :ivar node_mask: ``NODES_MASK``; 0 where the kernel has one node only
     :ivar direct_map: address of page frame 0 in the direct map
+    :ivar address_bits: bits of a pointer that are no tag
     """
 
     base: int
@@ -74,6 +76,7 @@ class MemMap(NamedTuple):
     node_shift: int
     node_mask: int
     direct_map: int
+    address_bits: int = -1
 
     @property
     def page_size(self) -> int:
@@ -93,8 +96,8 @@ class MemMap(NamedTuple):
         return self.direct_map + (self.pfn(page) << self.page_shift)
 
     def virt_to_page(self, address: int) -> int:
-        """Return the ``struct page *`` of an address in the direct map."""
-        return self.page(address - self.direct_map >> self.page_shift)
+        """Return the ``struct page *`` of a pointer to memory in the direct map."""
+        return self.page((address - self.direct_map & self.address_bits) >> self.page_shift)
 
     def nid(self, flags: int) -> int:
         """Return the node in a flags word, ``page_to_nid()``."""
@@ -146,7 +149,7 @@ def mem_map(image: Image) -> MemMap:
         nodes = array_length(image.object("node_data").type_)
     except UnknownKernelError:
         nodes = 1  # CONFIG_NUMA=n
-    width = max(nodes - 1, 0).bit_length()
+    width, tags = max(nodes - 1, 0).bit_length(), tag_bits(image.prog)
     found = MemMap(
         base=base,
         size=sizeof(page),
@@ -155,6 +158,7 @@ def mem_map(image: Image) -> MemMap:
         node_shift=8 * memory.word_size - width,
         node_mask=(1 << width) - 1,
         direct_map=int(page_to_virt(image.pointer("struct page *", base)).value_()),
+        address_bits=(1 << 8 * memory.word_size) - 1 & ~tags if tags else -1,
     )
     _check_direct_map(image, found)
     _check_base(image, found)

@@ -18,6 +18,7 @@ from drgn import FaultError
 from drgn.helpers.linux.mm import follow_page
 
 from memcg_inspect.image.image import Image
+from memcg_inspect.linux.arch.processor import untagged
 from memcg_inspect.linux.mm.init_mm import KernelTables
 from memcg_inspect.linux.mm.mm_types import page_nids
 from memcg_inspect.linux.mm.mm_types_columns import PageColumns
@@ -56,11 +57,15 @@ class PcpuPages:
         :param address: any address in it
         :return: ``NUMA_NO_NODE`` if it is not found
         """
-        number = address % (1 << 8 * self._memory.word_size) >> self._frames.page_shift
+        number = self._in_kernel(address) >> self._frames.page_shift
         nid = self._nids.get(number)
         if nid is None:
             nid = self._nids[number] = self._one(number)
         return nid
+
+    def _in_kernel(self, address: int) -> int:
+        """Return an address that was computed as in C, where it wraps around."""
+        return untagged(self._image.prog, address % (1 << 8 * self._memory.word_size))
 
     def _one(self, number: int) -> int:
         nid = self._known.get(number)
@@ -97,7 +102,7 @@ class PcpuPages:
         if self._image.is_moving:
             return
         shift = self._frames.page_shift
-        first = start % (1 << 8 * self._memory.word_size) >> shift
+        first = self._in_kernel(start) >> shift
         nids = list(self._together(start, count << shift))
         if len(nids) == count:
             self._known |= {first + n: nid for n, nid in enumerate(nids) if nid is not None}
@@ -107,7 +112,7 @@ class PcpuPages:
         tables = self._tables
         if tables is None:
             return
-        for first, number in tables.pages(start % (1 << 8 * self._memory.word_size), size):
+        for first, number in tables.pages(self._in_kernel(start), size):
             yield from map(self._of_frame, range(first, first + number))
 
     @cached_property

@@ -24,6 +24,7 @@ from drgn.helpers.linux.sched import idle_task
 from memcg_inspect.image.image import Image, per_image
 from memcg_inspect.image.layout import array_length, constant, has_member, member_type
 from memcg_inspect.image.lookup import UnknownKernelError
+from memcg_inspect.linux.arch.processor import untagged
 from memcg_inspect.linux.kernel.sched import find_tasks
 from memcg_inspect.linux.lib.list import OnFault, list_entries, raise_fault
 from memcg_inspect.linux.mm.debug import page_behind, read_page
@@ -120,7 +121,7 @@ def find_mapping(image: Image, address: int) -> VmMapping | None:
     :raises drgn.FaultError: if the area cannot be read
     """
 
-    areas = _vmap_areas(image, raise_fault)
+    address, areas = untagged(image.prog, address), _vmap_areas(image, raise_fault)
     area = next((a for a in areas if int(a.va_start) <= address < int(a.va_end)), None)
     vm = area.vm.read_() if area is not None else None
     if not area or not vm:
@@ -150,18 +151,18 @@ def check_room(image: Image, address: int, size: int) -> None:
     """
     if image.is_moving:
         return
-    page = page_behind(image, address)
+    start, page = untagged(image.prog, address), page_behind(image, address)
     if page is None:
         mapping = find_mapping(image, address)
-        end = address if mapping is None else mapping.end
+        end = start if mapping is None else mapping.end
     else:
         found, frames = read_page(image, page), mem_map(image)
         orders = array_length(member_type(image.type("struct zone"), "free_area"))
         if found.order >= orders:
             raise FaultError(f"a page of order {found.order}", found.head)
         end = frames.virt(found.head) + (frames.page_size << found.order)
-    if address + size > end:
-        raise FaultError(f"an array of {size} bytes in memory of {end - address} bytes", address)
+    if start + size > end:
+        raise FaultError(f"an array of {size} bytes in memory of {end - start} bytes", address)
 
 
 @per_image

@@ -18,7 +18,7 @@ from drgn import FaultError, Object, cast, offsetof, sizeof
 
 from memcg_inspect.image.image import Image
 from memcg_inspect.image.layout import array_length, bit_field, constant, has_member, has_type
-from memcg_inspect.linux.arch.processor import cache_line
+from memcg_inspect.linux.arch.processor import cache_line, untagged
 from memcg_inspect.linux.lib.list import (
     hlist_entries,
     list_entries,
@@ -154,7 +154,7 @@ class SkbReader:
     """
 
     def __init__(self, image: Image) -> None:
-        self._memory = image.memory
+        self._prog, self._memory = image.prog, image.memory
         skb, shared = image.type("struct sk_buff"), image.type("struct skb_shared_info")
         self._next = offsetof(skb, "next")
         self._rbnode = offsetof(skb, "rbnode")
@@ -226,14 +226,14 @@ class SkbReader:
 
     def _queue(self, head: int) -> Iterator[tuple[int, bytes]]:
         """Iterate over a ``struct sk_buff_head``: the address and the bytes of each buffer."""
-        seen = {head}
+        seen = {untagged(self._prog, head)}
         address = self._memory.word(head + self._next)
-        while address not in seen:
-            seen.add(address)
+        while untagged(self._prog, address) not in seen:
+            seen.add(untagged(self._prog, address))
             data = self._read(address)
             yield address, data
             address = self._memory.word_at(data, self._next)
-        if address != head:
+        if untagged(self._prog, address) != untagged(self._prog, head):
             raise FaultError("the queue does not lead back to its head", address)
 
     def _tree(self, root: int) -> Iterator[tuple[int, bytes]]:
