@@ -19,6 +19,7 @@ from memcg_inspect.collect.site import SiteFinder
 from memcg_inspect.image.image import Image
 from memcg_inspect.image.layout import has_member
 from memcg_inspect.image.lookup import UnknownKernelError
+from memcg_inspect.linux.arch.processor import untagged
 from memcg_inspect.linux.fs.inode import mapping_name
 from memcg_inspect.linux.kernel.sched import read_task, task_of_stack
 from memcg_inspect.linux.mm.debug import PageInfo, page_at, page_behind, read_page
@@ -98,7 +99,8 @@ class AddressLayers:
     def _direct_map(self, address: int) -> Iterator[Layer]:
         page = page_behind(self.image, address)
         if page is not None:
-            yield from self._page(read_page(self.image, page), address)
+            at = untagged(self.image.prog, address)
+            yield from self._page(read_page(self.image, page), at)
 
     def _page(self, info: PageInfo, address: int | None) -> Iterator[Layer]:
         """

@@ -23,8 +23,8 @@ class Recipe:
     # of Debian's kernels: configuration and architecture
     flavour: str = "cloud-amd64"
     arch: str = "amd64"
-    # the part of the tests that alone boots it: "arches", "breadth", "museum", "seeds", and
-    # "refused" if drgn cannot read its images, "untested" if the mirrors had none; empty if all may
+    # the part of the tests that alone boots it: "arches", "breadth", "museum", "seeds", "tags"; and
+    # "refused" if drgn cannot read its images, "untested" if the mirrors had none. Empty if all may
     part: str = ""
     # config fragments in fixtures/kernels/; a later one overrides an earlier one
     fragments: tuple[str, ...] = ()
@@ -90,12 +90,12 @@ RECIPES: dict[str, Recipe] = {
         f"7.3/arm64-{what}": Recipe(
             "7.3",
             arch="arm64",
-            part="arches",
+            part=part,
             fragments=("lab", "lab-arm64", f"lab-{what}"),
             localversion="lab",
             optional=_NOT_ON_ARM64,
         )
-        for what in ("64k", "tags")
+        for what, part in (("64k", "arches"), ("tags", "tags"))
     },
     **{
         f"7.3-{what}": Recipe(

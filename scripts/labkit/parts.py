@@ -91,7 +91,11 @@ PARTS = (
         "guests that are stopped at one instruction of a charge after the other",
         ("tests/collect/test_steps.py",),
     ),
-    Part("arm64-kernels", "build a kernel with pages of 64 KiB", kernels=_built_here(arch="arm64")),
+    Part(
+        "arm64-kernels",
+        "build kernels for arm64: pages of 64 KiB, tagged pointers",
+        kernels=(*_built_here(arch="arm64"), *kernels.names_of_part("tags")),
+    ),
     Part("arm64-matrix", "audits on arm64 kernels", _MATRIX, arch="arm64"),
     Part("arm64-rest", "all other tests of kernels on arm64", ("tests",), arch="arm64"),
     Part("s390x", "audits on Debian's s390x kernels", _AUDITS, arch="s390x"),
