@@ -16,6 +16,7 @@ from memcg_inspect.checks.half_done import (
     STACK,
     VMALLOC,
     pattern,
+    slab_amounts,
 )
 from memcg_inspect.checks.inflight import mark_in_flight
 from memcg_inspect.checks.registry import CHECKS
@@ -490,3 +491,13 @@ def test_a_folio_that_somebody_pays_for_may_be_on_its_way_to_a_list(
     function, unit, _ = BOUNDS[identity]
     held = (*ITS_MEMCG, Held("folio", 0xE000, A, 0, 8 * PAGE))
     assert status(identity, unit, 8, cpu(function, held=held)) == expected
+
+
+def test_a_cpu_may_move_what_is_in_its_stock_or_on_its_stack() -> None:
+    """__account_obj_stock() clears the bytes in the stock, and has them in a register then."""
+    stocks = [
+        ObjStock(0, 0, OBJCG_A, 100, 0, -8, 16, False),
+        ObjStock(1, 0, OBJCG_A, 7, 0, 7, 7, False),
+    ]
+    cpu = Running(0, 5, "test", ("__account_obj_stock",), True, numbers=frozenset({4104}))
+    assert sorted(slab_amounts(snapshot(stocks=stocks), cpu)) == [8, 16, 100, 4104]

@@ -69,6 +69,12 @@ def test_columns_are_left_out_by_priority(width: int | None, left: str) -> None:
     assert (f"the terminal has {width} columns: {', '.join(gone)}." in said) is bool(gone)
 
 
+def test_an_empty_line_is_below_the_columns_that_are_left_out() -> None:
+    one = answer(COLUMNS, ROW)
+    text = answer_text(replace(one, tables=one.tables * 2), 36)
+    assert "has room for all.\n\nsizes\n\n memcg" in text
+
+
 def test_columns_of_nodes_are_left_out_together() -> None:
     columns = [
         Column(f"node_{nid}", "bytes", "", field="nodes", key=nid, total=True) for nid in range(3)

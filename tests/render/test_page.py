@@ -10,7 +10,13 @@ from types import SimpleNamespace
 import pytest
 from support.reports import WEB, clean, more, report, row
 
-from memcg_inspect.render.page import _most_tiles, answer_page, first_picture, report_page
+from memcg_inspect.render.page import (
+    _most_tiles,
+    _table,
+    answer_page,
+    first_picture,
+    report_page,
+)
 from memcg_inspect.render.pictures import Tile
 from memcg_inspect.render.text import exact_cell
 from memcg_inspect.report import Report, Skew
@@ -409,3 +415,24 @@ def test_parts_of_counters_that_a_reader_does_not_see() -> None:
     assert section.note == (
         "memory.stat shows what is folded. A flush adds what is pending, but not the stocks."
     )
+
+
+def test_the_picture_is_of_an_amount_with_shares_if_there_is_one() -> None:
+    columns = (
+        Column("node", "node", ""),
+        Column("used", "bytes", "", total=True),
+        Column("charged", "bytes", "", total=True, shares=True),
+    )
+    tree, *_ = sections_of(columns, [SimpleNamespace(node=0, used=3, charged=5)])
+    assert tree.amounts == [5]
+    tree, *_ = sections_of(columns[:2], [SimpleNamespace(node=0, used=3)])
+    assert tree.amounts == [3]
+
+
+def test_rows_that_just_fit_are_shown() -> None:
+    rows = [SimpleNamespace(bytes=n) for n in range(3)]
+    table = Table("t", "sizes", (Column("bytes", "bytes", ""),), rows)
+    whole = _table(table, 1 << 20)
+    size = sum(len(line) + 1 for line in whole.splitlines() if line.startswith("<tr><td"))
+    assert _table(table, size) == whole
+    assert "1 more row: --json has all of them." in _table(table, size - 1)

@@ -169,3 +169,16 @@ def test_long_names_of_tiles_end_in_their_tile() -> None:
         assert all(x + 6.5 * len(word) <= right for x, word in here)
         found += [word[-1] for _, word in here]
     assert sorted(found) == list("01234")
+
+
+def test_values_of_narrow_columns_end_in_their_column() -> None:
+    columns = [f"node {n}" for n in range(16)]
+    svg = heat_map(["/a"], columns, {("/a", name): 1023 << 20 for name in columns})
+    values = [
+        e.text or ""
+        for e in ElementTree.fromstring(svg).iter(f"{SVG}text")
+        if "value" in e.attrib["class"]
+    ]
+    # As wide as the column, less a margin on both sides, with 7 pixels for a character.
+    assert len(values) == 16
+    assert all(7 * len(value) <= (WIDTH - 300) / 16 - 6 for value in values), values

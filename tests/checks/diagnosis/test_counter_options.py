@@ -79,7 +79,7 @@ def test_of_a_level_the_memcg_or_its_nodes_may_be_wrong() -> None:
     assert sorted(of("counter", shown_by)[3:]) == sorted(
         (place, nid, -8) for nid in (0, 1) for place in PLACES
     )
-    for identity in ("slab", "pagetable", "vmalloc", "node_levels", "local"):
+    for identity in ("slab", "pagetable", "vmalloc", "user_pages", "node_levels", "local"):
         for memcg in (A, None):
             known = options({**off, (identity, STACK, memcg, 1): -8})
             assert of("counter", known)[3:] == [(place, 1, -8) for place in PLACES]

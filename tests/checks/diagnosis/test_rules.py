@@ -35,14 +35,14 @@ def skewed(memcg: int, pages: int) -> Finding:
     )
 
 
-def counter(identity: str, memcg: int, nid: int, pages: int) -> Finding:
+def counter(identity: str, memcg: int, nid: int, pages: int, item: str = "NR_KMEM") -> Finding:
     return Finding(
         identity=identity,
         kind="counter-above-objects",
         memcg=memcg,
         objcg=None,
         nid=nid,
-        item="NR_KMEM",
+        item=item,
         unit="pages",
         difference=pages,
         what="made",
@@ -60,6 +60,8 @@ def test_charges_of_several_memcgs_to_the_wrong_node_are_one_mistake() -> None:
         *(counter("hierarchy", A, 0, -7), counter("hierarchy", ROOT, 1, 7)),
         # one more page than was moved: something else is wrong, too
         counter("kmem", B, 0, -3),
+        # of another counter
+        counter("hierarchy", A, 1, 7, "NR_FILE_PAGES"),
     ]
     one, *others = diagnose(made, (), findings)
     assert (one.cause, one.confidence) == ("charged-to-node", "proved")
