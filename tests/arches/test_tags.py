@@ -13,6 +13,7 @@ from labkit import kernels
 from support.exact import check_exact, not_kept
 from support.guests import ARCH, Lab
 
+from memcg_inspect.cli import main
 from memcg_inspect.image.image import image_of
 from memcg_inspect.linux.arch.processor import untagged
 from memcg_inspect.views.who import who
@@ -41,6 +42,16 @@ def test_audits(lab: Lab, kernel: str, nodes: str, workload: str, freeze: str) -
         check_exact(report, not_kept(kernel))
     assert not report.findings
     assert not any(found.unreadable for found in report.coverage.values())
+
+
+@pytest.mark.parametrize("kernel", TAGGED)
+@pytest.mark.parametrize(
+    "command",
+    ["dying", "overview", "pages", "percpu", "rss --check", "slabinfo", "stock", "tasks"],
+)
+def test_commands_read_everything(lab: Lab, kernel: str, command: str) -> None:
+    """The exit status is 3 if something could not be read."""
+    assert main([*command.split(), *lab.image(kernel, "4", "mixed").arguments()]) == 0
 
 
 @pytest.mark.parametrize("kernel", TAGGED)

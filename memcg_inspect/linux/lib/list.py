@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from drgn import FaultError, Object, container_of
 
 from memcg_inspect.image.image import Image
+from memcg_inspect.linux.arch.processor import untagged
 from memcg_inspect.linux.lib.xarray import MOST_NODES, xa_entries
 
 __all__ = (
@@ -52,7 +53,7 @@ def list_entries(
     :return: pointers to entries. An entry that cannot be read can be among them.
     """
     type_ = image.type(type_name)
-    seen = {head.value_()}
+    seen = {untagged(image.prog, head.value_())}
     try:
         for link in _links(head, "next", seen):
             yield container_of(link, type_, member)
@@ -67,14 +68,14 @@ def list_entries(
 
 
 def _links(head: Object, way: str, seen: set[int]) -> Iterator[Object]:
-    link = head.member_(way).read_()
-    while link.value_() not in seen:
+    prog, link = head.prog_, head.member_(way).read_()
+    while (address := untagged(prog, link.value_())) not in seen:
         if len(seen) > MOST_NODES:
             raise FaultError("the list does not end", link.value_())
-        seen.add(link.value_())
+        seen.add(address)
         yield link
         link = link.member_(way).read_()
-    if way == "next" and link.value_() != head.value_():
+    if way == "next" and address != untagged(prog, head.value_()):
         raise FaultError("the list does not lead back to its head", link.value_())
 
 

@@ -105,11 +105,12 @@ def _queue(image: Image, queue: Object) -> Iterator[int]:
 
     :raises drgn.FaultError: if it cannot be read, or has a buffer twice
     """
-    end, seen = queue.address_, set[int]()
+    prog, seen = image.prog, set[int]()
+    ends = 0, untagged(prog, queue.address_ or 0)
     todo = [queue.next.read_()]
     while todo:
         skb = todo.pop()
-        if skb.value_() in (0, end):
+        if untagged(prog, skb.value_()) in ends:
             continue
         if skb.value_() in seen:
             raise FaultError("the queue has a buffer twice", skb.value_())
