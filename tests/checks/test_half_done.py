@@ -501,3 +501,33 @@ def test_a_cpu_may_move_what_is_in_its_stock_or_on_its_stack() -> None:
     ]
     cpu = Running(0, 5, "test", ("__account_obj_stock",), True, numbers=frozenset({4104}))
     assert sorted(slab_amounts(snapshot(stocks=stocks), cpu)) == [8, 16, 100, 4104]
+
+
+@pytest.mark.parametrize(
+    ("identity", "functions"),
+    [
+        ("levels", "__mod_objcg_mlstate account_obj_stock drain_obj_stock refill_obj_stock"),
+        ("pagetable", "exit_mm mmput __mmput tlb_finish_mmu mem_cgroup_css_rstat_flush"),
+        ("node_pagetable", "exit_mm mmput __mmput tlb_finish_mmu"),
+        ("node_slab", "allocate_slab new_slab __free_slab discard_slab rcu_free_slab"),
+        ("node_slab", "___kmalloc_large_node free_large_kmalloc"),
+        ("zswap", "zswap_store zs_free swap_writeout shrink_memcg_cb"),
+    ],
+)
+def test_functions_that_charge_or_uncharge(identity: str, functions: str) -> None:
+    [check] = [check for check in CHECKS if check.name == identity]
+    assert check.half_done is not None
+    for function in functions.split():
+        assert check.half_done.place(cpu(function)) == function
+
+
+def test_functions_outside_of_which_no_swap_is_charged() -> None:
+    [check] = [check for check in CHECKS if check.name == "swap_usage"]
+    assert check.half_done is not None and check.half_done.only_in is not None
+    for function in (
+        "__mem_cgroup_try_charge_swap",
+        "__mem_cgroup_uncharge_swap",
+        "memcg1_swapout",
+    ):
+        assert check.half_done.only_in.match(function), function
+    assert not check.half_done.only_in.match("folio_batch_move_lru")
