@@ -13,7 +13,7 @@ same way; see :mod:`~memcg_inspect.collect.unlisted_maps`.
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 
 from drgn import FaultError, Object, Type, container_of, offsetof, sizeof
@@ -21,6 +21,7 @@ from drgn import FaultError, Object, Type, container_of, offsetof, sizeof
 from memcg_inspect.image.image import Image
 from memcg_inspect.image.layout import constant
 from memcg_inspect.image.lookup import UnknownKernelError
+from memcg_inspect.linux.arch.processor import untagged
 from memcg_inspect.linux.kernel.rcu import queued_callbacks
 from memcg_inspect.linux.kernel.workqueue import is_pending, works_of
 from memcg_inspect.linux.lib.list import OnFault
@@ -59,11 +60,11 @@ class ReleasedReader:
     :ivar coverage: counts the objects that are unreadable
     """
 
-    def __init__(self, image: Image, slabs: SlabReader, memcgs: Container[int]) -> None:
+    def __init__(self, image: Image, slabs: SlabReader, memcgs: Iterable[int]) -> None:
         self.image = image
         self.memory = image.memory
         self.slabs = slabs
-        self.memcgs = memcgs
+        self.memcgs = {untagged(image, memcg) for memcg in memcgs}
         memcg = image.type("struct mem_cgroup")
         self._memcg_size = sizeof(memcg) + len(possible_nodes(image)) * self.memory.word_size
         self._subsys = offsetof(memcg, "css.ss")
@@ -135,7 +136,8 @@ class ReleasedReader:
         css = self._memcg(address).css
         if css.refcnt.data:
             return bool(int(css.flags) & self._released)
-        return css.destroy_rwork.work.address_of_().value_() in self._being_freed
+        work = css.destroy_rwork.work.address_of_().value_()
+        return untagged(self.image, work) in self._being_freed
 
     def may_read(self, cache: SlabCache) -> bool:
         """Return whether slabs of a cache may have memcgs."""
@@ -198,7 +200,7 @@ def _running(image: Image, name: str, on_fault: OnFault) -> frozenset[int]:
     found: set[int] = set()
     try:
         for work in works_of(image, image.symbol(name).address, on_fault):
-            found.add(work.value_())
+            found.add(untagged(image, work.value_()))
     except FaultError as error:
         on_fault(error)
     except UnknownKernelError:
@@ -224,7 +226,8 @@ class Pending:
         self._whole = True
         self._callbacks: dict[int, int] = {}
         try:
-            self._callbacks = queued_callbacks(image)
+            queued = queued_callbacks(image)
+            self._callbacks = {untagged(image, head): cpu for head, cpu in queued.items()}
         except (FaultError, UnknownKernelError):
             self._whole = False
         self._works = {work for name in _FREEING for work in self._works_of(name)}
@@ -234,7 +237,7 @@ class Pending:
         try:
             function = self.image.symbol(name).address
             for work in works_of(self.image, function, self._missed):
-                yield work.value_()
+                yield untagged(self.image, work.value_())
         except UnknownKernelError:
             self._whole = False
 
@@ -282,9 +285,9 @@ class Pending:
 
     def _freed_by(self, works: Sequence[Object], callback: Object) -> str | None:
         for work in works:
-            if work.address_of_().value_() in self._works:
+            if untagged(self.image, work.address_of_().value_()) in self._works:
                 return QUEUED_WORK
             if self.image.is_moving and is_pending(work):
                 return "its work item is pending"
-        cpu = self._callbacks.get(callback.address_of_().value_())
+        cpu = self._callbacks.get(untagged(self.image, callback.address_of_().value_()))
         return None if cpu is None else queued_callback(cpu)

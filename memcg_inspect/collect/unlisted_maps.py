@@ -27,6 +27,7 @@ from memcg_inspect.collect.released import QUEUED_WORK, queued_callback
 from memcg_inspect.image.image import Image
 from memcg_inspect.image.layout import has_type
 from memcg_inspect.image.lookup import UnknownKernelError
+from memcg_inspect.linux.arch.processor import untagged
 from memcg_inspect.linux.kernel.bpf import map_objcgs, types_with_allocators
 from memcg_inspect.linux.kernel.rcu import queued_callbacks
 from memcg_inspect.linux.kernel.stacktrace_refs import stack_refs
@@ -137,7 +138,7 @@ def _operations(image: Image) -> frozenset[int]:
 def _listed(image: Image) -> set[int]:
     # The reader of maps counts what is unreadable.
     maps = idr_entries(image, "struct bpf_map", image.object("map_idr"), lambda error: None)
-    return {bpf_map.value_() for bpf_map in maps}
+    return {untagged(image, bpf_map.value_()) for bpf_map in maps}
 
 
 def _has_id(bpf_map: Object) -> bool:

@@ -99,7 +99,7 @@ class AddressLayers:
     def _direct_map(self, address: int) -> Iterator[Layer]:
         page = page_behind(self.image, address)
         if page is not None:
-            at = untagged(self.image.prog, address)
+            at = untagged(self.image, address)
             yield from self._page(read_page(self.image, page), at)
 
     def _page(self, info: PageInfo, address: int | None) -> Iterator[Layer]:

@@ -244,7 +244,7 @@ class Kernel:
             return None
         # A shared build tree may hold another kernel. Modules of the base fit this one as well.
         name = how.base if how.place and how.base else self.name
-        root = None if _root(name) == name else _root(name)
+        root = None if _root(name) == name else _file_name(_root(name))
         return build.kernel_command(_file_name(name), how.series, root, how.arch)
 
     @functools.cached_property

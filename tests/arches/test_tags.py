@@ -8,6 +8,7 @@ drgn reads memory at tagged pointers. Its helpers that compare an address do not
 from __future__ import annotations
 
 import pytest
+from drgn.helpers.linux.list import list_for_each_entry
 from drgn.helpers.linux.slab import for_each_slab_cache
 from labkit import kernels
 from support.exact import check_exact, not_kept
@@ -20,6 +21,7 @@ from memcg_inspect.views.who import who
 
 pytestmark = [pytest.mark.image, pytest.mark.long]
 
+#: None unless the kernel was built: ``scripts/test --all --part arm64-kernels``.
 TAGGED = [k for k in kernels.names_of_part("tags") if ARCH == "arm64" and kernels.cached(k)]
 
 #: A pointer that is not tagged has 0xff there.
@@ -67,6 +69,26 @@ def test_objects_at_tagged_pointers(lab: Lab, kernel: str) -> None:
         for row in rows:
             if row["layer"] == "object":
                 assert str(row["what"]).startswith(("kmem_cache [", "kmem_cache, allocated"))
-                assert (row["start"], row["offset"]) == (untagged(image.prog, cache), 8)
+                assert (row["start"], row["offset"]) == (untagged(image, cache), 8)
                 seen += 1
     assert seen > 100
+
+
+@pytest.mark.parametrize("kernel", TAGGED)
+def test_objects_in_sheaves_are_free(lab: Lab, kernel: str) -> None:
+    """The full sheaves of nodes have pointers with the tags that the objects had."""
+    image = image_of(lab.image(kernel, "4", "mixed").program())
+    free = [
+        obj.value_()
+        for cache in for_each_slab_cache(image.prog)
+        for nid in range(4)
+        if (barn := cache.per_node[nid].barn.read_())
+        for sheaf in list_for_each_entry(
+            "struct slab_sheaf", barn.sheaves_full.address_of_(), "barn_list"
+        )
+        for obj in sheaf.objects[: sheaf.size].read_()
+    ]
+    assert len({obj & _TAGS for obj in free}) > 50
+    for table in who(image, free[::20]).tables:
+        [row] = [row for row in map(table.values, table.rows) if row["layer"] == "object"]
+        assert str(row["what"]).endswith(("], free", "end of an RCU grace period")), row

@@ -7,19 +7,21 @@ Tells addresses of the kernel from those of user space, as ``TASK_SIZE`` of
 :linux:`arch/arm64/include/asm/processor.h` and of :linux:`arch/riscv/include/asm/pgtable.h`, and
 ``TASK_SIZE_MAX`` of :linux:`arch/x86/include/asm/page_64_types.h` do, and return addresses that are
 signed from the addresses themselves, as ``ptrauth_strip_kernel_insn_pac()`` of
-:linux:`arch/arm64/include/asm/pointer_auth.h` does, and takes tags from pointers, as
+:linux:`arch/arm64/include/asm/pointer_auth.h` does, and removes tags from pointers, as
 ``__tag_reset()`` of :linux:`arch/arm64/include/asm/memory.h` does.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 
 from drgn import Architecture, Object, Program
 
 from memcg_inspect.image.elf import has_high_half
 from memcg_inspect.image.image import Image, per_image
 from memcg_inspect.image.layout import has_member
+from memcg_inspect.image.lookup import UnknownKernelError
 from memcg_inspect.linux.arch.pgtable import vmcoreinfo_number
 from memcg_inspect.model import ImageError
 
@@ -35,27 +37,45 @@ __all__ = (
 #: ``SMP_CACHE_BYTES``, where it is not 64.
 _CACHE_LINES = {Architecture.S390X: 256, Architecture.PPC64: 128}
 
-#: The bit of an address on arm64 that tells the kernel from user space, and that no signature uses.
+#: The bit of an address on arm64 that tells the kernel from user space. No signature and no tag
+#: uses it.
 _KERNEL_BIT = 1 << 55
 #: The bits of an address on arm64 that the processor ignores (Top Byte Ignore).
 _TOP_BYTE = 0xFF << 56
+#: Symbols of kernels with ``CONFIG_KASAN_HW_TAGS`` and ``CONFIG_KASAN_SW_TAGS``.
+_OF_TAGS = ("kasan_flag_enabled", "__hwasan_tag_memory")
 
 
-def tag_bits(prog: Program) -> int:
+@per_image
+def tag_bits(image: Image) -> int:
     """
-    Return the bits of a pointer to memory of the kernel that may be a tag, and not part of it.
+    Return the bits of a pointer to memory of the kernel that are a tag, and no part of the address.
 
     A kernel for arm64 with ``CONFIG_KASAN_SW_TAGS`` or ``CONFIG_KASAN_HW_TAGS`` has tags there.
-    drgn reads memory at such pointers, and does not take the tag from an address that is compared.
+    drgn ignores the tag when it reads memory. Its helpers that compare addresses do not.
     """
+    if not _is_arm64(image.prog):
+        return 0
+    for name in _OF_TAGS:
+        with suppress(UnknownKernelError):
+            image.symbol(name)
+            return _TOP_BYTE
+    return 0
+
+
+def untagged(image: Image, address: int) -> int:
+    """
+    Return the address in a pointer to memory of the kernel, without its tag.
+
+    Addresses of objects in slabs are computed, and have none.
+    """
+    tags = tag_bits(image)
+    return address | tags if tags and address & _KERNEL_BIT else address
+
+
+def _is_arm64(prog: Program) -> bool:
     platform = prog.platform
-    is_arm64 = platform is not None and platform.arch == Architecture.AARCH64
-    return _TOP_BYTE if is_arm64 else 0
-
-
-def untagged(prog: Program, address: int) -> int:
-    """Return the address in a pointer to memory of the kernel, without its tag."""
-    return address | tag_bits(prog) if address & _KERNEL_BIT else address
+    return platform is not None and platform.arch == Architecture.AARCH64
 
 
 def is_kernel_address(prog: Program, address: int) -> bool:
@@ -65,7 +85,9 @@ def is_kernel_address(prog: Program, address: int) -> bool:
     Elsewhere than on architectures whose kernel has the upper half of all addresses, every address
     counts as one of the kernel.
     """
-    return not has_high_half(prog) or bool(untagged(prog, address) >> 63)
+    if _is_arm64(prog):
+        return bool(address & _KERNEL_BIT)  # a tag may have any of the bits above
+    return not has_high_half(prog) or bool(address >> 63)
 
 
 def cache_line(prog: Program) -> int:

@@ -21,6 +21,7 @@ from drgn import FaultError, container_of, offsetof, sizeof
 from memcg_inspect.image.image import Image
 from memcg_inspect.image.layout import has_type
 from memcg_inspect.image.lookup import UnknownKernelError
+from memcg_inspect.linux.arch.processor import untagged
 from memcg_inspect.linux.lib.list import list_entries
 from memcg_inspect.linux.mm.debug import PageInfo, page_at, page_behind, read_page
 from memcg_inspect.linux.mm.memcontrol import accounting, nodeinfo
@@ -218,7 +219,7 @@ class PointerReader:
     @cached_property
     def _zswap_entries(self) -> Set[int]:
         """All entries in the trees of zswap, ``struct zswap_entry *``."""
-        return frozenset(self._zswap.addresses())
+        return frozenset(untagged(self.image, entry) for entry in self._zswap.addresses())
 
     def _zswap_entry(self, address: int) -> Iterator[Held]:
         """

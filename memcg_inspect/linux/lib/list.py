@@ -53,29 +53,29 @@ def list_entries(
     :return: pointers to entries. An entry that cannot be read can be among them.
     """
     type_ = image.type(type_name)
-    seen = {untagged(image.prog, head.value_())}
+    seen = {untagged(image, head.value_())}
     try:
-        for link in _links(head, "next", seen):
+        for link in _links(image, head, "next", seen):
             yield container_of(link, type_, member)
         return
     except FaultError as error:
         on_fault(error)
     try:
-        for link in _links(head, "prev", seen):
+        for link in _links(image, head, "prev", seen):
             yield container_of(link, type_, member)
     except FaultError:
         return  # on_fault was called for the other direction
 
 
-def _links(head: Object, way: str, seen: set[int]) -> Iterator[Object]:
-    prog, link = head.prog_, head.member_(way).read_()
-    while (address := untagged(prog, link.value_())) not in seen:
+def _links(image: Image, head: Object, way: str, seen: set[int]) -> Iterator[Object]:
+    link = head.member_(way).read_()
+    while (address := untagged(image, link.value_())) not in seen:
         if len(seen) > MOST_NODES:
             raise FaultError("the list does not end", link.value_())
         seen.add(address)
         yield link
         link = link.member_(way).read_()
-    if way == "next" and address != untagged(prog, head.value_()):
+    if way == "next" and address != untagged(image, head.value_()):
         raise FaultError("the list does not lead back to its head", link.value_())
 
 

@@ -91,7 +91,7 @@ def page_behind(image: Image, address: int) -> int | None:
     :param address: ``void *``
     :return: ``struct page *``; ``None`` if the address is not in the direct map, or has no page
     """
-    if not in_direct_map(image.prog, untagged(image.prog, address)):
+    if not in_direct_map(image.prog, untagged(image, address)):
         return None
     page = mem_map(image).virt_to_page(address)
     return page if _is_valid(image, page) else None

@@ -149,7 +149,7 @@ def mem_map(image: Image) -> MemMap:
         nodes = array_length(image.object("node_data").type_)
     except UnknownKernelError:
         nodes = 1  # CONFIG_NUMA=n
-    width, tags = max(nodes - 1, 0).bit_length(), tag_bits(image.prog)
+    width, tags = max(nodes - 1, 0).bit_length(), tag_bits(image)
     found = MemMap(
         base=base,
         size=sizeof(page),

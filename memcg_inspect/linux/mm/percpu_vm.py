@@ -65,7 +65,7 @@ class PcpuPages:
 
     def _in_kernel(self, address: int) -> int:
         """Return an address that was computed as in C, where it wraps around."""
-        return untagged(self._image.prog, address % (1 << 8 * self._memory.word_size))
+        return untagged(self._image, address % (1 << 8 * self._memory.word_size))
 
     def _one(self, number: int) -> int:
         nid = self._known.get(number)

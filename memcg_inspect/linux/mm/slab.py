@@ -38,6 +38,7 @@ from memcg_inspect.image.layout import (
 )
 from memcg_inspect.image.lookup import UnknownKernelError
 from memcg_inspect.image.strings import Strings
+from memcg_inspect.linux.arch.processor import untagged
 from memcg_inspect.linux.mm.kfence import KfenceObject, kfence_object, kfence_pages
 from memcg_inspect.linux.mm.mm_types import MEMCG_DATA_FLAGS, SlabPage
 from memcg_inspect.linux.mm.mmzone import mem_map
@@ -551,7 +552,8 @@ class SlabReader:
         """
         if not slab.cache.size:
             return None
-        number = (address - self._first_object(slab)) // slab.cache.size
+        start = self._first_object(slab)
+        number = (untagged(self.image, address) - start) // slab.cache.size
         return number if 0 <= number < slab.objects else None
 
     def address(self, slab: Slab, number: int) -> int:

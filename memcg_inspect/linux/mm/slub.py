@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterator
 from drgn import FaultError, Object, Type, offsetof
 
 from memcg_inspect.image.image import Image
+from memcg_inspect.linux.arch.processor import untagged
 from memcg_inspect.linux.lib.list import OnFault, list_entries
 from memcg_inspect.linux.mm.mmzone import possible_cpus, possible_nodes
 from memcg_inspect.linux.mm.percpu_defs import percpu_offsets
@@ -154,7 +155,8 @@ class FreeObjects:
         if size > capacity:
             raise FaultError(f"{size} objects in a sheaf for {capacity}", sheaf.value_())
         start = sheaf.value_() + offsetof(self._image.type("struct slab_sheaf"), "objects")
-        return self._memory.words(self._memory.read(start, size * self._memory.word_size))
+        words = self._memory.words(self._memory.read(start, size * self._memory.word_size))
+        return [untagged(self._image, word) for word in words]
 
     def _follow(self, cache: Object, first: int, found: set[int]) -> None:
         """
@@ -166,7 +168,7 @@ class FreeObjects:
         is_hardened = self._cache_type.has_member("random")  # CONFIG_SLAB_FREELIST_HARDENED
         if is_hardened:
             mask = int(cache.random)
-        address = first
+        address = untagged(self._image, first)
         while address:
             if address in found or len(found) == _MOST_OBJECTS:
                 raise FaultError("the list of free objects does not end", address)
@@ -175,3 +177,4 @@ class FreeObjects:
             address = self._memory.word(at)
             if is_hardened:  # freelist_ptr_decode()
                 address ^= mask ^ int.from_bytes(at.to_bytes(size, "little"), "big")
+            address = untagged(self._image, address)

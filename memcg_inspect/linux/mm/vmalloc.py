@@ -121,7 +121,7 @@ def find_mapping(image: Image, address: int) -> VmMapping | None:
     :raises drgn.FaultError: if the area cannot be read
     """
 
-    address, areas = untagged(image.prog, address), _vmap_areas(image, raise_fault)
+    address, areas = untagged(image, address), _vmap_areas(image, raise_fault)
     area = next((a for a in areas if int(a.va_start) <= address < int(a.va_end)), None)
     vm = area.vm.read_() if area is not None else None
     if not area or not vm:
@@ -151,7 +151,7 @@ def check_room(image: Image, address: int, size: int) -> None:
     """
     if image.is_moving:
         return
-    start, page = untagged(image.prog, address), page_behind(image, address)
+    start, page = untagged(image, address), page_behind(image, address)
     if page is None:
         mapping = find_mapping(image, address)
         end = start if mapping is None else mapping.end

@@ -22,6 +22,7 @@ from drgn import FaultError, offsetof, sizeof
 
 from memcg_inspect.image.image import Image
 from memcg_inspect.image.layout import constant, member_type
+from memcg_inspect.linux.arch.processor import untagged
 from memcg_inspect.linux.mm.debug import page_at
 from memcg_inspect.linux.mm.mm_types import MEMCG_DATA_FLAGS, MEMCG_DATA_KMEM, page_layout
 from memcg_inspect.linux.mm.mmzone import mem_map, page_ranges
@@ -46,7 +47,7 @@ class PartialAreaReader:
         self._size = sizeof(vm_type)
         # unsigned int in 6.12, unsigned long in 7.2
         self._count_size = sizeof(member_type(vm_type, "nr_pages"))
-        self._linked = linked_areas(image)
+        self._linked = {untagged(image, area) for area in linked_areas(image)}
         self._most = sum(part.end - part.start for part in page_ranges(image))
         # Since 7.1, the pages of an area on the list are counted.
         self._counts_each = constant(image, "NR_VMALLOC") is not None
@@ -68,7 +69,7 @@ class PartialAreaReader:
 
     def _area(self, address: int, words: Sequence[int]) -> PartialArea | None:
         memory, frames, at = self._image.memory, mem_map(self._image), self._at
-        is_linked = address in self._linked
+        is_linked = untagged(self._image, address) in self._linked
         data = memory.read(address, self._size)
         pages, flags = memory.word_at(data, at["pages"]), memory.word_at(data, at["flags"])
         start, size = memory.word_at(data, at["addr"]), memory.word_at(data, at["size"])

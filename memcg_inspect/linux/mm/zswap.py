@@ -29,6 +29,7 @@ from memcg_inspect.image.image import Image
 from memcg_inspect.image.layout import bit_field, has_member, has_type
 from memcg_inspect.image.lookup import UnknownKernelError
 from memcg_inspect.image.memory import Blocks
+from memcg_inspect.linux.arch.processor import untagged
 from memcg_inspect.linux.lib.list import OnFault, list_entries, rbtree_entries
 from memcg_inspect.linux.lib.xarray import xa_entries
 from memcg_inspect.linux.mm.mm_types import MEMCG_DATA_FLAGS
@@ -150,10 +151,12 @@ class ZswapReader:
         :param data: its two pointers
         """
         memory = self.memory
+        own = untagged(self.image, head)
         following, before = memory.words(data[: 2 * memory.word_size])
         for neighbour, back in ((following, memory.word_size), (before, 0)):
             with suppress(FaultError):
-                if neighbour != head and self._near.word(neighbour + back) == head:
+                there = untagged(self.image, self._near.word(neighbour + back))
+                if untagged(self.image, neighbour) != own and there == own:
                     return True
         return False
 

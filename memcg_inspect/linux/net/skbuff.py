@@ -105,12 +105,11 @@ def _queue(image: Image, queue: Object) -> Iterator[int]:
 
     :raises drgn.FaultError: if it cannot be read, or has a buffer twice
     """
-    prog, seen = image.prog, set[int]()
-    ends = 0, untagged(prog, queue.address_ or 0)
+    ends, seen = (0, untagged(image, queue.address_ or 0)), set[int]()
     todo = [queue.next.read_()]
     while todo:
         skb = todo.pop()
-        if untagged(prog, skb.value_()) in ends:
+        if untagged(image, skb.value_()) in ends:
             continue
         if skb.value_() in seen:
             raise FaultError("the queue has a buffer twice", skb.value_())
@@ -155,7 +154,7 @@ class SkbReader:
     """
 
     def __init__(self, image: Image) -> None:
-        self._prog, self._memory = image.prog, image.memory
+        self._image, self._memory = image, image.memory
         skb, shared = image.type("struct sk_buff"), image.type("struct skb_shared_info")
         self._next = offsetof(skb, "next")
         self._rbnode = offsetof(skb, "rbnode")
@@ -190,7 +189,7 @@ class SkbReader:
         for address, data in self._queue(head):
             if self._pkt_type.get(data) != _PACKET_OUTGOING:
                 continue
-            if self._memory.word_at(data, self._sk) != sock:
+            if untagged(self._image, self._memory.word_at(data, self._sk)) != sock:
                 raise FaultError("a buffer in the error queue is of another socket", address)
             total += self._truesize.get(data)
             if total > counted:
@@ -227,14 +226,14 @@ class SkbReader:
 
     def _queue(self, head: int) -> Iterator[tuple[int, bytes]]:
         """Iterate over a ``struct sk_buff_head``: the address and the bytes of each buffer."""
-        seen = {untagged(self._prog, head)}
+        seen = {untagged(self._image, head)}
         address = self._memory.word(head + self._next)
-        while untagged(self._prog, address) not in seen:
-            seen.add(untagged(self._prog, address))
+        while untagged(self._image, address) not in seen:
+            seen.add(untagged(self._image, address))
             data = self._read(address)
             yield address, data
             address = self._memory.word_at(data, self._next)
-        if untagged(self._prog, address) != untagged(self._prog, head):
+        if untagged(self._image, address) != untagged(self._image, head):
             raise FaultError("the queue does not lead back to its head", address)
 
     def _tree(self, root: int) -> Iterator[tuple[int, bytes]]:

@@ -30,6 +30,7 @@ from drgn import FaultError, Object, offsetof, sizeof
 from memcg_inspect.image.image import Image
 from memcg_inspect.image.layout import has_member
 from memcg_inspect.image.lookup import UnknownKernelError
+from memcg_inspect.linux.arch.processor import untagged
 from memcg_inspect.linux.lib.list import list_entries
 from memcg_inspect.linux.mm.kfence import kfence_object, kfence_pages
 from memcg_inspect.linux.mm.mmzone import mem_map
@@ -185,7 +186,8 @@ class SockReader:
     def _error_readers(self) -> set[int]:
         # The truesize of a buffer is never whole pages, so this is needed only for sockets that
         # have not charged whole pages.
-        return socks_with_error_readers(self.image, self.coverage)
+        socks = socks_with_error_readers(self.image, self.coverage)
+        return {untagged(self.image, sock) for sock in socks}
 
     def read(self, slab: Slab, memcgs: Container[int]) -> Iterator[Sock]:
         """
