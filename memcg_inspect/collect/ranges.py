@@ -14,6 +14,7 @@ is used. Processes that are not forked each make a :class:`RangeCollector` from 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import TypeVar
@@ -41,11 +42,11 @@ from memcg_inspect.linux.mm.mm_types import (
     KmemPage,
     LruPages,
     PagePiece,
-    SlabPage,
     page_layout,
     pages_per_piece,
     scan_range,
 )
+from memcg_inspect.linux.mm.mm_types_slabs import SlabPage
 from memcg_inspect.linux.mm.mmzone import PageRange, mem_map, page_ranges, split_ranges
 from memcg_inspect.linux.mm.page_alloc import BlockReader
 from memcg_inspect.linux.mm.slab import Slab, SlabCache, SlabReader
@@ -67,7 +68,7 @@ __all__ = (
 #: a range is 4 GiB of memory.
 PIECES_PER_RANGE = 64
 
-#: Pages with vectors that are kept: many vectors are in one page.
+#: Pages with vectors that are kept.
 _MOST_PAGES = 1 << 16
 #: Ranges for each process: one that is done early can take more of them.
 _PARTS_PER_JOB = 8
@@ -206,8 +207,7 @@ class RangeCollector:
     def _add_group(self, partial: Partial, group: SlabGroup) -> None:
         _add_charged(partial, group.cache, group.nid, group.charged)
         partial.slabs.add_group(group)
-        for slab, vector in group.outside:
-            self._add_vector(partial, group.nid, slab, vector)
+        self._add_vectors(partial, group.nid, group.outside)
 
     def _add_slab_page(self, partial: Partial, page: SlabPage) -> None:
         slab = self._slabs.slab(page)
@@ -240,31 +240,43 @@ class RangeCollector:
             partial.ledger.note_missing("slab", _detail(slab.cache), slab.nid)
         _add_charged(partial, slab.cache, slab.nid, slab.charged or {})
         if slab.vector is not None and self._slabs.vector_page(slab) is not None:
-            self._add_vector(partial, slab.nid, slab.page, slab.vector.address)
+            self._add_vectors(partial, slab.nid, [(slab.page, slab.vector.address)])
 
-    def _add_vector(self, partial: Partial, of: int, slab: int, vector: int) -> None:
+    def _add_vectors(self, partial: Partial, of: int, vectors: Sequence[tuple[int, int]]) -> None:
         """
-        Add a vector that is not inside its slab.
+        Add vectors that are not inside their slabs.
 
-        :param of: node of the slab
-        :param slab: ``struct slab *``
-        :param vector: address of the vector
+        :param of: node of the slabs
+        :param vectors: ``struct slab *`` and address of the vector
         """
-        page = self._frames.virt_to_page(vector)
-        found = self._vector_pages.get(page)
-        if found is None:
-            if len(self._vector_pages) >= _MOST_PAGES:
-                self._vector_pages.clear()
-            found = self._vector_pages[page] = self._vector_page(page)
-        nid, is_of_allocator = found
-        if nid == NUMA_NO_NODE:
-            return  # its struct page is not in the image, which the coverage of pages tells
-        partial.vectors[of] += 1
-        # The vectors of kfence's own pages are in its metadata, which kmalloc() has not returned.
-        if not is_of_allocator and slab not in self._kfence:
-            partial.vectors_dangling.add((of, vector, nid, slab))
-        elif nid != of:
-            partial.vectors_elsewhere[of] += 1
+        shift = self._frames.page_shift
+        dangling: dict[int, int] = {}
+        # Many vectors are in one page.
+        for number, count in Counter([vector >> shift for _, vector in vectors]).items():
+            found = self._vector_pages.get(number)
+            if found is None:
+                if len(self._vector_pages) >= _MOST_PAGES:
+                    self._vector_pages.clear()
+                page = self._frames.virt_to_page(number << shift)
+                found = self._vector_pages[number] = self._vector_page(page)
+            nid, is_of_allocator = found
+            if nid == NUMA_NO_NODE:
+                continue  # its struct page is not in the image, which the coverage of pages tells
+            partial.vectors[of] += count
+            if not is_of_allocator:
+                dangling[number] = nid
+            elif nid != of:
+                partial.vectors_elsewhere[of] += count
+        for slab, vector in vectors if dangling else ():
+            page_nid = dangling.get(vector >> shift)
+            if page_nid is None:
+                continue
+            # The vectors of kfence's own pages are in its metadata, which kmalloc() has not
+            # returned.
+            if slab not in self._kfence:
+                partial.vectors_dangling.add((of, vector, page_nid, slab))
+            elif page_nid != of:
+                partial.vectors_elsewhere[of] += 1
 
     def _vector_page(self, page: int) -> tuple[int, bool]:
         """Return the node of a page, and whether vectors can be on it."""

@@ -16,7 +16,8 @@ from support.layouts import FRAMES, NODE_1, MadeImage
 from memcg_inspect.image.lookup import UnknownKernelError
 from memcg_inspect.linux.mm.debug import read_page
 from memcg_inspect.linux.mm.kfence import kfence_pages
-from memcg_inspect.linux.mm.mm_types import SlabPage, page_layout, scan_range
+from memcg_inspect.linux.mm.mm_types import page_layout, scan_range
+from memcg_inspect.linux.mm.mm_types_slabs import SlabPage
 from memcg_inspect.linux.mm.mmzone import PageRange
 from memcg_inspect.linux.mm.page_flags import FlagBits, page_flags
 from memcg_inspect.linux.mm.slab import SlabReader, slab_layout

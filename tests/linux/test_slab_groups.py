@@ -12,7 +12,8 @@ from support.missing_pages import without
 
 from memcg_inspect.image.image import Image, image_of
 from memcg_inspect.linux.mm.kfence import kfence_pages
-from memcg_inspect.linux.mm.mm_types import SlabPage, scan_pages
+from memcg_inspect.linux.mm.mm_types import scan_pages
+from memcg_inspect.linux.mm.mm_types_slabs import SlabPage, SlabPages
 from memcg_inspect.linux.mm.mmzone import mem_map
 from memcg_inspect.linux.mm.slab import Slab, SlabCache, SlabReader
 from memcg_inspect.linux.mm.slab_groups import SlabGroupReader
@@ -44,7 +45,7 @@ class Sums:
             self.numbers[cache.address, nid, name] += number
 
 
-def pieces(image: Image) -> list[list[SlabPage]]:
+def pieces(image: Image) -> list[SlabPages]:
     return [piece.slabs for piece in scan_pages(image) if piece.slabs]
 
 

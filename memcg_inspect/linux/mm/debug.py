@@ -33,10 +33,10 @@ from memcg_inspect.linux.mm.memcg_data import swap_cache_bits
 from memcg_inspect.linux.mm.mm_types import (
     MEMCG_DATA_FLAGS,
     MEMCG_DATA_KMEM,
-    SlabPage,
     page_layout,
     page_type_base,
 )
+from memcg_inspect.linux.mm.mm_types_slabs import SlabPage
 from memcg_inspect.linux.mm.mmzone import mem_map, page_ranges
 
 __all__ = ("PageInfo", "is_kmalloc_page", "page_at", "page_behind", "read_page")

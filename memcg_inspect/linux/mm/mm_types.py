@@ -36,6 +36,7 @@ from memcg_inspect.image.image import Image, per_image
 from memcg_inspect.image.layout import constant, has_member
 from memcg_inspect.image.memory import PIECE, Memory
 from memcg_inspect.linux.mm.mm_types_columns import FlagColumn, Marker, PageColumns, positions
+from memcg_inspect.linux.mm.mm_types_slabs import SlabPages
 from memcg_inspect.linux.mm.mmzone import (
     MemMap,
     PageRange,
@@ -54,7 +55,6 @@ __all__ = (
     "PageLayout",
     "PagePiece",
     "RawPiece",
-    "SlabPage",
     "page_layout",
     "page_type_base",
     "pages_per_piece",
@@ -140,22 +140,6 @@ class PageLayout(NamedTuple):
     def has_large_kmalloc(self) -> bool:
         """Whether large kmallocs have a page type of their own."""
         return self.large_kmalloc is not None
-
-
-class SlabPage(NamedTuple):
-    """
-    The first page of a slab.
-
-    :ivar page: ``struct page *``, which is also its ``struct slab *``
-    :ivar nid: node
-    :ivar order: the slab has ``1 << order`` pages
-    :ivar raw: the bytes of its ``struct page``
-    """
-
-    page: int
-    nid: int
-    order: int
-    raw: bytes
 
 
 class KmemPage(NamedTuple):
@@ -254,7 +238,7 @@ class PagePiece(NamedTuple):
     """
 
     pages: int
-    slabs: list[SlabPage]
+    slabs: SlabPages
     kmem: list[KmemPage]
     lru: list[LruPages]
     large_kmalloc: Counter[int]
@@ -417,7 +401,8 @@ def scan_range(image: Image, part: PageRange) -> Iterator[PagePiece]:
     for offset, data in memory.pieces(base, size, 2 * frames.size):
         address, is_cancelled = base + offset, image.progress.stop
         if data is None or is_cancelled:
-            yield PagePiece(0, [], [], [], Counter(), Counter(), address)
+            none = SlabPages(address, PageColumns(b"", frames.size), [], 0, {})
+            yield PagePiece(0, none, [], [], Counter(), Counter(), address)
         else:
             if not offset:
                 scan.begin(address, data)
@@ -500,7 +485,7 @@ class _Scan:
         self._covered = head + (size << order)
 
     def piece(self, address: int, data: bytes) -> PagePiece:
-        size, layout, columns = self.frames.size, self.layout, PageColumns(data, self.frames.size)
+        layout, columns = self.layout, PageColumns(data, self.frames.size)
         count = columns.count
         nids = page_nids(self.memory, self.frames, columns)
         head, alone = columns.of(layout.head), columns.everything & ~columns.of(layout.tail)
@@ -508,12 +493,7 @@ class _Scan:
         kmem = columns.of(layout.kmem) & alone & ~slab
         user = columns.of(layout.lru) & alone & ~slab
         orders = self._orders(address, data, head & alone)
-        slabs = [
-            SlabPage(
-                address + i * size, _at(nids, i), orders.get(i, 0), data[i * size : (i + 1) * size]
-            )
-            for i in positions(slab, count)
-        ]
+        slabs = SlabPages(address, columns, list(positions(slab, count)), nids, orders)
         charged = [
             self._kmem(address, data, i, _at(nids, i), orders) for i in positions(kmem, count)
         ]
@@ -531,8 +511,9 @@ class _Scan:
         size = self.frames.size
         covered = max(0, (self._covered - address) // size)
         orders = dict(compound_orders(self.layout, size, data, heads, covered))
-        for i, order in orders.items():
-            self._covered = address + (i * size) + (size << order)
+        if orders:
+            last = next(reversed(orders))
+            self._covered = address + last * size + (size << orders[last])
         return orders
 
     def _kmem(

@@ -23,7 +23,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from operator import itemgetter
 from typing import NamedTuple
 
 from drgn import FaultError, offsetof, sizeof
@@ -40,7 +39,8 @@ from memcg_inspect.image.lookup import UnknownKernelError
 from memcg_inspect.image.strings import Strings
 from memcg_inspect.linux.arch.processor import untagged
 from memcg_inspect.linux.mm.kfence import KfenceObject, kfence_object, kfence_pages
-from memcg_inspect.linux.mm.mm_types import MEMCG_DATA_FLAGS, SlabPage
+from memcg_inspect.linux.mm.mm_types import MEMCG_DATA_FLAGS
+from memcg_inspect.linux.mm.mm_types_slabs import SlabPage, SlabPages
 from memcg_inspect.linux.mm.mmzone import mem_map
 from memcg_inspect.model import NUMA_NO_NODE, Coverage, ImageError
 
@@ -63,7 +63,7 @@ SLAB_RECLAIM_ACCOUNT = 0x00020000
 #: ``SLAB_ACCOUNT`` while it was a macro.
 SLAB_ACCOUNT = 0x04000000
 #: Shapes of slabs that are kept.
-_MOST_SHAPES = 1 << 16
+
 #: ``CODETAG_EMPTY``: the reference to a call site is empty on purpose.
 CODETAG_EMPTY = 1
 
@@ -319,8 +319,7 @@ class SlabReader:
         layout = self.layout
         fields = [layout.cache, layout.objects, layout.inuse]
         fields += filter(None, (layout.stride, layout.in_object, layout.needs_objcg))
-        self._alike = itemgetter(*sorted({field.word for field in fields}))
-        self._shapes: dict[tuple[int, int | tuple[int, ...]], SlabShape] = {}
+        self._alike = sorted({field.word for field in fields})
         self.caches: dict[int, SlabCache] = {}
         self.unnamed: dict[int, str] = {}
         self.coverage = Coverage()
@@ -398,27 +397,31 @@ class SlabReader:
         inuse = layout.inuse.get(words)
         return Slab(page, nid, order, cache, objects, inuse, vector, charged, raw)
 
-    def shape(self, found: SlabPage) -> tuple[SlabShape, int]:
+    def shape(self, found: SlabPage) -> SlabShape:
         """
         Return what the ``struct slab`` of a slab says, without a look at its objects.
 
         :param found: not a page of KFENCE
-        :return: what slabs that look alike have in common, and ``obj_exts`` without its flags
         :raises drgn.FaultError: if its cache is unreadable, or a field cannot be right
         """
         words = self._words(found.raw)
-        key = found.order, self._alike(words)
-        shape = self._shapes.get(key)
-        if shape is None:
-            cache, objects = self._cache_and_objects(found, words)
-            elements = self._places(words, cache)
-            shape = SlabShape(cache, objects, self.layout.inuse.get(words), elements)
-            # One that is empty may be so for its obj_exts, which is not in the key.
-            if objects and cache is not self._no_cache:
-                if len(self._shapes) >= _MOST_SHAPES:
-                    self._shapes.clear()
-                self._shapes[key] = shape
-        return shape, self._exts(words)
+        cache, objects = self._cache_and_objects(found, words)
+        elements = self._places(words, cache)
+        return SlabShape(cache, objects, self.layout.inuse.get(words), elements)
+
+    def alike(self, pages: SlabPages) -> Iterator[tuple[tuple[int, ...], int]]:
+        """
+        Return what the shape of each slab depends on, and its ``obj_exts`` without the flags.
+
+        Slabs with equal numbers are on one node, and have the same order and the same
+        :meth:`shape()`, unless it has no cache or no objects: that depends on ``obj_exts``, too.
+        """
+        words, size = self.memory.array(pages.raw()), pages.size // self.memory.word_size
+        columns = [words[word::size].tolist() for word in self._alike]
+        word, shift, mask = self.layout.exts
+        mask &= ~(MEMCG_DATA_FLAGS >> shift)
+        exts = [found >> shift & mask for found in words[word::size].tolist()]
+        return zip(zip(pages.nids, pages.orders, *columns), exts)  # noqa: B905
 
     def _cache_and_objects(self, found: SlabPage, words: Sequence[int]) -> tuple[SlabCache, int]:
         """
