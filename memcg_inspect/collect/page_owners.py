@@ -11,7 +11,8 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain
 from typing import NamedTuple
 
 from drgn import FaultError
@@ -221,7 +222,8 @@ class Owners:
         first = min((part.start for part in page_ranges(self._image)), default=self._end)
         start = self._frames.page(first) // size * size
         end = self._frames.page(self._end)
-        yield from _joined("memmap", set(tables.pages(start, end - start)))
+        frames = tables.frames(start, end - start)
+        yield from _joined("memmap", {run for pfns in frames for run in _runs(pfns)})
 
     def _percpu(self, tables: KernelTables) -> Iterator[Claim]:
         reader = PercpuReader(self._image)
@@ -230,7 +232,7 @@ class Owners:
         first = self._image.object("pcpu_first_chunk").value_()
         for address in reader.static_pages():
             for offset in units:
-                for pfn, _ in tables.pages(address + offset, size):
+                for pfn in _each(tables, address + offset, size):
                     yield Claim(pfn, pfn + 1, "percpu_first")
         for chunk in reader.chunks(place=False):
             kind = "percpu_first" if chunk.address == first else "percpu"
@@ -240,7 +242,7 @@ class Owners:
                     continue
                 for offset in units:
                     address = chunk.base + number * size + offset
-                    for pfn, _ in tables.pages(address % (1 << 64), size):
+                    for pfn in _each(tables, address % (1 << 64), size):
                         yield Claim(pfn, pfn + 1, kind, share=share)
         self._coverage["percpu"].add(reader.coverage)
 
@@ -291,6 +293,19 @@ class Owners:
             yield min(kernel) >> shift, -(-max(kernel) >> shift), "image"
         for start, end in swiotlb_pools(self._image, self._coverage["swiotlb"]):
             yield start >> shift, -(-end >> shift), "swiotlb"
+
+
+def _each(tables: KernelTables, start: int, size: int) -> Iterator[int]:
+    """Return the page frames behind a range of kernel addresses."""
+    return chain.from_iterable(tables.frames(start, size))
+
+
+def _runs(pfns: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """Return the first page frame and the number of those that are mapped together."""
+    if isinstance(pfns, range):
+        yield pfns.start, len(pfns)
+    else:
+        yield from ((pfn, 1) for pfn in pfns)
 
 
 def _joined(

@@ -12,7 +12,7 @@ and again.) Tables of the direct map are counted, and not read: they may be many
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from drgn import FaultError, offsetof
 from drgn.helpers.linux.mm import follow_page
@@ -135,42 +135,42 @@ class KernelTables:
         address = self._frames.virt(self._frames.page(pfn))
         return tuple(self._memory.words(self._memory.read(address, self._frames.page_size)))
 
-    def pages(self, start: int, size: int) -> Iterator[tuple[int, int]]:
+    def frames(self, start: int, size: int) -> Iterator[Sequence[int]]:
         """
         Yield the page frames behind a range of kernel addresses, as far as any are mapped.
 
         :param start: ``void *``, aligned to a page
         :param size: in bytes
-        :return: first page frame, number of page frames
+        :return: one page frame for each page, in the order of the addresses; a ``range`` of those
+            that an entry maps together
         """
+        shift = self._frames.page_shift
         if start in self._direct:
-            yield (
-                self._frames.pfn(self._frames.virt_to_page(start)),
-                size >> self._frames.page_shift,
-            )
+            first = self._frames.pfn(self._frames.virt_to_page(start))
+            yield range(first, first + (size >> shift))
             return
-        geometry, step = self._geometry, self._frames.page_size
+        geometry = self._geometry
         if geometry is None:
-            yield from self._one_by_one(start, size // step)
+            yield list(self._one_by_one(start, size >> shift))
             return
         address, end, block = start, start + size, geometry.shift(2)
         while address < end:
             limit = min(end, (address >> block) + 1 << block)
-            yield from self._in_block(geometry, address, (limit - address) // step)
+            yield self._in_block(geometry, address, limit - address >> shift)
             address = limit
 
-    def _in_block(self, geometry: Geometry, address: int, count: int) -> Iterator[tuple[int, int]]:
+    def _in_block(self, geometry: Geometry, address: int, count: int) -> Sequence[int]:
         """:param count: pages, none of them beyond what a table of PTEs maps"""
         shift = self._frames.page_shift
         table = 0
         for level in range(min(_HUGE_LEVEL, geometry.levels), 1, -1):
             entry = self._entries.get((level, address >> geometry.shift(level)))
             if entry is None:
-                return
+                return ()
             if entry.kind != "table":
                 inside = address & (1 << geometry.shift(level)) - 1
-                yield entry.pfn + (inside >> shift), count
-                return
+                first = entry.pfn + (inside >> shift)
+                return range(first, first + count)
             table = entry.pfn
         try:
             words = self._tables.get(table)
@@ -180,17 +180,16 @@ class KernelTables:
                     del self._tables[next(iter(self._tables))]
         except FaultError as error:
             self._coverage.miss("page table of the kernel", error.address, str(error))
-            return
-        first = (address >> shift) % geometry.entries
-        for pfn in geometry.plain_pfns(words[first : first + count]):
-            yield pfn, 1
+            return ()
+        number = (address >> shift) % geometry.entries
+        return geometry.plain_pfns(words[number : number + count])
 
-    def _one_by_one(self, address: int, count: int) -> Iterator[tuple[int, int]]:
+    def _one_by_one(self, address: int, count: int) -> Iterator[int]:
         init_mm = self._image.object("init_mm").address_of_()
         for number in range(count):
             try:
                 page = follow_page(init_mm, address + number * self._frames.page_size)
-                yield self._frames.pfn(page.value_()), 1
+                yield self._frames.pfn(page.value_())
             except (FaultError, NotImplementedError, ValueError):
                 continue  # not mapped
 

@@ -102,8 +102,9 @@ def _copies(
 ) -> Iterator[tuple[PercpuRange, Copies | FaultError]]:
     start = run[0].pointer
     length = max(one.pointer + one.size for one in run) - start
-    empty = b""
     found: dict[PercpuRange, Copies] = {one: {} for one in run}
+    places: list[tuple[int, int, bytes, Copies]] = []
+    empty = b""
     for cpu, offset in percpu_offsets(image).items():
         try:
             data = image.memory.read(start + offset, length)
@@ -114,13 +115,19 @@ def _copies(
             for one in run:
                 yield from _copies(image, [one])
             return
-        if not empty:  # the length is known to be plausible now
-            empty = bytes(length)
         if data == empty:
             continue
-        for one, copies in found.items():
-            at = one.pointer - start
-            copy = data[at : at + one.size]
-            if not empty.startswith(copy):
-                copies[cpu] = copy
+        if not places:  # the length is known to be plausible now
+            zeros = {one.size: bytes(one.size) for one in run}
+            for one, copies in found.items():
+                at = one.pointer - start
+                places.append((at, at + one.size, zeros[one.size], copies))
+        has_any = False
+        for at, end, zero, copies in places:
+            if not data.startswith(zero, at):
+                copies[cpu] = data[at:end]
+                has_any = True
+        if not has_any:
+            # What is between the ranges is often the same on all CPUs that were never online.
+            empty = data
     yield from found.items()

@@ -11,7 +11,6 @@ time, and the memory map a block at a time.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator
 from functools import cached_property
 
 from drgn import FaultError
@@ -48,7 +47,10 @@ class PcpuPages:
         self._nids: dict[int, int] = {}
         #: Those that were found with others, or by earlier readers of a session.
         self._known = image.keep(_no_nids)
-        self._blocks: OrderedDict[int, int | list[int] | None] = OrderedDict()
+        #: The nodes of the page frames of a block, if they are on several; ``None`` if unreadable.
+        self._blocks: OrderedDict[int, list[int] | None] = OrderedDict()
+        #: The node of the blocks that are on one.
+        self._on_one: dict[int, int] = {}
 
     def nid(self, address: int) -> int:
         """
@@ -90,9 +92,8 @@ class PcpuPages:
         :return: a node for each; ``NUMA_NO_NODE`` for those that are not found
         """
         shift = self._frames.page_shift
-        found = () if self._image.is_moving else self._together(start, count << shift)
-        nids = [nid for nid in found if nid is not None]
-        if len(nids) == count:
+        nids = None if self._image.is_moving else self._together(start, count << shift)
+        if nids is not None and len(nids) == count:
             self.coverage.read += count
             return nids
         return [self.nid(start + (number << shift)) for number in range(count)]
@@ -103,17 +104,27 @@ class PcpuPages:
             return
         shift = self._frames.page_shift
         first = self._in_kernel(start) >> shift
-        nids = list(self._together(start, count << shift))
-        if len(nids) == count:
-            self._known |= {first + n: nid for n, nid in enumerate(nids) if nid is not None}
+        nids = self._together(start, count << shift)
+        if nids is not None and len(nids) == count:
+            self._known |= zip(range(first, first + count), nids)  # noqa: B905
 
-    def _together(self, start: int, size: int) -> Iterator[int | None]:
-        """Yield the nodes of pages as far as they are mapped; ``None`` for unreadable ones."""
+    def _together(self, start: int, size: int) -> list[int] | None:
+        """Return the nodes of pages as far as they are mapped; ``None`` if one is unreadable."""
         tables = self._tables
         if tables is None:
-            return
-        for first, number in tables.pages(self._in_kernel(start), size):
-            yield from map(self._of_frame, range(first, first + number))
+            return None
+        found: list[int] = []
+        for pfns in tables.frames(self._in_kernel(start), size):
+            try:
+                # Almost all blocks are on one node.
+                found += [self._on_one[pfn // _BLOCK] for pfn in pfns]
+            except KeyError:
+                for pfn in pfns:
+                    nid = self._of_frame(pfn)
+                    if nid is None:
+                        return None
+                    found.append(nid)
+        return found
 
     @cached_property
     def _tables(self) -> KernelTables | None:
@@ -125,12 +136,18 @@ class PcpuPages:
 
     def _of_frame(self, pfn: int) -> int | None:
         number, at = divmod(pfn, _BLOCK)
+        if number in self._on_one:
+            return self._on_one[number]
         if number not in self._blocks:
-            self._blocks[number] = self._block(number)
+            nids = self._block(number)
+            if isinstance(nids, int):
+                self._on_one[number] = nids
+                return nids
+            self._blocks[number] = nids
             if len(self._blocks) > _MOST_BLOCKS:
                 self._blocks.popitem(last=False)
-        nids = self._blocks[number]
-        return nids[at] if isinstance(nids, list) else nids
+        found = self._blocks[number]
+        return None if found is None else found[at]
 
     def _block(self, number: int) -> int | list[int] | None:
         """Return the nodes of page frames: one if all are on it, ``None`` if unreadable."""
