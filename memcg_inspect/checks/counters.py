@@ -196,11 +196,18 @@ class Counters:
     def _not_zero_of(self, memcg: int) -> frozenset[str] | None:
         """Return the items of a memcg of which any part is not 0, on any node."""
         found: set[str] = set()
+        zero: Stat | None = None  # the last one: most counters that are 0 are the same object
         for nid in (None, *self.nids):
             stats = self._stats(memcg, nid)
             if stats is None:
                 return None
-            found |= {item for item, stat in stats.items() if any(stat)}
+            for item, stat in stats.items():
+                if stat is zero:
+                    continue
+                if any(stat):
+                    found.add(item)
+                else:
+                    zero = stat
         return frozenset(found)
 
     def folded_share(self, memcg: int, item: str, nid: int | None = None) -> FoldedShare | None:

@@ -11,6 +11,8 @@ from memcg_inspect.report import Row
 
 __all__ = ("gone_pages", "missing_areas", "missing_pages", "rows_by_node")
 
+_NOTHING = Amount(0, 0)
+
 
 def rows_by_node(
     snapshot: Snapshot, key: RowKey, detail: str, size: int, areas: bool = False
@@ -31,14 +33,14 @@ def rows_by_node(
     rows = []
     for memcg in snapshot.live():
         for nid in snapshot.image.nodes:
-            amount = found.get((memcg.address, nid), Amount(0, 0))
+            amount = found.get((memcg.address, nid), _NOTHING)
             row = counter_row(
                 snapshot,
-                key._replace(memcg=memcg.address, nid=nid),
+                RowKey(key.identity, key.item, key.unit, memcg.address, nid),
                 {detail: amount.bytes // size},
                 missing[nid],
             )
-            most = gone.get((memcg.address, nid), Amount(0, 0)).bytes // size if areas else 0
+            most = gone.get((memcg.address, nid), _NOTHING).bytes // size if areas else 0
             rows.append(doubted(row, gone_pages(row, most)))
     return rows
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import compress, count
+from operator import or_
 
 from drgn import FaultError
 
-from memcg_inspect.image.image import Image
+from memcg_inspect.image.image import Image, per_image
 from memcg_inspect.linux.kernel.rstat import read_updated
 from memcg_inspect.linux.mm.memcontrol_vmstats import (
     Cell,
@@ -25,6 +27,12 @@ __all__ = ("Folds",)
 
 #: Names of changed counters by CPU.
 Changed = dict[int, set[str]]
+
+
+@per_image
+def _event_names(image: Image) -> dict[int, str]:
+    """Return the event of each index of the arrays of events."""
+    return {slot: name for name, slot in event_slots(image).items()}
 
 
 @dataclass
@@ -58,7 +66,7 @@ class Folds:
         :param events: arrays of its events
         """
         self._add(memcg, None, arrays, slot_names(self.image))
-        self._add_changes(memcg, events, {s: name for name, s in event_slots(self.image).items()})
+        self._add_changes(memcg, events, _event_names(self.image))
         if self.image.is_moving:
             self._arrays[memcg] = arrays
 
@@ -94,11 +102,11 @@ class Folds:
         if local is not None and arrays.is_zero:
             self.local[memcg, nid] = {}
         elif local is not None:
-            pairs = zip(local, arrays.flushed(), strict=True)
+            flushed = arrays.flushed()
             self.local[memcg, nid] = {
-                names[slot]: LocalStat(now, flushed)
-                for slot, (now, flushed) in enumerate(pairs)
-                if (now or flushed) and slot in names
+                names[slot]: LocalStat(local[slot], flushed[slot])
+                for slot in compress(count(), map(or_, local, flushed))
+                if slot in names
             }
 
     def _add_changes(self, memcg: int, arrays: StatArrays, names: Mapping[int, str]) -> None:

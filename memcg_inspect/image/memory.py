@@ -15,6 +15,7 @@ import sys
 from array import array
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
+from functools import cache
 from struct import Struct
 from typing import Literal, TypeAlias
 
@@ -40,6 +41,11 @@ _BLOCK = SMALLEST_PAGE
 
 #: Blocks that are kept: 8 MiB.
 _MOST_BLOCKS = 2048
+
+
+@cache
+def _unpacker(format: str) -> Callable[..., tuple[int, ...]]:
+    return Struct(format).unpack_from
 
 
 class Memory:
@@ -148,7 +154,7 @@ class Memory:
         """
         order = "<" if self.order == "little" else ">"
         code = self._code.lower() if signed else self._code
-        return Struct(f"{order}{words}{code}").unpack_from
+        return _unpacker(f"{order}{words}{code}")
 
     def byte_of_word(self, offset: int, n: int) -> int:
         """

@@ -37,24 +37,23 @@ def hierarchy_rows(snapshot: Snapshot, rows: Sequence[Row]) -> list[Row]:
     found: defaultdict[Cell, int] = defaultdict(int)
     models: dict[Cell, Row] = {}
     reasons: dict[Cell, str] = {}
+    parents = {snapshot.memcgs[m.parent].payer for m in snapshot.live() if m.parent is not None}
     for row in rows:
         if row.memcg is None or row.claimed is None or "folded" not in row.claimed:
             continue
-        models[row.memcg, row.nid, row.item] = row
+        if row.memcg in parents:
+            models[row.memcg, row.nid, row.item] = row
         memcg: int | None = row.memcg
         amount = sum(row.found.values()) - row.claimed.get("stock", 0)
+        if not amount and row.status != "unverifiable":
+            continue
         while memcg is not None:
             found[memcg, row.nid, row.item] += amount
             if row.status == "unverifiable":
                 reasons.setdefault((memcg, row.nid, row.item), row.reason or "")
             above = snapshot.memcgs[memcg].parent
             memcg = None if above is None else snapshot.memcgs[above].payer
-    parents = {snapshot.memcgs[m.parent].payer for m in snapshot.live() if m.parent is not None}
-    return [
-        _row(snapshot, model, found[cell], reasons.get(cell))
-        for cell, model in models.items()
-        if model.memcg in parents
-    ]
+    return [_row(snapshot, model, found[cell], reasons.get(cell)) for cell, model in models.items()]
 
 
 def _row(snapshot: Snapshot, model: Row, found: int, why: str | None) -> Row:

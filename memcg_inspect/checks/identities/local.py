@@ -45,18 +45,20 @@ _UNKNOWN = "how many memcgs were removed is not known, which leave slab memory i
 
 def local_rows(snapshot: Snapshot) -> list[Row]:
     """Compare local counters with the memcgs' own shares, where either is not zero."""
-    items = snapshot.features.local
-    rows = []
-    for memcg in snapshot.live():
-        keys: list[tuple[str, int | None]] = [(item, None) for item in sorted(items.of_memcgs)]
-        keys += [(item, nid) for nid in snapshot.image.nodes for item in sorted(items.of_nodes)]
-        for item, nid in keys:
-            if item not in snapshot.features.items:
-                continue
-            if not snapshot.counters.is_zero(memcg.address, item, nid):
-                rows.append(
-                    _row(snapshot, RowKey("local", item, unit_of(item), memcg.address, nid))
-                )
+    items, kept, is_zero = (
+        snapshot.features.local,
+        snapshot.features.items,
+        snapshot.counters.is_zero,
+    )
+    keys: list[tuple[str, int | None]] = [(item, None) for item in sorted(items.of_memcgs)]
+    keys += [(item, nid) for nid in snapshot.image.nodes for item in sorted(items.of_nodes)]
+    keys = [(item, nid) for item, nid in keys if item in kept]
+    rows = [
+        _row(snapshot, RowKey("local", item, unit_of(item), memcg.address, nid))
+        for memcg in snapshot.live()
+        for item, nid in keys
+        if not is_zero(memcg.address, item, nid)
+    ]
     return [row for row in rows if not row.is_zero]
 
 

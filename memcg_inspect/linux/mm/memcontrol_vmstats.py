@@ -30,7 +30,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import repeat
+from itertools import compress, count
 from operator import or_, sub
 from typing import NamedTuple
 
@@ -189,8 +189,10 @@ class StatArrays:
         of_cpus = [
             self._longs(data, at) for data in self.percpu.values() if not data.startswith(zeros, at)
         ]
-        sums = map(sum, zip(*of_cpus, strict=True)) if of_cpus else repeat(0, self.layout.length)
-        return tuple((total + sign) % (2 * sign) - sign if total else 0 for total in sums)
+        if len(of_cpus) < 2:
+            return of_cpus[0] if of_cpus else (0,) * self.layout.length
+        sums = map(sum, zip(*of_cpus, strict=True))
+        return tuple([(total + sign) % (2 * sign) - sign if total else 0 for total in sums])
 
     @cached_property
     def changes(self) -> Mapping[int, Mapping[int, int]]:
@@ -568,7 +570,7 @@ class StatReader:
                 percpu=deltas.get(slot, 0),
                 local=None if local is None else local[slot],
             )
-            for slot in deltas.keys() | {slot for slot, bits in enumerate(some) if bits}
+            for slot in deltas.keys() | set(compress(count(), some))
             for name in items.names.get(slot, ())
         }
         return {**items.zeros, **found}
