@@ -13,8 +13,9 @@ signed from the addresses themselves, as ``ptrauth_strip_kernel_insn_pac()`` of
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
+from typing import Literal
 
 from drgn import Architecture, Object, Program
 
@@ -29,6 +30,7 @@ __all__ = (
     "cache_line",
     "code_addresses",
     "is_kernel_address",
+    "kasan_tags",
     "saved_stack_pointer",
     "tag_bits",
     "untagged",
@@ -43,7 +45,20 @@ _KERNEL_BIT = 1 << 55
 #: The bits of an address on arm64 that the processor ignores (Top Byte Ignore).
 _TOP_BYTE = 0xFF << 56
 #: Symbols of kernels with ``CONFIG_KASAN_HW_TAGS`` and ``CONFIG_KASAN_SW_TAGS``.
-_OF_TAGS = ("kasan_flag_enabled", "__hwasan_tag_memory")
+_OF_TAGS: Mapping[str, Literal["hw", "sw"]] = {
+    "kasan_flag_enabled": "hw",
+    "__hwasan_tag_memory": "sw",
+}
+
+
+@per_image
+def kasan_tags(image: Image) -> Literal["hw", "sw"] | None:
+    """Return whether ``CONFIG_KASAN_HW_TAGS`` or ``CONFIG_KASAN_SW_TAGS`` is set."""
+    for name, mode in _OF_TAGS.items():
+        with suppress(UnknownKernelError):
+            image.symbol(name)
+            return mode
+    return None
 
 
 @per_image
@@ -54,13 +69,7 @@ def tag_bits(image: Image) -> int:
     A kernel for arm64 with ``CONFIG_KASAN_SW_TAGS`` or ``CONFIG_KASAN_HW_TAGS`` has tags there.
     drgn ignores the tag when it reads memory. Its helpers that compare addresses do not.
     """
-    if not _is_arm64(image.prog):
-        return 0
-    for name in _OF_TAGS:
-        with suppress(UnknownKernelError):
-            image.symbol(name)
-            return _TOP_BYTE
-    return 0
+    return _TOP_BYTE if _is_arm64(image.prog) and kasan_tags(image) else 0
 
 
 def untagged(image: Image, address: int) -> int:

@@ -23,6 +23,7 @@ from memcg_inspect.image.layout import (
     member_type,
 )
 from memcg_inspect.image.lookup import UnknownKernelError
+from memcg_inspect.linux.arch.processor import kasan_tags
 from memcg_inspect.linux.mm.mmzone import mem_map
 from memcg_inspect.model import ImageError
 
@@ -133,14 +134,10 @@ def _last_cpupid_width(image: Image) -> int:
 
 
 def _kasan_tag_width(image: Image) -> int:
+    tags = kasan_tags(image)
+    if tags is None:
+        return 0
     # memdesc_flags_t came in 6.18. No type tells the width in 6.15 to 6.17; LruReader checks it.
     flags = member_type(image.type("struct page"), "flags")
-    hw_tags = KASAN_HW_TAG_WIDTH if flags.unaliased_kind() == TypeKind.STRUCT else KASAN_TAG_WIDTH
-    # CONFIG_KASAN_HW_TAGS and CONFIG_KASAN_SW_TAGS.
-    for name, width in (("kasan_flag_enabled", hw_tags), ("__hwasan_tag_memory", KASAN_TAG_WIDTH)):
-        try:
-            image.symbol(name)
-        except UnknownKernelError:
-            continue
-        return width
-    return 0
+    is_narrow = tags == "hw" and flags.unaliased_kind() == TypeKind.STRUCT
+    return KASAN_HW_TAG_WIDTH if is_narrow else KASAN_TAG_WIDTH

@@ -226,14 +226,15 @@ class SkbReader:
 
     def _queue(self, head: int) -> Iterator[tuple[int, bytes]]:
         """Iterate over a ``struct sk_buff_head``: the address and the bytes of each buffer."""
-        seen = {untagged(self._image, head)}
-        address = self._memory.word(head + self._next)
-        while untagged(self._image, address) not in seen:
-            seen.add(untagged(self._image, address))
+        head = untagged(self._image, head)
+        seen = {head}
+        address = untagged(self._image, self._memory.word(head + self._next))
+        while address not in seen:
+            seen.add(address)
             data = self._read(address)
             yield address, data
-            address = self._memory.word_at(data, self._next)
-        if untagged(self._image, address) != untagged(self._image, head):
+            address = untagged(self._image, self._memory.word_at(data, self._next))
+        if address != head:
             raise FaultError("the queue does not lead back to its head", address)
 
     def _tree(self, root: int) -> Iterator[tuple[int, bytes]]:
