@@ -290,8 +290,9 @@ def _add_work_options(images: Any) -> None:
         "--jobs",
         metavar="N",
         type=number_of_jobs,
-        help="with -c: number of processes that share the reading of all pages (default: that of "
-        "the cores if the image has more than 4 GiB of memory)",
+        help="with -c: number of processes that share the reading of all pages, and of the "
+        "counters of many memcgs (default: that of the cores if the image has more than 4 GiB of "
+        "memory)",
     )
     images.add_argument(
         "--dask",

@@ -183,6 +183,7 @@ def _collect(image: Image, clock: Clock, call_sites: bool, more: _More | None = 
         reader, folds = _stat_reader(image), Folds(image)
         counters = read_counters(image, reader, memcgs, coverage["counters"], folds=folds)
         unfolded = folds.unfolded(reader, coverage["updated"])
+    with measure("memcgs"):
         usage = read_usage(image, memcgs, coverage["counters"])
         lists, sizes = _lru_lists(image, memcgs, coverage)
         stocks = read_obj_stocks(image, coverage["stock"])
@@ -213,7 +214,7 @@ def _collect(image: Image, clock: Clock, call_sites: bool, more: _More | None = 
         ledger=total.ledger,
         counters=counters,
         limits=read_limits(image),
-        local=folds.local,
+        local=folds.found.local,
         unfolded=unfolded,
         csses_since=csses_made_since(image, memcgs, coverage["css"]),
         stocks=stocks,

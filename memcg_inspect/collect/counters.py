@@ -3,16 +3,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from typing import NamedTuple
 
 from drgn import FaultError, Object
 
 from memcg_inspect.checks.counters import Counters
-from memcg_inspect.collect.folds import Folds
+from memcg_inspect.collect.folds import Folded, Folds
+from memcg_inspect.collect.ranges import jobs_of
 from memcg_inspect.image.image import Image
+from memcg_inspect.image.processes import forked_map
+from memcg_inspect.image.progress import STOPPED
 from memcg_inspect.linux.mm.memcontrol import nodeinfo
 from memcg_inspect.linux.mm.memcontrol_vmstats import Cell, StatArrays, StatReader
-from memcg_inspect.linux.mm.mmzone import online_nodes
+from memcg_inspect.linux.mm.mmzone import online_nodes, possible_cpus
 from memcg_inspect.linux.mm.page_counter import memory_usage, page_counter_usage, page_counters
 from memcg_inspect.model import Coverage, Memcg, Stat
 
@@ -24,7 +28,11 @@ __all__ = (
     "read_usage",
 )
 
-_OF_NODE = "counters of a memcg on a node"
+_OF_MEMCG, _OF_NODE = "counters of a memcg", "counters of a memcg on a node"
+#: Memcgs times possible CPUs that one process reads as fast as several, which have to be started.
+_FEW = 1 << 16
+#: Parts for each process: one that is done early can take more of them.
+_PARTS_PER_JOB = 4
 
 
 def read_counters(
@@ -38,49 +46,118 @@ def read_counters(
     """
     Read the counters of each memcg, and of each memcg on each node.
 
+    If there are many, processes share the memcgs, as they do the pages.
+
     :param memcgs: all memcgs by ``struct mem_cgroup *``, parents first
     :param coverage: counts what was read
     :param only: ``struct mem_cgroup *`` of the memcgs to read; the counters of the others count as
         unreadable
     :param folds: if given, the arrays that the counters are in are added to it
     """
+    wanted = list(memcgs if only is None else only)
+    read = _PartReader(image, reader, folds)
     memcg_stats: dict[int, Mapping[str, Stat]] = {}
     lruvec_stats: dict[tuple[int, int], Mapping[str, Stat]] = {}
-    holders = _holders(image, memcgs if only is None else only, coverage, folds)
+    nids = set(online_nodes(image))
+    for part in _shared(image, read, wanted):
+        memcg_stats |= part.memcgs
+        lruvec_stats |= part.lruvecs
+        nids |= part.nids
+        coverage.add(part.coverage)
+        if folds is not None and part.folded is not None:
+            folds.found.merge(part.folded)
+    return Counters(memcgs, memcg_stats, lruvec_stats, nids)
 
-    for (address, nid), arrays in _arrays(image, reader, holders):
-        try:
-            if isinstance(arrays, FaultError):
-                raise arrays
-            holder = holders[address, nid]
+
+class _Part(NamedTuple):
+    """
+    Counters of some memcgs.
+
+    :ivar memcgs: by ``struct mem_cgroup *``
+    :ivar lruvecs: by (``struct mem_cgroup *``, node)
+    :ivar nids: nodes that the memcgs have counters for, whether these were read or not
+    :ivar coverage: counts what was read
+    :ivar folded: what another process found of flushes
+    """
+
+    memcgs: Mapping[int, Mapping[str, Stat]]
+    lruvecs: Mapping[tuple[int, int], Mapping[str, Stat]]
+    nids: Set[int]
+    coverage: Coverage
+    folded: Folded | None = None
+
+
+def _shared(image: Image, read: _PartReader, memcgs: Sequence[int]) -> Iterator[_Part]:
+    """Read memcgs in this process, or in several if there are many."""
+    jobs = 1 if image.pool is not None else jobs_of(image)
+    if jobs == 1 or len(memcgs) * len(possible_cpus(image)) < _FEW:
+        yield read(memcgs)
+        return
+    size = max(1, -(-len(memcgs) // (_PARTS_PER_JOB * jobs)))
+    parts = [memcgs[start : start + size] for start in range(0, len(memcgs), size)]
+    for done, part in enumerate(forked_map(image, jobs)(read.elsewhere, parts), 1):
+        image.progress.report("counters", done / len(parts))
+        yield part
+
+
+class _PartReader:
+    """Reads the counters of some memcgs."""
+
+    def __init__(self, image: Image, reader: StatReader, folds: Folds | None) -> None:
+        self._image, self._reader, self._folds = image, reader, folds
+
+    def elsewhere(self, memcgs: Sequence[int]) -> _Part:
+        """
+        Read the counters of some memcgs in another process, which adds nothing to *folds*.
+
+        If the walk was cancelled, nothing is read.
+        """
+        if self._image.progress.stop:
+            coverage = Coverage()
+            for address in memcgs:
+                coverage.miss(_OF_MEMCG, address, STOPPED)
+            return _Part({}, {}, frozenset(), coverage)
+        folds = None if self._folds is None else Folds(self._image)
+        part = _PartReader(self._image, self._reader, folds)(memcgs)
+        return part if folds is None else part._replace(folded=folds.found)
+
+    def __call__(self, memcgs: Sequence[int]) -> _Part:
+        image, reader, folds, coverage = self._image, self._reader, self._folds, Coverage()
+        memcg_stats: dict[int, Mapping[str, Stat]] = {}
+        lruvec_stats: dict[tuple[int, int], Mapping[str, Stat]] = {}
+        holders = _holders(image, memcgs, coverage, folds)
+        for (address, nid), arrays in _arrays(image, reader, holders):
+            try:
+                if isinstance(arrays, FaultError):
+                    raise arrays
+                holder = holders[address, nid]
+                if nid is None:
+                    memcg_stats[address] = reader.memcg_stats(holder, arrays)
+                else:
+                    lruvec_stats[address, nid] = reader.lruvec_stats(holder, arrays)
+            except FaultError as error:
+                what = _OF_MEMCG if nid is None else _OF_NODE
+                coverage.miss(what, error.address, str(error))
+                if folds is not None:
+                    folds.miss(address)
+                continue
+            coverage.read += 1
+            if folds is None:
+                continue
             if nid is None:
-                memcg_stats[address] = reader.memcg_stats(holder, arrays)
+                folds.add_memcg(address, arrays, reader.event_arrays(arrays))
             else:
-                lruvec_stats[address, nid] = reader.lruvec_stats(holder, arrays)
-        except FaultError as error:
-            what = "counters of a memcg" if nid is None else _OF_NODE
-            coverage.miss(what, error.address, str(error))
-            if folds is not None:
-                folds.miss(address)
-            continue
-        coverage.read += 1
-        if folds is None:
-            continue
-        if nid is None:
-            folds.add_memcg(address, arrays, reader.event_arrays(arrays))
-        else:
-            folds.add_lruvec(address, nid, arrays)
-    nids = {*online_nodes(image), *(nid for _, nid in holders if nid is not None)}
-    return Counters(
-        memcgs,
-        {address: memcg_stats[address] for address, _ in holders if address in memcg_stats},
-        {
-            (address, nid): lruvec_stats[address, nid]
-            for address, nid in holders
-            if nid is not None and (address, nid) in lruvec_stats
-        },
-        nids,
-    )
+                folds.add_lruvec(address, nid, arrays)
+        return _Part(
+            {address: memcg_stats[address] for address, _ in holders if address in memcg_stats},
+            {
+                (address, nid): lruvec_stats[address, nid]
+                for address, nid in holders
+                if nid is not None and (address, nid) in lruvec_stats
+            },
+            frozenset(nid for _, nid in holders if nid is not None),
+            coverage,
+        )
 
 
 def _holders(

@@ -23,7 +23,7 @@ from memcg_inspect.linux.mm.mmzone import memory_nodes, steady_nodes
 from memcg_inspect.model import Coverage
 from memcg_inspect.model_counters import LocalStat, Unfolded
 
-__all__ = ("Folds",)
+__all__ = ("Folded", "Folds")
 
 #: Names of changed counters by CPU.
 Changed = dict[int, set[str]]
@@ -36,26 +36,46 @@ def _event_names(image: Image) -> dict[int, str]:
 
 
 @dataclass
-class Folds:
+class Folded:
     """
-    What the arrays of counters say about flushes.
+    What arrays of counters say about flushes, by ``struct mem_cgroup *``. It can be pickled.
 
-    :ivar image: the image that is read
     :ivar local: local counters by (``struct mem_cgroup *``, node) and enumerator, those of the
         memcg itself with ``None`` for the node. Counters of which both are 0 are left out. Empty
         on kernels without ``state_local``
+    :ivar changed: counters that CPUs have changed since the last flush
+    :ivar pending: counters with ``state_pending``
+    :ivar unsteady: by CPU, a node with changes that may have had no memory for a time
+    :ivar partial: memcgs some of whose arrays could not be read
     """
 
-    image: Image
     local: dict[Cell, dict[str, LocalStat]] = field(default_factory=dict)
-    _changed: dict[int, Changed] = field(default_factory=dict)
-    _pending: dict[int, set[str]] = field(default_factory=dict)
-    #: On a running kernel, the memcgs' own arrays, to see whether they change.
-    _arrays: dict[int, StatArrays] = field(default_factory=dict)
-    #: By memcg and CPU, a node with changes that may have had no memory for a time.
-    _unsteady: dict[int, dict[int | None, int]] = field(default_factory=dict)
-    #: Memcgs some of whose arrays could not be read.
-    _partial: set[int] = field(default_factory=set)
+    changed: dict[int, Changed] = field(default_factory=dict)
+    pending: dict[int, set[str]] = field(default_factory=dict)
+    unsteady: dict[int, dict[int | None, int]] = field(default_factory=dict)
+    partial: set[int] = field(default_factory=set)
+
+    def merge(self, other: Folded) -> None:
+        """Add what the arrays of other memcgs say."""
+        self.local |= other.local
+        self.changed |= other.changed
+        self.pending |= other.pending
+        self.unsteady |= other.unsteady
+        self.partial |= other.partial
+
+
+class Folds:
+    """
+    Adds up what arrays of counters say about flushes.
+
+    :ivar found: what they say
+    """
+
+    def __init__(self, image: Image) -> None:
+        self.image = image
+        self.found = Folded()
+        #: On a running kernel, the memcgs' own arrays, to see whether they change.
+        self._arrays: dict[int, StatArrays] = {}
 
     def add_memcg(self, memcg: int, arrays: StatArrays, events: StatArrays) -> None:
         """
@@ -80,14 +100,14 @@ class Folds:
             self._add(memcg, nid, arrays, slot_names(self.image))
             return
         self._add_local(memcg, nid, arrays, slot_names(self.image))
-        found = self._unsteady.setdefault(memcg, {})
+        found = self.found.unsteady.setdefault(memcg, {})
         found |= dict.fromkeys(arrays.changes, nid)
         if any(arrays.pending()):
             found[None] = nid
 
     def miss(self, memcg: int) -> None:
         """Add a memcg whose counters, or those of a node of it, could not be read."""
-        self._partial.add(memcg)
+        self.found.partial.add(memcg)
 
     def _add(
         self, memcg: int, nid: int | None, arrays: StatArrays, names: Mapping[int, str]
@@ -100,27 +120,25 @@ class Folds:
     ) -> None:
         local = arrays.local()
         if local is not None and arrays.is_zero:
-            self.local[memcg, nid] = {}
+            self.found.local[memcg, nid] = {}
         elif local is not None:
             flushed = arrays.flushed()
-            self.local[memcg, nid] = {
+            self.found.local[memcg, nid] = {
                 names[slot]: LocalStat(local[slot], flushed[slot])
                 for slot in compress(count(), map(or_, local, flushed))
                 if slot in names
             }
 
     def _add_changes(self, memcg: int, arrays: StatArrays, names: Mapping[int, str]) -> None:
-        changed = self._changed.setdefault(memcg, {})
-        self._pending.setdefault(memcg, set())
+        changed = self.found.changed.setdefault(memcg, {})
+        pending = self.found.pending.setdefault(memcg, set())
         if arrays.is_zero:
             return
         for cpu, slots in arrays.changes.items():
             changed.setdefault(cpu, set()).update(names.get(s, str(s)) for s in slots)
         values = arrays.pending()
         if any(values):
-            self._pending[memcg] |= {
-                names.get(s, str(s)) for s, value in enumerate(values) if value
-            }
+            pending |= {names.get(s, str(s)) for s, value in enumerate(values) if value}
 
     def unfolded(self, reader: StatReader, coverage: Coverage) -> dict[int, Unfolded]:
         """
@@ -128,16 +146,17 @@ class Folds:
 
         :param coverage: counts the CPUs whose lists of updated memcgs were read
         """
-        updated = read_updated(self.image, self._changed, coverage)
+        all_changed, pending = self.found.changed, self.found.pending
+        updated = read_updated(self.image, all_changed, coverage)
         found = {
             memcg: Unfolded(
                 changed={cpu: tuple(sorted(names)) for cpu, names in sorted(changed.items())},
-                pending=tuple(sorted(self._pending[memcg])),
+                pending=tuple(sorted(pending[memcg])),
                 updated={cpu: memcg in listed for cpu, listed in updated.items()},
-                complete=memcg not in self._partial,
-                unsteady=self._unsteady.get(memcg, {}),
+                complete=memcg not in self.found.partial,
+                unsteady=self.found.unsteady.get(memcg, {}),
             )
-            for memcg, changed in self._changed.items()
+            for memcg, changed in all_changed.items()
         }
         if self.image.is_moving:
             return {memcg: self._unmoved(memcg, left, reader) for memcg, left in found.items()}

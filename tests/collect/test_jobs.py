@@ -8,14 +8,23 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from drgn.helpers.linux.mm import follow_page
+from drgn.helpers.linux.percpu import per_cpu_ptr
 from support.guests import GuestImage, Lab, gigantic
+from support.missing_pages import without
 
-from memcg_inspect.collect import audit, ranges
+from memcg_inspect.collect import audit, counters, ranges
+from memcg_inspect.collect.counters import read_counters
 from memcg_inspect.collect.ranges import jobs_of, walk_ranges
 from memcg_inspect.image.image import Image, image_of
+from memcg_inspect.image.processes import forked_map
 from memcg_inspect.image.program import ImageSource, open_program
+from memcg_inspect.image.progress import STOPPED
+from memcg_inspect.linux.mm.memcontrol import read_memcgs
+from memcg_inspect.linux.mm.memcontrol_vmstats import StatReader, memcg_items
 from memcg_inspect.linux.mm.mm_types import pages_per_piece
-from memcg_inspect.linux.mm.mmzone import page_ranges
+from memcg_inspect.linux.mm.mmzone import mem_map, page_ranges
+from memcg_inspect.model import Coverage
 from memcg_inspect.render.documents import answer_document, report_document, to_json
 from memcg_inspect.tables import Answer
 from memcg_inspect.views.overview import overview
@@ -53,6 +62,75 @@ def test_a_report_with_findings_and_call_sites(lab: Lab) -> None:
     append = "sysctl.vm.mem_profiling=1"
     image = lab.image("7.3-lab", "2", "loop", freeze="busy", append=append)
     assert document(opened(image, 2)) == document(opened(image, 1))
+
+
+def with_shared_counters(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Let processes share the counters of few memcgs, too; return what each of them was given."""
+    given: list[int] = []
+
+    def shared(image: Image, jobs: int) -> Callable[..., Any]:
+        def run(read: Callable[..., Any], parts: list[list[int]]) -> Any:
+            given.extend(len(part) for part in parts)
+            return forked_map(image, jobs)(read, parts)
+
+        return run
+
+    monkeypatch.setattr(counters, "_FEW", 1)
+    monkeypatch.setattr(counters, "forked_map", shared)
+    return given
+
+
+@pytest.mark.parametrize("kernel", ["6.1", "7.3"])
+def test_processes_share_the_counters(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch, kernel: str
+) -> None:
+    image = lab.image(kernel, "4", "mixed")
+    alone = document(opened(image, 1))
+    given = with_shared_counters(monkeypatch)
+    assert document(opened(image, 1)) == alone
+    assert not given
+    assert document(opened(image, 3)) == alone
+    assert len(given) > 3
+    memcgs = audit(opened(image, 1)).memcgs
+    assert sum(given) == len(memcgs)
+
+
+def test_counters_that_are_missing_from_some_parts(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    image = lab.image("7.3", "4", "mixed")
+    found = opened(image, 1)
+    middle = sorted(read_memcgs(found, Coverage()))[20]
+    percpu = found.pointer("struct mem_cgroup *", middle).vmstats_percpu
+    hidden = per_cpu_ptr(percpu, 0).value_()
+    page = follow_page(found.prog["init_mm"].address_of_(), hidden)
+    missing = {mem_map(found).pfn(page.value_())}
+
+    def damaged(jobs: int) -> str:
+        left = image_of(without(image, missing))
+        left.jobs = jobs
+        return document(left)
+
+    alone = damaged(1)
+    assert "counters of a memcg" in alone
+    assert with_shared_counters(monkeypatch) == []
+    assert damaged(3) == alone
+
+
+def test_counters_are_not_read_after_an_interrupt(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What no process has begun is left to this one, which must return at once."""
+    image = opened(lab.image("7.3", "4", "mixed"), 2)
+    memcgs = read_memcgs(image, Coverage())
+    reader, coverage = StatReader(image, memcg_items(image)), Coverage()
+    with_shared_counters(monkeypatch)
+    image.progress.stop = True
+    before = image.memory.reads
+    read_counters(image, reader, memcgs, coverage)
+    assert image.memory.reads - before < 100
+    assert coverage.unreadable == len(memcgs)
+    assert {missed.reason for missed in coverage.examples} == {STOPPED}
 
 
 @pytest.mark.parametrize(
