@@ -222,10 +222,7 @@ def _stock_slab(view: View, key: RowKey, amount: int) -> Iterator[Hypothesis]:
         return
     d = view.differences
     some = [counter(d, key.item, key.memcg, n, "cpu", amount) for n in (key.nid, None)]
-    rows = {k: v for k, v in added(*some).rows.items() if v}
-    yield _wrong(
-        view, key.item, key.memcg, key.nid, amount, "", Signature(rows), "stock-slab-bytes"
-    )
+    yield _wrong(view, key.item, key.memcg, key.nid, amount, "", added(*some), "stock-slab-bytes")
 
 
 def _leaked(view: View, key: RowKey, amount: int) -> Iterator[Hypothesis]:

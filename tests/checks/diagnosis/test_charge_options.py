@@ -253,9 +253,10 @@ def test_the_bytes_of_an_obj_cgroup_tell_one_fault_from_another() -> None:
 
 
 def test_the_length_of_a_zswap_entry() -> None:
-    row = ("zswap", "MEMCG_ZSWAP_B", B)
+    row, number = ("zswap", "MEMCG_ZSWAP_B", B), ("zswap", "MEMCG_ZSWAPPED", B)
     for amount in (50, -50):
-        [found] = [h for h in options({row: amount, OF_B: 1}) if h.cause == "zswap-length"]
+        some = options({row: amount, OF_B: 1}, [number])
+        [found] = [h for h in some if h.cause == "zswap-length"]
         assert (found.amount, found.memcgs, found.objcgs) == (amount, (B,), (B0,))
         assert shown(found.signature) == {row: amount}
         assert found.signature.pools == {(B, None): amount}
@@ -268,7 +269,9 @@ def test_a_socket_that_charged_no_whole_pages(amount: int) -> None:
     row, proof = ("sock", "MEMCG_SOCK", B), ("sock_bytes", "sk_forward_alloc", B)
     usage = ("usage", "memory.usage", B)
     [cause] = [cause for cause in CAUSES if cause.name == "socket-bytes"]
-    rows = view(kernel(), {row: amount, proof: 2}, [usage])
+    # The reference of the socket is held.
+    css = ("css_refs", "css.refcnt", B)
+    rows = view(kernel(), {row: amount, proof: 2}, [usage, css])
     [found] = cause.options(rows, key(*row), amount)
     assert (found.memcgs, found.nid, found.amount, found.unit) == ((B,), None, 2, "references")
     assert (found.item, found.objcgs) == ("sk_forward_alloc", ())
@@ -321,7 +324,9 @@ def by_node(off: dict[Short, int], **more: Any) -> list[tuple[tuple[int, int], .
     made = replace(kernel("NR_KMEM", accounting="kmem-per-node"), **more)
     found = options(off, [OF_B, ("references", "refcnt", B, 1, B1)], made)
     several = [h for h in found if h.charge is not None and h.charge.parts]
-    assert {h.cause for h in several} <= {"still-charged", "charged-twice"}
+    assert {h.cause for h in several} <= (
+        {"not-counted"} if off[PERCPU] < 0 else {"still-charged", "charged-twice"}
+    )
     for h in several:
         assert (h.item, h.nid, h.objcgs) == ("percpu", None, (None,))
     return list(dict.fromkeys(h.charge.parts for h in several if h.charge is not None))
@@ -345,9 +350,33 @@ def test_an_allocation_of_several_nodes_is_in_the_rows_of_their_obj_cgroups() ->
         ((0, PAGE + 100), (1, 2 * PAGE + 200))
     ]
     assert by_node({PERCPU: 300, ON_0: 1, ON_1: 299}) == [((0, 1), (1, 299))]
+    assert by_node({PERCPU: -300, ON_0: -100, ON_1: -200}) == [((0, 100), (1, 200))]
+    # Rows without a node are of none of them.
+    of_none: dict[Short, int] = {("objcg_bytes", "bytes of whole pages", B): 50}
+    assert by_node({PERCPU: 300, ON_0: 100, ON_1: 200, **of_none}) == [((0, 100), (1, 200))]
+    of_none = {("kmem", "MEMCG_KMEM", B): 1}
+    assert by_node({PERCPU: 300, ON_0: 100, ON_1: 200, **of_none}) == [((0, 100), (1, 200))]
     assert by_node({PERCPU: 301, ON_0: 100, ON_1: 200}) == []
     assert by_node({PERCPU: 300, ON_0: 300}) == []
     assert by_node({PERCPU: 300, ON_0: -100, ON_1: 400}) == []
+
+
+def test_an_allocation_of_several_nodes_that_another_memcg_has() -> None:
+    a1 = 0xA1
+    objcgs = {
+        **OBJCGS,
+        A0: Objcg(A0, A, 0, False, 0, siblings=(A0, a1)),
+        a1: Objcg(a1, A, 1, False, 0, siblings=(A0, a1)),
+    }
+    off: dict[Short, int] = {PERCPU: 300, ON_0: 100, ON_1: 200, ("percpu", PERCPU[1], A): -300}
+    off |= {("objcg_bytes", ON_0[1], A, 0, A0): -100, ("objcg_bytes", ON_0[1], A, 1, a1): -200}
+    made = replace(kernel("NR_KMEM", accounting="kmem-per-node"), objcgs=objcgs)
+    found = [h for h in options(off, made=made) if h.charge is not None and h.charge.parts]
+    moved = [h for h in found if h.cause == "object-owner"]
+    assert {h.charge.parts for h in moved if h.charge} == {((0, 100), (1, 200))}
+    # Several obj_cgroups of each memcg pay for it.
+    assert {(h.memcgs, h.objcgs) for h in moved} == {((B, A), (None, None))}
+    assert shown(moved[0].signature) == off
 
 
 def test_a_set_without_an_obj_cgroup_of_a_node_has_paid_for_nothing_there() -> None:

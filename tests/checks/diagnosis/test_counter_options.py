@@ -16,6 +16,7 @@ from memcg_inspect.checks.diagnosis.cause import Hypothesis
 from memcg_inspect.checks.diagnosis.registry import CAUSES
 from memcg_inspect.checks.snapshot import Snapshot
 from memcg_inspect.model import CssRefs, Nodes
+from memcg_inspect.model_kernel import LocalItems
 
 SLAB, STACK, TABLE = "NR_SLAB_RECLAIMABLE_B", "NR_KERNEL_STACK_KB", "NR_PAGETABLE"
 FILE, SHMEM = "NR_INACTIVE_FILE", "NR_SHMEM"
@@ -163,6 +164,11 @@ def test_rows_that_compare_a_counter_of_a_node(identity: str, item: str) -> None
     assert (first.unit, first.nid) == (unit, 1)
     assert len(second.signature.rows) == 2
     assert list(cause.options(rows, one._replace(memcg=A), -8)) == []
+    # The sum of the nodes is off by as much as the counter of one of them.
+    totals = one._replace(identity="node_totals", nid=None)
+    rows = type(rows)(rows.differences, {totals: 8, one: -8})
+    _, of_node = cause.options(rows, totals, 8)
+    assert (of_node.nid, of_node.signature.rows) == (1, {totals: 8, one: -8})
 
 
 def test_a_kernel_without_totals_has_no_row_of_them() -> None:
@@ -240,9 +246,36 @@ def test_unused_bytes_are_known_modulo_a_page() -> None:
     assert all(shown(h.signature) == {row: 100} for h in found)
 
 
+def keeping_local(*items: str) -> Snapshot:
+    """Return a kernel that gives these local counters of a removed memcg to its parent."""
+    made = kernel()
+    local = LocalItems(frozenset(items), frozenset(items))
+    return replace(made, features=replace(made.features, local=local))
+
+
+def test_a_local_counter_that_has_no_row_may_be_wrong() -> None:
+    """It has none if it is 0 on both sides."""
+    local, fold = key("local", FILE, A, 1), key("local_fold", FILE, A, 1)
+    [cause] = [cause for cause in CAUSES if cause.name == "local-counter"]
+    rows = view(keeping_local(FILE), {("local_fold", FILE, A, 1): 8})
+    rows = type(rows)(rows.differences, {fold: 8, local: 8})
+    assert [h.signature.rows for h in cause.options(rows, fold, 8)] == [
+        {fold: 8},
+        {fold: 8, local: 8},
+    ]
+
+
+def test_a_kernel_without_local_counters_has_none_of_cpus() -> None:
+    made = kernel()
+    made = replace(made, features=replace(made.features, has_local=False))
+    assert of("local-counter", options({("local", FILE, A, 1): 8}, made=made)) == [("local", 1, 8)]
+
+
 def test_slab_bytes_of_a_stock() -> None:
     row = ("slab", SLAB, B, 0)
-    found = options({row: 8}, [("hierarchy", SLAB, B), ("hierarchy", SLAB, B, 0)])
+    above = [("hierarchy", SLAB, B), ("hierarchy", SLAB, B, 0)]
+    # They are not folded yet, so no local counter has them.
+    found = options({row: 8}, [*above, ("local", SLAB, B, 0)], keeping_local(SLAB))
     assert of("stock-slab-bytes", found) == [("", 0, 8)]
     # The counter of the memcg with it, so the levels agree.
     assert effects("stock-slab-bytes", found) == [

@@ -135,7 +135,7 @@ def test_an_owner_that_is_no_obj_cgroup_is_named_if_it_is_known() -> None:
         )
 
 
-@pytest.mark.parametrize(("amount", "more"), [(7, "7 bytes longer"), (-1, "1 byte shorter")])
+@pytest.mark.parametrize(("amount", "more"), [(1, "1 byte longer"), (-1, "1 byte shorter")])
 def test_length_of_a_zswap_entry(amount: int, more: str) -> None:
     assert said("zswap-length", objcgs=(OA,), amount=amount) == (
         f"a zswap entry was {more} when it was charged to obj_cgroup 0xa100 of memcg 0xa000 than "
