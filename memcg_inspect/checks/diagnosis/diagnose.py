@@ -96,7 +96,7 @@ def _of_rows(
     alone = [n for n, f in enumerate(findings) if f.kind == "skew" and _is_skew_of(h, f)]
     if orphans:
         now = {findings[number].objcg for number in orphans}
-        objcgs = (*h.objcgs[:1], now.pop() if len(now) == 1 else None)
+        objcgs = (h.objcgs[0], now.pop() if len(now) == 1 else None)
         h, alone = h._replace(cause="object-owner", objcgs=objcgs), [*alone, *orphans]
         cause = cause_of(h.cause)
     numbers = tuple(sorted({*alone, *(by_row[key] for key in keys if key in by_row)}))

@@ -3,12 +3,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from support.made_kernel import LRUVEC, MAIL, PAGE, SHOP, WEB, Kernel, busy
 
 from memcg_inspect.checks.diagnosis import diagnose
 from memcg_inspect.checks.judge import judge
 from memcg_inspect.model_counters import CounterWord
-from memcg_inspect.report import Diagnosis
+from memcg_inspect.report import Diagnosis, Evidence
 
 #: Neighbours in the arrays.
 ITEMS = ("NR_SLAB_RECLAIMABLE_B", "NR_SLAB_UNRECLAIMABLE_B", "NR_KERNEL_STACK_KB", "NR_PAGETABLE")
@@ -74,6 +76,41 @@ def test_the_cpu_is_the_one_that_has_the_changes() -> None:
     assert found.cause == "overwritten"
     assert "CPU 1" in found.what
     assert [e.address for e in found.evidence] == [0x9000]
+
+
+def test_changes_that_no_flush_knows_of_follow_from_what_was_overwritten() -> None:
+    """There is no more of them than there are counters."""
+    kernel = busy(1)
+    for item in ITEMS:
+        kernel.cpu[WEB, item, 0] += 40_000
+    words = [
+        CounterWord("percpu", item, 0x8000 + 8 * n, 8, WEB, 0, 0, 40_000)
+        for n, item in enumerate(ITEMS)
+    ]
+    made = kernel.snapshot()
+    judged = judge(made)
+    findings = [pending.finding for pending in judged.findings]
+    for number, memcg, follows in (
+        (1, WEB, True),
+        (4, WEB, True),
+        (5, WEB, False),
+        (1, MAIL, False),
+    ):
+        unfolded = replace(
+            findings[0],
+            identity="updated",
+            kind="never-folded",
+            memcg=memcg,
+            nid=None,
+            difference=number,
+            what="made",
+            evidence_is="proof",
+            evidence=(Evidence(address=0x7000, kind="memcg"),),
+        )
+        found = diagnose(made, judged.rows, [*findings, unfolded], words)
+        causes = ["overwritten"] if follows else ["overwritten", "never-folded"]
+        assert [d.cause for d in found] == causes
+        assert (len(findings) in found[0].findings) == follows
 
 
 def flush(kernel: Kernel, memcg: int, local: bool) -> None:

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from support.made_kernel import BATCH, MAIL, WEB, Kernel, Thing, busy
+from support.made_kernel import BATCH, MAIL, PAGE, WEB, Kernel, Thing, busy
 
 from memcg_inspect.checks.diagnosis import diagnose
 from memcg_inspect.checks.diagnosis.differences import Differences, View
@@ -56,7 +56,13 @@ def several(kernel: Kernel) -> list[Thing]:
 
 
 def test_objects_of_one_memcg_that_lost_their_owner_are_one_cause() -> None:
-    for owners in ([None] * 5, [0xBAD] * 5, [0xBAD0 + n for n in range(5)]):
+    unknown = "and now refer to what is no obj_cgroup"
+    for owners, now in (
+        ([None] * 5, "and nothing refers to them: freed, or their owners lost"),
+        ([0xBAD] * 5, "and now refer to 0xbad, which is no obj_cgroup"),
+        ([0xBAD] * 3 + [0xBAE] * 2, unknown),
+        ([0xBAD0 + n for n in range(5)], unknown),
+    ):
         kernel = busy(1)
         for thing, owner in zip(several(kernel), owners, strict=True):
             if owner is None:
@@ -66,6 +72,7 @@ def test_objects_of_one_memcg_that_lost_their_owner_are_one_cause() -> None:
         [found] = diagnoses(kernel, findings_of(kernel))
         assert (found.memcgs, found.nid, found.amount) == ((WEB,), 0, 5 * 704)
         assert found.what.startswith("5 slab objects of 3,520 bytes together on node 0 ")
+        assert found.what.endswith(now)
         proved = owners[0] is not None
         assert found.cause == ("object-owner" if proved else "still-charged")
         # A single object of as many bytes, and 4 references that were lost, look alike.
@@ -99,6 +106,53 @@ def test_one_unknown_owner_is_no_proof_of_two_causes() -> None:
     freed = of_cause(found, "still-charged")
     assert {d.memcgs for d in freed} == {(WEB,), (BATCH,)}
     assert {d.confidence for d in freed} == {"likely"}
+
+
+def test_an_unknown_owner_is_no_proof_of_what_was_not_counted() -> None:
+    kernel = busy(1)
+    for payer in (kernel.objcg(WEB, 0), 0xBAD):
+        kernel.things.append(Thing("slab", "unreclaimable", 0, 1112, payer))
+    found = diagnoses(kernel, findings_of(kernel))
+    assert [d.cause for d in found] == ["not-counted", "unknown-owner"]
+
+
+def test_a_charge_on_another_node_is_proved_by_its_pages() -> None:
+    """Of what is compared for all nodes together, no row shows the node."""
+
+    def proof(identity: str, memcg: int, nid: int, size: int) -> Finding:
+        where = Evidence(address=0x8000, kind=identity, nid=nid)
+        known = (identity, "skew", memcg, None, nid, identity, "bytes", size, "made", "proof")
+        return Finding(*known, (where,), 1)
+
+    for use, identity, nid, followed in (
+        ("other", "kmem", 0, {(WEB, 0, PAGE), (WEB, 1, PAGE)}),
+        ("table", "kmem", 1, {(WEB, 1, PAGE)}),
+    ):
+        kernel = busy(1)
+        kernel.kmem(kernel.objcg(WEB, 0), nid, use)
+        kernel.things.pop()
+        findings = findings_of(kernel)
+        for at in ((WEB, 0, PAGE), (WEB, 1, PAGE), (MAIL, 1, PAGE), (WEB, 1, 2 * PAGE)):
+            found = diagnoses(kernel, [*findings, proof(identity, *at)])
+            [freed] = of_cause(found, "still-charged")
+            assert (len(findings) in freed.findings) == (at in followed)
+            assert freed.confidence == ("proved" if at in followed else "likely")
+
+
+def test_objects_with_another_owner_are_those_of_any_obj_cgroup_if_none_is_known() -> None:
+    kernel = busy(1)
+    kernel.slab(kernel.objcg(WEB, 0), 0, 1112, "unreclaimable")
+    kernel.things[-1].payer = kernel.objcg(MAIL, 0)
+    [alone] = without_objcgs(kernel)
+    assert alone.evidence == ()
+    [moved] = without_objcgs(
+        kernel,
+        *(
+            Evidence(address=nid, kind="slab", nid=0, bytes=1112, objcg=kernel.objcg(MAIL, nid))
+            for nid in (0, 1)
+        ),
+    )
+    assert [e.address for e in moved.evidence] == [0, 1]
 
 
 def test_all_objects_that_may_be_the_cause_are_counted() -> None:
@@ -178,15 +232,23 @@ def test_functions_are_those_of_what_was_charged() -> None:
         assert set(freed.functions) == freeing
 
 
-def without_objcgs(kernel: Kernel) -> tuple[Diagnosis, ...]:
-    """Return the diagnoses if no identity of obj_cgroups can be verified."""
+def without_objcgs(kernel: Kernel, *listed: Evidence) -> tuple[Diagnosis, ...]:
+    """
+    Return the diagnoses if no identity of obj_cgroups can be verified.
+
+    :param listed: evidence of each finding
+    """
     made, hidden = kernel.snapshot(), ("references", "objcg_bytes")
     judged = judge(made)
     rows = [
         replace(row, status="unverifiable", reason="made") if row.identity in hidden else row
         for row in judged.rows
     ]
-    findings = [p.finding for p in judged.findings if p.finding.identity not in hidden]
+    findings = [
+        replace(p.finding, evidence=listed, evidence_total=len(listed))
+        for p in judged.findings
+        if p.finding.identity not in hidden
+    ]
     return diagnose(made, rows, findings)
 
 
@@ -198,7 +260,7 @@ def test_an_object_that_moved_may_be_two_faults_of_its_size() -> None:
     for found in (known, without_objcgs(kernel)):
         assert [(d.cause, d.confidence) for d in found] == [("object-owner", "likely")]
         lost, more = found[0].others[0].split("; and ")
-        assert "is charged to" in lost
+        assert lost.endswith("and nothing refers to it: freed, or its owner lost")
         assert more.endswith(f"memcg {MAIL:#x}, and was not charged")
 
 
@@ -358,3 +420,11 @@ def test_a_change_that_no_flush_finds_is_that_of_the_counter_in_a_cpu() -> None:
     assert found("state") == both
     assert found("cpu", difference=2) == found("cpu", memcg=MAIL) == both
     assert found("cpu", what="NR_PAGETABLES") == both
+
+
+def test_no_more_than_five_other_explanations_are_named() -> None:
+    kernel, item = Kernel(), "NR_PAGETABLE"
+    kernel.cpu[WEB, item, 0] += 40
+    kernel.cpu[WEB, item, 1] -= 40
+    for diagnosis in diagnoses(kernel, findings_of(kernel)):
+        assert len(diagnosis.others) == 5
