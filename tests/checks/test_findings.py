@@ -28,6 +28,7 @@ from memcg_inspect.checks.evidence_query import MOST_EVIDENCE, Candidates, Evide
 from memcg_inspect.checks.findings import (
     PendingFinding,
     attach,
+    candidate_sizes,
     freed_findings,
     orphan_findings,
     row_findings,
@@ -83,6 +84,12 @@ def test_a_difference_alone() -> None:
     assert finding.evidence_is == "candidates"
     # No object explains a counter that is too large, and no memcg has too many objects.
     assert pending.queries == ()
+
+
+@pytest.mark.parametrize(("amount", "side"), [(1, "above"), (-1, "below")])
+def test_a_difference_of_one_byte(amount: int, side: str) -> None:
+    [pending] = slab_findings(off((B, amount)))
+    assert pending.finding.kind == f"counter-{side}-objects"
 
 
 def test_too_many_objects_are_the_candidates() -> None:
@@ -281,6 +288,17 @@ def test_at_most_ten_pieces_of_evidence() -> None:
     assert (none.evidence, none.evidence_total, none.evidence_tied) == ((), None, None)
     none = attach(pending, {query: Candidates()})
     assert (none.evidence, none.evidence_total, none.evidence_tied) == ((), 0, 0)
+
+
+def test_candidates_of_one_size_are_those_of_all_queries() -> None:
+    [pending] = slab_findings(off((A, -504)))
+    one, other, not_searched = (EvidenceQuery("slab", frozenset({n})) for n in range(3))
+    first, second = Candidates(), Candidates()
+    first.sizes.update({("slab", 208, OBJCG_A): 3})
+    second.sizes.update({("slab", 208, OBJCG_A): 4, ("slab", 104, OBJCG_B): 1})
+    pending = pending._replace(queries=(one, other, not_searched))
+    sizes = candidate_sizes(pending, {one: first, other: second})
+    assert sizes == {("slab", 208, OBJCG_A): 7, ("slab", 104, OBJCG_B): 1}
 
 
 def test_what_proves_a_finding_has_no_rank() -> None:

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import pytest
-from support.made import OBJCG_A, RECLAIMABLE, ROOT, A, B, family, features, snapshot, zero
+from support.made import DEAD, OBJCG_A, RECLAIMABLE, ROOT, A, B, family, features, snapshot, zero
 from support.made_charges import image
 
 from memcg_inspect.checks.found import FoundAmounts
@@ -52,6 +52,8 @@ def test_kernel_memory_of_a_memcg_and_of_those_below() -> None:
     found = FoundAmounts(image())
     assert [found.own(memcg, "MEMCG_KMEM") for memcg in (A, B)] == [25, 2]
     assert [found.subtree(memcg, "MEMCG_KMEM") for memcg in (ROOT, A, B)] == [27, 27, 2]
+    # What a removed memcg has is that of the one that pays for it.
+    assert found.own(DEAD, "MEMCG_KMEM") is None
     # It is not kept by node; page tables are, and there is no more of them than on their node.
     assert found.own(A, "MEMCG_KMEM", 0) is None
     assert [found.own(A, "NR_PAGETABLE", nid) for nid in (0, 1, None)] == [0, 1, 1]

@@ -106,6 +106,18 @@ def test_memcgs_beside_each_other() -> None:
     )
 
 
+def test_memcgs_that_are_not_above_each_other() -> None:
+    """The CPU points to both, and charges one of them."""
+    other = replace(snapshot().memcgs[B], address=C, path="/a/c", payer=C)
+    memcgs = {**snapshot().memcgs, C: other}
+    busy = (cpu(an_object(200), PAYER_B, Held("memcg", C, C)),)
+    rows = (slab(200, B), whole_pages(200, OBJCG_B, B), subtree(200, C))
+    [alone] = judged(rows[-1], running=busy, memcgs=memcgs)
+    assert alone.status == "in-flight"
+    together = judged(*rows, running=busy, memcgs=memcgs)
+    assert [row.status for row in together] == ["in-flight", "in-flight", "unverifiable"]
+
+
 def test_another_cpu_explains_what_the_first_one_does_not() -> None:
     first = cpu(an_object(200), an_object(104, 0x6000), PAYER_A)
     second = cpu(an_object(104, 0x7000), PAYER_A, number=1)

@@ -8,13 +8,16 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from support import made_hugetlb, made_zones
 from support.made import DEAD, ROOT, A, B, features, snapshot
 from support.made_rows import Short, exact, key, view
 
 from memcg_inspect.checks.diagnosis.differences import Differences, Signature, View, added
+from memcg_inspect.checks.profile import Profile
+from memcg_inspect.checks.registry import CHECKS
 from memcg_inspect.checks.rows import RowKey, make_row
 from memcg_inspect.checks.snapshot import Snapshot
-from memcg_inspect.model import Held, LruLists, Objcg, ObjcgPlace, Running
+from memcg_inspect.model import Held, LruLists, Nodes, NodeStat, Objcg, ObjcgPlace, Running
 from memcg_inspect.model_kernel import LocalItems
 from memcg_inspect.model_tasks import TaskCharge
 from memcg_inspect.report import Row, RowStatus
@@ -77,6 +80,28 @@ def test_rows_of_zeros_are_left_out_by_some_identities() -> None:
         assert d.row(key(*row)) is None
     for identity in ("slab", "usage", "levels", "percpu"):
         assert not d.applies(key(identity, "x", B))
+
+
+def test_identities_that_leave_out_rows_of_zeros() -> None:
+    """Those whose rows are left out by a kernel that keeps them, and no others."""
+    nodes = {
+        "all_nodes": Nodes({"NR_SHMEM": 0}, frozenset((0, 1))),
+        "node_stats": {(nid, "NR_SHMEM"): NodeStat(0, 0) for nid in (0, 1)},
+    }
+    items = ("NR_SHMEM",)
+    known = features(*items, has_local=True, lruvec_items=items, node_items=items)
+    made = (
+        snapshot(features=known, lru=LruLists({}, {}, True), profile=Profile(), **nodes),
+        made_zones.made(),
+        made_hugetlb.made(),
+    )
+    kept = {c.name for d in map(exact, made) for c in CHECKS if d.keeps(c.name)}
+    left_out = {name for d in map(exact, made) for name in kept if d.applies(key(name, "x", B))}
+    assert left_out == {
+        *("lru", "user_pages", "page_levels", "local_fold", "node_levels", "node_totals"),
+        *("alloc_tags", "hugetlb_usage", "hugetlb_nodes"),
+        *("zone_free", "zone_free_area", "zone_lru", "zone_totals"),
+    }
 
 
 @pytest.mark.parametrize(
@@ -255,7 +280,7 @@ def test_memcgs_their_obj_cgroups_and_tasks() -> None:
         TaskCharge(3, 3, "c", DEAD, (0xD0,), False, True),
     )
     made = snapshot(objcgs=objcgs, tasks=tasks)
-    d = exact(made, ("objcg_sets", "entries", B, None, 0xB0))
+    d = exact(made, ("objcg_sets", "entries", B, None, 0xB0), BYTES)
     assert (d.chain(B), d.chain(ROOT)) == ((B, A, ROOT), (ROOT,))
     # The parent pays for what was charged to a removed memcg.
     assert (d.objcgs(A), d.objcgs(B), d.objcgs(ROOT)) == ([0xA0, 0xD0], [0xB0], [])
@@ -285,6 +310,8 @@ def test_a_row_in_flight_speaks_for_what_leaves_a_half_done_charge() -> None:
         assert d.speaks_for(key(*ROW), signature({ROW: 500})) == says, off
     d = beside({ROW: (500, "in-flight")}, OBJECT)
     assert not d.speaks_for(key(*ROW), signature({}))
+    # It is all that the CPU has left half done, and speaks for no cause.
+    assert not beside({ROW: (208, "in-flight")}, OBJECT).speaks_for(key(*ROW), signature({}))
     assert not d.speaks_for(key(*OTHER), signature({OTHER: 500}))
     assert not d.of_goal(signature({ROW: 5})).speaks_for(key(*ROW), signature({ROW: 500}))
 
@@ -318,7 +345,14 @@ def test_half_done_charges_are_in_the_unit_of_a_row() -> None:
 
 
 def test_half_done_bytes_of_an_obj_cgroup_are_modulo_a_page() -> None:
-    for off, says in ((500, True), (708, True), (292, True), (500 - PAGE, True), (400, False)):
+    for off, says in (
+        (500, True),
+        (708, True),
+        (292, True),
+        (500 - PAGE, True),
+        (400, False),
+        (800, False),
+    ):
         d = beside({BYTES: (off, "in-flight")}, OBJECT)
         assert d.speaks_for(key(*BYTES), signature({BYTES: 500})) == says, off
 
@@ -356,6 +390,12 @@ def test_few_rows_that_differ_by_other_amounts_are_tried() -> None:
     same = {("slab", SLAB, 0x8000 + n, 0): -208 for n in range(4)}
     rows = view(snapshot(), {ROW: 208, **same, **others})
     assert rows.opposite(key(*ROW), 208) == [key(*short) for short in same]
+    # One that differs by little in the same direction is not the other side.
+    assert view(snapshot(), {ROW: 208, OTHER: 1}).opposite(key(*ROW), 208) == []
+    # Of very many, no row tells which one it is.
+    same = {("slab", SLAB, 0x8000 + n, 0): -208 for n in range(65)}
+    rows = view(snapshot(), {ROW: 208, **same, **others})
+    assert rows.opposite(key(*ROW), 208) == [key(*short) for short in list(same)[:64]]
 
 
 def test_the_other_side_may_be_in_flight() -> None:
@@ -404,4 +444,5 @@ def test_a_signature_is_made_once() -> None:
         return signature({ROW: 1})
 
     assert d.remembered("it", make) is d.remembered("it", make)
+    assert d.remembered("it", make) == signature({ROW: 1})
     assert (len(made), RowKey("a", "b", "bytes").memcg) == (1, None)

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from support.made import features, ledger, snapshot
-from support.made_kernel import GONE, MAIL, ROOT, SHOP, WEB, busy
+from support.made_kernel import GONE, LIST, MAIL, ROOT, SHOP, WEB, busy
 from support.made_rows import Short, options, shown
 
 from memcg_inspect.checks.diagnosis import diagnose
@@ -57,6 +57,7 @@ def used(seed: int) -> Snapshot:
     tasks = (
         TaskCharge(1, 1, "a", WEB, own, False, True),
         TaskCharge(2, 2, "b", WEB, own, True, True),
+        TaskCharge(3, 3, "c", WEB, own, False, True),
     )
     stocks = [s._replace(nid=1, unreclaimable=504) for s in made.stocks]
     return replace(made, objcgs=objcgs, tasks=tasks, stocks=stocks)
@@ -128,7 +129,10 @@ LISTED = ("objcg_lists", "objcg_list", WEB, 0)
 
 def test_an_obj_cgroup_is_recognized_by_the_number_of_its_places() -> None:
     moved = with_memcg(used(1), OBJCG, MAIL)
-    assert len(options(moved, {LISTED: 1})) == 1
+    [found] = options(moved, {LISTED: 1})
+    assert (found.item, found.place) == ("objcg->memcg", "")
+    # Of rows that are not there, only those of lists may have been left out.
+    assert {row[0] for row in shown(found.signature)} == {"objcg_lists", "lru"}
     assert options(moved, {LISTED: 2}) == []
     assert options(moved, {(*LISTED[:3], 1): 1}) == []
     assert options(used(1), {LISTED: 1}) == []
@@ -149,7 +153,14 @@ def test_lists_that_could_not_be_read_have_no_rows() -> None:
     [found] = options(replace(made, lru=None), {row: -1})
     assert shown(found.signature) == {row: -1}
     [listed] = options(made, {row: -1})
-    assert {r[0] for r in shown(listed.signature)} == {"reparenting", "lru"}
+    # The pages are on the lists of the parent.
+    pages = sum(n for (objcg, _, _), n in made.lru.pages.items() if objcg == GONE + 0x100)
+    assert pages
+    assert shown(listed.signature) == {
+        row: -1,
+        ("lru", LIST, SHOP, 0): pages,
+        ("lru", LIST, GONE, 0): -pages,
+    }
 
 
 def by_node(**more: Any) -> Snapshot:
@@ -311,3 +322,17 @@ def test_bytes_in_stock_of_no_node_are_in_no_counter() -> None:
     none = ("slab", UNRECLAIMABLE, WEB)
     [no_node] = options(replace(made, stocks=[stock._replace(nid=None)]), {LISTED: 1}, [none])
     assert none not in shown(no_node.signature)
+
+
+def test_what_a_stock_holds_for_an_obj_cgroup_moves_with_it() -> None:
+    made = with_memcg(used(1), OBJCG, MAIL)
+    [stock] = made.stocks
+    row, reclaimable = ("slab", UNRECLAIMABLE, WEB, 1), ("slab", "NR_SLAB_RECLAIMABLE_B", WEB, 1)
+    both = stock._replace(reclaimable=24)
+    [found] = options(replace(made, stocks=[both]), {LISTED: 1}, [row, reclaimable])
+    [without] = options(replace(made, stocks=[]), {LISTED: 1}, [row, reclaimable])
+    # No counter has these bytes yet.
+    changes = {r: n - shown(without.signature)[r] for r, n in shown(found.signature).items()}
+    assert {r: n for r, n in changes.items() if n} == {row: -504, reclaimable: -24}
+    pools = {pool: n - without.signature.pools[pool] for pool, n in found.signature.pools.items()}
+    assert pools == {(WEB, None): 1000, (MAIL, None): -1000}

@@ -7,6 +7,8 @@ Mistakes that a kernel makes with all charges of one kind are one diagnosis.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from support.made import ROOT, A, B, family, snapshot
 
 from memcg_inspect.checks.diagnosis import diagnose
@@ -66,12 +68,20 @@ def test_charges_of_several_memcgs_to_the_wrong_node_are_one_mistake() -> None:
     one, *others = diagnose(made, (), findings)
     assert (one.cause, one.confidence) == ("charged-to-node", "proved")
     assert (one.memcgs, one.nid, one.amount) == ((A, B, C), None, 7 * PAGE)
+    assert one.unit == "bytes"
     assert one.findings == tuple(range(7))
     assert (len(one.evidence), one.evidence_total) == (3, 7)
     assert {(e.memcg, e.nid, e.amount) for e in one.signature} == {
         *((A, 0, -4), (A, 1, 4), (A, 0, -7), (ROOT, 1, 7))
     }
     assert others == []
+    # Only charges are counted, not what the findings on counters have as evidence.
+    more = [replace(f, evidence_total=5) if f.kind != "skew" else f for f in findings]
+    assert diagnose(made, (), more)[0].evidence_total == 7
+    # After a search that was interrupted, not all charges are known.
+    cut = [replace(findings[0], evidence=(), evidence_total=None), *findings[1:]]
+    assert diagnose(made, (), cut)[0].memcgs == (A, B, C)
+    assert diagnose(made, (), cut)[0].evidence_total is None
     # Those of two memcgs may be faults of their own.
     some = diagnose(made, (), findings[1:3])
     assert [d.memcgs for d in some] == [(B,), (C,)]

@@ -3,10 +3,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from support.made_rows import options
+from support.made_rows import Short, options, shown
 from support.made_zones import STATS, ZONE, made, with_stat
 
 from memcg_inspect.checks.diagnosis import diagnose
@@ -84,6 +85,13 @@ def test_pages_that_lost_their_type(more: dict[str, Any]) -> None:
     assert what.endswith(f"is {missing} pages too high, in the type of pages")
 
 
+def said(
+    off: dict[Short, int], same: Sequence[Short] = ()
+) -> list[tuple[str, int | None, int, dict[Short, int]]]:
+    """Return place, node, amount and effects of what explains the first of some rows."""
+    return [(h.place, h.nid, h.amount, shown(h.signature)) for h in options(made(), off, same)]
+
+
 def test_the_value_of_a_zone_is_suggested_by_either_row() -> None:
     """The total of all zones may be hidden by another fault, which is found beside it."""
     zone, total = (
@@ -91,9 +99,28 @@ def test_the_value_of_a_zone_is_suggested_by_either_row() -> None:
         ("zone_totals", "NR_FREE_PAGES"),
     )
     for off, same in (({zone: 4}, [total]), ({zone: 4, total: -4}, [])):
-        places = [h.place for h in options(made(), off, same)]
-        assert places == ["a CPU's changes", "the value of the zone"]
-    assert [h.place for h in options(made(), {total: -4, zone: 4})] == [
-        "the total of all zones",
-        "the value of the zone",
+        assert said(off, same) == [
+            ("a CPU's changes", 1, 4, {zone: 4}),
+            ("the value of the zone", 1, 4, {zone: 4, total: -4}),
+        ]
+    assert said({total: -4, zone: 4}) == [
+        ("the total of all zones", None, -4, {total: -4}),
+        ("the value of the zone", 1, 4, {total: -4, zone: 4}),
     ]
+    # No other row may compare the counter of the zone.
+    for others in ({}, {("zone_free", "NR_FREE_CMA_PAGES[ZONE_NORMAL]", None, 1): 4}):
+        assert said({total: -4, **others}) == [
+            ("the total of all zones", None, -4, {total: -4}),
+            ("the value of a zone", None, 4, {total: -4}),
+        ]
+
+
+def test_pages_that_lost_their_type_are_of_one_zone() -> None:
+    blocks = ("zone_free_area", "free_area[ZONE_NORMAL][2]", None, 1)
+    own, of_another, of_node = (
+        ("zone_free", f"NR_FREE_PAGES[{zone}]", None, nid)
+        for zone, nid in (("ZONE_NORMAL", 1), ("ZONE_DMA", 1), ("ZONE_NORMAL", 0))
+    )
+    alone = ("the number of blocks on the list", 1, 4, {blocks: 4})
+    assert said({blocks: 4, own: 4}) == [alone, ("the type of pages", 1, 4, {blocks: 4, own: 4})]
+    assert said({blocks: 4, of_another: 4, of_node: 4}) == [alone]
