@@ -31,6 +31,7 @@ from memcg_inspect.checks.identities.kernel_stack import stack_rows
 from memcg_inspect.checks.identities.kmem import kmem_rows
 from memcg_inspect.checks.identities.node_totals import node_total_rows
 from memcg_inspect.checks.identities.objcg_bytes import objcg_rows
+from memcg_inspect.checks.identities.pagetable import pagetable_rows
 from memcg_inspect.checks.identities.placement import placement_rows
 from memcg_inspect.checks.identities.references import reference_rows
 from memcg_inspect.checks.identities.slab import slab_rows
@@ -286,6 +287,17 @@ def test_pages_that_were_freed_before_their_use_was_known(gone: int, expected: s
     whole = hierarchy_rows(taken, stacks)
     assert {row.status for row in whole if (row.memcg, row.nid) == (A, 0)} <= {expected}
     assert {row.status for row in whole if row.nid == 0} == {expected}
+
+
+def test_pages_that_were_freed_were_no_page_tables() -> None:
+    """Only those of vmalloc areas are looked up after what is read first."""
+    for number in (1, 3):
+        table = (OBJCG_A, "kmem", "table", 1)
+        charges = {**CHARGES, (OBJCG_A, "kmem", GONE, 1): (number * PAGE, number)}
+        charges.pop(table)
+        rows = pagetable_rows(image(charges=ledger(charges)))
+        [row] = [row for row in rows if (row.memcg, row.nid) == (A, 1)]
+        assert (row.status, row.difference) == ("differs", 1)
 
 
 @pytest.mark.parametrize(

@@ -83,6 +83,11 @@ def test_each_area_explains_its_pages_once() -> None:
     other = AREA._replace(address=0x6000)
     assert off_by(9_500, task(AREA), task(other)).status == "in-flight"
     assert off_by(9_500, task(AREA)).status == "differs"
+    # Only what adds to the row is named.
+    reason = off_by(3_500, task(AREA), task(other._replace(stops=(0,)))).reason
+    assert reason is not None
+    assert "3,500 pages" in reason
+    assert "0x6000" not in reason
     assert off_by(12_000 + 2 * BLOCK + 1, task(AREA), task(other)).status == "differs"
 
 
@@ -127,6 +132,10 @@ def test_the_counter_of_all_nodes_has_all_pages_or_none() -> None:
     one = task(AREA)
     assert off_by(10_000, one, memcg=None, nid=None, of="node_vmalloc").status == "in-flight"
     assert off_by(7_500, one, memcg=None, nid=None, of="node_vmalloc").status == "unverifiable"
+    two = (one, task(AREA._replace(address=0x6000)))
+    for pages in (10_000, 20_000):
+        row = off_by(pages, *two, memcg=None, nid=None, of="node_vmalloc")
+        assert row.status == "in-flight"
 
 
 def test_the_reason_says_who_and_where() -> None:

@@ -80,6 +80,26 @@ def test_the_same_difference_again_and_again_is_a_finding() -> None:
     assert outcome(*samples[:-1]) == ("moving", "moving", 0)
 
 
+def test_what_was_in_flight_once_is_in_flight() -> None:
+    half_done = replace(row(5, 6), status="in-flight", reason="made")
+    settled = settle([sample(half_done), *[sample(row(5, 6))] * SAMPLES], True)
+    assert settled.rows == [half_done]
+    assert settled.findings == []
+
+
+def test_each_identity_has_its_own_rows() -> None:
+    other = replace(row(5, 5), identity="percpu")
+    one = sample(row(5, 6), other)
+    one = one._replace(
+        identities=[summarize("slab", [row(5, 6)]), summarize("percpu", [other])],
+    )
+    settled = settle([one] * SAMPLES, True)
+    assert [(i.name, i.status) for i in settled.identities] == [
+        ("slab", "findings"),
+        ("percpu", "exact"),
+    ]
+
+
 def test_the_result_is_that_of_the_last_sample() -> None:
     first, last = sample(row(5, 5)), sample(row(5, 5), row(7, 7, DB))
     last = last._replace(identities=[*last.identities, Identity("zswap", "not-kept", 0, 0)])
@@ -201,8 +221,9 @@ def test_folding_moves_nothing() -> None:
     assert outcome(*samples) == ("differs", "findings", 1)
     # The row is as it was in the last sample that could verify it.
     assert settle(samples, True).rows[0].claimed == folded.claimed
+    last = replace(row(5, 6), claimed={"folded": 1, "pending_cpu": 5})
     unknown = sample(row(5, None, missing="gone"))
-    assert settle([*samples, unknown], True).rows[0].claimed == folded.claimed
+    assert settle([*samples, sample(last), unknown], True).rows[0].claimed == last.claimed
 
 
 def test_a_sample_that_cannot_tell_is_made_good_by_another() -> None:
@@ -216,6 +237,8 @@ def test_a_sample_that_cannot_tell_is_made_good_by_another() -> None:
     # no more samples are taken in the end
     assert is_settled([off, unknown] * SAMPLES)
     assert not is_settled([off, *[unknown] * SAMPLES])
+    assert not is_settled([off, *[unknown] * (2 * SAMPLES - 2)])
+    assert is_settled([off, *[unknown] * (2 * SAMPLES - 1)])
     # one exact sample settles it
     assert outcome(*samples, sample(row(6, 6)))[0] == "exact"
 
@@ -307,6 +330,23 @@ def test_a_proof_must_be_the_same_one(
     assert found == ([] if left is None else [left])
     # How many of those that are not listed are in all samples is not known.
     assert all(finding.evidence_total is None for finding in settled)
+
+
+@pytest.mark.parametrize(
+    ("seen", "left"), [(((1, 2), (2, 3)), (2,)), (((1, 2), (3,)), None), (((), ()), ())]
+)
+def test_evidence_of_a_row_that_differs_must_be_the_same(
+    seen: tuple[tuple[int, ...], ...], left: tuple[int, ...] | None
+) -> None:
+    """None at all is the same, too: what is wrong may be the counter."""
+    off = row(5, 6)
+    samples = [sample(off, findings=(pending(off, *addresses),)) for addresses in seen] * SAMPLES
+    found = settle(samples, True).findings
+    evidence = [tuple(e.address for e in one.finding.evidence) for one in found]
+    assert evidence == ([] if left is None else [left])
+    # Without a row, only evidence proves a finding.
+    alone = [sample(row(5, 5), findings=(pending(row(1, 2, DB)),))] * SAMPLES
+    assert settle(alone, True).findings == []
 
 
 def test_the_evidence_of_a_single_sample_is_all_there_is() -> None:

@@ -158,6 +158,33 @@ def test_while_a_cpu_changes_the_lists() -> None:
         assert explained(identity, made(zone)) == {f"{counter}[ZONE_NORMAL]": ("differs", 1)}
 
 
+def test_a_cpu_can_move_two_of_the_largest_blocks() -> None:
+    """They are larger than a batch if pages are."""
+    for amount, status in ((8192, "unverifiable"), (8193, "differs")):
+        taken = made(with_stat("NR_FREE_PAGES", amount, is_locked=True))
+        taken = replace(taken, limits=taken.limits._replace(block=4096))
+        [row] = mark_in_flight(taken, zone_free.zone_free_rows(taken))
+        assert (row.status, row.difference) == (status, amount)
+
+
+def test_free_pages_of_another_zone_are_none_of_this_one() -> None:
+    free = {(1, 2, 0): 3, (1, 2, 2): 2, (0, 2, 0): 9, (1, 1, 1): 5}
+    rows = zone_free.zone_free_rows(made(free=free))
+    [own] = [row for row in rows if (row.nid, row.item) == (1, "NR_FREE_PAGES[ZONE_NORMAL]")]
+    assert (own.status, own.found["free"]) == ("exact", 11)
+    assert own.claimed == {"vm_stat": 10, "cpu": -1}
+
+
+def test_a_kernel_without_a_counter_keeps_no_identity_of_it() -> None:
+    check = zone_mlock.CHECK
+    assert check.why_not_kept(made(totals={"NR_FREE_PAGES": 10})) == (
+        "this kernel does not keep NR_MLOCK"
+    )
+    assert check.why_not_kept(made(totals={})) == (
+        "the counters of zones of this kernel are not known"
+    )
+
+
 def cpu(*functions: str) -> Running:
     return Running(0, 7, "sh", functions, True, ())
 

@@ -42,6 +42,7 @@ def test_neighbouring_words_are_one_cause() -> None:
         assert (found.cause, found.confidence) == ("overwritten", "likely")
         assert (found.memcgs, found.nid, found.amount) == ((WEB,), 0, 32)
         assert [e.address for e in found.evidence] == [0x8000]
+        assert found.evidence_total == 1
         assert "up to 0x8020: NR_SLAB_RECLAIMABLE_B to NR_PAGETABLE" in str(found.evidence[0].note)
 
 
@@ -53,6 +54,11 @@ def test_words_far_from_each_other_are_several_causes() -> None:
 def test_two_words_are_no_range() -> None:
     found = diagnoses(overwrite(busy(1), 2), *folded())
     assert [d.cause for d in found] == ["counter"] * 2
+    # Each shows its word.
+    assert {(e.address, d.evidence_total) for d in found for e in d.evidence} == {
+        (0x8000, 1),
+        (0x8008, 1),
+    }
 
 
 def test_without_words_nothing_is_overwritten() -> None:
@@ -130,6 +136,7 @@ def test_a_flush_is_one_cause() -> None:
             flush(kernel, WEB, local)
             [found] = diagnoses(kernel)
             assert (found.cause, found.memcgs) == ("flush", (WEB,))
+            assert (found.evidence, found.evidence_total) == ((), None)
             assert found.confidence == "likely"
 
 

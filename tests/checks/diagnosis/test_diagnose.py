@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+import pytest
 from support.made_kernel import BATCH, MAIL, PAGE, WEB, Kernel, Thing, busy
 
 from memcg_inspect.checks.diagnosis import diagnose
@@ -13,6 +14,7 @@ from memcg_inspect.checks.diagnosis.differences import Differences, View
 from memcg_inspect.checks.diagnosis.registry import cause_of
 from memcg_inspect.checks.identities.slab import ITEMS
 from memcg_inspect.checks.judge import judge
+from memcg_inspect.checks.ledger import ChargeKind
 from memcg_inspect.checks.rows import RowKey, finding_key, row_key
 from memcg_inspect.model_tasks import TaskCharge
 from memcg_inspect.report import Diagnosis, Evidence, Finding
@@ -48,6 +50,19 @@ def test_a_row_of_pages_is_not_of_bytes_that_round_to_none() -> None:
     assert "usage" in {findings[n].identity for n in pages.findings}
 
 
+def test_a_row_of_pages_is_of_the_bytes_of_two_causes_that_round_to_one() -> None:
+    kernel = busy(1)
+    objcg = kernel.objcg(WEB, 0)
+    kernel.slab(objcg, 0, 1112, "unreclaimable")
+    kernel.percpu(objcg, 1304)
+    del kernel.things[-2:]
+    findings = findings_of(kernel)
+    found = diagnoses(kernel, findings)
+    assert [d.cause for d in found] == ["still-charged"] * 2
+    for freed in found:
+        assert "usage" in {findings[n].identity for n in freed.findings}
+
+
 def several(kernel: Kernel) -> list[Thing]:
     """Let a memcg have 5 more objects of one cache."""
     for _ in range(5):
@@ -77,6 +92,7 @@ def test_objects_of_one_memcg_that_lost_their_owner_are_one_cause() -> None:
         assert found.cause == ("object-owner" if proved else "still-charged")
         # A single object of as many bytes, and 4 references that were lost, look alike.
         assert found.confidence == ("proved" if proved else "likely")
+        assert bool(found.others) == (not proved)
 
 
 def test_objects_that_another_memcg_got_are_one_cause() -> None:
@@ -106,6 +122,52 @@ def test_one_unknown_owner_is_no_proof_of_two_causes() -> None:
     freed = of_cause(found, "still-charged")
     assert {d.memcgs for d in freed} == {(WEB,), (BATCH,)}
     assert {d.confidence for d in freed} == {"likely"}
+
+
+@pytest.mark.parametrize(
+    ("kind", "detail", "nid", "size", "is_it"),
+    [
+        ("slab", "unreclaimable", 0, 1112, True),
+        ("slab", "reclaimable", 0, 1112, False),
+        ("slab", "unreclaimable", 1, 1112, False),
+        ("slab", "unreclaimable", 0, 1104, False),
+        ("percpu", "data", 0, 1112, False),
+    ],
+)
+def test_an_object_with_an_unknown_owner_is_the_one_that_was_charged(
+    kind: ChargeKind, detail: str, nid: int, size: int, is_it: bool
+) -> None:
+    kernel = busy(1)
+    kernel.slab(kernel.objcg(WEB, 0), 0, 1112, "unreclaimable")
+    kernel.things[-1] = Thing(kind, detail, nid, size, 0xBAD)
+    found = diagnoses(kernel, findings_of(kernel))
+    causes = {"object-owner"} if is_it else {"still-charged", "unknown-owner"}
+    assert {d.cause for d in found} == causes
+    assert [d.memcgs for d in of_cause(found, "unknown-owner")] == ([] if is_it else [()])
+    # If it owns more than one, that is no proof.
+    kernel.things.append(Thing("slab", "reclaimable", 1, 64, 0xBAD))
+    found = diagnoses(kernel, findings_of(kernel))
+    if kind == "slab":
+        assert {d.cause for d in found} == {"still-charged", "unknown-owner"}
+
+
+def test_what_a_block_of_an_unknown_owner_is_used_for_does_not_matter() -> None:
+    kernel = busy(1)
+    kernel.kmem(kernel.objcg(WEB, 0), 0, "table")
+    kernel.things[-1] = replace(kernel.things[-1], detail="other", payer=0xBAD)
+    [found] = diagnoses(kernel, findings_of(kernel))
+    assert (found.cause, found.confidence) == ("object-owner", "proved")
+
+
+def test_no_object_that_was_found_is_one_that_nothing_refers_to() -> None:
+    kernel = busy(1)
+    kernel.slab(kernel.objcg(WEB, 0), 0, 1112, "unreclaimable")
+    kernel.things.pop()
+    payer = kernel.objcg(WEB, 0)
+    same = Evidence(address=1, kind="slab", nid=0, bytes=1112, objcg=payer, memcg=WEB)
+    findings = [replace(f, evidence=(same,), evidence_total=1) for f in findings_of(kernel)]
+    [freed] = of_cause(diagnoses(kernel, findings), "still-charged")
+    assert (freed.evidence, freed.evidence_total) == ((), None)
 
 
 def test_an_unknown_owner_is_no_proof_of_what_was_not_counted() -> None:
@@ -299,14 +361,25 @@ def test_a_proof_without_objects_does_not_follow_from_another_one() -> None:
             len(evidence),
         )
 
-    leaked = proof("dying", "leaked-memcg", Evidence(address=0x6000, kind="memcg"))
+    at = Evidence(address=0x6000, kind="memcg")
+    leaked, objcg = proof("dying", "leaked-memcg", at), proof("objcg_lists", "misplaced-objcg", at)
     objects = Evidence(address=0x8000, kind="lru", objcg=0x6000)
-    for skew, causes in (
-        (proof("lru", "skew"), {"memcg-leaked", "charged-to-node"}),
-        (proof("lru", "skew", objects), {"memcg-leaked"}),
+    unknown = replace(proof("slab", "unknown-objcg"), memcg=None)
+    unfolded = proof("updated", "never-folded", at)
+    for first, second, causes in (
+        (leaked, proof("lru", "skew"), {"memcg-leaked", "charged-to-node"}),
+        (leaked, proof("lru", "skew", objects), {"memcg-leaked"}),
+        (objcg, proof("lru", "skew", objects), {"objcg-owner"}),
+        (leaked, replace(unknown, objcg=0x6000), {"memcg-leaked"}),
+        (leaked, replace(unknown, objcg=0x7000), {"memcg-leaked", "unknown-owner"}),
+        # What is proved about another structure has no charges.
+        (unfolded, proof("lru", "skew", objects), {"never-folded", "charged-to-node"}),
     ):
-        found = diagnose(busy(1).snapshot(), [], [leaked, skew])
+        found = diagnose(busy(1).snapshot(), [], [first, second])
         assert {d.cause for d in found} == causes
+    # Two findings that the same structure proves are one.
+    [both] = diagnose(busy(1).snapshot(), [], [leaked, replace(leaked, nid=1)])
+    assert both.findings == (0, 1)
 
 
 def test_a_local_counter_of_slab_memory_that_is_off() -> None:
