@@ -98,9 +98,35 @@ def test_a_reference_to_no_call_site() -> None:
     made.add(Use(0xBAD, "page", 0, 0), 4096, 1)
     row = rows(made)["no call site at 0xbad", "references"]
     assert (row.status, row.difference) == ("differs", -1)
+    row = rows(made)["no call site at 0xbad", "bytes"]
+    assert (row.status, row.difference) == ("differs", -4096)
     made.missing = "call sites are missing"  # that may be one of them
     row = rows(made)["no call site at 0xbad", "references"]
     assert (row.status, row.claimed) == ("unverifiable", None)
+
+
+def test_many_references_to_no_call_site_are_one_row() -> None:
+    """Damaged memory can have any number of them."""
+
+    def unknown(number: int) -> dict[tuple[str, str], Row]:
+        made = profile(*whole())
+        for n in range(number):
+            made.add(Use(0xBAD000 + n, "page" if n else "slab", 0, 0), 64, 1)
+        return {key: row for key, row in rows(made).items() if key[0].startswith("no call site")}
+
+    assert len(unknown(64)) == 2 * 64
+    found, item = unknown(65), "no call site at any of 65 addresses"
+    assert {key: row.found for key, row in found.items()} == {
+        (item, "bytes"): {"slab": 64, "page": 64 * 64},
+        (item, "references"): {"slab": 1, "page": 64},
+    }
+
+
+def test_percpu_memory_of_no_call_site_tells_no_rule() -> None:
+    made = profile(*whole())
+    made.one_cpu[0xBAD] = 8
+    made.add(Use(0xBAD, "percpu", 0, 0), 32, 1)
+    assert not counts_one_cpu(made)
 
 
 def test_what_could_not_be_read() -> None:
@@ -121,10 +147,15 @@ def test_what_could_not_be_read() -> None:
 
 def test_a_counter_of_several_sites_cannot_be_divided() -> None:
     shared = {"counters": 0x8}
-    made = profile(site(KMALLOC, 224, 4, **shared), site(PERCPU, 224, 4, **shared))
-    assert {(row.status, row.reason) for row in rows(made).values()} == {
-        ("unverifiable", "several call sites share one counter")
-    }
+    for counted in (224, 20):
+        some = (site(tag, counted, 4, **shared) for tag in (KMALLOC, PERCPU))
+        assert {(row.status, row.reason) for row in rows(profile(*some)).values()} == {
+            ("unverifiable", "several call sites share one counter")
+        }
+    # Those whose counters are nowhere share none.
+    none = {"counters": 0}
+    made = profile(site(KMALLOC, 192, 3, **none), site(PERCPU, 32, 1, **none))
+    assert {row.status for row in rows(made).values()} == {"exact"}
 
 
 def test_sites_of_one_line_are_told_apart() -> None:
@@ -145,6 +176,9 @@ def test_an_allocation_half_done() -> None:
     assert statuses() == ["unverifiable", "unverifiable", "exact", "exact"]
     assert statuses(Held("call site", KMALLOC), block) == ["in-flight"] * 2 + ["exact"] * 2
     assert statuses(Held("call site", PERCPU), block) == ["differs"] * 2 + ["exact"] * 2
+    # It is the call site of the row.
+    made = profile(site(KMALLOC, 192, 3), site(PERCPU, 96, 2))
+    assert statuses(Held("call site", PERCPU), block) == ["exact"] * 2 + ["in-flight"] * 2
 
 
 def test_bytes_and_calls_of_a_site_are_not_taken_for_each_other() -> None:
@@ -170,3 +204,4 @@ def test_not_kept_without_profiling() -> None:
 
     assert reason(snapshot(profile=Profile("built without it"))) == "built without it"
     assert reason(snapshot()) == "call sites were not read"
+    assert alloc_tag_rows(snapshot()) == []

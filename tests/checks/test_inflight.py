@@ -312,6 +312,14 @@ def test_a_reason_names_what_is_charged() -> None:
     [row] = mark_in_flight(snapshot(running=(cpu(0, SLAB, (OBJECT, PAYER_A)),)), [slab(200)])
     where = f"CPU 0 (sh, 7), in {SLAB[0]}"
     assert row.reason == f"half-done charge of slab object 0x5000 (200 bytes) by {where}"
+    key = RowKey("percpu", "MEMCG_PERCPU_B", "bytes", A)
+    row = make_row(key, {"data": 0}, {"folded": 1000})
+    allocating = cpu(
+        0, ("pcpu_alloc_noprof", "alloc_mem"), (Held("percpu", 250, bytes=1000), PAYER_A)
+    )
+    [row] = mark_in_flight(snapshot(running=(allocating,)), [row])
+    assert row.reason is not None
+    assert "a percpu allocation of 250 bytes for each CPU" in row.reason
     row = off_by(LIMITS.charge_batch, cpu(0, FREEING, folio(8)))
     assert row.reason is not None
     assert row.reason.startswith("half-done charge of a charge in advance by CPU 0")

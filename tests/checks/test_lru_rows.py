@@ -53,6 +53,8 @@ def test_pages_and_sizes_agree() -> None:
     assert rows[A, 0, ACTIVE].found == {"lru": 7}
     assert rows[B, 1, GENERATION].claimed == {"nr_pages": 4, "mm_walk": 1}
     assert {row.unit for row in rows.values()} == {"pages"}
+    assert {row.reason for row in rows.values()} == {None}
+    assert lru_rows(snapshot(lru=None)) == []
 
 
 def test_a_folio_says_another_list_than_the_one_that_counts_it() -> None:

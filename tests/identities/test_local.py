@@ -13,6 +13,7 @@ from support.made import DEAD, ROOT, A, B, family, features, snapshot
 from support.planters.local import move
 from support.planting import Fault, Subject
 
+from memcg_inspect.checks.counters import Counters
 from memcg_inspect.checks.identities.local import local_rows
 from memcg_inspect.checks.identities.local_fold import local_fold_rows
 from memcg_inspect.checks.identities.slab import ITEMS as SLAB_ITEMS
@@ -66,6 +67,15 @@ def test_a_memcg_and_those_removed_from_it_have_its_share() -> None:
     for since in ({}, {A: 1}):
         [*_, slab] = (row for row in local_rows(made({}, SLAB, since)) if row.memcg == A)
         assert (slab.status, slab.found) == ("exact", {"state": 10, "state_pending": 2})
+
+
+def test_a_memcg_that_has_only_what_its_children_have_has_no_row() -> None:
+    stats = {m: {LRU: Stat(0, 0, 0, 0)} for m in (ROOT, A, B, DEAD)}
+    stats |= {ROOT: {LRU: Stat(5, 0, 0, 0)}, A: {LRU: Stat(5, 0, 0, 5)}}
+    taken = replace(
+        made({}), counters=Counters(family(), stats, {(m, 0): s for m, s in stats.items()})
+    )
+    assert by_memcg(local_rows(taken)).keys() == {A}
 
 
 @pytest.mark.parametrize("off", [-1, 1, 4_000])

@@ -54,6 +54,9 @@ def test_changes_on_a_list_will_be_folded() -> None:
     assert {row.status for row in rows.values()} == {"exact"}
     assert (rows[A].found, rows[A].claimed) == ({"listed": 5}, {"changed": 5})
     assert rows[ROOT].found == {"listed": 0}
+    # A single one is not lost if it is on a list.
+    rows = {row.memcg: row for row in updated_rows(made(a=left({0: ("PGFAULT",)}, FIRST)))}
+    assert (rows[A].found, rows[A].claimed) == ({"listed": 1}, {"changed": 1})
 
 
 def test_the_list_of_another_cpu_does_not_fold_them() -> None:
@@ -61,12 +64,17 @@ def test_the_list_of_another_cpu_does_not_fold_them() -> None:
     [finding] = [p.finding for p in judge(taken).findings if p.finding.identity == "updated"]
     assert (finding.kind, finding.memcg, finding.difference) == ("never-folded", A, 4)
     assert [evidence.note for evidence in finding.evidence] == [f"CPU 0: {', '.join(MANY)}"]
+    assert [evidence.kind for evidence in finding.evidence] == ["mem_cgroup"]
+    assert (finding.item, finding.unit) == ("unfolded counters", "references")
 
 
 def test_one_lost_update_is_legal_and_many_are_not() -> None:
     one = made(a=left({0: ("PGFAULT",)}))
     assert statuses(one) == {}
     assert {row.memcg: row.found for row in updated_rows(one)}[A] == {"listed": 0, "lost": 1}
+    # Others may be in what could not be read.
+    unread = left({0: ("PGFAULT",)})._replace(complete=False)
+    assert statuses(made(a=unread)) == {A: "unverifiable"}
     assert statuses(made(a=left({0: MANY[:3]}), b=left({1: ("PGFAULT",)}))) == {}
     three = made(a=left({0: ("PGFAULT",), 1: ("PGFAULT",)}), b=left({1: ("PGFAULT",)}))
     assert statuses(three) == {A: "differs", B: "differs"}

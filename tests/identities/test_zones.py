@@ -38,7 +38,7 @@ from memcg_inspect.checks.snapshot import Snapshot
 from memcg_inspect.checks.zone_pages import counters_of, zone_of
 from memcg_inspect.collect import audit
 from memcg_inspect.image.image import Image
-from memcg_inspect.model import Coverage, Running
+from memcg_inspect.model import Coverage, NodeStat, Running
 from memcg_inspect.report import Report, Row
 
 T = TypeVar("T")
@@ -127,6 +127,14 @@ def test_a_zone_that_was_not_read() -> None:
     for identity in IDENTITIES:
         rows = ROWS[identity](taken)
         assert rows and {(r.status, r.reason) for r in rows} == {("unverifiable", reason)}
+    [row] = zone_free.zone_free_rows(taken)
+    assert row.found == {"free": 0}
+
+
+def test_a_zone_without_free_pages_has_no_row() -> None:
+    stats = {item: NodeStat(0, 0) for item in STATS}
+    full = ZONE._replace(stats=stats, free_blocks=(0, 0, 0), isolated=0)
+    assert zone_free.zone_free_rows(made(full, free={}, pages={})) == []
 
 
 def test_pages_that_are_missing() -> None:
