@@ -20,6 +20,7 @@ from support.made import (
 )
 
 from memcg_inspect.checks.identities.slab import slab_rows
+from memcg_inspect.checks.ledger import ChargeKind
 from memcg_inspect.checks.snapshot import Snapshot
 from memcg_inspect.model import Coverage, Objcg, ObjStock, Stat
 from memcg_inspect.report import Row
@@ -178,3 +179,14 @@ def test_what_a_stock_holds_back_of_either_kind() -> None:
         if row.claimed and row.claimed["stock"]
     }
     assert held == {(B, 0, UNRECLAIMABLE): 24}
+
+
+def test_objects_or_large_kmallocs_that_could_not_be_read() -> None:
+    """They may be what the counter claims more than was found."""
+    both = {RECLAIMABLE, UNRECLAIMABLE}
+    kinds: tuple[ChargeKind, ...] = ("kmem", "slab")
+    for kind, items in zip(kinds, ({UNRECLAIMABLE}, both), strict=True):
+        charges = ledger({entry: n for entry, n in CHARGES.items() if entry[1] != kind})
+        charges.note_missing(kind)
+        rows = slab_rows(image(charges=charges))
+        assert {row.item for row in rows if row.status == "unverifiable"} == items
