@@ -248,6 +248,8 @@ def test_the_bytes_of_an_obj_cgroup_tell_one_fault_from_another() -> None:
     zswapped = ("zswap", "MEMCG_ZSWAPPED", B)
     found = options({of_objcg: 208, row: 1000, percpu: 208, zswapped: 5, OF_B: 1})
     assert of("still-charged", found) == [("slab", "unreclaimable", 0, 208, 1)]
+    stored = options({of_objcg: 208, ("zswap", "MEMCG_ZSWAP_B", B): 1000, OF_B: 1})
+    assert of("still-charged", stored) == [("zswap", "compressed", None, 208, 1)]
     new = options({of_objcg: -208, row: 1000, OF_B: -1})
     assert ("slab", "unreclaimable", 0, 208, 1) in of("not-counted", new)
 
@@ -356,6 +358,10 @@ def test_an_allocation_of_several_nodes_is_in_the_rows_of_their_obj_cgroups() ->
     assert by_node({PERCPU: 300, ON_0: 100, ON_1: 200, **of_none}) == [((0, 100), (1, 200))]
     of_none = {("kmem", "MEMCG_KMEM", B): 1}
     assert by_node({PERCPU: 300, ON_0: 100, ON_1: 200, **of_none}) == [((0, 100), (1, 200))]
+    # One node has no whole page, or only whole pages.
+    more = ((0, 100), (1, PAGE + 200))
+    assert by_node({PERCPU: PAGE + 300, ON_0: 100, PAGES_1: 1, ON_1: 200, **of_none}) == [more]
+    assert by_node({PERCPU: PAGE + 100, ON_0: 100, PAGES_1: 1}) == [((0, 100), (1, PAGE))]
     assert by_node({PERCPU: 301, ON_0: 100, ON_1: 200}) == []
     assert by_node({PERCPU: 300, ON_0: 300}) == []
     assert by_node({PERCPU: 300, ON_0: -100, ON_1: 400}) == []
