@@ -15,7 +15,17 @@ from support.printed import answer_text
 
 from memcg_inspect.model import ImageInfo
 from memcg_inspect.render.fitting import fitted, short_paths
-from memcg_inspect.tables import CHOSEN, Answer, Choice, Column, Table, Value, choose, largest
+from memcg_inspect.tables import (
+    CHOSEN,
+    Answer,
+    Choice,
+    Column,
+    ColumnType,
+    Table,
+    Value,
+    choose,
+    largest,
+)
 
 POD = "/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod{}.slice"
 DIGITS = "c535a0f4d1e2b39788a6c0ffee12345678900987654321abcdefabcdef123456"
@@ -232,3 +242,56 @@ def test_gaps_are_as_wide_as_the_room_allows(room: int | None, gap: int) -> None
     """A space is at the beginning of each line."""
     columns = [Column("one", "count", ""), Column("two", "count", "")]
     assert fitted(columns, [["11111", "22222"]], room, keep=(0, 1)).gap == gap
+
+
+@pytest.mark.parametrize(
+    ("kind", "cell", "least"),
+    [
+        ("memcg", "/x" * 50, 30),
+        ("memcg", "/abcdefg", 8),
+        ("text", "a word " * 10, 12),
+        ("text", "several", 7),
+        ("text", f"{'x' * 13} and more words", 13),
+        ("text", f"{'x' * 24} and more words", 24),
+        ("text", f"{'x' * 40} and more words", 24),
+        ("count", "123,456,789", 11),
+    ],
+)
+def test_a_column_is_narrowed_before_another_one_is_left_out(
+    kind: ColumnType, cell: str, least: int
+) -> None:
+    """A path keeps 30 columns, and a text its longest word, if that is not too long itself."""
+    columns = [Column("one", kind, ""), Column("two", "count", "", priority=1)]
+    lines = [["one", "two"], [cell, "12,345"]]
+    fits = [fitted(columns, lines, room) for room in range(1, 120)]
+    assert min(fit.widths[0] for fit in fits if len(fit.shown) == 2) == least
+    # As soon as there is room: a space before it, the gap, and the other column.
+    assert [len(fit.shown) for fit in fits].index(2) + 1 == 1 + least + 2 + 6
+
+
+def test_the_widest_column_is_narrowed_first() -> None:
+    columns = [Column(name, "text", "") for name in ("one", "two", "three")]
+    lines = [["one", "two", "three"], ["word " * 9 + "last!", "word " * 7 + "last!", "few words"]]
+    for room, widths in ((106, [50, 40, 9]), (96, [42, 40, 9]), (76, [31, 31, 9])):
+        fit = fitted(columns, lines, room)
+        assert sorted(fit.widths) == sorted(widths)
+        assert (fit.widths[2], sum(fit.widths)) == (9, room - 1 - fit.gap * 2)
+
+
+def test_paths_are_as_long_as_their_column_is_wide() -> None:
+    path = "/system.slice/b/memcached.service"
+    for width, short in (
+        (33, path),
+        (32, "…/b/memcached.service"),
+        (21, "…/b/memcached.service"),
+        (20, "…/memcached.service"),
+        (19, "…/memcached.service"),
+        (18, "…memcached.service"),
+        (17, "…emcached.service"),
+    ):
+        assert short_paths([path], width, "…") == [short]
+    # A name that fits is whole, whatever digits it has.
+    name = f"{DIGITS[:32]}.scope"
+    path = f"/{'x' * 40}.slice/{name}"
+    assert short_paths([path], 40, "…") == [f"…/{name}"]
+    assert short_paths([path], 39, "…") == [f"…/{DIGITS[:12]}….scope"]

@@ -3,8 +3,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
 import pytest
 
+from memcg_inspect.render import progress
 from memcg_inspect.render.progress import progress_bar, progress_if_needed
 
 
@@ -41,3 +45,40 @@ def test_a_second_interrupt_is_told_of(
             report("pages", 0.5)
         shown = capsys.readouterr().err
         assert ("interrupted: Ctrl-C again to stop at once" in shown) == is_stopping
+
+
+def test_nothing_is_left_of_a_bar(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its line is erased after it was drawn for the last time."""
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm")
+    with progress_bar(lambda: False) as report:
+        report("pages", 0.5)
+    after = capsys.readouterr().err.rpartition("50%")[2]
+    assert after.endswith("\x1b[1A\x1b[2K")
+
+
+def test_a_bar_is_drawn_from_the_first_report_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps that nobody sees are left out, unless something else begins."""
+    drawn: list[tuple[str, float]] = []
+    opened = []
+
+    @contextmanager
+    def bar(is_stopping: Callable[[], bool]) -> Iterator[Callable[[str, float], None]]:
+        opened.append(is_stopping())
+        yield lambda what, share: drawn.append((what, share))
+
+    monkeypatch.setattr(progress, "progress_bar", bar)
+    with progress_if_needed():
+        pass
+    assert opened == []
+    with progress_if_needed() as report:
+        for share in (0.0, 0.001, 0.002, 0.003, 0.0045, 0.005):
+            report("copy", share)
+        report("check", 0.005)
+        report("check", 0.006)
+        report("check", 1.0)
+    assert opened == [False]
+    wanted = [("copy", 0.0), ("copy", 0.002), ("copy", 0.0045), ("check", 0.005), ("check", 1.0)]
+    assert drawn == wanted

@@ -14,7 +14,8 @@ from jsonschema import Draft202012Validator
 from support.reports import report
 
 from memcg_inspect.model import Coverage
-from memcg_inspect.render.documents import answer_document, report_document
+from memcg_inspect.model_fleet import DumpCause, DumpResult
+from memcg_inspect.render.documents import answer_document, record_document, report_document
 from memcg_inspect.render.schema import answer_schema, fleet_schema, report_schema
 from memcg_inspect.tables import Answer, Choice, Field, NotRead, Table, Value, columns_of
 
@@ -287,3 +288,16 @@ def test_schemas_say_what_they_are_about() -> None:
     [table] = SCHEMA["properties"]["tables"]["items"]["anyOf"]
     assert table["title"] == "A row with a column of each type."
     assert answer_schema("test", (Made,), of_image=False)["properties"]["image"] == {"type": "null"}
+
+
+def test_lines_of_fleet() -> None:
+    """Each field is in each line, and a line of another command is none of fleet."""
+    cause = DumpCause("counter", "it is too high", "likely", ("/web",), 1, 64, "bytes", 2)
+    result = DumpResult("/var/crash/1", 5, None, 1, "findings", None, causes=(cause,), seconds=0.5)
+    line = json.loads(json.dumps(record_document("fleet", result)))
+    assert not refused(line, fleet_schema())
+    assert not refused({**line, "new": 1}, fleet_schema())
+    for name in line:
+        assert refused({n: value for n, value in line.items() if n != name}, fleet_schema()), name
+    for name, value in (("schema", 2), ("command", "audit"), ("status", "1"), ("causes", [1])):
+        assert refused({**line, name: value}, fleet_schema()), name
