@@ -62,7 +62,7 @@ def test_nothing_is_left_of_a_bar(
 def test_a_bar_is_drawn_from_the_first_report_on(monkeypatch: pytest.MonkeyPatch) -> None:
     """Steps that nobody sees are left out, unless something else begins."""
     drawn: list[tuple[str, float]] = []
-    opened = []
+    opened: list[bool] = []
 
     @contextmanager
     def bar(is_stopping: Callable[[], bool]) -> Iterator[Callable[[str, float], None]]:
