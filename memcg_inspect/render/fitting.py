@@ -130,8 +130,9 @@ def _short_path(path: str, width: int, ellipsis: str) -> str:
             tail = "/" + identifier.sub(rf"\1{ellipsis}", name)
     if cell_len(tail) > room:
         return ellipsis + set_cell_size(tail[::-1], room).rstrip()[::-1]
-    for part in reversed(above):
-        if cell_len(f"/{part}{tail}") > room:
-            break
-        tail = f"/{part}{tail}"
-    return ellipsis + tail
+    while above and above != [""]:
+        if cell_len(f"/{above[-1]}{tail}") > room:
+            return ellipsis + tail
+        tail = f"/{above.pop()}{tail}"
+    # Only the identifier was too long.
+    return tail if above else ellipsis + tail

@@ -295,3 +295,11 @@ def test_paths_are_as_long_as_their_column_is_wide() -> None:
     path = f"/{'x' * 40}.slice/{name}"
     assert short_paths([path], 40, "…") == [f"…/{name}"]
     assert short_paths([path], 39, "…") == [f"…/{DIGITS[:12]}….scope"]
+
+
+def test_a_path_of_which_only_the_identifier_is_shortened_has_all_folders() -> None:
+    name = "c535a0f4d1e2b39788a6c0ffee123456.scope"
+    assert short_paths([f"/a/{name}"], 39, "…") == ["/a/c535a0f4d1e2….scope"]
+    assert short_paths([f"/{name}"], 38, "…") == ["/c535a0f4d1e2….scope"]
+    assert short_paths([f"/a/b/{name}"], 25, "…") == ["/a/b/c535a0f4d1e2….scope"]
+    assert short_paths([f"/a/b/{name}"], 24, "…") == ["…/b/c535a0f4d1e2….scope"]
