@@ -166,12 +166,19 @@ def test_ties_are_with_the_last_one_that_is_listed() -> None:
     assert (candidates.total, candidates.tied) == (19, 2)
 
 
+#: A kind of charge, its bytes, and who pays: `struct obj_cgroup *`.
+SIZE = ("slab", 72, 1)
+
+
 def test_candidates_of_several_queries() -> None:
     one, other = Candidates(), Candidates()
     one.add(LESS, charges(1), 3)
     other.add(LIKELY, charges(2, 3), 2)
     other.add(LESS, charges(4))
+    one.sizes[SIZE] = 2
+    other.sizes[SIZE] = 3
     one.merge(other)
+    assert one.sizes == {SIZE: 5}
     assert shown(one) == [(2, 1), (3, 1), (1, 3), (4, 3)]
     assert (one.total, one.tied) == (6, 2)
     assert (other.total, other.tied) == (3, 0)

@@ -233,6 +233,12 @@ def test_an_answer_in_words_is_shown_as_it_is() -> None:
     assert not any(section.rows for section in page.sections)
 
 
+def test_an_answer_in_words_has_no_pictures() -> None:
+    answer = report_answer(more(), "skew")
+    assert "<svg" in answer_page(answer)
+    assert "<svg" not in answer_page(replace(answer, text="nothing is skewed"))
+
+
 def test_an_answer_has_pictures_and_tables() -> None:
     answer = report_answer(more(), "skew")
     page = Page(answer_page(answer))
@@ -321,6 +327,16 @@ def sections_of(columns: tuple[Column, ...], rows: list[SimpleNamespace]) -> lis
     """Return the sections of a page with one table."""
     answer = Answer("test", report().image, (Table("t", "sizes", columns, rows),))
     return Page(answer_page(answer)).sections[1:]
+
+
+def test_one_table_may_take_all_room_for_rows() -> None:
+    rows = [
+        SimpleNamespace(memcg=f"/{n}/{'x' * 900}", node=0, bytes=1, growth=0) for n in range(600)
+    ]
+    answer = Answer("test", report().image, (Table("t", "sizes", GROWTH, rows),))
+    assert 500_000 < len(answer_page(answer)) < 800_000
+    [shown] = [section for section in Page(answer_page(answer)).sections if len(section.rows) > 9]
+    assert len(shown.rows) >= len(rows)
 
 
 def test_bars_of_what_grew_and_shrank_most() -> None:
