@@ -73,6 +73,11 @@ def _run(*command: str | Path, status: int = 0, cwd: str | Path = ROOT) -> str:
     return done.stdout
 
 
+def _output(script: str, *words: str) -> Callable[[], str]:
+    """Return a function that runs a script of the project and shows what it printed."""
+    return lambda: fenced(f"$ {' '.join((script, *words))}\n" + _run(script, *words))
+
+
 def _audit(core: Path, *words: str, status: int = 0) -> str:
     """Return the text of an audit of an image that the reader calls ``vmcore``."""
     command = ("-m", "memcg_inspect", "audit", *words, "--debuginfo", "btf", "-c", core)
@@ -129,10 +134,6 @@ def _finding() -> str:
         whole = _audit(core, "--findings", status=1)
     command, findings = whole.splitlines()[0], whole[whole.index("Finding 1:") :]
     return fenced(f"{command}\n[...]\n\n{findings}")
-
-
-def _bench() -> str:
-    return fenced("$ scripts/bench\n" + _run("scripts/bench"))
 
 
 def _command(*arguments: str, most_rows: int = 16, **image: Any) -> Callable[[], str]:
@@ -284,26 +285,10 @@ def _fields(name: str) -> Callable[[], str]:
     return lambda: fields(tables(name))
 
 
-def _bench_sites() -> str:
-    return fenced("$ scripts/bench --call-sites\n" + _run("scripts/bench", "--call-sites"))
-
-
-def _bench_jobs() -> str:
-    return fenced("$ scripts/bench --jobs\n" + _run("scripts/bench", "--jobs"))
-
-
 def _figures() -> str:
     # Figures and the baseline are of one run.
     figures = _run("scripts/bench", "--figures", "--write-baseline")
     return fenced(f"$ scripts/bench --figures\n{figures}")
-
-
-def _scale() -> str:
-    return fenced("$ scripts/bench --scale\n" + _run("scripts/bench", "--scale"))
-
-
-def _bench_states() -> str:
-    return fenced("$ scripts/bench --page-states\n" + _run("scripts/bench", "--page-states"))
 
 
 @contextmanager
@@ -405,10 +390,6 @@ def _btf() -> str:
     return fenced("\n".join(lines))
 
 
-def _kernel_cost() -> str:
-    return fenced("$ scripts/bench-kernel\n" + _run("scripts/bench-kernel"))
-
-
 def _seeds(table: str) -> Callable[[], str]:
     return lambda: fenced(f"$ scripts/seeds {table}\n" + _run("scripts/seeds", table))
 
@@ -490,7 +471,7 @@ BLOCKS = {
     "btf": Block("docs/btf.md", _btf, "measured"),
     "tables": Block("docs/output.md", _tables),
     "finding": Block("docs/output.md", _finding),
-    "bench": Block("docs/performance.md", _bench, "measured"),
+    "bench": Block("docs/performance.md", _output("scripts/bench"), "measured"),
     "overview": Block("docs/commands/overview.md", _command("overview", "--top", "8")),
     "overview_node": Block(
         "docs/commands/overview.md",
@@ -593,7 +574,9 @@ BLOCKS = {
     "museum": Block("docs/museum.md", _museum, "measured"),
     "leak": Block("docs/museum.md", _leak, "measured"),
     "gate": Block("docs/gate.md", _gate, "measured"),
-    "kernel_cost": Block("docs/pernode-kernel.md", _kernel_cost, "measured"),
+    "kernel_cost": Block(
+        "docs/pernode-kernel.md", _output("scripts/bench-kernel", "--cpus-255"), "measured"
+    ),
     **{
         f"seeds_{table}": Block("docs/seeds.md", _seeds(table), "measured")
         for table in ("stock", "held", "profiling", "rss", "slabs")
@@ -632,11 +615,17 @@ BLOCKS = {
         kernel=_PROFILED["kernel"],
     ),
     "allocinfo_fields": Block("docs/commands/allocinfo.md", _fields("allocinfo"), "source"),
-    "bench_sites": Block("docs/performance.md", _bench_sites, "measured"),
-    "bench_jobs": Block("docs/performance.md", _bench_jobs, "measured"),
+    **{
+        name: Block("docs/performance.md", _output("scripts/bench", option), "measured")
+        for name, option in {
+            "bench_sites": "--call-sites",
+            "bench_jobs": "--jobs",
+            "bench_profile": "--profile",
+            "bench_states": "--page-states",
+            "scale": "--scale",
+        }.items()
+    },
     "figures": Block("docs/performance.md", _figures, "measured"),
-    "scale": Block("docs/performance.md", _scale, "measured"),
-    "bench_states": Block("docs/performance.md", _bench_states, "measured"),
     "live": Block("docs/live.md", _live, "measured"),
     "reliability": Block("docs/reliability.md", _measured("scripts/reliability"), "measured"),
     "damage": Block("docs/reliability.md", _measured("scripts/fuzz"), "measured"),

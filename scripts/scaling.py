@@ -23,8 +23,8 @@ from memcg_inspect.linux.mm.mmzone import page_ranges, possible_cpus
 from memcg_inspect.report import Report
 
 KERNEL, NODES = "7.3", 2
-#: Cores of the large host that share the pass over pages.
-CORES = 16
+#: Cores of the large host, and the stages that they share.
+CORES, SHARED = 16, ("pages", "counters")
 #: Audits of each image.
 TIMES = 5
 
@@ -45,6 +45,21 @@ class Size:
     objects: int = 200_000
     maps: int = 1
 
+    @property
+    def label(self) -> str:
+        """What is not as in :data:`BASE`."""
+        names = {
+            "memory": "GiB",
+            "memcgs": "memcgs",
+            "cpus": "possible CPUs",
+            "objects": "slab objects",
+            "maps": "BPF maps",
+        }
+        mine = {unit: getattr(self, name) for name, unit in names.items()}
+        usual = {unit: getattr(BASE, name) for name, unit in names.items()}
+        differs = [f"{mine[unit]:,} {unit}" for unit in mine if mine[unit] != usual[unit]]
+        return ", ".join(differs) or "base"
+
     def image(self, format: str = "elf") -> Path:
         """Return an image of such a machine; make it unless it is in the cache."""
         words = (
@@ -64,19 +79,27 @@ class Size:
 
 
 BASE = Size()
-#: What is larger in the images of a row, and by what it is counted.
-LARGER: Mapping[str, tuple[Size, ...]] = {
-    "pages of memory": (replace(BASE, memory=1), replace(BASE, memory=16)),
-    "memcgs on nodes": (replace(BASE, memcgs=3_000), replace(BASE, memcgs=10_000)),
-    "per-CPU parts": (replace(BASE, cpus=64), replace(BASE, cpus=255)),
-    "slabs": (replace(BASE, objects=2_000_000), replace(BASE, objects=8_000_000)),
-    "percpu allocations": (replace(BASE, maps=30), replace(BASE, maps=120)),
+_MANY_CPUS = replace(BASE, cpus=255)
+#: Images that differ in what they have of a thing, and by what it is counted. What a line needs of
+#: those before it is subtracted: memcgs have parts for each CPU, and these are CPUs themselves.
+IMAGES: Mapping[str, tuple[Size, ...]] = {
+    "pages of memory": (BASE, replace(BASE, memory=1), replace(BASE, memory=16)),
+    "memcgs on nodes": (BASE, replace(BASE, memcgs=3_000), replace(BASE, memcgs=10_000)),
+    "per-CPU parts": (_MANY_CPUS, replace(_MANY_CPUS, memcgs=3_000)),
+    "possible CPUs": (BASE, replace(BASE, cpus=64), _MANY_CPUS),
+    "slabs": (BASE, replace(BASE, objects=2_000_000), replace(BASE, objects=8_000_000)),
+    "percpu allocations": (BASE, replace(BASE, maps=30), replace(BASE, maps=120)),
+}
+SUBTRACTED = {
+    "per-CPU parts": ("memcgs on nodes",),
+    "possible CPUs": ("per-CPU parts",),
 }
 #: A host with 1 TiB, 10,000 memcgs, 8 nodes and 256 CPUs.
 HOST = {
     "pages of memory": 1 << 28,
     "memcgs on nodes": 10_000 * 9,
     "per-CPU parts": 10_000 * 9 * 256,
+    "possible CPUs": 256,
     "slabs": 5_000_000,
     # Counters and a reference count of each memcg on nodes.
     "percpu allocations": 10_000 * 9 * 2,
@@ -87,7 +110,7 @@ class Measured(NamedTuple):
     """
     Audits of one image.
 
-    :ivar amounts: what the image has, by the names of :data:`LARGER`
+    :ivar amounts: what the image has, by the names of :data:`IMAGES`
     :ivar seconds: median by stage
     :ivar spread: the longest audit less the shortest, in seconds
     """
@@ -101,6 +124,11 @@ class Measured(NamedTuple):
         """The time of a whole audit, in seconds."""
         return sum(self.seconds.values())
 
+    @property
+    def shared(self) -> float:
+        """The time of the stages that processes share, in seconds."""
+        return sum(self.seconds[stage] for stage in SHARED)
+
 
 class Growth(NamedTuple):
     """
@@ -108,7 +136,7 @@ class Growth(NamedTuple):
 
     :ivar name: of the thing
     :ivar slope: seconds for each
-    :ivar shared: seconds for each in the pass over pages, which processes share
+    :ivar shared: seconds for each in the stages that processes share
     :ivar residual: the largest distance of a time from the line, in seconds
     """
 
@@ -142,31 +170,36 @@ def _amounts(report: Report, cpus: int, pages: int) -> dict[str, int]:
         "pages of memory": pages,
         "memcgs on nodes": cells,
         "per-CPU parts": cells * cpus,
+        "possible CPUs": cpus,
         "slabs": sum(usage.slabs for usage in report.slab_usage),
         "percpu allocations": sum(c.count for c in report.charges if c.kind == "percpu"),
     }
 
 
-def growth(name: str, some: Sequence[Measured]) -> Growth:
-    """Fit a line to the times of images that differ in one thing."""
+def growth(name: str, some: Sequence[Measured], known: Sequence[Growth] = ()) -> Growth:
+    """
+    Fit a line to the times of images that differ in one thing.
+
+    :param known: lines for other things in which they differ, too
+    """
     amounts = [float(one.amounts[name]) for one in some]
-    times = [one.total for one in some]
+    times = [one.total - sum(k.slope * one.amounts[k.name] for k in known) for one in some]
+    shared = [one.shared - sum(k.shared * one.amounts[k.name] for k in known) for one in some]
     slope, start = statistics.linear_regression(amounts, times)
     lines = (start + slope * amount for amount in amounts)
     residual = max(abs(line - time) for line, time in zip(lines, times, strict=True))
-    passes = [one.seconds["pages"] for one in some]
-    return Growth(name, slope, statistics.linear_regression(amounts, passes).slope, residual)
+    return Growth(name, slope, statistics.linear_regression(amounts, shared).slope, residual)
 
 
 def predicted(base: Measured, lines: Sequence[Growth], cores: int) -> float:
     """
     Return the time of an audit of the :data:`HOST` by these lines, in seconds.
 
-    :param cores: processes that share the pass over pages
+    :param cores: processes that share some stages
     """
     more = {line: HOST[line.name] - base.amounts[line.name] for line in lines}
     whole = base.total + sum(number * line.slope for line, number in more.items())
-    shared = base.seconds["pages"] + sum(number * line.shared for line, number in more.items())
+    shared = base.shared + sum(number * line.shared for line, number in more.items())
     return whole - shared + shared / cores
 
 
@@ -177,29 +210,31 @@ def report_lines() -> Iterator[str]:
     yield ""
     heads = "".join(f"{stage:>10}" for stage in (*stages, "all", "spread"))
     yield f"{'image':34}{heads}"
-    base = measure(BASE.image())
 
     def line(name: str, one: Measured) -> str:
         times = [*(one.seconds[stage] for stage in stages), one.total, one.spread]
         return f"{name:34}" + "".join(f"{seconds:10.2f}" for seconds in times)
 
-    yield line("base", base)
-    found = []
-    for name, sizes in LARGER.items():
-        some = [base]
+    measured: dict[Size, Measured] = {}
+    found: dict[str, Growth] = {}
+    for name, sizes in IMAGES.items():
         for size in sizes:
-            some.append(measure(size.image()))
-            yield line(f"{some[-1].amounts[name]:,} {name}", some[-1])
-        found.append(growth(name, some))
+            if size not in measured:
+                one = measured[size] = measure(size.image())
+                yield line(size.label, one)
+        known = [found[other] for other in SUBTRACTED.get(name, ())]
+        found[name] = growth(name, [measured[size] for size in sizes], known)
+    base = measured[BASE]
     yield ""
     heads = f"{'in base':>12}{'microseconds':>14}{'residual':>12}{'of the host':>14}"
     yield f"{'for each of':20}{heads}"
-    for each in found:
+    for each in found.values():
         yield (
             f"{each.name:20}{base.amounts[each.name]:12,}{each.slope * 1e6:14.3f}"
             f"{each.residual:10.2f} s{HOST[each.name]:14,}"
         )
     yield ""
-    alone, several = (predicted(base, found, cores) for cores in (1, CORES))
+    lines = list(found.values())
+    alone, several = (predicted(base, lines, cores) for cores in (1, CORES))
     yield f"An audit of the host would take {alone:,.0f} s on one core,"
-    yield f"and {several:,.0f} s if {CORES} share the pass over pages."
+    yield f"and {several:,.0f} s if {CORES} share the stages {' and '.join(SHARED)}."
