@@ -84,4 +84,6 @@ def _name(code: CodeType | str) -> str:
     if code.co_filename == "<string>":
         return f"{code.co_name} of a dataclass or a named tuple"
     place = re.sub(r".*/(memcg_inspect|site-packages|python3\.\d+)/", "", code.co_filename)
-    return f"{place}: {code.co_name}"
+    if "/memcg_inspect/" in code.co_filename:
+        return f"{place}: {code.co_name}"
+    return f"{place.removesuffix('.py').replace('/', '.')}.{code.co_name}"
