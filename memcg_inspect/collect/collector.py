@@ -182,8 +182,8 @@ def _collect(image: Image, clock: Clock, call_sites: bool, more: _More | None = 
     with measure("counters"):
         reader, folds = _stat_reader(image), Folds(image)
         counters = read_counters(image, reader, memcgs, coverage["counters"], folds=folds)
-        unfolded = folds.unfolded(reader, coverage["updated"])
     with measure("memcgs"):
+        unfolded = folds.unfolded(reader, coverage["updated"])
         usage = read_usage(image, memcgs, coverage["counters"])
         lists, sizes = _lru_lists(image, memcgs, coverage)
         stocks = read_obj_stocks(image, coverage["stock"])

@@ -16,9 +16,10 @@ from memcg_inspect.image.processes import forked_map
 from memcg_inspect.image.progress import STOPPED
 from memcg_inspect.linux.mm.memcontrol import nodeinfo
 from memcg_inspect.linux.mm.memcontrol_vmstats import Cell, StatArrays, StatReader
-from memcg_inspect.linux.mm.mmzone import online_nodes, possible_cpus
+from memcg_inspect.linux.mm.mmzone import online_nodes
 from memcg_inspect.linux.mm.page_counter import memory_usage, page_counter_usage, page_counters
-from memcg_inspect.model import Coverage, Memcg, Stat
+from memcg_inspect.linux.mm.percpu_defs import percpu_offsets
+from memcg_inspect.model import Coverage, ImageError, Memcg, Stat
 
 __all__ = (
     "read_counters",
@@ -89,8 +90,10 @@ class _Part(NamedTuple):
 
 def _shared(image: Image, read: _PartReader, memcgs: Sequence[int]) -> Iterator[_Part]:
     """Read memcgs in this process, or in several if there are many."""
-    jobs = 1 if image.pool is not None else jobs_of(image)
-    if jobs == 1 or len(memcgs) * len(possible_cpus(image)) < _FEW:
+    # What is not known yet is found here, once, and not in each process.
+    is_few = len(memcgs) * len(percpu_offsets(image)) < _FEW
+    jobs = 1 if is_few or image.pool is not None else _jobs(image)
+    if jobs == 1:
         yield read(memcgs)
         return
     size = max(1, -(-len(memcgs) // (_PARTS_PER_JOB * jobs)))
@@ -98,6 +101,14 @@ def _shared(image: Image, read: _PartReader, memcgs: Sequence[int]) -> Iterator[
     for done, part in enumerate(forked_map(image, jobs)(read.elsewhere, parts), 1):
         image.progress.report("counters", done / len(parts))
         yield part
+
+
+def _jobs(image: Image) -> int:
+    """Return how many processes share an image; 1 if its size cannot be read."""
+    try:
+        return jobs_of(image)
+    except (FaultError, ImageError):
+        return 1
 
 
 class _PartReader:

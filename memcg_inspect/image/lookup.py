@@ -22,7 +22,12 @@ class UnknownKernelError(ImageError):
     """The image has no type, member, variable or symbol of a name that is needed."""
 
     def __init__(self, reason: object) -> None:
-        super().__init__(f"this kernel is not supported, or its debug info is incomplete: {reason}")
+        super().__init__(str(reason))
+
+    def __str__(self) -> str:
+        # Not in the arguments: another process makes the error again from these.
+        reason = super().__str__()
+        return f"this kernel is not supported, or its debug info is incomplete: {reason}"
 
 
 def is_failed_lookup(error: BaseException) -> bool:

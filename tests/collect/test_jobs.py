@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from drgn import FaultError
 from drgn.helpers.linux.mm import follow_page
 from drgn.helpers.linux.percpu import per_cpu_ptr
 from support.guests import GuestImage, Lab, gigantic
@@ -131,6 +132,23 @@ def test_counters_are_not_read_after_an_interrupt(
     assert image.memory.reads - before < 100
     assert coverage.unreadable == len(memcgs)
     assert {missed.reason for missed in coverage.examples} == {STOPPED}
+
+
+def test_counters_are_read_though_the_size_of_memory_is_not_known(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unreadable(image: Image) -> int:
+        raise FaultError("not in the image", 0x1000)
+
+    image = opened(lab.image("7.3", "4", "mixed"), None)
+    memcgs = read_memcgs(image, Coverage())
+    reader, coverage = StatReader(image, memcg_items(image)), Coverage()
+    monkeypatch.setattr(counters, "jobs_of", unreadable)
+    for few in (counters._FEW, 1):
+        monkeypatch.setattr(counters, "_FEW", few)
+        read_counters(image, reader, memcgs, coverage)
+    assert coverage.read > 2 * len(memcgs)
+    assert coverage.unreadable == 0
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -182,3 +183,11 @@ def test_missing_memory_has_a_message_of_its_own() -> None:
         raise FaultError("Excluded page", 0x1000)
     assert not isinstance(raised.value, UnknownKernelError)
     assert "makedumpfile" in str(raised.value)
+
+
+def test_an_error_of_another_process_says_the_same() -> None:
+    error = UnknownKernelError(LookupError("could not find 'memcg_vm_event_stat'"))
+    again = pickle.loads(pickle.dumps(error))
+    assert type(again) is UnknownKernelError
+    assert str(again) == str(error)
+    assert str(error).endswith(": could not find 'memcg_vm_event_stat'")

@@ -92,8 +92,8 @@ class PcpuPages:
         :return: a node for each; ``NUMA_NO_NODE`` for those that are not found
         """
         shift = self._frames.page_shift
-        nids = None if self._image.is_moving else self._together(start, count << shift)
-        if nids is not None and len(nids) == count:
+        nids = [] if self._image.is_moving else self._together(start, count << shift)
+        if len(nids) == count and NUMA_NO_NODE not in nids:
             self.coverage.read += count
             return nids
         return [self.nid(start + (number << shift)) for number in range(count)]
@@ -105,25 +105,21 @@ class PcpuPages:
         shift = self._frames.page_shift
         first = self._in_kernel(start) >> shift
         nids = self._together(start, count << shift)
-        if nids is not None and len(nids) == count:
-            self._known |= zip(range(first, first + count), nids)  # noqa: B905
+        if len(nids) == count:
+            found = zip(range(first, first + count), nids, strict=True)
+            self._known |= {number: nid for number, nid in found if nid != NUMA_NO_NODE}
 
-    def _together(self, start: int, size: int) -> list[int] | None:
-        """Return the nodes of pages as far as they are mapped; ``None`` if one is unreadable."""
-        tables = self._tables
+    def _together(self, start: int, size: int) -> list[int]:
+        """Return the nodes of pages as far as they are mapped, as :meth:`nids()` does."""
+        tables, found = self._tables, list[int]()
         if tables is None:
-            return None
-        found: list[int] = []
+            return found
         for pfns in tables.frames(self._in_kernel(start), size):
             try:
                 # Almost all blocks are on one node.
                 found += [self._on_one[pfn // _BLOCK] for pfn in pfns]
             except KeyError:
-                for pfn in pfns:
-                    nid = self._of_frame(pfn)
-                    if nid is None:
-                        return None
-                    found.append(nid)
+                found += map(self._of_frame, pfns)
         return found
 
     @cached_property
@@ -134,7 +130,7 @@ class PcpuPages:
             return None
         return tables if tables.can_read else None
 
-    def _of_frame(self, pfn: int) -> int | None:
+    def _of_frame(self, pfn: int) -> int:
         number, at = divmod(pfn, _BLOCK)
         if number in self._on_one:
             return self._on_one[number]
@@ -147,7 +143,7 @@ class PcpuPages:
             if len(self._blocks) > _MOST_BLOCKS:
                 self._blocks.popitem(last=False)
         found = self._blocks[number]
-        return None if found is None else found[at]
+        return NUMA_NO_NODE if found is None else found[at]
 
     def _block(self, number: int) -> int | list[int] | None:
         """Return the nodes of page frames: one if all are on it, ``None`` if unreadable."""
