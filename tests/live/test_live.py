@@ -101,14 +101,22 @@ def rounds(folder: Path) -> int:
     return len(lines)
 
 
-def churned(folder: Path, kernel: str, audits: int) -> list[tuple[int, int]]:
-    """Return of each audit how many rows moved, and how often CPUs came and went meanwhile."""
-    seen = []
+def churned(folder: Path, kernel: str, audits: int) -> list[int]:
+    """
+    Return how many rows moved in each audit during which a CPU came or went.
+
+    :param audits: number of such audits
+    """
+    seen: list[int] = []
     with kept(folder, kernel, *plugged(kernel)) as qmp:
-        for _ in range(audits):
+        # An audit may be done before the next CPU goes.
+        for _ in range(5 * audits):
             before = rounds(folder)
             moved = check_found_nothing(from_outside(qmp, "--wait", "0"), "qemu")
-            seen.append((moved, rounds(folder) - before))
+            if rounds(folder) > before:
+                seen.append(moved)
+            if len(seen) == audits:
+                break
     return seen
 
 
@@ -116,8 +124,7 @@ def test_under_churn_from_outside(tmp_path: Path) -> None:
     """Memcgs, CPUs and modules come and go: twenty audits find nothing."""
     seen = churned(tmp_path, NEWEST, 20)
     assert len(seen) == 20
-    assert any(moved for moved, _ in seen)
-    assert all(went for _, went in seen)
+    assert any(seen)
 
 
 @pytest.mark.long
@@ -126,8 +133,7 @@ def test_under_churn_from_outside_for_long(tmp_path: Path, kernel: str) -> None:
     """Two hundred audits, on five kernels."""
     seen = churned(tmp_path, kernel, 40)
     assert len(seen) == 40
-    assert any(moved for moved, _ in seen)
-    assert all(went for _, went in seen)
+    assert any(seen)
 
 
 #: Charges what a shell and its children need, again and again, until a file is gone.
