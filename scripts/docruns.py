@@ -390,10 +390,6 @@ def _btf() -> str:
     return fenced("\n".join(lines))
 
 
-def _seeds(table: str) -> Callable[[], str]:
-    return lambda: fenced(f"$ scripts/seeds {table}\n" + _run("scripts/seeds", table))
-
-
 def _errors() -> str:
     """Return the errors of counters of mapped pages, by CPU and by node."""
     shown = []
@@ -578,10 +574,12 @@ BLOCKS = {
         "docs/pernode-kernel.md", _output("scripts/bench-kernel", "--cpus-255"), "measured"
     ),
     **{
-        f"seeds_{table}": Block("docs/seeds.md", _seeds(table), "measured")
+        f"seeds_{table}": Block("docs/seeds.md", _output("scripts/seeds", table), "measured")
         for table in ("stock", "held", "profiling", "rss", "slabs")
     },
-    "kselftests": Block("docs/pernode-kernel.md", _seeds("selftests"), "measured"),
+    "kselftests": Block(
+        "docs/pernode-kernel.md", _output("scripts/seeds", "selftests"), "measured"
+    ),
     "seeds_error": Block("docs/seeds.md", _errors, "measured"),
     "stat": Block("docs/commands/stat.md", _command("stat", "/files/web", workload="files")),
     "stat_fields": Block("docs/commands/stat.md", _fields("stat"), "source"),

@@ -9,7 +9,7 @@ come online cost little, so a small machine can make images of large ones.
 
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -55,10 +55,9 @@ class Size:
             "objects": "slab objects",
             "maps": "BPF maps",
         }
-        mine = {unit: getattr(self, name) for name, unit in names.items()}
-        usual = {unit: getattr(BASE, name) for name, unit in names.items()}
-        differs = [f"{mine[unit]:,} {unit}" for unit in mine if mine[unit] != usual[unit]]
-        return ", ".join(differs) or "base"
+        usual = asdict(BASE)
+        differs = {name: number for name, number in asdict(self).items() if number != usual[name]}
+        return ", ".join(f"{number:,} {names[name]}" for name, number in differs.items()) or "base"
 
     def image(self, format: str = "elf") -> Path:
         """Return an image of such a machine; make it unless it is in the cache."""

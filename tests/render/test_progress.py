@@ -12,6 +12,12 @@ from memcg_inspect.render import progress
 from memcg_inspect.render.progress import progress_bar, progress_if_needed
 
 
+def be_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let what is written to be taken for a terminal."""
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm")
+
+
 def test_nothing_is_shown_where_there_is_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     with progress_bar(lambda: False) as report:
         report("pages", 0.5)
@@ -23,8 +29,7 @@ def test_nothing_is_shown_where_there_is_no_terminal(capsys: pytest.CaptureFixtu
 def test_a_bar_on_a_terminal(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("FORCE_COLOR", "1")
-    monkeypatch.setenv("TERM", "xterm")
+    be_a_terminal(monkeypatch)
     with progress_bar(lambda: False) as report:
         report("pages", 0.5)
     out, err = capsys.readouterr()
@@ -37,8 +42,7 @@ def test_a_second_interrupt_is_told_of(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """From the first one on."""
-    monkeypatch.setenv("FORCE_COLOR", "1")
-    monkeypatch.setenv("TERM", "xterm")
+    be_a_terminal(monkeypatch)
     monkeypatch.setenv("COLUMNS", "200")
     for is_stopping in (True, False):
         with progress_bar(lambda: is_stopping) as report:  # noqa: B023
@@ -51,8 +55,7 @@ def test_nothing_is_left_of_a_bar(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its line is erased after it was drawn for the last time."""
-    monkeypatch.setenv("FORCE_COLOR", "1")
-    monkeypatch.setenv("TERM", "xterm")
+    be_a_terminal(monkeypatch)
     with progress_bar(lambda: False) as report:
         report("pages", 0.5)
     after = capsys.readouterr().err.rpartition("50%")[2]

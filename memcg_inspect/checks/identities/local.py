@@ -45,14 +45,10 @@ _UNKNOWN = "how many memcgs were removed is not known, which leave slab memory i
 
 def local_rows(snapshot: Snapshot) -> list[Row]:
     """Compare local counters with the memcgs' own shares, where either is not zero."""
-    items, kept, is_zero = (
-        snapshot.features.local,
-        snapshot.features.items,
-        snapshot.counters.is_zero,
-    )
+    items, is_zero = snapshot.features.local, snapshot.counters.is_zero
     keys: list[tuple[str, int | None]] = [(item, None) for item in sorted(items.of_memcgs)]
     keys += [(item, nid) for nid in snapshot.image.nodes for item in sorted(items.of_nodes)]
-    keys = [(item, nid) for item, nid in keys if item in kept]
+    keys = [(item, nid) for item, nid in keys if item in snapshot.features.items]
     rows = [
         _row(snapshot, RowKey("local", item, unit_of(item), memcg.address, nid))
         for memcg in snapshot.live()

@@ -62,8 +62,6 @@ __all__ = (
 SLAB_RECLAIM_ACCOUNT = 0x00020000
 #: ``SLAB_ACCOUNT`` while it was a macro.
 SLAB_ACCOUNT = 0x04000000
-#: Shapes of slabs that are kept.
-
 #: ``CODETAG_EMPTY``: the reference to a call site is empty on purpose.
 CODETAG_EMPTY = 1
 
