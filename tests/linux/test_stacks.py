@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
@@ -24,6 +25,7 @@ from memcg_inspect.linux.kernel.stacktrace import read_running
 from memcg_inspect.linux.kernel.stacktrace_words import (
     as_written,
     functions_in,
+    is_on_own_stack,
     stack_of,
     whole_stack,
 )
@@ -168,6 +170,31 @@ def test_damaged_tables_are_no_error(lab: Lab) -> None:
         assert found[pid].held is not None
     in_user_mode = {pid for pid, task in right.items() if not task.functions}
     assert {pid for pid, task in found.items() if not task.busy} <= in_user_mode
+
+
+def switched_out(image: Image) -> Iterator[tuple[Object, Running]]:
+    """Find tasks whose on_cpu is set, though the CPU is on the stack of the next task."""
+    for running in read_running(image):
+        task = find_task(image.prog, running.pid)
+        if running.waiting and task and task.on_cpu:
+            trace = image.prog.stack_trace(task)
+            if not is_on_own_stack(image, task, trace):
+                yield task, running
+
+
+def test_a_task_that_was_switched_out_has_its_own_functions(lab: Lab) -> None:
+    """The CPU's registers are of the next task as soon as __switch_to_asm() has changed stacks."""
+    for seed in range(1, 9):
+        guest = lab.image(KERNELS[-1], "4", "churn", freeze="in:__switch_to", seed=seed)
+        image = image_of(guest.program())
+        found = list(switched_out(image))
+        for task, running in found:
+            assert set(running.functions) == set(functions_in(image, whole_stack(image, task)))
+            assert "__schedule" in running.functions
+            assert running.held is not None
+        if found:  # the previous task may have gone to sleep
+            return
+    pytest.fail("no CPU was found that had left a task which was at work")
 
 
 def dead_of(image: Image) -> list[Object]:

@@ -145,11 +145,15 @@ class _Reader:
         if not functions or (running.pid == 0 and is_idle(functions)):
             return running._replace(functions=functions)
         try:
+            is_own = is_on_own_stack(image, task, trace)
+            # __schedule() had switched to the stack of the next task, which is read as such.
+            # finish_task() had not cleared on_cpu: drgn unwinds from the registers of the CPU.
+            if running.waiting and not is_own:
+                return self._with_all_words(task, running)
             words = stack_words(image, task, trace)
-            is_whole = _is_whole(trace, functions) and is_on_own_stack(image, task, trace)
         except (FaultError, ValueError):
             return running._replace(functions=functions, busy=True)
-        if not is_whole:
+        if not (is_own and _is_whole(trace, functions)):
             functions = tuple(dict.fromkeys((*functions, *functions_in(image, words))))
         return self._with_words(running, functions, words)
 
