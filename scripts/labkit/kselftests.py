@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
-"""The kernel's own tests of cgroups, in a guest."""
+"""The kernel's own tests of cgroups and of percpu operations, in a guest."""
 
 import re
+import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from . import source
+from . import kernels, kmodules, source
 from .arch import arch
 from .errors import LabError
 from .machine import Options, booted
@@ -19,6 +20,10 @@ from .store import fresh_folder, locked, read_stamp, text_hash, tree_hash, write
 KERNELS = ("7.3-lab", "7.3-pernode")
 #: Programs of tools/testing/selftests/cgroup.
 PROGRAMS = ("test_kmem", "test_memcontrol", "test_zswap")
+#: A test that is a module. It is never loaded: its last line returns -EAGAIN.
+_MODULE = "percpu_test"
+#: What it prints. Each operation that is wrong warns in between.
+_WHOLE = re.compile(r"percpu test start\n(.*)percpu test done\n", re.DOTALL)
 #: How each line of a test begins.
 _LINE = re.compile(r"^(ok|not ok) \d+ (# SKIP )?(\w+)", re.MULTILINE)
 _FLAGS = ["-static", "-O2", "-g0", "-pthread", "-D_GNU_SOURCE"]
@@ -54,6 +59,17 @@ def programs(series: str) -> dict[str, bytes]:
     return {name: (made / name).read_bytes() for name in PROGRAMS}
 
 
+def percpu_test(kernel: str) -> bytes:
+    """Return the module ``lib/percpu_test.c`` of a kernel's source."""
+    tree, _ = source.source("7.3")
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name) / _MODULE
+        folder.mkdir()
+        shutil.copy(tree / "lib" / f"{_MODULE}.c", folder)
+        (folder / "Kbuild").write_text(f"obj-m := {_MODULE}.o\n")
+        return kmodules.build_module(kernels.kernel(kernel), folder).read_bytes()
+
+
 def _compile(compiler: str, folder: Path, place: Path, name: str, out: Path) -> None:
     headers = [f"-I{place}", f"-I{folder / 'lib' / 'include'}"]
     units = [folder / f"{name}.c", *sorted((folder / "lib").glob("*.c"))]
@@ -64,6 +80,12 @@ def parse(text: str) -> Results:
     """Return the results that a program printed."""
     words = {"ok": "pass", "not ok": "fail"}
     return {name: "skip" if skipped else words[word] for word, skipped, name in _LINE.findall(text)}
+
+
+def parse_log(text: str) -> str:
+    """Return the result of the test that is a module, from the kernel's log."""
+    whole = _WHOLE.search(text)
+    return "pass" if whole and "WARNING:" not in whole[1] else "fail"
 
 
 def _in_words(outcomes: list[str]) -> str:
@@ -90,8 +112,10 @@ def results(kernel: str, runs: int = 1) -> list[Results]:
     :return: for each run, the results of all programs, by ``PROGRAM.TEST``
     :raises LabError: if a program did not print anything
     """
+    module = f"lab/tests/{_MODULE}.ko"
     options = Options(kernel, "2", cpus=4, memory="2G")
     extra = {f"lab/tests/{name}": data for name, data in programs("7.3").items()}
+    extra[module] = percpu_test(kernel)
     found: list[Results] = []
     with (
         _disk() as disk,
@@ -108,6 +132,10 @@ def results(kernel: str, runs: int = 1) -> list[Results]:
                 if not told:
                     raise LabError(f"{name} printed no result: {said[-500:]!r}")
                 one |= {f"{name}.{test}": result for test, result in told.items()}
+            said = running.guest.must(
+                f"dmesg -C; insmod /{module}; dmesg", what=_MODULE, timeout=60
+            )
+            one[_MODULE] = parse_log(said.decode(errors="replace"))
             found.append(one)
     return found
 

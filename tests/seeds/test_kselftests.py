@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
-"""The kernel's own tests of cgroups: with and without the patches they end the same."""
+"""The kernel's own tests: with and without the patches they end the same."""
 
 from __future__ import annotations
 
@@ -21,6 +21,13 @@ def test_results() -> None:
     assert kselftests.parse(text) == {"test_one": "pass", "test_two": "fail", "test_three": "skip"}
 
 
+def test_log() -> None:
+    begins, ends = "[ 1.0] percpu test start\n", "[ 1.1] percpu test done\n"
+    assert kselftests.parse_log(begins + ends) == "pass"
+    assert kselftests.parse_log(begins + "[ 1.0] WARNING: lib/percpu_test.c:35\n" + ends) == "fail"
+    assert kselftests.parse_log(begins) == "fail"
+
+
 def test_table() -> None:
     old = [{"a.b": "pass"}, {"a.b": "pass"}]
     new = [{"a.b": "pass"}, {"a.b": "fail"}]
@@ -36,6 +43,7 @@ def test_the_patches_change_no_result() -> None:
     steady = {name for name in plain[0] if len({run[name] for run in plain}) == 1}
     steady -= FLAKY
     assert len(steady) >= 25
+    assert plain[0]["percpu_test"] == "pass"
     assert {name: [run[name] for run in patched] for name in steady} == {
         name: [plain[0][name]] * RUNS for name in steady
     }
