@@ -65,10 +65,10 @@ def test_one_of_everything(kernel: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(("stage", "memcg"), [("gone", "self/here"), ("removed", "self")])
 def test_after_the_teardown_nothing_is_charged(stage: str, memcg: str, tmp_path: Path) -> None:
     image = selftest(tmp_path, "7.3-pernode", stage)
-    # what is left over of pages waits in the stocks of CPUs: a page for each node and CPU;
-    # and goes with the memcg
+    # What is left over of pages waits in the stocks of two CPUs, a page for each node, and in
+    # nr_charged_bytes, less than two pages. It goes with the memcg.
     left = by_node(told(image) / "cgroup" / memcg, "kernel")
-    assert max(left.values()) <= 2 * 4096
+    assert max(left.values()) <= 3 * 4096
 
 
 @pytest.mark.parametrize("nodes", ["2", "2cpu+6mem"])
