@@ -18,7 +18,7 @@ from memcg_inspect.linux.lib.percpu_refcount import percpu_ref_count, percpu_ref
 from memcg_inspect.linux.mm.memcontrol import nodeinfo, read_memcgs
 from memcg_inspect.linux.mm.memcontrol_vmstats import StatReader, memcg_items
 from memcg_inspect.linux.mm.mmzone import mem_map, possible_cpus
-from memcg_inspect.linux.mm.percpu import PercpuReader, set_bits
+from memcg_inspect.linux.mm.percpu import PercpuReader, largest_percpu_size, set_bits
 from memcg_inspect.linux.mm.percpu_defs import PercpuRange, read_percpu
 from memcg_inspect.linux.mm.percpu_vm import PcpuPages
 from memcg_inspect.model import Coverage
@@ -123,3 +123,28 @@ def test_pages_are_on_the_nodes_that_drgn_finds(guest: GuestImage) -> None:
     assert found == [alone.nid(address) for address in addresses]
     assert set(found) == {0, 1, 2, 3}
     assert pages.coverage.read == alone.coverage.read == len(addresses) > 1_000
+
+
+def test_the_allocation_at_an_offset(guest: GuestImage) -> None:
+    """Each byte of an allocation leads to it, and what is free leads to none."""
+    image = image_of(guest.program())
+    percpu = PercpuReader(image)
+    charged = free = 0
+    for chunk in percpu.chunks():
+        found = list(percpu.allocations(chunk))
+        for area in found:
+            for offset in (area.offset, area.offset + area.size - 1):
+                assert percpu.alloc_at(chunk, offset) == area
+            charged += bool(area.objcg)
+        ends = {area.offset + area.size for area in found} - {area.offset for area in found}
+        for offset in (end for end in ends if end < chunk.end):
+            assert percpu.alloc_at(chunk, offset) is None
+            free += 1
+    assert charged > 10
+    assert free > 10
+
+
+def test_the_largest_allocation(guest: GuestImage) -> None:
+    """PCPU_MIN_UNIT_SIZE of include/linux/percpu.h is 32 KiB, and a unit is not smaller."""
+    prog = guest.program()
+    assert largest_percpu_size(image_of(prog)) == 0x8000 <= int(prog["pcpu_unit_size"])
