@@ -57,7 +57,7 @@ def test_nothing_is_accused_at_any_instruction(
     assert _accused(tmp_path, breadth.options_of(kernel, busy), names) == []
 
 
-@pytest.mark.parametrize("name", ["obj_cgroup_charge_node", "obj_cgroup_uncharge_node"])
+@pytest.mark.parametrize("name", ["obj_cgroup_charge_shared", "obj_cgroup_uncharge_shared"])
 def test_nothing_is_accused_where_nodes_are_charged(tmp_path: Path, name: str) -> None:
     """On so many nodes, the kernel that counts by node charges percpu memory past the stocks."""
     options = Options("7.3-pernode", "2cpu+6mem", workload="churn", cpus=4)
