@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 
 import pytest
-from drgn.helpers.linux.mm import virt_to_page
 from support.guests import KERNELS, PERNODE_KERNELS, GuestImage, Lab
 from support.missing_pages import without
 
@@ -155,20 +154,3 @@ def test_only_slabs_near_a_missing_vector_are_left_out(guest: GuestImage) -> Non
     total = sum(found.numbers[key] for key in found.numbers if key[2] == "slabs")
     before = sum(whole.numbers[key] for key in whole.numbers if key[2] == "slabs")
     assert total + len(left) == before
-
-
-def test_a_vector_is_on_another_page_or_inside(guest: GuestImage) -> None:
-    """drgn's virt_to_page() tells where it is; inside the slab, there is no other page."""
-    prog, inside, outside = guest.program(), 0, 0
-    image, frames = image_of(prog), mem_map(image_of(prog))
-    slabs = SlabReader(image)
-    for some in pieces(image):
-        for slab in filter(None, map(slabs.slab, some)):
-            if slab.vector is None:
-                assert slabs.vector_page(slab) is None
-                continue
-            page = virt_to_page(prog, slab.vector.address).value_()
-            own = page in range(slab.page, slab.page + (frames.size << slab.order), frames.size)
-            inside, outside = inside + own, outside + (not own)
-            assert slabs.vector_page(slab) == (None if own else page)
-    assert outside > 100
