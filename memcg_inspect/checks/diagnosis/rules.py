@@ -4,7 +4,7 @@ Causes: a mistake of the kernel that it makes with every charge of one kind
 ---------------------------------------------------------------------------
 
 Charges that are booked to nodes by another rule, or charged to the wrong node, are proved one by
-one. In many memcgs, they are one mistake, and one diagnosis.
+one. In many memcgs, or on many nodes, they are one mistake, and one diagnosis.
 """
 
 from __future__ import annotations
@@ -22,8 +22,9 @@ from memcg_inspect.report import Diagnosis, Effect, Finding
 
 __all__ = ("rules",)
 
-#: The fewest memcgs that such charges are of: one may have a fault of its own.
-_FEWEST_MEMCGS = 3
+#: The fewest memcgs that such charges are of, or nodes of memcgs that have several of them each.
+#: One may have a fault of its own.
+_FEWEST = 3
 
 
 def rules(snapshot: Snapshot, findings: Sequence[Finding]) -> list[Diagnosis]:
@@ -38,7 +39,7 @@ def rules(snapshot: Snapshot, findings: Sequence[Finding]) -> list[Diagnosis]:
     found = [_diagnosis("rule", what, findings, some, None) for what, some in by_rule.items()]
     for kind, numbers in skewed.items():
         memcgs = {findings[n].memcg for n in numbers}
-        if len(memcgs) >= _FEWEST_MEMCGS:
+        if len(memcgs) >= _FEWEST or _on_many_nodes([findings[n] for n in numbers]):
             amount = sum(findings[n].off for n in numbers)
             what = (
                 f"{counted(amount, 'bytes')} of {kind} memory of {counted(len(memcgs), 'memcgs')} "
@@ -48,6 +49,12 @@ def rules(snapshot: Snapshot, findings: Sequence[Finding]) -> list[Diagnosis]:
             some = [*numbers, *_moved(snapshot, findings, numbers)]
             found.append(_diagnosis("skew", what, findings, some, amount))
     return found
+
+
+def _on_many_nodes(skewed: Sequence[Finding]) -> bool:
+    """Return whether charges of several nodes are wrong, and not one of each."""
+    nodes = {(finding.memcg, finding.nid) for finding in skewed}
+    return len(nodes) >= _FEWEST and all((f.evidence_total or 0) > 1 for f in skewed)
 
 
 def _moved(snapshot: Snapshot, findings: Sequence[Finding], skewed: Iterable[int]) -> Iterator[int]:

@@ -87,6 +87,24 @@ def test_charges_of_several_memcgs_to_the_wrong_node_are_one_mistake() -> None:
     assert [d.memcgs for d in some] == [(B,), (C,)]
 
 
+def test_charges_on_several_nodes_of_a_memcg_are_one_mistake() -> None:
+    """Such charges of one memcg may be all that there are."""
+    made = snapshot(accounting="kmem-per-node")
+    findings = [
+        replace(skewed(A, 2 + nid), nid=nid, evidence=(Evidence(nid << 8, "kmem", nid, PAGE),))
+        for nid in range(3)
+    ]
+    one, *others = diagnose(made, (), findings)
+    assert (one.cause, one.memcgs, one.amount) == ("charged-to-node", (A,), 9 * PAGE)
+    assert others == []
+    # Those of two nodes, or one charge of each, may be faults of their own.
+    assert len(diagnose(made, (), findings[:2])) == 2
+    single = [replace(findings[0], evidence_total=1), *findings[1:]]
+    assert len(diagnose(made, (), single)) == 3
+    cut = [replace(findings[0], evidence_total=None), *findings[1:]]
+    assert len(diagnose(made, (), cut)) == 3
+
+
 def test_findings_of_one_rule_are_one_mistake() -> None:
     made = snapshot(accounting="kmem-per-node")
     rule = [
