@@ -39,6 +39,11 @@ _FREE = (
 )
 
 
+#: Functions of :linux:`kernel/workqueue.c` that a task is in until the work item is on a list.
+#: sock_diag_broadcast_destroy() ends with a jump to the first.
+_QUEUE = ("queue_work_on", "__queue_work", "insert_work")
+
+
 class SockUse:
     """
     Whether a ``struct sock`` is in use: its ``sk_wmem_alloc`` is positive.
@@ -142,9 +147,10 @@ def freed_sockets(image: Image) -> Freeing | None:
 
 def broadcast_sockets(image: Image) -> Freeing | None:
     """
-    Return how to find sockets whose destruction workers are telling to listeners.
+    Return how to find sockets whose destruction workers tell to listeners, or are about to.
 
-    A worker that has just begun has a pointer to the work item only.
+    A worker that has just begun has a pointer to the work item only. So has the task that queues
+    the work item, which is in none of the functions that free sockets if all end with a jump.
 
     :return: ``None`` on a kernel that has no such listeners
     """
@@ -164,4 +170,4 @@ def broadcast_sockets(image: Image) -> Freeing | None:
         except FaultError:
             return None
 
-    return Freeing(places_in(image, (_BROADCAST,)), refers_to)
+    return Freeing(places_in(image, (_BROADCAST, *_QUEUE)), refers_to)
