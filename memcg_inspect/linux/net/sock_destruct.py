@@ -37,8 +37,6 @@ _FREE = (
     *("sk_free", "__sk_free", "sk_destruct", "__sk_destruct"),
     *("sock_diag_broadcast_destroy", _BROADCAST),
 )
-
-
 #: Functions of :linux:`kernel/workqueue.c` that a task is in until the work item is on a list.
 #: sock_diag_broadcast_destroy() ends with a jump to the first.
 _QUEUE = ("queue_work_on", "__queue_work", "insert_work")
