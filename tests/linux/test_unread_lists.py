@@ -39,7 +39,7 @@ def test_a_zone_that_is_not_in_the_image_is_missed(lab: Lab, kernel: str) -> Non
 
 @pytest.mark.parametrize("kernel", DEBIAN_KERNELS[-1:])
 def test_hash_tables_are_counted(lab: Lab, kernel: str) -> None:
-    """With one node, none is a vmalloc area: each begins where the one before does not go on."""
+    """Each that was read counts, and each kind of table with one that cannot be read is missed."""
     image = lab.image(kernel, "1", "idle")
     coverage = Coverage()
     pages = list(hash_tables(image_of(image.program()), coverage))
