@@ -54,7 +54,8 @@ def percpu_ref_counts(image: Image, refs: Iterable[Object]) -> dict[int, int | F
     ``__percpu_ref_switch_to_atomic()`` holds one more reference, which is not counted here.
 
     :param refs: ``struct percpu_ref *``
-    :return: by the address of the ``struct percpu_ref``; the error if a part cannot be read
+    :return: by the address of the ``struct percpu_ref``; less than zero if too many references were
+        dropped; the error if a part cannot be read
     """
     size = image.memory.word_size
     limit = 1 << 8 * size
@@ -71,17 +72,23 @@ def percpu_ref_counts(image: Image, refs: Iterable[Object]) -> dict[int, int | F
             continue
         is_percpu = not pointer & _PERCPU_REF_ATOMIC
         # The sum of the CPUs' counts can be negative, so a biased count can be less than the bias.
-        is_switching = not is_percpu and count > bias >> 1
+        # A count that is not biased is near zero, on either side.
+        is_switching = not is_percpu and abs(count - bias) < bias >> 1
         if is_percpu or is_switching:
             parts = PercpuRange(pointer & ~_FLAGS, size)
             held_in.setdefault(parts, {})[at] = count - bias - is_switching
         else:
-            found[at] = count
+            found[at] = _signed(count, limit)
     for parts, copies in read_percpu(image, held_in):
         for at, count in held_in[parts].items():
             if isinstance(copies, FaultError):
                 found[at] = copies
             else:
                 held = sum(image.memory.word_at(copy, 0) for copy in copies.values())
-                found[at] = (count + held) % limit
+                found[at] = _signed(count + held, limit)
     return found
+
+
+def _signed(count: int, limit: int) -> int:
+    """Return a sum of unsigned words as ``atomic_long_read()`` would."""
+    return (count + limit // 2) % limit - limit // 2

@@ -28,6 +28,6 @@ def of_memcg(subject: Subject, address: int, path: str, size: int) -> Fault:
 
 
 PLANTERS = (
-    Planter("css.refcnt of a memcg", online, (1, -1, 5_000)),
-    Planter("css.refcnt of a removed memcg", removed, (-1, 1, 5_000)),
+    Planter("css.refcnt of a memcg", online, (1, -1, 5_000, -5_000)),
+    Planter("css.refcnt of a removed memcg", removed, (-1, 1, 5_000, -5_000)),
 )

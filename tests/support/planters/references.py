@@ -19,4 +19,4 @@ def count(subject: Subject, size: int) -> Fault:
     )
 
 
-PLANTERS = (Planter("the reference count of an obj_cgroup", count, (2, 1, -1, 5_000)),)
+PLANTERS = (Planter("the reference count of an obj_cgroup", count, (2, 1, -1, 5_000, -5_000)),)
