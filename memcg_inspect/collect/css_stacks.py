@@ -16,7 +16,12 @@ from memcg_inspect.linux.block.loop import busy_loops
 from memcg_inspect.linux.kernel.module import foreign_modules
 from memcg_inspect.linux.kernel.stacktrace_refs import Freeing, stack_refs
 from memcg_inspect.linux.mm.backing_dev import released_cgwbs
-from memcg_inspect.linux.net.sock_destruct import broadcast_sockets, closing_sockets, freed_sockets
+from memcg_inspect.linux.net.sock_destruct import (
+    broadcast_sockets,
+    closing_sockets,
+    deferred_sockets,
+    freed_sockets,
+)
 from memcg_inspect.model import Coverage
 from memcg_inspect.report import Row
 
@@ -60,7 +65,7 @@ def with_css_stacks(image: Image, snapshot: Snapshot, rows: Iterable[Row]) -> Sn
 
 
 def _freeing(image: Image) -> list[Freeing]:
-    finders = (freed_sockets, broadcast_sockets, released_cgwbs)
+    finders = (freed_sockets, deferred_sockets, broadcast_sockets, released_cgwbs)
     return [some for some in (find(image) for find in finders) if some is not None]
 
 

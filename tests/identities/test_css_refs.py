@@ -460,6 +460,31 @@ def test_a_socket_that_a_task_is_freeing(lab: Lab, kernel: str) -> None:
 
 @pytest.mark.image
 @pytest.mark.newest_kernel
+@pytest.mark.parametrize(
+    ("kernel", "functions"),
+    [("6.1", "call_rcu"), ("6.12", "__call_rcu_common"), ("7.3", "__call_rcu_common")],
+)
+@pytest.mark.parametrize("seed", [0, 1])
+def test_a_socket_whose_callback_is_not_queued_yet(
+    lab: Lab, kernel: str, functions: str, seed: int
+) -> None:
+    """
+    The task has a pointer to its ``struct rcu_head``; sk_destruct() jumped to call_rcu().
+
+    There is one CPU, so nothing calls callbacks of RCU meanwhile.
+    """
+    freeze = f"in:inet_release/{functions}/rcu_segcblist_enqueue"
+    subject = Subject(
+        lab.image(kernel, "1", "sockclose", freeze=freeze, seed=seed, cpus=1).program()
+    )
+    assert not subject.report.findings
+    path = "/sockclose/other"
+    row = held(subject.audit(of_memcg(subject, subject.paths[path], path, 5_000)))[path]
+    assert row.status == "differs"
+
+
+@pytest.mark.image
+@pytest.mark.newest_kernel
 @pytest.mark.parametrize("kernel", KERNELS)
 @pytest.mark.parametrize(
     "freeze",

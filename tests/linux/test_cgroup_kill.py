@@ -50,9 +50,7 @@ def check_is_found(subject: Subject, memcg: Memcg, off: int) -> None:
     if row.status != "differs":
         # Words that earlier calls left on the stack of a task can look like a reference to the
         # memcg, and like a call that holds one. They do not look like many.
-        assert re.search(
-            r"a stack or register may point|at most \d references? of", row.reason
-        )
+        assert re.search(r"a stack or register may point|at most \d references? of", row.reason)
         off *= 100
         report = subject.audit(of_memcg(subject, memcg.address, memcg.path, off))
     assert named(report, "css_refs") == {(memcg.path, None, "css.refcnt", off)}

@@ -26,7 +26,7 @@ from memcg_inspect.linux.kernel.stacktrace_refs import Freeing
 from memcg_inspect.linux.kernel.stacktrace_words import places_in
 from memcg_inspect.linux.kernel.workqueue import is_pending, works_of
 
-__all__ = ("SockUse", "broadcast_sockets", "closing_sockets", "freed_sockets")
+__all__ = ("SockUse", "broadcast_sockets", "closing_sockets", "deferred_sockets", "freed_sockets")
 
 #: Bytes of a ``refcount_t``.
 _INT = 4
@@ -40,6 +40,9 @@ _FREE = (
 #: Functions of :linux:`kernel/workqueue.c` that a task is in until the work item is on a list.
 #: sock_diag_broadcast_destroy() ends with a jump to the first.
 _QUEUE = ("queue_work_on", "__queue_work", "insert_work")
+#: Functions of :linux:`kernel/rcu/tree.c` that a task is in until the callback is on a list.
+#: sk_destruct() ends with a jump to the first, which ends with one to the second (since 6.2).
+_CALL = ("call_rcu", "__call_rcu_common")
 
 
 class SockUse:
@@ -141,6 +144,24 @@ def freed_sockets(image: Image) -> Freeing | None:
             return None
 
     return Freeing(places_in(image, _FREE), refers_to)
+
+
+def deferred_sockets(image: Image) -> Freeing | None:
+    """
+    Return how to find sockets whose RCU callbacks tasks queue; ``None`` without ``CONFIG_NET``.
+
+    Such a task has a pointer to the ``struct rcu_head`` of the socket only, and is in none of the
+    functions that free sockets if all end with a jump.
+    """
+    sockets = freed_sockets(image)
+    if sockets is None:
+        return None
+    head = offsetof(image.type("struct sock"), "sk_rcu")
+
+    def refers_to(address: int) -> int | None:
+        return sockets.refers_to(address - head) if address > head else None
+
+    return Freeing(places_in(image, _CALL), refers_to)
 
 
 def broadcast_sockets(image: Image) -> Freeing | None:
