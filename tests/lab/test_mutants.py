@@ -4,9 +4,8 @@
 from __future__ import annotations
 
 import ast
-import json
-import subprocess
-import sys
+import runpy
+import time
 from pathlib import Path
 
 import pytest
@@ -85,27 +84,38 @@ def test_equivalent_mutants_exist() -> None:
     assert len(wanted) == len([line for line in listed if line in wanted])
 
 
-def test_what_tests_call_is_written_down(tmp_path: Path) -> None:
-    (tmp_path / "a.py").write_text("def f():\n    return 1\n\n\ndef g():\n    return 2\n")
-    (tmp_path / "test_a.py").write_text("import a\n\n\ndef test_f():\n    assert a.f() == 1\n")
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-q",
-        "-p",
-        "labkit.called",
-        "-p",
-        "no:cacheprovider",
-    ]
-    environment = {
-        "PYTHONPATH": f"{ROOT / 'scripts'}:{tmp_path}",
-        "CALLED": str(tmp_path / "called"),
-    }
-    subprocess.run([*command, "test_a.py"], cwd=tmp_path, env=environment, check=True)
-    called = json.loads((tmp_path / "called").read_text())
-    # Lines 1 and 5 are of the module: there the functions are defined.
-    assert called["a.py"] == [1, 2, 5]
+TESTS = """
+import one, two
+import pytest
+
+def test_f():
+    assert one.f(0) == 1
+
+@pytest.mark.parametrize("a", [1, 2])
+def test_g(a):
+    assert two.g(a)
+"""
+
+
+def test_a_mutant_meets_the_tests_that_run_its_line(tmp_path: Path) -> None:
+    mutate = runpy.run_path(str(ROOT / "scripts/mutate"))
+    one = "N = 1\n\n\ndef f(a):\n    if a:\n        a = 3\n    return N\n"
+    (tmp_path / "one.py").write_text(one)
+    (tmp_path / "two.py").write_text("def g(a):\n    return a\n")
+    (tmp_path / "pyproject.toml").write_text("[tool.coverage.run]\nrelative_files = true\n")
+    (tmp_path / "test_all.py").write_text(TESTS)
+    (tmp_path / "scripts").symlink_to(ROOT / "scripts")
+    chosen = mutate["Set"]((".",), ("test_all.py",), (), 1, 60.0)
+    run = mutate["Run"](chosen, tmp_path, None, time.monotonic() + 60)
+    run.learn()
+
+    def covering(path: str, line: int) -> list[str]:
+        return sorted(run.covering(Mutant(path, line, 0, "", ""))[0])
+
+    assert covering("one.py", 7) == ["test_all.py::test_f"]
+    assert covering("one.py", 1) == ["test_all.py::test_f"]  # a constant of the module
+    assert covering("one.py", 6) == []
+    assert covering("two.py", 2) == ["test_all.py::test_g[1]", "test_all.py::test_g[2]"]
 
 
 def test_a_long_place_is_shortened() -> None:
