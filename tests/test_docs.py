@@ -25,6 +25,7 @@ from support.guests import NOT_BUILT, ROOT, Lab
 from memcg_inspect import answers, cli, model, report
 from memcg_inspect.checks.diagnosis.at_once import CAUSES as AT_ONCE
 from memcg_inspect.checks.diagnosis.half_done import MEANINGS as HALF_DONE
+from memcg_inspect.checks.diagnosis.mistakes import CAUSES as MISTAKES
 from memcg_inspect.checks.diagnosis.proofs import PROVED
 from memcg_inspect.checks.diagnosis.registry import CAUSES
 from memcg_inspect.checks.diagnosis.uncounted import CAUSES as UNCOUNTED
@@ -144,7 +145,7 @@ def test_kinds_of_findings() -> None:
 
 def test_causes() -> None:
     causes = {cause.name for cause in CAUSES} | {proved.cause for proved in PROVED.values()}
-    causes |= AT_ONCE.keys() | UNCOUNTED.keys() | HALF_DONE.keys()
+    causes |= AT_ONCE.keys() | UNCOUNTED.keys() | MISTAKES.keys() | HALF_DONE.keys()
     section_ = section("docs/output.md", "## Diagnoses")
     assert set(first_cells(section_)) == literals(report.Diagnosis, "confidence")
     listed = first_cells(section_[section_.index("| cause |") :])

@@ -103,5 +103,5 @@ def test_the_cause_of_a_mistake_is_never_a_sure_wrong_one(mistake: str) -> None:
     outcome = mistakes.run(mistake)
     assert outcome.wrongly_sure == ()
     assert outcome.right is not False, outcome.said
-    if MISTAKES[mistake].causes & {"rule", "charged-to-node"}:
+    if MISTAKES[mistake].causes & {"rule", "charged-to-node", "charged-size"}:
         assert (len(outcome.said), outcome.unexplained) == (1, 0), outcome.said

@@ -12,6 +12,7 @@ from typing import NamedTuple
 from memcg_inspect.checks.diagnosis.at_once import AtOnce, at_once
 from memcg_inspect.checks.diagnosis.cause import Hypothesis
 from memcg_inspect.checks.diagnosis.differences import Differences
+from memcg_inspect.checks.diagnosis.mistakes import mistakes
 from memcg_inspect.checks.diagnosis.places import words_of
 from memcg_inspect.checks.diagnosis.proofs import PROVED
 from memcg_inspect.checks.diagnosis.registry import CAUSES, cause_of
@@ -52,6 +53,8 @@ def diagnose(
     by_row = {finding_key(finding): number for number, finding in enumerate(findings)}
     unknown = [*uncounted(rows, by_row), *rules(snapshot, findings)]
     known = {number for diagnosis in unknown for number in diagnosis.findings}
+    unknown += mistakes(snapshot, {n: f for n, f in enumerate(findings) if n not in known})
+    known |= {number for diagnosis in unknown for number in diagnosis.findings}
     left = {key for key, number in by_row.items() if number not in known}
     differences = Differences(snapshot, rows, left)
     proved = frozenset(k for k, n in by_row.items() if findings[n].evidence_is == "proof")

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from memcg_inspect.checks.diagnosis import at_once, half_done, uncounted
+from memcg_inspect.checks.diagnosis import at_once, half_done, mistakes, uncounted
 from memcg_inspect.checks.diagnosis.cause import Hypothesis
 from memcg_inspect.checks.diagnosis.differences import Signature
 from memcg_inspect.checks.diagnosis.effects import Charge
@@ -43,7 +43,7 @@ def test_causes_are_those_that_the_documentation_lists() -> None:
     table = dict(re.findall(r"^\| `([a-z-]+)` \| (.+) \|$", listed, re.MULTILINE))
     known = {cause.name: cause.meaning for cause in CAUSES if cause.meaning}
     known |= {proved.cause: proved.meaning for proved in PROVED.values()}
-    known |= at_once.CAUSES | uncounted.CAUSES | half_done.MEANINGS
+    known |= at_once.CAUSES | uncounted.CAUSES | mistakes.CAUSES | half_done.MEANINGS
     assert known == table
     assert {cause.name for cause in CAUSES} <= known.keys()
 
