@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -38,6 +39,10 @@ _MOST_COMPLAINTS = 10
 _MOST_PATHS = 3
 _UNREADABLE = 3
 _MOST_LINES = 80
+#: How often a busy guest is stopped until nothing is half done that cannot be verified, and how far
+#: the seeds are apart.
+_MOST_MOMENTS = 3
+_NEXT_MOMENT = 100
 #: Seconds that an audit may take.
 _PATIENCE = 600
 #: Options of the kernel that a workload, a freeze, or the module needs.
@@ -132,12 +137,14 @@ class Result:
     :ivar told: lines that explain it
     :ivar skipped: why it was not run; empty if it was
     :ivar not_kept: why this kernel does not support an identity, by its name
+    :ivar undecided: whether nothing wrong was found, and something could not be verified
     """
 
     passed: bool | None
     told: list[str] = field(default_factory=list)
     skipped: str = ""
     not_kept: dict[str, str] = field(default_factory=dict)
+    undecided: bool = False
 
 
 def chosen(patterns: Sequence[str]) -> list[Case]:
@@ -227,11 +234,15 @@ def run(kernel: Kernel, test: Case, folder: Path) -> Result:
     obstacle = test.obstacle(kernel)
     if obstacle:
         return Result(True, skipped=obstacle)
-    folder.mkdir(parents=True)
     core = folder / "vmcore"
     try:
-        unless_stale(lambda: _image(kernel, test, core))
-        result = judged(kernel, test, core)
+        for moment in moments(test):
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.mkdir(parents=True)
+            unless_stale(partial(_image, kernel, moment, core))
+            result = judged(kernel, test, core)
+            if not result.undecided:
+                break
     except BootError:
         raise
     except GuestError as error:
@@ -243,6 +254,18 @@ def run(kernel: Kernel, test: Case, folder: Path) -> Result:
     else:
         shutil.rmtree(folder)
     return result
+
+
+def moments(test: Case) -> list[Case]:
+    """
+    Return a test with the moments at which its guest is stopped, until an audit can decide.
+
+    A guest that never rests may be stopped while a task is between two steps of a charge, and
+    nothing shows the amount.
+    """
+    if test.seed is None:
+        return [test]
+    return [test._replace(seed=test.seed + _NEXT_MOMENT * n) for n in range(_MOST_MOMENTS)]
 
 
 def _image(kernel: Kernel, test: Case, core: Path) -> None:
@@ -270,7 +293,9 @@ def judged(kernel: Kernel, test: Case, core: Path) -> Result:
     if test.stage == _HALF:
         told += _misses(kernel, core, report)
     not_kept = {i["name"]: i["reason"] for i in report["identities"] if i["status"] == "not-kept"}
-    return Result(not told, told, not_kept=not_kept)
+    # The verdict says so, and why; everything else that is told is a fault.
+    undecided = _is_undecided(report) and told == verdict(report)
+    return Result(not told, told, not_kept=not_kept, undecided=undecided)
 
 
 def _console(core: Path) -> str:
@@ -299,6 +324,12 @@ def _asked(kernel: Kernel, core: Path, *words: str) -> dict[str, Any]:
     return document
 
 
+def _is_undecided(report: dict[str, Any]) -> bool:
+    """Return whether all could be read, and only rows keep an audit from being exact."""
+    unread = any(coverage["unreadable"] for coverage in report["coverage"].values())
+    return report["verdict"] == "incomplete" and not report["findings"] and not unread
+
+
 def verdict(report: dict[str, Any]) -> list[str]:
     """Return what an audit found, in lines; none if it is exact."""
     if report["verdict"] == "exact":
@@ -312,16 +343,26 @@ def verdict(report: dict[str, Any]) -> list[str]:
         said.append(f"{len(report['diagnoses']) - _MOST_DIAGNOSES} other diagnoses")
     unexplained = [report["findings"][index] for index in report["unexplained"]]
     for finding in unexplained[:_MOST_FINDINGS]:
-        node = "" if finding["nid"] is None else f", node {finding['nid']}"
-        where = _of([finding["memcg_path"]])
-        said.append(f"{finding['identity']} {finding['item']}{node}{where}: {finding['what']}")
+        said.append(f"{_place(finding, finding['memcg_path'])}: {finding['what']}")
     if len(unexplained) > _MOST_FINDINGS:
         said.append(f"{len(unexplained) - _MOST_FINDINGS} other findings have no diagnosis")
+    paths = {memcg["address"]: memcg["path"] for memcg in report["memcgs"]}
+    doubtful = [row for row in report["rows"] if row["status"] == "unverifiable"]
+    for row in doubtful[:_MOST_FINDINGS]:
+        said.append(f"not verified: {_place(row, paths.get(row['memcg']))}: {row['reason']}")
+    if len(doubtful) > _MOST_FINDINGS:
+        said.append(f"{len(doubtful) - _MOST_FINDINGS} other rows could not be verified")
     for subject, coverage in report["coverage"].items():
         if coverage["unreadable"]:
             examples = [missed["what"] for missed in coverage["examples"][:_UNREADABLE]]
             said.append(f"not read: {subject}: {coverage['unreadable']}, such as {examples}")
     return said
+
+
+def _place(row: dict[str, Any], path: str | None) -> str:
+    """Return what a row, or a finding, is about."""
+    node = "" if row["nid"] is None else f", node {row['nid']}"
+    return f"{row['identity']} {row['item']}{node}{_of([path])}"
 
 
 def _of(paths: Iterable[str | None]) -> str:

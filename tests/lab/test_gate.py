@@ -305,6 +305,86 @@ def test_the_arguments(capsys: pytest.CaptureFixture[str]) -> None:
     assert "give --kernel-dir, --source or --kernel" in capsys.readouterr().err
 
 
+BUSY = SOME[1]
+
+
+@pytest.mark.parametrize(
+    ("test", "undecided", "seeds"),
+    [
+        (BUSY, [False], [7]),
+        (BUSY, [True, False], [7, 107]),
+        (BUSY, [True, True, True], [7, 107, 207]),
+        (SOME[0], [True], [None]),
+    ],
+)
+def test_a_busy_guest_is_stopped_again_until_nothing_is_in_doubt(
+    test: Case,
+    undecided: list[bool],
+    seeds: list[int | None],
+    made: Made,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    taken: list[int | None] = []
+
+    def image(_: object, moment: Case, core: Path) -> None:
+        assert not core.exists()
+        core.write_bytes(b"")
+        taken.append(moment.seed)
+
+    def judged(*_: object) -> Result:
+        doubt = undecided[len(taken) - 1]
+        return Result(not doubt, ["audit: incomplete"] if doubt else [], undecided=doubt)
+
+    monkeypatch.setattr(gate, "_image", image)
+    monkeypatch.setattr(gate, "judged", judged)
+    monkeypatch.setattr(Case, "obstacle", lambda *_: "")
+    result = gate.run(made(), test, tmp_path / "1")
+    assert (taken, result.passed) == (seeds, not undecided[-1])
+    assert (tmp_path / "1" / "vmcore").exists() is undecided[-1]
+
+
+def report(**changes: Any) -> dict[str, Any]:
+    row = {"identity": "slab", "item": "NR_X", "nid": 1, "memcg": 5, "reason": "why"}
+    return {
+        "verdict": "incomplete",
+        "findings": [],
+        "unexplained": [],
+        "diagnoses": [],
+        "coverage": {"slab": {"unreadable": 0, "examples": []}},
+        "rows": [{**row, "status": "unverifiable"}, {**row, "status": "exact"}],
+        "memcgs": [{"address": 5, "path": "/a"}],
+        "identities": [],
+        **changes,
+    }
+
+
+@pytest.mark.parametrize(
+    ("changes", "console", "undecided"),
+    [
+        ({}, [], True),
+        ({}, ["BUG: x"], False),
+        ({"verdict": "exact"}, [], False),
+        ({"findings": [{}]}, [], False),
+        ({"coverage": {"slab": {"unreadable": 1, "examples": []}}}, [], False),
+    ],
+)
+def test_only_rows_leave_it_in_doubt(
+    changes: dict[str, Any],
+    console: list[str],
+    undecided: bool,
+    made: Made,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(gate, "complaints", lambda _: console)
+    monkeypatch.setattr(gate, "_asked", lambda *_: report(**changes))
+    result = gate.judged(made(), BUSY, tmp_path / "vmcore")
+    assert result.undecided is undecided
+    if not changes:
+        assert result.told[-1] == "not verified: slab NR_X, node 1 (/a): why"
+
+
 # On real kernels
 
 
