@@ -85,8 +85,9 @@ def test_equivalent_mutants_exist() -> None:
 
 
 TESTS = """
-import one, two
+import subprocess, sys
 import pytest
+from pack import one, two
 
 def test_f():
     assert one.f(0) == 1
@@ -94,28 +95,34 @@ def test_f():
 @pytest.mark.parametrize("a", [1, 2])
 def test_g(a):
     assert two.g(a)
+
+def test_program(tmp_path):
+    subprocess.run([sys.executable, "-m", "pack.two"], cwd=tmp_path, check=True)
 """
+ONE = "N = 1\n\n\ndef f(a):\n    if a:\n        a = 3\n    return N\n"
+TWO = "def g(a):\n    return a\n\n\ndef h():\n    pass\n\n\nif __name__ == '__main__':\n    h()\n"
 
 
 def test_a_mutant_meets_the_tests_that_run_its_line(tmp_path: Path) -> None:
     mutate = runpy.run_path(str(ROOT / "scripts/mutate"))
-    one = "N = 1\n\n\ndef f(a):\n    if a:\n        a = 3\n    return N\n"
-    (tmp_path / "one.py").write_text(one)
-    (tmp_path / "two.py").write_text("def g(a):\n    return a\n")
-    (tmp_path / "pyproject.toml").write_text("[tool.coverage.run]\nrelative_files = true\n")
+    (tmp_path / "pack").mkdir()
+    (tmp_path / "pack/one.py").write_text(ONE)
+    (tmp_path / "pack/two.py").write_text(TWO)
     (tmp_path / "test_all.py").write_text(TESTS)
     (tmp_path / "scripts").symlink_to(ROOT / "scripts")
-    chosen = mutate["Set"]((".",), ("test_all.py",), (), 1, 60.0)
+    chosen = mutate["Set"](("pack",), ("test_all.py",), (), 1, 60.0)
     run = mutate["Run"](chosen, tmp_path, None, time.monotonic() + 60)
     run.learn()
 
-    def covering(path: str, line: int) -> list[str]:
-        return sorted(run.covering(Mutant(path, line, 0, "", ""))[0])
+    def covering(path: str, line: int) -> set[str]:
+        tests, _ = run.covering(Mutant(path, line, 0, "", ""))
+        return {test.removeprefix("test_all.py::test_") for test in tests}
 
-    assert covering("one.py", 7) == ["test_all.py::test_f"]
-    assert covering("one.py", 1) == ["test_all.py::test_f"]  # a constant of the module
-    assert covering("one.py", 6) == []
-    assert covering("two.py", 2) == ["test_all.py::test_g[1]", "test_all.py::test_g[2]"]
+    assert covering("pack/one.py", 7) == {"f"}
+    assert covering("pack/one.py", 1) == {"f"}  # a constant of the module
+    assert covering("pack/one.py", 6) == set()
+    assert covering("pack/two.py", 2) == {"g[1]", "g[2]"}
+    assert covering("pack/two.py", 6) == {"program"}
 
 
 def test_a_long_place_is_shortened() -> None:
