@@ -150,6 +150,7 @@ class Memory:
         """:param under: a program of the same image, which reads what is not damaged"""
         self.faults = 0
         self._prog, self._under = prog, under
+        self._covered: set[int] = set()
         self._missing: dict[int, str] = {}
         self._changed: dict[int, list[tuple[int, bytes]]] = defaultdict(list)
 
@@ -157,12 +158,20 @@ class Memory:
         """Damage the memory. A change lies on one page."""
         for change in changes:
             page = change.address // PAGE
-            if page not in self._missing and page not in self._changed:
+            if page not in self._covered:
+                self._covered.add(page)
                 self._prog.add_memory_segment(page * PAGE, PAGE, self._read, True)
             if change.data is None:
                 self._missing[page] = change.kind
             else:
                 self._changed[page].append((change.address, change.data))
+
+    def only(self, change: Change | None) -> None:
+        """Repair the memory; then damage it, unless there is no change."""
+        self.faults = 0
+        for pages in (self._missing, self._changed):
+            pages.clear()
+        self.apply([] if change is None else [change])
 
     def _read(self, address: int, count: int, offset: int, physical: bool) -> bytes:
         page = address // PAGE

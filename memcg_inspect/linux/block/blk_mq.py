@@ -43,8 +43,11 @@ def request_blocks(image: Image, coverage: Coverage) -> Iterator[tuple[int, int]
     try:
         inodes = image.object("blockdev_superblock").s_inodes.address_of_()
         bdev_inode = image.type("struct bdev_inode")
-    except (UnknownKernelError, FaultError):
+    except UnknownKernelError:
         return  # CONFIG_BLOCK=n
+    except FaultError as error:
+        missed(error)
+        return
     for inode in list_entries(image, "struct inode", inodes, "i_sb_list", missed):
         try:
             queue = container_of(inode, bdev_inode, "vfs_inode").bdev.bd_queue.read_()

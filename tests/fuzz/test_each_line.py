@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+"""
+One page is missing, which a line of the package reads: each line in turn.
+
+The lines are those that a command runs on an image of this minute. Nothing here knows a structure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import pytest
+from drgn import FaultError
+from drgn.helpers.linux.mm import follow_phys
+from fuzz.attempt import AUDIT, VIEWS, opened, run
+from fuzz.damage import PAGE, Change, Memory, Read, Trace
+from fuzz.run import addresses
+from support.guests import Lab
+
+from memcg_inspect.answers import answer
+from memcg_inspect.arguments import Parser
+from memcg_inspect.image.image import Image
+from memcg_inspect.model import ImageError, MemcgInspectError
+from memcg_inspect.report import Report
+from memcg_inspect.subcommands import add_subcommands
+
+pytestmark = pytest.mark.image
+
+#: What runs on a CPU, and where, matters to `rss` only if a counter differs.
+_IF_ROWS_DIFFER = ("linux/kernel/sched.py", "linux/kernel/stacktrace")
+
+
+class Lines:
+    """The lines that commands run on an image, and the image without one page at a time."""
+
+    def __init__(self, lab: Lab) -> None:
+        core = lab.image("7.3", "2", "mixed").core
+        self.under, self.traced, self.prog = (opened(core) for _ in range(3))
+        self.trace = Trace(self.traced, self.under)
+        self.seen: set[str] = set()
+        self._init_mm = self.under["init_mm"].address_of_()
+
+    def of(self, arguments: Sequence[str]) -> dict[str, list[Read]]:
+        """Return what the lines read that no command ran before."""
+        self.trace.begin()
+        run(Image(self.traced), arguments)
+        # drgn keeps the types that it finds, and those that it does not.
+        run(Image(self.prog), arguments)
+        lines = {line: reads for line, reads in self.trace.lines.items() if line not in self.seen}
+        self.seen |= lines.keys()
+        return {line: lines[line] for line in sorted(lines) if not line.startswith("btf/")}
+
+    def changes(self, lines: dict[str, list[Read]]) -> Iterator[Change]:
+        """Yield a page that each line reads, and that no line before it does."""
+        pages: set[int] = set()
+        for reads in lines.values():
+            # The first is often that of the root memcg, without which nothing can be read.
+            for read in reads[len(reads) // 2 :]:
+                try:
+                    address = follow_phys(self._init_mm, read.address).value_()
+                except (FaultError, ValueError):
+                    continue
+                if address // PAGE not in pages:
+                    pages.add(address // PAGE)
+                    yield Change("missing", read, address, None)
+                    break
+
+
+def audit(image: Image) -> Report:
+    parser = Parser()
+    add_subcommands(parser)
+    report = answer(image, parser.parse_args(["audit"]))
+    assert isinstance(report, Report)
+    return report
+
+
+def test_an_audit_is_not_exact_and_accuses_nobody(lab: Lab) -> None:
+    lines = Lines(lab)
+    changes = list(lines.changes(lines.of(AUDIT)))
+    memory, incomplete = Memory(lines.prog, lines.under), 0
+    for change in changes:
+        memory.only(change)
+        try:
+            report = audit(Image(lines.prog))
+        except ImageError:
+            continue  # nothing can be read without that page
+        assert not report.findings, change
+        assert report.verdict == ("incomplete" if memory.faults else "exact"), change
+        incomplete += memory.faults > 0
+    assert incomplete > len(changes) // 2
+
+
+def test_a_view_is_not_whole(lab: Lab) -> None:
+    lines, done = Lines(lab), 0
+    lines.of(AUDIT)
+    things = [f"{address:#x}" for address in addresses(Image(lines.under))]
+    memory = Memory(lines.prog, lines.under)
+    for view in VIEWS:
+        arguments = (*view, *things) if view[0] == "who" else view
+        memory.only(None)
+        try:
+            reads = lines.of(arguments)
+        except MemcgInspectError:
+            continue  # this kernel does not profile allocations
+        for change in lines.changes(reads):
+            memory.only(change)
+            try:
+                outcome = run(Image(lines.prog), arguments)
+            except ImageError:
+                continue
+            needed = view[0] != "rss" or not change.read.line.startswith(_IF_ROWS_DIFFER)
+            if memory.faults and needed:
+                assert outcome == "incomplete", (view, change)
+                done += 1
+    assert done > 30
