@@ -462,7 +462,10 @@ def test_a_socket_that_a_task_is_freeing(lab: Lab, kernel: str) -> None:
 @pytest.mark.newest_kernel
 @pytest.mark.parametrize(
     ("kernel", "functions"),
-    [("6.1", "call_rcu"), ("6.12", "__call_rcu_common"), ("7.3", "__call_rcu_common")],
+    [
+        *(("6.1", "call_rcu"), ("6.12", "__call_rcu_common"), ("7.3", "__call_rcu_common")),
+        ("7.3-lab", "__call_rcu_common.constprop.0"),
+    ],
 )
 @pytest.mark.parametrize("seed", [0, 1])
 def test_a_socket_whose_callback_is_not_queued_yet(

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
+from itertools import product
 
 from drgn import FaultError, Object, StackTrace, sizeof
 
@@ -39,21 +40,28 @@ _UNKNOWN_PAGES = 4
 _LARGEST_STACK = 1 << 18
 #: No function has more bytes.
 _LONGEST = 1 << 16
+#: What GCC adds to the name of a function: copies for some arguments, a part of one, and what is
+#: rarely called of each.
+_COPIES = (
+    *(".isra.0", ".constprop.0", ".part.0", ".isra.1", ".constprop.1", ".part.1"),
+    *(".isra.0.constprop.0", ".part.0.constprop.0", ".part.0.isra.0"),
+)
+_SUFFIXES = ["".join(parts) for parts in product(("", *_COPIES), ("", ".cold"))]
 #: The most stacks of interrupts and exceptions that a CPU may be on at the same time.
 _MOST_STACKS = 8
 
 
 def places_in(image: Image, names: Iterable[str]) -> frozenset[int]:
     """
-    Return the addresses in some functions.
+    Return the addresses in some functions, with their copies and parts that compilers make.
 
     :param names: names of the functions; those that the kernel does not have are left out, e.g.
         because they are inlined
     """
     places: set[int] = set()
-    for name in names:
+    for name, suffix in product(names, _SUFFIXES):
         with suppress(UnknownKernelError):
-            symbol = image.symbol(name)
+            symbol = image.symbol(name + suffix)
             places.update(range(symbol.address, symbol.address + min(symbol.size, _LONGEST)))
     return frozenset(places)
 
