@@ -172,7 +172,13 @@ def _pages_of_others(image: Image) -> tuple[set[int], Coverage]:
     slabs = SlabReader(image)
     owners = CompoundOwners(image, slabs)
     for piece in scan_pages(image):
-        for slab in filter(None, map(slabs.slab, piece.slabs)):
+        if piece.unreadable is not None:
+            coverage.miss("files", piece.unreadable, "not in the image")
+        for page in piece.slabs:
+            slab = slabs.slab(page)
+            if slab is None:
+                coverage.miss("files", page.page, "the cache of a slab is not known")
+                continue
             try:
                 files |= owners.files(slab)
             except FaultError as error:

@@ -194,6 +194,12 @@ class RangeCollector:
             self._pages.miss("struct pages", piece.unreadable, why)
             for kind in ("slab", "kmem", "lru", "sock"):
                 partial.ledger.note_missing(kind)
+            self._miss_files(partial, piece.unreadable, why)
+
+    def _miss_files(self, partial: Partial, address: int, reason: str) -> None:
+        """Count files that can own compound pages, which then pass for large kmallocs."""
+        if self._owners is not None:
+            partial.coverage["compound"].miss("files", address, reason)
 
     def _is_alone(self, cache: SlabCache) -> bool:
         """Return whether somebody wants to see each slab of a cache, or each of its objects."""
@@ -215,6 +221,7 @@ class RangeCollector:
             partial.coverage["slab_pages"].miss("slab", page.page, "its cache is not known")
             partial.ledger.note_missing("slab", None, page.nid)
             partial.ledger.note_missing("sock")  # the slab can be one of sockets
+            self._miss_files(partial, page.page, "the cache of a slab is not known")
             return
         self._add_slab(partial, slab)
         partial.slabs.add(slab, slab.page in self._kfence)
@@ -228,7 +235,7 @@ class RangeCollector:
             try:
                 partial.files |= self._owners.files(slab)
             except FaultError as error:
-                partial.coverage["compound"].miss("files", error.address, str(error))
+                self._miss_files(partial, error.address, str(error))
         partial.released.update(self._released.children(slab))
         for sock in self._socks.read(slab, self._context.memcgs):
             self._add_sock(partial, sock)

@@ -110,7 +110,7 @@ class _Drift:
         stats: dict[int, Mapping[str, Stat]] = {}
         self._held: dict[int, Counter[tuple[str, int]]] = {}
         self._handed_up: dict[int, Counter[str]] = {}
-        coverage = payers.coverage["counters"]
+        self._coverage = coverage = payers.coverage["counters"]
         for memcg in reversed(list(payers.memcgs.values())):  # children first
             by_cpu: ByCpu = {}
             held = self._held.setdefault(memcg.address, Counter())
@@ -134,9 +134,16 @@ class _Drift:
                 self._handed_up.setdefault(memcg.parent, Counter()).update(handed_up)
         self._counters = Counters(payers.memcgs, stats, {})
 
+    def _is_due(self, memcg: int) -> bool | None:
+        try:
+            return self._rule.is_due(self._image.pointer("struct mem_cgroup *", memcg))
+        except FaultError as error:
+            self._coverage.miss("number of changes to flush", error.address, str(error))
+            return None
+
     def rows(self, memcg: Memcg, lines: list[StatLine]) -> Iterator[DriftRow]:
         """Return one row for each line of ``memory.stat``."""
-        due = self._rule.is_due(self._image.pointer("struct mem_cgroup *", memcg.address))
+        due = self._is_due(memcg.address)
         held = self._largest(memcg.address)
         for line in lines:
             (item,) = line.items

@@ -34,13 +34,15 @@ _PACKAGE = str(Path(memcg_inspect.__file__).parent)
 #: Methods and functions that read the same in two ways: tasks are in an idr and on a list, nodes of
 #: percpu pages are looked up one by one if they cannot be together. Also that of the most that one
 #: operation charges, which has a larger bound then, and matters only to rows that differ; and that
-#: of the name of the machine, which no identity needs.
+#: of the name of the machine, which no identity needs, and those of page frames around the one that
+#: a page table maps.
 _REDUNDANT = frozenset(
     {
         ("sched.py", "find_tasks"),
         ("percpu_vm.py", "_together"),
         ("memcontrol_limits.py", "read_limits"),
         ("image_info.py", "_host"),
+        ("pagewalk.py", "_read"),
     }
 )
 _COMMON = ("image/", "linux/lib/")

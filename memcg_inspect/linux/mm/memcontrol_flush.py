@@ -19,7 +19,7 @@ What differs between kernel releases:
 
 from __future__ import annotations
 
-from drgn import FaultError, Object
+from drgn import Object
 
 from memcg_inspect.image.image import Image
 from memcg_inspect.image.layout import has_member
@@ -57,14 +57,15 @@ class FlushRule:
         Return whether the kernel flushes the counters of a memcg before it shows them.
 
         :param memcg: ``struct mem_cgroup *``
-        :return: ``None`` if the number of updates is not in the image
+        :return: ``None`` if the symbols of the image do not have the number of updates
+        :raises drgn.FaultError: if the number of updates is not in the image
         """
         try:
             if self._per_memcg:
                 updates = int(memcg.vmstats.stats_updates.counter)
                 return updates > MEMCG_CHARGE_BATCH * self._online
             return int(self._image.object("stats_flush_threshold").counter) > self._online
-        except (FaultError, UnknownKernelError):
+        except UnknownKernelError:
             return None
 
     def bound(self, item: str) -> int:
