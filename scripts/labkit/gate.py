@@ -236,13 +236,16 @@ def run(kernel: Kernel, test: Case, folder: Path) -> Result:
         return Result(True, skipped=obstacle)
     core = folder / "vmcore"
     try:
+        doubts: list[str] = []
         for moment in moments(test):
             shutil.rmtree(folder, ignore_errors=True)
             folder.mkdir(parents=True)
             unless_stale(partial(_image, kernel, moment, core))
             result = judged(kernel, test, core)
+            result.told[:0] = doubts
             if not result.undecided:
                 break
+            doubts = [*result.told, f"not decided: {moment.name}"]
     except BootError:
         raise
     except GuestError as error:

@@ -341,6 +341,8 @@ def test_a_busy_guest_is_stopped_again_until_nothing_is_in_doubt(
     monkeypatch.setattr(Case, "obstacle", lambda *_: "")
     result = gate.run(made(), test, tmp_path / "1")
     assert (taken, result.passed) == (seeds, not undecided[-1])
+    said = [line for line in result.told if line.startswith("not decided: ")]
+    assert [line.rpartition(":")[2] for line in said] == [str(seed) for seed in seeds[:-1]]
     assert (tmp_path / "1" / "vmcore").exists() is undecided[-1]
 
 

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 from memcg_inspect.checks.diagnosis.proofs import PROVED
 from memcg_inspect.checks.identities import (
@@ -52,124 +53,152 @@ _Nodes = Mapping[int | None, int]
 _Findings = Mapping[int, Finding]
 
 
+class _Off(NamedTuple):
+    """
+    Memcgs that are charged for other bytes than were found.
+
+    :ivar nodes: bytes, by ``struct mem_cgroup *``
+    :ivar objcgs: number of obj_cgroups whose bytes beside whole pages differ, by memcg and node
+    :ivar charges: number of charges by memcg, of each of the kinds in :data:`_KINDS`
+    """
+
+    nodes: Mapping[int, _Nodes]
+    objcgs: Mapping[int, Counter[int | None]]
+    charges: Mapping[str, Counter[int]]
+
+    @property
+    def is_of_bytes(self) -> bool:
+        """Whether most of them have obj_cgroups that differ. A wrong counter alone has none."""
+        return 2 * sum(memcg in self.objcgs for memcg in self.nodes) >= len(self.nodes)
+
+    @property
+    def about(self) -> str:
+        """``about``, if the bytes are known modulo a page of each of several obj_cgroups only."""
+        several = any(n > 1 for nodes in self.objcgs.values() for n in nodes.values())
+        return "about " if several else ""
+
+    def kinds(self) -> list[str]:
+        """Return the kinds of memory that all of them have."""
+        return [kind for kind, found in self.charges.items() if self.nodes.keys() <= found.keys()]
+
+
 def mistakes(snapshot: Snapshot, findings: _Findings) -> list[Diagnosis]:
     """
     Return the diagnosis of a mistake, or none.
 
     :param findings: those that have no diagnosis yet, by their index in the report
     """
-    off, objcgs = _bytes(snapshot, findings)
-    moved = _moved(snapshot, off, objcgs)
-    if moved:
+    off = _bytes(snapshot, findings)
+    moved = off._replace(nodes=_moved(snapshot, off))
+    if moved.nodes:
         return [_elsewhere(snapshot, findings, moved)]
-    kind = _kind_of_all(snapshot, off)
+    kind = _kind_of_all(off)
     return [] if kind is None else [_other_size(snapshot, findings, off, kind)]
 
 
-def _bytes(snapshot: Snapshot, findings: _Findings) -> tuple[dict[int, _Nodes], Counter[int]]:
-    """
-    Return how many bytes more than were found are charged, by ``struct mem_cgroup *``.
-
-    :return: also the number of obj_cgroups that differ
-    """
+def _bytes(snapshot: Snapshot, findings: _Findings) -> _Off:
+    """Return how many bytes more than were found are charged."""
     size = {kmem.CHECK.name: snapshot.image.page_size, objcg_bytes.CHECK.name: 1}
     off: defaultdict[int, Counter[int | None]] = defaultdict(Counter)
-    objcgs: Counter[int] = Counter()
+    objcgs: defaultdict[int, Counter[int | None]] = defaultdict(Counter)
     for f in findings.values():
         if f.memcg is not None and f.identity in size:
             off[f.memcg][f.nid] += size[f.identity] * f.off
-            objcgs[f.memcg] += f.objcg is not None
-    return {memcg: nodes for memcg, nodes in off.items() if any(nodes.values())}, objcgs
+            if f.objcg is not None and f.off:
+                objcgs[f.memcg][f.nid] += 1
+    nodes = {memcg: by for memcg, by in off.items() if any(by.values())}
+    return _Off(nodes, dict(objcgs), _charges(snapshot) if nodes else {})
 
 
-def _moved(
-    snapshot: Snapshot, off: Mapping[int, _Nodes], objcgs: Mapping[int, int]
-) -> dict[int, _Nodes]:
+def _charges(snapshot: Snapshot) -> dict[str, Counter[int]]:
+    charges: dict[str, Counter[int]] = {kind: Counter() for kind in _KINDS}
+    for entry, amount in snapshot.ledger:
+        memcg = snapshot.payer(entry.payer)
+        if entry.kind in charges and memcg is not None:
+            charges[entry.kind][memcg] += amount.charges
+    return charges
+
+
+def _moved(snapshot: Snapshot, off: _Off) -> dict[int, _Nodes]:
     """Return the memcgs whose nodes add up to 0; none if they are too few."""
-    sums = {memcg: sum(nodes.values()) for memcg, nodes in off.items()}
+    sums = {memcg: sum(nodes.values()) for memcg, nodes in off.nodes.items()}
     if sum(not total for total in sums.values()) < _FEWEST:
         return {}
     # What an obj_cgroup has beside whole pages is known modulo a page. A memcg has those of the
     # descendants that were removed, too.
     page = snapshot.image.page_size
+    most = {memcg: page * off.objcgs[memcg].total() for memcg in sums if memcg in off.objcgs}
     return {
-        memcg: off[memcg]
+        memcg: off.nodes[memcg]
         for memcg, total in sums.items()
-        if not total or (not total % page and abs(total) <= page * objcgs[memcg])
+        if not total % page and abs(total) <= most.get(memcg, 0)
     }
 
 
-def _kind_of_all(snapshot: Snapshot, off: Mapping[int, _Nodes]) -> str | None:
+def _kind_of_all(off: _Off) -> str | None:
     """Return the kind of memory that is charged with another size, if that explains all."""
-    signs = {size > 0 for nodes in off.values() for size in nodes.values() if size}
-    if len(off) < _FEWEST or len(signs) != 1:
+    signs = {size > 0 for nodes in off.nodes.values() for size in nodes.values() if size}
+    if len(off.nodes) < _FEWEST or len(signs) != 1 or not off.is_of_bytes:
         return None
-    payers = _payers(snapshot)
-    fitting = [
-        kind for kind in _KINDS if off.keys() <= payers[kind] and 2 * len(off) >= len(payers[kind])
-    ]
-    return min(fitting, key=lambda kind: len(payers[kind]), default=None)
+    fitting = [kind for kind in off.kinds() if 2 * len(off.nodes) >= len(off.charges[kind])]
+    return min(fitting, key=lambda kind: len(off.charges[kind]), default=None)
 
 
-def _payers(snapshot: Snapshot) -> dict[str, set[int]]:
-    """Return the memcgs that are charged for each kind of memory."""
-    payers: dict[str, set[int]] = {kind: set() for kind in _KINDS}
-    for entry, _ in snapshot.ledger:
-        memcg = snapshot.payer(entry.payer)
-        if entry.kind in payers and memcg is not None:
-            payers[entry.kind].add(memcg)
-    return payers
-
-
-def _elsewhere(snapshot: Snapshot, findings: _Findings, moved: Mapping[int, _Nodes]) -> Diagnosis:
+def _elsewhere(snapshot: Snapshot, findings: _Findings, off: _Off) -> Diagnosis:
     """Return the diagnosis of memory that is charged to other nodes than its own."""
-    amounts = {m: sum(size for size in by.values() if size > 0) for m, by in moved.items()}
-    payers = _payers(snapshot)
-    common = [kind for kind in _KINDS if moved.keys() <= payers[kind]]
+    amounts = {m: sum(size for size in by.values() if size > 0) for m, by in off.nodes.items()}
+    kinds, skew = off.kinds(), PROVED["skew"]
+
+    def differs(f: Finding) -> bool:
+        return f.nid is not None and _is_split(f, off, kinds)
+
     return _diagnosis(
-        PROVED["skew"].cause,
-        f"{counted(sum(amounts.values()), 'bytes')} of kernel memory of "
-        f"{counted(len(moved), 'memcgs')}{_have(common)} are charged to other nodes than theirs: "
-        "the kernel chooses the wrong node for such charges",
+        skew.cause,
+        f"{off.about}{counted(sum(amounts.values()), 'bytes')} of kernel memory of "
+        f"{counted(len(off.nodes), 'memcgs')}{_have(kinds)} are charged to other nodes than "
+        "theirs: the kernel chooses the wrong node for such charges",
         amounts,
-        _numbers(snapshot, findings, moved, lambda f: f.nid is not None and f.identity in _SPLIT),
+        _numbers(snapshot, findings, off, differs),
         findings,
-        PROVED["skew"].functions,
+        tuple(name for kind in kinds for name in _KINDS[kind]) or skew.functions,
     )
 
 
-#: Identities whose rows differ if the kernel chooses other nodes. Which obj_cgroups a charge refers
-#: to depends on the nodes that are charged.
-_SPLIT = (kmem.CHECK.name, objcg_bytes.CHECK.name, references.CHECK.name)
-
-
-def _other_size(
-    snapshot: Snapshot, findings: _Findings, off: Mapping[int, _Nodes], kind: str
-) -> Diagnosis:
+def _other_size(snapshot: Snapshot, findings: _Findings, off: _Off, kind: str) -> Diagnosis:
     """Return the diagnosis of memory that is charged with another size than its own."""
-    sums = {memcg: sum(nodes.values()) for memcg, nodes in off.items()}
+    sums = {memcg: sum(nodes.values()) for memcg, nodes in off.nodes.items()}
     page = snapshot.image.page_size
 
     def differs(f: Finding) -> bool:
+        memcg = f.memcg or 0
+        total, nodes = sums[memcg], off.nodes[memcg]
         if f.identity == usage.CHECK.name:
             # Each node has less than a page that is charged and not used.
-            nodes = off[f.memcg or 0]
-            return abs(page * f.off - sums[f.memcg or 0]) < page * (len(nodes) + 1)
+            return f.off * total > 0 and abs(page * f.off - total) < page * (len(nodes) + 1)
         if f.identity == percpu.CHECK.name:
-            return kind == "percpu" and f.off * sums[f.memcg or 0] > 0
-        return f.identity in _SPLIT and f.nid in off[f.memcg or 0]
+            most = page * off.objcgs[memcg].total() if memcg in off.objcgs else 0
+            return kind == "percpu" and f.off * total > 0 and abs(f.off - total) <= most
+        return f.nid in nodes and _is_split(f, off, [kind])
 
     total = sum(sums.values())
     return _diagnosis(
         "charged-size",
-        f"{counted(abs(total), 'bytes')} too {'much' if total > 0 else 'little'} are charged for "
-        f"kernel memory of {counted(len(off), 'memcgs')}{_have([kind])}: the kernel charges, or "
-        "uncharges, another size than such memory has",
+        f"{off.about}{counted(abs(total), 'bytes')} too {'much' if total > 0 else 'little'} are "
+        f"charged for kernel memory of {counted(len(sums), 'memcgs')}{_have([kind])}: the kernel "
+        "charges, or uncharges, another size than such memory has",
         {memcg: abs(size) for memcg, size in sums.items()},
         _numbers(snapshot, findings, off, differs),
         findings,
         _KINDS[kind],
     )
+
+
+def _is_split(f: Finding, off: _Off, kinds: Sequence[str]) -> bool:
+    """Return whether a finding on a memcg is one of charges that are split over nodes."""
+    if f.identity == references.CHECK.name:
+        # Which obj_cgroups a charge refers to depends on the nodes that are charged.
+        return abs(f.off) <= sum(off.charges[kind][f.memcg or 0] for kind in kinds)
+    return f.identity in (kmem.CHECK.name, objcg_bytes.CHECK.name)
 
 
 def _have(kinds: Sequence[str]) -> str:
@@ -179,7 +208,7 @@ def _have(kinds: Sequence[str]) -> str:
 def _numbers(
     snapshot: Snapshot,
     findings: _Findings,
-    memcgs: Mapping[int, _Nodes],
+    off: _Off,
     differs: Callable[[Finding], bool],
 ) -> Iterator[int]:
     """
@@ -189,7 +218,7 @@ def _numbers(
     """
     below: Counter[tuple[int, int | None, str]] = Counter()
     for number, f in findings.items():
-        if f.memcg in memcgs and differs(f):
+        if f.memcg in off.nodes and differs(f):
             yield number
             if f.objcg is None:
                 for ancestor in snapshot.ancestors(f.memcg):

@@ -66,7 +66,9 @@ def percpu_ref_counts(image: Image, refs: Iterable[Object]) -> dict[int, int | F
         at = ref.value_()
         try:
             pointer, data = ref.percpu_count_ptr.value_(), ref.data.read_()
-            count = int(data.count.counter) % limit if data else pointer >> 2
+            # percpu_ref_exit() keeps the count above the flags.
+            count = int(data.count.counter) if data else _signed(pointer >> 2, limit >> 2)
+            count %= limit
         except FaultError as error:
             found[at] = error
             continue

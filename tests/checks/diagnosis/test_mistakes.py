@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from types import SimpleNamespace
 
 import pytest
@@ -56,7 +56,7 @@ def diagnosed(
     ledger = Ledger()
     for kind, memcgs in (("percpu", percpu), ("zswap", zswap)):
         for memcg in memcgs:
-            ledger.add(Entry(10 * memcg, kind, "data", 0), 64, 1)  # type: ignore[arg-type]
+            ledger.add(Entry(10 * memcg, kind, "data", 0), 64, 3)  # type: ignore[arg-type]
     snapshot = SimpleNamespace(
         image=SimpleNamespace(page_size=PAGE),
         ledger=ledger,
@@ -66,7 +66,7 @@ def diagnosed(
     return mistakes(snapshot, dict(enumerate(findings, 20)))  # type: ignore[arg-type]
 
 
-THREE = [*moved(1, 5, 10), *moved(2, 6), *moved(3, 7)]
+THREE = [*moved(1, 5, 10), *moved(2, 6, 20), *moved(3, 7, 30)]
 
 
 def test_memory_that_is_charged_to_other_nodes() -> None:
@@ -74,7 +74,7 @@ def test_memory_that_is_charged_to_other_nodes() -> None:
     other = [finding("percpu", 1, None, 64), finding("kmem", 4, 0, 3)]
     [found] = diagnosed([*THREE, *sums, *other])
     assert (found.cause, found.confidence) == ("charged-to-node", "likely")
-    total = 18 * PAGE + 10
+    total = 18 * PAGE + 60
     assert found.what == (
         f"{total:,} bytes of kernel memory of 3 memcgs that have percpu memory are charged to "
         "other nodes than theirs: the kernel chooses the wrong node for such charges"
@@ -140,11 +140,54 @@ def test_the_page_counter_has_whole_pages(off: int, is_explained: bool) -> None:
 
 def test_too_much_of_zswap() -> None:
     findings = [finding("kmem", memcg, None, 2) for memcg in (1, 2, 3)]
-    percpu = finding("percpu", 1, None, 64)
+    findings += [finding("objcg_bytes", memcg, None, 5) for memcg in (1, 2)]
+    percpu = finding("percpu", 1, None, 2 * PAGE + 5)
     [found] = diagnosed([*findings, percpu], percpu=(1, 2, 3, 4), zswap=(1, 2, 3))
-    assert f"{6 * PAGE:,} bytes too much" in found.what
+    assert f"{6 * PAGE + 10:,} bytes too much" in found.what
     assert "3 memcgs that have zswap memory" in found.what
-    assert found.findings == (20, 21, 22)
+    assert found.functions[0] == "obj_cgroup_charge_zswap"
+    assert found.findings == (20, 21, 22, 23, 24)
+
+
+def test_counters_of_whole_pages_may_be_wrong_by_themselves() -> None:
+    """A charge of another size leaves bytes beside the pages in most of its obj_cgroups."""
+    assert diagnosed([finding("kmem", memcg, 1, 1) for memcg in MEMCGS]) == []
+    one = finding("objcg_bytes", 1, 1, 5)
+    assert diagnosed([one, *(finding("kmem", memcg, 1, 1) for memcg in (1, 2, 3))]) == []
+    # Those of several nodes do not add up to nothing by chance.
+    whole = [finding("kmem", m, nid, off) for m in MEMCGS for nid, off in ((0, 1), (1, -1))]
+    assert [found.cause for found in diagnosed(whole)] == ["charged-to-node"]
+
+
+@pytest.mark.parametrize(("off", "is_explained"), [(3, True), (-3, True), (4, False), (-4, False)])
+@pytest.mark.parametrize(("charge", "nid"), [(little, 7), (moved, 1)])
+def test_no_more_references_than_charges(
+    charge: Callable[..., list[Finding]], nid: int, off: int, is_explained: bool
+) -> None:
+    """Each memcg has 3."""
+    findings = [finding("references", 1, nid, off)]
+    findings += [f for memcg in (1, 2, 3) for f in charge(memcg, memcg, 7)]
+    [found] = diagnosed(findings, percpu=(1, 2, 3))
+    assert (20 in found.findings) == is_explained
+
+
+@pytest.mark.parametrize(
+    ("off", "is_explained"),
+    [(-2 * PAGE - 100, True), (-PAGE - 100, True), (-99, False), (2 * PAGE, False), (1, False)],
+)
+def test_the_counter_of_percpu_memory_is_off_by_the_same(off: int, is_explained: bool) -> None:
+    """The sum over the nodes is known modulo a page of each obj_cgroup."""
+    findings = [*little(1, 2), *little(2, 3), *little(3, 4), finding("percpu", 1, None, off)]
+    [found] = diagnosed(findings, percpu=(1, 2, 3))
+    assert (26 in found.findings) == is_explained
+
+
+def test_bytes_of_several_obj_cgroups_of_a_node_are_known_modulo_pages() -> None:
+    several = [*little(1, 2), *little(2, 3), *little(3, 4), finding("objcg_bytes", 1, 1, -50)]
+    [found] = diagnosed(several, percpu=(1, 2, 3))
+    assert found.what.startswith(f"about {9 * PAGE + 350:,} bytes too little are charged")
+    [found] = diagnosed([*THREE, *(finding("objcg_bytes", 1, nid, 0) for nid in (0, 1))])
+    assert not found.what.startswith("about")
 
 
 def test_no_kind_of_memory_explains_it() -> None:
