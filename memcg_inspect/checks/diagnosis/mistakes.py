@@ -121,7 +121,11 @@ def _charges(snapshot: Snapshot) -> dict[str, Counter[int]]:
 
 def _moved(snapshot: Snapshot, off: _Off) -> dict[int, _Nodes]:
     """Return the memcgs whose nodes add up to 0; none if they are too few."""
-    sums = {memcg: sum(nodes.values()) for memcg, nodes in off.nodes.items()}
+    sums = {
+        memcg: sum(nodes.values())
+        for memcg, nodes in off.nodes.items()
+        if min(nodes.values()) < 0 < max(nodes.values())
+    }
     if sum(not total for total in sums.values()) < _FEWEST:
         return {}
     # What an obj_cgroup has beside whole pages is known modulo a page. A memcg has those of the

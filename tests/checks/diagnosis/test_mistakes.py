@@ -103,6 +103,12 @@ def test_what_a_memcg_has_beside_whole_pages_is_known_modulo_a_page(
     assert (4 in found.memcgs) == is_found
 
 
+def test_one_node_is_not_another_one() -> None:
+    alone = [finding("kmem", 4, 0, 1), finding("objcg_bytes", 4, 0, PAGE)]
+    [found] = diagnosed([*THREE, *alone])
+    assert 4 not in found.memcgs
+
+
 def test_two_memcgs_may_have_faults_of_their_own() -> None:
     assert diagnosed([*moved(1, 5), *moved(2, 6)]) == []
     # A third one that is off by a page is not enough.
