@@ -104,7 +104,7 @@ def test_what_a_memcg_has_beside_whole_pages_is_known_modulo_a_page(
 
 
 def test_one_node_is_not_another_one() -> None:
-    alone = [finding("kmem", 4, 0, 1), finding("objcg_bytes", 4, 0, PAGE)]
+    alone = [finding("kmem", 4, 0, 2), finding("objcg_bytes", 4, 0, -PAGE)]
     [found] = diagnosed([*THREE, *alone])
     assert 4 not in found.memcgs
 
