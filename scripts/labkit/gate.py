@@ -292,12 +292,13 @@ def judged(kernel: Kernel, test: Case, core: Path) -> Result:
     if test.freeze == "panic" and _SYSRQ not in _console(core):
         told.append("console: the kernel crashed before it was asked to")
     report = _asked(kernel, core, "audit")
-    told += verdict(report)
+    said = verdict(report)
+    told += said
     if test.stage == _HALF:
         told += _misses(kernel, core, report)
     not_kept = {i["name"]: i["reason"] for i in report["identities"] if i["status"] == "not-kept"}
     # The verdict says so, and why; everything else that is told is a fault.
-    undecided = _is_undecided(report) and told == verdict(report)
+    undecided = _is_undecided(report) and told == said
     return Result(not told, told, not_kept=not_kept, undecided=undecided)
 
 

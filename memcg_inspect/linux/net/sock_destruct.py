@@ -15,7 +15,7 @@ leaves ``sk_destruct()`` to a work item, which refers to the socket.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Container
+from collections.abc import Callable, Container
 
 from drgn import FaultError, container_of, offsetof
 
@@ -130,6 +130,16 @@ def _broadcast(image: Image) -> set[int]:
 
 def freed_sockets(image: Image) -> Freeing | None:
     """Return how to find sockets that tasks are freeing; ``None`` without ``CONFIG_NET``."""
+    payer = _payer_of_unused(image)
+    return None if payer is None else Freeing(places_in(image, _FREE), payer)
+
+
+def _payer_of_unused(image: Image) -> Callable[[int], int | None] | None:
+    """
+    Return what finds the memcg that a ``struct sock *`` refers to, if the socket is not in use.
+
+    :return: ``None`` without ``CONFIG_NET``
+    """
     try:
         sock = image.type("struct sock")
     except UnknownKernelError:
@@ -143,7 +153,7 @@ def freed_sockets(image: Image) -> Freeing | None:
         except FaultError:
             return None
 
-    return Freeing(places_in(image, _FREE), refers_to)
+    return refers_to
 
 
 def deferred_sockets(image: Image) -> Freeing | None:
@@ -153,13 +163,13 @@ def deferred_sockets(image: Image) -> Freeing | None:
     Such a task has a pointer to the ``struct rcu_head`` of the socket only, and is in none of the
     functions that free sockets if all end with a jump.
     """
-    sockets = freed_sockets(image)
-    if sockets is None:
+    payer = _payer_of_unused(image)
+    if payer is None:
         return None
     head = offsetof(image.type("struct sock"), "sk_rcu")
 
     def refers_to(address: int) -> int | None:
-        return sockets.refers_to(address - head) if address > head else None
+        return payer(address - head) if address > head else None
 
     return Freeing(places_in(image, _CALL), refers_to)
 
@@ -173,7 +183,7 @@ def broadcast_sockets(image: Image) -> Freeing | None:
 
     :return: ``None`` on a kernel that has no such listeners
     """
-    sockets = freed_sockets(image)
+    payer = _payer_of_unused(image)
     try:
         function, broadcast = image.symbol(_BROADCAST).address, image.type("struct broadcast_sk")
     except UnknownKernelError:
@@ -183,9 +193,9 @@ def broadcast_sockets(image: Image) -> Freeing | None:
 
     def refers_to(address: int) -> int | None:
         try:
-            if sockets is None or memory.word(address + func) != function:
+            if payer is None or memory.word(address + func) != function:
                 return None
-            return sockets.refers_to(memory.word(address - work + sock))
+            return payer(memory.word(address - work + sock))
         except FaultError:
             return None
 
