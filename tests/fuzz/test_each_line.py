@@ -17,12 +17,9 @@ from fuzz.damage import PAGE, Change, Memory, Read, Trace
 from fuzz.run import addresses
 from support.guests import DEBIAN_KERNELS, Lab
 
-from memcg_inspect.answers import answer
-from memcg_inspect.arguments import Parser
+from memcg_inspect.collect import audit
 from memcg_inspect.image.image import Image
 from memcg_inspect.model import ImageError, MemcgInspectError
-from memcg_inspect.report import Report
-from memcg_inspect.subcommands import add_subcommands
 
 pytestmark = pytest.mark.image
 
@@ -64,14 +61,6 @@ class Lines:
                     pages.add(address // PAGE)
                     yield Change("missing", read, address, None)
                     break
-
-
-def audit(image: Image) -> Report:
-    parser = Parser()
-    add_subcommands(parser)
-    report = answer(image, parser.parse_args(["audit"]))
-    assert isinstance(report, Report)
-    return report
 
 
 @pytest.mark.each_kernel
