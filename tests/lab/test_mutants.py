@@ -4,11 +4,11 @@
 from __future__ import annotations
 
 import ast
-import runpy
 import time
 from pathlib import Path
 
 import pytest
+from labkit.covering import Covering
 from labkit.mutants import Mutant, mutants, sample
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -104,19 +104,17 @@ TWO = "def g(a):\n    return a\n\n\ndef h():\n    pass\n\n\nif __name__ == '__ma
 
 
 def test_a_mutant_meets_the_tests_that_run_its_line(tmp_path: Path) -> None:
-    mutate = runpy.run_path(str(ROOT / "scripts/mutate"))
     (tmp_path / "pack").mkdir()
     (tmp_path / "pack/one.py").write_text(ONE)
     (tmp_path / "pack/two.py").write_text(TWO)
     (tmp_path / "test_all.py").write_text(TESTS)
     (tmp_path / "scripts").symlink_to(ROOT / "scripts")
-    chosen = mutate["Set"](("pack",), ("test_all.py",), (), 1, 60.0)
-    run = mutate["Run"](chosen, tmp_path, None, time.monotonic() + 60)
-    run.learn()
+    (tmp_path / "kept").mkdir()
+    tests = Covering(tmp_path, ("pack",), ("test_all.py",), (), tmp_path / "kept")
+    tests.learn(time.monotonic() + 60, 60, 1)
 
     def covering(path: str, line: int) -> set[str]:
-        tests, _ = run.covering(Mutant(path, line, 0, "", ""))
-        return {test.removeprefix("test_all.py::test_") for test in tests}
+        return {test.removeprefix("test_all.py::test_") for _, test in tests.tests(path, line)}
 
     assert covering("pack/one.py", 7) == {"f"}
     assert covering("pack/one.py", 1) == {"f"}  # a constant of the module
