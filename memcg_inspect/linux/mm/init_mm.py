@@ -26,7 +26,7 @@ from memcg_inspect.linux.lib.xarray import MOST_NODES
 from memcg_inspect.linux.mm.mmzone import mem_map, page_ranges
 from memcg_inspect.model import Coverage, ImageError
 
-__all__ = ("KernelTables", "top_table_pages", "user_tables")
+__all__ = ("KernelTables", "kernel_page", "top_table_pages", "user_tables")
 
 
 #: Tables of this level have entries that map huge pages, and those above it have none.
@@ -66,9 +66,8 @@ class KernelTables:
         pgd = self._image.object("init_mm").pgd.value_()
         try:
             words = self._memory.words(self._memory.read(pgd, self._frames.page_size))
-            first = follow_page(self._image.object("init_mm").address_of_(), pgd)
-            self.pfns.add(self._frames.pfn(first.value_()))
-        except (FaultError, NotImplementedError, ValueError) as error:
+            self.pfns.add(self._frames.pfn(kernel_page(self._image, pgd)))
+        except FaultError as error:
             self._coverage.miss("page tables of the kernel", pgd, str(error))
             return
         self._walk_upper(geometry, words)
@@ -185,13 +184,26 @@ class KernelTables:
         return geometry.plain_pfns(words[number : number + count])
 
     def _one_by_one(self, address: int, count: int) -> Iterator[int]:
-        init_mm = self._image.object("init_mm").address_of_()
-        for number in range(count):
+        for start in range(
+            address, address + count * self._frames.page_size, self._frames.page_size
+        ):
             try:
-                page = follow_page(init_mm, address + number * self._frames.page_size)
-                yield self._frames.pfn(page.value_())
-            except (FaultError, NotImplementedError, ValueError):
+                yield self._frames.pfn(kernel_page(self._image, start))
+            except FaultError:
                 continue  # not mapped
+
+
+def kernel_page(image: Image, address: int) -> int:
+    """
+    Return the page that a kernel address is mapped to, as ``vmalloc_to_page()`` does.
+
+    :return: ``struct page *``
+    :raises drgn.FaultError: the address is not mapped, or a page table is unreadable
+    """
+    try:
+        return int(follow_page(image.object("init_mm").address_of_(), address).value_())
+    except (NotImplementedError, ValueError) as error:
+        raise FaultError(str(error), address) from error
 
 
 def user_tables(image: Image, coverage: Coverage) -> Iterator[int]:

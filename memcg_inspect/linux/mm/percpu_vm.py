@@ -14,11 +14,10 @@ from collections import OrderedDict
 from functools import cached_property
 
 from drgn import FaultError
-from drgn.helpers.linux.mm import follow_page
 
 from memcg_inspect.image.image import Image
 from memcg_inspect.linux.arch.processor import untagged
-from memcg_inspect.linux.mm.init_mm import KernelTables
+from memcg_inspect.linux.mm.init_mm import KernelTables, kernel_page
 from memcg_inspect.linux.mm.mm_types import page_nids
 from memcg_inspect.linux.mm.mm_types_columns import PageColumns
 from memcg_inspect.linux.mm.mmzone import mem_map
@@ -72,12 +71,11 @@ class PcpuPages:
     def _one(self, number: int) -> int:
         nid = self._known.get(number)
         if nid is None:
+            address = number << self._frames.page_shift
             try:
-                init_mm = self._image.object("init_mm").address_of_()
-                page = follow_page(init_mm, number << self._frames.page_shift).value_()
+                page = kernel_page(self._image, address)
                 nid = self._frames.nid(self._memory.word(page + self._frames.flags))
-            except (FaultError, NotImplementedError, ValueError) as error:
-                address = number << self._frames.page_shift
+            except FaultError as error:
                 self.coverage.miss("node of a percpu page", address, str(error))
                 return NUMA_NO_NODE
             self._known[number] = nid
