@@ -99,7 +99,7 @@ def for_each_memcg(prog: Program) -> Iterator[Object]:
     Iterate over all memcgs in pre-order, including removed ones that are not freed yet.
 
     :return: Iterator of ``struct mem_cgroup *`` objects.
-    :raises FaultError: if the children of a memcg cannot be read
+    :raises drgn.FaultError: if the children of a memcg cannot be read
     """
     return memcontrol.memcg_descendants(image_of(prog), memcontrol.root_memcg(image_of(prog)))
 
@@ -113,7 +113,7 @@ def find_memcg(prog: Program, path: Path) -> Object:
 
     :param path: Path name; ``/`` is the root.
     :return: ``struct mem_cgroup *`` (``NULL`` if not found)
-    :raises FaultError: if a memcg on the way cannot be read
+    :raises drgn.FaultError: if a memcg on the way cannot be read
     """
     return memcontrol.find_memcg(image_of(prog), os.fsencode(path))
 

@@ -188,7 +188,7 @@ class Owners:
             yield Claim(self._frames.pfn(pages[0]), self._frames.pfn(pages[-1]) + 1, "kfence")
 
     def _huge_zero(self) -> Iterator[Claim]:
-        pages = huge_zero_pages(self._image)
+        pages = huge_zero_pages(self._image, self._coverage["huge_zero"])
         if pages:
             yield Claim(pages.start, pages.stop, "huge_zero")
 

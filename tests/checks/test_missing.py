@@ -319,6 +319,7 @@ OF_AREAS = ("kernel_stack", "vmalloc", "hierarchy")
 #: What could not be read, and which identities are unverifiable because of it, with the reason.
 REASONS: dict[str, dict[str, str]] = {
     "charge_stock": dict.fromkeys(("usage", "css_refs"), "charge stocks are not all in the image"),
+    "moving": {"usage": "what a task moves to another memcg is not in the image"},
     "memcgs": {
         "css_refs": "memcgs, which hold references to their parents, are not all in the image"
     },

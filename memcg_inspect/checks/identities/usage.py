@@ -89,6 +89,8 @@ def _why_missing(snapshot: Snapshot, memcg: int) -> str | None:
         why = snapshot.why_missing("sock")
     if why is None and not snapshot.complete("charge_stock"):
         why = "charge stocks are not all in the image"
+    if why is None and not snapshot.complete("moving"):
+        why = "what a task moves to another memcg is not in the image"
     return why
 
 

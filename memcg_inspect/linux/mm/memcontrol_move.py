@@ -17,16 +17,18 @@ from drgn import FaultError, Object, sizeof
 from memcg_inspect.image.image import Image
 from memcg_inspect.image.layout import has_type
 from memcg_inspect.image.lookup import UnknownKernelError
+from memcg_inspect.model import Coverage
 from memcg_inspect.model_kernel import Moving
 
 __all__ = ("read_moving",)
 
 
-def read_moving(image: Image, memcgs: Collection[int]) -> Moving | None:
+def read_moving(image: Image, memcgs: Collection[int], coverage: Coverage) -> Moving | None:
     """
     Return what is being moved; ``None`` if nothing is, or if that is not known.
 
     :param memcgs: all memcgs, ``struct mem_cgroup *``
+    :param coverage: counts what was read
     """
     if not has_type(image, "struct move_charge_struct"):
         return None
@@ -42,7 +44,11 @@ def read_moving(image: Image, memcgs: Collection[int]) -> Moving | None:
             moved=int(mc.moved_charge),
             moved_swap=int(mc.moved_swap),
         )
-    except (FaultError, UnknownKernelError):
+    except UnknownKernelError:
         return None
+    except FaultError as error:
+        coverage.miss("struct move_charge_struct", error.address, str(error))
+        return None
+    coverage.read += 1
     # mem_cgroup_clear_mc() sets them to NULL.
     return moving if moving.source in memcgs and moving.target in memcgs else None
