@@ -10,6 +10,7 @@ from support.missing_pages import excluded, opened
 from memcg_inspect.collect import audit
 from memcg_inspect.image.image import image_of
 from memcg_inspect.linux.mm.huge_memory import huge_zero_pages
+from memcg_inspect.linux.mm.rss_stat import rss_bounds
 from memcg_inspect.model import Coverage
 
 pytestmark = pytest.mark.image
@@ -40,3 +41,12 @@ def test_the_huge_page_of_zeroes_is_missed(lab: Lab, kernel: str) -> None:
     missed = Coverage()
     assert not huge_zero_pages(image_of(prog), missed)
     assert (missed.read, missed.unreadable) == (0, 1)
+
+
+def test_pages_that_a_fault_maps_are_not_known(lab: Lab) -> None:
+    image = lab.image("6.1", "1", "idle")
+    bounds = rss_bounds(image_of(image.program()), threads=1)
+    assert bounds["file"] == 16 * 66
+    prog = opened(image.core)
+    prog.add_memory_segment(prog.symbol("fault_around_bytes").address, 8, excluded, False)
+    assert rss_bounds(image_of(prog), threads=1) == {**bounds, "file": None, "shmem": None}

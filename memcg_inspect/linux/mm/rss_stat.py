@@ -123,12 +123,14 @@ def rss_bounds(image: Image, threads: int) -> dict[str, int | None]:
             return dict.fromkeys(ITEMS.values(), None)
     if not counts_by_task(image):
         return dict.fromkeys(ITEMS.values(), 0)
+    bounds: dict[str, int | None] = dict.fromkeys(ITEMS.values(), _FAULTS * threads)
     try:
         around = int(image.object("fault_around_bytes").value_())
-    except (UnknownKernelError, FaultError):
+    except UnknownKernelError:
         around = _FAULT_AROUND_BYTES
+    except FaultError:
+        return bounds | {"file": None, "shmem": None}
     file_bound = _FAULTS * max(around >> mem_map(image).page_shift, 1) * threads
-    bounds: dict[str, int | None] = dict.fromkeys(ITEMS.values(), _FAULTS * threads)
     return bounds | {"file": file_bound, "shmem": file_bound}
 
 

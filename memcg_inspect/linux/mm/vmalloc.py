@@ -280,11 +280,15 @@ def has_restored_areas(image: Image) -> bool:
     Return whether the kernel may have areas, or had them, that the kernel before it allocated.
 
     ``kho_restore_vmalloc()`` does not count their pages, and ``vfree()`` takes them off.
+
+    :return: ``True``, too, if that is not in the image
     """
     try:
         return bool(image.object("kho_in").fdt_phys)
-    except (UnknownKernelError, ObjectAbsentError, FaultError):
+    except (UnknownKernelError, ObjectAbsentError):
         return False
+    except FaultError:
+        return True
 
 
 def linked_areas(image: Image) -> frozenset[int]:
