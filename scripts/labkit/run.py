@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 """Run programs of this machine, and name those that are missing."""
 
+import contextlib
 import ctypes
 import os
 import shutil
@@ -8,6 +9,7 @@ import signal
 import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import IO, Any
 
 from .errors import LabError
 from .progress import doing
@@ -115,26 +117,41 @@ def run(
     :raises LabError: with the last lines of the output, if the command fails
     """
     words = [str(word) for word in command]
-    with doing(what):
-        if log is None:
-            done = subprocess.run(
-                words, cwd=cwd, env=env, capture_output=True, text=True, errors="replace",
-                stdin=subprocess.DEVNULL, check=False,
-            )  # fmt: skip
-            output, shown = done.stdout, done.stderr + done.stdout
-        else:
-            with open(log, "wb") as out:
-                done_log = subprocess.run(
-                    words, cwd=cwd, env=env, stdout=out, stderr=subprocess.STDOUT,
-                    stdin=subprocess.DEVNULL, check=False,
-                )  # fmt: skip
-            output, shown = "", log.read_text(errors="replace")
-            if done_log.returncode:
-                raise LabError(_failure(what, words, done_log.returncode, shown, log))
-            return output
-    if done.returncode:
-        raise LabError(_failure(what, words, done.returncode, shown, None))
+    with doing(what), contextlib.ExitStack() as files:
+        stdout: IO[bytes] | int = (
+            subprocess.PIPE if log is None else files.enter_context(log.open("wb"))
+        )
+        status, output, errors = _ended(
+            words, cwd=cwd, env=env, stdout=stdout,
+            stderr=subprocess.PIPE if log is None else subprocess.STDOUT,
+        )  # fmt: skip
+    if status:
+        shown = errors + output if log is None else log.read_text(errors="replace")
+        raise LabError(_failure(what, words, status, shown, log))
     return output
+
+
+def _ended(words: list[str], **options: Any) -> tuple[int, str, str]:
+    """Run a command; return its status and what it wrote.
+
+    If the lab is interrupted, all that the command started ends: make alone would leave compilers.
+    """
+    process = subprocess.Popen(
+        words,
+        text=True,
+        errors="replace",
+        stdin=subprocess.DEVNULL,
+        start_new_session=True,
+        **options,
+    )
+    try:
+        output, errors = process.communicate()
+    except BaseException:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        raise
+    return process.returncode, output or "", errors or ""
 
 
 def _failure(what: str, words: Sequence[str], status: int, shown: str, log: Path | None) -> str:
