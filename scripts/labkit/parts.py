@@ -79,7 +79,14 @@ PARTS = (
         ("tests/collect/test_reliability.py",),
     ),
     Part(
-        "mutants", "report: which changes to the source no test notices", ("tests/test_mutants.py",)
+        "mutants",
+        "report: which changes to checks and rendering no test notices",
+        ("tests/mutants/test_pure.py",),
+    ),
+    Part(
+        "mutants-readers",
+        "report: which changes to readers and collection no test notices",
+        ("tests/mutants/test_readers.py",),
     ),
     Part(
         "breadth",
