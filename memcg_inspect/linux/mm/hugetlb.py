@@ -46,7 +46,8 @@ class HugetlbPages:
     - Since commit d99e3140a4d3 ("mm: turn folio_test_hugetlb into a PageType") (in v6.10) they
       have a page type;
     - before, since 6.6, the second page has the flag ``PG_hugetlb``;
-    - before, the second page has the destructor ``HUGETLB_PAGE_DTOR``.
+    - before, the second page has the destructor ``HUGETLB_PAGE_DTOR``. Commit 1c5509be58f6 ("mm:
+      remove 'First tail page' members from struct page") (in v6.3) left it to ``struct folio``.
     """
 
     def __init__(self, image: Image) -> None:
@@ -75,12 +76,17 @@ class HugetlbPages:
         return type_markers(image, image.memory, page_layout(image).page_type, "hugetlb", 0)
 
     def _second_page(self, image: Image) -> Marker | None:
-        memory, page = image.memory, image.type("struct page")
-        value = constant(image, "HUGETLB_PAGE_DTOR")
-        if has_member(image, "struct page", "compound_dtor") and value is not None:
-            return Marker(offsetof(page, "compound_dtor"), 0xFF, value)
+        memory, value = image.memory, constant(image, "HUGETLB_PAGE_DTOR")
+        if value is not None:
+            return Marker(self._dtor(image), 0xFF, value)
         bit = constant(image, "PG_hugetlb")
         if bit is None or bit >= 8 * memory.word_size:
             return None
         at = memory.byte_of_word(mem_map(image).flags, bit // 8)
         return Marker(at, 1 << bit % 8, 1 << bit % 8)
+
+    def _dtor(self, image: Image) -> int:
+        """Return the offset of the destructor in the second page."""
+        if has_member(image, "struct page", "compound_dtor"):
+            return int(offsetof(image.type("struct page"), "compound_dtor"))
+        return int(offsetof(image.type("struct folio"), "_folio_dtor") % self._size)
