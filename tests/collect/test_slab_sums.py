@@ -139,22 +139,44 @@ def test_slabs_of_one_payer_and_of_none(image: Image) -> None:
     cells.add(slab(FILP, {TWO: 3}, inuse=2, nid=0))  # a free object that is still charged
     assert {key.payer: filled(cell) for key, cell in cells.cells.items()} == {
         0x10: {
-            **{"objects": 9, "bytes": 2700, "charged": 9 * 308, "in_slabs": 2700},
-            **{"slabs": 1, "pages": 2, "room": 3000},
+            "objects": 9,
+            "bytes": 2700,
+            "charged": 9 * 308,
+            "in_slabs": 2700,
+            "slabs": 1,
+            "pages": 2,
+            "room": 3000,
         },
         None: {
-            **{"objects": 5, "bytes": 1500, "in_slabs": 1500},
-            **{"slabs": 1, "pages": 2, "room": 3000},
+            "objects": 5,
+            "bytes": 1500,
+            "in_slabs": 1500,
+            "slabs": 1,
+            "pages": 2,
+            "room": 3000,
         },
         0x20: {
-            **{"objects": 3, "bytes": 900, "charged": 3 * 308, "in_slabs": 900},
-            **{"slabs": 1, "pages": 2, "room": 3000},
+            "objects": 3,
+            "bytes": 900,
+            "charged": 3 * 308,
+            "in_slabs": 900,
+            "slabs": 1,
+            "pages": 2,
+            "room": 3000,
         },
     }
     assert filled(cells.slabs[0xF0, 0]) == {"slabs": 3, "pages": 6, "room": 9000}
     assert +cells.nodes[0, "unreclaimable"] == Counter(
         slab_bytes=4 * 2 << 12, paid=12 * 300, unpaid=5 * 300
     )
+
+
+@pytest.mark.image
+def test_a_slab_of_one_payer_and_of_nobody(image: Image) -> None:
+    cells = SlabCells(image, PAYERS.get)
+    cells.add(slab(DENTRY, {ONE: 2}, inuse=3))
+    shared = {key.payer: (cell.shared, cell.others) for key, cell in cells.cells.items()}
+    assert shared == {0x10: (1, {0x10, None}), None: (1, {0x10, None})}
 
 
 @pytest.mark.image
@@ -217,7 +239,10 @@ def test_large_kmallocs(image: Image) -> None:
     size = 4 << 12
     assert cells.cells.keys() == {SlabKey(0x10, -size, 1), SlabKey(0x20, -2 * size, 0)}
     assert filled(cells.cells[SlabKey(0x10, -size, 1)]) == {
-        **{"objects": 3, "slabs": 3, "pages": 12, "has_large": True},
+        "objects": 3,
+        "slabs": 3,
+        "pages": 12,
+        "has_large": True,
         **dict.fromkeys(("bytes", "charged", "in_slabs", "room"), 3 * size),
     }
     assert cells.unpaid_large() == {}  # the kernel does not mark them
@@ -231,7 +256,9 @@ def test_large_kmallocs(image: Image) -> None:
     assert {nid: filled(cell) for nid, cell in cells.unpaid_large().items()} == {
         1: {
             **dict.fromkeys(("bytes", "in_slabs", "room"), 5 << 12),
-            **{"pages": 5, "has_large": True, "has_uncounted": True},
+            "pages": 5,
+            "has_large": True,
+            "has_uncounted": True,
         }
     }
 
@@ -276,8 +303,12 @@ def test_objects_and_slabs_of_cells_are_added_apart(image: Image) -> None:
         slabs.merge_slabs(SlabCell(1, 2, 3, 4, 5, 6, 7, 8, {2}))
     slabs.merge_slabs(one)
     assert filled(objects) == {
-        **{"objects": 2, "bytes": 4, "charged": 6, "in_slabs": 8},
-        **{"has_large": True, "has_uncounted": True},
+        "objects": 2,
+        "bytes": 4,
+        "charged": 6,
+        "in_slabs": 8,
+        "has_large": True,
+        "has_uncounted": True,
     }
     objects.merge_objects(SlabCell())
     assert objects.has_large
