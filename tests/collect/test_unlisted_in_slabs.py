@@ -16,6 +16,7 @@ import pytest
 from drgn import Object, Program, sizeof
 from drgn.helpers.linux.bpf import bpf_map_for_each
 from support.guests import Lab
+from support.missing_pages import excluded, opened
 from support.planting import Overlay, Write
 
 from memcg_inspect.collect.unlisted_maps import UNLISTED_MAP, UnlistedMaps
@@ -145,3 +146,15 @@ def test_caches_that_may_have_maps(victim: Victim) -> None:
 
 def may_read(reader: UnlistedMaps, cache: SlabCache, name: str, size: int) -> bool:
     return reader.may_read(cache._replace(name=name, object_size=size))
+
+
+def test_an_object_that_is_not_in_the_image_is_missed(lab: Lab, victim: Victim) -> None:
+    """It may be a map. What the slab says of its objects is elsewhere, and is read."""
+    prog, address = opened(lab.image("7.3", "2", "bpfmaps").core), victim.bpf_map.value_()
+    prog.add_memory_segment(address, sizeof(victim.bpf_map.type_.type), excluded, False)
+    image = Image(prog)
+    reader = UnlistedMaps(image, SlabReader(image))
+    assert list(reader.read(victim.slab)) == []
+    assert reader.coverage.unreadable == 1
+    (missed,) = reader.coverage.examples
+    assert (missed.what, missed.address) == ("possible BPF map", address)
