@@ -44,6 +44,9 @@ def of_areas(image: Image, areas: list[VmArea]) -> Counter[tuple[str, int]]:
     for piece in scan_pages(image):
         assert piece.raw is not None
         found.update(dict(uses.of(piece.raw)))
+        # A piece with pages of several nodes has the node of each.
+        nids = [piece.raw.nid(number) for number in range(piece.raw.columns.count)]
+        assert +uses.of(piece.raw._replace(nids=nids)) == +uses.of(piece.raw)
     return +found
 
 

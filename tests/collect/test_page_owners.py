@@ -21,6 +21,7 @@ from support.planting import Overlay, Write
 
 from memcg_inspect.collect.page_owners import Claim, Owners
 from memcg_inspect.image.image import Image, image_of
+from memcg_inspect.linux.kernel.dma.pool import atomic_pools
 from memcg_inspect.linux.mm.mmzone import mem_map, memory_map_end
 from memcg_inspect.linux.mm.percpu import PercpuReader
 from memcg_inspect.linux.mm.vmalloc import vm_areas
@@ -117,6 +118,17 @@ def test_page_tables_and_the_memory_map(prog: Program, owners: Owners) -> None:
     frames = mem_map(image_of(prog))
     for pfn in (0x100, 0x8000):
         assert kind_behind(prog, owners, first + pfn * frames.size) == "memmap"
+
+
+def test_pools_for_dma(prog: Program, owners: Owners) -> None:
+    """``tests/linux/test_dma_pools.py`` compares their sizes with the log of the guest."""
+    pools = list(atomic_pools(image_of(prog), Coverage()))
+    assert pools
+    for start, end in pools:
+        pfns = range(start // PAGE, end // PAGE)
+        assert list(owners.within(pfns[0], pfns[-1] + 1)) == [
+            Claim(pfns[0], pfns[-1] + 1, "dma_pool")
+        ]
 
 
 def test_percpu_memory(prog: Program, owners: Owners) -> None:
