@@ -45,6 +45,7 @@ RANGES = 0xFFFF888000300000
 CPUS = {0: 0xFFFF888010000000, 1: 0xFFFF888020000000}
 NEAR, FAR = 0x20, 0x9000
 MOST = (1 << 64) - 1
+NOT_BOOTED = "this kernel was not booted with allocation profiling (sysctl.vm.mem_profiling)"
 
 
 def kernel() -> MadeImage:
@@ -98,9 +99,9 @@ def put_ranges(image: MadeImage, count: int, *ranges: tuple[int, int]) -> None:
     ("registered", "why"),
     [
         (REGISTERED, None),
-        (0, "not booted with allocation profiling"),
-        (MOST, "not booted with allocation profiling"),
-        ((1 << 64) - 4095, "not booted with allocation profiling"),
+        (0, NOT_BOOTED),
+        (MOST, NOT_BOOTED),
+        ((1 << 64) - 4095, NOT_BOOTED),
         ((1 << 64) - 4096, None),
     ],
 )
@@ -108,8 +109,7 @@ def test_kernels_that_have_call_sites(registered: int, why: str | None) -> None:
     """``IS_ERR_OR_NULL()``: the highest 4095 addresses are errors."""
     image = kernel()
     image.words(VARIABLES, registered)
-    reason = why_no_call_sites(image)
-    assert reason is why is None or (why and why in str(reason))
+    assert why_no_call_sites(image) == why
 
 
 def test_kernels_without_call_sites() -> None:
@@ -378,7 +378,7 @@ def test_the_size_of_the_read_only_data() -> None:
     assert proc_version(rodata(text, 0)) is None
     assert proc_version(rodata(text, -4096)) is None
     assert proc_version(rodata(text, (1 << 30) + 1)) is None
-    assert proc_version(rodata(text, 1 << 25)) == "2.0"
+    assert proc_version(rodata(text, 1 << 30)) == "2.0"
 
 
 def test_a_version_is_not_made_up_of_parts_that_are_not_next_to_each_other() -> None:
