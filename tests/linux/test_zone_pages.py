@@ -136,6 +136,8 @@ def test_kernels_without_mlock() -> None:
     [
         ("6.9", {}, "offline", [0xFFFFFFFF & ~0x100]),
         ("6.9", {}, "guard", [0xFFFFFFFF & ~0x400]),
+        ("6.9", {}, "table", [0xFFFFFFFF & ~0x200]),
+        ("6.9", {}, "buddy", [0xFFFFFFFF & ~0x80]),
         ("6.9", {}, "zsmalloc", []),
         ("6.10", {}, "table", [0xFFFFFFFF & ~0x200]),
         ("6.11", {}, "buddy", [0xFFFFFFFF & ~0x40000000]),
