@@ -30,7 +30,7 @@ def files() -> MadeImage:
         struct super_block { unsigned long s_flags; unsigned long s_magic;
                              struct backing_dev_info *s_bdi; };
         struct inode { unsigned long i_ino; struct super_block *i_sb; };
-        struct address_space { struct inode *host; unsigned long nrpages; };
+        struct address_space { unsigned long nrpages; struct inode *host; };
     """)
     return image
 
@@ -77,7 +77,7 @@ def test_files_that_are_not_in_the_image(part: str) -> None:
     image = files()
     mapping = put_file(image, 0, 0xEF53, 1, bdi=GONE if part == "bdi" else None)
     if part == "inode":
-        image.words(mapping, GONE)
+        image.words(mapping + 8, GONE)
     if part == "sb":
         image.words(mapping + 64 + 8, GONE)
     with pytest.raises(FaultError):
