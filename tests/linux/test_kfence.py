@@ -6,19 +6,26 @@ from __future__ import annotations
 import pytest
 from drgn import FaultError
 from support.guests import Lab
+from support.layouts import FRAMES, MadeImage
+from support.made_pages import NO_TYPE, TYPES, kernel_with_pages, put
 from support.planting import Overlay, Write
 
 from memcg_inspect.image.image import image_of
-from memcg_inspect.linux.mm.kfence import kfence_pages
+from memcg_inspect.linux.mm.kfence import (
+    KfenceObject,
+    KfencePool,
+    kfence_object,
+    kfence_pages,
+    kfence_pool,
+)
 from memcg_inspect.linux.mm.mm_types import scan_pages
 from memcg_inspect.linux.mm.mmzone import mem_map
 from memcg_inspect.linux.mm.slab import SlabReader
 from memcg_inspect.linux.net.sock import SockReader, socket_caches
 from memcg_inspect.model import Coverage
 
-pytestmark = pytest.mark.image
 
-
+@pytest.mark.image
 @pytest.mark.parametrize("kernel", ["6.12", "7.2"])
 def test_objects_of_slabs_in_the_pool(lab: Lab, kernel: str) -> None:
     prog = lab.image(kernel, "4", "mixed", append="kfence.sample_interval=1").program()
@@ -47,6 +54,7 @@ def test_objects_of_slabs_in_the_pool(lab: Lab, kernel: str) -> None:
             prog.read(address, 8)
 
 
+@pytest.mark.image
 @pytest.mark.parametrize("kernel", ["6.12", "7.2"])
 def test_what_cannot_be_read_of_the_pool_is_missing_unless_it_was_freed(
     lab: Lab, kernel: str
@@ -78,3 +86,110 @@ def test_what_cannot_be_read_of_the_pool_is_missing_unless_it_was_freed(
     assert missed() == 0
     overlay.write((Write(state, prog["KFENCE_OBJECT_ALLOCATED"].value_().to_bytes(4, "little")),))
     assert missed() == 1
+
+
+# Pools made by hand, as in mm/kfence/core.c since 6.6
+
+METADATA, POOL, VARIABLES = 0xFFFF888000400000, 0x800, 0xFFFFFFFF82000000
+STATES = ("UNUSED", "ALLOCATED", "RCU_FREEING", "FREED")
+ALLOCATED = STATES.index("ALLOCATED")
+STEP = 2048
+
+
+def made_pool(objects: int) -> MadeImage:
+    """Make a pool: the metadata of an object takes 2 KiB, and is in a page with one other."""
+    image = kernel_with_pages(TYPES["7.1"])
+    image.enum("kfence_object_state", **{f"KFENCE_OBJECT_{s}": n for n, s in enumerate(STATES)})
+    image.declare("""
+        struct kfence_metadata { unsigned long list[2]; enum kfence_object_state state;
+                                 unsigned long addr; unsigned long size;
+                                 unsigned long more[251]; };
+    """)
+    image.variable("__kfence_pool", "char *", VARIABLES)
+    image.variable("kfence_metadata", "struct kfence_metadata *", VARIABLES + 8)
+    image.words(VARIABLES, FRAMES.virt(FRAMES.page(POOL)), METADATA)
+    for number in range(objects):
+        put_object(image, number)
+    image.write(METADATA + STEP * objects, bytes(64))  # what is behind the array is not missing
+    return image
+
+
+def page_of(number: int) -> int:
+    """Return the ``struct page *`` of an object: guard pages are before and behind each."""
+    return FRAMES.page(POOL + 2 * number + 2)
+
+
+def put_object(image: MadeImage, number: int) -> None:
+    # Some objects begin in the middle of their page.
+    address = FRAMES.virt(page_of(number)) + 100 * (number % 3)
+    image.make(
+        "struct kfence_metadata",
+        METADATA + STEP * number,
+        {"addr": address, "size": 64 + number, "state": number % len(STATES)},
+    )
+
+
+def lose(image: MadeImage, number: int) -> None:
+    """Take the page of the metadata of an object, and of the other one in it, out of the image."""
+    del image._pages[(METADATA + STEP * number) // 4096]
+
+
+def pool_pages(objects: int) -> range:
+    first = FRAMES.page(POOL)
+    return range(first, first + (2 * objects + 2) * FRAMES.size, FRAMES.size)
+
+
+def test_the_pool_ends_with_the_last_object() -> None:
+    for objects in (0, 1, 5):
+        assert kfence_pool(made_pool(objects)) == KfencePool(pool_pages(objects), ())
+
+
+def test_kernels_without_a_pool() -> None:
+    assert kfence_pool(kernel_with_pages(TYPES["7.1"])) == KfencePool()
+    for at in (VARIABLES, VARIABLES + 8):
+        image = made_pool(3)
+        image.words(at, 0)  # it was not allocated
+        assert kfence_pool(image) == KfencePool(range(0), ())
+
+
+def test_metadata_that_is_missing() -> None:
+    """Its pages are of the pool if they are marked as slabs."""
+    image = made_pool(6)
+    lose(image, 2)
+    for number in (2, 3):
+        put(image, FRAMES.pfn(page_of(number)), 0, TYPES["7.1"].slab, 0)
+    lost = (METADATA + 2 * STEP, METADATA + 3 * STEP)
+    assert kfence_pool(image) == KfencePool(pool_pages(6), lost)
+    # At the end, what is no slab is not of the pool.
+    image = made_pool(4)
+    lose(image, 2)
+    put(image, FRAMES.pfn(page_of(2)), 0, TYPES["7.1"].slab, 0)
+    put(image, FRAMES.pfn(page_of(3)), 0, NO_TYPE, 0)
+    assert kfence_pool(image) == KfencePool(pool_pages(3), lost[:1])
+
+
+@pytest.mark.parametrize(("between", "is_found"), [(32, True), (34, False)])
+def test_a_large_gap_ends_the_pool(between: int, is_found: bool) -> None:
+    """64 KiB are stepped over, where nothing tells that the pages are of the pool."""
+    image = made_pool(between + 4)
+    for number in range(2, 2 + between, 2):
+        lose(image, number)
+    assert kfence_pool(image).pages == pool_pages(between + 4 if is_found else 2)
+
+
+def test_objects_of_pages() -> None:
+    image = made_pool(5)
+    pages = kfence_pages(image)
+    for number in range(5):
+        address = FRAMES.virt(page_of(number)) + 100 * (number % 3)
+        state = STATES[number % len(STATES)].lower()
+        expected = KfenceObject(address, 64 + number, state)
+        assert kfence_object(image, page_of(number)) == expected
+        assert kfence_object(image, page_of(number) + FRAMES.size) is None
+    assert [kfence_object(image, page) for page in pages[:2]] == [None, None]
+    for page in (pages[0] - FRAMES.size, pages[-1] + FRAMES.size, pages[2] + 1):
+        with pytest.raises(ValueError):
+            kfence_object(image, page)
+    lose(image, 2)
+    with pytest.raises(FaultError):
+        kfence_object(image, page_of(2))
