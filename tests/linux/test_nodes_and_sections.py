@@ -8,13 +8,15 @@ Masks and counts that contradict each other are damaged, and are refused.
 from __future__ import annotations
 
 import pytest
-from drgn import Object
+from drgn import Object, Program
 from drgn.helpers.linux.mm import for_each_valid_page_range
+from fuzz.damage import damaged
 from support.guests import DEBIAN_KERNELS, Lab
 from support.layouts import MadeImage
+from support.planting import Overlay, Write
 from support.zones import zoneinfo
 
-from memcg_inspect.image.image import image_of
+from memcg_inspect.image.image import Image, image_of
 from memcg_inspect.image.lookup import UnknownKernelError
 from memcg_inspect.linux.mm.mmzone import (
     MemMap,
@@ -264,3 +266,94 @@ def test_nodes_of_a_guest(lab: Lab, kernel: str) -> None:
             expected.add(nid)
     assert steady_nodes(found) == expected
     assert expected
+
+
+# Images that are damaged
+
+
+def word(address: int | None, value: int) -> Write:
+    assert address is not None
+    return Write(address, (value % (1 << 64)).to_bytes(8, "little"))
+
+
+def section_words(prog: Program) -> list[Object]:
+    """Return ``section_mem_map`` of all sections, each of which is there."""
+    each = int(prog["SECTIONS_PER_ROOT"])
+    last = int(prog["__highest_present_section_nr"])
+    return [prog["mem_section"][n // each][n % each].section_mem_map for n in range(last + 1)]
+
+
+@pytest.mark.image
+@pytest.mark.newest_kernel
+@pytest.mark.parametrize("kernel", DEBIAN_KERNELS)
+def test_most_sections_say_where_the_memory_map_begins(lab: Lab, kernel: str) -> None:
+    prog = lab.image(kernel).own_program()
+    overlay, base = Overlay(prog), mem_map(image_of(prog)).base
+    places = section_words(prog)
+    assert len(places) == 8
+    wrong = [word(at.address_, at.value_() + (1 << 30)) for at in places]
+    for number in (1, 3):  # of the others than the first
+        overlay.write(tuple(wrong[1 : 1 + number]))
+        assert mem_map(Image(prog)).base == base
+    overlay.write((wrong[4],))
+    with pytest.raises(ImageError, match=f"the memory map does not begin at {base:#x}"):
+        mem_map(Image(prog))
+    overlay.write((wrong[5],))
+    most = f"most sections say {base + (1 << 30):#x}; mem_section is damaged"
+    with pytest.raises(ImageError, match=most):
+        mem_map(Image(prog))
+    # A section that is not online says nothing.
+    overlay.write(tuple(word(at.address_, at.value_() & ~ONLINE) for at in places[2:6]))
+    assert mem_map(Image(prog)).base == base
+
+
+@pytest.mark.image
+@pytest.mark.newest_kernel
+@pytest.mark.parametrize("kernel", DEBIAN_KERNELS)
+def test_the_first_page_of_a_node_names_it(lab: Lab, kernel: str) -> None:
+    prog = lab.image(kernel).own_program()
+    overlay, frames = Overlay(prog), mem_map(image_of(prog))
+    pgdat = prog["node_data"][2]
+    pfn = int(pgdat.node_start_pfn)
+    flags = frames.page(pfn) + frames.flags
+    overlay.write((word(flags, 1 << frames.node_shift),))
+    wrong = f"the page flags of page frame {pfn:#x} name node 1, its pglist_data node 2"
+    with pytest.raises(ImageError, match=wrong):
+        mem_map(Image(prog))
+    overlay.write((word(pgdat.node_present_pages.address_, 0),))  # it has no pages
+    assert mem_map(Image(prog)) == frames
+
+
+@pytest.mark.image
+@pytest.mark.newest_kernel
+@pytest.mark.parametrize("more", [1 << 21, -(1 << 21)])
+@pytest.mark.parametrize("kernel", DEBIAN_KERNELS)
+def test_the_nodes_are_where_the_direct_map_says(lab: Lab, kernel: str, more: int) -> None:
+    image = lab.image(kernel)
+    variable = image.program()["page_offset_base"]
+    assert variable.value_() == mem_map(image_of(image.program())).direct_map
+    moved = variable.value_() + more
+    changed = damaged(image.core, (variable.address_, moved))
+    with pytest.raises(ImageError, match=f"the direct map does not begin at {moved:#x}"):
+        mem_map(changed)
+
+
+@pytest.mark.image
+@pytest.mark.newest_kernel
+@pytest.mark.parametrize("kernel", DEBIAN_KERNELS)
+def test_nodes_whose_structure_is_not_reserved_for_good(lab: Lab, kernel: str) -> None:
+    prog = lab.image(kernel).own_program()
+    overlay, frames = Overlay(prog), mem_map(image_of(prog))
+    steady = steady_nodes(image_of(prog))
+    assert len(steady) > 1
+    reserved = 1 << prog["PG_reserved"].value_()
+    for nid in steady:
+        flags = frames.virt_to_page(prog["node_data"][nid].value_()) + frames.flags
+        value = image_of(prog).memory.word(flags)
+        overlay.write((word(flags, value & ~reserved),))
+        assert steady_nodes(Image(prog)) == steady - {nid}
+        # It may be on another node, as that of a node that had no memory.
+        overlay.write((word(flags, value ^ 1 << frames.node_shift),))
+        assert steady_nodes(Image(prog)) == steady - {nid}
+        overlay.write((word(flags, value),))
+    assert steady_nodes(Image(prog)) == steady
