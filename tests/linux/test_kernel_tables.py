@@ -15,7 +15,7 @@ from drgn.helpers.linux.list import list_for_each_entry
 from drgn.helpers.linux.mm import follow_phys, page_to_virt, virt_to_pfn
 from drgn.helpers.linux.pid import for_each_task
 from fuzz.damage import damaged
-from support.guests import DEBIAN_KERNELS, Lab
+from support.guests import ARCH, DEBIAN_KERNELS, Lab
 from support.missing_pages import excluded, opened
 
 from memcg_inspect.image.image import Image, image_of
@@ -29,11 +29,9 @@ from memcg_inspect.linux.mm.init_mm import (
 from memcg_inspect.linux.mm.mmzone import mem_map
 from memcg_inspect.model import Coverage, ImageError
 
-pytestmark = [
-    pytest.mark.image,
-    pytest.mark.newest_kernel,
-    pytest.mark.parametrize("kernel", DEBIAN_KERNELS[-1:]),
-]
+pytestmark = [pytest.mark.image, pytest.mark.newest_kernel]
+of_any = pytest.mark.parametrize("kernel", DEBIAN_KERNELS[-1:])
+of_x86 = pytest.mark.parametrize("kernel", DEBIAN_KERNELS[-1:] if ARCH == "amd64" else ())
 
 PAGE, ENTRIES = 4096, 512
 #: _PAGE_PRESENT and _PAGE_PSE of arch/x86/include/asm/pgtable_types.h.
@@ -78,6 +76,7 @@ def framed(tables: KernelTables, start: int, size: int) -> list[int]:
     return [pfn for some in tables.frames(start, size) for pfn in some]
 
 
+@of_any
 def test_text_is_mapped_by_huge_pages(lab: Lab, kernel: str) -> None:
     prog = lab.image(kernel).program()
     frames = mem_map(image_of(prog))
@@ -92,6 +91,7 @@ def test_text_is_mapped_by_huge_pages(lab: Lab, kernel: str) -> None:
     assert not coverage.unreadable
 
 
+@of_x86
 def test_all_tables_of_the_kernel(lab: Lab, kernel: str) -> None:
     prog, coverage = lab.image(kernel).program(), Coverage()
     top = physical(prog, prog["init_mm"].pgd.value_())
@@ -124,6 +124,7 @@ def ranges(prog: Program) -> list[tuple[int, int]]:
     ]
 
 
+@of_x86
 def test_page_frames_behind_addresses(lab: Lab, kernel: str) -> None:
     prog = lab.image(kernel).program()
     tables, coverage = KernelTables(image_of(prog), Coverage()), Coverage()
@@ -141,6 +142,7 @@ def test_page_frames_behind_addresses(lab: Lab, kernel: str) -> None:
     assert framed(tables, start, PAGE) == []
 
 
+@of_x86
 def test_each_page_is_asked_for_where_tables_cannot_be_read(
     lab: Lab, kernel: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -173,6 +175,7 @@ def table_of(prog: Program, address: int) -> int:
     return pfn
 
 
+@of_x86
 def test_a_table_that_is_not_in_the_image(lab: Lab, kernel: str) -> None:
     """What one of PTEs maps is not known; those below one above it are not found."""
     image = lab.image(kernel)
@@ -187,6 +190,7 @@ def test_a_table_that_is_not_in_the_image(lab: Lab, kernel: str) -> None:
     assert framed(tables, frames.base, PAGE) == behind(prog, frames.base, PAGE)
 
 
+@of_x86
 @pytest.mark.parametrize("table", ["top", "below"])
 def test_an_upper_table_that_is_not_in_the_image(lab: Lab, kernel: str, table: str) -> None:
     """Nothing is known of what is below the one at the top, and all of what is beside another."""
@@ -210,6 +214,7 @@ def test_an_upper_table_that_is_not_in_the_image(lab: Lab, kernel: str, table: s
     assert (coverage.read, coverage.unreadable) == (max(len(left) - 1, 0), 1)
 
 
+@of_x86
 def test_what_is_not_mapped_has_no_page(lab: Lab, kernel: str) -> None:
     prog = lab.image(kernel).program()
     image, (start, _) = image_of(prog), stacks(prog)[0]
@@ -219,6 +224,7 @@ def test_what_is_not_mapped_has_no_page(lab: Lab, kernel: str) -> None:
         kernel_page(image, start)
 
 
+@of_x86
 def test_the_upper_tables_of_processes(lab: Lab, kernel: str) -> None:
     """Those at the top, and those whose entries map 1 GiB or more each."""
     prog, coverage = lab.image(kernel).program(), Coverage()
@@ -235,6 +241,7 @@ def test_the_upper_tables_of_processes(lab: Lab, kernel: str) -> None:
     assert list(top_table_pages(image_of(prog), coverage)) == []
 
 
+@of_x86
 def test_lists_of_tables_that_are_broken(lab: Lab, kernel: str) -> None:
     image = lab.image(kernel)
     prog = image.program()
@@ -249,6 +256,7 @@ def test_lists_of_tables_that_are_broken(lab: Lab, kernel: str) -> None:
         assert {e.what for e in coverage.examples} == what
 
 
+@of_any
 def test_tables_of_tasks(lab: Lab, kernel: str) -> None:
     """Where there is no list: of each task, and those that a kernel thread has borrowed."""
     prog, coverage = lab.image(kernel).program(), Coverage()
@@ -261,6 +269,7 @@ def test_tables_of_tasks(lab: Lab, kernel: str) -> None:
     assert not coverage.unreadable
 
 
+@of_any
 def test_tables_of_user_space_that_are_not_in_the_image(
     lab: Lab, kernel: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -276,6 +285,7 @@ def test_tables_of_user_space_that_are_not_in_the_image(
     assert coverage.unreadable == 1
 
 
+@of_x86
 def test_tables_of_what_user_space_sees_of_the_kernel(lab: Lab, kernel: str) -> None:
     """pti_init() of arch/x86/mm/pti.c: the table after that of the kernel, and those below it."""
     prog, coverage = lab.image(kernel, "1", "idle", append="pti=on").program(), Coverage()

@@ -11,7 +11,7 @@ import pytest
 from drgn import Object, Program
 from drgn.helpers.linux.mm import for_each_valid_page_range
 from fuzz.damage import damaged
-from support.guests import DEBIAN_KERNELS, Lab
+from support.guests import ARCH, DEBIAN_KERNELS, Lab
 from support.layouts import MadeImage
 from support.planting import Overlay, Write
 from support.zones import zoneinfo
@@ -35,6 +35,8 @@ from memcg_inspect.linux.mm.mmzone import (
     zone_types,
 )
 from memcg_inspect.model import ImageError
+
+of_x86 = pytest.mark.parametrize("kernel", DEBIAN_KERNELS if ARCH == "amd64" else ())
 
 VARIABLES, MEMORY = 0xFFFFFFFF82000000, 0xFFFF888000100000
 STATES, CPUS = VARIABLES + 0x100, VARIABLES + 0x200
@@ -241,7 +243,7 @@ def test_pointers_with_a_tag() -> None:
 
 @pytest.mark.image
 @pytest.mark.each_kernel
-@pytest.mark.parametrize("kernel", DEBIAN_KERNELS)
+@of_x86
 def test_nodes_of_a_guest(lab: Lab, kernel: str) -> None:
     """Four nodes have memory since boot, and /proc/zoneinfo has their zones."""
     image = lab.image(kernel)
@@ -285,7 +287,7 @@ def section_words(prog: Program) -> list[Object]:
 
 @pytest.mark.image
 @pytest.mark.newest_kernel
-@pytest.mark.parametrize("kernel", DEBIAN_KERNELS)
+@of_x86
 def test_most_sections_say_where_the_memory_map_begins(lab: Lab, kernel: str) -> None:
     prog = lab.image(kernel).own_program()
     overlay, base = Overlay(prog), mem_map(image_of(prog)).base
@@ -309,7 +311,7 @@ def test_most_sections_say_where_the_memory_map_begins(lab: Lab, kernel: str) ->
 
 @pytest.mark.image
 @pytest.mark.newest_kernel
-@pytest.mark.parametrize("kernel", DEBIAN_KERNELS)
+@of_x86
 def test_the_first_page_of_a_node_names_it(lab: Lab, kernel: str) -> None:
     prog = lab.image(kernel).own_program()
     overlay, frames = Overlay(prog), mem_map(image_of(prog))
@@ -327,7 +329,7 @@ def test_the_first_page_of_a_node_names_it(lab: Lab, kernel: str) -> None:
 @pytest.mark.image
 @pytest.mark.newest_kernel
 @pytest.mark.parametrize("more", [1 << 21, -(1 << 21)])
-@pytest.mark.parametrize("kernel", DEBIAN_KERNELS)
+@of_x86
 def test_the_nodes_are_where_the_direct_map_says(lab: Lab, kernel: str, more: int) -> None:
     image = lab.image(kernel)
     variable = image.program()["page_offset_base"]
@@ -340,7 +342,7 @@ def test_the_nodes_are_where_the_direct_map_says(lab: Lab, kernel: str, more: in
 
 @pytest.mark.image
 @pytest.mark.newest_kernel
-@pytest.mark.parametrize("kernel", DEBIAN_KERNELS)
+@of_x86
 def test_nodes_whose_structure_is_not_reserved_for_good(lab: Lab, kernel: str) -> None:
     prog = lab.image(kernel).own_program()
     overlay, frames = Overlay(prog), mem_map(image_of(prog))
