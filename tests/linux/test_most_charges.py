@@ -86,17 +86,19 @@ def test_what_stocks_hold(lab: Lab, kernel: str) -> None:
     image, coverage = image_of(prog), Coverage()
     pages, objects = charge_stock_bound(image), objcg_bytes_bound(image, coverage)
     slabs = slab_bytes_bound(image, coverage)
-    assert (pages.each, slabs.slots) == (64 * PAGE, 1)
+    assert (pages.each, pages.rule) == (64 * PAGE, "64 pages: MEMCG_CHARGE_BATCH")
     stock = prog["memcg_stock"].type_
     assert pages.slots == (1 if stock.has_member("stock_lock") else 7)
     if has_16_bits(prog):
-        assert objects[:2] == (5, 0xFFFF)
-        assert slabs.each == 0x7FFF
+        assert objects == (5, 0xFFFF, "nr_bytes has 16 bits")
+        assert slabs == (1, 0x7FFF, "nr_slab_*_b have 16 bits, one of them for the sign")
         assert (coverage.read, coverage.unreadable) == (0, 0)
         return
     # A page but one byte is left of the last charge, and too few bytes for the largest object.
-    assert objects[:2] == (1, PERCPU + PAGE - 2)
-    assert slabs.each == max(cache_sizes(prog)) + 8
+    words = "a page and the largest object, which may be a percpu one"
+    assert objects == (1, PERCPU + PAGE - 2, words)
+    words = "a page, or the largest object: that is held back once"
+    assert slabs == (1, max(cache_sizes(prog)) + 8, words)
     assert (coverage.read, coverage.unreadable) == (2 * len(cache_sizes(prog)), 0)
 
 
