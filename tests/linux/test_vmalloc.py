@@ -248,8 +248,13 @@ def test_an_area_that_is_being_freed(lab: Lab, kernel: str) -> None:
     area = an_area(prog)
     vm, count = area.vm.read_(), int(area.vm.nr_pages)
     pages, entries = pages_of(vm), vm.pages.value_()
-    Overlay(prog).write((Write(area.vm.address_ or 0, word(0)),))
+    # Kernel memory of two payers, and user memory, whose payer does not matter
+    data = {2: 0x5002, 3: 0x5002, 4: 0x6002, 5: 0x7000, count - 1: 0x6002}
+    places = {n: Object(prog, "struct page *", pages[n]).memcg_data.address_ or 0 for n in data}
+    charged = [Write(places[n], word(value)) for n, value in data.items()]
+    Overlay(prog).write((Write(area.vm.address_ or 0, word(0)), *charged))
     reader = PartialAreaReader(image_of(prog))
+    assert payer_and_node(prog, pages[4])[0] == 0x6000
     left = runs([payer_and_node(prog, page) for page in pages])
 
     def stops(*words: int) -> tuple[int, ...]:
@@ -281,6 +286,12 @@ def test_pages_of_an_area_that_are_gone(lab: Lab, kernel: str) -> None:
     [found] = PartialAreaReader(image_of(prog)).read([vm.value_()], [3, 8])
     assert found.left == runs([payer_and_node(prog, page) for page in pages[7:]])
     assert found.stops == (7, 8, 9, count)
+    # An entry that was never filled, and one that is no page
+    for value in (0, 0x1000, pages[11] + 8):
+        Overlay(prog).write((Write(vm.pages.value_() + 8 * 10, word(value)),))
+        [found] = PartialAreaReader(image_of(prog)).read([vm.value_()], [0, value])
+        assert found.left == runs([payer_and_node(prog, page) for page in pages[11:]])
+        assert found.stops == (11, count)
 
 
 @pytest.mark.image
@@ -306,10 +317,12 @@ def test_what_is_no_area_that_is_being_freed(lab: Lab, kernel: str) -> None:
 
     flags, size = int(vm.flags), int(vm.size)
     assert after("flags", flags) == [True]
+    assert after("flags", flags | 0x1) == [True]
     assert after("flags", flags | 0x200) == [False]  # VM_MAP_PUT_PAGES
     assert after("flags", flags & ~VM_ALLOC) == []
     assert after("pages", 0) == []
     assert after("addr", int(vm.addr) + 8) == after("size", size + 8) == []
     assert after("nr_pages", 0) == []
+    assert after("nr_pages", 1) == [True]
     assert after("nr_pages", size // PAGE + 1) == []
     assert after("pages", 0x1000) == []
