@@ -70,13 +70,17 @@ def pages_of(vm: Object) -> list[int]:
     return [vm.pages[i].value_() for i in range(int(vm.nr_pages))] if vm.pages else []
 
 
+def with_area(prog: Program) -> list[Object]:
+    """Return the tasks whose stacks are areas: that of the boot CPU has none."""
+    idle = [idle_task(prog, cpu) for cpu in for_each_possible_cpu(prog)]
+    return [task for task in [*for_each_task(prog), *idle] if task.stack_vm_area]
+
+
 def users(prog: Program) -> dict[int, str]:
     """Return who uses a stack, by the address of its ``struct vm_struct``."""
-    idle = [idle_task(prog, cpu) for cpu in for_each_possible_cpu(prog)]
     found = {}
-    for task in [*for_each_task(prog), *idle]:
-        if task.stack_vm_area:
-            found[task.stack_vm_area.value_()] = "unknown" if task.exit_state else "task"
+    for task in with_area(prog):
+        found[task.stack_vm_area.value_()] = "unknown" if task.exit_state else "task"
     for cpu in for_each_possible_cpu(prog):
         for area in per_cpu(prog["cached_stacks"], cpu):
             if area:
@@ -88,7 +92,11 @@ def users(prog: Program) -> dict[int, str]:
 @pytest.mark.each_kernel
 @KERNEL
 def test_areas_are_those_on_the_lists(lab: Lab, kernel: str) -> None:
-    prog = lab.image(kernel, "4", "mixed").program()
+    prog = lab.image(kernel, "4", "mixed").own_program()
+    # One stack, at least, is kept for new tasks.
+    kept = per_cpu(prog["cached_stacks"], 1)[0].address_ or 0
+    stack = find_task(prog, 1).stack_vm_area.value_()
+    Overlay(prog).write((Write(kept, word(stack)),))
     vms = [area.vm for area in areas(prog) if area.vm]
     made = [vm for vm in vms if int(vm.flags) & VM_ALLOC and vm.pages]
     coverage, tasks = Coverage(), Coverage()
@@ -98,15 +106,56 @@ def test_areas_are_those_on_the_lists(lab: Lab, kernel: str) -> None:
     ]
     assert (coverage.read, coverage.unreadable) == (len(found), 0)
     known = users(prog)
-    assert tasks.read == len([user for user in known.values() if user != "cache"])
+    assert (tasks.read, tasks.unreadable) == (len(with_area(prog)), 0)
     for area, vm in zip(found, made, strict=True):
         user = known.get(vm.value_(), "")
         assert area.is_stack == bool(user)
         assert area.user == user
         assert area.is_counted
         assert not area.is_stack or len(area.pages) == STACK // PAGE
-    assert {area.user for area in found} >= {"task", ""}
+    assert {area.user for area in found} >= {"task", "cache", ""}
     assert linked_areas(image_of(prog)) == {area.vm.value_() for area in areas(prog)}
+
+
+@pytest.mark.image
+@pytest.mark.each_kernel
+@KERNEL
+def test_an_area_that_is_being_made(lab: Lab, kernel: str) -> None:
+    """Since 7.1 each page is counted as it comes: some are there, and ``nr_pages`` is 0."""
+    prog = lab.image(kernel, "4", "mixed").own_program()
+    area = an_area(prog)
+    vm, pages = area.vm.read_(), pages_of(area.vm)
+    entries, address = vm.pages.value_(), int(vm.addr)
+    counts_each = "NR_VMALLOC" in {e.name for e in prog.type("enum node_stat_item").enumerators}
+    overlay = Overlay(prog)
+
+    def found(*writes: Write) -> list[list[int]]:
+        overlay.write(writes)
+        read = vm_areas(image_of(prog), Coverage(), Coverage())
+        try:
+            return [one.pages for one in read if one.address == address]
+        finally:
+            overlay.clear()
+
+    def put(member: str, value: int) -> Write:
+        place = vm.member_(member)
+        return Write(place.address_ or 0, value.to_bytes(place.type_.size, "little"))
+
+    assert found() == [pages]
+    missing = [Write(entries + 8 * n, word(0)) for n in (1, len(pages) - 1)]
+    some = [page for n, page in enumerate(pages) if n not in (1, len(pages) - 1)]
+    assert found(*missing) == [some]
+    none = put("nr_pages", 0)
+    size = (len(pages) + 1) * PAGE  # with a guard page
+    assert found(none, put("size", size), *missing) == ([some] if counts_each else [])
+    flags = put("flags", int(vm.flags) | 0x40)  # VM_NO_GUARD
+    assert found(none, flags, put("size", size - PAGE)) == ([pages] if counts_each else [])
+    assert found(none, put("size", PAGE)) == []
+    assert found(put("nr_pages", 1)) == [pages[:1]]
+    # No more pages than addresses
+    room = int(area.va_end - area.va_start) // PAGE
+    assert [len(p) >= len(pages) for p in found(put("nr_pages", room))] == [True]
+    assert found(put("nr_pages", room + 1)) == []
 
 
 @pytest.mark.image
