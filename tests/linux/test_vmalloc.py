@@ -107,10 +107,13 @@ def test_areas_are_those_on_the_lists(lab: Lab, kernel: str) -> None:
     assert (coverage.read, coverage.unreadable) == (len(found), 0)
     known = users(prog)
     assert (tasks.read, tasks.unreadable) == (len(with_area(prog)), 0)
+    stacks = {(t.stack_vm_area.caller.value_(), STACK // PAGE) for t in with_area(prog)}
     for area, vm in zip(found, made, strict=True):
-        user = known.get(vm.value_(), "")
-        assert area.is_stack == bool(user)
-        assert area.user == user
+        assert area.is_stack == ((vm.caller.value_(), vm.nr_pages.value_()) in stacks)
+        # That of the task that was cached before is nobody's now.
+        is_charged = payer_and_node(prog, area.pages[0])[0]
+        left = ("task" if is_charged else "unknown") if area.is_stack else ""
+        assert area.user == known.get(vm.value_(), left)
         assert area.is_counted
         assert not area.is_stack or len(area.pages) == STACK // PAGE
     assert {area.user for area in found} >= {"task", "cache", ""}
