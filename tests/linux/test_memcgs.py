@@ -16,6 +16,7 @@ from support.planting import Overlay, Write
 from memcg_inspect.image.image import image_of
 from memcg_inspect.linux.mm.memcontrol import (
     csses_made_since,
+    keeps_original_objcgs,
     nodeinfo,
     objcg_owners,
     read_memcgs,
@@ -171,6 +172,18 @@ def test_a_memcg_that_is_missing(image: GuestImage) -> None:
     assert [missed.what for missed in coverage.examples] == ["memcg"]
 
 
+def test_a_root_that_is_missing(image: GuestImage) -> None:
+    """Its path and its state are known, and what is below it is found."""
+    prog = image.own_program()
+    root, every = prog["root_mem_cgroup"], [plain(memcg) for memcg in tree(prog)]
+    prog.add_memory_segment(root.css.flags.address_ or 0, 4, excluded, False)
+    coverage = Coverage()
+    found = read_memcgs(image_of(prog), coverage)
+    first = replace(every[0], cgroup_id=None, whole=False)
+    assert found == {memcg.address: memcg for memcg in [first, *every[1:]]}
+    assert (coverage.read, coverage.unreadable) == (len(every) - 1, 1)
+
+
 def test_a_memcg_that_is_its_own_child(image: GuestImage) -> None:
     """A list of children that leads to a memcg that is known is broken."""
     prog = image.own_program()
@@ -277,6 +290,9 @@ def test_the_memcgs_that_obj_cgroups_were_made_for(image: GuestImage) -> None:
         objcg: memcg.value_() for memcg in memcgs for _, h in holders(memcg) for _, objcg in held(h)
     }
     assert not coverage.unreadable
+    # A memcg that was removed keeps them since 6.7.
+    kept = any(n == "orig_objcg" for m in memcgs for _, h in holders(m) for n, _ in held(h))
+    assert keeps_original_objcgs(image_of(prog)) == kept
 
 
 def test_obj_cgroups_of_a_memcg_that_are_missing(image: GuestImage) -> None:
