@@ -41,11 +41,13 @@ def image(numbers: Mapping[str, object], page_shift: int = 12, new: bool = True)
     return made.image
 
 
-def geometry(page_shift: int, built: int, actual: int, new: bool = True) -> Arm64Geometry:
+def geometry(
+    page_shift: int, built: int, actual: int, new: bool = True, physical: int = 0
+) -> Arm64Geometry:
     numbers = {
         "VA_BITS": built,
         "TCR_EL1_T1SZ": hex(64 - actual),
-        "MAX_PHYSMEM_BITS": 52 if built == 52 else 48,
+        "MAX_PHYSMEM_BITS": physical or (52 if built == 52 else 48),
     }
     return arm64_geometry(image(numbers, page_shift, new))
 
@@ -57,6 +59,7 @@ def geometry(page_shift: int, built: int, actual: int, new: bool = True) -> Arm6
         (12, 48, 48, 4, 512),
         (12, 52, 52, 5, 16),
         (12, 52, 48, 4, 512),  # without LPA2
+        (14, 36, 36, 2, 2048),
         (14, 47, 47, 3, 2048),
         (14, 48, 48, 4, 2),
         (14, 52, 52, 4, 32),
@@ -109,6 +112,61 @@ def test_addresses_with_large_pages(built: int, actual: int) -> None:
     page = 0xA_8123_4567_0000 if built == 52 else 0x8123_4567_0000
     entry = page & (1 << 48) - 1 | page >> 48 << 12
     assert found.plain_pfns([entry | FLAGS | 3]) == [page >> 16]
+
+
+def test_the_bits_around_the_address_are_no_part_of_it() -> None:
+    """Guarded, dirty, contiguous, execute-never, and bits that software may use."""
+    above = 1 << 50 | 1 << 51 | 1 << 52 | 1 << 53 | 1 << 54 | 1 << 55
+    below = 0b111 << 2 | 1 << 5 | 1 << 6 | 1 << 7
+    page = 0x1_2345_7000
+    for built, actual in ((48, 48), (52, 52)):
+        found = geometry(12, built, actual)
+        assert found.plain_pfns([page | FLAGS_LPA2 | above | below | 3]) == [page >> 12]
+        assert found.entry(page | 1 << 59 | 1 << 63 | 3, 2) == Entry("table", page >> 12)
+        assert found.entry(page | 1 << 59 | 1 << 63 | 3, 4) == ("table", page >> 12, 0, 0)
+
+
+def test_valid_entries() -> None:
+    found = geometry(12, 48, 48)
+    assert [found.is_valid(entry) for entry in (0x5003, 0x5001, 1, 0, 2, 0x5800)] == [
+        *[True] * 3,
+        *[False] * 3,
+    ]
+
+
+def test_the_number_of_levels_is_that_of_all_processes() -> None:
+    found = geometry(14, 47, 47)
+    assert found.levels_of(None) == 3  # type: ignore[arg-type]
+    assert found.page_shift == 14
+    assert [found.length(level, level == 3) for level in (1, 2, 3)] == [2048] * 3
+    assert [geometry(16, 42, 42).length(level, level == 2) for level in (1, 2)] == [8192, 8192]
+    assert [geometry(14, 48, 48).length(level, level == 4) for level in (1, 3, 4)] == [
+        2048,
+        2048,
+        2,
+    ]
+
+
+def test_entries_that_are_not_valid_have_bits_of_no_meaning() -> None:
+    """__swp_offset() takes 50 bits, and pte_present() looks at one bit."""
+    new, old = geometry(12, 48, 48), geometry(12, 48, 48, new=False)
+    swap = Entry("swap", type=3, offset=77)
+    assert list(new.other_entries([3 << 6 | 77 << 12 | 3 << 62])) == [swap]
+    assert new.entry(3 << 6 | 77 << 12 | 3 << 62, 2) == swap
+    assert list(old.other_entries([3 << 3 | 77 << 8 | 1 << 59])) == [swap]
+    assert old.entry(3 << 3 | 77 << 8 | 1 << 60, 2) == swap
+    huge = 0x1_2340_0000
+    assert old.entry(huge | 1 << 58, 2) == Entry("page", huge >> 12)
+
+
+def test_only_huge_pages_are_rounded() -> None:
+    odd, new, old = 0x1_2345_7000, geometry(12, 48, 48), geometry(12, 48, 48, new=False)
+    assert list(new.other_entries([odd | SPECIAL | 3, odd | 1 << 11])) == [
+        Entry("special", odd >> 12),
+        Entry("page", odd >> 12),
+    ]
+    assert list(old.other_entries([odd | 1 << 58])) == [Entry("page", odd >> 12)]
+    assert new.entry(odd | SPECIAL | 1, 2) == Entry("special", odd >> 21 << 9)
 
 
 def test_pages_that_are_not_plain() -> None:
@@ -164,6 +222,22 @@ def test_damaged_vmcoreinfo(numbers: dict[str, object]) -> None:
         arm64_geometry(image(numbers))
 
 
+@pytest.mark.parametrize(
+    ("built", "actual", "physical"),
+    [(36, 35, 48), (48, 35, 48), (53, 48, 48), (53, 53, 52), (48, 49, 48), (48, 48, 53)],
+)
+def test_addresses_of_impossible_sizes(built: int, actual: int, physical: int) -> None:
+    with pytest.raises(ImageError, match="VMCOREINFO is damaged: pages of"):
+        geometry(14, built, actual, physical=physical)
+
+
+@pytest.mark.parametrize(("page_shift", "physical"), [(12, 12), (14, 14), (16, 16)])
+def test_memory_of_one_page_is_impossible(page_shift: int, physical: int) -> None:
+    with pytest.raises(ImageError, match="VMCOREINFO is damaged"):
+        geometry(page_shift, 48, 48, physical=physical)
+    assert geometry(page_shift, 48, 48, physical=physical + 1).swap_pfn_mask == 1
+
+
 @pytest.mark.parametrize("page_shift", [0, 13, 40])
 def test_pages_of_an_impossible_size(page_shift: int) -> None:
     with pytest.raises(ImageError, match="VMCOREINFO is damaged: pages of"):
@@ -175,7 +249,13 @@ def test_addresses_of_modules() -> None:
     assert is_module_address(found, 0xFFFF800000000000)
     assert is_module_address(found, 0xFFFF80007FFFFFFF)
     assert not is_module_address(found, 0xFFFF800080000000)
+    assert not is_module_address(found, 0xFFFF7FFFFFFFFFFF)
     assert not is_module_address(image({}), 0xFFFF800000000000)
+    assert not is_module_address(image({}), 0)
+    to_the_end = image({"MODULES_VADDR": "0xffff800000000000", "MODULES_END": 1 << 64})
+    assert is_module_address(to_the_end, (1 << 64) - 1)
+    beyond = image({"MODULES_VADDR": "0xffff800000000000", "MODULES_END": (1 << 64) + 1})
+    assert not is_module_address(beyond, 0xFFFF800000000000)
     assert not is_module_address(image({"MODULES_VADDR": "x"}), 0xFFFF800000000000)
 
 

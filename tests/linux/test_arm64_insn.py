@@ -76,3 +76,9 @@ def test_the_fields_of_all_instructions() -> None:
             text = (0xF9400000 | offset // 8 << 10 | register << 5 | 7).to_bytes(4, "little")
             assert arm64_insn.loads_member(text, offset)
             assert not arm64_insn.loads_member(text, offset ^ 8)
+
+
+def test_functions_have_one_entry_and_there_are_no_thunks() -> None:
+    assert arm64_insn.ENTRIES == (0,)
+    assert not arm64_insn.is_thunk("kfree")
+    assert not arm64_insn.is_thunk("__x86_indirect_thunk_rax")

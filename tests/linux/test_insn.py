@@ -10,9 +10,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import pytest
+from drgn import Architecture, Platform, PlatformFlags, Program
 
-from memcg_inspect.linux.arch import powerpc_insn, s390_insn
-from memcg_inspect.linux.arch.insn import Instructions
+from memcg_inspect.image.image import Image
+from memcg_inspect.linux.arch import arm64_insn, powerpc_insn, s390_insn, x86_insn
+from memcg_inspect.linux.arch.insn import Instructions, instructions
 
 ONE = 0x3FFE0100000
 
@@ -127,6 +129,54 @@ def test_text_that_ends_in_an_instruction(code: Code, size: int) -> None:
 def test_instructions_begin_at_even_addresses() -> None:
     assert not s390_insn.loads_member(b"\0" + bytes.fromhex(S390.text[0]) + b"\0", 3008)
     assert s390_insn.loads_member(b"\0\0" + bytes.fromhex(S390.text[0]), 3008)
+
+
+def test_instructions_behind_bytes_that_look_like_the_first_one() -> None:
+    """The first byte of an instruction can be the last one of the instruction before it."""
+    assert s390_insn.loads_member(b"\0\xe3" + bytes.fromhex(S390.text[0]), 3008)
+
+
+def test_the_bounds_of_offsets_on_s390() -> None:
+    first, largest = "e31020000004", "e3102fff7f04"  # lg %r1,0(%r2); lg %r1,524287(%r2)
+    assert s390_insn.loads_member(bytes.fromhex(first), 0)
+    assert s390_insn.loads_member(bytes.fromhex(largest), (1 << 19) - 1)
+    # The highest bit is a sign: lg %r1,-524288(%r2)
+    assert not s390_insn.loads_member(bytes.fromhex("e31020008004"), 1 << 19)
+    # Without a base register, it is an address: lg %r1,3008
+    assert not s390_insn.loads_member(bytes.fromhex("e3100bc00004"), 3008)
+
+
+def test_the_bounds_of_offsets_on_powerpc() -> None:
+    largest, negative = "fc7f23e9", "008023e9"  # ld r9,32764(r3); ld r9,-32768(r3)
+    assert powerpc_insn.loads_member(bytes.fromhex("000023e9"), 0)
+    assert powerpc_insn.loads_member(bytes.fromhex(largest), 32764)
+    assert not powerpc_insn.loads_member(bytes.fromhex(negative), 32768)
+    assert not powerpc_insn.loads_member(bytes.fromhex(negative), -32768)
+
+
+def test_addresses_wrap_around() -> None:
+    assert s390_insn.called(bytes.fromhex("c0e5fffffff4"), 0) == {(1 << 64) - 24}
+    assert s390_insn.called(bytes.fromhex("c0e500000010"), (1 << 64) - 8) == {24}
+    assert powerpc_insn.called(bytes.fromhex("f5ffff4b"), 0) == {(1 << 64) - 12}
+
+
+PLATFORM_FLAGS = PlatformFlags.IS_64_BIT | PlatformFlags.IS_LITTLE_ENDIAN
+
+
+@pytest.mark.parametrize(
+    ("platform", "known"),
+    [
+        (Platform(Architecture.X86_64), x86_insn),
+        (Platform(Architecture.AARCH64), arm64_insn),
+        (Platform(Architecture.S390X), s390_insn),
+        (Platform(Architecture.PPC64, PLATFORM_FLAGS), powerpc_insn),
+        # Functions of big-endian kernels are described by descriptors.
+        (Platform(Architecture.PPC64, PlatformFlags.IS_64_BIT), None),
+        (Platform(Architecture.RISCV64), None),
+    ],
+)
+def test_instructions_of_each_architecture(platform: Platform, known: Instructions | None) -> None:
+    assert instructions(Image(Program(platform))) is known
 
 
 def test_thunks() -> None:

@@ -15,6 +15,9 @@ from drgn import (
     Object,
     Platform,
     Program,
+    Symbol,
+    SymbolBinding,
+    SymbolKind,
     Type,
     TypeKindSet,
     TypeMember,
@@ -35,20 +38,23 @@ class MadeMemory:
     """
     A program with made memory.
 
+    :param platform: that of the machine; x86-64 if it is not given
     :ivar prog: the program
     :ivar image: its image
     :ivar reads: number of reads so far
     """
 
-    def __init__(self) -> None:
-        self.prog = Program(Platform(Architecture.X86_64))
+    def __init__(self, platform: Platform | None = None) -> None:
+        self.prog = Program(platform or Platform(Architecture.X86_64))
         self._data = bytearray(SIZE)
         self._types: dict[str, Type] = {}
         self._objects: dict[str, Object] = {}
+        self._symbols: dict[str, Symbol] = {}
         self.reads = 0
         self.prog.add_memory_segment(BASE, SIZE, self._read, False)
         self.prog.register_type_finder("made", self._find_type, enable_index=0)
         self.prog.register_object_finder("made", self._find_object, enable_index=0)
+        self.prog.register_symbol_finder("made", self._find_symbols, enable_index=0)
         self.image = Image(self.prog)
         self.word = self.prog.int_type("unsigned long", 8, False)
         self.int = self.prog.int_type("int", 4, True)
@@ -68,6 +74,17 @@ class MadeMemory:
         self, prog: Program, name: str, flags: FindObjectFlags, filename: str | None
     ) -> Object | None:
         return self._objects.get(name)
+
+    def _find_symbols(
+        self, prog: Program, name: str | None, address: int | None, one: bool
+    ) -> list[Symbol]:
+        found = [
+            symbol
+            for symbol in self._symbols.values()
+            if name in (None, symbol.name)
+            and (address is None or 0 <= address - symbol.address < symbol.size)
+        ]
+        return found[:1] if one else found
 
     def pointer(self, to: Type | str) -> Type:
         """Return the type of a pointer, also to a structure of a name."""
@@ -105,6 +122,10 @@ class MadeMemory:
         """Make a global variable."""
         found = self._objects[name] = Object(self.prog, type_, address=address)
         return found
+
+    def symbol(self, name: str, address: int, size: int) -> None:
+        """Make a symbol."""
+        self._symbols[name] = Symbol(name, address, size, SymbolBinding.GLOBAL, SymbolKind.OBJECT)
 
     def constant(self, name: str, value: int) -> None:
         """Make a constant, as enumerators are."""
