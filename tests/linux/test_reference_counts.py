@@ -72,6 +72,9 @@ def parts(image: MadeImage, *values: int, size: int = 8, at: int = PARTS) -> Non
         (PARTS | ATOMIC | DEAD, BIAS + 2, (30, -20), 11),
         (PARTS | ATOMIC, BIAS - 4, (30, -20), 5),
         (PARTS | DEAD, BIAS + 1, (2, 3), 6),
+        # Whatever is nearer to the bias than to 0 is biased.
+        (PARTS | ATOMIC, BIAS - (1 << 61), (0, 0), -(1 << 61) - 1),
+        (PARTS | ATOMIC, 1 << 61, (0, 0), 1 << 61),
     ],
 )
 def test_references(pointer: int, count: int, of_cpus: tuple[int, int], found: int) -> None:
@@ -82,7 +85,7 @@ def test_references(pointer: int, count: int, of_cpus: tuple[int, int], found: i
     assert percpu_ref_is_dying(made) == bool(pointer & DEAD)
 
 
-@pytest.mark.parametrize("count", [0, 1, 5, -2, 1 << 40])
+@pytest.mark.parametrize("count", [0, 1, 5, -2, 1 << 40, (1 << 61) - 1, -1 << 61])
 def test_references_that_percpu_ref_exit_kept(count: int) -> None:
     """It frees the parts and the data, and keeps the count above the two flags."""
     image = machine()

@@ -24,12 +24,13 @@ TREE: dict[int, tuple[int, int, int, int, int]] = {
     1: (0x1000, 0x9FBFF, RAM, 2, 0),
     2: (0xA0000, 0xFFFFF, DEVICE, 3, 5),
     3: (0x100000, 0x7FFFFFF, RAM, 4, 6),
-    4: (0x8000800, 0x9000FFF, RAM, 8, 0),
+    4: (0x8000001, 0x9000FFF, RAM, 8, 0),
     5: (0xF0000, 0xFFFFF, DEVICE, 0, 0),
     6: (0x1000000, 0x1FFFFFF, DEVICE, 0, 7),  # Kernel code
     7: (0x1200000, 0x12FFFFF, RAM, 0, 0),  # memory that is part of other memory
     8: (0xA000800, 0xA0017FE, RAM, 9, 0),  # less than a whole page
-    9: (0x9001000, 0x9FFFFFF, RAM, 0, 0),  # continues number 4
+    9: (0x9001000, 0x9FFFFFF, RAM, 10, 0),  # continues number 4
+    10: (0x9002000, 0x9003FFF, RAM, 0, 0),  # is in number 9, where it should not be
 }
 
 
