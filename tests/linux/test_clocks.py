@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
-"""The clocks of an image, in each place that releases keep them, and as the guest's log has them."""
+"""The clocks of an image, where each release keeps them, and as the log of the guest has them."""
 
 from __future__ import annotations
 
