@@ -153,6 +153,10 @@ def test_devices_that_are_not_in_the_image() -> None:
     image.words(AT, MISSING)
     assert list(request_blocks(image, coverage)) == []
     assert coverage.unreadable == 1
+    image, coverage = disks(1)
+    image.variable("blockdev_superblock", "struct super_block *", MISSING)
+    assert list(request_blocks(image, coverage)) == []
+    assert coverage.unreadable == 1
     image, coverage = disks(1)  # its set is not
     image.words(QUEUES + 8, MISSING)
     assert list(request_blocks(image, coverage)) == []
@@ -258,6 +262,26 @@ def test_pages_of_virtio_rings(release: str) -> None:
     assert coverage == Coverage(read=len(packed) + len(split) + 1)
 
 
+def test_devices_of_a_bus_that_are_not_in_the_image() -> None:
+    """Both what a list refers to and the list itself are missed."""
+    private = THINGS + 0x900 + 8  # the link of the device of the second bus
+    for link in (AT + 64, private):
+        image, coverage = virtio("7.3", [SPLIT])
+        image.words(link, MISSING)
+        # The list is walked from the other end.
+        assert list(virtqueue_rings(image, coverage)) == OF_SPLIT
+        assert (coverage.read, coverage.unreadable) == (1, 2)
+    image, coverage = virtio("7.3", [SPLIT])
+    image.words(private + 16, MISSING)
+    image.words(THINGS + 0x900 + 24, MISSING)
+    assert list(virtqueue_rings(image, coverage)) == []
+    assert coverage.unreadable >= 1
+    image, coverage = virtio("7.3", [SPLIT])
+    image.variable("bus_kset", "struct kset *", MISSING)
+    assert list(virtqueue_rings(image, coverage)) == []
+    assert coverage.unreadable == 1
+
+
 @pytest.mark.parametrize("size", [(1 << 20) + 1, (1 << 64) - 1])
 def test_a_ring_of_an_impossible_size(size: int) -> None:
     rings = [SPLIT | {"split__queue_size_in_bytes": size}, SPLIT]
@@ -312,6 +336,11 @@ def test_parts_of_pools_for_dma() -> None:
         image.words(chunks[0], MISSING)
         assert set(atomic_pools(image, coverage)) == set(wanted)
         assert coverage.unreadable == 2  # the part that is missing, and the list
+        image.variable("atomic_pool_dma32", kind, MISSING)
+        coverage = Coverage()
+        assert set(atomic_pools(image, coverage)) == set(wanted[:2])
+        assert coverage.unreadable == 3
+        image.variable("atomic_pool_dma32", kind, AT + 32)
         image.words(AT if is_pointer else AT + 8, MISSING)
         coverage = Coverage()
         assert list(atomic_pools(image, coverage)) == wanted[2:]

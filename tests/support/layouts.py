@@ -137,7 +137,7 @@ class MadeImage(Image):
         for member in self._members(body):
             size, unit, bits = member.size, member.align, member.bits
             align = max(align, unit)
-            if bits is not None and bit % (8 * unit) + bits <= 8 * unit and bit // 8 < end:
+            if bits is not None and bit and bit % (8 * unit) + bits <= 8 * unit and bit // 8 < end:
                 at = bit  # the field fits into the integer of the one before
             else:
                 at = 0 if kind == "union" else -(-end // unit) * unit * 8
