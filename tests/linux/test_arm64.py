@@ -136,7 +136,7 @@ def test_valid_entries() -> None:
 
 def test_the_number_of_levels_is_that_of_all_processes() -> None:
     found = geometry(14, 47, 47)
-    assert found.levels_of(None) == 3  # type: ignore[arg-type]
+    assert found.levels_of(None) == 3
     assert found.page_shift == 14
     assert [found.length(level, level == 3) for level in (1, 2, 3)] == [2048] * 3
     assert [geometry(16, 42, 42).length(level, level == 2) for level in (1, 2)] == [8192, 8192]

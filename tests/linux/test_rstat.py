@@ -73,7 +73,7 @@ class Machine:
 
     @property
     def has_list(self) -> bool:
-        return self.image.type(self.entry).has_member("owner")
+        return bool(self.image.type(self.entry).has_member("owner"))
 
     def memcg(self, number: int) -> int:
         return MEMCGS + 256 * number

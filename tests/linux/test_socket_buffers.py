@@ -83,7 +83,7 @@ def queue(image: MadeImage, number: int, member: str, *buffers: int) -> None:
 
 
 def buffer(
-    image: MadeImage, number: int, pages: Sequence[int] = (), flags: int = 0, **more: int
+    image: MadeImage, number: int, pages: Sequence[int] = (), *, flags: int = 0, **more: int
 ) -> int:
     """Make a buffer with some pages, and return its address."""
     address, head = SKBS + 256 * number, HEADS + 1024 * number
@@ -228,9 +228,9 @@ def test_bytes_of_an_error_queue() -> None:
     assert errors(image, 0) == 0
     own = {"sk": sock(0), "pkt_type": OUTGOING}
     buffers = [
-        buffer(image, 0, truesize=1300, **own),
+        buffer(image, 0, (), truesize=1300, **own),
         buffer(image, 1, truesize=700, sk=sock(0), pkt_type=OUTGOING - 1),
-        buffer(image, 2, truesize=500, **own),
+        buffer(image, 2, (), truesize=500, **own),
     ]
     queue(image, 0, "sk_error_queue", *buffers)
     assert errors(image, 1800) == 1800
@@ -254,13 +254,13 @@ def test_an_error_queue_that_is_broken(what: str) -> None:
     image = machine()
     size = sizeof(image.type("struct sk_buff"))
     own = {"sk": sock(0), "pkt_type": OUTGOING}
-    one, two = (buffer(image, n, truesize=size, **own) for n in (0, 1))
+    one, two = (buffer(image, n, (), truesize=size, **own) for n in (0, 1))
     queue(image, 0, "sk_error_queue", one, two)
     assert errors(image, 2 * size) == 2 * size  # no buffer is smaller than itself
     if what == "circle":
         image.words(two, one)
     elif what == "small":
-        buffer(image, 1, truesize=size - 1, **own)
+        buffer(image, 1, (), truesize=size - 1, **own)
         image.words(two, at(image, 0, "sk_error_queue"))
     else:
         image.words(two, MISSING)

@@ -68,7 +68,7 @@ def test_lines_that_are_no_numbers_are_none() -> None:
 def test_shape(number: int, physical_bits: int) -> None:
     found = X86Geometry(number, 0)
     assert found.page_shift == 12
-    assert found.levels_of(None) == number  # type: ignore[arg-type]
+    assert found.levels_of(None) == number
     assert [found.shift(level) for level in range(1, number + 1)] == [12, 21, 30, 39, 48][:number]
     assert [found.pages_of(level) for level in (1, 2, 3)] == [1, 512, 512 * 512]
     # Half of the table at the top maps user space, and all of the others.
