@@ -76,12 +76,13 @@ def test_pages_with_a_flag_of_the_second_page(bit: int) -> None:
     assert not reader.begins(data[: 3 * SIZE], 2)  # a piece ends before the second page
 
 
-def test_pages_with_a_destructor() -> None:
-    """HUGETLB_PAGE_DTOR of 6.2, in the second page (include/linux/mm.h)."""
-    image = kernel_with_pages(TYPES["6.2"])
+@pytest.mark.parametrize("release", ["6.2", "6.3"])
+def test_pages_with_a_destructor(release: str) -> None:
+    """HUGETLB_PAGE_DTOR up to 6.5, in the second page (include/linux/mm.h)."""
+    image = kernel_with_pages(TYPES[release])
     image.enum("compound_dtor_id", NULL_COMPOUND_DTOR=0, COMPOUND_PAGE_DTOR=1, HUGETLB_PAGE_DTOR=2)
     for first, destructor in ((0, 1), (2, 2), (4, 3), (6, 0)):
-        put_compound(image, TYPES["6.2"], first, 1, 0, NO_TYPE, 0)
+        put_compound(image, TYPES[release], first, 1, 0, NO_TYPE, 0)
         image.write(FRAMES.page(first + 1) + 16, bytes([destructor]))
     reader, data = HugetlbPages(image), image.memory.read(FRAMES.page(0), 8 * SIZE)
     assert [reader.begins(data, i) for i in (0, 2, 4, 6)] == [False, True, False, False]
