@@ -84,7 +84,7 @@ PARTS = (
         ("tests/mutants/test_pure.py",),
     ),
     Part(
-        "mutants-readers",
+        "readers",
         "report: which changes to readers and collection no test notices",
         ("tests/mutants/test_readers.py",),
     ),
