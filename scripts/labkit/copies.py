@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from .paths import PROJECT
+from .run import ending_all
 
 #: Memory of a test, which changed source may make ask for any amount.
 _MOST_MEMORY = 6 << 30
@@ -42,20 +43,15 @@ def pytest(
     # Of the test that runs this program, if one does.
     inherited = {name: v for name, v in os.environ.items() if name != "PYTEST_CURRENT_TEST"}
     places = os.pathsep.join((str(tree), str(tree / "scripts")))
-    process = subprocess.Popen(
+    with ending_all(
         [*command, "--hypothesis-seed=0", *words],
         cwd=tree,
         env={**inherited, "PYTHONPATH": places, **(variables or {})},
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
-        start_new_session=True,
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_DATA, (_MOST_MEMORY,) * 2),
-    )
-    try:
-        return process.wait(timeout)
-    except subprocess.TimeoutExpired:
-        return None
-    finally:
-        if process.poll() is None:
-            os.killpg(process.pid, 9)
-            process.wait()
+    ) as process:
+        try:
+            return process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            return None

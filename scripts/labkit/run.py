@@ -7,7 +7,7 @@ import os
 import shutil
 import signal
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -117,41 +117,37 @@ def run(
     :raises LabError: with the last lines of the output, if the command fails
     """
     words = [str(word) for word in command]
-    with doing(what), contextlib.ExitStack() as files:
-        stdout: IO[bytes] | int = (
-            subprocess.PIPE if log is None else files.enter_context(log.open("wb"))
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(doing(what))
+        out: IO[bytes] | int = (
+            subprocess.PIPE if log is None else stack.enter_context(log.open("wb"))
         )
-        status, output, errors = _ended(
-            words, cwd=cwd, env=env, stdout=stdout,
-            stderr=subprocess.PIPE if log is None else subprocess.STDOUT,
+        process = stack.enter_context(
+            ending_all(
+                words, cwd=cwd, env=env, text=True, errors="replace", stdin=subprocess.DEVNULL,
+                stdout=out, stderr=subprocess.PIPE if log is None else subprocess.STDOUT,
+            )
         )  # fmt: skip
-    if status:
-        shown = errors + output if log is None else log.read_text(errors="replace")
-        raise LabError(_failure(what, words, status, shown, log))
-    return output
-
-
-def _ended(words: list[str], **options: Any) -> tuple[int, str, str]:
-    """Run a command; return its status and what it wrote.
-
-    If the lab is interrupted, all that the command started ends: make alone would leave compilers.
-    """
-    process = subprocess.Popen(
-        words,
-        text=True,
-        errors="replace",
-        stdin=subprocess.DEVNULL,
-        start_new_session=True,
-        **options,
-    )
-    try:
         output, errors = process.communicate()
-    except BaseException:
-        with contextlib.suppress(ProcessLookupError):
+    if process.returncode:
+        shown = errors + output if log is None else log.read_text(errors="replace")
+        raise LabError(_failure(what, words, process.returncode, shown, log))
+    return output or ""
+
+
+@contextlib.contextmanager
+def ending_all(words: Sequence[str], **options: Any) -> Iterator[subprocess.Popen[Any]]:
+    """Start a command. If it still runs after the block, all that it started ends, too.
+
+    An interrupted make alone would leave compilers.
+    """
+    process = subprocess.Popen(words, start_new_session=True, **options)
+    try:
+        yield process
+    finally:
+        if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-        raise
-    return process.returncode, output or "", errors or ""
+            process.wait()
 
 
 def _failure(what: str, words: Sequence[str], status: int, shown: str, log: Path | None) -> str:

@@ -8,11 +8,11 @@ Mirrors ``folio_test_hugetlb()``, up to 6.7 ``PageHuge()`` of :linux:`mm/hugetlb
 
 from __future__ import annotations
 
-from drgn import FaultError, offsetof
+from drgn import FaultError
 
 from memcg_inspect.image.image import Image
-from memcg_inspect.image.layout import constant, has_member
-from memcg_inspect.linux.mm.mm_types import page_layout, type_markers
+from memcg_inspect.image.layout import constant
+from memcg_inspect.linux.mm.mm_types import first_tail_offset, page_layout, type_markers
 from memcg_inspect.linux.mm.mm_types_columns import Marker
 from memcg_inspect.linux.mm.mmzone import mem_map
 
@@ -46,8 +46,7 @@ class HugetlbPages:
     - Since commit d99e3140a4d3 ("mm: turn folio_test_hugetlb into a PageType") (in v6.10) they
       have a page type;
     - before, since 6.6, the second page has the flag ``PG_hugetlb``;
-    - before, the second page has the destructor ``HUGETLB_PAGE_DTOR``. Commit 1c5509be58f6 ("mm:
-      remove 'First tail page' members from struct page") (in v6.3) left it to ``struct folio``.
+    - before, the second page has the destructor ``HUGETLB_PAGE_DTOR``.
     """
 
     def __init__(self, image: Image) -> None:
@@ -77,16 +76,11 @@ class HugetlbPages:
 
     def _second_page(self, image: Image) -> Marker | None:
         memory, value = image.memory, constant(image, "HUGETLB_PAGE_DTOR")
-        if value is not None:
-            return Marker(self._dtor(image), 0xFF, value)
+        offset = first_tail_offset(image, "compound_dtor", "_folio_dtor")
+        if offset is not None and value is not None:
+            return Marker(offset, 0xFF, value)
         bit = constant(image, "PG_hugetlb")
         if bit is None or bit >= 8 * memory.word_size:
             return None
         at = memory.byte_of_word(mem_map(image).flags, bit // 8)
         return Marker(at, 1 << bit % 8, 1 << bit % 8)
-
-    def _dtor(self, image: Image) -> int:
-        """Return the offset of the destructor in the second page."""
-        if has_member(image, "struct page", "compound_dtor"):
-            return int(offsetof(image.type("struct page"), "compound_dtor"))
-        return int(offsetof(image.type("struct folio"), "_folio_dtor") % self._size)

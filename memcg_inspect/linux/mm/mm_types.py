@@ -55,6 +55,7 @@ __all__ = (
     "PageLayout",
     "PagePiece",
     "RawPiece",
+    "first_tail_offset",
     "page_layout",
     "page_type_base",
     "pages_per_piece",
@@ -359,12 +360,26 @@ def _large_kmalloc_marker(image: Image, memory: Memory, page_type: int) -> Marke
 def _order_offset(image: Image, memory: Memory, flags: int) -> int:
     # Commit ebc1baf5c9b4 ("mm: free up a word in the first tail page") (in v6.6) moved the
     # order into the low byte of page[1].flags.
-    if has_member(image, "struct page", "compound_order"):
-        return int(offsetof(image.type("struct page"), "compound_order"))
-    if has_member(image, "struct folio", "_folio_order"):
-        folio = image.type("struct folio")
-        return int(offsetof(folio, "_folio_order") % sizeof(image.type("struct page")))
-    return memory.byte_of_word(flags, 0)
+    offset = first_tail_offset(image, "compound_order", "_folio_order")
+    return memory.byte_of_word(flags, 0) if offset is None else offset
+
+
+def first_tail_offset(image: Image, of_page: str, of_folio: str) -> int | None:
+    """
+    Return the offset of a member in the second page of a compound page; ``None`` if there is none.
+
+    Commit 1c5509be58f6 ("mm: remove 'First tail page' members from struct page") (in v6.3) left
+    these members to ``struct folio``.
+
+    :param of_page: name of the member of ``struct page``
+    :param of_folio: name of the member of ``struct folio``
+    """
+    page = image.type("struct page")
+    if has_member(image, "struct page", of_page):
+        return int(offsetof(page, of_page))
+    if has_member(image, "struct folio", of_folio):
+        return int(offsetof(image.type("struct folio"), of_folio) % sizeof(page))
+    return None
 
 
 def scan_pages(image: Image) -> Iterator[PagePiece]:
