@@ -80,7 +80,10 @@ def victim(lab: Lab) -> Iterator[Victim]:
     prog = lab.image("7.3", "2", "bpfmaps").program()
     image = Image(prog)
     slabs = SlabReader(image)
-    holders = {m.value_(): m for m in bpf_map_for_each(prog) if Counter(map_objcgs(image, m))}
+    # These have allocators, which hold references. Those without would be found by their operations
+    # only.
+    hashes = (m for m in bpf_map_for_each(prog) if m.map_type == prog["BPF_MAP_TYPE_HASH"])
+    holders = {m.value_(): m for m in hashes if Counter(map_objcgs(image, m))}
     bpf_map, slab = next(
         (holders[obj.address], slab)
         for piece in scan_pages(image)
