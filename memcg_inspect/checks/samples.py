@@ -9,7 +9,9 @@ that is exact or in flight in one sample is so in the result. A row that differs
 if it differs in :data:`SAMPLES` samples, with the same amounts on both sides. Samples that could
 not verify it do not count. Any other row is ``moving``. The number of samples is high because a
 busy machine repeats the same half-done operation often, and because an audit has thousands of rows,
-so that rare coincidences do occur.
+so that rare coincidences do occur. While any row of the same identity changes, twice as many are
+needed: tasks that fork without end once took a block of pages from the same free list between the
+counter and the list in six samples of six.
 
 On a machine that is about to come to rest, further samples settle rows that moved: see
 :func:`is_coming_to_rest`. A row that moved at first is a finding if it then differs in the same way
@@ -48,9 +50,11 @@ __all__ = (
 
 #: Number of samples in which a finding must be the same.
 SAMPLES = 6
-#: The most samples that are taken. More than :data:`SAMPLES` are needed if a row is unverifiable in
+#: The same, of a row that changed, and of any row if others of its identity changed.
+_MORE_SAMPLES = 2 * SAMPLES
+#: The most samples that are taken. More than those above are needed if a row is unverifiable in
 #: some of them because memory was freed while it was read.
-_MOST_SAMPLES = 2 * SAMPLES
+_MOST_SAMPLES = 3 * SAMPLES
 #: Samples that show whether a machine comes to rest.
 _RECENT = 3
 #: One of so many rows may move on a machine that does nothing else than a task now and then.
@@ -62,9 +66,11 @@ class _History(NamedTuple):
     One row in all samples.
 
     :ivar seen: the row in each sample; ``None`` if the sample does not have it
+    :ivar is_at_rest: whether no row of its identity changed
     """
 
     seen: list[Row | None]
+    is_at_rest: bool
 
     @property
     def samples(self) -> int:
@@ -107,7 +113,13 @@ class _History(NamedTuple):
 
     def is_proved(self) -> bool:
         """Return whether the difference is the same in enough samples."""
-        return len(self.same()) >= (SAMPLES if self.is_constant() else _MOST_SAMPLES)
+        is_simple = self.is_at_rest and self.is_constant()
+        return len(self.same()) >= (SAMPLES if is_simple else _MORE_SAMPLES)
+
+    def changed(self) -> bool:
+        """Return whether one of both sides changed, or which samples have the row."""
+        rows = self.verified()
+        return None in self.seen or any(_sides(row) != _sides(rows[0]) for row in rows)
 
     def is_moving(self) -> bool:
         """Return whether the samples do not tell if the row is exact."""
@@ -222,14 +234,22 @@ def common_coverage(samples: Sequence[Coverage]) -> Coverage:
 
 
 def _histories(samples: Sequence[Judgement]) -> dict[RowKey, _History]:
-    # Use the rows of the last sample: rows of memcgs that no longer exist are not needed.
+    """Return the rows of the last sample. Those of memcgs that no longer exist are not needed."""
     by_key = [{row_key(row): row for row in sample.rows} for sample in samples]
-    return {key: _History([rows.get(key) for rows in by_key]) for key in by_key[-1]}
+    keys = set().union(*by_key)
+    seen = {key: [rows.get(key) for rows in by_key] for key in keys}
+    restless = {key.identity for key in keys if _History(seen[key], True).changed()}
+    return {key: _History(seen[key], key.identity not in restless) for key in by_key[-1]}
 
 
 def _is_same(row: Row, other: Row) -> bool:
     # A flush moves amounts between the parts of a counter. Their sum does not change.
-    return row.difference == other.difference and _parts(row) == _parts(other)
+    return _sides(row) == _sides(other)
+
+
+def _sides(row: Row) -> tuple[int | None, Counter[str]]:
+    """Return what tells the amounts on both sides of a row from others."""
+    return row.difference, _parts(row)
 
 
 def _parts(row: Row) -> Counter[str]:
