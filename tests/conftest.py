@@ -16,6 +16,7 @@ from hypothesis import HealthCheck, settings
 from labkit import kernels
 from support.guests import ARCH, DEBIAN_KERNELS, NOT_BUILT, OF_OTHERS, Lab, Plant, series
 from support.planting import left_behind
+from support.sampling import Sampled
 
 # On a loaded machine any example can take long.
 settings.register_profile("loaded", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -112,6 +113,11 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 @pytest.fixture(scope="session")
 def lab(request: pytest.FixtureRequest) -> Lab:
     return Lab(request.config.getoption("--anew"))
+
+
+@pytest.fixture
+def sampled(request: pytest.FixtureRequest) -> Sampled:
+    return Sampled(bool(request.config.getoption("--all")))
 
 
 @pytest.fixture(autouse=True)

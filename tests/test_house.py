@@ -584,10 +584,11 @@ sys.exit(pytest.main(["--noconftest", "-q", "-p", "no:cacheprovider", *sys.argv[
 
 
 def test_judging_and_rendering_need_no_drgn() -> None:
-    # Half of the time is that of one file, and others call the same functions.
-    slow = "--ignore=tests/checks/diagnosis/test_made_faults.py"
+    # Most of the time is that of two files, and others call the same functions.
+    files = ("checks/diagnosis/test_made_faults.py", "render/test_first_screen.py")
+    slow = [f"--ignore=tests/{file}" for file in files]
     done = subprocess.run(
-        [sys.executable, "-c", WITHOUT_DRGN, "tests/checks", "tests/render", slow],
+        [sys.executable, "-c", WITHOUT_DRGN, "tests/checks", "tests/render", *slow],
         cwd=ROOT,
         capture_output=True,
         text=True,

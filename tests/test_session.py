@@ -109,7 +109,7 @@ AFTER = (
 
 
 @pytest.mark.image
-@pytest.mark.parametrize("kernel", ["6.1", KERNEL])
+@pytest.mark.parametrize("kernel", [pytest.param("6.1", marks=pytest.mark.long), KERNEL])
 def test_the_next_command_reuses_the_walk(lab: Lab, kernel: str) -> None:
     """Whatever the order, each command says what it says alone."""
     image = lab.image(kernel, "4", "mixed")

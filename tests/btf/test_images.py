@@ -31,7 +31,11 @@ ROOMY = {name for name, entry in VARIABLES.items() if "[*]" in str(entry)}
 ELSEWHERE = {"contig_page_data", "crashing_cpu", "kho_in", "max_mapnr", "mem_map", "tk_core"}
 
 
-@pytest.fixture(scope="session", params=KERNELS)
+#: Debug info of a Debian kernel takes half a minute: the oldest and the newest one by default.
+ALL = [pytest.param(k, marks=pytest.mark.long) if k in DEBIAN_KERNELS[1:-1] else k for k in KERNELS]
+
+
+@pytest.fixture(scope="session", params=ALL)
 def image(request: pytest.FixtureRequest, lab: Lab) -> GuestImage:
     return lab.image(request.param)
 

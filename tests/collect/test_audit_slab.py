@@ -18,7 +18,11 @@ from memcg_inspect.report import Report
 
 KERNELS = [k for k in (*DEBIAN_KERNELS, *BUILT_KERNELS) if k.startswith("7.3")]
 #: Kernel and nodes.
-IMAGES = [("7.3", "1"), ("7.3", "2cpu+6mem"), *((kernel, "4") for kernel in KERNELS)]
+IMAGES = [
+    ("7.3", "1"),
+    pytest.param("7.3", "2cpu+6mem", marks=pytest.mark.long),
+    *((kernel, "4") for kernel in KERNELS),
+]
 
 pytestmark = pytest.mark.image
 

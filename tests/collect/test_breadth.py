@@ -14,7 +14,7 @@ from support.breadth import Configuration, Result, document, ignored, pairs
 from support.guests import DEBIAN_KERNELS, Lab
 
 #: Of configurations; by default.
-SAMPLE = ("facilities", "pressure")
+SAMPLE = ("facilities",)
 
 
 def check(result: Result, configuration: Configuration) -> None:

@@ -85,6 +85,7 @@ def test_call_sites(lab: Lab, kernel: str) -> None:
 
 
 @pytest.mark.image
+@pytest.mark.long
 @pytest.mark.parametrize("kernel", ["7.3"])
 def test_an_overlay_reads_as_a_copy_that_was_written(lab: Lab, plant: Plant, kernel: str) -> None:
     """The same fault in a copy of the file gives the same findings."""

@@ -44,8 +44,11 @@ MORE_PANIC = [
     if (kernel, workload) not in PANIC
 ]
 
-#: Functions that make charges, each for one kernel by default.
-INSIDE = [("6.1", "refill_obj_stock"), ("7.3", "try_charge_memcg")]
+#: Functions that make charges; one by default.
+INSIDE = [
+    pytest.param("6.1", "refill_obj_stock", marks=pytest.mark.long),
+    ("7.3", "try_charge_memcg"),
+]
 MORE_INSIDE = [
     (kernel, function)
     for kernel in KERNELS

@@ -94,6 +94,7 @@ def test_percpu_allocations_of_every_size(lab: Lab, kernel: str, cause: str) -> 
     assert [(r.what, r.said) for r in results if not (r.named and r.alone)] == []
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kernel", ["7.3"])
 def test_pairs(lab: Lab, kernel: str) -> None:
     image = subject(lab, kernel)

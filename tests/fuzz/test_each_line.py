@@ -3,6 +3,7 @@
 One page is missing, which a line of the package reads: each line in turn.
 
 The lines are those that a command runs on an image of this minute. Nothing here knows a structure.
+Without --all, one line in six has its turn.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from fuzz.attempt import AUDIT, VIEWS, opened, run
 from fuzz.damage import PAGE, Change, Memory, Read, Trace
 from fuzz.run import addresses
 from support.guests import DEBIAN_KERNELS, Lab
+from support.sampling import Sampled
 
 from memcg_inspect.collect import audit
 from memcg_inspect.image.image import Image
@@ -65,9 +67,9 @@ class Lines:
 
 @pytest.mark.each_kernel
 @pytest.mark.parametrize("kernel", DEBIAN_KERNELS)
-def test_an_audit_is_not_exact_and_accuses_nobody(lab: Lab, kernel: str) -> None:
+def test_an_audit_is_not_exact_and_accuses_nobody(lab: Lab, kernel: str, sampled: Sampled) -> None:
     lines = Lines(lab, kernel)
-    changes = list(lines.changes(lines.of(AUDIT)))
+    changes = sampled(list(lines.changes(lines.of(AUDIT))), 6)
     memory, incomplete = Memory(lines.prog, lines.under), 0
     wrong: list[tuple[str, str]] = []
     for change in changes:
@@ -86,7 +88,7 @@ def test_an_audit_is_not_exact_and_accuses_nobody(lab: Lab, kernel: str) -> None
 
 @pytest.mark.each_kernel
 @pytest.mark.parametrize("kernel", DEBIAN_KERNELS)
-def test_a_view_is_not_whole(lab: Lab, kernel: str) -> None:
+def test_a_view_is_not_whole(lab: Lab, kernel: str, sampled: Sampled) -> None:
     lines, done = Lines(lab, kernel), 0
     wrong: list[tuple[str, str]] = []
     lines.of(AUDIT)
@@ -99,7 +101,7 @@ def test_a_view_is_not_whole(lab: Lab, kernel: str) -> None:
             reads = lines.of(arguments)
         except MemcgInspectError:
             continue  # this kernel does not profile allocations
-        for change in lines.changes(reads):
+        for change in sampled(list(lines.changes(reads)), 6):
             memory.only(change)
             try:
                 outcome = run(Image(lines.prog), arguments)
@@ -111,4 +113,4 @@ def test_a_view_is_not_whole(lab: Lab, kernel: str) -> None:
                 if outcome != "incomplete":
                     wrong.append((view[0], str(change)))
     assert wrong == []
-    assert done > 30
+    assert done > 10

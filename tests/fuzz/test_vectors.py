@@ -15,6 +15,7 @@ from memcg_inspect.linux.mm.percpu import PercpuReader
 pytestmark = pytest.mark.image
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kernel", ["7.3"])
 def test_the_vector_of_a_percpu_chunk_is_something_else(lab: Lab, kernel: str) -> None:
     """The fuzzer found it: 79,000 findings, and a document that took all memory."""

@@ -36,7 +36,10 @@ def changing(prog: Program) -> list[str]:
 
 @pytest.mark.each_kernel
 @pytest.mark.parametrize("kernel", KERNELS)
-@pytest.mark.parametrize("function", ["kmem_cache_free", "get_page_from_freelist"])
+@pytest.mark.parametrize(
+    "function",
+    [pytest.param("kmem_cache_free", marks=pytest.mark.long), "get_page_from_freelist"],
+)
 def test_a_page_too_many_is_never_exact(lab: Lab, kernel: str, function: str) -> None:
     image = lab.image(kernel, "4", "churn", freeze=f"in:{function}", seed=1)
     subject = Subject(image.program())

@@ -467,7 +467,7 @@ def test_a_socket_that_a_task_is_freeing(lab: Lab, kernel: str) -> None:
         ("7.3-lab", "__call_rcu_common.constprop.0"),
     ],
 )
-@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.long)])
 def test_a_socket_whose_callback_is_not_queued_yet(
     lab: Lab, kernel: str, functions: str, seed: int
 ) -> None:
@@ -492,9 +492,11 @@ def test_a_socket_whose_callback_is_not_queued_yet(
 @pytest.mark.parametrize(
     "freeze",
     [
-        *("busy", "in:sock_diag_broadcast_destroy", "in:sock_diag_broadcast_destroy_work"),
+        "busy",
+        pytest.param("in:sock_diag_broadcast_destroy", marks=pytest.mark.long),
+        pytest.param("in:sock_diag_broadcast_destroy_work", marks=pytest.mark.long),
         # Those that free the socket may all have jumped to it, and left no trace of themselves.
-        "in:inet_release/__queue_work",
+        pytest.param("in:inet_release/__queue_work", marks=pytest.mark.long),
     ],
 )
 def test_sockets_whose_end_is_reported(lab: Lab, kernel: str, freeze: str) -> None:
@@ -533,7 +535,7 @@ UNCHARGE = "shmem_undo_range/uncharge_folio/__rcu_read_unlock/__rcu_read_lock"
     ("kernel", "functions"),
     [
         ("6.1", CHARGE),
-        ("6.1", UNCHARGE),
+        pytest.param("6.1", UNCHARGE, marks=pytest.mark.long),
         pytest.param("6.12", UNCHARGE, marks=pytest.mark.long),
     ],
 )

@@ -244,13 +244,12 @@ def test_what_the_guest_says(lab: Lab, kernel: str) -> None:
 
 
 @pytest.mark.image
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("freeze", "off_on_a_node"),
     [
         ("in:hugetlb_cgroup_uncharge_folio/page_counter_uncharge", True),
-        pytest.param(
-            "in:alloc_hugetlb_folio/hugetlb_cgroup_commit_charge", False, marks=pytest.mark.long
-        ),
+        ("in:alloc_hugetlb_folio/hugetlb_cgroup_commit_charge", False),
     ],
 )
 def test_a_guest_that_is_stopped_in_between(lab: Lab, freeze: str, off_on_a_node: bool) -> None:

@@ -13,6 +13,7 @@ pytestmark = pytest.mark.image
 HUGE = 512
 
 
+@pytest.mark.long
 def test_a_huge_page_that_is_charged_but_not_allocated(lab: Lab) -> None:
     freeze = "in:alloc_hugetlb_folio/hugetlb_cgroup_charge_cgroup"
     subject = Subject(lab.image("6.12", "2", "hugepages", freeze=freeze).program())

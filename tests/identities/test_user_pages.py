@@ -333,7 +333,9 @@ LINES = {
 @pytest.mark.image
 @pytest.mark.each_kernel
 @pytest.mark.parametrize("kernel", KERNELS)
-@pytest.mark.parametrize("append", ["", "transparent_hugepage=always"])
+@pytest.mark.parametrize(
+    "append", ["", pytest.param("transparent_hugepage=always", marks=pytest.mark.long)]
+)
 def test_the_guest_read_the_same(lab: Lab, kernel: str, append: str) -> None:
     """Its files include the memcgs below. The processes that read them are in the root memcg."""
     image = lab.image(kernel, "4", "mixed", append=append)

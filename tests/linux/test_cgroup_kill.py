@@ -56,7 +56,7 @@ def check_is_found(subject: Subject, memcg: Memcg, off: int) -> None:
     assert named(report, "css_refs") == {(memcg.path, None, "css.refcnt", off)}
 
 
-@pytest.mark.each_kernel
+@pytest.mark.newest_kernel
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_memcgs_removed_while_their_tasks_exit(lab: Lab, kernel: str) -> None:
     image = lab.image(kernel, "2", "exiting")
@@ -97,7 +97,7 @@ def test_a_removal_that_only_some_fields_show(lab: Lab, what: str) -> None:
 
 
 @pytest.mark.newest_kernel
-@pytest.mark.parametrize("seed", [0, 3])
+@pytest.mark.parametrize("seed", [0, pytest.param(3, marks=pytest.mark.long)])
 def test_a_work_item_that_kills_a_memcg(lab: Lab, seed: int) -> None:
     """It holds a reference and is not pending; its stack need not point to the memcg."""
     # Another CPU would excuse a few references of any memcg that is removed. Each cgroup has a css
@@ -116,6 +116,7 @@ def test_a_work_item_that_kills_a_memcg(lab: Lab, seed: int) -> None:
 
 
 @pytest.mark.newest_kernel
+@pytest.mark.long
 @pytest.mark.parametrize("seed", [1])
 def test_memcgs_that_are_removed_without_end(lab: Lab, seed: int) -> None:
     report = lab.image("7.3", "2", "rmdirs", freeze="busy", seed=seed).report()

@@ -77,6 +77,7 @@ def test_small_pages_as_in_a_plain_walk(lab: Lab, kernel: str) -> None:
 
 
 @each_kernel
+@pytest.mark.newest_kernel
 @pytest.mark.parametrize("pages", [34, 500])
 def test_folios_that_end_in_another_piece(
     lab: Lab, kernel: str, pages: int, monkeypatch: pytest.MonkeyPatch

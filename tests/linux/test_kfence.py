@@ -46,8 +46,12 @@ def freed_one(prog: Program, overlay: Overlay) -> int:
     return number
 
 
+#: One by default: images with a pool that is used often are made for these tests alone.
+POOLED = [pytest.param("6.12", marks=pytest.mark.long), "7.2"]
+
+
 @pytest.mark.image
-@pytest.mark.parametrize("kernel", ["6.12", "7.2"])
+@pytest.mark.parametrize("kernel", POOLED)
 def test_objects_of_slabs_in_the_pool(lab: Lab, kernel: str) -> None:
     prog = lab.image(kernel, "4", "mixed", append="kfence.sample_interval=1").own_program()
     freed_one(prog, Overlay(prog))
@@ -77,7 +81,7 @@ def test_objects_of_slabs_in_the_pool(lab: Lab, kernel: str) -> None:
 
 
 @pytest.mark.image
-@pytest.mark.parametrize("kernel", ["6.12", "7.2"])
+@pytest.mark.parametrize("kernel", POOLED)
 def test_what_cannot_be_read_of_the_pool_is_missing_unless_it_was_freed(
     lab: Lab, kernel: str
 ) -> None:

@@ -114,6 +114,7 @@ def test_every_list_has_its_size(lab: Lab, kernel: str, workload: str, nodes: st
     assert sum(row.found["lru"] for row in rows) > 1000
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kernel", MOVABLE)
 def test_folios_in_another_zone(lab: Lab, kernel: str) -> None:
     report = lab.image(kernel, "2", "mixed", append="movablecore=400M").report()

@@ -172,6 +172,7 @@ def test_percpu_pages_are_those_the_allocator_counts(lab: Lab, kernel: str, node
         assert sum(u.charged for u in report.percpu_usage) == found
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kernel", DEBIAN_KERNELS[1:])
 def test_pages_of_kfence_are_in_no_counter(lab: Lab, kernel: str) -> None:
     image = lab.image(kernel, "2", "files", append="kfence.sample_interval=1")

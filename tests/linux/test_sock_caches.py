@@ -110,6 +110,7 @@ def test_sockets_without_a_cache_are_found_wherever_in_a_slab(lab: Lab, kernel: 
     assert in_use
 
 
+@pytest.mark.long
 def test_what_mptcp_has_charged_is_not_known(lab: Lab, kernel: str) -> None:
     """Its sockets lend bytes to one another: __mptcp_move_skb(), mptcp_rfree()."""
     image = image_of(lab.image(kernel, "2", "sockqueues").program())

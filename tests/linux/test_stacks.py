@@ -89,6 +89,7 @@ def have_one_address(prog: Program, name: str, other: str) -> bool:
     return name == other or not set.isdisjoint(*addresses)
 
 
+@pytest.mark.newest_kernel
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_a_session_unwinds_as_the_kernel_does(tmp_path: Path, kernel: str) -> None:
     """/proc/PID/stack leaves out the functions of the scheduler, which are innermost."""
@@ -117,6 +118,7 @@ def test_a_session_unwinds_as_the_kernel_does(tmp_path: Path, kernel: str) -> No
 
 
 # Without CONFIG_DEBUG_BUGVERBOSE, which the lab's own configuration lacks, panic() prints no stack.
+@pytest.mark.newest_kernel
 @pytest.mark.parametrize("kernel", DEBIAN_KERNELS)
 def test_the_stack_of_a_crash_is_that_of_the_log(lab: Lab, kernel: str) -> None:
     """The kernel prints the stack of the CPU that panics, before it saves the registers."""

@@ -121,9 +121,9 @@ def churned(folder: Path, kernel: str, audits: int) -> list[int]:
 
 
 def test_under_churn_from_outside(tmp_path: Path) -> None:
-    """Memcgs, CPUs and modules come and go: twenty audits find nothing."""
-    seen = churned(tmp_path, NEWEST, 20)
-    assert len(seen) == 20
+    """Memcgs, CPUs and modules come and go: ten audits find nothing."""
+    seen = churned(tmp_path, NEWEST, 10)
+    assert len(seen) == 10
     assert any(seen)
 
 
@@ -157,10 +157,8 @@ SMALL = ("--nodes", "2", "--cpus", "2", "--memory", "384M", "--workload", "churn
 
 @pytest.mark.parametrize("kernel", LAB_KERNEL)
 def test_under_churn_from_inside(kernel: str) -> None:
-    *audited, unprivileged = from_inside(kernel, 2, *SMALL)
-    assert len(audited) == 2
-    for one in audited:
-        check_found_nothing(one, "live")
+    audited, unprivileged = from_inside(kernel, 1, *SMALL)
+    check_found_nothing(audited, "live")
     # Without the permission, one line says what to do.
     assert (unprivileged["status"], unprivileged["report"]) == (2, None)
     (line,) = unprivileged["said"].splitlines()

@@ -100,7 +100,7 @@ def test_free_blocks_are_those_of_buddyinfo(lab: Lab, kernel: str, workload: str
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
-@pytest.mark.parametrize("freeze", ["busy", "panic"])
+@pytest.mark.parametrize("freeze", ["busy", pytest.param("panic", marks=pytest.mark.long)])
 def test_counters_under_load(lab: Lab, kernel: str, freeze: str) -> None:
     """Free pages differ only while a CPU changes their lists."""
     image = lab.image(kernel, "4", "churn", freeze=freeze, seed=1)
