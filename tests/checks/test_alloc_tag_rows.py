@@ -185,7 +185,7 @@ def test_bytes_and_calls_of_a_site_are_not_taken_for_each_other() -> None:
     """Over several samples of a running kernel, calls become exact and wrong bytes stay."""
     samples = [
         judge(snapshot(profile=profile(site(KMALLOC, 256, calls), site(PERCPU, 32, 1))))
-        for calls in (3, 4, 3, 5, 3, 4)
+        for calls in (3, 4, 3, 5, 3, 4) * 2
     ]
     settled = settle(samples, True)
     statuses = {row.unit: row.status for row in settled.rows if row.item == "mm/a.c:256 func:f"}
