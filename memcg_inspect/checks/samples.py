@@ -116,11 +116,6 @@ class _History(NamedTuple):
         is_simple = self.is_at_rest and self.is_constant()
         return len(self.same()) >= (SAMPLES if is_simple else _MORE_SAMPLES)
 
-    def changed(self) -> bool:
-        """Return whether one of both sides changed, or which samples have the row."""
-        rows = self.verified()
-        return None in self.seen or any(_sides(row) != _sides(rows[0]) for row in rows)
-
     def is_moving(self) -> bool:
         """Return whether the samples do not tell if the row is exact."""
         statuses = {row.status for row in self.rows}
@@ -236,20 +231,30 @@ def common_coverage(samples: Sequence[Coverage]) -> Coverage:
 def _histories(samples: Sequence[Judgement]) -> dict[RowKey, _History]:
     """Return the rows of the last sample. Those of memcgs that no longer exist are not needed."""
     by_key = [{row_key(row): row for row in sample.rows} for sample in samples]
-    keys = set().union(*by_key)
-    seen = {key: [rows.get(key) for rows in by_key] for key in keys}
-    restless = {key.identity for key in keys if _History(seen[key], True).changed()}
-    return {key: _History(seen[key], key.identity not in restless) for key in by_key[-1]}
+    differing = {
+        row.identity for rows in by_key for row in rows.values() if row.status == "differs"
+    }
+    restless = {name for name in differing if _is_restless(by_key, name)}
+    return {
+        key: _History([rows.get(key) for rows in by_key], key.identity not in restless)
+        for key in by_key[-1]
+    }
+
+
+def _is_restless(samples: Sequence[Mapping[RowKey, Row]], identity: str) -> bool:
+    """Return whether any row of an identity changed between samples, came or went."""
+    some = [{k: row for k, row in rows.items() if k.identity == identity} for rows in samples]
+    if any(rows.keys() != some[0].keys() for rows in some):
+        return True
+    verified = ([r for rows in some if (r := rows[k]).status != "unverifiable"] for k in some[0])
+    return any(not _is_same(row, rows[0]) for rows in verified for row in rows)
 
 
 def _is_same(row: Row, other: Row) -> bool:
     # A flush moves amounts between the parts of a counter. Their sum does not change.
-    return _sides(row) == _sides(other)
-
-
-def _sides(row: Row) -> tuple[int | None, Counter[str]]:
-    """Return what tells the amounts on both sides of a row from others."""
-    return row.difference, _parts(row)
+    return row.difference == other.difference and (
+        row.found == other.found or _parts(row) == _parts(other)
+    )
 
 
 def _parts(row: Row) -> Counter[str]:
