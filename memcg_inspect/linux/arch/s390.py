@@ -25,8 +25,8 @@ _PAGE = 1 << _PAGE_SHIFT
 PTE_BITS, _CRST_BITS = 8, 11
 #: ``_ASCE_TYPE_MASK`` begins at this bit; a segment table, of level 2, has type 0.
 _ASCE_TYPE_SHIFT, _ASCE_TYPES, _SEGMENT_LEVEL = 2, 3, 2
-#: Bits of a PTE: ``_PAGE_INVALID``, ``_PAGE_PROTECT``, ``_PAGE_PRESENT``, ``_PAGE_SPECIAL``.
-_INVALID, _PROTECT, _PRESENT, _SPECIAL = 0x400, 0x200, 0x001, 0x040
+#: Bits of a PTE: ``_PAGE_PROTECT``, ``_PAGE_PRESENT``, ``_PAGE_SPECIAL``.
+_PROTECT, _PRESENT, _SPECIAL = 0x200, 0x001, 0x040
 #: ``__SWP_TYPE_SHIFT``, ``__SWP_TYPE_MASK``, ``__SWP_OFFSET_SHIFT``.
 _SWAP_TYPE_SHIFT, _SWAP_TYPES, _SWAP_OFFSET_SHIFT = 2, 0x1F, 12
 #: Bits of the entries of other tables: ``_SEGMENT_ENTRY_INVALID``, ``_SEGMENT_ENTRY_LARGE`` and

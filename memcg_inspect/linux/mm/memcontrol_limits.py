@@ -12,7 +12,7 @@ from __future__ import annotations
 from drgn import FaultError
 
 from memcg_inspect.image.image import Image
-from memcg_inspect.image.layout import array_length, has_type, member_type
+from memcg_inspect.image.layout import array_length, member_type
 from memcg_inspect.image.lookup import UnknownKernelError
 from memcg_inspect.linux.mm.hugetlb import huge_page_orders
 from memcg_inspect.linux.mm.memcontrol_stat import accounts_hugetlb
@@ -70,6 +70,4 @@ def _hugetlb(image: Image) -> tuple[int, ...]:
 
 def _folio_batch(image: Image) -> int:
     """Return ``PAGEVEC_SIZE`` (``FOLIO_BATCH_SIZE`` since 7.1), from its array."""
-    if has_type(image, "struct folio_batch"):
-        return array_length(member_type(image.type("struct folio_batch"), "folios"))
-    return array_length(member_type(image.type("struct pagevec"), "pages"))
+    return array_length(member_type(image.type("struct folio_batch"), "folios"))
