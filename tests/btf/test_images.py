@@ -175,6 +175,7 @@ def test_the_audit_says_the_same(image: GuestImage, btf: Program) -> None:
     assert dataclasses.replace(have, image=wanted.image, timings=wanted.timings) == wanted
 
 
+@pytest.mark.each_kernel
 @pytest.mark.parametrize("kernel", DEBIAN_KERNELS)
 def test_types_and_symbols_of_modules(lab: Lab, kernel: str) -> None:
     btf = Program()

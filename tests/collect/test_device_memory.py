@@ -13,6 +13,7 @@ from memcg_inspect.linux.mm.memremap import has_user_pages_on_devices
 pytestmark = pytest.mark.image
 
 
+@pytest.mark.each_kernel
 @pytest.mark.parametrize("kernel", DEBIAN_KERNELS)
 def test_guests_have_none(lab: Lab, kernel: str) -> None:
     prog = lab.image(kernel, "4", "mixed").program()
