@@ -337,7 +337,7 @@ def test_one_charge_explains_one_event(lab: Lab, kernel: str) -> None:
     assert {task[:2] for task in set.intersection(*shown)} <= interrupted
 
 
-@pytest.mark.parametrize("kernel", ["6.1", "7.3"])
+@pytest.mark.parametrize("kernel", [pytest.param("6.1", marks=pytest.mark.long), "7.3"])
 def test_what_frees_a_memcg(lab: Lab, kernel: str) -> None:
     """A worker that was stopped in css_free_rwork_fn() runs the work item of the memcg."""
     image = inside(lab, kernel, "mem_cgroup_css_free", "churn")

@@ -246,7 +246,9 @@ class Reads:
         return self._whole.read(address, count)
 
 
-@pytest.mark.parametrize(("fewer", "more"), [(400, 1000)])
+@pytest.mark.parametrize(
+    ("fewer", "more"), [(100, 250), pytest.param(400, 1000, marks=pytest.mark.long)]
+)
 def test_thousands_of_removed_memcgs(lab: Lab, fewer: int, more: int) -> None:
     """What dying reads grows with the memcgs, and is at most three times what the audit reads."""
     counts: dict[int, tuple[int, int]] = {}
