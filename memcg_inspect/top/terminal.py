@@ -157,12 +157,20 @@ class Terminal:
             # The kernel ignores it if nobody could continue this process.
             signal.raise_signal(signal.SIGTSTP)
             signal.signal(signal.SIGTSTP, ours)
-            self.enter()
+            self._enter_again()
         elif self._continues:
             # Somebody else had it meanwhile.
             self.leave()
-            self.enter()
+            self._enter_again()
         self._continues = False
+
+    def _enter_again(self) -> None:
+        """Take the terminal over again, if it is still there."""
+        try:
+            self.enter()
+        except (OSError, termios.error):
+            # A terminal that hangs up sends SIGHUP, then SIGCONT: tty_signal_session_leader().
+            self.is_gone = True
 
 
 def _names(data: bytes) -> Iterator[str]:

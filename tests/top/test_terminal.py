@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from memcg_inspect.top.terminal import Terminal, opened_terminal
+from memcg_inspect.top.terminal import GONE, Terminal, opened_terminal
 
 PATIENCE = 20.0
 
@@ -46,3 +46,16 @@ def test_the_wakeup_is_given_back(terminal: Terminal) -> None:
     ours = signal.set_wakeup_fd(-1)
     assert ours >= 0
     signal.set_wakeup_fd(ours)
+
+
+def test_a_terminal_that_has_hung_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel sends SIGHUP and SIGCONT, and what was the terminal cannot be taken over again."""
+    host, ours = pty.openpty()
+    monkeypatch.setenv("TERM", "xterm-256color")
+    with open(ours) as keys, open(ours, "w", closefd=False) as screen:
+        monkeypatch.setattr(sys, "stdin", keys)
+        monkeypatch.setattr(sys, "stdout", screen)
+        with opened_terminal() as opened:
+            os.close(host)
+            opened.handlers()[signal.SIGCONT](signal.SIGCONT, None)
+            assert opened.wait(PATIENCE) == [GONE]
