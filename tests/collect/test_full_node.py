@@ -41,6 +41,7 @@ def vectors_apart(prog: Program) -> Counter[tuple[int, str]]:
     return found
 
 
+@pytest.mark.long
 @pytest.mark.newest_kernel
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_vectors_elsewhere_are_no_fault(lab: Lab, kernel: str) -> None:

@@ -58,6 +58,7 @@ def charged(prog: Program, start: int) -> int:
     return sum(bool(pages[n].memcg_data.value_()) for n in range(0, BLOCK, 16))
 
 
+@pytest.mark.long
 def test_only_online_sections_count(kernel: str) -> None:
     image = hotplugged(kernel)
     start, present = zone_normal(image.guest)

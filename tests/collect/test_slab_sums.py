@@ -211,6 +211,7 @@ def test_a_payer_that_is_not_known(image: Image) -> None:
     assert sorted(asked) == [ONE, LOST]  # each is looked up once
 
 
+@pytest.mark.long
 @pytest.mark.image
 def test_an_object_of_kfence_is_in_no_slab(lab: Lab) -> None:
     image = image_of(lab.image("7.3", "4", "mixed", append="kfence.sample_interval=1").program())

@@ -35,6 +35,7 @@ def statuses(report: Report) -> set[str]:
     return {row.status for row in report.rows if row.identity == "active_memcg"}
 
 
+@pytest.mark.long
 @pytest.mark.newest_kernel
 @pytest.mark.parametrize("kernel", DEBIAN_KERNELS)
 def test_a_worker_of_a_loop_device(lab: Lab, kernel: str) -> None:

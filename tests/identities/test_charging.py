@@ -71,6 +71,7 @@ def test_one_page_is_no_large_kmalloc(lab: Lab) -> None:
         assert (held.detail == "unreclaimable") == (held.bytes > 4096)
 
 
+@pytest.mark.long
 def test_a_task_that_sleeps_in_a_charge(lab: Lab) -> None:
     """try_charge_memcg() charges, and lets the task sleep. MEMCG_KMEM has not changed yet."""
     # fork() charges some 500 pages for memory areas. Each task in the memcg also sleeps when it

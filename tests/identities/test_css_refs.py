@@ -508,6 +508,7 @@ def test_sockets_whose_end_is_reported(lab: Lab, kernel: str, freeze: str) -> No
     assert row.status == "differs" or "callbacks that CPU" in (row.reason or "")
 
 
+@pytest.mark.long
 @pytest.mark.image
 @pytest.mark.each_kernel
 @pytest.mark.parametrize("kernel", KERNELS)

@@ -240,6 +240,7 @@ def test_a_parent_that_was_given_nothing(lab: Lab, kernel: str) -> None:
     ]
 
 
+@pytest.mark.long
 @pytest.mark.image
 @pytest.mark.parametrize("kernel", ["7.3"])
 def test_stocks_of_two_cpus_leave_slab_memory(lab: Lab, kernel: str) -> None:

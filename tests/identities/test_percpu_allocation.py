@@ -122,6 +122,7 @@ def test_percpu_memory_that_is_charged_to_no_node_yet(lab: Lab, kernel: str) -> 
     assert {row.status for row in references} <= {"in-flight", "unverifiable"}
 
 
+@pytest.mark.long
 @pytest.mark.each_kernel
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_a_memcg_that_is_being_created(lab: Lab, kernel: str) -> None:

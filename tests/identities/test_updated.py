@@ -202,6 +202,7 @@ def check_lists(lab: Lab, kernel: str, nodes: str, workload: str, **more: str) -
         assert row.claimed["changed"] >= changed >= row.claimed["changed"] - pending_of(memcg)
 
 
+@pytest.mark.long
 @pytest.mark.image
 @pytest.mark.each_kernel
 @pytest.mark.parametrize("kernel", [*KERNELS, *PERNODE_KERNELS])

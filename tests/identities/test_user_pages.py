@@ -294,6 +294,7 @@ def test_huge_pages_of_hugetlb(lab: Lab, kernel: str) -> None:
     assert ("user_pages", "NR_HUGETLB", 1 << 18) in told
 
 
+@pytest.mark.long
 @pytest.mark.image
 @pytest.mark.newest_kernel
 def test_huge_pages_of_files(lab: Lab) -> None:

@@ -172,6 +172,7 @@ def generations(pn: Object) -> list[list[Object]]:
     return [[head for by_zone in types for head in by_zone] for types in array]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kernel", MOVABLE)
 def test_zone_holds_the_page(lab: Lab, kernel: str) -> None:
     prog = lab.image(kernel, "2", "mixed", append="movablecore=400M").program()

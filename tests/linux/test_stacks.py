@@ -209,6 +209,7 @@ def dead_of(image: Image) -> list[Object]:
     return [task for address, task in found.items() if address not in listed]
 
 
+@pytest.mark.long
 @pytest.mark.newest_kernel
 def test_a_dead_thread_is_found_on_its_cpu(lab: Lab) -> None:
     """The stack of a thread is uncharged after release_task() has taken its PID."""

@@ -154,6 +154,7 @@ def test_growth_is_the_difference_of_rows(
         assert table["totals"][f"{name}_growth"] == total[name], name
 
 
+@pytest.mark.long
 def test_memcgs_that_were_removed_and_made_again(
     lab: Lab, runs: Runs, images: tuple[GuestImage, GuestImage]
 ) -> None:

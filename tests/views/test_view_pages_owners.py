@@ -56,6 +56,7 @@ def by_kind(answer: Answer, memcg: str | None = None) -> Counter[str]:
     return found
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kernel", DEBIAN_KERNELS)
 def test_ring_buffers(lab: Lab, kernel: str) -> None:
     with_buffers, without = (
