@@ -229,7 +229,7 @@ def common_coverage(samples: Sequence[Coverage]) -> Coverage:
 
 
 def _histories(samples: Sequence[Judgement]) -> dict[RowKey, _History]:
-    """Return the rows of the last sample. Those of memcgs that no longer exist are not needed."""
+    """Follow each row of the last sample. Rows of memcgs that no longer exist are not needed."""
     by_key = [{row_key(row): row for row in sample.rows} for sample in samples]
     differing = {
         row.identity for rows in by_key for row in rows.values() if row.status == "differs"
