@@ -20,7 +20,7 @@ from memcg_inspect.linux.fs.kernfs import kernfs_name, kernfs_path
 from memcg_inspect.linux.kernel.module import has_module
 from memcg_inspect.linux.lib import list as lists
 from memcg_inspect.linux.lib import xarray
-from memcg_inspect.linux.lib.list import hlist_entries, list_entries, rbtree_entries
+from memcg_inspect.linux.lib.list import hlist_entries, idr_entries, list_entries, rbtree_entries
 from memcg_inspect.linux.lib.maple_tree import maple_entries
 from memcg_inspect.linux.lib.xarray import xa_entries
 from memcg_inspect.linux.mm.memcontrol import memcg_path, payer_of
@@ -117,6 +117,12 @@ def test_a_maple_tree(made: MadeMemory, tree: Object) -> None:
     made.write(AT[1] + 8 * (16 + 9), AT[12])
     made.write(AT[0], root_of(small))
     assert set(maple_entries(made.image, tree)) == {AT[10], AT[11]}
+    # The last pivot of a node without parent is ULONG_MAX, and what is behind it is not in use.
+    whole = leaf(made, AT[1], *AT[40:55])
+    made.write(AT[1] + 8 * (16 + 15), AT[60])
+    made.write(AT[0], root_of(whole))
+    assert set(maple_entries(made.image, tree)) == set(AT[40:55])
+    small = leaf(made, AT[1], AT[10], 0, 257 << 2 | 2, AT[11])
     full = leaf(made, AT[2], *AT[20:36])
     up_to_last = leaf(made, AT[3], *AT[40:55], last=0x200000)
     made.write(AT[3] + 8 * (16 + 15), AT[60])
@@ -127,18 +133,19 @@ def test_a_maple_tree(made: MadeMemory, tree: Object) -> None:
 def test_a_maple_tree_that_is_broken(made: MadeMemory, tree: Object) -> None:
     def check(node: int, reason: str, address: int) -> None:
         made.write(AT[0], root_of(node))
-        with pytest.raises(FaultError, match=reason) as raised:
+        with pytest.raises(FaultError, match=f"^({reason})") as raised:
             list(maple_entries(made.image, tree))
         assert raised.value.address == address
 
     below = leaf(made, AT[1], AT[10])
-    check(inner(made, AT[2], below, AT[2] | 3 << 3 | 4), "twice", AT[2])
-    check(inner(made, AT[2], below, below), "twice", AT[1])
+    check(inner(made, AT[2], below, AT[2] | 3 << 3 | 4), "the maple tree has a node twice", AT[2])
+    check(inner(made, AT[2], below, below), "the maple tree has a node twice", AT[1])
     check(inner(made, AT[2], below, AT[3] | 9 << 3 | 4), "not a node", AT[3])
     check(inner(made, AT[2], 0x1000 | 1 << 3), "could not find memory|memory", 0x1000)
     node = inner(made, AT[2], below)
-    made.write(AT[2] + 8 * 30, 255, 1)
-    check(node, "256 slots", AT[2])
+    for end, slots in ((255, 256), (10, 11)):
+        made.write(AT[2] + 8 * 30, end, 1)
+        check(node, f"{slots} slots", AT[2])
 
 
 def test_memory_areas(made: MadeMemory, tree: Object) -> None:
@@ -266,10 +273,52 @@ def test_an_xarray(made: MadeMemory) -> None:
     xa = made.at(made.struct("xarray", [("xa_head", made.word)]), AT[0])
     made.write(AT[0], AT[1] | 2)
     made.write(AT[1] + 8, AT[2] | 2)
-    made.write(AT[2] + 8 * 9, AT[3])
-    assert list(xa_entries(made.image, xa)) == [AT[3]]
+    # The first slot and the last one, and what is not in a slot.
+    for n, entry in enumerate((AT[7], AT[3], *[0] * 62, AT[4], AT[8])):
+        made.write(AT[2] + 8 * n, entry)
+    # A value, the sibling of another slot, and XA_ZERO_ENTRY.
+    for n, entry in enumerate((5 << 1 | 1, 62 << 2 | 2, 257 << 2 | 2)):
+        made.write(AT[2] + 8 * (20 + n), entry)
+    assert list(xa_entries(made.image, xa)) == [AT[3], AT[4]]
     made.write(AT[2] + 8 * 5, AT[1] | 2)
     check_circle(xa_entries(made.image, xa), AT[1])
+    faults: list[FaultError] = []
+    assert list(xa_entries(made.image, xa, faults.append)) == [AT[3], AT[4]]
+    assert [fault.address for fault in faults] == [AT[1]]
+
+
+def test_an_xarray_of_one(made: MadeMemory) -> None:
+    """An entry with index 0 and no other needs no node."""
+    xa = made.at(made.struct("xarray", [("xa_head", made.word)]), AT[0])
+    made.struct("xa_node", [("slots", made.array(made.word, 64))])
+    assert list(xa_entries(made.image, xa)) == []
+    made.write(AT[0], AT[1])
+    assert list(xa_entries(made.image, xa)) == [AT[1]]
+
+
+def test_an_idr(made: MadeMemory) -> None:
+    """One that is left out of the image has no entries, and the fault is known."""
+    made.struct("xa_node", [("slots", made.array(made.word, 64))])
+    root = made.struct("xarray", [("xa_head", made.word)])
+    type_ = made.struct("idr", [("idr_rt", root)])
+    made.struct("entry", [("first", made.word)])
+    made.write(AT[0], AT[1])
+    faults: list[FaultError] = []
+
+    def walk(address: int) -> list[int]:
+        idr = made.at(type_, address)[0]
+        found = list(idr_entries(made.image, "struct entry", idr, faults.append))
+        assert all(one.type_.type_name() == "struct entry *" for one in found)
+        return [one.value_() for one in found]
+
+    assert (walk(AT[0]), faults) == ([AT[1]], [])
+    assert walk(0x1000) == []
+    assert [fault.address for fault in faults] == [0x1000]
+
+
+def test_there_can_be_as_many_as_there_are_pids() -> None:
+    """``PID_MAX_LIMIT`` is 4 * 1024 * 1024 where a ``long`` has more than 4 bytes."""
+    assert xarray.MOST_NODES == 4 * 1024 * 1024
 
 
 def test_modules(links: MadeMemory) -> None:
