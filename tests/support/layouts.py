@@ -199,9 +199,15 @@ class MadeImage(Image):
             found = self.prog.array_type(found, int(length.rstrip("]")))
         self._objects[name] = Object(self.prog, found, address=address)
 
-    def symbol_at(self, name: str, address: int, size: int = 8) -> None:
+    def symbol_at(
+        self,
+        name: str,
+        address: int,
+        size: int = 8,
+        binding: SymbolBinding = SymbolBinding.GLOBAL,
+    ) -> None:
         """Declare a symbol."""
-        self._symbols[name] = Symbol(name, address, size, SymbolBinding.GLOBAL, SymbolKind.OBJECT)
+        self._symbols[name] = Symbol(name, address, size, binding, SymbolKind.OBJECT)
 
     def write(self, address: int, data: bytes) -> None:
         """Fill memory. What is beside it in its pages, and was not filled, is 0."""
