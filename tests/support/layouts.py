@@ -215,6 +215,10 @@ class MadeImage(Image):
             number, at = divmod(address + i, _PAGE)
             self._pages.setdefault(number, bytearray(_PAGE))[at] = byte
 
+    def forget(self, address: int) -> None:
+        """Leave out the page with an address, as if it were not in the dump."""
+        del self._pages[address // _PAGE]
+
     def words(self, address: int, *values: int) -> None:
         """Fill words of 64 bits."""
         self.write(address, b"".join(value.to_bytes(8, "little") for value in values))
