@@ -30,7 +30,7 @@ SWAPBACKED, HWPOISON = 1 << 19, 1 << 21
 DEVICE = 2 << 61
 VM_PFNMAP, VM_HUGETLB = 0x400, 0x400000
 MAPPING = 0xFFFF888031000000
-PTE, PMD, PUD, PGD = 1, 2, 3, 4
+PTE, PMD, PUD = 1, 2, 3
 
 
 def swap(kind: int, offset: int) -> int:
@@ -39,9 +39,14 @@ def swap(kind: int, offset: int) -> int:
 
 
 class Process:
-    """A process of a made kernel, which has a table at the top and no other."""
+    """
+    A process of a made kernel, which has a table at the top and no other.
 
-    def __init__(self) -> None:
+    :param levels: number of levels of its tables
+    """
+
+    def __init__(self, levels: int = 4) -> None:
+        self.levels = levels
         image = self.image = kernel_with_pages(TYPES["7.1"])
         image.declare(
             """
@@ -59,8 +64,11 @@ class Process:
             put(image, pfn, 0, NO_TYPE, 0)
         self.number, self.areas = 0, 0
         self.tables: dict[tuple[int, int], int] = {}
-        top = self.table(PGD, 0)
+        top = self.table(levels, 0)
         image.make("struct mm_struct", MM, {"pgd": self.address(top)})
+        if levels == 5:
+            image.variable("VMCOREINFO", "char[64]", VARIABLES + 64)
+            image.write(VARIABLES + 64, b"NUMBER(pgtable_l5_enabled)=1\n\0")
         for name, value in {"nr_swapfiles": 2, "huge_zero_pfn": 0x20000}.items():
             place = VARIABLES + 8 * (name == "nr_swapfiles")
             image.variable(name, "unsigned long", place)
@@ -75,8 +83,8 @@ class Process:
         if key not in self.tables:
             self.tables[key] = FIRST_TABLE + len(self.tables)
             self.image.write(self.address(self.tables[key]), bytes(4096))
-            if level < PGD:
-                self.number += 1
+            if level < self.levels:
+                self.number += level <= PUD
                 self.count(self.number)
                 self.put(address, self.tables[key] << 12 | PRESENT, level + 1)
         return self.tables[key]
@@ -276,6 +284,17 @@ def test_more_tables_than_the_process_counts(process: Process) -> None:
     pages, missing = process.missed()
     assert pages == {("file", 0): 1}
     assert missing == {("page table", process.address(process.table(PTE, 0x8000000000)))}
+
+
+@pytest.mark.usefixtures("process")
+def test_tables_that_no_process_counts() -> None:
+    """pgtables_bytes has none of p4d_t, which there are with five levels."""
+    process = Process(levels=5)
+    for address in (0, 1 << 48):
+        process.put(address, 3 << 12 | PRESENT)
+    assert process.pages() == {("file", 0): 2}
+    process.count(5)
+    assert process.missed()[0] == {("file", 0): 1}
 
 
 def test_a_running_kernel(process: Process, monkeypatch: pytest.MonkeyPatch) -> None:
