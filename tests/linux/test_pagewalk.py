@@ -72,7 +72,9 @@ class Process:
             image.variable("VMCOREINFO", "char[64]", VARIABLES + 64)
             image.write(VARIABLES + 64, b"NUMBER(pgtable_l5_enabled)=1\n\0")
         if not is_small:
-            for n, (name, value) in enumerate({"nr_swapfiles": 2, "huge_zero_pfn": 0x200}.items()):
+            for n, (name, value) in enumerate(
+                {"nr_swapfiles": 2, "huge_zero_pfn": 0x20000}.items()
+            ):
                 image.variable(name, "unsigned long", VARIABLES + 8 * n)
                 image.words(VARIABLES + 8 * n, value)
 
@@ -203,7 +205,7 @@ def test_huge_pages(process: Process) -> None:
     process.area(0x40000000 + 5 * size, 0x40000000 + 6 * size, VM_PFNMAP)
     process.put(0x40000000, huge, PMD)
     process.put(0x40000000 + size, huge | SPECIAL, PMD)
-    process.put(0x40000000 + 2 * size, 512 << 12 | huge, PMD)
+    process.put(0x40000000 + 2 * size, 0x20000 << 12 | huge, PMD)
     process.put(0x40000000 + 4 * size, huge, PMD)
     process.put(0x40000000 + 5 * size, huge, PMD)
     assert process.pages() == {("anon", 0): 512}
