@@ -248,17 +248,17 @@ def test_pages_whose_struct_page_is_not_in_the_image(process: Process) -> None:
     types = TYPES["7.1"]
     put_compound(process.image, types, 0, 7, 0, NO_TYPE, 0)
     put_compound(process.image, types, 128, 7, 0, NO_TYPE, 0)
-    for pfn in (64, 128):
+    for pfn in (64, 128, 256):
         process.image.forget(FRAMES.page(pfn))
     # What the memory map has behind the last page that is online may be anything.
     process.page(PAGES, MAPPING | 1)
-    for n, pfn in enumerate((0, 1, 63, 64, 127, 128, 191, 192, 255, PAGES, 1 << 39)):
+    for n, pfn in enumerate((0, 1, 63, 64, 127, 128, 191, 192, 255, 319, 320, PAGES, 1 << 39)):
         process.put(0x1000 * n, pfn << 12 | PRESENT)
     mapped, coverage = process.walk()
-    assert mapped.pages == {("file", 0): 3}
+    assert mapped.pages == {("file", 0): 4}
     [example] = coverage.examples
     assert (example.what, example.address) == ("page", 0)
-    assert "8 page frames" in example.reason
+    assert "9 page frames" in example.reason
 
 
 def test_tables_that_are_not_in_the_image(process: Process) -> None:

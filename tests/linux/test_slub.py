@@ -10,6 +10,7 @@ import pytest
 from drgn import FaultError
 from drgn.helpers.linux.slab import slab_object_info
 from support.guests import KERNELS, Lab
+from support.layouts import MadeImage
 from support.made_memory import BASE, MadeMemory
 
 from memcg_inspect.image.image import Image, image_of
@@ -30,6 +31,10 @@ class MadeSlabs:
 
     def address(self, slab: Slab, number: int) -> int:
         return FIRST + number * SIZE
+
+    def number(self, slab: Slab, address: int) -> int | None:
+        number = (address - FIRST) // SIZE
+        return number if 0 <= number < OBJECTS else None
 
 
 @pytest.fixture
@@ -111,6 +116,184 @@ def test_a_sheaf_has_no_more_objects_than_room(made: MadeMemory, size: int) -> N
         free(made)
     assert raised.value.address == SHEAF
     assert made.reads < 100
+
+
+#: Memory of two CPUs and two nodes, at which the kernels below keep objects.
+OF_CPUS, OF_NODES, OTHER = (BASE + 0x4000, BASE + 0x5000), BASE + 0x6000, BASE + 0x7000
+LIST_HEAD = "struct list_head { struct list_head *next; struct list_head *prev; };"
+SHEAVES = """
+    struct slab_sheaf { struct list_head barn_list; unsigned int size; int node;
+                        void *objects[0]; };
+    struct node_barn { long lock; struct list_head sheaves_full; };
+    struct slub_percpu_sheaves { struct slab_sheaf *main; struct slab_sheaf *spare; };
+    struct slab { void *slab_cache; void *freelist; };
+"""
+#: struct kmem_cache of 6.12 without CONFIG_SLAB_FREELIST_HARDENED, of 7.0 and of 7.1.
+CACHES = {
+    "6.12": """
+        struct kmem_cache { struct kmem_cache_cpu *cpu_slab; unsigned int offset; };
+        struct slab { struct kmem_cache *slab_cache; void *freelist; };
+        struct kmem_cache_cpu { void *freelist; struct slab *slab; };
+    """,
+    "7.0": SHEAVES
+    + """
+        struct kmem_cache_node { long lock; struct node_barn *barn; };
+        struct kmem_cache { struct slub_percpu_sheaves *cpu_sheaves; unsigned int offset;
+                            unsigned int sheaf_capacity; struct kmem_cache_node *node[2]; };
+    """,
+    "7.1": SHEAVES
+    + """
+        struct per_node { void *node; struct node_barn *barn; };
+        struct kmem_cache { struct slub_percpu_sheaves *cpu_sheaves; unsigned int offset;
+                            unsigned int sheaf_capacity; struct per_node per_node[2]; };
+    """,
+}
+
+
+def kernel(release: str, monkeypatch: pytest.MonkeyPatch) -> MadeImage:
+    """Return a kernel with one cache, whose lists are all empty."""
+    image = MadeImage()
+    image.declare(LIST_HEAD + CACHES[release])
+    image.given[slub.percpu_offsets] = dict(enumerate(OF_CPUS))
+    monkeypatch.setattr(slub, "possible_nodes", lambda image: range(2))
+    members = {"offset": 8}
+    if release == "6.12":
+        for start in OF_CPUS:
+            image.make("struct kmem_cache_cpu", start, {})
+    else:
+        members |= {"sheaf_capacity": 4, "cpu_sheaves": 0x10}
+        for start in OF_CPUS:
+            image.make("struct slub_percpu_sheaves", start + 0x10, {})
+    image.make("struct kmem_cache", CACHE, members)
+    image.make("struct slab", SLAB, {"slab_cache": CACHE})
+    image.write(FIRST, bytes(OBJECTS * SIZE))
+    return image
+
+
+def listed(image: MadeImage, *numbers: int, end: int = 0) -> int:
+    """Link objects, whose pointers are not hardened; return the first."""
+    places = [FIRST + number * SIZE for number in numbers]
+    for place, after in zip(places, [*places[1:], end], strict=True):
+        image.words(place + 8, after)
+    return places[0]
+
+
+def a_slab() -> Slab:
+    cache = SlabCache(CACHE, "made", SIZE, SIZE, 0, False, SIZE)
+    return Slab(SLAB, 0, 0, cache, OBJECTS, OBJECTS, None, {}, b"")
+
+
+def found_free(image: Image) -> set[int]:
+    objects = FreeObjects(image, MadeSlabs())  # type: ignore[arg-type]
+    return {number for number in range(OBJECTS) if objects.is_free(a_slab(), number)}
+
+
+def kept(image: Image) -> int:
+    return FreeObjects(image, MadeSlabs()).kept(a_slab())  # type: ignore[arg-type]
+
+
+def test_lists_of_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Up to 6.19 a CPU has the free objects of the slab that it allocates from."""
+    image = kernel("6.12", monkeypatch)
+    assert (found_free(image), kept(image)) == (set(), 0)
+    image.words(OF_CPUS[0], listed(image, 2, 5), SLAB)
+    image.words(SLAB + 8, listed(image, 4, 1, 9))
+    assert (found_free(image), kept(image)) == ({1, 2, 4, 5, 9}, 2)
+    # The other CPU is between two slabs, or its slab is of another cache.
+    image.words(OF_CPUS[1], listed(image, 7), 0)
+    assert (found_free(image), kept(image)) == ({1, 2, 4, 5, 9}, 2)
+    image.make("struct slab", OTHER, {"slab_cache": CACHE + 64})
+    image.words(OF_CPUS[1], listed(image, 7), OTHER)
+    assert (found_free(image), kept(image)) == ({1, 2, 4, 5, 9}, 2)
+    # Another slab of the cache
+    image.make("struct slab", OTHER, {"slab_cache": CACHE})
+    image.words(OF_CPUS[1], FIRST + OBJECTS * SIZE)
+    image.words(FIRST + OBJECTS * SIZE, 0, 0)
+    assert (found_free(image), kept(image)) == ({1, 2, 4, 5, 9}, 2)
+
+
+def sheaf(image: MadeImage, at: int, *numbers: int) -> int:
+    image.make("struct slab_sheaf", at, {"size": len(numbers)})
+    image.words(at + 24, *[FIRST + number * SIZE for number in numbers], FIRST + 30 * SIZE)
+    return at
+
+
+@pytest.mark.parametrize("release", ["7.0", "7.1"])
+def test_sheaves_of_cpus_and_nodes(release: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    image = kernel(release, monkeypatch)
+    assert found_free(image) == set()
+    image.words(OF_CPUS[0] + 0x10, sheaf(image, SHEAF, 3, 1, 4, 5))
+    image.words(OF_CPUS[1] + 0x18, sheaf(image, SHEAF + 0x100, 9))
+    assert (found_free(image), kept(image)) == ({1, 3, 4, 5, 9}, 5)
+    # Of two nodes, one has no barn. The other has two full sheaves.
+    barn, first, second = OF_NODES, SHEAF + 0x200, SHEAF + 0x300
+    image.make("struct node_barn", barn, {})
+    sheaf(image, first, 10, 11)
+    sheaf(image, second, 12)
+    for link, after, before in (
+        (barn + 8, first, second), (first, second, barn + 8), (second, barn + 8, first),
+    ):  # fmt: skip
+        image.words(link, after, before)
+    if release == "7.0":
+        image.make("struct kmem_cache_node", OTHER, {"barn": barn})
+        image.words(CACHE + 16 + 8, OTHER)
+    else:
+        image.words(CACHE + 16 + 16 + 8, barn)
+    assert (found_free(image), kept(image)) == ({1, 3, 4, 5, 9, 10, 11, 12}, 8)
+
+
+def test_caches_without_sheaves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In 6.18 and 6.19 most have none."""
+    image = kernel("7.0", monkeypatch)
+    image.words(CACHE, 0)
+    assert (found_free(image), kept(image)) == (set(), 0)
+
+
+def test_lists_that_are_not_in_the_image(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is in a list that is there is free. What is in none may be in the missing part."""
+    image = kernel("6.12", monkeypatch)
+    image.words(OF_CPUS[0], listed(image, 2, 5, end=0xFFFF888077700000), SLAB)
+    image.words(OF_CPUS[1], listed(image, 6), SLAB)
+    image.words(SLAB + 8, listed(image, 4))
+    objects = FreeObjects(image, MadeSlabs())  # type: ignore[arg-type]
+    assert all(objects.is_free(a_slab(), number) for number in (2, 4, 5, 6))
+    with pytest.raises(FaultError) as raised:
+        objects.is_free(a_slab(), 3)
+    assert raised.value.address == 0xFFFF888077700008
+    with pytest.raises(FaultError):
+        objects.kept(a_slab())
+    image.words(OF_CPUS[0], 0)
+    image.words(SLAB + 8, 0xFFFF888077700000)
+    objects = FreeObjects(image, MadeSlabs())  # type: ignore[arg-type]
+    assert objects.is_free(a_slab(), 6)
+    assert objects.kept(a_slab()) == 1
+    with pytest.raises(FaultError):
+        objects.is_free(a_slab(), 3)
+
+
+@pytest.mark.parametrize(("broken", "is_read"), [(0, True), (9, True), (10, False)])
+def test_lists_of_a_running_kernel(
+    monkeypatch: pytest.MonkeyPatch, broken: int, is_read: bool
+) -> None:
+    """They change while they are read. They are read again, but not for ever."""
+    image, tries = kernel("6.12", monkeypatch), 0
+    place = listed(image, 2)
+    image.words(OF_CPUS[0], place, SLAB)
+    monkeypatch.setattr(MadeImage, "is_moving", True)
+
+    def first(address: int, count: int, offset: int, physical: bool) -> bytes:
+        nonlocal tries
+        tries += 1
+        return (0xFFFF888077700000 if tries <= broken else place).to_bytes(8, "little")
+
+    image.prog.add_memory_segment(OF_CPUS[0], 8, first)
+    objects = FreeObjects(image, MadeSlabs())  # type: ignore[arg-type]
+    if is_read:
+        assert objects.is_free(a_slab(), 2)
+    else:
+        with pytest.raises(FaultError):
+            objects.is_free(a_slab(), 2)
+    assert tries == min(broken + 1, 10)
 
 
 def slabs_of(image: Image, reader: SlabReader) -> Iterator[Slab]:
