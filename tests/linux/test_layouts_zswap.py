@@ -304,3 +304,56 @@ def test_cursors_of_pools() -> None:
     image.words(POOL, ZPOOL, VARIABLES, 0xABC0)
     image.words(ZPOOL, VARIABLES, POOL, 0)
     assert zswap_cursors(image) == [0xABC0, 0]
+
+
+def test_handles_that_lead_to_no_object() -> None:
+    """An object ends in its page, and begins behind the header of z3fold."""
+    image = kernel("6.14")
+    put_pool(image, "6.14", b"zbud")
+    start = FRAMES.virt(FRAMES.page(PFN))
+    assert part_of(image, start, 4096) == [ZswapPart(FRAMES.page(PFN), 1, 0, 4096)]
+    assert part_of(image, start + 1, 4096) is None
+    assert part_of(image, FRAMES.direct_map - 64, 10) is None
+    image.write(NAME, b"z3fold\0")
+    image.declare(Z3FOLD)
+    image.make("struct z3fold_header", start, {"start_middle": 1})
+    image.words(SLOTS, start + 2)
+    assert part_of(image, SLOTS, 10) is None  # at byte 64, inside the header
+    image.make("struct z3fold_header", start, {"start_middle": 2})
+    assert part_of(image, SLOTS, 10) == [ZswapPart(FRAMES.page(PFN), 1, 128, 10)]
+    image.words(SLOTS, start + 3 | 63 << 2)
+    assert part_of(image, SLOTS, 10) is None  # at byte 64, too
+
+
+def test_an_allocator_that_is_not_known() -> None:
+    image = kernel("6.14")
+    put_pool(image, "6.14", b"other")
+    reader = ZswapReader(image)
+    entry = reader.entry(put_entry(image, 0, SLOTS))
+    assert reader.parts(entry) is None
+    assert "the allocator other is not known" in reader.placement.examples[0].reason
+
+
+def test_an_allocator_that_cannot_evict_objects() -> None:
+    """zpool_evictable(), up to 6.4: zswap stores no header then."""
+    image = kernel("6.4")
+    put_pool(image, "6.4", b"zbud")
+    image.make("struct zpool_driver", DRIVER, {"type": NAME})
+    start = FRAMES.virt(FRAMES.page(PFN))
+    assert part_of(image, start + 64, 10) == [ZswapPart(FRAMES.page(PFN), 1, 64, 10)]
+
+
+def test_the_allocator_of_each_pool() -> None:
+    """A pool of another allocator may still have entries of before."""
+    image = kernel("6.14")
+    put_pool(image, "6.14", b"zbud")
+    image.write(NAME + 64, b"other\0")
+    image.make("struct zpool_driver", DRIVER + 64, {"type": NAME + 64})
+    image.make("struct zpool", ZPOOL + 64, {"driver": DRIVER + 64})
+    image.make("struct zswap_pool", POOL + 64, {"zpool": ZPOOL + 64})
+    reader = ZswapReader(image)
+    handle = FRAMES.virt(FRAMES.page(PFN))
+    entry = reader.entry(put_entry(image, 0, handle))
+    for _ in range(2):
+        assert reader.parts(entry) is not None
+        assert reader.parts(entry._replace(pool=POOL + 64)) is None
