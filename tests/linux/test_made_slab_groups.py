@@ -28,18 +28,27 @@ OBJECTS, IN_USE = 4, 3
 
 @pytest.fixture
 def image() -> MadeImage:
-    """Return a kernel with two caches, and no slab."""
+    """Return a kernel of 7.0 with two caches, and no slab."""
+    return kernel("unsigned int stride;")
+
+
+def kernel(fields: str) -> MadeImage:
+    """
+    Return a kernel with two caches, and no slab.
+
+    :param fields: what follows the counters in ``struct slab``, 4 bytes
+    """
     image = kernel_with_pages(TYPES["7.1"])
     image.declare(
-        """
-        struct kmem_cache { unsigned int flags; unsigned int size; unsigned int object_size;
-                            char *name; };
-        struct slab { unsigned long __page_flags; struct kmem_cache *slab_cache;
+        f"""
+        struct kmem_cache {{ unsigned int flags; unsigned int size; unsigned int object_size;
+                            char *name; }};
+        struct slab {{ unsigned long __page_flags; struct kmem_cache *slab_cache;
                       unsigned long list[2]; void *freelist;
-                      struct { unsigned int inuse:16; unsigned int objects:15;
-                               unsigned int frozen:1; unsigned int stride; };
-                      unsigned int page_type; int _refcount; unsigned long obj_exts; };
-        struct slabobj_ext { struct obj_cgroup *objcg; };
+                      struct {{ unsigned int inuse:16; unsigned int objects:15;
+                               unsigned int frozen:1; {fields} }};
+                      unsigned int page_type; int _refcount; unsigned long obj_exts; }};
+        struct slabobj_ext {{ struct obj_cgroup *objcg; }};
         """
     )
     image.write(NAME, b"dentry\0")
@@ -70,7 +79,7 @@ def put_slab(
     page, slab = FRAMES.page(pfn), image.type("struct slab")
     image.words(page + offsetof(slab, "slab_cache"), cache)
     image.write(page + 40, (IN_USE | objects << 16).to_bytes(4, "little"))
-    image.write(page + offsetof(slab, "stride"), stride.to_bytes(4, "little"))
+    image.write(page + 44, stride.to_bytes(4, "little"))
     image.words(page + offsetof(slab, "obj_exts"), vector)
 
 
@@ -144,6 +153,16 @@ def test_elements_in_the_objects(image: MadeImage) -> None:
     assert (group.charged, group.outside) == ({ONE: 1, TWO: 2}, [])
 
 
+def test_elements_that_are_codetags() -> None:
+    """In 7.3 a slab has elements for the obj_cgroups, for the codetags, or for both."""
+    image = kernel("unsigned int obj_exts_in_object:1; unsigned int obj_exts_needs_objcg:1;")
+    put_slab(image, 1, VECTORS, stride=2)
+    put_slab(image, 2, VECTORS, stride=0)
+    image.words(VECTORS, ONE, TWO, ONE, 0)
+    [group], left = read(image)
+    assert (group.slabs, group.objects, group.charged, left) == (2, 8, {ONE: 2, TWO: 1}, [])
+
+
 def test_slabs_that_are_read_one_by_one(image: MadeImage, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those without objects, of KFENCE, of an unreadable cache, and damaged ones."""
     image.words(VECTORS, ONE, ONE, ONE, ONE, ONE)
@@ -154,10 +173,13 @@ def test_slabs_that_are_read_one_by_one(image: MadeImage, monkeypatch: pytest.Mo
     put_slab(image, 6, VECTORS, MISSING)
     put_slab(image, 7, MISSING)
     put_slab(image, 8)
+    odd = FILP + 0x100  # of which the size is no multiple of a word
+    image.make("struct kmem_cache", odd, {"size": 196, "object_size": 196, "name": NAME})
+    put_slab(image, 9, VECTORS, odd, stride=196)
     kfence = range(FRAMES.page(3), FRAMES.page(4), FRAMES.size)
     monkeypatch.setattr(slab_groups, "kfence_pages", lambda image: kfence)
     [group], left = read(image)
-    assert left == [2, 3, 5, 6, 7]
+    assert left == [2, 3, 5, 6, 7, 9]
     assert (group.slabs, group.objects, group.charged) == (2, 8, {ONE: 4})
 
 

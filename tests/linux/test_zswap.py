@@ -247,6 +247,33 @@ def test_a_handle_of_another_object() -> None:
     assert parts(image, MISSING) is None
 
 
+def test_objects_of_a_zspage_take_few_reads() -> None:
+    """Their handles lie in one slab, and the zspage is read once."""
+    image = kernel()
+    put_zspage(image, 96)
+    handles = [put_object(image, n, 0, 96 * n, n, SHIFT) for n in range(40)]
+    reader = ZswapReader(image)
+    for n, handle in enumerate(handles):
+        assert reader.parts(ZswapEntry(ENTRIES, 80, handle, OBJCG, POOL)) == [
+            part(0, 96 * n + 8, 80)
+        ]
+    assert image.memory.reads < 12
+
+
+def test_objects_of_a_running_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Handles, zspages and nodes of pages change: none is kept."""
+    image = kernel()
+    monkeypatch.setattr(MadeImage, "is_moving", True)
+    put_zspage(image, 512)
+    handle, reader = put_object(image, 0, 0, 512, 1, SHIFT), ZswapReader(image)
+    entry = ZswapEntry(ENTRIES, 100, handle, OBJCG, POOL)
+    assert reader.parts(entry) == [part(0, 520, 100)]
+    put_zspage(image, 1024)
+    put_object(image, 0, 0, 3072, 3, SHIFT)
+    image.words(FRAMES.page(PFNS[0]), NODE_1)
+    assert reader.parts(entry) == [part(0, 3080, 100)._replace(nid=1)]
+
+
 def test_bytes_of_data_by_node() -> None:
     image = kernel()
     put_zspage(image, 4000)
