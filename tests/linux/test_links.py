@@ -130,6 +130,39 @@ def test_a_maple_tree(made: MadeMemory, tree: Object) -> None:
     assert set(maple_entries(made.image, tree)) == {AT[10], AT[11], *AT[20:36], *AT[40:55]}
 
 
+def test_a_full_root_of_a_maple_tree(made: MadeMemory, tree: Object) -> None:
+    """It is for all indexes. If its last pivot is the largest one, no slot follows."""
+    made.write(AT[0], root_of(leaf(made, AT[1], *AT[20:35])))
+    made.write(AT[1] + 8 * (16 + 15), AT[60])
+    assert set(maple_entries(made.image, tree)) == set(AT[20:35])
+    made.write(AT[1] + 8 * 15, LAST - 1)
+    assert set(maple_entries(made.image, tree)) == {*AT[20:35], AT[60]}
+
+
+def test_types_of_nodes_of_maple_trees_are_those_of_the_kernel(
+    made: MadeMemory, tree: Object
+) -> None:
+    """``enum maple_type``: its values were never different, and may be."""
+    for name, value in (("maple_leaf_64", 5), ("maple_range_64", 6), ("maple_arange_64", 7)):
+        made.constant(name, value)
+    low = leaf(made, AT[1], AT[10], AT[11]) & ~(15 << 3) | 5 << 3
+    middle = inner_without_gaps(made, AT[2], low) & ~(15 << 3) | 6 << 3
+    top = inner(made, AT[3], middle) & ~(15 << 3) | 7 << 3
+    made.write(AT[0], root_of(top))
+    assert set(maple_entries(made.image, tree)) == {AT[10], AT[11]}
+
+
+def test_the_last_of_the_children_of_a_node(made: MadeMemory, tree: Object) -> None:
+    """The pivot of a node's parent says which index is its last one."""
+    first = leaf(made, AT[1], *AT[20:35], last=0xFFFFF)
+    second = leaf(made, AT[2], *AT[40:55])
+    for node in (AT[1], AT[2]):
+        made.write(node + 8 * (16 + 15), node)
+    made.write(AT[0], root_of(inner(made, AT[3], first, second)))
+    # 0xfffff is not 0x100000, so the first one has a slot more.
+    assert set(maple_entries(made.image, tree)) == {*AT[20:35], AT[1], *AT[40:55]}
+
+
 def test_a_maple_tree_that_is_broken(made: MadeMemory, tree: Object) -> None:
     def check(node: int, reason: str, address: int) -> None:
         made.write(AT[0], root_of(node))
