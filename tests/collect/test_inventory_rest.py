@@ -1,0 +1,284 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+"""
+Page frames that no range knows the kind of: free pages that CPUs keep, the rest of blocks that are
+not compound, and blocks that only their owners know. The ranges are written here.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+
+import pytest
+from drgn import FaultError, offsetof
+from support.guests import Lab
+from support.page_board import NID, ONE, TWO, ZONE, Board, Claimed
+
+from memcg_inspect.collect import inventory
+from memcg_inspect.collect.inventory import read_inventory
+from memcg_inspect.collect.inventory_part import BarePage, Head, InventoryPart
+from memcg_inspect.linux.mm.mmzone import PageRange
+from memcg_inspect.linux.mm.show_mem import FreeList
+from memcg_inspect.model import Coverage
+from memcg_inspect.model_pages import (
+    NEVER,
+    NOBODY,
+    UNKNOWN_PAYER,
+    UNUSED,
+    Inventory,
+    Place,
+)
+
+pytestmark = pytest.mark.image
+
+#: Memcgs that pay for what was charged to obj_cgroups.
+PAYERS = {ONE: 0x10}
+
+
+class Given:
+    """
+    What ranges, lists of free pages, and owners say.
+
+    :ivar part: the ranges, as one
+    :ivar free: lists of free pages
+    :ivar owners: kinds of pages that only their owners know, by page frame
+    """
+
+    def __init__(self, board: Board, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.board, self.start = board, board.start
+        self.part = InventoryPart(PageRange(board.start, board.start + 64), 4096)
+        self.free: list[FreeList] = []
+        self.owners: dict[int, str] = {}
+        self.claimed = Claimed()
+        self.claimed.conflicts = []
+        self.coverage: defaultdict[str, Coverage] = defaultdict(Coverage)
+        self.given = monkeypatch
+        for name, given in (
+            ("Owners", lambda *_: self.claimed),
+            ("RangeInventory", lambda *_: None),
+            ("walk_ranges", lambda *_, **__: iter([self.part])),
+            ("page_parts", lambda _: []),
+            ("free_lists", lambda *_: iter(self.free)),
+            ("UnmarkedOwners", lambda *_: self),
+        ):
+            monkeypatch.setattr(inventory, name, given)
+
+    def find(self) -> dict[int, str]:
+        return {self.start + i: kind for i, kind in self.owners.items()}
+
+    def link(self, i: int) -> int:
+        """Return the address of ``page->lru`` of a page frame."""
+        return self.board.address(i) + offsetof(self.board.page, "lru")
+
+    def bare(self, *pages: int, link: int = 0) -> None:
+        for i in pages:
+            self.part.bare[self.start + i] = BarePage(NID, ZONE, link)
+
+    def unmarked(self, kind: str, order: int, owner: int, *pages: int) -> None:
+        for i in pages:
+            self.part.keep_unmarked(Place(NID, ZONE, kind, order), owner, self.start + i)
+
+    def read(self) -> Inventory:
+        return read_inventory(self.board.image, frozenset(), PAYERS.get, self.coverage)
+
+    def found(self) -> dict[tuple[str, int | None, int], int]:
+        """Return pages by kind, order and payer."""
+        return {
+            (place.kind, place.order, payer): size // 4096
+            for (place, payer), size in self.read().bytes.items()
+            if size
+        }
+
+    def missed(self, subject: str) -> list[tuple[str, int, str]]:
+        examples = self.coverage[subject].examples
+        # drgn writes the address of a fault behind its words.
+        return [(m.what, m.address, m.reason.partition(": 0x")[0]) for m in examples]
+
+
+@pytest.fixture(scope="module")
+def of_module(lab: Lab) -> Board:
+    return Board(lab.image("7.3", "4", "mixed").own_program())
+
+
+@pytest.fixture
+def given(of_module: Board, monkeypatch: pytest.MonkeyPatch) -> Iterator[Given]:
+    of_module.clear()
+    yield Given(of_module, monkeypatch)
+
+
+def test_free_pages_that_cpus_keep(given: Given) -> None:
+    """A list has blocks of one order, or each says its own. It ends at its head, or with NULL."""
+    given.bare(0, 1, link=given.link(4))
+    given.bare(4, 5, link=0x7770)
+    given.free = [FreeList(NID, ZONE, 1, 0x7770, given.link(0))]
+    given.bare(8, link=0)
+    given.bare(12, 13, 14, 15, link=given.link(8))
+    given.board.bare(12, private=2)
+    given.board.bare(8, private=0)
+    given.free.append(FreeList(2, 3, None, 0, given.link(12)))
+    given.bare(20)
+    found = given.read()
+    assert found.pages == {
+        Place(NID, ZONE, "free_pcp", 1): 4,
+        Place(2, 3, "free_pcp", 2): 4,
+        Place(2, 3, "free_pcp", 0): 1,
+        Place(NID, ZONE, "unknown", 0): 1,
+    }
+    assert {payer for _, payer in found.bytes} == {UNUSED, NEVER}
+    assert given.coverage["free_lists"].read == 2
+    assert given.coverage["free_lists"].unreadable == 0
+
+
+@pytest.mark.parametrize("order", [1, 33, 1 << 40])
+def test_a_list_of_free_pages_that_is_broken(given: Given, order: int) -> None:
+    """It leads to a page in use, or a block has no order that can be right."""
+    given.bare(0, link=given.link(4))
+    given.bare(4)
+    given.board.bare(4, private=order)
+    given.board.bare(0)
+    given.free = [FreeList(NID, ZONE, None, 0, given.link(0))]
+    assert given.found() == {("free_pcp", 0, UNUSED): 1, ("unknown", 0, NEVER): 1}
+    assert given.missed("free_lists") == [
+        ("free pages", given.board.address(4), "a page on a list of free pages is in use")
+    ]
+    assert given.coverage["free_lists"].read == 0
+
+
+def test_a_list_of_free_pages_that_is_a_circle(given: Given) -> None:
+    """The second time, its page is not free any more."""
+    given.bare(0, link=given.link(0))
+    given.free = [FreeList(NID, ZONE, 0, 0x7770, given.link(0))]
+    given.bare(8, link=0x7770)
+    given.free.append(FreeList(NID, ZONE, 0, 0x7770, given.link(8)))
+    assert given.found() == {("free_pcp", 0, UNUSED): 2}
+    assert given.coverage["free_lists"].unreadable == given.coverage["free_lists"].read == 1
+
+
+def test_a_list_of_free_pages_that_does_not_end(
+    given: Given, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(inventory, "_MOST_LINKS", 4)
+    for n in range(6):
+        given.bare(n, link=given.link(n + 1) if n not in (3, 5) else 0x7770)
+    given.free = [FreeList(NID, ZONE, 0, 0x7770, given.link(0))]
+    assert given.found() == {("free_pcp", 0, UNUSED): 4, ("unknown", 0, NEVER): 2}
+    assert given.missed("free_lists") == [("free pages", given.link(0), "the list does not end")]
+
+
+@pytest.mark.parametrize(
+    ("first", "bare", "size"),
+    [
+        (0, (1,), 2),
+        (0, (1, 2, 3), 4),
+        (8, (9, 10, 11, 12, 13, 14, 15), 8),
+        # It is aligned to its size.
+        (2, (3, 4, 5), 2),
+        (4, (5, 6, 7, 8), 4),
+        (1, (2, 3), 1),
+        # A page in between is in use: then the size is not known.
+        (0, (1, 2), 1),
+        (0, (2,), 1),
+        (0, (1, 2, 4), 1),
+    ],
+)
+def test_a_block_that_is_not_compound(
+    given: Given, first: int, bare: tuple[int, ...], size: int
+) -> None:
+    """The other pages are of the kind of its first one, and who pays for that pays for them."""
+    given.bare(*bare)
+    place = Place(NID, ZONE, "pagetables")
+    given.part.count(place, 1, ONE)
+    given.part.heads[given.start + first] = Head(place, ONE)
+    rest = len(bare) - (size - 1)
+    wanted = {("pagetables", None, 0x10): size}
+    assert given.found() == wanted | ({("unknown", 0, NEVER): rest} if rest else {})
+
+
+def test_blocks_are_taken_in_the_order_of_their_pages(given: Given) -> None:
+    """The rest of the first one is not there any more for the next."""
+    place = Place(NID, ZONE, "trace")
+    given.bare(1, 2, 3, 5, 6, 7)
+    for first in (4, 0):
+        given.part.count(place, 1, NEVER)
+        given.part.heads[given.start + first] = Head(place, NEVER)
+    assert given.found() == {("trace", None, NEVER): 8}
+
+
+def test_blocks_that_only_their_owners_know(given: Given) -> None:
+    """Any of its pages tells the kind of a block, also one that its head has just given it."""
+    given.unmarked("unknown", 0, NEVER, 0, 1, 4)
+    given.unmarked("unknown", 2, NEVER, 8, 16)
+    given.bare(5, 6, 7)
+    given.part.heads[given.start + 4] = Head(Place(NID, ZONE, "unknown", 0), NEVER)
+    given.owners = {0: "trace", 11: "perf", 12: "perf", 7: "hash_table"}
+    assert given.found() == {
+        ("trace", 0, NEVER): 1,
+        ("unknown", 0, NEVER): 1,
+        ("hash_table", 2, NEVER): 4,
+        ("perf", 2, NEVER): 4,
+        ("unknown", 2, NEVER): 4,
+    }
+
+
+def test_who_pays_for_blocks_that_only_their_owners_know(given: Given) -> None:
+    """Nobody pays for what a memcg could have paid for, and for other kinds nobody ever does."""
+    given.unmarked("kmem", 0, ONE, 0, 1, 2)
+    given.unmarked("kmem", 0, TWO, 3)
+    given.unmarked("kmem", 0, NOBODY, 4)
+    given.unmarked("unknown", 0, NEVER, 5, 6)
+    given.owners = {0: "pipe", 1: "trace", 5: "pipe", 6: "trace"}
+    assert given.found() == {
+        ("pipe", 0, 0x10): 1,
+        ("kmem", 0, 0x10): 2,  # a charged page is no buffer of ftrace
+        ("kmem", 0, UNKNOWN_PAYER): 1,
+        ("kmem", 0, NOBODY): 1,
+        ("pipe", 0, NOBODY): 1,
+        ("trace", 0, NEVER): 1,
+    }
+
+
+def test_blocks_of_an_order_that_cannot_be_right(given: Given) -> None:
+    """A damaged ``struct page`` can say any order. No owner has such a block."""
+    given.unmarked("unknown", 10, NEVER, 0)
+    given.unmarked("unknown", 11, NEVER, 1024)
+    given.owners = {3: "trace", 1025: "trace"}
+    assert given.found() == {("trace", 10, NEVER): 1024, ("unknown", 11, NEVER): 2048}
+
+
+def test_conflicts_are_told(given: Given) -> None:
+    """Ten of them are enough."""
+    given.claimed.conflicts = [(given.start, "slab", "stack")]
+    given.part.conflicts = [(given.start + n, "free", "vmalloc") for n in range(1, 20)]
+    given.claimed.claims = [given.board.claim(0, 1, "stack"), given.board.claim(1, 9, "vmalloc")]
+    assert len(given.read().conflicts) == 20
+    owners = given.coverage["owners"]
+    assert (owners.read, owners.unreadable) == (2, 10)
+    what, address, reason = given.missed("owners")[0]
+    assert (what, address) == ("page", given.board.address(0))
+    assert reason == "marked or claimed as slab, and claimed as stack"
+
+
+def test_what_ranges_could_not_read(given: Given) -> None:
+    given.part.unnamed = {0x50: "why"}
+    given.part.coverage["pages"].read = 7
+    given.part.coverage["pages"].miss("struct pages", 0x60, "because")
+    given.part.holes[NID, ZONE] = 5
+    found = given.read()
+    assert given.missed("names") == [("name of a kmem_cache", 0x50, "why")]
+    assert given.missed("pages") == [("struct pages", 0x60, "because")]
+    assert given.coverage["pages"].read == 7
+    assert found.holes == {(NID, ZONE): 5}
+    assert {nid for nid, _ in found.zones} == {0, 1, 2, 3}
+
+
+def test_the_size_of_the_memory_map_may_be_missing(
+    given: Given, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def missing(image: object) -> int:
+        raise FaultError("not in the image", 0x1230)
+
+    monkeypatch.setattr(inventory, "counted_memmap", missing)
+    assert given.read().memmap is None
+    assert given.missed("zones") == [("nr_memmap_pages", 0x1230, "not in the image")]
+    monkeypatch.setattr(inventory, "counted_memmap", lambda _: 77)
+    assert given.read().memmap == 77
