@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import pytest
 from drgn import FaultError, offsetof
@@ -15,7 +16,7 @@ from support.guests import Lab
 from support.page_board import NID, ONE, TWO, ZONE, Board, Claimed
 
 from memcg_inspect.collect import inventory
-from memcg_inspect.collect.inventory import read_inventory
+from memcg_inspect.collect.inventory import read_inventory, whole_blocks
 from memcg_inspect.collect.inventory_part import BarePage, Head, InventoryPart
 from memcg_inspect.linux.mm.mmzone import PageRange
 from memcg_inspect.linux.mm.show_mem import FreeList
@@ -282,3 +283,52 @@ def test_the_size_of_the_memory_map_may_be_missing(
     assert given.missed("zones") == [("nr_memmap_pages", 0x1230, "not in the image")]
     monkeypatch.setattr(inventory, "counted_memmap", lambda _: 77)
     assert given.read().memmap == 77
+
+
+@pytest.mark.parametrize(
+    ("parts", "wanted"),
+    [
+        ([(0, 8), (8, 16), (16, 24)], [(0, 8), (8, 16), (16, 24)]),
+        # What is in a block belongs to the range of its first page.
+        ([(0, 4), (4, 8)], [(0, 8)]),
+        ([(0, 2), (2, 4), (4, 6), (6, 8)], [(0, 8)]),
+        ([(0, 4), (4, 12), (12, 16)], [(0, 8), (8, 16)]),
+        ([(0, 12), (12, 20), (20, 24)], [(0, 8), (8, 20), (20, 24)]),
+        # Page frames that are not there end a block, as a range of a single one does.
+        ([(0, 2), (4, 6), (6, 8)], [(0, 2), (4, 8)]),
+        ([(0, 4), (6, 8)], [(0, 4), (6, 8)]),
+        ([(2, 4), (4, 8)], [(2, 8)]),
+        ([(0, 4), (4, 5)], [(0, 4), (4, 5)]),
+        ([(0, 5), (5, 8)], [(0, 8)]),
+        # The block of page frame 24 is said to begin there, after it, or too long before it.
+        ([(16, 24), (24, 28)], [(16, 24), (24, 28)]),
+        ([(16, 28), (28, 32)], [(16, 28), (28, 32)]),
+        ([(16, 32), (32, 36)], [(16, 32), (32, 36)]),
+        ([(16, 36), (36, 40)], [(16, 36), (36, 40)]),
+        # Page frame 44 cannot be read, and the block of 48 begins at an odd one.
+        ([(40, 44), (44, 48)], [(40, 44), (44, 48)]),
+        ([(40, 48), (48, 52)], [(40, 48), (48, 52)]),
+    ],
+)
+def test_ranges_begin_where_blocks_begin(
+    of_module: Board,
+    monkeypatch: pytest.MonkeyPatch,
+    parts: list[tuple[int, int]],
+    wanted: list[tuple[int, int]],
+) -> None:
+    """Blocks of eight pages are at 0 and at 8. What is after them is damaged."""
+    board, start = of_module, of_module.start
+    heads = {pfn: (pfn // 8 * 8, 3) for pfn in range(16)} | {pfn: (pfn, 0) for pfn in range(16, 50)}
+    # The second page of a range tells.
+    heads |= {25: (24, 3), 29: (30, 3), 33: (24, 3), 37: (32, 2), 49: (45, 3)}
+    del heads[45]
+
+    def read_page(image: object, page: int) -> SimpleNamespace:
+        head, order = heads.get((page - board.address(0)) // board.size, (None, 0))
+        if head is None:
+            raise FaultError("not in the image", page)
+        return SimpleNamespace(head=board.address(head), order=order)
+
+    monkeypatch.setattr(inventory, "read_page", read_page)
+    found = whole_blocks(board.image, [PageRange(start + a, start + b) for a, b in parts])
+    assert [(part.start - start, part.end - start) for part in found] == wanted
