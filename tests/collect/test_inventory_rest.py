@@ -176,6 +176,7 @@ def test_a_list_of_free_pages_that_does_not_end(
         (2, (3, 4, 5), 2),
         (4, (5, 6, 7, 8), 4),
         (1, (2, 3), 1),
+        (1, (2,), 1),
         # A page in between is in use: then the size is not known.
         (0, (1, 2), 1),
         (0, (2,), 1),
