@@ -177,6 +177,8 @@ def test_a_list_of_free_pages_that_does_not_end(
         (4, (5, 6, 7, 8), 4),
         (1, (2, 3), 1),
         (1, (2,), 1),
+        # What is before its first page is no part of it.
+        (2, (1, 3), 2),
         # A page in between is in use: then the size is not known.
         (0, (1, 2), 1),
         (0, (2,), 1),
@@ -333,3 +335,25 @@ def test_ranges_begin_where_blocks_begin(
     monkeypatch.setattr(inventory, "read_page", read_page)
     found = whole_blocks(board.image, [PageRange(start + a, start + b) for a, b in parts])
     assert [(part.start - start, part.end - start) for part in found] == wanted
+
+
+@pytest.mark.parametrize("why_not", [None, "not profiled"])
+def test_lines_of_code_that_allocated_what_is_unknown(
+    given: Given, monkeypatch: pytest.MonkeyPatch, why_not: str | None
+) -> None:
+    """On kernels that profile allocations. What is known to be something needs no line."""
+    sites = {given.board.address(i): SimpleNamespace(place="mm/a.c:7 f") for i in (0, 1, 4)}
+    finder = SimpleNamespace(why_not=why_not, coverage=Coverage(3), of_page=sites.get)
+    monkeypatch.setattr(inventory, "SiteFinder", lambda _: finder)
+    given.unmarked("unknown", 0, NEVER, 0, 1, 2)
+    given.unmarked("kmem", 0, ONE, 4)
+    given.owners = {1: "trace"}
+    site = None if why_not else "mm/a.c:7 f"
+    wanted = {
+        Place(NID, ZONE, "unknown", 0, caller=site): 1,
+        Place(NID, ZONE, "trace", 0): 1,
+        Place(NID, ZONE, "kmem", 0): 1,
+    }
+    wanted[Place(NID, ZONE, "unknown", 0)] = 2 if why_not else 1
+    assert given.read().pages == wanted
+    assert given.coverage["call_sites"].read == 3
