@@ -10,11 +10,12 @@ period, and ``percpu_ref_exit()`` clears ``refcnt.data``.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import NamedTuple
 
 import pytest
-from drgn import Object, Program, container_of, sizeof
+from drgn import FaultError, Object, Program, container_of, sizeof
 from drgn.helpers.linux.cgroup import css_for_each_child
 from drgn.helpers.linux.idr import idr_for_each
 from drgn.helpers.linux.list import list_empty
@@ -22,9 +23,12 @@ from drgn.helpers.linux.percpu import per_cpu
 from support.guests import Lab
 from support.planting import Overlay, Write
 
+from memcg_inspect.collect import released
 from memcg_inspect.collect.released import RELEASED, Pending, ReleasedReader
 from memcg_inspect.image.image import Image
+from memcg_inspect.image.lookup import UnknownKernelError
 from memcg_inspect.linux.mm.memcontrol import read_memcgs
+from memcg_inspect.linux.mm.memcontrol_vmstats import StatReader
 from memcg_inspect.linux.mm.mm_types import scan_pages
 from memcg_inspect.linux.mm.slab import Slab, SlabReader
 from memcg_inspect.model import Coverage
@@ -277,3 +281,77 @@ def test_what_frees_a_bpf_map(lost: Lost) -> None:
     queue(lost, bpf_map.work, "bpf_map_free_deferred")
     found = Pending(Image(prog)).of(transient)
     assert found.freed_by == "its work item is queued or running"
+
+
+def missing(*_: object) -> Iterator[Object]:
+    """Take the place of a reader that meets memory that is not in the image."""
+    raise FaultError("not in the image", 0x1230)
+
+
+def test_objects_that_are_not_in_the_image(lost: Lost, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each may be a memcg. On a running kernel, it has been freed meanwhile."""
+    reader = lost.reader()
+    reader.slabs = SimpleNamespace(objects=lambda _: [0x1000])  # type: ignore[assignment]
+    assert list(reader.read(lost.slab)) == list(reader.children(lost.slab)) == []
+    (missed,) = reader.coverage.examples
+    assert (missed.what, missed.address) == ("possible memcg", 0x1000)
+    monkeypatch.setattr(Image, "is_moving", True)
+    assert list(reader.read(lost.slab)) == []
+    assert reader.coverage.unreadable == 1
+
+
+@pytest.mark.parametrize("is_free", [lambda *_: True, missing])
+def test_a_free_object_is_no_memcg(lost: Lost, is_free: Callable[..., bool]) -> None:
+    """Nor is one in a slab with a free list that is broken: a CPU may be changing it."""
+    flags, reader = lost.memcg.css.flags, lost.reader()
+    lost.put((flags, flags.value_() | CSS_RELEASED))
+    assert list(reader.read(lost.slab))
+    reader._free = SimpleNamespace(is_free=is_free)  # type: ignore[assignment]
+    assert list(reader.read(lost.slab)) == []
+    assert reader.coverage.unreadable == 0
+
+
+def test_a_memcg_that_nothing_frees_may_have_charged_sockets(lost: Lost) -> None:
+    slot = StatReader(Image(lost.prog), ["MEMCG_SOCK"]).slots["MEMCG_SOCK"]
+    lost.put((lost.memcg.vmstats.state[slot], 5))
+    assert lost.what_frees().sock_pages == 5
+
+
+def test_a_work_item_that_is_pending_on_a_running_kernel(
+    lost: Lost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There, lists change while they are read, so the bit is all that tells."""
+    data = lost.memcg.css.destroy_work.data.counter
+    lost.put((data, data.value_() % 2**64 | PENDING))
+    monkeypatch.setattr(Image, "is_moving", True)
+    assert lost.what_frees().freed_by == "its work item is pending"
+    lost.put((data, data.value_() % 2**64 & ~PENDING))
+    assert lost.what_frees().freed_by is None
+
+
+@pytest.mark.parametrize("error", [FaultError("not in the image", 0x1230), UnknownKernelError("")])
+def test_callbacks_that_cannot_be_read_make_it_unsure(
+    lost: Lost, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    def queued_callbacks(image: Image) -> dict[int, int]:
+        raise error
+
+    monkeypatch.setattr(released, "queued_callbacks", queued_callbacks)
+    found = lost.what_frees()
+    assert (found.freed_by, found.unsure) == (None, True)
+
+
+def test_work_items_that_cannot_be_read(lost: Lost, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A memcg may then hold a reference to its parent that is not found."""
+    assert lost.reader().faults == []
+    monkeypatch.setattr(released, "works_of", missing)
+    assert [fault.address for fault in lost.reader().faults] == [0x1230]
+
+    def broken(image: Image, function: int, on_fault: Callable[[FaultError], None]) -> list[Object]:
+        on_fault(FaultError("the list does not lead back", 0x1240))
+        return []
+
+    monkeypatch.setattr(released, "works_of", broken)
+    assert [fault.address for fault in lost.reader().faults] == [0x1240]
+    found = lost.what_frees()
+    assert (found.freed_by, found.unsure) == (None, True)
