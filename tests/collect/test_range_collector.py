@@ -7,11 +7,12 @@ What the pass over page frames finds in a few of them, whose ``struct page`` is 
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Container, Iterator
 from typing import NamedTuple
 
 import pytest
+from drgn import Object, offsetof
 from support.guests import Lab
 from support.page_board import KMEM, NID, ONE, PAGES, TWO, ZONE, Board
 
@@ -24,10 +25,11 @@ from memcg_inspect.collect.ranges import PassContext, RangeCollector, page_parts
 from memcg_inspect.collect.slab_cells import LARGE_KMALLOC, SlabCells
 from memcg_inspect.image.image import Image
 from memcg_inspect.image.progress import STOPPED
-from memcg_inspect.linux.mm.mm_types import pages_per_piece
+from memcg_inspect.linux.mm.memcontrol import read_memcgs
+from memcg_inspect.linux.mm.mm_types import pages_per_piece, scan_pages
 from memcg_inspect.linux.mm.mmzone import PageRange, page_ranges
 from memcg_inspect.linux.mm.slab import Slab, SlabCache, SlabReader
-from memcg_inspect.linux.net.sock import Protocol, Sock, UnknownCharge
+from memcg_inspect.linux.net.sock import Protocol, Sock, UnknownCharge, socket_caches
 from memcg_inspect.model import NUMA_NO_NODE, Coverage, FreedPage
 
 pytestmark = pytest.mark.image
@@ -230,3 +232,100 @@ def test_ranges_are_small_enough_for_all_processes(
     parts = page_parts(image)
     assert max(part.end - part.start for part in parts) == most * piece
     assert sum(p.end - p.start for p in parts) == sum(p.end - p.start for p in whole)
+
+
+def slab_of(image: Image, name: str) -> Slab:
+    """Return a slab of the image itself, with charged objects."""
+    slabs = SlabReader(image)
+    return next(
+        slab
+        for piece in scan_pages(image)
+        for slab in filter(None, map(slabs.slab, piece.slabs))
+        if slab.cache.name == name and slab.charged
+    )
+
+
+def range_of(made: Pass, slab: Slab) -> PageRange:
+    first = (slab.page - made.board.address(0)) // made.board.size + made.board.start
+    return PageRange(first, first + (1 << slab.order))
+
+
+@pytest.mark.parametrize("alone", [False, True])
+def test_objects_of_a_slab_are_charged(made: Pass, alone: bool) -> None:
+    """Slabs are read in groups, unless somebody wants to see each of them."""
+    image = made.board.image
+    slab = slab_of(image, "dentry")
+    cells = SlabCells(image, lambda objcg: objcg) if alone else None
+    context = PassContext(frozenset(), made.uses, cells=cells)
+    found = RangeCollector(image, context)(range_of(made, slab))
+    assert slab.charged is not None
+    assert {e: a for e, a in found.ledger if e.kind == "slab"} == {
+        Entry(objcg, "slab", "reclaimable", slab.nid): Amount(count * slab.cache.charge, count)
+        for objcg, count in slab.charged.items()
+    }
+    (usage,) = found.slabs.usage()
+    assert (usage.slabs, usage.charged) == (1, sum(slab.charged.values()))
+    assert found.coverage["slab"].read == 1
+    if cells is not None:
+        paid = {key.payer: cell.objects for key, cell in cells.cells.items() if key.payer}
+        assert paid == slab.charged
+
+
+def test_sockets_of_a_slab_are_read(made: Pass) -> None:
+    """All that refer to a memcg, in the cache of a protocol that accounts memory."""
+    image, prog = made.board.image, made.board.prog
+    memcgs, slab = frozenset(read_memcgs(image, Coverage())), slab_of(image, "TCP")
+    context = PassContext(memcgs, made.uses, socket_caches(image, Coverage()))
+    found = RangeCollector(image, context)(range_of(made, slab))
+    socks = [Object(prog, "struct sock", address=at) for at in SlabReader(image).objects(slab)]
+    plain = Counter(sock.sk_memcg.value_() for sock in socks if sock.sk_wmem_alloc.refs.counter > 0)
+    assert found.sockets == {memcg: n for memcg, n in plain.items() if memcg in memcgs}
+    assert found.sockets
+
+
+def test_the_name_of_a_cache_may_be_missing(made: Pass) -> None:
+    """The slab is of a cache that is in the last page frames of the board."""
+    board = made.board
+    cache = board.prog.type("struct kmem_cache")
+    for member, size in (("size", 64), ("object_size", 64), ("name", 0x1000)):
+        board.write(PAGES - 8, offsetof(cache, member), size.to_bytes(4, "little"))
+    board.lost_slab(0, 1, cache=board.address(PAGES - 8))
+    assert list(made.read(pages=8).unnamed) == [board.address(PAGES - 8)]
+
+
+def test_vectors_outside_of_their_slabs(made: Pass) -> None:
+    """
+    On the node of the slab, on another one, or in memory that is not of kmalloc().
+
+    Those of KFENCE's own pages are never of kmalloc(). A page that is not in the image tells
+    nothing.
+    """
+    collector = RangeCollector(made.board.image, PassContext(frozenset(), made.uses))
+    collector._kfence = (0x900,)  # type: ignore[assignment]
+    collector._vector_pages = {
+        0x10: (1, True),
+        0x11: (2, True),
+        0x12: (2, False),
+        0x13: (NUMA_NO_NODE, False),
+    }
+    partial = Partial()
+    of_node_1 = [(0x100, 0x10000), (0x100, 0x10040), (0x200, 0x11000), (0x200, 0x11040)]
+    of_node_1 += [(0x300, 0x12000), (0x900, 0x12040), (0x400, 0x13000)]
+    collector._add_vectors(partial, 1, of_node_1)
+    collector._add_vectors(partial, 2, [(0x900, 0x12040)])
+    assert partial.vectors == {1: 6, 2: 1}
+    assert partial.vectors_elsewhere == {1: 3}
+    assert partial.vectors_dangling == {(1, 0x12000, 2, 0x300)}
+
+
+@pytest.mark.parametrize(("pages", "jobs"), [(5, 1), (6, 3)])
+def test_large_memory_is_read_by_all_cores(
+    made: Pass, monkeypatch: pytest.MonkeyPatch, pages: int, jobs: int
+) -> None:
+    image = made.board.image
+    monkeypatch.setattr(ranges, "_SMALL", 5 * PAGE)
+    monkeypatch.setattr(ranges, "available_cores", lambda: 3)
+    parts = [PageRange(10, 12), PageRange(20, 18 + pages)]
+    monkeypatch.setattr(ranges, "page_ranges", lambda _: parts)
+    monkeypatch.setattr(image, "jobs", None)
+    assert ranges.jobs_of(image) == jobs
