@@ -65,11 +65,13 @@ class Machine:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.updated: dict[int, set[int]] = {}
         self.now: dict[int, tuple[Arrays, Arrays]] = {}
-        self.image: Any = SimpleNamespace(is_moving=False, pointer=lambda _, address: address)
+        self.image: Any = SimpleNamespace(
+            is_moving=False, pointer=lambda _, address: address, once=lambda find: find(None)
+        )
         self.nodes: set[int] | None = {0, 2}
         for name, given in (
             ("slot_names", lambda _: NAMES),
-            ("_event_names", lambda _: EVENTS),
+            ("event_slots", lambda _: {name: slot for slot, name in EVENTS.items()}),
             ("memory_nodes", lambda _: self.nodes),
             ("steady_nodes", lambda _: {0, 1}),
             ("read_updated", lambda *_: self.updated),

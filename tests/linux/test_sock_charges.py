@@ -318,3 +318,52 @@ def test_a_list_of_protocols_that_is_broken(idle: Idle) -> None:
     found = socket_caches(Image(idle.prog), coverage)
     assert len(found) > 3
     assert {missed.what for missed in coverage.examples} == {"protocol of sockets"}
+
+
+def test_protocols_that_are_known_are_not_read_again(idle: Idle) -> None:
+    given = {0x1000: TCP}
+    assert SockReader(idle.image, idle.slabs, given).caches == given
+    assert SockReader(idle.image, idle.slabs).caches.keys() >= {idle.slab.cache.address}
+
+
+@pytest.mark.parametrize("member", ["sk_write_queue", "tcp_rtx_queue"])
+def test_queues_that_are_read_of_tcp_that_sends(idle: Idle, member: str) -> None:
+    """Their buffers may be of pages that are not charged; other protocols have no such queues."""
+    queue = idle.sock.member_(member)
+    link = queue.next if member == "sk_write_queue" else queue.rb_node
+    idle.put(link, 0x1000)
+    idle.forward(PAGE - 512)
+    assert idle.read().unknown is None
+    idle.put(idle.sock.sk_wmem_queued, 512)
+    assert idle.why()[0].startswith("the queues of a TCP socket are not all in the image")
+    idle.be("UDP")
+    assert idle.read()[2:] == (PAGE, "UDP", True, 0, None)
+
+
+def test_other_protocols_have_no_upper_layer_protocol(idle: Idle) -> None:
+    """What is there in memory is something else."""
+    ulp_of(idle, 0x2000)
+    idle.be("UDP")
+    idle.forward(PAGE)
+    assert idle.read()[2:] == (PAGE, "UDP", True, 0, None)
+
+
+@pytest.mark.parametrize(
+    ("whole", "remainder", "number"), [(1, 0, 1), (2, 0, 2), (4, 0, 4), (5, 100, 4)]
+)
+def test_a_socket_that_changes_while_it_is_read(
+    idle: Idle, monkeypatch: pytest.MonkeyPatch, whole: int, remainder: int, number: int
+) -> None:
+    """On a running kernel: it is read up to four times, until it has charged whole pages."""
+    memory, reads = idle.image.memory, list[int]()
+    read, size = memory.read, sizeof(idle.prog.type("struct sock"))
+
+    def changing(address: int, length: int) -> bytes:
+        if (address, length) == (idle.sock.value_(), size):
+            reads.append(address)
+            idle.forward(PAGE if len(reads) == whole else PAGE + 100)
+        return read(address, length)
+
+    monkeypatch.setattr(memory, "read", changing)
+    assert idle.read()[2:6] == (PAGE, "TCP", True, remainder)
+    assert len(reads) == number
