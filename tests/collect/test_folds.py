@@ -71,7 +71,7 @@ class Machine:
         self.nodes: set[int] | None = {0, 2}
         for name, given in (
             ("slot_names", lambda _: NAMES),
-            ("event_slots", lambda _: {name: slot for slot, name in EVENTS.items()}),
+            ("event_slots", lambda _: dict(zip(EVENTS.values(), EVENTS, strict=True))),
             ("memory_nodes", lambda _: self.nodes),
             ("steady_nodes", lambda _: {0, 1}),
             ("read_updated", lambda *_: self.updated),
