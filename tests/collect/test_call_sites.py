@@ -83,17 +83,18 @@ def test_objects_of_a_slab(readers: Readers) -> None:
     partial = Partial()
     readers.tagged_objects = {(TAG, OBJCG): 3, (TAG, 0): 2, (OTHER, 0): 1}
     readers.count(partial, DENTRY)
-    readers.has_codetags = False
-    readers.count(partial, FILP)
+    for has_codetags in (True, False):
+        readers.has_codetags = has_codetags
+        readers.count(partial, FILP)
     assert partial.uses == {
-        Use(TAG, "slab", OBJCG, 2): Amount(2 * 600, 2 * 3),
-        Use(TAG, "slab", 0, 2): Amount(2 * 400, 2 * 2),
-        Use(OTHER, "slab", 0, 2): Amount(2 * 200, 2),
+        Use(TAG, "slab", OBJCG, 2): Amount(3 * 600, 3 * 3),
+        Use(TAG, "slab", 0, 2): Amount(3 * 400, 3 * 2),
+        Use(OTHER, "slab", 0, 2): Amount(3 * 200, 3),
     }
     # A cache that accounts all of its objects should have none that nobody pays for.
     assert partial.uncharged == {(0xD0, TAG): 2, (0xD0, OTHER): 1}
-    # The second slab has no codetags.
-    assert partial.coverage["slab_tags"].read == 1
+    # The last slab has no codetags.
+    assert partial.coverage["slab_tags"].read == 2
 
 
 def test_objects_of_a_slab_that_are_not_in_the_image(readers: Readers) -> None:
