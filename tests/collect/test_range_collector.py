@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Container, Iterator
+from types import SimpleNamespace
 from typing import NamedTuple
 
 import pytest
@@ -250,17 +251,20 @@ def range_of(made: Pass, slab: Slab) -> PageRange:
     return PageRange(first, first + (1 << slab.order))
 
 
+@pytest.mark.parametrize(
+    ("name", "detail"), [("dentry", "reclaimable"), ("anon_vma", "unreclaimable")]
+)
 @pytest.mark.parametrize("alone", [False, True])
-def test_objects_of_a_slab_are_charged(made: Pass, alone: bool) -> None:
+def test_objects_of_a_slab_are_charged(made: Pass, alone: bool, name: str, detail: str) -> None:
     """Slabs are read in groups, unless somebody wants to see each of them."""
     image = made.board.image
-    slab = slab_of(image, "dentry")
+    slab = slab_of(image, name)
     cells = SlabCells(image, lambda objcg: objcg) if alone else None
     context = PassContext(frozenset(), made.uses, cells=cells)
     found = RangeCollector(image, context)(range_of(made, slab))
     assert slab.charged is not None
     assert {e: a for e, a in found.ledger if e.kind == "slab"} == {
-        Entry(objcg, "slab", "reclaimable", slab.nid): Amount(count * slab.cache.charge, count)
+        Entry(objcg, "slab", detail, slab.nid): Amount(count * slab.cache.charge, count)
         for objcg, count in slab.charged.items()
     }
     (usage,) = found.slabs.usage()
@@ -329,3 +333,62 @@ def test_large_memory_is_read_by_all_cores(
     monkeypatch.setattr(ranges, "page_ranges", lambda _: parts)
     monkeypatch.setattr(image, "jobs", None)
     assert ranges.jobs_of(image) == jobs
+
+
+class Counted:
+    """Takes the place of readers of call sites and of groups of inotify."""
+
+    seen: list[str] = []
+
+    def __init__(self, *_: object) -> None:
+        self.coverage = Coverage()
+
+    def may_read(self, cache: SlabCache) -> bool:
+        return False
+
+    def add_pages(self, partial: Partial, piece: object) -> None:
+        self.seen.append("pages")
+
+    def add_slab(self, partial: Partial, slab: Slab, slabs: SlabReader) -> None:
+        self.seen.append(slab.cache.name)
+
+    def read(self, slab: Slab, memcgs: object) -> Iterator[SimpleNamespace]:
+        yield from (SimpleNamespace(memcg=memcg) for memcg in (0x10, 0x20, 0x10))
+
+
+def test_each_slab_is_read_if_call_sites_are_asked_for(
+    made: Pass, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each object has one. Groups of inotify refer to memcgs, and so count, too."""
+    image = made.board.image
+    monkeypatch.setattr(ranges, "CallSiteCounter", Counted)
+    monkeypatch.setattr(ranges, "GroupReader", Counted)
+    monkeypatch.setattr(Counted, "seen", [])
+    part = range_of(made, slab_of(image, "dentry"))
+    found = RangeCollector(image, PassContext(frozenset(), made.uses))(part)
+    assert (Counted.seen, found.groups) == ([], {})
+    context = PassContext(frozenset(), made.uses, call_sites=True)
+    found = RangeCollector(image, context)(part)
+    assert Counted.seen == ["pages", "dentry"]
+    assert found.groups == {0x10: 2, 0x20: 1}
+
+
+def test_vectors_of_a_group_of_slabs(made: Pass) -> None:
+    image = made.board.image
+    slabs = SlabReader(image)
+    slab = next(
+        slab
+        for piece in scan_pages(image)
+        for slab in filter(None, map(slabs.slab, piece.slabs))
+        if slab.cache.name == "radix_tree_node" and slabs.vector_page(slab) is not None
+    )
+    context = PassContext(frozenset(), made.uses)
+    found = RangeCollector(image, context)(range_of(made, slab))
+    assert (found.vectors, found.vectors_dangling) == ({slab.nid: 1}, set())
+
+
+def test_pages_that_nodes_count(made: Pass, monkeypatch: pytest.MonkeyPatch) -> None:
+    on_nodes = SimpleNamespace(of=lambda raw: Counter({("stack", NID): 2}))
+    monkeypatch.setattr(made.uses, "on_nodes", on_nodes)
+    made.board.put(0, type="table")
+    assert made.read().node_pages == {("stack", NID): 2, ("table", NID): 1}
