@@ -297,6 +297,8 @@ def test_the_size_of_the_memory_map_may_be_missing(
         ([(0, 2), (2, 4), (4, 6), (6, 8)], [(0, 8)]),
         ([(0, 4), (4, 12), (12, 16)], [(0, 8), (8, 16)]),
         ([(0, 12), (12, 20), (20, 24)], [(0, 8), (8, 20), (20, 24)]),
+        # The page before a range tells nothing: that of page frame 11 is damaged.
+        ([(8, 12), (12, 16)], [(8, 16)]),
         # Page frames that are not there end a block, as a range of a single one does.
         ([(0, 2), (4, 6), (6, 8)], [(0, 2), (4, 8)]),
         ([(0, 4), (6, 8)], [(0, 4), (6, 8)]),
@@ -323,7 +325,7 @@ def test_ranges_begin_where_blocks_begin(
     board, start = of_module, of_module.start
     heads = {pfn: (pfn // 8 * 8, 3) for pfn in range(16)} | {pfn: (pfn, 0) for pfn in range(16, 50)}
     # The second page of a range tells.
-    heads |= {25: (24, 3), 29: (30, 3), 33: (24, 3), 37: (32, 2), 49: (45, 3)}
+    heads |= {11: (11, 0), 25: (24, 3), 29: (30, 3), 33: (24, 3), 37: (32, 2), 49: (45, 3)}
     del heads[45]
 
     def read_page(image: object, page: int) -> SimpleNamespace:
