@@ -232,3 +232,42 @@ def test_pages_of_several_flags_are_on_one_list() -> None:
         (ONE, 0, "list of zone 2"): 7,
         (TWO, 1, "list of zone 2"): 5,
     }
+
+
+@pytest.mark.parametrize(
+    ("are_blocks", "is_whole", "may_miss"),
+    [(True, True, False), (True, False, True), (False, True, False), (False, False, False)],
+)
+def test_stacks_that_are_blocks_may_be_missing(
+    monkeypatch: pytest.MonkeyPatch, are_blocks: bool, is_whole: bool, may_miss: bool
+) -> None:
+    """Those in vmalloc areas are found page by page, whoever uses them."""
+    uses, total = SimpleNamespace(stacks_are_blocks=are_blocks), Partial()
+    if not is_whole:
+        total.coverage["stacks"].miss("stack", 0x10, "not in the image")
+    monkeypatch.setattr(collector, "page_uses", lambda *_: uses)
+    assert collector._page_uses(None, total) is uses  # type: ignore[arg-type, comparison-overlap]
+    assert total.ledger.may_miss("kmem", "stack") == may_miss
+    assert not total.ledger.may_miss("kmem", "vmalloc")
+
+
+@pytest.mark.parametrize("lost", ["", "memcgs", "objcgs"])
+def test_obj_cgroups_are_looked_for_if_some_are_missing(
+    monkeypatch: pytest.MonkeyPatch, lost: str
+) -> None:
+    """In whatever refers to any."""
+    total, held = Partial(), list[set[int]]()
+    if lost:
+        total.coverage[lost].miss("something", 0x10, "not in the image")
+
+    def recover(*args: Any) -> dict[int, str]:
+        held.append(args[-1])
+        return {ONE: "found"}
+
+    monkeypatch.setattr(collector, "recover_for_charges", recover)
+    stocks: Any = [SimpleNamespace(objcg=5)]
+    references = {"task": {6: 1}, "bpf": {7: 1}}
+    image: Any = None
+    found = collector._recovered(image, total, {}, {}, stocks, references)
+    assert found == ({ONE: "found"} if lost else {})
+    assert held == ([{5, 6, 7}] if lost else [])
