@@ -139,6 +139,12 @@ def test_a_full_root_of_a_maple_tree(made: MadeMemory, tree: Object) -> None:
     assert set(maple_entries(made.image, tree)) == {*AT[20:35], AT[60]}
 
 
+def test_values_in_a_maple_tree_are_no_pointers(made: MadeMemory, tree: Object) -> None:
+    """``xa_is_value()``: bit 0 is set."""
+    made.write(AT[0], root_of(leaf(made, AT[1], AT[10], 5 << 1 | 1, 6 << 1 | 1, AT[11])))
+    assert set(maple_entries(made.image, tree)) == {AT[10], AT[11]}
+
+
 def test_types_of_nodes_of_maple_trees_are_those_of_the_kernel(
     made: MadeMemory, tree: Object
 ) -> None:
