@@ -1,0 +1,293 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+"""
+Which function set ``active_memcg``, by words that are planted into the stacks of an image.
+
+A function that sets the pointer is on a stack if its return address is, and below it that of the
+function that it was calling.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+from drgn import Object, Program, sizeof
+from drgn.helpers.linux.percpu import per_cpu
+from drgn.helpers.linux.pid import for_each_task
+from drgn.helpers.linux.sched import cpu_curr
+from support.guests import ARCH, DEBIAN_KERNELS, Lab
+from support.planting import Overlay, Write
+
+from memcg_inspect.image.image import Image
+from memcg_inspect.linux.kernel import sched_mm
+from memcg_inspect.linux.kernel.sched import read_task
+from memcg_inspect.linux.kernel.sched_mm import read_active_memcgs, sets_active_memcg
+from memcg_inspect.linux.kernel.stacktrace_words import stack_of
+from memcg_inspect.model import Coverage
+from memcg_inspect.model_tasks import ActiveMemcg
+
+pytestmark = [
+    pytest.mark.image,
+    pytest.mark.newest_kernel,
+    pytest.mark.parametrize("kernel", DEBIAN_KERNELS),
+    pytest.mark.skipif(ARCH != "amd64", reason="calls are told from instructions of x86-64"),
+]
+
+#: A function that sets the pointer, in all kernels.
+SETTER = "mem_cgroup_css_alloc"
+#: Of include/linux/preempt.h: a softirq is served.
+SOFTIRQ = 0x100
+#: ``LIST_POISON1`` of include/linux/poison.h: no address.
+POISON = 0xDEAD000000000100
+#: The CPU whose interrupts charge a memcg, in these tests.
+CPU = 1
+
+
+@pytest.fixture
+def prog(lab: Lab, kernel: str) -> Program:
+    return lab.image(kernel, "4", "mixed").program()
+
+
+@pytest.fixture
+def overlay(prog: Program) -> Iterator[Overlay]:
+    overlay = Overlay(prog)
+    yield overlay
+    overlay.clear()
+
+
+@pytest.fixture
+def task(prog: Program) -> Object:
+    """A task that sleeps in a system call."""
+    return next(t for t in for_each_task(prog) if t.mm and t.pid > 1 and t.member_("__state") == 1)
+
+
+def to(thing: Object, value: int) -> Write:
+    return Write(thing.address_ or 0, value.to_bytes(sizeof(thing), "little"))
+
+
+def words_at(address: int, *values: int) -> Write:
+    return Write(address, b"".join(value.to_bytes(8, "little") for value in values))
+
+
+def memcg_of(prog: Program, task: Object) -> int:
+    return int(task.cgroups.subsys[prog["memory_cgrp_id"]].value_())
+
+
+def call(prog: Program) -> tuple[int, int]:
+    """Return an address in a function that SETTER calls, and the return address of that call."""
+    image, symbol = Image(prog), prog.symbol(SETTER)
+    text = prog.read(symbol.address, symbol.size)
+    for at in range(len(text) - 5):
+        back = symbol.address + at + 5
+        callee = (back + int.from_bytes(text[at + 1 : at + 5], "little", signed=True)) % (1 << 64)
+        if text[at] != 0xE8:  # call
+            continue
+        try:
+            found = prog.symbol(callee)
+        except LookupError:
+            continue
+        if found.address == callee and found.size > 16 and not sets_active_memcg(image, callee):
+            return callee + 8, back
+    raise AssertionError(f"{SETTER}() calls nothing")
+
+
+def top(prog: Program, task: Object) -> int:
+    """Return where the saved registers of user space begin, which are any."""
+    return sum(stack_of(Image(prog), task)) - sizeof(prog.type("struct pt_regs"))
+
+
+def charges(overlay: Overlay, task: Object, *words: int) -> None:
+    """Let a task charge the memcg that it is in, and have some words on its stack."""
+    prog = overlay.prog
+    active = to(task.active_memcg, memcg_of(prog, task))
+    overlay.write((active, words_at(top(prog, task), *words)))
+
+
+def found(prog: Program, *tasks: Object) -> list[ActiveMemcg]:
+    image, coverage = Image(prog), Coverage()
+    of = [read_task(image, task.value_()) for task in tasks]
+    active = read_active_memcgs(image, of, coverage)
+    assert coverage.unreadable == 0
+    return active
+
+
+def test_a_function_that_calls_another(prog: Program, overlay: Overlay, task: Object) -> None:
+    callee, back = call(prog)
+    assert found(prog, task) == []
+    charges(overlay, task, callee, back)
+    memcg = memcg_of(prog, task)
+    name = f"{task.comm.string_().decode()} ({task.pid.value_()})"
+    [active] = found(prog, task)
+    assert active == ActiveMemcg(memcg, name, task.value_(), memcg, SETTER, None)
+
+
+def test_a_word_that_an_earlier_call_left(prog: Program, overlay: Overlay, task: Object) -> None:
+    """The function that it calls has no address further down the stack."""
+    callee, back = call(prog)
+    for words in ((back,), (back, callee), (callee - 8, back)):
+        charges(overlay, task, *words)
+        [active] = found(prog, task)
+        assert active.function is None
+        assert active.why_unknown == (
+            f"{SETTER}() may be on the stack, or may be left over from a call"
+        )
+        overlay.clear()
+
+
+def test_a_stack_without_such_a_function(prog: Program, overlay: Overlay, task: Object) -> None:
+    callee, back = call(prog)
+    unused = stack_of(Image(prog), task)[0] + 0x100
+    start = prog.symbol(SETTER).address
+    # The address of a function is no return address.
+    charges(overlay, task, callee, start)
+    overlay.write((words_at(unused, callee, back),))
+    [active] = found(prog, task)
+    assert (active.function, active.why_unknown) == (None, None)
+    # Where the saved stack pointer is damaged, all of the stack counts.
+    for sp in (0, unused - 0x101, sum(stack_of(Image(prog), task))):
+        overlay.write((to(task.thread.sp, sp),))
+        [active] = found(prog, task)
+        assert active.function == SETTER
+
+
+def test_a_stack_that_is_missing(prog: Program, overlay: Overlay, task: Object) -> None:
+    charges(overlay, task)
+    overlay.write((to(task.stack, POISON),))
+    image, coverage = Image(prog), Coverage()
+    charge = read_task(image, task.value_())
+    assert read_active_memcgs(image, [charge], coverage) == []
+    assert coverage.unreadable == 1
+    assert coverage.examples[0].what == "stack of a task"
+
+
+# Interrupts
+
+
+def interrupts(overlay: Overlay, *, count: int = SOFTIRQ) -> Object:
+    """Let the interrupts of a CPU charge a memcg; return the task that the CPU was running."""
+    prog = overlay.prog
+    task, memcg = cpu_curr(prog, CPU), prog["root_mem_cgroup"].value_()
+    if prog.type("struct task_struct").has_member("softirq_disable_cnt"):
+        pytest.skip("CONFIG_PREEMPT_RT")
+    counter = "pcpu_hot" if any(True for _ in prog.symbols("pcpu_hot")) else "__preempt_count"
+    variable = per_cpu(prog[counter], CPU)
+    preempt = variable.preempt_count if counter == "pcpu_hot" else variable
+    overlay.write((to(preempt, count), to(per_cpu(prog["int_active_memcg"], CPU), memcg)))
+    return task
+
+
+def of_cpus(active: list[ActiveMemcg]) -> list[tuple[str | None, str | None]]:
+    """Return what is told of the interrupts of CPUs."""
+    found = [one for one in active if one.task is None]
+    assert all((one.name, one.owner) == (f"CPU {CPU}", None) for one in found)
+    return [(one.function, one.why_unknown) for one in found]
+
+
+def on_stack(overlay: Overlay, task: Object, *words: int) -> None:
+    """Put words to where the stack of a CPU's task begins."""
+    end = sum(stack_of(Image(overlay.prog), task))
+    overlay.write((words_at(end - 8 * len(words), *words),))
+
+
+def test_the_interrupts_of_a_cpu(prog: Program, overlay: Overlay) -> None:
+    """A CPU that handles none has left the pointer set."""
+    assert found(prog) == []
+    task = interrupts(overlay)
+    assert of_cpus(found(prog)) == [(None, None)]
+    on_stack(overlay, task, *call(prog))
+    [active] = found(prog)
+    assert active.memcg == prog["root_mem_cgroup"].value_()
+    assert of_cpus([active]) == [(SETTER, None)]
+    interrupts(overlay, count=0)
+    assert of_cpus(found(prog)) == [(None, None)]
+
+
+def test_one_function_for_a_task_and_an_interrupt(prog: Program, overlay: Overlay) -> None:
+    """Either may be what it sets. Two functions set both."""
+    task, pair = interrupts(overlay), call(prog)
+    overlay.write((to(task.active_memcg, prog["root_mem_cgroup"].value_()),))
+    for times, told in (
+        (0, (None, None)),
+        (1, (None, f"{SETTER}() set active_memcg either of the task or of an interrupt")),
+        (2, (SETTER, None)),
+    ):
+        on_stack(overlay, task, *(pair * times))
+        active = found(prog, task)
+        assert of_cpus(active) == [told]
+        [own] = [(one.function, one.why_unknown) for one in active if one.task]
+        assert own == told
+    # An interrupt that charges nothing leaves the function to the task.
+    on_stack(overlay, task, 0, 0, *pair)
+    overlay.write((to(per_cpu(prog["int_active_memcg"], CPU), 0),))
+    active = found(prog, task)
+    assert of_cpus(active) == []
+    assert [one.function for one in active] == [SETTER]
+
+
+def test_a_task_that_a_cpu_was_running(prog: Program, overlay: Overlay) -> None:
+    """Its registers tell where it was; without them, nothing is known."""
+    task = cpu_curr(prog, CPU)
+    overlay.write((to(task.active_memcg, memcg_of(prog, task)),))
+    assert [one.function for one in found(prog, task)] == [None]
+    on_stack(overlay, task, *call(prog))
+    assert [one.function for one in found(prog, task)] == [SETTER]
+
+
+def test_registers_that_are_not_in_the_image(
+    prog: Program, overlay: Overlay, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unwind(*_: object) -> None:
+        raise LookupError("registers not found")
+
+    monkeypatch.setattr(sched_mm, "unwind", unwind)
+    task = interrupts(overlay)
+    overlay.write((to(task.active_memcg, memcg_of(prog, task)),))
+    active = found(prog, task)
+    why = "the registers of its CPU are not in the image"
+    assert [(one.function, one.why_unknown) for one in active] == [(None, why)] * 2
+
+
+# A running kernel
+
+
+@pytest.fixture
+def asleep(monkeypatch: pytest.MonkeyPatch) -> list[Callable[[], None]]:
+    """What happens while the program sleeps, in turn, in a running kernel."""
+    happens: list[Callable[[], None]] = []
+
+    def sleep(_: float) -> None:
+        if happens:
+            happens.pop(0)()
+
+    monkeypatch.setattr(Image, "is_moving", True)
+    monkeypatch.setattr(sched_mm.time, "sleep", sleep)
+    return happens
+
+
+def test_a_task_that_runs_meanwhile(
+    prog: Program, overlay: Overlay, task: Object, asleep: list[Callable[[], None]]
+) -> None:
+    """Its stack is read again until it sleeps all the time."""
+    charges(overlay, task, *call(prog))
+    assert [one.function for one in found(prog, task)] == [SETTER]
+    overlay.write((to(task.on_cpu, 1),))
+    [active] = found(prog, task)
+    assert (active.function, active.why_unknown) == (None, "it ran while its stack was read")
+    asleep += [lambda: None, lambda: overlay.write((to(task.on_cpu, 0),))]
+    assert [one.function for one in found(prog, task)] == [SETTER]
+    assert asleep == []
+    # The function has set the old value again.
+    overlay.write((to(task.on_cpu, 1),))
+    asleep.append(lambda: overlay.write((to(task.active_memcg, 0),)))
+    assert found(prog, task) == []
+
+
+def test_interrupts_of_a_running_kernel(
+    prog: Program, overlay: Overlay, asleep: list[Callable[[], None]]
+) -> None:
+    """They charge a memcg for a moment only."""
+    interrupts(overlay)
+    assert of_cpus(found(prog)) == [(None, "it ran while its stack was read")]
+    pointer = per_cpu(prog["int_active_memcg"], CPU)
+    asleep += [lambda: None, lambda: overlay.write((to(pointer, 0),))]
+    assert found(prog) == []
