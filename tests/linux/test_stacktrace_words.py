@@ -95,7 +95,7 @@ def test_an_interrupt_has_a_stack_of_its_own(made: MadeMemory, task: Object) -> 
     other = words(start, INTERRUPT + UNKNOWN)
     assert read(made, task, Frame(KERNEL, start)) == whole + other
     # Frames on a stack that was read already add nothing.
-    more = Frame(KERNEL, start + 0x40), Frame(*frames), Frame(KERNEL, None)
+    more = Frame(KERNEL, start + 0x800), Frame(*frames), Frame(KERNEL, None)
     assert read(made, task, Frame(KERNEL, start), *more) == whole + other
     # So does the end of the stack of the task: it is that of another one.
     after = STACK + UNKNOWN
@@ -113,7 +113,10 @@ def test_user_space_has_no_stack_of_the_kernel(made: MadeMemory, task: Object) -
     frames = Frame(KERNEL, STACK + UNKNOWN - 8), Frame(USER, INTERRUPT), Frame(KERNEL, INTERRUPT)
     assert read(made, task, *frames) == [STACK + UNKNOWN - 8]
     # A stack that the image does not have is left out.
-    assert read(made, task, frames[0], Frame(KERNEL, BASE + SIZE)) == [STACK + UNKNOWN - 8]
+    missing = frames[0], Frame(KERNEL, BASE - 8)
+    assert read(made, task, *missing) == [STACK + UNKNOWN - 8]
+    found = read(made, task, *missing, Frame(KERNEL, BASE))
+    assert found == [STACK + UNKNOWN - 8, *made.image.memory.words(made.prog.read(BASE, UNKNOWN))]
 
 
 def test_a_stack_pointer_that_is_not_known(made: MadeMemory, task: Object) -> None:
