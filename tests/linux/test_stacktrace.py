@@ -9,6 +9,7 @@ from typing import NamedTuple
 import pytest
 from drgn import Object, Program
 from drgn.helpers.linux.cpumask import for_each_online_cpu
+from drgn.helpers.linux.percpu import per_cpu
 from drgn.helpers.linux.pid import for_each_task
 from drgn.helpers.linux.sched import cpu_curr, task_cpu
 from support.guests import DEBIAN_KERNELS, Lab
@@ -18,7 +19,7 @@ from memcg_inspect.image.image import Image
 from memcg_inspect.linux.kernel import stacktrace
 from memcg_inspect.linux.kernel.stacktrace import read_running, read_waiting
 from memcg_inspect.linux.kernel.stacktrace_words import functions_in, stack_of, whole_stack
-from memcg_inspect.model import Held, Running
+from memcg_inspect.model import Coverage, Held, Running
 
 pytestmark = [
     pytest.mark.image,
@@ -97,6 +98,27 @@ def test_a_task_on_a_cpu_does_not_wait(prog: Program, overlay: Overlay) -> None:
         assert one.functions
         assert (one.busy, one.held is None) == ((False, True) if one.pid == 0 else (True, False))
     assert {one.pid for one in running}.isdisjoint({one.pid for one in found if one.waiting})
+
+
+def test_a_task_that_runs_is_found_once(prog: Program, overlay: Overlay, task: Object) -> None:
+    """It is on the CPU, not among the tasks that wait."""
+    stopped(overlay, task)
+    at = per_cpu(prog["runqueues"], 2).curr.address_ or 0
+    overlay.write((Write(at, task.value_().to_bytes(8, "little")),))
+    found = [one for one in read_running(Image(prog)) if one.pid == int(task.pid)]
+    assert [(one.cpu, one.waiting, one.busy) for one in found] == [(2, False, True)]
+
+
+def test_a_cpu_whose_task_is_not_known(prog: Program, overlay: Overlay) -> None:
+    """It may have been in the kernel, whether or not somebody counts such CPUs."""
+    at = per_cpu(prog["runqueues"], 2).curr.address_ or 0
+    overlay.write((Write(at, (0xDEAD000000000100).to_bytes(8, "little")),))
+    coverage = Coverage()
+    for found in (read_running(Image(prog)), read_running(Image(prog), coverage=coverage)):
+        assert [one for one in found if one.cpu == 2 and not one.waiting] == [
+            Running(2, -1, "?", (), True)
+        ]
+    assert coverage.unreadable == 1
 
 
 def damaged(*_: object) -> None:
@@ -186,9 +208,11 @@ def test_code_that_has_no_name(prog: Program, unwound: tuple[Object, Trace]) -> 
     trace[:] = [Frame(None, USER, sp), Frame(None, known, sp)]
     assert on_cpu(prog)[3:5] == ((), False)
     trace[:] = [Frame(f"{module:#x}", module, sp), Frame("0xffff", known, sp), Frame(None, 8, sp)]
+    # What is outside of the kernel's text is no function.
+    trace.append(Frame(None, prog.symbol("runqueues").address + 8, sp))
     one = on_cpu(prog)
     assert one.functions[:2] == (f"{module:#x}", "vfs_write")
-    assert not any(name.startswith("0x") for name in one.functions[1:])
+    assert not any(name.startswith(("0x", "runqueues")) for name in one.functions[1:])
     assert (one.busy, one.held is not None) == (True, True)
 
 

@@ -13,7 +13,6 @@ from drgn.helpers.linux.mm import (
     follow_page,
     page_to_pfn,
     page_to_virt,
-    pfn_to_page,
     virt_to_page,
 )
 from drgn.helpers.linux.mmzone import for_each_online_pgdat
@@ -167,7 +166,7 @@ def test_pages(prog: Program, task: Object) -> None:
     assert reader.read([page.value_()]) == (held,)
     assert reader.read([page_to_virt(page).value_()]) == ()
     # A free page.
-    page = pfn_to_page(prog, free_page(prog, other_than=-1))
+    page = Object(prog, "struct page *", free_page(prog, other_than=-1))
     assert reader.read([page.value_(), page_to_virt(page).value_()]) == ()
 
 
