@@ -9,6 +9,7 @@ function that it was calling.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 import pytest
 from drgn import Object, Program, sizeof
@@ -245,6 +246,46 @@ def test_registers_that_are_not_in_the_image(
     active = found(prog, task)
     why = "the registers of its CPU are not in the image"
     assert [(one.function, one.why_unknown) for one in active] == [(None, why)] * 2
+
+
+class Frame(NamedTuple):
+    """What is used of ``drgn.StackFrame``."""
+
+    pc: int
+    sp: int
+
+
+def test_a_cpu_on_the_stack_of_interrupts(
+    prog: Program, overlay: Overlay, task: Object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is on that stack is of the interrupt; what it came upon is of the task."""
+    running, pair = interrupts(overlay), call(prog)
+    overlay.write((to(running.active_memcg, memcg_of(prog, running)),))
+    # The stack of another task stands for that of interrupts. Its pointer is no multiple of a word.
+    other = stack_of(Image(prog), task)[0]
+    frame = Frame(prog.symbol("kfree").address, other + 0x103)
+    monkeypatch.setattr(sched_mm, "unwind", lambda *_: [frame])
+
+    def told() -> list[str | None]:
+        """Return the functions of the task and of the interrupt."""
+        return [one.function for one in found(prog, running)]
+
+    assert told() == [None, None]
+    overlay.write((words_at(other + 0x100, *pair),))
+    assert told() == [None, SETTER]
+    on_stack(overlay, running, *pair)
+    assert told() == [SETTER, SETTER]
+    overlay.write((words_at(other + 0x100, 0, 0),))
+    # Either may be what a function on the stack of the task sets.
+    assert told() == [SETTER, None]
+    # In user mode, nothing of the kernel is on a stack.
+    frame = Frame(0x401000, other)
+    assert told()[1] is None
+    # Without an interrupt, the stack of the task has the function, and so may the other one.
+    overlay.write((to(per_cpu(prog["int_active_memcg"], CPU), 0),))
+    interrupts(overlay, count=0)
+    frame = Frame(prog.symbol("kfree").address, other + 0x103)
+    assert told()[0] == SETTER
 
 
 # A running kernel

@@ -144,7 +144,8 @@ def test_slab_objects_and_caches(prog: Program, task: Object) -> None:
     cache, nid = slab_object_info(task).slab_cache, nid_of(slab)
     [of_slab] = reader.read([slab.value_()])
     assert (of_slab.kind, of_slab.address, of_slab.nid) == ("cache", cache.value_(), nid)
-    [found] = reader.read([task.value_(), task.value_() + 100])
+    [found] = reader.read([task.value_() + 100])
+    assert reader.read([task.value_()]) == (found,)
     assert found == of_slab._replace(kind="object", address=task.value_(), payer=found.payer)
     assert found.payer
 
@@ -157,7 +158,8 @@ def test_pages(prog: Program, task: Object) -> None:
     held = Held("kmem", page.value_(), payer_of(page), nid_of(page), PAGE, "")
     assert held.payer
     data = page_to_virt(page).value_()
-    assert reader.read([page.value_(), data, data + PAGE - 1]) == (held,)
+    for word in (page.value_(), data, data + PAGE - 1):
+        assert reader.read([word]) == (held,)
     # A page of a process: to its ``struct page`` only.
     page = follow_page(task.mm, task.mm.start_code)
     head = compound_head(page)
