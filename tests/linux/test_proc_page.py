@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 
 import pytest
-from drgn import Object, Program, offsetof, sizeof
+from drgn import Object, Program, Symbol, offsetof, sizeof
 from drgn.helpers.linux.mm import page_to_virt
 from support.free_pages import free_page
 from support.guests import DEBIAN_KERNELS, Lab
@@ -279,3 +279,25 @@ def test_words_of_pages(made: Maker) -> None:
     reader = MarkReader(Image(made.prog))
     assert reader.payers(made.raw()) == [PAYER + n for n in range(4)]
     assert reader.links(made.raw()) == [MAPPING + n for n in range(4)]
+
+
+def test_pages_of_zsmalloc(made: Maker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before they had a type, their mapping named the operations (up to 6.10)."""
+    if made.has("PGTY_zsmalloc"):
+        return
+    operations, symbol = made.prog.symbol("secretmem_aops"), Image.symbol
+
+    def with_zsmalloc(image: Image, place: str | int) -> Symbol:
+        return operations if place == "zsmalloc_mops" else symbol(image, place)
+
+    monkeypatch.setattr(Image, "symbol", with_zsmalloc)
+    mapping = operations.address | MOVABLE
+    expected = {
+        made.page(refs=1, mapping=mapping + 8): "",
+        made.page(refs=1, mapping=mapping): "zsmalloc",
+        made.page(refs=1, mapping=operations.address): "",
+        made.page(refs=1, kind="table", mapping=mapping): "pagetables",
+        made.page(refs=1, mapping=mapping, link=MAPPING | 1): "",
+        made.page(refs=1, mapping=mapping): "zsmalloc",
+    }
+    assert dict(enumerate(made.kinds())) == expected

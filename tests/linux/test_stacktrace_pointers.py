@@ -20,10 +20,12 @@ from drgn.helpers.linux.pid import for_each_task
 from drgn.helpers.linux.slab import find_slab_cache, slab_object_info
 from support.free_pages import free_page
 from support.guests import DEBIAN_KERNELS, Lab
+from support.planting import Overlay, Write
 
-from memcg_inspect.image.image import image_of
+from memcg_inspect.image.image import Image, image_of
 from memcg_inspect.linux.kernel.stacktrace_pointers import PointerReader
 from memcg_inspect.linux.mm.memcontrol_limits import read_limits
+from memcg_inspect.linux.mm.zswap import ZswapReader
 from memcg_inspect.model import Held
 
 #: Of include/linux/percpu.h: PCPU_MIN_ALLOC_SIZE and PCPU_MIN_UNIT_SIZE.
@@ -218,3 +220,42 @@ def test_pages_that_are_uncharged_together(prog: Program) -> None:
         assert batches(*counts) == []
     assert batches(5, 3, 2, who=payer + 8) == []
     assert batches(5, 3, 2, cut=1) == []
+
+
+@pytest.mark.image
+@pytest.mark.newest_kernel
+@pytest.mark.parametrize("kernel", ["7.3"])
+def test_entries_of_zswap(prog: Program, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One in a tree is being stored while it is on no list; one in no tree is being freed."""
+    address = next(ZswapReader(image_of(prog)).addresses())
+    entry = Object(prog, "struct zswap_entry *", address)
+    objcg, lru = entry.objcg.value_(), entry.lru
+    overlay = Overlay(prog)
+
+    def put(thing: Object, value: int) -> None:
+        overlay.write((Write(thing.address_ or 0, value.to_bytes(sizeof(thing), "little")),))
+
+    def held(*payers: int) -> list[Held]:
+        found = PointerReader(Image(prog), [], payers).read([address])
+        assert [h.kind for h in found][0] == "object"
+        return list(found[1:])
+
+    being_stored = Held("zswap", address, 0, bytes=100, detail="compressed")
+    try:
+        put(entry.length, 100)
+        assert held(objcg) == []
+        for link in (lru.next, lru.prev):
+            put(link, lru.address_ or 0)
+        assert held(objcg) == [being_stored]
+        monkeypatch.setattr(ZswapReader, "addresses", lambda _: iter(()))
+        assert held(objcg) == [being_stored._replace(payer=objcg)]
+        # What an entry has for an obj_cgroup before it is charged may be anything.
+        assert held() == [being_stored]
+        # A page that does not compress is stored as it is. Otherwise it is no entry.
+        put(entry.length, PAGE)
+        assert held() == [being_stored._replace(bytes=PAGE, detail="incompressible")]
+        for length in (0, PAGE + 1):
+            put(entry.length, length)
+            assert held() == []
+    finally:
+        overlay.clear()
