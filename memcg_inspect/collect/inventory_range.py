@@ -10,6 +10,7 @@ in one way and claimed in another is a conflict.
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Container, Iterator, Mapping
 from itertools import compress
@@ -166,6 +167,9 @@ class _Piece:
         self._kinds = bytearray(self._marks.codes.translate(reader.translate))
         # 1: counted, or to be counted, with the block that the page is in; 2: claimed by its owner.
         self._done = bytearray(self._count)
+        # Pages at the start that are in a block of the piece before, and the first pages of the
+        # compound pages that begin here.
+        self._rest, self._heads = 0, list[int]()
         zones = raw.columns.flags(reader.layout.zone)
         nids = raw.nids
         is_one = isinstance(nids, int) and zones == zones[:1] * self._count
@@ -199,11 +203,12 @@ class _Piece:
         """Give all pages of a block the kind of its first page. Return the blocks."""
         first, count = self._first, self._count
         end, code = self.open
-        rest = min(max(end - first, 0), count)
+        self._rest = rest = min(max(end - first, 0), count)
         if rest:
             self._kinds[:rest] = bytes([code]) * rest
             self._done[:rest] = b"\1" * rest
         blocks = {i: order for i, order in self._raw.orders.items() if i >= rest}
+        self._heads = sorted(blocks)
         for i in self._marks.free:
             self._kinds[i] = _CODES["free"]
         blocks |= self._marks.free
@@ -227,17 +232,64 @@ class _Piece:
                 self._found.holes.update(self._zones[start:end])
 
     def _apply_claims(self) -> None:
-        first = self._first
+        first, count = self._first, self._count
         for claim in self._reader.owners.within(first, self.end):
-            start, end = claim.start - first, claim.end - first
-            order = self._raw.orders.get(start) if end - start == 1 else None
-            if order is not None:
-                end = min(start + (1 << order), self._count)
-            allowed = {0, _CODES[claim.kind], *(_CODES[k] for k in _FINER.get(claim.kind, ()))}
+            code = _CODES[claim.kind]
+            end = claim.end - first
+            start = self._after_tails(claim.start - first, end, code)
+            if start == end:
+                continue
+            # Who has the first page of a block has all of it.
+            stop = max(end, self._block(end - 1).stop)
+            end = min(stop, count)
+            allowed = {0, code, *(_CODES[k] for k in _FINER.get(claim.kind, ()))}
             for a, b in self._runs(claim.kind, start, end, allowed):
-                self._kinds[a:b] = bytes([_CODES[claim.kind]]) * (b - a)
+                self._kinds[a:b] = bytes([code]) * (b - a)
                 self._done[a:b] = b"\2" * (b - a)
-                self._count_claim(claim, a, b)
+                beyond = stop - end if b == end else 0
+                self._count_claim(claim, a, b, beyond)
+                if beyond:
+                    self.open = (first + stop, code)
+
+    def _block(self, i: int) -> range:
+        """Return the pages of the compound page that a page is in, some of other pieces, too."""
+        if i < self._rest:
+            return range(-1, self._rest)
+        number = bisect_right(self._heads, i) - 1
+        if number >= 0:
+            head = self._heads[number]
+            block = range(head, head + (1 << self._raw.orders[head]))
+            if i in block:
+                return block
+        return range(i, i + 1)
+
+    def _after_tails(self, start: int, end: int, code: int) -> int:
+        """
+        Leave out pages of a block whose first page is not claimed with them.
+
+        They were counted with the first page, or will be. If that is of another kind, they are
+        conflicts.
+
+        :param start: the first page that is claimed
+        :param end: the page after the last one
+        :param code: what they are claimed for
+        :return: the first page behind the block, *end* at most
+        """
+        block = self._block(start)
+        if block.start == start:
+            return start
+        after = min(block.stop, end)
+        is_claimed = start < self._rest or self._done[block.start] == 2
+        if not is_claimed or self._kinds[start] != code:
+            self._found.conflicts += (
+                (self._first + i, self._name(i), _NAMES[code]) for i in range(start, after)
+            )
+        return after
+
+    def _name(self, i: int) -> str:
+        """Return the kind of a page."""
+        is_kmem = self._marks.kmem >> 8 * i & 1
+        return _NAMES[self._kinds[i]] or ("kmem" if is_kmem else "unknown")
 
     def _runs(
         self, kind: str, start: int, end: int, allowed: set[int]
@@ -254,25 +306,38 @@ class _Piece:
                 found = (self._first + i, _NAMES[kinds[i]], kind)
                 self._found.conflicts.append(found)
 
-    def _count_claim(self, claim: Claim, start: int, end: int) -> None:
+    def _count_claim(self, claim: Claim, start: int, end: int, beyond: int) -> None:
+        """
+        Count pages that an owner has.
+
+        :param beyond: number of pages of the last block that are in the next pieces
+        """
         is_charged = KINDS[claim.kind].is_charged
         if claim.share is not None or not is_charged:
             zones = Counter({self._zone: end - start}) if self._zone else None
-            for (nid, zone), pages in (zones or Counter(self._zones[start:end])).items():
+            zones = zones or Counter(self._zones[start:end])
+            zones[self._at(end - 1)] += beyond
+            for (nid, zone), pages in zones.items():
                 place = Place(nid, zone, claim.kind, None, None, claim.caller)
                 if claim.share is None:
                     self._found.count(place, pages, NEVER)
                 else:
                     self._found.count_shared(place, 1, claim.share, pages)
             return
-        # The first page of a block names who pays.
-        words = self._words[start:end]
-        if end - start > 1 and start in self._raw.orders:
-            words = [words[0]] * (end - start)
-        places = self._all_zones()[start:end]
-        for ((nid, zone), word), pages in Counter(zip(places, words, strict=True)).items():
+        claimed = list(zip(self._all_zones()[start:end], self._payers(start, end), strict=True))
+        counts = Counter(claimed)
+        counts[claimed[-1]] += beyond
+        for ((nid, zone), word), number in counts.items():
             place = Place(nid, zone, claim.kind, None, None, claim.caller)
-            self._found.count(place, pages, _owner(word))
+            self._found.count(place, number, _owner(word))
+
+    def _payers(self, start: int, end: int) -> list[int]:
+        """Return the ``memcg_data`` of pages. The first page of a block names who pays for it."""
+        words, heads = self._words[start:end], self._heads
+        for head in heads[bisect_left(heads, self._block(start).start) : bisect_left(heads, end)]:
+            a, b = max(head, start), min(self._block(head).stop, end)
+            words[a - start : b - start] = [self._words[head]] * (b - a)
+        return words
 
     def _refine_reserved(self) -> None:
         first, reserved = self._first, _CODES["reserved"]
@@ -399,8 +464,7 @@ class _Piece:
             return None
         if self._marks.bare >> 8 * i & 1 and not self._kinds[i]:
             return None
-        is_kmem = self._marks.kmem >> 8 * i & 1
-        kind = _NAMES[self._kinds[i]] or ("kmem" if is_kmem else "unknown")
+        kind = self._name(i)
         if kind not in _BLOCKS:
             return None
         order = 0 if kind in _UNMARKED else None

@@ -331,6 +331,78 @@ def test_compound_pages_that_are_claimed_count_once(board: Board) -> None:
     assert found.pages.total() == PAGES
 
 
+@pytest.mark.parametrize("pages", [2, 4, 8, PAGES])
+def test_who_has_the_first_page_of_a_block_has_all_of_it(
+    board: Board, monkeypatch: pytest.MonkeyPatch, pages: int
+) -> None:
+    """
+    Page tables of processes are claimed by their first pages, and joined if they are neighbours.
+
+    With page table isolation, the table at the top has two pages. Since 6.16 they are compound.
+    """
+    board.put(15, type="table", data=ONE | KMEM)
+    board.compound(16, 1, type="table", data=TWO | KMEM)
+    board.compound(18, 1, type="table", data=ONE | KMEM)
+    board.compound(32, 4, data=ONE | KMEM, nid=2, zone=3)
+    board.compound(48, 3, data=TWO | KMEM)
+    claims = [
+        (15, 17, "pagetables"),
+        (18, 19, "pagetables"),
+        (32, 33, "vmalloc"),
+        (48, 49, "memmap"),
+    ]
+    monkeypatch.setattr(memory, "PIECE", pages * board.size)
+    found = board.read(Claimed([board.claim(*claim) for claim in claims]))
+    assert board.of(found) == {
+        ("pagetables", None, ONE): 3 * 4096,
+        ("pagetables", None, TWO): 2 * 4096,
+        ("vmalloc", None, ONE): 16 * 4096,
+        ("memmap", None, NEVER): 8 * 4096,
+    }
+    assert found.pages[Place(2, 3, "vmalloc")] == 16
+    assert found.pages.total() == PAGES
+    assert (found.conflicts, found.unmarked) == ([], {})
+
+
+@pytest.mark.parametrize("pages", [2, 4, 8, PAGES])
+def test_pages_of_a_block_whose_first_page_is_not_claimed(
+    board: Board, monkeypatch: pytest.MonkeyPatch, pages: int
+) -> None:
+    """They are of the block, and count once. The claim is told of, unless it says the same."""
+    board.compound(16, 4, data=ONE | KMEM)
+    board.compound(32, 3, type="table", data=ONE | KMEM)
+    board.compound(40, 3, data=TWO | KMEM)
+    claims = [
+        *((18, 20, "vmalloc"), (31, 33, "pagetables"), (35, 36, "pagetables")),
+        *((40, 41, "vmalloc"), (46, 47, "vmalloc"), (47, 48, "stack")),
+    ]
+    monkeypatch.setattr(memory, "PIECE", pages * board.size)
+    found = board.read(Claimed([board.claim(*claim) for claim in claims]))
+    conflicts = [(pfn - board.start, kind) for pfn, _, kind in found.conflicts]
+    assert conflicts == [(18, "vmalloc"), (19, "vmalloc"), (31, "pagetables"), (47, "stack")]
+    assert board.of(found) == {
+        ("pagetables", None, ONE): 8 * 4096,
+        ("vmalloc", None, TWO): 8 * 4096,
+    }
+    assert unmarked(board, found) == {("kmem", 4, ONE): [16]}
+    assert found.pages.total() == PAGES - 16
+
+
+def test_each_block_of_a_claim_has_its_own_payer(board: Board) -> None:
+    for i in range(3):
+        board.put(i, data=ONE | KMEM)
+    board.put(3)
+    board.compound(4, 2, data=TWO | KMEM)
+    board.compound(8, 2)
+    board.put(12, data=TWO | KMEM)
+    found = board.read(Claimed([board.claim(0, 13, "vmalloc")]))
+    assert board.of(found) == {
+        ("vmalloc", None, ONE): 3 * 4096,
+        ("vmalloc", None, TWO): 5 * 4096,
+        ("vmalloc", None, NOBODY): 5 * 4096,
+    }
+
+
 def test_regions_tell_what_is_reserved(board: Board) -> None:
     """Pages of the kernel's image that it has freed are no part of it any more."""
     for i in (0, 1, 3, 4):

@@ -15,7 +15,7 @@ from drgn.helpers.linux.list import list_for_each_entry
 from drgn.helpers.linux.mm import follow_phys, page_to_virt, virt_to_pfn
 from drgn.helpers.linux.pid import for_each_task
 from fuzz.damage import damaged
-from support.guests import ARCH, DEBIAN_KERNELS, Lab
+from support.guests import ARCH, DEBIAN_KERNELS, Lab, isolated
 from support.missing_pages import excluded, opened
 
 from memcg_inspect.image.image import Image, image_of
@@ -288,7 +288,7 @@ def test_tables_of_user_space_that_are_not_in_the_image(
 @of_x86
 def test_tables_of_what_user_space_sees_of_the_kernel(lab: Lab, kernel: str) -> None:
     """pti_init() of arch/x86/mm/pti.c: the table after that of the kernel, and those below it."""
-    prog, coverage = lab.image(kernel, "1", "idle", append="pti=on").program(), Coverage()
+    prog, coverage = isolated(lab, kernel).program(), Coverage()
     top = physical(prog, prog["init_mm"].pgd.value_())
     assert top is not None
     half = ENTRIES // 2

@@ -117,12 +117,6 @@ def test_a_maple_tree(made: MadeMemory, tree: Object) -> None:
     made.write(AT[1] + 8 * (16 + 9), AT[12])
     made.write(AT[0], root_of(small))
     assert set(maple_entries(made.image, tree)) == {AT[10], AT[11]}
-    # The last pivot of a node without parent is ULONG_MAX, and what is behind it is not in use.
-    whole = leaf(made, AT[1], *AT[40:55])
-    made.write(AT[1] + 8 * (16 + 15), AT[60])
-    made.write(AT[0], root_of(whole))
-    assert set(maple_entries(made.image, tree)) == set(AT[40:55])
-    small = leaf(made, AT[1], AT[10], 0, 257 << 2 | 2, AT[11])
     full = leaf(made, AT[2], *AT[20:36])
     up_to_last = leaf(made, AT[3], *AT[40:55], last=0x200000)
     made.write(AT[3] + 8 * (16 + 15), AT[60])

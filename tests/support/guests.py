@@ -187,3 +187,9 @@ class Plant:
     def remove(self) -> None:
         for path in self.made:
             path.unlink(missing_ok=True)
+
+
+def isolated(lab: Lab, kernel: str) -> GuestImage:
+    """Return a guest with page table isolation, in which many processes run."""
+    scene = ROOT / "fixtures/scenes/processes.sh"
+    return lab.image(kernel, "1", "idle", append="pti=on", run=str(scene))
