@@ -373,6 +373,12 @@ def test_a_disk_that_fails(image: GuestImage) -> None:
     page = frames.page(page_ranges(image_of(image.program()))[0].start)
     report = audit(damaged(image.core, (page, "eio")))
     check_incomplete(report, "pages")
+    # The header of an object of zsmalloc is beside its data.
+    reader = ZswapReader(image_of(image.program()))
+    parts = (reader.parts(entry) for entry in reader.entries())
+    data = next(found[0].page for found in parts if found)
+    report = audit(damaged(image.core, (frames.virt(data), "eio")))
+    check_incomplete(report, "zswap_nodes")
 
 
 # Circles

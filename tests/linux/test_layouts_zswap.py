@@ -224,7 +224,7 @@ def test_zsmalloc(release: str) -> None:
     image.make("struct size_class", CLASS, {"size": 3072, "pages_per_zspage": 2})
     handle = SLOTS
     image.words(handle, PFN << 24 | 1 << location.tag_bits)
-    image.words((PFN << 12) + 3072, handle | 1)
+    image.words(FRAMES.virt(FRAMES.page(PFN)) + 3072, handle | 1)
     start = 3072 + 8 + location.header
     assert part_of(image, handle, 2000) == [
         ZswapPart(FRAMES.page(PFN), 1, start, 4096 - start),

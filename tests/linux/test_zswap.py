@@ -93,7 +93,7 @@ def put_object(image: MadeImage, number: int, page: int, offset: int, low: int, 
     """Write the header of an object; return its handle."""
     handle, pfn = SLOTS + 8 * number, PFNS[page]
     image.words(handle, pfn << shift | low)
-    image.words((pfn << 12) + offset, handle | 1)
+    image.words(FRAMES.virt(FRAMES.page(pfn)) + offset, handle | 1)
     return handle
 
 
@@ -240,9 +240,11 @@ def test_a_handle_of_another_object() -> None:
     image = kernel()
     put_zspage(image, 512)
     handle = put_object(image, 0, 0, 512, 1, SHIFT)
-    image.words((PFNS[0] << 12) + 512, SLOTS + 64 | 1)
+    image.words(FRAMES.virt(FRAMES.page(PFNS[0])) + 512, SLOTS + 64 | 1)
     assert parts(image, handle) is None
-    image.words((PFNS[0] << 12) + 512, handle)  # OBJ_ALLOCATED_TAG is no part of it
+    image.words(
+        FRAMES.virt(FRAMES.page(PFNS[0])) + 512, handle
+    )  # OBJ_ALLOCATED_TAG is no part of it
     assert parts(image, handle) == [part(0, 520, 100)]
     assert parts(image, MISSING) is None
 

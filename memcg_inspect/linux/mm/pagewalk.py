@@ -98,11 +98,11 @@ class _PageKinds:
         pieces, shift = self._pieces, self._shift
         low = (1 << shift) - 1
         for pfn in pfns:
+            if pfn >= self._end:
+                found[_MISSING] += 1
+                continue
             piece = pieces.get(pfn >> shift)
             if piece is None:
-                if pfn >= self._end:
-                    found[_MISSING] += 1
-                    continue
                 piece = pieces[pfn >> shift] = self._read(pfn >> shift)
             found[piece[pfn & low]] += 1
         return Counter({_kind(number): count for number, count in found.items()})

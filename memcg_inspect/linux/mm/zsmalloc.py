@@ -144,12 +144,7 @@ class ZsmallocObjects:
             offset = index * size
             if offset // self.frames.page_size != first // self.frames.page_size:
                 continue
-            header = self._word_at(page, offset % self.frames.page_size)
+            header = self._near.word(self.frames.virt(page) + offset % self.frames.page_size)
             if header & ~OBJ_ALLOCATED_TAG == handle:
                 return offset + self.memory.word_size
         raise ValueError("the header of the object does not have its handle")
-
-    def _word_at(self, page: int, offset: int) -> int:
-        pfn = self.frames.pfn(page)
-        data = self.image.prog.read((pfn << self.frames.page_shift) + offset, 8, True)
-        return int.from_bytes(data, self.memory.order)
