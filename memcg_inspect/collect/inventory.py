@@ -155,7 +155,6 @@ class _Rest:
         coverage["call_sites"].add(self._sites.coverage)
         for nid, zone, _ in found.bare.values():
             found.count(Place(nid, zone, "unknown", 0), 1, NEVER)
-        found.bare.clear()
 
     def _add_free(self, found: FreeList) -> None:
         """

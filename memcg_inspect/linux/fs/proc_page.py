@@ -233,9 +233,7 @@ class MarkReader:
         users = rest & used & (anon | charged | listed)
         mapped = columns.not_zero(self._mapping, word) & users
         anon &= users
-        movable = columns.of(self._movable) & mapped & ~listed & ~charged
-        users &= ~movable
-        mapped &= ~anon & ~movable
+        mapped &= ~anon
         shmem = mapped & columns.of(self._swapbacked)
         kinds = {
             "anon": anon,

@@ -169,7 +169,7 @@ class SlabGroupReader:
         used: list[_Kind] = []
         waiting: list[_Waiting] = []
         others: list[int] = []
-        word, first, size = self._memory.word_size, pages.address, pages.size
+        first, size = pages.address, pages.size
         kinds, kfence, indexes = self._kinds, self._kfence, pages.indexes
         for number, (key, exts) in enumerate(self._slabs.alike(pages)):
             kind = kinds.get(key) or self._kind(pages[number], key)
@@ -186,10 +186,7 @@ class SlabGroupReader:
                 kind.slabs += 1
                 continue
             address = exts + kind.offset
-            if address % word:  # damaged
-                others.append(number)
-            else:
-                waiting.append((address, address + kind.span, number, kind, group))
+            waiting.append((address, address + kind.span, number, kind, group))
         return used, waiting, others
 
     def _kind(self, page: SlabPage, key: tuple[int, ...]) -> _Kind | None:

@@ -335,7 +335,7 @@ class _Charge(NamedTuple):
     """What one socket has charged; see :class:`Sock`."""
 
     bytes: int
-    remainder: int = 0
+    remainder: int
     unknown: UnknownCharge | None = None
     fault: FaultError | None = None
 
