@@ -1,21 +1,24 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 """Which tests run each line of the source, and how long each test takes.
 
-Every file of tests runs with coverage.py once. What was found is kept by the source and by the file
-of tests: a new test makes its own file run again, and no other. What tests share (conftest.py,
-tests/support) is no part of the key. If it changes, the tests chosen may no longer be all that
-run a line.
+Every file of tests runs with coverage.py once. What was found is kept by the file of tests: a new
+test makes its own file run again, and no other. If the source, or what tests share (conftest.py,
+tests/support), changes afterwards, the tests chosen may no longer be all that run a line. Then a
+mutant may survive that one of the others would notice, but none is killed that no test notices. To
+run all files again, remove the folder from the cache.
 """
 
 import ast
+import hashlib
 import json
 import re
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from difflib import SequenceMatcher
 from pathlib import Path
 
 from coverage import CoverageData
@@ -46,7 +49,7 @@ class Covering:
     :ivar folders: with the source
     :ivar files: files of tests, and folders with them
     :ivar options: of pytest
-    :ivar kept: the folder for what is known, which is of this source
+    :ivar kept: the folder for what is known
     """
 
     tree: Path
@@ -66,11 +69,12 @@ class Covering:
         """
         text = _COVERAGE.replace("{}", "/*\n    */".join(self.folders))
         (self.tree / ".coveragerc").write_text(text)
+        source = self._source()
         files = [file for file in self._files() if not self._path(file).exists()]
 
         def learn_one(file: str) -> None:
             if time.monotonic() < until:
-                self._learn(file, long)
+                self._learn(file, source, long)
 
         with ThreadPoolExecutor(workers) as pool:
             list(pool.map(learn_one, files))
@@ -96,14 +100,24 @@ class Covering:
         words = re.sub(r"[^\w]+", "-", file)
         return self.kept / f"{words}-{file_hash(self.tree / file)[:16]}.json"
 
-    def _learn(self, file: str, long: float) -> None:
+    def _source(self) -> str:
+        """Keep the source, and return the name under which it is kept."""
+        paths = (path for name in self.folders for path in (self.tree / name).rglob("*.py"))
+        texts = {str(path.relative_to(self.tree)): path.read_text() for path in sorted(paths)}
+        data = json.dumps(texts).encode()
+        name = f"source-{hashlib.sha256(data).hexdigest()[:16]}.json"
+        write_atomically(self.kept / name, data)
+        return name
+
+    def _learn(self, file: str, source: str, long: float) -> None:
         """Find out about a file of tests; if it fails without a mutant, it is left out."""
         if (seconds := self._timed(file, *_TRACED)) is None:
             print(f"left out: {file} fails without a mutant", file=sys.stderr)
             return
         if sum(seconds.values()) > long:
             seconds = self._timed(file) or seconds
-        write_atomically(self._path(file), json.dumps(seconds).encode())
+        found = {"source": source, "seconds": seconds}
+        write_atomically(self._path(file), json.dumps(found).encode())
 
     def _timed(self, file: str, *options: str) -> dict[str, float] | None:
         """Run a file of tests; return the seconds of each test, ``None`` if one fails."""
@@ -125,18 +139,47 @@ class Covering:
     def _ran(self, path: str) -> tuple[dict[int, set[str]], dict[str, float]]:
         """Return the tests that run each line of a file, with the phase, and what tests take."""
         found, times = defaultdict[int, set[str]](set), dict[str, float]()
+        of_source = dict[str, dict[int, set[int]]]()
         for known in (self._path(file) for file in self._files()):
             if not known.exists():
                 continue
-            times.update(json.loads(known.read_bytes()))
+            about = json.loads(known.read_bytes())
+            times.update(about["seconds"])
+            if about["source"] not in of_source:
+                of_source[about["source"]] = self._moved(about["source"], path)
+            lines = of_source[about["source"]]
             data = CoverageData(str(known.with_suffix(".coverage")))
             data.read()
             # A program that was started in another folder has absolute paths.
             for name in data.measured_files():
                 if name == path or name.endswith(f"/{path}"):
                     for line, contexts in data.contexts_by_lineno(name).items():
-                        found[line].update(contexts)
+                        for now in lines.get(line, ()):
+                            found[now].update(contexts)
         return found, times
+
+    def _moved(self, source: str, path: str) -> dict[int, set[int]]:
+        """Return what lines of a file, as it was when tests ran, are now."""
+        before = json.loads((self.kept / source).read_bytes()).get(path, "")
+        return moved(before.splitlines(), (self.tree / path).read_text().splitlines())
+
+
+def moved(before: Sequence[str], now: Sequence[str]) -> dict[int, set[int]]:
+    """
+    Return what the lines of a text are in a later one, both from 1.
+
+    New lines stand for those in whose place they are, or else for those beside them.
+    """
+    found = defaultdict[int, set[int]](set)
+    for tag, a, b, c, d in SequenceMatcher(None, before, now, autojunk=False).get_opcodes():
+        if tag == "equal":
+            for line in range(b - a):
+                found[a + line + 1].add(c + line + 1)
+        elif tag != "delete":
+            beside = range(max(a - 1, 0), min(a + 1, len(before)))
+            for line in range(a, b) if tag == "replace" else beside:
+                found[line + 1].update(range(c + 1, d + 1))
+    return found
 
 
 def _statement(source: str, line: int) -> set[int]:

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
-from labkit.covering import Covering
+from labkit.covering import Covering, moved
 from labkit.mutants import Mutant, mutants, sample
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -121,6 +121,17 @@ def test_a_mutant_meets_the_tests_that_run_its_line(tmp_path: Path) -> None:
     assert covering("pack/one.py", 6) == set()
     assert covering("pack/two.py", 2) == {"g[1]", "g[2]"}
     assert covering("pack/two.py", 6) == {"program"}
+    # What is known stays known when lines move and change.
+    (tmp_path / "pack/one.py").write_text(f"# A comment\n{ONE}".replace("a = 3", "a = 4"))
+    assert covering("pack/one.py", 8) == {"f"}
+    assert covering("pack/one.py", 7) == set()
+
+
+def test_lines_that_moved() -> None:
+    assert moved(["a", "b"], ["a", "b"]) == {1: {1}, 2: {2}}
+    assert moved(["a", "b", "c"], ["c"]) == {3: {1}}
+    assert moved(["a", "b", "c"], ["a", "x", "y", "c"]) == {1: {1}, 2: {2, 3}, 3: {4}}
+    assert moved(["a", "b"], ["a", "x", "b"]) == {1: {1, 2}, 2: {2, 3}}
 
 
 def test_a_long_place_is_shortened() -> None:
