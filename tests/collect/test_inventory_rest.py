@@ -12,7 +12,6 @@ from types import SimpleNamespace
 
 import pytest
 from drgn import FaultError, offsetof
-from support.guests import Lab
 from support.page_board import NID, ONE, TWO, ZONE, Board, Claimed
 
 from memcg_inspect.collect import inventory
@@ -94,11 +93,6 @@ class Given:
         examples = self.coverage[subject].examples
         # drgn writes the address of a fault behind its words.
         return [(m.what, m.address, m.reason.partition(": 0x")[0]) for m in examples]
-
-
-@pytest.fixture(scope="module")
-def of_module(lab: Lab) -> Board:
-    return Board(lab.image("7.3", "4", "mixed").own_program())
 
 
 @pytest.fixture

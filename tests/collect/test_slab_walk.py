@@ -9,7 +9,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from support.guests import Lab
 from support.page_board import KMEM, NID, ONE, PAGES, TWO, Board
 
 from memcg_inspect.collect import slab_walk
@@ -50,11 +49,6 @@ class Walk:
 
     def read(self) -> SlabCells:
         return read_slabs(self.board.image, PAYERS.get, self.coverage)
-
-
-@pytest.fixture(scope="module")
-def of_module(lab: Lab) -> Board:
-    return Board(lab.image("7.3", "4", "mixed").own_program())
 
 
 @pytest.fixture

@@ -156,3 +156,10 @@ class Board:
         for (place, payer), size in found.bytes.items():
             sums[place.kind, place.order, payer] += size if place.kind != "offline" else 0
         return +sums
+
+    def unmarked(self, found: InventoryPart) -> dict[tuple[str, int | None, int], list[int]]:
+        """Return the blocks whose use is to be found, by kind, order and payer."""
+        return {
+            (place.kind, place.order, payer): sorted(pfn - self.start for pfn in pfns)
+            for (place, payer), pfns in found.unmarked.items()
+        }
