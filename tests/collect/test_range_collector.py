@@ -392,3 +392,13 @@ def test_pages_that_nodes_count(made: Pass, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(made.uses, "on_nodes", on_nodes)
     made.board.put(0, type="table")
     assert made.read().node_pages == {("stack", NID): 2, ("table", NID): 1}
+
+
+def test_a_charged_page_that_is_free(made: Pass, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was charged when it was freed. On a running kernel, it was freed since it was read."""
+    made.board.put(0, type="buddy", refs=0, data=ONE | KMEM)
+    at = made.board.address(0)
+    collector = RangeCollector(made.board.image, PassContext(frozenset(), made.uses))
+    assert collector._is_free(at)
+    monkeypatch.setattr(Image, "is_moving", True)
+    assert not collector._is_free(at)

@@ -12,10 +12,11 @@ import pytest
 from support.page_board import KMEM, NID, ONE, PAGES, TWO, Board
 
 from memcg_inspect.collect import slab_walk
-from memcg_inspect.collect.slab_cells import LARGE_KMALLOC, SlabCells
+from memcg_inspect.collect.slab_cells import LARGE_KMALLOC, SlabCell, SlabCells
 from memcg_inspect.collect.slab_walk import read_slabs
 from memcg_inspect.image.progress import STOPPED
 from memcg_inspect.linux.mm.mmzone import PageRange
+from memcg_inspect.linux.mm.slab import Slab, SlabCache
 from memcg_inspect.model import Coverage
 
 pytestmark = pytest.mark.image
@@ -121,3 +122,15 @@ def test_the_name_of_a_cache_may_be_missing(walk: Walk, monkeypatch: pytest.Monk
         ("name of a kmem_cache", 0x40),
         ("name of a kmem_cache", 0x80),
     ]
+
+
+def test_objects_of_kfence_are_in_no_counter_of_slabs(board: Board) -> None:
+    """They are charged as others of their cache are."""
+    cache = SlabCache(0x1000, "kmalloc-cg-64", 64, 64, 0, False, 72, True)
+    slab = Slab(board.address(0), NID, 0, cache, 1, 0, None, {ONE: 1}, b"")
+    cells = SlabCells(board.image, PAYERS.get)
+    cells._kfence = (slab.page,)  # type: ignore[assignment]
+    cells.add(slab)
+    wanted = SlabCell(objects=1, bytes=64, charged=72)
+    assert cells.cells == {(0x10, cache.address, NID): wanted}
+    assert (cells.nodes, cells.slabs, cells.unread) == ({}, {}, {})

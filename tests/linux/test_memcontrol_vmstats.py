@@ -11,8 +11,11 @@ from typing import NamedTuple
 
 import pytest
 from drgn import FaultError, Object, SymbolBinding, sizeof
+from support.guests import Lab
 from support.layouts import MadeImage
 
+from memcg_inspect.image.image import image_of
+from memcg_inspect.linux.mm import memcontrol_vmstats
 from memcg_inspect.linux.mm.memcontrol_vmstats import (
     LRU_ITEMS,
     ByCpu,
@@ -465,3 +468,12 @@ def test_local_counters_that_move_to_the_parent() -> None:
     # memcg1_stats[] of mm/memcontrol-v1.c
     assert found.of_memcgs >= {*LRU_ITEMS, "NR_FILE_PAGES", "MEMCG_SWAP", "NR_SWAPCACHE"}
     assert "NR_SLAB_RECLAIMABLE_B" not in found.of_memcgs
+
+
+@pytest.mark.image
+def test_items_of_nodes_that_memcgs_do_not_count(lab: Lab) -> None:
+    """Up to 6.9 memcgs have a counter for each item of a node, of which these stay 0."""
+    image = image_of(lab.image("6.1", "4", "mixed").program())
+    known = set(node_stat_items(image).values())
+    newer = {"PGDEMOTE_KSWAPD", "PGDEMOTE_DIRECT", "PGDEMOTE_KHUGEPAGED"}
+    assert memcontrol_vmstats._ONLY_NODES - known == newer | {"NR_KERNEL_SCS_KB"}

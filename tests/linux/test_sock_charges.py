@@ -207,9 +207,11 @@ def ulp_of(idle: Idle, name: int) -> None:
     idle.put(inet.icsk_ulp_ops, ops)
 
 
-def test_a_socket_with_an_upper_layer_protocol(idle: Idle) -> None:
+@pytest.mark.parametrize("protocol", ["TCP", "TCPv6"])
+def test_a_socket_with_an_upper_layer_protocol(idle: Idle, protocol: str) -> None:
     """That of MPTCP lends bytes to other sockets, so that it need not charge whole pages."""
-    spare = idle.proto("UDPv6").name.address_ or 0
+    spare = idle.proto("RAW").name.address_ or 0
+    idle.be(protocol)
     for name, words in ((b"tls\0", "kTLS"), (b"\0", "kTLS"), (b"mptcp\0", "MPTCP")):
         idle.put(spare, name)
         ulp_of(idle, spare)
@@ -217,7 +219,7 @@ def test_a_socket_with_an_upper_layer_protocol(idle: Idle) -> None:
         reason, either_way = idle.why()
         assert reason.startswith(words)
         assert not either_way
-    assert idle.read()[2:6] == (PAGE + 100, "TCP", True, 0)
+    assert idle.read()[2:6] == (PAGE + 100, protocol, True, 0)
 
 
 def test_an_upper_layer_protocol_that_is_not_in_the_image(idle: Idle) -> None:
