@@ -127,6 +127,23 @@ def test_a_mutant_meets_the_tests_that_run_its_line(tmp_path: Path) -> None:
     assert covering("pack/one.py", 7) == set()
 
 
+@pytest.mark.parametrize(
+    ("line", "is_import"),
+    [
+        ("from memcg_inspect.linux.mm.slab import Slab", True),
+        ("from memcg_inspect.linux.mm import percpu, slab", True),
+        ("import memcg_inspect.linux.mm.slab", True),
+        ("from memcg_inspect.linux.mm.slab_groups import SlabGroup", False),
+        ("from memcg_inspect.linux.mm import slab_groups", False),
+    ],
+)
+def test_tests_that_import_a_module(tmp_path: Path, line: str, is_import: bool) -> None:
+    """They are the first to judge its mutants."""
+    (tmp_path / "test_one.py").write_text(f"{line}\n")
+    tests = Covering(tmp_path, (), (), (), tmp_path)
+    assert tests._is_of("test_one.py", "memcg_inspect/linux/mm/slab.py") == is_import
+
+
 def test_lines_that_moved() -> None:
     assert moved(["a", "b"], ["a", "b"]) == {1: {1}, 2: {2}}
     assert moved(["a", "b", "c"], ["c"]) == {3: {1}}
