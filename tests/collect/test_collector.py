@@ -182,7 +182,12 @@ def test_compound_pages_of_others_are_no_large_kmallocs(monkeypatch: pytest.Monk
     total, added, kept = Partial(), [], []
     entry = Entry(ONE, "kmem", "large_kmalloc", 1)
     total.compound = {0x40: (entry, 8192), 0x80: (entry, 16384)}
-    owners = SimpleNamespace(pages=lambda files, coverage: {0x40, 0x500})
+
+    def pages(files: object, coverage: Coverage) -> set[int]:
+        coverage.miss("files", 0x600, "not in the image")
+        return {0x40, 0x500}
+
+    owners = SimpleNamespace(pages=pages)
     monkeypatch.setattr(collector, "CompoundOwners", lambda *_: owners)
     monkeypatch.setattr(collector, "SlabReader", lambda _: None)
     monkeypatch.setattr(collector, "mem_map", lambda _: SimpleNamespace(page_size=4096))
@@ -197,6 +202,7 @@ def test_compound_pages_of_others_are_no_large_kmallocs(monkeypatch: pytest.Monk
     }
     assert added == [(ONE, 1, 4, 1)]
     assert kept == [{0x40, 0x500}]
+    assert {name: c.unreadable for name, c in total.coverage.items()} == {"compound": 1}
 
 
 def test_references_to_memcgs_that_other_steps_find(monkeypatch: pytest.MonkeyPatch) -> None:
