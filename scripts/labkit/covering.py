@@ -9,7 +9,6 @@ run all files again, remove the folder from the cache.
 """
 
 import ast
-import hashlib
 import json
 import re
 import sys
@@ -25,7 +24,7 @@ from pathlib import Path
 from coverage import CoverageData
 
 from .copies import pytest
-from .store import file_hash, write_atomically
+from .store import file_hash, text_hash, write_atomically
 
 #: How coverage.py writes down what the tests run, and the programs that they start.
 _COVERAGE = """
@@ -117,9 +116,8 @@ class Covering:
         """Keep the source, and return the name under which it is kept."""
         paths = (path for name in self.folders for path in (self.tree / name).rglob("*.py"))
         texts = {str(path.relative_to(self.tree)): path.read_text() for path in sorted(paths)}
-        data = json.dumps(texts).encode()
-        name = f"source-{hashlib.sha256(data).hexdigest()[:16]}.json"
-        write_atomically(self.kept / name, data)
+        name = f"source-{text_hash(texts)[:16]}.json"
+        write_atomically(self.kept / name, json.dumps(texts).encode())
         return name
 
     def _learn(self, file: str, source: str, long: float) -> None:

@@ -21,7 +21,7 @@ from drgn.helpers.linux.idr import idr_for_each
 from drgn.helpers.linux.list import list_empty
 from drgn.helpers.linux.percpu import per_cpu
 from support.guests import Lab
-from support.planting import Overlay, Write
+from support.planting import Overlay, change
 
 from memcg_inspect.collect import released
 from memcg_inspect.collect.released import RELEASED, Pending, ReleasedReader
@@ -51,12 +51,7 @@ class Lost(NamedTuple):
 
     def put(self, *changes: tuple[Object, int]) -> None:
         """Change integers and pointers of the image."""
-        self.overlay.write(
-            tuple(
-                Write(thing.address_ or 0, value.to_bytes(sizeof(thing), "little"))
-                for thing, value in changes
-            )
-        )
+        self.overlay.write(tuple(change(thing, value) for thing, value in changes))
 
     def reader(self) -> ReleasedReader:
         """Return a reader that knows all other memcgs."""

@@ -6,12 +6,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from drgn import Object, Program, sizeof
+from drgn import Object, Program
 from drgn.helpers.linux.list import list_for_each_entry
 from drgn.helpers.linux.mm import page_to_virt
 from support.free_pages import free_page
 from support.guests import DEBIAN_KERNELS, Lab
-from support.planting import Overlay, Write
+from support.planting import Overlay, Write, change
 
 from memcg_inspect.image.image import Image
 from memcg_inspect.linux.kernel.cgroup import read_css_refs
@@ -41,10 +41,6 @@ def overlay(prog: Program) -> Iterator[Overlay]:
     overlay = Overlay(prog)
     yield overlay
     overlay.clear()
-
-
-def to(thing: Object, value: int) -> Write:
-    return Write(thing.address_ or 0, value.to_bytes(sizeof(thing), "little"))
 
 
 def read(prog: Program) -> tuple[dict[int, CssRefs], Coverage]:
@@ -105,7 +101,7 @@ def test_references_of_a_memcg_to_itself(
     address = with_tasks(prog, read(prog)[0]).value_()
     image = Image(prog)
     memcgs = read_memcgs(image, Coverage())
-    overlay.write((to(memcg_of(prog, address).css.flags, flags),))
+    overlay.write((change(memcg_of(prog, address).css.flags, flags),))
     refs = read_css_refs(image, memcgs, Coverage())[address]
     assert (refs.is_online, refs.base) == (is_online, base)
 
@@ -117,7 +113,7 @@ def test_the_work_item_that_kills_a_memcg(prog: Program, overlay: Overlay) -> No
         return
     data = memcg.css.kill_finish_work.data.counter
     for value, base in ((int(data) & ~PENDING, 1), (int(data) | PENDING, 2)):
-        overlay.write((to(data, value % (1 << 64)),))
+        overlay.write((change(data, value % (1 << 64)),))
         assert read(prog)[0][memcg.value_()].base == base
 
 
@@ -125,7 +121,7 @@ def test_css_sets_of_another_memcg(prog: Program, overlay: Overlay) -> None:
     """Those of zombies stay on the list, after the controller was enabled again."""
     memcg, subsys = with_tasks(prog, read(prog)[0]), int(prog["memory_cgrp_id"])
     first, *others = css_sets(memcg)
-    overlay.write((to(first.subsys[subsys], prog["root_mem_cgroup"].value_()),))
+    overlay.write((change(first.subsys[subsys], prog["root_mem_cgroup"].value_()),))
     refs = read(prog)[0][memcg.value_()]
     assert refs.css_sets == tuple(one.value_() for one in others)
     assert refs.whole
@@ -154,7 +150,7 @@ def test_a_list_of_holders_that_is_damaged(prog: Program, overlay: Overlay) -> N
     whole = read(prog)[0]
     memcg, subsys = with_tasks(prog, whole), int(prog["memory_cgrp_id"])
     node = css_sets(memcg)[-1].e_cset_node[subsys]
-    overlay.write((to(node.next, node.address_ or 0),))
+    overlay.write((change(node.next, node.address_ or 0),))
     found, coverage = read(prog)
     address = memcg.value_()
     assert found == {**whole, address: whole[address]._replace(whole=False)}
@@ -164,7 +160,7 @@ def test_a_list_of_holders_that_is_damaged(prog: Program, overlay: Overlay) -> N
 
 def test_writebacks_that_are_offline(prog: Program, overlay: Overlay) -> None:
     """They are on one list. If it is damaged, any memcg may have more of them."""
-    overlay.write((to(prog["offline_cgwbs"].next, POISON),))
+    overlay.write((change(prog["offline_cgwbs"].next, POISON),))
     found, coverage = read(prog)
     assert found
     assert not any(refs.whole for refs in found.values())
@@ -175,7 +171,7 @@ def test_a_count_that_is_missing(prog: Program, overlay: Overlay) -> None:
     """The memcg is left out, and counted."""
     whole = read(prog)[0]
     memcg = with_tasks(prog, whole)
-    overlay.write((to(memcg.css.refcnt.percpu_count_ptr, POISON),))
+    overlay.write((change(memcg.css.refcnt.percpu_count_ptr, POISON),))
     found, coverage = read(prog)
     assert found == {a: refs for a, refs in whole.items() if a != memcg.value_()}
     assert (coverage.read, coverage.unreadable) == (len(found), 1)

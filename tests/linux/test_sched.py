@@ -6,12 +6,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from drgn import FaultError, Object, Program, cast, sizeof
+from drgn import FaultError, Object, Program, cast
 from drgn.helpers.linux.percpu import per_cpu
 from drgn.helpers.linux.pid import for_each_task
 from support.guests import DEBIAN_KERNELS, GuestImage, Lab
 from support.missing_pages import excluded
-from support.planting import Overlay, Write
+from support.planting import Overlay, Write, change
 
 from memcg_inspect.image.image import Image
 from memcg_inspect.linux.kernel.sched import (
@@ -56,10 +56,6 @@ def overlay(prog: Program) -> Iterator[Overlay]:
     overlay.clear()
 
 
-def to(thing: Object, value: int) -> Write:
-    return Write(thing.address_ or 0, value.to_bytes(sizeof(thing), "little"))
-
-
 def addresses(tasks: Iterator[Object] | list[Object]) -> set[int]:
     return {task.value_() for task in tasks}
 
@@ -74,7 +70,7 @@ def found(prog: Program) -> tuple[set[int], list[FaultError]]:
 
 def damage_table(prog: Program) -> Write:
     """Let the table of PIDs have a node that is none."""
-    return to(prog["init_pid_ns"].idr.idr_rt.xa_head, POISON | 2)
+    return change(prog["init_pid_ns"].idr.idr_rt.xa_head, POISON | 2)
 
 
 def user(prog: Program) -> Object:
@@ -97,7 +93,7 @@ def test_a_damaged_table_of_pids_hides_no_task(prog: Program, overlay: Overlay) 
     overlay.write((damage_table(prog),))
     assert found(prog) == (tasks, [])
     # A damaged list is read from its other end. The entry that cannot be read is among the tasks.
-    overlay.write((to(prog["init_task"].tasks.next, POISON),))
+    overlay.write((change(prog["init_task"].tasks.next, POISON),))
     listed, faults = found(prog)
     assert listed > tasks
     assert len(faults) == 1
@@ -105,7 +101,7 @@ def test_a_damaged_table_of_pids_hides_no_task(prog: Program, overlay: Overlay) 
 
 def test_a_process_whose_threads_cannot_be_found(prog: Program, overlay: Overlay) -> None:
     tasks, leader = list(for_each_task(prog)), user(prog).group_leader
-    overlay.write((to(leader.signal, POISON), damage_table(prog)))
+    overlay.write((change(leader.signal, POISON), damage_table(prog)))
     listed, faults = found(prog)
     others = {t.value_() for t in tasks if t.group_leader == leader and t != leader}
     assert listed == addresses(tasks) - others
@@ -136,9 +132,9 @@ def test_a_dead_thread_is_on_the_queue_of_a_cpu(
     links = [(head, node), (node, head)]
     overlay.write(
         (
-            to(dead.thread_pid.tasks[prog["PIDTYPE_PID"]].first, 0),
-            *(to(one.next, other.address_ or 0) for one, other in links),
-            *(to(one.prev, other.address_ or 0) for one, other in links),
+            change(dead.thread_pid.tasks[prog["PIDTYPE_PID"]].first, 0),
+            *(change(one.next, other.address_ or 0) for one, other in links),
+            *(change(one.prev, other.address_ or 0) for one, other in links),
         )
     )
     faults: list[FaultError] = []
@@ -146,7 +142,7 @@ def test_a_dead_thread_is_on_the_queue_of_a_cpu(
     assert addresses(find_tasks_and_dead(Image(prog), faults.append)) == tasks
     assert faults == []
     # A queue that ends in a freed task is damage in a dump, and in a running kernel it is not.
-    overlay.write((to(node.next, POISON),))
+    overlay.write((change(node.next, POISON),))
     assert addresses(find_tasks_and_dead(Image(prog), faults.append)) > tasks
     assert len(faults) == 1
     monkeypatch.setattr(Image, "is_moving", True)
@@ -177,7 +173,7 @@ def test_what_is_read_of_each_task(prog: Program) -> None:
 
 def test_a_task_that_cannot_be_read(prog: Program, overlay: Overlay) -> None:
     tasks, lost = addresses(for_each_task(prog)), user(prog)
-    overlay.write((to(lost.cgroups, POISON),))
+    overlay.write((change(lost.cgroups, POISON),))
     coverage = Coverage()
     read = {task.address for task in read_tasks(Image(prog), coverage)}
     assert read == tasks - {lost.value_()}
@@ -192,7 +188,7 @@ def test_all_readers_count_what_is_damaged(prog: Program, overlay: Overlay) -> N
         read_threads,
         lambda image, coverage: task_of_stack(image, 0, coverage),
     )
-    overlay.write((damage_table(prog), to(prog["init_task"].tasks.next, POISON)))
+    overlay.write((damage_table(prog), change(prog["init_task"].tasks.next, POISON)))
     for read in readers:
         coverage = Coverage()
         read(Image(prog), coverage)
@@ -207,9 +203,9 @@ def test_only_tasks_with_a_memory_of_their_own_are_of_users(
     """A worker uses that of a process after kthread_use_mm(); exit_mm() leaves none."""
     process, worker = user(prog), kernel_thread(prog)
     assert charge_of(prog, process).is_user and not charge_of(prog, worker).is_user
-    overlay.write((to(process.flags, int(process.flags) | PF_VCPU),))
+    overlay.write((change(process.flags, int(process.flags) | PF_VCPU),))
     assert charge_of(prog, process).is_user
-    overlay.write((to(worker.mm, process.mm.value_()), to(process.mm, 0)))
+    overlay.write((change(worker.mm, process.mm.value_()), change(process.mm, 0)))
     assert not charge_of(prog, process).is_user and not charge_of(prog, worker).is_user
 
 
@@ -217,14 +213,14 @@ def test_a_task_that_is_being_forked(prog: Program, overlay: Overlay) -> None:
     """The obj_cgroup that it has cached is that of its parent, without a reference."""
     task = user(prog)
     member = "objcg" if hasattr(task, "objcg") else None
-    writes = [to(task.member_("__state"), TASK_NEW)]
+    writes = [change(task.member_("__state"), TASK_NEW)]
     if member is not None:
-        writes.append(to(task.member_(member), task.cgroups.value_()))
+        writes.append(change(task.member_(member), task.cgroups.value_()))
     overlay.write(tuple(writes))
     charge = charge_of(prog, task)
     assert (charge.objcgs, charge.stale, charge.is_runnable) == ((), True, False)
     # cgroup_post_fork() is over.
-    overlay.write((to(task.member_("__state"), 0),))
+    overlay.write((change(task.member_("__state"), 0),))
     charge = charge_of(prog, task)
     objcgs = () if member is None else (task.cgroups.value_(),)
     assert (charge.objcgs, charge.stale, charge.is_runnable) == (objcgs, False, True)
@@ -240,9 +236,9 @@ def test_a_task_that_is_being_moved(prog: Program, overlay: Overlay) -> None:
     head, node = moved.cgroups.mg_tasks, moved.cg_list
     overlay.write(
         (
-            to(other.cgroups, moved.cgroups.value_()),
-            *(to(member, node.address_ or 0) for member in (head.next, head.prev)),
-            *(to(member, head.address_ or 0) for member in (node.next, node.prev)),
+            change(other.cgroups, moved.cgroups.value_()),
+            *(change(member, node.address_ or 0) for member in (head.next, head.prev)),
+            *(change(member, head.address_ or 0) for member in (node.next, node.prev)),
         )
     )
     assert charge_of(prog, moved).is_migrating
@@ -283,10 +279,10 @@ def test_what_is_read_of_each_thread(prog: Program, overlay: Overlay) -> None:
 def test_threads_whose_memcg_cannot_be_read(prog: Program, overlay: Overlay) -> None:
     """They share a css_set, which counts once."""
     shared = kernel_thread(prog).cgroups
-    overlay.write((to(prog["init_pid_ns"].child_reaper.cgroups, POISON),))
+    overlay.write((change(prog["init_pid_ns"].child_reaper.cgroups, POISON),))
     others = [t for t in for_each_task(prog) if t.cgroups == shared]
     for task in others[:2]:
-        overlay.write((to(task.cgroups, POISON),))
+        overlay.write((change(task.cgroups, POISON),))
     coverage = Coverage()
     threads = read_threads(Image(prog), coverage)
     lost = {thread.address for thread in threads if thread.memcg is None}

@@ -17,7 +17,7 @@ from drgn.helpers.linux.percpu import per_cpu
 from drgn.helpers.linux.pid import for_each_task
 from drgn.helpers.linux.sched import cpu_curr
 from support.guests import ARCH, DEBIAN_KERNELS, Lab
-from support.planting import Overlay, Write
+from support.planting import Overlay, Write, change
 
 from memcg_inspect.image.image import Image
 from memcg_inspect.linux.kernel import sched_mm
@@ -62,10 +62,6 @@ def task(prog: Program) -> Object:
     return next(t for t in for_each_task(prog) if t.mm and t.pid > 1 and t.member_("__state") == 1)
 
 
-def to(thing: Object, value: int) -> Write:
-    return Write(thing.address_ or 0, value.to_bytes(sizeof(thing), "little"))
-
-
 def words_at(address: int, *values: int) -> Write:
     return Write(address, b"".join(value.to_bytes(8, "little") for value in values))
 
@@ -100,7 +96,7 @@ def top(prog: Program, task: Object) -> int:
 def charges(overlay: Overlay, task: Object, *words: int) -> None:
     """Let a task charge the memcg that it is in, and have some words on its stack."""
     prog = overlay.prog
-    active = to(task.active_memcg, memcg_of(prog, task))
+    active = change(task.active_memcg, memcg_of(prog, task))
     overlay.write((active, words_at(top(prog, task), *words)))
 
 
@@ -146,14 +142,14 @@ def test_a_stack_without_such_a_function(prog: Program, overlay: Overlay, task: 
     assert (active.function, active.why_unknown) == (None, None)
     # Where the saved stack pointer is damaged, all of the stack counts.
     for sp in (0, unused - 0x101, sum(stack_of(Image(prog), task))):
-        overlay.write((to(task.thread.sp, sp),))
+        overlay.write((change(task.thread.sp, sp),))
         [active] = found(prog, task)
         assert active.function == SETTER
 
 
 def test_a_stack_that_is_missing(prog: Program, overlay: Overlay, task: Object) -> None:
     charges(overlay, task)
-    overlay.write((to(task.stack, POISON),))
+    overlay.write((change(task.stack, POISON),))
     image, coverage = Image(prog), Coverage()
     charge = read_task(image, task.value_())
     assert read_active_memcgs(image, [charge], coverage) == []
@@ -171,7 +167,7 @@ def interrupts(overlay: Overlay, *, count: int = SOFTIRQ) -> Object:
     counter = "pcpu_hot" if any(True for _ in prog.symbols("pcpu_hot")) else "__preempt_count"
     variable = per_cpu(prog[counter], CPU)
     preempt = variable.preempt_count if counter == "pcpu_hot" else variable
-    overlay.write((to(preempt, count), to(per_cpu(prog["int_active_memcg"], CPU), memcg)))
+    overlay.write((change(preempt, count), change(per_cpu(prog["int_active_memcg"], CPU), memcg)))
     return task
 
 
@@ -204,7 +200,7 @@ def test_the_interrupts_of_a_cpu(prog: Program, overlay: Overlay) -> None:
 def test_one_function_for_a_task_and_an_interrupt(prog: Program, overlay: Overlay) -> None:
     """Either may be what it sets. Two functions set both."""
     task, pair = interrupts(overlay), call(prog)
-    overlay.write((to(task.active_memcg, prog["root_mem_cgroup"].value_()),))
+    overlay.write((change(task.active_memcg, prog["root_mem_cgroup"].value_()),))
     for times, told in (
         (0, (None, None)),
         (1, (None, f"{SETTER}() set active_memcg either of the task or of an interrupt")),
@@ -217,7 +213,7 @@ def test_one_function_for_a_task_and_an_interrupt(prog: Program, overlay: Overla
         assert own == told
     # An interrupt that charges nothing leaves the function to the task.
     on_stack(overlay, task, 0, 0, *pair)
-    overlay.write((to(per_cpu(prog["int_active_memcg"], CPU), 0),))
+    overlay.write((change(per_cpu(prog["int_active_memcg"], CPU), 0),))
     active = found(prog, task)
     assert of_cpus(active) == []
     assert [one.function for one in active] == [SETTER]
@@ -226,7 +222,7 @@ def test_one_function_for_a_task_and_an_interrupt(prog: Program, overlay: Overla
 def test_a_task_that_a_cpu_was_running(prog: Program, overlay: Overlay) -> None:
     """Its registers tell where it was; without them, nothing is known."""
     task = cpu_curr(prog, CPU)
-    overlay.write((to(task.active_memcg, memcg_of(prog, task)),))
+    overlay.write((change(task.active_memcg, memcg_of(prog, task)),))
     assert [one.function for one in found(prog, task)] == [None]
     on_stack(overlay, task, *call(prog))
     assert [one.function for one in found(prog, task)] == [SETTER]
@@ -240,7 +236,7 @@ def test_registers_that_are_not_in_the_image(
 
     monkeypatch.setattr(sched_mm, "unwind", unwind)
     task = interrupts(overlay)
-    overlay.write((to(task.active_memcg, memcg_of(prog, task)),))
+    overlay.write((change(task.active_memcg, memcg_of(prog, task)),))
     active = found(prog, task)
     why = "the registers of its CPU are not in the image"
     assert [(one.function, one.why_unknown) for one in active] == [(None, why)] * 2
@@ -258,7 +254,7 @@ def test_a_cpu_on_the_stack_of_interrupts(
 ) -> None:
     """What is on that stack is of the interrupt; what it came upon is of the task."""
     running, pair = interrupts(overlay), call(prog)
-    overlay.write((to(running.active_memcg, memcg_of(prog, running)),))
+    overlay.write((change(running.active_memcg, memcg_of(prog, running)),))
     # The stack of another task stands for that of interrupts. Its pointer is no multiple of a word.
     other = stack_of(Image(prog), task)[0]
     frame = Frame(prog.symbol("kfree").address, other + 0x103)
@@ -280,7 +276,7 @@ def test_a_cpu_on_the_stack_of_interrupts(
     frame = Frame(0x401000, other)
     assert told()[1] is None
     # Without an interrupt, the stack of the task has the function, and so may the other one.
-    overlay.write((to(per_cpu(prog["int_active_memcg"], CPU), 0),))
+    overlay.write((change(per_cpu(prog["int_active_memcg"], CPU), 0),))
     interrupts(overlay, count=0)
     frame = Frame(prog.symbol("kfree").address, other + 0x103)
     assert told()[0] == SETTER
@@ -309,15 +305,15 @@ def test_a_task_that_runs_meanwhile(
     """Its stack is read again until it sleeps all the time."""
     charges(overlay, task, *call(prog))
     assert [one.function for one in found(prog, task)] == [SETTER]
-    overlay.write((to(task.on_cpu, 1),))
+    overlay.write((change(task.on_cpu, 1),))
     [active] = found(prog, task)
     assert (active.function, active.why_unknown) == (None, "it ran while its stack was read")
-    asleep += [lambda: None, lambda: overlay.write((to(task.on_cpu, 0),))]
+    asleep += [lambda: None, lambda: overlay.write((change(task.on_cpu, 0),))]
     assert [one.function for one in found(prog, task)] == [SETTER]
     assert asleep == []
     # The function has set the old value again.
-    overlay.write((to(task.on_cpu, 1),))
-    asleep.append(lambda: overlay.write((to(task.active_memcg, 0),)))
+    overlay.write((change(task.on_cpu, 1),))
+    asleep.append(lambda: overlay.write((change(task.active_memcg, 0),)))
     assert found(prog, task) == []
 
 
@@ -328,5 +324,5 @@ def test_interrupts_of_a_running_kernel(
     interrupts(overlay)
     assert of_cpus(found(prog)) == [(None, "it ran while its stack was read")]
     pointer = per_cpu(prog["int_active_memcg"], CPU)
-    asleep += [lambda: None, lambda: overlay.write((to(pointer, 0),))]
+    asleep += [lambda: None, lambda: overlay.write((change(pointer, 0),))]
     assert found(prog) == []

@@ -9,9 +9,8 @@ from collections.abc import Iterator
 import pytest
 from drgn import Object, Program, sizeof
 from drgn.helpers.linux.slab import for_each_slab_cache, slab_object_info
-from labkit.poke import byte_order
 from support.guests import KERNELS, Lab
-from support.planting import Overlay, Write
+from support.planting import Overlay, Write, change
 
 from memcg_inspect.image.image import Image, image_of
 from memcg_inspect.linux.mm.kfence import kfence_pages
@@ -39,19 +38,6 @@ def one_of_each_cache(image: Image, reader: SlabReader) -> list[Slab]:
         if slab.cache.address not in found or slab.charged:
             found[slab.cache.address] = slab
     return list(found.values())
-
-
-def changed(slab: Object, member: str, value: int) -> Write:
-    """Return the change of a member of ``struct slab`` to a value; it may be a bit field."""
-    field = slab.member_(member)
-    assert field.address_ is not None
-    start, bits = field.bit_offset_ or 0, field.bit_field_size_ or 8 * sizeof(field)
-    size = (start + bits + 7) // 8
-    order = byte_order(slab.prog_)
-    old = int.from_bytes(slab.prog_.read(field.address_, size), order)
-    shift = start if order == "little" else 8 * size - start - bits
-    new = old & ~(((1 << bits) - 1) << shift) | value << shift
-    return Write(field.address_, new.to_bytes(size, order))
 
 
 @pytest.mark.each_kernel
@@ -190,7 +176,7 @@ def test_slabs_that_cannot_be_are_not_read(lab: Lab, kernel: str) -> None:
     assert slab.objects * slab.cache.size == room
     assert why_unread(prog, slab) == []
     more = slab.objects + 1
-    objects = changed(Object(prog, "struct slab *", slab.page)[0], "objects", more)
+    objects = change(Object(prog, "struct slab *", slab.page)[0].objects, more)
     why = f"{more} objects of 4096 bytes in a slab of {room} bytes"
     assert why_unread(prog, slab, objects) == [("kmem_cache of a slab", why)]
     # Objects are aligned to a pointer, so they are not smaller.
@@ -198,9 +184,9 @@ def test_slabs_that_cannot_be_are_not_read(lab: Lab, kernel: str) -> None:
         Object(prog, "struct kmem_cache *", slab.cache.address)[0],
         reader.memory.word_size,
     )
-    assert why_unread(prog, slab, changed(cache, "size", word)) == []
+    assert why_unread(prog, slab, change(cache.size, word)) == []
     why = f"a kmem_cache of objects of {word - 1} bytes"
-    size = changed(cache, "size", word - 1)
+    size = change(cache.size, word - 1)
     assert why_unread(prog, slab, size) == [("kmem_cache of a slab", why)]
 
 
@@ -211,8 +197,8 @@ def test_elements_are_as_far_apart_as_can_be(lab: Lab, kernel: str) -> None:
     reader = SlabReader(image_of(prog))
     slab = next(s for s in slabs_of(reader.image, reader) if s.charged and s.cache.size > 64)
     for stride in (0, sizeof(prog.type("struct slabobj_ext"))):
-        change = changed(Object(prog, "struct slab *", slab.page)[0], "stride", stride)
-        assert why_unread(prog, slab, change) == []
-    wrong = changed(Object(prog, "struct slab *", slab.page)[0], "stride", 24)
+        right = change(Object(prog, "struct slab *", slab.page)[0].stride, stride)
+        assert why_unread(prog, slab, right) == []
+    wrong = change(Object(prog, "struct slab *", slab.page)[0].stride, 24)
     why = "a vector with an element in 24 bytes"
     assert why_unread(prog, slab, wrong) == [(f"objcgs of a {slab.cache.name} slab", why)]

@@ -289,12 +289,26 @@ class Subject:
         """Set an integer or a pointer; at a number, set the word at this address."""
         if isinstance(thing, int):
             return Write(thing, self._bytes(value, _WORD))
-        thing = _integer(thing)
-        return Write(thing.address_, self._bytes(value, drgn.sizeof(thing)))
+        return change(thing, value)
 
     def _bytes(self, value: int, size: int) -> bytes:
         # Modulo the width, as the kernel's own additions: a counter of a CPU may be below 0.
         return (value % (1 << 8 * size)).to_bytes(size, byte_order(self.prog))
+
+
+def change(thing: Object, value: int) -> Write:
+    """Return the change of an integer, a pointer, an atomic or a bit field to a value."""
+    thing = _integer(thing)
+    assert thing.address_ is not None
+    start, bits = thing.bit_offset_ or 0, thing.bit_field_size_ or 8 * drgn.sizeof(thing)
+    size, order = (start + bits + 7) // 8, byte_order(thing.prog_)
+    shift, mask = start if order == "little" else 8 * size - start - bits, (1 << bits) - 1
+    # What shares the bytes of a bit field stays. A page that is left out of a dump can be written.
+    is_whole = bits == 8 * size
+    old = 0 if is_whole else int.from_bytes(thing.prog_.read(thing.address_, size), order)
+    # Modulo the width, as the kernel's own additions: a counter of a CPU may be below 0.
+    new = old & ~(mask << shift) | (value & mask) << shift
+    return Write(thing.address_, new.to_bytes(size, order))
 
 
 def _integer(thing: Object) -> Object:
