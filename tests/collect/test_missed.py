@@ -3,15 +3,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import NoReturn
 
 import pytest
 from drgn import FaultError
 from support.guests import DEBIAN_KERNELS, Lab
 
-from memcg_inspect.collect import audit, collector, page_uses
+from memcg_inspect.collect import audit, collect, collector, page_uses
+from memcg_inspect.collect.css_stacks import with_css_stacks
 from memcg_inspect.image.image import Image, image_of
-from memcg_inspect.model import Coverage
+from memcg_inspect.linux.kernel.bpf import MapReferences, read_map_references
+from memcg_inspect.model import Coverage, Running
+from memcg_inspect.report import Row
 
 pytestmark = [
     pytest.mark.image,
@@ -33,6 +37,17 @@ def test_the_cursor_of_zswap(lab: Lab, kernel: str, monkeypatch: pytest.MonkeyPa
     assert report.verdict == "incomplete"
 
 
+def test_references_of_bpf_maps(lab: Lab, kernel: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def unread(image: Image, coverage: Coverage) -> MapReferences:
+        coverage.miss("BPF map", 0x5000, "not in the image")
+        return read_map_references(image, Coverage())
+
+    monkeypatch.setattr(collector, "read_map_references", unread)
+    report = audit(image_of(lab.image(kernel).program()))
+    assert [one.what for one in report.coverage["bpf"].examples] == ["BPF map"]
+    assert report.verdict == "incomplete"
+
+
 def test_the_pass_for_pages_of_others(
     lab: Lab, kernel: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -43,3 +58,20 @@ def test_the_pass_for_pages_of_others(
     image = image_of(lab.image(kernel).program())
     assert page_uses.compound_pages_of_others(image, coverage) == {0x7000}
     assert (coverage.read, coverage.unreadable) == (3, 1)
+
+
+def test_callbacks_that_a_cpu_is_calling(lab: Lab, kernel: str) -> None:
+    """It has taken them off all lists, so what they hold is not known."""
+    image = image_of(lab.image(kernel).program())
+    snapshot = collect(image)
+    root = next(iter(snapshot.memcgs))
+    row = Row("css_refs", root, None, None, "css", "references", "differs", {}, {"css": 1})
+
+    def others(*functions: str) -> str | None:
+        running = (Running(0, 0, "idle", (), False), Running(3, 7, "some", functions, True))
+        found = with_css_stacks(image, replace(snapshot, running=running), [row])
+        return found.css_others
+
+    assert others("kfree") is None
+    why = "RCU callbacks that CPU 3 is calling may hold references"
+    assert others("kfree", "rcu_do_batch") == why

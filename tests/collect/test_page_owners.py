@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import random
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import pytest
-from drgn import Object, Program
+from drgn import FaultError, Object, Program
 from drgn.helpers.linux.mm import follow_page, for_each_vmap_area, page_to_pfn
 from drgn.helpers.linux.module import for_each_module
 from drgn.helpers.linux.percpu import per_cpu
@@ -19,9 +19,12 @@ from drgn.helpers.linux.pid import for_each_task
 from support.guests import Lab
 from support.planting import Overlay, Write
 
+from memcg_inspect.collect import page_owners
 from memcg_inspect.collect.page_owners import Claim, Owners
 from memcg_inspect.image.image import Image, image_of
 from memcg_inspect.linux.kernel.dma.pool import atomic_pools
+from memcg_inspect.linux.kernel.resource import MemoryResource
+from memcg_inspect.linux.mm.init_mm import KernelTables
 from memcg_inspect.linux.mm.mmzone import mem_map, memory_map_end
 from memcg_inspect.linux.mm.percpu import PercpuReader
 from memcg_inspect.linux.mm.vmalloc import vm_areas
@@ -120,6 +123,23 @@ def test_page_tables_and_the_memory_map(prog: Program, owners: Owners) -> None:
         assert kind_behind(prog, owners, first + pfn * frames.size) == "memmap"
 
 
+def test_a_memory_map_in_small_pages(prog: Program, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Page frames that are mapped together are a range, others are one by one."""
+    first, frames_of = prog["vmemmap"].value_(), KernelTables.frames
+    code = pfn_of(prog, prog.symbol("_stext").address)  # nobody else claims it
+
+    def frames(self: KernelTables, start: int, size: int) -> Iterator[Sequence[int]]:
+        if start < first:
+            return frames_of(self, start, size)
+        run = range(code, code + 4)
+        return iter([run, (code + 8, code + 4), run])
+
+    monkeypatch.setattr(KernelTables, "frames", frames)
+    found, _ = owners_of(prog)
+    claims = [(claim.start, claim.end) for claim in found.claims if claim.kind == "memmap"]
+    assert claims == [(code, code + 5), (code + 8, code + 9)]
+
+
 def test_pools_for_dma(prog: Program, owners: Owners) -> None:
     """``tests/linux/test_dma_pools.py`` compares their sizes with the log of the guest."""
     pools = list(atomic_pools(image_of(prog), Coverage()))
@@ -183,6 +203,40 @@ def vm_structs(prog: Program) -> Iterator[int]:
     for area in for_each_vmap_area(prog):
         if area.vm:
             yield area.vm.value_()
+
+
+def test_regions_that_end_within_a_page(prog: Program, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All pages that a region has a byte of are in it. What only is named so is no memory."""
+    resources = [
+        MemoryResource("Kernel data", 0x1002001, 0x1003001, False, True),
+        MemoryResource("Kernel code", 0x1000800, 0x1001000, False, True),
+        MemoryResource("Kernel rodata", 0x8000, 0x9000, False, False),
+        MemoryResource("Crash kernel", 0x5000FFF, 0x6000001, False, True),
+    ]
+    monkeypatch.setattr(page_owners, "memory_resources", lambda image: resources)
+    pools = [(0x7000001, 0x7002001)]
+    monkeypatch.setattr(page_owners, "swiotlb_pools", lambda image, coverage: pools)
+    found, _ = owners_of(prog)
+    assert found.regions == [
+        (0x5000, 0x6001, "crash_kernel"),
+        (0x1000, 0x1004, "image"),
+        (0x7000, 0x7003, "swiotlb"),
+    ]
+
+
+def test_regions_that_are_not_in_the_image(prog: Program, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that were read before count."""
+
+    def resources(image: Image) -> Iterator[MemoryResource]:
+        yield MemoryResource("Kernel code", 0x1000000, 0x1001000, False, True)
+        raise FaultError("not in the image", 0x5000)
+
+    monkeypatch.setattr(page_owners, "memory_resources", resources)
+    monkeypatch.setattr(page_owners, "swiotlb_pools", lambda image, coverage: [])
+    found, coverage = owners_of(prog)
+    assert found.regions == [(0x1000, 0x1001, "image")]
+    [missed] = coverage["resources"].examples
+    assert (missed.what, missed.address) == ("iomem_resource", 0x5000)
 
 
 def test_a_page_that_two_owners_claim_is_a_conflict(prog: Program, overlay: Overlay) -> None:

@@ -235,6 +235,21 @@ def test_ranges_are_small_enough_for_all_processes(
     assert sum(p.end - p.start for p in parts) == sum(p.end - p.start for p in whole)
 
 
+def test_ranges_of_processes_count_only_what_is_there(
+    made: Pass, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Memory that begins high, as on large machines or on arm64, is as large as it is."""
+    image = made.board.image
+    piece = pages_per_piece(image)
+    monkeypatch.setattr(ranges, "jobs_of", lambda _: 2)
+    start = 1000 * piece
+    whole = [PageRange(start, start + 32 * piece), PageRange(2 * start, 2 * start + 16 * piece)]
+    monkeypatch.setattr(ranges, "page_ranges", lambda _: whole)
+    parts = page_parts(image)
+    assert {part.end - part.start for part in parts} == {3 * piece, 2 * piece, piece}
+    assert len(parts) == 11 + 6
+
+
 def slab_of(image: Image, name: str) -> Slab:
     """Return a slab of the image itself, with charged objects."""
     slabs = SlabReader(image)

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import pytest
-from drgn import FaultError, Program
+from drgn import FaultError, Program, sizeof
 from support.guests import Lab
 from support.layouts import FRAMES, MadeImage
 from support.made_pages import NO_TYPE, TYPES, kernel_with_pages, put
@@ -98,14 +98,18 @@ def test_what_cannot_be_read_of_the_pool_is_missing_unless_it_was_freed(
     assert slab is not None
     protocol = next(iter(socket_caches(image, Coverage()).values()))
 
-    def missed() -> int:
+    def missed() -> list[tuple[str, int]]:
         socks = SockReader(image, slabs, {slab.cache.address: protocol})
         assert not list(socks.read(slab, memcgs={1}))
-        return socks.coverage.unreadable
+        return [(one.what, one.address) for one in socks.coverage.examples]
 
-    assert missed() == 0
+    assert missed() == []
     overlay.write((state_of(prog, number, "ALLOCATED"),))
-    assert missed() == 1
+    assert missed() == [("socket", address)]
+    # Without its metadata, it is not known where in its page the socket begins.
+    state = metadata.state.address_ or 0
+    prog.add_memory_segment(state, sizeof(metadata.state), excluded, False)
+    assert missed() == [("socket", state)]
 
 
 # Pools made by hand, as in mm/kfence/core.c since 6.6

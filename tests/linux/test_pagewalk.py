@@ -230,6 +230,9 @@ def test_huge_pages_that_may_count_or_not(process: Process) -> None:
     assert pages == {("anon", 0): 512}
     device = "huge page of a device", 2 * size
     assert missing == {("huge page", 0), device, ("huge page", 3 * size)}
+    _, coverage = process.walk()
+    reasons = {one.what: one.reason for one in coverage.examples}
+    assert reasons["huge page of a device"] == "whether it is counted is not known"
     # Small pages of devices count as others do.
     process.put(0x40000000, 512 << 12 | PRESENT)
     assert process.missed()[0] == {("anon", 0): 512, ("file", 0): 1}

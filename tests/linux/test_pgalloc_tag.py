@@ -191,6 +191,11 @@ def test_sections_without_page_ext(image: MadeImage) -> None:
     }
     codetags = [reader.codetag(FRAMES.page(pfn)) for pfn in (255, 256, 261, 5)]
     assert codetags == [0, 0, TAG + STEP, TAG]
+    # The first page of a section, after one of the section before.
+    image.words(PAGE_EXT + 0x10000 + SECTION * SIZE + OFFSET, TAG + 2 * STEP)
+    reader = PageTagReader(image)
+    codetags = [reader.codetag(FRAMES.page(pfn)) for pfn in (5, 256, 5, 255, 256)]
+    assert codetags == [TAG, TAG + 2 * STEP, TAG, 0, TAG + 2 * STEP]
 
 
 def test_page_ext_that_is_not_in_the_image(image: MadeImage) -> None:

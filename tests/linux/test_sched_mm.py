@@ -9,7 +9,7 @@ function that it was calling.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 import pytest
 from drgn import Object, Program, sizeof
@@ -20,6 +20,7 @@ from support.guests import ARCH, DEBIAN_KERNELS, Lab
 from support.planting import Overlay, Write, change
 
 from memcg_inspect.image.image import Image
+from memcg_inspect.image.lookup import UnknownKernelError
 from memcg_inspect.linux.kernel import sched_mm
 from memcg_inspect.linux.kernel.sched import read_task
 from memcg_inspect.linux.kernel.sched_mm import read_active_memcgs, sets_active_memcg
@@ -157,6 +158,24 @@ def test_a_stack_that_is_missing(prog: Program, overlay: Overlay, task: Object) 
     assert coverage.examples[0].what == "stack of a task"
 
 
+def test_a_kernel_whose_stacks_are_not_known(
+    prog: Program, overlay: Overlay, task: Object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is missing is named by the task."""
+
+    def unknown(*_: object) -> NoReturn:
+        raise UnknownKernelError("no THREAD_SIZE")
+
+    charges(overlay, task)
+    monkeypatch.setattr(sched_mm, "_state", unknown)
+    image, coverage = Image(prog), Coverage()
+    charge = read_task(image, task.value_())
+    assert read_active_memcgs(image, [charge], coverage) == []
+    [missed] = coverage.examples
+    assert (missed.what, missed.address) == ("stack of a task", task.value_())
+    assert missed.reason.endswith("no THREAD_SIZE")
+
+
 # Interrupts
 
 
@@ -271,6 +290,11 @@ def test_a_cpu_on_the_stack_of_interrupts(
     assert told() == [SETTER, SETTER]
     overlay.write((words_at(other + 0x100, 0, 0),))
     # Either may be what a function on the stack of the task sets.
+    assert told() == [SETTER, None]
+    # Code that no symbol is for, as that of BPF.
+    frame = Frame(pair[0] | 0xFFFF << 16, other)
+    with pytest.raises(LookupError):
+        prog.symbol(frame.pc)
     assert told() == [SETTER, None]
     # In user mode, nothing of the kernel is on a stack.
     frame = Frame(0x401000, other)

@@ -108,6 +108,13 @@ def test_a_list_that_is_a_circle(made: MadeMemory) -> None:
     assert made.reads < 100
 
 
+def test_an_object_at_the_end_of_all_addresses(made: MadeMemory) -> None:
+    """A damaged pointer: where its own pointer would be is not in memory."""
+    chain(made, 3, end=(1 << 64) - 8)
+    with pytest.raises(FaultError):
+        free(made)
+
+
 @pytest.mark.parametrize("size", [17, (1 << 32) - 1])
 def test_a_sheaf_has_no_more_objects_than_room(made: MadeMemory, size: int) -> None:
     made.write(BASE, SHEAF)

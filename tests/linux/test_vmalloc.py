@@ -317,6 +317,7 @@ def test_an_area_that_is_being_freed(lab: Lab, kernel: str) -> None:
     assert stops() == (0, count)
     # An index, a pointer to an entry, or to the page of one: the page at hand, or the next one
     assert stops(5) == (0, 4, 5, 6, count)
+    assert stops(1) == (0, 1, 2, count)
     assert stops(entries + 8 * 9) == (0, 8, 9, 10, count)
     assert stops(pages[12]) == (0, 11, 12, 13, count)
     assert stops(entries) == (0, 1, count)

@@ -105,7 +105,9 @@ def test_counters_of_zones_are_those_of_the_kernel(lab: Lab, kernel: str) -> Non
     names = items(prog, "enum zone_stat_item", "NR_VM_ZONE_STAT_ITEMS")
     sums = dict.fromkeys(names, 0)
     for pgdat in for_each_online_pgdat(prog):
-        words = {(w.item, w.address) for w in zone_stat_words(image, int(pgdat.node_id))}
+        found = list(zone_stat_words(image, int(pgdat.node_id)))
+        words = {(w.item, w.address) for w in found}
+        assert {(w.array, w.size) for w in found} == {("zone_stat", 8)}
         for zone, kind in zip(pgdat.node_zones, ZONES, strict=False):
             folded = values(zone.vm_stat, names, prog)
             of_cpus = changes(zone.per_cpu_zonestats, "vm_stat_diff", names, prog)

@@ -11,6 +11,7 @@ import os
 import subprocess
 import sys
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,9 +19,11 @@ from support.guest_files import still, still_on_lists
 from support.guests import BUILT_KERNELS, KERNELS, GuestImage, Lab
 from support.reference import charged_slab_objects
 
+from memcg_inspect.collect import charge_snapshot
 from memcg_inspect.collect.charge_snapshot import take_snapshot
 from memcg_inspect.collect.owners import read_owners
 from memcg_inspect.image.image import Image, image_of
+from memcg_inspect.model import ImageError
 from memcg_inspect.model_snapshot import ChargeSnapshot
 from memcg_inspect.snapshots.file import read_snapshot
 
@@ -129,6 +132,43 @@ def test_several_processes_take_the_same(lab: Lab) -> None:
     alone, image = take_snapshot(image_of(guest.program())), image_of(guest.program())
     image.jobs = 3
     assert take_snapshot(image) == alone
+
+
+def test_a_running_kernel_is_read_three_times(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was missing the first times may be there then."""
+    image = image_of(lab.image("7.3", "2", "files").program())
+    whole = take_snapshot(image)
+    gaps, taken = replace(whole, unread={"slab": 1}), list[ChargeSnapshot | Exception]()
+
+    def take(_: Image) -> ChargeSnapshot:
+        if isinstance(found := taken.pop(0), Exception):
+            raise found
+        return found
+
+    monkeypatch.setattr(charge_snapshot, "_take", take)
+    error = ImageError("a list that does not end")
+    taken[:] = [gaps, whole]
+    assert take_snapshot(image) == gaps
+    monkeypatch.setattr(Image, "is_moving", True)
+    for several in (
+        [whole],
+        [gaps, whole],
+        [gaps, gaps, whole],
+        [error, gaps, error],
+        [error, whole],
+    ):
+        taken[:] = [*several, error]
+        expected = next((one for one in several if one is whole), gaps)
+        assert take_snapshot(image) == expected
+        assert taken == [error]
+    taken[:] = [error, error, error, whole]
+    with pytest.raises(ImageError):
+        take_snapshot(image)
+    assert taken == [whole]
+    # Who asked for it does not wait any longer.
+    taken[:] = [gaps, whole]
+    monkeypatch.setattr(image.progress, "stop", True)
+    assert take_snapshot(image) == gaps
 
 
 @pytest.mark.parametrize("kernel", [k for k in ("7.3-lab",) if k in BUILT_KERNELS])
