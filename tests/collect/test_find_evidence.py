@@ -132,15 +132,27 @@ def test_percpu_allocations(image: Image, snapshot: Snapshot) -> None:
         assert image.prog.read_word(area.element) & ~7 == entry.payer
 
 
+def test_entries_of_zswap(image: Image, snapshot: Snapshot) -> None:
+    """Each is charged for its compressed length."""
+    payer = most(snapshot, "zswap")[0].payer
+    listed, sizes = found_for(image, snapshot, EvidenceQuery("zswap", frozenset({payer})))
+    amounts = [a for e, a in snapshot.ledger if (e.kind, e.payer) == ("zswap", payer)]
+    assert sum(size * number for (_, size, _), number in sizes.items()) == sum(
+        amount.bytes for amount in amounts
+    )
+    assert listed
+    for evidence in listed:
+        entry = Object(image.prog, "struct zswap_entry *", evidence.address)
+        assert (evidence.bytes, evidence.objcg) == (entry.length.value_(), payer)
+        assert entry.objcg.value_() == payer
+        assert (evidence.kind, evidence.memcg) == ("zswap", snapshot.payer(payer))
+
+
 def test_each_query_has_its_own(image: Image, snapshot: Snapshot) -> None:
     """Queries of all kinds are answered in one pass, and one for a payer of nothing is empty."""
     kinds: tuple[ChargeKind, ...] = ("slab", "kmem", "lru", "percpu", "zswap")
     nobody = [EvidenceQuery(kind, frozenset({0x1000})) for kind in kinds]
-    some = [
-        EvidenceQuery(kind, frozenset({most(snapshot, kind)[0].payer}))
-        for kind in kinds
-        if kind != "zswap"
-    ]
+    some = [EvidenceQuery(kind, frozenset({most(snapshot, kind)[0].payer})) for kind in kinds]
     found = find_evidence(image, snapshot, [*nobody, *some])
     assert found.keys() == {*nobody, *some}
     assert [len(found[query].sizes) for query in nobody] == [0] * len(nobody)

@@ -62,12 +62,10 @@ def test_there_are_examples_of_each_entry(image: Image, snapshot: Snapshot) -> N
     wanted = {
         entry: amount.charges
         for entry, amount in snapshot.ledger
-        if entry.kind in ("slab", "kmem", "sock")
+        if entry.kind in ("slab", "kmem", "sock", "zswap")
     }
-    assert {entry.kind for entry in wanted} >= {"slab", "kmem"}
-    some = {
-        entry: at for entry, at in found.addresses.items() if entry.kind in ("slab", "kmem", "sock")
-    }
+    assert {entry.kind for entry in wanted} >= {"slab", "kmem", "zswap"}
+    some = {entry: at for entry, at in found.addresses.items() if entry.kind != "percpu"}
     assert {entry: len(at) for entry, at in some.items()} == {
         entry: min(MOST, charges) for entry, charges in wanted.items()
     }
@@ -127,7 +125,8 @@ def test_user_pages_are_all_told(image: Image, snapshot: Snapshot) -> None:
 
 def test_only_what_is_asked_for(image: Image, snapshot: Snapshot) -> None:
     assert examples(image, snapshot, {"percpu"})[0].folios == {}
-    assert {e.kind for e in examples(image, snapshot, {"percpu"})[0].addresses} == {"percpu"}
+    for kind in ("percpu", "zswap"):
+        assert {e.kind for e in examples(image, snapshot, {kind})[0].addresses} == {kind}
     coverage: defaultdict[str, Coverage] = defaultdict(Coverage)
     nobody = find_examples(image, set(), set(), set(ALL), coverage)
     assert nobody.addresses == nobody.folios == {}

@@ -151,6 +151,16 @@ def test_pools_for_dma(prog: Program, owners: Owners) -> None:
         ]
 
 
+def test_pages_of_kfence(lab: Lab) -> None:
+    prog = lab.image("7.2", "4", "mixed", append="kfence.sample_interval=1").program()
+    owners, _ = owners_of(prog)
+    frames, pool = mem_map(image_of(prog)), prog["__kfence_pool"].value_()
+    first = frames.pfn(frames.virt_to_page(pool))
+    [claim] = [claim for claim in owners.claims if claim.kind == "kfence"]
+    # KFENCE_POOL_SIZE: two pages for each object, and two more; 255 objects by default.
+    assert (claim.start, claim.end) == (first, first + 2 * (255 + 1))
+
+
 def test_percpu_memory(prog: Program, owners: Owners) -> None:
     """Each byte of an allocation is paid for where it is; runqueues are static variables."""
     for cpu in (0, 3):
@@ -159,8 +169,12 @@ def test_percpu_memory(prog: Program, owners: Owners) -> None:
     reader = PercpuReader(image_of(prog))
     of_percpu = [claim for claim in owners.claims if claim.kind == "percpu"]
     claims = {pfn: claim for claim in of_percpu for pfn in range(claim.start, claim.end)}
-    charged = 0
+    charged, pages = 0, 0
     for chunk in reader.chunks(place=False):
+        struct = Object(prog, "struct pcpu_chunk *", chunk.address)
+        if struct.value_() != prog["pcpu_first_chunk"].value_():
+            bits = [struct.populated[i // 64] >> i % 64 & 1 for i in range(int(struct.nr_pages))]
+            pages += sum(map(int, bits)) * len(reader.unit_offsets())
         paid = defaultdict[int, Counter[int]](Counter)
         for area in reader.charged(chunk):
             for byte in range(area.offset, area.offset + area.size, UNIT):
@@ -177,6 +191,7 @@ def test_percpu_memory(prog: Program, owners: Owners) -> None:
                 assert share.used == taken[number]
                 charged += 1
     assert charged
+    assert len(claims) == pages > 0
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ period, and ``percpu_ref_exit()`` clears ``refcnt.data``.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import NamedTuple
 
@@ -23,8 +24,9 @@ from drgn.helpers.linux.percpu import per_cpu
 from support.guests import Lab
 from support.planting import Overlay, change
 
-from memcg_inspect.collect import released
+from memcg_inspect.collect import collect, released
 from memcg_inspect.collect.released import RELEASED, Pending, ReleasedReader
+from memcg_inspect.collect.stopped import with_pending
 from memcg_inspect.image.image import Image
 from memcg_inspect.image.lookup import UnknownKernelError
 from memcg_inspect.linux.mm.memcontrol import read_memcgs
@@ -350,3 +352,23 @@ def test_work_items_that_cannot_be_read(lost: Lost, monkeypatch: pytest.MonkeyPa
     assert [fault.address for fault in lost.reader().faults] == [0x1240]
     found = lost.what_frees()
     assert (found.freed_by, found.unsure) == (None, True)
+
+
+def test_memcgs_without_references_are_about_to_be_freed(lost: Lost) -> None:
+    """Only those that were removed: one that is being made has no references yet, either."""
+    image = Image(lost.prog)
+    snapshot = collect(image)
+    first, second, *_ = (a for a, m in snapshot.memcgs.items() if m.parent is not None)
+    memcgs = {
+        first: replace(snapshot.memcgs[first], state="dying"),
+        second: replace(snapshot.memcgs[second], state="online"),
+    }
+    css = {a: snapshot.css[a]._replace(refs=0) for a in memcgs}
+    other = Transient("BPF map", 0x1000)
+    made = replace(snapshot, memcgs=memcgs, css=css, transients={0: [other], 0x5000: [other]})
+    found = with_pending(image, made).transients
+    assert found.keys() == {0, 0x5000}
+    assert [(t.what, t.address, t.unsure) for t in found[0][1:]] == [(RELEASED, first, True)]
+    assert found[0][:1] == found[0x5000] == [Pending(image).of(other)]
+    nothing = replace(made, css=snapshot.css, transients={})
+    assert with_pending(image, nothing) is nothing

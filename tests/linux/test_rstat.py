@@ -128,6 +128,15 @@ def test_a_tree_whose_root_is_on_no_list_is_not_flushed(release: str) -> None:
 
 
 @pytest.mark.parametrize("release", RELEASES)
+def test_children_that_end_with_null(release: str) -> None:
+    """A CPU that was taking a memcg off the tree has cleared its ``updated_next``."""
+    machine = Machine(release)
+    machine.tree(0, {0: [1, 2], 1: [3]})
+    machine.put(0, 3, "updated_next", 0)
+    assert machine.read() == ({0: {0, 1, 2, 3}, 1: set()}, Coverage(read=2))
+
+
+@pytest.mark.parametrize("release", RELEASES)
 def test_a_tree_that_is_broken(release: str) -> None:
     for wrong in (Machine(release).node(1), Machine(release).node(0), MISSING):
         machine = Machine(release)
