@@ -16,6 +16,7 @@ from array import array
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable
+from operator import itemgetter
 from typing import NamedTuple
 
 from drgn import FaultError, ProgramFlags, offsetof
@@ -340,7 +341,7 @@ class PageTableReader:
             except FaultError as error:
                 self._areas = []
                 self._coverage.miss("memory areas of a process", error.address, str(error))
-        i = bisect_right(self._areas, (address, 1 << 64, 0)) - 1
+        i = bisect_right(self._areas, address, key=itemgetter(0)) - 1
         if i < 0 or address >= self._areas[i][1]:
             self._missed("huge page", address, "it is in no memory area")
             return None
