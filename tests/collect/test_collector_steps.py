@@ -131,9 +131,19 @@ def test_obj_cgroups_of_percpu_allocations_are_looked_for(
 def test_types_of_maps_that_may_hold_more(image: Image, monkeypatch: pytest.MonkeyPatch) -> None:
     maps = SimpleNamespace(held=Counter({0x10: 2}), unknown={0x20: "queue"})
     monkeypatch.setattr(collector, "read_map_references", lambda *_: maps)
+    owners = collector._owners
+
+    def only_root(image: Image, coverage: Any) -> Any:
+        memcgs, objcgs, _ = owners(image, coverage)
+        return dict(list(memcgs.items())[:1]), objcgs, set()
+
+    # Nobody is told that accounting is off on a machine with nothing but the root memcg.
+    monkeypatch.setattr(collector, "_owners", only_root)
+    monkeypatch.setattr(collector, "not_accounted", lambda *_: ("BPF",))
     snapshot = collect(image, call_sites=False)
     assert snapshot.references["bpf"] == {0x10: 2}
     assert snapshot.unknown_holders == {0x20: "BPF maps of queue"}
+    assert snapshot.features.not_accounted == ()
 
 
 class Pages:
