@@ -116,6 +116,7 @@ class Machine:
     def _reader(self, name: str) -> Callable[..., Any]:
         def read(image: Any, coverage: Coverage, *more: Coverage) -> Any:
             self.subjects[name] = next(s for s, c in self.coverage.items() if c is coverage)
+            assert all(coverage is self.coverage["stacks"] for coverage in more)
             found = self.given.get(name, ())
             return found() if callable(found) else found
 
@@ -358,6 +359,13 @@ def test_claims_that_overlap(
     owners = machine.owners(atomic_pools=[(a * PAGE, b * PAGE) for a, b in pools])
     assert [(claim.start, claim.end) for claim in owners.claims] == claims
     assert owners.conflicts == [(pfn, "dma_pool", "dma_pool") for pfn in conflicts]
+
+
+def test_two_owners_of_the_same_pages(machine: Machine) -> None:
+    """The one that is read first has them."""
+    owners = machine.owners(atomic_pools=[(2 * PAGE, 3 * PAGE)], request_blocks=[(page(2), 0)])
+    assert owners.claims == [Claim(2, 3, "dma_pool")]
+    assert owners.conflicts == [(2, "dma_pool", "blk_mq")]
 
 
 def test_conflicts_of_two_claims_that_are_kept(
