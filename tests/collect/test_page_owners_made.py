@@ -368,6 +368,11 @@ def test_two_owners_of_the_same_pages(machine: Machine) -> None:
     assert owners.conflicts == [(2, "dma_pool", "blk_mq")]
 
 
+def test_how_many_conflicts_of_two_claims_are_kept(machine: Machine) -> None:
+    owners = machine.owners(atomic_pools=[(0, 1002 * PAGE), (0, 1003 * PAGE)])
+    assert len(owners.conflicts) == 1000
+
+
 def test_conflicts_of_two_claims_that_are_kept(
     machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:

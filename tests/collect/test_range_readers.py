@@ -20,7 +20,7 @@ from memcg_inspect.collect.ranges import PassContext, RangeCollector, collect_ra
 from memcg_inspect.collect.slab_cells import SlabCells
 from memcg_inspect.image.image import Image
 from memcg_inspect.linux.fs.file_table import OpenFile
-from memcg_inspect.linux.mm.mm_types import KmemPage
+from memcg_inspect.linux.mm.mm_types import KmemPage, pages_per_piece
 from memcg_inspect.linux.mm.mmzone import PageRange
 from memcg_inspect.linux.mm.slab import Slab, SlabCache
 from memcg_inspect.model import NUMA_NO_NODE, Coverage
@@ -320,3 +320,22 @@ def test_a_pass_over_nothing(board: Board, uses: PageUses) -> None:
     assert dict(found.ledger) == {}
     assert found.start == 0
     assert NUMA_NO_NODE not in found.vectors
+
+
+def test_how_much_memory_one_process_reads(board: Board, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Up to 4 GiB: others would have to be started first."""
+    monkeypatch.setattr(board.image, "jobs", None)
+    monkeypatch.setattr(ranges, "available_cores", lambda: 3)
+    for more, jobs in ((0, 1), (1, 3)):
+        whole = [PageRange(5, 5 + (4 << 30) // PAGE + more)]
+        monkeypatch.setattr(ranges, "page_ranges", lambda _, whole=whole: whole)
+        assert ranges.jobs_of(board.image) == jobs
+
+
+def test_how_large_a_range_is(board: Board, monkeypatch: pytest.MonkeyPatch) -> None:
+    """64 pieces of the memory map."""
+    piece = pages_per_piece(board.image)
+    monkeypatch.setattr(ranges, "jobs_of", lambda _: 1)
+    monkeypatch.setattr(ranges, "page_ranges", lambda _: [PageRange(0, 130 * piece)])
+    parts = ranges.page_parts(board.image)
+    assert [part.end - part.start for part in parts] == [64 * piece, 64 * piece, 2 * piece]

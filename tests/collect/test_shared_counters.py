@@ -225,3 +225,13 @@ def test_an_interrupted_walk_reads_no_counters(
         ("counters of a memcg", memcg, STOPPED) for memcg in (1, 2)
     ]
     assert folds.found == Folded()
+
+
+@pytest.mark.parametrize(("number", "are_shared"), [(1 << 14, True), ((1 << 14) - 1, False)])
+def test_how_many_counters_one_process_reads(
+    machine: Machine, number: int, are_shared: bool
+) -> None:
+    """Up to 65,535 arrays of counters: others would have to be started first."""
+    machine.jobs = 2
+    machine.read(range(number))
+    assert bool(machine.given) == are_shared
