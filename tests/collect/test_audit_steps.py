@@ -344,3 +344,101 @@ def test_samples_of_an_audit(machine: Machine) -> None:
     assert run.audit() == ("snapshot 4", 4)
     run.image.progress.stop = True
     assert run.audit() == ("snapshot 1", 1)
+
+
+class Said:
+    """
+    What is made of samples in a report.
+
+    :ivar asked: queries for evidence
+    :ivar settled: samples and coverage of rows that were settled
+    """
+
+    def __init__(self, machine: Machine) -> None:
+        self.machine, self.asked = machine, list[Any]()
+        self.settled: list[tuple[int, bool, Any]] = []
+        machine.image.prog = None
+        machine.snapshot = snapshot(coverage={"slab": Coverage(1), "pages": Coverage(2)})
+        for name, value in {
+            "settle": self._settle,
+            "_find_evidence": self._find_evidence,
+            "attach": lambda pending, evidence: (pending, evidence),
+            "find_words": lambda image, findings: ("words", findings),
+            "candidate_sizes": lambda pending, evidence: ("sizes", pending, evidence),
+            "diagnose": lambda *args: args[1:],
+            "with_neighbours": lambda image, diagnoses: ("neighbours", diagnoses),
+            "half_done_charges": lambda taken, rows: ("half done", tuple(rows)),
+            "verdict": lambda identities, findings, coverage: ("verdict", identities, coverage),
+            "why_missing": lambda image, coverage: ("notes", len(list(coverage))),
+            "not_covered": lambda taken: ("not covered",),
+            "uncharged": lambda taken: ("uncharged",),
+            "charged": lambda taken: ("charged",),
+        }.items():
+            machine.put(name, value)
+
+    def _settle(self, every: Any, is_whole: bool, own: Any) -> Any:
+        self.settled.append((len(every), is_whole, own))
+        return every[-1]._replace(rows=[row("moving")])
+
+    def _find_evidence(self, image: Any, taken: Any, queries: Any) -> Any:
+        self.asked.append(queries)
+        return "evidence"
+
+    def report(self, *samples: Any) -> Any:
+        clock = Clock(self.machine.image)
+        return module._report(self.machine.image, clock, self.machine.snapshot, samples)
+
+
+def test_a_report_of_one_sample(machine: Machine) -> None:
+    """Evidence is looked for once, for all findings together."""
+    said = Said(machine)
+    findings: Any = [PendingFinding(FINDING, ("b", "a")), PendingFinding(FINDING, ("b",))]  # type: ignore[arg-type]
+    judged = judgement("exact")._replace(findings=findings, follows={"percpu": "both"})
+    found = said.report(module._Sample(machine.snapshot.coverage, judged))
+    assert (said.settled, said.asked) == ([], [{"a", "b"}])
+    proved = tuple((pending, "evidence") for pending in findings)
+    sizes = [("sizes", pending, "evidence") for pending in findings]
+    assert found.findings == proved
+    assert found.diagnoses == (
+        "neighbours",
+        (judged.rows, proved, ("words", proved), sizes),
+    )
+    assert found.half_done == ("half done", (row(),))
+    assert found.verdict == ("verdict", [], found.coverage)
+    assert found.coverage == {"slab": Coverage(1), "pages": Coverage(2)}
+    assert (found.rows, found.looks, found.interrupted) == ((row(),), 1, False)
+    assert (found.notes, found.not_covered) == (("notes", 2), ("not covered",))
+    assert (found.uncharged, found.charges) == (("uncharged",), ("charged",))
+    assert found.memcgs == tuple(machine.snapshot.memcgs.values())
+    assert found.follows == {"percpu": "both"}
+    assert found.image is machine.snapshot.image
+    assert set(found.timings) == set(found.reads) == {"evidence", "diagnosis"}
+
+
+@pytest.mark.parametrize("missed", [0, 1])
+def test_a_report_of_several_samples(machine: Machine, missed: int) -> None:
+    """What no sample has read is missing. A sample may lack a subject."""
+    said = Said(machine)
+    coverage = Coverage(1)
+    if missed:
+        coverage.miss("slab", 0x10, "not in the image")
+    samples = [
+        module._Sample({"slab": coverage}, judgement("exact")),
+        module._Sample({"slab": coverage, "pages": Coverage(2)}, judgement("exact")),
+    ]
+    found = said.report(*samples)
+    assert said.settled == [(2, not missed, [])]
+    assert [one.status for one in found.rows] == ["moving"]
+    assert found.looks == 2
+    assert found.coverage["slab"].unreadable == missed
+
+
+def test_a_report_of_what_was_interrupted(machine: Machine) -> None:
+    said, reason = Said(machine), "slab memory is not all in the image"
+    judged = judgement()._replace(rows=[row("unverifiable", reason)])
+    sample = module._Sample({}, judged)
+    assert said.report(sample).rows[0].reason == reason
+    machine.image.progress.stop = True
+    found = said.report(sample)
+    assert found.interrupted
+    assert found.rows[0].reason == interrupted_reason(reason)
