@@ -117,6 +117,18 @@ def test_stacks_of_cpus_are_read_once(machine: Machine) -> None:
     assert "with_running" not in machine.steps
 
 
+def test_the_time_of_each_part_of_a_sample(machine: Machine) -> None:
+    """The first samples of a running kernel are not decisive."""
+    clock = Clock(machine.image)
+    machine.states = [("differs",)]
+    module._take_sample(machine.image, clock, False)
+    assert list(clock.seconds) == ["judge", "running", "evidence"]
+    assert "with_waiting" not in machine.steps
+    clock = Clock(machine.image)
+    module._take_sample(machine.image, clock, True)
+    assert list(clock.seconds) == ["judge"]
+
+
 @pytest.mark.parametrize("is_decisive", [False, True])
 def test_tasks_of_a_running_kernel(machine: Machine, is_decisive: bool) -> None:
     """What they wait for counts only in a sample that may turn differences into findings."""
