@@ -276,3 +276,55 @@ def test_lists_that_a_kernel_does_not_have() -> None:
 
     image: Any = SimpleNamespace(symbol=unknown)
     assert list(module._being_freed(image)) == []
+
+
+class Image:
+    """An image with one object, which may be a map."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, ops: int) -> None:
+        self.ops, self.listed, self.has_id = ops, set[int](), False
+        self.objcgs: Any = lambda: [OBJCG, 0xB0, OBJCG]
+        monkeypatch.setattr(module, "_has_id", lambda bpf_map: self.has_id)
+        monkeypatch.setattr(module, "map_objcgs", lambda image, bpf_map: self.objcgs())
+
+    def pointer(self, name: str, address: int) -> Any:
+        assert name == "struct bpf_map *"
+        return some_map(address)
+
+    def found(self) -> Any:
+        memory = SimpleNamespace(
+            word={0x108: self.ops}.__getitem__, read=lambda *_: bytes([7, 0, 0, 0]), order="little"
+        )
+        of = reader(_image=self, _memory=memory, _listed=self.listed, _types={7}, _ops=8)
+        return of._of_object(0x100)
+
+
+@pytest.mark.parametrize("ops", [0x50, 0])
+def test_a_map_without_an_id(monkeypatch: pytest.MonkeyPatch, ops: int) -> None:
+    """Its operations may not be set yet."""
+    image = Image(monkeypatch, ops)
+    wanted = [(OBJCG, lost_map(0x100, references=2)), (0xB0, lost_map(0x100))]
+    assert image.found() == wanted
+    image.has_id = True
+    assert image.found() == []
+    image.has_id, image.listed = False, {0x100}
+    assert image.found() == []
+
+
+def test_an_object_that_is_no_map(monkeypatch: pytest.MonkeyPatch) -> None:
+    image = Image(monkeypatch, 0x51)
+    assert image.found() == []
+
+
+def test_a_map_whose_obj_cgroups_are_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Anything can look like a map without operations, and is none then."""
+
+    def lost() -> Any:
+        raise FaultError("not there", 0x1230)
+
+    image = Image(monkeypatch, 0)
+    image.objcgs = lost
+    assert image.found() == []
+    image.ops = 0x50
+    with pytest.raises(FaultError):
+        image.found()

@@ -198,3 +198,49 @@ def test_what_is_taken(monkeypatch: pytest.MonkeyPatch, jobs: int) -> None:
     monkeypatch.setattr(IMAGE, "is_moving", True)
     found = module._take(IMAGE)
     assert (found.time, found.is_moving) == (ImageTime(1, 2), True)
+
+
+@pytest.mark.parametrize(
+    ("is_moving", "tries", "taken", "left"),
+    [
+        (False, ["gaps"], "gaps", 0),
+        (False, ["error", "whole"], None, 1),
+        (True, ["whole", "whole"], "whole", 1),
+        (True, ["gaps", "gaps", "gaps", "whole"], "gaps", 1),
+        (True, ["gaps", "error", "whole"], "whole", 0),
+        (True, ["error", "error", "gaps"], "gaps", 0),
+        (True, ["error", "error", "error", "whole"], None, 1),
+        (True, ["gaps", "error", "error"], "gaps", 0),
+    ],
+)
+def test_how_often_a_kernel_is_read(
+    monkeypatch: pytest.MonkeyPatch, is_moving: bool, tries: list[str], taken: str | None, left: int
+) -> None:
+    """An image once; a running kernel three times at most, until all of it could be read."""
+    rest = list(tries)
+
+    def take(_: object) -> Any:
+        kind = rest.pop(0)
+        if kind == "error":
+            raise ValueError("odd")
+        return SimpleNamespace(kind=kind, is_whole=kind == "whole")
+
+    progress = SimpleNamespace(stop=False)
+    image: Any = SimpleNamespace(is_moving=is_moving, progress=progress)
+    monkeypatch.setattr(module, "_take", take)
+    if taken is None:
+        with pytest.raises(ValueError, match="odd"):
+            module.take_snapshot(image)
+    else:
+        found: Any = module.take_snapshot(image)
+        assert found.kind == taken
+    assert len(rest) == left
+
+
+def test_a_walk_that_was_cancelled_is_not_begun_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    progress = SimpleNamespace(stop=True)
+    image: Any = SimpleNamespace(is_moving=True, progress=progress)
+    given: list[Any] = [SimpleNamespace(is_whole=False), SimpleNamespace(is_whole=True)]
+    monkeypatch.setattr(module, "_take", lambda _: given.pop(0))
+    assert not module.take_snapshot(image).is_whole
+    assert len(given) == 1
