@@ -71,7 +71,7 @@ def test_swap_entries() -> None:
         for at, number in ((ONE, 5), (TWO, 0), (0x4000, 6), (0x5000, 1))
     }
     memcgs[LOST] = SimpleNamespace(id=Lost())
-    image: Any = SimpleNamespace(pointer=lambda name, address: memcgs[address])
+    image: Any = SimpleNamespace(pointer=lambda name, address: {MEMCG: memcgs}[name][address])
     coverage = Coverage()
     asked = [ONE, LOST, TWO, 0x4000, 0x5000]
     found = read_swap_entries(image, asked, {5: 7, 0: 9, 1: 3}, coverage)

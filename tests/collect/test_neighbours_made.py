@@ -44,10 +44,10 @@ class Machine:
             slab=lambda page: self.slab,
             number=lambda slab, address: (address - 0x1000) // 100 if address < 0x2000 else None,
             address=lambda slab, number: 0x1000 + 100 * number,
-            objcg=lambda slab, number: self.objcg,
+            objcg=lambda slab, number: self.objcg and self.objcg + number,
         )
         sites = SimpleNamespace(
-            of_slab_object=lambda slab, number: self.site, of_percpu=lambda area: self.site
+            of_slab_object=self._site_of_object, of_percpu=lambda area: self.site
         )
         percpu = SimpleNamespace(
             find=lambda address: self.places, alloc_at=lambda chunk, at: self.allocs.get(at)
@@ -63,6 +63,9 @@ class Machine:
             "read_page": lambda image, page: self.info,
         }.items():
             monkeypatch.setattr(module, name, value)
+
+    def _site_of_object(self, slab: Any, number: int) -> Any:
+        return self.site and SimpleNamespace(place=f"object {number}")
 
     def before(self, address: int) -> Evidence | None:
         given = overwritten(address)
@@ -85,9 +88,9 @@ OBJECT = Evidence(
     kind="slab",
     nid=2,
     cache="dentry",
-    objcg=0xA0,
+    objcg=0xA0 + 2,
     note="allocated, directly before the range",
-    site="a.c:7 f()",
+    site="object 2",
 )
 
 
