@@ -154,6 +154,19 @@ def test_memory_that_is_used_again_can_point_anywhere() -> None:
     assert list(reader(memcgs, words).children(SLAB)) == [PARENT + TWO]
 
 
+def test_a_free_object_is_no_memcg() -> None:
+    """Nor is one in a slab whose free list is broken: a CPU may be changing it."""
+
+    def lost(*_: object) -> bool:
+        raise FaultError("a broken list", 0x1230)
+
+    for is_free in (lambda *_: True, lost):
+        free = SimpleNamespace(is_free=is_free)
+        found = reader({ONE: memcg(ONE, 4)}, words_of(ONE), _free=free)
+        assert list(found.read(SLAB)) == []
+        assert found.coverage.unreadable == 0
+
+
 @pytest.mark.parametrize("by_node", [True, False])
 def test_original_obj_cgroups(monkeypatch: pytest.MonkeyPatch, by_node: bool) -> None:
     """Since 6.2; since 7.1 there is one for each node."""
