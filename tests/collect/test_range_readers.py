@@ -23,7 +23,7 @@ from memcg_inspect.linux.fs.file_table import OpenFile
 from memcg_inspect.linux.mm.mm_types import KmemPage, pages_per_piece
 from memcg_inspect.linux.mm.mmzone import PageRange
 from memcg_inspect.linux.mm.slab import Slab, SlabCache
-from memcg_inspect.model import NUMA_NO_NODE, Coverage
+from memcg_inspect.model import Coverage
 from memcg_inspect.model_freeing import Transient
 
 pytestmark = pytest.mark.image
@@ -319,7 +319,6 @@ def test_a_pass_over_nothing(board: Board, uses: PageUses) -> None:
     found = collect_ranges(board.image, PassContext(frozenset(), uses), map, [])
     assert dict(found.ledger) == {}
     assert found.start == 0
-    assert NUMA_NO_NODE not in found.vectors
 
 
 def test_how_much_memory_one_process_reads(board: Board, monkeypatch: pytest.MonkeyPatch) -> None:
