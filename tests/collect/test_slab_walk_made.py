@@ -20,6 +20,7 @@ from memcg_inspect.collect.slab_cells import (
     SlabKey,
 )
 from memcg_inspect.collect.slab_walk import read_slabs
+from memcg_inspect.image.progress import STOPPED
 from memcg_inspect.linux.mm.mm_types import KmemPage
 from memcg_inspect.linux.mm.mmzone import PageRange
 from memcg_inspect.linux.mm.slab import Slab, SlabCache
@@ -202,7 +203,7 @@ def test_what_a_walk_finds(walk: Walk) -> None:
     """Slabs of caches that are missing are no slabs here; each subject counts once."""
     kmem = KmemPage(0x40, 1, 2, True, "large_kmalloc", TWO)
     walk.pieces = {
-        0: [piece(5, [0x100, None], [kmem, kmem._replace(page=0x700)]), piece(3)],
+        0: [piece(5, [0x100, None], [kmem, kmem._replace(page=0x700, nid=3)]), piece(3)],
         8: [piece(8, [0x200], [kmem._replace(type="stack")], {1: 9})],
     }
     found = walk.read()
@@ -218,6 +219,31 @@ def test_what_a_walk_finds(walk: Walk) -> None:
     }
     (missed,) = walk.coverage["names"].examples
     assert (missed.what, missed.address, missed.reason) == ("name of a kmem_cache", 0x900, "why")
+
+
+@pytest.mark.parametrize("stop", [False, True])
+def test_page_frames_that_could_not_be_read(
+    walk: Walk, monkeypatch: pytest.MonkeyPatch, stop: bool
+) -> None:
+    lost = piece(0)
+    lost.unreadable = 0x800
+    walk.pieces = {0: [lost, piece(3)], 8: []}
+    monkeypatch.setattr(IMAGE.progress, "stop", stop)
+    walk.read()
+    (missed,) = walk.coverage["pages"].examples
+    assert (missed.what, missed.address) == ("struct pages", 0x800)
+    assert missed.reason == (STOPPED if stop else "not in the image")
+    assert walk.coverage["pages"].read == 3
+
+
+def test_an_object_of_kfence() -> None:
+    """It is charged, and in no slab of its cache."""
+    cells, total = cells_of(slab({ONE: 1}, 0, page=0x777)), cells_of()
+    for _ in range(2):
+        total.merge(cells)
+    assert cells.cells == {SlabKey(0x10, 0x900, 1): SlabCell(objects=1, bytes=200, charged=208)}
+    assert total.cells == {SlabKey(0x10, 0x900, 1): SlabCell(objects=2, bytes=400, charged=416)}
+    assert (total.nodes, total.slabs) == ({}, {})
 
 
 def test_what_an_earlier_command_has_read(walk: Walk) -> None:
