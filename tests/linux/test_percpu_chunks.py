@@ -107,8 +107,10 @@ def kernel() -> MadeImage:
         members |= {"alloc_map": maps, "bound_map": maps + 0x1000}
         image.make("struct pcpu_chunk", chunk, members)
         image.words(chunk + offset(image, "populated"), 0b101 if number else 1)
-        image.write(maps, bytes(0x2000))
-    image.write(VECTOR, bytes(3 * 1024 * 16))
+        image.words(maps, 0)
+        image.words(maps + 0x1000, 0)
+    for page in range(VECTOR, VECTOR + 3 * 1024 * 16, PAGE):
+        image.words(page, 0)
     return image
 
 
@@ -125,8 +127,8 @@ def allocate(image: MadeImage, chunk: int, *areas: tuple[int, int], pages: int) 
         bounds |= 1 << start | 1 << start + size
     bounds |= 1 | 1 << pages * 1024
     maps = MAPS if chunk == FIRST else MAPS + 0x4000
-    image.write(maps, taken.to_bytes(0x1000, "little"))
-    image.write(maps + 0x1000, bounds.to_bytes(0x1000, "little"))
+    image.write(maps, taken.to_bytes(384, "little"))
+    image.write(maps + 0x1000, bounds.to_bytes(392, "little"))
 
 
 def charge(image: MadeImage, unit: int, objcg: int, tag: int = 0) -> None:
@@ -465,6 +467,8 @@ def test_the_largest_charge(image: MadeImage) -> None:
     image.given[accounting] = "kmem-per-node"
     assert largest_percpu_charge(image) == 2 * 0x8000 + 0x2000 * 16
     assert PercpuReader(image).metadata == 16
+    image.declare("struct pcpuobj_ext { void *cgroup; };")
+    assert largest_percpu_charge(image) == 2 * 0x8000 + 0x2000 * 8
     image.given[mem_map] = FRAMES._replace(page_shift=16)
     assert largest_percpu_size(image) == 0x10000
 
