@@ -86,12 +86,16 @@ def image(monkeypatch: pytest.MonkeyPatch) -> MadeImage:
     return kernel()
 
 
-def kernel() -> MadeImage:
-    """Return a kernel with two chunks in lists of their own, and an empty list between them."""
+def kernel(element: str = "void *cgroup; unsigned long tag;") -> MadeImage:
+    """
+    Return a kernel with two chunks in lists of their own, and an empty list between them.
+
+    :param element: members of an element of the vector
+    """
     image = MadeImage()
     image.declare(
         "struct list_head { struct list_head *next; struct list_head *prev; };"
-        "struct pcpuobj_ext { void *cgroup; unsigned long tag; };"
+        f"struct pcpuobj_ext {{ {element} }};"
         f"struct pcpu_chunk {{ {MEMBERS} }};"
     )
     for name, (type_, at) in PLACES.items():
@@ -467,10 +471,11 @@ def test_the_largest_charge(image: MadeImage) -> None:
     image.given[accounting] = "kmem-per-node"
     assert largest_percpu_charge(image) == 2 * 0x8000 + 0x2000 * 16
     assert PercpuReader(image).metadata == 16
-    image.declare("struct pcpuobj_ext { void *cgroup; };")
-    assert largest_percpu_charge(image) == 2 * 0x8000 + 0x2000 * 8
     image.given[mem_map] = FRAMES._replace(page_shift=16)
     assert largest_percpu_size(image) == 0x10000
+    image = kernel("void *cgroup;")
+    image.given[accounting] = "kmem-per-node"
+    assert largest_percpu_charge(image) == 2 * 0x8000 + 0x2000 * 8
 
 
 def test_offsets_of_the_cpus(image: MadeImage) -> None:
