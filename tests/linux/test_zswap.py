@@ -30,6 +30,7 @@ SHIFT = 64 - (52 - 12)
 PAGES_OF_TREE = 1 << 14
 
 TYPES = """
+    struct list_head { struct list_head *next; struct list_head *prev; };
     struct xarray { unsigned int lock; unsigned int flags; void *xa_head; };
     struct xa_node { void *head[5]; void *slots[64]; };
     struct page { unsigned long flags; unsigned long lru[2]; void *mapping; unsigned long index;
@@ -152,6 +153,32 @@ def test_trees_of_a_device_that_is_gone() -> None:
     reader = ZswapReader(image)
     assert list(reader.entries()) == []
     assert reader.coverage.unreadable == 1
+
+
+def test_trees_that_are_not_in_the_image() -> None:
+    """Those of the other device are read."""
+    image = kernel()
+    image.words(VARIABLES, MISSING, TREES)
+    image.words(VARIABLES + 68, 3)
+    image.words(VARIABLES + 136, INFO)
+    entry = put_entry(image, 0)
+    put_tree(image, 2, entry)
+    reader = ZswapReader(image)
+    assert [found.address for found in reader.entries()] == [entry]
+    missed = [(one.what, one.address) for one in reader.coverage.examples]
+    assert missed == [("tree of zswap entries", MISSING + 16 * n + 8) for n in range(3)]
+
+
+def test_what_is_behind_the_links_of_an_entry() -> None:
+    """It is no part of them."""
+    image = kernel("struct list_head lru; unsigned long more")
+    entry = put_entry(image, 0, more=0x1234)
+    links = entry + 40
+    image.words(links, TREES + 512, 0)
+    image.words(TREES + 512, 0, links)
+    assert ZswapReader(image).entry(entry).listed
+    image.words(TREES + 512, 0, 0)
+    assert not ZswapReader(image).entry(entry).listed
 
 
 def test_kernels_without_zswap() -> None:
