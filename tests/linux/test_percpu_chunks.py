@@ -21,6 +21,7 @@ from memcg_inspect.linux.mm import percpu
 from memcg_inspect.linux.mm.memcontrol import accounting
 from memcg_inspect.linux.mm.mmzone import mem_map
 from memcg_inspect.linux.mm.percpu import (
+    PcpuArea,
     PcpuChunk,
     PcpuPlace,
     PercpuReader,
@@ -218,6 +219,7 @@ def test_allocations_with_an_objcg_or_a_call_site(image: MadeImage) -> None:
     assert [a.element for a in reader.charged(chunk)] == [VECTOR, VECTOR + 16 * 1022]
     assert [a.offset for a in reader.allocations(chunk)] == [0, 8, 4088, 8184]
     assert reader.coverage.read == 4  # once for each walk
+    assert PcpuArea(chunk, 0, 8, 0, VECTOR).codetag == 0  # none, unless it is given
     assert reader.recorded(chunk._replace(vector=0)) == []
     assert reader.coverage.read == 4
 
