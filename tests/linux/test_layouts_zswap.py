@@ -333,7 +333,10 @@ def test_an_allocator_that_is_not_known() -> None:
     reader = ZswapReader(image)
     entry = reader.entry(put_entry(image, 0, SLOTS))
     assert reader.parts(entry) is None
-    assert "the allocator other is not known" in reader.placement.examples[0].reason
+    [missed] = reader.placement.examples
+    assert (missed.what, missed.address) == ("data of a zswap entry", ENTRIES)
+    assert missed.reason == "the allocator other is not known"
+    assert (reader.placement.read, reader.placement.unreadable) == (0, 1)
 
 
 def test_an_allocator_that_cannot_evict_objects() -> None:

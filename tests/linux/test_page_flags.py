@@ -7,7 +7,8 @@ import pytest
 from support.layouts import MadeImage
 from support.made_pages import TYPES, kernel_with_pages
 
-from memcg_inspect.linux.mm.page_flags import FlagBits, page_flags
+from memcg_inspect.linux.mm import page_flags as page_flags_module
+from memcg_inspect.linux.mm.page_flags import FlagBits, lru_generations, page_flags
 from memcg_inspect.model import ImageError
 
 VARIABLES = 0xFFFFFFFF82000000
@@ -79,6 +80,30 @@ def test_flags_without_room_for_the_last_cpu_and_task() -> None:
     )
     image.variable("__per_cpu_offset", "unsigned long[64]", VARIABLES)
     assert page_flags(image).generation == FlagBits(NODE_SHIFT - 3 - 3, 3)
+
+
+@pytest.mark.parametrize("is_struct", [False, True])
+@pytest.mark.parametrize("tags", [None, "hw", "sw"])
+def test_tags_of_kasan(tags: str | None, is_struct: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """KASAN_TAG_WIDTH is 8 bits, and 4 bits of hardware tags since 6.18, which has a struct."""
+    monkeypatch.setattr(page_flags_module, "kasan_tags", lambda image: tags)
+    image = with_generations(4)
+    kind = "struct memdesc_flags" if is_struct else "unsigned long"
+    image.declare(f"struct memdesc_flags {{ unsigned long f; }}; struct page {{ {kind} flags; }};")
+    width = 0 if tags is None else 4 if tags == "hw" and is_struct else 8
+    assert page_flags(image).generation == FlagBits(NODE_SHIFT - 3 - width - 3, 3)
+    assert lru_generations(image) == 4
+
+
+@pytest.mark.parametrize("missing", ["PG_lru", "PG_active", "PG_unevictable", "PG_swapbacked"])
+def test_kernels_without_a_flag(missing: str) -> None:
+    image = MadeImage()
+    image.enum("zone_type", __MAX_NR_ZONES=5)
+    flags = {"PG_lru": 4, "PG_active": 5, "PG_unevictable": 20, "PG_swapbacked": 19}
+    image.enum("pageflags", **{name: bit for name, bit in flags.items() if name != missing})
+    why = f"^enum pageflags has no {missing}: this kernel cannot be read$"
+    with pytest.raises(ImageError, match=why):
+        page_flags(image)
 
 
 def test_flags_of_one_bit() -> None:
