@@ -241,3 +241,36 @@ def test_sums_of_very_many_objects(image: MadeImage, monkeypatch: pytest.MonkeyP
         DENTRY: {ONE: 6, TWO: 3},
         FILP: {ONE: 4, TWO: 2},
     }
+
+
+def test_vectors_that_are_read_at_once() -> None:
+    """Between them is no more than a page, and together they have no more than 1 MiB."""
+    page, most = 4096, 1 << 20
+
+    def runs(*vectors: tuple[int, int]) -> list[tuple[list[int], int]]:
+        waiting = [(*vector, n, None, None) for n, vector in enumerate(vectors)]
+        found = slab_groups._runs(waiting)  # type: ignore[arg-type]
+        return [([one[2] for one in run], end) for run, end in found]
+
+    assert runs() == []
+    assert runs((0, 8), (8 + page, 16 + page)) == [([0, 1], 16 + page)]
+    assert runs((0, 8), (9 + page, 17 + page)) == [([0], 8), ([1], 17 + page)]
+    assert runs((5000, 5008), (0, 2000)) == [([1, 0], 5008)]
+    # One may end behind those that follow it.
+    inside = ((0, page), (8, 16), (2 * page, 2 * page + 8))
+    assert runs(*inside) == [([0, 1, 2], 2 * page + 8)]
+    steps = [(n * page, (n + 1) * page) for n in range(258)]
+    assert runs(*steps[:256]) == [(list(range(256)), most)]
+    assert runs(*steps) == [(list(range(256)), most), ([256, 257], most + 2 * page)]
+    assert runs((64, 72), (72, 65 + most)) == [([0], 72), ([1], 65 + most)]
+
+
+@pytest.mark.parametrize("objects", [0, 3])
+def test_a_slab_that_has_no_cache_beside_one_that_has(image: MadeImage, objects: int) -> None:
+    """Slabs that look the same are told apart by their vectors."""
+    put_slab(image, 1, 0, 0, objects=objects)
+    put_slab(image, 2, VECTORS, 0, objects=objects)
+    image.words(VECTORS, ONE, ONE, ONE, ONE)
+    groups, left = read(image)
+    assert left == [1, 2] if not objects else [2]
+    assert [(g.cache.address, g.slabs, g.charged) for g in groups] == ([(0, 1, {})] * bool(objects))

@@ -181,6 +181,17 @@ def test_what_is_behind_the_links_of_an_entry() -> None:
     assert not ZswapReader(image).entry(entry).listed
 
 
+def test_entries_take_few_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They lie in slabs, one near the other. Those of a running kernel are read one by one."""
+    image = kernel()
+    entries = [put_entry(image, n) for n in range(30)]
+    for is_moving in (False, True):
+        monkeypatch.setattr(MadeImage, "is_moving", is_moving)
+        reader, before = ZswapReader(image), image.memory.reads
+        assert {reader.entry(entry).length for entry in entries} == {100}
+        assert image.memory.reads - before == (30 if is_moving else 1)
+
+
 def test_kernels_without_zswap() -> None:
     reader = ZswapReader(MadeImage())
     assert (reader.has_zswap, reader.entry_size, list(reader.entries())) == (False, 0, [])
