@@ -15,6 +15,7 @@ from drgn import Object, ProgramFlags
 from support.layouts import FRAMES, NODE_1
 from support.made_pages import NO_TYPE, TYPES, kernel_with_pages, put, put_compound
 
+from memcg_inspect.image.progress import STOPPED
 from memcg_inspect.linux.mm import pagewalk
 from memcg_inspect.linux.mm.mmzone import PageRange
 from memcg_inspect.linux.mm.pagewalk import Mapped, PageTableReader
@@ -29,7 +30,7 @@ SWAPBACKED, HWPOISON = 1 << 19, 1 << 21
 #: The zone of device memory, below the node.
 DEVICE = 2 << 61
 VM_PFNMAP, VM_HUGETLB = 0x400, 0x400000
-MAPPING = 0xFFFF888031000000
+MAPPING, MISSING = 0xFFFF888031000000, 0xFFFF888077700000
 PTE, PMD, PUD = 1, 2, 3
 
 
@@ -335,3 +336,71 @@ def test_a_walk_that_is_stopped(process: Process) -> None:
     mapped, coverage = process.walk()
     assert (mapped.pages, mapped.missing) == (Counter(), 1)
     assert coverage.examples[0].what == "page table"
+
+
+def why(process: Process) -> list[tuple[str, int, str]]:
+    """Return what is missing, where, and why."""
+    _, coverage = process.walk()
+    return [(one.what, one.address, one.reason) for one in coverage.examples]
+
+
+def test_why_pages_are_missing(process: Process) -> None:
+    process.put(0, 3 << 12 | PRESENT)
+    table = process.address(process.table(PTE, 0))
+    assert why(process) == []
+    process.put(0x1000, PAGES << 12 | PRESENT)
+    process.put(0x2000, PAGES - 1 << 12 | PRESENT)
+    lost = "page", 0, "1 page frames have no struct page in the image"
+    assert why(process) == [lost]
+    process.put(0x40000000, (table - FRAMES.direct_map) | PRESENT, PMD)
+    twice = "page table", table, "it is in the page tables of a process twice"
+    assert why(process) == [lost, twice]
+    process.put(0x40000000, PRESENT | PSE, PMD)
+    assert why(process) == [lost, ("huge page", 0x40000000, "it is in no memory area")]
+    process.put(0x40000000, 0, PMD)
+    process.count(2)
+    more = "the process has more page tables than it counts"
+    assert why(process)[0] == ("page table", table, more)
+    process.image.progress.stop = True
+    top = process.address(process.table(4, 0))
+    assert why(process) == [("page table", top, STOPPED)]
+
+
+def test_structures_of_a_process_that_are_missing(process: Process) -> None:
+    process.put(0, PRESENT | PSE, PMD)
+    process.put(1 << 21, PRESENT | PSE, PMD)
+    process.image.words(MM, MISSING)
+    mapped, coverage = process.walk()
+    assert (mapped.missing, coverage.unreadable, coverage.read) == (2, 3, 1)
+    assert why(process) == [
+        ("huge page", 0, "it is in no memory area"),
+        ("huge page", 1 << 21, "it is in no memory area"),
+        ("memory areas of a process", MISSING, f"not made: {MISSING:#x}"),
+    ]
+    process.image.words(MM + 8, MISSING)
+    assert why(process) == [("page table", MISSING, f"not made: {MISSING:#x}")]
+    process.image.forget(MM)
+    assert why(process) == [("mm_struct", MM + 8, f"not made: {MM + 8:#x}")]
+
+
+def test_a_reader_forgets_the_process_before(process: Process) -> None:
+    """Tables, areas and pages of one process are not those of the next one."""
+    process.put(0, 3 << 12 | PRESENT)
+    process.put(1 << 21, PRESENT | PSE, PMD)
+    process.area(1 << 21, 2 << 21)
+    reader, found = PageTableReader(process.image), []
+    for _ in range(2):
+        coverage = Coverage()
+        found.append(reader.walk(MM, coverage))
+        assert (coverage.read, coverage.unreadable) == (1, 0)
+    assert found[0] == found[1] == Mapped(Counter({("file", 0): 513}), 0)
+    process.area(8 << 21, 9 << 21)
+    process.put(8 << 21, PRESENT | PSE, PMD)
+    assert reader.walk(MM, Coverage()) == Mapped(Counter({("file", 0): 1025}), 0)
+
+
+def test_broken_memory_whose_struct_page_is_missing(process: Process) -> None:
+    """Of a page on its way, nobody can tell whether it is broken: it is missing."""
+    process.image.forget(FRAMES.page(128))
+    process.put(0, swap(31, 130))
+    assert why(process) == [("page", 0, "1 page frames have no struct page in the image")]

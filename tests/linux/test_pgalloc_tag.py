@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
-from drgn import FaultError, Object
+from drgn import FaultError, Object, TypeKind
 from support.layouts import FRAMES, NODE_1, MadeImage
 from support.made_pages import NO_TYPE, TYPES, kernel_with_pages, put, put_compound
 
@@ -270,3 +270,73 @@ def test_a_shift_that_cannot_be_right(compressed: MadeImage, shift: int) -> None
     compressed.words(VARIABLES + 192, shift % (1 << 32))
     with pytest.raises(ImageError, match=f"alloc_tag_ref_offs is damaged: {shift}"):
         PageTagReader(compressed)
+
+
+def missed(reader: PageTagReader) -> list[tuple[str, int, str]]:
+    return [(one.what, one.address, one.reason) for one in reader.coverage.examples]
+
+
+def test_why_call_sites_are_missing(image: MadeImage) -> None:
+    image.forget(PAGE_EXT)
+    reader = PageTagReader(image)
+    read(reader)
+    assert missed(reader) == [("page_ext of pages", PAGE_EXT + OFFSET, "missing")]
+    image.forget(SECTIONS)
+    reader = PageTagReader(image)
+    read(reader)
+    why = f"not made: {SECTIONS:#x}"
+    assert missed(reader) == [("page_ext of pages", FRAMES.page(0), why)]
+    image.forget(FRAMES.page(0))
+    reader = PageTagReader(image)
+    read(reader, 64)
+    assert missed(reader) == [("struct pages", FRAMES.page(0), "not in the image")]
+
+
+def test_a_block_ends_where_the_call_site_is_missing(image: MadeImage) -> None:
+    """Nothing is known of that page. The page_ext of the pages 170 to 340 is not in the image."""
+    put(image, 128, 0, NO_TYPE, 0)
+    for pfn in range(129, 257):
+        image.make("struct page", FRAMES.page(pfn), {"page_type": NO_TYPE})
+    tag(image, 128)
+    assert read(PageTagReader(image)) == {TaggedPages(TAG, "page", 0, 0, 1, 128): 1}
+    image.forget(PAGE_EXT + 4096)
+    assert read(PageTagReader(image)) == {TaggedPages(TAG, "page", 0, 0, 1, 64): 1}
+
+
+def test_a_list_of_free_pages_that_is_broken(
+    image: MadeImage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A page that may be on it ends a block."""
+    put(image, 128, 0, NO_TYPE, 0)
+    for pfn in range(129, 257):
+        image.make("struct page", FRAMES.page(pfn), {"page_type": NO_TYPE})
+    tag(image, 128)
+    missing = 0xFFFF888077700000
+    image.words(FRAMES.page(132) + 8, missing, missing)
+    monkeypatch.setattr(page_alloc, "page_behind", lambda image, at: at >= missing or None)
+    reader = PageTagReader(image)
+    assert read(reader) == {TaggedPages(TAG, "page", 0, 0, 1, 4): 1}
+    [why] = missed(reader)
+    assert why[:2] == ("list of free pages", FRAMES.page(132))
+
+
+def test_kernels_without_sections(image: MadeImage) -> None:
+    del image._types[TypeKind.STRUCT, "mem_section"]
+    with pytest.raises(ImageError, match="^page_ext is known here with CONFIG_SPARSEMEM only$"):
+        PageTagReader(image)
+
+
+def test_kernels_without_modules(compressed: MadeImage) -> None:
+    """An index behind the tags of the kernel is damaged. It leads to no module."""
+    del compressed._objects["module_tags"]
+    put(compressed, 0, 4 << SHIFT, NO_TYPE, 0)
+    put(compressed, 1, 5 << SHIFT, NO_TYPE, 0)
+    reader = PageTagReader(compressed)
+    assert [reader.codetag(FRAMES.page(pfn)) for pfn in (0, 1)] == [KERNEL_TAGS + 2 * STEP, 0]
+
+
+def test_sizes_that_are_damaged(image: MadeImage) -> None:
+    image.words(VARIABLES + 64, 17)
+    why = "^page_ext_size is 24, and the offset of call sites in it 17: one of them is damaged$"
+    with pytest.raises(ImageError, match=why):
+        PageTagReader(image)
