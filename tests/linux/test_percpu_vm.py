@@ -150,3 +150,59 @@ def test_readers_of_a_session_share_what_was_found(machine: Machine) -> None:
     assert [first.nid(at(3)), second.nid(at(3))] == [1, 1]
     assert machine.walked == [at(3)]
     assert (first.coverage.read, second.coverage.read) == (1, 1)
+
+
+def test_how_many_blocks_are_kept(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the blocks on several nodes, and those that are missing, the oldest goes first."""
+
+    def blocks(most: int) -> list[int]:
+        monkeypatch.setattr(percpu_vm, "_MOST_BLOCKS", most)
+        pages, read = PcpuPages(machine.image), list[int]()
+        find = pages._block
+
+        def block(number: int) -> int | list[int] | None:
+            read.append(number)
+            return find(number)
+
+        monkeypatch.setattr(pages, "_block", block)
+        for first, count in ((2, 2), (8, 1), (8, 1), (2, 2), (0, 1), (0, 1)):
+            pages.nids(at(first), count)
+        return read
+
+    assert blocks(2) == [2, 3, 0]
+    assert blocks(1) == [2, 3, 2, 0]
+
+
+def test_page_tables_that_are_not_in_the_image(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each page is looked up."""
+
+    def tables(image: Image, coverage: Coverage) -> None:
+        raise FaultError("missing", 0)
+
+    monkeypatch.setattr(percpu_vm, "KernelTables", tables)
+    pages = PcpuPages(machine.image)
+    assert pages.nids(START, 3) == NODES[:3]
+    assert machine.walked == [at(0), at(1), at(2)]
+
+
+def test_why_the_node_of_a_page_is_missing(machine: Machine) -> None:
+    pages = PcpuPages(machine.image)
+    assert pages.nids(at(8), 3) == [-1, 0, -1]
+    place = FRAMES.page(FRAMES_OF[8])
+    assert [(one.what, one.address, one.reason) for one in pages.coverage.examples] == [
+        ("node of a percpu page", at(8), f"not made: {place:#x}"),
+        ("node of a percpu page", at(10), f"not mapped: {at(10):#x}"),
+    ]
+    assert pages.coverage.read == 1
+
+
+def test_pages_that_are_expected_and_missing(machine: Machine) -> None:
+    """They are looked up when they are asked for, and counted as missing then."""
+    pages = PcpuPages(machine.image)
+    pages.expect(at(7), 3)
+    assert pages.coverage == Coverage()
+    assert [pages.nid(at(number)) for number in (7, 8, 9)] == NODES[7:]
+    assert machine.walked == [at(8)]
+    assert (pages.coverage.read, pages.coverage.unreadable) == (2, 1)
