@@ -203,3 +203,51 @@ def test_pages_that_free_pages_nolock_put_aside(image: MadeImage) -> None:
     image.words(links[0], MISSING)
     assert BlockReader(image, None, miss).order(FRAMES.page(FIRST)) == 5
     assert missed[1][0] == MISSING
+
+
+def test_the_longest_lists(image: MadeImage, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Here with three pages. What is on a longer one may be free."""
+    monkeypatch.setattr(page_alloc, "_MOST_LINKS", 3)
+    missed: list[tuple[int, str]] = []
+    links = [FRAMES.page(pfn) + LRU for pfn in (FIRST + 32, 3, 5, 7)]
+    zones = offsetof(image.type("struct zone"), "trylock_free_pages")
+    image.words(PGDAT + zones, links[0])
+    for at, after in zip(links, (*links[1:3], 0), strict=False):
+        image.words(at, after)
+    reader = BlockReader(image, None, lambda page, why: missed.append((page, why)))
+    assert (reader.order(FRAMES.page(FIRST)), missed) == (5, [])
+    image.words(links[2], links[3])
+    reader = BlockReader(image, None, lambda page, why: missed.append((page, why)))
+    assert reader.order(FRAMES.page(FIRST)) == 5
+    assert missed == [(links[3], f"the list does not end: {links[3]:#x}")]
+
+
+def test_lists_without_a_head(image: MadeImage, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A ring of struct pages is none. One that is too long to be followed may have a head."""
+    pages = [bare(image, pfn) for pfn in (FIRST + 2, 9, 11, 13)]
+    for before, at, after in zip(pages[-1:] + pages, pages, pages[1:] + pages[:1], strict=False):
+        image.words(at, after, before)
+    monkeypatch.setattr(page_alloc, "_MOST_LINKS", 4)
+    assert order(image) == MOST
+    monkeypatch.setattr(page_alloc, "_MOST_LINKS", 3)
+    assert order(image) == 1
+
+
+def test_why_a_list_is_missed(image: MadeImage) -> None:
+    missed: list[tuple[int, str]] = []
+    reader = BlockReader(image, None, lambda page, why: missed.append((page, why)))
+    image.words(bare(image, FIRST + 2), MISSING, MISSING)
+    assert reader.order(FRAMES.page(FIRST)) == 1
+    [(page, why)] = missed
+    assert page == FRAMES.page(FIRST + 2)
+    assert why.startswith(f"not made: {MISSING:#x}")
+    bare(image, FIRST + 2)
+    # The list of the first zone cannot be read. That of the second one is.
+    zones = offsetof(image.type("struct zone"), "trylock_free_pages")
+    image.words(PGDAT + zones, MISSING)
+    image.words(PGDAT + 72 + zones, FRAMES.page(FIRST + 8) + LRU)
+    image.words(FRAMES.page(FIRST + 8) + LRU, 0)
+    reader = BlockReader(image, None, lambda page, why: missed.append((page, why)))
+    assert reader.order(FRAMES.page(FIRST)) == 3
+    assert missed[1:] == [(MISSING, f"not made: {MISSING:#x}")]
+    assert BlockReader(image).order(FRAMES.page(FIRST)) == 3

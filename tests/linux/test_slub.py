@@ -304,6 +304,71 @@ def test_lists_of_a_running_kernel(
     assert tries == min(broken + 1, 10)
 
 
+def test_the_longest_list(monkeypatch: pytest.MonkeyPatch) -> None:
+    """MAX_OBJS_PER_PAGE; here three."""
+    monkeypatch.setattr(slub, "_MOST_OBJECTS", 3)
+    image = kernel("6.12", monkeypatch)
+    image.words(SLAB + 8, listed(image, 4, 1, 9))
+    assert found_free(image) == {1, 4, 9}
+    image.words(SLAB + 8, listed(image, 4, 1, 9, 7))
+    objects = FreeObjects(image, MadeSlabs())  # type: ignore[arg-type]
+    assert [objects.is_free(a_slab(), number) for number in (4, 1, 9)] == [True] * 3
+    with pytest.raises(FaultError, match="the list of free objects does not end") as raised:
+        objects.is_free(a_slab(), 7)
+    assert raised.value.address == FIRST + 7 * SIZE
+
+
+def test_the_fullest_sheaf(made: MadeMemory) -> None:
+    made.write(BASE, SHEAF)
+    made.write(SHEAF, 16, 4)
+    for number in range(17):
+        made.write(SHEAF + 8 + 8 * number, FIRST + number * SIZE)
+    assert free(made) == set(range(16))
+
+
+def test_a_sheaf_of_a_cpu_that_is_damaged(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those before it, and those of nodes, are read. Then nobody knows whether others are free."""
+    image = kernel("7.1", monkeypatch)
+    bad = sheaf(image, SHEAF + 0x100, 9)
+    image.words(bad + 16, 5)  # of 4
+    image.words(OF_CPUS[0] + 0x10, sheaf(image, SHEAF, 3), bad)
+    barn = OF_NODES
+    image.make("struct node_barn", barn, {})
+    full = sheaf(image, SHEAF + 0x200, 12)
+    image.words(barn + 8, full, full)
+    image.words(full, barn + 8, barn + 8)
+    image.words(CACHE + 16 + 16 + 8, barn)
+    objects = FreeObjects(image, MadeSlabs())  # type: ignore[arg-type]
+    assert [objects.is_free(a_slab(), number) for number in (3, 12)] == [True, True]
+    for ask in (lambda: objects.is_free(a_slab(), 9), lambda: objects.kept(a_slab())):
+        with pytest.raises(FaultError, match="5 objects in a sheaf for 4") as raised:
+            ask()
+        assert raised.value.address == bad
+
+
+def test_percpu_pointers_wrap_around(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The offset of a CPU is added to the pointer as in C."""
+    image, pointer = kernel("7.0", monkeypatch), (1 << 64) - 0x1000
+    image.given[slub.percpu_offsets] = {n: 0x1000 + start for n, start in enumerate(OF_CPUS)}
+    image.words(CACHE, pointer + 0x10)
+    image.words(OF_CPUS[1] + 0x10, sheaf(image, SHEAF, 3))
+    assert (found_free(image), kept(image)) == ({3}, 1)
+
+
+def test_the_lists_of_a_cache_are_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a running kernel, they are read for each object."""
+    image = kernel("7.0", monkeypatch)
+    image.words(OF_CPUS[0] + 0x10, sheaf(image, SHEAF, 3, 9))
+    for is_moving in (False, True):
+        monkeypatch.setattr(MadeImage, "is_moving", is_moving)
+        objects = FreeObjects(image, MadeSlabs())  # type: ignore[arg-type]
+        before = image.memory.reads
+        assert objects.kept(a_slab()) == 2
+        first = image.memory.reads - before
+        assert objects.kept(a_slab()) == 2
+        assert image.memory.reads - before == (2 * first if is_moving else first) > 0
+
+
 def slabs_of(image: Image, reader: SlabReader) -> Iterator[Slab]:
     """Return some slabs of each cache, but none of KFENCE, which drgn does not know."""
     seen: dict[int, int] = {}
