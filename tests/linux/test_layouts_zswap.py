@@ -362,3 +362,41 @@ def test_the_allocator_of_each_pool() -> None:
     for _ in range(2):
         assert reader.parts(entry) is not None
         assert reader.parts(entry._replace(pool=POOL + 64)) is None
+
+
+def test_why_an_object_is_not_found() -> None:
+    """zbud and z3fold: the reason of each, and the first and the last byte of a page."""
+    image = kernel("6.14")
+    put_pool(image, "6.14", b"zbud")
+    start = FRAMES.virt(FRAMES.page(PFN))
+
+    def why(handle: int, length: int) -> tuple[str, int, str]:
+        reader = ZswapReader(image)
+        assert reader.parts(reader.entry(put_entry(image, 9, handle, length))) is None
+        [missed] = reader.placement.examples
+        return missed.what, missed.address, missed.reason
+
+    what = "data of a zswap entry", ENTRIES + 9 * 128
+    assert why(start + 96, 4001) == (*what, "the handle does not lead to an object")
+    assert part_of(image, start + 96, 4000) == [ZswapPart(FRAMES.page(PFN), 1, 96, 4000)]
+    assert why(FRAMES.direct_map - 4096, 10)[2] == "the handle does not lead to an object"
+    image.make("struct page", FRAMES.page(0), {})
+    assert part_of(image, FRAMES.direct_map, 10) == [ZswapPart(FRAMES.page(0), 0, 0, 10)]
+    image.write(NAME, b"z3fold\0")
+    image.declare(Z3FOLD)
+    image.make("struct z3fold_header", start, {"start_middle": 1})
+    image.words(SLOTS, start + 2)
+    assert why(SLOTS, 10) == (*what, "the slot of the handle does not lead to an object")
+
+
+def test_allocators_are_read_once() -> None:
+    image = kernel("6.14")
+    put_pool(image, "6.14", b"zbud")
+    places = [put_entry(image, n, FRAMES.virt(FRAMES.page(PFN))) for n in range(2)]
+    reader = ZswapReader(image)
+    entries = [reader.entry(place) for place in places]
+    before = image.memory.reads
+    assert reader.parts(entries[0]) is not None
+    first = image.memory.reads - before
+    assert reader.parts(entries[1]) is not None
+    assert image.memory.reads - before - first < first

@@ -207,6 +207,7 @@ def test_an_area_that_vmalloc_does_not_count(kernel: Kernel) -> None:
     for value, expected in ((vm, [False, True]), (0, [True, True])):
         image.words(VARIABLES + 64, value)
         assert [area.is_counted for area in kernel.read()[0]] == expected
+    assert VmArea(START, [], False).is_counted  # unless it is said that it is not
     image.variable("vm_module_tags", "struct vm_struct *", MISSING)
     assert [area.is_counted for area in kernel.read()[0]] == [True, True]
 

@@ -287,6 +287,34 @@ def test_a_handle_of_another_object() -> None:
     assert parts(image, MISSING) is None
 
 
+def test_why_the_data_of_an_entry_is_not_found() -> None:
+    """Once a handle led to its object, it is known where page frame numbers are."""
+    image = kernel()
+    put_zspage(image, 512)
+    good = put_object(image, 0, 0, 512, 1, SHIFT)
+    other = put_object(image, 1, 0, 1024, 2, SHIFT)
+    image.words(SLOTS + 16, PFNS[0] << SHIFT | 3, 0x300 << SHIFT | 3)
+    image.words(FRAMES.page(0x300) + 40, ZSPAGE + 512)
+    image.make("struct zspage", ZSPAGE + 512, {"class": 9, "pool": ZS_POOL})
+    image.words(ZS_POOL + 8 * 10, CLASS + 512)
+    image.make("struct size_class", CLASS + 512, {"size": 512, "pages_per_zspage": 17})
+    reader = ZswapReader(image)
+
+    def why(handle: int, length: int = 100) -> tuple[str, int, str]:
+        reader.placement.examples.clear()
+        assert reader.parts(ZswapEntry(ENTRIES, length, handle, OBJCG, POOL)) is None
+        [missed] = reader.placement.examples
+        return missed.what, missed.address, missed.reason
+
+    assert reader.parts(ZswapEntry(ENTRIES, 100, good, OBJCG, POOL)) == [part(0, 520, 100)]
+    what = "data of a zswap entry", ENTRIES
+    longer = 4 * 4096 - 1024 - 8 + 1
+    assert why(other, longer) == (*what, "the object is longer than its zspage")
+    assert why(MISSING) == (*what, f"not made: {MISSING:#x}")
+    assert why(SLOTS + 16) == (*what, "the header of the object does not have its handle")
+    assert why(SLOTS + 24) == (*what, f"a zspage of 17 pages: {CLASS + 512:#x}")
+
+
 def test_objects_of_a_zspage_take_few_reads() -> None:
     """Their handles lie in one slab, and the zspage is read once."""
     image = kernel()
