@@ -320,6 +320,26 @@ def test_the_area_of_an_address(kernel: Kernel) -> None:
         find_mapping(kernel.image, START)
 
 
+@pytest.mark.parametrize(
+    ("flags", "uses"),
+    [
+        (0x1, ("ioremap",)),
+        (0x2, ("vmalloc",)),
+        (0x4, ("vmap",)),
+        (0x8, ("mapped to user space",)),
+        (0x10, ("coherent DMA",)),
+        (0x1000, ("percpu or other sparse area",)),
+        (0x100A, ("vmalloc", "mapped to user space", "percpu or other sparse area")),
+        (0x40, ()),
+    ],
+)
+def test_uses_of_areas(kernel: Kernel, flags: int, uses: tuple[str, ...]) -> None:
+    """VM_IOREMAP and the like of include/linux/vmalloc.h."""
+    kernel.area(flags=flags)
+    found = find_mapping(kernel.image, START)
+    assert found is not None and found.uses == uses
+
+
 def refused(image: MadeImage, address: int, size: int) -> str | None:
     """Return why an array is refused."""
     try:

@@ -98,7 +98,24 @@ def test_sections_that_are_not_in_the_image(monkeypatch: pytest.MonkeyPatch) -> 
     image.forget(SECTIONS)
     found, coverage = tables(image)
     assert (found, coverage.read, coverage.unreadable) == ([], 0, 1)
-    assert coverage.examples[0].what == "page_ext of a section"
+    [missed] = coverage.examples
+    assert (missed.what, missed.address) == ("page_ext of a section", SECTIONS)
+    assert missed.reason == f"not made: {SECTIONS:#x}"
+
+
+def test_sections_behind_one_that_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """None of them is read."""
+    image = kernel(monkeypatch, PageRange(0, 2 * SECTION), PageRange(2 * SECTION, 3 * SECTION))
+    find = page_ext.pfn_to_section
+
+    def section(prog: object, pfn: int) -> Object:
+        if pfn // SECTION == 1:
+            raise FaultError("missing", SECTIONS + 8)
+        return find(prog, pfn)
+
+    monkeypatch.setattr(page_ext, "pfn_to_section", section)
+    found, coverage = tables(image)
+    assert (found, coverage.read, coverage.unreadable) == (whole(0), 1, 1)
 
 
 def test_a_size_that_cannot_be_right(monkeypatch: pytest.MonkeyPatch) -> None:
