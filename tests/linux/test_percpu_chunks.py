@@ -87,17 +87,18 @@ def image(monkeypatch: pytest.MonkeyPatch) -> MadeImage:
     return kernel()
 
 
-def kernel(element: str = "void *cgroup; unsigned long tag;") -> MadeImage:
+def kernel(element: str = "void *cgroup; unsigned long tag;", members: str = MEMBERS) -> MadeImage:
     """
     Return a kernel with two chunks in lists of their own, and an empty list between them.
 
     :param element: members of an element of the vector
+    :param members: those of a chunk
     """
     image = MadeImage()
     image.declare(
         "struct list_head { struct list_head *next; struct list_head *prev; };"
         f"struct pcpuobj_ext {{ {element} }};"
-        f"struct pcpu_chunk {{ {MEMBERS} }};"
+        f"struct pcpu_chunk {{ {members} }};"
     )
     for name, (type_, at) in PLACES.items():
         image.variable(name, type_, VARIABLES + at)
@@ -105,12 +106,13 @@ def kernel(element: str = "void *cgroup; unsigned long tag;") -> MadeImage:
     image.words(VARIABLES + 128, *UNITS)
     image.words(LISTS, FIRST, FIRST, LISTS + 16, LISTS + 16, SECOND, SECOND)
     first = {"base_addr": BASE + 2 * PAGE, "nr_pages": 1, "start_offset": 256, "end_offset": 512}
-    second = {"base_addr": BASE_OF_SECOND, "nr_pages": 3, "obj_exts": VECTOR}
-    for number, (chunk, members) in enumerate(((FIRST, first), (SECOND, second))):
+    second = {"base_addr": BASE_OF_SECOND, "nr_pages": 3}
+    second |= {name: VECTOR for name in ("obj_exts", "obj_cgroups") if name in members}
+    for number, (chunk, given) in enumerate(((FIRST, first), (SECOND, second))):
         head, maps = LISTS + 32 * number, MAPS + 0x4000 * number
-        members |= {"list.next": head, "list.prev": head}
-        members |= {"alloc_map": maps, "bound_map": maps + 0x1000}
-        image.make("struct pcpu_chunk", chunk, members)
+        given |= {"list.next": head, "list.prev": head}
+        given |= {"alloc_map": maps, "bound_map": maps + 0x1000}
+        image.make("struct pcpu_chunk", chunk, given)
         image.words(chunk + offset(image, "populated"), 0b101 if number else 1)
         image.words(maps, 0)
         image.words(maps + 0x1000, 0)
@@ -342,6 +344,48 @@ def test_places_in_a_chunk_that_is_damaged(image: MadeImage) -> None:
     ]
     assert len(reader.find(BASE + 2 * PAGE)) == 1
     assert reader.coverage.unreadable == 1  # no other chunk is read
+
+
+def test_chunks_that_are_not_in_the_image(image: MadeImage) -> None:
+    """Of one, the links are there. Others are found, also if the first chunk is not known."""
+    lost = 0xFFFF888030005FF0
+    image.words(LISTS + 16, lost, lost)
+    image.words(lost, LISTS + 16, LISTS + 16)
+    at = lost + offset(image, "base_addr")
+    why = ("percpu chunk", at, f"not made: {at:#x}")
+    reader = PercpuReader(image)
+    assert [place.offset for place in reader.find(BASE_OF_SECOND)] == [0]
+    assert missed(reader.coverage) == [why]
+    at = lost + offset(image, "nr_pages")
+    reader = PercpuReader(image)
+    assert [chunk.address for chunk in reader.chunks(place=False)] == [FIRST, SECOND]
+    assert missed(reader.coverage) == [("percpu chunk", at, f"not made: {at:#x}")]
+    gone = MAPS - PAGE
+    image.words(VARIABLES + PLACES["pcpu_first_chunk"][1], gone)
+    reader, at = PercpuReader(image), gone + offset(image, "base_addr")
+    assert len(reader.find(BASE_OF_SECOND)) == 1
+    assert missed(reader.coverage)[-1] == ("percpu chunk", at, f"not made: {at:#x}")
+
+
+@pytest.mark.parametrize("member", ["", "struct obj_cgroup **obj_cgroups;"])
+def test_vectors_of_older_kernels(member: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Up to 6.9, an element is a pointer. Without memcgs, there is no vector."""
+    monkeypatch.setattr(percpu, "PcpuPages", Pages)
+    text = MEMBERS.replace("struct pcpuobj_ext *obj_exts;", member)
+    image = kernel(members=text)
+    allocate(image, SECOND, (0, 2), (2, 1), pages=3)
+    image.words(VECTOR, OBJCG | 1, TAG, OBJCG)
+    reader = PercpuReader(image)
+    assert (reader.element, reader.metadata) == (8, 8)
+    chunk = chunk_of(reader, SECOND)
+    found = [(a.offset, a.size, a.objcg, a.codetag) for a in reader.allocations(chunk)]
+    if member:
+        assert chunk.vector == VECTOR
+        assert found == [(0, 8, OBJCG, 0), (8, 4, OBJCG, 0)]
+        assert [a.offset for a in reader.charged(chunk)] == [0, 4, 8]
+    else:
+        assert (chunk.vector, reader.charged(chunk)) == (0, [])
+        assert found == [(0, 8, 0, 0), (8, 4, 0, 0)]
 
 
 def put(name: str, value: int) -> Callable[[MadeImage], None]:
