@@ -274,3 +274,35 @@ def test_a_slab_that_has_no_cache_beside_one_that_has(image: MadeImage, objects:
     groups, left = read(image)
     assert left == [1, 2] if not objects else [2]
     assert [(g.cache.address, g.slabs, g.charged) for g in groups] == ([(0, 1, {})] * bool(objects))
+
+
+def test_what_slabs_have_in_common(image: MadeImage) -> None:
+    """Their node, order, cache, counters and stride. Where the vector is does not matter."""
+    put_slab(image, 1, VECTORS | 1)
+    put_slab(image, 2, VECTORS + 64)
+    put_slab(image, 4, VECTORS, order=1)
+    put_slab(image, 8, VECTORS, flags=NODE_1)
+    put_slab(image, 9, VECTORS | 7, FILP)
+    put_slab(image, 10, 7, objects=3)
+    put_slab(image, 11, VECTORS, stride=192)
+    put_slab(image, 12, 0)
+    put_slab(image, 13, VECTORS)
+    image.write(FRAMES.page(13) + 40, bytes([IN_USE - 1, 0]))
+    [piece] = scan_range(image, PageRange(0, 64))
+    found = list(SlabReader(image).alike(piece.slabs))
+    vectors = [VECTORS, VECTORS + 64, *[VECTORS] * 3, 0, VECTORS, 0, VECTORS]
+    assert [exts for _, exts in found] == vectors
+    keys = [key for key, _ in found]
+    assert keys[0] == keys[1] == keys[7]
+    assert len(set(keys)) == 7
+    assert keys[0][:2] == (0, 0) and keys[2][:2] == (0, 1) and keys[3][:2] == (1, 0)
+
+
+def test_a_slab_whose_flags_alone_differ(image: MadeImage) -> None:
+    """``__page_flags`` and the links of a list are no part of what slabs have in common."""
+    put_slab(image, 1, VECTORS)
+    put_slab(image, 2, VECTORS)
+    image.words(FRAMES.page(2) + 16, 0x1234, 0x5678, 0x9ABC)
+    [piece] = scan_range(image, PageRange(0, 64))
+    (first, _), (second, _) = SlabReader(image).alike(piece.slabs)
+    assert first == second

@@ -404,3 +404,10 @@ def test_broken_memory_whose_struct_page_is_missing(process: Process) -> None:
     process.image.forget(FRAMES.page(128))
     process.put(0, swap(31, 130))
     assert why(process) == [("page", 0, "1 page frames have no struct page in the image")]
+
+
+def test_a_kernel_without_pages(process: Process, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If no memory is online, no page frame has a ``struct page``; the first one has none, too."""
+    monkeypatch.setattr(pagewalk, "page_ranges", lambda image: [])
+    process.put(0x1000, PRESENT)
+    assert why(process) == [("page", 0, "1 page frames have no struct page in the image")]

@@ -340,3 +340,26 @@ def test_sizes_that_are_damaged(image: MadeImage) -> None:
     why = "^page_ext_size is 24, and the offset of call sites in it 17: one of them is damaged$"
     with pytest.raises(ImageError, match=why):
         PageTagReader(image)
+
+
+def test_kernels_that_do_not_compress_tags(image: MadeImage) -> None:
+    """Up to 6.12 there is no such key."""
+    del image._objects["mem_profiling_compressed"]
+    tag(image, 3)
+    assert PageTagReader(image).codetag(FRAMES.page(3)) == TAG
+    assert page_ext_bytes(image) == 8
+
+
+def test_the_last_page_of_a_section(image: MadeImage) -> None:
+    """The tags of two sections are read in two pieces, each from its own table."""
+    second = PAGE_EXT + 0x10000
+    image.words(SECTIONS + 8, second)
+    image.write(second + SECTION * SIZE, bytes(SECTION * SIZE))
+    for pfn in (255, 256, 257, 511):
+        put(image, pfn, 0, NO_TYPE, 0)
+    tag(image, 255)
+    image.words(second + 256 * SIZE + OFFSET, TAG + STEP)
+    image.words(second + 511 * SIZE + OFFSET, TAG + 2 * STEP)
+    reader = PageTagReader(image)
+    assert read(reader) == {TaggedPages(TAG + STEP * n, "page", 0, 0, 1, 1): 1 for n in range(3)}
+    assert (reader.coverage.read, reader.coverage.unreadable) == (PAGES, 0)
