@@ -149,6 +149,18 @@ def test_as_many_pages_as_a_list_can_have(monkeypatch: pytest.MonkeyPatch) -> No
     assert missed(coverage) == [("pages for kvfree_rcu()", PAGES[3], why)]
 
 
+def test_more_pages_than_any_list_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    """65,536. Nothing tells where a list of damaged pages ends."""
+    image, first, most = kernel("6.3", monkeypatch), PAGES[0], 1 << 16
+    image.words(cache("6.3", CPUS[0]), first)
+    image.words(first, *(first + 8 * (n + 1) for n in range(most - 1)), 0)
+    found, coverage = read(image)
+    assert (len(found), coverage.unreadable) == (most, 0)
+    image.words(first + 8 * (most - 1), first + 8 * most)
+    found, coverage = read(image)
+    assert (len(found), coverage.unreadable) == (most, 1)
+
+
 def test_kernels_without_pages_for_kvfree_rcu() -> None:
     image = MadeImage()
     assert read(image) == ([], Coverage())

@@ -318,6 +318,24 @@ def test_the_longest_list(monkeypatch: pytest.MonkeyPatch) -> None:
     assert raised.value.address == FIRST + 7 * SIZE
 
 
+def test_as_many_objects_as_a_slab_can_have(monkeypatch: pytest.MonkeyPatch) -> None:
+    """MAX_OBJS_PER_PAGE is 32767. Objects of 16 bytes link to the next one."""
+    image = kernel("6.12", monkeypatch)
+    first, count = FIRST + 0x100000, 32767
+    links = (word for n in range(count) for word in (0, first + 16 * (n + 1)))
+    image.words(first, *links)
+    last = first + 16 * (count - 1)
+    image.words(last + 8, 0)
+    image.words(SLAB + 8, first)
+    objects = FreeObjects(image, MadeSlabs())  # type: ignore[arg-type]
+    assert not objects.is_free(a_slab(), 0)
+    image.words(last + 8, last + 16)
+    image.words(last + 24, 0)
+    with pytest.raises(FaultError, match="does not end") as raised:
+        objects.is_free(a_slab(), 0)
+    assert raised.value.address == last + 16
+
+
 def test_the_fullest_sheaf(made: MadeMemory) -> None:
     made.write(BASE, SHEAF)
     made.write(SHEAF, 16, 4)
