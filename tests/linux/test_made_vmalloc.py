@@ -407,6 +407,28 @@ def test_sizes_of_stacks(name: str, size: int, is_right: bool) -> None:
         thread_size(image)
 
 
+@pytest.mark.parametrize(
+    ("of_stack", "of_task", "size"), [(0x4000, 0x8000, 0x4000), (0x4001, 0x8000, 0x8000)]
+)
+def test_symbols_of_two_releases(of_stack: int, of_task: int, size: int) -> None:
+    """Those of 6.10 come first, if they can be right."""
+    image = MadeImage()
+    for name, value in (("stack", of_stack), ("task", of_task)):
+        image.symbol_at(f"__start_init_{name}", VARIABLES)
+        image.symbol_at(f"__end_init_{name}", VARIABLES + value)
+    assert thread_size(image) == size
+
+
+def test_a_stack_whose_end_is_not_known() -> None:
+    image = MadeImage()
+    image.symbol_at("__start_init_stack", VARIABLES)
+    with pytest.raises(UnknownKernelError, match="__start_init_stack"):
+        thread_size(image)
+    image.symbol_at("__start_init_task", VARIABLES)
+    image.symbol_at("__end_init_task", VARIABLES + 0x2000)
+    assert thread_size(image) == 0x2000
+
+
 def test_the_number_of_pages_of_all_areas(kernel: Kernel) -> None:
     image = kernel.image
     assert nr_vmalloc_pages(image) is None

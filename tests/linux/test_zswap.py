@@ -395,3 +395,22 @@ def test_where_zswap_goes_on_to_write_back() -> None:
     image.variable("zswap_next_shrink", "struct mem_cgroup *", VARIABLES + 64)
     image.words(VARIABLES + 64, 0xABC0)
     assert zswap_cursors(image) == [0xABC0]
+
+
+def test_cursors_of_pools_that_are_not_in_the_image() -> None:
+    """In 6.8 each pool has one. The first fault ends the search."""
+    image = MadeImage()
+    image.declare("struct list_head { struct list_head *next; struct list_head *prev; };")
+    image.declare("struct zswap_pool { struct list_head list; struct mem_cgroup *next_shrink; };")
+    image.variable("zswap_pools", "struct list_head", VARIABLES)
+    image.words(VARIABLES, POOL, MISSING)
+    image.words(POOL, MISSING, VARIABLES, 0xABC0)
+    with pytest.raises(FaultError) as raised:
+        zswap_cursors(image)
+    assert raised.value.address in range(MISSING, MISSING + 24)
+    image.variable("zswap_next_shrink", "unsigned long", MISSING)
+    with pytest.raises(FaultError):
+        zswap_cursors(image)
+    image.variable("zswap_entry_cache", "void *", MISSING)
+    with pytest.raises(FaultError):
+        zswap_entry_cache(image)
