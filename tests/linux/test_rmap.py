@@ -160,3 +160,34 @@ def test_up_to_6_1_the_mapcount_is_in_the_second_page() -> None:
     assert mapped(image) == Mapped(1, False)
     image.write(at, bytes(4))
     assert mapped(image) == Mapped(4, True)
+
+
+def test_each_bit_of_a_mapcount_that_is_in_the_next_piece() -> None:
+    """The sign is in the highest byte. -1 is no mapcount, and 0 is one entry."""
+    image = kernel("6.15, third page")
+    for value, pages in ((-1, 0), (0, 4), (1 << 30, 4), (-(1 << 31), 0)):
+        set_folio(image, HEAD, "_entire_mapcount", value)
+        for end in (HEAD + 1, HEAD + 2, HEAD + 4, 128):
+            assert mapped(image, end=end) == Mapped(pages, bool(pages))
+
+
+def test_why_the_rest_of_a_folio_is_missing() -> None:
+    image = kernel("6.8")
+    put_folio(image, 62, 2)
+    image.forget(FRAMES.page(64))
+    with pytest.raises(FaultError) as raised:
+        mapped(image, 62, 2, end=64)
+    page = FRAMES.page(64)
+    assert str(raised.value) == f"rest of a folio: not made: {page:#x}: {page:#x}"
+
+
+def test_folios_beside_pages_that_are_mapped() -> None:
+    """Those before the folio and behind it are no part of it, also at the end of a piece."""
+    image = kernel("6.8")
+    for pfn in (HEAD - 1, HEAD + 4):
+        map_page(image, pfn)
+    for end in (HEAD + 2, HEAD + 4, HEAD + 5):
+        assert mapped(image, end=end) == Mapped(0, False)
+    map_page(image, HEAD + 3)
+    for end in (HEAD + 2, HEAD + 3, HEAD + 4, HEAD + 5):
+        assert mapped(image, end=end) == Mapped(1, False)
