@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import pytest
 from support.layouts import MadeImage
+from support.made_memory import BASE, MadeMemory
 
 from memcg_inspect.linux.kernel.locking import spin_is_locked
 
@@ -50,3 +51,14 @@ def test_locks_of_a_sort_that_is_not_known() -> None:
     image = MadeImage()  # without CONFIG_SMP, there is nothing in it
     image.declare("struct arch_lock { int nothing; };" + RAW % "struct arch_lock")
     assert spin_is_locked(image, image.pointer("struct spinlock *", AT)[0]) is None
+
+
+@pytest.mark.parametrize("word", [0, 1, 0x80000003])
+def test_locks_of_s390(word: int) -> None:
+    """``arch_spinlock_t`` has one integer: the CPU that holds the lock, plus 1."""
+    made = MadeMemory()
+    arch = made.typedef("arch_spinlock_t", made.struct(None, [("lock", made.int)]))
+    raw = made.struct("raw_spinlock", [("raw_lock", arch)])
+    lock = made.at(made.struct("spinlock", [("rlock", raw)]), BASE)
+    made.write(BASE, word, 4)
+    assert spin_is_locked(made.image, lock[0]) is bool(word)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple, NoReturn
 
 import pytest
-from drgn import Object, Program, sizeof
+from drgn import FaultError, Object, Program, sizeof
 from drgn.helpers.linux.percpu import per_cpu
 from drgn.helpers.linux.pid import for_each_task
 from drgn.helpers.linux.sched import cpu_curr
@@ -350,3 +350,68 @@ def test_interrupts_of_a_running_kernel(
     pointer = per_cpu(prog["int_active_memcg"], CPU)
     asleep += [lambda: None, lambda: overlay.write((change(pointer, 0),))]
     assert found(prog) == []
+
+
+def test_how_often_a_running_kernel_is_read(
+    prog: Program, overlay: Overlay, task: Object, asleep: list[Callable[[], None]]
+) -> None:
+    """Ten times, for a task and for a CPU."""
+    counted = list[int]()
+    charges(overlay, task, *call(prog))
+    overlay.write((change(task.on_cpu, 1),))
+    asleep += [lambda: counted.append(1)] * 20
+    assert [one.why_unknown for one in found(prog, task)] == ["it ran while its stack was read"]
+    assert len(counted) == 10
+    interrupts(overlay)
+    assert len(found(prog)) == 1
+    assert len(counted) == 20
+
+
+def test_a_task_that_ran_between_two_reads(
+    prog: Program,
+    overlay: Overlay,
+    task: Object,
+    asleep: list[Callable[[], None]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The kernel counts how often a task stopped of its own will, and how often it had to."""
+    charges(overlay, task, *call(prog))
+    counts, saved, slept = [task.nvcsw, task.nivcsw], sched_mm.saved_stack_pointer, list[int]()
+
+    def runs(image: Image, task: Object) -> int | None:
+        for count in counts:
+            overlay.write((change(count, count.value_() + 1),))
+        counts.clear()
+        return saved(image, task)
+
+    monkeypatch.setattr(sched_mm, "saved_stack_pointer", runs)
+    asleep.append(lambda: slept.append(1))
+    assert [one.function for one in found(prog, task)] == [SETTER]
+    assert slept == [1]
+
+
+def test_a_function_that_has_set_the_old_value_again(
+    prog: Program, overlay: Overlay, task: Object
+) -> None:
+    charges(overlay, task, *call(prog))
+    charge = read_task(Image(prog), task.value_())
+    overlay.write((change(task.active_memcg, 0),))
+    assert read_active_memcgs(Image(prog), [charge], Coverage()) == []
+
+
+def test_a_pointer_of_a_cpu_that_is_missing(
+    prog: Program, overlay: Overlay, task: Object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is known of tasks stays."""
+
+    def missing(*_: object) -> NoReturn:
+        raise FaultError("left out", POISON)
+
+    charges(overlay, task, *call(prog))
+    monkeypatch.setattr(sched_mm, "per_cpu_ptr", missing)
+    image, coverage = Image(prog), Coverage()
+    active = read_active_memcgs(image, [read_task(image, task.value_())], coverage)
+    assert [one.function for one in active] == [SETTER]
+    [missed] = coverage.examples
+    assert (missed.what, missed.address) == ("int_active_memcg of a CPU", POISON)
+    assert "left out" in missed.reason
