@@ -84,6 +84,7 @@ class MadeImage(Image):
         super().__init__(prog)
         self.given: dict[Callable[..., Any], Any] = {mem_map: FRAMES, possible_cpus: (0, 1)}
         self._types: dict[tuple[TypeKind, str], Type] = {}
+        self._alignments: dict[str, int] = {}
         self._objects: dict[str, Object] = {}
         self._symbols: dict[str, Symbol] = {}
         self._pages: dict[int, bytearray] = {}
@@ -130,9 +131,12 @@ class MadeImage(Image):
         anonymous structures and unions.
         """
         for kind, name, body in _definitions(text):
-            self._types[_KINDS[kind], name] = self._compound(kind, name, body)
+            compound, align = self._compound(kind, name, body)
+            self._types[_KINDS[kind], name] = compound
+            self._alignments[f"{kind} {name}"] = align
 
-    def _compound(self, kind: str, name: str | None, body: str) -> Type:
+    def _compound(self, kind: str, name: str | None, body: str) -> tuple[Type, int]:
+        """Return a type and its alignment."""
         members, end, align, bit = [], 0, 1, 0
         for member in self._members(body):
             size, unit, bits = member.size, member.align, member.bits
@@ -145,20 +149,20 @@ class MadeImage(Image):
             end = max(end, at // 8 // unit * unit + size)
             members.append(TypeMember(member.find, member.name, at))
         make = self.prog.struct_type if kind == "struct" else self.prog.union_type
-        return make(name, -(-end // align) * align, members)
+        return make(name, -(-end // align) * align, members), align
 
     def _members(self, body: str) -> Iterator[_Member]:
         for declaration, inner in _split(body):
             if inner is not None:
-                compound = self._compound(declaration, None, inner)
-                yield _Member(None, sizeof(compound), alignof(compound), partial(_same, compound))
+                compound, align = self._compound(declaration, None, inner)
+                yield _Member(None, sizeof(compound), align, partial(_same, compound))
                 continue
             found = _DECLARATION.match(declaration)
             assert found is not None, declaration
             name, stars = " ".join(found["type"].split()), len(found["stars"])
             lengths = [int(length) for length in re.findall(r"\d+", found["arrays"])]
             find = partial(self._type, name, stars, lengths)
-            unit = 8 if stars else alignof(self.prog.type(name))
+            unit = 8 if stars else self._align(name)
             size = prod(lengths) * (8 if stars else sizeof(self.prog.type(name)))
             bits = None if found["bits"] is None else int(found["bits"])
             if bits is not None:
@@ -166,6 +170,11 @@ class MadeImage(Image):
                 yield _Member(found["name"], size, unit, partial(_same, field), bits)
             else:
                 yield _Member(found["name"], size, unit, find)
+
+    def _align(self, name: str) -> int:
+        # alignof() of drgn makes all members, and one may point to a structure declared later.
+        known = self._alignments.get(name)
+        return alignof(self.prog.type(name)) if known is None else known
 
     def _type(self, name: str, stars: int, lengths: list[int]) -> Type:
         # Pointers may be to structures that are declared later, or never.
