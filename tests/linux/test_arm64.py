@@ -218,7 +218,7 @@ def test_swap_entries(number: int, offset: int) -> None:
     ],
 )
 def test_damaged_vmcoreinfo(numbers: dict[str, object]) -> None:
-    with pytest.raises(ImageError, match="VMCOREINFO"):
+    with pytest.raises(ImageError, match="^VMCOREINFO"):
         arm64_geometry(image(numbers))
 
 
@@ -227,20 +227,20 @@ def test_damaged_vmcoreinfo(numbers: dict[str, object]) -> None:
     [(36, 35, 48), (48, 35, 48), (53, 48, 48), (53, 53, 52), (48, 49, 48), (48, 48, 53)],
 )
 def test_addresses_of_impossible_sizes(built: int, actual: int, physical: int) -> None:
-    with pytest.raises(ImageError, match="VMCOREINFO is damaged: pages of"):
+    with pytest.raises(ImageError, match="^VMCOREINFO is damaged: pages of"):
         geometry(14, built, actual, physical=physical)
 
 
 @pytest.mark.parametrize(("page_shift", "physical"), [(12, 12), (14, 14), (16, 16)])
 def test_memory_of_one_page_is_impossible(page_shift: int, physical: int) -> None:
-    with pytest.raises(ImageError, match="VMCOREINFO is damaged"):
+    with pytest.raises(ImageError, match="^VMCOREINFO is damaged"):
         geometry(page_shift, 48, 48, physical=physical)
     assert geometry(page_shift, 48, 48, physical=physical + 1).swap_pfn_mask == 1
 
 
 @pytest.mark.parametrize("page_shift", [0, 13, 40])
 def test_pages_of_an_impossible_size(page_shift: int) -> None:
-    with pytest.raises(ImageError, match="VMCOREINFO is damaged: pages of"):
+    with pytest.raises(ImageError, match="^VMCOREINFO is damaged: pages of"):
         geometry(page_shift, 48, 48)
 
 

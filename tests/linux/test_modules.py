@@ -10,6 +10,7 @@ from support.layouts import MadeImage
 
 from memcg_inspect.image.image import image_of
 from memcg_inspect.image.lookup import UnknownKernelError
+from memcg_inspect.linux.fs.nfs import counts_writeback
 from memcg_inspect.linux.kernel.module import foreign_modules, has_module
 
 AT, MODULES = 0xFFFFFFFF82000000, 0xFFFF888000111000
@@ -68,6 +69,20 @@ def test_a_list_of_modules_that_is_broken() -> None:
 def test_a_kernel_without_modules() -> None:
     with pytest.raises(UnknownKernelError):
         has_module(MadeImage(), b"none")
+
+
+def test_an_nfs_client_is_a_module_or_built_in() -> None:
+    """A server of NFS does not count pages that are written back."""
+    image = machine()
+    assert counts_writeback(image) is False
+    image.write(MODULES + 128 + 24, b"nfsd".ljust(56, b"\0"))
+    assert counts_writeback(image) is False
+    image.write(MODULES + 128 + 24, b"nfs\0")
+    assert counts_writeback(image) is True
+    image = MadeImage()  # CONFIG_MODULES=n
+    assert counts_writeback(image) is False
+    image.symbol_at("nfs_commit_inode", AT)
+    assert counts_writeback(image) is True
 
 
 @pytest.mark.image

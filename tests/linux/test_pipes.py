@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 from support.layouts import FRAMES, MadeImage
 
-from memcg_inspect.linux.fs.pipe import pipe_pages, spare_pages
+from memcg_inspect.linux.fs.pipe import FILE_OPERATIONS, pipe_pages, spare_pages
 from memcg_inspect.model import Coverage
 
 PIPES, BUFS, MISSING = 0xFFFF888000111000, 0xFFFF888000222000, 0xFFFF888077700000
@@ -113,3 +113,8 @@ def test_pages_for_the_next_write(release: str) -> None:
     assert coverage.examples[0].what == "pipe"
     image = machine(release)
     assert list(spare_pages(image, [pipe(image, 0, 0, 0)], Coverage())) == []
+
+
+def test_files_of_pipes() -> None:
+    """Those of pipes without a name have operations of their own since v6.15."""
+    assert FILE_OPERATIONS == ("pipefifo_fops", "pipeanon_fops")

@@ -67,7 +67,7 @@ def test_a_cpu_without_callbacks() -> None:
 def test_a_callback_that_is_in_two_places(to: int) -> None:
     image = machine()
     image.words(HEADS + 64, to)
-    with pytest.raises(FaultError, match="a callback is in two lists, or twice in one") as error:
+    with pytest.raises(FaultError, match="^a callback is in two lists, or twice in one") as error:
         queued_callbacks(image)
     assert error.value.address == to
 
@@ -82,7 +82,7 @@ def test_a_callback_that_is_not_in_the_image() -> None:
 
 def test_a_list_that_does_not_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("memcg_inspect.linux.kernel.rcu.MOST_CALLBACKS", 3)
-    with pytest.raises(FaultError, match="the list of callbacks does not end"):
+    with pytest.raises(FaultError, match="^the list of callbacks does not end"):
         queued_callbacks(machine())
     monkeypatch.setattr("memcg_inspect.linux.kernel.rcu.MOST_CALLBACKS", 4)
     assert len(queued_callbacks(machine())) == 5

@@ -90,7 +90,7 @@ def test_a_resource_without_a_name() -> None:
 def test_a_tree_with_a_circle(number: int, to: int) -> None:
     image = machine(TREE)
     image.words(AT + 64 * number + 48, AT + 64 * to)
-    with pytest.raises(FaultError, match="the tree of resources does not end"):
+    with pytest.raises(FaultError, match="^the tree of resources does not end"):
         list(memory_resources(image))
 
 

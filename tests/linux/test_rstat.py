@@ -149,7 +149,11 @@ def test_a_tree_that_is_broken(release: str) -> None:
             continue
         assert found == {1: {0, 1}}
         assert (coverage.read, coverage.unreadable) == (1, 1)
-        assert coverage.examples[0].what == "list of updated memcgs"
+        [missed] = coverage.examples
+        assert missed.what == "list of updated memcgs"
+        if wrong != MISSING:
+            assert missed.address == wrong
+            assert missed.reason.startswith("the tree of updated memcgs is broken")
 
 
 def test_memcgs_that_wait_on_the_list_without_lock_bring_their_ancestors() -> None:
@@ -166,6 +170,11 @@ def test_memcgs_that_wait_on_the_list_without_lock_bring_their_ancestors() -> No
         found, coverage = machine.read()
         assert found == {0: set()}
         assert coverage.unreadable == 1
+        [missed] = coverage.examples
+        assert missed.what == "list of updated memcgs"
+        if wrong != MISSING:
+            assert missed.address == wrong
+            assert missed.reason.startswith("the list of updated memcgs is broken")
 
 
 def test_a_cgroup_can_have_several_memcgs_up_to_6_15() -> None:
@@ -184,4 +193,6 @@ def test_memcgs_that_are_not_in_the_image(release: str) -> None:
         return
     assert read_updated(machine.image, [MISSING], coverage) == {}
     assert coverage.unreadable == 1
-    assert coverage.examples[0].what == "lists of updated memcgs"
+    [missed] = coverage.examples
+    assert missed.what == "lists of updated memcgs"
+    assert MISSING <= missed.address < MISSING + 64

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
-from drgn import FaultError, sizeof
+from drgn import FaultError, offsetof, sizeof
 from support.layouts import MadeImage
 
 from memcg_inspect.linux.net.skbuff import (
@@ -169,7 +169,15 @@ def test_queues_that_are_broken(what: str) -> None:
     assert found[0] == PAGES
     assert found[-1] == PAGES + 64 * 50
     assert (coverage.read, coverage.unreadable) == (1, 1)
-    assert coverage.examples[0].what == "queue of a socket"
+    [missed] = coverage.examples
+    reason, address = {
+        "circle": ("the queue has a buffer twice", one),
+        "fragments": ("18 fragments of a socket buffer", HEADS + 1024 + END),
+        "missing": ("not made", MISSING + offsetof(image.type("struct sk_buff"), "end")),
+        "head": ("not made", MISSING + END + 1),
+    }[what]
+    assert (missed.what, missed.address) == ("queue of a socket", address)
+    assert missed.reason.startswith(reason)
 
 
 def unix(image: MadeImage, *nets: dict[int, list[int]]) -> None:
@@ -235,7 +243,7 @@ def test_bytes_of_an_error_queue() -> None:
     queue(image, 0, "sk_error_queue", *buffers)
     assert errors(image, 1800) == 1800
     assert errors(image, 5000) == 1800
-    with pytest.raises(FaultError, match="more bytes than its socket counts") as error:
+    with pytest.raises(FaultError, match="^the error queue has more bytes") as error:
         errors(image, 1799)
     assert error.value.address == buffers[2]
 
@@ -244,7 +252,7 @@ def test_a_buffer_of_another_socket() -> None:
     image = machine()
     wrong = buffer(image, 0, sk=sock(1), pkt_type=OUTGOING)
     queue(image, 0, "sk_error_queue", wrong)
-    with pytest.raises(FaultError, match="of another socket") as error:
+    with pytest.raises(FaultError, match="^a buffer in the error queue is") as error:
         errors(image, 5000)
     assert error.value.address == wrong
 
@@ -264,9 +272,14 @@ def test_an_error_queue_that_is_broken(what: str) -> None:
         image.words(two, at(image, 0, "sk_error_queue"))
     else:
         image.words(two, MISSING)
-    match = {"circle": "does not lead back", "small": "not a socket buffer", "missing": "not made"}
-    with pytest.raises(FaultError, match=match[what]):
+    reason, address = {
+        "circle": ("the queue does not lead back to its head", one),
+        "small": ("not a socket buffer", two),
+        "missing": ("not made", MISSING),
+    }[what]
+    with pytest.raises(FaultError, match=f"^{reason}") as error:
         errors(image, 5000)
+    assert error.value.address == address
 
 
 def zerocopy(image: MadeImage, counted: int) -> int:
@@ -295,10 +308,10 @@ def test_bytes_that_belong_to_user_space() -> None:
     image.words(sent[1] + NODE + 8, 0, sent[2] + NODE)
     total = own + 4096 + 9000 + own - 100 + 3 * own + 1200
     assert zerocopy(image, total) == 4096 + 1200
-    with pytest.raises(FaultError, match="more bytes than its socket counts"):
+    with pytest.raises(FaultError, match="^the queue has more bytes than its socket counts"):
         zerocopy(image, total - 1)
     image.words(sent[2] + NODE + 8, 0, sent[0] + NODE)
-    with pytest.raises(FaultError, match="the tree has a node twice"):
+    with pytest.raises(FaultError, match="^the tree has a node twice"):
         zerocopy(image, total)
     image.words(sent[2] + NODE + 8, 0, MISSING)
     with pytest.raises(FaultError):

@@ -144,7 +144,7 @@ def test_a_ring_with_more_pages_than_it_says(says: int, adds: int, read: bool) -
     assert coverage.unreadable == 1 - read
     assert found[:-1] == pages_of(0, 3 if read else 2)
     if not read:
-        assert "more pages than it says" in coverage.examples[0].reason
+        assert coverage.examples[0].reason.startswith("a ring buffer has more pages than it says")
 
 
 def test_rings_that_are_not_in_the_image() -> None:
@@ -157,7 +157,7 @@ def test_rings_that_are_not_in_the_image() -> None:
         image, coverage = tracer(), Coverage()
         image.words(place, MISSING)
         assert list(ring_buffer_pages(image, coverage)) == []
-        assert coverage.unreadable >= 1
+        assert {one.what for one in coverage.examples} == {"ring buffer of ftrace"}
 
 
 def test_buffers_of_an_array_that_is_not_in_the_image() -> None:
@@ -335,7 +335,7 @@ def test_a_buffer_with_an_impossible_number_of_pages(pages: int, aux: int) -> No
     [example] = coverage.examples
     assert example.what == "ring buffer of perf"
     assert example.address == OF_EVENTS + 256
-    assert f"a buffer of {aux if aux else pages} pages" in example.reason
+    assert example.reason.startswith(f"a buffer of {aux if aux else pages} pages")
 
 
 def test_a_kernel_without_perf() -> None:

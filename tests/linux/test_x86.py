@@ -51,7 +51,7 @@ def test_levels() -> None:
 @pytest.mark.parametrize("number", [b"x", b"0x", b"01", b"9_", b"-a"])
 @pytest.mark.parametrize("name", [b"pgtable_l5_enabled", b"sme_mask"])
 def test_numbers_that_are_none(name: bytes, number: bytes) -> None:
-    with pytest.raises(ImageError, match=rf"VMCOREINFO is damaged: NUMBER\({name.decode()}\)="):
+    with pytest.raises(ImageError, match=rf"^VMCOREINFO is damaged: NUMBER\({name.decode()}\)="):
         levels(b"NUMBER(%s)=%s\n" % (name, number))
 
 
