@@ -11,6 +11,7 @@ from support.guests import ARCH, DEBIAN_KERNELS, Lab
 from support.layouts import MadeImage
 
 from memcg_inspect.image.image import image_of
+from memcg_inspect.linux.kernel import resource
 from memcg_inspect.linux.kernel.resource import MemoryResource, memory_resources, system_ram
 
 AT, NAMES = 0xFFFFFFFF82000000, 0xFFFFFFFF83000000
@@ -92,6 +93,15 @@ def test_a_tree_with_a_circle(number: int, to: int) -> None:
     image.words(AT + 64 * number + 48, AT + 64 * to)
     with pytest.raises(FaultError, match="^the tree of resources does not end"):
         list(memory_resources(image))
+
+
+def test_more_resources_than_any_machine_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert resource._MOST_RESOURCES == 256 * 1024
+    monkeypatch.setattr(resource, "_MOST_RESOURCES", len(TREE) - 1)
+    assert len(list(memory_resources(machine(TREE)))) == len(TREE) - 1
+    monkeypatch.setattr(resource, "_MOST_RESOURCES", len(TREE) - 2)
+    with pytest.raises(FaultError, match="^the tree of resources does not end"):
+        list(memory_resources(machine(TREE)))
 
 
 def test_a_tree_that_is_not_in_the_image() -> None:

@@ -7,6 +7,7 @@ import pytest
 from drgn import offsetof
 from support.layouts import MadeImage
 
+from memcg_inspect.linux.kernel import rstat
 from memcg_inspect.linux.kernel.rstat import read_updated
 from memcg_inspect.model import Coverage
 
@@ -154,6 +155,27 @@ def test_a_tree_that_is_broken(release: str) -> None:
         if wrong != MISSING:
             assert missed.address == wrong
             assert missed.reason.startswith("the tree of updated memcgs is broken")
+
+
+def test_a_tree_that_does_not_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A CPU that has five memcgs below the root on its tree, and how many it may have."""
+    assert rstat._MOST == 4 * 1024 * 1024
+    for most, is_read in ((5, True), (4, False)):
+        monkeypatch.setattr(rstat, "_MOST", most)
+        machine = Machine("6.17")
+        machine.tree(0, {0: [1, 2], 1: [3, 4], 3: [5]})
+        assert (0 in machine.read()[0]) == is_read
+
+
+def test_a_list_without_lock_that_does_not_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    for most, is_read in ((2, True), (1, False)):
+        monkeypatch.setattr(rstat, "_MOST", most)
+        machine = Machine("6.17")
+        lnode = offsetof(machine.image.type("struct css_rstat_cpu"), "lnode")
+        links = [machine.part(1, number) + lnode for number in (5, 2, 1)]
+        for link, following in zip((DATA + 0x100000 + LHEAD, *links), (*links, 0), strict=True):
+            machine.image.words(link, following)
+        assert (1 in machine.read()[0]) == is_read
 
 
 def test_memcgs_that_wait_on_the_list_without_lock_bring_their_ancestors() -> None:

@@ -11,6 +11,7 @@ from support.layouts import MadeImage
 
 from memcg_inspect.image.image import image_of
 from memcg_inspect.linux.kernel.events.ring_buffer import perf_pages
+from memcg_inspect.linux.kernel.trace import ftrace
 from memcg_inspect.linux.kernel.trace.ftrace import ftrace_blocks
 from memcg_inspect.linux.kernel.trace.ring_buffer import ring_buffer_pages
 from memcg_inspect.linux.kernel.trace.trace_sched_switch import saved_cmdlines
@@ -242,6 +243,22 @@ def test_blocks_that_do_not_end(to: int) -> None:
     image.words(RINGS + 32, to)
     assert list(ftrace_blocks(image, coverage)) == [(PAGES, 1), (PAGES + 0x400000, 2)]
     assert (coverage.read, coverage.unreadable) == (2, 1)
+    [missed] = coverage.examples
+    assert missed.what == "ftrace pages"
+    if to != MISSING:
+        assert missed.address == to
+        assert missed.reason.startswith("the list of ftrace pages does not end")
+
+
+def test_more_blocks_than_all_modules_need(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert ftrace._MOST_BLOCKS == 1024 * 1024
+    blocks = [(PAGES, 0), (PAGES + 0x400000, 0), (PAGES + 0x500000, 0)]
+    for most, count in ((3, 3), (2, 2)):
+        monkeypatch.setattr(ftrace, "_MOST_BLOCKS", most)
+        image, coverage = machine(), Coverage()
+        records(image, *blocks)
+        assert list(ftrace_blocks(image, coverage)) == blocks[:count]
+        assert coverage.unreadable == 3 - count
 
 
 def test_a_kernel_whose_blocks_are_not_known() -> None:
