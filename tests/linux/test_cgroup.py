@@ -4,9 +4,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
-from drgn import Object, Program
+from drgn import FaultError, Object, Program
 from drgn.helpers.linux.list import list_for_each_entry
 from drgn.helpers.linux.mm import page_to_virt
 from support.free_pages import free_page
@@ -14,7 +15,9 @@ from support.guests import DEBIAN_KERNELS, Lab
 from support.planting import Overlay, Write, change
 
 from memcg_inspect.image.image import Image
+from memcg_inspect.linux.kernel import cgroup
 from memcg_inspect.linux.kernel.cgroup import read_css_refs
+from memcg_inspect.linux.lib.list import OnFault
 from memcg_inspect.linux.mm.memcontrol import read_memcgs
 from memcg_inspect.model import Coverage, CssRefs
 
@@ -115,6 +118,32 @@ def test_the_work_item_that_kills_a_memcg(prog: Program, overlay: Overlay) -> No
     for value, base in ((int(data) & ~PENDING, 1), (int(data) | PENDING, 2)):
         overlay.write((change(data, value % (1 << 64)),))
         assert read(prog)[0][memcg.value_()].base == base
+
+
+@pytest.mark.parametrize(
+    ("state", "offline", "reads"),
+    [("online", False, False), ("dying", False, True), ("dying", True, False)],
+)
+def test_work_items_are_read_while_a_memcg_is_being_removed(
+    prog: Program, monkeypatch: pytest.MonkeyPatch, state: str, offline: bool, reads: bool
+) -> None:
+    """A worker that runs its work item holds a reference (7.2)."""
+    image, coverage = Image(prog), Coverage()
+    memcgs = read_memcgs(image, Coverage())
+    memcg = with_tasks(prog, read_css_refs(image, memcgs, Coverage()))
+    before = read_css_refs(image, memcgs, Coverage())[memcg.value_()].base
+
+    def running(_: Image, on_fault: OnFault) -> frozenset[int]:
+        on_fault(FaultError("left out", POISON))
+        return frozenset({memcg.css.address_of_().value_()})
+
+    monkeypatch.setattr(cgroup, "running_kills", running)
+    memcgs = {a: replace(m, state=state, offline=offline) for a, m in memcgs.items()}
+    found = read_css_refs(image, memcgs, coverage)
+    missed = [(one.what, one.address) for one in coverage.examples]
+    assert missed == ([("work items", POISON)] if reads else [])
+    more = int(reads and memcg.css.type_.has_member("kill_finish_work"))
+    assert found[memcg.value_()].base == before + more
 
 
 def test_css_sets_of_another_memcg(prog: Program, overlay: Overlay) -> None:
