@@ -248,6 +248,9 @@ def test_pages_of_hugetlb_that_are_free(made: Maker) -> None:
     made.page("head", refs=1, order=1)
     made.page(link=MAPPING | 1)
     assert made.kinds()[::2] == ["hugetlb_free", "hugetlb", "hugetlb", ""]
+    # A huge page has more than one page.
+    made.orders[made.page("head", kind="hugetlb", refs=0)] = 0
+    assert made.kinds()[-1] == "hugetlb"
 
 
 def test_secret_memory(made: Maker, overlay: Overlay) -> None:

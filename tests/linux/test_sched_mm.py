@@ -176,6 +176,16 @@ def test_a_kernel_whose_stacks_are_not_known(
     assert missed.reason.endswith("no THREAD_SIZE")
 
 
+def test_a_kernel_whose_instructions_are_not_known(
+    prog: Program, overlay: Overlay, task: Object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    charges(overlay, task, *call(prog))
+    monkeypatch.setattr(sched_mm, "instructions", lambda _: None)
+    [active] = found(prog, task)
+    assert (active.memcg, active.function) == (memcg_of(prog, task), None)
+    assert active.why_unknown == "functions that set active_memcg are not known on this kernel"
+
+
 # Interrupts
 
 
@@ -245,6 +255,20 @@ def test_a_task_that_a_cpu_was_running(prog: Program, overlay: Overlay) -> None:
     assert [one.function for one in found(prog, task)] == [None]
     on_stack(overlay, task, *call(prog))
     assert [one.function for one in found(prog, task)] == [SETTER]
+
+
+def test_a_cpu_at_the_start_of_a_function(
+    prog: Program, overlay: Overlay, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A program counter can be there, and a return address cannot."""
+    task, start = cpu_curr(prog, CPU), prog.symbol(SETTER).address
+    overlay.write((change(task.active_memcg, memcg_of(prog, task)),))
+    frame = Frame(start, sum(stack_of(Image(prog), task)) - 8)
+    monkeypatch.setattr(sched_mm, "unwind", lambda *_: [frame])
+    on_stack(overlay, task, start)
+    assert [one.function for one in found(prog, task)] == [SETTER]
+    frame = frame._replace(pc=start - 1)
+    assert [one.function for one in found(prog, task)] == [None]
 
 
 def test_registers_that_are_not_in_the_image(

@@ -228,11 +228,15 @@ def test_a_stack_that_was_unwound_to_its_end(
     first, last = Frame("kfree", pc, sp), Frame("entry_SYSCALL_64_after_hwframe", pc, sp)
     whole = ("kfree", "entry_SYSCALL_64_after_hwframe")
     middle = Frame("dput.part.0", pc, sp)
+    fault, user = Frame("asm_exc_page_fault", pc, sp), Frame(None, USER, sp)
     for frames, names in (
         ([first, last], whole),
         ([first], ("kfree", "vfs_write")),
         ([first, *[middle] * 62, last], ("kfree", *["dput"] * 62, whole[1])),
         ([first, *[middle] * 63, last], ("kfree", "dput", "vfs_write")),
+        # An exception came upon user space, or upon the kernel.
+        ([first, middle, fault, user], ("kfree", "dput", "asm_exc_page_fault")),
+        ([first, middle, fault], ("kfree", "dput", "asm_exc_page_fault", "vfs_write")),
         # The kernel saved its registers itself.
         ([Frame("__crash_kexec", pc, sp), last], ("__crash_kexec", whole[1], "vfs_write")),
         # The CPU is on the stack of another task.
