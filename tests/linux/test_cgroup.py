@@ -205,3 +205,28 @@ def test_a_count_that_is_missing(prog: Program, overlay: Overlay) -> None:
     assert found == {a: refs for a, refs in whole.items() if a != memcg.value_()}
     assert (coverage.read, coverage.unreadable) == (len(found), 1)
     assert coverage.examples[0].what == "references to a memcg"
+
+
+def test_flags_as_the_kernel_declares_them(
+    prog: Program, overlay: Overlay, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Types of an image may lack the anonymous enumeration. Then the flags are known."""
+    address, constant = with_tasks(prog, read(prog)[0]).value_(), cgroup.constant
+    image = Image(prog)
+    memcgs = read_memcgs(image, Coverage())
+    other = {"CSS_ONLINE": 1 << 5, "CSS_DYING": 1 << 6}
+    for flags, declared, is_online, base in (
+        (1 << 5, other, True, 1),
+        (1 << 6 | CSS_ONLINE, other, False, 0),
+        (CSS_DYING, other, False, 1),
+        (CSS_ONLINE, dict.fromkeys(other), True, 1),
+        (CSS_DYING, dict.fromkeys(other), False, 0),
+    ):
+        overlay.write((change(memcg_of(prog, address).css.flags, flags),))
+        monkeypatch.setattr(
+            cgroup,
+            "constant",
+            lambda image, name, to=declared: to[name] if name in to else constant(image, name),
+        )
+        refs = read_css_refs(image, memcgs, Coverage())[address]
+        assert (refs.is_online, refs.base) == (is_online, base)

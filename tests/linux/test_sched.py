@@ -14,6 +14,7 @@ from support.missing_pages import excluded
 from support.planting import Overlay, Write, change
 
 from memcg_inspect.image.image import Image
+from memcg_inspect.linux.kernel import sched_frag
 from memcg_inspect.linux.kernel.sched import (
     caches_objcg,
     find_tasks,
@@ -24,6 +25,8 @@ from memcg_inspect.linux.kernel.sched import (
     read_threads,
     task_of_stack,
 )
+from memcg_inspect.linux.kernel.sched_frag import task_fragments
+from memcg_inspect.linux.lib.list import OnFault
 from memcg_inspect.model import Coverage
 from memcg_inspect.model_tasks import TaskCharge
 
@@ -299,3 +302,26 @@ def test_whether_a_task_has_a_memory(prog: Program) -> None:
     assert not has_mm(image, kernel_thread(prog).value_(), mm)
     # The memory of a task that has exited may be gone.
     assert not has_mm(image, POISON, 0)
+
+
+def test_pages_that_tasks_take_fragments_from(
+    prog: Program, overlay: Overlay, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second, *_ = for_each_task(prog)
+    pages = {t.task_frag.page.value_() for t in for_each_task(prog)} - {0}
+    coverage = Coverage()
+    assert set(task_fragments(Image(prog), coverage)) == pages
+    overlay.write((change(second.task_frag.page, 0x12340),))
+    gone = Object(prog, "struct task_struct *", POISON)
+
+    def damaged(_: Image, on_fault: OnFault) -> list[Object]:
+        on_fault(FaultError("left out", 0x1000))
+        return [gone, second]
+
+    monkeypatch.setattr(sched_frag, "find_tasks", damaged)
+    assert list(task_fragments(Image(prog), coverage)) == [0x12340]
+    assert {missed.what for missed in coverage.examples} == {"page fragment of a task"}
+    assert [missed.address for missed in coverage.examples] == [
+        0x1000,
+        gone.task_frag.page.address_,
+    ]

@@ -257,6 +257,22 @@ def test_a_task_that_a_cpu_was_running(prog: Program, overlay: Overlay) -> None:
     assert [one.function for one in found(prog, task)] == [SETTER]
 
 
+def test_a_cpu_that_has_used_all_of_its_stack(
+    prog: Program, overlay: Overlay, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is on the stack of the task until the stack pointer is below where that begins."""
+    task = interrupts(overlay)
+    start = stack_of(Image(prog), task)[0]
+    overlay.write((change(task.active_memcg, memcg_of(prog, task)),))
+    on_stack(overlay, task, *call(prog))
+    either = f"{SETTER}() set active_memcg either of the task or of an interrupt"
+    for sp, told in ((start, (None, either)), (start - 8, (SETTER, None))):
+        frame = Frame(prog.symbol("kfree").address, sp)
+        monkeypatch.setattr(sched_mm, "unwind", lambda *_, frame=frame: [frame])
+        [own] = [(one.function, one.why_unknown) for one in found(prog, task) if one.task]
+        assert own == told
+
+
 def test_a_cpu_at_the_start_of_a_function(
     prog: Program, overlay: Overlay, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -7,6 +7,7 @@ import pytest
 from drgn import Architecture, Platform
 from support.made_memory import BASE, SIZE, MadeMemory
 
+from memcg_inspect.linux.kernel import sched_mm
 from memcg_inspect.linux.kernel.sched_mm import sets_active_memcg
 
 #: Where the member is in ``struct task_struct`` here.
@@ -124,3 +125,17 @@ def test_functions_are_not_larger_than_a_mebibyte(more: int) -> None:
     made.symbol("mem_cgroup_css_alloc", BASE, SIZE + more)
     image = type(made.image)(made.prog)
     assert sets_active_memcg(image, BASE) is (None if more else True)
+
+
+def test_functions_that_end_with_a_jump() -> None:
+    """A function that another one called may have jumped to a third, and that to a fourth."""
+    made = machine()
+    places = [CODE + 64 * number for number in range(1, 5)]
+    for number, place in enumerate(places, 1):
+        jump = b"\xe9" + (64 - 5).to_bytes(4, "little")
+        assert function(made, f"function{number}", number, jump) == place
+    code = sched_mm._code(made.image)
+    assert code is not None
+    assert [code.continues_in(places[0], {place}) for place in places] == [True, True, True, False]
+    assert code.continues_in(places[0], {places[3], places[2]}) is True
+    assert code.continues_in(places[0], set()) is False

@@ -4,10 +4,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import NamedTuple
 
 import pytest
-from drgn import Object, Program
+from drgn import Object, Program, SymbolKind
 from drgn.helpers.linux.cpumask import for_each_online_cpu
 from drgn.helpers.linux.percpu import per_cpu
 from drgn.helpers.linux.pid import for_each_task
@@ -280,3 +281,40 @@ def test_what_is_looked_for(prog: Program, overlay: Overlay, task: Object) -> No
         assert {Held("memcg", memcg, memcg), Held("objcg", objcg, objcg)} <= found
     for found in held([], [], [memcg]):
         assert Held("memcg", memcg, parent) in found
+
+
+def test_cpus_whose_runqueues_are_not_known(prog: Program, monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(*_: object) -> None:
+        raise LookupError("no runqueues")
+
+    monkeypatch.setattr(stacktrace, "cpu_curr", missing)
+    coverage, cpus = Coverage(), list(for_each_online_cpu(prog))
+    found = [one for one in read_running(Image(prog), coverage=coverage) if not one.waiting]
+    assert found == [Running(cpu, -1, "?", (), True) for cpu in cpus]
+    assert coverage.unreadable == len(cpus)
+    missed = coverage.examples[0]
+    assert (missed.what, missed.address) == ("task that a CPU was running", 0)
+    assert missed.reason == f"CPU {cpus[0]}: no runqueues"
+
+
+def test_which_symbols_are_functions(
+    prog: Program, unwound: tuple[Object, Trace], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of modules, too, and in the kernel's text those without a kind."""
+    task, trace = unwound
+    symbol, module = Image.symbol, 0xFFFFFFFFC1230000
+    made = {
+        module: SimpleNamespace(name="of_module", kind=SymbolKind.FUNC),
+        prog.symbol("kfree").address + 4: SimpleNamespace(
+            name="in_assembly", kind=SymbolKind.UNKNOWN
+        ),
+        module + 8: SimpleNamespace(name="data_of_module", kind=SymbolKind.OBJECT),
+        module + 16: SimpleNamespace(name="no_kind", kind=SymbolKind.UNKNOWN),
+    }
+    monkeypatch.setattr(
+        Image, "symbol", lambda image, place: made.get(place) or symbol(image, place)
+    )
+    trace[:] = [Frame(None, place, task.stack.value_() + 0x2000) for place in made]
+    functions = on_cpu(prog).functions
+    assert functions[:2] == ("of_module", "in_assembly")
+    assert {"data_of_module", "no_kind"}.isdisjoint(functions)

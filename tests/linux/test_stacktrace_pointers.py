@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from drgn import Object, Program, container_of, offsetof, sizeof
@@ -259,3 +261,30 @@ def test_entries_of_zswap(prog: Program, monkeypatch: pytest.MonkeyPatch) -> Non
             assert held() == []
     finally:
         overlay.clear()
+
+
+#: Where a kernel with memory allocation profiling has its ``struct alloc_tag``.
+TAGS, TAG, CODE = 0xFFFFFFFFF0000000, 48, {"__start_alloc_tags": 0, "__stop_alloc_tags": 3 * 48}
+
+
+@is_on_image
+def test_call_sites(prog: Program, monkeypatch: pytest.MonkeyPatch) -> None:
+    """``struct alloc_tag`` of the kernel itself, with memory allocation profiling."""
+    symbol, type_ = Image.symbol, Image.type
+    counters = prog.array_type(prog.type("char"), TAG)
+
+    def with_tags(image: Image, place: str | int) -> Any:
+        if place in CODE:
+            return SimpleNamespace(address=TAGS + CODE[str(place)])
+        return symbol(image, place)
+
+    assert PointerReader(Image(prog), [], []).read([TAGS, 0, 1]) == ()
+    monkeypatch.setattr(Image, "symbol", with_tags)
+    monkeypatch.setattr(
+        Image, "type", lambda image, n: counters if n == "struct alloc_tag" else type_(image, n)
+    )
+    reader = PointerReader(Image(prog), [], [])
+    for number in range(3):
+        for word in (TAGS + TAG * number, TAGS + TAG * number + TAG - 1):
+            assert reader.read([word]) == (Held("call site", TAGS + TAG * number),)
+    assert reader.read([TAGS - 1, TAGS + 3 * TAG]) == ()

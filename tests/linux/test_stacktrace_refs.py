@@ -173,3 +173,16 @@ def test_an_area_tells_how_large_a_stack_is(prog: Program, overlay: Overlay, tas
     for count in (2, 8):
         overlay.write((Write(pages.address_ or 0, count.to_bytes(4, "little")),))
         assert stack_of(Image(prog), task) == (start, count << 12)
+
+
+def test_runqueues_that_are_not_known(prog: Program, monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(*_: object) -> None:
+        raise LookupError("no runqueues")
+
+    monkeypatch.setattr(stacktrace_refs, "cpu_curr", missing)
+    coverage, cpus = Coverage(), list(for_each_online_cpu(prog))
+    assert stack_refs(Image(prog), {WANTED}, coverage) == {}
+    assert coverage.unreadable == len(cpus)
+    missed = coverage.examples[0]
+    assert (missed.what, missed.address) == ("kernel stack", 0)
+    assert missed.reason.startswith("no runqueues")
