@@ -325,3 +325,16 @@ def test_pages_that_tasks_take_fragments_from(
         0x1000,
         gone.task_frag.page.address_,
     ]
+
+
+def test_counts_of_pages_that_a_task_keeps(prog: Program, overlay: Overlay) -> None:
+    """They are changes, up to 6.1, and can be below 0."""
+    task = next(t for t in for_each_task(prog) if t.mm)
+    if not task.type_.type.has_member("rss_stat"):
+        assert {thread.rss for thread in read_threads(Image(prog), Coverage())} == {()}
+        return
+    counts = [-5, 7, 0, -1][: len(task.rss_stat.count)]
+    for count, value in zip(task.rss_stat.count, counts, strict=True):
+        overlay.write((change(count, value),))
+    threads = {thread.address: thread for thread in read_threads(Image(prog), Coverage())}
+    assert threads[task.value_()].rss == tuple(counts)

@@ -492,3 +492,22 @@ def test_a_queue_of_a_running_kernel(idle: Idle, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(Image, "is_moving", True)
     assert idle.why()[0].startswith("the queues of a TCP socket are not all in the image")
     assert idle.reader.queues.unreadable == 0
+
+
+def test_bytes_that_are_counted_and_not_charged(
+    idle: Idle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of the error queue, and what MSG_ZEROCOPY sends of user space."""
+    asked: list[tuple[int, ...]] = []
+    sock, reader = idle.sock, module.SkbReader
+    monkeypatch.setattr(reader, "in_error_queue", lambda _, *args: asked.append(args) or 500)
+    monkeypatch.setattr(reader, "pure_zerocopy", lambda _, *args: asked.append(args) or 300)
+    idle.put(sock.sk_backlog.rmem_alloc, PAGE + 500)
+    idle.put(sock.sk_error_queue.next, 0x1000)
+    assert idle.read()[2:6] == (PAGE, "TCP", True, 0)
+    assert set(asked) == {(sock.value_(), sock.sk_error_queue.address_, PAGE + 500)}
+    idle.put(sock.sk_wmem_queued, 2 * PAGE + 300)
+    asked.clear()
+    assert idle.read()[2:6] == (3 * PAGE, "TCP", True, 0)
+    places = sock.sk_write_queue.address_, sock.tcp_rtx_queue.address_
+    assert asked[1:] == [(*places, 2 * PAGE + 300)]

@@ -318,3 +318,15 @@ def test_which_symbols_are_functions(
     functions = on_cpu(prog).functions
     assert functions[:2] == ("of_module", "in_assembly")
     assert {"data_of_module", "no_kind"}.isdisjoint(functions)
+
+
+def test_a_stack_that_is_missing(
+    prog: Program, overlay: Overlay, task: Object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the task was is not known, and the others are read."""
+    stopped(overlay, task)
+    overlay.write((Write(task.stack.address_ or 0, (0xDEAD000000000100).to_bytes(8, "little")),))
+    monkeypatch.setattr(stacktrace, "unwind", damaged)
+    found = read_running(Image(prog))
+    assert of_task(found, task) is None
+    assert len([one for one in found if not one.waiting]) == 4

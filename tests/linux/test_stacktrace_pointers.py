@@ -27,6 +27,7 @@ from support.planting import Overlay, Write
 from memcg_inspect.image.image import Image, image_of
 from memcg_inspect.linux.kernel.stacktrace_pointers import PointerReader
 from memcg_inspect.linux.mm.memcontrol_limits import read_limits
+from memcg_inspect.linux.mm.vmalloc_vfree import PartialAreaReader
 from memcg_inspect.linux.mm.zswap import ZswapReader
 from memcg_inspect.model import Held
 
@@ -288,3 +289,12 @@ def test_call_sites(prog: Program, monkeypatch: pytest.MonkeyPatch) -> None:
         for word in (TAGS + TAG * number, TAGS + TAG * number + TAG - 1):
             assert reader.read([word]) == (Held("call site", TAGS + TAG * number),)
     assert reader.read([TAGS - 1, TAGS + 3 * TAG]) == ()
+
+
+@is_on_image
+def test_areas_are_looked_for_among_objects(prog: Program, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[object, ...]] = []
+    monkeypatch.setattr(PartialAreaReader, "read", lambda _, *args: asked.append(args) or ())
+    held = [Held("object", 8), Held("memcg", 16, 16), Held("object", 24, 1), Held("cache", 32)]
+    assert PointerReader(Image(prog), [], []).areas(held, [1, 2]) == ()
+    assert asked == [([8, 24], [1, 2])]
