@@ -81,6 +81,8 @@ def test_holders_are_those_of_a_plain_walk(prog: Program) -> None:
             head = memcg.mm_list.fifo.address_of_()
             mms = list_for_each_entry("struct mm_struct", head, "lru_gen.list")
             assert list(refs.mms) == [mm.value_() for mm in mms]
+        else:
+            assert refs.mms == ()
         assert (refs.id, refs.id_refs) == (memcg.id.id, memcg.id.ref.refs.counter)
         is_online = bool(memcg.css.flags & CSS_ONLINE)
         assert (refs.is_online, refs.base, refs.whole) == (is_online, int(is_online), True)

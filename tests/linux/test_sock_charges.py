@@ -244,17 +244,19 @@ def test_a_protocol_of_which_nothing_is_known(idle: Idle) -> None:
     assert idle.why() == ("how QUIC sockets charge memory is not known", True)
 
 
-def test_what_sctp_sends_is_not_all_charged(idle: Idle) -> None:
-    idle.be("SCTP")
+@pytest.mark.parametrize("name", ["SCTP", "SCTPv6"])
+def test_what_sctp_sends_is_not_all_charged(idle: Idle, name: str) -> None:
+    idle.be(name)
     idle.put(idle.sock.sk_wmem_queued, 512)
     reason, either_way = idle.why()
     assert reason == "SCTP counts a struct sctp_chunk for each chunk, and does not charge it"
     assert either_way
 
 
-def test_mptcp_has_a_counter_of_its_own_for_what_it_receives(idle: Idle) -> None:
+@pytest.mark.parametrize("name", ["MPTCP", "MPTCPv6"])
+def test_mptcp_has_a_counter_of_its_own_for_what_it_receives(idle: Idle, name: str) -> None:
     """Up to 6.12; its sockets need not charge whole pages."""
-    idle.be("MPTCP")
+    idle.be(name)
     idle.forward(PAGE)
     mptcp = idle.prog.type("struct mptcp_sock")
     more = 0
@@ -262,7 +264,7 @@ def test_mptcp_has_a_counter_of_its_own_for_what_it_receives(idle: Idle) -> None
         idle.put(idle.sock.value_() + offsetof(mptcp, "rmem_fwd_alloc"), 77, 4)
         more = 77
     found = idle.read()
-    assert found[2:6] == (PAGE + more, "MPTCP", True, 0)
+    assert found[2:6] == (PAGE + more, name, True, 0)
     assert idle.why()[0].startswith("MPTCP")
     assert bool(more) == mptcp.has_member("rmem_fwd_alloc")
 

@@ -25,7 +25,9 @@ from support.guests import DEBIAN_KERNELS, Lab
 from support.planting import Overlay, Write
 
 from memcg_inspect.image.image import Image, image_of
+from memcg_inspect.linux.kernel import stacktrace_pointers
 from memcg_inspect.linux.kernel.stacktrace_pointers import PointerReader
+from memcg_inspect.linux.mm.debug import read_page
 from memcg_inspect.linux.mm.memcontrol_limits import read_limits
 from memcg_inspect.linux.mm.vmalloc_vfree import PartialAreaReader
 from memcg_inspect.linux.mm.zswap import ZswapReader
@@ -298,3 +300,21 @@ def test_areas_are_looked_for_among_objects(prog: Program, monkeypatch: pytest.M
     held = [Held("object", 8), Held("memcg", 16, 16), Held("object", 24, 1), Held("cache", 32)]
     assert PointerReader(Image(prog), [], []).areas(held, [1, 2]) == ()
     assert asked == [([8, 24], [1, 2])]
+
+
+@is_on_image
+def test_large_kmallocs(prog: Program, task: Object, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They have a type of their own since 6.15, and need not be charged."""
+    page = task.stack_vm_area.pages[0]
+    info, word = read_page(Image(prog), page.value_()), page_to_virt(page).value_() + 8
+    reader = PointerReader(Image(prog), [], [])
+    for kind, order, detail in (("large_kmalloc", 2, "unreclaimable"), ("large_kmalloc", 0, "")):
+        made = info._replace(is_kmem=False, payer=0, type=kind, order=order)
+        monkeypatch.setattr(stacktrace_pointers, "read_page", lambda *_, made=made: made)
+        held = Held("kmem", info.head, 0, info.nid, PAGE << order, detail)
+        assert reader.read([word]) == (held,)
+    for order, kinds in ((30, ["folio"]), (31, [])):
+        made = info._replace(is_kmem=False, type="", order=order)
+        monkeypatch.setattr(stacktrace_pointers, "read_page", lambda *_, made=made: made)
+        assert reader.read([word]) == ()
+        assert [held.kind for held in reader.read([page.value_()])] == kinds
