@@ -10,6 +10,7 @@ from support.guests import DEBIAN_KERNELS, Lab
 from support.layouts import MadeImage
 
 from memcg_inspect.image.image import image_of
+from memcg_inspect.linux.block import blk_mq
 from memcg_inspect.linux.block.bio_integrity import integrity_pages
 from memcg_inspect.linux.block.blk_mq import request_blocks
 from memcg_inspect.linux.drivers.random import boot_id
@@ -142,6 +143,20 @@ def test_blocks_of_requests_that_cannot_be_right() -> None:
     assert (coverage.read, coverage.unreadable) == (1, 2)
     assert {one.what for one in coverage.examples} == {"queues of a block device"}
     assert {one.address for one in coverage.examples} == {SETS + 64, PAGES + 0x2000 + 64}
+
+
+def test_a_device_with_the_most_hardware_queues(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert blk_mq._MOST_QUEUES == 16 * 1024
+    image, coverage = disks(1)
+    tags(image, 1, 1, 2, 3)
+    wanted = [block for n in (1, 2, 3) for block in blocks(image, n, 0)]
+    monkeypatch.setattr(blk_mq, "_MOST_QUEUES", 3)
+    assert list(request_blocks(image, coverage)) == wanted
+    monkeypatch.setattr(blk_mq, "_MOST_QUEUES", 2)
+    assert list(request_blocks(image, coverage)) == []
+    [missed] = coverage.examples
+    assert missed.what == "queues of a block device"
+    assert missed.reason.startswith("3 hardware queues")
 
 
 def test_devices_that_are_not_in_the_image() -> None:
@@ -280,6 +295,20 @@ def test_devices_of_a_bus_that_are_not_in_the_image() -> None:
     image.variable("bus_kset", "struct kset *", MISSING)
     assert list(virtqueue_rings(image, coverage)) == []
     assert coverage.unreadable == 1
+    assert [one.what for one in coverage.examples] == ["rings of virtio"]
+
+
+def test_a_bus_before_its_first_device() -> None:
+    """buses_init() has not made ``bus_kset``, or device_add() has not set the device."""
+    image, coverage = virtio("7.3", [SPLIT])
+    image.words(AT, 0)
+    assert list(virtqueue_rings(image, coverage)) == []
+    image.words(AT, AT + 64)
+    assert list(virtqueue_rings(image, coverage)) == OF_SPLIT
+    device = image.pointer("struct device_private *", THINGS + 0x900).device
+    image.words(device.address_ or 0, 0)
+    assert list(virtqueue_rings(image, coverage)) == []
+    assert coverage.unreadable == 0
 
 
 @pytest.mark.parametrize("size", [(1 << 20) + 1, (1 << 64) - 1])

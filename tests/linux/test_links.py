@@ -19,7 +19,7 @@ from memcg_inspect.linux.fs.d_path import dentry_path
 from memcg_inspect.linux.fs.kernfs import kernfs_name, kernfs_path
 from memcg_inspect.linux.kernel.module import has_module
 from memcg_inspect.linux.lib import list as lists
-from memcg_inspect.linux.lib import xarray
+from memcg_inspect.linux.lib import maple_tree, xarray
 from memcg_inspect.linux.lib.list import hlist_entries, idr_entries, list_entries, rbtree_entries
 from memcg_inspect.linux.lib.maple_tree import maple_entries
 from memcg_inspect.linux.lib.xarray import xa_entries
@@ -173,7 +173,7 @@ def test_a_maple_tree_that_is_broken(made: MadeMemory, tree: Object) -> None:
     below = leaf(made, AT[1], AT[10])
     check(inner(made, AT[2], below, AT[2] | 3 << 3 | 4), "the maple tree has a node twice", AT[2])
     check(inner(made, AT[2], below, below), "the maple tree has a node twice", AT[1])
-    check(inner(made, AT[2], below, AT[3] | 9 << 3 | 4), "not a node", AT[3])
+    check(inner(made, AT[2], below, AT[3] | 9 << 3 | 4), "not a node of a maple tree", AT[3])
     check(inner(made, AT[2], 0x1000 | 1 << 3), "could not find memory|memory", 0x1000)
     node = inner(made, AT[2], below)
     for end, slots in ((255, 256), (10, 11)):
@@ -272,6 +272,18 @@ def test_what_does_not_end(links: MadeMemory, monkeypatch: pytest.MonkeyPatch) -
         made.write(AT[n], AT[n + 1] | 2)
     xa = made.at(made.struct("xarray", [("xa_head", made.word)]), AT[0])
     check_too_many(xa_entries(made.image, xa), "XArray has a node twice, or too many")
+
+
+def test_a_maple_tree_that_does_not_end(
+    made: MadeMemory, tree: Object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = leaf(made, AT[1], AT[10]), leaf(made, AT[2], AT[12])
+    made.write(AT[0], root_of(inner(made, AT[3], first, second)))
+    monkeypatch.setattr(maple_tree, "MOST_NODES", 3)
+    assert set(maple_entries(made.image, tree)) == {AT[10], AT[12]}
+    monkeypatch.setattr(maple_tree, "MOST_NODES", 2)
+    with pytest.raises(FaultError, match="^the maple tree has a node twice, or too many"):
+        list(maple_entries(made.image, tree))
 
 
 def check_too_many(walk: Iterable[object], reason: str) -> None:

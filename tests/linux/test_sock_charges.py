@@ -9,6 +9,7 @@ import pytest
 from drgn import FaultError, Object, Program, offsetof, sizeof
 from drgn.helpers.linux.list import list_for_each_entry
 from support.guests import Lab
+from support.layouts import MadeImage
 from support.planting import Overlay, Write
 
 from memcg_inspect.image.image import Image
@@ -513,3 +514,8 @@ def test_bytes_that_are_counted_and_not_charged(
     assert idle.read()[2:6] == (3 * PAGE, "TCP", True, 0)
     places = sock.sk_write_queue.address_, sock.tcp_rtx_queue.address_
     assert asked[1:] == [(*places, 2 * PAGE + 300)]
+
+
+def test_a_kernel_without_sockets() -> None:
+    """CONFIG_NET=n"""
+    assert socket_caches(MadeImage(), Coverage()) == {}
