@@ -143,6 +143,11 @@ def test_page_types(made: Maker) -> None:
     made.page(refs=1)
     expected = [] if made.has("PGTY_slab") else ["slab"]
     assert made.kinds() == [*expected, *names.values(), "", ""]
+    # What a page has beside its type changes nothing.
+    made.pages.clear()
+    for name in names:
+        made.page("reserved", kind=name, refs=1, mapping=MAPPING | ANON, link=POOL)
+    assert made.kinds() == list(names.values())
     # A tail of a compound page says nothing: what it has there is of the compound page.
     made.pages.clear()
     for name in names:
@@ -248,6 +253,9 @@ def test_pages_of_hugetlb_that_are_free(made: Maker) -> None:
     made.page("head", refs=1, order=1)
     made.page(link=MAPPING | 1)
     assert made.kinds()[::2] == ["hugetlb_free", "hugetlb", "hugetlb", ""]
+    made.page("head", kind="hugetlb", order=1, memcg_data=PAYER | 8)
+    made.page(link=MAPPING | 1)
+    assert made.kinds()[-2] == "hugetlb_free"
     # A huge page has more than one page.
     made.orders[made.page("head", kind="hugetlb", refs=0)] = 0
     assert made.kinds()[-1] == "hugetlb"

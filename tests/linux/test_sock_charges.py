@@ -13,6 +13,7 @@ from support.layouts import MadeImage
 from support.planting import Overlay, Write
 
 from memcg_inspect.image.image import Image
+from memcg_inspect.image.lookup import UnknownKernelError
 from memcg_inspect.linux.mm.memcontrol import read_memcgs
 from memcg_inspect.linux.mm.mm_types import scan_pages
 from memcg_inspect.linux.mm.slab import Slab, SlabReader
@@ -519,3 +520,20 @@ def test_bytes_that_are_counted_and_not_charged(
 def test_a_kernel_without_sockets() -> None:
     """CONFIG_NET=n"""
     assert socket_caches(MadeImage(), Coverage()) == {}
+
+
+def test_a_list_of_protocols_that_a_kernel_does_not_have(
+    idle: Idle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Then no protocol can have made a socket."""
+    find = Image.object
+
+    def without(image: Image, name: str) -> Object:
+        if name == "proto_list":
+            raise UnknownKernelError("CONFIG_NET=n")
+        return find(image, name)
+
+    monkeypatch.setattr(Image, "object", without)
+    reader = SockReader(idle.image, idle.slabs, {idle.slab.cache.address: TCP})
+    assert list(reader.in_use(idle.slab)) == []
+    assert socket_caches(idle.image, Coverage()) == {}

@@ -256,6 +256,8 @@ def test_entries_of_zswap(prog: Program, monkeypatch: pytest.MonkeyPatch) -> Non
         assert held(objcg) == [being_stored._replace(payer=objcg)]
         # What an entry has for an obj_cgroup before it is charged may be anything.
         assert held() == [being_stored]
+        put(entry.length, 1)
+        assert held() == [being_stored._replace(bytes=1)]
         # A page that does not compress is stored as it is. Otherwise it is no entry.
         put(entry.length, PAGE)
         assert held() == [being_stored._replace(bytes=PAGE, detail="incompressible")]

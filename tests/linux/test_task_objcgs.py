@@ -16,9 +16,10 @@ STALE = 1
 
 
 def machine(member: str, value: int = 0) -> MadeImage:
-    """Return a machine with nodes 0 and 2, and a task with a member."""
+    """Return a machine with three nodes, and a task with a member."""
     image = MadeImage()
-    image.given[possible_nodes] = (0, 2)
+    image.given[possible_nodes] = range(3)
+    image.declare("struct obj_cgroup { long refcnt; };")
     image.declare(f"struct task_struct {{ int pid; {member} }};")
     image.make("struct task_struct", TASK, {})
     image.words(TASK + 8, value)
@@ -34,8 +35,8 @@ def test_one_for_each_node(stale: int) -> None:
     """A task that has charged nothing yet has no array, and may be told to update it."""
     image = machine("struct obj_cgroup **objcgs;", ARRAY | stale)
     assert caches_objcg(image)
-    image.words(ARRAY, ONE, OTHER, TWO)
-    assert objcgs(image) == ((ONE, TWO), bool(stale))
+    image.words(ARRAY, ONE, TWO, 0, OTHER)
+    assert objcgs(image) == ((ONE, TWO, 0), bool(stale))
     image.words(TASK + 8, stale)
     assert objcgs(image) == ((), bool(stale))
 
