@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import pytest
 from drgn import Object, Program
@@ -16,6 +17,7 @@ from support.made_memory import MadeMemory
 from support.planting import Overlay, Write
 
 from memcg_inspect.image.image import Image
+from memcg_inspect.linux.kernel import fork
 from memcg_inspect.linux.kernel.fork import caches_stacks, read_cached_stacks
 from memcg_inspect.linux.mm.mmzone import possible_cpus
 from memcg_inspect.model import Coverage
@@ -109,13 +111,14 @@ class TestOnImages:
         prog, area = overlay.prog, charged(overlay.prog)
         overlay.write((keep(prog, 1, 0, area.value_()),))
         image, coverage = Image(prog), Coverage()
-        original = image.memory.words
+        assert {page.cpu for page in read_cached_stacks(image, coverage)} == {1}
+        original = fork.kernel_payers
 
-        def words(*given: object) -> list[int]:
+        def payers(*given: Any) -> Mapping[int, tuple[int, int]]:
             overlay.write((keep(prog, 1, 0, 0),))
-            return original(*given)  # type: ignore[arg-type]
+            return original(*given)
 
-        monkeypatch.setattr(image.memory, "words", words)
+        monkeypatch.setattr(fork, "kernel_payers", payers)
         assert list(read_cached_stacks(image, coverage)) == []
         assert coverage.unreadable == 0
 

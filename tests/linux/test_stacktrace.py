@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from typing import NamedTuple
 
 import pytest
-from drgn import Object, Program, SymbolKind
+from drgn import FaultError, Object, Program, SymbolKind
 from drgn.helpers.linux.cpumask import for_each_online_cpu
 from drgn.helpers.linux.percpu import per_cpu
 from drgn.helpers.linux.pid import for_each_task
@@ -330,3 +330,21 @@ def test_a_stack_that_is_missing(
     found = read_running(Image(prog))
     assert of_task(found, task) is None
     assert len([one for one in found if not one.waiting]) == 4
+
+
+def test_a_stack_of_a_running_kernel_that_is_gone(
+    prog: Program, overlay: Overlay, task: Object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The task was found to wait, and may have begun to run: nothing is known of its pointers."""
+
+    def missing(*_: object) -> None:
+        raise FaultError("left out", 0x1000)
+
+    stopped(overlay, task)
+    monkeypatch.setattr(stacktrace, "stack_words", missing)
+    monkeypatch.setattr(Image, "is_moving", True)
+    one = of_task(read_running(Image(prog)), task)
+    assert one is not None
+    assert any(name.startswith("__schedule") for name in one.functions)
+    assert (one.busy, one.held) == (True, None)
+    assert of_task(read_waiting(Image(prog)), task) is None
