@@ -198,6 +198,7 @@ def test_pages_of_page_pools(made: Maker) -> None:
     expected = {
         made.page(refs=1, link=POOL): "page_pool",
         made.page(refs=1, link=POOL | 0x1234 << 16): "page_pool",
+        made.page("lru", refs=1, link=POOL, mapping=MAPPING | ANON): "page_pool",
         made.page(link=POOL): "",
         made.page(refs=1, link=POOL ^ 1 << 60): "",
         made.page(refs=1, link=POOL, memcg_data=PAYER | KMEM): "",

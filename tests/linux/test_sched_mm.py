@@ -273,6 +273,18 @@ def test_a_cpu_that_has_used_all_of_its_stack(
         assert own == told
 
 
+def test_a_cpu_in_user_mode(
+    prog: Program, overlay: Overlay, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A function may have left the pointer set; none is on the stack."""
+    task = cpu_curr(prog, CPU)
+    overlay.write((change(task.active_memcg, memcg_of(prog, task)),))
+    on_stack(overlay, task, *call(prog))
+    frame = Frame(0x401000, sum(stack_of(Image(prog), task)) - 16)
+    monkeypatch.setattr(sched_mm, "unwind", lambda *_: [frame])
+    assert [(one.function, one.why_unknown) for one in found(prog, task)] == [(None, None)]
+
+
 def test_a_cpu_at_the_start_of_a_function(
     prog: Program, overlay: Overlay, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -22,6 +22,7 @@ from drgn.helpers.linux.pid import for_each_task
 from drgn.helpers.linux.slab import find_slab_cache, slab_object_info
 from support.free_pages import free_page
 from support.guests import DEBIAN_KERNELS, Lab
+from support.layouts import MadeImage
 from support.planting import Overlay, Write
 
 from memcg_inspect.image.image import Image, image_of
@@ -320,3 +321,7 @@ def test_large_kmallocs(prog: Program, task: Object, monkeypatch: pytest.MonkeyP
         monkeypatch.setattr(stacktrace_pointers, "read_page", lambda *_, made=made: made)
         assert reader.read([word]) == ()
         assert [held.kind for held in reader.read([page.value_()])] == kinds
+
+
+def test_a_kernel_that_does_not_gather_pages_to_uncharge() -> None:
+    assert stacktrace_pointers._gather(MadeImage()) == ()
