@@ -374,6 +374,7 @@ def test_parts_of_pools_for_dma() -> None:
         coverage = Coverage()
         assert list(atomic_pools(image, coverage)) == wanted[2:]
         assert coverage.unreadable == 1
+        assert [one.what for one in coverage.examples] == ["pool for coherent DMA"]
     assert list(atomic_pools(MadeImage(), Coverage())) == []
 
 
