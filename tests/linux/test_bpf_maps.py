@@ -167,3 +167,39 @@ def test_a_kernel_without_bpf() -> None:
 
 def test_types_of_maps_that_have_allocators() -> None:
     assert types_with_allocators(machine()) == {1, 11, 24}
+
+
+#: Types of maps by structure: the first and the last ones of each, with numbers of this test.
+OF_STRUCTURES = {
+    "bpf_htab": {"HASH": 1, "HASH_OF_MAPS": 2},
+    "bpf_rhtab": {"RHASH": 3},
+    "lpm_trie": {"LPM_TRIE": 4},
+    "bpf_local_storage_map": {"SK_STORAGE": 5, "CGRP_STORAGE": 6},
+    "bpf_map": {"ARRAY": 7, "INSN_ARRAY": 8},
+}
+
+
+@pytest.mark.parametrize("structure", OF_STRUCTURES)
+def test_structures_by_type_on_a_kernel_without_btf(structure: str) -> None:
+    """Each structure but ``struct bpf_map`` has an allocator behind the map here."""
+    image = MadeImage()
+    image.declare(NEW + MAP.replace("struct lpm_trie { struct bpf_map map; void *root; };", ""))
+    if structure != "bpf_map":
+        image.declare(f"struct {structure} {{ struct bpf_map map; struct bpf_mem_alloc ma; }};")
+    types = {f"BPF_MAP_TYPE_{n}": v for of in OF_STRUCTURES.values() for n, v in of.items()}
+    image.enum("bpf_map_type", **types)
+    image.variable("map_idr", "struct idr", AT)
+    image.make("struct idr", AT, {})
+    image.make("struct bpf_map_ops", OPS, {})
+    others = [ONE] if structure == "bpf_map" else [ONE, TWO]
+    for number, kind in enumerate(OF_STRUCTURES[structure].values()):
+        for ops in (0, OPS + 64 * kind):
+            at = MAPS + 0x1000 * number
+            image.make("struct bpf_map_ops", OPS + 64 * kind, {})
+            image.make("struct bpf_map", at, {"ops": ops, "map_type": kind, "objcg": ONE})
+            image.words(at + 24, 0, 0, TWO)
+            assert held(image, at) == others
+    image.words(AT + 8, MAPS)
+    found = read_map_references(image, Coverage())
+    assert (found.held, found.unknown) == (Counter(others), {})
+    assert types_with_allocators(image) == {1, 2, 3, 4, 5, 6}

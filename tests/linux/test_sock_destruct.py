@@ -163,6 +163,11 @@ def test_a_kernel_without_listeners() -> None:
     callbacks(image, 0, (sock(image, 0, ONE), DESTRUCT))
     assert closing_sockets(image, {ONE}) == {ONE: 1}
     assert broadcast_sockets(image) is None
+    # The types of a module may not be known.
+    image.symbol_at(BROADCAST, min(place(BROADCAST)), 2)
+    works(image, (sock(image, 1, ONE), BROADCAST, 1))
+    assert closing_sockets(image, {ONE}) == {ONE: 1}
+    assert broadcast_sockets(image) is None
 
 
 def test_a_kernel_without_sockets() -> None:
