@@ -60,7 +60,9 @@ def test_a_pool_that_cannot_be_one(number: int, order: int) -> None:
     image, coverage = pool(number, order)
     assert list(integrity_pages(image, coverage)) == []
     assert (coverage.read, coverage.unreadable) == (0, 1)
-    assert coverage.examples[0].what == "integrity_buf_pool"
+    [missed] = coverage.examples
+    assert (missed.what, missed.address) == ("integrity_buf_pool", 0)
+    assert missed.reason.startswith(f"a pool of {number} blocks of order {order}")
 
 
 def test_a_pool_that_is_not_in_the_image() -> None:

@@ -13,6 +13,7 @@ import pytest
 from drgn import FaultError
 from support.layouts import MadeImage
 
+from memcg_inspect.linux.kernel import bpf
 from memcg_inspect.linux.kernel.bpf import (
     map_objcgs,
     read_map_references,
@@ -203,3 +204,23 @@ def test_structures_by_type_on_a_kernel_without_btf(structure: str) -> None:
     found = read_map_references(image, Coverage())
     assert (found.held, found.unknown) == (Counter(others), {})
     assert types_with_allocators(image) == {1, 2, 3, 4, 5, 6}
+
+
+def test_structures_by_btf_id(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A type that is not known to this program is read, too. The number is 0 without BTF."""
+    image, asked = machine(), list[int]()
+
+    def struct_of(_: object, number: int) -> str | None:
+        asked.append(number)
+        return {5: "bpf_htab"}.get(number)
+
+    monkeypatch.setattr(bpf, "struct_of_btf_id", struct_of)
+    at = made(image, 0, 1, ONE)
+    image.words(image.pointer("struct bpf_htab *", at).ma.objcg.address_, TWO)
+    ids = AT + 0x2000
+    for kind, number, held_by in ((99, 5, [ONE, TWO]), (98, 6, [ONE]), (97, 0, [ONE])):
+        image.words(ids + 16 * kind, number)
+        image.make("struct bpf_map_ops", OPS + 64 * kind, {"map_btf_id": ids + 16 * kind})
+        image.make("struct bpf_map", at, {"ops": OPS + 64 * kind, "map_type": kind, "objcg": ONE})
+        assert held(image, at) == held_by
+    assert asked == [5, 6]

@@ -148,6 +148,16 @@ def test_a_ring_with_more_pages_than_it_says(says: int, adds: int, read: bool) -
         assert coverage.examples[0].reason.startswith("a ring buffer has more pages than it says")
 
 
+def test_a_part_of_a_ring_whose_page_is_not_allocated() -> None:
+    """__rb_allocate_pages() links it before it has a page."""
+    image, coverage = tracer(), Coverage()
+    image.words(AT + 32, buffer(image, 0, ring(image, 0, 3), 0))
+    image.words(LINKS + 32 + 24, 0)
+    first, _, last = pages_of(0, 3)
+    assert list(ring_buffer_pages(image, coverage)) == [first, last]
+    assert coverage == Coverage(read=1)
+
+
 def test_rings_that_are_not_in_the_image() -> None:
     image, coverage = tracer(), Coverage()
     image.words(AT + 32, buffer(image, 0, MISSING, ring(image, 1, 2)))
