@@ -124,6 +124,15 @@ def test_a_maple_tree(made: MadeMemory, tree: Object) -> None:
     assert set(maple_entries(made.image, tree)) == {AT[10], AT[11], *AT[20:36], *AT[40:55]}
 
 
+def test_a_node_with_all_slots_but_one(made: MadeMemory, tree: Object) -> None:
+    """Its last pivot is 0: then ``meta``, which is where the last slot is, has the number."""
+    leaves = [leaf(made, place, place) for place in AT[10:25]]
+    made.write(AT[0], root_of(inner_without_gaps(made, AT[1], *leaves)))
+    made.write(AT[1] + 8 * 15, 0)
+    made.write(AT[1] + 8 * 31, 14, 1)
+    assert set(maple_entries(made.image, tree)) == set(AT[10:25])
+
+
 def test_a_full_root_of_a_maple_tree(made: MadeMemory, tree: Object) -> None:
     """It is for all indexes. If its last pivot is the largest one, no slot follows."""
     made.write(AT[0], root_of(leaf(made, AT[1], *AT[20:35])))

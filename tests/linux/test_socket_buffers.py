@@ -55,10 +55,10 @@ FRAGMENTS = {
 }
 
 
-def machine(release: str = "7.3") -> MadeImage:
+def machine(release: str = "7.3", structures: str = STRUCTURES) -> MadeImage:
     """Return a machine with four sockets, whose queues are empty."""
     image = MadeImage()
-    image.declare(FRAGMENTS[release] + STRUCTURES)
+    image.declare(FRAGMENTS[release] + structures)
     image.enum(None, SKBFL_PURE_ZEROCOPY=PURE)
     for number in range(4):
         image.make("struct sock", sock(number), {})
@@ -129,6 +129,15 @@ def test_pages_of_sockets(release: str) -> None:
     wanted = [PAGES, *pages(1, 2), *pages(2, 17), *(p for n in range(3, 8) for p in pages(n, 1))]
     assert sorted(found) == sorted(wanted)
     assert coverage == Coverage(read=2)
+
+
+def test_ends_of_buffers_that_are_pointers() -> None:
+    """Without NET_SKBUFF_DATA_USES_OFFSET."""
+    image = machine(structures=STRUCTURES.replace("unsigned int end;", "unsigned char *end;"))
+    buffers = [buffer(image, n, pages(n, n), end=HEADS + 1024 * n + END) for n in (1, 2)]
+    queue(image, 0, "sk_write_queue", *buffers)
+    found = list(socket_fragments(image, [sock(0)], Coverage()))
+    assert found == [*pages(1, 1), *pages(2, 2)]
 
 
 def test_memory_that_is_no_page_has_bit_0_set() -> None:
