@@ -24,9 +24,12 @@ from memcg_inspect.linux.mm.memcontrol_vmstats import (
     StatReader,
     event_slots,
     item_names,
+    lruvec_items,
+    memcg_items,
     node_stat_items,
     reparented_items,
     slot_names,
+    stat_items,
 )
 from memcg_inspect.model import Stat
 from memcg_inspect.model_counters import CounterWord
@@ -466,8 +469,49 @@ def test_local_counters_that_move_to_the_parent() -> None:
     found = reparented(Reparenting(v2=False))
     assert found.of_nodes == set(LRU_ITEMS)
     # memcg1_stats[] of mm/memcontrol-v1.c
-    assert found.of_memcgs >= {*LRU_ITEMS, "NR_FILE_PAGES", "MEMCG_SWAP", "NR_SWAPCACHE"}
-    assert "NR_SLAB_RECLAIMABLE_B" not in found.of_memcgs
+    assert found.of_memcgs == {
+        *LRU_ITEMS,
+        *("NR_FILE_PAGES", "NR_ANON_MAPPED", "NR_ANON_THPS", "NR_SHMEM", "NR_FILE_MAPPED"),
+        *("NR_FILE_DIRTY", "NR_WRITEBACK", "WORKINGSET_REFAULT_ANON", "WORKINGSET_REFAULT_FILE"),
+        *("MEMCG_SWAP", "NR_SWAPCACHE"),
+    }
+    assert list(LRU_ITEMS) == [
+        *("NR_INACTIVE_ANON", "NR_ACTIVE_ANON", "NR_INACTIVE_FILE", "NR_ACTIVE_FILE"),
+        "NR_UNEVICTABLE",
+    ]
+
+
+def test_items_that_memcgs_do_not_count() -> None:
+    """They have no index. An enumeration without an end has only items."""
+    image = kernel("6.13")
+    image.write(VARIABLES + 64, bytes([0, 0xFF, 1, 0xFF, 2]))
+    assert memcg_items(image) == ("MEMCG_KMEM",)
+    assert lruvec_items(image) == ("NR_SLAB_RECLAIMABLE_B", "NR_PAGETABLE")
+    assert StatReader(image, ALL).slots == {
+        "NR_SLAB_RECLAIMABLE_B": 0,
+        "NR_PAGETABLE": 1,
+        "MEMCG_KMEM": 2,
+    }
+    assert stat_items(image, "enum node_stat_item", "NO_SUCH_ITEM") == {
+        0: "NR_SLAB_RECLAIMABLE_B",
+        1: "NR_DIRTIED",
+        2: "NR_PAGETABLE",
+        3: "NR_VM_NODE_STAT_ITEMS",
+    }
+    assert StatReader(image, ("NO_SUCH_ITEM", "NR_DIRTIED")).slots == {}
+
+
+def test_an_index_beyond_the_arrays() -> None:
+    """A damaged table has one. The item has no counter then."""
+    image = kernel("6.13")
+    image.write(VARIABLES + 64, bytes([0, 0xFF, 1, 3, 4]))
+    put(image, memcg(image).vmstats.state, 3, 5)
+    reader = StatReader(image, ALL)
+    found = reader.memcg(memcg(image))
+    assert found.keys() == {"NR_SLAB_RECLAIMABLE_B", "NR_PAGETABLE", "MEMCG_SWAP"}
+    assert found["MEMCG_SWAP"].state == 5
+    assert {word.item for word in reader.memcg_words(memcg(image))} == found.keys()
+    assert reader.lruvec(pn(image)).keys() == {"NR_SLAB_RECLAIMABLE_B", "NR_PAGETABLE"}
 
 
 @pytest.mark.image
