@@ -192,8 +192,8 @@ def _check_direct_map(image: Image, found: MemMap) -> None:
             pass
         raise ImageError(
             f"the direct map does not begin at {found.direct_map:#x}: the pglist_data at "
-            f"{pgdat.value_():#x} is not at the physical address {physical:#x}; page_offset_base "
-            "is damaged, or this layout of memory is not known"
+            f"{pgdat.value_():#x} is not at the physical address {physical - start:#x}; "
+            "page_offset_base is damaged, or this layout of memory is not known"
         )
 
 
