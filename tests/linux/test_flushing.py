@@ -9,7 +9,7 @@ with four CPUs and MEMCG_CHARGE_BATCH of 64.
 from __future__ import annotations
 
 import pytest
-from drgn import Object, Program, sizeof
+from drgn import FaultError, Object, Program, sizeof
 from support.guests import Lab
 from support.layouts import MadeImage
 from support.planting import Overlay, Write
@@ -19,6 +19,7 @@ from memcg_inspect.linux.mm.memcontrol_flush import FlushRule
 from memcg_inspect.linux.mm.mmzone import online_cpus
 
 BATCH, CPUS = 64, 4
+VARIABLES, MEMCG = 0xFFFFFFFF82000000, 0xFFFF888000000000
 
 
 def due_after(prog: Program, counter: Object, *updates: int) -> list[bool | None]:
@@ -74,3 +75,41 @@ def test_without_the_variable_it_is_not_known() -> None:
     image.words(0xFFFFFFFF82000000, 0b11)
     memcg = Object(image.prog, "struct mem_cgroup *", 0xFFFF888000000000)
     assert FlushRule(image).is_due(memcg) is None
+
+
+def made_kernel(stats: str) -> MadeImage:
+    """Return a kernel with two possible CPUs, one of which is online."""
+    image = MadeImage()
+    image.declare("struct cpumask { unsigned long bits[1]; }; struct atomic { int counter; };")
+    image.declare(f"struct memcg_vmstats {{ {stats} }};")
+    image.declare("struct mem_cgroup { long id; struct memcg_vmstats *vmstats; };")
+    image.variable("__cpu_online_mask", "struct cpumask", VARIABLES)
+    image.words(VARIABLES, 0b10)
+    image.words(MEMCG, 0, MEMCG + 64)
+    return image
+
+
+def test_updates_of_a_memcg() -> None:
+    """The threshold is of the CPUs that are online, and each possible one may hold some back."""
+    image = made_kernel("long state; struct atomic stats_updates;")
+    rule = FlushRule(image)
+    assert rule.most_updates == 64 + 2 * 63
+    memcg = image.pointer("struct mem_cgroup *", MEMCG)
+    for updates, is_due in ((0, False), (64, False), (65, True)):
+        image.words(MEMCG + 64, 1000, updates)
+        assert rule.is_due(memcg) is is_due
+    assert rule.bound("NR_FILE_PAGES") == 190
+    assert rule.bound("MEMCG_PERCPU_B") == 190 * 2 * 4096
+    assert rule.bound("NR_KERNEL_STACK_KB") == 190 * 2 * 4
+    with pytest.raises(FaultError):
+        rule.is_due(image.pointer("struct mem_cgroup *", MEMCG + 4096))
+
+
+def test_updates_of_all_memcgs() -> None:
+    image = made_kernel("long state;")
+    image.variable("stats_flush_threshold", "struct atomic", VARIABLES + 64)
+    rule, memcg = FlushRule(image), image.pointer("struct mem_cgroup *", MEMCG)
+    assert rule.most_updates == 127 + 2 * 64
+    for updates, is_due in ((0, False), (1, False), (2, True)):
+        image.words(VARIABLES + 64, updates)
+        assert rule.is_due(memcg) is is_due

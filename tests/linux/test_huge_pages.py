@@ -14,6 +14,7 @@ from support.layouts import MadeImage
 from support.planting import Overlay, Write
 
 from memcg_inspect.image.image import Image, image_of
+from memcg_inspect.linux.mm import huge_memory
 from memcg_inspect.linux.mm.huge_memory import huge_zero_pages
 from memcg_inspect.linux.mm.khugepaged import may_have_collapsed_files
 from memcg_inspect.linux.mm.memremap import has_user_pages_on_devices
@@ -136,6 +137,67 @@ def free_pfn(prog: Program) -> int:
 
 def test_kernels_without_device_memory() -> None:
     assert has_user_pages_on_devices(MadeImage()) is False
+
+
+def test_memory_of_some_devices() -> None:
+    """Any of the devices may have pages of processes."""
+    image, at = MadeImage(), 0xFFFF888000200000
+    image.declare("""
+        struct xarray { void *xa_head; };
+        struct xa_node { unsigned long count; void *slots[4]; };
+        struct dev_pagemap { unsigned long altmap; unsigned int type; };
+    """)
+    image.enum(None, MEMORY_DEVICE_PRIVATE=1, MEMORY_DEVICE_COHERENT=2)
+    image.variable("pgmap_array", "struct xarray", at)
+    image.words(at, at + 64 | 2)
+    image.words(at + 64, 0, 0, at + 256, at + 320, 0)
+    for first, second, has_pages in ((3, 4, False), (3, 1, True), (2, 4, True), (0, 0, False)):
+        image.words(at + 256, 1, first)
+        image.words(at + 320, 1, second)
+        assert has_user_pages_on_devices(image) is has_pages
+
+
+# Made by hand
+
+
+def test_the_huge_page_of_zeroes_of_a_made_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(huge_memory, "memory_map_end", lambda _: 1000)
+    image, at, gone = MadeImage(), 0xFFFF888000200000, 0xFFFF888077700000
+    image.enum(None, PAGE_SHIFT=12)
+    image.variable("huge_zero_pfn", "unsigned long", at)
+    for pfn, expected in ((512, range(512, 1024)), (999, range(999, 1511)), (1000, range(0))):
+        image.words(at, pfn)
+        assert huge_zero_pages(image, Coverage()) == expected
+    image.variable("huge_zero_pfn", "unsigned long", gone)
+    coverage = Coverage()
+    assert huge_zero_pages(image, coverage) == range(0)
+    assert [(e.what, e.address) for e in coverage.examples] == [("huge_zero_pfn", gone)]
+    assert "not made" in coverage.examples[0].reason
+    assert coverage.read == 0
+
+
+def test_collapsed_files_of_a_made_kernel() -> None:
+    """Any CPU may have counted one; what is missing may have."""
+    image, at = MadeImage(), 0xFFFF888000200000
+    image.declare("struct vm_event_state { unsigned long event[8]; };")
+    image.enum(None, THP_COLLAPSE_ALLOC=5)
+    image.variable("__per_cpu_offset", "unsigned long[2]", at)
+    image.words(at, at, at + 4096)
+    image.variable("vm_event_states", "struct vm_event_state", 256)
+    for cpu in (0, 1):
+        image.make("struct vm_event_state", at + 4096 * cpu + 256, {})
+        image.words(at + 4096 * cpu + 256 + 32, 7, 0, 7)  # other events
+    assert may_have_collapsed_files(image) is False
+    for cpu in (0, 1):
+        image.words(at + 4096 * cpu + 256 + 40, 1)
+        assert may_have_collapsed_files(image) is True
+        image.words(at + 4096 * cpu + 256 + 40, 0)
+    image.forget(at + 4096)
+    assert may_have_collapsed_files(image) is True
+    newer = MadeImage()
+    newer.enum(None, THP_COLLAPSE_ALLOC=5)
+    newer.declare("struct mem_cgroup_per_node { void *objcg; };")  # since 7.1
+    assert may_have_collapsed_files(newer) is False
 
 
 # Hash tables

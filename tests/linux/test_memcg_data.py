@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
-from drgn import FaultError
+from drgn import FaultError, Object, TypeParameter
 from support.guests import DEBIAN_KERNELS, Lab
 from support.layouts import FRAMES, NODE_1, MadeImage
 from support.made_pages import NO_TYPE, TYPES, kernel_with_pages, put, put_compound
@@ -43,6 +43,26 @@ def test_the_node_of_the_folio_counts_since_7_2(lab: Lab, kernel: str) -> None:
 
 def test_the_compiler_left_no_such_function() -> None:
     assert charges_node_of_folio(MadeImage()) is False
+
+
+@pytest.mark.parametrize(
+    ("names", "by_node"), [((), False), (("memcg",), False), (("memcg", "nid"), True)]
+)
+def test_parameters_of_the_function(names: tuple[str, ...], by_node: bool) -> None:
+    """It takes the node since 7.2."""
+    image = MadeImage()
+    of = image.prog.type("unsigned long")
+    type_ = image.prog.function_type(of, [TypeParameter(of, name) for name in names])
+    name = "__get_obj_cgroup_from_memcg"
+    image._objects[name] = Object(image.prog, type_, address=0xFFFFFFFF81000000)
+    assert charges_node_of_folio(image) is by_node
+
+
+def test_a_variable_with_the_name_of_the_function() -> None:
+    """As kallsyms alone shows it."""
+    image = MadeImage()
+    image.variable("__get_obj_cgroup_from_memcg", "unsigned long", 0xFFFFFFFF81000000)
+    assert charges_node_of_folio(image) is False
 
 
 # Pages of the kernel

@@ -79,11 +79,17 @@ RELEASES = {
 }
 
 
-def kernel(release: str) -> MadeImage:
-    """Return a kernel with one memcg and one node, whose counters are all 0."""
+def kernel(release: str, first: str = "") -> MadeImage:
+    """
+    Return a kernel with one memcg and one node, whose counters are all 0.
+
+    :param first: array that comes before the others in the parts of CPUs
+    """
     of = RELEASES[release]
     image, (own, lruvec) = MadeImage(), of.lengths
     local = "long state_local[{0}];" if of.local else ""
+    names = sorted(("state", "events", "state_prev", "events_prev"), key=lambda n: n != first)
+    arrays = " ".join(f"long {n}[{own if n.startswith('state') else 2}];" for n in names)
     more = "unsigned long events_local[2];" if of.local else ""
     image.declare(
         f"""
@@ -94,8 +100,7 @@ def kernel(release: str) -> MadeImage:
         }};
         struct memcg_vmstats_percpu {{
             unsigned int stats_updates; void *parent; void *vmstats;
-            long state[{own}]; unsigned long events[2];
-            long state_prev[{own}]; unsigned long events_prev[2];
+            {arrays}
         }};
         struct lruvec_stats {{
             long state[{lruvec}]; {local.format(lruvec)} long state_pending[{lruvec}];
@@ -264,6 +269,20 @@ def test_events_of_a_memcg() -> None:
     assert found["PGFAULT"] == found["MEMCG_KMEM"] == Stat(0, 0, 0, 0)
     assert changes == {1: {"PGMAJFAULT": 3}}
     assert "PGFAULT" not in StatReader(image, ALL).memcg(memcg(image))
+
+
+@pytest.mark.parametrize("first", ["state", "events", "state_prev", "events_prev"])
+def test_any_array_may_be_the_first(first: str) -> None:
+    image = kernel("6.13", first)
+    for cpu, now, before in ((0, 9, 4), (1, 0, 2)):
+        part = of_cpu(image, cpu)
+        for array, slot, value in (
+            *((part.state, 3, now), (part.state_prev, 3, before)),
+            *((part.events, 1, 10 * now), (part.events_prev, 1, 10 * before)),
+        ):
+            put(image, array, slot, value)
+    found = StatReader(image, ALL, EVENTS).memcg(memcg(image))
+    assert (found["MEMCG_KMEM"].percpu, found["PGMAJFAULT"].percpu) == (3, 30)
 
 
 def arrays(image: MadeImage) -> StatArrays:

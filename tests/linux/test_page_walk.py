@@ -24,6 +24,7 @@ from memcg_inspect.linux.mm.mm_types import (
     PagePiece,
     page_layout,
     pages_per_piece,
+    scan_pages,
     scan_range,
 )
 from memcg_inspect.linux.mm.mm_types_columns import FlagColumn, Marker, PageColumns
@@ -256,6 +257,53 @@ def test_a_range_that_begins_in_a_compound_page(covered: str) -> None:
         assert piece.raw.orders == ({8: 1} if covered == "beyond" else {})
     else:
         assert set(piece.raw.orders) >= {0, 2, 4, 6}
+
+
+def scanned(
+    image: MadeImage, monkeypatch: pytest.MonkeyPatch, stop_at: int | None = None
+) -> tuple[list[PagePiece], list[tuple[str, float]]]:
+    """Scan two ranges in pieces of 64 pages; stop when a piece begins, if it is given."""
+    ranges, said = [PageRange(0, 100), PageRange(128, 228)], list[tuple[str, float]]()
+    monkeypatch.setattr("memcg_inspect.image.memory.PIECE", 4096)
+    monkeypatch.setattr("memcg_inspect.linux.mm.mm_types.PIECE", 4096)
+    monkeypatch.setattr("memcg_inspect.linux.mm.mm_types.page_ranges", lambda _: ranges)
+
+    def report(what: str, share: float) -> None:
+        image.progress.stop = len(said) == stop_at
+        said.append((what, share))
+
+    image.progress.report = report
+    return list(scan_pages(image)), said
+
+
+def test_progress_of_a_walk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is the share of the pages that were read. Missing pages count, too."""
+    image = kernel_with_pages(TYPES["7.1"])
+    for pfn in range(64):
+        put(image, pfn, 0, NO_TYPE, 0)
+    put(image, 192, 0, NO_TYPE, PAYERS[0] | 2)
+    pieces, said = scanned(image, monkeypatch)
+    assert said == [("pages", n / 200) for n in (0, 64, 100, 164)]
+    assert [(piece.pages, piece.unreadable) for piece in pieces] == [
+        *((64, None), (0, FRAMES.page(64)), (0, FRAMES.page(128)), (36, None)),
+    ]
+    assert [kmem.page for kmem in pieces[3].kmem] == [FRAMES.page(192)]
+
+
+def test_a_walk_that_is_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The piece that would be next is not read, and is the last one."""
+    image = kernel_with_pages(TYPES["7.1"])
+    for pfn in range(128):
+        put(image, pfn, 0, NO_TYPE, 0)
+    pieces, said = scanned(image, monkeypatch, stop_at=1)
+    assert [(piece.pages, piece.unreadable) for piece in pieces] == [
+        (64, None),
+        (0, FRAMES.page(64)),
+    ]
+    assert len(said) == 2
+    monkeypatch.setattr("memcg_inspect.image.memory.PIECE", 2048)
+    pieces, _ = scanned(image, monkeypatch, stop_at=0)
+    assert [(piece.pages, piece.unreadable) for piece in pieces] == [(0, FRAMES.page(0))]
 
 
 def test_kernels_that_do_not_charge_pages() -> None:
