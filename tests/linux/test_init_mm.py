@@ -209,6 +209,24 @@ def test_tables_of_what_user_space_sees(image: MadeImage) -> None:
     assert (coverage.read, coverage.unreadable) == (len(OF_KERNEL) + 2, 0)
 
 
+class Stricter(X86Geometry):
+    """Entries with bit 60 are not used, whatever they look like."""
+
+    def is_valid(self, entry: int) -> bool:
+        return super().is_valid(entry) and not entry >> 60
+
+
+def test_entries_that_the_processor_does_not_use(image: MadeImage) -> None:
+    image.given[page_table_geometry] = Stricter(4, 0)
+    with_user_half(image)
+    unused = 1 << 60
+    image.words(memory(PMD) + 8 * 8, to(0x1A0, unused | TABLE), to(0x1A1, unused | LEAF))
+    image.words(memory(0x180) + 8 * 5, to(0x1A2, unused | TABLE))
+    tables = KernelTables(image, Coverage())
+    assert tables.pfns == OF_KERNEL | {0x180, 0x181, 0x182}
+    assert framed(tables, VMALLOC + 9 * HUGE, PAGE) == []
+
+
 @pytest.mark.parametrize("gone", [USER_TOP, 0x180])
 def test_tables_of_what_user_space_sees_that_are_missing(image: MadeImage, gone: int) -> None:
     with_user_half(image)

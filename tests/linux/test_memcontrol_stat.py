@@ -92,6 +92,29 @@ def test_lines_that_no_table_has() -> None:
     assert units == {("events", 1, False)}
 
 
+@pytest.mark.parametrize("event", ["PGSCAN", "PGSTEAL"])
+def test_who_reclaims(event: str) -> None:
+    """One line has the sum. Anonymous pages and those of files are the same pages again."""
+    image, by = kernel(("file", 0)), ("KHUGEPAGED", "PROACTIVE", "DIRECT", "KSWAPD", "ANON")
+    image.given[event_slots] = {f"{event}_{one}": slot for slot, one in enumerate(by)}
+    found = lines(image)
+    order = ("KSWAPD", "DIRECT", "PROACTIVE", "KHUGEPAGED")
+    extra = ("PGSCAN_DIRECT",) if event == "PGSTEAL" else ()  # an item of nodes
+    other = "pgsteal" if event == "PGSCAN" else "pgscan"
+    assert found[event.lower()].items == tuple(f"{event}_{one}" for one in order)
+    assert found[other].items == extra
+    assert [name for name in found if name.startswith(f"{event.lower()}_")] == [
+        f"{event.lower()}_{one.lower()}" for one in by
+    ]
+
+
+def test_a_name_that_is_no_text() -> None:
+    """The image is damaged. The bytes are escaped."""
+    image = kernel(("file", 0))
+    image.write(NAMES, b"fil\xe9\0")
+    assert list(lines(image))[0] == "fil\\xe9"
+
+
 @pytest.mark.parametrize(
     ("has_flag", "flags", "accounts"),
     [(True, HUGETLB, True), (True, HUGETLB | 1, True), (True, 1, False), (False, 0, True)],
