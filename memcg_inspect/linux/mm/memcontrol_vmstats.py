@@ -528,9 +528,7 @@ class StatReader:
 
     def _of_lruvec(self, pn: Object) -> tuple[int, int, _Layout]:
         lruvec_stats = pn.lruvec_stats
-        address = lruvec_stats.address_ if self._embedded else lruvec_stats.value_()
-        if address is None:
-            raise FaultError("lruvec_stats has no address", 0)
+        address = lruvec_stats.address_ or 0 if self._embedded else lruvec_stats.value_()
         return address, pn.lruvec_stats_percpu.value_(), self._lruvec
 
     def lruvec_stats(self, pn: Object, arrays: StatArrays) -> Mapping[str, Stat]:
