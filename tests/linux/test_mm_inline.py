@@ -205,6 +205,24 @@ def test_how_many_folios_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
         assert read(image)[0].by_generation is is_right
 
 
+def test_the_most_folios_that_are_looked_at() -> None:
+    """Of 16 lruvecs with 16 lists each; what is behind them is not looked at."""
+    image = kernel()
+    places = [PLACES + 0x100000 + n * 4096 for n in range(17)]
+    for n, place in enumerate(places):
+        image.make("struct mem_cgroup_per_node", place, {})
+        for generation in range(4):
+            for kind, zone in ((0, 0), (0, 1), (1, 0), (1, 1)):
+                head = pn(image, place).lruvec.lrugen.folios[generation][kind][zone]
+                put_folio(image, head, 100 + generation + 4 * (n == 16), generation + 1)
+        if n == 16:
+            put_folio(image, pn(image, place).lruvec.lrugen.folios[0][0][0], 200, 0)
+    for first, is_right in ((0, True), (1, False)):
+        reader = LruReader(image, Coverage())
+        reader.sizes({(MEMCG, n): pn(image, places[n]) for n in range(first, 17)})
+        assert reader.by_generation is is_right
+
+
 # Batches of walks
 
 
