@@ -122,6 +122,12 @@ def test_nodes_in_page_flags() -> None:
         mem_map(image)
 
 
+def test_tags_in_pointers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The highest byte, of arm64 with KASAN."""
+    monkeypatch.setattr(mmzone, "tag_bits", lambda _: 0xFF << 56)
+    assert mem_map(kernel()) == WHOLE._replace(address_bits=(1 << 56) - 1)
+
+
 def test_kernels_without_a_memory_map() -> None:
     image = kernel(array="another_array")
     del image._objects["another_array"]
