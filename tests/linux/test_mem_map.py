@@ -10,7 +10,14 @@ from drgn import Object
 from support.layouts import MadeImage
 
 from memcg_inspect.linux.mm import mmzone
-from memcg_inspect.linux.mm.mmzone import MemMap, PageRange, mem_map, page_ranges, steady_nodes
+from memcg_inspect.linux.mm.mmzone import (
+    MemMap,
+    PageRange,
+    mem_map,
+    page_ranges,
+    possible_cpus,
+    steady_nodes,
+)
 from memcg_inspect.model import ImageError
 
 VARIABLES, MISSING = 0xFFFFFFFF82000000, 0xFFFF888077700000
@@ -115,10 +122,35 @@ def test_nodes_in_page_flags() -> None:
     for nid, pfn in enumerate(FIRST_PFNS):
         flags(image, pfn, nid << 56)
     assert mem_map(image) == WHOLE._replace(node_shift=56, node_mask=255)
+    # Two nodes need one bit.
+    image = kernel(nodes=2)
+    image.words(STATES, 0b11, 0b11)
+    image.words(VARIABLES, 2)
+    flags(image, FIRST_PFNS[1], 1 << 63)
+    assert mem_map(image) == WHOLE._replace(node_shift=63, node_mask=1)
+    # One node needs none: contig_page_data is in the image of the kernel.
     image = kernel(array="mem_map", nodes=None)
-    image.words(STATES, 1, 0)
+    image.words(STATES, 1, 1)
     image.words(VARIABLES, 1)
-    with pytest.raises(ImageError, match="node_states is damaged"):
+    image.variable("contig_page_data", "struct pglist_data", VARIABLES + 8192)
+    image.make("struct pglist_data", VARIABLES + 8192, {"node_present_pages": 64})
+    flags(image, 0, 1 << 63)
+    assert mem_map(image) == WHOLE._replace(node_shift=64, node_mask=0)
+
+
+def test_masks_that_are_damaged() -> None:
+    """Nothing else is read then: walks of masks need these counts."""
+    image = kernel()
+    del image.given[possible_cpus]
+    image.declare("struct cpumask { unsigned long bits[1]; };")
+    image.variable("nr_cpu_ids", "unsigned int", VARIABLES + 1024)
+    image.variable("__cpu_possible_mask", "struct cpumask", VARIABLES + 1032)
+    image.words(VARIABLES + 1024, 65, 3)
+    with pytest.raises(ImageError, match="nr_cpu_ids is 65, and the possible CPUs are"):
+        mem_map(image)
+    image = kernel()
+    image.words(VARIABLES, 5)
+    with pytest.raises(ImageError, match="nr_node_ids is 5, and the possible nodes are"):
         mem_map(image)
 
 
