@@ -88,13 +88,16 @@ class Covering:
         ran, times = self._ran(path)
         lines = _statement((self.tree / path).read_text(), line)
         names = set[str]().union(*(ran.get(line, ()) for line in lines))
-        if "" in names:  # of the module: any test that runs a line of it may notice
-            names = names.union(*ran.values())
+        of_file = cache(lambda file: self._is_of(file, path))
+        is_of = {test: of_file(test.partition("::")[0]) for test in times}
+        if "" in names:
+            # Of the module: any test that runs a line of it may notice, and any other one that uses
+            # what the module makes of lines elsewhere.
+            names = names.union(*ran.values(), (test for test, is_one in is_of.items() if is_one))
         # "ID|phase", and of programs that a test starts "ID (phase)"
         found = {re.sub(r"\|.*$| \([a-z]+\)$", "", name) for name in names}
-        is_of = cache(lambda file: self._is_of(file, path))
         some = sorted((times[test], test) for test in found & times.keys())
-        return sorted(some, key=lambda one: not is_of(one[1].partition("::")[0]))
+        return sorted(some, key=lambda one: not is_of[one[1]])
 
     def _is_of(self, file: str, path: str) -> bool:
         """Return whether a file of tests imports a module."""

@@ -72,6 +72,19 @@ def test_work_items_and_maps_that_are_missing(
     assert len(missed(found, "bpf")) == 1
 
 
+def test_each_reader_counts_for_its_subject(board: Board, collector: RangeCollector) -> None:
+    found = read(collector, board).coverage
+    assert collector._pages is found["pages"]
+    assert collector._slabs.coverage is found["slab"]
+    assert collector._socks.coverage is found["sock"]
+    assert collector._socks.queues is found["sock_queues"]
+    assert collector._socks.others is found["other_socks"]
+    assert collector._notify.coverage is found["notify"]
+    assert collector._users.coverage is found["user_pages"]
+    assert collector._released.coverage is found["css"]
+    assert collector._maps.coverage is found["bpf"]
+
+
 def test_what_slabs_that_nobody_wants_to_see_are(collector: RangeCollector) -> None:
     """They are read in groups. Others are read one by one."""
     readers = [collector._released, collector._maps, collector._socks, collector._notify]

@@ -117,7 +117,8 @@ def test_a_mutant_meets_the_tests_that_run_its_line(tmp_path: Path) -> None:
         return {test.removeprefix("test_all.py::test_") for _, test in tests.tests(path, line)}
 
     assert covering("pack/one.py", 7) == {"f"}
-    assert covering("pack/one.py", 1) == {"f"}  # a constant of the module
+    # A constant of the module: all tests of a file that imports it.
+    assert covering("pack/one.py", 1) == {"f", "g[1]", "g[2]", "program"}
     assert covering("pack/one.py", 6) == set()
     assert covering("pack/two.py", 2) == {"g[1]", "g[2]"}
     assert covering("pack/two.py", 6) == {"program"}

@@ -79,7 +79,8 @@ class Tree:
 
     def filesystem(self) -> int:
         """Make a filesystem of a device."""
-        kind = self.new(self.new(b"tmpfs"))
+        self.type_name = self.new(b"tmpfs")
+        kind = self.new(self.type_name)
         block = self.new(kind, b"vda1")
         if self.is_list:
             self.made.write(block + 40, block + 40)
@@ -212,6 +213,9 @@ def test_names_of_mappings(has_name: bool) -> None:
     # No name leads to it, as to a file that was opened by its number.
     made.write(inode + 8, 0)
     assert name(mapping) == "(inode 7 of tmpfs vda1)"
+    made.write(tree.type_name, b"t\xff")
+    made.write(block + 8, b"vd\xff")
+    assert name(mapping) == "(inode 7 of t\\xffpfs vd\\xff1)"
     made.write(mapping, 0)
     assert name(mapping) == "(no file)"
     # d_dname() makes a name without a directory.

@@ -97,6 +97,13 @@ def test_members(code: Code) -> None:
     assert not s390_insn.loads_member(S390.bytes, 70000 - 65536)
 
 
+def test_where_functions_begin() -> None:
+    """On powerpc, calls within the kernel go to the local entry, which does not set r2 (ELFv2)."""
+    assert powerpc_insn.ENTRIES == (0, 8)
+    assert s390_insn.ENTRIES == (0,)
+    assert (powerpc_insn.CALL_SIZE, s390_insn.CALL_SIZE) == (4, 6)
+
+
 @BOTH
 def test_calls_and_jumps(code: Code) -> None:
     known, text = code.known, code.bytes

@@ -67,6 +67,7 @@ class Pages:
     def __init__(self, image: MadeImage) -> None:
         self.coverage = Coverage()
         self.expected: list[tuple[int, int]] = []
+        self.read: list[tuple[int, int]] = []
 
     def nid(self, address: int) -> int:
         """Return a node; the pages of a vector are on node 2 and 3 in turn."""
@@ -75,6 +76,7 @@ class Pages:
         return address >> 20 & 1
 
     def nids(self, start: int, count: int) -> list[int]:
+        self.read.append((start, count))
         return [self.nid(start + number * PAGE) for number in range(count)]
 
     def expect(self, start: int, count: int) -> None:
@@ -173,6 +175,20 @@ def test_chunks_and_their_pages(image: MadeImage) -> None:
     assert missed(reader.coverage) == []
 
 
+def test_pages_beside_each_other_are_placed_together(
+    image: MadeImage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pages = Pages(image)
+    monkeypatch.setattr(percpu, "PcpuPages", lambda _: pages)
+    for populated, runs in ((0b111, [(0, 3)]), (0b110, [(1, 2)]), (0b101, [(0, 1), (2, 1)])):
+        image.words(SECOND + offset(image, "populated"), populated)
+        pages.read.clear()
+        list(PercpuReader(image).chunks())
+        places = [(BASE_OF_SECOND + page * PAGE, count) for page, count in runs]
+        wanted = [(start + unit, count) for start, count in places for unit in UNITS]
+        assert [read for read in pages.read if read in wanted] == wanted
+
+
 def test_what_is_before_and_after_the_allocations_of_a_chunk(image: MadeImage) -> None:
     """The first chunk marks both as allocated. They belong to static variables."""
     allocate(image, FIRST, (0, 64), (64, 10), (80, 816), (896, 128), pages=1)
@@ -219,7 +235,9 @@ def test_allocations_with_an_objcg_or_a_call_site(image: MadeImage) -> None:
     assert found == [(0, 8, OBJCG, 0), (8, 8, 0, TAG), (4088, 16, OBJCG, TAG)]
     assert [a.offset for a in reader.charged(chunk)] == [0, 4088]
     assert [a.element for a in reader.charged(chunk)] == [VECTOR, VECTOR + 16 * 1022]
-    assert [a.offset for a in reader.allocations(chunk)] == [0, 8, 4088, 8184]
+    areas = list(reader.allocations(chunk))
+    assert [a.offset for a in areas] == [0, 8, 4088, 8184]
+    assert areas[3] == PcpuArea(chunk, 8184, 8, 0, VECTOR + 16 * 2046, 0)
     assert reader.coverage.read == 4  # once for each walk
     assert PcpuArea(chunk, 0, 8, 0, VECTOR).codetag == 0  # none, unless it is given
     assert reader.recorded(chunk._replace(vector=0)) == []
