@@ -36,6 +36,7 @@ class Judgement(NamedTuple):
     :ivar skew: charges by charged node and backing node
     :ivar findings: findings, some of which still need evidence
     :ivar follows: see :attr:`memcg_inspect.report.Report.follows`
+    :ivar is_decisive: whether the stacks of tasks were read that may account for differences
     """
 
     identities: list[Identity]
@@ -43,6 +44,7 @@ class Judgement(NamedTuple):
     skew: list[Skew]
     findings: list[PendingFinding]
     follows: Mapping[str, Follows] | None
+    is_decisive: bool = True
 
 
 def judge(snapshot: Snapshot) -> Judgement:
@@ -91,9 +93,9 @@ def verdict(
     findings: Sequence[Finding],
     coverage: Mapping[str, Coverage],
 ) -> Verdict:
-    """Return the verdict on the image."""
+    """Return the verdict on the image. A row that differs counts, whether a finding is about it."""
     statuses = {identity.status for identity in identities}
-    if findings:
+    if findings or "findings" in statuses:
         return "findings"
     if "unverifiable" in statuses or any(c.unreadable for c in coverage.values()):
         return "incomplete"

@@ -11,7 +11,6 @@ image again to find the evidence for findings.
 from __future__ import annotations
 
 import gc
-import os
 import random
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -41,6 +40,7 @@ from memcg_inspect.collect.counter_words import find_words
 from memcg_inspect.collect.css_stacks import with_css_stacks
 from memcg_inspect.collect.evidence import find_evidence
 from memcg_inspect.collect.neighbours import with_neighbours
+from memcg_inspect.collect.own import own_memcgs
 from memcg_inspect.collect.stopped import with_pending, with_running, with_unlisted, with_waiting
 from memcg_inspect.collect.unlisted_maps import with_map_makers
 from memcg_inspect.image.image import Image
@@ -93,11 +93,11 @@ def _audit(image: Image, wait: float) -> Report:
     snapshot, sample = _take_sample(image, clock, frozen)
     samples = [sample]
     while not frozen and not image.progress.stop:
-        if _is_enough(samples) and not _is_worth_waiting(samples, snapshot, began, wait):
+        if _is_enough(samples) and not _is_worth_waiting(image, samples, snapshot, began, wait):
             break
         # Wait for a random time, so that samples do not coincide with a periodic workload.
         time.sleep(random.uniform(0.02, 0.2))
-        is_decisive = len(samples) >= SAMPLES - 1
+        is_decisive = len(samples) >= SAMPLES - 2
         snapshot, sample = _take_sample(image, clock, frozen, is_decisive)
         samples.append(sample)
     return _report(image, clock, snapshot, samples)
@@ -133,12 +133,14 @@ def _take_sample(
             if frozen and not snapshot.running:
                 snapshot = with_running(image, snapshot)
             elif is_decisive:
-                snapshot = with_waiting(image, snapshot)
+                waiting = with_waiting(image, snapshot)
+                is_decisive, snapshot = waiting is not None, waiting or snapshot
             # Tasks sleep with references for seconds, longer than all samples take.
             snapshot = with_css_stacks(image, snapshot, judged.rows)
             snapshot = with_map_makers(image, snapshot, judged.rows)
             judged = judge(snapshot)
     if not frozen:
+        judged = judged._replace(is_decisive=is_decisive)
         with clock.measure("evidence"):
             judged = _with_proofs(image, snapshot, judged)
     return snapshot, _Sample(snapshot.coverage, judged)
@@ -189,7 +191,7 @@ def _is_enough(samples: Sequence[_Sample]) -> bool:
 
 
 def _is_worth_waiting(
-    samples: Sequence[_Sample], newest: Snapshot, began: float, wait: float
+    image: Image, samples: Sequence[_Sample], newest: Snapshot, began: float, wait: float
 ) -> bool:
     """
     Return whether the machine may come to rest before the time is over.
@@ -199,19 +201,7 @@ def _is_worth_waiting(
     passed = time.monotonic() - began
     if passed + passed / len(samples) > wait:
         return False
-    return is_coming_to_rest([sample.judged for sample in samples], _own_memcgs(newest))
-
-
-def _own_memcgs(snapshot: Snapshot) -> list[int]:
-    """Return the memcg that this program runs in, and its ancestors, on a running kernel."""
-    if snapshot.image.source != "live":
-        return []
-    own = next((task.memcg for task in snapshot.tasks if task.pid == os.getpid()), None)
-    own_memcgs: list[int] = []
-    while own is not None and own in snapshot.memcgs:
-        own_memcgs.append(own)
-        own = snapshot.memcgs[own].parent
-    return own_memcgs
+    return is_coming_to_rest([sample.judged for sample in samples], own_memcgs(image, newest))
 
 
 def _report(image: Image, clock: Clock, snapshot: Snapshot, samples: Sequence[_Sample]) -> Report:
@@ -221,7 +211,9 @@ def _report(image: Image, clock: Clock, snapshot: Snapshot, samples: Sequence[_S
     }
     is_whole = not any(c.unreadable for c in coverage.values())
     every = [sample.judged for sample in samples]
-    judged = settle(every, is_whole, _own_memcgs(snapshot)) if len(samples) > 1 else every[0]
+    # Without the samples that an interrupt prevents, no difference is proved.
+    is_moving = len(samples) > 1 or (image.is_moving and image.progress.stop)
+    judged = settle(every, is_whole, own_memcgs(image, snapshot)) if is_moving else every[0]
     with clock.measure("evidence"):
         queries = {query for pending in judged.findings for query in pending.queries}
         evidence = _find_evidence(image, snapshot, queries)

@@ -36,17 +36,17 @@ def with_running(image: Image, snapshot: Snapshot) -> Snapshot:
     return replace(snapshot, running=running)
 
 
-def with_waiting(image: Image, snapshot: Snapshot) -> Snapshot:
+def with_waiting(image: Image, snapshot: Snapshot) -> Snapshot | None:
     """
     Return a snapshot of a running kernel with what tasks on no CPU were doing.
 
-    If that cannot be read because tasks come and go, the snapshot is as it was.
+    :return: ``None`` if that cannot be read because tasks come and go
     """
     try:
         waiting = read_waiting(image, snapshot.memcgs, snapshot.objcgs, _released(snapshot))
     except Exception:
         # On a running kernel, memory that was freed and reused can lead to any error.
-        return snapshot
+        return None
     return replace(snapshot, running=waiting)
 
 

@@ -65,9 +65,15 @@ def outcome(*samples: Judgement, is_whole: bool = True) -> tuple[str, str, int]:
     return settled.rows[0].status, settled.identities[0].status, len(settled.findings)
 
 
-def test_one_exact_sample_is_enough() -> None:
+def test_a_row_is_exact_as_often_as_it_has_any_difference() -> None:
+    """One exact sample is enough for a row that moves. It may be by chance if others are equal."""
     assert is_settled([sample(row(5, 5))])
     assert not is_settled([sample(row(5, 6))])
+    others = [sample(row(n, n + off)) for n, off in enumerate((1, 1, 2, 2, -1, 3))]
+    assert outcome(sample(row(5, 5)), *others) == ("moving", "moving", 0)
+    assert outcome(*others, sample(row(5, 5))) == ("moving", "moving", 0)
+    assert outcome(*others, *[sample(row(5, 5))] * 2) == ("exact", "exact", 0)
+    assert outcome(sample(row(5, 5)), *others[1:3], others[4]) == ("exact", "exact", 0)
     assert outcome(sample(row(5, 6)), sample(row(7, 7))) == ("exact", "exact", 0)
     assert outcome(sample(row(5, 5)), sample(row(7, 9))) == ("exact", "exact", 0)
 
@@ -172,8 +178,65 @@ def test_what_moved_at_first_is_a_finding_after_twice_as_many_samples() -> None:
     assert finding.finding.difference == 1
     # The memcg was created after the first sample.
     assert outcome(sample(row(5, 5, DB)), *same) == ("differs", "findings", 1)
-    # What was exact once is exact.
-    assert outcome(sample(row(5, 5)), *same) == ("exact", "exact", 0)
+    # Being exact once is no proof against that, and neither for it.
+    assert outcome(sample(row(5, 5)), *same) == ("differs", "findings", 1)
+    assert outcome(sample(row(5, 5)), *same[1:]) == ("moving", "moving", 0)
+
+
+def test_what_was_before_a_gap_does_not_count() -> None:
+    """Another memcg, or obj_cgroup, may have been made at the address."""
+    gap, same = sample(row(1, 1, DB)), [sample(row(9, 17))] * (2 * SAMPLES)
+    assert outcome(*[sample(row(5, 5))] * 20, gap, *same) == ("differs", "findings", 1)
+    assert outcome(*[sample(row(5, 5))] * 20, gap, *same[1:]) == ("moving", "moving", 0)
+    assert outcome(*same, gap, sample(row(5, 5))) == ("exact", "exact", 0)
+    moved = settle([sample(row(1, 9)), gap, sample(row(5, 6)), sample(row(7, 9))], True).rows[0]
+    assert moved.moved == Moved(looks=2, found=2, claimed=3, least=1, most=2)
+
+
+@pytest.mark.parametrize(("off", "is_proved"), [(64 * 44, False), (64 * 44 + 1, True)])
+@pytest.mark.parametrize("sign", [1, -1])
+def test_a_difference_that_is_far_larger_than_the_changes(
+    off: int, is_proved: bool, sign: int
+) -> None:
+    """Both sides change by 22 in twelve samples."""
+    samples = [sample(row(9000 + 2 * n, 9000 + 2 * n + sign * off)) for n in range(2 * SAMPLES)]
+    expected = ("differs", "findings", 1) if is_proved else ("moving", "moving", 0)
+    assert outcome(*samples) == expected
+    assert outcome(*samples[1:]) == ("moving", "moving", 0)
+    # The result is the newest row.
+    assert settle(samples, True).rows[0].found == {"slab": 9022}
+    # Neither if it was on the other side, nor if it was exact meanwhile.
+    for other in (row(9000, 9000 - sign * off), row(9000, 9000)):
+        assert outcome(*samples[:6], sample(other), *samples[6:]) == ("moving", "moving", 0)
+    assert outcome(sample(row(9000, 9000)), *samples) == expected
+
+
+def without_stacks(judged: Judgement) -> Judgement:
+    return judged._replace(is_decisive=False)
+
+
+def test_two_samples_have_the_stacks_of_tasks() -> None:
+    """A task may leave the middle of a charge before its stack is read, not often."""
+    off, early = sample(row(5, 6)), without_stacks(sample(row(5, 6)))
+    assert not is_settled([early] * SAMPLES)
+    assert not is_settled([early] * (SAMPLES - 1) + [off])
+    assert outcome(*[early] * (SAMPLES - 1), off) == ("moving", "moving", 0)
+    assert is_settled([early] * (SAMPLES - 2) + [off] * 2)
+    assert outcome(*[early] * (SAMPLES - 2), *[off] * 2) == ("differs", "findings", 1)
+    assert outcome(*[early] * (2 * SAMPLES), off)[0] == "moving"
+
+
+@pytest.mark.parametrize(("explained", "status"), [(2, "differs"), (3, "unverifiable")])
+def test_a_task_that_may_account_for_the_difference(explained: int, status: str) -> None:
+    """It did so more often than not."""
+    off, early = sample(row(5, 6)), without_stacks(sample(row(5, 6)))
+    maybe = sample(replace(row(5, 6), status="unverifiable", reason="may be half done"))
+    samples = [*[early] * 4, off, off, *[maybe] * explained]
+    assert is_settled(samples) == (status == "differs")
+    assert outcome(*samples)[0] == status
+    # Without the stacks, they tell nothing.
+    before = [without_stacks(maybe)] * 5
+    assert outcome(*before, *[early] * 4, off, off)[0] == "differs"
 
 
 def test_a_machine_comes_to_rest() -> None:
@@ -195,6 +258,15 @@ def test_a_machine_comes_to_rest() -> None:
     assert is_coming_to_rest([*busy, *still[:4]])
     assert is_coming_to_rest([*busy, *still[:-1]])
     assert not is_coming_to_rest([*busy, *still])  # proved
+    # One of them stands still, or differs by far more than it moves.
+    for one in (row(5, 6), row(10_000, 20_000)):
+        rows = [[row(n, n + 1 + n % 2, memcg) for memcg in range(1, 8)] for n in range(7)]
+        far = [sample(replace(one, memcg=0), *some) for some in rows]
+        assert is_coming_to_rest([*busy, *far[:4]])
+        assert not is_coming_to_rest([*busy, *far[:3]])
+    larger = [sample(*(row(n, n + 5000, memcg) for memcg in range(8))) for n in range(10)]
+    assert is_coming_to_rest([*busy, *larger[:4]])
+    assert not is_coming_to_rest([*busy, *larger[:3]])
     assert not is_coming_to_rest([sample(row(5, 5))])
     # Few rows move.
     few = [sample(row(n, n + 1 + n % 2), *[row(5, 5, 2)] * 19) for n in range(6)]
@@ -257,8 +329,9 @@ def test_a_sample_that_cannot_tell_is_made_good_by_another() -> None:
     assert not is_settled([off, *[unknown] * SAMPLES])
     assert not is_settled([off, *[unknown] * (3 * SAMPLES - 2)])
     assert is_settled([off, *[unknown] * (3 * SAMPLES - 1)])
-    # one exact sample settles it
-    assert outcome(*samples, sample(row(6, 6)))[0] == "exact"
+    # as many exact samples settle it
+    assert outcome(*samples, *[sample(row(6, 6))] * 4)[0] == "moving"
+    assert outcome(*samples, *[sample(row(6, 6))] * 5)[0] == "exact"
 
 
 def test_draining_a_stock_moves_nothing() -> None:
@@ -362,9 +435,52 @@ def test_evidence_of_a_row_that_differs_must_be_the_same(
     found = settle(samples, True).findings
     evidence = [tuple(e.address for e in one.finding.evidence) for one in found]
     assert evidence == ([] if left is None else [left])
+    # Without a finding, nothing is wrong in particular, and nothing is exact.
+    expected = ("moving", "moving", 0) if left is None else ("differs", "findings", 1)
+    assert outcome(*samples) == expected
     # Without a row, only evidence proves a finding.
     alone = [sample(row(5, 5), findings=(pending(row(1, 2, DB)),))] * SAMPLES
     assert settle(alone, True).findings == []
+
+
+def test_objects_that_only_may_explain_a_row_can_be_others_each_time() -> None:
+    """The amounts of the row prove it."""
+    off = row(5, 6)
+    made = [replace(pending(off, n).finding, evidence_is="candidates") for n in range(1, 7)]
+    samples = [sample(off, findings=(PendingFinding(one),)) for one in made]
+    assert outcome(*samples) == ("differs", "findings", 1)
+    (found,) = settle(samples, True).findings
+    assert (found.finding.evidence, found.finding.evidence_total) == ((), None)
+
+
+def test_what_is_found_of_a_row_may_change_with_other_rows() -> None:
+    """The newest sample says what it is, with what other samples know of it, too."""
+    off = row(5, 6)
+    made = [replace(pending(off, 7).finding, kind=kind) for kind in ("rule", "of rows") * 3]
+    samples = [sample(off, findings=(PendingFinding(one),)) for one in made]
+    assert outcome(*samples) == ("differs", "findings", 1)
+    (found,) = settle(samples, True).findings
+    assert (found.finding.kind, [e.address for e in found.finding.evidence]) == ("of rows", [7])
+    # A row that follows from another one has no finding, if that one has.
+    samples = [sample(off, row(8, 9, DB), findings=(pending(off),))] * SAMPLES
+    assert [one.status for one in settle(samples, True).rows] == ["differs", "differs"]
+    samples = [sample(off, row(8, 9, DB), findings=())] * SAMPLES
+    assert [one.status for one in settle(samples, True).rows] == ["moving", "moving"]
+    # The newest sample has none.
+    samples = [*[sample(off)] * SAMPLES, sample(off, findings=())]
+    assert outcome(*samples) == ("moving", "moving", 0)
+
+
+@pytest.mark.parametrize("changed", ["nid", "objcg"])
+def test_a_proof_that_is_part_of_what_it_was(changed: str) -> None:
+    """An object of another node was freed, or others are charged to such an address, too."""
+    whole = pending(replace(row(1, 2, DB), memcg=None, nid=None), 7, 8).finding
+    part = replace(pending(replace(row(1, 2, DB), memcg=None, nid=None), 7).finding, **{changed: 1})
+    samples = [sample(row(5, 5), findings=(PendingFinding(one),)) for one in (whole, part) * 3]
+    (found,) = settle(samples, True).findings
+    assert found.finding == replace(part, evidence_total=None)
+    other = PendingFinding(replace(part, item="another"))
+    assert settle([*samples, sample(row(5, 5), findings=(other,))], True).findings == []
 
 
 def test_the_evidence_of_a_single_sample_is_all_there_is() -> None:

@@ -11,11 +11,13 @@ from typing import Any
 
 import pytest
 from drgn import FaultError
+from support.layouts import MadeImage
 from support.made import ROOT, A, B, snapshot
 
 import memcg_inspect.collect as module
 from memcg_inspect.checks.findings import PendingFinding
 from memcg_inspect.checks.judge import Judgement
+from memcg_inspect.collect import own
 from memcg_inspect.collect.clock import Clock
 from memcg_inspect.image.progress import interrupted_reason
 from memcg_inspect.model import Coverage
@@ -139,6 +141,20 @@ def test_tasks_of_a_running_kernel(machine: Machine, is_decisive: bool) -> None:
     assert machine.steps[-1] == "proofs"
 
 
+def test_a_sample_that_could_not_read_the_tasks_is_not_decisive(machine: Machine) -> None:
+    for frozen, wanted, is_read, is_decisive in (
+        (True, False, True, True),
+        (False, False, True, False),
+        (False, True, True, True),
+        (False, True, False, False),
+    ):
+        machine.states = [("differs",)]
+        machine.put("with_waiting", lambda _, found, is_read=is_read: found if is_read else None)
+        found, sample = machine.take(frozen, wanted)
+        assert found is machine.snapshot
+        assert sample.judged.is_decisive == is_decisive
+
+
 def test_a_running_kernel_is_read_again_after_an_error(machine: Machine) -> None:
     """Three times at most. An image does not change."""
     error = ValueError("odd")
@@ -244,24 +260,33 @@ def test_how_long_a_machine_is_waited_for(
     resting = [True]
     monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: 100.0 + passed))
     monkeypatch.setattr(module, "is_coming_to_rest", lambda judged, own: resting[0])
-    samples = [sample(0)] * number
-    assert module._is_worth_waiting(samples, snapshot(), 100.0, wait) is may_wait
+    samples, image = [sample(0)] * number, Any
+    assert module._is_worth_waiting(image, samples, snapshot(), 100.0, wait) is may_wait
     resting[0] = False
-    assert module._is_worth_waiting(samples, snapshot(), 100.0, wait) is False
+    assert module._is_worth_waiting(image, samples, snapshot(), 100.0, wait) is False
 
 
-def test_the_memcgs_that_this_program_runs_in() -> None:
-    """On this machine only, where a task has its PID."""
-    pid = os.getpid()
-    tasks = [TaskCharge(0x10, pid + 1, "a", A, (), False, True)]
-    tasks.append(TaskCharge(0x20, pid, "b", B, (), False, True))
+def test_the_memcgs_that_this_program_runs_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On this machine only."""
+    asked = list[Any]()
+
+    def find(image: Any, pid: int, namespace: int) -> int:
+        asked.append((pid, namespace))
+        return 0x20
+
+    monkeypatch.setattr(own, "task_in_namespace", find)
+    image = MadeImage()
+    tasks = [TaskCharge(0x10, os.getpid(), "a", A, (), False, True)]
+    tasks.append(TaskCharge(0x20, 7, "b", B, (), False, True))
     taken = snapshot(tasks=tasks)
-    assert module._own_memcgs(taken) == []
+    assert own.own_memcgs(image, taken) == []
+    assert asked == []
     live = replace(taken, image=replace(taken.image, source="live"))
-    assert module._own_memcgs(live) == [B, A, ROOT]
-    assert module._own_memcgs(replace(live, tasks=tasks[:1])) == []
+    assert own.own_memcgs(image, live) == [B, A, ROOT]
+    assert asked == [(os.getpid(), os.stat("/proc/self/ns/pid").st_ino)]
+    assert own.own_memcgs(image, replace(live, tasks=tasks[:1])) == []
     lost = [task._replace(memcg=0x9999) for task in tasks]
-    assert module._own_memcgs(replace(live, tasks=lost)) == []
+    assert own.own_memcgs(image, replace(live, tasks=lost)) == []
 
 
 def test_an_audit_that_was_interrupted() -> None:
@@ -322,7 +347,7 @@ class Run:
         self.slept: list[float] = []
         machine.put("_take_sample", self._take)
         machine.put("_is_enough", lambda samples: len(samples) >= self.enough)
-        machine.put("_is_worth_waiting", lambda samples, *_: len(samples) < self.worth)
+        machine.put("_is_worth_waiting", lambda _, samples, *__: len(samples) < self.worth)
         machine.put("_report", lambda image, clock, snapshot, samples: (snapshot, len(samples)))
         clock = SimpleNamespace(monotonic=lambda: 100.0, sleep=self.slept.append)
         machine.put("time", clock)
@@ -339,7 +364,7 @@ class Run:
 
 
 def test_samples_of_an_audit(machine: Machine) -> None:
-    """The newest snapshot is reported. The last of those that settle rows is decisive."""
+    """The newest snapshot is reported. The last two of those that settle rows are decisive."""
     run = Run(machine)
     run.enough = 9
     assert run.audit() == ("snapshot 1", 1)
@@ -349,7 +374,7 @@ def test_samples_of_an_audit(machine: Machine) -> None:
     run.enough = module.SAMPLES + 1
     assert run.audit() == (f"snapshot {module.SAMPLES + 1}", module.SAMPLES + 1)
     number = module.SAMPLES
-    assert run.decisive == [False] * (number - 1) + [True] * 2
+    assert run.decisive == [False] * (number - 2) + [True] * 3
     assert len(run.slept) == number
     assert all(0.02 <= seconds <= 0.2 for seconds in run.slept)
     run.enough, run.worth = 2, 4
@@ -453,4 +478,9 @@ def test_a_report_of_what_was_interrupted(machine: Machine) -> None:
     machine.image.progress.stop = True
     found = said.report(sample)
     assert found.interrupted
+    assert said.settled == []
+    # On a running kernel, it may be that other samples are missing.
+    machine.image.is_moving = True
+    assert [one.status for one in said.report(sample).rows] == ["moving"]
+    machine.image.is_moving = False
     assert found.rows[0].reason == interrupted_reason(reason)

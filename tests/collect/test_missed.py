@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
 from typing import NoReturn
 
@@ -11,7 +10,7 @@ import pytest
 from drgn import FaultError
 from support.guests import DEBIAN_KERNELS, Lab
 
-from memcg_inspect.collect import _own_memcgs, audit, collect, collector, page_uses
+from memcg_inspect.collect import audit, collect, collector, page_uses
 from memcg_inspect.collect.css_stacks import with_css_stacks
 from memcg_inspect.image.image import Image, image_of
 from memcg_inspect.linux.kernel.bpf import MapReferences, read_map_references
@@ -87,21 +86,3 @@ def test_obj_cgroups_that_are_found_again(
     found = {0x5000: replace(next(iter(whole.objcgs.values())), address=0x5000)}
     monkeypatch.setattr(collector, "_recovered", lambda *_: found)
     assert collect(Image(image.prog)).objcgs == {**whole.objcgs, **found}
-
-
-def test_the_memcgs_that_this_program_runs_in(lab: Lab, kernel: str) -> None:
-    """Its own charges change while it reads a running kernel, and those of no other."""
-    snapshot = collect(image_of(lab.image(kernel).program()))
-    child = next(m for m in snapshot.memcgs.values() if m.parent and m.path.count("/") > 1)
-    task = next(iter(snapshot.tasks))._replace(pid=os.getpid(), memcg=child.address)
-    others = [other._replace(pid=1 << 23) for other in snapshot.tasks]
-    running = replace(snapshot.image, source="live")
-    own = _own_memcgs(replace(snapshot, image=running, tasks=[*others, task]))
-    paths = [snapshot.memcgs[memcg].path for memcg in own]
-    assert paths[0] == child.path and paths[-1] == "/"
-    assert [f"{above.rstrip('/')}/" for above in paths[1:]] == [
-        f"{path.rpartition('/')[0]}/" for path in paths[:-1]
-    ]
-    assert _own_memcgs(replace(snapshot, image=running, tasks=others)) == []
-    # In an image, nothing of this program is there, whatever has its PID.
-    assert _own_memcgs(replace(snapshot, tasks=[task])) == []

@@ -73,14 +73,16 @@ def test_what_waiting_tasks_were_doing(monkeypatch: pytest.MonkeyPatch) -> None:
         return waiting
 
     monkeypatch.setattr(stopped, "read_waiting", read_waiting)
-    assert with_waiting(IMAGE, before).running == waiting
+    found = with_waiting(IMAGE, before)
+    assert found is not None
+    assert found.running == waiting
     assert asked == [(before.memcgs, before.objcgs, set())]
 
     def lost(*_: object) -> Any:
         raise ValueError
 
     monkeypatch.setattr(stopped, "read_waiting", lost)
-    assert with_waiting(IMAGE, before) is before
+    assert with_waiting(IMAGE, before) is None
 
 
 def held(kind: str, address: int) -> Any:
