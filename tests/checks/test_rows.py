@@ -124,6 +124,9 @@ def test_verdict() -> None:
 def test_findings_go_before_everything() -> None:
     assert said("exact", findings=(FINDING,)) == "findings"
     assert said("unverifiable", findings=(FINDING,), unreadable=3) == "findings"
+    # A row that differs is no less so if nothing more is found of it.
+    assert said("exact", "findings") == "findings"
+    assert said("unverifiable", "findings", unreadable=3) == "findings"
 
 
 def test_coverage_counts_all_and_keeps_few() -> None:
