@@ -42,6 +42,7 @@ from memcg_inspect.collect.evidence import find_evidence
 from memcg_inspect.collect.neighbours import with_neighbours
 from memcg_inspect.collect.own import own_memcgs
 from memcg_inspect.collect.stopped import with_pending, with_running, with_unlisted, with_waiting
+from memcg_inspect.collect.ticks import STANDS_STILL, Ticks
 from memcg_inspect.collect.unlisted_maps import with_map_makers
 from memcg_inspect.image.image import Image
 from memcg_inspect.image.missing import as_image_errors, why_missing
@@ -88,19 +89,21 @@ def _no_garbage() -> Iterator[None]:
 def _audit(image: Image, wait: float) -> Report:
     frozen = not image.is_moving
     clock = Clock(image)
-    began = time.monotonic()
+    began, ticks = time.monotonic(), None if frozen else Ticks(image)
     # Only the newest snapshot is kept: each is as large as the machine has memcgs and objects.
     snapshot, sample = _take_sample(image, clock, frozen)
     samples = [sample]
-    while not frozen and not image.progress.stop:
+    while ticks is not None and not image.progress.stop:
         if _is_enough(samples) and not _is_worth_waiting(image, samples, snapshot, began, wait):
             break
         # Wait for a random time, so that samples do not coincide with a periodic workload.
         time.sleep(random.uniform(0.02, 0.2))
-        is_decisive = len(samples) >= SAMPLES - 2
+        is_decisive = ticks.come() and len(samples) >= SAMPLES - 2
         snapshot, sample = _take_sample(image, clock, frozen, is_decisive)
         samples.append(sample)
-    return _report(image, clock, snapshot, samples)
+    stands = ticks is not None and len(samples) > 1 and not ticks.have_come
+    report = _report(image, clock, snapshot, samples)
+    return replace(report, notes=(*report.notes, STANDS_STILL)) if stands else report
 
 
 class _Sample(NamedTuple):

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import gc
 import os
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,6 +19,7 @@ from memcg_inspect.checks.findings import PendingFinding
 from memcg_inspect.checks.judge import Judgement
 from memcg_inspect.collect import own
 from memcg_inspect.collect.clock import Clock
+from memcg_inspect.collect.ticks import STANDS_STILL
 from memcg_inspect.image.progress import interrupted_reason
 from memcg_inspect.model import Coverage
 from memcg_inspect.model_tasks import TaskCharge
@@ -351,6 +352,10 @@ class Run:
         machine.put("_report", lambda image, clock, snapshot, samples: (snapshot, len(samples)))
         clock = SimpleNamespace(monotonic=lambda: 100.0, sleep=self.slept.append)
         machine.put("time", clock)
+        self.has_run = True
+        ticks = SimpleNamespace(come=lambda: self.has_run, have_come=True)
+        machine.put("Ticks", lambda _: ticks)
+        self.ticks = ticks
 
     def _take(self, image: Any, clock: Any, frozen: bool, is_decisive: bool = False) -> Any:
         assert frozen == (not image.is_moving)
@@ -381,6 +386,28 @@ def test_samples_of_an_audit(machine: Machine) -> None:
     assert run.audit() == ("snapshot 4", 4)
     run.image.progress.stop = True
     assert run.audit() == ("snapshot 1", 1)
+
+
+@dataclass(frozen=True)
+class Noted:
+    """What is used of a report."""
+
+    notes: tuple[str, ...]
+
+
+def test_a_machine_that_stands_still_proves_nothing(machine: Machine) -> None:
+    """No sample is decisive before it runs, and what to do is said if it never does."""
+    run = Run(machine)
+    machine.put("_report", lambda *_: Noted(("first",)))
+    run.image.is_moving, run.has_run, run.enough = True, False, module.SAMPLES + 1
+    assert run.audit() == Noted(("first",))
+    assert run.decisive == [False] * run.enough
+    run.ticks.have_come = False
+    assert run.audit() == Noted(("first", STANDS_STILL))
+    run.enough = 1
+    assert run.audit() == Noted(("first",))
+    run.image.is_moving = False
+    assert run.audit() == Noted(("first",))
 
 
 class Said:

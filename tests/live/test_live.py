@@ -7,10 +7,12 @@ Kernels that run while they are audited: under load, with a fault, and paused.
 
 from __future__ import annotations
 
+import json
 import os
 import pty
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -23,6 +25,7 @@ from support.live_guest import execute, from_inside, from_outside, kept
 from support.terminals import read_terminal
 
 from memcg_inspect.checks.samples import SAMPLES
+from memcg_inspect.collect.ticks import STANDS_STILL
 from memcg_inspect.image.image import Image
 from memcg_inspect.image.program import ImageSource, open_program
 from memcg_inspect.image.qmp import Monitor
@@ -288,6 +291,34 @@ def test_held_still(tmp_path: Path, kernel: str) -> None:
             assert audited["report"]["looks"] == 1
             assert is_running(tmp_path)
         check_registers_are_not_known(qmp)
+
+
+def stop(qmp: Path) -> None:
+    """Stop a guest, as ``virsh suspend`` does."""
+    with socket.socket(socket.AF_UNIX) as monitor:
+        monitor.connect(str(qmp))
+        with monitor.makefile("rw") as stream:
+            assert "QMP" in json.loads(stream.readline())
+            for command in ("qmp_capabilities", "stop"):
+                stream.write(json.dumps({"execute": command}) + "\n")
+                stream.flush()
+                while "return" not in json.loads(stream.readline()):
+                    pass
+
+
+@pytest.mark.parametrize("kernel", [NEWEST])
+def test_a_guest_that_somebody_stopped(tmp_path: Path, kernel: str) -> None:
+    """What its CPUs have half done is there in each sample, and is no finding."""
+    with kept(tmp_path, kernel, *CHURN) as qmp:
+        time.sleep(1)
+        stop(qmp)
+        audited = from_outside(qmp)
+        report = audited["report"]
+        assert report["findings"] == []
+        if report["looks"] > 1:
+            assert report["notes"] == [STANDS_STILL]
+            assert report["verdict"] in ("moving", "incomplete")
+        assert check_found_nothing(from_outside(qmp, "--pause"), "qemu") == 0
 
 
 def interrupted(qmp: Path, number: int) -> int:
