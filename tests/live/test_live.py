@@ -215,7 +215,9 @@ def lost(folder: Path, kernel: str, runs: int) -> tuple[list[int], int]:
         found = []
         for run in range(runs):
             lose(folder)
-            found.append(check_found_lost(from_outside(qmp), run + 1))
+            # On a slow machine, twelve samples may take more than the 30 seconds by default.
+            audited = from_outside(qmp, "--wait", "100")
+            found.append(check_found_lost(audited, run + 1))
         return found, rounds(folder)
 
 
