@@ -68,12 +68,25 @@ def test_all_resources_are_found_parents_first() -> None:
 
 
 def test_memory_is_rounded_to_whole_pages_and_joined() -> None:
-    """memblock_region_memory_base_pfn() rounds up, and ..._end_pfn() down."""
+    """
+    memblock_region_memory_base_pfn() rounds up, and ..._end_pfn() down.
+
+    Numbers 4 and 9 are one range of memblock, so the large page that has the border is memory.
+    """
     assert system_ram(machine(TREE), 12) == [(1, 0x9F), (0x100, 0x8000), (0x8001, 0xA000)]
-    assert system_ram(machine(TREE), 16) == [
-        *((1, 9), (0x10, 0x800)),
-        *((0x801, 0x900), (0x901, 0xA00)),
-    ]
+    assert system_ram(machine(TREE), 16) == [(1, 9), (0x10, 0x800), (0x801, 0xA00)]
+
+
+def test_memory_that_is_split_inside_a_page_is_memory() -> None:
+    """Up to 6.14: data of the boot loader, at any byte, see e820__reserve_setup_data()."""
+    tree = {
+        0: (0, (1 << 52) - 1, DEVICE, 0, 1),
+        1: (0x100000, 0x8000017, RAM, 2, 0),
+        2: (0x8000018, 0x8012657, RAM, 3, 0),
+        3: (0x8012658, 0x9FFF7FF, RAM, 4, 0),
+        4: (0x9FFF801, 0xAFFFFFF, RAM, 0, 0),  # a byte is missing before it
+    }
+    assert system_ram(machine(tree), 12) == [(0x100, 0x9FFF), (0xA000, 0xB000)]
 
 
 def test_a_machine_without_resources() -> None:

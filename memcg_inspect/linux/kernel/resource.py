@@ -8,7 +8,7 @@ Mirrors the tree of ``struct resource`` of :linux:`kernel/resource.c`, which ``/
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from drgn import FaultError, Object
@@ -70,21 +70,30 @@ def system_ram(image: Image, page_shift: int) -> list[tuple[int, int]]:
     """
     Return the page frames that are memory, not holes between memory.
 
-    ``memblock`` rounds ranges to whole pages: ``memblock_region_memory_base_pfn()``.
+    ``memblock`` joins ranges that are next to each other, then rounds them to whole pages:
+    ``memblock_merge_regions()``, ``memblock_region_memory_base_pfn()``. The border of two resources
+    can be inside a page: up to 6.14, ``e820__reserve_setup_data()`` splits memory where data of the
+    boot loader begins and ends, at any byte. Both parts are memory.
 
     :return: first page frame, page frame after the last one; in ascending order
     :raises drgn.FaultError: if the tree of resources cannot be read
     """
     round_up = (1 << page_shift) - 1
-    ranges = sorted(
-        (resource.start + round_up >> page_shift, resource.end >> page_shift)
+    ranges = _joined(
+        (resource.start, resource.end)
         for resource in memory_resources(image)
         if resource.is_ram and not resource.in_ram
     )
+    pages = ((start + round_up >> page_shift, end >> page_shift) for start, end in ranges)
+    return [(start, end) for start, end in pages if start < end]
+
+
+def _joined(ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Join ranges that are next to each other, or overlap. Return them in ascending order."""
     joined: list[tuple[int, int]] = []
-    for start, end in ranges:
+    for start, end in sorted(ranges):
         if joined and start <= joined[-1][1]:
             joined[-1] = (joined[-1][0], max(end, joined[-1][1]))
-        elif start < end:
+        else:
             joined.append((start, end))
     return joined
