@@ -314,12 +314,13 @@ def _joined(
     """
     Join page frames that are next to each other.
 
-    :param runs: first page frame, number of page frames. The same run may be there more than once.
+    :param runs: first page frame, number of page frames. They may overlap, and the same run may be
+        there more than once.
     """
     start = end = 0
     for first, count in sorted(runs):
-        if first == end and start != end:
-            end += count
+        if first <= end and start != end:
+            end = max(end, first + count)
             continue
         if start != end:
             yield Claim(start, end, kind, caller)

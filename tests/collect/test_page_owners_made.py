@@ -246,6 +246,16 @@ def test_the_memory_map(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> No
     assert machine.claims() == []
 
 
+def test_runs_of_page_frames_that_overlap(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two huge pages of page tables may map the same pages. One owner has them once."""
+    runs = [range(10, 15), [12], range(13, 17), range(10, 11), range(20, 22)]
+    monkeypatch.setattr(Tables, "memory_map", runs)
+    assert machine.claims() == [Claim(10, 17, "memmap"), Claim(20, 22, "memmap")]
+    assert machine.owners().conflicts == []
+
+
 def chunk(address: int, base: int, pages: int) -> Any:
     return SimpleNamespace(address=address, base=base, nr_pages=pages)
 
