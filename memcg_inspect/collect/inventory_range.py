@@ -81,7 +81,7 @@ class RangeInventory:
         memcgs: Container[int],
         coverage: defaultdict[str, Coverage],
     ) -> None:
-        self._image, self.frames = image, mem_map(image)
+        self._image, self.memory, self.frames = image, image.memory, mem_map(image)
         self.owners, self.marks, self.layout = owners, MarkReader(image), page_layout(image)
         self.slabs = SlabReader(image)
         self.in_slabs = SlabOwnerReader(image, self.slabs, memcgs, coverage["sock"])
@@ -324,7 +324,11 @@ class _Piece:
                 else:
                     self._found.count_shared(place, 1, claim.share, pages)
             return
-        claimed = list(zip(self._all_zones()[start:end], self._payers(start, end), strict=True))
+        if claim.block is None:
+            words = self._payers(start, end)
+        else:
+            words = [self._payer_of_block(claim.block)] * (end - start)
+        claimed = list(zip(self._all_zones()[start:end], words, strict=True))
         counts = Counter(claimed)
         counts[claimed[-1]] += beyond
         for ((nid, zone), word), number in counts.items():
@@ -338,6 +342,21 @@ class _Piece:
             a, b = max(head, start), min(self._block(head).stop, end)
             words[a - start : b - start] = [self._words[head]] * (b - a)
         return words
+
+    def _payer_of_block(self, pfn: int) -> int:
+        """
+        Return the ``memcg_data`` of a page, which may be in another piece.
+
+        :return: 0, so that nobody is taken to pay, if it cannot be read
+        """
+        if self._first <= pfn < self.end:
+            return self._words[pfn - self._first]
+        page = self._frames.page(pfn)
+        try:
+            return self._reader.memory.word(page + self._reader.layout.memcg_data)
+        except FaultError as error:
+            self._found.coverage["owners"].miss("payer of a block", page, str(error))
+            return 0
 
     def _refine_reserved(self) -> None:
         first, reserved = self._first, _CODES["reserved"]

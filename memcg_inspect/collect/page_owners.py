@@ -65,6 +65,8 @@ class Claim(NamedTuple):
     :ivar kind: key of :data:`memcg_inspect.model_pages.KINDS`
     :ivar caller: function that made them
     :ivar share: how much of each page is used; ``None`` if its ``memcg_data`` tells who pays
+    :ivar block: first page frame of the block, if it is one that is not compound. Its
+        ``memcg_data`` tells who pays for all pages; the others have none
     """
 
     start: int
@@ -72,6 +74,7 @@ class Claim(NamedTuple):
     kind: str
     caller: str | None = None
     share: Share | None = None
+    block: int | None = None
 
 
 class Owners:
@@ -169,7 +172,7 @@ class Owners:
             pages = thread_size(self._image) >> self._frames.page_shift
             for page in blocks:
                 pfn = self._frames.pfn(page)
-                yield Claim(pfn, pfn + pages, "stack")
+                yield Claim(pfn, pfn + pages, "stack", block=pfn)
 
     def _user_tables(self) -> Iterator[Claim]:
         tables = set(user_tables(self._image, self._coverage["pgd_list"]))

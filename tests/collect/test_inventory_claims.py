@@ -240,3 +240,36 @@ def test_a_claim_of_many_pages_may_begin_with_a_compound_page(board: Board) -> N
         ("stack", None, TWO): 2 * 4096,
     }
     assert found.unmarked == {}
+
+
+@pytest.mark.parametrize("pages", [2, PAGES])
+def test_the_first_page_of_a_stack_that_is_a_block_tells_who_pays(
+    board: Board, monkeypatch: pytest.MonkeyPatch, pages: int
+) -> None:
+    """``__memcg_kmem_charge_page()`` marks the first page only. It may be in the piece before."""
+    board.put(0, data=ONE | KMEM)
+    board.bare(1, 2, 3)
+    board.put(4)
+    board.bare(5, 6, 7)
+    for i, payer in ((8, ONE), (9, TWO)):  # a stack of vmalloc(): each page has its own payer
+        board.put(i, data=payer | KMEM)
+    claims = [board.stack(0, 4), board.stack(4, 8), board.claim(8, 10, "stack")]
+    monkeypatch.setattr(memory, "PIECE", pages * board.size)
+    found = board.read(Claimed(claims))
+    assert board.of(found) == {
+        ("stack", None, ONE): 5 * 4096,
+        ("stack", None, TWO): 4096,
+        ("stack", None, NOBODY): 4 * 4096,
+    }
+    assert (found.bare, found.heads) == ({}, {})
+
+
+def test_the_first_page_of_a_stack_may_be_missing(board: Board) -> None:
+    """Then it is not known who pays for the pages that are there."""
+    board.bare(*range(62, 68))
+    board.missing = {0}
+    found = board.read(Claimed([board.stack(62, 66)]))
+    assert board.of(found) == {("stack", None, NOBODY): 2 * 4096}
+    assert [(one.what, one.address) for one in found.coverage["owners"].examples] == [
+        ("payer of a block", board.address(62))
+    ]

@@ -180,8 +180,8 @@ def test_vmalloc_areas(machine: Machine) -> None:
 
 def test_stacks_that_are_blocks(machine: Machine) -> None:
     assert machine.claims(block_users={page(8): "task", page(16): "cached"}) == [
-        Claim(8, 12, "stack"),
-        Claim(16, 20, "stack"),
+        Claim(8, 12, "stack", block=8),
+        Claim(16, 20, "stack", block=16),
     ]
 
 

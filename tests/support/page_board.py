@@ -143,6 +143,10 @@ class Board:
     def claim(self, start: int, end: int, kind: str, *more: Any) -> Claim:
         return Claim(self.start + start, self.start + end, kind, *more)
 
+    def stack(self, start: int, end: int) -> Claim:
+        """Return the claim of a stack that is a block (``CONFIG_VMAP_STACK=n``)."""
+        return self.claim(start, end, "stack")._replace(block=self.start + start)
+
     def reader(self, owners: Owners | None = None) -> RangeInventory:
         owners = owners if owners is not None else Claimed()
         return RangeInventory(self.image, owners, frozenset(), defaultdict(Coverage))
