@@ -239,10 +239,12 @@ class _Piece:
             start = self._after_tails(claim.start - first, end, code)
             if start == end:
                 continue
-            # Who has the first page of a block has all of it.
-            stop = max(end, self._block(end - 1).stop)
-            end = min(stop, count)
             allowed = {0, code, *(_CODES[k] for k in _FINER.get(claim.kind, ()))}
+            stop = end
+            if self._kinds[end - 1] in allowed:
+                # Who has the first page of a block has all of it.
+                stop = max(end, self._block(end - 1).stop)
+            end = min(stop, count)
             for a, b in self._runs(claim.kind, start, end, allowed):
                 self._kinds[a:b] = bytes([code]) * (b - a)
                 self._done[a:b] = b"\2" * (b - a)
@@ -279,12 +281,20 @@ class _Piece:
         if block.start == start:
             return start
         after = min(block.stop, end)
-        is_claimed = start < self._rest or self._done[block.start] == 2
-        if not is_claimed or self._kinds[start] != code:
-            self._found.conflicts += (
-                (self._first + i, self._name(i), _NAMES[code]) for i in range(start, after)
-            )
+        for i in range(start, after):
+            if self._kinds[i] != code:
+                self._conflict(i, _NAMES[code])
         return after
+
+    def _conflict(self, i: int, claimed: str) -> None:
+        """
+        Note that a page is marked in one way, and claimed in another.
+
+        A page with an error of the hardware can stay with its owner: ``memory_failure()`` leaves
+        pages of the kernel alone (``MF_IGNORED``). What is no memory has no mark.
+        """
+        if self._kinds[i] not in (_HOLE, _CODES["hwpoison"]):
+            self._found.conflicts.append((self._first + i, self._name(i), claimed))
 
     def _name(self, i: int) -> str:
         """Return the kind of a page."""
@@ -302,9 +312,8 @@ class _Piece:
         for i in range(start, end):
             if kinds[i] in allowed:
                 yield i, i + 1
-            elif kinds[i] != _HOLE:
-                found = (self._first + i, _NAMES[kinds[i]], kind)
-                self._found.conflicts.append(found)
+            else:
+                self._conflict(i, kind)
 
     def _count_claim(self, claim: Claim, start: int, end: int, beyond: int) -> None:
         """

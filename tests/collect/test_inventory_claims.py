@@ -10,6 +10,7 @@ from __future__ import annotations
 import pytest
 from support.page_board import KMEM, NID, ONE, PAGES, TWO, ZONE, Board, Claimed
 
+from memcg_inspect.collect import inventory_range
 from memcg_inspect.collect.page_owners import Share
 from memcg_inspect.image import memory
 from memcg_inspect.model_pages import NEVER, NOBODY, UNUSED, Place
@@ -273,3 +274,65 @@ def test_the_first_page_of_a_stack_may_be_missing(board: Board) -> None:
     assert [(one.what, one.address) for one in found.coverage["owners"].examples] == [
         ("payer of a block", board.address(62))
     ]
+
+
+@pytest.mark.parametrize("pages", [2, PAGES])
+def test_a_page_with_an_error_may_stay_with_its_owner(
+    board: Board, monkeypatch: pytest.MonkeyPatch, pages: int
+) -> None:
+    """``memory_failure()`` leaves pages of the kernel where they are (``MF_IGNORED``)."""
+    poison = "PG_hwpoison"
+    board.put(0, data=ONE | KMEM)
+    board.put(1, poison, data=ONE | KMEM)
+    board.put(2, poison, "PG_reserved")
+    board.put(3, poison)
+    board.compound(4, 2, poison, data=TWO | KMEM)
+    claims = [(0, 2, "vmalloc"), (2, 3, "memmap"), (3, 4, "percpu"), (5, 7, "vmalloc")]
+    monkeypatch.setattr(memory, "PIECE", pages * board.size)
+    found = board.read(Claimed([board.claim(*claim) for claim in claims]))
+    assert found.conflicts == []
+    assert board.of(found) == {
+        ("vmalloc", None, ONE): 4096,
+        ("hwpoison", None, NEVER): 3 * 4096,
+        ("hwpoison", 2, NEVER): 4 * 4096,
+    }
+    assert found.pages.total() == PAGES
+
+
+@pytest.mark.parametrize("pages", [2, 4, PAGES])
+def test_only_pages_that_are_claimed_are_conflicts(
+    board: Board, monkeypatch: pytest.MonkeyPatch, pages: int
+) -> None:
+    """A huge page has many more."""
+    board.compound(0, 3, type="large_kmalloc", data=ONE | KMEM)
+    claims = [(0, 1, "vmalloc"), (1, 2, "vmalloc", "another"), (5, 6, "vmalloc")]
+    monkeypatch.setattr(memory, "PIECE", pages * board.size)
+    found = board.read(Claimed([board.claim(*claim) for claim in claims]))
+    assert found.conflicts == [(board.start + i, "large_kmalloc", "vmalloc") for i in (0, 1, 5)]
+    assert board.of(found) == {("large_kmalloc", 3, ONE): 8 * 4096}
+
+
+@pytest.mark.parametrize("pages", [2, PAGES])
+def test_a_claim_of_the_same_kind_as_its_block_is_no_conflict(
+    board: Board, monkeypatch: pytest.MonkeyPatch, pages: int
+) -> None:
+    """It does not matter whether the first page is claimed, or in which piece it is."""
+    board.compound(0, 2, type="table", data=ONE | KMEM)
+    monkeypatch.setattr(memory, "PIECE", pages * board.size)
+    found = board.read(Claimed([board.claim(1, 3, "pagetables"), board.claim(3, 4, "vmalloc")]))
+    assert found.conflicts == [(board.start + 3, "pagetables", "vmalloc")]
+    assert board.of(found) == {("pagetables", 2, ONE): 4 * 4096}
+
+
+@pytest.mark.parametrize("pages", [2, PAGES])
+def test_what_is_no_memory_is_no_conflict(
+    board: Board, monkeypatch: pytest.MonkeyPatch, pages: int
+) -> None:
+    """Neither a page of its own, nor one that follows the first page of a block."""
+    start = board.start
+    ranges = [(start, start + 4), (start + 9, start + PAGES)]
+    monkeypatch.setattr(inventory_range, "system_ram", lambda *_: ranges)
+    monkeypatch.setattr(memory, "PIECE", pages * board.size)
+    board.compound(0, 3, data=ONE | KMEM)
+    found = board.read(Claimed([board.claim(5, 6, "vmalloc"), board.claim(8, 9, "stack")]))
+    assert (found.conflicts, found.holes) == ([], {(NID, ZONE): 5})
