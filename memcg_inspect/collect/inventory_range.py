@@ -17,6 +17,7 @@ from itertools import compress
 
 from drgn import FaultError
 
+from memcg_inspect.collect.inventory_blocks import OpenBlock, disjoint
 from memcg_inspect.collect.inventory_part import BarePage, Head, InventoryPart
 from memcg_inspect.collect.page_owners import Claim, Owners, Share
 from memcg_inspect.collect.slab_owners import SlabOwnerReader
@@ -90,6 +91,7 @@ class RangeInventory:
             for code in range(256)
         )
         self.holes = _Complement(self._memory_ranges(coverage))
+        self.is_moving = image.is_moving
 
     def _memory_ranges(self, coverage: Mapping[str, Coverage]) -> list[tuple[int, int]]:
         """Return the page frames that are no holes; all, if the tree of resources is unreadable."""
@@ -142,7 +144,7 @@ class _Piece:
     The pages of one piece of the memory map.
 
     :ivar end: page frame after the last one
-    :ivar open: the last block of pages: the page frame after it, and its code
+    :ivar open: the last block of pages
     """
 
     def __init__(
@@ -159,7 +161,7 @@ class _Piece:
         self._first = self._frames.pfn(raw.page)
         self._count = len(raw.data) // self._frames.size
         self.end = self._first + self._count
-        self.open: tuple[int, int] = (0, 0) if before is None else before.open
+        self.open: OpenBlock = OpenBlock(0, 0) if before is None else before.open
         is_next = before is not None and before.end == self._first
         self._before = before.last() if before is not None and is_next else None
         self._marks: Marks = reader.marks.read(raw)
@@ -190,7 +192,7 @@ class _Piece:
         self._mark_holes()
         self._apply_claims()
         self._refine_reserved()
-        self._add_slabs()
+        self._add_slabs(blocks)
         self._add_blocks(blocks)
         self._add_singles()
         self._add_unmarked()
@@ -202,23 +204,29 @@ class _Piece:
     def _spread(self) -> dict[int, int]:
         """Give all pages of a block the kind of its first page. Return the blocks."""
         first, count = self._first, self._count
-        end, code = self.open
-        self._rest = rest = min(max(end - first, 0), count)
+        self._rest = rest = min(max(self.open.end - first, 0), count)
         if rest:
-            self._kinds[:rest] = bytes([code]) * rest
+            self._kinds[:rest] = bytes([self.open.code]) * rest
             self._done[:rest] = b"\1" * rest
-        blocks = {i: order for i, order in self._raw.orders.items() if i >= rest}
-        self._heads = sorted(blocks)
-        for i in self._marks.free:
-            self._kinds[i] = _CODES["free"]
-        blocks |= self._marks.free
+        free = self._marks.free
+        blocks, inside = disjoint(self._raw.orders | free, rest)
+        self._miss_blocks(inside)
+        self._heads = [i for i in blocks if i not in free]
         for i, order in blocks.items():
+            code = _CODES["free"] if i in free else self._kinds[i]
             stop = min(i + (1 << order), count)
-            self._kinds[i:stop] = self._kinds[i : i + 1] * (stop - i)
+            self._kinds[i:stop] = bytes([code]) * (stop - i)
             self._done[i:stop] = b"\1" * (stop - i)
             if i + (1 << order) > count:
-                self.open = (first + i + (1 << order), self._kinds[i])
+                self.open = OpenBlock(first + i + (1 << order), code)
         return blocks
+
+    def _miss_blocks(self, inside: list[int]) -> None:
+        """Note blocks that begin inside another one. A running kernel may do so meanwhile."""
+        for i in [] if self._reader.is_moving else inside:
+            page = self._raw.page + i * self._frames.size
+            reason = "it begins inside another one"
+            self._found.coverage["pages"].miss("block of pages", page, reason)
 
     def _mark_holes(self) -> None:
         first = self._first
@@ -251,7 +259,7 @@ class _Piece:
                 beyond = stop - end if b == end else 0
                 self._count_claim(claim, a, b, beyond)
                 if beyond:
-                    self.open = (first + stop, code)
+                    self.open = OpenBlock(first + stop, code)
 
     def _block(self, i: int) -> range:
         """Return the pages of the compound page that a page is in, some of other pieces, too."""
@@ -378,11 +386,12 @@ class _Piece:
     def _index(self, page: int) -> int:
         return (page - self._raw.page) // self._frames.size
 
-    def _add_slabs(self) -> None:
+    def _add_slabs(self, blocks: Container[int]) -> None:
         reader = self._reader
         for page in self._piece.slabs:
             i = self._index(page.page)
-            if self._done[i] == 2 or self._kinds[i] == _HOLE:
+            is_first = i in blocks or not self._done[i]
+            if not is_first or self._done[i] == 2 or self._kinds[i] != _CODES["slab"]:
                 continue
             nid, zone = self._at(i)
             self._done[i] = max(self._done[i], 1)

@@ -1,0 +1,165 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+"""
+Blocks among page frames whose ``struct page`` is written here: whatever they say, each page frame
+counts once.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from random import Random
+
+import pytest
+from support.page_board import KMEM, ONE, PAGES, TWO, Board, Claimed
+
+from memcg_inspect.collect.inventory_blocks import disjoint
+from memcg_inspect.collect.inventory_part import InventoryPart
+from memcg_inspect.collect.page_owners import Claim, Share
+from memcg_inspect.image import memory
+from memcg_inspect.model_pages import NOBODY, UNUSED, Place
+
+pytestmark = pytest.mark.image
+
+#: Kinds of claims that agree with few marks, and with many.
+CLAIMED = ("vmalloc", "pagetables", "memmap", "percpu", "kernel_pagetables", "kfence", "trace")
+
+
+def pages_of(found: InventoryPart) -> int:
+    """Return the number of page frames of a part, those without a kind included."""
+    unmarked = (len(pfns) << (at.order or 0) for (at, _), pfns in found.unmarked.items())
+    return found.pages.total() + sum(unmarked) + len(found.bare)
+
+
+def bytes_of(found: InventoryPart) -> Counter[Place]:
+    """Return the bytes by what they are, whoever pays."""
+    sums: Counter[Place] = Counter()
+    for (place, _), size in found.bytes.items():
+        sums[place] += size
+    return +sums
+
+
+def some_claims(board: Board, rng: Random) -> Claimed:
+    """Return claims that do not overlap, of any pages."""
+    claims: list[Claim] = []
+    at = 0
+    while (at := at + rng.choice((0, 1, 2, 5, 9))) < PAGES - 17:
+        number, kind = rng.choice((1, 1, 2, 3, 8, 17)), rng.choice(CLAIMED)
+        share = Share(rng.choice((0, 3000)), ()) if kind == "percpu" else None
+        claims.append(board.claim(at, at + number, kind, None, share))
+        at += number
+    return Claimed(claims)
+
+
+def put_block(board: Board, rng: Random, i: int, order: int) -> None:
+    """Write a block, or a page, of any kind. It may be in another zone."""
+    place = {"nid": 2, "zone": 3} if rng.random() < 0.3 else {}
+    kind = rng.choice(("free", "kmem", "table", "slab", "anon", "reserved", "bare", "guard"))
+    payer = rng.choice((0, ONE | KMEM, TWO | KMEM))
+    if kind == "free":
+        board.free(i, order)
+    elif kind in ("reserved", "bare"):
+        for page in range(i, i + (1 << order)):
+            is_bare = kind == "bare" and page > i
+            board.put(page, *(["PG_reserved"] if kind == "reserved" else []), refs=not is_bare)
+    elif kind == "slab" and order:
+        board.lost_slab(i, order)
+    else:
+        flags = ["PG_lru"] if kind == "anon" else []
+        more = {"type": "table"} if kind == "table" else {"mapping": 65} if flags else {}
+        data = payer & ~KMEM if flags else payer
+        if order:
+            board.compound(i, order, *flags, data=data, **more, **place)
+        else:
+            board.put(i, *flags, data=data, **more, **place)
+
+
+def test_blocks_do_not_overlap() -> None:
+    """A block that begins where another one ends is a block of its own."""
+    blocks = {8: 2, 0: 3, 4: 1, 12: 0, 16: 1, 17: 0}
+    assert disjoint(blocks, 0) == ({0: 3, 8: 2, 12: 0, 16: 1}, [4, 17])
+    assert disjoint(blocks, 8) == ({8: 2, 12: 0, 16: 1}, [0, 4, 17])
+    assert disjoint({}, 5) == ({}, [])
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_each_page_frame_counts_once(
+    board: Board, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    """The same is found in pieces of any size, whoever claims the pages."""
+    rng, i = Random(seed), 0
+    while i < PAGES:
+        order = rng.choice((0, 0, 1, 1, 2, 3, 4, 5, 6))
+        while i % (1 << order) or i + (1 << order) > PAGES:
+            order -= 1
+        put_block(board, rng, i, order)
+        i += 1 << order
+    owners, results = some_claims(board, rng), []
+    for pages in (PAGES, 2, 4, 64):
+        monkeypatch.setattr(memory, "PIECE", pages * board.size)
+        found = board.read(owners)
+        assert pages_of(found) == PAGES
+        assert bytes_of(found) == +Counter({at: n * 4096 for at, n in found.pages.items()})
+        assert found.coverage["pages"].unreadable == 0
+        unmarked = {key: list(pfns) for key, pfns in found.unmarked.items()}
+        conflicts = sorted(found.conflicts)
+        results.append((+found.bytes, unmarked, found.bare, found.heads, conflicts))
+        assert len(conflicts) == len({pfn for pfn, *_ in conflicts})
+    assert all(result == results[0] for result in results)
+
+
+@pytest.mark.parametrize("pages", [4, 16, PAGES])
+@pytest.mark.parametrize("seed", range(8))
+def test_blocks_that_are_used_again_while_they_are_read(
+    board: Board, monkeypatch: pytest.MonkeyPatch, seed: int, pages: int
+) -> None:
+    """Each page frame counts once, with the block that begins first. Nothing is damaged."""
+    rng = Random(seed)
+    for _ in range(60):
+        order = rng.randrange(5)
+        i = rng.randrange(PAGES >> order) << order
+        if rng.random() < 0.3:
+            board.put(i, type="buddy", refs=0, private=order)
+        else:
+            put_block(board, rng, i, order)
+    monkeypatch.setattr(memory, "PIECE", pages * board.size)
+    reader = board.reader(some_claims(board, rng))
+    reader.is_moving = True
+    found = board.read_with(reader)
+    assert pages_of(found) == PAGES
+    assert found.coverage["pages"].unreadable == 0
+
+
+@pytest.mark.parametrize("pages", [4, PAGES])
+@pytest.mark.parametrize("inner", ["free", "compound", "slab", "single slab"])
+def test_a_block_inside_a_free_block(
+    board: Board, monkeypatch: pytest.MonkeyPatch, pages: int, inner: str
+) -> None:
+    """It is of the free block. In an image that does not change, one of the two is damaged."""
+    board.free(0, 3)
+    if inner == "free":
+        board.free(4, 1)
+    elif inner == "compound":
+        board.compound(4, 1, "PG_lru", mapping=64, data=ONE)
+    elif inner == "slab":
+        board.lost_slab(4, 1)
+    else:
+        board.put(4, type="slab")
+    monkeypatch.setattr(memory, "PIECE", pages * board.size)
+    found = board.read()
+    assert board.of(found) == {("free", 3, UNUSED): 8 * 4096}
+    assert found.pages.total() == PAGES
+    told = [(one.what, one.address, one.reason) for one in found.coverage["pages"].examples]
+    wanted = ("block of pages", board.address(4), "it begins inside another one")
+    assert told == ([] if inner == "single slab" else [wanted])
+
+
+@pytest.mark.parametrize("pages", [4, PAGES])
+def test_a_free_block_inside_a_compound_page(
+    board: Board, monkeypatch: pytest.MonkeyPatch, pages: int
+) -> None:
+    board.lost_slab(0, 3)
+    board.free(4, 2)
+    monkeypatch.setattr(memory, "PIECE", pages * board.size)
+    found = board.read()
+    assert board.of(found) == {("slab", None, NOBODY): 8 * 4096}
+    assert found.pages.total() == PAGES
