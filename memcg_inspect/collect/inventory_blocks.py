@@ -10,10 +10,16 @@ pages used again, while they are read.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-__all__ = ("OpenBlock", "disjoint")
+from memcg_inspect.image.image import Image
+from memcg_inspect.linux.mm.hugetlb import most_compound_order
+from memcg_inspect.linux.mm.mmzone import PageRange, mem_map
+from memcg_inspect.model import Coverage
+
+__all__ = ("BlockOrders", "OpenBlock", "disjoint")
 
 
 class OpenBlock(NamedTuple):
@@ -45,3 +51,59 @@ def disjoint(blocks: Mapping[int, int], covered: int) -> tuple[dict[int, int], l
             kept[first] = blocks[first]
             covered = first + (1 << blocks[first])
     return kept, inside
+
+
+class BlockOrders:
+    """Tells whether blocks of pages can have the orders that they say."""
+
+    def __init__(self, image: Image, ranges: Sequence[tuple[int, int]]) -> None:
+        """:param ranges: page frames that are memory, in ascending order"""
+        self._frames, self._is_moving = mem_map(image), image.is_moving
+        self._most = most_compound_order(image)
+        self._ranges, self._starts = ranges, [start for start, _ in ranges]
+        self._part, self._coverage = PageRange(0, 0), Coverage()
+        self._memory = (0, 0)
+
+    def begin(self, part: PageRange, coverage: Coverage) -> None:
+        """
+        Begin a range of page frames.
+
+        :param coverage: counts blocks of the range whose orders are damaged. On a running kernel,
+            a block can be gone when its order is read
+        """
+        self._part, self._coverage = part, coverage
+
+    def can_be(self, page: int, order: int) -> bool:
+        """
+        Return whether a block can have an order.
+
+        :param page: ``struct page *`` of its first page
+        """
+        pfn = self._frames.pfn(page)
+        if not self._is_memory(pfn):
+            return False  # whatever its struct page says
+        why_not = self._why_not(pfn, order)
+        # The range before has told of a block that is said to reach into this one.
+        if why_not and not self._is_moving and pfn >= self._part.start:
+            reason = f"it is {order}, and {why_not}"
+            self._coverage.miss("order of a block", page, reason)
+        return why_not is None
+
+    def _is_memory(self, pfn: int) -> bool:
+        # Most blocks are in the same range of memory as the one before.
+        if not self._memory[0] <= pfn < self._memory[1]:
+            number = bisect_right(self._starts, pfn) - 1
+            self._memory = self._ranges[number] if number >= 0 else (0, 0)
+        return pfn < self._memory[1]
+
+    def _why_not(self, pfn: int, order: int) -> str | None:
+        if order > self._most:
+            return f"no block is larger than {self._most}"
+        size = 1 << order
+        if pfn & size - 1:
+            return f"page frame {pfn:#x} is no multiple of its size"
+        if pfn + size > self._part.end:
+            return "the page frames end before"
+        if pfn + size > self._memory[1]:
+            return "not all of its page frames are memory"
+        return None

@@ -17,7 +17,7 @@ from itertools import compress
 
 from drgn import FaultError
 
-from memcg_inspect.collect.inventory_blocks import OpenBlock, disjoint
+from memcg_inspect.collect.inventory_blocks import BlockOrders, OpenBlock, disjoint
 from memcg_inspect.collect.inventory_part import BarePage, Head, InventoryPart
 from memcg_inspect.collect.page_owners import Claim, Owners, Share
 from memcg_inspect.collect.slab_owners import SlabOwnerReader
@@ -90,7 +90,8 @@ class RangeInventory:
             _CODES[self.marks.kinds[code]] if code < len(self.marks.kinds) else 0
             for code in range(256)
         )
-        self.holes = _Complement(self._memory_ranges(coverage))
+        ranges = self._memory_ranges(coverage)
+        self.holes, self.orders = _Complement(ranges), BlockOrders(image, ranges)
         self.is_moving = image.is_moving
 
     def _memory_ranges(self, coverage: Mapping[str, Coverage]) -> list[tuple[int, int]]:
@@ -105,8 +106,9 @@ class RangeInventory:
         """Read a range."""
         found = InventoryPart(part, self.frames.page_size)
         self.slabs.coverage = found.coverage["slab"]
+        self.orders.begin(part, found.coverage["pages"])
         before = None
-        for piece in scan_range(self._image, part):
+        for piece in scan_range(self._image, part, self.orders.can_be):
             found.coverage["pages"].read += piece.pages
             if piece.raw is None:
                 why = STOPPED if self._image.progress.stop else "not in the image"
@@ -208,7 +210,11 @@ class _Piece:
         if rest:
             self._kinds[:rest] = bytes([self.open.code]) * rest
             self._done[:rest] = b"\1" * rest
-        free = self._marks.free
+        free = {
+            i: order
+            for i, order in self._marks.free.items()
+            if self._reader.orders.can_be(self._address(i), order)
+        }
         blocks, inside = disjoint(self._raw.orders | free, rest)
         self._miss_blocks(inside)
         self._heads = [i for i in blocks if i not in free]
@@ -224,9 +230,12 @@ class _Piece:
     def _miss_blocks(self, inside: list[int]) -> None:
         """Note blocks that begin inside another one. A running kernel may do so meanwhile."""
         for i in [] if self._reader.is_moving else inside:
-            page = self._raw.page + i * self._frames.size
             reason = "it begins inside another one"
-            self._found.coverage["pages"].miss("block of pages", page, reason)
+            self._found.coverage["pages"].miss("block of pages", self._address(i), reason)
+
+    def _address(self, i: int) -> int:
+        """Return the ``struct page *`` of a page."""
+        return self._raw.page + i * self._frames.size
 
     def _mark_holes(self) -> None:
         first = self._first
@@ -395,7 +404,9 @@ class _Piece:
                 continue
             nid, zone = self._at(i)
             self._done[i] = max(self._done[i], 1)
-            pages, slab = 1 << page.order, reader.slabs.slab(page)
+            # A slab of several pages whose order is damaged: it is not known what is in it.
+            is_broken = i not in blocks and reader.layout.head.is_set(page.raw)
+            pages, slab = 1 << page.order, None if is_broken else reader.slabs.slab(page)
             if slab is None:
                 self._found.count(Place(nid, zone, "slab"), pages, NOBODY)
                 continue

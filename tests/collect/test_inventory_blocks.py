@@ -12,11 +12,14 @@ from random import Random
 import pytest
 from support.page_board import KMEM, ONE, PAGES, TWO, Board, Claimed
 
+from memcg_inspect.collect import inventory_range
 from memcg_inspect.collect.inventory_blocks import disjoint
 from memcg_inspect.collect.inventory_part import InventoryPart
 from memcg_inspect.collect.page_owners import Claim, Share
 from memcg_inspect.image import memory
-from memcg_inspect.model_pages import NOBODY, UNUSED, Place
+from memcg_inspect.image.image import Image
+from memcg_inspect.linux.mm.mmzone import PageRange
+from memcg_inspect.model_pages import NEVER, NOBODY, UNUSED, Place
 
 pytestmark = pytest.mark.image
 
@@ -122,9 +125,8 @@ def test_blocks_that_are_used_again_while_they_are_read(
         else:
             put_block(board, rng, i, order)
     monkeypatch.setattr(memory, "PIECE", pages * board.size)
-    reader = board.reader(some_claims(board, rng))
-    reader.is_moving = True
-    found = board.read_with(reader)
+    monkeypatch.setattr(Image, "is_moving", True)
+    found = board.read(some_claims(board, rng))
     assert pages_of(found) == PAGES
     assert found.coverage["pages"].unreadable == 0
 
@@ -163,3 +165,110 @@ def test_a_free_block_inside_a_compound_page(
     found = board.read()
     assert board.of(found) == {("slab", None, NOBODY): 8 * 4096}
     assert found.pages.total() == PAGES
+
+
+def told_of(board: Board, found: InventoryPart) -> list[tuple[int, str]]:
+    """Return the pages of blocks whose orders are damaged, by number, and why."""
+    examples = found.coverage["pages"].examples
+    assert all(one.what == "order of a block" for one in examples)
+    return [((one.address - board.address(0)) // board.size, one.reason) for one in examples]
+
+
+@pytest.mark.parametrize("pages", [2, PAGES])
+@pytest.mark.parametrize(
+    ("at", "order", "why_not"),
+    [
+        (64, 19, "it is 19, and no block is larger than 18"),
+        (64, 100, "it is 100, and no block is larger than 18"),
+        (64, 255, "it is 255, and no block is larger than 18"),
+        (66, 2, "is no multiple of its size"),
+        (128, 7, "it is 7, and the page frames end before"),
+        (64, 6, "it is 6, and not all of its page frames are memory"),
+    ],
+)
+def test_a_compound_page_whose_order_is_damaged(
+    board: Board,
+    monkeypatch: pytest.MonkeyPatch,
+    at: int,
+    order: int,
+    why_not: str,
+    pages: int,
+) -> None:
+    """It swallows no page behind it. Its own pages are single ones, of no known use."""
+    start = board.start
+    ranges = [(start, start + 127), (start + 128, start + PAGES)]
+    monkeypatch.setattr(inventory_range, "system_ram", lambda *_: ranges)
+    monkeypatch.setattr(memory, "PIECE", pages * board.size)
+    board.compound(at, 1, data=ONE | KMEM)
+    board.write(at + 1, 0, bytes([order]))
+    behind = at // 8 * 8 + 8
+    board.compound(behind, 1, type="large_kmalloc", data=TWO | KMEM)
+    board.lost_slab(behind + 4, 2)
+    for i in range(behind + 8, behind + 10):
+        board.put(i, type="table")
+    found = board.read()
+    assert board.of(found) == {
+        ("large_kmalloc", 1, TWO): 2 * 4096,
+        ("slab", None, NOBODY): 4 * 4096,
+        ("pagetables", None, NOBODY): 2 * 4096,
+    }
+    assert board.unmarked(found) == {("kmem", 0, ONE): [at], ("unknown", 0, NEVER): [at + 1]}
+    assert pages_of(found) + found.holes.total() == PAGES
+    ((page, reason),) = told_of(board, found)
+    assert page == at
+    assert why_not in reason
+
+
+def test_a_slab_whose_order_is_damaged(board: Board) -> None:
+    """What is in it is not read."""
+    board.lost_slab(0, 1)
+    board.write(1, 0, bytes([77]))
+    found = board.read()
+    assert board.of(found) == {("slab", None, NOBODY): 4096}
+    assert board.unmarked(found) == {("unknown", 0, NEVER): [1]}
+    assert found.coverage["slab"].read == found.coverage["slab"].unreadable == 0
+    assert [page for page, _ in told_of(board, found)] == [0]
+
+
+@pytest.mark.parametrize(("at", "order"), [(2, 2), (128, 8)])
+def test_a_free_block_whose_order_is_damaged(board: Board, at: int, order: int) -> None:
+    board.put(at, type="buddy", refs=0, private=order)
+    found = board.read()
+    assert board.unmarked(found) == {("unknown", 0, NEVER): [at]}
+    assert pages_of(found) == PAGES
+    assert [page for page, _ in told_of(board, found)] == [at]
+
+
+def test_orders_change_while_a_running_kernel_is_read(
+    board: Board, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Image, "is_moving", True)
+    board.compound(0, 1, data=ONE | KMEM)
+    board.write(1, 0, bytes([100]))
+    board.put(6, type="buddy", refs=0, private=2)
+    found = board.read()
+    assert told_of(board, found) == []
+    assert pages_of(found) == PAGES
+
+
+def test_what_is_no_memory_has_no_order(board: Board, monkeypatch: pytest.MonkeyPatch) -> None:
+    start = board.start
+    ranges = [(start + 4, start + 8), (start + 12, start + PAGES)]
+    monkeypatch.setattr(inventory_range, "system_ram", lambda *_: ranges)
+    for at in (0, 8):
+        board.compound(at, 1, data=ONE | KMEM)
+        board.write(at + 1, 0, bytes([100]))
+        board.free(at + 2, 1)
+    found = board.read()
+    assert (told_of(board, found), found.holes.total()) == ([], 8)
+    assert found.pages.total() == PAGES - 8
+
+
+def test_a_range_that_begins_inside_a_block_whose_order_is_damaged(board: Board) -> None:
+    """The range before has told of it."""
+    board.compound(0, 2, data=ONE | KMEM)
+    board.write(1, 0, bytes([100]))
+    start = board.start
+    found = board.reader()(PageRange(start + 2, start + PAGES))
+    assert board.unmarked(found) == {("unknown", 0, NEVER): [2, 3]}
+    assert (told_of(board, found), pages_of(found)) == ([], PAGES - 2)

@@ -18,7 +18,7 @@ from support.planting import Overlay, Write
 
 from memcg_inspect.image.image import Image, image_of
 from memcg_inspect.image.lookup import UnknownKernelError
-from memcg_inspect.linux.mm.hugetlb import HugetlbPages, huge_page_orders
+from memcg_inspect.linux.mm.hugetlb import HugetlbPages, huge_page_orders, most_compound_order
 from memcg_inspect.linux.mm.hugetlb_cgroup import (
     HugetlbChargeReader,
     hugetlb_sizes,
@@ -140,6 +140,23 @@ def test_sizes_that_cannot_be(orders: list[int], number: int | None, why: str) -
 
 def test_the_most_sizes_and_the_largest() -> None:
     assert huge_page_orders(with_sizes(MadeImage(), [30] * 16)) == (30,) * 16
+
+
+@pytest.mark.parametrize(
+    ("orders", "number", "most"),
+    [([9, 18], None, 18), ([4], None, 10), ([], None, 10), ([9], 17, 30)],
+)
+def test_the_largest_compound_page(orders: list[int], number: int | None, most: int) -> None:
+    """Of hugetlb or of the buddy allocator. If the sizes are damaged, any size of any machine."""
+    image = with_sizes(MadeImage(), orders, number)
+    image.declare("struct zone { unsigned long free_area[11]; };")
+    assert most_compound_order(image) == most
+
+
+def test_the_largest_compound_page_without_hugetlb() -> None:
+    image = MadeImage()
+    image.declare("struct zone { unsigned long free_area[9]; };")
+    assert most_compound_order(image) == 8
 
 
 # Who is charged

@@ -152,10 +152,7 @@ class Board:
         return RangeInventory(self.image, owners, frozenset(), defaultdict(Coverage))
 
     def read(self, owners: Owners | None = None, pages: int = PAGES) -> InventoryPart:
-        return self.read_with(self.reader(owners), pages)
-
-    def read_with(self, reader: RangeInventory, pages: int = PAGES) -> InventoryPart:
-        return reader(PageRange(self.start, self.start + pages))
+        return self.reader(owners)(PageRange(self.start, self.start + pages))
 
     def of(self, found: InventoryPart) -> Counter[tuple[str, int | None, int]]:
         """Return the bytes by kind, order and payer, without those of ``offline`` pages."""

@@ -11,12 +11,13 @@ from __future__ import annotations
 from drgn import FaultError
 
 from memcg_inspect.image.image import Image
-from memcg_inspect.image.layout import constant
+from memcg_inspect.image.layout import array_length, constant, member_type
+from memcg_inspect.image.lookup import UnknownKernelError
 from memcg_inspect.linux.mm.mm_types import first_tail_offset, page_layout, type_markers
 from memcg_inspect.linux.mm.mm_types_columns import Marker
 from memcg_inspect.linux.mm.mmzone import mem_map
 
-__all__ = ("HugetlbPages", "huge_page_orders")
+__all__ = ("HugetlbPages", "huge_page_orders", "most_compound_order")
 
 #: No architecture has more sizes of huge pages (``HUGE_MAX_HSTATE``), or a larger one.
 _MOST_SIZES, _MOST_ORDER = 16, 30
@@ -37,6 +38,23 @@ def huge_page_orders(image: Image) -> tuple[int, ...]:
     if any(order > _MOST_ORDER for order in orders):
         raise FaultError("a huge page has no order", states.address_ or 0)
     return orders
+
+
+def most_compound_order(image: Image) -> int:
+    """
+    Return the order of the largest compound page that can be.
+
+    It is that of the largest block of the buddy allocator, or of the largest huge page of hugetlb:
+    ``alloc_gigantic_folio()`` and ``alloc_bootmem_huge_page()`` make larger ones.
+    """
+    # MAX_PAGE_ORDER
+    most = array_length(member_type(image.type("struct zone"), "free_area")) - 1
+    try:
+        return max(most, *huge_page_orders(image), 0)
+    except UnknownKernelError:
+        return most  # CONFIG_HUGETLB_PAGE=n
+    except FaultError:
+        return _MOST_ORDER
 
 
 class HugetlbPages:

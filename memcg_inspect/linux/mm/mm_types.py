@@ -26,7 +26,7 @@ What differs between kernel releases:
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import compress, repeat
 from typing import NamedTuple
 
@@ -399,7 +399,9 @@ def scan_pages(image: Image) -> Iterator[PagePiece]:
         done += part.end - part.start
 
 
-def scan_range(image: Image, part: PageRange) -> Iterator[PagePiece]:
+def scan_range(
+    image: Image, part: PageRange, is_order: Callable[[int, int], bool] | None = None
+) -> Iterator[PagePiece]:
     """
     Read the ``struct page`` of a range of page frames.
 
@@ -409,9 +411,11 @@ def scan_range(image: Image, part: PageRange) -> Iterator[PagePiece]:
 
     :param part: valid page frames. It begins and ends at even page frames, or where valid page
         frames begin and end: the order of a compound page is in its second page.
+    :param is_order: returns whether the compound page with a head (``struct page *``) can have an
+        order. If not, its pages are single pages. Any order is possible if this is not given
     """
     memory, frames = image.memory, mem_map(image)
-    scan = _Scan(memory, frames, page_layout(image))
+    scan = _Scan(memory, frames, page_layout(image), is_order)
     base, size = frames.page(part.start), (part.end - part.start) * frames.size
     for offset, data in memory.pieces(base, size, 2 * frames.size):
         address, is_cancelled = base + offset, image.progress.stop
@@ -453,7 +457,12 @@ def page_nids(memory: Memory, frames: MemMap, columns: PageColumns) -> int | lis
 
 
 def compound_orders(
-    layout: PageLayout, size: int, data: bytes, heads: int, covered: int = 0
+    layout: PageLayout,
+    size: int,
+    data: bytes,
+    heads: int,
+    covered: int = 0,
+    is_order: Callable[[int, int], bool] | None = None,
 ) -> Iterator[tuple[int, int]]:
     """
     Find the compound pages that begin in a piece of the memory map.
@@ -463,6 +472,8 @@ def compound_orders(
     :param size: ``sizeof(struct page)``
     :param heads: column of pages that look like heads
     :param covered: index of the first page that no earlier compound page contains
+    :param is_order: returns whether the compound page with the head at an index can have an order.
+        If not, there is none. Any order is possible if this is not given
     :return: index of the head, order
     """
     count = len(data) // size
@@ -470,6 +481,8 @@ def compound_orders(
         if i < covered or i + 1 == count:
             continue
         order = data[(i + 1) * size + layout.order]
+        if is_order is not None and not is_order(i, order):
+            continue
         covered = i + (1 << order)
         yield i, order
 
@@ -477,7 +490,14 @@ def compound_orders(
 class _Scan:
     """Finds pages in the pieces of a range, and remembers where the last compound page ends."""
 
-    def __init__(self, memory: Memory, frames: MemMap, layout: PageLayout) -> None:
+    def __init__(
+        self,
+        memory: Memory,
+        frames: MemMap,
+        layout: PageLayout,
+        is_order: Callable[[int, int], bool] | None,
+    ) -> None:
+        self._is_order = is_order
         self.memory = memory
         self.frames = frames
         self.layout = layout
@@ -497,6 +517,8 @@ class _Scan:
             order = self.memory.read(head + size + layout.order, 1)[0]
         except FaultError:
             return  # the order is unknown, as for any compound page whose head is missing
+        if self._is_order is not None and not self._is_order(head, order):
+            return
         self._covered = head + (size << order)
 
     def piece(self, address: int, data: bytes) -> PagePiece:
@@ -525,7 +547,13 @@ class _Scan:
     def _orders(self, address: int, data: bytes, heads: int) -> dict[int, int]:
         size = self.frames.size
         covered = max(0, (self._covered - address) // size)
-        orders = dict(compound_orders(self.layout, size, data, heads, covered))
+        can_be, check = self._is_order, None
+        if can_be is not None:
+
+            def check(i: int, order: int) -> bool:
+                return can_be(address + i * size, order)
+
+        orders = dict(compound_orders(self.layout, size, data, heads, covered, check))
         if orders:
             last = next(reversed(orders))
             self._covered = address + last * size + (size << orders[last])
