@@ -25,6 +25,7 @@ from memcg_inspect.collect.unmarked_owners import UnmarkedOwners
 from memcg_inspect.image.image import Image
 from memcg_inspect.image.layout import array_length, member_type
 from memcg_inspect.linux.mm.debug import read_page
+from memcg_inspect.linux.mm.internal import ZonePageReader
 from memcg_inspect.linux.mm.mmzone import PageRange, mem_map
 from memcg_inspect.linux.mm.show_mem import FreeList, counted_memmap, free_lists, read_zones
 from memcg_inspect.model import Coverage
@@ -115,7 +116,12 @@ def _first_of_block(image: Image, pfn: int) -> int:
     except FaultError:
         return pfn
     first = frames.pfn(page.head)
-    return first if first < pfn < first + (1 << min(page.order, 63)) and not first & 1 else pfn
+    if first < pfn < first + (1 << min(page.order, 63)) and not first & 1:
+        return first
+    try:
+        return ZonePageReader(image).first_page(pfn)
+    except FaultError:
+        return pfn
 
 
 def _payer(owner: int, payer: Callable[[int], int | None]) -> int:

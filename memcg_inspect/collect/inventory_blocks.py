@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 from memcg_inspect.image.image import Image
 from memcg_inspect.linux.mm.hugetlb import most_compound_order
+from memcg_inspect.linux.mm.internal import ZonePageReader
 from memcg_inspect.linux.mm.mmzone import PageRange, mem_map
 from memcg_inspect.model import Coverage
 
@@ -28,10 +29,12 @@ class OpenBlock(NamedTuple):
 
     :ivar end: the page frame after it
     :ivar code: code of its kind
+    :ivar is_counted: whether all of it is counted with its first page
     """
 
     end: int
     code: int
+    is_counted: bool = True
 
 
 def disjoint(blocks: Mapping[int, int], covered: int) -> tuple[dict[int, int], list[int]]:
@@ -59,7 +62,7 @@ class BlockOrders:
     def __init__(self, image: Image, ranges: Sequence[tuple[int, int]]) -> None:
         """:param ranges: page frames that are memory, in ascending order"""
         self._frames, self._is_moving = mem_map(image), image.is_moving
-        self._most = most_compound_order(image)
+        self._most, self._most_marked = most_compound_order(image), ZonePageReader(image).most_order
         self._ranges, self._starts = ranges, [start for start, _ in ranges]
         self._part, self._coverage = PageRange(0, 0), Coverage()
         self._memory = (0, 0)
@@ -73,16 +76,18 @@ class BlockOrders:
         """
         self._part, self._coverage = part, coverage
 
-    def can_be(self, page: int, order: int) -> bool:
+    def can_be(self, page: int, order: int, within: bool = True) -> bool:
         """
         Return whether a block can have an order.
 
         :param page: ``struct page *`` of its first page
+        :param within: whether all of its pages must be in the range, and be memory. If not, it is
+            a block of the buddy allocator whose pages count one by one
         """
         pfn = self._frames.pfn(page)
         if not self._is_memory(pfn):
             return False  # whatever its struct page says
-        why_not = self._why_not(pfn, order)
+        why_not = self._why_not(pfn, order, within)
         # The range before has told of a block that is said to reach into this one.
         if why_not and not self._is_moving and pfn >= self._part.start:
             reason = f"it is {order}, and {why_not}"
@@ -96,14 +101,15 @@ class BlockOrders:
             self._memory = self._ranges[number] if number >= 0 else (0, 0)
         return pfn < self._memory[1]
 
-    def _why_not(self, pfn: int, order: int) -> str | None:
-        if order > self._most:
-            return f"no block is larger than {self._most}"
+    def _why_not(self, pfn: int, order: int, within: bool) -> str | None:
+        most = self._most if within else self._most_marked
+        if order > most:
+            return f"no block is larger than {most}"
         size = 1 << order
         if pfn & size - 1:
             return f"page frame {pfn:#x} is no multiple of its size"
-        if pfn + size > self._part.end:
+        if within and pfn + size > self._part.end:
             return "the page frames end before"
-        if pfn + size > self._memory[1]:
+        if within and pfn + size > self._memory[1]:
             return "not all of its page frames are memory"
         return None

@@ -204,28 +204,35 @@ class _Piece:
         return self._head(self._count - 1)
 
     def _spread(self) -> dict[int, int]:
-        """Give all pages of a block the kind of its first page. Return the blocks."""
+        """
+        Give all pages of a block the kind of its first page.
+
+        :return: the blocks that are counted as a whole. Pages of others count one by one, as far as
+            they are there: guard pages, and those that are not accepted
+        """
         first, count = self._first, self._count
         self._rest = rest = min(max(self.open.end - first, 0), count)
         if rest:
             self._kinds[:rest] = bytes([self.open.code]) * rest
-            self._done[:rest] = b"\1" * rest
-        free = {
-            i: order
-            for i, order in self._marks.free.items()
-            if self._reader.orders.can_be(self._address(i), order)
-        }
-        blocks, inside = disjoint(self._raw.orders | free, rest)
+            self._done[:rest] = bytes([self.open.is_counted]) * rest
+        free = self._possible(self._marks.free)
+        whole = self._raw.orders | free
+        blocks, inside = disjoint(self._possible(self._marks.marked, within=False) | whole, rest)
         self._miss_blocks(inside)
-        self._heads = [i for i in blocks if i not in free]
+        self._heads = [i for i in blocks if i in self._raw.orders and i not in free]
         for i, order in blocks.items():
             code = _CODES["free"] if i in free else self._kinds[i]
             stop = min(i + (1 << order), count)
             self._kinds[i:stop] = bytes([code]) * (stop - i)
-            self._done[i:stop] = b"\1" * (stop - i)
+            self._done[i:stop] = bytes([i in whole]) * (stop - i)
             if i + (1 << order) > count:
-                self.open = OpenBlock(first + i + (1 << order), code)
-        return blocks
+                self.open = OpenBlock(first + i + (1 << order), code, i in whole)
+        return {i: order for i, order in blocks.items() if i in whole}
+
+    def _possible(self, blocks: Mapping[int, int], within: bool = True) -> dict[int, int]:
+        """Return the blocks whose orders can be right."""
+        can_be = self._reader.orders.can_be
+        return {i: order for i, order in blocks.items() if can_be(self._address(i), order, within)}
 
     def _miss_blocks(self, inside: list[int]) -> None:
         """Note blocks that begin inside another one. A running kernel may do so meanwhile."""

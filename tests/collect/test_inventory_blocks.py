@@ -10,9 +10,10 @@ from collections import Counter
 from random import Random
 
 import pytest
-from support.page_board import KMEM, ONE, PAGES, TWO, Board, Claimed
+from support.page_board import KMEM, NID, ONE, PAGES, TWO, ZONE, Board, Claimed
 
 from memcg_inspect.collect import inventory_range
+from memcg_inspect.collect.inventory import whole_blocks
 from memcg_inspect.collect.inventory_blocks import disjoint
 from memcg_inspect.collect.inventory_part import InventoryPart
 from memcg_inspect.collect.page_owners import Claim, Share
@@ -60,6 +61,8 @@ def put_block(board: Board, rng: Random, i: int, order: int) -> None:
     payer = rng.choice((0, ONE | KMEM, TWO | KMEM))
     if kind == "free":
         board.free(i, order)
+    elif kind == "guard":
+        board.guard(i, order)
     elif kind in ("reserved", "bare"):
         for page in range(i, i + (1 << order)):
             is_bare = kind == "bare" and page > i
@@ -272,3 +275,98 @@ def test_a_range_that_begins_inside_a_block_whose_order_is_damaged(board: Board)
     found = board.reader()(PageRange(start + 2, start + PAGES))
     assert board.unmarked(found) == {("unknown", 0, NEVER): [2, 3]}
     assert (told_of(board, found), pages_of(found)) == ([], PAGES - 2)
+
+
+@pytest.mark.parametrize("pages", [2, 16, PAGES])
+def test_pages_that_are_not_accepted(
+    board: Board, monkeypatch: pytest.MonkeyPatch, pages: int
+) -> None:
+    """``__free_unaccepted()`` marks the first of 1024 pages. The board has 192 of them."""
+    board.bare(*range(1, PAGES), nid=2)
+    board.put(0, type="unaccepted", refs=0)
+    monkeypatch.setattr(memory, "PIECE", pages * board.size)
+    found = board.read()
+    assert found.pages == {
+        Place(NID, ZONE, "unaccepted"): 1,
+        Place(2, ZONE, "unaccepted"): PAGES - 1,
+    }
+    assert board.of(found) == {("unaccepted", None, UNUSED): PAGES * 4096}
+    assert (found.bare, found.heads, found.last) == ({}, {}, None)
+    assert found.coverage["pages"].unreadable == 0
+
+
+@pytest.mark.parametrize("pages", [2, 4, PAGES])
+def test_guard_pages(board: Board, monkeypatch: pytest.MonkeyPatch, pages: int) -> None:
+    """``set_page_guard()`` marks the first page, and keeps the order in ``private``."""
+    start = board.start
+    ranges = [(start, start + 30), (start + 31, start + PAGES)]
+    monkeypatch.setattr(inventory_range, "system_ram", lambda *_: ranges)
+    monkeypatch.setattr(memory, "PIECE", pages * board.size)
+    board.guard(0, 3)
+    board.put(8, type="guard", refs=0)
+    board.guard(16, 4)
+    board.lost_slab(20, 1)  # guard pages that are used again while they are read
+    monkeypatch.setattr(Image, "is_moving", True)
+    found = board.read(Claimed([board.claim(6, 9, "vmalloc")]))
+    assert board.of(found) == {("guard", None, NEVER): (8 + 1 + 15) * 4096}
+    assert found.conflicts == [(start + i, "guard", "vmalloc") for i in (6, 7, 8)]
+    assert (found.bare, found.heads) == ({}, {})
+    assert pages_of(found) == PAGES - 1
+
+
+def test_a_compound_page_with_guard_pages_type_is_counted_once(board: Board) -> None:
+    board.compound(0, 2, type="guard", private=3)
+    found = board.read()
+    assert board.of(found) == {("guard", 2, NEVER): 4 * 4096}
+    assert pages_of(found) == PAGES
+
+
+def test_a_block_with_one_mark_whose_order_is_damaged(board: Board) -> None:
+    """A block that is not accepted begins at a multiple of the largest size."""
+    board.put(2, type="unaccepted", refs=0)
+    board.put(6, type="guard", refs=0, private=2)
+    board.bare(3, 7)
+    found = board.read()
+    assert board.of(found) == {
+        ("unaccepted", None, UNUSED): 4096,
+        ("guard", None, NEVER): 4096,
+    }
+    assert [pfn - board.start for pfn in found.bare] == [3, 7]
+    assert [page for page, _ in told_of(board, found)] == [2, 6]
+
+
+def test_guard_pages_are_no_more_than_a_free_block_can_have(board: Board) -> None:
+    """The board begins at a multiple of 1024 pages, and often of more."""
+    board.put(0, type="guard", refs=0, private=11)
+    board.bare(1)
+    found = board.read()
+    assert board.of(found) == {("guard", None, NEVER): 4096}
+    assert told_of(board, found) == [(0, "it is 11, and no block is larger than 10")]
+
+
+@pytest.mark.parametrize(
+    ("kind", "cuts", "wanted"),
+    [
+        ("unaccepted", (64, 128), []),
+        ("guard", (4, 8, 12), [8, 12]),
+        ("guard", (2, 6, 10), [10]),
+    ],
+)
+def test_a_block_with_one_mark_is_in_one_range(
+    board: Board, kind: str, cuts: tuple[int, ...], wanted: list[int]
+) -> None:
+    """Ranges may begin anywhere if the size of a ``struct page`` is no power of two."""
+    if kind == "guard":
+        board.guard(0, 3)
+    else:
+        board.put(0, type=kind, refs=0)
+        board.bare(*range(1, PAGES))
+    start = board.start
+    ends = [start + cut for cut in (*cuts, PAGES)]
+    parts = [PageRange(a, b) for a, b in zip([start, *ends], ends, strict=False)]
+    found = whole_blocks(board.image, parts)
+    assert [part.start - start for part in found[1:]] == wanted
+    total, reader = InventoryPart(PageRange(start, start), 4096), board.reader()
+    for part in found:
+        total.merge(reader(part))
+    assert total.bare == {}

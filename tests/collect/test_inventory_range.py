@@ -37,16 +37,14 @@ def test_pages_that_are_marked(board: Board) -> None:
     board.put(2, "PG_reserved")
     board.put(3, "PG_reserved", data=ONE | KMEM)
     board.put(4, type="zsmalloc")
-    board.put(5, type="unaccepted")
     found = board.read()
     assert board.of(found) == {
         ("pagetables", None, ONE): 4096,
         ("pagetables", None, NOBODY): 4096,
         ("reserved", None, NEVER): 2 * 4096,
         ("zsmalloc", None, NOBODY): 4096,
-        ("unaccepted", None, UNUSED): 4096,
     }
-    assert found.bytes[Place(NID, ZONE, "offline"), NEVER] == (PAGES - 6) * 4096
+    assert found.bytes[Place(NID, ZONE, "offline"), NEVER] == (PAGES - 5) * 4096
     assert found.pages.total() == PAGES
     assert found.coverage["pages"].read == PAGES
     assert (found.unmarked, found.bare, found.heads, found.conflicts) == ({}, {}, {}, [])

@@ -78,6 +78,35 @@ def test_orders_of_free_blocks() -> None:
     assert reader.free_orders(piece, 0) == (0, [])
 
 
+@pytest.mark.parametrize(
+    ("release", "guard", "more"),
+    [
+        ("6.9", 0xFFFFFFFF & ~0x400, {}),  # PG_guard, a macro
+        ("7.1", 0xF3FFFFFF, {"PGTY_guard": 0xF3, "PGTY_unaccepted": 0xF7}),
+    ],
+)
+def test_blocks_whose_first_page_alone_has_a_type(
+    release: str, guard: int, more: dict[str, int]
+) -> None:
+    """Guard pages say their order. Pages that are not accepted have a type since 6.12."""
+    image = kernel(release, **more)
+    for pfn in range(2048):
+        put(image, pfn, 0, NO_TYPE, 0)
+    for pfn, order in ((0, 3), (8, 0), (16, 1 << 63)):
+        put(image, pfn, 0, guard, 0)
+        image.words(FRAMES.page(pfn) + PRIVATE, order)
+    put(image, 1024, 0, UNACCEPTED if more else NO_TYPE, 0)
+    reader, piece = ZonePageReader(image), raw(image, 0, 2048)
+    unaccepted = {1024: 10} if more else {}
+    found = reader.marked_orders(piece, piece.columns.everything)
+    assert found == {0: 3, 8: 0, 16: 11, **unaccepted}
+    assert reader.marked_orders(piece, 1) == {0: 3}
+    firsts = {pfn: reader.first_page(pfn) for pfn in (0, 1, 7, 8, 9, 15, 31, 1023, 1025, 2047)}
+    # Number 16 says an order that cannot be: it is taken for the largest that its place allows.
+    behind = {1025: 1024, 2047: 1024} if more else {1025: 1025, 2047: 2047}
+    assert firsts == {0: 0, 1: 0, 7: 0, 8: 8, 9: 9, 15: 15, 31: 16, 1023: 1023, **behind}
+
+
 def test_pages_in_use_by_node_and_zone() -> None:
     types = TYPES["7.1"]
     image = kernel(PGTY_zsmalloc=0xF6, PGTY_unaccepted=0xF7)

@@ -125,6 +125,11 @@ class Board:
         self.bare(*range(i + 1, i + (1 << order)))
         self.put(i, type="buddy", refs=0, private=order)
 
+    def guard(self, i: int, order: int) -> None:
+        """Write a block of guard pages."""
+        self.free(i, order)
+        self.put(i, type="guard", refs=0, private=order)
+
     def compound(self, i: int, order: int, *flags: str, **more: Any) -> None:
         """Write a compound page."""
         place = {name: more[name] for name in ("nid", "zone") if name in more}

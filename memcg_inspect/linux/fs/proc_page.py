@@ -64,6 +64,8 @@ class Marks(NamedTuple):
     :ivar codes: a byte for each page: the index of its kind in :attr:`MarkReader.kinds`, or
         :data:`UNMARKED`. Only that of the first page of a block has a meaning
     :ivar free: order of each free block that begins in the piece, by index
+    :ivar marked: order of each other block that begins in the piece and whose first page alone is
+        marked, by index
     :ivar tails: pages that are not the first of a compound page
     :ivar bare: pages without refcount and type, charged to nobody, and in no compound page
     :ivar kmem: pages that are charged as kernel memory
@@ -75,6 +77,7 @@ class Marks(NamedTuple):
 
     codes: bytearray
     free: dict[int, int]
+    marked: dict[int, int]
     tails: int
     bare: int
     kmem: int
@@ -198,6 +201,7 @@ class MarkReader:
         return Marks(
             codes=found_codes,
             free=self._free(raw, alone, count),
+            marked=self._zones.marked_orders(raw, alone),
             tails=tails,
             bare=bare,
             kmem=kmem,

@@ -50,6 +50,11 @@ def page_type_markers(image: Image, name: str) -> tuple[Marker, ...]:
     return type_markers(image, image.memory, page_layout(image).page_type, name, macro)
 
 
+def _has_type(raw: bytes, markers: tuple[Marker, ...]) -> bool:
+    """Return whether a page has a type, that the kernel may not know."""
+    return bool(markers) and all(marker.is_set(raw) for marker in markers)
+
+
 def zone_uses(image: Image) -> frozenset[ZoneUse]:
     """Return the uses of pages that zones count and that this kernel marks."""
     return frozenset(ZonePageReader(image).markers)
@@ -69,6 +74,7 @@ class ZonePageReader:
         # MAX_PAGE_ORDER") (in v6.8) MAX_ORDER.
         self._orders = array_length(member_type(image.type("struct zone"), "free_area"))
         self._buddy = page_type_markers(image, "buddy")
+        self._guard = page_type_markers(image, "guard")
         types = {use: page_type_markers(image, use) for use in _TYPES}
         self.markers: dict[ZoneUse, tuple[Marker, ...]] = {u: m for u, m in types.items() if m}
         bit = constant(image, "PG_mlocked")  # CONFIG_MMU
@@ -84,15 +90,55 @@ class ZonePageReader:
         :return: column of their first pages, and the order of each, ``buddy_order()``; one that
             cannot be right is :attr:`most_order` plus one
         """
-        columns = raw.columns
-        found = columns.all_of(self._buddy) & alone
-        if not found:
-            return 0, []
-        orders = [
-            min(self._memory.word_at(columns.data, i * columns.size + self._private), self._orders)
-            for i in positions(found, columns.count)
+        found = raw.columns.all_of(self._buddy) & alone
+        return found, self._orders_of(raw, found)
+
+    def _orders_of(self, raw: RawPiece, first: int) -> list[int]:
+        """Return what first pages of blocks that are not compound say as their orders."""
+        data, size = raw.data, raw.columns.size
+        return [
+            min(self._memory.word_at(data, i * size + self._private), self._orders)
+            for i in positions(first, raw.columns.count)
         ]
-        return found, orders
+
+    def marked_orders(self, raw: RawPiece, alone: int) -> dict[int, int]:
+        """
+        Find the other blocks that begin in a piece and whose first page alone has a type.
+
+        - ``__free_unaccepted()`` marks blocks of the largest order that are not accepted yet (since
+          6.12; before, they have no mark);
+        - ``set_page_guard()`` marks guard pages (``debug_guardpage_minorder``), and keeps their
+          order as that of free blocks.
+
+        :param alone: column of pages that are no tails of compound pages
+        :return: their orders, by index; one that cannot be right is :attr:`most_order` plus one
+        """
+        count = raw.columns.count
+        unaccepted = raw.columns.all_of(self.markers.get("unaccepted", ())) & alone
+        found = dict.fromkeys(positions(unaccepted, count), self.most_order)
+        guards = raw.columns.all_of(self._guard) & alone
+        found.update(zip(positions(guards, count), self._orders_of(raw, guards), strict=True))
+        return found
+
+    def first_page(self, pfn: int) -> int:
+        """
+        Return the first page frame of the block of :meth:`marked_orders()` that a page is in.
+
+        :return: the page frame itself if it is in none
+        :raises drgn.FaultError: if a page that may be the first one cannot be read
+        """
+        for order in range(1, self._orders):
+            first = pfn >> order << order
+            raw = self._memory.read(self._frames.page(first), self._frames.size)
+            if _has_type(raw, self.markers.get("unaccepted", ())):
+                most = self.most_order
+            elif _has_type(raw, self._guard):
+                most = min(self._memory.word_at(raw, self._private), self.most_order)
+            else:
+                continue
+            if order <= most:
+                return first
+        return pfn
 
     @property
     def most_order(self) -> int:
