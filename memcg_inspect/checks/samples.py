@@ -283,7 +283,5 @@ def _with_common_evidence(
 def _is_about_the_same(finding: Finding, other: Finding) -> bool:
     # An object of several nodes is not on all of them once a part of it is freed, and what is
     # found of a row may depend on other rows.
-    return (finding.identity, finding.item, finding.memcg) == (
-        *(other.identity, other.item),
-        other.memcg,
-    )
+    one, two = ((f.identity, f.item, f.memcg) for f in (finding, other))
+    return one == two
