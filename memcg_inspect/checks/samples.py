@@ -19,10 +19,10 @@ On a machine that is about to come to rest, further samples settle rows that mov
 :func:`is_coming_to_rest`. A row that moved at first is a finding if it then differs in the same way
 in twice as many samples.
 
-A task can wait in the middle of a charge for longer than all samples take. So the last samples
-before the one with number :data:`SAMPLES`, and all after it, have the stacks of tasks that are on
-no CPU. These may explain a row as they do in a vmcore. At least two samples that have the stacks
-must leave a finding unexplained.
+A task can wait in the middle of a charge for longer than all samples take. So the last two of the
+first :data:`SAMPLES` samples, and all later ones, have the stacks of tasks that are on no CPU.
+These may explain a row as they do in a vmcore. At least two samples that have the stacks must leave
+a finding unexplained.
 
 The objects that prove a finding must be the same in all samples. If they are not, its row is
 ``moving``.
