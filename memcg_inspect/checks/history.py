@@ -45,6 +45,7 @@ class History(NamedTuple):
 
     @property
     def samples(self) -> int:
+        """The number of samples."""
         return len(self.seen)
 
     @property
