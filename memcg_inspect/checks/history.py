@@ -104,8 +104,11 @@ class History(NamedTuple):
 
     def is_proved(self) -> bool:
         """Return whether enough samples have the difference, and no task accounts for it."""
+        same = self.same()
+        if not same:
+            return False  # as most rows
         is_simple = self.is_at_rest and self.is_constant()
-        is_often = len(self.same()) >= (SAMPLES if is_simple else MORE_SAMPLES)
+        is_often = len(same) >= (SAMPLES if is_simple else MORE_SAMPLES)
         return (is_often or self.is_far()) and self._is_unexplained()
 
     def _is_unexplained(self) -> bool:

@@ -33,6 +33,7 @@ maybe by the same amount in each sample. So a difference there proves nothing.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -221,22 +222,27 @@ def _findings_of_rows(
     not the same. If those that prove a finding are not, there is none.
     """
     found: dict[tuple[RowKey, str], PendingFinding] = {}
+    by_key = [_by_key(sample) for sample in samples]
     for key, history in known.items():
         first = history.since()
-        counted = [
-            sample
-            for sample, row in zip(samples[first:], history.seen[first:], strict=True)
-            if row is not None and row.status == "differs"
-        ]
         of_row = [
-            [pending for pending in sample.findings if finding_key(pending.finding) == key]
-            for sample in counted
+            of_sample[key]
+            for of_sample, row in zip(by_key[first:], history.seen[first:], strict=True)
+            if row is not None and row.status == "differs"
         ]
         for pending in of_row[-1] if of_row else ():
             finding = _with_common_evidence(pending.finding, of_row)
             if finding is not None:
                 found[key, finding.kind] = pending._replace(finding=finding)
     return list(found.values())
+
+
+def _by_key(judged: Judgement) -> defaultdict[RowKey, list[PendingFinding]]:
+    """Return the findings of a sample by the rows that they are about."""
+    found: defaultdict[RowKey, list[PendingFinding]] = defaultdict(list)
+    for pending in judged.findings:
+        found[finding_key(pending.finding)].append(pending)
+    return found
 
 
 def _findings_without_rows(

@@ -547,12 +547,8 @@ class _Scan:
     def _orders(self, address: int, data: bytes, heads: int) -> dict[int, int]:
         size = self.frames.size
         covered = max(0, (self._covered - address) // size)
-        can_be, check = self._is_order, None
-        if can_be is not None:
-
-            def check(i: int, order: int) -> bool:
-                return can_be(address + i * size, order)
-
+        can_be = self._is_order
+        check = None if can_be is None else lambda i, order: can_be(address + i * size, order)
         orders = dict(compound_orders(self.layout, size, data, heads, covered, check))
         if orders:
             last = next(reversed(orders))
