@@ -12,7 +12,7 @@ import signal
 import sys
 import threading
 from argparse import Namespace
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from types import FrameType
@@ -301,6 +301,8 @@ _OF_OUTPUT = frozenset(
 )
 #: Answers that a session keeps.
 _MOST_ANSWERS = 4
+#: How often a running kernel is read if something could not be read.
+_MOST_RUNS = 4
 
 
 class _Answers:
@@ -312,7 +314,9 @@ class _Answers:
 
 def _answer_of(image: Image, args: Namespace) -> Answer:
     """Run a view. In a session, the same question is answered once."""
-    if not image.keeps_walks or image.is_moving:
+    if image.is_moving:
+        return _of_running(image, lambda: args.view.run(image, args))
+    if not image.keeps_walks:
         return args.view.run(image, args)  # type: ignore[no-any-return]
     asked = {name: value for name, value in vars(args).items() if name not in _OF_OUTPUT}
     key, kept = repr(sorted(asked.items(), key=lambda item: item[0])), image.once(_Answers).kept
@@ -322,6 +326,31 @@ def _answer_of(image: Image, args: Namespace) -> Answer:
         for old in [*kept][:-_MOST_ANSWERS]:
             del kept[old]
     return found
+
+
+def _of_running(image: Image, run: Callable[[], Answer]) -> Answer:
+    """
+    Run a view of a kernel that runs.
+
+    What is freed while it is read cannot be read. It is gone the next time, and what is damaged is
+    still there.
+
+    :return: the answer that lacks least
+    """
+    found = [run()]
+    while not image.progress.stop and (missed := _missed(found[-1])):
+        if len(found) == _MOST_RUNS or (len(found) > 1 and missed & _missed(found[-2])):
+            break
+        found.append(run())
+    if image.progress.stop and len(found) > 1:
+        found.pop()  # the user interrupted it
+    return min(found, key=lambda each: sum(c.unreadable for c in each.coverage.values()))
+
+
+def _missed(found: Answer) -> set[tuple[str, int, str]]:
+    """Return examples of what could not be read."""
+    every = (example for c in found.coverage.values() for example in c.examples)
+    return {(each.what, each.address, each.reason) for each in every}
 
 
 def _fields(wanted: str | None) -> list[str] | None:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Container, Iterable
 
 from drgn import FaultError, offsetof
 
-from memcg_inspect.collect.inventory_part import Head, InventoryPart
+from memcg_inspect.collect.inventory_part import BarePage, Head, InventoryPart
 from memcg_inspect.collect.inventory_range import RangeInventory
 from memcg_inspect.collect.page_owners import Owners
 from memcg_inspect.collect.ranges import page_parts, walk_ranges
@@ -27,6 +27,7 @@ from memcg_inspect.image.layout import array_length, member_type
 from memcg_inspect.linux.mm.debug import read_page
 from memcg_inspect.linux.mm.internal import ZonePageReader
 from memcg_inspect.linux.mm.mmzone import PageRange, mem_map
+from memcg_inspect.linux.mm.page_alloc import bare_markers
 from memcg_inspect.linux.mm.show_mem import FreeList, counted_memmap, free_lists, read_zones
 from memcg_inspect.model import Coverage
 from memcg_inspect.model_pages import (
@@ -43,6 +44,8 @@ __all__ = ("read_inventory", "whole_blocks")
 
 #: More blocks than all lists of free pages of CPUs can have.
 _MOST_LINKS = 1 << 26
+#: How often a list of free pages is read that changes while it is read.
+_MOST_TRIES = 16
 
 
 def read_inventory(
@@ -146,13 +149,17 @@ class _Rest:
         #: Orders of blocks that nothing marks, that are not compound, and are no single pages.
         self._orders_found: dict[int, int] = {}
         self._orders = array_length(member_type(image.type("struct zone"), "free_area"))
+        page = image.type("struct page")
+        self._link, self._private = offsetof(page, "lru"), offsetof(page, "private")
+        self._markers = bare_markers(image)
 
     def add(self) -> None:
         """Add the pages that nothing marks: free pages of CPUs, and parts of blocks."""
         found, coverage = self._found, self._coverage
+        add = self._add_free_now if self._image.is_moving else self._add_free
         for free in free_lists(self._image, coverage["free_lists"]):
             try:
-                self._add_free(free)
+                add(free)
             except FaultError as error:
                 coverage["free_lists"].miss("free pages", error.address, str(error))
         for first in sorted(found.heads):
@@ -168,26 +175,71 @@ class _Rest:
 
         :raises drgn.FaultError: if the list does not end, or a page on it is not free
         """
-        page = self._image.type("struct page")
-        link = offsetof(page, "lru")
-        at, bare_pages = found.first, self._found.bare
+        at = found.first
         for _ in range(_MOST_LINKS):
             if at == found.head or not at:
                 self._coverage["free_lists"].read += 1
                 return
-            address = at - link
-            pfn, order = self._frames.pfn(address), found.order
-            if order is None:
-                order = self._memory.word(address + offsetof(page, "private"))
-            block = range(pfn, pfn + (1 << min(order, 32)))
-            bare = bare_pages.get(pfn)
-            if bare is None or order > 32 or any(p not in bare_pages for p in block):
-                raise FaultError("a page on a list of free pages is in use", address)
-            for each in block:
-                del bare_pages[each]
-            self._found.count(Place(found.nid, found.zone, "free_pcp", order), len(block), UNUSED)
+            bare = self._take(found, at - self._link)
+            if bare is None:
+                raise FaultError("a page on a list of free pages is in use", at - self._link)
             at = bare.link
         raise FaultError("the list does not end", found.first)
+
+    def _add_free_now(self, found: FreeList) -> None:
+        """
+        Add the blocks of a list that changes while it is read.
+
+        A page that was freed to it after the page's ``struct page`` was read has been counted as
+        what it was. If a page is taken from it, the list is read again from its first page.
+        """
+        at = found.first
+        for _ in range(_MOST_TRIES):
+            try:
+                if self._follow(found, at) or not found.head:
+                    break
+                at = self._memory.word(found.head)
+            except FaultError:
+                break
+        self._coverage["free_lists"].read += 1
+
+    def _follow(self, found: FreeList, at: int) -> bool:
+        """
+        Add the blocks of a list that changes while it is read.
+
+        :param at: address of the ``struct list_head`` of its first page
+        :return: whether its end was found
+        :raises drgn.FaultError: if it leads to what is no page
+        """
+        seen: set[int] = set()
+        while at not in (found.head, 0) and at not in seen and len(seen) < _MOST_LINKS:
+            seen.add(at)
+            self._take(found, at - self._link)
+            raw = self._memory.read(at - self._link, self._frames.size)
+            if not all(marker.is_set(raw) for marker in self._markers):
+                return False
+            at = self._memory.word_at(raw, self._link)
+        return True
+
+    def _take(self, free: FreeList, address: int) -> BarePage | None:
+        """
+        Count a block of free pages.
+
+        :param address: ``struct page *`` of its first page
+        :return: its first page; ``None`` if one of its pages is not free
+        :raises drgn.FaultError: if its order cannot be read
+        """
+        pfn, order, pages = self._frames.pfn(address), free.order, self._found.bare
+        if order is None:
+            order = self._memory.word(address + self._private)
+        block = range(pfn, pfn + (1 << min(order, 32)))
+        bare = pages.get(pfn)
+        if bare is None or order > 32 or any(each not in pages for each in block):
+            return None
+        for each in block:
+            del pages[each]
+        self._found.count(Place(free.nid, free.zone, "free_pcp", order), len(block), UNUSED)
+        return bare
 
     def _add_block(self, first: int, head: Head) -> None:
         """

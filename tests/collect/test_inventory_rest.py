@@ -17,6 +17,7 @@ from support.page_board import NID, ONE, TWO, ZONE, Board, Claimed
 from memcg_inspect.collect import inventory
 from memcg_inspect.collect.inventory import read_inventory, whole_blocks
 from memcg_inspect.collect.inventory_part import BarePage, Head, InventoryPart
+from memcg_inspect.image.image import Image
 from memcg_inspect.linux.mm.mmzone import PageRange
 from memcg_inspect.linux.mm.show_mem import FreeList
 from memcg_inspect.model import Coverage
@@ -158,6 +159,54 @@ def test_a_list_of_free_pages_that_does_not_end(
     given.free = [FreeList(NID, ZONE, 0, 0x7770, given.link(0))]
     assert given.found() == {("free_pcp", 0, UNUSED): 4, ("unknown", 0, NEVER): 2}
     assert given.missed("free_lists") == [("free pages", given.link(0), "the list does not end")]
+
+
+@pytest.fixture
+def moving(given: Given, monkeypatch: pytest.MonkeyPatch) -> Given:
+    """The kernel runs: the board says what is there now, and the ranges what was there before."""
+    monkeypatch.setattr(Image, "is_moving", True)
+    return given
+
+
+def test_a_page_that_was_freed_to_a_list_meanwhile(moving: Given) -> None:
+    """It has been counted as what it was. Links are those of now."""
+    moving.board.bare(0, link=moving.link(8))
+    moving.board.bare(8, link=moving.link(4))
+    moving.board.bare(4, link=0x7770)
+    moving.bare(0, link=moving.link(4))
+    moving.bare(4, link=moving.link(20))
+    moving.bare(20)
+    moving.free = [FreeList(NID, ZONE, 0, 0x7770, moving.link(0))]
+    assert moving.found() == {("free_pcp", 0, UNUSED): 2, ("unknown", 0, NEVER): 1}
+    assert (moving.coverage["free_lists"].read, moving.missed("free_lists")) == (1, [])
+
+
+def test_a_page_that_is_taken_from_a_list_meanwhile(moving: Given) -> None:
+    """The list is read again from its head."""
+    head = moving.link(30)
+    moving.board.put(0, type="table")
+    moving.board.put(30, link=moving.link(4))
+    moving.board.bare(4, link=moving.link(8))
+    moving.board.bare(8, link=head)
+    moving.bare(0, 4, 8)
+    moving.free = [FreeList(NID, ZONE, 0, head, moving.link(0))]
+    assert moving.found() == {("free_pcp", 0, UNUSED): 3}
+    assert (moving.coverage["free_lists"].read, moving.missed("free_lists")) == (1, [])
+
+
+@pytest.mark.parametrize("to", [0, 4, 12, None])
+def test_a_list_that_leads_elsewhere_meanwhile(moving: Given, to: int | None) -> None:
+    """To itself, to a page in use, to what is no memory: what was found counts."""
+    head = moving.link(30)
+    moving.board.put(30, link=moving.link(0))
+    moving.board.bare(0, link=moving.link(to) if to is not None else 0x7770)
+    moving.board.put(4, type="table", link=moving.link(8))
+    moving.board.put(12, refs=1, link=moving.link(8))
+    moving.board.bare(8, link=head)
+    moving.bare(0, 8)
+    moving.free = [FreeList(NID, ZONE, 0, head, moving.link(0))]
+    assert moving.found() == {("free_pcp", 0, UNUSED): 1, ("unknown", 0, NEVER): 1}
+    assert (moving.coverage["free_lists"].read, moving.missed("free_lists")) == (1, [])
 
 
 @pytest.mark.parametrize(
