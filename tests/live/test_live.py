@@ -130,15 +130,6 @@ def test_under_churn_from_outside(tmp_path: Path) -> None:
     assert any(seen)
 
 
-def test_page_frames_under_churn(tmp_path: Path) -> None:
-    """Pages are freed and allocated while they are read: nothing is called unreadable."""
-    read = [sys.executable, "-m", "memcg_inspect", "--qemu", tmp_path / "qmp", "pages"]
-    with kept(tmp_path, NEWEST, *CHURN):
-        for _ in range(3):
-            done = subprocess.run(read, capture_output=True, text=True, timeout=120, check=False)
-            assert (done.returncode, done.stderr) == (0, ""), done.stdout
-
-
 @pytest.mark.long
 @pytest.mark.parametrize("kernel", MANY)
 def test_under_churn_from_outside_for_long(tmp_path: Path, kernel: str) -> None:
