@@ -9,6 +9,7 @@ from drgn import FaultError, ProgramFlags
 
 from memcg_inspect.btf import debug_info_source
 from memcg_inspect.image.image import Image, per_image
+from memcg_inspect.image.strings import text
 from memcg_inspect.linux.mm.memcontrol import accounting
 from memcg_inspect.linux.mm.mmzone import mem_map, online_nodes, possible_cpus
 from memcg_inspect.model import ImageInfo
@@ -22,7 +23,7 @@ def image_info(image: Image) -> ImageInfo:
     if image.prog.flags & ProgramFlags.IS_LIVE:
         source = "live" if image.prog.flags & ProgramFlags.IS_LOCAL else "qemu"
     return ImageInfo(
-        release=image.object("UTS_RELEASE").string_().decode(errors="backslashreplace"),
+        release=text(image.object("UTS_RELEASE").string_()),
         source=source,
         nodes=online_nodes(image),
         cpus=len(possible_cpus(image)),
@@ -39,4 +40,4 @@ def _host(image: Image) -> str:
         name: bytes = image.object("init_uts_ns").name.nodename.string_()
     except FaultError:
         return ""
-    return name.decode(errors="backslashreplace")
+    return text(name)

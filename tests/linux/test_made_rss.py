@@ -136,6 +136,15 @@ def test_parts_of_threads_that_were_not_read() -> None:
     assert found[MMS[1]]["anon"].exact is None
 
 
+def test_parts_of_threads_if_nobody_knows_how_many_there_are() -> None:
+    """``mm_users`` is in a page that is missing."""
+    image = split()
+    for number, mm in enumerate((MMS[0] - 8, MMS[2] - 8)):
+        put(image, mm, 8, 0, 4, 4, 4, 4)
+        found, _ = read(image, *[thread(mm, 1, 1, 1, 1)] * (1 + number), is_all=False)
+        assert found == {mm: counters(*[(4, None)] * 4)}
+
+
 @pytest.mark.parametrize(
     ("around", "pages"), [(0, 1), (4095, 1), (8191, 1), (8192, 2), (65536, 16)]
 )

@@ -281,6 +281,10 @@ def test_why_call_sites_are_missing(image: MadeImage) -> None:
     reader = PageTagReader(image)
     read(reader)
     assert missed(reader) == [("page_ext of pages", PAGE_EXT + OFFSET, "missing")]
+    reader = PageTagReader(image)
+    for piece in scan_range(image, PageRange(64, 256)):
+        assert not list(reader.read(piece))
+    assert missed(reader) == [("page_ext of pages", PAGE_EXT + 64 * SIZE + OFFSET, "missing")]
     image.forget(SECTIONS)
     reader = PageTagReader(image)
     read(reader)

@@ -19,6 +19,7 @@ from drgn.helpers.linux.block import bdev_partno, disk_name
 from drgn.helpers.linux.percpu import per_cpu_ptr
 
 from memcg_inspect.image.image import Image
+from memcg_inspect.image.strings import text
 from memcg_inspect.linux.lib.list import list_entries, raise_fault
 from memcg_inspect.linux.mm.mmzone import possible_cpus
 
@@ -33,7 +34,7 @@ def busy_loops(image: Image) -> Iterator[str]:
     :raises UnknownKernelError: if the kernel has no disks (``CONFIG_BLOCK=n``)
     """
     for disk in _disks(image):
-        name = disk_name(disk).decode(errors="backslashreplace")
+        name = text(disk_name(disk))
         if not name.startswith("loop"):
             continue
         stats = disk.part0.bd_stats.read_()

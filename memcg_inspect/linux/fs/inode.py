@@ -13,7 +13,7 @@ from drgn import Object, container_of
 
 from memcg_inspect.image.image import Image, per_image
 from memcg_inspect.image.layout import has_member
-from memcg_inspect.image.strings import c_string
+from memcg_inspect.image.strings import c_string, text
 from memcg_inspect.linux.fs.d_path import d_path, dentry_path
 
 __all__ = ("dentry_name", "mapping_name")
@@ -50,8 +50,8 @@ def mapping_name(image: Image, mapping: int, swap_cache: bool) -> str:
         return "(no file)"
     first = inode.i_dentry.first.read_()
     if not first:
-        name = c_string(inode.i_sb.s_type.name).decode(errors="backslashreplace")
-        device = inode.i_sb.s_id.string_().decode(errors="backslashreplace")
+        name = text(c_string(inode.i_sb.s_type.name))
+        device = text(inode.i_sb.s_id.string_())
         return f"(inode {int(inode.i_ino)} of {name} {device})"
     path = dentry_name(image, container_of(first, "struct dentry", _alias(image)))
     return path if int(inode.i_nlink) else f"{path} (deleted)"
@@ -71,4 +71,4 @@ def dentry_name(image: Image, dentry: Object, mount: Object | None = None) -> st
         path = dentry_path(dentry) or c_string(dentry.d_name.name)
     else:
         path = d_path(image, dentry, mount)
-    return str(path.decode(errors="backslashreplace"))
+    return text(path)

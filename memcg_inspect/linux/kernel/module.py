@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from drgn import Object
 
 from memcg_inspect.image.image import Image
+from memcg_inspect.image.strings import text
 from memcg_inspect.linux.lib.list import list_entries, raise_fault
 
 __all__ = ("foreign_modules", "has_module")
@@ -30,7 +31,7 @@ def foreign_modules(image: Image) -> Iterator[str]:
     """
     for module in _modules(image):
         if int(module.taints) & _FOREIGN:
-            yield module.name.string_().decode(errors="backslashreplace")
+            yield text(module.name.string_())
 
 
 def has_module(image: Image, name: bytes) -> bool:

@@ -332,7 +332,7 @@ class _ThreadLayout:
             address=task,
             pid=integer(offsets["pid"]),
             tgid=integer(offsets["tgid"]),
-            comm=name.decode(errors="backslashreplace"),
+            comm=text(name),
             mm=memory.word_at(data, offsets["mm"]),
             of_kernel=bool(integer(offsets["flags"]) & PF_KTHREAD),
             memcg=memcgs.memcg(memory.word_at(data, offsets["cgroups"])),

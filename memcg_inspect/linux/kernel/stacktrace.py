@@ -23,6 +23,7 @@ from drgn.helpers.linux.sched import cpu_curr, task_cpu
 
 from memcg_inspect.image.image import Image
 from memcg_inspect.image.lookup import UnknownKernelError
+from memcg_inspect.image.strings import text
 from memcg_inspect.linux.arch.entry import has_exact_pc, is_idle, is_outermost
 from memcg_inspect.linux.arch.processor import is_kernel_address
 from memcg_inspect.linux.kernel.sched import find_tasks_and_dead
@@ -179,7 +180,7 @@ class _Reader:
 
 
 def _named(task: Object, cpu: int) -> Running:
-    comm = task.comm.string_().decode(errors="backslashreplace")
+    comm = text(task.comm.string_())
     return Running(cpu, int(task.pid), comm, (), False)
 
 

@@ -23,6 +23,7 @@ from memcg_inspect.image.layout import (
     static_key_enabled,
 )
 from memcg_inspect.image.lookup import UnknownKernelError
+from memcg_inspect.image.strings import text
 from memcg_inspect.linux.fs.kernfs import kernfs_name
 from memcg_inspect.linux.kernel.cgroup_kill import CSS_DYING
 from memcg_inspect.linux.kernel.locking import spin_is_locked
@@ -200,7 +201,7 @@ class _CgroupReader:
         """
         address, path = cgroup.value_(), "/"
         if parent is not None:
-            name = kernfs_name(cgroup.css.cgroup.kn).decode(errors="backslashreplace")
+            name = text(kernfs_name(cgroup.css.cgroup.kn))
             path = f"{parent.path.rstrip('/')}/{name}"
         memory = self._memory
         counters = memory.read(address + self._counters, self._room)

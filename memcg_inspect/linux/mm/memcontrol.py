@@ -19,6 +19,7 @@ from drgn import NULL, FaultError, Object, container_of, offsetof
 from memcg_inspect.image.image import Image, per_image
 from memcg_inspect.image.layout import constant, has_member, static_key_enabled
 from memcg_inspect.image.lookup import UnknownKernelError
+from memcg_inspect.image.strings import text
 from memcg_inspect.linux.fs.kernfs import kernfs_name, kernfs_path
 from memcg_inspect.linux.kernel.cgroup_kill import (
     CSS_DYING,
@@ -382,7 +383,7 @@ class _Tree:
         if parent is None:
             return "/"
         try:
-            name = kernfs_name(memcg.css.cgroup.kn).decode(errors="backslashreplace")
+            name = text(kernfs_name(memcg.css.cgroup.kn))
             self.names.read += 1
         except FaultError as error:
             self.names.miss("name of a cgroup", error.address, str(error))

@@ -16,7 +16,7 @@ from drgn import FaultError
 
 from memcg_inspect.image.image import Image, per_image
 from memcg_inspect.image.layout import constant
-from memcg_inspect.image.strings import c_string
+from memcg_inspect.image.strings import c_string, text
 from memcg_inspect.linux.mm.memcontrol_vmstats import event_slots, item_names
 from memcg_inspect.linux.mm.mmzone import mem_map
 
@@ -68,7 +68,7 @@ def stat_lines(image: Image) -> tuple[StatLine, ...]:
         if item is None:
             raise FaultError(f"memory_stats has an unknown item {number}", table.address_ or 0)
         unit, scale = _unit(item, mem_map(image).page_size)
-        name = c_string(entry.name).decode(errors="backslashreplace")
+        name = text(c_string(entry.name))
         # memory.numa_stat shows NR_HUGETLB in any case.
         in_stat = item != "NR_HUGETLB" or accounts_hugetlb(image)
         lines.append(StatLine(name, (item,), unit, scale, number < node_items, in_stat))

@@ -30,6 +30,7 @@ from drgn import FaultError, Object, offsetof, sizeof
 from memcg_inspect.image.image import Image
 from memcg_inspect.image.layout import has_member
 from memcg_inspect.image.lookup import UnknownKernelError
+from memcg_inspect.image.strings import text
 from memcg_inspect.linux.arch.processor import untagged
 from memcg_inspect.linux.lib.list import list_entries
 from memcg_inspect.linux.mm.kfence import kfence_object, kfence_pages
@@ -138,7 +139,7 @@ def socket_caches(image: Image, coverage: Coverage) -> dict[int, Protocol]:
 
 
 def _protocol(proto: Object) -> Protocol:
-    name = proto.name.string_().decode(errors="backslashreplace")
+    name = text(proto.name.string_())
     return Protocol(name, bool(proto.memory_allocated))
 
 
@@ -428,7 +429,7 @@ class _ChargeReader:
         ops = self._memory.word(address + self._ulp)
         if ops not in self._ulps:
             name = self._image.pointer("struct tcp_ulp_ops *", ops).name
-            self._ulps[ops] = name.string_().decode(errors="backslashreplace") or "unnamed"
+            self._ulps[ops] = text(name.string_()) or "unnamed"
         return self._ulps[ops]
 
     def _int(self, data: bytes, offset: int) -> int:
