@@ -83,26 +83,39 @@ class Covering:
         """
         Return the tests that run a line, and the seconds of each.
 
-        Tests whose file imports the module come first, and before others those that are fast.
+        Tests whose file imports the module come first, then those whose file imports a module that
+        imports it, and of each those that are fast.
         """
         ran, times = self._ran(path)
         lines = _statement((self.tree / path).read_text(), line)
         names = set[str]().union(*(ran.get(line, ()) for line in lines))
-        of_file = cache(lambda file: self._is_of(file, path))
-        is_of = {test: of_file(test.partition("::")[0]) for test in times}
+        importers = [path, *self._importers(path)]
+        steps_of = cache(lambda file: self._steps(file, importers))
+        steps = {test: steps_of(test.partition("::")[0]) for test in times}
         if "" in names:
             # Of the module: any test that runs a line of it may notice, and any other one that uses
             # what the module makes of lines elsewhere.
-            names = names.union(*ran.values(), (test for test, is_one in is_of.items() if is_one))
+            names = names.union(*ran.values(), (test for test, n in steps.items() if n < 2))
         # "ID|phase", and of programs that a test starts "ID (phase)"
         found = {re.sub(r"\|.*$| \([a-z]+\)$", "", name) for name in names}
         some = sorted((times[test], test) for test in found & times.keys())
-        return sorted(some, key=lambda one: not is_of[one[1]])
+        return sorted(some, key=lambda one: steps[one[1]])
 
-    def _is_of(self, file: str, path: str) -> bool:
-        """Return whether a file of tests imports a module."""
+    def _importers(self, path: str) -> list[str]:
+        """Return the modules that import a module."""
+        modules = (at for name in self.folders for at in sorted((self.tree / name).rglob("*.py")))
+        some = (str(at.relative_to(self.tree)) for at in modules)
+        return [each for each in some if each != path and self._imports(each, path)]
+
+    def _steps(self, file: str, importers: Sequence[str]) -> int:
+        """Return 0 if a file of tests imports the first module, 1 if another one, and else 2."""
+        imported = (n > 0 for n, path in enumerate(importers) if self._imports(file, path))
+        return next(imported, 2)
+
+    def _imports(self, file: str, path: str) -> bool:
         package, _, name = path.removesuffix(".py").replace("/", ".").rpartition(".")
-        words = rf"\b{re.escape(package)}(\.| import [^\n]*\b){name}\b"
+        names = r" import (?:[^\n(]*|\([^)]*)\b"
+        words = rf"\b{re.escape(package)}(?:\.|{names}){name}\b"
         return re.search(words, (self.tree / file).read_text()) is not None
 
     def _files(self) -> Iterator[str]:

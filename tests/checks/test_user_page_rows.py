@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
+
 import pytest
 from support.made import DEAD, ROOT, A, B, features, snapshot
 
@@ -13,18 +15,19 @@ from memcg_inspect.checks.snapshot import Snapshot
 from memcg_inspect.model import Nodes, Stat
 
 
-def made(item: str, nodes: Nodes, more: int = 0) -> Snapshot:
+def made(item: str, nodes: Nodes, more: int = 0, on: Container[int] = (1,)) -> Snapshot:
     """
     Return a kernel that counts 3 pages of ``/a/b``, on node 1, where none are.
 
     :param more: pages that the memcg counts, and its nodes do not
+    :param on: nodes that count 3 pages each
     """
     pages = {ROOT: 3, A: 3, B: 3, DEAD: 0}
     return snapshot(
         features=features(item),
         memcg_stats={m: {item: Stat(n + more * (m == B), 0, 0)} for m, n in pages.items()},
         lruvec_stats={
-            (memcg, nid): {item: Stat(n * nid, 0, 0)}
+            (memcg, nid): {item: Stat(n * (nid in on), 0, 0)}
             for memcg, n in pages.items()
             for nid in (0, 1)
         },
@@ -47,6 +50,12 @@ def test_counters_of_a_node_that_are_not_flushed(item: str, nodes: Nodes, status
     [row] = user_page_rows(made(item, nodes))
     assert (row.memcg, row.status, row.difference) == (B, status, 3)
     assert row.nid == (1 if item == "NR_SHMEM" else None)
+
+
+def test_each_node_is_doubted_for_itself() -> None:
+    taken = made("NR_SHMEM", Nodes(unsteady=frozenset({0})), on=(0, 1))
+    found = {(row.nid, row.status) for row in user_page_rows(taken) if row.memcg == B}
+    assert found == {(0, "unverifiable"), (1, "differs")}
 
 
 @pytest.mark.parametrize("more", [1, -1])

@@ -72,6 +72,13 @@ def test_a_node_counts_all_its_pages(item: str, unit: str, rows: Any) -> None:
 
 
 @pytest.mark.parametrize(("item", "unit", "rows"), ROWS)
+def test_a_node_without_such_pages(item: str, unit: str, rows: Any) -> None:
+    empty = {(nid, item): NodeStat(0, 0) for nid in (0, 1)}
+    found = rows(made(node_pages={}, node_stats=empty))
+    assert [(r.status, sum(r.found.values())) for r in found] == [("exact", 0)] * 2
+
+
+@pytest.mark.parametrize(("item", "unit", "rows"), ROWS)
 def test_pages_that_are_missing_may_be_counted(item: str, unit: str, rows: Any) -> None:
     missing = {"coverage": {"pages": Coverage(1, 1)}}
     assert {r.status for r in rows(made(**missing))} == {"unverifiable"}

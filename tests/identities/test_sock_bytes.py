@@ -9,6 +9,7 @@ The workload ``sockqueues`` fills the queues whose bytes sockets count without c
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 from drgn import Object
@@ -23,10 +24,11 @@ from support.guests import (
     Plant,
     series,
 )
-from support.made import A, B, ledger, snapshot
+from support.made import A, B, features, ledger, snapshot
 from support.sockets import sockets_of
 
 from memcg_inspect.checks.identities.sock_bytes import sock_bytes_rows
+from memcg_inspect.checks.identities.usage import usage_rows
 from memcg_inspect.checks.judge import judge
 from memcg_inspect.checks.rows import Missing, RowKey, doubted, make_row
 from memcg_inspect.checks.sockets import SockRemainder, SockUsage, UnknownSock
@@ -83,6 +85,16 @@ def test_a_socket_whose_memory_is_not_known(has_remainder: bool, status: str) ->
     [row] = sock_bytes_rows(snapshot(sockets={A: usage}))
     assert row.status == status
     assert row.reason == ("it is locked" if has_remainder else None)
+
+
+@pytest.mark.parametrize(("is_v2", "status"), [(True, "unverifiable"), (False, "differs")])
+def test_memory_usage_has_such_a_socket_on_v2(is_v2: bool, status: str) -> None:
+    usage = SockUsage(2, (), (UnknownSock("it is locked", True, False),))
+    taken = snapshot(
+        features=replace(features(), default_hierarchy=is_v2), sockets={B: usage}, usage={B: 3}
+    )
+    [row] = [row for row in usage_rows(taken) if row.memcg == B]
+    assert (row.status, row.off) == (status, 3)
 
 
 @pytest.mark.parametrize(

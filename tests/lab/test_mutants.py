@@ -87,7 +87,10 @@ def test_equivalent_mutants_exist() -> None:
 TESTS = """
 import subprocess, sys
 import pytest
-from pack import one, two
+from pack import (
+    one,
+    two,
+)
 
 def test_f():
     assert one.f(0) == 1
@@ -99,7 +102,8 @@ def test_g(a):
 def test_program(tmp_path):
     subprocess.run([sys.executable, "-m", "pack.two"], cwd=tmp_path, check=True)
 """
-ONE = "N = 1\n\n\ndef f(a):\n    if a:\n        a = 3\n    return N\n"
+BASE = "M = 1\n"
+ONE = "N = 1\nfrom pack.base import M\n\ndef f(a):\n    if a:\n        a = 3\n    return N\n"
 TWO = "def g(a):\n    return a\n\n\ndef h():\n    pass\n\n\nif __name__ == '__main__':\n    h()\n"
 
 
@@ -107,6 +111,7 @@ def test_a_mutant_meets_the_tests_that_run_its_line(tmp_path: Path) -> None:
     (tmp_path / "pack").mkdir()
     (tmp_path / "pack/one.py").write_text(ONE)
     (tmp_path / "pack/two.py").write_text(TWO)
+    (tmp_path / "pack/base.py").write_text(BASE)
     (tmp_path / "test_all.py").write_text(TESTS)
     (tmp_path / "scripts").symlink_to(ROOT / "scripts")
     (tmp_path / "kept").mkdir()
@@ -119,6 +124,8 @@ def test_a_mutant_meets_the_tests_that_run_its_line(tmp_path: Path) -> None:
     assert covering("pack/one.py", 7) == {"f"}
     # A constant of the module: all tests of a file that imports it.
     assert covering("pack/one.py", 1) == {"f", "g[1]", "g[2]", "program"}
+    # Of a module that a module imports, too.
+    assert covering("pack/base.py", 1) == covering("pack/one.py", 1)
     assert covering("pack/one.py", 6) == set()
     assert covering("pack/two.py", 2) == {"g[1]", "g[2]"}
     assert covering("pack/two.py", 6) == {"program"}
@@ -142,7 +149,7 @@ def test_tests_that_import_a_module(tmp_path: Path, line: str, is_import: bool) 
     """They are the first to judge its mutants."""
     (tmp_path / "test_one.py").write_text(f"{line}\n")
     tests = Covering(tmp_path, (), (), (), tmp_path)
-    assert tests._is_of("test_one.py", "memcg_inspect/linux/mm/slab.py") == is_import
+    assert tests._imports("test_one.py", "memcg_inspect/linux/mm/slab.py") == is_import
 
 
 def test_lines_that_moved() -> None:

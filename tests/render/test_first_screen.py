@@ -308,6 +308,9 @@ def test_a_diagnosis_is_explained_row_by_row() -> None:
     ):
         assert f"\n\n{title}\n  {item}" in out.text
     assert out.text.endswith("\n\n")
+    explained_lines(faults(3), 2, out := output(), Typed())
+    assert out.text.startswith("2. likely, ")
+    assert out.text.count(", and 1 words more") == 1
     for number in (0, 2, -1):
         with pytest.raises(UsageError, match="no such diagnosis; there are: 1 to 1"):
             explained_lines(made, number, out, Typed())

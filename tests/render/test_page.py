@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field, replace
 from html.parser import HTMLParser
 from types import SimpleNamespace
@@ -11,6 +12,7 @@ import pytest
 from support.reports import WEB, clean, more, report, row
 
 from memcg_inspect.render.page import (
+    _MOST_WITHOUT_FILTER,
     _most_tiles,
     _table,
     answer_page,
@@ -198,6 +200,12 @@ def test_the_file_of_a_picture_is_the_first_one() -> None:
     assert "<style>" in picture
     assert "/web, slab, node 0: 4,000 bytes" in picture
     assert first_picture(replace(clean(), skew=(), rows=())) is None
+    columns = (Column("bytes", "bytes", "", total=True), Column("node", "node", ""))
+    tables = [Table("t", "sizes", columns, [SimpleNamespace(bytes=n, node=n)]) for n in (7, 9)]
+    for some, amounts in ((tables, [7]), (tables[1:], [9]), ([], None)):
+        drawn = first_picture(Answer("made", None, tuple(some), {}))
+        found = None if drawn is None else re.findall(r'data-amount="(\d+)"', drawn)
+        assert found == (None if amounts is None else [str(amount) for amount in amounts])
 
 
 def test_what_could_not_be_read_is_listed() -> None:
@@ -433,6 +441,13 @@ def test_parts_of_counters_that_a_reader_does_not_see() -> None:
     )
 
 
+def test_parts_of_counters_of_a_memcg_that_is_not_known() -> None:
+    one = replace(row(0x10, 0, 0), claimed={"stock": 5}, unit="bytes")
+    page = Page(report_page(replace(report(), rows=(one,)), ""))
+    section = page.named("Slab objects and percpu memory in counters")
+    assert section.titles == ["unknown, in stocks: 5 bytes"]
+
+
 def test_the_picture_is_of_an_amount_with_shares_if_there_is_one() -> None:
     columns = (
         Column("node", "node", ""),
@@ -443,6 +458,15 @@ def test_the_picture_is_of_an_amount_with_shares_if_there_is_one() -> None:
     assert tree.amounts == [5]
     tree, *_ = sections_of(columns[:2], [SimpleNamespace(node=0, used=3)])
     assert tree.amounts == [3]
+
+
+def test_long_tables_can_be_filtered() -> None:
+    """The field is between the title and the table."""
+    rows = [SimpleNamespace(bytes=n) for n in range(1 + _MOST_WITHOUT_FILTER)]
+    field = '</h2>\n<input type="search" placeholder="filter rows" aria-label="filter rows">\n<div'
+    for count in (_MOST_WITHOUT_FILTER, 1 + _MOST_WITHOUT_FILTER):
+        table = Table("t", "sizes", (Column("bytes", "bytes", ""),), rows[:count])
+        assert (field in _table(table, 1 << 20)) == (count > _MOST_WITHOUT_FILTER)
 
 
 def test_rows_that_just_fit_are_shown() -> None:

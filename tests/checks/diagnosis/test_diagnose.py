@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -10,8 +11,9 @@ import pytest
 from support.made_kernel import BATCH, MAIL, PAGE, WEB, Kernel, Thing, busy
 
 from memcg_inspect.checks.diagnosis import diagnose
+from memcg_inspect.checks.diagnosis.charges import _sums
 from memcg_inspect.checks.diagnosis.differences import Differences, View
-from memcg_inspect.checks.diagnosis.registry import cause_of
+from memcg_inspect.checks.diagnosis.registry import CAUSES, cause_of
 from memcg_inspect.checks.identities.slab import ITEMS
 from memcg_inspect.checks.judge import judge
 from memcg_inspect.checks.ledger import ChargeKind
@@ -273,6 +275,24 @@ def test_objects_with_another_owner_are_those_of_the_new_one() -> None:
     findings[number] = replace(findings[number], evidence=listed, evidence_total=2)
     [moved] = of_cause(diagnoses(kernel, findings), "object-owner")
     assert [e.address for e in moved.evidence] == [2]
+
+
+@pytest.mark.parametrize(("more", "ways"), [(0, 1), (1, 5), (2, 8), (4, 5), (5, 1), (6, 0)])
+def test_ways_to_share_out_half_pages(more: int, ways: int) -> None:
+    """A page on each of five nodes, and half a page that was rounded. Eight ways are tried."""
+    nodes = range(5)
+    size = 5 * PAGE // 2 + more * PAGE
+    found = [*_sums(dict.fromkeys(nodes, PAGE), dict.fromkeys(nodes, PAGE // 2), size, PAGE)]
+    assert len(found) == len({tuple(parts.items()) for parts in found}) == ways
+    for parts in found:
+        assert sum(parts.values()) == size
+        assert {*parts.values()} <= {PAGE // 2, 3 * PAGE // 2}
+
+
+def test_functions_are_named_as_in_c() -> None:
+    named = {function for cause in CAUSES for function in cause.functions}
+    assert named
+    assert [name for name in named if not re.fullmatch("[a-z_][a-z0-9_]*", name)] == []
 
 
 def test_functions_are_those_of_what_was_charged() -> None:
