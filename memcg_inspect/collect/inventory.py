@@ -192,16 +192,17 @@ class _Rest:
 
         A page that was freed to it after the page's ``struct page`` was read has been counted as
         what it was. If a page is taken from it, the list is read again from its first page.
+
+        :raises drgn.FaultError: if it leads elsewhere each time
         """
         at = found.first
         for _ in range(_MOST_TRIES):
-            try:
-                if self._follow(found, at) or not found.head:
-                    break
-                at = self._memory.word(found.head)
-            except FaultError:
-                break
-        self._coverage["free_lists"].read += 1
+            if self._follow(found, at):
+                self._coverage["free_lists"].read += 1
+                return
+            # zone->trylock_free_pages has no head. It is empty as soon as somebody has the lock.
+            at = self._memory.word(found.head) if found.head else 0
+        raise FaultError("a list of free pages leads to what is not free", found.head)
 
     def _follow(self, found: FreeList, at: int) -> bool:
         """
@@ -209,13 +210,17 @@ class _Rest:
 
         :param at: address of the ``struct list_head`` of its first page
         :return: whether its end was found
-        :raises drgn.FaultError: if it leads to what is no page
         """
         seen: set[int] = set()
-        while at not in (found.head, 0) and at not in seen and len(seen) < _MOST_LINKS:
+        while at not in (found.head, 0):
+            if at in seen or len(seen) == _MOST_LINKS:
+                return False
             seen.add(at)
-            self._take(found, at - self._link)
-            raw = self._memory.read(at - self._link, self._frames.size)
+            try:
+                self._take(found, at - self._link)
+                raw = self._memory.read(at - self._link, self._frames.size)
+            except FaultError:
+                return False
             if not all(marker.is_set(raw) for marker in self._markers):
                 return False
             at = self._memory.word_at(raw, self._link)

@@ -195,7 +195,7 @@ def test_a_page_that_is_taken_from_a_list_meanwhile(moving: Given) -> None:
 
 
 @pytest.mark.parametrize("to", [0, 4, 12, None])
-def test_a_list_that_leads_elsewhere_meanwhile(moving: Given, to: int | None) -> None:
+def test_a_list_that_leads_elsewhere_each_time(moving: Given, to: int | None) -> None:
     """To itself, to a page in use, to what is no memory: what was found counts."""
     head = moving.link(30)
     moving.board.put(30, link=moving.link(0))
@@ -206,6 +206,18 @@ def test_a_list_that_leads_elsewhere_meanwhile(moving: Given, to: int | None) ->
     moving.bare(0, 8)
     moving.free = [FreeList(NID, ZONE, 0, head, moving.link(0))]
     assert moving.found() == {("free_pcp", 0, UNUSED): 1, ("unknown", 0, NEVER): 1}
+    why = "a list of free pages leads to what is not free"
+    assert moving.missed("free_lists") == [("free pages", head, why)]
+    assert moving.coverage["free_lists"].read == 0
+
+
+def test_a_list_without_a_head_that_is_freed_meanwhile(moving: Given) -> None:
+    """The lock was taken: pages of the list are in buddy lists now, or in use."""
+    moving.board.bare(8, link=moving.link(4))
+    moving.board.put(4, type="buddy")
+    moving.bare(4, 8)
+    moving.free = [FreeList(NID, ZONE, None, 0, moving.link(8))]
+    assert moving.found() == {("free_pcp", 0, UNUSED): 2}
     assert (moving.coverage["free_lists"].read, moving.missed("free_lists")) == (1, [])
 
 

@@ -83,7 +83,7 @@ def socket_fragments(image: Image, socks: Iterable[int], coverage: Coverage) -> 
                 yield from _pages(_shared_info(image, skb))
             coverage.read += 1
         except FaultError as error:
-            coverage.miss("queue of a socket", error.address, str(error))
+            coverage.miss("queue of a socket", address, str(error))
 
 
 def fragments(frag: Object) -> Iterator[int]:
