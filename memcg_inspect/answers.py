@@ -22,6 +22,7 @@ from memcg_inspect.files import write_file
 from memcg_inspect.growth import check_earlier, grown, growth_column, read_earlier
 from memcg_inspect.image.image import Image
 from memcg_inspect.image.missing import as_image_errors, why_missing
+from memcg_inspect.model import Unreadable
 from memcg_inspect.render.typed import Typed
 from memcg_inspect.report import EXIT_STATUS, Report
 from memcg_inspect.report_tables import TABLES, EffectRow, effects_answer, report_answer
@@ -347,10 +348,9 @@ def _of_running(image: Image, run: Callable[[], Answer]) -> Answer:
     return min(found, key=lambda each: sum(c.unreadable for c in each.coverage.values()))
 
 
-def _missed(found: Answer) -> set[tuple[str, int, str]]:
+def _missed(found: Answer) -> set[Unreadable]:
     """Return examples of what could not be read."""
-    every = (example for c in found.coverage.values() for example in c.examples)
-    return {(each.what, each.address, each.reason) for each in every}
+    return {example for c in found.coverage.values() for example in c.examples}
 
 
 def _fields(wanted: str | None) -> list[str] | None:

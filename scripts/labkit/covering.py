@@ -40,6 +40,22 @@ _TRACED = (
 )
 
 
+@cache
+def _text(file: Path) -> str:
+    return file.read_text()
+
+
+@cache
+def _imports(file: Path, path: str) -> bool:
+    """Return whether a file of Python imports a module. It is asked again for each mutant."""
+    package, _, name = path.removesuffix(".py").replace("/", ".").rpartition(".")
+    if name not in _text(file):
+        return False  # most do not
+    names = r" import (?:[^\n(]*|\([^)]*)\b"
+    words = rf"\b{re.escape(package)}(?:\.|{names}){name}\b"
+    return re.search(words, _text(file)) is not None
+
+
 @dataclass(frozen=True)
 class Covering:
     """
@@ -113,10 +129,7 @@ class Covering:
         return next(imported, 2)
 
     def _imports(self, file: str, path: str) -> bool:
-        package, _, name = path.removesuffix(".py").replace("/", ".").rpartition(".")
-        names = r" import (?:[^\n(]*|\([^)]*)\b"
-        words = rf"\b{re.escape(package)}(?:\.|{names}){name}\b"
-        return re.search(words, (self.tree / file).read_text()) is not None
+        return _imports(self.tree / file, path)
 
     def _files(self) -> Iterator[str]:
         for path in (self.tree / name for name in self.files):

@@ -17,7 +17,7 @@ from memcg_inspect.model import Nodes, Stat
 
 def made(item: str, nodes: Nodes, more: int = 0, on: Container[int] = (1,)) -> Snapshot:
     """
-    Return a kernel that counts 3 pages of ``/a/b``, on node 1, where none are.
+    Return a kernel that counts 3 pages of ``/a/b``, where none are.
 
     :param more: pages that the memcg counts, and its nodes do not
     :param on: nodes that count 3 pages each

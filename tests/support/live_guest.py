@@ -43,11 +43,11 @@ def execute(folder: Path, script: str) -> str:
     return done.stdout
 
 
-def from_outside(qmp: Path, *options: str) -> dict[str, Any]:
-    """Audit a guest from outside; return exit status, report and messages."""
-    command = [sys.executable, "-m", "memcg_inspect", "--qemu", str(qmp), "audit", "--json"]
+def from_outside(qmp: Path, *options: str, command: str = "audit") -> dict[str, Any]:
+    """Audit a guest from outside, or run another command; return exit status, report, messages."""
+    words = [sys.executable, "-m", "memcg_inspect", "--qemu", str(qmp), command, "--json"]
     done = subprocess.run(
-        [*command, *options], capture_output=True, text=True, timeout=120, check=False
+        [*words, *options], capture_output=True, text=True, timeout=120, check=False
     )
     assert done.stdout, done.stderr
     return {

@@ -327,12 +327,12 @@ class _ThreadLayout:
         if self._has_rss:
             first = offsets["rss_stat"] + self._rss
             rss = tuple(integer(first + 4 * i) for i in range(self._counters))
-        name = data[offsets["comm"] : offsets["comm"] + self._comm].split(b"\0")[0]
+        comm = data[offsets["comm"] : offsets["comm"] + self._comm]
         return Thread(
             address=task,
             pid=integer(offsets["pid"]),
             tgid=integer(offsets["tgid"]),
-            comm=text(name),
+            comm=text(comm),
             mm=memory.word_at(data, offsets["mm"]),
             of_kernel=bool(integer(offsets["flags"]) & PF_KTHREAD),
             memcg=memcgs.memcg(memory.word_at(data, offsets["cgroups"])),
