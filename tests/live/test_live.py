@@ -223,9 +223,9 @@ def lost(folder: Path, kernel: str, runs: int) -> tuple[list[int], int]:
 
 @pytest.mark.parametrize("kernel", LAB_KERNEL)
 def test_a_fault_is_found_in_the_churn(tmp_path: Path, kernel: str) -> None:
-    found, went = lost(tmp_path, kernel, 3)
-    assert found == [LOST, 2 * LOST, 3 * LOST]
-    assert went > 3
+    found, went = lost(tmp_path, kernel, 2)
+    assert found == [LOST, 2 * LOST]
+    assert went > 2
 
 
 @pytest.mark.long

@@ -47,7 +47,12 @@ def from_outside(qmp: Path, *options: str, command: str = "audit") -> dict[str, 
     """Audit a guest from outside, or run another command; return exit status, report, messages."""
     words = [sys.executable, "-m", "memcg_inspect", "--qemu", str(qmp), command, "--json"]
     done = subprocess.run(
-        [*words, *options], capture_output=True, text=True, timeout=120, check=False
+        # A guard against hangs: beside other tests, what takes 100 seconds alone may take 200.
+        [*words, *options],
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
     )
     assert done.stdout, done.stderr
     return {
