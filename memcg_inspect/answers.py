@@ -18,11 +18,13 @@ from dataclasses import replace
 from types import FrameType
 from typing import Any
 
+from drgn import FaultError
+
 from memcg_inspect.files import write_file
 from memcg_inspect.growth import check_earlier, grown, growth_column, read_earlier
 from memcg_inspect.image.image import Image
 from memcg_inspect.image.missing import as_image_errors, why_missing
-from memcg_inspect.model import Unreadable
+from memcg_inspect.model import MemcgInspectError, Unreadable
 from memcg_inspect.render.typed import Typed
 from memcg_inspect.report import EXIT_STATUS, Report
 from memcg_inspect.report_tables import TABLES, EffectRow, effects_answer, report_answer
@@ -333,19 +335,32 @@ def _of_running(image: Image, run: Callable[[], Answer]) -> Answer:
     """
     Run a view of a kernel that runs.
 
-    What is freed while it is read cannot be read. It is gone the next time, and what is damaged is
-    still there.
+    Memory that is freed while it is read cannot be read, but the next sample does not need it.
+    Damaged memory cannot be read in the next sample either.
 
-    :return: the answer that lacks least
+    :return: the answer with the fewest unreadable objects; of the last two, if an object could not
+        be read in either
     """
-    found = [run()]
-    while not image.progress.stop and (missed := _missed(found[-1])):
-        if len(found) == _MOST_RUNS or (len(found) > 1 and missed & _missed(found[-2])):
+    best = last = run()
+    for _ in range(_MOST_RUNS - 1):
+        missed = _missed(last)
+        if not missed or image.progress.stop:
             break
-        found.append(run())
-    if image.progress.stop and len(found) > 1:
-        found.pop()  # the user interrupted it
-    return min(found, key=lambda each: sum(c.unreadable for c in each.coverage.values()))
+        try:
+            found = run()
+        except (FaultError, MemcgInspectError):
+            break  # what was asked for no longer exists
+        if image.progress.stop:
+            break  # the user interrupted it
+        if missed & _missed(found):
+            return min(last, found, key=_lacking)
+        best, last = min(best, found, key=_lacking), found
+    return best
+
+
+def _lacking(found: Answer) -> int:
+    """Return the number of objects that could not be read."""
+    return sum(coverage.unreadable for coverage in found.coverage.values())
 
 
 def _missed(found: Answer) -> set[Unreadable]:

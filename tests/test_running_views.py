@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from memcg_inspect.answers import _answer_of
-from memcg_inspect.model import Coverage
+from memcg_inspect.model import Coverage, MemcgInspectError
 from memcg_inspect.tables import Answer
 
 
@@ -24,7 +24,8 @@ class Running:
     """
 
     def __init__(self, *missed: Iterable[int], stop_at: int | None = None) -> None:
-        self.missed, self.stop_at, self.runs = [*missed], stop_at, 0
+        self.missed: list[Iterable[int] | Exception] = [*missed]
+        self.stop_at, self.runs = stop_at, 0
         self.progress = SimpleNamespace(stop=False)
         self.image: Any = SimpleNamespace(is_moving=True, keeps_walks=True, progress=self.progress)
 
@@ -32,7 +33,10 @@ class Running:
         self.runs += 1
         self.progress.stop = self.runs == self.stop_at
         coverage = Coverage()
-        for address in self.missed[self.runs - 1]:
+        missed = self.missed[self.runs - 1]
+        if isinstance(missed, Exception):
+            raise missed
+        for address in missed:
             coverage.miss("page", address, "it is gone")
         return Answer("pages", None, (), {"pages": coverage})
 
@@ -55,11 +59,18 @@ def test_what_is_damaged_is_still_there() -> None:
     """Twice is enough. What was freed during one of the two is not reported."""
     assert Running([1, 2], [1]).found() == (2, [1])
     assert Running([1], [1, 2]).found() == (2, [1])
-    assert Running([1], [2, 3], [3]).found() == (3, [1])
+    assert Running([1], [2, 3], [3]).found() == (3, [3])
 
 
 def test_a_machine_that_never_rests() -> None:
     assert Running([1, 2], [3, 4], [5], [6, 7]).found() == (4, [5])
+
+
+def test_what_was_asked_for_is_removed_meanwhile() -> None:
+    """What was found before counts."""
+    running = Running([1])
+    running.missed.append(MemcgInspectError("no such memcg"))
+    assert running.found() == (2, [1])
 
 
 @pytest.mark.parametrize(("stop_at", "missing"), [(1, [1]), (2, [1]), (3, [1])])

@@ -42,8 +42,6 @@ from memcg_inspect.model_pages import (
 
 __all__ = ("read_inventory", "whole_blocks")
 
-#: More blocks than all lists of free pages of CPUs can have.
-_MOST_LINKS = 1 << 26
 #: How often a list of free pages is read that changes while it is read.
 _MOST_TRIES = 16
 
@@ -173,73 +171,82 @@ class _Rest:
         """
         Add the blocks of a list of free pages.
 
-        :raises drgn.FaultError: if the list does not end, or a page on it is not free
+        :raises drgn.FaultError: if it leads to what is not a free page. A list in a cycle leads to
+            a page that has been counted.
         """
         at = found.first
-        for _ in range(_MOST_LINKS):
-            if at == found.head or not at:
-                self._coverage["free_lists"].read += 1
-                return
-            bare = self._take(found, at - self._link)
+        while at != found.end:
+            bare = self._take(found, at)
             if bare is None:
-                raise FaultError("a page on a list of free pages is in use", at - self._link)
+                raise FaultError(
+                    f"the list at {found.head:#x} leads to what is not a free page", at
+                )
             at = bare.link
-        raise FaultError("the list does not end", found.first)
+        self._coverage["free_lists"].read += 1
 
     def _add_free_now(self, found: FreeList) -> None:
         """
         Add the blocks of a list that changes while it is read.
 
         A page that was freed to it after the page's ``struct page`` was read has been counted as
-        what it was. If a page is taken from it, the list is read again from its first page.
+        what it was. If a page is taken from it, the list is read again from its first page. As soon
+        as somebody has ``zone->lock`` and frees a page, ``zone->trylock_free_pages`` is empty.
 
-        :raises drgn.FaultError: if it leads elsewhere each time
+        :raises drgn.FaultError: if it leads to what is not a free page each time
         """
         at = found.first
         for _ in range(_MOST_TRIES):
-            if self._follow(found, at):
+            wrong = self._follow(found, at)
+            if self._image.progress.stop:
+                return
+            if wrong is None:
                 self._coverage["free_lists"].read += 1
                 return
-            # zone->trylock_free_pages has no head. It is empty as soon as somebody has the lock.
-            at = self._memory.word(found.head) if found.head else 0
-        raise FaultError("a list of free pages leads to what is not free", found.head)
+            at = self._memory.word(found.head)
+        reason = f"the list at {found.head:#x} led to what is not a free page {_MOST_TRIES} times"
+        raise FaultError(reason, wrong or 0)
 
-    def _follow(self, found: FreeList, at: int) -> bool:
+    def _follow(self, found: FreeList, at: int) -> int | None:
         """
         Add the blocks of a list that changes while it is read.
 
         :param at: address of the ``struct list_head`` of its first page
-        :return: whether its end was found
+        :return: the link that is wrong: it is in no free page, or was followed before. ``None`` if
+            the end of the list was found
         """
         seen: set[int] = set()
-        while at not in (found.head, 0):
-            if at in seen or len(seen) == _MOST_LINKS:
-                return False
+        while at != found.end:
+            if at in seen or self._image.progress.stop:
+                return at
             seen.add(at)
             try:
-                self._take(found, at - self._link)
+                # The list led to it: if it is in use now, it was free when it was called so.
+                self._take(found, at)
                 raw = self._memory.read(at - self._link, self._frames.size)
             except FaultError:
-                return False
+                return at
             if not all(marker.is_set(raw) for marker in self._markers):
-                return False
+                return at
             at = self._memory.word_at(raw, self._link)
-        return True
+        return None
 
-    def _take(self, free: FreeList, address: int) -> BarePage | None:
+    def _take(self, free: FreeList, link: int) -> BarePage | None:
         """
         Count a block of free pages.
 
-        :param address: ``struct page *`` of its first page
+        :param link: address of the ``struct list_head`` of its first page
         :return: its first page; ``None`` if one of its pages is not free
         :raises drgn.FaultError: if its order cannot be read
         """
-        pfn, order, pages = self._frames.pfn(address), free.order, self._found.bare
+        address, order, pages = link - self._link, free.order, self._found.bare
+        pfn = self._frames.pfn(address)
+        bare = pages.get(pfn)
+        if bare is None or address != self._frames.page(pfn):
+            return None
         if order is None:
             order = self._memory.word(address + self._private)
         block = range(pfn, pfn + (1 << min(order, 32)))
-        bare = pages.get(pfn)
-        if bare is None or order > 32 or any(each not in pages for each in block):
+        if order > 32 or any(each not in pages for each in block):
             return None
         for each in block:
             del pages[each]

@@ -222,7 +222,8 @@ def pages(image: Image, by: Collection[str] | None = None, counters: bool = Fals
     if counters:
         title = "counters of page frames"
         tables.append(Table("counters", title, columns_of(CounterRow), compared))
-    return Answer("pages", image_info(image), tuple(tables), dict(coverage), tuple(_notes(image)))
+    notes = tuple(_notes(image, inventory))
+    return Answer("pages", image_info(image), tuple(tables), dict(coverage), notes)
 
 
 def _compare(
@@ -380,7 +381,12 @@ def _groups(inventory: Inventory) -> Mapping[str, Counter[tuple[int, int]]]:
     return groups
 
 
-def _notes(image: Image) -> Iterator[str]:
+def _notes(image: Image, inventory: Inventory) -> Iterator[str]:
+    if image.is_moving and any(place.kind == "unknown" for place in inventory.pages):
+        yield (
+            "The kernel ran while its page frames were read. Some of the unknown ones were free, "
+            "and were allocated before the lists of free pages of CPUs were read."
+        )
     if not page_layout(image).has_large_kmalloc:
         yield (
             "This kernel does not mark large kmallocs. Those of some known owners are "

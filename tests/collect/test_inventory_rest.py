@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from drgn import FaultError, offsetof
@@ -18,6 +19,7 @@ from memcg_inspect.collect import inventory
 from memcg_inspect.collect.inventory import read_inventory, whole_blocks
 from memcg_inspect.collect.inventory_part import BarePage, Head, InventoryPart
 from memcg_inspect.image.image import Image
+from memcg_inspect.image.memory import Memory
 from memcg_inspect.linux.mm.mmzone import PageRange
 from memcg_inspect.linux.mm.show_mem import FreeList
 from memcg_inspect.model import Coverage
@@ -49,6 +51,7 @@ class Given:
         self.board, self.start = board, board.start
         self.part = InventoryPart(PageRange(board.start, board.start + 64), 4096)
         self.free: list[FreeList] = []
+        self.head = self.link(60)
         self.owners: dict[int, str] = {}
         self.claimed = Claimed()
         self.claimed.conflicts = []
@@ -71,6 +74,14 @@ class Given:
         """Return the address of ``page->lru`` of a page frame."""
         return self.board.address(i) + offsetof(self.board.page, "lru")
 
+    def free_list(self, order: int, first: int, nid: int = NID, zone: int = ZONE) -> None:
+        """Add a list of a CPU: it ends at its head."""
+        self.free.append(FreeList(nid, zone, order, self.head, self.link(first), self.head))
+
+    def put_aside(self, first: int, nid: int = NID, zone: int = ZONE) -> None:
+        """Add a list of pages that each say their order. It ends with NULL."""
+        self.free.append(FreeList(nid, zone, None, self.head, self.link(first), 0))
+
     def bare(self, *pages: int, link: int = 0) -> None:
         for i in pages:
             self.part.bare[self.start + i] = BarePage(NID, ZONE, link)
@@ -90,6 +101,9 @@ class Given:
             if size
         }
 
+    def not_free(self) -> str:
+        return f"the list at {self.head:#x} leads to what is not a free page"
+
     def missed(self, subject: str) -> list[tuple[str, int, str]]:
         examples = self.coverage[subject].examples
         # drgn writes the address of a fault behind its words.
@@ -105,13 +119,13 @@ def given(of_module: Board, monkeypatch: pytest.MonkeyPatch) -> Iterator[Given]:
 def test_free_pages_that_cpus_keep(given: Given) -> None:
     """A list has blocks of one order, or each says its own. It ends at its head, or with NULL."""
     given.bare(0, 1, link=given.link(4))
-    given.bare(4, 5, link=0x7770)
-    given.free = [FreeList(NID, ZONE, 1, 0x7770, given.link(0))]
+    given.bare(4, 5, link=given.head)
+    given.free_list(1, 0)
     given.bare(8, link=0)
     given.bare(12, 13, 14, 15, link=given.link(8))
     given.board.bare(12, private=2)
     given.board.bare(8, private=0)
-    given.free.append(FreeList(2, 3, None, 0, given.link(12)))
+    given.put_aside(12, 2, 3)
     given.bare(20)
     found = given.read()
     assert found.pages == {
@@ -132,33 +146,35 @@ def test_a_list_of_free_pages_that_is_broken(given: Given, order: int) -> None:
     given.bare(4)
     given.board.bare(4, private=order)
     given.board.bare(0)
-    given.free = [FreeList(NID, ZONE, None, 0, given.link(0))]
+    given.put_aside(0)
     assert given.found() == {("free_pcp", 0, UNUSED): 1, ("unknown", 0, NEVER): 1}
-    assert given.missed("free_lists") == [
-        ("free pages", given.board.address(4), "a page on a list of free pages is in use")
-    ]
+    assert given.missed("free_lists") == [("free pages", given.link(4), given.not_free())]
     assert given.coverage["free_lists"].read == 0
 
 
-def test_a_list_of_free_pages_that_is_a_circle(given: Given) -> None:
-    """The second time, its page is not free any more."""
+def test_a_list_of_free_pages_in_a_cycle(given: Given) -> None:
+    """The second time, its page has been counted."""
     given.bare(0, link=given.link(0))
-    given.free = [FreeList(NID, ZONE, 0, 0x7770, given.link(0))]
-    given.bare(8, link=0x7770)
-    given.free.append(FreeList(NID, ZONE, 0, 0x7770, given.link(8)))
+    given.free_list(0, 0)
+    given.bare(8, link=given.head)
+    given.free_list(0, 8)
     assert given.found() == {("free_pcp", 0, UNUSED): 2}
     assert given.coverage["free_lists"].unreadable == given.coverage["free_lists"].read == 1
 
 
-def test_a_list_of_free_pages_that_does_not_end(
-    given: Given, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(inventory, "_MOST_LINKS", 4)
-    for n in range(6):
-        given.bare(n, link=given.link(n + 1) if n not in (3, 5) else 0x7770)
-    given.free = [FreeList(NID, ZONE, 0, 0x7770, given.link(0))]
-    assert given.found() == {("free_pcp", 0, UNUSED): 4, ("unknown", 0, NEVER): 2}
-    assert given.missed("free_lists") == [("free pages", given.link(0), "the list does not end")]
+#: Where a damaged link leads: bytes from the link of a page on the list. ``None`` is NULL.
+WRONG = (None, 1, 8)
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_a_link_that_is_wrong(given: Given, wrong: int | None) -> None:
+    """NULL does not end a list that has a head. A ``struct page`` has one link."""
+    to = 0 if wrong is None else given.link(4) + wrong
+    given.bare(0, link=to)
+    given.bare(4, link=given.head)
+    given.free_list(0, 0)
+    assert given.found() == {("free_pcp", 0, UNUSED): 1, ("unknown", 0, NEVER): 1}
+    assert given.missed("free_lists") == [("free pages", to, given.not_free())]
 
 
 @pytest.fixture
@@ -172,53 +188,102 @@ def test_a_page_that_was_freed_to_a_list_meanwhile(moving: Given) -> None:
     """It has been counted as what it was. Links are those of now."""
     moving.board.bare(0, link=moving.link(8))
     moving.board.bare(8, link=moving.link(4))
-    moving.board.bare(4, link=0x7770)
+    moving.board.bare(4, link=moving.head)
     moving.bare(0, link=moving.link(4))
     moving.bare(4, link=moving.link(20))
     moving.bare(20)
-    moving.free = [FreeList(NID, ZONE, 0, 0x7770, moving.link(0))]
+    moving.free_list(0, 0)
     assert moving.found() == {("free_pcp", 0, UNUSED): 2, ("unknown", 0, NEVER): 1}
     assert (moving.coverage["free_lists"].read, moving.missed("free_lists")) == (1, [])
 
 
 def test_a_page_that_is_taken_from_a_list_meanwhile(moving: Given) -> None:
-    """The list is read again from its head."""
-    head = moving.link(30)
+    """The list is read again from its head. The page that was taken was free."""
     moving.board.put(0, type="table")
-    moving.board.put(30, link=moving.link(4))
+    moving.board.put(60, link=moving.link(4))
     moving.board.bare(4, link=moving.link(8))
-    moving.board.bare(8, link=head)
+    moving.board.bare(8, link=moving.head)
     moving.bare(0, 4, 8)
-    moving.free = [FreeList(NID, ZONE, 0, head, moving.link(0))]
+    moving.free_list(0, 0)
     assert moving.found() == {("free_pcp", 0, UNUSED): 3}
     assert (moving.coverage["free_lists"].read, moving.missed("free_lists")) == (1, [])
 
 
-@pytest.mark.parametrize("to", [0, 4, 12, None])
-def test_a_list_that_leads_elsewhere_each_time(moving: Given, to: int | None) -> None:
-    """To itself, to a page in use, to what is no memory: what was found counts."""
-    head = moving.link(30)
-    moving.board.put(30, link=moving.link(0))
-    moving.board.bare(0, link=moving.link(to) if to is not None else 0x7770)
+class Heads:
+    """Memory in which a list leads elsewhere each time that its head is read."""
+
+    def __init__(self, memory: Memory, head: int, firsts: list[int]) -> None:
+        self.memory, self.head, self.firsts = memory, head, firsts
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.memory, name)
+
+    def word(self, address: int) -> int:
+        return self.firsts.pop(0) if address == self.head else self.memory.word(address)
+
+
+@pytest.mark.parametrize("tries", [15, 16])
+def test_a_list_that_changes_quickly(
+    moving: Given, monkeypatch: pytest.MonkeyPatch, tries: int
+) -> None:
+    """It is read 16 times. What is reported is where it led the last time."""
+    for i in range(tries):
+        moving.board.put(i, type="table")
+    moving.board.bare(20, link=moving.head)
+    moving.bare(20)
+    firsts = [moving.link(i) for i in (*range(1, tries), 20)]
+    memory = Heads(moving.board.image.memory, moving.head, firsts)
+    monkeypatch.setattr(moving.board.image, "memory", memory)
+    moving.free_list(0, 0)
+    was_found = tries < 16
+    kind, owner = ("free_pcp", UNUSED) if was_found else ("unknown", NEVER)
+    assert moving.found() == {(kind, 0, owner): 1}
+    why = f"the list at {moving.head:#x} led to what is not a free page 16 times"
+    missed = [] if was_found else [("free pages", moving.link(15), why)]
+    assert moving.missed("free_lists") == missed
+    assert moving.coverage["free_lists"].read == was_found
+
+
+@pytest.mark.parametrize("to", [0, 4, 12, None, *WRONG])
+def test_a_list_that_leads_to_what_is_not_free_each_time(moving: Given, to: int | None) -> None:
+    """To itself, to a page in use, to a link that is wrong: what was found counts."""
+    wrong = 0 if to is None else moving.link(8) + to if to in WRONG else moving.link(to)
+    moving.board.put(60, link=moving.link(0))
+    moving.board.bare(0, link=wrong)
     moving.board.put(4, type="table", link=moving.link(8))
     moving.board.put(12, refs=1, link=moving.link(8))
-    moving.board.bare(8, link=head)
+    moving.board.bare(8, link=moving.head)
     moving.bare(0, 8)
-    moving.free = [FreeList(NID, ZONE, 0, head, moving.link(0))]
+    moving.free_list(0, 0)
     assert moving.found() == {("free_pcp", 0, UNUSED): 1, ("unknown", 0, NEVER): 1}
-    why = "a list of free pages leads to what is not free"
-    assert moving.missed("free_lists") == [("free pages", head, why)]
+    why = f"the list at {moving.head:#x} led to what is not a free page 16 times"
+    assert moving.missed("free_lists") == [("free pages", wrong, why)]
     assert moving.coverage["free_lists"].read == 0
 
 
-def test_a_list_without_a_head_that_is_freed_meanwhile(moving: Given) -> None:
-    """The lock was taken: pages of the list are in buddy lists now, or in use."""
+@pytest.mark.parametrize("is_freed", [True, False])
+def test_pages_put_aside_that_are_freed_meanwhile(moving: Given, is_freed: bool) -> None:
+    """Their list is empty then. If it is not, it is damaged."""
+    moving.board.put(60, link=0 if is_freed else moving.link(8))
     moving.board.bare(8, link=moving.link(4))
     moving.board.put(4, type="buddy")
     moving.bare(4, 8)
-    moving.free = [FreeList(NID, ZONE, None, 0, moving.link(8))]
+    moving.put_aside(8)
     assert moving.found() == {("free_pcp", 0, UNUSED): 2}
-    assert (moving.coverage["free_lists"].read, moving.missed("free_lists")) == (1, [])
+    assert moving.coverage["free_lists"].read == is_freed
+    assert len(moving.missed("free_lists")) == 1 - is_freed
+
+
+def test_a_list_whose_reading_is_interrupted(moving: Given) -> None:
+    moving.bare(0)
+    moving.board.bare(0, link=moving.head)
+    moving.free_list(0, 0)
+    moving.board.image.progress.stop = True
+    try:
+        assert moving.found() == {("unknown", 0, NEVER): 1}
+    finally:
+        moving.board.image.progress.stop = False
+    assert (moving.coverage["free_lists"].read, moving.missed("free_lists")) == (0, [])
 
 
 @pytest.mark.parametrize(

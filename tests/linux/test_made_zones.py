@@ -165,7 +165,7 @@ def test_lists_of_cpus(monkeypatch: pytest.MonkeyPatch, types: int | None) -> No
     found, coverage = lists(image)
     orders = [n // 4 for n in range(LISTS)] if types == 4 else [*(n // 3 for n in range(12)), 9, 9]
     assert found == [
-        FreeList(1, 1, order, head, PAGES + n)
+        FreeList(1, 1, order, head, PAGES + n, head)
         for n, (head, order) in enumerate(zip(heads, orders, strict=True))
     ]
     assert coverage.unreadable == 0
@@ -175,8 +175,9 @@ def test_pages_that_a_zone_has_put_aside(monkeypatch: pytest.MonkeyPatch) -> Non
     """Each page has its order. Before 6.15 there is no such list."""
     image = kernel(monkeypatch)
     at = image.type("struct zone").member("trylock_free_pages").offset
-    image.words(zone_at(image, 0, 1) + at, PAGES + 8)
-    assert lists(image)[0] == [FreeList(0, 1, None, 0, PAGES + 8)]
+    head = zone_at(image, 0, 1) + at
+    image.words(head, PAGES + 8)
+    assert lists(image)[0] == [FreeList(0, 1, None, head, PAGES + 8, 0)]
     image = kernel(monkeypatch, trylock=False)
     assert lists(image)[0] == []
 

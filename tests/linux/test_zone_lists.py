@@ -56,8 +56,8 @@ def plain_lists(prog: Program) -> list[FreeList]:
             lists = per_cpu_ptr(zone.per_cpu_pageset, cpu).lists
             for head, order in zip(lists, ORDERS, strict=False):
                 if not list_empty(head.address_of_()):
-                    links = place(head), head.next.value_()
-                    found.append(FreeList(nid, number, order, *links))
+                    first = head.next.value_()
+                    found.append(FreeList(nid, number, order, place(head), first, place(head)))
     return found
 
 
@@ -70,7 +70,7 @@ def read(prog: Program) -> tuple[list[FreeList], Coverage]:
 def test_lists_of_cpus(lab: Lab, kernel: str) -> None:
     prog = lab.image(kernel, "4", "mixed").program()
     found, coverage = read(prog)
-    assert sorted(f for f in found if f.head) == sorted(plain_lists(prog))
+    assert sorted(f for f in found if f.end) == sorted(plain_lists(prog))
     assert len(found) > 4
     assert not coverage.unreadable
 
@@ -85,12 +85,13 @@ def test_the_orders_of_all_lists_of_a_cpu(lab: Lab, kernel: str) -> None:
     assert len(lists) in (13, 14)
     writes = [Write(place(head), word(0x1000 + n)) for n, head in enumerate(lists)]
     expected = [
-        FreeList(nid, number, order, place(head), 0x1000 + n)
+        FreeList(nid, number, order, place(head), 0x1000 + n, place(head))
         for n, (head, order) in enumerate(zip(lists, ORDERS, strict=False))
     ]
     if has_member(image_of(prog), "struct zone", "trylock_free_pages"):
-        writes.append(Write(place(zone.trylock_free_pages), word(0x5000)))
-        expected.append(FreeList(nid, number, None, 0, 0x5000))
+        at = place(zone.trylock_free_pages)
+        writes.append(Write(at, word(0x5000)))
+        expected.append(FreeList(nid, number, None, at, 0x5000, 0))
     Overlay(prog).write(tuple(writes))
     found, coverage = read(prog)
     assert [f for f in found if f not in others] == expected

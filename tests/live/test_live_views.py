@@ -23,7 +23,7 @@ def test_page_frames_under_churn(tmp_path: Path) -> None:
             report = found["report"]
             unreadable = {name: c["unreadable"] for name, c in report["coverage"].items()}
             assert (unreadable["free_lists"], found["said"]) == (0, "")
-            # What is freed in each sample is not readable in any.
+            # Each sample may miss something else.
             assert found["status"] == (3 if any(unreadable.values()) else 0)
             [rows] = [table["rows"] for table in report["tables"] if table["name"] == "pages"]
             assert sum(row["pages"] for row in rows if row["kind"] == "free_pcp") > 0

@@ -45,8 +45,10 @@ class FreeList(NamedTuple):
     :ivar nid: node
     :ivar zone: value of ``enum zone_type``
     :ivar order: order of its blocks; ``None`` if each block stores it in ``page->private``
-    :ivar head: ``struct list_head *``; 0 for a list that ends with ``NULL``
+    :ivar head: address of the pointer to the first link, ``struct list_head *`` or ``struct
+        llist_head *``
     :ivar first: address of the first link, in a ``struct page``
+    :ivar end: what the last link points to: the head, or 0 for a ``struct llist_head``
     """
 
     nid: int
@@ -54,6 +56,7 @@ class FreeList(NamedTuple):
     order: int | None
     head: int
     first: int
+    end: int
 
 
 def _zones(image: Image) -> Iterator[tuple[int, int, Object]]:
@@ -143,9 +146,11 @@ def free_lists(image: Image, coverage: Coverage) -> Iterator[FreeList]:
             yield from _cpu_lists(image, nid, number, zone, coverage)
             # Commit 8c57b687e833 ("mm, bpf: Introduce free_pages_nolock()") (in v6.15).
             if has_member(image, "struct zone", "trylock_free_pages"):
-                first = int(zone.trylock_free_pages.first.value_())
+                link = zone.trylock_free_pages.first
+                first = link.value_()
                 if first:
-                    yield FreeList(nid, number, None, 0, first)
+                    head = link.address_of_().value_()
+                    yield FreeList(nid, number, None, head, first, end=0)
     except FaultError as error:
         coverage.miss("lists of free pages", error.address, str(error))
 
@@ -174,7 +179,7 @@ def _cpu_lists(
         for index, first in enumerate(links):
             at = head + index * each
             if first != at:
-                yield FreeList(nid, number, _order_of(image, index), at, first)
+                yield FreeList(nid, number, _order_of(image, index), at, first, end=at)
 
 
 def _order_of(image: Image, index: int) -> int:
