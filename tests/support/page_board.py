@@ -9,6 +9,7 @@ from typing import Any
 
 from drgn import FaultError, Program, offsetof, sizeof
 from drgn.helpers.linux.mm import follow_phys
+from drgn.helpers.linux.mmzone import for_each_online_pgdat
 
 from memcg_inspect.collect.inventory_part import InventoryPart
 from memcg_inspect.collect.inventory_range import RangeInventory
@@ -40,7 +41,12 @@ class Claimed(Owners):
         regions: Iterable[tuple[int, int, str]] = (),
         shares: Mapping[int, Share] | None = None,
     ) -> None:
-        self.claims, self.regions, self.shares = list(claims), list(regions), dict(shares or {})
+        self.regions, self.shares = list(regions), dict(shares or {})
+        self.claim(claims)
+
+    def claim(self, claims: Iterable[Claim]) -> None:
+        """Let these claims be all, in ascending order."""
+        self.claims = list(claims)
         self._ends = [claim.end for claim in self.claims]
 
 
@@ -56,13 +62,23 @@ class Board:
         self.prog, self.image = prog, Image(prog)
         self.page = prog.type("struct page")
         self.size = sizeof(self.page)
-        # Page frames of the kernel's code: they are in no list, in no vmalloc area, and never free.
-        text = follow_phys(prog["init_mm"].address_of_(), prog.symbol("_stext").address)
-        self.start = -(-int(text.value_() >> 12) // 1024) * 1024
+        self.start = self._start()
         self.missing: set[int] = set()
         self._data = bytearray(PAGES * self.size)
         self.clear()
         prog.add_memory_segment(self.address(0), len(self._data), self._read, False)
+
+    def _start(self) -> int:
+        """
+        Return a page frame of the kernel's code that no block of pages crosses.
+
+        Those page frames are in no list, in no vmalloc area, and never free. The first one of a
+        node must stay as it is, for it must name its node. KASLR can put it there.
+        """
+        text = follow_phys(self.prog["init_mm"].address_of_(), self.prog.symbol("_stext").address)
+        start = -(-int(text.value_() >> 12) // 1024) * 1024
+        firsts = {int(node.node_start_pfn) for node in for_each_online_pgdat(self.prog)}
+        return start + 1024 if firsts & set(range(start, start + PAGES)) else start
 
     def _read(self, address: int, count: int, offset: int, physical: bool) -> bytes:
         # With a struct page of 64 bytes, 64 of them are in a page.
