@@ -79,12 +79,41 @@ def read_inventory(
     payers = {owner: _payer(owner, payer) for owner in {owner for _, owner in found.bytes}}
     for (place, owner), size in found.bytes.items():
         inventory.bytes[place, payers[owner]] += size
-    inventory.conflicts = owners.conflicts + found.conflicts
+    inventory.conflicts = _conflicts(image, owners, found)
     for number, before, claimed in inventory.conflicts[:10]:
         reason = f"marked or claimed as {before}, and claimed as {claimed}"
         coverage["owners"].miss("page", mem_map(image).page(number), reason)
     coverage["owners"].read += len(owners.claims)
     return inventory
+
+
+def _conflicts(image: Image, owners: Owners, found: InventoryPart) -> list[tuple[int, str, str]]:
+    """
+    Return the conflicts of owners with each other, and with the marks of pages.
+
+    While a kernel runs, an owner that has been read can free a page, and another owner can take it
+    before that one is read, or before the ``struct page`` is. So the owners are read again. A
+    conflict counts if the same owners claim the page then. All count if an owner cannot be read:
+    it may be one of them.
+    """
+    conflicts = owners.conflicts + found.conflicts
+    if not conflicts or not image.is_moving or image.progress.stop:
+        return conflicts
+    coverage: defaultdict[str, Coverage] = defaultdict(Coverage)
+    again = Owners(image, coverage)
+    if image.progress.stop or any(counts.unreadable for counts in coverage.values()):
+        return conflicts
+    twice: defaultdict[int, set[str]] = defaultdict(set)
+    for pfn, first, second in again.conflicts:
+        twice[pfn] |= {first, second}
+
+    def is_claimed(pfn: int, kind: str) -> bool:
+        return kind in twice[pfn] or any(kind == found.kind for found in again.within(pfn, pfn + 1))
+
+    return [
+        *(conflict for conflict in owners.conflicts if {*conflict[1:]} <= twice[conflict[0]]),
+        *(conflict for conflict in found.conflicts if is_claimed(conflict[0], conflict[2])),
+    ]
 
 
 def whole_blocks(image: Image, parts: Iterable[PageRange]) -> list[PageRange]:

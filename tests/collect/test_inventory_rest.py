@@ -382,6 +382,89 @@ def test_conflicts_are_told(given: Given) -> None:
     assert reason == "marked or claimed as slab, and claimed as stack"
 
 
+@pytest.fixture
+def asked_again(moving: Given, monkeypatch: pytest.MonkeyPatch) -> Iterator[Claimed]:
+    """The owners when they are read for the second time."""
+    again = Claimed()
+    again.conflicts = []
+    readings = iter([moving.claimed, again])
+    monkeypatch.setattr(inventory, "Owners", lambda *_: next(readings))
+    yield again
+    assert next(readings, None) is None, "the owners were not read twice"
+
+
+def test_conflicts_of_owners_that_last(moving: Given, asked_again: Claimed) -> None:
+    """Both owners still claim the page. Which of them is the first may change."""
+    start = moving.start
+    moving.claimed.conflicts = [(start + i, "stack", "vmalloc") for i in range(6)]
+    asked_again.conflicts = [
+        (start, "stack", "vmalloc"),
+        (start + 1, "vmalloc", "stack"),
+        (start + 2, "stack", "trace"),
+        (start + 3, "vmalloc", "trace"),
+        (start + 9, "stack", "vmalloc"),
+    ]
+    asked_again.claim([moving.board.claim(4, 5, "stack"), moving.board.claim(5, 6, "vmalloc")])
+    assert moving.read().conflicts == moving.claimed.conflicts[:2]
+    assert [address for _, address, _ in moving.missed("owners")] == [
+        moving.board.address(i) for i in (0, 1)
+    ]
+
+
+def test_conflicts_with_marks_that_last(moving: Given, asked_again: Claimed) -> None:
+    """The owner still claims the page, alone or with another one."""
+    start = moving.start
+    moving.part.conflicts = [(start + i, "slab", "stack") for i in range(7)]
+    asked_again.claim([moving.board.claim(1, 3, "stack"), moving.board.claim(3, 4, "vmalloc")])
+    asked_again.conflicts = [
+        (start + 4, "vmalloc", "stack"),
+        (start + 5, "stack", "vmalloc"),
+        (start + 6, "slab", "vmalloc"),
+    ]
+    lasting = [moving.part.conflicts[i] for i in (1, 2, 4, 5)]
+    assert moving.read().conflicts == lasting
+
+
+def test_conflicts_if_an_owner_cannot_be_read_again(
+    moving: Given, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may be the one that claims the page."""
+    again = Claimed()
+    again.conflicts = []
+    readings = iter([moving.claimed, again])
+
+    def owners(image: Image, coverage: defaultdict[str, Coverage]) -> Claimed:
+        found = next(readings)
+        if found is again:
+            coverage["stacks"].miss("stack", 0x10, "freed")
+        return found
+
+    monkeypatch.setattr(inventory, "Owners", owners)
+    moving.part.conflicts = [(moving.start, "slab", "stack")]
+    assert moving.read().conflicts == moving.part.conflicts
+    # What the second reading missed is no part of the answer.
+    assert moving.missed("stacks") == []
+
+
+def test_owners_are_read_again_only_for_conflicts_of_a_running_kernel(
+    given: Given, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    readings = iter([given.claimed] * 3)
+    monkeypatch.setattr(inventory, "Owners", lambda *_: next(readings))
+    given.part.conflicts = [(given.start, "slab", "stack")]
+    assert given.read().conflicts == given.part.conflicts
+    monkeypatch.setattr(Image, "is_moving", True)
+    given.part.conflicts = []
+    assert given.read().conflicts == []
+    given.part.conflicts = [(given.start, "slab", "stack")]
+    given.board.image.progress.stop = True
+    try:
+        assert given.read().conflicts == given.part.conflicts
+    finally:
+        given.board.image.progress.stop = False
+    assert next(readings, None) is None
+
+
 def test_what_ranges_could_not_read(given: Given) -> None:
     given.part.unnamed = {0x50: "why"}
     given.part.coverage["pages"].read = 7
