@@ -85,6 +85,8 @@ class _RangeReader:
             if piece.unreadable is not None:
                 why = STOPPED if image.progress.stop else "not in the image"
                 pages.miss("struct pages", piece.unreadable, why)
+            for wrong in piece.wrong:
+                pages.miss("order of a compound page", wrong.page, wrong.reason)
             for page in piece.slabs:
                 slab = self._slabs.slab(page)
                 if slab is not None:

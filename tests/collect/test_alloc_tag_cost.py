@@ -16,6 +16,7 @@ from drgn import FaultError
 
 from memcg_inspect.collect import alloc_tag_cost as module
 from memcg_inspect.collect.alloc_tag_cost import Cost, read_costs, total_memory
+from memcg_inspect.linux.mm.mm_types import WrongOrder
 from memcg_inspect.model import Coverage
 
 #: ``PAGE_EXT_INVALID``
@@ -73,9 +74,14 @@ class Made:
         return self.sections[section]
 
     def _pieces(self) -> Iterator[Any]:
-        yield SimpleNamespace(pages=64, unreadable=None, slabs=["inside", "none", "lost"])
-        yield SimpleNamespace(pages=0, unreadable=0x700, slabs=[])
-        yield SimpleNamespace(pages=32, unreadable=None, slabs=["apart", "inside", "apart"])
+        wrong = [WrongOrder(0x740, 1, 35)]
+        yield SimpleNamespace(
+            pages=64, unreadable=None, slabs=["inside", "none", "lost"], wrong=wrong
+        )
+        yield SimpleNamespace(pages=0, unreadable=0x700, slabs=[], wrong=[])
+        yield SimpleNamespace(
+            pages=32, unreadable=None, slabs=["apart", "inside", "apart"], wrong=[]
+        )
 
     def _slabs(self) -> Any:
         objects = {"inside": 7, "none": 100, "apart": 30}
@@ -121,9 +127,13 @@ def test_parts(made: Made) -> None:
         "slab": 3,
         "percpu": 4,
     }
-    (missed,) = made.coverage["pages"].examples
-    assert (missed.what, missed.address) == ("struct pages", 0x700)
-    assert missed.reason == "not in the image"
+    assert [(missed.what, missed.address) for missed in made.coverage["pages"].examples] == [
+        ("struct pages", 0x700),
+        ("order of a compound page", 0x740),
+    ]
+    pages, order = (missed.reason for missed in made.coverage["pages"].examples)
+    assert order == WrongOrder(0x740, 1, 35).reason
+    assert pages == "not in the image"
     assert made.coverage["sections"].unreadable == 0
 
 

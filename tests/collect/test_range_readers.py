@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from drgn import FaultError
+from drgn import FaultError, offsetof
 from support.page_board import KMEM, NID, ONE, PAGES, TWO, Board
 
 from memcg_inspect.checks.ledger import Amount, Entry
@@ -111,6 +111,23 @@ def test_files_may_be_where_nothing_can_be_read(board: Board, collector: RangeCo
         ("files", board.address(64), "not in the image"),
     ]
     assert missed(found, "slab_pages") == [("slab", board.address(0), "its cache is not known")]
+
+
+def test_a_compound_page_that_says_no_order(board: Board, collector: RangeCollector) -> None:
+    """Pages of any kind can be missing on its node. What is behind it is found."""
+    collector._owners = owners()
+    board.compound(4, 1, data=ONE | KMEM, nid=2)
+    board.write(5, offsetof(board.page, "flags"), bytes([0x81]))
+    board.compound(8, 3, data=TWO | KMEM)
+    found = read(collector, board)
+    why = "it is 129, and no compound page of this size can begin here"
+    assert missed(found, "pages") == [("order of a compound page", board.address(4), why)]
+    assert missed(found, "compound") == [("files", board.address(4), why)]
+    assert dict(found.ledger)[Entry(TWO, "kmem", "other", NID)] == Amount(8 * PAGE, 1)
+    for kind in ("slab", "kmem", "lru"):
+        assert found.ledger.may_miss(kind, None, 2)  # type: ignore[arg-type]
+        assert not found.ledger.may_miss(kind, None, NID)  # type: ignore[arg-type]
+    assert found.ledger.may_miss("sock")
 
 
 class Reads:

@@ -21,7 +21,7 @@ from memcg_inspect.collect.slab_cells import (
 )
 from memcg_inspect.collect.slab_walk import read_slabs
 from memcg_inspect.image.progress import STOPPED
-from memcg_inspect.linux.mm.mm_types import KmemPage
+from memcg_inspect.linux.mm.mm_types import KmemPage, WrongOrder
 from memcg_inspect.linux.mm.mmzone import PageRange
 from memcg_inspect.linux.mm.slab import Slab, SlabCache
 from memcg_inspect.model import Coverage
@@ -195,7 +195,7 @@ def walk(monkeypatch: pytest.MonkeyPatch) -> Walk:
 
 def piece(pages: int, slabs: Any = (), kmem: Any = (), large: Any = None) -> Any:
     return SimpleNamespace(
-        pages=pages, unreadable=None, slabs=slabs, kmem=kmem, large_kmalloc=large or {}
+        pages=pages, unreadable=None, slabs=slabs, kmem=kmem, large_kmalloc=large or {}, wrong=()
     )
 
 
@@ -234,6 +234,16 @@ def test_page_frames_that_could_not_be_read(
     assert (missed.what, missed.address) == ("struct pages", 0x800)
     assert missed.reason == (STOPPED if stop else "not in the image")
     assert walk.coverage["pages"].read == 3
+
+
+def test_a_compound_page_that_says_no_order(walk: Walk) -> None:
+    damaged = piece(3)
+    damaged.wrong = [WrongOrder(0x800, 1, 35)]
+    walk.pieces = {0: [damaged], 8: []}
+    walk.read()
+    (missed,) = walk.coverage["pages"].examples
+    assert (missed.what, missed.address) == ("order of a compound page", 0x800)
+    assert missed.reason == damaged.wrong[0].reason
 
 
 def test_an_object_of_kfence() -> None:

@@ -239,13 +239,13 @@ def test_the_rest_of_a_folio_that_is_not_in_the_image() -> None:
     image = kernel()
     for pfn in range(64):
         put(image, pfn, 0, NO_TYPE, 0)
-    put_folio(image, 60, 2, 0, FILE, mapped=(0, 1))
-    image.write(FRAMES.page(61), bytes([3]))  # its order: pages 64 to 67 are missing
+    put_folio(image, 0, 6, 0, FILE, mapped=(0, 1))
+    image.write(FRAMES.page(1), bytes([7]))  # its order: pages 64 to 127 are missing
     reader, found = UserPageReader(image), PagesByItem()
     [piece] = scan_range(image, PageRange(0, 64))
     assert piece.raw is not None
     found += reader.read(piece.raw)
-    assert found == PagesByItem({(PAYER, 0, "NR_FILE_PAGES"): 8})
+    assert found == PagesByItem({(PAYER, 0, "NR_FILE_PAGES"): 128})
     assert [(e.what, e.address) for e in reader.coverage.examples] == [
         ("pages of a folio", FRAMES.page(64))
     ]

@@ -22,6 +22,8 @@ from memcg_inspect.linux.mm.mm_types import (
     LruFlags,
     LruPages,
     PagePiece,
+    WrongOrder,
+    can_be_block,
     page_layout,
     pages_per_piece,
     scan_pages,
@@ -228,7 +230,7 @@ def test_a_piece_that_is_not_in_the_image() -> None:
     assert list(gone.slabs) == [] and len(gone.slabs) == 0
 
 
-@pytest.mark.parametrize("covered", ["head", "beyond", "missing", "not a tail"])
+@pytest.mark.parametrize("covered", ["head", "beyond", "missing", "not a tail", "wrong order"])
 def test_a_range_that_begins_in_a_compound_page(covered: str) -> None:
     """
     Tails of a hugetlb page with optimized vmemmap look like heads, up to 7.0.
@@ -237,26 +239,59 @@ def test_a_range_that_begins_in_a_compound_page(covered: str) -> None:
     """
     types = TYPES["6.6"]
     image = kernel_with_pages(types)
-    for pfn in range(64, 80):
+    for pfn in range(64, 88):
         put(image, pfn, 0, NO_TYPE, 0)
-    start = 64 - 8
+    start = 64
     put_compound(image, types, start, 4, 0, NO_TYPE, 0)
-    for pfn in range(64, 72, 2):
+    for pfn in range(72, 80, 2):
         put(image, pfn, 1 << 16, NO_TYPE, PAYERS[0] | 2)  # PG_head
         image.words(FRAMES.page(pfn + 1), 1)
     if covered == "beyond":
-        put_compound(image, types, 72, 1, 0, NO_TYPE, PAYERS[1] | 2)
+        put_compound(image, types, 80, 1, 0, NO_TYPE, PAYERS[1] | 2)
+    if covered == "wrong order":
+        image.write(FRAMES.page(start + 1), bytes([7]))  # 64 is no multiple of 128
     if covered == "missing":
-        for pfn in range(65, 72, 2):
+        for pfn in range(73, 80, 2):
             image.words(FRAMES.page(pfn) + 8, 0xFFFFEA0100000001)
     if covered == "not a tail":
-        image.words(FRAMES.page(65) + 8, FRAMES.page(start))
-    [piece] = scan_range(image, PageRange(64, 80))
-    assert piece.raw is not None
+        image.words(FRAMES.page(73) + 8, FRAMES.page(start))
+    [piece] = scan_range(image, PageRange(72, 88))
+    assert piece.raw is not None and piece.wrong == ()
     if covered in ("head", "beyond"):
         assert piece.raw.orders == ({8: 1} if covered == "beyond" else {})
     else:
         assert set(piece.raw.orders) >= {0, 2, 4, 6}
+
+
+@pytest.mark.parametrize("release", ["6.2", "6.6", "7.1"])
+@pytest.mark.parametrize(
+    ("pfn", "order"), [(36, 3), (34, 2), (33, 1), (32, 6), (0, 31), (0, 64), (32, 255)]
+)
+def test_an_order_that_cannot_be_right(release: str, pfn: int, order: int) -> None:
+    """A compound page begins at a multiple of its size. Those behind it are found all the same."""
+    image, types = kernel_with_pages(TYPES[release]), TYPES[release]
+    for other in range(64):
+        put(image, other, 0, NO_TYPE, 0)
+    put_compound(image, types, pfn, 1, NODE_1, NO_TYPE, PAYERS[0] | 2)
+    image.write(FRAMES.page(pfn + 1) + types.order, bytes([order]))
+    put_compound(image, types, 40, 2, 0, NO_TYPE, PAYERS[1] | 2)
+    piece = whole(image, 64)
+    assert piece.raw is not None and piece.raw.orders == {40: 2}
+    assert [(kmem.page, kmem.order, kmem.compound) for kmem in piece.kmem] == [
+        (FRAMES.page(pfn), 0, False),
+        (FRAMES.page(40), 2, True),
+    ]
+    assert piece.wrong == (WrongOrder(FRAMES.page(pfn), 1, order),)
+    why = f"it is {order}, and no compound page of this size can begin here"
+    assert piece.wrong[0].reason == why
+
+
+@pytest.mark.parametrize(
+    ("pfn", "order", "can_be"),
+    [(0, 30, True), (0, 31, False), (8, 3, True), (8, 4, False), (12, 2, True), (7, 0, True)],
+)
+def test_where_compound_pages_begin(pfn: int, order: int, can_be: bool) -> None:
+    assert can_be_block(pfn, order) is can_be
 
 
 def scanned(

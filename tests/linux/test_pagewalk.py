@@ -265,6 +265,22 @@ def test_pages_whose_struct_page_is_not_in_the_image(process: Process) -> None:
     assert "9 page frames" in example.reason
 
 
+@pytest.mark.parametrize("order", [3, 7, 0x82])
+def test_a_folio_that_says_no_order(process: Process, order: int) -> None:
+    """Its tails are missing. The pages behind it are what they are."""
+    types = TYPES["7.1"]
+    put_compound(process.image, types, 68, 2, SWAPBACKED, NO_TYPE, 0)
+    process.image.words(FRAMES.page(68) + 24, MAPPING | 1)
+    process.image.write(FRAMES.page(69), bytes([order]))
+    put_compound(process.image, types, 72, 2, 0, NO_TYPE, 0)
+    for n in range(12):
+        process.put(0x1000 * n, 64 + n << 12 | PRESENT)
+    mapped, coverage = process.walk()
+    assert mapped.pages == {("file", 0): 8, ("anon", 0): 1}
+    [example] = coverage.examples
+    assert "3 page frames" in example.reason
+
+
 def test_tables_that_are_not_in_the_image(process: Process) -> None:
     process.put(0x1000, 3 << 12 | PRESENT)
     process.put(0x200000, 4 << 12 | PRESENT)

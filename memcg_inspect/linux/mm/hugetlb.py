@@ -13,14 +13,19 @@ from drgn import FaultError
 from memcg_inspect.image.image import Image
 from memcg_inspect.image.layout import array_length, constant, member_type
 from memcg_inspect.image.lookup import UnknownKernelError
-from memcg_inspect.linux.mm.mm_types import first_tail_offset, page_layout, type_markers
+from memcg_inspect.linux.mm.mm_types import (
+    MOST_ORDER,
+    first_tail_offset,
+    page_layout,
+    type_markers,
+)
 from memcg_inspect.linux.mm.mm_types_columns import Marker
 from memcg_inspect.linux.mm.mmzone import mem_map
 
 __all__ = ("HugetlbPages", "huge_page_orders", "most_compound_order")
 
-#: No architecture has more sizes of huge pages (``HUGE_MAX_HSTATE``), or a larger one.
-_MOST_SIZES, _MOST_ORDER = 16, 30
+#: No architecture has more sizes of huge pages (``HUGE_MAX_HSTATE``).
+_MOST_SIZES = 16
 #: The least bit of a page type. An enumerator below is the number of a page flag.
 _LEAST_TYPE_BIT = 0x80
 
@@ -35,7 +40,7 @@ def huge_page_orders(image: Image) -> tuple[int, ...]:
     if not 0 <= int(number) <= _MOST_SIZES:
         raise FaultError(f"{int(number)} sizes of huge pages", number.address_ or 0)
     orders = tuple(int(states[n].order) for n in range(int(number)))
-    if any(order > _MOST_ORDER for order in orders):
+    if any(order > MOST_ORDER for order in orders):
         raise FaultError("a huge page has no order", states.address_ or 0)
     return orders
 
@@ -54,7 +59,7 @@ def most_compound_order(image: Image) -> int:
     except UnknownKernelError:
         return most  # CONFIG_HUGETLB_PAGE=n
     except FaultError:
-        return _MOST_ORDER
+        return MOST_ORDER
 
 
 class HugetlbPages:

@@ -49,12 +49,14 @@ from memcg_inspect.model import ImageError
 
 __all__ = (
     "LRU_FLAGS",
+    "MOST_ORDER",
     "KmemPage",
     "LruFlags",
     "LruPages",
     "PageLayout",
     "PagePiece",
     "RawPiece",
+    "can_be_block",
     "first_tail_offset",
     "page_layout",
     "page_type_base",
@@ -70,7 +72,8 @@ MEMCG_DATA_FLAGS = 7
 MEMCG_DATA_OBJEXTS = 1
 #: ``MEMCG_DATA_KMEM``.
 MEMCG_DATA_KMEM = 2
-
+#: No architecture has larger compound pages: those of hugetlb.
+MOST_ORDER = 30
 
 #: ``PG_table`` and ``PAGE_TYPE_BASE``, macros until commit ff202303c398 ("mm: convert page type
 #: macros to enum") (in v6.10).
@@ -224,6 +227,25 @@ class RawPiece(NamedTuple):
         return found
 
 
+class WrongOrder(NamedTuple):
+    """
+    A compound page that cannot have the order that it says. It passes for a single page.
+
+    :ivar page: ``struct page *`` of its head
+    :ivar nid: node of its head
+    :ivar order: what it says
+    """
+
+    page: int
+    nid: int
+    order: int
+
+    @property
+    def reason(self) -> str:
+        """Why its pages are not known."""
+        return f"it is {self.order}, and no compound page of this size can begin here"
+
+
 class PagePiece(NamedTuple):
     """
     The contents of one piece of the memory map.
@@ -236,6 +258,7 @@ class PagePiece(NamedTuple):
     :ivar tables: pages of page tables by node, charged or not
     :ivar unreadable: address of the piece if it could not be read; else ``None``
     :ivar raw: ``None`` if it could not be read
+    :ivar wrong: compound pages whose orders cannot be right
     """
 
     pages: int
@@ -246,6 +269,7 @@ class PagePiece(NamedTuple):
     tables: Counter[int]
     unreadable: int | None
     raw: RawPiece | None = None
+    wrong: tuple[WrongOrder, ...] = ()
 
 
 @per_image
@@ -412,10 +436,10 @@ def scan_range(
     :param part: valid page frames. It begins and ends at even page frames, or where valid page
         frames begin and end: the order of a compound page is in its second page.
     :param is_order: returns whether the compound page with a head (``struct page *``) can have an
-        order. If not, its pages are single pages. Any order is possible if this is not given
+        order. If not, its pages are single pages. The default is :func:`can_be_block()`
     """
     memory, frames = image.memory, mem_map(image)
-    scan = _Scan(memory, frames, page_layout(image), is_order)
+    scan = _Scan(memory, frames, page_layout(image), is_order or _is_aligned(frames))
     base, size = frames.page(part.start), (part.end - part.start) * frames.size
     for offset, data in memory.pieces(base, size, 2 * frames.size):
         address, is_cancelled = base + offset, image.progress.stop
@@ -454,6 +478,20 @@ def page_nids(memory: Memory, frames: MemMap, columns: PageColumns) -> int | lis
             flags = memory.words(columns.data, frames.flags, frames.size)
             return [frames.nid(word) for word in flags]
     return first
+
+
+def _is_aligned(frames: MemMap) -> Callable[[int, int], bool]:
+    return lambda head, order: can_be_block(frames.pfn(head), order)
+
+
+def can_be_block(pfn: int, order: int) -> bool:
+    """
+    Return whether a compound page can begin at a page frame.
+
+    Those of the buddy allocator, of ``alloc_contig_range()`` and memblock (gigantic pages), and of
+    ``memmap_init_compound()`` (device memory) all begin at a multiple of their size.
+    """
+    return order <= MOST_ORDER and not pfn & (1 << order) - 1
 
 
 def compound_orders(
@@ -495,7 +533,7 @@ class _Scan:
         memory: Memory,
         frames: MemMap,
         layout: PageLayout,
-        is_order: Callable[[int, int], bool] | None,
+        is_order: Callable[[int, int], bool],
     ) -> None:
         self._is_order = is_order
         self.memory = memory
@@ -517,9 +555,8 @@ class _Scan:
             order = self.memory.read(head + size + layout.order, 1)[0]
         except FaultError:
             return  # the order is unknown, as for any compound page whose head is missing
-        if self._is_order is not None and not self._is_order(head, order):
-            return
-        self._covered = head + (size << order)
+        if self._is_order(head, order):
+            self._covered = head + (size << order)
 
     def piece(self, address: int, data: bytes) -> PagePiece:
         layout, columns = self.layout, PageColumns(data, self.frames.size)
@@ -529,7 +566,8 @@ class _Scan:
         slab = columns.all_of(layout.slab) & alone
         kmem = columns.of(layout.kmem) & alone & ~slab
         user = columns.of(layout.lru) & alone & ~slab
-        orders = self._orders(address, data, head & alone)
+        wrong: list[WrongOrder] = []
+        orders = self._orders(address, data, head & alone, nids, wrong)
         slabs = SlabPages(address, columns, list(positions(slab, count)), nids, orders)
         charged = [
             self._kmem(address, data, i, _at(nids, i), orders) for i in positions(kmem, count)
@@ -542,14 +580,22 @@ class _Scan:
         table = columns.all_of(layout.table) & alone & ~slab
         tables = _pages_by_node(positions(table, count), nids, orders)
         raw = RawPiece(address, columns, nids, orders)
-        return PagePiece(count, slabs, charged, lru, large, tables, None, raw)
+        return PagePiece(count, slabs, charged, lru, large, tables, None, raw, tuple(wrong))
 
-    def _orders(self, address: int, data: bytes, heads: int) -> dict[int, int]:
+    def _orders(
+        self, address: int, data: bytes, heads: int, nids: int | list[int], wrong: list[WrongOrder]
+    ) -> dict[int, int]:
         size = self.frames.size
+
+        def is_order(i: int, order: int) -> bool:
+            page = address + i * size
+            can_be = self._is_order(page, order)
+            if not can_be:
+                wrong.append(WrongOrder(page, _at(nids, i), order))
+            return can_be
+
         covered = max(0, (self._covered - address) // size)
-        can_be = self._is_order
-        check = None if can_be is None else lambda i, order: can_be(address + i * size, order)
-        orders = dict(compound_orders(self.layout, size, data, heads, covered, check))
+        orders = dict(compound_orders(self.layout, size, data, heads, covered, is_order))
         if orders:
             last = next(reversed(orders))
             self._covered = address + last * size + (size << orders[last])

@@ -27,7 +27,7 @@ from memcg_inspect.image.lookup import UnknownKernelError
 from memcg_inspect.image.progress import STOPPED
 from memcg_inspect.linux.arch.page_tables import user_geometry
 from memcg_inspect.linux.arch.pgtable import ENTRY_SHIFT, Entry
-from memcg_inspect.linux.mm.mm_types import compound_orders, page_layout, page_nids
+from memcg_inspect.linux.mm.mm_types import can_be_block, compound_orders, page_layout, page_nids
 from memcg_inspect.linux.mm.mm_types_columns import Marker, PageColumns
 from memcg_inspect.linux.mm.mmzone import mem_map, page_ranges
 from memcg_inspect.linux.mm.page_flags import page_flags
@@ -125,13 +125,17 @@ class _PageKinds:
                 missing.append((end // size, offset // size))
                 end = offset + len(part)
         missing.append((end // size, 1 << self._shift))
-        kinds = self._find_kinds(bytes(data))
+        kinds = self._find_kinds(number << self._shift, bytes(data))
         for first, last in missing:
             kinds[first:last] = [_MISSING] * (last - first)
         return array("H", kinds)
 
-    def _find_kinds(self, data: bytes) -> list[int]:
-        """Return the kind of each ``struct page`` in *data*, as a number."""
+    def _find_kinds(self, pfn: int, data: bytes) -> list[int]:
+        """
+        Return the kind of each ``struct page`` in *data*, as a number.
+
+        :param pfn: page frame of the first one
+        """
         size, layout, columns = (
             self._frames.size,
             self._layout,
@@ -147,7 +151,11 @@ class _PageKinds:
         tails = columns.of(layout.tail)
         column = bytearray((kinds | tails * _MISSING).to_bytes(count, "little"))
         heads = columns.of(layout.head) & ~tails
-        for i, order in compound_orders(layout, size, data, heads):
+
+        def is_order(i: int, order: int) -> bool:
+            return can_be_block(pfn + i, order)
+
+        for i, order in compound_orders(layout, size, data, heads, is_order=is_order):
             end = min(i + (1 << order), count)
             column[i:end] = bytes([column[i]]) * (end - i)
         nids = page_nids(self._memory, self._frames, columns)

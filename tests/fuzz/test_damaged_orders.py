@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+"""
+A bit of the order of a compound page is wrong.
+
+Its pages, and all compound pages behind it, were taken for single ones: a bit made dozens of
+findings on memcgs that have nothing to do with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import pytest
+from drgn import Object, Program
+from drgn.helpers.linux.mm import compound_order
+from support.guests import Lab
+from support.planting import Overlay, Write
+
+from memcg_inspect.collect import audit
+from memcg_inspect.image.image import Image
+from memcg_inspect.linux.mm.mm_types import page_layout, scan_pages
+from memcg_inspect.linux.mm.mmzone import mem_map
+from memcg_inspect.views.slabinfo import slabinfo
+
+pytestmark = pytest.mark.image
+
+#: No page frame of these guests is a multiple of so many pages.
+BITS = (0x80, 0x10)
+
+
+class Heads(NamedTuple):
+    """
+    Compound pages of an image.
+
+    :ivar found: ``struct page *`` of one of each kind and order
+    """
+
+    prog: Program
+    found: dict[tuple[str, int], int]
+
+    def damaged(self, page: int, bit: int) -> Overlay:
+        """Turn a bit of the order of a compound page."""
+        image = Image(self.prog)
+        at = page + mem_map(image).size + page_layout(image).order
+        of_page = Object(self.prog, "struct page *", page)
+        order = int(compound_order(of_page))
+        overlay = Overlay(self.prog)
+        overlay.write((Write(at, bytes([self.prog.read(at, 1)[0] ^ bit])),))
+        # drgn finds the order there, too.
+        assert int(compound_order(of_page)) == order ^ bit
+        return overlay
+
+
+@pytest.fixture(scope="module", params=["6.1", "7.3"])
+def heads(request: pytest.FixtureRequest, lab: Lab) -> Iterator[Heads]:
+    prog = lab.image(request.param, "4", "mixed").own_program()
+    image, found = Image(prog), dict[tuple[str, int], int]()
+    size = mem_map(image).size
+    for piece in scan_pages(image):
+        assert piece.raw is not None and piece.wrong == ()
+        slabs, kmem = {slab.page for slab in piece.slabs}, {kmem.page for kmem in piece.kmem}
+        for i, order in piece.raw.orders.items():
+            page = piece.raw.page + i * size
+            kind = "slab" if page in slabs else "kmem" if page in kmem else "user"
+            found.setdefault((kind, order), page)
+    assert {kind for kind, _ in found} == {"slab", "kmem", "user"}
+    yield Heads(prog, found)
+
+
+@pytest.mark.parametrize("kind", ["slab", "kmem", "user"])
+def test_an_audit_accuses_nobody(heads: Heads, kind: str) -> None:
+    orders = [order for of, order in heads.found if of == kind]
+    for order, bit in zip((min(orders), max(orders)), BITS, strict=True):
+        page = heads.found[kind, order]
+        overlay = heads.damaged(page, bit)
+        try:
+            report = audit(Image(heads.prog))
+        finally:
+            overlay.clear()
+        assert (report.verdict, list(report.findings)) == ("incomplete", [])
+        [missed] = report.coverage["pages"].examples
+        assert (missed.what, missed.address) == ("order of a compound page", page)
+        assert missed.reason.startswith(f"it is {order ^ bit}, and no compound page")
+
+
+def test_views_are_not_whole(heads: Heads) -> None:
+    orders = [order for of, order in heads.found if of == "slab"]
+    page = heads.found["slab", max(orders)]
+    overlay = heads.damaged(page, BITS[0])
+    try:
+        found = slabinfo(Image(heads.prog))
+    finally:
+        overlay.clear()
+    assert not found.is_whole
+    assert ("order of a compound page", page) in {
+        (missed.what, missed.address) for missed in found.coverage["pages"].examples
+    }
