@@ -73,6 +73,17 @@ class Ledger:
         """
         self.missing.add((kind, detail, nid))
 
+    def note_missing_pages(self, nid: int | None = None) -> None:
+        """
+        Note that pages may be missing whose kind is not known.
+
+        :param nid: their node; ``None`` for any
+        """
+        self.note_missing("slab", None, nid)
+        self.note_missing("kmem", None, nid)
+        self.note_missing("lru", None, nid)
+        self.note_missing("sock")  # a slab can be one of sockets
+
     def may_miss(self, kind: ChargeKind, detail: str | None = None, nid: int | None = None) -> bool:
         """
         Return whether charges of a kind may be missing.

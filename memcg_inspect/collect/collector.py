@@ -82,7 +82,7 @@ from memcg_inspect.linux.mm.memcontrol_vmstats import (
 from memcg_inspect.linux.mm.memremap import has_user_pages_on_devices
 from memcg_inspect.linux.mm.mm_inline import LruReader, Sizes
 from memcg_inspect.linux.mm.mm_types import page_layout
-from memcg_inspect.linux.mm.mmzone import mem_map
+from memcg_inspect.linux.mm.mmzone import lost_pages, mem_map
 from memcg_inspect.linux.mm.page_counter import page_counters
 from memcg_inspect.linux.mm.percpu import PercpuReader
 from memcg_inspect.linux.mm.pernode import accounts_by_node, read_objcg_sets
@@ -324,6 +324,7 @@ def _add_pages(image: Image, total: Partial, context: PassContext, sites: CallSi
         context = replace(context, call_sites=True)
     run = None if image.pool is None else map_elsewhere(image, image.pool, context)
     total.merge(collect_ranges(image, context, run))
+    _note_lost_pages(image, total)
     _add_compound_pages(image, total, context.cells)
     _add_unplaced_pages(image, total)
     total.coverage["sock"].add(coverage)
@@ -339,6 +340,21 @@ def _add_pages(image: Image, total: Partial, context: PassContext, sites: CallSi
         total.ledger.note_missing("lru")
     for address, reason in total.unnamed.items():
         total.coverage["names"].miss("name of a kmem_cache", address, reason)
+
+
+def _note_lost_pages(image: Image, total: Partial) -> None:
+    """Note that pages of zones may be of any kind if they have no memory map."""
+    pages = total.coverage["pages"]
+    try:
+        for lost in lost_pages(image):
+            reason = f"it has {lost.present:,} pages, and {lost.valid:,} page frames are valid"
+            pages.miss("memory map of a zone", lost.zone, reason)
+            total.ledger.note_missing_pages(lost.nid)
+            if not page_layout(image).has_large_kmalloc:
+                # Files that own compound pages, which pass for large kmallocs then.
+                total.coverage["compound"].miss("files", lost.zone, reason)
+    except FaultError as error:
+        pages.miss("zone", error.address, str(error))
 
 
 def _add_compound_pages(image: Image, total: Partial, cells: SlabCells | None) -> None:

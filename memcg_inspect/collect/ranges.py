@@ -192,23 +192,12 @@ class RangeCollector:
         if piece.unreadable is not None:
             why = STOPPED if self._image.progress.stop else "not in the image"
             self._pages.miss("struct pages", piece.unreadable, why)
-            self._miss_kinds(partial, piece.unreadable, why)
+            partial.ledger.note_missing_pages()
+            self._miss_files(partial, piece.unreadable, why)
         for wrong in piece.wrong:
             self._pages.miss("order of a compound page", wrong.page, wrong.reason)
-            self._miss_kinds(partial, wrong.page, wrong.reason, wrong.nid)
-
-    def _miss_kinds(
-        self, partial: Partial, address: int, reason: str, nid: int | None = None
-    ) -> None:
-        """
-        Note that pages can be of any kind.
-
-        :param nid: their node; ``None`` if it is not known
-        """
-        for kind in ("slab", "kmem", "lru"):
-            partial.ledger.note_missing(kind, None, nid)
-        partial.ledger.note_missing("sock")  # a slab can be one of sockets
-        self._miss_files(partial, address, reason)
+            partial.ledger.note_missing_pages(wrong.nid)
+            self._miss_files(partial, wrong.page, wrong.reason)
 
     def _miss_files(self, partial: Partial, address: int, reason: str) -> None:
         """Count files that can own compound pages, which then pass for large kmallocs."""

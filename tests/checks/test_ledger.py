@@ -49,6 +49,17 @@ def test_missing_charges_of_unknown_detail_or_node_hide_any() -> None:
     assert not ledger.may_miss("percpu")
 
 
+def test_missing_pages_hide_all_kinds_that_pages_can_be() -> None:
+    """Sockets are not looked for by node."""
+    ledger = Ledger()
+    ledger.note_missing_pages(2)
+    kinds = ("slab", "kmem", "lru")
+    assert ledger.missing == {(kind, None, 2) for kind in kinds} | {("sock", None, None)}
+    ledger.note_missing_pages()
+    assert ledger.may_miss("lru", None, 1)
+    assert not ledger.may_miss("percpu")
+
+
 def test_new_ledger_misses_nothing() -> None:
     assert not Ledger().may_miss("slab")
     assert len(Ledger()) == 0

@@ -21,6 +21,7 @@ from memcg_inspect.collect.partial import Partial
 from memcg_inspect.collect.ranges import PassContext
 from memcg_inspect.image.image import Image
 from memcg_inspect.linux.mm.mm_types import LruFlags
+from memcg_inspect.linux.mm.mmzone import LostPages
 from memcg_inspect.model import Coverage, Objcg
 
 IMAGE: Any = None
@@ -159,6 +160,8 @@ class Pages:
         self.lost_protocols = 0
         self.metadata: tuple[int, ...] = ()
         self.on_devices: Any = lambda _: False
+        self.lost_pages: Any = lambda _: ()
+        self.has_large_kmalloc = True
         self.elsewhere: list[tuple[Any, ...]] = []
         for name, value in (
             ("socket_caches", self._socket_caches),
@@ -166,6 +169,8 @@ class Pages:
             ("map_elsewhere", self._map_elsewhere),
             ("kfence_pool", lambda _: SimpleNamespace(unreadable=self.metadata)),
             ("has_user_pages_on_devices", lambda image: self.on_devices(image)),
+            ("lost_pages", lambda image: self.lost_pages(image)),
+            ("page_layout", lambda _: self),
         ):
             monkeypatch.setattr(collector, name, value)
 
@@ -255,6 +260,30 @@ def test_memory_of_devices(pages: Pages) -> None:
     assert total.ledger.missing == {("lru", None, None)}
     ((what, address, reason),) = missed(total, "pages")
     assert (what, address) == ("device memory", 0x1230)
+    assert "not in the image" in reason
+
+
+@pytest.mark.parametrize("has_large_kmalloc", [True, False])
+def test_pages_without_a_memory_map(pages: Pages, has_large_kmalloc: bool) -> None:
+    """They can be of any kind. Up to 6.13 they can own compound pages elsewhere."""
+    pages.has_large_kmalloc = has_large_kmalloc
+    pages.lost_pages = lambda _: iter([LostPages(0x900, 2, 5000, 4096)])
+    total = pages.read()
+    reason = "it has 5,000 pages, and 4,096 page frames are valid"
+    assert missed(total, "pages") == [("memory map of a zone", 0x900, reason)]
+    kinds = {("slab", None, 2), ("kmem", None, 2), ("lru", None, 2), ("sock", None, None)}
+    assert total.ledger.missing == kinds
+    assert missed(total, "compound") == ([] if has_large_kmalloc else [("files", 0x900, reason)])
+
+
+def test_zones_that_are_missing(pages: Pages) -> None:
+    def unknown(_: object) -> bool:
+        raise FaultError("not in the image", 0x1230)
+
+    pages.lost_pages = unknown
+    total = pages.read()
+    ((what, address, reason),) = missed(total, "pages")
+    assert (what, address) == ("zone", 0x1230)
     assert "not in the image" in reason
 
 

@@ -49,7 +49,7 @@ TYPES = """
     struct static_key_true { struct static_key key; };
     struct percpu_ref { unsigned long percpu_count_ptr; struct percpu_ref_data *data; };
     struct kernfs_node { char *name; struct kernfs_node *parent; unsigned long id; };
-    struct cgroup { struct kernfs_node *kn; };
+    struct cgroup { struct kernfs_node *kn; struct cgroup_root *root; };
     struct cgroup_root { long id; };
     struct xarray { void *xa_head; };
     struct xa_node { unsigned long count; void *slots[4]; };
@@ -488,9 +488,19 @@ def test_kernels_that_do_not_show_the_serial_number() -> None:
 
 @pytest.mark.parametrize("is_v2", [True, False])
 def test_the_hierarchy_of_the_controller(is_v2: bool) -> None:
-    image = kernel()
-    image.words(SUBSYS, VARIABLES + (384 if is_v2 else 392))
+    image, root = kernel(), VARIABLES + (384 if is_v2 else 392)
+    image.words(SUBSYS, root)
+    image.words(ROOT + CGROUP + 8, root)
     assert on_default_hierarchy(image) is is_v2
+
+
+def test_a_controller_in_two_hierarchies() -> None:
+    image, root = kernel(), VARIABLES + 384
+    image.words(SUBSYS, root)
+    image.words(ROOT + CGROUP + 8, root + 8)
+    why = f"in the cgroup_root {root:#x}, and its root memcg in {root + 8:#x}: one of them"
+    with pytest.raises(ImageError, match=why):
+        on_default_hierarchy(image)
 
 
 def test_nodes_of_a_memcg() -> None:

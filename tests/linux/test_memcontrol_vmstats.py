@@ -16,6 +16,7 @@ from support.layouts import MadeImage
 
 from memcg_inspect.image.image import image_of
 from memcg_inspect.linux.mm import memcontrol_vmstats
+from memcg_inspect.linux.mm.memcontrol import on_default_hierarchy
 from memcg_inspect.linux.mm.memcontrol_vmstats import (
     LRU_ITEMS,
     ByCpu,
@@ -458,16 +459,8 @@ class Reparenting(NamedTuple):
 
 def reparented(case: Reparenting) -> LocalItems:
     image = MadeImage()
-    image.declare(
-        f"""
-        struct cgroup_root {{ long id; }};
-        struct cgroup_subsys {{ struct cgroup_root *root; }};
-        struct mem_cgroup {{ long id; {"long tcpmem;" if case.v1 else ""} }};
-        """
-    )
-    image.variable("cgrp_dfl_root", "struct cgroup_root", VARIABLES)
-    image.variable("memory_cgrp_subsys", "struct cgroup_subsys", VARIABLES + 64)
-    image.words(VARIABLES + 64, VARIABLES if case.v2 else MEMCG)
+    image.given[on_default_hierarchy] = case.v2
+    image.declare(f"struct mem_cgroup {{ long id; {'long tcpmem;' if case.v1 else ''} }};")
     if case.has_function:
         image.symbol_at("reparent_memcg_lruvec_state_local", VARIABLES + 128)
     if case.binding is not None:

@@ -428,8 +428,19 @@ def csses_made_since(image: Image, memcgs: Iterable[int], coverage: Coverage) ->
 
 @per_image
 def on_default_hierarchy(image: Image) -> bool:
-    """Return whether the memory controller is on the cgroup v2 hierarchy."""
+    """
+    Return whether the memory controller is on the cgroup v2 hierarchy.
+
+    :raises ImageError: if ``memory_cgrp_subsys`` and the root memcg name different hierarchies:
+        ``rebind_subsystems()`` changes both
+    """
     root = image.object("memory_cgrp_subsys").root.value_()
+    own = root_memcg(image).css.cgroup.root.value_()
+    if own != root:
+        raise ImageError(
+            f"the memory controller is in the cgroup_root {root:#x}, and its root memcg in "
+            f"{own:#x}: one of them is damaged"
+        )
     return bool(root == image.object("cgrp_dfl_root").address_)
 
 
