@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from drgn import Program
 from drgn.helpers.linux.mm import pfn_to_page
-from labkit import hotplug
+from labkit import hotplug, kernels
 from labkit.machine import Options
 from support.guests import DEBIAN_KERNELS, ROOT, GuestImage, Plant
 
@@ -108,6 +108,7 @@ def test_a_node_that_was_without_memory_for_a_time(kernel: str, plant: Plant) ->
         assert row.reason is not None
         assert row.reason.startswith("node 2 may have had no memory for a time")
     shmem = "prog['node_data'][{}].vm_stat[prog['NR_SHMEM']].counter"
+    kernels.debug_info(kernel)  # plant() needs it, and these images do not note their kernel
     planted = plant(image, (shmem.format(0), "old + 5"), (shmem.format(2), "old + 7"))
     found = {(f.nid, f.item, f.difference) for f in planted.findings if f.identity == "node_levels"}
     assert found == {(0, "NR_SHMEM", 5)}
