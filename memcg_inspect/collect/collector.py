@@ -82,10 +82,11 @@ from memcg_inspect.linux.mm.memcontrol_vmstats import (
 from memcg_inspect.linux.mm.memremap import has_user_pages_on_devices
 from memcg_inspect.linux.mm.mm_inline import LruReader, Sizes
 from memcg_inspect.linux.mm.mm_types import page_layout
-from memcg_inspect.linux.mm.mmzone import lost_pages, mem_map
+from memcg_inspect.linux.mm.mmzone import mem_map
 from memcg_inspect.linux.mm.page_counter import page_counters
 from memcg_inspect.linux.mm.percpu import PercpuReader
 from memcg_inspect.linux.mm.pernode import accounts_by_node, read_objcg_sets
+from memcg_inspect.linux.mm.show_mem import lost_pages
 from memcg_inspect.linux.mm.slab import SlabReader
 from memcg_inspect.linux.mm.swap_cgroup import swap_ids
 from memcg_inspect.linux.mm.vmalloc import vm_areas

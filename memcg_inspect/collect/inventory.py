@@ -108,7 +108,7 @@ def _conflicts(image: Image, owners: Owners, found: InventoryPart) -> list[tuple
         twice[pfn] |= {first, second}
 
     def is_claimed(pfn: int, kind: str) -> bool:
-        return kind in twice[pfn] or any(kind == found.kind for found in again.within(pfn, pfn + 1))
+        return kind in twice[pfn] or any(kind == claim.kind for claim in again.within(pfn, pfn + 1))
 
     return [
         *(conflict for conflict in owners.conflicts if {*conflict[1:]} <= twice[conflict[0]]),

@@ -21,7 +21,7 @@ from memcg_inspect.collect.partial import Partial
 from memcg_inspect.collect.ranges import PassContext
 from memcg_inspect.image.image import Image
 from memcg_inspect.linux.mm.mm_types import LruFlags
-from memcg_inspect.linux.mm.mmzone import LostPages
+from memcg_inspect.linux.mm.show_mem import LostPages
 from memcg_inspect.model import Coverage, Objcg
 
 IMAGE: Any = None

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 """
-A damaged word that all depends on: the hierarchy of the controller, a section of the memory map.
+A damaged word on which everything depends: the hierarchy of the controller, a section of memory.
 
-Each of them made findings on dozens of memcgs that have nothing wrong.
+Each of them made findings on dozens of memcgs with nothing wrong.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from fuzz.damage import damaged
 from support.guests import GuestImage, Lab
 
 from memcg_inspect.collect import audit
-from memcg_inspect.linux.mm.mmzone import LostPages, lost_pages
+from memcg_inspect.linux.mm.show_mem import LostPages, lost_pages
 from memcg_inspect.model import ImageError
 
 pytestmark = pytest.mark.image

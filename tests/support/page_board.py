@@ -78,7 +78,7 @@ class Board:
         text = follow_phys(self.prog["init_mm"].address_of_(), self.prog.symbol("_stext").address)
         start = -(-int(text.value_() >> 12) // 1024) * 1024
         firsts = {int(node.node_start_pfn) for node in for_each_online_pgdat(self.prog)}
-        return start + 1024 if firsts & set(range(start, start + PAGES)) else start
+        return start if firsts.isdisjoint(range(start, start + PAGES)) else start + 1024
 
     def _read(self, address: int, count: int, offset: int, physical: bool) -> bytes:
         # With a struct page of 64 bytes, 64 of them are in a page.

@@ -27,10 +27,8 @@ from memcg_inspect.linux.arch.processor import tag_bits
 from memcg_inspect.model import ImageError
 
 __all__ = (
-    "LostPages",
     "MemMap",
     "PageRange",
-    "lost_pages",
     "mem_map",
     "memory_map_end",
     "memory_nodes",
@@ -263,43 +261,6 @@ def page_ranges(image: Image) -> list[PageRange]:
             raise ImageError(f"max_pfn is {found[-1].end:#x}, more than memory can be") from None
         return found
     return list(_joined(_online_ranges(image, roots)))
-
-
-class LostPages(NamedTuple):
-    """
-    Pages of a zone that have no memory map.
-
-    :ivar zone: ``struct zone *``
-    :ivar nid: node
-    :ivar present: ``zone->present_pages``
-    :ivar valid: page frames of the zone that are valid, holes included
-    """
-
-    zone: int
-    nid: int
-    present: int
-    valid: int
-
-
-def lost_pages(image: Image) -> Iterator[LostPages]:
-    """
-    Return the zones that have more pages than valid page frames.
-
-    A damaged ``struct mem_section`` hides its page frames. ``adjust_present_page_count()`` counts a
-    page when its section goes online, and no longer counts it when that goes offline. Memory of
-    devices is not counted.
-
-    :raises drgn.FaultError: if a zone cannot be read
-    """
-    ranges = page_ranges(image)
-    for pgdat in online_pgdats(image):
-        for number in range(array_length(pgdat.node_zones.type_)):
-            zone = pgdat.node_zones[number]
-            start, present = int(zone.zone_start_pfn), int(zone.present_pages)
-            end = start + int(zone.spanned_pages)
-            valid = sum(max(0, min(part.end, end) - max(part.start, start)) for part in ranges)
-            if present > valid:
-                yield LostPages(zone.address_ or 0, int(pgdat.node_id), present, valid)
 
 
 def memory_map_end(image: Image) -> int:

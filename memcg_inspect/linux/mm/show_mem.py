@@ -26,13 +26,13 @@ from memcg_inspect.image.strings import c_string, text
 from memcg_inspect.linux.arch.page_tables import huge_page_order
 from memcg_inspect.linux.kernel.locking import spin_is_locked
 from memcg_inspect.linux.lib.list import list_entries, raise_fault
-from memcg_inspect.linux.mm.mmzone import online_pgdats
+from memcg_inspect.linux.mm.mmzone import online_pgdats, page_ranges
 from memcg_inspect.linux.mm.percpu_defs import percpu_offsets
 from memcg_inspect.linux.mm.vmstat import zone_stats
 from memcg_inspect.model import Coverage
 from memcg_inspect.model_pages import Zone
 
-__all__ = ("FreeList", "counted_memmap", "free_lists", "read_zones")
+__all__ = ("FreeList", "LostPages", "counted_memmap", "free_lists", "lost_pages", "read_zones")
 
 #: ``PAGE_ALLOC_COSTLY_ORDER``. CPUs keep blocks of orders up to this, and huge pages.
 _COSTLY_ORDER = 3
@@ -59,6 +59,22 @@ class FreeList(NamedTuple):
     end: int
 
 
+class LostPages(NamedTuple):
+    """
+    Pages of a zone that have no memory map.
+
+    :ivar zone: ``struct zone *``
+    :ivar nid: node
+    :ivar present: ``zone->present_pages``
+    :ivar valid: page frames of the zone that are valid, holes included
+    """
+
+    zone: int
+    nid: int
+    present: int
+    valid: int
+
+
 def _zones(image: Image) -> Iterator[tuple[int, int, Object]]:
     """Return node, index and ``struct zone`` of all zones that have pages."""
     for pgdat in online_pgdats(image):
@@ -67,6 +83,25 @@ def _zones(image: Image) -> Iterator[tuple[int, int, Object]]:
             zone = zones[number]
             if zone.present_pages:
                 yield int(pgdat.node_id), number, zone
+
+
+def lost_pages(image: Image) -> Iterator[LostPages]:
+    """
+    Return the zones that have more pages than valid page frames.
+
+    A damaged ``struct mem_section`` hides its page frames. ``adjust_present_page_count()`` counts a
+    page when its section goes online, and no longer counts it when that goes offline. Memory of
+    devices is not counted.
+
+    :raises drgn.FaultError: if a zone cannot be read
+    """
+    ranges = page_ranges(image)
+    for nid, _, zone in _zones(image):
+        start, present = int(zone.zone_start_pfn), int(zone.present_pages)
+        end = start + int(zone.spanned_pages)
+        valid = sum(max(0, min(part.end, end) - max(part.start, start)) for part in ranges)
+        if present > valid:
+            yield LostPages(zone.address_ or 0, nid, present, valid)
 
 
 def read_zones(image: Image, coverage: Coverage) -> dict[tuple[int, int], Zone]:
