@@ -38,8 +38,8 @@ from memcg_inspect.model_freeing import Transient
 
 pytestmark = pytest.mark.image
 
-#: ``CSS_RELEASED`` of include/linux/cgroup-defs.h, and ``WORK_STRUCT_PENDING``.
-CSS_RELEASED, PENDING = 1 << 2, 1
+#: Flags of include/linux/cgroup-defs.h, and ``WORK_STRUCT_PENDING``.
+CSS_ONLINE, CSS_RELEASED, PENDING = 1 << 1, 1 << 2, 1
 
 
 class Lost(NamedTuple):
@@ -76,11 +76,12 @@ def lost(lab: Lab, request: pytest.FixtureRequest) -> Iterator[Lost]:
     image = Image(prog)
     known = set(read_memcgs(image, Coverage()))
     slabs = SlabReader(image)
-    # One without children that is below another one, so that it has a parent that is no root.
+    # One in use, with an ID, and without children. Its parent is no root.
     memcg = next(
         found
         for at in sorted(known)
-        if (found := Object(prog, "struct mem_cgroup *", at)).css.parent
+        if (found := Object(prog, "struct mem_cgroup *", at)).css.flags & CSS_ONLINE
+        and found.css.parent
         and found.css.parent.parent
         and not list(css_for_each_child(found.css.address_of_()))
     )

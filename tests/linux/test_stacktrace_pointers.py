@@ -108,7 +108,8 @@ def is_on_image(test: Callable[..., None]) -> Callable[..., None]:
 def test_memcgs_and_their_obj_cgroups(prog: Program, task: Object) -> None:
     memcg = memcg_of(task)
     address, parent = memcg.value_(), memcg.css.parent.value_()
-    node, objcg = memcg.nodeinfo[2], parent + (64 << 10)
+    # The reader takes any address for an obj_cgroup: this one is in memory that holds no memcg.
+    node, objcg = memcg.nodeinfo[2], task.stack.value_()
     held = Held("memcg", address, address)
     parts = [
         (address, sizeof(memcg[0]), held),
