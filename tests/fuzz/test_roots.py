@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 """
-A damaged word on which everything depends: the hierarchy of the controller, a section of memory.
+A damaged word on which much depends: the hierarchy of the controller, a section of memory, a CPU's
+percpu memory, the memcgs of swap entries.
 
 Each of them made findings on dozens of memcgs with nothing wrong.
 """
@@ -8,7 +9,7 @@ Each of them made findings on dozens of memcgs with nothing wrong.
 from __future__ import annotations
 
 import pytest
-from drgn import Object
+from drgn import Object, Program
 from drgn.helpers.linux.mmzone import for_each_online_pgdat, nr_to_section
 from fuzz.damage import damaged
 from support.guests import GuestImage, Lab
@@ -35,6 +36,39 @@ def test_the_hierarchy_of_the_controller(image: GuestImage, root: int) -> None:
     assert place is not None
     with pytest.raises(ImageError, match=f"in the cgroup_root {root:#x}, and its root memcg in "):
         audit(damaged(image.core, (place, root)))
+
+
+@pytest.mark.parametrize("name", ["__per_cpu_offset", "pcpu_unit_offsets"])
+def test_the_percpu_memory_of_a_cpu(image: GuestImage, name: str) -> None:
+    """The counters of that CPU were read elsewhere."""
+    entry = image.program()[name][1]
+    assert entry.address_ is not None
+    page = 4096
+    with pytest.raises(ImageError, match=r"CPU 1 has not .*: __per_cpu_offset\[1\] or pcpu_unit_"):
+        audit(damaged(image.core, (entry.address_, int(entry) + page)))
+
+
+def pointers_to_ids(prog: Program) -> dict[str, tuple[Object, int]]:
+    """Return pointers to the IDs of swap entries, and the address that each is told with."""
+    area = prog["swap_info"][0]
+    if "swap_cgroup_ctrl" in prog:  # up to 7.1
+        return {"swap_cgroup_ctrl.map": (prog["swap_cgroup_ctrl"][0].map, area.value_())}
+    clusters = (area.cluster_info[n] for n in range(area.max.value_() // 512))
+    used = next(cluster for cluster in clusters if cluster.count)
+    return {
+        "cluster_info": (area.cluster_info, area.value_()),
+        "memcg_table": (used.memcg_table, used.address_ or 0),
+    }
+
+
+def test_the_memcgs_of_swap_entries(image: GuestImage) -> None:
+    """NULL was taken for an area or a cluster without entries."""
+    for name, (pointer, address) in pointers_to_ids(image.program()).items():
+        assert pointer.value_() and pointer.address_ is not None
+        report = audit(damaged(image.core, (pointer.address_, 0)))
+        assert (report.verdict, list(report.findings)) == ("incomplete", [])
+        missed = [(m.address, m.reason) for m in report.coverage["swap_ids"].examples]
+        assert [at for at, reason in missed if name in reason and "is NULL" in reason] == [address]
 
 
 def last_section(image: GuestImage) -> tuple[int, Object]:

@@ -131,6 +131,7 @@ def test_items_without_an_index() -> None:
 def test_index_of_items(release: str, element: str, table: list[int]) -> None:
     """``mem_cgroup_stats_index`` is signed in 6.10 and 6.11, and holds the index plus 1."""
     image = kernel_with_items()
+    image.declare("struct memcg_vmstats { long state[6]; };")
     image.variable("mem_cgroup_stats_index", f"{element}[{len(table)}]", VARIABLES)
     image.write(VARIABLES, bytes(table))
     assert stat_index(image) == {0: 0, 1: 1, 3: 2, 8: 3, 9: 4, 10: 5}

@@ -30,9 +30,10 @@ from memcg_inspect.linux.mm.memcontrol_vmstats import (
     node_stat_items,
     reparented_items,
     slot_names,
+    stat_index,
     stat_items,
 )
-from memcg_inspect.model import Stat
+from memcg_inspect.model import ImageError, Stat
 from memcg_inspect.model_counters import CounterWord
 from memcg_inspect.model_kernel import LocalItems
 
@@ -247,12 +248,23 @@ def test_changes_made_in_an_nmi() -> None:
 
 
 def test_items_that_share_an_index() -> None:
-    """A damaged table gives an index to two items. Both have its counter."""
+    """A damaged table gives an index to two items. Nobody knows whose counter it is."""
     image = kernel("6.13")
     image.write(VARIABLES + 64, bytes([0, 0xFF, 3, 2, 3]))
     put(image, memcg(image).vmstats.state, 3, 11)
     found = StatReader(image, ALL).memcg(memcg(image))
-    assert found["NR_PAGETABLE"] == found["MEMCG_KMEM"] == Stat(11, 0, 0, 0)
+    assert found.keys() == {"NR_SLAB_RECLAIMABLE_B", "MEMCG_SWAP"}
+
+
+@pytest.mark.parametrize("item", [SLAB, TABLES, SWAP, KMEM])
+def test_an_item_that_lost_its_index(item: int) -> None:
+    """A damaged table says that memcgs do not count it. Its counter has no other item."""
+    image, table = kernel("6.13"), [0, 0xFF, 1, 2, 3]
+    table[item] = 0xFF
+    image.write(VARIABLES + 64, bytes(table))
+    free = ({0, 1, 2, 3} - set(table)).pop()
+    with pytest.raises(ImageError, match=f"_stats_index is damaged: no item has the index {free}$"):
+        stat_index(image)
 
 
 def test_events_of_a_memcg() -> None:
@@ -439,6 +451,9 @@ def test_a_damaged_table_of_events() -> None:
     with pytest.raises(FaultError, match="unknown events") as raised:
         event_slots(with_events(2, 7, 5))
     assert raised.value.address == VARIABLES + 128
+    with pytest.raises(FaultError, match="has an event twice") as raised:
+        event_slots(with_events(2, 7, 7))
+    assert raised.value.address == VARIABLES + 128
 
 
 class Reparenting(NamedTuple):
@@ -496,13 +511,13 @@ def test_local_counters_that_move_to_the_parent() -> None:
 def test_items_that_memcgs_do_not_count() -> None:
     """They have no index. An enumeration without an end has only items."""
     image = kernel("6.13")
-    image.write(VARIABLES + 64, bytes([0, 0xFF, 1, 0xFF, 2]))
-    assert memcg_items(image) == ("MEMCG_KMEM",)
+    assert memcg_items(image) == ("MEMCG_SWAP", "MEMCG_KMEM")
     assert lruvec_items(image) == ("NR_SLAB_RECLAIMABLE_B", "NR_PAGETABLE")
     assert StatReader(image, ALL).slots == {
         "NR_SLAB_RECLAIMABLE_B": 0,
         "NR_PAGETABLE": 1,
-        "MEMCG_KMEM": 2,
+        "MEMCG_SWAP": 2,
+        "MEMCG_KMEM": 3,
     }
     assert stat_items(image, "enum node_stat_item", "NO_SUCH_ITEM") == {
         0: "NR_SLAB_RECLAIMABLE_B",

@@ -26,7 +26,7 @@ What differs between kernel releases:
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -47,7 +47,7 @@ from memcg_inspect.image.lookup import UnknownKernelError
 from memcg_inspect.image.memory import Memory
 from memcg_inspect.linux.mm.memcontrol import on_default_hierarchy
 from memcg_inspect.linux.mm.percpu_defs import Copies, PercpuRange, percpu_offsets, read_percpu
-from memcg_inspect.model import Stat
+from memcg_inspect.model import ImageError, Stat
 from memcg_inspect.model_counters import CounterWord
 from memcg_inspect.model_kernel import LocalItems
 
@@ -89,6 +89,9 @@ _ONLY_NODES = frozenset(
         "PGDEMOTE_KHUGEPAGED",
     }
 )
+
+#: An index that no array has: ``MEMCG_NR_STAT`` is less than ``U8_MAX``.
+_NO_SLOT = 1 << 8
 
 #: Changes that are not flushed, by CPU and item; zeros are left out.
 ByCpu = dict[int, dict[str, int]]
@@ -227,7 +230,9 @@ def stat_index(image: Image) -> dict[int, int] | None:
     Return the index of each item in the arrays of counters, ``memcg_stats_index()``.
 
     :return: by value of ``enum memcg_stat_item`` or ``enum node_stat_item``, without items that
-        memcgs do not count; ``None`` where an item is its own index (up to 6.9)
+        memcgs do not count; ``None`` where an item is its own index (up to 6.9). Items that share
+        an index, as they do in a damaged table only, have one that is beyond the arrays
+    :raises ImageError: if an item that memcgs count has no index
     """
     try:
         table = image.object("mem_cgroup_stats_index")
@@ -236,9 +241,17 @@ def stat_index(image: Image) -> dict[int, int] | None:
     values = [int(v) for v in table.read_()]
     if table.type_.type.unaliased().is_signed:
         # 6.10 and 6.11 store the index plus 1, and 0 for items that are not counted.
-        return {item: value - 1 for item, value in enumerate(values) if value > 0}
-    # Later kernels store the index, and U8_MAX (BAD_STAT_IDX()) for items that are not counted.
-    return {item: value for item, value in enumerate(values) if value != 0xFF}
+        index = {item: value - 1 for item, value in enumerate(values) if value > 0}
+    else:
+        # Later, the index, and U8_MAX (BAD_STAT_IDX()) for items that are not counted.
+        index = {item: value for item, value in enumerate(values) if value != 0xFF}
+    # init_memcg_stats() gives each element of the arrays to one item.
+    length = array_length(member_type(image.type("struct memcg_vmstats"), "state"))
+    users = Counter(index.values())
+    if len(index) < length and max(users.values(), default=0) <= 1:
+        free = min(set(range(length)) - users.keys())
+        raise ImageError(f"mem_cgroup_stats_index is damaged: no item has the index {free}")
+    return {item: slot if users[slot] == 1 else _NO_SLOT for item, slot in index.items()}
 
 
 def node_stat_items(image: Image) -> dict[int, str]:
@@ -387,6 +400,8 @@ def event_slots(image: Image) -> dict[str, int]:
     events = [int(values[slot]) for slot in range(length)]
     if not names.keys() >= set(events):
         raise FaultError("memcg_vm_event_stat has unknown events", table.address_ or 0)
+    if len(set(events)) < length:
+        raise FaultError("memcg_vm_event_stat has an event twice", table.address_ or 0)
     return {names[event]: slot for slot, event in enumerate(events)}
 
 
@@ -394,11 +409,11 @@ class _Items(NamedTuple):
     """
     The items of an array of counters.
 
-    :ivar names: names by index. In a damaged table several items have one index
+    :ivar names: names by index
     :ivar zeros: the counters, by name, of an array that is all zeros
     """
 
-    names: Mapping[int, tuple[str, ...]]
+    names: Mapping[int, str]
     zeros: Mapping[str, Stat]
 
 
@@ -553,35 +568,28 @@ class StatReader:
         for cpu, changes in arrays.changes.items():
             for slot, delta in changes.items():
                 deltas[slot] = deltas.get(slot, 0) + delta
-                if by_cpu is not None:
-                    by_cpu.setdefault(cpu, {}).update(
-                        dict.fromkeys(items.names.get(slot, ()), delta)
-                    )
+                if by_cpu is not None and slot in items.names:
+                    by_cpu.setdefault(cpu, {})[items.names[slot]] = delta
         state, pending, local = arrays.state(), arrays.pending(), arrays.local()
         some = map(or_, state, pending)
         if local is not None:
             some = map(or_, some, local)
         found = {
-            name: Stat(
+            items.names[slot]: Stat(
                 state=state[slot],
                 pending=pending[slot],
                 percpu=deltas.get(slot, 0),
                 local=None if local is None else local[slot],
             )
-            for slot in deltas.keys() | set(compress(count(), some))
-            for name in items.names.get(slot, ())
+            for slot in (deltas.keys() | set(compress(count(), some))) & items.names.keys()
         }
         return {**items.zeros, **found}
 
     def _items(self, layout: _Layout, slots: Mapping[str, int]) -> _Items:
         if layout not in self._named:
-            names: defaultdict[int, tuple[str, ...]] = defaultdict(tuple)
-            for name, slot in slots.items():
-                if slot < layout.length:
-                    names[slot] += (name,)
+            names = {slot: name for name, slot in slots.items() if slot < layout.length}
             zero = Stat(0, 0, 0, None if layout.local is None else 0)
-            known = [name for some in names.values() for name in some]
-            self._named[layout] = _Items(dict(names), dict.fromkeys(known, zero))
+            self._named[layout] = _Items(names, dict.fromkeys(names.values(), zero))
         return self._named[layout]
 
     def memcg_words(self, memcg: Object) -> Iterator[CounterWord]:

@@ -12,13 +12,16 @@ near each other are near each other on each CPU, so :func:`read_percpu()` reads 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import NamedTuple
 
 from drgn import NULL, FaultError
 from drgn.helpers.linux.percpu import per_cpu_ptr
 
 from memcg_inspect.image.image import Image, per_image
+from memcg_inspect.image.lookup import UnknownKernelError
 from memcg_inspect.image.memory import SMALLEST_PAGE
 from memcg_inspect.linux.mm.mmzone import possible_cpus
 from memcg_inspect.model import ImageError
@@ -50,7 +53,7 @@ def percpu_offsets(image: Image) -> dict[int, int]:
     Return ``per_cpu_offset()`` of each possible CPU.
 
     :return: bytes to add to a ``__percpu`` pointer, by CPU
-    :raises ImageError: if two CPUs have the same
+    :raises ImageError: if two CPUs have the same, or that of one is not the one of its unit
     """
     null = NULL(image.prog, "void *")
     found = {cpu: int(per_cpu_ptr(null, cpu).value_()) for cpu in possible_cpus(image)}
@@ -59,7 +62,27 @@ def percpu_offsets(image: Image) -> dict[int, int]:
             "two CPUs have the same percpu memory: __per_cpu_offset or __cpu_possible_mask is "
             "damaged"
         )
+    _check_units(image, found)
     return found
+
+
+def _check_units(image: Image, offsets: Mapping[int, int]) -> None:
+    """
+    Check that each CPU has the percpu memory of its unit.
+
+    ``setup_per_cpu_areas()`` adds ``pcpu_base_addr - __per_cpu_start`` to each of
+    ``pcpu_unit_offsets``, on all architectures.
+    """
+    with suppress(FaultError, UnknownKernelError):
+        units = image.object("pcpu_unit_offsets").read_()
+        starts = {cpu: offset - int(units[cpu]) for cpu, offset in offsets.items()}
+        [(start, _)] = Counter(starts.values()).most_common(1)
+        for cpu in starts:
+            if starts[cpu] != start:
+                raise ImageError(
+                    f"CPU {cpu} has not the percpu memory of its unit: __per_cpu_offset[{cpu}] "
+                    f"or pcpu_unit_offsets[{cpu}] is damaged"
+                )
 
 
 def read_percpu(

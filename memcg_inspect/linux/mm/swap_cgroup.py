@@ -23,7 +23,7 @@ from collections.abc import Iterator
 from drgn import FaultError, Object, offsetof, sizeof
 
 from memcg_inspect.image.image import Image
-from memcg_inspect.image.layout import array_length, has_member, member_type
+from memcg_inspect.image.layout import array_length, constant, has_member, member_type
 from memcg_inspect.image.lookup import UnknownKernelError
 from memcg_inspect.linux.lib.list import OnFault
 from memcg_inspect.linux.mm.mmzone import mem_map
@@ -105,10 +105,11 @@ def _tables(image: Image, on_fault: OnFault) -> Iterator[bytes]:
         return
     areas = list(_areas(image, on_fault))
     for swap_type, control in enumerate(controls):
-        if not control.map:
-            continue
         try:
-            if control.type_.has_member("length"):
+            if not control.map:
+                if swap_type < len(areas):
+                    _check_unused(image, areas[swap_type], "swap_cgroup_ctrl.map")
+            elif control.type_.has_member("length"):
                 yield from _of_pages(image, control.map, int(control.length), on_fault)
             elif swap_type < len(areas):
                 size = int(areas[swap_type].max) * ID_SIZE
@@ -132,6 +133,20 @@ def _areas(image: Image, on_fault: OnFault) -> Iterator[Object]:
         yield areas[i]
 
 
+def _check_unused(image: Image, area: Object, missing: str) -> None:
+    """
+    Check that a swap area without IDs has no entries.
+
+    ``swapon()`` allocates the IDs before it sets ``SWP_WRITEOK``, and ``swapoff()`` clears that
+    flag before it frees them.
+
+    :raises FaultError: if the area is in use
+    """
+    in_use = constant(image, "SWP_WRITEOK")
+    if in_use and area.flags & in_use:
+        raise FaultError(f"{missing} of a swap area in use is NULL", area.value_())
+
+
 def _of_clusters(image: Image, area: Object, on_fault: OnFault) -> Iterator[bytes]:
     memory, cluster = image.memory, image.type("struct swap_cluster_info")
     size, offset = sizeof(cluster), offsetof(cluster, "memcg_table")
@@ -140,15 +155,22 @@ def _of_clusters(image: Image, area: Object, on_fault: OnFault) -> Iterator[byte
     length = array_length(member_type(table, "id"))
     clusters, entries = area.cluster_info.value_(), int(area.max)
     if not clusters:
-        return  # swapoff
+        return _check_unused(image, area, "cluster_info")
     room = -(-entries // length) * size
     check_room(image, clusters, room)
-    for _, data in memory.pieces(clusters, room, size):
+    count, count_size = offsetof(cluster, "count"), sizeof(member_type(cluster, "count"))
+    for start, data in memory.pieces(clusters, room, size):
         if data is None:
             on_fault(FaultError("not in the image", clusters))
             continue
-        for address in filter(None, memory.words(data, offset, size)):
-            yield from _pieces(image, address, length * ID_SIZE, on_fault)
+        for number, address in enumerate(memory.words(data, offset, size)):
+            at = number * size
+            if address:
+                yield from _pieces(image, address, length * ID_SIZE, on_fault)
+            elif any(data[at + count : at + count + count_size]):
+                # swap_cluster_alloc_table() makes the table before a cluster has entries.
+                missing = "memcg_table of a swap cluster with entries is NULL"
+                on_fault(FaultError(missing, clusters + start + at))
 
 
 def _of_pages(image: Image, pages: Object, length: int, on_fault: OnFault) -> Iterator[bytes]:
