@@ -26,7 +26,7 @@ What differs between kernel releases:
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -409,11 +409,11 @@ class _Items(NamedTuple):
     """
     The items of an array of counters.
 
-    :ivar names: names by index
+    :ivar names: names by index. An item that begins a group has the name of the group, too
     :ivar zeros: the counters, by name, of an array that is all zeros
     """
 
-    names: Mapping[int, str]
+    names: Mapping[int, tuple[str, ...]]
     zeros: Mapping[str, Stat]
 
 
@@ -568,28 +568,35 @@ class StatReader:
         for cpu, changes in arrays.changes.items():
             for slot, delta in changes.items():
                 deltas[slot] = deltas.get(slot, 0) + delta
-                if by_cpu is not None and slot in items.names:
-                    by_cpu.setdefault(cpu, {})[items.names[slot]] = delta
+                if by_cpu is not None:
+                    by_cpu.setdefault(cpu, {}).update(
+                        dict.fromkeys(items.names.get(slot, ()), delta)
+                    )
         state, pending, local = arrays.state(), arrays.pending(), arrays.local()
         some = map(or_, state, pending)
         if local is not None:
             some = map(or_, some, local)
         found = {
-            items.names[slot]: Stat(
+            name: Stat(
                 state=state[slot],
                 pending=pending[slot],
                 percpu=deltas.get(slot, 0),
                 local=None if local is None else local[slot],
             )
-            for slot in (deltas.keys() | set(compress(count(), some))) & items.names.keys()
+            for slot in deltas.keys() | set(compress(count(), some))
+            for name in items.names.get(slot, ())
         }
         return {**items.zeros, **found}
 
     def _items(self, layout: _Layout, slots: Mapping[str, int]) -> _Items:
         if layout not in self._named:
-            names = {slot: name for name, slot in slots.items() if slot < layout.length}
+            names: defaultdict[int, tuple[str, ...]] = defaultdict(tuple)
+            for name, slot in slots.items():
+                if slot < layout.length:
+                    names[slot] += (name,)
             zero = Stat(0, 0, 0, None if layout.local is None else 0)
-            self._named[layout] = _Items(names, dict.fromkeys(names.values(), zero))
+            known = [name for some in names.values() for name in some]
+            self._named[layout] = _Items(dict(names), dict.fromkeys(known, zero))
         return self._named[layout]
 
     def memcg_words(self, memcg: Object) -> Iterator[CounterWord]:
