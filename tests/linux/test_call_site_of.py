@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from support.allocinfo import GUESTS
 from support.charge_module import GUESTS as CHARGED
-from support.charge_module import Held, call_sites, guest_image, held
+from support.charge_module import NO_KFENCE, Held, call_sites, guest_image, held
 from support.guests import ROOT, Lab
 
 from memcg_inspect.collect import collect
@@ -83,6 +83,7 @@ def test_of_a_module_that_is_gone(lab: Lab, kernel: str, append: str, tmp_path: 
     """Call sites stay while memory refers to them; since 6.13 they lose their names."""
     script = tmp_path / "leave"
     script.write_text("rmmod leaver\n")
+    append = f"{NO_KFENCE} {append}".strip()
     image = lab.image(
         kernel, "4", "idle", modules=((str(LEAVER), ""),), run=str(script), append=append
     )

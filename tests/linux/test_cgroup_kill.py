@@ -111,8 +111,10 @@ def test_a_work_item_that_kills_a_memcg(lab: Lab, seed: int) -> None:
     work = frame["work"]
     memcg = container_of(work, "struct cgroup_subsys_state", "kill_finish_work").value_()
     path = subject.snapshot.memcgs[memcg].path
+    # A task that is stopped may hold a reference, or have dropped one that it has not counted.
+    [before] = [r for r in subject.report.rows if (r.identity, r.memcg) == ("css_refs", memcg)]
     report = subject.audit(of_memcg(subject, memcg, path, 5))
-    assert named(report, "css_refs") == {(path, None, "css.refcnt", 5)}
+    assert named(report, "css_refs") == {(path, None, "css.refcnt", 5 + (before.difference or 0))}
 
 
 @pytest.mark.newest_kernel

@@ -124,7 +124,7 @@ def test_files_are_read_once(lab: Lab, kernel: str) -> None:
 def test_which_files_are_written_back(lab: Lab, kernel: str) -> None:
     """By ``inode_to_bdi()``: block devices are, files of tmpfs are not."""
     image = image_of(states(lab, kernel).program())
-    reader, seen = MappingReader(image), Counter[tuple[str, bool]]()
+    reader, seen = MappingReader(image), Counter[tuple[bytes, bool]]()
     mapping_at = image.type("struct page").member("mapping").bit_offset // 8
     for piece in scan_pages(image):
         assert piece.raw is not None
@@ -134,10 +134,10 @@ def test_which_files_are_written_back(lab: Lab, kernel: str) -> None:
                 host = Object(image.prog, "struct address_space *", mapping).host.read_()
                 if not host:
                     continue
-                name = host.i_sb.s_type.name.string_().decode()
+                name = host.i_sb.s_type.name.string_()
                 seen[name, reader.can_writeback(mapping)] += 1
             except FaultError:
                 continue  # not a mapping
-    assert seen["bdev", True]
-    assert seen["tmpfs", False]
-    assert not seen["bdev", False] and not seen["tmpfs", True]
+    assert seen[b"bdev", True]
+    assert seen[b"tmpfs", False]
+    assert not seen[b"bdev", False] and not seen[b"tmpfs", True]

@@ -107,7 +107,8 @@ def test_all_tables_of_the_kernel(lab: Lab, kernel: str) -> None:
 def stacks(prog: Program) -> list[tuple[int, int]]:
     """Return address and size of vmalloc areas, of which the page before each is not mapped."""
     size = 4 * PAGE  # THREAD_SIZE
-    return [(task.stack.value_() - PAGE, size + PAGE) for task in for_each_task(prog)]
+    found = [task.stack.value_() for task in for_each_task(prog)]
+    return [(stack - PAGE, size + PAGE) for stack in found if stack]  # a zombie may have none
 
 
 def ranges(prog: Program) -> list[tuple[int, int]]:

@@ -39,7 +39,13 @@ def freed_one(prog: Program, overlay: Overlay) -> int:
     An image may have no freed one: the next allocation takes it.
     """
     metadata, allocated = prog["kfence_metadata"], prog["KFENCE_OBJECT_ALLOCATED"].value_()
-    number = next(number for number in range(100) if metadata[number].state == allocated)
+    # Readers need the objects that describe caches.
+    number = next(
+        number
+        for number in range(100)
+        if metadata[number].state == allocated
+        and not metadata[number].cache.name.string_().startswith((b"kmem_cache", b"kmalloc"))
+    )
     address, page = metadata[number].addr.value_(), mem_map(image_of(prog)).page_size
     overlay.write((state_of(prog, number, "FREED"),))
     prog.add_memory_segment(address - address % page, page, excluded, False)

@@ -17,6 +17,7 @@ from drgn.helpers.linux.percpu import per_cpu
 from drgn.helpers.linux.pid import for_each_task
 from drgn.helpers.linux.sched import cpu_curr
 from support.guests import ARCH, DEBIAN_KERNELS, Lab
+from support.old_calls import clear_calls
 from support.planting import Overlay, Write, change
 
 from memcg_inspect.image.image import Image
@@ -327,6 +328,8 @@ def test_a_cpu_on_the_stack_of_interrupts(
     running, pair = interrupts(overlay), call(prog)
     overlay.write((change(running.active_memcg, memcg_of(prog, running)),))
     # The stack of another task stands for that of interrupts. Its pointer is no multiple of a word.
+    # What that task has called is no matter here.
+    clear_calls(overlay, *stack_of(Image(prog), task))
     other = stack_of(Image(prog), task)[0]
     frame = Frame(prog.symbol("kfree").address, other + 0x103)
     monkeypatch.setattr(sched_mm, "unwind", lambda *_: [frame])

@@ -14,6 +14,7 @@ from drgn.helpers.linux.percpu import per_cpu
 from drgn.helpers.linux.pid import for_each_task
 from drgn.helpers.linux.sched import cpu_curr, task_cpu
 from support.guests import DEBIAN_KERNELS, Lab
+from support.old_calls import clear_calls
 from support.planting import Overlay, Write
 
 from memcg_inspect.image.image import Image
@@ -160,6 +161,8 @@ def test_sizes_count_where_percpu_memory_is_changed(
 ) -> None:
     """Nothing points to an allocation before the function that makes it returns."""
     stopped(overlay, task)
+    # The task may have called these functions earlier.
+    clear_calls(overlay, *stack_of(Image(prog), task), "percpu|pcpu")
     start = stack_of(Image(prog), task)[0] + 0x100
     size, address = 264, prog.symbol(function).address + 4
     overlay.write((Write(start, size.to_bytes(8, "little") + address.to_bytes(8, "little")),))
