@@ -73,16 +73,21 @@ class Ledger:
         """
         self.missing.add((kind, detail, nid))
 
-    def note_missing_pages(self, nid: int | None = None) -> None:
+    def note_missing_pages(self, nid: int | None = None, kind: ChargeKind | None = None) -> None:
         """
-        Note that pages may be missing whose kind is not known.
+        Note that pages may be missing.
 
         :param nid: their node; ``None`` for any
+        :param kind: what charges them; ``None`` if that is not known. A page that is charged as
+            kernel memory may be one of a large kmalloc, and a slab one of sockets
         """
-        self.note_missing("slab", None, nid)
-        self.note_missing("kmem", None, nid)
-        self.note_missing("lru", None, nid)
-        self.note_missing("sock")  # a slab can be one of sockets
+        kinds: tuple[ChargeKind, ...] = ("slab", "kmem", "lru")
+        for missing in {"slab": kinds[:1], "kmem": kinds[:2], "lru": kinds[2:]}.get(
+            kind or "", kinds
+        ):
+            self.note_missing(missing, None, nid)
+        if kind in (None, "slab"):
+            self.note_missing("sock")
 
     def may_miss(self, kind: ChargeKind, detail: str | None = None, nid: int | None = None) -> bool:
         """

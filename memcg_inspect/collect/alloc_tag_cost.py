@@ -84,7 +84,8 @@ def _exts(image: Image, coverage: dict[str, Coverage]) -> list[Cost]:
         if piece.unreadable is not None:
             pages.miss("struct pages", piece.unreadable, "not in the image")
         for wrong in piece.wrong:
-            pages.miss("order of a compound page", wrong.page, wrong.reason)
+            if wrong.kind == "slab":
+                pages.miss("order of a compound page", wrong.page, wrong.reason)
         for slab in filter(None, map(slabs.slab, piece.slabs)):
             vector = slabs.codetags(slab)
             if vector is not None:

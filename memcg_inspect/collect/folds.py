@@ -20,7 +20,7 @@ from memcg_inspect.linux.mm.memcontrol_vmstats import (
     slot_names,
 )
 from memcg_inspect.linux.mm.mmzone import memory_nodes, steady_nodes
-from memcg_inspect.model import Coverage
+from memcg_inspect.model import Coverage, ImageError
 from memcg_inspect.model_counters import LocalStat, Unfolded
 
 __all__ = ("Folded", "Folds")
@@ -31,8 +31,11 @@ Changed = dict[int, set[str]]
 
 @per_image
 def _event_names(image: Image) -> dict[int, str]:
-    """Return the event of each index of the arrays of events."""
-    return {slot: name for name, slot in event_slots(image).items()}
+    """Return the event of each index of the arrays of events; none if their table is damaged."""
+    try:
+        return {slot: name for name, slot in event_slots(image).items()}
+    except (FaultError, ImageError):
+        return {}  # an audit needs no more than their numbers
 
 
 @dataclass

@@ -12,7 +12,7 @@ owners know.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Callable, Collection, Container, Iterable
 
 from drgn import FaultError, offsetof
 
@@ -79,7 +79,7 @@ def read_inventory(
     payers = {owner: _payer(owner, payer) for owner in {owner for _, owner in found.bytes}}
     for (place, owner), size in found.bytes.items():
         inventory.bytes[place, payers[owner]] += size
-    inventory.conflicts = _conflicts(image, owners, found)
+    inventory.conflicts = _conflicts(image, owners, found, memcgs)
     for number, before, claimed in inventory.conflicts[:10]:
         reason = f"marked or claimed as {before}, and claimed as {claimed}"
         coverage["owners"].miss("page", mem_map(image).page(number), reason)
@@ -87,14 +87,16 @@ def read_inventory(
     return inventory
 
 
-def _conflicts(image: Image, owners: Owners, found: InventoryPart) -> list[tuple[int, str, str]]:
+def _conflicts(
+    image: Image, owners: Owners, found: InventoryPart, memcgs: Container[int]
+) -> list[tuple[int, str, str]]:
     """
     Return the conflicts of owners with each other, and with the marks of pages.
 
     While a kernel runs, an owner that has been read can free a page, and another owner can take it
-    before that one is read, or before the ``struct page`` is. So the owners are read again. A
-    conflict counts if the same owners claim the page then. All count if an owner cannot be read:
-    it may be one of them.
+    before that one is read, or before the ``struct page`` is. So the owners are read again, and
+    after them the marks of pages that are claimed again. A conflict counts if the same owners claim
+    the page then, against its marks. All count if an owner cannot be read: it may be one of them.
     """
     conflicts = owners.conflicts + found.conflicts
     if not conflicts or not image.is_moving or image.progress.stop:
@@ -110,10 +112,28 @@ def _conflicts(image: Image, owners: Owners, found: InventoryPart) -> list[tuple
     def is_claimed(pfn: int, kind: str) -> bool:
         return kind in twice[pfn] or any(kind == claim.kind for claim in again.within(pfn, pfn + 1))
 
+    claimed = [conflict for conflict in found.conflicts if is_claimed(conflict[0], conflict[2])]
+    pages = [pfn for pfn, _, _ in claimed]
+    marked = _marked_otherwise(image, RangeInventory(image, again, memcgs, coverage), pages)
     return [
         *(conflict for conflict in owners.conflicts if {*conflict[1:]} <= twice[conflict[0]]),
-        *(conflict for conflict in found.conflicts if is_claimed(conflict[0], conflict[2])),
+        *(conflict for conflict in claimed if (conflict[0], conflict[2]) in marked),
     ]
+
+
+def _marked_otherwise(
+    image: Image, reader: RangeInventory, pages: Collection[int]
+) -> set[tuple[int, str]]:
+    """
+    Read the ranges that some page frames are in.
+
+    :return: page frames, and the kind of an owner that claims one against its marks
+    """
+    found: set[tuple[int, str]] = set()
+    for part in whole_blocks(image, page_parts(image)) if pages else ():
+        if any(part.start <= pfn < part.end for pfn in pages):
+            found |= {(pfn, kind) for pfn, _, kind in reader(part).conflicts}
+    return found
 
 
 def whole_blocks(image: Image, parts: Iterable[PageRange]) -> list[PageRange]:

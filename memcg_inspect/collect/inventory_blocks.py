@@ -78,7 +78,28 @@ class BlockOrders:
 
     def can_be(self, page: int, order: int, within: bool = True) -> bool:
         """
-        Return whether a block can have an order.
+        Return whether a block can have an order, as :meth:`why_not` says. Count one that cannot.
+        """
+        why = self.why_not(page, order, within)
+        if why is not None:
+            self.miss(page, f"it is {order}, and {why}")
+        return why is None
+
+    def miss(self, page: int, reason: str) -> None:
+        """
+        Count a block whose order is damaged.
+
+        :param page: ``struct page *`` of its first page
+        """
+        pfn = self._frames.pfn(page)
+        # What is no memory has any order. The range before has told of a block that is said to
+        # reach into this one.
+        if self._is_memory(pfn) and not self._is_moving and pfn >= self._part.start:
+            self._coverage.miss("order of a block", page, reason)
+
+    def why_not(self, page: int, order: int, within: bool = True) -> str | None:
+        """
+        Return why a block cannot have an order; ``None`` if it can.
 
         :param page: ``struct page *`` of its first page
         :param within: whether all of its pages must be in the range, and be memory. If not, it is
@@ -86,13 +107,8 @@ class BlockOrders:
         """
         pfn = self._frames.pfn(page)
         if not self._is_memory(pfn):
-            return False  # whatever its struct page says
-        why_not = self._why_not(pfn, order, within)
-        # The range before has told of a block that is said to reach into this one.
-        if why_not and not self._is_moving and pfn >= self._part.start:
-            reason = f"it is {order}, and {why_not}"
-            self._coverage.miss("order of a block", page, reason)
-        return why_not is None
+            return "its first page frame is no memory"
+        return self._why_not(pfn, order, within)
 
     def _is_memory(self, pfn: int) -> bool:
         # Most blocks are in the same range of memory as the one before.

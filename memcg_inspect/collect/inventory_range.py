@@ -108,8 +108,10 @@ class RangeInventory:
         self.slabs.coverage = found.coverage["slab"]
         self.orders.begin(part, found.coverage["pages"])
         before = None
-        for piece in scan_range(self._image, part, self.orders.can_be):
+        for piece in scan_range(self._image, part, self.orders.why_not):
             found.coverage["pages"].read += piece.pages
+            for wrong in piece.wrong:
+                self.orders.miss(wrong.page, wrong.reason)
             if piece.raw is None:
                 why = STOPPED if self._image.progress.stop else "not in the image"
                 found.coverage["pages"].miss("struct pages", piece.unreadable or 0, why)

@@ -196,7 +196,7 @@ class RangeCollector:
             self._miss_files(partial, piece.unreadable, why)
         for wrong in piece.wrong:
             self._pages.miss("order of a compound page", wrong.page, wrong.reason)
-            partial.ledger.note_missing_pages(wrong.nid)
+            partial.ledger.note_missing_pages(wrong.nid, wrong.kind)
             self._miss_files(partial, wrong.page, wrong.reason)
 
     def _miss_files(self, partial: Partial, address: int, reason: str) -> None:

@@ -86,7 +86,8 @@ class _RangeReader:
                 why = STOPPED if image.progress.stop else "not in the image"
                 pages.miss("struct pages", piece.unreadable, why)
             for wrong in piece.wrong:
-                pages.miss("order of a compound page", wrong.page, wrong.reason)
+                if wrong.kind in ("slab", "kmem"):
+                    pages.miss("order of a compound page", wrong.page, wrong.reason)
             for page in piece.slabs:
                 slab = self._slabs.slab(page)
                 if slab is not None:

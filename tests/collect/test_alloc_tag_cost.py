@@ -16,7 +16,7 @@ from drgn import FaultError
 
 from memcg_inspect.collect import alloc_tag_cost as module
 from memcg_inspect.collect.alloc_tag_cost import Cost, read_costs, total_memory
-from memcg_inspect.linux.mm.mm_types import WrongOrder
+from memcg_inspect.linux.mm.compound_order import WrongOrder
 from memcg_inspect.model import Coverage
 
 #: ``PAGE_EXT_INVALID``
@@ -74,7 +74,10 @@ class Made:
         return self.sections[section]
 
     def _pieces(self) -> Iterator[Any]:
-        wrong = [WrongOrder(0x740, 1, 35)]
+        wrong = [
+            WrongOrder(page, 1, 35, "it is damaged", kind)
+            for page, kind in ((0x740, "slab"), (0x780, "kmem"), (0x7C0, None))
+        ]
         yield SimpleNamespace(
             pages=64, unreadable=None, slabs=["inside", "none", "lost"], wrong=wrong
         )
@@ -132,7 +135,7 @@ def test_parts(made: Made) -> None:
         ("order of a compound page", 0x740),
     ]
     pages, order = (missed.reason for missed in made.coverage["pages"].examples)
-    assert order == WrongOrder(0x740, 1, 35).reason
+    assert order == WrongOrder(0x740, 1, 35, "it is damaged", "slab").reason
     assert pages == "not in the image"
     assert made.coverage["sections"].unreadable == 0
 

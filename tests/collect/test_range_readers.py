@@ -125,9 +125,10 @@ def test_a_compound_page_that_says_no_order(board: Board, collector: RangeCollec
     assert missed(found, "compound") == [("files", board.address(4), why)]
     assert dict(found.ledger)[Entry(TWO, "kmem", "other", NID)] == Amount(8 * PAGE, 1)
     for kind in ("slab", "kmem", "lru"):
-        assert found.ledger.may_miss(kind, None, 2)  # type: ignore[arg-type]
+        # A page that is charged as kernel memory may be one of a large kmalloc.
+        assert found.ledger.may_miss(kind, None, 2) == (kind != "lru")  # type: ignore[arg-type]
         assert not found.ledger.may_miss(kind, None, NID)  # type: ignore[arg-type]
-    assert found.ledger.may_miss("sock")
+    assert not found.ledger.may_miss("sock")
 
 
 class Reads:

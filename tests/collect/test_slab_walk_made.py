@@ -21,7 +21,8 @@ from memcg_inspect.collect.slab_cells import (
 )
 from memcg_inspect.collect.slab_walk import read_slabs
 from memcg_inspect.image.progress import STOPPED
-from memcg_inspect.linux.mm.mm_types import KmemPage, WrongOrder
+from memcg_inspect.linux.mm.compound_order import WrongOrder
+from memcg_inspect.linux.mm.mm_types import KmemPage
 from memcg_inspect.linux.mm.mmzone import PageRange
 from memcg_inspect.linux.mm.slab import Slab, SlabCache
 from memcg_inspect.model import Coverage
@@ -237,13 +238,20 @@ def test_page_frames_that_could_not_be_read(
 
 
 def test_a_compound_page_that_says_no_order(walk: Walk) -> None:
+    """It hides slabs if it is one, and large kmallocs if it is charged as kernel memory."""
     damaged = piece(3)
-    damaged.wrong = [WrongOrder(0x800, 1, 35)]
+    damaged.wrong = [
+        WrongOrder(0x800 + n, 1, 35, "it is damaged", kind)
+        for n, kind in enumerate(("slab", "kmem", "lru", None))
+    ]
     walk.pieces = {0: [damaged], 8: []}
     walk.read()
-    (missed,) = walk.coverage["pages"].examples
-    assert (missed.what, missed.address) == ("order of a compound page", 0x800)
-    assert missed.reason == damaged.wrong[0].reason
+    missed = walk.coverage["pages"].examples
+    assert [(one.what, one.address) for one in missed] == [
+        ("order of a compound page", 0x800),
+        ("order of a compound page", 0x801),
+    ]
+    assert {one.reason for one in missed} == {damaged.wrong[0].reason}
 
 
 def test_an_object_of_kfence() -> None:

@@ -9,11 +9,12 @@ import pytest
 from drgn import Architecture, Platform, PlatformFlags, Program
 
 from memcg_inspect.image.memory import Memory
-from memcg_inspect.linux.mm.mm_types import PageLayout, compound_orders, page_nids
+from memcg_inspect.linux.mm.compound_order import BlockKinds, compound_orders
+from memcg_inspect.linux.mm.mm_types import PageLayout, page_nids
 from memcg_inspect.linux.mm.mm_types_columns import Marker, PageColumns, positions
 from memcg_inspect.linux.mm.mmzone import MemMap
 
-SIZE, FLAGS, ORDER = 64, 8, 17
+SIZE, FLAGS, ORDER, TAIL = 64, 8, 17, 24
 LITTLE = PlatformFlags.IS_64_BIT | PlatformFlags.IS_LITTLE_ENDIAN
 
 
@@ -60,7 +61,7 @@ def test_a_kernel_with_one_node_has_none_in_the_flags() -> None:
 
 def layout() -> PageLayout:
     unused: dict[str, Any] = dict.fromkeys(PageLayout._fields)
-    return PageLayout(**{**unused, "order": ORDER})
+    return PageLayout(**{**unused, "order": ORDER, "tail": Marker(TAIL, 1, 1)})
 
 
 def orders(*of_second_pages: int | None, covered: int = 0) -> list[tuple[int, int]]:
@@ -76,7 +77,8 @@ def orders(*of_second_pages: int | None, covered: int = 0) -> list[tuple[int, in
             heads |= 1 << 8 * i
             if i + 1 < len(of_second_pages):
                 data[(i + 1) * SIZE + ORDER] = order
-    return list(compound_orders(layout(), SIZE, bytes(data), heads, covered))
+                data[(i + 1) * SIZE + TAIL] = 1
+    return list(compound_orders(layout(), PageColumns(bytes(data), SIZE), heads, covered))
 
 
 def test_orders_of_compound_pages() -> None:
@@ -95,6 +97,39 @@ def test_heads_inside_of_compound_pages_are_fake() -> None:
 def test_the_order_of_a_head_at_the_end_is_in_the_next_piece() -> None:
     assert orders(None, 1) == []
     assert orders(1, None, 0) == [(0, 1)]
+
+
+def test_a_head_whose_second_page_is_no_tail() -> None:
+    """It is being split, and flags are where the order was."""
+    data, told = bytearray(SIZE * 8), []
+    data[SIZE + ORDER], data[5 * SIZE + ORDER], data[5 * SIZE + TAIL] = 2, 1, 1
+    columns, heads = PageColumns(bytes(data), SIZE), 1 | 1 << 8 * 4
+    found = compound_orders(layout(), columns, heads, on_wrong=lambda *one: told.append(one))
+    assert list(found) == [(4, 1)]
+    assert told == [(0, 2, "its second page is no tail")]
+
+
+@pytest.mark.parametrize(
+    ("kind", "order", "why"),
+    [
+        ("slab", 2, None),
+        ("slab", 1, "the page after it is a tail"),
+        ("kmem", 0, "the page after it is a tail"),
+        ("slab", 3, "its last page is no tail"),
+        ("kmem", 3, "its last page is no tail"),
+        ("lru", 1, "the page after it is a tail"),
+        ("lru", 3, None),  # it may be being split
+        (None, 1, None),  # it may be being freed
+        ("slab", 4, None),  # the piece does not have all of it
+    ],
+)
+def test_tails_tell_the_order(kind: str | None, order: int, why: str | None) -> None:
+    """The compound page of order 2 is the first of 12 pages. The others are single pages."""
+    kinds = BlockKinds(
+        PageColumns(bytes(SIZE * 12), SIZE), kind == "slab", kind == "kmem", kind is not None
+    )
+    assert (kinds.of(0), kinds.of(1)) == (kind, None)
+    assert kinds.why_not(0, order, bytes([0, 1, 1, 1]) + bytes(8)) == why
 
 
 def test_positions_of_marks() -> None:

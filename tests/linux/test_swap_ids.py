@@ -57,6 +57,7 @@ def kernel(release: str, *sizes: int) -> MadeImage:
     """
     image = MadeImage()
     image.declare(AREA + CONTROLS[release])
+    image.enum("swap_flags", SWP_USED=1, SWP_WRITEOK=2)
     image.variable("swap_info", "struct swap_info_struct *[3]", VARIABLES + 64)
     image.variable("nr_swapfiles", "unsigned int", VARIABLES + 128)
     image.words(VARIABLES + 128, len(sizes))
@@ -213,6 +214,48 @@ def test_tables_of_clusters_that_are_not_in_the_image(rooms: list[tuple[int, int
         miss(MISSING, "no room"),
         miss(MISSING, "not made"),
     ]
+
+
+def in_use(image: MadeImage) -> None:
+    """Let all areas be in use: they have all arrays of IDs then."""
+    for number in range(3):
+        image.words(INFO + 64 * number, 3)
+
+
+def null(pointer: str, address: int) -> tuple[str, int, str]:
+    return miss(address, f"{pointer} of a swap area in use is NULL")
+
+
+@pytest.mark.parametrize("release", ["6.13", "6.14"])
+def test_maps_that_are_missing(rooms: list[tuple[int, int]], release: str) -> None:
+    image = kernel(release, 10, 10, 10)
+    assert read(image) == ({}, 0, [])  # swapoff
+    in_use(image)
+    missed = [null("swap_cgroup_ctrl.map", INFO + 64 * number) for number in range(3)]
+    assert read(image) == ({}, 0, missed)
+
+
+def test_a_page_of_ids_that_is_missing(rooms: list[tuple[int, int]]) -> None:
+    image = kernel("6.13", 10)
+    image.words(VARIABLES, MAPS[0], 3)
+    image.words(MAPS[0], 0, PAGES[1], 0)
+    image.write(FRAMES.virt(PAGES[1]), bytes(PAGE))
+    assert read(image) == ({}, 1, [])  # swapon() has not allocated them yet
+    in_use(image)
+    missed = [null("a page of swap_cgroup_ctrl.map", MAPS[0] + at) for at in (0, 16)]
+    assert read(image) == ({}, 1, missed)
+
+
+def test_tables_of_clusters_that_are_missing(rooms: list[tuple[int, int]]) -> None:
+    """A cluster without entries has none."""
+    image = kernel("7.2", 512 * 3, 512)
+    image.words(MAPS[0], 0, 0, 5, 0, 1 << 31, 0)
+    image.words(INFO + 64 + 16, 0)
+    assert read(image) == ({}, 0, [])  # swapoff, or a swapon() that failed
+    in_use(image)
+    table = "memcg_table of a cluster with entries"
+    missed = [null("cluster_info", INFO + 64), null(table, MAPS[0] + 16), null(table, MAPS[0] + 32)]
+    assert read(image) == ({}, 0, missed)
 
 
 def test_ids_of_a_machine_with_the_other_byte_order(

@@ -388,20 +388,21 @@ def event_slots(image: Image) -> dict[str, int]:
     Mirrors ``memcg_vm_event_stat[]`` of :linux:`mm/memcontrol.c`.
 
     :return: by enumerator of ``enum vm_event_item``, in the order of the kernel's table
-    :raises drgn.FaultError: if the table cannot be read, or is damaged
+    :raises drgn.FaultError: if the table cannot be read
+    :raises ImageError: if it is damaged
     """
     names = {e.value: e.name for e in image.type("enum vm_event_item").enumerators or ()}
     table = image.object("memcg_vm_event_stat")
     length = array_length(member_type(image.type("struct memcg_vmstats"), "events"))
     # With BTF its length comes from kallsyms, which may be damaged.
     if array_length(table.type_) < length:
-        raise FaultError("memcg_vm_event_stat is too short", table.address_ or 0)
+        raise ImageError("memcg_vm_event_stat is damaged: it is too short")
     values = table.read_()
     events = [int(values[slot]) for slot in range(length)]
     if not names.keys() >= set(events):
-        raise FaultError("memcg_vm_event_stat has unknown events", table.address_ or 0)
+        raise ImageError("memcg_vm_event_stat is damaged: it has unknown events")
     if len(set(events)) < length:
-        raise FaultError("memcg_vm_event_stat has an event twice", table.address_ or 0)
+        raise ImageError("memcg_vm_event_stat is damaged: it has an event twice")
     return {names[event]: slot for slot, event in enumerate(events)}
 
 

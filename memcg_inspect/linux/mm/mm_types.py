@@ -26,7 +26,7 @@ What differs between kernel releases:
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from itertools import compress, repeat
 from typing import NamedTuple
 
@@ -35,6 +35,13 @@ from drgn import FaultError, offsetof, sizeof
 from memcg_inspect.image.image import Image, per_image
 from memcg_inspect.image.layout import constant, has_member
 from memcg_inspect.image.memory import PIECE, Memory
+from memcg_inspect.linux.mm.compound_order import (
+    BlockKinds,
+    WhyNot,
+    WrongOrder,
+    compound_orders,
+    why_not_block,
+)
 from memcg_inspect.linux.mm.mm_types_columns import FlagColumn, Marker, PageColumns, positions
 from memcg_inspect.linux.mm.mm_types_slabs import SlabPages
 from memcg_inspect.linux.mm.mmzone import (
@@ -49,14 +56,12 @@ from memcg_inspect.model import ImageError
 
 __all__ = (
     "LRU_FLAGS",
-    "MOST_ORDER",
     "KmemPage",
     "LruFlags",
     "LruPages",
     "PageLayout",
     "PagePiece",
     "RawPiece",
-    "can_be_block",
     "first_tail_offset",
     "page_layout",
     "page_type_base",
@@ -72,8 +77,6 @@ MEMCG_DATA_FLAGS = 7
 MEMCG_DATA_OBJEXTS = 1
 #: ``MEMCG_DATA_KMEM``.
 MEMCG_DATA_KMEM = 2
-#: No architecture has larger compound pages: those of hugetlb.
-MOST_ORDER = 30
 
 #: ``PG_table`` and ``PAGE_TYPE_BASE``, macros until commit ff202303c398 ("mm: convert page type
 #: macros to enum") (in v6.10).
@@ -225,25 +228,6 @@ class RawPiece(NamedTuple):
             number = min(1 << order, count - i) - 1
             found |= int.from_bytes(b"\1" * number, "little") << 8 * (i + 1)
         return found
-
-
-class WrongOrder(NamedTuple):
-    """
-    A compound page that cannot have the order that it says. It passes for a single page.
-
-    :ivar page: ``struct page *`` of its head
-    :ivar nid: node of its head
-    :ivar order: what it says
-    """
-
-    page: int
-    nid: int
-    order: int
-
-    @property
-    def reason(self) -> str:
-        """Why its pages are not known."""
-        return f"it is {self.order}, and no compound page of this size can begin here"
 
 
 class PagePiece(NamedTuple):
@@ -423,9 +407,7 @@ def scan_pages(image: Image) -> Iterator[PagePiece]:
         done += part.end - part.start
 
 
-def scan_range(
-    image: Image, part: PageRange, is_order: Callable[[int, int], bool] | None = None
-) -> Iterator[PagePiece]:
+def scan_range(image: Image, part: PageRange, why_not: WhyNot | None = None) -> Iterator[PagePiece]:
     """
     Read the ``struct page`` of a range of page frames.
 
@@ -435,11 +417,12 @@ def scan_range(
 
     :param part: valid page frames. It begins and ends at even page frames, or where valid page
         frames begin and end: the order of a compound page is in its second page.
-    :param is_order: returns whether the compound page with a head (``struct page *``) can have an
-        order. If not, its pages are single pages. The default is :func:`can_be_block()`
+    :param why_not: returns why the compound page with a head (``struct page *``) cannot have an
+        order, or ``None``. The pages of one that cannot are single pages. The default is
+        :func:`~memcg_inspect.linux.mm.compound_order.why_not_block()`
     """
     memory, frames = image.memory, mem_map(image)
-    scan = _Scan(memory, frames, page_layout(image), is_order or _is_aligned(frames))
+    scan = _Scan(memory, frames, page_layout(image), why_not)
     base, size = frames.page(part.start), (part.end - part.start) * frames.size
     for offset, data in memory.pieces(base, size, 2 * frames.size):
         address, is_cancelled = base + offset, image.progress.stop
@@ -480,51 +463,6 @@ def page_nids(memory: Memory, frames: MemMap, columns: PageColumns) -> int | lis
     return first
 
 
-def _is_aligned(frames: MemMap) -> Callable[[int, int], bool]:
-    return lambda head, order: can_be_block(frames.pfn(head), order)
-
-
-def can_be_block(pfn: int, order: int) -> bool:
-    """
-    Return whether a compound page can begin at a page frame.
-
-    Those of the buddy allocator, of ``alloc_contig_range()`` and memblock (gigantic pages), and of
-    ``memmap_init_compound()`` (device memory) all begin at a multiple of their size.
-    """
-    return order <= MOST_ORDER and not pfn & (1 << order) - 1
-
-
-def compound_orders(
-    layout: PageLayout,
-    size: int,
-    data: bytes,
-    heads: int,
-    covered: int = 0,
-    is_order: Callable[[int, int], bool] | None = None,
-) -> Iterator[tuple[int, int]]:
-    """
-    Find the compound pages that begin in a piece of the memory map.
-
-    Fake heads are left out: a head inside a compound page that began earlier.
-
-    :param size: ``sizeof(struct page)``
-    :param heads: column of pages that look like heads
-    :param covered: index of the first page that no earlier compound page contains
-    :param is_order: returns whether the compound page with the head at an index can have an order.
-        If not, there is none. Any order is possible if this is not given
-    :return: index of the head, order
-    """
-    count = len(data) // size
-    for i in positions(heads, count):
-        if i < covered or i + 1 == count:
-            continue
-        order = data[(i + 1) * size + layout.order]
-        if is_order is not None and not is_order(i, order):
-            continue
-        covered = i + (1 << order)
-        yield i, order
-
-
 class _Scan:
     """Finds pages in the pieces of a range, and remembers where the last compound page ends."""
 
@@ -533,9 +471,9 @@ class _Scan:
         memory: Memory,
         frames: MemMap,
         layout: PageLayout,
-        is_order: Callable[[int, int], bool],
+        why_not: WhyNot | None,
     ) -> None:
-        self._is_order = is_order
+        self._why_not = why_not or (lambda head, order: why_not_block(frames.pfn(head), order))
         self.memory = memory
         self.frames = frames
         self.layout = layout
@@ -555,7 +493,7 @@ class _Scan:
             order = self.memory.read(head + size + layout.order, 1)[0]
         except FaultError:
             return  # the order is unknown, as for any compound page whose head is missing
-        if self._is_order(head, order):
+        if self._why_not(head, order) is None:
             self._covered = head + (size << order)
 
     def piece(self, address: int, data: bytes) -> PagePiece:
@@ -566,10 +504,11 @@ class _Scan:
         slab = columns.all_of(layout.slab) & alone
         kmem = columns.of(layout.kmem) & alone & ~slab
         user = columns.of(layout.lru) & alone & ~slab
-        wrong: list[WrongOrder] = []
-        orders = self._orders(address, data, head & alone, nids, wrong)
+        charged = columns.not_zero(layout.memcg_data, self.memory.word_size)
+        kinds, wrong = BlockKinds(columns, slab, kmem, charged & alone), list[WrongOrder]()
+        orders = self._orders(address, columns, head & alone, nids, kinds, wrong)
         slabs = SlabPages(address, columns, list(positions(slab, count)), nids, orders)
-        charged = [
+        of_kernel = [
             self._kmem(address, data, i, _at(nids, i), orders) for i in positions(kmem, count)
         ]
         lru = list(self._lru(columns, user, head, orders))
@@ -580,22 +519,28 @@ class _Scan:
         table = columns.all_of(layout.table) & alone & ~slab
         tables = _pages_by_node(positions(table, count), nids, orders)
         raw = RawPiece(address, columns, nids, orders)
-        return PagePiece(count, slabs, charged, lru, large, tables, None, raw, tuple(wrong))
+        return PagePiece(count, slabs, of_kernel, lru, large, tables, None, raw, tuple(wrong))
 
     def _orders(
-        self, address: int, data: bytes, heads: int, nids: int | list[int], wrong: list[WrongOrder]
+        self,
+        address: int,
+        columns: PageColumns,
+        heads: int,
+        nids: int | list[int],
+        kinds: BlockKinds,
+        wrong: list[WrongOrder],
     ) -> dict[int, int]:
         size = self.frames.size
 
-        def is_order(i: int, order: int) -> bool:
-            page = address + i * size
-            can_be = self._is_order(page, order)
-            if not can_be:
-                wrong.append(WrongOrder(page, _at(nids, i), order))
-            return can_be
+        def why_not(i: int, order: int, tails: bytes) -> str | None:
+            return self._why_not(address + i * size, order) or kinds.why_not(i, order, tails)
+
+        def on_wrong(i: int, order: int, why: str) -> None:
+            wrong.append(WrongOrder(address + i * size, _at(nids, i), order, why, kinds.of(i)))
 
         covered = max(0, (self._covered - address) // size)
-        orders = dict(compound_orders(self.layout, size, data, heads, covered, is_order))
+        found = compound_orders(self.layout, columns, heads, covered, why_not, on_wrong)
+        orders = dict(found)
         if orders:
             last = next(reversed(orders))
             self._covered = address + last * size + (size << orders[last])

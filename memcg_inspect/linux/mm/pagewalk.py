@@ -27,7 +27,8 @@ from memcg_inspect.image.lookup import UnknownKernelError
 from memcg_inspect.image.progress import STOPPED
 from memcg_inspect.linux.arch.page_tables import user_geometry
 from memcg_inspect.linux.arch.pgtable import ENTRY_SHIFT, Entry
-from memcg_inspect.linux.mm.mm_types import can_be_block, compound_orders, page_layout, page_nids
+from memcg_inspect.linux.mm.compound_order import compound_orders, why_not_block
+from memcg_inspect.linux.mm.mm_types import page_layout, page_nids
 from memcg_inspect.linux.mm.mm_types_columns import Marker, PageColumns
 from memcg_inspect.linux.mm.mmzone import mem_map, page_ranges
 from memcg_inspect.linux.mm.page_flags import page_flags
@@ -136,11 +137,7 @@ class _PageKinds:
 
         :param pfn: page frame of the first one
         """
-        size, layout, columns = (
-            self._frames.size,
-            self._layout,
-            PageColumns(data, self._frames.size),
-        )
+        layout, columns = self._layout, PageColumns(data, self._frames.size)
         count = columns.count
         anon = columns.of(self._anon)
         shmem = columns.of(self._swapbacked) & ~anon
@@ -152,10 +149,10 @@ class _PageKinds:
         column = bytearray((kinds | tails * _MISSING).to_bytes(count, "little"))
         heads = columns.of(layout.head) & ~tails
 
-        def is_order(i: int, order: int) -> bool:
-            return can_be_block(pfn + i, order)
+        def why_not(i: int, order: int, tails: bytes) -> str | None:
+            return why_not_block(pfn + i, order)
 
-        for i, order in compound_orders(layout, size, data, heads, is_order=is_order):
+        for i, order in compound_orders(layout, columns, heads, why_not=why_not):
             end = min(i + (1 << order), count)
             column[i:end] = bytes([column[i]]) * (end - i)
         nids = page_nids(self._memory, self._frames, columns)

@@ -12,7 +12,6 @@ near each other are near each other on each CPU, so :func:`read_percpu()` reads 
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import NamedTuple
@@ -71,17 +70,17 @@ def _check_units(image: Image, offsets: Mapping[int, int]) -> None:
     Check that each CPU has the percpu memory of its unit.
 
     ``setup_per_cpu_areas()`` adds ``pcpu_base_addr - __per_cpu_start`` to each of
-    ``pcpu_unit_offsets``, on all architectures.
+    ``pcpu_unit_offsets``, on all architectures. Kernels with ``CONFIG_SMP=n`` add nothing.
     """
     with suppress(FaultError, UnknownKernelError):
+        image.object("__per_cpu_offset")
         units = image.object("pcpu_unit_offsets").read_()
-        starts = {cpu: offset - int(units[cpu]) for cpu, offset in offsets.items()}
-        [(start, _)] = Counter(starts.values()).most_common(1)
-        for cpu in starts:
-            if starts[cpu] != start:
+        base = image.object("pcpu_base_addr").value_() - image.symbol("__per_cpu_start").address
+        for cpu, offset in offsets.items():
+            if (base + int(units[cpu]) - offset) % (1 << 8 * image.memory.word_size):
                 raise ImageError(
-                    f"CPU {cpu} has not the percpu memory of its unit: __per_cpu_offset[{cpu}] "
-                    f"or pcpu_unit_offsets[{cpu}] is damaged"
+                    f"CPU {cpu} has not the percpu memory of its unit: __per_cpu_offset[{cpu}], "
+                    f"pcpu_unit_offsets[{cpu}] or pcpu_base_addr is damaged"
                 )
 
 

@@ -77,7 +77,9 @@ def swap_cgroup_pages(image: Image, coverage: Coverage) -> Iterator[int]:
     try:
         for control in image.object("swap_cgroup_ctrl").read_():
             if control.map:
-                yield from _page_table(image, control.map, int(control.length), missed)
+                for _, page in _page_table(image, control.map, int(control.length), missed):
+                    if page:
+                        yield page
     except UnknownKernelError:
         return  # CONFIG_SWAP=n
     except FaultError as error:
@@ -106,11 +108,12 @@ def _tables(image: Image, on_fault: OnFault) -> Iterator[bytes]:
     areas = list(_areas(image, on_fault))
     for swap_type, control in enumerate(controls):
         try:
+            in_use = swap_type < len(areas) and _is_in_use(image, areas[swap_type])
             if not control.map:
-                if swap_type < len(areas):
-                    _check_unused(image, areas[swap_type], "swap_cgroup_ctrl.map")
+                if in_use:
+                    raise _missing("swap_cgroup_ctrl.map", areas[swap_type].value_())
             elif control.type_.has_member("length"):
-                yield from _of_pages(image, control.map, int(control.length), on_fault)
+                yield from _of_pages(image, control, in_use, on_fault)
             elif swap_type < len(areas):
                 size = int(areas[swap_type].max) * ID_SIZE
                 check_room(image, control.map.value_(), size)
@@ -133,18 +136,18 @@ def _areas(image: Image, on_fault: OnFault) -> Iterator[Object]:
         yield areas[i]
 
 
-def _check_unused(image: Image, area: Object, missing: str) -> None:
+def _is_in_use(image: Image, area: Object) -> bool:
     """
-    Check that a swap area without IDs has no entries.
+    Return whether a swap area has all arrays of IDs.
 
-    ``swapon()`` allocates the IDs before it sets ``SWP_WRITEOK``, and ``swapoff()`` clears that
-    flag before it frees them.
-
-    :raises FaultError: if the area is in use
+    ``swapon()`` allocates them before it sets ``SWP_WRITEOK``, and ``swapoff()`` clears that flag
+    before it frees them.
     """
-    in_use = constant(image, "SWP_WRITEOK")
-    if in_use and area.flags & in_use:
-        raise FaultError(f"{missing} of a swap area in use is NULL", area.value_())
+    return bool(int(area.flags) & (constant(image, "SWP_WRITEOK") or 0))
+
+
+def _missing(pointer: str, address: int) -> FaultError:
+    return FaultError(f"{pointer} of a swap area in use is NULL", address)
 
 
 def _of_clusters(image: Image, area: Object, on_fault: OnFault) -> Iterator[bytes]:
@@ -154,8 +157,11 @@ def _of_clusters(image: Image, area: Object, on_fault: OnFault) -> Iterator[byte
     # The length of the table is SWAPFILE_CLUSTER.
     length = array_length(member_type(table, "id"))
     clusters, entries = area.cluster_info.value_(), int(area.max)
+    in_use = _is_in_use(image, area)
     if not clusters:
-        return _check_unused(image, area, "cluster_info")
+        if in_use:
+            on_fault(_missing("cluster_info", area.value_()))
+        return
     room = -(-entries // length) * size
     check_room(image, clusters, room)
     count, count_size = offsetof(cluster, "count"), sizeof(member_type(cluster, "count"))
@@ -167,27 +173,34 @@ def _of_clusters(image: Image, area: Object, on_fault: OnFault) -> Iterator[byte
             at = number * size
             if address:
                 yield from _pieces(image, address, length * ID_SIZE, on_fault)
-            elif any(data[at + count : at + count + count_size]):
+            elif in_use and any(data[at + count : at + count + count_size]):
                 # swap_cluster_alloc_table() makes the table before a cluster has entries.
-                missing = "memcg_table of a swap cluster with entries is NULL"
-                on_fault(FaultError(missing, clusters + start + at))
+                on_fault(_missing("memcg_table of a cluster with entries", clusters + start + at))
 
 
-def _of_pages(image: Image, pages: Object, length: int, on_fault: OnFault) -> Iterator[bytes]:
+def _of_pages(image: Image, control: Object, in_use: bool, on_fault: OnFault) -> Iterator[bytes]:
+    """:param in_use: whether all pages are allocated"""
     frames = mem_map(image)
-    for page in _page_table(image, pages, length, on_fault):
-        yield from _pieces(image, frames.virt(page), frames.page_size, on_fault)
+    for at, page in _page_table(image, control.map, int(control.length), on_fault):
+        if page:
+            yield from _pieces(image, frames.virt(page), frames.page_size, on_fault)
+        elif in_use:
+            on_fault(_missing("a page of swap_cgroup_ctrl.map", at))
 
 
-def _page_table(image: Image, pages: Object, length: int, on_fault: OnFault) -> Iterator[int]:
-    """Return the pages of a ``struct page **``, ``struct page *``."""
+def _page_table(
+    image: Image, pages: Object, length: int, on_fault: OnFault
+) -> Iterator[tuple[int, int]]:
+    """Return the elements of a ``struct page **``: address, and ``struct page *`` or 0."""
     memory, size = image.memory, image.memory.word_size
-    check_room(image, pages.value_(), length * size)
-    for _, data in memory.pieces(pages.value_(), length * size, size):
+    start = pages.value_()
+    check_room(image, start, length * size)
+    for offset, data in memory.pieces(start, length * size, size):
         if data is None:
-            on_fault(FaultError("not in the image", pages.value_()))
+            on_fault(FaultError("not in the image", start))
             continue
-        yield from filter(None, memory.words(data))
+        for number, page in enumerate(memory.words(data)):
+            yield start + offset + number * size, page
 
 
 def _pieces(image: Image, address: int, size: int, on_fault: OnFault) -> Iterator[bytes]:
