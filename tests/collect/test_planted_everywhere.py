@@ -13,8 +13,8 @@ import pytest
 from labkit.kernels import kernel_arch
 from support.guests import KERNELS, PERNODE_KERNELS, Lab, Plant
 from support.planters import planters_of
-from support.planting import BY_STACKS, Fault, Subject
-from support.reliability import Case, Result, plant
+from support.planting import Fault, Subject
+from support.reliability import Case, plant_one
 
 from memcg_inspect.checks.registry import CHECKS
 
@@ -32,19 +32,6 @@ def test_planters_are_told_apart() -> None:
 def subject(lab: Lab, kernel: str, **more: str) -> Subject:
     nodes = "4" if kernel_arch(kernel).has_nodes else "1"
     return Subject(lab.image(kernel, nodes, "mixed", **more).program())
-
-
-def plant_one(subject: Subject, case: Case) -> Result:
-    """Plant a fault. If a stack explains it, or casts doubt on a memcg, another one has it."""
-    [result] = plant(subject, [case])
-    victims = subject.victims()
-    for number in (4, 12):
-        by_stack = result.outcome in ("unverifiable", "in-flight")
-        if by_stack and case.identity in BY_STACKS:
-            subject.doubtful = frozenset(victims[:number])
-            [result] = plant(subject, [case])
-    subject.doubtful = frozenset()
-    return result
 
 
 def check_all_are_found(subject: Subject, *only: str, most: int | None = None) -> None:

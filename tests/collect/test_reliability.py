@@ -44,6 +44,18 @@ def check(kind: Kind, results: Iterable[Result]) -> None:
     assert kind.freeze != "settled" or doubtful == []
 
 
+def again(kind: Kind, lab: Lab, results: list[Result]) -> list[Result]:
+    """Return the results. What a stack may explain is planted once more, in other memcgs."""
+    if not any(map(reliability.is_by_stack, results)):
+        return results
+    subject = reliability.subject_of(kind, lab)
+    cases = {(c.identity, c.planter.what, *c[2:]): c for c in reliability.cases(subject, kind)}
+    return [
+        reliability.plant_one(subject, cases[r[:4]]) if reliability.is_by_stack(r) else r
+        for r in results
+    ]
+
+
 @pytest.mark.image
 @pytest.mark.parametrize("number", range(len(kinds(SAMPLE))), ids=map(str, kinds(SAMPLE)))
 def test_faults_are_found_on_an_image_of_each_sort(lab: Lab, number: int) -> None:
@@ -53,7 +65,7 @@ def test_faults_are_found_on_an_image_of_each_sort(lab: Lab, number: int) -> Non
     assert subject.report.findings == ()
     once = {(c.identity, c.planter.what): c for c in reliability.cases(subject, kind)}
     mine = list(once.values())[number :: 2 * len(kinds(SAMPLE))]
-    results = list(reliability.plant(subject, mine))
+    results = [reliability.plant_one(subject, case) for case in mine]
     check(kind, results)
     assert sum(r.outcome != "none" for r in results) >= 3
 
@@ -64,7 +76,7 @@ def test_faults_are_found_on_an_image_of_each_sort(lab: Lab, number: int) -> Non
 def test_faults_are_found_on_every_image(lab: Lab, kind: Kind) -> None:
     results = reliability.run(kind, lab)
     assert results.twin == []
-    check(kind, results.results)
+    check(kind, again(kind, lab, results.results))
     planted = {r.identity for r in results.results if r.outcome != "none"}
     assert len(planted) >= len(CHECKS) - 3
 

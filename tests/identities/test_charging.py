@@ -21,7 +21,9 @@ pytestmark = pytest.mark.image
 OF_PAGES = ("kmem", "usage", "objcg_bytes")
 #: Functions that obj_cgroup_charge_pages() and obj_cgroup_uncharge_pages() call to change the page
 #: counter, or MEMCG_KMEM: a CPU that is in one of them may have changed only one of the two.
-CHANGING = re.compile(r"page_counter_|try_charge|(refill|drain|consume)_stock|mod_memcg_|memcg_acc")
+CHANGING = re.compile(
+    r"_*(page_counter_|try_charge|(refill|drain|consume)_stock|mod_memcg_|memcg_account)"
+)
 
 
 def changing(prog: Program) -> list[str]:
@@ -29,7 +31,7 @@ def changing(prog: Program) -> list[str]:
     found = []
     for cpu in for_each_online_cpu(prog):
         task = cpu_curr(prog, cpu)
-        if CHANGING.match(prog.stack_trace(task)[0].name):
+        if CHANGING.match(prog.stack_trace(task)[0].name or ""):
             found.append(f"CPU {cpu} ({task.comm.string_().decode()}, {task.pid.value_()})")
     return found
 

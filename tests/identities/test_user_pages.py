@@ -219,9 +219,12 @@ def rows_of(report: Report) -> list[Row]:
 def test_pages_in_every_state(lab: Lab, kernel: str) -> None:
     report = states(lab, kernel).report()
     rows = rows_of(report)
-    assert [row for row in rows if row.status != "exact"] == []
     assert report.coverage["user_pages"].unreadable == 0
     paths = {memcg.address: memcg.path for memcg in report.memcgs}
+    # A task of another memcg may have been stopped while it made a page.
+    others = [row for row in rows if not paths[row.memcg or 0].startswith("/states")]
+    assert [row for row in others if row.status == "differs"] == []
+    assert [row for row in rows if row.status != "exact" and row not in others] == []
     found: Counter[tuple[str, str]] = Counter()
     for row in rows:
         found[paths[row.memcg or 0], row.item] += row.found["pages"]

@@ -23,7 +23,7 @@ from support.guests import (
 from support.made_zones import ANON, STATS, ZONE, made, with_stat
 from support.planters import planters_of
 from support.planting import Overlay, Subject, ended
-from support.zones import buddyinfo, object_of, zone_in_use, zoneinfo
+from support.zones import buddyinfo, object_of, order_in_use, zone_in_use, zoneinfo
 
 from memcg_inspect.checks.identities import (
     zone_free,
@@ -364,9 +364,10 @@ def test_every_size_is_found(lab: Lab, kernel: str) -> None:
 def test_the_lock_of_a_zone(lab: Lab, kernel: str) -> None:
     """A list that is one block short is no finding while the lock is held."""
     subject = Subject(lab.image(kernel, "4", "mixed").own_program())
-    zone = object_of(subject, zone_in_use(subject, 1))
+    chosen = zone_in_use(subject, 1)
+    zone = object_of(subject, chosen)
     overlay = Overlay(subject.prog)
-    less = subject.add(zone.free_area[0].nr_free, -1)
+    less = subject.add(zone.free_area[order_in_use(chosen, 1)].nr_free, -1)
     lock = subject.add(zone.lock.rlock.raw_lock.val.counter, 1)
     for writes, verdict in (
         ((less,), "findings"),

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 
 import pytest
@@ -14,11 +13,11 @@ from support.findings import named
 from support.guests import KERNELS, GuestImage, Lab
 from support.planters.css_refs import of_memcg
 from support.planting import Fault, Subject
+from support.stack_words import check_is_found
 
 from memcg_inspect.image.image import image_of
 from memcg_inspect.image.layout import has_member
 from memcg_inspect.linux.lib.percpu_refcount import percpu_ref_is_dying
-from memcg_inspect.model import Memcg
 
 pytestmark = pytest.mark.image
 
@@ -42,20 +41,6 @@ def defers(image: GuestImage) -> bool:
     return has_member(image_of(image.program()), "struct cgroup_subsys_state", "kill_finish_work")
 
 
-def check_is_found(subject: Subject, memcg: Memcg, off: int) -> None:
-    """Check that some references too many or too few are found."""
-    report = subject.audit(of_memcg(subject, memcg.address, memcg.path, off))
-    key = "css_refs", memcg.address
-    [row] = [row for row in report.rows if (row.identity, row.memcg) == key]
-    if row.status != "differs":
-        # Words that earlier calls left on the stack of a task can look like a reference to the
-        # memcg, and like a call that holds one. They do not look like many.
-        assert re.search(r"a stack or register may point|at most \d references? of", row.reason)
-        off *= 100
-        report = subject.audit(of_memcg(subject, memcg.address, memcg.path, off))
-    assert named(report, "css_refs") == {(memcg.path, None, "css.refcnt", off)}
-
-
 @pytest.mark.newest_kernel
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_memcgs_removed_while_their_tasks_exit(lab: Lab, kernel: str) -> None:
@@ -73,7 +58,7 @@ def test_memcgs_removed_while_their_tasks_exit(lab: Lab, kernel: str) -> None:
             assert not memcg.offline
             assert not percpu_ref_is_dying(css.refcnt.address_of_())
             for off in (1, -1):
-                check_is_found(subject, memcg, off)
+                check_is_found(subject, memcg.address, memcg.path, off)
 
 
 @pytest.mark.newest_kernel

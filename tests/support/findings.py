@@ -20,6 +20,17 @@ def named(report: Report, identity: str = "slab") -> set[tuple[str, int | None, 
     }
 
 
+def lost_updates(report: Report) -> set[str]:
+    """
+    Return the memcgs that a CPU of the guest has changed without a list to fold the change from.
+
+    That is legal while it is rare. If a fault is planted in the counter of a CPU, that is one such
+    change more, and all of them may be findings of ``updated``.
+    """
+    paths = {m.address: m.path for m in report.memcgs}
+    return {paths[row.memcg or 0] for row in report.rows if "lost" in row.found}
+
+
 def touched(report: Report, *paths: str) -> bool:
     """Return whether every finding is on one of these memcgs or on an ancestor of one."""
     allowed = set()

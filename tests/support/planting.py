@@ -57,7 +57,7 @@ from memcg_inspect.collect import audit, collect
 from memcg_inspect.image.image import Image
 from memcg_inspect.linux.mm.memcontrol_vmstats import StatReader
 from memcg_inspect.report import Finding, Report
-from support.findings import by_path, named
+from support.findings import by_path, lost_updates, named
 from support.guests import is_shared
 
 _WORD = 8
@@ -357,10 +357,12 @@ def ended(clean: Report, identity: str, fault: Fault, now: Report) -> Ended:
         for name in fault.named
     }
     known = {(f.identity, *name) for f, name in _findings(clean)}
+    lost = lost_updates(clean)
     others = [
         (f.identity, *name)
         for f, name in _findings(now)
         if (f.identity, *name) not in known and not _may_touch(name[0], fault.paths)
+        if f.identity != "updated" or name[0] not in lost
     ]
     if others:
         return Ended("accused", f"findings elsewhere: {others}")

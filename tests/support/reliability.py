@@ -20,7 +20,7 @@ from memcg_inspect.model import counted
 from support import kept
 from support.guests import GuestImage, Lab
 from support.planters import planters_of
-from support.planting import NoVictim, Planter, Subject, cancels, ended
+from support.planting import BY_STACKS, NoVictim, Planter, Subject, cancels, ended
 
 KERNELS = ("6.1", "6.12", "7.2", "7.3", "7.3-lab", "7.3-pernode")
 FREEZES = ("settled", "busy", "panic")
@@ -143,6 +143,23 @@ def plant(subject: Subject, chosen: Iterable[Case]) -> Iterator[Result]:
             continue
         outcome, why = ended(subject.report, case.identity, fault, subject.audit(fault))
         yield Result(*told, outcome, why)
+
+
+def is_by_stack(result: Result) -> bool:
+    """Return whether a word on a stack may explain a fault, or cast doubt on its memcg."""
+    return result.outcome in ("unverifiable", "in-flight") and result.identity in BY_STACKS
+
+
+def plant_one(subject: Subject, case: Case) -> Result:
+    """Plant a fault. If a stack explains it, or casts doubt on a memcg, another one has it."""
+    [result] = plant(subject, [case])
+    victims = subject.victims() if is_by_stack(result) else []
+    for number in (4, 12):
+        if is_by_stack(result):
+            subject.doubtful = frozenset(victims[:number])
+            [result] = plant(subject, [case])
+    subject.doubtful = frozenset()
+    return result
 
 
 def subject_of(kind: Kind, lab: Lab) -> Subject:

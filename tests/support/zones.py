@@ -12,7 +12,7 @@ from memcg_inspect.model_pages import Zone
 from support.guests import GuestImage
 from support.planting import Fault, NoVictim, Subject
 
-__all__ = ("buddyinfo", "object_of", "wrong", "zone_in_use", "zoneinfo")
+__all__ = ("buddyinfo", "object_of", "order_in_use", "wrong", "zone_in_use", "zoneinfo")
 
 Place = tuple[int, str]
 
@@ -21,13 +21,18 @@ def zone_in_use(subject: Subject, blocks: int = 0) -> Zone:
     """
     Return the largest zone of the last node, or the largest of all.
 
-    :param blocks: the least number of free blocks of order 0
+    :param blocks: the least number of free blocks of an order
     """
-    zones = [z for z in subject.snapshot.zones.zones.values() if z.free_blocks[0] >= blocks]
+    zones = [z for z in subject.snapshot.zones.zones.values() if max(z.free_blocks) >= blocks]
     found = max(zones, key=lambda zone: (zone.managed > 1 << 13, zone.nid), default=None)
     if found is None:
-        raise NoVictim(f"no zone has {blocks} free pages")
+        raise NoVictim(f"no zone has {blocks} free blocks of an order")
     return found
+
+
+def order_in_use(zone: Zone, blocks: int) -> int:
+    """Return the smallest order of which a zone has so many free blocks."""
+    return next(order for order, number in enumerate(zone.free_blocks) if number >= blocks)
 
 
 def object_of(subject: Subject, zone: Zone) -> Object:
