@@ -16,7 +16,7 @@ from drgn import FaultError
 
 from memcg_inspect.collect import alloc_tag_cost as module
 from memcg_inspect.collect.alloc_tag_cost import Cost, read_costs, total_memory
-from memcg_inspect.linux.mm.compound_order import WrongOrder
+from memcg_inspect.linux.mm.mm_types_orders import WrongOrder
 from memcg_inspect.model import Coverage
 
 #: ``PAGE_EXT_INVALID``

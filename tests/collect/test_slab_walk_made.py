@@ -21,8 +21,8 @@ from memcg_inspect.collect.slab_cells import (
 )
 from memcg_inspect.collect.slab_walk import read_slabs
 from memcg_inspect.image.progress import STOPPED
-from memcg_inspect.linux.mm.compound_order import WrongOrder
 from memcg_inspect.linux.mm.mm_types import KmemPage
+from memcg_inspect.linux.mm.mm_types_orders import WrongOrder
 from memcg_inspect.linux.mm.mmzone import PageRange
 from memcg_inspect.linux.mm.slab import Slab, SlabCache
 from memcg_inspect.model import Coverage

@@ -3,18 +3,17 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 from drgn import Architecture, Platform, PlatformFlags, Program
 
 from memcg_inspect.image.memory import Memory
-from memcg_inspect.linux.mm.compound_order import BlockKinds, compound_orders
-from memcg_inspect.linux.mm.mm_types import PageLayout, page_nids
+from memcg_inspect.linux.mm.mm_types import page_nids
 from memcg_inspect.linux.mm.mm_types_columns import Marker, PageColumns, positions
+from memcg_inspect.linux.mm.mm_types_orders import BlockKinds, compound_orders
 from memcg_inspect.linux.mm.mmzone import MemMap
 
 SIZE, FLAGS, ORDER, TAIL = 64, 8, 17, 24
+MARK = Marker(TAIL, 1, 1)
 LITTLE = PlatformFlags.IS_64_BIT | PlatformFlags.IS_LITTLE_ENDIAN
 
 
@@ -59,11 +58,6 @@ def test_a_kernel_with_one_node_has_none_in_the_flags() -> None:
     assert page_nids(of, mem_map(0), pages(of, 1 << 63, 0, 7)) == 0
 
 
-def layout() -> PageLayout:
-    unused: dict[str, Any] = dict.fromkeys(PageLayout._fields)
-    return PageLayout(**{**unused, "order": ORDER, "tail": Marker(TAIL, 1, 1)})
-
-
 def orders(*of_second_pages: int | None, covered: int = 0) -> list[tuple[int, int]]:
     """
     Return the compound pages of a piece.
@@ -78,7 +72,7 @@ def orders(*of_second_pages: int | None, covered: int = 0) -> list[tuple[int, in
             if i + 1 < len(of_second_pages):
                 data[(i + 1) * SIZE + ORDER] = order
                 data[(i + 1) * SIZE + TAIL] = 1
-    return list(compound_orders(layout(), PageColumns(bytes(data), SIZE), heads, covered))
+    return list(compound_orders(PageColumns(bytes(data), SIZE), MARK, ORDER, heads, covered))
 
 
 def test_orders_of_compound_pages() -> None:
@@ -104,7 +98,7 @@ def test_a_head_whose_second_page_is_no_tail() -> None:
     data, told = bytearray(SIZE * 8), []
     data[SIZE + ORDER], data[5 * SIZE + ORDER], data[5 * SIZE + TAIL] = 2, 1, 1
     columns, heads = PageColumns(bytes(data), SIZE), 1 | 1 << 8 * 4
-    found = compound_orders(layout(), columns, heads, on_wrong=lambda *one: told.append(one))
+    found = compound_orders(columns, MARK, ORDER, heads, on_wrong=lambda *one: told.append(one))
     assert list(found) == [(4, 1)]
     assert told == [(0, 2, "its second page is no tail")]
 

@@ -16,7 +16,6 @@ import pytest
 from support.layouts import FRAMES, NODE_1, MadeImage
 from support.made_pages import NO_TYPE, PG_SLAB, TYPES, kernel_with_pages, put, put_compound
 
-from memcg_inspect.linux.mm.compound_order import WrongOrder, why_not_block
 from memcg_inspect.linux.mm.mm_types import (
     LRU_FLAGS,
     KmemPage,
@@ -29,6 +28,7 @@ from memcg_inspect.linux.mm.mm_types import (
     scan_range,
 )
 from memcg_inspect.linux.mm.mm_types_columns import FlagColumn, Marker, PageColumns
+from memcg_inspect.linux.mm.mm_types_orders import WrongOrder, why_not_block
 from memcg_inspect.linux.mm.mm_types_slabs import SlabPage, SlabPages
 from memcg_inspect.linux.mm.mmzone import PageRange
 from memcg_inspect.model import ImageError

@@ -13,9 +13,9 @@ from drgn import FaultError
 from memcg_inspect.image.image import Image
 from memcg_inspect.image.layout import array_length, constant, member_type
 from memcg_inspect.image.lookup import UnknownKernelError
-from memcg_inspect.linux.mm.compound_order import MOST_ORDER
 from memcg_inspect.linux.mm.mm_types import first_tail_offset, page_layout, type_markers
 from memcg_inspect.linux.mm.mm_types_columns import Marker
+from memcg_inspect.linux.mm.mm_types_orders import MOST_ORDER
 from memcg_inspect.linux.mm.mmzone import mem_map
 
 __all__ = ("HugetlbPages", "huge_page_orders", "most_compound_order")

@@ -35,14 +35,14 @@ from drgn import FaultError, offsetof, sizeof
 from memcg_inspect.image.image import Image, per_image
 from memcg_inspect.image.layout import constant, has_member
 from memcg_inspect.image.memory import PIECE, Memory
-from memcg_inspect.linux.mm.compound_order import (
+from memcg_inspect.linux.mm.mm_types_columns import FlagColumn, Marker, PageColumns, positions
+from memcg_inspect.linux.mm.mm_types_orders import (
     BlockKinds,
     WhyNot,
     WrongOrder,
     compound_orders,
     why_not_block,
 )
-from memcg_inspect.linux.mm.mm_types_columns import FlagColumn, Marker, PageColumns, positions
 from memcg_inspect.linux.mm.mm_types_slabs import SlabPages
 from memcg_inspect.linux.mm.mmzone import (
     MemMap,
@@ -419,7 +419,7 @@ def scan_range(image: Image, part: PageRange, why_not: WhyNot | None = None) -> 
         frames begin and end: the order of a compound page is in its second page.
     :param why_not: returns why the compound page with a head (``struct page *``) cannot have an
         order, or ``None``. The pages of one that cannot are single pages. The default is
-        :func:`~memcg_inspect.linux.mm.compound_order.why_not_block()`
+        :func:`~memcg_inspect.linux.mm.mm_types_orders.why_not_block()`
     """
     memory, frames = image.memory, mem_map(image)
     scan = _Scan(memory, frames, page_layout(image), why_not)
@@ -539,8 +539,8 @@ class _Scan:
             wrong.append(WrongOrder(address + i * size, _at(nids, i), order, why, kinds.of(i)))
 
         covered = max(0, (self._covered - address) // size)
-        found = compound_orders(self.layout, columns, heads, covered, why_not, on_wrong)
-        orders = dict(found)
+        tail, order = self.layout.tail, self.layout.order
+        orders = dict(compound_orders(columns, tail, order, heads, covered, why_not, on_wrong))
         if orders:
             last = next(reversed(orders))
             self._covered = address + last * size + (size << orders[last])

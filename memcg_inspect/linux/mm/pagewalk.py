@@ -27,9 +27,9 @@ from memcg_inspect.image.lookup import UnknownKernelError
 from memcg_inspect.image.progress import STOPPED
 from memcg_inspect.linux.arch.page_tables import user_geometry
 from memcg_inspect.linux.arch.pgtable import ENTRY_SHIFT, Entry
-from memcg_inspect.linux.mm.compound_order import compound_orders, why_not_block
 from memcg_inspect.linux.mm.mm_types import page_layout, page_nids
 from memcg_inspect.linux.mm.mm_types_columns import Marker, PageColumns
+from memcg_inspect.linux.mm.mm_types_orders import compound_orders, why_not_block
 from memcg_inspect.linux.mm.mmzone import mem_map, page_ranges
 from memcg_inspect.linux.mm.page_flags import page_flags
 from memcg_inspect.linux.mm.vma import vmas
@@ -152,7 +152,7 @@ class _PageKinds:
         def why_not(i: int, order: int, tails: bytes) -> str | None:
             return why_not_block(pfn + i, order)
 
-        for i, order in compound_orders(layout, columns, heads, why_not=why_not):
+        for i, order in compound_orders(columns, layout.tail, layout.order, heads, why_not=why_not):
             end = min(i + (1 << order), count)
             column[i:end] = bytes([column[i]]) * (end - i)
         nids = page_nids(self._memory, self._frames, columns)

@@ -11,12 +11,9 @@ checked: the ``struct page`` of each of them marks it as a tail.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
-from memcg_inspect.linux.mm.mm_types_columns import PageColumns, positions
-
-if TYPE_CHECKING:
-    from memcg_inspect.linux.mm.mm_types import PageLayout
+from memcg_inspect.linux.mm.mm_types_columns import Marker, PageColumns, positions
 
 __all__ = (
     "MOST_ORDER",
@@ -91,6 +88,7 @@ class BlockKinds:
         self._codes = codes.to_bytes(columns.count, "little")
 
     def of(self, i: int) -> BlockKind | None:
+        """Return what charges the page at an index."""
         return self._KINDS[self._codes[i]]
 
     def why_not(self, i: int, order: int, tails: bytes) -> str | None:
@@ -115,8 +113,9 @@ class BlockKinds:
 
 
 def compound_orders(
-    layout: PageLayout,
     columns: PageColumns,
+    tail: Marker,
+    order_at: int,
     heads: int,
     covered: int = 0,
     why_not: Callable[[int, int, bytes], str | None] | None = None,
@@ -129,6 +128,8 @@ def compound_orders(
     second page is no tail. What is where the order should be is something else:
     ``__split_folio_to_order()`` writes flags there before it clears ``PG_head``.
 
+    :param tail: marks tails
+    :param order_at: offset in the second ``struct page`` of the byte that is the order
     :param heads: column of pages that look like heads
     :param covered: index of the first page that no earlier compound page contains
     :param why_not: returns why the compound page with the head at an index cannot have an order, or
@@ -138,11 +139,11 @@ def compound_orders(
     :return: index of the head, order
     """
     count, size = columns.count, columns.size
-    tails = columns.of(layout.tail).to_bytes(count, "little")
+    tails = columns.of(tail).to_bytes(count, "little")
     for i in positions(heads, count):
         if i < covered or i + 1 == count:
             continue
-        order = columns.data[(i + 1) * size + layout.order]
+        order = columns.data[(i + 1) * size + order_at]
         why = "its second page is no tail"
         if tails[i + 1]:
             found = None if why_not is None else why_not(i, order, tails)
