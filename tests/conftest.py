@@ -18,9 +18,10 @@ from support.guests import ARCH, DEBIAN_KERNELS, NOT_BUILT, OF_OTHERS, Lab, Plan
 from support.planting import left_behind
 from support.sampling import Sampled
 
-# On a loaded machine any example can take long.
-settings.register_profile("loaded", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("loaded")
+# On a loaded machine any example can take long. Without --all, the examples are the same each time.
+_SLOW = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
+settings.register_profile("loaded", **_SLOW)
+settings.register_profile("loaded, the same", derandomize=True, **_SLOW)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -34,6 +35,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    settings.load_profile("loaded" if config.getoption("--all") else "loaded, the same")
     config.addinivalue_line("markers", "image: needs an image of a real kernel")
     config.addinivalue_line("markers", "long: runs only with --all")
     config.addinivalue_line("markers", "soak: runs only with --soak")

@@ -576,7 +576,7 @@ import sys
 for name in ("drgn", "_drgn", *(f"memcg_inspect.{n}" for n in ("linux", "image", "collect"))):
     sys.modules[name] = None
 from hypothesis import settings
-settings.register_profile("few", max_examples=3, deadline=None, database=None)
+settings.register_profile("few", max_examples=3, deadline=None, derandomize=True)
 settings.load_profile("few")
 import pytest
 sys.exit(pytest.main(["--noconftest", "-q", "-p", "no:cacheprovider", *sys.argv[1:]]))

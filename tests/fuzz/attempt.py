@@ -17,17 +17,20 @@ import json
 import os
 import resource
 import signal
+import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 import drgn
-from fuzz.damage import line_of_package
+from fuzz.damage import damaged, line_of_package
 
 from memcg_inspect.answers import answer, check_arguments, show
 from memcg_inspect.arguments import Parser
+from memcg_inspect.collect import audit
 from memcg_inspect.image.image import Image
 from memcg_inspect.image.program import ImageSource, open_program
 from memcg_inspect.model import MemcgInspectError
@@ -110,6 +113,15 @@ def at_most(seconds: float) -> Iterator[None]:
     finally:
         signal.setitimer(signal.ITIMER_PROF, 0)
         signal.signal(signal.SIGPROF, before)
+
+
+@lru_cache
+def patience(core: Path) -> float:
+    """Return ten times the seconds of CPU time that an audit of an undamaged image takes."""
+    whole = damaged(core)
+    began = time.process_time()
+    audit(whole)
+    return 10 * (time.process_time() - began)
 
 
 def in_child(attempt: Callable[[], str], seconds: float = SECONDS) -> dict[str, Any]:

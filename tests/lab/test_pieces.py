@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from labkit import (
@@ -329,9 +330,11 @@ def test_progress_is_silent_when_it_is_quick(capsys: pytest.CaptureFixture[str])
 def test_progress_tells_in_plain_lines(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(progress, "_FIRST_AFTER", 0.05)
-    with progress.Progress("something"):
-        time.sleep(0.3)
+    monkeypatch.setattr(progress, "_FIRST_AFTER", 0.0)
+    monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: 7.0))
+    with progress.Progress("something") as shown:
+        while not shown._shown:  # a busy machine may start the thread late
+            time.sleep(0.01)
     said = capsys.readouterr().err.splitlines()
     assert said == ["lab: something (0s)", "lab: something: done (0s)"]
 

@@ -151,7 +151,7 @@ def test_a_machine_that_comes_to_rest(tmp_path: Path) -> None:
         moved = (check_found_nothing(from_outside(qmp, "--wait", "0"), "qemu") for _ in range(5))
         assert any(moved)
         execute(tmp_path, "(sleep 6; rm /run/burst) >/dev/null 2>&1 &")
-        assert check_found_nothing(from_outside(qmp), "qemu") == 0
+        assert check_found_nothing(from_outside(qmp, "--wait", "200"), "qemu") == 0
 
 
 #: Few CPUs: they are emulated, and the audit runs on them, too.

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 from support.guests import DEBIAN_KERNELS
-from support.live_guest import execute, kept
+from support.live_guest import FLUSH, execute, kept
 from support.live_screens import TerminalScreen, terminal_of
 
 from memcg_inspect.top.screen import compact
@@ -37,7 +37,8 @@ while :; do n=$((n + 1)); : >/run/grows/$n; sleep 0.02; done
 EOF
 sh /run/grow.sh >/dev/null 2>&1 &
 """
-STATS = """
+STATS = f"""
+{FLUSH}
 cd /sys/fs/cgroup
 for memcg in $(find . -type d); do
 	echo "$memcg $(grep '^slab ' $memcg/memory.stat)" \

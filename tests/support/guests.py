@@ -167,8 +167,14 @@ def gigantic(lab: Lab, kernel: str) -> GuestImage:
 def complaints(core: Path) -> list[str]:
     """Return the warnings in the guest's dmesg."""
     words = ("WARNING:", " BUG:", "INFO:", "suspicious RCU", "underflow")
+    # What a busy host is to blame for.
+    late = ("soft lockup", "workqueue lockup", " stall")
     lines = (core.with_name(core.name + ".guest") / "2" / "dmesg").read_text().splitlines()
-    return [line for line in lines if any(word in line for word in words)]
+    return [
+        line
+        for line in lines
+        if any(word in line for word in words) and not any(word in line.lower() for word in late)
+    ]
 
 
 class Plant:

@@ -19,7 +19,8 @@ import pyte
 
 from support.signals import with_interrupts
 
-_PATIENCE = 60.0
+#: A guard against hangs, in seconds: on a busy machine a page takes long.
+_PATIENCE = 600.0
 
 
 def _control() -> None:
