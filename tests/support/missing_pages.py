@@ -91,8 +91,8 @@ def filtered(image: GuestImage, out: Path, level: int) -> None:
     Filter a copy of an ELF image with makedumpfile, which is made to keep the root memcg.
 
     At level 31, makedumpfile takes the second page of any slab of several pages for user data: a
-    word of its ``struct page`` reads as ``page->mapping`` with ``PAGE_MAPPING_ANON``. In one of five
-    images or so, that is where the root memcg is, without which nothing can be read. The bit is
+    word of its ``struct page`` reads as ``page->mapping`` with ``PAGE_MAPPING_ANON``. In one image
+    of five or so, that is where the root memcg is, without which nothing can be read. The bit is
     cleared for that page, and for no other one.
     """
     copy = out.with_name(f".{out.name}.elf")
