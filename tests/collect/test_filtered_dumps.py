@@ -14,11 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from drgn.helpers.linux.mm import virt_to_phys
 from labkit import poke
 from support import missing_pages
 from support.guests import BUILT_KERNELS, KERNELS, GuestImage, Lab
-from support.missing_pages import ask_without, excluded, opened, slab_pages
+from support.missing_pages import ask_without, opened, slab_pages, without_bytes
 
 from memcg_inspect.checks.identities.slab import ITEMS
 from memcg_inspect.collect import audit, collect
@@ -189,9 +188,7 @@ def test_sockets_of_a_removed_memcg_that_is_missing(lab: Lab, kernel: str) -> No
     assert owners
     gone = next(iter(owners))
     # Its bytes alone: the page that holds them may hold the memcg that is asked for, too.
-    without_it = opened(image.core)
-    first, size = virt_to_phys(prog, gone).value_(), prog.type("struct mem_cgroup").size
-    without_it.add_memory_segment(first, size, excluded, True)
+    without_it = without_bytes(image, gone, prog.type("struct mem_cgroup").size)
     report = audit(image_of(without_it))
     check_nothing_made_up(report, image.report())
     rows = {row.memcg: row for row in report.rows if row.identity == "sock_bytes"}

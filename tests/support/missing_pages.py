@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TypeVar
 
 import drgn
-from drgn.helpers.linux.mm import virt_to_page
+from drgn.helpers.linux.mm import follow_phys, virt_to_page
 from labkit import elf, kdump, poke
 
 from memcg_inspect.image.image import Image, image_of
@@ -59,6 +59,18 @@ def without(image: GuestImage, pages: Collection[int]) -> drgn.Program:
     frames, prog = mem_map(image_of(image.program())), opened(image.core)
     for pfn in pages:
         prog.add_memory_segment(pfn << frames.page_shift, frames.page_size, excluded, True)
+    return prog
+
+
+def without_bytes(image: GuestImage, address: int, size: int) -> drgn.Program:
+    """Open an image without some bytes. What else is in their pages can be read."""
+    whole, prog, end = image.program(), opened(image.core), address + size
+    page_size = mem_map(image_of(whole)).page_size
+    while address < end:
+        part = min(end - address, page_size - address % page_size)
+        start = follow_phys(whole["init_mm"].address_of_(), address)
+        prog.add_memory_segment(start, part, excluded, True)
+        address += part
     return prog
 
 
