@@ -70,7 +70,7 @@ def test_in_drgn_itself(lab: Lab) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "drgn", "-c", image.core, "--no-default-symbols", "-q", "-e",
          "print(prog['init_task'].comm.string_().decode())"],
-        env=environment, capture_output=True, text=True, timeout=120, check=False,
+        env=environment, capture_output=True, text=True, timeout=600, check=False,
     )  # fmt: skip
     assert done.stdout == "swapper/0\n", done.stderr
 

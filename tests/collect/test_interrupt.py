@@ -20,6 +20,8 @@ from support.terminals import read_terminal
 
 pytestmark = pytest.mark.image
 
+#: Seconds after which a command hangs, however slow the machine is.
+LIMIT = 600
 #: Makes the walk wait for the signal at its second piece, and then go on.
 WAITING = """
 import signal, sys, time
@@ -51,7 +53,7 @@ def interrupted(core: Path, *words: str) -> tuple[int, str, str]:
         assert process.stderr is not None
         assert process.stderr.readline() == "walking\n"
         process.send_signal(signal.SIGINT)
-        out, said = process.communicate(timeout=60)
+        out, said = process.communicate(timeout=LIMIT)
     assert "Traceback" not in said
     return process.returncode, out, said
 
@@ -138,6 +140,6 @@ def test_the_line_of_progress_says_how_to_stop_at_once(lab: Lab) -> None:
             if "walking" in shown and not is_sent:
                 process.send_signal(signal.SIGINT)
                 is_sent = True
-        assert process.wait(timeout=60) == 130
+        assert process.wait(timeout=LIMIT) == 130
     os.close(ours)
     assert "interrupted: Ctrl-C again to stop at once" in shown

@@ -3,10 +3,9 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
-from itertools import islice
+from typing import NamedTuple
 
 import pytest
 from drgn import Object, cast
@@ -59,43 +58,60 @@ def before(image: Image, address: int) -> Evidence | None:
     return found.evidence[-1]
 
 
-def objects(image: Image) -> Iterator[tuple[Object, int]]:
-    """Return allocated objects of a cache that the kernel charges, and the bytes of each."""
+def objects(image: Image) -> Iterator[Object]:
+    """Return allocated objects of a cache that the kernel charges."""
     cache = find_slab_cache(image.prog, "vm_area_struct")
-    for found in slab_cache_for_each_allocated_object(cache, "struct vm_area_struct"):
-        yield found, cache.size.value_()
+    yield from slab_cache_for_each_allocated_object(cache, "struct vm_area_struct")
+
+
+class Place(NamedTuple):
+    """Where an object is."""
+
+    found: Object
+    slab: Object
+    size: int
+    index: int
+
+    @classmethod
+    def of(cls, found: Object) -> Place:
+        """Return the place of an object of a slab."""
+        info = slab_object_info(found)
+        assert info is not None
+        start = page_to_virt(cast("struct page *", info.slab)).value_()
+        size = info.slab_cache.size.value_()
+        return cls(found, info.slab, size, (found.value_() - start) // size)
+
+    def objcg_before(self) -> int:
+        """Return the obj_cgroup that is charged for the object before this one."""
+        return object_objcg(self.slab, self.slab.slab_cache, self.index - 1)
 
 
 def test_the_object_before_one_in_the_same_slab(image: Image) -> None:
     """drgn tells whether that one is free. Where a slab begins, nothing is known before it."""
-    spans, seen = node_spans(image.prog), Counter[str]()
-    for found, size in islice(objects(image), 0, None, 20):
-        info = slab_object_info(found)
-        assert info is not None
-        inner, exact = before(image, found.value_() + 20), before(image, found.value_())
-        index = (found.value_() - page_to_virt(cast("struct page *", info.slab)).value_()) // size
-        if not index:
-            seen["first"] += 1
+    spans, places = node_spans(image.prog), [Place.of(found) for found in objects(image)]
+    first = next(place for place in places if not place.index)
+    charged = next(place for place in places if place.index and place.objcg_before())
+    for place in (first, charged, *places[::20]):
+        address = place.found.value_()
+        inner, exact = before(image, address + 20), before(image, address)
+        if not place.index:
             assert inner is exact is None
             continue
-        other = slab_object_info(Object(image.prog, "void *", found.value_() - size))
+        other = slab_object_info(Object(image.prog, "void *", address - place.size))
         assert other is not None
         state = "allocated" if other.allocated else "free"
-        pfn = virt_to_pfn(found).value_()
+        pfn = virt_to_pfn(place.found).value_()
         expected = Evidence(
-            address=found.value_() - size,
+            address=address - place.size,
             kind="slab",
             nid=next(nid for start, end, nid in spans if start <= pfn < end),
             cache="vm_area_struct",
-            objcg=object_objcg(info.slab, info.slab_cache, index - 1) or None,
+            objcg=place.objcg_before() or None,
             note=f"{state}, directly before the range",
         )
         assert exact == expected
         begins = "before the range, which begins 20 bytes into the next one"
         assert inner == replace(expected, note=f"{state}, {begins}")
-        seen["charged" if expected.objcg else "not charged"] += 1
-    assert seen["first"]
-    assert seen["charged"]
 
 
 def test_the_percpu_allocation_before_one(image: Image) -> None:
@@ -132,7 +148,7 @@ def test_the_percpu_allocation_before_one(image: Image) -> None:
 
 
 def test_other_causes_have_no_neighbours(image: Image) -> None:
-    found = next(iter(objects(image)))[0].value_()
+    found = next(objects(image)).value_()
     other = overwritten(found, "object-owner")
     assert with_neighbours(image, [other]) == (other,)
     both = with_neighbours(image, [other, overwritten(0x1000)])

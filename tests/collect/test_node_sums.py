@@ -5,10 +5,13 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import Counter, defaultdict
+from collections.abc import Iterator
 
 import pytest
-from drgn import Program
+from drgn import Object, Program
+from drgn.helpers.linux.cpumask import for_each_possible_cpu
 from drgn.helpers.linux.mm import page_to_pfn
+from drgn.helpers.linux.percpu import per_cpu
 from drgn.helpers.linux.pid import for_each_task
 from drgn.helpers.linux.sched import idle_task
 from support.guests import Lab
@@ -50,6 +53,32 @@ def of_areas(image: Image, areas: list[VmArea]) -> Counter[tuple[str, int]]:
     return +found
 
 
+def stacks_of_tasks(prog: Program) -> list[Object]:
+    """Return the areas of the stacks of tasks that have not exited."""
+    idle = [idle_task(prog, cpu) for cpu in for_each_possible_cpu(prog)]
+    tasks = [task for task in (*for_each_task(prog), *idle) if not task.exit_state]
+    return [task.stack_vm_area for task in tasks if task.stack_vm_area]
+
+
+def stacks_of_nobody(image: Image, areas: list[VmArea]) -> Iterator[tuple[bool, list[int]]]:
+    """
+    Return stacks that no task has, and that no CPU keeps for the next one.
+
+    RCU may not have freed the stack of a task that has exited.
+
+    :return: whether it is charged, and so counted, and its ``struct page *``
+    """
+    prog, used = image.prog, stacks_of_tasks(image.prog)
+    cached = [per_cpu(prog["cached_stacks"], cpu) for cpu in for_each_possible_cpu(prog)]
+    kept = [area for stacks in cached for area in stacks if area]
+    known = {area.addr.value_() for area in (*used, *kept)}
+    callers = {area.caller.value_() for area in used}
+    for area in areas:
+        if area.address not in known and area.caller in callers and len(area.pages) == 4:
+            first = Object(prog, "struct page *", area.pages[0])
+            yield bool(first.memcg_data & prog["MEMCG_DATA_KMEM"]), area.pages
+
+
 def test_pages_of_areas_and_stacks(image: Image) -> None:
     """Each stack of a task has four pages; areas that are not counted are left out."""
     areas, frames = list(vm_areas(image, Coverage(), Coverage())), mem_map(image)
@@ -59,12 +88,12 @@ def test_pages_of_areas_and_stacks(image: Image) -> None:
         for area in counted
         for page in area.pages
     )
-    idle = [idle_task(image.prog, cpu) for cpu in range(4)]
-    for task in (*for_each_task(image.prog), *idle):
-        if task.stack_vm_area:
-            pages = [task.stack_vm_area.pages[number] for number in range(4)]
-            nids = [node_of(image.prog, page_to_pfn(page).value_()) for page in pages]
-            expected.update(("stack", nid) for nid in nids)
+    for area in stacks_of_tasks(image.prog):
+        pages = [page_to_pfn(area.pages[number]).value_() for number in range(4)]
+        expected.update(("stack", node_of(image.prog, page)) for page in pages)
+    for is_charged, stack in stacks_of_nobody(image, areas):
+        use = "stack" if is_charged else "unknown stack"
+        expected.update((use, node_of(image.prog, frames.pfn(page))) for page in stack)
     found = of_areas(image, areas)
     assert found == expected
     assert len({nid for _, nid in found}) == 4

@@ -157,6 +157,8 @@ def starts_of(image: Subject, array: Object) -> list[tuple[int, str]]:
 def test_the_words_of_a_wrong_counter(lab: Lab, sampled: Sampled) -> None:
     """The CPU and the address are named, and no other word fits."""
     image = subject(lab, "7.3")
+    # A change that waits on another CPU may be of the same amount.
+    image.doubtful = frozenset(path for path in image.victims() if not image.is_folded(path))
     causes = ("counter", "page-counter", "lru-size")
     cases = [case for case in diagnosing.cases(image, 1) if case.cause in causes]
     for case in sampled(cases, 2):
@@ -218,7 +220,9 @@ def test_pages_of_an_obj_cgroup_that_was_not_reparented(lab: Lab, kernel: str) -
 
 @pytest.mark.parametrize("kernel", ["7.3", "6.1"])
 def test_a_change_that_will_not_be_folded_is_that_of_its_counter(lab: Lab, kernel: str) -> None:
-    image, item, path = subject(lab, kernel), "NR_SLAB_RECLAIMABLE_B", "/pages/tables"
+    image, item = subject(lab, kernel), "NR_SLAB_RECLAIMABLE_B"
+    # On the list of a CPU, it would be folded.
+    path = next(filter(image.is_folded, ("/pages/tables", *image.victims())))
     slot = StatReader(image.image, [item]).slots[item]
     write = image.add(image.memcg(path).vmstats.state_pending[slot], -200)
     report = image.audit(Fault((write,), (), set()))

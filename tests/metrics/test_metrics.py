@@ -28,7 +28,7 @@ Samples = dict[str, dict[tuple[tuple[str, str], ...], float]]
 
 def run(*words: str, status: int = 0) -> str:
     command = [sys.executable, "-m", "memcg_inspect", *words]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=600)
     assert done.returncode == status, done.stderr
     return done.stdout
 
@@ -115,7 +115,7 @@ def test_a_file_is_replaced_as_a_whole(lab: Lab, tmp_path: Path) -> None:
 def ask(url: str, accept: str = "*/*") -> tuple[str, str]:
     """Return the content type, and the text."""
     request = urllib.request.Request(url, headers={"Accept": accept})
-    with urllib.request.urlopen(request, timeout=20) as answer:
+    with urllib.request.urlopen(request, timeout=120) as answer:
         return answer.headers["Content-Type"], answer.read().decode()
 
 

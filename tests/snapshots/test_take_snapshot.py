@@ -190,7 +190,7 @@ def run(folder: Path, *words: str) -> tuple[int, str, str]:
         check=False,
         cwd=folder,
         env=os.environ | {"COLUMNS": "80"},
-        timeout=120,
+        timeout=600,
     )
     return done.returncode, done.stdout, done.stderr
 

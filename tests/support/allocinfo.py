@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from support.guests import BUILT_KERNELS, GuestImage, Lab
@@ -53,7 +54,7 @@ def parse(text: str) -> tuple[str, list[Line]]:
 
 
 def said(image: GuestImage, when: int) -> tuple[str, list[Line]]:
-    """Return version and lines of one of the two copies that the guest made of the file."""
+    """Return version and lines of one of the copies that the guest made of the file."""
     return parse((image.guest / f"{when}/proc/allocinfo").read_text())
 
 
@@ -71,22 +72,24 @@ RECORDER = {
     "__p4d_alloc", "__pmd_alloc", "__pud_alloc", "folio_prealloc", "pte_alloc_one",
     "_pgd_alloc", "__percpu_counter_init_many",
 }  # fmt: skip
-#: So many other lines may move between the second copy and the freeze: the guest's init writes
-#: files, and what RCU, workers and batches of CPUs free late (memory policies, ``kvfree_rcu()``) is
-#: freed at any time.
+#: So many other lines may move and move back between two copies: the guest's init writes files, and
+#: what RCU, workers and batches of CPUs free late (memory policies, ``kvfree_rcu()``) is freed at
+#: any time.
 MOVED_LINES = 8
 
 
-def check_against_guest(found: list[Line], first: list[Line], second: list[Line]) -> None:
+def check_against_guest(found: list[Line], copies: Sequence[list[Line]]) -> None:
     """
-    Check that the lines that did not change between the two copies are the same at the freeze,
-    except for those of the task that read the file, and a few of what the guest does by itself.
+    Check that the lines that are the same in all copies are the same at the freeze, except for
+    those of the task that read the file, and a few of what the guest does by itself.
+
+    :param copies: what the guest said, before the freeze and after it
     """
-    assert [line[2:6] for line in found] == [line[2:6] for line in second]
+    assert all([line[2:6] for line in found] == [line[2:6] for line in copy] for copy in copies)
     pairs = [
-        (line, last)
-        for line, before, last in zip(found, first, second, strict=True)
-        if before == last and line.function not in RECORDER
+        (line, first)
+        for line, first, *others in zip(found, *copies, strict=True)
+        if all(other == first for other in others) and line.function not in RECORDER
     ]
     moved = [(line, last) for line, last in pairs if line != last]
     assert len(moved) <= MOVED_LINES, moved

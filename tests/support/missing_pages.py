@@ -4,11 +4,14 @@
 from __future__ import annotations
 
 import re
+import shutil
 from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import TypeVar
 
 import drgn
+from drgn.helpers.linux.mm import follow_phys, virt_to_page
+from labkit import elf, kdump, poke
 
 from memcg_inspect.image.image import Image, image_of
 from memcg_inspect.image.missing import as_image_errors
@@ -59,6 +62,18 @@ def without(image: GuestImage, pages: Collection[int]) -> drgn.Program:
     return prog
 
 
+def without_bytes(image: GuestImage, address: int, size: int) -> drgn.Program:
+    """Open an image without some bytes. What else is in their pages can be read."""
+    whole, prog, end = image.program(), opened(image.core), address + size
+    page_size = mem_map(image_of(whole)).page_size
+    while address < end:
+        part = min(end - address, page_size - address % page_size)
+        start = follow_phys(whole["init_mm"].address_of_(), address)
+        prog.add_memory_segment(start, part, excluded, True)
+        address += part
+    return prog
+
+
 def ask_without(
     image: GuestImage, pages: Collection[int], question: Callable[[Image], T]
 ) -> tuple[T, frozenset[int]]:
@@ -81,3 +96,28 @@ def ask_without(
             found = _REFUSED.search(str(error))
             assert found is not None, error
             left.remove(int(found[1], 0) >> shift)  # a page that is there is no reason to refuse
+
+
+def filtered(image: GuestImage, out: Path, level: int) -> None:
+    """
+    Filter a copy of an ELF image with makedumpfile, which is made to keep the root memcg.
+
+    At level 31, makedumpfile takes the second page of any slab of several pages for user data: a
+    word of its ``struct page`` reads as ``page->mapping`` with ``PAGE_MAPPING_ANON``. In one image
+    of five or so, that is where the root memcg is, without which nothing can be read. The bit is
+    cleared for that page, and for no other one.
+    """
+    copy = out.with_name(f".{out.name}.elf")
+    shutil.copyfile(image.core, copy)
+    table, prog = elf.segments(copy), image.program()
+    root = prog["root_mem_cgroup"]
+    with copy.open("r+b") as file:
+        for page in {virt_to_page(root).value_(), virt_to_page(root + 1).value_()}:
+            word = drgn.Object(prog, "struct page *", page).mapping
+            assert word.address_ is not None
+            data = (word.value_() & ~1).to_bytes(drgn.sizeof(word), poke.byte_order(prog))
+            where = poke.physical(prog, word.address_)
+            file.seek(elf.file_offset(table, where, len(data)))
+            file.write(data)
+    kdump.convert(copy, out, level)
+    copy.unlink()

@@ -232,10 +232,14 @@ class Subject:
         raise NoVictim(f"{path} has no obj_cgroup with slab objects")
 
     def other(self, path: str, nid: int | None = None) -> str:
-        """Return another memcg without children that :meth:`objcg` knows one of."""
+        """
+        Return another memcg without children that :meth:`objcg` knows one of.
+
+        It may be outside of :attr:`below`, and is none of those that are in :attr:`doubtful`.
+        """
         parents = {memcg.parent for memcg in self.snapshot.memcgs.values()}
         for thief, address in self.paths.items():
-            if thief == path or address in parents:
+            if thief == path or address in parents or thief in self.doubtful:
                 continue
             with suppress(NoVictim):
                 self.objcg(thief, nid)
@@ -256,17 +260,28 @@ class Subject:
             raise NoVictim(f"no memcg is below {self.below}")
         return chosen
 
+    def is_folded(self, path: str) -> bool:
+        """Return whether all changes of a memcg's counters are in its totals, and known to be."""
+        left = self.snapshot.unfolded[self.paths[path]]
+        is_waiting = left.changed or left.pending or left.unsteady or any(left.updated.values())
+        return left.complete and not is_waiting
+
     def largest(self, kind: ChargeKind, detail: str | None = None) -> tuple[str, int]:
         """Return the victim that has most of some memory, and the node that it has it on."""
         victims = {self.paths[path]: path for path in self.victims()}
         found = self.snapshot.by_node(kind, detail)
-        most = max(
-            ((amount.bytes, cell) for cell, amount in found.items() if cell[0] in victims),
-            default=(0, (0, 0)),
+        # Of several with as much, the path decides: addresses differ from image to image.
+        most, path, nid = max(
+            (
+                (amount.bytes, victims[memcg], nid)
+                for (memcg, nid), amount in found.items()
+                if memcg in victims
+            ),
+            default=(0, "", 0),
         )
-        if not most[0]:
+        if not most:
             raise NoVictim(f"no memcg has {kind} memory {detail or ''}")
-        return victims[most[1][0]], most[1][1]
+        return path, nid
 
     def item(self, *items: str) -> str:
         """Return the first of these counters that the kernel has."""

@@ -4,19 +4,17 @@
 from __future__ import annotations
 
 import json
-import shutil
 import sys
 from collections import Counter, defaultdict
 from pathlib import Path
 from typing import Any
 
 import pytest
-from labkit import kdump
 from rich.cells import cell_len
 from support.allocinfo import GUESTS, guest_image
 from support.guest_files import still_current, still_slabinfo
 from support.guests import ROOT, GuestImage, Lab
-from support.missing_pages import EXCLUDED
+from support.missing_pages import filtered
 from support.schemas import checked
 from support.terminals import on_terminal
 
@@ -55,10 +53,6 @@ class Runs:
         captured = self._capsys.readouterr()
         self.said = captured.err
         return captured.out
-
-    def forget(self) -> str:
-        """Return what was said on standard error by commands that ran without :meth:`text`."""
-        return self._capsys.readouterr().err
 
     def document(self, core: str, *words: str) -> dict[str, Any]:
         return checked(json.loads(self.text(core, *words, "--json")))
@@ -391,31 +385,19 @@ def test_counters_and_references_are_not_compared(
         assert "cannot be combined with each other, with --since" in runs.said
 
 
-def left_out(runs: Runs, cores: tuple[str, str], folder: Path, *words: str) -> tuple[str, str]:
-    """Return an image, and what makedumpfile leaves of it at level 31: not all of its slabs."""
-    for core in cores:
-        copy, out = folder / "elf", folder / f"filtered-{Path(core).parent.name}"
-        shutil.copyfile(core, copy)
-        kdump.convert(copy, out, 31)
-        copy.unlink()
-        if main([*words, "--debuginfo", "btf", "-c", str(out)]) == 3:
-            runs.forget()
-            return core, str(out)
-        # It may leave out the root memcg, too.
-        assert EXCLUDED in runs.forget()
-    raise AssertionError("nothing can be read of any of them")
-
-
-def test_rows_of_a_filtered_dump(runs: Runs, cores: tuple[str, str], tmp_path: Path) -> None:
+def test_rows_of_a_filtered_dump(
+    runs: Runs, images: tuple[GuestImage, GuestImage], tmp_path: Path
+) -> None:
     """What makedumpfile left out of one of the two is no growth of the other one."""
     words = ("slabinfo", "--by", "memcg,cache")
-    whole_core, filtered = left_out(runs, cores, tmp_path, *words)
+    whole_core, left = str(images[0].core), tmp_path / "kdump"
+    filtered(images[0], left, 31)
     texts = [
         runs.text(core, *words, "--json", status=status)
-        for core, status in ((whole_core, 0), (filtered, 3))
+        for core, status in ((whole_core, 0), (str(left), 3))
     ]
     whole, part = (rows_of(json.loads(text)) for text in texts)
-    for number, core in ((0, filtered), (1, whole_core)):
+    for number, core in ((0, str(left)), (1, whole_core)):
         file = tmp_path / "before"
         file.write_text(texts[number])
         grew = json.loads(runs.text(core, *words, "--since", str(file), "--json", status=3))
@@ -428,4 +410,5 @@ def test_rows_of_a_filtered_dump(runs: Runs, cores: tuple[str, str], tmp_path: P
         totals = grew["tables"][0]["totals"]
         assert (totals["bytes_growth"], grew["whole"]) == (None, False)
         [note] = [note for note in grew["notes"] if note.startswith("Not everything")]
-        assert ("read now" in note) == (core == filtered)
+        assert ("read now" in note) == (core == str(left))
+    left.unlink()

@@ -76,7 +76,7 @@ class Page(HTMLParser):
 
 def run(*words: str) -> str:
     command = [sys.executable, "-m", "memcg_inspect", *words]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=600)
     assert (done.returncode, done.stderr) == (0, "")
     return done.stdout
 
@@ -165,9 +165,11 @@ def test_a_difference(lab: Lab, tmp_path: Path) -> None:
     document = json.loads(run("diff", one, two, "--json", "--html", str(file)))
     page = Page(file.read_text())
     check_closed(page, file.read_text())
-    rows = document["tables"][0]["rows"]
-    largest = sorted((row["growth"] for row in rows), key=abs, reverse=True)[:25]
-    assert sorted(amount for amount, _ in page.amounts) == sorted(largest)
+    growth = Counter(row["growth"] for row in document["tables"][0]["rows"])
+    shown = Counter(amount for amount, _ in page.amounts)
+    assert shown <= growth
+    # Which one is left out does not matter, if one grew by as much as another one shrank.
+    assert sorted(map(abs, shown.elements())) == sorted(map(abs, growth.elements()))[-25:]
 
 
 def hostile(lab: Lab) -> Answer:

@@ -201,8 +201,12 @@ def test_kernel_memory_is_that_of_meminfo(lab: Lab, kernel: str, nodes: str, wor
         # Large kmallocs without a mark are counted as slab memory, and found as other pages.
         unmarked = found["kmem"] + found["unknown"] if kernel in UNMARKED else 0
         assert -most <= said[name] - value <= most + unmarked * (name == "Slab"), name
-    # Static variables that are not in the first chunk are not in it.
-    assert 0 <= found["percpu"] + found["percpu_first"] - said["Percpu"] <= 512
+    prog, percpu = image.program(), found["percpu"] + found["percpu_first"]
+    units = prog["pcpu_nr_units"].value_()
+    populated = prog.read_u64(prog.symbol("pcpu_nr_populated").address)
+    assert percpu == populated * units
+    # A worker populates pages, and gives some back, when it likes.
+    assert abs(percpu - said["Percpu"]) <= 8 * units
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
@@ -259,7 +263,9 @@ def test_hidden_memory_is_unknown(lab: Lab, kernel: str) -> None:
     more = {key: n - unknown["without"][key] for key, n in unknown["hidden"].items()}
     for count, order in HIDDEN.items():
         hidden = count << order
-        assert hidden <= more[1, order] <= hidden + 200, (order, more)
+        # Both guests have some memory without a known owner, and not as much at all times.
+        assert hidden <= unknown["hidden"][1, order], (order, unknown)
+        assert more[1, order] <= hidden + 200, (order, more)
     assert sum(n for (nid, _), n in more.items() if nid == 0) < 200
 
 

@@ -169,7 +169,8 @@ def test_page_tables_for_user_space(lab: Lab, kernel: str) -> None:
     found, before = by_kind(answer), by_kind(plain)
     # At least those of each level below the top for what is not shared: code of the entry.
     assert before["kernel_pagetables"] + 3 * PAGE <= found["kernel_pagetables"]
-    assert abs(found["unknown"] - before["unknown"]) <= 4 * PAGE
+    # The second page of a table at the top of 300 processes would be much more.
+    assert abs(found["unknown"] - before["unknown"]) < 300 * PAGE // 2
     # Each process has at least six tables, of which the one at the top has two pages.
     assert found["pagetables"] > before["pagetables"] + 300 * 7 * PAGE
     assert all(zone["found"] == zone["present"] for zone in rows(answer, 1))

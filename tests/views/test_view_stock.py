@@ -4,13 +4,15 @@
 from __future__ import annotations
 
 from collections import Counter
+from contextlib import suppress
 
 import pytest
-from drgn import FaultError, Object, Program
+from drgn import FaultError, Object, Program, TypeKind
 from drgn.helpers.linux.percpu import per_cpu
 from drgn.helpers.linux.slab import for_each_slab_cache
 from labkit import seeds
-from support.guests import BUILT_KERNELS, KERNELS, PERNODE_KERNELS, Lab
+from support.guests import BUILT_KERNELS, KERNELS, PERNODE_KERNELS, GuestImage, Lab
+from support.planting import Overlay, change
 
 from memcg_inspect.collect import audit
 from memcg_inspect.image.image import image_of
@@ -67,10 +69,45 @@ def plain_bytes(prog: Program, cpu: int) -> dict[int, tuple[int, ...]]:
     return found
 
 
+def with_stocks(image: GuestImage) -> Program:
+    """
+    Return a program of an image in which both stocks of CPU 0 are in use.
+
+    All may have been drained when the guest was stopped. The first slots get a page of the root,
+    and some bytes of an obj_cgroup.
+    """
+    prog = image.own_program()
+    pages = objects = per_cpu(prog["memcg_stock"], 0)
+    with suppress(KeyError):
+        objects = per_cpu(prog["obj_stock"], 0)
+    has_one = hasattr(objects, "cached_objcg")
+    cached = objects.cached_objcg if has_one else objects.cached[0]
+    objcg = next(row.objcg for row in image.report().rows if row.objcg)
+    writes = (
+        change(first(pages.cached), prog["root_mem_cgroup"].value_()),
+        change(first(pages.nr_pages), 1),
+        change(cached, objcg),
+        change(first(objects.nr_bytes), 100),
+    )
+    Overlay(prog).write(writes)
+    return prog
+
+
+def first(slots: Object) -> Object:
+    """Return the slot, or the first one of a kernel that has several."""
+    return slots[0] if slots.type_.kind == TypeKind.ARRAY else slots
+
+
+def program(lab: Lab, kernel: str, how: dict[str, object]) -> Program:
+    """Return a program of an image, with stocks that are in use if it was stopped under load."""
+    image = lab.image(kernel, "4", **how)  # type: ignore[arg-type]
+    return with_stocks(image) if how is BUSY else image.program()
+
+
 @pytest.mark.parametrize("how", [AT_REST, BUSY], ids=["at rest", "busy"])
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_stocks_are_those_of_the_cpus(lab: Lab, kernel: str, how: dict[str, object]) -> None:
-    prog = lab.image(kernel, "4", **how).program()  # type: ignore[arg-type]
+    prog = program(lab, kernel, how)
     charge: dict[int, dict[int, tuple[object, ...]]] = {cpu: {} for cpu in range(CPUS)}
     objects: dict[int, dict[int, tuple[object, ...]]] = {cpu: {} for cpu in range(CPUS)}
     for row in rows(stock(image_of(prog)), 0):
@@ -94,7 +131,7 @@ def test_stocks_are_those_of_the_cpus(lab: Lab, kernel: str, how: dict[str, obje
 
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_locks_that_do_not_tell_are_not_free(lab: Lab, kernel: str) -> None:
-    prog = lab.image(kernel, "4", **BUSY).program()  # type: ignore[arg-type]
+    prog = program(lab, kernel, BUSY)
     of_objects = [row for row in rows(stock(image_of(prog)), 0) if row["stock"] == "object"]
     assert of_objects
     for row in of_objects:
@@ -147,7 +184,7 @@ def expected(prog: Program, kernel: str) -> dict[str, tuple[int, int]]:
 def test_bounds(lab: Lab, kernel: str, how: dict[str, object]) -> None:
     if kernel in PERNODE_KERNELS:
         how = AT_REST  # there is no other image of them
-    prog = lab.image(kernel, "4", **how).program()  # type: ignore[arg-type]
+    prog = program(lab, kernel, how)
     answer = stock(image_of(prog))
     bounds = {str(row["counter"]): row for row in rows(answer, 1)}
     assert {c: (b["slots"], b["each"]) for c, b in bounds.items()} == expected(prog, kernel)

@@ -4,13 +4,12 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
-from labkit import kdump
 from support.guests import DEBIAN_KERNELS, GuestImage, Lab
+from support.missing_pages import filtered
 from support.schemas import checked
 
 from memcg_inspect.cli import main
@@ -30,10 +29,8 @@ def test_nothing_is_made_up(
     lab: Lab, kernel: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     image = lab.image(kernel, "4", "dying")
-    copy, core = tmp_path / "elf", tmp_path / "kdump"
-    shutil.copyfile(image.core, copy)
-    kdump.convert(copy, core, 31)
-    copy.unlink()
+    core = tmp_path / "kdump"
+    filtered(image, core, 31)
     whole = {f"{row['memcg_address']:#x}": row for row in rows_of(image)}
 
     assert main(["dying", "--json", "-c", str(core), "--debuginfo", "btf"]) == 3
