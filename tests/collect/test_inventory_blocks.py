@@ -171,12 +171,12 @@ def test_a_free_block_inside_a_compound_page(
     if pages < 8:
         assert board.of(found) == {("slab", None, NOBODY): 8 * 4096}
     else:
-        # The last page of the slab is in the same piece, and is no tail.
+        # All of the slab is in one piece, and half of it is no tail.
         assert board.of(found) == {
             ("slab", None, NOBODY): 4096,
             ("free", 2, UNUSED): 4 * 4096,
         }
-        assert told_of(board, found) == [(0, "it is 3, and its last page is no tail")]
+        assert told_of(board, found) == [(0, "it is 3, and its second half begins with no tail")]
 
 
 def told_of(board: Board, found: InventoryPart) -> list[tuple[int, str]]:

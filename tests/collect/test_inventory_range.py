@@ -224,7 +224,10 @@ def test_slabs(board: Board) -> None:
     places = ((0, slab.inuse), (8, 0)) if slab.order <= 3 else ()
     for at, number in places:
         words[inuse.offset : inuse.offset + 2] = number.to_bytes(2, "little")
-        board.compound(at, slab.order, type="slab")
+        if slab.order:
+            board.compound(at, slab.order, type="slab")
+        else:
+            board.put(at, type="slab")
         board.write(at, 8, words[8:])
     size, paid = slab.cache.size, sum(slab.charged.values()) * slab.cache.size
     used = max(slab.inuse * size, paid)

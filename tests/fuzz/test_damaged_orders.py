@@ -34,10 +34,12 @@ class Heads(NamedTuple):
     Compound pages of an image.
 
     :ivar found: ``struct page *`` of one of each kind and order
+    :ivar charged: the same of those that are charged
     """
 
     prog: Program
     found: dict[tuple[str, int], int]
+    charged: dict[tuple[str, int], int]
 
     def damaged(self, page: int, bit: int) -> Overlay:
         """Turn a bit of the order of a compound page."""
@@ -55,7 +57,7 @@ class Heads(NamedTuple):
 @pytest.fixture(scope="module", params=["6.1", "7.3"])
 def heads(request: pytest.FixtureRequest, lab: Lab) -> Iterator[Heads]:
     prog = lab.image(request.param, "4", "mixed").own_program()
-    image, found = Image(prog), dict[tuple[str, int], int]()
+    image, found, charged = Image(prog), dict[tuple[str, int], int](), dict[tuple[str, int], int]()
     frames = mem_map(image)
     size, frames_of_node = frames.size, int(prog["node_data"][1].node_start_pfn)
     for piece in scan_pages(image):
@@ -68,8 +70,10 @@ def heads(request: pytest.FixtureRequest, lab: Lab) -> Iterator[Heads]:
                 continue
             kind = "slab" if page in slabs else "kmem" if page in kmem else "user"
             found.setdefault((kind, order), page)
+            if Object(prog, "struct page *", page).memcg_data:
+                charged.setdefault((kind, order), page)
     assert {kind for kind, _ in found} == {"slab", "kmem", "user"}
-    yield Heads(prog, found)
+    yield Heads(prog, found, charged)
 
 
 @pytest.mark.parametrize("kind", ["slab", "kmem", "user"])
@@ -86,6 +90,35 @@ def test_an_audit_accuses_nobody(heads: Heads, kind: str) -> None:
         [missed] = report.coverage["pages"].examples
         assert (missed.what, missed.address) == ("order of a compound page", page)
         assert missed.reason.startswith(f"it is {order ^ bit}, and no compound page")
+
+
+def other_orders(heads: Heads, kind: str) -> Iterator[tuple[int, int, int]]:
+    """Return compound pages, their orders, and other orders that each could have at its place."""
+    frames = mem_map(Image(heads.prog))
+    for (of, order), page in heads.charged.items():
+        if of == kind and order:
+            yield page, order, order - 1
+            # A folio of user memory may be one that is being split.
+            if kind != "user" and frames.pfn(page) % (2 << order) == 0:
+                yield page, order, order + 1
+
+
+@pytest.mark.parametrize("kind", ["slab", "kmem", "user"])
+def test_an_order_that_fits_its_place(heads: Heads, kind: str) -> None:
+    """Tails tell that it is wrong."""
+    tried = 0
+    for page, order, other in other_orders(heads, kind):
+        overlay = heads.damaged(page, order ^ other)
+        try:
+            report = audit(Image(heads.prog))
+        finally:
+            overlay.clear()
+        assert (report.verdict, list(report.findings)) == ("incomplete", [])
+        [missed] = report.coverage["pages"].examples
+        assert (missed.what, missed.address) == ("order of a compound page", page)
+        assert missed.reason.startswith(f"it is {other}, and ")
+        tried += 1
+    assert tried
 
 
 def test_views_are_not_whole(heads: Heads) -> None:

@@ -109,12 +109,13 @@ def test_a_head_whose_second_page_is_no_tail() -> None:
         ("slab", 2, None),
         ("slab", 1, "the page after it is a tail"),
         ("kmem", 0, "the page after it is a tail"),
-        ("slab", 3, "its last page is no tail"),
-        ("kmem", 3, "its last page is no tail"),
+        ("slab", 3, "its second half begins with no tail"),
+        ("kmem", 3, "its second half begins with no tail"),
         ("lru", 1, "the page after it is a tail"),
         ("lru", 3, None),  # it may be being split
         (None, 1, None),  # it may be being freed
-        ("slab", 4, None),  # the piece does not have all of it
+        ("slab", 4, "its second half begins with no tail"),
+        ("slab", 5, None),  # the piece does not have half of it
     ],
 )
 def test_tails_tell_the_order(kind: str | None, order: int, why: str | None) -> None:

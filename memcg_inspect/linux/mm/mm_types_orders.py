@@ -101,14 +101,16 @@ class BlockKinds:
         :param tails: a byte for each page of the piece, 1 if it is a tail
         :return: ``None`` if it can, as far as the piece tells
         """
-        kind, end = self.of(i), i + (1 << order)
+        kind, size = self.of(i), 1 << order
         if kind is None:
             return None
-        if end < len(tails) and tails[end]:
+        if i + size < len(tails) and tails[i + size]:
             return "the page after it is a tail"
-        # A folio that is being split has fewer: __split_folio_to_order().
-        if kind != "lru" and end <= len(tails) and not tails[end - 1]:
-            return "its last page is no tail"
+        # Where its second half begins, another compound page can begin, and none that began earlier
+        # can have a tail. A folio that is being split has fewer tails: __split_huge_page().
+        half = i + size // 2
+        if kind != "lru" and i < half < len(tails) and not tails[half]:
+            return "its second half begins with no tail"
         return None
 
 
