@@ -29,6 +29,7 @@ from memcg_inspect.linux.mm.memcontrol_vmstats import StatReader
 from memcg_inspect.linux.mm.mm_types import scan_pages
 from memcg_inspect.linux.mm.mmzone import mem_map
 from memcg_inspect.linux.mm.percpu import PercpuReader
+from memcg_inspect.linux.mm.show_mem import miss_lost_pages
 from memcg_inspect.linux.mm.slab import SlabReader
 from memcg_inspect.model import Coverage, Stat
 
@@ -198,9 +199,13 @@ def for_each_charged_slab_object(
     :param nid: Only objects on this NUMA node.
     """
     reader, filter_ = _slab_reader(prog), _ChargedTo(memcg)
+    miss_lost_pages(image_of(prog), _FaultingCoverage())
     for piece in scan_pages(image_of(prog)):
         if piece.unreadable is not None:
             raise FaultError("the memory map cannot be read", piece.unreadable)
+        for wrong in piece.wrong:
+            if wrong.kind == "slab":
+                raise FaultError(f"the order of a slab: {wrong.reason}", wrong.page)
         for page in piece.slabs:
             if nid is not None and page.nid != nid:
                 continue

@@ -15,6 +15,7 @@ from memcg_inspect.linux.mm.mm_types import scan_pages
 from memcg_inspect.linux.mm.mmzone import mem_map, possible_cpus, present_sections
 from memcg_inspect.linux.mm.percpu import PercpuReader
 from memcg_inspect.linux.mm.pgalloc_tag import PAGE_EXT_INVALID, page_ext_bytes
+from memcg_inspect.linux.mm.show_mem import miss_lost_pages
 from memcg_inspect.linux.mm.slab import SlabReader
 from memcg_inspect.model import Coverage
 
@@ -92,6 +93,7 @@ def _exts(image: Image, coverage: dict[str, Coverage]) -> list[Cost]:
                 is_inside = slabs.page_of(slab, vector) is None
                 inside += slab.objects if is_inside else 0
                 apart += 0 if is_inside else slab.objects
+    miss_lost_pages(image, pages)
     percpu = PercpuReader(image)
     units = sum(percpu.units(chunk) for chunk in percpu.chunks() if chunk.vector)
     coverage["slab"], coverage["percpu"] = slabs.coverage, percpu.coverage

@@ -86,7 +86,7 @@ from memcg_inspect.linux.mm.mmzone import mem_map
 from memcg_inspect.linux.mm.page_counter import page_counters
 from memcg_inspect.linux.mm.percpu import PercpuReader
 from memcg_inspect.linux.mm.pernode import accounts_by_node, read_objcg_sets
-from memcg_inspect.linux.mm.show_mem import lost_pages
+from memcg_inspect.linux.mm.show_mem import miss_lost_pages
 from memcg_inspect.linux.mm.slab import SlabReader
 from memcg_inspect.linux.mm.swap_cgroup import swap_ids
 from memcg_inspect.linux.mm.vmalloc import vm_areas
@@ -345,17 +345,11 @@ def _add_pages(image: Image, total: Partial, context: PassContext, sites: CallSi
 
 def _note_lost_pages(image: Image, total: Partial) -> None:
     """Note that pages of zones may be of any kind if they have no memory map."""
-    pages = total.coverage["pages"]
-    try:
-        for lost in lost_pages(image):
-            reason = f"it has {lost.present:,} pages, and {lost.valid:,} page frames are valid"
-            pages.miss("memory map of a zone", lost.zone, reason)
-            total.ledger.note_missing_pages(lost.nid)
-            if not page_layout(image).has_large_kmalloc:
-                # Files that own compound pages, which pass for large kmallocs then.
-                total.coverage["compound"].miss("files", lost.zone, reason)
-    except FaultError as error:
-        pages.miss("zone", error.address, str(error))
+    for lost in miss_lost_pages(image, total.coverage["pages"]):
+        total.ledger.note_missing_pages(lost.nid)
+        if not page_layout(image).has_large_kmalloc:
+            # Files that own compound pages, which pass for large kmallocs then.
+            total.coverage["compound"].miss("files", lost.zone, lost.reason)
 
 
 def _add_compound_pages(image: Image, total: Partial, cells: SlabCells | None) -> None:

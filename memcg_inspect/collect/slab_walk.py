@@ -16,6 +16,7 @@ from memcg_inspect.image.progress import STOPPED
 from memcg_inspect.linux.mm.mm_types import scan_range
 from memcg_inspect.linux.mm.mmzone import PageRange
 from memcg_inspect.linux.mm.page_alloc import BlockReader
+from memcg_inspect.linux.mm.show_mem import miss_lost_pages
 from memcg_inspect.linux.mm.slab import SlabReader
 from memcg_inspect.model import Coverage
 
@@ -44,6 +45,7 @@ def read_slabs(
         coverage["pages"].add(part.pages)
         coverage["slab"].add(part.slabs)
         unnamed |= part.unnamed
+    miss_lost_pages(image, coverage["pages"])
     for address, reason in unnamed.items():
         coverage["names"].miss("name of a kmem_cache", address, reason)
     return found

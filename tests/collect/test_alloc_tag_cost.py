@@ -52,6 +52,7 @@ class Made:
             "section_nr_to_pfn": lambda prog, number: 1000 * number,
             "present_sections": lambda _: range(len(self.sections)),
             "scan_pages": lambda _: self._pieces(),
+            "miss_lost_pages": lambda _, pages: pages.miss("memory map of a zone", 0x900, "why"),
             "SlabReader": lambda _: self._slabs(),
             "PercpuReader": lambda _: self._percpu(),
             "totalram_pages": {"prog": 250}.__getitem__,
@@ -133,10 +134,11 @@ def test_parts(made: Made) -> None:
     assert [(missed.what, missed.address) for missed in made.coverage["pages"].examples] == [
         ("struct pages", 0x700),
         ("order of a compound page", 0x740),
+        ("memory map of a zone", 0x900),
     ]
-    pages, order = (missed.reason for missed in made.coverage["pages"].examples)
+    pages, order, lost = (missed.reason for missed in made.coverage["pages"].examples)
     assert order == WrongOrder(0x740, 1, 35, "it is damaged", "slab").reason
-    assert pages == "not in the image"
+    assert (pages, lost) == ("not in the image", "why")
     assert made.coverage["sections"].unreadable == 0
 
 

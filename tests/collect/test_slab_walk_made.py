@@ -152,6 +152,7 @@ class Walk:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.coverage: defaultdict[str, Coverage] = defaultdict(Coverage)
         self.kept: Any = None
+        self.lost: tuple[str, int, str] | None = None
         self.pieces: dict[int, list[Any]] = {0: [], 8: []}
         self.slabs = SimpleNamespace(slab=self._slab, unnamed={0x900: "why"}, coverage=Coverage())
         for name, value in {
@@ -162,6 +163,7 @@ class Walk:
             "BlockReader": lambda _: "blocks",
             "walk_ranges": self._ranges,
             "scan_range": lambda image, part: self.pieces[part.start],
+            "miss_lost_pages": lambda _, pages: self.lost and pages.miss(*self.lost),
         }.items():
             monkeypatch.setattr(slab_walk, name, value)
 
@@ -235,6 +237,13 @@ def test_page_frames_that_could_not_be_read(
     assert (missed.what, missed.address) == ("struct pages", 0x800)
     assert missed.reason == (STOPPED if stop else "not in the image")
     assert walk.coverage["pages"].read == 3
+
+
+def test_pages_that_are_not_in_the_memory_map(walk: Walk) -> None:
+    walk.lost = ("memory map of a zone", 0x900, "why")
+    walk.read()
+    (missed,) = walk.coverage["pages"].examples
+    assert (missed.what, missed.address, missed.reason) == walk.lost
 
 
 def test_a_compound_page_that_says_no_order(walk: Walk) -> None:

@@ -9,14 +9,16 @@ Each of them made findings on dozens of memcgs with nothing wrong.
 from __future__ import annotations
 
 import pytest
-from drgn import Object, Program
+from drgn import FaultError, Object, Program
 from drgn.helpers.linux.mmzone import for_each_online_pgdat, nr_to_section
 from fuzz.damage import damaged
 from support.guests import GuestImage, Lab
 
 from memcg_inspect.collect import audit
+from memcg_inspect.helpers import for_each_charged_slab_object
 from memcg_inspect.linux.mm.show_mem import LostPages, lost_pages
 from memcg_inspect.model import ImageError
+from memcg_inspect.views.slabinfo import slabinfo
 
 pytestmark = pytest.mark.image
 
@@ -93,13 +95,18 @@ def test_a_section_of_the_memory_map(image: GuestImage, how: str) -> None:
     assert word & PRESENT and word & ONLINE
     place = section.section_mem_map.address_
     assert place is not None
-    report = audit(damaged(image.core, (place, word & ~ONLINE if how == "offline" else 0)))
+    prog = damaged(image.core, (place, word & ~ONLINE if how == "offline" else 0))
+    report = audit(prog)
     assert (report.verdict, list(report.findings)) == ("incomplete", [])
     missed = [m for m in report.coverage["pages"].examples if m.what == "memory map of a zone"]
     [zone] = [Object(image.program(), "struct zone *", m.address) for m in missed]
     present, spanned = int(zone.present_pages), int(zone.spanned_pages)
     assert spanned - pages < present
     assert f"it has {present:,} pages, and " in missed[0].reason
+    # Nor do those who look at slabs alone take the rest for all.
+    assert not slabinfo(damaged(image.core, (place, 0))).is_whole
+    with pytest.raises(FaultError, match="memory map of a zone: it has "):
+        next(for_each_charged_slab_object(prog.prog))
 
 
 def test_no_zone_has_lost_pages(image: GuestImage) -> None:

@@ -8,12 +8,19 @@ Zones and lists of free pages in memory made by hand: other settings, and what i
 from __future__ import annotations
 
 import pytest
-from drgn import sizeof
+from drgn import FaultError, sizeof
 from support.layouts import MadeImage
 
 from memcg_inspect.linux.mm import show_mem
 from memcg_inspect.linux.mm.percpu_defs import percpu_offsets
-from memcg_inspect.linux.mm.show_mem import FreeList, counted_memmap, free_lists, read_zones
+from memcg_inspect.linux.mm.show_mem import (
+    FreeList,
+    LostPages,
+    counted_memmap,
+    free_lists,
+    miss_lost_pages,
+    read_zones,
+)
 from memcg_inspect.model import Coverage, NodeStat
 
 PGDATS = (0xFFFF888030000000, 0xFFFF888030010000)
@@ -216,3 +223,33 @@ def test_pages_of_the_memory_map() -> None:
     image.symbol_at("nr_memmap_boot_pages", VARIABLES + 8)
     image.words(VARIABLES, 70, 500)
     assert counted_memmap(image) == 570
+
+
+@pytest.mark.parametrize("moving", [False, True])
+def test_pages_that_are_not_in_the_memory_map(
+    monkeypatch: pytest.MonkeyPatch, moving: bool
+) -> None:
+    """While a kernel runs, memory may have gone online meanwhile: a zone must lack pages twice."""
+    image, coverage = MadeImage(), Coverage()
+    lost = [LostPages(0x900 + n, n, 5000, 4096) for n in range(3)]
+    readings = iter([lost[:2], lost[1:]])
+    monkeypatch.setattr(show_mem, "lost_pages", lambda _: iter(next(readings)))
+    monkeypatch.setattr(MadeImage, "is_moving", moving)
+    found = miss_lost_pages(image, coverage)
+    assert found == (lost[1:2] if moving else lost[:2])
+    assert [(one.what, one.address, one.reason) for one in coverage.examples] == [
+        ("memory map of a zone", one.zone, "it has 5,000 pages, and 4,096 page frames are valid")
+        for one in found
+    ]
+
+
+def test_zones_that_are_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(_: object) -> None:
+        raise FaultError("not in the image", 0x1230)
+
+    coverage = Coverage()
+    monkeypatch.setattr(show_mem, "lost_pages", missing)
+    assert miss_lost_pages(MadeImage(), coverage) == []
+    [one] = coverage.examples
+    assert (one.what, one.address) == ("zone", 0x1230)
+    assert "not in the image" in one.reason

@@ -32,7 +32,15 @@ from memcg_inspect.linux.mm.vmstat import zone_stats
 from memcg_inspect.model import Coverage
 from memcg_inspect.model_pages import Zone
 
-__all__ = ("FreeList", "LostPages", "counted_memmap", "free_lists", "lost_pages", "read_zones")
+__all__ = (
+    "FreeList",
+    "LostPages",
+    "counted_memmap",
+    "free_lists",
+    "lost_pages",
+    "miss_lost_pages",
+    "read_zones",
+)
 
 #: ``PAGE_ALLOC_COSTLY_ORDER``. CPUs keep blocks of orders up to this, and huge pages.
 _COSTLY_ORDER = 3
@@ -74,6 +82,11 @@ class LostPages(NamedTuple):
     present: int
     valid: int
 
+    @property
+    def reason(self) -> str:
+        """Why they are not known."""
+        return f"it has {self.present:,} pages, and {self.valid:,} page frames are valid"
+
 
 def _zones(image: Image) -> Iterator[tuple[int, int, Object]]:
     """Return node, index and ``struct zone`` of all zones that have pages."""
@@ -102,6 +115,28 @@ def lost_pages(image: Image) -> Iterator[LostPages]:
         valid = sum(max(0, min(part.end, end) - max(part.start, start)) for part in ranges)
         if present > valid:
             yield LostPages(zone.address_ or 0, nid, present, valid)
+
+
+def miss_lost_pages(image: Image, pages: Coverage) -> list[LostPages]:
+    """
+    Return what :func:`lost_pages` finds, and count it as unreadable.
+
+    While a kernel runs, memory can go online or offline between the two numbers. So a zone must
+    have lost pages twice.
+
+    :param pages: counts what was read of the memory map
+    """
+    found: list[LostPages] = []
+    try:
+        found += lost_pages(image)
+        if found and image.is_moving:
+            again = {lost.zone for lost in lost_pages(image)}
+            found = [lost for lost in found if lost.zone in again]
+    except FaultError as error:
+        pages.miss("zone", error.address, str(error))
+    for lost in found:
+        pages.miss("memory map of a zone", lost.zone, lost.reason)
+    return found
 
 
 def read_zones(image: Image, coverage: Coverage) -> dict[tuple[int, int], Zone]:
