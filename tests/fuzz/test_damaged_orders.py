@@ -76,20 +76,27 @@ def heads(request: pytest.FixtureRequest, lab: Lab) -> Iterator[Heads]:
     yield Heads(prog, found, charged)
 
 
+def why_incomplete(heads: Heads, page: int, bits: int) -> str:
+    """Damage the order of a compound page; return why an audit does not know it."""
+    overlay = heads.damaged(page, bits)
+    try:
+        report = audit(Image(heads.prog))
+    finally:
+        overlay.clear()
+    assert (report.verdict, list(report.findings)) == ("incomplete", [])
+    [missed] = report.coverage["pages"].examples
+    assert (missed.what, missed.address) == ("order of a compound page", page)
+    return missed.reason
+
+
 @pytest.mark.parametrize("kind", ["slab", "kmem", "user"])
 def test_an_audit_accuses_nobody(heads: Heads, kind: str) -> None:
     orders = [order for of, order in heads.found if of == kind]
     for order, bit in zip((min(orders), max(orders)), BITS, strict=True):
         page = heads.found[kind, order]
-        overlay = heads.damaged(page, bit)
-        try:
-            report = audit(Image(heads.prog))
-        finally:
-            overlay.clear()
-        assert (report.verdict, list(report.findings)) == ("incomplete", [])
-        [missed] = report.coverage["pages"].examples
-        assert (missed.what, missed.address) == ("order of a compound page", page)
-        assert missed.reason.startswith(f"it is {order ^ bit}, and no compound page")
+        assert why_incomplete(heads, page, bit).startswith(
+            f"it is {order ^ bit}, and no compound page"
+        )
 
 
 def other_orders(heads: Heads, kind: str) -> Iterator[tuple[int, int, int]]:
@@ -108,15 +115,7 @@ def test_an_order_that_fits_its_place(heads: Heads, kind: str) -> None:
     """Tails tell that it is wrong."""
     tried = 0
     for page, order, other in other_orders(heads, kind):
-        overlay = heads.damaged(page, order ^ other)
-        try:
-            report = audit(Image(heads.prog))
-        finally:
-            overlay.clear()
-        assert (report.verdict, list(report.findings)) == ("incomplete", [])
-        [missed] = report.coverage["pages"].examples
-        assert (missed.what, missed.address) == ("order of a compound page", page)
-        assert missed.reason.startswith(f"it is {other}, and ")
+        assert why_incomplete(heads, page, order ^ other).startswith(f"it is {other}, and ")
         tried += 1
     assert tried
 
