@@ -81,11 +81,12 @@ class Ledger:
         :param kind: what charges them; ``None`` if that is not known. A page that is charged as
             kernel memory may be one of a large kmalloc, and a slab one of sockets
         """
-        kinds: tuple[ChargeKind, ...] = ("slab", "kmem", "lru")
-        for missing in {"slab": kinds[:1], "kmem": kinds[:2], "lru": kinds[2:]}.get(
-            kind or "", kinds
-        ):
-            self.note_missing(missing, None, nid)
+        if kind != "lru":
+            self.note_missing("slab", None, nid)
+        if kind in (None, "kmem"):
+            self.note_missing("kmem", None, nid)
+        if kind in (None, "lru"):
+            self.note_missing("lru", None, nid)
         if kind in (None, "slab"):
             self.note_missing("sock")
 

@@ -113,8 +113,10 @@ def _conflicts(
         return kind in twice[pfn] or any(kind == claim.kind for claim in again.within(pfn, pfn + 1))
 
     claimed = [conflict for conflict in found.conflicts if is_claimed(conflict[0], conflict[2])]
-    pages = [pfn for pfn, _, _ in claimed]
-    marked = _marked_otherwise(image, RangeInventory(image, again, memcgs, coverage), pages)
+    marked: set[tuple[int, str]] = set()
+    if claimed:
+        reader = RangeInventory(image, again, memcgs, coverage)
+        marked = _marked_otherwise(image, reader, [pfn for pfn, _, _ in claimed])
     return [
         *(conflict for conflict in owners.conflicts if {*conflict[1:]} <= twice[conflict[0]]),
         *(conflict for conflict in claimed if (conflict[0], conflict[2]) in marked),
@@ -130,7 +132,7 @@ def _marked_otherwise(
     :return: page frames, and the kind of an owner that claims one against its marks
     """
     found: set[tuple[int, str]] = set()
-    for part in whole_blocks(image, page_parts(image)) if pages else ():
+    for part in whole_blocks(image, page_parts(image)):
         if any(part.start <= pfn < part.end for pfn in pages):
             found |= {(pfn, kind) for pfn, _, kind in reader(part).conflicts}
     return found
