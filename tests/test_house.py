@@ -564,6 +564,14 @@ def test_no_path_of_one_machine() -> None:
         assert not (found := ELSEWHERE.search(text)), f"{path}: {found}"
 
 
+def test_no_link_is_tracked() -> None:
+    """A link to an environment elsewhere stops scripts/setup, as in f3df514512."""
+    listed = subprocess.run(
+        ["git", "ls-files", "--stage"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert not [line for line in listed.stdout.splitlines() if line.startswith("120000")]
+
+
 def test_nothing_is_left_to_do() -> None:
     words = re.compile(r"\b(" + "|".join(("TO" + "DO", "FIX" + "ME", "X" + "XX")) + r")\b")
     for path in [*CODE, *_files("docs")]:
