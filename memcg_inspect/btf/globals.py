@@ -329,14 +329,19 @@ def type_of(name: str, variable: Variable) -> Type | None:
     Return the type of a variable.
 
     :return: ``None`` if the variable is not in the table, or the kernel has none of its types
+    :raises drgn.FaultError: if memory that decides cannot be read
     """
-    entries = VARIABLES.get(name, ())
+    entries, fault = VARIABLES.get(name, ()), None
     for entry in entries if isinstance(entries, tuple) else (entries,):
         try:
             text = entry if isinstance(entry, str) else entry(variable)
             return _type(variable, text)
-        except (LookupError, FaultError, ArithmeticError, TypeError, ValueError):
+        except FaultError as error:
+            fault = error
+        except (LookupError, ArithmeticError, TypeError, ValueError):
             continue  # a damaged type or length, too
+    if fault is not None:
+        raise fault
     return None
 
 

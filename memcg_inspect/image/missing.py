@@ -20,7 +20,7 @@ from memcg_inspect.image.lookup import UnknownKernelError, is_failed_lookup
 from memcg_inspect.image.progress import STOPPED
 from memcg_inspect.model import Coverage, ImageError
 
-__all__ = ("as_image_errors", "why_faults", "why_missing")
+__all__ = ("as_image_errors", "refusal", "why_faults", "why_missing")
 
 #: Message of libkdumpfile for a page that a dump does not have.
 _EXCLUDED = "Excluded page"
@@ -61,6 +61,16 @@ def why_faults(reasons: Iterable[str]) -> tuple[str, ...]:
     return (_OTHER,) if any(UNMAPPED not in reason for reason in reasons) else ()
 
 
+def refusal(what: str, error: FaultError) -> ImageError:
+    """
+    Return the error for memory without which nothing can be read.
+
+    :param what: what is not known for lack of it
+    """
+    why = " ".join(why_faults([str(error)]))
+    return ImageError(f"{what} ({error}). {why}".rstrip())
+
+
 @contextmanager
 def as_image_errors() -> Iterator[None]:
     """
@@ -76,10 +86,7 @@ def as_image_errors() -> Iterator[None]:
     try:
         yield
     except FaultError as error:
-        why = " ".join(why_faults([str(error)]))
-        raise ImageError(
-            f"the image lacks memory that is needed to read anything ({error}). {why}".rstrip()
-        ) from error
+        raise refusal("the image lacks memory that is needed to read anything", error) from error
     except OSError as error:
         raise ImageError(f"the image cannot be read: {error.strerror or error}") from error
     except (LookupError, AttributeError) as error:

@@ -15,9 +15,10 @@ from drgn import (
     TypeKindSet,
     container_of,
     offsetof,
+    sizeof,
 )
 from support.guests import DEBIAN_KERNELS, Lab
-from support.missing_pages import opened
+from support.missing_pages import opened, without_bytes
 from support.views import ask
 
 from memcg_inspect import collect
@@ -176,6 +177,26 @@ def test_a_damaged_table_is_no_mistake(lab: Lab, table: str) -> None:
     prog.add_memory_segment(start, 16, lambda address, count, *_: b"\x7f" * count)
     with pytest.raises(ImageError, match=f"{table} (is damaged: it )?has"):
         ask(prog, "stat", "/")
+
+
+@pytest.mark.parametrize(
+    ("table", "command"),
+    [
+        ("memory_stats", "stat / --all"),
+        ("memcg_vm_event_stat", "stat / --all"),
+        ("mem_cgroup_stats_index", "overview"),
+    ],
+)
+@pytest.mark.image
+def test_a_missing_table_is_no_other_kernel(lab: Lab, table: str, command: str) -> None:
+    """The types of these tables depend on what they contain."""
+    image = lab.image(NEWEST)
+    found = image.program()[table]
+    prog = without_bytes(image, found.address_, sizeof(found))
+    with pytest.raises(ImageError) as raised, as_image_errors():
+        ask(prog, *command.split())
+    assert not isinstance(raised.value, UnknownKernelError)
+    assert str(raised.value).startswith("the image lacks memory that is needed to read anything (")
 
 
 def test_missing_memory_has_a_message_of_its_own() -> None:

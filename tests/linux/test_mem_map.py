@@ -167,9 +167,23 @@ def test_kernels_without_a_memory_map() -> None:
         mem_map(image)
     image = kernel()
     image.variable("vmemmap", "struct page *", MISSING)
-    why = r"^the memory map is not known: mem_section is damaged \(not made"
+    why = r"^the memory map is not known: mem_section cannot be read \(not made"
     with pytest.raises(ImageError, match=why):
         mem_map(image)
+
+
+@pytest.mark.parametrize("nid", [0, 2])
+def test_a_node_that_cannot_be_read(nid: int) -> None:
+    """Its memory is missing; nothing is said of page_offset_base."""
+    image = kernel()
+    image.words(VARIABLES + 16 + 8 * nid, MISSING)
+    with pytest.raises(ImageError) as raised:
+        mem_map(image)
+    assert re.match(
+        rf"where the direct map begins is not known: the pglist_data at {MISSING:#x} cannot be "
+        r"read \(not made: 0x\w+\)\. Memory of the kernel is missing from this dump: ",
+        str(raised.value),
+    )
 
 
 @pytest.mark.parametrize("nid", [0, 2])

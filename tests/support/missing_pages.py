@@ -24,7 +24,7 @@ from support.guests import GuestImage
 #: What libkdumpfile says of a page that a dump does not have.
 EXCLUDED = "Excluded page"
 
-_REFUSED = re.compile(rf"lacks memory that is needed to read anything \({EXCLUDED}: (0x\w+)\)")
+_REFUSED = re.compile(rf"\({EXCLUDED}: (0x\w+)\)\. Pages of the kernel are missing from this dump")
 
 T = TypeVar("T")
 

@@ -23,6 +23,7 @@ from drgn.helpers.linux.nodemask import nr_node_ids
 from memcg_inspect.image.image import Image, per_image
 from memcg_inspect.image.layout import array_length, constant, has_member
 from memcg_inspect.image.lookup import UnknownKernelError
+from memcg_inspect.image.missing import refusal
 from memcg_inspect.linux.arch.processor import tag_bits
 from memcg_inspect.model import ImageError
 
@@ -136,7 +137,8 @@ def mem_map(image: Image) -> MemMap:
         base = int(image.object("vmemmap").value_())
     except FaultError as error:
         # drgn has looked at every section that there could be, and would do so for each reader.
-        raise ImageError(f"the memory map is not known: mem_section is damaged ({error})") from None
+        what = "the memory map is not known: mem_section cannot be read"
+        raise refusal(what, error) from None
     except UnknownKernelError:
         try:
             base = int(image.object("mem_map").value_())
@@ -184,12 +186,14 @@ def _check_direct_map(image: Image, found: MemMap) -> None:
         address = pgdat.value_() + start
         physical = address - found.direct_map
         try:
-            if 0 <= physical < 1 << 63 and image.memory.read(
-                address, _PGDAT_BYTES
-            ) == image.prog.read(physical, _PGDAT_BYTES, True):
+            data = image.memory.read(address, _PGDAT_BYTES)
+        except FaultError as error:
+            at = f"the pglist_data at {pgdat.value_():#x}"
+            what = f"where the direct map begins is not known: {at} cannot be read"
+            raise refusal(what, error) from None
+        with suppress(FaultError):
+            if 0 <= physical < 1 << 63 and data == image.prog.read(physical, _PGDAT_BYTES, True):
                 continue
-        except FaultError:
-            pass
         raise ImageError(
             f"the direct map does not begin at {found.direct_map:#x}: the pglist_data at "
             f"{pgdat.value_():#x} is not at the physical address {physical - start:#x}; "
