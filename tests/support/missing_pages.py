@@ -98,6 +98,21 @@ def ask_without(
             left.remove(int(found[1], 0) >> shift)  # a page that is there is no reason to refuse
 
 
+def pages_read(image: GuestImage, question: Callable[[Image], object]) -> list[int]:
+    """Return the page frame numbers of all pages that something asked of an ELF image reads."""
+    whole, prog, found = image.program(), opened(image.core), set[int]()
+    shift = mem_map(image_of(whole)).page_shift
+
+    def read(address: int, count: int, offset: int, physical: bool) -> bytes:
+        found.update(range(address >> shift, (address + count - 1 >> shift) + 1))
+        return whole.read(address, count, True)
+
+    for segment in elf.segments(image.core):
+        prog.add_memory_segment(segment.physical, segment.file_size, read, True)
+    question(image_of(prog))
+    return sorted(found)
+
+
 def filtered(image: GuestImage, out: Path, level: int) -> None:
     """
     Filter a copy of an ELF image with makedumpfile, which is made to keep the root memcg.
