@@ -7,10 +7,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import compress, count
 from operator import or_
+from typing import NamedTuple
 
 from drgn import FaultError
 
 from memcg_inspect.image.image import Image, per_image
+from memcg_inspect.image.lookup import UnknownKernelError
 from memcg_inspect.linux.kernel.rstat import read_updated
 from memcg_inspect.linux.mm.memcontrol_vmstats import (
     Cell,
@@ -29,13 +31,29 @@ __all__ = ("Folded", "Folds")
 Changed = dict[int, set[str]]
 
 
+class _EventNames(NamedTuple):
+    """
+    The event of each index of the arrays of events.
+
+    :ivar names: names by index; without those that are not known, an event is told by its index
+    :ivar missed: what could not be read, by the arguments of :meth:`Coverage.miss()`
+    """
+
+    names: Mapping[int, str]
+    missed: tuple[str, int, str] | None = None
+
+
 @per_image
-def _event_names(image: Image) -> dict[int, str]:
-    """Return the event of each index of the arrays of events; none if their table is damaged."""
+def _event_names(image: Image) -> _EventNames:
+    what = "names of events"
     try:
-        return {slot: name for name, slot in event_slots(image).items()}
-    except (FaultError, ImageError):
-        return {}  # an audit needs no more than their numbers
+        return _EventNames({slot: name for name, slot in event_slots(image).items()})
+    except FaultError as error:
+        return _EventNames({}, (what, error.address, str(error)))
+    except UnknownKernelError:
+        return _EventNames({})  # no identity needs them
+    except ImageError as error:
+        return _EventNames({}, (what, 0, str(error)))
 
 
 @dataclass
@@ -89,7 +107,7 @@ class Folds:
         :param events: arrays of its events
         """
         self._add(memcg, None, arrays, slot_names(self.image))
-        self._add_changes(memcg, events, _event_names(self.image))
+        self._add_changes(memcg, events, _event_names(self.image).names)
         if self.image.is_moving:
             self._arrays[memcg] = arrays
 
@@ -147,8 +165,11 @@ class Folds:
         """
         Return the changes that are not folded yet, by ``struct mem_cgroup *``.
 
-        :param coverage: counts the CPUs whose lists of updated memcgs were read
+        :param coverage: counts the CPUs whose lists of updated memcgs were read, and has the names
+            of events if they could not be read
         """
+        if missed := _event_names(self.image).missed:
+            coverage.miss(*missed)
         all_changed, pending = self.found.changed, self.found.pending
         updated = read_updated(self.image, all_changed, coverage)
         found = {

@@ -12,7 +12,8 @@ from drgn import FaultError
 
 from memcg_inspect.collect import folds
 from memcg_inspect.collect.folds import Folded, Folds
-from memcg_inspect.model import Coverage
+from memcg_inspect.image.lookup import UnknownKernelError
+from memcg_inspect.model import Coverage, ImageError
 from memcg_inspect.model_counters import LocalStat, Unfolded
 
 MEMCG, OTHER = 0x1000, 0x2000
@@ -190,6 +191,33 @@ def test_what_is_not_folded_yet(machine: Machine) -> None:
         MEMCG: Unfolded({0: ("MEMCG_SOCK",), 1: both}, both, {0: True, 1: False}, True, {3: 2}),
         OTHER: Unfolded({}, (), {0: False, 1: True}, False, {}),
     }
+
+
+@pytest.mark.parametrize(
+    ("error", "missed"),
+    [
+        (FaultError("no page", 0x50), [("names of events", 0x50, "no page: 0x50")]),
+        (ImageError("it is damaged"), [("names of events", 0, "it is damaged")]),
+        (UnknownKernelError(LookupError("no table")), []),
+    ],
+)
+def test_names_of_events_that_cannot_be_read(
+    machine: Machine,
+    monkeypatch: pytest.MonkeyPatch,
+    error: Exception,
+    missed: list[tuple[str, int, str]],
+) -> None:
+    """An event is told by its index, and that is not all that there is to know."""
+
+    def event_slots(_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(folds, "event_slots", event_slots)
+    machine.add(Arrays(), Arrays({1: {1: 2}}))
+    coverage = Coverage()
+    unfolded = machine.folds.unfolded(machine, coverage)  # type: ignore[arg-type]
+    assert unfolded[MEMCG].changed == {1: ("1",)}
+    assert [(one.what, one.address, one.reason) for one in coverage.examples] == missed
 
 
 CHANGED = Arrays({0: {0: 1}, 1: {0: 1}}, (1, 0, 0))

@@ -199,6 +199,16 @@ def test_a_missing_table_is_no_other_kernel(lab: Lab, table: str, command: str) 
     assert str(raised.value).startswith("the image lacks memory that is needed to read anything (")
 
 
+@pytest.mark.image
+def test_an_audit_without_the_names_of_events_is_not_exact(lab: Lab) -> None:
+    """No identity needs them, and an event that a flush missed would have no name."""
+    image = lab.image(NEWEST)
+    table = image.program()["memcg_vm_event_stat"]
+    report = collect.audit(image_of(without_bytes(image, table.address_, sizeof(table))))
+    assert (report.verdict, list(report.findings)) == ("incomplete", [])
+    assert [missed.what for missed in report.coverage["updated"].examples] == ["names of events"]
+
+
 def test_missing_memory_has_a_message_of_its_own() -> None:
     with pytest.raises(ImageError, match="the image lacks memory") as raised, as_image_errors():
         raise FaultError("Excluded page", 0x1000)
