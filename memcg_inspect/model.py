@@ -578,7 +578,7 @@ class Running(NamedTuple):
     What a CPU was running when it was stopped, or a task that was preempted or blocked.
 
     :ivar cpu: the CPU; of a task that was not running, the one it ran on last
-    :ivar pid: PID of the task; 0 for the idle task
+    :ivar pid: PID of the task; 0 for the idle task, -1 if the task cannot be read
     :ivar comm: name of the task
     :ivar functions: functions on its stack, innermost first, by their names in the source; none in
         user mode. If the stack could not be unwound: all functions that have an address on it
@@ -600,6 +600,15 @@ class Running(NamedTuple):
     numbers: frozenset[int] = frozenset()
     waiting: bool = False
     areas: tuple[PartialArea, ...] = ()
+
+    @property
+    def who(self) -> str:
+        """The CPU and its task, or the task that was on no CPU, in words."""
+        if self.pid < 0:
+            return "a task that cannot be read" if self.waiting else f"CPU {self.cpu}"
+        if self.waiting:
+            return f"{self.comm} ({self.pid}), which was not running"
+        return f"CPU {self.cpu} ({self.comm}, {self.pid})"
 
 
 class Allowance(NamedTuple):

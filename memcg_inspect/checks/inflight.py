@@ -59,6 +59,8 @@ __all__ = (
 
 #: The least number of frames of a stack that could be unwound.
 _UNWOUND = 3
+#: The most CPUs and tasks that a reason names.
+_MOST_PLACES = 4
 #: More rows than there are: a flush can change all counters of a memcg.
 _ALL_ROWS = 1 << 32
 #: Functions that show that an interrupt came. Charges can be half done in it, and below it.
@@ -199,7 +201,7 @@ def _explained(snapshot: Snapshot, row: Row) -> Row:
         contexts = possible_contexts(snapshot, replace(row, found={**row.found, "held": held}))
         if not contexts:
             return row
-        reason += f"; a charge may be half done: {', '.join(map(where, contexts))}"
+        reason += f"; a charge may be half done: {_listed(map(where, contexts))}"
     return replace(row, status=explained.status, reason=reason)
 
 
@@ -319,7 +321,7 @@ def _judged(
             return replace(
                 row, status="in-flight", reason=reason_of(context, shown), allowance=shown
             )
-    places = "; ".join(
+    places = _listed(
         f"at most {counted(half_done.largest(snapshot, c.cpu, row), row.unit)} of {where(c)}"
         for c in contexts
     )
@@ -328,6 +330,12 @@ def _judged(
         status="unverifiable",
         reason=f"a charge may be half done, but no stack shows this amount: {places}",
     )
+
+
+def _listed(places: Iterable[str]) -> str:
+    first = list(places)
+    more = len(first) - _MOST_PLACES
+    return "; ".join(first[:_MOST_PLACES]) + (f"; and {more:,} more" if more > 0 else "")
 
 
 def _depth_of_function(context: Context) -> int:
@@ -448,7 +456,4 @@ def _name(held: Held) -> str:
 
 def where(context: Context) -> str:
     """Return which CPU it is, and the function that it was in."""
-    cpu = context.cpu
-    if cpu.waiting:
-        return f"{cpu.comm} ({cpu.pid}), which was not running, in {context.function}"
-    return f"CPU {cpu.cpu} ({cpu.comm}, {cpu.pid}), in {context.function}"
+    return f"{context.cpu.who}, in {context.function}"

@@ -300,12 +300,25 @@ def test_a_reason_says_where_the_cpus_may_have_been() -> None:
         "CPU 0 (sh, 7), in osq_lock",
         "CPU 1 (sh, 7), in an unknown place",
     ]
+    row = off_by(1, *(cpu(n, (), None) for n in range(7)))
+    assert row.reason is not None
+    assert row.reason.count("at most") == 4
+    assert row.reason.endswith("; and 3 more")
     waiting = cpu(3, FREEING, folio(8))._replace(waiting=True)
     row = off_by(8, waiting)
     assert row.reason == (
         "half-done charge of folio 0xe000 (32,768 bytes) by sh (7), which was not running, in "
         "lru_gen_add_folio"
     )
+
+
+def test_a_reason_says_who_cannot_be_read() -> None:
+    unknown = Running(-1, -1, "?", (), True)
+    assert unknown._replace(cpu=3).who == "CPU 3"
+    row = off_by(1, unknown._replace(waiting=True))
+    assert row.status == "unverifiable"
+    assert row.reason is not None
+    assert row.reason.endswith(" of a task that cannot be read, in an unknown place")
 
 
 def test_a_reason_names_what_is_charged() -> None:

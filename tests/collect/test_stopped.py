@@ -8,6 +8,7 @@ import re
 import pytest
 from drgn import FaultError, Program
 from drgn.helpers.linux.percpu import per_cpu
+from drgn.helpers.linux.pid import for_each_task
 from support.findings import by_path, named
 from support.guests import (
     ARCH,
@@ -19,13 +20,14 @@ from support.guests import (
     series,
 )
 from support.planters import planters_of
-from support.planting import Fault, Subject, ended
+from support.planting import Fault, Subject, Write, ended
 
 from memcg_inspect.checks.half_done import FLUSH
 from memcg_inspect.collect import audit, collect
 from memcg_inspect.helpers import find_memcg
 from memcg_inspect.image.image import image_of
 from memcg_inspect.linux.kernel.stacktrace import read_running
+from memcg_inspect.linux.kernel.stacktrace_words import stack_of
 from memcg_inspect.linux.kernel.workqueue import works_of
 from memcg_inspect.linux.mm.memcontrol_vmstats import StatReader
 from memcg_inspect.report import Report
@@ -200,6 +202,35 @@ def test_cpu_whose_task_cannot_be_read(lab: Lab, lost: str) -> None:
     assert (report.verdict, report.findings) == ("incomplete", ())
     [unreadable] = report.coverage["cpus"].examples
     assert (unreadable.address, unreadable.what) == (unread, "task that a CPU was running")
+
+
+@pytest.mark.parametrize("lost", ["task", "stack", None])
+def test_task_on_no_cpu_that_cannot_be_read(lab: Lab, lost: str | None) -> None:
+    """It may have been preempted in the middle of a charge. If it is whole, it was in none."""
+    subject = Subject(lab.image("7.3", "2").own_program())
+    task = next(
+        t for t in for_each_task(subject.prog) if t.mm and t.pid > 1 and t.member_("__state") == 1
+    )
+    state = task.member_("__state").address_of_().value_()
+    if lost == "task":
+        subject.prog.add_memory_segment(state, 4, not_in_the_image, False)
+    elif lost == "stack":
+        at, size = stack_of(subject.image, task)
+        subject.prog.add_memory_segment(at, size, not_in_the_image, False)
+    preempted = () if lost == "task" else (Write(state, bytes(4)),)
+    counter = subject.percpu_counter("/files/web", "NR_SLAB_UNRECLAIMABLE_B", 0)
+    writes = (*preempted, subject.add(counter, 64))
+    report = subject.audit(Fault(writes, ("/files/web",), set()))
+    if lost is None:
+        assert report.verdict == "findings"
+        return
+    assert (report.verdict, report.findings) == ("incomplete", ())
+    [unreadable] = report.coverage["cpus"].examples
+    assert (unreadable.address, unreadable.what) == (
+        (state, "task that was not running")
+        if lost == "task"
+        else (task.value_(), "stack of a task")
+    )
 
 
 @pytest.mark.long

@@ -154,7 +154,7 @@ def test_a_flush_that_was_stopped() -> None:
     assert statuses(off, flushing) == {A: "unverifiable", B: "unverifiable"}
     assert statuses(off, flushing._replace(functions=("unknown",))) == statuses(off, flushing)
     row, *_ = mark_in_flight(replace(off, running=(flushing,)), updated_rows(off)[1:])
-    assert row.reason == "CPU 1 (kworker, 7) was flushing, or may have been"
+    assert row.reason == "a flush may be half done: CPU 1 (kworker, 7)"
     assert statuses(off, flushing._replace(busy=False)) == {A: "differs", B: "differs"}
     elsewhere = flushing._replace(functions=("osq_lock", *frames[2:], "kthread"))
     assert statuses(off, elsewhere) == {A: "differs", B: "differs"}

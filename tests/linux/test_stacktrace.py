@@ -326,13 +326,45 @@ def test_which_symbols_are_functions(
 def test_a_stack_that_is_missing(
     prog: Program, overlay: Overlay, task: Object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where the task was is not known, and the others are read."""
+    """Where the task was is not known: it may have left a charge half done. The others are read."""
     stopped(overlay, task)
     overlay.write((Write(task.stack.address_ or 0, (0xDEAD000000000100).to_bytes(8, "little")),))
     monkeypatch.setattr(stacktrace, "unwind", damaged)
-    found = read_running(Image(prog))
-    assert of_task(found, task) is None
+    coverage = Coverage()
+    found = read_running(Image(prog), coverage=coverage)
+    one = of_task(found, task)
+    assert one is not None
+    assert (one.waiting, one.busy, one.functions, one.held) == (True, True, (), None)
+    assert one.who == f"a\\xffb ({one.pid}), which was not running"
     assert len([one for one in found if not one.waiting]) == 4
+    (missed,) = coverage.examples
+    assert (missed.what, missed.address) == ("stack of a task", task.value_())
+    assert missed.reason == f"that of a\\xffb ({one.pid}) is not in the image"
+
+
+def test_a_task_that_is_missing(
+    prog: Program, overlay: Overlay, task: Object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody knows whether it was on no CPU, and in the middle of a charge."""
+    stopped(overlay, task)
+    named = stacktrace._named
+
+    def missing(one: Object, cpu: int) -> Running:
+        if one.value_() == task.value_():
+            raise FaultError("left out", 0x1000)
+        return named(one, cpu)
+
+    monkeypatch.setattr(stacktrace, "_named", missing)
+    coverage = Coverage()
+    found = read_running(Image(prog), coverage=coverage)
+    assert [one for one in found if one.waiting and one.pid < 0] == [
+        Running(-1, -1, "?", (), True, waiting=True)
+    ]
+    assert [(one.what, one.address) for one in coverage.examples] == [
+        ("task that was not running", 0x1000)
+    ]
+    monkeypatch.setattr(Image, "is_moving", True)
+    assert all(one.pid >= 0 for one in read_running(Image(prog)))
 
 
 def test_a_stack_of_a_running_kernel_that_is_gone(

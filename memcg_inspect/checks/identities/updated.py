@@ -114,8 +114,7 @@ def _explain(snapshot: Snapshot, row: Row) -> Explained | None:
     cpus = {cpu for left in snapshot.unfolded.values() for cpu in _off_list(left)}
     if not stopped or len(cpus) > len(stopped):
         return None
-    where = f"CPU {stopped[0].cpu} ({stopped[0].comm}, {stopped[0].pid})"
-    return Explained("unverifiable", f"{where} was flushing, or may have been")
+    return Explained("unverifiable", f"a flush may be half done: {stopped[0].who}")
 
 
 def _may_flush(cpu: Running) -> bool:

@@ -43,6 +43,9 @@ __all__ = ("read_running", "read_waiting")
 
 #: The most frames that are kept of a stack.
 _MOST_FRAMES = 64
+#: The most unreadable tasks that may each have left a charge half done. Fewer are ever preempted in
+#: the middle of one.
+_MOST_UNKNOWN = 64
 #: Functions that allocate and free percpu memory.
 _PERCPU = re.compile(r"pcpu_|free_percpu")
 #: ``TASK_UNINTERRUPTIBLE`` and ``TASK_NOLOAD`` of include/linux/sched.h. Idle threads of the kernel
@@ -68,11 +71,13 @@ def read_running(
     :param memcgs: memcgs to find pointers to, ``struct mem_cgroup *``
     :param objcgs: obj_cgroups to find pointers to, ``struct obj_cgroup *``
     :param released: memcgs that are in no list any more, ``struct mem_cgroup *``
-    :param coverage: where CPUs are counted whose runqueue or task cannot be read
+    :param coverage: where CPUs are counted whose runqueue or task cannot be read, and tasks that
+        were on no CPU if they or their stacks cannot be read. All of them are assumed to have been
+        in the kernel
     """
     reader = _Reader(image, memcgs, objcgs, released)
     coverage = Coverage() if coverage is None else coverage
-    return [*reader.on_cpus(coverage), *reader.waiting()]
+    return [*reader.on_cpus(coverage), *reader.waiting(coverage)]
 
 
 def read_waiting(
@@ -87,7 +92,7 @@ def read_waiting(
     Tasks on CPUs move, and have no stack that could be read.
     """
     reader = _Reader(image, memcgs, objcgs, released)
-    return [task for task in reader.waiting() if task.held is not None]
+    return [task for task in reader.waiting(Coverage()) if task.held is not None]
 
 
 class _Reader:
@@ -117,15 +122,16 @@ class _Reader:
                 continue
             yield self._with_stack(task, running)
 
-    def waiting(self) -> Iterator[Running]:
+    def waiting(self, coverage: Coverage) -> Iterator[Running]:
         """Return the tasks that were stopped in the kernel and were on no CPU."""
-        unread: list[FaultError] = []
+        unread: list[Exception] = []
         for task in find_tasks_and_dead(self.image, unread.append):
             try:
                 if task.value_() in self._current or not _may_be_at_work(task):
                     continue
                 running = _named(task, int(task_cpu(task)))._replace(waiting=True)
-            except (FaultError, LookupError):
+            except (FaultError, LookupError) as error:
+                unread.append(error)
                 continue
             found = self._with_stack(task, running)
             # drgn cannot unwind its stack. In a running kernel, it may have begun to run.
@@ -134,6 +140,16 @@ class _Reader:
             # Any other task has not run yet: copy_thread() makes it begin in ret_from_fork().
             if any(name.startswith("__schedule") for name in found.functions):
                 yield found
+            elif not found.functions and not self.image.is_moving:
+                whose = f"that of {running.comm} ({running.pid}) is not in the image"
+                coverage.miss("stack of a task", task.value_(), whose)
+                yield found
+        # The tasks of a running kernel come and go. It is read several times.
+        for number, why in enumerate(() if self.image.is_moving else unread):
+            address = why.address if isinstance(why, FaultError) else 0
+            coverage.miss("task that was not running", address, str(why))
+            if number < _MOST_UNKNOWN:
+                yield Running(-1, -1, "?", (), True, waiting=True)
 
     def _with_stack(self, task: Object, running: Running) -> Running:
         image = self.image
