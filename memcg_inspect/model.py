@@ -601,15 +601,6 @@ class Running(NamedTuple):
     waiting: bool = False
     areas: tuple[PartialArea, ...] = ()
 
-    @property
-    def who(self) -> str:
-        """The CPU and its task, or the task that was on no CPU, in words."""
-        if self.pid < 0:
-            return "a task that cannot be read" if self.waiting else f"CPU {self.cpu}"
-        if self.waiting:
-            return f"{self.comm} ({self.pid}), which was not running"
-        return f"CPU {self.cpu} ({self.comm}, {self.pid})"
-
 
 class Allowance(NamedTuple):
     """

@@ -57,6 +57,7 @@ __all__ = (
     "is_nearest_page",
     "largest_kmem",
     "largest_object",
+    "name_of",
     "pattern",
     "slab_amounts",
     "stock_bytes",
@@ -449,6 +450,15 @@ def _shows_as(size: int, amount: int, unit: Unit, page_size: int) -> bool:
     if unit == "pages":
         return amount == -(-size // page_size) or is_nearest_page(size, amount, page_size)
     return amount == {"references": 1, "KiB": size // 1024, "bytes": size}[unit]
+
+
+def name_of(cpu: Running) -> str:
+    """Return which CPU and task it is, or which task was on no CPU."""
+    if cpu.pid < 0:
+        return "a task that cannot be read" if cpu.waiting else f"CPU {cpu.cpu}"
+    if cpu.waiting:
+        return f"{cpu.comm} ({cpu.pid}), which was not running"
+    return f"CPU {cpu.cpu} ({cpu.comm}, {cpu.pid})"
 
 
 def is_nearest_page(size: int, pages: int, page_size: int) -> bool:

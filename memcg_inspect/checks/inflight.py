@@ -35,7 +35,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from memcg_inspect.checks.half_done import HalfDone
+from memcg_inspect.checks.half_done import HalfDone, name_of
 from memcg_inspect.checks.registry import check_of, check_of_item
 from memcg_inspect.checks.snapshot import Snapshot
 from memcg_inspect.model import Allowance, Held, Running, counted
@@ -456,4 +456,4 @@ def _name(held: Held) -> str:
 
 def where(context: Context) -> str:
     """Return which CPU it is, and the function that it was in."""
-    return f"{context.cpu.who}, in {context.function}"
+    return f"{name_of(context.cpu)}, in {context.function}"

@@ -9,6 +9,7 @@ import pytest
 from support.made import LIMITS, OBJCG_A, OBJCG_B, ROOT, UNRECLAIMABLE, A, B, snapshot
 from support.made_charges import image
 
+from memcg_inspect.checks.half_done import name_of
 from memcg_inspect.checks.identities.usage import usage_rows
 from memcg_inspect.checks.inflight import mark_in_flight, possible_contexts
 from memcg_inspect.checks.rows import RowKey, make_row
@@ -314,7 +315,7 @@ def test_a_reason_says_where_the_cpus_may_have_been() -> None:
 
 def test_a_reason_says_who_cannot_be_read() -> None:
     unknown = Running(-1, -1, "?", (), True)
-    assert unknown._replace(cpu=3).who == "CPU 3"
+    assert name_of(unknown._replace(cpu=3)) == "CPU 3"
     row = off_by(1, unknown._replace(waiting=True))
     assert row.status == "unverifiable"
     assert row.reason is not None

@@ -22,7 +22,7 @@ memory for a time, changes of then may be on no list: a memcg with such changes 
 from __future__ import annotations
 
 from memcg_inspect.checks.check import Check, Explained, Proof
-from memcg_inspect.checks.half_done import FLUSH, pattern
+from memcg_inspect.checks.half_done import FLUSH, name_of, pattern
 from memcg_inspect.checks.identities.levels import unsteady
 from memcg_inspect.checks.rows import Missing, RowKey, make_row
 from memcg_inspect.checks.snapshot import Snapshot
@@ -114,7 +114,7 @@ def _explain(snapshot: Snapshot, row: Row) -> Explained | None:
     cpus = {cpu for left in snapshot.unfolded.values() for cpu in _off_list(left)}
     if not stopped or len(cpus) > len(stopped):
         return None
-    return Explained("unverifiable", f"a flush may be half done: {stopped[0].who}")
+    return Explained("unverifiable", f"a flush may be half done: {name_of(stopped[0])}")
 
 
 def _may_flush(cpu: Running) -> bool:
