@@ -14,7 +14,7 @@ same way; see :mod:`~memcg_inspect.collect.unlisted_maps`.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 
 from drgn import FaultError, Object, Type, container_of, offsetof, sizeof
 
@@ -85,7 +85,7 @@ class ReleasedReader:
             with 0 instead of the obj_cgroup
         """
         for number, address in self._old_memcgs(slab, self.coverage):
-            with suppress(FaultError):  # an object that is used again can point anywhere
+            with self._counted(address):
                 yield from self._released_memcg(slab, number, address)
 
     def children(self, slab: Slab) -> Iterator[int]:
@@ -100,9 +100,19 @@ class ReleasedReader:
         if self._rwork is None:
             return
         for _, address in self._old_memcgs(slab, Coverage()):
-            with suppress(FaultError):
+            with self._counted(address):
                 if self._holds_parent(address):
                     yield self.memory.word(address + self._parent)
+
+    @contextmanager
+    def _counted(self, address: int) -> Iterator[None]:
+        """Count a memcg that is being freed if it cannot be read."""
+        try:
+            yield
+        except FaultError as error:
+            # An object that is used again can point anywhere.
+            if not self.image.is_moving and self._may_be_released(address):
+                self.coverage.miss("memcg that is being freed", error.address, str(error))
 
     def _old_memcgs(self, slab: Slab, coverage: Coverage) -> Iterator[tuple[int, int]]:
         """
@@ -151,12 +161,14 @@ class ReleasedReader:
     def _released_memcg(
         self, slab: Slab, number: int, address: int
     ) -> Iterator[tuple[int, Transient]]:
-        if not self._is_allocated(slab, number):
+        is_allocated = self._is_allocated(slab, number)
+        if is_allocated is False:
             return
-        memcg, transient = self._memcg(address), Transient(RELEASED, address)
+        memcg = self._memcg(address)
+        transient = Transient(RELEASED, address, unsure=is_allocated is None)
         # css_free_rwork_fn() begins with percpu_ref_exit(), which clears the pointer. So this
         # memcg was not freed, not even into a sheaf of its cache.
-        if int(memcg.css.flags) & self._released and memcg.css.refcnt.data:
+        if is_allocated and int(memcg.css.flags) & self._released and memcg.css.refcnt.data:
             yield 0, transient
         for objcg in self._original_objcgs(memcg):
             yield objcg, transient
@@ -174,12 +186,19 @@ class ReleasedReader:
             if holder.type_.type.has_member("orig_objcg") and holder.orig_objcg:
                 yield holder.orig_objcg.value_()
 
-    def _is_allocated(self, slab: Slab, number: int) -> bool:
+    def _may_be_released(self, address: int) -> bool:
+        try:
+            return bool(int(self._memcg(address).css.flags) & self._released)
+        except FaultError:
+            return True
+
+    def _is_allocated(self, slab: Slab, number: int) -> bool | None:
+        """Return whether an object is in use; ``None`` if not all free objects could be read."""
         # A free object may still have the contents of the memcg that it was.
         try:
             return not self._free.is_free(slab, number)
         except FaultError:  # the free list of a slab that a CPU is changing can be inconsistent
-            return False
+            return None
 
 
 def _addresses(image: Image, names: Iterable[str]) -> Iterator[int]:
@@ -260,7 +279,7 @@ class Pending:
         freed_by = self._freed_by(works, css.destroy_rwork.rcu)
         # The bit stays set until the work item runs, also while the callback is in no list because
         # rcu_do_batch() is calling it.
-        unsure = not self._whole or any(is_pending(work) for work in works)
+        unsure = transient.unsure or not self._whole or any(is_pending(work) for work in works)
         found = transient._replace(freed_by=freed_by, unsure=unsure)
         return found if freed_by is not None else self._with_charges(found, memcg)
 

@@ -394,6 +394,25 @@ def test_holders_of_references_that_could_not_be_read(subject: str, holders: str
     assert {row.reason for row in rows} == {f"{holders} are not all in the image"}
 
 
+def test_memcgs_that_are_being_freed_and_could_not_be_read() -> None:
+    """They may hold references: a count that is higher than what was found says nothing then."""
+    refs = {o: (objcg.refs or 0) for o, objcg in image().objcgs.items()}
+
+    def status(more: int, *unread: int) -> tuple[str, str | None]:
+        objcgs = image().objcgs
+        changed = {OBJCG_A: replace(objcgs[OBJCG_A], refs=refs[OBJCG_A] + more)}
+        coverage = {"css": Coverage(1, *unread)}
+        rows = reference_rows(image(objcgs={**objcgs, **changed}, coverage=coverage))
+        [row] = [row for row in rows if row.objcg == OBJCG_A]
+        return row.status, row.reason
+
+    assert status(1) == ("differs", None)
+    reason = "memcgs that are being freed, which may hold references, are not all in the image"
+    assert status(1, 1) == ("unverifiable", reason)
+    assert status(0, 1) == ("exact", None)
+    assert status(-1, 1) == ("differs", None)
+
+
 @pytest.mark.parametrize("kind", ["kmem", "lru", "slab", "percpu", "zswap"])
 def test_charges_that_hold_references_and_could_not_be_read(kind: ChargeKind) -> None:
     charges = ledger(CHARGES)

@@ -363,6 +363,18 @@ def test_a_cgroup_that_is_missing() -> None:
     )
 
 
+def test_an_id_that_is_missing() -> None:
+    """It may be on another page than the name."""
+    image, names = family(), Coverage()
+    page = (BANK & -4096) + 0x800_0000
+    image.words(page - 16, BANK + NAME, ROOT + NODE)
+    image.words(BANK + CGROUP, page - 16)
+    bank = read_memcgs(image, Coverage(), names)[BANK]
+    assert (bank.path, bank.cgroup_id) == ("/bank", None)
+    [missed] = names.examples
+    assert (missed.what, missed.address) == ("ID of a cgroup", page)
+
+
 def break_children(image: MadeImage, memcg: int) -> int:
     """Make a list of children a circle that leads back to its first entry; return that one."""
     first = at(image, SHOP, "sibling")

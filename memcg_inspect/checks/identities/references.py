@@ -37,6 +37,7 @@ _KINDS: tuple[ChargeKind, ...] = ("kmem", "lru", *OBJECTS)
 _HOLDERS = {"stock": "object stocks", "tasks": "tasks", "bpf": "BPF maps"}
 
 _MEMCGS = "memcgs, which hold references to their obj_cgroups, are not all in the image"
+_RELEASED = "memcgs that are being freed, which may hold references, are not all in the image"
 
 
 def reference_rows(snapshot: Snapshot) -> list[Row]:
@@ -45,6 +46,7 @@ def reference_rows(snapshot: Snapshot) -> list[Row]:
     why = _why_missing(snapshot)
     unsure = snapshot.unreadable | snapshot.counters.partial
     unknown = _unknown_holders(snapshot)
+    released = None if snapshot.complete("css") else _RELEASED
     rows = []
     for address, objcg in snapshot.objcgs.items():
         if objcg.is_root:
@@ -56,7 +58,7 @@ def reference_rows(snapshot: Snapshot) -> list[Row]:
             None if objcg.refs is None else {"refcnt": objcg.refs},
             missing_if(_MEMCGS if why is None and payer in unsure else why),
         )
-        rows.append(doubted(row, missing_if(unknown.get(payer))))
+        rows.append(doubted(row, missing_if(unknown.get(payer) or released)))
     return rows
 
 

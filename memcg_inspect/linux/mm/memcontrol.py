@@ -314,7 +314,7 @@ class _Tree:
         self.memcgs[address] = Memcg(
             address=address,
             path=self._path(memcg, above),
-            cgroup_id=_cgroup_id(css),
+            cgroup_id=self._cgroup_id(css),
             state="dying" if is_dying else "online",
             parent=None if above is None else above.address,
             payer=above.payer if is_dying and above is not None else address,
@@ -390,13 +390,13 @@ class _Tree:
             name = f"<memcg {memcg.value_():#x}>"
         return f"{parent.path.rstrip('/')}/{name}"
 
-
-def _cgroup_id(css: Object) -> int | None:
-    # cgroup_id(): the inode number of the cgroup's directory.
-    try:
-        return int(css.cgroup.kn.id)
-    except FaultError:
-        return None
+    def _cgroup_id(self, css: Object) -> int | None:
+        # cgroup_id(): the inode number of the cgroup's directory.
+        try:
+            return int(css.cgroup.kn.id)
+        except FaultError as error:
+            self.names.miss("ID of a cgroup", error.address, str(error))
+            return None
 
 
 def csses_made_since(image: Image, memcgs: Iterable[int], coverage: Coverage) -> dict[int, int]:
