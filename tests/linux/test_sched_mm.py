@@ -133,6 +133,26 @@ def test_a_word_that_an_earlier_call_left(prog: Program, overlay: Overlay, task:
         overlay.clear()
 
 
+def test_a_function_whose_code_is_missing(
+    lab: Lab, kernel: str, task: Object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may be one that sets the pointer."""
+    prog = lab.image(kernel, "4", "mixed").own_program()
+    task = Object(prog, "struct task_struct *", task.value_())
+    charges(Overlay(prog), task, *call(prog))
+    symbol = prog.symbol(SETTER)
+
+    def missing(address: int, *_: object) -> NoReturn:
+        raise FaultError("not in the image", address)
+
+    prog.add_memory_segment(symbol.address, symbol.size, missing, False)
+    monkeypatch.setattr(sched_mm._Code, "is_known", lambda _: True)
+    [active] = found(prog, task)
+    why = f"the code of {SETTER}(), which may set it, is not in the image"
+    assert (active.function, active.why_unknown) == (None, why)
+    assert sets_active_memcg(Image(prog), symbol.address) is None
+
+
 def test_a_stack_without_such_a_function(prog: Program, overlay: Overlay, task: Object) -> None:
     callee, back = call(prog)
     unused = stack_of(Image(prog), task)[0] + 0x100

@@ -71,13 +71,18 @@ _NO_REGISTERS = "the registers of its CPU are not in the image"
 
 
 class _Code:
-    """Finder of functions that set the pointer."""
+    """
+    Finder of functions that set the pointer.
+
+    :ivar unread: addresses of functions whose code could not be read: they may set it
+    """
 
     def __init__(self, image: Image, known: Instructions) -> None:
         self._image, self.instructions = image, known
         self._offset = offsetof(image.type("struct task_struct"), "active_memcg")
         self._kinds: dict[int, tuple[bool, bool]] = {}
         self._sets: dict[int, bool] = {}
+        self.unread: set[int] = set()
 
     def is_known(self) -> bool:
         """Return whether such functions can be told in this kernel."""
@@ -158,7 +163,10 @@ class _Code:
             if symbol.address != function or symbol.size > _MOST_TEXT:
                 return b""
             return self._image.memory.read(symbol.address, symbol.size)
-        except (UnknownKernelError, FaultError):
+        except UnknownKernelError:
+            return b""
+        except FaultError:
+            self.unread.add(function)
             return b""
 
 
@@ -176,10 +184,12 @@ def sets_active_memcg(image: Image, address: int) -> bool | None:
     Return whether a function sets ``active_memcg``.
 
     :param address: address of the function
-    :return: ``None`` if this cannot be told in this kernel
+    :return: ``None`` if this cannot be told in this kernel, or if the code cannot be read
     """
     code = _code(image)
-    return None if code is None else code.sets(address)
+    if code is None:
+        return None
+    return code.sets(address) or (None if address in code.unread else False)
 
 
 class _Place(NamedTuple):
@@ -205,7 +215,7 @@ def _find(image: Image, words: Iterable[int], *, skip: int = 0) -> _Place:
     if code is None:
         return _Place(None, "functions that set active_memcg are not known on this kernel")
     called_from: set[int] = set()
-    doubtful: str | None = None
+    doubtful = unread = None
     for word in code_addresses(image, words):
         found = code.function(word)
         if found is None:
@@ -218,9 +228,13 @@ def _find(image: Image, words: Iterable[int], *, skip: int = 0) -> _Place:
                     return _Place(name)
                 skip -= 1
             doubtful = name
+        elif function in code.unread:
+            unread = unread or name
         called_from.add(function)
     if doubtful is not None:
         return _Place(None, f"{doubtful}() may be on the stack, or may be left over from a call")
+    if unread is not None:
+        return _Place(None, f"the code of {unread}(), which may set it, is not in the image")
     return _Place()
 
 
