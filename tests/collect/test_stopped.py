@@ -20,7 +20,7 @@ from support.guests import (
     series,
 )
 from support.planters import planters_of
-from support.planting import Fault, Subject, Write, ended
+from support.planting import Fault, Subject, Write, change, ended
 
 from memcg_inspect.checks.half_done import FLUSH
 from memcg_inspect.collect import audit, collect
@@ -204,32 +204,40 @@ def test_cpu_whose_task_cannot_be_read(lab: Lab, lost: str) -> None:
     assert (unreadable.address, unreadable.what) == (unread, "task that a CPU was running")
 
 
-@pytest.mark.parametrize("lost", ["task", "stack", None])
+@pytest.mark.parametrize("lost", ["stack", "blocked task", "sleeping task", None])
 def test_task_on_no_cpu_that_cannot_be_read(lab: Lab, lost: str | None) -> None:
-    """It may have been preempted in the middle of a charge. If it is whole, it was in none."""
+    """
+    It may have been stopped in the middle of a charge, unless the runqueues say that it slept.
+
+    If it is whole, its stack says so.
+    """
     subject = Subject(lab.image("7.3", "2").own_program())
     task = next(
         t for t in for_each_task(subject.prog) if t.mm and t.pid > 1 and t.member_("__state") == 1
     )
     state = task.member_("__state").address_of_().value_()
-    if lost == "task":
+    # In the middle of a charge, it would have waited without being interruptible.
+    blocked = per_cpu(subject.prog["runqueues"], 1).nr_uninterruptible
+    writes = [change(blocked, (int(blocked) + (lost == "blocked task")) % 2**64)]
+    if lost in ("blocked task", "sleeping task"):
         subject.prog.add_memory_segment(state, 4, not_in_the_image, False)
-    elif lost == "stack":
-        at, size = stack_of(subject.image, task)
-        subject.prog.add_memory_segment(at, size, not_in_the_image, False)
-    preempted = () if lost == "task" else (Write(state, bytes(4)),)
+    else:
+        writes.append(Write(state, bytes(4)))  # it was preempted
+    if lost == "stack":
+        subject.prog.add_memory_segment(*stack_of(subject.image, task), not_in_the_image, False)
     counter = subject.percpu_counter("/files/web", "NR_SLAB_UNRECLAIMABLE_B", 0)
-    writes = (*preempted, subject.add(counter, 64))
-    report = subject.audit(Fault(writes, ("/files/web",), set()))
-    if lost is None:
+    writes.append(subject.add(counter, 64))
+    report = subject.audit(Fault(tuple(writes), ("/files/web",), set()))
+    if lost in ("sleeping task", None):
         assert report.verdict == "findings"
+        assert "cpus" not in report.coverage
         return
     assert (report.verdict, report.findings) == ("incomplete", ())
     [unreadable] = report.coverage["cpus"].examples
     assert (unreadable.address, unreadable.what) == (
-        (state, "task that was not running")
-        if lost == "task"
-        else (task.value_(), "stack of a task")
+        (task.value_(), "stack of a task")
+        if lost == "stack"
+        else (state, "task that was not running")
     )
 
 

@@ -341,10 +341,18 @@ def test_a_stack_that_is_missing(
     assert missed.reason == f"that of a\\xffb ({one.pid}) is not in the image"
 
 
-def test_a_task_that_is_missing(
-    prog: Program, overlay: Overlay, task: Object, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("at_work", "unknown"), [(0, 0), (1, 1), (3, 3), (1000, 64), (None, 1), (FaultError("", 0), 1)]
+)
+def test_tasks_that_are_missing(
+    prog: Program,
+    overlay: Overlay,
+    task: Object,
+    monkeypatch: pytest.MonkeyPatch,
+    at_work: int | FaultError | None,
+    unknown: int,
 ) -> None:
-    """Nobody knows whether it was on no CPU, and in the middle of a charge."""
+    """As many as the runqueues say may be in the middle of a charge; all, where they do not."""
     stopped(overlay, task)
     named = stacktrace._named
 
@@ -353,15 +361,23 @@ def test_a_task_that_is_missing(
             raise FaultError("left out", 0x1000)
         return named(one, cpu)
 
+    def unread_at_work(image: Image, known: list[Object], unread: set[int]) -> int | None:
+        assert (len(known) > 50, unread) == (True, {task.value_()})
+        assert task not in known
+        if isinstance(at_work, FaultError):
+            raise at_work
+        return at_work
+
     monkeypatch.setattr(stacktrace, "_named", missing)
+    monkeypatch.setattr(stacktrace, "unread_at_work", unread_at_work)
     coverage = Coverage()
     found = read_running(Image(prog), coverage=coverage)
-    assert [one for one in found if one.waiting and one.pid < 0] == [
-        Running(-1, -1, "?", (), True, waiting=True)
-    ]
-    assert [(one.what, one.address) for one in coverage.examples] == [
-        ("task that was not running", 0x1000)
-    ]
+    one = Running(-1, -1, "?", (), True, waiting=True)
+    assert [one for one in found if one.waiting and one.pid < 0] == [one] * unknown
+    assert coverage.unreadable == unknown
+    assert {(one.what, one.address) for one in coverage.examples} == (
+        {("task that was not running", 0x1000)} if unknown else set()
+    )
     monkeypatch.setattr(Image, "is_moving", True)
     assert all(one.pid >= 0 for one in read_running(Image(prog)))
 

@@ -27,6 +27,7 @@ from memcg_inspect.image.strings import text
 from memcg_inspect.linux.arch.entry import has_exact_pc, is_idle, is_outermost
 from memcg_inspect.linux.arch.processor import is_kernel_address
 from memcg_inspect.linux.kernel.sched import find_tasks_and_dead
+from memcg_inspect.linux.kernel.sched_load import unread_at_work
 from memcg_inspect.linux.kernel.stacktrace_pointers import PointerReader
 from memcg_inspect.linux.kernel.stacktrace_words import (
     as_written,
@@ -124,14 +125,17 @@ class _Reader:
 
     def waiting(self, coverage: Coverage) -> Iterator[Running]:
         """Return the tasks that were stopped in the kernel and were on no CPU."""
-        unread: list[Exception] = []
-        for task in find_tasks_and_dead(self.image, unread.append):
+        faults: list[Exception] = []
+        unread: dict[int, Exception] = {}
+        known: list[Object] = []
+        for task in find_tasks_and_dead(self.image, faults.append):
             try:
+                known.append(task)
                 if task.value_() in self._current or not _may_be_at_work(task):
                     continue
                 running = _named(task, int(task_cpu(task)))._replace(waiting=True)
             except (FaultError, LookupError) as error:
-                unread.append(error)
+                unread[known.pop().value_()] = error
                 continue
             found = self._with_stack(task, running)
             # drgn cannot unwind its stack. In a running kernel, it may have begun to run.
@@ -145,11 +149,20 @@ class _Reader:
                 coverage.miss("stack of a task", task.value_(), whose)
                 yield found
         # The tasks of a running kernel come and go. It is read several times.
-        for number, why in enumerate(() if self.image.is_moving else unread):
-            address = why.address if isinstance(why, FaultError) else 0
-            coverage.miss("task that was not running", address, str(why))
-            if number < _MOST_UNKNOWN:
+        if (faults or unread) and not self.image.is_moving:
+            why = [*unread.values(), *faults]
+            for number in range(self._unread_at_work(known, unread, len(why))):
+                fault = why[min(number, len(why) - 1)]
+                address = fault.address if isinstance(fault, FaultError) else 0
+                coverage.miss("task that was not running", address, str(fault))
                 yield Running(-1, -1, "?", (), True, waiting=True)
+
+    def _unread_at_work(self, known: list[Object], unread: Collection[int], most: int) -> int:
+        """Return how many tasks that cannot be read may be in the middle of a charge."""
+        number = None
+        with suppress(FaultError, LookupError, UnknownKernelError):
+            number = unread_at_work(self.image, known, set(unread) - self._current)
+        return min(most if number is None else number, _MOST_UNKNOWN)
 
     def _with_stack(self, task: Object, running: Running) -> Running:
         image = self.image
