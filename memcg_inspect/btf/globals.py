@@ -241,6 +241,7 @@ _DRGN: dict[str, Entry | tuple[Entry, ...]] = {
     "map_idr": "struct idr",
     "prog_idr": "struct idr",
     # cpumask, nodemask, percpu
+    "__cpu_active_mask": "struct cpumask",
     "__cpu_online_mask": "struct cpumask",
     "__cpu_possible_mask": "struct cpumask",
     "__cpu_present_mask": "struct cpumask",

@@ -22,6 +22,7 @@ __all__ = (
     "Missing",
     "RowKey",
     "counter_row",
+    "doubt_released",
     "doubted",
     "finding_key",
     "make_row",
@@ -32,6 +33,7 @@ __all__ = (
 
 
 _NOTHING = CounterValue(0, 0)
+_RELEASED = "memcgs that are being freed, which may hold references, are not all in the image"
 
 
 class RowKey(NamedTuple):
@@ -150,6 +152,18 @@ def doubted(row: Row, doubt: Missing | None) -> Row:
     if row.off < 0 and not doubt.either_way:
         return row
     return replace(row, status="unverifiable", reason=doubt.reason)
+
+
+def doubt_released(snapshot: Snapshot, row: Row) -> Row:
+    """
+    Return a row of references, ``unverifiable`` if memcgs that are being freed may hold the others.
+
+    :param row: each of them holds at most one reference that it counts
+    """
+    unread = snapshot.coverage.get("released")
+    if unread is None or row.status != "differs" or row.off > unread.unreadable:
+        return row
+    return doubted(row, Missing(_RELEASED))
 
 
 def missing_if(reason: str | None, either_way: bool = False) -> Missing | None:

@@ -150,7 +150,7 @@ class RangeCollector:
         self._socks.others = partial.coverage["other_socks"]
         self._notify.coverage = partial.coverage["notify"]
         self._users.coverage = partial.coverage["user_pages"]
-        self._released.coverage = partial.coverage["css"]
+        self._released.coverage = partial.coverage["released"]
         self._maps.coverage = partial.coverage["bpf"]
         # On a running kernel, these lists change while they are read.
         for fault in () if self._image.is_moving else self._released.faults:

@@ -76,6 +76,7 @@ class ReleasedReader:
         self.coverage = Coverage()
         self._being_freed = _running(image, "css_free_rwork_fn", self.faults.append)
         self._free = FreeObjects(image, slabs)
+        self._missed: set[int] = set()
 
     def read(self, slab: Slab) -> Iterator[tuple[int, Transient]]:
         """
@@ -111,7 +112,10 @@ class ReleasedReader:
             yield
         except FaultError as error:
             # An object that is used again can point anywhere.
-            if not self.image.is_moving and self._may_be_released(address):
+            if self.image.is_moving or address in self._missed:
+                return
+            if self._may_be_released(address):
+                self._missed.add(address)
                 self.coverage.miss("memcg that is being freed", error.address, str(error))
 
     def _old_memcgs(self, slab: Slab, coverage: Coverage) -> Iterator[tuple[int, int]]:
@@ -198,7 +202,7 @@ class ReleasedReader:
         try:
             return not self._free.is_free(slab, number)
         except FaultError:  # the free list of a slab that a CPU is changing can be inconsistent
-            return None
+            return False if self.image.is_moving else None
 
 
 def _addresses(image: Image, names: Iterable[str]) -> Iterator[int]:

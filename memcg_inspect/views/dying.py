@@ -517,7 +517,7 @@ class _Dying:
             if self.snapshot.ledger.may_miss(kind):
                 return f"{kind} memory, which holds references, is not all in the image"
         if not self.snapshot.complete(
-            "memcgs", "charge_stock", "other_socks", "notify", "zswap_cursor"
+            "memcgs", "released", "charge_stock", "other_socks", "notify", "zswap_cursor"
         ):
             return "memcgs or other holders of references are not all in the image"
         return None

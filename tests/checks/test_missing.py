@@ -401,7 +401,7 @@ def test_memcgs_that_are_being_freed_and_could_not_be_read() -> None:
     def status(more: int, *unread: int) -> tuple[str, str | None]:
         objcgs = image().objcgs
         changed = {OBJCG_A: replace(objcgs[OBJCG_A], refs=refs[OBJCG_A] + more)}
-        coverage = {"css": Coverage(1, *unread)}
+        coverage = {"released": Coverage(0, *unread)}
         rows = reference_rows(image(objcgs={**objcgs, **changed}, coverage=coverage))
         [row] = [row for row in rows if row.objcg == OBJCG_A]
         return row.status, row.reason
@@ -409,6 +409,7 @@ def test_memcgs_that_are_being_freed_and_could_not_be_read() -> None:
     assert status(1) == ("differs", None)
     reason = "memcgs that are being freed, which may hold references, are not all in the image"
     assert status(1, 1) == ("unverifiable", reason)
+    assert status(2, 1) == ("differs", None)  # each holds one reference to it
     assert status(0, 1) == ("exact", None)
     assert status(-1, 1) == ("differs", None)
 

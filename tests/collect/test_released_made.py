@@ -60,6 +60,7 @@ def reader(of: dict[int, Any], words: dict[int, int], **more: Any) -> ReleasedRe
     found.image = SimpleNamespace(is_moving=False)
     found.memory = SimpleNamespace(word=word, word_size=8)
     found.slabs = SimpleNamespace(objects=lambda _: list(of))
+    found._missed = set()
     found.memcgs, found.coverage, found._being_freed = set(), Coverage(), frozenset()
     found._subsys, found._parent, found._rwork = AT_SUBSYS, AT_PARENT, AT_RWORK
     found._released, found._memory_subsys, found._memcg_size = 4, SUBSYS, 1000

@@ -114,6 +114,9 @@ def test_cpus_in_masks() -> None:
     image = cpus(128, (0, 1, 63, 64, 127), (1, 127))
     assert possible_cpus(image) == (0, 1, 63, 64, 127)
     assert online_cpus(image) == (1, 127)
+    image.variable("__cpu_active_mask", "struct cpumask", CPUS + 32)
+    image.words(CPUS + 32, *bits(0, 2, 64))  # those that a panic stopped; 2 is not possible
+    assert online_cpus(image) == (0, 1, 64, 127)
     assert possible_cpus(cpus(8, (0, 1), (0,))) == (0, 1)  # disable_smp() of x86 takes some out
     assert possible_cpus(cpus(2, (0, 1), (0,))) == (0, 1)
 

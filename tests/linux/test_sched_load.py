@@ -24,8 +24,8 @@ def without(prog: Program, *gone: Object) -> int | None:
 
 
 def at_work(task: Object) -> bool:
-    """Return whether a task is on a queue, or waits without being interruptible (state ``D``)."""
-    return bool(task.on_rq) or int(task.member_("__state")) & 0x402 == 2
+    """Return whether a task is on a queue, waits in state ``D``, or is woken up."""
+    return bool(task.on_rq) or int(task.member_("__state")) & 0x602 in (2, 0x200)
 
 
 @pytest.mark.parametrize("kernel", DEBIAN_KERNELS)
@@ -35,15 +35,15 @@ def test_each_task_may_be_missing(lab: Lab, kernel: str) -> None:
     fair = prog.symbol("fair_sched_class").address
     # A CPU that was stopped while it put a task on a queue, or took it off, may count another.
     more = without(prog) or 0
-    assert more <= 1
+    assert more <= 4
     queued = 0
     for task in for_each_task(prog):
         found = without(prog, task) or 0
         assert found <= more + at_work(task), (task.comm, task.pid)
-        if task.on_rq and task.sched_class.value_() == fair:
+        if int(task.on_rq) == 1 and task.sched_class.value_() == fair:
             queued += 1
             assert found >= 1, (task.comm, task.pid)
-    assert queued > 1
+    assert queued
 
 
 @pytest.mark.parametrize("kernel", DEBIAN_KERNELS)

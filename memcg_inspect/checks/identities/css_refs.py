@@ -14,7 +14,7 @@ from collections import Counter, defaultdict
 
 from memcg_inspect.checks.check import Check, in_flight, references_differ
 from memcg_inspect.checks.held_on_stack import doubt_of, held_on_stack
-from memcg_inspect.checks.rows import Missing, RowKey, doubted, make_row, missing_if
+from memcg_inspect.checks.rows import Missing, RowKey, doubt_released, doubted, make_row, missing_if
 from memcg_inspect.checks.snapshot import Snapshot
 from memcg_inspect.checks.split import being_split
 from memcg_inspect.model import CssRefs, Memcg, StackRef
@@ -61,6 +61,7 @@ def _row(snapshot: Snapshot, memcg: Memcg, found: Counter[str], why: str | None)
         missing_if(why),
     )
     row = doubted(row, _charged_in_interrupt(snapshot, row))
+    row = doubt_released(snapshot, row)
     return doubted(row, doubt_of(snapshot, row, _most))
 
 

@@ -23,7 +23,7 @@ from memcg_inspect.checks.half_done import (
     pattern,
 )
 from memcg_inspect.checks.ledger import ChargeKind
-from memcg_inspect.checks.rows import RowKey, doubted, make_row, missing_if
+from memcg_inspect.checks.rows import RowKey, doubt_released, doubted, make_row, missing_if
 from memcg_inspect.checks.snapshot import OBJECTS, Snapshot
 from memcg_inspect.checks.split import being_split
 from memcg_inspect.checks.zswap_stores import being_stored
@@ -37,7 +37,6 @@ _KINDS: tuple[ChargeKind, ...] = ("kmem", "lru", *OBJECTS)
 _HOLDERS = {"stock": "object stocks", "tasks": "tasks", "bpf": "BPF maps"}
 
 _MEMCGS = "memcgs, which hold references to their obj_cgroups, are not all in the image"
-_RELEASED = "memcgs that are being freed, which may hold references, are not all in the image"
 
 
 def reference_rows(snapshot: Snapshot) -> list[Row]:
@@ -46,7 +45,6 @@ def reference_rows(snapshot: Snapshot) -> list[Row]:
     why = _why_missing(snapshot)
     unsure = snapshot.unreadable | snapshot.counters.partial
     unknown = _unknown_holders(snapshot)
-    released = None if snapshot.complete("css") else _RELEASED
     rows = []
     for address, objcg in snapshot.objcgs.items():
         if objcg.is_root:
@@ -58,7 +56,8 @@ def reference_rows(snapshot: Snapshot) -> list[Row]:
             None if objcg.refs is None else {"refcnt": objcg.refs},
             missing_if(_MEMCGS if why is None and payer in unsure else why),
         )
-        rows.append(doubted(row, missing_if(unknown.get(payer) or released)))
+        row = doubted(row, missing_if(unknown.get(payer)))
+        rows.append(doubt_released(snapshot, row))
     return rows
 
 

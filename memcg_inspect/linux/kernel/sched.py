@@ -21,7 +21,7 @@ from memcg_inspect.image.image import Image, per_image
 from memcg_inspect.image.layout import array_length, constant, has_member, member_type
 from memcg_inspect.image.strings import text
 from memcg_inspect.linux.lib.list import OnFault, idr_entries, list_entries
-from memcg_inspect.linux.mm.mmzone import online_cpus, possible_nodes
+from memcg_inspect.linux.mm.mmzone import possible_cpus, possible_nodes
 from memcg_inspect.model import Coverage
 from memcg_inspect.model_tasks import TaskCharge
 
@@ -103,7 +103,7 @@ def find_tasks_and_dead(image: Image, on_fault: OnFault) -> list[Object]:
     # The queues of a running kernel change while they are read. It is read several times.
     faults: list[FaultError] = []
     if has_member(image, "struct rq", "cfs_tasks"):  # CONFIG_SMP
-        for cpu in online_cpus(image):
+        for cpu in possible_cpus(image):
             head = per_cpu(image.object("runqueues"), cpu).cfs_tasks.address_of_()
             for task in list_entries(image, _TASK, head, "se.group_node", faults.append):
                 tasks.setdefault(task.value_(), task)

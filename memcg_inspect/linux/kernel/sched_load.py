@@ -4,9 +4,9 @@ Tasks that have work left
 -------------------------
 
 A task that is on no CPU may have left something half done in the kernel if it was preempted, or if
-it waits without being interruptible. The runqueues (``struct rq`` of
-:linux:`kernel/sched/sched.h`) count such tasks, and list most of those that were preempted. So they
-tell how many there are among tasks that cannot be read.
+it waits in uninterruptible sleep. The runqueues (``struct rq`` of :linux:`kernel/sched/sched.h`)
+count such tasks, and list those of the fair class that were preempted. So they tell how many there
+are among tasks that cannot be read.
 """
 
 from __future__ import annotations
@@ -18,37 +18,61 @@ from drgn.helpers.linux.percpu import per_cpu
 
 from memcg_inspect.image.image import Image
 from memcg_inspect.image.layout import has_member
-from memcg_inspect.linux.lib.list import list_entries
-from memcg_inspect.linux.mm.mmzone import online_cpus, possible_cpus
+from memcg_inspect.linux.lib.list import OnFault, list_entries
+from memcg_inspect.linux.mm.mmzone import possible_cpus
 
 __all__ = ("unread_at_work",)
+
+#: ``TASK_NEW``: the task is being forked and has not run yet.
+_NEW = 0x800
+#: ``TASK_ON_RQ_QUEUED`` of kernel/sched/sched.h.
+_QUEUED = 1
+#: What is read of runqueues and tasks, by structure.
+_MEMBERS = {
+    "struct rq": ("cfs_tasks", "nr_running", "nr_uninterruptible"),
+    "struct task_struct": ("on_rq", "sched_class", "sched_contributes_to_load"),
+}
 
 
 def unread_at_work(image: Image, known: Iterable[Object], unread: Collection[int]) -> int | None:
     """
-    Return how many tasks that cannot be read were preempted, or waited without being interruptible.
+    Return how many tasks that cannot be read were preempted, or waited in uninterruptible sleep.
 
     :param known: all tasks that can be read, ``struct task_struct *``
     :param unread: those of the others whose addresses are known, without those that a CPU ran
-    :return: ``None`` if the kernel does not list them (CONFIG_SMP=n)
+    :return: ``None`` if the runqueues do not tell: without CONFIG_SMP, with CONFIG_PREEMPT_RT, or
+        while real-time tasks are throttled
     :raises drgn.FaultError: if the runqueues cannot be read
-    :raises UnknownKernelError: if this kernel has other runqueues
+    :raises UnknownKernelError: if this kernel has no runqueues of that name
     """
-    if not has_member(image, "struct rq", "cfs_tasks"):
+    if not all(has_member(image, of, member) for of in _MEMBERS for member in _MEMBERS[of]):
         return None
-    known = list(known)
-    queued = _queued(image)
-    is_fair = image.symbol("fair_sched_class").address
+    # A task that waits for a lock that PREEMPT_RT lets sleep (TASK_RTLOCK_WAIT) is not counted.
+    if has_member(image, "struct task_struct", "softirq_disable_cnt") or _is_throttled(image):
+        return None
+    known, faults = list(known), list[FaultError]()
+    queued = _queued(image, faults.append)
+    fair = image.symbol("fair_sched_class").address
 
     def sleeps(task: Object) -> bool:
-        return not task.on_rq and bool(task.sched_contributes_to_load)
+        # A child has a copy of its parent's bit until it runs.
+        is_new = int(task.member_("__state")) & _NEW
+        return not task.on_rq and not is_new and bool(task.sched_contributes_to_load)
+
+    def is_fair(task: Object) -> bool:
+        return int(task.on_rq) == _QUEUED and task.sched_class.value_() == fair
 
     def is_other(task: Object) -> bool:
-        return bool(task.on_rq) and task.sched_class.value_() != is_fair
+        is_counted = int(task.on_rq) == _QUEUED and not task.dl.dl_throttled
+        return is_counted and task.sched_class.value_() != fair
 
+    certain = len(queued & set(unread))
+    running, running_fair = _running(image)
+    if faults:  # more tasks may be on a list that is broken
+        certain = max(certain, running_fair - _count(known, is_fair))
     asleep = _asleep(image) - _count(known, sleeps)
-    others = _others(image) - _count(known, is_other)
-    return sum(address in queued for address in unread) + max(asleep, 0) + max(others, 0)
+    others = running - running_fair - _count(known, is_other)
+    return certain + max(asleep, 0) + max(others, 0)
 
 
 def _count(tasks: Iterable[Object], counts: Callable[[Object], bool]) -> int:
@@ -61,20 +85,26 @@ def _count(tasks: Iterable[Object], counts: Callable[[Object], bool]) -> int:
     return total
 
 
-def _queued(image: Image) -> set[int]:
+def _is_throttled(image: Image) -> bool:
+    """Return whether real-time tasks could run, and may not: ``nr_running`` does not count them."""
+    if not has_member(image, "struct rt_rq", "rt_throttled"):  # since 6.12 with RT_GROUP_SCHED only
+        return False
+    runqueues = image.object("runqueues")
+    return any(per_cpu(runqueues, cpu).rt.rt_throttled for cpu in possible_cpus(image))
+
+
+def _queued(image: Image, on_fault: OnFault) -> set[int]:
     """Return the tasks of the fair class on all queues, also those that cannot be read."""
     found: set[int] = set()
-    for cpu in online_cpus(image):
+    for cpu in possible_cpus(image):
         head = per_cpu(image.object("runqueues"), cpu).cfs_tasks.address_of_()
-        entries = list_entries(
-            image, "struct task_struct", head, "se.group_node", lambda error: None
-        )
+        entries = list_entries(image, "struct task_struct", head, "se.group_node", on_fault)
         found.update(task.value_() for task in entries)
     return found
 
 
 def _asleep(image: Image) -> int:
-    """Return the number of tasks that wait without being interruptible, ``nr_uninterruptible``."""
+    """Return the number of tasks in uninterruptible sleep, ``nr_uninterruptible``."""
     # A CPU where a task wakes up subtracts it, so that only the sum says anything.
     total, size = 0, 0
     for cpu in possible_cpus(image):
@@ -84,12 +114,12 @@ def _asleep(image: Image) -> int:
     return total - (total >> 8 * size - 1 << 8 * size)
 
 
-def _others(image: Image) -> int:
-    """Return the number of tasks of other classes than the fair one that could run."""
+def _running(image: Image) -> tuple[int, int]:
+    """Return the number of tasks that could run, and that of those of the fair class."""
     # h_nr_running up to 6.13.
     name = "h_nr_queued" if has_member(image, "struct cfs_rq", "h_nr_queued") else "h_nr_running"
-    total = 0
-    for cpu in online_cpus(image):
+    total = fair = 0
+    for cpu in possible_cpus(image):
         rq = per_cpu(image.object("runqueues"), cpu)
-        total += int(rq.nr_running) - int(rq.cfs.member_(name))
-    return total
+        total, fair = total + int(rq.nr_running), fair + int(rq.cfs.member_(name))
+    return total, fair

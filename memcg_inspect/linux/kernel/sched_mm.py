@@ -114,10 +114,12 @@ class _Code:
         if found is None:
             inlines = self._kind(function) == (True, True)
             text = b"" if inlines else self._text(function)
+            called = list(self._functions(self.instructions.called(text, function)))
             found = self._sets[function] = inlines or any(
-                self._kind(other) == (False, True) or self._is(_SETTER, other)
-                for other in self._functions(self.instructions.called(text, function))
+                self._kind(other) == (False, True) or self._is(_SETTER, other) for other in called
             )
+            if not found and not self.unread.isdisjoint(called):
+                self.unread.add(function)
         return found
 
     def _is(self, name: str, function: int) -> bool:
@@ -166,8 +168,17 @@ class _Code:
         except UnknownKernelError:
             return b""
         except FaultError:
-            self.unread.add(function)
+            if not self._is_init(function):
+                self.unread.add(function)
             return b""
+
+    def _is_init(self, function: int) -> bool:
+        """Return whether the code of a function was freed after boot (``__init``)."""
+        try:
+            start, end = (self._image.symbol(f"_{which}inittext") for which in "se")
+        except UnknownKernelError:
+            return False
+        return bool(start.address <= function < end.address)
 
 
 @per_image

@@ -44,14 +44,17 @@ __all__ = ("read_running", "read_waiting")
 
 #: The most frames that are kept of a stack.
 _MOST_FRAMES = 64
-#: The most unreadable tasks that may each have left a charge half done. Fewer are ever preempted in
-#: the middle of one.
+#: The most unreadable tasks that may each have left a charge half done, so that a row is not off by
+#: any amount without a finding.
 _MOST_UNKNOWN = 64
 #: Functions that allocate and free percpu memory.
 _PERCPU = re.compile(r"pcpu_|free_percpu")
 #: ``TASK_UNINTERRUPTIBLE`` and ``TASK_NOLOAD`` of include/linux/sched.h. Idle threads of the kernel
 #: have both.
 _UNINTERRUPTIBLE, _NOLOAD = 2, 0x400
+#: ``TASK_WAKING``: the task is on its way to a queue. ``TASK_RTLOCK_WAIT``: it waits for a spinlock
+#: or a local_lock, which sleep with CONFIG_PREEMPT_RT.
+_WAKING, _RTLOCK_WAIT = 0x200, 0x1000
 
 
 def read_running(
@@ -151,7 +154,9 @@ class _Reader:
         # The tasks of a running kernel come and go. It is read several times.
         if (faults or unread) and not self.image.is_moving:
             why = [*unread.values(), *faults]
-            for number in range(self._unread_at_work(known, unread, len(why))):
+            # A part of the tables of tasks that cannot be read may have had any number of them.
+            most = _MOST_UNKNOWN if faults else len(unread)
+            for number in range(self._unread_at_work(known, unread, most)):
                 fault = why[min(number, len(why) - 1)]
                 address = fault.address if isinstance(fault, FaultError) else 0
                 coverage.miss("task that was not running", address, str(fault))
@@ -216,7 +221,9 @@ def _named(task: Object, cpu: int) -> Running:
 def _may_be_at_work(task: Object) -> bool:
     """Return whether a task that is on no CPU may be in the middle of a charge."""
     state = int(task.member_("__state"))
-    return state == 0 or bool(state & _UNINTERRUPTIBLE and not state & _NOLOAD)
+    if state in (0, _WAKING, _RTLOCK_WAIT):
+        return True
+    return bool(state & _UNINTERRUPTIBLE and not state & _NOLOAD)
 
 
 def _functions(image: Image, trace: StackTrace) -> tuple[str, ...]:

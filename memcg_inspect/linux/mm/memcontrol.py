@@ -235,7 +235,7 @@ def read_memcgs(
     Read the tree of memcgs, including removed ones that are not released yet.
 
     :param coverage: counts the memcgs read, and those that could not be read
-    :param names: counts the names read, and those that could not be read
+    :param names: counts the names and IDs read, and those that could not be read
     :return: memcgs by ``struct mem_cgroup *``, parents first
     """
     tree = _Tree(image, coverage, names if names is not None else Coverage())

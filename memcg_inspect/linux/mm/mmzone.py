@@ -517,11 +517,17 @@ def possible_cpus(image: Image) -> tuple[int, ...]:
 
 def online_cpus(image: Image) -> tuple[int, ...]:
     """
-    Return the CPUs in ``cpu_online_mask``.
+    Return the CPUs that are online, or were until a panic stopped them.
 
     :raises ImageError: if there are none, or if one is not possible
     """
-    found = _set_bits(image, cpu_online_mask(image.prog)[0].bits)
-    if not found or not set(found) <= set(possible_cpus(image)):
-        raise ImageError(f"__cpu_online_mask is damaged: CPUs {found[-9:]} are online")
-    return tuple(found)
+    found = set(_set_bits(image, cpu_online_mask(image.prog)[0].bits))
+    if not found or not found <= set(possible_cpus(image)):
+        cpus = sorted(found)[-9:]
+        raise ImageError(f"__cpu_online_mask is damaged: CPUs {cpus} are online")
+    # Without a crash kernel, a panic takes the CPUs that it stops from cpu_online_mask alone:
+    # stop_this_cpu() of x86, local_cpu_stop() of arm64.
+    with suppress(UnknownKernelError, FaultError):
+        active = set(_set_bits(image, image.object("__cpu_active_mask").bits))
+        found |= active & set(possible_cpus(image))
+    return tuple(sorted(found))
