@@ -47,6 +47,22 @@ def test_each_task_may_be_missing(lab: Lab, kernel: str) -> None:
 
 
 @pytest.mark.parametrize("kernel", DEBIAN_KERNELS)
+def test_a_queue_that_is_missing(lab: Lab, kernel: str) -> None:
+    """The number of tasks on it tells all the same how many of them cannot be read."""
+    prog = lab.image(kernel, "4", "mixed").program()
+    overlay = Overlay(prog)
+    runqueue = per_cpu(prog["runqueues"], 2)
+    name = "h_nr_queued" if runqueue.cfs.type_.has_member("h_nr_queued") else "h_nr_running"
+    queued = runqueue.cfs.member_(name)
+    more = (change(queued, int(queued) + 3), change(runqueue.nr_running, 3))
+    overlay.write(more)
+    assert without(prog) == 0
+    overlay.write((change(runqueue.cfs_tasks.next, 0x1000), change(runqueue.cfs_tasks.prev, 0)))
+    assert without(prog) == 3
+    overlay.clear()
+
+
+@pytest.mark.parametrize("kernel", DEBIAN_KERNELS)
 def test_what_the_runqueues_count(lab: Lab, kernel: str) -> None:
     """Of tasks that wait, only the sum over all CPUs says how many there are."""
     prog = lab.image(kernel, "4", "mixed").program()

@@ -111,6 +111,25 @@ def test_addresses_that_are_no_functions() -> None:
     assert sets_active_memcg(made.image, BASE - 64) is None  # its code is not in the image
 
 
+def test_code_that_is_missing() -> None:
+    """That of the function itself, or of one that it calls. Code of ``__init`` is freed."""
+    made = machine()
+    for number, name in enumerate(("missing", "start_kernel"), 2):
+        made.symbol(name, BASE - 64 * number, 64)
+    caller, nothing = CODE + 64, CODE + 128
+    function(made, "caller", 1, calls(caller, nothing, BASE - 128))
+    function(made, "nothing", 2, b"")
+    assert sets_active_memcg(made.image, nothing) is False
+    assert sets_active_memcg(made.image, BASE - 128) is None
+    assert sets_active_memcg(made.image, caller) is None
+    assert sets_active_memcg(made.image, BASE - 192) is None
+    made.symbol("_sinittext", BASE - 192, 0)
+    made.symbol("_einittext", BASE - 128, 0)
+    image = type(made.image)(made.prog)
+    assert sets_active_memcg(image, BASE - 192) is False
+    assert sets_active_memcg(image, caller) is None
+
+
 @pytest.mark.parametrize("more", [0, 1])
 def test_functions_are_not_larger_than_a_mebibyte(more: int) -> None:
     """What is larger is damaged, and is not read."""

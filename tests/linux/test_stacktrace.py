@@ -72,6 +72,8 @@ def of_task(found: list[Running], task: Object) -> Running | None:
         (UNINTERRUPTIBLE | NOLOAD, False),  # as idle workers
         (UNINTERRUPTIBLE | 0x100, True),  # TASK_WAKEKILL
         (INTERRUPTIBLE | NOLOAD, False),
+        (0x200, True),  # TASK_WAKING
+        (0x1000, True),  # TASK_RTLOCK_WAIT
     ],
 )
 def test_which_tasks_may_have_left_a_charge_half_done(
