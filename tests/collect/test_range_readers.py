@@ -81,7 +81,7 @@ def test_each_reader_counts_for_its_subject(board: Board, collector: RangeCollec
     assert collector._socks.others is found["other_socks"]
     assert collector._notify.coverage is found["notify"]
     assert collector._users.coverage is found["user_pages"]
-    assert collector._released.coverage is found["css"]
+    assert collector._released.coverage is found["released"]
     assert collector._maps.coverage is found["bpf"]
 
 
