@@ -364,7 +364,7 @@ def test_tasks_that_are_missing(
         return named(one, cpu)
 
     def unread_at_work(image: Image, known: list[Object], unread: set[int]) -> int | None:
-        assert (len(known) > 50, unread) == (True, {task.value_()})
+        assert (len(known) > 50, set(unread)) == (True, {task.value_()})
         assert task not in known
         if isinstance(at_work, FaultError):
             raise at_work

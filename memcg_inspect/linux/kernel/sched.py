@@ -31,6 +31,7 @@ __all__ = (
     "find_tasks",
     "find_tasks_and_dead",
     "has_mm",
+    "queued_tasks",
     "read_task",
     "read_tasks",
     "read_threads",
@@ -103,13 +104,23 @@ def find_tasks_and_dead(image: Image, on_fault: OnFault) -> list[Object]:
     # The queues of a running kernel change while they are read. It is read several times.
     faults: list[FaultError] = []
     if has_member(image, "struct rq", "cfs_tasks"):  # CONFIG_SMP
-        for cpu in possible_cpus(image):
-            head = per_cpu(image.object("runqueues"), cpu).cfs_tasks.address_of_()
-            for task in list_entries(image, _TASK, head, "se.group_node", faults.append):
-                tasks.setdefault(task.value_(), task)
+        for task in queued_tasks(image, faults.append):
+            tasks.setdefault(task.value_(), task)
     for fault in () if image.is_moving else faults:
         on_fault(fault)
     return list(tasks.values())
+
+
+def queued_tasks(image: Image, on_fault: OnFault) -> Iterator[Object]:
+    """
+    Iterate over the tasks of the fair class on the queues of all CPUs (CONFIG_SMP).
+
+    :param on_fault: called for each queue that is broken
+    :return: ``struct task_struct *``. One that cannot be read can be among them.
+    """
+    for cpu in possible_cpus(image):
+        head = per_cpu(image.object("runqueues"), cpu).cfs_tasks.address_of_()
+        yield from list_entries(image, _TASK, head, "se.group_node", on_fault)
 
 
 def _processes(image: Image, on_fault: OnFault) -> Iterator[Object]:

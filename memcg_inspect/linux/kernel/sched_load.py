@@ -18,13 +18,11 @@ from drgn.helpers.linux.percpu import per_cpu
 
 from memcg_inspect.image.image import Image
 from memcg_inspect.image.layout import has_member
-from memcg_inspect.linux.lib.list import OnFault, list_entries
+from memcg_inspect.linux.kernel.sched import TASK_NEW, queued_tasks
 from memcg_inspect.linux.mm.mmzone import possible_cpus
 
 __all__ = ("unread_at_work",)
 
-#: ``TASK_NEW``: the task is being forked and has not run yet.
-_NEW = 0x800
 #: ``TASK_ON_RQ_QUEUED`` of kernel/sched/sched.h.
 _QUEUED = 1
 #: What is read of runqueues and tasks, by structure.
@@ -51,12 +49,12 @@ def unread_at_work(image: Image, known: Iterable[Object], unread: Collection[int
     if has_member(image, "struct task_struct", "softirq_disable_cnt") or _is_throttled(image):
         return None
     known, faults = list(known), list[FaultError]()
-    queued = _queued(image, faults.append)
+    queued = {task.value_() for task in queued_tasks(image, faults.append)}
     fair = image.symbol("fair_sched_class").address
 
     def sleeps(task: Object) -> bool:
         # A child has a copy of its parent's bit until it runs.
-        is_new = int(task.member_("__state")) & _NEW
+        is_new = int(task.member_("__state")) & TASK_NEW
         return not task.on_rq and not is_new and bool(task.sched_contributes_to_load)
 
     def is_fair(task: Object) -> bool:
@@ -91,16 +89,6 @@ def _is_throttled(image: Image) -> bool:
         return False
     runqueues = image.object("runqueues")
     return any(per_cpu(runqueues, cpu).rt.rt_throttled for cpu in possible_cpus(image))
-
-
-def _queued(image: Image, on_fault: OnFault) -> set[int]:
-    """Return the tasks of the fair class on all queues, also those that cannot be read."""
-    found: set[int] = set()
-    for cpu in possible_cpus(image):
-        head = per_cpu(image.object("runqueues"), cpu).cfs_tasks.address_of_()
-        entries = list_entries(image, "struct task_struct", head, "se.group_node", on_fault)
-        found.update(task.value_() for task in entries)
-    return found
 
 
 def _asleep(image: Image) -> int:

@@ -130,15 +130,14 @@ class _Reader:
         """Return the tasks that were stopped in the kernel and were on no CPU."""
         faults: list[Exception] = []
         unread: dict[int, Exception] = {}
-        known: list[Object] = []
-        for task in find_tasks_and_dead(self.image, faults.append):
+        tasks = find_tasks_and_dead(self.image, faults.append)
+        for task in tasks:
             try:
-                known.append(task)
                 if task.value_() in self._current or not _may_be_at_work(task):
                     continue
                 running = _named(task, int(task_cpu(task)))._replace(waiting=True)
             except (FaultError, LookupError) as error:
-                unread[known.pop().value_()] = error
+                unread[task.value_()] = error
                 continue
             found = self._with_stack(task, running)
             # drgn cannot unwind its stack. In a running kernel, it may have begun to run.
@@ -156,6 +155,7 @@ class _Reader:
             why = [*unread.values(), *faults]
             # A part of the tables of tasks that cannot be read may have had any number of them.
             most = _MOST_UNKNOWN if faults else len(unread)
+            known = [task for task in tasks if task.value_() not in unread]
             for number in range(self._unread_at_work(known, unread, most)):
                 fault = why[min(number, len(why) - 1)]
                 address = fault.address if isinstance(fault, FaultError) else 0
@@ -166,7 +166,7 @@ class _Reader:
         """Return how many tasks that cannot be read may be in the middle of a charge."""
         number = None
         with suppress(FaultError, LookupError, UnknownKernelError):
-            number = unread_at_work(self.image, known, set(unread) - self._current)
+            number = unread_at_work(self.image, known, unread)
         return min(most if number is None else number, _MOST_UNKNOWN)
 
     def _with_stack(self, task: Object, running: Running) -> Running:
